@@ -1,25 +1,25 @@
 package queue
 
-// backlog is the topic's own cursor, behind which messages wait for tokens or for a channel.
+// backlog is the topic's own cursor. Messages behind the cursor wait for tokens or for a channel.
 //
 // Invariants, checked by checkInvariants in tests:
 //   - accepted == released + expired + Waiting + emptied + lost;
-//   - under a contract, what is in memory is in order of arrival, so that none behind the
-//     head has a token before it.
+//   - under a contract, the messages in memory are in order of arrival, so no message gets its
+//     token before the head.
 type backlog struct {
 	log       *log             // set once
-	byArrival bool             // there is a contract
-	waiting   ring[*Message]   // the part that is in memory
-	window    window[*Message] // likewise, by offset
-	absent    ring[Offset]     // what waited there in an earlier process and was not read yet
+	byArrival bool             // the topic has a contract
+	waiting   ring[*Message]   // the messages in memory
+	window    window[*Message] // the messages in memory, by offset
+	absent    ring[Offset]     // messages of an earlier process that were not read yet
 	behind    bool
 	late      int  // messages from the window's end on
-	passed    bool // something that is for one channel only
+	passed    bool // the backlog passed a message for one channel only
 
-	// In windows: of what was in memory in an earlier process and is not read yet, and,
-	// in a channel's, of what is not released yet.
+	// Placeholders in windows: unread for messages of an earlier process that were not read yet;
+	// pending, in a channel's window, for messages that were not released yet.
 	unread  *Message // nil until Restore
-	pending *item    // nil until there is one
+	pending *item    // nil until first used
 
 	counters   Counters
 	maxWaiting int // since the last TakeMaxWaiting
@@ -39,15 +39,15 @@ type Counters struct {
 // Counters returns the topic's counters.
 func (b *backlog) Counters() Counters { return b.counters }
 
-// Waiting is the number of messages that wait for tokens or for a channel, in
-// memory or beyond.
+// Waiting returns the number of messages that wait for tokens or for a channel, in memory or on
+// disk.
 func (b *backlog) Waiting() int { return b.waiting.len() + b.Beyond() }
 
-// Beyond is how many of them are not in memory.
+// Beyond returns the number of waiting messages that are not in memory.
 func (b *backlog) Beyond() int { return b.late + b.absent.len() }
 
-// Waits reports whether a message has no token yet: what is known of its release
-// is to be written only after that. Requires: it is the machine's.
+// Waits reports whether a message has no token yet. The owner records the release of a message
+// only after Waits returns false. Requires: the message belongs to the machine.
 func (b *backlog) Waits(m *Message) bool { return b.window.get(m.Offset) == m }
 
 // TakeMaxWaiting returns the maximum of Waiting since the last call.
@@ -57,26 +57,25 @@ func (b *backlog) TakeMaxWaiting() int {
 	return most
 }
 
-// Refuse counts n messages that are not accepted, because of err, which it
-// returns.
+// Refuse counts n messages refused because of err, and returns err.
 func (b *backlog) Refuse(err error, n int) error {
 	b.counters.Refused += uint64(n)
 	return err
 }
 
-// accepted counts a message that is accepted.
+// accepted counts an accepted message.
 func (b *backlog) accepted(m *Message) {
 	b.counters.Accepted++
 	b.counters.AcceptedBytes += uint64(len(m.Body))
 }
 
-// fallBehind says that a message is accepted which memory does not take.
+// fallBehind counts an accepted message that has no room in memory.
 func (b *backlog) fallBehind() {
 	b.behind = true
 	b.late++
 }
 
-// free is how many messages may go into memory and overtake none.
+// free returns how many messages may go into memory without overtaking another message.
 func (b *backlog) free() int {
 	l := b.log
 	if b.behind || l.tight || b.absent.len() > 0 {
@@ -89,12 +88,12 @@ func (b *backlog) free() int {
 	return n
 }
 
-// space is how many messages memory may still take, if it may have so many.
+// space returns how many more messages memory may take, if most is the maximum.
 func (b *backlog) space(most int) int { return max(0, most-b.waiting.len()) }
 
-// wait takes a message into memory: at the end, or where it arrived, if there is a contract.
-// Readers come to their messages late and in an order of their own; what came first has a
-// token first.
+// wait takes a message into memory: at the end, or in order of arrival under a contract. Readers
+// of connections deliver messages late and out of order, and the earliest arrival gets its token
+// first.
 func (b *backlog) wait(m *Message) {
 	m.ref()
 	i := b.waiting.len()
@@ -106,7 +105,7 @@ func (b *backlog) wait(m *Message) {
 		return
 	}
 	if w := &b.window; m.Offset < w.end() {
-		w.set(m.Offset, m) // it was unread
+		w.set(m.Offset, m) // the slot was unread
 	} else {
 		w.reach(m.Offset)
 		w.push(m)
@@ -115,20 +114,20 @@ func (b *backlog) wait(m *Message) {
 
 func laterArrival(a, b *Message) bool { return b.Arrival.Before(a.Arrival) }
 
-// sort is for a contract that begins.
+// sort orders the backlog when a contract begins.
 func (b *backlog) sort() {
 	b.byArrival = true
 	b.waiting.sort(laterArrival)
 }
 
-// pop takes the head out, which is released.
+// pop removes the head and counts its release.
 func (b *backlog) pop() {
 	m := b.waiting.pop()
 	b.window.done(m.Offset)
 	b.counters.Released++
 }
 
-// pends is in channels' windows where the message is not released yet.
+// pends returns the placeholder in channels' windows for a message that was not released yet.
 func (b *backlog) pends() *item {
 	if b.pending == nil {
 		b.pending = new(item)
@@ -138,8 +137,9 @@ func (b *backlog) pends() *item {
 
 func (b *backlog) isPending(it *item) bool { return it != nil && it == b.pending }
 
-// wants returns what the backlog has to get from the log, and from where, if memory may
-// have so many messages: nothing until half of it is free, so that it comes in batches.
+// wants returns the offset and the number of messages that the backlog needs from the log. most
+// is the maximum in memory. Until half of the memory is free the backlog needs nothing, so reads
+// come in batches.
 func (b *backlog) wants(most int) (from Offset, n int) {
 	if b.absent.len() == 0 && (!b.behind || b.log.known(b.window.end())) {
 		return 0, 0
@@ -153,8 +153,8 @@ func (b *backlog) wants(most int) (from Offset, n int) {
 	return b.window.end(), n
 }
 
-// refill takes what was read from the log, as Topic.Refill, if memory may have so many
-// messages. channels are told what is lost.
+// refill takes messages read from the log, as Topic.Refill does. most is the maximum in memory.
+// refill tells channels which messages are lost.
 func (b *backlog) refill(from, upTo Offset, msgs []*Message, most int, channels []*Channel) {
 	var m *Message
 	for i := 0; b.absent.len() > 0; {
@@ -177,7 +177,7 @@ func (b *backlog) refill(from, upTo Offset, msgs []*Message, most int, channels 
 	b.catchUp(most)
 }
 
-// lose says that what waited at an offset will not be released.
+// lose ends the wait of a lost message.
 func (b *backlog) lose(o Offset, channels []*Channel) {
 	b.window.done(o)
 	for _, c := range channels {
@@ -187,8 +187,7 @@ func (b *backlog) lose(o Offset, channels []*Channel) {
 	}
 }
 
-// catchUp takes what the backlog is behind with and is in memory, if it may have so many
-// messages there.
+// catchUp moves the cursor over messages that are in memory, until most messages wait in memory.
 func (b *backlog) catchUp(most int) {
 	l := b.log
 	for b.behind && b.absent.len() == 0 {
@@ -220,7 +219,7 @@ func (b *backlog) catchUp(most int) {
 	}
 }
 
-// empty discards what waits, and returns how many messages that was.
+// empty discards the waiting messages and returns their number.
 func (b *backlog) empty(fx *Effects) int {
 	n, l := b.Waiting(), b.log
 	for o := b.window.next; o < b.window.end(); o++ {

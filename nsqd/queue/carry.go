@@ -6,24 +6,22 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// A message that a channel does not get done with, since it is deferred for an hour or
-// in flight for days, would keep all of the log that came after it. So it is carried
-// forward: appended again, for that channel alone, and done at its old place. Its new
-// place may be one that the channel has not reached: then it is in cursor.ahead until
-// it has.
+// A message that a channel does not finish, deferred for an hour or in flight for days, would
+// keep the whole log behind it. So the topic carries the message forward: it appends the message
+// again, for that channel alone, and finishes the message at its old offset. If the channel has
+// not reached the new offset, cursor.ahead holds the message until then.
 
-// Carried is such a message.
+// Carried is a message to be carried forward.
 type Carried struct {
-	Message *Message // as it is to be appended; a copy
+	Message *Message // the message to append; a copy
 
 	channel *Channel
 	it      *item
 	from    Offset
 }
 
-// Stuck appends what is to be carried forward, for the oldest part of the log to
-// become free; nothing if that would not free ratio times as many places at least, or
-// cannot be.
+// Stuck appends the messages to carry forward so that the oldest part of the log becomes free. It
+// appends nothing if that would free fewer than ratio offsets per message, or is impossible now.
 func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 	low, cut := cs.Low(), cs.end
 	if b := &cs.backlog; b.absent.len() > 0 {
@@ -55,7 +53,7 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 			if it == nil || cs.isPending(it) {
 				continue
 			}
-			if o >= cs.tail.next { // or a crash could come between the two
+			if o >= cs.tail.next { // else a crash could come between the two writes
 				cs.writeUpTo(o+1, nil)
 				return into[:begin]
 			}
@@ -64,9 +62,9 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 			case len(into)-begin >= most:
 				return into[:begin]
 			case it.holder != nil && !it.handed:
-				return into[:begin] // its consumer is about to take it
+				return into[:begin] // the consumer is about to take the message
 			case it.holder == nil && it.attempts == 0 && !deferred:
-				return into[:begin] // its turn comes, and the order stays
+				return into[:begin] // the message is next in line and keeps its order
 			}
 			m := *it.msg
 			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), &c.name, it.attempts
@@ -80,8 +78,8 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 	return into
 }
 
-// Carry puts at the end of the tail what Stuck returned, in the same step. Until it is
-// written a snapshot would not hold: see Carrying.
+// Carry appends the messages from Stuck to the tail. Requires: no step between Stuck and Carry. A
+// snapshot is invalid until these messages are written: see Carrying.
 func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 	if len(carried) == 0 {
 		return
@@ -96,27 +94,27 @@ func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 	t.goOn(now, fx)
 }
 
-// CarriedTo says that what Stuck returned is in the log, from that offset on; unless it is
-// stored, it does not count there, and stays where it was.
-// Requires: Config.WriteThrough; nothing was appended by others since.
+// CarriedTo records that the messages from Stuck are in the log, from offset first on. If stored
+// is false the new copies do not count, and the messages stay at their old offsets. Requires:
+// Config.WriteThrough; no other append in between.
 func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, stored bool, fx *Effects) {
 	t.jump(first)
 	for _, k := range carried {
 		k.Message.Offset = t.end
 		t.jump(t.end + 1)
 		switch {
-		case t.Channel(k.channel.name) != k.channel: // deleted
+		case t.Channel(k.channel.name) != k.channel: // the channel was deleted
 			t.avoid(k.Message.Offset, k.Message.Offset+1)
 		case stored && k.channel.window.get(k.from) == k.it:
 			k.move(fx)
-		default: // done, or not stored
+		default: // finished meanwhile, or not stored
 			k.channel.lead(k.Message.Offset, nil)
 		}
 	}
 	t.goOn(now, fx)
 }
 
-// move puts an item to its message's new place.
+// move moves an item to its message's new offset.
 func (k Carried) move(fx *Effects) {
 	c, it := k.channel, k.it
 	c.window.done(k.from)
@@ -128,7 +126,7 @@ func (k Carried) move(fx *Effects) {
 	c.log.changes++
 }
 
-// FarAhead reports whether a channel is half as far ahead as it may be.
+// FarAhead reports whether a channel is more than half as far ahead as MaxUnfinished permits.
 func (cs *cursors) FarAhead() bool {
 	for _, c := range cs.channels {
 		if most := cs.cfg.MaxUnfinished; most > 0 && 2*c.Unfinished() > most {

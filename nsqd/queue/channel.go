@@ -11,27 +11,26 @@ import (
 // MessageID names a message on the wire.
 type MessageID = wire.MessageID
 
-// Delivery asks for a message to be written to a consumer. Until it is handed
-// over (Channel.MarkSent) it may come to nothing: the message times out, is emptied,
-// or is finished by a consumer that had it before.
+// Delivery asks the owner to write a message to a consumer. Until Channel.MarkSent the delivery
+// may be cancelled: the message times out, the channel is emptied, or the consumer finishes an
+// earlier delivery of the message.
 type Delivery struct {
 	Consumer ConsumerID
 	Message  *Message
-	Attempts uint16 // of this delivery: 1 for the first
-	// Waited is for how long the message waited for a consumer, in the channel; of
-	// the first delivery.
+	Attempts uint16 // including this delivery: 1 for the first
+	// Waited is how long the message waited in the channel for a consumer, at its first delivery.
 	Waited time.Duration
 
 	it   *item
-	turn uint64 // the item's at the time
+	turn uint64 // the item's turn at the time of the delivery
 }
 
-// IsCurrent reports whether a delivery that was not handed over has not come to
-// nothing either.
+// IsCurrent reports whether the delivery was not cancelled.
 func (d Delivery) IsCurrent() bool { return d.turn != 0 && d.it.turn == d.turn }
 
-// Channel is one queue of a topic: a copy of every message, each delivered to
-// one of its consumers. What it may cause elsewhere are steps of the topic.
+// Channel is one queue of a topic: the channel gets a copy of every message and delivers each
+// copy to one of its consumers. Operations with effects outside the channel are steps of the
+// topic.
 type Channel struct {
 	// Set once.
 	ephemeral bool
@@ -41,12 +40,12 @@ type Channel struct {
 	items
 	consumers
 	own     Expiry // the channel's settings
-	expiry  Expiry // in force: own within the topic's
-	burying int    // messages that the owner has as dead letters
+	expiry  Expiry // in force: own combined with the topic's
+	burying int    // dead letters that the owner is storing
 	paused  bool
 	stopped bool      // with the topic, or deleted
-	starved bool      // since the step before, messages wait for a consumer
-	opened  mono.Time // until when they last did
+	starved bool      // messages waited for a consumer at the end of the last step
+	opened  mono.Time // when messages last stopped waiting for a consumer
 
 	counters ChannelCounters
 }
@@ -58,20 +57,20 @@ type ChannelCounters struct {
 	TimedOut   uint64
 	Finished   uint64
 	Emptied    uint64
-	Dropped    uint64            // had no room, and the channel is ephemeral
+	Dropped    uint64            // no room in an ephemeral channel
 	Lost       uint64            // could not be read back from disk
-	Sampled    uint64            // left out because the consumer whose turn it was takes a sample
-	Delivered  uint64            // handed over, for the first time and again
-	ByDistance [Distances]uint64 // of Delivered, by the distance of the consumer
+	Sampled    uint64            // left out because the next consumer takes a sample
+	Delivered  uint64            // handed over, first deliveries and repeats
+	ByDistance [Distances]uint64 // Delivered, by the distance of the consumer
 
 	Expired      uint64 // discarded: TTL over
 	GivenUp      uint64 // discarded: too many failed deliveries, and no dead letter topic
 	DeadLettered uint64 // moved to a dead letter topic after too many failed deliveries
 }
 
-// maxDeferred is how many deferred messages a channel with a disk holds in memory
-// beside its capacity: what waits for an hour must not keep what is behind it from
-// its readers. There is no index of what is on disk by time.
+// maxDeferred is the number of deferred messages that a channel with a disk holds in memory
+// beyond its capacity. A message deferred for an hour must not delay the messages behind it. The
+// disk has no index by time.
 const maxDeferred = 1_000_000
 
 func newChannel(now mono.Time, name string, l *log, b *backlog) *Channel {
@@ -84,11 +83,11 @@ func newChannel(now mono.Time, name string, l *log, b *backlog) *Channel {
 	}
 }
 
-// memory is how many messages more it may hold there.
+// memory returns how many more messages the channel may hold in memory.
 func (c *Channel) memory() int {
 	if c.log.tight {
 		if c.ready.len()+len(c.due) == 0 && c.hasCredit() && !c.paused && !c.stopped {
-			return 1 // it does not stay
+			return 1 // the message leaves at once
 		}
 		return 0
 	}
@@ -96,11 +95,11 @@ func (c *Channel) memory() int {
 	if c.tracked {
 		exempt = maxDeferred
 	}
-	// What is given back may exceed the capacity.
+	// Requeued messages may exceed the capacity.
 	return max(0, c.log.cfg.Capacity-c.ready.len()-max(0, c.Deferred()-exempt))
 }
 
-// space is how many messages it may take that it has not had.
+// space returns how many new messages the channel may take.
 func (c *Channel) space() int {
 	n := c.memory()
 	if c.tracked && c.log.cfg.MaxUnfinished > 0 {
@@ -109,11 +108,11 @@ func (c *Channel) space() int {
 	return n
 }
 
-// Depth is the number of messages it holds, ready, in flight or deferred.
+// Depth returns the number of messages that are ready, in flight or deferred.
 func (c *Channel) Depth() int { return c.Ready() + len(c.due) }
 
-// Ready is the number of messages that wait for a consumer with credit, in
-// memory or beyond.
+// Ready returns the number of messages that wait for a consumer with credit, in memory or on
+// disk.
 func (c *Channel) Ready() int { return c.ready.len() + c.Beyond() }
 
 // Pause stops deliveries; Topic.UnpauseChannel resumes them.
@@ -122,7 +121,7 @@ func (c *Channel) Pause() { c.paused = true }
 // Paused reports whether deliveries are paused.
 func (c *Channel) Paused() bool { return c.paused }
 
-// Deadline is when the next message times out, ends its deferral or expires; mono.Never if
+// Deadline returns when the next message times out, ends its deferral or expires; mono.Never if
 // there is none.
 func (c *Channel) Deadline() mono.Time {
 	at := c.items.Deadline()
@@ -135,8 +134,8 @@ func (c *Channel) Deadline() mono.Time {
 // Counters returns the channel's counters.
 func (c *Channel) Counters() ChannelCounters { return c.counters }
 
-// open reports whether the channel lets the topic release. An ephemeral one
-// always does: it would rather drop messages than hold others back.
+// open reports whether the channel lets the topic release. An ephemeral channel always does: it
+// drops messages rather than hold back other channels.
 func (c *Channel) open() bool {
 	return c.ephemeral || !c.behind && c.space() > 0 || c.log.room(1)
 }
@@ -152,7 +151,7 @@ func (c *Channel) enter(now mono.Time, m *Message) *item {
 	return it
 }
 
-// dispatch hands ready messages to consumers with credit, in turn.
+// dispatch delivers ready messages to consumers with credit, in turn.
 func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 	if c.starved {
 		c.opened, c.starved = now, false
@@ -200,7 +199,7 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 	c.starved = c.Beyond() > 0 && !c.hasCredit()
 }
 
-// waited is for how long a message that is handed over now waited for that.
+// waited returns how long a message that is delivered now waited for a consumer.
 func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 	m := it.msg
 	from := max(m.Released, c.begin)
@@ -208,16 +207,16 @@ func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 		from = max(from, m.Arrival.Add(m.Defer))
 	}
 	switch {
-	case it.delivered != 0: // to one that did not take it
+	case it.delivered != 0: // a consumer did not take the previous delivery
 		return max(0, now.Sub(from))
 	case from >= c.opened:
 		return 0
 	}
-	c.opened = now // also for what is behind it
+	c.opened = now // also for the messages behind
 	return c.opened.Sub(from)
 }
 
-// take removes an item from its holder's hands.
+// take takes an item from the consumer that holds it.
 func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
 	it := c.inFlight.get(&m, id)
 	if it == nil {
@@ -228,7 +227,7 @@ func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
 	return it, nil
 }
 
-// endDelivery takes an item that is not due any more from its holder.
+// endDelivery takes an item from its holder. Requires: the item is not in due.
 func (c *Channel) endDelivery(it *item) {
 	c.inFlight.remove(it)
 	w := it.holder
@@ -236,8 +235,8 @@ func (c *Channel) endDelivery(it *item) {
 	c.list(w)
 }
 
-// MarkSent says that a delivery is being written now. It reports false if the
-// delivery came to nothing before.
+// MarkSent records that the owner writes a delivery now. It returns false if the delivery was
+// cancelled.
 func (c *Channel) MarkSent(d Delivery) bool {
 	if !d.IsCurrent() {
 		return false
@@ -280,7 +279,7 @@ func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
 	return nil
 }
 
-// expire makes ready what is due: deferred messages and timed-out ones.
+// expire makes due items ready: ends of deferrals and timeouts.
 func (c *Channel) expire(now mono.Time) {
 	if c.stopped {
 		return
@@ -317,7 +316,7 @@ func (c *Channel) empty(fx *Effects) int {
 	return n
 }
 
-// done says that the channel is done with an item, to which nothing refers any more.
+// done ends an item in the channel. Requires: nothing refers to the item any more.
 func (c *Channel) done(it *item, fx *Effects) {
 	c.log.changes++
 	c.close(it.offset)

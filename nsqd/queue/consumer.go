@@ -9,17 +9,17 @@ import (
 // Distance is how far a consumer is from the broker.
 type Distance uint8
 
-// The distances. Where they are not measured, all consumers are near.
+// The distances. If distances are not measured, all consumers are near.
 const (
 	Near      Distance = iota // in the broker's zone
 	Neighbour                 // in another zone of its region
-	Far                       // elsewhere
+	Far                       // in another region
 )
 
-// Distances is how many there are.
+// Distances is the number of distances.
 const Distances = int(Far) + 1
 
-// ConsumerID names a consumer; the broker gives each subscription its own.
+// ConsumerID names a consumer. The broker gives each subscription its own id.
 type ConsumerID uint64
 
 type consumer struct {
@@ -28,7 +28,7 @@ type consumer struct {
 	sample   int // percent of messages to deliver; 0: all
 	ready    int
 	inFlight int
-	held     *item // the list of what it holds, the last delivered first; nil: nothing
+	held     *item // list of the consumer's messages, the last delivered first
 	distance Distance
 	listed   bool // is in consumers.credited
 	stalled  bool // see consumers
@@ -36,7 +36,7 @@ type consumer struct {
 
 func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
 
-// take gives an item to the consumer, and release takes it away.
+// take gives an item to the consumer; release takes the item back.
 func (c *consumer) take(it *item) {
 	it.holder, it.next = c, c.held
 	if c.held != nil {
@@ -58,34 +58,32 @@ func (c *consumer) release(it *item) {
 	it.holder, it.prev, it.next = nil, nil, nil
 	c.inFlight--
 	if !it.handed {
-		// The delivery came to nothing. A client library gives a message up after so
-		// many attempts, which this was none of.
+		// The delivery was cancelled. A client library gives a message up after a number of
+		// attempts, so a cancelled delivery must not count.
 		it.attempts--
 		c.stalled = true
 	}
 	it.turn, it.handed = 0, false
 }
 
-// consumers are a channel's, and whose turn it is.
+// consumers are the consumers of a channel, and their order.
 //
 // Invariants, checked by check in tests:
-//   - a consumer's inFlight is the number of items that it holds, <= its ready
-//     at the time each was delivered;
-//   - a consumer that did not take a delivery before it came to nothing is
-//     stalled, and has no credit until it takes one: deliveries that are
-//     not taken do not pile up, they are at most twice the maximum ready;
-//   - a consumer with credit is in the ring of those with credit of its distance, once; it may
-//     also list consumers that lost their credit since, or are gone, which are
-//     skipped.
+//   - a consumer's inFlight is the number of items that it holds, and was below its ready at each
+//     delivery;
+//   - a consumer with a cancelled delivery is stalled and has no credit until it takes a
+//     delivery. So deliveries that a consumer does not take stay below twice its maximum ready;
+//   - each consumer with credit is in the ring of its distance, once. The ring may also list
+//     consumers without credit and removed consumers, which nearest skips.
 type consumers struct {
 	byID     map[ConsumerID]*consumer
 	credited [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 }
 
-// Consumers is the number of consumers.
+// Consumers returns the number of consumers.
 func (cs *consumers) Consumers() int { return len(cs.byID) }
 
-// Readers is how many of them may hold a message: their RDY is not 0.
+// Readers returns the number of consumers with RDY above 0.
 func (cs *consumers) Readers() (n int) {
 	// order: a sum
 	for _, w := range cs.byID {
@@ -96,14 +94,13 @@ func (cs *consumers) Readers() (n int) {
 	return n
 }
 
-// ConsumerIDs are the consumers, the oldest first.
+// ConsumerIDs returns the consumers' ids, the oldest first.
 func (cs *consumers) ConsumerIDs() []ConsumerID { return slices.Sorted(maps.Keys(cs.byID)) }
 
-// AddConsumer registers a consumer without credit. timeout is how long it may
-// hold a message; sample is the percentage of messages it wants, 0 for all: the
-// others are finished in its turn without being delivered. A message
-// goes to the nearest consumer with credit.
-// Requires: the id is not in use.
+// AddConsumer registers a consumer without credit. timeout is how long the consumer may hold a
+// message. sample is the percentage of messages to deliver to the consumer, 0 for all; the
+// channel finishes the other messages in the consumer's turn without a delivery. A message goes
+// to the nearest consumer with credit. Requires: the id is not in use.
 func (cs *consumers) AddConsumer(id ConsumerID, timeout time.Duration, sample int, distance Distance) {
 	if cs.byID[id] != nil {
 		panic("queue: consumer id in use")
@@ -111,7 +108,7 @@ func (cs *consumers) AddConsumer(id ConsumerID, timeout time.Duration, sample in
 	cs.byID[id] = &consumer{id: id, timeout: timeout, sample: sample, distance: distance}
 }
 
-// remove forgets a consumer, and returns what it holds, the last delivered first.
+// remove forgets a consumer and returns its messages, the last delivered first.
 func (cs *consumers) remove(id ConsumerID) (held []*item) {
 	w := cs.byID[id]
 	if w == nil {
@@ -119,8 +116,8 @@ func (cs *consumers) remove(id ConsumerID) (held []*item) {
 	}
 	delete(cs.byID, id)
 	w.ready = 0
-	// Subscribers that come and go must not pile up there, nor each of them look
-	// through all.
+	// Remove stale entries once they outnumber the consumers, so that neither the ring nor the
+	// cost of a removal grows.
 	if ring := &cs.credited[w.distance]; w.listed && ring.len() > 2*len(cs.byID) {
 		for range ring.len() {
 			if h := ring.pop(); cs.byID[h.id] == h {
@@ -136,8 +133,8 @@ func (cs *consumers) remove(id ConsumerID) (held []*item) {
 	return held
 }
 
-// Holds returns the ready count and the number of messages in flight of a
-// consumer; zeros if there is no such consumer.
+// Holds returns a consumer's ready count and its number of messages in flight, or zeros for an
+// unknown consumer.
 func (cs *consumers) Holds(id ConsumerID) (ready, inFlight int) {
 	if w := cs.byID[id]; w != nil {
 		return w.ready, w.inFlight
@@ -145,8 +142,7 @@ func (cs *consumers) Holds(id ConsumerID) (ready, inFlight int) {
 	return 0, 0
 }
 
-// Stalled reports whether a delivery to the consumer came to nothing since its
-// last Resume.
+// Stalled reports whether a delivery to the consumer was cancelled since its last Resume.
 func (cs *consumers) Stalled(id ConsumerID) bool {
 	w := cs.byID[id]
 	return w != nil && w.stalled
@@ -177,8 +173,8 @@ func (cs *consumers) list(w *consumer) {
 	}
 }
 
-// nearest takes the nearest consumer with credit off the list of those with credit, of
-// several the one whose turn it is; nil if none has credit.
+// nearest removes the nearest consumer with credit from its ring and returns it. Consumers at the
+// same distance take turns. nearest returns nil if no consumer has credit.
 func (cs *consumers) nearest() *consumer {
 	for d := range cs.credited {
 		for ring := &cs.credited[d]; ring.len() > 0; {

@@ -8,33 +8,33 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// OverLimit is what becomes of a message that has no token.
+// OverLimit is the policy for a message without a token.
 type OverLimit struct {
-	// Reject refuses a message whose access delay would exceed MaxDelay.
-	// Otherwise every message is accepted and waits.
+	// Reject refuses a message whose access delay would exceed MaxDelay. Otherwise the topic
+	// accepts every message, and the message waits.
 	Reject   bool
 	MaxDelay time.Duration
 }
 
-// Lease says how long the parts of a share last. What was eligible at an
-// instant is judged by the share of that instant: a lease that ends between two
-// steps counts from its end, not from the step after it.
+// Lease says how long the parts of a share last. The share of an instant judges the messages that
+// were eligible at that instant. A lease that ends between two steps therefore counts from its
+// end, not from the next step.
 type Lease struct {
-	// Base is what is left of the share from FlexUntil on.
+	// Base is the share from FlexUntil on.
 	Base      tokenbucket.Share
 	FlexUntil mono.Time
-	// From Until on there is no share at all; mono.Never: the base is for good.
+	// From Until on there is no share. mono.Never: the base does not end.
 	Until mono.Time
 }
 
-// Forever is the lease of a share that has no end.
+// Forever returns the lease of a share that does not end.
 func Forever(s tokenbucket.Share) Lease {
 	return Lease{Base: s, FlexUntil: mono.Never, Until: mono.Never}
 }
 
 // lease is the Lease in force.
 //
-// Invariant: lapses is the first instant at which the share changes by itself.
+// Invariant: lapses is the first instant at which the lease changes the share.
 type lease struct {
 	Lease
 	lapses mono.Time
@@ -45,31 +45,33 @@ func (l *lease) set(to Lease) {
 	l.lapses = min(to.FlexUntil, to.Until)
 }
 
-// contract says when a message that waits may leave: at once while the topic is not limited,
-// and never while it is and the bucket is zero.
+// contract decides when a waiting message may leave: at once in an unlimited topic, and never in
+// a limited topic whose share is zero.
 //
-// Two envelopes. By the times at which messages have their tokens, a contract
-// (r, b) is the bucket's: b + r*dt in any interval, exactly. By the times at which
-// they leave there is none in that alone: a backlog that was paused for an hour would
-// let go at once of all that had tokens meanwhile. So a message counts as having
-// arrived no earlier than the backlog was last held up by anything but tokens (opened),
-// and if it had its token more than Config.MaxBackdating ago, then it counts as
-// having arrived so long ago, and may have to wait again. Hence every message leaves
-// within MaxBackdating of its token, and in any interval dt at most
-// b + r*(dt + MaxBackdating). What waits for the disk is not held up: with
-// Config.WriteThrough everything does, and a conforming topic must not be judged by the
-// disk's turns.
+// By the times at which messages get their tokens, a contract (r, b) is exactly the bucket's
+// envelope: b + r*dt in any interval dt. The tokens alone do not bound the times at which
+// messages leave: a backlog that was paused for an hour would release at once all messages that
+// got tokens in the hour. So two rules move a message's arrival:
+//   - a message counts as having arrived no earlier than opened, the last instant at which
+//     anything but tokens held up the backlog;
+//   - a message that got its token more than Config.MaxBackdating ago counts as having arrived
+//     MaxBackdating ago, and may have to wait again.
+//
+// Hence every message leaves within MaxBackdating of its token, and at most b + r*(dt +
+// MaxBackdating) messages leave in any interval dt. Waiting for the disk does not hold up the
+// backlog. With Config.WriteThrough every message waits for the disk, and a conforming topic must
+// not suffer from the disk's batches.
 type contract struct {
 	limited  bool
 	bucket   tokenbucket.Hindsight
 	lease    lease
 	over     OverLimit
-	holdFrom mono.Time // no message of a limited topic leaves from then on
-	onHold   bool      // that held the backlog up in the newest step
+	holdFrom mono.Time // from then on no message of a limited topic leaves
+	onHold   bool      // holdFrom held the backlog up in the newest step
 	opened   mono.Time // see above; never falls
-	heldUp   bool      // by something else than tokens, since the step before
+	heldUp   bool      // by anything but tokens, since the last step
 	floor    mono.Time // MaxBackdating before the last step; never falls
-	waited   mono.Time // what arrived later had its token at once; never falls
+	waited   mono.Time // each later arrival got its token at once; never falls
 }
 
 func newContract() contract {
@@ -79,13 +81,13 @@ func newContract() contract {
 // Limited reports whether the topic has a contract.
 func (c *contract) Limited() bool { return c.limited }
 
-// Share returns the share in force; the zero Share without one.
+// Share returns the share in force, or the zero Share without a contract.
 func (c *contract) Share() tokenbucket.Share { return c.bucket.Share() }
 
-// Tokens returns what the bucket holds.
+// Tokens returns the bucket's tokens.
 func (c *contract) Tokens(now mono.Time) tokenbucket.Tokens { return c.bucket.Tokens(now) }
 
-// eligible is when a message that arrived then may leave.
+// eligible returns when a message that arrived at arrival may leave.
 func (c *contract) eligible(arrival mono.Time) mono.Time {
 	if !c.limited {
 		return arrival
@@ -94,8 +96,8 @@ func (c *contract) eligible(arrival mono.Time) mono.Time {
 	return c.bucket.Eligible(at)
 }
 
-// take gives a message that arrived then its token if that is there by now, and says when it
-// was and what the access delay is: see Message.
+// take takes a token for a message if the token is available by now. take returns when the token
+// was available and the access delay: see Message.
 func (c *contract) take(arrival, now mono.Time) (eligible mono.Time, access time.Duration, ok bool) {
 	if !c.limited {
 		return arrival, 0, !now.Before(arrival)
@@ -111,14 +113,14 @@ func (c *contract) take(arrival, now mono.Time) (eligible mono.Time, access time
 	return e, e.Sub(arrived) - late, ok
 }
 
-// judgedAt is when a message counts as having arrived, and for how long it then has
-// had a token that does not count, since it was not released in time.
+// judgedAt returns the arrival time that counts for a message. late is how long the message had a
+// token that no longer counts, because the topic did not release the message in time.
 func (c *contract) judgedAt(arrival mono.Time) (at mono.Time, late time.Duration) {
 	at = max(arrival, c.opened)
 	switch {
 	case at >= c.floor:
 		return at, 0
-	case at > c.waited: // spares a broker that is behind the search, below
+	case at > c.waited: // spares a late broker the search below
 		return c.floor, c.floor.Sub(at)
 	}
 	if e := c.bucket.Eligible(at); e < c.floor {
@@ -135,8 +137,8 @@ func (c *contract) look(now mono.Time, backdating time.Duration) {
 	}
 }
 
-// delay is the access delay that the last of n messages would have, of which the first
-// and the last arrived then, if nothing but tokens held the backlog up from now on.
+// delay returns the access delay of the last of n messages if nothing but tokens holds up the
+// backlog from now on. first and last are the arrivals of the first and the last message.
 func (c *contract) delay(n int, first, last mono.Time) time.Duration {
 	first, last = max(first, c.opened, c.floor), max(last, c.opened, c.floor)
 	e := c.bucket.After(int64(n), first)
@@ -149,7 +151,7 @@ func (c *contract) delay(n int, first, last mono.Time) time.Duration {
 	return max(0, e.Sub(last))
 }
 
-// lapse ends what has ended by now.
+// lapse ends the parts of the lease that have ended by now.
 func (c *contract) lapse(now mono.Time) {
 	l := &c.lease
 	if !c.limited || now.Before(l.lapses) {
@@ -167,9 +169,9 @@ func (c *contract) lapse(now mono.Time) {
 	l.set(to)
 }
 
-// HoldFrom has no message leave from then on while the topic is limited, until a later
-// HoldFrom moves that time. What waits is held up, as by a pause, and the bucket earns tokens.
-// Requires: a Tick follows if the time before has passed.
+// HoldFrom stops a limited topic from releasing messages from the given time on. A later HoldFrom
+// moves the time. The hold acts as a pause: waiting messages are held up, and the bucket earns
+// tokens. Requires: a Tick follows if the previous time has passed.
 func (c *contract) HoldFrom(at mono.Time) { c.holdFrom = at }
 
 // mayLeave reports whether messages may leave at now, tokens apart.
@@ -180,8 +182,8 @@ func (c *contract) mayLeave(now mono.Time) bool {
 
 // The steps of a contract.
 
-// Limit puts the topic under a contract, with no share yet: until SetShare
-// nothing is released. If it is limited already, only the policy changes.
+// Limit puts the topic under a contract without a share: until SetShare the topic releases
+// nothing. In a limited topic, Limit only changes the policy.
 func (t *Topic) Limit(over OverLimit) {
 	t.over = over
 	if !t.limited {
@@ -192,14 +194,14 @@ func (t *Topic) Limit(over OverLimit) {
 	}
 }
 
-// SetShare is SetLeased for good.
+// SetShare is SetLeased with a lease that does not end.
 func (t *Topic) SetShare(now mono.Time, s tokenbucket.Share, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
 	return t.SetLeased(now, s, Forever(s), granted, fx)
 }
 
-// SetLeased changes the share from now on, for as long as the lease says, with
-// granted tokens moved to it, and returns the tokens given up. Messages already
-// waiting are judged by the new share. Requires: Limited.
+// SetLeased changes the share from now on, for the duration of the lease. It adds granted tokens
+// to the bucket and returns the tokens given up. The new share also judges messages that already
+// wait. Requires: Limited.
 func (t *Topic) SetLeased(now mono.Time, s tokenbucket.Share, of Lease, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
 	if !t.limited {
 		panic("queue: a share for a topic without a limit")
@@ -211,8 +213,8 @@ func (t *Topic) SetLeased(now mono.Time, s tokenbucket.Share, of Lease, granted 
 	return released
 }
 
-// Unlimit ends the topic's contract. What waits for tokens has them now; that it
-// waited for them until now is its access delay.
+// Unlimit ends the topic's contract. Messages that wait for tokens get them now, with their wait
+// until now as access delay.
 func (t *Topic) Unlimit(now mono.Time, fx *Effects) {
 	if !t.limited {
 		return
@@ -225,8 +227,8 @@ func (t *Topic) Unlimit(now mono.Time, fx *Effects) {
 	t.advance(now, fx)
 }
 
-// Renew moves the ends of the lease, and reports whether there is a flexible
-// part: what has lapsed it does not bring back. Requires: Limited.
+// Renew moves the ends of the lease and reports whether there is a flexible part. Renew does not
+// bring back a lapsed part. Requires: Limited.
 func (t *Topic) Renew(now, flexUntil, until mono.Time, fx *Effects) (flex bool) {
 	if !t.limited {
 		panic("queue: a lease for a topic without a limit")
@@ -244,10 +246,11 @@ func (t *Topic) Renew(now, flexUntil, until mono.Time, fx *Effects) (flex bool) 
 	return flex
 }
 
-// Admit asks whether a topic with Config.WriteThrough would take n messages, of which the
-// first and the last arrived then, behind so many that were admitted before and are not
-// appended yet: then first is the first of those. It refuses what Put refuses, and counts
-// it. The owner then stores them and calls Appended. Error: *OverLimitError.
+// Admit checks whether the topic's policy accepts n messages, and counts a refusal. first and
+// last are the arrivals of the first and the last message. ahead is the number of messages that
+// were admitted and not appended yet; first is then the arrival of the first of these. With
+// Config.WriteThrough the owner then stores the messages and calls Appended. Error:
+// *OverLimitError.
 func (t *Topic) Admit(now mono.Time, ahead, n int, first, last mono.Time) error {
 	if n == 0 || !t.limited || !t.over.Reject {
 		return nil
@@ -262,9 +265,8 @@ func (t *Topic) Admit(now mono.Time, ahead, n int, first, last mono.Time) error 
 	return nil
 }
 
-// BurstNeeded is the burst with which no message of the last second would have
-// waited for a token, as far as is known since the last TakeMaxWaiting; 0 without
-// messages or without a limit.
+// BurstNeeded returns the burst with which no message of the last second would have waited for a
+// token, estimated since the last TakeMaxWaiting; 0 without messages or without a limit.
 func (t *Topic) BurstNeeded() int64 {
 	used, short := t.bucket.Used()
 	if short {

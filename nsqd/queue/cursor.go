@@ -8,22 +8,22 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// cursor is a channel's place in its topic's log: all before the window is done.
+// cursor is a channel's place in its topic's log. All messages before the window are finished.
 //
 // Invariants, checked by checkLog in tests: see cursors.
 type cursor struct {
 	// Set once.
 	name    string
 	log     *log
-	backlog *backlog // what is not released yet
-	tracked bool     // its place is kept
+	backlog *backlog // messages not released yet
+	tracked bool     // the log keeps the channel's place
 
 	window   window[*item]    // by offset
-	absent   ring[*item]      // what an earlier process had in memory and was not read yet: its places
-	ahead    map[Offset]*item // what is beyond the window's end, see carry.go; nil: done
+	absent   ring[*item]      // offsets of messages that an earlier process had in memory, not read yet
+	ahead    map[Offset]*item // messages beyond the window's end, see carry.go; nil: finished
 	behind   bool
 	late     int  // released messages from the window's end on
-	estimate bool // late is one, since a Seek; at least 1, or the channel could be taken for empty
+	estimate bool // late is an estimate since a Seek, at least 1, so the channel does not look empty
 }
 
 func newCursor(name string, l *log, b *backlog) cursor {
@@ -33,10 +33,10 @@ func newCursor(name string, l *log, b *backlog) cursor {
 // Name returns the channel's name.
 func (c *cursor) Name() string { return c.name }
 
-// Beyond is how many messages wait for a consumer that the channel has not in memory.
+// Beyond returns the number of messages that wait for a consumer and are not in memory.
 func (c *cursor) Beyond() int { return c.late + c.absent.len() }
 
-// lead notes what is at an offset that the channel has not reached.
+// lead sets the item at an offset that the channel has not reached.
 func (c *cursor) lead(o Offset, it *item) {
 	if c.ahead == nil {
 		c.ahead = make(map[Offset]*item)
@@ -44,7 +44,7 @@ func (c *cursor) lead(o Offset, it *item) {
 	c.ahead[o] = it
 }
 
-// close says that the channel is done with the message at an offset.
+// close finishes the message at an offset.
 func (c *cursor) close(o Offset) {
 	if o < c.window.end() {
 		c.window.done(o)
@@ -53,19 +53,18 @@ func (c *cursor) close(o Offset) {
 	}
 }
 
-// Unfinished is how far the channel is ahead of the oldest message that it has not
-// finished, in messages: see Config.MaxUnfinished.
+// Unfinished returns the distance, in messages, from the channel's oldest unfinished message to
+// the end of its window: see Config.MaxUnfinished.
 func (c *cursor) Unfinished() int { return c.window.slots.len() }
 
-// Full reports whether there is more for the channel, which it does not get since it is as
-// far ahead as it may be.
+// Full reports whether MaxUnfinished keeps further messages from the channel.
 func (c *cursor) Full() bool {
 	most := c.log.cfg.MaxUnfinished
 	return c.behind && most > 0 && c.Unfinished() >= most
 }
 
-// reach makes the channel's run end at an offset: of those before it only what waits
-// still comes.
+// reach extends the window to an offset. The skipped messages are finished, except messages in
+// ahead and messages that wait in the backlog.
 func (c *cursor) reach(o Offset) {
 	w := &c.backlog.window
 	if w.slots.len() == 0 && len(c.ahead) == 0 {
@@ -85,8 +84,7 @@ func (c *cursor) reach(o Offset) {
 	}
 }
 
-// start puts the cursor of a channel that has had nothing where the topic's releases
-// are.
+// start moves the cursor of an empty channel to the front of the topic's releases.
 func (c *cursor) start() {
 	if !c.tracked {
 		return
@@ -95,7 +93,7 @@ func (c *cursor) start() {
 	if c.window.next = c.log.front; c.backlog.window.slots.len() > 0 {
 		c.window.next = min(c.log.front, c.backlog.window.next)
 	}
-	// order: all alike
+	// order: the loop treats all offsets alike
 	for o := range c.ahead {
 		if o < c.window.next {
 			delete(c.ahead, o)
@@ -104,13 +102,13 @@ func (c *cursor) start() {
 	c.reach(c.log.front)
 }
 
-// seek puts an empty cursor at an offset before the topic's releases.
+// seek moves an empty cursor to an offset before the topic's front.
 func (c *cursor) seek(to Offset, records int) {
 	l, b := c.log, c.backlog
 	for o := l.tail.next; o < l.end; o++ {
 		m, waits := l.tail.get(o), b.window.get(o)
 		if waits != nil || m != nil && (o >= l.front || o >= to && c.takes(m)) {
-			records++ // of what waits, below: not in the log
+			records++ // messages that wait are subtracted below: they are not counted in the log
 		}
 	}
 	c.window.slots.clear()
@@ -121,10 +119,10 @@ func (c *cursor) seek(to Offset, records int) {
 	c.behind, c.estimate, c.late = true, true, max(1, records-b.Waiting())
 }
 
-// empty has all that was released done with.
+// empty finishes all released messages.
 func (c *cursor) empty() {
 	c.absent.clear()
-	// order: all alike
+	// order: the loop treats all offsets alike
 	for o := range c.ahead {
 		c.ahead[o] = nil
 	}
@@ -136,18 +134,18 @@ func (c *cursor) empty() {
 
 func (c *cursor) aheadOffsets() []Offset { return slices.Sorted(maps.Keys(c.ahead)) }
 
-// takes reports whether a message that is in the log is the channel's.
+// takes reports whether the channel gets a message that is in the log.
 func (c *cursor) takes(m *Message) bool {
 	return m.isFor(c.name) && !c.log.avoided(m.Offset)
 }
 
 // The steps of a channel that takes messages by its cursor.
 
-// release takes a message that the topic releases, or is behind with it: then the log has to
-// have it.
+// release takes a message that the topic releases. It returns true if the channel falls behind,
+// and then the log must store the message.
 func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
 	if m.Offset < c.window.end() && !c.backlog.isPending(c.window.get(m.Offset)) {
-		return false // it has had it
+		return false // the channel had the message before
 	}
 	c.counters.Messages++
 	switch {
@@ -170,7 +168,8 @@ func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
 	return false
 }
 
-// wants is as of the backlog.
+// wants returns the offset and the number of messages that the channel needs from the log: see
+// backlog.wants.
 func (c *Channel) wants() (from Offset, n int) {
 	if c.stopped {
 		return 0, 0
@@ -219,7 +218,7 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 	c.catchUp(now)
 }
 
-// next takes a message that the channel is behind with; false if there is no space.
+// next takes a message while the channel is behind. It returns false without space.
 func (c *Channel) next(now mono.Time, m *Message) bool {
 	c.reach(m.Offset)
 	if _, is := c.ahead[m.Offset]; is || c.backlog.window.get(m.Offset) != nil {
@@ -231,15 +230,14 @@ func (c *Channel) next(now mono.Time, m *Message) bool {
 	}
 	if c.late > 1 || c.late == 1 && !c.estimate {
 		c.late--
-	} else { // more than was estimated, or than an earlier process knew of
+	} else { // more than estimated, or than an earlier process knew of
 		c.counters.Messages++
 	}
 	c.window.push(c.enter(now, m))
 	return true
 }
 
-// catchUp takes what the channel is behind with and is in memory, as far as there is
-// space.
+// catchUp takes messages that are in memory until the channel is up to date or has no space.
 func (c *Channel) catchUp(now mono.Time) {
 	l := c.log
 	for c.behind && c.absent.len() == 0 {

@@ -7,27 +7,27 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// cursors are a topic's log and all that take messages from it: the backlog, which waits
-// for tokens, and the channels. A cursor is a position up to which messages were taken, and
-// what of those is open. What is before the position and not open is done, for good.
+// cursors are a topic's log and its readers: the backlog, which waits for tokens, and the
+// channels. Each reader is a cursor: a position up to which the reader took messages, and the
+// open messages before the position. All other messages before the position are finished.
 //
-// A message is in memory while one of these has it: the backlog, a channel that has not
-// finished it, the tail, or readCache. What a cursor has no memory for it leaves in the
-// log: it is behind, and takes it later, in order.
+// A message is in memory while the backlog, a channel, the tail or readCache holds it. A cursor
+// without memory leaves messages in the log. The cursor is then behind and takes the messages
+// later, in order.
 //
 // Invariants, checked by checkInvariants in tests:
-//   - what waits has an offset below the backlog's end;
-//   - a channel that is not behind has had all before front but what still waits, for
-//     which it has a slot that is pending if the offset is below its end;
-//   - late is how many messages a cursor that is behind has not taken;
-//   - what a cursor that is behind has not taken is in the log or in the tail.
+//   - each waiting message has an offset below the backlog's end;
+//   - a channel that is not behind has had all messages before front except the waiting messages.
+//     A waiting message below the channel's end has a pending slot in the channel's window;
+//   - late is the number of messages that a cursor that is behind has not taken;
+//   - the messages that a cursor that is behind has not taken are in the log or in the tail.
 type cursors struct {
 	log
 	backlog
 	channels []*Channel // by name
 }
 
-// Channel returns the channel of that name, or nil.
+// Channel returns the channel with the given name, or nil.
 func (cs *cursors) Channel(name string) *Channel {
 	if i, found := cs.find(name); found {
 		return cs.channels[i]
@@ -44,7 +44,7 @@ func (cs *cursors) find(name string) (int, bool) {
 	})
 }
 
-// spill has a message written that a cursor is behind at, or that is retained.
+// spill writes a message for a cursor that is behind or because the topic retains all messages.
 func (cs *cursors) spill(m *Message, fx *Effects) {
 	fx.Disk = true
 	if m.Offset < cs.tail.next {
@@ -57,8 +57,8 @@ func (cs *cursors) spill(m *Message, fx *Effects) {
 	}
 }
 
-// writeUpTo has all written up to an offset, with last, which may be nil, for the
-// message before it: no cursor need have that.
+// writeUpTo adds all messages before an offset to the tail. last is the message just before the
+// offset if no cursor holds it; nil otherwise.
 func (cs *cursors) writeUpTo(o Offset, last *Message) {
 	if cs.tail.slots.len() == 0 {
 		cs.tail.reach(min(o-1, cs.oldest()))
@@ -75,13 +75,13 @@ func (cs *cursors) writeUpTo(o Offset, last *Message) {
 	}
 }
 
-// Keep has all that is in memory alone written, while the topic goes on.
+// Keep writes all messages that are only in memory. The topic continues.
 func (cs *cursors) Keep(fx *Effects) {
 	cs.writeUpTo(cs.end, nil)
 	fx.Disk = fx.Disk || cs.Unwritten()
 }
 
-// Leave forgets what is ephemeral, and has all else written for the next process.
+// Leave forgets ephemeral channels' messages and writes all other messages for the next process.
 // Requires: Stop.
 func (cs *cursors) Leave(fx *Effects) {
 	for _, c := range cs.channels {
@@ -92,7 +92,7 @@ func (cs *cursors) Leave(fx *Effects) {
 	cs.writeUpTo(cs.end, nil)
 }
 
-// memoryAlone yields the messages that are nowhere but in memory, in order.
+// memoryAlone yields the messages that are only in memory, in order.
 func (cs *cursors) memoryAlone(yield func(*Message) bool) {
 	from := cs.tail.next
 	if cs.tail.slots.len() == 0 {
@@ -109,7 +109,7 @@ func (cs *cursors) memoryAlone(yield func(*Message) bool) {
 	}
 }
 
-// Unstored is how many messages are nowhere but in memory.
+// Unstored returns the number of messages that are only in memory.
 func (cs *cursors) Unstored() (n int) {
 	for range cs.memoryAlone {
 		n++
@@ -117,8 +117,8 @@ func (cs *cursors) Unstored() (n int) {
 	return n
 }
 
-// At is the offset of the first message from a time of publication on that is in memory
-// alone, or the end.
+// At returns the offset of the first message that is only in memory and was published at time or
+// later, or the end.
 func (cs *cursors) At(time mono.Wall) Offset {
 	for m := range cs.memoryAlone {
 		if m.Timestamp >= time {
@@ -128,7 +128,7 @@ func (cs *cursors) At(time mono.Wall) Offset {
 	return cs.end
 }
 
-// oldest is an offset before which no cursor has anything in memory.
+// oldest returns an offset before which no cursor has a message in memory.
 func (cs *cursors) oldest() Offset {
 	o := cs.end
 	if w := &cs.backlog.window; w.slots.len() > 0 {
@@ -142,8 +142,8 @@ func (cs *cursors) oldest() Offset {
 	return o
 }
 
-// inMemory returns the message that a cursor has at an offset; nil if none has. What was
-// carried forward is in the tail at once.
+// inMemory returns the message that a cursor holds at an offset, or nil. Messages carried forward
+// are always in the tail.
 func (cs *cursors) inMemory(o Offset) *Message {
 	if m := cs.backlog.window.get(o); m != nil {
 		return m
@@ -156,7 +156,7 @@ func (cs *cursors) inMemory(o Offset) *Message {
 	return nil
 }
 
-// needed is the offset from which on a cursor is behind.
+// needed returns the first offset at which a cursor is behind.
 func (cs *cursors) needed() Offset {
 	from := cs.end
 	if cs.backlog.behind {
@@ -170,7 +170,7 @@ func (cs *cursors) needed() Offset {
 	return from
 }
 
-// Low is the offset before which no cursor needs anything in the log.
+// Low returns the offset before which no cursor needs the log.
 func (cs *cursors) Low() Offset {
 	low := cs.end
 	if b := &cs.backlog; b.behind || b.window.slots.len() > 0 {
@@ -180,7 +180,7 @@ func (cs *cursors) Low() Offset {
 		if c.tracked && (c.behind || c.window.slots.len() > 0) {
 			low = min(low, c.window.next)
 		}
-		// order: the least of all
+		// order: the minimum of all
 		for o, it := range c.ahead {
 			if it != nil {
 				low = min(low, o)
@@ -193,8 +193,8 @@ func (cs *cursors) Low() Offset {
 	return low
 }
 
-// trimRead lets go of what was read that no cursor has yet to reach that can go on, and of
-// all while memory is tight.
+// trimRead drops read messages that no active cursor still needs. Under memory pressure it drops
+// all of them.
 func (cs *cursors) trimRead(fx *Effects) {
 	r := &cs.read
 	if r.from == r.to || !r.moved && !cs.tight {

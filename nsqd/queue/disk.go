@@ -2,12 +2,12 @@ package queue
 
 import "github.com/srtm-io/srtm/internal/mono"
 
-// The steps of the disk: what it takes of the log and what it gives back.
+// The steps of the disk: writes to the log and reads from the log.
 
-// TakeUnwritten appends to into what is to be written next, in order: at most so many
-// messages, and of so many bytes but for the last. The owner appends them to the log
-// at their offsets, then calls Written up to the offset returned, or nothing if that
-// failed, and Effects.Unref in either case. One caller at a time.
+// TakeUnwritten appends the next messages to write to into, in order: at most most messages, and
+// at most bytes bytes except for the last message. The owner appends the messages to the log at
+// their offsets. If the append succeeded, the owner calls Written with the returned offset. In
+// either case the owner then calls Effects.Unref. One caller at a time.
 func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	under := t.tail.underWay
 	into, upTo := t.tail.take(t.needed(), t.retained, into, most, bytes, fx)
@@ -17,7 +17,7 @@ func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, f
 	return into, upTo
 }
 
-// Written says that all before an offset that is needed is in the log.
+// Written records that the log has every needed message before an offset.
 func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
 	t.tail.pass(upTo, fx)
 	for _, c := range t.channels {
@@ -26,8 +26,8 @@ func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
 	t.advance(now, fx) // there is room on the way to disk again
 }
 
-// Appended says that messages are in the log, from that offset on, and so accepted.
-// It takes ownership of them. Requires: Config.WriteThrough.
+// Appended accepts messages that are in the log from offset first on. It takes ownership of the
+// messages. Requires: Config.WriteThrough.
 func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Message) {
 	t.jump(first)
 	for _, m := range msgs {
@@ -47,9 +47,8 @@ func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Mess
 	t.maxWaiting = max(t.maxWaiting, t.Waiting())
 }
 
-// Want is what the log is to be read for next: from that offset on, so many
-// messages, of those before end; none if n is 0. The owner then calls Refill. All
-// that want something have a turn.
+// Want returns the next read of the log: n messages from offset from on and before end. n is 0 if
+// no cursor wants a message. The owner then calls Refill. The cursors take turns.
 func (t *Topic) Want() (from Offset, n int, end Offset) {
 	for range len(t.channels) + 1 {
 		if t.turn++; t.turn > len(t.channels) {
@@ -70,9 +69,8 @@ func (t *Topic) Want() (from Offset, n int, end Offset) {
 	return from, n, t.tail.next
 }
 
-// Refill takes what was read from the log: all the messages that there are from one
-// offset up to another. Those that no cursor wants it gives back at once. It takes
-// ownership of them.
+// Refill takes what the owner read from the log: every message from offset from up to upTo.
+// Refill takes ownership of the messages and gives back messages that no cursor wants.
 func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Effects) {
 	upTo = min(upTo, t.tail.next)
 	for _, m := range msgs {
@@ -101,7 +99,7 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 	t.advance(now, fx)
 }
 
-// at returns the message of that offset, and where to look for the next.
+// at returns the message with offset o, and the index at which to search for the next message.
 func at(msgs []*Message, i int, o Offset) (*Message, int) {
 	for i < len(msgs) && msgs[i].Offset < o {
 		i++

@@ -1,35 +1,31 @@
-// Package queue is the message machine of one topic: messages wait for tokens,
-// are fanned out to channels, and are in flight to consumers until they are
-// finished, requeued or time out. It is pure: every step takes the time as an
-// argument and answers with the deliveries it causes; nsqd/broker owns the
-// lock, the clock and the sockets' side.
+// Package queue is the state machine of one topic. Messages wait for tokens, fan out to the
+// channels, and are in flight to consumers until they are finished, requeued or time out. The
+// package is pure: every step takes the time as an argument and returns the deliveries that the
+// step causes. Package nsqd/broker owns the lock, the clock and the sockets.
 //
-// A Topic and its channels are one machine with one owner, because a release
-// touches all of them: the alternative, a lock per channel, needs two locks
-// for every fan-out and lets a message be half released.
+// A Topic and its channels are one machine with one owner, because a release touches all of them.
+// The alternative, a lock per channel, needs two locks for every fan-out and permits a
+// half-released message.
 //
-// Why a message was late has three answers: it waited for its token
-// (Message.Access), for consumers, or for the broker, whose is all the rest.
-// It waits for consumers
-//   - in the topic, while that is paused, has no channel, or has one that is full
+// A late message waited for its token (Message.Access), for consumers, or for the broker. A
+// message waits for consumers
+//   - in the topic, while the topic is paused, has no channel, or has a full channel
 //     (Message.Held);
-//   - in a channel, from when it could be handed over until a consumer has credit:
-//     while the channel is paused, has no consumer, or each holds as many as its RDY
-//     (Delivery.Waited). From then on the broker is late, except that what waits
-//     behind such messages on the disk waits for consumers too. What was handed
-//     over to a consumer that did not take it waited for that one.
+//   - in a channel, while the channel is paused, has no consumer, or each consumer holds as many
+//     messages as its RDY (Delivery.Waited). If a consumer did not take a delivery, the message
+//     waited for that consumer. A message on disk behind such messages waits for consumers too.
 //
-// Both are cut at the instant from which the backlog was last open, so they cost an
-// assignment where nothing waits. What was before the topic's or channel's life (a
-// restart of the broker) is the broker's. Credit that a FIN gives counts from when
-// the broker reads it.
+// All other waiting is the broker's, and so is the time before the topic or channel existed (a
+// restart of the broker). Credit from a FIN counts from when the broker reads the FIN. Both waits
+// are computed from the instant at which the topic or channel was last open, so they cost one
+// assignment if nothing waits.
 //
-// A message's way from PUB to FIN is Topic.Put and release, contract, which says when it has
-// its token, and Channel, which has items, the messages in memory, and consumers. Each of the
-// rest is for what is beyond memory: log, tail and readCache, of which nothing knows who reads;
-// backlog, the topic's own cursor; cursor, a channel's; and cursors, which is these and the
-// channels. An arrow goes from the topic and a channel to their parts, and from a cursor to the
-// backlog and the log; none goes back.
+// A message's way from PUB to FIN is Topic.Put, Topic.release and Channel. A contract decides
+// when the message gets its token. A Channel has items (the messages in memory) and consumers.
+// The other parts handle messages beyond memory: log, tail and readCache, which do not know their
+// readers; backlog, the topic's own cursor; cursor, a channel's cursor; and cursors, which
+// combines the log, the backlog and the channels. The topic and the channels refer to their
+// parts, and a cursor refers to the backlog and the log. No part refers back.
 //
-// It must not know connections or frames. Read nsqd/broker next.
+// The package must not know connections or frames. Read nsqd/broker next.
 package queue

@@ -6,33 +6,32 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Effects are what a step wants done. The caller owns it, passes it to a
-// step, acts on it, and calls Reset; it then costs no allocation.
+// Effects collects the results of a step. The caller owns the Effects, passes it to a step, acts
+// on the results, and calls Reset. Reuse avoids allocation.
 type Effects struct {
 	// Deliveries to write to consumers, in order.
 	Deliveries []Delivery
-	// Released holds when each message released had arrived and was eligible.
+	// Released holds the arrival, token and release times of each released message.
 	Released []Release
 	// Finished holds the messages that consumers finished.
 	Finished []*Message
-	// Dead holds messages that failed too often, for the owner to store elsewhere.
+	// Dead holds messages with too many failed deliveries, for the owner to store elsewhere.
 	Dead []Dead
-	// Disk says that there is something for TakeUnwritten, or Want.
+	// Disk reports that TakeUnwritten or Want has something to do.
 	Disk bool
-	// Free are messages that are not needed any longer.
+	// Free holds messages that the machine no longer needs.
 	Free []*Message
-	// Held is by how many bytes the step changed what messages take in memory:
-	// their bodies, and Overhead for each.
+	// Held is the change in the messages' memory, in bytes: bodies and Overhead.
 	Held int
 }
 
-// Release is when a message arrived, when it had its token, and when it left.
+// Release holds when a message arrived, got its token, and left the topic.
 type Release struct {
 	Arrival, Eligible, Released mono.Time
 	Access                      time.Duration // see Message
 }
 
-// Reset empties e and keeps its memory. References to messages are dropped.
+// Reset empties e and keeps its memory, without references to messages.
 func (e *Effects) Reset() {
 	clear(e.Deliveries)
 	e.Deliveries = e.Deliveries[:0]
@@ -46,14 +45,14 @@ func (e *Effects) Reset() {
 	e.Held, e.Disk = 0, false
 }
 
-// Unref says that the owner needs messages no longer that it got by Topic.TakeUnwritten.
+// Unref gives back messages that the owner got from Topic.TakeUnwritten.
 func (e *Effects) Unref(msgs []*Message) {
 	for _, m := range msgs {
 		e.unref(m)
 	}
 }
 
-// unref says that a holder of the message needs it no longer.
+// unref removes one holder of the message.
 func (e *Effects) unref(m *Message) {
 	m.refs--
 	switch {

@@ -7,25 +7,24 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Expiry says when a message that no consumer finished is given up. The zero Expiry keeps every
-// message until a consumer finishes it.
+// Expiry says when the topic or channel gives up a message that no consumer finished. The zero
+// Expiry keeps every message until a consumer finishes it.
 type Expiry struct {
-	// TTL is the life of a message from its arrival; the time of a deferral counts. A channel
-	// discards a message whose TTL is over instead of delivering it. A message that waits for
-	// its token when its TTL is over leaves without a token. A message that a consumer holds
-	// stays the consumer's. 0: no end.
+	// TTL is the life of a message from its arrival, including a deferral. A channel discards an
+	// expired message instead of delivering it. An expired message that waits for its token
+	// leaves without a token. A message that a consumer holds stays with the consumer. 0: no end.
 	TTL time.Duration
-	// MaxAttempts is the number of deliveries of a message in one channel. When that many
-	// deliveries have failed the channel gives the message up. 0: no bound.
+	// MaxAttempts is the number of failed deliveries after which a channel gives the message up.
+	// 0: no bound.
 	MaxAttempts int
-	// DeadLetters says that the owner gets a message with MaxAttempts failed deliveries
-	// (Effects.Dead). Otherwise the channel discards the message.
+	// DeadLetters gives a message with MaxAttempts failed deliveries to the owner (Effects.Dead).
+	// Otherwise the channel discards the message.
 	DeadLetters bool
 }
 
-// within returns the expiry of a channel with settings of its own in a topic with expiry t. A
-// channel can shorten the topic's TTL and not lengthen it, so that a message whose TTL is over
-// in the topic is over in each channel.
+// within combines a channel's own settings e with the topic's expiry t. A channel can shorten the
+// topic's TTL but not lengthen it, so a message that expired in the topic has expired in each
+// channel.
 func (e Expiry) within(t Expiry) Expiry {
 	if e.TTL == 0 || t.TTL > 0 && t.TTL < e.TTL {
 		e.TTL = t.TTL
@@ -33,10 +32,10 @@ func (e Expiry) within(t Expiry) Expiry {
 	return Expiry{e.TTL, cmp.Or(e.MaxAttempts, t.MaxAttempts), e.DeadLetters || t.DeadLetters}
 }
 
-// ended reports whether the TTL of a message that arrived then is over.
+// ended reports whether the TTL of a message is over.
 func (e Expiry) ended(arrival, now mono.Time) bool { return e.TTL > 0 && now.Sub(arrival) >= e.TTL }
 
-// end returns when the TTL of a message that arrived then is over; mono.Never without a TTL.
+// end returns when the TTL of a message is over; mono.Never without a TTL.
 func (e Expiry) end(arrival mono.Time) mono.Time {
 	if e.TTL == 0 {
 		return mono.Never
@@ -45,20 +44,20 @@ func (e Expiry) end(arrival mono.Time) mono.Time {
 }
 
 const (
-	// maxBurying is how many dead letters of a channel the owner may have at a time. The
-	// others wait for buryPause.
+	// maxBurying is the number of dead letters of a channel that the owner may be storing at a
+	// time. The other dead letters wait for buryPause.
 	maxBurying = 64
 	buryPause  = time.Second
-	// buryWithin is how long the owner has to store a dead letter. After that the channel
-	// hands the letter out again.
+	// buryWithin is the owner's time to store a dead letter. After that the channel delivers the
+	// letter again.
 	buryWithin = 30 * time.Second
 )
 
-// Dead is a message with Expiry.MaxAttempts failed deliveries, for the owner to store
-// elsewhere. The owner calls Topic.Bury with each. Until then the channel holds the message as
-// a deferred one, so a crash loses nothing.
+// Dead is a message with Expiry.MaxAttempts failed deliveries, for the owner to store elsewhere.
+// The owner calls Topic.Bury with each. Until then the channel holds the message as a deferred
+// message, so a crash loses nothing.
 type Dead struct {
-	Message  *Message // the owner may read it until Bury
+	Message  *Message // the owner may read the message until Bury
 	Attempts uint16   // deliveries
 
 	channel *Channel
@@ -69,8 +68,8 @@ type Dead struct {
 // Channel returns the name of the channel that gave the message up.
 func (d Dead) Channel() string { return d.channel.name }
 
-// discardExpired ends ready messages at the front whose TTL is over or that have failed too
-// often. A requeued message behind a younger one expires when its turn comes.
+// discardExpired ends ready messages at the front that expired or failed too often. A requeued
+// message behind a younger message expires once it reaches the front.
 func (c *Channel) discardExpired(now mono.Time, fx *Effects) {
 	for c.ready.len() > 0 {
 		it := c.ready.front()
@@ -91,7 +90,7 @@ func (c *Channel) discardExpired(now mono.Time, fx *Effects) {
 	}
 }
 
-// giveUp ends a message that has failed too often, or hands it to the owner.
+// giveUp ends a message that failed too often, or hands it to the owner.
 func (c *Channel) giveUp(now mono.Time, it *item, fx *Effects) {
 	if !c.expiry.DeadLetters {
 		c.counters.GivenUp++
@@ -112,7 +111,7 @@ func (c *Channel) giveUp(now mono.Time, it *item, fx *Effects) {
 	fx.Dead = append(fx.Dead, Dead{Message: it.msg, Attempts: it.attempts, channel: c, it: it, turn: it.turn})
 }
 
-// unbury says that the owner's answer about a message does not count any more.
+// unbury cancels the owner's storing of a dead letter: a later Bury does not count.
 func (c *Channel) unbury(it *item) {
 	if it.turn != 0 {
 		c.burying--
@@ -120,9 +119,9 @@ func (c *Channel) unbury(it *item) {
 	}
 }
 
-// Bury ends a message of Effects.Dead that the owner has stored elsewhere. If the owner could
-// not store it, the channel hands the message out again after retry. The owner must not use
-// the message afterwards.
+// Bury ends a message of Effects.Dead that the owner has stored elsewhere. If the owner could not
+// store the message, the channel delivers it again after retry. The owner must not use the
+// message afterwards.
 func (t *Topic) Bury(now mono.Time, d Dead, stored bool, retry time.Duration, fx *Effects) {
 	c, it := d.channel, d.it
 	if d.turn != 0 && it.turn == d.turn && it.holder == nil {
@@ -140,7 +139,7 @@ func (t *Topic) Bury(now mono.Time, d Dead, stored bool, retry time.Duration, fx
 	t.settle(now, c, fx)
 }
 
-// SetExpiry sets when messages of the topic are given up, those that wait now included.
+// SetExpiry sets the topic's expiry, also for messages that already wait.
 func (t *Topic) SetExpiry(now mono.Time, e Expiry, fx *Effects) {
 	t.expiry = e
 	for _, c := range t.channels {
@@ -150,8 +149,7 @@ func (t *Topic) SetExpiry(now mono.Time, e Expiry, fx *Effects) {
 	t.advance(now, fx)
 }
 
-// SetChannelExpiry sets when messages of a channel are given up. Where e is zero, the topic's
-// expiry holds.
+// SetChannelExpiry sets the channel's expiry. The topic's expiry replaces each zero field of e.
 func (t *Topic) SetChannelExpiry(now mono.Time, c *Channel, e Expiry, fx *Effects) {
 	c.own, c.expiry = e, e.within(t.expiry)
 	t.settle(now, c, fx)

@@ -5,10 +5,9 @@ import (
 	"math/bits"
 )
 
-// flights finds the items that consumers hold by their messages' ids. It is a
-// hash table of which the chains run through the items themselves, so that
-// steady traffic allocates nothing, which a map does not guarantee. The zero
-// value is empty.
+// flights finds the items that consumers hold by the ids of their messages. It is a hash table
+// with chains through the items themselves, so steady traffic allocates nothing. A Go map does
+// not guarantee that. The zero value is empty.
 //
 // Invariant: an item with the id's hash h is in the chain buckets[h], once.
 type flights struct {
@@ -18,16 +17,16 @@ type flights struct {
 
 const flightsMin = 16
 
-// bucket relies on ids being the broker's own: clients cannot make them
-// collide. Requires: len(buckets) > 0.
+// bucket relies on the broker to assign the ids: clients cannot cause collisions. Requires:
+// len(buckets) > 0.
 func (f *flights) bucket(id *MessageID) **item {
 	h := binary.BigEndian.Uint64(id[:8]) + binary.BigEndian.Uint64(id[8:])
 	h *= 0x9e3779b97f4a7c15 // Fibonacci hashing: the high bits are the mixed ones
 	return &f.buckets[h>>(64-bits.TrailingZeros(uint(len(f.buckets))))]
 }
 
-// get returns an item of that id that the consumer holds, or nil. After a Seek there may
-// be two, if the message had been carried forward.
+// get returns an item with the given id and holder, or nil. After a Seek there may be two such
+// items if the message was carried forward.
 func (f *flights) get(id *MessageID, holder ConsumerID) *item {
 	if f.n == 0 {
 		return nil
@@ -39,7 +38,7 @@ func (f *flights) get(id *MessageID, holder ConsumerID) *item {
 	return it
 }
 
-// add puts an item in. Requires: a consumer holds it.
+// add adds an item. Requires: a consumer holds it.
 func (f *flights) add(it *item) {
 	if f.n >= len(f.buckets) {
 		f.resize(max(flightsMin, 2*len(f.buckets)))
@@ -49,7 +48,7 @@ func (f *flights) add(it *item) {
 	f.n++
 }
 
-// remove takes an item out. Requires: it is in.
+// remove removes an item. Requires: the item is in f.
 func (f *flights) remove(it *item) {
 	at := f.bucket(&it.msg.ID)
 	for *at != it {
@@ -63,7 +62,7 @@ func (f *flights) remove(it *item) {
 	}
 }
 
-// resize keeps all items in another number of buckets.
+// resize moves all items to a new number of buckets.
 func (f *flights) resize(size int) {
 	old := f.buckets
 	f.buckets = make([]*item, size)
@@ -77,5 +76,5 @@ func (f *flights) resize(size int) {
 	}
 }
 
-// clear forgets all items, which keep what they have of the chains.
+// clear forgets all items. The items keep their chain pointers.
 func (f *flights) clear() { *f = flights{} }

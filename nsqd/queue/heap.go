@@ -2,11 +2,11 @@ package queue
 
 import "github.com/srtm-io/srtm/internal/mono"
 
-// dueHeap orders a channel's items by the time at which something must happen
-// to them. Items know their place, so that one can be taken from the middle.
+// dueHeap orders a channel's items by due time. Each item knows its index, so any item can be
+// removed.
 //
-// It is written out rather than built on container/heap, whose interface
-// boxes every element and calls through a table on the delivery path.
+// dueHeap does not use container/heap, because its interface boxes every element and calls
+// through a table on the delivery path.
 //
 // Invariant: h[i].due <= h[2i+1].due, h[2i+2].due, and h[i].place == i.
 type dueHeap []*item
@@ -23,7 +23,7 @@ func (h *dueHeap) push(it *item) {
 	h.up(len(*h) - 1)
 }
 
-// remove takes it out. Requires: it is in h.
+// remove removes an item. Requires: the item is in h.
 func (h *dueHeap) remove(it *item) {
 	old := *h
 	i, last := int(it.place), len(old)-1
@@ -39,7 +39,7 @@ func (h *dueHeap) remove(it *item) {
 	h.fix(i)
 }
 
-// fix restores the order after the item at i changed its due time.
+// fix restores the order after the due time of the item at i changed.
 func (h dueHeap) fix(i int) {
 	if !h.down(i) {
 		h.up(i)

@@ -10,17 +10,17 @@ import (
 
 // item is a message's life in one channel.
 type item struct {
-	msg        *Message // nil: absent
+	msg        *Message // nil: absent, not in memory
 	offset     Offset   // of msg
 	due        mono.Time
-	delivered  mono.Time // of the present delivery
+	delivered  mono.Time // start of the present delivery
 	holder     *consumer // nil: ready or deferred
-	prev, next *item     // of those that holder holds
-	chain      *item     // of flights
-	turn       uint64    // of the present delivery or dead letter, never used twice; else 0
-	place      int32     // in due; -1 when not there
-	attempts   uint16    // deliveries, those apart that came to nothing
-	handed     bool      // the present delivery was
+	prev, next *item     // in the holder's list
+	chain      *item     // next in the bucket of flights
+	turn       uint64    // number of the present delivery or dead letter, never reused; 0: none
+	place      int32     // index in due; -1: not in due
+	attempts   uint16    // deliveries, without cancelled deliveries
+	handed     bool      // the present delivery was written (MarkSent)
 }
 
 // items are the messages that a channel has in memory.
@@ -36,17 +36,17 @@ type items struct {
 	free     []*item // for reuse; at most maxFree
 }
 
-// maxFree items are a megabyte, of a channel that has had so many messages.
+// maxFree bounds a channel's unused items, to about a megabyte.
 const maxFree = 8192
 
-// InFlight is the number of messages that consumers hold.
+// InFlight returns the number of messages that consumers hold.
 func (s *items) InFlight() int { return s.inFlight.n }
 
-// Deferred is the number of messages held back until a later time.
+// Deferred returns the number of messages held back until a later time.
 func (s *items) Deferred() int { return len(s.due) - s.inFlight.n }
 
-// Deadline is when the next message times out or ends its deferral; mono.Never
-// if there is none.
+// Deadline returns when the next message times out or ends its deferral; mono.Never if there is
+// none.
 func (s *items) Deadline() mono.Time { return s.due.next() }
 
 func (s *items) make(m *Message) *item {
@@ -63,7 +63,7 @@ func (s *items) make(m *Message) *item {
 	return it
 }
 
-// recycle keeps an item for reuse. Requires: nothing refers to it any more.
+// recycle keeps an item for reuse. Requires: nothing refers to the item any more.
 func (s *items) recycle(it *item) {
 	*it = item{place: -1}
 	if len(s.free) < maxFree {
@@ -71,7 +71,7 @@ func (s *items) recycle(it *item) {
 	}
 }
 
-// place makes an item deferred, if it is due later, or ready.
+// place defers an item that is due later, and makes any other item ready.
 func (s *items) place(now mono.Time, it *item) {
 	if it.due > 0 && now.Before(it.due) {
 		s.due.push(it)
@@ -80,7 +80,7 @@ func (s *items) place(now mono.Time, it *item) {
 	s.ready.push(it)
 }
 
-// deliver puts an item that was ready into a consumer's hands.
+// deliver gives a ready item to a consumer.
 func (s *items) deliver(now mono.Time, it *item, to *consumer) {
 	to.take(it)
 	s.turns++
@@ -91,17 +91,15 @@ func (s *items) deliver(now mono.Time, it *item, to *consumer) {
 	s.due.push(it)
 }
 
-// timeoutAt is the millisecond that ends at t or contains it, by its end. A timeout
-// needs no more, and to take one of many messages that time out together from the
-// heap costs nothing.
+// timeoutAt rounds t up to a millisecond, which is precise enough for a timeout. Removing one of
+// many items with equal timeouts from the heap is cheap.
 func timeoutAt(t mono.Time) mono.Time {
 	const ms = mono.Time(time.Millisecond)
 	t += ms - 1
 	return t - t%ms
 }
 
-// takeDue takes what is due out of due: first what was due first, and of that what was
-// delivered first.
+// takeDue removes the due items from due and returns them by due time, then by delivery.
 func (s *items) takeDue(now mono.Time) (again []*item) {
 	for len(s.due) > 0 && !now.Before(s.due[0].due) {
 		again = append(again, s.due[0])
@@ -113,7 +111,7 @@ func (s *items) takeDue(now mono.Time) (again []*item) {
 	return again
 }
 
-// forget lets go of all messages, which no consumer has any longer.
+// forget releases all messages. Requires: no consumer holds a message.
 func (s *items) forget(fx *Effects) {
 	for i := range s.ready.len() {
 		fx.unref(s.ready.at(i).msg)

@@ -5,93 +5,90 @@ import (
 	"sort"
 )
 
-// log is what a topic's messages are: one log, in order of acceptance, into which the
-// backlog and each channel are cursors (see there). This is what cursors share of it: how
-// far it goes, and what of it is in memory beside what they have themselves.
+// log is one topic's messages in order of acceptance. The backlog and each channel are cursors
+// into the log (see cursors). Type log is the part that the cursors share: its extent, and the
+// messages that the log itself holds in memory.
 //
-// It is written in order. As soon as something that is in memory alone is needed by
-// a cursor that is behind, all up to there is to be written, but what no cursor needs any
-// more: that is the tail. What comes after it is found by the cursors that have it, so a
-// topic that keeps up has none. The alternative, a tail of all that is in memory, is one
-// pointer more a message for the garbage collector to follow.
+// The owner writes the log in order. The tail holds the messages that are waiting for the write.
+// When a cursor that is behind needs a message that is only in memory, the tail takes every
+// message up to that message, except messages that no cursor needs. The cursors hold the messages
+// after the tail, so a topic without lag has no tail. The alternative, a tail of all messages in
+// memory, costs the garbage collector one more pointer a message.
 //
 // Invariants, checked by checkInvariants in tests:
-//   - front is beyond all that was ever released;
-//   - what is in the tail is held by it.
+//   - front is beyond all released messages;
+//   - the tail holds a reference to each of its messages.
 type log struct {
-	cfg      *Config // set once: the topic's
-	end      Offset  // of the next message
-	front    Offset  // beyond all that were released
-	first    Offset  // it has nothing before that a Seek could want
+	cfg      *Config // the topic's; set once
+	end      Offset  // offset of the next message
+	front    Offset  // beyond all released messages
+	first    Offset  // oldest offset that a Seek can reach
 	tail     tail
 	read     readCache
-	passing  readCache // what is read beside read, for one cursor; empty but in Refill
+	passing  readCache // messages read for one cursor beside read; empty outside Refill
 	void     []span
 	changes  uint64
 	tight    bool // memory is short of bytes
-	retained bool // every message is to be in it, whether or not a cursor needs it
+	retained bool // the log stores every message, even if no cursor needs it
 }
 
-// SetTight says whether memory is short of bytes from the next step on. Then the
-// backlogs are full, whatever their capacity: what is put goes to disk, one message
-// or batch at a time, or is refused where there is none; and of what is there,
-// one message comes back to memory where it can leave it at once. What is in
-// memory stays.
+// SetTight sets whether memory is short, from the next step on. While memory is short, the
+// backlogs count as full: a new message goes to disk, one message or batch at a time, or is
+// refused if there is no disk. A message on disk comes back to memory only if it can leave memory
+// at once, one message at a time. Messages already in memory stay.
 func (l *log) SetTight(tight bool) { l.tight = tight }
 
-// SetRetained says whether every message is to be in the log, from the next one on, though
-// all channels may be done with it before it is written.
+// SetRetained sets whether the log stores every message, from the next message on, even if all
+// channels finish the message before the write.
 func (l *log) SetRetained(retained bool) { l.retained = retained }
 
-// Retained says from where on the log has what a Seek may want.
+// Retained sets the oldest offset that a Seek can reach.
 func (l *log) Retained(first Offset) { l.first = first }
 
-// Front is beyond all that was released.
+// Front returns the offset beyond all released messages.
 func (l *log) Front() Offset { return l.front }
 
-// InLog is up to where the log has all that a cursor needs.
+// InLog returns the offset before which the log has every message that a cursor needs.
 func (l *log) InLog() Offset { return l.tail.next }
 
-// End is the offset of the next message.
+// End returns the offset of the next message.
 func (l *log) End() Offset { return l.end }
 
-// Changes is how often it changed so far what Snapshot says.
+// Changes counts the changes to the contents of Snapshot.
 func (l *log) Changes() uint64 { return l.changes }
 
-// Unwritten reports whether there is anything for TakeUnwritten.
+// Unwritten reports whether TakeUnwritten has something to do.
 func (l *log) Unwritten() bool { return l.tail.slots.len() > 0 }
 
-// Carrying reports whether something that was carried forward is not written yet.
+// Carrying reports whether a message that was carried forward is not written yet.
 func (l *log) Carrying() bool { return l.tail.next < l.tail.carried }
 
-// ForgetRead gives back what was read for cursors close behind, which a topic in which
-// nothing happens need not hold.
+// ForgetRead empties the read cache, which an idle topic does not need.
 func (l *log) ForgetRead(fx *Effects) { l.read.forget(fx) }
 
-// Discard forgets what is to be written. Requires: Stop, and no channel has a message.
+// Discard forgets the unwritten messages. Requires: Stop, and no channel has a message.
 func (l *log) Discard(fx *Effects) {
 	l.tail.pass(l.end, fx)
 	l.read.forget(fx)
 }
 
-// logged reports whether places in the log are kept.
+// logged reports whether the log keeps the cursors' places.
 func (l *log) logged() bool { return l.cfg.Overflow > 0 }
 
-// room reports whether n messages more may be on their way to disk. A batch
-// larger than what may be gets there alone, and so does whatever comes while memory
-// is tight.
+// room reports whether n more messages may be on their way to disk. With nothing under way, a
+// batch of any size has room, even under memory pressure.
 func (l *log) room(n int) bool {
 	under, most := l.tail.underWay, l.cfg.Overflow
 	return l.cfg.WriteThrough || !l.tight && under+n <= most || most > 0 && under == 0
 }
 
-// accept gives a message its offset.
+// accept assigns the next offset to a message.
 func (l *log) accept(m *Message) {
 	m.Offset, m.spilled = l.end, false
 	l.end++
 }
 
-// jump leaves out the offsets before one. Requires: there is no tail.
+// jump skips the offsets before to. Requires: the tail is empty.
 func (l *log) jump(to Offset) {
 	if to > l.end {
 		l.end = to
@@ -99,14 +96,13 @@ func (l *log) jump(to Offset) {
 	}
 }
 
-// known reports whether a cursor need not read what is at an offset.
+// known reports whether memory knows the message at an offset, so a cursor needs no read.
 func (l *log) known(o Offset) bool {
 	return o >= l.tail.next || l.read.has(o) || l.passing.has(o)
 }
 
-// next returns what a cursor that has come to an offset takes next: of what is in memory,
-// the first message from there on, or how far there is none.
-// Requires: known(o).
+// next returns the first message in memory from o on, for a cursor at o. Without one, next
+// returns the offset up to which the log has no message. Requires: known(o).
 func (l *log) next(o Offset) (m *Message, none Offset) {
 	for _, r := range []*readCache{&l.read, &l.passing} {
 		if r.has(o) {
@@ -116,22 +112,22 @@ func (l *log) next(o Offset) (m *Message, none Offset) {
 	return l.tail.get(o), o + 1
 }
 
-// span is a run of offsets that were emptied out of the backlog, or carried forward for a
-// channel that is gone: who is behind finds messages there that no channel gets.
+// span is a run of offsets that no channel gets: messages emptied out of the backlog, or carried
+// forward for a deleted channel. A cursor that is behind skips these messages.
 type span struct{ from, to Offset }
 
-// maxVoid is how many spans are remembered for a Seek alone. What was emptied before them
-// comes again.
+// maxVoid is the number of spans that the log remembers for a Seek alone. A Seek brings back
+// messages emptied in older spans.
 const maxVoid = 1000
 
-// avoid notes such offsets.
+// avoid adds a span and merges it with its neighbours.
 func (l *log) avoid(from, to Offset) {
 	if from >= to {
 		return
 	}
 	i := sort.Search(len(l.void), func(i int) bool { return l.void[i].to >= from })
 	end := i
-	for ; end < len(l.void) && l.void[end].from <= to; end++ { // they touch
+	for ; end < len(l.void) && l.void[end].from <= to; end++ { // the spans touch
 		from, to = min(from, l.void[end].from), max(to, l.void[end].to)
 	}
 	l.void = slices.Replace(l.void, i, end, span{from, to})

@@ -10,40 +10,40 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Message is one accepted message. It is shared by all channels of its topic
-// and does not change once it is released. It belongs to the machine from Put
-// until it is listed in Effects.Free; then its owner may use it for another.
+// Message is one accepted message. All channels of the topic share the message, and it does not
+// change after its release. The message belongs to the machine from Put until Effects.Free lists
+// it. Then the owner may reuse it.
 //
-// A flood's backlog is made of these, so their size matters: with 112 bytes a message and
-// its body fit into one size class of the allocator (see nsqd/broker's pool).
+// A backlog has many messages, so their size matters. With 112 bytes a message and its body fit
+// into one size class of the allocator (see nsqd/broker's pool).
 type Message struct {
-	// Set once, by the publisher's side; refs apart.
+	// Set once, by the publisher's side, except refs and spilled.
 	ID   wire.MessageID
 	Body []byte // owned by the message
-	// Only names the one channel that it is for, if it was carried forward in the log
-	// or imported; nil: all. Attempts are then the deliveries so far.
+	// Only names the single channel of a message that was carried forward in the log or imported.
+	// Then Attempts counts the deliveries so far. nil: the message is for all channels.
 	Only     *string
 	Attempts uint16
 	Source   stamp.Source // of Arrival
 	spilled  bool         // in the tail, and counted as on its way to disk
-	// refs is how many need the message: the backlog or the channels that it is
-	// in, the tail, and the writer that took it by TakeUnwritten. The machine counts.
+	// refs counts the holders of the message: the backlog or the channels, the tail, and the
+	// writer that took the message by TakeUnwritten. The machine maintains refs.
 	refs      int32
 	Arrival   mono.Time
 	Timestamp mono.Wall
-	Defer     time.Duration // a channel holds it back until Arrival + Defer; 0 = not deferred
+	Defer     time.Duration // a channel holds the message back until Arrival + Defer; 0 = not deferred
 
-	// Offset is its place in the topic's log. The machine sets it, but for Refill.
+	// Offset is the message's place in the topic's log. The machine sets it, except in Refill.
 	Offset Offset
 
-	// Access is the access delay: how long the message had to wait for its token,
-	// counted from when the backlog was no longer held up otherwise, and without the
-	// time for which it had one that was not used. Set once, at release.
+	// Access is the access delay: how long the message waited for its token. The delay starts
+	// when nothing but tokens held up the backlog, and excludes the time for which the message
+	// had an unused token. Set once, at release.
 	Access time.Duration
 
-	// Held is for how long before that no channel took it: see the package comment.
-	// Released is when it left the topic; of a message that comes back from disk,
-	// when it had its token. Set once, at release.
+	// Held is how long no channel took the message, before Access started: see the package
+	// comment. Released is when the message left the topic, or, for a message read back from
+	// disk, when the message got its token. Set once, at release.
 	Held     time.Duration
 	Released mono.Time
 }
@@ -53,32 +53,32 @@ func (m *Message) isFor(channel string) bool { return m.Only == nil || *m.Only =
 
 func (m *Message) ref() { m.refs++ }
 
-// Overhead is what a message takes in memory beside its body, in bytes: about
-// what it does, with its place in one channel.
+// Overhead is the approximate memory of a message beside its body, in bytes, with the message's
+// place in one channel.
 const Overhead = 256
 
-// Size is what the message takes in memory, in bytes.
+// Size returns the message's memory in bytes.
 func (m *Message) Size() int { return len(m.Body) + Overhead }
 
-// Refusals. They are values of the protocol's everyday life, not accidents.
+// Expected refusals, part of normal operation.
 var (
-	// ErrFull: the topic already holds as many messages as it may.
+	// ErrFull: the topic has no room.
 	ErrFull = errors.New("queue is full")
-	// ErrNotInFlight: the consumer does not hold that message (any more).
+	// ErrNotInFlight: the consumer does not hold the message, or no longer.
 	ErrNotInFlight = errors.New("message is not in flight to this consumer")
-	// ErrUnknownConsumer: the consumer was removed, or never added.
+	// ErrUnknownConsumer: the consumer was removed or never added.
 	ErrUnknownConsumer = errors.New("no such consumer")
-	// ErrNoCursor: the channel has no place in a log, since it or its topic is ephemeral
-	// or there is no disk.
+	// ErrNoCursor: the channel has no place in a log, because the channel or its topic is
+	// ephemeral or there is no disk.
 	ErrNoCursor = errors.New("an ephemeral channel or topic has no log to seek in")
-	// ErrUnknownChannel: the topic has no channel of that name.
+	// ErrUnknownChannel: the topic has no channel with the given name.
 	ErrUnknownChannel = errors.New("no such channel")
 )
 
-// OverLimitError refuses a message that would wait for its token longer than
-// the topic's policy allows.
+// OverLimitError refuses a message that would wait for its token longer than the topic's policy
+// allows.
 type OverLimitError struct {
-	Delay time.Duration // the access delay it would have had
+	Delay time.Duration // the access delay of the refused message
 	Limit time.Duration
 }
 

@@ -6,22 +6,22 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Unread is what a channel would deliver that was not in memory at the moment of a Peek,
-// where it is in the log: single messages, and then those from one offset to another that
-// Takes says. It holds of that moment, whatever the channel does meanwhile.
+// Unread describes messages that a channel would deliver and that were not in memory at a Peek:
+// single messages, and then the messages between two offsets for which Takes returns true. Unread
+// describes the moment of the Peek, regardless of later steps.
 type Unread struct {
 	Single   []Offset
 	Attempts []uint16 // deliveries so far, of each of Single
 	From, To Offset
 
 	channel string
-	not     map[Offset]bool // it has them beyond its position, or they are not released
+	not     map[Offset]bool // beyond the channel's position, or not released yet
 	void    []span
 }
 
-// Peek calls ready with the messages that the channel would deliver next and has in memory,
-// then last with those that come after all that it returns: at most n of each, in order,
-// with the deliveries so far. They are the machine's.
+// Peek calls ready with the next messages of the channel that are in memory, then last with the
+// messages behind the returned Unread. Each gets at most n messages, in order, with the
+// deliveries so far. The messages belong to the machine.
 func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attempts uint16)) Unread {
 	l := c.log
 	for i := range min(n, c.ready.len()) {
@@ -39,7 +39,7 @@ func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attemp
 	}
 	u.From = c.window.end()
 	u.To = max(u.From, min(l.front, l.tail.next))
-	// order: a set
+	// order: the result is a set
 	for o := range c.ahead {
 		u.not[o] = true
 	}
@@ -57,8 +57,8 @@ func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attemp
 	return u
 }
 
-// Takes reports whether a message that the log has from From on is one of them. only is the
-// channel that it is for; empty: all.
+// Takes reports whether the channel would deliver a logged message at or after From. only names
+// the message's single channel; empty: all channels.
 func (u *Unread) Takes(o Offset, only string) bool {
 	return o < u.To && !u.not[o] && (only == "" || only == u.channel) && !spanned(u.void, o)
 }

@@ -2,34 +2,32 @@ package queue
 
 import "sort"
 
-// readCache is the part of the log that was read last: of the cursors that are close to one
-// another the first reads, and the others find here what it read. One that is further away
-// reads for itself.
+// readCache is the part of the log that was read last. Of several cursors close to each other,
+// the first cursor reads the log and the others use the cache. A distant cursor reads for itself.
 //
-// Invariant: messages are all that the log has in [from, to), by offset, each held by the
-// cache; there are none that no cursor has yet to reach.
+// Invariant: messages are all messages of the log in [from, to), by offset. The cache holds a
+// reference to each. Every message is still needed by a cursor.
 type readCache struct {
 	from, to Offset
 	messages ring[*Message]
-	bytes    int  // Size of them all
+	bytes    int  // total Size of messages
 	used     bool // since the last read elsewhere
 	moved    bool // a cursor may have passed messages
 }
 
-// readAtOnce is how many messages are read at a time, though a cursor has room for fewer.
+// readAtOnce is the number of messages read at a time, even for a cursor with less room.
 const readAtOnce = 1024
 
 func (r *readCache) has(o Offset) bool { return o >= r.from && o < r.to }
 
-// after returns the first message from an offset on; nil if there is none.
-// Requires: has(o).
+// after returns the first message from an offset on, or nil. Requires: has(o).
 func (r *readCache) after(o Offset) *Message {
 	n := r.messages.len()
 	if n == 0 {
 		return nil
 	}
 	r.used, r.moved = true, true
-	// Seldom is an offset missing: look where it is if none is.
+	// Offsets are rarely missing: first try the index without gaps.
 	first := r.messages.front().Offset
 	i := int(min(max(o, first)-first, Offset(n-1)))
 	if m := r.messages.at(i); m.Offset == o {
@@ -41,10 +39,10 @@ func (r *readCache) after(o Offset) *Message {
 	return r.messages.at(i)
 }
 
-// goesOn reports whether what is read from an offset on is to be kept.
+// goesOn reports whether the cache keeps messages read from an offset on.
 func (r *readCache) goesOn(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
 
-// drop lets the oldest message go.
+// drop drops the oldest message.
 func (r *readCache) drop(fx *Effects) {
 	m := r.messages.pop()
 	r.from = m.Offset + 1
@@ -52,7 +50,7 @@ func (r *readCache) drop(fx *Effects) {
 	fx.unref(m)
 }
 
-// forget lets all go.
+// forget drops all messages.
 func (r *readCache) forget(fx *Effects) {
 	for r.messages.len() > 0 {
 		r.drop(fx)
@@ -60,8 +58,8 @@ func (r *readCache) forget(fx *Effects) {
 	r.from, r.used, r.moved = r.to, false, false
 }
 
-// add takes what was read, all that there is in a part of the log, and keeps at most so many
-// bytes of what was read before.
+// add adds the messages of the log in [from, upTo). It drops old messages until the cache is
+// within most bytes.
 func (r *readCache) add(from, upTo Offset, msgs []*Message, most int, fx *Effects) {
 	size := 0
 	for _, m := range msgs {
@@ -84,7 +82,7 @@ func (r *readCache) add(from, upTo Offset, msgs []*Message, most int, fx *Effect
 	r.to, r.moved = max(from, upTo), true
 }
 
-// trim lets go of what is before an offset, which no cursor has yet to reach.
+// trim drops the messages before an offset, which no cursor needs.
 func (r *readCache) trim(needed Offset, fx *Effects) {
 	r.moved = false
 	if needed >= r.to {

@@ -6,29 +6,30 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Restoring is a topic that an earlier process left, of which it is still to be said what its
-// log has.
+// Restoring is a topic of an earlier process, until the owner has reported the log's contents.
 type Restoring struct {
-	// From is the offset from which on the owner is to say what the log has.
+	// From is the offset from which on the owner reports the log's contents.
 	From Offset
-	// Needed is the first offset that a cursor needs by the snapshot. What is between it and
-	// the log's first message was lost; or done and deleted, and the snapshot that said so
-	// was lost.
+	// Needed is the first offset that a cursor needs according to the snapshot. If the log begins
+	// later, the messages in between were lost, or they were finished and deleted and the
+	// snapshot with that state was lost.
 	Needed Offset
 
 	topic   *Topic
-	written Offset          // from there on the snapshot does not say what the log has
-	end     Offset          // what is for one channel from there on is in the log twice
-	present map[Offset]bool // from written on
+	written Offset          // from here on the snapshot does not know the log's contents
+	end     Offset          // from here on a message for one channel is in the log twice
+	present map[Offset]bool // the log's messages from written on
 }
 
-// Restore puts the topic where an earlier process left it; without a snapshot it has
-// had nothing of its log. The owner then calls Found with what is in the log from
-// From on, and then Done. Channels that the snapshot has and the topic
-// has not are made if wanted says so; those that it has not begin where the releases
-// were. The log has nothing before first: what an older snapshot than the last trim says was
-// there is done. Error: ErrSnapshot, and it is as if there were none.
-// Requires: nothing was put; the topic has a disk.
+// Restore restores the topic's state from snapshot b of an earlier process. Without a snapshot
+// all of the log is new to the topic. The owner then calls Found for each message in the log from
+// From on, and then Done.
+//
+// Restore creates the snapshot's missing channels if wanted returns true. A channel that the
+// snapshot does not know begins at the front of the releases. The log has nothing before first,
+// so messages before first in an older snapshot count as finished.
+//
+// On ErrSnapshot Restore acts as if there were no snapshot. Requires: a new topic with a disk.
 func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
 	r := &Restoring{Needed: first, topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
 	t.backlog.behind = true
@@ -76,7 +77,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
 		return r, ErrSnapshot
 	}
-	for _, c := range cursors { // first: a backlog that is behind by what Found has yet to tell would be taken for complete
+	for _, c := range cursors { // first: an incomplete backlog must not look complete to CreateChannel
 		if t.Channel(c.name) == nil && wanted(c.name) {
 			t.CreateChannel(now, c.name, fx)
 		}
@@ -86,7 +87,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	if r.From, r.written, r.end = written, written, end; needed < written {
 		r.Needed = needed
 	}
-	uncounted := late > 0 && pos < first // how many messages a cursor is behind with: some went since
+	uncounted := late > 0 && pos < first // part of the counted messages is gone, so Found counts again
 	for _, c := range cursors {
 		uncounted = uncounted || c.late > 0 && c.window.end() < first
 	}
@@ -101,8 +102,8 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 			c.cursor = from
 			continue
 		}
-		// It was deleted since.
-		// order: a set
+		// The channel was deleted since.
+		// order: the result is a set
 		for o := range from.ahead {
 			t.avoid(o, o+1)
 		}
@@ -115,9 +116,9 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	return r, nil
 }
 
-// restore reads what snapshot wrote, of a backlog in which messages wait at those offsets. What
-// is before first is done. It returns first, or an offset before it that is the first that
-// the channel needs.
+// restore reads a cursor that snapshot wrote. waits are the messages that wait in the backlog.
+// Messages before first count as finished. restore returns the lesser of first and the first
+// offset that the channel needs.
 func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, fromWall func(mono.Wall) mono.Time) (needed Offset) {
 	needed = first
 	absent := func(o Offset, attempts uint16, due mono.Wall) *item {
@@ -161,14 +162,14 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 	return needed
 }
 
-// Found says that the log has a message at an offset, for all channels or for that
-// one. Offsets ascend.
+// Found reports that the log has a message at an offset, for all channels or for channel only.
+// Requires: ascending offsets.
 func (r *Restoring) Found(o Offset, only string) {
 	t, b := r.topic, &r.topic.backlog
-	if o >= r.written && (only != "" || o < max(t.front, b.window.end())) { // no channel had anything of what comes after
+	if o >= r.written && (only != "" || o < max(t.front, b.window.end())) { // no channel had a message behind these
 		r.present[o] = true
 	}
-	if only != "" && o >= r.end { // carried forward, and the snapshot does not know: it is at its old place still
+	if only != "" && o >= r.end { // carried forward after the snapshot: the channel still has the message at its old offset
 		if c := t.Channel(only); c == nil {
 			t.avoid(o, o+1)
 		} else if c.tracked {
@@ -180,11 +181,11 @@ func (r *Restoring) Found(o Offset, only string) {
 		case only == "":
 			b.late++
 			return
-		case b.late == 0 && b.absent.len() == 0: // so it is as if it were released
+		case b.late == 0 && b.absent.len() == 0: // as if released
 			b.window.reach(o + 1)
 			t.front = o + 1
 		default:
-			return // until the backlog has passed it
+			return // until the backlog has passed the message
 		}
 	}
 	if b.window.get(o) != nil || t.avoided(o) {
@@ -198,10 +199,10 @@ func (r *Restoring) Found(o Offset, only string) {
 	}
 }
 
-// Done ends what Restore began. next is the log's next offset.
+// Done ends the restore. next is the log's next offset.
 func (r *Restoring) Done(now mono.Time, next Offset, fx *Effects) {
 	t, b := r.topic, &r.topic.backlog
-	// What was in memory alone went with it.
+	// Messages that were only in memory are lost.
 	lost := func(o Offset) bool { return o >= r.written && !r.present[o] }
 	for range b.absent.len() {
 		if o := b.absent.pop(); lost(o) {

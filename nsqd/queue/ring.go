@@ -2,11 +2,11 @@ package queue
 
 import "slices"
 
-// ring is a FIFO that grows by doubling and gives its memory back when it has
-// been drained far below its size. The zero value is empty.
+// ring is a FIFO that grows by doubling and shrinks once it is mostly empty. The zero value is
+// empty.
 //
-// Invariant: the n elements are buf[head], buf[head+1], ... modulo len(buf);
-// all other slots hold the zero value, so that nothing popped stays reachable.
+// Invariant: the n elements are buf[head], buf[head+1], ... modulo len(buf). All other slots hold
+// the zero value, so a popped element is not reachable.
 type ring[T any] struct {
 	buf  []T // len is 0 or a power of two
 	head int
@@ -23,7 +23,7 @@ func (r *ring[T]) front() T { return r.buf[r.head] }
 // at returns the element i places behind the oldest. Requires: 0 <= i < len().
 func (r *ring[T]) at(i int) T { return r.buf[(r.head+i)&(len(r.buf)-1)] }
 
-// set replaces that element. Requires: 0 <= i < len().
+// set replaces the element at i. Requires: 0 <= i < len().
 func (r *ring[T]) set(i int, v T) { r.buf[(r.head+i)&(len(r.buf)-1)] = v }
 
 func (r *ring[T]) push(v T) {
@@ -41,16 +41,16 @@ func (r *ring[T]) pop() T {
 	r.buf[r.head] = zero
 	r.head = (r.head + 1) & (len(r.buf) - 1)
 	r.n--
-	// Shrink late (an eighth full) so that a queue that shrinks and grows
-	// does not copy itself each time.
+	// Shrink late (an eighth full), so a queue that shrinks and grows does not copy itself each
+	// time.
 	if len(r.buf) > 64*ringMin && r.n < len(r.buf)/8 {
 		r.resize(len(r.buf) / 2)
 	}
 	return v
 }
 
-// after returns the index of the first element that is later than v, in a ring
-// that is sorted: as if v were pushed and moved forward past all that are.
+// after returns the index of the first element later than v in a sorted ring: the place where v
+// belongs, behind its equals.
 func (r *ring[T]) after(v T, later func(a, b T) bool) int {
 	lo, hi := 0, r.n
 	if hi > 0 && !later(r.at(hi-1), v) { // nearly always
@@ -76,8 +76,7 @@ func (r *ring[T]) insert(i int, v T) {
 	r.buf[(r.head+i)&mask] = v
 }
 
-// sort puts the elements in order, and leaves those be that are not later than
-// one another.
+// sort sorts the elements. The sort is stable.
 func (r *ring[T]) sort(later func(a, b T) bool) {
 	r.resize(len(r.buf))
 	slices.SortStableFunc(r.buf[:r.n], func(a, b T) int {

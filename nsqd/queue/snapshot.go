@@ -7,30 +7,30 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// A snapshot is what a topic's cursors are. In varints, but for names and the
-// version:
+// A snapshot is the state of a topic's cursors. All numbers are varints, except the version byte:
 //
 //	version 2
-//	end, the offset from which on nothing was written, front
-//	backlog: its position, messages behind that are written, runs of what waited
-//	spans of offsets that were emptied: number, and of each gap and length
-//	channels: number, and of each length of the name and name, position, messages
-//	behind that are written, twice, and one more if that is estimated, runs of what is
-//	open; what it has at or beyond its
-//	position: number, and of each the gap, 0 if it is done, or 1, the attempts and the
-//	time as below
+//	end, offset from which on nothing was written, front
+//	backlog: position, number of written messages behind, runs of waiting messages
+//	emptied spans: number, then the gap and the length of each
+//	channels: number, then for each:
+//	  length of the name, name, position,
+//	  twice the number of written messages behind, plus 1 if estimated,
+//	  runs of open messages,
+//	  messages at or beyond the position: number, then for each the gap, and
+//	  0 if finished, or 1, the attempts and the time as below
 //
-// Runs are of offsets before the position: number, and of each the gap to the one
-// before, and twice its length; or, of a message that has been delivered or is
-// deferred, the gap, 1, the attempts, and the time from when on it may be delivered,
-// in ns since the Unix epoch, or 0.
+// Runs are offsets before the position: their number, then for each the gap to the previous run
+// and twice the length. A message that was delivered or deferred is a run of its own: gap, 1,
+// attempts, and the earliest time of the next delivery, in ns since the Unix epoch, or 0. A
+// position is the window's first offset and the window's length.
 const snapshotVersion = 2
 
-// ErrSnapshot says that it is damaged or of another version.
+// ErrSnapshot means that the snapshot is damaged or has another version.
 var ErrSnapshot = errors.New("not a snapshot of cursors")
 
-// Snapshot appends what Restore needs, with times as wall has them. Deliveries that
-// were not handed over are none.
+// Snapshot appends the state for Restore. wall converts times. Deliveries that were not handed
+// over do not count.
 func (cs *cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	cs.Low() // forgets spans
 	b = append(b, snapshotVersion)
@@ -137,16 +137,16 @@ func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	return b
 }
 
-// state is what the next process is to know: the deliveries, and from when on it may
-// be delivered if that is later than at once.
+// state returns the item's state for the next process: the deliveries, and the earliest time of
+// the next delivery, or 0.
 func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.Wall) {
 	attempts = it.attempts
 	switch {
-	case it.holder != nil: // the next process delivers it at once
+	case it.holder != nil: // the next process delivers the message at once
 		if !it.handed { // as in consumer.release
 			attempts--
 		}
-	case it.turn != 0: // a dead letter that is not stored: the next process hands it out at once
+	case it.turn != 0: // a dead letter that is not stored: the next process delivers it at once
 	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent
 		at = wall(it.due)
 	}
@@ -197,7 +197,7 @@ func (r *runs) append(b []byte) []byte {
 	return append(b, r.b...)
 }
 
-// decoder reads a snapshot; after a fault it reads zeros.
+// decoder reads a snapshot. After an error it reads zeros.
 type decoder struct {
 	b      []byte
 	faulty bool
@@ -224,8 +224,7 @@ func (d *decoder) name() string {
 	return s
 }
 
-// head reads where a cursor is. What is between may take as much memory as a window
-// ever does.
+// head reads a cursor's position. It limits the length, and so the memory of the window.
 func (d *decoder) head() (next, end Offset, late int) {
 	next = Offset(d.num())
 	length := d.num()
@@ -237,7 +236,7 @@ func (d *decoder) head() (next, end Offset, late int) {
 	return next, next + Offset(length), late
 }
 
-// open calls f with each offset that is open, in ascending order, all before end.
+// open calls f with each open offset, in ascending order, all before end.
 func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due mono.Wall)) {
 	at := next
 	for n := d.num(); n > 0 && !d.faulty; n-- {
@@ -258,22 +257,21 @@ func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due m
 	}
 }
 
-// FirstSnapshot is that of a log that an import has filled: channels have had
-// nothing of it; what is before released needs no token any more, and next is the
-// offset of the next message.
+// FirstSnapshot returns the snapshot of a log that an import has filled. The channels have had no
+// message. Messages before released need no token. next is the offset of the next message.
 func FirstSnapshot(released, next Offset, channels []string) []byte {
 	b := []byte{snapshotVersion}
 	b = binary.AppendUvarint(b, uint64(next))
 	b = binary.AppendUvarint(b, 0)
 	b = binary.AppendUvarint(b, uint64(released))
 	b = cursorHead(b, released, released, 0)
-	b = append(b, 0, 0) // nothing waits in memory, or was emptied
+	b = append(b, 0, 0) // no message waits in memory, no spans
 	b = binary.AppendUvarint(b, uint64(len(channels)))
 	for _, c := range channels {
 		b = binary.AppendUvarint(b, uint64(len(c)))
 		b = append(b, c...)
 		b = cursorHead(b, 0, 0, 0)
-		b = append(b, 0, 0) // nothing is open before its position, or ahead
+		b = append(b, 0, 0) // no open messages before the position, none ahead
 	}
 	return b
 }

@@ -1,16 +1,16 @@
 package queue
 
-// tail is what the log is to have and has not: messages that it holds, by offset, and nil for
-// those that no cursor needs any more.
+// tail holds the messages that the log must store and has not stored yet, by offset. A nil slot
+// is a message that no cursor needs.
 //
-// Invariant: underWay is how many messages in it are spilled.
+// Invariant: underWay is the number of spilled messages in the tail.
 type tail struct {
 	window[*Message]
-	underWay int    // messages that a cursor is behind at
-	carried  Offset // up to where it is to be written before a snapshot
+	underWay int    // messages on their way to disk for a cursor that is behind
+	carried  Offset // must be written up to here before a snapshot
 }
 
-// release ends the tail's hold on a message.
+// release drops the tail's reference to a message.
 func (t *tail) release(m *Message, fx *Effects) {
 	if m.spilled {
 		m.spilled = false
@@ -19,14 +19,13 @@ func (t *tail) release(m *Message, fx *Effects) {
 	fx.unref(m)
 }
 
-// take is Topic.TakeUnwritten, but for what there is room for then.
-// From needed on a cursor is behind; what none has any more is left out, unless all is
-// wanted.
+// take is Topic.TakeUnwritten without its effects on the topic. From needed on, a cursor is
+// behind. take leaves out messages that no cursor needs, unless all is true.
 func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	upTo, size := t.next, 0
 	for o := upTo; o < t.end() && len(into) < most && size < bytes; o++ {
 		if m := t.get(o); m == nil {
-			// done already
+			// finished already
 		} else if m.refs == 1 && o < needed && m.Only == nil && !all {
 			t.done(o)
 			t.release(m, fx)
@@ -43,7 +42,7 @@ func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, f
 	return into, upTo
 }
 
-// pass moves the tail's beginning up to an offset, or further on.
+// pass moves the tail's beginning to an offset or beyond.
 func (t *tail) pass(upTo Offset, fx *Effects) {
 	for t.next < upTo && t.slots.len() > 0 {
 		m := t.slots.pop()

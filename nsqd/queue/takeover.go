@@ -2,21 +2,23 @@ package queue
 
 import "github.com/srtm-io/srtm/internal/mono"
 
-// A log whose owner is gone is brought into another's: Undone says, of a machine that was
-// restored from the one, what is not done; Appended and TakenOver put it into the other.
+// A takeover moves the log of a dead owner into another owner's log. Undone lists the unfinished
+// messages of a machine restored from the dead owner's log. Appended and TakenOver add the
+// messages to the new log.
 
 // Undone is a message that a channel has not finished.
 type Undone struct {
 	Channel string
-	// Fresh: the channel has not got as far; attempts and due are as the record says.
+	// Fresh means that the channel has not reached the message. Attempts and due time are then as
+	// in the record.
 	Fresh    bool
 	Attempts uint16
-	Due      mono.Time // when it may be delivered at the earliest; 0: at once
+	Due      mono.Time // earliest time of the next delivery; 0: at once
 }
 
-// Undone appends the channels that have not finished the message at an offset, which the log
-// has for all of them or for that one, or reports that it waits for its token.
-// Requires: Restore, and Found for all that the log has; nothing else since.
+// Undone appends the channels that have not finished the message at an offset. only names the
+// message's single channel; empty: all channels. waits reports that the message waits for its
+// token. Requires: Restore, and Found for every message in the log; no other step since.
 func (cs *cursors) Undone(into []Undone, o Offset, only string) (of []Undone, waits bool) {
 	if only == "" && (cs.backlog.window.get(o) != nil || o >= cs.front) {
 		return into, !cs.avoided(o)
@@ -39,9 +41,9 @@ func (cs *cursors) Undone(into []Undone, o Offset, only string) (of []Undone, wa
 	return into, false
 }
 
-// TakenOver says that messages are in the log, from that offset on, which had their tokens
-// elsewhere, each for one channel. Those of channels that do not exist are dropped.
-// Requires: Config.WriteThrough.
+// TakenOver records that messages with tokens from another owner are in the log from offset first
+// on, each for one channel. Messages of unknown channels are dropped. Requires:
+// Config.WriteThrough.
 func (t *Topic) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effects) {
 	t.jump(first)
 	for _, u := range undone {
@@ -51,7 +53,7 @@ func (t *Topic) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effe
 			it := &item{offset: o, place: -1, attempts: u.Attempts, due: u.Due}
 			c.lead(o, it)
 			c.absent.push(it)
-			c.behind = true // what comes later waits until it is read
+			c.behind = true // later messages wait until this message is read
 			c.counters.Messages++
 			c.want(fx)
 		} else {

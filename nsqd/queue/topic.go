@@ -11,43 +11,42 @@ import (
 
 // Config bounds a topic. Immutable.
 type Config struct {
-	// Capacity is the maximum number of messages that may wait in the topic's
-	// backlog, and in each channel, in memory. Must be >= 1.
+	// Capacity is the maximum number of messages that may wait in memory, in the topic's backlog
+	// and in each channel. Must be >= 1.
 	Capacity int
-	// Overflow is how many messages more may be on their way to disk, since the backlog
-	// or a channel had no room for them; 0 where there is no disk. A channel that has
-	// no room, here or there, keeps the topic from releasing; a topic that has none
-	// refuses. Nothing is ever dropped.
+	// Overflow is the maximum number of further messages that may be on their way to disk because
+	// the backlog or a channel had no room. 0 means that there is no disk. A channel without room
+	// stops the topic from releasing; a topic without room refuses messages. The machine never
+	// drops a message.
 	Overflow int
-	// WriteThrough says that every message is in the log before it is accepted, by
+	// WriteThrough means that the log stores every message before the topic accepts it in
 	// Topic.Appended. Requires: Overflow > 0.
 	WriteThrough bool
-	// MaxUnfinished is how far a channel may be ahead of the oldest message that it
-	// has not finished, in messages; it is behind then. 0: it is not bounded.
+	// MaxUnfinished is the maximum distance, in messages, between a channel and its oldest
+	// unfinished message. At this distance the channel falls behind. 0: no bound.
 	MaxUnfinished int
-	// ReadAhead is how many bytes of messages stay in memory that were read from the log
-	// for one cursor, for those close behind it; what is read at a time apart.
+	// ReadAhead is the size in bytes of the cache of messages read from the log for one cursor.
+	// Cursors close behind use the cache. The newest read may exceed the size.
 	ReadAhead int
 	// First is the offset of the first message.
 	First Offset
-	// MaxInFlight is how long a consumer may keep a message by touching it.
+	// MaxInFlight limits how long a consumer may keep a message by touching it.
 	MaxInFlight time.Duration
-	// MaxBackdating is how far before its release a message may have its token:
-	// one that arrived earlier than that is judged as if it had arrived then.
+	// MaxBackdating limits how long before its release a message may get its token. An earlier
+	// arrival counts as an arrival MaxBackdating before the release.
 	MaxBackdating time.Duration
-	// Begin is when the topic begins.
+	// Begin is the topic's start time.
 	Begin mono.Time
-	// Rand draws which messages a sampling consumer gets.
+	// Rand draws the messages of a sampling consumer.
 	Rand *rand.Rand
 }
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
 //
-// Invariant, checked by checkInvariants in tests: if the head of the backlog is eligible,
-// the topic is not on hold
-// and every channel has room, it is released before the step returns. A waiting message has
-// taken no token yet: only the head is judged, when it is released, so that a new share
-// counts from then on.
+// Invariant, checked by checkInvariants in tests: if the head of the backlog is eligible, the
+// topic is not on hold and every channel has room, the step releases the head before it returns.
+// A waiting message has no token yet. Only the head is judged, at its release, so a new share
+// counts at once.
 type Topic struct {
 	contract
 	cursors
@@ -56,7 +55,7 @@ type Topic struct {
 	paused  bool
 	stopped bool
 	due     mono.Time // no later than the deadline of any channel
-	turn    int       // of Want
+	turn    int       // for Want: whose turn to read the log
 }
 
 // NewTopic returns a topic without channels and without a limit.
@@ -71,11 +70,11 @@ func NewTopic(cfg Config) *Topic {
 	return t
 }
 
-// Put accepts all of msgs, in order, or none of them.
-// Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
+// Put accepts all of msgs, in order, or none of them, and takes ownership of the messages.
+// Errors: ErrFull, *OverLimitError.
 func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
 	if t.free() < len(msgs) {
-		// What is eligible may not have been released yet: time passed.
+		// A message may have become eligible since the last step.
 		t.advance(now, fx)
 		if !t.Room(len(msgs)) {
 			t.counters.Refused += uint64(len(msgs))
@@ -91,8 +90,8 @@ func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
 	return nil
 }
 
-// Enter accepts msgs, in order, whatever room there is: the rest of a batch of
-// which Put took the first. It takes ownership of them.
+// Enter accepts msgs, in order, even without room: the rest of a batch whose first messages Put
+// accepted. Enter takes ownership of the messages.
 func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 	for _, m := range msgs {
 		fx.Held += m.Size()
@@ -111,8 +110,8 @@ func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 	t.maxWaiting = max(t.maxWaiting, t.Waiting())
 }
 
-// Takes reports whether Put, n times, would accept each of n messages and none of
-// them has to wait for room.
+// Takes reports whether n calls of Put would each accept a message at once, without waiting for
+// room.
 func (t *Topic) Takes(n int) bool {
 	return !(t.limited && t.over.Reject) && t.free() >= n
 }
@@ -123,7 +122,7 @@ func (t *Topic) Room(n int) bool {
 	return n <= 0 || t.log.room(n)
 }
 
-// Tick does what is due: releases, message timeouts, deferred messages.
+// Tick does what is due: releases, message timeouts and ends of deferrals.
 func (t *Topic) Tick(now mono.Time, fx *Effects) {
 	for _, c := range t.channels {
 		c.expire(now)
@@ -136,8 +135,8 @@ func (t *Topic) Tick(now mono.Time, fx *Effects) {
 	}
 }
 
-// ReleaseDeadline is when the head of the backlog gets its token; mono.Never if
-// nothing waits for that. Tick must be called then.
+// ReleaseDeadline returns when the head of the backlog gets its token or its TTL ends; mono.Never
+// if no message waits for a token. The owner must call Tick then.
 func (t *Topic) ReleaseDeadline() mono.Time {
 	if t.waiting.len() == 0 || !t.open() || t.onHold {
 		return mono.Never
@@ -146,9 +145,9 @@ func (t *Topic) ReleaseDeadline() mono.Time {
 	return min(t.eligible(arrival), t.expiry.end(arrival))
 }
 
-// ChannelDeadline is when the next message times out or ends its deferral, or
-// before: it may be of one that is done with since the last Tick, lest every step
-// have to ask all channels. mono.Never if there is none. Tick must be called then.
+// ChannelDeadline returns a time no later than the next message timeout or end of a deferral;
+// mono.Never if there is none. The owner must call Tick then. The time may be too early if the
+// message was finished since the last Tick, because a step does not ask all channels.
 func (t *Topic) ChannelDeadline() mono.Time { return t.due }
 
 // open reports whether a message may leave the topic, tokens apart.
@@ -164,8 +163,8 @@ func (t *Topic) open() bool {
 	return true
 }
 
-// memory is how many messages may wait in memory. While that is tight it is one, which does
-// not stay.
+// memory returns the number of messages that may wait in memory. Under memory pressure the limit
+// is one message, and only if the message can leave the topic at once.
 func (t *Topic) memory() int {
 	switch {
 	case !t.tight:
@@ -176,7 +175,7 @@ func (t *Topic) memory() int {
 	return 0
 }
 
-// wants returns what the backlog has to get from the log, and from where.
+// wants returns the offset and the number of messages that the backlog needs from the log.
 func (t *Topic) wants() (from Offset, n int) {
 	if t.stopped {
 		return 0, 0
@@ -184,8 +183,8 @@ func (t *Topic) wants() (from Offset, n int) {
 	return t.backlog.wants(t.memory())
 }
 
-// advance releases from the head of the backlog while it is eligible, and has the
-// backlog filled up from behind.
+// advance releases messages from the head of the backlog while the head is eligible, and asks for
+// a read of the log if the backlog has room.
 func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)
 	if t.backlog.behind || t.backlog.absent.len() > 0 {
@@ -206,7 +205,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	for leaves && t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		if t.expiry.ended(m.Arrival, now) {
-			// Each channel discards it: no channel has a longer TTL than the topic.
+			// Each channel discards the message: no channel has a longer TTL than the topic.
 			m.Access, m.Held, m.Released = 0, 0, now
 			t.backlog.pop()
 			t.counters.Released--
@@ -238,7 +237,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 		}
 	}
 	if t.passed && !t.backlog.behind && t.backlog.window.slots.len() == 0 {
-		// Channels may have what is for them alone at the end of the log.
+		// The end of the log may have messages for one channel only.
 		t.passed, t.front = false, t.end
 		for _, c := range t.channels {
 			c.behind = c.behind || c.tracked
@@ -248,11 +247,10 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	t.heldUp = (t.limited || t.Waiting() > 0) && !(leaves && t.open())
 }
 
-// Pause stops releases; messages are still accepted.
+// Pause stops releases; the topic still accepts messages.
 func (t *Topic) Pause() { t.paused, t.heldUp = true, true }
 
-// Stop ends releases and deliveries for good, whatever step comes after it:
-// what is held stays as it is, for Leave.
+// Stop ends releases and deliveries for good. The topic keeps its messages for Leave.
 func (t *Topic) Stop() {
 	t.stopped = true
 	for _, c := range t.channels {
@@ -260,7 +258,7 @@ func (t *Topic) Stop() {
 	}
 }
 
-// Unpause releases what became eligible meanwhile.
+// Unpause resumes releases.
 func (t *Topic) Unpause(now mono.Time, fx *Effects) {
 	t.paused = false
 	t.advance(now, fx)
@@ -269,8 +267,8 @@ func (t *Topic) Unpause(now mono.Time, fx *Effects) {
 // Paused reports whether the topic is paused.
 func (t *Topic) Paused() bool { return t.paused }
 
-// Empty discards the messages that wait in the topic and returns how many.
-// Its channels keep theirs.
+// Empty discards the messages that wait in the topic and returns their number. The channels keep
+// their messages.
 func (t *Topic) Empty(now mono.Time, fx *Effects) int {
 	n := t.backlog.empty(fx)
 	t.front = t.end
@@ -289,12 +287,12 @@ func (t *Topic) Empty(now mono.Time, fx *Effects) int {
 	}
 	t.changes++
 	t.read.moved = true
-	t.goOn(now, fx) // a channel may have been as far ahead as it may be
+	t.goOn(now, fx) // a channel may have been at MaxUnfinished
 	return n
 }
 
-// CreateChannel returns the channel of that name and creates it if need be.
-// The first channel gets the messages that waited for one.
+// CreateChannel returns the channel with the given name and creates the channel if necessary. The
+// first channel gets the messages that waited for a channel.
 func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel {
 	i, found := t.find(name)
 	if found {
@@ -309,17 +307,17 @@ func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel 
 	return c
 }
 
-// DeleteChannel removes the channel with all it holds. What waited only
-// because that channel was full is released.
+// DeleteChannel removes the channel and its messages. The topic releases messages that waited
+// only because the channel was full. Error: ErrUnknownChannel.
 func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 	i, found := t.find(name)
 	if !found {
 		return ErrUnknownChannel
 	}
 	c := t.channels[i]
-	c.stopped = true // the owner may still have it
+	c.stopped = true // the owner may still have the channel
 	for _, o := range c.aheadOffsets() {
-		t.avoid(o, o+1) // another of its name would get it
+		t.avoid(o, o+1) // else a new channel with the same name would get the message
 	}
 	c.empty(fx)
 	t.channels = slices.Delete(t.channels, i, i+1)
@@ -328,11 +326,11 @@ func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 	return nil
 }
 
-// The steps of a consumer. Each may make room in a full channel, so each ends
-// by releasing what can be released.
+// The steps of a consumer. Each step may make room in a full channel, so each step ends with a
+// release.
 
-// FinishBatch ends the lives of messages in the channel, in one step: it appends to errs
-// what became of each. Error: ErrNotInFlight.
+// FinishBatch finishes messages in the channel, in one step, and appends the result of each
+// message to errs. Error: ErrNotInFlight.
 func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, batch []MessageID, fx *Effects, errs []error) []error {
 	for _, m := range batch {
 		errs = append(errs, c.finish(id, m, fx))
@@ -341,8 +339,8 @@ func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, batch []Me
 	return errs
 }
 
-// Requeue gives a message back, to be delivered again after delay.
-// Error: ErrNotInFlight.
+// Requeue takes a message back from the consumer. The channel delivers the message again after
+// delay. Error: ErrNotInFlight.
 func (t *Topic) Requeue(now mono.Time, c *Channel, id ConsumerID, m MessageID, delay time.Duration, fx *Effects) error {
 	if err := c.requeue(now, id, m, delay); err != nil {
 		return err
@@ -351,16 +349,16 @@ func (t *Topic) Requeue(now mono.Time, c *Channel, id ConsumerID, m MessageID, d
 	return nil
 }
 
-// Touch restarts a message's timeout, up to Config.MaxInFlight after its
-// delivery. Error: ErrNotInFlight.
+// Touch restarts a message's timeout, up to Config.MaxInFlight after its delivery. Error:
+// ErrNotInFlight.
 func (t *Topic) Touch(now mono.Time, c *Channel, id ConsumerID, m MessageID) error {
 	err := c.touch(now, id, m)
 	t.due = min(t.due, c.Deadline())
 	return err
 }
 
-// SetReady sets how many messages the consumer may hold at once.
-// Error: ErrUnknownConsumer.
+// SetReady sets the consumer's RDY: how many messages it may hold at once. Error:
+// ErrUnknownConsumer.
 func (t *Topic) SetReady(now mono.Time, c *Channel, id ConsumerID, n int, fx *Effects) error {
 	if err := c.setReady(id, n); err != nil {
 		return err
@@ -369,46 +367,47 @@ func (t *Topic) SetReady(now mono.Time, c *Channel, id ConsumerID, n int, fx *Ef
 	return nil
 }
 
-// Resume gives a stalled consumer credit again: it takes its deliveries.
+// Resume gives a stalled consumer credit again, because the consumer takes its deliveries.
 func (t *Topic) Resume(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
 	c.resume(id)
 	t.settle(now, c, fx)
 }
 
-// RemoveConsumer gives back all that the consumer holds.
+// RemoveConsumer takes back all messages that the consumer holds.
 func (t *Topic) RemoveConsumer(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
 	c.removeConsumer(id)
 	t.settle(now, c, fx)
 }
 
-// UnpauseChannel resumes them.
+// UnpauseChannel resumes deliveries of the channel.
 func (t *Topic) UnpauseChannel(now mono.Time, c *Channel, fx *Effects) {
 	c.paused = false
 	t.settle(now, c, fx)
 }
 
-// EmptyChannel discards the channel's messages and returns how many. What
-// consumers hold is theirs no longer: their FIN will be refused.
+// EmptyChannel discards the channel's messages and returns their number. Consumers lose the
+// messages that they hold: the channel refuses their FIN.
 func (t *Topic) EmptyChannel(now mono.Time, c *Channel, fx *Effects) int {
 	n := c.empty(fx)
 	t.settle(now, c, fx)
 	return n
 }
 
-// Seek moves the channel's cursor: it gets what was released from that offset on, once
-// more if it had it, and nothing before it. What it holds, in flight, deferred or requeued,
-// it holds no longer, as with EmptyChannel; what is not released yet comes when it is. None
-// of it takes a token again. What it gets from there on counts as published to it anew.
-// records is about how many the log has from there on. Error: ErrNoCursor.
+// Seek moves the channel's cursor to an offset. The channel gets every message released from that
+// offset on, again if necessary, and nothing before. As in EmptyChannel, the channel loses the
+// messages that are in flight, deferred or requeued. Messages not yet released come at their
+// release. No message takes a second token. Messages from the offset on count again in
+// ChannelCounters.Messages. records estimates the number of records in the log from the offset
+// on. Error: ErrNoCursor.
 func (t *Topic) Seek(now mono.Time, c *Channel, to Offset, records int, fx *Effects) error {
 	if !c.tracked {
 		return ErrNoCursor
 	}
 	if to < t.front {
-		t.writeUpTo(t.front, nil) // what memory alone has, and perhaps for this channel alone
+		t.writeUpTo(t.front, nil) // the channel may need messages that are only in memory
 	}
 	c.empty(fx)
-	if c.opened = now; to < t.front { // it is not the broker that was late with what comes again
+	if c.opened = now; to < t.front { // a repeated message is not the broker's delay
 		c.seek(to, records)
 		c.counters.Messages += uint64(c.late)
 		fx.Disk = true
@@ -422,14 +421,14 @@ func (t *Topic) settle(now mono.Time, c *Channel, fx *Effects) {
 	t.advance(now, fx)
 }
 
-// serve has a channel do what it may do now.
+// serve runs the channel's due deliveries.
 func (t *Topic) serve(now mono.Time, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
 	t.due = min(t.due, c.Deadline())
 	c.want(fx)
 }
 
-// goOn does what channels may do now that were too far ahead.
+// goOn serves every channel after one may have gained room below MaxUnfinished.
 func (t *Topic) goOn(now mono.Time, fx *Effects) {
 	for _, c := range t.channels {
 		t.serve(now, c, fx)

@@ -1,21 +1,21 @@
 package queue
 
-// Offset is a message's place in its topic's log: how many were accepted before it.
+// Offset is a message's place in its topic's log: the number of messages accepted before it.
 type Offset uint64
 
-// window is what is open of a run of offsets: a slot is the zero value once that
-// offset is done.
+// window is a run of offsets with a slot for each. The slot of a finished offset is the zero
+// value.
 //
-// Invariant: if there are slots, the first is open.
+// Invariant: the first slot, if any, is open.
 type window[T comparable] struct {
-	next  Offset // all before are done
+	next  Offset // all offsets before are done
 	slots ring[T]
 }
 
-// end is the first offset beyond the run.
+// end returns the first offset beyond the run.
 func (w *window[T]) end() Offset { return w.next + Offset(w.slots.len()) }
 
-// get returns what is open at an offset; the zero value if nothing is.
+// get returns the open value at an offset, or the zero value.
 func (w *window[T]) get(o Offset) (v T) {
 	if o >= w.next && o < w.end() {
 		v = w.slots.at(int(o - w.next))
@@ -23,7 +23,7 @@ func (w *window[T]) get(o Offset) (v T) {
 	return v
 }
 
-// push makes the run longer by one.
+// push extends the run by one offset.
 func (w *window[T]) push(v T) {
 	var none T
 	if v == none && w.slots.len() == 0 {
@@ -33,10 +33,10 @@ func (w *window[T]) push(v T) {
 	w.slots.push(v)
 }
 
-// set replaces what is open. Requires: o is in the run.
+// set replaces the value at an offset. Requires: o is in the run.
 func (w *window[T]) set(o Offset, v T) { w.slots.set(int(o-w.next), v) }
 
-// done closes an offset; one beside the run is closed already.
+// done closes an offset. An offset outside the run is closed already.
 func (w *window[T]) done(o Offset) {
 	if o < w.next || o >= w.end() {
 		return
@@ -55,7 +55,7 @@ func (w *window[T]) trim() {
 	}
 }
 
-// reach makes the run end at o, or further on, by slots that are done.
+// reach extends the run with finished slots until it ends at o or beyond.
 func (w *window[T]) reach(o Offset) {
 	if w.slots.len() == 0 {
 		w.next = max(w.next, o)
