@@ -361,6 +361,30 @@ var _ = Describe("The agent", func() {
 		}
 	})
 
+	It("carries out a channel order after the message before it", func() {
+		control, _ := joined()
+		defer stop()
+		entered, disk := make(chan struct{}), make(chan error)
+		node.Sabotage(func(string) error {
+			close(entered)
+			return <-disk
+		}, nil)
+		begun := make(chan string, 10)
+		node.SabotageChange(func(topic string) error {
+			begun <- topic
+			return nil
+		})
+		control.send(prepare(1, "t"))
+		Eventually(entered).Should(BeClosed())
+		control.send(order(2, "t", "d"))
+		Consistently(begun, "50ms").ShouldNot(Receive())
+		disk <- nil
+		Expect(result(control)).To(HaveField("Error", ""))
+		Expect(applied(control)).To(HaveField("Request", uint64(2)))
+		is, _ := node.Topic("t")
+		Expect(is.Channels).To(Equal([]string{"c", "d"}))
+	})
+
 	It("carries out the orders of a session before the next session begins", func() {
 		control, _ := joined()
 		defer stop()

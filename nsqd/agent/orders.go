@@ -12,8 +12,9 @@ import (
 //
 // The session reads its messages in order, and hands ChannelOrders to the worker and everything
 // else to the owner. Before it hands over a message that creates, removes or moves something of
-// a topic, it waits until the worker is idle. So the orders before the message are carried out
-// before it, and those after the message after it.
+// a topic, it waits until the worker is idle, and after that until the owner has carried the
+// message out. So the orders before the message are carried out before it, and those after the
+// message after it.
 
 // maxOrders bounds the ChannelOrders that wait. Beyond it the session reads no further, which
 // pushes back on the control plane.
@@ -87,8 +88,8 @@ func (q *orderQueue) carryOut(batch []*srtmv1.ChannelOrder) (faults []*srtmv1.Ch
 	return faults
 }
 
-// followsOrders reports whether a message is about what ChannelOrders change.
-func followsOrders(m *srtmv1.ControllerMessage) bool {
+// changesTopic reports whether a message is about what ChannelOrders change.
+func changesTopic(m *srtmv1.ControllerMessage) bool {
 	switch m.Message.(type) {
 	case *srtmv1.ControllerMessage_Prepare, *srtmv1.ControllerMessage_Remove, *srtmv1.ControllerMessage_Seek, *srtmv1.ControllerMessage_TakeOver:
 		return true

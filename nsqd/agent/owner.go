@@ -152,10 +152,20 @@ func (a *core) controlReconnector(ctx context.Context) reconnector[srtmv1.Broker
 				orders.put(order)
 				return
 			}
-			if followsOrders(m) {
-				orders.wait()
+			if !changesTopic(m) {
+				a.do(ctx, func(o *owner) { o.controlIn(l, m) })
+				return
 			}
-			a.do(ctx, func(o *owner) { o.controlIn(l, m) })
+			orders.wait()
+			done := make(chan struct{})
+			a.do(ctx, func(o *owner) {
+				defer close(done)
+				o.controlIn(l, m)
+			})
+			select {
+			case <-done:
+			case <-ctx.Done():
+			}
 		},
 		down: func(l *controlLink, err error) {
 			a.do(ctx, func(o *owner) { o.controlDown(l, err) })
