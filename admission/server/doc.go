@@ -1,27 +1,25 @@
-// Package server decides admission. It answers questions over UDP from buckets in
-// memory (udp.go), gets what it does not have from the store (lookup.go), and keeps
-// the two alike (sync.go): edits of rules reach it within a poll, what keys hold goes
-// to the store with each check-point. With others on the same store it divides the
-// keys (owners.go): each partition has one owner, by a lease, and each owner a follower
-// (replicas.go), which is sent what keys hold and takes over.
+// Package server decides admission. The server answers questions over UDP from buckets in memory
+// (udp.go). It looks up unknown keys in the store (lookup.go). It polls the store for rule edits and
+// saves credits with each check-point (sync.go). Servers on the same store divide the keys (owners.go):
+// each partition has one owner, which holds a lease. Each owner sends credits to a follower, which can
+// take over (replicas.go).
 //
-// Concurrency: one goroutine a socket, each with a port-sharing socket of its own, so
-// that an asker is always heard by the same one; 64 shards with a lock each, of which
-// a decision takes one; a lock around each session's answers, held for the look at
-// them only. No two locks of different kinds are held at once, but rules.mu
-// with a shard. saving is taken before any.
+// Concurrency: each socket has one goroutine. The sockets share the port, and the kernel sends all
+// datagrams of an asker to the same socket. The keys are in 64 shards; a decision takes the lock of one
+// shard. Each session has a lock for its answers. A goroutine holds at most one kind of lock, except
+// rules.mu together with a shard's lock. saving is taken before any other lock.
 //
-// Guarantee. While the server runs: at most C + A*t of a key in any interval t. After
-// kill -9 a key starts with what its follower was sent last, or with what it held at the last
-// check-point, so that it is admitted at most what it was admitted since then more, and
-// never more than C; a strict key starts empty, once the
-// lease of the server before is over, so that it is admitted nothing more. The same holds when another server takes over, but that an
-// owner that lives and is cut off from the store goes on with keys that are not strict:
-// then they are admitted C + A*t by each. A move of a partition loses and adds nothing.
+// Guarantee. While the server runs, it admits at most C + A*t of a key in any interval t. After kill -9
+// a key starts with the credits that were last sent to the follower, or with the credits of the last
+// check-point. So the excess is at most the cost admitted since then, and never more than C. A strict
+// key starts empty once the previous server's lease is over, so there is no excess. The same holds when
+// another server takes over, with one exception: an owner that lives but is cut off from the store
+// still decides for keys that are not strict. Both servers then admit C + A*t of such a key. Moving a
+// partition neither loses nor adds credits.
 //
-// Of an owner, its follower and the store two decide. The owner goes on with strict keys
-// for 5 s after the store took its renewal, or after it sent what its follower
-// acknowledged; the follower acknowledges nothing once it may take over, which is 6 s
-// after both were silent, nor when it has not read the store for 59 s; and others take over
-// when it has not renewed its lease there for 60 s.
+// Two of three (owner, follower, store) decide. The owner decides for strict keys until 5 s after the
+// store accepted its renewal, or 5 s after it sent credits that its follower acknowledged. The follower
+// may take over once the owner has been silent for 6 s to both the follower and the store. From then on
+// it acknowledges nothing, and also if it has not read the store for 59 s. Other servers may take over
+// once the follower has not renewed its lease for 60 s.
 package server

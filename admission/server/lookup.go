@@ -15,16 +15,16 @@ import (
 
 const (
 	lookupWorkers = 4
-	maxLookups    = 4096 // keys being looked up
-	maxPending    = 64   // questions that wait for one of them
-	keysAtOnce    = 128  // that the store is asked for
+	maxLookups    = 4096 // keys
+	maxPending    = 64   // questions per key
+	keysAtOnce    = 128  // keys per request to the store
 )
 
-// errNotPlaced says that a partition moved while its key was looked up, or that a strict
-// key waits for the end of an earlier owner's lease.
+// errNotPlaced means that the partition moved during the lookup, or that an earlier owner's lease still
+// covers a strict key.
 var errNotPlaced = errors.New("not the owner, or not yet")
 
-// pending is a question that waits for its key.
+// pending is a question that waits for the lookup of its key.
 type pending struct {
 	loop   *loop
 	asker  *session
@@ -33,27 +33,27 @@ type pending struct {
 	number uint64
 	cost   uint32
 	peek   bool
-	until  mono.Time // it is not decided after that
-	denied mono.Time // when the asker denies it, at least until
+	until  mono.Time // deadline for a decision
+	denied mono.Time // earliest time at which the asker denies the request itself
 }
 
-// lookups are the keys that the store is asked for, each once.
+// lookups holds the keys being looked up, each once.
 type lookups struct {
 	mu      sync.Mutex
 	waiting map[string][]pending
-	queue   chan string // keys of waiting that no worker has yet
+	queue   chan string // keys of waiting that no worker has taken yet
 }
 
-// added says what came of lookups.add.
+// added is the result of lookups.add.
 type added int
 
 const (
 	waits  added = iota
-	noRoom       // the key is looked up, or others are; too many questions wait
-	noKey        // not a valid key: a store would refuse it, and the keys that it is asked for with it
+	noRoom       // too many questions or keys wait; the key may be among them
+	noKey        // invalid key: the store would refuse the whole request that contains it
 )
 
-// add has a question wait for its key.
+// add queues a question until its key is looked up.
 func (l *lookups) add(key string, p pending) added {
 	if rule.ValidKey(key) != nil {
 		return noKey
@@ -66,7 +66,7 @@ func (l *lookups) add(key string, p pending) added {
 	}
 	l.waiting[key] = append(questions, p)
 	if !known {
-		l.queue <- key // has room: no more keys wait than it holds
+		l.queue <- key // never blocks: queue holds maxLookups keys
 	}
 	return waits
 }
@@ -79,7 +79,7 @@ func (l *lookups) take(key string) []pending {
 	return questions
 }
 
-// next takes the key, and others of the queue, as many as the store is asked for at once.
+// next returns key and up to keysAtOnce-1 more keys from the queue.
 func (l *lookups) next(key string) []*lookup {
 	keys := []*lookup{{key: key}}
 	for len(keys) < keysAtOnce {
@@ -93,18 +93,18 @@ func (l *lookups) next(key string) []*lookup {
 	return keys
 }
 
-// lookup is of one key.
+// lookup is the lookup of one key.
 type lookup struct {
 	key string
-	own *rule.Rule // nil: none, the default is its rule
+	own *rule.Rule // the key's own rule; nil: a default applies
 
-	full bool // there is no room for it
+	full bool // the shard has no room for the key
 	err  error
 }
 
-// lookUp is a worker.
+// lookUp runs one lookup worker.
 func (s *Server) lookUp(ctx context.Context) {
-	sealer, _ := wire.NewSealer(s.cfg.Keys) // which were good at the start
+	sealer, _ := wire.NewSealer(s.cfg.Keys) // New has checked the keys
 	for {
 		select {
 		case <-ctx.Done():
@@ -136,8 +136,8 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sea
 	}
 }
 
-// conclude answers a question whose key was looked up. It decides nothing that the asker has
-// denied meanwhile.
+// conclude answers a question whose key was looked up. If the question is past its deadline, conclude
+// does not decide it.
 func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 	v, here, charged := table.Verdict{}, true, uint32(0)
 	now := s.cfg.Now().Mono
@@ -145,7 +145,7 @@ func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 	case k.err != nil:
 	case p.until.Before(now):
 		s.metrics.late.Inc()
-		if p.denied.Before(now) { // nor is a copy that comes yet
+		if p.denied.Before(now) { // no late copy of the question may be decided either
 			p.asker.mu.Lock()
 			p.asker.answers.Replace(p.number, answered{kind: wire.Busy})
 			p.asker.mu.Unlock()
@@ -154,7 +154,7 @@ func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 		v = table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull, Full: math.MaxInt64}
 		s.metrics.full.Inc()
 	default:
-		v, here = s.decide([]byte(k.key), p.cost, now, p.peek) // or it was evicted at once
+		v, here = s.decide([]byte(k.key), p.cost, now, p.peek) // the key may have been evicted at once; then v.Known is false
 		charged = chargeOf(&v, p.cost, p.peek)
 	}
 	a := s.answer([]byte(k.key), p.asker, p.number, &v, here, charged, now)
@@ -162,7 +162,7 @@ func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
 }
 
-// learn brings keys from the store.
+// learn reads the rules and credits of keys from the store and places the keys in their shards.
 func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	s.metrics.lookups.Add(float64(len(keys)))
 	names, owners := make([]string, len(keys)), s.owners.Load()
@@ -170,7 +170,7 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 		names[i] = k.key
 	}
 	last, err := s.cfg.Store.LastChange(ctx)
-	if err == nil && last != s.rules.followed.Load() { // an edit of the defaults counts at once for keys that are new
+	if err == nil && last != s.rules.followed.Load() { // an edit of a default rule applies at once to new keys
 		err = s.rules.poll(ctx)
 	}
 	var rules map[string]rule.Rule
@@ -187,14 +187,14 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 		if err != nil || s.rules.followed.Load() == change {
 			break
 		}
-		s.rules.mu.RUnlock() // an edit was followed meanwhile, and what was read may be older: again, until ctx ends
+		s.rules.mu.RUnlock() // an edit was followed meanwhile; the rules read may be stale. Retry until ctx ends.
 	}
 	defer s.rules.mu.RUnlock()
 	for _, k := range keys {
 		if k.err = err; err != nil {
 			continue
 		}
-		if r, ok := rules[k.key]; ok && !r.Default() { // which is a default for the key of that name, too
+		if r, ok := rules[k.key]; ok && !r.Default() { // a default rule may have the same name as the key
 			k.own = &r
 		}
 		var credit *table.Credit
@@ -205,14 +205,15 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	}
 }
 
-// place puts a key into its shard, unless that is full, or the partition is not what it
-// was before its credit was read, or another may still decide for the key. Requires: rules.mu held.
+// place puts a key into its shard. If the shard is full, place sets k.full. If the partition has
+// changed since the credit was read, or an earlier owner may still decide for the key, place sets k.err
+// to errNotPlaced. Requires: rules.mu held.
 func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 	r := s.rules.of(k.key, k.own, 0)
 	p := rule.Partition(k.key, rule.Partitions)
 	was := before.all[p]
 	if credit != nil {
-		s.advance(credit.At) // or what is written next would pass for older
+		s.advance(credit.At) // otherwise this server's next check-point would look older than credit
 	}
 	now := s.now()
 	if r.Strict && now.Wall < was.Lost {
@@ -220,7 +221,7 @@ func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 		return
 	}
 	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
-		credit = &table.Credit{Key: k.key, At: was.Lost} // held nothing then, whatever is stored of before
+		credit = &table.Credit{Key: k.key, At: was.Lost} // empty at that time, whatever the store has from before
 	}
 	s.shards.at(p%shardCount, func(keys *table.Shard) {
 		if t := s.owners.Load(); t.mine[p] && t.all[p].Epoch == was.Epoch && t.instance == before.instance {

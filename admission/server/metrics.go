@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// metrics are resolved once, so that to count takes no look at labels.
+// metrics holds counters with resolved labels, so that counting needs no label lookup.
 type metrics struct {
 	admitted, denied, admittedDefault, deniedDefault, shadow, full prometheus.Counter
 
@@ -21,7 +21,7 @@ type metrics struct {
 }
 
 func (m *metrics) init(s *Server, reg prometheus.Registerer) {
-	auto := promauto.With(reg) // which may be nil
+	auto := promauto.With(reg) // reg may be nil
 	counter := func(name, help string) prometheus.Counter {
 		return auto.NewCounter(prometheus.CounterOpts{Name: "srtm_admission_" + name, Help: help})
 	}

@@ -20,27 +20,28 @@ import (
 )
 
 const (
-	// A member that has not renewed its lease for so long may be replaced, and stops strict
-	// rules a second before that. A tenth of a second is more than clocks come apart in it.
+	// leaseOver is the silence after which an owner may be replaced. An owner stops deciding for strict
+	// keys strictOver after its last renewal, a second earlier. Clocks drift apart far less than that
+	// in this time.
 	leaseOver  = store.Lease
 	strictOver = 5 * time.Second
-	// movedAtOnce is how many partitions are handed over together, and half as many after
-	// each time that this took too long: meanwhile they stop, and the lease is not renewed.
+	// movedAtOnce is the most partitions in one hand-over. Each failed hand-over halves the number,
+	// because these partitions are stopped and the lease is not renewed during a hand-over.
 	movedAtOnce = 1024
-	// renewAgain is how long a server waits after a renewal that failed at once.
+	// renewAgain is the pause after a renewal that failed at once.
 	renewAgain = 200 * time.Millisecond
 )
 
-// owners is a table of who owns what. Never changed: each version is a new one.
+// owners is an immutable table of the owner of each partition.
 type owners struct {
-	instance int64  // of this process, that read it: what another one had is void
-	number   uint64 // of the store
+	instance int64  // of the process that read the table; keys of another instance are void
+	number   uint64 // version of the store's table
 	all      []store.Partition
-	mine     [rule.Partitions]bool // decided here
+	mine     [rule.Partitions]bool // partitions that this server decides
 }
 
-// now is the time, whose wall clock is the store's: it never goes back, nor behind what
-// the owners before wrote of keys that are here.
+// now returns the time. Its wall clock is the store's clock: it never goes back, and it is never behind
+// the times that previous owners wrote with the credits of this server's keys.
 func (s *Server) now() table.Now {
 	now := s.cfg.Now()
 	now.Wall += time.Duration(s.ahead.Load())
@@ -55,7 +56,7 @@ func (s *Server) advance(floor time.Duration) {
 
 func newInstance() int64 { return 1 + rand.Int64N(math.MaxInt64) }
 
-// join has the server own what it owned before, and reads the rules.
+// join makes the server a member with the partitions it owned before, and reads the rules.
 func (s *Server) join(ctx context.Context) error {
 	s.replicas.become(s.me.Instance)
 	if s.cfg.Dial != nil {
@@ -79,8 +80,8 @@ func (s *Server) join(ctx context.Context) error {
 	return s.readOwners(ctx)
 }
 
-// reconcile renews the lease, takes what silent members owned, and hands over what is to
-// move. After a failure it tries again soon: what is left of the lease may be enough.
+// reconcile renews the lease, takes over the partitions of silent members, and hands over partitions
+// that are to move. After a failure it retries soon, while the lease may still be valid.
 func (s *Server) reconcile(ctx context.Context) {
 	err := s.tendOnce(ctx)
 	if ctx.Err() != nil {
@@ -122,8 +123,8 @@ func (s *Server) tendOnce(ctx context.Context) error {
 	return err
 }
 
-// rejoin begins anew. What this process holds is void: until the store's answers have
-// come it is no member, and writes nothing.
+// rejoin makes the server a new member under a new instance. All keys in memory become void. Until the
+// store has answered, the server is no member and writes nothing.
 func (s *Server) rejoin(ctx context.Context) error {
 	before := s.owners.Load()
 	s.owners.Store(&owners{instance: before.instance, all: before.all})
@@ -137,7 +138,7 @@ func (s *Server) rejoin(ctx context.Context) error {
 	return err
 }
 
-// renew requires saving held.
+// renew renews the lease and acts on the members that the store returns. Requires: saving held.
 func (s *Server) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeDeadline)
 	defer cancel()
@@ -167,18 +168,18 @@ func (s *Server) renew(ctx context.Context) error {
 	return s.handOver(ctx, members)
 }
 
-// replaced is an owner that is silent, and its follower, where that must be so, too.
+// replaced is a silent owner, and its follower if the follower must be silent too.
 type replaced struct{ owner, follower store.Member }
 
-// watched are members, and since when each is as it is.
+// watched tracks how long each member has been unchanged.
 type watched struct {
 	since   map[store.Member]mono.Time
-	looked  mono.Time      // when members were last read
-	members []store.Member // as of then
+	looked  mono.Time // when members was last read
+	members []store.Member
 }
 
-// watch keeps since when each member has been as it is, and each owner and follower that is
-// none, which has nothing but its address or its instance.
+// watch updates since. It also tracks followers and owners that are not members, as Members that have
+// only an instance or only an address.
 func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 	is := map[store.Member]bool{}
 	addresses := map[string]bool{}
@@ -194,7 +195,7 @@ func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 		}
 	}
 	maps.DeleteFunc(w.since, func(m store.Member, _ mono.Time) bool { return !is[m] })
-	for m := range is { // order: each by itself
+	for m := range is { // order: each key by itself
 		if _, known := w.since[m]; !known {
 			w.since[m] = read
 		}
@@ -202,12 +203,16 @@ func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 	w.looked, w.members = read, members
 }
 
-// silent takes the time before and after members were read, and returns the owners that me
-// may replace: those that it has not heard, and that were seen without a sign of life for as long as a lease
-// takes, and that this one follows, or another that is silent for that one's lease, or none.
-// Of several servers that may the first one does.
+// silent returns the owners that me may replace, ordered by address. now and read are the times before
+// and after members were read. An owner may be replaced if all of these hold:
+//   - its member row has not changed for leaseOver
+//   - unheard reports that me has not heard it
+//   - me is its follower, or it has no follower, or its follower has been silent for
+//     store.FollowerLease
+//
+// If several servers may replace an owner, the first claim in the store wins.
 func (w *watched) silent(me store.Member, members []store.Member, t *owners, now, read mono.Time, unheard func(owner store.Member) bool) (over []replaced) {
-	if now.Sub(w.looked) > strictOver { // who could not be heard was not silent
+	if now.Sub(w.looked) > strictOver { // this server was not reading, so it cannot know who was silent
 		clear(w.since)
 	}
 	w.watch(members, t, read)
@@ -219,7 +224,7 @@ func (w *watched) silent(me store.Member, members []store.Member, t *owners, now
 		if m.Follower != 0 && m.Follower != me.Instance {
 			follower = member(members, m.Follower)
 			known := follower
-			known.Instance = m.Follower // of one that is gone, too
+			known.Instance = m.Follower // also if the follower is gone: watch tracks it by its instance
 			if now.Sub(w.since[known]) <= store.FollowerLease {
 				continue
 			}
@@ -252,8 +257,8 @@ func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (c
 	return claimed, nil
 }
 
-// readOwners follows the store's table. It drops the keys of all partitions that had
-// another owner meanwhile before it decides for them.
+// readOwners reads the store's table. Before it decides for a partition that had another owner
+// meanwhile, it drops the keys of that partition.
 func (s *Server) readOwners(ctx context.Context) error {
 	all, number, err := s.cfg.Store.Owners(ctx)
 	if err != nil {
@@ -274,7 +279,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 	}
 	none := *next
 	none.mine = kept
-	for i := range none.mine { // what is frozen stays so, until what it held is dropped
+	for i := range none.mine { // a frozen partition stays frozen until its keys are dropped
 		none.mine[i] = kept[i] && old.mine[i]
 	}
 	s.owners.Store(&none)
@@ -291,9 +296,9 @@ func (s *Server) readOwners(ctx context.Context) error {
 	return nil
 }
 
-// handOver moves the partitions that are to be another member's: it stops them, and
-// writes what changed and the new owner in one transaction. Whatever comes of it, the
-// store's table then says whose they are.
+// handOver moves partitions to the member that the store names as their target. It stops deciding for
+// these partitions, then writes the changed credits and the new owner in one transaction. If the result
+// is unknown, the next read of the store's table shows who owns the partitions.
 func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	t := s.owners.Load()
 	moving, to := map[int]bool{}, ""
@@ -313,7 +318,7 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	}
 	s.owners.Store(&frozen)
 	s.frozen = true
-	var credits []table.Credit // since the last check-point
+	var credits []table.Credit // changed since the last check-point
 	s.shards.allInTurns(func(keys *table.Shard, from int32) (next int32) {
 		credits, next = keys.Changed(table.Saver, credits, of, from, slotsAtOnce, s.now())
 		return next
@@ -321,12 +326,12 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
 		s.shards.unread(table.Saver, credits)
 		s.atOnce = max(1, s.atOnce/2)
-		return err // with the next renewal the store says whose they are
+		return err // the next renewal reads the owners from the store
 	}
 	s.me.Beat++
 	s.atOnce = min(movedAtOnce, 2*s.atOnce)
 	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
-	s.wakeUp() // there may be more
+	s.wakeUp() // more partitions may have to move
 	return s.readOwners(ctx)
 }
 
@@ -337,8 +342,7 @@ func (s *Server) wakeUp() {
 	}
 }
 
-// elsewhere is the answer to a question about a key that this server does not own, or
-// is handing over.
+// elsewhere returns the answer for a key that this server does not own or is handing over.
 func (s *Server) elsewhere(key []byte, a wire.Answer) wire.Answer {
 	p := rule.Partition(key, rule.Partitions)
 	t := s.owners.Load()
@@ -346,7 +350,7 @@ func (s *Server) elsewhere(key []byte, a wire.Answer) wire.Answer {
 	if t.all[p].Owner == s.me.Address {
 		a.Kind = wire.Busy
 	}
-	if now := s.cfg.Now().Mono; now.Sub(mono.Time(s.woken.Load())) > 100*time.Millisecond { // it may have come since
+	if now := s.cfg.Now().Mono; now.Sub(mono.Time(s.woken.Load())) > 100*time.Millisecond { // the key may have come to this server since the last read
 		s.woken.Store(int64(now))
 		s.wakeUp()
 	}

@@ -23,44 +23,44 @@ import (
 )
 
 const (
-	replicateDeadline = time.Second // of an exchange
-	// followerOver is for how long a follower may give its word after it last read who the
-	// members are. That others wait longer is for clocks, as with strictOver.
+	replicateDeadline = time.Second // per request
+	// followerOver is how long a follower may promise not to take over, counted from its last read of
+	// the members. Others wait longer (store.FollowerLease) because clocks differ, as with strictOver.
 	followerOver = store.FollowerLease - (leaseOver - strictOver)
 )
 
-// replicas are what this server knows as a follower of others, and what it needs to
-// replicate to its own.
+// replicas holds the credits that other owners sent to this server, and the connection to this server's
+// own follower.
 type replicas struct {
 	mu       sync.Mutex
-	me       int64              // instance
-	max      int                // of rows of all
-	of       map[int64]*replica // by instance
-	read     mono.Time          // Boot: before the store last said who is a member
-	follower store.Member       // Instance 0: none that may be relied on
+	me       int64              // instance of this server
+	max      int                // keys in all replicas
+	of       map[int64]*replica // by instance of the owner
+	read     mono.Time          // Boot clock: before the members were last read
+	follower store.Member       // Instance 0: no follower may be relied on
 	client   srtmv1.AdmissionReplicationClient
 	hangUp   func() error
 
-	word atomic.Int64 // by Boot: until when the follower takes nothing over
+	word atomic.Int64 // Boot clock: until then the follower takes nothing over
 }
 
-// replica is of one process. Its word to that is that it does not take over for as long
-// as it says, nor can another.
+// replica holds the credits that one owner process sent to this server. Each answer to the owner
+// promises for how long no server takes over.
 type replica struct {
 	keys  table.Replica
-	saved time.Duration // wall clock: what changed before is not in keys
-	heard mono.Time     // Boot
-	beat  int64         // that the store has of it; 0 where this server does not follow it
-	// replaced is the beat that it had when this server tried to replace it. Whatever came
-	// of that, it cannot succeed any more once there is another.
+	saved time.Duration // wall clock: changes before it are in the store
+	heard mono.Time     // Boot clock: when the owner last sent
+	beat  int64         // the owner's beat in the store; 0 if this server does not follow the owner
+	// replaced is the owner's beat when this server tried to replace it. Once the store has a later
+	// beat, that attempt cannot succeed any more.
 	replaced int64
-	ended    bool // its successor has asked
+	ended    bool // the owner's successor has called Recover
 }
 
-// over reports that nothing more is taken from the process: it is being replaced.
+// over reports that the owner is being replaced, so its credits are refused.
 func (r *replica) over() bool { return r.ended || r.replaced != 0 && r.beat <= r.replaced }
 
-// word returns for how long the process may count on this server.
+// word returns for how long this server promises not to take over.
 func (r *replica) word(read, now mono.Time) time.Duration {
 	if r.ended || r.beat <= r.replaced {
 		return 0
@@ -68,7 +68,7 @@ func (r *replica) word(read, now mono.Time) time.Duration {
 	return max(0, min(strictOver, followerOver-now.Sub(read)))
 }
 
-// become forgets all: this server is another process to others.
+// become discards all replicas and the follower: to other servers this is a new process.
 func (l *replicas) become(instance int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +76,7 @@ func (l *replicas) become(instance int64) {
 	l.rely(store.Member{}, nil, nil)
 }
 
-// room is for how many more keys there is room, with mu held.
+// room returns how many more keys fit. Requires: mu held.
 func (l *replicas) room() int {
 	room := l.max
 	for _, r := range l.of { // order: a sum
@@ -85,7 +85,8 @@ func (l *replicas) room() int {
 	return room
 }
 
-// rely changes the follower, with mu held. What the one before acknowledges does not count.
+// rely changes the follower. Acknowledgements of the previous follower no longer count. Requires: mu
+// held.
 func (l *replicas) rely(on store.Member, client srtmv1.AdmissionReplicationClient, hangUp func() error) {
 	if l.hangUp != nil {
 		l.hangUp()
@@ -94,7 +95,7 @@ func (l *replicas) rely(on store.Member, client srtmv1.AdmissionReplicationClien
 	l.word.Store(0)
 }
 
-// process returns what there is of a process, with mu held.
+// process returns the replica of an owner, and creates it if needed. Requires: mu held.
 func (l *replicas) process(instance int64) *replica {
 	r := l.of[instance]
 	if r == nil {
@@ -104,7 +105,8 @@ func (l *replicas) process(instance int64) *replica {
 	return r
 }
 
-// members follows what the store said of the others: read is from before that.
+// members updates the beats of the owners that this server follows. read is a time before the store was
+// asked.
 func (l *replicas) members(members []store.Member, read mono.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,8 +122,8 @@ func (l *replicas) members(members []store.Member, read mono.Time) {
 	maps.DeleteFunc(l.of, func(_ int64, r *replica) bool { return r.beat == 0 && read.Sub(r.heard) > leaseOver })
 }
 
-// silent reports whether nothing was heard of an owner here, and if so gives it no word and
-// takes nothing more from it, since it may be replaced.
+// silent reports whether m has not been heard for leaseOver. If so, silent marks m as being replaced:
+// from then on this server promises m nothing and refuses its credits.
 func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +138,7 @@ func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	return true
 }
 
-// some returns up to n of what a process sent.
+// some returns up to n of the credits that a process sent.
 func (l *replicas) some(process int64, n int) (some []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,7 +152,7 @@ func (l *replicas) some(process int64, n int) (some []table.Sent) {
 	return some
 }
 
-// saved forgets what some returned.
+// saved removes the credits that some returned.
 func (l *replicas) saved(process int64, some []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +170,7 @@ func (l *replicas) meant(instance int64) error {
 	return nil
 }
 
-// Replicate implements AdmissionReplication, for a follower.
+// Replicate implements AdmissionReplication on the follower.
 func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtmv1.ReplicateResponse, error) {
 	l := &s.replicas
 	l.mu.Lock()
@@ -196,7 +198,7 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 	return a, nil
 }
 
-// Recover implements AdmissionReplication, for a follower.
+// Recover implements AdmissionReplication on the follower.
 func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplication_RecoverServer) error {
 	l := &s.replicas
 	l.mu.Lock()
@@ -219,8 +221,8 @@ func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplicatio
 	return to.Send(&srtmv1.RecoverResponse{})
 }
 
-// surrender saves what a process sent that is over, before another takes its place: this
-// one or the next of its name. Requires: saving held.
+// surrender saves the credits that a process sent, before this server or the process's successor
+// replaces it. Requires: saving held.
 func (s *Server) surrender(ctx context.Context, process int64) error {
 	for {
 		some := s.replicas.some(process, s.batch)
@@ -229,7 +231,7 @@ func (s *Server) surrender(ctx context.Context, process int64) error {
 		}
 		var credits []table.Credit
 		t := s.owners.Load()
-		for _, sent := range some { // in the epoch before it was another server's, or it is older than it says
+		for _, sent := range some { // skip credits of an earlier epoch: the partition has had another owner since
 			if t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch == sent.Epoch {
 				credits = append(credits, sent.Credit)
 			}
@@ -244,7 +246,7 @@ func (s *Server) surrender(ctx context.Context, process int64) error {
 }
 
 func creditProto(c *table.Credit, epoch uint32) *srtmv1.AdmissionCredit {
-	up := c.At + time.Millisecond - 1 // as in the store
+	up := c.At + time.Millisecond - 1 // rounded up, as the store does
 	return &srtmv1.AdmissionCredit{Key: c.Key, CreditMilli: int64(c.Credits), AtMs: up.Milliseconds(), Epoch: epoch}
 }
 
@@ -254,8 +256,8 @@ func sentOf(c *srtmv1.AdmissionCredit) table.Sent {
 	}}
 }
 
-// recoverFrom has the follower of the process before of this name, if there was one that
-// did not stop in order, save what that had sent. It returns the follower's instance.
+// recoverFrom asks the follower of this server's previous process to save the credits it holds. It
+// returns the follower's instance, or 0 if the previous process left in order or had no follower.
 func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	members, err := s.cfg.Store.Members(ctx)
 	if err != nil {
@@ -278,7 +280,7 @@ func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	defer hangUp()
 	stream, err := client.Recover(ctx, &srtmv1.RecoverRequest{Owner: members[at].Instance, Follower: of.Instance})
 	if err == nil {
-		_, err = stream.Recv() // once it is saved
+		_, err = stream.Recv() // answered once the credits are saved
 	}
 	if err != nil {
 		return 0, err
@@ -286,7 +288,7 @@ func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	return of.Instance, nil
 }
 
-// member returns the one of an instance, or the zero Member.
+// member returns the member with the given instance, or the zero Member.
 func member(members []store.Member, instance int64) store.Member {
 	for _, m := range members {
 		if m.Instance == instance {
@@ -296,8 +298,8 @@ func member(members []store.Member, instance int64) store.Member {
 	return store.Member{}
 }
 
-// choose makes the next member in the order of addresses that lives this one's follower.
-// Until the store has it, no server is.
+// choose picks the follower: the next live member in the order of addresses. Until the store has
+// recorded a new follower, the server has none.
 func (s *Server) choose() (next store.Member) {
 	if s.cfg.Dial == nil {
 		return next
@@ -308,7 +310,7 @@ func (s *Server) choose() (next store.Member) {
 		m := &w.members[i]
 		if m.Instance != s.me.Instance && m.Replicate != "" && w.looked.Sub(w.since[*m]) <= leaseOver &&
 			(next.Instance == 0 || next.Address < s.me.Address && m.Address > s.me.Address) {
-			next = *m // in order: the first one, or the first after this server
+			next = *m // members are ordered: take the first, or the first after this server
 		}
 	}
 	l.mu.Lock()
@@ -320,7 +322,7 @@ func (s *Server) choose() (next store.Member) {
 	return next
 }
 
-// chosen is after the store has the follower.
+// chosen connects to the follower after the store has recorded it.
 func (s *Server) chosen(next store.Member) {
 	l := &s.replicas
 	if l.mu.Lock(); next.Instance == l.follower.Instance {
@@ -348,7 +350,8 @@ func (s *Server) replicate(ctx context.Context) {
 	}
 }
 
-// replicateOnce sends the follower all that changed, and at least a sign of life.
+// replicateOnce sends all changed credits to the follower. It sends at least one message, as a sign of
+// life.
 func (s *Server) replicateOnce(ctx context.Context) error {
 	l := &s.replicas
 	l.mu.Lock()

@@ -10,31 +10,31 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// rules are the defaults, and how far edits are followed.
+// rules holds the default rules, and the number of the last edit that was applied.
 type rules struct {
 	// set once
 	store  Store
 	shards *shards
 	now    func() table.Now
-	edited func() // called after edits were followed
+	edited func() // called after edits were applied
 
 	polling  sync.Mutex    // taken before mu
-	followed atomic.Uint64 // the last edit that is
-	polled   atomic.Int64  // when edits were last looked for with success, mono.Time
+	followed atomic.Uint64 // number of the last applied edit; written under mu
+	polled   atomic.Int64  // mono.Time of the last successful poll
 
-	// mu guards the defaults, and followed is written under it. A lookup holds it (read) while it
-	// puts keys here whose rules are as of followed: an edit after that is followed by them, too.
-	// It is not held while the store is asked, which may take as long as it does.
+	// mu guards the fields below. A lookup holds mu for reading while it places keys whose rules are as
+	// of followed, so that later edits reach these keys too. mu is not held during requests to the
+	// store, which may be slow.
 	mu       sync.RWMutex
 	defaults rule.Defaults
-	change   uint64 // when they last changed
+	change   uint64 // number of the last edit of a default
 }
 
-// read begins anew: nothing that was read of rules before counts.
+// read reads the defaults from the store and discards the previous ones.
 func (r *rules) read(ctx context.Context) error {
 	r.polling.Lock()
 	defer r.polling.Unlock()
-	// The number first: an edit that comes between is read, and read again.
+	// Read the number first: an edit between the two reads is then applied twice, not lost.
 	change, err := r.store.LastChange(ctx)
 	if err != nil {
 		return err
@@ -53,8 +53,8 @@ func (r *rules) read(ctx context.Context) error {
 	return nil
 }
 
-// poll is done by one at a time: the follower, and lookups that see that an edit is not
-// followed yet.
+// poll applies all edits that the store has after followed. The poller and the lookups call it; polling
+// lets one at a time in.
 func (r *rules) poll(ctx context.Context) error {
 	r.polling.Lock()
 	defer r.polling.Unlock()
@@ -66,7 +66,7 @@ func (r *rules) poll(ctx context.Context) error {
 			return err
 		}
 		if r.followEdits(changes); len(changes) > 0 {
-			r.edited() // a beat, so that to a copy from before them the store cannot be put back unnoticed
+			r.edited() // renews: the beat then shows if the store is restored to a copy from before the edits
 		}
 		if len(changes) < changesAtOnce {
 			r.polled.Store(int64(r.now().Mono))
@@ -75,7 +75,7 @@ func (r *rules) poll(ctx context.Context) error {
 	}
 }
 
-// followEdits requires polling held: nothing else changes the defaults.
+// followEdits applies edits. Requires: polling held, so that nothing else changes the defaults.
 func (r *rules) followEdits(changes []store.Change) {
 	defaults := false
 	r.mu.Lock()
@@ -99,15 +99,15 @@ func (r *rules) followEdits(changes []store.Change) {
 		r.shards.locked(edit.Key, func(keys *table.Shard) { keys.Follow(edit.Key, r.of(edit.Key, own, edit.Change), r.now().Mono) })
 	}
 	r.mu.Unlock()
-	if defaults { // those that are new by then have the new ones
+	if defaults { // keys that are placed from now on already have the new defaults
 		r.shards.allInTurns(func(keys *table.Shard, from int32) int32 {
 			return keys.Undefault(&r.defaults, r.change, from, slotsAtOnce, r.now().Mono)
 		})
 	}
 }
 
-// of returns the key's own rule, or if that is nil the default, as of a change or a later
-// one. Requires: mu held.
+// of returns own, or the key's default if own is nil. The default's Change is at least change.
+// Requires: mu held.
 func (r *rules) of(key string, own *rule.Rule, change uint64) *rule.Rule {
 	if own != nil {
 		return own

@@ -27,7 +27,7 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// Store is what the server needs of store.Store.
+// Store is the part of store.Store that the server uses.
 type Store interface {
 	RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error)
 	Credits(ctx context.Context, keys []string) (map[string]table.Credit, error)
@@ -46,31 +46,31 @@ type Store interface {
 	Leave(ctx context.Context, me store.Member) error
 }
 
-// Config is how a server is set up. Zero values are replaced by the defaults named.
+// Config configures a server. New replaces zero values by the defaults named.
 type Config struct {
 	Address     string        // UDP host:port
-	Advertise   string        // where others reach that, and the server's name; Address, with the port it got
-	Loops       int           // sockets and goroutines; 1
-	Keys        []wire.Key    // of MACs; none: nothing is authenticated
+	Advertise   string        // the server's name, and where others reach Address; default: Address with its actual port
+	Loops       int           // sockets and goroutines; default 1
+	Keys        []wire.Key    // for MACs; none: questions are not authenticated
 	MaxKeys     int           // DefaultMaxKeys
-	MaxSessions int           // of all loops; DefaultMaxSessions
-	AdmitFull   bool          // what a key gets for which there is no room
+	MaxSessions int           // in all loops; DefaultMaxSessions
+	AdmitFull   bool          // verdict for keys without room in memory
 	Checkpoint  time.Duration // between check-points; DefaultCheckpoint
-	Poll        time.Duration // between looks for edited rules; DefaultPoll
+	Poll        time.Duration // between polls for rule edits; DefaultPoll
 	Renew       time.Duration // between renewals of the lease on partitions; DefaultRenew
-	Lookup      time.Duration // that a question waits at most for its key to be looked up; DefaultLookup
+	Lookup      time.Duration // maximum wait of a question for its key's lookup; DefaultLookup
 	Store       Store
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: none
 
-	// Replicate is the address where others reach the service AdmissionReplication that is
-	// this server, and Dial reaches another's. Without Dial nothing is replicated.
+	// Replicate is the address of this server's AdmissionReplication service. Dial connects to another
+	// server's service. Without Dial nothing is replicated.
 	Replicate string
 	Send      time.Duration // between rounds of replication; DefaultSend
 	Dial      func(address string) (client srtmv1.AdmissionReplicationClient, hangUp func() error, err error)
 
-	// Times for tests; nil: the clocks. Boot goes on while the machine is suspended; nil
-	// beside Now: as that.
+	// Clocks for tests; nil: the real clocks. Boot also counts while the machine is suspended. If only
+	// Now is set, Boot is Now's Mono.
 	Now  func() table.Now
 	Boot func() mono.Time
 }
@@ -87,47 +87,47 @@ const (
 )
 
 const (
-	lastDeadline = 5 * time.Second // of the last check-point
+	lastDeadline = 5 * time.Second // for the last check-point
 )
 
-// Server decides. Make one with New, and Run it.
+// Server decides admission. Make a Server with New, then call Run.
 type Server struct {
 	srtmv1.UnimplementedAdmissionReplicationServer
 
 	cfg   Config
 	loops []*loop
-	wake  chan struct{} // of one: the table of owners may have changed
+	wake  chan struct{} // capacity 1: the owner table may have changed
 
 	owners atomic.Pointer[owners]
-	ahead  atomic.Int64 // of the store's time before the wall clock, see now
-	sure   atomic.Int64 // until when no other server can own what is here, by Boot and the store
-	held   atomic.Int64 // partitions
+	ahead  atomic.Int64 // store's time minus wall clock, see now
+	sure   atomic.Int64 // Boot clock: until then the store lets no other server own these keys
+	held   atomic.Int64 // partitions owned
 	askers atomic.Int64 // sessions of all loops
-	woken  atomic.Int64 // mono.Time
+	woken  atomic.Int64 // mono.Time of elsewhere's last wakeUp
 
-	saving  sync.Mutex // guards me; held where credits or owners are written
+	saving  sync.Mutex // guards me and batch; held while credits or owners are written
 	me      store.Member
-	watched watched // owned by reconcile, as what follows
-	frozen  bool    // by a hand-over of which it is not known what came
-	atOnce  int     // partitions of the next one
+	watched watched // owned by reconcile, as are frozen and atOnce
+	frozen  bool    // the result of the last hand-over is unknown
+	atOnce  int     // partitions of the next hand-over
 
 	shards     shards
-	saved      atomic.Int64 // the same for check-points
-	savedTo    atomic.Int64 // wall clock, ms: what changed before is in the store
-	replicated atomic.Int64 // mono.Time: what changed before is with the follower, if there is one
-	swept      string       // the last key that sweep looked at; keep's, as what follows
-	unswept    int          // how many keys it is to look at
-	batch      int          // credits of the next batch; guarded by saving
+	saved      atomic.Int64 // mono.Time of the last check-point
+	savedTo    atomic.Int64 // wall clock, ms: changes before it are in the store
+	replicated atomic.Int64 // mono.Time: the follower, if there is one, has all changes before it
+	swept      string       // last key that sweep looked at; owned by keep, as is unswept
+	unswept    int          // saved keys that sweep has yet to look at
+	batch      int          // maximum credits of the next batch; guarded by saving
 	rules      rules
 	lookups    lookups
 	replicas   replicas
 	metrics    metrics
 	outages    outages
 	unrenewed  atomic.Pointer[unrenewed] // nil: the last renewal succeeded
-	uncertain  bool                      // strict keys are denied, as the log has said; reconcile's
+	uncertain  bool                      // strict keys are denied, and this was logged; owned by reconcile
 }
 
-// outages are what the store may fail to do.
+// outages tracks the failures of the store and of the follower, for the log.
 type outages struct {
 	lookups, polls, checkpoints, sweeps, renewals, follower *obs.Outage
 }
@@ -143,13 +143,13 @@ func newOutages(log *slog.Logger) outages {
 	}
 }
 
-// unrenewed is why the lease is not being renewed.
+// unrenewed tells why the lease is not being renewed.
 type unrenewed struct {
-	since mono.Time // by Boot: when the first renewal failed
-	err   error     // of the last one
+	since mono.Time // Boot clock: when the first renewal failed
+	err   error     // error of the last failed renewal
 }
 
-// New opens the sockets and becomes a member. Run must follow, or Close.
+// New opens the sockets and makes the server a member. The caller must call Run or Close afterwards.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if !rawfd.SharesPort {
 		cfg.Loops = 1
@@ -171,7 +171,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		}
 	}
 	if cfg.Now == nil {
-		start, wall := clock.Mono(), time.Duration(clock.Wall()) // which may be set, but not while we run
+		start, wall := clock.Mono(), time.Duration(clock.Wall()) // the wall clock may be set later; the server keeps counting from this value
 		cfg.Now = func() table.Now {
 			now := clock.Mono()
 			return table.Now{Mono: now, Wall: wall + now.Sub(start)}
@@ -206,12 +206,12 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// listen opens a socket for each loop before any is read, since the kernel spreads
-// askers over those that are open.
+// listen opens the sockets of all loops before any loop reads, because the kernel spreads askers over
+// the open sockets.
 func (s *Server) listen(secret []byte) error {
 	address := s.cfg.Address
-	// Loops share their port with any process that asks for that: another process would get some of
-	// the askers, unnoticed.
+	// Loops share their port with any process that asks for port sharing. Without this probe another
+	// process could receive part of the datagrams unnoticed.
 	probe, err := net.ListenPacket("udp", address)
 	if err == nil {
 		err = probe.Close()
@@ -225,12 +225,12 @@ func (s *Server) listen(secret []byte) error {
 			s.Close()
 			return err
 		}
-		conn, err := rawfd.ListenUDP(address, datagramsAtOnce, wire.MaxQuestion+1) // to see one that is longer
+		conn, err := rawfd.ListenUDP(address, datagramsAtOnce, wire.MaxQuestion+1) // one more byte, to detect datagrams that are too long
 		if err != nil {
 			s.Close()
 			return err
 		}
-		address = conn.Addr().String() // so that port 0 is the same for all
+		address = conn.Addr().String() // if the port is 0, all loops get the same port
 		s.loops = append(s.loops, &loop{
 			server: s, conn: conn, sealer: sealer, cookies: wire.NewSessions(secret),
 			sessions: make(map[rawfd.Address]*session),
@@ -239,19 +239,19 @@ func (s *Server) listen(secret []byte) error {
 	return nil
 }
 
-// Addr is where the server listens.
+// Addr returns the address that the server listens on.
 func (s *Server) Addr() netip.AddrPort {
 	return s.loops[0].conn.Addr()
 }
 
-// Close frees what New took. Run does so itself.
+// Close closes the sockets. Run calls Close itself.
 func (s *Server) Close() {
 	for _, l := range s.loops {
 		l.conn.Close()
 	}
 }
 
-// Run answers until ctx ends, and then makes a last check-point.
+// Run answers until ctx ends, then makes a last check-point and leaves the store.
 func (s *Server) Run(ctx context.Context) error {
 	var reading, working sync.WaitGroup
 	for _, l := range s.loops {
@@ -277,7 +277,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.Close()
 	s.replicas.become(0)
 	stopped := *s.owners.Load()
-	stopped.mine = [rule.Partitions]bool{} // for Local
+	stopped.mine = [rule.Partitions]bool{} // Local decides nothing from now on
 	s.owners.Store(&stopped)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
@@ -285,15 +285,15 @@ func (s *Server) Run(ctx context.Context) error {
 	if err == nil {
 		err = s.cfg.Store.Leave(last, s.me)
 	}
-	if err != nil && !errors.Is(err, store.ErrFenced) { // where there is nothing left to save
+	if err != nil && !errors.Is(err, store.ErrFenced) { // ErrFenced: nothing is left to save
 		return fmt.Errorf("the last check-point: %w", err)
 	}
 	return nil
 }
 
-// Healthy says why the server should not be asked: strict keys are denied, since the lease on the
-// partitions is over, or the server has heard nothing of its store for a while, so that it may miss
-// edits. It returns an obs.Notice while the lease cannot be renewed and is not over.
+// Healthy returns why clients should not use the server: strict keys are denied because the lease on
+// the partitions is over, or the last rule poll or check-point was too long ago. While the lease cannot
+// be renewed but is not over, Healthy returns an obs.Notice.
 func (s *Server) Healthy() error {
 	now := int64(s.cfg.Now().Mono)
 	u, boot, until := s.unrenewed.Load(), s.cfg.Boot(), s.certainUntil()
@@ -317,25 +317,25 @@ func (s *Server) Healthy() error {
 	return nil
 }
 
-// certainUntil returns until when no other server can decide, by Boot: so the store or the follower
-// has said.
+// certainUntil returns the Boot time until which the store or the follower guarantees that no other
+// server decides.
 func (s *Server) certainUntil() mono.Time {
 	return mono.Time(max(s.sure.Load(), s.replicas.word.Load()))
 }
 
-// wallAt returns an instant of Boot as people read it.
+// wallAt formats an instant of the Boot clock as UTC wall time.
 func (s *Server) wallAt(at mono.Time) string {
 	return time.Unix(0, int64(s.cfg.Now().Wall+at.Sub(s.cfg.Boot()))).UTC().Format("15:04:05Z")
 }
 
-// cursor is where a pass over all shards goes on: slot of shard.
+// cursor is the position of a pass over all shards.
 type cursor struct {
 	shard int
 	slot  int32
 }
 
-// tell has a reader told what changed of up to n keys, from at on, which it moves. What could not
-// be told counts as changed again, and as not looked at if the owners changed meanwhile.
+// tell sends up to n changed credits to a reader, starting at at, and advances at. If send fails, the
+// credits count as changed again. If the owners change meanwhile, tell resets at.
 func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []table.Credit) error) error {
 	start, t := *at, s.owners.Load()
 	var credits []table.Credit
@@ -348,7 +348,7 @@ func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []t
 		}
 	}
 	err := store.ErrMoved
-	if t == s.owners.Load() { // else it is not known of which epoch they are
+	if t == s.owners.Load() { // otherwise the epochs of the credits are unknown
 		err = send(t, credits)
 	}
 	if err != nil {
@@ -361,15 +361,14 @@ func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []t
 	return err
 }
 
-// alone reports that no other can decide meanwhile: so the store or the follower has said.
+// alone reports whether the store or the follower guarantees that no other server decides now.
 func (s *Server) alone() bool {
-	now := int64(s.cfg.Boot()) // before the rest is read
+	now := int64(s.cfg.Boot()) // read before the guarantees
 	return now <= s.sure.Load() || now <= s.replicas.word.Load()
 }
 
-// decide is the whole of a decision that needs no store. It reports false for a key
-// that is not decided here. That is looked at under the shard's lock, so that what is
-// handed over has all that was decided.
+// decide decides a question from memory. It returns false if this server does not decide for the key.
+// It checks this under the shard's lock, so that a hand-over includes every decision made before.
 func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, here bool) {
 	p := rule.Partition(key, rule.Partitions)
 	sh := &s.shards[p%shardCount]
@@ -381,8 +380,9 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 	return v, here
 }
 
-// refund gives back what a question was charged at a time, if its key is here. A later failover may have
-// restored the key without the charge, but none is over that soon.
+// refund returns a charge to the key's bucket, if this server has the key. Charges older than
+// strictOver are not refunded: a failover may have restored the key without the charge, and no failover
+// is faster.
 func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
 	age := now.Sub(charged)
 	if cost == 0 || age > strictOver {
@@ -396,8 +396,8 @@ func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
 	})
 }
 
-// Local is an answer for who asks in this process, ok if the key is decided here and no
-// store need be asked. It is for client.Config.
+// Local answers a question from this process. It returns false if another server decides for the key or
+// the key needs a lookup. client.Config uses it.
 func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bool) {
 	v, here := s.decide([]byte(key), cost, s.cfg.Now().Mono, peek)
 	if !here || !v.Known {
@@ -407,7 +407,7 @@ func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bo
 	return answerOf(&v), true
 }
 
-// answerOf returns the answer to a question that was decided.
+// answerOf converts a verdict to an answer.
 func answerOf(v *table.Verdict) wire.Answer {
 	var flags uint8
 	if v.Default {

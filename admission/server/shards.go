@@ -9,13 +9,13 @@ import (
 
 const shardCount = 64
 
-// shards have the keys, each those of some partitions.
+// shards holds the keys. Partition p is in shard p % shardCount.
 type shards [shardCount]struct {
 	sync.Mutex
 	keys *table.Shard
 }
 
-// locked calls f with the shard of a key.
+// locked calls f with the shard of key. It holds the shard's lock.
 func (s *shards) locked(key string, f func(keys *table.Shard)) {
 	s.at(rule.Partition(key, rule.Partitions)%shardCount, f)
 }
@@ -27,14 +27,14 @@ func (s *shards) at(i int, f func(keys *table.Shard)) {
 	f(sh.keys)
 }
 
-// inTurns calls f for all slots of a shard. Others get the lock in between.
+// inTurns calls f until f has passed over all slots of a shard, and releases the lock between calls.
 func (s *shards) inTurns(i int, f func(keys *table.Shard, from int32) (next int32)) {
 	for from, more := int32(0), true; more; more = from != 0 {
 		s.at(i, func(keys *table.Shard) { from = f(keys, from) })
 	}
 }
 
-// allInTurns is inTurns for each shard.
+// allInTurns calls inTurns for each shard.
 func (s *shards) allInTurns(f func(keys *table.Shard, from int32) (next int32)) {
 	for i := range s {
 		s.inTurns(i, f)

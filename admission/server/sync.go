@@ -14,16 +14,15 @@ import (
 
 const (
 	changesAtOnce = 1000
-	slotsAtOnce   = 4096 // that are looked at while a shard is locked
-	creditsAtOnce = 2000 // at most: half as many each time that they cannot be saved
+	slotsAtOnce   = 4096 // slots looked at under one lock
+	creditsAtOnce = 2000 // maximum; each failure to save halves the batch
 	sweptAtOnce   = 1000
-	// storeDeadline ends an exchange with a store that does not answer, as one behind a
-	// cut network does, so that the lease can be renewed meanwhile: a check-point, a
-	// renewal and the next one take less than a lease.
+	// storeDeadline limits a request to a store that does not answer, for example behind a cut network.
+	// A check-point, a renewal and the next renewal together take less than a lease.
 	storeDeadline = 1500 * time.Millisecond
 )
 
-// every calls f each period, and when it is woken, until ctx ends.
+// every calls f each period, and whenever wake receives, until ctx ends.
 func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f func(context.Context)) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
@@ -38,7 +37,7 @@ func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f fu
 	}
 }
 
-// follow brings edits of rules to the keys that are here.
+// follow applies edits of rules to the keys in memory.
 func (s *Server) follow(ctx context.Context) {
 	err := s.rules.poll(ctx)
 	if ctx.Err() != nil {
@@ -49,7 +48,7 @@ func (s *Server) follow(ctx context.Context) {
 	}
 }
 
-// keep saves what keys hold.
+// keep makes a check-point, then sweeps the store.
 func (s *Server) keep(ctx context.Context) {
 	err := s.checkpoint(ctx, storeDeadline)
 	if ctx.Err() != nil {
@@ -64,8 +63,8 @@ func (s *Server) keep(ctx context.Context) {
 	}
 }
 
-// sweepAll looks at two keys in the store for each that was saved, and at some if none was, so that
-// the store does not grow for ever.
+// sweepAll looks at two keys in the store for each saved key, and at one batch at least, so that the
+// store does not grow without bound.
 func (s *Server) sweepAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
 	defer cancel()
@@ -82,8 +81,8 @@ func (s *Server) sweepAll(ctx context.Context) error {
 	}
 }
 
-// sweep forgets the credits of keys that are full, of the next some in the store: a key
-// that was never saved is full, too, or a strict one as full as it can be.
+// sweep looks at the next keys in the store and removes the credits of full keys. A key without stored
+// credits counts as full (or as full as a strict key can be), so removing them changes nothing.
 func (s *Server) sweep(ctx context.Context) error {
 	saved, err := s.cfg.Store.Saved(ctx, s.swept, sweptAtOnce)
 	if err != nil {
@@ -112,8 +111,8 @@ func (s *Server) sweep(ctx context.Context) error {
 	return s.cfg.Store.Forget(ctx, full)
 }
 
-// checkpoint saves all that changed since the last one. What could not be saved counts
-// as changed again. A batch has so much time; between them the lease can be renewed.
+// checkpoint saves all credits that changed since the last check-point. Credits that could not be saved
+// count as changed again. Each batch may take limit; between batches the lease can be renewed.
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	began := s.now().Wall.Milliseconds()
 	for at := (cursor{}); at.shard < shardCount; {
@@ -141,9 +140,9 @@ func (s *Server) saveBatch(ctx context.Context, limit time.Duration, at *cursor)
 	})
 }
 
-// save saves what keys hold, by a table of owners. The next batch is half as large if that fails,
-// since it may have taken too long. Where the owners have changed it reads them. Error:
-// store.ErrMoved. Requires: saving held.
+// save writes credits to the store under the owner table t. If the write fails, the next batch is half
+// as large, because the write may have been too slow. If the owners have changed, save reads them and
+// returns store.ErrMoved. Requires: saving held.
 func (s *Server) save(ctx context.Context, t *owners, credits []table.Credit) error {
 	if len(credits) == 0 {
 		return nil
@@ -163,19 +162,19 @@ func (s *Server) save(ctx context.Context, t *owners, credits []table.Credit) er
 	return err
 }
 
-// State is what /debug/state shows.
+// State is the content of /debug/state.
 type State struct {
 	Keys       int            `json:"keys"`
-	Partitions int64          `json:"partitions"` // that this server owns
-	Change     uint64         `json:"change"`     // the last edit of a rule that is followed
-	Polled     string         `json:"polled"`     // how long ago edits were looked for
-	Saved      string         `json:"checkpoint"` // how long ago
-	Follower   string         `json:"follower"`   // what changes is replicated to it
-	Lag        float64        `json:"lag"`        // seconds since that last had all
+	Partitions int64          `json:"partitions"` // owned by this server
+	Change     uint64         `json:"change"`     // last applied edit of a rule
+	Polled     string         `json:"polled"`     // time since the last poll for edits
+	Saved      string         `json:"checkpoint"` // time since the last check-point
+	Follower   string         `json:"follower"`   // receives this server's changed credits
+	Lag        float64        `json:"lag"`        // seconds since the follower last had all changes
 	MostDenied []table.Denied `json:"most_denied"`
 }
 
-// State looks at each key, shard by shard.
+// State visits each key, shard by shard.
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }

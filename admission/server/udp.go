@@ -12,42 +12,43 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// datagramsAtOnce is how many questions a loop takes and answers in two system calls.
+// datagramsAtOnce is the maximum number of questions that a loop reads, and answers, in one system
+// call.
 const datagramsAtOnce = 32
 
-// idleSession is after what silence an asker gives up its place for another: no copy of what it sent
-// is on its way any more (RFC 793: a segment lives 2 minutes).
+// idleSession is the silence after which a session may be evicted. By then no copy of the asker's
+// datagrams is on its way any more (RFC 793: a segment lives 2 minutes).
 const idleSession = 2 * time.Minute
 
-// loop reads a socket and answers.
+// loop reads questions from one socket and answers them.
 type loop struct {
 	server   *Server
 	conn     *rawfd.UDP
 	sealer   *wire.Sealer
 	cookies  *wire.Sessions
 	sessions map[rawfd.Address]*session
-	now      table.Now // of the question that is looked at
+	now      table.Now // time of the current question
 	out      [wire.MaxQuestion]byte
 }
 
 // session is an asker that has proved its address.
 type session struct {
-	id   uint64        // while it is known there is no other for its address
-	last time.Duration // when it last asked, wall clock; the loop's
+	id   uint64        // unique for the address while the session exists
+	last time.Duration // wall clock of the last question; owned by the loop
 
-	mu      sync.Mutex // lookups end questions, too
+	mu      sync.Mutex // guards answers: lookups finish questions, too
 	answers table.Window[answered]
 }
 
-// answered is what is kept of an answer: the rest is in the question. There are up to
-// table.WindowSize for each asker.
+// answered is the part of an answer that is kept; the rest is in the question. Each session keeps up to
+// table.WindowSize of them.
 type answered struct {
 	kind    wire.Kind
 	flags   uint8
 	value   uint32
-	charged uint32    // credits, see cancel
-	at      mono.Time // when they were taken
-	last    uint64    // the answer's Wait, or its Epoch
+	charged uint32    // credits taken, see cancel
+	at      mono.Time // when the credits were taken
+	last    uint64    // the answer's Wait, or its Epoch if kind is Moved
 }
 
 func (k *answered) answer(a wire.Answer) wire.Answer {
@@ -63,7 +64,7 @@ func (l *loop) run() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		for i := range n { // none after an error, such as a full table of neighbours
+		for i := range n { // n is 0 after an error, such as a full neighbour table
 			d, from := l.conn.Datagram(i)
 			if a, keyID, ok := l.handle(d, from); ok {
 				l.conn.Queue(l.sealer.AppendAnswer(l.out[:0], a, keyID), from)
@@ -73,7 +74,7 @@ func (l *loop) run() {
 	}
 }
 
-// handle returns the answer to a datagram, if there is one now.
+// handle returns the answer to a datagram, or false if there is no answer now.
 func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16, answer bool) {
 	s := l.server
 	l.now = s.cfg.Now()
@@ -138,7 +139,7 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	case noKey:
 		a.Kind = wire.Busy
 		fallthrough
-	case noRoom: // the asker asks again, if it has the time
+	case noRoom: // the asker retries if it has time
 		asker.mu.Lock()
 		asker.answers.Cancel(q.Number)
 		asker.mu.Unlock()
@@ -151,7 +152,7 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	return a, keyID, true
 }
 
-// chargeOf returns what a verdict takes of the key's bucket in this server.
+// chargeOf returns the credits that a verdict takes from the key's bucket.
 func chargeOf(v *table.Verdict, cost uint32, peek bool) uint32 {
 	if v.Denied || peek {
 		return 0
@@ -159,8 +160,8 @@ func chargeOf(v *table.Verdict, cost uint32, peek bool) uint32 {
 	return cost
 }
 
-// cancel has a question take nothing, for an asker that has denied it for want of an answer. A copy of
-// the question that comes later is not decided, either.
+// cancel refunds a question whose asker got no answer in time and denied the request. A later copy of
+// the question is not decided, either.
 func (s *Server) cancel(q *wire.Question, asker *session, now mono.Time) {
 	s.metrics.cancelled.Inc()
 	asker.mu.Lock()
@@ -174,11 +175,12 @@ func (s *Server) cancel(q *wire.Question, asker *session, now mono.Time) {
 	}
 }
 
-// answer makes the answer to a question by its verdict, and keeps it. If the key is not known here,
-// the answer is busy, and the server forgets the question, which may come again. If another server
-// owns the key, the answer names that server and is kept: the asker has asked there when a late copy
-// comes, and this server may own the key then. A question that was cancelled meanwhile gets back
-// what it was charged.
+// answer turns a verdict into the answer to a question and keeps the answer for copies of the question.
+//   - If the key is unknown here, the answer is Busy. The server forgets the question, so the asker may
+//     send it again.
+//   - If another server owns the key, the answer is Moved and is kept: when a late copy arrives, the
+//     asker may have asked the other server, and this server may own the key again.
+//   - If the question was cancelled meanwhile, its charge is refunded.
 func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verdict, here bool, charged uint32, now mono.Time) wire.Answer {
 	a := wire.Answer{Kind: wire.Busy}
 	if v.Known {
@@ -210,8 +212,8 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 	return a
 }
 
-// admit creates a session for a new asker. If the session table is full, admit first evicts sessions
-// of this loop that have been idle for idleSession. It returns nil if the table is still full.
+// admit creates a session for a new asker. If the session table is full, admit first evicts sessions of
+// this loop that have been idle for idleSession. If the table is still full, admit returns nil.
 func (l *loop) admit(from rawfd.Address, id uint64) *session {
 	known, limit := &l.server.askers, int64(l.server.cfg.MaxSessions)
 	if known.Add(1) > limit {

@@ -8,34 +8,36 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Credit is what a key held at an instant, for a store or another server.
+// Credit is the amount a key held at an instant, for the store or another server.
 type Credit struct {
-	Key     string             // shares memory with others': who keeps it long has a copy
+	Key     string             // shares memory with other keys; copy it to keep it long
 	Credits tokenbucket.Tokens // thousandths
 	At      time.Duration      // wall clock, since the Unix epoch
 }
 
-// Now is one instant by both clocks.
+// Now is one instant on both clocks.
 type Now struct {
 	Mono mono.Time
 	Wall time.Duration // since the Unix epoch
 }
 
-// Reader is one who is told what changed, each for itself.
+// Reader identifies a receiver of changed credits. The changes are tracked for each reader separately.
 type Reader int
 
-// The readers: the store, and a follower.
+// The readers: Saver is the store, Sender the follower.
 const (
 	Saver Reader = iota
 	Sender
 	readers
 )
 
-// Changed appends what keys hold that changed since the reader was last told of them, from slot from
-// on; it looks at up to n of them, and passes over those of other partitions where of is
-// not nil. It leaves out those that are full again and that no other decides for: what
-// the reader has of one before has filled up, too, or it has nothing and that counts as
-// full. What had changed when a pass from 0 began has been returned at its end.
+// Changed appends the credits that changed since by last received them. It looks at up to n changed
+// slots, starting at slot from. If of is not nil, Changed skips the keys of other partitions. It leaves
+// out full keys that are not strict: the reader's older credits have filled up by now, too, and a key
+// without credits counts as full.
+//
+// When a pass that began at 0 returns next = 0, it has returned every key that had changed when the
+// pass began.
 func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
 	changed := s.changed[by]
 	for i := changed.next(from); i >= 0; i = changed.next(i + 1) {
@@ -55,11 +57,11 @@ func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, fro
 	return to, 0
 }
 
-// Unread takes back what Changed returned and could not be saved, or sent.
+// Unread marks credits as changed again after they could not be saved or sent.
 func (s *Shard) Unread(by Reader, credits []Credit) {
 	for _, c := range credits {
 		if _, i, ok := find(s, c.Key); !ok {
-		} else if by == Saver { // and a follower that came meanwhile, see Restart, was not told
+		} else if by == Saver { // for all readers: a follower that joined meanwhile (see Restart) has not received them
 			s.touch(i)
 		} else {
 			s.changed[by].add(i)
@@ -67,7 +69,7 @@ func (s *Shard) Unread(by Reader, credits []Credit) {
 	}
 }
 
-// Restart has Sender begin anew, with what Saver would get.
+// Restart makes Sender start over, with the same changes as Saver.
 func (s *Shard) Restart() { copy(s.changed[Sender], s.changed[Saver]) }
 
 func (s *Shard) credit(e *slot, now Now) Credit {
@@ -75,9 +77,9 @@ func (s *Shard) credit(e *slot, now Now) Credit {
 	return Credit{Key: s.key(e), At: now.Wall, Credits: b.Tokens(now.Mono) / tokenbucket.Tokens(e.scale)}
 }
 
-// Held is what a key may have at now that held c under a rule: what it held and what
-// it earned since, at most the capacity. Where the wall clock was set back it earned
-// nothing. A nil c is a key that was never written, so it was not asked for: it is full.
+// Held returns the credits that a key with credit c has at now under rule r: the stored credits plus
+// the credits earned since, at most the capacity. If the wall clock was set back, the key earned
+// nothing. A nil c means that the key was never saved: it is full.
 func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 	full := tokenbucket.Tokens(r.Share.Burst) * tokenbucket.Token
 	if c == nil {

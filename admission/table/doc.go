@@ -1,11 +1,10 @@
-// Package table is what an admission server keeps in memory: shards with a bucket
-// for each key (shard.go; slot.go is how they lie in memory), how their credits leave
-// for the store and a follower and come back (credit.go), and the answers that each
-// asker was given lately, so that a question sent again is charged once (window.go).
-// It is pure; a shard and a window each belong to the holder of the lock around it.
+// Package table is the memory of an admission server. shard.go has a bucket for each key, slot.go the
+// memory layout of buckets. credit.go exports credits to the store and the follower and imports them.
+// window.go keeps the last answers to each asker, so that a question sent again is charged once. The
+// package is pure. The holder of the lock around a shard or a window owns it.
 //
-// Guarantee, with the store's rule (A, C) for a key: in any interval t the requests
-// admitted have a cost of at most C + A*t, through retries and changes of the rule;
-// shard_test.go, model_test.go and window_test.go check it against slow models. What a
-// server may admit above it when it dies is admission/server's to say.
+// Guarantee, for a key with the rule (A, C): in any interval t the admitted requests cost at most C +
+// A*t in total, through retries and changes of the rule. shard_test.go, model_test.go and
+// window_test.go check the guarantee against slow models. admission/server states what a server may
+// admit beyond it after a crash.
 package table

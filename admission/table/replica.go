@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// Sent is what a key held in an epoch of its partition.
+// Sent is the credit of a key, with the epoch of its partition.
 type Sent struct {
 	Credit
 	Epoch uint32
 }
 
-// Replica is what the keys of another server held, as far as that may not be in the store.
-// Not safe for concurrent use.
+// Replica holds another server's credits that may not be in the store yet. Not safe for concurrent use.
 type Replica map[string]Sent
 
-// Put keeps what a key held. It reports false, and keeps what it has, if that is newer.
+// Put stores the credit of a key. If the Replica already has a newer credit of the key, Put changes
+// nothing and returns false.
 func (r Replica) Put(s Sent) bool {
 	has, ok := r[s.Key]
 	switch {
@@ -27,7 +27,7 @@ func (r Replica) Put(s Sent) bool {
 	return true
 }
 
-// Saved says that what keys held up to a time is in the store. That is forgotten.
+// Saved removes the credits up to time at, which are in the store.
 func (r Replica) Saved(at time.Duration) {
 	maps.DeleteFunc(r, func(_ string, s Sent) bool { return s.At <= at })
 }

@@ -13,32 +13,32 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Shard has the buckets of some keys. Not safe for concurrent use. No call takes time
-// that grows with the keys, but for a bit of each that is looked at 64 at a time: what
-// concerns many is done in turns, with the slot where to go on, and 0 at the end.
+// Shard holds the buckets of some keys. Not safe for concurrent use. The time of a call does not grow
+// with the number of keys, except for a scan of one bit per key, 64 at a time. Methods that visit many
+// keys do so in turns: each call returns the slot for the next call, and 0 at the end.
 //
 // Invariants:
-//   - index has exactly the slots that are used, by their keys;
-//   - changed has exactly those whose bucket changed since Changed returned it;
-//   - a bucket leaves only when it is full, since then it is what a new one would be, or
-//     if that has to begin empty has no less, or by Forget, or with its partition.
+//   - index has exactly the slots in use, by key
+//   - changed has exactly the slots whose bucket changed since Changed returned it
+//   - a bucket is evicted only when it is full, because a new bucket of its key would hold no more;
+//     otherwise it leaves only by Forget or with its partition (Drop)
 type Shard struct {
 	max     int // keys
 	seed    maphash.Seed
-	hashes  uint32 // their mask; tests have few, so that keys collide
+	hashes  uint32 // mask of hashes; tests use a small mask, so that keys collide
 	index   map[uint32]int32
 	keys    keys
 	pages   []*[page]slot
 	used    int32  // slots ever used
-	free    uint32 // the first one, plus 1
+	free    uint32 // first free slot, plus 1
 	changed [readers]set
-	hand    int32 // where the search for a key to evict goes on
-	// Alone says that no other server decides for strict keys. While it does not, they are
-	// denied, and not charged. nil: always.
+	hand    int32 // slot where the next search for a key to evict starts
+	// Alone reports that no other server decides for strict keys. If it returns false, strict keys are
+	// denied and not charged. nil: always alone.
 	Alone func() bool
 }
 
-// New returns a shard for at most so many keys. Requires: max > 0.
+// New returns a shard for at most max keys. Requires: max > 0.
 func New(max int) *Shard {
 	return &Shard{
 		max: max, seed: maphash.MakeSeed(), hashes: math.MaxUint32, index: make(map[uint32]int32),
@@ -46,22 +46,22 @@ func New(max int) *Shard {
 	}
 }
 
-// Len is the number of keys.
+// Len returns the number of keys.
 func (s *Shard) Len() int { return len(s.index) }
 
-// Verdict is what a shard says of a request.
+// Verdict is the decision on a request.
 type Verdict struct {
 	Known   bool // false: the shard does not have the key, see Learn
-	Admit   bool // with Shadow true whatever Denied is
-	Denied  bool // the bucket has not got the cost
+	Admit   bool // always true if Shadow is
+	Denied  bool // the bucket has less than the cost
 	Shadow  bool
-	Default bool          // the rule is a default, or there is none
+	Default bool          // the rule is a default, or there is no rule
 	Left    int64         // credits after the request, rounded down
-	Full    time.Duration // until the bucket is full; math.MaxInt64 if never
-	Retry   time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
+	Full    time.Duration // until the bucket is full; math.MaxInt64: never
+	Retry   time.Duration // if denied: until the bucket has the cost; math.MaxInt64: never
 }
 
-// Ask decides a request. With peek it takes nothing.
+// Ask decides a request. With peek, Ask takes no credits.
 func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	_, i, ok := find(s, key)
 	if !ok {
@@ -95,10 +95,9 @@ func (s *Shard) touch(i int32) {
 	}
 }
 
-// Learn adds a key, which is a valid one, with its rule, which is its own or a default, and the credits
-// that it has at now, of which those above the capacity are lost. It changes nothing
-// for a key that the shard has. It reports false, and adds nothing, if the shard is
-// full of keys of which none can be evicted.
+// Learn adds key with its rule (the key's own or a default) and its credits at time now. Credits above
+// the rule's capacity are discarded. If the shard already has the key, Learn changes nothing. If the
+// shard is full and no key can be evicted, Learn returns false. Requires: key is valid.
 func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now mono.Time) bool {
 	if _, _, ok := find(s, key); ok {
 		return true
@@ -107,7 +106,7 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 		return false
 	}
 	i := s.newSlot()
-	at, _, _ := find(s, key) // after evict, which may have moved it
+	at, _, _ := find(s, key) // after evict, which may have changed the position
 	share, scale := r.Bucket()
 	e := s.slot(i)
 	*e = slot{flags: inUse, key: s.keep(key), scale: uint16(scale)}
@@ -119,7 +118,7 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 	return true
 }
 
-// follow takes over all of a rule but its share.
+// follow copies the rule into the slot, except its share.
 func (e *slot) follow(key string, r *rule.Rule) {
 	e.change = r.Change
 	e.flags &= inUse
@@ -133,7 +132,7 @@ func (e *slot) follow(key string, r *rule.Rule) {
 	}
 }
 
-// evict makes room of one key. It looks at a bounded number of them.
+// evict removes one full key. It looks at a bounded number of keys.
 func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
@@ -164,9 +163,9 @@ func (s *Shard) drop(i int32) {
 	s.unkeep(kept, len(key))
 }
 
-// Follow brings a key that the shard has to a new version of its rule; an older one
-// changes nothing. What the bucket holds stays, as far as it fits: an edit brings no
-// credits. It reports whether the shard has the key.
+// Follow applies a new version of a key's rule; an older version changes nothing. The bucket keeps its
+// credits up to the new capacity, because an edit gives no credits. Follow reports whether the shard
+// has the key.
 func (s *Shard) Follow(key string, r *rule.Rule, now mono.Time) bool {
 	_, i, ok := find(s, key)
 	if ok {
@@ -186,10 +185,10 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 	if b.Share() == share && int64(e.scale) == scale {
 		return
 	}
-	if _, wait := b.Admit(0, now); wait != math.MaxInt64 { // of one that only begins later, see Learn
+	if _, wait := b.Admit(0, now); wait != math.MaxInt64 { // the bucket starts to fill only later, see Learn
 		now = now.Add(wait)
 	}
-	if int64(e.scale) != scale { // its tokens are other parts of a credit
+	if int64(e.scale) != scale { // a token is a different fraction of a credit now
 		held := b.Retune(now, tokenbucket.Share{}, 0) / tokenbucket.Tokens(e.scale)
 		e.scale = uint16(scale)
 		b.Retune(now, share, tokenbucket.Tokens(e.scaled(int64(held))))
@@ -200,10 +199,10 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 	s.touch(i)
 }
 
-// Refund gives back what a request took that its asker denied all the same, an age ago. It leaves
-// out what the bucket may have earned since: had the request not been, a full bucket would not have
-// earned that. So the bucket holds at most what it would hold without the request, unless its rule
-// was edited meanwhile to a lower refill.
+// Refund returns the cost of a request that its asker denied all the same, age after the charge. It
+// subtracts the credits that the bucket may have earned since: a full bucket would have earned none
+// without the charge. So the bucket never holds more than without the request, unless an edit of the
+// rule lowered the refill meanwhile.
 func (s *Shard) Refund(key []byte, cost int64, age time.Duration, now mono.Time) {
 	_, i, ok := find(s, key)
 	if !ok {
@@ -227,7 +226,7 @@ func (s *Shard) Refund(key []byte, cost int64, age time.Duration, now mono.Time)
 	}
 }
 
-// turn returns where a turn of n slots that begins at from ends, and where to go on.
+// turn returns the end of a turn of n slots from slot from, and the start of the next turn.
 func (s *Shard) turn(from, n int32) (end, next int32) {
 	if end = min(s.used, from+n); end < s.used {
 		next = end
@@ -235,8 +234,8 @@ func (s *Shard) turn(from, n int32) (end, next int32) {
 	return end, next
 }
 
-// Undefault goes on from slot from with bringing those keys that have no rule of their
-// own to the defaults, after these changed, and looks at up to n slots.
+// Undefault applies changed defaults to the keys without a rule of their own, in up to n slots from
+// slot from.
 func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mono.Time) (next int32) {
 	end, next := s.turn(from, n)
 	for i := from; i < end; i++ {
@@ -250,8 +249,8 @@ func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mo
 	return next
 }
 
-// Drop removes the keys of some partitions, of up to n slots from from on: another
-// server has them.
+// Drop removes the keys of the partitions that of selects, in up to n slots from slot from. Another
+// server owns these partitions now.
 func (s *Shard) Drop(of func(partition int) bool, from, n int32) (next int32) {
 	end, next := s.turn(from, n)
 	for i := from; i < end; i++ {
@@ -262,21 +261,21 @@ func (s *Shard) Drop(of func(partition int) bool, from, n int32) (next int32) {
 	return next
 }
 
-// Forget removes a key, whatever it holds.
+// Forget removes a key, even if it is not full.
 func (s *Shard) Forget(key string) {
 	if _, i, ok := find(s, key); ok {
 		s.drop(i)
 	}
 }
 
-// Denied is a key and how often it was denied.
+// Denied is a key and the number of its denied requests.
 type Denied struct {
 	Key   string
 	Times uint32
 }
 
-// MostDenied adds the keys of up to n slots from from on to the many that were denied
-// most, which are in order.
+// MostDenied merges the keys of up to n slots from slot from into most, which holds up to many keys,
+// most denied first.
 func (s *Shard) MostDenied(most []Denied, many int, from, n int32) (_ []Denied, next int32) {
 	end, next := s.turn(from, n)
 	for i := from; i < end; i++ {

@@ -8,20 +8,20 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// page is how many slots are allocated at once: pages are not moved as a shard grows.
+// page is the number of slots allocated together. A growing shard never moves its pages.
 const page = 512
 
-// slot is what is known of a key. It has no pointers, so that the collector need not
-// look at those of ten million keys.
+// slot is the state of a key. It has no pointers, so that the garbage collector need not scan the slots
+// of ten million keys.
 type slot struct {
 	state  tokenbucket.State
 	change uint64 // of the rule
 	rate   tokenbucket.Rate
-	burst  int32  // at most tokenbucket.MaxBurst
-	denied uint32 // requests, since the key was learned; stops at its maximum
-	key    uint32 // where it is, see keep; of a free slot: the next free one, plus 1
+	burst  int32
+	denied uint32 // denied requests since the key was learned; stops at its maximum
+	key    uint32 // position of the key, see keep; in a free slot the next free slot, plus 1
 	flags  flags
-	scale  uint16 // tokens of the bucket in one credit, see refill.Bucket; 0 of a free slot
+	scale  uint16 // bucket tokens per credit, see refill.Bucket; 0 in a free slot
 }
 
 type flags uint8
@@ -35,7 +35,7 @@ const (
 
 func (s *Shard) slot(i int32) *slot { return &s.pages[i/page][i%page] }
 
-// scaled returns credits, or thousandths of them, in the bucket's tokens.
+// scaled converts credits to bucket tokens (or thousandths to thousandths).
 func (e *slot) scaled(credits int64) int64 { return credits * int64(e.scale) }
 
 func (e *slot) share() tokenbucket.Share {
@@ -65,16 +65,15 @@ func (s *Shard) newSlot() (i int32) {
 	return s.used - 1
 }
 
-// The index is a map from a key's hash to its slot: Go's maps are open-addressed tables
-// of at most 1,024 entries, which are split one at a time, so that no request waits
-// for the growth of them all. Where another key has that hash the next number is
-// taken that is free.
+// The index is a map from a key's hash to its slot. Go maps consist of tables of at most 1,024 entries,
+// which are split one at a time, so no request waits for all of them to grow. If another key has the
+// same hash, the key takes the next free number.
 
 func hash[K string | []byte](s *Shard, key K) uint32 {
 	return uint32(maphash.Bytes(s.seed, []byte(key))) & s.hashes
 }
 
-// find returns the key's slot, and at, where the index has it or would have it.
+// find returns the key's slot, and the number at which the index has the key or would insert it.
 func find[K string | []byte](s *Shard, key K) (at uint32, i int32, ok bool) {
 	for at = hash(s, key); ; at++ {
 		if i, ok = s.index[at]; !ok || s.key(s.slot(i)) == string(key) {
@@ -83,8 +82,8 @@ func find[K string | []byte](s *Shard, key K) (at uint32, i int32, ok bool) {
 	}
 }
 
-// unindex removes what the index has at a number. It moves those after it that a search
-// would no longer find.
+// unindex removes the entry at a number. It moves later entries forward that a search would no longer
+// find.
 func (s *Shard) unindex(at uint32) {
 	for next := at + 1; ; next++ {
 		i, ok := s.index[next]
@@ -99,21 +98,21 @@ func (s *Shard) unindex(at uint32) {
 	delete(s.index, at)
 }
 
-// arena is how many bytes of keys are allocated at once: for each its length less 1, and
-// it itself. What was written is never changed, so that a key which was returned stays
-// what it is as long as it is referred to. An arena of which less than half is in use is
-// moved to the one that is being filled, which takes as long as there are keys in one.
+// arena is the size in bytes of a block of keys. Each key is stored as its length less 1 in a byte,
+// then its text. Written bytes never change, so a returned key stays valid as long as it is referenced.
+// If less than half of an arena is in use, its keys are moved to the arena that is being filled; this
+// takes time proportional to the keys in one arena.
 const arena = 1 << 14
 
 type keys struct {
-	arenas  []string // what is written of each
-	live    []int32  // bytes of it that are in use
-	spare   []uint32 // arenas that are not used
-	filling uint32   // arena
+	arenas  []string // text written to each arena
+	live    []int32  // bytes in use in each arena
+	spare   []uint32 // unused arenas
+	filling uint32   // arena that keep appends to
 	text    strings.Builder
 }
 
-// keep returns where the key is from now on.
+// keep stores key and returns its position.
 func (s *Shard) keep(key string) (at uint32) {
 	k := &s.keys
 	if k.text.Len()+1+len(key) > arena {
@@ -125,7 +124,7 @@ func (s *Shard) keep(key string) (at uint32) {
 		}
 		k.text.Reset()
 		k.text.Grow(arena)
-		s.compact(full) // which is less than an arena
+		s.compact(full) // moves less than an arena
 	}
 	at = k.filling*arena + uint32(k.text.Len())
 	k.text.WriteByte(byte(len(key) - 1))
@@ -141,13 +140,13 @@ func keyAt(text string, at uint32) string {
 	return text[at+1:][:int(text[at])+1]
 }
 
-// unkeep says that a key of some length is no longer needed. Requires: no slot has it.
+// unkeep releases a key of the given length. Requires: no slot refers to the key.
 func (s *Shard) unkeep(at uint32, length int) {
 	s.keys.live[at/arena] -= int32(1 + length)
 	s.compact(at / arena)
 }
 
-// compact moves the keys of an arena if they are few.
+// compact moves the keys of an arena if less than half of it is in use.
 func (s *Shard) compact(a uint32) {
 	k := &s.keys
 	if a == k.filling || k.live[a] >= arena/2 {
@@ -171,7 +170,7 @@ func (b set) has(i int32) bool { return b[i/64]>>(uint32(i)%64)&1 != 0 }
 func (b set) add(i int32)      { b[i/64] |= 1 << (uint32(i) % 64) }
 func (b set) remove(i int32)   { b[i/64] &^= 1 << (uint32(i) % 64) }
 
-// next returns the first of the set from i on, or -1.
+// next returns the first slot in the set from i on, or -1.
 func (b set) next(i int32) int32 {
 	skip := ^uint64(0) << (uint32(i) % 64)
 	for w := int(i / 64); w < len(b); w++ {

@@ -1,14 +1,14 @@
 package table
 
-// WindowSize is how many of a session's last answers are kept.
+// WindowSize is the number of answers kept for each session.
 const WindowSize = 4096
 
-// Window keeps the last answers that an asker was given, so that a question that it
-// sends again is answered as before, and charged once. Numbers grow by one; the zero
-// Window is that of a new session. Not safe for concurrent use.
+// Window keeps the last answers to an asker, so that a question that is sent again gets the same answer
+// and is charged once. Question numbers grow by one. The zero Window is a new session's. Not safe for
+// concurrent use.
 //
-// Invariants: a number that was begun is in its slot, or at most newest-WindowSize;
-// a window of fewer slots has never overwritten one.
+// Invariants: a number that was begun is in its slot, or is at most newest-WindowSize; a window of
+// fewer than WindowSize slots has never overwritten a number.
 type Window[A any] struct {
 	newest uint64
 	slots  []windowSlot[A]
@@ -20,27 +20,28 @@ type windowSlot[A any] struct {
 	answer A
 }
 
-// Standing is what a Window knows of a question.
+// Standing is the state of a question in a Window.
 type Standing uint8
 
 const (
-	// Fresh: to be decided; the window expects an End or a Cancel.
+	// Fresh: not seen before; the caller decides the question and calls End or Cancel.
 	Fresh Standing = iota
-	// Pending: sent before, and being decided.
+	// Pending: seen before, and being decided.
 	Pending
-	// Answered: sent before, and answered.
+	// Answered: seen before, and answered.
 	Answered
-	// Old: sent so long ago that its answer is not kept any more.
+	// Old: sent so long ago that the answer is no longer kept.
 	Old
 )
 
-// Begin says where a question stands, and the answer if it had one.
+// Begin returns the state of a question, and its answer if it is Answered. A Fresh question becomes
+// Pending.
 func (w *Window[A]) Begin(number uint64) (Standing, A) {
 	var none A
 	if w.newest >= WindowSize && number <= w.newest-WindowSize {
 		return Old, none
 	}
-	// A window begins small, since most askers ask little at a time.
+	// Start small: most askers have few questions at a time.
 	for n := len(w.slots); n < WindowSize && (n == 0 || w.at(number).taken(number)); n = len(w.slots) {
 		w.grow()
 	}
@@ -53,7 +54,7 @@ func (w *Window[A]) Begin(number uint64) (Standing, A) {
 	return Fresh, none
 }
 
-// End keeps the answer to a question that is Pending. It reports false for any other.
+// End keeps the answer to a Pending question. For any other question End returns false.
 func (w *Window[A]) End(number uint64, a A) bool {
 	s := w.at(number)
 	if s.number != number || s.stands != Pending {
@@ -63,14 +64,14 @@ func (w *Window[A]) End(number uint64, a A) bool {
 	return true
 }
 
-// Replace keeps an answer to a question that was begun, in place of any that it had.
+// Replace sets the answer to a question that was begun, and overwrites an earlier answer.
 func (w *Window[A]) Replace(number uint64, a A) {
 	if s := w.at(number); s.number == number && s.stands != Fresh {
 		s.stands, s.answer = Answered, a
 	}
 }
 
-// Cancel forgets a question that was Fresh and was not decided: sent again, it is new.
+// Cancel forgets a Pending question, which was not decided. If it is sent again, it is Fresh.
 func (w *Window[A]) Cancel(number uint64) {
 	if s := w.at(number); s.number == number && s.stands == Pending {
 		s.stands = Fresh
@@ -78,10 +79,10 @@ func (w *Window[A]) Cancel(number uint64) {
 }
 
 func (w *Window[A]) at(number uint64) *windowSlot[A] {
-	return &w.slots[number&uint64(len(w.slots)-1)] // a power of two
+	return &w.slots[number&uint64(len(w.slots)-1)] // len is a power of two
 }
 
-// taken reports whether the slot has another number.
+// taken reports whether the slot holds another number.
 func (s *windowSlot[A]) taken(number uint64) bool {
 	return s.stands != Fresh && s.number != number
 }

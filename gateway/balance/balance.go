@@ -11,14 +11,14 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Kind is how a server is chosen.
+// Kind is a way to choose a server.
 type Kind uint8
 
 // The kinds.
 const (
-	JBQ        Kind = iota // the least (1+Q)*T, ties at random
-	Busy                   // Apache's bybusyness: the least Q, ties to the one chosen least
-	RoundRobin             // each in turn
+	JBQ        Kind = iota // least (1+Q)*T; random among equals
+	Busy                   // least Q, as Apache's bybusyness; among equals the server chosen least
+	RoundRobin             // each server in turn
 )
 
 var kinds = []string{JBQ: "jbq", Busy: "busy", RoundRobin: "rr"}
@@ -26,7 +26,7 @@ var kinds = []string{JBQ: "jbq", Busy: "busy", RoundRobin: "rr"}
 // String returns the kind's name.
 func (k Kind) String() string { return kinds[k] }
 
-// Set takes the kind of a name, jbq, busy or rr, as a flag.Value.
+// Set implements flag.Value. The names are jbq, busy and rr.
 func (k *Kind) Set(name string) error {
 	i := slices.Index(kinds, name)
 	if i < 0 {
@@ -37,28 +37,27 @@ func (k *Kind) Set(name string) error {
 }
 
 const (
-	gamma     = 0.1                    // weight of a sample, the paper's forgetting factor
-	initial   = 100 * time.Millisecond // T while no server has been measured
-	minimum   = time.Microsecond       // T is no less: at 0 a server would take everything
-	stale     = 10 * time.Second       // without a sample for so long, a server is tried
-	reporting = time.Second            // for so long a reported in-flight count is believed
+	gamma     = 0.1                    // weight of a new sample, the paper's forgetting factor
+	initial   = 100 * time.Millisecond // T before any server has been measured
+	minimum   = time.Microsecond       // lower bound of T: with T = 0 one server would get all requests
+	stale     = 10 * time.Second       // an idle server without a sample for this long gets a trial request
+	reporting = time.Second            // validity of a reported in-flight count
 )
 
-// Balancer knows the requests in flight at each server, and how fast each answers.
-// Servers are numbers, which stay theirs until they are removed and their last request
-// has ended. It is not safe for concurrent use; now must not go back. No method but
-// Add allocates.
+// Balancer tracks the requests in flight at each server and the speed of each server. A server is
+// identified by a number. The number is reused only after the server was removed and its last request
+// ended. Balancer is not safe for concurrent use; now must not go back. Only New and Add allocate.
 type Balancer struct {
 	kind Kind
 	rng  *rand.Rand
 
 	servers []server
-	last    int           // the server of the last request, for RoundRobin
-	guess   time.Duration // T of a server without a sample: the median of the others, else initial
+	last    int           // server of the last request, for RoundRobin
+	guess   time.Duration // T of a server without samples: the median of the others, or initial
 	scratch []time.Duration
 }
 
-// Counts are of the requests of a server.
+// Counts counts the requests of a server.
 //
 // Invariant: InFlight == Sent - Departed - Failed - Aborted >= 0.
 type Counts struct {
@@ -69,29 +68,28 @@ type Counts struct {
 	Aborted  uint64 `json:"aborted"`
 }
 
-// server is what is known of one.
+// server is the state of one server.
 type server struct {
-	present bool // false: removed, or never there; it is chosen no more
+	present bool // false: removed or never added; Pick skips it
 	Counts
 
-	// JBQ.
+	// For JBQ.
 	refusals  int           // failures and refusals since the last answer
-	interval  time.Duration // T, while samples > 0
+	interval  time.Duration // T; valid while samples > 0
 	samples   uint64
 	began     mono.Time // start of the busy period, while InFlight > 0
-	departure mono.Time // the last
-	sampled   mono.Time // the last departure, or when it was added or tried
+	departure mono.Time // last departure
+	sampled   mono.Time // last departure, addition or trial
 
-	// Requests in flight from other gateways, believed until then.
+	// Requests in flight from other gateways; valid until othersUntil.
 	others      int
 	othersUntil mono.Time
 
 	health
-	turns int // Busy: Apache's lbstatus
+	turns int // for Busy: Apache's lbstatus
 }
 
-// New returns a balancer of so many servers, of which nothing is known. Its chance comes
-// from rng.
+// New returns a balancer with the given number of unmeasured servers. Ties are broken with rng.
 func New(kind Kind, servers int, rng *rand.Rand) *Balancer {
 	b := &Balancer{kind: kind, rng: rng, guess: initial, last: -1}
 	for range servers {
@@ -100,8 +98,8 @@ func New(kind Kind, servers int, rng *rand.Rand) *Balancer {
 	return b
 }
 
-// Add adds a server and returns its number. JBQ takes it to be as fast as the median of
-// the others until it has been measured: at 0 it would be flooded, at infinity never used.
+// Add adds a server and returns its number. Until the server is measured, JBQ assumes the median T of
+// the others: with T = 0 the server would be flooded, with infinite T it would never be used.
 func (b *Balancer) Add(now mono.Time) int {
 	i := slices.IndexFunc(b.servers, func(s server) bool { return !s.present && s.InFlight == 0 })
 	if i < 0 {
@@ -114,15 +112,15 @@ func (b *Balancer) Add(now mono.Time) int {
 	return i
 }
 
-// Remove ends the choosing of a server. Its number is reused once its requests have
-// ended, which are to be told as before.
+// Remove stops choosing a server. The caller still reports the end of its requests; then its number may
+// be reused.
 func (b *Balancer) Remove(server int) {
 	b.servers[server].present = false
 	b.reckon()
 }
 
-// Pick returns the server for a request among those of fits; -1 if there is none, and
-// the request has to wait for one that ends. It changes nothing: Sent says that it goes.
+// Pick returns the best server in fits for a request. It returns -1 if the request must wait for
+// another request to end. Pick changes nothing; call Sent when the request is sent.
 func (b *Balancer) Pick(now mono.Time, fits []int) int {
 	best, least, ties := -1, math.Inf(1), 0
 	for _, i := range fits {
@@ -131,7 +129,7 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 			continue
 		}
 		if s.due(now, patience) || b.kind == JBQ && s.stale(now, 2*stale) {
-			return i // no idempotent request came by: any
+			return i // no idempotent request came for a probe: use this request
 		}
 		if s.ejected {
 			continue
@@ -168,9 +166,9 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 	return best
 }
 
-// Probe returns a server of fits that wants one request which may be repeated elsewhere
-// if it fails: one whose ejection is over, or which JBQ has not measured for 10 s. It
-// changes nothing. Where no such request comes by, Pick sends another after a while.
+// Probe returns a server in fits that needs a request which can be repeated elsewhere after a failure.
+// Such a server's ejection is over, or JBQ has not measured it for 10 s. Probe changes nothing. If no
+// repeatable request comes, Pick sends another request after a while.
 func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 	for _, i := range fits {
 		s := &b.servers[i]
@@ -181,7 +179,7 @@ func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 	return -1, false
 }
 
-// Sent says that a request goes to the server.
+// Sent records that a request was sent to the server.
 func (b *Balancer) Sent(server int, now mono.Time) {
 	s := &b.servers[server]
 	if s.InFlight == 0 {
@@ -204,26 +202,25 @@ func (b *Balancer) Sent(server int, now mono.Time) {
 	}
 }
 
-// Outcome is how a request ended.
+// Outcome is the end of a request.
 type Outcome uint8
 
 // The outcomes.
 const (
 	Answered Outcome = iota
-	Refused          // by an answer that may take less than what was asked for
-	Failed           // by the server
-	Aborted          // by its client, which says nothing of the server
+	Refused          // an answer that may have cost less work than the request asked for
+	Failed           // the server failed
+	Aborted          // the client gave up; tells nothing about the server
 )
 
-// Ended says that a request has ended. A failure is no departure: a server is not fast by
-// refusing. What counts as one is the caller's to say: no connection, no answer in time,
-// half an answer, and a status that means that another server might have done better. A
-// refusal (as one that says that there is no such page, or no permission) teaches nothing of
-// the speed either, but the server is well.
+// Ended records that a request has ended. A failure is not a departure: a server that refuses is not
+// fast. The caller decides what counts as a failure: no connection, no answer in time, half an answer,
+// or a status that another server might have avoided. A refusal (such as "no such page" or "no
+// permission") shows that the server is healthy but tells nothing about its speed.
 func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	s := &b.servers[server]
 	s.end(server)
-	t := b.intervalOf(s) // as it was while the request was on its way
+	t := b.intervalOf(s) // as it was while the request was in flight
 	switch how {
 	case Aborted:
 		s.Aborted++
@@ -251,26 +248,26 @@ func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	}
 }
 
-// Reported says that the server had inFlight requests when it answered one, which has
-// not been told as Ended yet. For a second, what is beyond our own counts as of
-// other gateways, so that several do not all choose the server that they left alone.
+// Reported records that a server had inFlight requests when it answered a request, before Ended is
+// called for the request. For one second the requests beyond our own count as sent by other gateways.
+// Otherwise several gateways would all choose the same idle server.
 func (b *Balancer) Reported(server, inFlight int, now mono.Time) {
 	s := &b.servers[server]
 	s.others = max(inFlight-s.InFlight, 0)
 	s.othersUntil = now.Add(reporting)
 }
 
-// Stat is what is known of a server.
+// Stat is the state of a server.
 type Stat struct {
 	Server int `json:"-"`
 	Counts
-	Others   int           `json:"in_flight_elsewhere"` // of other gateways
-	Interval time.Duration `json:"-"`                   // T: between departures while it is busy
-	Answer   time.Duration `json:"-"`                   // R = (1+Q)*T: when a request would be answered
+	Others   int           `json:"in_flight_elsewhere"` // requests of other gateways
+	Interval time.Duration `json:"-"`                   // T: mean time between departures while busy
+	Answer   time.Duration `json:"-"`                   // R = (1+Q)*T: expected time until an answer
 	Ejected  bool          `json:"ejected"`
 }
 
-// Stats appends what is known of each server to dst.
+// Stats appends the state of each server to dst.
 func (b *Balancer) Stats(now mono.Time, dst []Stat) []Stat {
 	for i := range b.servers {
 		s := &b.servers[i]
@@ -285,14 +282,14 @@ func (b *Balancer) Stats(now mono.Time, dst []Stat) []Stat {
 	return dst
 }
 
-// answer is R in nanoseconds.
+// answer returns R in nanoseconds.
 func (b *Balancer) answer(s *server, now mono.Time) float64 {
 	t := b.intervalOf(s)
 	return (1 + float64(s.InFlight+s.elsewhere(now)) + s.owed(now, 0, t)) * float64(t)
 }
 
-// intervalOf is T. A server that does nothing but refuse is taken to be no faster than the
-// median of the others: what it was fast at is another thing.
+// intervalOf returns T. A server that only refuses is assumed to be no faster than the median of the
+// others, because refusing fast does not mean answering fast.
 func (b *Balancer) intervalOf(s *server) time.Duration {
 	switch {
 	case s.samples == 0:
@@ -303,9 +300,9 @@ func (b *Balancer) intervalOf(s *server) time.Duration {
 	return s.interval
 }
 
-// preferred reports whether a server that is not among those that fit, since it has as many
-// requests as it may, would answer sooner than one that is owed for refusals. To wait for it
-// keeps the one that refuses from getting all that the others have no room for.
+// preferred reports whether a full server would answer sooner than server to, which has a debt of
+// refusals (owed). Then the request waits for the full server. Otherwise the refusing server would get
+// every request for which the others have no room.
 func (b *Balancer) preferred(to int, fits []int, now mono.Time) bool {
 	s := &b.servers[to]
 	if s.owed(now, 0, b.intervalOf(s)) == 0 {
@@ -327,17 +324,16 @@ func (s *server) elsewhere(now mono.Time) int {
 	return 0
 }
 
-// learn takes a sample: T <- 0.9*T + 0.1*t. The first ten are averaged, or what was
-// guessed would outlive them: from 100 ms it takes 44 samples to reach 1 ms, which the
-// servers that are measured later would not get.
+// learn adds a sample: T <- 0.9*T + 0.1*t. The first ten samples are averaged, because the initial
+// guess would fade too slowly: from 100 ms T needs 44 samples to reach 1 ms, and servers measured later
+// would not get so many.
 func (s *server) learn(t time.Duration) {
 	s.samples++
 	weight := max(gamma, 1/float64(s.samples))
 	s.interval = max(time.Duration((1-weight)*float64(s.interval)+weight*float64(t)), minimum)
 }
 
-// stale reports whether an idle server has had no sample, and no request that should
-// have become one, for so long.
+// stale reports whether an idle server has had neither a sample nor a trial request for so long.
 func (s *server) stale(now mono.Time, long time.Duration) bool {
 	return s.InFlight == 0 && !s.ejected && now.Sub(s.sampled) >= long
 }
@@ -350,7 +346,7 @@ func (s *server) end(server int) {
 	s.InFlight--
 }
 
-// reckon sets guess, while there is a server that has no sample, or refuses.
+// reckon updates guess if any server needs it: a server without samples, or one that refuses.
 func (b *Balancer) reckon() {
 	b.scratch = b.scratch[:0]
 	some := false

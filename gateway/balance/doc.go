@@ -1,7 +1,6 @@
-// Package balance chooses the server that will answer soonest without being told how
-// large any of them is: Join the Best Queue (JBQ), corrected, with what one needs
-// beside it in production (servers that fail, that are new, or that others use, too).
-// The paper's own algorithm is in tools/sim/web; Busy and RoundRobin are baselines and
-// fall-backs. It is pure and knows nothing of HTTP: its caller says when
-// a request goes, and when and how it ends. Read balance.go next, then eject.go.
+// Package balance chooses the server that will answer soonest, without knowing the size of any server.
+// It implements Join the Best Queue (JBQ) with corrections, and handles servers that fail, servers that
+// are new, and servers that other gateways use too. The paper's own algorithm is in tools/sim/web. Busy
+// and RoundRobin are baselines and fall-backs. The package is pure and knows nothing of HTTP: the
+// caller reports when a request is sent, and when and how it ends. Read balance.go next, then eject.go.
 package balance

@@ -8,53 +8,53 @@ import (
 )
 
 const (
-	tolerated   = 5                // failures in a row that eject
-	firstPeriod = time.Second      // of an ejection
-	longestOf   = 30 * time.Second // ejections, each twice as long as the one before
-	patience    = time.Second      // for a request that may be repeated, before any other probes
+	tolerated   = 5                // failures in a row before ejection
+	firstPeriod = time.Second      // first ejection
+	longestOf   = 30 * time.Second // longest ejection; each is twice as long as the previous
+	patience    = time.Second      // wait for a repeatable request before any request may probe
 )
 
-// health is what failures mean. A server that fails 5 times in a row is ejected; when
-// the period is over it gets one request, a probe, and what ends first while that is on
-// its way decides: an answer takes it back, a failure ejects it for twice as long.
+// health ejects a server that fails. After 5 failures in a row the server is ejected. When the ejection
+// period is over, the server gets one request as a probe. The first request that ends while the probe
+// is in flight decides: an answer ends the ejection, a failure doubles the period.
 type health struct {
 	failures int // in a row
 	ejected  bool
-	since    mono.Time     // the ejection began, while ejected
-	period   time.Duration // of it
-	trying   bool          // a probe is on its way
+	since    mono.Time     // start of the ejection, if ejected
+	period   time.Duration // length of the ejection
+	trying   bool          // a probe is in flight
 
-	// A failed request leaves Q, and yet is owed the time that an answer would have
-	// taken: without that the server that refuses at once is always the idle one, and
-	// gets more the more it fails, if it only answers one in five.
-	debt   float64 // requests, when they were counted
+	// A failed request leaves Q but stays as a debt for the time that an answer would have taken.
+	// Otherwise a server that refuses at once would always be idle, and would get more requests the
+	// more it fails, as long as it answers one in five.
+	debt   float64 // requests, at debtAt
 	debtAt mono.Time
 }
 
-// due reports whether the ejection is over, since so long, and its probe has not gone.
+// due reports whether the ejection ended at least since ago and no probe is in flight.
 func (h *health) due(now mono.Time, since time.Duration) bool {
 	return h.ejected && !h.trying && now.Sub(h.since) >= h.period+since
 }
 
-// fail counts a failure of a server with the interval t.
+// fail counts a failure of a server with interval t.
 func (h *health) fail(now mono.Time, t time.Duration) {
 	h.debt, h.debtAt = h.owed(now, 0, t)+1, now
 	h.failures++
 	if h.ejected && !h.trying || !h.ejected && h.failures < tolerated {
-		return // one of those sent before the ejection; or not enough
+		return // sent before the ejection, or too few failures
 	}
 	h.period = min(max(2*h.period, firstPeriod), longestOf)
 	h.ejected, h.since, h.trying = true, now, false
 }
 
-// refuse counts a refusal that took worked: it is owed the rest of what an answer would
-// have taken. The server is well.
+// refuse counts a refusal after worked time. The rest of the time of an answer becomes debt. The server
+// is healthy.
 func (h *health) refuse(now mono.Time, worked, t time.Duration) {
 	h.succeed(now, worked, t)
 	h.debt, h.debtAt = h.debt+max(1-float64(worked)/float64(t), 0), now
 }
 
-// succeed counts an answer that took worked.
+// succeed counts an answer after worked time.
 func (h *health) succeed(now mono.Time, worked, t time.Duration) {
 	h.failures = 0
 	h.debt, h.debtAt = h.owed(now, worked, t), now
@@ -63,8 +63,8 @@ func (h *health) succeed(now mono.Time, worked, t time.Duration) {
 	}
 }
 
-// owed is the failed requests that an equal server would still be busy with: it works
-// one off in every t, but for the time it worked on others.
+// owed returns the failed requests that an equal server would still be busy with. The debt falls by one
+// each t, except during the time worked on other requests.
 func (h *health) owed(now mono.Time, worked, t time.Duration) float64 {
 	if h.debt == 0 {
 		return 0
@@ -73,8 +73,8 @@ func (h *health) owed(now mono.Time, worked, t time.Duration) float64 {
 	return max(h.debt-float64(idle)/float64(t), 0)
 }
 
-// firstEjected returns, where every server is ejected, the one that has been for the
-// longest, unless one has a request: they get one at a time. -1 where not.
+// firstEjected returns the server in fits that was ejected first, if all servers are ejected and no
+// probe is in flight. Otherwise it returns -1.
 func (b *Balancer) firstEjected(fits []int) int {
 	if slices.ContainsFunc(b.servers, func(s server) bool { return s.present && (!s.ejected || s.trying) }) {
 		return -1
