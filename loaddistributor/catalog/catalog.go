@@ -11,26 +11,26 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// MaxGone bounds the brokers that are remembered although they are away and
-// nothing depends on them; beyond it the one that left first is forgotten, of those that
-// left at once (Restarted) the first by id.
+// MaxGone bounds the number of disconnected brokers that nothing depends on. Beyond
+// MaxGone the catalog forgets the broker that left first. Of brokers that left at the
+// same version (Restarted), the catalog forgets the first by id.
 const MaxGone = 1000
 
-// State of a topic. The wire's PLACING has no counterpart here: a topic exists
-// from the moment it is placed.
+// State is the state of a topic. The wire's PLACING has no counterpart here: a topic
+// exists from the moment of its placement.
 type State uint8
 
 const (
 	// Absent: there is no such topic.
 	Absent State = iota
-	// Preparing: placed; brokers are creating it and acknowledging shares.
+	// Preparing: the topic is placed; brokers are creating it and acknowledging shares.
 	Preparing
 	// Active: publishers may connect.
 	Active
-	// Degraded: active, but a member is away or not ready, or publishers are not
-	// placed.
+	// Degraded: the topic is active, but a member is disconnected or not ready, or
+	// publishers have no place.
 	Degraded
-	// Deleting: its shares are being withdrawn.
+	// Deleting: the topic's shares are being withdrawn.
 	Deleting
 )
 
@@ -38,37 +38,38 @@ var stateNames = [...]string{"absent", "preparing", "active", "degraded", "delet
 
 func (s State) String() string { return stateNames[s] }
 
-// Topic is a reader's view of a topic. What it points to is immutable.
+// Topic is a reader's view of a topic. Its pointers lead to immutable values.
 type Topic struct {
 	Spec    *Spec
-	Ordered *Spec // as it was created: what Key stands for
+	Ordered *Spec // as created; Key identifies this specification
 	Key     string
 	State   State
-	Reason  string // why it is in that state, for people; empty when active
-	// Created is the version that the topic came with, so it tells topics of one name
-	// apart.
+	Reason  string // explains the state to people; empty when active
+	// Created is the version of the topic's creation. It distinguishes successive topics
+	// of the same name.
 	Created   uint64
 	Plan      placement.Plan
 	Placement *Placement
-	// Next is what a move under way leads to; nil when there is none.
+	// Next is the target of the current move, or nil.
 	Next *Next
-	// Retiring brokers were members, or were to be, and may still hold messages;
-	// by id.
+	// Retiring lists, by id, former members and brokers of an aborted move. They may still
+	// hold messages.
 	Retiring []string
-	// Unconfirmed is what brokers may still use beyond the contract (SharesUnconfirmed).
+	// Unconfirmed lists the shares that brokers may still use beyond the contract (see
+	// SharesUnconfirmed).
 	Unconfirmed []UnconfirmedShare
-	// Raising, Vague: as of SharesUnconfirmed.
+	// Raising and Vague: see SharesUnconfirmed.
 	Raising, Vague bool
-	Channels       []Channel // durable ones, by name
+	Channels       []Channel // durable channels, by name
 }
 
-// Next is the plan of a move that is being prepared. It is immutable.
+// Next is the plan of a move in preparation. It is immutable.
 type Next struct {
 	Spec *Spec
 	Plan placement.Plan
 }
 
-// Holders returns all brokers that may have something of the topic, by id.
+// Holders returns, by id, all brokers that may hold data of the topic.
 func (t *Topic) Holders() []string { return holders(t.Plan, t.Next, t.Retiring) }
 
 // Open reports whether consumers can read the topic.
@@ -88,77 +89,78 @@ type Broker struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
-	// Folder is the data folder of the process, Lock as of identity.Place.
+	// Folder is the data folder of the process. Lock: see identity.Place.
 	Folder, Lock string
-	// Mcap is Calibrated, or Configured where that is 0: what it said hello with.
+	// Mcap is Calibrated, or Configured if Calibrated is 0. Configured comes from the
+	// broker's hello.
 	Mcap, Configured, Calibrated int64 // msg/s
 	Allocated                    int64 // msg/s
 	Connected                    bool
-	// Forgotten, Strict: as BrokerNoted says.
+	// Forgotten and Strict: see BrokerNoted.
 	Forgotten, Strict bool
-	// Draining: nothing new is placed on it, and what it has moves away. Forced:
-	// beyond the capacity of the others, too, and what consumers do not take is lost.
+	// Draining: the broker receives no new topics, and its topics move away. Forced: its
+	// topics move even beyond the capacity of the other brokers, and messages that
+	// consumers do not read are lost.
 	Draining, Forced bool
-	// Absorbed is what the last fit learned of it, until it is another broker:
-	// with another host, version or mcap. Zero: nothing.
+	// Absorbed is the result of the last fit, or zero. The catalog clears it when the
+	// broker's host, version or mcap changes.
 	Absorbed Absorption
 }
 
-// Absorption is what a broker got through within Latency: Burst messages at once,
-// and Rate beside them; see tuner.Absorption.
+// Absorption is a measured broker capacity: Burst messages at once plus a sustained Rate,
+// all within Latency. See tuner.Absorption.
 type Absorption struct {
 	Latency time.Duration
 	Rate    int64 // milli-msg/s
 	Burst   int64
 }
 
-// Catalog is the state. It is not safe for concurrent use: its owner, the
-// controller, guards it. Make it with New.
+// Catalog is the state of the control plane. It is not safe for concurrent use; the
+// controller guards it. Make it with New.
 //
 // Invariants, checked by check in tests after every event:
-//   - allocated of a broker == sum of the quotas that topics have on it, of a
-//     topic that moves the greater of the old and the new one;
-//   - a plan was committed only if, at that moment, every broker of it was
-//     connected and allocated, the plan included, was at most its mcap: so
-//     allocated <= mcap, as long as a broker does not come back with less, and
-//     none is drained by force;
-//   - every publisher of a topic is assigned to exactly one member, but for those
-//     that the plan leaves without one;
-//   - epochs of placements never repeat and grow with the version;
-//   - a refused event changes nothing.
+//   - The allocated rate of a broker is the sum of its topics' quotas. A topic in a move
+//     counts with the larger of its old and new quota.
+//   - When a plan was committed, all its brokers were connected, and allocated including
+//     the plan was at most mcap. So allocated <= mcap, unless a broker returns with a
+//     smaller mcap or a broker is drained by force.
+//   - Every publisher of a topic is assigned to exactly one member, except the publishers
+//     that the plan leaves unplaced.
+//   - Epochs of placements never repeat and grow with the version.
+//   - A refused event changes nothing.
 type Catalog struct {
 	version uint64            // grows by one with every accepted event
 	log     uint64            // see Log
-	ahead   uint64            // epochs are versions and this
+	ahead   uint64            // epoch = version + ahead
 	topics  map[string]*topic // by name
 	names   names             // of topics
 	brokers map[string]*broker
 	byID    []*broker         // brokers, sorted
 	keys    map[string]string // idempotency key -> topic
-	// Contracts of removed topics that the adaptor may still hold.
+	// contracts holds the removed topics whose contract the adaptor may still hold.
 	contracts map[string]bool
-	// unconfirmed has what is not confirmed, by topic; see SharesUnconfirmed.open.
+	// unconfirmed holds the open events by topic; see SharesUnconfirmed.open.
 	unconfirmed map[string]SharesUnconfirmed
-	// removed brokers that have not joined anew, with the version of the removal; of
-	// more than MaxGone the first are not known any more.
+	// removed maps each removed broker to the version of its removal, until the broker
+	// joins again. Beyond MaxGone the catalog forgets the earliest removals.
 	removed map[string]uint64
 }
 
 type topic struct {
 	spec      *Spec
-	ordered   *Spec // first
+	ordered   *Spec // the first spec
 	key       string
 	phase     State // Preparing, Active or Deleting; Degraded is derived
 	created   uint64
 	plan      placement.Plan
 	placement *Placement
 	prepared  []bool // by member
-	next      *next  // nil unless it moves
+	next      *next  // nil unless the topic moves
 	retiring  map[string]bool
 	channels  []Channel // by name; immutable, a change replaces it
 }
 
-// next is where a topic moves to.
+// next is the target of a topic's move.
 type next struct {
 	Next
 	spread   *spread
@@ -167,9 +169,9 @@ type next struct {
 
 type broker struct {
 	Broker
-	topics    map[string]bool // placed here, or moving here
-	retiring  map[string]bool // moved away from here
-	leftovers map[string]bool // removed topics it may still hold
+	topics    map[string]bool // placed on this broker, or moving to it
+	retiring  map[string]bool // moved away from this broker
+	leftovers map[string]bool // removed topics that the broker may still hold
 	leftAt    uint64          // version of its last BrokerLeft
 }
 
@@ -184,22 +186,22 @@ func New() *Catalog {
 	}
 }
 
-// Version grows with every accepted event.
+// Version returns a counter that grows with every accepted event.
 func (c *Catalog) Version() uint64 { return c.version }
 
-// Log tells this sequence of versions from all others, those of another store or of
-// before a backup was taken back; 0: it has no name yet.
+// Log returns an identifier of this sequence of versions. Another store, or the store
+// before a backup was restored, has another identifier. 0: not named yet.
 func (c *Catalog) Log() uint64 { return c.log }
 
-// Name gives the log that number, which is no event: it is kept with the next dump, and
-// one that was lost in a crash is replaced.
+// Name sets the log's identifier. Naming is not an event: the next dump saves the
+// identifier, and after a crash without a dump a new identifier replaces it.
 func (c *Catalog) Name(log uint64) { c.log = log }
 
-// epoch is that of a placement which is made now.
+// epoch returns the epoch of a placement made now.
 func (c *Catalog) epoch() uint64 { return c.version + c.ahead }
 
-// Apply makes the event so and returns what follows, in a fixed order, or
-// refuses it and changes nothing.
+// Apply applies the event and returns its effects in a fixed order, or refuses the event
+// and changes nothing.
 func (c *Catalog) Apply(e Event) ([]Effect, error) {
 	c.version++
 	effects, err := e.apply(c)
@@ -209,7 +211,7 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 	return effects, err
 }
 
-// known returns the topic of an event, which does that with it.
+// known returns the topic of an event. The error names the operation doing.
 func (c *Catalog) known(doing, name string) (*topic, error) {
 	t := c.topics[name]
 	if t == nil {
@@ -218,7 +220,7 @@ func (c *Catalog) known(doing, name string) (*topic, error) {
 	return t, nil
 }
 
-// knownBroker returns the broker of an event, which does that with it.
+// knownBroker returns the broker of an event. The error names the operation doing.
 func (c *Catalog) knownBroker(doing, id string) (*broker, error) {
 	b := c.brokers[id]
 	if b == nil {
@@ -227,7 +229,7 @@ func (c *Catalog) knownBroker(doing, id string) (*broker, error) {
 	return b, nil
 }
 
-// one is a set of a topic.
+// one returns the set of a single topic.
 func one(topic string) map[string]bool { return map[string]bool{topic: true} }
 
 func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
@@ -324,7 +326,7 @@ func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
-// open reports whether something is not confirmed.
+// open reports whether anything is unconfirmed.
 func (e SharesUnconfirmed) open() bool { return len(e.Shares) > 0 || e.Raising || e.Vague }
 
 func (c *Catalog) keepUnconfirmed(e SharesUnconfirmed) {
@@ -335,14 +337,14 @@ func (c *Catalog) keepUnconfirmed(e SharesUnconfirmed) {
 	}
 }
 
-// vague notes that brokers may use more of a topic than its contract.
+// vague records that brokers may use more of a topic than its contract.
 func (c *Catalog) vague(topic string) {
 	e := c.unconfirmed[topic]
 	e.Topic, e.Vague = topic, true
 	c.unconfirmed[topic] = e
 }
 
-// confirm notes that a broker uses no share of any topic.
+// confirm records that a broker uses no share of any topic.
 func (c *Catalog) confirm(id string) {
 	// order: each topic is changed on its own
 	for _, e := range c.unconfirmed {
@@ -385,8 +387,7 @@ func (e BrokerLeft) apply(c *Catalog) ([]Effect, error) {
 	return c.changes(before), nil
 }
 
-// forgetGone keeps at most MaxGone brokers that are away and that nothing
-// depends on.
+// forgetGone keeps at most MaxGone disconnected brokers that nothing depends on.
 func (c *Catalog) forgetGone() {
 	uses := map[string]bool{}
 	// order: a set
@@ -437,8 +438,8 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, Preparing, ""}}, nil
 }
 
-// insert makes t known, and reserves what it takes. Requires: its name and key are free,
-// its brokers known.
+// insert adds t to the indexes and reserves its quotas. Requires: the topic's name and
+// key are free, and its brokers are known.
 func (c *Catalog) insert(t *topic) {
 	name := t.spec.Name()
 	c.topics[name] = t
@@ -468,7 +469,7 @@ func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(one(e.Topic))
 	t.setPrepared(e.Broker, true)
-	delete(c.brokers[e.Broker].leftovers, e.Topic) // it has been told with this one
+	delete(c.brokers[e.Broker].leftovers, e.Topic) // the broker received the removal with this topic
 	return c.changes(before), nil
 }
 
@@ -485,11 +486,11 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(one(e.Topic))
 	t.phase = Active
-	delete(c.unconfirmed, e.Topic) // the adaptor gives a new contract to none before that
+	delete(c.unconfirmed, e.Topic) // the adaptor grants no share of a new contract before
 	return c.changes(before), nil
 }
 
-// sloJudged changes nothing: verdicts are not state any more, and journals have them.
+// SLOJudged exists only because old journals contain it. Verdicts are no longer state.
 func (e SLOJudged) apply(c *Catalog) ([]Effect, error) {
 	if c.topics[e.Topic] == nil {
 		return nil, fmt.Errorf("judge topic %s: %w", e.Topic, ErrTopicUnknown)
@@ -534,7 +535,8 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 	for _, id := range e.Left {
 		c.brokers[id].leftovers[e.Topic] = true
 	}
-	// A broker that holds a former topic of the name may tell the adaptor of that, too.
+	// A broker with an earlier topic of this name may also report its contract to the
+	// adaptor.
 	if e.ContractLeft || slices.ContainsFunc(c.byID, func(b *broker) bool { return b.leftovers[e.Topic] }) {
 		c.contracts[e.Topic] = true
 	}
@@ -561,13 +563,13 @@ func (e LeftoverContractRemoved) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
-// shown is what of a topic's state readers see.
+// shown is the part of a topic's state that readers see.
 type shown struct {
 	state  State
 	reason string
 }
 
-// states returns what is shown of the named topics, for changes.
+// states returns the shown state of the named topics, as input of changes.
 func (c *Catalog) states(names map[string]bool) map[string]shown {
 	before := make(map[string]shown, len(names))
 	// order: from one set into another
@@ -578,7 +580,8 @@ func (c *Catalog) states(names map[string]bool) map[string]shown {
 	return before
 }
 
-// changes returns an effect for each topic that is not as before, by name.
+// changes returns an effect for each topic whose shown state differs from before, by
+// name.
 func (c *Catalog) changes(before map[string]shown) []Effect {
 	var effects []Effect
 	for _, name := range slices.Sorted(maps.Keys(before)) {
@@ -607,7 +610,7 @@ func (c *Catalog) state(t *topic) (State, string) {
 	return Active, ""
 }
 
-// unready says what the members lack, in the plan's order; "" when all are fit.
+// unready explains which members are unfit, in the order of the plan; "" if all are fit.
 func (c *Catalog) unready(plan placement.Plan, prepared []bool) string {
 	var reasons []string
 	for i, q := range plan.Quotas {
@@ -624,7 +627,7 @@ func (c *Catalog) unready(plan placement.Plan, prepared []bool) string {
 	return strings.Join(reasons, "; ")
 }
 
-// addBroker makes a broker known. Requires: it is not.
+// addBroker adds a broker. Requires: the catalog has no broker of this id.
 func (c *Catalog) addBroker(id string) *broker {
 	b := &broker{topics: map[string]bool{}, retiring: map[string]bool{}, leftovers: map[string]bool{}}
 	b.ID = id

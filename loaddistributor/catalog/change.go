@@ -6,36 +6,38 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// TopicChanging is a TopicMoving as it is kept where little changes of a topic with many
-// publishers: what is not named here is as the topic has it when the event is applied.
-// It goes by indices, so the topic must be the one that it was made of; Based sees to that.
+// TopicChanging is the short form of TopicMoving for a small change of a topic with many
+// publishers. Publishers that TopicChanging does not name stay as they are when the event
+// is applied. TopicChanging uses indices, so it fits only the topic it was made from;
+// Based checks this.
 type TopicChanging struct {
 	Spec *Spec // without Demand.Publishers and Since
-	// Plan has, in a quota and as unplaced, only the publishers that were not there.
+	// Plan lists only the new publishers, in its quotas and as unplaced.
 	Plan placement.Plan
-	// Removed are indices of Demand.Publishers as they were, Added as they become;
-	// ascending. One that changes is removed and added.
+	// Removed holds indices into the old Demand.Publishers, Added holds indices into the
+	// new Demand.Publishers. Both ascend. A changed publisher appears in both.
 	Removed, Added []int
-	// Publishers are those of Added, and Since is theirs, where the topic has it.
+	// Publishers are the publishers at Added. Since holds their times, if the topic has
+	// times.
 	Publishers []placement.Publisher
 	Since      []int64
 }
 
-// wholeBelow is how many publishers a topic must have for a record to keep only what changes.
-// The record of a smaller topic is small as a whole.
+// wholeBelow is the minimum number of publishers for the short form. The full record of a
+// smaller topic is small enough.
 const wholeBelow = 1000
 
-// shortest is of how many publishers a change names one at the most.
+// shortest limits the short form: a change names at most 1/shortest of the publishers.
 const shortest = 4
 
-// basis is what a change was made of.
+// basis is the state that a change was computed from.
 type basis struct {
 	change *TopicChanging
 	spec   *Spec
 	plan   placement.Plan
 }
 
-// Change returns how the move is kept; nil: whole.
+// Change returns the short form of the move, or nil if the move is saved in full.
 func (e TopicMoving) Change() *TopicChanging {
 	if e.basis == nil {
 		return nil
@@ -43,8 +45,8 @@ func (e TopicMoving) Change() *TopicChanging {
 	return e.basis.change
 }
 
-// Based returns e, to be kept whole unless the topic is still the one that its change was
-// made of.
+// Based returns e. If the topic has changed since the short form was computed, Based
+// drops the short form, and e is saved in full.
 func (c *Catalog) Based(e TopicMoving) TopicMoving {
 	if e.basis == nil {
 		return e
@@ -56,8 +58,8 @@ func (c *Catalog) Based(e TopicMoving) TopicMoving {
 	return e
 }
 
-// NewTopicChanging is NewTopicMoving for a topic as it is now, of which the event is kept
-// as a change where that is shorter.
+// NewTopicChanging is NewTopicMoving with the short form computed against the topic's
+// present state, if the short form is shorter.
 func NewTopicChanging(from Topic, spec *Spec, plan placement.Plan) (TopicMoving, error) {
 	e, err := NewTopicMoving(spec, plan)
 	if err != nil {
@@ -69,7 +71,7 @@ func NewTopicChanging(from Topic, spec *Spec, plan placement.Plan) (TopicMoving,
 	return e, nil
 }
 
-// difference returns nil if it would not be much shorter than the whole.
+// difference returns the short form, or nil if the short form is not much shorter.
 func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
 	removed, added, short := Edits(from.Spec, spec)
 	if !short {
@@ -109,8 +111,9 @@ func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
 	return e
 }
 
-// Edits returns which publishers a has and b has not, as indices, and the reverse; short:
-// as far as they go, a change of one to the other is kept as one.
+// Edits returns the indices of the publishers only in a and of the publishers only in b.
+// If short is true, a change from a to b is saved in the short form, as far as Edits can
+// tell.
 func Edits(a, b *Spec) (removed, added []int, short bool) {
 	n := b.Demand.Count()
 	if n < wholeBelow || len(a.Demand.Groups) != len(b.Demand.Groups) {
@@ -120,8 +123,8 @@ func Edits(a, b *Spec) (removed, added []int, short bool) {
 	return removed, added, ordered && len(removed)+len(added) <= n/shortest
 }
 
-// edits returns which publishers a has and b has not, and the reverse; ordered: those that
-// both have are in the same order.
+// edits returns the indices of the publishers only in a and of the publishers only in b.
+// ordered means that the common publishers have the same order in a and b.
 func edits(a, b *Spec) (removed, added []int, ordered bool) {
 	type one struct {
 		placement.Publisher
@@ -168,9 +171,9 @@ func edits(a, b *Spec) (removed, added []int, ordered bool) {
 	return removed, added, true
 }
 
-// carry returns where each of the n publishers of the new plan is if it stays where it is:
-// a quota of that plan, unplaced, or unknown. Requires: Removed and Added ascend, and are
-// in range.
+// carry returns the place of each of the n publishers of the new plan if no publisher
+// moves: a quota of the new plan, unplaced, or unknown. Requires: Removed and Added
+// ascend and are in range.
 func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n int) []int32 {
 	to := make([]int32, len(old.Quotas)) // by quota of the old plan
 	for m, q := range old.Quotas {
@@ -214,7 +217,7 @@ func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n i
 	return places
 }
 
-// whole returns the move that the change is of a topic.
+// whole returns the full form of the change, computed against t.
 func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
 	was := t.spec
 	bad := func(problem string) (TopicMoving, error) {
@@ -241,7 +244,7 @@ func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
 	}
 	next := &spec
 	if spec.Equal(was) {
-		next = was // so that it takes no room
+		next = was // shares memory with was
 	} else if err := spec.Demand.Validate(); err != nil {
 		return TopicMoving{}, err
 	}
@@ -298,8 +301,8 @@ func (e TopicChanging) apply(c *Catalog) ([]Effect, error) {
 	return moving.apply(c)
 }
 
-// splice returns s without those at removed, and with more where added says. Requires: it
-// fits.
+// splice returns s without the elements at removed and with the elements of more at
+// added. Requires: the indices fit.
 func splice[E any](s []E, removed, added []int, more []E) []E {
 	out := make([]E, 0, len(s)-len(removed)+len(added))
 	insert := func() {
@@ -319,7 +322,7 @@ func splice[E any](s []E, removed, added []int, more []E) []E {
 	return out
 }
 
-// within reports whether indices ascend, and are of n.
+// within reports whether the indices ascend and are below n.
 func within(indices []int, n int) bool {
 	last := -1
 	for _, i := range indices {

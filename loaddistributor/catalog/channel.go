@@ -6,42 +6,42 @@ import (
 	"slices"
 )
 
-// Channels belong to the topic: every broker of the topic has all of them. The catalog has the
-// durable channels, the declared ones and those that brokers have reported. Ephemeral channels
-// stay with their broker.
+// Channels belong to the topic: every broker of the topic has all of them. The catalog
+// keeps the durable channels, both declared channels and channels reported by brokers.
+// Ephemeral channels stay with their broker.
 
-// MaxChannels is how many durable channels a topic may have.
+// MaxChannels is the maximum number of durable channels of a topic.
 const MaxChannels = 10_000
 
 // Channel is a durable channel of a topic.
 type Channel struct {
 	Name string
-	// Created is the version that the channel came with. It tells channels of one name apart:
-	// a broker that was told of a smaller one has a channel that was deleted since.
+	// Created is the version of the channel's creation. It distinguishes successive
+	// channels of the same name: a broker with a smaller version has a deleted channel.
 	Created uint64
 	Paused  bool
 }
 
-// ChannelsCreated: a topic has these durable channels, too. Those that it has already stay as
-// they are. Created is set when the event is applied.
+// ChannelsCreated adds durable channels to a topic. Existing channels stay unchanged.
+// Apply sets Created.
 type ChannelsCreated struct {
 	Topic    string
 	Channels []Channel // with distinct names
 }
 
-// ChannelsPaused: these channels of a topic are paused, or are not, as each says.
+// ChannelsPaused pauses or resumes channels of a topic, as each channel's Paused says.
 type ChannelsPaused struct {
 	Topic    string
 	Channels []Channel // by name and Paused
 }
 
-// ChannelsDeleted: a topic does not have these channels any more.
+// ChannelsDeleted removes channels of a topic.
 type ChannelsDeleted struct {
 	Topic    string
 	Channels []Channel // by name
 }
 
-// ChannelsChanged: these channels of the topic are others than before, or gone.
+// ChannelsChanged means that these channels of the topic were added, changed or removed.
 type ChannelsChanged struct {
 	Topic string
 	Names []string
@@ -59,7 +59,8 @@ func (e *ChannelsError) Error() string {
 	return fmt.Sprintf("topic %s has %d channels, of at most %d: %d more do not fit; delete those that no consumer needs", e.Topic, e.Present, MaxChannels, e.New)
 }
 
-// Channel returns the channel of that name; false: the topic has no such durable channel.
+// Channel returns the durable channel of the given name; false if the topic has no such
+// channel.
 func (t *Topic) Channel(name string) (Channel, bool) { return find(t.Channels, name) }
 
 func position(channels []Channel, name string) (int, bool) {
@@ -74,7 +75,7 @@ func find(channels []Channel, name string) (Channel, bool) {
 	return channels[i], true
 }
 
-// lives returns the topic of an event about its channels.
+// lives returns the topic of a channel event. It refuses a topic in state Deleting.
 func (c *Catalog) lives(doing, name string) (*topic, error) {
 	t, err := c.known(doing, name)
 	if err == nil && t.phase == Deleting {
@@ -101,7 +102,7 @@ func (e ChannelsCreated) apply(c *Catalog) ([]Effect, error) {
 	return t.add(fresh)
 }
 
-// add gives the topic channels that it does not have. Requires: their names are distinct.
+// add adds the channels to the topic. Requires: the topic has none of them.
 func (t *topic) add(fresh []Channel) ([]Effect, error) {
 	if len(fresh) == 0 {
 		return nil, nil
@@ -117,14 +118,14 @@ func (t *topic) add(fresh []Channel) ([]Effect, error) {
 	if len(slices.Compact(slices.Clone(names))) < len(names) {
 		return nil, fmt.Errorf("create channels of topic %s: a name appears twice", t.spec.Name())
 	}
-	// Readers have the present slice.
+	// Readers hold the present slice, so add builds a new slice.
 	all := slices.Concat(t.channels, fresh)
 	slices.SortFunc(all, func(a, b Channel) int { return cmp.Compare(a.Name, b.Name) })
 	t.channels = all
 	return []Effect{ChannelsChanged{t.spec.Name(), names}}, nil
 }
 
-// present returns the topic of an event, and where its channels are.
+// present returns the topic of an event and the positions of its channels.
 func (c *Catalog) present(doing, name string, channels []Channel) (t *topic, at []int, err error) {
 	if t, err = c.lives(doing, name); err != nil {
 		return nil, nil, err

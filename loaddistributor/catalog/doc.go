@@ -1,11 +1,10 @@
-// Package catalog is the state of the control plane: brokers, topics, where
-// each publisher goes, what is allocated to which topic. It is pure and event-sourced:
-// Apply is the only way to change it, one event at a time, and the same events
-// in the same order give the same state, so a log of events is all that a
-// store has to keep.
+// Package catalog is the state of the control plane: brokers, topics, the broker of each
+// publisher, and allocations. It is pure and event-sourced. Only Apply changes the
+// catalog, one event at a time. The same events in the same order give the same state, so
+// a store needs to keep only the log of events.
 //
-// It decides nothing: plans come from loaddistributor/placement, and the
-// committer, loaddistributor/controller, carries the effects out. It knows no
-// session, no clock and no wire format. Read event.go next for what can
-// happen, then Catalog for what must hold.
+// The catalog makes no decisions. Plans come from loaddistributor/placement, and the
+// committer, loaddistributor/controller, carries out the effects. The catalog has no
+// session, clock or wire format. Read event.go next for the events, then Catalog for the
+// invariants.
 package catalog

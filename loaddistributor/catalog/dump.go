@@ -10,21 +10,21 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Dump is a catalog as a value, for a store: Load makes an equal catalog of it.
-// It shares specifications and plans with the catalog, which are immutable.
+// Dump is a catalog as a value, for a store. Load restores an equal catalog from it. Dump
+// shares immutable specifications and plans with the catalog.
 type Dump struct {
 	Version   uint64
 	Log       uint64
-	Ahead     uint64            // what epochs are ahead of versions
+	Ahead     uint64            // epoch minus version
 	Brokers   []BrokerDump      // by id
 	Topics    []TopicDump       // by name
-	Contracts []string          // that the adaptor may still hold; sorted
-	Removed   map[string]uint64 // brokers, with the version at which they were
-	// Unconfirmed shares, by topic (SharesUnconfirmed).
+	Contracts []string          // topics whose contract the adaptor may still hold; sorted
+	Removed   map[string]uint64 // version of each broker's removal
+	// Unconfirmed is sorted by topic.
 	Unconfirmed []SharesUnconfirmed
 }
 
-// BrokerDump is a broker of a Dump. What it carries follows from the topics.
+// BrokerDump is a broker of a Dump. Its allocation follows from the topics.
 type BrokerDump struct {
 	Broker    Broker
 	Leftovers []string // sorted
@@ -36,11 +36,11 @@ type TopicDump struct {
 	Spec, Ordered *Spec
 	Key           string
 	Phase         State  // Preparing, Active or Deleting
-	Created       uint64 // 0: not known
+	Created       uint64 // 0: unknown
 	Plan          placement.Plan
 	Epoch         uint64
 	Prepared      []bool // by quota
-	Next          *Next  // nil: it does not move
+	Next          *Next  // nil unless the topic moves
 	NextPrepared  []bool
 	Retiring      []string  // sorted
 	Channels      []Channel // by name
@@ -65,7 +65,7 @@ func (c *Catalog) Dump() Dump {
 	return d
 }
 
-// DumpTopic returns one topic, if there is one.
+// DumpTopic returns one topic; false if there is no such topic.
 func (c *Catalog) DumpTopic(name string) (d TopicDump, ok bool) {
 	t := c.topics[name]
 	if t == nil {
@@ -81,8 +81,7 @@ func (c *Catalog) DumpTopic(name string) (d TopicDump, ok bool) {
 	return d, true
 }
 
-// Load returns the catalog that d was taken from, or says why no catalog can
-// have been like that.
+// Load returns the catalog of the dump, or an error if no catalog can have produced d.
 func Load(d Dump) (*Catalog, error) {
 	c := New()
 	c.version, c.log, c.ahead = d.Version, d.Log, d.Ahead
@@ -173,8 +172,8 @@ func (c *Catalog) load(d TopicDump) error {
 	return nil
 }
 
-// epochGap is how far the epochs of a topic that is restored are ahead of those that
-// were kept of it: more than its placement can have changed after that.
+// epochGap is the lead of a restored topic's epochs over its epochs in the backup. It
+// exceeds the number of placement changes possible since the backup.
 const epochGap = 1 << 20
 
 func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
@@ -228,7 +227,7 @@ func (e BrokerRestored) apply(c *Catalog) ([]Effect, error) {
 	if b == nil {
 		b = c.addBroker(from.ID)
 		b.Broker, b.leftAt = from, c.version
-		b.Connected, b.Allocated, b.Forgotten, b.Strict = false, 0, false, false // of the other log's adaptor
+		b.Connected, b.Allocated, b.Forgotten, b.Strict = false, 0, false, false // values of the other log's adaptor
 	}
 	before := c.states(b.topics)
 	b.Calibrated, b.Draining, b.Forced = cmp.Or(b.Calibrated, from.Calibrated), b.Draining || from.Draining, b.Forced || from.Forced

@@ -10,178 +10,179 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Event is something that happened, or that the controller decided; Apply
-// makes it so or refuses it as a whole. Every accepted event raises the version
-// by one, so a store keeps all of them, and the version is an event's place in
-// its log.
+// Event is an occurrence or a decision of the controller. Apply applies an event as a
+// whole or refuses it. Every accepted event raises the version by one. So a store keeps
+// every event, and the version is the event's position in the log.
 type Event interface {
 	apply(*Catalog) ([]Effect, error)
 }
 
-// BrokerJoined: a broker has opened a session. It holds nothing that it was
-// not told in this session, as far as the catalog is concerned: all its topics
-// are prepared again.
+// BrokerJoined: a broker has opened a session. For the catalog, the broker holds only
+// topics prepared in this session, so the broker must prepare all its topics again.
 type BrokerJoined struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
-	Folder, Lock            string // as of Broker
-	// Maximum rate within the SLO, msg/s; > 0. It may be lower than what is
-	// allocated already: that degrades the topics, and nothing new is placed.
+	Folder, Lock            string // see Broker
+	// Maximum rate within the SLO, in msg/s; > 0. If Mcap is below the allocated rate, the
+	// broker's topics become degraded, and the broker receives no new topic.
 	Mcap int64
 }
 
-// BrokerLeft: its session is over. What is allocated stays allocated.
+// BrokerLeft: the broker's session is over. Allocations stay.
 type BrokerLeft struct{ ID string }
 
-// TopicPlaced reserves what the plan takes. It is refused when the plan does
-// not fit the present brokers. Make it with NewTopicPlaced.
+// TopicPlaced creates a topic and reserves the quotas of the plan. Apply refuses a plan
+// that does not fit the present brokers. Make it with NewTopicPlaced.
 type TopicPlaced struct {
 	Spec *Spec
 	Plan placement.Plan
-	// Idempotency key of the request, empty for none.
+	// Idempotency key of the request, or empty.
 	Key    string
 	spread *spread
 }
 
-// MemberPrepared: the broker has created the topic, in its present session.
+// MemberPrepared: the broker has created the topic in its present session.
 type MemberPrepared struct{ Topic, Broker string }
 
 // TopicActivated: all members are prepared and hold their shares.
 type TopicActivated struct{ Topic string }
 
-// SLOJudged is a verdict over a window, as releases before 0.2.0 kept it. It changes
-// nothing: verdicts are the leader's, and not kept.
+// SLOJudged is a verdict over a window from a release before 0.2.0. It changes nothing:
+// only the leader keeps verdicts, in memory.
 type SLOJudged struct{ Topic, Missed string }
 
-// TopicDeleting: its shares are being withdrawn; nothing resolves any more.
+// TopicDeleting: the topic's shares are being withdrawn; Resolve finds no publisher of
+// the topic.
 type TopicDeleting struct{ Topic string }
 
-// TopicRemoved forgets a topic in whatever state and frees what it reserved.
+// TopicRemoved forgets a topic in any state and frees its reservations.
 type TopicRemoved struct {
 	Topic string
-	// Brokers that may still hold it and are to be told when they are back.
+	// Left lists the brokers that may still hold the topic. They receive the removal when
+	// they reconnect.
 	Left []string
-	// The adaptor may still hold its contract.
+	// ContractLeft: the adaptor may still hold the contract.
 	ContractLeft bool
 }
 
-// LeftoverRemoved: the broker has removed what TopicRemoved left on it.
+// LeftoverRemoved: the broker has removed a topic that TopicRemoved listed as left.
 type LeftoverRemoved struct{ Topic, Broker string }
 
 // LeftoverContractRemoved: the adaptor has forgotten the contract.
 type LeftoverContractRemoved struct{ Topic string }
 
-// BrokerDraining says whether the broker is to give up what it has; Forced, at the
-// cost of the other brokers' capacity and of what consumers do not take.
+// BrokerDraining starts or stops draining a broker. Forced may overload the other brokers
+// and lose messages that consumers do not read.
 type BrokerDraining struct {
 	ID               string
 	Draining, Forced bool
 }
 
-// BrokerCalibrated: an mcap, msg/s, that stands over the one the broker says hello
-// with; 0 ends that. It may be lower than what is allocated already, as that of
-// BrokerJoined may. It is forgotten with the broker (MaxGone).
+// BrokerCalibrated sets a measured mcap in msg/s, which overrides the mcap of the
+// broker's hello; 0 removes the override. Mcap may be below the allocated rate, as in
+// BrokerJoined. The override is lost when the catalog forgets the broker (MaxGone).
 type BrokerCalibrated struct {
 	ID   string
 	Mcap int64
 }
 
-// BrokerAbsorbed: a fit has learned what the broker gets through within a latency.
+// BrokerAbsorbed: a fit has measured the broker's capacity within a latency.
 type BrokerAbsorbed struct {
 	ID string
 	Absorption
 }
 
-// BrokerNoted: what is to be known of a broker's shares when the adaptor has
-// forgotten it. Forgotten: it holds nothing, until it joins. Strict: nothing it holds
-// outlives its lease.
+// BrokerNoted records facts about a broker's shares for an adaptor that has forgotten the
+// broker. Forgotten: the broker holds no share until it joins. Strict: no share of the
+// broker outlives its lease.
 type BrokerNoted struct {
 	ID                string
 	Forgotten, Strict bool
 }
 
-// SharesUnconfirmed says which brokers may still use shares of a topic, alive or deleted,
-// beyond its contract, and how much: the contract was lowered or removed, and the adaptor,
-// whose memory is not durable, has no word from them. It replaces what was said before.
+// SharesUnconfirmed records which brokers may still use shares beyond the contract of a
+// topic, alive or deleted, and how much. The contract was lowered or removed, and the
+// adaptor, which has no durable memory, has no confirmation from these brokers. The event
+// replaces the earlier record.
 type SharesUnconfirmed struct {
 	Topic  string
 	Shares []UnconfirmedShare // by broker
 	// Raising: the contract was raised, and brokers have not confirmed all of it.
 	Raising bool
-	// Vague: brokers may use more than the contract, and how much is not known: the contract was
-	// brought back from another log, or a raise was taken back after the adaptor knew of it.
+	// Vague: brokers may use an unknown amount above the contract. Either the contract was
+	// restored from another log, or a raise was reverted after the adaptor had received
+	// it.
 	Vague bool
 }
 
-// UnconfirmedShare is the most that a broker may still use.
+// UnconfirmedShare is the largest share that a broker may still use.
 type UnconfirmedShare struct {
 	Broker string
 	Share  tokenbucket.Share
 }
 
-// BrokerRemoved: a broker that is away, and on which no topic is placed, is none of
-// the cluster any more, until it joins anew.
+// BrokerRemoved removes a disconnected broker without topics from the cluster until the
+// broker joins again.
 type BrokerRemoved struct{ ID string }
 
-// TopicMoving begins a move of an active topic to another plan, perhaps of
-// another specification under the same name: it reserves what the new plan
-// takes beside the old one. Make it with NewTopicMoving.
+// TopicMoving begins a move of an active topic to another plan, possibly with another
+// specification of the same name. It reserves the quotas of the new plan beside the old
+// plan. Make it with NewTopicMoving.
 type TopicMoving struct {
 	Spec   *Spec
 	Plan   placement.Plan
 	spread *spread
-	basis  *basis // nil: it is kept whole
+	basis  *basis // nil: saved in full
 }
 
-// TopicMoved: all members of the new plan are prepared; from now on publishers
-// belong where it says. Members that are not in it retire.
+// TopicMoved: all members of the new plan are prepared. From now on the new plan assigns
+// the publishers. Former members retire.
 type TopicMoved struct{ Topic string }
 
-// TopicMoveAborted: the old plan stays.
+// TopicMoveAborted ends a move; the old plan stays.
 type TopicMoveAborted struct {
 	Topic string
-	// Brokers of the new plan alone that may hold messages of the topic: they
-	// retire.
+	// Left lists the brokers only in the new plan that may hold messages of the topic.
+	// They retire.
 	Left []string
 }
 
-// MemberRetired: the topic is gone from a broker that it moved away from, or did
-// not move to.
+// MemberRetired: the topic is gone from a retiring broker.
 type MemberRetired struct{ Topic, Broker string }
 
-// Restarted: another controller has taken over; it has no session yet, and what
-// brokers did in those before has to be said again.
+// Restarted: another controller has taken over. It has no session yet, and each broker
+// must prepare its topics again.
 type Restarted struct{}
 
-// TopicRestored brings a topic back that another log had, as active and as it was then:
-// its name must be free and its brokers known. One that moved stays where it was, and
-// brokers that it moved to retire. Its epochs go on from the one that it had, and
-// beyond any that were given out after that. Its key is gone if another topic has it.
+// TopicRestored restores a topic from a backup of another log, in the state of the
+// backup. Its name must be free and its brokers known. A topic in a move stays in its old
+// place, and the brokers of the move retire. Its epochs continue from the backup's epoch,
+// beyond any epoch assigned since. The topic loses its key if another topic has the key.
 type TopicRestored struct{ TopicDump }
 
-// BrokerRestored is a broker that another log knew, as being away: what it may hold, and
-// what operators have said of it. One that is known already gets what of that it lacks.
+// BrokerRestored adds a broker from a backup, as disconnected, with its possible shares
+// and its operator settings. If the catalog already has the broker, BrokerRestored only
+// fills in the missing fields.
 type BrokerRestored struct{ BrokerDump }
 
-// Effect is what follows from an event for the outside.
+// Effect is a consequence of an event for the outside.
 type Effect interface{ effect() }
 
-// StateChanged: the topic shows another state or reason. To is Absent when it
-// has been removed.
+// StateChanged: the topic has a new state or reason. To is Absent after the removal.
 type StateChanged struct {
 	Topic    string
 	From, To State
 	Reason   string
 }
 
-// PlacementChanged: Placement of the topic is another one, or gone.
+// PlacementChanged: the topic has a new placement or none.
 type PlacementChanged struct{ Topic string }
 
 func (StateChanged) effect()     {}
 func (PlacementChanged) effect() {}
 
-// Refusals of Apply and of the queries.
+// Errors of Apply and the queries.
 var (
 	ErrTopicExists      = errors.New("topic exists")
 	ErrTopicUnknown     = errors.New("no such topic")
@@ -189,23 +190,22 @@ var (
 	ErrChannelUnknown   = errors.New("no such channel in the topic")
 	ErrPublisherUnknown = errors.New("no such publisher in the topic")
 	ErrNotActive        = errors.New("the topic is not active")
-	// ErrUnplaced: the publisher has no broker now, because a fit finds out how many
-	// each can take.
+	// ErrUnplaced: the publisher has no broker at present, because a fit is measuring how
+	// many publishers each broker can serve.
 	ErrUnplaced      = errors.New("the publisher is not placed yet: the topic is being fitted")
 	ErrKeyReused     = errors.New("the idempotency key belongs to another request")
 	ErrBrokerUnknown = errors.New("no such broker")
-	// ErrBrokerConnected: it cannot be removed.
+	// ErrBrokerConnected: a connected broker cannot be removed.
 	ErrBrokerConnected = errors.New("the broker is connected")
-	// ErrBrokerInUse: it cannot be removed.
+	// ErrBrokerInUse: a broker with topics cannot be removed.
 	ErrBrokerInUse = errors.New("topics are placed on the broker, which fit on no other or have not been moved yet")
-	// ErrUnread: this replica has not read yet what is committed, or its log was lost and
-	// is being rebuilt.
+	// ErrUnread: this replica has not read the committed state yet, or its log was lost
+	// and is being rebuilt.
 	ErrUnread = errors.New("the loaddistributor does not know yet what there is")
 )
 
-// PlanError: the plan does not fit the brokers as they are now, because they
-// changed after it was made, or it is not a plan for this demand. Making a new
-// plan may help.
+// PlanError: the plan does not fit the present brokers, because the brokers changed
+// since, or it is not a plan for this demand. A new plan may fit.
 type PlanError struct{ Broker, Problem string }
 
 func (e *PlanError) Error() string {
@@ -215,14 +215,14 @@ func (e *PlanError) Error() string {
 	return fmt.Sprintf("plan for broker %s: %s", e.Broker, e.Problem)
 }
 
-// NotReadyError: the topic cannot be active, for a member is not prepared.
+// NotReadyError: the topic cannot become active, because a member is not prepared.
 type NotReadyError struct{ Topic, Reason string }
 
 func (e *NotReadyError) Error() string { return fmt.Sprintf("topic %s: %s", e.Topic, e.Reason) }
 
-// NewTopicPlaced checks that plan places every publisher of the demand exactly
-// once, and does the part of the work that grows with their number, so that
-// the committer need not do it under its lock.
+// NewTopicPlaced checks that plan places every publisher exactly once. It does the work
+// that grows with the number of publishers, to keep this work out of the committer's
+// lock.
 func NewTopicPlaced(spec *Spec, plan placement.Plan, key string) (TopicPlaced, error) {
 	e := TopicPlaced{Spec: spec, Plan: plan, Key: key}
 	s, err := newSpread(spec, plan)
@@ -282,9 +282,10 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 	return s, nil
 }
 
-// newcomers says which member of an open topic gets publishers that it does not know: the
-// one that has the most already, while a tenth of its quota is free, so that they are
-// together for as long as can be; else the one that has most free.
+// newcomers returns the member for unknown publishers of an open topic. Among the members
+// with at least a tenth of their quota free, newcomers picks the member with the most
+// used quota, to keep the publishers together as long as possible. If no member has a
+// tenth free, newcomers picks the member with the most free quota.
 func newcomers(plan placement.Plan, publishers []placement.Publisher) (at int32) {
 	most, room := -1.0, math.Inf(-1)
 	for m, q := range plan.Quotas {

@@ -8,10 +8,10 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// A move has three steps, so that the next place is ready before the present
-// one is given up: TopicMoving reserves, MemberPrepared comes from each broker
-// of the new plan, TopicMoved changes the placement. Until then the old plan is
-// in force and TopicMoveAborted takes the new one back.
+// A move has three steps, so the new place is ready before the topic gives up the old
+// place. TopicMoving reserves, MemberPrepared arrives from each broker of the new plan,
+// and TopicMoved changes the placement. Until TopicMoved the old plan is in force, and
+// TopicMoveAborted reverts the move.
 
 func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
 	b, err := c.knownBroker("drain", e.ID)
@@ -22,9 +22,9 @@ func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
-// fits says why the plan does not fit the brokers; what the old plan takes is
-// the topic's already. A plan that leaves a broker which is drained by force may
-// take more than there is.
+// fits returns an error if the plan does not fit the brokers. The quotas of the old plan
+// count as free for this topic. A plan may exceed the free capacity if it leaves a broker
+// that is drained by force.
 func (c *Catalog) fits(plan, old placement.Plan) error {
 	forced := slices.ContainsFunc(old.Quotas, func(q placement.Quota) bool {
 		return c.brokers[q.Broker].Forced && plan.On(q.Broker) < 0
@@ -76,7 +76,8 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 		b := c.brokers[q.Broker]
 		b.Allocated += max(0, q.Rate-rateOn(t.plan, q.Broker))
 		b.topics[name] = true
-		// A broker that has the topic is told of a new specification all the same.
+		// A member with the topic must still prepare it if the specification changed for
+		// brokers.
 		was := t.member(q.Broker)
 		n.prepared[i] = was >= 0 && t.prepared[was] && sameForBrokers(e.Spec, t.spec)
 	}
@@ -84,7 +85,7 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
-// sameForBrokers reports whether what a PrepareTopic says is the same in both.
+// sameForBrokers reports whether a PrepareTopic for a equals a PrepareTopic for b.
 func sameForBrokers(a, b *Spec) bool {
 	return a.SLO == b.SLO && a.OverLimit == b.OverLimit && a.Pacing == b.Pacing && slices.Equal(a.Weighted(), b.Weighted()) &&
 		a.Expiry == b.Expiry && maps.Equal(a.ChannelExpiry, b.ChannelExpiry)
@@ -193,7 +194,7 @@ func (Restarted) apply(c *Catalog) ([]Effect, error) {
 	return c.changes(before), nil
 }
 
-// setPrepared notes it for the present plan and for the next one.
+// setPrepared sets the broker's prepared flag in the present plan and in the next plan.
 func (t *topic) setPrepared(id string, is bool) {
 	if i := t.member(id); i >= 0 {
 		t.prepared[i] = is
@@ -205,7 +206,7 @@ func (t *topic) setPrepared(id string, is bool) {
 	}
 }
 
-// reserved returns what the topic takes of a broker's capacity, msg/s.
+// reserved returns the topic's reservation on a broker, in msg/s.
 func (t *topic) reserved(id string) int64 {
 	rate := rateOn(t.plan, id)
 	if t.next != nil {

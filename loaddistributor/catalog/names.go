@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// names is a sorted list in pieces, so that one more does not move all that come after it.
+// names is a sorted list in pieces, so an insertion does not move all later names.
 type names struct{ pieces [][]string } // none is empty
 
-// maxPiece is how long a piece may be.
+// maxPiece is the maximum length of a piece.
 const maxPiece = 512
 
-// find returns where the name is, or belongs.
+// find returns the position of the name, or the position for its insertion.
 func (n *names) find(name string) (piece, i int, found bool) {
 	piece, found = slices.BinarySearchFunc(n.pieces, name, func(piece []string, name string) int { return cmp.Compare(piece[0], name) })
 	if found || piece == 0 {
@@ -22,7 +22,7 @@ func (n *names) find(name string) (piece, i int, found bool) {
 	return piece - 1, i, found
 }
 
-// insert adds a name. Requires: it is not there.
+// insert adds a name. Requires: the name is absent.
 func (n *names) insert(name string) {
 	if len(n.pieces) == 0 {
 		n.pieces = [][]string{{name}}
@@ -36,7 +36,7 @@ func (n *names) insert(name string) {
 	}
 }
 
-// remove takes a name out. Requires: it is there.
+// remove removes a name. Requires: the name is present.
 func (n *names) remove(name string) {
 	p, i, _ := n.find(name)
 	if n.pieces[p] = slices.Delete(n.pieces[p], i, i+1); len(n.pieces[p]) == 0 {
@@ -44,7 +44,7 @@ func (n *names) remove(name string) {
 	}
 }
 
-// after has the names that come after one, which need not be there; "": all.
+// after returns the names after the given name, which may be absent; "": all names.
 func (n *names) after(name string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		p, i, found := n.find(name)

@@ -8,10 +8,10 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Snapshot returns the brokers that something new may be placed on, by id.
+// Snapshot returns, by id, the brokers that can receive new topics.
 func (c *Catalog) Snapshot() []placement.Broker { return c.SnapshotFor("") }
 
-// SnapshotFor is Snapshot for a topic that may move: what it takes now counts
+// SnapshotFor is Snapshot for a move of a topic: the topic's present reservation counts
 // as free.
 func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
 	s := make([]placement.Broker, 0, len(c.byID))
@@ -28,7 +28,7 @@ func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
 	return s
 }
 
-// Topic returns the topic of that name.
+// Topic returns the topic of the given name.
 func (c *Catalog) Topic(name string) (Topic, bool) {
 	t := c.topics[name]
 	if t == nil {
@@ -51,18 +51,18 @@ func (c *Catalog) view(t *topic) *Topic {
 	return v
 }
 
-// Active reports whether there is a topic of that name, and whether it was activated and
-// is not being deleted.
+// Active reports whether the topic is active, Degraded included, and whether the topic is
+// known.
 func (c *Catalog) Active(name string) (active, known bool) {
 	t := c.topics[name]
 	return t != nil && t.phase == Active, t != nil
 }
 
-// Names has the topics that come after a name, "": all, sorted. It ends with the next event.
+// Names returns the sorted topic names after the given name; "": all names. The sequence
+// is invalid after the next event.
 func (c *Catalog) Names(after string) iter.Seq[string] { return c.names.after(after) }
 
-// Topics returns up to limit topics whose names come after the given one, by
-// name.
+// Topics returns up to limit topics with names after the given name, by name.
 func (c *Catalog) Topics(after string, limit int) []Topic {
 	list := make([]Topic, 0, min(limit, len(c.topics)))
 	for name := range c.names.after(after) {
@@ -75,7 +75,7 @@ func (c *Catalog) Topics(after string, limit int) []Topic {
 	return list
 }
 
-// TenantTopics returns how many topics a tenant has.
+// TenantTopics returns the number of a tenant's topics.
 func (c *Catalog) TenantTopics(tenant string) (n int) {
 	// order: a count
 	for _, t := range c.topics {
@@ -86,7 +86,8 @@ func (c *Catalog) TenantTopics(tenant string) (n int) {
 	return n
 }
 
-// TenantRate is that of all topics of a tenant but one, in messages per 1000 s.
+// TenantRate returns the total rate of a tenant's topics except but, in messages per 1000
+// s.
 func (c *Catalog) TenantRate(tenant, but string) (sum int64) {
 	// order: a sum
 	for name, t := range c.topics {
@@ -104,13 +105,13 @@ func (c *Catalog) TenantRate(tenant, but string) (sum int64) {
 // Len returns the number of topics.
 func (c *Catalog) Len() int { return len(c.topics) }
 
-// KeyOf returns the topic that was created with the idempotency key.
+// KeyOf returns the topic created with the idempotency key.
 func (c *Catalog) KeyOf(key string) (topic string, ok bool) {
 	topic, ok = c.keys[key]
 	return topic, ok
 }
 
-// Broker returns the broker of that id.
+// Broker returns the broker of the given id.
 func (c *Catalog) Broker(id string) (Broker, bool) {
 	b := c.brokers[id]
 	if b == nil {
@@ -119,11 +120,11 @@ func (c *Catalog) Broker(id string) (Broker, bool) {
 	return b.Broker, true
 }
 
-// Removed reports whether the broker was removed, and has not joined anew.
+// Removed reports whether the broker was removed and has not joined again.
 func (c *Catalog) Removed(id string) bool { return c.removed[id] > 0 }
 
-// Placed returns the topics that consumers may find on the broker, by name:
-// those placed on it, and those that moved away and may have left messages.
+// Placed returns, by name, the topics that consumers may find on the broker: topics
+// placed on the broker, and topics that moved away and may have left messages.
 func (c *Catalog) Placed(id string) []string {
 	b := c.brokers[id]
 	if b == nil {
@@ -138,8 +139,8 @@ func (c *Catalog) Placed(id string) []string {
 	return slices.Sorted(slices.Values(append(names, c.Retiring(id)...)))
 }
 
-// Retiring returns the topics that moved away from the broker and may have left
-// messages there, by name.
+// Retiring returns, by name, the topics that moved away from the broker and may have left
+// messages.
 func (c *Catalog) Retiring(id string) []string {
 	if b := c.brokers[id]; b != nil {
 		return sorted(b.retiring)
@@ -147,15 +148,15 @@ func (c *Catalog) Retiring(id string) []string {
 	return nil
 }
 
-// Expects reports whether the broker is to prepare the topic: it is a member,
-// or becomes one.
+// Expects reports whether the connected broker must prepare the topic, as a member or as
+// a member of the next plan.
 func (c *Catalog) Expects(topic, id string) bool {
 	b := c.brokers[id]
 	return b != nil && b.Connected && b.topics[topic]
 }
 
-// NextUnprepared returns the brokers of the topic's next plan that have not
-// prepared it, in the order of the plan.
+// NextUnprepared returns the brokers of the topic's next plan that have not prepared the
+// topic, in the order of the plan.
 func (c *Catalog) NextUnprepared(topic string) []string {
 	t := c.topics[topic]
 	if t == nil || t.next == nil {
@@ -170,26 +171,26 @@ func (c *Catalog) NextUnprepared(topic string) []string {
 	return ids
 }
 
-// Holds reports whether the broker may have something of the topic.
+// Holds reports whether the broker may hold data of the topic.
 func (c *Catalog) Holds(topic, id string) bool {
 	b := c.brokers[id]
 	return b != nil && (b.topics[topic] || b.retiring[topic])
 }
 
-// LeftOn reports whether the broker may hold a removed topic of that name.
+// LeftOn reports whether the broker may hold a removed topic of the given name.
 func (c *Catalog) LeftOn(topic, id string) bool {
 	b := c.brokers[id]
 	return b != nil && b.leftovers[topic]
 }
 
-// Shows reports whether consumers may find the topic on the broker, as Placed
-// does, or are to find it there before publishers do.
+// Shows reports whether consumers may find the topic on the broker (see Placed), or must
+// find it there before publishers do.
 func (c *Catalog) Shows(topic, id string) bool {
 	t, b := c.topics[topic], c.brokers[id]
 	return t != nil && b != nil && (t.member(id) >= 0 || b.retiring[topic] || t.awaits(id))
 }
 
-// awaits reports whether the topic moves to the broker, which has prepared it.
+// awaits reports whether the topic moves to the broker and the broker has prepared it.
 func (t *topic) awaits(id string) bool {
 	if t.next == nil {
 		return false
@@ -198,7 +199,7 @@ func (t *topic) awaits(id string) bool {
 	return i >= 0 && t.next.prepared[i]
 }
 
-// Empty reports whether nothing is on the broker that is known of.
+// Empty reports whether the catalog knows of no data on the broker.
 func (c *Catalog) Empty(id string) bool {
 	b := c.brokers[id]
 	return b == nil || len(b.topics)+len(b.retiring)+len(b.leftovers) == 0
@@ -213,8 +214,8 @@ func (c *Catalog) Brokers() []Broker {
 	return list
 }
 
-// Resolve returns where the publisher belongs: ErrTopicUnknown,
-// ErrPublisherUnknown, ErrNotActive when it is not to connect yet, or no more, or
+// Resolve returns the assignment of the publisher. It returns ErrTopicUnknown,
+// ErrPublisherUnknown, ErrNotActive if the topic is not active yet or any more, or
 // ErrUnplaced.
 func (c *Catalog) Resolve(topic, publisher string) (Assignment, error) {
 	t := c.topics[topic]
@@ -234,9 +235,9 @@ func (c *Catalog) Resolve(topic, publisher string) (Assignment, error) {
 	return a, nil
 }
 
-// Work returns what a connected broker is to be told for topics that are
-// established: those to remove, which come first, and those to prepare, each
-// by name. Topics that are being created or deleted are their creator's care.
+// Work returns the pending requests to a connected broker: first the topics to remove,
+// then the active topics to prepare, each by name. A topic in creation or deletion is
+// handled by the change itself.
 func (c *Catalog) Work(id string) (remove, prepare []string) {
 	b := c.brokers[id]
 	if b == nil || !b.Connected {
@@ -244,8 +245,7 @@ func (c *Catalog) Work(id string) (remove, prepare []string) {
 	}
 	// order: sorted below
 	for name := range b.leftovers {
-		// A topic created again under the name is not to be removed: it took the
-		// leftover's place.
+		// A new topic of the same name replaced the leftover, so the topic is not removed.
 		if !b.topics[name] && !b.retiring[name] {
 			remove = append(remove, name)
 		}
@@ -262,13 +262,13 @@ func (c *Catalog) Work(id string) (remove, prepare []string) {
 	return remove, prepare
 }
 
-// Unconfirmed returns the shares of a topic, alive or deleted, that brokers may still use
-// beyond its contract, by broker.
+// Unconfirmed returns, by broker, the shares that brokers may still use beyond the
+// contract of a topic, alive or deleted.
 func (c *Catalog) Unconfirmed(topic string) []UnconfirmedShare { return c.unconfirmed[topic].Shares }
 
-// UnconfirmedTopics returns the topics of which something is not confirmed, by name.
+// UnconfirmedTopics returns, by name, the topics with unconfirmed shares or raises.
 func (c *Catalog) UnconfirmedTopics() []string { return sorted(c.unconfirmed) }
 
-// LeftoverContracts returns the removed topics whose contract the adaptor may
-// still hold, by name.
+// LeftoverContracts returns, by name, the removed topics whose contract the adaptor may
+// still hold.
 func (c *Catalog) LeftoverContracts() []string { return sorted(c.contracts) }

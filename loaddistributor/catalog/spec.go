@@ -10,20 +10,20 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// OverLimit is what a broker does with a message that has no token.
+// OverLimit selects how a broker treats a message without a token.
 type OverLimit uint8
 
 const (
-	// Delay accepts the message and releases it when its token is there.
+	// Delay accepts the message and releases it when its token arrives.
 	Delay OverLimit = iota
-	// Reject refuses a message whose access delay would pass the broker's limit.
+	// Reject refuses a message whose access delay would exceed the broker's limit.
 	Reject
 )
 
-// Pacing is what brokers do about publishers that send more than their part.
+// Pacing selects how brokers treat publishers that exceed their part.
 type Pacing string
 
-// The modes; "": the broker's own.
+// Pacing modes; "": the broker's default.
 const (
 	PacingOff    Pacing = "off"
 	PacingAdvise Pacing = "advise"
@@ -32,50 +32,51 @@ const (
 
 func (p Pacing) on() bool { return p == PacingAdvise || p == PacingPolice }
 
-// Durability is what an OK to a publisher is worth.
+// Durability is the durability guarantee of an OK to a publisher.
 type Durability string
 
-// Its values; "": the brokers' own.
+// Durability values; "": the brokers' default.
 const (
 	DurabilityMemory     Durability = "memory"
 	DurabilityFsync      Durability = "fsync"
 	DurabilityReplicated Durability = "replicated"
 )
 
-// SLO: a fraction Quantile, in (0, 1), of a topic's messages is delivered
-// within Latency, above 0.
+// SLO promises that the fraction Quantile, in (0, 1), of a topic's messages is delivered
+// within Latency, > 0.
 type SLO struct {
 	Quantile float64
 	Latency  time.Duration
 }
 
-// Spec is what a topic was ordered as. It is not modified after it has been
-// handed over in an event, and may be shared by readers.
+// Spec is the ordered specification of a topic. A Spec is never modified after an event
+// has carried it, so readers may share it.
 type Spec struct {
 	Demand    placement.Demand
 	SLO       SLO
 	OverLimit OverLimit
-	// Placement policy and share rule, by name, resolved: never empty.
+	// Policy and ShareRule are resolved names, never empty.
 	Policy, ShareRule string
 	Pacing            Pacing
 	Durability        Durability
 	Channels          []string
-	Tenant            string // whose it is; "": an operator's
-	// Since is when each of Demand.Publishers of an open topic was heard first, in seconds
-	// since the Unix epoch. They are learned, and not ordered.
+	Tenant            string // owner; "": an operator
+	// Since holds the time of the first message of each of Demand.Publishers of an open
+	// topic, in seconds since the Unix epoch. These times are learned, not ordered.
 	Since []int64
-	// Expiry says when messages are given up, and ChannelExpiry what channels set of their own.
+	// Expiry is the message expiry; ChannelExpiry overrides Expiry per channel.
 	Expiry        expiry.Settings
 	ChannelExpiry map[string]expiry.Settings
-	// Auto is between what the contract of an open topic follows what is measured.
+	// Auto limits how the contract of an open topic follows measurements.
 	Auto Auto
 }
 
-// Auto are limits, of a rate and a burst that follow where they are above 0.
+// Auto limits an automatic contract. Rate or burst follows measurements if its limit is
+// above 0.
 type Auto struct {
 	MaxRate            int64 // milli-msg/s
 	MinBurst, MaxBurst int64
-	Measured           bool // the contract is from what was measured
+	Measured           bool // the contract comes from measurements
 }
 
 // Name returns the topic's name.
@@ -86,14 +87,14 @@ func (s *Spec) Contract() tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.Rate(s.Demand.RateMilli), Burst: s.Demand.Burst}
 }
 
-// Keeping returns a specification with that durability.
+// Keeping returns a copy with the given durability.
 func (s *Spec) Keeping(d Durability) *Spec {
 	c := *s
 	c.Durability = d
 	return &c
 }
 
-// Weighted returns the groups that have a weight, where the topic is paced.
+// Weighted returns the groups with a weight.
 func (s *Spec) Weighted() (groups []placement.Group) {
 	for _, g := range s.Demand.Groups {
 		if g.Weight > 0 {
@@ -103,70 +104,71 @@ func (s *Spec) Weighted() (groups []placement.Group) {
 	return groups
 }
 
-// Equal reports whether both order the same. The order of publishers matters:
-// a placement depends on it.
+// Equal reports whether s and o order the same. The order of publishers matters, because
+// the placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing && s.Durability == o.Durability &&
 		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since) && s.Auto == o.Auto &&
 		s.Expiry == o.Expiry && maps.Equal(s.ChannelExpiry, o.ChannelExpiry)
 }
 
-// PlacedAs reports whether all is the same in both that decides a placement.
+// PlacedAs reports whether s and o agree in everything that determines a placement.
 func (s *Spec) PlacedAs(o *Spec) bool {
 	a, b := &s.Demand, &o.Demand
 	return a.Topic == b.Topic && a.Rate == b.Rate && a.RateMilli == b.RateMilli && a.Burst == b.Burst && a.Open == b.Open && s.Policy == o.Policy &&
 		slices.Equal(a.Publishers, b.Publishers) && slices.Equal(a.Groups, b.Groups)
 }
 
-// Endpoint is a member of a topic as publishers reach it.
+// Endpoint is a member of a topic with its addresses for publishers.
 type Endpoint struct {
 	Broker, TCPAddress, HTTPAddress string
 }
 
-// Assignment says where a publisher belongs.
+// Assignment is the place of a publisher.
 type Assignment struct {
 	Publisher string
-	Endpoint  // zero: nowhere, for now
-	// Epoch of the placement it is from.
+	Endpoint  // zero: no place at present
+	// Epoch is the epoch of the placement.
 	Epoch uint64
-	// Unknown: the topic does not have the publisher. Only of Placement.Of.
+	// Unknown: the topic does not know the publisher. Only Placement.Of sets Unknown.
 	Unknown bool
-	Paced   bool // it may ask what it may send
+	Paced   bool // the publisher may request its advised rate
 }
 
-// Placement is where the publishers of a topic go. It is immutable: a change
-// makes another one, with a greater epoch, so readers keep it without a lock
-// and compare two to see what changed.
+// Placement assigns the publishers of a topic to brokers. It is immutable. A change makes
+// a new Placement with a greater epoch, so readers use a Placement without a lock and
+// compare two to find changes.
 type Placement struct {
 	epoch   uint64
 	members []Endpoint
 	spread  *spread
-	paced   bool // publishers may ask what they may send
+	paced   bool // publishers may request their advised rates
 }
 
-// spread is the part of a Placement that outlives a change of addresses.
+// spread is the part of a Placement that survives a change of addresses.
 type spread struct {
 	*placement.Names
-	member []int32 // member[i] of Placement.members has publisher i of Demand.Expand(), or unplaced
-	// How many are unplaced.
+	member []int32 // member[i] is the index in Placement.members for publisher i of Demand.Expand(), or unplaced
+	// unplaced is the number of unplaced publishers.
 	unplaced int
-	// others is the member where publishers go that an open topic does not know; of
-	// another, unknown.
+	// others is the member for unknown publishers of an open topic. Other topics have
+	// others = unknown.
 	others int32
 }
 
-// In spread.member: the publisher has no place, and while a spread is made, nothing
-// has been said of it.
+// Values of spread.member. unplaced: the publisher has no place. unknown: newSpread has
+// not seen the publisher yet.
 const (
 	unplaced int32 = -1
 	unknown  int32 = -2
 )
 
-// Epoch grows with every change of the placement, over a deletion and
-// re-creation of the topic too.
+// Epoch grows with every change of the placement, even when the topic is deleted and
+// created again.
 func (p *Placement) Epoch() uint64 { return p.epoch }
 
-// Members returns the brokers, in the order of the plan. Not to be modified.
+// Members returns the brokers in the order of the plan. Callers must not modify the
+// slice.
 func (p *Placement) Members() []Endpoint { return p.members }
 
 // Len returns the number of publishers.
@@ -183,7 +185,7 @@ func (p *Placement) at(i int, id string) Assignment {
 	return a
 }
 
-// Of returns the assignment of the publisher with the id, which may be unknown.
+// Of returns the assignment of the publisher with the given id, known or unknown.
 func (p *Placement) Of(id string) Assignment {
 	i, known := p.Index(id)
 	if known {
@@ -196,10 +198,10 @@ func (p *Placement) Of(id string) Assignment {
 	return a
 }
 
-// Unplaced returns how many publishers have no broker.
+// Unplaced returns the number of publishers without a broker.
 func (p *Placement) Unplaced() int { return p.spread.unplaced }
 
-// Index returns which publisher has the id.
+// Index returns the index of the publisher with the given id.
 func (p *Placement) Index(id string) (int, bool) {
 	return p.spread.Index(id)
 }

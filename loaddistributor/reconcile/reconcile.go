@@ -1,47 +1,50 @@
-// Package reconcile is one topic under control: a machine that brings it from what it
-// is to what it is to be, one difference at a time. It is pure: its owner
-// (loaddistributor/controller) hands it what has happened, carries out what it wants,
-// and tells it what came of that. What is durable of a topic is the catalog's; the
-// machine has no more than one change needs, so that after a crash another one is made
-// from the catalog and goes on.
+// Package reconcile is the state machine of a change to one topic. The machine brings the
+// topic from its present state to its target, one difference at a time. It is pure: its
+// owner, loaddistributor/controller, passes events in, carries out the effects, and
+// reports the results. The catalog keeps the durable state of the topic. The machine
+// holds only what one change needs, so after a crash a new machine resumes from the
+// catalog.
 //
-// What a topic is to be follows from what the catalog has of it, and from whether the
-// change has failed; each phase has differences that are seen to in this order:
+// The phase follows from the catalog's state of the topic, the target, and whether the
+// change has failed. Each phase handles its differences in this order:
 //
-//	phase      the topic is              seen to, one after the other                 then
-//	planning   to be placed anew         a plan is made and written                   creating, moving
-//	creating   placed, and not active    brokers have it; the adaptor has its         standing
+//	phase      the topic is              steps, in order                              next phase
+//	planning   to be placed anew         make and write a plan                        creating, moving
+//	creating   placed, not active        brokers create it; the adaptor receives the  standing
 //	                                     contract; TopicActivated
-//	moving     active, and has a         the new brokers have it; consumers read      standing
-//	           next plan                 there; the contract is shared out as the
-//	                                     next plan says; the new brokers have their
-//	                                     shares; a contract that changes is in force on
-//	                                     all connected brokers, as far as others allow;
-//	                                     TopicMoved, with the brokers that may use more;
-//	                                     publishers are told
-//	returning  moving, and that failed   new brokers remove it unless they use it;    standing
-//	                                     TopicMoveAborted, with those that do
+//	moving     active, with a next       new brokers create it; consumers read        standing
+//	           plan                      there; the adaptor shares out the contract
+//	                                     by the next plan; new brokers receive their
+//	                                     shares; all connected brokers confirm a
+//	                                     changed contract, if they can; TopicMoved,
+//	                                     with the brokers that may use more;
+//	                                     publishers are redirected
+//	returning  moving, but failed        new brokers remove it unless they use it;    standing
+//	                                     TopicMoveAborted, with the brokers that
+//	                                     keep it
 //	leaving    to be deleted             TopicDeleting                                deleting
-//	deleting   deleting, or creating     the adaptor forgets the contract; brokers    gone
-//	           failed                    remove it; connected brokers give up their
+//	deleting   deleting, or its          the adaptor forgets the contract; brokers    gone
+//	           creation failed           remove it; connected brokers give up their
 //	                                     shares; TopicRemoved, with the brokers that
-//	                                     have not
-//	retiring   on a broker that it       the broker removes it; MemberRetired         standing
-//	           has left
-//	standing   as it is to be            the contract is shared out as its plan
-//	                                     says, if it is not known to be
-//	forgetting gone, and the adaptor     the adaptor forgets it; if no broker holds     gone
-//	           may have its contract     the topic, LeftoverContractRemoved
+//	                                     have not removed it
+//	retiring   on a broker outside       the broker removes it; MemberRetired         standing
+//	           its plan
+//	standing   on target                 the adaptor shares out the contract by the   standing
+//	                                     plan, unless it is known to have done so
+//	forgetting gone, but the adaptor     the adaptor forgets the contract; if no      gone
+//	           may have its contract     broker holds the topic,
+//	                                     LeftoverContractRemoved
 //
-// What fails in creating or moving is undone; in deleting and returning nothing fails:
-// who has not answered in time is written down, for the controller's comparison of what
-// brokers have with what they should have.
+// A failure in creating or moving undoes the change. Deleting and returning do not fail:
+// the machine records the brokers that did not answer in time, and the controller
+// compares later what brokers have with what they should have.
 //
-// Invariants: at any time one plan is in force, and publishers are told of no other;
-// TopicMoved is written only once the brokers of the next plan have said that they have
-// the topic; a share is taken back from a broker that may still need it in no phase but
-// deleting; once nothing is written any more, for want of a journal, nothing is done
-// either. property_test.go looks, with a restart at every point.
+// Invariants, checked by property_test.go with a restart at every point:
+//   - One plan is in force at any time, and publishers learn of no other plan.
+//   - The machine writes TopicMoved only after all brokers of the next plan have
+//     confirmed the topic.
+//   - Only deleting takes a share from a broker with a possible need for the share.
+//   - After the journal has halted, the machine does nothing.
 package reconcile
 
 import (
@@ -57,32 +60,33 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Target is what a topic is to be.
+// Target is the desired state of a topic.
 type Target struct {
-	Plan   bool   // where a plan says that is to be made now
-	Gone   bool   // deleted
-	Shared bool   // its contract is told the adaptor again
-	Adopt  bool   // which does not have it: then it takes up what brokers hold
-	Retire string // not on this broker any more, which it has left
-	// How it retires. Forced: whatever the broker holds; Dead: without asking it; By: after
-	// this one has taken over what it has, which is gone.
+	Plan   bool   // make a new plan
+	Gone   bool   // delete the topic
+	Shared bool   // send the contract to the adaptor again
+	Adopt  bool   // the adaptor lost the contract and recovers the brokers' shares
+	Retire string // broker that the topic leaves, now outside the plan
+	// Options of Retire. Forced removes the topic whatever the broker holds. Dead sends no
+	// request to the broker. By first takes over the messages of the retiring broker,
+	// which is gone.
 	Forced, Dead bool
 	By           string
-	// Undo: a move that another controller has begun is taken back.
+	// Undo reverts a move that another controller began.
 	Undo bool
-	// Forget: the adaptor is told again that the topic is gone; Held: brokers have it
-	// still, and may tell the adaptor of it.
+	// Forget tells the adaptor again that the topic is gone. Held means that brokers still
+	// have the topic and may report its contract to the adaptor.
 	Forget, Held bool
 }
 
-// Limits are how long is waited.
+// Limits bounds the waits of a change.
 type Limits struct {
-	Answer    time.Duration // for brokers
-	Consumers time.Duration // for consumers to come to new brokers
+	Answer    time.Duration // for a broker's answer
+	Consumers time.Duration // for consumers to connect to new brokers
 }
 
-// How often it is looked for what comes by itself, and for how long for the shares of
-// the new brokers: without one a broker accepts messages, and holds them.
+// Pauses between polls, and the longest waits. Without a share a new broker accepts
+// messages but holds them back.
 const (
 	consumersPause = 20 * time.Millisecond
 	sharesPause    = 2 * time.Millisecond
@@ -94,12 +98,12 @@ const (
 var (
 	// ErrNoAnswer: the broker did not answer in time.
 	ErrNoAnswer = errors.New("no answer in time")
-	// ErrSettled, of a plan: nothing is to be done.
+	// ErrSettled is the result of a plan that changes nothing.
 	ErrSettled = errors.New("nothing is to be done")
 	errUndo    = errors.New("its controller did not live to end the move")
 )
 
-// BrokerError: a broker did not do what a topic needs.
+// BrokerError: a broker failed a step of the change.
 type BrokerError struct {
 	Broker string
 	Cause  error
@@ -108,20 +112,20 @@ type BrokerError struct {
 func (e *BrokerError) Error() string { return fmt.Sprintf("broker %s: %v", e.Broker, e.Cause) }
 func (e *BrokerError) Unwrap() error { return e.Cause }
 
-// Event is what has happened: one of the types from Begun to Closing.
+// Event is an input of the machine: one of the types from Begun to Closing.
 type Event any
 
 // Begun is the first event.
 type Begun struct{}
 
-// Planned answers Plan: the topic as it is now decided, and the brokers of the new plan
-// that have not said that they have it. Told: the adaptor may have the contract of one
-// that had the name before.
+// Planned answers Plan with the topic as now decided. Lack lists the brokers of the new
+// plan that have not confirmed the topic. Told means that the adaptor may have the
+// contract of an earlier topic of this name.
 type Planned struct {
 	Topic catalog.Topic
 	Lack  []string
 	Told  bool
-	Err   error // ErrSettled: the topic is where it is to be
+	Err   error // ErrSettled: the topic is already on target
 }
 
 // Answered is a broker's answer to Prepare, Remove or TakeOver.
@@ -130,19 +134,20 @@ type Answered struct {
 	Err    error
 }
 
-// Granted answers Grant and Drop. Members have a share to come. Away: a broker was not there
-// that may hold a share, and tell an adaptor that restarts of it.
+// Granted answers Grant and Drop. Members are the brokers about to receive a share. Away:
+// a disconnected broker may hold a share and may report the share to a
+// restarted adaptor.
 type Granted struct {
 	Members []string
 	Away    bool
 	Err     error
 }
 
-// Shares answers LookShares: brokers that have acknowledged a share.
+// Shares answers LookShares with the brokers that have acknowledged a share.
 type Shares struct{ Held []string }
 
-// Unconfirmed answers LookUnconfirmed. Raising: brokers have not confirmed all of a raised
-// contract. Soon: some of the shares are about to be confirmed.
+// Unconfirmed answers LookUnconfirmed. Raising means that brokers have not confirmed all
+// of a raised contract. Soon means that some of the shares are about to be confirmed.
 type Unconfirmed struct {
 	Shares  []catalog.UnconfirmedShare
 	Raising bool
@@ -151,51 +156,56 @@ type Unconfirmed struct {
 
 // Consumers answers LookConsumers.
 type Consumers struct {
-	Read  map[string][]string // by broker: the channels that are read there, if it has reported of the topic
-	Shown bool                // consumers find the new brokers
-	Away  bool                // a broker of the present plan is: its publishers have waited long enough
+	Read  map[string][]string // by broker with a report of the topic: channels with consumers there
+	Shown bool                // consumers can find the new brokers
+	Away  bool                // a broker of the present plan is disconnected, so its publishers have waited long enough
 }
 
-// Written answers Write. Halted: nothing is known to be written any more.
+// Written answers Write. Halted means that no later write is known to succeed.
 type Written struct {
-	Topic  catalog.Topic // as it is now decided
+	Topic  catalog.Topic // as now decided
 	Err    error
 	Halted bool
 }
 
-// Tick is Due.
+// Tick says that Due has passed.
 type Tick struct{}
 
-// Cancelled: the caller that asked for a creation is gone, for that reason.
+// Cancelled means that the caller who requested the creation has given up. Cause is the
+// reason.
 type Cancelled struct{ Cause error }
 
-// Closing: the controller ends. Nothing is waited for that comes by itself. Late: no answer of a
-// broker is waited for either.
+// Closing means that the controller stops. The machine stops polling. If Late is set, the
+// machine does not wait for brokers' answers either.
 type Closing struct{ Late bool }
 
-// Effect is what is to be done: one of the types from Plan to Note.
+// Effect is an output of the machine: one of the types from Plan to Note.
 type Effect any
 
-// Plan wants a plan to be made and written: Planned.
+// Plan requests that a plan be made and written. Planned answers.
 type Plan struct{}
 
-// Prepare has brokers create the topic as it is to be there: Answered, of each.
+// Prepare requests that brokers create the topic with Spec. Each broker answers with
+// Answered.
 type Prepare struct {
 	Spec    *catalog.Spec
 	Brokers []string
 }
 
-// Remove has brokers remove the topic, Unused: unless they use it; Answered, of each.
+// Remove requests that brokers remove the topic. If Unused is set, a broker that uses the
+// topic keeps it. Each broker answers with Answered.
 type Remove struct {
 	Brokers []string
 	Unused  bool
 }
 
-// TakeOver has a broker bring in what another, which is gone, had of the topic: Answered.
+// TakeOver requests that Broker import the messages of the topic from From, a broker that
+// is gone. Answered answers.
 type TakeOver struct{ Broker, From string }
 
-// Grant has the adaptor share out a contract: Granted. Update: it has one already; Adopt:
-// it had one, and brokers hold their shares.
+// Grant requests that the adaptor share out a contract. Granted answers. Update means
+// that the adaptor already has a contract of the topic. Adopt means that the adaptor lost
+// the contract while brokers hold shares.
 type Grant struct {
 	Spec          *catalog.Spec
 	Plan          placement.Plan
@@ -203,48 +213,49 @@ type Grant struct {
 	Update, Adopt bool
 }
 
-// Drop has the adaptor forget the contract: Granted.
+// Drop requests that the adaptor forget the contract. Granted answers.
 type Drop struct{}
 
-// LookShares wants Shares.
+// LookShares polls for Shares.
 type LookShares struct{}
 
-// LookUnconfirmed wants Unconfirmed: the shares that brokers may still use beyond Contract;
-// of a topic that is gone, Contract is zero. A holder of which the adaptor knows nothing may
-// use up to Former. Raised: Contract is in part above the contract before, or above an earlier
-// contract, and may not be in force.
+// LookUnconfirmed polls for the shares that brokers may still use beyond Contract.
+// Unconfirmed answers. Contract is zero for a removed topic. A holder that the adaptor
+// does not know may use up to Former. Raised means that Contract exceeds the previous or
+// an earlier contract in rate or burst, and may not be in force yet.
 type LookUnconfirmed struct {
 	Contract, Former tokenbucket.Share
 	Holders          []string
 	Raised           bool
 }
 
-// LookConsumers wants Consumers. Fresh brokers are new to the topic.
+// LookConsumers polls for Consumers. Fresh are the brokers that are new to the topic.
 type LookConsumers struct {
-	Plan  placement.Plan // the present one
+	Plan  placement.Plan // the present plan
 	Fresh []string
-	Other []string // those it has left
+	Other []string // brokers that the topic has left
 }
 
-// Nudge has brokers have the consumers of channels look for the topic again.
+// Nudge requests that the broker make the consumers of the channels look up the topic
+// again.
 type Nudge struct {
 	Broker   string
 	Channels []string
 }
 
-// Write wants the event to be durable: Written. Unconfirmed is to be durable no later than
-// Event; nil: there is none.
+// Write requests that Event become durable. Written answers. Unconfirmed, if not nil,
+// becomes durable no later than Event.
 type Write struct {
 	Event       catalog.Event
 	Unconfirmed *catalog.SharesUnconfirmed
 }
 
-// Moved: publishers belong to other brokers than before.
+// Moved says that publishers now belong to other brokers.
 type Moved struct{ From, To catalog.Topic }
 
-// Note is for the log.
+// Note is a log line.
 type Note struct {
-	Text, Broker string // of no broker: empty
+	Text, Broker string // empty if the note concerns no broker
 	Names        []string
 	Err          error
 	Warn         bool
@@ -265,22 +276,22 @@ const (
 	gone
 )
 
-// difference is one of what is to be from what is.
+// difference is a gap between the present state and the target.
 type difference uint8
 
 const (
 	none        difference = iota
-	unplanned              // there is no plan
+	unplanned              // no plan exists
 	unprepared             // brokers lack the topic
-	unread                 // its consumers do not read it on the new brokers
-	ungranted              // the adaptor has another contract, or shares it out otherwise
+	unread                 // consumers do not read the topic on the new brokers
+	ungranted              // the adaptor has another contract, or shares the contract out differently
 	unshared               // the new brokers lack their shares
-	unremoved              // brokers have the topic that are not to have it
-	unconfirmed            // brokers may use more than the contract, or have less of it
-	unwritten              // the journal lacks what has come of it
+	unremoved              // brokers outside the target have the topic
+	unconfirmed            // brokers may use more than the contract, or have less
+	unwritten              // the journal lacks the outcome
 )
 
-// seenTo is the order of the phases, as the package comment has it.
+// seenTo lists the differences of each phase in the order of the package comment.
 var seenTo = [...][]difference{
 	planning:   {unplanned},
 	creating:   {unprepared, ungranted, unwritten},
@@ -294,47 +305,46 @@ var seenTo = [...][]difference{
 	gone:       {},
 }
 
-// Topic is the machine of one change. Make it with New; its first event is Begun.
+// Topic is the machine of one change. Make it with New. Its first event is Begun.
 type Topic struct {
-	// Set once.
+	// Set by New.
 	name   string
 	target Target
 	limits Limits
 
-	// What is so.
+	// State.
 	is      catalog.Topic // as decided
 	planned bool
-	lack    []string                   // brokers of the plan that have not said that they have it
-	told    bool                       // the adaptor may have heard of the change
+	lack    []string                   // brokers of the plan that have not confirmed the topic
+	told    bool                       // the adaptor may know of the change
 	stale   bool                       // the adaptor may have another contract than the topic
 	failed  error                      // why the target is not reached
-	members []string                   // brokers with a share to come
+	members []string                   // brokers about to receive a share
 	left    []string                   // brokers that have not removed the topic
-	excess  []catalog.UnconfirmedShare // what brokers may use beyond the contract
+	excess  []catalog.UnconfirmedShare // shares that brokers may use beyond the contract
 	raising bool                       // brokers have not confirmed all of a raised contract
 	looked  bool                       // excess and raising are known
 	read    map[string]bool            // channels that had consumers
 	closing bool
-	late    bool // no answer is waited for
+	late    bool // wait for no answer
 
-	// What is being seen to.
+	// The present step.
 	phase   phase
 	done    [unwritten + 1]bool
 	seeing  difference
-	waits   []string         // brokers that have not answered
-	refused map[string]error // those that have refused
-	due     time.Time        // of the next Tick; zero: none
-	until   time.Time        // of looking for what comes by itself
-	nudge   time.Time        // when consumers are told again
+	waits   []string         // brokers without an answer yet
+	refused map[string]error // brokers with a refusal
+	due     time.Time        // time of the next Tick; zero: none
+	until   time.Time        // end of polling
+	nudge   time.Time        // time of the next Nudge
 	waiting string
 	over    bool
 }
 
-// New returns the machine for a topic as it is decided; one that is not known has no
-// Spec.
+// New returns the machine for a topic as decided. A topic without a Spec is unknown.
 func New(name string, is catalog.Topic, target Target, limits Limits) *Topic {
 	t := &Topic{name: name, is: is, target: target, limits: limits, stale: target.Shared, planned: !target.Plan}
-	// Even what another controller began, the adaptor may know of.
+	// The adaptor may know of a change that another controller began.
 	t.told = is.State == catalog.Deleting || target.Gone
 	switch {
 	case target.Undo && is.Next != nil:
@@ -345,10 +355,11 @@ func New(name string, is catalog.Topic, target Target, limits Limits) *Topic {
 	return t
 }
 
-// Over reports whether the change is over, and Err why the target was not reached.
+// Over reports whether the change is over.
 func (t *Topic) Over() bool { return t.over }
 
-// Err is nil while the change is not over.
+// Err returns why the target was not reached. It returns nil while the change is not
+// over.
 func (t *Topic) Err() error {
 	if !t.over || errors.Is(t.failed, errUndo) {
 		return nil
@@ -356,14 +367,14 @@ func (t *Topic) Err() error {
 	return t.failed
 }
 
-// Due is when it wants a Tick; zero: not at all.
+// Due returns the time of the next Tick, or zero if no Tick is needed.
 func (t *Topic) Due() time.Time { return t.due }
 
-// Waiting says what a move waits for, for people.
+// Waiting describes what a move waits for. People read the text.
 func (t *Topic) Waiting() string { return t.waiting }
 
-// Step takes an event and returns what is to be done, in this order. An event that
-// answers nothing that was asked last is of something that was given up.
+// Step takes an event and returns the effects, to be carried out in order. An event that
+// answers no pending request belongs to an abandoned step.
 func (t *Topic) Step(e Event, now time.Time) []Effect {
 	if t.over {
 		return nil
@@ -408,7 +419,7 @@ func (t *Topic) phaseNow() phase {
 	}
 }
 
-// difference returns the first that is not seen to.
+// difference returns the first difference of the phase that is not handled.
 func (t *Topic) difference() difference {
 	for _, d := range seenTo[t.phase] {
 		if !t.done[d] {
@@ -418,25 +429,25 @@ func (t *Topic) difference() difference {
 	return none
 }
 
-// seen ends what is being seen to.
+// seen ends the present step.
 func (t *Topic) seen() {
 	t.done[t.seeing], t.seeing, t.due, t.waiting = true, none, time.Time{}, ""
 }
 
-// fail has what was done undone.
+// fail ends the present step and makes the machine undo the change.
 func (t *Topic) fail(err error) {
 	t.seen()
 	t.failed = errors.Join(t.failed, err)
 	t.over = !t.planned
 }
 
-// end leaves all as it is.
+// end ends the change without undoing it.
 func (t *Topic) end(err error) {
 	t.fail(err)
 	t.over = true
 }
 
-// begin sees to a difference.
+// begin starts a step.
 func (t *Topic) begin(now time.Time) []Effect {
 	switch t.seeing {
 	case unplanned:
@@ -460,7 +471,7 @@ func (t *Topic) begin(now time.Time) []Effect {
 		t.seen()
 	case unremoved:
 		switch t.phase {
-		case returning: // a publisher may have published there already, over HTTP say
+		case returning: // a publisher may have published there already, over HTTP for example
 			fresh := slices.DeleteFunc(t.fresh(), func(id string) bool { return slices.Contains(t.is.Retiring, id) })
 			return t.ask(fresh, Remove{fresh, true}, now)
 		case retiring:
@@ -488,7 +499,7 @@ func (t *Topic) begin(now time.Time) []Effect {
 	return nil
 }
 
-// ask waits for the brokers' answers.
+// ask sends a request to the brokers and waits for their answers.
 func (t *Topic) ask(brokers []string, question Effect, now time.Time) []Effect {
 	if len(brokers) == 0 {
 		t.seen()
@@ -501,7 +512,8 @@ func (t *Topic) ask(brokers []string, question Effect, now time.Time) []Effect {
 	return []Effect{question}
 }
 
-// grant tells the adaptor of the contract, where it is to.
+// grant sends the contract to the adaptor, or has it forget the contract, if the phase
+// needs either.
 func (t *Topic) grant() []Effect {
 	switch {
 	case t.phase == deleting && t.told, t.phase == forgetting:
@@ -518,7 +530,7 @@ func (t *Topic) grant() []Effect {
 	}
 }
 
-// outcome is what the phase ends with.
+// outcome returns the event that ends the phase.
 func (t *Topic) outcome() catalog.Event {
 	switch t.phase {
 	case creating:
@@ -534,12 +546,13 @@ func (t *Topic) outcome() catalog.Event {
 	case forgetting:
 		return catalog.LeftoverContractRemoved{Topic: t.name}
 	default:
-		// What a broker still holds, it may tell an adaptor that has forgotten the contract.
+		// A broker that still holds the topic may report the contract to an adaptor that
+		// has forgotten the contract.
 		return catalog.TopicRemoved{Topic: t.name, Left: t.left, ContractLeft: t.stale || len(t.left) > 0}
 	}
 }
 
-// lookUnconfirmed looks for shares beyond the contract, where there may be any.
+// lookUnconfirmed polls for shares beyond the contract if such shares may exist.
 func (t *Topic) lookUnconfirmed() []Effect {
 	look := LookUnconfirmed{Former: t.is.Spec.Contract(), Holders: t.is.Holders()}
 	if t.phase == moving {
@@ -550,13 +563,14 @@ func (t *Topic) lookUnconfirmed() []Effect {
 			return nil
 		}
 	} else if !t.told {
-		t.seen() // this topic was granted nothing; what is known of a former one stands
+		t.seen() // this topic was granted nothing; the record of an earlier topic stays
 		return nil
 	}
 	return []Effect{look}
 }
 
-// excessNow returns the event that notes excess; nil: nothing changes.
+// excessNow returns the event that records excess and raising, or nil if the catalog
+// already has them.
 func (t *Topic) excessNow() *catalog.SharesUnconfirmed {
 	same := len(t.excess)+len(t.is.Unconfirmed) == 0 && t.raising == t.is.Raising
 	if !t.looked || t.phase != moving && t.phase != deleting || same {
@@ -629,7 +643,7 @@ func (t *Topic) takePlan(e Planned) {
 	t.planned, t.is, t.lack, t.told = true, e.Topic, e.Lack, e.Told
 }
 
-// giveUp takes it that those who have not answered will not.
+// giveUp records cause for each broker that has not answered.
 func (t *Topic) giveUp(cause error) []Effect {
 	for _, id := range t.waits {
 		t.refused[id] = cause
@@ -638,7 +652,7 @@ func (t *Topic) giveUp(cause error) []Effect {
 	return t.answered()
 }
 
-// answered goes on once all have.
+// answered ends the step after the last broker's answer.
 func (t *Topic) answered() []Effect {
 	if len(t.waits) > 0 {
 		return nil
@@ -669,7 +683,7 @@ func (t *Topic) answered() []Effect {
 		notes = append(notes, Note{Text: text, Broker: id, Err: t.refused[id], Warn: t.phase == deleting})
 	}
 	if t.seen(); t.phase == retiring && len(failed) > 0 {
-		t.over = true // it is asked again once it is seen to be empty
+		t.over = true // the controller asks again once the broker is seen to be empty
 	}
 	return notes
 }
@@ -704,8 +718,8 @@ func (t *Topic) takeShares(e Shares, now time.Time) []Effect {
 	case len(t.members) == 0:
 		t.seen()
 	case !now.Before(t.until) || t.closing:
-		// A broker that is gone holds its part until its lease ends: better to move
-		// without than to stay with it.
+		// A disconnected broker holds its part until its lease ends. The topic moves
+		// without the share, because waiting for the lease would take longer.
 		t.seen()
 		return []Effect{Note{Text: "moving before all shares are granted", Names: t.members, Warn: true}}
 	default:
@@ -714,7 +728,7 @@ func (t *Topic) takeShares(e Shares, now time.Time) []Effect {
 	return nil
 }
 
-// takeUnconfirmed waits until all brokers have confirmed that are about to.
+// takeUnconfirmed waits for the brokers that are about to confirm.
 func (t *Topic) takeUnconfirmed(e Unconfirmed, now time.Time) {
 	t.excess, t.raising, t.looked = e.Shares, e.Raising, true
 	if !e.Soon || !now.Before(t.until) || t.closing {
@@ -728,7 +742,7 @@ func (t *Topic) takeWritten(e Written) []Effect {
 	was, p := t.is, t.phase
 	switch {
 	case e.Halted:
-		t.end(e.Err) // what has become of it, the next controller finds out
+		t.end(e.Err) // the next controller finds out whether the write succeeded
 		return nil
 	case e.Err != nil && (p == creating || p == moving):
 		t.fail(e.Err)
@@ -750,7 +764,7 @@ func (t *Topic) takeWritten(e Written) []Effect {
 	return nil
 }
 
-// tick is for what is due.
+// tick handles the end of the present wait.
 func (t *Topic) tick() []Effect {
 	t.due = time.Time{}
 	switch t.seeing {
@@ -766,14 +780,14 @@ func (t *Topic) tick() []Effect {
 	return nil
 }
 
-// fresh returns the brokers of the next plan that are not of the present one.
+// fresh returns the brokers of the next plan that are not in the present plan.
 func (t *Topic) fresh() []string {
 	present := t.is.Plan.Brokers()
 	return slices.DeleteFunc(t.is.Next.Plan.Brokers(), func(id string) bool { return slices.Contains(present, id) })
 }
 
-// Retiring returns the brokers that may have messages of the topic and are not in the
-// plan, by id.
+// Retiring returns, by id, the brokers outside the plan that may have messages of the
+// topic.
 func Retiring(plan placement.Plan, topic catalog.Topic) []string {
 	planned := plan.Brokers()
 	ids := slices.DeleteFunc(append(topic.Plan.Brokers(), topic.Retiring...), func(id string) bool { return slices.Contains(planned, id) })
@@ -785,9 +799,9 @@ func (t *Topic) lookConsumers() []Effect {
 	return []Effect{LookConsumers{t.is.Plan, t.fresh(), t.is.Retiring}}
 }
 
-// takeConsumers waits until each channel that is read on a broker of the topic is read
-// on those that are new to it. A consumer that looks again is nowhere for a moment, so
-// what was read once counts.
+// takeConsumers waits until each channel with consumers on an old broker has consumers on
+// every new broker. A consumer that looks up the topic again is briefly connected to no
+// broker, so a channel that had consumers once counts.
 func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 	fresh := t.fresh()
 	for _, id := range append(t.is.Plan.Brokers(), t.is.Retiring...) {
@@ -810,7 +824,7 @@ func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 	var effects []Effect
 	if len(all) > 0 && e.Shown && !now.Before(t.nudge) {
 		effects = t.nudges(all, fresh, e)
-		t.nudge = t.nudge.Add(t.limits.Consumers / 2) // for those that were busy
+		t.nudge = t.nudge.Add(t.limits.Consumers / 2) // for consumers that were busy
 	}
 	switch {
 	case len(all) == 0 || e.Away || t.closing:
@@ -826,8 +840,9 @@ func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 	return effects
 }
 
-// nudges has consumers of these channels look again, each channel's on one broker, for
-// most are connected to all: rather on one that the topic leaves.
+// nudges makes the consumers of these channels look up the topic again. Most consumers
+// are connected to all brokers, so one broker per channel suffices, preferably a broker
+// that the topic leaves.
 func (t *Topic) nudges(channels, fresh []string, e Consumers) []Effect {
 	order := slices.DeleteFunc(append(Retiring(t.is.Next.Plan, t.is), t.is.Plan.Brokers()...), func(id string) bool { return slices.Contains(fresh, id) })
 	of := map[string][]string{}
@@ -843,7 +858,7 @@ func (t *Topic) nudges(channels, fresh []string, e Consumers) []Effect {
 	return effects
 }
 
-// FirstFew keeps a list short enough to be read.
+// FirstFew shortens a list for people.
 func FirstFew(names []string) []string {
 	const few = 5
 	if len(names) > few {
