@@ -6,18 +6,20 @@ import (
 )
 
 const (
-	// A window is as long as the next of the widths would be, 67 ms.
+	// A window is 67 ms, the width that would follow the widest of widths.
 	inWindow = 4 + 2*widths
-	windows  = 2048 // that are kept of a publisher, a bit each
-	// From 32 to 128 windows away it shows what is common for longer, or again and again.
+	windows  = 2048 // windows kept per publisher, one bit each
+	// Joint windows at a shift of nearest to farthest windows show activity that is common
+	// for longer or recurs.
 	nearest, farthest = 32, 128
-	// most publishers are compared by windows, those that are busy in most.
+	// most is the maximum number of publishers compared by windows: the busiest.
 	most = 4096
-	// alongside is the minimum part of a link's windows beyond chance.
+	// alongside is the minimum share of joint windows beyond chance for a link.
 	alongside = 0.1
 )
 
-// busy is in which of the last windows a publisher sent, the latest one last.
+// busy marks the recent windows in which a publisher sent. The last bit is the latest
+// window.
 type busy [windows / 64]uint64
 
 func (b *busy) count() (n int) {
@@ -27,7 +29,7 @@ func (b *busy) count() (n int) {
 	return n
 }
 
-// joint is in how many windows both are busy.
+// joint returns the number of windows in which both publishers sent.
 func (b *busy) joint(with *busy) (n int) {
 	for i, word := range b {
 		n += bits.OnesCount64(word & with[i])
@@ -35,8 +37,8 @@ func (b *busy) joint(with *busy) (n int) {
 	return n
 }
 
-// later is b, n windows later than it was: what would be after the last is gone. n may be
-// negative.
+// later returns b shifted n windows later. Windows shifted past the end are lost. n may
+// be negative.
 func (b *busy) later(n int) (moved busy) {
 	words, rest := n>>6, uint(n&63)
 	for i := range moved {
@@ -50,7 +52,7 @@ func (b *busy) later(n int) (moved busy) {
 	return moved
 }
 
-// since is b without the windows before n.
+// since returns b without the windows before window n.
 func (b *busy) since(n int) busy {
 	only := *b
 	for i := range n >> 6 {
@@ -62,7 +64,7 @@ func (b *busy) since(n int) busy {
 	return only
 }
 
-// send notes a message at t, units from the origin.
+// send records a message at time t, in units from the origin.
 func (p *publisher) send(t int64) {
 	window := t >> inWindow
 	if p.n == 0 {
@@ -93,8 +95,9 @@ func (v *view) look(now int64) {
 	}
 }
 
-// chance is how often two that are busy in so many windows from one on are so together, if
-// all are busy in proportion to how many are.
+// chance returns the expected number of joint windows of two publishers with a and b busy
+// windows since window from. It assumes that each publisher is busy in proportion to the
+// number of busy publishers of a window.
 func (v *view) chance(a, b, from int) float64 {
 	total, square := v.total[windows]-v.total[from], v.square[windows]-v.square[from]
 	if total == 0 {
@@ -103,7 +106,7 @@ func (v *view) chance(a, b, from int) float64 {
 	return float64(a) * float64(b) * square / total / total
 }
 
-// windows compares two by the windows in which they are busy; see the package's description.
+// windows compares two publishers by their busy windows; see the package comment.
 func (v *view) windows(i, j int32, need float64) pair {
 	if !v.records[i].irregular || !v.records[j].irregular {
 		return pair{}
@@ -127,8 +130,8 @@ func (v *view) windows(i, j int32, need float64) pair {
 	return p
 }
 
-// together returns pairs that are worth comparing by windows: of each publisher those with
-// which it has most beyond chance.
+// together returns the pairs worth comparing by windows: for each publisher the
+// candidates with the largest share of joint windows beyond chance.
 func (v *view) together() (ties []uint64) {
 	type other struct {
 		who   int32

@@ -15,54 +15,57 @@ import (
 const (
 	// Quiet is the silence after which a message is a new firing.
 	Quiet = 5 * time.Millisecond
-	// Firings of a publisher are kept, those of the last Horizon.
+	// Firings is the number of firings kept per publisher, all from the last Horizon.
 	Firings = 128
 	Horizon = 8 * time.Hour
-	// Settled is how many firings it takes to lose a group.
+	// Settled is the number of firings after which a publisher can lose its group.
 	Settled = 32
-	// Mature groups, of so many learnings, do not join each other.
+	// Mature is the number of learnings after which two groups no longer join each other.
 	Mature = 8
-	// Significance is the probability of finding any group among publishers that are
-	// independent, in one learning.
+	// Significance is the probability that one learning finds any group among independent
+	// publishers.
 	Significance = 0.01
 	// MaxPublishers bounds Config.Publishers, and MaxID is the length of an id in bytes.
 	MaxPublishers = 1 << 17
 	MaxID         = 256
-	// BytesPerPublisher bounds what is kept of a publisher, its id apart.
+	// BytesPerPublisher bounds the memory of a publisher, without its id.
 	BytesPerPublisher = 1024
 )
 
-// unit is 2^shift ns: times are kept in units since the first arrival.
+// shift defines the unit of time, 2^shift ns. Times are in units since the first arrival.
 const shift = 14
 
 const (
 	quiet   = int64(Quiet) >> shift
 	horizon = int64(Horizon) >> shift
-	// setBack is how far time may go back before it is thought to have been set.
+	// setBack is the backward step of time from which the learner assumes that the clock
+	// was set.
 	setBack = int64(time.Minute) >> shift
 )
 
-// Config says how much is kept.
+// Config bounds a Learner.
 type Config struct {
-	// Publishers that are followed at once, at most MaxPublishers, which 0 means. When there are
-	// more, one that is in no group, has fired least and was heard longest ago makes
-	// room, of some that are looked at; where all are in groups, the new one is not
-	// followed.
+	// Publishers is the maximum number of publishers followed at once, at most
+	// MaxPublishers; 0 means MaxPublishers. When the table is full, the learner samples
+	// some slots. It evicts the sampled publisher with the fewest firings, of equals the
+	// longest silent publisher. It spares members of groups until they are silent for
+	// Horizon. If all sampled publishers are spared, the learner does not follow the new
+	// publisher.
 	Publishers int
 }
 
 // Learner learns the groups of one topic. Make it with New. It is not safe for
 // concurrent use.
 type Learner struct {
-	// Set once.
+	// Set by New.
 	most int
 
 	begun      bool
 	origin     mono.Time
-	now        int64            // latest arrival, units from origin
-	index      map[string]int32 // of publishers, by id
+	now        int64            // time of the latest arrival, units from origin
+	index      map[string]int32 // publishers by id
 	publishers []*publisher
-	hand       int // where room was looked for last
+	hand       int // where the last search for room ended
 	counts     Counts
 
 	turn   uint64 // learnings so far
@@ -73,61 +76,64 @@ type Learner struct {
 // publisher is one publisher's record. A slot is reused.
 type publisher struct {
 	id    string
-	heard int64 // latest message
-	fired int64 // latest firing, the newest of ring
-	n     int   // firings so far, those beyond the last Firings forgotten
+	heard int64 // time of the latest message
+	fired int64 // time of the latest firing, the newest entry of ring
+	n     int   // firings so far; ring keeps the last Firings of them
 	ring  [Firings]uint32
-	// busy ends with window, the latest with a message; what was before since is not known.
+	// busy ends with window, the latest window with a message. Windows before since are
+	// unknown.
 	busy          busy
 	window, since int64
-	// group is the number of its label, 0 for none; joined is the learning in which
-	// it came there.
+	// group is the number of the group's label, 0 for none. joined is the learning in
+	// which the publisher joined the group.
 	group, joined uint64
 }
 
-// Counts are what became of messages and publishers, since New.
+// Counts counts messages and publishers since New.
 type Counts struct {
-	// Messages arrived, Firings they made; Untracked are messages of publishers for
-	// which there was no room, Late came out of order and counted as at the latest
-	// time, Evicted is how many publishers made room for another.
+	// Messages arrived and made Firings. Untracked messages came from publishers without a
+	// slot. Late messages arrived out of order and count as arrived at the latest time.
+	// Evicted publishers made room for another publisher.
 	Messages, Firings, Untracked, Late, Evicted uint64
 }
 
-// Group is publishers that fire together.
+// Group is a set of publishers that fire together.
 type Group struct {
-	// Label is its key, the same from one learning to the next, and not used again
-	// for another group of this Learner. At most 28 bytes.
+	// Label is the group's key. It stays the same from one learning to the next, and the
+	// Learner never reuses it for another group. At most 28 bytes.
 	Label string
-	// Since is the learning, from 1, in which the label was given.
+	// Since is the learning, from 1, that assigned the label.
 	Since uint64
-	// Members in order of their ids, at least two.
+	// Members are sorted by id. There are at least two.
 	Members []Member
 
 	number uint64
 }
 
-// Member is a publisher in a group, with the evidence: of its last Firings firings that
-// could be compared with those of the group's oldest member (the oldest with those of
-// the next), Joint were within Width, where chance would have Expected, the regularity of
-// clocks apart. They are 0 where it keeps its group for want of evidence.
+// Member is a publisher in a group, with its evidence. The member's last firings were
+// compared with the firings of the group's oldest member, and the oldest member's with
+// the next oldest. Firings is the number of comparable firings, at most the constant
+// Firings. Joint of them were within Width, where chance predicts Expected, without the
+// regularity of clocks. All four are 0 if the member keeps its group only for lack of
+// evidence.
 type Member struct {
 	ID       string
-	Joined   uint64 // the learning in which it came to the group
+	Joined   uint64 // learning in which the publisher joined the group
 	Firings  int
 	Joint    int
 	Expected float64
 	Width    time.Duration
 }
 
-// New returns a learner that knows nothing. Requires: cfg.Publishers is within its bounds.
+// New returns a learner without groups. Requires: cfg.Publishers is within its bounds.
 func New(cfg Config) *Learner {
 	return &Learner{most: cmp.Or(cfg.Publishers, MaxPublishers), index: map[string]int32{}, next: 1}
 }
 
-// Arrive takes a message of a publisher. Times are in order; one that is not counts
-// as the latest before it, but if it is a minute behind, time was set, and all firings
-// are forgotten; groups are not. An id longer than MaxID or of invalid UTF-8 is not
-// followed.
+// Arrive records a message of a publisher. Times should ascend. A late message counts as
+// arrived at the latest time. If the message is a minute or more late, the clock was set:
+// the learner forgets all firings but keeps the groups. The learner ignores an id longer
+// than MaxID or with invalid UTF-8.
 func (l *Learner) Arrive(id string, at mono.Time) {
 	l.counts.Messages++
 	if !l.begun {
@@ -166,7 +172,7 @@ func (l *Learner) Arrive(id string, at mono.Time) {
 	l.counts.Firings++
 }
 
-// forget begins anew at a time, with the groups known.
+// forget drops all firings and keeps the groups. Time restarts at at.
 func (l *Learner) forget(at mono.Time) {
 	l.origin, l.now = at, 0
 	for _, p := range l.publishers {
@@ -174,10 +180,10 @@ func (l *Learner) forget(at mono.Time) {
 	}
 }
 
-// sound reports whether a publisher of that id can be followed.
+// sound reports whether the id is valid for a publisher.
 func sound(id string) bool { return len(id) > 0 && len(id) <= MaxID && utf8.ValidString(id) }
 
-// looked is how many slots are looked at to make room for one.
+// looked is the number of slots sampled to make room for a publisher.
 const looked = 16
 
 // admit returns a slot for a new publisher, or -1.
@@ -213,14 +219,14 @@ func (l *Learner) admit(id string) int32 {
 	return slot
 }
 
-// Counts returns what happened so far.
+// Counts returns the counts so far.
 func (l *Learner) Counts() Counts { return l.counts }
 
-// Publishers returns how many are followed.
+// Publishers returns the number of followed publishers.
 func (l *Learner) Publishers() int { return len(l.publishers) }
 
-// Groups returns what the latest learning, or Restore, came to, the oldest first. The
-// caller must not change it; the next learning does not either.
+// Groups returns the groups of the latest learning or Restore, the oldest first. The
+// caller must not change the slice. A later learning does not change it either.
 func (l *Learner) Groups() []Group { return l.groups }
 
 // Key returns the label of a publisher's group, or "".
@@ -231,15 +237,16 @@ func (l *Learner) Key(id string) string {
 	return ""
 }
 
-// prefix begins labels.
+// prefix is the beginning of each label.
 const prefix = "learned-"
 
 func label(number uint64) string { return prefix + strconv.FormatUint(number, 10) }
 
-// Restore returns a learner that goes on with groups: labels has that of each publisher, by
-// id, as Key returned it. They have one learning behind them, and members keep them until
-// they have fired Settled times. What is no label, nor of a group of two, is left out, and
-// where there are more than cfg.Publishers, the youngest groups are.
+// Restore returns a learner that starts with known groups. labels maps each publisher id
+// to the label that Key returned. The groups count as one learning old, and members keep
+// their groups until they have fired Settled times. Restore ignores invalid labels and
+// groups of one. If there are more than cfg.Publishers publishers, Restore drops the
+// youngest groups.
 func Restore(cfg Config, labels map[string]string) *Learner {
 	l := New(cfg)
 	l.turn = 1
@@ -272,10 +279,10 @@ func Restore(cfg Config, labels map[string]string) *Learner {
 	return l
 }
 
-// byAge: the oldest label first.
+// byAge orders groups by label, the oldest first.
 func byAge(a, b Group) int { return cmp.Compare(a.number, b.number) }
 
-// settle makes groups of the publishers' labels; evidence is put in by the caller.
+// settle builds groups from the publishers' labels, without evidence.
 func (l *Learner) settle(since map[uint64]uint64) {
 	by := map[uint64]*Group{}
 	var groups []Group

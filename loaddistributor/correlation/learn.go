@@ -10,50 +10,50 @@ import (
 )
 
 const (
-	// minFirings is how many firings it takes to be compared.
+	// minFirings is the minimum number of firings for a comparison.
 	minFirings = 8
-	// widths are 2^(4+2w) units for w of 0 .. widths-1; around is how many widths
-	// tell what is common for longer.
+	// Widths are 2^(4+2w) units for w in 0 .. widths-1. around is the number of widths
+	// that reveals longer common activity.
 	widths = 4
 	around = 8
 	reach  = int32(around) << (4 + 2*(widths-1))
-	// together is the minimum part of firings, beyond chance, for a link, and locked
-	// the regularity from which a pair without evidence of its own may be one of clocks.
+	// together is the minimum share of joint firings beyond chance for a link. locked is
+	// the minimum regularity for a link by clocks alone.
 	together = 0.2
 	locked   = 0.5
 
-	sampled    = 16 // firings whose neighbours are looked at
+	sampled    = 16 // firings per publisher with examined neighbours
 	neighbours = 32 // of one firing, on each side
-	candidates = 12 // that are compared with a publisher, and mates of its group beside them
+	candidates = 12 // compared with a publisher, beside mates of its group
 	mates      = 4
-	asked      = 8  // members of a group, whether one may join
-	polled     = 64 // of a cluster that may join another, how many are tried
-	growth     = 8  // members that a group may get in one learning, if not twofold
-	spreads    = 12 // of a group of clocks: 1 unit to 2^11
+	asked      = 8  // members asked whether a publisher may join
+	polled     = 64 // members tried when two clusters may join
+	growth     = 8  // members that a group may gain in one learning, if doubling gains fewer
+	spreads    = 12 // spreads tried for a group of clocks: 1 unit to 2^11
 )
 
 func width(w int) int32 { return 1 << (4 + 2*w) }
 
-// view is what a learning works on: publishers with enough firings.
+// view is the input of a learning: the publishers with enough firings.
 type view struct {
 	publishers []*publisher
 	records    []record
-	threshold  float64 // of a link's evidence, in nats
-	clocks     int     // how many are regular
+	threshold  float64 // minimum evidence of a link, in nats
+	clocks     int     // number of regular publishers
 
-	// Of windows: by publisher, in which it was busy, and from which on is known; sums
-	// up to each window of how many were, and of the squares.
+	// busy and from hold each publisher's windows and its first known window. total and
+	// square sum, up to each window, the number of busy publishers and its square.
 	busy          []busy
 	from          []int
 	total, square []float64
 }
 
-// record is a publisher's firings, in units before the latest arrival, ascending.
+// record holds a publisher's firings in units before the latest arrival, ascending.
 type record struct {
 	times   []int32
 	regular [widths]float64
-	gap     int32 // the median
-	// irregular: gaps differ at least half as much as those of chance, squared.
+	gap     int32 // median
+	// irregular means that the gaps vary at least half as much as random gaps, squared.
 	irregular bool
 }
 
@@ -65,10 +65,10 @@ type pair struct {
 	firings, joint int
 	expected       float64
 	width          int
-	early, late    float64 // mean of b's time less a's at joint firings, first and second half
+	early, late    float64 // mean lag of b behind a at joint firings, first and second half
 }
 
-// Learn finds the groups, and returns them as Groups does.
+// Learn finds the groups and returns them as Groups does.
 func (l *Learner) Learn() []Group {
 	l.turn++
 	v := l.view()
@@ -92,7 +92,7 @@ func (l *Learner) view() *view {
 			all = append(all, one{p, p.record(l.now)})
 		}
 	}
-	// By what they did, so that names decide only between equals.
+	// Sorted by behaviour, so names decide only between equals.
 	slices.SortFunc(all, func(a, b one) int { return cmp.Or(slices.Compare(a.times, b.times), cmp.Compare(a.id, b.id)) })
 	for _, p := range all {
 		v.publishers, v.records = append(v.publishers, p.publisher), append(v.records, p.record)
@@ -104,7 +104,7 @@ func (l *Learner) view() *view {
 	return v
 }
 
-// record requires that p has fired within the horizon.
+// record returns the record of p. Requires: p has fired within the horizon.
 func (p *publisher) record(now int64) record {
 	n := min(p.n, Firings)
 	times := make([]int32, n)
@@ -153,7 +153,7 @@ func (p *publisher) record(now int64) record {
 	return r
 }
 
-// rate is firings per unit.
+// rate returns firings per unit.
 func (r *record) rate() float64 {
 	return float64(len(r.times)) / float64(r.times[len(r.times)-1]-r.times[0]+1)
 }
@@ -164,7 +164,7 @@ func (r *record) since(start int32) []int32 {
 	return r.times[i:]
 }
 
-// compare is the test of the package's description.
+// compare runs the test of the package comment.
 func (v *view) compare(i, j int32) (best pair) {
 	ra, rb, sign := &v.records[i], &v.records[j], 1.0
 	start := max(ra.times[0], rb.times[0])
@@ -175,8 +175,8 @@ func (v *view) compare(i, j int32) (best pair) {
 	if len(a) < minFirings {
 		return pair{}
 	}
-	var nearest, all [widths*2 + 6]int // by the length in bits of the distance
-	var chained [widths]int            // trials after a joint one
+	var nearest, all [widths*2 + 6]int // by bit length of the distance
+	var chained [widths]int            // trials after a joint trial
 	var lags [Firings]int32
 	before, from := 31, 0
 	for k, t := range a {
@@ -206,7 +206,7 @@ func (v *view) compare(i, j int32) (best pair) {
 	}
 	need := v.threshold
 	if g := v.publishers[i].group; g != 0 && g == v.publishers[j].group {
-		need /= 2 // one pair that is known, of all there are
+		need /= 2 // a known pair, unlike all other pairs
 	}
 	n, lasts := float64(len(a)), float64(max(a[len(a)-1], b[len(b)-1])-start)
 	joint, common, next := 0, 0, 0
@@ -240,7 +240,7 @@ func (v *view) compare(i, j int32) (best pair) {
 	return best
 }
 
-// offsets are the mean lags of the first and of the second half of the joint firings.
+// offsets returns the mean lags of the first and the second half of the joint firings.
 func offsets(lags []int32, width int32, joint int, sign float64) (early, late float64) {
 	seen := 0
 	for _, d := range lags {
@@ -258,7 +258,8 @@ func offsets(lags []int32, width int32, joint int, sign float64) (early, late fl
 	return sign * early / float64(half), sign * late / float64(joint-half)
 }
 
-// chernoff is -ln of the bound on the probability of so many where fewer are expected.
+// chernoff returns -ln of Chernoff's bound on the probability of n or more where fewer
+// are expected.
 func chernoff(n int, expected float64) float64 {
 	x := float64(n)
 	if x <= expected {
@@ -267,14 +268,14 @@ func chernoff(n int, expected float64) float64 {
 	return x*math.Log(x/expected) - x + expected
 }
 
-// edge is two linked publishers.
+// edge is a link between two publishers.
 type edge struct {
 	a, b int32
 	pair
 }
 
-// edges compares each publisher with those that were found near its firings most
-// often, and with some of its group.
+// edges compares each publisher with the publishers most often near its firings, and with
+// some members of its group.
 func (v *view) edges() []edge {
 	ties := append(v.near(), v.together()...)
 	byGroup := map[uint64][]int32{}
@@ -301,14 +302,14 @@ func (v *view) edges() []edge {
 	return edges
 }
 
-// tie is an unordered pair as a number.
+// tie encodes an unordered pair as a number.
 func tie(a, b int32) uint64 { return uint64(min(a, b))<<32 | uint64(max(a, b)) }
 
-// near returns pairs that are worth comparing.
+// near returns the pairs worth comparing by firings.
 func (v *view) near() (ties []uint64) {
 	events := v.events()
 	const who = 1<<32 - 1
-	at := make([][]int32, len(v.records)) // sampled firings, by place in events
+	at := make([][]int32, len(v.records)) // sampled firings, by index in events
 	seen := make([]int32, len(v.records))
 	for k, e := range events {
 		i := uint32(e & who)
@@ -351,7 +352,7 @@ func (v *view) near() (ties []uint64) {
 				count(n, t-when(n))
 			}
 		}
-		// Those that fire often are near all others: only what is beyond chance counts.
+		// Frequent publishers are near all others, so only the excess over chance counts.
 		most = most[:0]
 		for _, j := range found {
 			if times[j] > 1 {
@@ -370,8 +371,8 @@ func (v *view) near() (ties []uint64) {
 	return ties
 }
 
-// events are all firings, in order of time and then of publishers, as time<<32 |
-// publisher; times from the earliest possible.
+// events returns all firings, ordered by time and then by publisher, as time<<32 |
+// publisher. Times count from the earliest possible time.
 func (v *view) events() []uint64 {
 	n := 0
 	for i := range v.records {
@@ -406,25 +407,25 @@ func (v *view) events() []uint64 {
 	return events
 }
 
-// cluster is a group in the making.
+// cluster is a group in formation.
 type cluster struct {
 	number  int32
 	members []int32
-	label   uint64 // 0: none; with one, the oldest members come first
-	core    int    // members that it began with, of a label
+	label   uint64 // 0: none; in a cluster with a label the oldest members come first
+	core    int    // initial members of a cluster with a label
 }
 
 type clustering struct {
 	*view
 	turn uint64
 	of   []*cluster
-	all  []*cluster // those of the beginning; without members: gone
-	// refused is how large two clusters were together when they did not agree: they are
-	// asked again when they are half as large again.
+	all  []*cluster // the initial clusters; a cluster without members is gone
+	// refused maps a pair of clusters to their joint size when they did not agree. The
+	// pair is asked again once its size has grown by half.
 	refused map[uint64]int
 }
 
-// run joins publishers by the edges, those inside of today's groups first.
+// run joins publishers along the edges, edges inside present groups first.
 func (c *clustering) run(edges []edge) {
 	for i := range c.publishers {
 		c.of[i] = &cluster{number: int32(i), members: []int32{int32(i)}}
@@ -441,7 +442,7 @@ func (c *clustering) run(edges []edge) {
 			}
 			return 1
 		}
-		// Steps of a 16th, so that noise does not decide, and then evidence.
+		// Shares in steps of 1/16, so noise does not decide; then evidence.
 		return cmp.Or(cmp.Compare(int(16*y.share), int(16*x.share)), cmp.Compare(y.evidence, x.evidence), cmp.Compare(x.a, y.a), cmp.Compare(x.b, y.b))
 	})
 	inside := true
@@ -457,10 +458,10 @@ func (c *clustering) run(edges []edge) {
 	}
 }
 
-// inherit gives each label to the cluster that has most of the group's oldest members;
-// one that would get several gets the oldest.
+// inherit gives each label to the cluster with most of the group's oldest members. A
+// cluster with several claims gets the oldest label.
 func (c *clustering) inherit(all []*cluster) {
-	oldest := map[uint64]uint64{} // the learning, by label
+	oldest := map[uint64]uint64{} // by label, the learning in which the oldest member joined
 	for _, p := range c.publishers {
 		if at, known := oldest[p.group]; !known || p.joined < at {
 			oldest[p.group] = p.joined
@@ -494,10 +495,10 @@ func (c *clustering) inherit(all []*cluster) {
 	}
 }
 
-// join makes one of two clusters, if the rules allow; of the one with the younger label,
-// or with none, as many members as the other may get in one learning. Clocks are told
-// apart later, by offset: a group of them is joined by one at a time, so that none is
-// torn apart.
+// join moves members of the cluster with the younger label, or without a label, into the
+// other cluster, if the rules allow. It moves at most as many members as the other
+// cluster may gain in one learning. Clocks are separated later, by offset. Only single
+// members join a labelled group of clocks, so no other group of clocks is torn apart.
 func (c *clustering) join(a, b *cluster, clocks bool) {
 	if b.label != 0 && (a.label == 0 || b.label < a.label) {
 		a, b = b, a
@@ -524,7 +525,8 @@ func (c *clustering) join(a, b *cluster, clocks bool) {
 	b.members = slices.Clone(b.members[room:])
 }
 
-// mature: its oldest member joined long ago.
+// mature reports whether the cluster's oldest member joined at least Mature learnings
+// ago.
 func (c *clustering) mature(k *cluster) bool {
 	oldest := c.turn
 	for _, m := range k.members {
@@ -535,7 +537,7 @@ func (c *clustering) mature(k *cluster) bool {
 	return c.turn-oldest >= Mature
 }
 
-// agree asks members for their links; see the package's description.
+// agree asks members of both clusters for their links; see the package comment.
 func (c *clustering) agree(a, b *cluster) bool {
 	half := func(a, b *cluster) bool {
 		n, refused := min(polled, len(a.members)), 0
@@ -551,8 +553,9 @@ func (c *clustering) agree(a, b *cluster) bool {
 	return (len(b.members) == 1 || half(a, b)) && (len(a.members) == 1 && len(b.members) > 1 || half(b, a))
 }
 
-// fits: i is linked to at least half of those asked: the oldest members where there is a
-// label, which newer ones cannot outnumber, else some of all.
+// fits reports whether i is linked to at least half of the asked members. A labelled
+// cluster asks its oldest members, which newer members cannot outnumber. Another cluster
+// asks members spread over it.
 func (c *clustering) fits(i int32, k *cluster) bool {
 	n := min(asked, len(k.members))
 	links := 0
@@ -566,7 +569,7 @@ func (c *clustering) fits(i int32, k *cluster) bool {
 	return 2*links >= n
 }
 
-// label gives publishers the groups that the clusters are.
+// label turns the clusters into groups and labels the publishers.
 func (l *Learner) label(c *clustering) []Group {
 	since := map[uint64]uint64{}
 	for _, g := range l.groups {
@@ -605,7 +608,7 @@ func (l *Learner) label(c *clustering) []Group {
 	return l.groups
 }
 
-// evidence notes what speaks for each member.
+// evidence fills in the evidence of each member.
 func (c *clustering) evidence(groups []Group) {
 	place := make(map[string]int32, len(c.publishers))
 	for i, p := range c.publishers {
@@ -629,10 +632,11 @@ func (c *clustering) evidence(groups []Group) {
 	}
 }
 
-// confirm returns the groups that a cluster is: itself, or where its members are clocks
-// those of them that were one before, or whose offsets are closer than chance would have.
+// confirm splits a cluster into groups. A cluster that is not mainly clocks is one group.
+// A cluster of clocks is split into known groups and into sets with offsets closer than
+// chance explains.
 func (c *clustering) confirm(members []int32) (groups [][]int32) {
-	slices.SortStableFunc(members, func(a, b int32) int { // who is in a group first
+	slices.SortStableFunc(members, func(a, b int32) int { // members of groups first
 		p, q := c.publishers[a], c.publishers[b]
 		return cmp.Or(cmp.Compare(p.group-1, q.group-1), cmp.Compare(p.joined, q.joined), cmp.Compare(a, b))
 	})
@@ -657,13 +661,14 @@ func (c *clustering) confirm(members []int32) (groups [][]int32) {
 			var group []int32
 			for _, i := range close {
 				group = append(group, members[i])
-				pairs[i].linked, pairs[i].clocks = false, true // it is placed
+				pairs[i].linked, pairs[i].clocks = false, true // placed
 			}
 			if group != nil {
 				groups = append(groups, group)
 			}
 		}
-		// Whose neighbours have all been seen is in no group; go on with the others.
+		// A publisher without a group after all its neighbours were seen stays without a
+		// group. Continue with the others.
 		var rest []int32
 		for i, p := range pairs {
 			near := 2*max(p.early, -p.early, p.late, -p.late) < float64(width(p.width))
@@ -683,9 +688,9 @@ func number(b bool) int {
 	return 0
 }
 
-// closest returns the places of those of a cluster of clocks whose offsets from its first
-// member are closest, by the probability of that, if that is small enough; if known, of
-// those within the spread of the first one's group, where two are left of that.
+// closest returns the indices of the clocks whose offsets from the first member are
+// improbably close. If known is true, closest instead returns the clocks within the
+// spread of the first member's group, if two members of the group are left.
 func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 	type clock struct {
 		place    int
@@ -721,7 +726,7 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 		}
 		return within()
 	}
-	// As intervals of a width, by their middles: linear for each width.
+	// Intervals of a width, by their middles: linear for each width.
 	middle := func(k clock) float64 { return (k.from + k.to) / 2 }
 	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Compare(middle(a), middle(b)) })
 	lowest := math.Log(Significance / float64(max(1, c.clocks)) / spreads)
@@ -729,7 +734,7 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 	var in []clock
 	for s := range spreads {
 		wide := float64(int(1) << s)
-		// With a drift within the spread three times as many meet.
+		// With a drift within the spread three times as many clocks meet.
 		mean := 3 * wide * float64(c.clocks) / float64(period)
 		in = in[:0]
 		for _, k := range clocks {
@@ -751,11 +756,12 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 	if !found {
 		return nil
 	}
-	// That is the densest part; what is as near to it again belongs to it.
+	// low and high surround the densest part; clocks as near to it again belong to it.
 	return within()
 }
 
-// poissonTail bounds the logarithm of the probability of n or more where mean are expected.
+// poissonTail bounds the logarithm of the probability of n or more where mean are
+// expected.
 func poissonTail(n int, mean float64) float64 {
 	if float64(n) <= mean {
 		return 0

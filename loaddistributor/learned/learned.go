@@ -1,34 +1,37 @@
-// Package learned finds out who publishes to an open topic, how much, and which of them
-// fire together, from the arrivals that its brokers record. It is pure: pieces of records
-// come in, and out comes whom the topic is to be placed by.
+// Package learned finds the publishers of an open topic, their rates, and which of them
+// fire together. It uses the arrivals that the topic's brokers record. The package is
+// pure: pieces of records come in, and the publishers for the topic's placement come out.
 //
 // # Rates
 //
-// Messages are counted over Windows. A publisher's rate is the mean of its last window's
-// and of what it was before, so that what is older decays by half with each; it counts
-// for as much as its highest rate of the last Peaks windows, so that one who sends in
-// bursts of seconds is not placed anew with each. One that was heard in two windows is
-// learned; one that is silent for Forget is forgotten. Silence is what a broker reports:
-// while one says nothing, those who may send to it stay as they are, and so does the
-// contract, which falls by what all brokers report and rises by what any one does.
+// Messages are counted over Windows. A publisher's rate is the mean of its rate in the
+// last window and its previous rate, so older windows decay by half with each window. The
+// publisher counts with its highest rate of the last Peaks windows. So a publisher with
+// bursts of seconds is not placed anew with each burst. A publisher heard in two windows
+// is learned. A publisher silent for Forget is forgotten. A publisher counts as silent
+// only if its broker reports. While a broker does not report, its publishers keep their
+// rates, and the contract does not fall. The contract falls only by windows that all
+// brokers reported, and rises by the report of any broker.
 //
-// # When a topic is placed by them
+// # When the topic is placed anew
 //
-// At most once in Pause, when a publisher came or went or a correlation key changed; or
-// once in a window if rates, all together, differ by a quarter from those that it is
-// placed by, and when the first publisher is learned. Which publishers move then,
-// loaddistributor/placement says: none whose broker still carries it. The leader
-// writes all of it down, so a change waits until what was written before amounts to
-// WriteRate bytes/s, but for the first WriteBurst.
+// The topic is placed anew at most once in Pause, when a publisher came or went or a
+// correlation key changed. It is also placed anew, once in a window, if the sum of all
+// rate changes exceeds a quarter of the placed rates, and when the first publisher is
+// learned. loaddistributor/placement chooses the publishers to move: no publisher moves
+// while its broker can carry it. The leader writes every change to the journal. So a
+// change waits until the earlier changes amount to WriteRate bytes/s, except for the
+// first WriteBurst bytes.
 //
 // # Bounds
 //
-// At most Max publishers are learned, those of the highest rates, and one that the topic is
-// placed by gives way to one of more than twice its rate; twice as many are followed.
-// Who is beyond that is counted with the others. One of whom a single message was heard, or
-// who is not learned and silent for a minute, makes room at the end of a window when half of
-// the room is taken, so that identities which are thought up as they are used do not last.
-// Of one broker Budget messages are looked at in a window.
+// At most Max publishers are learned, the publishers with the highest rates. A placed
+// publisher gives way only to a publisher of more than twice its rate. Twice Max
+// publishers are followed. Further publishers count as others. If half of the followed
+// places are taken at the end of a window, two kinds of publishers make room: publishers
+// with a single message, and publishers outside the placement that were silent for a
+// minute. So identities invented for one use do not last. The learner looks at Budget
+// messages per broker and window.
 package learned
 
 import (
@@ -48,126 +51,129 @@ import (
 )
 
 const (
-	// Window is the time over which messages are counted.
+	// Window is the period over which messages are counted.
 	Window = 10 * time.Second
-	// Peaks is of how many windows the highest rate counts.
+	// Peaks is the number of windows over which the highest rate counts.
 	Peaks = 6
-	// Sizes is of how many windows a contract that follows knows. Of those without messages
-	// it takes one of Peaks.
+	// Sizes is the number of windows that an automatic contract considers. Among
+	// consecutive windows without messages, only each Peaks-th counts.
 	Sizes = 60
-	// Pause is how long a topic is left alone after it was placed anew.
+	// Pause is the minimum time between two placements of a topic, except for changed
+	// rates.
 	Pause = 30 * time.Second
-	// Forget is how long a publisher may be silent.
+	// Forget is the silence after which a publisher is forgotten.
 	Forget = 10 * time.Minute
-	// Max is how many publishers are learned.
+	// Max is the maximum number of learned publishers.
 	Max = 10_000
-	// Budget is how many messages of one broker are looked at in a window.
+	// Budget is the number of messages per broker and window to look at.
 	Budget = 100_000
-	// Grouping is how often groups are looked for.
+	// Grouping is the interval between searches for groups.
 	Grouping = time.Minute
-	// WriteRate and WriteBurst bound what a topic's changes take in a store: bytes/s, and
-	// bytes that go before that. The change that reaches the bound is still made.
+	// WriteRate, in bytes/s, and WriteBurst, in bytes, bound the store writes of a topic's
+	// changes. The change that reaches the bound is still made.
 	WriteRate, WriteBurst = 1500, 1 << 20
 
 	followed = 2 * Max
-	// differs is by what part rates differ before they count.
+	// differs is the relative difference from which rates count as different.
 	differs = 0.25
-	// stays is how many times its rate one must send who takes another's place below Max.
+	// stays is the factor by which a new publisher must exceed a placed publisher to
+	// replace it at Max.
 	stays = 2
-	// ahead is r over the highest rate, of a contract that follows.
+	// ahead is the ratio of an automatic contract's rate to the highest measured rate.
 	ahead = 1.25
-	// holes is the part of a window's messages that may be missing.
+	// holes is the tolerated part of missing messages in a window.
 	holes = 0.01
-	// steps is for how many rates, each ahead times the one before, a window's burst is kept.
+	// steps is the number of rates, each ahead times the previous rate, for which a
+	// window's burst is kept.
 	steps = 16
-	// recordBytes is what a publisher takes in a store beside its id and its key.
+	// recordBytes estimates the store bytes of a publisher beside its id and its key.
 	recordBytes = 64
-	// minRate is the lowest rate that is reported, msg/s.
+	// minRate is the lowest reported rate, msg/s.
 	minRate = 0.001
-	// captureFor is what a broker is asked for at a time, captureAgain when it is asked
-	// again, and restartAt at how many names its record is begun anew.
+	// captureFor is the recording time of one request to a broker. captureAgain is the
+	// interval between requests. A record with more than restartAt names is started again.
 	captureFor   = 20 * time.Second
 	captureAgain = 5 * time.Second
 	restartAt    = 1 << 14
 )
 
-// Publisher is one that was learned.
+// Publisher is a learned publisher.
 type Publisher struct {
 	ID string
-	// Key is the label of the group that it fires with; empty: of none.
+	// Key is the label of the publisher's group, or empty.
 	Key string
-	// Rate is what it counts for, and Now what it sends at present, both msg/s.
+	// Rate is the rate for the placement and Now the present rate, both msg/s.
 	Rate, Now float64
 	Since     time.Time
-	Heard     time.Time // last
-	Broker    string    // where most of its messages came
-	Forwarder string    // the broker that forwards for it there, as last named; "": none
+	Heard     time.Time // time of the last message
+	Broker    string    // the broker that receives most of its messages
+	Forwarder string    // the broker that forwards to Broker for the publisher, as last named; "": none
 }
 
-// publisher is one that is followed.
+// publisher is a followed publisher.
 type publisher struct {
 	Publisher
-	owner   string // who answers for it; empty: none
-	total   uint64 // messages since it is followed, those in a window under way left out
-	windows int    // in which it was heard
-	member  bool   // the topic is placed by it
+	owner   string // identity that answers for the publisher; empty: none
+	total   uint64 // messages since the first, without the current window
+	windows int    // number of windows with messages
+	member  bool   // the topic's placement contains the publisher
 	silent  time.Duration
-	number  int32 // for the groups
+	number  int32 // number in the record for groups
 	peaks   [Peaks]float64
 	window  float64 // rate in the window that is being closed
-	most    float64 // of that on Broker
-	absent  bool    // its broker said nothing of that window
-	gone    bool    // it is followed no more
+	most    float64 // the part of window on Broker
+	absent  bool    // Broker did not report in that window
+	gone    bool    // no longer followed
 }
 
-// Topic is what is known of one open topic's publishers. Make it with New. Look and Act
-// are one goroutine's, and what is between them may go on beside everything else.
+// Topic is the knowledge of one open topic's publishers. Make it with New. One goroutine
+// calls Look and Act. The Job between them may run concurrently with everything else.
 type Topic struct {
 	publishers map[string]*publisher
 	feeds      map[string]*feed // by broker
-	window     time.Time        // when the one under way began
+	window     time.Time        // start of the current window
 	turn       int              // of windows
-	placed     time.Time        // anew, last
-	sizes      []size           // of the last Sizes windows
-	quiet      int              // windows without messages since one with
+	placed     time.Time        // time of the last placement
+	sizes      []size           // the last Sizes windows
+	quiet      int              // windows without messages since the last window with messages
 	away       bool             // a broker of the topic is not connected
-	measured   bool             // all brokers said something of the last window
+	measured   bool             // all brokers reported in the last window
 	room       float64          // bytes that may be written now; below 0: none
-	whole      bool             // all messages are looked at
-	others     float64          // msg/s, of those that are not followed
-	offered    float64          // msg/s, of all in the last window
-	capped     tokenbucket.Rate // that the contract would follow; 0: its tenant's limit does not matter
-	counting   float64          // messages of theirs in the window under way
+	whole      bool             // look at all messages
+	others     float64          // msg/s, of publishers that are not followed
+	offered    float64          // msg/s, of all publishers in the last window
+	capped     tokenbucket.Rate // rate that the contract would follow without its tenant's limit; 0: the limit does not matter
+	counting   float64          // messages of other publishers in the current window
 
-	// Of groups.
+	// For groups.
 	trace             *tuner.Trace
-	numbers           []string // publishers by their number in trace; 0 stands for the others
-	missing, recorded uint64   // in traces before
-	missed, had       uint64   // likewise, up to the last window's end
-	// renumber: there are new ones, which have no number in the records under way.
+	numbers           []string // publisher ids by their number in trace; 0 stands for the others
+	missing, recorded uint64   // of earlier traces
+	missed, had       uint64   // missing and recorded at the end of the last window
+	// renumber means that new publishers have no number in the current records.
 	renumber bool
 	learner  *correlation.Learner
 	grouped  time.Time
 	groups   []correlation.Group
-	keys     map[string]string // of their members
+	keys     map[string]string // label by member id
 	origin   mono.Wall
 }
 
-// feed is one broker's record.
+// feed is the record of one broker.
 type feed struct {
 	begun   bool
 	named   []*publisher // by number; nil: not followed
 	counts  []uint32     // messages, by number
 	tally   map[*publisher]uint64
 	heard   time.Time
-	covered time.Duration // of the window
+	covered time.Duration // recorded part of the window
 	seen    uint64        // messages in the window
 	asked   time.Time
-	off     bool // for the rest of the window
-	full    bool // it is to be begun anew, for it has named too many
+	off     bool // recording is off for the rest of the window
+	full    bool // to be started again, because the record has named too many publishers
 }
 
-// New returns what is known after a start: those that the topic is placed by.
+// New returns the knowledge after a start: the publishers of the topic's placement.
 func New(spec *catalog.Spec, now time.Time) *Topic {
 	placed := spec.Demand.Publishers
 	t := &Topic{publishers: map[string]*publisher{}, feeds: map[string]*feed{}, window: now, placed: now, grouped: now, room: WriteBurst}
@@ -187,7 +193,7 @@ func New(spec *catalog.Spec, now time.Time) *Topic {
 	return t
 }
 
-// restored goes on with the groups that keys stand for.
+// restored returns a learner with the groups of the placement's keys.
 func restored(placed []placement.Publisher) *correlation.Learner {
 	labels := make(map[string]string, len(placed))
 	for _, p := range placed {
@@ -196,7 +202,7 @@ func restored(placed []placement.Publisher) *correlation.Learner {
 	return correlation.Restore(correlation.Config{Publishers: followed}, labels)
 }
 
-// group takes over the groups that were found.
+// group adopts the groups of the learner.
 func (t *Topic) group() {
 	t.groups, t.keys = t.learner.Groups(), map[string]string{}
 	for _, g := range t.groups {
@@ -206,7 +212,7 @@ func (t *Topic) group() {
 	}
 }
 
-// anew begins the records for groups.
+// anew starts new records for groups.
 func (t *Topic) anew() {
 	if t.trace != nil {
 		t.missing, t.recorded = t.Missing()
@@ -227,22 +233,22 @@ func (t *Topic) anew() {
 		}
 		return int(p.number), true
 	})
-	// order: likewise
+	// order: each by itself
 	for _, f := range t.feeds {
 		f.asked, f.begun = time.Time{}, false
 	}
 }
 
-// Order is what a broker is to be asked for: arrivals for so long, 0: no more. Anew: it is
-// to end first what it records now.
+// Order is a request to a broker to record arrivals for Lasts; 0 ends the recording. Anew
+// ends the present record first.
 type Order struct {
 	Broker string
 	Lasts  time.Duration
 	Anew   bool
 }
 
-// Orders returns what is to be asked of the topic's connected brokers now. away: others of
-// its brokers are not connected.
+// Orders returns the requests that the topic's connected brokers should receive now. away
+// means that other brokers of the topic are disconnected.
 func (t *Topic) Orders(brokers []string, away bool, now time.Time) (orders []Order) {
 	t.away = t.away || away
 	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
@@ -277,31 +283,33 @@ func (t *Topic) Orders(brokers []string, away bool, now time.Time) (orders []Ord
 	return orders
 }
 
-// Whole says whether all messages of all brokers are wanted, or Budget is enough.
+// Whole selects whether to look at all messages of all brokers or at Budget messages.
 func (t *Topic) Whole(whole bool) { t.whole = whole }
 
-// Missing returns how many messages were not recorded whole, and how many were.
+// Missing returns the number of messages without a complete record, and the number of
+// recorded messages.
 func (t *Topic) Missing() (missing, recorded uint64) {
 	c := t.trace.Counts()
 	return t.missing + c.Lost + c.Late + c.Holed, t.recorded + c.Captured
 }
 
-// Ended says that a broker records no more: its session is another, or a fit has asked it not to.
+// Ended says that a broker no longer records, because its session is new or a fit has
+// stopped the recording.
 func (t *Topic) Ended(broker string) {
 	if f := t.feeds[broker]; f != nil {
 		f.begun, f.asked = false, time.Time{}
 	}
 }
 
-// Count takes a piece of a broker's record, of which others messages are of publishers
-// that the broker does not tell apart. owners are who answers for those that it names, if
-// known; one of another owner than the first of that id is given another name in the piece.
-// forwarders are the brokers that forward for those that it names.
-// What is wrong with it ends the record.
+// Count adds a piece of a broker's record. others is the number of messages from
+// publishers that the broker does not distinguish. owners are the known owners of the
+// piece's publishers. A publisher whose owner differs from the first owner of its id is
+// renamed in the piece. forwarders are the brokers that forward for the piece's
+// publishers. An invalid piece ends the record.
 func (t *Topic) Count(broker string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) error {
 	f := t.feeds[broker]
 	if f == nil || !piece.First && !f.begun {
-		return nil // of a record that is over
+		return nil // the record is over
 	}
 	for i, owner := range owners[:min(len(owners), len(piece.Publishers))] {
 		piece.Publishers[i] = t.own(piece.Publishers[i], owner, now)
@@ -342,7 +350,8 @@ func (t *Topic) Count(broker string, piece tuner.Piece, owners, forwarders []str
 	return nil
 }
 
-// own returns what a publisher is known as: by its id, unless another owner answers for that.
+// own returns the name of a publisher: its id, unless another owner already answers for
+// the id.
 func (t *Topic) own(id, owner string, now time.Time) string {
 	p := t.follow(id, now)
 	switch {
@@ -355,7 +364,8 @@ func (t *Topic) own(id, owner string, now time.Time) string {
 	return cmp.Or(owner, "addr:") + "/" + id
 }
 
-// follow returns the publisher of a name; nil: it is one of the others.
+// follow returns the publisher of the given name, or nil if the publisher counts as one
+// of the others.
 func (t *Topic) follow(id string, now time.Time) *publisher {
 	p := t.publishers[id]
 	if p == nil && len(t.publishers) < followed && id != "" && len(id) <= placement.MaxID {
@@ -365,14 +375,14 @@ func (t *Topic) follow(id string, now time.Time) *publisher {
 	return p
 }
 
-// flush takes the counts out of a record.
+// flush moves the record's counts into its tally.
 func (f *feed) flush(t *Topic) {
 	for i, n := range f.counts {
 		p := f.named[i]
 		switch {
 		case n == 0:
 			continue
-		case p != nil && p.gone: // and is back
+		case p != nil && p.gone: // and sends again
 			p = t.follow(t.own(p.ID, p.owner, f.heard), f.heard)
 			f.named[i] = p
 		}
@@ -393,7 +403,7 @@ func (t *Topic) close(now time.Time) {
 		f := t.feeds[id]
 		named := f.named
 		f.flush(t)
-		f.named, f.counts = named, make([]uint32, len(named)) // the record goes on
+		f.named, f.counts = named, make([]uint32, len(named)) // the record continues
 		covered := f.covered.Seconds()
 		silent := f.covered < time.Second
 		// order: each publisher by itself
@@ -407,7 +417,7 @@ func (t *Topic) close(now time.Time) {
 		}
 		if silent {
 			t.measured = false
-			// order: likewise
+			// order: each publisher by itself
 			for _, p := range t.publishers {
 				p.absent = p.absent || p.Broker == id
 			}
@@ -425,10 +435,10 @@ func (t *Topic) close(now time.Time) {
 	// order: each by itself
 	for id, p := range t.publishers {
 		t.offered += p.window
-		// It may send to a broker that has not said so.
+		// The publisher may have sent to a broker without a report.
 		unknown := p.window == 0 && (p.absent || !t.measured && t.feeds[p.Broker] == nil)
 		switch {
-		case p.windows < 2: // the first was not whole
+		case p.windows < 2: // the first window was not complete
 			p.Now = p.window
 		case !unknown:
 			p.Now = (p.Now + p.window) / 2
@@ -452,20 +462,20 @@ func (t *Topic) close(now time.Time) {
 	}
 }
 
-// size is what a window would have needed.
+// size is the contract that a window would have needed.
 type size struct {
 	rate   float64 // msg/s
 	bursts []need
-	holed  bool // more of its messages than holes are missing: it needed at least so much
+	holed  bool // more than holes of its messages are missing, so the window needed at least bursts
 }
 
-// need is the burst that it takes at a rate.
+// need is the burst needed at a rate.
 type need struct {
 	rate  tokenbucket.Rate
 	burst int64
 }
 
-// at returns the burst that is enough at a rate: that of the highest rate known up to it.
+// at returns the burst needed at a rate: the burst of the highest known rate up to it.
 func (s size) at(rate tokenbucket.Rate) int64 {
 	burst := int64(1)
 	for i, n := range s.bursts { // in order of rate
@@ -476,15 +486,15 @@ func (s size) at(rate tokenbucket.Rate) int64 {
 	return burst
 }
 
-// follows is the rate of a contract for so many msg/s.
+// follows returns the contract's rate for a measured rate in msg/s.
 func follows(rate float64) tokenbucket.Rate {
 	return max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000)
 }
 
-// sized takes what the last window would have needed, if it is evidence: of a window that
-// not all brokers reported only that it was at least so much is known.
+// sized records the needs of the last window if they are evidence. A window without
+// reports of all brokers shows only a lower bound.
 func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
-	if t.sizes == nil && measured { // before a restart
+	if t.sizes == nil && measured { // after a restart
 		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, []need{{is.Rate, is.Burst}}, false}}, Sizes)
 	}
 	s := size{j.offered, j.bursts, j.holed}
@@ -504,8 +514,8 @@ func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
 	t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], s)
 }
 
-// contract is what follows from the windows known; that which is, if nothing does. Each of
-// the brokers needs a token.
+// contract returns the contract that follows from the known windows, or is. Each of the
+// brokers needs at least one token of burst.
 func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, now time.Time) tokenbucket.Share {
 	if len(t.sizes) < Peaks || auto == (catalog.Auto{}) {
 		return is
@@ -537,26 +547,27 @@ func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, n
 	return to
 }
 
-// Job is a look at a topic. Think uses nothing that the Topic does elsewhere.
+// Job is one evaluation of a topic. Think uses no data that Topic uses concurrently.
 type Job struct {
 	arrivals []tuner.Arrival
 	numbers  []string
 	learner  *correlation.Learner
 	learns   bool
 	torn     bool
-	until    mono.Time // of the record that arrivals are the end of
+	until    mono.Time // end of the record that contains arrivals
 	offered  float64   // msg/s
-	measured bool      // by all brokers
+	measured bool      // all brokers reported
 	holed    bool
 
-	// Which bursts the window needed, so that a quantile of messages waits for no token: at the
-	// contract's rate, and at those below it that the contract may fall to; 0: none is asked for.
+	// bursts are the window's needs at which a quantile of messages waits for no token: at
+	// rate, the contract's rate, and at lower rates that the contract may fall to. Rate 0
+	// requests no bursts.
 	rate     tokenbucket.Rate
 	quantile float64
 	bursts   []need
 }
 
-// Look ends the window if it is over, and returns what is to be thought about; nil: nothing.
+// Look ends the window if its time is over, and returns the job to evaluate, or nil.
 func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	if now.Sub(t.window) < Window {
 		return nil
@@ -570,7 +581,7 @@ func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	if spec.Auto != (catalog.Auto{}) {
 		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli), spec.SLO.Quantile
 	}
-	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
+	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // restarting tears the record
 		j.torn = true
 		t.anew()
 	}
@@ -580,23 +591,23 @@ func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	return j
 }
 
-// Arrivals calls f with each message that was recorded in the window before, in order; without
-// an id are those of publishers that are not told apart.
+// Arrivals calls f with each message recorded in the last window, in order. The id is
+// empty for publishers that are not distinguished.
 func (j *Job) Arrivals(f func(id string, at mono.Time)) {
 	for _, a := range j.arrivals {
 		f(j.numbers[a.Publisher], a.At)
 	}
 }
 
-// Until returns the end of the time in which all messages that were recorded are among the
-// Arrivals of this job and of those before.
+// Until returns the end of the completely recorded time: all recorded messages before
+// Until are in the Arrivals of this job or of earlier jobs.
 func (j *Job) Until() mono.Time { return j.until }
 
-// Torn reports whether the record began anew after these arrivals: some are missing between
-// them and the next.
+// Torn reports whether the record restarted after these arrivals, so messages are missing
+// before the next arrivals.
 func (j *Job) Torn() bool { return j.torn }
 
-// Think may take its time, for it looks for groups.
+// Think searches for groups, which may take long.
 func (j *Job) Think() {
 	for _, a := range j.arrivals {
 		if a.Publisher > 0 {
@@ -616,24 +627,25 @@ func (j *Job) Think() {
 	}
 }
 
-// Proposal is what a topic is to become.
+// Proposal is a new placement of a topic.
 type Proposal struct {
 	Spec *catalog.Spec
-	At   map[string]string // where those are that are new, by id
-	// Grew: their rates sum to a quarter more than those before, and than half the contract,
-	// which the topic was placed for before any publisher was known.
+	At   map[string]string // broker of each new publisher, by id
+	// Grew means that the rates sum to a quarter more than the previous rates and than
+	// half the contract. The topic was placed for half the contract before any publisher
+	// was known.
 	Grew bool
 }
 
-// Capped returns the rate that the contract would have without its tenant's limit; 0: the limit
-// does not matter.
+// Capped returns the rate that the contract would have without its tenant's limit; 0: the
+// limit does not matter.
 func (t *Topic) Capped() tokenbucket.Rate { return t.capped }
 
-// Act ends a job; nil: the topic, which is on so many brokers, stays as it is. The rates of
-// its publishers sum to at most that of the contract.
+// Act ends a job. It returns nil if the topic, which is on the given number of brokers,
+// stays as it is. The rates of its publishers sum to at most the rate of the contract.
 //
-// limited: the tenant of the topic has a limit, and the contract follows up to most, what the
-// tenant's other topics leave of it.
+// limited means that the topic's tenant has a limit. The contract then follows up to
+// most, the rest of the limit beside the tenant's other topics.
 func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Rate, limited bool, now time.Time) *Proposal {
 	placed, contract := spec.Demand.Publishers, tokenbucket.Share{Rate: tokenbucket.Rate(spec.Demand.RateMilli), Burst: spec.Demand.Burst}
 	t.sized(j, contract, spec.Auto.Measured)
@@ -665,7 +677,7 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Ra
 	for _, p := range learned {
 		sum += p.Rate
 	}
-	scale := min(1, 0.999*limit/max(sum, minRate)) // a topic may be offered more than its contract
+	scale := min(1, 0.999*limit/max(sum, minRate)) // the offered rate may exceed the contract
 	changed := len(learned) != len(placed)
 	for _, p := range learned {
 		old, known := was[p.ID]
@@ -692,7 +704,7 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Ra
 	return &Proposal{Spec: &next, At: at, Grew: scale*sum > (1+differs)*max(before, limit/2)}
 }
 
-// written is what a change takes in a store, about.
+// written estimates the store bytes of a change.
 func written(was, is *catalog.Spec) (bytes int) {
 	publishers := is.Demand.Publishers
 	if _, added, short := catalog.Edits(was, is); short {
@@ -707,7 +719,7 @@ func written(was, is *catalog.Spec) (bytes int) {
 	return bytes
 }
 
-// Within returns publishers with their rates less, as far as they sum to more than limit.
+// Within returns the publishers, with rates scaled down if their sum exceeds limit.
 func Within(publishers []placement.Publisher, limit float64) []placement.Publisher {
 	sum := 0.0
 	for _, p := range publishers {
@@ -723,19 +735,19 @@ func Within(publishers []placement.Publisher, limit float64) []placement.Publish
 	return publishers
 }
 
-// round keeps three digits, downwards, so that noise takes no room in a store.
+// round rounds down to three digits, so noise takes no room in a store.
 func round(rate float64) float64 {
 	digit := math.Pow(10, math.Floor(math.Log10(rate))-2)
 	return max(math.Floor(rate/digit)*digit, 1e-9)
 }
 
-// Publishers returns those that are learned, by id.
+// Publishers returns the learned publishers, by id.
 func (t *Topic) Publishers() []Publisher {
 	all, _ := t.learned()
 	return all
 }
 
-// learned is Publishers, and the rate that those send who are beyond Max.
+// learned returns Publishers and the rate of the publishers beyond Max.
 func (t *Topic) learned() (all []Publisher, beyond float64) {
 	var known []*publisher
 	// order: sorted below
@@ -766,11 +778,12 @@ func (t *Topic) learned() (all []Publisher, beyond float64) {
 	return all, beyond
 }
 
-// Others returns the rate, msg/s, of those that are not told apart, or are beyond Max.
+// Others returns the rate in msg/s of the publishers that are not distinguished or are
+// beyond Max.
 func (t *Topic) Others() float64 {
 	_, beyond := t.learned()
 	return t.others + beyond
 }
 
-// Groups returns those found last, with the evidence.
+// Groups returns the latest groups with their evidence.
 func (t *Topic) Groups() []correlation.Group { return t.groups }

@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// The protocol, from our side. After the magic, commands and answers alternate:
+// The protocol, from the server's side. After the magic, commands and answers alternate:
 //
 //	"  V1"
 //	IDENTIFY\n [4-byte size][JSON of Node]     -> JSON of Node
@@ -19,22 +19,22 @@ import (
 //	PING\n                                     -> OK
 //
 //	[x][x][x][x] [x]...        an answer; an error begins with "E_", and is the
-//	  (uint32)   || N bytes    last of its connection
+//	  (uint32)   || N bytes    last answer of its connection
 //	   size N       data
 const (
 	// Magic opens a connection.
 	Magic = "  V1"
-	// MaxLine is the maximum length of a command without its body, in bytes,
-	// the end of line included. The longest of use has 140.
+	// MaxLine is the maximum length of a command without its body, in bytes, including the
+	// end of line. The longest useful command has 140 bytes.
 	MaxLine = 1024
 	// MaxBody is the maximum length of an IDENTIFY body, in bytes.
 	MaxBody = 64 << 10
-	// MaxField is the maximum length of a text in an IDENTIFY body, in bytes;
-	// it is more than a host name can have.
+	// MaxField is the maximum length of a text in an IDENTIFY body, in bytes. It exceeds
+	// the maximum length of a host name.
 	MaxField = 256
 )
 
-// Codes of errors.
+// Error codes.
 const (
 	CodeBadProtocol = "E_BAD_PROTOCOL"
 	CodeInvalid     = "E_INVALID"
@@ -57,10 +57,10 @@ func refuse(code, format string, args ...any) *Error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// Verb is what a command asks for.
+// Verb is the kind of a command.
 type Verb uint8
 
-// The verbs; the zero value is none.
+// The verbs. The zero value is no verb.
 const (
 	Identify Verb = iota + 1
 	Register
@@ -75,7 +75,7 @@ type Command struct {
 	Node           Node   // of Identify
 }
 
-// Node is what a node says of itself, and we of ourselves in the answer.
+// Node describes a node in IDENTIFY, and the server in its answer.
 type Node struct {
 	BroadcastAddress string `json:"broadcast_address"`
 	Hostname         string `json:"hostname"`
@@ -84,8 +84,8 @@ type Node struct {
 	Version          string `json:"version"`
 }
 
-// ParseMagic takes the magic from the beginning of in and returns its length,
-// or 0 when more bytes are needed to tell.
+// ParseMagic parses the magic at the beginning of in and returns the magic's length, or 0
+// if more bytes are needed.
 func ParseMagic(in []byte) (int, error) {
 	have := in[:min(len(in), len(Magic))]
 	if string(have) != Magic[:len(have)] {
@@ -97,9 +97,9 @@ func ParseMagic(in []byte) (int, error) {
 	return len(Magic), nil
 }
 
-// Parse takes one command from the beginning of in and returns its length, or 0
-// when more bytes are needed. It keeps nothing of in. A client never has to send
-// more than MaxLine + 4 + MaxBody bytes to be answered.
+// Parse parses a command at the beginning of in and returns the command's length, or 0 if
+// more bytes are needed. The command shares no memory with in. A command takes at most
+// MaxLine + 4 + MaxBody bytes.
 func Parse(in []byte) (Command, int, error) {
 	end := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
 	if end < 0 {
@@ -147,7 +147,7 @@ func Parse(in []byte) (Command, int, error) {
 	return Command{}, 0, refuse(CodeInvalid, "invalid command %s", printable(verb))
 }
 
-// parseBody returns a body and its length with its size, or 0 when more bytes
+// parseBody returns a body and its length including the size field, or 0 if more bytes
 // are needed.
 func parseBody(in []byte) (body []byte, n int, err error) {
 	if len(in) < 4 {
@@ -163,8 +163,8 @@ func parseBody(in []byte) (body []byte, n int, err error) {
 	return in[4 : 4+size], 4 + int(size), nil
 }
 
-// parseNode: ports of -1 stand for none, as a node says that listens on a Unix
-// socket; 0 is a field that is missing.
+// parseNode parses an IDENTIFY body. Port -1 means no port, as sent by a node on a Unix
+// socket. Port 0 means a missing field.
 func parseNode(body []byte) (Node, error) {
 	var n Node
 	if err := json.Unmarshal(body, &n); err != nil {
@@ -186,7 +186,7 @@ func parseNode(body []byte) (Node, error) {
 	return n, nil
 }
 
-// printable is what an answer repeats of a client's words.
+// printable cuts a client's word to 80 bytes of valid UTF-8, for an answer.
 func printable(word string) string {
 	const most = 80
 	return strings.ToValidUTF8(word[:min(len(word), most)], "?")

@@ -7,15 +7,14 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Registered is a node with what it registered.
+// Registered is a node with its registrations.
 type Registered struct {
 	Node
-	Remote string   // the address it calls from
+	Remote string   // remote address of the connection
 	Topics []string // by name
 }
 
-// Nodes returns the nodes that were heard of lately, the first to connect
-// first.
+// Nodes returns the active nodes, in the order of their connections.
 func (r *Registry) Nodes(now mono.Time) []Registered {
 	var all []Registered
 	for _, id := range slices.Sorted(maps.Keys(r.nodes)) {
@@ -44,9 +43,9 @@ func (r *Registry) active(now mono.Time, id ID) bool {
 // Topics returns the names of all topics, sorted.
 func (r *Registry) Topics() []string { return slices.Sorted(maps.Keys(r.topics)) }
 
-// Producers returns the nodes that have the topic and were heard of lately, the
-// first to connect first, tombstoned ones too, and the topic's channels, sorted.
-// found: it was registered or created.
+// Producers returns the active nodes with the topic, in the order of their connections
+// and including tombstoned nodes, and the topic's sorted channels. found means that the
+// topic was registered or created.
 func (r *Registry) Producers(now mono.Time, name string) (nodes []Registered, channels []string, found bool) {
 	t := r.topics[name]
 	if t == nil {
@@ -60,10 +59,10 @@ func (r *Registry) Producers(now mono.Time, name string) (nodes []Registered, ch
 	return nodes, slices.Sorted(maps.Keys(t.channels)), true
 }
 
-// Stats are for metrics.
+// Stats are sizes for metrics.
 type Stats struct{ Connections, Topics, Names, Tombstones int }
 
-// Stats returns how much there is.
+// Stats returns the present sizes.
 func (r *Registry) Stats() Stats {
 	return Stats{Connections: len(r.nodes), Topics: len(r.topics), Names: r.names, Tombstones: len(r.tombstones)}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Defaults of a Config; the first two are nsqlookupd's.
+// Defaults of a Config. The first two are nsqlookupd's.
 const (
 	DefaultInactiveAfter    = 5 * time.Minute
 	DefaultTombstoneFor     = 45 * time.Second
@@ -21,23 +21,24 @@ const (
 	DefaultMaxNames         = 1_000_000
 )
 
-// Config is a registry's. 0 stands for the default.
+// Config bounds a registry. 0 stands for the default.
 type Config struct {
-	// InactiveAfter is how long a node that says nothing is still shown.
+	// InactiveAfter is the silence after which a node is no longer listed.
 	InactiveAfter time.Duration
-	// TombstoneFor is how long a tombstone hides a producer.
+	// TombstoneFor is the lifetime of a tombstone.
 	TombstoneFor time.Duration
 	// MaxNodes bounds the connections, identified or not.
 	MaxNodes int
 	// MaxRegistrations bounds the topics and channels of one node.
 	MaxRegistrations int
-	// MaxNames bounds the topics and channels of all, which outlive their nodes.
+	// MaxNames bounds the topics and channels of all nodes. Topics and channels outlive
+	// their nodes.
 	MaxNames int
-	// Self is what we answer to IDENTIFY.
+	// Self is the answer to IDENTIFY.
 	Self Node
 }
 
-// Validate returns everything that is wrong.
+// Validate returns all problems at once.
 func (c Config) Validate() error {
 	var errs []error
 	if c.InactiveAfter < 0 || c.TombstoneFor < 0 {
@@ -49,16 +50,16 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ErrFull: there are as many connections as there may be.
+// ErrFull: MaxNodes is reached.
 var ErrFull = errors.New("too many nodes")
 
 // ErrChannelUnknown: no topic has the channel.
 var ErrChannelUnknown = errors.New("channel is unknown")
 
-// ErrNames: there are as many names as there may be.
+// ErrNames: MaxNames is reached.
 var ErrNames = errors.New("too many topics and channels")
 
-// ID is a connection.
+// ID identifies a connection.
 type ID uint64
 
 // key is a registration: a topic, or one of its channels.
@@ -73,13 +74,12 @@ type node struct {
 	keys       map[key]bool
 }
 
-// topic is a topic that was registered or created.
+// topic is a registered or created topic.
 type topic struct {
-	// producers are the nodes with a registration of the topic or one of its
-	// channels.
+	// producers are the nodes that registered the topic or one of its channels.
 	producers map[ID]bool
-	// channels are its channels, each with the nodes that have it. A channel
-	// outlives its nodes, unless it is ephemeral.
+	// channels maps each channel to the nodes that registered it. A channel outlives its
+	// nodes, unless the channel is ephemeral.
 	channels map[string]map[ID]bool
 }
 
@@ -89,17 +89,17 @@ type tombstone struct {
 	httpPort    int
 }
 
-// Registry is the state. Make it with New; it is its owner's to lock.
+// Registry is the state. Make it with New. Its owner locks it.
 //
-// Invariant: node.keys and topic.producers, topic.channels say the same.
-// Invariant: names is the number of topics and channels.
+// Invariant: node.keys agrees with topic.producers and topic.channels. Invariant: names
+// is the number of topics and channels.
 type Registry struct {
 	cfg    Config
 	last   ID
 	nodes  map[ID]*node
 	topics map[string]*topic
 	names  int
-	// tombstones are in force until the time they map to.
+	// tombstones maps each tombstone to its end.
 	tombstones map[tombstone]mono.Time
 }
 
@@ -113,7 +113,7 @@ func New(cfg Config) *Registry {
 	return &Registry{cfg: cfg, nodes: map[ID]*node{}, topics: map[string]*topic{}, tombstones: map[tombstone]mono.Time{}}
 }
 
-// Join begins a connection from the address remote.
+// Join opens a connection from the address remote.
 func (r *Registry) Join(now mono.Time, remote string) (ID, error) {
 	if len(r.nodes) >= r.cfg.MaxNodes {
 		return 0, ErrFull
@@ -123,7 +123,7 @@ func (r *Registry) Join(now mono.Time, remote string) (ID, error) {
 	return r.last, nil
 }
 
-// Leave ends a connection, and with it what it registered.
+// Leave closes a connection and removes its registrations.
 func (r *Registry) Leave(id ID) {
 	n := r.nodes[id]
 	if n == nil {
@@ -136,8 +136,8 @@ func (r *Registry) Leave(id ID) {
 	}
 }
 
-// Handle acts on a command of a connection and returns the answer. After an
-// *Error the connection ends. Requires: id has joined and not left.
+// Handle handles a command of a connection and returns the answer. After an *Error the
+// connection ends. Requires: id has joined and not left.
 func (r *Registry) Handle(now mono.Time, id ID, c Command) ([]byte, error) {
 	n := r.nodes[id]
 	if n == nil {
@@ -170,7 +170,7 @@ func (r *Registry) Handle(now mono.Time, id ID, c Command) ([]byte, error) {
 }
 
 func (r *Registry) register(id ID, n *node, k key) error {
-	own := key{topic: k.topic} // a channel's node produces its topic
+	own := key{topic: k.topic} // a channel's node also produces the topic
 	fresh := 0
 	for _, one := range slices.Compact([]key{own, k}) {
 		if !n.keys[one] {
@@ -192,8 +192,8 @@ func (r *Registry) register(id ID, n *node, k key) error {
 	return nil
 }
 
-// unregister takes back a channel, or a topic with all channels. A node that
-// does that with a topic need not be hidden any more.
+// unregister removes the registration of a channel, or of a topic with all its channels.
+// Unregistering a topic also removes the node's tombstone.
 func (r *Registry) unregister(id ID, n *node, k key) {
 	var gone []key
 	if k.channel != "" {
@@ -215,8 +215,8 @@ func (r *Registry) unregister(id ID, n *node, k key) {
 	}
 }
 
-// drop takes a registration out of its topic, and what is ephemeral away with
-// the last that had it.
+// drop removes a registration from its topic. An ephemeral topic or channel disappears
+// with its last registration.
 func (r *Registry) drop(id ID, k key) {
 	t := r.topics[k.topic]
 	if t == nil {
@@ -237,7 +237,7 @@ func (r *Registry) drop(id ID, k key) {
 	}
 }
 
-// create makes a topic, and a channel unless that is "", where there are none.
+// create adds a missing topic and, unless channel is "", a missing channel.
 func (r *Registry) create(name, channel string) error {
 	t := r.topics[name]
 	fresh := 0
@@ -261,14 +261,14 @@ func (r *Registry) create(name, channel string) error {
 	return nil
 }
 
-// CreateTopic makes a topic known that need not have a producer.
+// CreateTopic adds a topic, with or without producers.
 func (r *Registry) CreateTopic(name string) error { return r.create(name, "") }
 
-// CreateChannel makes a channel known, and its topic.
+// CreateChannel adds a channel and its topic.
 func (r *Registry) CreateChannel(name, channel string) error { return r.create(name, channel) }
 
-// DeleteTopic forgets a topic, its channels and its producers, until one of
-// them registers it again.
+// DeleteTopic forgets a topic with its channels and producers, until a producer registers
+// the topic again.
 func (r *Registry) DeleteTopic(name string) {
 	t := r.topics[name]
 	if t == nil {
@@ -289,7 +289,7 @@ func (r *Registry) DeleteTopic(name string) {
 	}
 }
 
-// DeleteChannel forgets a channel until it is registered again.
+// DeleteChannel forgets a channel until a node registers it again.
 func (r *Registry) DeleteChannel(name, channel string) error {
 	t := r.topics[name]
 	if t == nil || t.channels[channel] == nil {
@@ -304,10 +304,10 @@ func (r *Registry) DeleteChannel(name, channel string) error {
 	return nil
 }
 
-// Tombstone hides the node with that broadcast address and HTTP port as a
-// producer of a topic, for Config.TombstoneFor or until it unregisters the
-// topic. Whether there is such a producer is the caller's to know: each
-// tombstone takes memory for as long as it is in force.
+// Tombstone hides the node with the given broadcast address and HTTP port as a producer
+// of a topic, for Config.TombstoneFor or until the node unregisters the topic. The caller
+// checks that such a producer exists, because each tombstone takes memory during its
+// lifetime.
 func (r *Registry) Tombstone(now mono.Time, topic, host string, httpPort int) {
 	// order: each entry is judged by itself
 	for t, until := range r.tombstones {
