@@ -14,20 +14,21 @@ import (
 	"github.com/srtm-io/srtm/nsqd/auth"
 )
 
-// administrative reports whether a request takes an administrator, where there are
-// such: to change something, other than by publishing, to see messages, and for what is
+// administrative reports whether a request requires an administrator, if the broker has
+// administrators. Such requests change something other than by publishing, show messages, or are
 // below /debug/.
 func administrative(r *http.Request) bool {
 	return r.URL.Path == "/channel/peek" || r.URL.Path != "/pub" && r.URL.Path != "/mpub" && secure.Administrative(r)
 }
 
-// Public is a without what is administrative: for the listeners beside one for that.
+// Public returns the API without administrative requests, for listeners beside an administrative
+// listener.
 func (a *API) Public() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, true) })
 }
 
-// forbidden says why the caller may not do this, which is administrative; nil if it may.
-// What NSQ has too is as open as there, unless there are tokens.
+// forbidden returns a fault if the caller may not make the administrative request r, and nil
+// otherwise. Without tokens, requests that NSQ has, too, are open to everyone, as in NSQ.
 func (a *API) forbidden(r *http.Request, public bool) *fault {
 	if public {
 		return &fault{Status: http.StatusForbidden, Message: "ADMIN_ADDRESS", Detail: fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
@@ -51,10 +52,10 @@ func (a *API) forbidden(r *http.Request, public bool) *fault {
 	return nil
 }
 
-// foreign says by what the request may come from elsewhere than a program of this
-// host; "" if by nothing. No header makes a caller local, and some show that it is
-// not: a proxy on this host passes on what others ask, and a browser what a web page
-// asks, which may have given a name of its own to a loopback address.
+// foreign returns why a request may come from outside this host, or "" if it comes from a program
+// on this host. Headers only count against the caller: a proxy on this host forwards requests of
+// other hosts, and a browser sends requests of web pages. A web page may have its own name for a
+// loopback address, so the request's host must be a local name.
 func foreign(r *http.Request) string {
 	for name := range r.Header {
 		switch {
@@ -65,7 +66,7 @@ func foreign(r *http.Request) string {
 		}
 	}
 	if at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && at.Network() == "unix" {
-		return "" // its permissions say who may connect
+		return "" // the socket's permissions decide who may connect
 	}
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil || !peer.Addr().Unmap().IsLoopback() {
@@ -82,12 +83,11 @@ func foreign(r *http.Request) string {
 	return ""
 }
 
-// maxSecret bounds what a publisher may show, in bytes: it is kept while its grant
-// holds.
+// maxSecret limits a publisher's secret, in bytes, because the secret is kept with its grant.
 const maxSecret = 4 << 10
 
-// permitted is h, which publishes, for those whom the auth servers let publish to
-// the topic. Others are refused before the body is read.
+// permitted returns h for publishers that the auth servers permit to publish to the topic. It
+// refuses other publishers before it reads the body.
 func (a *API) permitted(h handler) handler {
 	if a.cfg.Authorise == nil {
 		return h
@@ -100,7 +100,7 @@ func (a *API) permitted(h handler) handler {
 	}
 }
 
-// charge asks admission for the messages of a request that is otherwise good.
+// charge requests admission for the messages of an otherwise valid request.
 func (a *API) charge(r *http.Request, messages int) error {
 	if a.cfg.Admission == nil {
 		return nil

@@ -9,22 +9,22 @@ import (
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 )
 
-// making is how many answers that list all topics are made at a time. Others wait.
+// making limits how many answers that list all topics are built at a time. Further requests wait.
 const making = 2
 
-// answers bounds the memory of those, and of what peeks at messages: with thousands of topics
-// each takes megabytes until its reader has taken it, and anyone may ask, over all connections
-// at once.
+// answers limits the memory of answers that list all topics or peek at messages. With thousands of
+// topics such an answer takes megabytes until its client has read it, and any client may request
+// many at once.
 type answers struct {
 	// Set once.
-	limit int64 // bytes; 0: none
+	limit int64 // bytes; 0: no limit
 	slots chan struct{}
 
 	held    atomic.Int64
 	refused atomic.Uint64
 }
 
-// answer is one that is made in memory first.
+// answer collects an answer in memory.
 type answer struct {
 	http.ResponseWriter
 	code int
@@ -34,8 +34,8 @@ type answer struct {
 func (w *answer) WriteHeader(code int)        { w.code = code }
 func (w *answer) Write(p []byte) (int, error) { return w.body.Write(p) }
 
-// bounded is h, whose answer counts while it is written; beyond the limit it is refused,
-// unless it is the only one.
+// bounded returns h with its answers counted until they are written. An answer over the limit is
+// refused, unless it is the only one.
 func (a *answers) bounded(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -60,6 +60,6 @@ func (a *answers) bounded(h http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		w.WriteHeader(whole.code)
-		_, _ = w.Write(whole.body.Bytes()) // the client is gone
+		_, _ = w.Write(whole.body.Bytes()) // an error means that the client is gone
 	}
 }

@@ -30,19 +30,19 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// Node is what this process says of itself. Immutable.
+// Node describes this process. Immutable.
 type Node struct {
-	Version          string    `json:"version"` // that clients and NSQ's tools decide by
-	Release          string    `json:"release"` // SRTM's own, for people
+	Version          string    `json:"version"` // NSQ version, on which clients and NSQ's tools base decisions
+	Release          string    `json:"release"` // SRTM version, for people
 	BroadcastAddress string    `json:"broadcast_address"`
 	Hostname         string    `json:"hostname"`
 	BrokerID         string    `json:"broker_id"`
 	StartTime        time.Time `json:"-"`
 
-	// Where it listens; -1 where that is no port.
+	// Ports on which this process listens; -1 if it does not listen on a port.
 	TCPPort  int `json:"tcp_port"`
 	HTTPPort int `json:"http_port"`
-	// What others are told to dial.
+	// Ports that other processes dial.
 	BroadcastTCPPort  int `json:"-"`
 	BroadcastHTTPPort int `json:"-"`
 }
@@ -50,59 +50,58 @@ type Node struct {
 // Setting is an option that may change while the process runs.
 type Setting struct {
 	Get func() any
-	// Set takes the value as it is in the request, or says what is wrong with it
-	// and changes nothing. Nil: it can only be looked at.
+	// Set parses and applies a value. On an error it changes nothing. Nil: the setting is
+	// read-only.
 	Set func(value []byte) error
 }
 
-// Config of the API. Immutable.
+// Config is the configuration of the API. Immutable.
 type Config struct {
 	Node Node
-	// Session has the limits that requests and clients are held to.
+	// Session has the limits for requests and clients.
 	Session *session.Config
-	// Tokens: callers of what is administrative must show one with the role Admin.
-	// Nil: not needed, but what changes a contract takes a caller on this host.
+	// Tokens authenticate administrators (role Admin). With nil, administrative requests need no
+	// token, but only callers on this host may change a contract.
 	Tokens *secure.Tokens
-	// Managed says that the topics' limits come from the control plane, so that
-	// none may be set here.
+	// Managed means that the control plane sets the topics' limits, so the API must not.
 	Managed bool
-	// Forward publishes what is for topics on other brokers; nil: that is refused.
+	// Forward forwards publishes to topics on other brokers. Nil refuses such publishes.
 	Forward *forward.Forwarder
-	// ChangeChannel has the control plane change a durable channel on all brokers of its topic,
-	// and returns when the connected ones have. ErrControl: that is not known. ErrUnmanaged: the
-	// topic is this broker's alone. broker.ErrUnknownChannel: the topic has no such channel.
-	// Nil: without a control plane.
+	// ChangeChannel makes the control plane change a durable channel on all brokers of its topic.
+	// It returns once the connected brokers have made the change. Nil: no control plane. Errors:
+	//   - ErrControl: unknown whether the change was made;
+	//   - ErrUnmanaged: the topic is on this broker alone;
+	//   - broker.ErrUnknownChannel: the topic has no such channel.
 	ChangeChannel func(ctx context.Context, topic, channel string, change ChannelChange) error
-	// Agent returns the control-plane session's state; nil without one.
+	// Agent returns the state of the control-plane session. Nil: no control plane.
 	Agent func() any
-	// TopologyAware says that consumers have distances, so that deliveries are counted by them.
+	// TopologyAware means that consumers have distances, and deliveries are counted by distance.
 	TopologyAware bool
-	// Percentiles of the end-to-end latencies to show, in (0, 1].
+	// Percentiles are the percentiles of end-to-end latency to show, in (0, 1].
 	Percentiles []float64
-	// Lookupds returns the nsqlookupd daemons that are kept informed.
+	// Lookupds returns the state of the nsqlookupd connections.
 	Lookupds func() []lookupd.State
-	// Auth returns how questions to auth servers ended, by name; nil without any.
+	// Auth returns the number of auth requests by result. Nil: no auth servers.
 	Auth func() map[string]uint64
-	// Authorise says what a publisher may do; nil: every client may.
+	// Authorise decides what a publisher may do. Nil: every client may publish.
 	Authorise func(context.Context, auth.Query) (*auth.Grant, error)
-	// Admission is asked for tenant/T/http before what the caller's tenant T publishes,
-	// with T empty for a caller without; nil: no caller is limited.
+	// Admission decides on publishes, with the key tenant/T/http for the caller's tenant T. T is
+	// empty for a caller without a tenant. Nil: no limit.
 	Admission interface {
 		Ask(ctx context.Context, key string, cost uint32) client.Decision
 	}
-	// Settings by name.
 	Settings map[string]Setting
-	// MaxSeries is how many topics and channels, together and by name, have metrics of
-	// their own; 0: all.
+	// MaxSeries limits the number of topics and channels with metrics of their own, in the order of
+	// names; 0: no limit.
 	MaxSeries int
-	// MaxBodies is how many bytes the bodies of all requests may take in memory, and how
-	// many the answers that list all topics, or messages; 0: there is no bound.
+	// MaxBodies limits the memory of all request bodies, in bytes, and separately the memory of
+	// answers that list topics or messages; 0: no limit.
 	MaxBodies int64
-	// Connections returns how many there are for HTTP, and how many were refused.
+	// Connections returns the numbers of open and of refused HTTP connections.
 	Connections func() (open int64, refused uint64)
 }
 
-// API serves HTTP. Make it with New.
+// API serves HTTP. Create it with New.
 type API struct {
 	// Set once.
 	cfg      Config
@@ -110,10 +109,10 @@ type API struct {
 	conns    *conn.Server
 	stamps   *hook.Stamper
 	log      *slog.Logger
-	faults   *slog.Logger // log, of what any client can cause
+	faults   *slog.Logger // log for events that any client can cause, rate-limited
 	audit    *secure.Auditor
 	routes   map[string]methods // by path
-	operator *http.ServeMux     // what every daemon of ours serves
+	operator *http.ServeMux     // endpoints that every SRTM daemon serves
 
 	bodies  nsqhttp.Bodies
 	answers answers
@@ -121,7 +120,7 @@ type API struct {
 
 type methods map[string]http.HandlerFunc
 
-// New returns the handler of everything nsqd serves over HTTP.
+// New returns the handler for all of nsqd's HTTP requests.
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	a.bodies.Limit = cfg.MaxBodies
@@ -173,7 +172,7 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 // ServeHTTP implements http.Handler.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.serve(w, r, false) }
 
-// serve answers at an address that is public, beside one for administrators, or not.
+// serve answers a request. public means that there is another listener for administrators.
 func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
 	if !administrative(r) {
@@ -192,7 +191,7 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 	a.audit.HTTP(w, r, f != nil, answer)
 }
 
-// route answers a request that the caller may make.
+// route answers a request after the access check.
 func (a *API) route(w http.ResponseWriter, r *http.Request) {
 	known, ok := a.routes[r.URL.Path]
 	if !ok && strings.HasPrefix(r.URL.Path, "/config/") {
@@ -227,7 +226,7 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 
 type fault = nsqhttp.Fault
 
-// handler answers with a body on success; "" for none.
+// handler returns the body of a successful answer; "" for none.
 type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
@@ -245,16 +244,16 @@ func (a *API) do(h handler) http.HandlerFunc {
 	}
 }
 
-// body is a request's.
+// body is the body of a request.
 type body struct {
 	*nsqhttp.Body
 
-	// Of a publish: whom auth servers say the publisher is, and what it is told.
+	// Of a publish: the publisher's identity from the auth servers, and its advised rate.
 	identity string
 	told     broker.Told
 }
 
-// refusals are what the broker's errors are over HTTP; the first that fits stands.
+// refusals translate the broker's errors to HTTP. The first match applies.
 var refusals = []struct {
 	is     error
 	status int
@@ -274,7 +273,7 @@ var refusals = []struct {
 	{ErrControl, http.StatusServiceUnavailable, "CONTROL_PLANE_FAILED"},
 }
 
-// hints are what to do about refusals, by their code.
+// hints say what to do about a refusal, by code.
 var hints = map[string]string{
 	"TOPIC_NOT_FOUND":   "GET /stats lists the topics here; POST /topic/create?topic=NAME creates one on a broker of no cluster, srtm topic create in a cluster",
 	"CHANNEL_NOT_FOUND": "GET /stats lists the channels; POST /channel/create?topic=NAME&channel=NAME creates one",
@@ -305,11 +304,11 @@ func writeJSON(w http.ResponseWriter, v any) {
 }
 
 func writeJSONBody(w http.ResponseWriter, v any) {
-	_ = json.NewEncoder(w).Encode(v) // likewise; the values are ours and encode
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client is gone; our values always encode
 }
 
-// TLSRequired answers every request with 403 and the port to use instead. It
-// is served in the clear where that is not allowed.
+// TLSRequired answers every request with 403 and the HTTPS port. It serves the plain-text port of a
+// broker that requires TLS.
 func TLSRequired(httpsPort int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json; charset=utf-8")
@@ -325,7 +324,7 @@ func (a *API) getSetting(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { writeSetting(w, a.cfg.Settings[name].Get()) }
 }
 
-// maxSetting bounds a setting's value, in bytes.
+// maxSetting limits a setting's value, in bytes.
 const maxSetting = 64 << 10
 
 func (a *API) putSetting(name string) http.HandlerFunc {
@@ -336,7 +335,7 @@ func (a *API) putSetting(name string) http.HandlerFunc {
 			err = nsqhttp.BadRequest("INVALID_OPTION", "%s cannot be changed", name)
 		}
 		if err == nil && len(body) == 0 {
-			err = nsqhttp.TooLarge("INVALID_VALUE", "%s: there is no value", name) // as NSQ has it
+			err = nsqhttp.TooLarge("INVALID_VALUE", "%s: there is no value", name) // the same code as in NSQ
 		}
 		if err == nil {
 			if err = set(body); err != nil {
@@ -352,7 +351,7 @@ func (a *API) putSetting(name string) http.HandlerFunc {
 	}
 }
 
-// writeSetting writes text as it is and everything else as JSON.
+// writeSetting writes a string as text and other values as JSON.
 func writeSetting(w http.ResponseWriter, v any) {
 	if text, ok := v.(string); ok {
 		nsqhttp.WriteText(w, text)
@@ -365,13 +364,13 @@ func unknownOption(w http.ResponseWriter, r *http.Request) {
 	asFault(nsqhttp.BadRequest("INVALID_OPTION", "%q is not an option that can be looked at here", strings.TrimPrefix(r.URL.Path, "/config/"))).Write(w)
 }
 
-// freeMemory gives back to the system what the process does not need.
+// freeMemory returns unused memory to the system.
 func freeMemory(*http.Request) (string, error) {
 	debug.FreeOSMemory()
 	return "OK", nil
 }
 
-// setBlockRate sets how much the profile of blocking sees.
+// setBlockRate sets the sampling rate of the block profile.
 func setBlockRate(r *http.Request) (string, error) {
 	rate, err := strconv.Atoi(r.URL.Query().Get("rate"))
 	if err != nil {

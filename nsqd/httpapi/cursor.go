@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// retainTopic sets a topic's own retention, of ?retain= as --retain has it.
+// retainTopic sets a topic's own retention. ?retain= has the format of --retain.
 func (a *API) retainTopic(r *http.Request) (string, error) {
 	q := r.URL.Query()
 	text, err := nsqhttp.Argument(q, "retain", "MISSING_ARG_RETAIN")
@@ -27,7 +27,7 @@ func (a *API) retainTopic(r *http.Request) (string, error) {
 	return "", a.setRetention(q, &retain)
 }
 
-// unretainTopic goes back to the broker's.
+// unretainTopic makes a topic use the broker's retention again.
 func (a *API) unretainTopic(r *http.Request) (string, error) {
 	return "", a.setRetention(r.URL.Query(), nil)
 }
@@ -40,7 +40,7 @@ func (a *API) setRetention(q url.Values, r *metadata.Retention) error {
 	return t.Retain(r)
 }
 
-// place parses where to seek to.
+// place parses the target of a seek.
 func place(q url.Values) (p broker.Place, err error) {
 	text, err := nsqhttp.Argument(q, "to", "MISSING_ARG_TO")
 	if err != nil {
@@ -65,7 +65,7 @@ func place(q url.Values) (p broker.Place, err error) {
 	return p, nil
 }
 
-// seekChannel moves a channel's cursor, and answers from which offset it goes on.
+// seekChannel moves a channel's cursor and returns the new offset.
 func (a *API) seekChannel(r *http.Request) (string, error) {
 	to, err := place(r.URL.Query())
 	if err != nil {
@@ -85,12 +85,12 @@ func (a *API) seekChannel(r *http.Request) (string, error) {
 type peekedJSON struct {
 	ID        string `json:"id"`
 	Offset    uint64 `json:"offset"`
-	Timestamp int64  `json:"timestamp"` // of publication, Unix ns
+	Timestamp int64  `json:"timestamp"` // time of publication, Unix ns
 	Attempts  uint16 `json:"attempts"`  // deliveries so far
 	Body      []byte `json:"body"`      // base64
 }
 
-// peekChannel shows what a channel would deliver next.
+// peekChannel returns the next messages of a channel without delivering them.
 func (a *API) peekChannel(r *http.Request) (string, error) {
 	count := 10
 	if text := r.URL.Query().Get("count"); text != "" {

@@ -1,7 +1,7 @@
-// Package httpapi is nsqd's HTTP side: NSQ's API, SRTM's own additions to it,
-// and what operators look at. Requests are checked here and carried out by the
-// broker; what NSQ's tools expect of an answer is known here and nowhere else.
+// Package httpapi is nsqd's HTTP API: NSQ's API, SRTM's additions, and stats for operators. The
+// package checks requests, and the broker carries them out. Only this package knows the answers
+// that NSQ's tools expect.
 //
-// api.go has the routes, access.go who may use them, publish.go and manage.go what changes something,
-// stats.go and text.go what is looked at.
+// api.go has the routes, access.go the access checks, publish.go and manage.go the requests that
+// change something, stats.go and text.go the stats.
 package httpapi

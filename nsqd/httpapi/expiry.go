@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// expiryJSON is a expiry.Settings.
+// expiryJSON represents expiry.Settings.
 type expiryJSON struct {
 	TTL         float64 `json:"ttl_seconds,omitempty"`
 	MaxAttempts int     `json:"max_attempts,omitempty"`
@@ -26,7 +26,8 @@ func expiryOf(e expiry.Settings) *expiryJSON {
 	return &expiryJSON{e.TTL.Seconds(), e.MaxAttempts, e.DeadLetter}
 }
 
-// expiryArgument parses ?ttl=1h&max_attempts=5&dead_letter=orders.dead, of which one must be there.
+// expiryArgument parses ?ttl=1h&max_attempts=5&dead_letter=orders.dead. At least one parameter is
+// required.
 func expiryArgument(q url.Values) (e expiry.Settings, err error) {
 	if text := q.Get("ttl"); text != "" {
 		if e.TTL, err = time.ParseDuration(text); err != nil || e.TTL <= 0 {
@@ -46,7 +47,7 @@ func expiryArgument(q url.Values) (e expiry.Settings, err error) {
 
 const expireTopics = "use srtm topic update with --ttl, --max-attempts and --dead-letter"
 
-// setExpiry answers 400 with what is wrong with the settings.
+// setExpiry turns an error about the settings into a 400 response.
 func setExpiry(err error) (string, error) {
 	if err != nil {
 		return "", nsqhttp.BadRequest("INVALID_EXPIRY", "%v", err)
@@ -65,7 +66,7 @@ func (a *API) topicExpiry(q url.Values, e expiry.Settings) (string, error) {
 	return setExpiry(t.SetExpiry(e))
 }
 
-// expireTopic sets when the messages of a topic are given up.
+// expireTopic sets when a topic discards its messages.
 func (a *API) expireTopic(r *http.Request) (string, error) {
 	e, err := expiryArgument(r.URL.Query())
 	if err != nil {
@@ -74,7 +75,7 @@ func (a *API) expireTopic(r *http.Request) (string, error) {
 	return a.topicExpiry(r.URL.Query(), e)
 }
 
-// unexpireTopic has the topic keep its messages until they are finished.
+// unexpireTopic makes a topic keep its messages until they are finished.
 func (a *API) unexpireTopic(r *http.Request) (string, error) {
 	return a.topicExpiry(r.URL.Query(), expiry.Settings{})
 }
@@ -92,7 +93,7 @@ func (a *API) channelExpiry(r *http.Request, e expiry.Settings) (string, error) 
 	})(r)
 }
 
-// expireChannel sets when the messages of one channel are given up.
+// expireChannel sets when a channel discards its messages.
 func (a *API) expireChannel(r *http.Request) (string, error) {
 	e, err := expiryArgument(r.URL.Query())
 	if err != nil {
@@ -101,7 +102,7 @@ func (a *API) expireChannel(r *http.Request) (string, error) {
 	return a.channelExpiry(r, e)
 }
 
-// unexpireChannel has the topic's settings hold for the channel.
+// unexpireChannel makes a channel use the topic's settings again.
 func (a *API) unexpireChannel(r *http.Request) (string, error) {
 	return a.channelExpiry(r, expiry.Settings{})
 }

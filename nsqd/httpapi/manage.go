@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// existing returns the topic of that name, valid or not.
+// existing returns the topic with that name. The name may be invalid.
 func (a *API) existing(name string) (*broker.Topic, error) {
 	t, err := a.broker.Topic([]byte(name))
 	if err != nil {
@@ -31,10 +31,10 @@ func (a *API) named(q url.Values) (*broker.Topic, error) {
 	return a.existing(name)
 }
 
-// pauseChannels is for who would pause a topic of a cluster.
+// pauseChannels explains why a topic of a cluster cannot be paused.
 const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels"
 
-// onTopic is a handler of one existing topic.
+// onTopic returns a handler for an existing topic.
 func (a *API) onTopic(do func(*broker.Topic) error) handler {
 	return func(r *http.Request) (string, error) {
 		name, err := nsqhttp.Argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
@@ -52,7 +52,7 @@ func (a *API) onTopic(do func(*broker.Topic) error) handler {
 // ChannelChange is a change of a channel on all brokers of its topic.
 type ChannelChange uint8
 
-// The changes.
+// Changes of a channel.
 const (
 	PauseChannel ChannelChange = iota
 	UnpauseChannel
@@ -60,15 +60,17 @@ const (
 )
 
 var (
-	// ErrControl: the control plane is not connected, or has not done what was asked in time.
+	// ErrControl reports that the control plane is not connected, or has not made the change in
+	// time.
 	ErrControl = errors.New("the control plane has not made the change")
-	// ErrUnmanaged: the control plane does not have the topic on this broker.
+	// ErrUnmanaged reports that the control plane does not manage the topic on this broker.
 	ErrUnmanaged = errors.New("the topic is this broker's alone")
 )
 
-// onChannels is a handler of one channel of an existing topic, on all brokers of the topic.
-// here is for an ephemeral channel and for a topic of this broker alone. To delete a channel of
-// the cluster that is gone already succeeds: NSQ's tools ask each broker of the topic.
+// onChannels returns a handler for a channel of an existing topic, on all brokers of the topic. For
+// an ephemeral channel, or a topic of this broker alone, the handler calls here instead. The
+// deletion of a cluster's channel succeeds even if the channel is gone, because NSQ's tools ask
+// each broker of the topic.
 func (a *API) onChannels(change ChannelChange, here func(*broker.Topic, string) error) handler {
 	if a.cfg.ChangeChannel == nil {
 		return a.onChannel(here)
@@ -85,12 +87,12 @@ func (a *API) onChannels(change ChannelChange, here func(*broker.Topic, string) 
 	})
 }
 
-// onChannel is onChannelRequest for what happens on this broker only.
+// onChannel is onChannelRequest for an operation on this broker only.
 func (a *API) onChannel(do func(*broker.Topic, string) error) handler {
 	return a.onChannelRequest(func(_ *http.Request, t *broker.Topic, channel string) error { return do(t, channel) })
 }
 
-// onChannelRequest is a handler of one channel of an existing topic.
+// onChannelRequest returns a handler for a channel of an existing topic.
 func (a *API) onChannelRequest(do func(*http.Request, *broker.Topic, string) error) handler {
 	return func(r *http.Request) (string, error) {
 		q := r.URL.Query()
@@ -113,7 +115,7 @@ func (a *API) onChannelRequest(do func(*http.Request, *broker.Topic, string) err
 	}
 }
 
-// errManaged refuses what the control plane decides, and says what to do instead.
+// errManaged refuses an operation on a managed broker and says what to do instead.
 func (a *API) errManaged(instead string) error {
 	if !a.cfg.Managed {
 		return nil
@@ -121,7 +123,7 @@ func (a *API) errManaged(instead string) error {
 	return nsqhttp.Refuse(http.StatusForbidden, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
 }
 
-// unmanaged is h on a standalone broker.
+// unmanaged returns h for a standalone broker, and a refusal for a managed broker.
 func (a *API) unmanaged(instead string, h handler) handler {
 	return func(r *http.Request) (string, error) {
 		if err := a.errManaged(instead); err != nil {
@@ -159,13 +161,13 @@ func (a *API) emptyTopic(r *http.Request) (string, error) {
 	return "", err
 }
 
-// limited is the topic of a request on a standalone broker's contract.
+// limited returns the topic of a request on a standalone broker's contract.
 func (a *API) limited(q url.Values) (*broker.Topic, error) {
 	t, err := a.named(q)
 	return t, errors.Join(err, a.errManaged("use srtm topic update"))
 }
 
-// unlimitTopic removes the contract, if there is one; what waits is released.
+// unlimitTopic removes the contract, if there is one, and releases the waiting messages.
 func (a *API) unlimitTopic(r *http.Request) (string, error) {
 	t, err := a.limited(r.URL.Query())
 	if err == nil {
@@ -174,8 +176,8 @@ func (a *API) unlimitTopic(r *http.Request) (string, error) {
 	return "", err
 }
 
-// limitTopic sets a standalone broker's contract for a topic: rate (msg/s, up
-// to three decimals), burst (messages), policy (delay or reject, default delay).
+// limitTopic sets a standalone broker's contract for a topic: rate (msg/s, up to three decimals),
+// burst (messages), policy (delay or reject, default delay).
 func (a *API) limitTopic(r *http.Request) (string, error) {
 	q := r.URL.Query()
 	t, err := a.limited(q)

@@ -15,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 )
 
-// collector turns the broker's stats into metrics when they are asked for.
-// Labels are topics and channels, never clients.
+// collector turns the broker's stats into metrics at each scrape. Labels are topics and channels,
+// never clients.
 type collector struct {
 	cfg     *Config
 	broker  *broker.Broker
@@ -30,7 +30,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("srtm_nsqd_"+name, help, labels, nil)
 }
 
-// metric is one of many alike: what it is called, and how it is got of S.
+// metric describes a metric and how to compute its value from an S.
 type metric[S any] struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -49,7 +49,7 @@ func counter[S any, N number](d *prometheus.Desc, of func(S) N) metric[S] {
 	return metric[S]{d, prometheus.CounterValue, func(s S) float64 { return float64(of(s)) }}
 }
 
-// collect sends the metrics of one.
+// collect sends the metrics of one source.
 func collect[S any](out chan<- prometheus.Metric, all []metric[S], of S, labels ...string) {
 	for _, m := range all {
 		out <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(of), labels...)
@@ -123,7 +123,7 @@ var topicMetrics = []metric[*broker.Stats]{
 	gauge(desc("topic_publishers", "Open connections that have published.", "topic"), func(s *broker.Stats) int { return s.Publishers }),
 }
 
-// shareMetrics are of a topic that is limited.
+// shareMetrics describe a topic with a limit.
 var shareMetrics = []metric[*broker.Stats]{
 	gauge(desc("topic_share_rate", "Share of the contract's rate, msg/s; absent without a limit.", "topic"), func(s *broker.Stats) float64 { return s.Share.Rate.PerSecond() }),
 	gauge(desc("topic_share_burst_messages", "Share of the contract's burst.", "topic"), func(s *broker.Stats) int64 { return s.Share.Burst }),
@@ -165,7 +165,7 @@ var channelMetrics = []metric[*broker.ChannelStats]{
 	gauge(desc("channel_subscribers", "Subscribers of the channel.", "topic", "channel"), func(c *broker.ChannelStats) int { return c.Consumers }),
 }
 
-// Describe sends nothing: the topics, and with them the series, come and go.
+// Describe sends nothing, because topics, and so series, come and go.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c *collector) Collect(out chan<- prometheus.Metric) {

@@ -10,25 +10,25 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// pacingJSON is what the topic's publishers are told.
+// pacingJSON describes a topic's pacing.
 type pacingJSON struct {
 	Mode         broker.PaceMode `json:"mode"`
 	Paced        bool            `json:"paced"`
 	Rate         float64         `json:"rate"` // msg/s for each unit of weight
 	SumWeights   float64         `json:"sum_weights"`
-	LimitedShare float64         `json:"limited_share"` // of the messages, of publishers that want less
-	Refused      uint64          `json:"refused"`       // messages, by police
-	// Those with connections or of the last seconds, without any if clients are not
-	// asked for.
+	LimitedShare float64         `json:"limited_share"` // share of the messages whose publishers want less than they may send
+	Refused      uint64          `json:"refused"`       // messages refused by police
+	// Publishers with connections, or active in the last seconds. Omitted if clients are not
+	// requested.
 	Publishers []pacedJSON `json:"publishers,omitempty"`
 }
 
 type pacedJSON struct {
-	Kind   string  `json:"kind"` // by what it is known: auth, cert, client, addr
+	Kind   string  `json:"kind"` // source of the identity: auth, cert, client, addr
 	ID     string  `json:"id"`
-	Rate   float64 `json:"rate"` // as measured, msg/s
+	Rate   float64 `json:"rate"` // measured, msg/s
 	Weight float64 `json:"weight"`
-	Told   float64 `json:"told"` // msg/s; 0 while no publisher is paced
+	Told   float64 `json:"told"` // advised rate, msg/s; 0 while no publisher is paced
 }
 
 func pacingOf(p broker.Paced) pacingJSON {
@@ -41,8 +41,8 @@ func pacingOf(p broker.Paced) pacingJSON {
 	return j
 }
 
-// publisherOf returns who publishes: whom the auth servers, or a certificate, say it is,
-// else its host.
+// publisherOf returns the publisher's identity: from the auth servers, else from the certificate,
+// else the host.
 func publisherOf(r *http.Request) police.Identity {
 	if b, ok := r.Body.(*body); ok && b.identity != "" {
 		return police.Identity{Kind: "auth", ID: b.identity}
@@ -54,8 +54,8 @@ func publisherOf(r *http.Request) police.Identity {
 	return police.Identity{Kind: "addr", ID: host}
 }
 
-// tell says in the answer's header what the publisher may send, where it is paced: q
-// messages in w seconds, of which r are left (draft-ietf-httpapi-ratelimit-headers).
+// tell sets the rate limit headers for a paced publisher: q messages in w seconds, with r messages
+// left (draft-ietf-httpapi-ratelimit-headers).
 func tell(h http.Header, told broker.Told) {
 	if !told.Paced {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/forward"
 )
 
-// pub takes the body as one message.
+// pub publishes the body as one message.
 func (a *API) pub(r *http.Request) (string, error) {
 	name, body, wait, err := nsqhttp.ReadPub(r, a.cfg.Session.Limits)
 	if err != nil {
@@ -29,7 +29,7 @@ func (a *API) pub(r *http.Request) (string, error) {
 	})
 }
 
-// mpub takes the body as a batch.
+// mpub publishes the body as a batch.
 func (a *API) mpub(r *http.Request) (string, error) {
 	name, batch, wait, err := nsqhttp.ReadMpub(r, a.cfg.Session.Limits)
 	if err != nil {
@@ -47,8 +47,8 @@ func (a *API) mpub(r *http.Request) (string, error) {
 	})
 }
 
-// publish finds or creates the topic and puts something into it, looking again
-// if the topic was deleted in between. If the topic is elsewhere, the message is forwarded.
+// publish finds or creates the topic and calls put. It repeats this if the topic is deleted
+// meanwhile. If the topic is on another broker, publish forwards the message.
 func (a *API) publish(r *http.Request, name string, m pool.Message, put func(*broker.Topic, *broker.Publisher, *broker.Stored) error) (string, error) {
 	var at broker.Stored
 	for {
@@ -77,15 +77,16 @@ func (a *API) publish(r *http.Request, name string, m pool.Message, put func(*br
 	}
 }
 
-// forward publishes at the broker that has the topic.
+// forward publishes through the broker that has the topic.
 func (a *API) forward(r *http.Request, name string, m pool.Message) (string, error) {
-	if m.Batch != nil && m.Defer > 0 { // NSQ's protocol has no such command
+	if m.Batch != nil && m.Defer > 0 { // NSQ's protocol has no deferred batch
 		return "", nsqhttp.BadRequest("INVALID_DEFER", "a batch for a topic on another broker cannot be deferred")
 	}
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	line := a.cfg.Forward.Line(forward.Publisher{Identity: publisherOf(r), Host: host, Visits: true})
 	defer line.Close()
-	// What was sent is not given up with the request: its answer would be lost.
+	// The end of the request must not cancel a publish that was sent, because the answer would be
+	// lost.
 	if err := line.Begin(context.WithoutCancel(r.Context()), name, m).Wait(); err != nil {
 		return "", pool.Fault(err)
 	}

@@ -18,12 +18,12 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// The first part of each shape is NSQ's; "srtm" holds what is ours.
+// NSQ's fields come first in each type. "srtm" holds SRTM's own fields.
 
 type infoJSON struct {
 	Node
 	StartTime              int64     `json:"start_time"`             // Unix seconds
-	MaxHeartbeatInterval   int64     `json:"max_heartbeat_interval"` // ns, as the next but one
+	MaxHeartbeatInterval   int64     `json:"max_heartbeat_interval"` // ns, like max_output_buffer_timeout
 	MaxOutputBufferSize    int       `json:"max_output_buffer_size"`
 	MaxOutputBufferTimeout int64     `json:"max_output_buffer_timeout"`
 	MaxDeflateLevel        int       `json:"max_deflate_level"`
@@ -49,7 +49,7 @@ type statsJSON struct {
 	StartTime int64         `json:"start_time"` // Unix seconds
 	Topics    []topicJSON   `json:"topics"`
 	Memory    *stats.Memory `json:"memory,omitempty"`
-	Producers []clientJSON  `json:"producers"` // null without any
+	Producers []clientJSON  `json:"producers"` // null if there are none
 }
 
 type topicJSON struct {
@@ -75,17 +75,17 @@ type channelJSON struct {
 	RequeueCount uint64       `json:"requeue_count"`
 	TimeoutCount uint64       `json:"timeout_count"`
 	ClientCount  int          `json:"client_count"`
-	Clients      []clientJSON `json:"clients"` // null if they were not asked for
+	Clients      []clientJSON `json:"clients"` // null unless requested
 	Paused       bool         `json:"paused"`
 	EndToEnd     endToEndJSON `json:"e2e_processing_latency"`
-	// Deliveries by the distance of the consumer; all are global without the experiment.
+	// First deliveries by the consumer's distance. Without topology awareness all count as global.
 	ZoneLocal   uint64     `json:"zone_local_msg_count,omitempty"`
 	RegionLocal uint64     `json:"region_local_msg_count,omitempty"`
 	Global      uint64     `json:"global_msg_count,omitempty"`
 	SRTM        cursorJSON `json:"srtm"`
 }
 
-// setDeliveries sets the counts of deliveries by distance.
+// setDeliveries sets the deliveries by distance.
 func (c *channelJSON) setDeliveries(n queue.ChannelCounters, topologyAware bool) {
 	if !topologyAware {
 		c.Global = n.Delivered
@@ -95,10 +95,10 @@ func (c *channelJSON) setDeliveries(n queue.ChannelCounters, topologyAware bool)
 }
 
 type cursorJSON struct {
-	Unfinished int  `json:"unfinished"`  // messages that it is ahead of the oldest that is not finished
-	Full       bool `json:"cursor_full"` // it gets no more because of that: --max-unfinished
+	Unfinished int  `json:"unfinished"`  // messages from the oldest unfinished message to the cursor
+	Full       bool `json:"cursor_full"` // Unfinished has reached --max-unfinished, so the channel gets no more messages
 
-	Expiry       *expiryJSON `json:"expiry,omitempty"` // in force; absent where messages stay until they are finished
+	Expiry       *expiryJSON `json:"expiry,omitempty"` // in force; absent if messages never expire
 	Expired      uint64      `json:"expired"`          // messages
 	GivenUp      uint64      `json:"given_up"`
 	DeadLettered uint64      `json:"dead_lettered"`
@@ -106,7 +106,7 @@ type cursorJSON struct {
 
 type endToEndJSON struct {
 	Count       int64            `json:"count"`
-	Percentiles []percentileJSON `json:"percentiles"` // null where none are asked for
+	Percentiles []percentileJSON `json:"percentiles"` // null unless configured
 }
 
 type percentileJSON struct {
@@ -125,7 +125,7 @@ func endToEnd(s stats.Summary, percentiles []float64) endToEndJSON {
 type clientJSON struct {
 	ClientID      string         `json:"client_id"`
 	Hostname      string         `json:"hostname"`
-	Version       string         `json:"version"` // of the protocol
+	Version       string         `json:"version"` // protocol version
 	RemoteAddress string         `json:"remote_address"`
 	State         conn.State     `json:"state"`
 	ReadyCount    int            `json:"ready_count"`
@@ -142,7 +142,7 @@ type clientJSON struct {
 	AuthIdentity  string         `json:"auth_identity,omitempty"`
 	AuthURL       string         `json:"auth_identity_url,omitempty"`
 	PubCounts     []pubCountJSON `json:"pub_counts,omitempty"`
-	Forwarder     string         `json:"forwarder,omitempty"` // id of the broker that the client is connected to; "": this one
+	Forwarder     string         `json:"forwarder,omitempty"` // id of the broker to which the client is connected; "": this broker
 	Zone          string         `json:"topology_zone"`
 	Region        string         `json:"topology_region"`
 
@@ -202,21 +202,21 @@ func clientOf(c conn.Info) clientJSON {
 
 type limitJSON struct {
 	Limited   bool              `json:"limited"`
-	Rate      float64           `json:"rate"`   // msg/s
-	Burst     int64             `json:"burst"`  // msgs
+	Rate      float64           `json:"rate"`   // messages per second
+	Burst     int64             `json:"burst"`  // messages
 	Tokens    float64           `json:"tokens"` // may be negative
 	Released  uint64            `json:"released"`
 	Refused   uint64            `json:"refused"`
 	Delivered uint64            `json:"delivered"`
-	Exceeded  uint64            `json:"exceeded"` // later than the SLO's latency
+	Exceeded  uint64            `json:"exceeded"` // above the SLO's latency
 	SLO       sloJSON           `json:"slo"`
 	Latency   latencyJSON       `json:"latency"`
 	Stamps    map[string]uint64 `json:"stamps"` // messages by the source of their arrival time
 	Publisher int               `json:"publishers"`
-	Memory    int64             `json:"memory_bytes"` // that messages take in memory
-	Retain    string            `json:"retain"`       // as --retain
+	Memory    int64             `json:"memory_bytes"` // of messages in memory
+	Retain    string            `json:"retain"`       // in the format of --retain
 	Expiry    *expiryJSON       `json:"expiry,omitempty"`
-	Expired   uint64            `json:"expired"` // messages that left without a token: TTL over
+	Expired   uint64            `json:"expired"` // messages whose TTL passed before they got a token
 }
 
 type sloJSON struct {
@@ -229,11 +229,11 @@ type latencyJSON struct {
 	Processing quantilesJSON `json:"processing_us"`
 	Delivery   quantilesJSON `json:"delivery_us"`
 	Consumer   quantilesJSON `json:"consumer_us"`
-	// Counts of Delivery, if they were asked for.
+	// Delivery's histogram, if requested.
 	Histogram *histogramJSON `json:"delivery_histogram,omitempty"`
 }
 
-// histogramJSON is srtm.v1.Histogram.
+// histogramJSON represents srtm.v1.Histogram.
 type histogramJSON struct {
 	Lowest  int64    `json:"lowest_us"`
 	Highest int64    `json:"highest_us"`
@@ -265,7 +265,7 @@ func quantiles(l *obs.Latency) quantilesJSON {
 	return quantilesJSON{Count: l.Count(), P50: q(0.5), P99: q(0.99), P999: q(0.999)}
 }
 
-// topicStats gives a topic's stats, without its channels' clients.
+// topicStats returns a topic's stats, without the clients of its channels.
 func (a *API) topicStats(s broker.Stats) topicJSON {
 	t := topicJSON{
 		Name:         s.Name,
@@ -302,7 +302,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 		all.Merge(c.EndToEnd)
 		t.Channels = append(t.Channels, channelJSON{
 			Name: c.Name,
-			// As in NSQ, what is in flight or deferred is not in the depth.
+			// As in NSQ, depth excludes messages in flight and deferred messages.
 			Depth:        c.Ready,
 			BackendDepth: c.Beyond,
 			InFlight:     c.InFlight,
@@ -324,15 +324,14 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 	return t
 }
 
-// wants returns a boolean of the query that is true unless it says otherwise.
+// wants returns a boolean query parameter. The default is true.
 func wants(r *http.Request, name string) bool {
 	v, err := strconv.ParseBool(r.URL.Query().Get(name))
 	return v || err != nil
 }
 
-// stats serves format=json or, for anything else, text. Both can be filtered by
-// topic and channel, and can go without clients and memory. JSON can have
-// histograms, too.
+// stats serves JSON with format=json, otherwise text. Query parameters filter by topic and channel,
+// exclude clients and memory, and add histograms to JSON.
 func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"), q.Get("include_histograms") == "true")
@@ -347,7 +346,7 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	nsqhttp.WriteText(w, s.text(time.Now()))
 }
 
-// gather collects what there is of the topic and the channel; "" is any.
+// gather collects the stats of a topic and a channel. "" selects all.
 func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON {
 	s := statsJSON{
 		Version:   a.cfg.Node.Version,
@@ -397,7 +396,7 @@ func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON 
 	return s
 }
 
-// health is OK, or NOK and why.
+// health returns "OK", or "NOK - " and the reason.
 func (a *API) health() string {
 	if err := a.broker.Health(); err != nil {
 		return "NOK - " + err.Error()
@@ -405,8 +404,8 @@ func (a *API) health() string {
 	return "OK"
 }
 
-// ping is 500 when the disk does not do what it should: as in NSQ, that is all
-// there is to be ill with.
+// ping returns 500 if the disk fails or is full. As in NSQ, nothing else makes the broker
+// unhealthy.
 func (a *API) ping(w http.ResponseWriter, _ *http.Request) {
 	health := a.health()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -416,7 +415,7 @@ func (a *API) ping(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, health) // as in writeJSONBody
 }
 
-// state is /debug/state.
+// state returns the content of /debug/state.
 func (a *API) state() any {
 	s := map[string]any{
 		"connections":    a.conns.Stats(),

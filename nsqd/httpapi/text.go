@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// text is /stats for people, in NSQ's columns, since scripts cut them out; what
-// is ours follows on lines of its own.
+// text formats /stats as text. The columns are NSQ's, because scripts parse them. SRTM's values are
+// on lines of their own.
 func (s statsJSON) text(now time.Time) string {
 	var b strings.Builder
 	start := time.Unix(s.StartTime, 0)
@@ -68,7 +68,7 @@ func (t topicJSON) text(b *strings.Builder, now time.Time) {
 	}
 }
 
-// String gives the percentiles in their order.
+// String formats the percentiles in their order.
 func (e endToEndJSON) String() string {
 	var all []string
 	for _, p := range e.Percentiles {
@@ -77,7 +77,7 @@ func (e endToEndJSON) String() string {
 	return strings.Join(all, ", ")
 }
 
-// paused opens a line, with a mark in the margin.
+// paused returns the beginning of a line, with a mark if paused.
 func paused(p bool, indent string) string {
 	if p {
 		return indent + "*P "
@@ -85,8 +85,8 @@ func paused(p bool, indent string) string {
 	return indent + "   "
 }
 
-// name is the client's id and port: its address where it has no id. A line break in the id
-// would begin a line that is not ours.
+// name returns the client's id and port, or its address if it has no id. It removes control
+// characters, because a line break in the id would forge a line.
 func (c clientJSON) name() string {
 	name := strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
