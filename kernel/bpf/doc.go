@@ -1,9 +1,9 @@
-// Package bpf holds the program that runs in the kernel for every segment of
-// a tracked connection, and the Go that is generated from it. The layout its
-// records have in memory is described in kernel/stamp; kernel/hook loads it.
+// Package bpf holds the kernel program that runs for every segment of a tracked connection, and the
+// Go code generated from it. kernel/stamp describes the memory layout of records. kernel/hook loads
+// the program.
 //
-// The compiled objects are committed, so building needs no clang. Regenerating
-// them needs clang 14 (the bytes depend on its version) and libbpf's headers:
+// The compiled objects are committed, so a build needs no clang. Generating them requires clang 14
+// (the bytes depend on its version) and libbpf's headers:
 //
 //	go generate ./kernel/bpf
 package bpf

@@ -7,17 +7,17 @@ import (
 	"fmt"
 )
 
-// errBTF says that type information is not what its format allows.
+// errBTF reports type information that violates its format.
 var errBTF = errors.New("malformed kernel type information")
 
-// The kernel's type information (BTF), in its own byte order: a header
+// The kernel's type information (BTF), in the machine's byte order. It begins with a header:
 //
 //	magic 0xeb9f (2), version (1), flags (1), header size (4),
 //	types' offset (4), size (4), strings' offset (4), size (4)
 //
-// then, at offsets from the header's end, types and strings. A type is name
-// (4, into the strings), info (4), size or type (4), and what its kind adds.
-// The low 16 bits of info count what is added, bits 24 to 28 are the kind.
+// Types and strings follow, at offsets from the header's end. A type consists of name (4, an offset
+// in the strings), info (4), size or type (4), and additional data that depends on its kind. The
+// low 16 bits of info are the number of additional items, bits 24 to 28 are the kind.
 const (
 	btfMagic      = 0xeb9f
 	btfHeader     = 24
@@ -28,7 +28,7 @@ const (
 	btfMaxHeaders = 1 << 12
 )
 
-// btfAdded is what each kind adds: bytes once, and bytes for each counted.
+// btfAdded is the additional data of each kind: bytes once, and bytes for each item.
 var btfAdded = [...]struct{ once, each int }{
 	1:  {4, 0},  // integer
 	2:  {0, 0},  // pointer
@@ -51,8 +51,8 @@ var btfAdded = [...]struct{ once, each int }{
 	19: {0, 12},        // enum of 64 bits
 }
 
-// membersAt returns the offsets, in bytes, of members of the struct with that
-// name. It reads no more than it needs and keeps nothing of btf.
+// membersAt returns the offsets, in bytes, of members of the named struct. It reads no more than
+// necessary and keeps no reference to btf.
 func membersAt(btf []byte, name string, members ...string) ([]uint32, error) {
 	order := binary.NativeEndian
 	if len(btf) < btfHeader || order.Uint16(btf) != btfMagic {
@@ -109,7 +109,7 @@ func findMembers(list []byte, bitfields bool, is func(uint32, string) bool, memb
 				continue
 			}
 			bits := binary.NativeEndian.Uint32(m[8:])
-			if bitfields { // then the top 8 bits are a bit field's size
+			if bitfields { // then the top 8 bits are the size of a bit field
 				if bits>>24 != 0 {
 					break
 				}

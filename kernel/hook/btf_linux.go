@@ -11,8 +11,7 @@ import (
 
 const kernelBTF = "/sys/kernel/btf/vmlinux"
 
-// tcpSock returns where this kernel's struct tcp_sock has rcv_nxt and
-// bytes_received.
+// tcpSock returns the offsets of rcv_nxt and bytes_received in this kernel's struct tcp_sock.
 func tcpSock() (at [2]uint32, err error) {
 	f, err := os.Open(kernelBTF)
 	if err != nil {
@@ -23,8 +22,8 @@ func tcpSock() (at [2]uint32, err error) {
 	if err != nil {
 		return at, fmt.Errorf("kernel type information: %w", err)
 	}
-	// It is needed once, so it must not grow the heap. Older kernels do not
-	// let the file itself be mapped.
+	// The file is read once, into memory outside the heap, so that the heap does not grow. Older
+	// kernels cannot map the file itself.
 	if info.Size() < 1 || info.Size() > 1<<28 {
 		return at, fmt.Errorf("kernel type information: %d bytes", info.Size())
 	}

@@ -18,21 +18,20 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// clockStep is a jump of CLOCK_REALTIME against CLOCK_MONOTONIC that is no
-// slewing: stamps from before it mean nothing after it.
+// clockStep is the smallest jump of CLOCK_REALTIME against CLOCK_MONOTONIC that cannot be slewing.
+// Earlier stamps are useless after such a jump.
 const clockStep = mono.Time(time.Millisecond)
 
-// trustedAge is how old a timestamp may be at the read and still be believed of a
-// connection whose segments came out of order. What lies ahead of a hole keeps
-// its time while the hole is open, which a peer can leave open on purpose.
+// trustedAge is the maximum age of a credible timestamp on a connection with reordered segments. A
+// segment that waits for a gap to be filled keeps its old time, and a peer can keep a gap open on
+// purpose.
 const trustedAge = time.Millisecond
 
-// timestamping is the source that asks the socket. With each recvmsg the
-// kernel tells when the segment came that carried the last byte returned. If
-// segments were waiting, it has merged them, and only the latest time is left:
-// hence the stamps are upper bounds. It needs no privilege.
+// timestamping uses socket timestamps. With each recvmsg the kernel returns the arrival time of the
+// segment with the last byte. The kernel merges waiting segments and keeps only the latest time, so
+// the stamps are upper bounds. No privilege is required.
 type timestamping struct {
-	// atomic: reads whose stamp was missing or not to be believed
+	// atomic: reads without a credible stamp
 	missing atomic.Uint64
 }
 
@@ -64,8 +63,8 @@ func (t *timestamping) track(_ readable, rc syscall.RawConn) (tracker, error) {
 	return c, nil
 }
 
-// The control message: a header of one word for the length and two ints, then
-// three timespecs of which the first is the software stamp.
+// The control message: a header of one word for the length and two ints, then three timespecs. The
+// first timespec is the software stamp.
 const (
 	cmsgData = unix.SizeofCmsghdr
 	cmsgLen  = cmsgData + 3*int(unsafe.Sizeof(unix.Timespec{}))
@@ -75,23 +74,21 @@ const (
 type cmsgConn struct {
 	// set once
 	t    *timestamping
-	recv func(fd uintptr) bool // recvmsg, made once since a closure is allocated
-	ask  func(fd uintptr)      // tcpInfo, likewise
+	recv func(fd uintptr) bool // recvmsg as a func value, made once to save allocations
+	ask  func(fd uintptr)      // tcpInfo, for the same reason
 
-	// owned by the reader; the kernel writes to it within recvmsg only
+	// owned by the reader; the kernel writes only during recvmsg
 	rc    syscall.RawConn
 	msg   unix.Msghdr
 	iov   unix.Iovec
 	oob   [(cmsgLen + 15) &^ 7]byte
 	n     int
 	errno syscall.Errno
-	// reordered says that a segment came out of order; it stays so.
+	// reordered is true once a segment has come out of order.
 	reordered bool
-	// stamps are the kernel's times by the end of the read they came with; a
-	// read without one has the time 0.
+	// stamps holds the kernel's time of each read, 0 for a read without a time.
 	stamps stamp.Reads[mono.Time]
-	// ahead is how far CLOCK_REALTIME was ahead of CLOCK_MONOTONIC at the last
-	// read.
+	// ahead is CLOCK_REALTIME minus CLOCK_MONOTONIC at the last read.
 	ahead mono.Time
 }
 
@@ -114,8 +111,8 @@ func (c *cmsgConn) tcpInfo(fd uintptr) {
 	c.reordered = errno != 0 || info.Rcv_ooopack > 0
 }
 
-// believed reports whether a timestamp of that age is of the segment that came
-// last of those read, and not of one that came ahead of a hole.
+// believed reports whether a timestamp of that age belongs to the last segment of the read, rather
+// than to a segment that waited for a gap to be filled.
 func (c *cmsgConn) believed(age time.Duration) bool {
 	if age > trustedAge && !c.reordered && c.rc.Control(c.ask) != nil {
 		return false
@@ -145,8 +142,8 @@ func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 	return c.n, nil
 }
 
-// kernelTime returns the time that came with the last recvmsg, 0 if none did,
-// the clock it was read from has stepped, or it may be of another segment.
+// kernelTime returns the time of the last recvmsg. It returns 0 if there was no time, the clock has
+// stepped, or the time may belong to another segment.
 func (c *cmsgConn) kernelTime() mono.Time {
 	wall, ok := c.wallTime()
 	now := clock.Mono()
@@ -188,7 +185,7 @@ func (c *cmsgConn) arrival(_, end int64, read mono.Time) (stamp.Arrival, bool) {
 	return stamp.Arrival{At: at, Source: stamp.UpperBound}, true
 }
 
-// ignore stops the telling; the stamping is switched for the whole host.
+// ignore stops the control messages. Stamping itself is switched for the whole host.
 func (c *cmsgConn) ignore() error { return setsockopt(c.rc, unix.SO_TIMESTAMPING, 0) }
 
 func (c *cmsgConn) release() {}

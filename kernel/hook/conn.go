@@ -8,8 +8,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// Conn reads a connection and knows when its bytes arrived. It is used by the
-// connection's one reader, never by two goroutines at once.
+// Conn reads a connection and knows when its bytes arrived. Only the connection's reader uses it.
 type Conn struct {
 	// set once
 	s     *Stamper
@@ -18,12 +17,11 @@ type Conn struct {
 	// owned by the reader
 	conn  readable
 	tr    tracker                // nil: the time after the read
-	reads stamp.Reads[mono.Time] // when each returned
-	last  stamp.Arrival          // answered
+	reads stamp.Reads[mono.Time] // the time of each read
+	last  stamp.Arrival          // the last answer
 }
 
-// Read reads from the connection like net.Conn.Read, and notes how far and
-// when.
+// Read reads like net.Conn.Read, and records the offset and the time.
 func (c *Conn) Read(p []byte) (n int, err error) {
 	end := c.reads.End()
 	if c.tr != nil {
@@ -37,27 +35,25 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Offset returns how many bytes Read has returned: the stream offset of the
-// next byte it will return.
+// Offset returns the number of bytes that Read has returned, which is the stream offset of the next
+// byte.
 func (c *Conn) Offset() int64 { return c.reads.End() }
 
-// Arrival returns when the message that occupies the stream offsets [start,
-// end) was complete on this host and nothing ahead of it was missing: the time
-// of the segment that carried its last byte, or of the one that filled the last
-// hole before that if the network reordered them. A stream hands its bytes over
-// in order, so a message has not arrived before those ahead of it: arrivals of
-// one connection never decrease, also where the time of an earlier message is
-// known less well, which then bounds that of the later one. An arrival is never
-// later than the Read that returned the message's last byte, as long as it is
-// asked for before four further Reads.
+// Arrival returns when the message at the stream offsets [start, end) was complete on this host,
+// with no gap before it. This is the time of the segment that carried the last byte or, if the
+// network reordered segments, of the segment that filled the last gap.
 //
-// Requires: start < end <= Offset(); start not below the start of the call
-// before.
+// Arrivals of a connection never decrease, because a stream delivers its bytes in order. So an
+// earlier message with a less accurate time bounds the time of later messages. An arrival is never
+// later than the Read that returned the message's last byte, if Arrival is called before four
+// further Reads.
+//
+// Requires: start < end <= Offset(); start not below the previous call's start.
 func (c *Conn) Arrival(start, end int64) stamp.Arrival {
 	return c.answer(c.arrivalOf(start, end))
 }
 
-// answer keeps answers in order, and counts them.
+// answer keeps arrivals in order and counts them.
 func (c *Conn) answer(a stamp.Arrival) stamp.Arrival {
 	if a.At.Before(c.last.At) {
 		a.At, a.Source = c.last.At, max(a.Source, c.last.Source)
@@ -70,8 +66,8 @@ func (c *Conn) answer(a stamp.Arrival) stamp.Arrival {
 func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 	read, ok := c.reads.At(end - 1)
 	if !ok {
-		// Only a mistaken caller asks for bytes not read yet; now is the only
-		// time known not to be too early for them.
+		// Only an incorrect caller asks for unread bytes. The current time is the only time that is
+		// not too early for them.
 		read = clock.Mono()
 	}
 	a := stamp.Arrival{At: read, Source: stamp.Read}
@@ -88,39 +84,38 @@ func (c *Conn) arrivalOf(start, end int64) stamp.Arrival {
 
 func (c *Conn) raw() *Conn { return c }
 
-// Move has the Conn go on reading from nc, which is another descriptor of the
-// same socket: offsets and arrival times go on, too.
+// Move continues reading from nc, another descriptor of the same socket. Offsets and arrival times
+// continue.
 func (c *Conn) Move(nc net.Conn) {
 	c.conn = nc
 	if c.tr == nil {
 		return
 	}
 	rc, err := rawConn(nc)
-	if err != nil { // not a socket's, whatever the caller says
+	if err != nil { // nc is not a socket, contrary to the contract
 		c.Release()
 		return
 	}
 	c.tr.move(nc, rc)
 }
 
-// Ignore says that no further stamps are wanted, as on a subscriber's
-// connection: it spares every segment the work of being noted. Arrival then
-// answers with the time after the read.
+// Ignore stops stamping, as for a subscriber's connection, which saves work for each segment.
+// Arrival then returns the time after the read.
 func (c *Conn) Ignore() {
 	if c.tr == nil {
 		return
 	}
 	if err := c.tr.ignore(); err != nil {
-		// The connection is closing, or goes on being noted at some cost.
+		// The connection is closing, or its segments are still recorded at some cost.
 		c.s.log.Debug("arrival stamps: connection not ignored", "remote", c.conn.RemoteAddr(), "error", err)
 	}
 	c.tr.release()
 	c.tr = nil
 }
 
-// Release gives back what the kernel side holds for the connection. It must
-// be called before the connection is closed, by the reader or after it ended;
-// Arrival and Read may not be called after it. A second call does nothing.
+// Release frees the connection's kernel resources. The reader calls Release before the connection
+// is closed, or another goroutine calls Release after the reader has ended. Arrival and Read must
+// not be called afterwards. A second call does nothing.
 func (c *Conn) Release() {
 	if c.tr != nil {
 		c.tr.release()

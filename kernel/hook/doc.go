@@ -1,14 +1,12 @@
-// Package hook tells when each message's bytes reached this host. It opens
-// the best source of arrival times that the kernel and its privileges allow
-// (an eBPF socket filter, else socket timestamps, else the time after the
-// read), and hides behind one interface which of them it is.
+// Package hook determines when each message's bytes reached this host. It opens the best source of
+// arrival times that the kernel and the process's privileges allow, and hides the source behind one
+// interface. The sources, best first, are an eBPF socket filter, socket timestamps, and the time
+// after the read.
 //
-// A Stamper belongs to a process, a Conn to the one goroutine that reads a
-// connection. Nothing here starts a goroutine per connection, and nothing
-// allocates per message.
+// A process has one Stamper. Each connection has a Conn, which only the connection's reader uses.
+// The package starts no goroutine per connection and allocates nothing per message.
 //
-// The package must not know the protocol spoken on the connection: a message
-// is a range of stream offsets to it. How an offset becomes a segment's time
-// is kernel/stamp, which is pure; what runs in the kernel is kernel/bpf. Read
-// docs/arrival-stamps.md next for what each source is worth and needs.
+// The package must not know the protocol on the connection: a message is a range of stream offsets.
+// The pure package kernel/stamp maps offsets to segment times. kernel/bpf runs in the kernel. Read
+// docs/arrival-stamps.md next for the accuracy and the requirements of each source.
 package hook

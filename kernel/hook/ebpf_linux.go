@@ -18,15 +18,15 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// chunkSlots is how many rings a chunk of our own has: about 2 MB of kernel
-// memory with the default ring.
+// chunkSlots is the number of rings in a chunk: about 2 MB of kernel memory with the default ring
+// size.
 const chunkSlots = 1024
 
-// earlyEntries is how many connections without a ring the kernel remembers;
-// the least recently used make room.
+// earlyEntries is the number of connections without a ring that the kernel remembers. New
+// connections replace the least recently used.
 const earlyEntries = 4096
 
-// filter is the source that reads what the eBPF program wrote.
+// filter is the source of the eBPF program's stamps.
 type filter struct {
 	// set once
 	prog     *ebpf.Program
@@ -35,18 +35,18 @@ type filter struct {
 	counts   *ebpf.Map
 	chunks   *ebpf.Map // chunk number to chunk; nil if another process filled it
 	lock     *os.File  // of the pin directory; nil without
-	plain    bool      // the program does not tell the base
-	why      string    // it is plain
+	plain    bool      // the program does not determine base
+	why      string    // why plain is set
 	shift    mono.Time
 	slots    slots
 	baseline [counterCount]uint64
 
-	// atomic: added to by readers, read for display
+	// atomic: written by readers, for display
 	lost   atomic.Uint64
 	noBase atomic.Uint64
 }
 
-// counters of the program, in its order.
+// The program's counters, in its order.
 const (
 	countEarly = iota
 	countEarlyLost
@@ -56,14 +56,14 @@ const (
 	counterCount
 )
 
-// earlyValue is the kernel's memory of a connection without a slot, as drawn
-// in kernel/stamp.
+// earlyValue is the kernel's memory of a connection without a slot. kernel/stamp describes its
+// layout.
 type earlyValue struct {
 	Base, BaseSet, Head, Top uint32
 	Ring                     [stamp.EarlyRecords]struct{ Time, Meta uint64 }
 }
 
-// openFilter opens the pinned program or loads it, and tests it.
+// openFilter opens the pinned program, or loads the program, and tests it.
 func openFilter(cfg Config) (source, error) {
 	var f *filter
 	var err error
@@ -72,7 +72,7 @@ func openFilter(cfg Config) (source, error) {
 	} else {
 		f, err = load(cfg, chunkSlots, false)
 		if err != nil {
-			// Without the kernel's type information, or with CAP_BPF alone.
+			// The kernel has no type information, or the process has only CAP_BPF.
 			why := err
 			if f, err = load(cfg, chunkSlots, true); err != nil {
 				return nil, errors.Join(why, err)
@@ -89,7 +89,7 @@ func openFilter(cfg Config) (source, error) {
 	return f, nil
 }
 
-// load puts the program and its maps into the kernel, with the first chunk.
+// load loads the program, its maps and the first chunk into the kernel.
 func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
 	spec, err := bpf.LoadArrival()
 	if err != nil {
@@ -135,7 +135,7 @@ func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the program: %w", err)
 	}
-	defer coll.Close() // what is detached below stays open
+	defer coll.Close() // detached objects stay open
 	f.prog = coll.DetachProgram(use)
 	f.conns = coll.DetachMap("conns")
 	f.early = coll.DetachMap("early")
@@ -190,15 +190,14 @@ func (f *filter) close() error {
 }
 
 func (f *filter) control(c syscall.RawConn) error {
-	// An urgent byte has a sequence number, so it must have a place in what is
-	// read, too.
+	// An urgent byte has a sequence number, so it must also be part of the stream that is read.
 	if err := setsockopt(c, unix.SO_OOBINLINE, 1); err != nil {
 		return err
 	}
 	return setsockopt(c, unix.SO_ATTACH_BPF, f.prog.FD())
 }
 
-// setsockopt sets a socket option of the level SOL_SOCKET.
+// setsockopt sets a socket option at level SOL_SOCKET.
 func setsockopt(c syscall.RawConn, option, value int) error {
 	var inner error
 	if err := c.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, value) }); err != nil {
@@ -223,8 +222,8 @@ func (f *filter) counters(c *Counters) {
 	c.RingsRefused = f.slots.mu.refused
 }
 
-// sums returns the program's counters, which it keeps per CPU. One that cannot
-// be read counts 0: it is for display only.
+// sums returns the program's counters, summed over CPUs. A counter that cannot be read counts as 0,
+// because counters are for display only.
 func (f *filter) sums() (sum [counterCount]uint64) {
 	for i := range sum {
 		var each []uint64
@@ -241,9 +240,8 @@ func (f *filter) track(l readable, rc syscall.RawConn) (tracker, error) {
 	return &filterConn{f: f, conn: l, rc: rc}, nil
 }
 
-// filterConn stamps one connection. It takes a ring only when a stamp is asked
-// for, so idle connections and subscribers cost nothing; what came before is
-// with the kernel's early records.
+// filterConn stamps one connection. It claims a ring only when the first stamp is requested, so
+// idle connections and subscribers cost nothing. The kernel's early records cover earlier segments.
 type filterConn struct {
 	// set once
 	f *filter
@@ -251,12 +249,12 @@ type filterConn struct {
 	// owned by the reader
 	conn  readable
 	rc    syscall.RawConn
-	claim *claim // nil until the first stamp is asked for
-	// pause is for how many messages no ring is asked for.
+	claim *claim // nil until the first stamp is requested
+	// pause is the number of messages for which no ring is requested.
 	pause int
 }
 
-// claim is what a connection with a ring has.
+// claim is a connection's ring.
 type claim struct {
 	// set once
 	slot   uint32
@@ -265,11 +263,11 @@ type claim struct {
 	// owned by the reader
 	ring   ring
 	mapper stamp.Mapper
-	lost   uint64 // of mapper.Lost, what is counted already
-	// begun says that base is known, agreed that the program told the same one
-	// twice: it reads two numbers of the socket that change together, without its
-	// lock, so that a peer might have it read them between. tries is how often the
-	// base may still be worked out.
+	lost   uint64 // the part of mapper.Lost that is already counted
+	// begun means that base is known. agreed means that the program reported the same base twice.
+	// The program reads two numbers of the socket without its lock, although they change together,
+	// so a peer might make it read them in between. tries is the number of remaining attempts to
+	// work out base.
 	begun  bool
 	agreed bool
 	base   uint32
@@ -277,11 +275,11 @@ type claim struct {
 }
 
 const (
-	// refusalPause spares a process whose rings are all taken the search for
-	// one with every message.
+	// refusalPause is the number of messages between two searches for a ring while all rings are
+	// taken.
 	refusalPause = 64
-	// baseTries is after how many messages a connection without a base is left
-	// to the time after the read.
+	// baseTries is the number of messages after which a connection without a base uses the time
+	// after the read.
 	baseTries = 64
 )
 
@@ -327,7 +325,7 @@ func (c *filterConn) arrival(start, end int64, _ mono.Time) (stamp.Arrival, bool
 	return a, ok
 }
 
-// giveUp leaves the connection to the time after the read.
+// giveUp makes the connection use the time after the read.
 func (c *filterConn) giveUp() {
 	c.f.noBase.Add(1)
 	c.release()
@@ -343,9 +341,8 @@ func (c *filterConn) release() {
 	}
 }
 
-// claim gives the connection a ring. The connection can then have records in
-// the ring, newer ones, and in early, older ones.
-// Errors: those of slots.take, and the kernel's.
+// claim gives the connection a ring. Its newer records are then in the ring, its older records in
+// early. Errors: from slots.take, and from the kernel.
 func (f *filter) claim(rc syscall.RawConn) (*claim, error) {
 	var cookie uint64
 	var inner error
@@ -371,16 +368,15 @@ func (f *filter) claim(rc syscall.RawConn) (*claim, error) {
 }
 
 func (f *filter) release(cl *claim) {
-	// Neither deletion can fail but for an entry that is not there: early is a
-	// cache, and a second release finds no claim.
+	// early is a cache and a claim is released once, so the only possible error is a missing entry.
 	_ = f.conns.Delete(cl.cookie)
 	_ = f.early.Delete(cl.cookie)
 	cl.ring.disown()
 	f.slots.give(cl.slot, clock.Mono())
 }
 
-// begin finds out where the stream starts in sequence numbers and what came
-// before the ring. It reports false if the start is not known yet.
+// begin determines the sequence number at which the stream starts and the records before the ring.
+// It returns false if the start is unknown.
 func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 	v, found := f.loadEarly(cl.cookie)
 	records, all := v.records(f.shift)
@@ -399,8 +395,8 @@ func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 	return true
 }
 
-// loadEarly reads the early records. The kernel copies them while the program
-// may be writing, so only a copy that is read twice counts.
+// loadEarly reads the early records. The program may write while the kernel copies them, so
+// loadEarly reads until two copies are equal.
 func (f *filter) loadEarly(cookie uint64) (v earlyValue, found bool) {
 	if f.early.Lookup(cookie, &v) != nil {
 		return earlyValue{}, false
@@ -417,8 +413,7 @@ func (f *filter) loadEarly(cookie uint64) (v earlyValue, found bool) {
 	}
 }
 
-// records returns what is left, oldest first, and whether that is all there
-// was.
+// records returns the remaining records, oldest first, and whether they are all records.
 func (v *earlyValue) records(shift mono.Time) (rs []stamp.Record, all bool) {
 	first := uint32(0)
 	if v.Head > stamp.EarlyRecords {
@@ -433,13 +428,14 @@ func (v *earlyValue) records(shift mono.Time) (rs []stamp.Record, all bool) {
 	return rs, int(v.Head) == len(rs)
 }
 
-// workOut returns the sequence number of stream offset 0, if the records, early
-// ones (of segments segments) and then the ring's, are all there were since the
-// connection began: TCP counts as many segments, while one that completed the
-// handshake no filter saw. Then those of the segments that TCP took are among
-// them, and it knows how many bytes it received in order. So if the records reach
-// over as many and not more, they are those. They reach over more if a segment is
-// missing, or being received, or if the peer sent any that TCP dropped.
+// workOut returns the sequence number of stream offset 0, if the early records and the ring's
+// records cover all segments of the connection. segments is the number of early segments.
+//
+// The records are complete if TCP has counted the same number of segments. (No filter sees a
+// segment that completed the handshake.) So the segments that TCP accepted are among the records,
+// and TCP knows how many bytes it received in order. If the records span exactly that many bytes,
+// their start is the start of the stream. They span more bytes if a segment is missing or being
+// received, or if TCP dropped segments of the peer.
 func (cl *claim) workOut(early []stamp.Record, segments uint32, rc syscall.RawConn) (base uint32, ok bool) {
 	info, err := tcpInfo(rc)
 	head := cl.ring.Head()
@@ -457,8 +453,8 @@ func (cl *claim) workOut(early []stamp.Record, segments uint32, rc syscall.RawCo
 	if len(early) == 0 {
 		return 0, false
 	}
-	// Distances from one of them, not rounds of ever earlier and later numbers:
-	// these would be the peer's to choose.
+	// Use distances from one record. The peer chooses sequence numbers, so a search for ever
+	// earlier or later numbers could wrap around.
 	middle := early[0].Seq
 	var from, to int64
 	for _, r := range early {

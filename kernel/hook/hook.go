@@ -17,21 +17,21 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// Mode says which source of arrival times is wanted.
+// Mode selects the source of arrival times.
 type Mode string
 
 const (
-	// Auto takes the best source that works here; opening never fails.
+	// Auto uses the best source that works here. Open never fails.
 	Auto Mode = "auto"
-	// EBPF takes the eBPF socket filter; opening fails where it does not work.
+	// EBPF uses the eBPF socket filter. Open fails if the filter does not work.
 	EBPF Mode = "ebpf"
-	// Timestamping takes socket timestamps; opening fails where they do not work.
+	// Timestamping uses socket timestamps. Open fails if they do not work.
 	Timestamping Mode = "sotimestamp"
-	// Off takes the time after the read.
+	// Off uses the time after the read.
 	Off Mode = "off"
 )
 
-// ParseMode returns the mode of that name, as a flag spells it.
+// ParseMode returns the mode with a flag's spelling.
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case Auto, EBPF, Timestamping, Off:
@@ -40,23 +40,21 @@ func ParseMode(s string) (Mode, error) {
 	return "", fmt.Errorf("arrival stamps %q: want auto, ebpf, sotimestamp or off", s)
 }
 
-// ErrUnsupported says that a source does not exist on this system or kernel.
+// ErrUnsupported reports that this system or kernel does not have a source.
 var ErrUnsupported = errors.New("not supported here")
 
-// Config sizes the eBPF source. The zero value means the defaults.
+// Config sizes the eBPF source. Zero values select the defaults.
 type Config struct {
-	// PinDir is a bpffs directory made by Pin, whose objects are used instead
-	// of loading the program; empty loads it, which takes privileges.
+	// PinDir is a bpffs directory made by Pin. Its objects are used instead of loading the program.
+	// If PinDir is empty, Open loads the program, which requires privileges.
 	PinDir string
-	// MaxConns is how many connections can have a record ring at once (1 to
-	// 1,048,576); those beyond it use the time after the read. Default 16,384.
-	// Memory is taken as connections come, not up front. With PinDir the
-	// number chosen by Pin holds.
+	// MaxConns is the maximum number of connections with a record ring (1 to 1,048,576). Further
+	// connections use the time after the read. Default 16,384. Memory is allocated as connections
+	// come. With PinDir, Pin's value applies.
 	MaxConns int
-	// RingRecords is how many segments a ring remembers: a power of two, 64 to
-	// 1,024, 16 bytes each. It must exceed the rate of segments on one
-	// connection times the longest time its reader may be late. Default 128.
-	// With PinDir the number chosen by Pin holds.
+	// RingRecords is the number of segments in a ring: a power of two, 64 to 1,024, 16 bytes each.
+	// It must exceed a connection's segment rate times the longest delay of its reader. Default
+	// 128. With PinDir, Pin's value applies.
 	RingRecords int
 }
 
@@ -76,7 +74,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate reports every value that is out of its range.
+// Validate reports every value that is out of range.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs faults.List
@@ -86,41 +84,37 @@ func (c Config) Validate() error {
 	return errs.Err()
 }
 
-// source is what a kernel-backed kind of stamp gives a Stamper.
+// source is a kernel source of stamps.
 type source interface {
-	// note says what the source has to do without; empty if nothing.
+	// note returns the source's limitations; empty if none.
 	note() string
-	// control prepares a listening socket, so that its connections inherit
-	// what they need.
+	// control prepares a listening socket, so that its connections inherit what they need.
 	control(c syscall.RawConn) error
-	// track starts stamping one connection. An error leaves it to the time after
-	// the read.
+	// track starts stamping a connection. On an error the connection uses the time after the read.
 	track(l readable, rc syscall.RawConn) (tracker, error)
-	// name is the source as Info spells it.
+	// name returns the source's name in Info.
 	name() string
-	// counters adds the source's own counts.
+	// counters adds the source's counters.
 	counters(*Counters)
 	close() error
 }
 
-// tracker stamps one connection. Its methods are called by the connection's
-// reader only.
+// tracker stamps one connection. Only the connection's reader calls it.
 type tracker interface {
-	// read reads like readable.Read. end is the stream offset before it.
+	// read reads like readable.Read. end is the stream offset before the read.
 	read(p []byte, end int64) (int, error)
-	// move goes on with another descriptor of the same socket.
+	// move continues with another descriptor of the same socket.
 	move(l readable, rc syscall.RawConn)
-	// arrival returns when the bytes [start, end) were complete, or ok false
-	// if this message's record does not exist. read is when the last of them
-	// was read.
+	// arrival returns when the bytes [start, end) were complete. ok is false if the message has no
+	// record. read is the time at which the last byte was read.
 	arrival(start, end int64, read mono.Time) (a stamp.Arrival, ok bool)
-	// ignore stops the stamping; only release may be called after it.
+	// ignore stops stamping. Only release may be called after ignore.
 	ignore() error
 	release()
 }
 
-// Stamper opens and follows the arrival times of a process's connections. Its
-// methods may be called by any goroutine.
+// Stamper determines the arrival times of a process's connections. Any goroutine may call its
+// methods.
 type Stamper struct {
 	// set once
 	log    *slog.Logger
@@ -130,14 +124,14 @@ type Stamper struct {
 	kernel string
 	pinned bool
 
-	// atomic: counts, read only for display
+	// atomic: counters for display
 	arrivals [countShards]arrivalCounts
 	nextConn atomic.Uint32
 	refused  atomic.Uint64
 }
 
-// countShards spreads the counting of messages over cache lines, so that
-// readers on different cores do not take turns on one.
+// countShards spreads the message counters over cache lines, so that readers on different cores do
+// not contend.
 const countShards = 16
 
 type arrivalCounts struct {
@@ -145,9 +139,8 @@ type arrivalCounts struct {
 	_  [64 - 8*stamp.Sources]byte
 }
 
-// Open probes for the source that mode asks for, tests it with messages to
-// itself over loopback, and returns a Stamper that uses it. With Auto and Off
-// it fails only on a bad config.
+// Open opens a source for mode, tests it with messages over loopback, and returns a Stamper. With
+// Auto and Off, Open fails only for a bad config.
 func Open(mode Mode, cfg Config, log *slog.Logger) (*Stamper, error) {
 	if _, err := ParseMode(string(mode)); err != nil {
 		return nil, err
@@ -187,8 +180,7 @@ func Open(mode Mode, cfg Config, log *slog.Logger) (*Stamper, error) {
 	return s, nil
 }
 
-// kind is a source of stamps that this system may have; sources lists them
-// best first.
+// kind is a source of stamps that this system may have. sources lists the kinds, best first.
 type kind struct {
 	mode Mode
 	open func(Config) (source, error)
@@ -202,11 +194,10 @@ func (s *Stamper) logChoice() {
 	s.log.Info("arrival stamps", attrs...)
 }
 
-// Control prepares a listening socket: it is for net.ListenConfig.Control,
-// whose owner must also call SetMultipathTCP(false), since the kernel refuses
-// socket filters on MPTCP sockets, Go's default. A refusal by the kernel is an
-// error only if the mode is not Auto; connections of a listener that was not
-// prepared use the time after the read.
+// Control prepares a listening socket. Use it as net.ListenConfig.Control, and call
+// SetMultipathTCP(false), because the kernel refuses socket filters on MPTCP sockets, which are
+// Go's default. With Auto, a refusal by the kernel is not an error: connections of the listener use
+// the time after the read.
 func (s *Stamper) Control(network, address string, c syscall.RawConn) error {
 	if s.src == nil {
 		return nil
@@ -222,16 +213,15 @@ func (s *Stamper) Control(network, address string, c syscall.RawConn) error {
 	return nil
 }
 
-// Track starts stamping a connection accepted from a listener that Control
-// prepared. It must be called before anything is read. It never fails: a
-// connection that cannot be stamped by the kernel uses the time after the
-// read.
+// Track starts stamping a connection accepted from a listener that Control prepared. Call Track
+// before the first read. Track never fails: a connection that the kernel cannot stamp uses the time
+// after the read.
 func (s *Stamper) Track(c net.Conn) *Conn {
 	rc, err := rawConn(c)
 	return s.follow(c, rc, err)
 }
 
-// follow starts stamping. rc is l's, or err says why there is none.
+// follow starts stamping. rc belongs to l, or err tells why there is no rc.
 func (s *Stamper) follow(l readable, rc syscall.RawConn, err error) *Conn {
 	c := &Conn{s: s, conn: l, shard: s.nextConn.Add(1) % countShards}
 	if s.src == nil {
@@ -248,7 +238,7 @@ func (s *Stamper) follow(l readable, rc syscall.RawConn, err error) *Conn {
 	return c
 }
 
-// readable is what bytes are read from: a net.Conn, or a Socket.
+// readable is a net.Conn or a Socket.
 type readable interface {
 	Read(p []byte) (int, error)
 	RemoteAddr() net.Addr
@@ -262,68 +252,64 @@ func rawConn(nc net.Conn) (syscall.RawConn, error) {
 	return sc.SyscallConn()
 }
 
-// Info describes a Stamper, for logs, /info and metrics.
+// Info describes a Stamper for logs, /info and metrics.
 type Info struct {
-	// Mode is what was asked for, Source what is used: "ebpf", "sotimestamp"
-	// or "read".
+	// Mode is the requested mode. Source is the source in use: "ebpf", "sotimestamp" or "read".
 	Mode   Mode   `json:"mode"`
 	Source string `json:"source"`
-	// Reason says why no better source is used, or what the source has to do
-	// without; empty if nothing could be better.
+	// Reason tells why no better source is used, or the limitations of the source. It is empty for
+	// the best source without limitations.
 	Reason string `json:"reason,omitempty"`
 	// Kernel is the running kernel's release.
 	Kernel string `json:"kernel"`
-	// Pinned says that the program was loaded by another process.
+	// Pinned means that another process loaded the program.
 	Pinned bool `json:"pinned"`
 
 	Counters Counters `json:"counters"`
 }
 
-// Counters are counts since Open, but for those that say "now".
+// Counters are counts since Open, except current values.
 type Counters struct {
-	// Arrivals counts messages by the source of their stamp, a batch once, indexed
-	// by stamp.Source.
+	// Arrivals counts messages by stamp.Source. A batch counts once.
 	Arrivals [stamp.Sources]uint64 `json:"arrivals"`
-	// ConnsRefused counts connections that Track could not stamp by kernel.
+	// ConnsRefused counts connections that Track could not stamp through the kernel.
 	ConnsRefused uint64 `json:"conns_refused"`
-	// Rings is how many connections own a record ring now, RingsMost how many
-	// could, RingsRefused how often a connection asked and none was free.
+	// Rings is the current number of connections with a record ring, RingsMost the maximum number,
+	// and RingsRefused the number of requests without a free ring.
 	Rings        uint64 `json:"rings"`
 	RingsMost    uint64 `json:"rings_most"`
 	RingsRefused uint64 `json:"rings_refused"`
-	// RecordsLost counts records overwritten before they were read: rings were
-	// too small or readers too late.
+	// RecordsLost counts records overwritten before they were read, because rings were too small or
+	// readers too late.
 	RecordsLost uint64 `json:"records_lost"`
-	// SegmentsEarly counts segments that arrived before their connection owned
-	// a ring (the last 8 of a connection are kept for it). SegmentsEarlyLost
-	// counts those that found no place at all.
+	// SegmentsEarly counts segments that arrived before their connection owned a ring (the last 8
+	// of a connection are kept). SegmentsEarlyLost counts segments of them that found no place at
+	// all.
 	SegmentsEarly     uint64 `json:"segments_early"`
 	SegmentsEarlyLost uint64 `json:"segments_early_lost"`
-	// SegmentsNoBase counts segments met while it could not be told where the
-	// stream starts; ConnsNoBase counts connections for which that stayed so,
-	// and which use the time after the read.
+	// SegmentsNoBase counts segments that came while the start of the stream was unknown.
+	// ConnsNoBase counts connections whose start stayed unknown, which use the time after the read.
 	SegmentsNoBase uint64 `json:"segments_no_base"`
 	ConnsNoBase    uint64 `json:"conns_no_base"`
-	// StampsMissing counts reads that came without a socket timestamp, or with
-	// one that meant nothing because the wall clock had been set, or because
-	// segments had come out of order.
+	// StampsMissing counts reads without a usable socket timestamp: no timestamp came, the wall
+	// clock was set, or segments came out of order.
 	StampsMissing uint64 `json:"stamps_missing"`
-	// SegmentsForeign counts segments that met a ring already given to another
-	// connection; they were not recorded.
+	// SegmentsForeign counts segments whose ring already belonged to another connection. They were
+	// not recorded.
 	SegmentsForeign uint64 `json:"segments_foreign"`
-	// SegmentsListen counts data segments that arrived on a listening socket,
-	// before their connection existed (TCP Fast Open, TCP_DEFER_ACCEPT).
+	// SegmentsListen counts data segments that arrived on a listening socket, before their
+	// connection existed (TCP Fast Open, TCP_DEFER_ACCEPT).
 	SegmentsListen uint64 `json:"segments_listen"`
 }
 
-// Now is the arrival of a message that did not come by a connection that is tracked,
-// as over HTTP: the time after its read. It is counted as others are.
+// Now returns and counts the arrival of a message on an untracked connection, such as HTTP: the
+// time after its read.
 func (s *Stamper) Now() stamp.Arrival {
 	s.arrivals[0].by[stamp.Read].Add(1)
 	return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
 }
 
-// Info returns the source in use and its counts.
+// Info returns the source in use and its counters.
 func (s *Stamper) Info() Info {
 	in := Info{Mode: s.mode, Source: s.sourceName(), Reason: s.why(), Kernel: s.kernel, Pinned: s.pinned}
 	for i := range s.arrivals {
@@ -338,8 +324,8 @@ func (s *Stamper) Info() Info {
 	return in
 }
 
-// Close frees what the kernel holds for the Stamper. Connections still open
-// must have been released; they and their sockets go on, without stamps.
+// Close frees the Stamper's kernel resources. All connections must have been released. They and
+// their sockets work on without stamps.
 func (s *Stamper) Close() error {
 	if s.src == nil {
 		return nil
@@ -347,7 +333,7 @@ func (s *Stamper) Close() error {
 	return s.src.close()
 }
 
-// why says why things are not better, as far as known by now.
+// why returns the known reasons for not having better stamps.
 func (s *Stamper) why() string {
 	reason := s.reason
 	if s.src == nil {
@@ -372,6 +358,6 @@ func oneLine(err error) string {
 	return strings.ReplaceAll(memlock.ReplaceAllString(err.Error(), ""), "\n", "; ")
 }
 
-// memlock is advice of the BPF library to developers. An operator reads what is missing in
-// docs/arrival-stamps.md and from srtm doctor.
+// memlock matches the BPF library's advice to developers. Operators learn what is missing from
+// docs/arrival-stamps.md and srtm doctor.
 var memlock = regexp.MustCompile(` ?\(MEMLOCK may be too low[^)]*\)`)

@@ -9,9 +9,9 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// stamped is a stream whose bytes have arrival times. Used by one reader.
+// stamped is a stream whose bytes have arrival times. It has one reader.
 type stamped interface {
-	// Offset returns the offset of the next byte the stream's user will get.
+	// Offset returns the offset of the next byte that the stream returns.
 	Offset() int64
 	// arrivalOf is Arrival without counting.
 	arrivalOf(start, end int64) stamp.Arrival
@@ -19,24 +19,22 @@ type stamped interface {
 	raw() *Conn
 }
 
-// Layer reads a stream that is decoded from another one, such as plain text
-// from TLS or a decompressed stream, and knows when the bytes it was decoded
-// from had arrived. It has the methods of a Conn and is used like one; its
-// offsets count decoded bytes from 0.
+// Layer reads a stream that is decoded from another stream, such as plain text from TLS, or
+// decompressed data. It knows when the encoded bytes arrived. A Layer has the methods of a Conn and
+// is used like a Conn. Its offsets count decoded bytes from 0.
 type Layer struct {
 	// set once
 	under stamped
 	r     io.Reader
-	exact bool // under never runs ahead of what r has decoded
+	exact bool // under is never read ahead of what r has decoded
 
 	// owned by the reader
-	reads stamp.Reads[int64] // of decoded bytes, and the offset of under then
-	from  int64              // the offset of under that the last stamp began at
+	reads stamp.Reads[int64] // decoded bytes, and under's offset at each read
+	from  int64              // under's offset at the beginning of the last stamp
 }
 
-// Layer returns the stream that r decodes from c, for a decoder that reads
-// from c ahead of what it needs: stamps are upper bounds. TLS is better served
-// by Records.
+// Layer returns the stream that r decodes from c. The decoder may read ahead, so stamps are upper
+// bounds. Use Records for TLS.
 func (c *Conn) Layer(r io.Reader) *Layer { return &Layer{under: c, r: r, from: c.Offset()} }
 
 // Layer returns the stream that r decodes from l.
@@ -54,8 +52,8 @@ func (l *Layer) Read(p []byte) (int, error) {
 // Offset returns how many decoded bytes Read has returned.
 func (l *Layer) Offset() int64 { return l.reads.End() }
 
-// Arrival returns when the message that occupies the decoded offsets [start,
-// end) was complete on this host, as Conn.Arrival does.
+// Arrival returns when the message at the decoded offsets [start, end) was complete on this host,
+// as Conn.Arrival does.
 func (l *Layer) Arrival(start, end int64) stamp.Arrival {
 	return l.raw().answer(l.arrivalOf(start, end))
 }
@@ -65,8 +63,8 @@ func (l *Layer) arrivalOf(start, end int64) stamp.Arrival {
 	if !ok {
 		to = l.under.Offset()
 	}
-	// The read that brought the message's first byte decoded what under gave
-	// after the read before.
+	// The read that returned the message's first byte decoded bytes of under that came after the
+	// previous read.
 	if from, ok := l.reads.Before(start); ok {
 		l.from = max(l.from, from)
 	}
@@ -85,35 +83,33 @@ func (l *Layer) Ignore() { l.raw().Ignore() }
 // Release does what Conn.Release does.
 func (l *Layer) Release() { l.raw().Release() }
 
-// recordHeader is the size of a TLS record's header: type, version (2), length
-// of what follows (2).
+// recordHeader is the size of a TLS record's header: type, version (2), length of the rest (2).
 const recordHeader = 5
 
-// Records is the connection to give to tls.Server: it hands out a Conn's bytes
-// without ever going past the TLS record under way. So when TLS has decoded
-// some plain text, what it was fed ends with the record that carried it, and
-// the stamps of Records.Layer are as good as the Conn's. Only the framing of
-// TLS is looked at, which is the same in all versions.
+// Records is the connection to pass to tls.Server. It returns a Conn's bytes without ever reading
+// past the current TLS record. So when TLS has decoded plain text, its input ends with the record
+// that carried the text, and stamps of Records.Layer are as accurate as the Conn's. Records only
+// parses the framing of TLS, which is the same in all versions.
 type Records struct {
-	net.Conn // everything but reading
+	net.Conn // everything except reading
 
 	// set once
 	c *Conn
 
 	// owned by the reader
 	buf        []byte
-	r, w       int   // what of buf is not handed out yet
-	left       int   // of the record under way
+	r, w       int   // buf[r:w] has not been returned yet
+	left       int   // bytes left in the current record
 	handed     int64 // stream offset of buf[r]
-	pendingErr error // of the last read, due when buf is empty
+	pendingErr error // error of the last read, returned once buf is empty
 }
 
-// recordBuffer is how much Records reads at once; it serves several small
-// records with one system call.
+// recordBuffer is the size of one read, in bytes. It covers several small records with one system
+// call.
 const recordBuffer = 2048
 
-// Records returns the connection for tls.Server. The Conn must not be read in
-// any other way from then on. Requires: the Conn reads a net.Conn.
+// Records returns the connection for tls.Server. Afterwards the Conn must only be read through it.
+// Requires: the Conn reads a net.Conn.
 func (c *Conn) Records() *Records {
 	return &Records{Conn: c.conn.(net.Conn), c: c, buf: make([]byte, recordBuffer), handed: c.Offset()}
 }
@@ -139,11 +135,11 @@ func (x *Records) Read(p []byte) (int, error) {
 	have := x.buf[x.r:x.w]
 	if len(have) == 0 || len(have) < want && passes(x.pendingErr) {
 		err := x.pendingErr
-		x.pendingErr = nil // a deadline may be moved
+		x.pendingErr = nil // the deadline may be moved
 		return 0, err
 	}
 	if x.left == 0 {
-		x.left = len(have) // a piece of a header, and no more to come
+		x.left = len(have) // an incomplete header, without more input
 		if len(have) >= recordHeader {
 			x.left = recordHeader + int(binary.BigEndian.Uint16(have[3:]))
 		}
@@ -161,7 +157,7 @@ func passes(err error) bool {
 	return errors.As(err, &e) && e.Timeout()
 }
 
-// Buffered returns how many bytes were read and not handed out.
+// Buffered returns the number of bytes that were read and not returned yet.
 func (x *Records) Buffered() int { return x.w - x.r }
 
 // Move does what Conn.Move does.
@@ -170,7 +166,7 @@ func (x *Records) Move(nc net.Conn) {
 	x.Conn = nc
 }
 
-// Offset returns the stream offset up to which bytes were handed out.
+// Offset returns the stream offset of the next byte to return.
 func (x *Records) Offset() int64 { return x.handed }
 
 func (x *Records) arrivalOf(start, end int64) stamp.Arrival { return x.c.arrivalOf(start, end) }

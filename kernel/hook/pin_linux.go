@@ -12,8 +12,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// Names in a pin directory. Exactly one of the two programs is there; its name
-// says which it is.
+// Names in a pin directory. One of the two programs exists, and its name tells which.
 const (
 	pinProgram = "program"
 	pinPlain   = "program-plain"
@@ -23,14 +22,13 @@ const (
 	pinRings   = "rings"
 )
 
-// Pin loads the program and leaves it and its maps in dir, for a process with
-// the same user and no privileges, which opens them with Config.PinDir. All
-// rings are made now (MaxConns of RingRecords), since the other process may
-// not make any. What an earlier Pin left in dir is replaced; a process that
-// uses it is not disturbed. dir is made if need be, in a mounted bpffs; it and
-// its files become the user's own, and no one else's.
+// Pin loads the program and leaves the program and its maps in dir. A process of the given user can
+// open them without privileges through Config.PinDir. Pin makes all rings (MaxConns rings of
+// RingRecords), because the other process cannot make rings. Pin replaces the objects of an earlier
+// Pin in dir; a process that uses the old objects is not disturbed. Pin creates dir if necessary,
+// in a mounted bpffs. Only the user can access dir and its files.
 //
-// It needs CAP_BPF and CAP_PERFMON to load, and CAP_CHOWN to give away.
+// Pin requires CAP_BPF and CAP_PERFMON to load the program, and CAP_CHOWN to change the owner.
 func Pin(dir string, uid, gid int, cfg Config) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -46,7 +44,7 @@ func Pin(dir string, uid, gid int, cfg Config) (err error) {
 	if uint32(fs.Type) != unix.BPF_FS_MAGIC {
 		return fmt.Errorf("pin: %s is not in a bpffs (mount -t bpf bpf /sys/fs/bpf)", dir)
 	}
-	perChunk := uint32(1) // the program finds a slot in its chunk by the low bits
+	perChunk := uint32(1) // a power of two: the program uses the low bits as the index in a chunk
 	for perChunk < uint32(cfg.MaxConns) {
 		perChunk <<= 1
 	}
@@ -93,8 +91,8 @@ func Pin(dir string, uid, gid int, cfg Config) (err error) {
 	return nil
 }
 
-// openPinned opens what Pin left in dir. Only one process may: it hands out
-// the slots.
+// openPinned opens the objects that Pin left in dir. Only one process may open them, because it
+// allocates the slots.
 func openPinned(dir string) (_ *filter, err error) {
 	f := &filter{}
 	if f.lock, err = lockDir(dir); err != nil {
@@ -130,7 +128,7 @@ func openPinned(dir string) (_ *filter, err error) {
 	if r := f.slots.records; r < stamp.MinRing || r > stamp.MaxRing || r&(r-1) != 0 || f.slots.limit > f.slots.chunk {
 		return nil, fmt.Errorf("%w: %d rings of %d records for %d connections", ErrUnsupported, f.slots.chunk, r, f.slots.limit)
 	}
-	// A process that died left its connections behind.
+	// A process that died left its connections in the map.
 	var cookie uint64
 	var dead []uint64
 	for all := f.conns.Iterate(); ; {
@@ -152,7 +150,7 @@ func openPinned(dir string) (_ *filter, err error) {
 	return f, nil
 }
 
-// lockDir keeps a second process from a pin directory, until the file is closed.
+// lockDir excludes other processes from a pin directory until the file is closed.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -18,25 +18,22 @@ import (
 )
 
 const (
-	// testMessages are sent to ourselves at the start.
+	// testMessages is the number of test messages.
 	testMessages = 4
-	// testPatience bounds the whole self-test; on loopback it takes well under
-	// a millisecond.
+	// testPatience bounds the self-test. On loopback the test takes well under a millisecond.
 	testPatience = 3 * time.Second
-	// clockSlack is how far a kernel time and ours may disagree: our clock is
-	// calibrated, and slewed by NTP since.
+	// clockSlack is the accepted difference between the kernel's time and ours: our clock is
+	// calibrated once, and NTP slews the kernel's clock.
 	clockSlack = 100 * time.Microsecond
 )
 
-// errUntimely is a stamp that lies outside the interval in which the message
-// must have arrived.
+// errUntimely reports a stamp outside the interval in which the message must have arrived.
 var errUntimely = errors.New("a message to ourselves got an impossible time")
 
-// tryOut sends messages to ourselves and looks at their stamps. In a time
-// namespace the kernel's clock differs from ours by a constant, which is
-// learnt here.
+// tryOut runs the self-test. In a time namespace the kernel's clock differs from ours by a
+// constant, which tryOut determines.
 func (f *filter) tryOut() error {
-	// Nothing is under way any more when the self-test gives its slot back.
+	// After the self-test no program run uses its slot, so the slot need not rest.
 	f.slots.rest = 0
 	defer func() { f.slots.rest = restTime }()
 	err := selfTest(f, stamp.Exact)
@@ -51,9 +48,9 @@ func (f *filter) tryOut() error {
 	return selfTest(f, stamp.Exact)
 }
 
-// selfTest requires that src gives stamps of that source, between before the
-// write and after the read of each message. The first ones may lack a stamp
-// if src is not exact: the kernel switches socket timestamps on lazily.
+// selfTest requires a stamp with source want for each message, between the time before the write
+// and the time after the read. If src is not exact, the first messages may lack a stamp, because
+// the kernel enables socket timestamps lazily.
 func selfTest(src source, want stamp.Source) error {
 	deadline := time.Now().Add(testPatience)
 	s := &Stamper{log: slog.New(slog.DiscardHandler), src: src}
@@ -93,7 +90,7 @@ func selfTest(src source, want stamp.Source) error {
 	return nil
 }
 
-// loopback returns both ends of a connection whose listener s prepared.
+// loopback returns both ends of a connection from a listener that s prepared.
 func loopback(s *Stamper, deadline time.Time) (client, server net.Conn, err error) {
 	lc := net.ListenConfig{Control: s.Control}
 	lc.SetMultipathTCP(false)
@@ -119,7 +116,7 @@ func loopback(s *Stamper, deadline time.Time) (client, server net.Conn, err erro
 	return nil, nil, err
 }
 
-// clockShift returns by how much CLOCK_MONOTONIC here is ahead of the host's.
+// clockShift returns how far CLOCK_MONOTONIC in this namespace is ahead of the host's.
 func clockShift(path string) (mono.Time, error) {
 	f, err := os.Open(path)
 	if err != nil {

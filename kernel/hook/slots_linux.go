@@ -17,29 +17,26 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// restTime is how long a slot is left alone after its connection let it go. A
-// run of the program that found it under the old owner has ended long before:
-// it is some hundred instructions in softirq.
+// restTime is how long a released slot is not reused. A program run that found the slot under its
+// old owner takes some hundred instructions in softirq, so it has ended long before.
 const restTime = mono.Time(time.Second)
 
-// slotSize returns the bytes of a slot whose ring has that many records.
+// slotSize returns the size in bytes of a slot with that many records.
 func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*records }
 
-// slots owns the memory of record rings. It lies in chunks, which are maps
-// that the program reaches by their number, and is mapped here window by
-// window, since what is mapped counts as resident. Both happen as connections
-// come; a new chunk takes some milliseconds (the kernel waits until no run of
-// the program can still see the old state), so it is made ahead of need, by a
-// goroutine, and no one waits for it.
+// slots owns the memory of record rings. The memory consists of chunks, which are maps that the
+// program finds by number. User space maps the chunks in windows, because mapped memory counts as
+// resident. Chunks and windows are added as connections come. A new chunk takes some milliseconds,
+// because the kernel waits until no program run sees the old state. So a goroutine makes chunks
+// ahead of need, and no caller waits.
 type slots struct {
 	// set once
 	records int
 	window  uint32    // slots per mapped window
-	chunk   uint32    // slots per chunk; a multiple of window
-	limit   uint32    // slots in all
-	rest    mono.Time // how long a slot is left alone
-	// makeChunk makes a further chunk and shows it to the program; nil if all
-	// there will be exist.
+	chunk   uint32    // a multiple of window
+	limit   uint32    // total number of slots
+	rest    mono.Time // how long a released slot is not reused
+	// makeChunk makes another chunk and shows it to the program. Nil: all chunks exist.
 	makeChunk func(number uint32) (*ebpf.Map, error)
 
 	growing sync.WaitGroup
@@ -47,40 +44,37 @@ type slots struct {
 		sync.Mutex
 		chunks  []*ebpf.Map
 		windows [][]byte
-		// free are slots of mapped windows that were never used, resting those
-		// given back, oldest first.
+		// free holds unused slots of mapped windows. resting holds released slots, oldest first.
 		free    []uint32
 		resting fifo.Queue[resting]
 		taken   uint32
 		busy    bool // a chunk is being made
 		closed  bool
 		refused uint64
-		failure error // of the last attempt to make or map more
+		failure error // of the last attempt to make or map memory
 	}
 }
 
-// resting is a slot that is left alone until its time.
+// resting is a released slot and the time at which it may be reused.
 type resting struct {
 	until mono.Time
 	slot  uint32
 }
 
-// windowSlots returns the smallest number of slots, at least 256, that fill
-// whole pages.
+// windowSlots returns the smallest number of slots, at least 256, that fill whole pages.
 func windowSlots() uint32 {
-	// A slot is a multiple of 64 bytes, pages are powers of two.
+	// A slot is a multiple of 64 bytes. Page sizes are powers of two.
 	return uint32(max(256, os.Getpagesize()/64))
 }
 
-// errSlotSoon says that a chunk is being made, errNoSlot that asking again soon
-// is of no use.
+// errSlotSoon means that a chunk is being made. errNoSlot means that it is useless to try again
+// soon.
 var (
 	errSlotSoon = errors.New("a ring will be free in a moment")
 	errNoSlot   = errors.New("no ring is free")
 )
 
-// take returns a slot to fill and its memory.
-// Errors: errSlotSoon, errNoSlot.
+// take returns a slot and its memory. Errors: errSlotSoon, errNoSlot.
 func (s *slots) take(now mono.Time) (slot uint32, mem []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,14 +107,14 @@ func (s *slots) take(now mono.Time) (slot uint32, mem []byte, err error) {
 	return slot, s.memLocked(slot), nil
 }
 
-// shortLocked reports whether the slots left could be gone before the next
-// chunk is there. Connections come in storms, and the more of them there are,
-// the longer may it take until the goroutine that makes chunks has its turn.
+// shortLocked reports whether the remaining slots could run out before the next chunk exists.
+// Connections come in storms, and with more connections the goroutine that makes chunks waits
+// longer for its turn.
 func (s *slots) shortLocked() bool {
 	return s.madeLocked()-s.mu.taken < max(s.chunk, s.mu.taken)/2
 }
 
-// give takes a slot back.
+// give releases a slot.
 func (s *slots) give(slot uint32, now mono.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +122,7 @@ func (s *slots) give(slot uint32, now mono.Time) {
 	s.mu.resting.Push(resting{now + s.rest, slot})
 }
 
-// madeLocked returns how many slots have memory in the kernel.
+// madeLocked returns the number of slots with kernel memory.
 func (s *slots) madeLocked() uint32 { return min(uint32(len(s.mu.chunks))*s.chunk, s.limit) }
 
 func (s *slots) memLocked(slot uint32) []byte {
@@ -156,7 +150,7 @@ func (s *slots) mapWindowLocked() {
 	}
 }
 
-// growLocked has further chunks made, unless that is under way.
+// growLocked starts to make further chunks, unless that is in progress.
 func (s *slots) growLocked() {
 	if s.mu.busy || s.mu.closed || s.makeChunk == nil || s.madeLocked() == s.limit {
 		return
@@ -165,12 +159,12 @@ func (s *slots) growLocked() {
 	s.growing.Go(s.grow)
 }
 
-// grow makes chunks until slots are plenty: at least one.
+// grow makes chunks, at least one, until there are enough slots.
 func (s *slots) grow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for more := true; more; more = s.mu.failure == nil && !s.mu.closed && s.shortLocked() && s.madeLocked() < s.limit {
-		number := uint32(len(s.mu.chunks)) // only grow adds, and only one runs
+		number := uint32(len(s.mu.chunks)) // only grow adds chunks, and only one grow runs
 		s.mu.Unlock()
 		m, err := s.makeChunk(number)
 		s.mu.Lock()
@@ -182,15 +176,15 @@ func (s *slots) grow() {
 	s.mu.busy = false
 }
 
-// add gives slots its first chunk.
+// add adds the first chunk.
 func (s *slots) add(m *ebpf.Map) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.chunks = append(s.mu.chunks, m)
 }
 
-// close frees the memory. With slots still taken it leaves it in place, since
-// their readers may look at it at any moment, and says so.
+// close frees the memory. If slots are still taken, close leaves the memory mapped, because their
+// readers may access it, and returns an error.
 func (s *slots) close() error {
 	s.mu.Lock()
 	s.mu.closed = true
@@ -214,12 +208,12 @@ func (s *slots) close() error {
 	return errors.Join(errs...)
 }
 
-// ring is one slot's memory as the reader sees it; it implements stamp.Ring.
+// ring is one slot's memory as the reader sees it. It implements stamp.Ring.
 type ring struct {
 	// set once
 	mem  []byte
 	mask uint64
-	// shift is added to the kernel's times: nonzero in a time namespace.
+	// shift is added to the kernel's times; nonzero in a time namespace.
 	shift mono.Time
 }
 
@@ -227,13 +221,13 @@ func newRing(mem []byte, shift mono.Time) ring {
 	return ring{mem: mem, mask: uint64(len(mem)-stamp.HeaderSize)/stamp.RecordSize - 1, shift: shift}
 }
 
-// word returns the aligned 8-byte word at that place, which the kernel may
-// change at any moment.
+// word returns the aligned 8-byte word that contains that offset. The kernel may change it at any
+// moment.
 func (r *ring) word(at uint64) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem[at&^7])) }
 
 func (r *ring) half(at uint64) *uint32 { return (*uint32)(unsafe.Pointer(&r.mem[at&^3])) }
 
-// reset readies the memory for a new owner.
+// reset prepares the memory for a new owner.
 //
 // Requires: the program does not reach the slot.
 func (r *ring) reset(cookie uint64) {
@@ -248,10 +242,10 @@ func (r *ring) reset(cookie uint64) {
 	atomic.StoreUint64(r.word(stamp.OffsetCookie), cookie)
 }
 
-// disown keeps the program from writing more.
+// disown stops the program from writing to the slot.
 func (r *ring) disown() { atomic.StoreUint64(r.word(stamp.OffsetCookie), 0) }
 
-// base returns the sequence number of stream offset 0, once the program knows.
+// base returns the sequence number of stream offset 0. ok is false until the program knows it.
 func (r *ring) base() (base uint32, ok bool) {
 	ok = atomic.LoadUint32(r.half(stamp.OffsetBaseSet)) != 0
 	return atomic.LoadUint32(r.half(stamp.OffsetBase)), ok
@@ -260,10 +254,9 @@ func (r *ring) base() (base uint32, ok bool) {
 func (r *ring) Head() uint64 { return atomic.LoadUint64(r.word(stamp.OffsetHead)) }
 func (r *ring) Size() uint64 { return r.mask + 1 }
 
-// Record implements stamp.Ring. The program reserves an index, stores the time
-// and publishes by storing meta; a lap later it does so in the same place,
-// where the time changes first. But by then head has moved, which is what is
-// looked at last.
+// Record implements stamp.Ring. The program reserves an index, stores the time, and publishes the
+// record by storing meta. A lap later it does the same in the same place, where the time changes
+// first. But head has moved by then, so Record checks head last.
 func (r *ring) Record(index uint64) (stamp.Record, bool) {
 	at := stamp.HeaderSize + (index&r.mask)*stamp.RecordSize
 	meta := stamp.Meta(atomic.LoadUint64(r.word(at + 8)))

@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// ErrAgain says that a Socket has nothing to read now. It is a net.Error that passes,
-// after which TLS goes on.
+// ErrAgain reports that a Socket has nothing to read now. It is a temporary net.Error, so TLS
+// continues after it.
 var ErrAgain error = again{}
 
 type again struct{}
@@ -21,8 +21,7 @@ func (again) Error() string   { return "nothing to read now" }
 func (again) Timeout() bool   { return true }
 func (again) Temporary() bool { return true }
 
-// MoveToSocket has the Conn underneath go on reading from a Socket. There is no
-// net.Conn then.
+// MoveToSocket makes the underlying Conn read from a Socket. Then x has no net.Conn.
 func (x *Records) MoveToSocket(to Socket) {
 	x.Conn, x.c.conn = nil, &to
 	if x.c.tr != nil {
@@ -30,18 +29,16 @@ func (x *Records) MoveToSocket(to Socket) {
 	}
 }
 
-// Socket is a connected stream socket in non-blocking mode that is watched by
-// its owner, an event loop, and not by Go's poller. It does not own the
-// descriptor.
+// Socket is a nonblocking stream socket that an event loop watches instead of Go's poller. It does
+// not own the descriptor.
 type Socket struct{ FD int }
 
-// TrackSocket is Track for such a socket. Read of the Conn then never waits: it
-// returns ErrAgain where it would have to.
+// TrackSocket is Track for a Socket. The Conn's Read never blocks; it returns ErrAgain instead.
 func (s *Stamper) TrackSocket(x Socket) *Conn {
 	return s.follow(&x, rawSocket{&x}, nil)
 }
 
-// Read reads what is there.
+// Read reads the available bytes.
 func (x *Socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -58,7 +55,7 @@ func (x *Socket) Read(p []byte) (int, error) {
 	}
 }
 
-// RemoteAddr returns the peer's address, for display; nil if there is none.
+// RemoteAddr returns the peer's address, for display, or nil if there is none.
 func (x *Socket) RemoteAddr() net.Addr {
 	sa, err := unix.Getpeername(x.FD)
 	if err != nil {
@@ -73,7 +70,7 @@ func (x *Socket) RemoteAddr() net.Addr {
 	return nil
 }
 
-// rawSocket is a Socket as a syscall.RawConn, of which nothing waits either.
+// rawSocket is a Socket as a syscall.RawConn that does not block either.
 type rawSocket struct{ *Socket }
 
 func (x rawSocket) Control(f func(fd uintptr)) error {

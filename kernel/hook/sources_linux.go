@@ -2,7 +2,7 @@ package hook
 
 import "golang.org/x/sys/unix"
 
-// sources lists what Linux offers, best first.
+// sources lists the sources on Linux, best first.
 var sources = []kind{{EBPF, openFilter}, {Timestamping, openTimestamping}}
 
 func kernelRelease() string {

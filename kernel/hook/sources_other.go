@@ -7,10 +7,10 @@ import (
 	"runtime"
 )
 
-// sources is empty: only Linux lets a process ask when a segment arrived.
+// sources is empty: only Linux tells a process when a segment arrived.
 var sources []kind
 
 func kernelRelease() string { return runtime.GOOS }
 
-// Pin exists on Linux alone.
+// Pin exists on Linux only.
 func Pin(string, int, int, Config) error { return fmt.Errorf("pin: %w", ErrUnsupported) }

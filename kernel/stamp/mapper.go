@@ -1,99 +1,92 @@
 package stamp
 
-// Ring gives access to one connection's records, newest at Head()-1. The
-// kernel side appends while we read, so what a method returns may be out of
-// date at once, but never wrong: a Record it returns ok for was whole.
+// Ring gives access to one connection's records, the newest at Head()-1. The kernel appends while
+// user space reads, so a result may be out of date at once. But a Record that is returned with ok
+// was complete.
 type Ring interface {
-	// Head returns how many indices have been reserved.
+	// Head returns the number of indices reserved so far.
 	Head() uint64
-	// Size returns how many records the ring holds; they are the last ones.
+	// Size returns the capacity of the ring, which holds the last Size records.
 	Size() uint64
-	// Record returns the record of that index; ok is false if it is not
-	// published yet or was overwritten.
+	// Record returns the record at index. ok is false if the record is not published yet or was
+	// overwritten.
 	Record(index uint64) (r Record, ok bool)
 }
 
-// earlyReach is after how many bytes early records are dropped, used or not:
-// long before sequence numbers could come round to theirs.
+// earlyReach is the number of stream bytes after which all early records are dropped, long before
+// sequence numbers could wrap around to them.
 const earlyReach = 1 << 30
 
-// tries is how often Arrival looks again when records were overwritten while it
-// looked. Who floods the ring so fast gets the time after the read.
+// tries is the number of attempts of Arrival when records are overwritten meanwhile. A peer that
+// floods the ring so fast gets the time after the read.
 const tries = 3
 
-// maxAhead is how far beyond what was asked for a record may lie and still be
-// in order. It is more than TCP's largest window.
+// maxAhead is the maximum distance in bytes of an in-order record from the requested bytes. It is
+// larger than TCP's largest window.
 const maxAhead = 1 << 30
 
-// Mapper finds the segments that carried a range of one connection's stream.
-// Not safe for concurrent use. Before Begin it finds nothing.
+// Mapper finds the segments that carried a range of one connection's stream. Not safe for
+// concurrent use. Before Begin it finds nothing.
 //
-// It relies on this: when user space has read a byte, the record of the
-// segment that delivered it is published. And on records with a lower index
-// being older, but for segments that several CPUs handled at the same moment.
-// So records that were overwritten are older than all that are left.
+// Mapper relies on two facts. When user space has read a byte, the record of the segment that
+// delivered the byte is published. A record with a lower index is older, except among segments that
+// several CPUs handled at the same moment. So overwritten records are older than all remaining
+// records.
 //
-// A record says that a segment came, not that TCP took it: TCP drops what has
-// an old timestamp, is out of its window or has a bad checksum, and the peer
-// may send such segments on purpose, with bytes that it only sends later. But
-// the segment that TCP took has its record too. So a byte with one record came
-// with that; of several, any may be the one, and the latest counts, which is
-// not earlier. Nothing that the peer sends makes a byte older than it is. (The
-// first copy counted once: who owned his connection could forge it.)
+// A record means that a segment came, not that TCP accepted it. TCP drops segments with an old
+// timestamp, out of the window or with a bad checksum. A peer may send such segments on purpose,
+// with bytes that it really sends later. But the accepted segment has a record, too. So a byte with
+// a single record came with that segment. For a byte with several records, the latest record
+// counts, which is not too early. So a peer cannot make a byte appear older than it is. (An earlier
+// version used the first record, which the peer could forge.)
 //
-// Reordered segments are found because a record is retired when the bytes it
-// carried have been asked for, not when its turn in the ring has come.
+// Reordered segments are found because a record is retired when its bytes have been requested, not
+// when its turn in the ring has come.
 type Mapper struct {
 	// owned by the connection's reader
 	begun bool
 	// base is the sequence number of stream offset 0.
 	base uint32
-	// early are the records from before the ring that still matter, oldest
-	// first, and earlyUntil the offset from which they no longer can.
+	// early holds the records from before the ring that still matter, oldest first. From stream
+	// offset earlyUntil on they are dropped.
 	early      []Record
 	earlyUntil int64
-	// Invariant: the bytes of all records below next have been asked for, or
-	// the records are lost.
+	// Invariant: below next, the bytes of each record have been requested, or the record is lost.
 	next uint64
-	// Invariant: each record from next to below sorted begins where the one
-	// before it ends, or further on, and the last of them ends at sortedTo.
+	// Invariant: from next to below sorted, each record begins at or after the end of the previous
+	// record. The last of these records ends at sortedTo.
 	sorted   uint64
 	sortedTo uint32
-	// gap says that records below next are lost, so that a byte without a
-	// record is not a mystery, and the one record found for it may be a second
-	// copy unless it is marked First. The bytes from a First record on have all
-	// their records left, so a gap ends when one is retired.
+	// gap means that records below next are lost. Then a byte may have no record, and the only
+	// record of a byte may be of a second copy, unless the record is marked First. All records of
+	// the bytes from a First record on are still there, so the gap ends when a First record is
+	// retired.
 	gap bool
-	// lost counts records overwritten before they were retired.
+	// lost counts the records that were overwritten before they were retired.
 	lost uint64
 }
 
-// Begin tells where the stream starts and what came before the ring, when the
-// reader is at offset now: early, oldest first, which the Mapper keeps, is all
-// of it unless missing is true.
+// Begin sets the start of the stream and the early records, oldest first, when the reader is at
+// offset now. The Mapper keeps early. missing means that some early records are lost.
 //
-// Requires: it was not called before.
+// Requires: Begin was not called before.
 func (m *Mapper) Begin(base uint32, early []Record, missing bool, now int64) {
 	m.begun, m.base, m.early, m.gap = true, base, early, missing
 	m.earlyUntil = now + earlyReach
 }
 
-// Lost returns how many records were overwritten before they were retired.
-// Not every one of them is a loss to a message: of a message in many segments
-// the last few suffice.
+// Lost returns the number of records that were overwritten before they were retired. Not every lost
+// record affects a message: the last few records of a long message suffice.
 func (m *Mapper) Lost() uint64 { return m.lost }
 
-// Arrival returns when the bytes [start, end) of the stream were complete, or
-// a later time. They must have been read, since records of bytes that are still
-// under way may be missing.
+// Arrival returns when the bytes [start, end) of the stream were complete, or a later time. The
+// bytes must have been read, because records of bytes in transit may be missing. The result is:
+//   - Exact if each byte has a single record, or is older than a byte with a record;
+//   - UpperBound, the time of the latest record, if some bytes have several records;
+//   - Overwritten, the time of the oldest remaining record, if all records of the bytes are lost;
+//   - not ok if nothing is known.
 //
-//   - Exact: each byte has one record, or is older than one that has.
-//   - UpperBound: of bytes that have several, the latest.
-//   - Overwritten: there is none left. The time is that of the oldest that is.
-//   - ok is false: nothing is known.
-//
-// Requires: start < end; start not below the start of the call before; end -
-// start less than 1 GiB.
+// Requires: start < end; start not below the previous call's start; end - start less than 1 GiB.
 func (m *Mapper) Arrival(r Ring, start, end int64) (a Arrival, ok bool) {
 	if !m.begun {
 		return Arrival{}, false
@@ -107,14 +100,13 @@ func (m *Mapper) Arrival(r Ring, start, end int64) (a Arrival, ok bool) {
 		if r.Head()-m.next <= r.Size() {
 			return a, ok
 		}
-		// A record may have been overwritten before it was looked at, when one
-		// that is older had been already.
+		// Records were overwritten during the search, perhaps before find read them. Search again.
 	}
 	return Arrival{}, false
 }
 
-// catchUp skips records that were overwritten. They are newer than the early
-// ones, which must not be taken for theirs.
+// catchUp skips overwritten records. They are newer than the early records, so it drops the early
+// records, too.
 func (m *Mapper) catchUp(r Ring, head uint64) {
 	if size := r.Size(); head-m.next > size {
 		m.lost += head - size - m.next
@@ -123,8 +115,8 @@ func (m *Mapper) catchUp(r Ring, head uint64) {
 	}
 }
 
-// retire lets go of records that only carried bytes before s. It stops at the
-// first that is not published: passing it would lose it.
+// retire drops the records that only carried bytes before s. It stops at the first unpublished
+// record, which would be lost otherwise.
 func (m *Mapper) retire(r Ring, head uint64, start int64, s uint32) {
 	if start >= m.earlyUntil {
 		m.early = nil
@@ -147,7 +139,7 @@ func (m *Mapper) retire(r Ring, head uint64, start int64, s uint32) {
 	}
 }
 
-// at returns the i-th record that is left, early ones first.
+// at returns the i-th remaining record, early records first.
 func (m *Mapper) at(r Ring, i uint64) (Record, bool) {
 	n := uint64(len(m.early))
 	if i < n {
@@ -156,10 +148,9 @@ func (m *Mapper) at(r Ring, i uint64) (Record, bool) {
 	return r.Record(m.next + i - n)
 }
 
-// find returns the time of the latest record that has any of the size bytes
-// from s on. Bytes whose records are lost are older than all that are left, so
-// they do not count beside one that is found; without a gap they make the answer
-// unknown.
+// find returns the time of the latest record with any of the size bytes from s on. With a gap,
+// bytes without a record are older than all remaining records, so they do not affect the latest
+// time. Without a gap, a byte without a record makes the result unknown.
 func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) {
 	n := uint64(len(m.early)) + head - m.next
 	ordered := n > 1 && m.inOrder(r, head, s)
@@ -177,7 +168,7 @@ func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) 
 			first = first && rec.First
 		}
 		if ordered && !before(rec.end(), s+size) {
-			break // the others begin further on
+			break // the other records begin further on
 		}
 	}
 	switch {
@@ -193,22 +184,22 @@ func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) 
 	return a, true
 }
 
-// inOrder reports whether no two of the records left have a byte in common
-// because each begins where the one before ends, or further on. It looks at
-// each record once, but at the one that is out of order, if any, until that is
-// retired. Early records are few and soon gone: with them it says no.
+// inOrder reports whether the remaining records do not overlap, because each begins at or after the
+// end of the previous record. It checks each record once, except the record that is out of order,
+// until that record is retired. With early records, which are few and short-lived, inOrder returns
+// false.
 func (m *Mapper) inOrder(r Ring, head uint64, s uint32) bool {
 	if len(m.early) > 0 {
 		return false
 	}
 	if m.sorted <= m.next {
-		// The first one may have begun before s.
+		// The first record may have begun before s.
 		m.sorted, m.sortedTo = m.next, s-sizeMask
 	}
 	for ; m.sorted < head; m.sorted++ {
 		rec, ok := r.Record(m.sorted)
-		// Distances from s: numbers that the peer chooses could go round
-		// otherwise, and come back to a byte with every step forward.
+		// Compare distances from s. The peer chooses sequence numbers, which could wrap around to
+		// the same byte although each step goes forward.
 		if from := int32(rec.Seq - s); !ok || from < int32(m.sortedTo-s) || from > maxAhead {
 			return false
 		}
@@ -217,7 +208,7 @@ func (m *Mapper) inOrder(r Ring, head uint64, s uint32) bool {
 	return true
 }
 
-// oldest bounds the time of a lost record by that of the oldest that is left.
+// oldest returns the time of the oldest remaining record, an upper bound for all lost records.
 func (m *Mapper) oldest(r Ring, head uint64) (Arrival, bool) {
 	for i := range uint64(len(m.early)) + head - m.next {
 		if rec, ok := m.at(r, i); ok {

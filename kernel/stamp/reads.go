@@ -1,13 +1,12 @@
 package stamp
 
-// readsKept is how many reads a Reads remembers. A driver asks for a message
-// right after the read that completed it, so one would nearly do; the others
-// serve a driver that parses late, after it was held back by a full queue.
+// readsKept is the number of reads that a Reads remembers. A driver asks for a message right after
+// the read that completed it, so one would nearly suffice. The others serve a driver that parses
+// late because of a full queue.
 const readsKept = 4
 
-// Reads remembers where the last few reads of one stream ended, and something
-// about each: when it returned, say. The zero value has seen no read. Not safe
-// for concurrent use.
+// Reads remembers where the last reads of a stream ended, with a value for each read, such as its
+// time. The zero value has no reads. Not safe for concurrent use.
 //
 // Invariant: ends never decrease from an older to a newer entry.
 type Reads[T any] struct {
@@ -19,19 +18,17 @@ type Reads[T any] struct {
 	}
 }
 
-// Note records a read that ended at stream offset end (one past its last
-// byte).
+// Note records a read that ended at stream offset end (one past its last byte).
 //
-// Requires: end not below the end of the read before.
+// Requires: end not below the previous read's end.
 func (r *Reads[T]) Note(end int64, about T) {
 	e := &r.last[r.count%readsKept]
 	e.end, e.about = end, about
 	r.count++
 }
 
-// At returns what was noted about the read that brought the byte at offset
-// off. For a read that is forgotten it answers with the oldest one still known;
-// ok is false when no read has brought that byte yet.
+// At returns the value of the read that returned the byte at offset off. If that read is forgotten,
+// At returns the value of the oldest remembered read. ok is false if the byte has not been read.
 func (r *Reads[T]) At(off int64) (about T, ok bool) {
 	for i := r.count; i > 0 && r.count-i < readsKept; i-- {
 		e := &r.last[(i-1)%readsKept]
@@ -43,8 +40,8 @@ func (r *Reads[T]) At(off int64) (about T, ok bool) {
 	return about, ok
 }
 
-// Before returns what was noted about the last read that ended before the byte
-// at offset off; ok is false if there was none or it is forgotten.
+// Before returns the value of the last read that ended before the byte at offset off. ok is false
+// if there was no such read or it is forgotten.
 func (r *Reads[T]) Before(off int64) (about T, ok bool) {
 	for i := r.count; i > 0 && r.count-i < readsKept; i-- {
 		if e := &r.last[(i-1)%readsKept]; e.end <= off {

@@ -2,39 +2,37 @@ package stamp
 
 import "github.com/srtm-io/srtm/internal/mono"
 
-// What the kernel side and user space agree on. Numbers are in the machine's
-// own byte order. A slot belongs to one connection and is HeaderSize bytes of
-// header and then a ring of records, RecordSize bytes each:
+// Memory layout that the kernel program and user space share. Numbers are in the machine's byte
+// order. A slot belongs to one connection. It consists of a header of HeaderSize bytes and a ring
+// of records of RecordSize bytes each:
 //
 //	offset  size
 //	     0     8  head: record indices reserved so far
 //	     8     8  cookie of the owner, 0 when free
-//	    16     4  base: TCP sequence number of stream offset 0; of the program
-//	              that does not know it, the segments so far, as TCP counts them
+//	    16     4  base: TCP sequence number of stream offset 0; in the plain
+//	              program, which does not know base, TCP's count of segments
 //	    20     4  base known: 0 or 1, set after base
 //	    24     4  top: the furthest end of a segment so far
 //	    28    36  unused
 //	    64    16  record 0: time (8, CLOCK_MONOTONIC in ns), meta (8)
 //	    80    16  record 1 ...
 //
-// and meta, which is stored after the time, is
+// meta is stored after the time. Its format is:
 //
 //	63            32  31   30          12 11       0
 //	+---------------+-----+--------------+----------+
 //	| sequence no.  |first| payload size | lap mark |
 //	+---------------+-----+--------------+----------+
 //
-// First is set if the segment begins at or beyond the end of all the segments
-// of the connection that came before it (as far as the slot knows), so that
-// none of its bytes had come before.
+// First is set if the segment begins at or beyond the end of all earlier segments of the connection
+// (as far as the slot knows), so that none of its bytes had come before.
 //
-// The lap mark is the low 12 bits of the record's index. It tells a record
-// from the one a lap earlier in the same place, and from one that is reserved
-// but not written yet.
+// The lap mark is the low 12 bits of the record's index. It distinguishes a record from the record
+// one lap earlier in the same place, and from a record that is reserved but not written yet.
 //
-// What the kernel keeps of a connection without a slot is EarlySize bytes:
+// For a connection without a slot, the kernel keeps EarlySize bytes:
 //
-//	 0     4  base, likewise
+//	 0     4  base, as above
 //	 4     4  base known
 //	 8     4  head
 //	12     4  unused
@@ -55,26 +53,25 @@ const (
 	firstBit = 1 << 31
 )
 
-// A ring holds a power of two of records, from MinRing to MaxRing: with
-// MaxRing the lap mark still spans four laps.
+// The number of records in a ring is a power of two from MinRing to MaxRing. With MaxRing the lap
+// mark still spans four laps.
 const (
 	MinRing = 64
 	MaxRing = 1024
 )
 
-// Meta is the packed half of a record as it lies in memory.
+// Meta is the packed half of a record, as in memory.
 type Meta uint64
 
-// BlankMeta is what the place of that index must hold before its first lap: it
-// marks no index that belongs there, and covers no byte.
+// BlankMeta returns the initial meta at an index. It marks no index that belongs there, and covers
+// no byte.
 func BlankMeta(index uint64) Meta { return Meta((index + 1) & markMask) }
 
-// Of reports whether the record in that place is the one of that index, and
-// published.
+// Of reports whether the record at the index is published and of this lap.
 func (m Meta) Of(index uint64) bool { return uint64(m)&markMask == index&markMask }
 
-// Record is one TCP segment as the kernel saw it come: its payload is the Size
-// bytes from sequence number Seq on. First says that none of them came before.
+// Record is a TCP segment as the kernel saw it arrive. Its payload is the Size bytes from sequence
+// number Seq on. First means that none of the bytes came before.
 type Record struct {
 	At    mono.Time
 	Seq   uint32
@@ -87,7 +84,7 @@ func MakeRecord(at mono.Time, m Meta) Record {
 	return Record{At: at, Seq: uint32(m >> 32), Size: uint32(m>>12) & sizeMask, First: m&firstBit != 0}
 }
 
-// end is the sequence number after the record's last byte.
+// end returns the sequence number after the record's last byte.
 func (r Record) end() uint32 { return r.Seq + r.Size }
 
 // common returns how many of the size bytes from seq on the record carries.
@@ -101,7 +98,7 @@ func (r Record) common(seq, size uint32) uint32 {
 	return 0
 }
 
-// before reports whether a lies before b, in the ring of sequence numbers.
+// before reports whether a precedes b in the ring of sequence numbers.
 //
-// Requires: they are less than 2 GiB apart.
+// Requires: a and b are less than 2 GiB apart.
 func before(a, b uint32) bool { return int32(a-b) < 0 }

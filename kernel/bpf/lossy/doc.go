@@ -1,6 +1,6 @@
-// Package lossy holds a program that makes a network interface lose and double
-// TCP segments, and one that notes when each came. Tests of kernel/hook attach
-// them to a pair of virtual interfaces; nothing else uses them.
+// Package lossy holds a program that makes a network interface lose and duplicate TCP segments, and
+// a program that records the arrival of each segment. Only tests of kernel/hook use them, on a pair
+// of virtual interfaces.
 //
 //	go generate ./kernel/bpf/...
 package lossy
