@@ -39,7 +39,7 @@ func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "| seconds | keys | RSS MB | bytes a key | p50 us | p99 us | p99.9 us | collections | longest pause ms | check-point s ago | admission.db MB |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	host.Head(out, "seconds", "keys", "RSS MB", "bytes a key", "p50 us", "p99 us", "p99.9 us", "collections", "longest pause ms", "check-point s ago", "admission.db MB")
 	start := time.Now()
 	report := func(r decide.Result) (keys float64, err error) {
 		values, err := host.Metrics(ctx, web.At)
@@ -55,7 +55,7 @@ func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide
 			}
 		}
 		keys = values["srtm_admission_keys"]
-		fmt.Fprintf(out, "| %.0f | %.0f | %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.2f | %.1f | %d |\n", time.Since(start).Seconds(), keys, r.RSS>>20, float64(r.RSS-empty.RSS)/max(1, keys-1000),
+		host.Rowf(out, "%.0f\t%.0f\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.1f\t%d", time.Since(start).Seconds(), keys, r.RSS>>20, float64(r.RSS-empty.RSS)/max(1, keys-1000),
 			us(r.Latency.Quantile(.5)), us(r.Latency.Quantile(.99)), us(r.Latency.Quantile(.999)), values["go_gc_duration_seconds_count"],
 			1e3*values[`go_gc_duration_seconds{quantile="1"}`], values["srtm_admission_checkpoint_age_seconds"], disk>>20)
 		return keys, nil

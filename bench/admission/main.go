@@ -5,7 +5,6 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,14 +21,6 @@ import (
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/obs"
 )
-
-// subject is one line of the table.
-type subject struct {
-	name   string
-	server *decide.Server
-	err    error // it did not start
-	ask    func(*decide.Server) (decide.Result, error)
-}
 
 // columns are what is shown of a subject.
 var columns = host.Table[decide.Result]{
@@ -54,25 +46,19 @@ func latency(q float64) func(decide.Result) float64 {
 
 func cpu(r decide.Result) float64 { return us(r.CPU) }
 
-// target is the most that admission may take, as a ratio to what another takes.
-type target struct {
-	what, of, to string
-	figure       func(decide.Result) float64
-	limit        float64
-}
-
-var targets = []target{
-	{"UDP p50 to the echo's", "admission, UDP", "UDP echo", latency(.5), 1.3},
-	{"UDP p99 to the echo's", "admission, UDP", "UDP echo", latency(.99), 1.5},
-	{"UDP CPU to the echo's", "admission, UDP", "UDP echo", cpu, 1.5},
-	{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", latency(.99), .7},
-	{"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", cpu, .5},
-	{"p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", latency(.5), 1.3},
-	{"p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", latency(.99), 1.5},
-	{"CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", cpu, 1.5},
-	{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", latency(.99), .7},
-	{"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", cpu, .5},
-	{"/qos p50 to the handler's", "admission, /qos", "net/http handler", latency(.5), 1.4},
+// targets are the most that admission may take, as ratios to what others take.
+var targets = []host.Target[decide.Result]{
+	host.Ratio("UDP p50 to the echo's", "admission, UDP", "UDP echo", latency(.5), 1.3),
+	host.Ratio("UDP p99 to the echo's", "admission, UDP", "UDP echo", latency(.99), 1.5),
+	host.Ratio("UDP CPU to the echo's", "admission, UDP", "UDP echo", cpu, 1.5),
+	host.Ratio("UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", latency(.99), .7),
+	host.Ratio("UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", cpu, .5),
+	host.Ratio("p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", latency(.5), 1.3),
+	host.Ratio("p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", latency(.99), 1.5),
+	host.Ratio("CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", cpu, 1.5),
+	host.Ratio("p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", latency(.99), .7),
+	host.Ratio("CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", cpu, .5),
+	host.Ratio("/qos p50 to the handler's", "admission, /qos", "net/http handler", latency(.5), 1.4),
 }
 
 // Run prints what decisions cost.
@@ -118,14 +104,14 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	if *keys > 0 {
 		return fill(ctx, out, path, dir, *keys, pool, *limit)
 	}
-	udp := func(l decide.Load, echo bool) func(*decide.Server) (decide.Result, error) {
-		return func(s *decide.Server) (decide.Result, error) { return decide.UDP(s, l, echo) }
+	udp := func(s *decide.Server, l decide.Load, echo bool) func(int) (decide.Result, error) {
+		return func(int) (decide.Result, error) { return decide.UDP(s, l, echo) }
 	}
-	evalsha := func(l decide.Load) func(*decide.Server) (decide.Result, error) {
-		return func(s *decide.Server) (decide.Result, error) { return decide.EVALSHA(s, l) }
+	evalsha := func(s *decide.Server, l decide.Load) func(int) (decide.Result, error) {
+		return func(int) (decide.Result, error) { return decide.EVALSHA(s, l) }
 	}
-	web := func(path string) func(*decide.Server) (decide.Result, error) {
-		return func(s *decide.Server) (decide.Result, error) {
+	web := func(s *decide.Server, path string) func(int) (decide.Result, error) {
+		return func(int) (decide.Result, error) {
 			return decide.HTTP(s, decide.Load{Rate: *httpRate, Length: *length, Connections: 16}, path)
 		}
 	}
@@ -136,17 +122,17 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	nginx, err5 := decide.Nginx(dir, decide.NginxLimit)
 	haproxy, err6 := decide.HAProxy(dir, decide.HAProxyLimit)
 	defer decide.Stop(echo, bare, asked, redis, nginx, haproxy)
-	all, goals := []subject{
-		{"UDP echo", echo, err1, udp(pool, true)},
-		{"admission, UDP", asked, err3, udp(pool, false)},
-		{"Redis, GCRA by EVALSHA", redis, err4, evalsha(pool)},
-		{"UDP echo, pipelined", echo, err1, udp(pipe, true)},
-		{"admission, UDP, pipelined", asked, err3, udp(pipe, false)},
-		{"Redis, pipelined", redis, err4, evalsha(pipe)},
-		{"net/http handler", bare, err2, web("/qos?key=%s")},
-		{"admission, /qos", routed, err3, web("/qos?key=%s")},
-		{"nginx, limit_req", nginx, err5, web("/?key=%s")},
-		{"HAProxy, stick table", haproxy, err6, web("/?key=%s")},
+	all, goals := []host.Subject[decide.Result]{
+		{Name: "UDP echo", Err: err1, Measure: udp(echo, pool, true)},
+		{Name: "admission, UDP", Err: err3, Measure: udp(asked, pool, false)},
+		{Name: "Redis, GCRA by EVALSHA", Err: err4, Measure: evalsha(redis, pool)},
+		{Name: "UDP echo, pipelined", Err: err1, Measure: udp(echo, pipe, true)},
+		{Name: "admission, UDP, pipelined", Err: err3, Measure: udp(asked, pipe, false)},
+		{Name: "Redis, pipelined", Err: err4, Measure: evalsha(redis, pipe)},
+		{Name: "net/http handler", Err: err2, Measure: web(bare, "/qos?key=%s")},
+		{Name: "admission, /qos", Err: err3, Measure: web(routed, "/qos?key=%s")},
+		{Name: "nginx, limit_req", Err: err5, Measure: web(nginx, "/?key=%s")},
+		{Name: "HAProxy, stick table", Err: err6, Measure: web(haproxy, "/?key=%s")},
 	}, targets
 	if len(rates) > 0 {
 		all, goals = nil, nil
@@ -154,33 +140,20 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 			l := decide.Load{Rate: rate, Length: *length, Connections: *connections}
 			name := fmt.Sprintf("%.0f/s: ", rate)
 			ours, theirs := name+"admission, UDP", name+"Redis"
-			all = append(all, subject{name + "UDP echo", echo, err1, udp(l, true)},
-				subject{ours, asked, err3, udp(l, false)}, subject{theirs, redis, err4, evalsha(l)})
-			goals = append(goals, target{ours + ", p99 to Redis'", ours, theirs, latency(.99), .7}, target{ours + ", CPU to Redis'", ours, theirs, cpu, .5})
+			all = append(all, host.Subject[decide.Result]{Name: name + "UDP echo", Err: err1, Measure: udp(echo, l, true)},
+				host.Subject[decide.Result]{Name: ours, Err: err3, Measure: udp(asked, l, false)}, host.Subject[decide.Result]{Name: theirs, Err: err4, Measure: evalsha(redis, l)})
+			goals = append(goals, host.Ratio(ours+", p99 to Redis'", ours, theirs, latency(.99), .7), host.Ratio(ours+", CPU to Redis'", ours, theirs, cpu, .5))
 		}
 	}
-	var subjects []subject
-	for _, s := range all {
-		switch {
-		case errors.Is(s.err, decide.ErrAbsent):
-			fmt.Fprintf(out, "%s: left out: %v\n", s.name, s.err)
-		case s.err != nil:
-			return s.err
-		case kept.MatchString(s.name):
-			subjects = append(subjects, s)
-		}
-	}
-	ask := func(s subject, _ int) (decide.Result, error) {
-		r, err := s.ask(s.server)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", s.name, err)
-		}
-		return r, err
-	}
-	if _, err := host.Alternate(ctx, 1, subjects, ask); err != nil { // warms up
+	all = slices.DeleteFunc(all, func(s host.Subject[decide.Result]) bool { return !kept.MatchString(s.Name) })
+	subjects, err := host.Present(out, all)
+	if err != nil {
 		return err
 	}
-	got, err := host.Alternate(ctx, *rounds, subjects, ask)
+	if _, err := host.Rounds(ctx, 1, subjects); err != nil { // warms up
+		return err
+	}
+	got, err := host.Rounds(ctx, *rounds, subjects)
 	if err != nil {
 		return err
 	}
@@ -192,18 +165,8 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission looks each second for what to save, which is nothing, since these keys are full again.
 
 `, obs.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
-	by, names := map[string][]decide.Result{}, []string{}
-	for i, s := range subjects {
-		names, by[s.name] = append(names, s.name), got[i]
-	}
-	columns.Write(out, names, got)
-	fmt.Fprintln(out)
-	host.Head(out, "ratio", "is", "target", "kept")
-	for _, t := range goals {
-		if of, to := by[t.of], by[t.to]; len(of) > 0 && len(to) > 0 {
-			host.Judge(out, t.what, "%.2f", host.Median(of, t.figure)/host.Median(to, t.figure), t.limit)
-		}
-	}
+	columns.Write(out, subjects, got)
+	host.Judge(out, "ratio", got, goals)
 	return nil
 }
 

@@ -72,7 +72,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			}
 		}
 	}
-	return r.WriteText(stdout)
+	r.WriteText(stdout)
+	return nil
 }
 
 func parse(args []string, help io.Writer) (*config, error) {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
 
@@ -70,19 +70,12 @@ type Publishers struct {
 }
 
 // WriteText prints the table for people.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d CPUs: %s\n\n", r.Version, r.CPUs, strings.Join(r.Args, " "))
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "groups of\tmode\tfitted\tseconds\trounds\tk\tchecked p99\taccess\tprocessing\tlate\tSLO\tsent late p99\t")
+func (r *Report) WriteText(w io.Writer) {
+	fmt.Fprintf(w, "%s, %d CPUs: %s\n\n", r.Version, r.CPUs, strings.Join(r.Args, " "))
+	host.Head(w, "groups of", "mode", "fitted", "seconds", "rounds", "k", "checked p99", "access", "processing", "late", "SLO", "sent late p99")
 	for i := range r.Rows {
-		fmt.Fprintln(t, strings.Join(r.Rows[i].cells(), "\t")+"\t")
+		host.Row(w, r.Rows[i].cells()...)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 func (r *Row) cells() []string {

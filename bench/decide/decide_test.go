@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
@@ -28,7 +29,7 @@ func TestEachIsMeasured(t *testing.T) {
 	t.Cleanup(func() { udp.Stop() })
 	started := func(s *Server, err error) *Server {
 		switch {
-		case errors.Is(err, ErrAbsent):
+		case errors.Is(err, host.ErrAbsent):
 			t.Log(err)
 			return nil
 		case err != nil:

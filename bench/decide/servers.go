@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/local"
 )
 
@@ -32,9 +33,6 @@ func Stop(all ...*Server) {
 		}
 	}
 }
-
-// ErrAbsent says that a program is not installed.
-var ErrAbsent = errors.New("not installed")
 
 // Admission runs the daemon with a rule for every key, in dir. udp and web are the same
 // process as it is asked by either protocol.
@@ -70,16 +68,16 @@ func Installed(name, dir, config string, flags ...string) (*Server, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		if path, err = exec.LookPath("/usr/sbin/" + name); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, ErrAbsent)
+			return nil, fmt.Errorf("%s: %w", name, host.ErrAbsent)
 		}
 	}
 	ports, err := local.Ports(1)
 	if err != nil {
 		return nil, err
 	}
-	host, port, _ := net.SplitHostPort(ports[0])
+	address, port, _ := net.SplitHostPort(ports[0])
 	file := filepath.Join(dir, name+".conf")
-	fill := strings.NewReplacer("{at}", ports[0], "{host}", host, "{port}", port, "{dir}", dir, "{file}", file)
+	fill := strings.NewReplacer("{at}", ports[0], "{host}", address, "{port}", port, "{dir}", dir, "{file}", file)
 	if err := os.WriteFile(file, []byte(fill.Replace(config)), 0o600); err != nil {
 		return nil, err
 	}

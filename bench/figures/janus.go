@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -60,7 +61,7 @@ func janusBalancer(w *harness) error {
 	proxied := row{Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us", Note: "not made: HAProxy is not installed"}
 	proxy, err := decide.HAProxy(dir, decide.HAProxyBefore(web.At))
 	switch {
-	case errors.Is(err, decide.ErrAbsent):
+	case errors.Is(err, host.ErrAbsent):
 	case err != nil:
 		return err
 	default:

@@ -5,7 +5,7 @@
 // end, answers each, and writes each message to every subscriber. It keeps nothing, checks
 // nothing and bounds nothing.
 //
-//	go run ./bench/peer --floor=build/floor
+//	go run ./bench peer --floor=build/floor
 //
 // With --fsync each turn's messages are written and synced, with one call each, before they
 // are answered: a bare group commit.

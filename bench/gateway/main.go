@@ -7,7 +7,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -101,19 +100,15 @@ func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f fi
 	return f, nil
 }
 
+// The names of what targets are of.
+const bare, ours = "bare ReverseProxy", "gateway"
+
 // subject is a line of a table.
 type subject struct {
 	name string
 	*decide.Server
 	err     error  // it did not start
 	metrics string // host:port where it says what it has allocated; "": it does not
-}
-
-func named(subjects []*subject) (names []string) {
-	for _, s := range subjects {
-		names = append(names, s.name)
-	}
-	return names
 }
 
 // mallocs is what it has allocated so far.
@@ -123,21 +118,6 @@ func (s *subject) mallocs(ctx context.Context) (float64, error) {
 	}
 	all, err := host.Metrics(ctx, s.metrics)
 	return all[decide.Mallocs], err
-}
-
-// present leaves out what is not installed.
-func (o *options) present(all []*subject) (there []*subject, err error) {
-	for _, s := range all {
-		switch {
-		case s.err == nil:
-			there = append(there, s)
-		case errors.Is(s.err, decide.ErrAbsent):
-			fmt.Fprintf(o.out, "\n%s: left out: %v\n", s.name, s.err)
-		default:
-			err = errors.Join(err, fmt.Errorf("%s: %w", s.name, s.err))
-		}
-	}
-	return there, err
 }
 
 // cost compares what a request takes of each proxy before one server that answers at once.
@@ -154,11 +134,7 @@ func (o *options) cost(ctx context.Context) error {
 	defer decide.Stop(backend)
 	all := proxies(o.bin, dir, []*decide.Server{backend}, true)
 	defer stop(all)
-	subjects, err := o.present(all)
-	if err != nil {
-		return err
-	}
-	measure := func(s *subject, _ int) (figures, error) {
+	subjects, err := o.subjects(all, func(s *subject) (figures, error) {
 		before, err := s.mallocs(ctx)
 		if err != nil {
 			return figures{}, err
@@ -170,11 +146,14 @@ func (o *options) cost(ctx context.Context) error {
 		after, err := s.mallocs(ctx)
 		f.allocations = (after - before) / (o.rate * o.length.Seconds())
 		return f, err
-	}
-	if _, err := host.Alternate(ctx, 1, subjects, measure); err != nil { // warms up
+	})
+	if err != nil {
 		return err
 	}
-	got, err := host.Alternate(ctx, o.rounds, subjects, measure)
+	if _, err := host.Rounds(ctx, 1, subjects); err != nil { // warms up
+		return err
+	}
+	got, err := host.Rounds(ctx, o.rounds, subjects)
 	if err != nil {
 		return err
 	}
@@ -182,20 +161,15 @@ func (o *options) cost(ctx context.Context) error {
 	table := host.Table[figures]{
 		host.Figure("p50 us", "%.0f", micros(p50)), host.Figure("p99 us", "%.0f", micros(p99)), host.Figure("p99.9 us", "%.0f", micros(p999)),
 		host.Figure("CPU us", "%.1f", cpu),
-		{Title: "allocations", Text: func(rounds []figures) string {
-			if n := host.Median(rounds, count); n > 0 {
-				return fmt.Sprintf("%.1f", n)
-			}
-			return "–" // it does not say
-		}},
+		{Title: "allocations", Format: "%.1f", Of: func(f figures) (float64, bool) { return f.allocations, f.allocations > 0 }},
 	}
-	table.Write(o.out, named(subjects), got)
-	bare, ours := got[0], got[2]
-	fmt.Fprintln(o.out)
-	host.Head(o.out, "the gateway, to a bare ReverseProxy", "is", "target", "kept")
-	host.Judge(o.out, "CPU", "%.2f", host.Median(ours, cpu)/host.Median(bare, cpu), 1.15)
-	host.Judge(o.out, "p99", "%.2f", host.Median(ours, p99)/host.Median(bare, p99), 1.2)
-	host.Judge(o.out, "allocations more", "%.1f", host.Median(ours, count)-host.Median(bare, count), 2)
+	table.Write(o.out, subjects, got)
+	host.Judge(o.out, "the gateway, to a bare ReverseProxy", got, []host.Target[figures]{
+		host.Ratio("CPU", ours, bare, cpu, 1.15), host.Ratio("p99", ours, bare, p99, 1.2),
+		{What: "allocations more", Format: "%.1f", Limit: 2, Is: func(by map[string][]figures) (float64, bool) {
+			return host.Median(by[ours], count) - host.Median(by[bare], count), true
+		}},
+	})
 	return nil
 }
 
@@ -219,12 +193,8 @@ func (o *options) choice(ctx context.Context) error {
 	}
 	all := proxies(o.bin, dir, backends, false)
 	defer stop(all)
-	subjects, err := o.present(all)
-	if err != nil {
-		return err
-	}
 	rate, rounds := o.load*capacity, max(o.rounds/2, 1)
-	got, err := host.Alternate(ctx, rounds, subjects, func(s *subject, _ int) (f figures, err error) {
+	subjects, err := o.subjects(all, func(s *subject) (f figures, err error) {
 		const connections = 256
 		if _, err := ask(s.Server, rate, o.length, connections); err != nil { // it learns
 			return f, err
@@ -246,6 +216,10 @@ func (o *options) choice(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	got, err := host.Rounds(ctx, rounds, subjects)
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(o.out, "\nServers of 1, 2 and 4 processors, %v of one a request, lognormal; %.0f requests/s, %.0f %% of what they can do, %d rounds of %v:\n\n", decide.Service, rate, 100*o.load, rounds, 5*o.length)
 	table := host.Table[figures]{
 		host.Figure("mean ms", "%.1f", func(f figures) float64 { return f.mean }), host.Figure("sd ms", "%.1f", sd),
@@ -258,19 +232,28 @@ func (o *options) choice(ctx context.Context) error {
 			return strings.Join(shares, " / ")
 		}},
 	}
-	table.Write(o.out, named(subjects), got)
-	if others := got[2:]; len(others) > 0 { // behind both forms of ours
-		fmt.Fprintln(o.out)
-		host.Head(o.out, "the gateway, to the best of the others", "is", "target", "kept")
-		judge := func(what string, of func(figures) float64) {
-			best := math.Inf(1)
-			for _, rounds := range others {
-				best = min(best, host.Median(rounds, of))
-			}
-			host.Judge(o.out, what, "%.2f", host.Median(got[0], of)/best, 1)
+	table.Write(o.out, subjects, got)
+	if len(subjects) > 2 { // others beside both forms of ours
+		best := func(what string, of func(figures) float64) host.Target[figures] {
+			return host.Target[figures]{What: what, Format: "%.2f", Limit: 1, Is: func(by map[string][]figures) (float64, bool) {
+				least := math.Inf(1)
+				for _, s := range subjects[2:] {
+					least = min(least, host.Median(by[s.Name], of))
+				}
+				return host.Median(by[ours], of) / least, true
+			}}
 		}
-		judge("p99", p99)
-		judge("standard deviation", sd)
+		host.Judge(o.out, "the gateway, to the best of the others", got, []host.Target[figures]{best("p99", p99), best("standard deviation", sd)})
 	}
 	return nil
+}
+
+// subjects are the servers that have started, as they are measured.
+func (o *options) subjects(all []*subject, measure func(*subject) (figures, error)) ([]host.Subject[figures], error) {
+	var subjects []host.Subject[figures]
+	for _, s := range all {
+		subjects = append(subjects, host.Subject[figures]{Name: s.name, Err: s.err, Measure: func(int) (figures, error) { return measure(s) }})
+	}
+	fmt.Fprintln(o.out)
+	return host.Present(o.out, subjects)
 }

@@ -22,15 +22,15 @@ func served(ctx context.Context, backends []*decide.Server) []float64 {
 	return counts
 }
 
-// proxies starts all that is compared before the backends: where bare ones are wanted,
+// proxies starts all that is compared before the backends: where bare proxies are wanted beside,
 // two of them, then the gateway and the others.
-func proxies(bin, dir string, backends []*decide.Server, bare bool) (all []*subject) {
+func proxies(bin, dir string, backends []*decide.Server, beside bool) (all []*subject) {
 	add := func(name string, s *decide.Server, err error, metrics string) {
 		all = append(all, &subject{name, s, err, metrics})
 	}
-	if bare {
+	if beside {
 		for _, b := range []struct{ kind, name string }{
-			{"proxy", "bare ReverseProxy"}, {"forwarder", "the same with X-Forwarded-* and a bound on the answer, as ours"},
+			{"proxy", bare}, {"forwarder", "the same with X-Forwarded-* and a bound on the answer, as ours"},
 		} {
 			s, err := decide.Bare(b.kind, backends[0].At)
 			at := ""
@@ -51,8 +51,8 @@ func proxies(bin, dir string, backends []*decide.Server, bare bool) (all []*subj
 		s, admin, err := startGateway(bin, dir, each("[[server]]\nurl = \"http://%[1]s\"\n"), flags)
 		add(name, s, err, admin)
 	}
-	gateway("gateway")
-	if !bare {
+	gateway(ours)
+	if !beside {
 		gateway("gateway, --balance=busy", "--balance=busy")
 	}
 	s, err := decide.HAProxy(dir, " default_backend b\nbackend b\n http-reuse always\n balance leastconn\n"+each(" server s%[2]d %[1]s\n"))

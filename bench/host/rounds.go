@@ -1,41 +1,102 @@
 package host
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 )
 
-// Alternate measures every subject once a round, each round beginning with another, so
-// that what disturbs the machine for a while disturbs all alike. It returns what was
-// measured by subject, in the order of the rounds.
-func Alternate[S, R any](ctx context.Context, rounds int, subjects []S, measure func(s S, round int) (R, error)) ([][]R, error) {
-	got := make([][]R, len(subjects))
+// ErrAbsent says that a program is not installed.
+var ErrAbsent = errors.New("not installed")
+
+// Subject is what a scenario measures: a row of its table.
+type Subject[R any] struct {
+	Name    string
+	Err     error // why the subject did not start
+	Measure func(round int) (R, error)
+}
+
+// Present are the subjects that have started. Present prints which ones are left out since
+// their programs are not installed, and returns any other error of a start.
+func Present[R any](out io.Writer, all []Subject[R]) (there []Subject[R], err error) {
+	for _, s := range all {
+		switch {
+		case s.Err == nil:
+			there = append(there, s)
+		case errors.Is(s.Err, ErrAbsent):
+			fmt.Fprintf(out, "%s: left out: %v\n", s.Name, s.Err)
+		default:
+			err = errors.Join(err, fmt.Errorf("%s: %w", s.Name, s.Err))
+		}
+	}
+	return there, err
+}
+
+// Rounds measures every subject once a round, each round beginning with another, so that
+// what disturbs the machine for a while disturbs all alike. It returns the results by the
+// subject's name, in the order of the rounds.
+func Rounds[R any](ctx context.Context, rounds int, subjects []Subject[R]) (map[string][]R, error) {
+	got := make(map[string][]R)
 	for round := range rounds {
 		for i := range subjects {
-			at := (i + round) % len(subjects)
-			r, err := measure(subjects[at], round)
+			s := subjects[(i+round)%len(subjects)]
+			r, err := s.Measure(round)
 			if err == nil {
 				err = ctx.Err()
 			}
 			if err != nil {
-				return nil, fmt.Errorf("round %d: %w", round+1, err)
+				return nil, fmt.Errorf("round %d, %s: %w", round+1, s.Name, err)
 			}
-			got[at] = append(got[at], r)
+			got[s.Name] = append(got[s.Name], r)
 		}
 	}
 	return got, nil
 }
 
-// Median is that of a figure of several rounds.
+// Median is the median of a figure of several rounds.
 //
 // Requires: there is a round.
-func Median[R any, F cmp.Ordered](rounds []R, of func(R) F) F {
-	figures := make([]F, len(rounds))
+func Median[R any](rounds []R, of func(R) float64) float64 {
+	figures := make([]float64, len(rounds))
 	for i, r := range rounds {
 		figures[i] = of(r)
 	}
 	slices.Sort(figures)
-	return figures[len(figures)/2]
+	return Middle(figures)
+}
+
+// Target is the most that a figure may be. Is says what it is, if its subjects took part.
+type Target[R any] struct {
+	What, Format string
+	Limit        float64
+	Is           func(by map[string][]R) (is float64, known bool)
+}
+
+// Ratio is the target of a subject's median by another one's.
+func Ratio[R any](what, of, to string, figure func(R) float64, limit float64) Target[R] {
+	return Target[R]{what, "%.2f", limit, func(by map[string][]R) (float64, bool) {
+		if len(by[of]) == 0 || len(by[to]) == 0 {
+			return 0, false
+		}
+		return Median(by[of], figure) / Median(by[to], figure), true
+	}}
+}
+
+// Judge writes a table of the targets, and whether they are kept.
+func Judge[R any](w io.Writer, what string, by map[string][]R, targets []Target[R]) {
+	fmt.Fprintln(w)
+	Head(w, what, "is", "target", "kept")
+	for _, t := range targets {
+		is, known := t.Is(by)
+		if !known {
+			continue
+		}
+		kept := "yes"
+		if is > t.Limit {
+			kept = "no"
+		}
+		Row(w, t.What, fmt.Sprintf(t.Format, is), fmt.Sprint("<= ", t.Limit), kept)
+	}
 }

@@ -78,11 +78,13 @@ func (t Table[R]) Row(w io.Writer, rounds []R, lead ...string) {
 	Row(w, lead...)
 }
 
-// Write writes the whole table, a row for each name.
-func (t Table[R]) Write(w io.Writer, names []string, rounds [][]R) {
+// Write writes the whole table, a row for each subject that has rounds.
+func (t Table[R]) Write(w io.Writer, subjects []Subject[R], by map[string][]R) {
 	t.Head(w, "")
-	for i, name := range names {
-		t.Row(w, rounds[i], name)
+	for _, s := range subjects {
+		if rounds := by[s.Name]; len(rounds) > 0 {
+			t.Row(w, rounds, s.Name)
+		}
 	}
 }
 
@@ -92,16 +94,12 @@ func Head(w io.Writer, titles ...string) {
 	Row(w, slices.Repeat([]string{"---"}, len(titles))...)
 }
 
+// Rowf writes a row of a table in Markdown. Tabs in the format stand between its cells.
+func Rowf(w io.Writer, format string, args ...any) {
+	Row(w, strings.Split(fmt.Sprintf(format, args...), "\t")...)
+}
+
 // Row writes a row of a table in Markdown.
 func Row(w io.Writer, cells ...string) {
 	fmt.Fprintln(w, "| "+strings.Join(cells, " | ")+" |")
-}
-
-// Judge writes whether a figure keeps its limit, as a row of a table.
-func Judge(w io.Writer, what, format string, is, limit float64) {
-	kept := "yes"
-	if is > limit {
-		kept = "no"
-	}
-	Row(w, what, fmt.Sprintf(format, is), fmt.Sprint("<= ", limit), kept)
 }

@@ -85,8 +85,8 @@ type outcome struct {
 	cpu     time.Duration // of the broker, for a message
 }
 
-// line is a row of the table.
-func (c config) line(name string, o outcome) string {
+// line writes a row of the table.
+func (c config) line(name string, o outcome) {
 	rates, depths := o.rates, o.depths
 	_, parts := c.demands()
 	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
@@ -98,7 +98,7 @@ func (c config) line(name string, o outcome) string {
 		farthest = max(farthest, math.Abs(x-1))
 	}
 	slices.Sort(depths)
-	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", name, total/c.rate, ratio*ratio/(float64(len(rates))*square), farthest, o.refused,
+	host.Rowf(c.stdout, "%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", name, total/c.rate, ratio*ratio/(float64(len(rates))*square), farthest, o.refused,
 		load.Quantile(depths, 0.99), load.Quantile(depths, 1), o.late.Round(100*time.Microsecond))
 }
 
@@ -148,14 +148,14 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if *nsq != "" {
 		peers = append([]load.Broker{load.AnotherNSQ("another nsqd", *nsq, "")}, peers...)
 	}
-	fmt.Fprintln(stdout, "mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\tp99 of the obedient")
+	host.Head(stdout, "mode", "accepted/r", "Jain", "farthest", "refused", "backlog p99", "backlog max", "p99 of the obedient")
 	var failed []error
 	show := func(name string, o outcome, err error) {
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", name, err))
 			return
 		}
-		fmt.Fprintln(stdout, c.line(name, o))
+		c.line(name, o)
 	}
 	for _, mode := range []string{"delay", "advise", "police"} {
 		o, err := c.run(ctx, mode)
@@ -164,7 +164,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	for _, b := range peers {
 		path, err := host.Program(b.Path)
 		if err != nil {
-			fmt.Fprintf(stdout, "%s\tleft out: %v\n", b.Name, err)
+			fmt.Fprintf(stderr, "%s is left out: %v\n", b.Name, err)
 			continue
 		}
 		b.Path = path
@@ -176,20 +176,23 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // cost compares what a message takes without pacing and with it, while no publisher is paced.
 func (c config) cost(ctx context.Context, rounds int) error {
-	got, err := host.Alternate(ctx, rounds, []string{"delay", "advise"}, func(mode string, _ int) (outcome, error) { return c.run(ctx, mode) })
+	measure := func(mode string) host.Subject[outcome] {
+		return host.Subject[outcome]{Name: mode, Measure: func(int) (outcome, error) { return c.run(ctx, mode) }}
+	}
+	got, err := host.Rounds(ctx, rounds, []host.Subject[outcome]{measure("delay"), measure("advise")})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(c.stdout, "\toff\tadvise\tratio")
+	host.Head(c.stdout, "", "off", "advise", "ratio")
 	for _, q := range []struct {
 		name string
-		of   func(outcome) time.Duration
+		of   func(outcome) float64
 	}{
-		{"CPU of the broker, a message", func(o outcome) time.Duration { return o.cpu }},
-		{"p99 of the obedient", func(o outcome) time.Duration { return o.late }},
+		{"CPU of the broker, a message", func(o outcome) float64 { return float64(o.cpu) }},
+		{"p99 of the obedient", func(o outcome) float64 { return float64(o.late) }},
 	} {
-		off, on := host.Median(got[0], q.of), host.Median(got[1], q.of)
-		fmt.Fprintf(c.stdout, "%s\t%v\t%v\t%.3f\n", q.name, off, on, float64(on)/float64(off))
+		off, on := host.Median(got["delay"], q.of), host.Median(got["advise"], q.of)
+		host.Rowf(c.stdout, "%s\t%v\t%v\t%.3f", q.name, time.Duration(off), time.Duration(on), on/off)
 	}
 	return nil
 }

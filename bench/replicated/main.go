@@ -46,35 +46,40 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return host.Usage(err)
 	}
-	var subjects []subject
+	var subjects []host.Subject[result]
 	for _, s := range c.servers() {
-		subjects = append(subjects, subject{s, "paced", c.rate, 1}, subject{s, "flood", 0, 1})
-		if s.batches {
-			subjects = append(subjects, subject{s, "batches", 0, batch})
+		for _, w := range works {
+			if w.of > 1 && !s.batches {
+				continue
+			}
+			rate := 0.0
+			if w.paced {
+				rate = c.rate
+			}
+			name := s.name + ", " + w.name
+			subjects = append(subjects, host.Subject[result]{Name: name, Measure: func(round int) (result, error) {
+				r, err := measure(ctx, s, rate, w.of, c.lasting, c.seed+uint64(round))
+				if err == nil {
+					fmt.Fprintf(stderr, "round %d, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
+						round+1, name, r.in, r.acked[1], r.delivered[1], r.cpu)
+				}
+				return r, err
+			}})
 		}
 	}
-	got, err := host.Alternate(ctx, c.rounds, subjects, func(s subject, round int) (result, error) {
-		r, err := measure(ctx, s.server, s.rate, s.of, c.lasting, c.seed+uint64(round))
-		if err != nil {
-			return r, fmt.Errorf("%s, %s: %w", s.name, s.work, err)
-		}
-		fmt.Fprintf(stderr, "round %d, %s, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
-			round+1, s.name, s.work, r.in, r.acked[1], r.delivered[1], r.cpu)
-		return r, nil
-	})
+	got, err := host.Rounds(ctx, c.rounds, subjects)
 	if err != nil {
 		return err
 	}
-	return c.page(ctx, stdout, subjects, got)
+	return c.page(ctx, stdout, got)
 }
 
-// subject is a server and what it is given to do.
-type subject struct {
-	server
-	work string
-	rate float64 // msg/s of all publishers; 0: as fast as it goes
-	of   int     // messages in a command
-}
+// works are what each server is given to do.
+var works = []struct {
+	name  string
+	paced bool // at config.rate, else as fast as it goes
+	of    int  // messages in a command
+}{{"paced", true, 1}, {"flood", false, 1}, {"batches", false, batch}}
 
 func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("replicated", flag.ContinueOnError)
@@ -274,7 +279,7 @@ func delays(what string, of func(result) [3]float64) (t host.Table[result]) {
 func cpu(r result) float64 { return r.cpu }
 func rss(r result) float64 { return r.rss }
 
-func (c config) page(ctx context.Context, w io.Writer, subjects []subject, got [][]result) error {
+func (c config) page(ctx context.Context, w io.Writer, got map[string][]result) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What replication costs\n\nMade by `make bench-replicated`: do not edit. %s; medians of %d\nrounds of %v, alternating. Messages of %d bytes, %d publishers, one consumer, the stock Go clients of\nNSQ and NATS. All servers and the load share the processors and the disk.\n\n",
 		host.Machine(ctx), c.rounds, c.lasting, size, publishers)
@@ -289,16 +294,16 @@ func (c config) page(ctx context.Context, w io.Writer, subjects []subject, got [
 	}
 	fmt.Fprintf(&b, "\n## %.0f msg/s, at random times\n\nMilliseconds from when a message was to be sent. CPU and memory are of all servers together.\nA message may be delivered before it is acknowledged: its publisher waits until it is stored.\n\n", c.rate)
 	paced.Head(&b, "")
-	for i, s := range subjects {
-		if s.rate > 0 {
-			paced.Row(&b, got[i], s.name)
-		}
+	for _, s := range c.servers() {
+		paced.Row(&b, got[s.name+", paced"], s.name)
 	}
 	fmt.Fprintf(&b, "\n## As fast as it goes\n\nAt most %d messages of each publisher are not acknowledged; NSQ's client also sends %d in a command.\nWhat is delivered later waits in the broker. CPU is for a message that came in and went out.\n\n", ahead, batch)
 	flood.Head(&b, "", "in a command")
-	for i, s := range subjects {
-		if s.rate == 0 {
-			flood.Row(&b, got[i], s.name, fmt.Sprint(s.of))
+	for _, s := range c.servers() {
+		for _, work := range works[1:] {
+			if rounds := got[s.name+", "+work.name]; len(rounds) > 0 {
+				flood.Row(&b, rounds, s.name, fmt.Sprint(work.of))
+			}
 		}
 	}
 	_, err := io.WriteString(w, b.String())

@@ -81,23 +81,21 @@ func run(ctx context.Context, out io.Writer, nsqd string, lasting time.Duration,
 	}
 	fmt.Fprintf(out, "# Event loops and processors\n\nMade by `make scaling`. Measured: %d processors, broker on %s; medians of %d runs of %v,\nalternating. Messages of %d bytes, one publisher and one subscriber a topic, as fast as they go.\n\n",
 		cpus, orAll(pinned), rounds, lasting, size)
-	fmt.Fprintln(out, "| topics | loops | at the end | msg/s in and out | to 1 loop | CPU us/msg |\n|---|---|---|---|---|---|")
+	host.Head(out, "topics", "loops", "at the end", "msg/s in and out", "to 1 loop", "CPU us/msg")
 	for _, n := range slices.Compact([]int{1, most}) {
-		all, err := host.Alternate(ctx, rounds, loops, func(l string, _ int) (result, error) {
-			r, err := measure(ctx, nsqd, l, n, lasting, pinned)
-			if err != nil {
-				err = fmt.Errorf("%s loops, %d topics: %w", l, n, err)
-			}
-			return r, err
-		})
+		var subjects []host.Subject[result]
+		for _, l := range loops {
+			subjects = append(subjects, host.Subject[result]{Name: l, Measure: func(int) (result, error) { return measure(ctx, nsqd, l, n, lasting, pinned) }})
+		}
+		all, err := host.Rounds(ctx, rounds, subjects)
 		if err != nil {
-			return err
+			return fmt.Errorf("%d topics: %w", n, err)
 		}
 		medians := make([]result, len(loops))
 		for i, l := range loops {
-			r := median(all[i])
+			r := median(all[l])
 			medians[i] = r
-			fmt.Fprintf(out, "| %d | %s | %d | %.0f | %.2f | %.2f |\n", n, l, r.loops, r.rate, r.rate/medians[0].rate, r.cpu)
+			host.Rowf(out, "%d\t%s\t%d\t%.0f\t%.2f\t%.2f", n, l, r.loops, r.rate, r.rate/medians[0].rate, r.cpu)
 		}
 		if n == most && len(loops) > 2 {
 			model(out, medians[0].cpu, medians[1].cpu)
@@ -112,10 +110,10 @@ func run(ctx context.Context, out io.Writer, nsqd string, lasting time.Duration,
 func model(out io.Writer, one, two float64) {
 	fmt.Fprintf(out, "\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
 		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", one, max(0, 2*(two-one)))
-	fmt.Fprintln(out, "| processors | CPU us/msg | msg/s at most |\n|---|---|---|")
+	host.Head(out, "processors", "CPU us/msg", "msg/s at most")
 	for _, n := range []float64{1, 2, 4, 16, 64} {
 		cost := one + 2*max(0, two-one)*(1-1/n)
-		fmt.Fprintf(out, "| %.0f | %.2f | %.1f M |\n", n, cost, n/cost)
+		host.Rowf(out, "%.0f\t%.2f\t%.1f M", n, cost, n/cost)
 	}
 	fmt.Fprintln(out, "\nOne topic's messages pass under one lock, so it stays at what one loop carries, whatever the\nnumber of processors: its rows above.")
 }

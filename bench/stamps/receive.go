@@ -12,10 +12,11 @@ import (
 	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/hook"
@@ -107,7 +108,8 @@ func measureErrors(ctx context.Context, c config, out io.Writer) error {
 			rows = append(rows, r)
 		}
 	}
-	return writeTables(out, rows)
+	writeTables(out, rows)
+	return nil
 }
 
 // measure receives from a sender with stamps from one source.
@@ -258,52 +260,39 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 
 func micros(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/1e3) }
 
-func writeTables(out io.Writer, rows []result) error {
+func writeTables(out io.Writer, rows []result) {
 	percent := func(k, of int) string { return fmt.Sprintf("%.2f", 100*float64(k)/float64(max(of, 1))) }
-	begin := func(title, columns string) *tabwriter.Writer {
-		fmt.Fprintf(out, "\n%s\n", title)
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(w, columns)
-		return w
+	begin := func(title, columns string) {
+		fmt.Fprintf(out, "\n%s\n\n", title)
+		host.Head(out, strings.Split(columns, ", ")...)
 	}
-
-	w := begin("Stamps, us after the write began (read: the time after the read); within: before it returned.",
-		"source\tconns\tbusy\tmsg/s\tper read\tp50\tp99\tp99.9\tmax\tearly\twithin %\tread p50\tp99\tmax\t")
+	begin("Stamps, us after the write began (read: the time after the read); within: before it returned.",
+		"source, conns, busy, msg/s, per read, p50, p99, p99.9, max, early, within %, read p50, p99, max")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.2f\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t\n",
+		host.Rowf(out, "%s\t%d\t%d\t%.0f\t%.2f\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s",
 			r.mode, r.conns, r.busy, r.achieved, r.perRead, micros(r.off.p50), micros(r.off.p99), micros(r.off.p999), micros(r.off.max),
 			r.early, percent(r.within, r.known), micros(r.readOff.p50), micros(r.readOff.p99), micros(r.readOff.max))
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-
-	w = begin("Their sources, in percent.", "source\texact\toverwritten\tupper bound\tread\trecords lost\trings refused\t")
+	begin("Their sources, in percent.", "source, exact, overwritten, upper bound, read, records lost, rings refused")
 	for _, r := range rows {
-		n := 0
+		n, cells := 0, []string{fmt.Sprint(r.mode)}
 		for _, k := range r.by {
 			n += k
 		}
-		fmt.Fprintf(w, "%s\t", r.mode)
 		for _, k := range r.by {
-			fmt.Fprintf(w, "%s\t", percent(k, n))
+			cells = append(cells, percent(k, n))
 		}
-		fmt.Fprintf(w, "%d\t%d\t\n", r.lost, r.refused)
+		host.Row(out, append(cells, fmt.Sprint(r.lost), fmt.Sprint(r.refused))...)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-
-	w = begin("What a rate limiter with the sender's own contract makes of it, us: access delay (from the time judged by), held (from the read).",
-		"source\tjudged by\taccess p50\tp99\tmax\theld p50\tp99\tmax\t")
+	begin("What a rate limiter with the sender's own contract makes of it, us: access delay (from the time judged by), held (from the read).",
+		"source, judged by, access p50, p99, max, held p50, p99, max")
 	for _, r := range rows {
 		for _, v := range []struct {
 			by string
 			verdict
 		}{{"stamp", r.byStamp}, {"stamp, without hindsight", r.forgetful}, {"time of the read", r.byRead}} {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.mode, v.by,
+			host.Rowf(out, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", r.mode, v.by,
 				micros(v.access.p50), micros(v.access.p99), micros(v.access.max), micros(v.held.p50), micros(v.held.p99), micros(v.held.max))
 		}
 	}
-	return w.Flush()
 }
