@@ -57,6 +57,21 @@ func Admission(ctx context.Context, bin, dir string, rules []*srtmv1.AdmissionRu
 	return &Server{Process: p, Name: "admission", At: ports[2]}, &Server{Process: p, Name: "router", At: ports[0]}, nil
 }
 
+// Gateway runs the daemon with a policy, in dir. admin is where the daemon says how it is.
+func Gateway(bin, dir, policy string, flags ...string) (s *Server, admin string, err error) {
+	ports, err := local.Ports(2)
+	if err != nil {
+		return nil, "", err
+	}
+	file := filepath.Join(dir, "policy.toml")
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		return nil, "", err
+	}
+	p, err := local.Run(filepath.Join(bin, "gateway"), dir, append([]string{"--policy", file, "--http-address", ports[0], "--admin-address", ports[1], "--log-level=error"}, flags...),
+		local.Answers("http://"+ports[1]+"/healthz"))
+	return &Server{Process: p, Name: "gateway", At: ports[0]}, ports[1], err
+}
+
 // Generous has every key admitted.
 func Generous() []*srtmv1.AdmissionRule {
 	return []*srtmv1.AdmissionRule{{Key: "*", RefillMilli: 1e12, Capacity: 1e9}}

@@ -246,9 +246,9 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 // The paper's transport: what is listed of a sweep, and its panels.
 func TestSweepOfTransport(t *testing.T) {
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1}, "iefxcp3", &bytes.Buffer{})
-	by, err := w.sweep("3", "test", "Mb/s", []float64{5, 10}, func(c *link.Config, x float64) {
+	by, err := w.sweep(sweep{figure: "3", title: "test", xLabel: "Mb/s", xs: []float64{5, 10}, change: func(c *link.Config, x float64) {
 		c.Capacity, c.Flows, c.RTT, c.Duration = x*1e6, 5, 20*time.Millisecond, 3*time.Second
-	})
+	}})
 	testkit.Must(t, err)
 	for _, control := range link.Controls() {
 		if got := by[control]; len(got) != 2 || got[1].ratios[4] < 5*got[1].ratios[0] || got[1].Utilization < 0.8 {
@@ -258,7 +258,7 @@ func TestSweepOfTransport(t *testing.T) {
 	if len(w.panels) != 3 || len(w.panels[0].rows) != 6 || len(w.panels[0].rows[0]) != len(w.panels[0].header) {
 		t.Errorf("panels %+v", w.panels)
 	}
-	for _, r := range common("3", "", "", by) {
+	for _, r := range w.rows {
 		testkit.Equal(t, strings.Count(r.Simulated, ";"), 2, "row %+v", r)
 	}
 }

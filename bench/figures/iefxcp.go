@@ -53,13 +53,47 @@ type swept struct {
 	link.Result
 }
 
-// sweep simulates each control at each x, draws ratios, utilization and queue, and
-// returns what came of them by control and x.
-func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(c *link.Config, x float64)) (by map[string][]swept, err error) {
+// sweep is a figure of the paper's parts a to c: flows by each control, as x grows.
+type sweep struct {
+	figure, title, xLabel string
+	xs                    []float64
+	change                func(c *link.Config, x float64)
+	// What the paper says of the shares and of the queue, and a note on the shares.
+	ratio, queue, note string
+}
+
+var (
+	byCapacity = sweep{
+		figure: "3", title: "throughput by capacity", xLabel: "Mb/s", xs: []float64{25, 50, 100, 300, 1000, 2000, 4000},
+		change: func(c *link.Config, x float64) { c.Capacity = x * 1e6 },
+		ratio:  "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", queue: "“almost below 1 %”",
+	}
+	byRTT = sweep{
+		figure: "4", title: "throughput by RTT", xLabel: "ms", xs: []float64{12, 30, 60, 120, 300, 800, 1200},
+		change: func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) },
+		ratio:  "as in 3", queue: "low; 1-3 % variation above 1000 ms",
+	}
+	byWeb = sweep{
+		figure: "5", title: "throughput among short flows", xLabel: "short flows/s", xs: []float64{1, 10, 50, 200, 500, 1000},
+		change: func(c *link.Config, x float64) { c.Web = x },
+		ratio:  "“excellent”", queue: "low; 1-5 % at 200/s", note: "of the long flows among themselves; short ones are of ToS 1",
+	}
+)
+
+// make makes the figure of a sweep.
+func (s sweep) make(w *harness) error {
+	_, err := w.sweep(s)
+	return err
+}
+
+// sweep simulates each control at each x, draws ratios, utilization and queue, tells what
+// sweeps have in common, and returns what came of them by control and x.
+func (w *harness) sweep(of sweep) (by map[string][]swept, err error) {
+	figure, xLabel, xs := of.figure, of.xLabel, of.xs
 	controls := link.Controls()
 	got := make([]swept, len(controls)*len(xs))
 	err = w.each(len(got), func(i int) error {
-		c := w.transport(controls[i/len(xs)], func(c *link.Config) { change(c, xs[i%len(xs)]) })
+		c := w.transport(controls[i/len(xs)], func(c *link.Config) { of.change(c, xs[i%len(xs)]) })
 		if err := c.Validate(); err != nil {
 			return err
 		}
@@ -70,7 +104,7 @@ func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(
 	if err != nil {
 		return nil, err
 	}
-	a := panel{id: "iefxcp" + figure + "a", title: "IEFXCP " + figure + "(a): " + title, xLabel: xLabel, yLabel: "throughput over the ideal one of ToS 1", logX: true}
+	a := panel{id: "iefxcp" + figure + "a", title: "IEFXCP " + figure + "(a): " + of.title, xLabel: xLabel, yLabel: "throughput over the ideal one of ToS 1", logX: true}
 	b := panel{id: "iefxcp" + figure + "b", title: "IEFXCP " + figure + "(b): utilization", xLabel: xLabel, yLabel: "%", logX: true}
 	q := panel{id: "iefxcp" + figure + "c", title: "IEFXCP " + figure + "(c): mean queue", xLabel: xLabel, yLabel: "% of the buffer", logX: true, logY: true}
 	a.header = strings.Split("x,control,tos1,tos2,tos4,tos8,tos10,utilization,queue_mean,queue_max,drops", ",")
@@ -92,6 +126,7 @@ func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(
 		}
 	}
 	w.plot(a, b, q)
+	w.tell(of.rows(by)...)
 	return by, nil
 }
 
@@ -107,10 +142,10 @@ func listed(value func(control string) string) string {
 	return strings.Join(all, "; ")
 }
 
-// common are the rows of a sweep: the worst deviation from 1:2:4:8:10, the lowest
+// rows are what sweeps have in common: the worst deviation from 1:2:4:8:10, the lowest
 // utilization, and the queues.
-func common(figure, ratio, queue string, by map[string][]swept) []row {
-	name := "IEFXCP " + figure
+func (s sweep) rows(by map[string][]swept) []row {
+	name := "IEFXCP " + s.figure
 	worst := func(of func(s swept) float64, pick func(a, b float64) float64) string {
 		return listed(func(control string) string {
 			v := of(by[control][0])
@@ -132,9 +167,9 @@ func common(figure, ratio, queue string, by map[string][]swept) []row {
 		return 100 * most
 	}
 	return []row{
-		{Figure: name, Quantity: "shares off 1:2:4:8:10, worst, %", Paper: ratio, Simulated: worst(off, math.Max)},
+		{Figure: name, Quantity: "shares off 1:2:4:8:10, worst, %", Paper: s.ratio, Simulated: worst(off, math.Max), Note: s.note},
 		{Figure: name, Quantity: "utilization, lowest, %", Paper: "high", Simulated: worst(func(s swept) float64 { return 100 * s.Utilization }, math.Min)},
-		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: queue, Simulated: worst(func(s swept) float64 { return 100 * s.QueueMean }, math.Max)},
+		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: s.queue, Simulated: worst(func(s swept) float64 { return 100 * s.QueueMean }, math.Max)},
 		{Figure: name, Quantity: "longest queue, % of the buffer", Paper: "1-3 %; 5 % among short flows", Simulated: worst(func(s swept) float64 { return 100 * s.QueueMax }, math.Max)},
 	}
 }
@@ -142,12 +177,10 @@ func common(figure, ratio, queue string, by map[string][]swept) []row {
 // iefxcpCapacity is figure 3, and what the paper does not have: the degree of
 // congestion at which a router says overload.
 func iefxcpCapacity(w *harness) error {
-	xs := []float64{25, 50, 100, 300, 1000, 2000, 4000}
-	by, err := w.sweep("3", "throughput by capacity", "Mb/s", xs, func(c *link.Config, x float64) { c.Capacity = x * 1e6 })
+	by, err := w.sweep(byCapacity)
 	if err != nil {
 		return err
 	}
-	w.tell(common("3", "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", "“almost below 1 %”", by)...)
 	w.tell(row{
 		Figure: "IEFXCP 3(a)", Quantity: "ToS 1 over its ideal at 25, 50 and 300 Mb/s", Paper: "dips at 25 and 50",
 		Simulated: listed(func(control string) string {
@@ -181,29 +214,6 @@ func iefxcpCapacity(w *harness) error {
 		})
 	}
 	w.plot(p)
-	return nil
-}
-
-// iefxcpRTT is figure 4.
-func iefxcpRTT(w *harness) error {
-	xs := []float64{12, 30, 60, 120, 300, 800, 1200}
-	by, err := w.sweep("4", "throughput by RTT", "ms", xs, func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) })
-	if err == nil {
-		w.tell(common("4", "as in 3", "low; 1-3 % variation above 1000 ms", by)...)
-	}
-	return err
-}
-
-// iefxcpWeb is figure 5.
-func iefxcpWeb(w *harness) error {
-	xs := []float64{1, 10, 50, 200, 500, 1000}
-	by, err := w.sweep("5", "throughput among short flows", "short flows/s", xs, func(c *link.Config, x float64) { c.Web = x })
-	if err != nil {
-		return err
-	}
-	rows := common("5", "“excellent”", "low; 1-5 % at 200/s", by)
-	rows[0].Note = "of the long flows among themselves; short ones are of ToS 1"
-	w.tell(rows...)
 	return nil
 }
 

@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
@@ -86,21 +87,16 @@ func (r *paced) settled() (worst, used string) {
 
 // pacedRun runs nsqd and the publishers.
 func (w *harness) pacedRun(mode string) (_ *paced, err error) {
-	path, err := w.binary("nsqd")
+	var running *local.Process
+	_, end, err := w.daemon("nsqd", func(bin, dir string) (_ *decide.Server, err error) {
+		running, err = local.NSQD(filepath.Join(bin, "nsqd"), dir, "--log-level=error", "--max-weight=10", "--mem-queue-size=1000000",
+			"--pacing="+mode, fmt.Sprintf("--topic-limit=t:%d:%d", paceRate, paceBurst))
+		return &decide.Server{Process: running}, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "figures-pacing-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	running, err := local.NSQD(path, dir, "--log-level=error", "--max-weight=10", "--mem-queue-size=1000000",
-		"--pacing="+mode, fmt.Sprintf("--topic-limit=t:%d:%d", paceRate, paceBurst))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, running.Stop()) }()
+	defer func() { err = errors.Join(err, end()) }()
 
 	ctx, stop := context.WithCancel(w)
 	var sending sync.WaitGroup

@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -24,21 +23,11 @@ import (
 
 // admission runs the daemon in a folder of its own until stop is called.
 func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp, web *decide.Server, dir string, stop func() error, err error) {
-	if _, err := w.binary("admission"); err != nil {
-		return nil, nil, "", nil, err
-	}
-	bin, err := filepath.Abs(w.bin)
-	if err != nil {
-		return nil, nil, "", nil, err
-	}
-	if dir, err = os.MkdirTemp("", "figures-janus-"); err != nil {
-		return nil, nil, "", nil, err
-	}
-	udp, web, err = decide.Admission(w, bin, dir, rules, flags...)
-	if err != nil {
-		return nil, nil, "", nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return udp, web, dir, func() error { return errors.Join(udp.Stop(), os.RemoveAll(dir)) }, nil
+	dir, stop, err = w.daemon("admission", func(bin, dir string) (_ *decide.Server, err error) {
+		udp, web, err = decide.Admission(w, bin, dir, rules, flags...)
+		return udp, err
+	})
+	return udp, web, dir, stop, err
 }
 
 func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }

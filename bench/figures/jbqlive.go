@@ -12,42 +12,39 @@ import (
 	"sync"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
 // jbqScale is how much faster than the paper's the live machines and their load are.
 const jbqScale = 8
 
+// daemon runs one of ours in a folder of its own until stop is called.
+func (w *harness) daemon(name string, start func(bin, dir string) (*decide.Server, error)) (dir string, stop func() error, err error) {
+	path, err := w.binary(name)
+	if err != nil {
+		return "", nil, err
+	}
+	if dir, err = os.MkdirTemp("", "figures-"+name+"-"); err != nil {
+		return "", nil, err
+	}
+	s, err := start(filepath.Dir(path), dir)
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, func() error { return errors.Join(s.Stop(), os.RemoveAll(dir)) }, nil
+}
+
 // gateway runs the daemon with a policy until stop is called.
 func (w *harness) gateway(policy string, flags ...string) (at string, stop func() error, err error) {
-	path, err := w.binary("gateway")
-	if err != nil {
-		return "", nil, err
-	}
-	dir, err := os.MkdirTemp("", "figures-gateway-")
-	if err != nil {
-		return "", nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(dir))
+	_, stop, err = w.daemon("gateway", func(bin, dir string) (*decide.Server, error) {
+		s, _, err := decide.Gateway(bin, dir, policy, flags...)
+		if err == nil {
+			at = s.At
 		}
-	}()
-	file := filepath.Join(dir, "policy.toml")
-	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
-		return "", nil, err
-	}
-	ports, err := local.Ports(2)
-	if err != nil {
-		return "", nil, err
-	}
-	flags = append(flags, "--policy", file, "--log-level=error", "--http-address", ports[0], "--admin-address", ports[1])
-	running, err := local.Run(path, dir, flags, local.Answers("http://"+ports[1]+"/healthz"))
-	if err != nil {
-		return "", nil, err
-	}
-	return ports[0], func() error { return errors.Join(running.Stop(), os.RemoveAll(dir)) }, nil
+		return s, err
+	})
+	return at, stop, err
 }
 
 // behindGateway sends a cluster's load of a minute through the daemon to live machines,

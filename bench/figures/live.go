@@ -249,6 +249,11 @@ func (w *harness) both(o load.Options, all int, mcap, b int64, few, spread strin
 	return chosen, blind, r, err
 }
 
+// beside is a row of the p99 of both sides, simulated and live.
+func beside(figure, quantity, note string, a, b side) row {
+	return row{Figure: figure, Quantity: quantity, Simulated: pair(a.sim.p99.mean, b.sim.p99.mean), Live: pair(a.live.p99, b.live.p99), Note: note}
+}
+
 // pair are two figures in a cell.
 func pair(a, b float64) string { return ms(a) + ", " + ms(b) }
 
@@ -300,10 +305,7 @@ func liveConcentration(w *harness) error {
 		}
 		p.add(pr.panel, pr.process, pr.batch, "conc", conc.cells())
 		p.add(pr.panel, pr.process, pr.batch, "loadbalance", lb.cells())
-		w.tell(row{
-			Figure: fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), Quantity: fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch),
-			Simulated: pair(conc.sim.p99.mean, lb.sim.p99.mean), Live: pair(conc.live.p99, lb.live.p99),
-		})
+		w.tell(beside(fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch), "", conc, lb))
 	}
 	w.plot(p)
 	return nil
@@ -333,11 +335,8 @@ func liveCorrelation(w *harness) error {
 		for j, y := range []float64{srtm.live.p99, srtm.sim.p99.mean, blind.live.p99, blind.sim.p99.mean} {
 			p.series[j].add(g, y, 0, strconv.Itoa(k))
 		}
-		last = row{
-			Figure: "10(b)" + liveFigure, Quantity: fmt.Sprintf("p99 at group size %.0f over %d brokers: SRTM, blind", g, k),
-			Simulated: pair(srtm.sim.p99.mean, blind.sim.p99.mean), Live: pair(srtm.live.p99, blind.live.p99),
-			Note: "access delay alone, live: " + pair(srtm.live.access, blind.live.access),
-		}
+		last = beside("10(b)"+liveFigure, fmt.Sprintf("p99 at group size %.0f over %d brokers: SRTM, blind", g, k),
+			"access delay alone, live: "+pair(srtm.live.access, blind.live.access), srtm, blind)
 	}
 	for j := range p.series[1:] {
 		p.series[j+1].labels = nil // all are SRTM's
@@ -377,11 +376,8 @@ func liveTraces(w *harness) error {
 		}
 		p.add(t.id, "srtm", srtm.cells())
 		p.add(t.id, "blind", blind.cells())
-		w.tell(row{
-			Figure: "recorded: " + t.id + ", 1/10", Quantity: fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
-			Simulated: pair(srtm.sim.p99.mean, blind.sim.p99.mean), Live: pair(srtm.live.p99, blind.live.p99),
-			Note: fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst),
-		})
+		w.tell(beside("recorded: "+t.id+", 1/10", fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
+			fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst), srtm, blind))
 	}
 	w.plot(p)
 	return nil

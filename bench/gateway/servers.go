@@ -3,13 +3,10 @@ package gateway
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/local"
 )
 
 // served is what each backend has had.
@@ -48,7 +45,7 @@ func proxies(bin, dir string, backends []*decide.Server, beside bool) (all []*su
 		return lines.String()
 	}
 	gateway := func(name string, flags ...string) {
-		s, admin, err := startGateway(bin, dir, each("[[server]]\nurl = \"http://%[1]s\"\n"), flags)
+		s, admin, err := decide.Gateway(bin, dir, each("[[server]]\nurl = \"http://%[1]s\"\n"), flags...)
 		add(name, s, err, admin)
 	}
 	gateway(ours)
@@ -91,19 +88,4 @@ func stop(all []*subject) {
 	for _, s := range all {
 		decide.Stop(s.Server)
 	}
-}
-
-// startGateway runs the daemon. Its classes and costs are what it has without any.
-func startGateway(bin, dir, policy string, flags []string) (s *decide.Server, admin string, err error) {
-	ports, err := local.Ports(2)
-	if err != nil {
-		return nil, "", err
-	}
-	file := filepath.Join(dir, "policy.toml")
-	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
-		return nil, "", err
-	}
-	p, err := local.Run(filepath.Join(bin, "gateway"), dir, append([]string{"--policy", file, "--http-address", ports[0], "--admin-address", ports[1], "--log-level=error"}, flags...),
-		local.Answers("http://"+ports[1]+"/healthz"))
-	return &decide.Server{Process: p, Name: "gateway", At: ports[0]}, ports[1], err
 }

@@ -185,18 +185,6 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 	return runs
 }
 
-// paths are name=path flags.
-type paths []string
-
-func (p *paths) String() string { return strings.Join(*p, " ") }
-func (p *paths) Set(s string) error {
-	if name, path, ok := strings.Cut(s, "="); !ok || name == "" || path == "" {
-		return errors.New("want name=path")
-	}
-	*p = append(*p, s)
-	return nil
-}
-
 func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
 	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
@@ -205,8 +193,15 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
 	control := fs.String("loaddistributor", "", "`path` of our loaddistributor: our broker is measured in a cluster of two as well, with publishers at the broker of the topic (srtm-direct) and at the other (srtm-forwarded)")
 	sources := fs.String("sources", "", "where our broker's arrival stamps come from, `modes` of nsqd --arrival-stamps with commas: it is measured with each")
-	var others paths
-	fs.Var(&others, "nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one")
+	var others []load.Broker
+	fs.Func("nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one", func(s string) error {
+		name, path, _ := strings.Cut(s, "=")
+		if name == "" || path == "" {
+			return errors.New("want name=path")
+		}
+		others = append(others, load.AnotherNSQ(name, path, ""), load.AnotherNSQ(name+"-unbuffered", path, load.Unbuffered))
+		return nil
+	})
 	floor := fs.String("floor", "floor", "`path` of bench/floor, the least that is possible")
 	natsPath := fs.String("nats", "nats-server", "`path` of nats-server")
 	redisPath := fs.String("redis", "redis-server", "`path` of redis-server")
@@ -271,11 +266,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 		}
 		brokers = append(brokers, load.Pair(*srtm, path, false), load.Pair(*srtm, path, true))
 	}
-	for _, o := range others {
-		name, path, _ := strings.Cut(o, "=")
-		brokers = append(brokers, load.AnotherNSQ(name, path, ""), load.AnotherNSQ(name+"-unbuffered", path, load.Unbuffered))
-	}
-	brokers = append(brokers, load.Floor(*floor), load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
+	brokers = append(append(brokers, others...), load.Floor(*floor), load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
 		if *only != "" && !slices.ContainsFunc(brokers, func(p load.Broker) bool { return p.Name == name }) {
