@@ -22,10 +22,10 @@ import (
 type Server struct {
 	*local.Process
 	Name, At string // host:port
-	Bare     bool   // this program, whose memory says nothing of what a server needs
+	Bare     bool   // a bare server: its memory is mostly the rest of this program
 }
 
-// Stop stops those that have started. They have been measured: how they end is no news.
+// Stop stops the servers that have started. Errors of a stop say nothing of what was measured.
 func Stop(all ...*Server) {
 	for _, s := range all {
 		if s != nil && s.Process != nil {

@@ -25,7 +25,7 @@ var recorded = []recording{
 	{"pedestrians", "pedestrian buttons, 10 states x 80", "odot_ped_911x24h.csv.gz", 80, 10, 50_400, 10_800, "9,650 msg/s, a group for each intersection"},
 }
 
-// path is that of the recording.
+// path returns the path of a recording.
 func (w *harness) path(t recording) (string, error) {
 	file := filepath.Join(w.traces, t.file)
 	if _, err := os.Stat(file); err != nil {

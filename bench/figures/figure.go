@@ -87,7 +87,7 @@ func latencies(id, title, xLabel string, lead ...string) panel {
 	}
 }
 
-// point adds to the curve of that name, which comes after those that there were before.
+// point adds a point to the curve of that name. A new curve comes after all others.
 func (p *panel) point(name string, x, y float64) {
 	i := slices.IndexFunc(p.series, func(s series) bool { return s.name == name })
 	if i < 0 {

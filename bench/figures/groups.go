@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// groupSizes are those of figures 9 and 10 and of table 1.
+// groupSizes are the sizes in figures 9 and 10 and in table 1.
 var groupSizes = []float64{5, 10, 15, 20, 25, 30}
 
 // table1 is the paper's, by group size: how long the search took, in seconds, and on

@@ -53,7 +53,7 @@ type swept struct {
 	link.Result
 }
 
-// sweep is a figure of the paper's parts a to c: flows by each control, as x grows.
+// sweep is a figure with the parts a to c: what flows get by each control at each x.
 type sweep struct {
 	figure, title, xLabel string
 	xs                    []float64
@@ -130,7 +130,7 @@ func (w *harness) sweep(of sweep) (by map[string][]swept, err error) {
 	return by, nil
 }
 
-// allToS are those of the flows.
+// allToS are the ToS of the flows.
 var allToS = []string{"1", "2", "4", "8", "10"}
 
 // listed is a value of each control, in a cell.
@@ -142,7 +142,7 @@ func listed(value func(control string) string) string {
 	return strings.Join(all, "; ")
 }
 
-// rows are what sweeps have in common: the worst deviation from 1:2:4:8:10, the lowest
+// rows are the rows of every sweep: the worst deviation from 1:2:4:8:10, the lowest
 // utilization, and the queues.
 func (s sweep) rows(by map[string][]swept) []row {
 	name := "IEFXCP " + s.figure

@@ -229,7 +229,7 @@ type side struct {
 	sim  *outcome
 }
 
-// cells are those of liveColumns.
+// cells are the cells of liveColumns.
 func (s side) cells() []string {
 	m := s.live
 	return cells(m.k, m.p50, m.p99, m.access, m.processing, m.late, m.sentLate, s.sim.p99.mean, s.sim.access.mean)

@@ -83,7 +83,7 @@ ProxyPass / balancer://b/
 	return all
 }
 
-// stop stops those that have started.
+// stop stops the servers that have started.
 func stop(all []*subject) {
 	for _, s := range all {
 		decide.Stop(s.Server)

@@ -46,7 +46,7 @@ func Usage(err error) error {
 	return lifecycle.UsageError{Err: err}
 }
 
-// Commit is that of the working tree, where there is one.
+// Commit returns the commit of the working tree. Without a working tree, Commit returns the version.
 func Commit(ctx context.Context) string {
 	text, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
 	if err != nil {

@@ -43,7 +43,7 @@ func Depth(ctx context.Context, web, topic string) (int64, error) {
 	return stats.Topics[0].Depth, nil
 }
 
-// Metrics are those of the process that serves HTTP at host:port, by their names with labels.
+// Metrics returns the metrics of the process that serves HTTP at host:port, by name with labels.
 func Metrics(ctx context.Context, web string) (map[string]float64, error) {
 	values := make(map[string]float64)
 	err := get(ctx, "http://"+web+"/metrics", func(r io.Reader) error {

@@ -12,5 +12,5 @@
 //   - paced: publishers that send at random times (Poisson), whatever is answered; the time
 //     from when a message was to be sent until it is acknowledged, and until it is delivered;
 //   - flood: as fast as it goes, a bounded number of messages not acknowledged. NSQ's
-//     clients send one message per command, or many; that of JetStream sends many at once.
+//     clients send one message per command, or many; JetStream's client sends many at once.
 package replicated

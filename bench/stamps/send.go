@@ -71,7 +71,7 @@ func startSender(o order) (*sender, error) {
 	}
 	in, begin := io.Pipe()
 	s := &sender{begin: begin}
-	// One thread: those beside it are the receiver's.
+	// The sender has one thread: the receiver has the other processors.
 	s.Process, err = local.Start(self, []string{"stamps", sendCommand, string(text)}, local.Options{Env: []string{"GOMAXPROCS=1"}, Stdin: in, Stdout: &s.said})
 	return s, err
 }
