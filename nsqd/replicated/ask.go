@@ -7,11 +7,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// answering is how long an answer may take before the request is made again.
+// answering is the time to wait for an answer before a retry.
 const answering = time.Second
 
-// ask makes a request about a stream until it is answered, or ctx is done: one about a stream that
-// is being made or deleted, or has no leader, may never be. Requires: to make it twice is as good as once.
+// ask repeats a request about a stream until JetStream answers or ctx is done. While a stream is
+// being created or deleted, or has no leader, JetStream may never answer a request. Requires: the
+// request is idempotent.
 func ask[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
 	for {
 		try, cancel := context.WithTimeout(ctx, answering)
@@ -50,7 +51,8 @@ func (c *Cluster) stream(ctx context.Context, name string) (jetstream.Stream, er
 	return ask(ctx, func(ctx context.Context) (jetstream.Stream, error) { return c.js.Stream(ctx, name) })
 }
 
-// claimed publishes a claim. Of one whose answer was lost, the next try finds that it was made.
+// claimed publishes a claim. If an answer was lost, the retry finds that JetStream stored the
+// claim.
 func (c *Cluster) claimed(ctx context.Context, subject string, claim []byte, after jetstream.PublishOpt) (*jetstream.PubAck, error) {
 	return ask(ctx, func(ctx context.Context) (*jetstream.PubAck, error) {
 		return c.js.Publish(ctx, subject, claim, after)

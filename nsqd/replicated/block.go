@@ -14,9 +14,9 @@ import (
 //	 1      1  version, 1
 //	 2      2  0
 //	 4      8  epoch of the owner
-//	12      8  owner: drawn at random when it claimed the part
-//	20      8  offset of the first record, or the log's next offset if there is none
-//	28      8  offset after that of the last record
+//	12      8  owner: random number, drawn at the claim
+//	20      8  offset of the first record, or the log's next offset without records
+//	28      8  offset after the last record
 //	36         records: length (4) and data (commitlog.AppendData, less the first offset)
 //
 // A block without records claims the part for its owner.
@@ -27,13 +27,13 @@ const (
 	recordHeader = 4
 )
 
-// errBlock: the message is none of ours.
+// errBlock: the message is not a block.
 var errBlock = errors.New("not a block of records")
 
-// owner is who writes a part.
+// owner identifies the writer of a part.
 type owner struct{ epoch, nonce uint64 }
 
-// head is what a block says before its records.
+// head is a block's header.
 type head struct {
 	owner       owner
 	first, next commitlog.Offset
@@ -62,7 +62,7 @@ func parseHead(b []byte) (head, error) {
 	return h, nil
 }
 
-// appendRecord appends a record to a block that begins at an offset.
+// appendRecord appends a record to a block that begins at offset first.
 func appendRecord(dst []byte, r *commitlog.Record, first commitlog.Offset) []byte {
 	from := len(dst)
 	dst = commitlog.AppendData(append(dst, 0, 0, 0, 0), r, first)
@@ -70,7 +70,8 @@ func appendRecord(dst []byte, r *commitlog.Record, first commitlog.Offset) []byt
 	return dst
 }
 
-// records are those of a block, until one that is none. Channels and bodies are parts of b.
+// records yields the records of a block, up to the first invalid record. Channels and bodies are
+// slices of b.
 func records(b []byte, h head) iter.Seq[commitlog.Record] {
 	return func(yield func(commitlog.Record) bool) {
 		at := h.first

@@ -24,13 +24,13 @@ import (
 // Config says where the streams are. Immutable.
 type Config struct {
 	URL         string // of NATS servers, separated by commas
-	Credentials string // file with a JWT and a key, of nsc; empty: none
+	Credentials string // file with a JWT and a key, made by nsc; empty: none
 	TLS         *tls.Config
 	Replicas    int    // of each stream, 1 to 5
-	Part        string // whose this broker's parts are: its identity
-	MaxBody     int    // largest body of a message, in bytes
-	// MaxBytes is the size of a topic's stream from which on it takes nothing more, in
-	// bytes; 0: it is bounded by the server alone.
+	Part        string // identity of this broker, the owner of its parts
+	MaxBody     int    // maximum size of a message body, in bytes
+	// MaxBytes is the maximum size of a topic's stream, in bytes. 0: only the server limits the
+	// size.
 	MaxBytes int64
 	Log      *slog.Logger
 }
@@ -38,22 +38,23 @@ type Config struct {
 // Cluster is a connection to JetStream.
 type Cluster struct {
 	cfg     Config
-	life    context.Context // of every request, and of the connection; ended by end
+	life    context.Context // context of every request and of the connection; ended by end
 	end     context.CancelCauseFunc
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	cursors jetstream.Stream
-	pending atomic.Int64 // bytes that wait to be stored, of all logs
-	// blockSize is the size from which on a block takes no further record; set once.
+	pending atomic.Int64 // bytes that wait to be stored, in all logs
+	// blockSize is the size at which a block takes no further record; set once.
 	blockSize int
 
 	mu     sync.Mutex
 	opened map[part]*Log
-	// left are the nonces of whom the newest block may be, of parts that this process was to
-	// remove and could not: its owner's, and of one who claimed it to remove it.
+	// left holds, for each part that this process could not remove, the possible nonces of the
+	// newest block: the nonce of the part's owner, and the nonce of an owner that claimed the
+	// part to remove it.
 	left   map[part][2]uint64
-	closes chan struct{} // closed and replaced when one is closed
-	last   *time.Timer   // of EndAfter; nil: that was not called
+	closes chan struct{} // closed and replaced when a log is closed
+	last   *time.Timer   // timer of EndAfter; nil: EndAfter was not called
 }
 
 const (
@@ -62,15 +63,14 @@ const (
 	starting     = 30 * time.Second
 )
 
-// errConfig is a fault that trying again does not mend.
+// errConfig is an error that a retry cannot fix.
 type errConfig struct{ error }
 
 func (e errConfig) Unwrap() error { return e.error }
 
-// Connect connects to JetStream and makes the stream of cursors. While that is not
-// possible it tries for half a minute, or until ctx is done: servers that start at the
-// same time as the broker elect their leader first. What the configuration of either side
-// has wrong is an error at once.
+// Connect connects to JetStream and creates the stream of cursors. Connect retries for half a
+// minute or until ctx is done, because servers that start together with the broker first elect a
+// leader. An error in the configuration of either side fails at once.
 func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 	if cfg.Part == "" || cfg.Log == nil || cfg.Replicas < 1 || cfg.Replicas > 5 {
 		return nil, fmt.Errorf("replicated log: part %q, %d replicas: want a name, and 1 to 5", cfg.Part, cfg.Replicas)
@@ -93,8 +93,8 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		case <-ctx.Done():
 		case <-pause.C:
 		}
-		switch ctx.Err() { // though the pause may be over, too
-		case context.Canceled: // the broker is told to stop, which no server is to blame for
+		switch ctx.Err() { // check ctx first: the pause may be over, too
+		case context.Canceled: // the broker is stopping; no server failed
 			return nil, ctx.Err()
 		case context.DeadlineExceeded:
 			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
@@ -102,11 +102,11 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 	}
 }
 
-// dialTimeout is how long a server may take to accept a connection, and then to speak.
+// dialTimeout limits accepting a connection, and then the server's first answer.
 const dialTimeout = 2 * time.Second
 
-// dialer dials until its context ends, which closes what it has dialled, too: nats.Connect
-// takes no context, and waits dialTimeout for each server that says nothing.
+// dialer dials until its context ends. The end also closes the connections made. nats.Connect
+// takes no context and waits dialTimeout for each silent server.
 type dialer struct{ ctx context.Context }
 
 func (d dialer) Dial(network, address string) (net.Conn, error) {
@@ -117,7 +117,7 @@ func (d dialer) Dial(network, address string) (net.Conn, error) {
 	return &dialled{c, context.AfterFunc(d.ctx, func() { _ = c.Close() })}, nil
 }
 
-// dialled is a connection whose end the context no longer holds.
+// dialled is a connection that no longer refers to the context after Close.
 type dialled struct {
 	net.Conn
 	forget func() bool
@@ -129,15 +129,15 @@ func (d *dialled) Close() error {
 }
 
 func connect(ctx context.Context, cfg Config) (*Cluster, error) {
-	life, end := context.WithCancelCause(context.WithoutCancel(ctx)) // also to connect again, as long as the process lives
+	life, end := context.WithCancelCause(context.WithoutCancel(ctx)) // life outlives ctx: reconnects use it for the whole process
 	connected := context.AfterFunc(ctx, func() { end(ctx.Err()) })
 	defer connected()
 	options := []nats.Option{
 		nats.Name("nsqd " + cfg.Part), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
 		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(dialTimeout), nats.SetCustomDialer(dialer{life}),
 		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2), nats.ReconnectBufSize(-1),
-		nats.FlusherTimeout(patience), // a write to a frozen server holds up all other requests
-		nats.IgnoreAuthErrorAbort(),   // credentials may be changed on both sides, one after the other
+		nats.FlusherTimeout(patience), // a write to a frozen server blocks all other requests
+		nats.IgnoreAuthErrorAbort(),   // credentials may change on both sides, one after the other
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil && life.Err() == nil {
 				cfg.Log.Warn("connection to NATS lost", obs.KeyError, err)
@@ -168,21 +168,21 @@ func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		c.Close()
 		return nil, err
 	}
-	if !connected() { // ctx has ended just now, and with it what nc would connect again by
+	if !connected() { // ctx has just ended, and with it life, so nc could not reconnect
 		c.Close()
 		return nil, ctx.Err()
 	}
 	return c, nil
 }
 
-// oldest is the release of nats-server from which on it is taken: those before are not
-// tried. Compared by its first two numbers.
+// oldest is the oldest supported release of nats-server: major and minor number. Earlier releases
+// are untested.
 var oldest = [2]int{2, 10}
 
 func tooOld(version string) bool {
 	var v [2]int
 	if n, err := fmt.Sscanf(version, "%d.%d", &v[0], &v[1]); n != 2 || err != nil {
-		return false // not ours to judge
+		return false // unknown version format: accept
 	}
 	return slices.Compare(v[:], oldest[:]) < 0
 }
@@ -199,12 +199,12 @@ func (c *Cluster) begin(ctx context.Context) (err error) {
 	if c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(patience/2), jetstream.WithPublishAsyncMaxPending(1<<16)); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience/2) // who has no leader does not answer
+	ctx, cancel := context.WithTimeout(ctx, patience/2) // a server without a leader does not answer
 	defer cancel()
 	c.cursors, err = c.makeCursors(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount),
-		errors.Is(err, nats.ErrNoResponders): // who has it and no leader does not answer
+		errors.Is(err, nats.ErrNoResponders): // a server with JetStream but without a leader does not answer at all
 		return errConfig{fmt.Errorf("NATS at %s has no JetStream (nats-server --jetstream): %w", c.nc.ConnectedUrlRedacted(), err)}
 	case err != nil:
 		return fmt.Errorf("make the stream of cursors with %d replicas: %w", c.cfg.Replicas, err)
@@ -212,9 +212,8 @@ func (c *Cluster) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// EndAfter has every request fail with ErrEnded after a duration, those under way too, and lets
-// no request begin from then on. It is for a broker that stops: no wait for JetStream lasts longer.
-// The first call counts.
+// EndAfter makes every request fail with ErrEnded once d has passed, including requests under
+// way. A stopping broker then waits no longer for JetStream. Only the first call counts.
 func (c *Cluster) EndAfter(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,13 +222,13 @@ func (c *Cluster) EndAfter(d time.Duration) {
 			c.cfg.Log.Warn("JetStream has not stored all in time; the broker waits no longer", "limit", d)
 			c.end(ErrEnded)
 			c.mu.Lock()
-			c.tell() // those who wait for a log to be closed
+			c.tell() // wake the callers that wait for a log to be closed
 			c.mu.Unlock()
 		})
 	}
 }
 
-// Close ends the connection. The logs must be closed.
+// Close ends the connection. Requires: all logs are closed.
 func (c *Cluster) Close() {
 	c.mu.Lock()
 	if c.last != nil {
@@ -240,7 +239,7 @@ func (c *Cluster) Close() {
 	c.nc.Close()
 }
 
-// within is the context of requests that may take so long together.
+// within returns a context for requests that may take d together.
 func (c *Cluster) within(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(c.life, d)
 }
@@ -252,7 +251,7 @@ func (c *Cluster) makeCursors(ctx context.Context) (jetstream.Stream, error) {
 	})
 }
 
-// remakeCursors makes the stream of cursors again if an operator has deleted it.
+// remakeCursors recreates the stream of cursors if an operator has deleted the stream.
 func (c *Cluster) remakeCursors(ctx context.Context) {
 	if _, err := c.js.Stream(ctx, cursorStream); !errors.Is(err, jetstream.ErrStreamNotFound) {
 		return
@@ -262,7 +261,7 @@ func (c *Cluster) remakeCursors(ctx context.Context) {
 	}
 }
 
-// Ready reports why nothing could be stored now; nil: it could.
+// Ready returns the reason why JetStream cannot store anything now, or nil.
 func (c *Cluster) Ready() error {
 	if !c.nc.IsConnected() {
 		return fmt.Errorf("not connected to NATS: %v", c.nc.LastError())
@@ -270,13 +269,12 @@ func (c *Cluster) Ready() error {
 	return nil
 }
 
-// Stores reports why something that was appended is not stored at present; nil: all is, or is
-// on its way.
+// Stores returns the reason why appended records are not being stored, or nil.
 func (c *Cluster) Stores() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, l := range c.opened {
-		if l == nil { // it is being opened
+		if l == nil { // being opened
 			continue
 		}
 		l.mu.Lock()
@@ -289,18 +287,18 @@ func (c *Cluster) Stores() error {
 	return nil
 }
 
-// token makes a token of a subject, and a part of a stream's name, of a name of letters,
-// digits, '.', '_' and '-'.
+// token converts a name of letters, digits, '.', '_' and '-' to a token of a subject and of a
+// stream's name.
 func token(name string) string { return strings.ReplaceAll(name, ".", "=") }
 
 func untoken(t string) string { return strings.ReplaceAll(t, "=", ".") }
 
-// part is a topic's part: what the broker of that name carries of it.
+// part identifies a topic's part: what the named broker carries of the topic.
 type part struct{ topic, broker string }
 
 func (p part) String() string { return p.topic + " of broker " + p.broker }
 
-// logStream begins the names of streams of logs.
+// logStream is the prefix of the names of log streams.
 const logStream = "SRTM_LOG="
 
 func (p part) stream() string { return logStream + token(p.topic) + "=" + token(p.broker) }
@@ -309,9 +307,10 @@ func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + tok
 
 func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." + token(p.broker) }
 
-// Topics returns those of which there is a part that is this broker's, and deletes the
-// streams of those that were taken over. It waits for each stream's leader, for some seconds:
-// only that one knows whether there is anything in it. Those of which it does not answer are away.
+// Topics returns the topics that have a part of this broker, and deletes the empty streams of
+// parts that were taken over. Topics waits some seconds for each stream's leader, because only
+// the leader knows whether the stream is empty. away lists the topics whose leader does not
+// answer.
 func (c *Cluster) Topics() (topics, away []string, err error) {
 	ctx, cancel := c.within(connecting)
 	defer cancel()
@@ -319,7 +318,7 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 	var parts []part
 	for name := range names.Name() {
 		topic := strings.TrimSuffix(strings.TrimPrefix(name, logStream), "="+token(c.cfg.Part))
-		if p := (part{untoken(topic), c.cfg.Part}); name == p.stream() { // else it is an operator's, or another broker's
+		if p := (part{untoken(topic), c.cfg.Part}); name == p.stream() { // otherwise an operator's or another broker's stream
 			parts = append(parts, p)
 		}
 	}
@@ -350,8 +349,8 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 	return topics, away, nil
 }
 
-// Has reports whether there is anything of this broker's part of a topic. The error says why
-// that cannot be known now.
+// Has reports whether this broker's part of a topic has anything stored. The error says why the
+// answer is unknown now.
 func (c *Cluster) Has(topic string) (bool, error) {
 	ctx, cancel := c.within(time.Second)
 	defer cancel()
@@ -359,7 +358,7 @@ func (c *Cluster) Has(topic string) (bool, error) {
 	return info != nil && info.State.Msgs > 0, err
 }
 
-// has is what a part's stream is; nil: there is none.
+// has returns the state of a part's stream; nil: the stream does not exist.
 func (c *Cluster) has(ctx context.Context, p part) (*jetstream.StreamInfo, error) {
 	info, err := c.info(ctx, p.stream())
 	switch {
@@ -367,16 +366,16 @@ func (c *Cluster) has(ctx context.Context, p part) (*jetstream.StreamInfo, error
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("stream %s: %w", p.stream(), err)
-	case !slices.Equal(info.Config.Subjects, []string{p.subject()}): // it is an operator's, or another broker's
+	case !slices.Equal(info.Config.Subjects, []string{p.subject()}): // an operator's or another broker's stream
 		return nil, nil
 	}
 	return info, nil
 }
 
-// info asks a stream's leader about it, until there is one or ctx is done.
+// info asks a stream's leader for the stream's state, until a leader answers or ctx is done.
 func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
 	for {
-		try, cancel := context.WithTimeout(ctx, time.Second) // who has no leader may not answer
+		try, cancel := context.WithTimeout(ctx, time.Second) // without a leader there may be no answer
 		found, err := c.js.Stream(try, stream)
 		cancel()
 		if err == nil {
@@ -390,7 +389,7 @@ func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInf
 	}
 }
 
-// delete is not to be asked for again without a look at whose the stream is by then.
+// delete deletes a stream. Before a retry, the caller must check the stream's owner again.
 func (c *Cluster) delete(ctx context.Context, stream string) error {
 	err := c.js.DeleteStream(ctx, stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -399,15 +398,15 @@ func (c *Cluster) delete(ctx context.Context, stream string) error {
 	return err
 }
 
-// Open claims this broker's part of a topic with an epoch; 0: with the one after the last
-// owner's. The error is commitlog.ErrInUse when this process has it, ErrFenced when an owner
-// of a greater epoch has.
+// Open claims this broker's part of a topic with an epoch; 0 selects an epoch after the last
+// owner's. Errors: commitlog.ErrInUse if this process has the part open, ErrFenced if an owner
+// with a greater epoch has the part.
 func (c *Cluster) Open(topic string, epoch uint64) (*Log, error) {
 	return c.open(part{topic, c.cfg.Part}, epoch)
 }
 
-// TakeOver claims what another broker carried of a topic, which then stores nothing any
-// more. The error is ErrNoPart when there is nothing of it, or as of Open.
+// TakeOver claims another broker's part of a topic. The other broker can then store nothing more.
+// Errors: ErrNoPart if the part is empty or missing, and the errors of Open.
 func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 	p := part{topic, broker}
 	ctx, cancel := c.within(patience)
@@ -424,7 +423,7 @@ func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 
 func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 	c.mu.Lock()
-	if c.life.Err() != nil { // first: the log that is in use may not be closed before the caller goes on
+	if c.life.Err() != nil { // checked first: after the end, a log in use may not close before the caller continues
 		c.mu.Unlock()
 		return nil, fmt.Errorf("topic %s: %w", p, context.Cause(c.life))
 	}
@@ -460,22 +459,23 @@ func (c *Cluster) forget(p part) {
 	c.tell()
 }
 
-// tell requires mu held.
+// tell wakes the callers of Closes. Requires: mu held.
 func (c *Cluster) tell() {
 	close(c.closes)
 	c.closes = make(chan struct{})
 }
 
-// Closes is as of commitlog.Dir. The channel is closed, too, when the cluster ends.
+// Closes implements commitlog.Dir. The end of the cluster also closes the channel.
 func (c *Cluster) Closes() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closes
 }
 
-// Remove closes the log and deletes its stream and cursors, unless they are another
-// owner's by now. The stream of another broker's part is emptied, which spares what that
-// broker stores if it claims the part meanwhile: then the error is ErrFenced.
+// Remove closes the log and deletes its stream and cursors, unless another owner has claimed
+// them. If the part belongs to another broker, Remove only empties the stream up to the newest
+// block. That spares what the other broker stores if it claims the part meanwhile, and the error
+// is then ErrFenced.
 func (l *Log) Remove() error {
 	fenced := l.Fenced()
 	l.fail(commitlog.ErrClosed)
@@ -529,15 +529,16 @@ func (l *Log) Remove() error {
 	return errors.Join(err, l.removeCursors(ctx))
 }
 
-// leave notes that the newest block of a part that is to be removed is one of these owners', unless
-// another has claimed it since.
+// leave records that removal of a part failed. The part's newest block is then from one of the
+// two owners, unless another owner has claimed the part since.
 func (c *Cluster) leave(p part, one, other owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.left[p] = [2]uint64{one.nonce, other.nonce}
 }
 
-// leftBy reports whether a part is to be removed whose newest block is this owner's.
+// leftBy reports whether removal of a part failed and the part's newest block is from the given
+// owner.
 func (c *Cluster) leftBy(p part, newest owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -545,9 +546,8 @@ func (c *Cluster) leftBy(p part, newest owner) bool {
 	return is && slices.Contains(left[:], newest.nonce)
 }
 
-// Left reports whether all that there was when the part was claimed is of a log that this process
-// was to remove, and could not.
+// Left reports whether the claimed part held only a log that this process had failed to remove.
 func (l *Log) Left() bool { return l.left }
 
-// foreign reports whether the part is another broker's, and taken over.
+// foreign reports whether the part was taken over from another broker.
 func (l *Log) foreign() bool { return l.part.broker != l.cluster.cfg.Part }

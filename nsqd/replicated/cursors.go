@@ -14,19 +14,19 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
-// The cursors of all parts are in one stream, by subject: the newest message of
-// <prefix>.head is a part's snapshot, or says in which messages of <prefix>.0.* or
-// <prefix>.1.* it is, if it is too long for one. The slots take turns, so that the
-// snapshot before is whole until the head names the next.
+// One stream holds the cursors of all parts, by subject. The newest message of <prefix>.head is a
+// part's snapshot. If the snapshot is too long for one message, the head refers to messages of
+// <prefix>.0.* or <prefix>.1.*. The two slots alternate, so the previous snapshot stays complete
+// until a new head names the next.
 //
 //	 0      1  0xB2
 //	 1      1  version, 1
-//	 2      2  how many messages the snapshot is in; 0: it follows
+//	 2      2  number of messages of the snapshot; 0: the snapshot follows
 //	 4      8  epoch of the owner
-//	12      8  number of the snapshot; an even one is in slot 0
+//	12      8  number of the snapshot; an even number is in slot 0
 //	20      8  the log's next offset
 //	28      4  crc of the snapshot (CRC-32C)
-//	32      1  1: there is a snapshot; 0: none was saved yet
+//	32      1  1: there is a snapshot; 0: no snapshot was saved yet
 //	33         the snapshot
 const (
 	cursorMagic   = 0xB2
@@ -37,12 +37,12 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// cursors is what a part's owner knows of its head.
+// cursors is the owner's knowledge of the head of its part.
 type cursors struct {
-	seq    uint64 // of the head in the stream; 0: there is none
+	seq    uint64 // of the head in the stream; 0: there is no head
 	number uint64
 	saved  bool
-	data   []byte // the snapshot that was found, or saved since
+	data   []byte // the newest snapshot, found at the claim or saved since
 }
 
 type cursorHead struct {
@@ -85,8 +85,8 @@ func (l *Log) chunkSubject(number uint64, i int) string {
 	return fmt.Sprintf("%s.%d.%d", l.part.cursors(), number%2, i)
 }
 
-// find returns the newest head and its snapshot, and the head's sequence in the stream; 0:
-// there is none.
+// findCursors returns the newest head, its snapshot, and the head's sequence in the stream; 0:
+// there is no head.
 func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq uint64, err error) {
 	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -116,8 +116,8 @@ func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq u
 	return h, body, m.Sequence, nil
 }
 
-// claimCursors makes this owner the only one that may save cursors. The log must be this
-// owner's: who lost only the cursors would give up what is stored.
+// claimCursors makes this owner the only owner that may save cursors. Requires: the log already
+// belongs to this owner. An owner that loses only the cursors would abandon its stored records.
 func (l *Log) claimCursors(ctx context.Context) error {
 	for {
 		h, body, seq, err := l.findCursors(ctx)
@@ -144,7 +144,8 @@ func (l *Log) claimCursors(ctx context.Context) error {
 	}
 }
 
-// LoadCursors is of commitlog.Log: what was found, or saved since.
+// LoadCursors implements commitlog.Log. It returns the snapshot found at the claim or saved
+// since.
 func (l *Log) LoadCursors() ([]byte, error) {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -154,9 +155,9 @@ func (l *Log) LoadCursors() ([]byte, error) {
 	return append([]byte{}, l.cursors.data...), nil
 }
 
-// SaveCursors is of commitlog.Log. It is acknowledged by most of the stream's replicas. While
-// the stream has no leader it gives up after half a second, with ErrUnavailable: the caller
-// has more to do.
+// SaveCursors implements commitlog.Log. Most replicas of the stream acknowledge the snapshot.
+// While the stream has no leader, SaveCursors fails with ErrUnavailable after half a second,
+// because the caller has other work.
 func (l *Log) SaveCursors(snapshot []byte) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -229,12 +230,13 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 	}
 }
 
-// lookAtHead finds out why a head was not taken, and reports whether it is stored: by an
-// earlier try, whose acknowledgement was lost. That may also have stored another snapshot of
-// this owner, behind which the next try comes. Or another owner has claimed the part.
+// lookAtHead finds out why JetStream refused a head, and reports whether an earlier try stored
+// the head and lost the acknowledgement. An earlier try may also have stored another snapshot of
+// this owner; the next try then follows that snapshot. If another owner has claimed the part, the
+// error is ErrFenced.
 func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored bool, err error) {
 	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
-	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner has removed it, or an operator
+	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner or an operator has removed the head
 		h, last, err := l.last(ctx)
 		if err == nil && !l.owns(h, last) || errors.Is(err, jetstream.ErrStreamNotFound) {
 			err = ErrFenced
@@ -256,7 +258,8 @@ func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored
 	return bytes.Equal(m.Data, mine), nil
 }
 
-// removeCursors removes those that this owner has claimed, and none that were claimed since.
+// removeCursors removes the cursors that this owner has claimed, unless another owner has claimed
+// them since.
 func (l *Log) removeCursors(ctx context.Context) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -266,7 +269,7 @@ func (l *Log) removeCursors(ctx context.Context) error {
 	}
 	_, err := newest(ctx, l.cluster.cursors, head)
 	if !errors.Is(err, jetstream.ErrMsgNotFound) {
-		return err // of another owner, who may need what the head names
+		return err // another owner may need the messages that its head names
 	}
 	return purge(ctx, l.cluster.cursors, jetstream.WithPurgeSubject(l.part.cursors()+".>"), upTo)
 }

@@ -1,15 +1,14 @@
-// Package replicated is a commitlog.Log in a stream of NATS JetStream: what it has stored
-// outlives the loss of a machine, as far as the stream has replicas. JetStream
-// replicates; this package gives it offsets, an owner and cursors.
+// Package replicated implements commitlog.Log as a stream of NATS JetStream. Stored records
+// survive the loss of a machine if the stream has replicas. JetStream replicates; this package
+// adds offsets, an owner and cursors.
 //
-// A topic's part is what one broker carries of it. Each part has a stream; its messages
-// are blocks of records (block.go). Cursors are in one stream for all parts, the newest
-// snapshot of each by subject (cursors.go).
+// A part is what one broker carries of a topic. Each part has its own stream. The messages of the
+// stream are blocks of records (block.go). One stream holds the cursors of all parts: the newest
+// snapshot of each part, by subject (cursors.go).
 //
-// An owner has an epoch. It claims the part by a block of its own, and each block says
-// after which sequence of the stream it is to be stored: so from the moment at which
-// another owner has claimed it, nothing of the owner before is stored any more
-// (ErrFenced).
+// An owner has an epoch and claims the part by storing a block of its own. Each block names the
+// sequence of the stream after which JetStream must store the block. So once a new owner has
+// claimed the part, JetStream refuses every block of the previous owner (ErrFenced).
 //
 // Read log.go next.
 package replicated

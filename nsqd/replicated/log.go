@@ -20,89 +20,91 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
-// Errors that a caller may want to tell from others, wrapped.
+// Errors that callers distinguish; returned wrapped.
 var (
-	// ErrFenced says that another broker has claimed the part. What was not stored by
-	// then never will be.
+	// ErrFenced means that another broker has claimed the part. Records that were not stored by
+	// then are lost.
 	ErrFenced = errors.New("another broker owns the topic's part by now")
-	// ErrUnavailable says that JetStream stores nothing at present: most of its servers
-	// are away, or do not answer. A later call may succeed.
+	// ErrUnavailable means that JetStream stores nothing now: most of its servers are down or do
+	// not answer. A later call may succeed.
 	ErrUnavailable = errors.New("JetStream stores nothing now")
-	// ErrEnded says that the broker stops and waits for JetStream no longer: see Cluster.EndAfter.
+	// ErrEnded means that the broker stops and no longer waits for JetStream: see
+	// Cluster.EndAfter.
 	ErrEnded = errors.New("the broker stops and waits for JetStream no longer")
-	// ErrNoPart says that there is no such part.
+	// ErrNoPart means that the part does not exist.
 	ErrNoPart = errors.New("there is nothing of it in JetStream")
 )
 
 const (
-	// window is how many blocks are on their way at a time.
+	// window is the maximum number of blocks on their way.
 	window = 64
-	// maxPending bounds what waits to be stored of one log, in bytes, and maxPendingAll of
-	// all: then Append waits. A log of which nothing waits may always append a batch.
+	// maxPending bounds the unstored bytes of one log, and maxPendingAll of all logs. Beyond a
+	// bound Append waits. A log without unstored bytes may always append a batch.
 	maxPending    = 32 << 20
 	maxPendingAll = 512 << 20
-	// maxBlock is the largest block of several records.
+	// maxBlock is the maximum size of a block of several records, in bytes.
 	maxBlock = 256 << 10
-	// blockCost is what a stream takes for a block besides its subject and data, at most:
-	// its own header, and the one with the sequence expected.
+	// blockCost is the maximum size, in bytes, that a stream adds to a block's subject and data:
+	// its own header, and the header with the expected sequence.
 	blockCost = 100
-	// patience is for how long JetStream may store nothing before Append refuses, and
-	// for how long Sync waits.
+	// patience limits how long Sync waits for JetStream. Append refuses after half of it without
+	// a stored block.
 	patience = 5 * time.Second
-	// segment is what the broker takes for a segment: the stream has none.
+	// segment is the size that Stats counts as a segment, in bytes: a stream has no segments.
 	segment = 64 << 20
 )
 
-// Log is the log of one part. All it holds in memory is what is not stored yet, and
-// marks of where blocks are.
+// Log is the log of one part. In memory it holds only the unstored records, and marks of the
+// positions of blocks.
 //
-// Append numbers records and leaves them to a goroutine that stores them, in order, some
-// blocks at a time; what is stored is acknowledged by most of the stream's replicas, and
-// so safe from the loss of a machine. Only Sync says so.
+// Append numbers records and leaves them to a goroutine that stores the records in order, several
+// blocks at a time. Most replicas of the stream acknowledge a stored block, so the block survives
+// the loss of a machine. Only Sync reports that records are stored.
 type Log struct {
 	cluster *Cluster
 	stream  jetstream.Stream
 	part    part
 	owner   owner
 	left    bool        // see Left; set by claim
-	outlive func() bool // the log no longer ends with the cluster; set by open
+	outlive func() bool // detaches the log from the end of the cluster; set by open
 
-	wake chan struct{} // 1 deep: there is something to send
+	wake chan struct{} // capacity 1: there is something to send
 	stop chan struct{} // closed by Close
-	done chan struct{} // closed when nothing is sent any more
+	done chan struct{} // closed when send has returned
 
-	keeping sync.Mutex // trimming and saving, one at a time; taken before mu
+	keeping sync.Mutex // serializes trimming and saving; acquired before mu
 	cursors cursors    // guarded by keeping
 
 	mu      sync.Mutex
 	changed *sync.Cond // of mu: durable, err, failing or pending have changed
 	next    commitlog.Offset
-	durable commitlog.Offset // all before it is stored
-	pending []*block         // not stored, oldest first, and in memory for those who read
+	durable commitlog.Offset // all records before it are stored
+	pending []*block         // unstored blocks, oldest first; Read reads them from memory
 	bytes   int              // of pending
-	err     error            // for good: ErrFenced, ErrEnded, or commitlog.ErrClosed
+	err     error            // permanent: ErrFenced, ErrEnded, or commitlog.ErrClosed
 	failing error            // why nothing is stored now
-	since   time.Time        // when that began
+	since   time.Time        // start of failing
 	marks   marks
-	gaps    map[uint64]bool // sequences of blocks that are gone though they were not trimmed
+	gaps    map[uint64]bool // sequences of blocks that disappeared without a trim
 	retain  commitlog.Retain
 	stats   commitlog.Stats
-	trimmed commitlog.Offset // what Trim was told
-	purged  time.Time        // when Trim did that last
-	looked  time.Time        // when the stream was looked at last
-	claimed time.Time        // when the part became this owner's; set once
+	trimmed commitlog.Offset // the greatest offset passed to Trim
+	purged  time.Time        // time of the last purge by Trim
+	looked  time.Time        // time of the last look at the stream
+	claimed time.Time        // time of this owner's claim; set once
 }
 
-// block is one that is not stored yet.
+// block is a block that is not stored yet.
 type block struct {
 	head
 	data   []byte
-	sealed bool // it takes no further record
-	sent   bool // since what was stored was last found out
+	sealed bool // takes no further record
+	sent   bool // since the last check of what is stored
 	began  time.Time
 }
 
-// open claims a part for an owner with this epoch; 0: one after the last owner's.
+// open claims a part for an owner with the given epoch; 0 selects an epoch after the last
+// owner's.
 func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	ctx, cancel := c.within(patience)
 	defer cancel()
@@ -134,13 +136,13 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	return l, nil
 }
 
-// claim makes the part this owner's, and returns the sequence of the stream after which
-// its blocks are stored.
+// claim claims the part for this owner, and returns the sequence of the stream after which the
+// owner's blocks follow.
 func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 	for epoch := l.owner.epoch; ; {
 		h, last, err := l.last(ctx)
 		if errors.Is(err, jetstream.ErrStreamNotFound) && ctx.Err() == nil {
-			pause(ctx) // it was made just now, and another server does not know it yet
+			pause(ctx) // a server may not know a new stream yet
 			continue
 		}
 		if err != nil {
@@ -151,19 +153,19 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 			return 0, err
 		}
 		switch {
-		case epoch == 0: // later than that of any owner that was, also if nothing is left of it
+		case epoch == 0: // later than every previous owner's, even if nothing of that owner is left
 			l.owner.epoch = max(h.owner.epoch, found.epoch, uint64(clock.Wall())) + 1
 		case epoch < h.owner.epoch:
 			return 0, fmt.Errorf("%w: epoch %d, it is at %d", ErrFenced, epoch, h.owner.epoch)
 		}
 		next := max(h.next, found.next)
 		if l.left = l.cluster.leftBy(l.part, h.owner); l.left {
-			l.cluster.leave(l.part, h.owner, l.owner) // also if it is not known whether this is stored
+			l.cluster.leave(l.part, h.owner, l.owner) // also if the outcome of the claim is unknown
 		}
 		mine := head{owner: l.owner, first: next, next: next}
 		ack, err := l.cluster.claimed(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {
-			continue // another owner has stored a block, or claims it at the same time
+			continue // another owner has stored a block, or claims the part at the same time
 		}
 		if err == nil {
 			err = l.claimCursors(ctx)
@@ -172,7 +174,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		var oldest *jetstream.RawStreamMsg
 		if err == nil {
 			if info, oldest, err = l.oldest(ctx); err == nil && oldest == nil {
-				err = ErrFenced // another owner has claimed it since, and emptied it
+				err = ErrFenced // another owner has claimed the part and emptied it
 			}
 		}
 		if epoch == 0 && errors.Is(err, ErrFenced) {
@@ -193,7 +195,8 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 	}
 }
 
-// oldest returns the stream's oldest block, nil if it is empty, and its state then.
+// oldest returns the stream's oldest block, or nil if the stream is empty, and the stream's state
+// then.
 func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.RawStreamMsg, error) {
 	for {
 		info, err := infoOf(ctx, l.stream)
@@ -208,8 +211,8 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 	}
 }
 
-// last returns the newest block of the stream, if it has any, and the stream's last sequence,
-// which is that of another if that was deleted.
+// last returns the newest block of the stream, if any, and the stream's last sequence. If the
+// last message was deleted, the sequence is greater than the block's.
 func (l *Log) last(ctx context.Context) (head, uint64, error) {
 	for tries := 1; ; tries++ {
 		info, err := infoOf(ctx, l.stream)
@@ -232,19 +235,19 @@ func (l *Log) last(ctx context.Context) (head, uint64, error) {
 	}
 }
 
-// owns reports whether the part is this owner's, by what last has returned: also where an
-// operator has purged the stream, and none has claimed it since.
+// owns reports whether the part belongs to this owner, given the results of last. It does so too
+// if an operator has purged the stream and no other owner has claimed the part since.
 func (l *Log) owns(newest head, last uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return newest.owner == l.owner || newest.owner == owner{} && last == l.marks.last
 }
 
-// sureGone is how often a stream, or a block of it, must not be found to be gone: a server
-// that has just started, or leads since just now, may not know it yet.
+// sureGone is the number of failed lookups after which a stream or a block counts as gone. A
+// server that has just started or become leader may not know it yet.
 const sureGone = 5
 
-// pause is the time between two of these.
+// pause waits between two such lookups.
 func pause(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -252,15 +255,16 @@ func pause(ctx context.Context) {
 	}
 }
 
-// wrongSequence reports whether a block was refused since another was stored before it.
+// wrongSequence reports whether JetStream refused a block because another block was stored before
+// it.
 func wrongSequence(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
 		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// Append is of commitlog.Log. It returns before the records are stored, and waits only
-// while too many are not.
+// Append implements commitlog.Log. It returns before the records are stored, and waits only while
+// too many bytes are unstored.
 func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 	for i := range batch {
 		r := &batch[i]
@@ -302,7 +306,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 	return batch[0].Offset, nil
 }
 
-// append puts a record at the end of what is not stored. Requires: mu held.
+// append adds a record to the newest unstored block. Requires: mu held.
 func (l *Log) append(r *commitlog.Record) {
 	size := recordHeader + len(r.Body) + len(r.Channel) + 64
 	var b *block
@@ -324,7 +328,7 @@ func (l *Log) append(r *commitlog.Record) {
 	l.stats.AppendedBytes += uint64(len(b.data) - from)
 }
 
-// hold counts bytes that wait to be stored, or with n < 0 do not any more. Requires: mu held.
+// hold adds n bytes to the unstored bytes; n may be negative. Requires: mu held.
 func (l *Log) hold(n int) {
 	l.bytes += n
 	l.cluster.pending.Add(int64(n))
@@ -338,8 +342,8 @@ func (l *Log) full() bool {
 // refusing requires mu held.
 func (l *Log) refusing() bool { return l.failing != nil && time.Since(l.since) > patience/2 }
 
-// Sync is of commitlog.Log. After a *commitlog.SyncError the records stay in memory, and
-// are stored when that works again; after ErrFenced they are not.
+// Sync implements commitlog.Log. After a *commitlog.SyncError the records stay in memory until
+// JetStream stores them. After ErrFenced they are lost.
 func (l *Log) Sync(upTo commitlog.Offset) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -372,7 +376,7 @@ func (l *Log) Sync(upTo commitlog.Offset) error {
 	return nil
 }
 
-// UnstoredError says that JetStream has not confirmed messages when their log was closed.
+// UnstoredError means that JetStream had not confirmed messages when their log was closed.
 type UnstoredError struct {
 	Topic    string
 	Messages int
@@ -386,8 +390,8 @@ func (e *UnstoredError) Error() string {
 
 func (e *UnstoredError) Unwrap() error { return e.Err }
 
-// unstored adds to an error which published messages are not stored. A copy of a message that
-// was carried forward or taken over does not count: the message is still where it was.
+// unstored adds the number of unstored published messages to an error. A copy of a message that
+// was carried forward or taken over does not count, because the original message still exists.
 func (l *Log) unstored(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -406,7 +410,7 @@ func (l *Log) unstored(err error) error {
 	return &e
 }
 
-// Close stores what is not, if that is possible soon, and gives the part up. Error:
+// Close stores the unstored records if JetStream is available soon, and gives the part up. Error:
 // *UnstoredError.
 func (l *Log) Close() error {
 	l.mu.Lock()
@@ -430,7 +434,7 @@ func (l *Log) Close() error {
 	return err
 }
 
-// fail ends the log for good.
+// fail ends the log permanently.
 func (l *Log) fail(err error) {
 	l.mu.Lock()
 	if l.err == nil || errors.Is(err, commitlog.ErrClosed) {
@@ -447,7 +451,7 @@ func (l *Log) Fenced() bool {
 	return errors.Is(l.err, ErrFenced)
 }
 
-// Stats is of commitlog.Files.
+// Stats implements commitlog.Files.
 func (l *Log) Stats() commitlog.Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,21 +18,22 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
-// mark is where a block is.
+// mark is the position of a block.
 type mark struct {
-	offset commitlog.Offset // its first
+	offset commitlog.Offset // of the block's first record
 	seq    uint64
-	time   mono.Wall // when it was stored, by JetStream's clock; 0: not known
-	size   int64     // of what this owner has stored, up to its end; 0: not known
+	time   mono.Wall // when JetStream stored the block, by its clock; 0: unknown
+	size   int64     // bytes that this owner has stored up to the block's end; 0: unknown
 }
 
-// marks are some of the stream's, in order, so that a place is found with few requests.
+// marks are the known positions of some blocks, in order. They reduce the number of requests that
+// find a place.
 type marks struct {
 	all   []mark
-	first uint64 // sequence before which there is nothing
+	first uint64 // sequence of the first block
 	last  uint64 // of the newest block
-	claim uint64 // from there on this owner has stored all
-	size  int64  // of that, in bytes
+	claim uint64 // this owner has stored every block from here on
+	size  int64  // of this owner's blocks, in bytes
 }
 
 const mostMarks = 1 << 14
@@ -45,7 +46,7 @@ func (m *marks) add(k mark) {
 		return
 	}
 	m.all = slices.Insert(m.all, i, k)
-	if len(m.all) > mostMarks { // every second goes
+	if len(m.all) > mostMarks { // drop every second mark
 		kept := m.all[:0]
 		for i, k := range m.all {
 			if i%2 == 0 || i == len(m.all)-1 {
@@ -56,24 +57,24 @@ func (m *marks) add(k mark) {
 	}
 }
 
-// order tells the marks before a place from those after it; neither is one of which that is
-// not known.
+// order reports whether a mark is before or after a place. Both results are false if the mark
+// lacks the necessary field.
 type order func(mark) (before, after bool)
 
-// upTo is the place of the last block that begins at an offset or before it.
+// upTo is the place of the last block that begins at offset o or before.
 func upTo(o commitlog.Offset) order {
 	return func(k mark) (before, after bool) { return k.offset <= o, k.offset > o }
 }
 
-// storedBy is the place of the last block that was stored by a time. The dates of records
-// would not do: a message that was carried forward or taken over is older than what comes
-// before it, and the clock that dated one may have been wrong.
+// storedBy is the place of the last block stored by time t. Timestamps of records are not usable:
+// a message that was carried forward or taken over is older than its predecessors, and the
+// publisher's clock may have been wrong.
 func storedBy(t mono.Wall) order {
 	return func(k mark) (before, after bool) { return k.time > 0 && k.time <= t, k.time > t }
 }
 
-// around returns the sequences between which the last block before a place is: it is lo, or
-// one after it and before hi.
+// around returns bounds of the last block before a place: its sequence is at least lo and below
+// hi.
 func (m *marks) around(at order) (lo, hi uint64) {
 	lo, hi = m.first, m.last+1
 	for _, k := range m.all {
@@ -88,8 +89,8 @@ func (m *marks) around(at order) (lo, hi uint64) {
 	return lo, hi
 }
 
-// holding returns the sequence from which on the stream, of so many bytes in all, holds this
-// many at least. Blocks of owners before are taken to be alike.
+// holding returns the first sequence from which the stream holds at least the given bytes. all is
+// the size of the stream. Blocks of previous owners are assumed to have equal sizes.
 func (m *marks) holding(bytes, all int64) uint64 {
 	for _, k := range slices.Backward(m.all) {
 		if k.size > 0 && m.size-k.size >= bytes {
@@ -104,21 +105,21 @@ func (m *marks) holding(bytes, all int64) uint64 {
 	return m.claim - uint64(min(before, int64(more*float64(before))+1))
 }
 
-// trim forgets what is before a sequence.
+// trim forgets the marks before a sequence.
 func (m *marks) trim(first uint64) {
 	m.first = first
 	m.all = slices.DeleteFunc(m.all, func(k mark) bool { return k.seq < first })
 }
 
-// place returns the sequence of the last block before a place, of those that are stored; of
-// the first one if there is none.
+// place returns the sequence of the last stored block before a place, or of the first block if
+// there is none.
 func (l *Log) place(ctx context.Context, at order) (uint64, error) {
 	l.mu.Lock()
 	lo, hi := l.marks.around(at)
 	l.mu.Unlock()
 	for hi-lo > 1 {
 		mid := lo + (hi-lo)/2
-		m, err := message(ctx, l.stream, mid, jetstream.WithGetMsgSubject(l.part.subject())) // or the next one, where some are gone
+		m, err := message(ctx, l.stream, mid, jetstream.WithGetMsgSubject(l.part.subject())) // or the next existing block
 		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && m.Sequence >= hi {
 			hi = mid
 			continue
@@ -147,10 +148,10 @@ func markOf(m *jetstream.RawStreamMsg) (mark, error) {
 	return mark{offset: h.first, seq: m.Sequence, time: mono.Wall(m.Time.UnixNano())}, err
 }
 
-// readers is how many blocks are asked for at a time.
+// readers is the number of concurrent requests for blocks.
 const readers = 32
 
-// Read is of commitlog.Log. What is not stored yet is read from memory.
+// Read implements commitlog.Log. It reads unstored records from memory.
 func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog.Batch) (err error) {
 	into.Records, into.Next = into.Records[:0], from
 	defer func() {
@@ -172,7 +173,7 @@ func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog
 			return err
 		}
 		if !c.full {
-			into.Next = max(into.Next, durable) // what is left of it was trimmed
+			into.Next = max(into.Next, durable) // the rest was trimmed
 		}
 	}
 	defer l.mu.Unlock()
@@ -198,7 +199,7 @@ type cut struct {
 	full           bool
 }
 
-// block takes what there is room for. Its bytes stay as they are.
+// block takes the records of a block that fit. The records refer to the bytes of b.
 func (c *cut) block(b []byte, h head) {
 	if h.next <= c.into.Next || c.full {
 		return
@@ -222,8 +223,8 @@ func (c *cut) block(b []byte, h head) {
 	c.full = c.records <= 0 || c.bytes <= 0
 }
 
-// fetch returns up to n blocks from a sequence on, up to the newest: nil for what was
-// trimmed, or is gone.
+// fetch returns up to n blocks from a sequence on, up to newest. A block that was trimmed or has
+// disappeared is nil.
 func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstream.RawStreamMsg, error) {
 	msgs := make([]*jetstream.RawStreamMsg, min(uint64(n), newest+1-min(seq, newest+1)))
 	get := func(of func(seq uint64) bool, get func(context.Context, uint64) (*jetstream.RawStreamMsg, error)) error {
@@ -245,11 +246,11 @@ func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstrea
 	if err != nil {
 		return nil, err
 	}
-	// Else it was trimmed, by another owner maybe, or purged.
+	// A block before first was trimmed, perhaps by another owner, or purged.
 	return msgs, get(func(seq uint64) bool { return seq >= first }, l.getAgain)
 }
 
-// get returns a block, nil if it is not found.
+// get returns a block, or nil if JetStream does not find the block.
 func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
 	m, err := message(ctx, l.stream, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -258,8 +259,8 @@ func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, err
 	return m, err
 }
 
-// getAgain is get for one that was not found, nor trimmed: an operator has deleted it, or the
-// servers could not read it. Then it is counted.
+// getAgain retries get for a block that was not found and not trimmed: an operator may have
+// deleted the block, or the servers could not read it. getAgain counts a block that is gone.
 func (l *Log) getAgain(ctx context.Context, seq uint64) (m *jetstream.RawStreamMsg, err error) {
 	l.mu.Lock()
 	known := l.gaps[seq]
@@ -279,7 +280,7 @@ func (l *Log) getAgain(ctx context.Context, seq uint64) (m *jetstream.RawStreamM
 	return m, err
 }
 
-// readStream reads what is stored, up to the newest block.
+// readStream reads the stored blocks, up to newest.
 func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
 	seq, err := l.place(ctx, upTo(c.into.Next))
 	if err != nil {
@@ -297,10 +298,10 @@ func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
 	return nil
 }
 
-// blocks are those that are stored from a sequence on, up to the newest.
+// blocks yields the stored blocks from a sequence on, up to newest.
 func (l *Log) blocks(ctx context.Context, seq, newest uint64) iter.Seq2[block, error] {
 	return func(yield func(block, error) bool) {
-		for n := 1; seq <= newest; n = readers { // the first tells how much the others have
+		for n := 1; seq <= newest; n = readers { // the first block shows how large the blocks are
 			msgs, err := l.fetch(ctx, seq, newest, n)
 			if err != nil {
 				yield(block{}, err)
@@ -319,30 +320,30 @@ func (l *Log) blocks(ctx context.Context, seq, newest uint64) iter.Seq2[block, e
 				}
 			}
 			l.mu.Lock()
-			seq = max(seq+uint64(len(msgs)), l.marks.first) // all before it may have been purged
+			seq = max(seq+uint64(len(msgs)), l.marks.first) // an operator may have purged everything before
 			l.mu.Unlock()
 		}
 	}
 }
 
-// purgeEvery is how often the stream is asked to let go of something, at most; one that is
-// taken over, at once: it says how far that has come.
+// purgeEvery is the minimum time between two purges by Trim. Trim purges a part that was taken
+// over at once, because the purge shows the progress of the takeover.
 const purgeEvery = time.Second
 
-// lookEvery is how often Trim looks at the stream though there is nothing to be trimmed.
+// lookEvery is how often Trim looks at the stream with nothing to trim.
 const lookEvery = time.Minute
 
-// look takes note of where the stream begins, and how much is in it, and returns the sequence of
-// its first block. What is gone and was not trimmed, an operator has purged: it is counted.
+// look records the beginning and the size of the stream, and returns the sequence of its first
+// block. It counts blocks that were purged by an operator: blocks that are gone without a trim.
 func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 	l.mu.Lock()
-	first, newest := l.durable, l.marks.last // first: of a stream that is empty
+	first, newest := l.durable, l.marks.last // first: for an empty stream
 	l.mu.Unlock()
 	info, m, err := l.oldest(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if l.foreign() && info.State.LastSeq > newest { // its broker is back
+	if l.foreign() && info.State.LastSeq > newest { // the part's broker is back
 		l.fail(ErrFenced)
 		return 0, ErrFenced
 	}
@@ -359,17 +360,17 @@ func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 	n := purged()
 	l.mu.Unlock()
 	if n > 0 {
-		if h, last, err := l.last(ctx); err != nil || !l.owns(h, last) { // another owner may have trimmed it
+		if h, last, err := l.last(ctx); err != nil || !l.owns(h, last) { // another owner may have trimmed the stream
 			return seq, err
 		}
 	}
 	l.mu.Lock()
-	if seq < l.marks.first { // another has looked since
+	if seq < l.marks.first { // a concurrent call has looked since
 		l.mu.Unlock()
 		return seq, nil
 	}
 	if n = purged(); seq <= l.marks.claim && time.Since(l.claimed) < 2*patience {
-		n = 0 // the owner before asked for that, before it knew of this one
+		n = 0 // the previous owner asked for the purge before it knew of this owner
 	}
 	l.stats.Unreadable += n
 	l.looked = time.Now()
@@ -383,7 +384,7 @@ func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 	return seq, nil
 }
 
-// Trim is of commitlog.Log. The newest block stays, which says how far the log is.
+// Trim implements commitlog.Log. The newest block stays, because it holds the log's next offset.
 func (l *Log) Trim(before commitlog.Offset) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -401,7 +402,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	}
 	bytes, first := l.stats.Bytes, l.marks.first
 	if most := l.cluster.cfg.MaxBytes; most > 0 && bytes+int64(l.bytes) > most-most/4 {
-		retain = commitlog.Retain{} // it makes room for what is published
+		retain = commitlog.Retain{} // make room for new messages
 	}
 	if !nothing {
 		l.purged = time.Now()
@@ -442,10 +443,10 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	return nil
 }
 
-// maxSkew is how far the clocks of brokers and of NATS' servers may differ.
+// maxSkew is the assumed maximum difference between the clocks of brokers and NATS servers.
 const maxSkew = mono.Wall(10 * time.Second)
 
-// At is of commitlog.Files.
+// At implements commitlog.Files.
 func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
 	ctx, cancel := l.cluster.within(patience)
 	defer cancel()
@@ -483,7 +484,7 @@ func firstSince(b []byte, h head, t mono.Wall) (commitlog.Offset, bool) {
 	return 0, false
 }
 
-// Need is of commitlog.Files. What is trimmed is gone.
+// Need implements commitlog.Files. Trimmed records do not come back.
 func (l *Log) Need(from commitlog.Offset) commitlog.Offset {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -491,21 +492,21 @@ func (l *Log) Need(from commitlog.Offset) commitlog.Offset {
 	return l.stats.First
 }
 
-// Records is of commitlog.Files.
+// Records implements commitlog.Files.
 func (l *Log) Records(from commitlog.Offset) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return int64(l.next - min(max(from, l.stats.First), l.next))
 }
 
-// Size is what the stream takes, in bytes, on each of its replicas.
+// Size returns the size of the stream in bytes, on each replica.
 func (l *Log) Size() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.stats.Bytes + int64(l.bytes)
 }
 
-// Needed is the part of Size that is not retained alone, taken to be in proportion.
+// Needed estimates the part of Size that is not merely retained, in proportion to the offsets.
 func (l *Log) Needed() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -515,12 +516,12 @@ func (l *Log) Needed() int64 {
 	return int64(float64(l.stats.Bytes+int64(l.bytes)) * float64(l.next-max(l.trimmed, l.stats.First)) / float64(l.next-l.stats.First))
 }
 
-// SetRetain is of commitlog.Files.
+// SetRetain implements commitlog.Files.
 func (l *Log) SetRetain(r commitlog.Retain) {
 	l.mu.Lock()
 	l.retain = r
 	l.mu.Unlock()
 }
 
-// Rest is of commitlog.Files; there is nothing to give back.
+// Rest implements commitlog.Files. It has nothing to release.
 func (l *Log) Rest() error { return nil }

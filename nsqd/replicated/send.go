@@ -19,9 +19,9 @@ type flight struct {
 	ack jetstream.PubAckFuture
 }
 
-// send stores blocks until the log ends, in order. Each says which sequence of the stream
-// it follows; so when one is not stored none after it is, and one that comes late, or
-// twice, is refused.
+// send stores blocks in order until the log ends. Each block names its predecessor's sequence in
+// the stream. So if a block is not stored, no later block is, and JetStream refuses late and
+// duplicate blocks.
 func (l *Log) send(last uint64) {
 	defer close(l.done)
 	var flying []flight
@@ -63,7 +63,7 @@ func (l *Log) send(last uint64) {
 				return
 			}
 		}
-		for _, f := range flying { // what becomes of them has to be known; each has its time
+		for _, f := range flying { // wait for the result of each; each has a timeout
 			select {
 			case <-f.ack.Ok():
 			case <-f.ack.Err():
@@ -79,22 +79,22 @@ func (l *Log) send(last uint64) {
 	}
 }
 
-// take returns the next block to send, nil if there is none.
+// take returns the next block to send, or nil.
 func (l *Log) take() *block {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, b := range l.pending {
 		if !b.sent {
-			// It takes no further record for good: what is on its way may yet be stored.
+			// Sealed for good: the copy on its way may still be stored.
 			b.sealed, b.sent = true, true
-			b.head.append(b.data[:0]) // its end is known now
+			b.head.append(b.data[:0]) // the block's end is known now
 			return b
 		}
 	}
 	return nil
 }
 
-// stored says that the oldest block is in the stream.
+// stored records that the oldest unstored block is in the stream.
 func (l *Log) stored(b *block, seq uint64) {
 	l.mu.Lock()
 	l.pending[0] = nil
@@ -117,9 +117,9 @@ const (
 	maxWait = time.Second
 )
 
-// recover finds out, after a block was not acknowledged, which are stored after the last one
-// that was. It waits, longer each time, and returns when the others may be sent again, after
-// which sequence; not ok: never.
+// recover finds out which blocks are stored after a block was not acknowledged. It waits, longer
+// each time, until the other blocks may be sent again after sequence last. If ok is false the log
+// has ended.
 func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint64, ok bool) {
 	l.mu.Lock()
 	if l.failing == nil {
@@ -136,7 +136,7 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 		case <-l.stop:
 			return 0, false
 		}
-		l.changed.Broadcast() // who waits in Append asks for how long it fails
+		l.changed.Broadcast() // a caller that waits in Append checks how long storing has failed
 		ctx, cancel := l.cluster.within(patience)
 		h, last, err := l.last(ctx)
 		owns, upTo := l.owns(h, last), h.next
@@ -166,7 +166,7 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 			b.sent = false
 		}
 		l.mu.Unlock()
-		for i, b := range found { // they were stored one after the other
+		for i, b := range found { // in order, with consecutive sequences
 			l.stored(b, acked+1+uint64(i))
 		}
 		if !owns {
@@ -178,9 +178,9 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 	}
 }
 
-// ours returns up to which offset blocks of this owner are stored after a sequence, where
-// another has claimed the part since: its blocks have the same offsets as those of ours that
-// are not stored. One that was trimmed meanwhile counts as not stored.
+// ours returns the next offset after the blocks that this owner has stored after a sequence. It
+// is for a part that another owner has claimed: the other owner's blocks have the same offsets as
+// the unstored blocks of this owner. A block that was trimmed meanwhile counts as not stored.
 func (l *Log) ours(ctx context.Context, after, newest uint64) (next commitlog.Offset, err error) {
 	for seq := after + 1; seq <= newest; seq++ {
 		m, err := l.get(ctx, seq)
