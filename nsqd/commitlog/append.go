@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// noSpace adds ErrNoSpace to an error that means it.
+// noSpace wraps an error for a full disk in ErrNoSpace.
 func noSpace(err error) error {
 	if isNoSpace(err) {
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
@@ -20,17 +20,17 @@ func noSpace(err error) error {
 }
 
 const (
-	// maxUnsynced bounds the segments that are full and were never fsynced, and
-	// are kept open because of it: when Sync is not called, the oldest is fsynced
-	// before the next is begun. The system has long written it by then.
+	// maxUnsynced bounds the number of full segments that were never fsynced and therefore stay
+	// open. If Sync is not called, the oldest is fsynced before the next segment begins. By then
+	// the system has usually written it.
 	maxUnsynced = 4
 
-	// maxBuffer is the largest buffer that is kept for the next Append.
+	// maxBuffer is the largest buffer, in bytes, that is kept for the next Append.
 	maxBuffer = 8 << 20
 
-	// In a durable log zeros are written ahead of the records, as many bytes as there are
-	// in the segment, within these bounds; but not behind an Append of more than one in
-	// reserveRatio of them, which takes longer to be written than a journal's commit.
+	// A durable log writes zeros ahead of the records: as many bytes as the segment has, within
+	// these bounds. It writes none after an Append of more than one reserveRatio-th of them,
+	// because such a write takes longer than a commit of the journal.
 	minReserve   = 4 << 10
 	maxReserve   = 256 << 10
 	reserveRatio = 8
@@ -38,8 +38,8 @@ const (
 
 var reserve [maxReserve]byte // zeros
 
-// Append is of Log. The records of one are in one write. Only if the machine stops
-// just then might some of the first of them be found in the log.
+// Append implements Log. It writes all records of a batch in one write. Only if the machine stops
+// during that write may the log keep some of the first records.
 func (l *Files) Append(batch []Record) (Offset, error) {
 	size := int64(0)
 	for i := range batch {
@@ -133,9 +133,8 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 	return first, nil
 }
 
-// encode appends the records, of which the first begins at off of the segment's
-// file. Of the extent, next is not set.
-// Requires: appending held; dst has room.
+// encode appends the records; the first record begins at off in the segment's file. encode does
+// not set next of the extent. Requires: appending held; dst has room.
 func (l *Files) encode(s *segment, dst []byte, batch []Record, off int64) ([]byte, extent) {
 	e := extent{records: int64(len(batch)), first: batch[0].Timestamp, last: batch[0].Timestamp}
 	l.scratch = l.scratch[:0]
@@ -154,8 +153,8 @@ func (l *Files) encode(s *segment, dst []byte, batch []Record, off int64) ([]byt
 	return dst, e
 }
 
-// write writes b at the end of a segment, or leaves the segment as it was.
-// Requires: appending held.
+// write writes b at the end of a segment, or leaves the segment unchanged. Requires: appending
+// held.
 func (l *Files) write(s *segment, b []byte, off int64) error {
 	file, err := l.use(s)
 	if err != nil {
@@ -168,8 +167,7 @@ func (l *Files) write(s *segment, b []byte, off int64) error {
 	}
 	s.reserved = off
 	if cut := file.Truncate(off); cut != nil {
-		// Readers do not look behind the end that they know, but the next record
-		// has to go elsewhere.
+		// Readers do not look beyond the known end, but the next record needs a new segment.
 		s.ragged = true
 		l.mu.Lock()
 		s.shut = true
@@ -179,11 +177,11 @@ func (l *Files) write(s *segment, b []byte, off int64) error {
 	return err
 }
 
-// reserve writes zeros behind end, the end of an Append of so many bytes. The fsyncs of what
-// is written over them change neither the file's size nor where its blocks are, so that
-// the file system need not commit its journal for each: a third of the time and of the
-// processor time of an fsync of 150 bytes to 6 KB (ext4). Without them the log is as well.
-// Requires: appending held.
+// reserve writes zeros behind end, the end of an Append of size bytes. Later writes over the
+// zeros change neither the file's size nor the position of its blocks, so an fsync needs no
+// commit of the file system's journal. On ext4 that saves a third of the time and of the
+// processor time of an fsync of 150 bytes to 6 KB. The log works without the zeros. Requires:
+// appending held.
 func (l *Files) reserve(s *segment, file File, end int64, size int) {
 	n := min(max(end, minReserve), maxReserve)
 	if !l.cfg.Durable || end < s.reserved || int64(size) > n/reserveRatio {
@@ -201,11 +199,10 @@ func writeAll(file File, b []byte, off int64) error {
 	return err
 }
 
-// begin starts a new active segment with the records, which *buf has after it.
-//
-// The file gets its name when it has its records: one that could be neither
-// written nor deleted would bring back records of an Append that failed.
-// Requires: appending held; *buf has room.
+// begin starts a new active segment with the records and encodes them into *buf. It renames the
+// file to its final name only after writing the records. Otherwise a file that could be neither
+// written nor deleted might bring back the records of a failed Append. Requires: appending held;
+// *buf has room.
 func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	l.mu.Lock()
 	found := l.found
@@ -239,7 +236,7 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		return nil, e, errors.Join(err, l.folder.disk.Remove(path+newSuffix))
 	}
 	l.cfg.Dir.opened(l)
-	// If this fails, Sync tries again before it acknowledges anything.
+	// If this fails, Sync retries before it acknowledges anything.
 	unplaced := l.folder.place(found)
 
 	l.mu.Lock()
@@ -261,9 +258,8 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	return s, e, nil
 }
 
-// seal writes the footer of a segment that is shut. Without it, the segment is
-// read when the log is opened; so a failure is no more than logged.
-// Requires: appending held.
+// seal writes the footer of a shut segment. Without a footer, the next Open reads the whole
+// segment, so seal only logs a failure. Requires: appending held.
 func (l *Files) seal(s *segment) {
 	if s == nil {
 		return
@@ -302,9 +298,8 @@ func finish(file File, id identity, e extent, end int64) error {
 	return err
 }
 
-// bound keeps the number of segments that were never fsynced in bounds. An
-// error is kept for those whose records it concerns, and was logged.
-// Requires: appending held.
+// bound limits the number of segments that were never fsynced. An fsync error is logged and kept
+// for the callers that wait for its records. Requires: appending held.
 func (l *Files) bound() {
 	l.mu.Lock()
 	i := len(l.segments.all) - 2 - maxUnsynced

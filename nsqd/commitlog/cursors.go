@@ -7,25 +7,26 @@ import (
 	"io/fs"
 )
 
-const cursorName = "cursors." // and the number of the file, 0 or 1
+const cursorName = "cursors." // followed by the number of the file, 0 or 1
 
-// minCursors is how many bytes of the disk each file of cursors has, at least.
+// minCursors is the minimum size of each file of cursors, in bytes.
 const minCursors = 4 << 10
 
-// snapshots are the two files of a log that its cursors are saved in. It overwrites the
-// older of the two. Both have their blocks of the disk before a message takes those: a disk
-// that is full of messages which are done with is freed by a snapshot that says so. The design that lost writes a new file and renames it: four changes of the folder for each snapshot, which a journal of the
-// file system has to commit, and no way to write when the disk is full.
+// snapshots are the two files with a log's cursors; each save overwrites the older file. Both
+// files reserve their disk blocks before messages can use them. So a snapshot can free a disk
+// that is full of finished messages. The alternative, a new file and a rename, needs four changes
+// of the folder for each snapshot, which the file system's journal must commit, and cannot write
+// to a full disk.
 type snapshots struct {
 	folder  folder // set once
 	durable bool   // set once: Config.Durable
 
-	saved  uint64 // number of the last one
-	slot   int    // the file that is overwritten next
-	firm   bool   // in a durable log: what is in the other one is durable
+	saved  uint64 // number of the last snapshot
+	slot   int    // the file to overwrite next
+	firm   bool   // in a durable log: the snapshot in the other file is durable
 	placed [2]bool
 	size   int64 // of the largest snapshot that this process has saved
-	blocks int64 // bytes that both files have blocks for; 0: not known
+	blocks int64 // bytes reserved for each file; 0: unknown
 }
 
 // reserve gives both files blocks for snapshots of twice the largest size so far.
@@ -53,9 +54,8 @@ func (c *snapshots) reserve(found bool) error {
 	return nil
 }
 
-// save replaces the last snapshot, of a log of which next is the next offset, and returns how
-// many bytes it takes. After an error the next one is written to the same file: the other is
-// what there is.
+// save replaces the last snapshot and returns its size. next is the log's next offset. After an
+// error the next save uses the same file, because the other file has the last intact snapshot.
 func (c *snapshots) save(data []byte, next Offset, found bool) (size int, err error) {
 	b := appendSnapshot(make([]byte, 0, cursorExtra+len(data)), snapshot{number: c.saved + 1, next: next, data: data})
 	if err = c.folder.make(found); err == nil {
@@ -70,7 +70,7 @@ func (c *snapshots) save(data []byte, next Offset, found bool) (size int, err er
 	return len(b), err
 }
 
-// last returns what was saved last; nil if nothing was.
+// last returns the last saved snapshot, or nil.
 func (c *snapshots) last() ([]byte, error) {
 	if c.saved == 0 {
 		return nil, nil
@@ -79,10 +79,10 @@ func (c *snapshots) last() ([]byte, error) {
 	return s.data, err
 }
 
-// overwrite writes one of the files of the cursors. In a durable log, the first time
-// it is a new file, which takes the other's name when it is durable: the snapshot of
-// an earlier process in the file that stays may not be, if that ended while it wrote
-// or its fsync failed. If there is no snapshot yet, nothing stays.
+// overwrite writes one of the files. In a durable log, the first save writes a new file and
+// renames it once it is durable. Until then the previous process's snapshot in the other file may
+// not be durable, because that process may have ended during its write or its fsync may have
+// failed. Without a snapshot overwrite needs no new file.
 func (c *snapshots) overwrite(slot int, b []byte, found bool) error {
 	path := c.path(slot)
 	name := path
@@ -119,8 +119,8 @@ func (c *snapshots) path(slot int) string {
 	return c.folder.file(fmt.Sprint(cursorName, slot))
 }
 
-// load reads one of the files of the cursors. The number is 0 if there is no
-// intact snapshot in it; the data is empty if there is nothing in it at all.
+// load reads one of the files. The number is 0 without an intact snapshot; then data holds the
+// damaged bytes, or nil if the file is empty.
 func (c *snapshots) load(slot int) (snapshot, error) {
 	file, err := c.folder.disk.Open(c.path(slot))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,7 +151,7 @@ func (c *snapshots) load(slot int) (snapshot, error) {
 	return snapshot{data: b}, nil
 }
 
-// recover finds the last snapshot, and what both files have.
+// recover finds the last snapshot, and the content of both files.
 func (c *snapshots) recover() (last snapshot, both [2]snapshot, err error) {
 	for slot := range both {
 		if both[slot], err = c.load(slot); err != nil {

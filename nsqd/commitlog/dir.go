@@ -14,18 +14,18 @@ import (
 
 const (
 	logSuffix     = ".log"     // of a log's folder
-	removedSuffix = ".removed" // of one that is being deleted
+	removedSuffix = ".removed" // of a log's folder that is being deleted
 
-	probeName = "probe" // is no log's
+	probeName = "probe" // not a log
 
 	maxName = 200 // bytes; file systems allow 255 with the suffix
 )
 
-// ErrName says that a log cannot have that name: 1 to 200 of the characters
-// a-z A-Z 0-9 . _ - and #.
+// ErrName means that a log's name is invalid: valid names are 1 to 200 of the characters a-z A-Z
+// 0-9 . _ - and #.
 var ErrName = errors.New("invalid name of a log")
 
-// Dir is a folder of logs, held by this process alone.
+// Dir is a folder of logs, locked by this process.
 type Dir struct {
 	// Set once.
 	path    string
@@ -33,23 +33,21 @@ type Dir struct {
 	unlock  func() error
 	salt    func() uint64
 	buffers sync.Pool // of *[]byte, for records on their way to a file
-	most    int64     // files of logs that are open, about; 0: they are not bounded
+	most    int64     // approximate maximum of open files of all logs; 0: no bound
 
-	files atomic.Int64 // that are open; who opens and closes them writes it. A stale read bounds a bit later
+	files atomic.Int64 // open files. A log updates it on open and close; a stale read only delays the bound.
 
 	mu struct {
 		sync.Mutex
 		closed bool
-		opened []*Files            // those with listed set, the first opened first: they may have open files
+		opened []*Files            // logs with listed set, in order of opening: they may have open files
 		open   map[string]struct{} // names of logs
-		closes chan struct{}       // closed and replaced when one is closed
+		closes chan struct{}       // closed and replaced when a log is closed
 	}
 }
 
-// OpenDir takes the folder, which is created if it does not exist, for this
-// process, and finishes the removal of logs if one was interrupted. The
-// error is ErrInUse when the folder is taken. disk is where files are, OS()
-// outside of tests.
+// OpenDir locks the folder for this process, creates it if necessary, and completes interrupted
+// removals of logs. Outside of tests, disk is OS(). Error: ErrInUse if the folder is locked.
 func OpenDir(path string, disk Disk) (*Dir, error) {
 	if err := makeFolder(disk, path); err != nil {
 		return nil, fmt.Errorf("open folder of logs: %w", err)
@@ -68,12 +66,12 @@ func OpenDir(path string, disk Disk) (*Dir, error) {
 	return d, nil
 }
 
-// Bound has about so many files of all logs open at most, beside those in use: one more
-// has a log of those that opened theirs first close all it has, after an fsync if need be.
-// Requires: no log was opened yet.
+// Bound limits the open files of all logs to about files, besides files in use. At the bound, a
+// log that opens a file makes the oldest listed logs close their files, after an fsync if
+// necessary. Requires: no log was opened yet.
 func (d *Dir) Bound(files int) { d.most = int64(files) }
 
-// opened notes that a log has opened a file.
+// opened records that a log has opened a file.
 func (d *Dir) opened(l *Files) {
 	d.files.Add(1)
 	if d.most == 0 {
@@ -87,8 +85,8 @@ func (d *Dir) opened(l *Files) {
 	}
 }
 
-// spare makes room for a file, as far as logs are not in use just then.
-// Requires: no lock held, since it waits for fsyncs.
+// spare makes room for a file by closing files of logs that are not in use. Requires: no lock
+// held, because spare waits for fsyncs.
 func (d *Dir) spare() {
 	if d.most == 0 || d.files.Load() < d.most {
 		return
@@ -109,7 +107,7 @@ func (d *Dir) spare() {
 	}
 }
 
-// makeFolder makes the folder, and those above it that do not exist.
+// makeFolder creates the folder and its missing parents.
 func makeFolder(disk Disk, path string) error {
 	err := disk.Mkdir(path)
 	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
@@ -121,16 +119,15 @@ func makeFolder(disk Disk, path string) error {
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	there := err != nil // perhaps since a process that ended just then
+	there := err != nil // perhaps created by a process that ended before the sync
 	err = disk.SyncDir(filepath.Dir(path))
 	if there && errors.Is(err, fs.ErrPermission) {
-		return nil // not ours to make durable
+		return nil // this process cannot make the folder durable
 	}
 	return err
 }
 
-// Logs returns the names of the logs that have files in the folder, sorted,
-// opened or not.
+// Logs returns the names of the logs that have files in the folder, open or not, sorted.
 func (d *Dir) Logs() ([]string, error) {
 	files, err := d.disk.List(d.path)
 	if err != nil {
@@ -146,11 +143,11 @@ func (d *Dir) Logs() ([]string, error) {
 	return names, nil
 }
 
-// Probe reports whether the disk takes so many bytes now: it writes a file and
-// deletes it. One caller at a time.
+// Probe writes and deletes a file of the given size, and reports an error of the disk. One caller
+// at a time.
 func (d *Dir) Probe(bytes int) error {
 	path := filepath.Join(d.path, probeName)
-	file, err := create(d.disk, path) // a process may have ended just then
+	file, err := create(d.disk, path) // replaces a file left by an earlier process
 	if err != nil {
 		return fmt.Errorf("probe the disk: %w", err)
 	}
@@ -163,8 +160,7 @@ func (d *Dir) Probe(bytes int) error {
 	return nil
 }
 
-// Close gives the folder up.
-// Requires: its logs are closed; the error is ErrInUse otherwise.
+// Close unlocks the folder. Requires: all logs are closed. Error: ErrInUse otherwise.
 func (d *Dir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,8 +174,8 @@ func (d *Dir) Close() error {
 	return d.unlock()
 }
 
-// Closes returns a channel that is closed when the next log is closed or removed:
-// then it may be time to try again what was ErrInUse.
+// Closes returns a channel that is closed when the next log is closed or removed. A caller that
+// got ErrInUse may then retry.
 func (d *Dir) Closes() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -216,12 +212,11 @@ func (d *Dir) Path(name string) string { return d.folder(name) }
 
 func (d *Dir) folder(name string) string { return filepath.Join(d.path, name+logSuffix) }
 
-// remove deletes a log's folder. It is renamed first, so that a removal that
-// is interrupted leaves the log as it was or is finished later: never a part
-// of it.
+// remove deletes a log's folder. It renames the folder first, so an interrupted removal leaves
+// the whole log or is completed later.
 func (d *Dir) remove(name string) error {
 	doomed := filepath.Join(d.path, name+removedSuffix)
-	if err := d.delete(doomed); err != nil { // of an earlier log of that name
+	if err := d.delete(doomed); err != nil { // of an earlier log of the same name
 		return err
 	}
 	err := d.disk.Rename(d.folder(name), doomed)
@@ -247,7 +242,7 @@ func (d *Dir) finishRemovals() error {
 		if name, ok := strings.CutSuffix(file, removedSuffix); !ok || !validName(name) {
 			continue
 		}
-		if !synced { // the renaming, before its consequences
+		if !synced { // make the renames durable before deleting files
 			if err := d.disk.SyncDir(d.path); err != nil {
 				return err
 			}
@@ -260,7 +255,7 @@ func (d *Dir) finishRemovals() error {
 	return nil
 }
 
-// delete deletes a folder and the files in it, if it exists.
+// delete deletes a folder and its files, if the folder exists.
 func (d *Dir) delete(folder string) error {
 	files, err := d.disk.List(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -277,8 +272,8 @@ func (d *Dir) delete(folder string) error {
 	return d.disk.Remove(folder)
 }
 
-// validName is what keeps a log's files in its Dir: no separator of folders
-// is allowed, and with its suffix no name is . or ..
+// validName keeps a log's files in its Dir: a name cannot contain a separator, and with its
+// suffix cannot be . or ..
 func validName(name string) bool {
 	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-#"
 	return len(name) > 0 && len(name) <= maxName &&

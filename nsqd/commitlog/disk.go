@@ -10,24 +10,23 @@ import (
 	"strings"
 )
 
-// Disk is the operations on files that a Dir and its logs use, each a
-// function so that a test can replace one, to fill the disk or to fail an
-// fsync. All of them may be called at the same time.
+// Disk holds the file operations of a Dir and its logs. Each is a function, so a test can replace
+// it to fill the disk or to fail an fsync. All are safe for concurrent use.
 type Disk struct {
-	// Create makes a file that must not exist (fs.ErrExist), Open opens one
-	// that does (fs.ErrNotExist); both for reading and writing.
+	// Create creates a file that must not exist (fs.ErrExist). Open opens an existing file
+	// (fs.ErrNotExist). Both open for reading and writing.
 	Create, Open func(path string) (File, error)
-	// Rename replaces what is at the new path.
+	// Rename replaces any file at the new path.
 	Rename func(from, to string) error
-	// Remove deletes a file, or a folder that is empty.
+	// Remove deletes a file or an empty folder.
 	Remove func(path string) error
-	// Mkdir makes a folder in one that exists.
+	// Mkdir creates a folder in an existing folder.
 	Mkdir func(path string) error
 	// List returns the names in a folder.
 	List func(path string) ([]string, error)
-	// SyncDir makes it durable which files are in a folder.
+	// SyncDir makes the folder's list of files durable.
 	SyncDir func(path string) error
-	// Lock takes a folder for this process, or fails with ErrInUse.
+	// Lock locks a folder for this process, or fails with ErrInUse.
 	Lock func(path string) (unlock func() error, err error)
 }
 
@@ -37,20 +36,17 @@ type File interface {
 	io.WriterAt
 	io.Closer
 	Truncate(size int64) error
-	// Allocate gives the file blocks of the disk for its first size bytes, which are zeros
-	// where there was nothing.
+	// Allocate reserves disk blocks for the first size bytes of the file. New bytes are zeros.
 	Allocate(size int64) error
 	Size() (int64, error)
-	// Sync returns when all that was written to the file is on stable storage,
-	// with what is needed to read it back.
+	// Sync returns once everything written to the file is readable from stable storage.
 	Sync() error
 }
 
-// ErrInUse says that a folder, or a log of it, is already open, here or in
-// another process.
+// ErrInUse means that a folder or one of its logs is already open, here or in another process.
 var ErrInUse = errors.New("in use")
 
-// lockName is no log's folder: those end in logSuffix.
+// lockName is not a log's folder: those have the suffix logSuffix.
 const lockName = "lock"
 
 // OS returns the operating system's operations.
@@ -100,7 +96,7 @@ func (f osFile) Size() (int64, error) {
 	return info.Size(), nil
 }
 
-// fill writes zeros from the end of a file to its first size bytes.
+// fill extends a file with zeros to size bytes.
 func fill(f File, size int64) error {
 	end, err := f.Size()
 	if err == nil && end < size {
@@ -111,10 +107,9 @@ func fill(f File, size int64) error {
 
 func (f osFile) Sync() error { return syncData(f.File) }
 
-// lockFolder locks a file in the folder: not the folder itself, which not all
-// network file systems can lock. The system lets go of it when the process
-// ends, however it ends. The file stays, since deleting it would let two
-// processes hold locks on two files of the same name.
+// lockFolder locks a file in the folder. It does not lock the folder itself, because some network
+// file systems cannot. The system releases the lock when the process ends for any reason. The
+// file stays: deleting it would let two processes lock two files with the same name.
 func lockFolder(path string) (func() error, error) {
 	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -126,17 +121,17 @@ func lockFolder(path string) (func() error, error) {
 		}
 		return nil, errors.Join(err, f.Close())
 	}
-	// Who holds it, for the message above; the lock does not depend on it.
+	// The owner's pid, for the message above; the lock does not depend on it.
 	if err := f.Truncate(0); err == nil {
 		_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
 	}
 	return f.Close, nil
 }
 
-// LockID names the lock on the folder of an open Dir, on this boot of the kernel: the file
-// that is locked, and the boot. Two processes whose folders have one LockID never held the
-// lock at the same time, so the earlier one has ended. A copy of the folder has another
-// LockID. Empty: the kernel does not tell its boots apart.
+// LockID identifies the lock on the folder of an open Dir: the locked file and the boot of the
+// kernel. If the folders of two processes have the same LockID, the processes never held the lock
+// at the same time, so the earlier process has ended. A copy of the folder has another LockID.
+// Empty: the kernel does not identify its boots.
 func LockID(path string) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -19,8 +19,8 @@ func (f osFile) Allocate(size int64) error {
 	}
 }
 
-// syncData leaves out what fsync would write besides: the time of last
-// change, which costs a commit of the journal each time.
+// syncData does not write the modification time, which fsync would write. That saves a commit of
+// the journal.
 func syncData(f *os.File) error {
 	for {
 		if err := syscall.Fdatasync(int(f.Fd())); !errors.Is(err, syscall.EINTR) {

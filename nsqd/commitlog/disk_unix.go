@@ -21,7 +21,7 @@ func lockFile(f *os.File) error {
 	}
 }
 
-// fileID names a file among all files of this kernel that are in use.
+// fileID identifies a file among all files of this kernel that are in use.
 func fileID(path string) (string, error) {
 	var s syscall.Stat_t
 	if err := syscall.Stat(path, &s); err != nil {

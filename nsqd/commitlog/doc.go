@@ -1,8 +1,7 @@
-// Package commitlog keeps a topic's messages in the order of their acceptance: one
-// log for each topic, in which each channel has a cursor. It knows records and
-// offsets, and must not know what a cursor is, nor a topic: a snapshot of cursors
-// is a string of bytes to it.
+// Package commitlog keeps the messages of each topic in one log, in the order of acceptance. Each
+// channel has a cursor in its topic's log. The package knows records and offsets, and must not
+// know cursors or topics: a snapshot of cursors is an opaque string of bytes.
 //
-// Log is what nsqd/broker relies on; logtest has what each implementation must
-// pass. Read log.go next.
+// nsqd/broker relies on the interface Log; logtest has the tests for every implementation. Read
+// log.go next.
 package commitlog

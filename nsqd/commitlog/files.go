@@ -18,7 +18,7 @@ const (
 	DefaultOpenFiles    = 4
 )
 
-// Keys of log attributes, besides those of obs.
+// Keys of log attributes, besides the keys of obs.
 const (
 	keyLog     = "log"
 	keyFile    = "file"
@@ -27,37 +27,35 @@ const (
 	keyOffset  = "offset"
 )
 
-// Config is what a log is opened with.
+// Config configures a log.
 type Config struct {
-	// Dir is the folder it is in, Name its name there: see ErrName.
+	// Dir is the log's parent folder, Name its name there: see ErrName.
 	Dir  *Dir
 	Name string
-	// SegmentBytes is the size at which a segment file is full. A file is larger
-	// only when the records of one Append are. At least 1 KiB; 0 means
-	// DefaultSegmentBytes.
+	// SegmentBytes is the size at which a segment file is full. A file is larger only if the
+	// records of one Append are. At least 1 KiB; 0 means DefaultSegmentBytes.
 	SegmentBytes int64
-	// MaxBody is the maximum length of a record's body in bytes, at most LargestBody; 0
-	// means DefaultMaxBody. It may change from one opening to the next: longer
-	// records that are there already can still be read.
+	// MaxBody is the maximum length of a record's body in bytes, at most LargestBody; 0 means
+	// DefaultMaxBody. It may change between openings: longer records in the log stay readable.
 	MaxBody int
-	// Durable has snapshots of cursors survive the loss of power, too.
+	// Durable makes snapshots of cursors survive a loss of power, too.
 	Durable bool
-	// OpenFiles is how many files stay open since they were read last: one more closes the
-	// one that was read least recently. Beside them the one that is appended to is open, and
-	// those that are full and not fsynced yet. 0 means DefaultOpenFiles.
+	// OpenFiles is the number of recently read files that stay open. The log closes the least
+	// recently read file first. The active file, and full files before their fsync, stay open
+	// besides. 0 means DefaultOpenFiles.
 	OpenFiles int
-	// Retain is which records stay after Trim.
+	// Retain selects the records that stay after Trim.
 	Retain Retain
-	// Now reads the clock, for Retain; nil means that of the system.
+	// Now reads the clock, for Retain; nil means the system's clock.
 	Now func() mono.Wall
-	// Log gets a line for each thing that is wrong with a file; nil means none.
+	// Log gets a line for each damaged file; nil discards the lines.
 	Log *slog.Logger
 }
 
-// Retain keeps records that no cursor needs any more, by whole segments: those with a
-// record that is not older than Age, and, of them all, the newest of so many Bytes on
-// disk, at least, and at most a segment more. If both are set, a segment has to meet
-// both; if neither is, none is kept.
+// Retain keeps whole segments that no cursor needs. A positive Age keeps segments with a record
+// no older than Age. A positive Bytes keeps the newest segments: at least Bytes on disk, and at
+// most one segment more. If both are set, a segment must meet both; if neither is set, no segment
+// is kept.
 type Retain struct {
 	Age   time.Duration
 	Bytes int64
@@ -82,20 +80,18 @@ func (c *Config) check() error {
 	return errs.Err()
 }
 
-// Files is a Log in segment files. It has no goroutine and, while nothing is
-// appended or read, next to no memory and after Rest no open file; its files are
-// created by the first Append or SaveCursors.
+// Files is a Log in segment files. It has no goroutine. While idle it uses almost no memory, and
+// after Rest no open file. The first Append or SaveCursors creates its files.
 //
-// Beside what Log guarantees: a record that is returned is one that was appended,
-// byte for byte. What cannot be read is skipped, counted and logged, its file is
-// kept under another name, and everything else in the log is still read. Nothing
-// intact is destroyed by recovery: a file is cut only after its last intact record.
+// In addition to Log's guarantees, every record that Read returns was appended with exactly these
+// bytes. Read skips unreadable records, which are counted and logged. A file with such records is
+// kept under another name, and all other records stay readable. Recovery never destroys an intact
+// record: it cuts a file only after its last intact record.
 //
-// Appending, reading and keeping (what is trimmed and saved) are three turns, each
-// a lock that is held while files are read or written, because that is what it puts
-// in order. What they share is guarded by mu, which is never held during I/O, so
-// that Stats never waits for a disk, and a slow fsync, which needs no turn, does not
-// hold up Append or Read.
+// Appending, reading and keeping (Trim and SaveCursors) each have a lock, which is held during
+// I/O to order the operations. Their shared state is guarded by mu, which is never held during
+// I/O. So Stats never waits for a disk, and a slow fsync, which needs no other lock, does not
+// block Append or Read.
 //
 // Lock order: appending, reading, keeping, mu.
 type Files struct {
@@ -118,69 +114,67 @@ type Files struct {
 	// Guarded by mu.
 	segments  segments
 	next      Offset
-	savedNext Offset // next, when cursors were saved
-	trimmed   Offset // what is before it is not needed
+	savedNext Offset // next, at the last save of the cursors
+	trimmed   Offset // earlier records are not needed
 	retain    Retain
-	found     bool // the folder and the files in it that hold records would be found after a loss of power
+	found     bool // the folder and its record files survive a loss of power
 	closed    bool
 
-	syncing  bool      // an fsync is under way, by one of the callers of Sync
-	syncDone sync.Cond // it ended
+	syncing  bool      // a caller of Sync is running an fsync
+	syncDone sync.Cond // signals the end of that fsync
 	unsynced Offset    // no segment with a lower base is dirty
 
-	kept  int // files with damage of which nothing is needed any more
+	kept  int // files with damage whose records are no longer needed
 	stats Stats
 }
 
 var _ Log = (*Files)(nil)
 
-// Stats are a log's counters and sizes. Counters start at 0 when it is opened.
+// Stats are a log's counters and sizes. Counters start at 0 when the log is opened.
 type Stats struct {
 	// Now.
-	First, Next Offset // of the oldest record that there may be, and the next
-	Segments    int    // files that hold records
+	First, Next Offset // of the oldest possible record, and the next
+	Segments    int    // files with records
 	Damaged     int    // files with damage, which are kept
-	Bytes       int64  // of those files
-	Records     int64  // in them that can be read, as far as is known; trimmed ones are still in it
+	Bytes       int64  // of the files with records
+	Records     int64  // readable records in these files, estimated; includes trimmed records
 	OpenFiles   int
 	Pending     int64 // bytes on their way to replicas
 
-	// Counters of records, and of what they took on disk.
+	// Counters of records, and of their bytes on disk.
 	Appended, AppendedBytes uint64
-	Read, ReadBytes         uint64 // a record that is read again counts again
+	Read, ReadBytes         uint64 // repeated reads count again
 
 	// Counters of operations.
 	Syncs  uint64 // calls of Sync that had to wait
-	Fsyncs uint64 // of segments, for them
-	// StoredSeconds is how long the blocks counted by Fsyncs took until most replicas had
-	// them, in sum.
+	Fsyncs uint64 // of segments
+	// StoredSeconds is the total time, in seconds, until most replicas had the blocks counted by
+	// Fsyncs.
 	StoredSeconds float64
 	Saves         uint64 // of cursors
 	SavedBytes    uint64
-	Trimmed       uint64 // segments that were deleted
+	Trimmed       uint64 // deleted segments
 
-	// Counters of faults. All but NoSpace and the errors that callers get are
-	// logged.
-	NoSpace      uint64 // appends refused since the disk was full
-	AppendErrors uint64 // and those that failed for another reason
+	// Counters of errors. All except NoSpace and the errors returned to callers are logged.
+	NoSpace      uint64 // appends refused because the disk was full
+	AppendErrors uint64 // appends failed for another reason
 	ReadErrors   uint64
-	SyncErrors   uint64 // fsyncs that failed
-	KeepErrors   uint64 // of SaveCursors, and files that could not be deleted or finished
-	Torn         uint64 // ends of segments that were cut, without a record in them
+	SyncErrors   uint64 // failed fsyncs
+	KeepErrors   uint64 // failed SaveCursors, and files that could not be deleted or finished
+	Torn         uint64 // cut ends of segments, without a record
 	TornBytes    uint64
 	Quarantined  uint64 // segments with damage, now named .bad
-	LostBytes    uint64 // of those, that were skipped
-	// Unreadable counts records on disk that cannot be read, also in files that an earlier process
-	// has set aside. It is exact where a footer, this process or the lengths of the records tell how
-	// many there were; elsewhere each place with damage counts as one record.
+	LostBytes    uint64 // skipped bytes in these segments
+	// Unreadable counts unreadable records on disk, including records in files set aside by
+	// earlier processes. The count is exact if a footer, this process or the lengths of the
+	// records give the number. Otherwise each damaged place counts as one record.
 	Unreadable uint64
-	Missing    uint64 // places where records should be and are not
+	Missing    uint64 // places with missing records
 }
 
-// Open opens a log, after what a loss of power left of it if need be. It creates
-// no file. The error is ErrInUse when the log is open already, and ErrClosed when
-// cfg.Dir is closed; an error about reading a file means that nothing was changed
-// for it, and opening again may help.
+// Open opens a log and repairs the effects of a power loss. It creates no file. Errors: ErrInUse
+// if the log is already open, and ErrClosed if cfg.Dir is closed. After an error reading a file
+// nothing was changed for that file, and the caller may retry.
 func Open(cfg Config) (*Files, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
@@ -225,14 +219,14 @@ func (l *Files) Stats() Stats {
 	return s
 }
 
-// Size is what the log takes on disk, in bytes, but for the cursors.
+// Size returns the log's size on disk in bytes, without the cursors.
 func (l *Files) Size() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.segments.bytes
 }
 
-// Needed is the part of Size that is not retained alone.
+// Needed returns the part of Size that is not merely retained.
 func (l *Files) Needed() (bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,9 +243,8 @@ func (l *Files) SetRetain(r Retain) {
 	l.mu.Unlock()
 }
 
-// Need ends what Trim said of the records from an offset on: a cursor needs them again,
-// as far as they are there. It returns the offset of the oldest that may be.
-// Requires: no Trim at the same time.
+// Need cancels Trim for the records from an offset on, because a cursor needs them again. It
+// returns the offset of the oldest possible record. Requires: no concurrent Trim.
 func (l *Files) Need(from Offset) (first Offset) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,12 +255,12 @@ func (l *Files) Need(from Offset) (first Offset) {
 	return l.segments.all[0].base
 }
 
-// Records is how many there may be from an offset on: the part of a segment is estimated.
+// Records estimates the number of records from an offset on.
 func (l *Files) Records(from Offset) (n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.segments.all[l.segments.at(from):] {
-		if s.base < from { // it is all of one density
+		if s.base < from { // assume evenly spread offsets
 			n += int64(float64(s.records) * float64(s.next-from) / float64(s.next-s.base))
 		} else {
 			n += s.records
@@ -276,8 +269,7 @@ func (l *Files) Records(from Offset) (n int64) {
 	return n
 }
 
-// Rest gives back what a log that is not in use need not hold: its files, after it
-// has made durable what is in them. Any use ends it.
+// Rest makes the files of an unused log durable and closes them. The next use reopens them.
 func (l *Files) Rest() error {
 	l.appending.Lock()
 	defer l.appending.Unlock()
@@ -288,13 +280,13 @@ func (l *Files) Rest() error {
 	}
 	next := l.next
 	l.mu.Unlock()
-	_ = l.Sync(next) // a file is not closed before; an error concerns those who ask for it, and was logged
+	_ = l.Sync(next) // surplus closes only fsynced files; an error is logged and concerns only the callers that wait for the records
 	l.rest()
 	return nil
 }
 
-// tryRest is Rest, unless the log is being appended to, and does not sync what an earlier
-// process has left. It reports whether there is nothing more to close.
+// tryRest is Rest, except that it skips a log with an Append under way and does not sync files of
+// an earlier process. It reports whether no file is open any more.
 func (l *Files) tryRest() bool {
 	if !l.appending.TryLock() {
 		return false
@@ -331,7 +323,7 @@ func (l *Files) rest() {
 	closeAll(files...)
 }
 
-// Close makes the log durable, and closes it even if there is an error.
+// Close makes the log durable and closes it. Close also closes the log after an error.
 func (l *Files) Close() error {
 	l.appending.Lock()
 	defer l.appending.Unlock()
@@ -348,7 +340,7 @@ func (l *Files) Close() error {
 	active, next := l.segments.shut(), l.next
 	l.mu.Unlock()
 
-	// With a footer there is nothing to recover when the log is opened again.
+	// With a footer the next Open has nothing to recover.
 	l.seal(active)
 	synced := l.syncTo(next, noSegment)
 	l.mu.Lock()
@@ -366,9 +358,8 @@ func (l *Files) Close() error {
 	return nil
 }
 
-// Remove closes the log and deletes it, with its quarantined files. If the
-// process ends before it is done, the next OpenDir completes it or the log is there
-// as it was.
+// Remove closes and deletes the log, with its quarantined files. If the process ends during
+// Remove, the next OpenDir completes the removal or finds the log unchanged.
 func (l *Files) Remove() error {
 	l.appending.Lock()
 	defer l.appending.Unlock()
@@ -393,8 +384,8 @@ func (l *Files) Remove() error {
 	return nil
 }
 
-// end marks the log as closed and closes its files.
-// Requires: all turns held.
+// end marks the log as closed and closes its files. Requires: appending, reading and keeping
+// held.
 func (l *Files) end() {
 	l.mu.Lock()
 	l.closed = true
@@ -403,6 +394,6 @@ func (l *Files) end() {
 	}
 	files := l.segments.drop(len(l.segments.all))
 	l.mu.Unlock()
-	l.syncDone.Broadcast() // others who wait for a sync
+	l.syncDone.Broadcast() // wakes other callers of Sync
 	closeAll(files...)
 }

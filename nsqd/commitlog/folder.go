@@ -6,17 +6,17 @@ import (
 	"path/filepath"
 )
 
-// folder is where a log's files are.
+// folder is the folder of a log's files.
 type folder struct {
 	disk   Disk
 	parent string // of the Dir
 	path   string
 }
 
-// file is the path of a file in it.
+// file returns the path of a file in the folder.
 func (f folder) file(name string) string { return filepath.Join(f.path, name) }
 
-// make makes the log's folder, if it is not known to be there.
+// make creates the log's folder unless found.
 func (f folder) make(found bool) error {
 	if found {
 		return nil
@@ -28,7 +28,7 @@ func (f folder) make(found bool) error {
 	return err
 }
 
-// create makes a file, in place of one that was left over.
+// create creates a file and replaces a leftover file.
 func create(disk Disk, path string) (File, error) {
 	file, err := disk.Create(path)
 	if errors.Is(err, fs.ErrExist) {
@@ -39,8 +39,7 @@ func create(disk Disk, path string) (File, error) {
 	return file, err
 }
 
-// place makes it durable which files the log has, and, unless that is known
-// already, its folder.
+// place makes the log's list of files durable, and also the log's folder unless found.
 func (f folder) place(found bool) error {
 	if !found {
 		if err := f.disk.SyncDir(f.parent); err != nil {

@@ -18,43 +18,43 @@ import (
 //	offset  bytes
 //	     0      8  magic "SRTMSEG\n"                           header
 //	     8      4  version, 2
-//	    12      8  base: the first record's offset, as in its name
-//	    20      8  base of the segment before; all ones: there was none
-//	    28      8  salt, drawn at random for each segment
+//	    12      8  base: the first record's offset, as in the name
+//	    20      8  base of the previous segment; all ones: none
+//	    28      8  salt, random for each segment
 //	    36      4  maximum length of a record's data
 //	    40      4  crc of bytes 0-39
-//	    44         records, one after the other; then, in a durable log and until the
-//	               segment is sealed, zeros
+//	    44         records; then, in a durable log until the segment is
+//	               sealed, zeros
 //	   end     76  footer, once the segment is sealed
 //
 // A record that begins at o, with n bytes of data, 1 <= n <= the maximum length:
 //
-//	0      4  crc of bytes 4 to 8+n, continued from that of the segment's
+//	0      4  crc of bytes 4 to 8+n, continued from the crc of the segment's
 //	          base and salt, XOR the low 32 bits of o
 //	4      4  n
 //	8      n  data
 //
 // Its data:
 //
-//	 0      1  which of the fields in brackets there are: 1 due, 2 access, 4 channel
+//	 0      1  flags of the bracketed fields present: 1 due, 2 access, 4 channel
 //	 1      1  source of the arrival time (stamp.Source)
 //	 2      2  attempts so far
 //	 4      4  its offset, less the segment's base
 //	 8     16  message id
 //	24      8  timestamp, ns since the Unix epoch
-//	32      8  arrival, ns since the Unix epoch: the monotonic clock starts again
+//	32      8  arrival, ns since the Unix epoch: the monotonic clock restarts
 //	          with the machine
 //	40     [8] due, ns since the Unix epoch
 //	       [8] access delay in ns, plus 1
 //	     [1+c] length and name of a channel
 //	           body
 //
-// The base, the salt and the place are in the checksum so that bytes which are a
-// record elsewhere are none here: a file system may show, after a loss of power,
-// blocks of deleted files in a file that was being written. An empty record is not
-// allowed, so that zeros, which it may show as well, are none.
+// The checksum includes the base, the salt and the place, so the bytes of a record in another
+// file or place are not a record here. After a loss of power a file system may show blocks of
+// deleted files in a file that was being written. It may also show zeros, which are not a record,
+// because an empty record is not allowed.
 //
-// The footer that begins at o, and is the end of the file:
+// The footer that begins at o and ends the file:
 //
 //	 0      4  crc of bytes 4-75, XOR the low 32 bits of o
 //	 4      4  0xffffffff, which is no record's length
@@ -63,23 +63,23 @@ import (
 //	24      8  salt     │
 //	32      4  maximum  ┘
 //	36      8  number of records
-//	44      8  offset after that of the last record
+//	44      8  offset after the last record
 //	52      8  earliest timestamp of a record
 //	60      8  latest
 //	68      8  magic "SRTMEND\n"
 //
-// The snapshot of the cursors is in two files that are overwritten in turn,
-// cursors.0 and cursors.1; the intact one with the higher number holds.
+// Two files, cursors.0 and cursors.1, hold the snapshot of the cursors; saves alternate between
+// them. The intact snapshot with the higher number is valid.
 //
 //	 0      8  magic "SRTMCUR\n"
 //	 8      4  version, 2
 //	12      8  number of the snapshot
 //	20      8  the log's next offset
 //	28      4  n
-//	32      n  what the log's user saves
-//	32+n    4  crc of all before; what comes after it is of an older snapshot
+//	32      n  the saved bytes
+//	32+n    4  crc of all before; the bytes after it belong to an older snapshot
 //
-// Version 1 is that of the disk queues before there was a log: see old.go.
+// Version 1 was the format of the disk queues that preceded the log.
 const (
 	segmentMagic = "SRTMSEG\n"
 	footerMagic  = "SRTMEND\n"
@@ -87,12 +87,12 @@ const (
 	version      = 2
 
 	headerSize  = 44
-	recordExtra = 8  // bytes of a record that are not its data
-	dataHeader  = 40 // bytes of the data that each record has
+	recordExtra = 8  // bytes of a record beside its data
+	dataHeader  = 40 // bytes of data that every record has
 	footerSize  = 76
 	cursorExtra = 36
 	footerMark  = 0xffffffff
-	noSegment   = math.MaxUint64 // before the first
+	noSegment   = math.MaxUint64 // value of before in the first segment
 )
 
 const (
@@ -101,31 +101,31 @@ const (
 	hasChannel
 )
 
-// maxRecordLimit bounds the data of a record: lengths stay far from footerMark,
-// and sums of a few of them within 32 bits.
+// maxRecordLimit bounds the data of a record, in bytes. Lengths stay far from footerMark, and
+// sums of a few lengths stay within 32 bits.
 const maxRecordLimit = 1 << 30
 
-// LargestBody is the most that Config.MaxBody may be: a little less than 1 GiB.
+// LargestBody is the maximum of Config.MaxBody: a little less than 1 GiB.
 const LargestBody = maxRecordLimit - dataHeader - 8 - 8 - 1 - MaxChannel
 
-// maxData is the maximum length of a record with a body of so many bytes.
+// maxData returns the maximum length of the data of a record with a body of body bytes.
 func maxData(body int) int { return dataHeader + 8 + 8 + 1 + MaxChannel + body }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// identity is what the header and the footer of a segment have in common.
+// identity is the common part of a segment's header and footer.
 type identity struct {
 	base      Offset
-	before    uint64 // base of the segment before, or noSegment
+	before    uint64 // base of the previous segment, or noSegment
 	salt      uint64
 	maxRecord uint32
 }
 
-// layout is what it takes to tell a segment's records from other bytes.
+// layout distinguishes a segment's records from other bytes.
 type layout struct {
 	seed uint32 // the checksum of base and salt
-	max  uint32 // maximum length of a record
-	from int64  // where the records begin
+	max  uint32 // maximum length of a record's data
+	from int64  // beginning of the records
 }
 
 func newLayout(base, salt uint64, maxRecord uint32, from int64) layout {
@@ -163,9 +163,8 @@ func appendHeader(dst []byte, id identity) []byte {
 	return binary.BigEndian.AppendUint32(dst, crc32.Checksum(dst[from:], castagnoli))
 }
 
-// parseHeader reports false for anything but an intact header. The error is a
-// *VersionError, for an intact header of a version that is not ours.
-// Requires: len(b) == headerSize.
+// parseHeader returns false unless b is an intact header. Error: *VersionError for an intact
+// header of an unknown version. Requires: len(b) == headerSize.
 func parseHeader(b []byte) (id identity, ok bool, err error) {
 	if string(b[:8]) != segmentMagic || binary.BigEndian.Uint32(b[40:]) != crc32.Checksum(b[:40], castagnoli) {
 		return identity{}, false, nil
@@ -177,10 +176,10 @@ func parseHeader(b []byte) (id identity, ok bool, err error) {
 	return id, id.maxRecord <= maxRecordLimit, nil
 }
 
-// extent is what is known of the records of a segment without reading them.
+// extent summarizes the records of a segment.
 type extent struct {
-	records     int64     // that can be read, as far as is known
-	next        Offset    // after the last that there ever was
+	records     int64     // readable records, as far as known
+	next        Offset    // after the last record that ever existed
 	first, last mono.Wall // earliest and latest timestamp
 }
 
@@ -209,8 +208,7 @@ func appendFooter(dst []byte, id identity, e extent, off int64) []byte {
 	return dst
 }
 
-// parseFooter reports false for anything but an intact footer of a segment
-// whose records could be that many.
+// parseFooter returns false unless b is an intact footer with a possible number of records.
 // Requires: len(b) == footerSize.
 func parseFooter(b []byte, off int64) (id identity, e extent, ok bool) {
 	if binary.BigEndian.Uint32(b) != crc32.Checksum(b[4:], castagnoli)^uint32(off) ||
@@ -232,7 +230,7 @@ func parseFooter(b []byte, off int64) (id identity, e extent, ok bool) {
 	return id, e, true
 }
 
-// sizeOf is how many bytes a record takes in a file.
+// sizeOf returns the size of a record in a file, in bytes.
 func sizeOf(r *Record) int64 {
 	n := recordExtra + dataHeader + len(r.Body)
 	if r.Due != 0 {
@@ -247,8 +245,8 @@ func sizeOf(r *Record) int64 {
 	return int64(n)
 }
 
-// appendRecord appends the record that begins at off of the segment's file.
-// Requires: dst has room for it.
+// appendRecord appends the record that begins at off of the segment's file. Requires: dst has
+// room.
 func (l layout) appendRecord(dst []byte, r *Record, base Offset, off int64) []byte {
 	from := len(dst)
 	dst = AppendData(append(dst, 0, 0, 0, 0, 0, 0, 0, 0), r, base)
@@ -257,8 +255,8 @@ func (l layout) appendRecord(dst []byte, r *Record, base Offset, off int64) []by
 	return dst
 }
 
-// AppendData appends a record's data, as above, with its offset less base.
-// Requires: that is not negative, and less than 1<<32.
+// AppendData appends a record's data, as above, with its offset less base. Requires: 0 <=
+// r.Offset-base < 1<<32.
 func AppendData(dst []byte, r *Record, base Offset) []byte {
 	from, flags := len(dst), byte(0)
 	dst = append(dst, 0, byte(r.Source))
@@ -283,8 +281,8 @@ func AppendData(dst []byte, r *Record, base Offset) []byte {
 	return append(dst, r.Body...)
 }
 
-// ParseData is the inverse of AppendData. Channel and Body are parts of b. It reports
-// false for what AppendData has not written.
+// ParseData is the inverse of AppendData. Channel and Body are slices of b. It returns false if
+// AppendData did not write b.
 func ParseData(b []byte, base Offset, r *Record) bool {
 	if len(b) < dataHeader || b[0] >= hasChannel<<1 || int(b[1]) >= stamp.Sources {
 		return false
@@ -320,27 +318,26 @@ func ParseData(b []byte, base Offset, r *Record) bool {
 	return r.Offset >= base
 }
 
-// check is a record's checksum; b is its length and data, off its place.
+// check returns a record's checksum. b is the record's length and data, off its place.
 func (l layout) check(b []byte, off int64) uint32 {
 	return crc32.Update(l.seed, castagnoli, b) ^ uint32(off)
 }
 
-// size returns the size of the record that begins at off with the bytes in b,
-// as far as its length can be believed: not if it is more than the segment
-// allows, or than there is up to end.
-// Requires: len(b) >= recordExtra.
+// size returns the size of the record that begins at off with the bytes in b. It returns false if
+// the length is impossible: more than the segment allows, or beyond end. Requires: len(b) >=
+// recordExtra.
 func (l layout) size(b []byte, off, end int64) (int64, bool) {
 	n := binary.BigEndian.Uint32(b[4:])
 	size := recordExtra + int64(n)
 	return size, n > 0 && n <= l.max && size <= end-off
 }
 
-// intact reports whether b is, whole, a record that begins at off.
+// intact reports whether b is exactly the record that begins at off.
 func (l layout) intact(b []byte, off int64) bool {
 	return binary.BigEndian.Uint32(b) == l.check(b[4:], off)
 }
 
-// snapshot is what one of the files of the cursors says.
+// snapshot is the content of one of the files of the cursors.
 type snapshot struct {
 	number uint64
 	next   Offset
@@ -358,8 +355,8 @@ func appendSnapshot(dst []byte, s snapshot) []byte {
 	return binary.BigEndian.AppendUint32(dst, crc32.Checksum(dst[from:], castagnoli))
 }
 
-// parseSnapshot is to a file of cursors what parseHeader is to a header. The data
-// is a part of b.
+// parseSnapshot parses a file of cursors, with results as in parseHeader. The data is a slice of
+// b.
 func parseSnapshot(b []byte) (s snapshot, ok bool, err error) {
 	if len(b) < cursorExtra || string(b[:8]) != cursorMagic {
 		return snapshot{}, false, nil
@@ -382,8 +379,8 @@ func parseSnapshot(b []byte) (s snapshot, ok bool, err error) {
 	}, true, nil
 }
 
-// VersionError says that a file is intact, and of a format version that this
-// program does not know: it was written by a later one.
+// VersionError means that an intact file has an unknown format version, written by a later
+// release.
 type VersionError struct {
 	Version uint32
 }

@@ -10,15 +10,15 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// keptSuffix is in place of badSuffix, after the number of records that cannot be read: the
-// others are not needed any more.
+// keptSuffix replaces badSuffix, after the number of unreadable records, once the other records
+// are no longer needed.
 const keptSuffix = ".kept"
 
 func (s *segment) keptName() string {
 	return fmt.Sprintf("%s.%d%s", segmentName(s.base), s.lost, keptSuffix)
 }
 
-// keptRecords is the number in a keptName; 1 for another name.
+// keptRecords returns the number in a keptName, or 1 for another name.
 func keptRecords(name string) uint64 {
 	_, number, _ := strings.Cut(strings.TrimSuffix(name, keptSuffix), segmentSuffix+".")
 	n, err := strconv.ParseUint(number, 10, 64)
@@ -28,15 +28,14 @@ func keptRecords(name string) uint64 {
 	return n
 }
 
-// Trim is of Log. When nothing that there is is needed any more, and a snapshot of
-// cursors that was saved since the last Append tells the next offset, all segments
-// go.
+// Trim implements Log. If no record is needed any more, and a snapshot of cursors saved since the
+// last Append holds the next offset, Trim deletes all segments.
 func (l *Files) Trim(before Offset) error {
 	l.mu.Lock()
 	l.trimmed = max(l.trimmed, min(before, l.next))
 	all := l.spentLocked()
 	l.mu.Unlock()
-	if all { // the active one, too
+	if all { // the active segment, too
 		l.appending.Lock()
 		defer l.appending.Unlock()
 	}
@@ -54,22 +53,21 @@ func (l *Files) Trim(before Offset) error {
 	return nil
 }
 
-// spentLocked reports whether no segment is needed, not even to tell the next offset.
-// Requires: mu held.
+// spentLocked reports whether no segment is needed, not even for the next offset. Requires: mu
+// held.
 func (l *Files) spentLocked() bool {
 	return len(l.segments.all) > 0 && l.trimmed >= l.next && l.savedNext >= l.next
 }
 
-// free deletes the segments that are trimmed and need not be retained; with all, the last one as well if it is not needed
-// either. A file that cannot be deleted is found when the log is opened again, and
-// deleted when it is trimmed again.
-// Requires: keeping held; with all, appending, too.
+// free deletes the trimmed segments that need not be retained. With all, free also deletes the
+// last segment if it is not needed. If a file cannot be deleted, the next Open finds it and a
+// later Trim deletes it. Requires: keeping held; with all, also appending.
 func (l *Files) free(all bool) error {
 	l.mu.Lock()
 	all = all && l.spentLocked()
 	end := len(l.segments.all)
 	if !all {
-		end-- // its name and what is in it tell the next offset
+		end-- // its name and its content give the next offset
 	}
 	if end < 1 || l.segments.all[0].next > l.trimmed {
 		l.mu.Unlock()
@@ -121,7 +119,7 @@ func (l *Files) delete(names []string) error {
 	return errors.Join(faults...)
 }
 
-// SaveCursors is of Log.
+// SaveCursors implements Log.
 func (l *Files) SaveCursors(b []byte) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -142,7 +140,7 @@ func (l *Files) saveCursors(b []byte) error {
 	size, err := l.snapshots.save(b, next, found)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err != nil { // the next one is written to the same file: the other is what there is
+	if err != nil { // the next save uses the same file, because the other file has the last snapshot
 		l.stats.KeepErrors++
 		return fmt.Errorf("save cursors of log %s: %w", l.cfg.Name, noSpace(err))
 	}
@@ -152,8 +150,8 @@ func (l *Files) saveCursors(b []byte) error {
 	return nil
 }
 
-// FoundCursors saves a snapshot unless the log has an intact one: a log with a snapshot can
-// be told from a folder that lost its files.
+// FoundCursors saves a snapshot unless the log has an intact snapshot. A log with a snapshot is
+// distinguishable from a folder that lost its files.
 func (l *Files) FoundCursors(b []byte) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -163,7 +161,7 @@ func (l *Files) FoundCursors(b []byte) error {
 	return l.saveCursors(b)
 }
 
-// LoadCursors is of Log.
+// LoadCursors implements Log.
 func (l *Files) LoadCursors() ([]byte, error) {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()

@@ -13,14 +13,13 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// What one call of the system reads, at most unless a single record needs more, and
-// at least.
+// Bounds of one read call, in bytes. A single record may need more.
 const (
 	readWindow = 1 << 20
 	minRead    = 16 << 10
 )
 
-// Read is of Log. Damaged records are no error, but are skipped: see Files.
+// Read implements Log. It skips damaged records without an error: see Files.
 func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 	l.cfg.Dir.spare()
 	l.reading.Lock()
@@ -80,24 +79,24 @@ func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 			*hint = reached{s, mark{into.Next, c.at}}
 			return nil
 		}
-		// All that was left of the segment cannot be read.
+		// The rest of the segment is unreadable.
 		from = max(from, next)
 	}
 }
 
-// reached is where a Read ended, for the one that goes on there.
+// reached is the end of a Read, for the Read that continues there.
 type reached struct {
 	segment *segment
 	mark
 }
 
-// ends are places that were reached: as many cursors as there are may read in turn.
+// ends remembers the ends of recent Reads, so several cursors may read in turn.
 type ends struct {
 	places [8]reached
-	last   int // of places, noted last
+	last   int // index of the last noted place
 }
 
-// of returns the place that was noted for an offset, or else the one to note it in.
+// of returns the place noted for an offset, or else a place to note it in.
 func (e *ends) of(o Offset) *reached {
 	for i := range e.places {
 		if p := &e.places[i]; p.segment != nil && p.offset == o {
@@ -108,7 +107,7 @@ func (e *ends) of(o Offset) *reached {
 	return &e.places[e.last]
 }
 
-// window is how much to read at a time for so many records.
+// window returns how many bytes to read at a time for the given limit.
 func (s *segment) window(limit Limit) int {
 	average := (s.end-headerSize)/max(1, s.records) + 1
 	want := int64(math.MaxInt64)
@@ -121,7 +120,7 @@ func (s *segment) window(limit Limit) int {
 	return int(min(max(want, minRead), readWindow))
 }
 
-// cut is what one Read wants of a segment.
+// cut is the part of a segment that one Read wants.
 type cut struct {
 	layout
 	base   Offset
@@ -130,13 +129,13 @@ type cut struct {
 	limit  Limit
 	window int
 
-	// Where it is.
+	// Progress.
 	at      int64  // place of the next record
-	reached Offset // which has this offset or a later one
+	reached Offset // minimum offset of the next record
 }
 
-// readSegment reads records of s, stepping over damage only at the beginning, so
-// that what is intact is handed on first.
+// readSegment reads records of s. It skips damage only at the beginning, so the records before
+// damage are returned first.
 func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 	file, err := l.use(s)
 	if err != nil {
@@ -184,7 +183,7 @@ func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 			if err := l.survey(s, file, before); err != nil {
 				return err
 			}
-			l.quarantine(s, before, w.off-before) // it is what was written, and yet none of ours
+			l.quarantine(s, before, w.off-before) // intact bytes that are not a valid record
 			c.at = w.off
 			continue
 		}
@@ -203,8 +202,8 @@ func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 	return nil
 }
 
-// giveUp ends a segment at a place after which nothing can be read. It does nothing
-// if there is more after end now: that may be readable.
+// giveUp ends a segment at a place without readable records behind it. If the segment has grown
+// beyond end, giveUp does nothing, because the new records may be readable.
 func (l *Files) giveUp(s *segment, at, end int64) {
 	l.mu.Lock()
 	s.shut = true
@@ -218,8 +217,8 @@ func (l *Files) giveUp(s *segment, at, end int64) {
 	l.quarantine(s, at, end-at)
 }
 
-// At returns the offset of the first record that is not older than a time, by its
-// Timestamp, in the log's order; the next offset if there is none.
+// At returns the offset of the first record in the log's order whose Timestamp is t or later, or
+// the next offset.
 func (l *Files) At(t mono.Wall) (Offset, error) {
 	l.mu.Lock()
 	from, next, closed := l.next, l.next, l.closed
@@ -250,8 +249,8 @@ func (l *Files) At(t mono.Wall) (Offset, error) {
 	return next, nil
 }
 
-// survey counts the records of a segment that cannot be read, if the damage at a place is not
-// known yet. It reads the whole segment. Requires: reading held.
+// survey counts the unreadable records of a segment if the damage at a place is new. It reads the
+// whole segment. Requires: reading held.
 func (l *Files) survey(s *segment, file File, at int64) error {
 	l.mu.Lock()
 	known := slices.ContainsFunc(s.gaps, func(g gap) bool { return g.at <= at && at < g.at+g.size })
@@ -269,21 +268,21 @@ func (l *Files) survey(s *segment, file File, at int64) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.records -= records - f.records // an Append may have added some meanwhile
+	s.records -= records - f.records // an Append may have added records meanwhile
 	l.countLost(s, max(1, records-f.records), f.gaps)
 	return nil
 }
 
-// countLost counts records of a segment that cannot be read, beside those that were counted, and
-// where they are. Requires: mu held, or no other goroutine knows l.
+// countLost adds unreadable records of a segment, and replaces the segment's list of gaps.
+// Requires: mu held, or no other goroutine knows l.
 func (l *Files) countLost(s *segment, records int64, gaps []gap) {
 	l.stats.Unreadable += uint64(records)
 	l.stats.LostBytes += uint64(max(0, total(gaps)-total(s.gaps)))
 	s.lost, s.gaps = s.lost+records, gaps
 }
 
-// quarantine counts and logs damage to a segment, ends appending to it, and
-// renames its file, which is not deleted when its records are trimmed.
+// quarantine counts and logs damage to a segment, stops appending to it, and renames its file.
+// Trim does not delete the file.
 func (l *Files) quarantine(s *segment, off, bytes int64) {
 	l.mu.Lock()
 	s.shut = true
@@ -293,7 +292,7 @@ func (l *Files) quarantine(s *segment, off, bytes int64) {
 		l.stats.Quarantined++
 	}
 	if !s.old && s.durable < s.next && s.fault == nil {
-		s.fault = errDamaged // it was never durable: Sync has to say so
+		s.fault = errDamaged // not durable and never will be: Sync must report it
 	}
 	rename := !s.bad && !s.dropped
 	from := segmentName(s.base)

@@ -11,21 +11,19 @@ import (
 	"strings"
 )
 
-// recover finds what is in the log's folder. The rules:
+// recover reads the log's folder. The rules:
 //
-//   - A segment with a header and a footer is complete. Nothing else of it is
-//     read.
-//   - A segment without a footer is read to its end. If no intact record comes
-//     after the first that is not, that is where a write was interrupted, or zeros
-//     were written ahead: the file is cut there. Else it is damaged.
-//   - A damaged segment is renamed .bad and left as it is. What can be read of
-//     it is in the log; when that is trimmed, it is renamed .kept and left alone.
-//   - None is appended to again, so that places in it keep their meaning.
-//   - The next offset is after that of each record which can be read or, in a segment
-//     with damage at its end, could have been written there; and not before that in
-//     the snapshot of the cursors.
-//   - Where records should be and are not, since a file was cut, emptied or deleted, that is
-//     logged and counted, and the log goes on without them.
+//   - A segment with a header and a footer is complete. recover reads nothing else of it.
+//   - A segment without a footer is read to its end. If no intact record follows the first
+//     damaged record, a write was interrupted or zeros were written ahead, and the file is cut
+//     there. Otherwise the segment is damaged.
+//   - A damaged segment is renamed .bad and otherwise left unchanged. Its readable records are in
+//     the log. Once they are trimmed, the segment is renamed .kept and left alone.
+//   - The log never appends to a recovered segment, so places in it stay valid.
+//   - The next offset is after every readable record, after every record that a damaged end may
+//     have held, and not before the next offset in the snapshot of the cursors.
+//   - Records missing because a file was cut, emptied or deleted are logged and counted. The log
+//     continues without them.
 //
 // Requires: no other goroutine knows l.
 func (l *Files) recover() error {
@@ -62,7 +60,7 @@ func (l *Files) recover() error {
 	}
 	for i, s := range l.segments.all {
 		l.segments.bytes += s.size()
-		// What the last process did not fsync is among the last of them.
+		// The records without an fsync are in the last segments.
 		if s.durable = s.next; i >= len(l.segments.all)-maxUnsynced-2 {
 			s.durable = s.base
 		}
@@ -70,8 +68,8 @@ func (l *Files) recover() error {
 	return nil
 }
 
-// recoverCursors finds the last snapshot, and what it says of the log's next offset.
-// Requires: no other goroutine knows l.
+// recoverCursors finds the last snapshot and its next offset. Requires: no other goroutine knows
+// l.
 func (l *Files) recoverCursors() error {
 	last, both, err := l.snapshots.recover()
 	if err != nil {
@@ -82,8 +80,8 @@ func (l *Files) recoverCursors() error {
 		if s.number > 0 || s.data == nil {
 			continue
 		}
-		// The end of the process, or of the power, while it was written: the other one
-		// holds. If there is none it was lost, or was the first there ever was.
+		// The process or the power ended during the write, and the other snapshot is valid.
+		// Without another snapshot, it was lost, or this write was the first ever.
 		l.stats.Torn++
 		l.stats.TornBytes += uint64(len(s.data))
 		text, kept := "a snapshot of cursors was not written whole; the one before it holds", ""
@@ -99,7 +97,7 @@ func (l *Files) recoverCursors() error {
 	return nil
 }
 
-// loadAll loads the segments of these bases, which ascend.
+// loadAll loads the segments with the given bases. Requires: bases ascend.
 func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 	for i, base := range bases {
 		end := Offset(noSegment)
@@ -122,7 +120,7 @@ func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 		l.segments.all = append(l.segments.all, s)
 		l.next = max(l.next, s.next)
 	}
-	// Those that others come after stay, so that none is missing next time.
+	// Empty segments before another segment stay, so the next Open does not miss them.
 	var empty []string
 	for n := len(l.segments.all); n > 0 && l.segments.all[n-1].records == 0 && !l.segments.all[n-1].damaged; n-- {
 		empty = append(empty, l.segments.all[n-1].name())
@@ -134,13 +132,13 @@ func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 	return l.delete(empty)
 }
 
-// missing notes that none is there of the records that were given offsets from one to another.
+// missing counts and logs missing records with offsets in [from, to).
 func (l *Files) missing(text string, from, to Offset) {
 	l.stats.Missing++
 	l.cfg.Log.Error(text, keyLog, l.cfg.Name, "from", uint64(from), "to", uint64(to), "at_most", uint64(to-from))
 }
 
-// load looks at a segment's file. The segment after it begins at the offset end.
+// load inspects a segment's file. end is the base of the next segment.
 func (l *Files) load(base, end Offset, bad bool) (*segment, error) {
 	s := &segment{
 		identity: identity{base: base, before: noSegment}, extent: extent{next: base}, end: headerSize,
@@ -157,7 +155,7 @@ func (l *Files) load(base, end Offset, bad bool) (*segment, error) {
 	return s, nil
 }
 
-// inspect fills s from its file; what is not worth keeping is cut off.
+// inspect fills s from its file, and cuts off worthless bytes.
 func (l *Files) inspect(s *segment, end Offset, file File) error {
 	size, err := file.Size()
 	if err != nil {
@@ -172,7 +170,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		switch {
 		case err != nil:
 			return err
-		case !s.bad && (size < headerSize || empty): // a segment that was just begun
+		case !s.bad && (size < headerSize || empty): // a segment that had just begun
 			if err := file.Truncate(0); err != nil {
 				return err
 			}
@@ -236,21 +234,21 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		}
 	}
 	if s.records > 0 {
-		// Only spares the next opening what this one had to do.
+		// Only spares the next Open this work.
 		_ = finish(file, s.identity, s.extent, s.end)
 	}
 	return nil
 }
 
-// known is what a segment's header and footer tell.
+// known is the content of a segment's header and footer.
 type known struct {
-	header, footer bool // which of them is intact; else that of the other holds
+	header, footer bool // which of the two is intact; the identity comes from an intact one
 	identity
-	extent       // if there is a footer
-	end    int64 // where the records end, or at least the file
+	extent       // with a footer
+	end    int64 // end of the records, or of the file
 }
 
-// identify reads the header and the footer of the segment of that base.
+// identify reads the header and the footer of the segment with the given base.
 func identify(base Offset, file File, size int64) (known, error) {
 	k := known{end: size}
 	if size < headerSize {
@@ -282,24 +280,23 @@ func identify(base Offset, file File, size int64) (known, error) {
 	return k, nil
 }
 
-// torn notes that a segment's file was cut at off.
+// torn counts and logs that a segment's file was cut at off.
 func (l *Files) torn(s *segment, off, bytes int64) {
 	l.stats.Torn++
 	l.stats.TornBytes += uint64(bytes)
 	l.cfg.Log.Warn("end of a segment was not written whole, and is cut", keyLog, l.cfg.Name, keyFile, s.name(), keyOffset, off, keyBytes, bytes)
 }
 
-// found is what a walk over all records of a segment found.
+// found is the result of a walk over all records of a segment.
 type found struct {
 	extent
 	end  int64    // of the last intact record
-	gaps []gap    // before end, of bytes that are no records
+	gaps []gap    // unreadable bytes before end
 	rest evidence // of records after end
 }
 
-// survey reads the records from the first to size, the end of the file or its
-// footer. What has the offset end or a later one is of an Append that failed: others
-// were given it.
+// survey reads the records up to size, the end of the file or the beginning of its footer. A
+// record with offset end or later is from a failed Append, and its offset was reused.
 func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, error) {
 	f := found{end: l.from}
 	w := walker{layout: l, r: r, off: l.from, end: size, window: 256 << 10}
@@ -314,7 +311,7 @@ func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, erro
 			}
 			f.add(record.Offset, record.Timestamp)
 			f.end = w.off
-		case err == nil: // what was written, and yet none of ours
+		case err == nil: // intact bytes that are not a valid record
 			f.gaps = append(f.gaps, gap{at, w.off - at})
 			f.end = w.off
 		case errors.Is(err, io.EOF):
@@ -336,8 +333,8 @@ func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, erro
 	}
 }
 
-// count returns how many records the gaps had, at least: as many as their lengths lead
-// through a gap to its end, or one.
+// count returns the minimum number of records in the gaps: the number of lengths that lead
+// through a gap to its end, otherwise one.
 func (l layout) count(r io.ReaderAt, gaps []gap) (n int64, err error) {
 	for _, g := range gaps {
 		records, at, end := int64(0), g.at, g.at+g.size
@@ -362,7 +359,7 @@ func (l layout) count(r io.ReaderAt, gaps []gap) (n int64, err error) {
 	return n, nil
 }
 
-// zeros reports whether the file holds nothing else from an offset on.
+// zeros reports whether the file has only zeros from off on.
 func zeros(file File, off, size int64) (bool, error) {
 	b := make([]byte, 64<<10)
 	zero := make([]byte, len(b))

@@ -12,21 +12,21 @@ import (
 
 const (
 	segmentSuffix = ".seg"
-	badSuffix     = ".bad" // after segmentSuffix: some of it cannot be read
-	newSuffix     = ".new" // of any file, until it is complete
+	badSuffix     = ".bad" // after segmentSuffix: some of the file is unreadable
+	newSuffix     = ".new" // of any incomplete file
 )
 
-// markEvery is how far it is, in bytes, from one place in a segment whose record's
-// offset is known to the next: what a Read that begins anywhere has to step over.
+// markEvery is the minimum distance between marks in a segment, in bytes. A Read that begins
+// between two marks skips at most the records between them.
 const markEvery = 256 << 10
 
-// mark is the place of a record. One takes 16 bytes for 256 KiB on disk.
+// mark is the place of a record. A mark takes 16 bytes for 256 KiB on disk.
 type mark struct {
 	offset Offset
 	at     int64
 }
 
-// gap is a part of a segment's file that cannot be read.
+// gap is an unreadable part of a segment's file.
 type gap struct{ at, size int64 }
 
 func total(gaps []gap) (bytes int64) {
@@ -42,37 +42,36 @@ type segment struct {
 	identity
 	layout
 	old    bool // of an earlier process
-	sealed bool // it had its footer when it was found
+	sealed bool // had a footer when it was opened
 
 	// Guarded by Files.appending.
-	ragged   bool  // there may be bytes after end, of an Append that failed or reserved
-	marked   int64 // place of the last mark that an Append made
-	reserved int64 // where the zeros after end that were written ahead end
+	ragged   bool  // there may be bytes after end, from a failed Append or reserve
+	marked   int64 // place of the last mark made by an Append
+	reserved int64 // end of the zeros written ahead
 
-	// Guarded by Files.mu; end and the extent grow only under Files.appending.
+	// Guarded by Files.mu. end and the extent grow only under Files.appending.
 	extent
 	end     int64  // after the last record
-	durable Offset // the records before it are on stable storage
-	fault   error  // of an fsync: what is after durable may or may not be, and no later fsync can tell
-	shut    bool   // nothing is appended any more
-	damaged bool   // some of it could not be read
-	bad     bool   // the file is named so
-	gaps    []gap  // places of damage, of which the records were counted
-	lost    int64  // records that cannot be read, at least
+	durable Offset // earlier records are on stable storage
+	fault   error  // of an fsync: the records after durable may or may not be durable, and no later fsync can tell
+	shut    bool   // takes no more records
+	damaged bool   // some of the file was unreadable
+	bad     bool   // the file has badSuffix
+	gaps    []gap  // damaged places whose records were counted
+	lost    int64  // minimum number of unreadable records
 	marks   []mark // ascending
 	file    File   // nil: not open
-	users   int    // operations on file under way; it stays open
-	dropped bool   // out of the log: close the file after its last user
+	users   int    // operations under way that keep file open
+	dropped bool   // removed from the log: close the file after its last user
 }
 
-// dirty reports whether an fsync would make more of it durable.
+// dirty reports whether an fsync would make more records durable.
 func (s *segment) dirty() bool { return s.fault == nil && s.durable < s.next }
 
-// size is what it takes of the disk, without a footer.
+// size returns the segment's size on disk, without a footer.
 func (s *segment) size() int64 { return s.end }
 
-// noted adds a mark if it is far enough from the others.
-// Requires: Files.mu held.
+// noted adds a mark if it is far enough from the other marks. Requires: Files.mu held.
 func (s *segment) noted(m mark) {
 	i, _ := slices.BinarySearchFunc(s.marks, m.at, func(o mark, at int64) int { return cmp.Compare(o.at, at) })
 	before, after := s.from, int64(math.MaxInt64)
@@ -87,8 +86,7 @@ func (s *segment) noted(m mark) {
 	}
 }
 
-// placeBefore returns a place that is not after that of an offset.
-// Requires: Files.mu held.
+// placeBefore returns a place at or before the record with offset o. Requires: Files.mu held.
 func (s *segment) placeBefore(o Offset) int64 {
 	i := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].offset > o })
 	if i == 0 {
@@ -117,8 +115,8 @@ func parseSegmentName(name string) (base Offset, bad, ok bool) {
 	return Offset(number), bad, err == nil
 }
 
-// use returns the file of s, opened if it was not, and keeps it open until
-// done is called. An error needs no call of done.
+// use returns the open file of s and keeps it open until done. After an error the caller must not
+// call done.
 func (l *Files) use(s *segment) (File, error) {
 	l.mu.Lock()
 	s.users++
@@ -144,11 +142,11 @@ func (l *Files) use(s *segment) (File, error) {
 		return opened, nil
 	}
 	l.mu.Unlock()
-	closeAll(opened) // another opened it in the meantime
+	closeAll(opened) // another goroutine opened it in the meantime
 	return file, nil
 }
 
-// done ends a use, and closes the file if it is not likely to be used soon.
+// done ends a use, and closes the file if a further use is unlikely.
 func (l *Files) done(s *segment) {
 	l.mu.Lock()
 	s.users--
@@ -157,8 +155,8 @@ func (l *Files) done(s *segment) {
 	closeAll(file)
 }
 
-// closeAll closes files that need no sync. An error would be one of writing, and
-// there is nothing to write.
+// closeAll closes files without a sync. A close error would be a write error, and no writes are
+// pending.
 func closeAll(files ...File) {
 	for _, file := range files {
 		if file != nil {

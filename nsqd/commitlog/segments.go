@@ -9,29 +9,28 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// segments are those of a log, and which of their files stay open. Guarded by Files.mu.
+// segments are the segments of a log, and the choice of files that stay open. Guarded by
+// Files.mu.
 //
-// Invariant: bases ascend, and each segment's next is not above the base after
-// it; all but active are shut; the log's next offset, or what it may be told from after a
-// crash, is in the last one or in the snapshot of the cursors.
+// Invariant: bases ascend, and each segment's next is at most the next segment's base. All
+// segments except active are shut. After a crash, the last segment or the snapshot of the cursors
+// gives the log's next offset.
 type segments struct {
 	all     []*segment
-	active  *segment   // the last of all, if it may be appended to
-	bytes   int64      // of all
-	resting bool       // nothing was appended or read since
-	read    []*segment // Config.OpenFiles of them or nil, that were read last, the latest first
+	active  *segment   // the last of all, if it takes records
+	bytes   int64      // of all segments
+	resting bool       // no append and no read since Rest
+	read    []*segment // Config.OpenFiles entries, segments or nil: the last read segments, latest first
 
 	files *atomic.Int64 // set once: Dir.files
 }
 
-// at returns the index of the first segment with an offset that is o or a later
-// one: where to look for it.
+// at returns the index of the first segment that may have offset o or a later offset.
 func (l *segments) at(o Offset) int {
 	return sort.Search(len(l.all), func(i int) bool { return l.all[i].next > o })
 }
 
-// drop takes the first n segments out of the log, and returns their files to be
-// closed.
+// drop removes the first n segments from the log, and returns the files to close.
 func (l *segments) drop(n int) []File {
 	var files []File
 	for _, s := range l.all[:n] {
@@ -53,9 +52,9 @@ func (l *segments) drop(n int) []File {
 	return files
 }
 
-// lastBefore is the last segment that begins before an offset, or nil: what is before that
-// segment was fsynced before it, or was in an error. One that was just begun may have no
-// records yet.
+// lastBefore returns the last segment that begins before an offset, or nil. All segments before
+// it were fsynced first or have a failed fsync. A segment that has just begun may have no records
+// yet.
 func (l *segments) lastBefore(o Offset) *segment {
 	i, _ := slices.BinarySearchFunc(l.all, o, func(s *segment, o Offset) int { return cmp.Compare(s.base, o) })
 	if i == 0 {
@@ -64,8 +63,8 @@ func (l *segments) lastBefore(o Offset) *segment {
 	return l.all[i-1]
 }
 
-// shut ends appending to the active segment, which it returns, or nil.
-// Requires: Files.appending held.
+// shut stops appending to the active segment and returns the segment, or nil. Requires:
+// Files.appending held.
 func (l *segments) shut() *segment {
 	s := l.active
 	if s != nil {
@@ -75,8 +74,9 @@ func (l *segments) shut() *segment {
 	return s
 }
 
-// dated is the time of a segment's last record. One of the future, which a clock gave that
-// was wrong then, is no later than what came after it, or would keep all of that, too.
+// dated returns the time of a segment's last record. If that time is in the future, because a
+// clock was wrong, dated uses the time of a later segment. Otherwise the segment would keep all
+// later segments, too.
 func (l *segments) dated(i int, now mono.Wall) mono.Wall {
 	for _, s := range l.all[i:] {
 		if s.last <= now {
@@ -86,8 +86,8 @@ func (l *segments) dated(i int, now mono.Wall) mono.Wall {
 	return now
 }
 
-// warm says that s is being read, and returns the file to close of the one that
-// was read least recently, if there are too many.
+// warm records a read of s. If too many files are open, warm returns the least recently read file
+// for the caller to close.
 func (l *segments) warm(s *segment) File {
 	at := len(l.read) - 1
 	if i := slices.Index(l.read, s); i >= 0 {
@@ -102,10 +102,9 @@ func (l *segments) warm(s *segment) File {
 	return l.surplus(old)
 }
 
-// surplus takes the file out of s if it need not stay open, for the caller to
-// close; it stays open where the log is read or appended to, and as long as an
-// fsync of what was written here is due: closing it could let the system forget that
-// writing failed.
+// surplus takes the file out of s, for the caller to close, unless the file must stay open. A
+// file stays open while it is being read or appended to, and while an fsync of this process's
+// writes is due. Closing earlier could let the system forget a write error.
 func (l *segments) surplus(s *segment) File {
 	switch {
 	case s.file == nil || s.users > 0:

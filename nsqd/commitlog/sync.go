@@ -6,15 +6,14 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Sync is of Log. It waits for one fsync, seldom two: the callers at any time share
-// them.
+// Sync implements Log. It waits for one fsync, rarely two: concurrent callers share them.
 func (l *Files) Sync(upTo Offset) error { return l.syncTo(upTo, noSegment) }
 
-// syncTo is Sync, and fsyncs no segment with a base above limit.
+// syncTo is Sync, limited to segments with a base of at most limit.
 //
-// A caller that finds no fsync under way leads the next one, for all that was appended by
-// then; the others wait for it to end. So an fsync serves all who came while the one
-// before was under way, without a goroutine of its own.
+// A caller that finds no fsync under way leads the next fsync, for all records appended by then.
+// The other callers wait for its end. So an fsync serves all callers that arrived during the
+// previous fsync, without a goroutine.
 func (l *Files) syncTo(upTo, limit Offset) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,10 +39,9 @@ func (l *Files) syncTo(upTo, limit Offset) error {
 	}
 }
 
-// lead fsyncs all dirty segments up to a base, in order. The error is one of opening
-// a file: nothing is known about it, and it may be tried again. An error of fsync is
-// left in the segment.
-// Requires: mu held, which it gives up for the time of I/O; not syncing.
+// lead fsyncs all dirty segments with a base of at most limit, in order. If opening a file fails,
+// lead returns the error, and the caller may retry. An fsync error is stored in the segment.
+// Requires: mu held, which lead releases during I/O; not syncing.
 func (l *Files) lead(limit Offset) error {
 	l.syncing = true
 	type job struct {
@@ -62,7 +60,7 @@ func (l *Files) lead(limit Offset) error {
 	l.mu.Unlock()
 
 	var err error
-	if !found { // the files are those of an earlier process, which may not have got there
+	if !found { // an earlier process may not have made the files of this folder durable
 		err = l.folder.place(false)
 	}
 	for _, j := range jobs {
@@ -89,15 +87,14 @@ func (l *Files) lead(limit Offset) error {
 	return err
 }
 
-// sync fsyncs a segment, of which the caller knows that it has the records before
-// next.
+// sync fsyncs a segment. Requires: the segment has the records before next.
 func (l *Files) sync(s *segment, next Offset) error {
 	file, err := l.use(s)
 	if err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if s.dropped {
-			return nil // and deleted
+			return nil // the file was deleted
 		}
 		return err
 	}

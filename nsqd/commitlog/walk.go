@@ -7,30 +7,30 @@ import (
 	"io"
 )
 
-// errDamaged says that what should be a record is none.
+// errDamaged means that the expected record is not a record.
 var errDamaged = errors.New("damaged record")
 
 var errWindow = errors.New("not in memory")
 
-// walker steps through the records between two offsets of a segment's file.
+// walker steps through the records between two places in a segment's file.
 type walker struct {
 	layout
 	r      io.ReaderAt
 	off    int64 // of the next record
 	end    int64
-	window int // bytes to read at a time, if no record needs more
+	window int // bytes to read at a time, unless a record needs more
 
-	buf []byte // what was read last
-	at  int64  // its place
-	// fixed says that what was read must stay, since records in it are handed on:
-	// next then returns errWindow for one that is not in it.
+	buf []byte // the last read bytes
+	at  int64  // place of buf
+	// fixed keeps buf unchanged, because the caller uses records in it. next then returns
+	// errWindow for a record outside buf.
 	fixed bool
-	batch *Batch // whose memory it reads into; nil: its own
+	batch *Batch // provides the memory for buf; nil: walker allocates
 }
 
-// next returns the record at off and steps over it. The error is io.EOF at the
-// end, errDamaged if there is no record at off, else the file's; none of them
-// moves off. The record may be overwritten by the next call unless fixed is set.
+// next returns the record at off and steps over it. Errors: io.EOF at the end, errDamaged if
+// there is no record at off, otherwise the file's error. An error does not move off. The next
+// call may overwrite the record unless fixed is set.
 func (w *walker) next() ([]byte, error) {
 	if w.off >= w.end {
 		return nil, io.EOF
@@ -54,7 +54,7 @@ func (w *walker) next() ([]byte, error) {
 	return b[recordExtra:], nil
 }
 
-// grow is buf with a length of n. What was in it is lost.
+// grow returns buf with length n. The previous content is lost.
 func (w *walker) grow(n int) []byte {
 	if w.batch != nil {
 		return w.batch.Buffer(n)
@@ -65,8 +65,8 @@ func (w *walker) grow(n int) []byte {
 	return w.buf[:n]
 }
 
-// peek returns n or more bytes from off. The error is errDamaged when they
-// would end after w.end or after the end of the file.
+// peek returns n or more bytes from off. Error: errDamaged if they would end after w.end or after
+// the end of the file.
 func (w *walker) peek(n int64) ([]byte, error) {
 	if w.off+n > w.end {
 		return nil, errDamaged
@@ -90,27 +90,27 @@ func (w *walker) peek(n int64) ([]byte, error) {
 	return nil, err
 }
 
-// searchBudget bounds the checksums that search computes, in bytes: bytes that
-// look like the length of a record by chance cost as much as that record.
+// searchBudget bounds the bytes that search checksums. Random bytes that look like a record's
+// length cost as much as the record.
 const searchBudget = 1 << 30
 
-// evidence is what search found behind a damaged record.
+// evidence is the result of a search behind a damaged record.
 type evidence uint8
 
 const (
 	nothing  evidence = iota // no intact record
-	possible                 // something is, or may be, intact; not enough to go on with
-	certain                  // records can be read again
+	possible                 // a possible record, not enough to continue
+	certain                  // records are readable again
 )
 
-// search looks for the place after a damaged record at off where records can
-// be read again: an intact record followed by another, or by end. One alone
-// is no more than possible, since over many offsets a checksum of 32 bits will
-// once be right by chance; so is everything when the budget has run out.
+// search finds the place after a damaged record at off where records are readable again: an
+// intact record followed by another record or by end. A single intact record is only possible,
+// because over many offsets a 32-bit checksum matches once by chance. When the budget is used up,
+// the result is possible, too.
 func (l layout) search(r io.ReaderAt, off, end int64) (int64, evidence, error) {
 	s := searcher{layout: l, r: r, end: end, budget: searchBudget, scratch: make([]byte, min(64<<10, max(end-off, recordExtra)))}
 
-	// The usual damage leaves the length as it was.
+	// The usual damage leaves the length intact.
 	var head [recordExtra]byte
 	if n, err := readFull(r, head[:], off); err != nil {
 		return 0, nothing, err
@@ -132,7 +132,7 @@ func (l layout) search(r io.ReaderAt, off, end int64) (int64, evidence, error) {
 		if n <= recordExtra {
 			break
 		}
-		steps := n - recordExtra // the rest of the window is the next one's beginning
+		steps := n - recordExtra // the next window begins with the rest
 		for i := range steps {
 			if _, ok := l.size(window[i:], at+int64(i), end); !ok {
 				continue
@@ -159,7 +159,7 @@ type searcher struct {
 	scratch []byte
 }
 
-// try says what a record at off, if it is one, is evidence of.
+// try returns the evidence given by a possible record at off.
 func (s *searcher) try(off int64) (evidence, error) {
 	next, ok, err := s.record(off)
 	if err != nil || !ok {
@@ -173,7 +173,7 @@ func (s *searcher) try(off int64) (evidence, error) {
 	return certain, nil
 }
 
-// record reports whether there is an intact record at off, and where it ends.
+// record reports whether there is an intact record at off, and its end.
 func (s *searcher) record(off int64) (end int64, ok bool, err error) {
 	b := s.scratch
 	n, err := readFull(s.r, b[:min(int64(len(b)), max(0, s.end-off))], off)

@@ -178,7 +178,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 			}
 		}
 		if epoch == 0 && errors.Is(err, ErrFenced) {
-			continue // another owner has claimed it in between
+			continue // another owner has claimed the part in between
 		}
 		if err != nil {
 			return 0, err
@@ -205,7 +205,7 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 		}
 		m, err := message(ctx, l.stream, info.State.FirstSeq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue // the owner before has let go of it in between
+			continue // the previous owner purged the block in between
 		}
 		return info, m, err
 	}

@@ -1,4 +1,4 @@
-// Package logtest has what each implementation of commitlog.Log must pass.
+// Package logtest has the tests for every implementation of commitlog.Log.
 package logtest
 
 import (
@@ -14,13 +14,13 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
-// Subject is a log under test, empty, and how to end its process and start another.
+// Subject is an empty log under test. Reopen ends its process and starts another.
 type Subject struct {
 	commitlog.Log
 	Reopen func() commitlog.Log
 }
 
-// Suite holds an implementation to what Log guarantees.
+// Suite tests an implementation against the guarantees of Log.
 func Suite(t *testing.T, open func(t *testing.T) Subject) {
 	for _, c := range []struct {
 		name string
@@ -57,7 +57,7 @@ func same(a, b commitlog.Record) bool {
 		a.Source == b.Source && a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access
 }
 
-// Disk is the system's, with wrap around every file that is made or opened.
+// Disk is the system's disk, with wrap around every created or opened file.
 func Disk(wrap func(commitlog.File) commitlog.File) commitlog.Disk {
 	d := commitlog.OS()
 	around := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
@@ -73,7 +73,7 @@ func Disk(wrap func(commitlog.File) commitlog.File) commitlog.Disk {
 	return d
 }
 
-// fill appends records from one number to before another, and returns their offsets.
+// fill appends the records numbered from up to before to, and returns their offsets.
 func fill(t *testing.T, l commitlog.Log, from, to int) (offsets []commitlog.Offset) {
 	t.Helper()
 	for from < to {
@@ -95,7 +95,7 @@ func fill(t *testing.T, l commitlog.Log, from, to int) (offsets []commitlog.Offs
 	return offsets
 }
 
-// check reads all from an offset on, and wants records of these numbers.
+// check reads all records from an offset on, and compares them with the numbered records.
 func check(t *testing.T, l commitlog.Log, from commitlog.Offset, offsets []commitlog.Offset, first int) {
 	t.Helper()
 	var b commitlog.Batch
