@@ -271,3 +271,11 @@ func bracketed(s string) string {
 	}
 	return " (" + s + ")"
 }
+
+// Plural is a count and its noun for people.
+func Plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

@@ -1,14 +1,16 @@
-// Package calibrate measures what a running broker carries within an SLO, its mcap:
-// it sends it an open loop of Poisson publishers at rates that tools/srtm/calibrate/search
-// asks for, with one subscriber that finishes every message, on ephemeral topics
-// that are gone afterwards.
+// Package calibrate measures capacity. Run finds the mcap of a running broker: the maximum rate
+// that the broker carries within an SLO. Attempted judges whether this machine carried a load,
+// and Smaller says which load to try next.
 //
-// A rate is judged by the broker's own delivery latencies, from the arrival in its
-// kernel to the write to the subscriber: that is what an SLO is about, and what the
-// loaddistributor judges a placement by. Latencies from sender to receiver would
-// count this program's slowness as the broker's. What the generator itself could not
-// send in time is known from its own measurements.
+// Run sends an open loop of Poisson publishers, at rates that tools/srtm/calibrate/search asks
+// for. One subscriber finishes every message. The topics are ephemeral, and gone afterwards.
 //
-// It knows a broker by its protocol and its HTTP alone, and neither who asks nor
-// what becomes of the result: tools/srtm does.
+// A rate is judged by the broker's own delivery latencies, from the arrival in the broker's
+// kernel to the write to the subscriber. An SLO is about these latencies, and the
+// loaddistributor judges a placement by them. Latencies from sender to receiver would count the
+// slowness of this program as the broker's. The generator's own measurements say what it could
+// not send in time.
+//
+// The package knows a broker by its protocol and its HTTP alone. It knows neither who asks nor
+// what becomes of the result: tools/srtm and tools/srtm/up do.
 package calibrate

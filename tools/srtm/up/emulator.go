@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -133,28 +132,4 @@ func (e *emulator) wait(ctx context.Context, failed func() error, tick func()) (
 		failure = errors.New("iotpub ended without a report")
 	}
 	return nil, errors.Join(e.mu.fault, failure)
-}
-
-// shorten takes a load down to about a fraction of its rate: fewer publishers.
-func shorten(o load.Options, l *load.Load, fraction float64) load.Options {
-	if o.Trace == "" {
-		o.Spec.Publishers = max(1, int(float64(o.Spec.Publishers)*fraction))
-		return o
-	}
-	target, sum := l.Rate()*fraction, 0.0
-	for i, s := range l.Sources {
-		if sum += s.Rate; sum > target {
-			o.Keep = max(1, i)
-			return o
-		}
-	}
-	return o
-}
-
-// plural is for reports.
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %s", n, strings.TrimSuffix(what, "s")+"s")
 }

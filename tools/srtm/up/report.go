@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
 // Report is what `srtm up` found out.
@@ -26,7 +27,7 @@ type Report struct {
 	Seed     uint64 `json:"seed"`
 	Load     string `json:"load"`
 
-	Calibration []Attempt `json:"calibration"`
+	Calibration []calibrate.Attempt `json:"calibration"`
 	// Reduced: the load is smaller than was asked for.
 	Reduced bool `json:"reduced"`
 
@@ -50,31 +51,6 @@ type Report struct {
 	Interrupted bool    `json:"interrupted,omitempty"`
 	// Failure is what ended the run early, or was wrong with its end.
 	Failure string `json:"failure,omitempty"`
-}
-
-// Attempt is one calibration.
-type Attempt struct {
-	Publishers   int              `json:"publishers"`
-	OfferedRate  float64          `json:"offered_per_s"`
-	AchievedRate float64          `json:"achieved_per_s"`
-	NotAccepted  uint64           `json:"not_accepted"`
-	Lateness     report.Quantiles `json:"lateness"`
-	EndToEnd     report.Quantiles `json:"end_to_end"`
-	Carried      bool             `json:"carried"`
-	// Why it was not carried.
-	Why string `json:"why,omitempty"`
-	// Fault is what was lost or came twice.
-	Fault string `json:"fault,omitempty"`
-}
-
-func (a *Attempt) text() string {
-	verdict := "carried"
-	if !a.Carried {
-		verdict = "not carried: " + a.Why
-	}
-	return fmt.Sprintf("%s, offered %.0f/s, achieved %.0f/s (%.1f %%), sent late p99 %s, end to end p99 %s: %s",
-		plural(a.Publishers, "publisher"), a.OfferedRate, a.AchievedRate, 100*a.AchievedRate/max(a.OfferedRate, 1e-9),
-		report.Micros(a.Lateness.P99Us), report.Micros(a.EndToEnd.P99Us), verdict)
 }
 
 // Placed is one broker of a placement.
@@ -172,7 +148,7 @@ func (r *Report) Faults() []string {
 // notes says what has to be known to read a phase's results.
 func (r *Report) notes(p *Phase) (notes []string) {
 	e, b := &p.Emulator, p.Broker
-	if f := e.AchievedFraction(); !e.Interrupted && f < carriedFraction {
+	if f := e.AchievedFraction(); !e.Interrupted && f < calibrate.CarriedFraction {
 		notes = append(notes, fmt.Sprintf("this machine did not carry the load: %.1f msg/s of %.1f offered were achieved (%.1f %%)",
 			e.AchievedRate, e.OfferedRate, 100*f))
 	}
@@ -230,17 +206,17 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%-12s "+format+"\n", append([]any{name}, args...)...)
 	}
 	b.WriteString("\n")
-	line("report", "%s, %s, %s", r.Version, plural(r.CPUs, "CPU"), r.Platform)
+	line("report", "%s, %s, %s", r.Version, report.Plural(r.CPUs, "CPU"), r.Platform)
 	if r.Load != "" {
 		line("load", "%s, seed %d", r.Load, r.Seed)
 	}
 	for i := range r.Calibration {
-		line("calibration", "%s", r.Calibration[i].text())
+		line("calibration", "%s", r.Calibration[i].Text())
 	}
 	if r.Reduced {
 		line("", "THE LOAD IS SMALLER THAN ASKED FOR: this machine does not carry more")
 	}
-	line("cluster", "%s of %d msg/s", plural(r.Brokers, "broker"), r.Mcap)
+	line("cluster", "%s of %d msg/s", report.Plural(r.Brokers, "broker"), r.Mcap)
 	if r.Burst > 0 {
 		line("contract", "%s", r.contractText())
 	}
@@ -385,7 +361,7 @@ func (r *Report) verdict() string {
 				report.Micros(ours.OnTime.Access.P99Us), report.Micros(blind.OnTime.Access.P99Us))
 		}
 		fmt.Fprintf(&b, "End to end p99: %s as SRTM placed the topic, %s split blindly over %s.\n",
-			report.Micros(ours.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), plural(len(blind.Placement), "broker"))
+			report.Micros(ours.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), report.Plural(len(blind.Placement), "broker"))
 		if ours.Broker != nil && blind.Broker != nil {
 			fmt.Fprintf(&b, "Broker-side delivery p99: %s against %s, of it access delay %s against %s.\n",
 				report.Micros(ours.Broker.Delivery.P99Us), report.Micros(blind.Broker.Delivery.P99Us),

@@ -31,12 +31,10 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
 const (
-	// carriedFraction is how much of the offered rate must be achieved for a
-	// load to count as carried.
-	carriedFraction = 0.97
 	// maxAttempts bounds the search for a load that this machine carries.
 	maxAttempts = 6
 	// generous is the burst of the calibration's contract.
@@ -74,7 +72,7 @@ func (r *run) all(ctx context.Context) error {
 	if r.nats != "" {
 		also = ", three nats-servers"
 	}
-	r.view.say("starting %s%s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"), also)
+	r.view.say("starting %s%s, a loaddistributor and a tbadaptor", report.Plural(r.brokers, "broker"), also)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
 		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
 		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
@@ -202,9 +200,9 @@ func (r *run) calibrate(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		a := judge(&result.Emulator)
+		a := calibrate.Attempted(&result.Emulator)
 		r.report.Calibration = append(r.report.Calibration, a)
-		r.view.say("calibration: %s", a.text())
+		r.view.say("calibration: %s", a.Text())
 		r.machine = a.EndToEnd.At(r.quantile)
 		if !a.Carried && !repeated {
 			repeated = true // the machine may have been busy with something else for a moment
@@ -213,7 +211,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		if a.Carried || attempt == maxAttempts {
 			return nil
 		}
-		smaller := shorten(r.options.load, r.load, a.fraction())
+		smaller := a.Smaller(r.options.load, r.load)
 		l, err := smaller.Build()
 		if err != nil {
 			return err
@@ -224,7 +222,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		repeated = false
 		r.options.load, r.load = smaller, l
 		r.report.Reduced = true
-		r.view.say("this machine does not carry that; trying %s", plural(len(l.Sources), "publisher"))
+		r.view.say("this machine does not carry that; trying %s", report.Plural(len(l.Sources), "publisher"))
 	}
 	return nil
 }
@@ -435,33 +433,4 @@ func (r *run) status(ctx context.Context, name string) *srtmv1.Topic {
 		return nil // the next second brings another; a dead cluster shows elsewhere
 	}
 	return resp.Topic
-}
-
-// judge says whether a calibration's load was carried. How late it was sent does
-// not count: that is seldom the load's doing, and the report says it.
-func judge(rep *report.Report) Attempt {
-	a := Attempt{
-		Publishers: rep.Publishers, OfferedRate: rep.OfferedRate, AchievedRate: rep.AchievedRate,
-		NotAccepted: rep.Skipped + rep.Unanswered + rep.RefusedTotal(), Lateness: rep.Lateness, Fault: rep.Fault(),
-	}
-	if rep.EndToEnd != nil {
-		a.EndToEnd = *rep.EndToEnd
-	}
-	switch {
-	case rep.AchievedFraction() < carriedFraction:
-		a.Why = fmt.Sprintf("only %.1f %% of the offered rate was achieved", 100*rep.AchievedFraction())
-	case a.NotAccepted > 0:
-		a.Why = plural(int(a.NotAccepted), "message") + " not accepted"
-	default:
-		a.Carried = true
-	}
-	return a
-}
-
-// fraction is what to try next of the load that was not carried.
-func (a *Attempt) fraction() float64 {
-	if a.OfferedRate == 0 {
-		return 0.5
-	}
-	return min(0.7, max(0.2, 0.8*a.AchievedRate/a.OfferedRate))
 }

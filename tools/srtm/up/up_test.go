@@ -15,10 +15,10 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
-	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
@@ -91,63 +91,6 @@ func TestEmulatorNoticesALineThatIsNone(t *testing.T) {
 		testkit.Result(e.Write([]byte(line + "\n" + `{"type":"progress"}` + "\n"))).Must(t)
 		if e.mu.fault == nil || e.progress() == nil {
 			t.Errorf("%q: %v, %v", line, e.mu.fault, e.progress())
-		}
-	}
-}
-
-func TestJudge(t *testing.T) {
-	good := func() *report.Report {
-		_, late := quantiles99(time.Millisecond, 1000)
-		return &report.Report{
-			Publishers: 10, OfferedRate: 100, AchievedRate: 98, Lateness: late,
-			Counts:  report.Counts{Offered: 100, Accepted: 98},
-			Account: &verify.Result{Accepted: 98, Delivered: 98},
-		}
-	}
-	for name, c := range map[string]struct {
-		change     func(*report.Report)
-		why, fault string
-	}{
-		"good":      {func(*report.Report) {}, "", ""},
-		"too slow":  {func(r *report.Report) { r.AchievedRate = 96.9 }, "only 96.9 % of the offered rate was achieved", ""},
-		"skipped":   {func(r *report.Report) { r.Skipped = 2 }, "2 messages not accepted", ""},
-		"refused":   {func(r *report.Report) { r.Refused = map[string]uint64{"E": 1} }, "1 message not accepted", ""},
-		"late":      {func(r *report.Report) { _, r.Lateness = quantiles99(time.Second, 100) }, "", ""},
-		"lost":      {func(r *report.Report) { r.Account.Lost = 1 }, "", "1 accepted messages were lost"},
-		"very slow": {func(r *report.Report) { r.AchievedRate = 0 }, "only 0.0 %", ""},
-	} {
-		r := good()
-		c.change(r)
-		a := judge(r)
-		if a.Carried != (c.why == "") || !strings.HasPrefix(a.Why, c.why) || a.Fault != c.fault {
-			t.Errorf("%s: %+v, want %q, %q", name, a, c.why, c.fault)
-		}
-		if f := a.fraction(); !(f >= 0.2 && f <= 0.7) {
-			t.Errorf("%s: the next fraction is %v", name, f)
-		}
-		if c.why != "" && !strings.Contains(a.text(), "not carried: "+c.why) {
-			t.Errorf("%s: %s", name, a.text())
-		}
-	}
-}
-
-func TestShortenTakesFewerPublishers(t *testing.T) {
-	o := load.Default()
-	l := testkit.Result(o.Build()).Must(t)
-	if got := shorten(o, l, 0.35); got.Spec.Publishers != 350 || got.Keep != 0 {
-		t.Errorf("%+v", got)
-	}
-	one := o
-	one.Spec.Publishers = 1
-	if got := shorten(one, l, 0.2); got.Spec.Publishers != 1 {
-		t.Errorf("%+v", got)
-	}
-	// A recording: by the publishers' rates, not their number.
-	o.Trace = "some"
-	l.Sources = []schedule.Source{{Rate: 10}, {Rate: 1}, {Rate: 1}, {Rate: 8}}
-	for fraction, keep := range map[float64]int{0.7: 3, 0.5: 1, 0.1: 1} {
-		if got := shorten(o, l, fraction); got.Keep != keep {
-			t.Errorf("%v: keeps %d publishers, want %d", fraction, got.Keep, keep)
 		}
 	}
 }
@@ -280,7 +223,7 @@ func shownReport() *Report {
 	}
 	return &Report{
 		Version: "SRTM x", CPUs: 2, Platform: "linux/amd64", Brokers: 6, Mcap: 20_000, Seed: 1, Load: "1000 publishers",
-		Calibration: []Attempt{
+		Calibration: []calibrate.Attempt{
 			{Publishers: 1000, OfferedRate: 10_000, AchievedRate: 7_000, Lateness: slow, EndToEnd: slow, Why: "only 70.0 % of the offered rate was achieved"},
 			{Publishers: 560, OfferedRate: 5_600, AchievedRate: 5_600, Lateness: fast, EndToEnd: fast, Carried: true},
 		},
