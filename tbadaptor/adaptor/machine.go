@@ -1,7 +1,7 @@
-// Package adaptor is what the tbadaptor decides: which contracts there are, when the
-// rule of each is asked, and what of its answer is granted. It is pure; events go in,
-// grants come out. tbadaptor/share has the rules and tbadaptor/ledger says who may have
-// what when. tbadaptor/loop serves it to brokers, and tools/sim runs it in virtual time.
+// Package adaptor makes the tbadaptor's decisions: which contracts exist, when the rule of a contract
+// runs, and which part of its result is granted. The package is pure: events go in, grants come out.
+// tbadaptor/share has the rules. tbadaptor/ledger decides who may have which share and when.
+// tbadaptor/loop serves a Machine to brokers; tools/sim runs it in virtual time.
 package adaptor
 
 import (
@@ -15,63 +15,60 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Config is what an adaptor works by.
+// Config configures a Machine.
 type Config struct {
 	Leases ledger.Leases
-	// Flex is the part of shares that ends with the leases; of topics whose rule is
-	// static nothing does.
+	// Flex is the part of shares that ends with the leases. Topics with the static rule have no
+	// flexible part.
 	Flex ledger.Permille
-	// The loads that a rule goes by are of the last Window.
+	// Rules use the loads of the last Window.
 	Window time.Duration
 }
 
-// Machine is a ledger and the topics that are tuned on it. It is a plain value with one
-// owner. Contracts are set and removed, and brokers join, by its own methods; all else
-// that brokers say goes to the ledger.
+// Machine is a ledger with topics that are tuned. It is a plain value with one owner. Contracts are set
+// and removed, and brokers join, by Machine's methods. All other reports of brokers go to the ledger.
 type Machine struct {
 	*ledger.Ledger
 	cfg    Config               // set once
-	topics map[string]*Contract // in the ledger
-	// placed are the names of topics by the brokers that they are placed on; adaptive those
-	// whose rule is to be asked, and following those that are looked at while their
-	// publishers move: of 100,000 topics a few.
+	topics map[string]*Contract // topics in the ledger
+	// placed has the topics of each broker, by name. adaptive has the topics whose rule runs. following
+	// has the topics checked while their publishers move, a few of 100,000.
 	placed    map[string]map[string]bool
 	adaptive  map[string]bool
 	following map[string]bool
 }
 
-// Contract is a topic's contract and who is to keep it.
+// Contract is a topic's contract with its members.
 type Contract struct {
 	Topic  string
 	Total  tokenbucket.Share
-	Rule   string         // of share.Rules
-	Placed []share.Placed // its members; their quotas are the first shares
-	// Awaited brokers are no members, and must be heard before it is adopted; Strict are
-	// those of both with that policy.
+	Rule   string         // name in share.Rules
+	Placed []share.Placed // members; their quotas are the first shares
+	// Awaited has brokers that are no members but must be heard before the contract is adopted. Strict
+	// has the members and awaited brokers with that policy.
 	Awaited, Strict []string
-	// Former is as in ledger.Terms.
+	// Former: see ledger.Terms.
 	Former tokenbucket.Share
 
 	tuner *share.Tuner
-	// Every member has had its first share: from then on the rule may move shares.
-	// Before, it would give away those of members on their way.
+	// settled: every member has had its first share, so the rule may move shares. Before, the rule
+	// would give away the shares of members that are still joining.
 	settled bool
 }
 
-// New returns a machine without brokers and contracts. Requires: epoch is as for
-// ledger.New.
+// New returns a machine without brokers and contracts. Requires: epoch as for ledger.New.
 func New(epoch uint64, cfg Config) *Machine {
 	return &Machine{Ledger: ledger.New(epoch, cfg.Leases), cfg: cfg, topics: map[string]*Contract{},
 		placed: map[string]map[string]bool{}, adaptive: map[string]bool{}, following: map[string]bool{}}
 }
 
-// Contract returns the topic's, nil if none is set.
+// Contract returns the topic's contract, or nil.
 func (m *Machine) Contract(topic string) *Contract { return m.topics[topic] }
 
 func (m *Machine) terms(c *Contract) ledger.Terms {
 	terms := ledger.Terms{Contract: c.Total, Flex: m.cfg.Flex, Former: c.Former}
 	if c.Rule == share.Static {
-		terms.Flex = 0 // nothing is to move
+		terms.Flex = 0 // a static rule moves nothing
 	}
 	return terms
 }
@@ -83,7 +80,7 @@ func (c *Contract) quotas() (first []share.Assigned) {
 	return first
 }
 
-// place has c go on with what is known of the topic's traffic.
+// place gives c the tuner of the topic's previous contract, with its record of the traffic.
 func (m *Machine) place(now mono.Time, c *Contract) {
 	var old *share.Tuner
 	if known := m.topics[c.Topic]; known != nil {
@@ -92,7 +89,7 @@ func (m *Machine) place(now mono.Time, c *Contract) {
 	c.tuner = old.Place(now, c.Rule, m.cfg.Window, c.Placed)
 }
 
-// hold has c be the topic's contract; nil: it has none.
+// hold makes c the topic's contract; nil removes the contract.
 func (m *Machine) hold(topic string, c *Contract) {
 	if old := m.topics[topic]; old != nil {
 		for _, p := range old.Placed {
@@ -122,8 +119,8 @@ func (m *Machine) hold(topic string, c *Contract) {
 	}
 }
 
-// Set puts a contract in force that is new. A repetition of one that is known does
-// nothing, and returns that one. Errors: as of Ledger.SetContract.
+// Set puts a new contract in force. If the topic already has an equal contract, Set returns the old
+// contract. Errors: see Ledger.SetContract.
 func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []ledger.Grant, err error) {
 	if grants, err = m.SetContract(c.Topic, m.terms(c), c.quotas()); err != nil {
 		return nil, nil, err
@@ -136,12 +133,12 @@ func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []l
 	return c, grants, nil
 }
 
-// Update gives a topic another contract or other members. Errors: as of Ledger.Change.
+// Update gives a topic another contract or other members. Errors: see Ledger.Change.
 func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	m.Strict(c.Strict)
 	m.place(now, c)
 	first := c.quotas()
-	// What is known of its publishers holds where they go, too.
+	// The loads measured so far stay valid where the publishers move.
 	if view, known := m.Topic(c.Topic); known && c.Rule != share.Static {
 		if target, err := m.propose(now, c, view); err == nil && target != nil {
 			first = target
@@ -149,31 +146,31 @@ func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	}
 	grants, err := m.Change(c.Topic, m.terms(c), first, c.Awaited)
 	if err == nil {
-		c.settled = true // its members may be tuned: what they lack is on its way
+		c.settled = true // the rule may tune the members: their shares are on the way
 		m.hold(c.Topic, c)
 	}
 	return grants, err
 }
 
-// Restore takes back a contract that may be in use; one that is known it leaves as it is.
-// Errors: as of Ledger.Adopt.
+// Restore adopts a contract that may be in use. A known contract stays as it is. Errors: see
+// Ledger.Adopt.
 func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	m.Strict(c.Strict)
-	adopt := m.Adopt // what its rule has found stays
+	adopt := m.Adopt // keep the shares that the rule has found
 	if c.Rule == share.Static && m.topics[c.Topic] == nil {
-		adopt = m.Change // what brokers hold may be from the middle of a move
+		adopt = m.Change // the brokers' shares may be from the middle of a move
 	}
 	grants, err := adopt(c.Topic, m.terms(c), c.quotas(), c.Awaited)
 	if err == nil && m.topics[c.Topic] == nil {
 		m.place(now, c)
-		c.settled = true // it was before the restart
+		c.settled = true // it was settled before the restart
 		m.hold(c.Topic, c)
 	}
 	return grants, err
 }
 
-// Remove ends a contract. The brokers in awaited may hold shares that an earlier ledger
-// granted; those in strict have that policy.
+// Remove ends a contract. The brokers in awaited may hold shares that an earlier ledger granted. The
+// brokers in strict have that policy.
 func (m *Machine) Remove(topic string, awaited, strict []string) []ledger.Grant {
 	m.hold(topic, nil)
 	m.Strict(strict)
@@ -189,7 +186,7 @@ func (m *Machine) Settled(c *Contract) bool {
 	return c.settled
 }
 
-// Hello begins a session of a broker. Errors: as of Ledger.Hello.
+// Hello begins a session of a broker. Errors: see Ledger.Hello.
 func (m *Machine) Hello(now mono.Time, s ledger.Session) ([]ledger.Grant, error) {
 	grants, err := m.Ledger.Hello(s, now)
 	if err != nil {
@@ -202,20 +199,20 @@ func (m *Machine) Hello(now mono.Time, s ledger.Session) ([]ledger.Grant, error)
 	return grants, nil
 }
 
-// Report takes a step of a broker's traffic; none of a topic without a contract.
+// Report records a step of a broker's traffic. It ignores topics without a contract.
 func (m *Machine) Report(broker, topic string, s share.Step) {
 	if c := m.topics[topic]; c != nil {
 		c.tuner.Report(broker, s)
 	}
 }
 
-// PlacedOn returns the topics that the broker is a member of, by name.
+// PlacedOn returns the topics that the broker is a member of, sorted by name.
 func (m *Machine) PlacedOn(broker string) []string {
 	return slices.Sorted(maps.Keys(m.placed[broker]))
 }
 
-// Adaptive returns the topics whose rule is to be asked, by name; following: only
-// those whose publishers have just moved.
+// Adaptive returns the topics whose rule runs, sorted by name. With following it returns only topics
+// whose publishers have just moved.
 func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
 	// order: each by itself
 	for topic := range m.following {
@@ -237,7 +234,7 @@ func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
 	return topics
 }
 
-// What became of a proposal.
+// Results of Tune.
 const (
 	Proposed    = "proposed"
 	Removed     = "removed"
@@ -247,8 +244,8 @@ const (
 	WithinBand  = "within_band"
 )
 
-// Tune asks the topic's rule, and proposes what it says where that is worth its grants.
-// Errors: as of share.Split.
+// Tune runs the topic's rule and proposes its result if the change is worth the grants. Errors: see
+// share.Split.
 func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, result string, err error) {
 	c := m.topics[topic]
 	if c == nil || !c.settled {
@@ -259,7 +256,7 @@ func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, resu
 		return nil, Awaiting, nil
 	}
 	if len(c.Placed) == 1 && len(view.Members) == 1 && view.Members[0].Target == c.Total {
-		delete(m.adaptive, topic) // there is nothing to divide until it is placed anew
+		delete(m.adaptive, topic) // nothing to divide until the topic is placed anew
 		return nil, WithinBand, nil
 	}
 	target, err := m.propose(now, c, view)
@@ -275,7 +272,7 @@ func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, resu
 	return grants, Proposed, err
 }
 
-// propose asks the rule. nil: nothing is to change.
+// propose runs the rule. nil: no change.
 func (m *Machine) propose(now mono.Time, c *Contract, view ledger.TopicView) ([]share.Assigned, error) {
 	known := make(map[string]ledger.MemberView, len(view.Members))
 	for _, one := range view.Members {
@@ -287,8 +284,7 @@ func (m *Machine) propose(now mono.Time, c *Contract, view ledger.TopicView) ([]
 	})
 }
 
-// worth reports whether target differs from what is aimed at by more than the dead
-// band.
+// worth reports whether target differs from the present targets by more than the dead band.
 func worth(view ledger.TopicView, target []share.Assigned) bool {
 	aimed := make([]share.Assigned, len(view.Members))
 	for i, one := range view.Members {

@@ -1,6 +1,5 @@
-// Package holder is a ledger's other end, pure: what a member holds of each contract
-// and which grant is stale (holdings.go), and until when it may use that without a word
-// from the adaptor (lease.go). nsqd/agent gives it the messages and the time, and puts in
-// force what it says. Read tbadaptor/ledger next for what the proof
-// of the contract relies on.
+// Package holder is the other end of a ledger. It is pure. holdings.go records a member's share of each
+// contract, and detects stale grants. lease.go computes how long the member may use shares without
+// contact to the adaptor. nsqd/agent passes messages and the time in, and puts the results in force.
+// Read tbadaptor/ledger next: the ledger's proof relies on this package.
 package holder

@@ -10,19 +10,17 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// maxKept bounds the shares kept for topics that do not exist (yet). A grant
-// beyond it is not acknowledged and counted; the adaptor makes it again after
-// the next hello.
+// maxKept bounds the shares kept for topics that do not exist yet. A grant beyond maxKept is counted
+// and not acknowledged; the adaptor repeats the grant after the next hello.
 const maxKept = 10_000
 
-// Grant is what the ledger says, to this process whatever its Broker; Held is what this
-// process says it holds.
+// Grant is a grant to this process, whatever its Broker. Held is a share that this process reports.
 type (
 	Grant = ledger.Grant
 	Held  = ledger.Held
 )
 
-// Check says what is wrong with a grant that a peer sent.
+// Check validates a grant from a peer.
 func Check(g Grant) error {
 	if err := g.Share.Validate(); err != nil {
 		return err
@@ -40,65 +38,62 @@ func Check(g Grant) error {
 	return nil
 }
 
-// Holding is what this process holds of a topic.
+// Holding is a share of one topic.
 type Holding struct {
-	Epoch    uint64 // of the grant that gave it; 0: none did
+	Epoch    uint64 // epoch of the share's grant; 0: no grant
 	Share    tokenbucket.Share
-	Flex     tokenbucket.Share // the part of share that ends with the lease
-	Prepared bool              // the node has the topic, and this share is in force there
-	// What its bucket starts with once it is prepared; until then the share
-	// earns nothing.
+	Flex     tokenbucket.Share // part of Share that ends with the lease
+	Prepared bool              // the node has the topic with this share in force
+	// tokens of the bucket once the topic is prepared; until then the share earns nothing.
 	tokens tokenbucket.Tokens
 }
 
-// Base returns what is left of the share when the lease is over.
+// Base returns the share that remains when the lease is over.
 func (in Holding) Base() tokenbucket.Share { return in.Share.Less(in.Flex) }
 
-// Holdings is what this process holds of each topic.
+// Holdings has the process's share of each topic.
 //
-// A grant and the preparation of its topic come over two sessions, in either
-// order: after a restart of the broker or of the loaddistributor the grant may
-// be first. It is then accepted and kept, tokens and all, for a share that
-// lies here unused is as safe as one of a topic that is silent. (Not to
-// acknowledge it until the topic is there was the other way: the adaptor would
-// wait for that acknowledgement, and never get it where the topic is gone.)
+// A grant and the preparation of its topic come over two sessions, in either order. After a restart of
+// the broker or of the loaddistributor the grant may be first. The grant is then accepted and kept with
+// the tokens: an unused share is as safe as the share of a silent topic. The rejected design did not
+// acknowledge the grant until the topic existed; the adaptor would wait for ever if the topic is gone.
 //
-// Invariant: the epoch of a topic never falls while the topic is in the map, unless the
-// share is given up, of which the next hello says nothing. A topic leaves the map when it
-// is removed, or when it is granted nothing and not prepared.
+// Invariant: the epoch of a topic never falls while the topic is in the map, unless the share is given
+// up; the next hello omits such a share. A topic leaves the map when it is removed, or when it has no
+// share and is not prepared.
 type Holdings struct {
 	topics map[string]Holding
-	kept   int // of topics: not prepared
+	kept   int // topics that are not prepared
 }
 
 // New returns holdings of nothing.
 func New() *Holdings { return &Holdings{topics: map[string]Holding{}} }
 
-// Verdict is what to do with a grant.
+// Verdict is the treatment of a grant.
 type Verdict uint8
 
 const (
-	InForce Verdict = iota // give it to the node; then applied, and acknowledge
-	Kept                   // accepted for later: acknowledge it
-	Stale                  // ignored: acknowledge what is in force
-	Dropped                // no room: no acknowledgement
+	InForce Verdict = iota // pass it to the node, call Applied, acknowledge
+	Kept                   // accepted for later: acknowledge
+	Stale                  // ignored: acknowledge the share in force
+	Dropped                // no room: do not acknowledge
 )
 
 var names = [...]string{"applied", "kept", "stale", "dropped"}
 
-// String is a label of metrics.
+// String returns the verdict's label in metrics.
 func (v Verdict) String() string { return names[v] }
 
-// Of returns what is held of a topic; the zero Holding: nothing.
+// Of returns the Holding of a topic; zero if there is none.
 func (h *Holdings) Of(topic string) Holding { return h.topics[topic] }
 
-// Topics returns those of which something is held, or that are prepared, by name.
+// Topics returns the topics with a share and the prepared topics, sorted by name.
 func (h *Holdings) Topics() []string { return slices.Sorted(maps.Keys(h.topics)) }
 
-// Kept returns for how many topics that do not exist a share is kept.
+// Kept returns the number of topics that are not prepared and have a share.
 func (h *Holdings) Kept() int { return h.kept }
 
-// Due is when a lease with these ends takes something of what is held.
+// Due returns when a lease with these ends takes away a part of the holdings.
 func (h *Holdings) Due(flexUntil, until mono.Time) mono.Time {
 	due := mono.Never
 	// order: the least of all
@@ -113,7 +108,7 @@ func (h *Holdings) Due(flexUntil, until mono.Time) mono.Time {
 	return due
 }
 
-// Offer judges a grant; released is for the acknowledgement of a kept one.
+// Offer judges a grant. released is for the acknowledgement of a Kept grant.
 func (h *Holdings) Offer(g Grant) (v Verdict, released tokenbucket.Tokens) {
 	in, known := h.topics[g.Topic]
 	switch {
@@ -122,15 +117,15 @@ func (h *Holdings) Offer(g Grant) (v Verdict, released tokenbucket.Tokens) {
 	case in.Prepared:
 		return InForce, 0
 	case !known && g.Share.IsZero():
-		return Kept, 0 // nothing is what we hold of a topic that is not there
+		return Kept, 0 // no share of an unknown topic: nothing to keep
 	case !known && h.kept >= maxKept:
 		return Dropped, 0
 	}
 	return Kept, h.Keep(g)
 }
 
-// Keep holds g for a topic that is not prepared, and returns the tokens that
-// its burst has no room for.
+// Keep stores g for a topic that is not prepared. It returns the tokens for which the burst has no
+// room.
 func (h *Holdings) Keep(g Grant) (released tokenbucket.Tokens) {
 	all := h.topics[g.Topic].tokens + g.Tokens
 	fit := min(all, tokenbucket.Tokens(g.Share.Burst)*tokenbucket.Token)
@@ -138,8 +133,7 @@ func (h *Holdings) Keep(g Grant) (released tokenbucket.Tokens) {
 	return all - fit
 }
 
-// put replaces what is held of a topic; nothing is held of one that is not prepared and has
-// no share.
+// put replaces the Holding of a topic. A topic that is not prepared and has no share leaves the map.
 func (h *Holdings) put(topic string, in Holding) {
 	if was, known := h.topics[topic]; known && !was.Prepared {
 		h.kept--
@@ -152,13 +146,13 @@ func (h *Holdings) put(topic string, in Holding) {
 	}
 }
 
-// Applied: the node has put g in force.
+// Applied records that the node has put g in force.
 func (h *Holdings) Applied(g Grant) {
 	h.put(g.Topic, Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, Prepared: true})
 }
 
-// Prepared: the node has created the topic. It returns the share kept for it,
-// which is to be given to the node; due is false when there is none.
+// Prepared records that the node has created the topic. It returns the share kept for the topic, which
+// the caller passes to the node. due is false if there is none.
 func (h *Holdings) Prepared(topic string) (g Grant, due bool) {
 	in, known := h.topics[topic]
 	if in.Prepared {
@@ -168,31 +162,31 @@ func (h *Holdings) Prepared(topic string) (g Grant, due bool) {
 	return Grant{Topic: topic, Epoch: in.Epoch, Share: in.Share, Tokens: in.tokens, Flex: in.Flex}, known
 }
 
-// Missing: the node does not have the topic, though it may have been prepared.
-// Its share stays ours; the tokens that its bucket held are gone.
+// Missing records that the node does not have the topic. The share stays; the tokens in the topic's
+// bucket are lost.
 func (h *Holdings) Missing(topic string) {
 	if in := h.topics[topic]; in.Prepared {
 		h.put(topic, Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex})
 	}
 }
 
-// Vanished: the node turned out not to have the topic that g is for.
+// Vanished records that the node does not have the topic of g, and keeps g for later.
 func (h *Holdings) Vanished(g Grant) (released tokenbucket.Tokens) {
 	h.Removed(g.Topic)
 	return h.Keep(g)
 }
 
-// GivenUp: nothing is held of the topic any more. The node still has the topic if it was
-// prepared, so the next grant is for the node.
+// GivenUp records that the topic's share is given up. A prepared topic stays prepared, so the next
+// grant goes to the node.
 func (h *Holdings) GivenUp(topic string) {
 	h.put(topic, Holding{Prepared: h.topics[topic].Prepared})
 }
 
-// Removed: the node does not have the topic any more.
+// Removed records that the node has removed the topic.
 func (h *Holdings) Removed(topic string) { h.put(topic, Holding{}) }
 
-// Lapse ends what the lease has ended, and returns the topics of which something
-// has. A new lease does not bring it back.
+// Lapse removes the shares that the lease has ended, and returns the topics. A new lease does not
+// restore the shares.
 func (h *Holdings) Lapse(flexOver, allOver bool) (topics []string) {
 	for _, name := range h.Topics() {
 		if h.LapseOne(name, flexOver, allOver) {
@@ -202,7 +196,7 @@ func (h *Holdings) Lapse(flexOver, allOver bool) (topics []string) {
 	return topics
 }
 
-// LapseOne is Lapse of one topic, and reports whether something of it has ended.
+// LapseOne is Lapse for one topic. It reports whether a part of the share has ended.
 func (h *Holdings) LapseOne(topic string, flexOver, allOver bool) bool {
 	in := h.topics[topic]
 	was := in.Share
@@ -220,8 +214,7 @@ func (h *Holdings) LapseOne(topic string, flexOver, allOver bool) bool {
 	return true
 }
 
-// Reconcile forgets prepared topics that do not exist, and returns what is
-// held, by topic.
+// Reconcile forgets prepared topics that do not exist, and returns all shares, sorted by topic.
 func (h *Holdings) Reconcile(exist []string) []Held {
 	there := make(map[string]bool, len(exist))
 	for _, name := range exist {

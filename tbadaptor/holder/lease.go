@@ -6,31 +6,30 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// shortestRenewal bounds how often the adaptor is asked, whatever it says.
+// shortestRenewal is the minimum time between requests to the adaptor.
 const shortestRenewal = 5 * time.Millisecond
 
-// Lease is until when this process may use what it was granted without a word
-// from the adaptor. It counts from when the word was asked for: the adaptor
-// counts from when it heard the question, so that its lease ends later. The
-// zero value is one that never began.
+// Lease is the time for which this process may use its grants without contact to the adaptor. The lease
+// starts with the request. The adaptor counts from the receipt of the request, so the adaptor's lease
+// ends later. The zero Lease never began.
 type Lease struct {
 	Strict bool
-	// Asked is when the last request went out.
+	// Asked is the time of the last request.
 	Asked mono.Time
-	// The ends; FlexUntil <= until.
+	// Ends of the lease; FlexUntil <= until.
 	FlexUntil, until mono.Time
-	Length           time.Duration // of flexible parts; 0: not known yet
-	// Heard is when the newest word came, and Sent what it said of its sending; 0: none
-	// that the adaptor may count on.
+	Length           time.Duration // length of the flexible lease; 0: unknown
+	// Heard is when the newest answer came. Sent is the adaptor's time of sending it; 0: no answer that
+	// the adaptor may count on.
 	Heard mono.Time
 	Sent  uint64
-	// Noted is what the store says of the process being alone.
+	// Noted: the store has a note that the process is alone (see Alone).
 	Noted bool
 }
 
-// Alone is when a process after this one may go on with its bases, if it ends without
-// another word. The adaptor, which takes those of one that is proven to have ended, does
-// so for half of that time.
+// Alone returns the time from which a later process may use this process's bases, if this process ends
+// without another answer. The adaptor accepts proof of this process's end, which frees the bases, only
+// for half of this time.
 func (l *Lease) Alone() mono.Time {
 	if l.Length == 0 || l.Strict {
 		return mono.Never
@@ -38,14 +37,15 @@ func (l *Lease) Alone() mono.Time {
 	return l.Heard.Add(2 * l.Length)
 }
 
-// Renew takes the answer to a request made at the time of at.
+// Renew applies the answer to a request made at at.
 func (l *Lease) Renew(at mono.Time, flex, session time.Duration) {
 	l.FlexUntil = max(l.FlexUntil, at.Add(flex))
 	l.until = max(l.until, at.Add(session))
 	l.Length = flex
 }
 
-// Ends are those of a grant: a base of a broker that goes on has none.
+// Ends returns the ends of flexible parts and bases. The base of a broker that is not Strict never
+// ends.
 func (l *Lease) Ends() (flexUntil, until mono.Time) {
 	if l.Strict {
 		return l.FlexUntil, l.until
@@ -53,13 +53,13 @@ func (l *Lease) Ends() (flexUntil, until mono.Time) {
 	return l.FlexUntil, mono.Never
 }
 
-// Over says what has ended by now.
+// Over reports which parts have ended by now.
 func (l *Lease) Over(now mono.Time) (flex, all bool) {
 	flexUntil, until := l.Ends()
 	return !now.Before(flexUntil), !now.Before(until)
 }
 
-// Request is when the next request is due: four fit into a lease.
+// Request returns when the next request is due: four requests fit into a lease.
 func (l *Lease) Request() mono.Time {
 	if l.Length == 0 {
 		return mono.Never

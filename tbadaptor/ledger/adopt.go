@@ -7,15 +7,13 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Adopt puts a contract under the ledger's care of which an earlier ledger may have
-// granted parts, to the brokers named in initial and to others. No share grows
-// before each of them has said what it holds, or was forgotten. Then what the
-// brokers hold stays as it is, as far as it makes up the contract; where it does
-// not, they get initial. Tokens are only earned.
+// Adopt adds a contract that an earlier ledger may have granted, to the brokers in initial and to the
+// brokers in others. No share grows until each of these brokers has reported its share or was
+// forgotten. If the reported shares make up the contract, they stay; otherwise the brokers get initial.
+// Adopt creates no tokens: buckets earn them.
 //
-// A contract that the ledger knows is left as it is. It fails with *Conflict if
-// the topic has another one, with *Busy if brokers still hold shares of one that
-// was removed.
+// A known contract stays unchanged. Adopt fails with *Conflict if the topic has another contract, and
+// with *Busy if brokers still hold shares of a removed contract.
 func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, others []string) ([]Grant, error) {
 	t, target, err := l.enter(name, terms, initial)
 	switch {
@@ -31,13 +29,14 @@ func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, other
 	return l.replace(t, terms, target), nil
 }
 
-// Change gives a topic another contract, and the shares that go with it; a broker
-// that is not named is meant to have none. Decreases go first, so while a contract
-// shrinks the old one holds until its brokers have acknowledged theirs; one that
-// grows comes without tokens, which are only earned. A contract that the ledger does
-// not know, or that awaits a broker still, is one that an earlier ledger granted. Until these
-// brokers and others were heard, shares grow only as far as terms.Former proves that there is
-// room. Change fails with *Busy if brokers still hold shares of a removed contract.
+// Change gives a topic another contract with new shares. A broker that is not in target gets no share.
+// Decreases go first: while a contract shrinks, the old contract holds until the brokers have
+// acknowledged their decreases. A contract that grows gets no tokens; buckets earn them.
+//
+// If the ledger does not know the contract, or still awaits a broker, an earlier ledger granted the old
+// shares. Until the awaited brokers and others were heard, shares grow only as far as terms.Former
+// proves that there is room. Change fails with *Busy if brokers still hold shares of a removed
+// contract.
 func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, others []string) ([]Grant, error) {
 	t, sorted, err := l.enter(name, terms, target)
 	switch {
@@ -52,7 +51,7 @@ func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, other
 	return l.replace(t, terms, sorted), nil
 }
 
-// replace puts other terms in force. Requires: checked; target sorted.
+// replace puts new terms in force. Requires: terms are checked; target is sorted.
 func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant {
 	adopted := t.contract.IsZero() || len(t.awaited) > 0
 	t.contract, t.flex, t.initial = terms.Contract, terms.Flex, target
@@ -69,7 +68,7 @@ func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant
 	return l.resume(t)
 }
 
-// await has a topic wait for those of the brokers that were not heard.
+// await makes a topic wait for the given brokers that have not been heard.
 func (l *Ledger) await(t *topic, brokers []string) {
 	for _, id := range brokers {
 		if i, there := slices.BinarySearch(t.awaited, id); !there && !l.heard[id] {
@@ -79,9 +78,9 @@ func (l *Ledger) await(t *topic, brokers []string) {
 	}
 }
 
-// bound notes that all brokers together used at most total when the earlier ledger ended. Since
-// then shares have only shrunk: a broker that was heard used at least what it holds now, and the
-// awaited brokers used, and use, at most the rest.
+// bound computes unheard from total, the most that all brokers together used when the earlier ledger
+// ended. Since then shares have only shrunk. A heard broker used at least its present share then, so
+// the awaited brokers used, and use, at most the rest.
 func (l *Ledger) bound(t *topic, total tokenbucket.Share) {
 	for _, m := range t.members {
 		if l.heard[m.broker] {
@@ -91,22 +90,22 @@ func (l *Ledger) bound(t *topic, total tokenbucket.Share) {
 	t.noteUnheard(total)
 }
 
-// found notes the share that an awaited broker holds.
+// found subtracts the share that an awaited broker reports from unheard.
 func (t *topic) found(held tokenbucket.Share) {
 	if t.unheard != nil {
 		t.noteUnheard(t.unheard.Less(held))
 	}
 }
 
-// noteUnheard sets unheard. If brokers hold more than the former total, the total is wrong, and
-// nothing is known of the awaited brokers.
+// noteUnheard sets unheard. If brokers hold more than the former total, the total is wrong, and the
+// share of the awaited brokers is unknown.
 func (t *topic) noteUnheard(rest tokenbucket.Share) {
 	if t.unheard = &rest; rest.Rate < 0 || rest.Burst < 0 {
 		t.unheard = nil
 	}
 }
 
-// hear notes that it is known what a broker holds, and resumes what waited for it.
+// hear records that a broker's shares are known, and resumes the topics that awaited the broker.
 func (l *Ledger) hear(id string) (grants []Grant) {
 	if l.heard[id] {
 		return nil
@@ -120,7 +119,7 @@ func (l *Ledger) hear(id string) (grants []Grant) {
 	return grants
 }
 
-// resume begins to grant an adopted contract once all its brokers were heard.
+// resume starts granting an adopted contract once all its brokers were heard.
 func (l *Ledger) resume(t *topic) []Grant {
 	if len(t.awaited) > 0 || t.removing {
 		return l.advance(t)
@@ -132,11 +131,13 @@ func (l *Ledger) resume(t *topic) []Grant {
 	return l.advance(t)
 }
 
-// kept returns what the brokers of an adopted contract hold, and what is missing to
-// the contract in proportion to it: flexible parts that have ended, or a share that
-// was on its way from one to another. So what was tuned stays as it is. nil: a
-// broker that is meant to have a share holds nothing, another one holds something,
-// or all hold more than the contract.
+// kept returns the shares of the brokers of an adopted contract, so that tuned shares stay. If the
+// shares do not sum to the contract, kept adds the rest in proportion: ended flexible parts, or a share
+// in transit between brokers. It returns nil in any of these cases:
+//   - a broker with a target holds nothing
+//   - a broker without a target holds something
+//   - the brokers together hold more than the contract
+//   - a broker's reserved share differs from its acknowledged share
 func (l *Ledger) kept(t *topic) []share.Assigned {
 	left := t.contract
 	var held []share.Load

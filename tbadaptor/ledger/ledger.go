@@ -14,25 +14,23 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Ledger is a plain value with one owner; it is not safe for concurrent use.
-// Every method either fails and changes nothing, or returns the grants to be
-// sent now, in the order of topic, broker. Grants go only to connected brokers,
-// and at most one per topic and broker is unacknowledged. What is lost on the
-// way within a session can be had again with Outstanding; to send a grant
-// twice is harmless.
+// Ledger is a plain value with one owner; it is not safe for concurrent use. Every method either fails
+// and changes nothing, or returns the grants to send now, ordered by topic and broker. Grants go only
+// to connected brokers. Each topic and broker has at most one unacknowledged grant. Outstanding returns
+// grants that were lost within a session; sending a grant twice is harmless.
 type Ledger struct {
 	leases  Leases // set once
 	epoch   uint64 // of the newest grant
 	brokers map[string]*broker
 	topics  map[string]*topic
-	// memberships are the topics that each broker is a member of, awaiting those that
-	// await it, so that one of a thousand brokers is not looked for in every topic.
+	// memberships has the topics of which each broker is a member. awaiting has the topics that await
+	// each broker. Both avoid a search through every topic for a broker.
 	//
-	// Invariant: memberships[b][t.name] == t just if t.member(b) != nil, and
-	// awaiting[b][t.name] == t just if b is in t.awaited.
+	// Invariant: memberships[b][t.name] == t if and only if t.member(b) != nil, and awaiting[b][t.name]
+	// == t if and only if b is in t.awaited.
 	memberships, awaiting byBroker
-	// heard has the brokers that have said what they hold, or were forgotten,
-	// since New: what another one holds, an earlier ledger granted.
+	// heard has the brokers that have reported shares, or were forgotten, since New. Shares of other
+	// brokers were granted by an earlier ledger.
 	heard map[string]bool
 }
 
@@ -40,22 +38,21 @@ type broker struct {
 	owner     identity.Owner // the process that the id belongs to
 	connected bool
 	policy    Policy
-	// renewed is when its lease was last renewed.
+	// renewed is the time of the last renewal of the lease.
 	renewed mono.Time
-	// heard is when the newest renewal was sent that this instance is known to have got;
-	// 0: none.
+	// heard is the sending time of the newest renewal known to have reached this instance; 0: none.
 	heard mono.Time
-	// waning: it said that its lease ended there. It is granted nothing before
-	// the next renewal: it would say so again, and again.
+	// waning: the broker reported the end of its lease. It gets no grants before the next renewal,
+	// because it would report the end of the lease again for each grant.
 	waning bool
-	// flexOver: its lease has ended since; it uses its bases at most. So it
-	// stays until its next hello.
+	// flexOver: the lease has ended since the last hello; the broker uses at most its bases until its
+	// next hello.
 	flexOver bool
-	// baseOver: it was Strict and uses nothing any more, or it is presumed dead.
+	// baseOver: the broker was Strict and uses nothing any more, or it is presumed dead or proven dead.
 	baseOver bool
 }
 
-// byBroker is topics by broker and name.
+// byBroker maps a broker and a topic name to the topic.
 type byBroker map[string]map[string]*topic
 
 func (m byBroker) add(id string, t *topic) {
@@ -72,28 +69,28 @@ func (m byBroker) remove(id string, t *topic) {
 	}
 }
 
-// of returns a broker's topics, by name; they may come and go while the caller goes
-// through them.
+// of returns a broker's topics, sorted by name. The caller may change m while it ranges over the
+// result.
 func (m byBroker) of(id string) []*topic {
 	return slices.SortedFunc(maps.Values(m[id]), func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
 }
 
 type topic struct {
 	name     string
-	contract tokenbucket.Share // zero: brokers report it, it was not set
+	contract tokenbucket.Share // zero: not set, but brokers report shares of it
 	removing bool
-	flex     Permille         // of each share
-	initial  []share.Assigned // as given to SetContract last, sorted
+	flex     Permille         // flexible part of each share
+	initial  []share.Assigned // last argument of SetContract, Adopt or Change, sorted
 	pool     tokenbucket.Tokens
-	members  []*member // sorted by broker
-	// awaited are the brokers that may hold a part of an adopted contract and have
-	// not been heard, sorted.
+	members  []*member
+	// awaited has the brokers that may hold a part of an adopted contract and have not been heard,
+	// sorted.
 	awaited []string
-	// unheard is the most that the awaited brokers together may be using. It is nil as long
-	// as no former total is known (Terms.Former): then shares only shrink.
+	// unheard is the most that the awaited brokers together may be using. It is nil if no former total
+	// is known (Terms.Former): then shares only shrink.
 	unheard *tokenbucket.Share
-	// keep: shares stay as the brokers report them, if these make up the contract. So
-	// nothing shrinks while brokers are awaited, unless the reports exceed the contract.
+	// keep: shares stay as the brokers report them, if the reports make up the contract. So no share
+	// shrinks while brokers are awaited, unless the reports exceed the contract.
 	keep bool
 }
 
@@ -101,14 +98,14 @@ type member struct {
 	broker string
 	target tokenbucket.Share
 	acked  holding
-	// Epoch of acked; 0: never held anything.
+	// Epoch of acked; 0: the broker never held a share.
 	ackedEpoch uint64
-	// pending is the one grant that is not acknowledged yet; Epoch 0: none.
-	// Invariant: pending.Epoch == 0 or pending.Epoch > ackedEpoch.
+	// pending is the unacknowledged grant; Epoch 0: none. Invariant: pending.Epoch == 0 or
+	// pending.Epoch > ackedEpoch.
 	pending Grant
 }
 
-// holding is a share, and the part of it that does not end with a lease.
+// holding is a share, and its base, which does not end with the flexible lease.
 //
 // Invariant: base <= share, in rate and in burst.
 type holding struct{ share, base tokenbucket.Share }
@@ -137,9 +134,9 @@ func smaller(a, b tokenbucket.Share) tokenbucket.Share {
 
 // New returns an empty ledger whose grants have epochs above epoch.
 //
-// Requires: epoch is at least that of every grant that an earlier ledger made
-// to the same brokers, e.g. the wall clock in nanoseconds at start. Otherwise a
-// broker could take a new grant for an old one and ignore it.
+// Requires: epoch is at least the epoch of every grant by earlier ledgers to the same brokers; the wall
+// clock at start in nanoseconds will do. Otherwise a broker could take a new grant for an old grant and
+// ignore it.
 func New(epoch uint64, leases Leases) *Ledger {
 	if err := leases.Validate(); err != nil {
 		panic("ledger: " + err.Error())
@@ -147,15 +144,13 @@ func New(epoch uint64, leases Leases) *Ledger {
 	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: byBroker{}, awaiting: byBroker{}, heard: map[string]bool{}}
 }
 
-// SetContract puts a contract that is new under the ledger's care, with the shares
-// its brokers start with; these may not sum to more than the contract. Brokers need
-// not be connected: a grant follows when they say hello. View tells when the
+// SetContract adds a new contract with the initial shares of its brokers, which may not sum to more
+// than the contract. Brokers need not be connected: a hello brings their grants. View tells whether the
 // topic is Settled.
 //
-// Repeating it with the same arguments does nothing, even if
-// the shares were retuned since. With the same contract and other initial
-// shares it is Propose. It fails with *Conflict if the topic has another
-// contract, with *Busy if brokers still hold shares of a removed one.
+// A repeated call with the same arguments does nothing, even if the shares were retuned since. A call
+// with the same contract and other initial shares acts like Propose. SetContract fails with *Conflict
+// if the topic has another contract, and with *Busy if brokers still hold shares of a removed contract.
 func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned) ([]Grant, error) {
 	_, used := l.topics[name]
 	t, target, err := l.enter(name, terms, initial)
@@ -163,7 +158,7 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 	case err != nil:
 		return nil, err
 	case t.contract.IsZero():
-		if t.contract = terms.Contract; !used { // else the pool stays empty
+		if t.contract = terms.Contract; !used { // brokers report shares: the pool stays empty
 			t.pool = tokenbucket.Tokens(terms.Contract.Burst) * tokenbucket.Token
 		}
 	case t.contract != terms.Contract:
@@ -174,7 +169,7 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 	return l.replace(t, terms, target), nil
 }
 
-// enter returns the topic of a contract, with no contract yet if it is new, and its target
+// enter checks the arguments. It returns the topic, creating a new topic without a contract, and target
 // sorted by broker.
 func (l *Ledger) enter(name string, terms Terms, target []share.Assigned) (t *topic, sorted []share.Assigned, err error) {
 	if sorted, err = checkContract(name, terms, target); err != nil {
@@ -190,7 +185,7 @@ func (l *Ledger) enter(name string, terms Terms, target []share.Assigned) (t *to
 	return t, sorted, nil
 }
 
-// checkContract returns initial, sorted by broker.
+// checkContract checks the terms and returns initial sorted by broker.
 func checkContract(name string, terms Terms, initial []share.Assigned) ([]share.Assigned, error) {
 	if name == "" {
 		return nil, fmt.Errorf("a contract without a topic")
@@ -211,14 +206,12 @@ func checkContract(name string, terms Terms, initial []share.Assigned) ([]share.
 	return target, nil
 }
 
-// Propose sets the shares that the topic's brokers are meant to have; a broker
-// that is not named is meant to have none. They may not sum to more than the
-// contract. Decreases are granted at once, increases as far as decreases were
-// acknowledged, the rest by and by as more of them are. While a broker is
-// disconnected its part stays reserved, and if that is more than its target,
-// others come short: the caller can leave it what TopicView says is
-// Reserved. A new proposal replaces the one before. While the topic awaits a
-// broker it does nothing: what it holds is not known.
+// Propose sets the target shares of the topic's brokers; a broker that is not named gets no share. The
+// shares may not sum to more than the contract. Decreases are granted at once. Increases follow as
+// decreases are acknowledged. A disconnected broker's share stays reserved. If this is more than the
+// broker's target, other brokers get less; to avoid this the caller can propose the broker's Reserved
+// share (TopicView). A new proposal replaces the previous proposal. While the topic awaits a broker,
+// whose share is unknown, Propose does nothing.
 func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) {
 	t := l.topics[name]
 	if t == nil || t.removing || t.contract.IsZero() {
@@ -235,10 +228,10 @@ func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) 
 	return l.advance(t), nil
 }
 
-// Remove ends a contract: every broker's share becomes zero. The ledger forgets the topic
-// once every broker has acknowledged that. The brokers in others may hold shares that an
-// earlier ledger granted: the ledger also waits until each of them was heard, was forgotten,
-// or has lost its lease. Harmless if the topic is unknown.
+// Remove ends a contract: every broker's share becomes zero. The ledger forgets the topic once every
+// broker has acknowledged this. The brokers in others may hold shares that an earlier ledger granted:
+// the ledger also waits until each of them was heard, was forgotten, or has lost its lease. Removing an
+// unknown topic does nothing.
 func (l *Ledger) Remove(name string, others []string) []Grant {
 	t := l.topics[name]
 	if t == nil {
@@ -254,18 +247,19 @@ func (l *Ledger) Remove(name string, others []string) []Grant {
 	return l.advance(t)
 }
 
-// Hello begins a session of a broker; a session it had is over. s.Held is
-// everything it holds, and what is not in it, it does not hold. An instance that
-// differs from the broker's last one is a new process: the old one holds nothing
-// any more, the new one what it reports (the bases that the old one left it).
-// The broker's lease is renewed, for shares that have not lapsed before.
+// Hello begins a session of a broker and ends its previous session. s.Held lists every share that the
+// broker holds. If the instance differs from the broker's last instance, the process is new: the old
+// process holds nothing any more, and the new process holds the reported shares (the bases that the old
+// process left). Hello renews the broker's lease, except for shares that have already lapsed.
 //
-// A broker's id belongs to one process at a time (internal/identity). Hello fails with
-// identity.ErrReplaced if the process has said a later hello, which may have overtaken this
-// one; with *identity.InUse if the id belongs to another process that may live; with
-// *identity.Lost if the id belongs to a later process. A process may live while the process
-// has a session, and then until its lease is over: that of a Strict broker's base,
-// and that of the flexible parts of any other one, whose bases go to the process after it.
+// A broker's id belongs to one process at a time (internal/identity). Hello fails
+//   - with identity.ErrReplaced if the process has said a later hello (the two may have crossed)
+//   - with *identity.InUse if the id belongs to another process that may live
+//   - with *identity.Lost if the id belongs to a later process
+//
+// A process may live while it has a session, and afterwards until its lease is over: for a Strict
+// broker the lease of the base, for other brokers the lease of the flexible parts. The bases of other
+// brokers pass to the next process.
 func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	id := s.Broker
 	reported, err := checkSession(s)
@@ -283,8 +277,8 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	same := b.owner.Said.Process == s.Said.Process
 	b.owner.Take(process)
 	l.brokers[id] = b
-	// Its report may be older than the end of its lease, which it has seen, too,
-	// by now: what ended with that does not come back.
+	// The report may be older than the end of the lease, which the broker has noticed by now, too.
+	// Shares that ended with the lease do not come back.
 	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
 	b.connected, b.policy = true, s.Policy
 	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
@@ -308,10 +302,10 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		h, holds := reported[t.name]
 		m := t.member(id)
 		if p := m.pending; p.Epoch != 0 {
-			// Not applied, and never will be: its tokens still exist. Where the
-			// broker does not say, it may have applied the grant and dropped
-			// the topic since: they are given up. So they are where its lease
-			// has ended, and their room may be another's.
+			// The broker has not applied the pending grant and never will, so the grant's tokens return
+			// to the pool. If the broker does not report the topic, it may have applied the grant and
+			// dropped the topic since: then the tokens are lost. They are also lost if the lease has
+			// ended, because another broker may have the room.
 			if same && holds && h.Epoch < p.Epoch && !flexOver {
 				t.pool += p.Tokens
 			}
@@ -332,8 +326,8 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	return append(grants, l.hear(id)...), nil
 }
 
-// mayLive reports whether the process that a broker's id belongs to may live at now, if
-// nothing proves its end.
+// mayLive reports whether the process that the broker's id belongs to may live at now, without proof of
+// its end.
 func (l *Ledger) mayLive(b *broker, now mono.Time) bool {
 	lease := l.leases.Flex
 	switch {
@@ -347,8 +341,8 @@ func (l *Ledger) mayLive(b *broker, now mono.Time) bool {
 	return b.connected || now.Sub(b.renewed) <= lease+l.leases.ClockBound
 }
 
-// MaxEpoch bounds what a broker may say of its grants, so that no grant's epoch ever begins
-// at 0 again: all brokers would take it for an old one.
+// MaxEpoch is the maximum epoch that a broker may report. It keeps epochs from overflowing to 0, where
+// all brokers would take new grants for old grants.
 const MaxEpoch = math.MaxInt64
 
 func checkSession(s Session) (map[string]Held, error) {
@@ -380,10 +374,9 @@ func checkSession(s Session) (map[string]Held, error) {
 	return reported, nil
 }
 
-// Renew renews the lease of a broker, of which a request was heard at now, and
-// reports whether it has: not without a session, or with one that has ended with
-// its lease. Only then may the broker be told so, before it is sent the grants.
-// Requires: the request came in the session that said hello last.
+// Renew renews the lease of a broker that sent a request at now. It returns false if the broker has no
+// session, or the session has ended with its lease. The caller must tell the broker about the renewal
+// before it sends the grants. Requires: the request came in the session of the last hello.
 func (l *Ledger) Renew(id string, now mono.Time) (renewed bool, grants []Grant) {
 	b := l.brokers[id]
 	if b == nil || !b.connected {
@@ -397,9 +390,8 @@ func (l *Ledger) Renew(id string, now mono.Time) (renewed bool, grants []Grant) 
 	return true, grants
 }
 
-// Expire ends the leases that are over at now, and says whose. What they had
-// reserved goes to others. A broker that is awaited has been silent at least since
-// the first call.
+// Expire ends the leases that are over at now and returns them. Their reserved shares go to other
+// brokers. An awaited broker counts as silent since the first call of Expire.
 func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	// order: each by itself
 	for id := range l.awaiting {
@@ -412,7 +404,7 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
 		if b.owner.Said.Process == "" && b.renewed == 0 {
-			continue // it has not been heard, and Strict is all that was said of it
+			continue // not heard; only its Strict policy is known
 		}
 		past := func(lease time.Duration) bool {
 			return lease > 0 && now.Sub(b.renewed) > lease+l.leases.ClockBound
@@ -434,7 +426,7 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 			lapses = append(lapses, lapse)
 		}
 	}
-	for _, lapse := range lapses { // not before: one of them must not get what another had
+	for _, lapse := range lapses { // after all leases ended: no lapsed broker may get another's share
 		grants = append(grants, l.advanceAll(lapse.Broker)...)
 		if lapse.Base {
 			grants = append(grants, l.hear(lapse.Broker)...)
@@ -443,7 +435,7 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	return lapses, grants
 }
 
-// clear says that a broker holds nothing.
+// clear sets all shares of a broker to zero.
 func (l *Ledger) clear(id string) {
 	// order: each topic is cleared by itself
 	for _, t := range l.memberships[id] {
@@ -452,7 +444,7 @@ func (l *Ledger) clear(id string) {
 	}
 }
 
-// advanceAll is advance for all topics of a broker.
+// advanceAll calls advance for all topics of a broker.
 func (l *Ledger) advanceAll(id string) (grants []Grant) {
 	for _, t := range l.memberships.of(id) {
 		grants = append(grants, l.advance(t)...)
@@ -460,9 +452,8 @@ func (l *Ledger) advanceAll(id string) (grants []Grant) {
 	return grants
 }
 
-// Disconnect ends a broker's session. It keeps what it holds and what it was
-// granted. Requires: the session is the one that said hello last; one that was
-// replaced before has ended already. Harmless if unknown.
+// Disconnect ends a broker's session. The broker keeps its shares and its pending grants. Requires: the
+// session is the session of the last hello. Harmless if the broker is unknown.
 func (l *Ledger) Disconnect(id string) []Grant {
 	b := l.brokers[id]
 	if b == nil || !b.connected {
@@ -472,10 +463,9 @@ func (l *Ledger) Disconnect(id string) []Grant {
 	return l.advanceAll(id)
 }
 
-// Forget takes an operator's word that the broker's process has
-// ended and will not come back as the same instance: what it held, which it
-// returns by topic, is free again. It fails with ErrConnected while the broker has a
-// session, with ErrUnknownBroker if it is no topic's member and not awaited.
+// Forget records an operator's statement that the broker's process has ended and will not return as the
+// same instance. Forget frees the broker's shares and returns them by topic. It fails with ErrConnected
+// while the broker has a session, and with ErrUnknownBroker if no topic has or awaits the broker.
 func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	b := l.brokers[id]
 	if b != nil && b.connected {
@@ -490,7 +480,8 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	return freed, append(l.advanceAll(id), l.hear(id)...), nil
 }
 
-// freeing returns what is reserved for a broker, by topic, and whether a topic knows it.
+// freeing returns the shares reserved for a broker, by topic, and whether any topic has or awaits the
+// broker.
 func (l *Ledger) freeing(id string) (freed []Freed, known bool) {
 	for _, t := range l.memberships.of(id) {
 		if reserved := l.reserve(t.member(id)); !reserved.IsZero() && l.awaiting[id][t.name] == nil {
@@ -504,21 +495,21 @@ func (l *Ledger) freeing(id string) (freed []Freed, known bool) {
 	return freed, len(l.memberships[id])+len(l.awaiting[id]) > 0
 }
 
-// Heard says that the broker has got the renewal that was sent then, and that a process
-// after this one would not go on with its bases if it ended just after that.
+// Heard records that the broker received the renewal sent at sent. Requires: if the broker's process
+// ended right afterwards, the next process would not use its bases.
 func (l *Ledger) Heard(id string, sent mono.Time) {
 	if b := l.brokers[id]; b != nil && b.connected {
 		b.heard = max(b.heard, sent)
 	}
 }
 
-// Ended takes the evidence that the broker's process of this instance has ended: what it
-// held, which it returns by topic, is free. A process after it must not use that. It
-// does not before it has been granted it anew, unless the one that ended had been
-// without a renewal for 2 * Leases.Flex, and noted that on its disk: so the evidence
-// counts only for half that time since one that it has got. It fails with
-// ErrUnknownBroker if this is not the broker's latest instance, with ErrConnected while
-// it has a session, with ErrMayGoOn.
+// Ended records that the given instance of a broker's process has exited. The ledger frees the shares
+// that the process held and returns them by topic. A restarted process must not use a freed share until
+// the ledger grants the share again. The restarted process uses the old bases only if the old process
+// had no renewal for 2 * Leases.Flex and noted this on disk. So Ended is valid only within Flex after a
+// renewal that the process received. Ended fails with ErrUnknownBroker if the instance is not the
+// broker's latest, with ErrConnected while the broker has a session, and with ErrMayGoOn if a restarted
+// process may use the bases.
 func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, error) {
 	b := l.brokers[id]
 	var err error
@@ -541,8 +532,8 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 	return freed, l.advanceAll(id), nil
 }
 
-// Strict says that these brokers were Strict when they were heard last, by an earlier
-// ledger: nothing that one of them holds outlives its lease.
+// Strict records that the given brokers were Strict when an earlier ledger last heard them: no share of
+// these brokers outlives the lease.
 func (l *Ledger) Strict(ids []string) {
 	for _, id := range ids {
 		switch b := l.brokers[id]; {
@@ -555,8 +546,8 @@ func (l *Ledger) Strict(ids []string) {
 	}
 }
 
-// Freed returns the brokers that have no session and hold nothing, because their
-// leases are over or they were forgotten, by id.
+// Freed returns the ids of the brokers without a session and without shares, because of an ended lease
+// or a Forget. Sorted.
 func (l *Ledger) Freed() []string {
 	var ids []string
 	for _, id := range slices.Sorted(maps.Keys(l.heard)) {
@@ -567,14 +558,11 @@ func (l *Ledger) Freed() []string {
 	return ids
 }
 
-// Ack says that the grant of this epoch is in force at the broker, and that its
-// bucket gave up released tokens for it. got is the share granted, or what is
-// left of it where a lease has ended meanwhile: its base, or nothing. A broker
-// says the latter also of a grant it has acknowledged, when the lease ends.
+// Ack records that a grant is in force at the broker, and that the broker's bucket released the given
+// tokens. got is the granted share. If a lease has ended meanwhile, got is the base, or zero. When a
+// lease ends, the broker may also send such an Ack for a grant that it has already acknowledged.
 //
-// What is neither of the one grant that is waited for, nor says less of the one
-// acknowledged last, is late or a duplicate, and does nothing. It fails if it
-// contradicts the grant.
+// Any other Ack is late or a duplicate and does nothing. Ack fails if its values contradict the grant.
 func (l *Ledger) Ack(id, name string, epoch uint64, got tokenbucket.Share, released tokenbucket.Tokens) ([]Grant, error) {
 	if epoch > l.epoch {
 		return nil, fmt.Errorf("broker %q acknowledges epoch %d of topic %q, the newest is %d", id, epoch, name, l.epoch)
@@ -610,9 +598,9 @@ func (l *Ledger) Ack(id, name string, epoch uint64, got tokenbucket.Share, relea
 	return l.advance(t), nil
 }
 
-// Settle has grants, and those that follow from them, in force at once, as brokers that
-// are near would. apply returns what the bucket gave up; false: the broker does not hear
-// of it.
+// Settle applies grants, and the grants that follow from them, at once, as brokers without network
+// delay would. apply returns the tokens that the bucket released, or false if the broker does not
+// receive the grant.
 func (l *Ledger) Settle(grants []Grant, apply func(Grant) (tokenbucket.Tokens, bool)) error {
 	for len(grants) > 0 {
 		g := grants[0]
@@ -645,7 +633,7 @@ func (l *Ledger) View() []TopicView {
 	return views
 }
 
-// Topic returns a copy of one topic, and whether the ledger knows it.
+// Topic returns a copy of a topic, and whether the ledger knows the topic.
 func (l *Ledger) Topic(name string) (TopicView, bool) {
 	t := l.topics[name]
 	if t == nil {
@@ -677,9 +665,9 @@ func (l *Ledger) view(t *topic) TopicView {
 	return v
 }
 
-// Ends returns when everything that a Strict broker holds is over, unless its lease is
-// renewed before. known is false for a broker that goes on, and for one whose lease has not
-// begun: an awaited one before Expire.
+// Ends returns when everything that a Strict broker holds is over, unless its lease is renewed before.
+// known is false if the broker is not Strict, or if its lease has not begun: an awaited broker before
+// Expire.
 func (l *Ledger) Ends(id string) (at mono.Time, known bool) {
 	b := l.brokers[id]
 	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.owner.Said.Process == "" && b.renewed == 0 {
@@ -694,18 +682,18 @@ func (l *Ledger) Connected(id string) bool {
 	return b != nil && b.connected
 }
 
-// advance grants what can be granted now, and forgets members, and in the end
-// the topic, that hold nothing and are meant to hold nothing.
+// advance makes all grants that are possible now. It removes members without a share and without a
+// target, and in the end the topic.
 //
-// While a broker is awaited, its share is unknown. Members fall to their targets at once. They
-// grow by what is free if the awaited brokers hold as much as they can (topic.unheard).
+// While a broker is awaited, its share is unknown. Members fall to their targets at once. Members grow
+// by the share that is free even if the awaited brokers hold their maximum (topic.unheard).
 func (l *Ledger) advance(t *topic) []Grant {
 	adopting := len(t.awaited) > 0 && !t.removing
 	if adopting && t.keep {
 		if !l.exceeded(t) {
 			return nil
 		}
-		t.keep = false // whatever the awaited brokers hold, the shares do not make up the contract
+		t.keep = false // the shares exceed the contract, whatever the awaited brokers hold
 	}
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
 		gone := m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
@@ -719,13 +707,13 @@ func (l *Ledger) advance(t *topic) []Grant {
 		return nil
 	}
 	if t.contract.IsZero() && !t.removing {
-		return nil // not set: brokers keep what they hold
+		return nil // not set: brokers keep their shares
 	}
 
-	// Every connected member that owes no acknowledgement falls to its target
-	// where it is above, and asks for the rest where it is below.
+	// Each connected member without a pending grant falls to its target if above the target, and asks
+	// for the difference if below.
 	var moves []*move
-	decreasing := false // a decrease is, or is about to be, on its way
+	decreasing := false // a decrease is pending or about to be granted
 	for _, m := range t.members {
 		if !l.Connected(m.broker) || l.brokers[m.broker].waning {
 			continue
@@ -742,7 +730,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 		moves = append(moves, v)
 	}
 	free := l.free(t)
-	// Invariant (3), where a broker reported more than we knew of.
+	// Keeps invariant (3) if a broker reported more than the ledger knew.
 	t.pool = min(t.pool, tokenbucket.Tokens(free.Burst)*tokenbucket.Token)
 	if adopting && t.unheard == nil {
 		free = tokenbucket.Share{}
@@ -756,7 +744,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 		next.Rate += tokenbucket.Rate(rates[i])
 		next.Burst += bursts[i]
 		if next.Validate() != nil {
-			continue // half a share is none: it waits for the other half
+			continue // a share needs both a rate and a burst: wait for the other
 		}
 		base := l.base(t, v.member, next)
 		if (holding{next, base}) == v.member.acked {
@@ -775,9 +763,9 @@ func (l *Ledger) advance(t *topic) []Grant {
 	return grants
 }
 
-// base returns the part of m's next share that is not to end with its lease. To
-// change it costs the broker a write to its disk, so that one which is near
-// enough stays: what a broker loses with its lease is twice the flexible part at most.
+// base returns the part of m's next share that does not end with the flexible lease. Changing the base
+// costs the broker a disk write, so a base that is near enough stays. A broker then loses at most twice
+// the flexible part with its lease.
 func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.Share {
 	b := l.brokers[m.broker]
 	if next.IsZero() || t.flex == 0 || l.leases.Flex == 0 || b == nil || b.policy == Leaseless {
@@ -794,18 +782,17 @@ func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.S
 	return want
 }
 
-// move is a member's way from what it holds towards its target.
+// move is a step of a member from its present share towards its target.
 type move struct {
 	member *member
-	next   tokenbucket.Share // its share once it has given up what it is to give up
+	next   tokenbucket.Share // share after the decreases of this step
 }
 
-// allot divides free over what the moves need. If there is not enough and this
-// is all there will be, each gets its proportion, and the remainder goes to the first
-// that hold something. If more is to come, one
-// after the other gets all it needs, first those that hold nothing: in
-// proportion it would take a grant to each for each acknowledgement.
-// Postcondition: no move gets more than it needs, the sum is at most free.
+// allot divides free among the moves. If free is not enough and no more will come (last), each move
+// gets a proportional part, and the remainder goes to the first members that hold a share. If more will
+// come, each move in turn gets all it needs, members without a share first. A proportional division
+// would take a grant to each member for each acknowledgement. Postcondition: no move gets more than it
+// needs, and the sum is at most free.
 func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64 {
 	got := make([]int64, len(moves))
 	var sum int64
@@ -818,7 +805,7 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 			got[i] = share.MulDiv(free, need(v), sum)
 			rest -= got[i]
 		}
-		for i, v := range moves { // rest < len(moves): of each proportion less than 1 was cut off
+		for i, v := range moves { // rest < len(moves): each division rounds down by less than 1
 			if rest > 0 && got[i] < need(v) && !v.member.acked.share.IsZero() {
 				got[i]++
 				rest--
@@ -837,8 +824,8 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 	return got
 }
 
-// free returns the part of the contract that is reserved for no member, and that no awaited
-// broker can be using; never negative. An unknown part of awaited brokers is not subtracted.
+// free returns the part of the contract that is reserved for no member and that no awaited broker can
+// be using; never negative. If the part of the awaited brokers is unknown, it is not subtracted.
 func (l *Ledger) free(t *topic) tokenbucket.Share {
 	left := l.left(t)
 	if t.unheard != nil {
@@ -847,7 +834,8 @@ func (l *Ledger) free(t *topic) tokenbucket.Share {
 	return tokenbucket.Share{Rate: max(0, left.Rate), Burst: max(0, left.Burst)}
 }
 
-// left is the contract without what is reserved for members. It is negative where more is reserved than the contract.
+// left returns the contract minus the shares reserved for members. If the reserved shares exceed the
+// contract, left is negative.
 func (l *Ledger) left(t *topic) tokenbucket.Share {
 	left := t.contract
 	for _, m := range t.members {
@@ -862,7 +850,7 @@ func (l *Ledger) exceeded(t *topic) bool {
 	return left.Rate < 0 || left.Burst < 0
 }
 
-// aim sets the members' targets. Requires: target sorted and checked.
+// aim sets the members' targets. Requires: target is sorted and checked.
 func (l *Ledger) aim(t *topic, target []share.Assigned) {
 	for _, m := range t.members {
 		m.target = tokenbucket.Share{}
@@ -887,7 +875,7 @@ func (t *topic) member(id string) *member {
 	return nil
 }
 
-// insert makes a broker a member. Requires: it is none.
+// insert makes a broker a member. Requires: the broker is not a member.
 func (l *Ledger) insert(t *topic, id string) *member {
 	i, _ := t.find(id)
 	m := &member{broker: id}
@@ -896,7 +884,7 @@ func (l *Ledger) insert(t *topic, id string) *member {
 	return m
 }
 
-// holders returns the brokers that may be using something of t, sorted.
+// holders returns the brokers that may hold a share of t, sorted.
 func (l *Ledger) holders(t *topic) []string {
 	ids := slices.Clone(t.awaited)
 	for _, m := range t.members {
@@ -908,7 +896,7 @@ func (l *Ledger) holders(t *topic) []string {
 	return slices.Compact(ids)
 }
 
-// checkTarget returns target sorted by broker.
+// checkTarget checks target and returns it sorted by broker.
 func checkTarget(contract tokenbucket.Share, target []share.Assigned) ([]share.Assigned, error) {
 	sorted := slices.SortedStableFunc(slices.Values(target), func(a, b share.Assigned) int {
 		return cmp.Compare(a.Broker, b.Broker)

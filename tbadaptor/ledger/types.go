@@ -12,73 +12,69 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Grant is what a broker is to be told: from now on it holds Share.
+// Grant tells a broker the share that it holds from now on.
 type Grant struct {
 	Broker string
 	Topic  string
-	// Epoch is above that of every grant made before, of any topic.
+	// Epoch is above the epoch of every earlier grant, of any topic.
 	Epoch uint64
-	// Share replaces the one the broker holds; zero: it holds nothing.
+	// Share replaces the broker's share; zero: the broker holds nothing.
 	Share tokenbucket.Share
-	// Flex is the part of Share that ends with the broker's lease; the rest is
-	// its base.
+	// Flex is the part of Share that ends with the broker's lease; the rest is the base.
 	Flex tokenbucket.Share
-	// Tokens come on top of what the bucket holds (tokenbucket.Retune).
+	// Tokens are added to the tokens in the bucket (tokenbucket.Retune).
 	Tokens tokenbucket.Tokens
 }
 
-// Base returns what is left of the share when the broker's lease is over.
+// Base returns the share that remains when the broker's lease is over.
 func (g Grant) Base() tokenbucket.Share { return g.Share.Less(g.Flex) }
 
-// Session is what a broker says of itself at the beginning of a session.
+// Session is a broker's report at the start of a session.
 type Session struct {
 	Broker string
-	// Said is when the broker said so, and which process of the broker did.
-	Said mono.Said
-	// Place is where the process runs.
+	// Said identifies the broker's process and the time of the report.
+	Said   mono.Said
 	Place  identity.Place
 	Policy Policy
-	// Held is everything it holds.
+	// Held lists every share that the broker holds.
 	Held []Held
 }
 
-// Held is a share that a broker reports when it says hello.
+// Held is a share that a broker reports in its hello.
 type Held struct {
 	Topic string
-	// Share is all it holds, Flex what of it ends with its lease.
+	// Share is the whole share, Flex the part that ends with the lease.
 	Share, Flex tokenbucket.Share
-	// Epoch of the grant that gave it.
+	// Epoch is the epoch of the share's grant.
 	Epoch uint64
 }
 
-// Policy is what a broker does when its lease is gone for good.
+// Policy is a broker's behaviour when its lease is over.
 type Policy uint8
 
 const (
-	// Leaseless brokers know no leases: all they are granted is base, and theirs
-	// until they give it up.
+	// Leaseless brokers have no leases: the whole share is base, and stays reserved until the broker
+	// gives up the share.
 	Leaseless Policy = iota
-	// Available brokers go on with their base.
+	// Available brokers continue with their base.
 	Available
 	// Strict brokers stop when the session's lease is over.
 	Strict
 )
 
-// Leases are the times a broker may go on without a word from here. They are
-// counted by the broker from when it asked, and here from when it was answered,
-// which is no earlier.
+// Leases are the times that a broker may continue without hearing from the ledger. The broker counts
+// them from its request, the ledger from the (later) receipt of the request.
 type Leases struct {
-	// Flex is how long the flexible part of shares lasts; 0: nothing is
-	// flexible, every share is base.
+	// Flex is the lease of the flexible parts; 0: every share is all base.
 	Flex time.Duration
-	// Session is how long the base of a Strict broker lasts; >= Flex.
+	// Session is the lease of a Strict broker's base; >= Flex.
 	Session time.Duration
-	// ClockBound is by how much two clocks may have come apart after Session.
+	// ClockBound is the maximum drift between two clocks in Session.
 	ClockBound time.Duration
-	// PresumeDead is after how long without a word the base of an Available
-	// broker is granted to others, as if it were known to be dead. If it is
-	// not, the contract is exceeded by its base for as long as it is cut off. 0:
-	// never; then it takes Forget, or a new process under its id.
+	// PresumeDead is the silence after which an Available broker is presumed dead and its base is
+	// granted to other brokers. If the broker lives, the contract is exceeded by its base while the
+	// broker is disconnected. 0: never presumed dead; then only Forget or a new process with its id
+	// frees the base.
 	PresumeDead time.Duration
 }
 
@@ -94,89 +90,88 @@ func (l Leases) Validate() error {
 	return f.Err()
 }
 
-// Terms are what a contract is put under a ledger's care with.
+// Terms are the terms of a contract.
 type Terms struct {
 	Contract tokenbucket.Share
-	// Flex is the part of each share that ends with its broker's lease, as far
-	// as there are leases.
+	// Flex is the part of each share that ends with its broker's lease, if there are leases.
 	Flex Permille
-	// Former is the most that all brokers together may hold of what earlier ledgers granted.
-	// Zero: not known.
+	// Former is the most that all brokers together may hold from earlier ledgers' grants. Zero:
+	// unknown.
 	Former tokenbucket.Share
 }
 
 // Permille is a fraction in thousandths, 0 to 1000.
 type Permille int64
 
-// Lapse is a lease that is over.
+// Lapse is a lease that has ended.
 type Lapse struct {
 	Broker string
-	// Session: the broker's session ends with it. What it holds is not known any
-	// more until it says hello again.
+	// Session: the broker's session ended with the lease. The broker's share is unknown until the next
+	// hello.
 	Session bool
-	// Flex: the flexible parts of its shares are free; Base: all it held is.
+	// Flex: the flexible parts of the broker's shares are free. Base: its bases are free, too.
 	Flex, Base bool
 }
 
-// TopicView is a copy of what the ledger knows of a topic.
+// TopicView is a copy of the ledger's state of a topic.
 type TopicView struct {
 	Topic string
-	// Contract is zero for a topic that brokers report and that was not set.
+	// Contract is zero if brokers report the topic but no contract was set.
 	Contract tokenbucket.Share
-	// Removing: the contract was removed, some broker may still be using it.
+	// Removing: the contract was removed, but some broker may still be using it.
 	Removing bool
-	// Settled: every broker has acknowledged the share it is meant to have.
+	// Settled: every broker has acknowledged its target share.
 	Settled bool
-	// Awaited are the brokers that must say what they hold of an adopted contract, sorted.
-	// Until then shares grow only by what none of these brokers can hold.
+	// Awaited has the brokers that have yet to report their shares of an adopted contract, sorted.
+	// Until then other shares grow only by the part that no awaited broker can hold.
 	Awaited []string
-	// Pool is how many tokens wait for a share that grows.
+	// Pool is the number of tokens kept for shares that grow.
 	Pool tokenbucket.Tokens
-	// Members are sorted by broker.
+	// Members is sorted by broker.
 	Members []MemberView
 }
 
-// MemberView is a copy of what the ledger knows of one broker of a topic.
+// MemberView is a copy of the ledger's state of a broker in a topic.
 type MemberView struct {
 	Broker string
-	// Target is the share it is meant to have in the end.
+	// Target is the share that the broker is meant to have.
 	Target tokenbucket.Share
-	// Granted is what it was granted last, Acknowledged what it acknowledged
-	// last. They differ while a grant is on its way.
+	// Granted is the last granted share, Acknowledged the last acknowledged share. They differ while a
+	// grant is in transit.
 	Granted           tokenbucket.Share
 	GrantedEpoch      uint64
 	Acknowledged      tokenbucket.Share
 	AcknowledgedEpoch uint64
 	// Base is the part of Acknowledged that does not end with the lease.
 	Base tokenbucket.Share
-	// Reserved is the most it may be using: of rate and burst, the larger.
+	// Reserved is the most that the broker may be using, separately in rate and burst.
 	Reserved  tokenbucket.Share
 	Connected bool
 	Policy    Policy
-	// Lapsed: its lease is over, and with it the flexible part of its share.
+	// Lapsed: the broker's lease is over, and with it the flexible part of its share.
 	Lapsed bool
 }
 
 var (
-	// ErrUnknownTopic: no contract is set for the topic.
+	// ErrUnknownTopic: the topic has no contract.
 	ErrUnknownTopic = errors.New("no contract is set for the topic")
-	// ErrConnected: the broker is connected, so it cannot be forgotten.
+	// ErrConnected: the broker is connected, so its shares cannot be freed.
 	ErrConnected = errors.New("the broker is connected")
-	// ErrMayGoOn: a process after the one that has ended might use its bases.
+	// ErrMayGoOn: the broker's next process might use the bases of the ended process.
 	ErrMayGoOn = errors.New("a process after it may go on with its bases")
-	// ErrUnknownBroker: no topic has the broker, or waits for it.
+	// ErrUnknownBroker: no topic has or awaits the broker.
 	ErrUnknownBroker = errors.New("no share is known of such a broker")
 )
 
-// Freed is what a broker that is forgotten had reserved of a topic.
+// Freed is the share of a topic that was reserved for a forgotten or ended broker.
 type Freed struct {
 	Topic string
 	Share tokenbucket.Share
-	// Unknown: the topic was waiting for the broker to say what it holds.
+	// Unknown: the topic was waiting for the broker's report.
 	Unknown bool
 }
 
-// Conflict reports that the topic has another contract already.
+// Conflict reports that the topic already has another contract.
 type Conflict struct {
 	Topic     string
 	Have, Got tokenbucket.Share
@@ -187,8 +182,7 @@ func (e *Conflict) Error() string {
 		e.Topic, e.Have.Rate, e.Have.Burst, e.Got.Rate, e.Got.Burst)
 }
 
-// Busy reports that the topic was removed, but brokers may still be using
-// shares of the old contract.
+// Busy reports that the topic was removed but brokers may still be using shares of the old contract.
 type Busy struct {
 	Topic   string
 	Brokers []string // sorted

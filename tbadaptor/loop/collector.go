@@ -6,8 +6,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// maxListed bounds the topics, by name, that have series, as in the loaddistributor; and, of
-// all topics, the idle shares that do, which an alert is about.
+// maxListed bounds the topics with series, by name, as in the loaddistributor. It also bounds the
+// idle-share series of all topics, which an alert uses.
 const maxListed = 500
 
 var (
@@ -23,7 +23,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("srtm_tbadaptor_"+name, help, labels, nil)
 }
 
-// collector shows the ledger at the time of a scrape.
+// collector exports the state of the ledger at the time of a scrape.
 type collector struct{ s *Server }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }

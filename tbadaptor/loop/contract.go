@@ -28,14 +28,14 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 		return nil, toStatus(err)
 	}
 	switch {
-	case req.Adopt: // neither of these waits
+	case req.Adopt: // neither Adopt nor Update waits
 		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Restore(clock.Mono(), c) })
 	case req.Update:
 		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Update(clock.Mono(), c) })
 	default:
 		wait := s.cfg.AckTimeout
 		if deadline, ok := ctx.Deadline(); ok {
-			// Answer before the caller gives up, so that the reason reaches it.
+			// Answer before the caller gives up, so that the caller receives the reason.
 			wait = min(wait, time.Until(deadline)*9/10)
 		}
 		ctx, cancel := context.WithTimeout(ctx, wait)
@@ -46,7 +46,7 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 		s.cfg.Log.Warn("contract not set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, obs.KeyError, err)
 		return nil, toStatus(err)
 	}
-	s.expire(clock.Mono()) // the leases of awaited brokers begin
+	s.expire(clock.Mono()) // starts the leases of awaited brokers
 	s.cfg.Log.Info("contract set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, "rule", c.Rule, "members", len(c.Placed))
 	return &srtmv1.SetContractResponse{}, nil
 }
@@ -90,8 +90,8 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 		} else {
 			left = left.Less(one)
 		}
-		// A member without declared publishers is one all the same: its
-		// publishers are not known, not absent.
+		// A member without declared publishers counts as one publisher: its publishers are unknown, not
+		// absent.
 		members[m.BrokerId] = true
 		c.Placed = append(c.Placed, share.Placed{
 			Broker: m.BrokerId, Publishers: int(max(1, min(m.Publishers, 1<<30))), Quota: one, Retiring: m.Retiring,
@@ -109,9 +109,8 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	return c, bad.Err()
 }
 
-// set puts a contract in the ledger and waits until its members have their
-// shares. It leaves nothing behind when it fails, but for a contract that was
-// there before.
+// set puts a contract in the ledger and waits until its members have their shares. If set fails, it
+// removes the contract, unless the contract existed before.
 func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 	var before bool
 	for {
@@ -123,12 +122,12 @@ func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 				changed = s.mu.changed
 				return nil, err
 			}
-			c = inForce // a repetition waits with the first
+			c = inForce // a repetition waits with the first call
 			return grants, nil
 		})
 		var busy *ledger.Busy
 		if errors.As(err, &busy) {
-			// The one before under that name: its brokers are giving it up.
+			// Brokers are still giving up the previous contract of this name.
 			select {
 			case <-changed:
 				continue
@@ -188,7 +187,7 @@ func (s *Server) settle(ctx context.Context, c *adaptor.Contract) error {
 	}
 }
 
-// lacking says which members have not got their share, and why.
+// lacking returns the members without their share, and why.
 func lacking(v ledger.TopicView) []string {
 	var list []string
 	for _, m := range v.Members {
@@ -212,7 +211,7 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
-	set := false // else it is repeated, to see what brokers have not given up
+	set := false // false: a repeated call, made to see which brokers still hold shares
 	err := s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		set = m.Contract(req.Topic) != nil
 		return s.removeLocked(req.Topic, req.Awaited, req.Strict), nil
@@ -220,7 +219,7 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	s.expire(clock.Mono()) // the leases of awaited brokers begin
+	s.expire(clock.Mono()) // starts the leases of awaited brokers
 	if set {
 		s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
 	}
@@ -257,7 +256,7 @@ func (s *Server) ReportEnd(_ context.Context, req *srtmv1.ReportEndRequest) (*sr
 	return &srtmv1.ReportEndResponse{Freed: freed}, nil
 }
 
-// free takes what a broker held from it. The loaddistributor says in its log why it asked for that.
+// free frees a broker's shares. The loaddistributor logs why it asked.
 func (s *Server) free(reason, broker string, by func(*adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error)) (list []*srtmv1.FreedShare, err error) {
 	err = s.change(reason, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		freed, grants, err := by(m)
@@ -303,8 +302,8 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	return response, nil
 }
 
-// sharesLocked shows v. A topic that brokers hold and that was not set has no contract.
-// Requires: mu held.
+// sharesLocked converts v. A topic that brokers hold but that was not set has no contract. Requires: mu
+// held.
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
 	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited, Removing: v.Removing}
 	ends := func(broker string) {

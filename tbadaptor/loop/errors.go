@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
 
-// Reasons of ErrorInfo. They are part of the API: clients may depend on them.
+// Reasons in ErrorInfo. The reasons are part of the API: clients may depend on them.
 const (
 	ReasonBadRequest  = refusal.BadRequest
 	ReasonClosing     = "SHUTTING_DOWN"
@@ -46,8 +46,8 @@ var (
 	errOldTerm    = errors.New("the adaptor's term is over")
 )
 
-// badSequence: a peer said what it cannot say now, or what contradicts what
-// the ledger knows. A new session brings both in line.
+// badSequence: a peer sent a message that is not allowed now, or that contradicts the ledger. A new
+// session brings both in line.
 type badSequence struct{ err error }
 
 func (e badSequence) Error() string { return e.err.Error() }
@@ -56,7 +56,7 @@ func (e badSequence) Unwrap() error { return e.err }
 // unsettled: not every member acknowledged its share in time.
 type unsettled struct {
 	topic   string
-	members []string // each with what is missing
+	members []string // each with its reason
 	cause   error
 }
 
@@ -89,7 +89,7 @@ var table = refusal.Table{
 	refusal.As[badSequence](codes.Unavailable, ReasonBadSequence),
 }
 
-// toStatus is the one place where errors get their gRPC codes.
+// toStatus maps errors to gRPC statuses; no other code chooses gRPC codes.
 func toStatus(err error) error { return table.Status(err, describe) }
 
 func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {

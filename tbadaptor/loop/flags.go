@@ -6,13 +6,13 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
 
-// LeaseFlags are the flags that every program with an adaptor in it has.
+// LeaseFlags are the flags of every program that contains an adaptor.
 type LeaseFlags struct {
 	leases  ledger.Leases
 	percent int64
 }
 
-// AddLeaseFlags defines them.
+// AddLeaseFlags defines the flags.
 func AddLeaseFlags(fs *flag.FlagSet) *LeaseFlags {
 	f := &LeaseFlags{}
 	d := DefaultLeases()
@@ -24,7 +24,7 @@ func AddLeaseFlags(fs *flag.FlagSet) *LeaseFlags {
 	return f
 }
 
-// Apply returns c with what the flags say.
+// Apply returns c with the values of the flags.
 func (f *LeaseFlags) Apply(c Config) Config {
 	c.Leases, c.Flex = f.leases, ledger.Permille(10*f.percent)
 	return c

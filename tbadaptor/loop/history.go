@@ -11,11 +11,11 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// maxHistory bounds the changes that are remembered of each topic; the oldest
-// go first. The log has them all.
+// maxHistory bounds the changes kept for each topic; the oldest are dropped first. The log has all
+// changes.
 const maxHistory = 512
 
-// What happens to a broker's share.
+// Events of a broker's share.
 const (
 	eventGranted      = "granted"
 	eventAcknowledged = "acknowledged"
@@ -23,7 +23,7 @@ const (
 	eventFreed        = "freed"
 )
 
-// Why grants are made.
+// Reasons for grants.
 const (
 	reasonContract  = "contract"
 	reasonRule      = "rule"
@@ -35,7 +35,7 @@ const (
 	reasonEnded     = "ended"
 )
 
-// change is one thing that happened to a share.
+// change is an event of a share.
 type change struct {
 	at            time.Time
 	broker        string
@@ -45,10 +45,10 @@ type change struct {
 	event, reason string
 }
 
-// history is the latest changes of one topic, a ring.
+// history is a ring of the latest changes of one topic.
 type history struct {
 	changes []change
-	next    int // of changes, once it is full
+	next    int // index of the oldest change, once the ring is full
 }
 
 func (h *history) add(c change) {
@@ -60,7 +60,7 @@ func (h *history) add(c change) {
 	h.next = (h.next + 1) % maxHistory
 }
 
-// latest returns the n latest, oldest first.
+// latest returns the latest n changes, oldest first.
 func (h *history) latest(n uint32) []*srtmv1.ShareChange {
 	if h == nil {
 		return nil
@@ -76,8 +76,8 @@ func (h *history) latest(n uint32) []*srtmv1.ShareChange {
 	return list
 }
 
-// noteLocked requires mu held. Of a topic that was not set nothing is kept, so
-// that brokers cannot fill the memory.
+// noteLocked records a change. It ignores topics without a contract, so that brokers cannot fill the
+// memory. Requires: mu held.
 func (s *Server) noteLocked(topic string, c change) {
 	if s.mu.machine.Contract(topic) == nil {
 		return
@@ -90,8 +90,8 @@ func (s *Server) noteLocked(topic string, c change) {
 	h.add(c)
 }
 
-// noteLapseLocked notes what a broker may not use any more, without a word of
-// its own. Requires: mu held.
+// noteLapseLocked records the shares that a broker has lost without acknowledging the loss. Requires:
+// mu held.
 func (s *Server) noteLapseLocked(lapse ledger.Lapse) {
 	for _, name := range s.mu.machine.PlacedOn(lapse.Broker) {
 		c := change{at: time.Now(), broker: lapse.Broker, event: eventLapsed, reason: reasonLease}

@@ -11,12 +11,11 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// mandate is a Term that Lead lends: several terms, one after the other, and between
-// two of them none.
+// mandate is a Term that Lead lends: several terms in turn, with none in between.
 type mandate struct {
 	instance string // set once
-	// Atomic: Lead writes with Server.mu held, all goroutines read. A stale end is an earlier
-	// one; the number changes only while the term is over.
+	// Atomic: Lead writes with Server.mu held, all goroutines read. A stale until is an earlier end;
+	// number changes only while the term is over.
 	number atomic.Uint64
 	until  atomic.Int64 // mono.Time
 }
@@ -27,7 +26,7 @@ func (m *mandate) Number() uint64 { return m.number.Load() }
 // Until implements Term.
 func (m *mandate) Until() mono.Time { return mono.Time(m.until.Load()) }
 
-// maxMandate bounds what may be lent.
+// maxMandate is the longest lease that Lead lends.
 const maxMandate = time.Hour
 
 // Lead implements srtmv1.GrantServiceServer.
@@ -38,7 +37,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	leads := s.leadsLocked() == nil // what is over does not go on
+	leads := s.leadsLocked() == nil // a term that is over is not extended
 	now := clock.Mono()
 	at, lease := mono.Time(req.Stamp), req.Lease.AsDuration()
 	if req.Instance == m.instance {
@@ -52,7 +51,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 		case leads:
 			m.until.Store(int64(max(m.Until(), until)))
 		case !now.Before(until):
-			// Too late: it only asks.
+			// Too late to lead; the response tells the caller.
 		case req.Term <= m.Number():
 			return nil, toStatus(fmt.Errorf("%w: it has acted in term %d, and term %d is to begin", errOldTerm, m.Number(), req.Term))
 		default:

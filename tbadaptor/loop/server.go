@@ -34,57 +34,56 @@ const (
 	DefaultPeriod     = time.Second
 	DefaultWindow     = 10 * time.Second
 	DefaultAckTimeout = 5 * time.Second
-	// DefaultFlex is the part of an adaptive topic's shares that is on a lease, in
-	// thousandths. It is what moves on within seconds of a broker's silence, and what
-	// all brokers lose while the adaptor is away: with the paper's contract of 1.1 times
-	// the load that must be less than a tenth (docs/evaluation.md has the figures).
+	// DefaultFlex is the part of an adaptive topic's shares under lease, in thousandths. This part
+	// moves to other brokers within seconds of a broker's silence, and all brokers lose it while the
+	// adaptor is disconnected. The paper's contract is 1.1 times the load, so the part must be less
+	// than a tenth (figures in docs/evaluation.md).
 	DefaultFlex = 50
 )
 
-// slewed is the part of a lease by which two clocks come apart if NTP slews them in opposite
-// directions, each by its most, 500 ppm: one in so many.
+// slewed: two clocks drift apart by 1/slewed of a lease, if NTP slews them in opposite directions by
+// the maximum of 500 ppm each.
 const slewed = 1000
 
-// DefaultLeases returns the leases by default.
+// DefaultLeases returns the default leases.
 func DefaultLeases() ledger.Leases {
 	return ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 200 * time.Millisecond}
 }
 
-// grantQueue bounds what waits to be written to one broker: a topic has one
-// unacknowledged grant at most, so this is the number of its topics.
+// grantQueue bounds the messages that wait for one broker. A topic has at most one unacknowledged
+// grant, so grantQueue is the maximum number of a broker's topics.
 const grantQueue = 100_000
 
 // Config is fixed at start.
 type Config struct {
-	// How often shares are proposed.
+	// time between proposals of shares
 	Period time.Duration
-	// The loads that a proposal goes by are of the last Window.
+	// Proposals use the loads of the last Window.
 	Window time.Duration
-	// How long SetContract waits for acknowledgements at most.
+	// maximum wait of SetContract for acknowledgements
 	AckTimeout time.Duration
-	// Leases of the brokers. Flex is the part of shares that ends with them, in
-	// thousandths; of topics whose rule is static nothing does.
+	// Leases of the brokers. Flex is the part of shares that ends with the leases, in thousandths;
+	// topics with the static rule have none.
 	Leases ledger.Leases
 	Flex   ledger.Permille
-	// Term is this adaptor's time as the leader; nil: it leads alone, for as long as
-	// the process lives. Lent: it has none but what Lead lends it, one after the other.
+	// Term is this adaptor's leadership; nil: it leads alone, as long as the process lives. Lent: the
+	// adaptor leads only in the terms that Lead lends.
 	Term    Term
 	Lent    bool
 	Log     *slog.Logger
 	Metrics prometheus.Registerer // nil: not exported
 }
 
-// Term is a time of leadership, in which an adaptor may act. Its methods may be
-// called at any time.
+// Term is a term of leadership, in which an adaptor may act. Its methods may be called at any time.
 type Term interface {
-	// Number is greater than that of any term before it.
+	// Number is greater than the number of any earlier term.
 	Number() uint64
-	// Until is when the term is over unless it is kept up meanwhile, by this process'
-	// clock: no other begins before. Once over, it stays over.
+	// Until is the end of the term by this process's clock, unless the term is extended before. No
+	// other term begins earlier. A term that is over stays over.
 	Until() mono.Time
 }
 
-// alone is the term of an adaptor that no other can replace.
+// alone is the term of an adaptor that no other adaptor can replace.
 type alone struct{ number uint64 }
 
 func (a alone) Number() uint64 { return a.number }
@@ -93,8 +92,8 @@ func (alone) Until() mono.Time { return mono.Never }
 // Validate returns all problems at once.
 func (c Config) Validate() error { return c.Faults("period", "window", "acknowledgement timeout") }
 
-// Faults is Validate with the names that a program's flags give the settings. The caller checks
-// the acknowledgement timeout if its name is empty.
+// Faults is Validate with the flag names of the settings. If ackTimeout is empty, the caller checks the
+// acknowledgement timeout.
 func (c Config) Faults(period, window, ackTimeout string) error {
 	var f faults.List
 	within := func(name string, value, low, high time.Duration) {
@@ -120,30 +119,30 @@ func (c Config) Faults(period, window, ackTimeout string) error {
 	return f.Err()
 }
 
-// Server is a GrantService. Make it with New, register it, and Run it.
+// Server implements GrantService. Make a Server with New, register it, and call Run.
 type Server struct {
 	srtmv1.UnimplementedGrantServiceServer
 
 	// Set once.
 	cfg     Config
 	metrics *metrics
-	mandate *mandate      // nil: its term is not lent
+	mandate *mandate      // nil: the term is not lent
 	closed  chan struct{} // closed by Run when it ends
 
 	streams *bidi.Server
 
 	mu struct {
 		sync.Mutex
-		over      bool // the leadership is: nothing is done any more
+		over      bool // the leadership is over: every call is refused
 		machine   *adaptor.Machine
 		sessions  map[string]*session  // by broker
-		away      map[string]time.Time // by broker that has had a session, since when
-		refused   map[string]string    // the instance refused last, by the broker whose id belongs to another
+		away      map[string]time.Time // end of the last session, by broker
+		refused   map[string]string    // instance refused last, by the broker whose id another process has
 		histories map[string]*history  // by topic
-		// Closed and made anew with every change of the ledger, which revision counts.
+		// changed is closed and replaced with every change of the ledger; revision counts the changes.
 		changed  chan struct{}
 		revision uint64
-		began    time.Time // the ledger's time
+		began    time.Time // wall clock when the ledger was made
 	}
 }
 
@@ -152,9 +151,9 @@ type session struct {
 	out    *bidi.Queue[*srtmv1.GrantMessage]
 }
 
-// New checks the configuration. Brokers must not have seen epochs above the
-// wall clock: a clock that was set back by more than the uptime of the
-// adaptors before shows as brokers that ignore grants until they say hello.
+// New checks the configuration. Requires: brokers have seen no epochs above the wall clock. If the wall
+// clock was set back by more than the uptime of earlier adaptors, brokers ignore grants until their
+// next hello.
 func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("adaptor: %w", err)
@@ -178,25 +177,25 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// emptyLocked begins without memory, in which no broker has been heard. Requires: mu
-// held, and no sessions.
+// emptyLocked replaces the ledger by an empty ledger, which has heard no broker. Requires: mu held; no
+// sessions.
 func (s *Server) emptyLocked() {
 	s.mu.began = time.Now()
 	s.mu.machine = adaptor.New(uint64(clock.Wall()), adaptor.Config{Leases: s.cfg.Leases, Flex: s.cfg.Flex, Window: s.cfg.Window})
 	s.mu.histories = map[string]*history{}
 	s.mu.away = map[string]time.Time{}
 	s.mu.refused = map[string]string{}
-	s.mu.revision = uint64(clock.Wall()) // beyond those of others that led
+	s.mu.revision = uint64(clock.Wall()) // above the revisions of earlier leaders
 }
 
-// Run proposes shares until ctx ends. Then it ends the sessions and the calls
-// that wait, and returns when they have; what brokers hold they keep. When the
-// leadership is over it ends the sessions at once, and refuses everything.
+// Run proposes shares until ctx ends. Then it ends the sessions and the waiting calls, and returns
+// after them. Brokers keep their shares. When the leadership is over, Run ends the sessions at once,
+// and every call is refused.
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(s.cfg.Period)
 	defer ticker.Stop()
 	led := s.mandate == nil
-	// How late the end of a lease, or of the term, is noticed; nothing breaks meanwhile.
+	// expiry bounds the delay until the end of a lease or term is noticed; a late notice is safe.
 	expiry := time.NewTicker(max(s.cfg.Leases.Flex/20, 10*time.Millisecond))
 	defer expiry.Stop()
 	for {
@@ -221,10 +220,9 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// leadsLocked returns errNotLeading, and has ended all sessions, once the leadership
-// is over: another adaptor may grant shares from then on, out of what this one takes
-// for its own. It looks at the clock each time, for this process may just have been
-// stopped for long. Requires: mu held.
+// leadsLocked returns nil while this adaptor leads. Once the leadership is over, it ends all sessions
+// and returns errNotLeading: another adaptor may grant the same shares from then on. It reads the clock
+// at each call, because the process may have been stopped for long. Requires: mu held.
 func (s *Server) leadsLocked() error {
 	if !s.mu.over && clock.Mono().Before(s.cfg.Term.Until()) {
 		return nil
@@ -236,15 +234,14 @@ func (s *Server) leadsLocked() error {
 		}
 		s.metrics.sessions.Sub(float64(len(s.mu.sessions)))
 		clear(s.mu.sessions)
-		s.emptyLocked() // what it knew is another's business now
+		s.emptyLocked() // the new leader's ledger counts now
 		s.changedLocked()
 	}
 	return errNotLeading
 }
 
-// change runs one step of the ledger, sends what follows from it, and wakes
-// those that wait for a change. f runs with mu held. The reason is why grants that
-// follow were made.
+// change runs one step of the ledger, sends the resulting grants, and wakes goroutines waiting for a
+// change. f runs with mu held. reason is recorded with the grants.
 func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant, error)) error {
 	s.mu.Lock()
 	err := s.leadsLocked()
@@ -254,7 +251,7 @@ func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant,
 	}
 	grants, err := f(s.mu.machine)
 	s.sendLocked(reason, grants)
-	// A renewal and the look of a rule change nothing by themselves.
+	// A renewal or a run of a rule changes nothing without grants.
 	if err == nil && (len(grants) > 0 || reason != reasonLease && reason != reasonRule) {
 		s.changedLocked()
 	}
@@ -263,20 +260,20 @@ func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant,
 	return err
 }
 
-// changedLocked requires mu held.
+// changedLocked wakes the waiting goroutines. Requires: mu held.
 func (s *Server) changedLocked() {
 	s.mu.revision++
 	close(s.mu.changed)
 	s.mu.changed = make(chan struct{})
 }
 
-// sendLocked requires mu held.
+// sendLocked records grants and sends them to connected brokers. Requires: mu held.
 func (s *Server) sendLocked(reason string, grants []ledger.Grant) {
 	now := time.Now()
 	for _, g := range grants {
 		s.noteLocked(g.Topic, change{at: now, broker: g.Broker, share: g.Share, flex: g.Flex, epoch: g.Epoch, tokens: g.Tokens, event: eventGranted, reason: reason})
-		// A session that ends just now: the ledger hears of it next, and grants
-		// again at the hello.
+		// A missing session is just ending: the ledger learns this next, and repeats the grant after
+		// the next hello.
 		if open := s.mu.sessions[g.Broker]; open != nil {
 			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
 				Topic: g.Topic, Epoch: g.Epoch, Share: shareproto.To(g.Share), Flex: shareproto.To(g.Flex), TokensMilli: int64(g.Tokens),
@@ -353,7 +350,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 	err = s.leadsLocked()
 	s.mu.Unlock()
 	if err != nil {
-		return none, err // whatever term it has followed
+		return none, err // whatever the term in hello
 	}
 	if term := s.cfg.Term.Number(); hello.Term > term {
 		s.cfg.Log.Error("broker refused: it has followed an adaptor that leads later", obs.KeyBroker, hello.BrokerId, "term", hello.Term, "own", term)
@@ -393,7 +390,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 	}, nil
 }
 
-// refused logs the first refusal of each process whose broker id belongs to another one.
+// refused logs the first refusal of each process whose broker id belongs to another process.
 func (s *Server) refused(hello *srtmv1.NodeHello, err error) {
 	if !errors.As(err, new(*identity.InUse)) && !errors.As(err, new(*identity.Lost)) {
 		return
@@ -435,7 +432,7 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 		}
 		base := share.Less(flex)
 		if share.Validate() != nil {
-			// said already
+			// already reported
 		} else if flex.Rate < 0 || flex.Burst < 0 || base.Validate() != nil || h.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED && base != share {
 			bad.Add(at("flex"), "%v cannot be a part of the share", one.Flex)
 		}
@@ -487,10 +484,10 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 		bad.Add("hello", "a session has one hello")
 		return bad
 	}
-	return nil // of a later version, which must not count on us
+	return nil // a message of a later version, which must not rely on this adaptor
 }
 
-// over ends a session. One that was replaced has nothing left to end.
+// over ends a session, unless a later session has replaced it.
 func (s *Server) over(open *session) {
 	err := s.change(reasonRest, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		if s.mu.sessions[open.broker] != open {
@@ -504,7 +501,7 @@ func (s *Server) over(open *session) {
 	}
 }
 
-// awayLocked notes that a broker's session has ended. Requires: mu held.
+// awayLocked records the end of a broker's session. Requires: mu held.
 func (s *Server) awayLocked(broker string) {
 	delete(s.mu.sessions, broker)
 	s.metrics.sessions.Dec()
@@ -572,7 +569,7 @@ func (m *metrics) register(reg prometheus.Registerer) error {
 	return errors.Join(reg.Register(m.sessions), reg.Register(m.lapsed), reg.Register(m.grants), reg.Register(m.proposals))
 }
 
-// State is what /debug/state shows: the ledger, and what waits for hellos.
+// State is the content of /debug/state: the ledger, and the topics that await hellos.
 type State struct {
 	Topics    []ledger.TopicView `json:"topics"`
 	Connected []string           `json:"connected"`

@@ -9,13 +9,13 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
 
-// tune proposes shares for every topic whose rule is not static; following: only for
-// those whose publishers have just moved.
+// tune proposes shares for every topic whose rule is not static. With following it takes only topics
+// whose publishers have just moved.
 func (s *Server) tune(following bool) {
 	s.mu.Lock()
 	topics := s.mu.machine.Adaptive(clock.Mono(), following)
 	s.mu.Unlock()
-	for _, topic := range topics { // others may go on between two of them
+	for _, topic := range topics { // mu is free between two topics
 		var result string
 		err := s.change(reasonRule, func(m *adaptor.Machine) (grants []ledger.Grant, err error) {
 			grants, result, err = m.Tune(clock.Mono(), topic)
