@@ -20,7 +20,7 @@ const (
 	someRules = 100
 )
 
-// Rules is what Admin and Asker need of store.Store.
+// Rules is the part of store.Store that Admin and Asker use.
 type Rules interface {
 	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
 	DeleteRule(ctx context.Context, key string) (change uint64, err error)
@@ -73,7 +73,7 @@ func (a *Admin) DeleteRule(ctx context.Context, r *srtmv1.DeleteRuleRequest) (*s
 	return &srtmv1.DeleteRuleResponse{Change: change}, failed(err)
 }
 
-// ListRules implements the service. A page token is the last key of the page before.
+// ListRules implements the service. A page token is the last key of the previous page.
 func (a *Admin) ListRules(ctx context.Context, r *srtmv1.ListRulesRequest) (*srtmv1.ListRulesResponse, error) {
 	n := int(r.GetPageSize())
 	switch {
@@ -151,7 +151,7 @@ var table = refusal.Table{
 	refusal.Is(store.ErrNoServer, codes.FailedPrecondition, "SERVER_UNKNOWN"),
 }
 
-// failed gives an error its code. Any that is not known is the store's.
+// failed maps an error to a gRPC status. Unknown errors come from the store.
 func failed(err error) error {
 	if err = table.Status(err, nil); status.Code(err) == codes.Internal {
 		return status.Errorf(codes.Unavailable, "the admission store: %s", status.Convert(err).Message())

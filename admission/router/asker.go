@@ -15,34 +15,34 @@ import (
 )
 
 const (
-	maxQuestions = 100 // of one request
+	maxQuestions = 100 // per request
 
-	// Rules are shown as they were up to ruleAge ago. Of a store that does not say in
-	// ruleWait nothing is asked for as long.
+	// Cached rules may be up to ruleAge old. If the store does not answer within ruleWait, it is not
+	// asked again for ruleAge.
 	ruleAge  = 2 * time.Second
 	ruleWait = 100 * time.Millisecond
-	maxKnown = 100_000 // rules; then all are read again
+	maxKnown = 100_000 // cached rules; beyond this the cache is cleared
 )
 
 type question struct {
 	key  string
 	cost uint32
-	deny int // status of a denial by /auth
+	deny int // HTTP status of a denial by /auth
 }
 
-// Asker asks for HTTP and Envoy, and counts what they are told. It looks rules up for
-// answers that name them, and for those who reach no server.
+// Asker asks the admission servers for HTTP and Envoy, and counts the decisions. It looks up rules for
+// answers that name them, and for requests that reach no server.
 type Asker struct {
 	client  *client.Client
 	rules   Rules
 	replies *prometheus.CounterVec
 
 	mu       sync.Mutex
-	looked   time.Time            // for edits
-	change   uint64               // the last one then; what follows is as of it, or newer
-	known    map[string]rule.Rule // by key; the zero Rule where there is none. nil at first
-	defaults *rule.Defaults       // nil: not read; never changed
-	failed   bool                 // the store, since looked
+	looked   time.Time            // last poll for edits
+	change   uint64               // number of the last edit; the fields below are as of change or newer
+	known    map[string]rule.Rule // by key; the zero Rule: no rule. nil at first
+	defaults *rule.Defaults       // nil: not read; immutable
+	failed   bool                 // the store failed since looked
 }
 
 // NewAsker returns an Asker. reg may be nil.
@@ -53,8 +53,7 @@ func NewAsker(c *client.Client, rules Rules, reg prometheus.Registerer) *Asker {
 	}, []string{"verdict", "by"})}
 }
 
-// askAll decides each question by itself: what one is admitted stays taken if another
-// is denied.
+// askAll decides each question separately: a charge stays even if another question is denied.
 func (a *Asker) askAll(ctx context.Context, questions []question) []client.Decision {
 	decisions := make([]client.Decision, len(questions))
 	var asking sync.WaitGroup
@@ -79,9 +78,9 @@ func (a *Asker) ask(ctx context.Context, q question) client.Decision {
 	return d
 }
 
-// rule returns a key's rule, its own or the default; the zero Rule if there is none or
-// the store does not say. Rules are kept until any is edited, which is looked for every
-// ruleAge: by the first who asks then, while others use what there is.
+// rule returns a key's own rule or its default. If there is none or the store does not answer, rule
+// returns the zero Rule. Rules are cached until any rule is edited. Every ruleAge the first caller
+// polls for edits; other callers use the cache meanwhile.
 func (a *Asker) rule(ctx context.Context, key string) rule.Rule {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ruleWait)
 	defer cancel()

@@ -32,13 +32,13 @@ func (e *Envoy) ShouldRateLimit(ctx context.Context, r *envoy.RateLimitRequest) 
 		return nil, err
 	}
 	reply := &envoy.RateLimitResponse{OverallCode: envoy.RateLimitResponse_OK}
-	var longest client.Decision // of the denials
+	var longest client.Decision // the denial with the longest wait
 	for i, d := range e.asker.askAll(ctx, questions) {
 		s := &envoy.RateLimitResponse_DescriptorStatus{Code: envoy.RateLimitResponse_OK}
 		rule := e.asker.rule(ctx, questions[i].key)
 		if s.CurrentLimit = perUnit(&rule); s.CurrentLimit != nil {
 			s.LimitRemaining = uint32(min(d.Left, int64(s.CurrentLimit.RequestsPerUnit)))
-			s.DurationUntilReset = &durationpb.Duration{Seconds: client.Reset(d)} // Envoy drops what is below a second
+			s.DurationUntilReset = &durationpb.Duration{Seconds: client.Reset(d)} // Envoy ignores fractions of a second
 		}
 		if !d.Admit {
 			s.Code, reply.OverallCode = envoy.RateLimitResponse_OVER_LIMIT, envoy.RateLimitResponse_OVER_LIMIT
@@ -77,9 +77,9 @@ func readDescriptors(r *envoy.RateLimitRequest) ([]question, error) {
 	return questions, nil
 }
 
-// descriptorKey is domain|k=v|..., with "%", "|", control characters and the "=" of a k
-// as %XX: no value that a caller chooses makes the key of other entries. Of one that is
-// too long the end gives way to a hash of all, after a "%" as no other key has one.
+// descriptorKey returns domain|k=v|..., with "%", "|", control characters and "=" in a key escaped as
+// %XX, so that a value never produces the key of other entries. If the key is too long, its end is
+// replaced by "%~" and a hash of the whole key; no other key contains "%~".
 func descriptorKey(domain string, entries []*envoy.RateLimitDescriptor_Entry) string {
 	var b strings.Builder
 	add := func(text, special string) {
@@ -106,8 +106,8 @@ func descriptorKey(domain string, entries []*envoy.RateLimitDescriptor_Entry) st
 	return key
 }
 
-// perUnit returns a rule's refill in the shortest unit in which that is its capacity or more, so that
-// what is left of the capacity is not more than the limit. nil: the rule refills less than 1 a year.
+// perUnit returns a rule's refill in the shortest unit with a refill of at least the capacity, so that
+// the remaining credits do not exceed the limit. nil: the rule refills less than 1 a year.
 func perUnit(r *rule.Rule) *envoy.RateLimitResponse_RateLimit {
 	var limit *envoy.RateLimitResponse_RateLimit
 	share, scale := r.Bucket()

@@ -21,16 +21,16 @@ const maxBody = 64 << 10 // bytes
 
 // MountHTTP adds /qos, /auth and /v1/check to mux.
 func MountHTTP(mux *http.ServeMux, a *Asker) {
-	// The paper's: 200 with TRUE or FALSE and nothing else.
+	// The paper's interface: 200 with TRUE or FALSE and nothing else.
 	mux.HandleFunc("GET /qos", a.one(func(w http.ResponseWriter, _ question, d client.Decision) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		text := "FALSE"
 		if d.Admit {
 			text = "TRUE"
 		}
-		_, _ = io.WriteString(w, text) // the client may be gone
+		_, _ = io.WriteString(w, text) // an error means that the client is gone
 	}))
-	// For nginx's auth_request, which takes no other denial than 403. Others ask for deny=429.
+	// For nginx's auth_request, which accepts only 403 as a denial. Other clients may set deny=429.
 	mux.HandleFunc("GET /auth", a.one(func(w http.ResponseWriter, q question, d client.Decision) {
 		if d.Admit {
 			w.WriteHeader(http.StatusNoContent)
@@ -41,7 +41,7 @@ func MountHTTP(mux *http.ServeMux, a *Asker) {
 	mux.HandleFunc("POST /v1/check", a.check)
 }
 
-// one asks key and cost of a GET, and has the decision told.
+// one decides the key and cost of a GET, and writes the decision with tell.
 func (a *Asker) one(tell func(http.ResponseWriter, question, client.Decision)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q, err := readQuery(r)
@@ -52,15 +52,15 @@ func (a *Asker) one(tell func(http.ResponseWriter, question, client.Decision)) h
 		d := a.ask(r.Context(), q)
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
-		if !d.Unanswered { // else it is not known
+		if !d.Unanswered { // without an answer the limits are unknown
 			rateLimit(h, d, a.rule(r.Context(), q.key))
 		}
 		tell(w, q, d)
 	}
 }
 
-// keyHeader has the key of a request without the parameter key. A key that is made from what a
-// client sends belongs there: in a URL, a client's "&cost=0" would be a parameter of its own.
+// keyHeader has the key of a request without the parameter key. Use the header for a key made from a
+// client's data: in a URL, a client's "&cost=0" would become a parameter.
 const keyHeader = "Admission-Key"
 
 func readQuery(r *http.Request) (q question, err error) {
@@ -101,14 +101,13 @@ func readQuery(r *http.Request) (q question, err error) {
 	return q, nil
 }
 
-// rateLimit sets RateLimit and RateLimit-Policy (draft-ietf-httpapi-ratelimit-headers-10)
-// and, of a denial, Retry-After. The policy's window is how long an empty bucket takes
-// to fill, in whole seconds: so no more than its quota is admitted in a window, but for
-// what the bucket held before.
+// rateLimit sets RateLimit and RateLimit-Policy (draft-ietf-httpapi-ratelimit-headers-10), and
+// Retry-After for a denial. The policy's window is the time that an empty bucket takes to fill, in
+// whole seconds. So at most the quota, plus the credits at the start, is admitted in a window.
 func rateLimit(h http.Header, d client.Decision, r rule.Rule) {
 	if r.Share.Rate > 0 {
 		h.Set("RateLimit-Policy", fmt.Sprintf(`"default";q=%d;w=%d`, r.Share.Burst, r.FillTime()))
-		d.Left = min(d.Left, r.Share.Burst) // the server may know a newer rule
+		d.Left = min(d.Left, r.Share.Burst) // the server may have a newer rule
 	}
 	client.RateLimit(h, d)
 }
@@ -121,7 +120,7 @@ type checks struct {
 }
 
 type checked struct {
-	Admit   bool     `json:"admit"` // all of them
+	Admit   bool     `json:"admit"` // every check was admitted
 	Results []result `json:"results"`
 }
 
@@ -156,7 +155,7 @@ func (a *Asker) check(w http.ResponseWriter, r *http.Request) {
 		})
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(reply) // the client may be gone
+	_ = json.NewEncoder(w).Encode(reply) // an error means that the client is gone
 }
 
 func readChecks(body io.Reader) ([]question, error) {
@@ -164,7 +163,7 @@ func readChecks(body io.Reader) ([]question, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !utf8.Valid(text) { // the decoder would put one character for all that is none
+	if !utf8.Valid(text) { // the decoder would replace all invalid bytes by the same character
 		return nil, errors.New("not UTF-8")
 	}
 	d := json.NewDecoder(bytes.NewReader(text))

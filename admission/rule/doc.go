@@ -1,4 +1,4 @@
-// Package rule has what admission decides by: rules, the defaults for keys that
-// have none (defaults.go), and which server owns a key (partition.go). It is pure.
-// Read admission/table next for how a key's bucket is kept.
+// Package rule has the rules of admission, the defaults for keys without a rule (defaults.go), and the
+// mapping of keys to partitions (partition.go). It is pure. Read admission/table next, which keeps the
+// buckets.
 package rule

@@ -13,22 +13,21 @@ import (
 // MaxKey is the maximum length of a key in bytes; the minimum is 1.
 const MaxKey = 256
 
-// Rule is what a key may do: refill A and capacity C of its bucket. Immutable.
+// Rule is the refill A and the capacity C of a key's bucket. Immutable.
 type Rule struct {
-	// Key is 1 to MaxKey bytes of UTF-8 without control characters. One that ends
-	// in "*" is a default: it stands for each key without a rule of its own that
-	// begins with what precedes the "*", and each such key has a bucket of its own.
+	// Key is 1 to MaxKey bytes of UTF-8 without control characters. A key that ends in "*" is a
+	// default: its rule applies to each key that has no rule of its own and begins with the text before
+	// the "*". Each such key has a bucket of its own.
 	Key string
-	// Share is the refill in milli-credits per period and the capacity in credits.
-	// The zero Share denies everything.
+	// Share is the refill in milli-credits per period and the capacity in credits. The zero Share
+	// denies everything.
 	Share tokenbucket.Share
-	// Period is the refill's, in seconds. 0 is 1.
+	// Period of the refill in seconds; 0 means 1.
 	Period int64
-	// Strict: a server that may have lost the key to another stops deciding for it,
-	// and one that takes over starts with an empty bucket, so that nothing is ever
-	// admitted above the rule.
+	// Strict: a server that may have lost the key to another server stops deciding, and a server that
+	// takes over starts with an empty bucket. So the rule is never exceeded.
 	Strict bool
-	// Shadow: decide and count, and admit whatever the decision.
+	// Shadow: decide and count, but admit in any case.
 	Shadow bool
 	// FailOpen: a router that cannot reach the key's owner admits.
 	FailOpen bool
@@ -36,10 +35,10 @@ type Rule struct {
 	Change uint64
 }
 
-// Default reports whether the rule stands for keys by their prefix.
+// Default reports whether the rule applies to keys by prefix.
 func (r *Rule) Default() bool { return strings.HasSuffix(r.Key, "*") }
 
-// Validate says what is wrong with the rule.
+// Validate returns the first fault of the rule.
 func (r *Rule) Validate() error {
 	if err := ValidKey(r.Key); err != nil {
 		return err
@@ -51,7 +50,7 @@ func (r *Rule) Validate() error {
 		return fmt.Errorf("refill period %d: want 1 to %d seconds", r.Period, int64(refill.MaxSeconds))
 	}
 	err := r.Share.Validate()
-	if e, ok := errors.AsType[*tokenbucket.ShareError](err); ok { // in a rule's words
+	if e, ok := errors.AsType[*tokenbucket.ShareError](err); ok { // in the terms of a rule
 		if e.Field == "rate" {
 			text := func(rate int64) string { return tokenbucket.Rate(rate).Text() }
 			return fmt.Errorf("refill %s: want %s to %s credits per second", text(e.Value), text(e.Min), text(e.Max))
@@ -70,8 +69,8 @@ func (r *Rule) Refill() refill.Refill {
 	return refill.Refill{Milli: int64(r.Share.Rate), Seconds: max(1, r.Period)}
 }
 
-// Bucket returns the share of the key's bucket, and how many of its tokens are one credit.
-// A rule that Validate refuses has the zero Share.
+// Bucket returns the share of the key's bucket, and the number of bucket tokens per credit. For a rule
+// that Validate refuses, Bucket returns the zero Share.
 func (r *Rule) Bucket() (share tokenbucket.Share, scale int64) {
 	if r.Share.Rate <= 0 || r.Share.Burst <= 0 {
 		return share, 1
@@ -86,14 +85,14 @@ func (r *Rule) Bucket() (share tokenbucket.Share, scale int64) {
 	return share, scale
 }
 
-// FillTime returns how many seconds an empty bucket takes to fill, rounded up. Requires: the rule
-// is valid, and its Share is not zero.
+// FillTime returns the seconds that an empty bucket takes to fill, rounded up. Requires: the rule is
+// valid, and its Share is not zero.
 func (r *Rule) FillTime() (seconds int64) {
 	share, _ := r.Bucket()
 	return (1000*share.Burst-1)/int64(share.Rate) + 1
 }
 
-// ValidKey says what is wrong with a key.
+// ValidKey returns an error if key is not a valid key.
 func ValidKey(key string) error {
 	switch {
 	case len(key) < 1 || len(key) > MaxKey:

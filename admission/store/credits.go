@@ -12,29 +12,30 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// rowsAtOnce is how many rows one statement writes. SQLite looks for each of a
-// statement's parameters among all before it: with 500 rows, one costs five times this.
+// rowsAtOnce is the number of rows in one INSERT. SQLite compares each parameter of a statement with
+// all earlier parameters: with 500 rows, a row costs five times as much.
 const rowsAtOnce = 32
 
-// SaveCredits writes what keys hold, unless something newer is there, all or none, for a server that knows the owners by
-// their number: what it holds of a partition that it has handed over, without having
-// heard so, is old. Errors: ErrFenced; ErrMoved.
+// SaveCredits writes credits for a server that has read the owner table with number owners. It writes
+// all or none, and keeps newer stored credits. If the number has changed, a partition may have been
+// handed over, so the server's credits may be old: SaveCredits returns ErrMoved. Errors: ErrFenced;
+// ErrMoved.
 func (s *Store) SaveCredits(ctx context.Context, me Member, owners uint64, credits []table.Credit) error {
 	return s.transact(ctx, func(t *tx) {
 		t.save(me, credits)
-		if is := t.get(`SELECT owners FROM admission`); uint64(is) != owners { // after save's lock, which a hand-over has, too
+		if is := t.get(`SELECT owners FROM admission`); uint64(is) != owners { // after save's lock, which a hand-over takes, too
 			t.fail(ErrMoved)
 		}
 	})
 }
 
-// millis rounds up: a key that is read back has earned no more than it had.
+// millis rounds up, so that a key never earns more credits after it is read back.
 func millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// save begins with a beat, whose lock is held to the end: a server whose partitions another
-// one takes writes before that or not at all.
+// save writes a beat first and holds its lock to the end. So a server writes its credits before another
+// server takes its partitions, or not at all.
 func (t *tx) save(me Member, credits []table.Credit) {
 	var at time.Duration
 	for _, c := range credits {
@@ -54,8 +55,8 @@ func (t *tx) save(me Member, credits []table.Credit) {
 	}
 }
 
-// Credits returns what keys held when that was last written, by key: of one of which it
-// never was there is nothing.
+// Credits returns the last checkpointed credit of each key. Keys without a checkpoint are absent from
+// the map.
 func (s *Store) Credits(ctx context.Context, keys []string) (map[string]table.Credit, error) {
 	these, args := in(keys)
 	all, err := list(ctx, s.db, func(row *sql.Rows) (c table.Credit, err error) {
@@ -71,14 +72,14 @@ func (s *Store) Credits(ctx context.Context, keys []string) (map[string]table.Cr
 	return credits, err
 }
 
-// Saved is what a key held when that was last written.
+// Saved is the last checkpointed credit of a key.
 type Saved struct {
 	table.Credit
 	Own  bool // the key has a rule of its own
 	Rule rule.Rule
 }
 
-// Saved returns n keys, or all that are left, after one in the store's order.
+// Saved returns up to n keys after the given key, in the store's order.
 func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error) {
 	return list(ctx, s.db, func(row *sql.Rows) (k Saved, err error) {
 		var at int64
@@ -89,8 +90,8 @@ func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error)
 		FROM credits c LEFT JOIN rules r ON r.key = c.key AND deleted_ms IS NULL WHERE c.key > $1 ORDER BY c.key LIMIT $2`, after, n)
 }
 
-// Forget removes what keys held, unless it was written again meanwhile: they count as
-// full.
+// Forget removes credits, unless they were written again meanwhile. A key without stored credits counts
+// as full.
 func (s *Store) Forget(ctx context.Context, credits []table.Credit) error {
 	return s.transact(ctx, func(t *tx) {
 		for some := range slices.Chunk(credits, rowsAtOnce) {

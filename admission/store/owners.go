@@ -10,53 +10,53 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// Member is a server at work, or one that was killed. Its beat grows while it lives, by one with all
-// that it writes: others judge that by their own clocks, so that no two clocks are compared. A store
-// that has an earlier beat than the server knows of was put back to a copy of it: numbers of edits and of
-// owners mean others there, and nothing is written.
+// Member is a running server, or a server that was killed. Its beat grows by one with each write of the
+// server. Other servers watch the beat with their own clocks, so no two clocks are compared. If the
+// store's beat is lower than the server's, the store was restored from a copy: its numbers of edits and
+// owners have other meanings, and the server writes nothing.
 type Member struct {
 	Address        string
-	Instance, Beat int64  // Instance: of the process; 0 where a server has stopped
-	Replicate      string // address where it takes what others send as their follower; "": nowhere
-	Follower       int64  // instance of its follower; 0 for none
+	Instance, Beat int64  // Instance: of the process; 0 if the server has stopped
+	Replicate      string // address where the member, as a follower, receives credits; "": none
+	Follower       int64  // instance of the member's follower; 0: none
 }
 
 const (
-	// Lease is how long after its last renewal a server may be replaced by its follower, or
-	// if it has none by any other: it knows so itself.
+	// Lease is the time after an owner's last renewal when its follower (or any server, if there is no
+	// follower) may replace the owner. The owner stops by then.
 	Lease = 6 * time.Second
-	// FollowerLease is for how long a follower must be silent, too, for any other server to
-	// replace the owner: the two may live on behind a cut network, or the store be away for
-	// all, and the owner decides by its follower's word. So it is longer than a database
-	// takes to fail over.
+	// FollowerLease is the silence of a follower after which any other server may replace the owner.
+	// Until then the owner and its follower may both live behind a cut network, or the store may be
+	// unreachable for all, and the owner decides with the follower's promises. So FollowerLease is
+	// longer than a database failover.
 	FollowerLease = time.Minute
 )
 
-// Partition says who owns a partition.
+// Partition is the ownership of a partition.
 type Partition struct {
-	Owner  string        // address; "" for none yet
-	Target string        // where its owner is to move it; "" for nowhere
+	Owner  string        // address; "": no owner yet
+	Target string        // address of the server that the owner is to hand over to; "": none
 	Epoch  uint32        // grows with each change of the owner
-	Lost   time.Duration // wall clock: what keys held before is not known exactly
+	Lost   time.Duration // wall clock: credits from before are not known exactly
 }
 
 var (
-	// ErrFenced says that this process owns nothing any more: another took its place, or the
-	// store was put back to what it was before.
+	// ErrFenced means that this process owns nothing any more: another process took its place, or the
+	// store was restored to an earlier state.
 	ErrFenced = errors.New("another server has taken over, or the store was put back")
-	// ErrMoved says that the owners have changed since they were read.
+	// ErrMoved means that the owners have changed since the last read.
 	ErrMoved = errors.New("the owners have changed")
-	// ErrNoServer says that no server has that address.
+	// ErrNoServer means that no server has the address.
 	ErrNoServer = errors.New("no such server")
 )
 
-// beat is of a server's write, of what it held up to a time.
+// beat raises a server's beat, and records the time of the credits that it writes.
 func (t *tx) beat(me Member, at time.Duration) {
 	t.must(ErrFenced, `UPDATE servers SET beat = beat + 1, at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END
 		WHERE address = $2 AND instance = $3 AND beat >= $4`, millis(at), me.Address, me.Instance, me.Beat)
 }
 
-// own changes owners: one transaction at a time.
+// own changes owners, one transaction at a time.
 func (s *Store) own(ctx context.Context, f func(t *tx)) error {
 	return s.transact(ctx, func(t *tx) {
 		t.do(`UPDATE admission SET owners = owners + 1`)
@@ -64,9 +64,8 @@ func (s *Store) own(ctx context.Context, f func(t *tx)) error {
 	})
 }
 
-// latest returns a time after all that the store has, and not before wall: the
-// store's time never goes back, whatever clocks do. It is ahead of them by a millisecond for
-// each change of owners that takes less.
+// latest returns a time after all times in the store, and not before wall. So the store's time never
+// goes back, even if a clock does. A change of owners moves it by at least a millisecond.
 func (t *tx) latest(wall time.Duration) (at int64) {
 	at = t.get(`SELECT max(at_ms) FROM (SELECT at_ms FROM admission UNION ALL SELECT at_ms FROM servers) AS t`)
 	at = max(at+1, millis(wall))
@@ -76,16 +75,20 @@ func (t *tx) latest(wall time.Duration) (at int64) {
 	return at
 }
 
-// lock is of a member's row, whichever server it is.
+// lock locks the row of a member, whatever its instance.
 const lock = `UPDATE servers SET at_ms = at_ms WHERE address = $1`
 
 const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`
 
-// Join makes a server a member, which owns what it owned before, and what no server
-// did. It returns the store's time, from which the server is to count on. Where the one
-// before at that address did not Leave, what it had is lost, at the end of its lease: it
-// may live on, cut off from the store. So wall is read after its last renewal. The lease is
-// its follower's, unless that is the one that me names, which has ended its word.
+// Join makes a server a member. The server owns the partitions that its address owned before, and the
+// partitions without an owner. Join returns the store's time, from which the server must continue
+// counting.
+//
+// If the previous server at this address did not call Leave, the credits of its keys are unknown up to
+// the end of its lease (Partition.Lost): the previous server may still be running, without a connection
+// to the store. So wall is read after the previous server's last renewal. The lease is FollowerLease if
+// the previous server had a follower, except the follower that me names, which has withdrawn its
+// promise.
 func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(t *tx) {
@@ -105,8 +108,8 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 	return time.Duration(at) * time.Millisecond, err
 }
 
-// Renew says that a server lives and who follows it, and returns who is a member and
-// a number that changes with the owners. Error: ErrFenced.
+// Renew renews the lease of me and records its follower. It returns all members, and a number that
+// changes with the owners. Error: ErrFenced.
 func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
 	result, err := s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3 AND beat >= $4`, me.Follower, me.Address, me.Instance, me.Beat)
 	if err != nil {
@@ -121,7 +124,7 @@ func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners 
 	return members, owners, err
 }
 
-// Members returns all members in the order of their addresses.
+// Members returns all members, ordered by address.
 func (s *Store) Members(ctx context.Context) ([]Member, error) {
 	return list(ctx, s.db, func(row *sql.Rows) (m Member, err error) {
 		err = row.Scan(&m.Address, &m.Instance, &m.Beat, &m.Replicate, &m.Follower)
@@ -129,7 +132,7 @@ func (s *Store) Members(ctx context.Context) ([]Member, error) {
 	}, `SELECT address, instance, beat, replicate, follower FROM servers ORDER BY address`)
 }
 
-// Leave ends a membership after a last check-point: nothing is lost.
+// Leave ends a membership after a last check-point, so no credits are lost.
 func (s *Store) Leave(ctx context.Context, me Member) error {
 	return s.own(ctx, func(t *tx) {
 		t.latest(0)
@@ -138,16 +141,15 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 	})
 }
 
-// Claim takes all partitions of a server that was last seen so and has been silent
-// since; with Instance 0 of one that has left. It returns the store's time as Join does.
-// Errors: ErrFenced; ErrMoved if the server, or its follower where that has an instance, was
-// heard of again, or another has taken them.
+// Claim takes over all partitions of the silent member from. If from.Instance is 0, from has left the
+// store. Claim returns the store's time, as Join does. Errors: ErrFenced; ErrMoved if the beat of from,
+// or of a follower with an instance, has changed, or another server has taken the partitions.
 func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(t *tx) {
 		t.beat(me, 0)
 		at = t.latest(wall)
-		if follower.Instance != 0 { // which renews before this or sees it
+		if follower.Instance != 0 { // locks the row: a renewal comes before, or sees this claim
 			t.must(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat)
 		}
 		lost := at
@@ -163,11 +165,11 @@ func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.
 	return time.Duration(at) * time.Millisecond, err
 }
 
-// Owners returns all partitions, and the number that changes with them.
+// Owners returns all partitions, and the number that changes with their owners.
 func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err error) {
 	ctx, done := patient(ctx)
 	defer done(&err)
-	// The number first: a change that comes between is read, and read again.
+	// Read the number first: a change between the two reads is then read again, not missed.
 	if err := s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners); err != nil {
 		return nil, 0, err
 	}
@@ -180,8 +182,7 @@ func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err
 	return all, owners, err
 }
 
-// Move asks the owners of the partitions first to last to move them to a server.
-// Error: ErrNoServer.
+// Move asks the owners of partitions first to last to hand them over to a server. Error: ErrNoServer.
 func (s *Store) Move(ctx context.Context, first, last int, to string) error {
 	return s.own(ctx, func(t *tx) {
 		t.must(ErrNoServer, lock, to)
@@ -189,8 +190,8 @@ func (s *Store) Move(ctx context.Context, first, last int, to string) error {
 	})
 }
 
-// HandOver gives partitions, and what their keys hold, to another server, all or
-// none. Errors: ErrFenced; ErrNoServer.
+// HandOver gives partitions and the credits of their keys to another server, all or none. Errors:
+// ErrFenced; ErrNoServer.
 func (s *Store) HandOver(ctx context.Context, me Member, to string, partitions []int, credits []table.Credit) error {
 	return s.own(ctx, func(t *tx) {
 		t.save(me, credits)

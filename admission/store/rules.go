@@ -11,11 +11,11 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 )
 
-// ErrNoRule says that a key has no rule of its own.
+// ErrNoRule means that a key has no rule of its own.
 var ErrNoRule = errors.New("no such rule")
 
-// Remembered is how long a deleted rule is kept, by the database's clock, so that servers hear
-// of it. One that did not reach its store for longer must start again.
+// Remembered is the time that a deleted rule is kept, by the database's clock, so that servers learn of
+// the deletion. A server that did not reach the store for longer must restart.
 const Remembered = 30 * 24 * time.Hour
 
 const columns = `key, rate_milli, period_s, capacity, strict, shadow, fail_open, change`
@@ -25,8 +25,8 @@ func scan(row *sql.Rows, more ...any) (r rule.Rule, err error) {
 	return r, err
 }
 
-// SetRules adds or replaces rules, all or none, and returns the number of the last
-// change. The rules' own Change is not looked at. Error: of rule.Rule.Validate.
+// SetRules adds or replaces rules, all or none, and returns the number of the last edit. It ignores the
+// rules' Change. Error: see rule.Rule.Validate.
 func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error) {
 	for i := range rules {
 		if err := rules[i].Validate(); err != nil {
@@ -46,8 +46,8 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 	return change, err
 }
 
-// DeleteRule deletes a rule. Its key falls back to the defaults; what it holds stays,
-// as far as it fits. Error: ErrNoRule.
+// DeleteRule deletes a rule. The key falls back to the defaults and keeps its credits, up to the new
+// capacity. Error: ErrNoRule.
 func (s *Store) DeleteRule(ctx context.Context, key string) (change uint64, err error) {
 	now := `unixepoch() * 1000`
 	if s.postgres {
@@ -77,7 +77,7 @@ func (t *tx) next() uint64 {
 	return uint64(t.get(`UPDATE admission SET change = change + 1 RETURNING change`))
 }
 
-// Rule returns the rule of that key. Error: ErrNoRule.
+// Rule returns the rule of key. Error: ErrNoRule.
 func (s *Store) Rule(ctx context.Context, key string) (rule.Rule, error) {
 	rules, err := s.RulesOf(ctx, []string{key})
 	if err == nil && len(rules) == 0 {
@@ -86,7 +86,7 @@ func (s *Store) Rule(ctx context.Context, key string) (rule.Rule, error) {
 	return rules[key], err
 }
 
-// RulesOf returns the rules of those keys, by key: of one that has none there is nothing.
+// RulesOf returns the rules of keys, by key. Keys without a rule are absent from the map.
 func (s *Store) RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error) {
 	list, args := in(keys)
 	rules, err := s.rules(ctx, `key IN `+list, args...)
@@ -97,7 +97,7 @@ func (s *Store) RulesOf(ctx context.Context, keys []string) (map[string]rule.Rul
 	return of, err
 }
 
-// in is the list of an IN, with its parameters. Requires: there are keys.
+// in returns the list and the parameters of an IN clause. Requires: len(keys) > 0.
 func in(keys []string) (list string, args []any) {
 	for i, key := range keys {
 		list += fmt.Sprintf(",$%d", i+1)
@@ -106,11 +106,11 @@ func in(keys []string) (list string, args []any) {
 	return "(" + strings.TrimPrefix(list, ",") + ")", args
 }
 
-// Rules returns up to n rules in the order of their keys: those that begin with
-// prefix and come after the key after.
+// Rules returns up to n rules in the order of their keys: the keys with the given prefix that come
+// after the key after.
 func (s *Store) Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error) {
 	which := `key > $1 AND substr(key, 1, length($2)) = $2 ORDER BY key LIMIT $3`
-	if s.postgres { // by bytes there, too
+	if s.postgres { // compare bytes, as SQLite does
 		which = `key COLLATE "C" > $1 AND starts_with(key, $2) ORDER BY key COLLATE "C" LIMIT $3`
 	}
 	return s.rules(ctx, which, after, prefix, n)
@@ -127,8 +127,8 @@ type Change struct {
 	Deleted bool
 }
 
-// Changes returns up to n edits after the one of that number, in order. Of the edits
-// of one rule it has the last.
+// Changes returns up to n edits with numbers above after, in order. Of several edits of a rule it
+// returns only the last.
 func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, error) {
 	return list(ctx, s.db, func(row *sql.Rows) (Change, error) {
 		var deleted sql.NullInt64
@@ -147,7 +147,7 @@ func (s *Store) rules(ctx context.Context, which string, args ...any) ([]rule.Ru
 	return list(ctx, s.db, func(row *sql.Rows) (rule.Rule, error) { return scan(row) }, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND `+which, args...)
 }
 
-// list returns what one makes of each row.
+// list converts each row with one.
 func list[A any](ctx context.Context, db *sql.DB, one func(*sql.Rows) (A, error), query string, args ...any) (all []A, err error) {
 	ctx, done := patient(ctx)
 	defer done(&err)

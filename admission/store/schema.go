@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 )
 
-// version is of the tables. A store of another one is refused.
+// version is the version of the tables. A store with another version is refused.
 const version = 5
 
 var schema = []string{
@@ -38,8 +38,8 @@ var schema = []string{
 }
 
 const (
-	maxConnections = 16               // to PostgreSQL; who needs one more waits
-	patience       = 10 * time.Second // with a database that says nothing; callers may have less
+	maxConnections = 16               // to PostgreSQL; further requests wait
+	patience       = 10 * time.Second // wait for an answer of the database; callers may wait less
 )
 
 var errSilent = fmt.Errorf("the database has not answered within %v", patience)
@@ -48,31 +48,30 @@ var errSilent = fmt.Errorf("the database has not answered within %v", patience)
 type Store struct {
 	db       *sql.DB
 	postgres bool
-	editing  chan struct{} // of one: edits of rules, so that those that wait for each other have no connections
+	editing  chan struct{} // capacity 1: serializes edits of rules, so that waiting edits hold no connections
 }
 
-// Open opens the store and makes its tables if need be. database is the URL of a
-// PostgreSQL database (postgres://...), or the path of a SQLite file.
+// Open opens the store and creates its tables if needed. database is the URL of a PostgreSQL database
+// (postgres://...) or the path of a SQLite file.
 func Open(ctx context.Context, database string) (*Store, error) {
 	s := &Store{editing: make(chan struct{}, 1), postgres: strings.HasPrefix(database, "postgres://") || strings.HasPrefix(database, "postgresql://")}
 	var err error
 	if s.postgres {
 		var cfg *pgx.ConnConfig
 		if cfg, err = pgx.ParseConfig(database); err == nil {
-			// A pooler such as PgBouncer may give each transaction another connection to the
-			// database. So nothing is kept in one: no prepared statements, and no setting but
-			// for a transaction.
+			// A pooler such as PgBouncer may give each transaction another connection. So a connection
+			// keeps no state: no prepared statements, and settings only within a transaction.
 			cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 			s.db = stdlib.OpenDB(*cfg)
 			s.db.SetMaxOpenConns(maxConnections)
 		}
 	} else {
-		f, err := os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600) // SQLite's would be for all to read
+		f, err := os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600) // SQLite would make the file readable for all users
 		if err != nil {
 			return nil, fmt.Errorf("open the admission store: %w", err)
 		}
 		f.Close()
-		// One connection: SQLite has one writer, and readers here are few.
+		// One connection: SQLite has one writer, and there are few readers.
 		if s.db, err = sql.Open("sqlite", "file:"+(&url.URL{Path: database}).EscapedPath()+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=busy_timeout(5000)&_txlock=immediate"); err == nil {
 			s.db.SetMaxOpenConns(1)
 		}
@@ -93,7 +92,7 @@ func (s *Store) Close() error { return s.db.Close() }
 
 func (s *Store) prepare(ctx context.Context) error {
 	return s.transact(ctx, func(t *tx) {
-		if s.postgres { // two servers that start at once
+		if s.postgres { // two servers may start at once
 			t.do(`SELECT pg_advisory_xact_lock(4193)`)
 		}
 		for _, statement := range schema {
@@ -109,7 +108,7 @@ func (s *Store) prepare(ctx context.Context) error {
 	})
 }
 
-// tx is a transaction that ends with its first error: what comes after that does nothing.
+// tx is a transaction. After the first error its methods do nothing.
 type tx struct {
 	*sql.Tx
 	ctx context.Context
@@ -122,7 +121,7 @@ func (t *tx) fail(err error) {
 	}
 }
 
-// do returns how many rows a statement has changed.
+// do runs a statement and returns the number of changed rows.
 func (t *tx) do(query string, args ...any) (rows int64) {
 	if t.err != nil {
 		return 0
@@ -135,14 +134,14 @@ func (t *tx) do(query string, args ...any) (rows int64) {
 	return rows
 }
 
-// must fails if a statement has changed nothing.
+// must runs a statement, and fails with or if no row changed.
 func (t *tx) must(or error, query string, args ...any) {
 	if t.do(query, args...) == 0 {
 		t.fail(or)
 	}
 }
 
-// get returns the number that a query asks for.
+// get returns the number that a query selects.
 func (t *tx) get(query string, args ...any) (n int64) {
 	if t.err == nil {
 		t.err = t.QueryRowContext(t.ctx, query, args...).Scan(&n)
@@ -150,7 +149,7 @@ func (t *tx) get(query string, args ...any) (n int64) {
 	return n
 }
 
-// patient bounds what a database is asked; done says so in place of what came of it.
+// patient limits the time of a database request. done replaces a timeout error by errSilent.
 func patient(ctx context.Context) (limited context.Context, done func(*error)) {
 	limited, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
 	return limited, func(err *error) {
@@ -169,7 +168,7 @@ func (s *Store) transact(ctx context.Context, f func(t *tx)) (err error) {
 		return err
 	}
 	t := &tx{Tx: begun, ctx: ctx}
-	if s.postgres { // what a server that was cut off has locked is free before its lease is over
+	if s.postgres { // frees the locks of a disconnected server before its lease is over
 		t.do(`SET LOCAL idle_in_transaction_session_timeout = '2s'`)
 	}
 	if f(t); t.err == nil {

@@ -1,5 +1,5 @@
-// Package wire is admission's datagrams, big-endian, over UDP: a question of 48
-// bytes and a key, and an answer of 48 bytes. No answer is longer than its question.
+// Package wire encodes admission's datagrams, big-endian, over UDP: a question of 48 bytes and a key,
+// and an answer of 48 bytes. No answer is longer than its question.
 //
 //	question                                 answer
 //	 0 u8  0xAD    1 u8 version 3             0 u8 0xAD    1 u8 3
@@ -12,18 +12,18 @@
 //	30 u16 key length  32 key                       it has the cost; if moved, the owner's epoch
 //	 + 16  MAC                               32  16 MAC
 //
-// The wait of a question is how long its asker waits for the answer. A server that has to look
-// the key up says so with waiting, and decides within that time or not at all. An asker that
-// denies a question for want of an answer sends cancel, with the question's number, key and cost:
-// the server does not charge the question, or gives its cost back. Nothing answers a cancel.
+// A question's wait is how long its asker waits for the answer. A server that must look up the key
+// answers waiting, and decides within the wait or not at all. If an asker denies a question because no
+// answer came, it sends cancel with the question's number, key and cost. The server then does not
+// charge the question, or gives its cost back. A cancel gets no answer.
 //
-// The MAC is the first 16 bytes of HMAC-SHA-256 (RFC 2104, FIPS 180-4) over all that
-// precedes it (mac.go). Without keys, which is for loopback only, it is 16 zeroes.
+// The MAC is the first 16 bytes of HMAC-SHA-256 (RFC 2104, FIPS 180-4) over all bytes before the MAC
+// (mac.go). Without keys, which is for loopback only, the MAC is 16 zeroes.
 //
-// A session proves that the asker gets what is sent to its address (session.go): an
-// asker that has none sends a hello, and gets it. The number of a question is the
-// second in which the asker started << 32 | a count, so that it grows through
-// restarts; a question that is sent again has the same number, and is charged once.
+// A session proves that the asker receives datagrams sent to its address (session.go). An asker without
+// a session sends a hello and receives a session. The number of a question is the second in which the
+// asker started << 32 | a count, so the number grows through restarts. A question that is sent again
+// has the same number, and is charged once.
 //
 // The package is pure. Nothing is encrypted: clients that must hide keys hash them.
 package wire

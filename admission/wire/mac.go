@@ -7,7 +7,7 @@ import (
 	"hash"
 )
 
-// Key is a shared secret by which datagrams are authenticated.
+// Key is a shared secret that authenticates datagrams.
 type Key struct {
 	ID     uint16
 	Secret []byte // at least MinSecret bytes
@@ -16,10 +16,10 @@ type Key struct {
 // MinSecret is the minimum length of a secret in bytes.
 const MinSecret = 16
 
-// Sealer makes MACs and checks them. It is one goroutine's: it allocates nothing
-// after its first use of each key.
+// Sealer makes and checks MACs. It belongs to one goroutine. It allocates nothing after the first use
+// of each key.
 type Sealer struct {
-	keys []sealing // the first one seals questions
+	keys []sealing // the first key seals questions
 	sum  [sha256.Size]byte
 }
 
@@ -28,9 +28,9 @@ type sealing struct {
 	hmac hash.Hash
 }
 
-// NewSealer returns a Sealer for these keys. Several are valid at once so that they
-// can be replaced without a pause: add the new one everywhere, put it first
-// everywhere, take the old one away. Without any, nothing is authenticated.
+// NewSealer returns a Sealer for keys. Several keys are valid at once, so that keys can be replaced
+// without a pause: add the new key everywhere, put the new key first everywhere, remove the old key.
+// Without keys, datagrams are not authenticated.
 func NewSealer(keys []Key) (*Sealer, error) {
 	s := new(Sealer)
 	for _, k := range keys {
@@ -47,7 +47,7 @@ func NewSealer(keys []Key) (*Sealer, error) {
 	return s, nil
 }
 
-// id is of the key that seals questions; 0 without any.
+// id returns the id of the key that seals questions; 0 without keys.
 func (s *Sealer) id() uint16 {
 	if len(s.keys) == 0 {
 		return 0
@@ -55,8 +55,7 @@ func (s *Sealer) id() uint16 {
 	return s.keys[0].id
 }
 
-// mac returns the MAC of d, nil for a key that is not known. It is overwritten by
-// the next call.
+// mac returns the MAC of d, or nil if the key is unknown. The next call overwrites the result.
 func (s *Sealer) mac(d []byte, id uint16) []byte {
 	if len(s.keys) == 0 && id == 0 {
 		clear(s.sum[:])

@@ -9,34 +9,30 @@ import (
 	"time"
 )
 
-// SessionLife is how long a session is good for at least, and half of how long at
-// most.
+// SessionLife is the minimum life of a session; the maximum is twice as long.
 const SessionLife = time.Hour
 
-// Sessions issues sessions and checks them, keeping nothing, like the cookies of
-// RFC 9018: a session is an HMAC of the asker's address and the hour, by a secret of
-// this start. So it is good for an address alone, ends by itself, and none outlives a
-// restart. It is one goroutine's.
+// Sessions issues and checks sessions without storing them, like the cookies of RFC 9018: a session is
+// an HMAC of the asker's address and the hour, with a secret of this start. So a session is valid for
+// one address, expires by itself, and never outlives a restart. Sessions belongs to one goroutine.
 type Sessions struct {
 	hmac hash.Hash
 	msg  [16 + 2 + 8]byte
 	sum  [sha256.Size]byte
 }
 
-// NewSessions takes a secret that is drawn anew at each start; it is the same for
-// all goroutines of a server.
+// NewSessions returns a Sessions with a secret that is drawn at each start and shared by all goroutines
+// of a server.
 func NewSessions(secret []byte) *Sessions {
 	return &Sessions{hmac: hmac.New(sha256.New, secret)}
 }
 
-// Issue returns the session of the address. now is the wall clock's, by which only
-// the hour is told.
+// Issue returns the session of an address. now is the wall clock.
 func (s *Sessions) Issue(from netip.AddrPort, now time.Duration) uint64 {
 	return s.of(from, hour(now))
 }
 
-// Good reports whether the session was issued to the address in this hour or the
-// one before.
+// Good reports whether the session was issued to the address in this hour or the previous hour.
 func (s *Sessions) Good(session uint64, from netip.AddrPort, now time.Duration) bool {
 	return session == s.of(from, hour(now)) || session == s.of(from, hour(now)-1)
 }

@@ -23,33 +23,33 @@ const (
 	MaxKey = 256
 )
 
-// Kind says what a datagram is.
+// Kind is the kind of a datagram.
 type Kind uint8
 
 // The kinds.
 const (
-	Hello   Kind = 0 // wants a session
-	Ask     Kind = 1 // may this key go on?
-	Reply   Kind = 2 // to Ask: decided
-	Issued  Kind = 3 // to any: here is a session; ask again with it
-	Moved   Kind = 4 // to Ask: another server owns the key, see the epoch
-	Busy    Kind = 5 // to the same: not decided; ask again later, or elsewhere
-	Waiting Kind = 6 // to Ask: the server looks the key up; the question is decided within its wait
-	Cancel  Kind = 7 // the asker has denied the question of this number: do not charge it, or give its cost back
+	Hello   Kind = 0 // requests a session
+	Ask     Kind = 1 // asks whether to admit the key
+	Reply   Kind = 2 // answers Ask: decided
+	Issued  Kind = 3 // answers any kind: carries a session; ask again with it
+	Moved   Kind = 4 // answers Ask: another server owns the key, see Epoch
+	Busy    Kind = 5 // answers Ask: not decided; ask again later or elsewhere
+	Waiting Kind = 6 // answers Ask: the server looks up the key and decides within the wait
+	Cancel  Kind = 7 // the asker denied the question with this number: do not charge it, or give its cost back
 )
 
 // Flags of a question.
 const (
-	Retry uint8 = 1 << iota // was sent before
-	Peek                    // take nothing
+	Retry uint8 = 1 << iota // sent before
+	Peek                    // take no credits
 )
 
 // Flags of an answer.
 const (
 	Admit     uint8 = 1 << iota
-	ByDefault       // by a default rule, or for want of any
+	ByDefault       // a default rule, or no rule, applied
 	Shadow          // the rule would have denied
-	Never           // of a denial: the bucket will not have the cost at any time
+	Never           // denied, and the bucket will never have the cost
 )
 
 // Question is a datagram to a server.
@@ -59,8 +59,8 @@ type Question struct {
 	Session uint64
 	Number  uint64
 	Cost    uint32
-	Wait    uint32 // of Ask: for how long from now an answer is of use, milliseconds
-	Key     []byte // as parsed, a part of the datagram
+	Wait    uint32 // for Ask: milliseconds from now in which an answer is useful
+	Key     []byte // parsed: a part of the datagram
 }
 
 // Answer is a datagram from a server.
@@ -69,15 +69,15 @@ type Answer struct {
 	Flags   uint8
 	Session uint64
 	Number  uint64
-	Value   uint32 // of Reply: credits left; of Moved: HashOf the owner
-	Wait    uint64 // of Reply: milliseconds until the bucket is full, or if denied and not Never until it has the cost
-	Epoch   uint32 // of Moved: the partition's, which grows with each change of its owner
+	Value   uint32 // in Reply: credits left; in Moved: HashOf the owner's address
+	Wait    uint64 // in Reply: milliseconds until the bucket is full, or if denied without Never until it has the cost
+	Epoch   uint32 // in Moved: the partition's epoch, which grows with each change of its owner
 }
 
-// HashOf is CRC-32/IEEE of a server's address, by which Moved names the owner.
+// HashOf returns CRC-32/IEEE of a server's address; Moved names the owner by this hash.
 func HashOf(address string) uint32 { return crc32.ChecksumIEEE([]byte(address)) }
 
-// Errors of parsing. The caller counts them, and answers nothing.
+// Errors of parsing. The caller counts the error and sends no answer.
 var (
 	ErrMalformed = errors.New("malformed datagram")
 	ErrMAC       = errors.New("wrong MAC, or a MAC key that is not known")
@@ -91,7 +91,7 @@ func (s *Sealer) AppendQuestion(to []byte, q Question) []byte {
 	return s.seal(to, from, s.id())
 }
 
-// ParseQuestion also returns the id of the MAC key, by which the answer is sealed.
+// ParseQuestion parses a question and returns the id of its MAC key, which must seal the answer.
 // Errors: ErrMalformed, ErrMAC.
 func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 	if len(d) < MinQuestion || len(d) > MaxQuestion || d[0] != magic || d[1] != version {
@@ -112,14 +112,14 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 	return q, keyID, nil
 }
 
-// AppendAnswer appends the datagram of a, sealed by the key that the question had.
+// AppendAnswer appends the datagram of a, sealed with the question's MAC key.
 func (s *Sealer) AppendAnswer(to []byte, a Answer, keyID uint16) []byte {
 	from := len(to)
 	return s.seal(appendHead(to, a.head()), from, keyID)
 }
 
-// head is how each datagram begins. The last 8 bytes of a question's are its Wait, the id of its
-// MAC key and the length of its key; of an answer's, its Wait or its Epoch.
+// head is the start of each datagram. last holds a question's Wait, the id of its MAC key and the
+// length of its key; or an answer's Wait or Epoch.
 type head struct {
 	kind            Kind
 	flags           uint8
@@ -155,7 +155,7 @@ func parseHead(d []byte) head {
 	}
 }
 
-// ParseAnswer parses an answer to a question of this sealer's. Errors: ErrMalformed, ErrMAC.
+// ParseAnswer parses an answer to a question of this Sealer. Errors: ErrMalformed, ErrMAC.
 func (s *Sealer) ParseAnswer(d []byte) (a Answer, err error) {
 	if len(d) != AnswerSize || d[0] != magic || d[1] != version || d[3]&^(Admit|ByDefault|Shadow|Never) != 0 ||
 		Kind(d[2]) < Reply || Kind(d[2]) > Waiting {
