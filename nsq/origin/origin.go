@@ -1,11 +1,11 @@
-// Package origin says for whom a broker publishes. A broker that forwards what its clients
-// publish shows the origin to the target broker as the secret of AUTH:
+// Package origin names the publisher for whom a broker publishes. A broker that forwards its
+// clients' publishes sends the origin to the target broker as the secret of AUTH:
 //
 //	srtm-forward MAC JSON
 //
-// JSON is the Origin. MAC is the HMAC-SHA-256 of JSON in hexadecimal, with a key that the
-// loaddistributor gives to brokers alone: a client cannot make one. AUTH follows TLS, so an
-// origin is as secret on its way as the secrets of clients. The package knows nothing of brokers.
+// JSON is the Origin. MAC is the HMAC-SHA-256 of JSON in hexadecimal. Only brokers get its key,
+// from the loaddistributor, so a client cannot forge an origin. AUTH follows TLS, so an origin is
+// as secret in transit as the secrets of clients. The package knows nothing of brokers.
 package origin
 
 import (
@@ -17,22 +17,21 @@ import (
 	"errors"
 )
 
-// Origin is a publisher as the broker knows it that the publisher is connected to. Origins
-// are comparable.
+// Origin is a publisher as its own broker knows it. Origins are comparable.
 type Origin struct {
-	ClientID string `json:"client_id,omitempty"` // of IDENTIFY
+	ClientID string `json:"client_id,omitempty"` // from IDENTIFY
 	// Kind and ID are the publisher's identity: an AUTH identity, a certificate's name, a client_id
 	// or an address.
 	Kind string `json:"kind,omitempty"`
 	ID   string `json:"id,omitempty"`
 	Host string `json:"host,omitempty"` // the publisher's address
-	// Broker is the id of the broker that forwards.
+	// Broker is the id of the forwarding broker.
 	Broker string `json:"broker"`
-	// Visits says that the publisher has no connection: each message is a request of its own.
+	// Visits means that the publisher has no connection, and each message is a separate request.
 	Visits bool `json:"visits,omitempty"`
 }
 
-// prefix begins the secret.
+// prefix is the beginning of the secret.
 const prefix = "srtm-forward "
 
 // Errors of Parse.
@@ -41,13 +40,13 @@ var (
 	errForged = errors.New("the MAC is of no broker of this cluster")
 )
 
-// String returns the JSON of o, which Secret takes.
+// String returns o as JSON, for Secret.
 func (o Origin) String() string {
-	text, _ := json.Marshal(o) // strings and a bool
+	text, _ := json.Marshal(o) // strings and a bool always encode
 	return string(text)
 }
 
-// Of returns the Origin of a String; nothing, of another text.
+// Of parses the result of String. For any other text it returns the zero Origin.
 func Of(text string) (o Origin) {
 	if json.Unmarshal([]byte(text), &o) != nil {
 		return Origin{}
@@ -55,15 +54,15 @@ func Of(text string) (o Origin) {
 	return o
 }
 
-// Secret returns the secret of AUTH for the String of an Origin.
+// Secret returns the secret of AUTH for an Origin's String.
 func Secret(key []byte, origin string) string {
 	return prefix + hex.EncodeToString(mac(key, []byte(origin))) + " " + origin
 }
 
-// Is reports whether a secret of AUTH says for whom a broker publishes. The secret may be forged.
+// Is reports whether a secret of AUTH has the form of an origin. The secret may be forged.
 func Is(secret []byte) bool { return bytes.HasPrefix(secret, []byte(prefix)) }
 
-// Parse returns the origin that a secret shows, if the secret was made with one of the keys.
+// Parse returns the origin in a secret that was made with one of the keys.
 func Parse(secret []byte, keys ...[]byte) (Origin, error) {
 	rest, is := bytes.CutPrefix(secret, []byte(prefix))
 	shown, text, found := bytes.Cut(rest, []byte(" "))

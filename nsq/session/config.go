@@ -7,52 +7,51 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Bounds of IDENTIFY that the protocol fixes.
+// Limits of IDENTIFY that the protocol fixes.
 const (
 	MinHeartbeatInterval = time.Second
 	MinMsgTimeout        = time.Second
 	MinOutputBufferSize  = 64 // bytes
 	MaxSampleRate        = 99 // percent
 
-	// MaxIdentityText bounds client_id, hostname and user_agent, each in
-	// bytes: every connection keeps them as long as it lives.
+	// MaxIdentityText limits client_id, hostname and user_agent, each in bytes, because every
+	// connection keeps them for its lifetime.
 	MaxIdentityText = 256
 
-	// defaultDeflateLevel is for a client that names none.
+	// defaultDeflateLevel applies if the client requests no level.
 	defaultDeflateLevel = 6
 )
 
-// Config is what all sessions of a server share. It must not change while one
-// uses it.
+// Config is shared by all sessions of a server. It must not change while a session uses it.
 type Config struct {
 	Limits wire.Limits
 
-	HeartbeatInterval    time.Duration // when the client names none
+	HeartbeatInterval    time.Duration // default
 	MaxHeartbeatInterval time.Duration
 
-	MsgTimeout    time.Duration // until an unanswered message is requeued, when the client names none
-	MaxMsgTimeout time.Duration // maximum a client may ask for, and a TOUCH may stretch it to
+	MsgTimeout    time.Duration // default time until an unanswered message is requeued
+	MaxMsgTimeout time.Duration // maximum for IDENTIFY, and for a message's time after TOUCH
 
-	OutputBufferSize       int // bytes, when the client names none
+	OutputBufferSize       int // default, bytes
 	MaxOutputBufferSize    int
-	OutputBufferTimeout    time.Duration // when the client names none
+	OutputBufferTimeout    time.Duration // default
 	MinOutputBufferTimeout time.Duration
 	MaxOutputBufferTimeout time.Duration
 
 	TLS             bool // offered
-	TLSRequired     bool // nothing but IDENTIFY is allowed before it
+	TLSRequired     bool // before TLS, only IDENTIFY is allowed
 	Snappy          bool // offered
 	Deflate         bool // offered
-	MaxDeflateLevel int  // in [1, 9]; what a client asks for above it is cut
+	MaxDeflateLevel int  // in [1, 9]; a higher requested level is reduced to it
 
-	// Forwarded lets brokers AUTH that publish for clients of theirs (nsq/origin), whether or not
-	// others must.
+	// Forwarded permits AUTH by brokers that publish for their clients (nsq/origin), even if
+	// AuthRequired is false.
 	Forwarded    bool
 	AuthRequired bool   // a client must AUTH before it publishes or subscribes
-	Version      string // told to clients
+	Version      string // sent to clients
 }
 
-// DefaultConfig returns the defaults that upstream's nsqd documents.
+// DefaultConfig returns the documented defaults of upstream's nsqd.
 func DefaultConfig() Config {
 	return Config{
 		Limits:                 wire.DefaultLimits(),

@@ -8,27 +8,26 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Identity is what a client said of itself and what was granted to it. Until
-// IDENTIFY it holds the server's defaults.
+// Identity is a client's self-description with the values that the server granted. Before IDENTIFY
+// it holds the server's defaults.
 type Identity struct {
-	ClientID  string // the publisher id, where the client publishes
+	ClientID  string // a publisher's id
 	Hostname  string
 	UserAgent string
-	Region    string // where it runs; "" if it did not say
-	Zone      string // of that region
+	Region    string // where the client runs; "" if unknown
+	Zone      string // within Region
 
-	HeartbeatInterval   time.Duration // 0: no heartbeats, and silence is not a fault
-	OutputBufferSize    int           // bytes; 0: the client wants every write at once
+	HeartbeatInterval   time.Duration // 0: no heartbeats, and no limit on silence
+	OutputBufferSize    int           // bytes; 0: write at once
 	OutputBufferTimeout time.Duration // 0: flush by size only
 	MsgTimeout          time.Duration
 	SampleRate          int // percent of messages to deliver, in [1, 99]; 0: all
 
-	// What the stream is wrapped in, once each has been carried out. At most
-	// one of Snappy and Deflate.
+	// Granted upgrades of the stream. At most one of Snappy and Deflate.
 	TLS, Snappy, Deflate bool
-	DeflateLevel         int // in [1, 9]; what deflate would use, or uses
+	DeflateLevel         int // in [1, 9]; also set without Deflate
 
-	negotiated bool // the client wants the granted values as JSON
+	negotiated bool // the client requests the granted values as JSON
 }
 
 func defaultIdentity(c *Config) Identity {
@@ -41,8 +40,7 @@ func defaultIdentity(c *Config) Identity {
 	}
 }
 
-// negotiate reads an IDENTIFY body against the server's bounds. On any fault
-// nothing is granted.
+// negotiate checks an IDENTIFY body against the server's limits. On any fault it grants nothing.
 func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	id := defaultIdentity(c)
 	var req wire.IdentifyRequest
@@ -72,14 +70,14 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	text("topology_region", id.Region)
 	text("topology_zone", id.Zone)
 
-	// 0 is what JSON libraries send for a field that was not set, so it is the
-	// default everywhere; -1 turns a thing off.
+	// JSON libraries send 0 for a field that is not set, so 0 means the default. -1 disables a
+	// feature.
 	switch ms := req.HeartbeatInterval; {
 	case ms == 0:
 	case ms == -1:
 		id.HeartbeatInterval = 0
 	case !millisWithin(ms, MinHeartbeatInterval, c.MaxHeartbeatInterval):
-		refuse("heartbeat interval (%d) is invalid", ms) // go-nsq's own tests expect these very words
+		refuse("heartbeat interval (%d) is invalid", ms) // go-nsq's tests expect this text
 	default:
 		id.HeartbeatInterval = time.Duration(ms) * time.Millisecond
 	}
@@ -115,8 +113,8 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	if req.DeflateLevel > 0 {
 		id.DeflateLevel = int(min(req.DeflateLevel, int64(c.MaxDeflateLevel)))
 	}
-	// What is granted is known to a client that reads the answer, and to no
-	// other: one that did not ask for the answer goes on in the clear.
+	// Only a client that requests the answer knows what is granted. Other clients continue in plain
+	// text.
 	if id.negotiated && fault == nil {
 		id.TLS = c.TLS && req.TLSv1
 		id.Snappy = c.Snappy && req.Snappy
@@ -128,7 +126,7 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	return id, fault
 }
 
-// response is the answer to IDENTIFY.
+// response returns the answer to IDENTIFY.
 func (id *Identity) response(c *Config) ([]byte, error) {
 	if !id.negotiated {
 		return []byte(wire.OK), nil

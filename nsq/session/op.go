@@ -6,38 +6,38 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// OpKind says what the driver has to do.
+// OpKind is the kind of an operation for the driver.
 type OpKind uint8
 
-// The kinds of operation, and the fields of Op that each of them sets.
+// Kinds of operations, with the fields of Op that they set.
 const (
-	OpNone     OpKind = iota // nothing
+	OpNone     OpKind = iota // nothing to do
 	OpIdentify               // apply Session.Identity to the connection
-	OpAuth                   // Body is the secret; set Reply to the JSON answer
+	OpAuth                   // Body is the secret; the driver sets Reply to the JSON answer
 	OpPub                    // Topic, Body
 	OpMpub                   // Topic, Batch; all or nothing
 	OpDpub                   // Topic, Body, Defer
-	OpSub                    // Topic, Channel; deliver nothing until OpRdy
+	OpSub                    // Topic, Channel; deliver nothing before OpRdy
 	OpRdy                    // Ready
 	OpFin                    // ID
 	OpReq                    // ID, Timeout
 	OpTouch                  // ID
-	OpCls                    // deliver nothing any more; FIN, REQ and TOUCH still come
-	OpPace                   // Ready, which is the weight
+	OpCls                    // deliver nothing more; FIN, REQ and TOUCH may still come
+	OpPace                   // Ready is the weight
 
-	// The upgrades that IDENTIFY granted, in their order. Write the output
-	// first. Once the operation is carried out, everything read and written is
-	// wrapped, beginning with the OK that Done puts into the output.
+	// The upgrades that IDENTIFY granted, in this order. The driver writes the output before an
+	// upgrade. After the upgrade, all data is wrapped, beginning with the OK that Done adds to the
+	// output.
 	OpTLS     // serve TLS
 	OpSnappy  // compress in both directions
-	OpDeflate // likewise; Level
+	OpDeflate // compress in both directions; Level
 )
 
-// Upgrade reports whether the operation changes how the stream is wrapped.
+// Upgrade reports whether the operation wraps the stream.
 func (k OpKind) Upgrade() bool { return k >= OpTLS }
 
-// about returns the verb of the command that led to the operation, and the code that answers
-// it when the driver's error has none of its own.
+// about returns the verb of the operation's command, and the code that answers the command if the
+// driver's error has no code.
 func (k OpKind) about() (verb string, failed wire.ErrorCode) {
 	about := [...]struct {
 		verb   string
@@ -63,14 +63,14 @@ func (k OpKind) about() (verb string, failed wire.ErrorCode) {
 	return about.verb, about.failed
 }
 
-// String returns the verb of the command that led to the operation.
+// String returns the verb of the operation's command.
 func (k OpKind) String() string {
 	verb, _ := k.about()
 	return verb
 }
 
-// Op is one operation for the driver. Its slices are views into the buffer
-// given to Step and hold as long as the driver keeps those bytes.
+// Op is an operation for the driver. Its slices are views into the buffer passed to Step and are
+// valid while the driver keeps the buffer.
 type Op struct {
 	Kind    OpKind
 	Topic   []byte
@@ -83,17 +83,16 @@ type Op struct {
 	Timeout time.Duration  // REQ
 	Level   int            // OpDeflate, in [1, 9]
 
-	// Reply is set by the driver before Done, for OpAuth, and for publishes of a client
-	// that sent PACE if it is to be told something: then it is sent instead of OK.
+	// Reply is set by the driver before Done, for OpAuth. After PACE the driver may also set Reply
+	// for publishes, to replace OK.
 	Reply []byte
 }
 
-// Failed returns the code that says that the operation could not be carried out.
+// Failed returns the code for an operation that could not be carried out.
 func (k OpKind) Failed() wire.ErrorCode {
 	_, code := k.about()
 	return code
 }
 
-// Publishes reports whether the operation publishes: those may be Done later,
-// in their order.
+// Publishes reports whether the operation publishes. Publishes may be Done later, in their order.
 func (k OpKind) Publishes() bool { return k == OpPub || k == OpMpub || k == OpDpub }

@@ -9,14 +9,13 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// ErrSilent is the cause of a close for want of any command during two
-// heartbeat intervals. No frame is sent for it.
+// ErrSilent is the cause of a close after two heartbeat intervals without a command. No error frame
+// is sent.
 var ErrSilent = errors.New("client sent no command for two heartbeat intervals")
 
-// A server holds thousands of idle sessions and a few busy ones. What a busy
-// one grew its output to is kept between bursts up to busyOutput, so that
-// replies cost no allocation (400 of them between two ClearOutput), and given
-// back at the next heartbeat down to idleOutput.
+// A server holds thousands of idle sessions and a few busy ones. A busy session keeps up to
+// busyOutput of its output buffer, so that replies cost no allocation (400 replies between two
+// ClearOutput). At the next heartbeat the session keeps only idleOutput.
 const (
 	busyOutput = 4 << 10 // bytes
 	idleOutput = 256     // bytes
@@ -25,14 +24,14 @@ const (
 type state uint8
 
 const (
-	awaitMagic  state = iota // nothing but the magic
-	connected                // magic seen
-	subscribed               // SUB seen
-	closingWait              // CLS seen
+	awaitMagic  state = iota // only the magic is allowed
+	connected                // after the magic
+	subscribed               // after SUB
+	closingWait              // after CLS
 )
 
-// Session is a client's state. New makes one; it must not be copied. Not safe
-// for concurrent use.
+// Session is a client's protocol state. Create it with New and do not copy it. Not safe for
+// concurrent use.
 type Session struct {
 	// Set once.
 	cfg *Config
@@ -40,30 +39,30 @@ type Session struct {
 	// What the client may do now.
 	state      state
 	authorised bool // AUTH succeeded
-	closing    bool // no further Step, Done or Tick has an effect on the client
+	closing    bool // Step, Done and Tick have no further effect on the client
 	identity   Identity
-	upgrades   [2]OpKind // granted and not given out yet, OpNone last
+	upgrades   [2]OpKind // granted and not returned by Step yet, OpNone last
 	encrypted  bool      // OpTLS was carried out
 	wrapped    bool      // an upgrade was carried out
 
-	// Operations given out and not yet Done. Publishes and FINs may pile up;
-	// anything else is the last, since the meaning of the next command depends on
-	// it. Invariant: barrier implies outstanding > 0.
+	// Operations returned by Step and not yet Done. Publishes and FINs may accumulate. Any other
+	// operation must be the last, because the meaning of the next command depends on it. Invariant:
+	// barrier implies outstanding > 0.
 	outstanding int32
-	barrier     bool // the last one is neither
+	barrier     bool // the last operation is neither a publish nor a FIN
 
-	need  int         // bytes the next Step needs
-	seen  wire.Walk   // of the command that has not come whole
-	heard mono.Time   // when the last command came, moved by late ticks
-	beat  mono.Time   // when the next heartbeat is due, if there are any
-	fault *wire.Error // refused, and to be sent when outstanding is 0
-	cause error       // why closing
+	need  int         // bytes that the next Step needs
+	seen  wire.Walk   // state of an incomplete command
+	heard mono.Time   // time of the last command, moved by late ticks
+	beat  mono.Time   // time of the next heartbeat, if enabled
+	fault *wire.Error // refusal to send when outstanding is 0
+	cause error       // why closing is set
 
-	out []byte // frames the driver has not taken
+	out []byte // frames for the driver
 }
 
-// New returns the session of a connection accepted at now. cfg must be valid,
-// and stay as it is while the session lives.
+// New returns the session of a connection accepted at now. Requires: cfg is valid and does not
+// change while the session lives.
 func New(cfg *Config, now mono.Time) *Session {
 	return &Session{
 		cfg:      cfg,
@@ -74,24 +73,22 @@ func New(cfg *Config, now mono.Time) *Session {
 	}
 }
 
-// Step consumes at most one command from the start of in, or the magic when
-// nothing was consumed before, and returns how many bytes that were.
+// Step consumes at most one command (or first the magic) from the start of in, and returns its size
+// n.
 //
-// An op other than OpNone is to be carried out and answered with Done; an
-// upgrade comes with n == 0. OpNone with n > 0 needed nothing from the driver.
-// OpNone with n == 0 needs more bytes, Need in total; or the session is
-// closing, which Closing tells. A command that is refused is not consumed and
-// nothing of it is returned.
+// The driver must carry out an op other than OpNone and answer it with Done. An upgrade has n == 0.
+// OpNone with n > 0 requires nothing from the driver. With OpNone and n == 0, Step needs more
+// bytes, Need in total, or the session is closing (see Closing). A refused command is not consumed.
 //
-// Requires: every op before this one is Done, except that OpPub, OpMpub, OpDpub
-// and OpFin may wait, to be Done later in the order they were given out.
+// Requires: every earlier op is Done. Only OpPub, OpMpub, OpDpub and OpFin may be Done later, in
+// their order.
 func (s *Session) Step(in []byte, now mono.Time) (n int, op Op) {
 	n = s.StepInto(in, now, &op)
 	return n, op
 }
 
-// StepInto is Step for a driver that keeps the Op where it is: copies of it are
-// a good part of what a short command costs. What op was before is forgotten.
+// StepInto is Step for a driver that reuses an Op, because copying an Op is a large part of the
+// cost of a short command. The old value of op is overwritten.
 func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 	if s.barrier {
 		panic("session: Step while an operation waits for Done that is neither a publish nor a FIN")
@@ -141,8 +138,8 @@ func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 	return n
 }
 
-// stepUpgrade gives out the next upgrade. What the client sent before it was
-// answered is in the old wrapping and would be read in the new one.
+// stepUpgrade returns the next upgrade. Bytes that the client sent before the answer have the old
+// wrapping and would be decoded with the new wrapping, so they are refused.
 func (s *Session) stepUpgrade(in []byte) Op {
 	if len(in) > 0 {
 		s.refuse(invalid("%d bytes before the upgrade to %v", len(in), s.upgrades[0]))
@@ -169,17 +166,16 @@ func (s *Session) stepMagic(in []byte, now mono.Time) int {
 	return n
 }
 
-// Restricted reports whether the client has yet to do what the server requires
-// of all: until then most commands are refused by their verb, before a body is
-// waited for that a client could send.
+// Restricted reports whether the client has yet to complete the required TLS or AUTH. Until then
+// most commands are refused by their verb, before their body has arrived.
 func (s *Session) Restricted() bool {
 	return s.cfg.TLSRequired && !s.encrypted || s.cfg.AuthRequired && !s.authorised
 }
 
-// barred returns why the verb is refused to a client that is restricted.
+// barred returns why a restricted client may not use the verb.
 func (s *Session) barred(v wire.Verb) *wire.Error {
 	switch v {
-	case wire.VerbNone, wire.VerbIdentify: // what is no command is refused for that
+	case wire.VerbNone, wire.VerbIdentify: // unknown commands are refused elsewhere
 		return nil
 	}
 	if s.cfg.TLSRequired && !s.encrypted {
@@ -192,8 +188,8 @@ func (s *Session) barred(v wire.Verb) *wire.Error {
 	return nil
 }
 
-// admit applies the rules of the state to a well-formed command: it fills op
-// and moves the state, or refuses and changes nothing.
+// admit applies the rules of the state to a well-formed command. It fills op and updates the state,
+// or it refuses the command and changes nothing.
 func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 	switch cmd.Verb {
 	case wire.VerbNop:
@@ -212,7 +208,7 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 				return notNow(cmd.Verb, "after SUB")
 			}
 			if s.identity.HeartbeatInterval == 0 {
-				// A consumer that vanishes would keep its messages for good.
+				// A consumer that vanishes would keep its messages forever.
 				return notNow(cmd.Verb, "with heartbeats switched off")
 			}
 			op.Kind, op.Channel = OpSub, cmd.Channel
@@ -229,7 +225,7 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 		}
 		switch cmd.Verb {
 		case wire.VerbRdy:
-			// A client may still turn its RDY down while it waits for the end.
+			// After CLS, the client may still lower its RDY.
 			if s.state == subscribed {
 				op.Kind, op.Ready = OpRdy, cmd.Ready
 			}
@@ -260,7 +256,7 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 		switch {
 		case s.state != connected:
 			return notNow(cmd.Verb, "after SUB")
-		case s.wrapped: // what would it upgrade, and from what?
+		case s.wrapped: // the upgrades cannot be repeated
 			return notNow(cmd.Verb, "after an upgrade")
 		}
 		id, fault := negotiate(s.cfg, cmd.Body)
@@ -302,22 +298,21 @@ func invalid(format string, args ...any) *wire.Error {
 	return wire.NewError(wire.CodeInvalid, fmt.Sprintf(format, args...))
 }
 
-// ErrClosedUnsubscribed is the cause of the refusal of CLS from a client that does not subscribe.
-// Some client libraries send CLS whenever they close, also as producers.
+// ErrClosedUnsubscribed is the cause of the refusal of CLS without a subscription. Some client
+// libraries always send CLS when they close, even as producers.
 var ErrClosedUnsubscribed = errors.New("CLS of a client that does not subscribe")
 
 func notNow(v wire.Verb, when string) *wire.Error {
 	return wire.NewError(wire.CodeInvalid, v.String()+" "+when)
 }
 
-// Done tells the outcome of an operation that Step gave out, and puts the
-// reply, if its command has one, into the output. A *wire.Error in err is sent
-// as it is; any other error is sent as the operation's own failure code, with
-// err as the cause that stays here. After a failed upgrade only a *wire.Error
-// is sent: what the client could still read, only the driver knows.
+// Done reports the outcome of an operation and adds the command's reply, if any, to the output. A
+// *wire.Error in err is sent as it is. For any other error the operation's failure code is sent,
+// and err is the cause, which is not sent. After a failed upgrade only a *wire.Error is sent,
+// because only the driver knows what the client can still read.
 func (s *Session) Done(op Op, err error) { s.Answer(&op, err) }
 
-// Answer is Done for a driver that keeps the Op where it is.
+// Answer is Done for a driver that reuses an Op.
 func (s *Session) Answer(op *Op, err error) {
 	if op.Kind == OpNone || s.outstanding == 0 {
 		panic(fmt.Sprintf("session: Done of %v with %d operations outstanding", op.Kind, s.outstanding))
@@ -325,7 +320,7 @@ func (s *Session) Answer(op *Op, err error) {
 	s.outstanding--
 	s.barrier = s.barrier && s.outstanding > 0
 	if s.closing {
-		return // an earlier one in the queue ended the conversation
+		return // an earlier operation ended the conversation
 	}
 	if err == nil {
 		err = s.reply(op)
@@ -386,18 +381,18 @@ func (s *Session) fail(op *Op, err error) {
 	}
 	s.out = wire.AppendError(s.out, e)
 	if op.Kind == OpSub {
-		s.state = connected // nothing was subscribed, the client may try again
+		s.state = connected // the client may try again
 	}
 }
 
-// Refuse ends the conversation with e, for a driver that can go on no longer.
+// Refuse ends the conversation with e on behalf of the driver.
 func (s *Session) Refuse(e *wire.Error) {
 	if !s.closing {
 		s.refuse(e)
 	}
 }
 
-// refuse ends the conversation with err, after the replies that come before.
+// refuse ends the conversation with err, after the outstanding replies.
 func (s *Session) refuse(err error) {
 	e := wireError(err)
 	if e == nil {
@@ -415,9 +410,8 @@ func (s *Session) close(e *wire.Error) {
 	s.closing, s.cause, s.need = true, e, 0
 }
 
-// wireError finds the *wire.Error in err, or returns nil. A bare one, which is
-// what a full topic answers with to every message, is found without the
-// allocation that errors.As costs.
+// wireError returns the *wire.Error in err, or nil. It avoids the allocation of errors.As for a
+// bare *wire.Error, with which a full topic answers every message.
 func wireError(err error) *wire.Error {
 	if e, ok := err.(*wire.Error); ok {
 		return e
@@ -427,35 +421,35 @@ func wireError(err error) *wire.Error {
 	return e
 }
 
-// Need returns how many bytes in total the next Step needs to get further, and
-// 0 when no Step will. Never more than the MaxCommandSize of the limits.
+// Need returns how many bytes in total the next Step needs to make progress, at most the limits'
+// MaxCommandSize. 0 means that no Step will make progress.
 func (s *Session) Need() int { return s.need }
 
-// Output returns the frames to write, oldest first. They stay the session's:
-// they hold until the next call of any other method. A driver that does not
-// write them must not read on, or they pile up here.
+// Output returns the frames to write, oldest first. The session owns the slice, which is valid
+// until the next call of any other method. A driver that does not write must not read either, or
+// the output grows.
 func (s *Session) Output() []byte { return s.out }
 
-// ClearOutput says that the output was taken.
+// ClearOutput records that the driver has taken the output.
 func (s *Session) ClearOutput() {
 	s.out = s.out[:0]
 	s.release(busyOutput)
 }
 
-// release gives an empty output back if it holds more than most bytes.
+// release frees an empty output buffer larger than most bytes.
 func (s *Session) release(most int) {
 	if len(s.out) == 0 && cap(s.out) > most {
 		s.out = nil
 	}
 }
 
-// Closing reports whether to close the connection once the output is written,
-// and why: a *wire.Error that was also sent, or ErrSilent.
+// Closing reports whether to close the connection after writing the output, and the cause: a
+// *wire.Error that is in the output, or ErrSilent.
 func (s *Session) Closing() (closing bool, cause error) { return s.closing, s.cause }
 
-// Deadline returns when to call Tick, or mono.Never. Only Tick and an
-// OpIdentify can make it earlier, so a timer that is set after these alone is
-// at worst too early, which Tick takes well.
+// Deadline returns when to call Tick, or mono.Never. Only Tick and OpIdentify can make the deadline
+// earlier. So the driver may set its timer after these only; then the timer is at worst too early,
+// which is harmless.
 func (s *Session) Deadline() mono.Time {
 	interval := s.identity.HeartbeatInterval
 	if s.closing || interval == 0 {
@@ -464,13 +458,12 @@ func (s *Session) Deadline() mono.Time {
 	return min(s.beat, s.heard.Add(2*interval))
 }
 
-// Tick puts a heartbeat into the output if one is due at now, or starts
-// closing if the client was silent for two intervals. Before the magic no
-// heartbeat is sent: the client has not said that it speaks our protocol.
+// Tick adds a heartbeat to the output if one is due at now. It starts to close if the client was
+// silent for two intervals. Before the magic it sends no heartbeat, because the client may not
+// speak our protocol.
 //
-// A Tick that comes late moves the end of the client's time by as much: a
-// server that was stopped for a minute must not hold its own pause against
-// clients whose commands wait in the socket.
+// A late Tick extends the client's time by its delay: a server that was stopped for a minute must
+// not close clients whose commands wait in the socket.
 func (s *Session) Tick(now mono.Time) {
 	interval := s.identity.HeartbeatInterval
 	due := s.Deadline()
@@ -489,13 +482,13 @@ func (s *Session) Tick(now mono.Time) {
 	}
 }
 
-// Heard says that the client is there though nothing of it was stepped: for a
-// driver that lets what it says wait unread, which is not the client's silence.
+// Heard records that the client is alive. It is for a driver that leaves a client's commands
+// unread.
 func (s *Session) Heard(now mono.Time) { s.heard = max(s.heard, now) }
 
-// LastCommand returns when the last command came, or the connection began. Late ticks move
+// LastCommand returns the time of the last command, or of the connection's start. Late ticks move
 // the time forward.
 func (s *Session) LastCommand() mono.Time { return s.heard }
 
-// Identity returns what IDENTIFY negotiated, or the defaults before it.
+// Identity returns the result of IDENTIFY, or the defaults before it.
 func (s *Session) Identity() Identity { return s.identity }

@@ -5,24 +5,22 @@ import (
 	"fmt"
 )
 
-// Batch is the body of an MPUB: one or more messages, checked as a whole when
-// it was parsed. It is a view into the parsed buffer, like Command's slices.
-// The zero Batch is empty.
+// Batch is the body of an MPUB: one or more messages, all checked during parsing. It is a view into
+// the parsed buffer, like Command's slices. The zero Batch is empty.
 //
-// Invariant: body is exactly n messages, each with its size before it and none
-// empty.
+// Invariant: body consists of exactly n messages, each preceded by its size and not empty.
 type Batch struct {
 	body []byte
 	n    int
 }
 
-// Len returns how many messages b holds.
+// Len returns the number of messages.
 func (b Batch) Len() int { return b.n }
 
 // Bytes returns the sum of the messages' sizes.
 func (b Batch) Bytes() int { return len(b.body) - b.n*sizeLength }
 
-// Each calls f with every message, in order. Allocates nothing.
+// Each calls f with every message, in order. It allocates nothing.
 func (b Batch) Each(f func(body []byte)) {
 	for rest := b.body; len(rest) > 0; {
 		end := sizeLength + int(binary.BigEndian.Uint32(rest))
@@ -31,27 +29,24 @@ func (b Batch) Each(f func(body []byte)) {
 	}
 }
 
-// Walk is how far the messages of an MPUB that has not come whole were checked,
-// so that none is gone through twice however it comes. The zero Walk is that of a
-// command of which nothing was seen.
+// Walk is the progress of checking an incomplete MPUB, so that each message is checked once,
+// however the MPUB arrives. The zero Walk has no progress.
 type Walk struct {
 	n   uint32 // messages checked
-	end uint32 // bytes of the body up to the end of the last of them
+	end uint32 // bytes of the body up to the end of the last checked message
 }
 
-// parseBatch takes the body of an MPUB:
+// parseBatch parses the body of an MPUB:
 //
 //	[x][x][x][x] [x][x][x][x] [x][x][x][x] | ...      | [x][x][x][x] | ...
 //	|  (uint32) ||  (uint32) ||  (uint32)  || N1 bytes ||  (uint32)  || N2 bytes
 //	  body size    messages M    size N1      message 1   size N2       message 2
 //
-// The body ends where its last message does: client libraries send body sizes
-// that do not count all of it, and NSQ looks at that size for no more than
-// whether it is in [1, MaxBodySize]. Unlike NSQ's, the messages with their count
-// and sizes are held to MaxBodySize too.
+// The body ends with its last message. Client libraries send body sizes that are too small, and NSQ
+// only checks that the size is in [1, MaxBodySize]. Unlike NSQ, this parser also limits the
+// messages with their count and sizes to MaxBodySize.
 //
-// Every count and size is checked before one message of it is used: MPUB is all
-// or nothing.
+// Every count and size is checked before the first message is used, because MPUB is all or nothing.
 func (c *Command) parseBatch(in []byte, at int, lim *Limits, seen *Walk) (n, need int, fault *Error) {
 	if fault = badTopic(c.Verb, c.Topic); fault != nil {
 		return 0, 0, fault
@@ -66,9 +61,9 @@ func (c *Command) parseBatch(in []byte, at int, lim *Limits, seen *Walk) (n, nee
 	return start + sizeLength + len(c.Batch.body), 0, nil
 }
 
-// ParseBatch reads the body of an MPUB, from its message count on, that came
-// by another way, such as HTTP. What follows its last message is passed over, as
-// NSQ does. The Batch is a view into body; the error is an *Error.
+// ParseBatch parses the body of an MPUB, starting at its message count, from another source such as
+// HTTP. As in NSQ, it ignores bytes after the last message. The Batch is a view into body. An error
+// is an *Error.
 func ParseBatch(body []byte, lim Limits) (Batch, error) {
 	var seen Walk
 	b, need, fault := seen.batch(body, &lim)
@@ -83,15 +78,14 @@ func ParseBatch(body []byte, lim Limits) (Batch, error) {
 	return b, nil
 }
 
-// batch goes on through the messages at the start of body, which begins with
-// their count. With less than all of them, need is how many bytes of it are
-// needed to get further.
+// batch continues to check the messages at the start of body, which begins with their count. If
+// body is incomplete, need is the number of bytes required to make progress.
 func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error) {
 	if len(body) < sizeLength {
 		return Batch{}, sizeLength, nil
 	}
-	// A message takes 5 bytes or more, so the count is bounded before a caller
-	// could size something by it.
+	// A message takes at least 5 bytes, which limits the count before a caller uses the count as a
+	// size.
 	const minimum = sizeLength + 1
 	count := binary.BigEndian.Uint32(body)
 	if most := (lim.MaxBodySize - sizeLength) / minimum; count == 0 || int64(count) > int64(most) {
@@ -99,7 +93,7 @@ func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error)
 	}
 	left, end := int(count-w.n), max(int(w.end), sizeLength)
 	for ; left > 0; left-- {
-		// Only the sizes of those that are left: one of size 0 is refused for what it is.
+		// Require only the sizes of the remaining messages, so that a size of 0 is refused at once.
 		if need = end + left*sizeLength; len(body) < need {
 			break
 		}
@@ -107,7 +101,7 @@ func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error)
 		if size == 0 || int64(size) > int64(lim.MaxMessageSize) {
 			return Batch{}, 0, NewError(CodeBadMessage, fmt.Sprintf("MPUB message %d of %d bytes is outside [1, %d]", int(count)-left+1, size, lim.MaxMessageSize))
 		}
-		// Invariant: end + left*minimum <= MaxBodySize. So this does not overflow.
+		// Invariant: end + left*minimum <= MaxBodySize. So the subtraction does not overflow.
 		if room := lim.MaxBodySize - end - left*minimum + 1; int64(size) > int64(room) {
 			return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB of %d messages has more than %d bytes with message %d", count, lim.MaxBodySize, int(count)-left+1))
 		}

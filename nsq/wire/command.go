@@ -11,17 +11,17 @@ import (
 // Magic opens a V2 connection, before the first command.
 const Magic = "  V2"
 
-// MessageID names a message in flight: 16 hexadecimal digits in ASCII that the
-// server chose. This package only copies it.
+// MessageID identifies a message in flight: 16 hexadecimal digits in ASCII, chosen by the server.
+// This package only copies it.
 type MessageID [16]byte
 
-// String returns the id as it is on the wire.
+// String returns the id in its wire format.
 func (id MessageID) String() string { return string(id[:]) }
 
 // sizeLength is the length of a size or count prefix: uint32, big endian.
 const sizeLength = 4
 
-// Verb is what a command asks for.
+// Verb is the verb of a command.
 type Verb uint8
 
 // The verbs of V2. The zero Verb is no command.
@@ -39,10 +39,10 @@ const (
 	VerbTouch
 	VerbNop
 	VerbCls
-	VerbPace // SRTM's own, where Limits.Pace allows it
+	VerbPace // SRTM's own; requires Limits.Pace
 )
 
-// String returns the verb as it is on the wire, and "" for an undefined one.
+// String returns the verb in its wire format, or "" for an undefined verb.
 func (v Verb) String() string {
 	if v > VerbPace {
 		return ""
@@ -50,21 +50,21 @@ func (v Verb) String() string {
 	return [...]string{"", "IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SUB", "RDY", "FIN", "REQ", "TOUCH", "NOP", "CLS", "PACE"}[v]
 }
 
-// Command is one parsed command. Its slices are views into the buffer it was
-// parsed from: they hold as long as the caller keeps those bytes.
+// Command is one parsed command. Its slices are views into the parsed buffer and are valid while
+// the caller keeps the buffer.
 type Command struct {
 	Verb    Verb
 	Topic   []byte        // PUB, MPUB, DPUB, SUB; a valid name
 	Channel []byte        // SUB; a valid name
-	Body    []byte        // PUB, DPUB: the message; IDENTIFY: JSON; AUTH: the secret. Never empty there
+	Body    []byte        // PUB, DPUB: the message; IDENTIFY: JSON; AUTH: the secret. Never empty for these verbs
 	Batch   Batch         // MPUB
-	Delay   time.Duration // DPUB: in [0, MaxDeferTimeout]; REQ: cut to [0, MaxReqTimeout]
+	Delay   time.Duration // DPUB: in [0, MaxDeferTimeout]; REQ: limited to [0, MaxReqTimeout]
 	Ready   int           // RDY: in [0, MaxRdy]; PACE: the weight, in [1, 255]
 	ID      MessageID     // FIN, REQ, TOUCH
 }
 
-// ParseMagic looks for Magic at the start of in. It returns how many bytes it
-// took, 0 while fewer than 4 are there, or E_BAD_PROTOCOL.
+// ParseMagic parses Magic at the start of in. It returns the number of bytes taken, 0 if in has
+// fewer than 4 bytes, or E_BAD_PROTOCOL.
 func ParseMagic(in []byte) (n int, err error) {
 	if len(in) < len(Magic) {
 		return 0, nil
@@ -75,19 +75,18 @@ func ParseMagic(in []byte) (n int, err error) {
 	return len(Magic), nil
 }
 
-// Parse parses the command at the start of in into c, whatever it was before, in
-// place.
+// Parse parses the command at the start of in into c, in place, and overwrites c.
 //
-// With a whole command there it returns its length n. With less, c is empty, n is
-// 0 and need is how many bytes in total the next call needs to get further; need
-// is always more than len(in). A command that cannot be completed to a valid
-// one is refused as soon as that shows, with an *Error and nothing else: a
-// name before its body has come, a body that is too large from its 4 size
-// bytes alone, a line that does not end within MaxLine. All such errors are
-// fatal, since after them the start of the next command is not known.
+// For a complete command, Parse returns its length n. Otherwise c is empty, n is 0, and need is the
+// number of bytes in total that the next call requires; need is always more than len(in).
 //
-// Without a whole command seen has what was checked of it for the next call, whose
-// in has to begin with the same bytes; else seen is empty.
+// Parse refuses an invalid command, with an *Error, as soon as the fault is visible: an invalid
+// name before the body has arrived, a body that is too large after its 4 size bytes, a line that
+// does not end within MaxLine. All such errors are fatal, because the start of the next command is
+// unknown.
+//
+// For an incomplete command, seen keeps the progress for the next call, whose in must begin with
+// the same bytes. Otherwise seen is empty.
 //
 //	verb [' ' argument]... ['\r'] '\n'     every command, at most MaxLine bytes
 //
@@ -95,8 +94,8 @@ func ParseMagic(in []byte) (n int, err error) {
 //	|        |   (uint32)   ||  N bytes
 //	            size N          body
 //
-// Arguments are separated by exactly one space; those past the last are passed
-// over. Numbers are decimal.
+// Arguments are separated by exactly one space. Additional arguments are ignored. Numbers are
+// decimal.
 func (c *Command) Parse(in []byte, lim *Limits, seen *Walk) (n, need int, err error) {
 	*c = Command{}
 	n, need, fault := c.parse(in, lim, seen)
@@ -126,9 +125,9 @@ func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault 
 	}
 	args := arguments{rest: line, more: true}
 	verb := args.next()
-	at := eol + 1 // where the body or the next command starts
+	at := eol + 1 // start of the body or of the next command
 
-	// Ordered by how often a broker sees them.
+	// In the order of their frequency on a broker.
 	switch string(verb) {
 	case "PUB":
 		c.Verb = VerbPub
@@ -184,10 +183,9 @@ func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault 
 	return 0, 0, invalid("unknown command %q", verb)
 }
 
-// PeekVerb returns the verb of the command at the start of in as soon as its
-// line is there, whether or not the rest of it is, or is valid; VerbNone before
-// that, and for a verb that there is not. With it a server may refuse a command
-// before it waits for the body.
+// PeekVerb returns the verb of the command at the start of in as soon as the line is complete, even
+// if the command is incomplete or invalid. It returns VerbNone before the end of the line and for
+// an unknown verb. With PeekVerb a server can refuse a command before the body arrives.
 func PeekVerb(in []byte) Verb {
 	eol := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
 	if eol < 0 {
@@ -203,11 +201,11 @@ func PeekVerb(in []byte) Verb {
 	return VerbNone
 }
 
-// arguments walks a command line from space to space.
+// arguments iterates over the space-separated arguments of a command line.
 type arguments struct {
 	rest []byte
-	more bool // there is a next argument, perhaps empty
-	lack bool // next was asked for one argument too many
+	more bool // there is another argument, perhaps empty
+	lack bool // next was called after the last argument
 }
 
 func (a *arguments) next() []byte {
@@ -224,8 +222,8 @@ func (a *arguments) next() []byte {
 	return arg
 }
 
-// done refuses a line that had fewer arguments than were taken. More are passed
-// over, as NSQ does: SUB had four once, and old clients send them still.
+// done refuses a line with too few arguments. Additional arguments are ignored, as in NSQ: SUB once
+// had four arguments, and old clients still send them.
 func (a *arguments) done(v Verb) *Error {
 	if a.lack {
 		return invalid("%s has too few parameters", v)
@@ -247,9 +245,9 @@ func (c *Command) parseDpub(in []byte, at int, args *arguments, lim *Limits) (n,
 	if fault = args.done(c.Verb); fault != nil {
 		return 0, 0, fault
 	}
-	// Unlike REQ's this delay is not cut: a message published into the future
-	// at the wrong time is worse than one refused. The documentation's bound
-	// is exclusive; ours is inclusive, as the flag's text has it.
+	// Unlike the delay of REQ, an excessive delay is refused: a message published at the wrong
+	// future time is worse than a refused message. The documentation's limit is exclusive. Ours is
+	// inclusive, as in the flag's text.
 	ms, ok := parseInt(delay)
 	if limit := int64(lim.MaxDefer() / time.Millisecond); !ok || ms < 0 || ms > limit {
 		return 0, 0, invalid("DPUB defer time %q is not a number of milliseconds in [0, %d]", delay, limit)
@@ -289,9 +287,9 @@ func (c *Command) setID(id []byte) *Error {
 	return nil
 }
 
-// parseReq cuts the delay to [0, limit] instead of refusing it: a client
-// library that backs off by doubling runs past the limit on its own, and
-// dropping its connection would requeue everything it has in flight.
+// parseReq limits the delay to [0, limit] instead of refusing it. A client library that doubles its
+// delay exceeds the limit sooner or later, and closing its connection would requeue all its
+// messages in flight.
 func (c *Command) parseReq(args *arguments, limit time.Duration) *Error {
 	id := args.next()
 	delay := args.next()
@@ -310,8 +308,8 @@ func (c *Command) parseReq(args *arguments, limit time.Duration) *Error {
 	return nil
 }
 
-// parseReady takes 0 as well, though the documentation starts at 1: it is how
-// client libraries pause. Without a count it is 1, as in NSQ.
+// parseReady also accepts 0, although the documentation starts at 1: client libraries pause with 0.
+// A missing count means 1, as in NSQ.
 func (c *Command) parseReady(args *arguments, limit int) *Error {
 	count := args.next()
 	if args.lack {
@@ -325,7 +323,7 @@ func (c *Command) parseReady(args *arguments, limit int) *Error {
 	return nil
 }
 
-// parsePace takes version 1 alone: what another asks for is not known.
+// parsePace accepts version 1 only.
 func (c *Command) parsePace(args *arguments) *Error {
 	version, weight := args.next(), args.next()
 	if fault := args.done(c.Verb); fault != nil {
@@ -342,8 +340,8 @@ func (c *Command) parsePace(args *arguments) *Error {
 	return nil
 }
 
-// parseBody finds the sized body that starts at in[at:]. A size outside
-// [1, limit] is refused before any of the body is waited for.
+// parseBody finds the sized body at in[at:]. A size outside [1, limit] is refused before the body
+// arrives.
 func parseBody(in []byte, at, limit int, v Verb, code ErrorCode) (body []byte, n, need int, fault *Error) {
 	size, need, fault := parseSize(in, at, limit, v, code)
 	if fault != nil || need > 0 {
@@ -379,10 +377,10 @@ func invalid(format string, args ...any) *Error {
 	return NewError(CodeInvalid, fmt.Sprintf(format, args...))
 }
 
-// maxDigits keeps every accepted number inside int64.
+// maxDigits keeps every accepted number within int64.
 const maxDigits = 18
 
-// parseInt reads an optional minus and 1 to 18 decimal digits, nothing else.
+// parseInt parses an optional minus sign and 1 to 18 decimal digits.
 func parseInt[T ~string | ~[]byte](s T) (v int64, ok bool) {
 	i := 0
 	neg := len(s) > 0 && s[0] == '-'

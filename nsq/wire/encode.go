@@ -5,21 +5,21 @@ import (
 	"strconv"
 )
 
-// The client's side of the commands that our clients send. Every Append adds one
-// command to dst and returns the longer slice. Names and sizes are the caller's to
-// check; the server refuses bad ones.
+// Encoders for the commands that our clients send. Each Append function appends one command to dst
+// and returns the extended slice. The caller checks names and sizes; the server refuses invalid
+// ones.
 
-// AppendMagic opens a connection.
+// AppendMagic appends the magic, which opens a connection.
 func AppendMagic(dst []byte) []byte { return append(dst, Magic...) }
 
-// AppendIdentify sends the JSON of an IdentifyRequest.
+// AppendIdentify appends IDENTIFY with the JSON of an IdentifyRequest.
 //
 //	I D E N T I F Y \n [size uint32][json]
 func AppendIdentify(dst, json []byte) []byte {
 	return appendBody(append(dst, "IDENTIFY\n"...), json)
 }
 
-// AppendPub publishes one message.
+// AppendPub appends the publish of one message.
 //
 //	P U B ' ' topic \n [size uint32][body]
 func AppendPub(dst []byte, topic string, body []byte) []byte {
@@ -28,7 +28,7 @@ func AppendPub(dst []byte, topic string, body []byte) []byte {
 	return appendBody(append(dst, '\n'), body)
 }
 
-// AppendMpub publishes messages, all or none.
+// AppendMpub appends the publish of several messages, all or none.
 //
 //	M P U B ' ' topic \n [body size uint32][count uint32] ([size uint32][body])...
 func AppendMpub(dst []byte, topic string, bodies [][]byte) []byte {
@@ -47,7 +47,7 @@ func AppendMpub(dst []byte, topic string, bodies [][]byte) []byte {
 	return dst
 }
 
-// AppendSub subscribes.
+// AppendSub appends a subscription.
 //
 //	S U B ' ' topic ' ' channel \n
 func AppendSub(dst []byte, topic, channel string) []byte {
@@ -58,7 +58,7 @@ func AppendSub(dst []byte, topic, channel string) []byte {
 	return append(dst, '\n')
 }
 
-// AppendRdy says how many messages may be in flight.
+// AppendRdy sets how many messages may be in flight.
 //
 //	R D Y ' ' count \n
 func AppendRdy(dst []byte, count int) []byte {
@@ -78,8 +78,7 @@ func AppendFin(dst []byte, id MessageID) []byte {
 //	N O P \n
 func AppendNop(dst []byte) []byte { return append(dst, "NOP\n"...) }
 
-// AppendPace asks to be told what may be sent, as a publisher of that weight, at
-// least 1.
+// AppendPace requests advice about the sending rate, as a publisher of that weight, at least 1.
 //
 //	P A C E ' ' version 1 ' ' weight \n
 func AppendPace(dst []byte, weight uint8) []byte {

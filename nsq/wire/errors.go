@@ -9,10 +9,10 @@ import (
 // ErrorCode is the first word of an error frame.
 type ErrorCode string
 
-// The codes of the protocol. Fatal says after which of them the server closes.
+// The protocol's codes. Fatal reports after which codes the server closes.
 const (
-	CodeInvalid        ErrorCode = "E_INVALID"         // not a command, wrong arguments, or not allowed now
-	CodeBadProtocol    ErrorCode = "E_BAD_PROTOCOL"    // the magic is not one we speak
+	CodeInvalid        ErrorCode = "E_INVALID"         // unknown command, invalid arguments, or not allowed now
+	CodeBadProtocol    ErrorCode = "E_BAD_PROTOCOL"    // unsupported magic
 	CodeBadBody        ErrorCode = "E_BAD_BODY"        // size or content of an IDENTIFY, AUTH or MPUB body
 	CodeBadTopic       ErrorCode = "E_BAD_TOPIC"       // topic name
 	CodeBadChannel     ErrorCode = "E_BAD_CHANNEL"     // channel name
@@ -23,22 +23,22 @@ const (
 	CodeSubFailed      ErrorCode = "E_SUB_FAILED"      // SUB could not be carried out
 	CodeIdentifyFailed ErrorCode = "E_IDENTIFY_FAILED" // IDENTIFY could not be carried out
 	CodeFinFailed      ErrorCode = "E_FIN_FAILED"      // the message is not in flight to this client
-	CodeReqFailed      ErrorCode = "E_REQ_FAILED"      // likewise
-	CodeTouchFailed    ErrorCode = "E_TOUCH_FAILED"    // likewise
-	CodeAuthDisabled   ErrorCode = "E_AUTH_DISABLED"   // AUTH where no authorisation is configured
+	CodeReqFailed      ErrorCode = "E_REQ_FAILED"      // the message is not in flight to this client
+	CodeTouchFailed    ErrorCode = "E_TOUCH_FAILED"    // the message is not in flight to this client
+	CodeAuthDisabled   ErrorCode = "E_AUTH_DISABLED"   // AUTH without configured authorization
 	CodeAuthFirst      ErrorCode = "E_AUTH_FIRST"      // PUB or SUB before the required AUTH
-	CodeAuthFailed     ErrorCode = "E_AUTH_FAILED"     // the auth server could not be asked
+	CodeAuthFailed     ErrorCode = "E_AUTH_FAILED"     // no auth server could be reached
 	CodeUnauthorized   ErrorCode = "E_UNAUTHORIZED"    // the auth server granted nothing
 
-	// CodeRateLimited and CodeQueueFull are SRTM's own. The body was read and
-	// dropped, nothing was accepted, the connection goes on.
-	CodeRateLimited ErrorCode = "E_RATE_LIMITED" // the access delay would pass the topic's limit
-	CodeQueueFull   ErrorCode = "E_QUEUE_FULL"   // the topic holds as much as it may
+	// CodeRateLimited and CodeQueueFull are SRTM's own. The body was read and dropped, nothing was
+	// accepted, and the connection stays open.
+	CodeRateLimited ErrorCode = "E_RATE_LIMITED" // the access delay would exceed the topic's limit
+	CodeQueueFull   ErrorCode = "E_QUEUE_FULL"   // the topic is full
 )
 
-// Fatal reports whether the server closes the connection after this code. It
-// does after every code, unknown ones included, except the three that are
-// races of a message's timeout with its acknowledgement, and SRTM's own two.
+// Fatal reports whether the server closes the connection after this code. Nonfatal are the three
+// codes of races between a message's timeout and its acknowledgement, and SRTM's own two codes. All
+// other codes, including unknown codes, are fatal.
 func (c ErrorCode) Fatal() bool {
 	switch c {
 	case CodeFinFailed, CodeReqFailed, CodeTouchFailed, CodeRateLimited, CodeQueueFull:
@@ -47,8 +47,8 @@ func (c ErrorCode) Fatal() bool {
 	return true
 }
 
-// Error is a refusal as it goes over the wire: code and text are sent, cause
-// stays here. Fatal is the verdict on the connection.
+// Error is a refusal. The code and the text are sent, the cause is not. Fatal means that the
+// connection closes.
 type Error struct {
 	Code  ErrorCode
 	Text  string
@@ -56,7 +56,7 @@ type Error struct {
 	Cause error
 }
 
-// NewError returns an error with its code's own verdict.
+// NewError returns an error that is fatal according to its code.
 func NewError(code ErrorCode, text string) *Error {
 	return &Error{Code: code, Text: text, Fatal: code.Fatal()}
 }
@@ -66,11 +66,11 @@ func Wrap(code ErrorCode, text string, cause error) *Error {
 	return &Error{Code: code, Text: text, Fatal: code.Fatal(), Cause: cause}
 }
 
-// retryAfter opens the machine-readable part of E_RATE_LIMITED's text.
+// retryAfter begins the machine-readable part of E_RATE_LIMITED's text.
 const retryAfter = "retry_after_ms="
 
-// RateLimited returns E_RATE_LIMITED with a hint of when a retry may be
-// admitted, rounded up to whole milliseconds; a negative hint counts as zero.
+// RateLimited returns E_RATE_LIMITED with a hint when to retry, rounded up to milliseconds. A
+// negative hint counts as zero.
 func RateLimited(after time.Duration) *Error {
 	ms := int64(max(after, 0) / time.Millisecond)
 	if time.Duration(ms)*time.Millisecond < after {
@@ -79,8 +79,8 @@ func RateLimited(after time.Duration) *Error {
 	return NewError(CodeRateLimited, retryAfter+strconv.FormatInt(ms, 10))
 }
 
-// RetryAfter returns the hint of an E_RATE_LIMITED, cut to what a Duration
-// holds, and false for any other error and for one without a hint.
+// RetryAfter returns the hint of an E_RATE_LIMITED, limited to the range of Duration. It returns
+// false for any other error and without a hint.
 func (e *Error) RetryAfter() (time.Duration, bool) {
 	if e.Code != CodeRateLimited {
 		return 0, false
@@ -96,7 +96,7 @@ func (e *Error) RetryAfter() (time.Duration, bool) {
 	return time.Duration(min(ms, int64(maxDuration/time.Millisecond))) * time.Millisecond, true
 }
 
-// Error returns what is sent, followed by the cause.
+// Error returns the sent text, followed by the cause.
 func (e *Error) Error() string {
 	s := string(e.Code)
 	if e.Text != "" {
@@ -111,8 +111,8 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
-// ParseError is the client's side: the data of an error frame as an Error. The
-// verdict is the code's own.
+// ParseError parses the data of an error frame, for clients. Whether the error is fatal depends on
+// its code.
 func ParseError(data []byte) *Error {
 	code, text, _ := strings.Cut(string(data), " ")
 	return NewError(ErrorCode(code), text)

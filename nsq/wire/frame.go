@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// FrameType says what a server's frame carries.
+// FrameType is the type of a server's frame.
 type FrameType int32
 
 // The frame types of V2.
@@ -30,7 +30,7 @@ func (t FrameType) String() string {
 	return fmt.Sprintf("frame type %d", int32(t))
 }
 
-// The texts of responses.
+// Texts of responses.
 const (
 	OK        = "OK"
 	CloseWait = "CLOSE_WAIT"
@@ -39,22 +39,22 @@ const (
 
 const (
 	frameTypeLength = 4
-	// FrameOverhead is what a frame adds to its data, in bytes.
+	// FrameOverhead is the size of a frame without its data, in bytes.
 	FrameOverhead = sizeLength + frameTypeLength
-	// messageHeader is what a message's data has before its body.
+	// messageHeader is the size of a message's data before its body, in bytes.
 	messageHeader = 8 + 2 + len(MessageID{})
-	// MessageOverhead is what a message frame adds to the body, in bytes.
+	// MessageOverhead is the size of a message frame without the body, in bytes.
 	MessageOverhead = FrameOverhead + messageHeader
 )
 
-// ErrFrame and ErrMessage are the faults of what a server sent. After either
-// the client must close.
+// ErrFrame and ErrMessage report malformed data from a server. After either error the client must
+// close.
 var (
 	ErrFrame   = errors.New("malformed frame")
 	ErrMessage = errors.New("malformed message")
 )
 
-// appendFrameHeader starts a frame whose data is n bytes:
+// appendFrameHeader appends the header of a frame with n bytes of data:
 //
 //	[x][x][x][x] [x][x][x][x] | ...
 //	|  (uint32) ||  (int32)  ||  N bytes
@@ -64,12 +64,12 @@ func appendFrameHeader(dst []byte, t FrameType, n int) []byte {
 	return binary.BigEndian.AppendUint32(dst, uint32(t))
 }
 
-// AppendResponse adds a response frame with the text s.
+// AppendResponse appends a response frame with the text s.
 func AppendResponse[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(appendFrameHeader(dst, FrameResponse, len(s)), s...)
 }
 
-// AppendError adds an error frame with e's code and text. The cause stays here.
+// AppendError appends an error frame with e's code and text, without the cause.
 //
 //	[size uint32][00 00 00 01] E _ C O D E ' ' text
 func AppendError(dst []byte, e *Error) []byte {
@@ -87,8 +87,8 @@ func AppendError(dst []byte, e *Error) []byte {
 // MessageFrameSize returns the length of a message frame with a body of n bytes.
 func MessageFrameSize(n int) int { return MessageOverhead + n }
 
-// AppendMessage adds a message frame. timestamp is the wall clock in
-// nanoseconds when the message was accepted; attempts counts this delivery.
+// AppendMessage appends a message frame. timestamp is the wall clock in nanoseconds when the
+// message was accepted. attempts includes this delivery.
 //
 //	[x][x][x][x] [x][x][x][x] [x][x][x][x][x][x][x][x] [x][x] [x]..16..[x] | ...
 //	|  (uint32) ||  (int32)  ||       (int64)        ||(u16)||   (ASCII)  || N bytes
@@ -100,11 +100,10 @@ func AppendMessage(dst []byte, timestamp int64, attempts uint16, id MessageID, b
 	return append(append(dst, id[:]...), body...)
 }
 
-// ParseFrame is the client's side: it parses the frame at the start of in, in
-// place. data is a view into in; n is the frame's length, or 0 while it is not
-// all there (FrameSize says how long it will be). A frame whose data would be
-// more than limit bytes, or which cannot have a type, is refused with ErrFrame
-// as soon as its size is there, an unknown type as soon as that is.
+// ParseFrame parses the frame at the start of in, in place, for clients. data is a view into in. n
+// is the frame's length, or 0 if the frame is incomplete (see FrameSize). ParseFrame returns
+// ErrFrame as soon as it knows that the data would be longer than limit bytes, that the frame is
+// too short for a type, or that the type is unknown.
 func ParseFrame(in []byte, limit int) (t FrameType, data []byte, n int, err error) {
 	size, err := FrameSize(in, limit)
 	if err != nil || size == 0 {
@@ -123,8 +122,8 @@ func ParseFrame(in []byte, limit int) (t FrameType, data []byte, n int, err erro
 	return FrameType(kind), in[FrameOverhead:size:size], size, nil
 }
 
-// FrameSize returns the whole length of the frame at the start of in, 0 while
-// its size is not there, or ErrFrame as ParseFrame does.
+// FrameSize returns the length of the frame at the start of in, 0 if the size is incomplete, or
+// ErrFrame as ParseFrame does.
 func FrameSize(in []byte, limit int) (int, error) {
 	if len(in) < sizeLength {
 		return 0, nil

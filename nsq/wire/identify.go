@@ -1,8 +1,7 @@
 package wire
 
-// IdentifyRequest is the JSON body of IDENTIFY. In every number 0 stands for
-// "not said": the server's default. Times are in milliseconds, sizes in bytes.
-// Unknown fields are ignored.
+// IdentifyRequest is the JSON body of IDENTIFY. A number of 0 selects the server's default. Times
+// are in milliseconds, sizes in bytes. Unknown fields are ignored.
 type IdentifyRequest struct {
 	ClientID            string `json:"client_id,omitempty"`
 	Hostname            string `json:"hostname,omitempty"`
@@ -23,9 +22,8 @@ type IdentifyRequest struct {
 	TopologyZone        string `json:"topology_zone,omitempty"`
 }
 
-// IdentifyResponse is the JSON that answers an IDENTIFY with
-// feature_negotiation: what the server granted. Times are in milliseconds,
-// sizes in bytes.
+// IdentifyResponse is the JSON answer to an IDENTIFY with feature_negotiation: the granted values.
+// Times are in milliseconds, sizes in bytes.
 type IdentifyResponse struct {
 	MaxRdyCount         int    `json:"max_rdy_count"`
 	Version             string `json:"version"`

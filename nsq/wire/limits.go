@@ -7,30 +7,28 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// MaxLine is the maximum length of a command line in bytes, its end of line
-// included. The longest valid one, SUB with two full names, has 135; the rest
-// is room for a precise answer to a name that is too long. A peer that sends
-// MaxLine bytes without an end of line is refused.
+// MaxLine is the maximum length of a command line in bytes, including its end of line. The longest
+// valid line, SUB with two names of full length, has 135 bytes. The rest allows a precise error for
+// a name that is too long. A peer that sends MaxLine bytes without an end of line is refused.
 const MaxLine = 512
 
-// MaxIdentityBody is the maximum size of an IDENTIFY or AUTH body in bytes,
-// where Limits.MaxBodySize is not less: what a client says of itself is parsed at
-// once, while others wait.
+// MaxIdentityBody is the maximum size of an IDENTIFY or AUTH body in bytes, unless
+// Limits.MaxBodySize is less. Such a body is parsed in one go, while other clients wait.
 const MaxIdentityBody = 64 << 10
 
 const maxDuration = time.Duration(math.MaxInt64)
 
-// Limits bounds what a client may ask for. Every bound is inclusive.
+// Limits are the limits of commands. All are inclusive.
 type Limits struct {
 	MaxMessageSize  int           // bytes of one message, at least 1
-	MaxBodySize     int           // bytes of an MPUB body, and of an IDENTIFY or AUTH body if that is less than MaxIdentityBody; at least 1
-	MaxReqTimeout   time.Duration // maximum delay of REQ; a longer one is cut to it
-	MaxDeferTimeout time.Duration // maximum delay of DPUB; a longer one is refused; 0 means MaxReqTimeout
+	MaxBodySize     int           // bytes of an MPUB body, and of an IDENTIFY or AUTH body if less than MaxIdentityBody; at least 1
+	MaxReqTimeout   time.Duration // maximum delay of REQ; a longer delay is reduced to it
+	MaxDeferTimeout time.Duration // maximum delay of DPUB; a longer delay is refused; 0 means MaxReqTimeout
 	MaxRdy          int           // maximum RDY count
-	Pace            bool          // PACE is a command; else it is as unknown as in NSQ
+	Pace            bool          // PACE is a command; otherwise unknown, as in NSQ
 }
 
-// DefaultLimits returns the defaults that upstream's nsqd documents.
+// DefaultLimits returns the documented defaults of upstream's nsqd.
 func DefaultLimits() Limits {
 	return Limits{
 		MaxMessageSize: 1 << 20,
@@ -53,8 +51,8 @@ func (l Limits) Validate() error {
 	return errs.Err()
 }
 
-// MaxCommandSize is the maximum `need` that Command.Parse can answer under l:
-// a buffer of this size holds any command.
+// MaxCommandSize is the maximum need that Command.Parse can return under l. A buffer of this size
+// holds any command.
 func (l Limits) MaxCommandSize() int {
 	return MaxLine + sizeLength + max(l.MaxMessageSize, l.MaxBodySize)
 }

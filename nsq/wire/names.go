@@ -1,26 +1,24 @@
 package wire
 
-// MaxNameLength is the maximum length of a topic or channel name in bytes,
-// the suffix included.
+// MaxNameLength is the maximum length of a topic or channel name in bytes, including the suffix.
 const MaxNameLength = 64
 
-// ephemeralSuffix marks a topic or channel that is not kept: it never spills
-// to disk and goes away with its last client.
+// ephemeralSuffix marks a topic or channel that is never stored on disk and ends with its last
+// client.
 const ephemeralSuffix = "#ephemeral"
 
-// The characters of a name, one bit per ASCII code: nameLow holds the codes
-// 0 to 63, nameHigh 64 to 127.
+// The characters of a name, one bit per ASCII code: nameLow holds the codes 0 to 63, nameHigh 64 to
+// 127.
 const (
 	nameLow  uint64 = 1<<'-' | 1<<'.' | (1<<10-1)<<'0'
 	nameHigh uint64 = (1<<26-1)<<('A'-64) | 1<<('_'-64) | (1<<26-1)<<('a'-64)
 )
 
-// ValidTopicName reports whether name is 1 to 64 characters of
-// [.a-zA-Z0-9_-], of which the last may be the suffix "#ephemeral". The suffix
-// alone is not a name.
+// ValidTopicName reports whether name is 1 to 64 characters of [.a-zA-Z0-9_-], optionally ending in
+// the suffix "#ephemeral". The suffix alone is not a name.
 func ValidTopicName[T ~string | ~[]byte](name T) bool { return validName(name) }
 
-// ValidChannelName is the same rule for channels.
+// ValidChannelName applies the same rule to channels.
 func ValidChannelName[T ~string | ~[]byte](name T) bool { return validName(name) }
 
 func validName[T ~string | ~[]byte](name T) bool {
@@ -44,7 +42,7 @@ func validName[T ~string | ~[]byte](name T) bool {
 	return n > 0
 }
 
-// Ephemeral reports whether name ends in "#ephemeral". Does not check the rest.
+// Ephemeral reports whether name ends in "#ephemeral". It does not check the rest.
 func Ephemeral[T ~string | ~[]byte](name T) bool {
 	at := len(name) - len(ephemeralSuffix)
 	return at >= 0 && string(name[at:]) == ephemeralSuffix
