@@ -8,105 +8,99 @@ import (
 )
 
 const (
-	subtoken     = 1_000_000_000_000 // subtokens in a token
+	subtoken     = 1_000_000_000_000 // subtokens per token
 	subtokensPer = subtoken / int64(Token)
 )
 
-// deepest bounds how deep in debt a bucket can be. No clock reading lasts long
-// enough to pay it off, so stopping there forgives nothing.
+// deepest limits a bucket's debt. No clock runs long enough to pay off this debt, so the limit
+// forgives nothing.
 var deepest = int128{hi: 1 << 62}
 
-// Bucket is the (r, b) envelope by virtual scheduling. The zero value has no
-// share: it admits nothing (Eligible is mono.Never) until it is retuned. It is
-// a plain value, not safe for concurrent use; copying it forks it.
+// Bucket implements the (r, b) envelope by virtual scheduling. The zero value has no share. It
+// admits nothing (Eligible is mono.Never) until a Retune. A Bucket is a plain value and not safe
+// for concurrent use. A copy is an independent bucket.
 //
-// A message that arrives at a is eligible at
+// The eligible time e of a message that arrives at a is
 //
 //	TAT = max(TAT, a) + T     e = max(a, TAT - b*T)     T = 1/r
 //
-// which is the unfinished work U, draining at r, of which a message adds 1 and
-// waits until U <= b; the bucket holds b - U tokens, a debt where U > b.
+// Equivalently: the unfinished work U drains at rate r, each message adds 1 to U, and the message
+// waits until U <= b. The bucket holds b - U tokens, and has a debt if U > b.
 //
-// Exactness. The bucket counts in subtokens, 1e-12 of a token: a rate of r
-// milli-messages per second earns exactly r subtokens per nanosecond, so that
-// nothing is ever rounded but e itself, up to the next nanosecond. What is kept
-// is not the TAT but
+// Exactness. The bucket counts in subtokens, 1e-12 of a token: a rate of r milli-messages per
+// second earns exactly r subtokens per nanosecond. So only e is rounded, up to the next nanosecond.
+// The bucket does not store the TAT but
 //
 //	zero = r * (TAT - b*T) = r*TAT - b     (in subtokens)
 //
-// that is, r times the instant at which the bucket is empty, or was: it holds
-// min(b, r*t - zero) subtokens at t. Keeping the TAT as nanoseconds and a fraction
-// lost: b*T reaches 1e21 ns and overflows, zero cannot: |r*t| < 2^103,
-// b <= 1e21, and deepest caps the rest.
+// which is r times the instant at which the bucket is, or was, empty. At t the bucket holds min(b,
+// r*t - zero) subtokens. A TAT in nanoseconds with a fraction would overflow, because b*T reaches
+// 1e21 ns. zero cannot overflow: |r*t| < 2^103, b <= 1e21, and deepest caps the rest.
 //
-// Invariant (A): after a message was taken at e,  r*e - zero <= b - 1 token.
-// Invariant (B): after a message was taken at e,  r*e >= zero.
-// Invariant (C): taking a message raises zero by at least 1 token.
+// Invariant (A): after a message was taken at e,  r*e - zero <= b - 1 token. Invariant (B): after a
+// message was taken at e,  r*e >= zero. Invariant (C): taking a message raises zero by at least 1
+// token.
 //
-// Envelope. For messages i < j taken under one share, in the order taken,
-// whatever their stamps: (B), (C), (A) in turn give
+// Envelope. For messages i < j taken under one share, in the order taken, with any stamps, (B), (C)
+// and (A) in turn give
 //
 //	r*e_j >= zero_j >= zero_i + (j-i) >= r*e_i - (b-1) + (j-i)
 //	j-i+1 <= b + r*(e_j - e_i)
 //
-// exactly, in integers. The TAT never goes back, so a stamp out of order mints
-// no token. (A) is the cap at b: e = a satisfies it because zero starts at or
-// above r*a - b; e > a satisfies it when e, rounded up by less than a
-// nanosecond, earns less than b - 1 tokens, always so for b >= 2 since r <= 1
-// token per nanosecond; for b = 1 Take has to raise zero, and the nanosecond
-// lost to rounding is not made up for later.
+// exactly, in integers. The TAT never decreases, so a stamp out of order creates no token. (A) is
+// the cap at b. If e = a, (A) holds because zero starts at or above r*a - b. If e > a, (A) holds if
+// e, rounded up by less than a nanosecond, earns less than b - 1 tokens. That is always true for b
+// >= 2, because r is at most 1 token per nanosecond. For b = 1 Take has to raise zero, and the
+// nanosecond lost to rounding is not regained.
 //
-// Envelope over retunes at t_1 .. t_n, between message i under the share
-// (r_0, b_0) and message j under (r_n, b_n), g_m tokens granted and f_m returned
-// by the m-th:
+// Envelope over retunes at t_1 .. t_n, between message i under the share (r_0, b_0) and message j
+// under (r_n, b_n), with g_m tokens granted and f_m returned by the m-th retune:
 //
 //	j-i+1 <= b_0 + sum(g_m - f_m) + r_0*(t_1 - e_i) + r_1*(t_2 - t_1) + .. + r_n*(e_j - t_n)
 //
-// Proof: by (A) and (C), at t_1 the bucket holds at most r_0*(t_1 - e_i) + b_0
-// less the messages since i, i included; Retune makes that at most g_1 - f_1
-// more; from there to t_2 it earns at most r_1*(t_2 - t_1) and pays 1 for each
-// message; and by (B) nothing is owed at e_j. So no retune creates a token, and
-// tokens that f gave up and another bucket's g granted exist once. The terms
-// are signed: they hold also for a message judged after t whose eligible time
-// lies before it (it arrived before and the tokens were there).
+// Proof: by (A) and (C), at t_1 the bucket holds at most r_0*(t_1 - e_i) + b_0 less the messages
+// from i on, including i. Retune adds at most g_1 - f_1. From t_1 to t_2 the bucket earns at most
+// r_1*(t_2 - t_1) and pays 1 for each message. By (B) the bucket has no debt at e_j. So no retune
+// creates a token, and tokens that one bucket returned (f) and another bucket was granted (g) exist
+// once. The terms are signed. They also hold for a message judged after t whose eligible time is
+// before t, because it arrived before t and the tokens were there.
 type Bucket struct {
 	// Set by New and Retune only.
 	share   Share
 	cap     int128    // share.Burst in subtokens
-	granted int128    // subtokens that exist from since on and no earlier
-	since   mono.Time // when they were granted; no later than the last retune
+	granted int128    // subtokens that exist from since on only
+	since   mono.Time // time of the grant; no later than the last retune
 
 	zero int128 // see above
 }
 
-// New returns a bucket that starts empty at now: a share that is new to its
-// holder brings no tokens. A share that Validate refuses is held as the zero
-// Share and admits nothing.
+// New returns a bucket that is empty at now, because a new share brings no tokens. A share that
+// Validate refuses becomes the zero Share, which admits nothing.
 func New(s Share, now mono.Time) Bucket {
 	var b Bucket
 	b.Retune(now, s, 0)
 	return b
 }
 
-// NewFull returns a bucket that is full at now, and was before: a contract that
-// was not used yet. A share that Validate refuses is held as the zero Share.
+// NewFull returns a bucket that is full at now and was full before, like an unused contract. A
+// share that Validate refuses becomes the zero Share.
 func NewFull(s Share, now mono.Time) Bucket {
 	b := New(s, now)
 	b.zero = b.zero.sub(b.cap)
 	return b
 }
 
-// State is what a Bucket is beside its share, for who keeps millions of them.
+// State is a Bucket without its share, for an owner of millions of buckets.
 type State struct {
 	since mono.Time
 	zero  int128
 }
 
-// State returns the bucket's.
+// State returns the bucket's state.
 func (b *Bucket) State() State { return State{b.since, b.zero} }
 
-// Restore returns the bucket that had a state and a share. For Take and Eligible, all that
-// it held when it was last granted something counts as granted then.
+// Restore returns the bucket with the given share and state. For Take and Eligible, everything that
+// the bucket held at its last grant counts as granted then.
 func Restore(share Share, s State) Bucket {
 	return Bucket{
 		share: share, cap: mul(share.Burst, subtoken), zero: s.zero,
@@ -117,17 +111,17 @@ func Restore(share Share, s State) Bucket {
 // Share returns the share the bucket holds.
 func (b *Bucket) Share() Share { return b.share }
 
-// Eligible returns when a message that arrived at at could be released if its
-// token were taken now; never before at, and mono.Never if that lies beyond
-// the clock's range or there is no share. It changes nothing.
+// Eligible returns when a message that arrived at at could be released if it took its token now.
+// The result is never before at. It is mono.Never without a share or beyond the clock's range.
+// Eligible changes nothing.
 func (b *Bucket) Eligible(at mono.Time) mono.Time {
 	e, _ := b.judge(at)
 	return e
 }
 
-// Take is Eligible, and takes the token. Where it returns mono.Never it took
-// nothing. It takes tokens that are still to come: a caller that releases
-// messages waits for Eligible first, so that a retune in between is honoured.
+// Take is Eligible and also takes the token. If it returns mono.Never, it took nothing. Take also
+// takes future tokens. So a caller that releases messages waits until Eligible before Take, in
+// order to respect a retune meanwhile.
 func (b *Bucket) Take(at mono.Time) mono.Time {
 	e, zero := b.judge(at)
 	if e != mono.Never {
@@ -136,14 +130,13 @@ func (b *Bucket) Take(at mono.Time) mono.Time {
 	return e
 }
 
-// Admit takes n tokens if the bucket holds them at now, for a caller who cannot
-// wait, and otherwise nothing; then retry is how long until it would hold them,
-// if no other message took any. It is math.MaxInt64 where it never will: without a
-// share, and for n above the burst. Requires: n >= 0, and that now does not go
-// back between calls.
+// Admit takes n tokens if the bucket holds them at now, for a caller that cannot wait. Otherwise it
+// takes nothing, and retry is the time until the bucket would hold n tokens if no other message
+// took any. retry is math.MaxInt64 without a share and for n above the burst. Requires: n >= 0; now
+// does not decrease between calls.
 //
-// Envelope, by the same invariants as Take's: the admitted between i and j,
-// both included, have at most b + r*(now_j - now_i) tokens.
+// Envelope, by Take's invariants: the messages admitted from i to j, including both, have at most b
+// + r*(now_j - now_i) tokens.
 func (b *Bucket) Admit(n int64, now mono.Time) (ok bool, retry time.Duration) {
 	rate := int64(b.share.Rate)
 	if rate == 0 || n > b.share.Burst {
@@ -162,8 +155,8 @@ func (b *Bucket) Admit(n int64, now mono.Time) (ok bool, retry time.Duration) {
 	return false, max(mono.Time(zero.ceilDiv(rate)), b.since).Sub(now)
 }
 
-// FullAfter returns how long after now the bucket is full, if no message takes any tokens.
-// It is math.MaxInt64 without a share.
+// FullAfter returns the time from now until the bucket is full, if no message takes tokens. It is
+// math.MaxInt64 without a share.
 func (b *Bucket) FullAfter(now mono.Time) time.Duration {
 	if b.share.Rate == 0 {
 		return math.MaxInt64
@@ -171,8 +164,8 @@ func (b *Bucket) FullAfter(now mono.Time) time.Duration {
 	return max(0, max(mono.Time(b.zero.add(b.cap).ceilDiv(int64(b.share.Rate))), b.since).Sub(now))
 }
 
-// judge returns the eligible time of a message that arrived at at, and what
-// zero is once its token is taken.
+// judge returns the eligible time of a message that arrived at at, and the value of zero after its
+// token is taken.
 func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {
 	rate := int64(b.share.Rate)
 	if rate == 0 {
@@ -197,17 +190,16 @@ func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {
 	return e, zero
 }
 
-// ungranted corrects an eligible time e that lies before the last grant: a
-// token that came with the grant was not there before it, so a message that
-// would have had to wait without the grant has waited for it. Postcondition:
-// e <= result <= since. (A) still holds: since the last retune, no earlier than
-// since, zero was never below r*since - b, and a token was just taken.
+// ungranted corrects an eligible time e before the last grant. Tokens of the grant did not exist
+// before it, so a message that would have waited without the grant must wait for the grant.
+// Postcondition: e <= result <= since. (A) still holds: since the last retune, which is no earlier
+// than since, zero was never below r*since - b, and a token was just taken.
 func (b *Bucket) ungranted(at, e mono.Time, zero int128) mono.Time {
 	own := mono.Time(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
 	return min(max(at, own), b.since)
 }
 
-// subtokens returns what the bucket holds at now; below zero it is a debt.
+// subtokens returns what the bucket holds at now; a negative value is a debt.
 func (b *Bucket) subtokens(now mono.Time) int128 {
 	held := mul(int64(now), int64(b.share.Rate)).sub(b.zero)
 	if b.cap.less(held) {
@@ -216,22 +208,20 @@ func (b *Bucket) subtokens(now mono.Time) int128 {
 	return held
 }
 
-// Tokens returns what the bucket holds at now, rounded down: at most its burst,
-// and less than zero if messages were taken whose eligible time is still to
-// come.
+// Tokens returns what the bucket holds at now, rounded down: at most its burst, and less than zero
+// if taken messages have eligible times after now.
 func (b *Bucket) Tokens(now mono.Time) Tokens {
 	return Tokens(b.subtokens(now).floorDiv(subtokensPer))
 }
 
-// Retune changes the share at now. What the bucket holds at now under the old
-// share, and granted on top, is kept as far as it fits under the new burst; the
-// rest is given up and returned, rounded down, so that the caller may
-// grant it again. A debt stays a debt. Retune creates no token:
+// Retune changes the share at now. The bucket keeps its tokens at now under the old share, plus
+// granted, as far as they fit under the new burst. It returns the rest, rounded down, so that the
+// caller may grant them again. A debt stays a debt. Retune creates no token:
 //
 //	Tokens before + granted >= Tokens after + released
 //
-// and granted tokens are usable from now on, not for the past. A share that
-// Validate refuses is held as the zero Share.
+// Granted tokens are usable from now on, not for the past. A share that Validate refuses becomes
+// the zero Share.
 func (b *Bucket) Retune(now mono.Time, s Share, granted Tokens) (released Tokens) {
 	if s.Validate() != nil {
 		s = Share{}

@@ -8,131 +8,119 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Horizon is how far back Hindsight remembers, if no more than maxPoints
-// messages were taken meanwhile and the share did not change more than maxIntervals
-// times.
+// Horizon is how long Hindsight remembers, if at most maxPoints messages were taken and the share
+// changed at most maxIntervals times meanwhile.
 const Horizon = time.Second
 
 const (
 	maxPoints = 8192 // 32 bytes each
 	minPoints = 16
 
-	// fine is how many points at least are kept for the time in which a burst is
-	// earned: what comes closer together is one point.
+	// fine is the minimum number of points for the time in which a burst is earned. Messages closer
+	// together share a point.
 	fine         = 256
 	maxIntervals = 8
 
-	// deepestKnown is the largest burst that an int64 can count in subtokens with
-	// room to add as much again.
+	// deepestKnown is the largest burst for which an int64 can count subtokens with room to add the
+	// same amount again.
 	deepestKnown = 4_000_000
 )
 
-// Hindsight is a Bucket for messages that are judged out of order: a message is
-// judged by what the bucket held when it arrived, also if younger ones were
-// taken before. A Bucket alone forgets: the first young message moves the TAT
-// to its own arrival, and what had accrued between an older one and it is gone.
-// With a goroutine per connection, read 100 ms late and in any order, that made
-// a stream that keeps its contract wait as long as if it were judged by the
-// time of its reading.
+// Hindsight is a Bucket for messages that are judged out of order. It judges a message by what the
+// bucket held when the message arrived, even if younger messages were taken before. A Bucket
+// forgets: the first young message moves the TAT to its own arrival, and the tokens that accrued
+// between an older message and that arrival are lost. When each connection has a goroutine that may
+// read 100 ms late, in any order, a stream that keeps its contract would wait as long as if it were
+// judged by the times of reading.
 //
-// Messages whose stamps come in order are judged exactly as by Bucket. The zero
-// value has no share and admits nothing. It must not be copied once used, and
-// is not safe for concurrent use.
+// Messages with stamps in order are judged exactly as by Bucket. The zero value has no share and
+// admits nothing. A Hindsight must not be copied after use, and is not safe for concurrent use.
 //
-// How. The level L(t) is what the bucket holds at t <= latest: it earns r, stops
-// at b, changes at retunes, and each message taken pays 1 at its eligible time.
-// W(t) is what was lost so far because the bucket was full. One message more at
-// e leaves at every t >= e
+// Method. The level L(t) is what the bucket holds at t <= latest. It earns r, stops at b, changes
+// at retunes, and each message pays 1 at its eligible time. W(t) is what was lost so far because
+// the bucket was full. Another message at e changes the level at every t >= e to
 //
 //	L'(t) = L(t) - max{0, 1 - (W(t) - W(e))}
 //
-// that is, a token less until a token has been lost anyhow. So a message that
-// arrived at a is eligible at the first e >= a at which that leaves no L' below
-// 0, and there is such an e before latest only if tokens were lost, or are still
-// there. What a retune gave up (released) is not lost but another broker's; it
-// makes up for nothing.
+// The level is one token lower until a token would have been lost anyway. So a message that arrived
+// at a is eligible at the first e >= a for which no L' is below 0. Such an e before latest exists
+// only if tokens were lost or are still there. Tokens that a retune returned (released) are not
+// lost but belong to another broker, so they compensate for nothing.
 //
-// It keeps each message taken as a point (e, L(e)), the oldest state it knows
-// as the beginning of the first interval, and a Bucket for all that comes after
-// latest. All is counted in subtokens, exactly, with one exception: messages whose
-// eligible times are the same, or closer than a 256th of a burst takes to earn
-// (nothing, for bursts below 256), share a point with the least L of them, and
-// what is lost between them makes up for nothing. So L may be less than it was,
-// and never more, and never by more at a point than at the one before; then what
-// is counted as lost is no more than what was. That costs a late message of a
-// topic with a large burst up to a 256th of the burst, and it lets a topic take a
-// million messages per second.
+// Hindsight stores each taken message as a point (e, L(e)), the oldest known state as the beginning
+// of the first interval, and a Bucket for the time after latest. It counts in subtokens, exactly,
+// with one exception. Messages whose eligible times are equal, or closer than a 256th of the time
+// that a burst takes to earn (0 for bursts below 256), share a point with the lowest L among them,
+// and tokens lost between them compensate for nothing. So the stored L may be lower than the true
+// level but never higher, and the difference never grows from one point to the next. So the counted
+// loss is never more than the true loss. This costs a late message of a topic with a large burst up
+// to a 256th of the burst, and lets a topic take a million messages per second.
 //
-// Envelope. Let e_1 <= e_2 <= .. be the eligible times of all messages taken,
-// in whatever order they were. Then L >= 0 at each, L <= b, and so under one
-// share, for all i < j,
+// Envelope. Let e_1 <= e_2 <= .. be the eligible times of all taken messages, taken in any order.
+// Then L >= 0 at each e_i and L <= b. So under one share, for all i < j,
 //
 //	j-i+1 <= b + r*(e_j - e_i)
 //
-// and over retunes at t_1 .. t_n between them, with g_m granted and f_m released
-// by the m-th,
+// and over retunes at t_1 .. t_n between them, with g_m granted and f_m released by the m-th
+// retune,
 //
 //	j-i+1 <= b_0 + sum(g_m - f_m) + r_0*(t_1 - e_i) + .. + r_n*(e_j - t_n).
 //
-// That is more than Bucket guarantees: there the messages are counted in the
-// order taken, and a stamp that goes back gives up credit. It follows that a
-// stream that keeps (r, b) by its stamps (for b >= 256, one that leaves two 256ths
-// of b) is not delayed at all, in whatever order it is judged, as far as the
-// memory reaches. What is older is judged as
-// if it had arrived where the memory begins, which delays it and creates no
-// token.
+// This is more than Bucket guarantees: Bucket counts messages in the order taken, and a stamp that
+// goes back gives up credit. So a stream that keeps (r, b) by its stamps is not delayed, in
+// whatever order it is judged, as far as the memory reaches. (For b >= 256 the stream must leave
+// two 256ths of b unused.) An older message is judged as if it had arrived at the beginning of the
+// memory, which delays the message and creates no token.
 //
-// Three designs lost. Counting messages per slot of time is coarse by what a
-// slot earns, a sixteenth of the burst in a prototype, and slots fine enough to
-// be exact are as many as the points. Sorting what waits does not help by itself:
-// a message with credit is not kept waiting for older ones that may come. A tree
-// over the points would pay where thousands lie between a late message and the
-// newest; with a thousand, moving them takes 0.2 us.
+// Three designs lost. Counting messages per time slot has an error of the tokens that a slot earns
+// (a sixteenth of the burst in a prototype), and exact slots would be as many as the points.
+// Sorting waiting messages does not help by itself, because a message with credit does not wait for
+// older messages that may come. A tree over the points would pay off with thousands of points
+// between a late message and the newest; with a thousand points, moving them takes 0.2 us.
 type Hindsight struct {
-	// bucket judges what arrives after latest.
+	// bucket judges messages that arrive after latest.
 	bucket Bucket
-	// latest is when the last point was taken or the share last changed.
+	// latest is the time of the last point or of the last change of the share.
 	latest mono.Time
 
-	// The history. Invariant: points are in order and do not overlap; intervals[i].first
-	// never falls; points [intervals[i].first, intervals[i+1].first) were taken in interval i,
-	// no earlier than its beginning and no later than the next one's.
+	// The history. Invariant: points are in order and do not overlap. intervals[i].first never
+	// decreases. Points [intervals[i].first, intervals[i+1].first) were taken in interval i, no
+	// earlier than its beginning and no later than the beginning of the next interval.
 	points     points
 	intervals  [maxIntervals]interval
-	nIntervals int // 0: there was no share yet
+	nIntervals int // 0: no share yet
 
-	// closed is a time in which no message has its token, whatever was judged
-	// since: taking one only lowers L and what is lost. It spares a line of
-	// messages that wait the same search for each.
+	// closed is a range of time in which no message can get a token. Later messages only lower L
+	// and the lost tokens, so the range stays closed. It saves waiting messages the same search.
 	closed struct{ from, to mono.Time }
 }
 
-// point is a message taken, or several that were eligible at about the same time.
+// point is a taken message, or several messages with about the same eligible time.
 type point struct {
-	from, to mono.Time // the first, the last
-	before   int64     // subtokens held when the first was taken, before that
-	held     int64     // least that was left after one of them
+	from, to mono.Time // eligible times of the first and the last message
+	before   int64     // subtokens held at from, before the first message
+	held     int64     // lowest number of subtokens after one of the messages
 }
 
-// interval is the time under one share, from the beginning of the memory or a retune.
+// interval is the time under one share. It begins at a retune or at the beginning of the memory.
 type interval struct {
 	from   mono.Time
 	rate   int64 // subtokens per nanosecond
 	room   int64 // subtokens, the burst
-	before int64 // subtokens held when the interval began, before the retune
-	after  int64 // and after it
-	first  int   // of the points
-	merge  int64 // nanoseconds that one point may last
+	before int64 // subtokens held at from, before the retune
+	after  int64 // subtokens held at from, after the retune
+	first  int   // index of the interval's first point
+	merge  int64 // maximum duration of a point in nanoseconds
 }
 
-// Share returns the share the bucket holds.
+// Share returns the bucket's share.
 func (h *Hindsight) Share() Share { return h.bucket.Share() }
 
-// Tokens returns what the bucket holds at now, or held when the last message was
-// taken, if that is later; rounded down.
+// Tokens returns what the bucket holds at now or, if later, when the last message was taken;
+// rounded down.
 func (h *Hindsight) Tokens(now mono.Time) Tokens { return h.bucket.Tokens(h.notBefore(now)) }
 
-// notBefore returns at, or latest if that is later.
+// notBefore returns the later of at and latest.
 func (h *Hindsight) notBefore(at mono.Time) mono.Time {
 	if h.nIntervals == 0 {
 		return at
@@ -140,9 +128,9 @@ func (h *Hindsight) notBefore(at mono.Time) mono.Time {
 	return max(at, h.latest)
 }
 
-// Eligible returns when a message that arrived at at could be released if its
-// token were taken now, never before at; mono.Never as for Bucket. Of two
-// messages the one that arrived earlier is never eligible later.
+// Eligible returns when a message that arrived at at could be released if it took its token now.
+// The result is never before at, and mono.Never as for Bucket. A message that arrived earlier is
+// never eligible later.
 func (h *Hindsight) Eligible(at mono.Time) mono.Time {
 	if e, _, ok := h.search(at); ok {
 		return e
@@ -150,8 +138,8 @@ func (h *Hindsight) Eligible(at mono.Time) mono.Time {
 	return h.bucket.Eligible(h.notBefore(at))
 }
 
-// Take is Eligible, and takes the token if it is there by now. Otherwise ok is
-// false and nothing is changed.
+// Take is Eligible and also takes the token if the message is eligible by now. Otherwise ok is
+// false and nothing changes.
 func (h *Hindsight) Take(at, now mono.Time) (e mono.Time, ok bool) {
 	if e, p, found := h.search(at); found {
 		if now.Before(e) {
@@ -171,8 +159,8 @@ func (h *Hindsight) Take(at, now mono.Time) (e mono.Time, ok bool) {
 	return e, true
 }
 
-// record notes a message taken at e in an interval, before the point next, with so
-// many subtokens held before. What it costs those after it is charged already.
+// record stores a message taken at e in an interval, before the point next, with held subtokens
+// before the message. The later points are already charged.
 func (h *Hindsight) record(interval, next int, e mono.Time, held int64) {
 	if next > h.intervals[interval].first {
 		last := h.points.at(next - 1)
@@ -193,9 +181,9 @@ func (h *Hindsight) record(interval, next int, e mono.Time, held int64) {
 	}
 }
 
-// After returns when the last of n more messages of which the first arrived at
-// at would have its token, if no other were taken and all tokens lost so far
-// stayed lost; at, if all are there. Requires: n >= 1.
+// After returns when the last of n messages, the first of which arrived at at, would have its
+// token, if no other message took any and all lost tokens stayed lost. It returns at if all tokens
+// are there. Requires: n >= 1.
 func (h *Hindsight) After(n int64, at mono.Time) mono.Time {
 	rate := int64(h.bucket.share.Rate)
 	if rate == 0 {
@@ -209,9 +197,8 @@ func (h *Hindsight) After(n int64, at mono.Time) mono.Time {
 	return mono.Time(mul(int64(from), rate).add(missing).ceilDiv(rate))
 }
 
-// Retune is Bucket's. It acts at now, or when the last message was taken, if
-// that is later: of two callers who read the clock before they waited for a
-// lock, the first may hold the later time.
+// Retune is like Bucket's Retune. It acts at now or, if later, when the last message was taken: of
+// two callers that read the clock before they waited for a lock, the first may hold the later time.
 func (h *Hindsight) Retune(now mono.Time, s Share, granted Tokens) (released Tokens) {
 	now = h.notBefore(now)
 	was, held := h.bucket, h.bucket.subtokens(now)
@@ -228,9 +215,9 @@ func (h *Hindsight) Retune(now mono.Time, s Share, granted Tokens) (released Tok
 		before: held.clamp(), after: h.bucket.subtokens(now).clamp(),
 	}
 	if h.bucket.share.Burst > deepestKnown || e.after < -deepestKnown*subtoken {
-		// Too large to count here. Nothing is taken in such an interval in hindsight,
-		// or before it at its expense. Nothing is missed either: a burst of
-		// millions does not run out for want of what accrues within a horizon.
+		// Too large to count in int64. In such an interval, and before it at its expense, nothing
+		// is taken in hindsight. Nothing is missed either: a burst of millions does not run out
+		// because of the tokens that accrue within a horizon.
 		e.rate, e.room, e.after = 0, 0, -1
 	}
 	if n := h.bucket.share.Burst / fine; n > 0 && e.rate > 0 {
@@ -242,19 +229,18 @@ func (h *Hindsight) Retune(now mono.Time, s Share, granted Tokens) (released Tok
 	return released
 }
 
-// place is where in the history a message is taken: at in an interval, before the
-// point next, with so many subtokens held.
+// place is where in the history a message is taken: at the time at, in an interval, before the
+// point next.
 type place struct {
 	at             mono.Time
 	interval, next int
-	// held is as of at, or of the end of the point that at lies in.
+	// held is the number of subtokens at end.
 	held int64
-	end  mono.Time // at, or that
+	end  mono.Time // the later of at and the end of at's point
 }
 
-// search looks for the first time from at on, and before latest, at which a
-// message more can be taken. What it learns of times at which none can, it
-// keeps.
+// search finds the first time from at on, and before latest, at which another message can be taken.
+// It adds the times without a token to closed.
 func (h *Hindsight) search(at mono.Time) (e mono.Time, p place, ok bool) {
 	if h.nIntervals == 0 || !at.Before(h.latest) {
 		return 0, p, false
@@ -281,14 +267,14 @@ func (h *Hindsight) search(at mono.Time) (e mono.Time, p place, ok bool) {
 			h.pass(&p)
 		}
 	}
-	// All of [from, p.at) is closed: what skip jumped over, and what try refused.
+	// All of [from, p.at) is closed: skip jumped over a part, and try refused the rest.
 	if from.Before(p.at) && p.at >= h.closed.to {
 		h.closed.from, h.closed.to = from, p.at
 	}
 	return p.at, p, ok
 }
 
-// locate finds the interval of p.at, and the first point after it.
+// locate finds the interval of p.at and the first point after p.at.
 func (h *Hindsight) locate(p *place) {
 	p.interval = h.nIntervals - 1
 	for p.interval > 0 && p.at.Before(h.intervals[p.interval].from) {
@@ -297,7 +283,7 @@ func (h *Hindsight) locate(p *place) {
 	p.next = h.points.after(p.at)
 }
 
-// pass moves p past all that happened until p.at.
+// pass advances p past all points and intervals until p.at.
 func (h *Hindsight) pass(p *place) {
 	for p.interval+1 < h.nIntervals && !p.at.Before(h.intervals[p.interval+1].from) {
 		p.interval++
@@ -308,7 +294,7 @@ func (h *Hindsight) pass(p *place) {
 	}
 }
 
-// end is the number of points up to the end of an interval.
+// end returns the number of points up to the end of an interval.
 func (h *Hindsight) end(i int) int {
 	if i+1 < h.nIntervals {
 		return h.intervals[i+1].first
@@ -316,9 +302,9 @@ func (h *Hindsight) end(i int) int {
 	return h.points.n
 }
 
-// try looks for a time from p.at on and before whatever happened next, at which
-// a message can be taken. If there is none, it returns when to go on: at what
-// happened next, or at what stood in the way later.
+// try looks for a time from p.at on, and before the next point or interval, at which a message can
+// be taken. If there is none, it returns where to continue: at the next point or interval, or at
+// the later obstacle.
 func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
 	e := &h.intervals[p.interval]
 	prev := point{to: e.from, held: e.after}
@@ -349,9 +335,9 @@ func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
 	return h.charge(*p, false)
 }
 
-// charge finds out whether everything after p can do with a token less, until
-// one was lost anyhow; if not, obstacle is the time of what cannot. With apply
-// it takes the token, which then must be possible.
+// charge checks whether all points and intervals after p can have one token less, until a token was
+// lost anyway. If not, obstacle is the time of the first that cannot. With apply, charge also takes
+// the token. Requires: with apply, taking the token is possible.
 func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 	less := int64(subtoken)
 	prev := point{to: p.end, held: p.held}
@@ -396,18 +382,17 @@ func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 	}
 }
 
-// insert takes a message at p, as search found it.
+// insert takes a message at p, a result of search.
 func (h *Hindsight) insert(p place) {
 	h.charge(p, true)
 	h.record(p.interval, p.next, p.at, p.held)
 	h.forget(h.latest)
 }
 
-// Used returns the most tokens that the messages it remembers have used at once,
-// rounded up: the burst that they would have needed of a bucket that was full when
-// the memory begins. 0 without messages, or where a burst is too large to count
-// here. short: the tokens ran out, and messages may have waited that would have
-// needed more.
+// Used returns the largest number of tokens in use at once by the remembered messages, rounded up.
+// This is the burst that they would have required from a bucket that was full at the beginning of
+// the memory. It is 0 without messages, or if a burst is too large to count here. short means that
+// the tokens ran out, so messages that waited may have required more.
 func (h *Hindsight) Used() (tokens int64, short bool) {
 	var work, most int64 // subtokens
 	for i := range h.nIntervals {
@@ -431,8 +416,8 @@ func (h *Hindsight) Used() (tokens int64, short bool) {
 	return (most + subtoken - 1) / subtoken, short
 }
 
-// earned returns the subtokens that come at a rate in a time; beyond any room, not
-// exactly. Requires: from <= to.
+// earned returns the subtokens earned at a rate from from to to. Values beyond any burst are not
+// exact. Requires: from <= to.
 func earned(rate int64, from, to mono.Time) int64 {
 	const beyond = 1 << 62
 	hi, lo := bits.Mul64(uint64(rate), uint64(to)-uint64(from))
@@ -442,7 +427,7 @@ func earned(rate int64, from, to mono.Time) int64 {
 	return int64(lo)
 }
 
-// forget drops what is older than the horizon at now, or too much.
+// forget drops points older than the horizon at now, and points beyond maxPoints.
 func (h *Hindsight) forget(now mono.Time) {
 	oldest := mono.Time(math.MinInt64)
 	if int64(now) >= math.MinInt64+int64(Horizon) {
@@ -463,7 +448,7 @@ func (h *Hindsight) forget(now mono.Time) {
 	}
 }
 
-// forgetInterval drops the oldest interval. Requires: there is a younger one.
+// forgetInterval drops the oldest interval. Requires: a younger interval exists.
 func (h *Hindsight) forgetInterval() {
 	n := h.end(0)
 	for range n {
@@ -476,11 +461,11 @@ func (h *Hindsight) forgetInterval() {
 	}
 }
 
-// points is a queue into whose middle points may be put. It grows by doubling,
-// and gives its memory back when it has been drained far below its size.
+// points is a queue that supports insertion in the middle. It grows by doubling, and shrinks when
+// it is almost empty.
 //
-// Invariant: the n points are buf[head], buf[head+1], .. modulo len(buf), which
-// is 0 or a power of two.
+// Invariant: the n points are buf[head], buf[head+1], .. modulo len(buf), which is 0 or a power of
+// two.
 type points struct {
 	buf  []point
 	head int
@@ -498,13 +483,13 @@ func (p *points) push(q point) {
 	p.set(p.n-1, q)
 }
 
-// insert puts q before the i-th point, and moves those behind it.
+// insert inserts q before the i-th point and moves the later points.
 func (p *points) insert(i int, q point) {
 	p.push(q)
 	for to := p.n - 1; to > i; {
-		// As many at once as lie in a row, at both ends of the move.
+		// Move contiguous runs at once.
 		mask := len(p.buf) - 1
-		last := (p.head + to) & mask // moves here, from the place before
+		last := (p.head + to) & mask // destination of the move; the source is one place before
 		if last == 0 {
 			p.buf[0] = p.buf[mask]
 			to--
@@ -527,7 +512,7 @@ func (p *points) pop() point {
 	return q
 }
 
-// after returns the index of the first point that begins later than at.
+// after returns the index of the first point that begins after at.
 func (p *points) after(at mono.Time) int {
 	lo, hi := 0, p.n
 	for lo < hi {

@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// int128 is a signed integer in two's complement. The bucket needs a rate times
-// a time (up to 2^103) to be exact; see Bucket for why nothing here overflows.
+// int128 is a signed integer in two's complement. An exact bucket needs the product of a rate and a
+// time (up to 2^103). Bucket explains why nothing overflows.
 type int128 struct {
 	hi int64
 	lo uint64
@@ -49,8 +49,7 @@ func (a int128) sign() int {
 	return 1
 }
 
-// floorDiv returns a / d rounded down, at the nearer end of the range of int64
-// where it does not fit. Requires: d > 0.
+// floorDiv returns a / d rounded down, limited to the range of int64. Requires: d > 0.
 func (a int128) floorDiv(d int64) int64 {
 	if a.hi < 0 {
 		// floor(a/d) == -1 - floor((-1-a)/d), and -1-a is ^a.
@@ -66,13 +65,12 @@ func (a int128) floorDiv(d int64) int64 {
 	return int64(q)
 }
 
-// ceilDiv returns a / d rounded up, at the nearer end of the range of int64
-// where it does not fit. Requires: d > 0.
+// ceilDiv returns a / d rounded up, limited to the range of int64. Requires: d > 0.
 func (a int128) ceilDiv(d int64) int64 {
 	return a.add(from64(d - 1)).floorDiv(d)
 }
 
-// clamp returns a as an int64, at the nearer end of +-2^62 where it does not fit.
+// clamp returns a, limited to +-2^62.
 func (a int128) clamp() int64 {
 	const end = 1 << 62
 	if x := int64(a.lo); a.hi == x>>63 {

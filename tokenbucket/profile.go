@@ -10,11 +10,11 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// ErrNoArrivals is returned where a trace has nothing in it.
+// ErrNoArrivals reports an empty trace.
 var ErrNoArrivals = errors.New("no arrivals")
 
-// Replay takes a token from b for each arrival, in the order given, and returns
-// the access delays. A message that is never admitted has the longest delay.
+// Replay takes a token from b for each arrival, in order, and returns the access delays. A message
+// that is never admitted has the longest delay.
 func Replay(arrivals []mono.Time, b *Bucket) []time.Duration {
 	delays := make([]time.Duration, len(arrivals))
 	for i, at := range arrivals {
@@ -24,26 +24,23 @@ func Replay(arrivals []mono.Time, b *Bucket) []time.Duration {
 }
 
 func accessDelay(at, e mono.Time) time.Duration {
-	d := e.Sub(at) // never below 0, but may pass the end of the range
+	d := e.Sub(at) // never below 0, but may overflow
 	if e == mono.Never || d < 0 {
 		return math.MaxInt64
 	}
 	return d
 }
 
-// Profile returns the smallest burst at which the given quantile of the access
-// delays of a recorded trace is 0, the trace being judged in the order given, by
-// a bucket that is full when the first of it arrives. The quantile (over 0,
-// at most 1) is by nearest rank: at 0.99, at most 1 of each full 100 messages
-// waits. The paper's choice (section 6) is the rate 1.1 times the trace's mean
-// and the quantile 0.99.
+// Profile returns the smallest burst for which the given quantile of a trace's access delays is 0.
+// The trace is judged in the given order by a bucket that is full at the first arrival. The
+// quantile (above 0, at most 1) is by nearest rank: at 0.99, at most 1 of each full 100 messages
+// waits. The paper (section 6) uses 1.1 times the trace's mean rate and the quantile 0.99.
 //
-// The burst a trace needs is as random as the trace: it is set by the rare
-// bursts, and differs between two hours of one source. Profile says what this
-// trace needed, not what the next will.
+// The result is as random as the trace: rare bursts determine it, and it differs between two hours
+// of one source. Profile measures this trace and does not predict the next.
 //
-// Errors: ErrNoArrivals, a *ShareError for the rate, or for the burst if the
-// trace needs more than MaxBurst.
+// Errors: ErrNoArrivals; a *ShareError for the rate, or for the burst if the trace needs more than
+// MaxBurst.
 func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, err error) {
 	if err := (Share{Rate: rate, Burst: MinBurst}).Validate(); err != nil {
 		return 0, err
@@ -54,9 +51,9 @@ func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, er
 	if len(arrivals) == 0 {
 		return 0, ErrNoArrivals
 	}
-	// The unfinished work that a message finds and adds to does not depend on
-	// the burst, and it waits if that is more than the burst: so the burst is
-	// the quantile of the work, rounded up. No search.
+	// The unfinished work that a message finds and adds to does not depend on the burst. The
+	// message waits if the work exceeds the burst. So the burst is the quantile of the work,
+	// rounded up, and no search is necessary.
 	work := make([]int64, len(arrivals))
 	tat := mul(int64(arrivals[0]), int64(rate)) // in subtokens, as in Bucket
 	for i, at := range arrivals {
@@ -73,8 +70,8 @@ func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, er
 		return 0, &ShareError{Field: "burst", Value: need, Min: MinBurst, Max: MaxBurst}
 	}
 	if need == 1 {
-		// A bucket of one token loses part of a nanosecond on each message that
-		// waits (see Bucket), and may just miss what the definition allows.
+		// A bucket of one token loses part of a nanosecond on each message that waits (see Bucket),
+		// and may just fail the definition.
 		one := NewFull(Share{Rate: rate, Burst: 1}, arrivals[0])
 		delays := Replay(arrivals, &one)
 		slices.Sort(delays)
@@ -85,12 +82,10 @@ func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, er
 	return need, nil
 }
 
-// Rank returns the index of the quantile q (0 to 1) among n sorted values by
-// nearest rank: the least value that a share q of all does not exceed.
-// Requires: n >= 1.
+// Rank returns the index of the quantile q (0 to 1) among n sorted values by nearest rank: the
+// smallest value that a share q of all values does not exceed. Requires: n >= 1.
 func Rank(n int, q float64) int {
-	// A product such as 0.07 * 100 comes out a little over its true value; that
-	// must not cost a rank.
+	// A product such as 0.07 * 100 is slightly above its true value, which must not add a rank.
 	const slack = 1 - 4*0x1p-53
 	return min(max(int(math.Ceil(q*float64(n)*slack))-1, 0), n-1)
 }

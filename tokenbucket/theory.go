@@ -5,19 +5,18 @@ import (
 	"math/cmplx"
 )
 
-// ExpectedDelayEq1 returns the paper's Eq. (1), in seconds: the mean access
-// delay of Poisson arrivals of lambda messages per second in an (r, b) bucket,
+// ExpectedDelayEq1 returns the paper's Eq. (1), in seconds: the mean access delay of Poisson
+// arrivals of lambda messages per second in an (r, b) bucket,
 //
 //	P(U > b-1) / (2r (1-rho)),   rho = lambda/r
 //
-// with U the unfinished work of the M/D/1 queue whose service takes 1/r. Its
-// second factor, the mean wait of those who wait in M/D/1, is right for b = 1
-// only; above, Eq. (1) is an upper bound. Use ExpectedDelayExact to decide and
-// this to compare with the paper.
+// where U is the unfinished work of the M/D/1 queue with service time 1/r. The second factor, the
+// mean wait of the waiting customers in M/D/1, is exact for b = 1 only. For b > 1, Eq. (1) is an
+// upper bound. Use ExpectedDelayExact for decisions, and Eq. (1) for comparisons with the paper.
 //
-// Infinite if lambda >= rate: there is no stationary delay. NaN unless
-// lambda >= 0, rate > 0 and burst >= 1, here and below. A burst need not be
-// whole: equal shares of one are not.
+// The result is infinite if lambda >= rate, because there is no stationary delay. It is NaN unless
+// lambda >= 0, rate > 0 and burst >= 1; so are the results below. A burst need not be whole,
+// because equal shares of a burst are not.
 func ExpectedDelayEq1(lambda, rate, burst float64) float64 {
 	rho, ok := load(lambda, rate, burst)
 	if !ok {
@@ -29,16 +28,15 @@ func ExpectedDelayEq1(lambda, rate, burst float64) float64 {
 	return TailMD1(rho, burst-1) / (2 * rate * (1 - rho))
 }
 
-// ExpectedDelayExact returns the mean access delay in seconds of Poisson
-// arrivals of lambda messages per second in an (r, b) bucket,
+// ExpectedDelayExact returns the mean access delay in seconds of Poisson arrivals of lambda
+// messages per second in an (r, b) bucket,
 //
 //	E[(U - (b-1))+] / r = 1/(rho r) * sum over y = b, b+1, .. of P(U > y)
 //
-// The first: a message that finds U waits until U+1 has drained to b. The
-// second: U crosses a level y downwards, at rate f(y), as often as upwards, by
-// arrivals that find it less than 1 below, f(y) = rho P(y-1 < U <= y); so
-// P(U > y) is rho times the integral of P(U > z) over [y-1, y], and for
-// y = b, b+1, .. those intervals tile [b-1, inf).
+// The left side: a message that finds U waits until U+1 has drained to b. The right side: U crosses
+// a level y downwards, at rate f(y), as often as upwards. Upward crossings are arrivals that find U
+// less than 1 below y, so f(y) = rho P(y-1 < U <= y). So P(U > y) is rho times the integral over
+// [y-1, y] of P(U > z), and for y = b, b+1, .. the intervals tile [b-1, inf).
 func ExpectedDelayExact(lambda, rate, burst float64) float64 {
 	rho, ok := load(lambda, rate, burst)
 	switch {
@@ -58,7 +56,7 @@ func ExpectedDelayExact(lambda, rate, burst float64) float64 {
 	return sum / rho / rate
 }
 
-// PDelayed returns the share of messages that wait for a token, P(U > b-1).
+// PDelayed returns the fraction of messages that wait for a token, P(U > b-1).
 func PDelayed(lambda, rate, burst float64) float64 {
 	rho, ok := load(lambda, rate, burst)
 	if !ok {
@@ -74,21 +72,20 @@ func load(lambda, rate, burst float64) (rho float64, ok bool) {
 	return lambda / rate, true
 }
 
-// TailMD1 returns P(U > x) for the stationary unfinished work U of an M/D/1
-// queue of load rho, in units of the service time. It is 1 for x < 0 and, as
-// such a queue never settles, for rho >= 1; NaN for rho < 0 or a NaN.
+// TailMD1 returns P(U > x) for the stationary unfinished work U of an M/D/1 queue with load rho, in
+// units of the service time. It is 1 for x < 0. It is also 1 for rho >= 1, because such a queue has
+// no stationary state. It is NaN for rho < 0 or a NaN.
 //
-// Where the result is above 1e-290 its relative error is below 1e-12; measured
-// against 2400-bit arithmetic for rho of 0.01 to 0.999 and x up to 100 it is at
-// most 4e-14 (theory_test.go).
+// If the result is above 1e-290, its relative error is below 1e-12. Measured against 2400-bit
+// arithmetic, for rho from 0.01 to 0.999 and x up to 100, the error is at most 4e-14
+// (theory_test.go).
 //
-// How: up to a point (20 service times at a load of 0.9, 50 at 0.1) from the
-// number in system, by sums of positive terms only; beyond, by the asymptote
-// C exp(-theta x), where the next term is below 1e-17 of it. What lost: the
-// textbook's alternating series up to a point. It gives the complement of the
-// tail, by terms that grow like exp(rho x) and cancel: in float64 it has lost
-// every digit at x = 27 for rho = 0.9, 20 for 0.5 and 10 for 0.1. With the best
-// point to switch, the worst relative error is 3e-11, 2e-8 and 5e-4.
+// Method: up to a point (20 service times at a load of 0.9, 50 at 0.1) from the number in system,
+// by sums of positive terms only. Beyond this point by the asymptote C exp(-theta x), whose next
+// term is below 1e-17 of it. The design that lost is the textbook's alternating series up to a
+// point. It computes the complement of the tail from terms that grow like exp(rho x) and cancel. In
+// float64 all digits are lost at x = 27 for rho = 0.9, 20 for 0.5 and 10 for 0.1. With the best
+// switching point, the worst relative error is 3e-11, 2e-8 and 5e-4.
 func TailMD1(rho, x float64) float64 {
 	switch {
 	case math.IsNaN(rho) || math.IsNaN(x) || rho < 0:
@@ -105,7 +102,7 @@ func TailMD1(rho, x float64) float64 {
 type md1 struct {
 	rho      float64
 	theta, c float64   // P(U > x) ~ c exp(-theta x)
-	tails    []float64 // P(U > n) = P(more than n in system), as far as the asymptote is not exact
+	tails    []float64 // P(U > n) = P(more than n in system), up to where the asymptote is exact
 }
 
 func newMD1(rho float64) md1 {
@@ -115,13 +112,13 @@ func newMD1(rho float64) md1 {
 	return q
 }
 
-// decay returns the theta > 0 with e^theta = 1 + theta/rho, the exponent of the
-// tail. It solves g(theta) = (e^theta - 1)/theta - 1 = (1-rho)/rho, which loses
-// no digits as rho nears 1 and theta 0.
+// decay returns the theta > 0 with e^theta = 1 + theta/rho, the exponent of the tail. It solves
+// g(theta) = (e^theta - 1)/theta - 1 = (1-rho)/rho, which loses no digits as rho approaches 1 and
+// theta approaches 0.
 func decay(rho float64) float64 {
 	want := min((1-rho)/rho, math.MaxFloat64)
-	// g is convex and increasing, so Newton from the right descends to the root.
-	// g(x) >= x/2 and g(2 + 2 log(1+s)) >= s, both to its right.
+	// g is convex and increasing, so Newton's method from the right descends to the root. Both
+	// starting points are to the right of the root: g(x) >= x/2 and g(2 + 2 log(1+s)) >= s.
 	x := min(2*want, 2+2*math.Log1p(want))
 	for {
 		var g, slope float64
@@ -144,12 +141,11 @@ func decay(rho float64) float64 {
 	}
 }
 
-// horizon returns from which n on the asymptote is exact in float64, or the
-// tail too small for one: that is how long the table of tails has to be.
+// horizon returns the n from which the asymptote is exact in float64, or the tail underflows. This
+// is the required length of the table of tails.
 func (q md1) horizon() int {
-	// The next exponents are the complex roots of e^z = 1 + z/rho, the nearest
-	// pair of them with an imaginary part of a little over 2 pi. The iteration
-	// contracts by 1/|rho+z| < 1/6.
+	// The next exponents are complex roots of e^z = 1 + z/rho. The nearest pair has an imaginary
+	// part of slightly more than 2 pi. The iteration contracts by 1/|rho+z| < 1/6.
 	z := complex(q.theta, 2*math.Pi)
 	for range 40 {
 		z = cmplx.Log(1+z/complex(q.rho, 0)) + complex(0, 2*math.Pi)
@@ -161,24 +157,24 @@ func (q md1) horizon() int {
 	if exact < gone {
 		return 2 + max(0, int(exact))
 	}
-	return 2 + int(gone) // also where 1/rho overflowed
+	return 2 + int(gone) // also if 1/rho overflowed
 }
 
-// md1Tails returns P(N > n) for n < count, N the number in system. U being the
-// work of N customers, one of them begun, N is U rounded up.
+// md1Tails returns P(N > n) for n < count, where N is the number in system. U is the work of N
+// customers, one of them in service, so N is U rounded up.
 //
-// With h(m) = P(A > m) and H(m) = E[(A-m)+] for A arrivals in a service time,
-// p(n) = P(N = n) and p(0) = 1-rho,
+// With h(m) = P(A > m) and H(m) = E[(A-m)+] for A arrivals in a service time, p(n) = P(N = n) and
+// p(0) = 1-rho,
 //
 //	p(n) (1 - h(0))    = p(0) h(n-1) + sum over 0 < k < n of p(k) h(n-k)
 //	P(N > n) (1 - rho) = p(0) H(n)   + sum over 0 < k <= n of p(k) H(n+1-k)
 //
-// The first is the balance of a service time's start and end (Tijms, A First
-// Course in Stochastic Models, 9.2), the second its sum over all larger n.
-// There is no subtraction in either, so no digit is lost.
+// The first equation is the balance of a service time's start and end (Tijms, A First Course in
+// Stochastic Models, 9.2). The second equation is the sum of the first over all larger n. Neither
+// has a subtraction, so no digits are lost.
 func md1Tails(rho float64, count int) []float64 {
-	// From the far end, where both vanish: h(m-1) = h(m) + P(A = m), and
-	// H(m-1) = H(m) + h(m-1).
+	// Start from the far end, where both vanish: h(m-1) = h(m) + P(A = m), and H(m-1) = H(m) +
+	// h(m-1).
 	far := count + 40
 	h, over := make([]float64, far+1), make([]float64, far+1)
 	for m := far; m > 0; m-- {
@@ -205,11 +201,11 @@ func md1Tails(rho float64, count int) []float64 {
 
 func (q md1) asymptote(x float64) float64 { return q.c * math.Exp(-q.theta*x) }
 
-// tail returns P(U > x) for x >= 0. For x = n - u, 0 <= u < 1, a message that
-// comes now waits longer than x if and only if those who queued a time u ago,
-// not counting the one in service, and those who came since are n or more: in n
-// units of time the server ends one service begun before and n-1 more. With
-// Poisson arrivals A of mean rho*u since,
+// tail returns P(U > x) for x >= 0. Let x = n - u, 0 <= u < 1. In n units of time the server
+// completes the service in progress and n-1 more. So a message that comes now waits longer than x
+// if and only if n or more customers are ahead of it: the customers in queue a time u ago, without
+// the customer in service, and the customers that came since. With Poisson arrivals A of mean rho*u
+// since,
 //
 //	P(U > n-u) = P(A >= n) + sum over j < n of P(A = j) P(N > n-j)
 func (q md1) tail(x float64) float64 {
