@@ -7,51 +7,49 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// The constants of a Level.
+// Constants of a Level.
 const (
-	drain = 0.5  // the paper's k_q: the part of the standing backlog that an interval takes off
-	slack = 0.05 // the backlog that is not drained, in intervals' worth of capacity
-	near  = 0.9  // of its advice: below, a publisher counts as limited by itself
-	rise  = 1.1  // most by which the rate grows from interval to interval
+	drain = 0.5  // the paper's k_q: fraction of the standing backlog that an interval drains
+	slack = 0.05 // backlog that is not drained, in intervals' worth of capacity
+	near  = 0.9  // fraction of its advice below which a publisher counts as self-limited
+	rise  = 1.1  // maximum growth of the rate from interval to interval
 )
 
-// The bounds of an interval: Span. longest is what the wire's 16 bits of
-// milliseconds hold.
+// Limits of Span. longest fits the wire's 16 bits of milliseconds.
 const (
 	shortest = 50 * time.Millisecond
 	usual    = time.Second
 	longest  = 65 * time.Second
-	// minMessages is how many messages of capacity an interval has: fewer say nothing
-	// about who sends.
+	// minMessages is the minimum number of messages of capacity in an interval. Fewer messages do
+	// not show who sends.
 	minMessages = 50
 )
 
-// remembered is how many intervals old the advice may be that a publisher
-// follows, and one: what it was told is the least of them.
+// remembered is the maximum age, in intervals, of advice that a publisher may still follow, plus
+// one. told is the minimum over this time.
 const remembered = 4
 
-// Advice is what all publishers are told until the next interval ends.
+// Advice is the advice for all publishers until the next interval ends.
 type Advice struct {
-	// Paced: publishers keep to Rate. Otherwise they share the burst freely, and
-	// Rate is what they would be told.
+	// Paced means that publishers keep to Rate. Otherwise they share the burst freely, and Rate is
+	// what their advice would be.
 	Paced bool
-	// Rate is γ, in messages per second and unit of weight; it is at most the
-	// capacity.
+	// Rate is γ, in messages per second and unit of weight, at most the capacity.
 	Rate float64
-	// SumWeights is the weight of all who sent.
+	// SumWeights is the sum of the weights of all senders.
 	SumWeights float64
-	// LimitedShare is the part, 0 to 1, of the messages that came from
-	// publishers who sent less than they might.
+	// LimitedShare is the fraction, 0 to 1, of the messages from publishers that sent less than
+	// they might.
 	LimitedShare float64
-	// Overload: more came than the capacity, on top of a backlog of a whole
+	// Overload means that the messages exceeded the capacity, in addition to a backlog of a whole
 	// interval.
 	Overload bool
 }
 
-// RateOf returns what a publisher of a weight may send, in messages per second.
+// RateOf returns what a publisher of that weight may send, in messages per second.
 func (a Advice) RateOf(weight float64) float64 { return a.Rate * weight }
 
-// BurstOf returns a publisher's part of a burst, in messages, at least 1.
+// BurstOf returns a publisher's part of burst, in messages, at least 1.
 func (a Advice) BurstOf(weight float64, burst int64) int64 {
 	if a.SumWeights <= weight {
 		return max(1, burst)
@@ -59,14 +57,14 @@ func (a Advice) BurstOf(weight float64, burst int64) int64 {
 	return max(1, int64(float64(burst)*weight/a.SumWeights))
 }
 
-// sums are over the messages of an interval, and then by second.
+// sums are sums over the messages of an interval. mix converts them to values per second.
 type sums struct {
-	messages, limited float64 // λ, and λ_S: from publishers limited by themselves
-	weights, greedy   float64 // Σw of all publishers, and W of those not in λ_S
-	publishers, gaps  float64 // how many of known rate, and the sum of their mean gaps in seconds
+	messages, limited float64 // λ, and λ_S: from self-limited publishers
+	weights, greedy   float64 // Σw of all publishers, and W of the publishers not in λ_S
+	publishers, gaps  float64 // number of publishers with a known rate, and the sum of their mean gaps in seconds
 }
 
-// mix returns a part of s and a part of t.
+// mix returns a*s + b*t.
 func (s sums) mix(a float64, t sums, b float64) sums {
 	return sums{
 		a*s.messages + b*t.messages, a*s.limited + b*t.limited, a*s.weights + b*t.weights,
@@ -74,11 +72,11 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 	}
 }
 
-// Level finds the water level of one resource of some capacity, a topic's share
-// or a broker's: the rate γ per unit of weight with which those who want more
-// than γ times their weight fill what those who want less leave over. It keeps
-// nothing of any publisher: each message brings its publisher's weight and
-// measured rate, and stands for 1/(rate · interval) of it.
+// Level finds the water level of one resource with some capacity: a topic's share or a broker. The
+// water level is the rate γ per unit of weight at which greedy publishers, which want more than γ
+// times their weight, use the capacity that the other publishers leave over. A Level stores nothing
+// about a publisher: each message brings its publisher's weight and measured rate, and stands for
+// 1/(rate · interval) of the publisher.
 //
 //	told  = least γ of the last 4 intervals
 //	each message:   rate < 0.9 told weight ?  λ_S += 1  :  W += weight / (rate t_s)
@@ -89,13 +87,13 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 //	fall  γ = min(γ, level), at once;   min(γ, equal) if q > C t_s and λ > C t_s
 //	start γ = equal
 //
-// The paper's rule is γ = equal alone: capacity that a publisher leaves
-// idle stays idle. Integrating γ, raising it faster, unsmoothed sums, falling to
-// equal at short backlogs, and intervals below the publishers' mean gap oscillate.
+// The paper's rule is γ = equal alone, which leaves a publisher's idle capacity unused. The
+// following variants oscillate: integrating γ, raising γ faster, unsmoothed sums, falling to equal
+// at short backlogs, and intervals below the publishers' mean gap.
 //
 // A Level is not safe for concurrent use.
 type Level struct {
-	// Of the interval under way. A message counts by these.
+	// Of the current interval. Messages are counted with these values.
 	told   float64
 	span   float64 // seconds
 	now    sums
@@ -103,22 +101,21 @@ type Level struct {
 	begun  bool
 	smooth sums
 
-	// Of the intervals before.
+	// Of the previous intervals.
 	rate    float64
 	history [remembered]float64 // the last advertised rates; 0: none yet
-	next    int                 // where in history the next goes
+	next    int                 // index in history for the next rate
 	paced   bool
 	rising  bool // the rate is below the water level
-	above   int  // intervals in which more came than the capacity, up to now
-	quiet   int  // intervals without a backlog in which pacing limited no publisher
+	above   int  // consecutive intervals with more messages than the capacity
+	quiet   int  // consecutive intervals without a backlog in which pacing limited no publisher
 }
 
 // New returns a Level that is not paced.
 func New() *Level { return &Level{span: usual.Seconds()} }
 
-// Message counts a message of a publisher of a weight, above 0, and of a rate as
-// measured, this message included, in messages per second. A rate that is not
-// known yet is 0; such a message stands for one publisher.
+// Message counts a message. weight (above 0) and rate (messages per second, including this message)
+// are its publisher's. A rate of 0 is unknown; such a message stands for one publisher.
 func (l *Level) Message(weight, rate float64) {
 	gap := l.span
 	if rate > 0 && rate <= math.MaxFloat64 {
@@ -137,10 +134,9 @@ func (l *Level) Message(weight, rate float64) {
 	}
 }
 
-// Interval ends an interval at now and returns the advice for the next. capacity
-// is C in messages per second; queueMin the shortest backlog in the interval, in
-// messages; ts the interval's length as meant. What came in it is taken over the
-// time that really passed since the last call.
+// Interval ends an interval at now and returns the advice for the next. capacity is C in messages
+// per second. queueMin is the shortest backlog in the interval, in messages. ts is the intended
+// length of the interval. Rates are computed over the true time since the previous call.
 func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Duration) Advice {
 	passed := now.Sub(l.began).Seconds()
 	if !l.begun || passed <= 0 {
@@ -174,11 +170,11 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 	return a
 }
 
-// turn decides whether publishers are paced: once there was a backlog for a whole
-// interval, or more than the capacity twice running; no longer after 5 intervals
-// without a backlog in which pacing limited no publisher. That little came is not enough:
-// it may be little because of the pacing; nor that all were limited by themselves
-// while the rate still rises: one of little weight goes under in 2 %.
+// turn decides whether publishers are paced. Pacing starts after a whole interval with a backlog,
+// or after two consecutive intervals above the capacity. Pacing stops after 5 intervals without a
+// backlog in which pacing limited no publisher. Two weaker conditions do not suffice: a low rate
+// may be the result of pacing, and while the rate rises, a limited publisher of little weight may
+// be hidden in the tolerated 2 %.
 func (l *Level) turn(cur sums, capacity, queue float64) {
 	l.above, l.quiet = l.above+1, l.quiet+1
 	if cur.messages <= capacity {
@@ -204,7 +200,7 @@ func (l *Level) equal(capacity, queue, ts float64) float64 {
 	return min(capacity, l.room(capacity, queue, ts)/l.smooth.weights)
 }
 
-// room is the capacity less what drains the backlog.
+// room returns the capacity minus the part that drains the backlog.
 func (l *Level) room(capacity, queue, ts float64) float64 {
 	return capacity - min(capacity/2, drain*max(0, queue-slack*capacity*ts)/ts)
 }
@@ -229,10 +225,9 @@ func (l *Level) adjust(overload bool, capacity, queue, ts float64) {
 	}
 }
 
-// Span returns how long the next interval is to be: the publishers' mean gap and
-// round trip, within 50 ms and 1 s, but long enough for 50 messages of the
-// capacity, in messages per second; at most 65 s. Without capacity it is 1 s, since
-// some may come.
+// Span returns the length of the next interval: the publishers' mean gap plus the round trip, from
+// 50 ms to 1 s, but long enough for 50 messages of capacity (messages per second), and at most 65
+// s. Without capacity it is 1 s, because capacity may come.
 func (l *Level) Span(capacity float64, rtt time.Duration) time.Duration {
 	mean := shortest
 	if l.smooth.publishers > 0 {

@@ -2,24 +2,22 @@ package fair
 
 import "github.com/srtm-io/srtm/internal/mono"
 
-// Meter measures the rate of one publisher from the times at which its messages
-// arrive (Level.Measure): over about an interval, so that a batch does not look
-// like a rate, or the last 4 messages where an interval has fewer. What it forgets
-// later makes who follows a rising rate look like one who does not want it. The
-// zero Meter has seen nothing.
+// Meter measures the rate of one publisher from the arrival times of its messages (Level.Measure).
+// It covers about an interval, so that a batch does not look like a rate, or the last 4 messages if
+// an interval has fewer. A longer memory would underestimate a publisher that is still ramping up
+// to a higher rate. The zero Meter has no messages.
 type Meter struct {
 	last     mono.Time
 	seen     bool
-	messages float64 // that came after the first, old ones faded
-	seconds  float64 // in which they came
+	messages float64 // after the first message; old messages fade
+	seconds  float64 // duration of messages
 }
 
-// remember is the part of the past that a message leaves at least.
+// remember is the minimum fraction of the past that each message keeps.
 const remember = 1 - 1.0/4
 
-// Measure counts in m a message that arrived at now and returns its publisher's
-// rate, in messages per second: 0 while it is not known. A now before the last
-// counts as the last.
+// Measure adds a message that arrived at now to m. It returns the publisher's rate in messages per
+// second, or 0 while unknown. A now before the last message counts as the time of the last message.
 func (l *Level) Measure(m *Meter, now mono.Time) float64 {
 	if !m.seen {
 		m.last, m.seen = now, true
@@ -33,8 +31,7 @@ func (l *Level) Measure(m *Meter, now mono.Time) float64 {
 	return m.Rate()
 }
 
-// Rate returns the rate as of the last message, in messages per second: 0 while
-// it is not known.
+// Rate returns the rate at the last message in messages per second, or 0 while unknown.
 func (m *Meter) Rate() float64 {
 	if m.seconds == 0 {
 		return 0

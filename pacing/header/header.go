@@ -9,16 +9,16 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Version is of both layouts, and the first argument of PACE.
+// Version is the version of both formats, and the first argument of PACE.
 const Version = 1
 
-// The sizes of the layouts in bytes.
+// Sizes of the formats in bytes.
 const (
 	OKSize     = 20
 	PacketSize = 32
 )
 
-// ErrMalformed: it is of another size or version, or says what cannot be.
+// ErrMalformed reports a wrong size or version, or invalid values.
 var ErrMalformed = errors.New("malformed pacing header")
 
 const (
@@ -26,17 +26,17 @@ const (
 	overload = 1 << 1
 )
 
-// OK is what a publisher is told. Rate and Burst count while Paced.
+// OK is the advice to a publisher. Rate and Burst apply if Paced.
 type OK struct {
 	Paced    bool
-	Overload bool             // multiply what is sent by 0.875, for those who have windows
-	Weight   uint8            // that counts, 1 to 255; it may be less than was asked for
-	Interval time.Duration    // t_s, in whole milliseconds up to 65.535 s; advice is void after 10 of them
-	Rate     tokenbucket.Rate // at most MaxRate; at minimum 1 if paced
-	Burst    int64            // messages, at most MaxBurst; at minimum 1 if paced
+	Overload bool             // multiply the send rate by 0.875; for senders with windows
+	Weight   uint8            // effective weight, 1 to 255; may be less than requested
+	Interval time.Duration    // t_s, in whole milliseconds up to 65.535 s; advice expires after 10 intervals
+	Rate     tokenbucket.Rate // at most MaxRate; at least 1 if paced
+	Burst    int64            // messages, at most MaxBurst; at least 1 if paced
 }
 
-// AppendOK appends o. What is out of range is cut to it.
+// AppendOK appends o. It limits values to their ranges.
 func AppendOK(to []byte, o OK) []byte {
 	flags, rate, burst := byte(0), int64(o.Rate), o.Burst
 	minimum := int64(0)
@@ -55,14 +55,13 @@ func AppendOK(to []byte, o OK) []byte {
 	return binary.BigEndian.AppendUint32(to, uint32(burst))
 }
 
-// IsOK reports whether a response is an OK, of NSQ or with advice, which ParseOK may
-// still refuse.
+// IsOK reports whether a response is an OK, either NSQ's or with advice. ParseOK may still refuse
+// the advice.
 func IsOK[T ~string | ~[]byte](response T) bool {
 	return (len(response) == 2 || len(response) == OKSize) && response[0] == 'O' && response[1] == 'K'
 }
 
-// ParseOK reads the OK of OKSize bytes, or returns ErrMalformed. Flags that a later
-// broker sets are passed over.
+// ParseOK parses an OK of OKSize bytes, or returns ErrMalformed. It ignores flags of later brokers.
 func ParseOK(d []byte) (OK, error) {
 	if len(d) != OKSize || d[0] != 'O' || d[1] != 'K' || d[2] != Version {
 		return OK{}, ErrMalformed
@@ -83,17 +82,17 @@ func ParseOK(d []byte) (OK, error) {
 	return o, nil
 }
 
-// Num is the expected fair throughput by which a router says overload; it is not
-// overwritten.
+// Num is the expected fair throughput with which a router signals overload. Other routers do not
+// overwrite it.
 const Num = math.MaxUint64
 
 // Packet is the paper's header (its figure 1).
 type Packet struct {
 	ToS            uint8  // weight
-	RTT            uint32 // the sender's latest, µs
-	Throughput     uint64 // the sender's, bytes/s
-	FairThroughput uint64 // bytes/s; the lowest of the routers on the way, or Num
-	MeanRTT        uint32 // the sender's, µs
+	RTT            uint32 // of the sender, latest, µs
+	Throughput     uint64 // of the sender, bytes/s
+	FairThroughput uint64 // bytes/s; the lowest of the routers on the path, or Num
+	MeanRTT        uint32 // of the sender, µs
 }
 
 // AppendPacket appends p.
@@ -106,7 +105,7 @@ func AppendPacket(to []byte, p Packet) []byte {
 	return binary.BigEndian.AppendUint32(to, 0)
 }
 
-// ParsePacket reads what AppendPacket wrote, or returns ErrMalformed.
+// ParsePacket parses the result of AppendPacket, or returns ErrMalformed.
 func ParsePacket(d []byte) (Packet, error) {
 	if len(d) != PacketSize || d[0] != Version {
 		return Packet{}, ErrMalformed

@@ -1,9 +1,8 @@
-// Package police is who is who among a topic's publishers, what weight each may
-// have, and whether it sends more than it was told. No header field is trusted for it:
-// its rate is measured, its weight is the lesser of its wish and what it is entitled
-// to, and all connections of one identity are one publisher. What an identity is worth
-// is for its issuer to know: a client_id, or an address behind which many
-// are, is only as good as the network.
+// Package police identifies a topic's publishers, limits their weights, and detects publishers that
+// send more than advised. The package trusts no header field. It measures a publisher's rate. The
+// weight is the smaller of the requested and the permitted weight. All connections of an identity
+// are one publisher. An identity is as reliable as its issuer: a client_id, or an address of many
+// publishers, is only as good as the network.
 //
-// The package is pure. What the publishers are told is pacing/fair's.
+// The package is pure. pacing/fair computes the advice.
 package police

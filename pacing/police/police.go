@@ -11,38 +11,39 @@ import (
 )
 
 const (
-	// MaxPublishers is how many identities a table knows at most; those beyond are one
-	// publisher together, of weight 1.
+	// MaxPublishers is the maximum number of identities in a table. All further identities are one
+	// publisher of weight 1.
 	MaxPublishers = 100_000
 
-	// late is how many intervals old the advice may be that a publisher keeps to.
+	// late is the maximum age, in intervals, of advice that a publisher may still follow.
 	late = 4
-	// slack is what a publisher may send above its advice: messages that left evenly
+	// slack is the factor by which a publisher may exceed its advice, because evenly sent messages
 	// arrive in bunches.
 	slack = 1.1
-	// A publisher of which more than tolerated of the messages were refused over some
-	// intervals, and more than chance has not, has no slack: it does not listen, and
-	// would have slack for good. fade is what an interval leaves of those before.
+	// A publisher loses its slack if more than the fraction tolerated of its messages were refused
+	// over several intervals, and more than chance messages. Such a publisher ignores its advice
+	// and would use the slack permanently. fade is the factor by which each interval reduces the
+	// earlier counts.
 	tolerated = 0.05
 	chance    = 3
 	fade      = 63.0 / 64
-	// kept is how long a publisher without a connection is known, so that
-	// connecting anew brings nothing.
+	// kept is how long a publisher without a connection is remembered, so that a reconnect gains
+	// nothing.
 	kept = 10 * time.Second
-	// The rate is measured anew after a pause that is longer than forgotten and than
-	// few messages take at that rate: its mean would be far too low for long, and who
-	// is slow counts for more.
+	// After a pause the rate is measured from scratch, if the pause is longer than forgotten and
+	// than few messages take at the old rate. Otherwise the mean would be too low for a long time,
+	// and a slow publisher has more influence.
 	forgotten = 10 * time.Second
 	few       = 8
 )
 
-// Identity is whom connections belong to.
+// Identity identifies the owner of connections.
 type Identity struct {
-	Kind string // how it is known: "auth", "cert", "client", "addr"
-	ID   string // as groups have it
+	Kind string // source of the identity: "auth", "cert", "client", "addr"
+	ID   string // in the format of Group
 }
 
-// Publisher is what is known of one identity. It belongs to its table.
+// Publisher is the state of one identity. Owned by its table.
 type Publisher struct {
 	id          string
 	connections int
@@ -50,20 +51,20 @@ type Publisher struct {
 	weight      float64
 	meter       fair.Meter
 	known       bool      // a message was counted
-	last        mono.Time // the latest message
+	last        mono.Time // time of the latest message
 
-	// Of policing.
-	interval         uint64 // of the advice that bucket follows; 0: none
+	// Policing.
+	interval         uint64 // number of the advice that bucket follows; 0: none
 	bucket           tokenbucket.Bucket
-	offered, refused float64 // messages, those of earlier intervals faded
+	offered, refused float64 // messages; earlier intervals are faded
 }
 
-// Table is a topic's publishers, and the advice that they have. New makes one. Not
-// safe for concurrent use.
+// Table holds a topic's publishers and their advice. Create it with New. Not safe for concurrent
+// use.
 //
-// Bounded over-admission: in any interval dt a publisher is admitted at most
-// (burst + rate·t_s) + rate·dt, with the rate of what it was told lately, times 1.1
-// until it is seen not to listen.
+// Bounded over-admission: in any interval dt a publisher is admitted at most (burst + rate·t_s) +
+// rate·dt. Here rate is 1.1 times the recent advice, or the advice itself for a publisher known to
+// ignore advice.
 type Table struct {
 	weights    Weights
 	publishers map[Identity]*Publisher
@@ -73,18 +74,18 @@ type Table struct {
 	advice   fair.Advice
 	burst    int64
 	span     time.Duration
-	interval uint64        // of the advice; grows
-	lately   [late]float64 // rates advised, the latest at interval % late; 0: not paced
+	interval uint64        // number of the advice; increases
+	lately   [late]float64 // recently advised rates, the latest at interval % late; 0: not paced
 }
 
-// New returns a table without publishers, that are told nothing.
+// New returns a table without publishers and without advice.
 func New(w Weights) *Table {
 	t := &Table{publishers: make(map[Identity]*Publisher), others: Publisher{weight: 1}}
 	t.SetWeights(w)
 	return t
 }
 
-// SetWeights replaces what publishers are entitled to.
+// SetWeights replaces the permitted weights.
 func (t *Table) SetWeights(w Weights) {
 	t.weights = w
 	// order: each by itself
@@ -93,7 +94,8 @@ func (t *Table) SetWeights(w Weights) {
 	}
 }
 
-// Enter returns the publisher that a new connection belongs to, until Leave.
+// Enter returns the publisher of a new connection. The caller must call Leave at the end of the
+// connection.
 func (t *Table) Enter(is Identity) *Publisher {
 	p := t.publishers[is]
 	switch {
@@ -108,22 +110,21 @@ func (t *Table) Enter(is Identity) *Publisher {
 	return p
 }
 
-// Leave takes a connection off its publisher, at now.
+// Leave removes a connection from its publisher, at now.
 func (t *Table) Leave(p *Publisher, now mono.Time) {
 	p.connections--
 	p.last = max(p.last, now)
 }
 
-// Wish is the weight that the publisher wants, 1 to 255; of several wishes the last
-// counts.
+// Wish sets the weight that the publisher requests, 1 to 255. The last call applies.
 func (t *Table) Wish(p *Publisher, weight uint8) {
 	if p != &t.others {
 		p.wish, p.weight = weight, t.weights.of(p.id, weight)
 	}
 }
 
-// Advise tells publishers the advice for an interval of span that begins at now, with
-// the burst, in messages, that they share.
+// Advise sets the advice for an interval of length span that begins at now, with the shared burst
+// in messages.
 func (t *Table) Advise(a fair.Advice, burst int64, span time.Duration, now mono.Time) {
 	t.advice, t.burst, t.span = a, burst, span
 	t.interval++
@@ -132,28 +133,30 @@ func (t *Table) Advise(a fair.Advice, burst int64, span time.Duration, now mono.
 	}
 	if now.Sub(t.swept) >= kept {
 		t.swept = now
-		// order: likewise
+		// order: each on its own
 		maps.DeleteFunc(t.publishers, func(_ Identity, p *Publisher) bool {
 			return p.connections == 0 && now.Sub(p.last) >= kept
 		})
 	}
 }
 
-// Advice returns the advice in force, the length of its interval, and its number,
-// which grows from each to the next.
+// Advice returns the advice in force, the length of its interval, and its number, which increases
+// with each advice.
 func (t *Table) Advice() (a fair.Advice, span time.Duration, number uint64) {
 	return t.advice, t.span, t.interval
 }
 
-// Told is what one connection of the publisher may send: each has its part. The burst
-// is at least 2: with 1, who wakes up late has lost a token for good.
+// Told returns what one connection of the publisher may send. The publisher's connections have
+// equal parts. The burst is at least 2, because with 1 a sender that wakes up late loses a token
+// permanently.
 func (t *Table) Told(p *Publisher) (rate tokenbucket.Rate, burst int64) {
 	n := max(p.connections, 1)
 	rate = tokenbucket.PerSecond(t.advice.RateOf(p.weight) / float64(n))
 	return max(rate, tokenbucket.MinRate), max(t.advice.BurstOf(p.weight, t.burst)/int64(n), 2)
 }
 
-// Each calls f with each publisher, in no order, but not for those beyond MaxPublishers.
+// Each calls f for each publisher, in no particular order, except the publishers beyond
+// MaxPublishers.
 func (t *Table) Each(f func(Identity, *Publisher)) {
 	// order: the caller's
 	for is, p := range t.publishers {
@@ -161,9 +164,8 @@ func (t *Table) Each(f func(Identity, *Publisher)) {
 	}
 }
 
-// Count tells l of n messages that arrived at at, and measures the publisher's rate by
-// them. While that is not known, as after a pause, they are one publisher's all the
-// same.
+// Count reports n messages that arrived at at to l, and updates the publisher's rate. If the rate
+// is unknown after a pause, the messages do not count as additional publishers.
 func (p *Publisher) Count(l *fair.Level, n int, at mono.Time) {
 	if pause := at.Sub(p.last); pause > forgotten && pause.Seconds()*p.meter.Rate() > few {
 		p.meter, p.known = fair.Meter{}, false
@@ -179,16 +181,16 @@ func (p *Publisher) Count(l *fair.Level, n int, at mono.Time) {
 	}
 }
 
-// Rate returns the rate as last measured, in messages per second.
+// Rate returns the last measured rate, in messages per second.
 func (p *Publisher) Rate() float64 { return p.meter.Rate() }
 
-// Weight returns what counts, which may be less than was wished for.
+// Weight returns the effective weight, which may be less than requested.
 func (p *Publisher) Weight() float64 { return p.weight }
 
-// Admit asks whether n messages that arrived at at are within what the publisher was
-// told; if not, nothing is taken, and retry is how long until they would be. More than
-// its burst are let go when nothing is owed, and paid for afterwards. All are as long
-// as some may not have heard that they are paced.
+// Admit reports whether n messages that arrived at at are within the publisher's advice. If not,
+// Admit takes nothing, and retry is the time until Admit would admit n messages. If the publisher
+// has no debt, Admit admits more messages than the burst, as a debt. While a publisher may not know
+// of its pacing yet, Admit admits all messages.
 func (t *Table) Admit(p *Publisher, n int, at mono.Time) (ok bool, retry time.Duration) {
 	most := 0.0
 	for _, rate := range t.lately {
@@ -214,8 +216,8 @@ func (t *Table) Admit(p *Publisher, n int, at mono.Time) (ok bool, retry time.Du
 	return true, 0
 }
 
-// retune brings the publisher's bucket up to the interval. most: of the rates that it
-// may have been told.
+// retune updates the publisher's bucket to the current interval. most is the highest rate that the
+// publisher may have been advised.
 func (t *Table) retune(p *Publisher, most float64, at mono.Time) {
 	rate := slack * most * p.weight
 	if p.refused > max(tolerated*p.offered, chance) {

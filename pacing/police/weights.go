@@ -5,23 +5,23 @@ import (
 	"strings"
 )
 
-// Group entitles publishers to a weight by their ids: "<Key>.0" to "<Key>.<Count-1>",
-// or the id Key itself where Count is 0.
+// Group permits a weight to publishers by id: "<Key>.0" to "<Key>.<Count-1>", or the id Key itself
+// if Count is 0.
 type Group struct {
 	Key    string
 	Count  int
 	Weight uint8 // at least 1
 }
 
-// Weights are what publishers are entitled to.
+// Weights are the permitted weights.
 type Weights struct {
 	Groups []Group
-	// Most is for those whom no group has; at least 1.
+	// Most is the limit for publishers without a group; at least 1.
 	Most uint8
 }
 
-// of returns the weight of a publisher that wishes for one; 0: it has not said. Then
-// it gets what a group gives it, else 1.
+// of returns the weight of a publisher that requests wish. If wish is 0, the publisher gets its
+// group's weight, or 1 without a group.
 func (w *Weights) of(id string, wish uint8) float64 {
 	most, listed := max(w.Most, 1), false
 	for _, g := range w.Groups {

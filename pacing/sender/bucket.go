@@ -7,41 +7,40 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// valid is how many intervals advice counts for: its broker may be gone.
+// valid is the number of intervals after which advice expires, because its broker may be gone.
 const valid = 10
 
-// Advice is what a broker's reply says.
+// Advice is the advice in a broker's reply.
 type Advice struct {
-	Paced    bool             // keep to Rate and Burst; without, send freely
-	Overload bool             // informative
-	Rate     tokenbucket.Rate // this publisher's, weight included
+	Paced    bool             // keep to Rate and Burst; otherwise send freely
+	Overload bool             // for information
+	Rate     tokenbucket.Rate // of this publisher, with its weight
 	Burst    int64            // messages
 	Interval time.Duration    // until the broker's next advice
 }
 
-// Pace is where a publisher stands.
+// Pace is a publisher's current pace.
 type Pace struct {
 	Paced bool
 	Rate  tokenbucket.Rate // 0 while not paced
 	Burst int64            // 0 while not paced
-	// Wait is how long until a message may be sent; it grows beyond one gap where
-	// Report counted messages ahead of the pace.
+	// Wait is the time until the next message may be sent. Messages that Report counted ahead
+	// of the pace extend Wait beyond one gap.
 	Wait time.Duration
 }
 
-// Bucket keeps one publisher to the latest advice. The zero Bucket lets
-// everything pass. It is not safe for concurrent use.
+// Bucket keeps one publisher to its latest advice. The zero Bucket admits everything.
+// Not safe for concurrent use.
 type Bucket struct {
 	advice Advice
-	until  mono.Time // the advice counts before it
+	until  mono.Time // end of the advice's validity
 	bucket tokenbucket.Bucket
-	last   mono.Time // a message was sent
+	last   mono.Time // time of the last message
 	sent   bool
 }
 
-// Advise takes over advice that came at now. Tokens are kept as far as they fit;
-// none come with the advice, except those that the time since the last message
-// has earned when pacing begins.
+// Advise applies advice that came at now. The bucket keeps its tokens as far as they fit. Advice
+// brings no tokens, except that at the start of pacing the time since the last message counts.
 func (b *Bucket) Advise(a Advice, now mono.Time) {
 	share := tokenbucket.Share{
 		Rate:  min(max(a.Rate, tokenbucket.MinRate), tokenbucket.MaxRate),
@@ -60,15 +59,15 @@ func (b *Bucket) Advise(a Advice, now mono.Time) {
 	b.advice, b.until = a, now.Add(valid*max(a.Interval, 0))
 }
 
-// paced reports whether there is advice to keep to.
+// paced reports whether valid advice requires pacing.
 func (b *Bucket) paced(now mono.Time) bool { return b.advice.Paced && now < b.until }
 
-// Wait takes the tokens of n messages, n >= 0, that are to be sent at now and
-// returns 0, or takes nothing and returns how long to wait before asking again;
-// ask earlier if advice comes. More messages than the burst are let go when the
-// bucket is full, and what they lack is paid before the next.
+// Wait takes the tokens of n messages, n >= 0, to be sent at now, and returns 0. Or it takes
+// nothing and returns how long to wait before the next call; call earlier if advice comes. More
+// messages than the burst are admitted when the bucket is full, and their missing tokens become a
+// debt.
 //
-// Requires: now does not go back.
+// Requires: now does not decrease.
 func (b *Bucket) Wait(n int, now mono.Time) time.Duration {
 	if !b.paced(now) {
 		b.last, b.sent = now, true
@@ -81,7 +80,7 @@ func (b *Bucket) Wait(n int, now mono.Time) time.Duration {
 	return 0
 }
 
-// Report counts n messages that are sent at now whether they may or not.
+// Report counts n messages sent at now regardless of the pace.
 func (b *Bucket) Report(n int, now mono.Time) { b.owe(n, now) }
 
 func (b *Bucket) owe(n int, now mono.Time) {
@@ -91,7 +90,7 @@ func (b *Bucket) owe(n int, now mono.Time) {
 	}
 }
 
-// Pace returns where the publisher stands at now.
+// Pace returns the publisher's pace at now.
 func (b *Bucket) Pace(now mono.Time) Pace {
 	if !b.paced(now) {
 		return Pace{}

@@ -1,5 +1,4 @@
-// Package sender is what the one who is paced does: Bucket keeps a publisher to
-// the rate and burst that a broker advised. It has no clock and waits for nothing;
-// its owner does, in the client library and in the simulator. Where advice comes
-// from is pacing/fair's.
+// Package sender implements a paced publisher: Bucket keeps a publisher to the rate and burst that
+// a broker advised. The package has no clock and does not wait. Its users, the client library and
+// the simulator, wait. pacing/fair computes the advice.
 package sender
