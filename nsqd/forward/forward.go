@@ -1,13 +1,12 @@
-// Package forward publishes what a broker's clients publish to topics that are not on the
-// broker: at the broker that carries the publisher, as that publisher. So a client that knows
-// one broker alone can publish to every topic of the cluster. It also relays subscriptions to
-// such topics (relay.go): a consumer that knows one broker gets the messages of all brokers of the
-// topic. The package knows nothing of connections, of requests, and of the topics that this
-// broker carries. Read Forwarder next.
+// Package forward forwards publishes to topics on other brokers. It publishes at the broker that
+// carries the publisher, as that publisher. So a client that knows a single broker can publish to
+// every topic of the cluster. The package also relays subscriptions to such topics (relay.go): a
+// consumer that knows a single broker gets the messages of all brokers of the topic. The package
+// knows nothing of connections, requests, and the topics of this broker. Read Forwarder next.
 //
-// The target broker sees the real publisher or consumer: the origin of each connection is vouched
-// for with a key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards
-// or relays for another broker, so a message has one extra hop at most.
+// The target broker sees the real publisher or consumer: each connection's origin is authenticated
+// with a key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards or
+// relays for another broker, so a message has at most one extra hop.
 package forward
 
 import (
@@ -38,69 +37,69 @@ import (
 )
 
 const (
-	// within bounds a forwarded publish: the search for its broker, the creation of its topic,
-	// and the answer. A connection sends no heartbeats meanwhile: it is less than the
-	// interval of clients' heartbeats by default, 30 s.
+	// within limits a forwarded publish: the search for its broker, the creation of its topic, and
+	// the answer. A connection sends no heartbeats meanwhile, so within is less than the clients'
+	// default heartbeat interval, 30 s.
 	within = 10 * time.Second
-	// idle is how long a connection to another broker is kept that nothing is published on.
+	// idle is how long an unused connection to another broker is kept.
 	idle = time.Minute
-	// closeWithin bounds the wait for last answers at the end.
+	// closeWithin limits the wait for the last answers at the end.
 	closeWithin = time.Second
-	// maxTargets is how many brokers have metrics of their own.
+	// maxTargets is the maximum number of brokers with metrics of their own.
 	maxTargets = 64
 )
 
-// Config is a Forwarder's.
+// Config is the configuration of a Forwarder.
 type Config struct {
-	LoadDistributor string            // gRPC host:port, or several with commas
-	DialOptions     []grpc.DialOption // for connections to it
-	// TLS is for connections to brokers; nil: they are in clear.
+	LoadDistributor string            // gRPC host:port, or several, separated by commas
+	DialOptions     []grpc.DialOption // for connections to the loaddistributor
+	// TLS is for connections to brokers. Nil: plain text.
 	TLS *tls.Config
-	// MaxConnections bounds the connections to other brokers. Half of them are for publishers,
-	// of which each has one for a topic. The other half is for consumers, of which each has one to
-	// each broker of its topic.
+	// MaxConnections limits the connections to other brokers. Half of them are for publishers, with
+	// one connection for each publisher and topic. The other half is for consumers, with one
+	// connection for each consumer and broker of its topic.
 	MaxConnections int
-	// MaxBytes bounds the publishes under way, of which a broker has a quarter at most, and the
-	// relayed messages that wait for consumers.
+	// MaxBytes limits, separately, the publishes in progress, with at most a quarter for each
+	// broker, and the relayed messages that wait for consumers.
 	MaxBytes int64
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 }
 
-// Forwarder publishes at other brokers. Make it with New and Run it.
+// Forwarder publishes at other brokers. Create it with New, and call Run.
 type Forwarder struct {
 	brokerID string // of this broker; set by Name
 
 	// Set once.
 	publishers *pool.Pool
-	model      *nsq.Config // of connections for consumers
+	model      *nsq.Config // template for consumers' connections
 	maxSources int64
 	maxBytes   int64
 	log        *slog.Logger
 	endLog     func()
 	ctx        context.Context // of relayed subscriptions; Run ends it
 	cancel     context.CancelFunc
-	all        sync.WaitGroup // relayed subscriptions and their topics; Add under mu, or by one of them
+	all        sync.WaitGroup // relayed subscriptions and their topics; Add requires mu, or a caller counted in all
 
 	mu struct {
 		sync.Mutex
 		topics map[string]*topic // with relayed subscriptions
 	}
 
-	// Atomic: the agent writes. A stale reading makes another broker refuse a connection, which
-	// is then dialled again.
+	// Atomic: written by the agent. With a stale key another broker refuses the connection, which
+	// is then dialed again.
 	keys atomic.Pointer[keys]
 
-	// Atomic: relayed subscriptions add.
+	// Atomic: written by relayed subscriptions.
 	sources      atomic.Int64 // connections to brokers
 	waitingBytes atomic.Int64 // of messages that wait for consumers
 	metrics
 }
 
-// keys are the secrets of the loaddistributor that leads and of the one before.
+// keys are the current secret of the loaddistributor and the previous secret.
 type keys struct{ present, last []byte }
 
-// New returns a Forwarder that connects when it is first needed.
+// New returns a Forwarder that connects on first use.
 func New(cfg Config) (*Forwarder, error) {
 	f := &Forwarder{maxSources: int64(max(1, cfg.MaxConnections/2)), maxBytes: cfg.MaxBytes}
 	cfg.Log, f.endLog = obs.Sparse(cfg.Log) // any client can open publishers
@@ -130,10 +129,10 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Name sets the id of this broker, which others see. It is called before anything is published.
+// Name sets the id of this broker for other brokers. It must be called before the first publish.
 func (f *Forwarder) Name(brokerID string) { f.brokerID = brokerID }
 
-// Run closes connections that are idle, and when ctx ends all of them, and ends relayed
+// Run closes idle connections until ctx ends. Then it closes all connections and ends relayed
 // subscriptions.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.endLog()
@@ -150,35 +149,36 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	return nil
 }
 
-// SetKey replaces the secret by which brokers know each other. The one before still counts.
+// SetKey replaces the secret with which brokers authenticate each other. The previous secret
+// remains valid.
 func (f *Forwarder) SetKey(key []byte) {
 	if was := f.keys.Load(); string(was.present) != string(key) {
 		f.keys.Store(&keys{present: key, last: was.present})
 	}
 }
 
-// secret is what shows brokers that this one acts for another.
+// secret returns a secret that proves to other brokers: this broker acts for as.
 func (f *Forwarder) secret(as string) string { return origin.Secret(f.keys.Load().present, as) }
 
-// Origin returns for whom another broker publishes, which shows the secret.
+// Origin returns the publisher for whom another broker publishes, from that broker's secret.
 func (f *Forwarder) Origin(secret []byte) (origin.Origin, error) {
 	k := f.keys.Load()
 	return origin.Parse(secret, k.present, k.last)
 }
 
-// State is what is open, for people.
+// State returns the open connections, for people.
 func (f *Forwarder) State() []pool.State { return f.publishers.States() }
 
 // Publisher is a publisher that is connected to this broker.
 type Publisher struct {
-	ClientID string          // of IDENTIFY
-	Identity police.Identity // whom pacing knows it as
+	ClientID string          // from IDENTIFY
+	Identity police.Identity // identity for pacing
 	Host     string
-	Visits   bool // it has no connection: what it publishes is a request
+	Visits   bool // no connection: each publish is a separate request
 }
 
-// Create has a topic created that a client subscribes to, unless it exists, and returns an error
-// unless it exists then.
+// Create creates a topic to which a client subscribes, unless the topic exists. The error is nil if
+// the topic exists afterwards.
 func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -186,7 +186,7 @@ func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error
 	return err
 }
 
-// Line forwards what one publisher publishes, in its order. Make it with Forwarder.Line.
+// Line forwards the publishes of one publisher, in order. Create it with Forwarder.Line.
 type Line struct {
 	// Set once.
 	of       *Forwarder
@@ -194,7 +194,8 @@ type Line struct {
 	name, as string
 }
 
-// Line returns a line for a publisher. Only Pending.Wait may be called beside its methods.
+// Line returns a line for a publisher. Its methods must not be called concurrently; only
+// Pending.Wait may run at the same time.
 func (f *Forwarder) Line(p Publisher) *Line {
 	return &Line{of: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), as: f.origin(p)}
 }
@@ -203,12 +204,12 @@ func (f *Forwarder) origin(p Publisher) string {
 	return origin.Origin{ClientID: p.ClientID, Kind: p.Identity.Kind, ID: p.Identity.ID, Host: p.Host, Broker: f.brokerID, Visits: p.Visits}.String()
 }
 
-// Close gives back what the line has. What is pending goes on.
+// Close releases the line. Pending publishes continue.
 func (l *Line) Close() { l.line.Close() }
 
-// Begin publishes a message, up to the wait for the answer. It may wait for the topic's broker, and
-// for room among what is under way. If ctx ends, it is not known whether the message is accepted.
-// The message is the caller's again when Begin returns.
+// Begin publishes a message without waiting for the answer. It may wait for the topic's broker, and
+// for room among the publishes in progress. If ctx ends, it is unknown whether the message is
+// accepted. The caller may reuse the message when Begin returns.
 func (l *Line) Begin(ctx context.Context, topic string, m pool.Message) *Pending {
 	began := clock.Mono()
 	ctx, cancel := context.WithTimeout(ctx, within)
@@ -218,7 +219,7 @@ func (l *Line) Begin(ctx context.Context, topic string, m pool.Message) *Pending
 	}
 }
 
-// Pending is a message under way.
+// Pending is a publish in progress.
 type Pending struct {
 	pool.Pending
 	metrics *metrics
@@ -227,7 +228,7 @@ type Pending struct {
 	cancel  context.CancelFunc
 }
 
-// Wait returns what has become of the message, as pool.Pending. Call it once.
+// Wait returns the outcome of the publish, as pool.Pending. Call Wait once.
 func (p *Pending) Wait() error {
 	err := p.Pending.Wait()
 	p.cancel()
@@ -235,7 +236,8 @@ func (p *Pending) Wait() error {
 	return err
 }
 
-// Verdict waits, and returns what an NSQ client is told. failed is the code of its command.
+// Verdict waits and returns the error for an NSQ client. failed is the code of the client's
+// command.
 func (p *Pending) Verdict(failed wire.ErrorCode) error {
 	err := p.Wait()
 	if errors.Is(err, client.ErrUnknown) {
@@ -244,10 +246,10 @@ func (p *Pending) Verdict(failed wire.ErrorCode) error {
 	return pool.Verdict(failed, err)
 }
 
-// Abandon gives the message up, which may be accepted or not. It is called in place of Wait.
+// Abandon gives up on the publish, which may be accepted or not. Call Abandon instead of Wait.
 func (p *Pending) Abandon() {
 	p.cancel()
-	_ = p.Wait() // at once
+	_ = p.Wait() // returns at once
 }
 
 type metrics struct {

@@ -21,25 +21,25 @@ import (
 )
 
 const (
-	// maxWaiting is how many bytes of messages wait for one consumer, unless a single message
-	// is larger. What has no room stays with its broker.
+	// maxWaiting is the maximum size of the messages that wait for one consumer, in bytes, unless a
+	// single message is larger. Other messages stay with their broker.
 	maxWaiting = 256 << 10
 	// passEvery is how long a broker without messages keeps the only credit.
 	passEvery = 250 * time.Millisecond
-	// expiresAfter is how much longer than its broker a relay knows a message that timed out.
+	// expiresAfter is how much longer than its broker a relay remembers a message that timed out.
 	expiresAfter = time.Second
 )
 
 // Subscriber is a consumer that is connected to this broker.
 type Subscriber struct {
-	Publisher  // who it is
+	Publisher  // the consumer's identity
 	Hostname   string
 	MsgTimeout time.Duration
 	SampleRate int
 }
 
 // Subscription relays the messages of a topic's brokers to one consumer. It has a connection to
-// each broker (source). Its methods are those of broker.Subscription, and do not wait either.
+// each broker (source). The methods are like broker.Subscription's, and do not block either.
 type Subscription struct {
 	// Set once.
 	of             *Forwarder
@@ -48,26 +48,26 @@ type Subscription struct {
 	origin         string
 	notify         func()
 	stop           context.CancelFunc
-	changed        chan struct{} // 1 deep: ready or sources changed
-	outcome        chan error    // 1 deep: what became of the first SUB that a broker answered
+	changed        chan struct{} // capacity 1: ready or sources changed
+	outcome        chan error    // capacity 1: the first broker's answer to SUB
 	all            sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
-		ended   bool // the topic is gone, or the consumer
+		ended   bool // the topic or the consumer is gone
 		cause   error
 		ready   int
 		rota    rota
 		sources []*source       // by address
-		dialled map[string]bool // addresses of brokers that a goroutine connects to
+		dialled map[string]bool // addresses of brokers that have a connecting goroutine
 		flights map[wire.MessageID]*flight
 		waiting []waiting
-		bytes   int           // of waiting
+		bytes   int           // size of waiting
 		room    chan struct{} // closed when there is room; nil: no source waits
 	}
 }
 
-// waiting is what the consumer is to be written: a message, or an error of a broker.
+// waiting is an item to write to the consumer: a message, or a broker's error.
 type waiting struct {
 	message wire.Message
 	refusal *wire.Error // nil: a message
@@ -75,9 +75,9 @@ type waiting struct {
 
 func (w *waiting) size() int { return wire.MessageFrameSize(len(w.message.Body)) }
 
-// Subscribe relays a channel of a topic that other brokers have. It returns when the first of them
-// has answered SUB. It refuses as that broker does. Error: client.ErrUnknown if the topic
-// does not exist. notify is as for broker.Topic.Subscribe.
+// Subscribe relays a channel of a topic on other brokers. It returns once the first broker has
+// answered SUB, with that broker's refusal, if any. Error: client.ErrUnknown if the topic does not
+// exist. notify is as for broker.Topic.Subscribe.
 func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, about Subscriber, notify func()) (*Subscription, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -146,15 +146,15 @@ func (s *Subscription) run(ctx context.Context) {
 	}
 }
 
-// failed keeps why a broker did not take the subscription, and answers with an error that no
-// other broker would make up for.
+// failed records why a broker did not accept the subscription. If no other broker can help, the
+// error answers Subscribe.
 func (s *Subscription) failed(err error) {
 	s.mu.Lock()
 	s.mu.cause = err
 	s.mu.Unlock()
 	refused, _ := errors.AsType[*client.RefusedError](err)
 	switch {
-	case refused != nil && refused.Code != string(wire.CodeBadTopic): // that broker has the topic no more, or not yet
+	case refused != nil && refused.Code != string(wire.CodeBadTopic): // with CodeBadTopic, the broker does not have the topic any more, or not yet
 		err = wire.NewError(wire.ErrorCode(refused.Code), refused.Text)
 	case errors.Is(err, errMany):
 		err = wire.NewError(wire.CodeSubFailed, "SUB failed, "+errMany.Error())
@@ -163,11 +163,11 @@ func (s *Subscription) failed(err error) {
 	}
 	select {
 	case s.outcome <- err:
-	default: // there was an answer
+	default: // there was an answer already
 	}
 }
 
-// end has the consumer's connection end.
+// end makes the consumer's connection end.
 func (s *Subscription) end() {
 	s.mu.Lock()
 	s.endLocked()
@@ -181,8 +181,8 @@ func (s *Subscription) endLocked() {
 	s.mu.waiting, s.mu.bytes, s.mu.flights = nil, 0, nil
 }
 
-// Close ends the connections to brokers, which give what the consumer held to others. It does
-// not wait, and may be called more than once.
+// Close ends the connections to brokers, which requeue the consumer's messages. It does not wait,
+// and may be called more than once.
 func (s *Subscription) Close() {
 	s.stop()
 	s.mu.Lock()
@@ -190,7 +190,7 @@ func (s *Subscription) Close() {
 	s.mu.Unlock()
 }
 
-// step does something with the lock held, and then has sources write what came of it.
+// step runs do with the lock held, and then makes sources write their new commands.
 func (s *Subscription) step(do func()) {
 	s.mu.Lock()
 	do()
@@ -201,7 +201,7 @@ func (s *Subscription) step(do func()) {
 	}
 }
 
-// divideLocked gives sources their parts of RDY, and returns those that have something to write.
+// divideLocked gives sources their parts of RDY, and returns the sources with something to write.
 func (s *Subscription) divideLocked() (busy []*source) {
 	held := make([]int, len(s.mu.sources))
 	for i, one := range s.mu.sources {
@@ -222,7 +222,7 @@ func (s *Subscription) scarce() bool {
 	return scarce(s.mu.ready, len(s.mu.sources))
 }
 
-// pass moves the credit on, and returns how many pauses later that is next due.
+// pass moves the credit on, and returns how many pauses later the next pass is due.
 func (s *Subscription) pass() (pauses int) {
 	pauses = 1
 	s.step(func() {
@@ -238,7 +238,7 @@ func (s *Subscription) pass() (pauses int) {
 	return pauses
 }
 
-// Take adds what is to be written now to out, as broker.Subscription.
+// Take appends the waiting items to out, as broker.Subscription does.
 func (s *Subscription) Take(out *broker.Outgoing, most int) (open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,25 +264,25 @@ func (s *Subscription) Take(out *broker.Outgoing, most int) (open bool) {
 	return !s.mu.ended
 }
 
-// Wrote does nothing: the messages' brokers record how late they are.
+// Wrote does nothing: the messages' brokers record latencies.
 func (s *Subscription) Wrote(*broker.Outgoing) {}
 
-// Holds returns how many messages the consumer may hold, and how many it does.
+// Holds returns how many messages the consumer may hold, and how many it holds.
 func (s *Subscription) Holds() (ready, inFlight int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.ready, len(s.mu.flights)
 }
 
-// Ready sets how many messages the consumer may hold, of all brokers together.
+// Ready sets how many messages the consumer may hold, from all brokers together.
 func (s *Subscription) Ready(n int) error {
 	s.step(func() { s.mu.ready = n })
 	wake(s.changed)
 	return nil
 }
 
-// FinishBatch ends messages at their brokers, as broker.Subscription. Should a message have timed
-// out there meanwhile, the consumer gets that broker's error later.
+// FinishBatch finishes messages at their brokers, as broker.Subscription does. If a message has
+// timed out at its broker meanwhile, the consumer gets that broker's error later.
 func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error {
 	s.step(func() {
 		s.expireLocked(now)
@@ -297,7 +297,7 @@ func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs [
 	return errs
 }
 
-// Requeue gives a message back to its broker. Errors: as answerLocked.
+// Requeue returns a message to its broker. Errors: from answerLocked.
 func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) (err error) {
 	s.step(func() {
 		err = s.answerLocked(id, wire.CodeReqFailed, func(dst []byte, remote wire.MessageID) []byte {
@@ -310,7 +310,7 @@ func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) (err erro
 	return err
 }
 
-// Touch restarts a message's timeout at its broker. Errors: as answerLocked.
+// Touch restarts a message's timeout at its broker. Errors: from answerLocked.
 func (s *Subscription) Touch(id wire.MessageID) (err error) {
 	s.step(func() {
 		err = s.answerLocked(id, wire.CodeTouchFailed, func(dst []byte, remote wire.MessageID) []byte {
@@ -325,8 +325,8 @@ func (s *Subscription) Touch(id wire.MessageID) (err error) {
 	return err
 }
 
-// answerLocked appends a command about a message to what its broker is sent. Errors:
-// queue.ErrNotInFlight; one with the code if the broker takes nothing.
+// answerLocked appends a command about a message to its broker's commands. Errors:
+// queue.ErrNotInFlight; an error with code failed if the broker reads nothing.
 func (s *Subscription) answerLocked(id wire.MessageID, failed wire.ErrorCode, command func([]byte, wire.MessageID) []byte) error {
 	f := s.mu.flights[id]
 	if f == nil {
@@ -339,21 +339,21 @@ func (s *Subscription) answerLocked(id wire.MessageID, failed wire.ErrorCode, co
 	return nil
 }
 
-// flyLocked adds a message that the consumer holds from now on.
+// flyLocked adds a message that the consumer holds now.
 func (s *Subscription) flyLocked(f *flight) {
 	f.expires = clock.Mono().Add(s.about.MsgTimeout + expiresAfter)
 	f.of.flights.Push(&f.place, f)
 }
 
-// landLocked removes a message that the consumer does not hold any more.
+// landLocked removes a message that the consumer no longer holds.
 func (s *Subscription) landLocked(f *flight) {
 	f.place.Remove()
 	f.of.held--
 	delete(s.mu.flights, f.local)
 }
 
-// expireLocked removes messages that timed out at their brokers. So a consumer that answers
-// nothing takes no more memory than its RDY does.
+// expireLocked removes messages that timed out at their brokers. This limits the memory for an
+// unresponsive consumer to its RDY.
 func (s *Subscription) expireLocked(now mono.Time) {
 	for _, one := range s.mu.sources {
 		for f := one.flights.Front(); f != nil && !now.Before(f.expires); f = one.flights.Front() {
@@ -362,8 +362,8 @@ func (s *Subscription) expireLocked(now mono.Time) {
 	}
 }
 
-// took puts a message of a source into the line. The consumer sees the broker's id of it, unless
-// it holds a message of another broker with the same id.
+// took queues a message from a source. The consumer sees the broker's message id, unless the
+// consumer holds a message from another broker with the same id.
 func (s *Subscription) took(one *source, m wire.Message) {
 	ended := false
 	s.step(func() {
@@ -373,7 +373,7 @@ func (s *Subscription) took(one *source, m wire.Message) {
 		s.expireLocked(clock.Mono())
 		f := &flight{of: one, local: m.ID, remote: m.ID}
 		for same := s.mu.flights[f.local]; same != nil; same = s.mu.flights[f.local] {
-			if same.of == one { // it timed out, and comes again
+			if same.of == one { // the message timed out and was delivered again
 				s.landLocked(same)
 				break
 			}
@@ -397,7 +397,7 @@ func (s *Subscription) queueLocked(w waiting) {
 	s.of.waitingBytes.Add(int64(w.size()))
 }
 
-// refused tells the consumer that a broker does not know a message any more.
+// refused tells the consumer that a broker no longer knows a message.
 func (s *Subscription) refused(refusal *wire.Error) {
 	s.mu.Lock()
 	if !s.mu.ended {
@@ -407,8 +407,8 @@ func (s *Subscription) refused(refusal *wire.Error) {
 	s.notify()
 }
 
-// full returns what ends when there may be room for so many bytes; nil: there is room now. A
-// consumer for which nothing waits has room.
+// full returns a channel that is closed when there may be room for size bytes, or nil if there is
+// room now. A consumer without waiting items always has room.
 func (s *Subscription) full(size int) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -421,8 +421,7 @@ func (s *Subscription) full(size int) <-chan struct{} {
 	return s.mu.room
 }
 
-// add lists a source that has the subscription, and remove ends it: what the consumer holds of
-// it is not in flight any more.
+// add adds a source whose broker accepted the subscription.
 func (s *Subscription) add(one *source) {
 	s.step(func() {
 		i, _ := slices.BinarySearchFunc(s.mu.sources, one.address, func(o *source, address string) int { return cmp.Compare(o.address, address) })
@@ -431,7 +430,7 @@ func (s *Subscription) add(one *source) {
 	wake(s.changed)
 	select {
 	case s.outcome <- nil:
-	default: // another was first
+	default: // another source was first
 	}
 }
 
@@ -445,16 +444,16 @@ func (s *Subscription) remove(one *source) {
 	wake(s.changed)
 }
 
-// model is how a broker is connected to as the consumer.
+// model returns the configuration of a connection to a broker as the consumer.
 func (s *Subscription) model() *nsq.Config {
 	cfg := *s.of.model
 	cfg.ClientID, cfg.Hostname, cfg.MsgTimeout, cfg.SampleRate = s.about.ClientID, s.about.Hostname, s.about.MsgTimeout, int32(s.about.SampleRate)
-	cfg.OutputBufferSize, cfg.OutputBufferTimeout = -1, -1 // this broker gathers, as the consumer wants
+	cfg.OutputBufferSize, cfg.OutputBufferTimeout = -1, -1 // this broker buffers, as the consumer requested
 	cfg.AuthSecret = s.of.secret(s.origin)
 	return &cfg
 }
 
-// wake has the goroutine look that waits for a channel that is 1 deep.
+// wake wakes the goroutine that waits for c, which has capacity 1.
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -1,24 +1,25 @@
 package forward
 
-// rota divides the RDY of a relayed subscription among the brokers of its topic. While the
-// consumer asks for less than one message for each broker, some brokers have no credit, and
-// the credit moves from broker to broker. The zero value is ready.
+// rota divides the RDY of a relayed subscription among the brokers of its topic. If RDY is less
+// than one message for each broker, some brokers have no credit, and the credit moves from broker
+// to broker. The zero value is ready.
 type rota struct {
-	turn      int // the first broker with credit, or with a remainder's
-	stayed    int // passes in which the credit stayed with a broker that delivered
-	fruitless int // passes in a row without a message of any broker
+	turn      int // index of the first broker with credit, or with a part of the remainder
+	stayed    int // passes since the credit last moved
+	fruitless int // consecutive passes without a message from any broker
 }
 
 const (
-	// maxStay is for how many passes a broker keeps its credit while others have none.
+	// maxStay is the number of passes for which a broker keeps its credit while other brokers have
+	// none.
 	maxStay = 8
-	// maxPause is how many times longer a pause between two passes is if nothing comes.
+	// maxPause is the longest pause between two passes without messages, in pauses.
 	maxPause = 4
 )
 
-// divide returns each broker's part of ready. held is how many messages of each broker the
-// consumer holds. The parts add up to ready, unless there are more brokers than that. Then a
-// broker gets credit for another message only if all that the consumer holds leaves room for it.
+// divide returns each broker's part of ready. held is the number of messages of each broker that
+// the consumer holds. The parts add up to ready if there is at least one message for each broker.
+// Otherwise a broker only gets credit for another message if the consumer's total leaves room.
 func (r *rota) divide(ready int, held []int) []int {
 	brokers := len(held)
 	parts := make([]int, brokers)
@@ -37,7 +38,7 @@ func (r *rota) divide(ready int, held []int) []int {
 	}
 	for i := range ready {
 		switch of := (r.turn + i) % brokers; {
-		case held[of] > 0: // the credit is used
+		case held[of] > 0: // the credit is in use
 			parts[of] = 1
 		case room > 0:
 			parts[of] = 1
@@ -50,9 +51,9 @@ func (r *rota) divide(ready int, held []int) []int {
 // scarce reports whether some brokers have no credit.
 func scarce(ready, brokers int) bool { return 0 < ready && ready < brokers }
 
-// pass moves the credit to the next broker if the one that has it longest delivers nothing, or
-// has had its time. came is how many messages of each broker came since the last pass. It
-// returns how many pauses long the next pause is. Requires: RDY is scarce.
+// pass moves the credit to the next broker if the first broker with credit delivers nothing, or has
+// had the credit for maxStay passes. came is the number of messages of each broker since the last
+// pass. pass returns the length of the next pause, in pauses. Requires: RDY is scarce.
 func (r *rota) pass(came []int) (pauses int) {
 	brokers := len(came)
 	first := r.turn % brokers

@@ -21,24 +21,25 @@ import (
 )
 
 const (
-	// maxCommands is how many bytes of FIN, REQ and TOUCH wait for a broker that reads nothing.
+	// maxCommands is the maximum size of the FIN, REQ and TOUCH commands that wait for a broker, in
+	// bytes.
 	maxCommands = 64 << 10
-	// redialFirst and redialLast bound the wait before a broker is connected to again.
+	// redialFirst and redialLast limit the wait before a reconnect.
 	redialFirst, redialLast = 50 * time.Millisecond, 2 * time.Second
-	// stillHere is how often a broker is told that this one is alive while it reads nothing.
+	// stillHere is the interval of NOPs to a broker while this broker reads nothing from it.
 	stillHere = 2 * time.Second
 )
 
-// source is a connection to a broker that relays a consumer's messages.
+// source is a connection to a broker whose messages are relayed to a consumer.
 type source struct {
 	// Set once.
 	address string
 	conn    *client.Conn
-	busy    chan struct{} // 1 deep: there is something to write
+	busy    chan struct{} // capacity 1: there is something to write
 
 	// Guarded by Subscription.mu.
-	part, said int    // of RDY; what the broker was last told
-	commands   []byte // to be written
+	part, said int    // RDY of this broker; the last RDY sent
+	commands   []byte // to write
 	held       int    // messages that the consumer holds
 	came       int    // messages since the last pass
 	flights    list.List[*flight]
@@ -47,12 +48,12 @@ type source struct {
 // flight is a message that the consumer holds. Guarded by Subscription.mu.
 type flight struct {
 	of            *source
-	local, remote wire.MessageID // as the consumer and the broker know it
+	local, remote wire.MessageID // the id for the consumer and the id for the broker
 	expires       mono.Time
 	place         list.Element[*flight]
 }
 
-// connect has a goroutine subscribe at a broker, unless one does already.
+// connect starts a goroutine that subscribes at a broker, unless there is one already.
 func (s *Subscription) connect(ctx context.Context, at *topic, address string) {
 	s.mu.Lock()
 	known := s.mu.dialled[address]
@@ -90,7 +91,8 @@ func (s *Subscription) connect(ctx context.Context, at *topic, address string) {
 
 var errMany = errors.New("there are as many connections to other brokers as there may be: see --max-connections")
 
-// serve subscribes at a broker and relays until the connection ends, and returns why it ended.
+// serve subscribes at a broker and relays messages until the connection ends. It returns the reason
+// for the end.
 func (s *Subscription) serve(ctx context.Context, address string) error {
 	if s.of.sources.Add(1) > s.of.maxSources {
 		s.of.sources.Add(-1)
@@ -115,13 +117,13 @@ func (s *Subscription) serve(ctx context.Context, address string) error {
 	defer cancel()
 	writer.Go(func() {
 		if s.write(ctx, one) != nil {
-			cancel() // which ends the connection
+			cancel() // ends the connection
 		}
 	})
 	return s.read(ctx, one)
 }
 
-// read takes what a broker sends.
+// read receives a broker's frames.
 func (s *Subscription) read(ctx context.Context, one *source) error {
 	for {
 		kind, data, err := one.conn.Next()
@@ -151,8 +153,9 @@ func (s *Subscription) read(ctx context.Context, one *source) error {
 	}
 }
 
-// waitForRoom waits until the consumer has taken enough. The broker is told meanwhile that
-// this one is alive, and sends what its socket takes.
+// waitForRoom waits until there is room for the consumer's next message. Meanwhile it sends NOPs,
+// so that the broker knows that this broker is alive. The broker sends as much as its socket
+// accepts.
 func (s *Subscription) waitForRoom(ctx context.Context, one *source, size int) error {
 	room := s.full(size)
 	if room == nil {
@@ -174,7 +177,7 @@ func (s *Subscription) waitForRoom(ctx context.Context, one *source, size int) e
 	return nil
 }
 
-// write sends a broker its part of RDY, and what the consumer says of messages.
+// write sends a broker its part of RDY and the consumer's commands.
 func (s *Subscription) write(ctx context.Context, one *source) error {
 	for {
 		select {

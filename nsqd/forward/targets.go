@@ -2,7 +2,7 @@ package forward
 
 import "sync"
 
-// targets bounds the labels that stand for brokers.
+// targets limits the number of metric labels for brokers.
 type targets struct {
 	mu struct {
 		sync.RWMutex
@@ -16,7 +16,7 @@ func newTargets() *targets {
 	return t
 }
 
-// label returns a broker's address, or what stands for it.
+// label returns a broker's address, or a common label.
 func (t *targets) label(address string) string {
 	if address == "" {
 		return "none"

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// pollEvery is how often the brokers of a topic with relayed subscriptions are looked up.
+	// pollEvery is the interval between lookups of a topic with relayed subscriptions.
 	pollEvery = time.Second
-	// goneAfter is how many lookups in a row have to miss a topic that was there. A
-	// loaddistributor that follows may know a topic later than the one that leads.
+	// goneAfter is the number of consecutive lookups that must miss a known topic. A following
+	// loaddistributor may know a topic later than the leader.
 	goneAfter = 3
 )
 
-// topic is the brokers of a topic with relayed subscriptions, which share it.
+// topic holds the brokers of a topic, for all its relayed subscriptions.
 type topic struct {
 	// Set once.
 	name string
@@ -35,7 +35,7 @@ type topic struct {
 	}
 }
 
-// watch has the brokers of a topic looked up until unwatch.
+// watch looks up the brokers of a topic until unwatch.
 func (f *Forwarder) watch(name string) *topic {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,7 +46,7 @@ func (f *Forwarder) watch(name string) *topic {
 		var ctx context.Context
 		ctx, t.stop = context.WithCancel(f.ctx)
 		f.mu.topics[name] = t
-		f.all.Go(func() { t.poll(ctx, f.publishers.Brokers) }) // the caller is one of all
+		f.all.Go(func() { t.poll(ctx, f.publishers.Brokers) }) // safe beside all.Wait: the caller counts in all
 	}
 	t.users++
 	return t
@@ -63,7 +63,7 @@ func (f *Forwarder) unwatch(t *topic) {
 	}
 }
 
-// forget has the next watch look a topic up anew.
+// forget makes the next watch start a new lookup of the topic.
 func (f *Forwarder) forget(t *topic) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,7 +72,7 @@ func (f *Forwarder) forget(t *topic) {
 	}
 }
 
-// begin runs a subscription, unless the Forwarder ends.
+// begin runs a subscription. It returns false if the Forwarder ends.
 func (f *Forwarder) begin(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,7 +122,7 @@ func (t *topic) get() (addresses []string, changed <-chan struct{}, gone error) 
 	return t.mu.addresses, t.mu.changed, t.mu.gone
 }
 
-// has reports whether a broker has the topic, as far as is known.
+// has reports whether a broker has the topic, according to the last lookup.
 func (t *topic) has(address string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
