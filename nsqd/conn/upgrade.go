@@ -50,7 +50,7 @@ const (
 )
 
 // pace limits a connection's decompression rate. The zero value is ready.
-type pace struct{ free mono.Time } // end of the payment for all bytes so far
+type pace struct{ free mono.Time } // time at which all bytes so far are paid for
 
 // take returns how long to wait after in bytes were decompressed to out bytes.
 func (p *pace) take(now mono.Time, out, in int) time.Duration {

@@ -28,7 +28,8 @@ func (a *API) Public() http.Handler {
 }
 
 // forbidden returns a fault if the caller may not make the administrative request r, and nil
-// otherwise. Without tokens, requests that NSQ has, too, are open to everyone, as in NSQ.
+// otherwise. Without tokens, only callers on this host may change a contract. As in NSQ, all other
+// requests are open to everyone.
 func (a *API) forbidden(r *http.Request, public bool) *fault {
 	if public {
 		return &fault{Status: http.StatusForbidden, Message: "ADMIN_ADDRESS", Detail: fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
