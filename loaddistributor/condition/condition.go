@@ -1,7 +1,8 @@
-// Package condition is what the leader finds, of a topic that is active, in what its brokers
-// report: whether the SLO is kept, whether the topic keeps to its contract, and which
-// publishers have no broker. It is shown with the catalog's state and is not kept: it is of
-// the last window, and the next leader measures again. Time is an argument.
+// Package condition derives the condition of an active topic from its brokers' reports:
+// whether the SLO is met, whether the topic keeps to its contract, and which publishers
+// have no broker. The leader shows the condition with the catalog's state and does not
+// store it. The condition covers the last window, and the next leader measures again.
+// Time is an argument.
 package condition
 
 import (
@@ -17,27 +18,29 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// Topic is the condition of one. Make it with New. Nil is that of one that is not active, of
-// which nothing is known.
+// Topic is the condition of one topic. Make it with New. Nil is the condition of a topic
+// that is not active.
 type Topic struct {
-	Missed string // why the SLO is missed, or will be, for people; empty: it is not known to be
-	// Over says since when the topic has offered more than its contract, by so many
-	// msg/s at present; zero: it does not. Then no SLO is owed, and none is judged.
+	Missed string // why the SLO is missed or will be, for people; empty: not known to be missed
+	// Over is the time since the topic has offered more than its contract, and By the
+	// present excess in msg/s. Zero means no excess. While Over is set, no SLO is owed or
+	// judged.
 	Over time.Time
 	By   float64
-	// Stranded publishers have no broker since then: theirs is gone, or they are not placed.
+	// Stranded is the number of publishers without a broker since Since. Their broker is
+	// disconnected, or they are unplaced.
 	Stranded int
 	Since    time.Time
-	// Quiet: the window has nothing, and nothing is wrong. Until a report brings something,
-	// a broker goes, or the placement changes, there is nothing to find.
+	// Quiet: the window is empty and nothing is wrong. Nothing changes until a report
+	// brings something, a broker disconnects, or the placement changes.
 	Quiet bool
 
 	excess  tuner.Excess
-	seen    map[string]time.Time // the newest report that excess knows, by broker
-	counted time.Time            // the last look, or that there was no need of
-	passed  time.Time            // the last that there was no need of
-	// unaccepted is what the stranded would have sent meanwhile, if all send alike, at the
-	// rate that was declared, in the window.
+	seen    map[string]time.Time // time of the newest report counted by excess, by broker
+	counted time.Time            // time of the last Look or Passed
+	passed  time.Time            // time of the last Passed
+	// unaccepted estimates the messages of the stranded publishers in the window from
+	// their declared rates, as if all publishers sent alike.
 	unaccepted []unaccepted
 }
 
@@ -49,17 +52,17 @@ type unaccepted struct {
 // New returns the condition of a topic that has just become active.
 func New() *Topic { return &Topic{seen: map[string]time.Time{}} }
 
-// Evidence is what a topic is judged by.
+// Evidence is the input of a judgement.
 type Evidence struct {
-	Reported func(broker string) *reports.Topic // of the topic; nil: nothing
-	Gone     func(broker string) bool           // is known to be away
+	Reported func(broker string) *reports.Topic // reports of the topic; nil: none
+	Gone     func(broker string) bool           // the broker is known to be disconnected
 	Window   time.Duration
-	// Reserved says, for people, which shares the topic lacks because of brokers that are
-	// gone; empty: none.
+	// Reserved explains to people which shares the topic lacks because of disconnected
+	// brokers; empty: none.
 	Reserved string
 }
 
-// Look looks at the topic, and returns how it is shown and was before, if that differs.
+// Look judges the topic. If the shown condition changed, Look returns the change.
 func (d *Topic) Look(topic catalog.Topic, by Evidence, now time.Time) []catalog.StateChanged {
 	before := *d
 	d.offered(topic, by, now)
@@ -73,10 +76,10 @@ func (d *Topic) Look(topic catalog.Topic, by Evidence, now time.Time) []catalog.
 	return []catalog.StateChanged{{Topic: topic.Spec.Name(), From: was.State, To: is.State, Reason: is.Reason}}
 }
 
-// Passed notes that there was nothing to look at until now.
+// Passed records that there was nothing to judge until now.
 func (d *Topic) Passed(now time.Time) { d.counted, d.passed = now, now }
 
-// silent reports whether nothing came, went or waited in the window.
+// silent reports whether no message came, went or waited in the window.
 func (by Evidence) silent(topic catalog.Topic, now time.Time) bool {
 	return !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
 		t := by.Reported(q.Broker)
@@ -84,9 +87,9 @@ func (by Evidence) silent(topic catalog.Topic, now time.Time) bool {
 	})
 }
 
-// offered looks whether the topic keeps to its contract.
+// offered judges whether the topic keeps to its contract.
 func (d *Topic) offered(topic catalog.Topic, by Evidence, now time.Time) {
-	var n, mean, waiting float64 // since the last look; msg/s in the window; when first seen
+	var n, mean, waiting float64 // n since the last look; mean in msg/s in the window; waiting when first seen
 	var took time.Duration
 	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
 	k, first := 0, len(d.seen) == 0
@@ -101,8 +104,8 @@ func (d *Topic) offered(topic catalog.Topic, by Evidence, now time.Time) {
 			offered += float64(r.Stats.Offered + r.Stats.Refused)
 			span += r.Stats.Interval.AsDuration()
 			if r.At.After(d.seen[q.Broker]) {
-				if r.Stats.Offered > 0 || r.At.After(d.passed) { // else it was quiet then: a full bucket gets no fuller
-					n += float64(r.Stats.Offered) // what was refused waits for nothing
+				if r.Stats.Offered > 0 || r.At.After(d.passed) { // else the topic was quiet: a full bucket gets no fuller
+					n += float64(r.Stats.Offered) // refused messages wait for nothing
 					took += r.Stats.Interval.AsDuration()
 				}
 				d.seen[q.Broker] = r.At
@@ -130,7 +133,7 @@ func (d *Topic) offered(topic catalog.Topic, by Evidence, now time.Time) {
 	d.By = max(0, mean-rate)
 }
 
-// strand looks who has no broker.
+// strand counts the publishers without a broker.
 func (d *Topic) strand(topic catalog.Topic, by Evidence, now time.Time) {
 	n := topic.Placement.Unplaced()
 	for _, q := range topic.Plan.Quotas {
@@ -148,7 +151,7 @@ func (d *Topic) strand(topic catalog.Topic, by Evidence, now time.Time) {
 		}
 		fallthrough
 	default:
-		rate := 0.0 // of all
+		rate := 0.0 // of all publishers
 		for _, p := range topic.Spec.Demand.Publishers {
 			rate += p.Rate
 		}
@@ -161,7 +164,7 @@ func (d *Topic) strand(topic catalog.Topic, by Evidence, now time.Time) {
 	d.Stranded, d.counted = n, now
 }
 
-// Refused is how many messages could not be accepted in the window; nil knows none.
+// Refused returns the number of messages that could not be accepted in the window.
 func (d *Topic) Refused() uint64 {
 	sum := 0.0
 	if d != nil {
@@ -172,7 +175,8 @@ func (d *Topic) Refused() uint64 {
 	return uint64(sum)
 }
 
-// Show adds the condition to what the catalog says; nil adds nothing.
+// Show adds the condition to the catalog's view of the topic. A nil condition adds
+// nothing.
 func (d *Topic) Show(topic catalog.Topic) catalog.Topic {
 	if d == nil || !topic.Open() {
 		return topic
@@ -198,10 +202,10 @@ func (d *Topic) Show(topic catalog.Topic) catalog.Topic {
 	return topic
 }
 
-// Moment is a time for people.
+// Moment formats a time for people.
 func Moment(at time.Time) string { return at.UTC().Format("2006-01-02 15:04 UTC") }
 
-// thousands is a number for people, rounded: 1,475.
+// thousands formats a rounded number for people, such as 1,475.
 func thousands(x float64) string {
 	s := strconv.FormatFloat(x, 'f', 0, 64)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -210,13 +214,13 @@ func thousands(x float64) string {
 	return s
 }
 
-// IsMissed reports whether the topic's SLO is known to be missed, or to be about to be.
+// IsMissed reports whether the topic's SLO is known to be missed or about to be missed.
 func (d *Topic) IsMissed() bool { return d != nil && d.Missed != "" }
 
 // IsOver reports whether the topic offers more than its contract.
 func (d *Topic) IsOver() bool { return d != nil && !d.Over.IsZero() }
 
-// Verdict is that over the window.
+// Verdict returns the SLO verdict over the window.
 func (d *Topic) Verdict(topic catalog.Topic, by Evidence, now time.Time) tuner.Verdict {
 	var counts []tuner.Count
 	for _, q := range topic.Plan.Quotas {
@@ -228,11 +232,11 @@ func (d *Topic) Verdict(topic catalog.Topic, by Evidence, now time.Time) tuner.V
 	return d.Judge(topic, counts)
 }
 
-// Judge is the verdict on counts and on what could not be accepted, which is not in time;
-// undecided where no SLO is owed.
+// Judge returns the SLO verdict on the counts plus the messages that could not be
+// accepted, which count as late. If no SLO is owed, the verdict is undecided.
 func (d *Topic) Judge(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
 	if n := d.Refused(); n > 0 {
-		counts = append(counts, tuner.Count{Delivered: n, Exceeded: n}) // of no broker, which none is blamed for
+		counts = append(counts, tuner.Count{Delivered: n, Exceeded: n}) // without a broker, so no broker is blamed
 	}
 	v := tuner.Judge(topic.Spec.SLO.Quantile, counts)
 	if d.IsOver() {
@@ -241,9 +245,9 @@ func (d *Topic) Judge(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
 	return v
 }
 
-// complaint has no numbers in it that change with every report: a change of it is
-// logged. Where shares are reserved for brokers that are gone, the others are not to
-// blame for what those lack.
+// complaint explains a verdict to people. It contains no numbers that change with every
+// report, because each change is logged. If shares are reserved for disconnected brokers,
+// complaint blames no other broker for missing them.
 func complaint(v tuner.Verdict, reserved string) string {
 	switch {
 	case reserved != "" && v.Decision == tuner.Beyond:

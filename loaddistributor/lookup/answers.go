@@ -13,33 +13,35 @@ import (
 )
 
 const (
-	// maxWritten bounds the bytes of all answers that are being written, but for the newest.
+	// maxWritten bounds the total bytes of all answers in writing, except the newest.
 	maxWritten = 128 << 20
-	// uncounted is the size of an answer up to which its connection costs more than it.
+	// uncounted is the size of an answer below which its connection costs more than the
+	// answer.
 	uncounted = 4 << 10
-	// maxMade bounds the lists of everything that are being made.
+	// maxMade bounds the number of full lists in preparation.
 	maxMade = 2
 )
 
-// answers bounds what clients cost that ask for much and do not read it: a list of 100,000
-// topics on six brokers has 13 MB, and over HTTP/2 one connection may ask for hundreds at a
-// time. Where there are too many, the oldest is cut short. A client that reads has its
-// answer by then; to have new ones wait would let clients that do not read keep others out.
+// answers bounds the cost of clients that request large answers and do not read them. A
+// list of 100,000 topics on six brokers has 13 MB, and one HTTP/2 connection may request
+// hundreds at a time. When the bound is exceeded, answers cuts the oldest answer short. A
+// client that reads has its answer by then. If new answers waited instead, clients that
+// do not read would block other clients.
 type answers struct {
-	// Set once.
+	// Set by newAnswers.
 	most   int           // bytes
-	making chan struct{} // has an element for each list that is being made
+	making chan struct{} // has an element for each list in preparation
 
 	cut atomic.Uint64 // written by the answers that cut, read for metrics
 
 	mu struct {
 		sync.Mutex
-		bytes int                 // of those that are being written
-		all   list.List[*written] // the oldest in front
+		bytes int                 // total bytes in writing
+		all   list.List[*written] // the oldest first
 	}
 }
 
-// written is an answer that is being written.
+// written is an answer in writing.
 type written struct {
 	// Set once.
 	bytes int
@@ -50,7 +52,7 @@ type written struct {
 	counted bool
 
 	ending sync.Mutex
-	ended  bool // guarded by ending: conn must not be used any more
+	ended  bool // guarded by ending; conn must not be used after
 }
 
 func newAnswers(metrics prometheus.Registerer) *answers {
@@ -63,7 +65,7 @@ func newAnswers(metrics prometheus.Registerer) *answers {
 	return a
 }
 
-// listing answers with a list of everything there is, unless the client is gone by its turn.
+// listing answers with a full list, unless the client has left before its turn.
 func (a *answers) listing(w http.ResponseWriter, r *http.Request, all func() any) {
 	encoded := func() []byte {
 		a.making <- struct{}{}
@@ -78,7 +80,7 @@ func (a *answers) listing(w http.ResponseWriter, r *http.Request, all func() any
 	}
 }
 
-// reply answers with what is of one topic.
+// reply answers with the data of one topic.
 func (a *answers) reply(w http.ResponseWriter, body any) { a.write(w, encode(body)) }
 
 func (a *answers) write(w http.ResponseWriter, encoded []byte) {
@@ -93,7 +95,7 @@ func (a *answers) write(w http.ResponseWriter, encoded []byte) {
 	write(w, http.StatusOK, encoded)
 }
 
-// begin counts an answer, and returns those that are to be cut short for it.
+// begin counts an answer and returns the older answers to cut short for it.
 func (a *answers) begin(one *written) (old []*written) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,7 +110,7 @@ func (a *answers) begin(one *written) (old []*written) {
 	return old
 }
 
-// over is for one that has been written, or was cut short.
+// over ends a written or cut answer.
 func (a *answers) over(one *written) {
 	a.mu.Lock()
 	if one.counted {
@@ -118,19 +120,20 @@ func (a *answers) over(one *written) {
 	one.end(false)
 }
 
-// takeLocked requires mu held, and one to be counted.
+// takeLocked stops counting an answer. Requires: mu is held and the answer is counted.
 func (a *answers) takeLocked(one *written) {
 	one.place.Remove()
 	one.counted = false
 	a.mu.bytes -= one.bytes
 }
 
-// end sees to it that the answer's connection is not used any more; short: and that its write fails.
+// end stops the use of the answer's connection. If short is true, end also makes the
+// pending write fail.
 func (one *written) end(short bool) {
 	one.ending.Lock()
 	defer one.ending.Unlock()
 	if short && !one.ended {
-		_ = one.conn.SetWriteDeadline(time.Unix(1, 0)) // its server has write deadlines, and it is not ours otherwise
+		_ = one.conn.SetWriteDeadline(time.Unix(1, 0)) // otherwise the HTTP server owns the connection and its deadlines
 	}
 	one.ended = true
 }

@@ -13,22 +13,21 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
 
-// Cluster is what is known of the brokers that have an agent;
-// *controller.Controller is one.
+// Cluster is the set of brokers with an agent. *controller.Controller implements it.
 type Cluster interface {
 	Nodes() []controller.Node
 	Connected() []controller.Node // Nodes without their topics
 	TopicNames() []string
 	Producers(topic string) (nodes []controller.Node, channels []string, found bool)
-	// Informed reports whether that is all there is: the store can be read.
+	// Informed reports whether the cluster's knowledge is complete: the store can be read.
 	Informed() (now bool, changed <-chan struct{})
 }
 
-// Directory is the brokers of a cluster and the nodes that registered. A node
-// that is also a broker of the cluster counts as what the cluster says: it
-// registers what it has, and the cluster knows what of that is to be read.
+// Directory joins the brokers of a cluster with the registered nodes. If a node is also a
+// broker of the cluster, the cluster's data counts: the node registers all its topics,
+// and the cluster knows which of them consumers should read.
 type Directory struct {
-	cluster Cluster // set once
+	cluster Cluster // set by NewDirectory
 
 	mu struct {
 		sync.Mutex
@@ -36,15 +35,14 @@ type Directory struct {
 	}
 }
 
-// NewDirectory returns a directory without registrations. Requires:
-// cfg is valid.
+// NewDirectory returns a directory without registrations. Requires: cfg is valid.
 func NewDirectory(cluster Cluster, cfg registry.Config) *Directory {
 	d := &Directory{cluster: cluster}
 	d.mu.registry = registry.New(cfg)
 	return d
 }
 
-// producer is a broker as the clients know it.
+// producer is a broker in the form of nsqlookupd's answers.
 type producer struct {
 	RemoteAddress    string `json:"remote_address"`
 	Hostname         string `json:"hostname"`
@@ -54,15 +52,14 @@ type producer struct {
 	Version          string `json:"version"`
 }
 
-// node is a producer in the answer to /nodes. tombstones[i] belongs to
-// topics[i].
+// node is a producer in the answer to /nodes. tombstones[i] belongs to topics[i].
 type node struct {
 	producer
 	Tombstones []bool   `json:"tombstones"`
 	Topics     []string `json:"topics"`
 }
 
-// place is where a producer is reached, which tells one from another.
+// place is the address that identifies a producer.
 type place struct {
 	host string
 	port int
@@ -71,7 +68,7 @@ type place struct {
 func (p producer) place() place { return place{p.BroadcastAddress, p.TCPPort} }
 
 func ofCluster(n controller.Node) producer {
-	// The hello was checked: both parse.
+	// The hello was checked, so both addresses parse.
 	host, tcp, _ := controller.HostPort(n.TCPAddress)
 	_, http, _ := controller.HostPort(n.HTTPAddress)
 	return producer{
@@ -87,7 +84,7 @@ func registered(n registry.Registered) producer {
 	}
 }
 
-// nodes returns the brokers and the nodes that are none.
+// nodes returns the brokers and the nodes that are not brokers.
 func (d *Directory) nodes() []node {
 	members := d.cluster.Nodes()
 	now := clock.Mono()
@@ -115,7 +112,7 @@ func (d *Directory) nodes() []node {
 	return all
 }
 
-// topics returns all names, sorted.
+// topics returns all topic names, sorted.
 func (d *Directory) topics() []string {
 	set := map[string]bool{}
 	for _, name := range d.cluster.TopicNames() {
@@ -129,8 +126,8 @@ func (d *Directory) topics() []string {
 	return slices.Sorted(maps.Keys(set))
 }
 
-// lookup returns who can be read, and the channels, sorted. found: a producer has
-// the topic, or had it.
+// lookup returns the producers that consumers may read, and the sorted channels. found
+// means that a producer has, or had, the topic.
 func (d *Directory) lookup(topic string) (producers []producer, channels []string, found bool) {
 	all, channels, found := d.producers(topic)
 	now := clock.Mono()
@@ -145,7 +142,7 @@ func (d *Directory) lookup(topic string) (producers []producer, channels []strin
 	return producers, channels, found
 }
 
-// producers is lookup with those that a tombstone hides.
+// producers is lookup including the producers hidden by a tombstone.
 func (d *Directory) producers(topic string) (all []producer, channels []string, found bool) {
 	members, channels, found := d.cluster.Producers(topic)
 	for _, n := range members {
@@ -170,8 +167,8 @@ func (d *Directory) producers(topic string) (all []producer, channels []string, 
 	return all, slices.Compact(channels), found || has
 }
 
-// tombstone hides a producer, named by broadcast address and HTTP port, of a
-// topic. One that is none is not hidden when it becomes one, as in nsqlookupd.
+// tombstone hides a producer of a topic, named by broadcast address and HTTP port. An
+// unknown producer is not hidden when it appears later, as in nsqlookupd.
 func (d *Directory) tombstone(topic, address string) {
 	all, _, _ := d.producers(topic)
 	for _, p := range all {
@@ -184,14 +181,14 @@ func (d *Directory) tombstone(topic, address string) {
 	}
 }
 
-// change does something to the registry.
+// change runs a function on the registry under the lock.
 func (d *Directory) change(do func(*registry.Registry) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return do(d.mu.registry)
 }
 
-// orEmpty makes JSON say [] and not null.
+// orEmpty replaces nil, so JSON has [] instead of null.
 func orEmpty(names []string) []string {
 	if names == nil {
 		return []string{}

@@ -1,8 +1,8 @@
-// Package lookup is nsqlookupd on top of what the controller and package
-// registry know: stock consumers and tools ask it over HTTP where a topic is
-// (lookup.go), and nodes that have no agent, such as NSQ's own nsqd, register
-// with it over TCP (nodes.go). directory.go puts the brokers of both together.
+// Package lookup is an nsqlookupd over the controller and package registry. Stock
+// consumers and tools query it over HTTP for the producers of a topic (lookup.go). Nodes
+// without an agent, such as NSQ's own nsqd, register over TCP (nodes.go). directory.go
+// joins the brokers of both sources.
 //
-// It knows no placement: a broker produces a topic when its Cluster says so, or
-// when it registered it.
+// The package has no placement logic. A broker produces a topic if the Cluster says so,
+// or if the broker registered the topic.
 package lookup

@@ -12,38 +12,38 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// fault is an answer that is a refusal.
+// fault is a refusal in an answer.
 type fault struct {
 	status int
 	code   string
-	detail string // what to do; "": nothing is known
+	detail string // advice to the client; "": none
 }
 
-// Paths are those that NSQ's clients read.
+// Paths are the paths that NSQ's clients read.
 var Paths = []string{"/lookup", "/topics", "/channels", "/nodes", "/info"}
 
-// Mount adds nsqlookupd's routes to mux. version is what /info says. A nil registerer leaves
-// the metrics out.
+// Mount adds nsqlookupd's routes to mux. version is the version in /info. If metrics is
+// nil, Mount registers no metrics.
 //
 //	GET  /ping                                OK
 //	GET  /info                                {"version"}
 //	GET  /topics                              {"topics"}
 //	GET  /channels?topic=                     {"channels"}, empty for an unknown topic
 //	GET  /lookup?topic=                       {"channels", "producers"}, 404 TOPIC_NOT_FOUND for an unknown topic,
-//	                                          503 NOT_READ_YET for one while the store cannot be read
+//	                                          503 NOT_READ_YET for an unknown topic while the store cannot be read
 //	GET  /nodes                               {"producers"} with their topics and tombstones
-//	POST /topic/create?topic=                 makes a topic known that has no producer
-//	POST /topic/delete?topic=                 forgets a topic until it is registered again
+//	POST /topic/create?topic=                 adds a topic without a producer
+//	POST /topic/delete?topic=                 forgets a topic until a node registers it again
 //	POST /topic/tombstone?topic=&node=        hides the producer (host:port of its HTTP) for a time
 //	POST /channel/create?topic=&channel=
 //	POST /channel/delete?topic=&channel=      404 CHANNEL_NOT_FOUND for an unknown channel
 //
-// What is created and deleted is what nodes register: a topic that is placed,
-// and a broker with an agent, are the controller's, and stay. The empty answers
-// to POST have no body. Errors are {"message"}: MISSING_ARG_*, INVALID_ARG_*
-// (400), METHOD_NOT_ALLOWED (405), and NOT_FOUND (404) for what no other route
-// of mux takes. Answers are bare, as of nsqlookupd 1.x, and say so in a header,
-// for clients that know the wrapped ones of before.
+// Create and delete affect only registrations of nodes. Placed topics and brokers with an
+// agent belong to the controller and stay. Answers to POST are empty, without a body.
+// Errors are {"message"}: MISSING_ARG_*, INVALID_ARG_* (400), METHOD_NOT_ALLOWED (405),
+// and NOT_FOUND (404) for any path without another route in mux. Answers are unwrapped,
+// as in nsqlookupd 1.x. A header says so, for clients that also know the older wrapped
+// answers.
 func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheus.Registerer) {
 	answers := newAnswers(metrics)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
@@ -51,7 +51,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheu
 	})
 	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write([]byte("OK")) // the client is gone
+		_, _ = w.Write([]byte("OK")) // an error means that the client has left
 	})
 	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, map[string]any{"version": version})
@@ -112,7 +112,7 @@ func route(mux *http.ServeMux, method, path string, do http.HandlerFunc) {
 	})
 }
 
-// asking answers a question about a topic, whatever its name.
+// asking answers a query about a topic of any name.
 func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topic string)) {
 	route(mux, http.MethodGet, path, func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
@@ -124,8 +124,8 @@ func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topi
 	})
 }
 
-// changing takes a request with the named arguments, checked to be names if
-// they are to become some.
+// changing handles a request with the named arguments. If check is set, the arguments
+// must be valid topic or channel names.
 func changing(mux *http.ServeMux, path string, names []string, check bool, do func(args []string) error) {
 	route(mux, http.MethodPost, path, func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
@@ -153,7 +153,7 @@ func changing(mux *http.ServeMux, path string, names []string, check bool, do fu
 	})
 }
 
-// contentType names the form of an answer.
+// contentType is the header with the form of an answer.
 const (
 	contentType = "X-NSQ-Content-Type"
 	bare        = "nsq; version=1.0"
@@ -173,5 +173,5 @@ func write(w http.ResponseWriter, status int, encoded []byte) {
 	w.Header().Set(contentType, bare)
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(encoded) // the client is gone
+	_, _ = w.Write(encoded) // an error means that the client has left
 }

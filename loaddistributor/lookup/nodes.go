@@ -23,28 +23,28 @@ import (
 const (
 	// greetTimeout bounds the time to the end of the magic.
 	greetTimeout = 10 * time.Second
-	// silence is how many times Config.InactiveAfter a node may say nothing: it
-	// is not shown any more then, and is taken back when it speaks again.
+	// silence is the multiple of Config.InactiveAfter after which a silent node is
+	// disconnected. A node is hidden after InactiveAfter and returns if it speaks before
+	// the disconnection.
 	silence = 2
 	// writeTimeout bounds an answer to a node that does not read.
 	writeTimeout = 5 * time.Second
 )
 
-// Nodes serves the TCP protocol to the nodes that register. Make it with
-// NewNodes and Run it.
+// Nodes serves the TCP protocol of registering nodes. Make it with NewNodes, then Run it.
 type Nodes struct {
-	// set once
+	// Set by NewNodes.
 	dir  *Directory
-	log  *slog.Logger // of what nodes do
-	done func()       // with it
+	log  *slog.Logger // of the nodes' actions
+	done func()       // closes log
 	idle time.Duration
 
-	// Atomic: written by connections, read for metrics.
+	// Written by connections, read for metrics.
 	refused, faulted atomic.Uint64
 }
 
-// NewNodes returns a server for a directory. cfg is the directory's. A nil
-// registerer leaves the metrics out.
+// NewNodes returns a server for a directory. cfg is the directory's configuration. If
+// metrics is nil, NewNodes registers no metrics.
 func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics prometheus.Registerer) *Nodes {
 	inactive := cfg.InactiveAfter
 	if inactive == 0 {
@@ -58,8 +58,7 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 	return n
 }
 
-// Run serves ln until ctx ends, and returns when all connections have. It
-// closes ln.
+// Run serves ln until ctx ends, then closes ln and waits for all connections to end.
 func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
 	defer n.done()
 	return lifecycle.ServeConns(ctx, "nodes", ln, func(err error) {
@@ -67,9 +66,9 @@ func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
 	}, n.serve)
 }
 
-// serve is one node's connection.
+// serve handles one node's connection.
 func (n *Nodes) serve(ctx context.Context, conn net.Conn) {
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // gone either way
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // the connection ends in any case
 	log := n.log.With(obs.KeyRemote, conn.RemoteAddr().String())
 	var id registry.ID
 	err := n.dir.change(func(r *registry.Registry) (err error) {
@@ -82,7 +81,7 @@ func (n *Nodes) serve(ctx context.Context, conn net.Conn) {
 		return
 	}
 	defer func() {
-		// Leaving has no error.
+		// Leave returns no error.
 		_ = n.dir.change(func(r *registry.Registry) error { r.Leave(id); return nil })
 	}()
 	err = n.converse(conn, id, log)
@@ -91,7 +90,7 @@ func (n *Nodes) serve(ctx context.Context, conn net.Conn) {
 	case errors.As(err, &refusal):
 		n.faulted.Add(1)
 		log.Warn("node refused", obs.KeyError, err)
-		_ = answer(conn, []byte(refusal.Error())) // it ends with this either way
+		_ = answer(conn, []byte(refusal.Error())) // the connection ends in any case
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		log.Info("node gone")
 	default:
@@ -100,14 +99,14 @@ func (n *Nodes) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// buffer is how much of one command is held: the longest there is.
+// buffer is the maximum length of one command in bytes.
 const buffer = registry.MaxLine + 4 + registry.MaxBody
 
-// converse answers commands until the connection ends, one way or the other.
+// converse answers commands until the connection ends.
 func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error {
 	var in []byte
 	chunk := make([]byte, 4096)
-	// more reads on.
+	// more reads more bytes.
 	more := func(within time.Duration) error {
 		if len(in) >= buffer {
 			panic(fmt.Sprintf("lookup: %d bytes and no command", len(in)))
@@ -118,7 +117,7 @@ func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error 
 		got, err := conn.Read(chunk[:min(len(chunk), buffer-len(in))])
 		in = append(in, chunk[:got]...)
 		if got > 0 {
-			return nil // an error comes again
+			return nil // the next Read returns the error again
 		}
 		return err
 	}
@@ -172,11 +171,11 @@ func answer(conn net.Conn, text []byte) error {
 	return err
 }
 
-// register exports what the server counts.
+// register exports the server's metrics.
 func (n *Nodes) register(reg prometheus.Registerer) {
 	stats := func(of func(registry.Stats) int) func() float64 {
 		return func() (value float64) {
-			_ = n.dir.change(func(r *registry.Registry) error { value = float64(of(r.Stats())); return nil }) // it has no error
+			_ = n.dir.change(func(r *registry.Registry) error { value = float64(of(r.Stats())); return nil }) // change returns no error here
 			return value
 		}
 	}

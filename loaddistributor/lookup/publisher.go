@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Resolver says where a publisher belongs; *controller.Controller is one.
+// Resolver returns the assignment of a publisher. *controller.Controller implements it.
 type Resolver interface {
 	Resolve(topic, publisher string) (catalog.Assignment, error)
 }
@@ -23,17 +23,19 @@ type assignment struct {
 	Epoch       uint64 `json:"epoch"`
 }
 
-// MountPublisher adds the route that publishers without our library ask where
-// to publish. It is for those that ask anew from time to time, and when their
-// broker closes the connection.
+// MountPublisher adds the route where publishers without our library query their broker.
+// Such a publisher should query again from time to time, and when its broker closes the
+// connection.
 //
 //	GET /publisher?topic=&id=   {"topic", "publisher_id", "broker_id", "tcp_address", "http_address", "epoch"}
 //
-// Errors, besides Mount's: 404 TOPIC_NOT_FOUND, PUBLISHER_NOT_FOUND; 503
-// TOPIC_NOT_ACTIVE with Retry-After, while the topic is being created or
-// deleted; 503 PUBLISHER_NOT_PLACED likewise, while the topic is fitted in a way
-// that leaves it out; 503 NOT_READ_YET likewise, from a loaddistributor that has
-// just come.
+// Errors, besides Mount's:
+//
+//   - 404 TOPIC_NOT_FOUND and PUBLISHER_NOT_FOUND.
+//   - 503 TOPIC_NOT_ACTIVE with Retry-After, while the topic is being created or deleted.
+//   - 503 PUBLISHER_NOT_PLACED with Retry-After, while a fit leaves the publisher
+//     unplaced.
+//   - 503 NOT_READ_YET with Retry-After, from a loaddistributor that has just started.
 func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
@@ -62,7 +64,7 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 	})
 }
 
-// refusals are the answers to what Resolve refuses.
+// refusals maps errors of Resolve to answers.
 var refusals = []struct {
 	of error
 	fault

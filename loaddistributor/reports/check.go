@@ -8,16 +8,16 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// maxChannels bounds the channels that a report names for one topic: as many durable ones as a
-// topic may have, and as many ephemeral ones.
+// maxChannels bounds the channels in a report of one topic: the maximum of durable
+// channels plus as many ephemeral channels.
 const maxChannels = 20_000
 
-// Fault: a field of a message cannot be.
+// Fault: a field of a message has an impossible value.
 type Fault struct{ Field, Problem string }
 
 func (e *Fault) Error() string { return e.Field + ": " + e.Problem }
 
-// Check refuses a report as a whole, with a *Fault.
+// Check refuses a whole report with a *Fault.
 func Check(r *srtmv1.BrokerReport) error {
 	seen := make(map[string]bool, len(r.Topics))
 	for i, t := range r.Topics {
@@ -63,7 +63,7 @@ func checkStats(at string, t *srtmv1.TopicStats) error {
 		return &Fault{at + ".delivery_access", fmt.Sprintf("%d sums for %d buckets", n, len(t.Delivery.GetCount()))}
 	}
 	for i, sum := range t.DeliveryAccess {
-		// Sums of many fractions may be off by their rounding.
+		// Sums of many fractions have rounding errors.
 		if most := float64(t.Delivery.Count[i]); !(sum >= 0 && sum <= most*(1+1e-6)) {
 			return &Fault{fmt.Sprintf("%s.delivery_access[%d]", at, i), fmt.Sprintf("%v for %v deliveries", sum, most)}
 		}

@@ -1,9 +1,10 @@
-// Package reports is what brokers say of their topics: Check refuses what cannot be, a
-// Broker keeps what one session has reported in the sliding window, and a Sum puts reports
-// together. Counts and histograms are added up; percentiles are never averaged.
+// Package reports checks and stores the brokers' reports about their topics. Check
+// refuses impossible reports. A Broker keeps the reports of one session in the sliding
+// window. A Sum adds reports. Counts and histograms are added; percentiles are never
+// averaged.
 //
-// A report may leave out a topic of which nothing has changed and nothing came, went or
-// waited; what is known of it is the same as if the report had said so.
+// A report may leave out an unchanged topic without messages that came, went or waited.
+// The result is the same as if the report had listed the topic.
 package reports
 
 import (
@@ -17,27 +18,28 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// maxReports bounds the reports kept of one topic of one broker, whatever the
-// pace at which they come; the oldest is dropped, and the window is shorter.
+// maxReports bounds the reports kept of one topic of one broker at any reporting rate.
+// The oldest report is dropped, which shortens the window.
 const maxReports = 1024
 
-// Broker is what one session of a broker has reported. Make it with NewBroker.
+// Broker holds the reports of one session of a broker. Make it with NewBroker.
 type Broker struct {
-	// Set once.
-	every  time.Duration // between two reports
+	// Set by NewBroker.
+	every  time.Duration // interval between two reports
 	window time.Duration
 
-	// Its topics, ours or not: those of its newest report, or before the first
-	// one of its hello.
+	// topics holds all topics of the newest report, or of the hello before the first
+	// report, including topics unknown to the catalog.
 	topics map[string]*Topic
-	// Those of them that are ours and have not been still for the whole window.
+	// lively holds the topics that the catalog has on the broker and that were active in
+	// the window.
 	lively  map[string]*Topic
 	count   uint64
-	heard   time.Time // when the last one came
+	heard   time.Time // time of the last report
 	offered float64
 }
 
-// NewBroker returns a Broker that has reported nothing yet; its hello had these topics.
+// NewBroker returns a Broker without reports. topics are the topics of the hello.
 func NewBroker(every, window time.Duration, topics ...string) *Broker {
 	b := &Broker{every: every, window: window, topics: map[string]*Topic{}, lively: map[string]*Topic{}}
 	for _, name := range topics {
@@ -46,22 +48,22 @@ func NewBroker(every, window time.Duration, topics ...string) *Broker {
 	return b
 }
 
-// News is what a report says that was not so before.
+// News lists the changes in a report.
 type News struct {
-	Gone       []string // topics that are not there any more
-	Busy       []string // of which messages came, went or wait
-	Unprepared []string // deleted at the broker's own API, and created there anew
+	Gone       []string // topics no longer listed
+	Busy       []string // topics with messages that came, went or wait
+	Unprepared []string // topics deleted and created again through the broker's own API
 }
 
-// Take takes a report that was checked, as a whole or not at all; the error is a *Fault. held
-// reports whether the catalog has a topic on the broker: of others little is kept.
+// Take accepts a checked report completely or refuses it with a *Fault. held reports
+// whether the catalog has a topic on the broker; Take keeps little of other topics.
 func (b *Broker) Take(r *srtmv1.BrokerReport, now time.Time, held func(topic string) bool) (news News, err error) {
 	said := make(map[string]bool, len(r.Topics))
 	for _, s := range r.Topics {
 		said[s.Topic] = true
 	}
 	for name, t := range b.lively {
-		if r.Changes && !said[name] && t.quiet.IsZero() && b.topics[name] == t { // else it was removed
+		if r.Changes && !said[name] && t.quiet.IsZero() && b.topics[name] == t { // else the topic was removed
 			return News{}, &Fault{"report.changes", fmt.Sprintf("topic %q is left out, and had messages in the report before", name)}
 		}
 	}
@@ -113,8 +115,8 @@ func (b *Broker) Take(r *srtmv1.BrokerReport, now time.Time, held func(topic str
 	return news, nil
 }
 
-// catchUp has a topic that has been still for the whole window have the reports of that
-// again: each interval since was still.
+// catchUp restores the reports of a topic that was still for the whole window: each
+// interval since was still.
 func (b *Broker) catchUp(t *Topic, now, from time.Time) {
 	if len(t.reports) > 0 || t.quiet.IsZero() {
 		return
@@ -126,19 +128,20 @@ func (b *Broker) catchUp(t *Topic, now, from time.Time) {
 	}
 }
 
-// Count is how many reports have come.
+// Count returns the number of reports.
 func (b *Broker) Count() uint64 { return b.count }
 
-// Offered is what the newest report says that clients sent to the broker, msg/s.
+// Offered returns the rate in msg/s that clients sent to the broker, from the newest
+// report.
 func (b *Broker) Offered() float64 { return b.offered }
 
-// Has reports whether the broker has listed the topic in its last report, or in its hello.
+// Has reports whether the broker listed the topic in its last report or its hello.
 func (b *Broker) Has(topic string) bool { return b.topics[topic] != nil }
 
-// Topics are those that it has, in no order.
+// Topics yields the broker's topics in no order.
 func (b *Broker) Topics() iter.Seq2[string, *Topic] { return maps.All(b.topics) }
 
-// Topic returns nil when nothing was reported of the topic.
+// Topic returns the reports of a topic, or nil without any report.
 func (b *Broker) Topic(name string) *Topic {
 	if t := b.topics[name]; t != nil && t.last != nil {
 		return t
@@ -146,27 +149,28 @@ func (b *Broker) Topic(name string) *Topic {
 	return nil
 }
 
-// Forget has a topic begin anew: one that comes under its name has reports of its own.
+// Forget drops a topic, so a later topic of the same name starts with no reports.
 func (b *Broker) Forget(topic string) { delete(b.topics, topic) }
 
-// Topic holds the reports of one topic of one broker in the sliding window, oldest first. Of
-// one that has been still for the whole window there are none: what its broker said last is
-// so until it says otherwise.
+// Topic holds the reports of one topic of one broker in the sliding window, oldest first.
+// A topic that was still for the whole window has no reports: its last report holds until
+// the broker reports a change.
 type Topic struct {
-	// By the last report.
+	// From the last report.
 	Channels []string
-	Read     []string // those of them with subscribers
-	Used     bool     // something is connected to it or held
-	// Since then no client published and no consumer was given any; zero: one does.
+	Read     []string // channels with subscribers
+	Used     bool     // the topic has connections or messages
+	// Untaken is the time since which no client published and no consumer received a
+	// message; zero: one did in the last report.
 	Untaken time.Time
 
 	reports []Report
-	last    *srtmv1.TopicStats // nil: nothing was said of it
-	quiet   time.Time          // since then nothing came, went or waited; zero: something does
-	heard   *time.Time         // of the broker: when the last report came
+	last    *srtmv1.TopicStats // nil: no report
+	quiet   time.Time          // time since which nothing came, went or waited; zero: something does
+	heard   *time.Time         // time of the broker's last report
 }
 
-// Report is what was said of a topic.
+// Report is one report of a topic.
 type Report struct {
 	At    time.Time
 	Stats *srtmv1.TopicStats
@@ -177,7 +181,7 @@ func (r Report) Busy() bool {
 	return r.Stats.Offered+r.Stats.Refused+r.Stats.Delivered+r.Stats.Backlog > 0
 }
 
-// hear takes what is said now.
+// hear records the newest report.
 func (t *Topic) hear(r Report, heard *time.Time) {
 	s := r.Stats
 	t.last, t.heard = s, heard
@@ -192,7 +196,7 @@ func (t *Topic) hear(r Report, heard *time.Time) {
 	since(&t.Untaken, r.At, s.Offered+s.Delivered == 0)
 }
 
-// since notes since when something is so; zero: it is not.
+// since records the time since which is holds; zero: is does not hold.
 func since(at *time.Time, now time.Time, is bool) {
 	switch {
 	case !is:
@@ -202,12 +206,13 @@ func since(at *time.Time, now time.Time, is bool) {
 	}
 }
 
-// Heard is when the broker's last report came, whether or not it named the topic.
+// Heard returns the time of the broker's last report, whether or not the report named the
+// topic.
 func (t *Topic) Heard() time.Time { return *t.heard }
 
-// still returns what is so of an interval that was left out: what the last report said, but
-// for how long that took, which began with the topic or came late. Requires: no message
-// came, went or waited in that.
+// still returns the report of an interval that was left out: the last report with
+// interval took. The last report's own interval may differ, if it began with the topic or
+// came late. Requires: no message came, went or waited in the last report.
 func (t *Topic) still(took time.Duration) *srtmv1.TopicStats {
 	if was := t.last; was.Interval.AsDuration() != took {
 		t.last = &srtmv1.TopicStats{
@@ -219,7 +224,7 @@ func (t *Topic) still(took time.Duration) *srtmv1.TopicStats {
 	return t.last
 }
 
-// add drops those of before from.
+// add appends a report and drops reports before from.
 func (t *Topic) add(r Report, from time.Time) {
 	t.reports = t.since(from)
 	if len(t.reports) == maxReports {
@@ -236,7 +241,7 @@ func (t *Topic) since(from time.Time) []Report {
 	return t.reports[old:]
 }
 
-// Newest requires that something was said of the topic.
+// Newest returns the newest report. Requires: there was a report of the topic.
 func (t *Topic) Newest() Report {
 	if n := len(t.reports); n > 0 {
 		return t.reports[n-1]
@@ -244,7 +249,7 @@ func (t *Topic) Newest() Report {
 	return Report{*t.heard, t.last}
 }
 
-// Within returns the reports from then on. It does not modify t.
+// Within returns the reports since from. It does not modify t.
 func (t *Topic) Within(from time.Time) []Report {
 	if len(t.reports) == 0 && t.last != nil && !t.heard.Before(from) {
 		return []Report{t.Newest()}
@@ -252,7 +257,8 @@ func (t *Topic) Within(from time.Time) []Report {
 	return t.since(from)
 }
 
-// Counts is how many messages were delivered from then on, and how many of them too late.
+// Counts returns the number of messages delivered since from, and the number of late
+// messages among them.
 func (t *Topic) Counts(from time.Time) (delivered, exceeded uint64) {
 	for _, r := range t.Within(from) {
 		delivered += r.Stats.Delivered

@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Sum is a TopicStats being summed up. Histograms are added bucket by
-// bucket; quantiles are left to the reader of the sum.
+// Sum adds up TopicStats. Histograms are added bucket by bucket; the reader of the sum
+// computes quantiles.
 type Sum struct {
 	sum                          srtmv1.TopicStats
 	interval                     time.Duration
@@ -18,14 +18,14 @@ type Sum struct {
 	tail                         Tail
 }
 
-// Tail is what is needed to say what fraction of the p99 is access delay.
+// Tail is the input for the access delay's fraction of the p99.
 type Tail struct {
 	delivery []uint64  // by bucket
-	access   []float64 // by bucket of delivery; as long
-	unknown  bool      // for some of delivery
+	access   []float64 // by bucket of delivery; same length
+	unknown  bool      // unknown for some of delivery
 }
 
-// Add requires that t was checked.
+// Add adds t. Requires: t was checked.
 func (l *Tail) Add(t *srtmv1.TopicStats) {
 	l.delivery = addBuckets(l.delivery, t.Delivery)
 	l.access = append(l.access, make([]float64, len(l.delivery)-len(l.access))...)
@@ -38,7 +38,7 @@ func (l *Tail) Add(t *srtmv1.TopicStats) {
 	}
 }
 
-// Fraction is TopicStatus.p99_access_fraction; nil: it is not known.
+// Fraction returns TopicStatus.p99_access_fraction, or nil if it is unknown.
 func (l *Tail) Fraction() *float64 {
 	if l.unknown {
 		return nil
@@ -50,7 +50,7 @@ func (l *Tail) Fraction() *float64 {
 	return &mean
 }
 
-// InTime adds the next interval of one broker: levels are the newest.
+// InTime adds the next interval of the same broker. Levels take the newest value.
 func (m *Sum) InTime(t *srtmv1.TopicStats) {
 	m.counts(t)
 	m.interval += t.Interval.AsDuration()
@@ -59,9 +59,9 @@ func (m *Sum) InTime(t *srtmv1.TopicStats) {
 	m.sum.Channels = t.Channels
 }
 
-// Beside adds what another broker did in the same time: levels add up. The
-// largest backlog is that of one broker, for backlogs of different moments
-// have no sum.
+// Beside adds the interval of another broker in the same time. Levels add up. The largest
+// backlog stays the backlog of one broker, because backlogs of different moments have no
+// sum.
 func (m *Sum) Beside(t *srtmv1.TopicStats) {
 	m.counts(t)
 	m.interval = max(m.interval, t.Interval.AsDuration())
@@ -85,7 +85,7 @@ func (m *Sum) counts(t *srtmv1.TopicStats) {
 	m.tail.Add(t)
 }
 
-// addBuckets requires that h was checked: its indices are those of the layout.
+// addBuckets adds h to sum. Requires: h was checked, so its indices fit the layout.
 func addBuckets(sum []uint64, h *srtmv1.Histogram) []uint64 {
 	if n := len(h.GetIndex()); n > 0 {
 		if last := int(h.Index[n-1]); last >= len(sum) {
@@ -109,8 +109,8 @@ func buckets(sum []uint64) *srtmv1.Histogram {
 	return h
 }
 
-// Stats is what it has come to, and the fraction of its p99 that is access delay; nil: that
-// is not known.
+// Stats returns the sum and the access delay's fraction of its p99, or nil if the
+// fraction is unknown.
 func (m *Sum) Stats() (*srtmv1.TopicStats, *float64) {
 	m.sum.Interval = durationpb.New(m.interval)
 	m.sum.Access, m.sum.Processing, m.sum.Delivery = buckets(m.access), buckets(m.processing), buckets(m.tail.delivery)

@@ -35,14 +35,15 @@ import (
 const (
 	defaultPage = 100
 	maxPage     = 1000
-	// fullPage is the size in bytes with which a page of topics ends: a client of gRPC takes
-	// 4 MiB unless told otherwise, and one topic may have thousands of groups.
+	// fullPage is the size in bytes at which a page of topics ends. A gRPC client accepts
+	// 4 MiB by default, and one topic may have thousands of groups.
 	fullPage = 1 << 20
-	// maxPublishers is how many a page of a topic's publishers has at most: about 1 MiB.
+	// maxPublishers is the maximum number of publishers on a page: about 1 MiB.
 	maxPublishers = 10_000
 )
 
-// shownPublishers is how many learned ones are shown where publishers are to be left out.
+// shownPublishers is the number of learned publishers shown if a request leaves out
+// publishers.
 const shownPublishers = 100
 
 // CreateTopic implements srtmv1.AdminServiceServer.
@@ -80,17 +81,17 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
 }
 
-// Reservation is the contract of a topic whose creation names neither r nor b, until the
-// topic's traffic is measured.
+// Reservation is the contract of a topic created without r and b, until the topic's
+// traffic is measured.
 type Reservation struct {
 	Rate, Burst int64 // messages per second; messages
 }
 
-// DefaultReservation is what a Server reserves unless Reserve says otherwise. It is a small
-// part of a broker's default capacity, and enough for a file that is published by hand.
+// DefaultReservation is the reservation of a Server unless Reserve changes it. It is a
+// small part of a broker's default capacity, and enough for publishing a file by hand.
 var DefaultReservation = Reservation{Rate: 1000, Burst: 1000}
 
-// Faults returns all that is wrong with the reservation, in the names of its fields.
+// Faults yields all invalid fields of the reservation with their problems.
 func (r Reservation) Faults() iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
 		if r.Rate < 1 || r.Rate > placement.MaxRate {
@@ -104,12 +105,13 @@ func (r Reservation) Faults() iter.Seq2[string, string] {
 	}
 }
 
-// Reserve sets the contract of topics whose creation names none. It is called before Register.
+// Reserve sets the contract of topics created without a contract. Call it before
+// Register.
 func (s *Server) Reserve(r Reservation) { s.reservation = r }
 
-// limited completes a creation that names neither r nor b: the contract begins as
-// s.reservation and then follows what is measured, up to half of the largest broker's
-// capacity and a second's messages of that. A smaller broker bounds the beginning, too.
+// limited completes a creation without r and b. The contract begins with s.reservation
+// and then follows measurements. The limit is half of the largest broker's capacity, with
+// a burst of one second at this rate. A smaller broker also bounds the initial contract.
 func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequest {
 	spec := req.GetSpec()
 	if c := spec.GetContract(); spec == nil || c.GetRateMilli() != 0 || c.GetBurst() != 0 || spec.Auto != nil ||
@@ -123,14 +125,15 @@ func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequ
 		}
 	}
 	most := max(largest/2, 1)
-	if largest == 0 { // placement will say that there is no broker
+	if largest == 0 { // placement will refuse without a broker
 		most = s.reservation.Rate
 	}
 	return begun(req, s.reservation, most)
 }
 
-// begun returns a creation whose contract begins with a reservation and follows what is measured,
-// up to most messages per second and a second's messages of that, or as its auto contract says.
+// begun returns a creation whose contract begins with a reservation and then follows
+// measurements. The limit is most messages per second and a burst of one second at this
+// rate, or the request's auto contract.
 func begun(req *srtmv1.CreateTopicRequest, begin Reservation, most int64) *srtmv1.CreateTopicRequest {
 	req = proto.CloneOf(req)
 	if req.Spec.Contract == nil {
@@ -155,7 +158,7 @@ func begun(req *srtmv1.CreateTopicRequest, begin Reservation, most int64) *srtmv
 
 // GetTopic implements srtmv1.AdminServiceServer.
 func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
-	if err := s.controller.Elsewhere(); err != nil { // where the topic is measured
+	if err := s.controller.Elsewhere(); err != nil { // the leader measures the topic
 		return nil, toStatus(err)
 	}
 	topic, err := s.controller.Topic(req.Name)
@@ -182,9 +185,9 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 	return &srtmv1.GetTopicResponse{Topic: p, NextPageToken: next}, nil
 }
 
-// publishersOf returns the declared publishers that a request is for, and the token of the
-// next page; "": there is none. A token says how many were before, the topic's epoch, and
-// who was last.
+// publishersOf returns the requested declared publishers and the token of the next page,
+// or "". A token holds the number of earlier publishers, the topic's epoch, and the last
+// publisher.
 func publishersOf(topic catalog.Topic, req *srtmv1.GetTopicRequest) (all []placement.Publisher, next string, err error) {
 	var bad faults
 	if req.PageSize < 0 || req.PageSize > maxPublishers {
@@ -218,10 +221,10 @@ func publishersOf(topic catalog.Topic, req *srtmv1.GetTopicRequest) (all []place
 	return all, next, nil
 }
 
-// declared are the publishers that a topic's owner named.
+// declared returns the publishers that the topic's owner named.
 func declared(s *catalog.Spec) []placement.Publisher {
 	if s.Demand.Open {
-		return nil // those that it has were learned
+		return nil // its publishers were learned
 	}
 	return s.Demand.Publishers
 }
@@ -245,11 +248,10 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	return response, nil
 }
 
-// pageToken is for the page that begins after the name.
+// pageToken returns the token of the page that begins after the name.
 func pageToken(name string) string { return base64.RawURLEncoding.EncodeToString([]byte(name)) }
 
-// page returns how many names a page has, and the one that it begins after; "": it is the
-// first.
+// page returns the size of a page and the name that it begins after; "": the first page.
 func (s *Server) page(req interface {
 	GetPageSize() int32
 	GetPageToken() string
@@ -266,7 +268,7 @@ func (s *Server) page(req interface {
 	return size, string(name), err
 }
 
-// pageSize is how many a page of a list has.
+// pageSize returns the size of a page.
 func pageSize(bad *faults, size int32) int {
 	if size < 0 || size > maxPage {
 		bad.Add("page_size", "%d is outside 0 to %d", size, maxPage)
@@ -287,7 +289,7 @@ func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisher
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
-	if err := s.controller.Elsewhere(); err != nil { // who leads remembers
+	if err := s.controller.Elsewhere(); err != nil { // the leader keeps the moves
 		return nil, toStatus(err)
 	}
 	moves, next, forgotten, err := s.controller.Moves(req.Topic, before, size)
@@ -358,7 +360,7 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 		return spec, err
 	})
 	if err == nil && namesChannels(req) {
-		// Also those that were deleted since the topic was declared with them.
+		// Includes channels deleted since the topic was declared with them.
 		_, err = s.controller.ChangeChannel(ctx, req.Spec.Name, srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE, req.Spec.Channels...)
 	}
 	if err == nil {
@@ -375,8 +377,8 @@ func namesChannels(req *srtmv1.UpdateTopicRequest) bool {
 	return len(req.Spec.Channels) > 0 && (req.UpdateMask == nil || slices.Contains(req.UpdateMask.Paths, "channels"))
 }
 
-// updated is the specification that a request makes of the present one. Requires:
-// checkUpdate has passed it.
+// updated returns the specification that a request makes from the present specification.
+// Requires: checkUpdate has accepted the request.
 func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.TopicSpec {
 	if req.UpdateMask == nil {
 		wanted := proto.CloneOf(req.Spec)
@@ -392,7 +394,7 @@ func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.Topi
 		copyField(wanted.ProtoReflect(), req.Spec.ProtoReflect(), strings.Split(path, "."))
 	}
 	if namesContract(paths) && !slices.ContainsFunc(paths, func(path string) bool { return path == "auto" || strings.HasPrefix(path, "auto.") }) {
-		wanted.Auto = nil // or the measured contract would replace the one that was named
+		wanted.Auto = nil // else the measured contract would replace the named contract
 	}
 	return wanted
 }
@@ -404,8 +406,8 @@ func namesContract(paths []string) bool {
 	})
 }
 
-// copyField makes a field of a message what it is in another, of the same type. It
-// shares what it copies. Requires: the path is of messages, but for its last element.
+// copyField copies a field from one message to another of the same type. Both then share
+// the value. Requires: the path names messages, except for its last element.
 func copyField(to, from protoreflect.Message, path []string) {
 	field := to.Descriptor().Fields().ByName(protoreflect.Name(path[0]))
 	switch {
@@ -448,7 +450,7 @@ func (s *Server) RemoveBroker(ctx context.Context, req *srtmv1.RemoveBrokerReque
 	return &srtmv1.RemoveBrokerResponse{Freed: freed, Left: left}, toStatus(err)
 }
 
-// maxMoved is how many publishers one MovePublishers may name.
+// maxMoved is the maximum number of publishers in one MovePublishers.
 const maxMoved = 10_000
 
 // MovePublishers implements srtmv1.AdminServiceServer.
@@ -505,7 +507,8 @@ func (s *Server) ListChannels(_ context.Context, req *srtmv1.ListChannelsRequest
 	return &srtmv1.ListChannelsResponse{Channels: channels}, nil
 }
 
-// changeChannel changes a channel of a topic, and returns the brokers that do so later.
+// changeChannel changes a channel of a topic and returns the brokers that apply the
+// change later.
 func (s *Server) changeChannel(ctx context.Context, change srtmv1.ChannelChange, topic, channel string) (pending []string, err error) {
 	if err = checkChannel(topic, channel); err == nil {
 		err = s.permit(ctx)
@@ -586,12 +589,12 @@ var states = shareproto.Enum[srtmv1.TopicState, catalog.State]{
 	srtmv1.TopicState_TOPIC_STATE_DELETING:  catalog.Deleting,
 }
 
-// topicProto leaves out the publishers.
+// topicProto converts a topic without its publishers.
 func topicProto(t catalog.Topic) *srtmv1.Topic {
 	p := &srtmv1.Topic{
 		Spec: specProto(t.Spec), State: states.Number(t.State), Reason: t.Reason, Epoch: t.Placement.Epoch(),
 	}
-	// A channel that the topic was declared with may be deleted since.
+	// A declared channel may have been deleted since.
 	p.Spec.Channels = slices.DeleteFunc(slices.Clone(p.Spec.Channels), func(name string) bool { _, found := t.Channel(name); return !found })
 	for _, q := range t.Plan.Quotas {
 		p.Quotas = append(p.Quotas, quotaProto(q, t.Spec.Demand))
@@ -599,13 +602,14 @@ func topicProto(t catalog.Topic) *srtmv1.Topic {
 	return p
 }
 
-// topicNow is topicProto with what the adaptor knows of brokers that may use more than the
-// contract.
+// topicNow is topicProto with the adaptor's knowledge of brokers that may use more than
+// the contract.
 func (s *Server) topicNow(ctx context.Context, t catalog.Topic) *srtmv1.Topic {
 	return unconfirmed(topicProto(t), s.controller.Lowering(ctx, t.Spec.Name()), s.controller.Raising(ctx, t))
 }
 
-// unconfirmed shows a topic in the state LOWERING or RAISING; where both are nil, as it is.
+// unconfirmed shows a topic in state LOWERING or RAISING. If both are nil, the state
+// stays.
 func unconfirmed(p *srtmv1.Topic, l *srtmv1.Lowering, r *srtmv1.Raising) *srtmv1.Topic {
 	if l == nil && r == nil || p.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE && p.State != srtmv1.TopicState_TOPIC_STATE_DEGRADED {
 		return p
@@ -624,7 +628,7 @@ func unconfirmed(p *srtmv1.Topic, l *srtmv1.Lowering, r *srtmv1.Raising) *srtmv1
 	return p
 }
 
-// keptRaising is Raising by what the catalog keeps, without asking the adaptor.
+// keptRaising computes Raising from the catalog, without the adaptor.
 func keptRaising(t catalog.Topic) *srtmv1.Raising {
 	if !t.Raising {
 		return nil
@@ -698,8 +702,8 @@ func assignmentProto(a catalog.Assignment) *srtmv1.Assignment {
 	}
 }
 
-// piece is how much of an export goes into one message, and maxImport how much is
-// taken in all.
+// piece is the size of a message of an export. maxImport is the maximum size of an
+// import.
 const (
 	piece     = 1 << 18
 	maxImport = 1 << 28

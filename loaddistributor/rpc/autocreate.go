@@ -17,26 +17,28 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
-// AutoCreate says how a topic is created by its first publish or subscription.
+// AutoCreate configures the creation of topics by their first publish or subscription.
 type AutoCreate struct {
 	Off bool
-	// Topic is the topic's specification without a name. What it leaves out is as in CreateTopic.
+	// Topic is the topic's specification without a name. Missing fields are as in
+	// CreateTopic.
 	Topic *srtmv1.TopicSpec
-	// MaxTopics and MaxTenantTopics are how many topics there may be, in all and of one tenant,
-	// when another is created so.
+	// MaxTopics and MaxTenantTopics are the maximum numbers of topics, in total and per
+	// tenant, for such a creation.
 	MaxTopics, MaxTenantTopics int
 }
 
 const (
-	// maxCreating is how many topics may be on their way at a time. One more is to be tried again.
+	// maxCreating is the maximum number of topics in creation. Further creations must be
+	// retried.
 	maxCreating = 1000
-	// creators is how many of them are placed and prepared at a time: other changes of topics have
-	// their turn between.
+	// creators is the number of topics placed and prepared at a time. Other changes of
+	// topics run in between.
 	creators = 8
 )
 
-// ParseTopic parses an AutoCreate's topic, a TopicSpec in JSON, or returns all that is wrong
-// with it. An empty text is a topic that says nothing.
+// ParseTopic parses an AutoCreate's topic, a TopicSpec in JSON, or returns all its
+// faults. An empty text is an empty specification.
 func ParseTopic(text string) (*srtmv1.TopicSpec, error) {
 	spec := &srtmv1.TopicSpec{}
 	if text != "" {
@@ -61,7 +63,7 @@ func named(spec *srtmv1.TopicSpec, name string) *srtmv1.TopicSpec {
 	return spec
 }
 
-// TooManyTopicsError refuses to create a topic by its first publish.
+// TooManyTopicsError refuses the creation of a topic by its first publish.
 type TooManyTopicsError struct {
 	Topic, Tenant string // no tenant: all topics count
 	Most          int
@@ -74,12 +76,12 @@ func (e *TooManyTopicsError) Error() string {
 	return fmt.Sprintf("topic %s is not created: there are %d topics, as many as may be created by publishing (--max-auto-topics)", e.Topic, e.Most)
 }
 
-// errCreating: too many topics are on their way.
+// errCreating: too many topics are in creation.
 var errCreating = fmt.Errorf("%d topics are being created: %w", maxCreating, controller.ErrUnsteady)
 
-// creations are the topics that are created by those who publish or subscribe to them.
+// creations are the topics being created by their publishers or subscribers.
 type creations struct {
-	// Set once.
+	// Set by newCreations.
 	cfg    AutoCreate
 	slots  chan struct{}
 	ctx    context.Context // of the creations
@@ -94,10 +96,10 @@ type creations struct {
 	}
 }
 
-// creating is a topic on its way.
+// creating is a topic in creation.
 type creating struct {
-	tenant string        // set once
-	placed bool          // it has a slot; guarded by creations.mu
+	tenant string        // set by creating
+	placed bool          // the topic has a slot; guarded by creations.mu
 	done   chan struct{} // closed when err is set
 	err    error
 }
@@ -109,8 +111,8 @@ func newCreations() *creations {
 	return c
 }
 
-// CreateTopics has topics created by their first publish or subscription. It is called before
-// Register. metrics may be nil.
+// CreateTopics enables the creation of topics by their first publish or subscription.
+// Call it before Register. metrics may be nil.
 func (s *Server) CreateTopics(as AutoCreate, metrics prometheus.Registerer) {
 	s.creations.cfg = as
 	s.creations.ended = promauto.With(metrics).NewCounterVec(prometheus.CounterOpts{
@@ -128,15 +130,15 @@ func (c *creations) close() {
 	c.all.Wait()
 }
 
-// under reports whether a topic is on its way.
+// under reports whether a topic is in creation.
 func (c *creations) under(topic string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.running[topic] != nil
 }
 
-// create creates a topic that does not exist, once for all who ask meanwhile, and returns when
-// it is active.
+// create creates a missing topic, once for all concurrent callers, and returns when the
+// topic is active.
 func (s *Server) create(ctx context.Context, topic, tenant string) error {
 	is, err := s.creating(topic, tenant)
 	if err != nil {
@@ -146,11 +148,11 @@ func (s *Server) create(ctx context.Context, topic, tenant string) error {
 	case <-is.done:
 		return is.err
 	case <-ctx.Done():
-		return ctx.Err() // the topic is created all the same
+		return ctx.Err() // the creation continues
 	}
 }
 
-// creating returns the creation of a topic, which it begins if there is none.
+// creating returns the creation of a topic, and starts a missing creation.
 func (s *Server) creating(topic, tenant string) (*creating, error) {
 	c := s.creations
 	c.mu.Lock()
@@ -194,7 +196,7 @@ func (s *Server) createTopic(topic string, is *creating) error {
 	}
 	result := "created"
 	switch {
-	case errors.Is(err, catalog.ErrTopicExists): // since it was looked for
+	case errors.Is(err, catalog.ErrTopicExists): // created since the look-up
 		return nil
 	case errors.As(err, new(*TooManyTopicsError)):
 		result = "refused"
@@ -205,8 +207,8 @@ func (s *Server) createTopic(topic string, is *creating) error {
 	return err
 }
 
-// room says whether there may be one more topic: beside those in the catalog and those that
-// have room already and are not in the catalog yet.
+// room returns an error if no further topic is allowed, counting the catalog's topics and
+// the admitted topics that are not in the catalog yet.
 func (s *Server) room(topic string, is *creating) error {
 	c := s.creations
 	c.mu.Lock()
@@ -235,10 +237,10 @@ func (s *Server) Resolve(ctx context.Context, req *srtmv1.ResolveRequest) (*srtm
 	a, err := s.controller.Resolve(req.Topic, req.PublisherId)
 	if req.Create && !s.creations.cfg.Off && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrNotActive) && s.creations.under(req.Topic)) {
 		tenant := secure.Tenant(ctx)
-		if tenant == "" { // a broker has none of its own, and says whose publisher it is
+		if tenant == "" { // a broker has no tenant and names the publisher's tenant
 			tenant = req.Tenant
 		}
-		if err = s.controller.Elsewhere(); err == nil { // who leads creates
+		if err = s.controller.Elsewhere(); err == nil { // the leader creates
 			err = s.create(ctx, req.Topic, tenant)
 		}
 		if err == nil {

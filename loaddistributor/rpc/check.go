@@ -26,17 +26,18 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Limits of a request; those of publishers and groups are placement's.
+// Limits of a request. The limits of publishers and groups are in placement.
 const (
-	// maxChannels is how many channels a topic may be created with.
+	// maxChannels is the maximum number of channels in a creation.
 	maxChannels = 1000
-	// maxKey is the length of an idempotency key in bytes.
+	// maxKey is the maximum length of an idempotency key in bytes.
 	maxKey = 128
-	// maxMcap is far beyond any broker, in msg/s, and far from overflow in sums.
+	// maxMcap, in msg/s, is far above any broker's capacity, and sums of it do not
+	// overflow.
 	maxMcap = 1_000_000_000
-	// maxWatched is how many publishers one Watch may name.
+	// maxWatched is the maximum number of publishers in one Watch.
 	maxWatched = 100_000
-	// maxPaths is how many fields an update may name: more than there are.
+	// maxPaths is the maximum number of fields in an update; more than exist.
 	maxPaths = 100
 )
 
@@ -88,7 +89,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		case a.MinBurst < 0 || a.MaxBurst < 0 || a.MinBurst > a.MaxBurst || a.MaxBurst > tokenbucket.MaxBurst:
 			bad.Add("spec.auto.max_burst", "%d to %d messages are not within 1 to %d", a.MinBurst, a.MaxBurst, tokenbucket.MaxBurst)
 		case p.Contract != nil:
-			// What follows begins at its limit.
+			// An automatic contract begins at its limit.
 			spec.Demand.RateMilli, spec.Demand.Burst = cmp.Or(spec.Demand.RateMilli, a.MaxRateMilli), cmp.Or(spec.Demand.Burst, a.MaxBurst)
 			begin := proto.CloneOf(p.Contract)
 			begin.RateMilli, begin.Burst = spec.Demand.RateMilli, spec.Demand.Burst
@@ -106,13 +107,13 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if contract {
 		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000
 	} else {
-		// So that what follows finds the other faults, and no more of these.
+		// So the checks below find the other faults, and no more faults of the contract.
 		spec.Demand.Rate, spec.Demand.RateMilli, spec.Demand.Burst = placement.MaxRate, 0, 1
 	}
 
 	if count := len(p.Publishers); count > placement.MaxPublishers {
 		bad.Add("spec.publishers", "%d, at most %d", count, placement.MaxPublishers)
-		return nil, bad // not looked at one by one
+		return nil, bad // publishers are not checked one by one
 	}
 	spec.Demand.Publishers = make([]placement.Publisher, len(p.Publishers))
 	for i, one := range p.Publishers {
@@ -136,7 +137,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	var fields placement.FieldErrors
 	if errors.As(spec.Demand.Validate(), &fields) {
 		for _, f := range fromPlacement(fields) {
-			if f.Field != "spec.name" { // said above
+			if f.Field != "spec.name" { // reported above
 				bad = append(bad, f)
 			}
 		}
@@ -170,7 +171,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	return spec, bad.Err()
 }
 
-// checkExpiry fills in when messages are given up.
+// checkExpiry checks and converts the message expiry.
 func checkExpiry(bad *faults, p *srtmv1.TopicSpec, spec *catalog.Spec) {
 	if len(p.ChannelExpiry) > maxChannels {
 		bad.Add("spec.channel_expiry", "%d channels, at most %d", len(p.ChannelExpiry), maxChannels)
@@ -208,8 +209,8 @@ func checkExpiry(bad *faults, p *srtmv1.TopicSpec, spec *catalog.Spec) {
 	}
 }
 
-// checkUpdate returns all faults of a request but those of the specification that it
-// makes, which checkCreate finds.
+// checkUpdate returns all faults of a request, except faults of the resulting
+// specification, which checkCreate finds.
 func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
 	var bad faults
 	if req.Spec == nil {
@@ -231,7 +232,8 @@ func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
 	return bad.Err()
 }
 
-// checkSeek returns all faults of a request; whether the channel can be, its brokers say.
+// checkSeek returns all faults of a request. The brokers check whether the channel
+// exists.
 func checkSeek(req *srtmv1.SeekChannelRequest) error {
 	var bad faults
 	if req.Topic == "" {
@@ -261,7 +263,7 @@ func checkChannel(topic, channel string) error {
 	return bad.Err()
 }
 
-// checkProfile returns what is wanted, or all faults of a request.
+// checkProfile returns the goal of a profile, or all faults of a request.
 func checkProfile(req *srtmv1.ProfileTopicRequest) (sizing.Wanted, error) {
 	var bad faults
 	bad.Name("name", req.Name)
@@ -278,7 +280,7 @@ func checkProfile(req *srtmv1.ProfileTopicRequest) (sizing.Wanted, error) {
 	return w, bad.Err()
 }
 
-// checkContract fills in the contract, and reports whether r and b are sound.
+// checkContract converts the contract and reports whether r and b are valid.
 func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound bool) {
 	if p == nil {
 		bad.Add("spec.contract", "is missing")

@@ -20,14 +20,14 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 )
 
-// Reasons of ErrorInfo. They are part of the API: clients may depend on them.
+// Reasons of ErrorInfo. They are part of the API; clients may depend on them.
 const (
 	ReasonBadRequest       = refusal.BadRequest
 	ReasonTopicExists      = "TOPIC_EXISTS"
 	ReasonTopicUnknown     = "TOPIC_UNKNOWN"
 	ReasonTopicBusy        = "TOPIC_BUSY"
 	ReasonTopicNotActive   = "TOPIC_NOT_ACTIVE"
-	ReasonTopicChanged     = "TOPIC_CHANGED" // metadata "epoch": the present one
+	ReasonTopicChanged     = "TOPIC_CHANGED" // metadata "epoch": the present epoch
 	ReasonChannelUnknown   = "CHANNEL_UNKNOWN"
 	ReasonTooManyChannels  = "TOO_MANY_CHANNELS"
 	ReasonPublisherUnknown = "PUBLISHER_UNKNOWN"
@@ -54,15 +54,14 @@ const (
 	ReasonTooFewMessages   = "TOO_FEW_MESSAGES"
 	ReasonNotOwner         = "NOT_OWNER"
 	ReasonTooManyTopics    = "TOO_MANY_TOPICS"
-	ReasonQuotaExceeded    = "QUOTA_EXCEEDED" // RetryInfo: when it may be asked again, if known
+	ReasonQuotaExceeded    = "QUOTA_EXCEEDED" // RetryInfo: when to retry, if known
 )
 
-// errNotOwner: a topic is changed by its tenant and by operators.
+// errNotOwner: only a topic's tenant and operators may change the topic.
 var errNotOwner = errors.New("the topic belongs to another tenant, or to an operator")
 
-// table gives every error of the domain its code, the first that matches. A
-// test goes through all exported errors of the packages below and fails when
-// one is not here.
+// table maps every error of the domain to its code. The first match counts. A test checks
+// that table has all exported errors of the packages below.
 var table = refusal.Table{
 	refusal.As[placement.FieldErrors](codes.InvalidArgument, ReasonBadRequest),
 	refusal.As[*controller.BadMessage](codes.InvalidArgument, ReasonBadRequest),
@@ -109,7 +108,7 @@ var table = refusal.Table{
 	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlowReader),
 }
 
-// toStatus is the only place where an error gets its gRPC code and details.
+// toStatus is the only place that maps errors to gRPC codes and details.
 func toStatus(err error) error { return table.Status(err, describe) }
 
 func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
@@ -156,7 +155,7 @@ func infeasibleProto(i *placement.Infeasible) *srtmv1.Infeasible {
 
 type faults = refusal.Faults
 
-// fromPlacement turns the paths of a placement.Demand into those of a
+// fromPlacement converts the paths of a placement.Demand to the paths of a
 // CreateTopicRequest.
 func fromPlacement(fields placement.FieldErrors) faults {
 	names := map[string]string{

@@ -18,39 +18,39 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
-// Server is the AdminService, the PlacementService and the BrokerService. Make
-// it with New, Register it, and Run it.
+// Server implements the AdminService, the PlacementService and the BrokerService. Make it
+// with New, Register it, and Run it.
 type Server struct {
 	srtmv1.UnimplementedAdminServiceServer
 	srtmv1.UnimplementedPlacementServiceServer
 	srtmv1.UnimplementedBrokerServiceServer
 
-	// Set once.
+	// Set by New.
 	controller *controller.Controller
 	sessions   *bidi.Server
-	admission  Admission // nil: tenants change as much as they like
+	admission  Admission // nil: no limit on tenants' changes
 
 	reservation Reservation
 	creations   *creations
 }
 
-// Admission is what is needed of admission/client.
+// Admission is the part of admission/client that Server needs.
 type Admission interface {
 	Ask(ctx context.Context, key string, cost uint32) client.Decision
 }
 
-// Limit has tenant/T/admin asked before topics are created, updated or their publishers
-// moved. It is called before Register.
+// Limit makes Server request admission from tenant/T/admin before it creates or updates
+// topics or moves publishers. Call it before Register.
 func (s *Server) Limit(by Admission) { s.admission = by }
 
-// permit says whether the caller's tenant may change something now. Who is none is an
-// operator.
+// permit returns an error if the caller's tenant may not change anything now. A caller
+// without a tenant is an operator.
 func (s *Server) permit(ctx context.Context) error {
 	tenant := secure.Tenant(ctx)
 	if s.admission == nil || tenant == "" {
 		return nil
 	}
-	if err := s.controller.Elsewhere(); err != nil { // who leads asks
+	if err := s.controller.Elsewhere(); err != nil { // the leader requests admission
 		return err
 	}
 	d := s.admission.Ask(ctx, "tenant/"+tenant+"/admin", 1)
@@ -60,12 +60,13 @@ func (s *Server) permit(ctx context.Context) error {
 	return &controller.QuotaError{Tenant: tenant, Problem: "too many changes", RetryAfter: d.RetryAfter}
 }
 
-// own says whether the caller may change a topic; a topic that is not known is not refused here.
+// own returns an error if the caller may not change a topic. It does not refuse unknown
+// topics.
 func (s *Server) own(ctx context.Context, topic string) error {
 	if secure.Tenant(ctx) == "" {
 		return nil
 	}
-	if err := s.controller.Elsewhere(); err != nil { // who leads knows the topic
+	if err := s.controller.Elsewhere(); err != nil { // the leader knows the topic
 		return err
 	}
 	if t, err := s.controller.Topic(topic); err == nil {
@@ -74,7 +75,7 @@ func (s *Server) own(ctx context.Context, topic string) error {
 	return nil
 }
 
-// mayChange refuses a tenant to change what belongs to another tenant, or to an operator.
+// mayChange refuses changes by a tenant to a topic of another tenant or of an operator.
 func mayChange(ctx context.Context, spec *catalog.Spec) error {
 	if tenant := secure.Tenant(ctx); tenant != "" && tenant != spec.Tenant {
 		return fmt.Errorf("tenant %s, topic %s: %w", tenant, spec.Name(), errNotOwner)
@@ -94,8 +95,8 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	srtmv1.RegisterBrokerServiceServer(to, s)
 }
 
-// Run waits for ctx to end, and then for creations and sessions, which it ends. The
-// controller has ended them before where it is stopped first.
+// Run waits for ctx to end, then ends creations and sessions and waits for them. If the
+// controller is stopped first, it has already ended them.
 func (s *Server) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.creations.close()
@@ -116,8 +117,8 @@ func (s *Server) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) 
 	return resp, nil
 }
 
-// Elsewhere answers the calls of a service that only the leader has: on a follower
-// nothing takes them, and as gRPC's own handler of the unknown it says who leads.
+// Elsewhere answers calls to a service that only the leader has. On a follower it serves
+// as gRPC's handler of unknown services and names the leader.
 func Elsewhere(service string, leader func() string) grpc.ServerOption {
 	return grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)

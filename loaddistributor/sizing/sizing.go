@@ -1,29 +1,31 @@
-// Package sizing proposes a contract (r, b) from recorded arrivals, says what it costs to
-// split it, and what it would cost to be wrong. It is pure.
+// Package sizing proposes a contract (r, b) from recorded arrivals. It also reports the
+// cost of splitting the contract and the cost of a wrong contract. The package is pure.
 //
 // # The rate
 //
-// r is Headroom times the mean rate (the SRTM paper's section 6 takes 1.1): a bucket of less
-// than the mean queues without bound, whatever its burst. The mean is that of the record, the
-// silence before its first message and after its last one included.
+// r is Headroom times the mean rate (1.1 in section 6 of the SRTM paper). A bucket with
+// less than the mean rate queues without bound for any burst. The mean covers the whole
+// record, including the silence before the first message and after the last message.
 //
 // # The burst
 //
-// The unfinished work U that a message finds in the bucket, itself included, depends on r
-// alone, and its access delay is max(0, U - b)/r (the paper's appendix A). So it waits at
-// most Within if U <= b + r·Within, and b is the wanted quantile of U less r·Within: nothing
-// is searched for. That is what this trace needed; what the next will is known as well as
-// the trace is long. Hence the trace is cut into Blocks of equal time, as many of these are
-// drawn, with replacement, and sent through the bucket one after the other, and that Draws
-// times (block bootstrap, Künsch 1989): b is what a part Confidence of the draws does not
-// need more than. So the mean rate counts as known no better than it is, too. What is
-// correlated over longer than a block is taken for chance; a period that is longer than the
-// trace, such as a day, is not seen, nor what is too rare to be in it.
+// The unfinished work U that a message finds in the bucket, including itself, depends
+// only on r. The message's access delay is max(0, U - b)/r (appendix A of the paper). So
+// the message waits at most Within if U <= b + r·Within, and b is the wanted quantile of
+// U minus r·Within. No search is needed.
+//
+// This b fits the recorded trace. The uncertainty about the next trace depends on the
+// length of the record. Hence sizing cuts the trace into Blocks of equal time, draws as
+// many blocks with replacement, and sends them through the bucket in sequence. It repeats
+// this Draws times (block bootstrap, Künsch 1989). b is the burst that suffices for a
+// part Confidence of the draws. The method thus also covers the uncertainty of the mean
+// rate. It treats correlation over more than a block as chance. It does not see periods
+// longer than the trace, such as a day, nor events too rare for the trace.
 //
 // # Splitting
 //
-// Over k brokers each has (r/k, b/k), and the publishers are dealt out in order of
-// their rates, to and fro. By Proposition 1 the sum of delays can only grow with k.
+// Each of k brokers has (r/k, b/k). The publishers are dealt out in order of their rates,
+// back and forth. By Proposition 1 the sum of delays can only grow with k.
 package sizing
 
 import (
@@ -41,22 +43,22 @@ import (
 )
 
 const (
-	// Blocks is how many parts a trace is cut into, and Draws how often they are drawn.
+	// Blocks is the number of parts of a trace. Draws is the number of repetitions.
 	Blocks = 50
 	Draws  = 200
-	// MinMessages is how many messages a trace has to have: a block has ten at the least.
+	// MinMessages is the minimum number of messages of a trace: ten per block on average.
 	MinMessages = 500
 	// MaxBrokers bounds Wanted.Brokers.
 	MaxBrokers = 32
 )
 
-// Wanted is what the contract is to be for. The zero value of a field is its default.
+// Wanted is the goal of the contract. The zero value of a field selects its default.
 type Wanted struct {
-	Quantile   float64       // of messages; 0.99
-	Within     time.Duration // access delay of that quantile; 0
-	Confidence float64       // 0.95
-	Headroom   float64       // r over the mean rate; 1.1
-	Brokers    int           // for how many it is said what splitting costs; 4
+	Quantile   float64       // of messages; default 0.99
+	Within     time.Duration // access delay at Quantile; default 0
+	Confidence float64       // default 0.95
+	Headroom   float64       // r over the mean rate; default 1.1
+	Brokers    int           // maximum number of brokers in Splits; default 4
 }
 
 func (w Wanted) withDefaults() Wanted {
@@ -66,7 +68,7 @@ func (w Wanted) withDefaults() Wanted {
 	}
 }
 
-// Faults yields every fault of w, by field.
+// Faults yields every invalid field of w with its problem.
 func (w Wanted) Faults() iter.Seq2[string, string] {
 	w = w.withDefaults()
 	return func(yield func(field, problem string) bool) {
@@ -78,31 +80,32 @@ func (w Wanted) Faults() iter.Seq2[string, string] {
 	}
 }
 
-// Delays are the access delays that a trace would have had.
+// Delays are the access delays of a replayed trace.
 type Delays struct {
-	Mean, Quantile time.Duration // the quantile wanted
-	Late           float64       // the part of messages that wait longer than Wanted.Within
+	Mean, Quantile time.Duration // at the wanted quantile
+	Late           float64       // part of messages that wait longer than Wanted.Within
 }
 
-// Split is the cost of k brokers.
+// Split is the cost of splitting over K brokers.
 type Split struct {
 	K int
 	Delays
 }
 
-// Error is what it would cost to be wrong.
+// Error is the cost of a wrong contract.
 type Error struct {
 	What string // "r -10 %"
 	tokenbucket.Share
 	Delays
-	// Unbounded: the rate is below that of the messages: delays grow for as long as it lasts.
+	// Unbounded: the rate is below the rate of the messages, so delays grow with the
+	// duration.
 	Unbounded bool
 }
 
-// Proposal is a contract and what is known of it.
+// Proposal is a contract with its evidence.
 type Proposal struct {
 	tokenbucket.Share
-	// Needed is the burst that this trace would have needed, Burst with the confidence.
+	// Needed is the burst that this trace needed. Burst includes the confidence.
 	Needed   int64
 	Messages int
 	Span     time.Duration
@@ -111,13 +114,13 @@ type Proposal struct {
 	Errors   []Error
 }
 
-// ErrShort: there are too few messages to say anything.
+// ErrShort: the trace has too few messages.
 var ErrShort = fmt.Errorf("fewer than %d messages, or all at one instant", MinMessages)
 
-// Propose returns a contract for a trace, which is in order of time, and was recorded from and
-// until then; where less is known than when its messages were, from the first to the last.
-// Errors: the first of Wanted.Faults, ErrShort, and *tokenbucket.ShareError where the trace needs more than
-// there can be.
+// Propose returns a contract for a trace in order of time, recorded from from until
+// until. If the recording period is unknown, the period from the first to the last
+// message counts. Errors are the first of Wanted.Faults, ErrShort, and
+// *tokenbucket.ShareError if the trace needs more than the maximum share.
 func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.Rand) (*Proposal, error) {
 	for field, problem := range w.Faults() {
 		return nil, fmt.Errorf("%s: %s", field, problem)
@@ -161,10 +164,10 @@ func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.R
 	return p, nil
 }
 
-// Burst returns the tokens with which a quantile of a trace's messages waits no longer, at
-// a rate in msg/s. Requires: there are messages, in order of time.
+// Burst returns the tokens with which a quantile of a trace's messages waits at most
+// within, at a rate in msg/s. Requires: there are messages, in order of time.
 func Burst(trace []tuner.Arrival, rate, quantile float64, within time.Duration) int64 {
-	found := make([]float64, len(trace)) // work, in messages, that each finds and adds to
+	found := make([]float64, len(trace)) // work, in messages, that each message finds, including itself
 	u, last := 0.0, trace[0].At
 	for i, a := range trace {
 		u = max(0, u-a.At.Sub(last).Seconds()*rate) + 1
@@ -174,13 +177,15 @@ func Burst(trace []tuner.Arrival, rate, quantile float64, within time.Duration) 
 	return burst(found[tokenbucket.Rank(len(found), quantile)], rate, within)
 }
 
-// burst is the tokens with which a message that finds that work waits no longer.
+// burst returns the tokens with which a message that finds the given work waits at most
+// within.
 func burst(work, rate float64, within time.Duration) int64 {
 	need := math.Ceil(work - rate*within.Seconds() - 1e-6) // sums of fractions are rounded
 	return max(1, int64(min(need, float64(tokenbucket.MaxBurst)+1)))
 }
 
-// confident returns the quantile of work that a part w.Confidence of draws does not exceed.
+// confident returns the quantile of work that a part w.Confidence of draws does not
+// exceed.
 func confident(trace []tuner.Arrival, from, until mono.Time, rate tokenbucket.Rate, w Wanted, rng *rand.Rand) float64 {
 	// block i has the messages bounds[i] to bounds[i+1].
 	length := float64(until-from)/Blocks + 1e-3
@@ -193,7 +198,7 @@ func confident(trace []tuner.Arrival, from, until mono.Time, rate tokenbucket.Ra
 	}
 	perNano := rate.PerSecond() / 1e9
 	quantiles := make([]int, Draws)
-	var found []int // messages, by the work that they found
+	var found []int // number of messages by the work that they found
 	for d := range quantiles {
 		clear(found)
 		u, last, n := 0.0, 0.0, 0
@@ -224,8 +229,8 @@ func confident(trace []tuner.Arrival, from, until mono.Time, rate tokenbucket.Ra
 	return float64(quantiles[tokenbucket.Rank(Draws, w.Confidence)])
 }
 
-// byRate returns the place of each publisher in order of how much it sends, by its number;
-// those that are not told apart (-1) are one.
+// byRate returns each publisher's rank by number of messages. All publishers that are not
+// distinguished (-1) count as one.
 func byRate(trace []tuner.Arrival) map[int32]int {
 	counts := map[int32]int{}
 	for _, a := range trace {

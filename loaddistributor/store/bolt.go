@@ -20,7 +20,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Bolt keeps events in one file, which one process at a time has open.
+// Bolt stores events in one file. One process at a time has the file open.
 type Bolt struct {
 	alone
 	path string
@@ -30,9 +30,11 @@ type Bolt struct {
 // boltFile is the name of the file in the data path.
 const boltFile = "loaddistributor.db"
 
-// Buckets of the file. events has a key for each event, its version in eight
-// bytes, most significant first; snapshot has two keys, the dump and its additions,
-// and events begin after its version. term has one key, the number of the newest term.
+// Buckets of the file:
+//   - events has a key for each event after the snapshot: its version in eight bytes,
+//     most significant first.
+//   - snapshot has one key, the dump.
+//   - term has one key, the number of the newest term.
 var (
 	bucketEvents   = []byte("events")
 	bucketSnapshot = []byte("snapshot")
@@ -41,26 +43,26 @@ var (
 	keyNumber      = []byte("number")
 )
 
-// Lead tries to lock the file for lockPatience, once in lockPause: the process before may be
-// about to end. bbolt tries once within lockAttempt.
+// Lead tries to lock the file every lockPause for lockPatience, because a previous
+// process may be about to end. Each attempt of bbolt takes lockAttempt.
 const (
 	lockPatience = 10 * time.Second
 	lockPause    = 200 * time.Millisecond
 	lockAttempt  = 50 * time.Millisecond
 )
 
-// DamagedError: the file cannot be read for what it is.
+// DamagedError: the file is damaged.
 type DamagedError struct {
 	Path  string
-	Cause any // of bbolt's panic
+	Cause any // value of bbolt's panic
 }
 
 func (e *DamagedError) Error() string {
 	return fmt.Sprintf("%s is damaged (%v): put a copy in its place, or move the file away, start with an empty one and bring back an export with srtm cluster import (docs/backup.md)", e.Path, e.Cause)
 }
 
-// guard runs f, which reads or writes the file. bbolt panics, and the kernel sends SIGBUS, where a
-// page is not what it should be: guard returns *DamagedError then.
+// guard runs f, which reads or writes the file. A damaged page makes bbolt panic or the
+// kernel send SIGBUS. In both cases guard returns *DamagedError.
 func (b *Bolt) guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -71,8 +73,8 @@ func (b *Bolt) guard(f func() error) (err error) {
 	return f()
 }
 
-// NewBolt returns a store in a folder, which it makes if need be. It opens
-// nothing yet.
+// NewBolt returns a store in a folder and creates a missing folder. It does not open the
+// file yet.
 func NewBolt(dir string, log *slog.Logger) (*Bolt, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data path: %w", err)
@@ -80,7 +82,7 @@ func NewBolt(dir string, log *slog.Logger) (*Bolt, error) {
 	return &Bolt{path: filepath.Join(dir, boltFile), log: log}, nil
 }
 
-// Lead implements Store: it waits for the file's lock for lockPatience at most.
+// Lead implements Store. It waits at most lockPatience for the file's lock.
 func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, error) {
 	db, err := b.open(ctx)
 	if err != nil {
@@ -95,7 +97,7 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 		return err
 	})
 	if errors.As(err, new(*DamagedError)) {
-		return nil, nil, err // and not closed, which could hang
+		return nil, nil, err // the file stays open, because closing could hang
 	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
@@ -159,7 +161,7 @@ func read(db *bbolt.DB) (*catalog.Catalog, error) {
 	return cat, err
 }
 
-// begin writes down the number of a new term, and returns it.
+// begin records and returns the number of a new term.
 func begin(db *bbolt.DB) (number uint64, err error) {
 	err = db.Update(func(tx *bbolt.Tx) error {
 		bucket, err := tx.CreateBucketIfNotExists(bucketTerm)
@@ -183,13 +185,13 @@ type boltTerm struct {
 	db    *bbolt.DB
 }
 
-// noRoom reports whether err says that there is no room for a file that grows.
+// noRoom reports whether err means that the disk has no room for a growing file.
 func noRoom(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
 }
 
-// absent reports whether it is certain that the file does not have an event and never will:
-// bbolt did not come to write the page that makes the transaction part of the file.
+// absent reports whether the file certainly does not have an event and never will: bbolt
+// did not write the page that commits the transaction.
 func (t *boltTerm) absent(version uint64) bool {
 	there := true
 	err := t.store.guard(func() error {
@@ -203,7 +205,7 @@ func (t *boltTerm) absent(version uint64) bool {
 
 func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
-// Append implements Term: one transaction, which bbolt syncs.
+// Append implements Term with one transaction, which bbolt syncs.
 func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
 	records, err := t.records(base, events)
 	if err != nil {
@@ -244,14 +246,14 @@ func (t *boltTerm) Compact(_ context.Context, d catalog.Dump) error {
 	return nil
 }
 
-// replace puts a dump in the place of all events up to a version.
+// replace replaces all events up to a version with a dump.
 func replace(dump []byte, version uint64) func(*bbolt.Tx) error {
 	return func(tx *bbolt.Tx) error {
 		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, dump); err != nil {
 			return err
 		}
 		cursor := tx.Bucket(bucketEvents).Cursor()
-		// First again and again: Next skips a key after a Delete.
+		// First each time, because Next skips a key after a Delete.
 		for k, _ := cursor.First(); k != nil && binary.BigEndian.Uint64(k) <= version; k, _ = cursor.First() {
 			if err := cursor.Delete(); err != nil {
 				return err
@@ -261,7 +263,7 @@ func replace(dump []byte, version uint64) func(*bbolt.Tx) error {
 	}
 }
 
-// Resign implements Term: it closes the file.
+// Resign implements Term. It closes the file.
 func (t *boltTerm) Resign(context.Context) error {
 	if t.over {
 		return nil

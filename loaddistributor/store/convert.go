@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Between the catalog's types and the journal's.
+// Conversions between the catalog's types and the journal's.
 
 func fromAbsorption(broker string, a catalog.Absorption) *journal.Absorbed {
 	if a == (catalog.Absorption{}) {
@@ -89,7 +89,7 @@ func fromBroker(b catalog.BrokerDump) *journal.Broker {
 
 func toBroker(b *journal.Broker) catalog.BrokerDump {
 	if b == nil {
-		return catalog.BrokerDump{} // Load and Apply refuse it
+		return catalog.BrokerDump{} // Load and Apply refuse an empty broker
 	}
 	return catalog.BrokerDump{
 		Broker: catalog.Broker{
@@ -180,8 +180,8 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 	return p
 }
 
-// toSpec refuses what no request could have brought in: expanding it could take
-// any amount of memory.
+// toSpec converts a specification. It refuses a specification that no request could have
+// made, because expanding it could take any amount of memory.
 func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	if p == nil {
 		return nil, errors.New("there is no specification")
@@ -193,7 +193,7 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	return s, nil
 }
 
-// toHead refuses nothing.
+// toHead is toSpec without the check.
 func toHead(p *journal.Spec) *catalog.Spec {
 	s := &catalog.Spec{
 		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst, Open: p.Open},
@@ -251,7 +251,7 @@ func fromChange(e catalog.TopicChanging) *journal.Change {
 	}
 }
 
-// toChange leaves it to the topic to refuse what does not fit it.
+// toChange converts a change without checking the change against the topic.
 func toChange(m *journal.Change) (catalog.TopicChanging, error) {
 	if m.Spec == nil || len(m.Spec.Publishers)+len(m.Spec.Since) > 0 {
 		return catalog.TopicChanging{}, errors.New("no specification without publishers")
@@ -284,8 +284,7 @@ func toPlan(p *journal.Plan) placement.Plan {
 	return r
 }
 
-// differences of ascending indices: the first, and then what each is more than the
-// one before.
+// differences encodes ascending indices as the first index and then the increments.
 func differences(indices []int) (d []int64) {
 	last := 0
 	for _, i := range indices {

@@ -1,9 +1,9 @@
-// Package store keeps the control plane's events: what was appended is there
-// after a crash, in its order, and one process at a time appends. Bolt is a file
-// of one process, Etcd is shared by several of which one leads, Memory is for
-// clusters that are thrown away; one suite of tests runs over all of them.
+// Package store keeps the control plane's events durable and in order. One process at a
+// time appends. Bolt is a file of one process. Etcd is shared by several processes, and
+// one of them leads. Memory is for temporary clusters. One suite of tests runs over all
+// three.
 //
-// It knows how an event is written down (record.go) and nothing of what it
-// means: loaddistributor/catalog decides that, loaddistributor/controller when to
-// append. Read store.go next for what an implementation guarantees.
+// The package encodes events (record.go) but does not interpret them.
+// loaddistributor/catalog applies events, and loaddistributor/controller decides when to
+// append. Read store.go next for the guarantees of a store.
 package store

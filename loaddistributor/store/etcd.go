@@ -22,53 +22,52 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Etcd keeps events in an etcd cluster that several loaddistributors share.
+// Etcd stores events in an etcd cluster that several loaddistributors share.
 //
-// Below the prefix:
+// Keys below the prefix:
 //
-//	leader/...           the election; the oldest key leads, its value is what
-//	                     the leader advertises
+//	leader/...           the election; the oldest key leads, its value is the
+//	                     leader's advertised address
 //	head                 the version of the last event
 //	term                 the number of the newest term
-//	log/<version>        an event, or where it is large "parts <n>"
+//	log/<version>        an event, or "parts <n>" for a large event
 //	part/<version>/<i>   the parts of a large event
 //	snapshot             the version of the dump, and its number of parts
 //	dump/<version>/<i>   the parts of a dump
 //
-// Versions and parts are sixteen hexadecimal digits. Every transaction of a
-// leader has two guards: its election key exists, and head is what it was told
-// is the end of the log. So a leader that was stopped for longer than its lease
-// and goes on cannot write, whatever it believes.
+// Versions and parts are sixteen hexadecimal digits. Every transaction of a leader checks
+// that its election key exists and that head is the end of the log that the leader knows.
+// So a leader that was suspended for longer than its lease cannot write after it resumes.
 type Etcd struct {
-	// Set once.
+	// Set by NewEtcd.
 	cfg    clientv3.Config
 	prefix string
 	ttl    time.Duration
 
-	// link has one entry: the goroutine that takes it, to dial or to look, puts it back.
+	// link has one entry. A goroutine that dials or looks takes the entry and puts it
+	// back.
 	link chan link
 }
 
-// link is the connection, once there is one. With a user there is none before
-// etcd has taken its password.
+// link is the connection, if there is one. With a user there is no connection before etcd
+// has accepted the password.
 type link struct {
 	client *clientv3.Client
-	cancel context.CancelFunc // of what the client does in its own name
+	cancel context.CancelFunc // ends the client's background requests
 	closed bool
 }
 
-// Bounds of what goes into one transaction: etcd takes 1.5 MiB and 128
-// operations by default, and may be told to take less.
+// Bounds of one transaction. By default etcd accepts 1.5 MiB and 128 operations; it may
+// be configured to accept less.
 const (
 	maxPart     = 1 << 18
 	maxTxnBytes = 1 << 18
 	maxTxnOps   = 100
-	page        = 500 // keys of a read
+	page        = 500 // keys per read
 )
 
-// historyAfter is how many events, or historyBytes of them, have to lie between two
-// dumps for etcd to be told to forget what was before the first of them: others may use it,
-// too.
+// etcd compacts its history before a dump only after historyAfter events or historyBytes
+// bytes since that dump, because others may use the history too.
 const (
 	historyAfter = 1000
 	historyBytes = 1 << 24
@@ -77,9 +76,9 @@ const (
 // EtcdConfig is fixed at start.
 type EtcdConfig struct {
 	Client clientv3.Config
-	Prefix string // of all keys; with a slash at its end
-	// How long a leader that does not answer stays the leader; whole seconds,
-	// and etcd may take a few more than one or two.
+	Prefix string // prefix of all keys, with a final slash
+	// Lease is how long a leader that does not answer stays leader, in whole seconds. etcd
+	// may add a few seconds to a lease of one or two.
 	Lease time.Duration
 }
 
@@ -101,8 +100,8 @@ func (c EtcdConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// NewEtcd returns a store; it connects when it is first needed. It fails when
-// etcd refuses the user, or ctx ends, but not while etcd is away.
+// NewEtcd returns a store, connected on first use. It fails if etcd refuses the user or
+// ctx ends, but not while etcd is unavailable.
 func NewEtcd(ctx context.Context, cfg EtcdConfig) (*Etcd, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -115,7 +114,8 @@ func NewEtcd(ctx context.Context, cfg EtcdConfig) (*Etcd, error) {
 	return e, nil
 }
 
-// client dials unless that has been done. It takes the dial timeout at most, or until ctx ends.
+// client returns the client and dials at the first call. It takes at most the dial
+// timeout and ends with ctx.
 func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
 	var l link
 	select {
@@ -147,8 +147,8 @@ func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
 	return l.client, nil
 }
 
-// because adds to err, of an etcd that does not answer, what is wrong with the connection: the
-// client tries again until its context ends, and says no more than that.
+// because adds the connection's problem to err when etcd does not answer. The etcd client
+// retries until its context ends and does not report the cause.
 func because(ctx context.Context, client *clientv3.Client, err error) error {
 	limit, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -159,7 +159,7 @@ func because(ctx context.Context, client *clientv3.Client, err error) error {
 	return err
 }
 
-// away reports whether err is of an etcd that does not answer.
+// away reports whether err means that etcd does not answer.
 func away(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -175,7 +175,7 @@ func away(err error) bool {
 func (e *Etcd) key(parts ...string) string { return e.prefix + strings.Join(parts, "/") }
 func hex(v uint64) string                  { return fmt.Sprintf("%016x", v) }
 
-// election is where concurrency.Election keeps its keys.
+// election returns the key prefix for concurrency.Election.
 func (e *Etcd) election() string { return e.prefix + "leader" }
 
 // Close implements Store.
@@ -216,7 +216,7 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	if err != nil {
 		return nil, nil, fmt.Errorf("etcd: lease: %w", err)
 	}
-	// The session outlives ctx: it is the term's.
+	// The session belongs to the term and outlives ctx.
 	own, cancel := context.WithCancel(context.Background())
 	session, err := concurrency.NewSession(client, concurrency.WithLease(lease.ID), concurrency.WithContext(own))
 	if err != nil {
@@ -256,11 +256,11 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	return t, cat, nil
 }
 
-// endPatience is how long an attempt to lead that was called off waits for etcd.
+// endPatience is how long a cancelled attempt to lead waits for etcd.
 const endPatience = 300 * time.Millisecond
 
-// campaign is Campaign of an election that ends soon after ctx. Campaign itself deletes its key
-// then, and waits for an etcd that does not answer until the client is closed.
+// campaign runs election.Campaign and returns soon after ctx ends. Campaign itself then
+// deletes its key and waits until the client is closed if etcd does not answer.
 func campaign(ctx context.Context, election *concurrency.Election, advertise string) error {
 	done := make(chan error, 1)
 	go func() { done <- election.Campaign(ctx, advertise) }()
@@ -275,11 +275,11 @@ func campaign(ctx context.Context, election *concurrency.Election, advertise str
 	case err := <-done:
 		return err
 	case <-limit.C:
-		return context.Cause(ctx) // the key goes with the lease
+		return context.Cause(ctx) // the key expires with the lease
 	}
 }
 
-// lastTerm returns the number of the newest term; 0: there was none.
+// lastTerm returns the number of the newest term, or 0.
 func (e *Etcd) lastTerm(ctx context.Context, client *clientv3.Client) (uint64, error) {
 	r, err := client.Get(ctx, e.key("term"))
 	if err != nil || len(r.Kvs) == 0 {
@@ -288,7 +288,7 @@ func (e *Etcd) lastTerm(ctx context.Context, client *clientv3.Client) (uint64, e
 	return strconv.ParseUint(string(r.Kvs[0].Value), 16, 64)
 }
 
-// load reads the log as it was at one revision, which it returns.
+// load reads the log at one revision and returns the revision.
 func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Catalog, int64, error) {
 	revision, of, err := e.snapshot(ctx, client)
 	if err != nil {
@@ -323,7 +323,8 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 	}
 }
 
-// snapshot reads which dump there is, at a revision; the zero snapshotKey: none.
+// snapshot reads the key of the present dump and the revision of the read. The zero
+// snapshotKey means no dump.
 func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision int64, of snapshotKey, err error) {
 	r, err := client.Get(ctx, e.key("snapshot"))
 	if err != nil {
@@ -344,10 +345,10 @@ func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision 
 type snapshotKey struct {
 	Version uint64 `json:"version"`
 	Parts   int    `json:"parts"`
-	since   int64  // the revision that it came with
+	since   int64  // revision of the dump's snapshot key
 }
 
-// take hands over the event of a log key, unless it is not after the version.
+// take passes the event of a log key to f, if its version is greater than after.
 func (e *Etcd) take(ctx context.Context, client *clientv3.Client, key string, value []byte, after uint64, f func(version uint64, record []byte) error) error {
 	version, err := strconv.ParseUint(strings.TrimPrefix(key, e.key("log", "")), 16, 64)
 	if err != nil {
@@ -361,7 +362,7 @@ func (e *Etcd) take(ctx context.Context, client *clientv3.Client, key string, va
 		if err != nil {
 			return fmt.Errorf("event %d: %w", version, err)
 		}
-		// Parts do not change once the event is there.
+		// Parts do not change once the event exists.
 		if value, err = e.parts(ctx, client, "part", version, count, 0); err != nil {
 			return fmt.Errorf("event %d: %w", version, err)
 		}
@@ -369,7 +370,7 @@ func (e *Etcd) take(ctx context.Context, client *clientv3.Client, key string, va
 	return f(version, value)
 }
 
-// maxParts bounds what a damaged count could make us read, and an event.
+// maxParts bounds the reads of a damaged count, and the size of an event.
 const maxParts = 4096
 
 func (e *Etcd) parts(ctx context.Context, client *clientv3.Client, kind string, version uint64, count int, revision int64) ([]byte, error) {
@@ -396,11 +397,11 @@ var (
 	errMissing = errors.New("it is missing")
 )
 
-// followPause is between two attempts to follow: etcd may be away for long.
+// followPause separates two attempts to follow, since etcd may be unavailable for long.
 const followPause = 200 * time.Millisecond
 
-// Follow implements Store. While etcd does not answer it tries again; it fails
-// on records that it cannot read.
+// Follow implements Store. It retries while etcd does not answer, and fails on unreadable
+// records.
 func (e *Etcd) Follow(ctx context.Context, f Follower) error {
 	for {
 		err := e.follow(ctx, f)
@@ -411,7 +412,7 @@ func (e *Etcd) Follow(ctx context.Context, f Follower) error {
 			return fmt.Errorf("etcd: follow: %w", err)
 		}
 		f.Cut(err)
-		clock.Sleep(ctx, followPause) // or ctx ends, which is seen next
+		clock.Sleep(ctx, followPause) // if ctx ends, the next attempt notices
 	}
 }
 
@@ -422,7 +423,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 	if err != nil {
 		return err
 	}
-	// Anything that is asked of an etcd that has gone waits for it: ask with a limit.
+	// A request to an unavailable etcd waits, so each request has a time limit.
 	answers := func() error {
 		limit, cancel := context.WithTimeout(ctx, e.ttl/2)
 		defer cancel()
@@ -442,7 +443,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 	f.Reset(cat)
 	watch := client.Watch(clientv3.WithRequireLeader(ctx), e.key("log", ""),
 		clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFilterDelete())
-	// A watch says nothing when etcd has gone, or has no leader.
+	// A watch is silent when etcd is unavailable or has no leader.
 	ticker := time.NewTicker(e.ttl / 5)
 	defer ticker.Stop()
 	for {
@@ -490,13 +491,13 @@ type etcdTerm struct {
 	cancel   context.CancelFunc
 	written  int           // bytes of events since the last dump
 	kept     chan struct{} // closed when keep has returned
-	// until is a mono.Time, written by keep; a stale one is earlier.
+	// until is a mono.Time, written by keep. A stale value is earlier, which is safe.
 	until atomic.Int64
 }
 
-// keep keeps the lease up until ctx ends or the term does, and knows from when on
-// etcd may let another one lead: the session's own keep-alive does not tell when its
-// requests were made, and notices seconds later.
+// keep renews the lease until ctx or the term ends. It records the time from which etcd
+// may elect another leader. The session's own keep-alive does not report when its
+// requests were made, and notices a loss seconds later.
 func (t *etcdTerm) keep(ctx context.Context) {
 	defer close(t.kept)
 	for ctx.Err() == nil {
@@ -541,12 +542,12 @@ func (t *etcdTerm) Resign(ctx context.Context) error {
 	<-t.kept
 	t.session.Orphan()
 	if _, err := t.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return fmt.Errorf("etcd: resign: %w", err) // the lease ends by itself
+		return fmt.Errorf("etcd: resign: %w", err) // the lease expires by itself
 	}
 	return nil
 }
 
-// guarded runs a transaction if this is the leader and head is what it was.
+// guarded runs a transaction if this process is the leader and head is unchanged.
 func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
 	if t.over || !clock.Mono().Before(t.Until()) {
 		return ErrLost
@@ -556,14 +557,14 @@ func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
 		at = clientv3.Compare(clientv3.CreateRevision(t.store.key("head")), "=", 0)
 	}
 	ours := clientv3.Compare(clientv3.CreateRevision(t.election.Key()), "=", t.election.Rev())
-	// After a lost answer the caller cannot know whether it happened: not within
-	// this term, which ends then.
+	// After a lost answer the caller cannot know whether the transaction ran, so the time
+	// limit is the lease and the term ends.
 	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
 	defer cancel()
 	r, err := t.client.Txn(ctx).If(ours, at).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
-		return fmt.Errorf("etcd: %w: %w", ErrFull, err) // etcd refused it as a whole
+		return fmt.Errorf("etcd: %w: %w", ErrFull, err) // etcd refused the whole transaction
 	case err != nil:
 		return fmt.Errorf("etcd: %w", err)
 	case r.Succeeded:
@@ -600,7 +601,7 @@ func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Eve
 			}
 		}
 		if len(record) > maxPart {
-			// The parts first: without the event they are not read.
+			// The parts first, because readers ignore parts without their event.
 			n, err := t.putParts(ctx, "part", version+1, record)
 			if err != nil {
 				return t.partly(base, err)
@@ -614,7 +615,7 @@ func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Eve
 	return t.partly(base, flush())
 }
 
-// partly returns err, and not as ErrFull if some of the events after base are kept.
+// partly returns err, but hides ErrFull if some events after base are stored.
 func (t *etcdTerm) partly(base uint64, err error) error {
 	if errors.Is(err, ErrFull) && t.head != base {
 		return fmt.Errorf("%v; %d events are kept", err, t.head-base)
@@ -652,8 +653,8 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	// In one transaction, so that a reader at one revision finds a dump and
-	// all events after it. What precedes it goes with it.
+	// One transaction, so a reader at one revision finds a dump and all events after the
+	// dump. The transaction also deletes everything before the dump.
 	next := hex(d.Version + 1)
 	last, err := t.lastDump(ctx)
 	if err != nil {
@@ -673,8 +674,8 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	if last.since == 0 || few {
 		return nil
 	}
-	// What is deleted takes room until etcd forgets it. A follower that still reads
-	// before that begins anew.
+	// Deleted keys take room until etcd compacts its history. A follower that still reads
+	// older history starts again.
 	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
 	defer cancel()
 	if _, err := t.client.Compact(ctx, last.since); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
@@ -683,8 +684,8 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	return nil
 }
 
-// lastDump reads which dump there is, within the lease: an etcd that has gone would be waited
-// for, and nothing is appended meanwhile.
+// lastDump reads the key of the present dump within the lease, because an unavailable
+// etcd would block appends for longer.
 func (t *etcdTerm) lastDump(ctx context.Context) (snapshotKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
 	defer cancel()

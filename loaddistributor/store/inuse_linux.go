@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// lockOwner names the process that has a file locked, as far as the kernel tells.
+// lockOwner describes the process that has locked a file, as far as the kernel reports.
 func lockOwner(path string) string {
 	const unknown = "another process"
 	info, err := os.Stat(path)

@@ -9,22 +9,22 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Memory keeps events as long as the process lives. The zero value is empty.
+// Memory stores events in the process's memory. The zero value is empty.
 type Memory struct {
 	alone
 	mu struct {
 		sync.Mutex
 		leads    bool
-		term     uint64 // number of the newest
+		term     uint64 // number of the newest term
 		snapshot []byte
 		records  [][]byte // after the snapshot
 	}
 }
 
-// ErrLed: a store of one process has a leader already.
+// ErrLed: a single-process store already has a leader.
 var ErrLed = errors.New("the store has a leader already")
 
-// Lead implements Store; it does not wait.
+// Lead implements Store. It does not wait.
 func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,8 +44,7 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	return &memoryTerm{newTerm(m.mu.term, cat), m}, cat, nil
 }
 
-// Clone returns a store with what is in m now and no leader: what a crash would
-// leave behind.
+// Clone returns a store with the present contents of m and no leader, as after a crash.
 func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()

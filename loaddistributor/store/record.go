@@ -13,16 +13,17 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Names of the fields of a journal.Record that are no events.
+// Fields of a journal.Record that are not events.
 const (
 	kindSnapshot = "snapshot"
 	kindTopic    = "topic"
 )
 
-// FormatError: a record is damaged, or this program does not know its kind or a field of it.
+// FormatError: a record is damaged, or this program does not know its kind or one of its
+// fields.
 type FormatError struct {
-	Kind  string // the name of a field of journal.Record; empty: unknown
-	Cause error  // nil: the kind is not one that is read here
+	Kind  string // field name in journal.Record; empty: unknown
+	Cause error  // nil: the kind is not expected here
 }
 
 func (e *FormatError) Error() string {
@@ -42,7 +43,8 @@ func kind(name string) protoreflect.FieldDescriptor {
 	return (*journal.Record)(nil).ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 }
 
-// unknown reports whether m, or a message in it, has a field that this program does not know.
+// unknown reports whether m, or a message in m, has a field that this program does not
+// know.
 func unknown(m protoreflect.Message) (found bool) {
 	if len(m.GetUnknown()) > 0 {
 		return true
@@ -62,7 +64,7 @@ func unknown(m protoreflect.Message) (found bool) {
 	return found
 }
 
-// encode writes a record of a kind.
+// encode encodes a record of a kind.
 func encode(name string, m proto.Message) ([]byte, error) {
 	record := &journal.Record{}
 	record.ProtoReflect().Set(kind(name), protoreflect.ValueOfMessage(m.ProtoReflect()))
@@ -73,7 +75,7 @@ func encode(name string, m proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// decode reads a record. Errors are *FormatErrors.
+// decode decodes a record. Errors are *FormatErrors.
 func decode(b []byte) (name string, m proto.Message, err error) {
 	var record journal.Record
 	if err := proto.Unmarshal(b, &record); err != nil {
@@ -91,7 +93,7 @@ func decode(b []byte) (name string, m proto.Message, err error) {
 	return name, r.Get(f).Message().Interface(), nil
 }
 
-// decodeAs reads a record of one kind, whose message is an M.
+// decodeAs decodes a record of one kind, whose message is an M.
 func decodeAs[M proto.Message](b []byte, want string) (m M, err error) {
 	name, read, err := decode(b)
 	if err == nil && name != want {
@@ -103,7 +105,8 @@ func decodeAs[M proto.Message](b []byte, want string) (m M, err error) {
 	return read.(M), nil
 }
 
-// plain has the events that are the fields of a journal.Event, by kind.
+// plain maps each kind to its event, for events whose fields are fields of a
+// journal.Event.
 var plain = map[string]catalog.Event{
 	"broker_left":               catalog.BrokerLeft{},
 	"broker_draining":           catalog.BrokerDraining{},
@@ -123,8 +126,8 @@ var plain = map[string]catalog.Event{
 	"restarted":                 catalog.Restarted{},
 }
 
-// fields calls f with each field of an event and the one of a journal.Event that has
-// its name; an event's ID is a broker's.
+// fields calls f with each field of an event and the journal.Event field of the same
+// name. The event's ID is the journal's Broker.
 func fields(event reflect.Value, data *journal.Event, f func(of, in reflect.Value)) {
 	for i := range event.NumField() {
 		name := event.Type().Field(i).Name
@@ -135,7 +138,7 @@ func fields(event reflect.Value, data *journal.Event, f func(of, in reflect.Valu
 	}
 }
 
-// encodeEvent writes an event down.
+// encodeEvent encodes an event.
 func encodeEvent(e catalog.Event) ([]byte, error) {
 	switch e := e.(type) {
 	case catalog.BrokerJoined:
@@ -188,7 +191,7 @@ func encodeEvents(events []catalog.Event) ([][]byte, error) {
 	return records, nil
 }
 
-// decodeEvent reads what encodeEvent wrote; the error is a *FormatError.
+// decodeEvent decodes a record of encodeEvent. The error is a *FormatError.
 func decodeEvent(b []byte) (catalog.Event, error) {
 	name, m, err := decode(b)
 	if err == nil && (name == kindSnapshot || name == kindTopic) {
@@ -249,12 +252,12 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 	panic(fmt.Sprintf("store: record %q with a %T", name, m))
 }
 
-// EncodeTopic writes one topic of a log, which a broker keeps.
+// EncodeTopic encodes one topic of a log. Brokers store the result.
 func EncodeTopic(log uint64, t catalog.TopicDump) ([]byte, error) {
 	return encode(kindTopic, &journal.Kept{Log: log, Topic: fromTopic(t)})
 }
 
-// DecodeTopic reads what EncodeTopic wrote; the error is a *FormatError.
+// DecodeTopic decodes a record of EncodeTopic. The error is a *FormatError.
 func DecodeTopic(b []byte) (log uint64, t catalog.TopicDump, err error) {
 	m, err := decodeAs[*journal.Kept](b, kindTopic)
 	if err != nil {
@@ -266,12 +269,12 @@ func DecodeTopic(b []byte) (log uint64, t catalog.TopicDump, err error) {
 	return m.Log, t, nil
 }
 
-// Export writes a catalog as the JSON of a journal.Snapshot, for Import.
+// Export encodes a catalog as the JSON of a journal.Snapshot, for Import.
 func Export(d catalog.Dump) ([]byte, error) {
 	return protojson.MarshalOptions{Multiline: true}.Marshal(fromDump(d))
 }
 
-// Import reads what Export wrote; the error is a *FormatError.
+// Import decodes the JSON of Export. The error is a *FormatError.
 func Import(text []byte) (d catalog.Dump, err error) {
 	var s journal.Snapshot
 	if err = protojson.Unmarshal(text, &s); err == nil {
@@ -283,10 +286,10 @@ func Import(text []byte) (d catalog.Dump, err error) {
 	return d, nil
 }
 
-// encodeDump writes a catalog.
+// encodeDump encodes a catalog.
 func encodeDump(d catalog.Dump) ([]byte, error) { return encode(kindSnapshot, fromDump(d)) }
 
-// decodeDump reads what encodeDump wrote; the error is a *FormatError.
+// decodeDump decodes a record of encodeDump. The error is a *FormatError.
 func decodeDump(b []byte) (d catalog.Dump, err error) {
 	s, err := decodeAs[*journal.Snapshot](b, kindSnapshot)
 	if err != nil {
@@ -298,7 +301,7 @@ func decodeDump(b []byte) (d catalog.Dump, err error) {
 	return d, nil
 }
 
-// load returns the catalog of a dump; nil: an empty one.
+// load returns the catalog of a dump. If dump is nil, the catalog is empty.
 func load(dump []byte) (*catalog.Catalog, error) {
 	if dump == nil {
 		return catalog.New(), nil

@@ -13,68 +13,67 @@ import (
 var (
 	// ErrLost: the term is over; another process may lead.
 	ErrLost = errors.New("the leadership is lost")
-	// ErrFull: the store has no room. Nothing of what was to be kept is kept, or will be. The
-	// term goes on, and the same may be tried again.
+	// ErrFull: the store has no room. The store has kept none of the data and never will.
+	// The term continues, and the caller may retry.
 	ErrFull = errors.New("the store has no room")
-	// ErrGap: the events do not begin where the log ends. Another process has
-	// appended, or the caller has lost count; in either case it must load anew.
+	// ErrGap: the events do not continue the log. Another process has appended, or the
+	// caller has lost count. In both cases the caller must load again.
 	ErrGap = errors.New("the events do not continue the log")
 )
 
 // Store is a log of events with at most one leader.
 type Store interface {
-	// Lead waits until this process leads, and returns its term and the catalog
-	// as the log has it. advertise is what Leader tells others. It may be called
-	// again when the term has ended.
+	// Lead waits until this process leads. It returns the term and the catalog of the log.
+	// Leader returns advertise to other processes. The caller may call Lead again after
+	// the term has ended.
 	Lead(ctx context.Context, advertise string) (Term, *catalog.Catalog, error)
-	// Follow hands over the state of the log, and then every event that is
-	// appended, in order, until ctx ends (nil) or the log cannot be read. When it
-	// has fallen behind a compaction, or could not read the log for a while (Cut),
-	// it hands over the state again.
+	// Follow passes the state of the log, and then every appended event in order, until
+	// ctx ends (nil) or the log cannot be read. After a gap, by a compaction or an
+	// unreadable log (Cut), Follow passes the state again.
 	Follow(ctx context.Context, f Follower) error
-	// Leader returns what the present leader advertises; empty: there is none.
+	// Leader returns the advertised address of the present leader, or "".
 	Leader(ctx context.Context) (string, error)
-	// Close gives up what is open. Terms and Follow calls have ended before.
+	// Close closes the store. Requires: terms and Follow calls have ended.
 	Close() error
 }
 
-// Follower takes a log. Its calls come one at a time.
+// Follower receives a log. Its calls do not overlap.
 type Follower interface {
 	Reset(*catalog.Catalog)
 	Apply(catalog.Event) error
-	Cut(error) // the log cannot be read, until the next Reset
+	Cut(error) // the log cannot be read until the next Reset
 }
 
-// Term is one process' time as the leader. Its methods are for one goroutine,
-// but for those that may be called at any time, and Lost.
+// Term is one process's time as leader. One goroutine calls its methods. Number, Until
+// and Lost may be called at any time.
 type Term interface {
-	// Append makes events durable, in their order; base is the version of the
-	// catalog before the first. When it returns nil, no crash and no other leader
-	// loses them. ErrFull keeps none of them, and the term goes on. After any other error some
-	// of the first ones may have been kept, and the term is of no more use: ErrLost, ErrGap, or
-	// what the medium said.
+	// Append makes events durable, in order. base is the catalog's version before the
+	// first event. If Append returns nil, no crash and no other leader loses the events.
+	// On ErrFull the store keeps none of the events, and the term continues. After any
+	// other error some of the first events may be stored, and the term is unusable. The
+	// error is ErrLost, ErrGap, or the medium's error.
 	Append(ctx context.Context, base uint64, events []catalog.Event) error
-	// Compact puts the dump in the place of all events up to its version. After an
-	// error the term goes on, with the events where they were.
+	// Compact replaces all events up to the dump's version with the dump. After an error
+	// the term continues and the events stay.
 	Compact(ctx context.Context, dump catalog.Dump) error
-	// Number is greater than that of any term before it in this log, and counts
-	// milliseconds since 1970 where it can: so it is greater, too, than those of a log
-	// that this one was copied from or took the place of. At any time.
+	// Number returns a number greater than the number of any earlier term of this log. If
+	// possible it counts milliseconds since 1970. So it also exceeds the numbers of a log
+	// that this log was copied from or replaced. At any time.
 	Number() uint64
-	// Until is when the term ends unless the store lets it go on meanwhile, by this
-	// process' clock; mono.Never: no other process can take it away. No other term begins
-	// before. At any time.
+	// Until returns the end of the term, by this process's clock, unless the store extends
+	// the term in the meantime. No other term begins before. mono.Never means that no
+	// other process can take over. At any time.
 	Until() mono.Time
-	// Lost is closed when the term ends without Resign.
+	// Lost returns a channel that is closed when the term ends without Resign.
 	Lost() <-chan struct{}
-	// Resign ends the term, so that another may begin at once.
+	// Resign ends the term, so another term may begin at once.
 	Resign(ctx context.Context) error
 }
 
-// alone is what a store of one process cannot do.
+// alone implements the methods that a single-process store does not support.
 type alone struct{}
 
-// errAlone: nothing but the leader can read these stores.
+// errAlone: only the leader can read a single-process store.
 var errAlone = errors.New("the store is of one process: no other can follow it")
 
 // Follow implements Store.
@@ -86,9 +85,8 @@ func (alone) Leader(context.Context) (string, error) { return "", nil }
 // Close implements Store.
 func (alone) Close() error { return nil }
 
-// term is what the terms of all stores have in common; nothing takes this one away. A
-// store has a type of its own around it, which puts what records and dump return where it
-// keeps that.
+// term is the common part of the terms of all stores. A term never ends by itself here.
+// Each store wraps term and stores the results of records and dump.
 type term struct {
 	number uint64
 	head   uint64 // version of the last event
@@ -109,7 +107,7 @@ func (t *term) Until() mono.Time { return mono.Never }
 // Lost implements Term.
 func (t *term) Lost() <-chan struct{} { return t.lost }
 
-// records are what is to be appended, if it may be.
+// records encodes the events for an append, if the append is valid.
 func (t *term) records(base uint64, events []catalog.Event) ([][]byte, error) {
 	switch {
 	case t.over:
@@ -120,7 +118,8 @@ func (t *term) records(base uint64, events []catalog.Event) ([][]byte, error) {
 	return encodeEvents(events)
 }
 
-// dump is what is to be put in the place of all events up to its version, if it may be.
+// dump encodes the catalog that replaces the events up to its version, if the dump is
+// valid.
 func (t *term) dump(d catalog.Dump) ([]byte, error) {
 	switch {
 	case t.over:
@@ -131,7 +130,7 @@ func (t *term) dump(d catalog.Dump) ([]byte, error) {
 	return encodeDump(d)
 }
 
-// numberAfter is the number of the term after one with the number last.
+// numberAfter returns the number of the term after the term with number last.
 func numberAfter(last uint64) uint64 { return max(last+1, uint64(time.Now().UnixMilli())) }
 
 // replay applies an event of the log.
