@@ -13,28 +13,28 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// maxGrants is how many answers a Cache remembers; beyond, it forgets one of
-// them, whose client is asked for again.
+// maxGrants is the number of answers that a Cache remembers. Beyond it the cache forgets an
+// answer and asks again for that client.
 const maxGrants = 4096
 
-// MaxWaiting is how many should wait for auth servers at once, of any number of requests.
+// MaxWaiting is the recommended maximum of requests that wait for auth servers at once.
 const MaxWaiting = 256
 
-// ErrBusy: as many wait for auth servers as may.
+// ErrBusy: too many requests wait for the auth servers.
 var ErrBusy = errors.New("too many wait for the auth servers")
 
-// errAbandoned: who asked went away, which is no answer for others.
+// errAbandoned: the asking request ended, so the other waiting requests have no answer.
 var errAbandoned = errors.New("the question was abandoned")
 
-// Cache asks for clients that say who they are with each request, as over HTTP, and
-// remembers each answer that permits something for as long as it holds. Those who
-// ask the same at once share one question. Make it with NewCache. Safe for
-// concurrent use.
+// Cache asks auth servers for clients that identify themselves with each request, for example
+// over HTTP. It remembers each answer that grants something until the answer expires. Concurrent
+// requests with the same query share one question. Make it with NewCache. Safe for concurrent
+// use.
 type Cache struct {
 	// Set once.
 	ask  func(context.Context, Query) (*Grant, error)
 	now  func() mono.Time
-	most int64 // that wait
+	most int64 // maximum of waiting
 
 	asked   singleflight.Group
 	waiting atomic.Int64
@@ -50,17 +50,17 @@ type known struct {
 	expires mono.Time
 }
 
-// NewCache returns a cache before ask, Servers.Ask for instance. Beyond so many that wait,
-// which may each take a descriptor, it answers ErrBusy: a server that is slow must not keep all
-// requests that there may be.
+// NewCache returns a cache in front of ask, for example Servers.Ask. If more than most requests
+// wait, Ask returns ErrBusy: each may hold a descriptor, and a slow server must not block all
+// requests of the broker.
 func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time, most int) *Cache {
 	c := &Cache{ask: ask, now: now, most: int64(most)}
 	c.mu.known = make(map[Query]known)
 	return c
 }
 
-// Ask is Servers.Ask, unless the answer is known. Errors: ErrBusy, that of the
-// context, those of Servers.Ask.
+// Ask is Servers.Ask, with remembered answers. Errors: ErrBusy, the context's error, the errors
+// of Servers.Ask.
 func (c *Cache) Ask(ctx context.Context, q Query) (*Grant, error) {
 	for {
 		if g := c.remembered(q); g != nil {
@@ -84,7 +84,7 @@ func (c *Cache) remembered(q Query) *Grant {
 	return k.grant
 }
 
-// wait asks, or waits for the one who asks the same.
+// wait asks, or waits for a request that asks the same.
 func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
 	defer c.waiting.Add(-1)
 	if c.waiting.Add(1) > c.most {
@@ -109,8 +109,8 @@ func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
 	}
 }
 
-// remember keeps an answer, unless it permits nothing: secrets that are guessed would take
-// the place of others.
+// remember stores an answer, unless the answer grants nothing: guessed secrets must not displace
+// other answers.
 func (c *Cache) remember(q Query, g *Grant) {
 	if g.Rules() == 0 {
 		return
@@ -124,7 +124,7 @@ func (c *Cache) remember(q Query, g *Grant) {
 	c.mu.known[q] = known{g, now.Add(g.TTL)}
 }
 
-// forget makes room for one. Requires: mu held.
+// forget makes room for one answer. Requires: mu held.
 func (c *Cache) forget(now mono.Time) {
 	maps.DeleteFunc(c.mu.known, func(_ Query, k known) bool { return !now.Before(k.expires) })
 	for q := range c.mu.known {

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// Permission is what a client wants to do.
+// Permission is an action of a client.
 type Permission uint8
 
 // The permissions of the protocol.
@@ -22,12 +22,12 @@ const (
 type Grant struct {
 	Identity    string
 	IdentityURL string
-	TTL         time.Duration // how long it holds, > 0
+	TTL         time.Duration // > 0
 
 	rules []rule
 }
 
-// rule permits some things on the topics and channels that match.
+// rule permits actions on matching topics and channels.
 type rule struct {
 	permissions Permission // a set
 	topic       *regexp.Regexp
@@ -37,13 +37,11 @@ type rule struct {
 // Rules returns the number of authorizations in the answer.
 func (g *Grant) Rules() int { return len(g.rules) }
 
-// Allows reports whether a rule permits p on the topic and the channel. Where
-// there is no channel, in publishing, it is empty and has to match like any
-// other: a rule with the channels [".*"] permits it, one with ["archive"] does
-// not.
+// Allows reports whether a rule permits p on the topic and the channel. For publishing the
+// channel is empty, and must match too: the channels [".*"] match the empty channel, the channels
+// ["archive"] do not.
 //
-// Patterns match anywhere in a name unless they have anchors, as is usual for
-// regular expressions: "log" covers "catalog", "^log$" does not.
+// Patterns without anchors match anywhere in a name: "log" matches "catalog", "^log$" does not.
 func (g *Grant) Allows(p Permission, topic, channel string) bool {
 	for i := range g.rules {
 		if g.rules[i].allows(p, topic, channel) {
@@ -83,8 +81,8 @@ type answer struct {
 	} `json:"authorizations"`
 }
 
-// ParseAnswer reads an auth server's answer, or returns all that is wrong with
-// it. An answer that permits nothing is valid.
+// ParseAnswer parses an auth server's answer, or returns all of its problems. An answer that
+// grants nothing is valid.
 func ParseAnswer(body []byte) (*Grant, error) {
 	var a answer
 	if err := bounded.Decode(body, bounded.MaxElements, &a); err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// Query is what an auth server is told about a client.
+// Query describes a client to an auth server.
 type Query struct {
 	RemoteIP   string // empty for a Unix socket
 	TLS        bool
@@ -26,9 +26,10 @@ type Query struct {
 	Secret     string
 }
 
-// About is the query about a client at a remote address, over TLS unless state is nil.
+// About returns the query for a client at a remote address. The client uses TLS unless state is
+// nil.
 func About(remote, secret string, state *tls.ConnectionState) Query {
-	host, _, _ := net.SplitHostPort(remote) // empty for what has no port
+	host, _, _ := net.SplitHostPort(remote) // empty for an address without a port
 	q := Query{RemoteIP: host, TLS: state != nil, Secret: secret}
 	if state != nil && len(state.PeerCertificates) > 0 {
 		q.CommonName = state.PeerCertificates[0].Subject.CommonName
@@ -47,11 +48,10 @@ func (q Query) values() url.Values {
 
 // Config names the auth servers. Immutable.
 type Config struct {
-	// Addresses are host:port, for http://host:port/auth, or whole URLs. The
-	// servers take turns; a question that one does not answer goes on to the
-	// next.
+	// Addresses are host:port, for http://host:port/auth, or whole URLs. The servers take turns.
+	// If a server does not answer, the next server gets the question.
 	Addresses []string
-	// Method is GET, with the question in the query, or POST, with it as a form.
+	// Method is GET, with the question in the URL's query, or POST, with the question as a form.
 	Method string
 	// ConnectTimeout and RequestTimeout bound each request to one server.
 	ConnectTimeout, RequestTimeout time.Duration
@@ -111,16 +111,16 @@ type Servers struct {
 	counts [len(outcomes)]atomic.Uint64
 }
 
-// outcomes are how a question may end, for display.
+// outcomes are the names of the outcomes of a question, for display.
 var outcomes = [...]string{granted: "granted", nothing: "nothing", failed: "failed"}
 
 const (
 	granted = iota
-	nothing // an answer that permits nothing
+	nothing // a valid answer that grants nothing
 	failed  // no server gave a valid answer
 )
 
-// Counts returns how often questions ended how, by name.
+// Counts returns the number of questions by outcome.
 func (s *Servers) Counts() map[string]uint64 {
 	counts := make(map[string]uint64, len(outcomes))
 	for i, name := range outcomes {
@@ -136,7 +136,7 @@ func New(cfg Config) (*Servers, error) {
 	}
 	s := &Servers{method: cfg.Method}
 	for _, a := range cfg.Addresses {
-		u, _ := serverURL(a) // Validate has seen it
+		u, _ := serverURL(a) // Validate has checked the URL
 		s.urls = append(s.urls, u)
 	}
 	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout}
@@ -155,11 +155,10 @@ func New(cfg Config) (*Servers, error) {
 	return s, nil
 }
 
-// Close ends idle connections to the servers.
+// Close closes idle connections to the servers.
 func (s *Servers) Close() { s.http.CloseIdleConnections() }
 
-// Ask returns what one of the servers says about q. The errors of those that
-// failed do not hold the secret.
+// Ask returns one server's answer about q. Its errors do not contain the secret.
 func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
 	var errs []error
 	first := int(s.turn.Add(1) % uint32(len(s.urls)))
@@ -219,8 +218,8 @@ func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
 	return ParseAnswer(text)
 }
 
-// keepSecret follows a redirect within a server: the question has a secret, which goes along
-// with the form, and in the header Referer.
+// keepSecret follows redirects only within a server, because a redirect sends the secret along,
+// in the form and in the Referer header.
 func keepSecret(next *http.Request, before []*http.Request) error {
 	first := before[0].URL
 	switch {
@@ -232,7 +231,7 @@ func keepSecret(next *http.Request, before []*http.Request) error {
 	return nil
 }
 
-// withoutURL strips the URL from an error of net/http: the secret is in it.
+// withoutURL strips the URL, which contains the secret, from an error of net/http.
 func withoutURL(err error) error {
 	var e *url.Error
 	if errors.As(err, &e) {

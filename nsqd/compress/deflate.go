@@ -8,19 +8,18 @@ import (
 	"github.com/klauspost/compress/flate"
 )
 
-// Deflate packs as raw DEFLATE, with a sync flush at the end of each Append.
-// Make it with NewDeflate.
+// Deflate packs as raw DEFLATE, with a sync flush at the end of each Append. Make it with
+// NewDeflate.
 //
-// A DEFLATE compressor holds about a megabyte, whatever its level. A publisher
-// is sent nothing but OK, so Deflate begins without one, packing each Append
-// by itself, and becomes a real compressor with Remember. The peer sees one
-// stream: blocks need not refer to those before them.
+// A DEFLATE compressor holds about a megabyte at any level. A publisher receives only OK, so
+// Deflate begins without a compressor and packs each Append by itself. After Remember it uses a
+// compressor. The peer sees one stream, because blocks need not refer to earlier blocks.
 type Deflate struct {
-	// set once
+	// Set once.
 	level int
 
 	w   *flate.Writer // nil until Remember
-	out appender      // what w writes to
+	out appender      // destination of w
 }
 
 // appender is an io.Writer that cannot fail.
@@ -39,8 +38,7 @@ func NewDeflate(level int) *Deflate {
 	return &Deflate{level: level}
 }
 
-// Remember makes the following Appends use the level and what was packed by
-// those before them.
+// Remember makes later Appends use the level and refer to earlier Appends.
 func (d *Deflate) Remember() {
 	if d.w != nil {
 		return
@@ -73,6 +71,6 @@ func (d *Deflate) Append(dst, src []byte) []byte {
 	return dst
 }
 
-// FromDeflate returns what r, in raw DEFLATE, decompresses to. Like FromSnappy
-// it reads no further than it needs, and an error of r ends it.
+// FromDeflate decompresses r, raw DEFLATE. Like FromSnappy it reads no further than necessary,
+// and an error of r ends it.
 func FromDeflate(r *bufio.Reader) io.Reader { return flate.NewReader(r) }

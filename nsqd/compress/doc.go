@@ -1,12 +1,12 @@
-// Package compress compresses and decompresses the two directions of a client's
-// stream, in the formats that NSQ's IDENTIFY negotiates: Snappy's framing
-// format and raw DEFLATE. Each direction is one compressed stream that lasts as
-// long as the connection, flushed wherever the peer must be able to read on.
+// Package compress compresses and decompresses the two directions of a client's stream, in the
+// formats that NSQ's IDENTIFY negotiates: Snappy's framing format and raw DEFLATE. Each direction
+// is one compressed stream for the life of the connection, flushed wherever the peer must be able
+// to continue reading.
 //
-// It must not know frames, sockets or deadlines. nsqd/conn puts it around a
-// connection. Formats: the "framing_format.txt" of google/snappy, RFC 1951.
+// The package must not know frames, sockets or deadlines; nsqd/conn applies it to a connection.
+// Formats: the "framing_format.txt" of google/snappy, RFC 1951.
 //
-// What a connection costs matters more here than a few per cent of ratio:
-// packing Snappy takes no memory between two calls, and packing DEFLATE takes
-// the megabyte of its state only for who receives messages, see Deflate.
+// The memory of a connection matters more here than a few per cent of ratio. Packing Snappy holds
+// no memory between two calls. Packing DEFLATE holds its megabyte only for clients that receive
+// messages, see Deflate.
 package compress

@@ -11,30 +11,28 @@ import (
 
 // Packer compresses one direction of a stream.
 type Packer interface {
-	// Append appends to dst what the peer has to receive to read all of src,
-	// and returns dst. It keeps neither.
+	// Append appends the compressed bytes of src to dst, so that the peer can read all of src,
+	// and returns dst. It keeps neither slice.
 	Append(dst, src []byte) []byte
 }
 
-// The framing format of Snappy: a stream is a sequence of chunks, the first of
-// them the identifier.
+// The framing format of Snappy: a stream is a sequence of chunks. The first chunk is the
+// identifier.
 //
 //	[x]  [x][x][x]       [x][x][x][x]       [x]...
 //	type  length of      masked CRC-32C     data
-//	      what follows   of the plain data
+//	      the rest       of the plain data
 const (
 	chunkCompressed = 0x00
 	chunkPlain      = 0x01
-	chunkHeader     = 8       // the checksum included
+	chunkHeader     = 8       // including the checksum
 	chunkMost       = 1 << 16 // bytes of plain data
 	snappyStart     = "\xff\x06\x00\x00sNaPpY"
 )
 
-// Snappy packs in Snappy's framing format. The zero value is the start of a
-// stream.
+// Snappy packs in Snappy's framing format. The zero value is the start of a stream.
 //
-// The library's stream writer would do as well, but holds 75 kB for each
-// connection where this holds a bit.
+// The library's stream writer holds 75 kB for each connection; Snappy holds one bit.
 type Snappy struct{ started bool }
 
 // Append implements Packer.
@@ -61,7 +59,7 @@ func appendChunk(dst, piece []byte) []byte {
 	dst = dst[:start+need]
 	packed := s2.EncodeSnappy(dst[body:], piece)
 	kind := byte(chunkCompressed)
-	// As the reference does it: an eighth saved is worth the peer's unpacking.
+	// As the reference does: compress only if that saves an eighth.
 	if len(packed) < len(piece)-len(piece)/8 {
 		dst = dst[:body+len(packed)]
 	} else {
@@ -80,9 +78,8 @@ func maskedSum(b []byte) uint32 {
 	return (c>>15 | c<<17) + 0xa282ead8
 }
 
-// FromSnappy returns what r, in Snappy's framing format, decompresses to. It
-// reads no further than the chunk that a Read needs, apart from what r buffers.
-// An error of r ends it.
+// FromSnappy decompresses r, in Snappy's framing format. It reads no further than the chunk that
+// a Read needs, apart from r's buffer. An error of r ends it.
 func FromSnappy(r *bufio.Reader) io.Reader {
 	return s2.NewReader(r, s2.ReaderMaxBlockSize(chunkMost), s2.ReaderAllocBlock(1<<10))
 }

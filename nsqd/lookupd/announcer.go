@@ -21,26 +21,25 @@ import (
 )
 
 const (
-	// DefaultPingInterval is well below the 5 minutes after which nsqlookupd, by
-	// default, takes a node to be gone.
+	// DefaultPingInterval is well below the 5 minutes after which nsqlookupd drops a node by
+	// default.
 	DefaultPingInterval = 15 * time.Second
-	// DefaultRetryAfter is for Config.RetryAfter.
+	// DefaultRetryAfter is the default of Config.RetryAfter.
 	DefaultRetryAfter = time.Second
 )
 
-// Config of an Announcer. Immutable.
+// Config configures an Announcer. Immutable.
 type Config struct {
-	// Node is what is announced.
+	// Node is the node to announce.
 	Node Node
-	// Topics lists what there is. Called by several goroutines.
+	// Topics lists the node's topics. Called by several goroutines.
 	Topics func() []Topic
-	// ConnectTimeout bounds the dialling and RequestTimeout an answer, over TCP
-	// and HTTP.
+	// ConnectTimeout bounds dialling and RequestTimeout bounds an answer, over TCP and HTTP.
 	ConnectTimeout, RequestTimeout time.Duration
-	// RetryAfter is about how long to wait before the first new attempt to
-	// connect. The pause doubles, up to 32 times that.
+	// RetryAfter is the approximate pause before the first attempt to reconnect. The pause
+	// doubles, up to 32 times RetryAfter.
 	RetryAfter time.Duration
-	// PingInterval is how often a daemon hears of us that has nothing to hear.
+	// PingInterval is the time between pings to a daemon.
 	PingInterval time.Duration
 	// Seed of the jitter between attempts to connect.
 	Seed uint64
@@ -68,22 +67,21 @@ func ValidateAddresses(addresses []string) error {
 	return errs.Err()
 }
 
-// Announcer keeps any number of nsqlookupd daemons informed. Its methods may be
-// called by any goroutine.
+// Announcer keeps any number of nsqlookupd daemons informed. Safe for concurrent use.
 type Announcer struct {
 	// Set once.
 	cfg     Config
 	http    *http.Client
-	updated chan struct{} // 1 deep: mu.addresses has changed
+	updated chan struct{} // capacity 1: mu.addresses has changed
 
 	mu struct {
 		sync.Mutex
 		addresses []string
-		peers     []*peer // that Run has started; sorted by address
+		peers     []*peer // started by Run; sorted by address
 	}
 }
 
-// New returns an Announcer that is idle before Run.
+// New returns an Announcer, idle before Run.
 func New(cfg Config, addresses []string) (*Announcer, error) {
 	if err := errors.Join(cfg.Validate(), ValidateAddresses(addresses)); err != nil {
 		return nil, fmt.Errorf("announce: %w", err)
@@ -96,13 +94,13 @@ func New(cfg Config, addresses []string) (*Announcer, error) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			DialContext:       dialer.DialContext,
-			DisableKeepAlives: true, // it is asked rarely: when a topic is new
+			DisableKeepAlives: true, // requests are rare: one for each new topic
 		},
 	}
 	return a, nil
 }
 
-// Run informs the daemons until ctx ends; their registrations end with it.
+// Run informs the daemons until ctx ends. The end also ends the node's registrations.
 func (a *Announcer) Run(ctx context.Context) error {
 	all := make(map[string]*peer)
 	rng := rand.New(rand.NewPCG(a.cfg.Seed, 0))
@@ -130,7 +128,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 		a.mu.Lock()
 		a.mu.peers = peers
 		a.mu.Unlock()
-		for _, run := range fresh { // only now, so that no notice passes them by
+		for _, run := range fresh { // only now, so the peers miss no notice
 			wg.Go(run)
 		}
 		select {
@@ -144,22 +142,22 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// Notify says that topics or channels have changed. It does not block.
+// Notify reports that topics or channels have changed. It does not block.
 func (a *Announcer) Notify() {
 	for _, p := range a.peers() {
 		p.notify()
 	}
 }
 
-// Addresses returns the daemons' addresses as they were given.
+// Addresses returns the daemons' addresses as given.
 func (a *Announcer) Addresses() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.mu.addresses)
 }
 
-// SetAddresses replaces the daemons: new ones are told everything, the others
-// lose our registrations. Addresses that are not host:port change nothing.
+// SetAddresses replaces the daemons. New daemons get all registrations, and removed daemons lose
+// the node's registrations. If an address is not host:port, SetAddresses changes nothing.
 func (a *Announcer) SetAddresses(addresses []string) error {
 	if err := ValidateAddresses(addresses); err != nil {
 		return err
@@ -169,7 +167,7 @@ func (a *Announcer) SetAddresses(addresses []string) error {
 	a.mu.Unlock()
 	select {
 	case a.updated <- struct{}{}:
-	default: // Run will see it anyway
+	default: // an update is pending already
 	}
 	return nil
 }
@@ -180,15 +178,15 @@ func (a *Announcer) peers() []*peer {
 	return a.mu.peers
 }
 
-// State is one daemon as operators see it.
+// State is one daemon's state, for operators.
 type State struct {
 	Address    string `json:"address"`
 	Connected  bool   `json:"connected"`
-	Registered int64  `json:"registered"` // topics and channels it knows of us
-	Failures   uint64 `json:"failures"`   // connections that ended, or did not come about
+	Registered int64  `json:"registered"` // topics and channels registered for this node
+	Failures   uint64 `json:"failures"`   // connections that ended or failed
 }
 
-// State returns the daemons by address.
+// State returns the states of the daemons, by address.
 func (a *Announcer) State() []State {
 	states := []State{}
 	for _, p := range a.peers() {
@@ -197,10 +195,9 @@ func (a *Announcer) State() []State {
 	return states
 }
 
-// Channels returns the channels that the topic has on any node the daemons
-// know, sorted. All of them are asked at once; those that do not answer in time
-// are logged and passed over. Ephemeral channels are left out: they live with
-// their consumers.
+// Channels returns the topic's channels on all nodes known to the daemons, sorted. It asks all
+// daemons at once, and logs and skips daemons that do not answer in time. It leaves out ephemeral
+// channels, which live only as long as their consumers.
 func (a *Announcer) Channels(ctx context.Context, topic string) []string {
 	peers := a.peers()
 	answers := make([][]string, len(peers))
@@ -244,7 +241,7 @@ func (a *Announcer) channelsOf(ctx context.Context, web, topic string) ([]string
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
-		return nil, nil // it does not know the topic
+		return nil, nil // the daemon does not know the topic
 	default:
 		return nil, fmt.Errorf("answers %s", response.Status)
 	}

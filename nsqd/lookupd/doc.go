@@ -1,15 +1,13 @@
-// Package lookupd tells nsqlookupd daemons which topics and channels this node
-// has, over their TCP protocol, and asks them over HTTP which channels a topic
-// has on other nodes.
+// Package lookupd registers this node's topics and channels with nsqlookupd daemons, over their
+// TCP protocol. Over HTTP it asks the daemons for the channels of a topic on other nodes.
 //
-// It is level-triggered: a caller that changes something only says so, and each
-// connection then sends the difference between what it has registered and what
-// there is. So nothing is lost by changes during a reconnect, and a daemon that
-// was away is told everything.
+// The package is level-triggered: a caller only reports that something changed, and each
+// connection then sends the difference between its registrations and the node's topics. So a
+// reconnect loses no change, and a daemon that was down gets all registrations.
 //
-// It must not know the broker: it is given a function that lists the topics.
-// protocol.go has the bytes, peer.go one daemon, announcer.go all of them.
+// The package must not know the broker: the caller provides a function that lists the topics.
+// protocol.go has the bytes, peer.go one daemon, announcer.go all daemons.
 //
-// Source: nsq.io/components/nsqlookupd.html, and for the TCP protocol, which
-// has no page of its own, what NSQ's nsqd and nsqlookupd say to each other.
+// Source: nsq.io/components/nsqlookupd.html. The TCP protocol has no page; the source is the
+// traffic between NSQ's nsqd and nsqlookupd.
 package lookupd

@@ -22,10 +22,10 @@ import (
 
 const (
 	batch      = 64 // commands under way; their answers fit into any socket's buffer
-	mostFactor = 32 // the longest pause between attempts, over the shortest
+	mostFactor = 32 // maximum pause between attempts, in multiples of RetryAfter
 )
 
-// errUnasked: the daemon says more than it was asked.
+// errUnasked: the daemon sent an answer without a request.
 var errUnasked = errors.New("an answer without a request")
 
 // peer is one daemon.
@@ -34,16 +34,16 @@ type peer struct {
 	address string
 	cfg     *Config
 	log     *slog.Logger
-	changed chan struct{}      // 1 deep: something is to be told
+	changed chan struct{}      // capacity 1: registrations may have changed
 	stop    context.CancelFunc // of run
 
 	// Owned by run.
 	rng *rand.Rand
 
 	// Atomic: written by run, read for display and by HTTP handlers.
-	web        atomic.Pointer[string] // host:port of its HTTP; nil while it is not connected
-	registered atomic.Int64           // topics and channels it knows of us
-	failures   atomic.Uint64          // connections that ended, or did not come about
+	web        atomic.Pointer[string] // host:port of the daemon's HTTP server; nil while disconnected
+	registered atomic.Int64           // topics and channels registered for this node
+	failures   atomic.Uint64          // connections that ended or failed
 }
 
 func newPeer(cfg *Config, address string, rng *rand.Rand) *peer {
@@ -56,16 +56,16 @@ func newPeer(cfg *Config, address string, rng *rand.Rand) *peer {
 	}
 }
 
-// notify says that something is to be told.
+// notify reports that registrations may have changed.
 func (p *peer) notify() {
 	select {
 	case p.changed <- struct{}{}:
-	default: // it will look anyway
+	default: // a check is pending already
 	}
 }
 
-// run keeps the daemon informed until ctx ends, reconnecting for ever. Of a
-// series of failures the first is a warning.
+// run keeps the daemon informed until ctx ends, and reconnects without limit. It logs the first
+// of a series of failures as a warning.
 func (p *peer) run(ctx context.Context) {
 	backoff, level := p.cfg.RetryAfter, slog.LevelWarn
 	for {
@@ -86,8 +86,8 @@ func (p *peer) run(ctx context.Context) {
 	}
 }
 
-// connect keeps the daemon informed over one connection until that fails or
-// ctx ends. greeted says that the daemon had accepted us.
+// connect keeps the daemon informed over one connection until the connection fails or ctx ends.
+// greeted reports that the daemon accepted the IDENTIFY.
 func (p *peer) connect(ctx context.Context) (greeted bool, err error) {
 	d := net.Dialer{Timeout: p.cfg.ConnectTimeout}
 	nc, err := d.DialContext(ctx, "tcp", p.address)
@@ -130,7 +130,7 @@ func (p *peer) connect(ctx context.Context) (greeted bool, err error) {
 	}
 }
 
-// greet introduces us.
+// greet sends IDENTIFY.
 func (p *peer) greet(c *conversation) error {
 	hello, err := appendIdentify([]byte(magic), p.cfg.Node)
 	if err != nil {
@@ -153,7 +153,7 @@ func (p *peer) greet(c *conversation) error {
 	return nil
 }
 
-// tell sends what has changed since known, and returns what is known now.
+// tell sends the changes since known, and returns the new registrations.
 func (p *peer) tell(c *conversation, known map[key]bool) (map[key]bool, error) {
 	want := keysOf(p.cfg.Topics())
 	for commands := range slices.Chunk(changes(known, want), batch) {
@@ -170,13 +170,13 @@ type conversation struct {
 	// Set once.
 	nc      net.Conn
 	timeout time.Duration // of a batch of commands
-	answers chan []byte   // from read; closed when nothing more comes
+	answers chan []byte   // from read; closed at the end of the connection
 	// Set by read before it closes answers.
 	err error
 }
 
-// read hands out the answers. It never waits for their taker: more of them than
-// were asked for are an error.
+// read forwards the answers. It never blocks on the channel: an answer beyond the capacity is an
+// error.
 func (c *conversation) read() {
 	defer close(c.answers)
 	r := bufio.NewReader(c.nc)
@@ -223,7 +223,7 @@ func (c *conversation) ask(commands ...[]byte) ([][]byte, error) {
 	return answers, nil
 }
 
-// okay sends commands that are all to be answered OK.
+// okay sends commands and requires the answer OK to each.
 func (c *conversation) okay(commands ...[]byte) error {
 	answers, err := c.ask(commands...)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/bounded"
 )
 
-// Node is what a node says of itself. Ports are -1 where it has none.
+// Node describes a node to the daemons. A port is -1 if the node has none.
 type Node struct {
 	BroadcastAddress string `json:"broadcast_address"`
 	Hostname         string `json:"hostname"`
@@ -24,10 +24,10 @@ type Node struct {
 	Zone             string `json:"topology_zone,omitempty"`
 }
 
-// The protocol, from our side. After the magic, commands and answers alternate:
+// The protocol, from the node's side. After the magic, commands and answers alternate:
 //
 //	"  V1"
-//	IDENTIFY\n [4-byte size][JSON of Node]     -> JSON of who answers
+//	IDENTIFY\n [4-byte size][JSON of Node]     -> JSON of the daemon
 //	REGISTER topic [channel]\n                 -> OK
 //	UNREGISTER topic [channel]\n               -> OK
 //	PING\n                                     -> OK
@@ -80,8 +80,8 @@ func keysOf(topics []Topic) map[key]bool {
 	return keys
 }
 
-// changes returns the commands that make have into want, in a fixed order:
-// channels go before their topic, and come after it.
+// changes returns the commands that turn have into want, in a fixed order: removed channels
+// before their topic, new channels after their topic.
 func changes(have, want map[key]bool) [][]byte {
 	var commands [][]byte
 	byName := func(a, b key) int {
@@ -101,8 +101,8 @@ func changes(have, want map[key]bool) [][]byte {
 	return commands
 }
 
-// maxAnswer bounds an answer over TCP, in bytes. The longest there is, that to
-// IDENTIFY, has a few hundred.
+// maxAnswer bounds an answer over TCP, in bytes. The longest answer, to IDENTIFY, has a few
+// hundred.
 const maxAnswer = 64 << 10
 
 // readAnswer reads one answer.
@@ -125,7 +125,7 @@ func readAnswer(r io.Reader) ([]byte, error) {
 	return answer, nil
 }
 
-// expectOK returns an answer that is not OK as an error.
+// expectOK returns an error unless the answer is OK.
 func expectOK(answer []byte) error {
 	if string(answer) == "OK" {
 		return nil
@@ -133,7 +133,7 @@ func expectOK(answer []byte) error {
 	return fmt.Errorf("answers %.200q", answer)
 }
 
-// identity is what a daemon says of itself in answer to IDENTIFY.
+// identity is a daemon's answer to IDENTIFY.
 type identity struct {
 	BroadcastAddress string `json:"broadcast_address"`
 	HTTPPort         int    `json:"http_port"`
@@ -150,7 +150,7 @@ func parseIdentity(answer []byte) (identity, error) {
 	return id, nil
 }
 
-// parseChannels reads the answer to GET /channels?topic=.
+// parseChannels parses the answer to GET /channels?topic=.
 func parseChannels(body []byte) ([]string, error) {
 	var answer struct {
 		Channels []string `json:"channels"`

@@ -1,8 +1,7 @@
-// Package metadata keeps on disk which topics and channels a node has, what of
-// them is paused, and under which contract a topic is: everything of a node but
-// its messages. It must not know what a topic does.
+// Package metadata stores a node's topics and channels on disk, with their pauses and contracts:
+// all state of a node except its messages. The package must not know what a topic does.
 //
-// The file is JSON, for people to look at, with a checksum over what counts: it
-// is replaced as a whole, and one that was damaged or edited is an error, never
-// half a list. Read state.go next.
+// The file is JSON, readable by people, with a checksum over the topics. A write replaces the
+// whole file. A damaged or edited file is an error and never yields half a list. Read state.go
+// next.
 package metadata

@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/internal/durable"
 )
 
-// Read reads the file; one that does not exist is the zero State.
-// Errors: ErrDamaged, ErrVersion, or that of reading.
+// Read reads the file. A missing file yields the zero State. Errors: ErrDamaged, ErrVersion, or a
+// read error.
 func Read(path string) (State, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -29,11 +29,11 @@ func Read(path string) (State, error) {
 	return s, nil
 }
 
-// minReserve is how many bytes are reserved on the disk for the next Write, at least.
+// minReserve is the minimum disk space reserved for the next Write, in bytes.
 const minReserve = 16 << 10
 
-// Reserve makes room on the disk for the next Write, as far as the disk has room: on a disk
-// that is full by then, topics can still be deleted. Not beside a Write.
+// Reserve reserves disk space for the next Write, if the disk has room. Topics can then still be
+// deleted when the disk is full. Must not run concurrently with Write.
 func Reserve(path string) error { return reserve(path, 0) }
 
 // reserve is Reserve after a Write of size bytes.
@@ -41,15 +41,15 @@ func reserve(path string, size int) error {
 	return durable.Reserve(path, int64(max(minReserve, 2*size)))
 }
 
-// Write replaces the file, or leaves it as it was. When it returns nil the new
-// one is on stable storage. One caller at a time.
+// Write replaces the file, or leaves the old file unchanged. After a nil error the new file is on
+// stable storage. One caller at a time.
 func Write(path string, s State) error {
 	b, err := Encode(s)
 	if err != nil {
 		return err
 	}
 	err = durable.Replace(path, b)
-	_ = reserve(path, len(b)) // without room the next Write says so
+	_ = reserve(path, len(b)) // without room the next Write fails
 	if err != nil {
 		return fmt.Errorf("write metadata: %w", err)
 	}

@@ -9,14 +9,15 @@ import (
 	"time"
 )
 
-// Retention is for how long messages that every channel is done with stay in a topic's
-// log, for a seek. The zero value keeps none; with both set, the one that ends first counts.
+// Retention bounds the messages that stay in a topic's log, for a seek, after every channel has
+// finished them. The zero value keeps no message. If both fields are set, the stricter bound
+// counts.
 type Retention struct {
 	Age   time.Duration `json:"age_ns,omitempty"`
-	Bytes int64         `json:"bytes,omitempty"` // of them all, the newest
+	Bytes int64         `json:"bytes,omitempty"` // the newest messages, in total
 }
 
-// On reports whether anything is retained.
+// On reports whether the topic retains messages.
 func (r Retention) On() bool { return r != (Retention{}) }
 
 var byteUnits = []struct {
@@ -27,8 +28,8 @@ var byteUnits = []struct {
 	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
 }
 
-// ParseRetention is the inverse of String: a duration (24h), a size (10GB, 512MiB), or both
-// with a comma; 0 or nothing for none.
+// ParseRetention is the inverse of String. It accepts a duration (24h), a size (10GB, 512MiB), or
+// both with a comma; 0 or the empty string means no retention.
 func ParseRetention(s string) (r Retention, err error) {
 	if s == "" || s == "0" {
 		return r, nil
@@ -69,7 +70,7 @@ func (r Retention) String() string {
 	return r.Age.String() + "," + strconv.FormatInt(r.Bytes, 10) + "B"
 }
 
-// Set makes it a flag.
+// Set implements flag.Value.
 func (r *Retention) Set(s string) error {
 	parsed, err := ParseRetention(s)
 	if err == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// State is what a node keeps. Ephemeral topics and channels are not in it.
+// State is the stored state of a node, without ephemeral topics and channels.
 type State struct {
 	Topics []Topic // by name
 }
@@ -24,33 +24,33 @@ type State struct {
 type Topic struct {
 	Name     string           `json:"name"`
 	Paused   bool             `json:"paused,omitempty"`
-	Contract *Contract        `json:"contract,omitempty"` // nil: without, or given anew at each start
+	Contract *Contract        `json:"contract,omitempty"` // nil: no contract, or set again at each start
 	Channels []Channel        `json:"channels,omitempty"` // by name
-	Identity Identity         `json:"identity,omitzero"`  // zero: not known
-	Retain   *Retention       `json:"retain,omitempty"`   // nil: as the node's default says
+	Identity Identity         `json:"identity,omitzero"`  // zero: unknown
+	Retain   *Retention       `json:"retain,omitempty"`   // nil: the node's default
 	Expiry   *expiry.Settings `json:"expiry,omitempty"`   // nil: messages do not expire
-	// Expiries has the settings of channels, also of those that do not exist yet.
+	// Expiries holds the settings of channels, including channels that do not exist yet.
 	Expiries map[string]expiry.Settings `json:"expiries,omitempty"`
-	// Logged says that the folder of messages has a log of the topic, with cursors. It is set
-	// after the log was made and before the log takes a message, and cleared before the log
-	// is removed: a log that is marked and not there was deleted.
+	// Logged means that the message folder has a log of the topic, with cursors. The broker sets
+	// Logged after it creates the log and before the log takes a message, and clears Logged
+	// before it removes the log. If Logged is set and the log is missing, the log was deleted.
 	Logged bool `json:"logged,omitempty"`
 }
 
-// Identity is which topic of its name a topic is, as the control plane says.
+// Identity distinguishes topics of the same name, as assigned by the control plane.
 type Identity struct {
 	Log     uint64 `json:"log"`
 	Created uint64 `json:"created"`
 }
 
-// Contract is a standalone topic's.
+// Contract is the contract of a standalone topic.
 type Contract struct {
 	RateMilli int64 `json:"rate_milli"` // thousandths of messages per second
 	Burst     int64 `json:"burst"`      // messages
 	Reject    bool  `json:"reject,omitempty"`
 }
 
-// Share is the contract as the token bucket has it.
+// Share returns the contract as a token bucket's share.
 func (c *Contract) Share() tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.Rate(c.RateMilli), Burst: c.Burst}
 }
@@ -59,22 +59,22 @@ func (c *Contract) Share() tokenbucket.Share {
 type Channel struct {
 	Name   string `json:"name"`
 	Paused bool   `json:"paused,omitempty"`
-	// Created is the catalog's version at which the channel was created. It is of the log that
-	// the topic's identity names. 0: the control plane does not know of the channel.
+	// Created is the catalog version at which the channel was created, in the log of the topic's
+	// Identity. 0: the control plane does not know the channel.
 	Created uint64 `json:"created,omitempty"`
 }
 
 // The errors of Parse, wrapped.
 var (
-	// ErrDamaged: the file is not as it was written.
+	// ErrDamaged: the file differs from what Write wrote.
 	ErrDamaged = errors.New("metadata is damaged")
-	// ErrVersion: a later release has written it.
+	// ErrVersion: a later release wrote the file.
 	ErrVersion = errors.New("metadata of an unknown version")
 )
 
 const version = 1
 
-// document is the file. The checksum is that of Topics without white space.
+// document is the file. The checksum covers Topics without white space.
 type document struct {
 	Version int             `json:"version"`
 	CRC32C  string          `json:"crc32c"` // 8 hexadecimal digits
@@ -132,7 +132,7 @@ func Parse(b []byte) (State, error) {
 	return s, nil
 }
 
-// validate reports the first thing that no node can have.
+// validate returns the first invalid entry as an error.
 func (s State) validate() error {
 	for i, t := range s.Topics {
 		if !wire.ValidTopicName(t.Name) || wire.Ephemeral(t.Name) {

@@ -20,56 +20,57 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// Config says where everything is.
+// Config holds the import's folders and options.
 type Config struct {
 	Data     string         // the folder with the files of NSQ's nsqd
 	Messages string         // the folder of Dir
-	Metadata string         // our file of topics and channels
-	Dir      *commitlog.Dir // held by this process, with no log open
-	// Log is what a topic's log is opened with, without Dir and Name.
+	Metadata string         // SRTM's file of topics and channels
+	Dir      *commitlog.Dir // open in this process, with no log open
+	// Log configures each topic's log, without Dir and Name.
 	Log commitlog.Config
 	// Cursors encodes the first snapshot of a topic's log.
 	Cursors func(Topic) []byte
-	// Unwanted is why messages cannot be brought in: if there are any it is the error.
+	// Unwanted is the reason to refuse messages: Import returns Unwanted if there are any
+	// messages.
 	Unwanted error
 	Logger   *slog.Logger
 }
 
-// Topic is one that was brought in. Each of its channels begins at the beginning of
-// the log, with nothing done: what a channel does not need is there for others alone.
+// Topic is an imported topic. Each channel begins at the start of the log with no message
+// finished. A message that a channel does not need is in the log for other channels only.
 type Topic struct {
 	Name     string
 	Channels []string         // sorted
-	Released commitlog.Offset // what is before it had its token
+	Released commitlog.Offset // earlier messages had their tokens
 	Next     commitlog.Offset
 }
 
-// Report is what was done.
+// Report is the result of an import.
 type Report struct {
 	Topics   []Topic
-	Messages int // records that were written
-	// Unreadable counts the places that could not be read. Each is logged, and the file
-	// stays under a name with unreadSuffix.
+	Messages int // records written
+	// Unreadable counts the unreadable places. Each is logged, and its file stays, renamed with
+	// unreadSuffix.
 	Unreadable int
 }
 
-// NSQ's files stay under another name, so that an operator can return to NSQ: with
-// doneSuffix, or with unreadSuffix if a place in the file could not be read.
+// NSQ's files stay under another name, so an operator can return to NSQ. The suffix is
+// doneSuffix, or unreadSuffix if a place in the file was unreadable.
 const (
 	doneSuffix   = ".imported"
 	unreadSuffix = ".unreadable"
 
-	// workName ends the name of a log that is not complete; no topic has such a name.
-	// listName is a file in the log. Each line has a suffix and the path of a file that
-	// gets the suffix as soon as the log is complete.
+	// workName is the suffix of an incomplete log's name; no topic has such a name. listName is a
+	// file in the log. Each line has a suffix and the path of a file. Once the log is complete,
+	// the file gets the suffix.
 	workName = "##import"
 	listName = "imported"
 )
 
-// unreadable says that a place in one file of a source cannot be read, and never will.
-// The import steps over the place. Any other error ends the import.
+// unreadable means that a place in a file is permanently unreadable. The import skips the place.
+// Any other error ends the import.
 type unreadable struct {
-	path string // "": the place is in no file that there is
+	path string // "": the place is in no existing file
 	err  error
 }
 
@@ -82,7 +83,7 @@ type source struct {
 	paths   []string
 }
 
-// lines has the queues of one topic: the topic's own under "", the others by channel.
+// lines holds the queues of one topic: the topic's own queue under "", the others by channel.
 type lines map[string]source
 
 type topics map[string]lines
@@ -94,11 +95,10 @@ func (t topics) of(name string) lines {
 	return t[name]
 }
 
-// Import brings in what there is. It is called at each start, before logs are opened,
-// and does nothing when there is nothing. When it fails, or the process ends, it goes
-// on at the next start: a topic is brought in wholly or not at all, and once. Lines that
-// were left in order come over exactly; of those of a process that was killed, channels
-// may get messages again.
+// Import imports any files of NSQ's nsqd. Call it at each start, before opening logs; without
+// such files Import does nothing. After a failure or the end of the process, the next start
+// continues: each topic is imported completely or not at all, and only once. Queues of a cleanly
+// stopped nsqd come over exactly. After a killed nsqd, channels may get messages again.
 func Import(cfg Config) (Report, error) {
 	state, err := metadata.Read(cfg.Metadata)
 	if err != nil {
@@ -107,7 +107,7 @@ func Import(cfg Config) (Report, error) {
 	im := importer{Config: cfg}
 	err = im.run(state)
 	if im.locked != nil {
-		_ = im.locked.Close() // it was only locked
+		_ = im.locked.Close() // only locked, nothing to flush
 	}
 	if err != nil {
 		return im.report, fmt.Errorf("import what another nsqd has left: %w", err)
@@ -118,7 +118,7 @@ func Import(cfg Config) (Report, error) {
 type importer struct {
 	Config
 	report Report
-	locked *os.File // Data, if there is something of NSQ's nsqd
+	locked *os.File // Data, if it has files of NSQ's nsqd
 }
 
 func (im *importer) run(state metadata.State) error {
@@ -155,14 +155,14 @@ func (im *importer) run(state metadata.State) error {
 	return im.dispose(nsq)
 }
 
-// finish ends what an earlier start has begun.
+// finish completes the work of an earlier start.
 func (im *importer) finish() error {
 	names, err := im.Dir.Logs()
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if strings.HasSuffix(name, workName) { // it was not complete
+		if strings.HasSuffix(name, workName) { // the log was not complete
 			if err := os.RemoveAll(im.folder(name)); err != nil {
 				return err
 			}
@@ -175,7 +175,7 @@ func (im *importer) finish() error {
 	return nil
 }
 
-// finishTopic disposes of what a topic's log was made of.
+// finishTopic renames the source files of a complete log.
 func (im *importer) finishTopic(name string) error {
 	list := filepath.Join(im.folder(name), listName)
 	text, err := os.ReadFile(list)
@@ -191,12 +191,12 @@ func (im *importer) finishTopic(name string) error {
 	return err
 }
 
-// maxBody allows for messages of a time when larger ones were allowed.
+// maxBody permits messages from a time with a larger limit.
 func (im *importer) maxBody() int { return max(im.Log.MaxBody, commitlog.DefaultMaxBody) }
 
 func (im *importer) folder(log string) string { return filepath.Join(im.Messages, log+".log") }
 
-// dispose renames the files of a list. A file that is missing was renamed before.
+// dispose renames the files of a list. A missing file was renamed before.
 func (im *importer) dispose(list []string) error {
 	for _, line := range list {
 		suffix, path, ok := strings.Cut(line, " ")
@@ -210,8 +210,8 @@ func (im *importer) dispose(list []string) error {
 	return nil
 }
 
-// setAside renames a file. What an earlier import left under that name stays: then
-// the name has a number.
+// setAside renames a file. If an earlier import left a file under the new name, setAside adds a
+// number.
 func setAside(path, name string) error {
 	for n, to := 1, name; ; n++ {
 		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
@@ -223,7 +223,7 @@ func setAside(path, name string) error {
 	}
 }
 
-// topic writes a topic's log, and takes it and what it was made of into effect.
+// topic writes a topic's log, puts the log in place, and renames its source files.
 func (im *importer) topic(t Topic, lines lines) error {
 	if _, err := os.Stat(im.folder(t.Name)); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
@@ -274,7 +274,7 @@ func (im *importer) topic(t Topic, lines lines) error {
 	return im.finishTopic(t.Name)
 }
 
-// writer puts records into a log, in batches.
+// writer appends records to a log, in batches.
 type writer struct {
 	log    *commitlog.Files
 	topic  string
@@ -293,10 +293,11 @@ const (
 	batchBytes   = 4 << 20
 )
 
-// write writes what the channels have, in their order, and what waits for its token. A
-// record that the head of each channel's line agrees in is written once, any other for
-// one channel alone: a queue for each of them had lost what they have in common, and
-// records of a subset are few where channels read at about the same pace.
+// write writes the channels' messages in order of time, and then the messages that wait for their
+// tokens. If all channels have the same record next, write writes the record once for all
+// channels. Otherwise it writes the record for one channel alone. Separate queues per channel
+// would lose the common records. Records for one channel are few if the channels read at about
+// the same pace.
 func (w *writer) write(t *Topic, lines lines) error {
 	w.unread = map[string]bool{}
 	heads := make([]*line, 0, len(t.Channels))
@@ -372,7 +373,7 @@ func same(a, b commitlog.Record) bool {
 	return a.ID == b.ID && a.Timestamp == b.Timestamp && a.Attempts == b.Attempts && a.Due == b.Due && bytes.Equal(a.Body, b.Body)
 }
 
-// add appends a record, whose body it copies.
+// add appends a record and copies its body.
 func (w *writer) add(r commitlog.Record) error {
 	r.Body = bytes.Clone(r.Body)
 	w.batch = append(w.batch, r)
@@ -403,8 +404,8 @@ type line struct {
 	any     bool
 }
 
-// newLine returns a line that the caller must stop. A place that cannot be read is counted
-// and logged. A channel without a source has no records.
+// newLine returns a line, which the caller must stop. The line counts and logs unreadable places.
+// A channel without a source has no records.
 func (w *writer) newLine(channel string, s source) *line {
 	l := &line{channel: channel}
 	l.pull, l.stop = iter.Pull2(func(yield func(commitlog.Record, error) bool) {
@@ -422,7 +423,7 @@ func (w *writer) newLine(channel string, s source) *line {
 	return l
 }
 
-// unreadable counts and logs a place that could not be read, and marks its file.
+// unreadable counts and logs an unreadable place, and marks its file.
 func (w *writer) unreadable(channel string, u unreadable) {
 	w.lost++
 	if u.path != "" {
@@ -438,8 +439,8 @@ func (l *line) advance() (err error) {
 	return err
 }
 
-// isFile returns an error unless path is a file or a link to a file. Reading of another thing
-// may never end, and a link may lead to a disk that is not mounted.
+// isFile returns an error unless path is a file or a link to a file. Reading anything else may
+// never end, and a link may lead to an unmounted disk.
 func isFile(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {
@@ -451,8 +452,8 @@ func isFile(path string) error {
 	return nil
 }
 
-// valid reports whether a topic, and a channel if there is one, may have these names and
-// is kept on a disk.
+// valid reports whether the names of a topic and of a channel, if any, are valid and not
+// ephemeral.
 func valid(topic, channel string) bool {
 	return wire.ValidTopicName(topic) && !wire.Ephemeral(topic) && (channel == "" || wire.ValidChannelName(channel) && !wire.Ephemeral(channel))
 }

@@ -22,18 +22,18 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// NSQ's nsqd has its topics and channels in nsqd.dat, in JSON; and of each queue, called
-// topic or topic:channel, what was not delivered, in files of messages that are numbered,
-// and in a third one how far it is, which may be seconds old after a crash:
+// NSQ's nsqd keeps its topics and channels in nsqd.dat, as JSON. Each queue, named topic or
+// topic:channel, keeps its undelivered messages in numbered files. A meta file holds the queue's
+// position, which may be seconds old after a crash:
 //
-//	NAME.diskqueue.NNNNNN.dat   one after the other: 4 bytes length of the rest, 8 timestamp in
+//	NAME.diskqueue.NNNNNN.dat   messages: 4 bytes length of the rest, 8 timestamp in
 //	                            ns, 2 attempts, 16 id, body; integers big-endian
 //	NAME.diskqueue.meta.dat     depth \n number,place to read from \n number,place to write to \n
 //
-// That a message was deferred is not in it.
+// The files do not record deferrals.
 const nsqTopics = "nsqd.dat"
 
-// The largest files of topics, and of a place, that are read.
+// The maximum sizes of nsqd.dat and of a meta file, in bytes.
 const (
 	maxTopics = 256 << 20
 	maxMeta   = 1 << 10
@@ -41,19 +41,18 @@ const (
 
 var nsqFile = regexp.MustCompile(`^(.+)\.diskqueue\.([0-9]+|meta)\.dat$`)
 
-// nsqHeader is what a message has before its body.
+// nsqHeader is the size of a message's header, before its body, in bytes.
 const nsqHeader = 8 + 2 + 16
 
-// nsqQueue is what there is of one queue.
+// nsqQueue lists the files of one queue.
 type nsqQueue struct {
 	topic, channel string
 	meta           bool
 	files          []uint64
 }
 
-// findNSQ finds what NSQ's nsqd has left, and adds its topics and channels to those that
-// are known. The list is of what is done with when all topics are brought in; nil if
-// there is nothing of it.
+// findNSQ finds the files of NSQ's nsqd, and adds its topics and channels to the known ones. list
+// names the files to rename once all topics are imported; nil if there are none.
 func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadata.State, list []string, err error) {
 	entries, err := os.ReadDir(im.Data)
 	if err != nil {
@@ -100,16 +99,16 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 	return merged, []string{doneSuffix + " " + filepath.Join(im.Data, nsqTopics)}, nil
 }
 
-// nsqNumber is a file's number, as it is in its name.
+// nsqNumber formats a file's number as in its name.
 func nsqNumber(n uint64) string { return fmt.Sprintf("%06d", n) }
 
-// read reads a file that has at most so many bytes.
+// read reads a file of at most most bytes.
 func read(path string, most int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() // it was only read
+	defer file.Close() // only read
 	b, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err == nil && int64(len(b)) > most {
 		err = fmt.Errorf("%s has more than %d bytes", path, most)
@@ -117,8 +116,8 @@ func read(path string, most int64) ([]byte, error) {
 	return b, err
 }
 
-// lock makes sure, until the import ends, that no NSQ's nsqd uses the folder: that one
-// holds a lock on the folder itself.
+// lock ensures until the end of the import that NSQ's nsqd does not use the folder. NSQ's nsqd
+// locks the folder itself.
 func (im *importer) lock() error {
 	folder, err := os.Open(im.Data)
 	if err != nil {
@@ -131,8 +130,8 @@ func (im *importer) lock() error {
 	return nil
 }
 
-// nsqTopics adds the topics and channels of nsqd.dat to those that are known. What is
-// known is as it is.
+// nsqTopics adds the topics and channels of nsqd.dat to the known ones. Known entries stay
+// unchanged.
 func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, there bool, err error) {
 	path := filepath.Join(im.Data, nsqTopics)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -155,7 +154,7 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 	if err == nil {
 		err = json.Unmarshal(text, &state)
 	}
-	if err != nil { // its channels would not get what they should
+	if err != nil { // without the list, its channels would miss messages
 		return known, false, fmt.Errorf("%s cannot be read; mend it, or move it away: %w", path, err)
 	}
 	merged.Topics = slices.Clone(known.Topics)
@@ -186,7 +185,7 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 	return merged, true, nil
 }
 
-// nsq is the source of one queue.
+// nsq returns the source of one queue.
 func (im *importer) nsq(name string, q *nsqQueue) source {
 	path := func(part string) string { return filepath.Join(im.Data, name+".diskqueue."+part+".dat") }
 	var s source
@@ -213,7 +212,7 @@ func (im *importer) nsq(name string, q *nsqQueue) source {
 			if n < from.number {
 				continue
 			}
-			if i == 0 && from.number == 0 { // it is not known, perhaps, which were read
+			if i == 0 && from.number == 0 { // perhaps the meta file is missing: begin with the first file
 				next = n
 			}
 			place := int64(0)
@@ -233,7 +232,7 @@ func (im *importer) nsq(name string, q *nsqQueue) source {
 	return s
 }
 
-// nsqPlaces are from where a queue is to be read, and where it ends.
+// nsqPlaces holds the places at which a queue is to be read and ends.
 type nsqPlaces struct {
 	number, end     uint64 // of files
 	place, endPlace int64
@@ -241,7 +240,7 @@ type nsqPlaces struct {
 
 func readNSQMeta(path string) (p nsqPlaces, err error) {
 	text, err := read(path, maxMeta)
-	var depth int64 // the end is read, too, lest a place of which digits are missing be taken for whole
+	var depth int64 // also read the end: a place with missing digits must not look complete
 	if err == nil {
 		_, err = fmt.Sscanf(string(text), "%d\n%d,%d\n%d,%d\n", &depth, &p.number, &p.place, &p.end, &p.endPlace)
 	}
@@ -251,15 +250,15 @@ func readNSQMeta(path string) (p nsqPlaces, err error) {
 	return p, nil
 }
 
-// readNSQ goes through the messages of a file, and reports whether to go on with the
-// next one. It goes beyond the place that the third file says is the end: a process that
-// was killed had accepted what it wrote there.
+// readNSQ reads the messages of a file, and reports whether to continue with the next file. It
+// reads beyond the end in the meta file, because a killed process had accepted the messages
+// there.
 func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, error) bool) (more bool) {
 	file, err := os.Open(path)
 	if err != nil {
 		return yield(commitlog.Record{}, err) && false
 	}
-	defer file.Close() // it was only read
+	defer file.Close() // only read
 	info, err := file.Stat()
 	if err == nil {
 		_, err = file.Seek(from, io.SeekStart)

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Memory is what the Go runtime's memory is like, by NSQ's names. Pauses are those of the last 256
-// garbage collections, in microseconds, by percentile.
+// Memory holds the Go runtime's memory statistics under NSQ's names. GC pauses are percentiles of
+// the last 256 garbage collections, in microseconds.
 type Memory struct {
 	HeapObjects       uint64 `json:"heap_objects"`
 	HeapIdleBytes     uint64 `json:"heap_idle_bytes"`
@@ -19,13 +19,13 @@ type Memory struct {
 	GCTotalRuns       uint32 `json:"gc_total_runs"`
 }
 
-// Level is one of them, by its name in JSON.
+// Level is one statistic with its JSON name.
 type Level struct {
 	Name  string
 	Value uint64
 }
 
-// Levels are all but GCTotalRuns, in NSQ's order.
+// Levels returns all statistics except GCTotalRuns, in NSQ's order.
 func (m *Memory) Levels() []Level {
 	return []Level{
 		{"heap_objects", m.HeapObjects},
@@ -39,8 +39,8 @@ func (m *Memory) Levels() []Level {
 	}
 }
 
-// ReadMemory returns the metrics now. It stops the process for some tens of
-// microseconds: it is for people and for a push a minute.
+// ReadMemory returns the current statistics. It stops the process for some tens of microseconds:
+// call it for people and for a push a minute.
 func ReadMemory() Memory {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -63,8 +63,8 @@ func of(m *runtime.MemStats) Memory {
 	}
 }
 
-// percentile returns the least value that so many per cent of the sorted ones
-// do not exceed; 0 without any.
+// percentile returns the smallest value that percent per cent of the sorted values do not exceed;
+// 0 without values.
 func percentile(sorted []uint64, percent int) uint64 {
 	if len(sorted) == 0 {
 		return 0

@@ -10,8 +10,8 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// The layout that all share: 1 us to 2 days with 2 significant digits, in
-// 34 KiB. A message may wait for a consumer for long.
+// The range of every histogram: 1 us to 2 days with 2 significant digits, in 34 KiB. A message
+// may wait long for a consumer.
 const (
 	lowest  = time.Microsecond
 	highest = 48 * time.Hour
@@ -22,18 +22,17 @@ func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(int64(lowest/time.Microsecond), int64(highest/time.Microsecond), digits)
 }
 
-// Window keeps the latencies of the recent past: of one to two halves of its
-// span. The zero Window has none; it takes memory with the first latency. Not
-// safe for concurrent use.
+// Window keeps the latencies of the recent past: between half of its span and the whole span. The
+// zero Window is empty and allocates with the first latency. Not safe for concurrent use.
 //
-// It is two histograms. Each half span the older one is forgotten and begun
-// anew, so that old latencies go in bulk, which costs nothing in between.
+// A Window has two histograms. After each half span it drops the older histogram and starts a new
+// one, so old latencies go in bulk and cost nothing in between.
 type Window struct {
 	recent, older *hdrhistogram.Histogram // nil: empty
-	since         mono.Time               // when recent began
+	since         mono.Time               // start of recent
 }
 
-// Record adds a latency that was observed at now. span is the window's.
+// Record adds a latency observed at now. span is the window's span.
 func (w *Window) Record(now mono.Time, span, latency time.Duration) {
 	w.roll(now, span)
 	if w.recent == nil {
@@ -45,7 +44,7 @@ func (w *Window) Record(now mono.Time, span, latency time.Duration) {
 	}
 }
 
-// roll forgets what is too old at now.
+// roll drops latencies that are too old at now.
 func (w *Window) roll(now mono.Time, span time.Duration) {
 	half := span / 2
 	switch age := now.Sub(w.since); {
@@ -71,7 +70,7 @@ func (w *Window) Summary(now mono.Time, span time.Duration) Summary {
 	return s
 }
 
-// Summary is what a window held. The zero Summary is empty.
+// Summary is a snapshot of a window. The zero Summary is empty.
 type Summary struct{ h *hdrhistogram.Histogram }
 
 func (s *Summary) merge(h *hdrhistogram.Histogram) {
@@ -86,7 +85,7 @@ func (s *Summary) merge(h *hdrhistogram.Histogram) {
 	}
 }
 
-// Merge adds what o holds, which it does not modify.
+// Merge adds the latencies of o. It does not modify o.
 func (s *Summary) Merge(o Summary) { s.merge(o.h) }
 
 // Count returns the number of latencies.
@@ -97,8 +96,8 @@ func (s Summary) Count() int64 {
 	return s.h.TotalCount()
 }
 
-// Quantile returns the least latency that a fraction q in (0, 1] does not
-// exceed, rounded up by less than 1 %; 0 without latencies.
+// Quantile returns the smallest latency that a fraction q in (0, 1] does not exceed, rounded up
+// by less than 1 %; 0 without latencies.
 func (s Summary) Quantile(q float64) time.Duration {
 	if s.h == nil {
 		return 0

@@ -1,8 +1,7 @@
-// Package statsd pushes a broker's stats to a statsd daemon over UDP, in the
-// paths that nsqadmin and the documented Graphite configuration expect. Counters
-// are sent as what they grew by since the push before.
+// Package statsd pushes a broker's stats to a statsd daemon over UDP, under the paths that
+// nsqadmin and the documented Graphite configuration expect. A counter is sent as its growth
+// since the last push.
 //
-// format.go turns stats into lines and packets and knows no clock or socket;
-// push.go is the rest. Source: the section "Statsd / Graphite Integration" of
-// nsq.io/components/nsqd.html.
+// format.go formats stats as lines and packets and knows no clock or socket; push.go sends them.
+// Source: the section "Statsd / Graphite Integration" of nsq.io/components/nsqd.html.
 package statsd

@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// Prefix returns the prefix of every path: format with %s replaced by the host,
-// which keeps to one part of the path, and a dot behind it.
+// Prefix returns the prefix of every path: format, with %s replaced by the host as a single path
+// component, and a final dot.
 func Prefix(format, host string) string {
 	host = strings.NewReplacer(".", "_", ":", "_").Replace(host)
 	prefix := strings.ReplaceAll(format, "%s", host)
@@ -20,24 +20,24 @@ func Prefix(format, host string) string {
 	return prefix
 }
 
-// formatter makes lines of stats, and remembers the counters of the push before.
+// formatter formats stats as lines, and remembers the counters of the last push.
 type formatter struct {
 	// Set once.
 	prefix      string
 	percentiles []float64
-	ephemeral   bool // send those topics and channels, too
+	ephemeral   bool // include ephemeral topics and channels
 
 	counted map[string]uint64 // by path, at the last push
 }
 
-// lines are one push: each ends in a newline.
+// lines are the lines of one push: each ends in a newline.
 type lines struct {
 	f    *formatter
 	all  []string
 	seen map[string]uint64
 }
 
-// lines formats the stats, and takes them as those of the last push.
+// lines formats the stats, and remembers their counters.
 func (f *formatter) lines(topics []broker.Stats, mem *stats.Memory) []string {
 	l := &lines{f: f, seen: make(map[string]uint64)}
 	for _, t := range topics {
@@ -49,7 +49,7 @@ func (f *formatter) lines(topics []broker.Stats, mem *stats.Memory) []string {
 	if mem != nil {
 		l.memory(mem)
 	}
-	f.counted = l.seen // so that what is gone is forgotten
+	f.counted = l.seen // forgets paths that no longer exist
 	return l.all
 }
 
@@ -59,8 +59,8 @@ func (l *lines) add(path string, value uint64, kind string) {
 
 func (l *lines) gauge(path string, value int) { l.add(path, uint64(max(value, 0)), "g") }
 
-// counter sends what value grew by. One that is smaller than before has begun
-// anew, with its topic or channel.
+// counter sends the growth of value. A counter that has fallen was restarted with its topic or
+// channel.
 func (l *lines) counter(path string, value uint64) {
 	grown := value
 	if before := l.f.counted[path]; before <= value {
@@ -101,15 +101,15 @@ func (l *lines) channel(path string, c broker.ChannelStats) {
 	l.latencies(path, c.EndToEnd)
 }
 
-// latencies are in nanoseconds, as in /stats.
+// latencies sends latencies in nanoseconds, as in /stats.
 func (l *lines) latencies(path string, s stats.Summary) {
 	for _, q := range l.f.percentiles {
 		l.gauge(path+"e2e_processing_latency_"+percent(q), int(s.Quantile(q)))
 	}
 }
 
-// percent names a percentile within a path, where a dot would begin another
-// part of it: 0.99 is 99, 0.999 is 99_9.
+// percent names a percentile within a path: 0.99 is 99, 0.999 is 99_9. A dot would start another
+// path component.
 func percent(q float64) string {
 	text := strconv.FormatFloat(q*100, 'f', 6, 64)
 	text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
@@ -124,8 +124,8 @@ func (l *lines) memory(m *stats.Memory) {
 	l.counter(path+"gc_runs", uint64(m.GCTotalRuns))
 }
 
-// packets puts lines together, in order, into packets of at most size bytes; a
-// line that is longer goes alone.
+// packets joins lines, in order, into packets of at most size bytes. A longer line gets its own
+// packet.
 func packets(all []string, size int) []string {
 	var out []string
 	var b strings.Builder

@@ -12,15 +12,15 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// Config of a Pusher. Immutable.
+// Config configures a Pusher. Immutable.
 type Config struct {
 	Address     string        // host:port; resolved at each push
 	Prefix      string        // of every path, see the function Prefix
 	Interval    time.Duration // between pushes
-	PacketSize  int           // bytes; a line that is longer goes alone
+	PacketSize  int           // bytes; a longer line gets its own packet
 	Percentiles []float64     // of end-to-end latencies
-	Memory      bool          // send those of its memory, too
-	Ephemeral   bool          // send those topics and channels, too
+	Memory      bool          // include the broker's memory
+	Ephemeral   bool          // include ephemeral topics and channels
 	// Topics returns the stats of all topics, in their order.
 	Topics func() []broker.Stats
 	Log    *slog.Logger
@@ -37,20 +37,20 @@ func (c Config) Validate() error {
 	return errs.Err()
 }
 
-// mostGap is the longest time between two packets of a push: it spares the
-// daemon's socket buffer, where a burst would be lost.
+// mostGap is the maximum time between two packets of a push. The gap protects the daemon's socket
+// buffer, which would drop part of a burst.
 const mostGap = 5 * time.Millisecond
 
-// Pusher pushes. Make it with New.
+// Pusher pushes stats. Make it with New.
 type Pusher struct {
 	// Set once.
 	cfg Config
 	// Owned by Run.
 	f      formatter
-	failed bool // the last push, which was logged
+	failed bool // the last push failed and was logged
 }
 
-// New returns a Pusher that pushes nothing before Run.
+// New returns a Pusher, idle before Run.
 func New(cfg Config) (*Pusher, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -58,8 +58,8 @@ func New(cfg Config) (*Pusher, error) {
 	return &Pusher{cfg: cfg, f: formatter{prefix: cfg.Prefix, percentiles: cfg.Percentiles, ephemeral: cfg.Ephemeral}}, nil
 }
 
-// Run pushes every interval until ctx ends. That the daemon is away is no
-// error: it is logged once, and the stats of that push are lost.
+// Run pushes every interval until ctx ends. If the daemon is unreachable, Run logs the failure
+// once, and the stats of the push are lost.
 func (p *Pusher) Run(ctx context.Context) error {
 	ticker := time.NewTicker(p.cfg.Interval)
 	defer ticker.Stop()
@@ -82,7 +82,7 @@ func (p *Pusher) Run(ctx context.Context) error {
 	}
 }
 
-// push sends the present stats.
+// push sends the current stats.
 func (p *Pusher) push(ctx context.Context) error {
 	var mem *stats.Memory
 	if p.cfg.Memory {
@@ -112,7 +112,7 @@ func (p *Pusher) push(ctx context.Context) error {
 			case <-timer.C:
 			}
 		}
-		// That no process listens shows at the packet after; the others are tried still.
+		// A missing listener shows only at the next packet; still try the other packets.
 		if _, err := nc.Write([]byte(packet)); err != nil && first == nil {
 			first = err
 		}
