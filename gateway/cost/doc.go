@@ -1,13 +1,11 @@
-// Package cost knows what requests take and what servers have, and puts both in
-// gateway/schedule's terms: percent of a reference server. It starts from what the
-// policy says, learns from what servers report of a request (ORCA), and has a request's
-// service time and bytes where it knows nothing else. What a server reports of itself
-// corrects its capacity.
+// Package cost knows the cost of requests and the capacity of servers, in the units of
+// gateway/schedule: percent of a reference server. It starts with the policy's costs, and learns from
+// servers' load reports (ORCA). Without either it uses a request's service time and bytes. A server's
+// report of its own utilization corrects the server's capacity.
 //
-// Units are the operator's: a capacity has them per second, a request's cost as such. A
-// request holds its percentage while it is served. 100 percent is the work of Window. A
-// configured capacity bounds how much work is at a server at a time. How many requests are
-// there is decided by gateway/limit.
+// The operator chooses the units: a capacity is in units per second, a request's cost in units. A
+// request holds its percentage while it is served. 100 percent is the work of Window. A configured
+// capacity bounds the work at a server at any time. gateway/limit bounds the number of requests there.
 //
-// It is pure, and one lock of its caller guards it. Read Table next, then ParseReport.
+// The package is pure, and one lock of the caller guards it. Read Table next, then ParseReport.
 package cost

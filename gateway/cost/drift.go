@@ -8,27 +8,25 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Drift: the part of a resource that a server reports as busy and the part that the
-// scheduler has left free disagree.
+// Drift: a server reports a resource as busy while the scheduler counts it as free, or the reverse.
 const (
-	busyOver  = 0.95 // reported, with more than freeOver free: costs are larger
+	busyOver  = 0.95 // reported as busy, with more than freeOver free: costs are larger
 	freeOver  = 0.20
-	growth    = 1.1 // of costs, in a second
-	maxDrift  = 4.0 // of costs, up and down
+	growth    = 1.1 // of costs, per second
+	maxDrift  = 4.0 // of costs, in both directions
 	silentFor = 10 * time.Second
 )
 
-// drift is how much more than estimated requests cost at a server: its capacities are
-// divided by the factors, which is as if the entries of all vectors grew there alone.
+// drift is the factor by which requests cost more at a server than estimated. Dividing the server's
+// capacities by the factors has the effect of larger costs at this server alone.
 type drift struct {
 	factor []float64
-	last   mono.Time // of the last report; 0: there was none
+	last   mono.Time // time of the last report; 0: none
 }
 
-// Observe takes what a server reported at now, while free, in percent, was left of its
-// capacity, both as the scheduler's Server has them. It reports whether the server's
-// Capacity has changed. The time before the first report after 10 seconds of silence
-// changes nothing.
+// Observe applies a server's report at now. free is the free part of capacity; both come from the
+// scheduler's Server, in percent. Observe reports whether the server's Capacity has changed. The first
+// report after 10 seconds of silence changes nothing.
 func (t *Table) Observe(server int, r *Report, free, capacity schedule.Vector, now mono.Time) (changed bool) {
 	if r.reports == 0 {
 		return false

@@ -13,20 +13,20 @@ import (
 	"github.com/srtm-io/srtm/gateway/schedule"
 )
 
-// Header is where a server's answer has its report. It is not passed on.
+// Header carries a server's report in an answer. The gateway removes it.
 const Header = "Endpoint-Load-Metrics"
 
-// maxReport bounds a report, in bytes.
+// maxReport is the maximum length of a report in bytes.
 const maxReport = 8 << 10
 
-// Report is what a server said of a request and of itself, of the resources of a Table.
+// Report is a server's report about a request and itself, for the resources of a Table.
 type Report struct {
-	// InFlight is how many requests it has, of all gateways: the named metric inflight;
-	// -1: it did not say.
+	// InFlight is the number of requests at the server, from all gateways (the named metric inflight);
+	// -1: not reported.
 	InFlight float64
 
 	cost, busy [schedule.MaxResources]float64
-	// has and reports have the bit of each resource that cost and busy have.
+	// has and reports have the bit of each resource present in cost and busy.
 	has, reports uint
 }
 
@@ -36,9 +36,8 @@ type Report struct {
 //	TEXT cpu_utilization=0.3, request_cost.disk=12, utilization.disk=0.9, named_metrics.inflight=4
 //	JSON {"cpu_utilization": 0.3, "request_cost": {"disk": 12}, ...}
 //
-// request_cost is in the policy's units; cpu_utilization and mem_utilization are the
-// utilization of "cpu" and "mem". What is of no resource is left out. An error means
-// that none of it counts.
+// request_cost is in the policy's units; cpu_utilization and mem_utilization are the utilization of
+// "cpu" and "mem". Entries without a resource are ignored. On an error no part of the report counts.
 func (t *Table) ParseReport(header string) (r Report, err error) {
 	r.InFlight = -1
 	form, rest, _ := strings.Cut(strings.TrimSpace(header), " ")
@@ -93,8 +92,8 @@ func (t *Table) parseJSON(r *Report, text string) error {
 	return errors.Join(faults...)
 }
 
-// enter takes one entry of a report, by the name of its field, as protobuf or as JSON
-// has it, and that in its map.
+// enter stores one entry of a report. group is the name of the field, in protobuf's or JSON's form;
+// name is the key in the field's map.
 func (t *Table) enter(r *Report, group, name string, value float64) error {
 	if !(value >= 0) || math.IsInf(value, 1) {
 		return fmt.Errorf("load report: %.40q %.40q is %v", group, name, value)

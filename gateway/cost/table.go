@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	// Window is how much work 100 percent are: what the reference server does meanwhile.
+	// Window is the time in which the reference server does the work of 100 percent.
 	Window = 200 * time.Millisecond
-	// MaxRoutes is of how many patterns costs are learned, at most. Those that were not
-	// asked for while half as many others were are forgotten.
+	// MaxRoutes is the maximum number of patterns with learned costs. A pattern is forgotten if it is
+	// not requested while MaxRoutes/2 other patterns are.
 	MaxRoutes = 1024
-	// Together is how many requests at a time a server is taken to serve without any
-	// delaying another, where their service time is all that is known of their cost.
+	// Together is the number of requests that a server is assumed to serve at once without delay, if
+	// only their service time is known.
 	Together = 16
 
-	// What a request is taken to need before any has been answered: 64 go at once.
+	// Assumed cost before the first answer: 64 requests go at once.
 	firstSeconds = 0.05
 	firstBytes   = 16 << 10
 
-	gamma       = 0.1         // weight of the newest sample
-	maxTook     = time.Minute // of a sample: a stream is not typical of its route for long
-	maxSegments = 8           // of a path, in a pattern
+	gamma       = 0.1         // weight of a new sample
+	maxTook     = time.Minute // per sample: a stream is not typical of its route for long
+	maxSegments = 8           // segments of a path in a pattern
 )
 
-// Names of the two resources by which requests are scheduled where the policy knows
-// none. One called Bytes or Net costs a request the bytes of its body and its answer.
+// Time and Bytes are the scheduled resources if the policy has none. A resource named Bytes or Net
+// costs a request the bytes of its body and answer.
 const (
 	Time  = "time"
 	Bytes = "bytes"
@@ -38,38 +38,38 @@ const (
 // bytesPerSecond is the capacity of Bytes: 1 Gbit/s.
 const bytesPerSecond = 125e6
 
-// Table knows what requests cost.
+// Table knows the cost of requests.
 type Table struct {
 	// Set once.
 	names    []string
-	from     []int     // the policy's index of each
-	capacity []float64 // of the reference server, in units a second
+	from     []int     // index in the policy
+	capacity []float64 // of the reference server, in units per second
 	shares   []schedule.Vector
 
-	routes, old map[string]*Route // asked for lately, and before
-	all         Route             // what every request teaches
+	routes, old map[string]*Route // requested recently, and before
+	all         Route             // learns from every request
 	key         []byte            // scratch
 
 	drift []drift // by server
 }
 
-// Route is what requests of a pattern cost.
+// Route is the cost of the requests of a pattern.
 type Route struct {
-	// Hash tells routes apart, with a few collisions.
+	// Hash distinguishes routes, with few collisions.
 	Hash uint32
 
 	key     string
 	sampled bool
 	seconds float64
 	bytes   float64
-	// units that servers reported, where the bit of learned is set.
+	// units reported by servers; valid if the bit in learned is set.
 	units   [schedule.MaxResources]float64
 	learned uint
 }
 
-// New returns a table of the policy's resources; those that no server has count for
-// nothing. Capacities are units a second by server and then by resource; 0: not known,
-// taken as the largest of the others'. So many gateways share the servers in equal parts.
+// New returns a table of the policy's resources. It ignores resources that no server has. Capacities
+// are units per second by server and resource; 0 means unknown and counts as the largest capacity of
+// the other servers. The gateways share the servers in equal parts.
 func New(resources []string, capacities [][]float64, gateways int) *Table {
 	t := &Table{routes: map[string]*Route{}, drift: make([]drift, len(capacities))}
 	t.all.seconds, t.all.bytes = firstSeconds, firstBytes
@@ -98,11 +98,11 @@ func New(resources []string, capacities [][]float64, gateways int) *Table {
 	return t
 }
 
-// Resources are the names by which requests are scheduled.
+// Resources returns the names of the scheduled resources.
 func (t *Table) Resources() []string { return t.names }
 
-// Measured has the bit of each resource without a configured capacity: what is free
-// of it is a guess, for which no request should wait.
+// Measured has the bit of each resource without a configured capacity. The free part of such a resource
+// is a guess, so no request should wait for it.
 func (t *Table) Measured() (set uint) {
 	for k, from := range t.from {
 		if from < 0 {
@@ -112,7 +112,7 @@ func (t *Table) Measured() (set uint) {
 	return set
 }
 
-// Capacity is what the scheduler is told of a server; drift is in it.
+// Capacity returns a server's capacity for the scheduler, corrected by drift.
 func (t *Table) Capacity(server int) schedule.Vector {
 	v := slices.Clone(t.shares[server])
 	for k := range v {
@@ -121,8 +121,8 @@ func (t *Table) Capacity(server int) schedule.Vector {
 	return v
 }
 
-// Route returns the route of a request. It allocates when the pattern is new, or was not
-// asked for lately.
+// Route returns the route of a request. It allocates if the pattern is new or was not requested
+// recently.
 func (t *Table) Route(method, path string) *Route {
 	t.key = appendPattern(t.key[:0], method, path)
 	r := t.routes[string(t.key)]
@@ -139,7 +139,7 @@ func (t *Table) Route(method, path string) *Route {
 	return r
 }
 
-// hash is FNV-1a.
+// hash returns the FNV-1a hash of key.
 func hash(key []byte) uint32 {
 	h := uint32(2166136261)
 	for _, c := range key {
@@ -148,8 +148,8 @@ func hash(key []byte) uint32 {
 	return h
 }
 
-// appendPattern writes the method and the path, with * for each segment that looks like
-// an identifier, and for all after the eighth.
+// appendPattern writes the method and the path. It writes * for each segment that looks like an
+// identifier, and for all segments after the eighth.
 func appendPattern(key []byte, method, path string) []byte {
 	key = append(key, method[:min(len(method), 16)]...)
 	key = append(key, ' ')
@@ -169,19 +169,19 @@ func appendPattern(key []byte, method, path string) []byte {
 	return key
 }
 
-// Estimate fills v, as long as Resources, with what a request is expected to take.
-// known are the policy's units by its resources; nil: it has none.
+// Estimate fills v, as long as Resources, with the expected cost of a request. known has the policy's
+// units by the policy's resources; nil: none.
 func (t *Table) Estimate(v schedule.Vector, r *Route, known []float64) {
 	by := t.taught(r)
 	t.vector(v, r, known, by.seconds, by.bytes, &Report{})
 }
 
-// Expected is how long a request is expected to be at its server.
+// Expected returns the expected time of a request at its server.
 func (t *Table) Expected(r *Route) time.Duration {
 	return time.Duration(t.taught(r).seconds * float64(time.Second))
 }
 
-// taught is r, or what every request has taught where none of r has been answered.
+// taught returns r, or the average of all requests if no request of r has been answered.
 func (t *Table) taught(r *Route) *Route {
 	if r.sampled {
 		return r
@@ -189,8 +189,8 @@ func (t *Table) taught(r *Route) *Route {
 	return &t.all
 }
 
-// vector fills v from what was reported of the request, else of those before it, else
-// from known, else from seconds and bytes.
+// vector fills v from the request's report, else from earlier reports, else from known, else from
+// seconds and bytes.
 func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, bytes float64, report *Report) {
 	for k := range v {
 		var u float64
@@ -210,10 +210,9 @@ func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, by
 	}
 }
 
-// Settle fills v with what a request has taken, for Done of the scheduler. It was at the
-// server for as long as it took; bytes are those of its body and answer; report is what
-// the server said. Only a request that was answered as it should be teaches: what fails
-// fast is not cheap.
+// Settle fills v with the cost of a finished request, for the scheduler's Done. took is the request's
+// time at the server. bytes counts its body and answer. report is the server's report. Only a properly
+// answered request teaches: a fast failure is not cheap.
 func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.Duration, bytes int64, report *Report, teaches bool) {
 	t.vector(v, r, known, took.Seconds(), float64(bytes), report)
 	if !teaches {

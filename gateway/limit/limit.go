@@ -8,77 +8,77 @@ import (
 )
 
 const (
-	first = 8.0     // the limit of a server of which nothing is known
-	most  = 1 << 16 // the greatest limit
+	first = 8.0     // limit of an unknown server
+	most  = 1 << 16 // maximum limit
 
 	// Bases.
-	slots     = 64   // routes with a base of their own; further routes share the slots
-	clip      = 3.0  // a latency counts for at most so many bases
-	early     = 8    // so many latencies teach when the server is new,
-	alone     = 4    // if the request left with so few in flight
-	surely    = 32   // so many latencies make bases that are not in doubt
-	slower    = 1.4  // latency over base, without waiting, by which all bases grow
-	faster    = 0.6  // the same by which they shrink
-	trustPart = 0.5  // of the trusted knee is in flight without waiting
-	trustKept = 0.8  // of the trusted knee from one probe to the next
-	probePart = 0.75 // of the knee is in flight during a probe
+	slots     = 64   // routes with a separate base; further routes share slots
+	clip      = 3.0  // a latency counts for at most clip times the base
+	early     = 8    // latencies that teach when the server is new,
+	alone     = 4    // if the request left with at most this many in flight
+	surely    = 32   // latencies after which the bases are no longer in doubt
+	slower    = 1.4  // latency over base, without waiting, above which all bases grow
+	faster    = 0.6  // latency over base, without waiting, below which all bases shrink
+	trustPart = 0.5  // part of the trusted knee in flight without waiting
+	trustKept = 0.8  // part of the trusted knee kept from one probe to the next
+	probePart = 0.75 // part of the knee in flight during a probe
 	period    = 32   // batches between two probes
-	hurried   = 2    // the same, while the bases are in doubt
+	hurried   = 2    // batches between two probes while the bases are in doubt
 
 	// Rounds.
-	longRound = 8    // answers in a round, at least
-	fading    = 0.75 // what earlier rounds count, from one to the next
+	longRound = 8    // minimum answers in a round
+	fading    = 0.75 // weight of earlier rounds, from one round to the next
 	idle      = 1.06 // latency over base below which the server may do more
-	busy      = 1.25 // the same above which it is saturated
-	growth    = 1.25 // of the knee, beyond the trusted one
-	headMost  = 4.0  // requests beyond the knee, besides 1/32 of it
+	busy      = 1.25 // latency over base above which the server is saturated
+	growth    = 1.25 // maximum of the knee over the trusted knee
+	headMost  = 4.0  // requests beyond the knee, in addition to 1/32 of the knee
 
 	// Without answers.
 	stuckAfter = time.Second
 	stuckMost  = 32.0
 )
 
-// Limit is how many requests one server may have in flight. Make it with New. It is not
+// Limit is the number of requests that one server may have in flight. Make a Limit with New. It is not
 // safe for concurrent use, and no method allocates.
 type Limit struct {
 	least float64 // set once
 
 	// Invariant: least <= limit <= most, and probing is 0 or in 1 .. limit.
 	limit   float64
-	knee    float64 // requests that are being served when the server is saturated
+	knee    float64 // requests being served when the server is saturated
 	trusted float64 // the knee when the bases were last known to be right
 	opening bool    // the limit doubles until latencies grow
-	held    bool    // they have in the last round
+	held    bool    // latencies grew in the last round
 
 	bases [slots]base
 	known int // latencies that have taught, up to surely
-	// speed is latency over base of requests that did not wait, lately: far from 1, the
+	// speed is the recent latency over base of requests that did not wait. If speed is far from 1, the
 	// whole server has become slower or faster.
 	speed float64
 
-	now, past round // of this round, and of the rounds before it, fading
+	now, past round // the present round, and the fading sum of earlier rounds
 
-	// While probing > 0, at most so many requests are in flight. left is how many are yet
-	// to go until a probe begins or ends.
+	// While probing > 0, at most probing requests are in flight. left is the number of requests until a
+	// probe begins or ends.
 	probing, left int
 	fallen        bool // the knee fell by much: the next probe comes early
 
-	answered mono.Time // when the last answer came, or the limit grew without one
-	took     float64   // seconds until the end of an answer, on average
+	answered mono.Time // time of the last answer, or of the last growth without an answer
+	took     float64   // average seconds until the end of an answer
 }
 
 // base is the latency of a route's requests that do not wait.
 type base struct {
 	seconds float64
 	samples int
-	// ratio is latency over base lately, as speed, and recent the latency lately, however
-	// long: what the base becomes if the ratio is far from 1.
+	// ratio is the recent latency over base, like speed. recent is the recent latency without a bound:
+	// the base becomes recent if ratio is far from 1.
 	ratio, recent float64
 }
 
-// round sums what answers say of requests that may have waited. Times are seconds.
+// round sums the answers to requests that may have waited. Times are in seconds.
 type round struct {
-	answers, bound, inFlight float64 // bound left while others waited
+	answers, bound, inFlight float64 // bound: sent while other requests waited
 	base, waited, took       float64
 }
 
@@ -91,7 +91,7 @@ func (r *round) add(o *round, times float64) {
 	r.took += times * o.took
 }
 
-// ratio is latency over base.
+// ratio returns latency over base.
 func (r *round) ratio() float64 {
 	if r.base == 0 {
 		return 1
@@ -99,19 +99,19 @@ func (r *round) ratio() float64 {
 	return 1 + r.waited/r.base
 }
 
-// served is how many of the requests in flight did not wait.
+// served returns the number of requests in flight that did not wait.
 func (r *round) served() float64 {
 	return r.inFlight / r.answers * (1 - max(r.waited, 0)/r.took)
 }
 
-// Sample is what the sender of a request keeps from Sent to Answered.
+// Sample is kept by the sender of a request from Sent to Answered.
 type Sample struct {
 	inFlight int32
-	free     bool // it left with so few in flight that it does not wait
-	bound    bool // it left while others waited
+	free     bool // sent with so few in flight that the request does not wait
+	bound    bool // sent while other requests waited
 }
 
-// New returns the limit of a server that may always have so many requests in flight.
+// New returns the limit of a server that may always have least requests in flight.
 func New(least int) *Limit {
 	l := &Limit{least: float64(max(least, 1)), knee: 1, opening: true, speed: 1, left: period * int(first)}
 	l.set(first)
@@ -120,7 +120,7 @@ func New(least int) *Limit {
 
 func (l *Limit) set(to float64) { l.limit = min(max(to, l.least), most) }
 
-// Most is how many requests may be in flight.
+// Most returns the number of requests that may be in flight.
 func (l *Limit) Most() int {
 	if l.probing > 0 {
 		return l.probing
@@ -128,10 +128,10 @@ func (l *Limit) Most() int {
 	return int(l.limit)
 }
 
-// Knee is how many requests are being served when the server is saturated.
+// Knee returns the number of requests being served when the server is saturated.
 func (l *Limit) Knee() float64 { return l.knee }
 
-// free is how many may be in flight without any waiting.
+// free returns the number of requests that may be in flight without waiting.
 func (l *Limit) free() int { return int(max(1, probePart*l.knee, trustPart*l.trusted) + 0.25) }
 
 // doubtful reports whether the bases may be wrong.
@@ -140,8 +140,8 @@ func (l *Limit) doubtful() bool {
 	return l.known < surely || l.speed > 1.3 || l.speed < 0.7 || ratio < 0.85 || ratio > 2.2
 }
 
-// Sent records that a request goes to the server, with which inFlight are there, and
-// whether others wait that could go there, too.
+// Sent records a request to the server. inFlight is the number of requests at the server, including
+// this request. waiting reports whether other requests wait that could go to the server.
 func (l *Limit) Sent(inFlight int, waiting bool, now mono.Time) Sample {
 	if l.answered == 0 {
 		l.answered = now
@@ -164,12 +164,12 @@ func (l *Limit) Sent(inFlight int, waiting bool, now mono.Time) Sample {
 	return s
 }
 
-// probe lets fewer requests be in flight until two batches of them have gone. The first
-// batch teaches: it is answered, by and large, before more are in flight again.
+// probe lowers the number in flight until two batches have been sent. The first batch teaches: most of
+// its answers arrive before more requests are in flight again.
 func (l *Limit) probe() {
 	if free := l.free(); free < int(l.limit) {
 		l.probing, l.left = free, 2*free+1
-	} else { // all requests go like that
+	} else { // all requests are sent like a probe
 		l.left = period * int(l.limit)
 		l.trusted *= trustKept
 	}
@@ -179,8 +179,8 @@ func (l *Limit) probe() {
 	l.fallen = false
 }
 
-// Answered records the answer to a request. slot tells routes apart. latency is the time
-// until the head of the answer, took the time until its end.
+// Answered records the answer to a request. slot distinguishes routes. latency is the time until the
+// head of the answer, took the time until its end.
 func (l *Limit) Answered(s Sample, slot uint32, latency, took time.Duration, now mono.Time) {
 	l.answered = now
 	seconds := max(latency.Seconds(), 1e-7)
@@ -218,8 +218,8 @@ func (l *Limit) Answered(s Sample, slot uint32, latency, took time.Duration, now
 	}
 }
 
-// teach takes a latency without waiting, whole and as it counts. A server of many workers
-// teaches more often, so that each latency counts for less.
+// teach learns from a latency without waiting: whole is unbounded, seconds is bounded by clip. A server
+// of many workers teaches more often, so each latency counts less.
 func (l *Limit) teach(b *base, whole, seconds float64) {
 	free, ratio := float64(l.free()), seconds/b.seconds
 	b.samples++
@@ -241,13 +241,13 @@ func (l *Limit) teach(b *base, whole, seconds float64) {
 	}
 }
 
-// begin has a base learn quickly again, from what it saw last.
+// begin makes a base learn quickly again, starting from its recent latency.
 func (b *base) begin() { b.seconds, b.ratio, b.samples = b.recent, 1, 2 }
 
 // far reports whether latencies and bases differ by more than chance.
 func far(ratio float64) bool { return ratio > slower || ratio < faster }
 
-// turn ends a round and sets the limit by what it has shown.
+// turn ends a round and sets the limit from its results.
 func (l *Limit) turn() {
 	last := l.now
 	l.now = round{}
@@ -263,7 +263,7 @@ func (l *Limit) turn() {
 	case bound && ratio >= 0.85 && ratio < idle && l.speed > 0.92:
 		served = max(served, l.knee) * (1 + (growth-1)/2)
 	case ratio < 0.85 || !bound && (served > l.knee || ratio < 1.1):
-		served = l.knee // the bases are wrong, or there was not enough to do
+		served = l.knee // the bases are wrong, or the load was too low
 	case served < 0.6*l.knee:
 		l.fallen = true
 	}
@@ -277,8 +277,8 @@ func (l *Limit) turn() {
 	l.set(l.knee + min(max(1, math.Sqrt(l.knee)), headMost) + l.knee/32)
 }
 
-// open doubles the limit while latencies stay as they are. Two rounds of longer latencies
-// end that: one of them may be chance.
+// open doubles the limit while latencies stay the same. Two rounds of longer latencies end the
+// doubling: one round may be chance.
 func (l *Limit) open(last *round) {
 	ratio, served := last.ratio(), last.served()
 	switch {
@@ -295,8 +295,8 @@ func (l *Limit) open(last *round) {
 	}
 }
 
-// Tick lets the limit grow slowly while requests wait for this server and it answers none:
-// what it has may take long without being work, as streams do.
+// Tick raises the limit slowly while requests wait for the server and the server answers none: its
+// requests may take long without being work, as streams do.
 func (l *Limit) Tick(now mono.Time) {
 	patience := max(stuckAfter, time.Duration(2*l.took*float64(time.Second)))
 	if l.answered == 0 || now.Sub(l.answered) < patience || l.limit >= stuckMost {

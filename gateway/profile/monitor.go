@@ -1,7 +1,7 @@
-// Package profile measures what requests take of a web server, as the mQoS paper's
-// prober does: a monitor beside the server says what was used, and a prober asks for
-// one URL after the other and looks at the difference. It knows nothing of the gateway
-// but the form of its policy. Read monitor.go, then prober.go.
+// Package profile measures the cost of requests to a web server, like the mQoS paper's prober. A
+// monitor beside the server reports resource usage. A prober requests one URL after the other and
+// computes the differences. The package knows only the policy format of the gateway. Read monitor.go,
+// then prober.go.
 package profile
 
 import (
@@ -13,19 +13,18 @@ import (
 	"strings"
 )
 
-// Usage is what a server has used since some moment in the past, by resource: cpu in
-// milliseconds of processor time, disk and net in kilobytes, read and written.
+// Usage is a server's total usage since some moment in the past, by resource: cpu in milliseconds of
+// processor time, disk and net in kilobytes, read and written.
 type Usage map[string]float64
 
 // Monitor reads the counters of a control group (version 2) and of a network interface.
 type Monitor struct {
-	Cgroup    string // its folder
+	Cgroup    string // folder of the group
 	NetDev    string // /proc/net/dev
-	Interface string // "": all but the loopback
+	Interface string // "": all except the loopback
 }
 
-// Read returns what has been used. Where the group counts no input and output, there is
-// no disk in it.
+// Read returns the usage. If the group does not count input and output, disk is absent.
 func (m Monitor) Read() (Usage, error) {
 	usage := Usage{}
 	var faults []error
@@ -62,7 +61,7 @@ func (m Monitor) Read() (Usage, error) {
 		name, counters, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if fields := strings.Fields(counters); len(fields) > 8 && (name == m.Interface || m.Interface == "" && name != "lo") {
 			add("net", m.NetDev, fields[0]) // bytes received
-			add("net", m.NetDev, fields[8]) // and sent
+			add("net", m.NetDev, fields[8]) // bytes sent
 		}
 	}
 	if _, found := usage["net"]; m.Interface != "" && !found {

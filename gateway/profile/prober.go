@@ -21,27 +21,27 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 )
 
-// Config is what is measured.
+// Config configures a measurement.
 type Config struct {
-	Server  *url.URL // of the web server, which should have no other clients meanwhile
-	Monitor string   // URL of the Monitor beside it
-	URLs    []string // to measure; none: those of Sitemap, or what links lead to from Server
+	Server  *url.URL // the web server; it should have no other clients meanwhile
+	Monitor string   // URL of the server's Monitor
+	URLs    []string // to measure; none: the URLs of Sitemap, or all links reachable from Server
 	Sitemap string   // URL
-	Repeat  int      // how often each is asked for, at each number at once
+	Repeat  int      // requests of each URL, at each concurrency
 	Client  *http.Client
 }
 
 const (
 	maxPages  = 200
-	maxPage   = 4 << 20 // bytes of a page that are looked at for links
-	maxAtOnce = 64      // requests, to saturate the server
-	gain      = 1.05    // of throughput by twice as many at once: else it is saturated
+	maxPage   = 4 << 20 // bytes of a page searched for links
+	maxAtOnce = 64      // concurrent requests to saturate the server
+	gain      = 1.05    // minimum gain of throughput when concurrency doubles; below it the server is saturated
 )
 
-// Result is what requests take, and what the server has.
+// Result is the cost of requests and the capacity of the server.
 type Result struct {
-	Costs    map[string]Usage // units of a request, by path
-	Capacity Usage            // units a second
+	Costs    map[string]Usage // units per request, by path
+	Capacity Usage            // units per second
 	Warnings []string
 }
 
@@ -50,9 +50,9 @@ var (
 	locs  = regexp.MustCompile(`<loc>\s*([^<\s]+)\s*</loc>`)
 )
 
-// Run measures: each URL by itself, one request after the other, then two and four at
-// once, which should cost the same each; then all together, ever more at once, until
-// the server does no more.
+// Run measures each URL alone: one request after the other, then two and four at once, which should
+// cost the same each. Then Run requests all URLs together with growing concurrency, until the
+// throughput no longer grows.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	r := &Result{Costs: map[string]Usage{}, Capacity: Usage{}}
 	paths, err := cfg.paths(ctx)
@@ -96,8 +96,8 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return r, nil
 }
 
-// measure asks for paths in turn, so many at once, Repeat times each in all. It returns
-// what each request used, and how long it took, of the time of all.
+// measure requests paths in turn, together at a time, Repeat times each in all. It returns the usage
+// per request, and the elapsed time divided by the number of requests.
 func (c *Config) measure(ctx context.Context, together int, paths ...string) (each Usage, seconds float64, err error) {
 	n := max(c.Repeat*len(paths), together)
 	before, err := c.usage(ctx)
@@ -126,7 +126,7 @@ func (c *Config) measure(ctx context.Context, together int, paths ...string) (ea
 
 // paths returns the paths to measure.
 func (c *Config) paths(ctx context.Context) (found []string, err error) {
-	var known []string // found, and broken links among them
+	var known []string // found, and broken links
 	add := func(link string, from *url.URL) {
 		u, err := from.Parse(strings.TrimSpace(link))
 		if err != nil || u.Host != c.Server.Host || u.Scheme != c.Server.Scheme {
@@ -153,7 +153,7 @@ func (c *Config) paths(ctx context.Context) (found []string, err error) {
 		return known, err
 	}
 	add("/", c.Server)
-	for i := 0; i < len(known); i++ { // it grows meanwhile
+	for i := 0; i < len(known); i++ { // known grows in the loop
 		text, err := c.get(ctx, known[i])
 		if errors.As(err, new(statusError)) && i > 0 {
 			continue
@@ -178,7 +178,7 @@ func (c *Config) usage(ctx context.Context) (u Usage, err error) {
 	return u, nil
 }
 
-// get asks for a URL, or for a path of the server, and returns the beginning.
+// get requests a URL, or a path of the server, and returns the first maxPage bytes of the answer.
 func (c *Config) get(ctx context.Context, ref string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, ref, nil)
 	if err != nil {
@@ -200,13 +200,13 @@ func (c *Config) get(ctx context.Context, ref string) ([]byte, error) {
 	return text, err
 }
 
-// statusError is an answer that is none.
+// statusError is an error status of an answer.
 type statusError string
 
 func (e statusError) Error() string { return string(e) }
 
-// Write writes the costs as a policy has them. Capacities and warnings are comments:
-// which servers there are is the operator's to say.
+// Write writes the costs in the form of a policy. Capacities and warnings become comments, because the
+// operator lists the servers.
 func (r *Result) Write(w io.Writer) error {
 	var b strings.Builder
 	for _, warning := range r.Warnings {
@@ -216,10 +216,10 @@ func (r *Result) Write(w io.Writer) error {
 	for _, name := range slices.Sorted(maps.Keys(r.Capacity)) {
 		fmt.Fprintf(&b, "# %s = %.4g\n", name, r.Capacity[name])
 	}
-	// Of several that a path begins with, the first one counts.
+	// The first [[cost]] whose path is a prefix applies, so longer paths come first.
 	paths := slices.SortedFunc(maps.Keys(r.Costs), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	for _, path := range paths {
-		plain, err := url.PathUnescape(path) // as the policy has it
+		plain, err := url.PathUnescape(path) // unescaped, as in a policy
 		if err != nil {
 			return err
 		}

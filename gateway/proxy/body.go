@@ -11,52 +11,52 @@ import (
 )
 
 const (
-	// lingerFor is how long the rest of a body is read and dropped after an early answer. A
-	// connection that is closed while its client still sends may lose the answer.
+	// lingerFor is how long the rest of a body is read and dropped after an early answer. If a
+	// connection closes while its client still sends, the answer may be lost.
 	lingerFor = time.Second
-	// What has come of a body that nobody wants is read, up to drainMost bytes and for
-	// drainFor, so that the connection can be kept.
+	// drainMost bytes at most, for drainFor, are read of an unwanted body that has already arrived, so
+	// that the connection can be kept.
 	drainMost = 64 << 10
 	drainFor  = 10 * time.Millisecond
-	// continueAfter is how long the body of a client that asked first (Expect: 100-continue)
-	// waits for the server's word. Servers of HTTP/1.0 never say it.
+	// continueAfter is how long the body of a client that asked first (Expect: 100-continue) waits for
+	// the server's 100 Continue, which HTTP/1.0 servers never send.
 	continueAfter = time.Second
 )
 
-// requestBody is what a client sends, in time: a read takes at most limit, and all
-// together at most that and a second for each rate bytes. Only reads count, so a server
-// that takes its time is not the client's fault. It is not pooled: the transport may
-// still read when the handler has returned.
+// requestBody is the body from a client, with time limits. A read takes at most limit. All reads
+// together take at most limit plus a second for each rate bytes. Only reads count, so a slow server is
+// not the client's fault. A requestBody is not pooled: the transport may still read after the handler
+// has returned.
 type requestBody struct {
 	io.ReadCloser
 	of      *http.Request
 	control *http.ResponseController
 	limit   time.Duration
-	rate    int64         // bytes a second; 0: only limit holds
-	waited  time.Duration // in all reads; owned by the reader
-	// continued is closed once the server has asked for the body, or the request is over. It is
-	// nil if the client sends the body unasked.
+	rate    int64         // bytes per second; 0: only limit applies
+	waited  time.Duration // total of all reads; owned by the reader
+	// continued is closed once the server has asked for the body, or the request is over. nil: the
+	// client sends the body unasked.
 	continued chan struct{}
 	wanted    bool        // awaitContinue has returned true; owned by the reader
 	proceeds  atomic.Bool // continued is closed
 	answered  atomic.Bool // the server has sent the head of its answer
-	// Written by the transport's goroutine, which may still be at it.
+	// Written by the transport's goroutine, which may still be reading.
 	read, ended atomic.Bool
 	bytes       atomic.Int64
 	err         atomic.Pointer[error]
-	// Written when the request is over: nothing more is passed on.
+	// Set when the request is over: nothing more is passed on.
 	over atomic.Bool
 }
 
-// newBody returns the body of a request, and has net/http write the answer before it has
-// read the body to its end: the server may answer early, or both may be streams.
+// newBody returns the body of a request. It makes net/http write the answer before the end of the body,
+// because the server may answer early, or body and answer may both be streams.
 func newBody(w http.ResponseWriter, r *http.Request, limit time.Duration, rate int64) *requestBody {
 	b := &requestBody{ReadCloser: r.Body, of: r, control: http.NewResponseController(w), limit: limit, rate: rate}
 	if httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue") {
 		b.continued = make(chan struct{})
 	}
-	_ = b.control.EnableFullDuplex() // a recorder, in tests, needs none
-	b.limitNext(time.Now())          // what is refused unread, net/http reads
+	_ = b.control.EnableFullDuplex() // fails for a recorder in tests, which needs no full duplex
+	b.limitNext(time.Now())          // for net/http, which reads a body that is refused unread
 	return b
 }
 
@@ -67,7 +67,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	}
 	began := time.Now()
 	b.limitNext(began)
-	if b.over.Load() { // meanwhile
+	if b.over.Load() { // leave may have run since the first check
 		b.stop()
 	}
 	n, err := b.ReadCloser.Read(p)
@@ -76,19 +76,19 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	switch {
 	case err == io.EOF:
 		b.ended.Store(true)
-		// Or the server's own read, which looks for the client's end, would time out.
+		// Without this, net/http's own read, which watches for the client's end, would time out.
 		_ = b.control.SetReadDeadline(time.Time{})
-		dropTrailers(b.of.Trailer) // with them came also some that were not announced
-	case err != nil && !b.over.Load(): // the client's failure, not leave's doing
+		dropTrailers(b.of.Trailer) // trailers may include some that were not announced
+	case err != nil && !b.over.Load(): // the client failed; leave did not cause the error
 		b.err.Store(&err)
 	}
 	return n, err
 }
 
-// awaitContinue waits until the server wants the body of a client that asked first, and reports
-// whether it does: net/http tells the client to send the body as soon as the body is read. If the
-// server answers instead, awaitContinue waits until the answer is relayed, since a transport gives
-// up the answer when it cannot read the body.
+// awaitContinue waits until the server asks for the body of a client that asked first, and reports
+// whether it did. As soon as the body is read, net/http tells the client to send it. If the server
+// answers instead, awaitContinue waits until the answer is relayed, because a transport drops the
+// answer if it cannot read the body.
 func (b *requestBody) awaitContinue() bool {
 	if b.continued == nil || b.wanted {
 		return true
@@ -111,15 +111,15 @@ func (b *requestBody) awaitContinue() bool {
 	return b.wanted
 }
 
-// proceed notes that the server has asked for the body, or that the request is over.
+// proceed records that the server has asked for the body, or that the request is over.
 func (b *requestBody) proceed() {
 	if b.continued != nil && !b.proceeds.Swap(true) { // a server may ask twice
 		close(b.continued)
 	}
 }
 
-// limitNext bounds the next read, also that of net/http, which reads what a handler
-// has left. The server sets its own bound before the next request.
+// limitNext sets the deadline of the next read. The deadline also applies to net/http, which reads the
+// rest of a body after the handler. net/http sets its own deadline before the next request.
 func (b *requestBody) limitNext(now time.Time) {
 	limit := b.limit
 	if b.rate > 0 {
@@ -129,7 +129,7 @@ func (b *requestBody) limitNext(now time.Time) {
 	_ = b.control.SetReadDeadline(now.Add(limit))
 }
 
-// failed returns why reading failed, nil if it has not.
+// failed returns the error of reading, or nil.
 func (b *requestBody) failed() error {
 	if err := b.err.Load(); err != nil {
 		return *err
@@ -137,8 +137,8 @@ func (b *requestBody) failed() error {
 	return nil
 }
 
-// pending reports whether the client has yet to send of the body on a connection of
-// HTTP/1.1, which cannot be kept if it is answered now. HTTP/2 ends the stream alone.
+// pending reports whether the client still has to send a part of the body on an HTTP/1.1 connection.
+// Such a connection cannot be kept after an answer. HTTP/2 ends only the stream.
 func (b *requestBody) pending() bool {
 	if b.ReadCloser == nil || b.of.ProtoMajor != 1 || b.ended.Load() {
 		return false
@@ -146,8 +146,8 @@ func (b *requestBody) pending() bool {
 	return b.of.ContentLength < 0 || b.bytes.Load() < b.of.ContentLength
 }
 
-// drain drops the body of a request that is refused, if it is small and has come already.
-// A client that asked first whether to send it may go on without it.
+// drain drops the body of a refused request, if the body is small and has already arrived. A client
+// that asked first may continue without sending the body.
 func (b *requestBody) drain() {
 	if !b.pending() || b.read.Load() || b.of.Header["Expect"] != nil {
 		return
@@ -159,11 +159,11 @@ func (b *requestBody) drain() {
 	}
 }
 
-// leave ends the passing on of a body that has not come to its end. net/http then sends
-// the answer, and drops what comes of the body, for lingerFor: it lifts the deadline of
-// reads in between, so a timer sets that. A second leave does nothing.
+// leave stops passing on a body that has not ended. net/http then sends the answer, and drops the rest
+// of the body for lingerFor. net/http clears the read deadline in between, so a timer sets the
+// deadline. A second leave does nothing.
 func (b *requestBody) leave() {
-	ends := b.ReadCloser != nil && b.of.ProtoMajor > 1 && !b.ended.Load() // the stream, not its connection
+	ends := b.ReadCloser != nil && b.of.ProtoMajor > 1 && !b.ended.Load() // true: ends only the stream, not the connection
 	if !ends && !b.pending() || b.over.Swap(true) {
 		return
 	}
@@ -177,11 +177,10 @@ func (b *requestBody) leave() {
 	}
 }
 
-// stop ends a read that is under way.
+// stop ends a read in progress.
 func (b *requestBody) stop() { _ = b.control.SetReadDeadline(time.Now()) }
 
-// earlyWriter says in an answer that comes before the body has ended that the connection
-// will not be kept.
+// earlyWriter adds "Connection: close" to an answer that comes before the end of the body.
 type earlyWriter struct {
 	http.ResponseWriter
 	body *requestBody

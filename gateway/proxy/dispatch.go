@@ -24,48 +24,48 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// ticket is a request's place in the queues and at a server. From enter to finish it is
-// the dispatcher's, but for what is said to be the exchange's.
+// ticket is a request's place in the queues and at a server. The dispatcher owns it from enter to
+// finish, except for the fields marked as the exchange's.
 type ticket struct {
-	// Of the exchange: set before enter.
+	// Owned by the exchange; set before enter.
 	r       *http.Request
-	class   class         // as it was when the request came
-	granted chan struct{} // holds one token: target is set, or refused is
-	// Of the exchange: once granted.
+	class   class         // at the time of arrival
+	granted chan struct{} // capacity 1: receives a token when target or refused is set
+	// Owned by the exchange; valid once granted.
 	target    *url.URL
-	url       string // of the server, as the policy has it
+	url       string // the server's URL in the policy
 	faults    *slog.Logger
-	host      string // to ask for; "": the client's
+	host      string // Host to send; "": the client's
 	transport *http.Transport
-	sends     int          // connections that it was given, so that the server may have received it as often
-	status    int          // of the answer
-	head      atomic.Int64 // a mono.Time: when the head of the answer came; 0: it has not. tick reads it
-	bytes     int64        // of its body and the answer's
-	reason    string       // why the server failed
-	report    string       // what the server said of the request and itself; "": nothing
-	// Of the exchange: once refused.
-	drain float64 // seconds until its queue will be empty, as it goes; at most a minute
+	sends     int          // connections used; the server may have received the request as often
+	status    int          // status of the answer
+	head      atomic.Int64 // mono.Time of the answer's head; 0: none yet. tick reads it
+	bytes     int64        // bytes of the request's and the answer's body
+	reason    string       // reason of the server's failure
+	report    string       // the server's load report; "": none
+	// Owned by the exchange; valid once refused.
+	drain float64 // seconds until the queue is empty at the present rate; at most 60
 
 	// Guarded by dispatcher.mu.
 	request          schedule.Request
 	arrived, started mono.Time
 	server           int
-	tried            []int // servers that could not be reached, before server
-	refused          error // by a change of the policy
+	tried            []int // servers before server that could not be reached
+	refused          error // set by a change of the policy
 	route            *cost.Route
 	sample           limit.Sample
-	apart            bool                  // it is a stream, and does not count for its server's limit
+	apart            bool                  // a stream, not counted for the server's limit
 	place            list.Element[*ticket] // in tickets
 }
 
-// repeatable methods are those of which a client may send a request again if it fails (RFC 9110).
+// repeatable methods may be sent again by a client after a failure (RFC 9110).
 var repeatable = []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete}
 
-// dispatcher decides which requests wait and which go where, for all requests at once.
+// dispatcher decides for all requests which request waits, and to which server each request goes.
 type dispatcher struct {
 	// Set once.
 	cfg Config
-	// reader reads servers' reports, without mu.
+	// reader parses servers' reports without mu.
 	reader atomic.Pointer[cost.Table]
 
 	mu struct {
@@ -74,52 +74,52 @@ type dispatcher struct {
 		schedule *schedule.Scheduler
 		balance  *balance.Balancer
 		cost     *cost.Table        // also in reader
-		servers  []server           // by number, of schedule and balance
-		classes  []counts           // by number, of policy and schedule
-		byName   map[string]int     // numbers of classes
-		tickets  list.List[*ticket] // all that are queued or sent
+		servers  []server           // indexed by the server numbers of schedule and balance
+		classes  []counts           // indexed by the class numbers of policy and schedule
+		byName   map[string]int     // number of each class
+		tickets  list.List[*ticket] // all queued or sent requests
 		ticked   mono.Time
 
-		badReports uint64          // that could not be read
+		badReports uint64          // reports that could not be parsed
 		vector     schedule.Vector // scratch
 	}
 }
 
 type server struct {
-	policy.Server           // without Target: it is of the policy no more
-	index         int       // among the policy's; -1 likewise
-	observed      mono.Time // when drift was last looked at
+	policy.Server           // Target nil: the server has left the policy
+	index         int       // index in the policy; -1: not in the policy
+	observed      mono.Time // last check of drift
 	ejected       bool      // at the last tick
 	limit         *limit.Limit
-	faults        *slog.Logger // what it does wrong, at a limited rate
-	reason        string       // of its last failure
+	faults        *slog.Logger // logs the server's faults at a limited rate
+	reason        string       // reason of the last failure
 	transport     *http.Transport
-	resent        uint64 // beyond the first time of each request
+	resent        uint64 // sends beyond the first of each request
 }
 
-// counts are what is known of a class beyond the scheduler.
+// counts has the counters of a class, beyond the scheduler's.
 type counts struct {
 	Sent   uint64 `json:"sent"`
 	Full   uint64 `json:"refused_full"`
 	Late   uint64 `json:"refused_late"`
 	Denied uint64 `json:"refused_admission"`
-	Left   uint64 `json:"left"` // clients that did not wait for their turn
+	Left   uint64 `json:"left"` // clients that left the queue before their turn
 
-	waits  *obs.Latency // of those sent, in the queue
-	ticked uint64       // sent until the last tick
+	waits  *obs.Latency // queue times of sent requests
+	ticked uint64       // Sent at the last tick
 	rate   float64
 }
 
 const (
-	tick = 100 * time.Millisecond // ejections end within
-	// drift is looked at as often, at most, however many answers have reports.
+	tick = 100 * time.Millisecond // ejections end within one tick
+	// drift of a server is checked at most this often, even if more answers have reports.
 	observeEvery = 100 * time.Millisecond
-	// A client of HTTP/1 is looked after as often, while it waits.
+	// interval of checks whether a waiting HTTP/1 client has hung up
 	lookEvery = 500 * time.Millisecond
-	// An answer that takes so long after its head is a stream, for which the server has no
-	// place of its own.
+	// An answer that takes longer than streamAfter after its head is a stream, and does not count for
+	// its server's limit.
 	streamAfter = time.Second
-	// Weight of one tick in a class' rate: it forgets in about two seconds.
+	// rateWeight is the weight of a tick in a class's rate, which averages over about two seconds.
 	rateWeight = 0.05
 )
 
@@ -135,18 +135,18 @@ func newDispatcher(cfg Config) *dispatcher {
 	return d
 }
 
-// next is a policy as configure has made it ready.
+// next is a policy prepared by prepare.
 type next struct {
 	policy   *policy.Policy
 	cost     *cost.Table
 	schedule *schedule.Scheduler
 	classes  []counts
-	byName   map[string]int // classes
-	byURL    map[string]int // the policy's servers
+	byName   map[string]int // number of each class
+	byURL    map[string]int // index of each server in the policy
 }
 
-// prepare makes a policy ready for so many servers that are known already. With thousands of
-// classes it takes a while, in which requests go on: it touches nothing of theirs.
+// prepare prepares a policy; known is the number of servers so far. With thousands of classes this
+// takes a while. Requests continue meanwhile, because prepare touches no shared state.
 func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
 	var capacities [][]float64
 	n := &next{policy: to, byName: map[string]int{}, byURL: map[string]int{}}
@@ -159,7 +159,7 @@ func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The servers are as many as there may be numbers.
+	// one number for each server that may need one
 	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(to.Servers), 1), Measured: n.cost.Measured()}
 	for i, c := range to.Classes {
 		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
@@ -170,14 +170,14 @@ func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
 		return nil, err
 	}
 	for i := range config.Servers {
-		n.schedule.SetCapacity(i, nil) // until it is known whose number that is
+		n.schedule.SetCapacity(i, nil) // until renumberLocked assigns the number
 	}
 	return n, nil
 }
 
-// configure goes over to another policy. What waits goes on waiting, in its order and
-// under its class' name, and what is at a server stays there. On an error nothing has
-// changed. Requires: one at a time, which is why what it has seen of servers stays so.
+// configure replaces the policy. Waiting requests keep waiting, in their order and under the name of
+// their class, and requests at a server stay there. On an error nothing changes. Requires: one call at
+// a time, so that the number of servers seen at the start stays valid.
 func (d *dispatcher) configure(to *policy.Policy, transports map[policy.Reach]*http.Transport, now mono.Time) error {
 	m := &d.mu
 	m.Lock()
@@ -219,8 +219,8 @@ func (d *dispatcher) configure(to *policy.Policy, transports map[policy.Reach]*h
 	return nil
 }
 
-// renumberLocked has the servers of the policy take part, and no others. One that was
-// there before keeps its number and what is known of it.
+// renumberLocked adds the servers of the policy and removes all others. A server that stays keeps its
+// number and its state.
 func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 	m := &d.mu
 	numbers := slices.Repeat([]int{-1}, len(m.policy.Servers))
@@ -230,7 +230,7 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 			s.index, s.Server, numbers[i] = i, m.policy.Servers[i], n
 		} else if s.Target != nil {
 			m.balance.Remove(n)
-			*s = server{index: -1, limit: s.limit, faults: s.faults} // which its last requests still use
+			*s = server{index: -1, limit: s.limit, faults: s.faults} // the server's last requests still use these fields
 		}
 	}
 	for i, of := range m.policy.Servers {
@@ -247,11 +247,11 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 	}
 }
 
-// fillLocked sets what the scheduler is to know of a request.
+// fillLocked sets the scheduler's fields of a request.
 func (d *dispatcher) fillLocked(t *ticket) {
 	m := &d.mu
 	class, known := m.byName[t.class.Name]
-	if !known { // the policy has changed since it was classified
+	if !known { // the policy has changed since the request was classified
 		class = len(m.policy.Classes) - 1
 	}
 	t.route = m.cost.Route(t.r.Method, t.r.URL.Path)
@@ -259,7 +259,7 @@ func (d *dispatcher) fillLocked(t *ticket) {
 	t.request.Class, t.request.Cost, t.request.Value = class, m.vector, t
 }
 
-// arriveLocked queues a request, or counts that there is no room for it.
+// arriveLocked queues a request, or counts it as refused because the queue is full.
 func (d *dispatcher) arriveLocked(t *ticket) error {
 	err := d.mu.schedule.Arrive(&t.request)
 	if err != nil {
@@ -268,15 +268,15 @@ func (d *dispatcher) arriveLocked(t *ticket) error {
 	return err
 }
 
-// refusedLocked tells a request that is refused when to come again, and returns the counts
-// of its class.
+// refusedLocked sets when a refused request should come again, and returns the counts of the request's
+// class.
 func (d *dispatcher) refusedLocked(t *ticket) *counts {
 	c := &d.mu.classes[t.request.Class]
 	t.drain = min(float64(d.mu.schedule.Queued(t.request.Class))/max(c.rate, 1e-9), 60)
 	return c
 }
 
-// modeOf reads the name of a scheduler.
+// modeOf parses the name of a scheduler.
 func modeOf(name string, resources []string) (schedule.Mode, error) {
 	modes := map[string]schedule.Mode{"mqos": schedule.MQoS, "none": schedule.None}
 	for k, resource := range resources {
@@ -289,8 +289,8 @@ func modeOf(name string, resources []string) (schedule.Mode, error) {
 	return mode, nil
 }
 
-// enter queues a request and waits for its turn, at most for as long as its class may.
-// Once it returns nil the caller owes a finish.
+// enter queues a request and waits for its turn, at most as long as its class allows. If enter returns
+// nil, the caller must call finish.
 func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	d.mu.Lock()
 	m := &d.mu
@@ -310,8 +310,8 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	}
 	d.mu.Lock()
 	if !m.schedule.Leave(&t.request) {
-		// Its turn came at the same moment. What has waited enough takes it; what has
-		// been given up gives it back.
+		// The turn came at the same moment. A request that waited for its maximum takes the turn; a
+		// request whose client is gone gives it back.
 		d.mu.Unlock()
 		<-t.granted
 		if t.refused != nil || err == errLate {
@@ -331,12 +331,13 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	return err
 }
 
-// wait returns nil when the turn of t has come, or else why it is not waited for.
+// wait returns nil when the turn of t has come, errLate after the maximum wait, and errGone if the
+// client is gone.
 func (t *ticket) wait() error {
 	select {
 	case <-t.granted:
 		return nil
-	default: // it takes a timer
+	default: // avoids a timer
 	}
 	late := time.NewTimer(t.class.Wait)
 	defer late.Stop()
@@ -363,9 +364,9 @@ func (t *ticket) wait() error {
 	}
 }
 
-// finish settles a request that enter has let through, once: it is charged what it has
-// taken, however it ended. One that its client took back unanswered has taken what is
-// expected of it, at least.
+// finish settles a request that enter has let through, once. The class is charged for what the request
+// took, however it ended. If the client aborted the request before an answer, the charge is at least
+// the expected cost.
 func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	reader := d.reader.Load()
 	report, err := cost.Report{InFlight: -1}, error(nil)
@@ -378,18 +379,18 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	switch {
 	case err != nil:
 		m.badReports++
-	case reader != m.cost: // it is of the resources of another policy
+	case reader != m.cost: // the report was parsed for another policy's resources
 		report = cost.Report{InFlight: -1}
 	}
 	served := now.Sub(t.started)
 	took := served
 	if how == balance.Aborted && t.status == 0 {
-		took = max(took, m.cost.Expected(t.route)) // few servers stop when the client waits no more
+		took = max(took, m.cost.Expected(t.route)) // few servers stop working when the client leaves
 	}
 	teaches := how == balance.Answered
 	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), took, t.bytes, &report, teaches)
 	if t.sends == 0 {
-		clear(m.vector) // no server has it
+		clear(m.vector) // no server received the request
 	}
 	m.schedule.Done(&t.request, m.vector)
 	if t.report != "" {
@@ -405,10 +406,9 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	d.sendLocked(now)
 }
 
-// again has a request that its server was not sent, since it could not be reached, go to
-// the best of the others, each server once, and reports whether there is one. It does not
-// wait once more, and goes also where all others are busy: beyond their capacity is at
-// most what the lost server had.
+// again sends a request whose server could not be reached to the best other server, each server once,
+// and reports whether there is one. The request does not wait again, even if all other servers are
+// busy. The excess over their capacity is at most the load of the lost server.
 func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -432,7 +432,7 @@ func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 	return true
 }
 
-// observeLocked takes what a server says of itself.
+// observeLocked applies a server's load report.
 func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Time) {
 	m := &d.mu
 	s := &m.servers[number]
@@ -452,7 +452,7 @@ func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Tim
 	}
 }
 
-// sendLocked sends all that may go, and wakes their owners.
+// sendLocked sends all requests that may go, and wakes their goroutines.
 func (d *dispatcher) sendLocked(now mono.Time) {
 	m := &d.mu
 	for {
@@ -471,11 +471,11 @@ func (d *dispatcher) sendLocked(now mono.Time) {
 		d.sentLocked(t, number, now)
 		m.classes[r.Class].Sent++
 		m.classes[r.Class].waits.Record(now.Sub(t.arrived))
-		t.granted <- struct{}{} // it has room; from here on the ticket is its owner's
+		t.granted <- struct{}{} // never blocks; from here on the exchange owns its fields
 	}
 }
 
-// sentLocked has a request at a server.
+// sentLocked records a request as sent to a server.
 func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 	m := &d.mu
 	s := &m.servers[number]
@@ -486,8 +486,8 @@ func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 	m.schedule.SetLimit(number, s.limit.Most())
 }
 
-// learnLimitLocked tells a server's limit how long a request took. Answers that refuse have
-// a latency of their own: they are a route apart.
+// learnLimitLocked tells a server's limit how long a request took. Refusals have a latency of their
+// own, so they count as a separate route.
 func (d *dispatcher) learnLimitLocked(t *ticket, how balance.Outcome, took time.Duration, now mono.Time) {
 	s := &d.mu.servers[t.server]
 	head := mono.Time(t.head.Load())
@@ -502,7 +502,7 @@ func (d *dispatcher) learnLimitLocked(t *ticket, how balance.Outcome, took time.
 	d.mu.schedule.SetLimit(t.server, s.limit.Most())
 }
 
-// stream makes room for another request at the server of one whose answer is a stream.
+// stream stops counting t, whose answer is a stream, for its server's limit.
 func (d *dispatcher) stream(t *ticket) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -515,8 +515,8 @@ func (d *dispatcher) setApartLocked(t *ticket) {
 	d.mu.schedule.SetApart(&t.request)
 }
 
-// relieveLocked lets servers have more requests, if those that they have are streams or have
-// been without an answer for long.
+// relieveLocked lets servers have more requests if their present requests are streams or have had no
+// answer for long.
 func (d *dispatcher) relieveLocked(now mono.Time) {
 	m := &d.mu
 	for t := range m.tickets.All() {
@@ -532,8 +532,8 @@ func (d *dispatcher) relieveLocked(now mono.Time) {
 	}
 }
 
-// tick does what is due by time alone, and returns the servers that were ejected since the last one,
-// or have answered again.
+// tick does the periodic work. It returns the servers that were ejected or readmitted since the last
+// tick.
 func (d *dispatcher) tick(now mono.Time) (changed []server) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,7 +1,6 @@
-// Package proxy is the gateway's data path: it classifies a request, asks admission,
-// lets it wait for its turn, passes it to the server that will answer soonest, and
-// settles what it took. What goes when is gateway/schedule's, where to gateway/balance's,
-// and both are under the one mutex of dispatch.go; the rest is net/http and
-// httputil.ReverseProxy. It knows nothing of files and listeners. Read proxy.go next,
-// then exchange.go.
+// Package proxy is the gateway's data path. It classifies a request, asks admission, queues the
+// request, passes it to the server that will answer soonest, and settles its cost. gateway/schedule
+// decides the order of requests, gateway/balance the servers; the mutex in dispatch.go guards both. The
+// rest is net/http and httputil.ReverseProxy. The package knows nothing of files and listeners. Read
+// proxy.go next, then exchange.go.
 package proxy

@@ -27,15 +27,14 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Header names of ours, canonical.
+// Names of the gateway's headers, canonical.
 const (
 	classHeader  = "Srtm-Class"
 	timingHeader = "Server-Timing"
 )
 
-// exchange is one request on its way through the gateway, and the ResponseWriter that
-// its answer goes through. They are pooled with the ReverseProxy whose hooks they are,
-// so that a request allocates nothing that a bare ReverseProxy would not.
+// exchange is one request in the gateway, and the ResponseWriter of its answer. Exchanges are pooled
+// with their ReverseProxy, so that a request allocates no more than with a bare ReverseProxy.
 type exchange struct {
 	http.ResponseWriter // the client's
 	p                   *Proxy
@@ -45,20 +44,20 @@ type exchange struct {
 	answer              answerBody
 
 	ticket
-	rules  *rules // as they were when the request came
+	rules  *rules // at the time of arrival
 	body   *requestBody
 	queued time.Duration
 
-	whole    bool      // its answer has come to the end
-	deadline mono.Time // when that of writing is set anew
+	whole    bool      // the answer is complete
+	deadline mono.Time // time to renew the write deadline
 
-	writeErr error  // why the client did not get all
+	writeErr error  // why the client did not get the whole answer
 	cause    error  // why the server failed
-	grpc     string // the grpc-status of the answer; "": it has none
-	tunnel   bool   // settled when it became one
-	// websocket is the tunnel of one; nil: it is none.
+	grpc     string // grpc-status of the answer; "": none
+	tunnel   bool   // the exchange became a tunnel and was settled then
+	// websocket is the tunnel of a websocket, or nil.
 	websocket *tunnel
-	spoiled   bool // something of it may still be in use: not to be pooled
+	spoiled   bool // a part may still be in use: do not pool
 }
 
 func (p *Proxy) newExchange() any {
@@ -73,7 +72,7 @@ func (p *Proxy) newExchange() any {
 	return x
 }
 
-// release ends the request, and pools what may be pooled.
+// release returns the exchange to the pool, unless a part may still be in use.
 func (p *Proxy) release(x *exchange) {
 	if !x.spoiled && !x.tunnel {
 		answer := answerBody{x: x, timer: x.answer.timer}
@@ -82,8 +81,8 @@ func (p *Proxy) release(x *exchange) {
 	}
 }
 
-// serve passes the request to the server that its ticket names, and settles it, however
-// it ends: ReverseProxy panics where an answer breaks off.
+// serve passes the request to the ticket's server and settles the request, however it ends:
+// ReverseProxy panics if an answer breaks off.
 func (x *exchange) serve() {
 	defer func() {
 		if x.tunnel {
@@ -109,15 +108,15 @@ func (x *exchange) settle(how balance.Outcome) {
 	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
 }
 
-// blame logs what a server did wrong with a request.
+// blame logs a server's fault.
 func (x *exchange) blame(err error) {
 	text := err.Error()
 	x.faults.Warn("a server failed a request", "url", x.url, obs.KeyReason, reasonOf(err, x.status), obs.KeyError, text[:min(len(text), 300)])
 }
 
-// outcome says whose doing the end was. What a client breaks off or does not take says
-// nothing of the server; a 5xx means that another might have done better, but for those
-// that say that no server can.
+// outcome classifies the end of a request. If the client breaks off or does not take the answer, the
+// server is not to blame. A 5xx status counts as a failure, because another server might have done
+// better, except 501 and 505, which mean that no server can.
 func (x *exchange) outcome() balance.Outcome {
 	switch {
 	case x.whole && (x.status >= 500 && x.status != http.StatusNotImplemented && x.status != http.StatusHTTPVersionNotSupported || grpcFails(x.grpc)):
@@ -132,16 +131,16 @@ func (x *exchange) outcome() balance.Outcome {
 	return balance.Failed
 }
 
-// RoundTrip implements http.RoundTripper. A server to which nothing could be sent, since
-// there was no connection to be had, leaves its place to another.
+// RoundTrip implements http.RoundTripper. If no connection to a server can be made, another server gets
+// the request.
 func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	if out.Body != nil {
-		out.Body = io.NopCloser(out.Body) // a transport closes it also where it has not read it
+		out.Body = io.NopCloser(out.Body) // a transport closes a body even if it has not read it
 	} else {
 		out.GetBody = x.attempt
 	}
 	trace := httptrace.ContextClientTrace(out.Context())
-	if trace == nil { // ReverseProxy has one for each request
+	if trace == nil { // ReverseProxy makes a trace for each request
 		trace = &httptrace.ClientTrace{}
 		out = out.WithContext(httptrace.WithClientTrace(out.Context(), trace))
 	}
@@ -162,15 +161,14 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	}
 }
 
-// maxSends is how often a request is sent, at most. A transport sends one without a body,
-// of a method that changes nothing, again where the server ends a kept connection without
-// an answer, since it may have done so before the request came; without this bound it would
-// do so on every connection that is kept, and end them all where it is the request that the
-// server does not survive.
+// maxSends bounds how often a request is sent. If a server ends a kept connection without an answer, a
+// transport repeats a request without a body whose method changes nothing, because the server may have
+// closed the connection before the request arrived. Without the bound, a request that crashes the
+// server would end every kept connection.
 const maxSends = 4
 
-// mayAttempt is the Proxy of transports, which they ask before each attempt: nothing else
-// keeps them from the next.
+// mayAttempt is the Proxy function of transports. Transports call it before each attempt; no other hook
+// can prevent an attempt.
 func mayAttempt(out *http.Request) (*url.URL, error) {
 	if out.GetBody == nil {
 		return nil, nil
@@ -179,7 +177,7 @@ func mayAttempt(out *http.Request) (*url.URL, error) {
 	return nil, err
 }
 
-// newAttempt is the GetBody of a request that has no body.
+// newAttempt is the GetBody of a request without a body.
 func (x *exchange) newAttempt() (io.ReadCloser, error) {
 	if x.sends >= maxSends {
 		return nil, errHungUp
@@ -187,13 +185,12 @@ func (x *exchange) newAttempt() (io.ReadCloser, error) {
 	return http.NoBody, nil
 }
 
-// aim has a request go to the server that the ticket names. Its path goes as it came, byte
-// by byte: Go encodes anew what it does not take for a valid path, so that is passed as
-// Opaque.
+// aim directs a request to the ticket's server. The path is sent byte by byte as received: Go would
+// re-encode a path that it considers invalid, so such a path is passed as Opaque.
 func (x *exchange) aim(out *http.Request) {
 	target := x.target
 	out.URL.Path, out.URL.RawPath, out.URL.Opaque = x.r.URL.Path, x.r.URL.RawPath, ""
-	out.URL.RawQuery = x.r.URL.RawQuery // ReverseProxy drops what Go does not parse; nothing here depends on it
+	out.URL.RawQuery = x.r.URL.RawQuery // ReverseProxy drops parameters that Go cannot parse; nothing here depends on the query
 	if target.Path == "" {
 		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
 	} else {
@@ -204,7 +201,7 @@ func (x *exchange) aim(out *http.Request) {
 			raw = target.EscapedPath() + raw
 		}
 		if strings.HasPrefix(raw, "//") {
-			raw = "//" + target.Host + raw // Opaque begins with an authority then
+			raw = "//" + target.Host + raw // here Opaque must begin with an authority
 		}
 		out.URL.Opaque = raw
 	}
@@ -213,13 +210,12 @@ func (x *exchange) aim(out *http.Request) {
 	}
 }
 
-// rewrite makes the request to the server of the client's. What a client may not say of
-// itself is gone: who sent it (unless it is a trusted peer), its class, and the token
-// that was for the gateway.
+// rewrite makes the request to the server. It removes what a client may not claim: the sender's address
+// (unless the peer is trusted), the class, and the token for the gateway.
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	x.aim(out)
-	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
+	out.Trailer = in.Trailer // filled while the body is read, unlike the copy
 	dropTrailers(out.Trailer)
 	if upgrade := out.Header.Get("Upgrade"); upgrade != "" && leadsToHTTP.MatchString(upgrade) {
 		out.Header.Del("Upgrade")
@@ -234,15 +230,15 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	if trusted {
 		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
 		pr.SetXForwarded()
-		// What the client asked the peer for, not what the peer asked us for.
+		// Keep the values that the client sent to the peer.
 		for _, name := range []string{"Forwarded", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 			if v := in.Header[name]; v != nil {
 				out.Header[name] = v
 			}
 		}
 	} else {
-		ip, _, _ := net.SplitHostPort(in.RemoteAddr) // it is net/http's
-		values := &[2]string{ip, in.Host}            // as SetXForwarded, at a third of its allocations
+		ip, _, _ := net.SplitHostPort(in.RemoteAddr) // net/http's own value
+		values := &[2]string{ip, in.Host}            // same as SetXForwarded with a third of its allocations
 		out.Header["X-Forwarded-For"], out.Header["X-Forwarded-Host"] = values[:1:1], values[1:]
 		out.Header["X-Forwarded-Proto"] = protocol[in.TLS != nil]
 	}
@@ -254,9 +250,9 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 }
 
-// dropTrailers leaves of a client's trailers what a server that adds them to the headers may
-// have there: nothing that frames, routes or authenticates the request, nor what rewrite
-// drops or sets. A trusted peer has it in its headers; its trailers are its client's.
+// dropTrailers keeps only trailers that a server may safely merge into the headers. It drops trailers
+// that frame, route or authenticate the request, and trailers that rewrite drops or sets as headers. A
+// trusted peer sends such values as headers; its trailers come from its client.
 func dropTrailers(all http.Header) {
 	for name := range all {
 		if means := meaning(name); means == classHeader || forwards(means) || !httpguts.ValidTrailerHeader(means) {
@@ -265,16 +261,16 @@ func dropTrailers(all http.Header) {
 	}
 }
 
-// forwards reports whether a header of that meaning says for whom a peer speaks.
+// forwards reports whether a header with this meaning names the client that a peer forwards for.
 func forwards(means string) bool {
 	return strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip" || means == "Forwarded"
 }
 
-// meaning is the canonical name of the header as which servers may read this one.
+// meaning returns the canonical header name that servers may take name for.
 func meaning(name string) string { return http.CanonicalHeaderKey(strings.Map(hyphen, name)) }
 
-// hyphen is for what CGI makes of a header's name, for which, by some servers, all that is
-// neither letter nor digit is an underscore.
+// hyphen maps a character of a header's name as CGI does: for some servers each character except
+// letters and digits is an underscore.
 func hyphen(c rune) rune {
 	if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
 		return c
@@ -282,18 +278,17 @@ func hyphen(c rune) rune {
 	return '-'
 }
 
-// leadsToHTTP matches an Upgrade header of which one of the protocols is another form of
-// HTTP: requests would come through the tunnel that no class knows of, and that say of
-// themselves what they like. A server may ignore the header.
+// leadsToHTTP matches an Upgrade header that offers another form of HTTP. Requests in such a tunnel
+// would bypass the classes and could carry any header. A server may ignore Upgrade.
 var leadsToHTTP = regexp.MustCompile(`(?i)(^|,)\s*(h2c?|http|tls)\s*(/|,|$)`)
 
-// Values of headers. They are shared, and not written to.
+// Shared header values; never modified.
 var (
 	protocol = map[bool][]string{false: {"http"}, true: {"https"}}
 	unqueued = []string{"queue;dur=0.0"}
 )
 
-// answered is told of the head of an answer that is not 1xx, or 101.
+// answered handles the head of an answer, except 1xx other than 101.
 func (x *exchange) answered(res *http.Response) error {
 	if res.StatusCode < http.StatusContinue {
 		return errNoStatus
@@ -307,13 +302,13 @@ func (x *exchange) answered(res *http.Response) error {
 	delete(res.Trailer, cost.Header)
 	x.grpcStatus(res.Header, res.Header)
 	if len(res.Trailer) > 0 && x.r.ProtoMajor == 1 && x.r.Method != http.MethodHead {
-		delete(res.Header, "Content-Length") // HTTP/1.1 has trailers behind chunks alone
+		delete(res.Header, "Content-Length") // HTTP/1.1 sends trailers only after chunks
 	}
 	delete(res.Header, classHeader)
 	x.mark()
 	if res.StatusCode == http.StatusSwitchingProtocols {
-		// From here on it is two peers talking, for hours perhaps: what it took of the
-		// server's capacity is over. No request comes after it on this connection.
+		// From here on two peers talk, perhaps for hours. The request no longer uses the server's
+		// capacity. The connection carries no further request.
 		x.Header().Del("Connection")
 		x.tunnel = true
 		x.p.tunnels.Add(1)
@@ -337,7 +332,7 @@ func (x *exchange) answered(res *http.Response) error {
 	return nil
 }
 
-// load takes what the server reports of itself, which is not the client's to see.
+// load removes the server's load report from h and keeps it.
 func (x *exchange) load(h http.Header) {
 	if reports := h[cost.Header]; len(reports) > 0 {
 		x.report = reports[0]
@@ -345,32 +340,32 @@ func (x *exchange) load(h http.Header) {
 	}
 }
 
-// grpcStatus takes the status of gRPC from a header or a trailer.
+// grpcStatus keeps the gRPC status of a header or trailer.
 func (x *exchange) grpcStatus(header, of http.Header) {
 	if status := of["Grpc-Status"]; len(status) > 0 && strings.HasPrefix(header.Get("Content-Type"), "application/grpc") {
 		x.grpc = status[0]
 	}
 }
 
-// grpcFails reports whether a status of gRPC is one for which HTTP has 500, 503 and their
-// like: unknown, internal, unavailable, and data loss. A deadline is the client's.
+// grpcFails reports whether a gRPC status corresponds to HTTP 500, 503 and the like: unknown, internal,
+// unavailable, and data loss. A deadline is set by the client.
 func grpcFails(status string) bool {
 	return status == "2" || status == "13" || status == "14" || status == "15"
 }
 
-// mark says in the header of the answer to the client what the gateway did.
+// mark adds the gateway's headers to the answer.
 func (x *exchange) mark() {
 	h := x.Header()
 	h[classHeader] = x.class.header
 	if r := x.r; r.TLS != nil && r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0) {
-		h.Set("Connection", "close") // its framing could not be looked at, see framing.Conn
+		h.Set("Connection", "close") // the framing could not be checked, see framing.Conn
 	}
-	if h[timingHeader] = unqueued; x.queued >= 50*time.Microsecond { // which is rounded up
+	if h[timingHeader] = unqueued; x.queued >= 50*time.Microsecond { // rounded up
 		h[timingHeader] = []string{"queue;dur=" + strconv.FormatFloat(x.queued.Seconds()*1e3, 'f', 1, 64)}
 	}
 }
 
-// unanswered answers for a server that has not.
+// unanswered answers the client if the server has not.
 func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error) {
 	clients := x.body.failed()
 	tooLong, _ := errors.AsType[*http.MaxBytesError](clients)
@@ -378,7 +373,7 @@ func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error)
 	code, text := http.StatusBadGateway, "the server could not be reached, or ended the connection"
 	switch {
 	case clients == nil && x.r.Context().Err() != nil:
-		panic(http.ErrAbortHandler) // there is no client to answer
+		panic(http.ErrAbortHandler) // no client to answer
 	case tooLong != nil:
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(tooLong.Limit, 10)+" bytes"
 	case errors.Is(clients, os.ErrDeadlineExceeded):
@@ -394,7 +389,7 @@ func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error)
 	x.refuse(code, text)
 }
 
-// refuse answers in the gateway's own name.
+// refuse answers for the gateway itself.
 func (x *exchange) refuse(code int, text string) {
 	x.mark()
 	http.Error(x, text, code)
@@ -403,14 +398,14 @@ func (x *exchange) refuse(code int, text string) {
 // Unwrap is for http.ResponseController.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
-// bound ends a client that takes nothing of its answer for as long as limit.
+// bound ends a client that reads nothing of its answer for limit.
 func bound(w http.ResponseWriter, limit time.Duration) {
-	// What has no deadlines (a recorder, in tests) needs none.
+	// A recorder in tests has no deadlines, and needs none.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
 }
 
-// bound is that of an exchange, which holds a place at the server: as long as a server may
-// take to answer, and renewed seldom.
+// bound limits the writes of an exchange, because it occupies a place at the server. The limit is the
+// server's time to answer. The deadline is renewed seldom.
 func (x *exchange) bound() {
 	if now := clock.Mono(); x.deadline == 0 || now >= x.deadline {
 		limit := x.rules.policy.Timeouts.Response
@@ -419,8 +414,8 @@ func (x *exchange) bound() {
 	}
 }
 
-// WriteHeader also writes what a server says before its answer (1xx), which has passed
-// nothing of ours. Its time is over before the server's, which waits for it.
+// WriteHeader also relays 1xx answers, which have not passed answered. The client's time for a 1xx ends
+// before the server's, because the server waits for the client.
 func (x *exchange) WriteHeader(code int) {
 	if code < http.StatusOK {
 		delete(x.Header(), cost.Header)
@@ -436,7 +431,7 @@ func (x *exchange) WriteHeader(code int) {
 	x.bound()
 	h := x.Header()
 	if _, given := h["Content-Type"]; !given {
-		h["Content-Type"] = nil // or net/http guesses one
+		h["Content-Type"] = nil // stops net/http from guessing a type
 	}
 	early := x.body.pending()
 	if early {
@@ -444,7 +439,7 @@ func (x *exchange) WriteHeader(code int) {
 	}
 	x.ResponseWriter.WriteHeader(code)
 	if early {
-		_ = http.NewResponseController(x.ResponseWriter).Flush() // its client waits for this, perhaps; Write says what is wrong
+		_ = http.NewResponseController(x.ResponseWriter).Flush() // the client may wait for the header; Write reports errors
 	}
 }
 
@@ -459,7 +454,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// answerBody is what a server sends: between two bytes at most limit.
+// answerBody is the body of a server's answer. A read takes at most limit.
 type answerBody struct {
 	io.ReadCloser
 	x     *exchange
@@ -467,14 +462,14 @@ type answerBody struct {
 	timer *time.Timer
 	limit time.Duration
 	got   int64
-	pause bool // the last Read got less than it had room for
+	pause bool // the last Read did not fill its buffer
 }
 
-// stalled ends a Read that takes too long. A body may be closed while it is read.
+// stalled ends a Read that takes too long. A body may be closed during a Read.
 func (b *answerBody) stalled() { _ = b.ReadCloser.Close() }
 
-// Close implements io.Closer. The transport of HTTP/2 waits in it for the request's body, which may
-// never come to its end.
+// Close implements io.Closer. HTTP/2's transport waits in Close for the request's body, which may never
+// end.
 func (b *answerBody) Close() error {
 	b.x.body.leave()
 	return b.ReadCloser.Close()
@@ -482,8 +477,8 @@ func (b *answerBody) Close() error {
 
 func (b *answerBody) Read(p []byte) (int, error) {
 	if b.pause && b.got < b.res.ContentLength {
-		// The server takes its time: what there is does not wait for the rest. ReverseProxy
-		// does so alone for answers of unknown length.
+		// The server pauses: flush the data so far. ReverseProxy does this only for answers of unknown
+		// length.
 		b.x.bound()
 		if err := http.NewResponseController(b.x.ResponseWriter).Flush(); err != nil {
 			b.x.writeErr = err
@@ -494,7 +489,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.got, b.pause = b.got+int64(n), n < len(p)
 	if !b.timer.Stop() {
-		b.x.spoiled = true // stalled runs or has run
+		b.x.spoiled = true // stalled is running or has run
 		err = errStalled
 	}
 	if err != nil && err != io.EOF {
@@ -509,7 +504,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// trusts reports whether a peer may say whom it speaks for.
+// trusts reports whether the peer at address may name the client that it forwards for.
 func (s *rules) trusts(address string) bool {
 	peer, err := netip.ParseAddrPort(address)
 	ip := peer.Addr().Unmap()

@@ -23,7 +23,7 @@ var (
 	bad      = prometheus.NewDesc("srtm_gateway_bad_reports_total", "Load reports of servers that could not be read.", nil, nil)
 )
 
-// Describe implements prometheus.Collector: which metrics there are depends on the policy.
+// Describe implements prometheus.Collector. It describes no metrics, because they depend on the policy.
 func (p *Proxy) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

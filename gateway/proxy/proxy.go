@@ -25,38 +25,38 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Config is what New makes a Proxy of. Immutable.
+// Config configures a Proxy. Immutable.
 type Config struct {
 	Policy  *policy.Policy
 	Balance balance.Kind
 	// Scheduler is mqos, none, or single:RESOURCE.
 	Scheduler string
-	// Gateways is how many share the servers, this one among them: each takes its part
-	// of every capacity.
+	// Gateways is the number of gateways that share the servers, including this gateway. Each gateway
+	// uses an equal part of every capacity.
 	Gateways int
-	// MaxBody bounds a request's body in bytes; 0: nothing does.
+	// MaxBody bounds a request's body in bytes; 0: unbounded.
 	MaxBody int64
-	// MaxConnections bounds those of clients on Listeners; 0: nothing does.
+	// MaxConnections bounds the clients' connections on Listeners; 0: unbounded.
 	MaxConnections int
-	// Tokens say who is which tenant; nil: only client certificates do.
+	// Tokens map tokens to tenants; nil: only client certificates name tenants.
 	Tokens *secure.Tokens
-	// Admission is asked before a request waits, where its class says so; nil: never.
+	// Admission is asked before a request waits, if the request's class has a key; nil: never.
 	Admission interface {
 		Ask(ctx context.Context, key string, cost uint32) client.Decision
 	}
-	// Publish takes what is posted to /pub and /mpub; nil: it goes to a server, too.
+	// Publish handles posts to /pub and /mpub; nil: they go to a server, too.
 	Publish Publisher
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// Publisher is an http.Handler that knows whom it serves, and asks whether so many
-// messages may be published before it does it.
+// Publisher is an http.Handler that gets the tenant, and a function charge that it must call before it
+// publishes messages.
 type Publisher interface {
 	Serve(w http.ResponseWriter, r *http.Request, tenant string, charge func(messages int) client.Decision)
 }
 
-// Proxy is the handler of everything that clients ask. Make it with New.
+// Proxy is the handler of all client requests. Make a Proxy with New.
 type Proxy struct {
 	// Set once.
 	cfg        Config
@@ -64,16 +64,16 @@ type Proxy struct {
 	dispatcher *dispatcher
 	exchanges  sync.Pool
 	buffers    bufferPool
-	faults     *slog.Logger    // what clients and servers can cause
-	base       context.Context // ends after requests have; tunnels end with it
+	faults     *slog.Logger    // logs faults that clients and servers can cause
+	base       context.Context // ends after the last request; tunnels end with it
 	end        context.CancelFunc
 	tunnels    tunnels
 
-	// Written by SetPolicy; a request reads it once.
+	// Written by SetPolicy; a request reads rules once.
 	rules atomic.Pointer[rules]
 }
 
-// rules are a policy as requests are held to it. Immutable.
+// rules is a policy in the form that requests use. Immutable.
 type rules struct {
 	policy     *policy.Policy
 	classes    []class
@@ -82,13 +82,13 @@ type rules struct {
 
 type class struct {
 	*policy.Class
-	header []string // the value of classHeader
+	header []string // value of classHeader
 }
 
-// noBody is that of requests that have none.
+// noBody is the body of requests without a body.
 var noBody requestBody
 
-// New returns a handler. Run has to run while it serves.
+// New returns a handler. Run must run while the handler serves.
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg)}
 	p.slots.Most = cfg.MaxConnections
@@ -103,8 +103,8 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// SetPolicy has all requests from here on, and those that wait, held to another policy.
-// On an error nothing has changed.
+// SetPolicy applies another policy to all later requests and to the waiting requests. On an error
+// nothing changes.
 func (p *Proxy) SetPolicy(to *policy.Policy) error {
 	next := &rules{policy: to, transports: map[policy.Reach]*http.Transport{}}
 	for i := range to.Classes {
@@ -135,7 +135,7 @@ func (p *Proxy) SetPolicy(to *policy.Policy) error {
 	return nil
 }
 
-// closeIdle closes the idle connections of all transports that the other rules do not use.
+// closeIdle closes the idle connections of the transports that but does not use.
 func (s *rules) closeIdle(but *rules) {
 	for reach, transport := range s.transports {
 		if but == nil || but.transports[reach] != transport {
@@ -144,7 +144,7 @@ func (s *rules) closeIdle(but *rules) {
 	}
 }
 
-// Run does what is due without a request, until ctx ends.
+// Run does the periodic work until ctx ends. Then it ends the tunnels.
 func (p *Proxy) Run(ctx context.Context) error {
 	for clock.Sleep(ctx, tick) {
 		for _, s := range p.dispatcher.tick(clock.Mono()) {
@@ -170,7 +170,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := rules.classes[index]
 	body := &noBody
 	if r.Body != nil && r.Body != http.NoBody {
-		// net/http knows by its own body how much of it is left, and not to read it all.
+		// net/http needs its own body to know how much is left to read.
 		defer func(own io.ReadCloser) {
 			body.leave()
 			r.Body = own
@@ -185,14 +185,14 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	code, text := 0, ""
 	switch {
 	case framing.Twice(conn, r):
-		// What follows may be anything: it is not read.
+		// The rest may be anything: do not read it.
 		w.Header().Set("Connection", "close")
 		body.over.Store(true)
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		code, text = http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other"
 	case r.Method == http.MethodConnect:
 		code, text = http.StatusMethodNotAllowed, "CONNECT is for forward proxies"
-	case r.URL.Opaque != "": // a server would find a path in it that has another class
+	case r.URL.Opaque != "": // a server could derive a path of another class
 		code, text = http.StatusBadRequest, "the request's target is neither a path nor a URL with a host"
 	case policy.Ambiguous(r.URL):
 		code, text = http.StatusBadRequest, "servers differ in what this path means: resolve its . and .. first"
@@ -200,7 +200,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes"
 	case p.cfg.Publish != nil && r.Method == http.MethodPost && (r.URL.Path == "/pub" || r.URL.Path == "/mpub"):
 		p.cfg.Publish.Serve(earlyWriter{w, body}, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
-		bound(w, rules.policy.Timeouts.Response) // net/http has yet to send it
+		bound(w, rules.policy.Timeouts.Response) // net/http has yet to send the answer
 		return
 	default:
 		if d := p.admit(r, c, tenant, 1); !d.Admit {
@@ -223,7 +223,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.pass(x)
 }
 
-// pass lets a request wait, and serves it.
+// pass queues a request, then serves or refuses it.
 func (p *Proxy) pass(x *exchange) {
 	defer p.release(x)
 	began := clock.Mono()
@@ -233,7 +233,7 @@ func (p *Proxy) pass(x *exchange) {
 	case err == nil:
 		x.serve()
 	case err == errGone || x.r.Context().Err() != nil:
-		panic(http.ErrAbortHandler) // it may have ended but its own side, and would read a 200
+		panic(http.ErrAbortHandler) // a client that closed only its sending side would otherwise read a 200
 	default:
 		x.body.drain()
 		x.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(x.drain)))))
@@ -241,17 +241,17 @@ func (p *Proxy) pass(x *exchange) {
 	}
 }
 
-// What net/http and the gateway keep of a request that waits, about, and of each header
-// beyond its text: a place in a map and a slice, so that many empty ones take 25 times what
-// was sent. Buffers of connections are not of a request.
+// Estimated bytes that net/http and the gateway keep for a waiting request, and for each header beyond
+// its text: a map entry and a slice. So many empty headers take 25 times the memory of their text.
+// Connection buffers are not included.
 const (
 	heldByRequest = 1 << 10
 	heldByName    = 112
 	heldByValue   = 16
 )
 
-// held is about how many bytes a request that waits takes: its header, and of its body
-// what it says of it.
+// held estimates the memory of a waiting request in bytes: its header, plus the declared size of its
+// body.
 func held(r *http.Request) int {
 	bytes := heldByRequest + len(r.RequestURI)
 	for name, values := range r.Header {
@@ -263,7 +263,7 @@ func held(r *http.Request) int {
 	return bytes + int(min(max(r.ContentLength, 0), math.MaxInt64/2))
 }
 
-// admit asks admission for so many requests of a class.
+// admit asks admission for cost requests of a class.
 func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.Decision {
 	key := c.AdmissionKey(tenant)
 	if p.cfg.Admission == nil || key == "" {
@@ -279,7 +279,7 @@ func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.
 	return d
 }
 
-// bufferPool lends the buffers through which bodies go.
+// bufferPool pools the buffers that copy bodies.
 type bufferPool struct{ sync.Pool }
 
 func (b *bufferPool) Get() []byte  { return b.Pool.Get().(*[32 << 10]byte)[:] }

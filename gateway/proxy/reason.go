@@ -12,15 +12,15 @@ import (
 	"syscall"
 )
 
-// What a server did wrong.
+// Faults of a server.
 var (
 	errStalled  = errors.New("the server stopped in the middle of its answer")
 	errNoStatus = errors.New("the server answered with a status below 100")
 	errHungUp   = errors.New("the server has ended several connections without an answer")
 )
 
-// reasonOf says what went wrong with a server, in words of which there are few, so that a
-// log can be limited by them. status is that of its answer, 0 if there is none.
+// reasonOf describes a server's fault with one of a few texts, so that the log can be limited by text.
+// status is the answer's status, or 0.
 func reasonOf(err error, status int) string {
 	dial, _ := errors.AsType[*net.OpError](err)
 	timeout, _ := errors.AsType[net.Error](err)

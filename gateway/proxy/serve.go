@@ -13,9 +13,8 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Server returns the server of a Listener, for HTTP/1.1 and 2, the latter also in clear
-// for clients that know that it is spoken. The timeouts of connections are those of the
-// policy that there is now.
+// Server returns the http.Server for a Listener. It serves HTTP/1.1 and HTTP/2. Without TLS, HTTP/2 is
+// for clients with prior knowledge. Its connection timeouts are the present policy's.
 func (p *Proxy) Server(maxHeader int) *http.Server {
 	timeouts := p.rules.Load().policy.Timeouts
 	return &http.Server{
@@ -29,10 +28,10 @@ func (p *Proxy) Server(maxHeader int) *http.Server {
 	}
 }
 
-// Drain is how long the queues have to empty, by the policy that there is now.
+// Drain returns the time that the present policy gives the queues to empty.
 func (p *Proxy) Drain() time.Duration { return p.rules.Load().policy.Timeouts.Drain }
 
-// bothProtocols are HTTP/1.1 and 2, the latter to servers with TLS only: in clear HTTP/1.1 comes first.
+// bothProtocols returns HTTP/1.1 and HTTP/2. To servers without TLS, transports prefer HTTP/1.1.
 func bothProtocols() *http.Protocols {
 	both := &http.Protocols{}
 	both.SetHTTP1(true)
@@ -41,8 +40,8 @@ func bothProtocols() *http.Protocols {
 	return both
 }
 
-// Listener returns ln with as many connections as there may be, with TLS where the guard
-// has it, and otherwise with an eye on how requests are framed.
+// Listener limits the number of ln's connections. It adds TLS if guard has TLS; otherwise it checks the
+// framing of requests.
 func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
 	limited := &connlimit.Listener{Listener: ln, Slots: &p.slots, Plain: !guard.HTTPTLS()}
 	if !limited.Plain {
@@ -51,15 +50,15 @@ func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
 	return framing.Listener{Listener: limited}
 }
 
-// connKey is that of a request's net.Conn, in its context.
+// connKey is the context key of a request's net.Conn.
 type connKey struct{}
 
-// hangs is a connection that knows whether its client has gone.
+// hangs is a connection that knows whether its client has hung up.
 type hangs interface{ HungUp() bool }
 
-// connection returns that of a request of HTTP/1, on which net/http does not always look
-// for the client's end: not while there may be more of a body to read, nor once the next
-// request has begun. In HTTP/2 it ends the request's context when the client has gone.
+// connection returns the connection of an HTTP/1 request, or nil. On HTTP/1 net/http does not always
+// notice that the client has gone: not while a body may be left to read, nor after the next request has
+// begun. On HTTP/2 net/http cancels the request's context.
 func connection(r *http.Request) hangs {
 	if r.ProtoMajor != 1 {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 )
 
-// Status is what /status answers: the contract with tools, which may rely on each field.
+// Status is the answer of /status. Tools may rely on each field.
 type Status struct {
 	Balance   string         `json:"balance"`
 	Scheduler string         `json:"scheduler"`
@@ -23,32 +23,32 @@ type Status struct {
 	badReports uint64
 }
 
-// ClassStatus is that of a class. Percentages are of a server of 100 percent.
+// ClassStatus is the state of a class. Percentages refer to a server of 100 percent.
 type ClassStatus struct {
 	schedule.ClassStats
 	counts
 	Weight    int                `json:"weight"`
 	Used      map[string]float64 `json:"used"`    // percent of a resource, summed over requests
-	Deficit   map[string]float64 `json:"deficit"` // percent that it may take before more is granted
+	Deficit   map[string]float64 `json:"deficit"` // percent that the class may take before the next grant
 	WaitMsP50 float64            `json:"wait_ms_p50"`
 	WaitMsP99 float64            `json:"wait_ms_p99"`
 
 	waited prometheus.Metric
 }
 
-// ServerStatus is that of a server.
+// ServerStatus is the state of a server.
 type ServerStatus struct {
 	URL string `json:"url"`
 	balance.Stat
-	Limit           int                `json:"limit"`             // requests that it may have in flight now
+	Limit           int                `json:"limit"`             // maximum requests in flight now
 	MeanDepartureMs float64            `json:"mean_departure_ms"` // T
 	AnswerMs        float64            `json:"answer_ms"`         // (1+Q)*T
 	Capacity        map[string]float64 `json:"capacity"`
 	Free            map[string]float64 `json:"free"`
-	Resent          uint64             `json:"resent"` // times that requests were sent again
+	Resent          uint64             `json:"resent"` // repeated sends
 }
 
-// Status returns the state, as of now.
+// Status returns the present state.
 func (p *Proxy) Status() Status {
 	d := p.dispatcher
 	d.mu.Lock()
@@ -80,11 +80,11 @@ func (p *Proxy) Status() Status {
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// Healthy is an error while no server answers.
+// Healthy returns an error if every server is ejected.
 func (p *Proxy) Healthy() error {
 	servers := p.Status().Servers
 	if len(servers) > 0 && !slices.ContainsFunc(servers, func(s ServerStatus) bool { return !s.Ejected }) {
 		return errors.New("every server is ejected")
 	}
-	return nil // without servers it only publishes
+	return nil // a gateway without servers only publishes
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 )
 
-// newTransport returns what carries requests to all servers that are reached alike.
+// newTransport returns the transport for all servers with the same Reach.
 func newTransport(reach policy.Reach, timeouts policy.Timeouts) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                  mayAttempt,
@@ -26,7 +26,7 @@ func newTransport(reach policy.Reach, timeouts policy.Timeouts) (*http.Transport
 		MaxIdleConns:           4096,
 		MaxIdleConnsPerHost:    512,
 		IdleConnTimeout:        timeouts.ServerIdle,
-		DisableCompression:     true, // it is between the client and the server
+		DisableCompression:     true, // compression is between the client and the server
 		MaxResponseHeaderBytes: 256 << 10,
 	}
 	if reach.H2C {
@@ -61,10 +61,10 @@ func dialServer(ctx context.Context, network, address string) (net.Conn, error) 
 	return &serverConn{Conn: c, closed: make(chan struct{})}, nil
 }
 
-// serverConn is a connection to a server. A server may answer and close before it has read
-// all of a request. The transport gives up an answer once a write has failed, and so Write
-// tells of a failure only after the transport has closed the connection. It does when it has
-// read the answer, or the connection's end.
+// serverConn is a connection to a server. A server may answer and close before it has read the whole
+// request. The transport drops an answer after a failed write. So Write reports a failure only after
+// the transport has closed the connection, which happens after it has read the answer or the
+// connection's end.
 type serverConn struct {
 	net.Conn
 	closing sync.Once
@@ -72,10 +72,10 @@ type serverConn struct {
 }
 
 const (
-	// lateAnswer bounds what Write waits for.
+	// lateAnswer bounds the wait in Write.
 	lateAnswer = 10 * time.Second
-	// causeFirst is for the transport to say why it has closed the connection, before the
-	// failed write becomes the reason.
+	// causeFirst gives the transport time to report why it closed the connection, before the failed
+	// write becomes the reason.
 	causeFirst = 10 * time.Millisecond
 )
 
@@ -101,7 +101,7 @@ func (c *serverConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends this side of a tunnel.
+// CloseWrite closes the sending side of a tunnel.
 func (c *serverConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -10,29 +10,29 @@ import (
 	"time"
 )
 
-// farewell is how long websockets have to end after their Close frames.
+// farewell is the time for websockets to end after their Close frames.
 const farewell = time.Second
 
 // goingAway is a server's Close frame with status 1001 (RFC 6455).
 var goingAway = []byte{0x88, 2, 1001 >> 8, 1001 & 0xff}
 
-// tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end
-// before the other, which may then be silent for limit: it may have no more to say, and
-// no way to learn that its peer is gone.
+// tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end before the
+// other. After that the other side may be silent for limit: it may have nothing more to send, and no
+// way to notice that its peer is gone.
 type tunnel struct {
 	io.ReadWriteCloser
 	client net.Conn
 	limit  time.Duration
-	last   atomic.Pointer[time.Timer] // ends it, from when one side has ended
+	last   atomic.Pointer[time.Timer] // closes the tunnel; set when one side ends
 
-	// Of a websocket: what its server sends.
+	// For a websocket: the frames from the server.
 	websocket bool
 	mu        struct {
 		sync.Mutex
 		frames  frames
-		reading bool // all that was read has been written to the client
-		leaving bool // a Close frame goes at the next boundary of two frames
-		left    bool // it has gone: nothing of the server follows
+		reading bool // the client has received everything that was read
+		leaving bool // send a Close frame at the next boundary of frames
+		left    bool // the Close frame is sent: drop further data of the server
 	}
 }
 
@@ -52,7 +52,7 @@ func (t *tunnel) Read(p []byte) (int, error) {
 	}
 }
 
-// begin notes that the client has all that was read.
+// begin records that the client has received everything that was read.
 func (t *tunnel) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,7 +60,7 @@ func (t *tunnel) begin() {
 	t.leaveLocked()
 }
 
-// pass returns how much of what was read goes to the client.
+// pass returns how many of the bytes read go to the client.
 func (t *tunnel) pass(p []byte) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,8 +76,8 @@ func (t *tunnel) pass(p []byte) int {
 	return len(p)
 }
 
-// leave tells the client of a websocket that the gateway goes: it answers with a Close frame
-// of its own, which goes to the server, and both end the connection.
+// leave tells the client of a websocket that the gateway shuts down. The client answers with its own
+// Close frame, which goes to the server, and both end the connection.
 func (t *tunnel) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -91,7 +91,7 @@ func (t *tunnel) leaveLocked() {
 	if t.mu.leaving && !t.mu.left && t.mu.frames.between() {
 		t.mu.left = true
 		_ = t.client.SetWriteDeadline(time.Now().Add(farewell))
-		_, _ = t.client.Write(goingAway) // or it has gone first
+		_, _ = t.client.Write(goingAway) // fails if the client is already gone
 	}
 }
 
@@ -117,13 +117,13 @@ func (t *tunnel) moved(ended bool) {
 	}
 }
 
-// Close ends both sides: ReverseProxy closes only this one when the gateway ends, which
-// a client that has yet to end would not notice.
+// Close closes both sides. When the gateway ends, ReverseProxy closes only the server's side, which a
+// client that is still open would not notice.
 func (t *tunnel) Close() error {
 	return errors.Join(t.client.Close(), t.ReadWriteCloser.Close())
 }
 
-// tunnels are those that are open.
+// tunnels holds the open tunnels.
 type tunnels struct {
 	sync.WaitGroup
 	mu struct {
@@ -133,7 +133,7 @@ type tunnels struct {
 	}
 }
 
-// add counts a websocket, to be told when the gateway goes.
+// add registers a websocket, so that leave can end it.
 func (t *tunnels) add(w *tunnel) {
 	t.mu.Lock()
 	if t.mu.websockets == nil {
@@ -153,7 +153,7 @@ func (t *tunnels) remove(w *tunnel) {
 	delete(t.mu.websockets, w)
 }
 
-// leave has all websockets end, and waits for farewell at most.
+// leave ends all websockets, and waits at most farewell.
 func (t *tunnels) leave() {
 	t.mu.Lock()
 	t.mu.leaving = true
@@ -170,7 +170,7 @@ func (t *tunnels) leave() {
 		told.Go(w.leave)
 	}
 	ended := make(chan struct{})
-	go func() { // ends when the tunnels do, which Run waits for
+	go func() { // ends with the tunnels, for which Run waits
 		told.Wait()
 		t.Wait()
 		close(ended)
@@ -183,7 +183,7 @@ func (t *tunnels) leave() {
 	}
 }
 
-// frames finds where the frames of a websocket begin (RFC 6455, 5.2):
+// frames finds the boundaries of a websocket's frames (RFC 6455, 5.2):
 //
 //	FIN, RSV, opcode | MASK, length | 0, 2 or 8 bytes of length | 0 or 4 bytes of mask | payload
 type frames struct {
@@ -195,14 +195,14 @@ type frames struct {
 // between reports whether the next byte begins a frame.
 func (f *frames) between() bool { return f.have == 0 && f.left == 0 }
 
-// skip takes bytes.
+// skip consumes p.
 func (f *frames) skip(p []byte) {
 	for len(p) > 0 {
 		p = p[f.step(p):]
 	}
 }
 
-// rest takes bytes up to the end of the frame that has begun, and returns how many.
+// rest consumes bytes up to the end of the current frame, and returns their number.
 func (f *frames) rest(p []byte) (n int) {
 	for n < len(p) && !f.between() {
 		n += f.step(p[n:])
@@ -210,7 +210,8 @@ func (f *frames) rest(p []byte) (n int) {
 	return n
 }
 
-// step takes some bytes, at least one, and none of a second frame. Requires: p is not empty.
+// step consumes at least one byte, and none of a second frame. It returns the number of bytes.
+// Requires: p is not empty.
 func (f *frames) step(p []byte) int {
 	if f.left > 0 {
 		n := min(uint64(len(p)), f.left)

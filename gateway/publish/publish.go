@@ -1,7 +1,7 @@
-// Package publish is the gateway's ingest: what is posted to /pub and /mpub goes through
-// package client to the broker that the publisher is placed at, so that a sensor with
-// nothing but HTTP is limited and moved like any other. Requests and answers are those
-// of nsqd's HTTP API (internal/nsqhttp). It knows nothing of classes and servers.
+// Package publish is the gateway's ingest. Posts to /pub and /mpub go through package client to the
+// broker on which the publisher is placed. So a sensor with nothing but HTTP is limited and moved like
+// any other publisher. Requests and answers have the form of nsqd's HTTP API (internal/nsqhttp). The
+// package knows nothing of classes and servers.
 package publish
 
 import (
@@ -22,27 +22,27 @@ import (
 )
 
 const (
-	// MaxPublishers is how many are connected at a time, at most: each has a connection
-	// of its own. One more is refused while none is idle.
+	// MaxPublishers is the maximum number of connected publishers: each has its own connection. A
+	// further publisher is refused while no publisher is idle.
 	MaxPublishers = 10_000
-	idle          = 5 * time.Minute // after which one is disconnected
+	idle          = 5 * time.Minute // an idle publisher is disconnected after this time
 	connectWithin = 5 * time.Second
 	answerWithin  = 10 * time.Second
 	closeWithin   = time.Second
 )
 
-// header has the publisher's id.
+// header is the name of the header with the publisher's id.
 const header = "X-Publisher-Id"
 
-// Service publishes for those who ask over HTTP. Make it with New.
+// Service publishes for HTTP clients. Make a Service with New.
 type Service struct {
 	publishers *pool.Pool
 	limits     wire.Limits
 	bodies     nsqhttp.Bodies
 }
 
-// New returns a service. It connects when it is first needed. The bodies of all requests
-// under way may take maxBodies bytes; 0: any number.
+// New returns a service, which connects when first needed. The bodies of all requests in progress may
+// take maxBodies bytes; 0: unbounded.
 func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Service, error) {
 	cfg.Create = true
 	publishers, err := pool.New(cfg, pool.Config{Max: MaxPublishers, Idle: idle, OpenWithin: connectWithin})
@@ -59,7 +59,7 @@ func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Se
 	return s, nil
 }
 
-// Run disconnects publishers that are idle, and when ctx ends all of them.
+// Run disconnects idle publishers, and all publishers when ctx ends.
 func (s *Service) Run(ctx context.Context) error {
 	s.publishers.Run(ctx)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
@@ -67,7 +67,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return s.publishers.Close(last)
 }
 
-// Serve answers a POST to /pub or /mpub, as proxy.Publisher.
+// Serve answers a POST to /pub or /mpub. It implements proxy.Publisher.
 func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, charge func(messages int) admission.Decision) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
 	body := s.bodies.Hold(r.Body)
@@ -80,7 +80,7 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 	nsqhttp.WriteText(w, "OK")
 }
 
-// publish publishes what a request has, as its publisher. h is the answer's header.
+// publish publishes the messages of a request. h is the header of the answer.
 func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, tenant string, charge func(int) admission.Decision) error {
 	var k pool.Key
 	var body []byte
@@ -92,14 +92,14 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 		k.Topic, body, wait, err = nsqhttp.ReadPub(r, s.limits)
 	} else if k.Topic, batch, wait, err = nsqhttp.ReadMpub(r, s.limits); err == nil {
 		messages = batch.Len()
-		// The list of them, and the command that goes to the broker: of lines of one
-		// byte each, many times the body.
+		// The list of messages and the broker's command take many times the size of the body, if the
+		// lines have one byte each.
 		err = held.Grow(batch.Bytes() + messages*pool.PerMessage)
 	}
 	switch {
 	case err != nil || messages == 0:
 		return err
-	case batch != nil && wait > 0: // NSQ's protocol has no such command
+	case batch != nil && wait > 0: // NSQ's protocol has no deferred batch
 		return nsqhttp.BadRequest("INVALID_DEFER", "a batch cannot be deferred through the gateway")
 	}
 	d := charge(messages)
@@ -112,12 +112,12 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 	if k.ID = cmp.Or(r.Header.Get(header), tenant); k.ID == "" {
 		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)
 	}
-	if len(k.ID) > session.MaxIdentityText || !utf8.ValidString(k.ID) { // no broker would take it
+	if len(k.ID) > session.MaxIdentityText || !utf8.ValidString(k.ID) { // no broker would accept the id
 		return nsqhttp.BadRequest("INVALID_PUBLISHER_ID", "a publisher's id is UTF-8 of at most %d bytes", session.MaxIdentityText)
 	}
 	line := s.publishers.Line()
 	defer line.Close()
-	// What was sent is not given up with the request: its answer would be lost.
+	// Do not cancel a sent message with the request: the broker's answer would be lost.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), answerWithin)
 	defer cancel()
 	m := pool.Message{Body: body, Defer: wait}

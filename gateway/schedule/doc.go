@@ -1,12 +1,12 @@
-// Package schedule decides which waiting request goes next, and to which servers it
-// may: mQoS (Lin et al., "Multiple-resource request scheduling for differentiated QoS
-// at website gateway", Computer Communications 31, 2008), corrected. Classes get every
-// resource of the servers in the proportions of their weights while requests wait.
+// Package schedule decides which waiting request goes next, and which servers may take it. It
+// implements mQoS (Lin et al., "Multiple-resource request scheduling for differentiated QoS at website
+// gateway", Computer Communications 31, 2008) with corrections. While requests wait, classes share
+// every resource of the servers in proportion to their weights.
 //
-// A request takes a vector, percent of a server's capacity by resource; its type is the
-// resource that it takes most of. Each class has a queue for each type. RAC (resource
-// availability counter) is what of a resource is free; DC (deficit counter) what a class
-// may still take of it. A trigger sends at most one request:
+// A request's cost is a vector: percent of a server's capacity, by resource. The request's type is the
+// resource with the largest entry. Each class has a queue for each type. RAC (resource availability
+// counter) is the free part of a resource. DC (deficit counter) is the amount of a resource that a
+// class may still take. A trigger sends at most one request:
 //
 //	J: the types of which a request waits
 //	j: the type of J that was passed over 8 times, else the one of which most is free,
@@ -17,23 +17,23 @@
 //	if h fits no server, nothing goes before a completion, and the pointer stays
 //	else it goes, and its vector is taken from the DCs of its class and from the RACs
 //
-// What the paper has otherwise, and what comes of it: tools/sim/web's paperScheduler.
+// The paper's own algorithm and its faults: paperScheduler in tools/sim/web.
 //
-// A class that begins to wait gets the quantum of the round, which the others got before,
-// and goes next: at most one quantum a round. Besides RACs, SetLimit bounds how many
-// requests a server has.
+// A class that begins to wait gets the quantum of the present round, as the other classes did, and goes
+// next: at most one quantum a round. In addition to RACs, SetLimit bounds the number of requests at a
+// server.
 //
-// Guarantee: while G quanta are granted, a class that always has requests waiting takes
-// of every resource at most G quanta of its own and a cap, a quantum and the largest
-// request; and, of a resource that holds it back each time that quanta are granted and
-// at the end, at least G quanta less the largest request. By what measured costs exceed
-// the estimates it may take more, and is in debt then: a DC below 0, which is paid from
-// later quanta.
+// Guarantee: consider a period in which G quanta are granted, and a class that always has requests
+// waiting. The class takes of every resource at most G of its quanta plus a cap (a quantum and the
+// largest request). If a resource holds the class back at each grant and at the end, the class takes at
+// least G quanta less the largest request of this resource. If measured costs exceed the estimates, the
+// class may take the excess in addition. Then the class is in debt: its DC is below 0, and later quanta
+// pay the debt.
 //
-// The guarantee has a price: classes that always have requests waiting advance together,
-// also where they want different resources. Beside a class that has all of one, a class of
-// a sixth of its weight gets a sixth of another, and the rest of that is idle.
+// The guarantee has a price: classes that always have requests waiting advance together, even if they
+// want different resources. For example, class A uses all of one resource, and class B with a sixth of
+// A's weight wants another resource. B gets a sixth of the other resource, and the rest stays idle.
 //
-// Only the caller knows the time, and which of the servers that fit is the best: the
-// second is the argument of Next, and gateway/balance's business. Read Scheduler next.
+// The caller knows the time, and chooses the best of the servers that fit: Next takes the choice as an
+// argument, and gateway/balance makes it. Read Scheduler next.
 package schedule

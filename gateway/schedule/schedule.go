@@ -9,145 +9,143 @@ import (
 	"github.com/srtm-io/srtm/internal/list"
 )
 
-// Limits of a Config and of what requests take.
+// Limits of a Config and of costs.
 const (
 	MaxResources = 8
 	// MaxRatio is the maximum ratio of two classes' weights.
 	MaxRatio = 1e4
-	// MinCost is the minimum that a request takes of its type's resource, in percent:
-	// requests that cost nothing would pass all others for ever.
+	// MinCost is the minimum cost of a request for its type's resource, in percent. Requests without a
+	// cost would pass all others for ever.
 	MinCost = 0.01
-	// MaxMeasured bounds what a request is charged of a resource, in percent, whatever
-	// a server says that it used.
+	// MaxMeasured bounds the charge of a request for a resource, in percent, whatever the server
+	// reports.
 	MaxMeasured = 10_000
 )
 
 const (
-	// one percent in the scheduler's units. Counters are integers, so that all that is
-	// taken comes back.
+	// one is one percent in the scheduler's units. Counters are integers, so that additions and
+	// subtractions cancel exactly.
 	one = 10_000
-	// patience is how often a type is passed over.
+	// patience is the number of times that a type may be passed over.
 	patience = 8
-	// window is of how many arrivals, or twice as many, the largest request counts.
+	// window is the number of arrivals, up to twice as many, for which the largest request counts.
 	window = 1024
-	// most bounds a deficit, and a debt: a hundred million percent.
+	// most bounds a deficit and a debt: a hundred million percent.
 	most = int64(1e8 * one)
 )
 
-// Vector is what is taken of a server, by resource: percent of the capacity of a
-// reference server, one with SetCapacity 100. Entries beyond its length are 0.
+// Vector is a cost or capacity by resource, in percent of the capacity of a reference server
+// (SetCapacity 100). Missing entries are 0.
 type Vector []float64
 
-// Mode is what requests are scheduled by.
+// Mode is the algorithm of a scheduler.
 type Mode int
 
 const (
-	// MQoS: by all resources.
+	// MQoS considers all resources.
 	MQoS Mode = 0
-	// None: in order of arrival, each at once to any server that takes requests.
+	// None sends requests in order of arrival, at once, to any server that takes requests.
 	None Mode = -1
 )
 
-// Single is deficit round robin over one resource: the paper's sQoS.
+// Single returns the mode of deficit round robin over one resource, the paper's sQoS.
 func Single(resource int) Mode { return Mode(resource + 1) }
 
-// Class is one of clients.
+// Class is a class of clients.
 type Class struct {
 	Name string
-	// Weight is its part of every resource, above 0, in proportion to the others'.
+	// Weight is the class's part of every resource, in proportion to the other weights; above 0.
 	Weight float64
-	// Queue is how many of its requests may wait, at least 1.
+	// Queue is the maximum number of waiting requests, at least 1.
 	Queue int
-	// QueueBytes bounds their Bytes together; 0: nothing does.
+	// QueueBytes bounds the sum of the waiting requests' Bytes; 0: unbounded.
 	QueueBytes int64
 }
 
-// Config is what New makes a scheduler for.
+// Config configures New.
 type Config struct {
 	Classes []Class
 	// Resources, 1 to MaxResources, and Servers, at least 1, are counts.
 	Resources, Servers int
 	Mode               Mode
-	// Measured has the bit of each resource that no request waits for: what is free of it
-	// only decides which type goes next. SetLimit bounds the requests of a server.
+	// Measured has the bit of each resource that no request waits for. The free part of such a resource
+	// only decides which type goes next. SetLimit bounds the requests at a server.
 	Measured uint
 }
 
-// ErrQueueFull refuses a request of a class of which as many wait as may.
+// ErrQueueFull means that the maximum number of requests of the class waits.
 var ErrQueueFull = errors.New("queue full")
 
-// Request is one of a client. It may be used again when it has been done or left.
+// Request is a client's request. It may be reused after Done or Leave.
 type Request struct {
 	// Set before Arrive.
 	Class int
-	// Cost is the estimate; entries are taken as 0 to 100, the largest as MinCost
-	// at least. Arrive and Adopt copy it.
+	// Cost is the estimate. Entries are limited to 0 to 100, and the largest entry is at least MinCost.
+	// Arrive and Adopt copy Cost.
 	Cost  Vector
 	Bytes int
-	// Value is the caller's.
+	// Value belongs to the caller.
 	Value any
 
 	// Owned by the scheduler.
-	place   list.Element[*Request] // while it waits
+	place   list.Element[*Request] // in a queue, while waiting
 	cost    [MaxResources]int64
-	kind    int // its type
+	kind    int // type
 	server  int
 	waiting bool
-	sent    bool // and at its server
-	apart   bool // it does not count for the limit of its server
+	sent    bool // at its server
+	apart   bool // does not count for its server's limit
 }
 
-// class is the scheduler's side of a Class.
+// class is the scheduler's state of a Class.
 type class struct {
 	Class
-	ratio    float64 // of its weight and the smallest
+	ratio    float64 // weight divided by the smallest weight
 	quantum  int64
-	queues   [MaxResources]list.List[*Request] // of those that wait, by type
+	queues   [MaxResources]list.List[*Request] // waiting requests by type
 	waiting  int
 	bytes    int64
 	inFlight int
 	granted  int64
-	round    uint64 // the last in which quanta were granted to it
+	round    uint64 // last round in which quanta were granted to the class
 	// Invariant: deficit <= quantum + largest, and <= 0 while nothing waits.
 	deficit, used, estimated [MaxResources]int64
 }
 
 type server struct {
 	capacity, free  [MaxResources]int64
-	closed          bool // it takes no request
+	closed          bool // takes no requests
 	inFlight, limit int
 }
 
-// Scheduler holds the requests that wait and knows of those at the servers. Make it
-// with New. It is not safe for concurrent use, and allocates nothing after New but
-// what Classes and Server return.
+// Scheduler holds the waiting requests and tracks the requests at the servers. Make a Scheduler with
+// New. It is not safe for concurrent use. After New only Classes and Server allocate.
 //
-// Invariant: of each server and resource, free plus what its requests take is the
-// capacity. Next sends no request to a server that has as many as its limit.
+// Invariant: for each server and resource, free plus the cost of its requests is the capacity. Next
+// sends no request to a server at its limit.
 type Scheduler struct {
 	// Set once.
 	cfg Config
-	// managed are the resources that are scheduled by, and awaited those of them that
-	// requests wait for.
+	// managed has the scheduled resources; awaited has the managed resources that requests wait for.
 	managed, awaited []int
 
 	classes []class
 	servers []server
-	fits    []int // of the last request that was looked at
+	fits    []int // servers that fit the last request examined
 	sum     [MaxResources]int64
 	waiting int
 	// By type.
 	queued, pointer, passed [MaxResources]int
-	turn                    int    // the type that wins a tie
-	round                   uint64 // how often quanta were granted
+	turn                    int    // type that wins a tie
+	round                   uint64 // number of grants
 
-	// The smallest quantum, 1 to 2 of the largest request. largest is the maximum entry
-	// of this window of arrivals and of that before; recent of this one.
+	// quantum is the smallest quantum, 1 to 2 times the largest request. largest is the maximum entry
+	// in the present and the previous window of arrivals; recent is the maximum in the present window.
 	quantum, largest, recent int64
 	arrivals                 int
 }
 
-// New returns a scheduler of servers with a capacity of 100 percent each.
+// New returns a scheduler whose servers each have a capacity of 100 percent.
 func New(cfg Config) (*Scheduler, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
@@ -193,7 +191,7 @@ func New(cfg Config) (*Scheduler, error) {
 	return s, nil
 }
 
-// setQuantum sets the smallest quantum, and with it all.
+// setQuantum sets the smallest quantum, and with it all quanta.
 func (s *Scheduler) setQuantum(smallest int64) {
 	s.quantum = smallest
 	for i := range s.classes {
@@ -201,15 +199,15 @@ func (s *Scheduler) setQuantum(smallest int64) {
 	}
 }
 
-// units is the percentage of resource k in the scheduler's units, within [0, limit].
+// units returns the percentage of resource k in the scheduler's units, within [0, limit].
 func (v Vector) units(k int, limit float64) int64 {
-	if k >= len(v) || !(v[k] > 0) { // nor a number
+	if k >= len(v) || !(v[k] > 0) { // also if v[k] is NaN
 		return 0
 	}
 	return int64(math.Round(min(v[k], limit) * one))
 }
 
-// take copies the vector of a request, and says what type it is.
+// take copies a cost vector and returns the request's type.
 func (s *Scheduler) take(v Vector, limit float64, into *[MaxResources]int64) (kind int) {
 	if len(s.managed) > 0 {
 		kind = s.managed[0]
@@ -226,9 +224,8 @@ func (s *Scheduler) take(v Vector, limit float64, into *[MaxResources]int64) (ki
 	return kind
 }
 
-// Arrive lets r wait. Requires: its class is one of the Config; it does not wait and is
-// at no server.
-// Errors: ErrQueueFull, and nothing has changed.
+// Arrive queues r. Requires: r.Class is in the Config; r is neither waiting nor at a server. On
+// ErrQueueFull nothing changes.
 func (s *Scheduler) Arrive(r *Request) error {
 	if r.waiting || r.sent {
 		panic(fmt.Sprintf("schedule: a request of class %d arrives that is waiting or at server %d", r.Class, r.server))
@@ -248,9 +245,9 @@ func (s *Scheduler) Arrive(r *Request) error {
 	return nil
 }
 
-// catchUp grants a class that has begun to wait the quantum of this round, which the
-// others got before, and lets it go next: a class that asks for little need not wait
-// until the others have used up theirs.
+// catchUp grants a class that has begun to wait the quantum of this round, as the other classes got
+// before, and lets the class go next. So a class that asks for little need not wait until the other
+// classes have used up their quanta.
 func (s *Scheduler) catchUp(r *Request) {
 	c := &s.classes[r.Class]
 	c.round = s.round
@@ -262,7 +259,7 @@ func (s *Scheduler) catchUp(r *Request) {
 	s.pointer[r.kind] = r.Class
 }
 
-// measure keeps the quanta 1 to 2 times as large as the largest request.
+// measure keeps the smallest quantum 1 to 2 times as large as the largest request.
 func (s *Scheduler) measure(r *Request) {
 	for _, k := range s.managed {
 		s.recent = max(s.recent, r.cost[k])
@@ -281,7 +278,7 @@ func (s *Scheduler) measure(r *Request) {
 	}
 }
 
-// count keeps the numbers of what waits, by being 1 or -1 request.
+// count updates the counts of waiting requests; by is 1 or -1.
 func (s *Scheduler) count(r *Request, by int) {
 	c := &s.classes[r.Class]
 	s.waiting += by
@@ -290,7 +287,7 @@ func (s *Scheduler) count(r *Request, by int) {
 	c.bytes += int64(by) * int64(r.Bytes)
 }
 
-// queue is that of r: all of None wait in one.
+// queue returns the queue of r. In mode None all requests share one queue.
 func (s *Scheduler) queue(r *Request) *list.List[*Request] {
 	if s.cfg.Mode == None {
 		return &s.classes[0].queues[0]
@@ -298,9 +295,8 @@ func (s *Scheduler) queue(r *Request) *list.List[*Request] {
 	return &s.classes[r.Class].queues[r.kind]
 }
 
-// Leave takes r out of its queue: its client has gone or has waited long enough.
-// It reports whether r waited; if not, nothing has changed, and r may be at a server,
-// for Done to come.
+// Leave removes r from its queue: its client has gone or the wait was too long. It reports whether r
+// was waiting. If not, nothing changes; r may be at a server, and Done must still come.
 func (s *Scheduler) Leave(r *Request) bool {
 	if !r.waiting {
 		return false
@@ -315,7 +311,7 @@ func (s *Scheduler) Leave(r *Request) bool {
 	return true
 }
 
-// limit keeps the invariant of deficits.
+// limit restores the invariant of deficits.
 func (s *Scheduler) limit(c *class) {
 	limit := c.quantum + s.largest
 	if c.waiting == 0 {
@@ -326,10 +322,10 @@ func (s *Scheduler) limit(c *class) {
 	}
 }
 
-// Next sends one request. pick chooses its server among those that it fits, or returns
-// -1 for none; it may not keep fits, nor change the request. Call it after every arrival,
-// leaving, completion, change of capacity, and change of what pick would answer, until
-// it is not ok: then nothing goes before the next of these.
+// Next sends one request. pick chooses the request's server in fits, or returns -1 to choose none; pick
+// must neither keep fits nor change the request. Call Next after every arrival, Leave, Done, change of
+// capacity, and change of pick's answers, until ok is false. Then no request goes before the next such
+// event.
 func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, server int, ok bool) {
 	if s.waiting == 0 {
 		return nil, -1, false
@@ -348,10 +344,10 @@ func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, ser
 	return r, server, true
 }
 
-// First is a pick of the first server that a request fits.
+// First is a pick function that takes the first server in fits.
 func First(_ *Request, fits []int) int { return fits[0] }
 
-// covered looks for a head that the deficits of its class cover, by type.
+// covered returns the next head of a queue that the deficits of its class cover, or nil.
 func (s *Scheduler) covered() *Request {
 	tried := 0
 	for j := s.nextType(tried); j >= 0; j = s.nextType(tried) {
@@ -367,8 +363,8 @@ func (s *Scheduler) covered() *Request {
 	return nil
 }
 
-// nextType returns the type to look at after those tried, a set of bits, or -1: the one
-// that was passed over too often, else the one of which most is free.
+// nextType returns the next type that is not in tried, a set of bits, or -1. It prefers a type that was
+// passed over too often, then the type with the largest free amount.
 func (s *Scheduler) nextType(tried int) int {
 	best, late := -1, 0
 	for d := range s.cfg.Resources {
@@ -384,8 +380,8 @@ func (s *Scheduler) nextType(tried int) int {
 	return best
 }
 
-// lack is how many quanta its class lacks for h to go. One that is larger than all that
-// came after it need only find deficits at their cap.
+// lack returns the number of quanta that h's class needs before h may go. A request larger than all
+// later requests only needs deficits at their cap.
 func (s *Scheduler) lack(h *Request) (quanta int64) {
 	c := &s.classes[h.Class]
 	for _, k := range s.managed {
@@ -396,7 +392,7 @@ func (s *Scheduler) lack(h *Request) (quanta int64) {
 	return quanta
 }
 
-// raise grants quanta: the fewest after which a head is covered.
+// raise grants the fewest quanta after which a head is covered.
 func (s *Scheduler) raise() {
 	fewest := int64(math.MaxInt64)
 	for i := range s.classes {
@@ -421,8 +417,8 @@ func (s *Scheduler) raise() {
 	}
 }
 
-// fit sets fits to the servers that r fits, and reports whether there are any. What takes
-// more than a server has fits when nothing else takes of it.
+// fit sets fits to the servers with room for r, and reports whether there are any. A request larger
+// than a server's capacity fits when no other request uses the resource there.
 func (s *Scheduler) fit(r *Request) bool {
 	s.fits = s.fits[:0]
 next:
@@ -440,7 +436,7 @@ next:
 	return len(s.fits) > 0
 }
 
-// send takes r out of its queue and to a server.
+// send moves r from its queue to a server.
 func (s *Scheduler) send(r *Request, to int) {
 	for _, j := range s.managed {
 		if s.queued[j] > 0 {
@@ -468,7 +464,7 @@ func (s *Scheduler) occupy(r *Request, at int) {
 	}
 }
 
-// hold takes what r takes from its server, or with times -1 gives it back.
+// hold takes r's cost from its server; with times -1 hold gives the cost back.
 func (s *Scheduler) hold(r *Request, times int64) {
 	if !r.apart {
 		s.servers[r.server].inFlight += int(times)
@@ -479,25 +475,24 @@ func (s *Scheduler) hold(r *Request, times int64) {
 	}
 }
 
-// Move takes r, which is at a server, to another, also where it does not fit. Its class is
-// charged once.
+// Move moves r from its server to another server, even if r does not fit there. The class is charged
+// only once.
 func (s *Scheduler) Move(r *Request, server int) {
 	s.hold(r, -1)
 	r.server = server
 	s.hold(r, 1)
 }
 
-// Adopt counts r, which another scheduler has sent, as at a server here. Its class owes
-// nothing for it but what Done finds out. It is how requests outlive a change of
-// configuration: the other scheduler is not told that it is done.
-// Requires: r.Class and server are of this Config.
+// Adopt counts r, which another scheduler has sent, as at a server here. Its class is charged only the
+// correction by Done. Adopt keeps requests through a change of configuration; do not call Done on the
+// other scheduler. Requires: r.Class and server are in this Config.
 func (s *Scheduler) Adopt(r *Request, server int) {
 	r.kind = s.take(r.Cost, 100, &r.cost)
 	s.occupy(r, server)
 }
 
-// SetApart makes room for another request at the server of r, where r stays: it is a
-// stream, which may take hours and little of the server.
+// SetApart stops counting r for its server's limit. r is a stream, which may take hours and use little
+// of the server.
 func (s *Scheduler) SetApart(r *Request) {
 	if r.sent && !r.apart {
 		r.apart = true
@@ -505,9 +500,8 @@ func (s *Scheduler) SetApart(r *Request) {
 	}
 }
 
-// Done ends the stay of r at its server, once; any more does nothing. measured is what
-// it used, at most MaxMeasured, and corrects what its class was charged; nil: as it was
-// estimated.
+// Done ends the stay of r at its server; repeated calls do nothing. measured is the measured cost, at
+// most MaxMeasured, and corrects the charge of the class; nil: the estimate stands.
 func (s *Scheduler) Done(r *Request, measured Vector) {
 	if !r.sent {
 		return
@@ -529,9 +523,9 @@ func (s *Scheduler) Done(r *Request, measured Vector) {
 	s.limit(c)
 }
 
-// SetCapacity sets what a server has, in percent of the reference server, 0 to 1e6;
-// entries beyond the length of percent are 0. One that has nothing of any resource
-// takes no request; requests that it has may take more than it has left.
+// SetCapacity sets the capacity of a server in percent of the reference server, 0 to 1e6; missing
+// entries are 0. A server with no capacity takes no requests. The present requests of a server stay,
+// even beyond a lower capacity.
 func (s *Scheduler) SetCapacity(server int, percent Vector) {
 	v := &s.servers[server]
 	for k := range s.cfg.Resources {
@@ -543,10 +537,10 @@ func (s *Scheduler) SetCapacity(server int, percent Vector) {
 	v.closed = v.capacity == [MaxResources]int64{}
 }
 
-// SetLimit sets how many requests a server may have. Requests beyond a lower limit stay.
+// SetLimit sets the maximum number of requests at a server. Requests beyond a lower limit stay.
 func (s *Scheduler) SetLimit(server, most int) { s.servers[server].limit = most }
 
-// InFlight is the number of requests at a server that count for its limit.
+// InFlight returns the number of requests at a server that count for its limit.
 func (s *Scheduler) InFlight(server int) int { return s.servers[server].inFlight }
 
 // ClassStats is the state of a class. Vectors are in percent of the reference server.
@@ -554,31 +548,31 @@ type ClassStats struct {
 	Name     string `json:"name"`
 	Queued   int    `json:"queued"`
 	InFlight int    `json:"in_flight"`
-	// Used is what requests since New were charged: measured where it is known, else
-	// estimated.
+	// Used is the charge of all requests since New: measured where known, otherwise estimated.
 	Used Vector `json:"-"`
-	// Estimated is what Used would be without measuring.
+	// Estimated is Used without the corrections by measurement.
 	Estimated Vector `json:"-"`
-	// Deficit is what the class may take before quanta are granted; below 0 it is in
+	// Deficit is the amount that the class may take before quanta are granted; below 0 the class is in
 	// debt.
 	Deficit Vector `json:"-"`
 }
 
-// ServerStats is the state of a server, in the same. Free is its resource availability counters.
+// ServerStats is the state of a server, in percent of the reference server. Free is the server's
+// resource availability counters.
 type ServerStats struct{ Capacity, Free Vector }
 
-// Queued is the number of requests of a class that wait.
+// Queued returns the number of waiting requests of a class.
 func (s *Scheduler) Queued(class int) int { return s.classes[class].waiting }
 
-// Waiting is the number of requests that wait.
+// Waiting returns the number of waiting requests.
 func (s *Scheduler) Waiting() int { return s.waiting }
 
-// Server returns the state of one.
+// Server returns the state of a server.
 func (s *Scheduler) Server(i int) ServerStats {
 	return ServerStats{s.vector(&s.servers[i].capacity), s.vector(&s.servers[i].free)}
 }
 
-// Classes returns the states of all.
+// Classes returns the states of all classes.
 func (s *Scheduler) Classes() (all []ClassStats) {
 	for i := range s.classes {
 		c := &s.classes[i]
