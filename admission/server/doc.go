@@ -17,9 +17,9 @@
 // still decides for keys that are not strict. Both servers then admit C + A*t of such a key. Moving a
 // partition neither loses nor adds credits.
 //
-// Two of three (owner, follower, store) decide. The owner decides for strict keys until 5 s after the
-// store accepted its renewal, or 5 s after it sent credits that its follower acknowledged. The follower
-// may take over once the owner has been silent for 6 s to both the follower and the store. From then on
-// it acknowledges nothing, and also if it has not read the store for 59 s. Other servers may take over
-// once the follower has not renewed its lease for 60 s.
+// Two of three (owner, follower, store) decide. The owner decides for strict keys for 5 s after each
+// renewal that the store accepted, and for 5 s after sending credits that the follower acknowledged.
+// The follower may take over once the owner has been silent for 6 s to both the follower and the store.
+// From then on the follower acknowledges nothing; nor does it if it has not read the store for 59 s.
+// Other servers may take over once the follower has not renewed its lease for 60 s.
 package server

@@ -40,8 +40,8 @@ type owners struct {
 	mine     [rule.Partitions]bool // partitions that this server decides
 }
 
-// now returns the time. Its wall clock is the store's clock: it never goes back, and it is never behind
-// the times that previous owners wrote with the credits of this server's keys.
+// now returns the time. Its wall clock is the store's clock: it never goes back, nor behind the times
+// of the credits that previous owners wrote.
 func (s *Server) now() table.Now {
 	now := s.cfg.Now()
 	now.Wall += time.Duration(s.ahead.Load())
@@ -178,7 +178,7 @@ type watched struct {
 	members []store.Member
 }
 
-// watch updates since. It also tracks followers and owners that are not members, as Members that have
+// watch updates since. A follower or an owner that is not a member is tracked too, as a Member with
 // only an instance or only an address.
 func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 	is := map[store.Member]bool{}
@@ -195,7 +195,7 @@ func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 		}
 	}
 	maps.DeleteFunc(w.since, func(m store.Member, _ mono.Time) bool { return !is[m] })
-	for m := range is { // order: each key by itself
+	for m := range is { // order: each by itself
 		if _, known := w.since[m]; !known {
 			w.since[m] = read
 		}
@@ -257,8 +257,8 @@ func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (c
 	return claimed, nil
 }
 
-// readOwners reads the store's table. Before it decides for a partition that had another owner
-// meanwhile, it drops the keys of that partition.
+// readOwners reads the store's table. If a partition had another owner meanwhile, readOwners drops the
+// keys of the partition before the server decides for the partition again.
 func (s *Server) readOwners(ctx context.Context) error {
 	all, number, err := s.cfg.Store.Owners(ctx)
 	if err != nil {

@@ -36,8 +36,7 @@ const (
 // out full keys that are not strict: the reader's older credits have filled up by now, too, and a key
 // without credits counts as full.
 //
-// When a pass that began at 0 returns next = 0, it has returned every key that had changed when the
-// pass began.
+// A pass that begins at 0 and ends with next = 0 covers every key that had changed when the pass began.
 func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
 	changed := s.changed[by]
 	for i := changed.next(from); i >= 0; i = changed.next(i + 1) {
