@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// rowsAtOnce is the number of rows in one INSERT. SQLite compares each parameter of a statement with
+// rowsAtOnce is the number of rows in one statement. SQLite compares each parameter of a statement with
 // all earlier parameters: with 500 rows, a row costs five times as much.
 const rowsAtOnce = 32
 

@@ -14,7 +14,7 @@ const (
 	// lingerFor is how long the rest of a body is read and dropped after an early answer. If a
 	// connection closes while its client still sends, the answer may be lost.
 	lingerFor = time.Second
-	// drainMost bytes at most, for drainFor, are read of an unwanted body that has already arrived, so
+	// An unwanted body that has already arrived is read, up to drainMost bytes and for drainFor, so
 	// that the connection can be kept.
 	drainMost = 64 << 10
 	drainFor  = 10 * time.Millisecond

@@ -8,14 +8,15 @@
 // counter) is the free part of a resource. DC (deficit counter) is the amount of a resource that a
 // class may still take. A trigger sends at most one request:
 //
-//	J: the types of which a request waits
-//	j: the type of J that was passed over 8 times, else the one of which most is free,
-//	   summed over the servers; ties take turns
-//	h: the head, of the first class from pointer[j], whose vector the DCs of its class
-//	   cover; else so with the type after j; if no type has any, all DCs of all classes
-//	   that have requests are raised together by the fewest whole quanta that make one
+//	J: the types with a waiting request
+//	j: the type in J that was passed over 8 times; otherwise the type with the largest free
+//	   amount, summed over the servers; types take turns at ties
+//	h: the first head in the queues of type j, from class pointer[j] on, whose vector the DCs
+//	   of its class cover; if there is none, the same with the type after j; if no type has
+//	   one, all DCs of all classes with requests are raised together by the fewest whole
+//	   quanta that cover a head
 //	if h fits no server, nothing goes before a completion, and the pointer stays
-//	else it goes, and its vector is taken from the DCs of its class and from the RACs
+//	otherwise h goes, and its vector is subtracted from the DCs of its class and the RACs
 //
 // The paper's own algorithm and its faults: paperScheduler in tools/sim/web.
 //

@@ -16,8 +16,8 @@ import (
 
 // Ledger is a plain value with one owner; it is not safe for concurrent use. Every method either fails
 // and changes nothing, or returns the grants to send now, ordered by topic and broker. Grants go only
-// to connected brokers. Each topic and broker has at most one unacknowledged grant. Outstanding returns
-// grants that were lost within a session; sending a grant twice is harmless.
+// to connected brokers. Each topic and broker has at most one unacknowledged grant. Sending a grant
+// twice is harmless. A grant that was lost with its session is replaced after the next hello.
 type Ledger struct {
 	leases  Leases // set once
 	epoch   uint64 // of the newest grant
@@ -100,8 +100,8 @@ type member struct {
 	acked  holding
 	// Epoch of acked; 0: the broker never held a share.
 	ackedEpoch uint64
-	// pending is the unacknowledged grant; Epoch 0: none. Invariant: pending.Epoch == 0 or
-	// pending.Epoch > ackedEpoch.
+	// pending is the unacknowledged grant; Epoch 0: none.
+	// Invariant: pending.Epoch == 0 or pending.Epoch > ackedEpoch.
 	pending Grant
 }
 
@@ -791,8 +791,8 @@ type move struct {
 // allot divides free among the moves. If free is not enough and no more will come (last), each move
 // gets a proportional part, and the remainder goes to the first members that hold a share. If more will
 // come, each move in turn gets all it needs, members without a share first. A proportional division
-// would take a grant to each member for each acknowledgement. Postcondition: no move gets more than it
-// needs, and the sum is at most free.
+// would take a grant to each member for each acknowledgement.
+// Postcondition: no move gets more than it needs, and the sum is at most free.
 func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64 {
 	got := make([]int64, len(moves))
 	var sum int64
