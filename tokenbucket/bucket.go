@@ -62,8 +62,8 @@ var deepest = int128{hi: 1 << 62}
 // from i on, including i. Retune adds at most g_1 - f_1. From t_1 to t_2 the bucket earns at most
 // r_1*(t_2 - t_1) and pays 1 for each message. By (B) the bucket has no debt at e_j. So no retune
 // creates a token, and tokens that one bucket returned (f) and another bucket was granted (g) exist
-// once. The terms are signed. They also hold for a message judged after t whose eligible time is
-// before t, because it arrived before t and the tokens were there.
+// once. The terms are signed. They also hold for a message that arrived before t, found its tokens,
+// and is judged after t with an eligible time before t.
 type Bucket struct {
 	// Set by New and Retune only.
 	share   Share

@@ -29,9 +29,9 @@ const (
 // Hindsight is a Bucket for messages that are judged out of order. It judges a message by what the
 // bucket held when the message arrived, even if younger messages were taken before. A Bucket
 // forgets: the first young message moves the TAT to its own arrival, and the tokens that accrued
-// between an older message and that arrival are lost. When each connection has a goroutine that may
-// read 100 ms late, in any order, a stream that keeps its contract would wait as long as if it were
-// judged by the times of reading.
+// between an older message and that arrival are lost. Goroutines read connections up to 100 ms late
+// and in any order. With a Bucket, a stream that keeps its contract would wait as if it were judged
+// by the times of reading.
 //
 // Messages with stamps in order are judged exactly as by Bucket. The zero value has no share and
 // admits nothing. A Hindsight must not be copied after use, and is not safe for concurrent use.
@@ -49,12 +49,12 @@ const (
 //
 // Hindsight stores each taken message as a point (e, L(e)), the oldest known state as the beginning
 // of the first interval, and a Bucket for the time after latest. It counts in subtokens, exactly,
-// with one exception. Messages whose eligible times are equal, or closer than a 256th of the time
-// that a burst takes to earn (0 for bursts below 256), share a point with the lowest L among them,
-// and tokens lost between them compensate for nothing. So the stored L may be lower than the true
-// level but never higher, and the difference never grows from one point to the next. So the counted
-// loss is never more than the true loss. This costs a late message of a topic with a large burst up
-// to a 256th of the burst, and lets a topic take a million messages per second.
+// with one exception. Messages with equal or close eligible times share a point with the lowest L
+// among them, and tokens lost between them compensate for nothing. Close means less than a 256th of
+// the time in which a burst is earned (0 for bursts below 256). So the stored L may be lower than
+// the true level but never higher, and the difference never grows from one point to the next. So
+// the counted loss is never more than the true loss. This costs a late message of a topic with a
+// large burst up to a 256th of the burst, and lets a topic take a million messages per second.
 //
 // Envelope. Let e_1 <= e_2 <= .. be the eligible times of all taken messages, taken in any order.
 // Then L >= 0 at each e_i and L <= b. So under one share, for all i < j,
@@ -73,10 +73,10 @@ const (
 // memory, which delays the message and creates no token.
 //
 // Three designs lost. Counting messages per time slot has an error of the tokens that a slot earns
-// (a sixteenth of the burst in a prototype), and exact slots would be as many as the points.
-// Sorting waiting messages does not help by itself, because a message with credit does not wait for
-// older messages that may come. A tree over the points would pay off with thousands of points
-// between a late message and the newest; with a thousand points, moving them takes 0.2 us.
+// (a sixteenth of the burst in a prototype). Exact slots would be as many as the points. Sorting
+// waiting messages does not help by itself, because a message with credit does not wait for older
+// messages that may come. A tree over the points would pay off with thousands of points between a
+// late message and the newest; with a thousand points, moving them takes 0.2 us.
 type Hindsight struct {
 	// bucket judges messages that arrive after latest.
 	bucket Bucket
@@ -390,9 +390,9 @@ func (h *Hindsight) insert(p place) {
 }
 
 // Used returns the largest number of tokens in use at once by the remembered messages, rounded up.
-// This is the burst that they would have required from a bucket that was full at the beginning of
-// the memory. It is 0 without messages, or if a burst is too large to count here. short means that
-// the tokens ran out, so messages that waited may have required more.
+// A bucket that was full at the beginning of the memory would have required a burst of this size.
+// The result is 0 without messages, or if a burst is too large to count here. short means that the
+// tokens ran out, so messages that waited may have required more.
 func (h *Hindsight) Used() (tokens int64, short bool) {
 	var work, most int64 // subtokens
 	for i := range h.nIntervals {

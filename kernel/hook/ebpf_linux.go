@@ -265,9 +265,9 @@ type claim struct {
 	mapper stamp.Mapper
 	lost   uint64 // the part of mapper.Lost that is already counted
 	// begun means that base is known. agreed means that the program reported the same base twice.
-	// The program reads two numbers of the socket without its lock, although they change together,
-	// so a peer might make it read them in between. tries is the number of remaining attempts to
-	// work out base.
+	// The program reads two related numbers of the socket without the socket's lock, so a peer
+	// might make it read inconsistent numbers. tries is the number of remaining attempts to work
+	// out base.
 	begun  bool
 	agreed bool
 	base   uint32

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// Names in a pin directory. One of the two programs exists, and its name tells which.
+// Names in a pin directory. Only one of the two programs exists there, under its own name.
 const (
 	pinProgram = "program"
 	pinPlain   = "program-plain"
@@ -91,8 +91,8 @@ func Pin(dir string, uid, gid int, cfg Config) (err error) {
 	return nil
 }
 
-// openPinned opens the objects that Pin left in dir. Only one process may open them, because it
-// allocates the slots.
+// openPinned opens the objects that Pin left in dir. The opening process allocates the slots, so
+// there may be only one.
 func openPinned(dir string) (_ *filter, err error) {
 	f := &filter{}
 	if f.lock, err = lockDir(dir); err != nil {

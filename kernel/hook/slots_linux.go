@@ -17,8 +17,8 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// restTime is how long a released slot is not reused. A program run that found the slot under its
-// old owner takes some hundred instructions in softirq, so it has ended long before.
+// restTime is how long a released slot is not reused. A program run that still uses the slot for
+// its old owner takes some hundred instructions in softirq, much less than restTime.
 const restTime = mono.Time(time.Second)
 
 // slotSize returns the size in bytes of a slot with that many records.

@@ -30,7 +30,7 @@ func (s Source) String() string {
 	return "unknown"
 }
 
-// Arrival is the time at which a message's last byte reached this host, with its source.
+// Arrival is the time at which a message's last byte reached this host, and the time's source.
 type Arrival struct {
 	At     mono.Time
 	Source Source

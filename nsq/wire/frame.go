@@ -102,8 +102,8 @@ func AppendMessage(dst []byte, timestamp int64, attempts uint16, id MessageID, b
 
 // ParseFrame parses the frame at the start of in, in place, for clients. data is a view into in. n
 // is the frame's length, or 0 if the frame is incomplete (see FrameSize). ParseFrame returns
-// ErrFrame as soon as it knows that the data would be longer than limit bytes, that the frame is
-// too short for a type, or that the type is unknown.
+// ErrFrame as early as possible if the data is longer than limit bytes, the frame is too short for
+// a type, or the type is unknown.
 func ParseFrame(in []byte, limit int) (t FrameType, data []byte, n int, err error) {
 	size, err := FrameSize(in, limit)
 	if err != nil || size == 0 {

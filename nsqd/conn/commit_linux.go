@@ -95,7 +95,7 @@ func (cs *commits) start(offloaded *sync.WaitGroup) {
 // committer carries out commits, one at a time. While it is busy, each further commit has a
 // goroutine of its own. The committer blocks its thread as its loop does (rawfd.Blocking), and the
 // two wake each other through the kernel. With a goroutine for each fsync, the scheduler would wake
-// threads, and the runtime's monitor would retake the blocked processor. That costs half of the
+// threads, and the runtime's monitor would retake the blocked processor. Both cost half of the
 // processor time of a message when messages come singly.
 //
 // The zero value is ready. The committer's goroutine runs from the first commit until stop.

@@ -14,17 +14,21 @@
 // that is bounded by the bytes of one read (64 KiB) and by a constant:
 //   - parsing of bodies of bounded size (wire.MaxIdentityBody), and of each message of an MPUB
 //     once;
-//   - broker steps that take time in proportion to their own messages, under a topic lock that is
+//   - broker steps that take time in proportion to their messages, under a topic lock, which is
 //     never held for longer;
 //   - nonblocking reads and writes, and TLS for their bytes.
 //
-// A loop must not use the disk or the network, query an auth server, wait for a lock that is held
-// during such work, create a topic, publish a batch of more than 512 messages or 256 KiB
-// (broker.ErrBusy), decompress, or perform a TLS handshake. It must not run work that grows with
-// the messages, connections or topics of other clients. Such work is offloaded to a goroutine, for
-// one operation or for the rest of the connection. Offloaded operations that use much processor
-// time leave one processor to the loops. Stats.SlowTurns counts the parts of turns that took longer
-// than 5 ms, by cause. tests/hostile attacks each of these rules.
+// All other work is offloaded to a goroutine, for one operation or for the rest of the connection:
+//   - use of the disk or the network, and queries to an auth server;
+//   - waiting for a lock that is held during such work;
+//   - creation of a topic;
+//   - a batch of more than 512 messages or 256 KiB (broker.ErrBusy);
+//   - decompression and TLS handshakes;
+//   - work that grows with the messages, connections or topics of other clients.
+//
+// Offloaded operations that use much processor time leave one processor to the loops.
+// Stats.SlowTurns counts the parts of turns that took longer than 5 ms, by cause. tests/hostile
+// attacks each of these rules.
 //
 // docs/decisions/0001-event-loops.md explains the design and its gains.
 package conn

@@ -35,8 +35,8 @@ type standing struct {
 }
 
 // enter registers a client. It refuses the client after close, and at the limit (0: no limit) if no
-// stranger can be evicted. If out is not nil, the caller must cut out. Each successful enter must
-// be followed by left.
+// stranger can be evicted. If out is not nil, the caller must call out.cut. Each successful enter
+// must be followed by left.
 func (r *registry) enter(c *client, limit int, stranger bool) (out *client, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,7 +93,7 @@ func (r *registry) knownLocked(c *client) {
 }
 
 // expand counts an additional descriptor of a client as a connection, or refuses it. A sixteenth
-// above the limit is reserved for such descriptors. If out is not nil, the caller must cut out.
+// above the limit is reserved for such descriptors. If out is not nil, the caller must call out.cut.
 // Each successful expand must be followed by shrink.
 func (r *registry) expand(c *client, limit int) (out *client, ok bool) {
 	r.mu.Lock()

@@ -9,10 +9,10 @@ import (
 )
 
 // room limits the memory of commands that are incomplete or wait to be carried out. It counts the
-// buffers larger than maxIdle of all connections. Above most bytes, the connection that has had
-// such a buffer for longest ends. So a client that sends half a message and stops cannot lock out
-// other clients. The memory of that connection is freed a moment later. Beyond twice the limit, a
-// connection that needs more memory ends itself.
+// buffers larger than maxIdle of all connections. If the buffers exceed most bytes, the connection
+// that has had such a buffer for longest ends. So a client that sends half a message and stops
+// cannot lock out other clients. The memory of that connection is freed a moment later. Beyond
+// twice the limit, a connection that needs more memory ends itself.
 type room struct {
 	most int64 // limit in bytes; set once; 0: no limit
 

@@ -123,7 +123,7 @@ func (c *client) withAnother(do func() error) error {
 
 var errDescriptors = errors.New("there are as many connections as there may be, and this one needs another")
 
-// told cuts the evicted client out, if there is one, or logs that the connection limit is reached.
+// told cuts an evicted client. If c was not entered, told logs that the connection limit is reached.
 func (c *client) told(out *client, entered bool) bool {
 	if out != nil {
 		c.env.log.Info("connection closed for another: it has not shown yet what is required", obs.KeyRemote, out.remote)

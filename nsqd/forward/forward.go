@@ -1,8 +1,9 @@
 // Package forward forwards publishes to topics on other brokers. It publishes at the broker that
-// carries the publisher, as that publisher. So a client that knows a single broker can publish to
-// every topic of the cluster. The package also relays subscriptions to such topics (relay.go): a
-// consumer that knows a single broker gets the messages of all brokers of the topic. The package
-// knows nothing of connections, requests, and the topics of this broker. Read Forwarder next.
+// carries the publisher, under the publisher's identity. So a client that knows a single broker can
+// publish to every topic of the cluster. The package also relays subscriptions to such topics
+// (relay.go): a consumer that knows a single broker gets the messages of all brokers of the topic.
+// The package knows nothing of connections, requests, and the topics of this broker. Read Forwarder
+// next.
 //
 // The target broker sees the real publisher or consumer: each connection's origin is authenticated
 // with a key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards or

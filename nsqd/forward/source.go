@@ -153,9 +153,8 @@ func (s *Subscription) read(ctx context.Context, one *source) error {
 	}
 }
 
-// waitForRoom waits until there is room for the consumer's next message. Meanwhile it sends NOPs,
-// so that the broker knows that this broker is alive. The broker sends as much as its socket
-// accepts.
+// waitForRoom waits until there is room for the consumer's next message. Meanwhile it sends NOPs to
+// keep the connection alive. The broker sends as much as its socket accepts.
 func (s *Subscription) waitForRoom(ctx context.Context, one *source, size int) error {
 	room := s.full(size)
 	if room == nil {

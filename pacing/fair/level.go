@@ -72,11 +72,11 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 	}
 }
 
-// Level finds the water level of one resource with some capacity: a topic's share or a broker. The
-// water level is the rate γ per unit of weight at which greedy publishers, which want more than γ
-// times their weight, use the capacity that the other publishers leave over. A Level stores nothing
-// about a publisher: each message brings its publisher's weight and measured rate, and stands for
-// 1/(rate · interval) of the publisher.
+// Level finds the water level of one resource with some capacity: a topic's share or a broker.
+// Publishers that want more than γ times their weight are greedy. At the water level γ, a rate per
+// unit of weight, greedy publishers use the capacity that the others leave over. A Level stores
+// nothing about a publisher: each message brings its publisher's weight and measured rate, and
+// stands for 1/(rate · interval) of the publisher.
 //
 //	told  = least γ of the last 4 intervals
 //	each message:   rate < 0.9 told weight ?  λ_S += 1  :  W += weight / (rate t_s)
