@@ -107,7 +107,6 @@ func (d *Dir) spare() {
 	}
 }
 
-// makeFolder creates the folder and its missing parents.
 func makeFolder(disk Disk, path string) error {
 	err := disk.Mkdir(path)
 	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
@@ -182,7 +181,6 @@ func (d *Dir) Closes() <-chan struct{} {
 	return d.mu.closes
 }
 
-// claim reserves a log's name for one Files.
 func (d *Dir) claim(name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -207,7 +205,6 @@ func (d *Dir) unclaim(l *Files) {
 	d.mu.closes = make(chan struct{})
 }
 
-// Path returns the folder of a log.
 func (d *Dir) Path(name string) string { return d.folder(name) }
 
 func (d *Dir) folder(name string) string { return filepath.Join(d.path, name+logSuffix) }

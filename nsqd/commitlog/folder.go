@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 )
 
-// folder is the folder of a log's files.
 type folder struct {
 	disk   Disk
 	parent string // of the Dir
@@ -49,7 +48,6 @@ func (f folder) place(found bool) error {
 	return f.disk.SyncDir(f.path)
 }
 
-// delete deletes files.
 func (f folder) delete(names []string) (faults []error) {
 	if len(names) == 0 {
 		return nil

@@ -183,7 +183,6 @@ type extent struct {
 	first, last mono.Wall // earliest and latest timestamp
 }
 
-// add counts a record.
 func (e *extent) add(o Offset, t mono.Wall) {
 	if e.records == 0 {
 		e.first, e.last = t, t

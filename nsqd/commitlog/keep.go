@@ -108,7 +108,6 @@ func (l *Files) free(all bool) error {
 	return l.delete(doomed)
 }
 
-// delete deletes files of the log.
 func (l *Files) delete(names []string) error {
 	faults := l.folder.delete(names)
 	if len(faults) > 0 {

@@ -12,8 +12,8 @@ import (
 
 // Offset is the place of a record in its topic's log. Offsets grow by one from record to record,
 // except where records were never written or are lost. An offset is never reused, not even after
-// a Trim of the whole log or a restart. The only exception is a crash that lost the record, if no
-// snapshot of cursors was saved after the record's Append.
+// a Trim of the whole log or a restart. The only exception: after a crash that lost the record,
+// if no snapshot of cursors was saved after the record's Append.
 type Offset uint64
 
 // Log is the log of one topic. Safe for concurrent use.

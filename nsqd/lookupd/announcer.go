@@ -24,7 +24,7 @@ const (
 	// DefaultPingInterval is well below the 5 minutes after which nsqlookupd drops a node by
 	// default.
 	DefaultPingInterval = 15 * time.Second
-	// DefaultRetryAfter is the default of Config.RetryAfter.
+	// DefaultRetryAfter is nsqd's Config.RetryAfter.
 	DefaultRetryAfter = time.Second
 )
 

@@ -28,7 +28,6 @@ const (
 // errUnasked: the daemon sent an answer without a request.
 var errUnasked = errors.New("an answer without a request")
 
-// peer is one daemon.
 type peer struct {
 	// Set once.
 	address string
@@ -130,7 +129,6 @@ func (p *peer) connect(ctx context.Context) (greeted bool, err error) {
 	}
 }
 
-// greet sends IDENTIFY.
 func (p *peer) greet(c *conversation) error {
 	hello, err := appendIdentify([]byte(magic), p.cfg.Node)
 	if err != nil {

@@ -63,7 +63,6 @@ func (k key) append(dst []byte, verb string) []byte {
 	return append(dst, '\n')
 }
 
-// Topic is a topic and its channels.
 type Topic struct {
 	Name     string
 	Channels []string
@@ -105,7 +104,6 @@ func changes(have, want map[key]bool) [][]byte {
 // hundred.
 const maxAnswer = 64 << 10
 
-// readAnswer reads one answer.
 func readAnswer(r io.Reader) ([]byte, error) {
 	var size [4]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {

@@ -20,7 +20,6 @@ type State struct {
 	Topics []Topic // by name
 }
 
-// Topic is one topic.
 type Topic struct {
 	Name     string           `json:"name"`
 	Paused   bool             `json:"paused,omitempty"`
@@ -55,7 +54,6 @@ func (c *Contract) Share() tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.Rate(c.RateMilli), Burst: c.Burst}
 }
 
-// Channel is one channel.
 type Channel struct {
 	Name   string `json:"name"`
 	Paused bool   `json:"paused,omitempty"`

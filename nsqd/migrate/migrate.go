@@ -274,7 +274,6 @@ func (im *importer) topic(t Topic, lines lines) error {
 	return im.finishTopic(t.Name)
 }
 
-// writer appends records to a log, in batches.
 type writer struct {
 	log    *commitlog.Files
 	topic  string
@@ -433,7 +432,6 @@ func (w *writer) unreadable(channel string, u unreadable) {
 		"suffix", unreadSuffix, obs.KeyError, u)
 }
 
-// advance gets the line's next record.
 func (l *line) advance() (err error) {
 	l.head, err, l.any = l.pull()
 	return err

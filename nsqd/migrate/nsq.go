@@ -44,7 +44,6 @@ var nsqFile = regexp.MustCompile(`^(.+)\.diskqueue\.([0-9]+|meta)\.dat$`)
 // nsqHeader is the size of a message's header, before its body, in bytes.
 const nsqHeader = 8 + 2 + 16
 
-// nsqQueue lists the files of one queue.
 type nsqQueue struct {
 	topic, channel string
 	meta           bool
@@ -185,7 +184,6 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 	return merged, true, nil
 }
 
-// nsq returns the source of one queue.
 func (im *importer) nsq(name string, q *nsqQueue) source {
 	path := func(part string) string { return filepath.Join(im.Data, name+".diskqueue."+part+".dat") }
 	var s source

@@ -63,7 +63,6 @@ func (b *backlog) Refuse(err error, n int) error {
 	return err
 }
 
-// accepted counts an accepted message.
 func (b *backlog) accepted(m *Message) {
 	b.counters.Accepted++
 	b.counters.AcceptedBytes += uint64(len(m.Body))
@@ -120,7 +119,6 @@ func (b *backlog) sort() {
 	b.waiting.sort(laterArrival)
 }
 
-// pop removes the head and counts its release.
 func (b *backlog) pop() {
 	m := b.waiting.pop()
 	b.window.done(m.Offset)

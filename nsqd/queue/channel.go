@@ -118,7 +118,6 @@ func (c *Channel) Ready() int { return c.ready.len() + c.Beyond() }
 // Pause stops deliveries; Topic.UnpauseChannel resumes them.
 func (c *Channel) Pause() { c.paused = true }
 
-// Paused reports whether deliveries are paused.
 func (c *Channel) Paused() bool { return c.paused }
 
 // Deadline returns when the next message times out, ends its deferral or expires; mono.Never if
@@ -131,7 +130,6 @@ func (c *Channel) Deadline() mono.Time {
 	return at
 }
 
-// Counters returns the channel's counters.
 func (c *Channel) Counters() ChannelCounters { return c.counters }
 
 // open reports whether the channel lets the topic release. An ephemeral channel always does: it

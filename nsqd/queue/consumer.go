@@ -165,7 +165,6 @@ func (cs *consumers) setReady(id ConsumerID, n int) error {
 	return nil
 }
 
-// list lists w if it has credit.
 func (cs *consumers) list(w *consumer) {
 	if w.credit() && !w.listed {
 		w.listed = true
@@ -188,7 +187,6 @@ func (cs *consumers) nearest() *consumer {
 	return nil
 }
 
-// hasCredit reports whether any consumer has credit.
 func (cs *consumers) hasCredit() bool {
 	for d := range cs.credited {
 		for ring := &cs.credited[d]; ring.len() > 0; {

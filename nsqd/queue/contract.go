@@ -113,8 +113,8 @@ func (c *contract) take(arrival, now mono.Time) (eligible mono.Time, access time
 	return e, e.Sub(arrived) - late, ok
 }
 
-// judgedAt returns the arrival time that counts for a message. late is how long the message had a
-// token that no longer counts, because the topic did not release the message in time.
+// judgedAt returns a message's effective arrival time. late is how long the message had a token
+// that no longer counts, because the topic did not release the message in time.
 func (c *contract) judgedAt(arrival mono.Time) (at mono.Time, late time.Duration) {
 	at = max(arrival, c.opened)
 	switch {
@@ -265,8 +265,9 @@ func (t *Topic) Admit(now mono.Time, ahead, n int, first, last mono.Time) error 
 	return nil
 }
 
-// BurstNeeded returns the burst with which no message of the last second would have waited for a
-// token, estimated since the last TakeMaxWaiting; 0 without messages or without a limit.
+// BurstNeeded estimates the burst with which no message of the last second would have waited for
+// a token; 0 without messages or without a limit. The estimate counts the maximum backlog since
+// the last TakeMaxWaiting.
 func (t *Topic) BurstNeeded() int64 {
 	used, short := t.bucket.Used()
 	if short {

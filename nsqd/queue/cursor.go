@@ -30,7 +30,6 @@ func newCursor(name string, l *log, b *backlog) cursor {
 	return cursor{name: name, log: l, backlog: b, tracked: l.logged() && !wire.Ephemeral(name)}
 }
 
-// Name returns the channel's name.
 func (c *cursor) Name() string { return c.name }
 
 // Beyond returns the number of messages that wait for a consumer and are not in memory.

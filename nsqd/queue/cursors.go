@@ -44,7 +44,8 @@ func (cs *cursors) find(name string) (int, bool) {
 	})
 }
 
-// spill writes a message for a cursor that is behind or because the topic retains all messages.
+// spill adds a message to the tail, for a cursor that is behind or because the topic retains all
+// messages.
 func (cs *cursors) spill(m *Message, fx *Effects) {
 	fx.Disk = true
 	if m.Offset < cs.tail.next {
@@ -57,8 +58,8 @@ func (cs *cursors) spill(m *Message, fx *Effects) {
 	}
 }
 
-// writeUpTo adds all messages before an offset to the tail. last is the message just before the
-// offset if no cursor holds it; nil otherwise.
+// writeUpTo adds all messages before an offset to the tail. last, unless nil, is the message just
+// before the offset; no cursor needs to hold last.
 func (cs *cursors) writeUpTo(o Offset, last *Message) {
 	if cs.tail.slots.len() == 0 {
 		cs.tail.reach(min(o-1, cs.oldest()))
@@ -75,14 +76,14 @@ func (cs *cursors) writeUpTo(o Offset, last *Message) {
 	}
 }
 
-// Keep writes all messages that are only in memory. The topic continues.
+// Keep adds all messages that are only in memory to the tail. The topic continues.
 func (cs *cursors) Keep(fx *Effects) {
 	cs.writeUpTo(cs.end, nil)
 	fx.Disk = fx.Disk || cs.Unwritten()
 }
 
-// Leave forgets ephemeral channels' messages and writes all other messages for the next process.
-// Requires: Stop.
+// Leave discards the messages of ephemeral channels, and adds all other messages to the tail for
+// the next process. Requires: Stop.
 func (cs *cursors) Leave(fx *Effects) {
 	for _, c := range cs.channels {
 		if c.ephemeral {
@@ -118,7 +119,7 @@ func (cs *cursors) Unstored() (n int) {
 }
 
 // At returns the offset of the first message that is only in memory and was published at time or
-// later, or the end.
+// later; End if there is none.
 func (cs *cursors) At(time mono.Wall) Offset {
 	for m := range cs.memoryAlone {
 		if m.Timestamp >= time {
@@ -170,7 +171,7 @@ func (cs *cursors) needed() Offset {
 	return from
 }
 
-// Low returns the offset before which no cursor needs the log.
+// Low returns the offset before which no cursor needs the log. It also forgets old spans.
 func (cs *cursors) Low() Offset {
 	low := cs.end
 	if b := &cs.backlog; b.behind || b.window.slots.len() > 0 {
@@ -193,8 +194,8 @@ func (cs *cursors) Low() Offset {
 	return low
 }
 
-// trimRead drops read messages that no active cursor still needs. Under memory pressure it drops
-// all of them.
+// trimRead drops messages from the read cache that no active cursor needs, or all of them under
+// memory pressure.
 func (cs *cursors) trimRead(fx *Effects) {
 	r := &cs.read
 	if r.from == r.to || !r.moved && !cs.tight {

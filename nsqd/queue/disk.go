@@ -4,10 +4,10 @@ import "github.com/srtm-io/srtm/internal/mono"
 
 // The steps of the disk: writes to the log and reads from the log.
 
-// TakeUnwritten appends the next messages to write to into, in order: at most most messages, and
-// at most bytes bytes except for the last message. The owner appends the messages to the log at
-// their offsets. If the append succeeded, the owner calls Written with the returned offset. In
-// either case the owner then calls Effects.Unref. One caller at a time.
+// TakeUnwritten appends the next unwritten messages to into, in order. most limits their number.
+// bytes limits their size, but the last message may exceed it. The owner appends the messages to
+// the log at their offsets. If that succeeded, the owner calls Written with the returned offset.
+// In either case the owner then calls Effects.Unref. One caller at a time.
 func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	under := t.tail.underWay
 	into, upTo := t.tail.take(t.needed(), t.retained, into, most, bytes, fx)
@@ -47,8 +47,8 @@ func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Mess
 	t.maxWaiting = max(t.maxWaiting, t.Waiting())
 }
 
-// Want returns the next read of the log: n messages from offset from on and before end. n is 0 if
-// no cursor wants a message. The owner then calls Refill. The cursors take turns.
+// Want returns the next read of the log: up to n messages, from offset from on and before end. n
+// is 0 if no cursor wants a message. The owner then calls Refill. The cursors take turns.
 func (t *Topic) Want() (from Offset, n int, end Offset) {
 	for range len(t.channels) + 1 {
 		if t.turn++; t.turn > len(t.channels) {

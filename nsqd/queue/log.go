@@ -82,7 +82,6 @@ func (l *log) room(n int) bool {
 	return l.cfg.WriteThrough || !l.tight && under+n <= most || most > 0 && under == 0
 }
 
-// accept assigns the next offset to a message.
 func (l *log) accept(m *Message) {
 	m.Offset, m.spilled = l.end, false
 	l.end++
@@ -96,7 +95,7 @@ func (l *log) jump(to Offset) {
 	}
 }
 
-// known reports whether memory knows the message at an offset, so a cursor needs no read.
+// known reports whether memory has the log's content at an offset, so a cursor needs no read.
 func (l *log) known(o Offset) bool {
 	return o >= l.tail.next || l.read.has(o) || l.passing.has(o)
 }

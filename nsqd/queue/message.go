@@ -37,8 +37,8 @@ type Message struct {
 	Offset Offset
 
 	// Access is the access delay: how long the message waited for its token. The delay starts
-	// when nothing but tokens held up the backlog, and excludes the time for which the message
-	// had an unused token. Set once, at release.
+	// when nothing but tokens holds up the backlog. It excludes the time for which the message
+	// had a token and was not released. Set once, at release.
 	Access time.Duration
 
 	// Held is how long no channel took the message, before Access started: see the package

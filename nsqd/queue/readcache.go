@@ -42,7 +42,6 @@ func (r *readCache) after(o Offset) *Message {
 // goesOn reports whether the cache keeps messages read from an offset on.
 func (r *readCache) goesOn(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
 
-// drop drops the oldest message.
 func (r *readCache) drop(fx *Effects) {
 	m := r.messages.pop()
 	r.from = m.Offset + 1
@@ -50,7 +49,6 @@ func (r *readCache) drop(fx *Effects) {
 	fx.unref(m)
 }
 
-// forget drops all messages.
 func (r *readCache) forget(fx *Effects) {
 	for r.messages.len() > 0 {
 		r.drop(fx)

@@ -22,14 +22,14 @@ type Restoring struct {
 }
 
 // Restore restores the topic's state from snapshot b of an earlier process. Without a snapshot
-// all of the log is new to the topic. The owner then calls Found for each message in the log from
+// the whole log is new to the topic. The owner then calls Found for each message in the log from
 // From on, and then Done.
 //
-// Restore creates the snapshot's missing channels if wanted returns true. A channel that the
-// snapshot does not know begins at the front of the releases. The log has nothing before first,
-// so messages before first in an older snapshot count as finished.
+// If the topic lacks a channel of the snapshot, Restore creates the channel if wanted returns
+// true. A channel that is not in the snapshot begins at the front of the releases. The log has
+// nothing before first, so earlier messages in an old snapshot count as finished.
 //
-// On ErrSnapshot Restore acts as if there were no snapshot. Requires: a new topic with a disk.
+// After ErrSnapshot the topic is as without a snapshot. Requires: a new topic with a disk.
 func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
 	r := &Restoring{Needed: first, topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
 	t.backlog.behind = true

@@ -10,7 +10,6 @@ type tail struct {
 	carried  Offset // must be written up to here before a snapshot
 }
 
-// release drops the tail's reference to a message.
 func (t *tail) release(m *Message, fx *Effects) {
 	if m.spilled {
 		m.spilled = false

@@ -15,9 +15,9 @@ type Config struct {
 	// and in each channel. Must be >= 1.
 	Capacity int
 	// Overflow is the maximum number of further messages that may be on their way to disk because
-	// the backlog or a channel had no room. 0 means that there is no disk. A channel without room
-	// stops the topic from releasing; a topic without room refuses messages. The machine never
-	// drops a message.
+	// the backlog or a channel had no room. 0: there is no disk. A channel without room stops the
+	// topic from releasing, and a topic without room refuses messages. Only ephemeral channels
+	// drop messages.
 	Overflow int
 	// WriteThrough means that the log stores every message before the topic accepts it in
 	// Topic.Appended. Requires: Overflow > 0.
@@ -28,15 +28,13 @@ type Config struct {
 	// ReadAhead is the size in bytes of the cache of messages read from the log for one cursor.
 	// Cursors close behind use the cache. The newest read may exceed the size.
 	ReadAhead int
-	// First is the offset of the first message.
-	First Offset
+	First     Offset
 	// MaxInFlight limits how long a consumer may keep a message by touching it.
 	MaxInFlight time.Duration
 	// MaxBackdating limits how long before its release a message may get its token. An earlier
 	// arrival counts as an arrival MaxBackdating before the release.
 	MaxBackdating time.Duration
-	// Begin is the topic's start time.
-	Begin mono.Time
+	Begin         mono.Time
 	// Rand draws the messages of a sampling consumer.
 	Rand *rand.Rand
 }
@@ -145,9 +143,9 @@ func (t *Topic) ReleaseDeadline() mono.Time {
 	return min(t.eligible(arrival), t.expiry.end(arrival))
 }
 
-// ChannelDeadline returns a time no later than the next message timeout or end of a deferral;
-// mono.Never if there is none. The owner must call Tick then. The time may be too early if the
-// message was finished since the last Tick, because a step does not ask all channels.
+// ChannelDeadline returns when the next message times out or ends its deferral; mono.Never if
+// there is none. The owner must call Tick then. The result may be too early, because a FIN does
+// not recompute it.
 func (t *Topic) ChannelDeadline() mono.Time { return t.due }
 
 // open reports whether a message may leave the topic, tokens apart.
@@ -264,7 +262,6 @@ func (t *Topic) Unpause(now mono.Time, fx *Effects) {
 	t.advance(now, fx)
 }
 
-// Paused reports whether the topic is paused.
 func (t *Topic) Paused() bool { return t.paused }
 
 // Empty discards the messages that wait in the topic and returns their number. The channels keep
@@ -428,7 +425,7 @@ func (t *Topic) serve(now mono.Time, c *Channel, fx *Effects) {
 	c.want(fx)
 }
 
-// goOn serves every channel after one may have gained room below MaxUnfinished.
+// goOn serves every channel, because channels at MaxUnfinished may have gained room.
 func (t *Topic) goOn(now mono.Time, fx *Effects) {
 	for _, c := range t.channels {
 		t.serve(now, c, fx)

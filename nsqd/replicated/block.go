@@ -33,7 +33,6 @@ var errBlock = errors.New("not a block of records")
 // owner identifies the writer of a part.
 type owner struct{ epoch, nonce uint64 }
 
-// head is a block's header.
 type head struct {
 	owner       owner
 	first, next commitlog.Offset

@@ -211,8 +211,8 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 	}
 }
 
-// last returns the newest block of the stream, if any, and the stream's last sequence. If the
-// last message was deleted, the sequence is greater than the block's.
+// last returns the newest block of the stream, if any, and the stream's last sequence. The
+// sequence is greater than the block's if the last message was deleted.
 func (l *Log) last(ctx context.Context) (head, uint64, error) {
 	for tries := 1; ; tries++ {
 		info, err := infoOf(ctx, l.stream)
@@ -434,7 +434,6 @@ func (l *Log) Close() error {
 	return err
 }
 
-// fail ends the log permanently.
 func (l *Log) fail(err error) {
 	l.mu.Lock()
 	if l.err == nil || errors.Is(err, commitlog.ErrClosed) {
@@ -462,7 +461,6 @@ func (l *Log) Stats() commitlog.Stats {
 	return s
 }
 
-// Name returns the topic's name.
 func (l *Log) Name() string { return l.part.topic }
 
 func (l *Log) log() *slog.Logger { return l.cluster.cfg.Log.With(obs.KeyTopic, l.part.topic) }

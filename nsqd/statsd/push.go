@@ -82,7 +82,6 @@ func (p *Pusher) Run(ctx context.Context) error {
 	}
 }
 
-// push sends the current stats.
 func (p *Pusher) push(ctx context.Context) error {
 	var mem *stats.Memory
 	if p.cfg.Memory {
