@@ -17,6 +17,7 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 	It("is taken over after what the broker has that began with that, and ended", func() {
 		var mu sync.Mutex
 		var all []string // who had what was taken over, in order
+		var last *srtmv1.TakeOver
 		asked := func() []string {
 			mu.Lock()
 			defer mu.Unlock()
@@ -26,8 +27,11 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		replicates := func(take func(from string)) func(*agent.Config) {
 			return func(cfg *agent.Config) {
 				cfg.Durability = srtmv1.Durability_DURABILITY_REPLICATED
-				cfg.TakeOver = func(_, from string) (int, error) {
-					take(from)
+				cfg.TakeOver = func(m *srtmv1.TakeOver) (int, error) {
+					mu.Lock()
+					last = m
+					mu.Unlock()
+					take(m.FromBrokerId)
 					return 1, nil
 				}
 			}
@@ -53,6 +57,9 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		<-begun
 		b2.stop()
 		Eventually(asked).Should(Equal([]string{"b2", "b1"}))
+		Expect(last.Channels).To(HaveExactElements(HaveField("Name", "main")), "the channels of the topic")
+		Expect(last.ChannelsVersion).To(BeNumerically(">=", last.Channels[0].Created))
+		Expect(last.Identity.GetCreated()).NotTo(BeZero())
 		Eventually(func() int { return len(c.topic("t").Status.Brokers) }).Should(Equal(2))
 	})
 

@@ -153,11 +153,13 @@ func (b *brokers) remove(s *Session, r request, unused bool) {
 }
 
 // takeOver has the broker take over what another had of a topic.
-func (b *brokers) takeOver(s *Session, r request, from string) {
+func (st *state) takeOver(s *Session, r request, from string) {
 	r.owners = true
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: &srtmv1.TakeOver{
-		Request: b.expect(s, r), Topic: r.topic, FromBrokerId: from,
-	}}})
+	order := &srtmv1.TakeOver{Request: st.expect(s, r), Topic: r.topic, FromBrokerId: from}
+	if shown, known := st.cat.Topic(r.topic); known {
+		order.Identity, order.Channels, order.ChannelsVersion = st.identity(shown), channelsProto(shown.Channels), st.cat.Version()
+	}
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: order}})
 }
 
 // result takes a broker's answer. refused is the request that it refuses, unless the owner

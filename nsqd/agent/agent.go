@@ -52,7 +52,7 @@ type Config struct {
 	DrainPublishers func(topic string, clientIDs map[string]bool) int
 	// TakeOver brings in what another broker had of a topic (broker.TakeOver), and may take
 	// long; nil: this one cannot.
-	TakeOver func(topic, from string) (messages int, err error)
+	TakeOver func(*srtmv1.TakeOver) (messages int, err error)
 	// Durability is what an OK is worth here.
 	Durability srtmv1.Durability
 	// NudgeConsumers has consumers of these channels ask again where the topic is,

@@ -331,7 +331,7 @@ func (o *owner) takeOver(l *controlLink, m *srtmv1.TakeOver) {
 	o.cfg.Log.Info("taking over what another broker had", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId)
 	go func() {
 		began := time.Now()
-		n, err := o.cfg.TakeOver(m.Topic, m.FromBrokerId)
+		n, err := o.cfg.TakeOver(m)
 		o.do(o.ctx, func(o *owner) {
 			if err == nil {
 				o.cfg.Log.Info("took over what another broker had", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId, obs.KeyCount, n, obs.KeyDuration, time.Since(began))

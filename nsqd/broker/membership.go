@@ -72,7 +72,17 @@ func (t *Topic) note(channel string, is membership) {
 	if t.memberships == nil {
 		t.memberships = map[string]membership{}
 	}
-	t.memberships[channel] = is
+	changed := t.memberships[channel].created != is.created
+	if t.memberships[channel] = is; changed {
+		t.rosterChanged()
+	}
+}
+
+// rosterChanged has the roster saved. Requires: mu held.
+func (t *Topic) rosterChanged() {
+	if t.store != nil && t.store.roster != nil {
+		t.mu.core.Note()
+	}
 }
 
 // restoreMembership is for a channel that an earlier process has left.

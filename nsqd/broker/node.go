@@ -154,11 +154,14 @@ func (t *Topic) identify(as metadata.Identity) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := t.identity
-	t.identity = as
-	if was.Log != as.Log {
+	if was == as {
+		return false
+	}
+	if t.identity = as; was.Log != as.Log {
 		clear(t.memberships) // versions of another log say nothing
 	}
-	return was != as
+	t.rosterChanged()
+	return true
 }
 
 // Remove deletes a topic with all it holds, and waits until that is recorded; it

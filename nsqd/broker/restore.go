@@ -166,6 +166,10 @@ func (st *store) restoreFrom(log *openLog) error {
 	now, core := st.shared.now(), st.mu.core
 	wanted := func(channel string) bool { return st.unrecorded && wire.ValidChannelName(channel) }
 	restoring, _ := left.restore(core, now, st.storage().epoch, wanted, &s.fx)
+	if st.unrecorded && st.restoreRoster != nil {
+		st.restoreRoster(left.roster)
+		s.record = true
+	}
 	if n := left.first - restoring.Needed; n > 0 {
 		st.reportMissing("messages that were not done with are missing: their files were deleted, or what was done with was not recorded",
 			"from", uint64(restoring.Needed), "to", uint64(left.first), "at_most", uint64(n))
@@ -195,6 +199,7 @@ func (st *store) reportNoCursors(messages bool) {
 
 // remains are what was left in a log.
 type remains struct {
+	roster   roster // of a replicated log
 	snapshot []byte
 	first    queue.Offset // the log has nothing before it
 	runs     []run        // of what the snapshot does not tell
@@ -211,6 +216,11 @@ type run struct {
 func (st *store) remains(log topicLog) (left remains, err error) {
 	if left.snapshot, err = log.LoadCursors(); err != nil {
 		return left, err
+	}
+	if st.roster != nil && len(left.snapshot) > 0 {
+		if left.roster, left.snapshot, err = parseRoster(left.snapshot); err != nil {
+			st.report("the record of what is done with is not readable: all that the log has is delivered again", err)
+		}
 	}
 	left.first = queue.Offset(log.Stats().First)
 	var fx queue.Effects

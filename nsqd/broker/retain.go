@@ -211,7 +211,7 @@ func (st *store) settle(anyway bool) (tried bool, err error) {
 		st.mu.Unlock()
 		return true, errCarrying
 	}
-	snapshot := st.mu.core.Snapshot(nil, st.storage().moment().wallOf)
+	snapshot := st.snapshot(nil)
 	st.mu.Unlock()
 	return true, log.SaveCursors(snapshot)
 }

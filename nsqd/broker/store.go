@@ -32,10 +32,13 @@ import (
 type store struct {
 	// Set once.
 	*runner
-	current func() bool   // whether the topic is the one of its name
-	fenced  func()        // another broker owns what the log has by now
-	stop    chan struct{} // closed under mu, once
-	gone    chan struct{} // closed when the log of a topic that was deleted is removed, or could not be
+	current func() bool // whether the topic is the one of its name
+	fenced  func()      // another broker owns what the log has by now
+	// roster and restoreRoster are of the topic, and require mu held; nil: the log is not replicated.
+	roster        func([]byte) []byte
+	restoreRoster func(roster)
+	stop          chan struct{} // closed under mu, once
+	gone          chan struct{} // closed when the log of a topic that was deleted is removed, or could not be
 
 	// saving orders what reads where the cursors are and acts on it: saving and trimming,
 	// and a seek. Taken before storing.
@@ -302,7 +305,7 @@ func (st *store) mark(log *openLog) error {
 		return nil
 	}
 	st.mu.Lock()
-	snapshot := st.mu.core.Snapshot(nil, st.storage().moment().wallOf)
+	snapshot := st.snapshot(nil)
 	st.mu.Unlock()
 	if err := files.FoundCursors(snapshot); err != nil {
 		return err
@@ -464,6 +467,14 @@ func (st *store) save() error {
 // errUntrimmed: all is recorded, and what is done with takes room still.
 var errUntrimmed = errors.New("what is done with is not deleted")
 
+// snapshot appends what is saved with the log. Requires: mu held.
+func (st *store) snapshot(b []byte) []byte {
+	if st.roster != nil {
+		b = st.roster(b)
+	}
+	return st.mu.core.Snapshot(b, st.storage().moment().wallOf)
+}
+
 func (st *store) tryToSave() error {
 	st.saving.Lock()
 	defer st.saving.Unlock()
@@ -481,7 +492,7 @@ func (st *store) tryToSave() error {
 	st.mu.Lock()
 	began := st.shared.now()
 	changes, low, end := st.mu.core.Changes(), st.mu.core.Low(), st.mu.core.End()
-	x.snapshot = st.mu.core.Snapshot(x.snapshot[:0], st.storage().moment().wallOf)
+	x.snapshot = st.snapshot(x.snapshot[:0])
 	st.locked = st.shared.now().Sub(began)
 	st.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)

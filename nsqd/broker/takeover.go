@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -16,7 +17,8 @@ import (
 var ErrNotReplicated = errors.New("the topic is not replicated")
 
 // TakeOver brings into a topic what another broker, which is gone, kept of it: what waited
-// for tokens waits again, and what a channel had not finished it gets. From its beginning
+// for tokens waits again, and what a channel had not finished it gets. What that broker held for a
+// channel that was deleted since is left out. From its beginning
 // on the other stores nothing any more, and nothing is there any more when it ends. It
 // returns how many messages were brought in.
 //
@@ -24,7 +26,8 @@ var ErrNotReplicated = errors.New("the topic is not replicated")
 // at most one block of the log comes twice. After an error it may be called again, here or
 // at another broker.
 // Errors: ErrUnknownTopic, ErrNotReplicated, ErrDraining, ErrGone; of JetStream.
-func (b *Broker) TakeOver(topic, from string) (n int, err error) {
+func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
+	topic, from := order.GetTopic(), order.GetFromBrokerId()
 	t, err := b.Topic([]byte(topic))
 	if err != nil {
 		return 0, err
@@ -39,7 +42,7 @@ func (b *Broker) TakeOver(topic, from string) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	core, err := t.store.left(log)
+	core, err := t.store.left(log, order)
 	if err == nil {
 		n, err = b.bringIn(t, core, log)
 	}
@@ -50,10 +53,13 @@ func (b *Broker) TakeOver(topic, from string) (n int, err error) {
 }
 
 // left finds out what is not done of another broker's log.
-func (st *store) left(log *replicated.Log) (*queue.Topic, error) {
+func (st *store) left(log *replicated.Log, order *srtmv1.TakeOver) (*queue.Topic, error) {
 	left, err := st.remains(log)
 	core, fx := aside(), queue.Effects{}
-	_, _ = left.restore(core, st.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx) // remains has told of a fault
+	wanted := func(channel string) bool {
+		return wire.ValidChannelName(channel) && !left.roster.outlived(channel, order)
+	}
+	_, _ = left.restore(core, st.shared.now(), st.storage().epoch, wanted, &fx) // remains has told of a fault
 	return core, err
 }
 

@@ -68,6 +68,9 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 			t.most = math.MaxInt // the disk takes it, in more than one write
 		}
 		t.store = newStore(r, func() bool { return current(t) }, func() { b.fenced(t) })
+		if st.cfg.Replicated != nil {
+			t.store.roster, t.store.restoreRoster = t.appendRoster, t.restoreRoster
+		}
 	}
 	r.mu.core = queue.NewTopic(c)
 	if t.store != nil {

@@ -57,6 +57,9 @@ func (l *log) End() Offset { return l.end }
 // Changes counts the changes to the contents of Snapshot.
 func (l *log) Changes() uint64 { return l.changes }
 
+// Note counts a change of what the owner saves with a snapshot.
+func (l *log) Note() { l.changes++ }
+
 // Unwritten reports whether TakeUnwritten has something to do.
 func (l *log) Unwritten() bool { return l.tail.slots.len() > 0 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,11 +20,13 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/replicated"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 const publishers = 6
@@ -257,7 +261,7 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 	b, half, bc := startBroker(t, s, "b")
 	taken := make(chan error, 1)
 	go func() {
-		_, err := b.TakeOver("t", "a")
+		_, err := b.TakeOver(&srtmv1.TakeOver{Topic: "t", FromBrokerId: "a"})
 		taken <- err
 	}()
 	within(t, "something is taken over", func() bool { return half.Stats().Channels[0].Ready > 0 })
@@ -266,7 +270,7 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 
 	last, _, c := startBroker(t, s, "c")
 	for _, from := range []string{"a", "b", "nobody"} {
-		count := testkit.Result(last.TakeOver("t", from)).Must(t)
+		count := testkit.Result(last.TakeOver(&srtmv1.TakeOver{Topic: "t", FromBrokerId: from})).Must(t)
 		t.Logf("%d messages from %s", count, from)
 	}
 	testkit.Must(t, last.Close())
@@ -291,6 +295,84 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 		t.Errorf("%d of %d messages are there, %d of them again", len(seen), n, twice)
 	}
 	t.Logf("%d came twice", twice)
+}
+
+// A broker is gone. Meanwhile one of the topic's channels is deleted, and another is deleted and
+// created anew. Neither who takes the broker's part over nor the broker, which comes back with
+// an empty disk, has what the deleted channels held.
+func TestAChannelThatWasDeletedDoesNotComeBack(t *testing.T) {
+	t.Parallel()
+	identity := &srtmv1.TopicIdentity{Log: 1, Created: 1}
+	created := func(name string, version uint64) *srtmv1.TopicChannel {
+		return &srtmv1.TopicChannel{Name: name, Created: version}
+	}
+	now := []*srtmv1.TopicChannel{created("anew", 9), created("kept", 2)}
+	prepare := func(t *testing.T, b *broker.Broker, of *srtmv1.TopicIdentity, version uint64, channels ...*srtmv1.TopicChannel) (unknown []string) {
+		t.Helper()
+		left := testkit.Result(b.Node().Prepare("t", channels, version, time.Second, 0.9, 0, of)).Must(t)
+		for _, c := range left {
+			unknown = append(unknown, c.Name)
+		}
+		return unknown
+	}
+	held := func(t *testing.T, b *broker.Broker) map[string]int {
+		t.Helper()
+		topic := testkit.Result(b.Topic([]byte("t"))).Must(t)
+		depths := map[string]int{}
+		for _, c := range topic.Stats().Channels {
+			depths[c.Name] = c.Ready + c.InFlight + c.Deferred
+		}
+		return depths
+	}
+	// gone is a broker that held two messages for each channel, and whose machine is lost.
+	gone := func(t *testing.T, s *servers) {
+		t.Helper()
+		c := s.connect("a")
+		a, _ := restoredBroker(t, c, t.TempDir(), false)
+		prepare(t, a, identity, 4, created("anew", 3), created("deleted", 4), created("kept", 2))
+		topic := testkit.Result(a.Topic([]byte("t"))).Must(t)
+		testkit.Must(t, topic.CreateChannel("own")) // while the control plane was away
+		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 10}
+		testkit.Result(a.Node().Grant("t", share, share, mono.Never, mono.Never, 10*tokenbucket.Token)).Must(t)
+		for i := range 2 {
+			testkit.Must(t, publish(topic, fmt.Sprint(i)))
+		}
+		want := map[string]int{"anew": 2, "deleted": 2, "kept": 2, "own": 2}
+		within(t, "messages have their tokens", func() bool { return maps.Equal(held(t, a), want) })
+		a.Close()
+		c.Close()
+	}
+
+	for name, c := range map[string]struct {
+		of   *srtmv1.TopicIdentity
+		want map[string]int
+	}{
+		"taken over":                         {identity, map[string]int{"anew": 0, "kept": 2, "own": 2}},
+		"taken over after the store is lost": {&srtmv1.TopicIdentity{Log: 2, Created: 1}, map[string]int{"anew": 2, "deleted": 2, "kept": 2, "own": 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startServers(t, 1)
+			gone(t, s)
+			b, _ := restoredBroker(t, s.connect("b"), t.TempDir(), false)
+			prepare(t, b, c.of, 10, now...)
+			order := &srtmv1.TakeOver{Topic: "t", FromBrokerId: "a", Identity: c.of, Channels: now, ChannelsVersion: 10}
+			testkit.Result(b.TakeOver(order)).Must(t)
+			if got := held(t, b); !maps.Equal(got, c.want) {
+				t.Errorf("the channels hold %v, and have to hold %v", got, c.want)
+			}
+		})
+	}
+	t.Run("back with an empty disk", func(t *testing.T) {
+		s := startServers(t, 1)
+		gone(t, s)
+		a, _ := restoredBroker(t, s.connect("a"), t.TempDir(), false)
+		if unknown := prepare(t, a, identity, 10, now...); !slices.Equal(unknown, []string{"own"}) {
+			t.Errorf("the broker reports the channels %v as new, and has only own", unknown)
+		}
+		if got, want := held(t, a), map[string]int{"anew": 0, "kept": 2, "own": 2}; !maps.Equal(got, want) {
+			t.Errorf("the channels hold %v, and have to hold %v", got, want)
+		}
+	})
 }
 
 // ended is what became of a take-over whose broker closes.

@@ -2105,11 +2105,16 @@ func (x *SeekOrder) GetEmpty() bool {
 type TakeOver struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Echoed in the PrepareResult.
-	Request       uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
-	Topic         string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
-	FromBrokerId  string `protobuf:"bytes,3,opt,name=from_broker_id,json=fromBrokerId,proto3" json:"from_broker_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Request      uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic        string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	FromBrokerId string `protobuf:"bytes,3,opt,name=from_broker_id,json=fromBrokerId,proto3" json:"from_broker_id,omitempty"`
+	// All durable channels of the topic, and what they are of, as in PrepareTopic. What the other
+	// broker held for a channel that was deleted since, as far as these say so, is left out.
+	Identity        *TopicIdentity  `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
+	Channels        []*TopicChannel `protobuf:"bytes,5,rep,name=channels,proto3" json:"channels,omitempty"`
+	ChannelsVersion uint64          `protobuf:"varint,6,opt,name=channels_version,json=channelsVersion,proto3" json:"channels_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *TakeOver) Reset() {
@@ -2161,6 +2166,27 @@ func (x *TakeOver) GetFromBrokerId() string {
 		return x.FromBrokerId
 	}
 	return ""
+}
+
+func (x *TakeOver) GetIdentity() *TopicIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *TakeOver) GetChannels() []*TopicChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+func (x *TakeOver) GetChannelsVersion() uint64 {
+	if x != nil {
+		return x.ChannelsVersion
+	}
+	return 0
 }
 
 // SeekResult answers SeekOrder, once it stands after a crash.
@@ -2393,11 +2419,14 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x18\n" +
 	"\achannel\x18\x03 \x01(\tR\achannel\x12\x1e\n" +
 	"\x02to\x18\x04 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\x12\x14\n" +
-	"\x05empty\x18\x05 \x01(\bR\x05empty\"`\n" +
+	"\x05empty\x18\x05 \x01(\bR\x05empty\"\xf2\x01\n" +
 	"\bTakeOver\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12$\n" +
-	"\x0efrom_broker_id\x18\x03 \x01(\tR\ffromBrokerId\"l\n" +
+	"\x0efrom_broker_id\x18\x03 \x01(\tR\ffromBrokerId\x122\n" +
+	"\bidentity\x18\x04 \x01(\v2\x16.srtm.v1.TopicIdentityR\bidentity\x121\n" +
+	"\bchannels\x18\x05 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\x12)\n" +
+	"\x10channels_version\x18\x06 \x01(\x04R\x0fchannelsVersion\"l\n" +
 	"\n" +
 	"SeekResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
@@ -2508,14 +2537,16 @@ var file_srtm_v1_broker_proto_depIdxs = []int32{
 	17, // 38: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
 	30, // 39: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
 	36, // 40: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
-	35, // 41: srtm.v1.PrepareTopic.ChannelExpiryEntry.value:type_name -> srtm.v1.Expiry
-	1,  // 42: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	6,  // 43: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	43, // [43:44] is the sub-list for method output_type
-	42, // [42:43] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	18, // 41: srtm.v1.TakeOver.identity:type_name -> srtm.v1.TopicIdentity
+	29, // 42: srtm.v1.TakeOver.channels:type_name -> srtm.v1.TopicChannel
+	35, // 43: srtm.v1.PrepareTopic.ChannelExpiryEntry.value:type_name -> srtm.v1.Expiry
+	1,  // 44: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	6,  // 45: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	45, // [45:46] is the sub-list for method output_type
+	44, // [44:45] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
