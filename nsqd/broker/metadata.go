@@ -215,13 +215,12 @@ func (b *Broker) restoreMetadata() error {
 			t.store.logged.Store(m.Logged)
 		}
 		t.restoreExpiry(m.Expiry, m.Expiries)
-		// In a cluster neither is this broker's to say.
-		if m.Paused && b.cfg.AutoCreate {
+		if m.Paused {
 			if err := t.Pause(); err != nil {
 				return fmt.Errorf("restore topic %s: %w", m.Name, err)
 			}
 		}
-		if m.Contract != nil && b.cfg.AutoCreate {
+		if m.Contract != nil && b.cfg.AutoCreate { // in a cluster the control plane says it
 			t.restoreContract(m.Contract)
 		}
 		for _, c := range m.Channels {

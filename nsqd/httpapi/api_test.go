@@ -391,23 +391,28 @@ func TestAFullTopicRefuses(t *testing.T) {
 func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 	n := start(t, true)
 	for _, path := range []string{"/topic/create?topic=t", "/topic/delete?topic=t"} {
-		n.expect("POST", path, "", 403, "MANAGED")
+		n.expect("POST", path, "", 409, "MANAGED")
 	}
 	n.expect("POST", "/pub?topic=t", "x", 404, "TOPIC_NOT_FOUND")
 	testkit.Result(n.broker.CreateTopic("t")).Must(t)
 	for path, instead := range map[string]string{
-		"/topic/limit?topic=t&rate=1&burst=1": "srtm topic update",
-		"/topic/create?topic=u":               "srtm topic create",
-		"/topic/delete?topic=t":               "srtm topic delete",
-		"/topic/pause?topic=t":                "pause its channels",
-		"/topic/unpause?topic=t":              "pause its channels",
+		"/topic/limit?topic=t&rate=1&burst=1": "srtm topic update t --rate=RATE --burst=BURST",
+		"/topic/create?topic=u":               "srtm topic create u --rate=RATE --burst=BURST",
+		"/topic/delete?topic=t":               "srtm topic delete t",
 	} {
-		n.expect("POST", path, "", 403, `"MANAGED"`)
-		n.expect("POST", path, "", 403, instead)
+		n.expect("POST", path, "", 409, `"MANAGED"`)
+		n.expect("POST", path, "", 409, instead)
 	}
-	n.expect("GET", "/stats?format=json", "", 200, `"paused":false`)
 	n.expect("POST", "/channel/create?topic=t&channel=c", "", 200, "")
+	n.expect("POST", "/topic/pause?topic=t", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"paused":true`)
+	n.expect("POST", "/pub?topic=t", "x", 200, "OK")
+	n.expect("GET", "/stats?format=json", "", 200, `"depth":1`)
 	n.expect("POST", "/topic/empty?topic=t", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"depth":0`)
+	n.expect("POST", "/topic/unpause?topic=t", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"paused":false`)
+	n.expect("POST", "/topic/pause?topic=u", "", 404, "TOPIC_NOT_FOUND")
 }
 
 // A client that stops in the middle of a body must not keep a handler and what

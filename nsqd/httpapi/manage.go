@@ -31,9 +31,6 @@ func (a *API) named(q url.Values) (*broker.Topic, error) {
 	return a.existing(name)
 }
 
-// pauseChannels explains why a topic of a cluster cannot be paused.
-const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels"
-
 // onTopic returns a handler for an existing topic.
 func (a *API) onTopic(do func(*broker.Topic) error) handler {
 	return func(r *http.Request) (string, error) {
@@ -115,27 +112,18 @@ func (a *API) onChannelRequest(do func(*http.Request, *broker.Topic, string) err
 	}
 }
 
-// errManaged refuses an operation on a managed broker and says what to do instead.
+// errManaged refuses an operation on a managed broker and says what to do instead. The status is
+// not 403: nsqadmin takes 403 as a request to ask by HTTPS, and does not show the text.
 func (a *API) errManaged(instead string) error {
 	if !a.cfg.Managed {
 		return nil
 	}
-	return nsqhttp.Refuse(http.StatusForbidden, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
-}
-
-// unmanaged returns h for a standalone broker, and a refusal for a managed broker.
-func (a *API) unmanaged(instead string, h handler) handler {
-	return func(r *http.Request) (string, error) {
-		if err := a.errManaged(instead); err != nil {
-			return "", err
-		}
-		return h(r)
-	}
+	return nsqhttp.Refuse(http.StatusConflict, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
 }
 
 func (a *API) createTopic(r *http.Request) (string, error) {
 	name, err := nsqhttp.TopicArgument(r.URL.Query(), "INVALID_TOPIC")
-	if err = errors.Join(err, a.errManaged("use srtm topic create")); err != nil {
+	if err = errors.Join(err, a.errManaged(fmt.Sprintf("use srtm topic create %.64s --rate=RATE --burst=BURST", name))); err != nil {
 		return "", err
 	}
 	_, err = a.broker.OrderTopic(name)
@@ -144,7 +132,7 @@ func (a *API) createTopic(r *http.Request) (string, error) {
 
 func (a *API) deleteTopic(r *http.Request) (string, error) {
 	name, err := nsqhttp.Argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
-	if err = errors.Join(err, a.errManaged("use srtm topic delete")); err != nil {
+	if err = errors.Join(err, a.errManaged(fmt.Sprintf("use srtm topic delete %.64s", name))); err != nil {
 		return "", err
 	}
 	if err := a.broker.DeleteTopic(name); err != nil {
@@ -164,7 +152,7 @@ func (a *API) emptyTopic(r *http.Request) (string, error) {
 // limited returns the topic of a request on a standalone broker's contract.
 func (a *API) limited(q url.Values) (*broker.Topic, error) {
 	t, err := a.named(q)
-	return t, errors.Join(err, a.errManaged("use srtm topic update"))
+	return t, errors.Join(err, a.errManaged(fmt.Sprintf("use srtm topic update %.64s --rate=RATE --burst=BURST", q.Get("topic"))))
 }
 
 // unlimitTopic removes the contract, if there is one, and releases the waiting messages.

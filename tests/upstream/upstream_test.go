@@ -95,7 +95,16 @@ func operate(t *testing.T, a admin) {
 	a.shows(t, "/topics/t", "no channel", func(m map[string]any) bool { return len(names(m["channels"], "channel_name")) == 0 })
 }
 
-// A topic of a cluster cannot be paused, so nsqadmin is tried on its channels.
+// pause does what the buttons of nsqadmin do with topic t.
+func pause(t *testing.T, a admin) {
+	t.Helper()
+	a.do(t, http.MethodPost, "/topics/t", `{"action":"pause"}`)
+	a.shows(t, "/topics/t", "a paused topic", func(m map[string]any) bool { return m["paused"] == true })
+	a.do(t, http.MethodPost, "/topics/t", `{"action":"empty"}`)
+	a.do(t, http.MethodPost, "/topics/t", `{"action":"unpause"}`)
+	a.shows(t, "/topics/t", "a topic that is not paused", func(m map[string]any) bool { return m["paused"] == false })
+}
+
 func TestNsqadminOperatesACluster(t *testing.T) {
 	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=20000")
 	localtest.Srtm(t, c.RPC, "topic", "create", "t", "--rate=1000", "--burst=100", "--group=g:10:10")
@@ -115,6 +124,12 @@ func TestNsqadminOperatesACluster(t *testing.T) {
 	localtest.MustAsk(t, http.MethodPost, "http://"+carrier+"/channel/create?topic=t&channel=c", "")
 	localtest.MustAsk(t, http.MethodPost, "http://"+carrier+"/mpub?topic=t", "one\ntwo")
 	operate(t, a)
+	pause(t, a)
+	text, _, err := localtest.Ask(http.MethodDelete, "http://"+a.address+"/api/topics/t", "")
+	testkit.Must(t, err)
+	if !strings.Contains(text, "srtm topic delete t") {
+		t.Errorf("nsqadmin does not say how to delete a topic of the cluster: %s", text)
+	}
 }
 
 func TestNsqadminOperatesOneBroker(t *testing.T) {
@@ -124,9 +139,7 @@ func TestNsqadminOperatesOneBroker(t *testing.T) {
 	localtest.MustAsk(t, http.MethodPost, "http://"+d.HTTP+"/channel/create?topic=t&channel=c", "")
 	localtest.MustAsk(t, http.MethodPost, "http://"+d.HTTP+"/mpub?topic=t", "one\ntwo")
 	operate(t, a)
-	a.do(t, http.MethodPost, "/topics/t", `{"action":"pause"}`)
-	a.shows(t, "/topics/t", "a paused topic", func(m map[string]any) bool { return m["paused"] == true })
-	a.do(t, http.MethodPost, "/topics/t", `{"action":"unpause"}`)
+	pause(t, a)
 	a.do(t, http.MethodDelete, "/topics/t", "")
 	a.shows(t, "/topics", "no topic", func(m map[string]any) bool { return len(names(m["topics"], "")) == 0 })
 }
