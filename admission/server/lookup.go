@@ -93,7 +93,6 @@ func (l *lookups) next(key string) []*lookup {
 	return keys
 }
 
-// lookup is the lookup of one key.
 type lookup struct {
 	key string
 	own *rule.Rule // the key's own rule; nil: a default applies

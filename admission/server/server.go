@@ -407,7 +407,6 @@ func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bo
 	return answerOf(&v), true
 }
 
-// answerOf converts a verdict to an answer.
 func answerOf(v *table.Verdict) wire.Answer {
 	var flags uint8
 	if v.Default {

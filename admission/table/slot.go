@@ -163,7 +163,6 @@ func (s *Shard) compact(a uint32) {
 	k.arenas[a], k.live[a], k.spare = "", 0, append(k.spare, a)
 }
 
-// set is a set of slots.
 type set []uint64
 
 func (b set) has(i int32) bool { return b[i/64]>>(uint32(i)%64)&1 != 0 }

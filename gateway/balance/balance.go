@@ -68,7 +68,6 @@ type Counts struct {
 	Aborted  uint64 `json:"aborted"`
 }
 
-// server is the state of one server.
 type server struct {
 	present bool // false: removed or never added; Pick skips it
 	Counts

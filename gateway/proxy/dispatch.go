@@ -61,7 +61,7 @@ type ticket struct {
 // repeatable methods may be sent again by a client after a failure (RFC 9110).
 var repeatable = []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete}
 
-// dispatcher decides for all requests which request waits, and to which server each request goes.
+// dispatcher holds the queues and the servers' loads. It decides for all requests together.
 type dispatcher struct {
 	// Set once.
 	cfg Config

@@ -279,7 +279,6 @@ func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.
 	return d
 }
 
-// bufferPool pools the buffers that copy bodies.
 type bufferPool struct{ sync.Pool }
 
 func (b *bufferPool) Get() []byte  { return b.Pool.Get().(*[32 << 10]byte)[:] }

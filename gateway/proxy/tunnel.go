@@ -123,7 +123,6 @@ func (t *tunnel) Close() error {
 	return errors.Join(t.client.Close(), t.ReadWriteCloser.Close())
 }
 
-// tunnels holds the open tunnels.
 type tunnels struct {
 	sync.WaitGroup
 	mu struct {

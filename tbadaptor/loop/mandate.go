@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// mandate is a Term that Lead lends: several terms in turn, with none in between.
+// mandate is a Term that Lead lends. It is several terms in turn, with gaps between the terms.
 type mandate struct {
 	instance string // set once
 	// Atomic: Lead writes with Server.mu held, all goroutines read. A stale until is an earlier end;
