@@ -43,7 +43,7 @@ type answers struct {
 
 // written is an answer in writing.
 type written struct {
-	// Set once.
+	// Set by write.
 	bytes int
 	conn  *http.ResponseController
 

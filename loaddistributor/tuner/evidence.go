@@ -11,24 +11,24 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Evidence is what was recorded at one broker while it was suspected.
+// Evidence is the record of one broker during suspicion.
 type Evidence struct {
 	Broker string
-	// Load is what it did in that time, Share what it held of the contract.
+	// Load is the broker's load in this time. Share is its share of the contract.
 	Load  Load
 	Share tokenbucket.Share
-	// Unloaded is the processing delay of a message that meets no other.
+	// Unloaded is the processing delay of a message that meets no other message.
 	Unloaded time.Duration
-	// Arrivals are those at the broker, in order of time; fewer than a fraction
-	// takes: nothing is known but the reports.
+	// Arrivals are the broker's arrivals in order of time. If there are fewer than enough,
+	// only the reports count.
 	Arrivals []Arrival
 }
 
-// known reports whether there is something to replay.
+// known reports whether there are enough arrivals for a replay.
 func (e *Evidence) known() bool { return len(e.Arrivals) >= enough }
 
-// waited is the fraction of arrivals that the bucket alone makes late: a message's
-// token comes so late that an unloaded message's processing no longer fits.
+// waited returns the fraction of arrivals that the bucket alone makes late: the token
+// arrives so late that the processing of an unloaded message no longer fits.
 func (e *Evidence) waited(latency time.Duration) float64 {
 	most := longestWait(latency, e.Unloaded)
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
@@ -41,11 +41,10 @@ func (e *Evidence) waited(latency time.Duration) float64 {
 	return float64(late) / float64(len(e.Arrivals))
 }
 
-// judge reports whether the bucket explains that the SLO is missed, and says by
-// what. A message that waited for its token counts for the bucket by the replay or
-// by the reports, whichever has more: the replay knows nothing of what the bucket
-// owed when the record began, the reports nothing of those that waited a little
-// less than the SLO allows.
+// judge reports whether the bucket explains the missed SLO, and why. It takes the larger
+// of two counts of messages that waited for tokens: by replay and by reports. The replay
+// does not know the bucket's debt at the start of the record. The reports do not include
+// waits slightly below the SLO's latency.
 func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, why string) {
 	if !e.known() {
 		return e.Load.blame() <= budget && e.Load.Delivered >= enough, "by the access delays that the broker reports, for it records too few arrivals"
@@ -60,12 +59,12 @@ func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, why string) {
 			Percent(late), Percent(waited), len(e.Arrivals), Percent(reported))
 }
 
-// fewest returns how many of the publishers, from the first on, have to go until
-// the rest keeps the SLO, as far as the record tells; false if it does not, or all
-// of them are not enough.
+// fewest returns how many of the publishers, from the first on, must leave so that the
+// rest keeps the SLO according to the record. It returns false if the record does not
+// tell, or if moving all of them is not enough.
 //
-// The broker is taken for a bucket again: of the rate that it has for the topic,
-// and the smallest burst with which as much of the record waits as was late.
+// The model of the broker is a bucket with the broker's rate for the topic. Its burst is
+// the smallest burst for which as much of the record waits as was late.
 func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
 	at := slices.IndexFunc(t.Brokers, func(b placement.Broker) bool { return b.ID == e.Broker })
 	plan := t.Plan.On(e.Broker)
@@ -80,7 +79,7 @@ func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
 	}
 	var err error
 	if absorbs.Burst, err = tokenbucket.Profile(times, absorbs.Rate, max(1e-9, 1-e.Load.blame())); err != nil {
-		return 0, false // it absorbs any burst: the rate is too much for it
+		return 0, false // the broker absorbs any burst, so its rate is the problem
 	}
 	order := make(map[int32]int, len(publishers))
 	for i, p := range publishers {

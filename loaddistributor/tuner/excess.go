@@ -2,31 +2,31 @@ package tuner
 
 import "time"
 
-// Excess says whether what a topic offers is beyond its contract (r, b): an SLO is
-// owed for the rest only. It is told of all that is offered, in intervals, and fills a
-// bucket with it that r empties. The zero value is ready.
+// Excess judges whether a topic offers more than its contract (r, b). No SLO is owed for
+// the excess. Excess receives all offered messages, in intervals, and fills a bucket that
+// drains at r. The zero value is ready.
 type Excess struct {
-	level float64       // messages beyond what r has taken
-	calm  time.Duration // since level was above b last
+	level float64       // messages beyond what r has drained
+	calm  time.Duration // time since level was last above b
 	over  bool
 }
 
-// Backlog says that so many messages waited for tokens while they were not reported.
+// Backlog adds n messages that already waited for tokens when the first report arrived.
 func (e *Excess) Backlog(n, burst float64) {
 	if n > 0 {
 		e.level = max(e.level, n+burst)
 	}
 }
 
-// Empty reports whether nothing that was offered counts any more.
+// Empty reports whether no offered message counts any more.
 func (e *Excess) Empty() bool { return e.level == 0 && !e.over }
 
-// Offer tells of n messages that came within d while the contract was (rate, burst),
-// in msg/s and messages, and reports whether the topic is over it: from when it has
-// offered more than burst + rate·Δt in some Δt up to now, and also more than rate in
-// the mean of a longer time, as mean says, which bursts alone do not; until keep after
-// the bucket would have been made up for, since what was delivered until then is
-// measured for so long.
+// Offer adds n messages of an interval d under the contract (rate, burst), in msg/s and
+// messages, and reports whether the topic exceeds its contract. An excess begins under
+// two conditions. The topic has offered more than burst + rate·Δt in some Δt up to now.
+// The mean rate over a longer time, mean, also exceeds rate, which bursts alone do not
+// cause. The excess ends keep after the level last exceeded burst, because deliveries
+// stay in the measurements for keep.
 func (e *Excess) Offer(n float64, d time.Duration, mean, rate, burst float64, keep time.Duration) bool {
 	e.level = max(0, e.level+n-rate*d.Seconds())
 	e.calm += d

@@ -14,28 +14,26 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// FastConfig are the knobs of Fast; zeros mean the defaults.
+// FastConfig configures Fast. Zero fields select the defaults.
 type FastConfig struct {
-	// Alpha is the error of the tests of processing delays, all placements together;
-	// 0.1.
+	// Alpha is the total error of the processing delay tests over all placements; 0.1.
 	Alpha float64
-	// Stall is how long a host may stall, in which what arrives is late together; 0:
-	// it does not. No test can tell sooner than after ln(1/Alpha)/budget times that.
+	// Stall is the longest stall of a host, which makes all messages of the stall late
+	// together; 0: none. No test can decide before ln(1/Alpha)/budget times Stall.
 	Stall time.Duration
-	// Step is how long to observe between two looks; 100 ms. Settle is how long to
-	// wait after a change; 100 ms.
+	// Step is the time between two looks; 100 ms. Settle is the wait after a change; 100
+	// ms.
 	Step, Settle time.Duration
-	// Capture is how much of the arrivals has to be there before a forecast, 1 s:
-	// with less, publishers that have not sent yet are not in it. Keep is how much is kept,
-	// the latest; 30 s.
+	// Capture is the minimum length of arrivals before a forecast, 1 s. With less,
+	// publishers without a message yet would be missing. Keep is the length of arrivals
+	// kept, the latest; 30 s.
 	Capture, Keep time.Duration
-	// Aim is how long a test may take by the forecast for its number of brokers to
-	// be tried; 8 s. Cap is how long one placement is tested at the most; 1 min.
-	// Where nothing is late and the test takes longer than that, they are as much
-	// longer. The nearer a placement is to the budget, the longer it takes to be
-	// sure of: with more time, topics are fitted on fewer brokers.
+	// Aim is the maximum forecast duration of a test for its number of brokers to be
+	// tried; 8 s. Cap is the maximum duration of one test; 1 min. If a test without late
+	// messages takes longer than Aim, both grow accordingly. A placement near the budget
+	// takes longer to confirm, so larger values fit topics on fewer brokers.
 	Aim, Cap time.Duration
-	// Absorbed is what earlier fits have learned, by broker: see Outcome.
+	// Absorbed holds the results of earlier fits by broker; see Outcome.
 	Absorbed map[string]Absorption
 }
 
@@ -47,31 +45,31 @@ func (c *FastConfig) fill() {
 	c.Aim = cmp.Or(c.Aim, min(8*time.Second, c.Cap))
 }
 
-// Fast searches over the number of brokers. It places the topic on the fewest that
-// its rate, and what is known of the brokers, allows, and captures arrivals, while
-// all publishers send. What the brokers absorb is learned from how much was late, and
-// every number of brokers is forecast by replay of the captured arrivals. The
-// smallest promising one is put in force and tested, all brokers at once; if the
-// test does not find the budget kept, it is learned and forecast anew for more.
+// Fast searches over the number of brokers. It first places the topic on the fewest
+// brokers that the rate and the known brokers allow, and captures arrivals while all
+// publishers send. From the late fraction Fast learns what the brokers absorb. It
+// forecasts every number of brokers by replay of the captured arrivals. It puts the
+// smallest promising number in force and tests all brokers at once. If the test does not
+// find the budget kept, Fast learns from the test and forecasts larger numbers.
 //
-// Access delay is not tested but replayed: it is a function of arrivals and
-// shares. Its part of the budget is set aside before the test, and checked with
-// all that was captured after it. Processing delays are tested with Sequential, with an
-// error of Alpha over all placements that are tried. Its guarantee is for what is left of
-// the budget, and for arrivals like the captured ones:
-// there have to be a few seconds of them, and where these differ, so many that the
-// mean is within the budget by some standard errors.
+// Access delay is replayed and not tested, because it is a function of arrivals and
+// shares. Fast reserves the access delay's part of the budget before the test, and checks
+// this part with all captured arrivals after the test. Processing delays are tested with
+// Sequential, with a total error of Alpha over all tried placements. The guarantee covers
+// the rest of the budget and arrivals like the captured arrivals. The capture must last a
+// few seconds. If the captured seconds differ, it must be long enough that the mean is
+// below the budget by some standard errors.
 type Fast struct {
 	setup      Setup
 	config     FastConfig
 	rng        *rand.Rand
 	publishers []placement.Publisher
-	rate       float64 // of them all, msg/s
-	declared   int     // the most messages that send together, by the demand
+	rate       float64 // of all publishers, msg/s
+	declared   int     // the maximum number of messages sent together, by the demand
 
 	trace    recorded
 	absorbed []Absorption
-	recalled []bool // absorbed is of an earlier fit, by broker
+	recalled []bool // by broker: absorbed is from an earlier fit
 	unloaded time.Duration
 
 	// Of the placement in force.
@@ -79,24 +77,24 @@ type Fast struct {
 	where     []int
 	watched   time.Duration
 	counts    []Slice     // by broker
-	measured  Slice       // access, where there are no arrivals
-	test      *Sequential // nil: arrivals are captured
-	allowance float64     // of the budget, for access
-	predicted float64     // what part would be late; below 0: it was not forecast
+	measured  Slice       // access delays, if there are no arrivals
+	test      *Sequential // nil: still capturing arrivals
+	allowance float64     // reserved part of the budget for access delays
+	predicted float64     // forecast late fraction; below 0: none
 
 	tried   []trial
 	rounds  []Rounds
 	outcome *Outcome
 }
 
-// trial is a placement that was not found to keep the SLO.
+// trial is a placement without proof that it keeps the SLO.
 type trial struct {
 	plan     placement.Plan
 	late     float64 // processing and access
 	decision Decision
 }
 
-// NewFast returns the search; rng is for policies that place blindly.
+// NewFast returns the search. rng serves policies that place at random.
 func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 	if err := setup.Validate(); err != nil {
 		return nil, err
@@ -118,7 +116,8 @@ func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 	return f, nil
 }
 
-// together is how many messages the largest group sends at once, as declared.
+// together returns the largest number of messages that one group sends at once, by
+// declaration.
 func together(publishers []placement.Publisher) int {
 	most := 1
 	byKey := map[string]int{}
@@ -181,16 +180,16 @@ func (f *Fast) Next(o Observation) Action {
 	f.tried = append(f.tried, trial{f.plan, late + f.access(f.forecast(f.plan, f.where)), f.test.Decision()})
 	lowest := f.plan.K + 1
 	if f.learn() {
-		lowest-- // it was held up to a forecast that was wrong from the outset
+		lowest-- // the forecast was wrong from the start
 	}
 	a := f.choose(lowest)
 	a.Verdict = verdict
 	return a
 }
 
-// start puts the first placement in force, of which nothing is forecast. One that is
-// in force stays until it was measured, whatever is known of the brokers: that was
-// learned with other publishers and consumers.
+// start puts the first placement in force, without a forecast. A placement already in
+// force stays until it has been measured, because knowledge of the brokers comes from
+// other publishers and consumers.
 func (f *Fast) start() Action {
 	if start := f.setup.Start; start.K > 0 && start.K >= f.setup.Demand.AtLeast {
 		return f.adopt(candidate{plan: f.setup.Start, where: f.setup.whereOf(f.setup.Start, len(f.publishers))})
@@ -210,8 +209,8 @@ func (f *Fast) start() Action {
 	return f.end(Outcome{Reason: err.Error()})
 }
 
-// guess is the number of brokers to begin with: as few as can, or what the largest
-// burst needs of those that are known.
+// guess returns the initial number of brokers: the minimum, or the number that the
+// largest burst needs on typical known brokers.
 func (f *Fast) guess() int {
 	k := max(1, f.setup.Demand.AtLeast)
 	var known []int64
@@ -222,24 +221,24 @@ func (f *Fast) guess() int {
 	}
 	if len(known) > 0 {
 		slices.Sort(known)
-		typical := (1 - 2*soft) * float64(known[len(known)/2]) // groups meet at times
+		typical := (1 - 2*soft) * float64(known[len(known)/2]) // groups sometimes coincide
 		k = max(k, int(math.Ceil(float64(f.declared)/typical)))
 	}
 	return min(k, len(f.setup.Brokers))
 }
 
-// captured reports whether there are arrivals for a forecast, or none are to be
+// captured reports whether there are enough arrivals for a forecast, or none are to be
 // expected.
 func (f *Fast) captured() bool {
 	n := len(f.trace.arrivals)
 	if n == 0 {
 		return f.watched >= 2*f.config.Capture
 	}
-	// Steps are whole: what is between the last arrival and now counts.
+	// Steps are whole, so the time since the last arrival counts.
 	return f.trace.arrivals[n-1].At.Sub(f.trace.arrivals[0].At)+f.config.Step >= f.config.Capture
 }
 
-// observe takes what was measured.
+// observe records the measurements.
 func (f *Fast) observe(o Observation) {
 	f.watched += f.config.Step
 	f.trace.arrivals = append(f.trace.arrivals, o.Arrivals...)
@@ -273,7 +272,7 @@ func (s *Slice) add(o Slice) {
 	s.HalfLate += o.HalfLate
 }
 
-// parts reports whether no broker by itself is far beyond the budget; see Judge.
+// parts reports whether no single broker is far beyond the budget; see Judge.
 func (f *Fast) parts() bool {
 	for _, s := range f.counts {
 		if float64(s.Late) > PartFactor*f.setup.budget()*(1+tolerance)*float64(s.Delivered) {
@@ -283,7 +282,7 @@ func (f *Fast) parts() bool {
 	return true
 }
 
-// seen is the fraction that processing made late under the plan in force.
+// seen returns the fraction made late by processing under the plan in force.
 func (f *Fast) seen() float64 {
 	var all Slice
 	for _, s := range f.counts {
@@ -292,8 +291,8 @@ func (f *Fast) seen() float64 {
 	return float64(all.Late) / max(1, float64(all.Delivered))
 }
 
-// learn takes from what was late what brokers absorb, and reports whether one does
-// more than an earlier fit said.
+// learn updates what brokers absorb from the late fractions. It reports whether a broker
+// absorbs more than an earlier fit found.
 func (f *Fast) learn() (more bool) {
 	for l, s := range f.counts {
 		n := float64(s.Delivered)
@@ -313,7 +312,7 @@ func (f *Fast) learn() (more bool) {
 	return more
 }
 
-// candidate is a placement that could be tried.
+// candidate is a placement to consider.
 type candidate struct {
 	plan     placement.Plan
 	where    []int
@@ -335,8 +334,8 @@ func (f *Fast) forecast(plan placement.Plan, where []int) forecast {
 	return f.trace.replay(f.setup, plan, where, f.assumed(), f.unloaded)
 }
 
-// assumed is what each broker absorbs as far as is known; those of which nothing is
-// known are taken to absorb what the others do in the mean.
+// assumed returns what each broker absorbs. Unknown brokers count with the mean of the
+// known brokers.
 func (f *Fast) assumed() []Absorption {
 	var sum Absorption
 	known := int64(0)
@@ -356,33 +355,33 @@ func (f *Fast) assumed() []Absorption {
 	return all
 }
 
-// Parts of the budget: minPart is set aside for access delays in any case, maxPart is
-// what they may take.
+// Parts of the budget: at least minPart and at most maxPart are reserved for access
+// delays.
 const (
 	minPart = 0.01
 	maxPart = 0.5
 )
 
-// A placement that is not in force is taken to have caution of the budget more late
-// than forecast; of one that is, lenience of what was seen counts: leaving it takes
-// more than a second of bad luck.
+// caution and lenience favour the placement in force. Another placement counts with
+// caution of the budget added to its forecast. The placement in force counts with
+// lenience of the observed late fraction, so one second of bad luck does not end it.
 const (
 	caution  = 0.1
 	lenience = 0.9
 )
 
-// testOf returns the test of a candidate, the part of the budget that it sets aside
-// for access, and whether it is promising: by the forecast it would be done in time.
+// testOf returns the test of a candidate and the part of the budget reserved for access
+// delays. promising means that the test would, by the forecast, finish in time.
 func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising bool) {
 	budget := f.setup.budget()
 	allowance = min(maxPart*budget, max(minPart*budget, 1.5*c.forecast.access))
 	aim, late := f.config.Aim, c.forecast.processing+caution*budget
 	if c.plan.K == f.plan.K {
-		// It is in force: whatever can be shown, by what was seen of it.
+		// In force: anything that can be shown, by the observed late fraction.
 		aim, late = f.config.Cap, lenience*f.seen()
 	}
-	// The search ends with the first that is found kept: half of what is left of its
-	// error goes to each test.
+	// The search ends with the first placement that is found kept, so each test takes half
+	// of the remaining error.
 	alpha := f.config.Alpha / math.Exp2(float64(len(f.tried)+1))
 	messages := func(d time.Duration, minimum float64) float64 { return max(f.rate*d.Seconds(), minimum) }
 	burst := f.declared
@@ -396,7 +395,7 @@ func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising 
 	return s, allowance, s.Needs(late) <= messages(aim, 1.5*s.Needs(0))
 }
 
-// adopt puts a candidate in force, to capture arrivals.
+// adopt puts a candidate in force to capture arrivals.
 func (f *Fast) adopt(c candidate) Action {
 	f.plan, f.where = c.plan, c.where
 	f.watched, f.counts, f.measured, f.test = 0, make([]Slice, len(f.setup.Brokers)), Slice{}, nil
@@ -405,12 +404,12 @@ func (f *Fast) adopt(c candidate) Action {
 	return f.measure(true)
 }
 
-// begin begins the test of a candidate, which it puts in force if it is not.
+// begin starts the test of a candidate and puts the candidate in force.
 func (f *Fast) begin(c candidate) Action {
 	t, allowance, _ := f.testOf(c)
 	stays := c.plan.K == f.plan.K
 	if stays {
-		for _, n := range f.counts { // its guarantee holds for what was captured as well
+		for _, n := range f.counts { // the guarantee covers the captured messages too
 			t.Add(float64(n.Delivered), float64(n.Late))
 		}
 	}
@@ -439,11 +438,11 @@ func (f *Fast) measure(changed bool) Action {
 	return a
 }
 
-// choose begins to test the smallest promising number of brokers, which is lowest or
-// more, or else the one with the best forecast.
+// choose starts the test of the smallest promising number of brokers, at least lowest.
+// Without a promising number, choose takes the number with the best forecast.
 func (f *Fast) choose(lowest int) Action {
 	if len(f.trace.arrivals) == 0 && len(f.tried) > 0 && f.access(forecast{}) > maxPart*f.setup.budget() {
-		return f.give() // splitting further delays no less
+		return f.give() // more splitting does not shorten the delays
 	}
 	var best *candidate
 	for k := lowest; k <= len(f.setup.Brokers); k++ {
@@ -470,8 +469,8 @@ func (f *Fast) choose(lowest int) Action {
 	return f.give()
 }
 
-// access is the fraction that tokens made late so far, under the plan in force and
-// its forecast.
+// access returns the fraction made late by tokens so far, under the plan in force and its
+// forecast.
 func (f *Fast) access(now forecast) float64 {
 	if len(f.trace.arrivals) == 0 {
 		return float64(f.measured.Late) / max(1, float64(f.measured.Delivered))
@@ -479,15 +478,15 @@ func (f *Fast) access(now forecast) float64 {
 	return now.access
 }
 
-// What arrivals have to be for those to come to be like them: so many seconds, and
-// so many standard errors, by how they differ, within the budget.
+// Minimum knowledge of arrivals before they count as typical: a number of seconds, and a
+// margin to the budget in standard errors of the seconds.
 const (
 	typicalSeconds = 3
 	typicalErrors  = 1.3
 )
 
-// typical reports whether arrivals are known for long enough to say that a fraction
-// late is within the budget.
+// typical reports whether the arrivals suffice to say that the fraction late is within
+// the budget.
 func (f *Fast) typical(now forecast, late float64) bool {
 	if len(f.trace.arrivals) == 0 {
 		return true
@@ -495,7 +494,8 @@ func (f *Fast) typical(now forecast, late float64) bool {
 	return now.seconds >= typicalSeconds && late+typicalErrors*now.deviation <= f.setup.budget()
 }
 
-// give ends without a placement that keeps the SLO: with the best that was tried.
+// give ends the search without a placement that keeps the SLO, with the best tried
+// placement.
 func (f *Fast) give() Action {
 	if len(f.tried) == 0 {
 		f.tried = append(f.tried, trial{plan: f.plan, late: f.forecast(f.plan, f.where).late()})
@@ -531,7 +531,7 @@ func (f *Fast) final() Action {
 	return Action{Plan: f.plan, Step: f.outcome.Reason, Changed: true, Final: true, Outcome: *f.outcome}
 }
 
-// kept says that the SLO is, with what confidence, and what fractions were late.
+// kept describes a kept SLO: the confidence and the late fractions.
 func kept(confidence, processing, access float64) string {
 	late := "nothing late"
 	if processing > 0 || access > 0 {

@@ -10,56 +10,55 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Fitting a topic begins when it is active and its publishers send: until then
-// there is nothing to measure. What its brokers have reported goes to the topic's
-// search; where that wants another placement, the topic moves, as it would for any
-// other reason.
+// The fit of a topic begins when the topic is active and its publishers send, because
+// there is nothing to measure before. The topic's search receives the brokers' reports.
+// If the search wants another placement, the topic moves as for any other reason.
 //
-// Brokers report histograms, which is enough to test a placement. To forecast
-// others the search replays arrivals: those the brokers are asked for while the
-// fit lasts (recording). A topic whose brokers do not say them is fitted all the
-// same, one broker more at a time.
+// Brokers report histograms, which suffice to test a placement. To forecast other
+// placements the search replays arrivals, which brokers send on request during the fit
+// (recording). A topic without arrivals from its brokers is also fitted, one more broker
+// at a time.
 //
-// The paper's search keeps publishers silent while it finds out how many a broker
-// holds: they have no place then, and no part of the contract.
+// The paper's search silences publishers while it measures how many publishers a broker
+// can hold. Silenced publishers have no place and no part of the contract.
 //
-// A fit lives in memory. The next leader, or an operator who moves the topic
-// meanwhile, ends it with the placement as it is; publishers without a place are
-// given one by the caller.
+// A fit lives in memory. A new leader, or an operator who moves the topic during the fit,
+// ends the fit with the present placement. The caller then places the publishers without
+// a place.
 
-// fit is a topic's search.
+// fit is the search of one topic.
 type fit struct {
 	search Search  // nil: waiting for traffic, or over
 	rate   float64 // of all publishers, msg/s
 	setup  Setup
-	epoch  uint64               // of the placement under test
-	sum    observed             // of what was reported since the last look
-	from   time.Time            // intervals that began earlier do not count
-	unread time.Time            // since when a broker has no subscriber; zero: all have
-	seen   map[string]time.Time // the newest report that counted, by broker
-	record *recording           // nil: none is wanted
-	next   *Action              // what the search wants, once nothing else is done about the topic
+	epoch  uint64               // epoch of the placement under test
+	sum    observed             // reports since the last look
+	from   time.Time            // start of measuring: earlier intervals do not count
+	unread time.Time            // time since which a broker has no subscriber; zero: all have
+	seen   map[string]time.Time // newest counted report, by broker
+	record *recording           // nil: no recording
+	next   *Action              // next action of the search, once nothing else is in progress for the topic
 	moving bool
-	again  int // how often a search was begun anew, since its plan could not be had
+	again  int // restarts of the search because its plan was not available
 	done   bool
 	step   string
-	there  time.Time // when the search had all it needs last
-	retry  time.Time // of one that is done: when the topic is fitted anew; zero: it is not
+	there  time.Time // last time when the search had all it needs
+	retry  time.Time // for an ended fit: time of a new fit; zero: none
 
 	trials   []Trial   // oldest first, at most maxTrials
-	delivery Histogram // of what the last of them delivered; nil: nothing yet
+	delivery Histogram // deliveries of the last trial; nil: none yet
 
 	began, over time.Time // of the search; zero: not yet
-	outcome     Outcome   // once it is done; without rounds if it was broken off
+	outcome     Outcome   // set at the end; without rounds if the fit was broken off
 }
 
-// running reports whether there is a search that is not over; nil has none.
+// running reports whether the fit has a search in progress. A nil fit has none.
 func (f *fit) running() bool { return f != nil && (f.search != nil || f.moving) }
 
 // records reports whether arrivals are being recorded for the fit.
 func (f *fit) records() bool { return f != nil && f.record != nil }
 
-// Status is how the fit of a topic stands.
+// Status is the state of a topic's fit.
 type Status struct {
 	Step          string // for people
 	Ended, Fitted bool
@@ -67,26 +66,28 @@ type Status struct {
 	Took          time.Duration // so far
 	Rounds        []Rounds
 	Trials        []Trial // the last maxTrials, oldest first
-	// Waiting: it is not over, and may not have begun; Running: there is a search.
+	// Waiting: the fit is not over, and may not have begun. Running: there is a search.
 	Waiting, Running bool
 }
 
-// maxTrials is how many a fit remembers.
+// maxTrials is the number of trials that a fit remembers.
 const maxTrials = 64
 
-// Trial is a placement that a fit has had in force, and what was measured of it.
+// Trial is a placement that a fit put in force, with its measurements.
 type Trial struct {
 	Began  time.Time
 	Quotas []placement.Quota
-	// As in Action, of the last one with this plan; Verdict is empty while it goes on.
+	// Forecast and Confidence are from the last Action with this plan. Verdict is empty
+	// during the trial.
 	Forecast, Confidence float64
 	Verdict              string
-	// Access delay included; the quantile is the SLO's, of all brokers together.
+	// Delivered and Exceeded include access delay. Quantile is the SLO's quantile over all
+	// brokers.
 	Delivered, Exceeded uint64
 	Quantile            time.Duration
 }
 
-// tried keeps what a search does for Status.
+// tried records an action of the search for Status.
 func (f *fit) tried(a Action, now time.Time) {
 	n := len(f.trials)
 	if n > 0 && f.trials[n-1].Verdict == "" {
@@ -109,8 +110,8 @@ func (f *fit) tried(a Action, now time.Time) {
 	f.delivery = nil
 }
 
-// measured adds what was observed to the trial. Requires: one goes on, and quantile is the
-// SLO's.
+// measured adds an observation to the current trial. Requires: a trial is in progress,
+// and quantile is the SLO's.
 func (f *fit) measured(s observed, quantile float64) {
 	last := &f.trials[len(f.trials)-1]
 	for _, p := range s.parts {
@@ -125,13 +126,13 @@ func (f *fit) measured(s observed, quantile float64) {
 	}
 }
 
-// Status returns the zero Status for a topic that is not fitted.
+// Status returns the state of a topic's fit, or the zero Status without a fit.
 func (t *Tuner) Status(topic string, now time.Time) Status {
 	f := t.fits[topic]
 	if f == nil {
 		return Status{}
 	}
-	ended := f.done && !f.moving // to what it ended with
+	ended := f.done && !f.moving // ended, and the final placement is in force
 	s := Status{Step: f.step, Ended: ended, Fitted: ended && f.outcome.Fitted, Rounds: f.outcome.Rounds, Trials: slices.Clone(f.trials), Waiting: !f.done, Running: f.running()}
 	if f.done {
 		now = f.over
@@ -142,7 +143,7 @@ func (t *Tuner) Status(topic string, now time.Time) Status {
 	return s
 }
 
-// Searches is how many topics are measured.
+// Searches returns the number of topics with a search.
 func (t *Tuner) Searches() (n int) {
 	// order: they are counted
 	for _, f := range t.fits {
@@ -154,28 +155,29 @@ func (t *Tuner) Searches() (n int) {
 }
 
 const (
-	// fitSettle is how long publishers may take to move before measurements count, or
-	// an interval of reports if that is less.
+	// fitSettle is the time for publishers to move before measurements count. If the
+	// report interval is shorter, the report interval counts.
 	fitSettle = time.Second
-	// fitDrain bounds how long a broker without subscribers has to drain what it has
-	// gathered, once it has one: as long as it had none.
+	// fitDrain bounds the time for a broker whose first subscribers have arrived to drain
+	// its backlog. The broker gets as long as it had no subscribers.
 	fitDrain = 10 * time.Second
-	// fitTraffic is how much of its publishers' rates a topic has to offer before it is
-	// measured: until they are connected, latencies are those of connecting.
+	// fitTraffic is the part of the publishers' rates that a topic must offer before it is
+	// measured. Earlier latencies would be latencies of connecting.
 	fitTraffic = 0.8
-	// fitStall is how long a broker's host may stall without a fit taking its lateness
-	// for independent messages'.
+	// fitStall is the longest stall of a broker's host that a fit tolerates without taking
+	// its late messages for independent.
 	fitStall = 100 * time.Millisecond
-	// In intervals of reports: for how long a fit goes on without the traffic or the
-	// subscribers that it began with, and when one that found no placement is made again.
+	// Both in report intervals. fitGone is how long a fit continues without its traffic or
+	// subscribers. fitRetry is the time until a fit without a result is repeated.
 	fitGone  = 30
 	fitRetry = 600
-	// fitAgain is how often a search is begun anew with the brokers as they are then,
-	// because one that it chose was gone or had no room any more.
+	// fitAgain bounds the restarts of a search with new brokers because a chosen broker
+	// was gone or full.
 	fitAgain = 5
-	// keptArrivals bounds how many arrivals a search keeps: less of a large topic.
+	// keptArrivals bounds the arrivals that a search keeps, so it keeps a shorter time of
+	// a large topic.
 	keptArrivals = 500_000
-	// roundGrace is how long after a round a broker's last report of it is waited for.
+	// roundGrace is the wait after a round for a broker's last report of the round.
 	roundGrace = 5 * time.Second
 )
 
@@ -195,7 +197,7 @@ func (t *Tuner) Begin(topic string, d placement.Demand, now time.Time) []Effect 
 	return t.flush()
 }
 
-// fit moves a fit on.
+// fit advances a fit.
 func (t *Tuner) fit(topic Topic, f *fit, now time.Time) *Proposal {
 	idle := !f.moving && !topic.Changing
 	switch {
@@ -237,7 +239,7 @@ func (t *Tuner) fit(topic Topic, f *fit, now time.Time) *Proposal {
 		}
 	case t.unread(topic, f, now):
 		if f.record != nil {
-			f.record.trace.Skip(wall(now)) // it is not taken meanwhile, however long
+			f.record.trace.Skip(wall(now)) // arrivals are not taken in the meantime, however long the wait
 		}
 		return nil
 	case t.observe(topic, f, now):
@@ -248,19 +250,18 @@ func (t *Tuner) fit(topic Topic, f *fit, now time.Time) *Proposal {
 	return &Proposal{Topic: topic.Name, f: f, search: f.search, observed: observed}
 }
 
-// record asks the brokers that the topic's publishers send to, or may soon, for arrivals.
+// record requests arrivals from the brokers that publishers send to, now or soon.
 func (t *Tuner) record(topic Topic, f *fit, now time.Time) {
 	if f.record == nil {
 		f.record = newRecording(topic, now)
 	}
 	t.ask(f.record, topic, topic.Holders(), now)
 	if f.search == nil {
-		f.record.trace.Skip(wall(now)) // it is not taken yet
+		f.record.trace.Skip(wall(now)) // arrivals are not taken yet
 	}
 }
 
-// end ends a fit that is not over yet, and keeps of it what is asked for later: how it
-// ended.
+// end ends a fit and keeps its result for Status.
 func (t *Tuner) end(topic string, f *fit, how, step string, now time.Time) {
 	if f.done {
 		return
@@ -279,10 +280,10 @@ func (t *Tuner) end(topic string, f *fit, how, step string, now time.Time) {
 	f.record, f.search, f.next, f.setup, f.sum, f.seen, f.delivery = nil, nil, nil, Setup{}, observed{}, nil, nil
 }
 
-// brokenOff says what the search lacks, if that has lasted: nothing is measured then,
-// or what will not be so. Requires: there is a search.
+// brokenOff returns what the search has lacked for too long, or "". Without it the
+// measurements are missing or not typical. Requires: there is a search.
 func (t *Tuner) brokenOff(topic Topic, f *fit, now time.Time) string {
-	// In the paper's way publishers are silenced.
+	// The paper's search silences publishers.
 	minimum := fitTraffic * f.rate
 	if t.cfg.Mode == ModePaper {
 		minimum = 0
@@ -304,8 +305,8 @@ func (t *Tuner) brokenOff(topic Topic, f *fit, now time.Time) string {
 	}
 }
 
-// unread reports whether measurements would be of subscribers that have not come: they
-// look for a topic's brokers from time to time only.
+// unread reports whether consumers have not come yet, so measurements would not be
+// typical. Consumers look up a topic's brokers only from time to time.
 func (t *Tuner) unread(topic Topic, f *fit, now time.Time) bool {
 	var without []string
 	for _, q := range topic.Start.Quotas {
@@ -330,8 +331,8 @@ func (t *Tuner) unread(topic Topic, f *fit, now time.Time) bool {
 
 func (t *Tuner) settle() time.Duration { return min(fitSettle, t.cfg.Report) }
 
-// offered is the rate, in msg/s, of the newest reports, or of all that are kept where
-// that is more: publishers may send more rarely than brokers report.
+// offered returns the offered rate in msg/s: the larger of the newest reports and all
+// kept reports, because publishers may send less often than brokers report.
 func (topic Topic) offered() float64 {
 	newest, window := 0.0, 0.0
 	for _, q := range topic.Start.Quotas {
@@ -347,11 +348,11 @@ func (topic Topic) offered() float64 {
 	return max(newest, window)
 }
 
-// beginSearch makes the search of a topic whose publishers send, once its brokers
-// record, and reports whether it has.
+// beginSearch creates the search of a topic whose publishers send, once its brokers
+// record. It reports success.
 func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
 	if r := f.record; r != nil && now.Sub(r.began) < recordPatience && !r.begun(topic) {
-		return false // they may still begin to speak
+		return false // brokers may still start recording
 	}
 	f.setup = topic.Setup
 	f.setup.Brokers = topic.Free()
@@ -377,7 +378,7 @@ func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
 	}
 	f.there = now
 	if f.record != nil {
-		f.record.trace.Skip(wall(now)) // of while they connected
+		f.record.trace.Skip(wall(now)) // skips the time of connecting
 	}
 	from := now
 	if f.from.After(now) { // subscribers have just come
@@ -387,7 +388,8 @@ func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
 	return true
 }
 
-// follow does what the search wants next. Requires: nothing else is done about the topic.
+// follow carries out the next action of the search. Requires: nothing else is in progress
+// for the topic.
 func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
 	a := *f.next
 	f.next = nil
@@ -414,7 +416,7 @@ func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
 			f.retry = now.Add(fitRetry * t.cfg.Report)
 		}
 		if stays || len(a.Plan.Unplaced) > 0 {
-			return // who has no place gets one from the caller
+			return // the caller places the publishers without a place
 		}
 	}
 	if stays {
@@ -427,8 +429,8 @@ func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
 	t.do(Relocate{topic.Name, a.Plan})
 }
 
-// Moved answers Relocate, with the topic as it is then. Anew: the plan could not be had,
-// and another one may be.
+// Moved answers Relocate, with the topic after the move. anew means that the plan was not
+// available and another plan may be.
 func (t *Tuner) Moved(topic Topic, err error, anew bool, now time.Time) []Effect {
 	f := t.fits[topic.Name]
 	if f == nil || !f.moving {
@@ -446,13 +448,13 @@ func (t *Tuner) Moved(topic Topic, err error, anew bool, now time.Time) []Effect
 	case !f.done:
 		f.measureFrom(topic.Epoch, now.Add(t.settle()))
 		if f.record != nil {
-			t.record(topic, f, now) // at once, on those that are new
+			t.record(topic, f, now) // at once, on new brokers too
 		}
 	}
 	return t.flush()
 }
 
-// samePlan: the same publishers at the same brokers.
+// samePlan reports whether both plans have the same publishers at the same brokers.
 func samePlan(a, b placement.Plan) bool {
 	return slices.Equal(a.Unplaced, b.Unplaced) && slices.EqualFunc(a.Quotas, b.Quotas, func(p, q placement.Quota) bool {
 		return p.Broker == q.Broker && slices.Equal(p.Publishers, q.Publishers)
@@ -464,7 +466,7 @@ func (f *fit) measureFrom(epoch uint64, from time.Time) {
 	f.sum = observed{parts: make([]part, len(f.setup.Brokers))}
 }
 
-// observed is what was reported of a topic since a search was told last.
+// observed holds the reports of a topic since the search last received some.
 type observed struct {
 	any                bool
 	processing, access Histogram
@@ -472,15 +474,15 @@ type observed struct {
 	parts              []part // by broker of the setup
 }
 
-// part is what one broker delivered.
+// part is the deliveries of one broker.
 type part struct {
 	slices              []Slice
 	delivered, exceeded uint64
 	delivery            Histogram
 }
 
-// observe gathers the reports since the last time, and reports whether it is time to tell
-// the search: after a round, or where there are none, with every report.
+// observe gathers new reports and reports whether the search should receive them: after
+// each round, or with every report if there are no rounds.
 func (t *Tuner) observe(topic Topic, f *fit, now time.Time) bool {
 	r := f.record
 	if r != nil {
@@ -490,7 +492,7 @@ func (t *Tuner) observe(topic Topic, f *fit, now time.Time) bool {
 	if t.cfg.Mode == ModePaper {
 		over = over.Add(t.cfg.Round)
 	}
-	all := true // brokers have reported all of the round
+	all := true // brokers have reported the whole round
 	for _, q := range topic.Start.Quotas {
 		l := slices.IndexFunc(f.setup.Brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		if l < 0 {
@@ -508,7 +510,7 @@ func (t *Tuner) observe(topic Topic, f *fit, now time.Time) bool {
 	if t.cfg.Mode == ModePaper {
 		return f.sum.any && (all || now.Sub(over) > roundGrace)
 	}
-	// A search that has no arrivals takes it that there are none, unless some are to be
+	// Without arrivals a search assumes that there are none, so wait while arrivals are
 	// expected.
 	return f.sum.any && (len(f.sum.arrivals) > 0 || r == nil || r.told || !r.begun(topic) || now.Sub(f.began) > recordPatience)
 }
@@ -527,7 +529,8 @@ func (o *observed) add(l int, r Report, latency time.Duration) {
 	o.any = true
 }
 
-// take returns what was gathered, which is something, and begins anew.
+// take returns the gathered observation and starts a new one. Requires: there are
+// reports.
 func (f *fit) take() Observation {
 	s := f.sum
 	f.sum = observed{parts: make([]part, len(f.setup.Brokers))}

@@ -16,43 +16,43 @@ import (
 // DefaultRound is the length of a measurement round in the paper.
 const DefaultRound = 60 * time.Second
 
-// within is how far below the SLO's latency a broker's quantile may lie for its
-// search to stop: 20 %, as in the paper.
+// within is the part of the SLO's latency from which a broker's quantile ends its search:
+// 20 % below, as in the paper.
 const within = 0.8
 
 // Paper is the search of the SRTM paper (sections 4.2 and 6.5), in rounds of fixed
-// length. An iteration places what is unassigned on the fewest brokers that are
-// not full, by their rcap, and measures. A broker that violates the SLO searches
-// for the number of publishers it can hold, by bisection; all that do search in
-// the same rounds. A search ends when the broker keeps the SLO within 20 % below
-// it, or has no number left to try; the broker is then full, and its excess goes
-// to the next iteration. It ends when all are placed, or no broker is left.
+// length. An iteration places the unassigned publishers on the fewest non-full brokers,
+// by their rcap, and measures. A broker that violates the SLO searches by bisection for
+// the number of publishers that it can hold. All searching brokers search in the same
+// rounds. A broker's search ends when the broker keeps the SLO within 20 % below it, or
+// has no number left to try. The broker is then full, and its excess goes to the next
+// iteration. The search ends when all publishers are placed or no broker is left.
 //
-// Publishers beyond the number that is tried send nowhere meanwhile.
+// Publishers beyond the tried number have no broker in the meantime.
 type Paper struct {
 	setup      Setup
 	round      time.Duration
 	rng        *rand.Rand
 	publishers []placement.Publisher
 
-	where    []int // of each publisher: broker, or -1
+	where    []int // by publisher: broker, or -1
 	full     []bool
-	searches []bisection // of the iteration under way, by broker; nil publishers: none
+	searches []bisection // searches of the current iteration, by broker; nil publishers: none
 	rounds   []Rounds
 	started  bool
 	outcome  *Outcome
 }
 
-// bisection is one broker's search. Requires of publishers: any first n of them
-// are spread over the groups in proportion.
+// bisection is the search of one broker. Requires: any first n publishers are spread over
+// the groups in proportion.
 type bisection struct {
-	publishers []int // those it was given in all; nil: it does not search
-	low, high  int   // low is fine, high is not
+	publishers []int // all publishers given to the broker; nil: no search
+	low, high  int   // low keeps the SLO, high does not
 	try        int
 }
 
-// NewPaper returns the search with rounds of the given length; rng is for
-// policies that place blindly.
+// NewPaper returns the search with rounds of the given length. rng serves policies that
+// place at random.
 func NewPaper(setup Setup, round time.Duration, rng *rand.Rand) (*Paper, error) {
 	if err := setup.Validate(); err != nil {
 		return nil, err
@@ -92,8 +92,8 @@ func (p *Paper) Next(o Observation) Action {
 	return p.end(Outcome{Fitted: true, Reason: "every broker keeps the SLO"})
 }
 
-// judge takes a round's measurements and moves the searches on. A broker that
-// delivered nothing kept the SLO. It returns which missed it, for people.
+// judge evaluates a round and advances the searches. A broker without deliveries kept the
+// SLO. judge returns the brokers that missed the SLO, for people.
 func (p *Paper) judge(o Observation) (verdict string) {
 	var missed []string
 	parts := make(map[string]Part, len(o.Parts))
@@ -139,7 +139,7 @@ func (p *Paper) judge(o Observation) (verdict string) {
 	return "missed on " + strings.Join(missed, ", ")
 }
 
-// hold gives broker l the first try of its search's publishers.
+// hold gives broker l the first try publishers of its search.
 func (p *Paper) hold(l int) {
 	s := &p.searches[l]
 	for i, publisher := range s.publishers {
@@ -150,8 +150,8 @@ func (p *Paper) hold(l int) {
 	}
 }
 
-// inProportion returns broker l's publishers in an order of which any beginning
-// is spread over their groups in proportion.
+// inProportion returns broker l's publishers in an order whose every prefix is spread
+// over their groups in proportion.
 func (p *Paper) inProportion(l int) []int {
 	sizes := map[string]int{}
 	var mine []int
@@ -181,7 +181,7 @@ func (p *Paper) searching() (names []string) {
 	return names
 }
 
-// iterate places what is unassigned on brokers that are not full.
+// iterate places the unassigned publishers on brokers that are not full.
 func (p *Paper) iterate(step string) Action {
 	var unassigned []placement.Publisher
 	var index []int
@@ -200,7 +200,7 @@ func (p *Paper) iterate(step string) Action {
 			allocated[l] += p.publishers[i].Rate
 		}
 	}
-	// In proportion to their rates they take the contract's.
+	// They take the contract in proportion to their rates.
 	scale := float64(p.setup.Demand.Rate) / all
 	var brokers []placement.Broker
 	for l, b := range p.setup.Brokers {

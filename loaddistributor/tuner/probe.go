@@ -8,14 +8,14 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// suspect looks at a topic whose SLO is missed, or that was looked at before. One that is
-// being fitted is its fit's.
+// suspect examines a topic with a missed SLO or an earlier suspicion. It skips a topic
+// that is being fitted.
 func (t *Tuner) suspect(topic Topic, now time.Time) *Proposal {
 	f, w := t.fits[topic.Name], t.watches[topic.Name]
 	switch {
 	case !t.cfg.Rebalance:
 		return nil
-	case topic.Over: // the broker's load is not the only reason that messages are late
+	case topic.Over: // the excess also delays messages, besides the broker's load
 		t.forget(topic.Name)
 		return nil
 	case !topic.Missed && w == nil || topic.Changing || f.running() || f.records():
@@ -38,13 +38,13 @@ func (t *Tuner) suspect(topic Topic, now time.Time) *Proposal {
 	return p
 }
 
-// forget ends what is under way about an overloaded broker of a topic.
+// forget ends the watch and the probe of a topic.
 func (t *Tuner) forget(topic string) {
 	delete(t.watches, topic)
 	t.dropProbe(topic)
 }
 
-// found does what was decided about a suspect.
+// found carries out the decision about a suspect.
 func (t *Tuner) found(p *Proposal, topic Topic, now time.Time) {
 	if p.finding == Suspected {
 		if q := t.probes[p.Topic]; q == nil || q.broker != p.move.From {
@@ -61,7 +61,7 @@ func (t *Tuner) found(p *Proposal, topic Topic, now time.Time) {
 	}
 }
 
-// load sums up what a broker has reported since then.
+// load sums up the broker's reports since the given time.
 func (topic Topic) load(broker string, since time.Time) Load {
 	l := Load{Broker: broker}
 	for _, r := range topic.since(broker, since) {
@@ -72,7 +72,7 @@ func (topic Topic) load(broker string, since time.Time) Load {
 	return l
 }
 
-// since returns the reports of a broker from then on.
+// since returns the broker's reports since the given time.
 func (topic Topic) since(broker string, since time.Time) []Report {
 	all := topic.Reports(broker)
 	if i := slices.IndexFunc(all, func(r Report) bool { return !r.At.Before(since) }); i >= 0 {
@@ -81,15 +81,14 @@ func (topic Topic) since(broker string, since time.Time) []Report {
 	return nil
 }
 
-// probe gathers evidence at a broker that is suspected: when messages arrived there, for
-// some seconds, and what it held of the contract meanwhile. A broker that records nothing
-// is judged by its reports.
+// probe gathers evidence at a suspected broker: some seconds of arrivals, and the
+// broker's share of the contract. A broker without a record is judged by its reports.
 type probe struct {
 	broker   string
-	epoch    uint64     // of the placement
-	record   *recording // nil: it is over
-	from     time.Time  // when the broker began to speak; zero: not yet
-	evidence *Evidence  // for want of the share; nil: it is not asked for
+	epoch    uint64     // epoch of the placement
+	record   *recording // nil: over
+	from     time.Time  // time of the broker's first piece; zero: not yet
+	evidence *Evidence  // evidence while the share is requested; nil: no request
 	result   *Evidence  // nil: not yet
 }
 
@@ -100,10 +99,10 @@ func (t *Tuner) dropProbe(topic string) {
 	delete(t.probes, topic)
 }
 
-// probe moves a probe on.
+// probe advances a probe.
 func (t *Tuner) probe(topic Topic, q *probe, now time.Time) {
 	if q.record == nil {
-		return // the share is being asked for, or there is a result
+		return // the share is requested, or there is a result
 	}
 	if q.epoch != topic.Epoch {
 		t.dropProbe(topic.Name)
@@ -123,12 +122,12 @@ func (t *Tuner) probe(topic Topic, q *probe, now time.Time) {
 	t.stop(q.record, topic.Name)
 	q.record = nil
 	if !q.from.IsZero() {
-		// Of the recorded time, if reports come often enough for that.
+		// Load in the recorded time, if reports are frequent enough.
 		if l := topic.load(q.broker, q.from.Add(t.cfg.Report)); l.Delivered >= enough {
 			q.evidence.Load = l
 		}
 	}
-	// A message that meets no other takes a low quantile of what was reported.
+	// A low quantile of the reports estimates a message that meets no other message.
 	var all Histogram
 	for _, r := range topic.since(q.broker, from) {
 		sum(&all, r.Processing())
@@ -139,15 +138,14 @@ func (t *Tuner) probe(topic Topic, q *probe, now time.Time) {
 	t.do(LookShare{topic.Name, q.broker})
 }
 
-// recording is what brokers say of a topic's arrivals while it is being fitted, or
-// while one of them is suspected of being overloaded.
+// recording holds the arrivals that brokers send during a topic's fit or a suspicion.
 type recording struct {
 	began time.Time
 	trace *Trace
-	asked map[Session]time.Time // when each was asked last
-	// Sessions that said what cannot be: they are not asked again, nor listened to.
+	asked map[Session]time.Time // last request, by session
+	// Sessions that sent an invalid piece. The tuner no longer asks or listens to them.
 	untrusted map[Session]bool
-	told      bool // the search has had some of it
+	told      bool // the search has received some arrivals
 }
 
 func newRecording(topic Topic, now time.Time) *recording {
@@ -155,18 +153,18 @@ func newRecording(topic Topic, now time.Time) *recording {
 }
 
 const (
-	// recordFor is what a broker is asked for at a time, recordAgain when it is
-	// asked again, and recordBegin where it has not begun to speak: it had not
-	// created the topic then.
+	// recordFor is the recording time of one request. recordAgain is the interval between
+	// requests, and recordBegin the interval while the broker has not started, because it
+	// had not created the topic at the last request.
 	recordFor   = 20 * time.Second
 	recordAgain = 5 * time.Second
 	recordBegin = 250 * time.Millisecond
-	// recordPatience is how long brokers have to begin to speak, and after that to
-	// have said something, before their topic is fitted without.
+	// recordPatience is the time for brokers to start recording, and then to send
+	// arrivals, before the topic is fitted without arrivals.
 	recordPatience = 1500 * time.Millisecond
 )
 
-// ask asks brokers for arrivals, again whenever that is due.
+// ask requests arrivals from brokers and repeats the requests when due.
 func (t *Tuner) ask(r *recording, topic Topic, brokers []string, now time.Time) {
 	r.trace.Expect(brokers, wall(now))
 	for _, id := range brokers {
@@ -197,5 +195,5 @@ func (r *recording) begun(topic Topic) bool {
 	return !slices.ContainsFunc(topic.Start.Quotas, func(q placement.Quota) bool { return !r.trace.Begun(q.Broker) })
 }
 
-// wall is a time as brokers' stamps have it.
+// wall converts a time to the clock of brokers' stamps.
 func wall(t time.Time) mono.Wall { return mono.Wall(t.UnixNano()) }

@@ -13,18 +13,17 @@ import (
 
 // RebalanceConfig is fixed at start.
 type RebalanceConfig struct {
-	// Sustained is how long an overload has to last before anything moves.
+	// Sustained is the minimum duration of an overload before a move.
 	Sustained time.Duration
-	// Cooldown follows every move of a topic: what was measured before it says
-	// nothing of after. Where publishers came from, none goes for
-	// ReturnFactor of it.
+	// Cooldown follows every move of a topic, because earlier measurements are no longer
+	// valid. For ReturnFactor times Cooldown no publisher moves to a broker that gave up
+	// publishers.
 	Cooldown time.Duration
-	// MaxPart bounds one step, as a part of the topic's publishers; at least one
+	// MaxPart bounds one step, as a part of the topic's publishers; at least one publisher
 	// may move. In (0, 1].
 	MaxPart float64
-	// Capture is how long the arrivals at an overloaded broker are recorded before
-	// anything moves, to be replayed through its bucket; 0: they are not, and the
-	// access delays that it reports decide.
+	// Capture is the recording time at an overloaded broker before a move, for a replay
+	// through its bucket; 0: no recording, the reported access delays decide.
 	Capture time.Duration
 }
 
@@ -37,20 +36,20 @@ const (
 )
 
 const (
-	// ReturnFactor keeps two brokers at their edge from passing publishers to
-	// and fro.
+	// ReturnFactor keeps two brokers at their limit from passing publishers back and
+	// forth.
 	ReturnFactor = 10
-	// calm is the part of the SLO's budget below which a broker counts as well:
-	// it ends an overload, and may take publishers. Between calm and the budget
-	// nothing begins and nothing ends.
+	// calm is the part of the SLO's budget below which a broker counts as healthy: its
+	// overload ends, and it may take publishers. Between calm and the budget nothing
+	// begins and nothing ends.
 	calm = 0.5
-	// step is the part of its rate that an overloaded broker gives up at a time,
-	// within MaxPart, where no replay says how much would do: delays say that it is
-	// beyond what it can carry, not by how much.
+	// step is the part of its rate that an overloaded broker gives up at a time, within
+	// MaxPart, if no replay gives a number. Delays show that the load is too much, not by
+	// how much.
 	step = 0.10
-	// enough is how many deliveries, or arrivals, make a fraction.
+	// enough is the minimum number of deliveries or arrivals for a fraction.
 	enough = 100
-	// maxCapture is as long as a broker records at a time.
+	// maxCapture is the maximum time that a broker records at once.
 	maxCapture = 15 * time.Second
 )
 
@@ -64,75 +63,77 @@ func (c RebalanceConfig) Validate() error {
 	return f.Err()
 }
 
-// Load is what one broker of the topic did in the window.
+// Load is one broker's load from the topic in the window.
 type Load struct {
 	Broker string
-	// Deliveries; those later than the SLO; and messages that waited longer than
-	// that for a token alone, which no other broker would have delivered sooner.
+	// Delivered counts deliveries, Exceeded deliveries later than the SLO. Waited counts
+	// messages that waited longer than the SLO's latency for a token alone. No other
+	// broker would have delivered them sooner.
 	Delivered, Exceeded, Waited uint64
 }
 
-// Suspect is what Decide goes by.
+// Suspect is the input of Decide.
 type Suspect struct {
 	Quantile float64       // of the SLO
 	Latency  time.Duration // of the SLO
 	Plan     placement.Plan
 	Demand   placement.Demand
 	Loads    []Load // of the members
-	// Brokers that may be placed on; what the topic takes counts as allocated.
+	// Brokers are the brokers that may take publishers. The topic's reservation counts as
+	// allocated.
 	Brokers []placement.Broker
-	// Asked is the broker whose arrivals are being recorded, and Evidence what came
-	// of it; empty and nil: none.
+	// Asked is the broker whose arrivals are being recorded, and Evidence the result;
+	// empty and nil: none.
 	Asked    string
 	Evidence *Evidence
 }
 
-// Finding is what Decide found.
+// Finding is the result of Decide.
 type Finding uint8
 
 const (
 	// Nothing is due.
 	Nothing Finding = iota
-	// Suspected: the arrivals at Move.From are to be recorded.
+	// Suspected: record the arrivals at Move.From.
 	Suspected
-	// BucketLimited: the bucket of Move.From is to blame, so nothing moves.
+	// BucketLimited: the bucket of Move.From is the cause, so nothing moves.
 	BucketLimited
 	// Overloaded: the Move is due.
 	Overloaded
 )
 
-// Move is publishers that are to move, as indices into Demand.Expand(),
-// ascending, and where to.
+// Move is a set of publishers to move, as ascending indices into Demand.Expand(), and the
+// target.
 type Move struct {
 	From, To   string
 	Publishers []int
-	Reason     string // for people: what the verdict stands on
+	Reason     string // for people: the basis of the verdict
 }
 
-// Watch is the memory that one topic needs. The zero value is ready.
+// Watch is the memory about one topic. The zero value is ready.
 type Watch struct {
-	since map[string]mono.Time // by broker: overloaded from then on
+	since map[string]mono.Time // by broker: start of the overload
 	quiet mono.Time            // nothing moves before
-	from  map[string]mono.Time // by broker: nothing moves to it before
+	from  map[string]mono.Time // by broker: nothing moves to the broker before
 }
 
 // Decide returns the move that is due now.
 //
-// A broker is suspected when more of its deliveries than the budget were late,
-// less those that its reports say waited for their tokens for longer than the SLO
-// allows, for RebalanceConfig.Sustained without having been well in between. Then its
-// arrivals are recorded for RebalanceConfig.Capture, and replayed through its bucket: if
-// what was late beyond those that the bucket makes late is within the budget, the
-// bucket is to blame, and the broker is left alone until it has been suspect for
-// RebalanceConfig.Sustained again. Otherwise it is overloaded.
+// A broker becomes suspect if its blamed fraction exceeds the budget for
+// RebalanceConfig.Sustained without being healthy in between. The blamed fraction is the
+// late deliveries minus the deliveries that by the reports waited for tokens longer than
+// the SLO allows. Then its arrivals are recorded for RebalanceConfig.Capture and replayed
+// through its bucket. If the late fraction beyond the bucket's part is within the budget,
+// the bucket is the cause, and the broker is left alone until it has been suspect for
+// RebalanceConfig.Sustained again. Otherwise the broker is overloaded.
 //
-// Then the fewest publishers move, the largest first and of each correlation group
-// in turn, without which the recorded arrivals would have kept the SLO on a broker
-// that absorbs what this one did; or, where nothing was recorded or that is not
-// enough, a tenth of its rate; in any case at most MaxPart of the topic's. They go
-// to the member that is well and has most capacity left, or where none has enough,
-// to the broker outside the topic that has most. The worst broker is relieved
-// first.
+// From an overloaded broker the fewest publishers move without which the recorded
+// arrivals would have kept the SLO. The replay uses a broker that absorbs what this
+// broker did. The largest publishers move first, from each correlation group in turn.
+// Without a record, or if that is not enough, a tenth of the broker's rate moves. At most
+// MaxPart of the topic's publishers move. They move to the healthy member with the most
+// free capacity. If no member has enough, they move to the broker outside the topic with
+// the most free capacity. The worst broker comes first.
 func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v Finding) {
 	if w.since == nil {
 		w.since, w.from = map[string]mono.Time{}, map[string]mono.Time{}
@@ -166,8 +167,8 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 		if now.Sub(since) < cfg.Sustained {
 			continue
 		}
-		// One whose arrivals are being recorded has its turn, lest two that are
-		// worse in turn have none.
+		// The recorded broker keeps its turn, or two brokers that are worse in turn would
+		// both lose theirs.
 		if l.Broker == t.Asked {
 			asked = true
 		}
@@ -220,7 +221,7 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 	return Move{From: worst, To: to, Publishers: chosen, Reason: reason}, Overloaded
 }
 
-// blame is the fraction of deliveries that were late for the broker's load.
+// blame returns the fraction of deliveries made late by the broker's load.
 func (l Load) blame() float64 {
 	if l.Delivered == 0 || l.Exceeded <= l.Waited {
 		return 0
@@ -228,7 +229,7 @@ func (l Load) blame() float64 {
 	return float64(l.Exceeded-l.Waited) / float64(l.Delivered)
 }
 
-// choose returns publishers of the broker and their rate.
+// choose returns the publishers of the broker to move, and their rate.
 func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []int, rate float64) {
 	at := t.Plan.On(broker)
 	if at < 0 {
@@ -260,7 +261,7 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 		} else if e == nil {
 			break
 		}
-		// The group that has given the smallest part of its own.
+		// The group that has given up the smallest part.
 		best, part := "", math.Inf(1)
 		for _, key := range keys {
 			if left := len(byKey[key]); left > 0 {
@@ -292,7 +293,7 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 	return chosen, rate
 }
 
-// target returns where so much rate can go; "" if nowhere.
+// target returns the broker that can take the rate; "" if none.
 func (w *Watch) target(t Suspect, well map[string]bool, from string, rate float64) string {
 	best := [2]string{}
 	room := [2]int64{}

@@ -10,50 +10,47 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// forecast is what a placement would do to a recorded trace.
+// forecast is the predicted effect of a placement on a recorded trace.
 type forecast struct {
-	// access is the fraction of messages that their token alone makes late: who
-	// waits so long that an unloaded message's processing no longer fits in the
-	// SLO's latency. It is exact for the trace: access delay is a function of
-	// arrivals. Messages that waited leave the bucket one by one, so that they
-	// are processed like unloaded ones.
+	// access is the fraction of messages made late by their tokens alone: after the wait,
+	// an unloaded message's processing no longer fits in the SLO's latency. access is
+	// exact for the trace, because access delay is a function of arrivals. Messages that
+	// waited leave the bucket one by one, so they are processed like unloaded messages.
 	access float64
-	// processing is the fraction that brokers would be late with, by what they
-	// absorb. It is a guess: it steers the search, and whatever it is worth the
-	// test is valid.
+	// processing is the estimated fraction that brokers make late, by what they absorb.
+	// The estimate only steers the search; the test is valid in any case.
 	processing float64
-	// seconds is how many whole ones the trace has, and deviation the standard
-	// error of what is late, as far as these differ.
+	// seconds is the number of whole seconds in the trace. deviation is the standard error
+	// of the late fraction over these seconds.
 	seconds   int
 	deviation float64
 }
 
 func (f forecast) late() float64 { return f.access + f.processing }
 
-// Absorption is what a broker gets through within the SLO's latency: an envelope,
-// like a contract, of a rate and so many messages at once. A message is late where
-// the work that it finds, with its own, is more than Burst, draining at Rate. The
-// zero Absorption: nothing is known.
+// Absorption is a broker's capacity within the SLO's latency: an envelope of a rate and a
+// burst, like a contract. A message is late if the work that it finds, including its own,
+// exceeds Burst, draining at Rate. The zero Absorption means unknown.
 type Absorption struct {
 	Rate  tokenbucket.Rate
 	Burst int64
 }
 
-// soft is how far around Burst the chance of being late rises from 0 to 1, as a
-// fraction of Burst: what else delays messages differs from one to the next.
+// soft is the range around Burst, as a fraction of Burst, in which the chance of being
+// late rises from 0 to 1. Other causes delay messages differently.
 const soft = 0.1
 
-// queue is a broker as a forecast sees it.
+// queue is the forecast's model of a broker.
 type queue struct {
-	// Set once.
-	each    time.Duration // of work for a message
-	absorbs float64       // of work, ns; 0: whatever comes
+	// Set by queueOf.
+	each    time.Duration // work per message
+	absorbs float64       // of work, ns; 0: unlimited
 
-	free mono.Time // when all work is done
+	free mono.Time // end of all queued work
 }
 
-// queueOf returns the queue of a broker that absorbs a, or of which is only known
-// that it gets through rcap msg/s.
+// queueOf returns the queue of a broker that absorbs a. If a is unknown, the queue drains
+// rcap msg/s.
 func queueOf(a Absorption, rcap int64) queue {
 	rate := a.Rate
 	if rate <= 0 {
@@ -63,8 +60,8 @@ func queueOf(a Absorption, rcap int64) queue {
 	return queue{each: each, absorbs: float64(a.Burst) * float64(each)}
 }
 
-// take adds a message that comes at the given time and returns the chance that it
-// is late.
+// take adds a message that arrives at the given time and returns its chance of being
+// late.
 func (q *queue) take(at mono.Time) (late float64) {
 	q.free = max(q.free, at).Add(q.each)
 	if q.absorbs > 0 {
@@ -74,17 +71,17 @@ func (q *queue) take(at mono.Time) (late float64) {
 	return late
 }
 
-// tally is how many messages of some time were late.
+// tally counts the late messages of a period.
 type tally struct{ messages, late float64 }
 
-// recorded is a trace, and where its messages go.
+// recorded is a trace of arrivals.
 type recorded struct {
 	arrivals []Arrival
 	scratch  []mono.Time
 }
 
-// replay forecasts plan: where has the broker of each publisher, absorbed what
-// each broker absorbs.
+// replay forecasts plan. where gives the broker of each publisher, absorbed what each
+// broker absorbs.
 func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []Absorption, unloaded time.Duration) (f forecast) {
 	if len(r.arrivals) == 0 {
 		return forecast{}
@@ -132,12 +129,12 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 	return f
 }
 
-// deviation is the standard error of the late fraction over so many seconds with
-// messages, infinite for fewer than two.
+// deviation returns the standard error of the late fraction over the seconds with
+// messages; infinite for fewer than two.
 func deviation(seconds []tally) (n int, err float64) {
 	sum, square := 0.0, 0.0
 	for _, s := range seconds {
-		if s.messages > 0 { // not a gap in what is known
+		if s.messages > 0 { // else a hole in the trace
 			f := s.late / s.messages
 			sum += f
 			square += f * f
@@ -150,12 +147,12 @@ func deviation(seconds []tally) (n int, err float64) {
 	return n, math.Sqrt(max(0, square-sum*sum/float64(n)) / float64(n) / float64(n-1))
 }
 
-// learn returns what broker l absorbed, if of its messages the fraction late took
-// longer than the SLO's latency and the fraction halfLate longer than half of it:
-// the least bursts with which these fractions of the trace would have had to wait.
-// The difference is what the broker works off in half the latency, which is its
-// rate. The zero Absorption where nothing can be said: nothing was late, or the
-// broker had no messages.
+// learn returns what broker l absorbed. late is the fraction of the broker's messages
+// that took longer than the SLO's latency, and halfLate the fraction that took longer
+// than half of it. learn finds the smallest bursts for which these fractions of the trace
+// would have waited. The difference between the bursts is the work done in half the
+// latency, which gives the rate. learn returns the zero Absorption if nothing was late or
+// the broker had no messages.
 func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Absorption {
 	arrivals := r.at(where, l)
 	if len(arrivals) == 0 || late <= 0 {
@@ -167,7 +164,7 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 	for range 4 { // the rate settles in two or three
 		burst, err := tokenbucket.Profile(arrivals, a.Rate, max(1e-9, 1-late))
 		if err != nil {
-			return Absorption{} // more than any burst: it absorbs whatever comes
+			return Absorption{} // more than any burst: the broker absorbs everything
 		}
 		a.Burst = burst
 		half, err := tokenbucket.Profile(arrivals, a.Rate, max(1e-9, 1-halfLate))
@@ -176,8 +173,8 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 		}
 		a.Rate = min(tokenbucket.MaxRate, max(minimum, tokenbucket.PerSecond(float64(burst-half)/(s.Latency.Seconds()/2))))
 	}
-	// So far a message was late or not. With chances in between, as many are late
-	// in the mean with a burst a little beside that.
+	// So far a message was either late or not. With chances in between, a slightly
+	// different burst gives the same mean.
 	low, high := a.Burst-a.Burst/4, a.Burst+a.Burst/4
 	for low < high {
 		a.Burst = (low + high) / 2
@@ -196,23 +193,22 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 	return a
 }
 
-// absorbed returns what broker l, of which nothing was late, absorbs at the least, if
-// that is more than was thought; else the zero Absorption.
+// absorbed returns a lower bound of what broker l, without late messages, absorbs, if the
+// bound exceeds the earlier estimate; otherwise the zero Absorption.
 func (r *recorded) absorbed(thought Absorption, where []int, l int) Absorption {
 	arrivals := r.at(where, l)
 	if len(arrivals) == 0 {
 		return Absorption{}
 	}
-	burst, err := tokenbucket.Profile(arrivals, thought.Rate, 0.99) // it need not have met the worst
+	burst, err := tokenbucket.Profile(arrivals, thought.Rate, 0.99) // the trace need not contain the worst case
 	if err != nil || burst <= thought.Burst {
 		return Absorption{}
 	}
 	return Absorption{Rate: thought.Rate, Burst: burst}
 }
 
-// together returns how many messages of the trace arrive together at one broker at
-// most: within a span of time, at a quantile of the messages that leaves chance
-// meetings out.
+// together returns the maximum number of messages that arrive together at one broker:
+// within a span of time, at a quantile of the messages that excludes chance coincidences.
 func (r *recorded) together(span time.Duration, where []int, brokers int) int {
 	most := 1
 	var sizes []int
@@ -234,7 +230,7 @@ func (r *recorded) together(span time.Duration, where []int, brokers int) int {
 	return most
 }
 
-// at returns when messages arrive at broker l, until it is called again.
+// at returns the arrival times at broker l. The slice is valid until the next call.
 func (r *recorded) at(where []int, l int) []mono.Time {
 	r.scratch = r.scratch[:0]
 	for _, a := range r.arrivals {
@@ -245,10 +241,9 @@ func (r *recorded) at(where []int, l int) []mono.Time {
 	return r.scratch
 }
 
-// longestWait is for how long a message may wait for its token if it is to be within
-// latency, where one that meets no other takes unloaded besides. Where that alone is too
-// long, it is not for want of tokens, and only those are that wait for longer than the
-// latency.
+// longestWait returns how long a message may wait for its token and still be within
+// latency, if processing takes unloaded. If processing alone takes longer than latency,
+// tokens are not the cause, and only waits above latency count.
 func longestWait(latency, unloaded time.Duration) time.Duration {
 	if unloaded >= latency {
 		return latency

@@ -10,73 +10,70 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Names of the ways to fit.
+// Modes of fitting.
 const (
 	ModeFast  = "fast"
 	ModePaper = "paper"
 )
 
-// Setup is what a search starts from.
+// Setup is the start of a search.
 type Setup struct {
 	Policy  string
 	Brokers []placement.Broker
-	// Demand has the contract and the publishers; its AtLeast is where a search
-	// over brokers begins.
+	// Demand has the contract and the publishers. Its AtLeast is the first number of
+	// brokers in a search over brokers.
 	Demand placement.Demand
-	// Quantile of the deliveries are to take no longer than Latency.
+	// Quantile of the deliveries must take at most Latency.
 	Quantile float64
 	Latency  time.Duration
-	// Start is the placement in force, which fast measures before it tries another;
-	// zero: there is none.
+	// Start is the placement in force, which fast measures before any other; zero: none.
 	Start placement.Plan
 }
 
-// Search looks for a placement. The caller does what an Action says, tells what
-// was observed, and asks again, until an Action is final.
+// Search searches for a placement. The caller carries out an Action, passes the
+// observation, and asks again, until an Action is final.
 type Search interface {
-	// Next takes what the last action led to; the zero Observation at first.
+	// Next takes the result of the last action, at first the zero Observation, and returns
+	// the next action.
 	Next(Observation) Action
 }
 
-// Action is what to do next.
+// Action is the next step of a search.
 type Action struct {
-	// Plan is to be in force. Changed: it is not the one before.
+	// Plan must be in force. Changed: Plan differs from the previous plan.
 	Plan    placement.Plan
 	Changed bool
-	// Settle is how long to wait for the change to take hold, then Measure how
-	// long to observe.
+	// Settle is the wait after the change, Measure the following observation time.
 	Settle, Measure time.Duration
-	// Step says what the action is for, for people.
+	// Step describes the action for people.
 	Step string
-	// Forecast is what part of the messages would be late under Plan, access delay
-	// included, by what was learned before; below 0: nothing was forecast. Confidence is
-	// that of the test that goes on; 0: none does.
+	// Forecast is the predicted late fraction under Plan, access delay included; below 0:
+	// none. Confidence is the confidence of the test in progress; 0: none.
 	Forecast, Confidence float64
-	// Verdict is what has come of the plan that was in force before, for people; empty: it
-	// stays, or was not judged.
+	// Verdict describes the result of the previous plan for people; empty if the plan
+	// stays or was not judged.
 	Verdict string
-	// Final: the search is over, with this Outcome, and Plan stands.
+	// Final: the search is over with Outcome, and Plan stays.
 	Final   bool
 	Outcome Outcome
 }
 
-// Observation is what was delivered while an action was measured.
+// Observation is the measurement of an action.
 type Observation struct {
-	// Parts are the brokers' counts of deliveries and of those later than the
-	// SLO's latency, access delay included, and the measured quantile.
+	// Parts are the brokers' counts of deliveries and of deliveries later than the SLO's
+	// latency, access delay included, and the measured quantile.
 	Parts []Part
-	// Slices are, for each broker of Setup, its deliveries in slices of time, the
-	// same for all brokers. Only fast asks for them.
+	// Slices are, for each broker of Setup, its deliveries in slices of time. All brokers
+	// have the same slices. Only fast uses them.
 	Slices [][]Slice
-	// Arrivals are when which publisher's messages arrived, in order of time, and
-	// Access, where they are not known, how many messages were released and for
-	// how many the access delay alone left no time for an unloaded message's
-	// processing. Only fast asks for them; without arrivals it forecasts nothing,
-	// and tries one broker more at a time.
+	// Arrivals are the arrivals in order of time. Access replaces them if they are
+	// unknown: the number of released messages, and the number whose access delay left no
+	// time for the processing of an unloaded message. Only fast uses them. Without
+	// arrivals it forecasts nothing and tries one more broker at a time.
 	Arrivals []Arrival
 	Access   Slice
-	// Unloaded is the processing delay of a message that meets no other: a low
-	// quantile. 0: not known.
+	// Unloaded is the processing delay of a message that meets no other message, a low
+	// quantile; 0: unknown.
 	Unloaded time.Duration
 }
 
@@ -86,8 +83,8 @@ type Part struct {
 	Quantile time.Duration
 }
 
-// Slice is one broker's deliveries in a slice of time: how many, for how many the
-// processing delay was above the SLO's latency, and for how many above half of it.
+// Slice is one broker's deliveries in a slice of time: their number, the number with a
+// processing delay above the SLO's latency, and the number above half of the latency.
 type Slice struct{ Delivered, Late, HalfLate uint64 }
 
 // Arrival is one message of a publisher, an index into the demand's Expand.
@@ -96,25 +93,25 @@ type Arrival struct {
 	Publisher int32
 }
 
-// Outcome is how a search ended.
+// Outcome is the result of a search.
 type Outcome struct {
 	// Fitted: the plan keeps the SLO, as far as the search can tell.
 	Fitted bool
-	// Infeasible says why no plan was found, if a bound of the placement was met.
+	// Infeasible explains why there is no plan, if a bound of the placement was met.
 	Infeasible *placement.Infeasible
 	// Reason is for people.
 	Reason string
-	// Rounds is how many measurements each value of k, or iteration, took.
+	// Rounds is the number of measurements for each number of brokers, or iteration.
 	Rounds []Rounds
-	// Absorbed is what was learned of the brokers. Only fast learns it.
+	// Absorbed is the learned absorption by broker. Only fast learns it.
 	Absorbed map[string]Absorption
 }
 
-// Rounds is how many measurements were made with K brokers.
+// Rounds is a number of measurements with K brokers.
 type Rounds struct{ K, Rounds int }
 
-// Validate reports a setup that cannot be searched; the demand's and the brokers'
-// faults are placement's.
+// Validate returns an error for a setup that cannot be searched. Package placement checks
+// the demand and the brokers.
 func (s Setup) Validate() error {
 	if !(s.Quantile > 0 && s.Quantile < 1) {
 		return fmt.Errorf("quantile %v is not between 0 and 1", s.Quantile)
@@ -128,15 +125,15 @@ func (s Setup) Validate() error {
 	return nil
 }
 
-// budget is the fraction that may be late.
+// budget returns the fraction that may be late.
 func (s Setup) budget() float64 { return 1 - s.Quantile }
 
-// planOf describes where publishers are: where has for each the index of its
-// broker, or -1. Quotas and shares are in proportion to the publishers' rates; what
-// is not placed keeps its proportion of the contract unused.
+// planOf returns the plan for where, which gives each publisher's broker index or -1.
+// Quotas and shares are in proportion to the publishers' rates. Unplaced publishers keep
+// their proportion of the contract unused.
 func (s Setup) planOf(where []int, publishers []placement.Publisher) placement.Plan {
 	plan := placement.Plan{Policy: s.Policy}
-	rates := make([]float64, len(s.Brokers)+1) // the last: not placed
+	rates := make([]float64, len(s.Brokers)+1) // the last element: unplaced
 	for i, l := range where {
 		if l < 0 {
 			l = len(s.Brokers)
@@ -165,11 +162,11 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) placement.P
 		}
 	}
 	if len(plan.Unplaced) > 0 && contract.Burst == brokers {
-		contract.Burst++ // who is not placed needs no token, only a part of the rate
+		contract.Burst++ // unplaced publishers need a part of the rate but no token
 	}
 	shares, err := share.Proportion(contract, weights)
 	if err != nil {
-		// The burst is less than the number of brokers, which placement refuses.
+		// The burst is below the number of brokers, which placement refuses.
 		panic(fmt.Sprintf("tuner: contract %+v over weights %v: %v", contract, weights, err))
 	}
 	quotas, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(s.Demand.Rate), Burst: contract.Burst}, weights)
@@ -195,8 +192,8 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) placement.P
 	return plan
 }
 
-// whereOf is the inverse of planOf: for each publisher the index of its broker in
-// Setup, -1 where it has none.
+// whereOf is the inverse of planOf: it returns each publisher's broker index in Setup, or
+// -1.
 func (s Setup) whereOf(plan placement.Plan, publishers int) []int {
 	index := make(map[string]int, len(s.Brokers))
 	for l, b := range s.Brokers {

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Decision is what a sequential test has come to.
+// Decision is the result of a sequential test.
 type Decision int
 
 const (
@@ -13,16 +13,16 @@ const (
 	Undecided Decision = iota
 	// Within: the budget is kept.
 	Within
-	// Beyond: it is not.
+	// Beyond: the budget is exceeded.
 	Beyond
-	// Unsettled: the cap was reached, or it is plain that it would be. The safe
-	// side is to act as if the budget were not kept.
+	// Unsettled: the cap was reached, or will clearly be. Acting as if the budget were
+	// exceeded is safe.
 	Unsettled
 )
 
 var decisionNames = [...]string{"undecided", "within", "beyond", "unsettled"}
 
-// String returns the decision's name as it appears in progress and logs.
+// String returns the decision's name for progress and logs.
 func (d Decision) String() string {
 	if d < 0 || int(d) >= len(decisionNames) {
 		return fmt.Sprintf("decision %d", int(d))
@@ -30,43 +30,42 @@ func (d Decision) String() string {
 	return decisionNames[d]
 }
 
-// Sequential tests, while messages come in, whether the fraction of them that is
-// late keeps a budget. It may be looked at after every slice: looking often does
-// not raise the chance of an error.
+// Sequential tests on a stream of messages whether the fraction of late messages keeps a
+// budget. The caller may look after every slice; frequent looks do not raise the chance
+// of an error.
 //
-// What is guaranteed, where at most Burst messages are late together and bursts are
-// late or not independently of each other:
+// The guarantee holds if at most Burst messages are late together, and bursts are late
+// independently of each other:
 //
 //	the true fraction is at or above the budget: Within comes with a chance of at most Alpha
 //	the true fraction is at or below the budget: Beyond comes with a chance of at most Alpha
 //
-// Unsettled makes no claim, and counts as the safe side. Fast, where it has captured
-// arrivals, takes for Burst what comes to one broker: given the arrivals, brokers are
-// late independently of one another, and as the mean of a product is at most that of
-// equal factors, the guarantee is for the mean over the bursts tested.
+// Unsettled makes no claim and counts as the safe side. With captured arrivals, Fast sets
+// Burst to the burst at one broker: given the arrivals, brokers are late independently of
+// one another. The mean of a product is at most the mean of equal factors, so the
+// guarantee holds for the mean over the tested bursts.
 //
-// How: a burst counts as one trial, of which the fraction y was late, in [0, 1].
-// Two bettors start with 1 each. If the budget is p, then for any z in (0, 1)
+// The method: a burst counts as one trial, with the late fraction y in [0, 1]. Two
+// bettors start with 1 each. If the budget is p, then for any z in (0, 1) the mean of
 //
 //	z^y / (1 - p(1-z))
 //
-// is 1 or less in the mean while the mean of y is p or more (z^y is convex, so
-// at most 1 - y(1-z)); the product over all bursts is a stake that by Ville's
-// inequality ever reaches 1/Alpha with a chance of at most Alpha. It does if the
-// budget is kept: then Within. With z above 1 it is the same against the budget. A
-// bettor divides his stake over a few z, since the best one depends on the truth.
-// Only sums enter the product, so that slices may cut through bursts, hold many of
-// them, or none.
+// is at most 1 while the mean of y is at least p (z^y is convex, so at most 1 - y(1-z)).
+// By Ville's inequality the product over all bursts reaches 1/Alpha with a chance of at
+// most Alpha. If the budget is kept, the product does reach 1/Alpha: the result is
+// Within. A z above 1 gives the same bet against the budget. A bettor divides his stake
+// over a few z, because the best z depends on the truth. Only sums enter the product, so
+// slices may cut through bursts, hold many bursts, or none.
 //
-// What it takes: with nothing late, Within needs about ln(1/Alpha)/p bursts, 312
-// at 5 % and 1 %. That is what any test needs that does not know how late messages
-// cluster (the rule of three). What lost: a normal approximation with a variance
-// floor of Burst times the binomial, looked at repeatedly: near nothing late, the
-// counts are a few bursts and far from normal, and each look costs error. And
-// bets on blocks of at least a burst: a block of many small bursts has to be bet on
-// as if it were one, and what is late in two blocks at once breaks the guarantee.
+// The cost: with nothing late, Within needs about ln(1/Alpha)/p bursts, 312 at 5 % and 1
+// %. Any test needs this many if it does not know how late messages cluster (the rule of
+// three). Two other designs lost. The first is a normal approximation with a variance
+// floor of Burst times the binomial, looked at repeatedly. With almost nothing late, the
+// counts are a few bursts and far from normal, and each look costs error. The second bets
+// on blocks of at least a burst. A block of many small bursts counts as one burst, and a
+// burst late in two blocks breaks the guarantee.
 type Sequential struct {
-	// Set once.
+	// Set by NewSequential.
 	budget, alpha float64
 	burst         float64
 	most          float64 // messages
@@ -77,11 +76,11 @@ type Sequential struct {
 	decision        Decision
 }
 
-// bettor is the stakes of one, as logarithms: what he begins with, and what they
-// gain by a burst in time and by a burst late.
+// bettor holds the stakes of a bettor, as logarithms: the initial part, and the gains per
+// burst in time and per late burst.
 type bettor [3]struct{ part, inTime, late float64 }
 
-// newBettor divides a stake of 1 into parts, each bet with its z.
+// newBettor divides a stake of 1 into parts, each with its own z.
 func newBettor(budget float64, parts [3][2]float64) (b bettor) {
 	for i, p := range parts {
 		b[i].part, b[i].inTime, b[i].late = math.Log(p[0]), -math.Log1p(-budget*(1-p[1])), math.Log(p[1])
@@ -89,8 +88,8 @@ func newBettor(budget float64, parts [3][2]float64) (b bettor) {
 	return b
 }
 
-// wealth is the logarithm of what b has after so many bursts, of which so many
-// were late.
+// wealth returns the logarithm of b's wealth after the given numbers of bursts and late
+// bursts.
 func (b *bettor) wealth(bursts, late float64) float64 {
 	largest := math.Inf(-1)
 	var logs [len(b)]float64
@@ -105,9 +104,9 @@ func (b *bettor) wealth(bursts, late float64) float64 {
 	return largest + math.Log(sum)
 }
 
-// NewSequential returns a test of whether at most the fraction budget (over 0,
-// below 1) is late, with error alpha (over 0, below 1), where at most burst
-// messages are late together, that is settled after most messages at the latest.
+// NewSequential returns a test whether at most the fraction budget, in (0, 1), is late,
+// with error alpha, in (0, 1). At most burst messages are late together. The test ends
+// after at most most messages.
 func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 	if !(budget > 0 && budget < 1) || !(alpha > 0 && alpha < 1) {
 		panic(fmt.Sprintf("tuner: a test of %v with error %v", budget, alpha))
@@ -119,8 +118,8 @@ func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 	}
 }
 
-// Needs is how many messages the test takes until Within if the fraction late of
-// them is late, evenly; infinite if it would never be.
+// Needs returns the number of messages until Within if a constant fraction late of them
+// is late; infinite if the test never ends so.
 func (s *Sequential) Needs(late float64) float64 {
 	high := 1.0 // bursts
 	for s.keeps.wealth(high, late*high) < s.enough {
@@ -139,8 +138,8 @@ func (s *Sequential) Needs(late float64) float64 {
 	return high * s.burst
 }
 
-// Add tells the test that of so many messages so many were late. After a decision
-// it does nothing.
+// Add adds delivered messages and late messages among them. After a decision Add does
+// nothing.
 func (s *Sequential) Add(delivered, late float64) Decision {
 	if s.decision != Undecided {
 		return s.decision
@@ -156,28 +155,28 @@ func (s *Sequential) Add(delivered, late float64) Decision {
 	case s.delivered >= s.most:
 		s.decision = Unsettled
 	case s.keeps.wealth(s.most/s.burst, lateBursts+hope(bursts, lateBursts)*(s.most-s.delivered)/s.burst) < s.enough:
-		// It would hardly be shown in time that the budget is kept. Giving up
-		// claims nothing, so it costs no error; that it may yet be shown that the
-		// budget is not kept changes nothing of what is done next.
+		// The test would hardly show in time that the budget is kept. Giving up claims
+		// nothing, so it costs no error. A later proof that the budget is exceeded would
+		// lead to the same next step.
 		s.decision = Unsettled
 	}
 	return s.decision
 }
 
-// hope is a late fraction that the truth is likely not below: 1.3 standard
-// deviations less than what was seen, with four bursts in time on top. A single
-// late burst leaves all hope.
+// hope returns a likely lower bound of the late fraction: 1.3 standard deviations below
+// the observed fraction, with four bursts in time added. A single late burst leaves all
+// hope.
 func hope(bursts, late float64) float64 {
 	bursts += 4
 	f := late / bursts
 	return max(0, f-1.3*math.Sqrt(f*(1-f)/bursts))
 }
 
-// Decision returns what the test has come to.
+// Decision returns the result so far.
 func (s *Sequential) Decision() Decision { return s.decision }
 
-// Fraction returns the late fraction of the messages so far, 0 without any, and
-// how many there are.
+// Fraction returns the late fraction of the messages so far, 0 without any, and their
+// number.
 func (s *Sequential) Fraction() (fraction, delivered float64) {
 	if s.delivered == 0 {
 		return 0, 0

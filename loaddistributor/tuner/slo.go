@@ -5,68 +5,65 @@ import (
 	"strconv"
 )
 
-// PartFactor is how many times the topic's budget one part of it may exceed
-// while the pooled fraction keeps the SLO: beyond that the topic would hide a
-// broker that fails behind others that do well.
+// PartFactor is the maximum multiple of the topic's budget for one part, even while the
+// pooled fraction keeps the SLO. Without this limit a failing broker could hide behind
+// good brokers.
 const PartFactor = 3
 
 // Alpha is the error of a verdict; see Judge.
 const Alpha = 0.001
 
-// tolerance absorbs the rounding of 1-quantile, which is not a binary
-// fraction: 1 of 10 must pass at quantile 0.9. It is far below one message in
-// any window.
+// tolerance absorbs the rounding of 1-quantile, which is not a binary fraction: 1 of 10
+// must pass at quantile 0.9. It is far below one message in any window.
 const tolerance = 1e-9
 
-// Count is what one part of a topic, a broker, delivered in the window.
+// Count is the deliveries of one part of a topic, a broker, in the window.
 type Count struct {
 	Part      string
 	Delivered uint64
-	// Those of Delivered whose latency was above the SLO's; what passes
-	// Delivered is not believed.
+	// Exceeded counts the deliveries with a latency above the SLO's. A value above
+	// Delivered is capped.
 	Exceeded uint64
 }
 
 // Verdict is the SLO statistic of a topic over one window.
 type Verdict struct {
-	// Judged: something was delivered. Without it the rest is zero, and
-	// nothing can be said.
+	// Judged: something was delivered. Otherwise the other fields are zero.
 	Judged bool
-	// Decision: the SLO is met (Within), missed (Beyond), or there are too few
-	// messages to tell (Undecided).
+	// Decision: the SLO is met (Within), missed (Beyond), or there are too few messages to
+	// tell (Undecided).
 	Decision Decision
-	// Blamed is the worst of the parts that were shown to be above PartFactor
-	// budgets; empty: none was.
+	// Blamed is the worst part with a proven fraction above PartFactor budgets; empty:
+	// none.
 	Blamed string
-	// Met is what was counted, without regard to chance: Fraction is within Budget,
-	// and no part is above PartFactor budgets.
+	// Met is the plain count, without statistics: Fraction is within Budget, and no part
+	// exceeds PartFactor budgets.
 	Met bool
-	// Fraction of all deliveries that exceeded the SLO's latency, pooled.
+	// Fraction is the pooled fraction of deliveries that exceeded the SLO's latency.
 	Fraction float64
-	// Budget is the fraction that may: 1 - quantile.
+	// Budget is the allowed fraction: 1 - quantile.
 	Budget float64
-	// Worst is the part with the largest fraction, the first such of parts.
+	// Worst is the part with the largest fraction, the first such part.
 	Worst         string
 	WorstFraction float64
 }
 
-// Judge pools the counts: the fraction of a topic is the sum of its parts'
-// exceed counts over the sum of their deliveries. Percentiles of parts are
-// never averaged: the mean of p99s is no p99 of anything. quantile lies in
-// (0, 1).
+// Judge pools the counts: the topic's fraction is the sum of its parts' exceed counts
+// over the sum of their deliveries. Percentiles of parts are never averaged, because the
+// mean of p99s is no p99. quantile lies in (0, 1).
 //
-// The decision is by exact binomial bounds (Clopper and Pearson, 1934). Where each
-// message exceeds with its own chance, independently of the others,
+// The decision uses exact binomial bounds (Clopper and Pearson, 1934). If each message
+// exceeds with its own chance, independently of the others,
 //
 //	a mean chance at or below the budget, in each part below PartFactor budgets, is found missed
 //	a mean chance at or above the budget is found met
 //
-// with a probability of at most Alpha each. Half of the error of a miss is the pooled
-// count's, and the parts share the other half (Bonferroni), so that it does not grow
-// with the number of brokers. It is the error of one window: who asks again and again
-// must not keep a miss when the window that it was found in has passed. Stalls, in
-// which many messages are late together, are part of what happened in a window;
-// what they say of the time after it is for Sequential.
+// with a probability of at most Alpha each. Half of the error of a miss belongs to the
+// pooled count, and the parts share the other half (Bonferroni), so the error does not
+// grow with the number of brokers. The error holds for one window: a caller that asks
+// repeatedly must drop a miss when its window has passed. A stall, which makes many
+// messages late together, is a fact about the window; Sequential handles conclusions
+// about the time after the window.
 func Judge(quantile float64, parts []Count) Verdict {
 	var delivered, exceeded, n float64
 	v := Verdict{Budget: 1 - quantile, WorstFraction: -1}
@@ -104,15 +101,15 @@ func Judge(quantile float64, parts []Count) Verdict {
 	return v
 }
 
-// above reports whether x of n show a chance above p with error alpha: x or more are
-// as likely as that, at most, if the chance is p or less.
+// above reports whether x of n show a chance above p with error alpha: if the chance is p
+// or less, x or more are at most that likely.
 func above(n, x, p, alpha float64) bool {
 	if p >= 1 || x <= n*p {
 		return false
 	}
 	lgamma := func(x float64) float64 { l, _ := math.Lgamma(x); return l }
 	term := math.Exp(lgamma(n+1) - lgamma(x+1) - lgamma(n-x+1) + x*math.Log(p) + (n-x)*math.Log1p(-p))
-	// From there on terms fall, and soon geometrically.
+	// From here on terms fall, and soon geometrically.
 	sum := 0.0
 	for ; term > alpha*1e-9; x++ {
 		if sum += term; sum > alpha {
@@ -123,7 +120,8 @@ func above(n, x, p, alpha float64) bool {
 	return true
 }
 
-// Percent is a fraction for people, to three digits and never with an exponent: 0.42 %.
+// Percent formats a fraction for people, with three digits and without an exponent: 0.42
+// %.
 func Percent(fraction float64) string {
 	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(100*fraction, 'g', 3, 64), 64)
 	switch {

@@ -11,8 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Piece is what one broker says at once; srtmv1.Arrivals has the meaning of each
-// field.
+// Piece is one message of a broker's record. srtmv1.Arrivals explains each field.
 type Piece struct {
 	First      bool
 	Publishers []string
@@ -22,47 +21,45 @@ type Piece struct {
 	Lost       uint64
 }
 
-// Bounds of what a broker may say, and of what is kept. A piece is normally a
-// quarter of a second.
+// Bounds of a broker's record and of the memory. A piece is normally a quarter of a
+// second.
 const (
-	MaxMessages   = 1 << 18          // of one piece
-	MaxPublishers = 2 << 20          // that one broker names
-	MaxPending    = 1 << 19          // arrivals that have not been taken yet; 8 MB
-	MaxAway       = 10 * time.Second // a piece's times from when it came
+	MaxMessages   = 1 << 18          // per piece
+	MaxPublishers = 2 << 20          // named by one broker
+	MaxPending    = 1 << 19          // arrivals not taken yet; 8 MB
+	MaxAway       = 10 * time.Second // between a piece's times and its receipt
 )
 
 const (
-	// Slack is how long after a piece the trace is thought to be complete: a
-	// connection that is read late says late when its messages arrived, and clocks
-	// differ a little.
+	// Slack is the delay after a piece until the trace counts as complete. A connection
+	// that is read late reports its arrivals late, and clocks differ a little.
 	Slack = 500 * time.Millisecond
-	// Silence is how long a broker may say nothing before the others do not wait
-	// for it any more.
+	// Silence is the time after which the other brokers no longer wait for a silent
+	// broker.
 	Silence = 2 * time.Second
-	// unknownPart is how much of a piece may be of publishers that the topic does
-	// not have.
+	// unknownPart is the maximum part of a piece from publishers outside the topic.
 	unknownPart = 0.01
 )
 
 // Trace merges the records of a topic's brokers. Make it with NewTrace.
 //
-// Invariant: what Take returns is in order of time, over all calls.
+// Invariant: the arrivals returned by all calls of Take are in order of time.
 type Trace struct {
-	// Set once.
+	// Set by NewTrace.
 	origin mono.Wall
 	index  func(id string) (int, bool)
 
-	feeds   map[string]*feed // by broker, those that are expected
+	feeds   map[string]*feed // expected brokers
 	pending []stamped
-	holes   []span    // not in order; few, since one that goes on is one
-	taken   mono.Wall // nothing before is given out any more
+	holes   []span    // not in order; few, since adjacent holes are merged
+	taken   mono.Wall // arrivals before taken are no longer returned
 	counts  Counts
 }
 
-// feed is one broker's record.
+// feed is the record of one broker.
 type feed struct {
-	begun bool    // its first piece has come
-	index []int32 // of the publishers it has named; -1: not one of the topic's
+	begun bool    // the first piece has come
+	index []int32 // of the publishers that it has named; -1: not in the topic
 	heard mono.Wall
 }
 
@@ -71,32 +68,32 @@ type stamped struct {
 	publisher int32
 }
 
-// span is a time [from, to) in which something is missing.
+// span is a time [from, to) with missing arrivals.
 type span struct{ from, to mono.Wall }
 
-// Counts are what became of messages and pieces.
+// Counts counts messages and pieces.
 type Counts struct {
-	// Captured went into the trace, Unknown are of publishers that the topic does
-	// not have, Lost were not recorded or came when there was no room, Late came
-	// after their time had been taken, and Holed were left out with a hole.
+	// Captured went into the trace. Unknown came from publishers outside the topic. Lost
+	// were not recorded or found no room. Late came after their time was taken. Holed
+	// were dropped with a hole.
 	Captured, Unknown, Lost, Late, Holed uint64
-	// Refused is how many pieces were.
+	// Refused counts refused pieces.
 	Refused uint64
 }
 
-// PieceError says what is wrong with a piece.
+// PieceError explains an invalid piece.
 type PieceError struct{ Field, Problem string }
 
 func (e *PieceError) Error() string { return e.Field + ": " + e.Problem }
 
-// NewTrace returns a trace that begins at origin, which is its time 0. index says which
-// of the topic's publishers has the id.
+// NewTrace returns a trace that begins at origin, its time 0. index returns the number of
+// the topic's publisher with the id.
 func NewTrace(origin mono.Wall, index func(id string) (int, bool)) *Trace {
 	return &Trace{origin: origin, taken: origin, index: index, feeds: map[string]*feed{}}
 }
 
-// Expect says which brokers receive messages from now on. Until one that is new
-// has begun to speak, the trace has a hole.
+// Expect sets the brokers that receive messages from now on. Until a new broker has
+// started recording, the trace has a hole.
 func (t *Trace) Expect(brokers []string, now mono.Wall) {
 	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
 		if !slices.Contains(brokers, id) {
@@ -110,27 +107,27 @@ func (t *Trace) Expect(brokers []string, now mono.Wall) {
 	}
 }
 
-// Begun reports whether every one of the brokers has begun to speak.
+// Begun reports whether all of the brokers have started recording.
 func (t *Trace) Begun(brokers ...string) bool {
 	return !slices.ContainsFunc(brokers, func(id string) bool { return t.feeds[id] == nil || !t.feeds[id].begun })
 }
 
-// Skip leaves out what came before now and has not been taken.
+// Skip drops all arrivals before now that were not taken.
 func (t *Trace) Skip(now mono.Wall) {
 	t.taken = max(t.taken, now)
 	t.pending = slices.DeleteFunc(t.pending, func(a stamped) bool { return a.at < t.taken })
 	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.taken })
 }
 
-// Taken returns until when all that was recorded was taken.
+// Taken returns the time up to which all recorded arrivals were taken.
 func (t *Trace) Taken() mono.Time { return mono.Time(t.taken - t.origin) }
 
-// Counts returns what happened so far.
+// Counts returns the counts so far.
 func (t *Trace) Counts() Counts { return t.counts }
 
-// Add takes a piece that came now. On an error, an *PieceError, nothing of it counts,
-// and the broker's record is over until another first piece: its numbers cannot be
-// trusted any more. A piece of a broker that is not expected is ignored.
+// Add adds a piece received now. On an error, a *PieceError, Add ignores the piece and
+// ends the broker's record until the next first piece, because the record's numbers are
+// no longer reliable. Add ignores pieces of unexpected brokers.
 func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
 	f := t.feeds[broker]
 	if f == nil {
@@ -138,7 +135,7 @@ func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
 	}
 	if err := f.check(p, now); err != nil {
 		t.counts.Refused++
-		f.begun, f.index = false, nil // and from heard on there is a hole
+		f.begun, f.index = false, nil // from heard on there is a hole
 		return err
 	}
 	if p.First {
@@ -179,7 +176,7 @@ func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
 	return nil
 }
 
-// check changes nothing.
+// check validates a piece and changes nothing.
 func (f *feed) check(p Piece, now mono.Wall) error {
 	bad := func(field, format string, args ...any) error {
 		return &PieceError{field, fmt.Sprintf(format, args...)}
@@ -222,7 +219,7 @@ func (f *feed) check(p Piece, now mono.Wall) error {
 
 func (s span) String() string { return time.Duration(s.to - s.from).String() }
 
-// away is how far apart two times are. Requires: now > 0.
+// away returns the distance between two times. Requires: now > 0.
 func away(at, now mono.Wall) time.Duration {
 	if at <= 0 {
 		return math.MaxInt64
@@ -242,8 +239,7 @@ func (t *Trace) hole(from, to mono.Wall) {
 	}
 }
 
-// Take returns what is known to be complete and has not been taken yet, in order of
-// time.
+// Take returns the arrivals that are complete and were not taken yet, in order of time.
 func (t *Trace) Take(now mono.Wall) []Arrival {
 	until := now
 	// order: the least of all
@@ -262,7 +258,7 @@ func (t *Trace) Take(now mono.Wall) []Arrival {
 	n, _ := slices.BinarySearchFunc(t.pending, until, func(a stamped, at mono.Wall) int { return cmp.Compare(a.at, at) })
 	slices.SortFunc(t.holes, func(a, b span) int { return cmp.Compare(a.from, b.from) })
 	taken := make([]Arrival, 0, n)
-	h, closed := 0, mono.Wall(0) // nothing before closed is known
+	h, closed := 0, mono.Wall(0) // arrivals before closed are unknown
 	for _, a := range t.pending[:n] {
 		for h < len(t.holes) && t.holes[h].from <= a.at {
 			closed = max(closed, t.holes[h].to)

@@ -9,45 +9,45 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Config is how topics are tuned.
+// Config configures the tuning of topics.
 type Config struct {
-	Mode      string          // ModeFast or ModePaper; empty: they are not fitted
-	Round     time.Duration   // of ModePaper
-	Rebalance bool            // overloaded brokers are looked for
-	Rules     RebalanceConfig // where they are
-	Report    time.Duration   // how often brokers report
-	Window    time.Duration   // of what they have reported, for rebalancing
+	Mode      string          // ModeFast or ModePaper; empty: no fits
+	Round     time.Duration   // round length of ModePaper
+	Rebalance bool            // look for overloaded brokers
+	Rules     RebalanceConfig // rules of rebalancing
+	Report    time.Duration   // interval of brokers' reports
+	Window    time.Duration   // reports that rebalancing considers
 	Seed      uint64
 }
 
-// Topic is an active topic as it is now. Its functions are called before the Tuner
-// returns.
+// Topic is the present state of an active topic. The Tuner calls its functions only
+// before it returns.
 type Topic struct {
 	Setup   // without Brokers; Start is the plan in force
 	Name    string
-	Epoch   uint64          // of its placement
-	Holders func() []string // brokers that have it
+	Epoch   uint64          // epoch of the placement
+	Holders func() []string // brokers that have the topic
 	Index   func(publisher string) (i int, known bool)
 
-	Changing bool // something is being done about it
-	Over     bool // it offers more than its contract
-	Missed   bool // its SLO is
+	Changing bool // a change of the topic is in progress
+	Over     bool // the topic offers more than its contract
+	Missed   bool // the SLO is missed
 
-	// Reports are what a broker has reported of it lately, in order of time.
+	// Reports returns a broker's recent reports of the topic, in order of time.
 	Reports func(broker string) []Report
-	// Session identifies a broker's session; nil: it has none.
+	// Session identifies a broker's session; nil: none.
 	Session func(broker string) Session
-	// Free are the brokers that may be placed on, as if the topic were not there yet,
-	// and Brokers as it is.
+	// Free returns the brokers that may take publishers, without the topic's reservation.
+	// Brokers includes the reservation.
 	Free, Brokers func() []placement.Broker
-	// Absorbed is what was Learned of a broker for the topic's latency.
+	// Absorbed returns the Learned absorption of a broker for the topic's latency.
 	Absorbed func(broker string) Absorption
 }
 
-// Session is a broker's, of a comparable type that the caller knows.
+// Session is a broker's session, of a comparable type of the caller.
 type Session any
 
-// Report is what a broker says of a topic in an interval that ended At.
+// Report is a broker's report of a topic over an interval that ended At.
 type Report struct {
 	At                           time.Time
 	Took                         time.Duration
@@ -58,7 +58,8 @@ type Report struct {
 
 func (r Report) perSecond() float64 { return float64(r.Offered) / r.Took.Seconds() }
 
-// Latencies are those of a Report; each call returns one that is the caller's to modify.
+// Latencies returns the histograms of a Report. Each call returns a histogram that the
+// caller may modify.
 type Latencies interface {
 	Processing() Histogram
 	Access() Histogram
@@ -70,10 +71,10 @@ type Histogram interface {
 	Count() int64
 	CountAbove(time.Duration) int64
 	Quantile(float64) time.Duration
-	Add(Histogram) // one of the same type
+	Add(Histogram) // Add adds a histogram of the same type
 }
 
-// sum adds one, which it keeps if it is the first.
+// sum adds h to *to, or stores h if *to is nil.
 func sum(to *Histogram, h Histogram) {
 	if *to == nil {
 		*to = h
@@ -82,34 +83,34 @@ func sum(to *Histogram, h Histogram) {
 	}
 }
 
-// Effect is what is to be done: one of the types from Capture to Note.
+// Effect is a request to the caller: one of the types from Capture to Note.
 type Effect any
 
-// Capture asks a broker for the arrivals of a topic, for so long; 0: not any more.
+// Capture requests the arrivals of a topic from a broker for Lasts; 0 ends the recording.
 type Capture struct {
 	To    Session
 	Topic string
 	Lasts time.Duration
 }
 
-// Relocate has a topic moved to where its fit tries it: Moved.
+// Relocate requests a move of a topic to a plan of its fit. Moved answers.
 type Relocate struct {
 	Topic string
 	Plan  placement.Plan
 }
 
-// LookShare asks what a broker holds of a topic's contract: Shared.
+// LookShare requests a broker's share of a topic's contract. Shared answers.
 type LookShare struct{ Topic, Broker string }
 
-// Learned: that is what a broker absorbs.
+// Learned reports what a broker absorbs.
 type Learned struct {
 	Broker  string
 	Latency time.Duration
 	Absorption
 }
 
-// Found is a broker that was suspected: with the Finding Overloaded the Move is due, if
-// the topic's placement has the epoch still.
+// Found reports the finding about a suspected broker. With the Finding Overloaded the
+// Move is due, if the topic's placement still has the epoch.
 type Found struct {
 	Topic string
 	Epoch uint64
@@ -117,7 +118,8 @@ type Found struct {
 	Move
 }
 
-// Ended: the fit of a topic is over, with one of the Outcomes; it took so long, 0: it had not begun.
+// Ended: the fit of a topic is over, with one of the Outcomes, after Took; 0: the fit had
+// not begun.
 type Ended struct {
 	Topic, How string
 	Took       time.Duration
@@ -126,19 +128,19 @@ type Ended struct {
 // Outcomes of a fit.
 const (
 	Kept   = "kept"   // the placement was found to keep the SLO
-	Missed = "missed" // none was
-	Broken = "ended"  // something came between
+	Missed = "missed" // no placement was found to keep the SLO
+	Broken = "ended"  // the fit was interrupted
 )
 
 // Recorded: a recording of arrivals for a fit is over.
 type Recorded struct{ Counts }
 
-// Note is for the log.
+// Note is a log line.
 type Note struct {
-	Topic, Broker string // of no broker: empty
+	Topic, Broker string // Broker is empty if the note concerns no broker
 	Text          string
 	Args          []any
-	Level         int // of log/slog
+	Level         int // level of log/slog
 }
 
 // Levels of a Note.
@@ -148,36 +150,36 @@ const (
 	levelWarn  = 4
 )
 
-// Tuner tunes the topics of a cluster. It is told what happens, and returns what is to be
-// done. Make it with NewTuner.
+// Tuner tunes the topics of a cluster. It receives events and returns effects. Make it
+// with NewTuner.
 type Tuner struct {
 	cfg     Config
-	fits    map[string]*fit   // by topic, until that is gone
+	fits    map[string]*fit   // by topic, until the topic is gone
 	watches map[string]*Watch // by topic
 	probes  map[string]*probe // by topic
 	effects []Effect
 }
 
-// NewTuner returns a Tuner that knows no topic.
+// NewTuner returns a Tuner without topics.
 func NewTuner(cfg Config) *Tuner {
 	return &Tuner{cfg: cfg, fits: map[string]*fit{}, watches: map[string]*Watch{}, probes: map[string]*probe{}}
 }
 
 func (t *Tuner) do(effects ...Effect) { t.effects = append(t.effects, effects...) }
 
-// flush returns what is to be done.
+// flush returns and clears the effects.
 func (t *Tuner) flush() []Effect {
 	all := t.effects
 	t.effects = nil
 	return all
 }
 
-// Proposal is something to be thought about. Think uses nothing that the Tuner does, so
-// that this may go on meanwhile; then it is for Act.
+// Proposal is a computation about a topic. Think uses no data that the Tuner uses, so
+// both may run concurrently. Afterwards the caller passes the Proposal to Act.
 type Proposal struct {
 	Topic string
 
-	f        *fit // nil: it is about an overloaded broker
+	f        *fit // nil: the proposal concerns an overloaded broker
 	search   Search
 	observed Observation
 	next     Action
@@ -190,7 +192,7 @@ type Proposal struct {
 	finding Finding
 }
 
-// Think may take its time, for it replays arrivals.
+// Think replays arrivals, which may take long.
 func (p *Proposal) Think(now mono.Time) {
 	if p.f != nil {
 		p.next = p.search.Next(p.observed)
@@ -199,7 +201,7 @@ func (p *Proposal) Think(now mono.Time) {
 	}
 }
 
-// Followed returns the topics that Propose is to be given, beside those that miss their SLO.
+// Followed returns the topics that Propose needs besides the topics that miss their SLO.
 func (t *Tuner) Followed() (names []string) {
 	// order: the caller's
 	for name, f := range t.fits {
@@ -218,8 +220,8 @@ func (t *Tuner) Followed() (names []string) {
 	return names
 }
 
-// Propose looks at active topics, as often as brokers report: all that are Followed or
-// miss their SLO. gone reports whether a topic is not active any more.
+// Propose examines active topics, once per report interval: all topics that are Followed
+// or miss their SLO. gone reports whether a topic is no longer active.
 func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic string) bool) ([]*Proposal, []Effect) {
 	var proposals []*Proposal
 	for topic := range topics {
@@ -248,22 +250,22 @@ func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic s
 	return proposals, t.flush()
 }
 
-// Act does what a proposal has come to, with the topic as it is now.
+// Act carries out the result of a proposal, with the topic as it is now.
 func (t *Tuner) Act(p *Proposal, topic Topic, now time.Time) []Effect {
 	if p.f == nil {
 		t.found(p, topic, now)
 		return t.flush()
 	}
 	p.f.next = &p.next
-	// What may have come between is seen to at the next look.
+	// The next look handles any change in between.
 	if topic.Epoch == p.f.epoch && t.fits[p.Topic] == p.f && !topic.Changing {
 		t.follow(topic, p.f, now)
 	}
 	return t.flush()
 }
 
-// Measure takes a piece of a broker's record. What is wrong with it ends the recording
-// on that broker, and nothing else.
+// Measure adds a piece of a broker's record. An invalid piece ends the recording on this
+// broker and has no other effect.
 func (t *Tuner) Measure(from Session, broker, topic string, piece Piece, now time.Time) []Effect {
 	var r *recording
 	if f := t.fits[topic]; f.records() {
@@ -272,7 +274,7 @@ func (t *Tuner) Measure(from Session, broker, topic string, piece Piece, now tim
 		r = q.record
 	}
 	if r == nil || r.asked[from].IsZero() || r.untrusted[from] {
-		return nil // it is over
+		return nil // the recording is over
 	}
 	if err := r.trace.Add(broker, piece, wall(now)); err != nil {
 		r.untrusted[from] = true
@@ -286,10 +288,10 @@ func (t *Tuner) Measure(from Session, broker, topic string, piece Piece, now tim
 func (t *Tuner) Shared(topic, broker string, held tokenbucket.Share, err error) []Effect {
 	q := t.probes[topic]
 	if q == nil || q.broker != broker || q.evidence == nil {
-		return nil // it was dropped
+		return nil // the probe was dropped
 	}
 	if q.evidence.Share = held; err != nil {
-		q.evidence.Arrivals = nil // through what would they be replayed?
+		q.evidence.Arrivals = nil // without the share there is no replay
 		t.do(Note{Topic: topic, Broker: broker, Text: "a broker is judged by its reports alone", Args: []any{"error", err}, Level: levelWarn})
 	}
 	q.result, q.evidence = q.evidence, nil
