@@ -20,7 +20,7 @@ const actionTimeout = 30 * time.Second
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// actions are what pages can do, by name, and what they answer.
+// actions returns the actions of pages by name. Each action returns its answer.
 func (c *Console) actions() map[string]func(context.Context, url.Values) (string, error) {
 	onChannel := func(path, done string) func(context.Context, url.Values) (string, error) {
 		return func(ctx context.Context, form url.Values) (string, error) {
@@ -92,7 +92,7 @@ func (c *Console) seek(ctx context.Context, form url.Values) (string, error) {
 	return fmt.Sprintf("Moved on %d brokers.", len(reply.Brokers)), nil
 }
 
-// act does what a form asks for, and says how it went.
+// act carries out the action of a form and reports the result.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	name, u := r.PathValue("what"), userOf(r.Context())
 	do, known := c.actions()[name]
@@ -128,10 +128,10 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write([]byte(out)) // the reader is gone
+	_, _ = w.Write([]byte(out)) // the reader has left
 }
 
-// told logs what was done, and by whom.
+// told logs an action and its user.
 func (c *Console) told(action string, u user, err error, what ...any) {
 	attributes := append([]any{"action", action, "by", u.Name}, what...)
 	if err != nil {

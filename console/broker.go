@@ -29,7 +29,7 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// Bounds of what brokers are asked.
+// Bounds of requests to brokers.
 const (
 	brokerTimeout = 3 * time.Second
 	maxAnswer     = 8 << 20             // bytes
@@ -40,11 +40,12 @@ const (
 	maxPeeked     = 4 << 10 // bytes of a message's body on a page
 )
 
-// answers are what brokers said in the last second, so that many pages are one question.
+// answers holds the brokers' answers of the last second, so concurrent pages share one
+// request.
 type answers struct {
 	asked singleflight.Group // by address and path
 	mu    sync.Mutex
-	known map[string]answer // guarded by mu; likewise
+	known map[string]answer // guarded by mu; by address and path
 }
 
 type answer struct {
@@ -53,7 +54,8 @@ type answer struct {
 	err  error
 }
 
-// remembered asks a broker unless it has just answered the same, or is being asked.
+// remembered returns a recent or pending answer to the same request, or sends the
+// request.
 func (c *Console) remembered(ctx context.Context, address, path string) ([]byte, error) {
 	a, key := &c.answers, address+" "+path
 	a.mu.Lock()
@@ -63,14 +65,14 @@ func (c *Console) remembered(ctx context.Context, address, path string) ([]byte,
 		return known.body, known.err
 	}
 	body, err, _ := a.asked.Do(key, func() (any, error) {
-		body, err := c.ask(context.WithoutCancel(ctx), c.cfg.Brokers, http.MethodGet, address, path) // for all who wait
+		body, err := c.ask(context.WithoutCancel(ctx), c.cfg.Brokers, http.MethodGet, address, path) // all waiting callers share the request
 		a.keep(key, answer{time.Now(), body, err})
 		return body, err
 	})
 	return body.([]byte), err
 }
 
-// keep keeps an answer, if there is room beside those of the last second.
+// keep stores an answer if there is room beside the answers of the last second.
 func (a *answers) keep(key string, one answer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -100,7 +102,7 @@ func (c *Console) ask(ctx context.Context, by http.RoundTripper, method, address
 	if err != nil {
 		return nil, err
 	}
-	if shows := userOf(ctx).shows; shows != "" && c.cfg.Self != "" { // the broker that serves this console itself
+	if shows := userOf(ctx).shows; shows != "" && c.cfg.Self != "" { // the broker that serves this console
 		r.Header.Set("Authorization", shows)
 	}
 	res, err := client.Do(r)
@@ -120,7 +122,7 @@ func (c *Console) ask(ctx context.Context, by http.RoundTripper, method, address
 	return body, nil
 }
 
-// brokerStats is what is shown of a broker's /stats.
+// brokerStats is the shown part of a broker's /stats.
 type brokerStats struct {
 	Health    string        `json:"health"`
 	Topics    []brokerTopic `json:"topics"`
@@ -149,7 +151,7 @@ type quantiles struct {
 	P99 int64 // µs
 }
 
-// Last is the quantile at 0.99 as a duration.
+// Last returns the quantile at 0.99 as a duration.
 func (q quantiles) Last() time.Duration { return time.Duration(q.P99) * time.Microsecond }
 
 type brokerChannel struct {
@@ -171,14 +173,14 @@ type brokerChannel struct {
 	} `json:"srtm"`
 }
 
-// expiry is what a broker has in force in a channel.
+// expiry is the expiry in force in a channel of a broker.
 type expiry struct {
 	TTL         float64 `json:"ttl_seconds"`
 	MaxAttempts uint32  `json:"max_attempts"`
 	DeadLetter  string  `json:"dead_letter"`
 }
 
-// Text describes the settings in a line; "" where messages stay until they are finished.
+// Text describes the settings in one line; "" if messages stay until they are finished.
 func (e expiry) Text() string {
 	p := &srtmv1.Expiry{MaxAttempts: e.MaxAttempts, DeadLetterTopic: e.DeadLetter}
 	if e.TTL > 0 && e.TTL < maxTTL {
@@ -187,7 +189,7 @@ func (e expiry) Text() string {
 	return topics.ExpiryText(p)
 }
 
-// maxTTL is the longest TTL of an answer that is shown, in seconds.
+// maxTTL is the longest shown TTL, in seconds.
 const maxTTL = 1e9
 
 type client struct {
@@ -199,7 +201,7 @@ type client struct {
 	Messages  uint64 `json:"message_count"`
 }
 
-// stats asks a broker for its stats, of one topic and channel, or all.
+// stats requests a broker's stats of all topics, or of one topic or channel.
 func (c *Console) stats(ctx context.Context, address, topic, channel string, clients bool) (s brokerStats, err error) {
 	q := url.Values{"format": {"json"}, "include_mem": {"false"}, "include_clients": {strconv.FormatBool(clients)}}
 	if topic != "" {
@@ -215,8 +217,8 @@ func (c *Console) stats(ctx context.Context, address, topic, channel string, cli
 	return s, err
 }
 
-// decode reads a broker's answer into what v points to, unless it would take far more memory
-// than the answer itself.
+// decode decodes a broker's answer into v. It refuses an answer that would take far more
+// memory than its text.
 func decode(address string, body []byte, v any) error {
 	err := bounded.Decode(body, maxElements, v)
 	switch {
@@ -232,8 +234,8 @@ func tooMany(address string) error {
 	return &problem{http.StatusBadGateway, fmt.Sprintf("%s answers with more than %d entries.", address, maxElements)}
 }
 
-// shownMetrics are those of a broker's page, and what they are called there. Those of
-// topics are added up.
+// shownMetrics are the metrics on a broker's page, with their titles. Values of topics
+// are added up.
 var shownMetrics = []struct{ name, text string }{
 	{"srtm_nsqd_connections", "Connections of clients"},
 	{"srtm_nsqd_loop_slow_turns_total", "Turns of event loops over 5 ms"},
@@ -250,8 +252,8 @@ type metric struct {
 	Value float64
 }
 
-// metrics reads those that are shown from what the broker at address says of itself, and how
-// long its event loops were busy.
+// metrics returns the shown metrics from the broker's metrics text, and how long its
+// event loops were busy.
 func metrics(address string, text []byte) (all []metric, busy map[string]float64, err error) {
 	var shown bytes.Buffer
 	for line := range bytes.Lines(text) {
@@ -260,11 +262,11 @@ func metrics(address string, text []byte) (all []metric, busy map[string]float64
 			shown.Write(line)
 		}
 	}
-	if bytes.Count(shown.Bytes(), []byte("\n"))+bytes.Count(shown.Bytes(), []byte(",")) > maxElements { // samples, and labels of them
+	if bytes.Count(shown.Bytes(), []byte("\n"))+bytes.Count(shown.Bytes(), []byte(",")) > maxElements { // samples and their labels
 		return nil, nil, tooMany(address)
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, _ := parser.TextToMetricFamilies(&shown) // those before a fault
+	families, _ := parser.TextToMetricFamilies(&shown) // returns the families before a fault
 	r := readingOf(slices.Collect(maps.Values(families)), time.Time{})
 	for _, m := range shownMetrics {
 		if v, there := r.sums[m.name]; there {
@@ -280,7 +282,7 @@ func isShown(name string) bool {
 
 type brokerData struct {
 	ID      string
-	Broker  *srtmv1.Broker // nil: one by itself
+	Broker  *srtmv1.Broker // nil: a standalone broker
 	Stats   brokerStats
 	Metrics []metric
 	Loops   []utilised // nil: not known yet
@@ -288,7 +290,7 @@ type brokerData struct {
 	Trouble string
 }
 
-// address returns where a broker's HTTP is.
+// address returns the HTTP address of a broker.
 func (c *Console) address(id string) (string, *srtmv1.Broker, error) {
 	if c.cfg.Self != "" {
 		return c.cfg.Self, nil, nil
@@ -301,7 +303,7 @@ func (c *Console) address(id string) (string, *srtmv1.Broker, error) {
 	return brokers[i].HttpAddress, brokers[i], nil
 }
 
-// broker shows what one broker says of itself.
+// broker shows one broker.
 func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := brokerData{ID: q.Get("id")}
 	address, known, err := c.address(d.ID)
@@ -322,7 +324,7 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 	path, charts := "/ui/broker", []string(nil)
 	if c.cfg.Self != "" {
 		path = "/ui/"
-		c.watched.cluster() // a page shows it
+		c.watched.cluster() // a page shows the cluster
 		if c.cfg.Own != nil {
 			charts = []string{ownSeries}
 		}
@@ -332,25 +334,25 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 	return view{Template: "broker", Title: strings.TrimSpace("Broker " + d.ID), Topics: charts, Data: d}, nil
 }
 
-// holder is what one broker has of a channel.
+// holder is one broker's data of a channel.
 type holder struct {
 	Broker  string
-	Trouble string // "": it answered
+	Trouble string // "": the broker answered
 	brokerChannel
 }
 
 type channelData struct {
 	Topic, Channel string
 	Holders        []holder
-	Paused         bool // on all that answered
+	Paused         bool // on all answering brokers
 	Depth          int
 	InFlight       int
 	Deferred       int
-	Expiry         string // in force on the first that answered
+	Expiry         string // in force on the first answering broker
 	Cluster        bool
 }
 
-// holders are the brokers that have a topic, by id, with their addresses.
+// holders returns the brokers that have a topic, by id, with their addresses.
 func (c *Console) holders(ctx context.Context, topic string) (map[string]string, error) {
 	if c.cfg.Self != "" {
 		return map[string]string{"": c.cfg.Self}, nil
@@ -373,11 +375,11 @@ func (c *Console) holders(ctx context.Context, topic string) (map[string]string,
 	return found, nil
 }
 
-// maxAsked is how many brokers are asked at a time.
+// maxAsked is the maximum number of concurrent requests to brokers.
 const maxAsked = 16
 
-// each asks brokers, by address, all at once: one that is stalled takes as long as
-// brokerTimeout, and so do many of them. It returns what they answered, by their ids' order.
+// each asks all brokers concurrently, so stalled brokers together take only
+// brokerTimeout. It returns the answers in the order of the brokers' ids.
 func each[A any](found map[string]string, ask func(id, address string) A) []A {
 	ids := sortedKeys(found)
 	answers := make([]A, len(ids))
@@ -389,7 +391,7 @@ func each[A any](found map[string]string, ask func(id, address string) A) []A {
 			return nil
 		})
 	}
-	_ = group.Wait() // it has no errors
+	_ = group.Wait() // the group's functions return no errors
 	return answers
 }
 
@@ -442,7 +444,7 @@ type peeked struct {
 	Body      []byte `json:"body"`
 }
 
-// Text is the body for people.
+// Text formats the body for people.
 func (p peeked) Text() string {
 	body, cut := p.Body, ""
 	if len(body) > maxPeeked {
@@ -457,7 +459,7 @@ func (p peeked) Text() string {
 	return string(body) + cut
 }
 
-// Published is when, in UTC.
+// Published formats the time of publication, in UTC.
 func (p peeked) Published() string {
 	return time.Unix(0, p.Timestamp).UTC().Format("2006-01-02 15:04:05.000")
 }
@@ -468,7 +470,7 @@ type peekData struct {
 	Trouble        []string
 }
 
-// peek shows what a channel gets next, on each of its brokers.
+// peek shows the next messages of a channel on each of its brokers.
 func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) {
 	d := peekData{Topic: q.Get("topic"), Channel: q.Get("channel")}
 	found, err := c.holders(ctx, d.Topic)
@@ -499,7 +501,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 	return view{Template: "peek", Title: fmt.Sprintf("Next of channel %s of %s", d.Channel, d.Topic), Data: d}, nil
 }
 
-// node is one that consumers may be sent to.
+// node is a node that nsqlookupd returns to consumers.
 type node struct {
 	Hostname   string   `json:"hostname"`
 	Broadcast  string   `json:"broadcast_address"`
@@ -509,7 +511,7 @@ type node struct {
 	Tombstones []bool   `json:"tombstones"`
 }
 
-// Name is how tombstones name it.
+// Name returns the node's name in tombstones.
 func (n node) Name() string { return n.Broadcast + ":" + strconv.Itoa(n.HTTP) }
 
 type nodesData struct {
@@ -518,7 +520,7 @@ type nodesData struct {
 	Trouble string
 }
 
-// nodes shows who consumers are sent to, as nsqlookupd says it.
+// nodes shows the nodes that nsqlookupd returns to consumers.
 func (c *Console) nodes(ctx context.Context, q url.Values, _ user) (view, error) {
 	var d struct {
 		Producers []node `json:"producers"`

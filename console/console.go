@@ -30,41 +30,45 @@ var files embed.FS
 // Prefix is the path below which a Console serves.
 const Prefix = "/ui/"
 
-// The metadata that says which tenant a call is for, and names who has the console make it.
-// Both come from certificates and may have any letters, for which gRPC wants the suffix.
+// Metadata of calls: the tenant of a call, and the name of the console's caller. Both
+// come from certificates and may contain any characters, so gRPC requires the suffix.
 const (
 	TenantKey = "srtm-console-tenant-bin"
 	CallerKey = "srtm-console-caller-bin"
 )
 
-// Config of a Console. Immutable.
+// Config configures a Console. Immutable.
 type Config struct {
-	// API is a loaddistributor's; nil: there is none, and Self is all there is.
+	// API is a connection to a loaddistributor; nil: the console serves only the broker at
+	// Self.
 	API grpc.ClientConnInterface
-	// Shares is that of the tbadaptor's GrantService; nil: histories of shares are not shown.
+	// Shares is a connection to the tbadaptor's GrantService; nil: pages show no histories
+	// of shares.
 	Shares grpc.ClientConnInterface
-	// Brokers sends requests to the HTTP API of brokers, at the addresses that the API
-	// says. It bounds their time.
+	// Brokers sends requests to the HTTP API of brokers, at the addresses from API. It
+	// bounds the time of requests.
 	Brokers http.RoundTripper
-	// Lookup sends requests to the loaddistributor's own HTTP, whatever the address; nil:
-	// nodes are not shown.
+	// Lookup sends requests to the loaddistributor's own HTTP, for any address; nil: pages
+	// show no nodes.
 	Lookup http.RoundTripper
-	// Self is the address, as Brokers takes it, of the one broker of a console without API.
+	// Self is the address, for Brokers, of the broker of a console without API.
 	Self string
-	// May says why the caller of a request may not do what takes the role, and whether it
-	// is known; "" if it may. Nil: every caller may do everything.
+	// May returns the reason why the caller of a request lacks the role, or "" if the
+	// caller has the role. known reports whether the caller is known. Nil: every caller
+	// may do everything.
 	May func(r *http.Request, need secure.Role) (problem string, known bool)
-	// Who names the caller of a request in logs; nil: its address.
+	// Who names the caller of a request in logs; nil: by address.
 	Who func(r *http.Request) string
-	// Tenant is that of the caller of a request, which API is told as the metadata
-	// TenantKey; nil: none is.
+	// Tenant returns the tenant of a request's caller, for the metadata TenantKey of API
+	// calls; nil: no tenant.
 	Tenant func(r *http.Request) string
-	// Hosts are names beyond localhost by which browsers may ask for pages in clear.
+	// Hosts are the names, besides localhost, at which browsers may request pages without
+	// TLS.
 	Hosts []string
-	// Streams is how many pages are kept up to date at a time; 0: 100. One caller has at
-	// most half of them. More are asked to come back later.
+	// Streams is the maximum number of pages with live updates; 0: 100. One caller may
+	// have at most half of them. Further pages must retry later.
 	Streams int
-	// Own has the metrics of the broker at Self, for its charts; nil: it has none.
+	// Own gathers the metrics of the broker at Self, for its charts; nil: no charts.
 	Own     prometheus.Gatherer
 	Metrics prometheus.Registerer // nil: none
 	Log     *slog.Logger
@@ -72,7 +76,7 @@ type Config struct {
 
 // Console serves the pages. Make it with New, and Run it.
 type Console struct {
-	// Set once.
+	// Set by New.
 	cfg       Config
 	admin     srtmv1.AdminServiceClient
 	grants    srtmv1.GrantServiceClient // nil: none
@@ -86,15 +90,14 @@ type Console struct {
 	watched  watched
 	answers  answers
 	loops    loops
-	own      reading // the last; owned by Run
+	own      reading // the last reading; owned by Run
 	ownLoops loops
 	streams  streams
-	dropped  prometheus.Counter     // readers of streams that were too slow
+	dropped  prometheus.Counter     // stream readers that were too slow
 	refused  *prometheus.CounterVec // streams beyond a bound
 }
 
-// New returns a Console that serves nothing but what it is asked for; Run keeps its
-// history.
+// New returns a Console that answers requests. Run also keeps its history.
 func New(cfg Config) (*Console, error) {
 	c := &Console{
 		cfg: cfg, mux: http.NewServeMux(), key: make([]byte, 32), done: make(chan struct{}),
@@ -133,7 +136,7 @@ func New(cfg Config) (*Console, error) {
 	c.mux.HandleFunc("POST /ui/logout", c.logout)
 	for path, view := range c.views() {
 		c.mux.HandleFunc("GET /ui"+path, c.page(view))
-		if path != "/peek" && path != "/create" { // they stay as they are
+		if path != "/peek" && path != "/create" { // these pages have no live updates
 			c.mux.HandleFunc("GET /ui/live"+path, c.stream(view))
 		}
 	}
@@ -146,7 +149,7 @@ func New(cfg Config) (*Console, error) {
 	return c, nil
 }
 
-// views are the pages, by path.
+// views returns the pages by path.
 func (c *Console) views() map[string]viewer {
 	if c.cfg.API == nil {
 		return map[string]viewer{"/{$}": c.broker, "/channel": c.channel, "/peek": c.peek}
@@ -157,28 +160,29 @@ func (c *Console) views() map[string]viewer {
 	}
 }
 
-// viewer gathers what a page shows. Its error is shown instead.
+// viewer gathers the data of a page. A page shows its error instead.
 type viewer func(ctx context.Context, q url.Values, u user) (view, error)
 
-// view is a page: its template, and "-live" after it the part that is kept up to date.
+// view is a page: its template, and the template of its live part with the suffix
+// "-live".
 type view struct {
 	Template, Title string
-	Topics          []string // whose samples its charts show
+	Topics          []string // topics whose samples the charts show
 	Data            any
 }
 
-// frame is what templates get.
+// frame is the input of templates.
 type frame struct {
 	view
 	User    user
 	Path    string        // of the page, with its query
-	Live    template.HTML // of what is kept up to date
+	Live    template.HTML // the live part
 	Main    template.HTML
 	Cluster bool
 	Version string
 }
 
-// problem is an answer that is none of the pages.
+// problem is an error page.
 type problem struct {
 	status int
 	text   string
@@ -186,7 +190,7 @@ type problem struct {
 
 func (p *problem) Error() string { return p.text }
 
-// page serves a view as a whole.
+// page serves a view as a whole page.
 func (c *Console) page(of viewer) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		u := userOf(r.Context())
@@ -213,25 +217,25 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, v vie
 	if err == nil {
 		all, err = c.render("layout", f)
 	}
-	if err != nil { // a mistake of ours
+	if err != nil { // a programming error
 		c.cfg.Log.Error("console page not rendered", "page", v.Template, obs.KeyError, err)
 		http.Error(w, "the page could not be made", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(below(prefixOf(r), all))) // the reader is gone
+	_, _ = w.Write([]byte(below(prefixOf(r), all))) // the reader has left
 }
 
-// render executes a template, whose output is safe HTML.
+// render executes a template. The output is safe HTML.
 func (c *Console) render(name string, f frame) (template.HTML, error) {
 	var b bytes.Buffer
 	err := c.templates.ExecuteTemplate(&b, name, f)
 	return template.HTML(b.String()), err
 }
 
-// below puts the prefix of a proxy before all links to pages: they begin with Prefix behind
-// a quote, which no other text can have.
+// below inserts a proxy's prefix before all links to pages. These links begin with Prefix
+// after a quote, and no other text can contain both.
 func below(prefix string, text template.HTML) template.HTML {
 	if prefix == "" {
 		return text
@@ -245,7 +249,7 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	c.show(w, r, p.status, view{Template: "problem", Title: http.StatusText(p.status), Data: p.text})
 }
 
-// cached lets browsers keep what does not change while this program runs.
+// cached lets browsers cache files that do not change while this program runs.
 func cached(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=300")

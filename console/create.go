@@ -23,17 +23,17 @@ import (
 type createData struct {
 	Form       url.Values
 	Faults     []string
-	Plan       *srtmv1.Topic // how it would be placed
-	Penalty    *why.Penalty  // what that costs
+	Plan       *srtmv1.Topic // the planned placement
+	Penalty    *why.Penalty  // the cost of the plan
 	Infeasible *srtmv1.Infeasible
 }
 
-// formDefaults are those of the form.
+// formDefaults are the defaults of the form.
 var formDefaults = url.Values{
 	"rate": {"1000"}, "burst": {"100"}, "quantile": {fmt.Sprint(topics.DefaultQuantile)}, "latency": {topics.DefaultLatency.String()}, "policy": {"srtm"}, "rule": {"sqrt"}, "channels": {"main"},
 }
 
-// createPage shows the form, filled from its query.
+// createPage shows the form, filled from the query.
 func (c *Console) createPage(_ context.Context, q url.Values, u user) (view, error) {
 	if !u.Admin {
 		return view{}, &problem{http.StatusForbidden, "Creating topics takes the role admin."}
@@ -90,15 +90,15 @@ func (c *Console) create(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// place follows a creation, or its dry run, to its end.
+// place follows a creation or a dry run to its end.
 func (c *Console) place(ctx context.Context, req *srtmv1.CreateTopicRequest) (*srtmv1.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
 	return topics.Create(ctx, c.admin, req, nil)
 }
 
-// offeredBy is what the publishers of a specification send, in msg/s; without any, what
-// leaves a tenth of the contract.
+// offeredBy returns the total rate of a specification's publishers, in msg/s. Without
+// publishers, it returns the rate that leaves a tenth of the contract free.
 func offeredBy(spec *srtmv1.TopicSpec) float64 {
 	sum := 0.0
 	for _, g := range spec.Groups {
@@ -107,7 +107,7 @@ func offeredBy(spec *srtmv1.TopicSpec) float64 {
 	return cmp.Or(sum, float64(spec.Contract.RateMilli)/1100)
 }
 
-// specOf reads the form, or returns all that is wrong with it.
+// specOf reads the form, or returns all its faults.
 func specOf(form url.Values) (*srtmv1.TopicSpec, []string) {
 	var faults []string
 	number := func(field string) float64 {

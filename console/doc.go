@@ -1,11 +1,11 @@
-// Package console is the web console: pages for operators under /ui/, of a cluster, which
-// the loaddistributor serves, or of one standalone broker, which nsqd serves. All that
-// they show comes from the public API, gRPC and a broker's HTTP, so that another console
-// could be written.
+// Package console is the web console: pages for operators under /ui/. The loaddistributor
+// serves the pages of a cluster, and nsqd the pages of a standalone broker. All data
+// comes from the public API, gRPC and a broker's HTTP, so anyone could write another
+// console.
 //
-// console.go has what it is made of, guard.go who may see and do what, watch.go what it
-// asks of the cluster and keeps, pages.go and its neighbours a function for each page,
-// live.go the streams that keep pages up to date. What a topic's stats mean is in
-// package why, the last hour in package history. Pages are html/template
-// (templates/), scripts and styles are in assets/: nothing is fetched from elsewhere.
+// console.go has the Console and its configuration. guard.go checks who may see and do
+// what. watch.go polls the cluster and keeps the results. pages.go and its neighbours
+// have a function for each page. live.go streams updates to pages. Package why interprets
+// a topic's stats, and package history keeps the last hour. Pages are html/template
+// (templates/). Scripts and styles are in assets/; pages load nothing from other hosts.
 package console

@@ -20,15 +20,15 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// given is how many messages of a topic or a channel were given up, by all brokers that
-// answered, each since its start.
+// given counts the given-up messages of a topic or a channel over all answering brokers,
+// each since its start.
 type given struct {
-	Channel                        string // "": of the topic, which left without a token
+	Channel                        string // "": given up in the topic, without a token
 	Expired, GivenUp, DeadLettered uint64
 }
 
-// givenUp asks the brokers of a topic how many messages were given up. The first is the topic's
-// own; without an answer there is none.
+// givenUp asks the brokers of a topic for their counts of given-up messages. The first
+// count belongs to the topic itself. Without an answer there are no counts.
 func (c *Console) givenUp(ctx context.Context, topic string) (all []given, trouble string) {
 	if c.cfg.Brokers == nil {
 		return nil, ""
@@ -69,7 +69,7 @@ func (c *Console) givenUp(ctx context.Context, topic string) (all []given, troub
 	return all, trouble
 }
 
-// channelExpiryLines are the settings of channels as the form has them, a line for each.
+// channelExpiryLines formats the settings of channels for the form, one line per channel.
 func channelExpiryLines(all map[string]*srtmv1.Expiry) string {
 	var lines []string
 	for _, channel := range slices.Sorted(maps.Keys(all)) {
@@ -78,8 +78,8 @@ func channelExpiryLines(all map[string]*srtmv1.Expiry) string {
 	return strings.Join(lines, "\n")
 }
 
-// expire changes when messages of a topic are given up: all settings that the form has, of
-// which empty ones are removed.
+// expire changes the message expiry of a topic to the settings of the form. Empty
+// settings are removed.
 func (c *Console) expire(ctx context.Context, form url.Values) (string, error) {
 	spec, err := expiryOf(form)
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *Console) expire(ctx context.Context, form url.Values) (string, error) {
 	return "Changed. Messages of the topic stay until consumers finish them.", nil
 }
 
-// expiryOf reads the form, or returns all that is wrong with it.
+// expiryOf reads the form, or returns all its faults.
 func expiryOf(form url.Values) (*srtmv1.TopicSpec, error) {
 	spec := &srtmv1.TopicSpec{Name: form.Get("topic"), Expiry: &srtmv1.Expiry{DeadLetterTopic: strings.TrimSpace(form.Get("dead"))}}
 	var faults, wrong []error

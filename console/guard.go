@@ -21,11 +21,11 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// policy is the Content-Security-Policy of all pages: only our own files, no script or
-// style in a page, no page of ours in a frame.
+// policy is the Content-Security-Policy of all pages: only own files, no inline scripts
+// or styles, no framing.
 const policy = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 
-// Bounds of what callers can have held.
+// Bounds of the data held for callers.
 const (
 	cookieName  = "srtm-console"
 	maxSessions = 1000
@@ -34,17 +34,18 @@ const (
 	maxToken    = 4 << 10
 )
 
-// user is who asks for a page.
+// user is the caller of a page.
 type user struct {
 	Name   string
 	Admin  bool
-	Login  bool   // has logged in with a token
-	CSRF   string // that its requests must show
+	Login  bool   // logged in with a token
+	CSRF   string // token that the user's requests must contain
 	cookie string
 	shows  string // its Authorization header
 }
 
-// caller is who it is on all of its connections: its certificate or token, or else its host.
+// caller identifies the user across connections: by certificate or token, otherwise by
+// host.
 func (u user) caller() string {
 	if i := strings.LastIndex(u.Name, " at "); i > 0 {
 		return u.Name[:i]
@@ -62,7 +63,7 @@ func userOf(ctx context.Context) user {
 	return u
 }
 
-// sessions are those who have logged in with a token.
+// sessions are the logins with a token.
 type sessions struct {
 	mu   sync.Mutex
 	held map[string]session // guarded by mu; by cookie
@@ -73,7 +74,7 @@ type session struct {
 	used  time.Time
 }
 
-// token returns that of a cookie; "" without.
+// token returns the token of a cookie's session; "" without a session.
 func (s *sessions) token(cookie string, now time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,8 +91,8 @@ func (s *sessions) token(cookie string, now time.Time) string {
 	return one.token
 }
 
-// open keeps a token. Of the token with most sessions, the one that was not used for longest
-// makes room.
+// open stores a token. When the table is full, the token with the most sessions loses its
+// least recently used session.
 func (s *sessions) open(cookie, token string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +124,7 @@ func (s *sessions) close(cookie string) {
 
 var crossOrigin = http.NewCrossOriginProtection()
 
-// ServeHTTP lets those in who may, and tells browsers what they must not do.
+// ServeHTTP checks the caller and sets the security headers.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -154,7 +155,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	need := secure.ReadOnly
 	changes := r.Method != http.MethodGet && r.Method != http.MethodHead
-	if strings.HasPrefix(r.URL.Path, "/ui/log") { // in and out
+	if strings.HasPrefix(r.URL.Path, "/ui/log") { // login and logout
 		need = secure.Unauthenticated
 	} else if changes || strings.Contains(r.URL.Path, "/peek") {
 		need = secure.Admin
@@ -185,7 +186,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mux.ServeHTTP(w, r)
 }
 
-// may returns why the caller may not; nil if it may.
+// may returns the reason why the caller lacks the role, or nil.
 func (c *Console) may(r *http.Request, need secure.Role) *problem {
 	if c.cfg.May == nil {
 		return nil
@@ -200,10 +201,10 @@ func (c *Console) may(r *http.Request, need secure.Role) *problem {
 	}
 }
 
-// expected reports whether a request is for a name that is ours. In clear, a page of
-// another site may give a name of its own to our address (DNS rebinding), and then ask
-// us as one origin; what is addressed by number cannot be taken over like that, and TLS
-// shows a certificate that does not fit.
+// expected reports whether the request's Host is ours. Without TLS, a page of another
+// site may point its own name at our address (DNS rebinding) and then send requests as
+// the same origin. A numeric address cannot be rebound, and TLS shows a certificate that
+// does not match.
 func (c *Console) expected(r *http.Request) bool {
 	if r.TLS != nil {
 		return true
@@ -219,7 +220,7 @@ func (c *Console) expected(r *http.Request) bool {
 	return host == "localhost" || slices.ContainsFunc(c.cfg.Hosts, func(name string) bool { return strings.EqualFold(name, host) })
 }
 
-// cookie returns the caller's, which it gets if it has none.
+// cookie returns the caller's cookie and sets a missing cookie.
 func (c *Console) cookie(w http.ResponseWriter, r *http.Request) string {
 	if known, err := r.Cookie(cookieName); err == nil && len(known.Value) == 64 {
 		return known.Value
@@ -227,11 +228,11 @@ func (c *Console) cookie(w http.ResponseWriter, r *http.Request) string {
 	return setCookie(w, r)
 }
 
-// proxyPrefix is a path as proxies have it: no element is empty, or made of dots alone.
+// proxyPrefix matches a proxy's path: no element is empty or consists only of dots.
 var proxyPrefix = regexp.MustCompile(`^(/\.*[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
 
-// prefixOf returns the path below which a proxy serves the console, "" for none. A client
-// that makes one up gets links that lead nowhere, and nothing of another host.
+// prefixOf returns the path below which a proxy serves the console, or "". A client that
+// invents a prefix gets broken links, but no links to another host.
 func prefixOf(r *http.Request) string {
 	prefix := strings.TrimSuffix(r.Header.Get("X-Forwarded-Prefix"), "/")
 	if len(prefix) > 200 || !proxyPrefix.MatchString(prefix) {
@@ -252,14 +253,15 @@ func setCookie(w http.ResponseWriter, r *http.Request) string {
 	return value
 }
 
-// csrf is what only a page that was made for the cookie's holder has.
+// csrf returns the CSRF token of a cookie. Only pages made for the cookie's holder
+// contain the token.
 func (c *Console) csrf(cookie string) string {
 	mac := hmac.New(sha256.New, c.key)
 	mac.Write([]byte(cookie))
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// shown reports whether a request shows its caller's CSRF token.
+// shown reports whether a request contains its caller's CSRF token.
 func (c *Console) shown(r *http.Request, u user) bool {
 	return hmac.Equal([]byte(r.PostFormValue("csrf")), []byte(u.CSRF))
 }
@@ -268,7 +270,7 @@ func (c *Console) loginPage(w http.ResponseWriter, r *http.Request) {
 	c.show(w, r, http.StatusOK, view{Template: "login", Title: "Log in"})
 }
 
-// login keeps a token that is known in a session of its own.
+// login stores a valid token in a new session.
 func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 	token := strings.TrimSpace(r.PostFormValue("token"))
 	asked := r.Clone(r.Context())
@@ -279,7 +281,7 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.sessions.close(userOf(r.Context()).cookie)
-	c.sessions.open(setCookie(w, r), token, time.Now()) // a new one: the old may be known to others
+	c.sessions.open(setCookie(w, r), token, time.Now()) // a new cookie, because others may know the old cookie
 	http.Redirect(w, r, prefixOf(r)+Prefix, http.StatusSeeOther)
 }
 

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// InProcess sends requests to a handler of this process, as if by a program on this host
-// without a proxy between. It is for short answers.
+// InProcess sends requests to a handler of this process, like a local program without a
+// proxy. It suits short answers.
 func InProcess(h http.Handler) http.RoundTripper { return inProcess{h} }
 
 type inProcess struct{ handler http.Handler }
@@ -26,7 +26,7 @@ func (p inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// recorded is an answer that is kept.
+// recorded is a stored answer.
 type recorded struct {
 	header http.Header
 	status int

@@ -16,27 +16,27 @@ import (
 	"github.com/srtm-io/srtm/console/history"
 )
 
-// slowReader is how long a reader of a stream may take for what was written to it.
+// slowReader is the maximum time for a stream's reader to accept an event.
 const slowReader = 5 * time.Second
 
-// streamTime is how long a stream lasts; then its reader must show again who it is.
+// streamTime is the lifetime of a stream. Afterwards the reader must authenticate again.
 const streamTime = 10 * time.Minute
 
-// The bounds that a stream may reach.
+// Bounds that a stream may reach.
 const (
 	boundAll    = "all"
 	boundCaller = "caller"
 )
 
-// streams counts those that are open.
+// streams counts the open streams.
 type streams struct {
-	most int // set once
+	most int // set by New
 	mu   sync.Mutex
 	all  int            // guarded by mu
-	of   map[string]int // guarded by mu; by caller, none of 0
+	of   map[string]int // guarded by mu; by caller, without zero counts
 }
 
-// begin counts one more of a caller, or returns the bound that it is beyond.
+// begin counts a new stream of a caller, or returns the exceeded bound.
 func (s *streams) begin(caller string) (bound string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,16 +60,16 @@ func (s *streams) end(caller string) {
 	}
 }
 
-// open returns how many there are.
+// open returns the number of open streams.
 func (s *streams) open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all
 }
 
-// stream keeps a page up to date by server-sent events: "live" with the HTML of what
-// changes, and "samples" for its charts. Readers that are too slow are dropped; where
-// there are too many, more are asked to come back.
+// stream sends updates of a page as server-sent events: "live" with changed HTML, and
+// "samples" for charts. It drops readers that are too slow. Beyond the bounds it tells
+// readers to retry later.
 func (c *Console) stream(of viewer) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		u := userOf(r.Context())
@@ -88,7 +88,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 			since[""] = at
 		}
 		last := template.HTML("")
-		idle := time.NewTicker(15 * time.Second) // notices readers that are gone, and proxies do not give up
+		idle := time.NewTicker(15 * time.Second) // detects readers that have left, and keeps proxies from closing the stream
 		defer idle.Stop()
 		over := time.NewTimer(streamTime)
 		defer over.Stop()
@@ -125,7 +125,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 			if silent && b.Len() == 0 {
 				b.WriteString(": still here\n\n")
 			}
-			_ = out.SetWriteDeadline(time.Now().Add(slowReader)) // where it cannot be set, the server's own holds
+			_ = out.SetWriteDeadline(time.Now().Add(slowReader)) // if the deadline cannot be set, the server's own deadline holds
 			_, err = w.Write(b.Bytes())
 			if err == nil {
 				err = out.Flush()
@@ -152,7 +152,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 	}
 }
 
-// event writes one event. A line break in its text begins another line of data.
+// event writes one event. A line break in its text starts another line of data.
 func event(b *bytes.Buffer, name, text string) {
 	fmt.Fprintf(b, "event: %s\n", name)
 	for line := range strings.Lines(strings.ReplaceAll(text, "\r", "")) {
@@ -161,14 +161,14 @@ func event(b *bytes.Buffer, name, text string) {
 	b.WriteByte('\n')
 }
 
-// rows are samples of a topic as scripts read them.
+// rows are samples of a topic in the form for scripts.
 type rows struct {
 	Topic   string   `json:"topic"`
 	Brokers []string `json:"brokers"`
 	Last    int64    `json:"last"`
 	SLO     float64  `json:"slo"` // ms
-	// Each is [at, offered, released, delivered, refused, backlog, exceeded, then p50,
-	// p99 and p99.9 of access, broker, consumer and delivery in ms, then the shares].
+	// Each sample is [at, offered, released, delivered, refused, backlog, exceeded, then
+	// p50, p99 and p99.9 of access, broker, consumer and delivery in ms, then the shares].
 	Samples [][]float64 `json:"samples"`
 }
 
@@ -191,7 +191,7 @@ func rowsOf(topic string, s *history.Series, since int64) rows {
 	return r
 }
 
-// samples serves what there is of a topic's last hour.
+// samples serves the samples of a topic's last hour.
 func (c *Console) samples(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64) // else everything
 	text, err := json.Marshal(c.watched.rows(r.URL.Query().Get("topic"), since))
@@ -200,5 +200,5 @@ func (c *Console) samples(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(text) // the reader is gone
+	_, _ = w.Write(text) // the reader has left
 }

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// busyMetric is the processor time that each event loop of a broker took.
+// busyMetric is the processor time of each event loop of a broker.
 const busyMetric = "srtm_nsqd_loop_busy_seconds_total"
 
-// utilised is how busy an event loop was: 1 when it did nothing else.
+// utilised is the utilisation of an event loop: 1 means always busy.
 type utilised struct {
 	Loop string
 	Part float64 // 0 .. 1
 }
 
-// loops are what brokers' event loops did between the last two looks at each.
+// loops holds the event loops' busy times at the last look, by broker.
 type loops struct {
 	mu    sync.Mutex
 	known map[string]lookedAt // guarded by mu; by address, at most maxRemembered
@@ -29,23 +29,23 @@ type lookedAt struct {
 	used []utilised
 }
 
-// look returns how busy the loops of a broker were since the look before, by number; nil at
-// the first. busy are their seconds now.
+// look returns the utilisation of a broker's loops since the previous look, in numeric
+// order; nil at the first look. busy are the loops' busy seconds now.
 func (l *loops) look(address string, busy map[string]float64, now time.Time) []utilised {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last, known := l.known[address]
 	took := now.Sub(last.at).Seconds()
-	if known && (took <= 0 || maps.Equal(busy, last.busy)) && now.Sub(last.at) < 2*tick { // it was remembered
+	if known && (took <= 0 || maps.Equal(busy, last.busy)) && now.Sub(last.at) < 2*tick { // a remembered answer
 		return last.used
 	}
 	next := lookedAt{at: now, busy: busy}
 	for _, loop := range slices.SortedFunc(maps.Keys(busy), func(a, b string) int {
-		m, _ := strconv.Atoi(a) // they are numbers
+		m, _ := strconv.Atoi(a) // loop names are numbers
 		n, _ := strconv.Atoi(b)
 		return m - n
 	}) {
-		if before, there := last.busy[loop]; there && busy[loop] >= before { // else it has begun since
+		if before, there := last.busy[loop]; there && busy[loop] >= before { // else the loop has started since
 			next.used = append(next.used, utilised{loop, min(1, (busy[loop]-before)/took)})
 		}
 	}

@@ -11,10 +11,10 @@ import (
 	"github.com/srtm-io/srtm/console/history"
 )
 
-// ownSeries is under what name the history of the broker that serves this console is kept.
+// ownSeries is the name of the history of the broker that serves this console.
 const ownSeries = ""
 
-// reading is what that broker's metrics were at one look.
+// reading is the broker's metrics at one look.
 type reading struct {
 	at     time.Time
 	sums   map[string]float64             // of all topics and channels, by metric
@@ -47,7 +47,8 @@ func readingOf(families []*dto.MetricFamily, now time.Time) reading {
 	return r
 }
 
-// count adds a histogram to those of its part. What is beyond the last bound counts there.
+// count adds a histogram to its part. Messages beyond the last bound count at the last
+// bound.
 func (r reading) count(part string, h *dto.Histogram) {
 	if r.delays[part] == nil {
 		r.delays[part] = map[float64]float64{}
@@ -61,11 +62,11 @@ func (r reading) count(part string, h *dto.Histogram) {
 	}
 }
 
-// sampleOwn adds what the metrics of the broker itself say to its history. The first look
-// in a while has none before it, and where counters went back a topic was deleted: both
-// begin anew.
+// sampleOwn adds a sample from the broker's own metrics to its history. It starts again
+// after a pause, because there is no previous reading, and when counters fall, because a
+// topic was deleted.
 func (c *Console) sampleOwn(now time.Time) {
-	families, _ := c.cfg.Own.Gather() // what is at fault is left out; /metrics says why
+	families, _ := c.cfg.Own.Gather() // faulty metrics are left out; /metrics reports them
 	before, r := c.own, readingOf(families, now)
 	c.own = r
 	shares := map[string]float32{}
@@ -102,8 +103,8 @@ func (c *Console) sampleOwn(now time.Time) {
 	w.topics[ownSeries].series.Add(one, shares)
 }
 
-// delaysOf are the quantiles, in ms, of what was counted between two looks: within a bucket
-// as if spread evenly, and beyond the last one its bound.
+// delaysOf returns the quantiles, in ms, of the messages between two readings. It assumes
+// an even spread within a bucket, and the last bound for messages beyond it.
 func delaysOf(before, now map[float64]float64) (d history.Delay) {
 	bounds := slices.Sorted(maps.Keys(now))
 	if len(bounds) == 0 {

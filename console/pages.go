@@ -19,10 +19,10 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// perPage is how many topics a page lists.
+// perPage is the number of topics on a page.
 const perPage = 50
 
-// functions are those of templates.
+// functions are the functions of templates.
 var functions = template.FuncMap{
 	"count":      func(v any) string { return thousands(fmt.Sprint(v)) },
 	"rate":       func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', -1, 64)) },
@@ -55,7 +55,7 @@ type pressed struct {
 	What, Text, Confirm string
 }
 
-// query makes a path and pairs of names and values a link.
+// query builds a link from a path and pairs of names and values.
 func query(path string, pairs ...string) string {
 	q := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -69,7 +69,7 @@ func query(path string, pairs ...string) string {
 	return path + "?" + q.Encode()
 }
 
-// measured is a rate in msg/s: in whole ones, or where it is small to a hundredth.
+// measured formats a rate in msg/s: whole numbers, or hundredths of a small rate.
 func measured(v float64) string {
 	if v >= 10 || v <= 0 {
 		return thousands(strconv.FormatFloat(v, 'f', 0, 64))
@@ -89,19 +89,19 @@ func thousands(number string) string {
 	return whole
 }
 
-// bar is a broker's capacity as a picture, in percent of what is widest.
+// bar draws a broker's capacity, in percent of the widest bar.
 type bar struct {
 	*srtmv1.Broker
 	McapWide, AllocWide, OfferedPos float64
 }
 
-// pager is what a page shows of a list, and links to the rest; "": there is none.
+// pager is the shown range of a list, with links to the rest; "": no link.
 type pager struct {
 	From, To, Total int // From counts from 1
 	Back, Forward   string
 }
 
-// paged is the part of a list that a page shows: from what its query says under a key on.
+// paged returns the shown part of a list, from the index that the query has under key.
 func paged[T any](all []T, path string, q url.Values, key string) ([]T, pager) {
 	from, _ := strconv.Atoi(q.Get(key)) // else from the first
 	from = min(max(0, from), len(all))
@@ -126,7 +126,7 @@ type overviewData struct {
 	Brokers pager
 	Rows    []listed
 	States  []tally
-	Filter  string // part of names
+	Filter  string // else from the first
 	State   string
 	Pager   pager // of the topics that the filter lets through
 }
@@ -182,7 +182,7 @@ func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error
 	return view{Template: "overview", Title: "Overview", Data: d}, nil
 }
 
-// judge adds what is known of listed topics.
+// judge adds the verdicts of followed topics.
 func (w *watched) judge(rows []listed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -195,16 +195,16 @@ func (w *watched) judge(rows []listed) {
 	}
 }
 
-// part is what one broker has of a topic.
+// part is one broker's data of a topic.
 type part struct {
 	*srtmv1.BrokerTopicStatus
 	Publishers uint32
-	Wide       float64 // of its share among the contract, in percent
+	Wide       float64 // its share of the contract, in percent
 	Offered    float32 // msg/s
 	why.Latencies
 }
 
-// side is a topic as pages show it.
+// side is a topic on a page.
 type side struct {
 	Name string
 	known
@@ -213,17 +213,17 @@ type side struct {
 	Parts   []part
 	Late    []stack
 	Given   []given // of the topic, then of its channels; on the page of one topic
-	Silent  string  // why a broker of the topic did not say its part of Given
+	Silent  string  // why a broker of the topic did not answer for Given
 }
 
-// stack is a part of a p99 as a picture, in percent.
+// stack draws a part of a p99, in percent.
 type stack struct {
 	Name       string
 	Value      float32 // ms
 	From, Wide float64
 }
 
-// see returns a topic with what is to be said of it.
+// see returns a topic with its evaluation.
 func (c *Console) see(ctx context.Context, name string) side {
 	s := side{Name: name, known: c.follow(ctx, name)}
 	if s.Topic == nil {
@@ -270,7 +270,7 @@ func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error)
 	return view{Template: "topic", Title: "Topic " + s.Name, Topics: []string{s.Name}, Data: s}, nil
 }
 
-// compare shows two topics beside each other, which need not be there yet.
+// compare shows two topics side by side. The topics need not exist yet.
 func (c *Console) compare(ctx context.Context, q url.Values, _ user) (view, error) {
 	a, b := q.Get("a"), q.Get("b")
 	if a == "" || b == "" {

@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// Bounds of what is asked and kept.
+// Bounds of requests and of the kept data.
 const (
 	tick        = time.Second
 	callTimeout = 2 * time.Second
@@ -30,8 +30,8 @@ const (
 	viewed      = 30 * time.Second
 	maxTracked  = 40       // topics with a history
 	maxHistory  = 16 << 20 // bytes of all histories
-	maxListed   = 100_000  // topics that are listed
-	shareEvents = 50       // changes of shares that are asked for
+	maxListed   = 100_000  // listed topics
+	shareEvents = 50       // changes of shares per request
 )
 
 // row is a topic in a list.
@@ -43,38 +43,38 @@ type row struct {
 	Brokers             int
 }
 
-// cluster is what the loaddistributor said last. Immutable.
+// cluster is the last answer of the loaddistributor. Immutable.
 type cluster struct {
 	Brokers []*srtmv1.Broker
 	Topics  []row  // by name
-	Trouble string // why it said nothing new; "": it did
+	Trouble string // why there is no new answer; "": none
 }
 
 // tracked is a topic with a history.
 type tracked struct {
-	known  // but for what is the series'
+	known  // without the data of the series
 	series history.Series
 	viewed time.Time // by a page
-	said   [3]string // what events were made of: state, fit, move
+	said   [3]string // last texts of events: state, fit, move
 	quotas map[string]uint32
 }
 
-// known is a topic for a page, as a copy.
+// known is a copy of a topic for a page.
 type known struct {
-	Topic   *srtmv1.Topic       // nil: it was never seen
-	Shares  *srtmv1.TopicShares // nil: not known
+	Topic   *srtmv1.Topic       // nil: never seen
+	Shares  *srtmv1.TopicShares // nil: unknown
 	Trouble string
-	Gone    bool // it is no more
+	Gone    bool // the topic was deleted
 	Last    history.Sample
 	Events  []history.Event
 }
 
-// watched is what a console has seen.
+// watched is the console's knowledge of the cluster.
 type watched struct {
 	mu      sync.Mutex
 	now     cluster             // guarded by mu
 	topics  map[string]*tracked // guarded by mu; at most maxTracked
-	changed chan struct{}       // guarded by mu; closed and made anew with every round
+	changed chan struct{}       // guarded by mu; closed and replaced in every round
 	viewed  time.Time           // guarded by mu; any page
 }
 
@@ -82,14 +82,14 @@ func (w *watched) init() {
 	w.topics, w.changed = map[string]*tracked{}, make(chan struct{})
 }
 
-// changes returns what is closed when there is something new.
+// changes returns a channel that closes when there is new data.
 func (w *watched) changes() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.changed
 }
 
-// cluster returns what the cluster was like last, for a page.
+// cluster returns the last state of the cluster, for a page.
 func (w *watched) cluster() cluster {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,7 +110,7 @@ func (w *watched) rows(topic string, since int64) rows {
 	return r
 }
 
-// Run asks what pages show, until ctx ends, and then ends all streams.
+// Run polls what pages show until ctx ends, and then ends all streams.
 func (c *Console) Run(ctx context.Context) error {
 	defer c.end()
 	ticker := time.NewTicker(tick)
@@ -125,7 +125,7 @@ func (c *Console) Run(ctx context.Context) error {
 	}
 }
 
-// round asks for what is due.
+// round polls what is due.
 func (c *Console) round(ctx context.Context, n int) {
 	w := &c.watched
 	w.mu.Lock()
@@ -162,17 +162,17 @@ func (c *Console) round(ctx context.Context, n int) {
 	group.SetLimit(4)
 	for _, name := range due {
 		group.Go(func() error {
-			_ = c.sample(ctx, name) // the topic keeps what is wrong
+			_ = c.sample(ctx, name) // the topic stores the error
 			return nil
 		})
 	}
-	_ = group.Wait() // it has no errors
+	_ = group.Wait() // the group's functions return no errors
 	w.mu.Lock()
 	w.shrink(now)
 	close(w.changed)
 	w.changed = make(chan struct{})
 	w.mu.Unlock()
-	// Pages hear of shares with the next round: the tbadaptor, which has them, may be stalled.
+	// Pages receive shares in the next round, because the tbadaptor may be stalled.
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for _, name := range due {
@@ -184,7 +184,7 @@ func (c *Console) round(ctx context.Context, n int) {
 	_ = group.Wait()
 }
 
-// list asks for brokers and, where that is not too often for so many, for all topics.
+// list polls the brokers, and all topics at a rate that depends on their number.
 func (c *Console) list(ctx context.Context, before cluster, n int) cluster {
 	next := before
 	next.Trouble = ""
@@ -228,7 +228,7 @@ func rowOf(t *srtmv1.Topic) row {
 	}
 }
 
-// follow returns a topic for a page, and keeps its history from now on.
+// follow returns a topic for a page and keeps its history from now on.
 func (c *Console) follow(ctx context.Context, name string) known {
 	w := &c.watched
 	w.mu.Lock()
@@ -258,7 +258,7 @@ func (c *Console) follow(ctx context.Context, name string) known {
 	return k
 }
 
-// sample asks how a topic is, but for its shares. It returns why there is nothing to be said of it.
+// sample polls a topic without its shares. It returns why there is no sample.
 func (c *Console) sample(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -291,7 +291,7 @@ func (c *Console) sample(ctx context.Context, name string) error {
 	return nil
 }
 
-// sampleShares asks for the shares of a topic.
+// sampleShares polls the shares of a topic.
 func (c *Console) sampleShares(ctx context.Context, name string) {
 	if c.grants == nil {
 		return
@@ -303,12 +303,12 @@ func (c *Console) sampleShares(ctx context.Context, name string) {
 	w := &c.watched
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if t := w.topics[name]; t != nil && t.Trouble == "" { // else they stay as the topic was last
+	if t := w.topics[name]; t != nil && t.Trouble == "" { // else the last shares stay
 		t.Shares = shares
 	}
 }
 
-// learn adds what was said of a topic to its history.
+// learn adds a topic's status to its history.
 func (t *tracked) learn(now time.Time, topic *srtmv1.Topic) {
 	s := topic.GetStatus()
 	state := topics.State(topic.State)
@@ -333,7 +333,7 @@ func (t *tracked) learn(now time.Time, topic *srtmv1.Topic) {
 	t.series.Add(sampleOf(now, s), held)
 }
 
-// say notes what is said of the topic when it changes.
+// say records an event when the text about the topic changes.
 func (t *tracked) say(now time.Time, i int, kind, text string) {
 	if t.said[i] != text && text != "" {
 		t.series.Note(history.Event{At: now.UnixMilli(), Kind: kind, Text: text})
@@ -341,7 +341,7 @@ func (t *tracked) say(now time.Time, i int, kind, text string) {
 	t.said[i] = text
 }
 
-// movedText says how many publishers brokers have gained and lost, and why.
+// movedText describes how many publishers brokers have gained and lost, and why.
 func movedText(before, after map[string]uint32, topic *srtmv1.Topic) string {
 	var parts []string
 	names := slices.Sorted(maps.Keys(after))
@@ -363,7 +363,7 @@ func movedText(before, after map[string]uint32, topic *srtmv1.Topic) string {
 	return text
 }
 
-// sampleOf is a topic's sliding window as a sample.
+// sampleOf converts a topic's sliding window to a sample.
 func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
 	one := history.Sample{At: now.UnixMilli(), Exceeded: float32(s.GetExceedFraction()), Backlog: float32(s.GetPooled().GetBacklog())}
 	for _, b := range s.GetBrokers() {
@@ -381,8 +381,8 @@ func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
 	return one
 }
 
-// shrink forgets topics that are no more for an hour and, while there is too much, those
-// that were not viewed for longest. Requires: mu held.
+// shrink forgets topics that were deleted an hour ago. While there is too much data, it
+// also forgets the least recently viewed topics. Requires: mu held.
 func (w *watched) shrink(now time.Time) {
 	bytes := 0
 	for name, t := range w.topics {
@@ -405,7 +405,7 @@ func (w *watched) shrink(now time.Time) {
 	}
 }
 
-// problemOf is an error as pages show it.
+// problemOf converts an error for a page.
 func problemOf(err error) *problem {
 	var p *problem
 	if errors.As(err, &p) {

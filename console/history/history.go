@@ -1,6 +1,6 @@
-// Package history keeps what a console has seen of a topic over the last hour: samples
-// of its rates and delays, the shares of its brokers, and what happened to it. It is
-// pure: the caller says when. It knows neither the API nor pages.
+// Package history keeps what a console has observed of a topic over the last hour:
+// samples of its rates and delays, the shares of its brokers, and events. The package is
+// pure: the caller passes the time. It depends on neither the API nor pages.
 package history
 
 import (
@@ -11,18 +11,17 @@ import (
 
 // Bounds of one topic's history.
 const (
-	// Span is how far back it goes.
+	// Span is the length of the history.
 	Span = time.Hour
-	// MaxSamples is how many samples it has at most: one a second.
+	// MaxSamples is the maximum number of samples: one per second.
 	MaxSamples = int(Span / time.Second)
-	// MaxEvents is how many events.
+	// MaxEvents is the maximum number of events.
 	MaxEvents = 200
-	// maxBrokers is of how many brokers it has shares.
+	// maxBrokers is the maximum number of brokers with shares.
 	maxBrokers = 100
 )
 
-// The parts of what a message waits for. Delivery, which the SLO is about, is Access and
-// Broker together.
+// Parts of a message's delay. Delivery, the subject of the SLO, is Access plus Broker.
 const (
 	Access = iota
 	Broker
@@ -31,20 +30,20 @@ const (
 	Parts
 )
 
-// Delay is quantiles of one part, in milliseconds.
+// Delay holds quantiles of one part, in milliseconds.
 type Delay struct{ P50, P99, P999 float32 }
 
-// Sample is how a topic was at one time.
+// Sample is the state of a topic at one time.
 type Sample struct {
 	At                                    int64   // Unix milliseconds
 	Offered, Released, Delivered, Refused float32 // msg/s
-	Backlog                               float32 // messages that waited for tokens
+	Backlog                               float32 // messages waiting for tokens
 	Exceeded                              float32 // fraction of deliveries later than the SLO's latency
 	Delays                                [Parts]Delay
-	Shares                                []float32 // msg/s, of Series.Brokers, in its order
+	Shares                                []float32 // msg/s, in the order of Series.Brokers
 }
 
-// Event is something that happened to a topic.
+// Event is an event of a topic.
 type Event struct {
 	At   int64  // Unix milliseconds
 	Kind string // "fit", "move", "state", "action"
@@ -59,8 +58,8 @@ type Series struct {
 	events  []Event
 }
 
-// Add adds a sample with the shares of brokers, in msg/s, and forgets what is older than
-// Span. A sample that is not later than the last one is left out.
+// Add adds a sample with the brokers' shares, in msg/s, and drops samples older than
+// Span. It ignores a sample that is not later than the last.
 func (s *Series) Add(sample Sample, shares map[string]float32) {
 	if n := len(s.samples); n > 0 && s.samples[n-1].At >= sample.At {
 		return
@@ -88,13 +87,13 @@ func (s *Series) Note(e Event) {
 	s.events = slices.Delete(s.events, 0, max(0, len(s.events)-MaxEvents))
 }
 
-// Since returns the samples after a time in Unix milliseconds, oldest first, as a copy.
+// Since returns a copy of the samples after a time in Unix milliseconds, oldest first.
 func (s *Series) Since(at int64) []Sample {
 	i, _ := slices.BinarySearchFunc(s.samples, at+1, func(one Sample, at int64) int { return int(one.At - at) })
 	return slices.Clone(s.samples[i:])
 }
 
-// Last returns the newest sample; false without one.
+// Last returns the newest sample; false without samples.
 func (s *Series) Last() (Sample, bool) {
 	if len(s.samples) == 0 {
 		return Sample{}, false
@@ -102,18 +101,18 @@ func (s *Series) Last() (Sample, bool) {
 	return s.samples[len(s.samples)-1], true
 }
 
-// Brokers returns the brokers whose shares the samples have; never nil, which scripts of
-// pages would be given as null.
+// Brokers returns the brokers with shares in the samples. It never returns nil, because
+// scripts would receive null.
 func (s *Series) Brokers() []string { return append([]string{}, s.brokers...) }
 
-// Events returns what happened, newest first.
+// Events returns the events, newest first.
 func (s *Series) Events() []Event {
 	events := slices.Clone(s.events)
 	slices.Reverse(events)
 	return events
 }
 
-// Bytes is about how much memory it takes.
+// Bytes estimates the memory of the history.
 func (s *Series) Bytes() int {
 	n := 0
 	for _, one := range s.samples {

@@ -1,6 +1,6 @@
-// Package why says of a topic whether it keeps its SLO and, if not, whose fault that is:
-// that of the tokens, the broker or the consumers. It judges by what GetTopic returns
-// and the theory of package tokenbucket, and keeps nothing.
+// Package why explains whether a topic keeps its SLO and, if not, which part is to blame:
+// the tokens, the broker or the consumers. It judges by the answer of GetTopic and the
+// theory of package tokenbucket, and keeps no state.
 package why
 
 import (
@@ -15,24 +15,24 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// The outcomes of a Verdict.
+// Outcomes of a Verdict.
 const (
 	Met       = "met"
 	Missed    = "missed"
 	Undecided = "undecided" // too few deliveries, or none
 )
 
-// Verdict is what is to be said of a topic.
+// Verdict is the evaluation of a topic.
 type Verdict struct {
 	SLO     string // Met, Missed or Undecided
-	Culprit string // of what is missed: "tokens", "broker" or both as "tokens and broker"; "" of what is not
+	Culprit string // cause of a miss: "tokens", "broker" or "tokens and broker"; "" without a miss
 	Text    string // one to three sentences
 }
 
-// Latencies of the parts of a delay. A histogram that cannot be read counts as empty.
+// Latencies holds the parts of a delay. An unreadable histogram counts as empty.
 type Latencies struct{ Access, Broker, Consumer, Delivery *obs.Latency }
 
-// LatenciesOf returns those of a topic's or a broker's statistics.
+// LatenciesOf returns the latencies of a topic's or a broker's statistics.
 func LatenciesOf(s *srtmv1.TopicStats) Latencies {
 	of := func(h *srtmv1.Histogram) *obs.Latency {
 		l, err := obs.LatencyFromProto(h)
@@ -44,8 +44,8 @@ func LatenciesOf(s *srtmv1.TopicStats) Latencies {
 	return Latencies{of(s.GetAccess()), of(s.GetProcessing()), of(s.GetConsumer()), of(s.GetDelivery())}
 }
 
-// tokensAbove and brokerBelow are the parts of a p99 that access delay takes from which
-// on, and up to which, one alone is to blame.
+// tokensAbove and brokerBelow bound access delay's part of a p99. From tokensAbove on the
+// tokens alone are to blame. Up to brokerBelow the broker alone is to blame.
 const tokensAbove, brokerBelow = 0.6, 0.4
 
 // Judge judges a topic.
@@ -82,9 +82,9 @@ func Judge(t *srtmv1.Topic) Verdict {
 	return v
 }
 
-// blame says what makes a topic miss its SLO.
+// blame explains why a topic misses its SLO.
 func blame(t *srtmv1.Topic, l Latencies, late string) (culprit, text string) {
-	fraction := -1.0 // of the p99, access delay
+	fraction := -1.0 // access delay's fraction of the p99
 	if f := t.GetStatus().P99AccessFraction; f != nil {
 		fraction = *f
 	} else if a, b := l.Access.Quantile(0.99), l.Broker.Quantile(0.99); a+b > 0 {
@@ -105,7 +105,7 @@ func blame(t *srtmv1.Topic, l Latencies, late string) (culprit, text string) {
 	return "tokens and broker", late + " It is both: " + tokens + " And " + broker
 }
 
-// short says what the shares lack.
+// short explains what the shares lack.
 func short(t *srtmv1.Topic) string {
 	brokers := t.GetStatus().GetBrokers()
 	worst, need := -1, 0.0
@@ -126,7 +126,7 @@ func short(t *srtmv1.Topic) string {
 	return text + "."
 }
 
-// waiting says that consumers are slow; "" if they are not.
+// waiting reports slow consumers; "" if consumers are fast enough.
 func waiting(l Latencies, limit time.Duration) string {
 	if w := l.Consumer.Quantile(0.99); l.Consumer.Count() > 0 && w > limit && limit > 0 {
 		return fmt.Sprintf("Consumers keep messages waiting for %s at p99, which is not part of the SLO.", Duration(w))
@@ -134,15 +134,15 @@ func waiting(l Latencies, limit time.Duration) string {
 	return ""
 }
 
-// Penalty is what splitting costs: mean access delays.
+// Penalty is the cost of splitting, in mean access delays.
 type Penalty struct {
-	Whole    time.Duration // by theory, of Poisson arrivals in one bucket with the whole contract
-	Split    time.Duration // the same in the shares as they are, each with what it is offered
+	Whole    time.Duration // by theory, for Poisson arrivals in one bucket with the whole contract
+	Split    time.Duration // by theory, for the present shares, each with its offered rate
 	Measured time.Duration // in the window
-	Factor   float64       // Split / Whole; 0 where that says nothing
+	Factor   float64       // Split / Whole; 0 if meaningless
 }
 
-// PenaltyOf computes it; false without traffic or shares.
+// PenaltyOf returns the topic's penalty; false without traffic or shares.
 func PenaltyOf(t *srtmv1.Topic) (p Penalty, ok bool) {
 	status, contract := t.GetStatus(), t.GetSpec().GetContract()
 	total, sum := 0.0, 0.0
@@ -167,8 +167,8 @@ func PenaltyOf(t *srtmv1.Topic) (p Penalty, ok bool) {
 	return p, true
 }
 
-// PlanPenalty is PenaltyOf for a topic that is only planned, of which so much will be
-// offered, in msg/s, in proportion to its shares.
+// PlanPenalty is PenaltyOf for a planned topic with an expected rate offered, in msg/s,
+// in proportion to its shares.
 func PlanPenalty(t *srtmv1.Topic, offered float64) (p Penalty, ok bool) {
 	contract := t.GetSpec().GetContract()
 	rate := float64(contract.GetRateMilli()) / 1000
@@ -188,7 +188,7 @@ func PlanPenalty(t *srtmv1.Topic, offered float64) (p Penalty, ok bool) {
 	return p, true
 }
 
-// set says what theory does, in seconds.
+// set sets the theoretical values, in seconds.
 func (p *Penalty) set(whole, split float64) {
 	p.Whole, p.Split = seconds(whole), seconds(split)
 	if whole >= 1e-9 && !math.IsInf(split, 0) {
@@ -206,7 +206,7 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second))
 }
 
-// Duration is d with about three digits.
+// Duration formats d with about three digits.
 func Duration(d time.Duration) string {
 	switch {
 	case d == Forever:
