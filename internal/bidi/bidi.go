@@ -12,36 +12,36 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// HelloTimeout is how long a stream may be open before its hello.
+// HelloTimeout is the maximum time from a stream's opening to its hello.
 const HelloTimeout = 10 * time.Second
 
 var (
-	// ErrNoHello: the peer opened a stream and said nothing.
+	// ErrNoHello: the peer opened a stream and sent nothing.
 	ErrNoHello = errors.New("no hello in time")
-	// ErrSlow: the peer does not read what it is sent, and its queue is full.
+	// ErrSlow: the peer does not read, and its queue is full.
 	ErrSlow = errors.New("the peer does not read")
 )
 
-// Queue is the way out of a session: any goroutine puts, the session writes.
-// It never blocks. Make it with NewQueue.
+// Queue is the outgoing queue of a session: any goroutine puts, the session writes. Put
+// never blocks. Make it with NewQueue.
 type Queue[T any] struct {
-	limit int // set once
+	limit int // set by NewQueue
 	wake  chan struct{}
 	ended chan struct{} // closed when cause is set
 	mu    struct {
 		sync.Mutex
 		items []T
-		cause error // why the session is to end; nil while it lives
+		cause error // why the session must end; nil while it lives
 	}
 }
 
-// NewQueue returns a queue for up to limit messages that are not yet written.
+// NewQueue returns a queue for up to limit unwritten messages.
 func NewQueue[T any](limit int) *Queue[T] {
 	return &Queue[T]{limit: limit, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
-// Put queues a message. When the queue is full it ends the session with
-// ErrSlow; when the session has ended it does nothing.
+// Put queues a message. If the queue is full, Put ends the session with ErrSlow. If the
+// session has ended, Put does nothing.
 func (q *Queue[T]) Put(m T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -55,11 +55,11 @@ func (q *Queue[T]) Put(m T) {
 	q.mu.items = append(q.mu.items, m)
 	select {
 	case q.wake <- struct{}{}:
-	default: // the writer has been woken and has not looked yet
+	default: // the writer has been woken and has not run yet
 	}
 }
 
-// End ends the session with cause; the first cause stays.
+// End ends the session with cause. The first cause stays.
 func (q *Queue[T]) End(cause error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -87,20 +87,20 @@ func (q *Queue[T]) cause() error {
 	return q.mu.cause
 }
 
-// Session is what a service makes of a hello.
+// Session is a service's side of a stream after the hello.
 type Session[In, Out any] struct {
 	Out *Queue[*Out]
-	// Handle takes the messages after the hello, one at a time. An error ends
-	// the session with it.
+	// Handle receives the messages after the hello, one at a time. An error ends the
+	// session.
 	Handle func(*In) error
-	// Over is called once, when nothing more will be handled.
+	// Over is called once, after the last call of Handle.
 	Over func()
 }
 
-// Server serves streams until it is closed. Make it with NewServer.
+// Server serves streams until Close. Make it with NewServer.
 type Server struct {
 	done  chan struct{}  // closed when mu.cause is set
-	calls sync.WaitGroup // Serve, its readers and its writers; Add under mu, without a cause
+	calls sync.WaitGroup // Serve, its readers and its writers; Add under mu, before a cause is set
 	mu    struct {
 		sync.Mutex
 		cause error
@@ -110,8 +110,8 @@ type Server struct {
 // NewServer returns a Server without sessions.
 func NewServer() *Server { return &Server{done: make(chan struct{})} }
 
-// Close ends all sessions with cause, refuses new ones with it, and returns
-// when all have ended, at the latest when their gRPC server stops.
+// Close ends all sessions with cause and refuses new sessions with cause. It returns when
+// all sessions have ended, at the latest when their gRPC server stops.
 func (s *Server) Close(cause error) {
 	s.mu.Lock()
 	if s.mu.cause == nil {
@@ -122,7 +122,8 @@ func (s *Server) Close(cause error) {
 	s.calls.Wait()
 }
 
-// enter counts a Serve, its reader and its writer in, or says why not.
+// enter counts a Serve with its reader and writer. It returns the cause if the server is
+// closed.
 func (s *Server) enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,10 +139,10 @@ func (s *Server) cause() error {
 	return s.mu.cause
 }
 
-// Serve runs one stream: begin gets the first message, and then messages are
-// handled and queued ones sent until the peer ends (nil), the stream breaks,
-// a message is refused, Out is ended, or s is closed; it returns that cause,
-// unchanged.
+// Serve serves one stream. It passes the first message to begin, then handles messages
+// and sends queued messages until the session ends. A session ends when the peer ends it
+// (nil), the stream breaks, a message is refused, Out is ended, or s is closed. Serve
+// returns this cause unchanged.
 func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], begin func(*In) (Session[In, Out], error)) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -151,10 +152,10 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 	defer cancel()
 	received := make(chan *In)
 	broken := make(chan error, 2) // room for both
-	// Both may be held up in gRPC, by a peer that says nothing or does not read,
-	// and must not hold up the end of the session: that ends them, for gRPC
-	// lets go of a stream's calls when its handler has returned.
-	writing := make(chan *Queue[*Out], 1) // gets the queue, or is closed without
+	// A silent peer may block the reader in gRPC, and a peer that does not read may block
+	// the writer. Serve does not wait for them: gRPC releases a stream's calls when its
+	// handler has returned.
+	writing := make(chan *Queue[*Out], 1) // receives the queue, or is closed without one
 	defer close(writing)
 	go func() {
 		defer s.calls.Done()
@@ -175,7 +176,7 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 			select {
 			case received <- m:
 			case <-ctx.Done():
-				broken <- ctx.Err() // the peer is gone; what it said last is dropped
+				broken <- ctx.Err() // the peer has left; its last messages are dropped
 				return
 			}
 		}
@@ -215,7 +216,7 @@ func Serve[In, Out any](s *Server, stream grpc.BidiStreamingServer[In, Out], beg
 	}
 }
 
-// write sends what is queued until the session ends.
+// write sends the queued messages until the session ends.
 func write[In, Out any](ctx context.Context, stream grpc.BidiStreamingServer[In, Out], out *Queue[*Out]) error {
 	for {
 		select {
@@ -239,31 +240,30 @@ func ended(err error) error {
 	return err
 }
 
-// MaxMessage is the largest message that a server or a client of ours takes, in bytes: a
-// topic with all the publishers it may have is about this.
+// MaxMessage is the maximum message size of our servers and clients, in bytes. It fits a
+// topic with the maximum number of publishers.
 const MaxMessage = 64 << 20
 
-// Receive is of every client of ours. gRPC's own limit is 4 MiB, which the groups of one
-// topic can exceed: a broker could not be told of it, again and again.
+// Receive is a dial option of all our clients. gRPC's default limit is 4 MiB, and the
+// groups of one topic can exceed it, so a broker could never receive the topic.
 func Receive() grpc.DialOption {
 	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage))
 }
 
-// How long a connection may be of no use: those that only connect, or have asked all that they
-// wanted, keep no descriptor from others. A client of gRPC's connects again with its next call.
+// Limits on useless connections, so idle clients keep no descriptor from others. A gRPC
+// client reconnects with its next call.
 const (
 	HandshakeTimeout = 5 * time.Second
 	IdleTimeout      = time.Minute // without a call
 )
 
-// MaxStreams is how many calls a connection may have open; a client of gRPC's has the next one
-// wait. A broker has one to each server, a program of publishers one for each topic that it
-// follows, of which there may be 10,000.
+// MaxStreams is the maximum number of open calls per connection; a gRPC client queues
+// further calls. A broker has one call per server. A program of publishers has one per
+// topic, up to 10,000.
 const MaxStreams = 12_000
 
-// ServerOptions are those of every gRPC server of ours: a peer whose host is
-// gone is noticed within seconds, and a client may ask as often as the Go
-// client does.
+// ServerOptions are the options of all our gRPC servers. A server detects a lost host
+// within seconds, and accepts keep-alives as frequent as the Go client's.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ConnectionTimeout(HandshakeTimeout),
@@ -271,7 +271,7 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(MaxStreams),
-		grpc.MaxHeaderListSize(64 << 10), // instead of 16 MiB, for each connection of strangers, too
+		grpc.MaxHeaderListSize(64 << 10), // instead of 16 MiB, because unauthenticated connections also use this memory
 		grpc.WaitForHandlers(true),
 	}
 }

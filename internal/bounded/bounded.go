@@ -1,5 +1,5 @@
-// Package bounded reads what a peer answers that may be hostile: a gigabyte, or a few bytes that
-// are a hundred each when they are decoded. How long it may take is the business of who asks.
+// Package bounded reads answers of peers that may be hostile: a gigabyte of text, or a
+// few bytes that decode to a hundred bytes each. The caller bounds the time.
 package bounded
 
 import (
@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// Read returns all of an answer, unless that is more than so many bytes.
+// Read returns an answer of at most most bytes, or an error.
 func Read(body io.Reader, most int64) ([]byte, error) {
 	text, err := io.ReadAll(io.LimitReader(body, most+1))
 	if err == nil && int64(len(text)) > most {
@@ -18,13 +18,14 @@ func Read(body io.Reader, most int64) ([]byte, error) {
 	return text, err
 }
 
-// MaxElements is what Decode should take at most where nothing is known of the answer.
+// MaxElements is a limit for Decode if nothing is known about the answer.
 const MaxElements = 1 << 16
 
 // ErrElements: an answer would take far more memory than its text.
 var ErrElements = errors.New("answers with too many entries")
 
-// Decode is json.Unmarshal of a text whose arrays and objects have no more than so many elements.
+// Decode is json.Unmarshal for a text whose arrays and objects have at most most
+// elements.
 func Decode(text []byte, most int, into any) error {
 	if elements(text) > most {
 		return ErrElements
@@ -32,9 +33,9 @@ func Decode(text []byte, most int, into any) error {
 	return json.Unmarshal(text, into)
 }
 
-// elements is how many elements the arrays of a JSON text have, or a few more: each comma is
-// before an element or a member, and each bracket may be before the first one, and members are
-// those with a colon. What is no JSON may have any number, and json.Unmarshal does not begin.
+// elements returns the number of array elements in a JSON text, or slightly more. It
+// counts commas and opening brackets, less the members with a colon. For text that is not
+// JSON the number is meaningless, but json.Unmarshal refuses such text before allocating.
 func elements(text []byte) (n int) {
 	quoted := false
 	for i := 0; i < len(text); i++ {

@@ -1,5 +1,5 @@
-// Package clock reads the clocks, that of the processor included, and waits. Nothing pure may import it: a time is
-// read here once, at the edge, and handed on as a mono.Time or mono.Wall.
+// Package clock reads clocks, including processor time, and sleeps. Pure packages must
+// not import it: the edge reads a time once and passes it on as a mono.Time or mono.Wall.
 package clock
 
 import (
@@ -9,9 +9,9 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// anchor pairs Go's monotonic reading with CLOCK_MONOTONIC, both set once.
-// Go's own reading is cheap (about 25 ns) but cannot be printed or compared
-// between processes; CLOCK_MONOTONIC can, but costs a system call here.
+// anchor pairs Go's monotonic reading with CLOCK_MONOTONIC, both set once. Go's reading
+// is cheap (about 25 ns) but cannot be printed or compared between processes.
+// CLOCK_MONOTONIC can, but costs a system call here.
 var anchor = func() (a struct {
 	go0  time.Time
 	mono mono.Time
@@ -36,7 +36,7 @@ func Mono() mono.Time { return anchor.mono.Add(time.Since(anchor.go0)) }
 // Wall returns CLOCK_REALTIME.
 func Wall() mono.Wall { return mono.Wall(time.Now().UnixNano()) }
 
-// Sleep waits for d, and reports whether ctx goes on after it.
+// Sleep waits for d or the end of ctx. It reports whether ctx is still active.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

@@ -4,5 +4,5 @@ package clock
 
 import "time"
 
-// CPU is not known on this system.
+// CPU is unknown on this system.
 func CPU() time.Duration { return 0 }

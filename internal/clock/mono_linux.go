@@ -10,8 +10,8 @@ import (
 
 func sysMono() mono.Time { return read(unix.CLOCK_MONOTONIC) }
 
-// Boot returns CLOCK_BOOTTIME, which goes on while the machine is suspended, as Mono does
-// not. It is not to be compared with Mono, and costs a system call.
+// Boot returns CLOCK_BOOTTIME, which continues while the machine is suspended, unlike
+// Mono. It is not comparable with Mono and costs a system call.
 func Boot() mono.Time { return read(unix.CLOCK_BOOTTIME) }
 
 func read(clock int32) mono.Time {

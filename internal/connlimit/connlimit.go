@@ -1,6 +1,5 @@
-// Package connlimit bounds how many connections the listeners of a process may have, so
-// that its descriptors do not run out: clients that do nothing but connect cost others
-// nothing but this bound. How large it is, is the caller's business.
+// Package connlimit bounds the connections of a process's listeners, so clients that only
+// connect cannot exhaust its descriptors. The caller chooses the bound.
 package connlimit
 
 import (
@@ -16,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/internal/list"
 )
 
-// Descriptors is how many files the process may have open, which the Go runtime
-// has raised as far as it may; math.MaxInt64: unknown.
+// Descriptors returns the maximum number of open files of the process, which the Go
+// runtime has raised to the hard limit. math.MaxInt64 means unknown.
 func Descriptors() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -29,26 +28,26 @@ func Descriptors() int64 {
 // mostSpare bounds Spare.
 const mostSpare = 10_000
 
-// Spare is how many of so many descriptors are not for clients, but for files and what
-// else is open: a quarter, at most 10000.
+// Spare returns the number of descriptors reserved for files and other uses: a quarter,
+// at most mostSpare.
 func Spare(descriptors int64) int64 { return min(descriptors/4, mostSpare) }
 
-// Part is how many connections a listener may have: one in so many parts of the descriptors
-// that are not spare, at most most, at least 1.
+// Part returns the maximum number of connections of a listener: the unreserved
+// descriptors divided by parts, at least 1 and at most most.
 func Part(descriptors, parts, most int64) int {
 	return int(max(1, min((descriptors-Spare(descriptors))/parts, most)))
 }
 
-// Slots are the connections that listeners may have together. The zero value has
-// no bound.
+// Slots limits the connections of several listeners together. The zero value has no
+// limit.
 type Slots struct {
-	// Set once.
+	// Set before use.
 	Most int // 0: no bound
-	// Strangers: a peer is a stranger until Known. Where there is no slot left, a new connection
-	// gets that of the stranger who connected first. So strangers who keep connecting take each
-	// other's slots, and a peer that can show who it is has until they have connected Most
-	// times. A share of the slots for each address lost to this: one stranger may have many
-	// addresses, and many brokers one.
+	// Strangers: a peer is a stranger until Known. If no slot is free, a new connection
+	// takes the slot of the oldest stranger. So strangers that keep connecting take each
+	// other's slots. A legitimate peer must authenticate before Most newer connections
+	// arrive. Slots per address were rejected: one attacker may have many addresses, and
+	// many brokers may share one.
 	Strangers bool
 
 	open             atomic.Int64
@@ -56,20 +55,20 @@ type Slots struct {
 
 	mu struct {
 		sync.Mutex
-		strangers list.List[*Conn] // the one that connected first in front
+		strangers list.List[*Conn] // the oldest first
 	}
 }
 
-// Open is how many connections there are.
+// Open returns the number of connections.
 func (s *Slots) Open() int64 { return s.open.Load() }
 
-// Refused is how many connections found no slot.
+// Refused returns the number of connections without a slot.
 func (s *Slots) Refused() uint64 { return s.refused.Load() }
 
-// Evicted is how many connections of strangers were closed for new ones.
+// Evicted returns the number of strangers' connections closed for new connections.
 func (s *Slots) Evicted() uint64 { return s.evicted.Load() }
 
-// take gives c a slot; false: there is none.
+// take gives c a slot; false without a free slot.
 func (s *Slots) take(c *Conn) bool {
 	full := s.open.Add(1) > int64(s.Most) && s.Most > 0
 	if full && !s.evict() {
@@ -86,7 +85,7 @@ func (s *Slots) take(c *Conn) bool {
 	return true
 }
 
-// evict closes the connection of the stranger that connected first; false: there is no stranger.
+// evict closes the oldest stranger's connection; false without a stranger.
 func (s *Slots) evict() bool {
 	s.mu.Lock()
 	oldest := s.mu.strangers.Front()
@@ -98,22 +97,23 @@ func (s *Slots) evict() bool {
 		return false
 	}
 	s.evicted.Add(1)
-	_ = oldest.Close() // it is not ours
+	_ = oldest.Close() // the stranger's error does not matter
 	return true
 }
 
-// Listener is a listener whose connections take slots. One that finds none is closed.
+// Listener is a listener whose connections take slots. A connection without a slot is
+// closed.
 type Listener struct {
 	net.Listener
 	Slots *Slots
-	Plain bool // it is for HTTP in clear: who finds no slot is told so
+	Plain bool // HTTP without TLS: a client without a slot receives an answer
 }
 
 const busyBody = `{"message":"TOO_MANY_CONNECTIONS"}`
 
 var busyAnswer = fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s", len(busyBody), busyBody)
 
-// Accept returns the next connection that has a slot.
+// Accept returns the next connection with a slot.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -124,28 +124,29 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if l.Slots.take(conn) {
 			return conn, nil
 		}
-		if l.Plain { // it fits into the socket's buffer; if not, so be it
+		if l.Plain { // the answer fits into the socket's buffer, or is lost
 			_ = c.SetWriteDeadline(time.Now().Add(time.Millisecond))
 			_, _ = c.Write(busyAnswer)
 		}
-		_ = c.Close() // it is not ours
+		_ = c.Close() // the client's error does not matter
 	}
 }
 
-// Conn is a connection that gives its slot back.
+// Conn is a connection that returns its slot on Close.
 type Conn struct {
 	net.Conn
 	of   *Slots
 	once sync.Once
 
 	// Guarded by of.mu.
-	stranger bool // it is in of.mu.strangers, by place
+	stranger bool // in of.mu.strangers, at place
 	place    list.Element[*Conn]
 	closed   bool
 	then     func() // called after Close; may be nil
 }
 
-// Then has do called once the connection is closed, at once if it is. It may be called once.
+// Then sets a function to call after Close. If the connection is already closed, Then
+// calls the function at once. Call Then at most once.
 func (c *Conn) Then(do func()) {
 	c.of.mu.Lock()
 	closed := c.closed
@@ -156,7 +157,7 @@ func (c *Conn) Then(do func()) {
 	}
 }
 
-// address is that of a connection's peer, by which Known finds the connection.
+// address is the address of a connection's peer; Known finds the connection through it.
 type address struct {
 	net.Addr
 	conn *Conn
@@ -165,8 +166,8 @@ type address struct {
 // RemoteAddr implements net.Conn.
 func (c *Conn) RemoteAddr() net.Addr { return address{c.Conn.RemoteAddr(), c} }
 
-// Known says that the peer at an address, as its connection has it, has shown who it is: its
-// connection keeps its slot.
+// Known marks the peer at a connection's RemoteAddr as authenticated, so its connection
+// keeps its slot.
 func Known(peer net.Addr) {
 	if a, ours := peer.(address); ours {
 		a.conn.known()
@@ -186,8 +187,8 @@ func (c *Conn) knownLocked() {
 	}
 }
 
-// CloseWrite is for net/http, which ends its side first where a client still sends: a
-// reset would take the answer along.
+// CloseWrite is for net/http, which closes its side first if a client still sends. A
+// reset would destroy the answer.
 func (c *Conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -200,7 +201,7 @@ func (c *Conn) Close() error {
 	c.once.Do(func() {
 		c.of.open.Add(-1)
 		c.of.mu.Lock()
-		c.knownLocked() // as far as evict goes
+		c.knownLocked() // as far as evict is concerned
 		c.closed = true
 		then := c.then
 		c.of.mu.Unlock()

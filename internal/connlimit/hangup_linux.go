@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HungUp reports whether the other end sends no more, also where not all that it has sent
-// was read: what net/http does not look for while a request has a body to read.
+// HungUp reports whether the peer has closed its sending side, even if unread data
+// remains. net/http does not detect this while a request's body is unread.
 func (c *Conn) HungUp() bool {
 	system, ok := c.Conn.(syscall.Conn)
 	if !ok {

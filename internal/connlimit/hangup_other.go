@@ -2,5 +2,5 @@
 
 package connlimit
 
-// HungUp does not know.
+// HungUp is unknown on this system.
 func (c *Conn) HungUp() bool { return false }

@@ -16,37 +16,37 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Program is a daemon, as its main.go describes it.
+// Program describes a daemon.
 type Program struct {
 	Name     string
 	About    string   // the first paragraph of --help
-	Examples string   // command lines for --help, each on a line that begins with two spaces
-	Banner   string   // a line before our own version: "" for none
-	Groups   []Group  // of the flags that not every daemon has
-	First    []string // flags that --help shows; --help=all shows the others; nil: it shows all
-	// Values are right values of flags, for errors: of flags whose default is none, and for
-	// which the name of the value says too little.
+	Examples string   // command lines for --help, each indented by two spaces
+	Banner   string   // a line before our version; "": none
+	Groups   []Group  // flags besides the common flags
+	First    []string // flags in --help; the others are in --help=all; nil: all
+	// Values holds valid examples for errors: for flags without a default and with an
+	// unclear value name.
 	Values map[string]string
-	// Argument is the flag that takes the one argument that is no flag. If Argument is "",
-	// an argument is a fault.
+	// Argument is the flag that receives the one positional argument. If Argument is "", a
+	// positional argument is an error.
 	Argument string
-	// Validate completes what was configured, or returns all that is wrong with it.
+	// Validate completes the configuration, or returns all its problems.
 	Validate func() error
-	// Run serves until ctx ends. The level of log may be changed.
+	// Run serves until ctx ends. It may change the level of log.
 	Run func(ctx context.Context, log *slog.Logger, level *slog.LevelVar) error
 }
 
-// Main runs the daemon that program makes with the arguments of the process, and
-// ends the process, as lifecycle.Main says.
+// Main runs the daemon with the process's arguments and ends the process; see
+// lifecycle.Main.
 func Main(program *Program) {
 	os.Exit(lifecycle.Main(program.Name, func(ctx context.Context) error {
 		return program.Execute(ctx, os.Args[1:])
 	}))
 }
 
-// Execute runs the daemon with these arguments until ctx ends. What is wrong with
-// them is a lifecycle.UsageError that names everything. From then on neither a closed
-// terminal nor a log that cannot be written ends the process.
+// Execute runs the daemon with the given arguments until ctx ends. Invalid arguments give
+// a lifecycle.UsageError with all problems. From then on a closed terminal or an
+// unwritable log does not end the process.
 func (p *Program) Execute(ctx context.Context, args []string) error {
 	lifecycle.Survive()
 	log, level, err := p.Parse(args, os.Stdout)
@@ -60,8 +60,8 @@ func (p *Program) Execute(ctx context.Context, args []string) error {
 	return p.Run(ctx, log, level)
 }
 
-// ReloadAtHangup has the daemon read its token files and certificates again at each SIGHUP,
-// until stop is called: see secure.ReadAgain.
+// ReloadAtHangup makes the daemon reload its token files and certificates at each SIGHUP,
+// until stop is called; see secure.ReadAgain.
 func ReloadAtHangup(log *slog.Logger) (stop func()) {
 	return lifecycle.OnHangup(func() {
 		secure.ReadAgain()
@@ -69,8 +69,8 @@ func ReloadAtHangup(log *slog.Logger) (stop func()) {
 	})
 }
 
-// Parse reads the flags and the file, without running anything. It prints what
-// --help and --version ask for to out, and then returns an error.
+// Parse reads the flags and the file without running anything. For --help and --version
+// it prints to out and returns an error.
 func (p *Program) Parse(args []string, out io.Writer) (*slog.Logger, *slog.LevelVar, error) {
 	var config, level, format string
 	var version bool
@@ -110,7 +110,7 @@ func (p *Program) Parse(args []string, out io.Writer) (*slog.Logger, *slog.Level
 		err = fmt.Errorf("--log-format: %w", err)
 	}
 	c.judge(err)
-	if whole { // else what the file says is missing
+	if whole { // otherwise settings of the file are missing
 		c.judge(p.Validate())
 	}
 	return log, variable, c.faults.Err()

@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// List is a flag that may be repeated.
+// List is a repeatable flag.
 type List []string
 
 func (l *List) String() string { return strings.Join(*l, ",") }
 
-// Set adds one.
+// Set appends a value.
 func (l *List) Set(s string) error {
 	if s == "" {
 		return errors.New("is empty")
@@ -23,7 +23,7 @@ func (l *List) Set(s string) error {
 	return nil
 }
 
-// OneOf returns an error unless the value of the flag is one of the known ones.
+// OneOf returns an error unless the flag's value is one of known.
 func OneOf(flag, value string, known ...string) error {
 	if slices.Contains(known, value) {
 		return nil
@@ -31,7 +31,7 @@ func OneOf(flag, value string, known ...string) error {
 	return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
 }
 
-// Within returns an error unless the value of the flag is within its bounds.
+// Within returns an error unless the flag's value is within its bounds.
 func Within[T cmp.Ordered](flag string, value, low, high T) error {
 	if value < low || value > high {
 		return fmt.Errorf("--%s %v: want %v to %v", flag, value, low, high)
@@ -39,7 +39,7 @@ func Within[T cmp.Ordered](flag string, value, low, high T) error {
 	return nil
 }
 
-// Alias adds a second name to a flag, and says why it has one.
+// Alias adds a second name to a flag, with the reason for the help.
 func Alias(fs *flag.FlagSet, name, other, why string) {
 	fs.Var(&alias{fs.Lookup(name).Value, name}, other, "as --"+name+": "+why)
 }
@@ -50,7 +50,7 @@ type alias struct {
 }
 
 func (a *alias) String() string {
-	if a.Value == nil { // package flag asks the zero value, too
+	if a.Value == nil { // package flag also calls String on the zero value
 		return ""
 	}
 	return a.Value.String()
@@ -61,7 +61,7 @@ func (a *alias) IsBoolFlag() bool {
 	return ok && b.IsBoolFlag()
 }
 
-// canonical returns the name of a flag, or, for an alias, the name of its flag.
+// canonical returns the name of a flag, or the name of an alias's flag.
 func canonical(f *flag.Flag) string {
 	if a, ok := f.Value.(*alias); ok {
 		return a.of

@@ -11,13 +11,14 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// Group is flags that belong together. The part of the program that uses them defines them.
+// Group is a set of related flags. The part of the program that uses the flags defines
+// them.
 type Group struct {
 	Title string
 	Flags func(*flag.FlagSet)
 }
 
-// Titles of groups that several daemons have.
+// Titles of groups in several daemons.
 const (
 	Listen   = "Addresses"
 	Cluster  = "Cluster"
@@ -36,7 +37,7 @@ type filledGroup struct {
 	names []string
 }
 
-// fill has every group define its flags. Groups of the same title become one.
+// fill lets every group define its flags. Groups with the same title are merged.
 func fill(fs *flag.FlagSet, groups []Group) (filled []filledGroup) {
 	known := map[string]bool{}
 	for _, g := range groups {
@@ -57,7 +58,7 @@ func fill(fs *flag.FlagSet, groups []Group) (filled []filledGroup) {
 	return filled
 }
 
-// Names of the flags that every daemon has.
+// Names of the flags of every daemon.
 const (
 	configFlag  = "config"
 	helpFlag    = "help"
@@ -67,7 +68,7 @@ const (
 // The values of --help.
 const (
 	helpNone  = ""
-	helpFirst = "true" // the flags that matter first
+	helpFirst = "true" // the most important flags
 	helpAll   = "all"
 )
 
@@ -76,10 +77,10 @@ type helpValue string
 
 func (h *helpValue) String() string { return string(*h) }
 
-// IsBoolFlag makes the flag alone mean helpFirst.
+// IsBoolFlag makes the flag without a value mean helpFirst.
 func (h *helpValue) IsBoolFlag() bool { return true }
 
-// Set takes helpFirst or helpAll.
+// Set accepts helpFirst or helpAll.
 func (h *helpValue) Set(s string) error {
 	if s != helpFirst && s != helpAll {
 		return fmt.Errorf("%q: want --help or --help=all", s)
@@ -89,11 +90,11 @@ func (h *helpValue) Set(s string) error {
 }
 
 const (
-	helpWidth  = 100 // of a line
-	helpColumn = 32  // where the text of a flag begins
+	helpWidth  = 100 // per line
+	helpColumn = 32  // column of the flags' texts
 )
 
-// help prints how the program is called.
+// help prints the usage.
 func (c *commandLine) help(out io.Writer, which helpValue) {
 	fmt.Fprintf(out, "%s\n\nUsage: %s [flags]\n", c.About, c.Name)
 	if c.Argument != "" {
@@ -120,7 +121,7 @@ func (c *commandLine) help(out io.Writer, which helpValue) {
 	}
 }
 
-// printFlag prints the name of a flag, the name of its value, and its text beside them.
+// printFlag prints a flag's name, its value's name and its text.
 func (c *commandLine) printFlag(out io.Writer, f *flag.Flag) {
 	value, text := flag.UnquoteUsage(f)
 	head := "  --" + f.Name
@@ -143,7 +144,7 @@ func (c *commandLine) printFlag(out io.Writer, f *flag.Flag) {
 	}
 }
 
-// wrap breaks a text into lines of at most so many bytes, unless a word is longer.
+// wrap breaks a text into lines of at most width bytes, unless a word is longer.
 func wrap(text string, width int) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {
@@ -159,21 +160,21 @@ func wrap(text string, width int) (lines []string) {
 	return append(lines, line)
 }
 
-// examples are right values by the name of a flag's value, for flags without a default.
+// examples maps a value's name to a valid value, for flags without a default.
 var examples = map[string]string{
 	"host": "broker1.example.com", "port": "4150", "bytes": "1048576", "file": "/etc/srtm/file",
 	"folder": "/var/lib/srtm", "directory": "/var/lib/srtm", "URL": "http://127.0.0.1:4317", "url": "http://127.0.0.1:4317", "user": "srtm",
 	"reply": "deny", "id": "broker1", "name": "name", "prefix": "prefix",
 }
 
-// others are where other daemons of SRTM listen by default, by the flag that takes their address.
+// others maps an address flag to the default address of another SRTM daemon.
 var others = map[string]string{
 	"loaddistributor-address": "127.0.0.1:" + targets.LoaddistributorPort, "tbadaptor-address": "127.0.0.1:" + targets.TBAdaptorPort,
 	"admission-address": "127.0.0.1:" + targets.AdmissionUDPPort, "lookupd-tcp-address": "127.0.0.1:" + targets.NSQLookupdPort,
 }
 
-// example returns a right value of a flag: one of the program's, the flag's default, or one
-// of others and examples.
+// example returns a valid value of a flag: from the program, the flag's default, others
+// or examples.
 func (c *commandLine) example(f *flag.Flag) string {
 	for _, values := range []map[string]string{c.Values, others} {
 		if example := values[canonical(f)]; example != "" {

@@ -19,26 +19,26 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// errDone means that --help or --version was answered: there is nothing to run.
+// errDone means that --help or --version was answered and there is nothing to run.
 var errDone = errors.New("done")
 
-// commandLine is the arguments of a daemon while they are read. All faults are collected,
-// so that whoever starts the daemon sees each of them once.
+// commandLine is a command line during parsing. It collects all faults, so the operator
+// sees them at once.
 type commandLine struct {
 	*Program
 	fs     *flag.FlagSet
 	groups []filledGroup
 	faults faults.List
-	bad    map[string]bool // flags whose value was refused; their defaults say nothing
+	bad    map[string]bool // flags with a refused value; their defaults mean nothing
 }
 
-// fault adds what is wrong with a flag, with an example of a right value.
+// fault records a flag's problem, with an example of a valid value.
 func (c *commandLine) fault(f *flag.Flag, format string, args ...any) {
 	c.bad[canonical(f)] = true
 	c.faults = append(c.faults, fmt.Errorf("%w%s", fmt.Errorf(format, args...), c.forExample(f)))
 }
 
-// forExample continues a fault of a flag.
+// forExample returns the end of a fault's text.
 func (c *commandLine) forExample(f *flag.Flag) string {
 	if example := c.example(f); example != "" {
 		return " (for example --" + f.Name + "=" + example + ")"
@@ -46,20 +46,20 @@ func (c *commandLine) forExample(f *flag.Flag) string {
 	return ""
 }
 
-// set gives a flag a value. where names the place of the value.
+// set sets a flag. where names the source of the value.
 func (c *commandLine) set(f *flag.Flag, where, value string) {
 	before := f.Value.String()
 	value = c.withPort(f, value)
 	if err := c.fs.Set(f.Name, value); err != nil {
 		if kind(f) != nil {
-			_ = f.Value.Set(before) // package flag sets 0 where it refuses
+			_ = f.Value.Set(before) // package flag sets 0 on errors
 		}
 		c.fault(f, "%s: %w", where, plainly(f, value, err))
 	}
 }
 
-// withPort adds the default port to the value of a flag that takes host:port: the port of the
-// flag's default or example.
+// withPort adds the default port to the value of a host:port flag: the port of the flag's
+// default or example.
 func (c *commandLine) withPort(f *flag.Flag, value string) string {
 	if port := c.defaultPort(f); port != "" {
 		return targets.WithPort(value, port)
@@ -67,8 +67,8 @@ func (c *commandLine) withPort(f *flag.Flag, value string) string {
 	return value
 }
 
-// defaultPort returns the port of a flag that takes host:port: the port of its default or
-// example; "": the flag has none.
+// defaultPort returns the port of a host:port flag, from its default or example; ""
+// without one.
 func (c *commandLine) defaultPort(f *flag.Flag) string {
 	if name, _ := flag.UnquoteUsage(c.fs.Lookup(canonical(f))); name != "host:port" {
 		return ""
@@ -80,8 +80,8 @@ func (c *commandLine) defaultPort(f *flag.Flag) string {
 	return port
 }
 
-// plainly replaces the errors of package flag, which name neither the value nor what is
-// wanted.
+// plainly replaces the errors of package flag, which name neither the value nor the
+// expected form.
 func plainly(f *flag.Flag, value string, err error) error {
 	if !slices.Contains([]string{"parse error", "value out of range"}, err.Error()) {
 		return err
@@ -102,7 +102,7 @@ func plainly(f *flag.Flag, value string, err error) error {
 	return fmt.Errorf("%q: want %s", value, want)
 }
 
-// kind returns a value of the flag's type, nil if the flag does not tell its type.
+// kind returns a value of the flag's type, or nil if the flag does not tell its type.
 func kind(f *flag.Flag) any {
 	value := f.Value
 	if a, ok := value.(*alias); ok {
@@ -114,7 +114,7 @@ func kind(f *flag.Flag) any {
 	return nil
 }
 
-// read sets the flags that args name, and returns the other arguments.
+// read sets the flags in args and returns the other arguments.
 func (c *commandLine) read(args []string) (rest []string) {
 	for len(args) > 0 {
 		arg := args[0]
@@ -136,7 +136,7 @@ func (c *commandLine) read(args []string) (rest []string) {
 			c.bad[spelling.Nearest(name, c.names())] = true
 			c.faults.If(true, "--%s: there is no such flag%s", name, spelling.Hint("--", name, c.names()))
 			if !given && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-				args = args[1:] // probably its value
+				args = args[1:] // probably the flag's value
 			}
 			continue
 		}
@@ -159,13 +159,13 @@ func isBool(f *flag.Flag) bool {
 	return ok && b.IsBoolFlag()
 }
 
-// names returns the flags and settings that there are.
+// names returns the names of all flags and settings.
 func (c *commandLine) names() (names []string) {
 	c.fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
 	return names
 }
 
-// readFile sets the flags that the file names and the command line does not, and reports
+// readFile sets the flags that are in the file and not on the command line. It reports
 // whether the file could be read.
 func (c *commandLine) readFile(path string) (read bool) {
 	given := map[string]bool{}
@@ -202,9 +202,8 @@ func (c *commandLine) readFile(path string) (read bool) {
 	return true
 }
 
-// settingText returns a value of the file as it would stand on the command line. A duration
-// that is a number, or a string of digits, is in milliseconds: configuration files of NSQ
-// have such durations.
+// settingText returns a value of the file in command line form. A duration as a number,
+// or as a string of digits, is in milliseconds, as in configuration files of NSQ.
 func settingText(setting *flag.Flag, v any) (text string, plain bool) {
 	switch v := v.(type) {
 	case map[string]any, []any, []map[string]any:
@@ -222,11 +221,11 @@ func settingText(setting *flag.Flag, v any) (text string, plain bool) {
 
 var wholeNumber = regexp.MustCompile(`^-?[0-9]+$`)
 
-// flagName is a flag in an error's text.
+// flagName matches a flag in an error's text.
 var flagName = regexp.MustCompile(`--([a-z0-9-]*[a-z0-9])`)
 
-// judge adds the faults that validate has found, each with an example for the first flag
-// that its text names. A fault of a flag whose value was refused already is left out.
+// judge records the faults of validate, each with an example for the first flag in its
+// text. It skips faults of flags with a refused value.
 func (c *commandLine) judge(err error) {
 	for _, one := range flatten(err) {
 		var named *flag.Flag
@@ -242,7 +241,7 @@ func (c *commandLine) judge(err error) {
 	}
 }
 
-// flatten returns the errors that err joins.
+// flatten returns the errors joined in err.
 func flatten(err error) (all []error) {
 	if err == nil {
 		return nil

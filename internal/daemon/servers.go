@@ -26,21 +26,19 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Addresses are where a daemon of the control plane listens, and whom it serves
-// there.
+// Addresses are the listeners of a control plane daemon, with their clients' security.
 type Addresses struct {
 	GRPC, HTTP string
 	Guard      *secure.Server // set by Validate
-	// Kept has the listeners of one Serve stay open until the next, and who connects wait
-	// meanwhile; nil: they end with it. Who sets it closes it.
+	// Kept keeps the listeners of one Serve open until the next Serve, and new connections
+	// wait in the meantime. Its owner closes it. nil: the listeners close with Serve.
 	Kept     lifecycle.Listeners
 	security secure.ServerConfig
-	traces   string // an endpoint; "": calls are not traced
+	traces   string // an endpoint; "": no traces
 }
 
-// Groups returns the flags of the listeners, and those of security. forGRPC and forHTTP
-// say in --help what the listeners are for; others are the flags of the daemon's other
-// listeners.
+// Groups returns the flags of the listeners and of security. forGRPC and forHTTP describe
+// the listeners in --help. others are the flags of the daemon's other listeners.
 func (a *Addresses) Groups(forGRPC, forHTTP string, others ...string) []Group {
 	return []Group{
 		{Listen, func(fs *flag.FlagSet) {
@@ -54,50 +52,49 @@ func (a *Addresses) Groups(forGRPC, forHTTP string, others ...string) []Group {
 	}
 }
 
-// Validate reads the files of security, and returns all that is wrong.
+// Validate reads the security files and returns all problems.
 func (a *Addresses) Validate() error {
 	var err error
 	a.Guard, err = a.security.Load()
 	return errors.Join(err, checkTraces(a.traces), a.security.CheckGRPC("--grpc-address", a.GRPC), a.security.CheckHTTP("--http-address", a.HTTP))
 }
 
-// Check refuses an address of the daemon's other listeners, as secure.ServerConfig's Check does.
+// Check refuses an unsafe address of another listener; see secure.ServerConfig.Check.
 func (a *Addresses) Check(flag, address string, safe bool, want string) error {
 	return a.security.Check(flag, address, safe, want)
 }
 
-// CheckPlain refuses an address of the daemon's other listeners that have neither TLS nor tokens.
+// CheckPlain refuses an unsafe address of another listener without TLS and tokens.
 func (a *Addresses) CheckPlain(flag, address string) error {
 	return a.security.CheckPlain(flag, address)
 }
 
-// Servers are the gRPC and HTTP servers of a daemon that is being built.
+// Servers are the gRPC and HTTP servers of a daemon under construction.
 type Servers struct {
 	GRPC *grpc.Server
 	Mux  *http.ServeMux
-	HTTP *http.Server // that will serve Mux
-	Open []string     // paths of Mux that are served without a token
-	// Pages serve what is below PagesAt instead of Mux, and see to tokens themselves.
+	HTTP *http.Server // serves Mux
+	Open []string     // paths of Mux served without a token
+	// Pages serves paths below PagesAt instead of Mux, and checks tokens itself.
 	Pages   http.Handler
 	PagesAt string
 	Metrics *prometheus.Registry
-	Traces  trace.TracerProvider // nil: no spans are wanted
-	Group   lifecycle.Group      // build adds parts, and at their place among them AddServers
+	Traces  trace.TracerProvider // nil: no spans
+	Group   lifecycle.Group      // build adds parts, and AddServers among them
 
 	AddServers func()
 
 	RPCListener, WebListener net.Listener
 
-	// Health is served by GRPC. When the group runs all services are well, unless the
-	// daemon says by Watch which are, until its context ends.
+	// Health is served by GRPC. While the group runs, all services are healthy. If Watch
+	// is set, Watch reports the health instead, until its context ends.
 	Health *health.Server
 	Watch  func(context.Context)
-	Up     []any // what else the log says of a daemon that is up
+	Up     []any // further attributes of the startup log line
 }
 
-// Serve opens the listeners, has build add services to their servers and parts to
-// their group, and runs all that until ctx ends. The options are added to those of every
-// gRPC server of ours.
+// Serve opens the listeners, lets build add services and parts, and runs everything until
+// ctx ends. options extend the options of all our gRPC servers.
 func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, options []grpc.ServerOption, build func(*Servers) error) error {
 	a.Guard.Log(log)
 	var provider trace.TracerProvider
@@ -123,7 +120,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	}
 	s.Watch = s.serving
 	a.Guard.Measure(s.Metrics)
-	// A half each, so that the clients of neither keep those of the other out.
+	// Half each, so the clients of one listener do not exclude the other's.
 	descriptors := connlimit.Descriptors()
 	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}
 	rpc := &connlimit.Listener{Listener: s.RPCListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, math.MaxInt32), Strangers: a.Guard.Identifies()}}
@@ -155,7 +152,8 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	return err
 }
 
-// WithPages is next, but for what is below a path, which pages serve; nil: there are none.
+// WithPages serves paths below at with pages, and all other paths with next. nil pages:
+// only next.
 func WithPages(next, pages http.Handler, at string) http.Handler {
 	if pages == nil {
 		return next
@@ -172,25 +170,25 @@ func WithPages(next, pages http.Handler, at string) http.Handler {
 	})
 }
 
-// serving says that all services are well.
+// serving reports all services as healthy.
 func (s *Servers) serving(ctx context.Context) {
 	s.watched(healthv1.HealthCheckResponse_SERVING)
 	<-ctx.Done()
 }
 
 func (s *Servers) watched(status healthv1.HealthCheckResponse_ServingStatus) {
-	s.Health.SetServingStatus("", status) // all of it
+	s.Health.SetServingStatus("", status) // the server as a whole
 	for name := range s.GRPC.GetServiceInfo() {
 		s.Health.SetServingStatus(name, status)
 	}
 }
 
-// maxOperators bounds the connections at an address for operators; one more is answered
-// 503.
+// maxOperators bounds the connections at an operators' address. Further connections
+// receive 503.
 const maxOperators = 256
 
-// ListenHTTP listens at the address of a flag, for operators. It returns where that is,
-// and a part that serves handler there to those whom the guard lets in.
+// ListenHTTP listens for operators at a flag's address. It returns the address and a part
+// that serves handler to clients that the guard admits.
 func ListenHTTP(flag, address string, guard *secure.Server, handler http.Handler, log *slog.Logger) (net.Addr, func(context.Context) error, error) {
 	ln, err := net.Listen("tcp", address)
 	if err != nil {

@@ -23,10 +23,10 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// tracesFlush bounds how long a daemon that stops waits for its last traces.
+// tracesFlush bounds the wait for the last traces when a daemon stops.
 const tracesFlush = 2 * time.Second
 
-// checkTraces says what is wrong with --trace-endpoint.
+// checkTraces returns an error for an invalid --trace-endpoint.
 func checkTraces(endpoint string) error {
 	u, err := url.Parse(endpoint)
 	if endpoint == "" || err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Port() != "" {
@@ -35,8 +35,8 @@ func checkTraces(endpoint string) error {
 	return fmt.Errorf("--trace-endpoint %q: want http://host:port, or https://host:port", endpoint)
 }
 
-// traces has a gRPC server trace its calls, but for those that last as long as a session,
-// and for questions after health; end sends the last ones. What cannot be sent is dropped.
+// traces makes a gRPC server trace its calls, except session-long calls and health
+// checks. end sends the last traces. Unsendable traces are dropped.
 func traces(ctx context.Context, endpoint, name string, log *slog.Logger) (_ grpc.ServerOption, _ oteltrace.TracerProvider, end func(), err error) {
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package durable writes small files that are there after a loss of power. It knows nothing
-// of what is in them.
+// Package durable writes small files that survive a loss of power.
 package durable
 
 import (
@@ -8,13 +7,13 @@ import (
 	"path/filepath"
 )
 
-// Temporary ends the name of a file that Replace has not put in its place. One may be left
-// by a process that was killed.
+// Temporary is the suffix of an unfinished Replace. A killed process may leave such a
+// file.
 const Temporary = ".new"
 
-// Replace makes these bytes a file, in place of one of that name. Unless it returns nil,
-// that is as it was, or replaced. It needs no room on the disk as far as Reserve has made
-// that. One caller at a time for a name.
+// Replace creates or replaces a file with the given bytes. After an error the old file is
+// unchanged or fully replaced. Replace needs no disk space beyond the space that Reserve
+// has reserved. Only one caller at a time may use a name.
 func Replace(path string, b []byte) error {
 	temp := path + Temporary
 	err := write(temp, b)
@@ -30,26 +29,25 @@ func Replace(path string, b []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Write makes these bytes a file, or what one of that name has.
+// Write creates or overwrites a file with the given bytes.
 func Write(path string, b []byte) error {
 	return errors.Join(write(path, b), SyncDir(filepath.Dir(path)))
 }
 
-// Reserve makes room on the disk for the next Replace of a file with up to size bytes: a
-// disk that is full by then has it. Not beside a Replace of that name.
+// Reserve reserves disk space for the next Replace with up to size bytes, in case the
+// disk is full by then. Do not call it concurrently with a Replace of the same name.
 func Reserve(path string, size int64) error {
 	f, err := os.OpenFile(path+Temporary, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	if err = Allocate(f, size); err != nil { // the parts of a reserve that is too small are better given back
+	if err = Allocate(f, size); err != nil { // release a reserve that is too small
 		err = errors.Join(err, os.Remove(path+Temporary))
 	}
 	return errors.Join(err, f.Close())
 }
 
-// Allocate gives a file blocks of the disk for its first size bytes: they are zeros where
-// there was nothing.
+// Allocate allocates disk blocks for the first size bytes of a file. New bytes are zeros.
 func Allocate(f *os.File, size int64) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -61,7 +59,7 @@ func Allocate(f *os.File, size int64) error {
 	return err
 }
 
-// write leaves to a file the blocks that it has until all is written.
+// write keeps a file's blocks until all bytes are written.
 func write(path string, b []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -76,7 +74,7 @@ func write(path string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// SyncDir makes it durable which files are in a folder.
+// SyncDir makes the entries of a folder durable.
 func SyncDir(path string) error {
 	d, err := os.Open(path)
 	if err != nil {

@@ -16,27 +16,27 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Config is whom the server serves; the zero value: all clients, in clear.
+// Config configures a server. The zero value serves all clients without TLS.
 type Config struct {
-	// Authority signs the server's certificate, and those that clients must show.
+	// Authority signs the server's certificate and its clients' certificates.
 	Authority *testkit.Authority
-	// User, with the password, may read and write what begins with the prefix,
-	// and other users nothing. Empty: no passwords.
+	// User, with Password, may access the keys below Prefix, and other users nothing.
+	// Empty: no passwords.
 	User, Password, Prefix string
-	// Address is where it listens; empty: on any port of loopback.
+	// Address is the listen address; empty: any loopback port.
 	Address string
 	// MaxRequestBytes bounds a request; 0: etcd's default.
 	MaxRequestBytes uint
 }
 
-// Server is a server of one member, which ends with its test.
+// Server is a server of one member. It ends with its test.
 type Server struct {
 	URL     string
 	t       testing.TB
 	program string
 	dir     string
 	flags   []string
-	tls     *tls.Config    // an operator's; nil: in clear
+	tls     *tls.Config    // an operator's; nil: without TLS
 	process *local.Process // nil: stopped
 }
 
@@ -64,7 +64,7 @@ func (s *Server) configure(cfg Config, client, peer string) {
 	scheme := "http"
 	s.flags = []string{
 		"--data-dir=" + s.dir, "--log-level=error", "--heartbeat-interval=50", "--election-timeout=500",
-		"--unsafe-no-fsync", // what the disk keeps is etcd's own test
+		"--unsafe-no-fsync", // durability is not under test here
 		"--bcrypt-cost=4",   // the minimum
 		"--listen-peer-urls=http://" + peer, "--initial-advertise-peer-urls=http://" + peer, "--initial-cluster=default=http://" + peer,
 	}
@@ -80,7 +80,7 @@ func (s *Server) configure(cfg Config, client, peer string) {
 	s.flags = append(s.flags, "--listen-client-urls="+s.URL, "--advertise-client-urls="+s.URL)
 }
 
-// start returns once the server answers, or has ended.
+// start returns once the server answers or has ended.
 func (s *Server) start() error {
 	c, err := s.client()
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Server) client() (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, DialTimeout: testkit.Hang, TLS: s.tls, Logger: zap.NewNop()})
 }
 
-// Stop ends the server, which keeps what it has.
+// Stop stops the server, which keeps its data.
 func (s *Server) Stop() {
 	if s.process == nil {
 		return
@@ -111,17 +111,17 @@ func (s *Server) Stop() {
 	if err := s.process.Signal(syscall.SIGTERM); err != nil {
 		s.t.Error(err)
 	}
-	<-s.process.Done() // with that signal, which it raises again
+	<-s.process.Done() // ends with the same signal, which etcd raises again
 	s.process = nil
 }
 
-// Restart starts a server that was stopped.
+// Restart starts a stopped server.
 func (s *Server) Restart() {
 	s.t.Helper()
 	testkit.Must(s.t, s.start())
 }
 
-// protect lets in who shows the user's password, and root, whom etcd needs.
+// protect admits only the user with the password, and root, which etcd requires.
 func (s *Server) protect(cfg Config) {
 	s.t.Helper()
 	c, err := s.client()

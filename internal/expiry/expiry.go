@@ -1,6 +1,6 @@
-// Package expiry has the settings that say when a message that no consumer finished is given
-// up. It is pure: brokers keep the settings, the control plane keeps them with the topic, and
-// nsqd/queue carries them out.
+// Package expiry has the settings for giving up messages that no consumer finished. The
+// package is pure: brokers store the settings, the control plane stores them with the
+// topic, and nsqd/queue applies them.
 package expiry
 
 import (
@@ -16,20 +16,20 @@ import (
 // MaxTTL is the longest life of a message that Settings can bound.
 const MaxTTL = 10 * 365 * 24 * time.Hour
 
-// Settings say when a message of a topic or a channel is given up. A
-// field that is zero sets nothing.
+// Settings determine when a message of a topic or a channel is given up. A zero field
+// sets nothing.
 type Settings struct {
 	TTL         time.Duration `json:"ttl_ns,omitempty"`       // from publication
 	MaxAttempts int           `json:"max_attempts,omitempty"` // deliveries in one channel, up to 65535
-	DeadLetter  string        `json:"dead_letter,omitempty"`  // topic that gets what had MaxAttempts deliveries
+	DeadLetter  string        `json:"dead_letter,omitempty"`  // topic that receives messages after MaxAttempts deliveries
 }
 
 // On reports whether anything is set.
 func (e Settings) On() bool { return e != (Settings{}) }
 
-// Within returns what is in force in a channel with settings e of a topic with settings t. A
-// channel can shorten the topic's TTL and not lengthen it. The other settings of the channel
-// replace the topic's.
+// Within returns the settings in force in a channel with settings e of a topic with
+// settings t. A channel can shorten the topic's TTL but not lengthen it. The channel's
+// other settings replace the topic's.
 func (e Settings) Within(t Settings) Settings {
 	if e.TTL == 0 || t.TTL > 0 && t.TTL < e.TTL {
 		e.TTL = t.TTL
@@ -54,5 +54,5 @@ func (e Settings) Validate(topic string) error {
 	return errors.Join(errs...)
 }
 
-// ErrNoAttempts: a dead letter topic is named, and no number of attempts.
+// ErrNoAttempts: a dead letter topic is set without a number of attempts.
 var ErrNoAttempts = errors.New("dead_letter needs max_attempts, which says when a message has failed")

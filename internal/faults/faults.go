@@ -1,5 +1,5 @@
-// Package faults collects what is wrong with a configuration, so that who gave it is
-// told all of it at once. It knows nothing of configurations.
+// Package faults collects all problems of a configuration, so the operator sees them at
+// once.
 package faults
 
 import (
@@ -7,10 +7,10 @@ import (
 	"fmt"
 )
 
-// List is what was found so far. The zero List is empty.
+// List is a list of faults. The zero List is empty.
 type List []error
 
-// If adds a fault if there is one; the arguments are evaluated in any case.
+// If adds a fault if bad is true. The arguments are evaluated in any case.
 func (l *List) If(bad bool, format string, args ...any) {
 	if bad {
 		*l = append(*l, fmt.Errorf(format, args...))

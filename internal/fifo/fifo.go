@@ -1,20 +1,21 @@
-// Package fifo is a queue in memory, for who owns it alone.
+// Package fifo is a queue in memory for a single owner.
 package fifo
 
-// Queue is a ring that grows by doubling, and keeps its size. The zero Queue is empty.
+// Queue is a ring that grows by doubling and never shrinks. The zero Queue is empty.
 type Queue[T any] struct {
 	ring  []T // len is 0 or a power of two
 	first int
 	n     int
 }
 
-// Len returns how many are in it.
+// Len returns the number of elements.
 func (q *Queue[T]) Len() int { return q.n }
 
-// Front is the oldest, until the next Push or Pop. Requires: Len() > 0.
+// Front returns the oldest element, valid until the next Push or Pop. Requires: Len() >
+// 0.
 func (q *Queue[T]) Front() *T { return &q.ring[q.first] }
 
-// Push adds one behind all others.
+// Push appends an element.
 func (q *Queue[T]) Push(v T) {
 	if q.n == len(q.ring) {
 		grown := make([]T, max(1, 2*q.n))
@@ -26,10 +27,10 @@ func (q *Queue[T]) Push(v T) {
 	q.n++
 }
 
-// Pop takes the oldest out. Requires: Len() > 0.
+// Pop removes and returns the oldest element. Requires: Len() > 0.
 func (q *Queue[T]) Pop() T {
 	v := q.ring[q.first]
-	clear(q.ring[q.first : q.first+1]) // what it points to may go
+	clear(q.ring[q.first : q.first+1]) // releases pointers
 	q.first = (q.first + 1) & (len(q.ring) - 1)
 	q.n--
 	return v

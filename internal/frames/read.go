@@ -1,5 +1,6 @@
-// Package frames reads what a broker sends one frame at a time, for clients that wait for
-// each: the library, the load generator, the calibration and tests. The codec is nsq/wire's.
+// Package frames reads a broker's frames one at a time, for clients that wait for each
+// frame: the library, the load generator, the calibration and tests. Package nsq/wire has
+// the codec.
 package frames
 
 import (
@@ -8,10 +9,9 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Read reads the frame that r has next, and nothing beyond it, for a client that
-// waits for one at a time. It refuses what wire.ParseFrame does, and before it allocates for a
-// frame that is too large. data is the caller's. The error is io.EOF only where r ends
-// before a frame begins.
+// Read reads the next frame of r and no further bytes. It refuses what wire.ParseFrame
+// refuses, and refuses an oversized frame before allocating. The caller owns data. The
+// error is io.EOF only if r ends before a frame begins.
 func Read(r io.Reader, limit int) (t wire.FrameType, data []byte, err error) {
 	var head [wire.FrameOverhead]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

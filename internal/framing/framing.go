@@ -1,9 +1,9 @@
-// Package framing tells of requests that are framed twice. One that has both Content-Length
-// and Transfer-Encoding, or the latter in HTTP/1.0, means one thing to net/http, which drops
-// the first, and perhaps another to what stands in front of it: what one takes for the body,
-// the other takes for the next request, which may be another client's. net/http keeps no
-// trace of it, so connections look at what they read. What becomes of such a request is its
-// handler's business. It knows HTTP/1 in clear: with TLS there is nothing to look at.
+// Package framing detects requests that are framed twice: with both Content-Length and
+// Transfer-Encoding, or with Transfer-Encoding in HTTP/1.0. net/http drops
+// Content-Length, but a proxy in front may use it. Then the body for one side is the next
+// request for the other side, perhaps another client's. net/http leaves no trace of the
+// double framing, so connections examine what they read. The handler decides about such a
+// request. The package understands only HTTP/1 without TLS.
 package framing
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/connlimit"
 )
 
-// Listener is one whose connections are Conns.
+// Listener is a listener whose connections are Conns.
 type Listener struct{ *connlimit.Listener }
 
 // Accept returns the next connection.
@@ -29,20 +29,20 @@ func (l Listener) Accept() (net.Conn, error) {
 	return &Conn{Conn: c.(*connlimit.Conn)}, nil
 }
 
-// Conn notes the request lines of heads that are framed twice. What net/http takes for a
-// head it cannot know: every run of lines between two empty ones may be one, and every line
-// of it that ends as a request line does may end in one, since a body need not end with a
-// line. Where a body is taken for a head, too, that matters only to a later request with
-// the same request line.
+// Conn records the request lines of heads that are framed twice. Conn cannot know which
+// bytes net/http takes for a head. Every run of lines between two empty lines may be a
+// head. Every line of the run that ends like a request line may end in a request line,
+// because a body need not end with a line break. If Conn takes a body for a head, only a
+// later request with the same request line is affected.
 type Conn struct {
 	*connlimit.Conn
 
-	// Owned by who reads: of this run of lines.
-	line           []byte // without its middle, if it is longer than maxLine
-	requests       []byte // lines that end as request lines do
+	// Owned by the reader; of the current run of lines.
+	line           []byte // without its middle, if longer than maxLine
+	requests       []byte // lines that end like request lines
 	length, coding bool
 
-	twice atomic.Value // string: request lines; longer than maxRequests: any. Written by who reads
+	twice atomic.Value // string: request lines; longer than maxRequests: any. Written by the reader
 }
 
 const (
@@ -72,7 +72,7 @@ func (c *Conn) lineRead(line []byte) {
 	if end := len(line) - len(" HTTP/1.1"); end > 0 && bytes.HasPrefix(line[end:], []byte(" HTTP/1.")) {
 		method, _, _ := bytes.Cut(line, []byte{' '})
 		if line[0] > ' ' && len(c.line) < maxLine && !bytes.Contains(method, []byte{':'}) {
-			c.reset() // it is no header line, so what came before it was no head
+			c.reset() // not a header line, so the lines before were no head
 		}
 		if len(c.requests) <= maxRequests {
 			c.requests = append(append(c.requests, line...), '\n')
@@ -93,8 +93,8 @@ func (c *Conn) lineRead(line []byte) {
 
 func (c *Conn) reset() { c.requests, c.length, c.coding = c.requests[:0], false, false }
 
-// Twice reports whether a request that came over a connection was framed twice; false where
-// the connection is no Conn.
+// Twice reports whether a request over the connection was framed twice; false for a
+// connection that is not a Conn.
 func Twice(over net.Conn, r *http.Request) bool {
 	c, ok := over.(*Conn)
 	if !ok || r.ProtoMajor != 1 || len(r.TransferEncoding) == 0 && r.ProtoMinor > 0 {

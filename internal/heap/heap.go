@@ -1,10 +1,10 @@
-// Package heap is container/heap for elements that say themselves which comes first.
+// Package heap is container/heap for elements with their own order.
 package heap
 
 // Heap is a binary heap: no element is before h[0]. The zero Heap is empty.
 type Heap[T interface{ Before(T) bool }] []T
 
-// Init makes a heap of elements in any order.
+// Init orders elements as a heap.
 func (h Heap[T]) Init() {
 	for i := len(h)/2 - 1; i >= 0; i-- {
 		h.down(i)
@@ -25,12 +25,12 @@ func (h *Heap[T]) Push(v T) {
 	}
 }
 
-// Pop takes h[0] out. Requires: h is not empty.
+// Pop removes and returns h[0]. Requires: h is not empty.
 func (h *Heap[T]) Pop() T {
 	all := *h
 	first, last := all[0], len(all)-1
 	all[0] = all[last]
-	clear(all[last:]) // what it points to may go
+	clear(all[last:]) // releases pointers
 	*h = all[:last]
 	h.Fix()
 	return first
@@ -39,7 +39,7 @@ func (h *Heap[T]) Pop() T {
 // Fix restores the order after h[0] has changed.
 func (h Heap[T]) Fix() { h.down(0) }
 
-// down restores the order after h[i] has come to be behind others.
+// down restores the order after h[i] has moved back.
 func (h Heap[T]) down(i int) {
 	for {
 		child := 2*i + 1

@@ -1,8 +1,8 @@
-// Package identity decides which process a broker's id belongs to. An id belongs to one
-// process at a time: two that shared one would each use a share that was granted once.
-// The package is pure. It knows no session and no lease: its callers,
-// loaddistributor/controller and tbadaptor/ledger, say whether the process that has the id
-// may still live. nsqd/agent acts on what it answers.
+// Package identity decides which process owns a broker's id. An id belongs to one process
+// at a time: two processes with one id would both use a share that was granted once. The
+// package is pure, without sessions and leases. Its callers, loaddistributor/controller
+// and tbadaptor/ledger, know whether the owner may still live. nsqd/agent acts on the
+// answers.
 package identity
 
 import (
@@ -22,23 +22,23 @@ const (
 	ReasonLost  = "BROKER_ID_LOST"
 )
 
-// HeardKey is the key in the ErrorInfo of ReasonInUse under which is for how many
-// milliseconds the process that has the id was silent.
+// HeardKey is the key in the ErrorInfo of ReasonInUse for the owner's silence in
+// milliseconds.
 const HeardKey = "heard_ms"
 
-// Process is one process of a broker, as its hello describes the process.
+// Process is a broker's process, as described by its hello.
 type Process struct {
-	Said  mono.Said // this hello
+	Said  mono.Said // the hello
 	Place Place
 }
 
-// Place is where a process runs.
+// Place is the location of a process.
 type Place struct {
 	Address string // host:port for clients, for people
 	Host    string // for people
 	Folder  string // the data folder, for people
-	// Lock names the lock that the process holds on its data folder. Two processes with one
-	// Lock never live at once. Empty: not known.
+	// Lock names the lock that the process holds on its data folder. Two live processes
+	// never share a Lock. Empty: unknown.
 	Lock string
 }
 
@@ -62,7 +62,7 @@ func (p Place) Check(fault func(field, format string, args ...any)) {
 	}
 }
 
-// String names the process for an operator.
+// String describes the process for an operator.
 func (p Place) String() string {
 	var parts []string
 	if p.Host != "" {
@@ -81,26 +81,25 @@ func (p Place) String() string {
 	return s
 }
 
-// Owner is the process that an id belongs to. The zero Owner is of an id that belongs to
-// no process.
+// Owner is the process that owns an id. The zero Owner means that no process owns the id.
 type Owner struct {
 	Process
-	past  []string // instances before the process, oldest first, at most maxPast
-	ended bool     // the process' end is proven
+	past  []string // earlier instances, oldest first, at most maxPast
+	ended bool     // the process has provably ended
 }
 
-// maxPast bounds how many instances of one id are remembered, to refuse what they say
-// after another process has the id.
+// maxPast bounds the remembered instances of an id. Messages from these instances are
+// refused after another process has taken the id.
 const maxPast = 8
 
-// ErrReplaced: the process has said a later hello.
+// ErrReplaced: the process has sent a later hello.
 var ErrReplaced = errors.New("a later hello of the same process was heard")
 
-// InUse refuses a process, as its id belongs to another process that may live.
+// InUse refuses a process because the id belongs to another process that may live.
 type InUse struct {
 	ID             string
 	Owner, Refused Place
-	Heard          time.Duration // since the owner was heard
+	Heard          time.Duration // since the owner's last message
 }
 
 func (e *InUse) Error() string {
@@ -113,7 +112,7 @@ func (e *InUse) Metadata() map[string]string {
 	return map[string]string{HeardKey: strconv.FormatInt(e.Heard.Milliseconds(), 10)}
 }
 
-// Lost refuses a process, as its id belongs to a later process.
+// Lost refuses a process because the id belongs to a later process.
 type Lost struct {
 	ID             string
 	Owner, Refused Place
@@ -123,10 +122,10 @@ func (e *Lost) Error() string {
 	return fmt.Sprintf("broker id %q belongs to a later process now, %s; refused is %s", e.ID, e.Owner, e.Refused)
 }
 
-// Check says whether the id may belong to p from now on. lives says whether the owner may
-// live, as far as its sessions and leases tell, and silent for how long the owner was not
-// heard. The owner's lock on its data folder, which p holds now, proves that the owner has
-// ended, and so does Ended. Errors: ErrReplaced, *InUse, *Lost.
+// Check returns nil if p may own the id from now on. lives reports whether the owner may
+// live according to its sessions and leases. silent is the time since the owner's last
+// message. The owner has provably ended after End, or if p now holds the owner's lock on
+// its data folder. Errors: ErrReplaced, *InUse, *Lost.
 func (o *Owner) Check(id string, p Process, lives bool, silent time.Duration) error {
 	same := o.Said.Process == p.Said.Process
 	handedOn := o.Place.Lock != "" && o.Place.Lock == p.Place.Lock
@@ -145,7 +144,7 @@ func (o *Owner) Check(id string, p Process, lives bool, silent time.Duration) er
 	return &InUse{ID: id, Owner: o.Place, Refused: p.Place, Heard: silent}
 }
 
-// Take has the id belong to p. Requires: Check allowed it.
+// Take makes p the owner of the id. Requires: Check returned nil.
 func (o *Owner) Take(p Process) {
 	if was := o.Said.Process; was != "" && was != p.Said.Process {
 		o.past = append(o.past, was)
@@ -154,8 +153,8 @@ func (o *Owner) Take(p Process) {
 	o.Process, o.ended = p, false
 }
 
-// End records that the process of that instance has ended. It does nothing if the id
-// belongs to another process.
+// End records that the process of the given instance has ended. If another process owns
+// the id, End does nothing.
 func (o *Owner) End(instance string) {
 	if o.Said.Process == instance {
 		o.ended = true

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Group is a set of parts that run together. The zero value is ready. Add all
-// parts, then call Run once.
+// Group is a set of parts that run together. The zero value is ready. Add all parts, then
+// call Run once.
 type Group struct {
 	parts []part
 }
@@ -19,7 +19,7 @@ type part struct {
 	run  func(context.Context) error
 }
 
-// running is a part that has been started.
+// running is a started part.
 type running struct {
 	name   string
 	cancel context.CancelFunc
@@ -27,28 +27,28 @@ type running struct {
 	err    error
 }
 
-// Add appends a part. run works until its context ends, and returns only after
-// everything it started has ended.
+// Add appends a part. run works until its context ends, and returns only after everything
+// that run started has ended.
 func (g *Group) Add(name string, run func(context.Context) error) {
 	g.parts = append(g.parts, part{name, run})
 }
 
-// Run starts the parts in the order of Add and waits. When ctx ends, or a part
-// returns an error, it cancels the parts one by one, the last one added first,
-// and waits for each before it cancels the next; so a part may count on those
-// added before it for as long as it runs. A part that returns nil has
-// finished, and the others go on; when all have finished, Run returns.
+// Run starts the parts in the order of Add and waits. When ctx ends, or a part returns an
+// error, Run cancels the parts one by one, the last added first. It waits for each part
+// before it cancels the next. So a part may rely on the parts added before it while it
+// runs. A part that returns nil has finished, and the other parts continue. When all
+// parts have finished, Run returns.
 //
-// It returns the errors of all parts, in the order in which they were
-// collected: the one that stopped the group first. context.Canceled from a
-// part that was told to stop is not an error.
+// Run returns the errors of all parts, in the order of their occurrence: first the error
+// that stopped the group. context.Canceled from a part after its cancellation is not an
+// error.
 //
-// The parts do not see ctx itself, which would end for all of them at once,
-// but contexts with its values.
+// The parts do not receive ctx itself, which would end for all of them at once, but
+// contexts with its values.
 func (g *Group) Run(ctx context.Context) error {
 	var (
 		started []*running
-		ended   = make(chan *running, len(g.parts)) // room for all: a part never waits to end
+		ended   = make(chan *running, len(g.parts)) // room for all parts, so a part never waits to end
 		wg      sync.WaitGroup
 	)
 	for _, p := range g.parts {
@@ -101,9 +101,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// onlyCanceled reports whether err is context.Canceled and nothing else: of a
-// joined error every branch must be, lest a real failure hide behind a
-// cancelled one.
+// onlyCanceled reports whether err is context.Canceled and nothing else. Every branch of
+// a joined error must be context.Canceled, so no failure hides behind a cancellation.
 func onlyCanceled(err error) bool {
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:

@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// Listeners are sockets that outlive those who serve them one after the other: who connects in
-// between waits, and is not refused. They are for one goroutine.
+// Listeners are sockets that outlive their successive servers. New connections wait
+// between two servers and are not refused. One goroutine uses Listeners.
 type Listeners map[string]*net.TCPListener // by flag
 
-// Listen returns a listener at the address of a flag. Once it is closed, and no Accept is under
-// way, the next Listen of that flag takes its socket over. A nil Listeners keeps nothing.
+// Listen returns a listener at a flag's address. After the listener is closed and no
+// Accept is in progress, the next Listen of the flag reuses its socket. A nil Listeners
+// keeps no sockets.
 func (l Listeners) Listen(flag, address string) (net.Listener, error) {
 	kept := l[flag]
 	if kept == nil {
@@ -39,7 +40,7 @@ func (l Listeners) Close() error {
 	return errors.Join(errs...)
 }
 
-// lent is a listener whose socket stays open when it is closed.
+// lent is a listener whose socket stays open after Close.
 type lent struct {
 	*net.TCPListener
 	closed atomic.Bool
@@ -49,12 +50,12 @@ type lent struct {
 func (l *lent) Accept() (net.Conn, error) {
 	conn, err := l.TCPListener.Accept()
 	if err != nil && l.closed.Load() {
-		err = net.ErrClosed // and not that of a deadline
+		err = net.ErrClosed // hides the deadline error
 	}
 	return conn, err
 }
 
-// Close has Accept fail, also where it waits.
+// Close makes Accept fail, including an Accept in progress.
 func (l *lent) Close() error {
 	if l.closed.Swap(true) {
 		return nil

@@ -23,18 +23,18 @@ const (
 	exitUsage = 2
 )
 
-// StopLimit is how long a daemon may take to stop after the first signal, unless
-// something holds it.
+// StopLimit bounds the time from the first signal until the daemon has stopped, unless a
+// Hold extends it.
 const StopLimit = 30 * time.Second
 
-// FlushLimit is how long the last lines of a log may take at the end.
+// FlushLimit bounds the time for the last log lines.
 const FlushLimit = 500 * time.Millisecond
 
 type heldKey struct{}
 
-// Hold keeps StopLimit from ending the daemon before release is called: for what
-// must not be given up, such as writing what would be lost. ctx is that of a run
-// function of Main, or one derived from it; any other does nothing.
+// Hold prevents StopLimit from ending the daemon until release is called. It protects
+// work that must finish, such as writing data that would be lost. ctx is the context of
+// Main's run function, or derived from it; with any other context Hold does nothing.
 func Hold(ctx context.Context) (release func()) {
 	held, _ := ctx.Value(heldKey{}).(*atomic.Int32)
 	if held == nil {
@@ -44,24 +44,25 @@ func Hold(ctx context.Context) (release func()) {
 	return sync.OnceFunc(func() { held.Add(-1) })
 }
 
-// KeepPipes has a write to a standard output whose reader is gone fail with EPIPE, where it
-// would end the process, until restore is called.
+// KeepPipes makes writes to a standard output without a reader fail with EPIPE instead of
+// ending the process, until restore is called.
 func KeepPipes() (restore func()) {
 	signal.Ignore(syscall.SIGPIPE)
 	return func() { signal.Reset(syscall.SIGPIPE) }
 }
 
-// Survive keeps the process running when its terminal closes (SIGHUP), and when the reader of
-// its standard error or output ends (SIGPIPE): such a write fails with EPIPE instead. A
-// supervisor takes both signals for a clean exit and would not restart the process.
+// Survive keeps the process running when its terminal closes (SIGHUP), and when the
+// reader of its standard error or output ends (SIGPIPE). A write to the lost reader fails
+// with EPIPE. A supervisor takes both signals for a clean exit and would not restart the
+// process.
 func Survive() {
 	signal.Ignore(syscall.SIGHUP)
 	KeepPipes()
 }
 
-// OnHangup calls reload at each SIGHUP, on one goroutine, until stop is called. Signals that
-// arrive during a call cause one more call. stop waits for the goroutine. From then on the
-// process ignores SIGHUP.
+// OnHangup calls reload at each SIGHUP, on one goroutine, until stop is called. Signals
+// during a call cause one more call. stop waits for the goroutine. Afterwards the process
+// ignores SIGHUP.
 func OnHangup(reload func()) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
@@ -84,14 +85,14 @@ func OnHangup(reload func()) (stop func()) {
 	})
 }
 
-// UsageError marks an error as the caller's: a bad flag, a bad configuration.
+// UsageError marks an error of the caller: a bad flag or configuration.
 type UsageError struct{ Err error }
 
 func (e UsageError) Error() string { return e.Err.Error() }
 func (e UsageError) Unwrap() error { return e.Err }
 
-// ExitError carries an exit code other than 1, for tools whose codes mean
-// something (srtm plan: 3 is infeasible). Err may be nil: nothing is printed.
+// ExitError carries an exit code other than 1, for tools with meaningful codes (srtm
+// plan: 3 is infeasible). If Err is nil, nothing is printed.
 type ExitError struct {
 	Code int
 	Err  error
@@ -109,16 +110,16 @@ func (e ExitError) Unwrap() error { return e.Err }
 //
 //	func main() { os.Exit(lifecycle.Main("nsqd", run)) }
 //
-// The context ends at the first SIGINT or SIGTERM. The second one kills the
-// process at once, and so does the end of StopLimit, with exit code 1, or the
-// first whole multiple of it at which nothing holds it (see Hold). An
-// error of run is printed on standard error by PrintError; the code is 0 without an error, 2 for a UsageError, what an ExitError says, and
-// else 1. Lines on obs.Stderr that are not read are waited for no longer than
-// FlushLimit.
+// The context ends at the first SIGINT or SIGTERM. The second signal kills the process at
+// once. The end of StopLimit kills it with exit code 1. If the daemon holds (see Hold),
+// the kill waits for the first whole multiple of StopLimit without a hold. PrintError
+// prints an error of run to standard error. The code is 0 without an error, 2 for a
+// UsageError, the code of an ExitError, and otherwise 1. Main waits at most FlushLimit
+// for unread lines on obs.Stderr.
 func Main(name string, run func(context.Context) error) int {
 	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer restore()
-	// Giving the signals back to the runtime makes the next one fatal.
+	// With the default handlers restored, the next signal is fatal.
 	context.AfterFunc(ctx, restore)
 	code := supervise(ctx, name, run, obs.Stderr, func(code int) {
 		obs.Stderr.Flush(FlushLimit)
@@ -128,8 +129,7 @@ func Main(name string, run func(context.Context) error) int {
 	return code
 }
 
-// supervise is Main after the signals. exit is called only when run outlives
-// StopLimit.
+// supervise is Main without the signals. It calls exit only if run outlives StopLimit.
 func supervise(ctx context.Context, name string, run func(context.Context) error, stderr io.Writer, exit func(int)) int {
 	over := make(chan struct{})
 	watched := make(chan struct{})
@@ -181,8 +181,8 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 	return code
 }
 
-// PrintError writes "name: error", and of several errors, joined, each on a line
-// of its own, in one write. What others have said in it is printable.
+// PrintError writes "name: error" in one write, with a line for each of several joined
+// errors. Text from others is made printable.
 func PrintError(w io.Writer, name string, err error) {
 	prefix := name + ": "
 	fmt.Fprintln(w, prefix+strings.ReplaceAll(obs.Printable(err.Error()), "\n", "\n"+prefix))

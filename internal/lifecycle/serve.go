@@ -15,13 +15,12 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 )
 
-// Grace is how long a server waits for requests under way when it is told to
-// stop. What still runs then is cut off. What stops a daemon kills it a few
-// seconds later.
+// Grace is how long a stopping server waits for requests in progress before it cuts them
+// off. Supervisors kill a daemon a few seconds later.
 const Grace = time.Second
 
-// Together returns a part that is all of these parts, started and stopped at the
-// same time. When one ends with an error, the others are told to stop.
+// Together returns a part that combines all the parts, started and stopped at the same
+// time. When one part ends with an error, the others are told to stop.
 func Together(parts ...func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -40,13 +39,13 @@ func Together(parts ...func(context.Context) error) func(context.Context) error 
 	}
 }
 
-// acceptPause is between two attempts to accept a connection.
+// acceptPause separates two attempts to accept a connection.
 const acceptPause = 100 * time.Millisecond
 
-// ServeConns serves each connection of ln in a goroutine of its own until ctx ends, or ln
-// fails: then the context that serve was given ends, and ServeConns returns when each call
-// of serve has. failed is told why a connection could not be accepted, as where too many
-// files are open: some may be closed meanwhile. It closes ln and the connections.
+// ServeConns serves each connection of ln in its own goroutine until ctx ends or ln
+// fails. Then it ends the context of serve and waits for all calls of serve. failed
+// receives the errors of accepting a connection, for example with too many open files;
+// ServeConns retries. ServeConns closes ln and the connections.
 func ServeConns(ctx context.Context, what string, ln net.Listener, failed func(error), serve func(context.Context, net.Conn)) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -76,36 +75,36 @@ func ServeConns(ctx context.Context, what string, ln net.Listener, failed func(e
 	}
 }
 
-// HTTP returns a server of handler whose clients hold nothing up for ever by what they do not
-// send or do not read, a body that no handler wants included.
+// HTTP returns a server of handler whose clients cannot hold resources forever by not
+// sending or not reading. This includes a body that no handler reads.
 func HTTP(handler http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		WriteTimeout:      2 * time.Minute, // a profile of half a minute fits
+		WriteTimeout:      2 * time.Minute, // enough for a profile of half a minute
 		IdleTimeout:       time.Minute,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' mistakes
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' errors
 	}
 }
 
-// Serve returns a part that serves srv on ln. When its context ends it stops
-// accepting, waits up to Grace for requests under way, and cuts off the rest,
-// which is not an error. It closes ln.
+// Serve returns a part that serves srv on ln. When its context ends, the part stops
+// accepting, waits up to Grace for requests in progress, and cuts off the rest, which is
+// not an error. It closes ln.
 func Serve(ln net.Listener, srv *http.Server) func(context.Context) error {
 	return ServeWithin(ln, srv, func() time.Duration { return Grace })
 }
 
-// ServeWithin is Serve with another bound than Grace: what grace returns when the part is told
-// to stop. Near StopLimit or beyond it, the daemon has to Hold.
+// ServeWithin is Serve with the bound of grace, called at the stop, instead of Grace.
+// With a bound near StopLimit or above it, the daemon must Hold.
 func ServeWithin(ln net.Listener, srv *http.Server, grace func() time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		served := make(chan error, 1)
 		go func() { served <- srv.Serve(ln) }()
 		select {
 		case err := <-served:
-			// Connections that were open may still be: the listener failed, not they.
+			// The listener failed, but its connections may still be open.
 			return errors.Join(fmt.Errorf("serve HTTP on %v: %w", ln.Addr(), err), srv.Close())
 		case <-ctx.Done():
 		}
@@ -125,12 +124,12 @@ func ServeWithin(ln net.Listener, srv *http.Server, grace func() time.Duration) 
 	}
 }
 
-// ServeGRPC returns a part that serves srv on ln. When its context ends it
-// stops accepting, waits up to Grace for calls under way, and cuts off the
-// rest, which is not an error. It closes ln.
+// ServeGRPC returns a part that serves srv on ln. When its context ends, the part stops
+// accepting, waits up to Grace for calls in progress, and cuts off the rest, which is not
+// an error. It closes ln.
 //
-// A stream that never ends by itself is a call under way: end it from the
-// service when the daemon stops, or every shutdown takes the whole Grace.
+// An endless stream is a call in progress. The service must end it when the daemon stops,
+// or every shutdown takes the whole Grace.
 func ServeGRPC(ln net.Listener, srv *grpc.Server) func(context.Context) error {
 	return func(ctx context.Context) error {
 		served := make(chan error, 1)
@@ -151,7 +150,7 @@ func ServeGRPC(ln net.Listener, srv *grpc.Server) func(context.Context) error {
 		select {
 		case <-graceful:
 		case <-limit.C:
-			srv.Stop() // ends GracefulStop too
+			srv.Stop() // also ends GracefulStop
 			<-graceful
 		}
 		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {

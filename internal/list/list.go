@@ -1,19 +1,19 @@
-// Package list is a doubly linked list whose elements are parts of their values, so that
-// adding and removing one allocates nothing.
+// Package list is a doubly linked list whose elements are embedded in their values, so
+// insertion and removal do not allocate.
 package list
 
 import "iter"
 
-// List is a ring of elements through end. The zero List is empty. It may not be copied.
+// List is a ring of elements through end. The zero List is empty. Do not copy a List.
 type List[T any] struct{ end Element[T] }
 
-// Element is a value's place in a list. The zero Element is in none.
+// Element is a value's place in a list. The zero Element is in no list.
 type Element[T any] struct {
 	prev, next *Element[T]
 	value      T
 }
 
-// Push adds v, of which e is a part, behind all others. Requires: e is in no list.
+// Push appends v, which contains e. Requires: e is in no list.
 func (l *List[T]) Push(e *Element[T], v T) {
 	if l.end.next == nil {
 		l.end.prev, l.end.next = &l.end, &l.end
@@ -22,21 +22,22 @@ func (l *List[T]) Push(e *Element[T], v T) {
 	e.prev.next, e.next.prev = e, e
 }
 
-// Remove takes e out of its list. Requires: it is in one.
+// Remove removes e from its list. Requires: e is in a list.
 func (e *Element[T]) Remove() {
 	e.prev.next, e.next.prev = e.next, e.prev
 	*e = Element[T]{}
 }
 
-// Front is the oldest value, the zero T if there is none.
+// Front returns the oldest value, or the zero T of an empty list.
 func (l *List[T]) Front() (v T) {
 	if l.end.next != nil {
-		v = l.end.next.value // of an empty list that is end, which has none
+		v = l.end.next.value // in an empty list next is end, without a value
 	}
 	return v
 }
 
-// All are the values, oldest first. The one that it is at may be removed meanwhile.
+// All yields the values, oldest first. The caller may remove the present value during the
+// iteration.
 func (l *List[T]) All() iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for e := l.end.next; e != nil && e != &l.end; {

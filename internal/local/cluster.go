@@ -17,22 +17,22 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// ClusterConfig says what a cluster is made of. Immutable.
+// ClusterConfig configures a cluster. Immutable.
 type ClusterConfig struct {
-	Brokers int   // how many; 1 .. 100
-	Mcap    int64 // maximum rate of each within the SLO, msg/s; > 0
+	Brokers int   // number of brokers; 1 .. 100
+	Mcap    int64 // maximum rate of each broker within the SLO, msg/s; > 0
 	BinDir  string
-	LogDir  string // also of the brokers' data, in folders of their own
-	// BrokerFlags are given to every broker besides its own, LoaddistributorFlags to
-	// the loaddistributor.
+	LogDir  string // also for the brokers' data, in separate folders
+	// BrokerFlags are extra flags of every broker, LoaddistributorFlags of the
+	// loaddistributor.
 	BrokerFlags, LoaddistributorFlags []string
-	// Admission starts an admission process, which brokers ask about /pub and /mpub. Gateway
+	// Admission starts an admission process for the brokers' /pub and /mpub. Gateway
 	// starts a gateway with one class of requests, whose /pub and /mpub go to the brokers.
 	Admission, Gateway bool
-	// NATS is the path of nats-server: three of them keep what brokers store
-	// (--durability=replicated). "": brokers keep it in files.
+	// NATS is the path of nats-server. Three servers then store the brokers' data
+	// (--durability=replicated). "": brokers store data in files.
 	NATS string
-	// StartTimeout bounds the time until all have joined.
+	// StartTimeout bounds the time until all brokers have joined.
 	StartTimeout time.Duration
 }
 
@@ -47,7 +47,7 @@ func (c ClusterConfig) Validate() error {
 
 // Cluster is a running cluster.
 type Cluster struct {
-	// Set once.
+	// Set by StartCluster.
 	Conn    *grpc.ClientConn // to the loaddistributor
 	GRPC    string           // its address
 	Lookup  string           // host:port of its nsqlookupd-compatible HTTP
@@ -58,12 +58,12 @@ type Cluster struct {
 	Policy    string // file of the gateway's policy
 
 	// Owned by the caller's goroutine.
-	processes []*Process // in the order of their start
-	nats      []*Process // which brokers need until they have ended
+	processes []*Process // in start order
+	nats      []*Process // brokers need these until the brokers have ended
 }
 
-// StartCluster starts a tbadaptor, a loaddistributor and brokers, and waits until
-// every broker has joined. On an error nothing keeps running.
+// StartCluster starts a tbadaptor, a loaddistributor and brokers, and waits until every
+// broker has joined. After an error nothing keeps running.
 func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -78,11 +78,11 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			err = errors.Join(err, c.Stop())
 		}
 	}()
-	// What is started, in this order.
+	// Programs in start order.
 	type program struct {
 		name, binary string
 		flags        []string
-		ready        func() error // nil: not asked
+		ready        func() error // nil: not awaited
 	}
 	adaptor, brokerFlags := addresses[2], slices.Clone(cfg.BrokerFlags)
 	programs := []program{
@@ -116,11 +116,11 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	}
 	for i := range cfg.Brokers {
 		name := "broker" + strconv.Itoa(i+1)
-		data, err := os.MkdirTemp(cfg.LogDir, name+"-data-") // not an earlier cluster's
+		data, err := os.MkdirTemp(cfg.LogDir, name+"-data-") // not the folder of an earlier cluster
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		// A broker finds free ports itself and tells the loaddistributor.
+		// A broker chooses free ports and reports them to the loaddistributor.
 		programs = append(programs, program{name, "nsqd", append([]string{
 			"--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--broadcast-address", "127.0.0.1",
 			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC, "--data-path", data,
@@ -142,7 +142,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	return c, c.await(ctx, cfg.Brokers)
 }
 
-// await returns when all brokers have joined, or a process has died.
+// await returns when all brokers have joined or a process has died.
 func (c *Cluster) await(ctx context.Context, brokers int) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -177,9 +177,8 @@ func (c *Cluster) Died() error {
 	return errors.Join(errs...)
 }
 
-// Stop ends the processes, the last one started first, each within a bound, and then
-// nats-servers.
-// The error names those that failed.
+// Stop ends the processes, the last started first, each within a bound, and then the
+// nats-servers. The error names the failed processes.
 func (c *Cluster) Stop() error {
 	var errs []error
 	if c.Conn != nil {

@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// natsConfig is of nats-server. max_payload holds the largest message a broker takes by
-// default.
+// natsConfig is a configuration of nats-server. max_payload fits a broker's default
+// maximum message.
 const natsConfig = `server_name: %q
 listen: %q
 max_payload: 8MB
 jetstream { store_dir: %q }
 `
 
-// natsCluster is for several; one alone would wait for others.
+// natsCluster is only for several servers; a single server would wait for others.
 const natsCluster = `cluster { name: "srtm", listen: %q, routes: [%s] }
 `
 
-// NATS starts n nats-servers with JetStream that find each other, and keep what they
-// store in dir. They are not waited for: they elect a leader once most of them run. urls
-// is what --jetstream-url of nsqd takes. On an error nothing keeps running.
+// NATS starts n nats-servers with JetStream that find each other and store data in dir.
+// NATS does not wait for them: the servers elect a leader once most of them run. urls is
+// the value for nsqd's --jetstream-url. After an error nothing keeps running.
 func NATS(binary, dir string, n int) (all []*Process, urls string, err error) {
 	defer func() {
 		if err != nil {

@@ -8,9 +8,8 @@ import (
 	"sync"
 )
 
-// ports hands out ports, each once: between its choice and its use a port
-// belongs to no process. It stays below those that the system gives to outgoing
-// connections.
+// ports hands out each port once, because a port belongs to no process between its choice
+// and its use. It stays below the system's ports for outgoing connections.
 type ports struct {
 	mu struct {
 		sync.Mutex
@@ -18,10 +17,10 @@ type ports struct {
 	}
 }
 
-// free is the process's: two of them would hand out the same ports.
+// free is shared by the process, because two ports would hand out the same numbers.
 var free ports
 
-// Ports returns so many free loopback addresses.
+// Ports returns count free loopback addresses.
 func Ports(count int) ([]string, error) { return free.take(count) }
 
 func (p *ports) take(count int) ([]string, error) {

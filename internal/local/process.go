@@ -20,51 +20,50 @@ import (
 	"time"
 )
 
-// Patience is how long to wait for what must happen. Only a failure takes so
-// long, so it is generous.
+// Patience bounds waits. Only a failure takes this long, so it is generous.
 const Patience = time.Minute
 
-// Process is a child process that runs until Stop or Kill. It dies with this
-// process, where the system can arrange that, and gets no signal from its terminal.
+// Process is a child process that runs until Stop or Kill. Where the system allows, it
+// dies with this process and receives no signals from its terminal.
 type Process struct {
-	// Set once.
+	// Set by Start.
 	Flags  []string
-	Dir    string // its working folder
-	TCP    string // of an nsqd: its addresses
+	Dir    string // working folder
+	TCP    string // addresses of an nsqd
 	HTTP   string
 	name   string
 	within time.Duration // Stop's bound
 	cmd    *exec.Cmd
-	log    string // the file with its output; "": it is in output
+	log    string // the file with its output; "": in output
 	output record
 	done   chan struct{} // closed when the process has ended
 
-	err error // how it ended; valid once done is closed
+	err error // how the process ended; valid once done is closed
 
-	// judged says that the caller sent a signal, or was told of the end: how it ended
-	// is no news to Stop. Atomic.
+	// judged means that the caller sent a signal or was told of the end, so Stop does not
+	// report it. Atomic.
 	judged atomic.Bool
-	asked  atomic.Bool // by SIGTERM to end
+	asked  atomic.Bool // SIGTERM was sent
 }
 
-// Options of a process. All may be left out.
+// Options of a process. All fields are optional.
 type Options struct {
-	Dir string   // its working folder; "": this process's
-	Env []string // besides this process's
-	// Stdin is what it reads; nil: nothing.
+	Dir string   // working folder; "": this process's
+	Env []string // added to this process's
+	// Stdin is the standard input; nil: empty.
 	Stdin io.Reader
-	// Log is a file that its output is appended to; "": Output keeps it.
+	// Log is a file for appending output; "": Output keeps it.
 	Log string
-	// Stdout takes its standard output instead, from another goroutine until Done
-	// is closed.
+	// Stdout receives standard output instead, from another goroutine until Done is
+	// closed.
 	Stdout io.Writer
-	// Ready is asked every few milliseconds; Start returns once it has no error.
+	// Ready is called every few milliseconds. Start returns once Ready returns nil.
 	Ready func() error
-	// Within is how long Stop waits before it kills; 0: twice Patience.
+	// Within is how long Stop waits before it kills the process; 0: twice Patience.
 	Within time.Duration
 }
 
-// record keeps what a process prints.
+// record keeps the output of a process.
 type record struct {
 	mu struct {
 		sync.Mutex
@@ -78,10 +77,10 @@ func (r *record) Write(p []byte) (int, error) {
 	return r.mu.Write(p)
 }
 
-// Build compiles a package of this module, with the race detector if race: a
-// race then shows in the exit code, which Stop returns.
+// Build compiles a package of this module, with the race detector if race is true. A race
+// then changes the exit code, which Stop reports.
 func Build(ctx context.Context, pkg, to string, race bool) error {
-	args := []string{"build", "-ldflags=-w", "-o", to} // links in half the time without DWARF, which is not read
+	args := []string{"build", "-ldflags=-w", "-o", to} // without unused DWARF, linking takes half the time
 	if race {
 		args = append(args, "-race")
 	}
@@ -92,13 +91,13 @@ func Build(ctx context.Context, pkg, to string, race bool) error {
 	return nil
 }
 
-// Start starts a program. On an error nothing keeps running.
+// Start starts a program. After an error nothing keeps running.
 func Start(binary string, flags []string, o Options) (*Process, error) {
 	p := newProcess(binary, flags, o)
 	return p, p.start(o)
 }
 
-// Run is Start in dir, with a question that says when it is ready.
+// Run is Start in dir with a function that reports readiness.
 func Run(binary, dir string, flags []string, ready func() error) (*Process, error) {
 	return Start(binary, flags, Options{Dir: dir, Ready: ready})
 }
@@ -130,8 +129,8 @@ func (p *Process) start(o Options) error {
 	started := make(chan error)
 	go func() {
 		defer close(p.done)
-		// The parent-death signal follows the thread that forked, so the
-		// goroutine keeps its thread until the child has ended.
+		// The parent-death signal follows the forking thread, so the goroutine keeps its
+		// thread until the child has ended.
 		defer lockThread()()
 		err := p.cmd.Start()
 		started <- err
@@ -158,7 +157,7 @@ func (p *Process) await(ready func() error) error {
 	for end := time.Now().Add(Patience); ; {
 		err := ready()
 		select {
-		case <-p.done: // if there was an answer, it was another's
+		case <-p.done: // any answer came from another process
 			return p.failure()
 		case <-ticker.C:
 		}
@@ -171,8 +170,8 @@ func (p *Process) await(ready func() error) error {
 	}
 }
 
-// OnFreePorts calls start with so many free loopback addresses. Another process may
-// take one between its choice and its use; then it is tried again with others.
+// OnFreePorts calls start with count free loopback addresses. If another process takes a
+// port in the meantime, OnFreePorts retries with other ports.
 func OnFreePorts(count int, start func(at []string) (*Process, error)) (*Process, error) {
 	const attempts = 5
 	var errs []error
@@ -193,7 +192,7 @@ func OnFreePorts(count int, start func(at []string) (*Process, error)) (*Process
 	return nil, errors.Join(errs...)
 }
 
-// NSQD starts an nsqd, whose flags are as upstream's, on free loopback ports.
+// NSQD starts an nsqd, with upstream's flags, on free loopback ports.
 func NSQD(binary, dir string, flags ...string) (*Process, error) {
 	return OnFreePorts(2, func(at []string) (*Process, error) { return NSQDAt(binary, dir, at[0], at[1], flags...) })
 }
@@ -201,7 +200,7 @@ func NSQD(binary, dir string, flags ...string) (*Process, error) {
 // NSQDAt is NSQD at given addresses.
 func NSQDAt(binary, dir, tcp, web string, flags ...string) (*Process, error) {
 	args := append([]string{"--tcp-address=" + tcp, "--http-address=" + web, "--broadcast-address=127.0.0.1"}, flags...)
-	// Any answer will do: HTTP may be there only to say that it must not be used.
+	// Any answer counts, because HTTP may only answer that it must not be used.
 	p, err := Run(binary, dir, args, Answers("http://"+web+"/ping"))
 	if err != nil {
 		return nil, err
@@ -210,12 +209,12 @@ func NSQDAt(binary, dir, tcp, web string, flags ...string) (*Process, error) {
 	return p, nil
 }
 
-// listening is how a program of NSQ's, or one in its place, logs an address.
+// listening matches an address in the log of an NSQ-compatible program.
 var listening = regexp.MustCompile(`\b([A-Z]+): listening on (127\.0\.0\.1:[1-9][0-9]*)`)
 
-// Listening is Run for a program with port 0 in its flags, which is ready once its
-// log says where on 127.0.0.1 it listens for each of these protocols. It returns
-// their addresses, of an nsqd also in the Process.
+// Listening is Run for a program with port 0 in its flags. The program is ready once its
+// log names its address on 127.0.0.1 for each of the protocols. Listening returns the
+// addresses; for an nsqd, the Process has them too.
 func Listening(binary, dir string, flags []string, protocols ...string) (*Process, map[string]string, error) {
 	at := map[string]string{}
 	o := Options{Dir: dir}
@@ -238,8 +237,8 @@ func Listening(binary, dir string, flags []string, protocols ...string) (*Proces
 	return p, at, err
 }
 
-// Answers returns a question that has no error once a server answers at url,
-// whatever it says.
+// Answers returns a readiness function that returns nil once a server gives any answer at
+// url.
 func Answers(url string) func() error {
 	transport := &http.Transport{DisableKeepAlives: true}
 	return func() error {
@@ -258,8 +257,8 @@ func Answers(url string) func() error {
 	}
 }
 
-// Accepts returns a question that has no error once there are listeners at all of these
-// addresses.
+// Accepts returns a readiness function that returns nil once there are listeners at all
+// of the addresses.
 func Accepts(addresses ...string) func() error {
 	return func() error {
 		for _, address := range addresses {
@@ -267,7 +266,7 @@ func Accepts(addresses ...string) func() error {
 			if err != nil {
 				return err
 			}
-			_ = c.Close() // nothing was said
+			_ = c.Close() // no data was sent
 		}
 		return nil
 	}
@@ -285,7 +284,8 @@ func (p *Process) Signal(s os.Signal) error {
 	return p.cmd.Process.Signal(s)
 }
 
-// Done is closed when the process has ended; then Err and Failure tell how.
+// Done returns a channel that is closed when the process has ended. Err and Failure then
+// return the result.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Err returns how the process ended. Requires: Done is closed.
@@ -294,7 +294,8 @@ func (p *Process) Err() error {
 	return p.err
 }
 
-// Failure is Err with the last words; nil for exit code 0. Requires: Done is closed.
+// Failure returns Err with the last output; nil for exit code 0. Requires: Done is
+// closed.
 func (p *Process) Failure() error {
 	if p.Err() == nil {
 		return nil
@@ -305,7 +306,7 @@ func (p *Process) Failure() error {
 // ExitCode returns the exit code, -1 after a signal. Requires: Done is closed.
 func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
 
-// Died returns how the process ended, with its last words, and nil while it runs.
+// Died returns how the process ended, with its last output; nil while it runs.
 func (p *Process) Died() error {
 	select {
 	case <-p.done:
@@ -315,13 +316,13 @@ func (p *Process) Died() error {
 	}
 }
 
-// Output returns the last of what it printed.
+// Output returns the last part of the output.
 func (p *Process) Output() string { return p.last(1500) }
 
-// AllOutput returns what the process printed, at most the last mebibyte.
+// AllOutput returns the output, at most the last mebibyte.
 func (p *Process) AllOutput() string { return p.last(1 << 20) }
 
-// last returns as many bytes of its output.
+// last returns the last most bytes of the output.
 func (p *Process) last(most int64) string {
 	if p.log != "" {
 		f, err := os.Open(p.log)
@@ -344,8 +345,8 @@ func (p *Process) last(most int64) string {
 	return s[max(0, int64(len(s))-most):]
 }
 
-// failure says how the process ended, with the last of its output.
-// Requires: Done is closed.
+// failure describes how the process ended, with its last output. Requires: Done is
+// closed.
 func (p *Process) failure() error {
 	err := p.err
 	if err == nil {
@@ -358,17 +359,17 @@ func (p *Process) failure() error {
 	return fmt.Errorf("%s: %w: %s (its output is in %s)", p.name, err, text[strings.LastIndexByte(text, '\n')+1:], p.log)
 }
 
-// Terminate asks the process to end, once, for a second SIGTERM ends our daemons at
-// once; and does not wait. Stop will tell how it ended.
+// Terminate sends SIGTERM once, because a second SIGTERM ends our daemons at once. It
+// does not wait; Stop reports the end.
 func (p *Process) Terminate() {
 	if !p.asked.Swap(true) {
-		_ = p.cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // an error means that the process has ended
 	}
 }
 
-// Stop ends the process in good order. It fails when it does not end, or not
-// with exit code 0, as after a data race. One that was ended by Signal, Stop or Kill
-// before was judged by that caller.
+// Stop ends the process in good order. It fails if the process does not end, or ends with
+// an exit code other than 0, as after a data race. If the caller already ended the
+// process by Signal, Stop or Kill, Stop returns nil.
 func (p *Process) Stop() error {
 	if p.Died() != nil && p.judged.Load() {
 		return nil
@@ -381,9 +382,9 @@ func (p *Process) Stop() error {
 		return p.Failure()
 	case <-timer.C:
 	}
-	// Where it hangs, a Go program says when it is told to quit.
-	_ = p.Signal(syscall.SIGQUIT) // an error means that it has ended
-	timer.Reset(10 * time.Second) // a busy machine lets it wait, too
+	// On SIGQUIT a hanging Go program prints its goroutines.
+	_ = p.Signal(syscall.SIGQUIT) // an error means that the process has ended
+	timer.Reset(10 * time.Second) // time on a busy machine
 	select {
 	case <-p.done:
 	case <-timer.C:

@@ -9,7 +9,7 @@ func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 }
 
-// lockThread keeps the goroutine on its thread until the result is called.
+// lockThread keeps the goroutine on its thread until unlock is called.
 func lockThread() (unlock func()) {
 	runtime.LockOSThread()
 	return runtime.UnlockOSThread

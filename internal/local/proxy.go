@@ -6,9 +6,8 @@ import (
 	"sync"
 )
 
-// Proxy carries TCP to one address. While it is cut it swallows all that comes,
-// and accepts connections that lead nowhere: neither end can tell that from a
-// slow network.
+// Proxy forwards TCP to one address. While cut, it swallows all data and accepts
+// connections that lead nowhere. Neither end can distinguish this from a slow network.
 type Proxy struct {
 	ln    net.Listener
 	greet Greeting // nil: none
@@ -23,11 +22,11 @@ type Proxy struct {
 	}
 }
 
-// Greeting is what is said on a connection before bytes are carried between the
-// connections that it returns, which close the ones that it was given.
+// Greeting talks on a new pair of connections before the proxy forwards bytes. It returns
+// the connections to forward between; closing them closes the given connections.
 type Greeting func(near, far net.Conn) (net.Conn, net.Conn, error)
 
-// NewProxy starts one, on a port of its own.
+// NewProxy starts a proxy on its own port.
 func NewProxy(to string) (*Proxy, error) { return NewGreetingProxy(to, nil) }
 
 // NewGreetingProxy is NewProxy with a greeting on each connection.
@@ -53,7 +52,7 @@ func NewGreetingProxy(to string, greet Greeting) (*Proxy, error) {
 	return p, nil
 }
 
-// Address is where it listens.
+// Address returns the listen address.
 func (p *Proxy) Address() string { return p.ln.Addr().String() }
 
 func (p *Proxy) keep(c net.Conn) bool {
@@ -83,7 +82,7 @@ func (p *Proxy) isCut() bool {
 func (p *Proxy) serve(near net.Conn) {
 	defer p.drop(near)
 	if p.isCut() {
-		_, _ = io.Copy(io.Discard, near) // until it is mended
+		_, _ = io.Copy(io.Discard, near) // until the proxy is mended
 		return
 	}
 	p.mu.Lock()
@@ -122,8 +121,8 @@ func (p *Proxy) carry(to, from net.Conn) {
 	}
 }
 
-// Cut cuts or mends. What was swallowed does not come back, so mending ends the
-// connections of before.
+// Cut cuts or mends the proxy. Swallowed data is lost, so mending ends the earlier
+// connections.
 func (p *Proxy) Cut(cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,14 +134,14 @@ func (p *Proxy) Cut(cut bool) {
 	}
 }
 
-// Retarget has connections from now on lead elsewhere. Those there are go on.
+// Retarget changes the target of new connections. Existing connections stay.
 func (p *Proxy) Retarget(to string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.to = to
 }
 
-// Drop ends connections, by the ports that they come from.
+// Drop ends connections selected by their source ports.
 func (p *Proxy) Drop(from func(port int) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +152,7 @@ func (p *Proxy) Drop(from func(port int) bool) {
 	}
 }
 
-// Close ends it with all its connections.
+// Close closes the proxy and its connections.
 func (p *Proxy) Close() {
 	p.ln.Close()
 	p.mu.Lock()

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// CPU is the processor time that the process has used.
+// CPU returns the processor time of the process.
 func (p *Process) CPU() (time.Duration, error) {
 	of, err := procfs.NewProc(p.Pid())
 	if err != nil {
@@ -20,7 +20,7 @@ func (p *Process) CPU() (time.Duration, error) {
 	return time.Duration(stat.CPUTime() * float64(time.Second)), nil
 }
 
-// RSS is how many bytes the process has in memory.
+// RSS returns the resident memory of the process in bytes.
 func (p *Process) RSS() (int64, error) {
 	of, err := procfs.NewProc(p.Pid())
 	if err != nil {

@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// Bodies bounds the memory of the bodies of all requests under way: what has been read
-// of them. The zero value has no bound.
+// Bodies bounds the memory of all request bodies in progress, as far as they have been
+// read. The zero value has no bound.
 type Bodies struct {
-	Limit int64 // bytes, set once; 0: none
+	Limit int64 // bytes, set before use; 0: none
 
 	held    atomic.Int64  // bytes
 	refused atomic.Uint64 // requests
 }
 
-// Held is how many bytes requests hold.
+// Held returns the number of bytes held by requests.
 func (b *Bodies) Held() int64 { return b.held.Load() }
 
-// Refused is how many requests were refused.
+// Refused returns the number of refused requests.
 func (b *Bodies) Refused() uint64 { return b.refused.Load() }
 
-// Hold returns a request's body, of which all that is read counts until Release.
+// Hold returns a request's body whose read bytes count until Release.
 func (b *Bodies) Hold(body io.ReadCloser) *Body { return &Body{ReadCloser: body, all: b} }
 
-// Body is one of Bodies.
+// Body is a request's body that counts in Bodies.
 type Body struct {
 	io.ReadCloser
 	all  *Bodies
@@ -37,7 +37,7 @@ var errBodies = &Fault{
 	Detail: "the bodies of requests take as much memory as they may",
 }
 
-// Read fails with a Fault where all together are beyond the limit.
+// Read fails with a Fault if all bodies together exceed the limit.
 func (b *Body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
@@ -48,7 +48,7 @@ func (b *Body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Grow counts bytes that are made of what was read, and fails as Read does.
+// Grow counts bytes derived from the body, and fails as Read does.
 func (b *Body) Grow(n int) error {
 	b.held += int64(n)
 	if held := b.all.held.Add(int64(n)); b.all.Limit > 0 && held > b.all.Limit {
@@ -58,5 +58,5 @@ func (b *Body) Grow(n int) error {
 	return nil
 }
 
-// Release ends the holding, when nothing uses what was read.
+// Release stops counting the body. Requires: nothing uses its bytes any more.
 func (b *Body) Release() { b.all.held.Add(-b.held) }

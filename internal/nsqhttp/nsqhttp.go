@@ -1,5 +1,5 @@
-// Package nsqhttp is how NSQ's HTTP API takes messages, /pub and /mpub, and refuses: for
-// brokers and for the gateway, whose answers are the same. It knows nothing of where
+// Package nsqhttp is the message part of NSQ's HTTP API: /pub, /mpub and their refusals.
+// Brokers and the gateway use it, so their answers are the same. It does not know where
 // messages go.
 package nsqhttp
 
@@ -20,13 +20,13 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Fault is a refusal as NSQ's tools expect it: {"message": "CODE"}. Detail is
-// ours, for people.
+// Fault is a refusal in the form of NSQ's tools: {"message": "CODE"}. Detail is our
+// extension, for people.
 type Fault struct {
 	Status  int    `json:"-"`
 	Message string `json:"message"`
 	Detail  string `json:"detail,omitempty"`
-	// RetryAfter is when it is worth while to come back; 0: not known.
+	// RetryAfter is the time until a retry makes sense; 0: unknown.
 	RetryAfter time.Duration `json:"-"`
 }
 
@@ -47,7 +47,7 @@ func TooLarge(message, format string, args ...any) error {
 	return Refuse(http.StatusRequestEntityTooLarge, message, format, args...)
 }
 
-// QuotaExceeded is the answer to a tenant whose messages admission denies.
+// QuotaExceeded returns the refusal for a tenant whose messages admission denies.
 func QuotaExceeded(tenant string, messages int, retryAfter time.Duration) error {
 	return &Fault{
 		Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", RetryAfter: retryAfter,
@@ -55,7 +55,7 @@ func QuotaExceeded(tenant string, messages int, retryAfter time.Duration) error 
 	}
 }
 
-// refusals are the answers to what a broker refuses over TCP by these codes.
+// refusals maps a broker's error codes over TCP to HTTP refusals.
 var refusals = map[wire.ErrorCode]Fault{
 	wire.CodeRateLimited:  {Status: http.StatusTooManyRequests, Message: "RATE_LIMITED"},
 	wire.CodeQueueFull:    {Status: http.StatusServiceUnavailable, Message: "QUEUE_FULL"},
@@ -67,7 +67,7 @@ var refusals = map[wire.ErrorCode]Fault{
 	wire.CodeUnauthorized: {Status: http.StatusForbidden, Message: "UNAUTHORIZED"},
 }
 
-// Refused is the answer to what a broker has refused over TCP.
+// Refused returns the HTTP refusal for a broker's refusal over TCP.
 func Refused(code wire.ErrorCode, detail string) *Fault {
 	f, known := refusals[code]
 	if !known {
@@ -87,17 +87,17 @@ func (f *Fault) Write(w http.ResponseWriter) {
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(f.RetryAfter.Seconds()))))
 	}
 	w.WriteHeader(f.Status)
-	_ = json.NewEncoder(w).Encode(f) // the client is gone, since the fault is ours and encodes
+	_ = json.NewEncoder(w).Encode(f) // an error means that the client has left, because a fault always encodes
 }
 
-// WriteText answers a request that was good.
+// WriteText answers a successful request.
 func WriteText(w http.ResponseWriter, body string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, body) // the client is gone
+	_, _ = io.WriteString(w, body) // the client has left
 }
 
-// Argument returns a value of the query, or the fault that it has none. An
-// empty one is one.
+// Argument returns a value of the query, or a fault if the query has none. An empty value
+// is a value.
 func Argument(q url.Values, name, missing string) (string, error) {
 	if !q.Has(name) {
 		return "", BadRequest(missing, "the query has no %s", name)
@@ -105,8 +105,8 @@ func Argument(q url.Values, name, missing string) (string, error) {
 	return q.Get(name), nil
 }
 
-// TopicArgument returns the request's topic if its name is valid; invalid is
-// the fault if it is not.
+// TopicArgument returns the request's topic. If the name is invalid, the fault has the
+// code invalid.
 func TopicArgument(q url.Values, invalid string) (string, error) {
 	name, err := Argument(q, "topic", "MISSING_ARG_TOPIC")
 	if err == nil && !wire.ValidTopicName(name) {
@@ -115,7 +115,7 @@ func TopicArgument(q url.Values, invalid string) (string, error) {
 	return name, err
 }
 
-// delay returns what defer=<ms> asks for; 0 without.
+// delay returns the value of defer=<ms>; 0 without.
 func delay(q url.Values, limits wire.Limits) (time.Duration, error) {
 	if !q.Has("defer") {
 		return 0, nil
@@ -128,8 +128,8 @@ func delay(q url.Values, limits wire.Limits) (time.Duration, error) {
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
-// plain returns a fault unless the request's body is as it is to be published. Consumers get
-// no header that would tell them how to decode a message.
+// plain returns a fault if the request's body is encoded. Consumers receive no header
+// that names the encoding.
 func plain(r *http.Request) error {
 	for _, coding := range r.Header.Values("Content-Encoding") {
 		if coding != "" && !strings.EqualFold(coding, "identity") {
@@ -140,7 +140,7 @@ func plain(r *http.Request) error {
 	return nil
 }
 
-// ReadPub reads a request to /pub: its body is one message, and defer=<ms> defers it.
+// ReadPub reads a request to /pub. The body is one message, and defer=<ms> defers it.
 func ReadPub(r *http.Request, limits wire.Limits) (topic string, body []byte, wait time.Duration, err error) {
 	q := r.URL.Query()
 	if err = plain(r); err != nil {
@@ -159,21 +159,22 @@ func ReadPub(r *http.Request, limits wire.Limits) (topic string, body []byte, wa
 	return topic, body, wait, err
 }
 
-// Messages are those of a batch; they are views into a request's body.
+// Messages are the messages of a batch, as views into a request's body.
 type Messages interface {
 	Len() int
-	Bytes() int // of all together
+	Bytes() int // total
 	Each(func(body []byte))
 }
 
-// isBinary reports whether a request to /mpub has the parameter binary with any other value
-// than false and 0. NSQ's nsqd takes every other value, also an empty one, for true.
+// isBinary reports whether a request to /mpub has the parameter binary with a value other
+// than false and 0. NSQ's nsqd takes every other value, including an empty value, for
+// true.
 func isBinary(q url.Values) bool {
 	return q.Has("binary") && q.Get("binary") != "false" && q.Get("binary") != "0"
 }
 
-// ReadMpub reads a request to /mpub: its body has one message a line, or with
-// binary=true is the body of an MPUB.
+// ReadMpub reads a request to /mpub. The body has one message per line. With binary=true
+// the body is the body of an MPUB.
 func ReadMpub(r *http.Request, limits wire.Limits) (topic string, batch Messages, wait time.Duration, err error) {
 	q := r.URL.Query()
 	if err = plain(r); err != nil {
@@ -218,7 +219,7 @@ func ReadBody(r *http.Request, limit int, tooBig string) ([]byte, error) {
 	return body, nil
 }
 
-// binaryBatch reads the body of an MPUB. The code of a refusal is that in TCP.
+// binaryBatch parses the body of an MPUB. Refusals have the same codes as over TCP.
 func binaryBatch(body []byte, limits wire.Limits) (wire.Batch, error) {
 	batch, err := wire.ParseBatch(body, limits)
 	var fault *wire.Error
@@ -228,12 +229,12 @@ func binaryBatch(body []byte, limits wire.Limits) (wire.Batch, error) {
 	return batch, nil
 }
 
-// lines are the messages of a text body: a view, since lines of one byte listed
-// apart would take many times the body.
+// lines are the messages of a text body, as a view. A list of one-byte lines would take
+// many times the body's memory.
 type lines struct {
 	body  []byte
 	n     int // lines that are not empty
-	bytes int // of them
+	bytes int // total of these lines
 }
 
 func (l lines) Len() int { return l.n }
@@ -251,7 +252,7 @@ func (l lines) Each(f func(body []byte)) {
 
 var newline = []byte{'\n'}
 
-// splitLines takes each line that is not empty as a message.
+// splitLines takes each nonempty line as a message.
 func splitLines(body []byte, maxMessage int) (lines, error) {
 	l := lines{body: body}
 	var err error

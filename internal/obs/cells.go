@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// cells has a number for each bucket, in blocks that are made when they are
-// needed. The zero value has 0 in all.
+// cells holds a number for each bucket, in blocks allocated on demand. The zero value
+// holds 0 everywhere.
 type cells[T int64 | float64] struct {
 	blocks [(buckets + blockLen - 1) / blockLen]*[blockLen]T
 }
 
 const blockLen = 64
 
-// at returns the cell of a bucket, to be changed.
+// at returns the cell of a bucket for writing.
 func (c *cells[T]) at(i int) *T {
 	b := c.blocks[i/blockLen]
 	if b == nil {
@@ -24,7 +24,7 @@ func (c *cells[T]) at(i int) *T {
 	return &b[i%blockLen]
 }
 
-// get returns what is in the cell of a bucket.
+// get returns the value of a bucket's cell.
 func (c *cells[T]) get(i int) T {
 	if b := c.blocks[i/blockLen]; b != nil {
 		return b[i%blockLen]
@@ -32,7 +32,7 @@ func (c *cells[T]) get(i int) T {
 	return 0
 }
 
-// all are the cells that are not 0, in order.
+// all yields the nonzero cells in order.
 func (c *cells[T]) all() iter.Seq2[int, T] {
 	return func(yield func(int, T) bool) {
 		for i, b := range c.blocks {
@@ -48,7 +48,7 @@ func (c *cells[T]) all() iter.Seq2[int, T] {
 	}
 }
 
-// reset sets all to 0. It gives the blocks back that were not used since the last.
+// reset sets all cells to 0. It frees the blocks that were unused since the last reset.
 func (c *cells[T]) reset() {
 	for i, b := range c.blocks {
 		switch {
@@ -61,16 +61,15 @@ func (c *cells[T]) reset() {
 	}
 }
 
-// bucketOf is where a duration >= 0 is counted: up to 255 us in a
-// bucket for each, and then in 128 for each doubling.
+// bucketOf returns the bucket of a duration >= 0. Up to 255 us each microsecond has its
+// own bucket; above, each doubling has 128 buckets.
 func bucketOf(d time.Duration) int {
 	micros := uint64((min(d, MaxLatency) + time.Microsecond - 1) / time.Microsecond)
 	shift := max(0, bits.Len64(micros)-8)
 	return shift*128 + int(micros>>shift)
 }
 
-// bucketRange is the smallest and the largest of the microseconds that are counted
-// in a bucket.
+// bucketRange returns the smallest and the largest microsecond count of a bucket.
 func bucketRange(i int) (low, high int64) {
 	shift := max(0, i/128-1)
 	low = int64(i-shift*128) << shift

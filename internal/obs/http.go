@@ -15,9 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// NewRegistry returns a registry that holds the metrics of the Go runtime and
-// of the process, srtm_build_info, a constant 1 labelled with the release, the
-// commit and the Go version, and srtm_log_lines_dropped_total, of Stderr.
+// NewRegistry returns a registry with the metrics of the Go runtime and the process,
+// srtm_build_info and srtm_log_lines_dropped_total. srtm_build_info is a constant 1
+// labelled with the release, the commit and the Go version. The latter metric counts the
+// dropped lines of Stderr.
 func NewRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	info, _ := debug.ReadBuildInfo()
@@ -37,18 +38,20 @@ func NewRegistry() *prometheus.Registry {
 	return reg
 }
 
-// Mount adds the routes that every daemon has to mux: /metrics from reg,
-// /debug/pprof/, /debug/state with state() as JSON, and /healthz, which
-// answers 200 "ok" or 503 with the error of health(); a Notice is 200 "ok" with
-// a line more. A nil state leaves its route out; a nil health is always well. Both are called once a request, from
-// many goroutines.
+// Mount adds the common routes to mux:
+//   - /metrics from reg and /debug/pprof/.
+//   - /debug/state with state() as JSON. A nil state leaves the route out.
+//   - /healthz, with 200 "ok", or 503 and the error of health(). A Notice gives 200 "ok"
+//     with an additional line. A nil health is always healthy.
+//
+// Mount's handlers call state and health once per request, from many goroutines.
 //
 // Profiles and state are for operators: bind the mux to loopback by default.
 func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, health func() error) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
 
-	// Importing net/http/pprof also registers on http.DefaultServeMux, which
-	// nothing of ours serves (a rule of internal/archtest).
+	// Importing net/http/pprof also registers on http.DefaultServeMux, which no server of
+	// ours uses (a rule of internal/archtest).
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -77,7 +80,8 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 	})
 }
 
-// Notice is what /healthz says of a daemon that is well, but will not be if something goes on.
+// Notice is a warning in /healthz of a healthy daemon that will become unhealthy if a
+// condition persists.
 type Notice string
 
 func (n Notice) Error() string { return string(n) }
@@ -98,6 +102,6 @@ func JSON(state func() (any, error)) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body.Bytes()) // the client is gone
+		_, _ = w.Write(body.Bytes()) // the client has left
 	})
 }

@@ -8,35 +8,34 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// The layout that all latencies share, so that any two can be merged: 1 us to
-// 60 s with 2 significant digits.
+// Layout of all latencies, so any two can be merged: 1 us to 60 s with 2 significant
+// digits.
 const (
 	lowestMicros  = 1
 	highestMicros = 60_000_000
 	digits        = 2
 
-	// lastIndex is where highestMicros is counted: 60e6 has 26 bits, of which
-	// the layout keeps the first 8 (228), so it stands 228-128 into the 128
-	// counts of the group 26-8+1.
+	// lastIndex is the bucket of highestMicros. 60e6 has 26 bits, and the layout keeps the
+	// first 8 (228). So the index is 228-128 within the 128 counts of group 26-8+1.
 	lastIndex = (26-8+1)*128 + (highestMicros >> (26 - 8)) - 128
 	buckets   = lastIndex + 1
 
-	// MaxLatency is the longest duration a Latency tells apart.
+	// MaxLatency is the longest duration that a Latency distinguishes.
 	MaxLatency = highestMicros * time.Microsecond
 )
 
-// maxSamples bounds the samples of one histogram from the network, so that
-// sums of thousands of them stay far from overflow. At 10^9 msg/s it is a
-// third of a day in one report.
+// maxSamples bounds the samples of one histogram from the network, so sums of thousands
+// of histograms do not overflow. At 10^9 msg/s it covers a third of a day in one report.
 const maxSamples = 1 << 45
 
-// Latency counts durations and answers quantiles, within 1 %, of all of them.
-// It is not safe for concurrent use: each writer owns one and they are merged.
-// Make it with NewLatency.
+// Latency counts durations and returns quantiles within 1 %. It is not safe for
+// concurrent use: each writer owns a Latency, and readers merge them. Make it with
+// NewLatency.
 //
-// The buckets are those of an HdrHistogram, whose log format they are written
-// in. That keeps all of them, 20 KiB; a broker has several for each topic, and
-// the latencies of one fall into few, so that these come in blocks as needed.
+// The buckets are the buckets of an HdrHistogram, whose log format the latencies are
+// written in. An HdrHistogram keeps all buckets, 20 KiB. A broker has several histograms
+// per topic, and a topic's latencies fall into few buckets. So Latency allocates blocks
+// of buckets on demand.
 type Latency struct {
 	counts  cells[int64]
 	count   int64
@@ -46,9 +45,9 @@ type Latency struct {
 // NewLatency returns an empty Latency.
 func NewLatency() *Latency { return new(Latency) }
 
-// Record adds d. It rounds up to a microsecond, so that no quantile flatters;
-// it takes a negative d as 0 and one above MaxLatency as MaxLatency, and
-// counts either in Clamped. It allocates only for the first of similar latencies.
+// Record adds d, rounded up to a microsecond, so no quantile is too low. A negative d
+// counts as 0, and a d above MaxLatency as MaxLatency. Both also count in Clamped. Record
+// allocates only for the first of similar latencies.
 func (l *Latency) Record(d time.Duration) { l.RecordMany(d, 1) }
 
 // RecordMany adds d, n times. Requires: n >= 0.
@@ -68,19 +67,19 @@ func (l *Latency) RecordMany(d time.Duration, n int) {
 // Count returns the number of samples.
 func (l *Latency) Count() int64 { return l.count }
 
-// Clamped returns how many samples were out of range since the last Reset,
-// here and in what was merged; a histogram from the network brings none.
+// Clamped returns the number of samples out of range since the last Reset, here and in
+// merged latencies. A histogram from the network has none.
 func (l *Latency) Clamped() int64 { return l.clamped }
 
-// Quantile returns the least duration that a fraction q of the samples do not
-// exceed, rounded up by less than 1 % (from 256 us on), 0 without samples.
-// q outside [0, 1] is taken as the nearer of the two.
+// Quantile returns the smallest duration that a fraction q of the samples do not exceed,
+// rounded up by less than 1 % (from 256 us on); 0 without samples. q is clamped to [0,
+// 1].
 func (l *Latency) Quantile(q float64) time.Duration {
 	if math.IsNaN(q) {
 		q = 1
 	}
 	q = min(max(q, 0), 1)
-	rank := min(max(int64(q*float64(l.count)+0.5), 1), l.count) // as HdrHistogram has it
+	rank := min(max(int64(q*float64(l.count)+0.5), 1), l.count) // as in HdrHistogram
 	var below int64
 	for i, n := range l.counts.all() {
 		if below += n; below < rank {
@@ -95,7 +94,7 @@ func (l *Latency) Quantile(q float64) time.Duration {
 	return 0
 }
 
-// Mean returns the mean of the samples, as exact as they are; 0 without any.
+// Mean returns the mean of the samples, as exact as the samples; 0 without samples.
 func (l *Latency) Mean() time.Duration {
 	if l.count == 0 {
 		return 0
@@ -108,8 +107,8 @@ func (l *Latency) Mean() time.Duration {
 	return time.Duration(micros / float64(l.count) * float64(time.Microsecond))
 }
 
-// CountAbove returns how many of the recorded latencies were above d, to the
-// resolution of the histogram: those in the same bucket as d are not counted.
+// CountAbove returns the number of samples above d, to the resolution of the histogram:
+// samples in the bucket of d do not count.
 func (l *Latency) CountAbove(d time.Duration) (n int64) {
 	for i, count := range l.counts.all() {
 		if low, _ := bucketRange(i); low > d.Microseconds() {
@@ -119,7 +118,7 @@ func (l *Latency) CountAbove(d time.Duration) (n int64) {
 	return n
 }
 
-// Merge adds the samples of other, which it does not modify.
+// Merge adds the samples of other and does not modify other.
 func (l *Latency) Merge(other *Latency) {
 	l.clamped += other.clamped
 	l.count += other.count
@@ -134,7 +133,7 @@ func (l *Latency) Reset() {
 	l.count, l.clamped = 0, 0
 }
 
-// Proto returns the samples in the form that travels: only buckets in use.
+// Proto returns the samples as a message with only the buckets in use.
 func (l *Latency) Proto() *srtmv1.Histogram {
 	p := &srtmv1.Histogram{
 		LowestUs: lowestMicros, HighestUs: highestMicros, SignificantDigits: digits,
@@ -146,10 +145,9 @@ func (l *Latency) Proto() *srtmv1.Histogram {
 	return p
 }
 
-// LatencyFromProto is the inverse of Proto. Nil is an empty histogram. It
-// refuses a layout other than ours, indices that are out of range or not
-// ascending, counts of 0, lists of different lengths, and more samples than
-// any report can hold.
+// LatencyFromProto is the inverse of Proto. Nil is an empty histogram. It refuses a
+// different layout, indices out of range or not ascending, counts of 0, lists of
+// different lengths, and more samples than maxSamples.
 func LatencyFromProto(p *srtmv1.Histogram) (*Latency, error) {
 	l := NewLatency()
 	if p == nil {

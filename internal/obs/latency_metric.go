@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricBounds are the upper bounds of the buckets in which latencies are
-// exposed, the same everywhere so that they can be added up.
+// metricBounds are the upper bounds of exposed latency buckets, the same everywhere so
+// buckets can be added.
 var metricBounds = [...]time.Duration{
 	50 * time.Microsecond, 100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond,
@@ -15,9 +15,8 @@ var metricBounds = [...]time.Duration{
 	100 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second,
 }
 
-// Metric returns the samples as a Prometheus histogram in seconds. A sample
-// within 1 % of a bound may count on either side of it; the sum is as exact as
-// the samples are.
+// Metric returns the samples as a Prometheus histogram in seconds. A sample within 1 % of
+// a bound may count on either side. The sum is as exact as the samples.
 func (l *Latency) Metric(desc *prometheus.Desc, labels ...string) prometheus.Metric {
 	buckets := make(map[float64]uint64, len(metricBounds))
 	var below uint64

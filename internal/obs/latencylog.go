@@ -10,15 +10,14 @@ import (
 
 // TaggedLatency is one histogram of a log.
 type TaggedLatency struct {
-	// Tag names it: letters, digits and underscores.
+	// Tag is its name: letters, digits and underscores.
 	Tag     string
 	Latency *Latency
 }
 
-// WriteLatencyLog writes histograms, of a measurement that lasted for length,
-// as an HdrHistogram log (format 1.3), which the tools of that project read in
-// any language: a line each, with its tag, its maximum in seconds, and
-// all of its counts, values in microseconds.
+// WriteLatencyLog writes the histograms of a measurement of the given length as an
+// HdrHistogram log (format 1.3). The project's tools read this format in any language.
+// Each line has a tag, the maximum in seconds, and all counts, values in microseconds.
 func WriteLatencyLog(w io.Writer, length time.Duration, all ...TaggedLatency) error {
 	log := hdrhistogram.NewHistogramLogWriter(w)
 	write := func(err error) error {

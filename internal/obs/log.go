@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Keys of log attributes. A thing has one name in all logs.
+// Keys of log attributes. A thing has the same name in all logs.
 const (
 	KeyAddress   = "address"
 	KeyBroker    = "broker"
@@ -30,7 +30,7 @@ const (
 	KeyVersion   = "version"
 )
 
-// levels in the order of NSQ's numbers, which begin with 1.
+// levels are in the order of NSQ's numbers, which begin with 1.
 var levels = [...]struct {
 	name  string
 	level slog.Level
@@ -39,11 +39,11 @@ var levels = [...]struct {
 	{"info", slog.LevelInfo},
 	{"warn", slog.LevelWarn},
 	{"error", slog.LevelError},
-	{"fatal", slog.LevelError + 4}, // nothing: what ends a daemon is printed anyway
+	{"fatal", slog.LevelError + 4}, // logs nothing; the error that ends a daemon is printed anyway
 }
 
-// ParseLevel returns the lowest level that is written at a name, which is
-// debug, info, warn, error, or fatal (nothing), without regard to case.
+// ParseLevel returns the minimum level for a name: debug, info, warn, error, or fatal
+// (nothing), without regard to case.
 func ParseLevel(name string) (slog.Level, error) {
 	for _, known := range levels {
 		if strings.EqualFold(known.name, name) {
@@ -53,8 +53,8 @@ func ParseLevel(name string) (slog.Level, error) {
 	return 0, fmt.Errorf("log level %q: want debug, info, warn, error or fatal", name)
 }
 
-// LevelNumber is the number that NSQ's HTTP API has for a level: 1 (debug) to 5
-// (fatal); 0 if it has none.
+// LevelNumber returns the number of a level in NSQ's HTTP API: 1 (debug) to 5 (fatal); 0
+// if it has none.
 func LevelNumber(level slog.Level) int {
 	for i, known := range levels {
 		if known.level == level {
@@ -64,9 +64,9 @@ func LevelNumber(level slog.Level) int {
 	return 0
 }
 
-// NewLogger returns a logger that writes to w, and its level, which may be changed.
-// format is text or json, without regard to case. If w is a LogWriter, its lines on
-// lines that were dropped have that format, too.
+// NewLogger returns a logger that writes to w, and its level, which the caller may
+// change. format is text or json, without regard to case. If w is a LogWriter, its lines
+// about dropped lines have the same format.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
 	minimum, err := ParseLevel(level)
 	if err != nil {

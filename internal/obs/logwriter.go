@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Stderr is the process's standard error for those who must not wait for the process that
-// reads it: the loggers of daemons. lifecycle.Main flushes it at the end.
+// Stderr is the process's standard error for writers that must not wait for its reader:
+// the daemons' loggers. lifecycle.Main flushes it at the end.
 var Stderr = NewLogWriter(os.Stderr, 1<<20)
 
-// LogWriter passes lines on to a writer that may be slow, or stuck, and never
-// waits for it: a goroutine, which there is only while there are lines, writes
-// them. Lines for which there is no room are dropped, counted, and said to be
-// missing by a line of their own where writing goes on. Safe for concurrent use.
+// LogWriter passes lines to a writer that may be slow or stuck, and never waits for the
+// writer. A goroutine, which exists only while there are lines, writes the lines. Lines
+// without room are dropped and counted, and a line reports them when writing resumes.
+// Safe for concurrent use.
 type LogWriter struct {
-	// Set once.
+	// Set by NewLogWriter.
 	out  io.Writer
 	most int
 
@@ -26,20 +26,20 @@ type LogWriter struct {
 
 	mu struct {
 		sync.Mutex
-		lines      []byte // that the goroutine has not taken yet
-		unreported uint64 // lines dropped since the last line that said so
+		lines      []byte // not taken by the goroutine yet
+		unreported uint64 // lines dropped since the last report
 		notice     func(n uint64) []byte
-		idle       chan struct{} // closed when the goroutine ends; nil: there is none
+		idle       chan struct{} // closed when the goroutine ends; nil: no goroutine
 	}
 }
 
-// NewLogWriter returns a writer to out that keeps most bytes of lines, and as much
-// again while they are being written.
+// NewLogWriter returns a writer to out. It keeps most bytes of lines, and as much again
+// while lines are being written.
 func NewLogWriter(out io.Writer, most int) *LogWriter {
 	return &LogWriter{out: out, most: most}
 }
 
-// Write takes a line, or drops it. It returns len(line) and nil in any case.
+// Write keeps or drops a line. It returns len(line) and nil in any case.
 func (w *LogWriter) Write(line []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -52,12 +52,11 @@ func (w *LogWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Dropped returns how many lines were not written, for want of room or because
-// writing failed.
+// Dropped returns the number of lines not written, for lack of room or after a failed
+// write.
 func (w *LogWriter) Dropped() uint64 { return w.dropped.Load() }
 
-// Flush waits until all lines are written, at most for limit, and reports whether
-// they are.
+// Flush waits at most limit until all lines are written, and reports whether they are.
 func (w *LogWriter) Flush(limit time.Duration) bool {
 	w.mu.Lock()
 	w.startLocked()
@@ -88,7 +87,7 @@ func (w *LogWriter) startLocked() {
 	}
 }
 
-// maxIdleLog bounds the memory that is kept for the next lines.
+// maxIdleLog bounds the memory kept for later lines.
 const maxIdleLog = 64 << 10
 
 func (w *LogWriter) run() {
@@ -117,7 +116,7 @@ func (w *LogWriter) run() {
 	w.mu.idle = nil
 }
 
-// setNotice sets what says that n lines were dropped.
+// setNotice sets the function that formats a report about n dropped lines.
 func (w *LogWriter) setNotice(notice func(n uint64) []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

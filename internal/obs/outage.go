@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// tellOutage is how often an Outage says that it goes on, and for how long nothing may fail before the
-// Outage is over: what fails now and then is one outage, so there is a line in 10 s at most.
+// tellOutage is the interval between the reports of a lasting outage. An outage is over
+// only after tellOutage without a failure, so intermittent failures are one outage, with
+// one line per interval.
 const tellOutage = 10 * time.Second
 
-// Outage is the log of something that is tried again and again: it says that it fails, every 10 s that
-// it still does and how often it has, and that it works again. Make it with NewOutage. It is safe for
-// concurrent use.
+// Outage logs a repeated operation: its failure, every 10 s of further failures their
+// number, and its recovery. Make it with NewOutage. It is safe for concurrent use.
 type Outage struct {
 	log     *slog.Logger
 	message string
 
 	mu struct {
 		sync.Mutex
-		failures          int       // 0: it works
-		since, last, told time.Time // the first failure, the last one, and the last line
+		failures          int       // 0: working
+		since, last, told time.Time // times of the first failure, the last failure, and the last line
 	}
 }
 
-// NewOutage returns an Outage that works. message is what the log says of a failure.
+// NewOutage returns an Outage in the working state. message is the log text of a failure.
 func NewOutage(log *slog.Logger, message string) *Outage { return &Outage{log: log, message: message} }
 
-// Note takes what came of an attempt.
+// Note records the result of an attempt.
 func (o *Outage) Note(err error) {
 	failures, took, tell := o.count(err)
 	switch {
@@ -41,7 +41,7 @@ func (o *Outage) Note(err error) {
 	}
 }
 
-// count returns how often it failed in which time, and whether the log says so now.
+// count returns the number and duration of failures, and whether to log now.
 func (o *Outage) count(err error) (failures int, took time.Duration, tell bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

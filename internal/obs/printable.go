@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Printable is text without what a terminal would obey: control characters but for line
-// feeds are written as \u001b. In JSON, where they are in strings, it says the same.
+// Printable escapes control characters except line feeds as \u001b, so a terminal does
+// not obey them. Within JSON strings the escapes keep the meaning.
 func Printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {

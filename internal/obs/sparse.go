@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// LinesPerSecond is how many lines of a kind a sparse logger lets through.
+// LinesPerSecond is the number of lines of a kind per second that a sparse logger passes.
 const LinesPerSecond = 10
 
-// maxKinds bounds the kinds told apart in a second; the others count as one.
+// maxKinds bounds the distinct kinds in a second; further kinds share one count.
 const maxKinds = 64
 
-// Sparse returns a logger for what others can cause as often as they like: of a
-// kind, which is a message with its KeyReason, it passes LinesPerSecond lines on
-// in a second, and then the number of those that it left out. Reasons must be
-// the program's own: a client that can cause them hides other lines. end says at once
-// what was left out lately; call it when nothing more is logged.
+// Sparse returns a logger for events that others can cause at any rate. A kind is a
+// message with its KeyReason. Of each kind, Sparse passes LinesPerSecond lines per
+// second, and then reports the number of suppressed lines. Reasons must be constants of
+// the program, or a client could hide other lines. end reports the recent suppressed
+// lines at once; call it after the last line.
 func Sparse(log *slog.Logger) (_ *slog.Logger, end func()) {
 	s := &sparse{out: log.Handler()}
 	s.mu.lines = make(map[kind]*volume)
@@ -29,26 +29,26 @@ func Sparse(log *slog.Logger) (_ *slog.Logger, end func()) {
 
 type kind struct{ message, reason string }
 
-// volume is what came of a kind.
+// volume counts the lines of a kind.
 type volume struct {
 	n     int
 	level slog.Level // the most severe
 }
 
-// sparse counts lines from the first one on, for a second.
+// sparse counts lines for a second from the first line on.
 type sparse struct {
-	out slog.Handler // set once
+	out slog.Handler // set by Sparse
 
 	telling sync.Mutex // one tell at a time; taken before mu
 	mu      struct {
 		sync.Mutex
 		since time.Time
 		lines map[kind]*volume
-		timer *time.Timer // of tell; nil: nothing was left out
+		timer *time.Timer // of tell; nil: nothing was suppressed
 	}
 }
 
-// allows counts a line of the kind.
+// allows counts a line of the kind and reports whether to pass it.
 func (s *sparse) allows(at time.Time, level slog.Level, k kind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +77,7 @@ func (s *sparse) allows(at time.Time, level slog.Level, k kind) bool {
 	return false
 }
 
-// tell says what was left out.
+// tell reports the suppressed lines.
 func (s *sparse) tell() {
 	s.telling.Lock()
 	defer s.telling.Unlock()

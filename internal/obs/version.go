@@ -6,29 +6,29 @@ import (
 	"runtime/debug"
 )
 
-// Release is the version that the next CHANGELOG entry will name.
+// Release is the version of the next CHANGELOG entry.
 const Release = "0.2.0"
 
-// NSQ is the version of NSQ whose nsqd and nsqlookupd ours stand in for, and our
-// own behind it. Client libraries and tools go by it: nsq-j speaks no Snappy to a
-// version that begins with "0.", and nsqadmin wants a semantic one.
+// NSQ is the version of NSQ that our nsqd and nsqlookupd replace, followed by our own.
+// Client libraries and tools depend on it: nsq-j uses no Snappy with a version that
+// begins with "0.", and nsqadmin requires a semantic version.
 const NSQ = "1.3.0+srtm." + Release
 
-// Banner is what NSQ's daemon of that name says for --version, and first in its
-// log, in the form that scripts and test harnesses parse.
+// Banner returns the output of NSQ's daemon for --version and the first line of its log,
+// in the form that scripts and test harnesses parse.
 func Banner(daemon string) string {
 	return fmt.Sprintf("%s v%s (built w/%s)", daemon, NSQ, runtime.Version())
 }
 
-// Version returns "SRTM x.y.z (commit)": the release and the commit that the
-// binary was built from, with "+changes" where the tree had uncommitted ones.
+// Version returns "SRTM x.y.z (commit)": the release and the commit of the binary, with
+// "+changes" if the tree had uncommitted changes.
 func Version() string {
 	info, _ := debug.ReadBuildInfo()
 	return fmt.Sprintf("SRTM %s (%s)", Release, commit(info))
 }
 
-// commit names the commit in info: 12 digits, or "unknown commit" for a build
-// without version control (a test, `go run`, a source archive).
+// commit names the commit in info: 12 digits, or "unknown commit" for a build without
+// version control (a test, `go run`, a source archive).
 func commit(info *debug.BuildInfo) string {
 	var revision, changes string
 	if info != nil {

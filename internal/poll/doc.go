@@ -1,4 +1,4 @@
-// Package poll waits for many descriptors in one goroutine: Linux's epoll, with
-// a timer and a wake-up. Brokers (nsqd/conn) and emulated sensors (tools/iotpub)
-// have their loops around it. It knows nothing of what the descriptors are.
+// Package poll waits for many descriptors in one goroutine with Linux's epoll, a timer
+// and a wake-up. The event loops of brokers (nsqd/conn) and of emulated sensors
+// (tools/iotpub) use it.
 package poll

@@ -14,37 +14,37 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// Poller waits for many descriptors with epoll, for a time with a timerfd, and
-// for other goroutines with an eventfd. One goroutine owns it and calls its
-// methods, but for Wake.
+// Poller waits for many descriptors with epoll, for a time with a timerfd, and for other
+// goroutines with an eventfd. One goroutine owns the Poller and calls its methods, except
+// Wake.
 //
-// A Wait that idles blocks its thread (see rawfd.Blocking).
+// An idle Wait blocks its thread (see rawfd.Blocking).
 type Poller struct {
-	// Set once.
+	// Set by New.
 	fd    int
 	event int
 	timer int
 
 	// Owned by the loop.
 	blocking rawfd.Blocking
-	armed    mono.Time // when the timer goes off; Never: it does not
+	armed    mono.Time // expiry of the timer; Never: not armed
 	events   [MaxEvents]Event
 }
 
-// Event is what happened to a descriptor: Events as epoll_wait has them, in Fd
-// and Pad the slot and the generation that Watch was given.
+// Event is an event of a descriptor: Events as in epoll_wait, with the slot and
+// generation of Watch in Fd and Pad.
 type Event = unix.EpollEvent
 
-// MaxEvents bounds what one Wait returns.
+// MaxEvents is the maximum number of events of one Wait.
 const MaxEvents = 64
 
-// Slots of the two descriptors that are the poller's own.
+// Slots of the poller's own two descriptors.
 const (
 	eventSlot = -1
 	timerSlot = -2
 )
 
-// New returns a poller that watches nothing yet. Close frees it.
+// New returns a poller without descriptors. Close frees it.
 func New() (_ *Poller, err error) {
 	p := &Poller{fd: -1, event: -1, timer: -1, armed: mono.Never}
 	p.blocking.Begin()
@@ -62,7 +62,7 @@ func New() (_ *Poller, err error) {
 	if p.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("timerfd_create: %w", err)
 	}
-	// By edges: neither counter has to be read to be armed anew.
+	// Edge-triggered, so no counter must be read to arm it again.
 	err = errors.Join(
 		p.Watch(p.event, eventSlot, 0, 0, unix.EPOLLIN|unix.EPOLLET),
 		p.Watch(p.timer, timerSlot, 0, 0, unix.EPOLLIN|unix.EPOLLET))
@@ -72,29 +72,29 @@ func New() (_ *Poller, err error) {
 	return p, nil
 }
 
-// Wait returns what happened to the descriptors. If nothing did, it returns at
-// once, or, with idle, waits until something does, Wake is called or the time of
-// Alarm has come. What it returns holds until the next call.
+// Wait returns the events of the descriptors. Without events Wait returns at once, or,
+// with idle, waits for an event, for Wake or for the time of Alarm. The result is valid
+// until the next call.
 func (p *Poller) Wait(idle bool) []Event {
 	if !idle {
 		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), MaxEvents, 0, 0, 0)
 		if errno != 0 {
-			n = 0 // EINTR: the others are ours, and none of them can be
+			n = 0 // EINTR; other errors cannot happen, because all arguments are ours
 		}
 		return p.others(int(n))
 	}
 	p.blocking.Blocks(clock.Mono())
 	n, err := unix.EpollWait(p.fd, p.events[:], -1)
 	if err != nil && err != unix.EINTR {
-		panic("poll: epoll_wait: " + err.Error()) // closed under the loop
+		panic("poll: epoll_wait: " + err.Error()) // closed while the loop runs
 	}
 	return p.others(n)
 }
 
-// Blocks comes before a call of the owner's, other than Wait, that may block its thread.
+// Blocks precedes a call of the owner, other than Wait, that may block its thread.
 func (p *Poller) Blocks() { p.blocking.Blocks(clock.Mono()) }
 
-// others are the events, the first n, of descriptors that are not the poller's own.
+// others removes the events of the poller's own descriptors from the first n events.
 func (p *Poller) others(n int) []Event {
 	kept := 0
 	for i := range max(0, n) {
@@ -112,14 +112,13 @@ func (p *Poller) others(n int) []Event {
 	return p.events[:kept]
 }
 
-// Wake ends a Wait that idles, or the next one. Any goroutine may call it, until
-// Close.
+// Wake ends an idle Wait, or the next Wait. Any goroutine may call it until Close.
 func (p *Poller) Wake() {
 	one := [8]byte{1}
-	_, _ = rawfd.Write(p.event, one[:]) // full is as good as written
+	_, _ = rawfd.Write(p.event, one[:]) // a full counter also wakes
 }
 
-// Alarm ends a Wait that idles at that time, or before.
+// Alarm ends an idle Wait at the given time or earlier.
 func (p *Poller) Alarm(at mono.Time) {
 	if at >= p.armed {
 		return
@@ -131,9 +130,9 @@ func (p *Poller) Alarm(at mono.Time) {
 	}
 }
 
-// Watch changes what a descriptor is watched for, from was to want: EPOLLIN and
-// so on, EPOLLET for edges; 0: for nothing. Its events will bear slot, at least 0,
-// and generation, which tells apart the descriptors that had one slot.
+// Watch changes the watched events of a descriptor from was to want: EPOLLIN and so on,
+// EPOLLET for edge-triggered; 0: none. Events of the descriptor carry slot, at least 0,
+// and generation, which distinguishes successive descriptors of one slot.
 func (p *Poller) Watch(fd int, slot int32, generation, was, want uint32) error {
 	op := unix.EPOLL_CTL_MOD
 	switch {
@@ -148,7 +147,7 @@ func (p *Poller) Watch(fd int, slot int32, generation, was, want uint32) error {
 	return nil
 }
 
-// Close frees the poller. No Wait or Wake may be under way.
+// Close frees the poller. Requires: no Wait or Wake is in progress.
 func (p *Poller) Close() {
 	for _, fd := range []int{p.fd, p.event, p.timer} {
 		if fd >= 0 {
@@ -158,7 +157,7 @@ func (p *Poller) Close() {
 	p.blocking.End()
 }
 
-// Write writes what a socket takes, which may be nothing.
+// Write writes as many bytes as the socket accepts, possibly none.
 func Write(fd int, b []byte) (int, error) {
 	n, errno := rawfd.Write(fd, b)
 	if errno != 0 && errno != unix.EAGAIN {
@@ -167,7 +166,7 @@ func Write(fd int, b []byte) (int, error) {
 	return n, nil
 }
 
-// Read reads what is there, which may be nothing; io.EOF at the end.
+// Read reads the available bytes, possibly none; io.EOF at the end.
 func Read(fd int, b []byte) (int, error) {
 	n, errno := rawfd.Read(fd, b)
 	switch {

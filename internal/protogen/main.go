@@ -1,6 +1,6 @@
-// Command protogen turns api/srtm/v1/*.proto into Go without protoc: it
-// compiles the files with protocompile and hands the descriptors to the
-// official plugins, which go.mod pins as tools. `make generate` runs it.
+// Command protogen turns api/srtm/v1/*.proto into Go without protoc. It compiles the
+// files with protocompile and passes the descriptors to the official plugins, pinned as
+// tools in go.mod. `make generate` runs it.
 package main
 
 import (
@@ -29,7 +29,7 @@ func main() {
 	}
 }
 
-// run generates next to every .proto file below root.
+// run generates code next to every .proto file below root.
 func run(root string) error {
 	files, err := filepath.Glob(filepath.Join(root, "srtm", "*", "*.proto"))
 	if err != nil {
@@ -71,8 +71,8 @@ func run(root string) error {
 	return nil
 }
 
-// inDependencyOrder lists the files and all they import, imports first, as
-// the plugin protocol asks.
+// inDependencyOrder lists the files and all their imports, imports first, as the plugin
+// protocol requires.
 func inDependencyOrder(files linker.Files) []*descriptorpb.FileDescriptorProto {
 	var out []*descriptorpb.FileDescriptorProto
 	seen := map[string]bool{}

@@ -9,21 +9,21 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Blocking is a goroutine that has the kernel wake its thread, again and again, rather than
-// be parked by Go's poller. That takes a sixth less processor time for a message where each
-// wakes the goroutine, and half where other goroutines work for it, but the runtime has to
-// be told: for as long as the thread blocks, it keeps one of those that GOMAXPROCS counts.
+// Blocking is a goroutine whose thread the kernel wakes repeatedly, instead of Go's
+// poller. This saves a sixth of the processor time per message if each message wakes the
+// goroutine, and half if other goroutines work for it. But the runtime must know: while
+// the thread blocks, it occupies one of the GOMAXPROCS processors.
 type Blocking struct{ yielded mono.Time }
 
 var processors struct {
 	sync.Mutex
-	own      int // GOMAXPROCS without them
+	own      int // GOMAXPROCS without the blocking goroutines
 	blocking int
 }
 
-// Begin comes first, and End last. There are more that GOMAXPROCS counts than goroutines
-// between both: what a blocked thread keeps the runtime gets back only when its monitor
-// looks, up to 10 ms later, and all other goroutines would wait for that.
+// Begin comes first, and End last. Between them GOMAXPROCS is raised by the number of
+// blocking goroutines. Otherwise the runtime regains a blocked thread's processor only
+// when its monitor looks, up to 10 ms later, and all other goroutines would wait.
 func (b *Blocking) Begin() { occupied(1) }
 
 // End comes once after Begin.
@@ -42,13 +42,13 @@ func occupied(more int) {
 	}
 }
 
-// yieldEvery is how often others that wait for the same processor have their turn. A
-// goroutine that the scheduler has not switched for 10 ms counts as one that computes without
-// end: the runtime's monitor interrupts it, looks again every 20 us, and takes 3 % of a
-// processor with that.
+// yieldEvery is the interval after which other goroutines of the same processor get a
+// turn. Without a switch for 10 ms, the runtime's monitor takes the goroutine for an
+// endless computation. It then interrupts the goroutine, looks again every 20 us, and
+// takes 3 % of a processor.
 const yieldEvery = 5 * time.Millisecond
 
-// Blocks comes before each call that may block. now is about when.
+// Blocks precedes each call that may block. now is the approximate time.
 func (b *Blocking) Blocks(now mono.Time) {
 	if now.Sub(b.yielded) >= yieldEvery {
 		b.yielded = now
@@ -56,10 +56,10 @@ func (b *Blocking) Blocks(now mono.Time) {
 	}
 }
 
-// goyield is runtime.Gosched, but that it wakes no other thread to look for the goroutine,
-// which goes on with its own processor after those that wait for that one. Two such
-// wake-ups every 5 ms were a tenth of the processor time of a server that answers 2,000
-// questions a second. Go keeps it for gVisor and others (go.dev/issue/67401).
+// goyield is runtime.Gosched without the wake-up of another thread. The goroutine goes to
+// the end of the run queue of its own processor. Two such wake-ups every 5 ms took a
+// tenth of the processor time of a server with 2,000 requests a second. Go keeps goyield
+// for gVisor and others (go.dev/issue/67401).
 //
 //go:linkname goyield runtime.goyield
 func goyield()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Read reads what is there. EAGAIN: nothing.
+// Read reads the available bytes. EAGAIN: none.
 func Read(fd int, b []byte) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
@@ -23,7 +23,7 @@ func Read(fd int, b []byte) (int, syscall.Errno) {
 	}
 }
 
-// Write writes what is taken. EAGAIN: nothing is.
+// Write writes as many bytes as the descriptor accepts. EAGAIN: none.
 func Write(fd int, b []byte) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))

@@ -4,12 +4,11 @@ package rawfd
 
 import "syscall"
 
-// Read reads what is there. EAGAIN: nothing. In this build it goes through
-// package syscall, whose reads and writes are events to the race detector, as
-// those of package net are.
+// Read reads the available bytes. EAGAIN: none. This build uses package syscall, whose
+// reads and writes are events for the race detector, like the calls of package net.
 func Read(fd int, b []byte) (int, syscall.Errno) { return again(syscall.Read, fd, b) }
 
-// Write writes what is taken. EAGAIN: nothing is.
+// Write writes as many bytes as the descriptor accepts. EAGAIN: none.
 func Write(fd int, b []byte) (int, syscall.Errno) { return again(syscall.Write, fd, b) }
 
 func again(call func(int, []byte) (int, error), fd int, b []byte) (int, syscall.Errno) {

@@ -16,13 +16,14 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// SharesPort says that several UDP can have one address: the kernel gives each peer to
-// one of them.
+// SharesPort means that several UDPs can share one address: the kernel assigns each peer
+// to one of them.
 const SharesPort = true
 
-// UDP is a socket that one goroutine reads and answers, as many datagrams in a system call
-// as there are (recvmmsg, sendmmsg) if they come closely, and one otherwise, for which
-// recvfrom and sendto take a tenth less processor time. It allocates nothing after ListenUDP.
+// UDP is a socket that one goroutine reads and answers. When datagrams arrive closely,
+// one system call handles all of them (recvmmsg, sendmmsg). Otherwise recvfrom and sendto
+// handle a single datagram in a tenth less processor time. UDP allocates nothing after
+// ListenUDP.
 //
 // Receive blocks its thread (see Blocking).
 type UDP struct {
@@ -32,26 +33,26 @@ type UDP struct {
 
 	// Owned by the reader.
 	blocking Blocking
-	last     mono.Time // as Receive was told
+	last     mono.Time // now of the last Receive
 	in, out  batch
-	queued   int // of out
+	queued   int // datagrams in out
 }
 
-// closely is how soon after the ones before datagrams come that may come together.
+// closely is the maximum distance of datagrams that may arrive together.
 const closely = 50 * time.Microsecond
 
-// Address is a peer's, as the kernel has it.
+// Address is a peer's address in the kernel's form.
 type Address struct {
 	raw unix.RawSockaddrInet6 // or an Inet4, which is shorter
 	len uint32
 }
 
 type batch struct {
-	heads []head // refer to the others
+	heads []head // refer to the other fields
 	iovs  []unix.Iovec
 	from  []unix.RawSockaddrInet6
 	bytes []byte
-	size  int // of each in bytes
+	size  int // of each datagram in bytes
 }
 
 // head is C's struct mmsghdr.
@@ -73,8 +74,8 @@ func newBatch(n, size int) batch {
 	return b
 }
 
-// ListenUDP opens a socket that takes n datagrams at a time, of up to size bytes; what
-// exceeds that is cut off. Requires: n, size > 0.
+// ListenUDP opens a socket that receives n datagrams at a time, of up to size bytes each.
+// Longer datagrams are cut off. Requires: n, size > 0.
 func ListenUDP(address string, n, size int) (_ *UDP, err error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var set error
@@ -88,7 +89,7 @@ func ListenUDP(address string, n, size int) (_ *UDP, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() // ours is another descriptor, of which Go's poller does not know
+	defer conn.Close() // UDP uses another descriptor, unknown to Go's poller
 	u := &UDP{addr: conn.LocalAddr().(*net.UDPAddr).AddrPort(), in: newBatch(n, size), out: newBatch(n, size)}
 	raw, err := conn.(*net.UDPConn).SyscallConn()
 	if err != nil {
@@ -109,12 +110,12 @@ func ListenUDP(address string, n, size int) (_ *UDP, err error) {
 	return u, nil
 }
 
-// Addr is where the socket listens.
+// Addr returns the listen address.
 func (u *UDP) Addr() netip.AddrPort { return u.addr }
 
-// Receive waits for a datagram, and returns how many there are then. now is about when it
-// is called, such as when those that came before were looked at. Error: net.ErrClosed after
-// Stop; others pass.
+// Receive waits for a datagram and returns the number of datagrams. now is the
+// approximate time of the call, such as the time when the previous datagrams were
+// handled. Error: net.ErrClosed after Stop; other errors are temporary.
 func (u *UDP) Receive(now mono.Time) (n int, err error) {
 	u.blocking.Blocks(now)
 	many := now.Sub(u.last) < closely
@@ -141,16 +142,16 @@ func (u *UDP) Receive(now mono.Time) (n int, err error) {
 	}
 }
 
-// Datagram returns the ith that Receive brought, until the next Receive.
+// Datagram returns the ith datagram of Receive, valid until the next Receive.
 func (u *UDP) Datagram(i int) (d []byte, from Address) {
 	h := &u.in.heads[i]
 	from = Address{u.in.from[i], h.Namelen}
-	h.Namelen = unix.SizeofSockaddrInet6 // for the next one
+	h.Namelen = unix.SizeofSockaddrInet6 // for the next datagram
 	at := i * u.in.size
 	return u.in.bytes[at : at+int(h.len)], from
 }
 
-// Queue has d sent by the next Flush, or before. Requires: len(d) is at most ListenUDP's
+// Queue sends d with the next Flush or earlier. Requires: len(d) is at most ListenUDP's
 // size.
 func (u *UDP) Queue(d []byte, to Address) {
 	if u.queued == len(u.out.heads) {
@@ -162,7 +163,8 @@ func (u *UDP) Queue(d []byte, to Address) {
 	u.out.from[i], u.out.heads[i].Namelen = to.raw, to.len
 }
 
-// Flush sends what is queued. What the socket does not take is lost, as on the way.
+// Flush sends the queued datagrams. Datagrams that the socket refuses are lost, as on the
+// network.
 func (u *UDP) Flush() {
 	if u.queued == 1 {
 		h := &u.out.heads[0]
@@ -176,13 +178,13 @@ func (u *UDP) Flush() {
 			at += int(n)
 		case unix.EINTR:
 		default:
-			at++ // the first
+			at++ // skip the first datagram
 		}
 	}
 	u.queued = 0
 }
 
-// Send sends a datagram at once, for any goroutine.
+// Send sends a datagram at once. Any goroutine may call it.
 func (u *UDP) Send(d []byte, to Address) {
 	u.send(unsafe.SliceData(d), len(d), (*byte)(unsafe.Pointer(&to.raw)), to.len)
 }
@@ -191,13 +193,13 @@ func (u *UDP) send(d *byte, n int, to *byte, size uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_SENDTO, uintptr(u.fd), uintptr(unsafe.Pointer(d)), uintptr(n), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(to)), uintptr(size))
 }
 
-// Stop ends Receive, and those to come.
+// Stop ends the present Receive and all later calls.
 func (u *UDP) Stop() {
 	u.closing.Store(true)
-	_ = unix.Shutdown(u.fd, unix.SHUT_RDWR) // ENOTCONN, and wakes all the same
+	_ = unix.Shutdown(u.fd, unix.SHUT_RDWR) // returns ENOTCONN, and still wakes Receive
 }
 
-// Close frees the socket, once. No other method may be under way.
+// Close frees the socket, once. Requires: no other method is in progress.
 func (u *UDP) Close() error {
 	fd := u.fd
 	if u.fd = -1; fd < 0 {
@@ -207,8 +209,8 @@ func (u *UDP) Close() error {
 	return unix.Close(fd)
 }
 
-// Accept takes a connection, in non-blocking mode, from a listener that is in it. It
-// allocates nothing.
+// Accept accepts a connection, in non-blocking mode, from a listener in non-blocking
+// mode. It allocates nothing.
 func Accept(listener int, from *Address) (fd int, errno unix.Errno) {
 	from.raw.Family, from.len = unix.AF_UNSPEC, unix.SizeofSockaddrInet6
 	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listener), uintptr(unsafe.Pointer(&from.raw)), uintptr(unsafe.Pointer(&from.len)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
@@ -218,7 +220,7 @@ func Accept(listener int, from *Address) (fd int, errno unix.Errno) {
 	return int(n), 0
 }
 
-// AddrPort is the address as package net has it; invalid for what is no IP's.
+// AddrPort returns the address in package net's form; invalid for a family other than IP.
 func (a *Address) AddrPort() netip.AddrPort {
 	if a.raw.Family != unix.AF_INET && a.raw.Family != unix.AF_INET6 {
 		return netip.AddrPort{}

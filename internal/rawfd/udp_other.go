@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// SharesPort: see the other file, as for all that is here.
+// SharesPort and the rest of this file: see udp_linux.go.
 const SharesPort = false
 
 // UDP reads one datagram at a time.
@@ -20,7 +20,7 @@ type UDP struct {
 	n    int
 }
 
-// Address is a peer's.
+// Address is a peer's address.
 type Address struct{ netip.AddrPort }
 
 // ListenUDP opens a socket.
@@ -32,7 +32,7 @@ func ListenUDP(address string, _, size int) (*UDP, error) {
 	return &UDP{conn: conn.(*net.UDPConn), in: make([]byte, size)}, nil
 }
 
-// Addr is where the socket listens.
+// Addr returns the listen address.
 func (u *UDP) Addr() netip.AddrPort { return u.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
 // Receive waits for a datagram.
@@ -43,7 +43,7 @@ func (u *UDP) Receive(mono.Time) (n int, err error) {
 	return 1, nil
 }
 
-// Datagram returns what Receive brought.
+// Datagram returns the datagram of Receive.
 func (u *UDP) Datagram(int) ([]byte, Address) { return u.in[:u.n], u.from }
 
 // Queue sends d.

@@ -1,5 +1,5 @@
-// Package refill is the refill of an admission rule, as people write it: "2.5" (a second),
-// "100/day", "1/hour", "5/10m". It is exact: no refill is rounded. It is pure.
+// Package refill parses the refill of an admission rule as people write it: "2.5" (per
+// second), "100/day", "1/hour", "5/10m". It is exact: no refill is rounded. It is pure.
 package refill
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Refill is Milli thousandths of a credit in each period of so many seconds.
+// Refill is Milli thousandths of a credit per period.
 type Refill struct {
 	Milli   int64
 	Seconds int64 // of the period, 1 or more
@@ -21,7 +21,7 @@ type Refill struct {
 const (
 	// MaxSeconds is the longest period: a leap year.
 	MaxSeconds = 366 * 86_400
-	// MaxScale bounds how many tokens of a bucket one credit may be, see Bucket.
+	// MaxScale bounds the tokens per credit of a bucket; see Bucket.
 	MaxScale = math.MaxUint16
 )
 
@@ -30,8 +30,9 @@ var units = []struct {
 	seconds int64
 }{{"week", 7 * 86_400}, {"day", 86_400}, {"hour", 3600}, {"minute", 60}, {"second", 1}}
 
-// Parse reads a number of credits, and after a "/" a period: second, minute, hour, day, week, their
-// first letters, or a duration of whole seconds, as 90s or 36h. Without a period it is a second.
+// Parse parses a number of credits, optionally followed by "/" and a period: second,
+// minute, hour, day, week, their first letters, or a duration of whole seconds, such as
+// 90s or 36h. The default period is a second.
 func Parse(text string) (Refill, error) {
 	amount, period, given := strings.Cut(text, "/")
 	seconds := int64(1)
@@ -84,7 +85,7 @@ func parsePeriod(text string) (seconds int64, ok bool) {
 	return int64(d / time.Second), true
 }
 
-// String returns what Parse reads as r. A period that is a power of ten is written as a
+// String returns a text that Parse reads as r. A period that is a power of ten gives a
 // decimal number of credits per second.
 func (r Refill) String() string {
 	digits := 3
@@ -105,7 +106,7 @@ func (r Refill) String() string {
 	return text + "/" + strconv.FormatInt(r.Seconds, 10) + "s"
 }
 
-// decimal writes n divided by 10 to the power of digits.
+// decimal formats n divided by 10 to the power of digits.
 func decimal(n int64, digits int) string {
 	text := fmt.Sprintf("%0*d", digits+1, n)
 	whole, fraction := text[:len(text)-digits], strings.TrimRight(text[len(text)-digits:], "0")
@@ -115,10 +116,11 @@ func decimal(n int64, digits int) string {
 	return whole + "." + fraction
 }
 
-// Bucket returns the share of a bucket that keeps the refill and a capacity in credits exactly,
-// and how many of its tokens are one credit: 1000/86400 thousandths a second are 5 a second of a
-// credit's 432nd. Error: if the bucket would exceed a share's range; the error names the step.
-// Requires: r.Milli > 0, r.Seconds > 0, capacity > 0.
+// Bucket returns the share of a bucket with exactly this refill and a capacity in
+// credits. scale is the number of the bucket's tokens per credit: 1000/86400 thousandths
+// a second are 5 a second of a credit's 432nd. Bucket returns an error if the bucket
+// would exceed a share's range; the error names the step. Requires: r.Milli > 0,
+// r.Seconds > 0, capacity > 0.
 func (r Refill) Bucket(capacity int64) (share tokenbucket.Share, scale int64, err error) {
 	by := gcd(r.Milli, r.Seconds)
 	scale = r.Seconds / by

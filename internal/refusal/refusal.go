@@ -1,6 +1,6 @@
-// Package refusal gives the errors of a gRPC service their codes and details, from one
-// table for each service, and lists all faults of a request at once. It knows no
-// service's errors: loaddistributor/rpc and tbadaptor/loop have the tables.
+// Package refusal maps the errors of a gRPC service to codes and details by one table per
+// service. It lists all faults of a request at once. loaddistributor/rpc and
+// tbadaptor/loop have the tables.
 package refusal
 
 import (
@@ -21,20 +21,20 @@ const Domain = "srtm.io"
 // BadRequest is the reason of Faults.
 const BadRequest = "BAD_REQUEST"
 
-// Row says which errors get a code and a reason, which is of the API. Make it with Is
-// or As.
+// Row maps errors to a code and a reason, which is part of the API. Make it with Is or
+// As.
 type Row struct {
 	is     func(error) bool
 	code   codes.Code
 	reason string
 }
 
-// Is is the row of a sentinel.
+// Is returns the row of a sentinel.
 func Is(target error, code codes.Code, reason string) Row {
 	return Row{func(err error) bool { return errors.Is(err, target) }, code, reason}
 }
 
-// As is the row of a type.
+// As returns the row of a type.
 func As[E error](code codes.Code, reason string) Row {
 	return Row{func(err error) bool {
 		var target E
@@ -42,11 +42,11 @@ func As[E error](code codes.Code, reason string) Row {
 	}, code, reason}
 }
 
-// Table is a service's; the first row that fits stands.
+// Table is the table of a service. The first matching row counts.
 type Table []Row
 
 // Status returns err with its code and details; nil for nil. describe, unless nil, adds
-// what the service knows beside the reason. Faults need no row.
+// the service's details beside the reason. Faults need no row.
 func (t Table) Status(err error, describe func(error, *errdetails.ErrorInfo) []protoadapt.MessageV1) error {
 	if err == nil {
 		return nil
@@ -81,20 +81,20 @@ func Coded(code codes.Code, err error, details ...protoadapt.MessageV1) error {
 	s := status.New(code, err.Error())
 	with, detailErr := s.WithDetails(details...)
 	if detailErr != nil {
-		return s.Err() // the code and the text stand without them
+		return s.Err() // the code and the text stay without the details
 	}
 	return with.Err()
 }
 
-// Fault is one thing wrong with a request. The field is a path in the request
-// message, with the names of the .proto file.
+// Fault is one problem of a request. Field is a path in the request message, with the
+// names of the .proto file.
 type Fault struct{ Field, Problem string }
 
-// Faults is everything wrong with a request, in the order of its fields.
+// Faults are all problems of a request, in the order of its fields.
 type Faults []Fault
 
-// MaxFaults bounds the violations that one answer lists: a request of a
-// million publishers can have as many faults.
+// MaxFaults bounds the violations listed in one answer, because a request with a million
+// publishers can have as many faults.
 const MaxFaults = 100
 
 // Add adds a fault.
@@ -102,8 +102,8 @@ func (f *Faults) Add(field, format string, args ...any) {
 	*f = append(*f, Fault{field, fmt.Sprintf(format, args...)})
 }
 
-// Name adds a fault unless name is one of a topic, a channel or a broker, and reports
-// whether it is.
+// Name adds a fault unless name is a valid name of a topic, a channel or a broker. It
+// reports whether name is valid.
 func (f *Faults) Name(field, name string) bool {
 	valid := len(name) >= 1 && len(name) <= 64
 	for _, c := range []byte(name) {
@@ -119,7 +119,7 @@ func (f *Faults) Name(field, name string) bool {
 	return valid
 }
 
-// Err returns nil when nothing is wrong.
+// Err returns nil without faults.
 func (f Faults) Err() error {
 	if len(f) == 0 {
 		return nil
@@ -143,7 +143,7 @@ func (f Faults) Error() string {
 	return b.String()
 }
 
-// Details lists the faults as they travel.
+// Details returns the faults as a message.
 func (f Faults) Details() *errdetails.BadRequest {
 	p := &errdetails.BadRequest{}
 	for i, one := range f {

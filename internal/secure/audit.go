@@ -19,25 +19,27 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Auditor logs what operators do: a line "audit" for each call that changes something, when
-// it is over or refused, with who called ("token" and the beginning of its SHA-256, a
-// certificate's name, or "anonymous"), from where, what, and the result. Of those who did
-// not say who they are there are at most obs.LinesPerSecond lines in a second.
+// Auditor logs the actions of operators: a line "audit" for each call that changes
+// something, when the call is over or refused. The line has the caller ("token" and the
+// beginning of its SHA-256, a certificate's name, or "anonymous"), the remote address,
+// the action and the result. Unidentified callers cause at most obs.LinesPerSecond lines
+// per second.
 type Auditor struct {
 	log, sparse *slog.Logger
-	tokens      bool // they are checked: else any may be shown
+	tokens      bool // tokens are checked; otherwise a caller may show any token
 }
 
-// NewAuditor returns one that logs there; tokens: the server checks them.
+// NewAuditor returns an Auditor that logs to log. tokens means that the server checks
+// tokens.
 func NewAuditor(log *slog.Logger, tokens bool) *Auditor {
 	sparse, _ := obs.Sparse(log)
 	return &Auditor{log, sparse, tokens}
 }
 
-// anonymous is a caller that shows neither token nor certificate.
+// anonymous is a caller without token and certificate.
 const anonymous = "anonymous"
 
-// maxObject bounds what a caller can have logged of its request, in bytes each.
+// maxObject bounds the logged parts of a request, in bytes each.
 const maxObject = 100
 
 func (a *Auditor) line(header string, state *tls.ConnectionState, remote, call, result string, known bool, object []any) {
@@ -52,7 +54,7 @@ func (a *Auditor) line(header string, state *tls.ConnectionState, remote, call, 
 	log.Info("audit", append([]any{"who", who, obs.KeyRemote, remote, "call", call, "result", result}, object...)...)
 }
 
-// caller names who calls, without giving a token away.
+// caller names the caller without revealing the token.
 func caller(header string, state *tls.ConnectionState) string {
 	if token := TokenOf(header); token != "" {
 		sum := sha256.Sum256([]byte(token))
@@ -64,8 +66,8 @@ func caller(header string, state *tls.ConnectionState) string {
 	return anonymous
 }
 
-// HTTP has next answer the request, and logs that; refused: next only says that the caller
-// may not do it.
+// HTTP lets next answer the request and logs the request. refused means that next only
+// refuses the caller.
 func (a *Auditor) HTTP(w http.ResponseWriter, r *http.Request, refused bool, next http.Handler) {
 	seen := &statusWriter{ResponseWriter: w, code: http.StatusOK}
 	defer func() {
@@ -94,7 +96,7 @@ func (w *statusWriter) WriteHeader(code int) {
 // Unwrap is for http.ResponseController.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// audited reports whether a gRPC method is an operator's, and not of daemons between
+// audited reports whether a gRPC method belongs to operators and not to daemons among
 // themselves.
 func audited(method string) bool {
 	if strings.HasPrefix(method, "/"+srtmv1.GrantService_ServiceDesc.ServiceName+"/") {
@@ -103,15 +105,15 @@ func audited(method string) bool {
 	return needs(method) == Admin
 }
 
-// callerKey is that of a call's Caller, in its context.
+// callerKey is the context key of a call's Caller.
 type callerKey struct{}
 
-// WithCaller returns a context of a call that is made for that Caller.
+// WithCaller returns a context for a call on behalf of the given Caller.
 func WithCaller(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callerKey{}, name)
 }
 
-// Caller is Who of a gRPC call; "" where the context is of none.
+// Caller returns Who for a gRPC call; "" if the context belongs to no call.
 func Caller(ctx context.Context) string {
 	if name, ok := ctx.Value(callerKey{}).(string); ok {
 		return name
@@ -138,7 +140,7 @@ func (a *Auditor) call(ctx context.Context, method string, request any, err erro
 	a.line(header, stateOf(ctx), remote, path.Base(method), status.Code(err).String(), known, objectOf(request))
 }
 
-// objectOf is what a request is about.
+// objectOf returns the subject of a request.
 func objectOf(request any) (object []any) {
 	if r, ok := request.(interface{ GetSpec() *srtmv1.TopicSpec }); ok {
 		object = attribute(object, obs.KeyTopic, r.GetSpec().GetName())

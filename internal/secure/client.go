@@ -17,17 +17,17 @@ import (
 // SystemCA stands for the system's authorities in ClientConfig.CAFile.
 const SystemCA = "system"
 
-// ClientConfig is whom a client trusts, and how it proves who it is. The zero
-// value speaks in clear.
+// ClientConfig selects a client's trusted authorities and its identity. The zero value
+// uses no TLS.
 type ClientConfig struct {
-	CAFile            string // PEM, or SystemCA; with it, TLS
+	CAFile            string // PEM, or SystemCA; enables TLS
 	CertFile, KeyFile string // PEM; both or neither
-	TokenFile         string // the token to show
+	TokenFile         string // file with the client's token
 
-	log *atomic.Pointer[slog.Logger] // made by TLSFlags; nil: there is none
+	log *atomic.Pointer[slog.Logger] // made by TLSFlags; nil: none
 }
 
-// Log says who is told when files were read again, or could not be. Requires: Flags or
+// Log sets the logger for reloads of files and their failures. Requires: Flags or
 // TLSFlags.
 func (c *ClientConfig) Log(log *slog.Logger) { c.log.Store(log) }
 
@@ -37,7 +37,7 @@ func (c *ClientConfig) Flags(fs Flags, prefix, whom string) {
 	fs.StringVar(&c.TokenFile, prefix+"token-file", "", "`file` with the token for "+whom)
 }
 
-// TLSFlags is Flags for a server that takes no tokens of ours.
+// TLSFlags is Flags for a server that does not accept our tokens.
 func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
 	c.log = &atomic.Pointer[slog.Logger]{}
 	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+whom+", or \""+SystemCA+"\": with TLS")
@@ -45,9 +45,9 @@ func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
 	fs.StringVar(&c.KeyFile, prefix+"tls-key", "", "PEM `file` of its key")
 }
 
-// Load reads the files and returns the options of a connection, or everything
-// that is wrong, in the flags' names with the prefix. The files are read again when
-// they have changed, for the next handshake or call.
+// Load reads the files and returns the options of a connection, or all problems, with the
+// flags' names including prefix. Changed files are read again for the next handshake or
+// call.
 func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 	var errs []error
 	transport := Plain()
@@ -76,7 +76,7 @@ func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 	return options, errors.Join(append(errs, err)...)
 }
 
-// Token is the one that TokenFile has; nil: there is no such file.
+// Token returns the token of TokenFile; nil without TokenFile.
 func (c ClientConfig) Token(prefix string) (Bearer, error) {
 	if c.TokenFile == "" {
 		return nil, nil
@@ -88,9 +88,9 @@ func (c ClientConfig) Token(prefix string) (Bearer, error) {
 	return token, nil
 }
 
-// TLS is Load for what is not gRPC, without the token; nil: in clear. The certificate is
-// read again when it has changed. Authorities are not: crypto/tls does not say by what
-// address a server is verified that has no name.
+// TLS is Load for protocols other than gRPC, without the token; nil: no TLS. A changed
+// certificate is read again. Changed authorities are not, because crypto/tls does not
+// report the address by which a nameless server is verified.
 func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
 	cfg, err := c.readTLS(prefix)
 	if err != nil || c.CertFile == "" {
@@ -112,7 +112,7 @@ func (c ClientConfig) readPair(prefix string) (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// readTLS reads the files as they are; nil: in clear.
+// readTLS reads the files as they are; nil: no TLS.
 func (c ClientConfig) readTLS(prefix string) (*tls.Config, error) {
 	var errs []error
 	if (c.CertFile == "") != (c.KeyFile == "") {
@@ -142,8 +142,9 @@ func (c ClientConfig) readTLS(prefix string) (*tls.Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// Plain returns the credentials of a connection in clear. Where the server ends it
-// at the first bytes, as one with TLS does, the error says what that may mean.
+// Plain returns the credentials of a connection without TLS. If the server closes the
+// connection at the first bytes, as a TLS server does, the error explains the likely
+// cause.
 func Plain() credentials.TransportCredentials { return plain{insecure.NewCredentials()} }
 
 type plain struct {
@@ -176,7 +177,7 @@ func (c *plainConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// renewed are the credentials that it returns at each handshake.
+// renewed returns new credentials for each handshake.
 type renewed func() credentials.TransportCredentials
 
 func (r renewed) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -191,18 +192,17 @@ func (r renewed) Info() credentials.ProtocolInfo { return r().Info() }
 
 func (r renewed) Clone() credentials.TransportCredentials { return r }
 
-// OverrideServerName is deprecated, and not called: the authority of a connection
-// is its own.
+// OverrideServerName is deprecated and never called: the authority belongs to the
+// connection.
 func (r renewed) OverrideServerName(string) error {
 	return errors.New("the server's name is that of the connection")
 }
 
-// Bearer shows the token that it returns with each call. In clear, too, where there
-// is no TLS: on loopback, or where an operator has forced it.
+// Bearer returns the token for each call. It also works without TLS: on loopback, or if
+// an operator has forced this.
 type Bearer func() string
 
-// TokenFile returns a Bearer of the file's token, which is read again when it has
-// changed.
+// TokenFile returns a Bearer of the file's token. A changed file is read again.
 func TokenFile(path string) (Bearer, error) { return freshToken(nil, path) }
 
 func freshToken(log *atomic.Pointer[slog.Logger], path string) (Bearer, error) {

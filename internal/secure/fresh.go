@@ -12,15 +12,15 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// checkEvery is how often files are looked at, at most: when they are used, so
-// that nothing runs where nothing is asked.
+// checkEvery is the minimum interval between checks of files. Checks happen on use, so an
+// idle program runs no checks.
 const checkEvery = time.Second
 
 // demands counts the calls of ReadAgain.
 var demands atomic.Uint64
 
-// ReadAgain has all token files and certificates of the process read again at their next
-// use, also files that look unchanged, and lists of revoked certificates at once.
+// ReadAgain makes the process reload all token files and certificates at their next use,
+// even unchanged files. It reloads lists of revoked certificates at once.
 func ReadAgain() {
 	demands.Add(1)
 	again.Lock()
@@ -31,7 +31,8 @@ func ReadAgain() {
 	}
 }
 
-// again has what ReadAgain reads at once: of each server of the process, which live as long.
+// again holds what ReadAgain reloads at once, for each server of the process. Servers
+// live as long as the process.
 var again struct {
 	sync.Mutex
 	readers []func()
@@ -43,30 +44,33 @@ func onReadAgain(read func()) {
 	again.readers = append(again.readers, read)
 }
 
-// fresh is what was read from files, and is read again when they have changed. A
-// file that cannot be read, or half a pair, leaves what there was: the next look
-// that finds another state tries again. Methods are for any goroutine.
+// fresh is a value from files that is reloaded when the files change. If a file is
+// unreadable, or only half a pair has changed, the old value stays, and the next check
+// that finds another state retries. Any goroutine may call its methods.
 type fresh[T any] struct {
-	// Set once.
+	// Set by newFresh.
 	files []string
 	read  func() (T, error)
 	now   func() time.Time
 	log   *atomic.Pointer[slog.Logger] // nil inside: not logged
 
-	// Atomic: written by the goroutine that looks. One that reads an older value meets a
-	// handshake or a call that came a moment earlier.
+	// Atomic; written by the goroutine that looks. A stale value only means that a
+	// handshake or call counts as a moment earlier.
 	value atomic.Pointer[T]
-	// due is when to look again, in Unix nanoseconds; the goroutine that moves it looks, but
-	// for while another still does: the last to look is the last to store.
+	// due is the time of the next look, in Unix nanoseconds. The goroutine that advances
+	// due looks, unless another goroutine still looks: the last to look is the last to
+	// store.
 	due     atomic.Int64
 	looking atomic.Bool
-	// seen is the state of the files that was tried last. Written by the goroutine that looks.
+	// seen is the state of the files at the last attempt. Written by the goroutine that
+	// looks.
 	seen atomic.Pointer[[]state]
-	// demand is the value of demands at the last look. Written by the goroutine that looks.
+	// demand is the value of demands at the last look. Written by the goroutine that
+	// looks.
 	demand atomic.Uint64
 }
 
-// state is what tells a file from the one it was.
+// state is the information that reveals a change of a file.
 type state struct {
 	info fs.FileInfo
 	gone bool
@@ -91,7 +95,7 @@ func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), f
 			f.files = append(f.files, file)
 		}
 	}
-	states := f.states() // before they are read: a change meanwhile is seen later
+	states := f.states() // before reading, so a concurrent change is seen later
 	value, err := read()
 	if err != nil {
 		return nil, err
@@ -102,7 +106,7 @@ func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), f
 	return f, nil
 }
 
-// Log says who is told when the files were read again, or could not be.
+// Log sets the logger for reloads and their failures.
 func (f *fresh[T]) Log(log *slog.Logger) { f.log.Store(log) }
 
 func (f *fresh[T]) states() []state {
@@ -114,8 +118,7 @@ func (f *fresh[T]) states() []state {
 	return all
 }
 
-// get returns what the files say, as of a second ago at the latest, if they were
-// asked then.
+// get returns the value of the files, at most a second old if the files were used then.
 func (f *fresh[T]) get() T {
 	now := f.now()
 	if due := f.due.Load(); now.UnixNano() >= due && f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) || f.demand.Load() != demands.Load() {

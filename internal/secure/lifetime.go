@@ -15,21 +15,22 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// A certificate is judged at the handshake, and then for as long as its connection lasts: the
-// connection ends when the certificate expires, or when a list of revoked certificates that names
-// it is read. Lists are read again as certificates are: at handshakes, and at ReadAgain.
+// A certificate is checked at the handshake and during the lifetime of its connection.
+// The connection ends when the certificate expires, or when a loaded list revokes the
+// certificate. Lists are reloaded like certificates: at handshakes, and at ReadAgain.
 
-// maxTimer is how long a timer runs at most: a clock that was set may bring the end nearer.
+// maxTimer is the maximum duration of a timer, because a clock that was set may bring the
+// end nearer.
 const maxTimer = time.Hour
 
-// lifetimes are the connections whose clients have shown verified certificates.
+// lifetimes are the connections of clients with verified certificates.
 type lifetimes struct {
-	// Set once.
+	// Set by loadTLS and Revoke.
 	log  *atomic.Pointer[slog.Logger] // nil inside: not logged
 	crls *fresh[*revocations]         // nil: no certificate is revoked
 
-	// Atomic: what the connections were last compared with. Written by the goroutine that
-	// compares.
+	// swept is the list of the last comparison with the connections. Written by the
+	// goroutine that compares.
 	swept atomic.Pointer[revocations]
 
 	mu struct {
@@ -48,7 +49,7 @@ type lifetime struct {
 	timer *time.Timer // guarded by of.mu; nil: over
 }
 
-// verify refuses a connection with a certificate that is revoked.
+// verify refuses a connection with a revoked certificate.
 func (l *lifetimes) verify(state tls.ConnectionState) error {
 	if l.crls == nil {
 		return nil
@@ -61,8 +62,8 @@ func (l *lifetimes) verify(state tls.ConnectionState) error {
 	return nil
 }
 
-// hold has end called when the certificate that the client has shown is valid no more, unless
-// release is called before. A client without a verified certificate is not held.
+// hold calls end when the client's certificate becomes invalid, unless release is called
+// before. A client without a verified certificate is not held.
 func (l *lifetimes) hold(state tls.ConnectionState, remote string, end func()) (release func()) {
 	if len(state.VerifiedChains) == 0 {
 		return func() {}
@@ -81,7 +82,7 @@ func (l *lifetimes) hold(state tls.ConnectionState, remote string, end func()) (
 func (h *lifetime) leaf() *x509.Certificate { return h.chains[0][0] }
 
 func (h *lifetime) left() time.Duration {
-	return min(maxTimer, time.Until(h.leaf().NotAfter.Add(time.Second))) // NotAfter is its last second
+	return min(maxTimer, time.Until(h.leaf().NotAfter.Add(time.Second))) // NotAfter is the last valid second
 }
 
 // look ends the connection if its certificate has expired.
@@ -109,7 +110,7 @@ func (h *lifetime) finish(why string) {
 	h.end()
 }
 
-// over reports whether it was not over before.
+// over marks the connection as over and reports whether the mark is new.
 func (h *lifetime) over() bool {
 	h.of.mu.Lock()
 	defer h.of.mu.Unlock()
@@ -140,7 +141,7 @@ func (l *lifetimes) sweep(lists *revocations) {
 	}
 }
 
-// readAgain reads the lists again.
+// readAgain reloads the lists.
 func (l *lifetimes) readAgain() {
 	if l.crls != nil {
 		l.sweep(l.crls.get())
@@ -154,11 +155,11 @@ type revocations struct {
 
 type revocationList struct {
 	*x509.RevocationList
-	serials map[string]bool // numbers, in decimal
+	serials map[string]bool // serial numbers, in decimal
 }
 
-// readRevocations reads a file of lists in PEM, each signed by one of the authorities of another
-// file. It returns all faults.
+// readRevocations reads a file of lists in PEM. An authority of the other file must have
+// signed each list. It returns all faults.
 func readRevocations(path, authorities string) (*revocations, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -221,7 +222,8 @@ func readCertificates(path string) (all []*x509.Certificate, err error) {
 	return all, nil
 }
 
-// revoked returns a certificate that is revoked, if each of the chains has one; nil: it may be used.
+// revoked returns a revoked certificate if each of the chains has one; nil: the chains
+// are valid.
 func (r *revocations) revoked(chains [][]*x509.Certificate) (first *x509.Certificate) {
 	for _, chain := range chains {
 		revoked := r.in(chain)

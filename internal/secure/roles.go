@@ -12,16 +12,16 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// Role is what a token's bearer may do. Each includes the ones before it.
+// Role is a token's permission. Each role includes the roles before it.
 type Role uint8
 
-// The roles; the zero value is that of a caller without a token.
+// The roles. The zero value is the role of a caller without a token.
 const (
 	// Unauthenticated may ask whether a server is healthy.
 	Unauthenticated Role = iota
-	// ReadOnly may look at everything, and publishers need it.
+	// ReadOnly may read everything. Publishers need it.
 	ReadOnly
-	// Node may also be a broker, an adaptor's broker, or a server of admission.
+	// Node may also act as a broker, as an adaptor's broker, or as an admission server.
 	Node
 	// Admin may do everything.
 	Admin
@@ -37,7 +37,7 @@ func (r Role) String() string {
 	return fmt.Sprintf("role %d", r)
 }
 
-// parseRole is the reverse of String; Unauthenticated has no tokens.
+// parseRole is the reverse of String. Unauthenticated has no tokens.
 func parseRole(name string) (Role, bool) {
 	for r := ReadOnly; r <= Admin; r++ {
 		if roleNames[r] == name {
@@ -47,8 +47,8 @@ func parseRole(name string) (Role, bool) {
 	return Unauthenticated, false
 }
 
-// methods that need less than Admin, which is what any other takes: a method is
-// not open because it was forgotten here.
+// methods lists the methods that need less than Admin. All other methods need Admin, so a
+// forgotten method is not open.
 var methods = map[string]Role{
 	envoy.RateLimitService_ShouldRateLimit_FullMethodName: ReadOnly,
 	srtmv1.AdmissionAdmin_GetRule_FullMethodName:          ReadOnly,
@@ -70,8 +70,8 @@ var methods = map[string]Role{
 	srtmv1.GrantService_Session_FullMethodName:            Node,
 }
 
-// tenantMethods are the methods that take Admin and that a tenant may call, too: the server checks
-// that the topic is the tenant's. All others that take Admin are an operator's.
+// tenantMethods are the Admin methods that a tenant may also call: the server checks that
+// the topic belongs to the tenant. All other Admin methods are for operators only.
 var tenantMethods = map[string]bool{
 	srtmv1.AdminService_CreateTopic_FullMethodName:    true,
 	srtmv1.AdminService_UpdateTopic_FullMethodName:    true,
@@ -86,12 +86,12 @@ var tenantMethods = map[string]bool{
 	srtmv1.AdminService_EmptyChannel_FullMethodName:   true,
 }
 
-// operatorsOnly is why a tenant may not do what an operator may.
+// operatorsOnly explains why a tenant may not do what an operator may.
 func operatorsOnly(tenant string) string {
 	return fmt.Sprintf("only an operator may do this, and the caller is tenant %s", tenant)
 }
 
-// checkTenant refuses a tenant's call of a method that is an operator's.
+// checkTenant refuses a tenant's call of an operator's method.
 func checkTenant(ctx context.Context, method string) error {
 	if tenant := Tenant(ctx); tenant != "" && needs(method) == Admin && !tenantMethods[method] {
 		return refused(codes.PermissionDenied, "PERMISSION_DENIED", operatorsOnly(tenant))
@@ -99,7 +99,7 @@ func checkTenant(ctx context.Context, method string) error {
 	return nil
 }
 
-// TenantUnary is an interceptor that lets tenants call what is not an operator's.
+// TenantUnary is an interceptor that refuses tenants' calls of operators' methods.
 func TenantUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if err := checkTenant(ctx, info.FullMethod); err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func TenantUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next 
 	return next(ctx, req)
 }
 
-// TenantStream is TenantUnary of streams.
+// TenantStream is TenantUnary for streams.
 func TenantStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if err := checkTenant(stream.Context(), info.FullMethod); err != nil {
 		return err
@@ -115,7 +115,7 @@ func TenantStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo
 	return next(srv, stream)
 }
 
-// needs returns the role that a gRPC method takes.
+// needs returns the role that a gRPC method needs.
 func needs(method string) Role {
 	if role, known := methods[method]; known {
 		return role

@@ -33,26 +33,27 @@ import (
 	"github.com/srtm-io/srtm/internal/refusal"
 )
 
-// Flags is what a set of flags offers, of the standard library or of pflag.
+// Flags is a flag set of the standard library or of pflag.
 type Flags interface {
 	StringVar(p *string, name, value, usage string)
 	BoolVar(p *bool, name string, value bool, usage string)
 }
 
-// ServerConfig is how a server proves who it is, and whom it serves. The zero
-// value serves all clients, in clear.
+// ServerConfig selects a server's identity and its clients. The zero value serves all
+// clients without TLS.
 type ServerConfig struct {
 	CertFile, KeyFile string // PEM; both or neither
 	ClientCAFile      string // PEM: clients must show a certificate of these authorities
-	CRLFile           string // PEM: certificates of those authorities that are revoked
+	CRLFile           string // PEM: revoked certificates of these authorities
 	TokenFile         string // clients must show one of these tokens, or certificates
-	HTTPTLS           bool   // HTTP with TLS, too
-	HTTPOnly          bool   // there is no gRPC: with a certificate HTTP has TLS
-	Force             string // Insecure's: what listens beyond loopback all the same
+	HTTPTLS           bool   // HTTP with TLS too
+	HTTPOnly          bool   // no gRPC: with a certificate HTTP has TLS
+	Force             string // from Insecure: listeners allowed beyond loopback without security
 }
 
-// Insecure adds to what --allow-insecure-listen has said so far: "true" for all of a
-// program's listeners, "false" for none, or the names of their flags, with commas.
+// Insecure adds a value of --allow-insecure-listen to soFar: "true" for all of a
+// program's listeners, "false" for none, or the names of their flags, separated by
+// commas.
 func Insecure(soFar, value string, listeners ...string) (string, error) {
 	switch value {
 	case "true":
@@ -92,22 +93,22 @@ func (c *ServerConfig) flags(fs *flag.FlagSet, what string, listeners []string) 
 	})
 }
 
-// Server is a ServerConfig that was read. Certificates, authorities and tokens are
-// read again when they have changed; who is connected stays so.
+// Server is a loaded ServerConfig. Changed certificates, authorities and tokens are read
+// again. Existing connections stay.
 type Server struct {
-	// Set once.
-	tls     *ServerTLS // nil: in clear
+	// Set by Load.
+	tls     *ServerTLS // nil: no TLS
 	mutual  bool       // clients show certificates
 	tokens  *Tokens    // nil: clients need none
 	httpTLS bool
 	log     *atomic.Pointer[slog.Logger]
 
-	auditor atomic.Pointer[Auditor] // nil: until Log
+	auditor atomic.Pointer[Auditor] // nil until Log
 
-	told atomic.Int64 // when a failed handshake was logged last, in Unix seconds
+	told atomic.Int64 // time of the last log line about a failed handshake, in Unix seconds
 }
 
-// Load reads the files, or returns everything that is wrong.
+// Load reads the files, or returns all problems.
 func (c ServerConfig) Load() (*Server, error) {
 	s := &Server{httpTLS: c.httpTLS(), mutual: c.ClientCAFile != "", log: &atomic.Pointer[slog.Logger]{}}
 	var f faults.List
@@ -145,7 +146,7 @@ func (c ServerConfig) Load() (*Server, error) {
 // httpTLS reports whether HTTP has TLS.
 func (c ServerConfig) httpTLS() bool { return c.HTTPTLS || c.HTTPOnly && c.CertFile != "" }
 
-// Log says who is told when files were read again, or could not be, and what operators do.
+// Log sets the logger for reloads, their failures, and operators' actions.
 func (s *Server) Log(log *slog.Logger) {
 	s.log.Store(log)
 	s.auditor.Store(NewAuditor(log, s.tokens != nil))
@@ -161,7 +162,7 @@ func (s *Server) Measure(metrics prometheus.Registerer) {
 // HTTPTLS reports whether HTTP has TLS.
 func (s *Server) HTTPTLS() bool { return s.httpTLS }
 
-// Tokens are those of the token file; nil: there is none.
+// Tokens returns the tokens of the token file; nil without one.
 func (s *Server) Tokens() *Tokens { return s.tokens }
 
 // readTLS reads the certificate, its key, and the clients' authorities.
@@ -182,14 +183,14 @@ func (c ServerConfig) readTLS() (*tls.Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// ServerTLS is a server's TLS, which is read again when its files have changed. Its
-// configurations have one certificate.
+// ServerTLS is a server's TLS configuration, reloaded when its files change. Each
+// configuration has one certificate.
 type ServerTLS struct {
 	*fresh[*tls.Config]
 	lives *lifetimes
 }
 
-// LoadTLS has read read the files, now and when they have changed.
+// LoadTLS calls read now and after each change of the files.
 func LoadTLS(read func() (*tls.Config, error), files ...string) (*ServerTLS, error) {
 	return loadTLS(&atomic.Pointer[slog.Logger]{}, read, files...)
 }
@@ -202,8 +203,9 @@ func loadTLS(log *atomic.Pointer[slog.Logger], read func() (*tls.Config, error),
 	return &ServerTLS{f, &lifetimes{log: f.log}}, nil
 }
 
-// Revoke refuses certificates that the lists of a file revoke, which the flag names, and which the
-// authorities of another file have signed. It is called before Config.
+// Revoke makes the server refuse certificates that the lists in crlFile revoke. The
+// authorities in caFile must have signed the lists. flag names crlFile in errors. Call
+// Revoke before Config.
 func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
 	crls, err := newFresh(t.log, func() (*revocations, error) {
 		lists, err := readRevocations(crlFile, caFile)
@@ -220,22 +222,22 @@ func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
 	return nil
 }
 
-// Hold has end called when the certificate that the client of a connection has shown expires or is
-// revoked, unless release is called before. It is for connections that Config does not end
-// itself, which are those that are not of connlimit.
+// Hold calls end when the certificate of a connection's client expires or is revoked,
+// unless release is called before. It is for connections that do not come from connlimit,
+// because Config ends connlimit's connections itself.
 func (t *ServerTLS) Hold(state tls.ConnectionState, remote string, end func()) (release func()) {
 	return t.lives.hold(state, remote, end)
 }
 
-// Expiry is a metric. Asking for it looks at the files, too.
+// Expiry returns a metric. Collecting the metric also checks the files.
 func (t *ServerTLS) Expiry() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "srtm_tls_certificate_expiry_timestamp_seconds", Help: "When the server's TLS certificate expires, in Unix seconds.",
 	}, func() float64 { return float64(t.get().Certificates[0].Leaf.NotAfter.Unix()) })
 }
 
-// Config has each handshake go by the files as they are then. A connection of connlimit ends with the
-// client's certificate.
+// Config returns a configuration that uses the present files at each handshake. A
+// connection of connlimit ends with the client's certificate.
 func (t *ServerTLS) Config() *tls.Config {
 	return &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		cfg := t.get()
@@ -276,15 +278,15 @@ func readPool(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Identifies reports whether clients have to show who they are. Connections of gRPC on which they
-// have are then known to connlimit.
+// Identifies reports whether clients must authenticate. connlimit then knows the gRPC
+// connections with authenticated clients.
 func (s *Server) Identifies() bool { return s.mutual || s.tokens != nil }
 
-// identifies reports whether clients have to show who they are.
+// identifies reports whether clients must authenticate.
 func (c ServerConfig) identifies() bool { return c.ClientCAFile != "" || c.TokenFile != "" }
 
-// CheckGRPC refuses an address beyond loopback, of a flag, without TLS and
-// either client certificates or tokens. It goes by which files are named, and reads none.
+// CheckGRPC refuses a flag's address beyond loopback without TLS and either client
+// certificates or tokens. It only checks which files are configured.
 func (c ServerConfig) CheckGRPC(flag, address string) error {
 	return c.Check(flag, address, c.CertFile != "" && c.identifies(),
 		"--tls-cert and --tls-key, and --tls-client-ca or --token-file")
@@ -299,13 +301,14 @@ func (c ServerConfig) CheckHTTP(flag, address string) error {
 	return c.Check(flag, address, c.httpTLS() && c.identifies(), tip+", and --tls-client-ca or --token-file")
 }
 
-// CheckPlain refuses an address beyond loopback of a protocol that has neither.
+// CheckPlain refuses an address beyond loopback of a protocol without TLS and tokens.
 func (c ServerConfig) CheckPlain(flag, address string) error {
 	return c.Check(flag, address, false, "")
 }
 
-// Check refuses an address beyond loopback, of a flag, that is not safe for what it
-// wants; empty: nothing is safe. An address that does not parse is for the listener to refuse.
+// Check refuses a flag's address beyond loopback unless safe. want names the missing
+// settings; empty: no setting makes it safe. The listener refuses an address that does
+// not parse.
 func (c ServerConfig) Check(flag, address string, safe bool, want string) error {
 	tcp, err := net.ResolveTCPAddr("tcp", address)
 	name := strings.TrimPrefix(flag, "--")
@@ -320,7 +323,7 @@ func (c ServerConfig) Check(flag, address string, safe bool, want string) error 
 	return fmt.Errorf("%s %s is beyond loopback, %s; --allow-insecure-listen=%s listens all the same", flag, address, takes, name)
 }
 
-// Options returns what a gRPC server needs to serve only whom it should.
+// Options returns the options of a gRPC server that serves only permitted clients.
 func (s *Server) Options() []grpc.ServerOption {
 	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary, TenantUnary), grpc.ChainStreamInterceptor(s.auditStream, TenantStream)}
 	if s.tls != nil {
@@ -332,8 +335,8 @@ func (s *Server) Options() []grpc.ServerOption {
 	return options
 }
 
-// telling logs handshakes that failed, which gRPC keeps to itself: one in a second at
-// most, since any peer can cause them.
+// telling logs failed handshakes, which gRPC does not log: at most one per second,
+// because any peer can cause them.
 type telling struct {
 	credentials.TransportCredentials
 	s *Server
@@ -356,8 +359,8 @@ func (t telling) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	return secured, info, err
 }
 
-// authorise checks who calls. It runs when the headers of a call have come: an
-// interceptor would run after a request of many megabytes was read and decoded.
+// authorise checks the caller when the headers of a call have arrived. An interceptor
+// would run only after a request of many megabytes was read and decoded.
 func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context, error) {
 	var header string
 	if values := call.Header.Get("authorization"); len(values) > 0 {
@@ -383,10 +386,10 @@ func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context
 	return ctx, err
 }
 
-// boundKey is that of the one broker that a caller may be, in a call's context.
+// boundKey is the context key of the one broker that a caller may be.
 type boundKey struct{}
 
-// bind refuses a hello of another broker than the caller may be.
+// bind refuses a hello of a broker other than the caller's.
 func bind(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	broker, bound := stream.Context().Value(boundKey{}).(string)
 	if !bound {
@@ -411,7 +414,7 @@ func bind(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc
 	}})
 }
 
-// heard is a stream of which each message is looked at when it has come.
+// heard is a stream that examines each received message.
 type heard struct {
 	grpc.ServerStream
 	look func(m any) error
@@ -428,7 +431,7 @@ func refused(code codes.Code, reason, text string) error {
 	return refusal.Coded(code, errors.New(text), &errdetails.ErrorInfo{Reason: reason, Domain: refusal.Domain})
 }
 
-// Listener returns ln with TLS if HTTP has it.
+// Listener returns ln, with TLS if HTTP has TLS.
 func (s *Server) Listener(ln net.Listener) net.Listener {
 	if !s.httpTLS {
 		return ln
@@ -436,9 +439,9 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 	return tls.NewListener(ln, s.tls.Config())
 }
 
-// Handler returns next behind the tokens: what changes something and what is
-// below /debug/ takes Admin, everything else ReadOnly, but for /ping, /healthz and
-// the open paths, which any peer may ask.
+// Handler returns next behind the token check. Requests that change something, and paths
+// below /debug/, need Admin. Everything else needs ReadOnly, except /ping, /healthz and
+// the open paths, which need no token.
 func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		need := needsHTTP(r)
@@ -468,8 +471,9 @@ func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 	})
 }
 
-// May says why the caller may not do what takes the role, and whether it is known; "" if
-// it may, as everyone may without tokens. A tenant may do with Admin what tenantMethods names.
+// May returns the reason why the caller lacks the role, or "" if the caller has the role
+// or there are no tokens. known reports whether the caller is known. A tenant with Admin
+// may do what tenantMethods names.
 func (s *Server) May(r *http.Request, need Role) (problem string, known bool) {
 	if s.tokens == nil {
 		return "", true
@@ -478,11 +482,11 @@ func (s *Server) May(r *http.Request, need Role) (problem string, known bool) {
 	return problem, known
 }
 
-// Tenant is that of an HTTP request, as Tokens.Tenant.
+// Tenant returns the tenant of an HTTP request; see Tokens.Tenant.
 func (s *Server) Tenant(r *http.Request) string { return s.tokens.Tenant(r) }
 
-// Who names the caller of an HTTP request for logs, without giving its token away: by
-// its verified certificate, by the beginning of its token's SHA-256, or else by its address.
+// Who names the caller of an HTTP request for logs without revealing its token: by its
+// verified certificate, by the beginning of its token's SHA-256, or by its address.
 func Who(r *http.Request) string {
 	if who := caller(r.Header.Get("Authorization"), r.TLS); who != anonymous {
 		return who + " at " + r.RemoteAddr
@@ -490,15 +494,14 @@ func Who(r *http.Request) string {
 	return r.RemoteAddr
 }
 
-// Administrative reports whether a request changes something, or is for what is
-// below /debug/.
+// Administrative reports whether a request changes something or has a path below /debug/.
 func Administrative(r *http.Request) bool {
 	return r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions || strings.HasPrefix(r.URL.Path, "/debug/")
 }
 
 func needsHTTP(r *http.Request) Role {
 	switch {
-	case r.Method == http.MethodPost && r.URL.Path == "/v1/check": // of admission: a question
+	case r.Method == http.MethodPost && r.URL.Path == "/v1/check": // an admission check only reads
 		return ReadOnly
 	case Administrative(r):
 		return Admin

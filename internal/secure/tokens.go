@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// minToken is the minimum length of a token in bytes: 128 bits in hexadecimal are
-// 32, and what is much shorter can be guessed.
+// minToken is the minimum length of a token in bytes. 128 bits in hexadecimal are 32
+// bytes, and much shorter tokens can be guessed.
 const minToken = 16
 
 // maxTokens bounds a token file, and maxTenant a tenant's name in bytes.
@@ -30,32 +30,32 @@ const (
 	maxTenant = 64
 )
 
-// tokens are the accepted ones, by digest: comparing digests tells no one who
-// measures the time how much of a guess was right. Names of certificates, with
-// their prefix, are in a map of their own, so that no token is taken for one.
+// tokens are the accepted tokens by digest. A comparison of digests reveals nothing about
+// a guess by its timing. Names of certificates, with their prefix, have a separate map,
+// so no token counts as a certificate.
 type tokens struct {
 	byDigest map[[sha256.Size]byte]grant
 	byName   map[string]grant
 }
 
-// grant is what one line of a file allows.
+// grant is the permission of one line of a file.
 type grant struct {
 	role   Role
-	broker string // of a node: the only one that it may be; "": any
-	tenant string // of others, see Tenant
+	broker string // for a node: the only broker that it may be; "": any
+	tenant string // for other roles; see Tenant
 }
 
-// certPrefix begins the name of a certificate, where a token could be.
+// certPrefix begins the name of a certificate in the place of a token.
 const certPrefix = "cert:"
 
-// token returns what a token allows; false: it is not in the file.
+// token returns the grant of a token; false if the token is not in the file.
 func (t tokens) token(token string) (grant, bool) {
 	may, known := t.byDigest[sha256.Sum256([]byte(token))]
 	return may, known
 }
 
-// certificate returns what the first name of a certificate allows that is known:
-// its subject's common name, its DNS names, its URIs.
+// certificate returns the grant of the first known name of a certificate: its subject's
+// common name, its DNS names, its URIs.
 func (t tokens) certificate(c *x509.Certificate) (grant, bool) {
 	names := append([]string{c.Subject.CommonName}, c.DNSNames...)
 	for _, uri := range c.URIs {
@@ -69,10 +69,10 @@ func (t tokens) certificate(c *x509.Certificate) (grant, bool) {
 	return grant{}, false
 }
 
-// Tokens are those of a server's file, which is read again when it has changed.
+// Tokens are the tokens of a server's file, reloaded when the file changes.
 type Tokens struct{ *fresh[tokens] }
 
-// LoadTokens reads the file that the flag names, or returns all its faults.
+// LoadTokens reads the file of the flag, or returns all its faults.
 func LoadTokens(flag, path string) (*Tokens, error) {
 	return loadTokens(&atomic.Pointer[slog.Logger]{}, flag, path)
 }
@@ -91,8 +91,8 @@ func loadTokens(log *atomic.Pointer[slog.Logger], flag, path string) (*Tokens, e
 	return &Tokens{f}, nil
 }
 
-// Check says why the caller may not do what takes the role, and whether it is
-// known; "" if it may. What takes Admin is an operator's, and no tenant's.
+// Check returns the reason why the caller lacks the role, or "". known reports whether
+// the caller is known. Admin is for operators and not for tenants.
 func (t *Tokens) Check(r *http.Request, need Role) (problem string, known bool) {
 	may, problem, known := t.check(r.Header.Get("Authorization"), r.TLS, need)
 	if problem == "" && need == Admin && may.tenant != "" {
@@ -101,9 +101,9 @@ func (t *Tokens) Check(r *http.Request, need Role) (problem string, known bool) 
 	return problem, known
 }
 
-// check is Check for the bearer of an Authorization header on a connection; nil: one
-// in clear. A token that is shown counts, and the connection's certificate, if it was
-// verified, without one.
+// check is Check for an Authorization header and a connection; nil state: without TLS. A
+// token in the header counts. Without a token the connection's verified certificate
+// counts.
 func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (may grant, problem string, known bool) {
 	if need == Unauthenticated {
 		return grant{}, "", false
@@ -135,8 +135,8 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 	return may, "", true
 }
 
-// Tenant is that of an HTTP request: the third word of its token's line, or else the
-// organisation of its verified certificate; "" without. t may be nil.
+// Tenant returns the tenant of an HTTP request: the third word of its token's line,
+// otherwise the organisation of its verified certificate; "" without. t may be nil.
 func (t *Tokens) Tenant(r *http.Request) string {
 	if t != nil {
 		if may, _, known := t.check(r.Header.Get("Authorization"), r.TLS, ReadOnly); known {
@@ -146,15 +146,15 @@ func (t *Tokens) Tenant(r *http.Request) string {
 	return organisation(r.TLS)
 }
 
-// WithTenant returns a context of a call by that tenant.
+// WithTenant returns a context of a call by the given tenant.
 func WithTenant(ctx context.Context, tenant string) context.Context {
 	return context.WithValue(ctx, tenantKey{}, tenant)
 }
 
-// tenantKey is that of a call's tenant, in its context.
+// tenantKey is the context key of a call's tenant.
 type tenantKey struct{}
 
-// Tenant is Tokens.Tenant of a gRPC call.
+// Tenant is Tokens.Tenant for a gRPC call.
 func Tenant(ctx context.Context) string {
 	if tenant, ok := ctx.Value(tenantKey{}).(string); ok {
 		return tenant
@@ -171,7 +171,8 @@ func stateOf(ctx context.Context) *tls.ConnectionState {
 	return nil
 }
 
-// organisation is percent-encoded as in the path of a URL: it is a part of keys.
+// organisation returns the organisation percent-encoded, as in a URL's path, because it
+// becomes part of keys.
 func organisation(state *tls.ConnectionState) string {
 	if state == nil || len(state.VerifiedChains) == 0 || len(state.VerifiedChains[0][0].Subject.Organization) == 0 {
 		return ""
@@ -188,16 +189,16 @@ func TokenOf(header string) string {
 	return strings.TrimSpace(token)
 }
 
-// What is wrong with a token.
+// Problems of a token.
 const (
 	noToken  = "a token is needed (Authorization: Bearer TOKEN)"
 	badToken = "the token is not known"
 )
 
-// readTokens reads whom a server serves: a line for each token or name of a
-// certificate, first its role, last the one broker that a node may be, or the tenant that
-// another is, if any; empty lines and those that begin with # are left out. It returns all faults, and repeats
-// no token in them.
+// readTokens reads the clients of a server: one line per token or certificate name. A
+// line has the role first and last, optionally, the one broker of a node or the tenant of
+// another role. Empty lines and lines that begin with # are ignored. readTokens returns
+// all faults, without any token in them.
 func readTokens(path string) (tokens, error) {
 	all := tokens{map[[sha256.Size]byte]grant{}, map[string]grant{}}
 	text, err := os.ReadFile(path)
@@ -262,8 +263,8 @@ func readTokens(path string) (tokens, error) {
 	return all, errors.Join(errs...)
 }
 
-// readToken reads the one token that a client shows: the file's only word, or as a
-// line of a server's file.
+// readToken reads the one token of a client: the file's only word, or a line as in a
+// server's file.
 func readToken(path string) (string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -2,10 +2,10 @@ package shareproto
 
 import "slices"
 
-// Enum has what the numbers of an enumeration of the API stand for, by number.
+// Enum maps the numbers of an API enumeration to values, by number.
 type Enum[Number ~int32, Value comparable] []Value
 
-// Value returns what n stands for; false: it is of a later version.
+// Value returns the value of n; false if n is from a later version.
 func (e Enum[Number, Value]) Value(n Number) (v Value, known bool) {
 	if n < 0 || int(n) >= len(e) {
 		return v, false
@@ -13,7 +13,7 @@ func (e Enum[Number, Value]) Value(n Number) (v Value, known bool) {
 	return e[n], true
 }
 
-// Number returns the last that stands for v; 0 where none does.
+// Number returns the last number of v; 0 without one.
 func (e Enum[Number, Value]) Number(v Value) Number {
 	for n, one := range slices.Backward(e) {
 		if one == v {

@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/expiry"
 )
 
-// ExpiryProto returns the message of settings; nil where nothing is set.
+// ExpiryProto returns the message of settings; nil if nothing is set.
 func ExpiryProto(e expiry.Settings) *srtmv1.Expiry {
 	if !e.On() {
 		return nil
@@ -19,7 +19,7 @@ func ExpiryProto(e expiry.Settings) *srtmv1.Expiry {
 	return p
 }
 
-// ChannelExpiryProto returns the message of the settings of channels.
+// ChannelExpiryProto returns the message of channels' settings.
 func ChannelExpiryProto(all map[string]expiry.Settings) map[string]*srtmv1.Expiry {
 	if len(all) == 0 {
 		return nil

@@ -1,5 +1,5 @@
-// Package shareproto has a share of a contract, and the values of enumerations, as they
-// travel, for brokers and the control plane alike.
+// Package shareproto converts shares and enumerations to messages, for brokers and the
+// control plane.
 package shareproto
 
 import (
@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// To returns a share as it travels.
+// To returns the message of a share.
 func To(s tokenbucket.Share) *srtmv1.Share {
 	return &srtmv1.Share{RateMilli: int64(s.Rate), Burst: s.Burst}
 }
@@ -18,7 +18,7 @@ type Holder interface {
 	GetBurst() int64
 }
 
-// From returns the share that came; zero for none.
+// From returns the share of a message; zero for nil.
 func From(p Holder) tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRateMilli()), Burst: p.GetBurst()}
 }

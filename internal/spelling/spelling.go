@@ -1,9 +1,9 @@
-// Package spelling finds the word that a mistyped one was meant to be, for the errors of
-// command lines and configuration files. It knows neither.
+// Package spelling finds the intended word of a mistyped word, for the errors of command
+// lines and configuration files.
 package spelling
 
-// Nearest returns the known word that differs least from word: the first of several, and
-// nothing if all of them differ in more than a third of their letters.
+// Nearest returns the known word with the smallest difference from word, the first of
+// several. It returns "" if all known words differ in more than a third of their letters.
 func Nearest(word string, known []string) string {
 	nearest, least := "", 0
 	for _, k := range known {
@@ -14,8 +14,8 @@ func Nearest(word string, known []string) string {
 	return nearest
 }
 
-// Hint continues an error about an unknown word, and is empty without a near one. The
-// prefix is written before the near word.
+// Hint returns the end of an error about an unknown word; empty without a near word.
+// prefix precedes the near word.
 func Hint(prefix, word string, known []string) string {
 	if near := Nearest(word, known); near != "" {
 		return "; did you mean " + prefix + near + "?"
@@ -23,11 +23,11 @@ func Hint(prefix, word string, known []string) string {
 	return ""
 }
 
-// maxWord bounds the work for a word that a peer or a file gives.
+// maxWord bounds the work for a word from a peer or a file.
 const maxWord = 100
 
-// distance returns how many letters must be added, removed, replaced or exchanged with
-// their neighbour to make one word the other.
+// distance returns the number of letters to add, remove, replace or exchange with their
+// neighbour to turn one word into the other.
 func distance(a, b string) int {
 	if len(a) > maxWord || len(b) > maxWord {
 		return maxWord

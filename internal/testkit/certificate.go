@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Authority signs certificates for a test. The zero value is of no use; make it
-// with NewAuthority.
+// Authority signs certificates for a test. Make it with NewAuthority; the zero value is
+// invalid.
 type Authority struct {
 	t    testing.TB
 	dir  string
@@ -27,11 +27,11 @@ type Authority struct {
 
 	// File is the authority's own certificate, as PEM.
 	File string
-	// Pool holds it.
+	// Pool holds the authority's certificate.
 	Pool *x509.CertPool
 }
 
-// NewAuthority makes a certificate authority that lives as long as t.
+// NewAuthority makes a certificate authority for the lifetime of t.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{t: t, dir: t.TempDir(), Pool: x509.NewCertPool()}
@@ -58,26 +58,26 @@ type Certificate struct {
 	TLS               tls.Certificate
 }
 
-// Certificate makes a certificate for a client, or for a server on loopback and at more
-// addresses, with name as its common name and as a DNS name.
+// Certificate makes a certificate for a client, or for a server on loopback and the
+// additional addresses. name is its common name and a DNS name.
 func (a *Authority) Certificate(name string, more ...net.IP) Certificate {
 	a.t.Helper()
 	return a.certificate(name, time.Now().Add(24*time.Hour), append(more, net.IPv4(127, 0, 0, 1), net.IPv6loopback)...)
 }
 
-// Expired makes one that was valid until a minute ago.
+// Expired makes a certificate that expired a minute ago.
 func (a *Authority) Expired(name string) Certificate {
 	a.t.Helper()
 	return a.certificate(name, time.Now().Add(-time.Minute), net.IPv4(127, 0, 0, 1), net.IPv6loopback)
 }
 
-// Until makes one that is valid until then.
+// Until makes a certificate that is valid until the given time.
 func (a *Authority) Until(name string, until time.Time) Certificate {
 	a.t.Helper()
 	return a.certificate(name, until, net.IPv4(127, 0, 0, 1), net.IPv6loopback)
 }
 
-// Revoke returns a list, in PEM, of certificates that are revoked.
+// Revoke returns a PEM list of revoked certificates.
 func (a *Authority) Revoke(certificates ...Certificate) []byte {
 	a.t.Helper()
 	list := &x509.RevocationList{Number: big.NewInt(time.Now().UnixNano()), ThisUpdate: time.Now(), NextUpdate: time.Now().Add(time.Hour)}
@@ -91,7 +91,7 @@ func (a *Authority) Revoke(certificates ...Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
-// Elsewhere makes one for a server that is not on loopback.
+// Elsewhere makes a certificate for a server that is not on loopback.
 func (a *Authority) Elsewhere(name string) Certificate {
 	a.t.Helper()
 	return a.certificate(name, time.Now().Add(24*time.Hour), net.IPv4(192, 0, 2, 1))
@@ -125,7 +125,7 @@ func (a *Authority) certificate(name string, until time.Time, addresses ...net.I
 	return c
 }
 
-// sign signs template with the authority's key, or with its own if there is no
+// sign signs template with the authority's key, or with its own key if there is no
 // authority yet.
 func (a *Authority) sign(template *x509.Certificate) (der []byte, key *ecdsa.PrivateKey) {
 	a.t.Helper()

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// SmallDisk mounts a file system of so many bytes for as long as t lasts, and
-// returns its folder. It skips t where that is not allowed.
+// SmallDisk mounts a file system of the given size for the lifetime of t and returns its
+// folder. It skips t without the permission.
 func SmallDisk(t testing.TB, bytes int) string {
 	t.Helper()
 	dir := t.TempDir()

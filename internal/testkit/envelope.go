@@ -7,15 +7,15 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Envelope checks a contract (r, b) on releases, exactly and for every interval:
-// of messages i <= j in the order of their times, j-i+1 <= b + r*(t_j - t_i). That
-// is, j - r*t_j never rises b or more above the lowest value it had. slack is how
-// many messages more the tightest interval could have held.
+// Envelope checks a contract (r, b) on releases, exactly and for every interval. For
+// messages i <= j in the order of their times, j-i+1 <= b + r*(t_j - t_i). Equivalently,
+// j - r*t_j never rises by b or more above its lowest earlier value. slack is the number
+// of messages that the tightest interval could still have held.
 //
-// rateMilli times the span of times, in nanoseconds, must fit an int64, and so
-// must the number of messages times 1e12.
+// rateMilli times the span of times, in nanoseconds, must fit an int64, and so must the
+// number of messages times 1e12.
 func Envelope(times []mono.Time, rateMilli, burst int64) (slack float64, err error) {
-	const token = 1e12 // in subtokens: r milli-msg/s are r of them per nanosecond
+	const token = 1e12 // in subtokens: r milli-msg/s are r subtokens per nanosecond
 	times = slices.Sorted(slices.Values(times))
 	var lowest, highest int64
 	from, worst, since := 0, 0, 0

@@ -15,10 +15,10 @@ type reporter interface {
 	Fatalf(format string, args ...any)
 }
 
-// What the functions below take last says what was looked at, as Gomega's do: a format
-// and its arguments, or nothing where the line says it.
+// The last arguments of the functions below describe the checked value, as in Gomega: a
+// format and its arguments, or nothing if the line is clear.
 
-// Equal reports an error where got != want.
+// Equal reports an error if got != want.
 func Equal[V comparable](t reporter, got, want V, what ...any) {
 	if got != want {
 		t.Helper()
@@ -34,7 +34,7 @@ func MustEqual[V comparable](t reporter, got, want V, what ...any) {
 	}
 }
 
-// EqualSlices is Equal of slices; one that is nil is equal to one that is empty.
+// EqualSlices is Equal for slices; nil equals empty.
 func EqualSlices[S ~[]V, V comparable](t reporter, got, want S, what ...any) {
 	if !slices.Equal(got, want) {
 		t.Helper()
@@ -42,7 +42,7 @@ func EqualSlices[S ~[]V, V comparable](t reporter, got, want S, what ...any) {
 	}
 }
 
-// NoError reports err if it is not nil; Must ends the test.
+// NoError reports err if it is not nil. Must ends the test.
 func NoError(t reporter, err error, what ...any) {
 	if err != nil {
 		t.Helper()
@@ -50,7 +50,7 @@ func NoError(t reporter, err error, what ...any) {
 	}
 }
 
-// ErrorIs reports an error where errors.Is(err, want) is false.
+// ErrorIs reports an error if errors.Is(err, want) is false.
 func ErrorIs(t reporter, err, want error, what ...any) {
 	if !errors.Is(err, want) {
 		t.Helper()
@@ -58,7 +58,7 @@ func ErrorIs(t reporter, err, want error, what ...any) {
 	}
 }
 
-// ErrorHas reports an error where err is nil, or its text has no part want.
+// ErrorHas reports an error if err is nil or its text does not contain want.
 func ErrorHas(t reporter, err error, want string, what ...any) {
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Helper()
@@ -66,7 +66,7 @@ func ErrorHas(t reporter, err error, want string, what ...any) {
 	}
 }
 
-// Result holds what a function returned, with its error.
+// Result holds a function's value and error.
 //
 //	text := testkit.Result(os.ReadFile(path)).Must(t)
 func Result[V any](value V, err error) result[V] { return result[V]{value, err} }
@@ -88,7 +88,8 @@ func (r result[V]) Must(t interface {
 	return r.value
 }
 
-// Equal reports an error, and a value that is not want. Requires: the values can be compared.
+// Equal reports an error, or a value other than want. Requires: the values are
+// comparable.
 func (r result[V]) Equal(t reporter, want V, what ...any) {
 	if r.err != nil || any(r.value) != any(want) {
 		t.Helper()

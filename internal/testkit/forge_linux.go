@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forger sends segments of a connection past its TCP, by a raw socket, as a
-// hostile client does from his own machine. They differ from honest ones in
-// what Forgery says, for which the receiver's TCP drops them.
+// Forger sends segments of a connection through a raw socket, without its TCP, like a
+// hostile client on its own machine. The receiver's TCP drops the segments because of the
+// properties in Forgery.
 type Forger struct {
 	t        testing.TB
 	raw      int
@@ -19,19 +19,18 @@ type Forger struct {
 	from     [4]byte
 	ports    [2]uint16 // from, to
 	ack      uint32
-	stampNow uint32 // of the TCP timestamp option; 0: the connection has none
+	stampNow uint32 // of the TCP timestamp option; 0: none
 
-	// Next is the sequence number of the first byte that was not written when
-	// Forge was called.
+	// Next is the sequence number of the first unwritten byte at the call of Forge.
 	Next uint32
 }
 
-// Forgery is one segment, of Size bytes from sequence number Seq on, all 'F'.
+// Forgery is one segment of Size bytes 'F' from sequence number Seq on.
 type Forgery struct {
 	Seq    uint32
 	Size   int
 	Flags  byte // besides ACK
-	Old    bool // its timestamp is from long ago
+	Old    bool // the timestamp is old
 	BadSum bool
 }
 
@@ -43,8 +42,8 @@ const (
 	URG = 0x20
 )
 
-// Forge returns a Forger for the client's end of a connection over IPv4 with
-// nothing in its queues. It skips the test without the privileges of root.
+// Forge returns a Forger for the client's end of an IPv4 connection with empty queues. It
+// skips the test without root privileges.
 func Forge(t testing.TB, client *net.TCPConn) *Forger {
 	t.Helper()
 	raw, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -105,7 +104,7 @@ func Forge(t testing.TB, client *net.TCPConn) *Forger {
 	return f
 }
 
-// Send sends a forged segment. On loopback it has come when Send returns.
+// Send sends a forged segment. On loopback the segment has arrived when Send returns.
 func (f *Forger) Send(g Forgery) {
 	f.t.Helper()
 	const ip, tcp, ack = 20, 32, 0x10

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace that ends with its test: a machine of its own, as far
-// as the network goes.
+// Namespace is a network namespace that ends with its test: a separate machine from the
+// network's view.
 type Namespace struct {
 	Name string
 	t    testing.TB
@@ -20,7 +20,8 @@ type Namespace struct {
 
 var namespaces atomic.Int64
 
-// NewNamespace makes one, with loopback up. The test is skipped where that cannot be.
+// NewNamespace makes a namespace with loopback up. It skips the test without the
+// permission.
 func NewNamespace(t testing.TB) Namespace {
 	t.Helper()
 	if _, err := exec.LookPath("ip"); err != nil || os.Getuid() != 0 {
@@ -49,14 +50,14 @@ func IP(t testing.TB, args ...string) {
 	}
 }
 
-// Inside runs f in the namespace: sockets that f opens, and processes that it starts, stay
-// there. The caller ends where f ends its test.
+// Inside runs f in the namespace: sockets that f opens, and processes that f starts, stay
+// there. If f ends its test, the caller ends too.
 func (n Namespace) Inside(f func()) {
 	n.t.Helper()
 	returned, ended := false, make(chan struct{})
 	go func() {
 		defer close(ended)
-		runtime.LockOSThread() // and the thread ends with this goroutine
+		runtime.LockOSThread() // the thread ends with this goroutine
 		there, err := os.Open("/run/netns/" + n.Name)
 		if err == nil {
 			err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)

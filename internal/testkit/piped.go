@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Piped is a listener without a network: its connections, the far ends of net.Pipe, have
-// no buffers. Make one with NewPiped.
+// Piped is a listener without a network. Its connections, the far ends of net.Pipe, have
+// no buffers. Make it with NewPiped.
 type Piped struct {
-	Conns chan net.Conn // what Accept returns
+	Conns chan net.Conn // returned by Accept
 	done  chan struct{}
 	close func()
 }
 
-// NewPiped returns a listener that is open.
+// NewPiped returns an open listener.
 func NewPiped() Piped {
 	done := make(chan struct{})
 	return Piped{make(chan net.Conn), done, sync.OnceFunc(func() { close(done) })}

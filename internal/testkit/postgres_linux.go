@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// PostgreSQL runs a PostgreSQL of its own, from what the distribution installs, on a
-// Unix socket and perhaps an address, and returns its URL, and what kills it by kill -9 and has it come back.
+// PostgreSQL runs a private PostgreSQL of the distribution, on a Unix socket and
+// optionally an address. It returns the URL, a function that kills the server by kill -9,
+// and a function that starts the server again.
 func PostgreSQL(t testing.TB, listen string) (url string, kill, start func()) {
 	t.Helper()
 	programs, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
@@ -23,13 +24,13 @@ func PostgreSQL(t testing.TB, listen string) (url string, kill, start func()) {
 		t.Skip("PostgreSQL is not installed (Debian: postgresql)")
 	}
 	bin := filepath.Dir(slices.Max(programs))
-	dir, err := os.MkdirTemp("", "pg") // a path short enough for a socket's
+	dir, err := os.MkdirTemp("", "pg") // short enough for a socket's path
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var as *syscall.SysProcAttr
-	if os.Getuid() == 0 { // as which PostgreSQL does not run
+	if os.Getuid() == 0 { // PostgreSQL refuses to run as root
 		u, err := user.Lookup("postgres")
 		if err != nil {
 			t.Skip("there is no user postgres to run it as")
@@ -58,7 +59,7 @@ func PostgreSQL(t testing.TB, listen string) (url string, kill, start func()) {
 	hba.Close()
 	start = func() {
 		t.Helper()
-		for limit := time.Now().Add(time.Minute); ; { // what was killed lets go of its memory in a moment
+		for limit := time.Now().Add(time.Minute); ; { // a killed server releases its memory after a moment
 			out, err := run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", filepath.Join(dir, "log"), "-o", "-c listen_addresses="+listen+" -c fsync=off -k "+dir, "start").CombinedOutput()
 			if err == nil {
 				return

@@ -20,18 +20,17 @@ import (
 	"go.uber.org/goleak"
 )
 
-// SeedEnv overrides the seed of every test that asks for one.
+// SeedEnv overrides the seed of every test that calls Seed.
 const SeedEnv = "SRTM_TEST_SEED"
 
 var rewrite = flag.Bool("rewrite", false, "write golden files instead of comparing with them")
 
-// Hang is how long a test waits for what has to come. It is there for what hangs,
-// and says nothing of how fast something is: a busy machine takes any processor
-// away for seconds.
+// Hang bounds a test's wait for an event. It only detects hangs and says nothing about
+// speed: a busy machine withholds processors for seconds.
 const Hang = 2 * time.Minute
 
-// Main is the body of a TestMain: it runs the tests and fails when they leave
-// a goroutine behind.
+// Main is the body of a TestMain: it runs the tests and fails if they leave a goroutine
+// behind.
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }
 func Main(m goleak.TestingM, options ...goleak.Option) {
@@ -40,11 +39,11 @@ func Main(m goleak.TestingM, options ...goleak.Option) {
 	goleak.VerifyTestMain(m, append(options, ginkgo)...)
 }
 
-// Seed returns a seed for t: the number in SRTM_TEST_SEED if that is set,
-// else a fresh one. When t fails, the seed is logged with the way to use it.
+// Seed returns a seed for t: the number in SRTM_TEST_SEED, or a fresh seed. When t fails,
+// Seed logs the seed with the way to use it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
-	seed := new(maphash.Hash).Sum64() // every Hash has a random seed of its own
+	seed := new(maphash.Hash).Sum64() // every Hash has a random seed
 	if text := os.Getenv(SeedEnv); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 0, 64); err != nil {
@@ -59,8 +58,8 @@ func Seed(t testing.TB) uint64 {
 	return seed
 }
 
-// Rand returns a generator seeded with Seed(t). It is not safe for concurrent
-// use; give each goroutine one of its own, seeded from this one.
+// Rand returns a generator seeded with Seed(t). It is not safe for concurrent use; seed a
+// separate generator for each goroutine from this generator.
 func Rand(t testing.TB) *rand.Rand {
 	t.Helper()
 	return rand.New(rand.NewPCG(Seed(t), 0))
@@ -77,9 +76,8 @@ func Must(t interface {
 	}
 }
 
-// Private fails unless everything in dir, which is not looked at itself, is its
-// owner's alone: files 0600 and folders 0700 at most. It returns how many files
-// there are, by the ends of their names.
+// Private fails unless everything in dir, except dir itself, is private: files 0600 and
+// folders 0700 at most. It returns the number of files by name suffix.
 func Private(t testing.TB, dir string) map[string]int {
 	t.Helper()
 	kinds := map[string]int{}
@@ -105,9 +103,9 @@ func Private(t testing.TB, dir string) map[string]int {
 	return kinds
 }
 
-// Golden compares got with the file at path, relative to the package, and
-// fails at the first line that differs. `go test ./that/package -rewrite`
-// writes the file instead; read the diff before you commit it.
+// Golden compares got with the file at path, relative to the package, and fails at the
+// first different line. `go test ./that/package -rewrite` writes the file instead; read
+// the diff before you commit it.
 func Golden(t testing.TB, path string, got []byte) {
 	t.Helper()
 	if *rewrite {
@@ -128,8 +126,8 @@ func Golden(t testing.TB, path string, got []byte) {
 	}
 }
 
-// firstDifference describes the first line in which want and got differ, or
-// returns "" when they are equal byte for byte.
+// firstDifference describes the first line in which want and got differ, or returns "" if
+// they are equal byte for byte.
 func firstDifference(want, got []byte) string {
 	if bytes.Equal(want, got) {
 		return ""
@@ -148,19 +146,20 @@ func firstDifference(want, got []byte) string {
 	}
 }
 
-// Listen returns a TCP listener on a free port of 127.0.0.1, closed when t
-// ends. Closing it earlier is fine.
+// Listen returns a TCP listener on a free port of 127.0.0.1, closed when t ends. Closing
+// it earlier is fine.
 func Listen(t testing.TB) net.Listener {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("listen: %v", err)
 	}
-	t.Cleanup(func() { _ = ln.Close() }) // closed already, in most tests
+	t.Cleanup(func() { _ = ln.Close() }) // closed already in most tests
 	return ln
 }
 
-// Serve has a server, such as one of gRPC, serve until t ends, and returns its address.
+// Serve lets a server, such as a gRPC server, serve until t ends, and returns its
+// address.
 func Serve(t testing.TB, server interface {
 	Serve(net.Listener) error
 	Stop()
@@ -171,8 +170,8 @@ func Serve(t testing.TB, server interface {
 	return ln.Addr().String()
 }
 
-// ServeOn is Serve on a listener. It returns when the server accepts: one of gRPC that is
-// stopped before says so as an error.
+// ServeOn is Serve on a listener. It returns when the server accepts, because a gRPC
+// server that is stopped earlier reports an error.
 func ServeOn(t testing.TB, ln net.Listener, server interface {
 	Serve(net.Listener) error
 	Stop()
@@ -192,7 +191,7 @@ func ServeOn(t testing.TB, ln net.Listener, server interface {
 	})
 }
 
-// awaited is a listener that tells when a server first accepts.
+// awaited is a listener that reports the first Accept.
 type awaited struct {
 	net.Listener
 	accepts chan struct{}
@@ -204,7 +203,7 @@ func (l *awaited) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// Run has run go on until t ends, or stop is called, which waits for it. An error of it
+// Run runs run until t ends or stop is called, and stop waits for run. An error of run
 // fails t.
 func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -218,9 +217,9 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// Address returns a TCP address of this host at which nothing listens, and hardly
-// anything will: where the system has more loopback addresses than 127.0.0.1, it is a
-// random one of them, which no other program is given a port of.
+// Address returns a TCP address of this host without a listener. If the system has more
+// loopback addresses than 127.0.0.1, the address is random, and other programs will
+// hardly use a port of it.
 func Address(t testing.TB) string {
 	t.Helper()
 	for _, host := range []string{fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(255), 1+rand.IntN(254)), "127.0.0.1"} {
@@ -233,8 +232,8 @@ func Address(t testing.TB) string {
 	return ""
 }
 
-// File writes a file of this name and text, which is its owner's alone, to a folder that
-// goes with t, and returns its path.
+// File writes a private file of the given name and text to a folder that is removed with
+// t, and returns its path.
 func File(t testing.TB, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -242,8 +241,8 @@ func File(t testing.TB, name, text string) string {
 	return path
 }
 
-// Root returns the repository's root, the nearest folder above the test that
-// holds go.work.
+// Root returns the repository's root, the nearest folder above the test that contains
+// go.work.
 func Root(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -262,9 +261,8 @@ func Root(t testing.TB) string {
 	}
 }
 
-// Shared returns the folder ../shared beside the repository, where real
-// traces are found. It skips t where that folder does not exist: the data is
-// not ours to ship, and a clone without it is complete.
+// Shared returns the folder ../shared beside the repository, with real traces. It skips t
+// without this folder: the data is not ours to ship, and a clone without it is complete.
 func Shared(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(filepath.Dir(Root(t)), "shared")
@@ -274,16 +272,16 @@ func Shared(t testing.TB) string {
 	return dir
 }
 
-// Scenarios runs the files of testdata that match pattern: commands, one a line, each
-// with what came of it, which is compared as Golden does:
+// Scenarios runs the files of testdata that match pattern. A file has commands, one per
+// line, each with its expected result, compared as in Golden:
 //
 //	# a comment
 //	command and words
 //	----
 //	what came of it
 //
-// begin starts a scenario; what it returns carries a command out and says what came of
-// it, in whole lines. `-` stands for an empty word.
+// begin starts a scenario and returns a function that carries out a command and returns
+// the result in whole lines. `-` stands for an empty word.
 func Scenarios(t *testing.T, pattern string, begin func(*testing.T) func(words []string) (string, error)) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", pattern))
@@ -305,7 +303,7 @@ func Scenarios(t *testing.T, pattern string, begin func(*testing.T) func(words [
 				case line == "":
 					answer = false
 					out.WriteByte('\n')
-				case answer: // the old one
+				case answer: // the old answer
 				case strings.HasPrefix(line, "#"):
 					out.WriteString(line + "\n")
 				default:

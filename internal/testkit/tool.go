@@ -9,12 +9,12 @@ import (
 )
 
 // tools maps a Go package to the path of its program. The go command takes a second to
-// answer, so Tool asks it once for each package.
+// answer, so Tool asks once per package.
 var tools sync.Map
 
 // Tool returns the path of a program that tests/go.mod pins by a tool line, such as
-// "github.com/nsqio/nsq/apps/nsqd". The go command builds the program and keeps it in its
-// cache. The module of the tests requires these programs, so that no program of ours does.
+// "github.com/nsqio/nsq/apps/nsqd". The go command builds the program and caches it. The
+// module of the tests requires these programs, so no program of ours does.
 func Tool(t testing.TB, pkg string) string {
 	t.Helper()
 	if path, built := tools.Load(pkg); built {
@@ -33,8 +33,8 @@ func Tool(t testing.TB, pkg string) string {
 	return path
 }
 
-// Upstream returns the path of a program of NSQ's own, such as "nsqd" or "nsq_tail", in the
-// version that tests/go.mod pins.
+// Upstream returns the path of a program of NSQ, such as "nsqd" or "nsq_tail", in the
+// version pinned by tests/go.mod.
 func Upstream(t testing.TB, name string) string {
 	t.Helper()
 	return Tool(t, "github.com/nsqio/nsq/apps/"+name)

@@ -13,8 +13,8 @@ import (
 // Release is a line of a broker's release trace.
 type Release struct{ Arrival, Eligible, Released mono.Time }
 
-// ReadTrace returns the releases of a topic in a release trace. A line that is being
-// written is left out.
+// ReadTrace returns the releases of a topic in a release trace. It ignores an unfinished
+// last line.
 func ReadTrace(t testing.TB, path, topic string) (all []Release) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -35,7 +35,7 @@ func ReadTrace(t testing.TB, path, topic string) (all []Release) {
 	return all
 }
 
-// Times returns when releases were eligible, and when they were made.
+// Times returns the eligible times and the release times.
 func Times(all []Release) (eligible, released []mono.Time) {
 	for _, r := range all {
 		eligible, released = append(eligible, r.Eligible), append(released, r.Released)

@@ -9,7 +9,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// WaitFor asks until something is there, and fails t if it never is.
+// WaitFor polls until there returns true, and fails t after Hang.
 func WaitFor(t testing.TB, what string, there func() bool) {
 	t.Helper()
 	WaitUntil(t, func() string {
@@ -20,7 +20,7 @@ func WaitFor(t testing.TB, what string, there func() bool) {
 	})
 }
 
-// WaitUntil asks until there is no objection any more, and fails t with one that stays.
+// WaitUntil polls until objection returns "", and fails t with an objection that stays.
 func WaitUntil(t testing.TB, objection func() string) {
 	t.Helper()
 	ticker := time.NewTicker(time.Millisecond)
@@ -36,7 +36,7 @@ func WaitUntil(t testing.TB, objection func() string) {
 	}
 }
 
-// Buffer is written to and read by several goroutines, such as a log.
+// Buffer is a text buffer for several goroutines, such as a log.
 type Buffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -54,8 +54,8 @@ func (b *Buffer) String() string {
 	return b.text.String()
 }
 
-// Metric returns the sum of those of a counter's or gauge's series whose labels have all
-// these values, and fails t where there is none.
+// Metric returns the sum of a counter's or gauge's series whose labels have all the
+// values. It fails t without such a series.
 func Metric(t reporter, from interface {
 	Gather() ([]*dto.MetricFamily, error)
 }, name string, labels ...string) (sum float64) {

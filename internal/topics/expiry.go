@@ -12,11 +12,11 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// ChannelExpiryForm is the form of the settings that ParseChannelExpiry reads.
+// ChannelExpiryForm is the form that ParseChannelExpiry reads.
 const ChannelExpiryForm = "CHANNEL:ttl=10m,..."
 
-// ParseChannelExpiry returns the settings by channel, nil without any, and a fault of each text
-// that is wrong. A channel may appear once.
+// ParseChannelExpiry returns the settings by channel, nil without any, and a fault for
+// each invalid text. A channel may appear once.
 func ParseChannelExpiry(texts []string) (all map[string]*srtmv1.Expiry, faults []error) {
 	for _, text := range texts {
 		channel, settings, _ := strings.Cut(text, ":")
@@ -65,7 +65,7 @@ func parseExpiry(text string) (*srtmv1.Expiry, error) {
 	return e, nil
 }
 
-// FormatChannelExpiry returns settings of a channel as ParseChannelExpiry reads them.
+// FormatChannelExpiry formats a channel's settings for ParseChannelExpiry.
 func FormatChannelExpiry(channel string, e *srtmv1.Expiry) string {
 	var parts []string
 	if e.GetTtl() != nil {
@@ -80,7 +80,7 @@ func FormatChannelExpiry(channel string, e *srtmv1.Expiry) string {
 	return channel + ":" + strings.Join(parts, ",")
 }
 
-// ExpiryText describes settings in one line; "" where nothing is set.
+// ExpiryText describes settings in one line; "" if nothing is set.
 func ExpiryText(e *srtmv1.Expiry) string {
 	var parts []string
 	if ttl := e.GetTtl().AsDuration(); ttl > 0 {

@@ -9,22 +9,23 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// The SLO of a topic whose specification has none, in the API, srtm and the console.
+// Default SLO of a topic, in the API, srtm and the console.
 const (
 	DefaultQuantile = 0.99
 	DefaultLatency  = 100 * time.Millisecond
 )
 
-// Bounds of an SLO's latency. A message takes a broker some tens of microseconds from read
-// to write, so a shorter latency would judge the broker's clock. The histograms of brokers end
-// at the longer one, so no broker could show that it was exceeded.
+// Bounds of an SLO's latency. A broker takes some tens of microseconds from reading to
+// writing a message, so a shorter latency would judge the broker's clock. The brokers'
+// histograms end at MaxLatency, so no broker could show that a longer latency was
+// exceeded.
 const (
 	MinLatency = 100 * time.Microsecond
 	MaxLatency = time.Minute
 )
 
-// CompleteSLO returns the SLO with defaults for what it leaves out. Its argument may be nil,
-// and is not modified.
+// CompleteSLO returns the SLO with defaults for missing fields. It does not modify its
+// argument, which may be nil.
 func CompleteSLO(s *srtmv1.Slo) *srtmv1.Slo {
 	whole := &srtmv1.Slo{Quantile: s.GetQuantile(), Latency: s.GetLatency()}
 	if whole.Quantile == 0 {
@@ -36,7 +37,8 @@ func CompleteSLO(s *srtmv1.Slo) *srtmv1.Slo {
 	return whole
 }
 
-// CheckLatency returns an error, with the reason, for a latency that brokers cannot judge.
+// CheckLatency returns an error, with the reason, for a latency that brokers cannot
+// judge.
 func CheckLatency(d time.Duration) error {
 	switch {
 	case d < MinLatency:

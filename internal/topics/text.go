@@ -13,23 +13,23 @@ import (
 	"github.com/srtm-io/srtm/internal/shareproto"
 )
 
-// State is a topic's, in lower case.
+// State returns a topic's state in lower case.
 func State(s srtmv1.TopicState) string { return value(s.String(), "TOPIC_STATE_") }
 
-// MoveReason is why a publisher was moved, in words.
+// MoveReason returns the reason of a publisher's move in words.
 func MoveReason(r srtmv1.MoveReason) string { return value(r.String(), "MOVE_REASON_") }
 
 func value(name, prefix string) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, prefix)), "_", " ")
 }
 
-// SLO is an SLO in a line.
+// SLO formats an SLO in one line.
 func SLO(s *srtmv1.Slo) string {
 	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
 }
 
-// PerSecond is how many of n there were in a second of what the statistics are about; 0
-// if that is not known.
+// PerSecond converts n to a rate over the interval of the statistics; 0 if the interval
+// is unknown.
 func PerSecond(n uint64, of *srtmv1.TopicStats) float64 {
 	if d := of.GetInterval().AsDuration().Seconds(); d > 0 {
 		return float64(n) / d
@@ -37,7 +37,7 @@ func PerSecond(n uint64, of *srtmv1.TopicStats) float64 {
 	return 0
 }
 
-// ParsePlace reads where a channel is to go on: begin, end, an offset, or a time.
+// ParsePlace parses the place where a channel resumes: begin, end, an offset, or a time.
 func ParsePlace(text string) (*srtmv1.Place, bool) {
 	switch text {
 	case "begin":
@@ -52,10 +52,10 @@ func ParsePlace(text string) (*srtmv1.Place, bool) {
 	return &srtmv1.Place{To: &srtmv1.Place_Time{Time: timestamppb.New(at)}}, err == nil
 }
 
-// GroupForm is how ParseGroup wants a group.
+// GroupForm is the form that ParseGroup reads.
 const GroupForm = "KEY:COUNT:RATE[:BATCH[:WEIGHT]]"
 
-// ParseGroup reads publishers of a topic from GroupForm.
+// ParseGroup parses a group of publishers in GroupForm.
 func ParseGroup(text string) (*srtmv1.PublisherGroup, error) {
 	parts := strings.Split(text, ":")
 	if len(parts) < 3 || len(parts) > 5 {
@@ -78,10 +78,10 @@ func ParseGroup(text string) (*srtmv1.PublisherGroup, error) {
 	return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch, Weight: uint32(weight)}, nil
 }
 
-// PublisherForm is how ParsePublisher wants a publisher.
+// PublisherForm is the form that ParsePublisher reads.
 const PublisherForm = "ID:KEY:RATE[:BATCH]"
 
-// ParsePublisher reads a publisher of a topic from PublisherForm.
+// ParsePublisher parses a publisher in PublisherForm.
 func ParsePublisher(text string) (*srtmv1.Publisher, error) {
 	parts := strings.Split(text, ":")
 	if len(parts) < 3 || len(parts) > 4 {
@@ -108,7 +108,7 @@ func rateAndBatch(parts []string) (rate float64, batch int32, err error) {
 	return rate, batch, nil
 }
 
-// Lowering says for people which brokers may use more than a contract.
+// Lowering describes to people which brokers may use more than a contract.
 func Lowering(l *srtmv1.Lowering) string {
 	var list []string
 	for _, b := range l.GetBrokers() {
@@ -131,7 +131,8 @@ func Lowering(l *srtmv1.Lowering) string {
 	return strings.Join(list, "; ")
 }
 
-// Raising says for people how much of a raised contract is in force, and what the rest waits for.
+// Raising describes to people how much of a raised contract is in force, and what delays
+// the rest.
 func Raising(r *srtmv1.Raising) string {
 	text := "the raised contract is not in force on all brokers"
 	if r.GetInForce() != nil {

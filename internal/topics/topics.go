@@ -1,6 +1,6 @@
-// Package topics is what the clients of the admin API have in common, srtm and the console:
-// how to ask for a topic, whose answer comes in steps, and how values of the API are
-// written for people (text.go).
+// Package topics has the common code of the admin API's clients, srtm and the console:
+// creating a topic, whose answer comes in steps, and formatting the API's values for
+// people (text.go).
 package topics
 
 import (
@@ -13,7 +13,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// Pages asks for one page after the other of a list, until one says that no more follow.
+// Pages requests the pages of a list, one after the other, until the last page.
 func Pages(ask func(token string) (next string, err error)) error {
 	for token := ""; ; {
 		next, err := ask(token)
@@ -24,8 +24,8 @@ func Pages(ask func(token string) (next string, err error)) error {
 	}
 }
 
-// Create follows a creation to its end, and returns the topic as it is then. each, unless
-// nil, is told of every step before.
+// Create follows a creation to its end and returns the final topic. each, unless nil,
+// receives every earlier step.
 func Create(ctx context.Context, admin srtmv1.AdminServiceClient, request *srtmv1.CreateTopicRequest, each func(*srtmv1.CreateTopicResponse), options ...grpc.CallOption) (*srtmv1.Topic, error) {
 	stream, err := admin.CreateTopic(ctx, request, options...)
 	if err != nil {

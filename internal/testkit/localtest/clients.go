@@ -23,9 +23,9 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// Consume has a stock consumer read a channel from brokers or, where from are URLs, from
-// those that these lookup services name, until stop or the test's end. set, unless nil,
-// changes its configuration.
+// Consume makes a stock consumer read a channel from brokers, or from the brokers of
+// lookup services if from are URLs. It ends at stop or at the test's end. set, unless
+// nil, changes its configuration.
 func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(*nsq.Config), from ...string) (stop func()) {
 	t.Helper()
 	config := nsq.NewConfig()
@@ -49,16 +49,16 @@ func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(
 	return stop
 }
 
-// Bodies is a handler that keeps the bodies of messages for Want.
+// Bodies is a handler that keeps message bodies for Want.
 type Bodies chan string
 
-// HandleMessage keeps one.
+// HandleMessage keeps a body.
 func (b Bodies) HandleMessage(m *nsq.Message) error {
 	b <- string(m.Body)
 	return nil
 }
 
-// Want waits until everything wanted has come.
+// Want waits until all wanted bodies have arrived.
 func (b Bodies) Want(t testing.TB, want ...string) {
 	t.Helper()
 	missing := map[string]bool{}
@@ -86,7 +86,7 @@ func Producer(t testing.TB, address, id string) *nsq.Producer {
 	return p
 }
 
-// NewProducer is Producer for any goroutine, whose business its end is.
+// NewProducer is Producer for any goroutine. The caller stops the producer.
 func NewProducer(address, id string) (*nsq.Producer, error) {
 	config := nsq.NewConfig()
 	config.ClientID = id
@@ -97,8 +97,8 @@ func NewProducer(address, id string) (*nsq.Producer, error) {
 	return p, err
 }
 
-// Command runs a program to its end, and returns what it printed and its exit code, which
-// is -1 if it did not end by itself.
+// Command runs a program to its end. It returns the output and the exit code, -1 if the
+// program did not end by itself.
 func Command(t testing.TB, program string, args ...string) (output string, code int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
@@ -112,7 +112,7 @@ func Command(t testing.TB, program string, args ...string) (output string, code 
 	return string(text), cmd.ProcessState.ExitCode()
 }
 
-// Srtm runs a command of srtm that must succeed, on a cluster.
+// Srtm runs an srtm command on a cluster. The command must succeed.
 func Srtm(t testing.TB, rpc string, args ...string) {
 	t.Helper()
 	if output, code := Command(t, Program(t, "tools/srtm"), append(args, "--loaddistributor-address="+rpc)...); code != 0 {
@@ -120,8 +120,8 @@ func Srtm(t testing.TB, rpc string, args ...string) {
 	}
 }
 
-// Dial returns a connection to a loaddistributor or tbadaptor, or one of several, until
-// the test ends.
+// Dial returns a connection to one or several loaddistributors or tbadaptors until the
+// test ends.
 func Dial(t testing.TB, rpc string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := targets.Dial(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -130,12 +130,12 @@ func Dial(t testing.TB, rpc string) *grpc.ClientConn {
 	return conn
 }
 
-// CreateTopic creates a topic and returns it as it is placed.
+// CreateTopic creates a topic and returns the placed topic.
 func CreateTopic(ctx context.Context, conn grpc.ClientConnInterface, request *srtmv1.CreateTopicRequest, options ...grpc.CallOption) (*srtmv1.Topic, error) {
 	return topics.Create(ctx, srtmv1.NewAdminServiceClient(conn), request, nil, options...)
 }
 
-// Metric returns the value of a process' metric now, or the sum of it over its labels.
+// Metric returns the present value of a process's metric, summed over its labels.
 func Metric(p *local.Process, name string) (sum float64, err error) {
 	text, _, err := Ask(http.MethodGet, "http://"+p.HTTP+"/metrics", "")
 	found := false

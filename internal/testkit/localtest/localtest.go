@@ -1,7 +1,7 @@
-// Package localtest brings up programs of this module for a test, one by one or as
-// a cluster, with internal/local: each is built when a test first asks for it, ends
-// with the test, and fails it unless it ends in good order. It knows the programs'
-// flags and nothing of what is tested.
+// Package localtest starts programs of this module for a test with internal/local, single
+// programs or a cluster. It builds each program on first use, ends the program with the
+// test, and fails the test unless the program ends in good order. It depends only on the
+// programs' flags.
 package localtest
 
 import (
@@ -22,19 +22,18 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// ProgramsEnv names a folder with programs of this module, nsqd-race being one with the
-// race detector, that make test built for all test binaries together. One that is not
-// there is built.
+// ProgramsEnv names a folder with programs of this module that make test built for all
+// test binaries. nsqd-race is nsqd with the race detector. Missing programs are built.
 const ProgramsEnv = "SRTM_TEST_PROGRAMS"
 
-// built are the programs of this test binary.
+// built holds the programs of this test binary.
 var built struct {
 	mu  sync.Mutex
 	dir string
 	at  map[string]string
 }
 
-// Main is the body of a TestMain: testkit.Main, and no program is left behind.
+// Main is the body of a TestMain: testkit.Main, and no program stays behind.
 //
 //	func TestMain(m *testing.M) { localtest.Main(m) }
 func Main(m goleak.TestingM, options ...goleak.Option) {
@@ -52,13 +51,13 @@ func (s suite) Run() int {
 	return s.TestingM.Run()
 }
 
-// Program returns the path of a program, such as "tools/srtm", which is built now if
-// it has not been.
+// Program returns the path of a program, such as "tools/srtm", and builds it if
+// necessary.
 //
 // Requires: TestMain is Main.
 func Program(t testing.TB, pkg string) string { return program(t, pkg, false) }
 
-// Racing is Program with the race detector: a race shows in its exit code.
+// Racing is Program with the race detector: a race changes the exit code.
 func Racing(t testing.TB, pkg string) string { return program(t, pkg, true) }
 
 func program(t testing.TB, pkg string, race bool) string {
@@ -101,8 +100,8 @@ func Folder(t testing.TB, pkgs ...string) string {
 	return dir
 }
 
-// Watch takes what started a process. It ends with the test, which fails if that
-// goes wrong.
+// Watch takes the result of starting a process. The process ends with the test, which
+// fails if the end fails.
 func Watch(t testing.TB, p *local.Process, err error) *local.Process {
 	t.Helper()
 	testkit.Must(t, err)
@@ -117,8 +116,8 @@ func Watch(t testing.TB, p *local.Process, err error) *local.Process {
 	return p
 }
 
-// Run runs a program until the test ends. It is ready when it answers at an HTTP
-// address, which may be a path, too: "127.0.0.1:4171/ping".
+// Run runs a program until the test ends. The program is ready when it answers at an HTTP
+// address, possibly with a path: "127.0.0.1:4171/ping".
 func Run(t testing.TB, program, url string, flags ...string) *local.Process {
 	t.Helper()
 	p, err := local.Run(program, t.TempDir(), flags, local.Answers("http://"+url))
@@ -135,7 +134,7 @@ func NSQD(t testing.TB, binary string, flags ...string) *local.Process {
 	return Watch(t, p, err)
 }
 
-// Ports returns so many free loopback addresses.
+// Ports returns count free loopback addresses.
 func Ports(t testing.TB, count int) []string {
 	t.Helper()
 	at, err := local.Ports(count)
@@ -150,8 +149,8 @@ type Cluster struct {
 	Brokers  []*local.Process
 }
 
-// Start brings a cluster up, with flags of the loaddistributor and of the brokers,
-// until the test ends, and waits until all have joined.
+// Start starts a cluster until the test ends, with flags of the loaddistributor and of
+// the brokers. It waits until all brokers have joined.
 func Start(t testing.TB, brokers int, control []string, flags ...string) *Cluster {
 	t.Helper()
 	at := Ports(t, 2)
@@ -164,7 +163,7 @@ func Start(t testing.TB, brokers int, control []string, flags ...string) *Cluste
 	return c
 }
 
-// Join adds a broker with flags, and returns it once it has joined.
+// Join adds a broker with flags and returns it once it has joined.
 func (c *Cluster) Join(t testing.TB, flags ...string) *local.Process {
 	t.Helper()
 	p := c.start(t, flags)
@@ -187,7 +186,7 @@ func (c *Cluster) joined(t testing.TB) {
 	})
 }
 
-// MustAsk is Ask of what must be answered with 200.
+// MustAsk is Ask for a request that must be answered with 200.
 func MustAsk(t testing.TB, method, url, body string) string {
 	t.Helper()
 	text, code, err := Ask(method, url, body)
@@ -197,7 +196,7 @@ func MustAsk(t testing.TB, method, url, body string) string {
 	return text
 }
 
-// Ask makes a request over HTTP and returns the answer's body and status.
+// Ask sends an HTTP request and returns the answer's body and status.
 func Ask(method, url, body string) (text string, code int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
 	defer cancel()

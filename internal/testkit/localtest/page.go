@@ -22,7 +22,7 @@ type Block struct{ Language, Text string }
 
 var blocks = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
 
-// Blocks returns the code blocks of a page of docs, in their order.
+// Blocks returns the code blocks of a docs page, in order.
 func Blocks(t testing.TB, page string) (all []Block) {
 	t.Helper()
 	text := testkit.Result(os.ReadFile(filepath.Join(testkit.Root(t), "docs", page))).Must(t)
@@ -35,9 +35,10 @@ func Blocks(t testing.TB, page string) (all []Block) {
 	return all
 }
 
-// Bash has bash run commands in a folder, with env beside the environment, and returns what they
-// printed. The test fails, and ok is false, if one of the commands fails. Processes that the
-// commands leave running end with the test. prefix is a command that runs bash; none: bash itself.
+// Bash runs commands with bash in a folder, with env added to the environment, and
+// returns the output. If a command fails, the test fails and ok is false. Processes that
+// the commands leave running end with the test. prefix is a command that runs bash; none:
+// bash itself.
 func Bash(t testing.TB, prefix []string, folder string, env []string, commands string) (printed string, ok bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
@@ -46,7 +47,7 @@ func Bash(t testing.TB, prefix []string, folder string, env []string, commands s
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir, cmd.Env = folder, append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	log, err := os.CreateTemp(t.TempDir(), "printed") // no pipe: what is left running may keep it open
+	log, err := os.CreateTemp(t.TempDir(), "printed") // not a pipe, because remaining processes may keep it open
 	testkit.Must(t, err)
 	defer log.Close()
 	ended, running, err := os.Pipe()
