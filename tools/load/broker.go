@@ -15,38 +15,38 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 )
 
-// Broker is a broker that can be measured. It does not change.
+// Broker describes a broker that can be measured. A Broker is immutable.
 type Broker struct {
 	Name, Path string
 	Dialect
 	Args func(at Place, s Scenario) ([]string, error)
-	NSQ  bool // it speaks NSQ's protocol
-	Bare bool // it has no TLS, and keeps nothing for subscribers that come later
-	// Pprof says that it serves Go's own metrics at Place.Web.
+	NSQ  bool // speaks the NSQ protocol
+	Bare bool // without TLS; discards messages while no subscriber is connected
+	// Pprof reports whether the broker serves Go's metrics at Place.Web.
 	Pprof bool
-	// Of a Pair.
-	control   string // path of the loaddistributor; "": the broker is alone
+	// Fields of a Pair.
+	control   string // path of the loaddistributor; empty without a second broker
 	forwarded bool
-	// Ended, if it is not nil, adds metrics of the broker's own once it has ended.
+	// Ended, if not nil, adds the broker's own metrics to r after the broker has exited.
 	Ended func(at Place, s Scenario, r *Result) error
 }
 
-// Place is where a broker runs.
+// Place is the folder and the addresses of a running broker.
 type Place struct {
-	Dir      string // its own, empty
+	Dir      string // working directory, initially empty
 	TCP, Web string // host:port
 }
 
 func port(address string) string {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
-		panic(err) // we made it
+		panic(err) // this package chose the address
 	}
 	return port
 }
 
-// NSQ is a broker that speaks NSQ's protocol and takes nsqd's flags, and some of its
-// own. A subscriber says identify of itself, as members of a JSON object.
+// NSQ is a broker that speaks the NSQ protocol and accepts nsqd's flags, plus flags. A
+// subscriber sends identify, members of a JSON object, in IDENTIFY.
 func NSQ(name, path, identify string, flags func(Scenario) []string) Broker {
 	return Broker{Name: name, Path: path, Dialect: nsqDialect(identify), NSQ: true, Pprof: true, Args: func(at Place, s Scenario) ([]string, error) {
 		memory := 10_000_000
@@ -64,9 +64,9 @@ func NSQ(name, path, identify string, flags func(Scenario) []string) Broker {
 	}}
 }
 
-// Ours is SRTM's nsqd, with a contract that is twice what the work needs, or where the
-// sender keeps one, that. stamps is where its arrival stamps come from; "": the best
-// source there is.
+// Ours is SRTM's nsqd. The topic's contract is twice the scenario's rate. If the sender
+// keeps a contract, the topic has the same contract. stamps selects the source of arrival
+// stamps; if empty, nsqd uses the best source available.
 func Ours(path, stamps string) Broker {
 	b := NSQ("srtm", path, "", func(s Scenario) []string {
 		rate, burst := 2*s.Rate, max(1000, int(s.Rate)/5)
@@ -75,8 +75,9 @@ func Ours(path, stamps string) Broker {
 		}
 		var args []string
 		if s.Burst > 0 {
-			// What the way adds, some microseconds, can make a message early by a token
-			// that the sender's own bucket had just earned.
+			// One extra token: the network adds some microseconds of jitter, so a message
+			// can arrive just before the broker's bucket earns the token that the sender
+			// spent.
 			contract := Contract(s.Rate, s.Burst+1)
 			rate, burst = contract.Rate.PerSecond(), int(contract.Burst)
 			args = append(args, "--release-trace="+traceFile)
@@ -97,10 +98,11 @@ func Ours(path, stamps string) Broker {
 	return b
 }
 
-// Unbuffered is what a subscriber identifies with that wants its messages at once.
+// Unbuffered makes a broker send each message immediately. A subscriber sends Unbuffered in
+// IDENTIFY.
 const Unbuffered = `"output_buffer_size":-1,"output_buffer_timeout":-1`
 
-// AnotherNSQ is NSQ's own, or one that takes the same flags.
+// AnotherNSQ is the original nsqd, or a fork that accepts the same flags.
 func AnotherNSQ(name, path, identify string) Broker {
 	return NSQ(name, path, identify, func(s Scenario) []string {
 		if s.Fsync {
@@ -110,7 +112,7 @@ func AnotherNSQ(name, path, identify string) Broker {
 	})
 }
 
-// Floor is bench/floor: the minimum that is possible.
+// Floor is bench/floor, a broker that does the least possible work.
 func Floor(path string) Broker {
 	return Broker{Name: "floor", Path: path, Dialect: nsqDialect(""), NSQ: true, Bare: true, Args: func(at Place, s Scenario) ([]string, error) {
 		args := []string{"--tcp-address=" + at.TCP}
@@ -144,21 +146,21 @@ func Mosquitto(path string) Broker {
 	}}
 }
 
-// running is a broker that runs.
+// running is a started broker.
 type running struct {
 	*local.Process
 	at      Place
-	publish string // where publishers connect
+	publish string // address for publishers
 	web     bool
 
-	// Of a pair.
-	beside  []*local.Process // in the order in which they were started
-	counted *local.Process   // whose processor time counts, too
+	// Fields of a Pair.
+	beside  []*local.Process // in start order
+	counted *local.Process   // process whose processor time is added to the broker's
 	control string           // the loaddistributor's HTTP address
 	other   string           // folder of the other broker
 }
 
-// start starts a broker in an empty folder for a scenario.
+// start starts a broker for a scenario in an empty folder.
 func (b Broker) start(s Scenario) (_ *running, err error) {
 	dir, err := os.MkdirTemp("", "srtm-load-")
 	if err != nil {
@@ -208,8 +210,8 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 	return r, err
 }
 
-// stop ends the broker, by force if it does not end soon: its work is done, and brokers
-// have exit codes of their own for a signal.
+// stop terminates the broker, and kills the process after a timeout. The exit code is
+// ignored: brokers disagree about the code after a signal.
 func (r *running) stop() {
 	if r.Process != nil {
 		_ = r.Process.Stop()

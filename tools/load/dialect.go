@@ -15,37 +15,39 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Dialect is what a protocol says for publishing and subscribing. Its functions
-// keep no state between connections.
+// Dialect encodes and decodes a broker's protocol for publishing and subscribing. The
+// functions keep no state between connections.
 type Dialect struct {
-	// identify is what an NSQ subscriber says of itself, as members of an object.
+	// identify holds the members of the JSON object that an NSQ subscriber sends in
+	// IDENTIFY.
 	identify string
-	// frame returns what publishes n messages of a size, and where their bodies
-	// begin in it. batch asks for one command where there is one.
+	// frame encodes the publication of n messages of size bytes, and returns the offsets of
+	// the message bodies. With batch, frame uses one command if the protocol has a batch
+	// command.
 	frame func(size, n int, batch bool) (frame []byte, bodies []int)
-	// number makes a frame the seq-th, if the protocol wants that; nil if not.
+	// number writes the message ids of the seq-th frame; nil if the protocol has none.
 	number func(frame []byte, bodies []int, seq uint16)
-	// hello is said on a publisher's connection first.
+	// hello performs the handshake of a publisher's connection.
 	hello func(c net.Conn, id string) error
-	// answers counts the messages that are accepted by what begins in, and says
-	// how much of it that was; nil if the protocol accepts without a word.
+	// answers parses the replies at the start of in, and returns the number of accepted
+	// messages and of parsed bytes; nil if the protocol does not acknowledge messages.
 	answers func(in []byte, perFrame int) (accepted, used int, err error)
-	// subscribe is said on a subscriber's connection first; ready asks for
-	// messages, no more than credit at once.
+	// subscribe performs the handshake of a subscriber's connection. ready appends the
+	// request for messages, at most credit unacknowledged.
 	subscribe func(c net.Conn, channel string) error
 	ready     func(out []byte, channel string, credit int) []byte
-	// deliveries takes whole deliveries off in, calls deliver for the body of
-	// each, and appends what is to be said to out.
+	// deliveries parses the complete deliveries at the start of in, calls deliver with each
+	// body, and appends the replies to out.
 	deliveries func(in, out []byte, channel string, deliver func(body []byte)) (used int, reply []byte, err error)
 }
 
 const (
 	Topic     = "bench"
-	credit    = 2500    // messages that a subscriber may hold at once
-	maxAnswer = 1 << 20 // bytes of what an NSQ broker says to a publisher
+	credit    = 2500    // unacknowledged messages per subscriber
+	maxAnswer = 1 << 20 // bytes of a reply from an NSQ broker to a publisher
 )
 
-// repeat makes n frames of one.
+// repeat returns n copies of a frame, whose body starts at offset body.
 func repeat(one []byte, body, n int) (frame []byte, bodies []int) {
 	for i := range n {
 		frame = append(frame, one...)
@@ -54,7 +56,7 @@ func repeat(one []byte, body, n int) (frame []byte, bodies []int) {
 	return frame, bodies
 }
 
-// nsqDialect is NSQ's.
+// nsqDialect is the protocol of NSQ.
 func nsqDialect(identify string) Dialect {
 	return Dialect{
 		identify: identify,
@@ -76,7 +78,7 @@ func nsqDialect(identify string) Dialect {
 		},
 		hello: func(c net.Conn, _ string) error {
 			if encrypted(c) {
-				return nil // it was said before
+				return nil // upgrade already sent the magic
 			}
 			_, err := c.Write(wire.AppendMagic(nil))
 			return err
@@ -142,7 +144,7 @@ func nsqDialect(identify string) Dialect {
 	}
 }
 
-// Raw is no protocol: bodies alone, without answers.
+// Raw is a dialect without a protocol: frames are bare bodies, without replies.
 func Raw() Dialect {
 	return Dialect{
 		frame: func(size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },
@@ -155,7 +157,7 @@ func encrypted(c net.Conn) bool {
 	return is
 }
 
-// expectFrame reads one frame, and no further, that is not an error.
+// expectFrame reads exactly one frame, and returns an error for an error frame.
 func expectFrame(c io.Reader) error {
 	kind, data, err := frames.Read(c, maxAnswer)
 	if err == nil && kind == wire.FrameError {
@@ -164,7 +166,7 @@ func expectFrame(c io.Reader) error {
 	return err
 }
 
-// natsDialect is that of NATS without streams: nothing is acknowledged.
+// natsDialect is the protocol of NATS without streams. NATS acknowledges nothing.
 func natsDialect() Dialect {
 	hello := func(c net.Conn, more string) error {
 		if _, err := io.WriteString(c, "CONNECT {\"verbose\":false,\"pedantic\":false}\r\n"+more+"PING\r\n"); err != nil {
@@ -208,8 +210,8 @@ func natsDialect() Dialect {
 	}
 }
 
-// cutLine returns the line that begins in, without its end, and how long it is
-// with it; 0 if it is not all there.
+// cutLine returns the first line of in without the line end, and the line's length with the
+// line end. n is 0 if the line is incomplete.
 func cutLine(in []byte) (line []byte, n int) {
 	end := bytes.Index(in, []byte("\r\n"))
 	if end < 0 {
@@ -218,7 +220,7 @@ func cutLine(in []byte) (line []byte, n int) {
 	return in[:end], end + 2
 }
 
-// readUntil reads byte by byte, so that nothing behind is lost.
+// readUntil reads up to end, byte by byte, so that later bytes stay in the socket.
 func readUntil(c io.Reader, end string) error {
 	var got []byte
 	one := make([]byte, 1)
@@ -236,7 +238,7 @@ func readUntil(c io.Reader, end string) error {
 	return nil
 }
 
-// redisDialect is that of Redis' streams: a consumer group for each channel.
+// redisDialect is the protocol of Redis streams, with one consumer group per channel.
 func redisDialect() Dialect {
 	command := func(out []byte, words ...string) []byte {
 		out = fmt.Appendf(out, "*%d\r\n", len(words))
@@ -303,17 +305,17 @@ func redisDialect() Dialect {
 	}
 }
 
-// resp is a value of Redis' protocol.
+// resp is a value of the Redis protocol.
 type resp struct {
 	kind byte // + - : $ *
 	text []byte
 	list []resp
 }
 
-// deepestRESP is how deep the answers lie that we ask for.
+// deepestRESP bounds the nesting of replies.
 const deepestRESP = 6
 
-// parseRESP takes a value off in; n is 0 if it is not all there.
+// parseRESP parses the first value of in. n is 0 if the value is incomplete.
 func parseRESP(in []byte) (v resp, n int, err error) { return parseRESPAt(in, 0) }
 
 func parseRESPAt(in []byte, depth int) (v resp, n int, err error) {
@@ -433,7 +435,7 @@ func mqttDialect() Dialect {
 	}
 }
 
-// parseMQTT takes a packet off in; n is 0 if it is not all there.
+// parseMQTT parses the first packet of in. n is 0 if the packet is incomplete.
 func parseMQTT(in []byte) (kind byte, body []byte, n int, err error) {
 	size := 0
 	for i := 1; i < len(in); i++ {
@@ -451,7 +453,8 @@ func parseMQTT(in []byte) (kind byte, body []byte, n int, err error) {
 	return 0, nil, 0, nil
 }
 
-// expectMQTT reads one short packet of a kind whose last byte says success.
+// expectMQTT reads a packet of at most 127 bytes. The packet must have the given kind, and
+// its last byte must report success.
 func expectMQTT(c io.Reader, kind byte) error {
 	head := make([]byte, 2)
 	if _, err := io.ReadFull(c, head); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Quantiles are of single messages, exact, in microseconds.
+// Quantiles are exact quantiles of single messages, in microseconds.
 type Quantiles struct {
 	P50 float64 `json:"p50_us"`
 	P99 float64 `json:"p99_us"`
@@ -28,7 +28,7 @@ func quantilesOf(d []time.Duration) *Quantiles {
 	return &Quantiles{us(0.5), us(0.99), us(1)}
 }
 
-// Quantile is that of values in order, exact; 0 if there are none.
+// Quantile returns the exact quantile of sorted values, or 0 without values.
 func Quantile[T any](sorted []T, q float64) (v T) {
 	if len(sorted) > 0 {
 		v = sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
@@ -36,11 +36,11 @@ func Quantile[T any](sorted []T, q float64) (v T) {
 	return v
 }
 
-// traceFile is the release trace of our broker, in its folder.
+// traceFile is the name of our broker's release trace.
 const traceFile = "release.trace"
 
-// held reads from the release trace what our broker made of a stream that keeps its
-// contract, without the time of warming up.
+// held reads access delays and times in the topic from our broker's release trace, for a
+// sender that keeps its contract. The warm-up is left out.
 func held(at Place, s Scenario, r *Result) error {
 	if s.Burst == 0 {
 		return nil
@@ -50,7 +50,7 @@ func held(at Place, s Scenario, r *Result) error {
 		return err
 	}
 	defer f.Close()
-	var all [][3]mono.Time // arrival, eligible, left its topic
+	var all [][3]mono.Time // arrival, eligible, left the topic
 	first := mono.Never
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		var one [3]mono.Time

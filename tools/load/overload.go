@@ -20,24 +20,24 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 )
 
-// Overload is publishers that offer a subscriber more than it takes.
+// Overload describes publishers that offer more than a subscriber processes.
 type Overload struct {
-	Rate         float64   // that the subscriber takes, msg/s
-	Demand       []float64 // of each publisher, msg/s
-	Size         int       // of a message, in bytes; at least payload.Size
+	Rate         float64   // subscriber's rate, msg/s
+	Demand       []float64 // rate of each publisher, msg/s
+	Size         int       // bytes per message; at least payload.Size
 	Warm, Steady time.Duration
 }
 
-// Overloaded is what became of it.
+// Overloaded is the result of an Overload.
 type Overloaded struct {
-	Delivered []float64 // of each publisher, msg/s
-	// Line is how many messages wait at the end, sent and not delivered; LineP99 that of
-	// samples every 50 ms.
+	Delivered []float64 // rate of each publisher, msg/s
+	// Line is the number of messages sent but not delivered, at the end. LineP99 is the
+	// 99th percentile of samples taken every 50 ms.
 	Line, LineP99 int64
-	Latency       []time.Duration // p99 of each publisher, from when a message was due
+	Latency       []time.Duration // p99 of each publisher, from the due time
 }
 
-// Overload runs the broker for it.
+// Overload starts the broker and runs an Overload.
 func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err error) {
 	r, err := b.start(Scenario{})
 	if err != nil {
@@ -51,7 +51,7 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	running, ctx := errgroup.WithContext(ctx)
 	defer func() {
 		end()
-		if failed := running.Wait(); failed != nil { // which ended ctx
+		if failed := running.Wait(); failed != nil { // the failure cancelled ctx
 			err = failed
 		}
 	}()
@@ -77,7 +77,7 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 		}
 		if b.answers != nil {
 			running.Go(func() error {
-				_, _ = io.Copy(io.Discard, c) // until its publisher ends
+				_, _ = io.Copy(io.Discard, c) // returns when the publisher closes c
 				return nil
 			})
 		}
@@ -86,7 +86,7 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	var lines []int64
-	steady := clock.Mono().Add(o.Warm) // when what is measured begins, and began
+	steady := clock.Mono().Add(o.Warm) // start of the measurement
 	for measured := time.Duration(0); measured < o.Steady; {
 		select {
 		case <-ctx.Done():
@@ -111,7 +111,8 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	return got, nil
 }
 
-// offer publishes at a rate, whatever the broker says; a broker that reads slowly holds it up.
+// offer publishes at a rate without reading replies. A broker that stops reading blocks
+// offer.
 func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, size int, sent *atomic.Int64) error {
 	frame, bodies := b.frame(size, 1, false)
 	gap, due := time.Duration(float64(time.Second)/demand), clock.Mono()
@@ -119,7 +120,7 @@ func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, si
 		if !clock.Sleep(ctx, due.Sub(clock.Mono())) {
 			return nil
 		}
-		payload.Append(frame[:bodies[0]], payload.Payload{Source: uint32(i), Intended: due}, size) // in its place
+		payload.Append(frame[:bodies[0]], payload.Payload{Source: uint32(i), Intended: due}, size) // written in place
 		if b.number != nil {
 			b.number(frame, bodies, seq)
 		}
@@ -134,16 +135,16 @@ func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, si
 	}
 }
 
-// slowSubscriber takes messages at a rate.
+// slowSubscriber processes messages at a limited rate.
 type slowSubscriber struct {
 	o         *Overload
 	d         *Dialect
 	c         net.Conn
 	delivered atomic.Int64
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	measuring bool
-	late      [][]time.Duration // by publisher
+	late      [][]time.Duration // latencies by publisher
 }
 
 func (s *slowSubscriber) measure() {
@@ -153,7 +154,7 @@ func (s *slowSubscriber) measure() {
 }
 
 func (s *slowSubscriber) run(ctx context.Context) error {
-	const few = 100 // messages under way, where that can be said
+	const few = 100 // credit, if the protocol has credit
 	out := s.d.ready(nil, "overload", few)
 	if _, err := s.c.Write(out); err != nil {
 		return err
@@ -188,7 +189,7 @@ func (s *slowSubscriber) run(ctx context.Context) error {
 	}
 }
 
-// took counts a message.
+// took records the delivery of a message.
 func (s *slowSubscriber) took(body []byte) {
 	s.delivered.Add(1)
 	p, ok := payload.Parse(body)
@@ -199,7 +200,7 @@ func (s *slowSubscriber) took(body []byte) {
 	}
 }
 
-// result is what came in that time since measure.
+// result returns the metrics since measure, and ends the measurement.
 func (s *slowSubscriber) result(lasted time.Duration) *Overloaded {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,13 +15,14 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 )
 
-// asking bounds a question to the loaddistributor.
+// asking is the client for requests to the loaddistributor.
 var asking = http.Client{Timeout: 5 * time.Second}
 
-// Pair is SRTM's nsqd in a cluster of two: one carries the topic, the other has no capacity for
-// it. Subscribers are at the one with the topic, and publishers, too, unless forwarded: then they
-// are at the other, which forwards. Both brokers' processor time counts; the loaddistributor's,
-// which has nothing to do, does not.
+// Pair is a cluster of two of SRTM's nsqd. One broker carries the topic; the other broker
+// has no capacity for the topic. Subscribers connect to the broker with the topic.
+// Publishers do the same, or, if forwarded, connect to the other broker, which forwards
+// messages. The processor time of both brokers counts. The loaddistributor is idle and does
+// not count.
 func Pair(path, control string, forwarded bool) Broker {
 	name := "srtm-direct"
 	if forwarded {
@@ -32,10 +33,10 @@ func Pair(path, control string, forwarded bool) Broker {
 	return b
 }
 
-// startBeside starts the loaddistributor of a pair, and returns the flags by which its broker
-// joins. Afterwards join starts the other broker.
+// startBeside starts the loaddistributor of a pair, and returns the flags with which a
+// broker joins. join starts the other broker later.
 func (r *running) startBeside(b Broker, s Scenario) (join []string, err error) {
-	rate, burst := 2*s.Rate, max(1000, int(s.Rate)/5) // as Ours
+	rate, burst := 2*s.Rate, max(1000, int(s.Rate)/5) // like Ours
 	if rate == 0 {
 		rate, burst = 100_000_000, 1_000_000
 	}
@@ -53,7 +54,7 @@ func (r *running) startBeside(b Broker, s Scenario) (join []string, err error) {
 	return join, err
 }
 
-// join starts the broker without the topic, and waits until both have joined.
+// join starts the broker without the topic, and waits until both brokers have joined.
 func (r *running) join(b Broker, s Scenario, flags []string) error {
 	other, err := local.OnFreePorts(2, func(at []string) (*local.Process, error) {
 		args, err := b.Args(Place{Dir: r.other, TCP: at[0], Web: at[1]}, s)

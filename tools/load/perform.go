@@ -15,53 +15,53 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Result is what one run of a scenario with a broker gave. What is not known is nil.
+// Result holds the measurements of one run. Unknown values are nil.
 type Result struct {
 	Scenario string `json:"scenario"`
 	Peer     string `json:"peer"`
 	Round    int    `json:"round"`
-	Error    string `json:"error,omitempty"` // then nothing else means anything
+	Error    string `json:"error,omitempty"` // if set, other fields are meaningless
 
 	Sent      int `json:"sent"`
-	Accepted  int `json:"accepted"`  // as far as the broker says so
-	Delivered int `json:"delivered"` // to all channels that are measured
+	Accepted  int `json:"accepted"`  // acknowledged by the broker
+	Delivered int `json:"delivered"` // to all measured channels
 	Missing   int `json:"missing"`   // deliveries
 
-	// Milliseconds from when a message was due, to each channel.
+	// Latency from the due time to the delivery, in milliseconds, over all channels.
 	P50  float64 `json:"p50_ms"`
 	P90  float64 `json:"p90_ms"`
 	P99  float64 `json:"p99_ms"`
 	P999 float64 `json:"p999_ms"`
 	Max  float64 `json:"max_ms"`
 
-	Late         float64 `json:"late_p99_ms"` // when this process sent, from when a message was due
-	InPerSecond  float64 `json:"in_per_s"`    // from the first to the last answer, or write
-	OutPerSecond float64 `json:"out_per_s"`   // of one channel, from the first message sent or asked for
+	Late         float64 `json:"late_p99_ms"` // delay of the sender after the due time
+	InPerSecond  float64 `json:"in_per_s"`    // from the first message to the last reply, or write
+	OutPerSecond float64 `json:"out_per_s"`   // per channel, from the first message or request
 
-	Storm       float64  `json:"storm_per_s,omitempty"` // connections that came and went
-	CPU         float64  `json:"cpu_us_per_message"`    // of the broker, per message sent
-	Load        float64  `json:"load_us_per_message"`   // of this process, likewise
-	Others      float64  `json:"others_percent"`        // of all processor time there was: what neither used
+	Storm       float64  `json:"storm_per_s,omitempty"` // short-lived connections
+	CPU         float64  `json:"cpu_us_per_message"`    // broker's processor time per message sent
+	Load        float64  `json:"load_us_per_message"`   // this process's processor time per message sent
+	Others      float64  `json:"others_percent"`        // share of other processes in all processor time
 	RSS         float64  `json:"rss_mb"`                // at the end
 	PerConn     float64  `json:"bytes_per_connection"`
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
 
-	Slowest []Delivery `json:"-"` // in no order
+	Slowest []Delivery `json:"-"` // unordered
 
-	// Of our broker, where the sender keeps a contract: from arrival to eligible, by
-	// its own arrival times, and to leaving the topic.
+	// Only of our broker, if the sender keeps a contract: times from arrival, as the broker
+	// stamped it, to eligible, and from arrival to leaving the topic.
 	Access *Quantiles `json:"access,omitempty"`
 	Left   *Quantiles `json:"left,omitempty"`
 }
 
-// Delivery is when a message was due, its write began, and it was delivered.
+// Delivery holds the times at which a message was due, written and delivered.
 type Delivery struct{ Due, Sent, Delivered mono.Time }
 
-// Perform starts a broker, gives it the work, and stops it. What is sent at a rate
-// is measured for so long, after Warming.
+// Perform starts a broker, performs the scenario and stops the broker. At a given rate,
+// Perform measures for lasting, after Warming.
 //
-// Requires: GOMAXPROCS is Procs and one for each busy thread.
+// Requires: GOMAXPROCS is Procs plus the number of busy threads.
 func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, seed uint64) (r Result, err error) {
 	b, err := p.start(s)
 	if err != nil {
@@ -106,7 +106,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		return r, err
 	}
 	defer pubs.Close()
-	time.Sleep(200 * time.Millisecond) // until the broker has seen them all
+	time.Sleep(200 * time.Millisecond) // until the broker has accepted all connections
 	with, err := b.RSS()
 	if err != nil {
 		return r, err
@@ -169,7 +169,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		}
 	}
 	want := int64(r.Sent)
-	// What never comes is counted: not every broker guarantees that everything does.
+	// Brokers need not deliver every message; missing messages are counted.
 	late := until(ctx, clock.Mono().Add(patience), func() bool {
 		for _, sub := range measured {
 			if sub.delivered.Load() < want {
@@ -193,7 +193,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		return r, err
 	}
 	spent = spent.since(usedBefore)
-	after, err := b.RSS() // before it is asked again, which takes memory
+	after, err := b.RSS() // before the next heap request, which allocates memory
 	if err != nil {
 		return r, err
 	}
@@ -223,7 +223,8 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	r.Others = spent.others()
 	r.RSS = float64(after) / (1 << 20)
 	if known {
-		// The answer costs thousands itself; the last one as many as the one before.
+		// A heap request allocates thousands of objects. The last request cost about as
+		// much as the request before.
 		objects := usedAfter.mallocs - used.mallocs - (used.mallocs - asking.mallocs)
 		mallocs, collections := max(0, float64(objects)/float64(r.Sent)), float64(usedAfter.collections-used.collections)
 		r.Mallocs, r.Collections = &mallocs, &collections
@@ -239,7 +240,7 @@ func (r *Result) latencies(h *hdr.Histogram) {
 
 var errLate = errors.New("it takes too long")
 
-// until waits for a condition, and for no longer than until give.
+// until waits until a condition holds, but at most until give.
 func until(ctx context.Context, give mono.Time, is func() bool, failed func() error) error {
 	for !is() {
 		if err := errors.Join(ctx.Err(), failed()); err != nil {

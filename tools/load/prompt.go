@@ -15,13 +15,13 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// The load shares the processors with the broker that it measures. Its threads
-// sleep nearly all the time, and what one of them waits for a processor would
-// count as the broker's latency; so they go first, if the system lets them.
+// urgency is the nice value of the load's threads. The load shares the processors with the
+// broker. If a thread of the load waits for a processor, the wait counts as the broker's
+// latency. Therefore these threads, which mostly sleep, run first if the system permits.
 const urgency = -10
 
-// prompt makes the goroutine's thread its own, with precise timers and, where
-// that is permitted, priority. The thread ends with the goroutine.
+// prompt locks the goroutine to a thread with precise timers and, if permitted, priority.
+// The thread ends with the goroutine.
 func prompt() error {
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
@@ -33,24 +33,24 @@ func prompt() error {
 	return nil
 }
 
-// Procs is what GOMAXPROCS has to be for Perform, besides one for each busy thread:
-// as many threads as sleep in system calls that the scheduler is not told of (a
-// sender or a reader of answers, and a subscriber for each channel), and some.
+// Procs returns GOMAXPROCS for Perform, without busy threads. Some threads sleep in system
+// calls that are hidden from the scheduler: a sender or a reader of replies, and a
+// subscriber per channel. Procs adds 32 for these threads.
 func Procs() int { return runtime.NumCPU() + 32 }
 
-// sleepUntil returns at an instant, or before.
+// sleepUntil sleeps until an instant; it may return early.
 func sleepUntil(at mono.Time) error {
 	when := unix.NsecToTimespec(int64(at))
 	_, _, errno := unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&when)), 0, 0, 0)
 	if errno == unix.EINTR {
-		runtime.Gosched() // it may be the runtime that wants this thread
+		runtime.Gosched() // the signal may mean that the runtime wants this thread
 	} else if errno != 0 {
 		return fmt.Errorf("sleep: %w", errno)
 	}
 	return nil
 }
 
-// Spin keeps so many goroutines busy until the result is called.
+// Spin keeps the given number of goroutines busy until the caller calls stop.
 func Spin(threads int) (stop func()) {
 	var stopped atomic.Bool
 	var all sync.WaitGroup

@@ -23,55 +23,56 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Publishers are the connections that messages go in by.
+// Publishers are the publishing connections of a scenario.
 type Publishers struct {
 	// set once
 	s     Scenario
 	d     Dialect
 	conns []*publisher
 
-	reader  sync.WaitGroup // of answers, in a flood
-	stopped atomic.Bool    // it is to end
+	reader  sync.WaitGroup // reads replies during a flood
+	stopped atomic.Bool    // tells the reader to end
 
-	late *hdr.Histogram // owned by the sender until it ends: when messages went out, from when they were due
+	// owned by the sender until it ends: delays from the due time to the write
+	late *hdr.Histogram
 
-	// atomic: added to by the reader of answers
+	// atomic; written by the reader of replies
 	accepted atomic.Int64
 
 	mu  sync.Mutex
-	err error // guarded by mu; the first
+	err error // first failure; guarded by mu
 }
 
-// publisher is one connection.
+// publisher is a publishing connection.
 type publisher struct {
 	c   net.Conn
-	raw *socket // of c
+	raw *socket // socket below c
 
 	// owned by the sender
 	frame  []byte
 	bodies []int
 	seq    uint16
 	sent   int       // messages
-	after  mono.Time // when the last write had returned
+	after  mono.Time // end of the last write
 
-	// owned by the reader of answers: the sender, or the reader in a flood, and
-	// settle when both have ended
+	// Owned by the goroutine that reads replies: the reader during a flood, else the
+	// sender. settle owns the fields after both have ended.
 	answered int // messages
 	rest     []byte
 }
 
-// unread is how many frames a publisher sends before it reads their answers. The
-// broker writes them as ever, and a few hundred bytes wait in the socket; but this
-// process does not wake for each.
+// unread is the number of frames that a publisher sends before it reads replies. The broker
+// writes each reply as usual, and a few hundred bytes wait in the socket. This process does
+// not wake for each reply.
 const (
 	unread     = 8
 	answerSize = 1 << 16 // bytes read at once
 )
 
-// Above a rate of frames per second that is crowded the sender wakes no more often
-// than once in a nap, and then sends all that is due. Latency counts from when each
-// was due all the same. 40,000 timers a second cost this process a fifth of its time,
-// and delay what they are for where the broker needs two processors.
+// Above crowded frames per second, the sender wakes at most once per nap, and sends all
+// messages that are due. Latency still counts from the due time of each message. 40,000
+// timers a second cost this process a fifth of its time, and delay the messages if the
+// broker needs two processors.
 const (
 	crowded = 30_000
 	nap     = 50 * time.Microsecond
@@ -91,7 +92,7 @@ func (p *Publishers) failure() error {
 	return p.err
 }
 
-// Connect opens a scenario's publishers.
+// Connect opens the publishers of a scenario.
 func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
 	p := &Publishers{s: s, d: d, late: newHistogram()}
 	for i := range s.Conns {
@@ -108,16 +109,16 @@ func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
 	return p, nil
 }
 
-// Close ends the connections and their reader.
+// Close closes the connections and waits for the reader.
 func (p *Publishers) Close() {
 	p.stopped.Store(true)
 	p.reader.Wait()
 	for _, one := range p.conns {
-		_ = one.raw.Close() // without TLS' farewell: the broker is to end, too
+		_ = one.raw.Close() // without TLS close_notify, since the broker is about to stop
 	}
 }
 
-// collect reads the answers that are there, if the broker says any.
+// collect reads the available replies, if the protocol has replies.
 func (p *Publishers) collect(one *publisher, buf []byte) error {
 	if p.d.answers == nil {
 		return nil
@@ -132,8 +133,7 @@ func (p *Publishers) collect(one *publisher, buf []byte) error {
 	return p.count(one, buf[:n])
 }
 
-// settle reads the answers that are still owed, until all are there, or it takes
-// too long.
+// settle reads the outstanding replies, for at most patience.
 func (p *Publishers) settle(ctx context.Context, sent int) error {
 	buf := make([]byte, answerSize)
 	return until(ctx, clock.Mono().Add(patience), func() bool {
@@ -148,7 +148,7 @@ func (p *Publishers) settle(ctx context.Context, sent int) error {
 	}, p.failure)
 }
 
-// count counts what the broker accepts by data.
+// count counts the messages that the replies in data accept.
 func (p *Publishers) count(one *publisher, data []byte) error {
 	perFrame := 1
 	if p.s.Batch {
@@ -165,12 +165,12 @@ func (p *Publishers) count(one *publisher, data []byte) error {
 	return err
 }
 
-// prepare makes the frame that a connection sends, again and again.
+// prepare encodes the frame that a connection sends repeatedly.
 func (p *Publishers) prepare(one *publisher) {
 	one.frame, one.bodies = p.d.frame(p.s.Size, p.s.Together, p.s.Batch)
 }
 
-// publish writes the messages that were due at an instant.
+// publish writes the messages that are due at the given instant.
 func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
 	all := p.s.Size >= AllTimes
 	for _, at := range one.bodies {
@@ -190,10 +190,10 @@ func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
 	return err
 }
 
-// Send sends at the scenario's rate for a time: messages on random connections,
-// so that each connection's are at random times. It returns how many it sent.
-// The frames of connections are small and many: they share one, but where the
-// broker numbers them.
+// Send sends at the scenario's rate for a time, and returns the number of messages. Send
+// picks a random connection for each frame, so the messages of each connection also have
+// random times. All connections share one frame, since a frame per connection would need
+// much memory.
 func (p *Publishers) Send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })
@@ -252,7 +252,8 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 	return sent, ctx.Err()
 }
 
-// converse has each publisher send a message when the one before is answered.
+// converse makes each publisher send the next message after the reply to the previous
+// message.
 func (p *Publishers) converse(ctx context.Context, lasting time.Duration) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.converseNow(ctx, lasting) })
@@ -299,7 +300,8 @@ func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (se
 	return sent, ctx.Err()
 }
 
-// flood sends as fast as it goes in, up to the scenario's limit or a time.
+// flood sends as fast as the broker reads, up to the scenario's limit and at most for
+// longest.
 func (p *Publishers) flood(ctx context.Context, longest time.Duration) (sent int, err error) {
 	var total atomic.Int64
 	var senders sync.WaitGroup

@@ -8,51 +8,52 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Scenario is one kind of work. It does not change.
+// Scenario describes the work for a broker. A Scenario is immutable.
 type Scenario struct {
 	Name, What string
 
-	Conns    int     // publishers
-	Rate     float64 // messages per second of all, open loop; 0: as fast as they go in
-	Together int     // messages that a publisher sends at one instant
-	Batch    bool    // in one command, where the protocol has one
-	Size     int     // bytes of a message, at least TimeSize
-	Channels int     // each gets every message
-	Limit    int     // messages, at most; without a rate
-	Closed   bool    // without a rate: each publisher waits for an answer before its next
-	Storm    float64 // connections per second, beside those, that are opened, greet and end
+	Conns    int     // number of publishers
+	Rate     float64 // messages per second in total, open loop; 0: as fast as possible
+	Together int     // messages per write of a publisher
+	Batch    bool    // one command per write, if the protocol has a batch command
+	Size     int     // bytes per message, at least TimeSize
+	Channels int     // number of channels; each gets every message
+	Limit    int     // maximum number of messages, if Rate is 0
+	Closed   bool    // if Rate is 0: a publisher waits for the reply before its next message
+	Storm    float64 // additional short-lived connections per second
 
-	// Burst is that of a contract, of 1.1 times the rate, that the sender keeps: what
-	// is due before the contract allows it waits. 0: it keeps none.
+	// Burst is the burst of the sender's contract, whose rate is 1.1 times Rate. The sender
+	// delays a message until the contract allows it. If Burst is 0, the sender has no
+	// contract.
 	Burst int
-	// Slowest has Result.Slowest be so many of the deliveries that took longest, of
-	// messages of AllTimes or more.
+	// Slowest is the number of deliveries in Result.Slowest, the deliveries that took
+	// longest. Requires messages of at least AllTimes bytes.
 	Slowest int
-	Busy    int // threads that do nothing but compute meanwhile
+	Busy    int // number of threads that only compute
 
-	Slow   bool // one channel more, that takes 100 messages per second
-	Late   bool // subscribers come when all is sent
+	Slow   bool // an additional channel receives 100 messages per second
+	Late   bool // subscribers start after the last message was sent
 	Memory int  // messages that a queue may hold in memory; 0: all
-	Fsync  bool // what is accepted is on stable storage
+	Fsync  bool // accepted messages are on stable storage
 	TLS    bool
 
-	NSQOnly bool // brokers of other protocols have nothing that compares
+	NSQOnly bool // brokers with other protocols have no equivalent
 }
 
-// The times in a message. Those beyond TimeSize are in messages that have room for
-// them.
+// Offsets of the times in a message. Only messages with enough room have the times beyond
+// TimeSize.
 const (
-	TimeDue    = 0  // when it was due
-	TimeBefore = 8  // when its write began
-	TimeAfter  = 16 // when the write before it on this connection had returned; 0: it is the first
+	TimeDue    = 0  // due time
+	TimeBefore = 8  // start of the message's write
+	TimeAfter  = 16 // end of the connection's previous write; 0 in the first message
 	TimeSize   = 8
 	AllTimes   = 24
 )
 
 // The bounds of a run.
 const (
-	Warming  = time.Second      // before what is measured, open loop
-	longest  = 5 * time.Second  // of sending as fast as it goes in, if not Closed
+	Warming  = time.Second      // of sending as fast as possible, unless Closed
+	longest  = 5 * time.Second  // for replies and deliveries after the last message
 	patience = 20 * time.Second // for answers and deliveries after the last message was sent
 )
 

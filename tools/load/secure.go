@@ -19,13 +19,13 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// The files of a broker's certificate, in its folder.
+// Names of the certificate files in a broker's folder.
 const (
 	certFile = "cert.pem"
 	keyFile  = "key.pem"
 )
 
-// certify makes a certificate that signs itself.
+// certify creates a self-signed certificate.
 func certify(dir string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -49,8 +49,8 @@ func certify(dir string) error {
 	return errors.Join(write(certFile, "CERTIFICATE", cert), write(keyFile, "PRIVATE KEY", der))
 }
 
-// upgrade turns a new connection to an NSQ broker into one with TLS, identified
-// with more (members of a JSON object, or nothing).
+// upgrade turns a new connection to an NSQ broker into a TLS connection. more holds
+// additional members of the IDENTIFY object, and may be empty.
 func upgrade(c net.Conn, more string) (net.Conn, error) {
 	identity := `{"tls_v1":true,"feature_negotiation":true`
 	if more != "" {
@@ -62,7 +62,7 @@ func upgrade(c net.Conn, more string) (net.Conn, error) {
 	if err := expectFrame(c); err != nil {
 		return nil, err
 	}
-	// What is measured is the cost of TLS, not whom it is with.
+	// The benchmark measures the cost of TLS and needs no authentication.
 	t := tls.Client(c, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // our own child, on loopback
 	if err := t.Handshake(); err != nil {
 		return nil, err

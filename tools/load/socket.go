@@ -18,23 +18,23 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// socket is a connection to a broker that Go's poller does not watch: the poller
-// would wake for every answer that comes, on the processors that the broker needs.
-// Nor do its system calls tell the scheduler, which would take the processor of a
-// thread that sleeps and then look for work for it. There are enough of them (see
-// Procs), and a call ends within the time it may take, or when the runtime signals
-// that it wants the thread: a read with a timeout is not restarted after a signal.
+// socket is a connection to a broker that bypasses Go's poller. The poller would wake for
+// every reply, on the processors that the broker needs. The system calls bypass the
+// scheduler, too, since the scheduler would take the processor of a sleeping thread and
+// search for work. GOMAXPROCS leaves enough processors (see Procs). A call returns after
+// its timeout, or when the runtime signals the thread: the kernel does not restart a read
+// with a timeout after a signal.
 //
-// It is a net.Conn for what wants one; it keeps no deadlines.
+// A socket implements net.Conn, but ignores deadlines.
 type socket struct {
 	fd      int
-	patient bool // reads go on after a signal
+	patient bool // retry reads after a signal
 }
 
 var _ net.Conn = (*socket)(nil)
 
-// dial opens a connection to a broker, under TLS if it is to be encrypted, for a
-// handshake: what takes longer than patience fails.
+// dial connects to a broker, with TLS if encrypt is set. Handshake operations that take
+// longer than patience fail.
 func dial(address string, encrypt bool, d Dialect) (net.Conn, *socket, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -50,7 +50,7 @@ func dial(address string, encrypt bool, d Dialect) (net.Conn, *socket, error) {
 		return fail(fmt.Errorf("socket: %w", err))
 	}
 	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
-	if errors.Is(err, unix.EINTR) { // it goes on connecting
+	if errors.Is(err, unix.EINTR) { // the kernel continues to connect
 		_, err = await(fd, unix.POLLOUT, patience)
 	}
 	if err != nil {
@@ -66,29 +66,28 @@ func dial(address string, encrypt bool, d Dialect) (net.Conn, *socket, error) {
 	return t, c, nil
 }
 
-// timeout says how long a read or a write may take.
+// timeout sets the timeout of reads and writes.
 func (c *socket) timeout(longest time.Duration) error {
 	tv := unix.NsecToTimeval(int64(longest))
 	return errors.Join(unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv), unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
 }
 
-// wait ends the handshake. From now on a read takes attention at most, or less.
+// wait ends the handshake. Later reads block for at most attention.
 func (c *socket) wait() error {
 	c.patient = false
 	return c.timeout(attention)
 }
 
-// dontWait ends the handshake. From now on a read does not wait.
+// dontWait ends the handshake. Later reads do not block.
 func (c *socket) dontWait() error {
 	c.patient = false
 	return unix.SetNonblock(c.fd, true)
 }
 
-// attention is how soon a subscriber notices that it is to end.
+// attention bounds the time until a subscriber notices that it must stop.
 const attention = 50 * time.Millisecond
 
-// Read returns os.ErrDeadlineExceeded, after which one may read again, when
-// nothing came.
+// Read returns os.ErrDeadlineExceeded if no data arrived in time. The caller may retry.
 func (c *socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -118,7 +117,8 @@ func (c *socket) Write(p []byte) (written int, err error) {
 		case 0:
 			written += n
 		case unix.EAGAIN:
-			// The broker does not read. Messages behind this one are late now, and count it.
+			// The broker does not read. Later messages are late, and their latency counts
+			// the delay.
 			if ok, err := await(c.fd, unix.POLLOUT, patience); err != nil {
 				return written, err
 			} else if !ok {
@@ -138,7 +138,7 @@ func (c *socket) SetDeadline(time.Time) error      { return nil }
 func (c *socket) SetReadDeadline(time.Time) error  { return nil }
 func (c *socket) SetWriteDeadline(time.Time) error { return nil }
 
-// await waits until a descriptor can be read, or written, or has ended.
+// await waits until a descriptor is readable, writable or closed.
 func await(fd int, events int16, longest time.Duration) (bool, error) {
 	for give := time.Now().Add(longest); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(time.Until(give)/time.Millisecond))

@@ -15,16 +15,16 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 )
 
-// stormAt opens so many connections a second, each of which greets and is closed by a
-// reset, until the function that it returns is called. That one says how many there were.
-// What is late is caught up with.
+// stormAt opens rate connections a second until the caller calls the returned function.
+// Each connection performs the handshake and is closed by a reset. A late connection does
+// not delay the schedule. The returned function returns the number of connections.
 func stormAt(address string, rate float64, d Dialect) func() (int, error) {
 	var stopped atomic.Bool
 	var storm sync.WaitGroup
 	var opened int
 	var failed error
 	storm.Go(func() {
-		// Without the priority of what is measured, of which it would take too much.
+		// Without priority: the storm would take too much time from the measured load.
 		runtime.LockOSThread()
 		every := time.Duration(1e9 / rate)
 		for due := clock.Mono(); !stopped.Load(); due = due.Add(every) {
@@ -46,12 +46,12 @@ func stormAt(address string, rate float64, d Dialect) func() (int, error) {
 	}
 }
 
-// passBy opens a connection, greets and goes.
+// passBy opens a connection, performs the handshake and closes the connection.
 func passBy(address string, n int, d Dialect) error {
 	c, raw, err := dial(address, false, d)
 	if err != nil {
 		return fmt.Errorf("connection %d of the storm: %w", n, err)
 	}
-	// A reset leaves no port waiting: there are 28,000.
+	// A reset leaves no local port in TIME_WAIT; there are only 28,000 ports.
 	return errors.Join(d.hello(c, "storm"), unix.SetsockoptLinger(raw.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), raw.Close())
 }

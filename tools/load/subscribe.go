@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// The range of latencies.
+// Range of latencies, in nanoseconds.
 const (
 	minLatency = int64(time.Microsecond)
 	maxLatency = int64(time.Minute)
@@ -27,35 +27,35 @@ const (
 
 func newHistogram() *hdr.Histogram { return hdr.New(minLatency, maxLatency, 3) }
 
-// record counts what is out of range at its end.
+// record records d, clipped to the histogram's range.
 func record(h *hdr.Histogram, d time.Duration) {
-	_ = h.RecordValue(min(max(int64(d), minLatency), maxLatency)) // within range
+	_ = h.RecordValue(min(max(int64(d), minLatency), maxLatency)) // clipped to the range
 }
 
-// subscriber takes the messages of a channel.
+// subscriber receives the messages of a channel.
 type subscriber struct {
 	// set once
 	c       net.Conn
-	raw     *socket // of c
+	raw     *socket // socket below c
 	d       Dialect
 	channel string
-	slow    time.Duration // that a message takes
-	most    int           // of slowest
-	from    mono.Time     // messages that were due before are not measured; set before receive
-	done    chan struct{} // closed when receive has ended; nil before start
+	slow    time.Duration // processing time per message
+	most    int           // length of slowest
+	from    mono.Time     // messages due earlier are not measured; set before receive
+	done    chan struct{} // closed when receive has returned; nil before start
 
 	// atomic
-	stopped   atomic.Bool // it is to end
+	stopped   atomic.Bool // tells receive to return
 	delivered atomic.Int64
-	last      atomic.Int64 // when the latest was delivered
+	last      atomic.Int64 // time of the latest delivery
 
 	// owned by receive until done
 	latency *hdr.Histogram
-	slowest []Delivery // at least those
+	slowest []Delivery // superset of the most slowest deliveries
 	err     error
 }
 
-// slowest are the n deliveries that took longest, or all if there are fewer, in any order.
+// slowest returns the n deliveries with the longest latency, or all if there are fewer.
 func slowest(all []Delivery, n int) []Delivery {
 	slices.SortFunc(all, func(a, b Delivery) int { return cmp.Compare(b.Delivered.Sub(b.Due), a.Delivered.Sub(a.Due)) })
 	return all[:min(n, len(all))]
@@ -72,7 +72,7 @@ func subscribe(b *running, s Scenario, d Dialect, channel string, slow time.Dura
 	return &subscriber{c: c, raw: raw, d: d, channel: channel, slow: slow, most: s.Slowest, latency: newHistogram()}, nil
 }
 
-// start asks for messages and goes on until close.
+// start requests messages and receives until close.
 func (s *subscriber) start(from mono.Time) {
 	s.from, s.done = from, make(chan struct{})
 	go func() {
@@ -96,7 +96,7 @@ func (s *subscriber) receive() error {
 	in := make([]byte, 0, 1<<18)
 	for !s.stopped.Load() {
 		if len(in) == cap(in) {
-			in = append(make([]byte, 0, 2*cap(in)), in...) // a message is larger
+			in = append(make([]byte, 0, 2*cap(in)), in...) // for a message larger than the buffer
 		}
 		n, err := s.c.Read(in[len(in):cap(in)])
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -137,7 +137,7 @@ func (s *subscriber) receive() error {
 	return net.ErrClosed
 }
 
-// failure is why it has ended, if it has.
+// failure returns why receive returned, or nil while receive runs.
 func (s *subscriber) failure() error {
 	select {
 	case <-s.done:
@@ -147,7 +147,7 @@ func (s *subscriber) failure() error {
 	}
 }
 
-// close ends it and waits for that. It may have been started or not.
+// close stops the subscriber and waits for receive, if it was started.
 func (s *subscriber) close() {
 	s.stopped.Store(true)
 	if s.done != nil {

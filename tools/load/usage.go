@@ -16,10 +16,10 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 )
 
-// usage is processor time in seconds, as far as it was used at an instant.
+// usage is used processor time in seconds.
 type usage struct {
-	broker, load float64 // of the broker, and of this process
-	busy, all    float64 // of all processors
+	broker, load float64 // the broker's, and this process's
+	busy, all    float64 // all processors'
 }
 
 func readUsage(b *running) (u usage, err error) {
@@ -41,7 +41,7 @@ func readUsage(b *running) (u usage, err error) {
 		return u, err
 	}
 	machine, err := fs.Stat()
-	t := machine.CPUTotal // guests are counted in user and nice
+	t := machine.CPUTotal // User and Nice include guests
 	u.busy = t.User + t.Nice + t.System + t.IRQ + t.SoftIRQ + t.Steal
 	u.all = u.busy + t.Idle + t.Iowait
 	return u, err
@@ -51,8 +51,8 @@ func (u usage) since(v usage) usage {
 	return usage{u.broker - v.broker, u.load - v.load, u.busy - v.busy, u.all - v.all}
 }
 
-// others is how many percent of all time went to other processes, or to the
-// host of this machine if it is a virtual one.
+// others returns the percentage of processor time that other processes used, or the host of
+// a virtual machine.
 func (u usage) others() float64 {
 	if u.all <= 0 {
 		return 0
@@ -60,10 +60,11 @@ func (u usage) others() float64 {
 	return 100 * max(0, u.busy-u.broker-u.load) / u.all
 }
 
-// heap is what a Go program says of its heap.
+// heap holds the allocation counters of a Go program.
 type heap struct{ mallocs, collections int64 }
 
-// heap asks the broker; ok is false if it is not written in Go, or does not say.
+// heap requests the counters from the broker. ok is false if the broker does not serve
+// them.
 func (r *running) heap(ctx context.Context) (h heap, ok bool, err error) {
 	if !r.web {
 		return h, false, nil
@@ -86,7 +87,7 @@ func (r *running) heap(ctx context.Context) (h heap, ok bool, err error) {
 	return parseHeap(resp.Body)
 }
 
-// parseHeap reads the totals at the end of a heap profile as text.
+// parseHeap parses the totals at the end of a heap profile in text form.
 func parseHeap(r io.Reader) (h heap, ok bool, err error) {
 	found := 0
 	lines := bufio.NewScanner(r)
