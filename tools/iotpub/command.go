@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// execute carries out a command line.
+// execute runs a command line.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	root := &cobra.Command{
 		Use:   "iotpub",
@@ -56,7 +56,8 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// buildLoad calls a fault of a flag a usage error, and that of a file a failure.
+// buildLoad reports an invalid flag as a usage error, and an invalid trace file as a
+// failure.
 func buildLoad(o load.Options) (*load.Load, error) {
 	l, err := o.Build()
 	if err != nil && o.Trace == "" {
@@ -106,9 +107,9 @@ each accepted message came exactly once.`,
 			if err != nil {
 				return err
 			}
-			// A worker's thread is mostly in the kernel and comes back at an
-			// instant of its own choice; it must not find every processor of
-			// the runtime taken by the subscriber.
+			// A worker's thread is mostly in the kernel and returns at an instant of its
+			// own choice. The extra processors keep one free for the worker when the
+			// subscriber is busy.
 			runtime.GOMAXPROCS(runtime.NumCPU() + cfg.Workers)
 			return emulated(cmd, cfg, l, output)
 		},
@@ -143,7 +144,7 @@ each accepted message came exactly once.`,
 	return cmd
 }
 
-// emulated runs and prints; a report that shows a fault is an error too.
+// emulated runs the load and prints the report. A report with a fault is an error.
 func emulated(cmd *cobra.Command, cfg emulate.Config, l *load.Load, output string) error {
 	out := cmd.OutOrStdout()
 	var printing error

@@ -1,6 +1,6 @@
-// Command iotpub emulates IoT publishers: thousands of connections from one
-// process, sending on a schedule or replaying a recording, whatever the broker
-// makes of it, and a subscriber that checks that every accepted message comes
-// exactly once. It works against any NSQ broker, or where a loaddistributor
-// places it. Read emulate next.
+// Command iotpub emulates IoT publishers. One process opens thousands of connections and
+// sends on a schedule or replays a recording, regardless of the broker's replies. A
+// subscriber checks that every accepted message is delivered exactly once. iotpub works
+// against any NSQ broker. With a loaddistributor, each publisher connects to its assigned
+// broker. Read emulate next.
 package main

@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
 
-// greedyRun is what iotpub greedy does.
+// greedyRun is the configuration of iotpub greedy.
 type greedyRun struct {
 	topic, prefix, nsqd, loaddistributor string
 	trust                                secure.ClientConfig
@@ -31,7 +31,7 @@ type greedyRun struct {
 	warm, duration                       time.Duration
 }
 
-// greedyReport is what came of it, by weight.
+// greedyReport is the result, by weight.
 type greedyReport struct {
 	Seconds  float64        `json:"seconds"`
 	Accepted float64        `json:"accepted_per_second"`
@@ -42,10 +42,10 @@ type greedyReport struct {
 type greedyWeight struct {
 	Weight     uint    `json:"weight"`
 	Publishers int     `json:"publishers"`
-	Mean       float64 `json:"mean_accepted_per_second"` // of a publisher
+	Mean       float64 `json:"mean_accepted_per_second"` // per publisher
 	Least      float64 `json:"least"`
 	Most       float64 `json:"most"`
-	// Part is Mean over what the weight would have of all that was accepted.
+	// Part is Mean divided by the weight's proportional share of all accepted messages.
 	Part float64 `json:"of_its_part"`
 }
 

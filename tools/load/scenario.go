@@ -52,12 +52,12 @@ const (
 
 // The bounds of a run.
 const (
-	Warming  = time.Second      // of sending as fast as possible, unless Closed
-	longest  = 5 * time.Second  // for replies and deliveries after the last message
-	patience = 20 * time.Second // for answers and deliveries after the last message was sent
+	Warming  = time.Second      // warm-up, at a given rate
+	longest  = 5 * time.Second  // of sending as fast as possible, unless Closed
+	patience = 20 * time.Second // for replies and deliveries after the last message
 )
 
-// Contract is what a stream of that rate and burst keeps.
+// Contract is the contract of a sender with the given rate and burst.
 func Contract(rate float64, burst int) tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.PerSecond(1.1 * rate), Burst: int64(burst)}
 }

@@ -14,26 +14,26 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/subscriber"
 )
 
-// Background is a load that brokers carry besides the run's own: a topic
-// without a contract, with a consumer, at named brokers.
+// Background is an additional load on named brokers: a topic without a contract, with a
+// consumer.
 type Background struct {
-	// At says how many publishers load which broker; empty: no background.
+	// At lists the publishers per broker; empty: no background.
 	At []BackgroundAt
-	// Topic is not the run's.
+	// Topic differs from the run's topic.
 	Topic string
-	// Spec is what each publisher sends. Its number of publishers is the sum
-	// over At, and its seed the run's, turned around.
+	// Spec describes the messages of each publisher. The number of publishers is the sum
+	// over At. The seed is the complement of the run's seed.
 	Spec schedule.Spec
 }
 
-// BackgroundAt is the part of one broker.
+// BackgroundAt is the background of one broker.
 type BackgroundAt struct {
-	Address    string // host:port, each once
+	Address    string // host:port, unique
 	Publishers int
 }
 
-// DefaultBackground is the paper's: Poisson publishers of 10 msg/s that send
-// batches of 10.
+// DefaultBackground is the background of the paper: Poisson publishers of 10 msg/s that
+// send batches of 10.
 func DefaultBackground() Background {
 	return Background{
 		Topic: "background",
@@ -41,7 +41,7 @@ func DefaultBackground() Background {
 	}
 }
 
-// ParseBackground reads "host:port=publishers" of each text.
+// ParseBackground parses texts of the form "host:port=publishers".
 func ParseBackground(texts []string) ([]BackgroundAt, error) {
 	var at []BackgroundAt
 	for _, text := range texts {
@@ -62,14 +62,14 @@ func (b *Background) publishers() (n int) {
 	return n
 }
 
-// spec is the whole fleet, of a run with this seed.
+// spec returns the spec of the whole background in a run with the given seed.
 func (b *Background) spec(seed uint64) schedule.Spec {
 	s := b.Spec
 	s.Seed, s.Publishers = ^seed, b.publishers()
 	return s
 }
 
-// validate returns every fault, joined. topic is the run's own.
+// validate returns every fault, joined. topic is the run's topic.
 func (b *Background) validate(topic string) error {
 	if len(b.At) == 0 {
 		return nil
@@ -90,7 +90,7 @@ func (b *Background) validate(topic string) error {
 	return f.Err()
 }
 
-// newBackground returns cfg's, with messages marked by id.
+// newBackground returns the background traffic of cfg, with messages marked by id.
 func newBackground(cfg *Config, id uint32) (*traffic, error) {
 	spec := cfg.Background.spec(cfg.Load.Spec.Seed)
 	sources := spec.Sources()

@@ -1,4 +1,4 @@
-// Package emulate is one run of iotpub: it connects a fleet where it belongs,
-// subscribes if asked to, sends a load for a while, drains, and draws up the
-// report. The parts know nothing of each other; this is where they meet.
+// Package emulate performs one run of iotpub. It connects a fleet to its brokers,
+// subscribes if requested, sends a load, drains, and writes the report. The packages that
+// emulate combines do not know each other.
 package emulate

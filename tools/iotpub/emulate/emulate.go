@@ -31,25 +31,27 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/subscriber"
 )
 
-// Config is one run.
+// Config describes one run.
 type Config struct {
 	Load     load.Options
 	Duration time.Duration
 	Topic    string
 
-	// Nsqd is the broker of all publishers; empty: Loaddistributor places them.
+	// Nsqd is the broker of all publishers. If Nsqd is empty, Loaddistributor places the
+	// publishers.
 	Nsqd            string
 	Loaddistributor string
-	Trust           secure.ClientConfig // towards the loaddistributor
+	Trust           secure.ClientConfig // for the loaddistributor
 
-	// Subscribe receives on Channel what is sent, and keeps account. Lookupd
-	// say where the topic is; without any, the subscriber connects to Nsqd.
+	// Subscribe receives the messages on Channel and checks them. Lookupd are the lookup
+	// services that know the topic's brokers. If Lookupd is empty, the subscriber connects
+	// to Nsqd.
 	Subscribe bool
 	Channel   string
 	Lookupd   []string
 
-	// Connect bounds the time until everyone is connected; Drain the wait for
-	// answers, and then for deliveries since the last one.
+	// Connect bounds the time until all are connected. Drain bounds the wait for replies,
+	// and then the time without a delivery.
 	Connect, Drain time.Duration
 
 	Workers        int
@@ -60,20 +62,20 @@ type Config struct {
 
 	// Interval is the time between lines of progress; 0: none.
 	Interval time.Duration
-	// Capture is a file for the times of writing, one a line, in seconds from
-	// the start, as drlsim reads them; "" for none.
+	// Capture is a file for the times of writing, one per line, in seconds from the start,
+	// in drlsim's format; empty for none.
 	Capture string
-	// Histograms is a file for the latencies of the run, all counts of them, as
-	// an HdrHistogram log; "" for none.
+	// Histograms is a file for all latency counts of the run, in HdrHistogram log format;
+	// empty for none.
 	Histograms string
-	// Background is what others send meanwhile.
+	// Background is the additional load.
 	Background Background
-	// Logger gets what a run has to say besides its report.
+	// Logger receives diagnostics outside the report.
 	Logger *slog.Logger
 }
 
-// Validate returns every fault at once, joined, or nil. Those of the load are
-// load.Options.Build's.
+// Validate returns every fault at once, joined, or nil. load.Options.Build reports faults
+// of the load.
 func (c *Config) Validate() error {
 	var f faults.List
 	f.If(!wire.ValidTopicName(c.Topic), "topic: %q is no valid name", c.Topic)
@@ -98,13 +100,13 @@ func (c *Config) Validate() error {
 	return f.Err()
 }
 
-// startAfter is the time from everyone being connected to the schedule's zero.
+// startAfter is the time from the last connection to the schedule's zero.
 const startAfter = 50 * time.Millisecond
 
-// grace is how long a run listens for duplicates once nothing is missing.
+// grace is the time to wait for duplicates after the last missing message arrived.
 const grace = 200 * time.Millisecond
 
-// maxMissing bounds the messages a report names.
+// maxMissing bounds the missing messages that a report lists.
 const maxMissing = 20
 
 // run is the state of one run.
@@ -112,23 +114,23 @@ type run struct {
 	cfg  *Config
 	load *load.Load
 	own  *traffic
-	back *traffic // nil without
+	back *traffic // nil without a background
 
 	mu struct {
 		sync.Mutex
-		at map[int32]string // brokers of the publishers that have been placed
+		at map[int32]string // brokers of the placed publishers
 	}
 }
 
-// traffic is publishers, and a subscriber that receives what they send.
+// traffic is a fleet of publishers, and a subscriber of their messages.
 type traffic struct {
-	name    string // "" of the run's own
+	name    string // empty for the run's own traffic
 	fleet   *fleet.Fleet
-	sub     *subscriber.Subscriber // nil without
-	brokers func() int             // that the subscriber is to be connected to
+	sub     *subscriber.Subscriber // nil without a subscriber
+	brokers func() int             // number of brokers for the subscriber
 }
 
-// stats are up to now; without a subscriber the last is nil.
+// stats returns the current stats, and the end-to-end latency, or nil without a subscriber.
 func (t *traffic) stats() (fleet.Stats, *obs.Latency) {
 	s := t.fleet.Stats()
 	if t.sub == nil {
@@ -156,7 +158,7 @@ func (t *traffic) ready(ctx context.Context) error {
 	return nil
 }
 
-// latencies are its histograms.
+// latencies returns the traffic's histograms.
 func (t *traffic) latencies() []obs.TaggedLatency {
 	prefix := ""
 	if t.name != "" {
@@ -170,15 +172,15 @@ func (t *traffic) latencies() []obs.TaggedLatency {
 	return all
 }
 
-// Run does it. When ctx ends early it drains, and reports what there is. An
-// error means that there is nothing to report. progress is called from this
-// goroutine; nil means no progress.
+// Run performs a run. If ctx ends early, Run drains and reports the results so far. An
+// error means that there is no report. Run calls progress, which may be nil, on its own
+// goroutine.
 //
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (_ *report.Report, err error) {
 	r := &run{cfg: &cfg, load: l}
 	r.mu.at = map[int32]string{}
-	// Before anything is sent for them.
+	// Open the files before any message is sent.
 	captured, err := create("capture", cfg.Capture)
 	defer func() { err = errors.Join(err, closed(captured)) }()
 	if err != nil {
@@ -189,7 +191,7 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	if err != nil {
 		return nil, err
 	}
-	id := uint32(new(maphash.Hash).Sum64()) // each Hash has a seed of its own
+	id := uint32(new(maphash.Hash).Sum64()) // each Hash has a random seed
 	if err := r.build(id, captured != nil); err != nil {
 		return nil, err
 	}
@@ -199,8 +201,8 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 		}
 	}
 
-	// The parts live until the end of draining, whatever becomes of ctx. A part
-	// that fails ends the run.
+	// The parts run until the end of draining, even after ctx has ended. A part that fails
+	// ends the run.
 	parts, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -267,7 +269,7 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	return rep, nil
 }
 
-// create makes a file to write to; nil if there is to be none.
+// create creates the file at path, or returns nil if path is empty.
 func create(what, path string) (*os.File, error) {
 	if path == "" {
 		return nil, nil
@@ -286,7 +288,7 @@ func closed(f *os.File) error {
 	return f.Close()
 }
 
-// build makes the run's own traffic, with messages marked by id.
+// build creates the run's own traffic, with messages marked by id.
 func (r *run) build(id uint32, capture bool) (err error) {
 	cfg, l := r.cfg, r.load
 	var sub *subscriber.Config
@@ -303,8 +305,8 @@ func (r *run) build(id uint32, capture bool) (err error) {
 	return err
 }
 
-// traffic makes the publishers of f, who send what stream says while the run lasts, and a
-// subscriber of their messages, unless sub is nil.
+// traffic creates the publishers of f, which send stream until the end of the run. traffic
+// also creates a subscriber of their messages, unless sub is nil.
 func (c *Config) traffic(f fleet.Config, stream func() schedule.Stream, sub *subscriber.Config) (t *traffic, err error) {
 	t = &traffic{}
 	f.Stream = func() schedule.Stream { return schedule.Until(stream(), c.Duration) }
@@ -317,7 +319,7 @@ func (c *Config) traffic(f fleet.Config, stream func() schedule.Stream, sub *sub
 	return t, err
 }
 
-// follow hands the loaddistributor's assignments to the fleet.
+// follow passes the loaddistributor's assignments to the fleet.
 func (r *run) follow(ctx context.Context) (err error) {
 	options, err := r.cfg.Trust.Load("")
 	if err != nil {
@@ -332,7 +334,8 @@ func (r *run) follow(ctx context.Context) (err error) {
 	for i, s := range r.load.Sources {
 		number[s.ID] = int32(i)
 	}
-	var ids []string // by name, since an open topic does not know them yet
+	// by id, since an open topic does not know the publishers yet
+	var ids []string
 	if len(r.load.Sources) <= 100_000 {
 		for _, s := range r.load.Sources {
 			ids = append(ids, s.ID)
@@ -352,7 +355,7 @@ func (r *run) follow(ctx context.Context) (err error) {
 	})
 }
 
-// brokers is how many brokers the publishers are placed on.
+// brokers returns the number of brokers with a publisher.
 func (r *run) brokers() int {
 	if r.cfg.Nsqd != "" {
 		return 1
@@ -368,11 +371,11 @@ func (r *run) brokers() int {
 	return len(different)
 }
 
-// connect waits until everyone is connected.
+// connect waits until all publishers and subscribers are connected.
 func (r *run) connect(ctx, parts context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Connect)
 	defer cancel()
-	// What ends the parts ends the wait.
+	// A failed part ends the wait.
 	defer context.AfterFunc(parts, cancel)()
 	err := r.own.ready(ctx)
 	if r.mu.Lock(); err != nil && r.cfg.Loaddistributor != "" && len(r.mu.at) < len(r.load.Sources) {
@@ -390,8 +393,8 @@ func (r *run) connect(ctx, parts context.Context) error {
 	return err
 }
 
-// watch reports progress until everything is sent and answered. When ctx ends
-// it stops the schedule.
+// watch reports progress until all messages are sent and answered. If ctx ends, watch stops
+// the schedule.
 func (r *run) watch(ctx, parts context.Context, start mono.Time, sent <-chan struct{}, progress func(*report.Progress)) (interrupted bool, err error) {
 	var ticks <-chan time.Time
 	if r.cfg.Interval > 0 && progress != nil {
@@ -435,8 +438,8 @@ func (r *run) progress(start mono.Time, last *report.Progress) *report.Progress 
 	return p
 }
 
-// deliver waits until nothing that was accepted is missing, or nothing more
-// comes for as long as draining may take.
+// deliver waits until every accepted message is delivered, or no message arrives for
+// Config.Drain.
 func (r *run) deliver(parts context.Context) error {
 	if r.own.sub == nil {
 		return nil
@@ -458,7 +461,7 @@ func (r *run) deliver(parts context.Context) error {
 		case result.Delivered != delivered:
 			delivered, since = result.Delivered, now
 		case now.Sub(since) >= r.cfg.Drain:
-			return nil // the report says what is missing
+			return nil // the report lists the missing messages
 		}
 		select {
 		case <-tick.C:
@@ -509,7 +512,7 @@ func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report 
 	return rep
 }
 
-// capture writes times as seconds from start, in order.
+// capture writes sorted times as seconds from start.
 func capture(file *os.File, times []mono.Time, start mono.Time) error {
 	slices.Sort(times)
 	w := bufio.NewWriter(file)

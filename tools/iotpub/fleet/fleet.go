@@ -19,37 +19,37 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
 )
 
-// Config says what a fleet sends and to where.
+// Config describes a fleet.
 type Config struct {
-	// Topic that every message is published to.
+	// Topic is the topic of every message.
 	Topic string
 	// Run marks the messages of this run.
 	Run uint32
-	// Sources are the publishers; events of the stream name them by index, and
-	// their ids are the client_id of IDENTIFY.
+	// Sources are the publishers. Events of the stream refer to a publisher by its index. A
+	// publisher's ID is the client_id in IDENTIFY.
 	Sources []schedule.Source
-	// Stream returns the schedule. It is called once for each worker, and each
-	// call must return the same events. A fleet without one only connects.
+	// Stream returns the schedule. Each worker calls Stream once, and each call must return
+	// the same events. A fleet without Stream only connects.
 	Stream func() schedule.Stream
-	// Address is where all publishers connect. Empty: a publisher connects
-	// when Assign has said where.
+	// Address is the broker of all publishers. If Address is empty, a publisher waits for
+	// Assign.
 	Address string
-	// Workers is the number of threads that send; 0 means 1, which is enough
-	// for tens of thousands of messages a second.
+	// Workers is the number of sending threads; 0 means 1. One worker sends tens of
+	// thousands of messages a second.
 	Workers int
 	// Mpub sends a batch as one MPUB instead of PUBs back to back.
 	Mpub bool
-	// Heartbeat is the interval asked of the broker; 0 means 30 s.
+	// Heartbeat is the requested heartbeat interval; 0 means 30 s.
 	Heartbeat time.Duration
-	// Drain bounds the wait for answers after the last message; 0 means 10 s.
+	// Drain bounds the wait for replies after the last message; 0 means 10 s.
 	Drain time.Duration
-	// MaxOutstanding bounds the unanswered commands of a publisher, and
-	// MaxWaiting the messages it holds while it cannot send; what is beyond is
-	// skipped and counted. 0 means 4096 for either.
+	// MaxOutstanding bounds the unanswered commands of a publisher. MaxWaiting bounds the
+	// messages that a publisher holds while it cannot send. Excess messages are skipped and
+	// counted. 0 means 4096 for both.
 	MaxOutstanding, MaxWaiting int
-	// Capture keeps when each message was written (Fleet.Captured).
+	// Capture records the write time of each message (Fleet.Captured).
 	Capture bool
-	// Portable uses net.Conn and goroutines also where there is epoll.
+	// Portable uses net.Conn and goroutines even on Linux.
 	Portable bool
 }
 
@@ -61,28 +61,28 @@ func (c *Config) setDefaults() {
 	c.Workers = max(1, min(c.Workers, len(c.Sources)))
 }
 
-// Assignment says where a publisher connects from now on.
+// Assignment is the new broker of a publisher.
 type Assignment struct {
 	// Source is the publisher's index in Config.Sources.
 	Source int32
-	// Address is the broker's host:port. Empty: the publisher has no place for now.
-	// It ends its connection after the last answer, and what becomes due until it
-	// has one is skipped: a sensor that is not connected says nothing.
+	// Address is the broker's host:port. If Address is empty, the publisher has no place.
+	// It closes its connection after the last reply, and skips messages until the next
+	// assignment, like a sensor without a connection.
 	Address string
-	// Epoch orders assignments: an older one than the last is ignored.
+	// Epoch orders assignments. An assignment older than the last is ignored.
 	Epoch uint64
 }
 
-// Fleet is a set of publishers. Make it with New, then call Run; the other
-// methods are for other goroutines and are safe at any time.
+// Fleet is a set of publishers. Create a Fleet with New, then call Run. The other methods
+// are safe for concurrent use at any time.
 type Fleet struct {
 	cfg     Config
 	workers []*worker
-	ready   chan struct{} // closed when every publisher has been connected once
+	ready   chan struct{} // closed when every publisher has connected once
 	over    chan struct{} // closed when Run has returned
 }
 
-// New returns a fleet that does nothing yet.
+// New returns a fleet that has not started.
 func New(cfg Config) (*Fleet, error) {
 	cfg.setDefaults()
 	if len(cfg.Sources) == 0 {
@@ -93,7 +93,7 @@ func New(cfg Config) (*Fleet, error) {
 			cfg.Workers, cfg.MaxOutstanding, cfg.MaxWaiting, cfg.Heartbeat, cfg.Drain)
 	}
 	f := &Fleet{cfg: cfg, ready: make(chan struct{}), over: make(chan struct{})}
-	// The last worker whose publishers are all connected opens the gate.
+	// The last worker whose publishers are all connected closes ready.
 	var unready atomic.Int64
 	unready.Store(int64(cfg.Workers))
 	open := func() {
@@ -111,7 +111,7 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// hello returns what a connection of a publisher starts with.
+// hello returns the first bytes of a publisher's connection.
 func hello(s schedule.Source, heartbeat time.Duration) ([]byte, error) {
 	identify, err := json.Marshal(wire.IdentifyRequest{
 		ClientID: s.ID, Hostname: "iotpub", UserAgent: "iotpub", HeartbeatInterval: heartbeat.Milliseconds(),
@@ -122,9 +122,9 @@ func hello(s schedule.Source, heartbeat time.Duration) ([]byte, error) {
 	return wire.AppendIdentify(wire.AppendMagic(nil), identify), nil
 }
 
-// Run connects, sends from Start on, drains, and returns when every connection
-// is closed. When ctx ends it stops at once, without draining, and returns the
-// context's error. It is called once.
+// Run connects, sends from Start on, drains, and returns when every connection is closed.
+// If ctx ends, Run stops without draining and returns the context's error. Run is called
+// once.
 func (f *Fleet) Run(ctx context.Context) error {
 	defer close(f.over)
 	defer context.AfterFunc(ctx, f.abort)()
@@ -134,7 +134,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		all.Go(func() {
 			errs[i] = w.run()
 			if errs[i] != nil {
-				// The others' shares alone are not the schedule.
+				// Without one worker's share the schedule is incomplete.
 				f.abort()
 			}
 		})
@@ -149,8 +149,8 @@ func (f *Fleet) abort() {
 	}
 }
 
-// Ready waits until every publisher has been connected and identified once. It
-// fails when ctx ends or Run returns first, and then says what it knows.
+// Ready waits until every publisher has connected and identified once. Ready fails if ctx
+// ends or Run returns first.
 func (f *Fleet) Ready(ctx context.Context) error {
 	select {
 	case <-f.ready:
@@ -159,7 +159,7 @@ func (f *Fleet) Ready(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-f.ready: // both, and the good news counts
+	case <-f.ready: // both channels were ready; success counts
 		return nil
 	default:
 	}
@@ -174,7 +174,7 @@ func (f *Fleet) Ready(ctx context.Context) error {
 	return err
 }
 
-// Start lets the schedule begin at the time `at`.
+// Start starts the schedule at the given time.
 func (f *Fleet) Start(at mono.Time) {
 	for _, w := range f.workers {
 		w.post(func() {
@@ -185,17 +185,17 @@ func (f *Fleet) Start(at mono.Time) {
 	}
 }
 
-// Stop ends the schedule now; Run returns when the fleet has drained.
+// Stop ends the schedule. Run returns after the fleet has drained.
 func (f *Fleet) Stop() {
 	for _, w := range f.workers {
 		w.post(w.stop)
 	}
 }
 
-// Assign says where publishers connect. A publisher that is connected elsewhere
-// moves without a gap in its order: it connects to the new broker, stops
-// sending to the old one, waits for the last answer, and goes on at the new one
-// with what became due meanwhile. Unknown sources are ignored.
+// Assign assigns publishers to brokers. A connected publisher moves without a gap in its
+// order: it connects to the new broker, stops sending to the old broker, waits for the last
+// reply, and continues at the new broker with the waiting messages. Unknown sources are
+// ignored.
 func (f *Fleet) Assign(assignments []Assignment) {
 	assignments = slices.Clone(assignments)
 	for i, w := range f.workers {
@@ -210,8 +210,8 @@ func (f *Fleet) Assign(assignments []Assignment) {
 	}
 }
 
-// Stats returns what was counted up to now, or in all once Run has returned.
-// It waits for Run to be called.
+// Stats returns the current stats, or the final stats after Run has returned. Stats blocks
+// until Run is called.
 func (f *Fleet) Stats() Stats {
 	total := newStats()
 	for _, w := range f.workers {
@@ -221,9 +221,7 @@ func (f *Fleet) Stats() Stats {
 	return total
 }
 
-// Accepted returns the set of messages that were answered with OK.
-//
-// Requires: Run has returned.
+// Accepted returns the set of messages that a broker answered with OK.
 func (f *Fleet) Accepted() *verify.Set {
 	all := verify.NewSet(len(f.cfg.Sources))
 	for _, w := range f.workers {
@@ -232,10 +230,7 @@ func (f *Fleet) Accepted() *verify.Set {
 	return all
 }
 
-// Captured returns when messages were written, in no order; empty without
-// Config.Capture.
-//
-// Requires: Run has returned.
+// Captured returns the write times of messages, unordered; empty without Config.Capture.
 func (f *Fleet) Captured() []mono.Time {
 	var all []mono.Time
 	for _, w := range f.workers {
@@ -244,5 +239,5 @@ func (f *Fleet) Captured() []mono.Time {
 	return all
 }
 
-// bodySize is the size of a message that the schedule wants to have size bytes.
+// bodySize is the actual body size of a message with the scheduled size.
 func bodySize(size int32) int { return max(int(size), payload.Size) }

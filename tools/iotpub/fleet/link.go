@@ -9,35 +9,35 @@ type linkState uint8
 
 const (
 	dialling    linkState = iota
-	identifying           // IDENTIFY is sent, its answer is awaited
+	identifying           // IDENTIFY was sent, the reply is pending
 	ready
-	dead // closed; the slot waits to be free
+	dead // closed; the slot is not free yet
 )
 
-// link is one connection of a publisher.
+// link is a connection of a publisher.
 type link struct {
 	publisher *publisher
 	slot      int32
 	address   string
 	state     linkState
-	since     mono.Time // when dialling began
-	// in holds the start of a frame whose end has not come.
+	since     mono.Time // start of dialling
+	// in holds the start of an incomplete frame.
 	in []byte
-	// out holds what the socket did not take, at most maxOut before more is
-	// added.
+	// out holds bytes that the socket did not accept. New messages are added only below
+	// maxOut.
 	out []byte
-	// open are the commands that await their answers, oldest first.
+	// open holds the unanswered commands, oldest first.
 	open fifo.Queue[command]
 }
 
-// command is a PUB or an MPUB that awaits its answer.
+// command is an unanswered PUB or MPUB.
 type command struct {
-	seq      uint32 // of its first message
+	seq      uint32 // number of the first message
 	count    int32
 	intended mono.Time
 }
 
-// batch is an event that could not be sent when it was due.
+// batch is an event that could not be sent on time.
 type batch struct {
 	intended mono.Time
 	count    int32
@@ -48,35 +48,35 @@ type batch struct {
 type publisher struct {
 	source int32
 	hello  []byte // the magic and IDENTIFY
-	seq    uint32 // of its next message
+	seq    uint32 // number of the next message
 
-	// target is where it should be connected, "" while unknown or while it has no
-	// place; epoch is that of the assignment that said so.
+	// target is the assigned broker, empty while unknown or displaced. epoch is the epoch
+	// of the assignment.
 	target    string
 	epoch     uint64
-	displaced bool // it has no place
+	displaced bool // assigned to no broker
 
-	// link is what it sends on, or nil. next is a link to the target while
-	// link leads elsewhere or does not exist yet. A next that is ready waits
-	// for link's last answer; until then nothing is sent.
+	// link is the link for sending, or nil. next is a link to target while link leads to
+	// another broker or is nil. A ready next waits for the last reply on link. Until then
+	// the publisher sends nothing.
 	link, next *link
 
-	// waiting are due and not sent, at most Config.MaxWaiting messages.
-	// Invariant: waitingMessages is their sum, and parked follows from any.
+	// waiting holds the batches that are due but not sent, at most Config.MaxWaiting
+	// messages. Invariant: waitingMessages is the number of messages in waiting; parked is
+	// true if waiting is not empty.
 	waiting         fifo.Queue[batch]
 	waitingMessages int
 	parked          bool // counted in worker.waiting
 
-	failures uint // dials in a row that came to nothing
+	failures uint // failed dials in a row
 	queued   bool // in worker.redial
 }
 
-// canSend reports whether an event may be written now.
+// canSend reports whether a batch may be written now.
 func (p *publisher) canSend(maxOutstanding int) bool {
 	return p.link != nil && p.link.state == ready && !p.switching() && !p.displaced &&
 		len(p.link.out) < maxOut && p.link.open.Len() < maxOutstanding
 }
 
-// switching: the next link is ready, and takes over after the old one's last
-// answer.
+// switching reports whether the next link is ready and waits for the old link's last reply.
 func (p *publisher) switching() bool { return p.next != nil && p.next.state == ready }

@@ -6,45 +6,44 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// errAgain means: nothing now, an event will say when.
+// errAgain means that the operation would block. An event follows when it can continue.
 var errAgain = errors.New("would block")
 
-// maxEvents bounds the answers handled between two looks at the schedule.
+// maxEvents bounds the events handled before the worker checks the schedule again.
 const maxEvents = 128
 
-// event is what a poller noticed of one connection. Flags may come together,
-// and may come for nothing; reading or writing tells.
+// event is a change of one connection. Both flags may be set. An event may be spurious; the
+// next read or write finds out.
 type event struct {
 	slot     int32
 	readable bool // bytes, an end or an error can be read
-	writable bool // connected, or room after errAgain
+	writable bool // connected, or writable after errAgain
 }
 
-// poller moves bytes without blocking. All methods but wake belong to the
-// worker's thread. A slot is the worker's number for a connection, free for
-// another after close.
+// poller moves bytes without blocking. Only the worker's thread calls the methods, except
+// wake. A slot is the worker's number for a connection, and may be reused after close.
 //
-// Events are edges: after one says readable, the next comes only when more
-// bytes arrive after read returned less than it was asked for. A slot that was
-// closed must not be dialled again while events from before are unhandled.
+// Events are edge-triggered. After a readable event, the next event comes only when more
+// bytes arrive after a short read. A closed slot must not be dialled again while older
+// events are unhandled.
 type poller interface {
-	// dial starts to connect; an event says writable when it is done. An error
-	// means that the slot was not taken.
+	// dial starts to connect. A writable event reports the end of dialling. After an error
+	// the slot remains free.
 	dial(slot int32, address string) error
-	// connected returns nil when the dial has ended well, errAgain while it has
-	// not ended, or why it failed.
+	// connected returns nil if the connection is established, errAgain while dialling, or
+	// the error of the dial.
 	connected(slot int32) error
-	// read returns bytes, or errAgain, or what ended the connection (io.EOF).
+	// read returns bytes, errAgain, or the error that ended the connection (io.EOF).
 	read(slot int32, p []byte) (int, error)
-	// write returns how many bytes were taken; fewer than all come with
-	// errAgain, or with what ended the connection.
+	// write returns the number of bytes written. A short write returns errAgain, or the
+	// error that ended the connection.
 	write(slot int32, p []byte) (int, error)
 	close(slot int32)
-	// wait appends events to dst, and returns as soon as there is one, or wake
-	// was called, or the time `until` has come; at once if it has passed.
+	// wait appends events to dst. wait returns when there is an event, after wake, or at
+	// the time until.
 	wait(dst []event, until mono.Time) ([]event, error)
-	// wake makes wait return; from any goroutine, also after shutdown.
+	// wake makes wait return. Any goroutine may call wake, even after shutdown.
 	wake()
-	// shutdown closes what is left. Nothing but wake may follow.
+	// shutdown closes all connections. Only wake may be called afterwards.
 	shutdown()
 }

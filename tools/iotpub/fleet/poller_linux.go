@@ -14,8 +14,8 @@ import (
 
 func newPoller() (poller, error) { return newEpoll() }
 
-// epoll is the poller of Linux. A message costs it one write, and about one
-// epoll_wait, one read and one timerfd_settime.
+// epoll is the Linux poller. A message costs one write, and about one epoll_wait, one read
+// and one timerfd_settime.
 type epoll struct {
 	poll *poll.Poller
 	// owned by the worker
@@ -131,7 +131,7 @@ func (p *epoll) write(slot int32, b []byte) (int, error) {
 }
 
 func (p *epoll) close(slot int32) {
-	_ = unix.Close(p.socks[slot]) // gone either way, and out of the epoll set
+	_ = unix.Close(p.socks[slot]) // also removes the socket from the epoll set
 	p.socks[slot] = -1
 }
 

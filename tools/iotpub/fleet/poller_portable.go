@@ -13,23 +13,21 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// portable is the poller of systems without epoll: a goroutine for each
-// connection dials and reads, and Go's timers wait. It costs a goroutine switch for
-// each answer and is late by up to a timer's granularity. It is compiled and tested
-// everywhere.
+// portable is the poller for systems without epoll. A goroutine per connection dials and
+// reads, and Go's timers wait. Each reply costs a goroutine switch, and events are late by
+// up to the timer granularity. The poller is compiled and tested on every system.
 type portable struct {
 	// owned by the worker
 	timer *time.Timer
 	conns []*portableConn // by slot
-	retry []int32         // slots whose socket took no more
+	retry []int32         // slots with a full socket
 
-	heard chan portableNews // each is taken before its goroutine goes on
-	woken chan struct{}     // holds one token: wait returns
+	heard chan portableNews // unbuffered: a goroutine waits until the worker has received its news
+	woken chan struct{}     // holds one token, which makes wait return
 	all   sync.WaitGroup
 }
 
-// portableNews is what a connection's goroutine has to say: that it is connected,
-// what it has read, or how that ended.
+// portableNews is a report of a connection's goroutine: connected, bytes read, or an error.
 type portableNews struct {
 	from *portableConn
 	conn net.Conn
@@ -37,16 +35,16 @@ type portableNews struct {
 	err  error
 }
 
-// portableConn belongs to the worker.
+// portableConn is a connection, owned by the worker.
 type portableConn struct {
 	slot   int32
 	cancel context.CancelFunc
 	conn   net.Conn // nil until connected
-	data   []byte   // read and not taken
-	err    error    // why there is no connection, or how reading ended
+	data   []byte   // read from the socket but not from the poller
+	err    error    // error of the dial, or of the last read
 }
 
-// portableWrite is how long a write may hold up the worker.
+// portableWrite bounds the time that a write blocks the worker.
 const portableWrite = time.Millisecond
 
 func newPortable() *portable {
@@ -83,8 +81,8 @@ func (p *portable) run(ctx context.Context, c *portableConn, address string) {
 		say(portableNews{err: err})
 		return
 	}
-	defer conn.Close()                                      // gone either way
-	defer context.AfterFunc(ctx, func() { conn.Close() })() // so that Read ends
+	defer conn.Close()                                      // best effort
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends Read
 	if !say(portableNews{conn: conn}) {
 		return
 	}
@@ -131,7 +129,7 @@ func (p *portable) write(slot int32, b []byte) (int, error) {
 	}
 	n, err := conn.Write(b)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		p.retry = append(p.retry, slot) // nothing tells when there is room
+		p.retry = append(p.retry, slot) // no event reports room in the socket
 		return n, errAgain
 	}
 	return n, err
@@ -144,7 +142,8 @@ func (p *portable) close(slot int32) {
 
 func (p *portable) wait(dst []event, until mono.Time) ([]event, error) {
 	for _, slot := range p.retry {
-		if p.conns[slot] != nil { // of its successor it comes for nothing, which is allowed
+		// a spurious event for a reused slot is allowed
+		if p.conns[slot] != nil {
 			dst = append(dst, event{slot: slot, writable: true})
 		}
 	}
@@ -172,7 +171,7 @@ func (p *portable) wait(dst []event, until mono.Time) ([]event, error) {
 	return dst, nil
 }
 
-// take keeps what a connection says, unless it was closed since.
+// take stores a connection's news, unless the connection has been closed.
 func (p *portable) take(dst []event, n portableNews) []event {
 	c := n.from
 	if p.conns[c.slot] != c {

@@ -6,37 +6,36 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
 
-// maxCodes bounds Refused, whose keys come from the network.
+// maxCodes bounds the number of keys of Refused, which come from the network.
 const maxCodes = 64
 
-// OtherCode stands for refusals beyond maxCodes different codes.
+// OtherCode counts refusals beyond maxCodes different codes.
 const OtherCode = "other"
 
-// Stats is what a fleet counted. Messages are counted, not commands.
+// Stats are a fleet's counters. The unit is messages, not commands.
 //
-// Invariant, when the fleet has drained:
-// Offered == Accepted + sum(Refused) + Unanswered + Skipped.
+// Invariant, when the fleet has drained: Offered == Accepted + sum(Refused) + Unanswered +
+// Skipped.
 type Stats struct {
 	report.Counts
 
-	// Connected is how many publishers have a connection now.
+	// Connected is the number of publishers with a connection.
 	Connected int
-	// Lost counts connections that ended before we closed them, and dials that
-	// failed.
+	// Lost counts failed dials, and connections that ended before the fleet closed them.
 	Lost uint64
-	// Moved counts publishers' changes of broker that were carried through.
+	// Moved counts completed moves of publishers to another broker.
 	Moved uint64
-	// Strange counts what a server may not send: malformed frames, answers to
-	// nothing.
+	// Strange counts protocol violations of the server: malformed frames, and replies
+	// without a command.
 	Strange uint64
-	// LastError says why the last connection was lost, for people.
+	// LastError describes how the last lost connection failed, for people.
 	LastError string
 
 	// Lateness is the time from the intended send time to the write.
 	Lateness *obs.Latency
 	// Answer is the time from the intended send time to the OK.
 	Answer *obs.Latency
-	// LastAccepted is the time of the last OK; 0 without one.
+	// LastAccepted is the time of the last OK, or 0.
 	LastAccepted mono.Time
 }
 

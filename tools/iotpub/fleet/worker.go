@@ -17,32 +17,31 @@ import (
 )
 
 const (
-	// maxOut is how much a connection may owe its socket before its publisher
-	// has to wait.
+	// maxOut bounds the unsent bytes of a connection. Above maxOut the publisher waits.
 	maxOut = 256 << 10
-	// maxFrame bounds an answer. A publisher gets OK, heartbeats and errors.
+	// maxFrame bounds a reply. A publisher gets OK, heartbeats and errors.
 	maxFrame = 64 << 10
-	// maxDialling bounds the connections that a worker opens at once.
+	// maxDialling bounds the concurrent dials of a worker.
 	maxDialling = 128
-	// maxBurst bounds the events sent between two looks at the answers.
+	// maxBurst bounds the events sent before the worker handles replies.
 	maxBurst = 64
 	// helloTimeout bounds dialling and IDENTIFY together.
 	helloTimeout = 5 * time.Second
-	// firstRetry is the wait before a second dial; it doubles up to lastRetry.
+	// firstRetry is the wait before the second dial. The wait doubles up to lastRetry.
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = time.Second
-	// tick is how often a worker looks after dials even if nothing happens.
+	// tick is the interval at which a worker checks its dials.
 	tick = 50 * time.Millisecond
 )
 
 // worker owns every n-th publisher.
 type worker struct {
-	// mu guards what other goroutines want done on the worker's, which does all of
-	// it between two bursts: there is as much as they ask for in that time.
+	// mu guards functions that other goroutines post. The worker calls all posted
+	// functions between two bursts; the callers bound their number.
 	mu struct {
 		sync.Mutex
 		todo  []func()
-		wake  func() // nil until there is a poller
+		wake  func() // nil without a poller
 		ended bool
 	}
 
@@ -56,20 +55,20 @@ type worker struct {
 	publishers []publisher
 	links      []*link // by slot
 	free       []int32 // slots
-	freed      []int32 // slots to be free once the present events are handled
-	redial     []retry // publishers without a link and without a dial
-	dials      int     // links in dialling or identifying
-	waiting    int     // publishers with something waiting
-	unanswered int     // commands that await an answer
+	freed      []int32 // slots that become free after the current events are handled
+	redial     []retry // publishers waiting for a dial
+	dials      int     // links that are dialling or identifying
+	waiting    int     // publishers with waiting batches
+	unanswered int     // commands without a reply
 	connected  int     // publishers with a ready link
-	gateOpen   bool    // allConnected has been called
+	gateOpen   bool    // allConnected was called
 
 	stream    schedule.Stream
 	next      schedule.Event
 	more      bool // next is valid
 	start     mono.Time
 	started   bool
-	stopped   bool // the schedule is over, or cut short
+	stopped   bool // the schedule has ended or was stopped
 	drainEnds mono.Time
 	aborted   bool
 	nextTick  mono.Time
@@ -77,7 +76,7 @@ type worker struct {
 	stats    Stats
 	accepted *verify.Set
 	captured []mono.Time
-	lost     error // why the last connection was lost
+	lost     error // error of the last lost connection
 
 	// scratch
 	body, cmd []byte
@@ -110,7 +109,8 @@ func newWorker(cfg *Config, shard int, allConnected func()) (*worker, error) {
 	return w, nil
 }
 
-// post has the worker do something; false: it has ended, and its fields change no more.
+// post makes the worker call do. post returns false if the worker has ended; then the
+// worker's fields no longer change.
 func (w *worker) post(do func()) bool {
 	w.mu.Lock()
 	ended, wake := w.mu.ended, w.mu.wake
@@ -124,7 +124,7 @@ func (w *worker) post(do func()) bool {
 	return !ended
 }
 
-// doPosted does what was posted.
+// doPosted calls the posted functions.
 func (w *worker) doPosted() {
 	w.mu.Lock()
 	todo := w.mu.todo
@@ -153,7 +153,7 @@ func (w *worker) currentStats() Stats {
 	return s
 }
 
-// run is the worker's life. It returns an error only if the poller fails.
+// run runs the worker until the end. run returns an error only if the poller fails.
 func (w *worker) run() (err error) {
 	defer w.end()
 	if w.cfg.Portable {
@@ -165,8 +165,8 @@ func (w *worker) run() (err error) {
 	w.mu.Lock()
 	w.mu.wake = w.poll.wake
 	w.mu.Unlock()
-	// A thread of its own: the kernel wakes the thread, and no other goroutine
-	// is scheduled in its place.
+	// On its own thread the kernel wakes the worker directly, and the Go scheduler runs no
+	// other goroutine in its place.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -187,7 +187,7 @@ func (w *worker) run() (err error) {
 			now = w.sendDue(now)
 		}
 		if !now.Before(w.nextTick) {
-			w.nextTick = now.Add(tick) // unless a dial is due before
+			w.nextTick = now.Add(tick) // unless a dial is due earlier
 			w.housekeep(now)
 		}
 		if w.finished(now) {
@@ -206,7 +206,7 @@ func (w *worker) run() (err error) {
 	}
 }
 
-// end closes everything.
+// end closes all connections.
 func (w *worker) end() {
 	for _, l := range w.links {
 		if l != nil {
@@ -234,7 +234,7 @@ func (w *worker) stop() {
 	}
 }
 
-// finished: there is nothing left to send or to wait for.
+// finished reports whether nothing is left to send or to wait for.
 func (w *worker) finished(now mono.Time) bool {
 	if w.aborted {
 		return true
@@ -242,7 +242,7 @@ func (w *worker) finished(now mono.Time) bool {
 	return w.stopped && (w.waiting == 0 && w.unanswered == 0 || !now.Before(w.drainEnds))
 }
 
-// wakeAt is when wait has to return if nothing happens.
+// wakeAt is the time at which wait returns without events.
 func (w *worker) wakeAt() mono.Time {
 	at := w.nextTick
 	if w.started && !w.stopped && w.more {
@@ -251,7 +251,7 @@ func (w *worker) wakeAt() mono.Time {
 	return at
 }
 
-// sendDue sends what is due and returns the time after.
+// sendDue sends the batches that are due, and returns the current time.
 func (w *worker) sendDue(now mono.Time) mono.Time {
 	for range maxBurst {
 		if !w.more {
@@ -281,7 +281,7 @@ func (w *worker) sendDue(now mono.Time) mono.Time {
 	return now
 }
 
-// park keeps a batch until its publisher can send.
+// park stores a batch until the publisher can send.
 func (w *worker) park(p *publisher, b batch) {
 	w.stats.Held += uint64(b.count)
 	if p.waitingMessages+int(b.count) > w.cfg.MaxWaiting {
@@ -296,9 +296,8 @@ func (w *worker) park(p *publisher, b batch) {
 	p.waitingMessages += int(b.count)
 }
 
-// unpark sends what waits, as far as possible. It may be entered again from
-// within, when a write fails and the next link takes over: so a batch leaves
-// the queue before it is sent.
+// unpark sends as many waiting batches as possible. A failed write can call unpark
+// recursively, when the next link takes over, so a batch leaves the queue before the write.
 func (w *worker) unpark(p *publisher) {
 	for p.waiting.Len() > 0 && p.canSend(w.cfg.MaxOutstanding) {
 		b := p.waiting.Pop()
@@ -316,7 +315,8 @@ func (w *worker) unpark(p *publisher) {
 // Requires: p.canSend.
 func (w *worker) send(p *publisher, b batch, now mono.Time) {
 	if p.seq+uint32(b.count) > verify.MaxSeq {
-		w.stats.Skipped += uint64(b.count) // no number is left that a receiver would believe
+		// the receiver would reject larger numbers
+		w.stats.Skipped += uint64(b.count)
 		return
 	}
 	l := p.link
@@ -354,7 +354,7 @@ func (w *worker) send(p *publisher, b batch, now mono.Time) {
 	w.write(l, w.cmd)
 }
 
-// write sends bytes on a link, keeping what the socket does not take.
+// write writes bytes to a link, and stores the bytes that the socket does not accept.
 func (w *worker) write(l *link, b []byte) {
 	if len(l.out) > 0 {
 		l.out = append(l.out, b...)
@@ -370,7 +370,7 @@ func (w *worker) write(l *link, b []byte) {
 	}
 }
 
-// flush sends what the socket did not take before.
+// flush writes the stored bytes.
 func (w *worker) flush(l *link) {
 	if len(l.out) == 0 {
 		return
@@ -404,7 +404,7 @@ func (w *worker) handle(e event, l *link) {
 	}
 }
 
-// receive reads until nothing is left, and handles the frames.
+// receive reads all available bytes and handles the frames.
 func (w *worker) receive(slot int32, l *link) {
 	for {
 		n, err := w.poll.read(slot, w.input)
@@ -435,7 +435,7 @@ func (w *worker) receive(slot int32, l *link) {
 	}
 }
 
-// frames handles every whole frame and returns the rest.
+// frames handles every complete frame and returns the rest.
 func (w *worker) frames(l *link, in []byte, now mono.Time) (rest []byte, err error) {
 	for l.state != dead {
 		kind, data, n, err := wire.ParseFrame(in, maxFrame)
@@ -465,7 +465,7 @@ func (w *worker) frames(l *link, in []byte, now mono.Time) (rest []byte, err err
 	return in, nil
 }
 
-// answer settles the oldest open command of a link.
+// answer matches a reply with the oldest open command of a link.
 func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 	if l.open.Len() == 0 {
 		if refusal != nil {
@@ -477,7 +477,7 @@ func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 	w.unanswered--
 	if refusal != nil {
 		w.stats.refuse(string(refusal.Code), uint64(c.count))
-		w.lost = refusal // the reason, should the connection end now
+		w.lost = refusal // the probable cause, if the connection ends now
 	} else {
 		w.stats.Accepted += uint64(c.count)
 		latency := now.Sub(c.intended)
@@ -500,7 +500,7 @@ func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 	return nil
 }
 
-// welcome makes a link usable after IDENTIFY.
+// welcome marks a link as ready after IDENTIFY.
 func (w *worker) welcome(l *link, now mono.Time) {
 	l.state = ready
 	w.dials--
@@ -515,7 +515,7 @@ func (w *worker) welcome(l *link, now mono.Time) {
 	case p.link.open.Len() == 0:
 		w.move(p)
 	default:
-		// Wait for the old link's last answer; see answer and lose.
+		// Wait for the last reply on the old link; see answer and lose.
 	}
 	w.dialMore(now)
 }
@@ -527,9 +527,9 @@ func (w *worker) openGate() {
 	}
 }
 
-// move makes the next link the publisher's only one.
+// move replaces the publisher's link with the next link.
 //
-// Requires: the next link is ready; the old one is nil, dead, or has no open command.
+// Requires: the next link is ready; the old link is nil, dead, or has no open command.
 func (w *worker) move(p *publisher) {
 	if old := p.link; old != nil && old.state != dead {
 		w.release(old)
@@ -551,7 +551,7 @@ func (w *worker) assign(a Assignment, now mono.Time) {
 		p.next = nil
 	}
 	if p.link != nil && p.link.address == p.target {
-		if p.next != nil { // there and back again
+		if p.next != nil { // moved back to the old broker
 			w.drop(p.next)
 			p.next = nil
 		}
@@ -569,16 +569,16 @@ func (w *worker) assign(a Assignment, now mono.Time) {
 	}
 }
 
-// disconnect ends the connection of a publisher that has no place.
+// disconnect closes the connection of a displaced publisher.
 //
-// Requires: it has a link without an open command.
+// Requires: p has a link without an open command.
 func (w *worker) disconnect(p *publisher) {
 	w.release(p.link)
 	p.link = nil
 	w.connected--
 }
 
-// drop gives up a link that never became the publisher's.
+// drop closes a link that never became the publisher's link.
 func (w *worker) drop(l *link) {
 	if l.state == dialling || l.state == identifying {
 		w.dials--
@@ -594,7 +594,7 @@ func (w *worker) release(l *link) {
 	w.freed = append(w.freed, l.slot)
 }
 
-// abandon settles the open commands of a link that is lost.
+// abandon counts the open commands of a lost link as unanswered.
 func (w *worker) abandon(l *link) {
 	for l.open.Len() > 0 {
 		w.unanswered--
@@ -602,12 +602,12 @@ func (w *worker) abandon(l *link) {
 	}
 }
 
-// lose is the end of a link that we did not want.
+// lose handles the unexpected end of a link.
 func (w *worker) lose(l *link, cause error) {
 	p := l.publisher
-	// The broker may be the first to end what we would.
+	// The broker may close a displaced publisher's connection first.
 	if !p.displaced || l.open.Len() > 0 {
-		// A refusal that closes the connection says more than the end that follows.
+		// A refusal that closes the connection says more than the EOF that follows.
 		if !errors.Is(cause, io.EOF) || w.lost == nil {
 			w.lost = fmt.Errorf("%s: %w", l.address, cause)
 		}
@@ -623,7 +623,7 @@ func (w *worker) lose(l *link, cause error) {
 		p.next = nil
 		p.failures++
 		w.queueDial(p, now.Add(backoff(p.failures)))
-		w.unpark(p) // it may have waited to switch
+		w.unpark(p) // p may have waited for the switch
 		return
 	}
 	p.link = nil
@@ -637,7 +637,7 @@ func (w *worker) lose(l *link, cause error) {
 	}
 }
 
-// backoff is the wait before the dial after n failures in a row.
+// backoff is the wait before the next dial after n failures in a row.
 func backoff(n uint) time.Duration {
 	if n == 0 {
 		return 0
@@ -645,7 +645,7 @@ func backoff(n uint) time.Duration {
 	return min(lastRetry, firstRetry<<min(n-1, 10))
 }
 
-// queueDial has the publisher connected to its target from `at` on.
+// queueDial schedules a dial to the publisher's target at the given time.
 func (w *worker) queueDial(p *publisher, at mono.Time) {
 	if !p.queued && p.target != "" {
 		p.queued = true
@@ -654,7 +654,7 @@ func (w *worker) queueDial(p *publisher, at mono.Time) {
 	}
 }
 
-// dialMore starts dials that are due, as many as may run at once.
+// dialMore starts the dials that are due, up to maxDialling.
 func (w *worker) dialMore(now mono.Time) {
 	kept := w.redial[:0]
 	for i, r := range w.redial {
@@ -663,7 +663,7 @@ func (w *worker) dialMore(now mono.Time) {
 			break
 		}
 		if w.stopped && r.publisher.waitingMessages == 0 {
-			kept = append(kept, r) // it has nothing to connect for
+			kept = append(kept, r) // nothing to send
 			continue
 		}
 		if now.Before(r.at) {
@@ -680,10 +680,10 @@ func (w *worker) dialMore(now mono.Time) {
 	w.redial = kept
 }
 
-// dial begins the next link of a publisher; false: try again later.
+// dial starts the next link of a publisher. dial returns false if the caller must retry.
 func (w *worker) dial(p *publisher, now mono.Time) bool {
 	if p.displaced || p.next != nil || p.link != nil && p.link.address == p.target {
-		return true // settled meanwhile
+		return true // no longer needed
 	}
 	var slot int32
 	if n := len(w.free); n > 0 {
@@ -706,7 +706,7 @@ func (w *worker) dial(p *publisher, now mono.Time) bool {
 	return true
 }
 
-// housekeep looks after dials.
+// housekeep fails slow dials and starts new dials.
 func (w *worker) housekeep(now mono.Time) {
 	if w.dials > 0 {
 		for _, l := range w.links {

@@ -1,3 +1,4 @@
-// Package greedy is publishers that send as much as they may: each has one message under
-// way, and sends the next as soon as the broker that it belongs to lets it (pacing).
+// Package greedy emulates publishers that send as much as their broker allows. Each
+// publisher has one message in flight, and sends the next message as soon as the broker's
+// pacing permits.
 package greedy

@@ -18,23 +18,23 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 )
 
-// Publisher is one connection's. What is exported but the counters is set before Run.
+// Publisher is one publisher with one connection. The exported fields, except the counters,
+// are set before Run.
 type Publisher struct {
 	ID     string
-	Weight uint8   // it asks for; 0: it sends no PACE, like a stock producer
-	Greedy bool    // it asks, and does not keep to what it is told
-	Demand float64 // msg/s that it would send; 0: without bound
-	Number uint32  // is the source of its messages, for who consumes them
+	Weight uint8   // requested weight; 0: no PACE, like a stock producer
+	Greedy bool    // requests the pace but ignores it
+	Demand float64 // offered msg/s; 0: unlimited
+	Number uint32  // source number in the messages
 
 	Accepted, Refused atomic.Int64 // messages
 }
 
-// retry is how long a publisher waits before it sends again what was refused, and before
-// it connects again.
+// retry is the wait after a refusal, and before reconnecting.
 const retry = 100 * time.Millisecond
 
-// Run publishes until ctx ends, where the publisher belongs, again where its connection
-// ends. It returns an error when it cannot go on: where says that it cannot be known.
+// Run publishes to the broker that where returns, and reconnects after failures, until ctx
+// ends. Run returns an error only if where fails.
 func (p *Publisher) Run(ctx context.Context, topic string, size int, where func(context.Context) (address string, err error)) error {
 	for {
 		address, err := where(ctx)
@@ -44,15 +44,15 @@ func (p *Publisher) Run(ctx context.Context, topic string, size int, where func(
 		if err != nil {
 			return fmt.Errorf("publisher %s: %w", p.ID, err)
 		}
-		_ = p.publish(ctx, address, topic, size) // it is seen in the counters, and tried again
+		_ = p.publish(ctx, address, topic, size) // counted, and retried below
 		if !clock.Sleep(ctx, retry) {
 			return nil
 		}
 	}
 }
 
-// publish sends one message at a time, which says when it was due if there is room; those that could not be sent in their time follow at
-// once, up to a second's.
+// publish sends one message at a time. If size permits, the message carries its due time.
+// Late messages follow immediately, up to one second's worth.
 func (p *Publisher) publish(ctx context.Context, address, topic string, size int) error {
 	c, err := Dial(ctx, address, p.ID)
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			due = now
 		}
 		if size >= payload.Size {
-			payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: meant}, size) // in its place
+			payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: meant}, size) // written in place
 		}
 		if _, err := c.Write(pub); err != nil {
 			return err
@@ -122,7 +122,7 @@ type Conn struct {
 	in *bufio.Reader
 }
 
-// Dial connects as id until ctx ends.
+// Dial connects as id. The connection closes when ctx ends.
 func Dial(ctx context.Context, address, id string) (*Conn, error) {
 	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -138,10 +138,10 @@ func Dial(ctx context.Context, address, id string) (*Conn, error) {
 	return c, err
 }
 
-// maxFrame bounds what a broker is believed to send.
+// maxFrame bounds a broker's frame.
 const maxFrame = 64 << 20
 
-// Frame returns the next that is no heartbeat.
+// Frame returns the next frame, and answers heartbeats.
 func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 	for {
 		kind, data, err := frames.Read(c.in, maxFrame)
@@ -154,8 +154,8 @@ func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 	}
 }
 
-// Consume takes what a topic's channel has until ctx, or the connection, ends. got, which
-// may be nil, gets what publishers put in.
+// Consume finishes a channel's messages until ctx or the connection ends. got, which may be
+// nil, receives the payloads.
 func Consume(ctx context.Context, address, topic, channel string, got func(payload.Payload)) {
 	c, err := Dial(ctx, address, "consumer")
 	if err != nil {

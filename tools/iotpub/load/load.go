@@ -13,13 +13,13 @@ import (
 
 // Options describe a load.
 type Options struct {
-	// Spec is the fleet of equal publishers; of it a trace uses only the seed.
+	// Spec is the fleet of equal publishers. A trace uses only the seed.
 	Spec schedule.Spec
-	// Trace is the file of a recording, "" for none, and Replay says how it is
-	// replayed; its seed is Spec's.
+	// Trace is the file of a recording, empty for none. Replay configures the replay, with
+	// the seed of Spec.
 	Trace  string
 	Replay trace.Options
-	// Keep leaves only the first publishers of a trace; 0 means all.
+	// Keep limits a trace to the first publishers; 0 means all.
 	Keep int
 }
 
@@ -32,7 +32,7 @@ func Default() Options {
 	}
 }
 
-// Flags adds the flags of a load to fs. What o holds are the defaults.
+// Flags adds the flags of a load to fs, with the values of o as defaults.
 func (o *Options) Flags(fs *pflag.FlagSet) {
 	s := &o.Spec
 	fs.IntVar(&s.Publishers, "publishers", s.Publishers, "number of publishers, each with its own connection")
@@ -54,7 +54,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.Keep, "keep", o.Keep, "with --trace: only the first so many `publishers`; 0: all")
 }
 
-// Args returns the flags that describe the same load to another process.
+// Args returns the flags that describe the load to another process.
 func (o Options) Args() (args []string) {
 	fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
 	o.Flags(fs)
@@ -62,20 +62,20 @@ func (o Options) Args() (args []string) {
 	return args
 }
 
-// Load is who sends what when.
+// Load is a set of publishers and their schedule.
 type Load struct {
 	Sources []schedule.Source
-	// Stream returns the schedule from its start, each time the same.
+	// Stream returns the schedule from the start. All streams are equal.
 	Stream func() schedule.Stream
-	// Span is when the schedule ends by itself; 0: never.
+	// Span is the length of the schedule; 0: unlimited.
 	Span time.Duration
-	// Groups are the publishers as groups, nil where they are no equals.
+	// Groups are the groups of equal publishers; nil for a trace.
 	Groups []schedule.Group
-	// Text says in a line what it is.
+	// Text describes the load in one line.
 	Text string
 }
 
-// Rate is the mean rate of all publishers together, msg/s.
+// Rate is the mean rate of all publishers, in msg/s.
 func (l *Load) Rate() float64 {
 	rate := 0.0
 	for _, s := range l.Sources {
@@ -84,8 +84,8 @@ func (l *Load) Rate() float64 {
 	return rate
 }
 
-// Build reads the recording, if there is one. The error names every fault of
-// the flags, or file and line of the recording's.
+// Build reads the recording, if Trace is set. The error names every invalid flag, or the
+// file and line of a fault in the recording.
 func (o Options) Build() (*Load, error) {
 	if o.Trace == "" {
 		if o.Keep != 0 {

@@ -1,5 +1,4 @@
-// Package payload is what an emulated message carries so that its receiver
-// can tell how late it is and whether it came exactly once. It is pure; the
-// clock of Intended is the one that internal/clock reads, so sender and
-// receiver must share a host.
+// Package payload encodes the body of an emulated message. From the body the receiver
+// computes the latency, and checks that the message arrives exactly once. The package is
+// pure. Intended is read from internal/clock, so sender and receiver must share a host.
 package payload

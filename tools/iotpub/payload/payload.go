@@ -7,20 +7,20 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Size is the minimum length of a body. The rest of a longer one is padding.
+// Size is the minimum length of a body. Longer bodies are padded.
 const Size = 24
 
 const magic = "SRTP"
 
 // Payload identifies one message of one run.
 type Payload struct {
-	// Run tells runs apart that share a topic.
+	// Run distinguishes runs that share a topic.
 	Run uint32
 	// Source is the publisher's number in its fleet.
 	Source uint32
 	// Seq counts the publisher's messages from 0.
 	Seq uint32
-	// Intended is when the schedule wanted it sent; latency counts from here.
+	// Intended is the scheduled send time. Latency counts from Intended.
 	Intended mono.Time
 }
 
@@ -50,7 +50,7 @@ func Append(dst []byte, p Payload, size int) []byte {
 const zeros = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" +
 	"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// Parse reads what Append wrote; false if body is something else.
+// Parse decodes a body that Append encoded. It returns false for other bodies.
 func Parse(body []byte) (Payload, bool) {
 	if len(body) < Size || string(body[:4]) != magic {
 		return Payload{}, false

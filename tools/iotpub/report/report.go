@@ -32,7 +32,7 @@ type Quantiles struct {
 	Clamped int64 `json:"clamped,omitempty"`
 }
 
-// At returns the quantile, or the next greater one that there is.
+// At returns the given quantile, or the next larger quantile in q.
 func (q Quantiles) At(quantile float64) time.Duration {
 	us := q.MaxUs
 	switch {
@@ -48,7 +48,7 @@ func (q Quantiles) At(quantile float64) time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// QuantilesOf reads l.
+// QuantilesOf returns the quantiles of l.
 func QuantilesOf(l *obs.Latency) Quantiles {
 	us := func(q float64) int64 { return l.Quantile(q).Microseconds() }
 	return Quantiles{
@@ -62,20 +62,20 @@ func (q Quantiles) P99() time.Duration { return time.Duration(q.P99Us) * time.Mi
 
 // Counts are messages since the start of a run, not commands.
 type Counts struct {
-	// Offered: the schedule wanted them sent by now. Sent: handed to a connection.
+	// Offered: due by now, according to the schedule. Sent: written to a connection.
 	Offered uint64 `json:"offered"`
 	Sent    uint64 `json:"sent"`
-	// Accepted: answered with OK. Refused: with an error, by its code.
+	// Accepted: answered with OK. Refused: answered with an error, by error code.
 	Accepted uint64            `json:"accepted"`
 	Refused  map[string]uint64 `json:"refused,omitempty"`
-	// Unanswered: sent on a connection that ended before the answer. They may have
-	// been accepted; they are not sent again, so that a duplicate is never of our
-	// making.
+	// Unanswered: sent on a connection that ended before the reply. The broker may have
+	// accepted these messages. iotpub does not send them again, so it never causes a
+	// duplicate.
 	Unanswered uint64 `json:"unanswered"`
-	// Skipped: not sent, because their publisher had no connection for too long, or
-	// its connection took no more.
+	// Skipped: not sent, because the publisher had no connection for too long, or because
+	// the connection was full.
 	Skipped uint64 `json:"skipped"`
-	// Held: put off for the same reasons; they count in Sent or Skipped as well.
+	// Held: delayed for the same reasons. Held messages also count as Sent or Skipped.
 	Held       uint64 `json:"held,omitempty"`
 	Delivered  uint64 `json:"delivered"`
 	Duplicated uint64 `json:"duplicated"`
@@ -90,8 +90,8 @@ func (c Counts) RefusedTotal() uint64 {
 	return n
 }
 
-// Progress is one line while a run is under way. Rates are of the time since
-// the line before, in msg/s; latencies of the whole run.
+// Progress is one line during a run. Rates cover the time since the previous line, in
+// msg/s. Latencies cover the whole run.
 type Progress struct {
 	Type           string  `json:"type"`
 	ElapsedSeconds float64 `json:"elapsed_s"`
@@ -115,12 +115,12 @@ type Report struct {
 	Load       string  `json:"load"`
 	Publishers int     `json:"publishers"`
 	Planned    float64 `json:"planned_s"`
-	// Seconds is how long messages were offered.
+	// Seconds is the time during which messages were offered.
 	Seconds     float64 `json:"seconds"`
 	Interrupted bool    `json:"interrupted,omitempty"`
 	Counts
-	// OfferedRate and AchievedRate are msg/s: what the schedule wanted, and what
-	// was accepted, over the time until the last OK if that came late.
+	// OfferedRate is the scheduled rate, AchievedRate the accepted rate, in msg/s. If the
+	// last OK came after the end, AchievedRate covers the time until the last OK.
 	OfferedRate  float64 `json:"offered_per_s"`
 	AchievedRate float64 `json:"achieved_per_s"`
 	Lost         uint64  `json:"connections_lost"`
@@ -128,25 +128,25 @@ type Report struct {
 	Strange      uint64  `json:"strange_answers,omitempty"`
 	LastError    string  `json:"last_error,omitempty"`
 
-	// Lateness is from the intended send time to the write, Answer to the OK,
-	// EndToEnd to the subscriber's handler.
+	// Times from the intended send time: Lateness to the write, Answer to the OK, EndToEnd
+	// to the subscriber's handler.
 	Lateness Quantiles  `json:"lateness"`
 	Answer   Quantiles  `json:"answer"`
 	EndToEnd *Quantiles `json:"end_to_end,omitempty"`
 
-	// Account is absent without a subscriber.
+	// Account is nil without a subscriber.
 	Account *verify.Result   `json:"account,omitempty"`
 	Missing []verify.Message `json:"missing,omitempty"`
 
-	// Background is what others sent meanwhile; absent without.
+	// Background is nil without a background load.
 	Background *Background `json:"background,omitempty"`
 
-	// CPUSeconds is what this process used, with its subscriber.
+	// CPUSeconds is the processor time of this process, including the subscriber.
 	CPUSeconds float64 `json:"cpu_s"`
 }
 
-// Background is the load that a run's brokers carried besides. It is no subject
-// of the run: nothing of it is a fault.
+// Background is the result of the additional load. A fault of the background is no fault of
+// the run.
 type Background struct {
 	Topic      string `json:"topic"`
 	Publishers int    `json:"publishers"`
@@ -159,7 +159,7 @@ type Background struct {
 	EndToEnd     Quantiles `json:"end_to_end"`
 }
 
-// AchievedFraction is AchievedRate over OfferedRate; 1 when nothing was offered.
+// AchievedFraction is AchievedRate / OfferedRate, or 1 if nothing was offered.
 func (r *Report) AchievedFraction() float64 {
 	if r.OfferedRate == 0 {
 		return 1
@@ -167,8 +167,8 @@ func (r *Report) AchievedFraction() float64 {
 	return r.AchievedRate / r.OfferedRate
 }
 
-// Fault says why a run has failed, "" when it has not: an accepted message is
-// missing or came twice, or nothing was accepted at all.
+// Fault explains why a run has failed, or returns "". A run fails if an accepted message is
+// missing or duplicated, or if no message was accepted.
 func (r *Report) Fault() string {
 	var faults []string
 	if a := r.Account; a != nil {
@@ -185,7 +185,7 @@ func (r *Report) Fault() string {
 	return strings.Join(faults, "; ")
 }
 
-// Micros formats a number of microseconds for people.
+// Micros formats microseconds for people.
 func Micros(us int64) string {
 	d := time.Duration(us) * time.Microsecond
 	switch {
@@ -272,7 +272,7 @@ func bracketed(s string) string {
 	return " (" + s + ")"
 }
 
-// Plural is a count and its noun for people.
+// Plural formats a count with its noun.
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -1,6 +1,6 @@
-// Package schedule says when emulated publishers send: as streams of events
-// in order of time, the same for the same seed. It is pure: it knows no
-// clock, no socket and no message; offsets count from the start of a run.
-// tools/iotpub/trace makes streams of the same kind out of recorded events,
-// and tools/iotpub/fleet sends what they say.
+// Package schedule decides when emulated publishers send. A schedule is a stream of events
+// in time order, and the same seed gives the same stream. The package is pure: it uses no
+// clock, no socket and no message. Offsets count from the start of a run.
+// tools/iotpub/trace makes such streams from recorded events, and tools/iotpub/fleet sends
+// them.
 package schedule

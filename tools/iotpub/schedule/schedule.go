@@ -7,20 +7,20 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Source is one publisher: one sensor, one connection.
+// Source is one publisher, a sensor with a connection.
 type Source struct {
-	// ID is unique in its fleet; 1 .. 64 bytes.
+	// ID is unique in the fleet; 1 .. 64 bytes.
 	ID string
 	// Key is the correlation key, empty for none.
 	Key string
-	// Rate is the mean in messages per second.
+	// Rate is the mean rate in messages per second.
 	Rate float64
-	// Batch is how many messages it sends back to back; at least 1.
+	// Batch is the number of messages sent back to back; at least 1.
 	Batch int
 }
 
-// Event is one act of sending: at the offset At from the start of the run,
-// source number Source sends Count messages of Size bytes back to back.
+// Event is one send operation. At the offset At from the start of the run, Source sends
+// Count messages of Size bytes back to back.
 type Event struct {
 	At     time.Duration
 	Source int32
@@ -28,14 +28,13 @@ type Event struct {
 	Size   int32
 }
 
-// Stream yields events in order of At. After the first false it yields
-// nothing more. It is not safe for concurrent use.
+// Stream yields events in order of At. After the first false the stream yields nothing
+// more. A Stream is not safe for concurrent use.
 type Stream interface {
 	Next() (Event, bool)
 }
 
-// Until returns the events of s that lie before end. It reads s one event past
-// the end.
+// Until returns the events of s before end. It reads one event beyond end from s.
 func Until(s Stream, end time.Duration) Stream { return &until{s: s, end: end} }
 
 type until struct {
@@ -56,8 +55,8 @@ func (u *until) Next() (Event, bool) {
 	return e, true
 }
 
-// Shard returns the events of s whose source has the number shard modulo of,
-// so that `of` shards over equal streams yield every event once.
+// Shard returns the events of s whose source modulo of is shard. The shards 0 .. of-1
+// together yield every event once.
 //
 // Requires: 0 <= shard < of.
 func Shard(s Stream, shard, of int) Stream {
@@ -70,7 +69,7 @@ func Shard(s Stream, shard, of int) Stream {
 	return Only(s, func(e Event) bool { return int(e.Source)%of == shard })
 }
 
-// Only returns the events of s that are kept.
+// Only returns the events of s for which keep returns true.
 func Only(s Stream, keep func(Event) bool) Stream { return &only{s, keep} }
 
 type only struct {
@@ -87,8 +86,8 @@ func (o *only) Next() (Event, bool) {
 	}
 }
 
-// Arrivals reads s to its end and returns when every message is sent, the run beginning
-// at 0.
+// Arrivals reads s to the end and returns the send time of every message, for a run that
+// begins at 0.
 //
 // Requires: s ends.
 func Arrivals(s Stream) []mono.Time {

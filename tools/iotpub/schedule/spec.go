@@ -10,62 +10,60 @@ import (
 	"github.com/srtm-io/srtm/internal/heap"
 )
 
-// Process is how a source spaces its events.
+// Process is the spacing of a source's events.
 type Process string
 
 const (
-	// Poisson: exponential gaps, an event-triggered sensor.
+	// Poisson has exponential gaps, like an event-triggered sensor.
 	Poisson Process = "poisson"
-	// Periodic: equal gaps from a random phase on, a time-triggered sensor.
+	// Periodic has equal gaps and a random phase, like a time-triggered sensor.
 	Periodic Process = "periodic"
 )
 
-// Bounds of a Spec, wide enough for any machine this can run on.
+// Bounds of a Spec, beyond the capacity of any machine.
 const (
 	MaxPublishers = 1_000_000
-	MaxRate       = 1_000_000 // msg/s of one publisher
+	MaxRate       = 1_000_000 // msg/s per publisher
 	MaxBatch      = 10_000
 	MaxSize       = 64 << 20 // bytes
 	MaxNoise      = time.Minute
-	// PoolKey names the publishers without a correlation key in their ids,
-	// as the loaddistributor does for an anonymous group.
+	// PoolKey is the id prefix of publishers without a correlation key. The loaddistributor
+	// uses the same prefix for anonymous groups.
 	PoolKey = "pool"
 
-	// maxGap keeps offsets far from overflow.
+	// maxGap protects offsets against overflow.
 	maxGap = 24 * time.Hour
 )
 
 // Spec describes a fleet of equal publishers.
 type Spec struct {
 	Publishers int
-	// Rate is the mean of each publisher, msg/s.
+	// Rate is the mean rate of each publisher, in msg/s.
 	Rate float64
-	// Batch is how many messages a publisher sends back to back. Events are
-	// so much rarer: the mean rate stays.
+	// Batch is the number of messages that a publisher sends back to back. Larger batches
+	// are less frequent, so the mean rate stays the same.
 	Batch int
-	// GroupSize is how many publishers share a correlation key; 0 or 1: none
-	// has a key. The last group is smaller where it does not divide
-	// Publishers.
+	// GroupSize is the number of publishers that share a correlation key. With 0 or 1 no
+	// publisher has a key. The last group may be smaller.
 	GroupSize int
-	// Sync makes a group fire as one, at the same instants. Without it the
-	// key is only a label.
+	// Sync makes the publishers of a group send at the same instants. Without Sync the key
+	// is only a label.
 	Sync bool
-	// Noise blurs that: each member sends at a time of its own, drawn anew for
-	// each volley, uniform in [0, Noise) after the group's instant. 0 to
-	// MaxNoise; only with Sync.
+	// Noise delays each member of a volley by a random time, uniform in [0, Noise). Range 0
+	// to MaxNoise. Requires Sync.
 	Noise   time.Duration
 	Process Process
-	// Size of a message body in bytes; with SizeTo the minimum, and each event
-	// draws its own, uniform in Size .. SizeTo. 0: all are of Size.
+	// Size is the size of a message body in bytes. If SizeTo is set, each event draws a
+	// size, uniform in Size .. SizeTo.
 	Size, SizeTo int
-	// Seed decides everything random.
+	// Seed determines all random values.
 	Seed uint64
 }
 
 // Validate returns every fault at once, joined, or nil.
 func (s Spec) Validate() error {
 	var f faults.List
-	rate := s.Rate > 0 && s.Rate <= MaxRate // not so of NaN
+	rate := s.Rate > 0 && s.Rate <= MaxRate // false for NaN
 	noise := s.Noise >= 0 && s.Noise <= MaxNoise
 	f.If(s.Publishers < 1 || s.Publishers > MaxPublishers, "publishers: %d, want 1 .. %d", s.Publishers, MaxPublishers)
 	f.If(!rate, "rate: %v msg/s, want above 0 and up to %d", s.Rate, MaxRate)
@@ -84,16 +82,14 @@ func (s Spec) Validate() error {
 // gap is the mean time between two events of a source, in nanoseconds.
 func (s Spec) gap() float64 { return float64(time.Second) / s.Rate * float64(s.Batch) }
 
-// Group is a run of sources that share a key: ids "<key>.0" and on.
+// Group is a run of sources that share a key, with the ids "<key>.0", "<key>.1" and so on.
 type Group struct {
-	// Key is empty for the pool of publishers without one.
+	// Key is empty for the pool of publishers without a key.
 	Key   string
 	Count int
 }
 
-// Groups returns the groups in the order in which Sources numbers them.
-//
-// Requires: s is valid.
+// Groups returns the groups in the order of Sources.
 func (s Spec) Groups() []Group {
 	if s.GroupSize < 2 {
 		return []Group{{Count: s.Publishers}}
@@ -123,9 +119,7 @@ func (s Spec) Sources() []Source {
 	return sources
 }
 
-// Stream returns the fleet's events. It does not end.
-//
-// Requires: s is valid.
+// Stream returns the fleet's events. The stream is infinite.
 func (s Spec) Stream() *Fleet {
 	f := &Fleet{batch: int32(s.Batch), size: int32(s.Size), periodic: s.Process == Periodic, gap: s.gap(), noise: int64(s.Noise), seed: s.Seed}
 	if s.SizeTo > s.Size {
@@ -137,10 +131,10 @@ func (s Spec) Stream() *Fleet {
 	}
 	for first := 0; first < s.Publishers; first += span {
 		c := clock{first: int32(first), last: int32(min(first+span, s.Publishers))}
-		// A generator for each clock, so that a clock's times depend on the
-		// seed and its place alone, not on how many others there are.
+		// Each clock has its own generator. The clock's times depend only on the seed and
+		// on first, not on the number of clocks.
 		c.rng.Seed(s.Seed, uint64(first))
-		c.blur.Seed(s.Seed, ^uint64(first)) // apart, so that noise moves no volley
+		c.blur.Seed(s.Seed, ^uint64(first)) // a separate generator, so that noise does not move volleys
 		c.at = f.start(&c)
 		f.clocks = append(f.clocks, c)
 	}
@@ -149,26 +143,25 @@ func (s Spec) Stream() *Fleet {
 	return f
 }
 
-// Fleet is the stream of a Spec: a heap of clocks, each of which fires for a
-// run of sources at once.
+// Fleet is the stream of a Spec. It is a heap of clocks. Each clock fires for a run of
+// sources.
 type Fleet struct {
 	// set once
 	batch, size int32
 	periodic    bool
-	gap         float64 // mean ns between a clock's events
+	gap         float64 // mean time between events of a clock, in ns
 	noise       int64   // ns
-	sizes       uint64  // how many different ones there are above size; 0: none
+	sizes       uint64  // number of sizes from size on; 0: one size
 	seed        uint64
 
 	clocks heap.Heap[clock]
-	// member is the next source of the clock on top to yield; without noise.
+	// member is the next source of the top clock; only without noise.
 	member int32
-	// blurred are members whose volley has been fired and who have yet to send;
-	// with noise.
+	// blurred holds the members of fired volleys that have yet to send; only with noise.
 	blurred heap.Heap[shot]
 }
 
-// shot is one member's part in a volley.
+// shot is the event of one member of a volley.
 type shot struct {
 	at     int64 // ns
 	source int32
@@ -176,7 +169,7 @@ type shot struct {
 
 // clock is a process that several sources may share.
 type clock struct {
-	at          int64 // ns, of the next event
+	at          int64 // time of the next event, in ns
 	phase       int64 // ns, periodic only
 	fired       int64 // events so far
 	first, last int32 // sources [first, last)
@@ -195,14 +188,14 @@ func (f *Fleet) start(c *clock) int64 {
 func (f *Fleet) advance(c *clock) {
 	c.fired++
 	if f.periodic {
-		// From the phase each time: adding a rounded gap would drift.
+		// Computed from the phase: repeated addition of a rounded gap would drift.
 		c.at = c.phase + int64(math.Round(float64(c.fired)*f.gap))
 		return
 	}
 	c.at += int64(rand.New(&c.rng).ExpFloat64() * f.gap)
 }
 
-// Next implements Stream; it always yields.
+// Next implements Stream. It always returns true.
 func (f *Fleet) Next() (Event, bool) {
 	var e Event
 	if f.noise > 0 {
@@ -211,7 +204,8 @@ func (f *Fleet) Next() (Event, bool) {
 		e = f.nextSharp()
 	}
 	if f.sizes > 0 {
-		// Of the event alone, so that sizes move no event and others no size.
+		// The generator depends only on the event, so sizes do not affect other random
+		// values.
 		var draw rand.PCG
 		draw.Seed(f.seed^uint64(e.At), uint64(e.Source))
 		e.Size += int32(draw.Uint64() % f.sizes)
@@ -231,8 +225,8 @@ func (f *Fleet) nextSharp() Event {
 	return e
 }
 
-// nextBlurred fires every volley that could hold the next event before it
-// yields one: none is earlier than its volley.
+// nextBlurred fires every volley that could contain the next event. No event is earlier
+// than its volley.
 func (f *Fleet) nextBlurred() Event {
 	for len(f.blurred) == 0 || f.blurred[0].at >= f.clocks[0].at {
 		c := &f.clocks[0]
@@ -247,12 +241,12 @@ func (f *Fleet) nextBlurred() Event {
 	return Event{At: time.Duration(s.at), Source: s.source, Count: f.batch, Size: f.size}
 }
 
-// Before orders members by time, then number.
+// Before orders shots by time, then source.
 func (s shot) Before(o shot) bool {
 	return s.at < o.at || s.at == o.at && s.source < o.source
 }
 
-// Before orders clocks by time, then the number of their sources.
+// Before orders clocks by time, then first source.
 func (c clock) Before(o clock) bool {
 	return c.at < o.at || c.at == o.at && c.first < o.first
 }

@@ -1,5 +1,5 @@
-// Package subscriber receives what a fleet sends, with the unmodified go-nsq
-// library as any user of NSQ would: it finds brokers by lookup, finishes every
-// message, and keeps account of which came how often and how late. The account
-// is compared with the fleet's by tools/iotpub/verify.
+// Package subscriber receives the messages of a fleet with the unmodified go-nsq library,
+// like any NSQ user. The subscriber finds brokers by lookup, finishes every message, and
+// records how often and how late each message arrives. tools/iotpub/verify compares the
+// record with the fleet's record.
 package subscriber

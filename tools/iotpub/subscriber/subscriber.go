@@ -18,25 +18,26 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/verify"
 )
 
-// Config says what to receive and from where.
+// Config describes a subscription.
 type Config struct {
 	Topic, Channel string
-	// Lookupd are HTTP addresses that say where the topic is, Nsqd are brokers
-	// to connect to without asking. One of them is needed.
+	// Lookupd are the HTTP addresses of lookup services. Nsqd are brokers for direct
+	// connections. At least one address is required.
 	Lookupd, Nsqd []string
-	// LookupInterval is how often Lookupd are asked; 0 means 250 ms.
+	// LookupInterval is the polling interval of Lookupd; 0 means 250 ms.
 	LookupInterval time.Duration
-	// Run and Sources are those of the fleet.
+	// Run and Sources are the fleet's values.
 	Run     uint32
 	Sources int
-	// Logger gets go-nsq's warnings; nil: they are discarded.
+	// Logger receives go-nsq's warnings; nil discards them.
 	Logger *slog.Logger
 }
 
-// maxInFlight is shared out among the brokers: more than 1,000 of them allow with NSQ's
-// default limit of 2,500, so that each gets what it allows one connection. A value that
-// the first brokers can use up starves the next one: go-nsq may ask for its share before
-// it has lowered theirs, finds nothing left, and tries again 5 s later.
+// maxInFlight is divided among the brokers. With NSQ's default limit of 2,500 per
+// connection, maxInFlight suffices for 1,000 brokers, so each broker gets its full limit.
+// If the first brokers could use up the value, the next broker would starve: go-nsq may
+// assign the new share before lowering the others, finds nothing left, and retries only
+// after 5 s.
 const maxInFlight = 2_500_000
 
 // Subscriber is one consumer. Its methods are safe for concurrent use.
@@ -51,7 +52,7 @@ type Subscriber struct {
 	}
 }
 
-// New returns a subscriber that does nothing yet.
+// New returns a subscriber that has not started.
 func New(cfg Config) (*Subscriber, error) {
 	if len(cfg.Lookupd)+len(cfg.Nsqd) == 0 {
 		return nil, errors.New("a subscriber without an address of a lookupd or of a broker")
@@ -64,19 +65,19 @@ func New(cfg Config) (*Subscriber, error) {
 	return s, nil
 }
 
-// Run subscribes until ctx ends, and returns when the consumer has stopped.
+// Run subscribes until ctx ends, and returns after the consumer has stopped.
 func (s *Subscriber) Run(ctx context.Context) (err error) {
 	cfg := nsq.NewConfig()
 	cfg.LookupdPollInterval = s.cfg.LookupInterval
 	cfg.LookupdPollJitter = 0
 	cfg.MaxInFlight = maxInFlight
-	cfg.MaxAttempts = 0 // a message that comes often is to be counted so
+	cfg.MaxAttempts = 0 // no limit: repeated deliveries are counted
 	cfg.ClientID, cfg.UserAgent = "iotpub-subscriber", "iotpub"
 	consumer, err := nsq.NewConsumer(s.cfg.Topic, s.cfg.Channel, cfg)
 	if err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
-	// A client of its own, so that its idle connections can be ended.
+	// A separate client, so that Run can close the idle connections.
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	consumer.SetLookupdHttpClient(&http.Client{Transport: transport, Timeout: 5 * time.Second})
@@ -103,8 +104,8 @@ func (s *Subscriber) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// HandleMessage implements nsq.Handler. It never fails, so go-nsq finishes
-// every message.
+// HandleMessage implements nsq.Handler. It always returns nil, so go-nsq finishes every
+// message.
 func (s *Subscriber) HandleMessage(m *nsq.Message) error {
 	now := clock.Mono()
 	p, ok := payload.Parse(m.Body)
@@ -120,7 +121,7 @@ func (s *Subscriber) HandleMessage(m *nsq.Message) error {
 	return nil
 }
 
-// Connections is how many brokers the consumer is connected to.
+// Connections returns the number of connected brokers.
 func (s *Subscriber) Connections() int {
 	s.mu.Lock()
 	consumer := s.mu.consumer
@@ -131,11 +132,11 @@ func (s *Subscriber) Connections() int {
 	return consumer.Stats().Connections
 }
 
-// Stats are counts up to now.
+// Stats are the counts so far.
 type Stats struct {
 	Delivered, Duplicated, Foreign uint64
-	// EndToEnd is the time from the intended send time to the handler, of each
-	// message's first delivery.
+	// EndToEnd is the latency of each message's first delivery, from the intended send time
+	// to the handler.
 	EndToEnd *obs.Latency
 }
 
@@ -149,15 +150,15 @@ func (s *Subscriber) Stats() Stats {
 	return Stats{Delivered: d.Once.Len(), Duplicated: d.Duplicates, Foreign: d.Foreign, EndToEnd: late}
 }
 
-// Compare draws up the account against what was accepted, and names up to limit
-// messages that are missing.
+// Compare compares the deliveries with the accepted messages, and returns up to limit
+// missing messages.
 func (s *Subscriber) Compare(accepted *verify.Set, limit int) (verify.Result, []verify.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return verify.Compare(accepted, s.mu.deliveries), verify.Missing(accepted, s.mu.deliveries, limit)
 }
 
-// lines gives go-nsq's log to a structured logger.
+// lines forwards go-nsq's log to a structured logger.
 type lines struct{ log *slog.Logger }
 
 func (l lines) Output(_ int, line string) error {

@@ -1,7 +1,7 @@
-// Package trace reads recorded events and replays them as a schedule: faster
-// by a factor, and several times over as rotated copies. Reading is apart from
-// replaying: a Trace is immutable, and a Replay is a stream like any other of
-// tools/iotpub/schedule, the same for the same seed. It sends nothing.
+// Package trace reads recorded events and replays them as a schedule. A replay can be
+// faster by a factor, and can superpose several rotated copies. A Trace is an immutable
+// recording. A Replay is a stream of tools/iotpub/schedule, and the same seed gives the
+// same stream. The package sends nothing.
 //
 // A trace is CSV, plain or gzip, sorted by time, with the header
 //

@@ -14,24 +14,24 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// Options say how a trace is replayed.
+// Options configure the replay of a trace.
 type Options struct {
-	// Compress divides all times: the rate grows by it. > 0.
+	// Compress divides all times, and so multiplies the rate; > 0.
 	Compress float64
-	// Copies are superposed, copy c rotated by c/Copies of the span, with ids
-	// and keys of its own: "#c" is appended to both from copy 1 on. At least 1.
+	// Copies is the number of superposed copies, at least 1. Copy c is rotated by c/Copies
+	// of the span. From copy 1 on, ids and keys have the suffix "#c".
 	Copies int
-	// From and To cut out [From, To) of the recording; To = 0 means its end.
+	// From and To select [From, To) of the recording; To = 0 means the end.
 	From, To time.Duration
-	// Spread moves each event whose stamp is not its own alone by uniform
-	// [0, Spread), before compressing, because stamps are rounded down to a
-	// device's tick; 0 leaves them.
+	// Spread delays each event that shares its stamp with others by a random time, uniform
+	// in [0, Spread), before compression. Devices round stamps down to a tick. 0 disables
+	// Spread.
 	Spread time.Duration
-	// Seed decides the spreading.
+	// Seed determines the random delays.
 	Seed uint64
 }
 
-// DefaultSpread is the tick of the recordings we know, 0.1 s.
+// DefaultSpread is the tick of the known recordings, 0.1 s.
 const DefaultSpread = 100 * time.Millisecond
 
 // Bounds of Options.
@@ -51,27 +51,26 @@ func (o Options) Validate() error {
 	return f.Err()
 }
 
-// Replay is a trace made into a schedule. It is immutable; each Stream of it
-// yields the same events.
+// Replay is a trace as a schedule. A Replay is immutable, and all its streams yield the
+// same events.
 type Replay struct {
 	options Options
-	events  []event // of the range, times from its start, publishers renumbered
-	shared  []bool  // events whose stamp others have as well
+	events  []event // events of the range, with renumbered publishers and times from the range's start
+	shared  []bool  // by event: another event has the same stamp
 	span    time.Duration
 	sources []schedule.Source
-	base    int // publishers in the range
+	base    int // number of publishers in the range
 }
 
-// Replay cuts out the range and numbers its publishers. It fails when options
-// have a fault, when no event lies in the range, or when a copy's id would be
-// too long or not unique.
+// Replay selects the range and numbers its publishers. Replay fails if an option is
+// invalid, if the range has no event, or if the id of a copy is too long or not unique.
 func (t *Trace) Replay(o Options) (*Replay, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	end := o.To
 	if end == 0 {
-		// The last stamp stands for a tick's length.
+		// The last stamp covers one tick.
 		end = t.Last() + max(o.Spread, 1)
 	}
 	first := sort.Search(len(t.events), func(i int) bool { return t.events[i].at >= o.From })
@@ -109,7 +108,7 @@ func (t *Trace) Replay(o Options) (*Replay, error) {
 	return r, nil
 }
 
-// number makes the sources of all copies.
+// number creates the sources of all copies.
 func (r *Replay) number(kept []Publisher, counts []int) error {
 	seen := make(map[string]bool, len(kept)*r.options.Copies)
 	for c := range r.options.Copies {
@@ -136,16 +135,16 @@ func (r *Replay) number(kept []Publisher, counts []int) error {
 	return nil
 }
 
-// Sources returns the publishers of all copies, in order of their numbers:
-// copy 0 first. The slice is the replay's own; do not change it.
+// Sources returns the publishers of all copies, ordered by number, copy 0 first. The caller
+// must not modify the slice.
 func (r *Replay) Sources() []schedule.Source { return r.sources }
 
-// Span is how long the replay lasts.
+// Span is the length of the replay.
 func (r *Replay) Span() time.Duration {
 	return time.Duration(float64(r.span) / r.options.Compress)
 }
 
-// Stream returns the events of all copies. It ends after one pass.
+// Stream returns the events of all copies. The stream ends after one pass.
 func (r *Replay) Stream() schedule.Stream {
 	m := &merged{}
 	for c := range r.options.Copies {
@@ -158,26 +157,26 @@ func (r *Replay) Stream() schedule.Stream {
 	return m
 }
 
-// moved is an event of one copy, rotated and spread, before compressing.
+// moved is a rotated and spread event of one copy, before compression.
 type moved struct {
 	at     time.Duration
-	order  int // of reading, so that equal times keep it
+	order  int // order of reading, for equal times
 	source int32
 	size   int32
 }
 
-// rotated yields one copy's events in order of time. Spreading disorders
-// neighbours, so an event waits in pending until no later one can overtake it.
+// rotated yields the events of one copy in time order. Spread reorders neighbours, so an
+// event waits in pending until no later event can precede it.
 type rotated struct {
 	r     *Replay
 	shift time.Duration
 	copy  int
 	rng   rand.PCG
-	start int // the first event at or after shift
-	read  int // events read from start on, wrapping
-	// pending is in descending order of (at, order).
+	start int // first event at or after shift
+	read  int // number of events read from start on, wrapping
+	// pending is sorted by (at, order), descending.
 	pending []moved
-	next    moved // the head, while in merged
+	next    moved // next event, while in merged
 }
 
 func newCopy(r *Replay, c int) *rotated {
@@ -188,7 +187,7 @@ func newCopy(r *Replay, c int) *rotated {
 	return s
 }
 
-// base returns the next event to read, before spreading.
+// base returns the next event to read, before Spread.
 func (s *rotated) base() (index int, at time.Duration) {
 	index = s.start + s.read
 	if index < len(s.r.events) {
@@ -198,7 +197,7 @@ func (s *rotated) base() (index int, at time.Duration) {
 	return index, s.r.events[index].at - s.shift + s.r.span
 }
 
-// prime moves the copy's next event to s.next; false at the end.
+// prime moves the copy's next event to s.next. It returns false at the end.
 func (s *rotated) prime() bool {
 	for s.read < len(s.r.events) {
 		index, at := s.base()
@@ -220,8 +219,8 @@ func (s *rotated) prime() bool {
 	return true
 }
 
-// wait inserts an event into pending. Few events share a tick, so shifting
-// some beats a heap, which would allocate for each.
+// wait inserts an event into pending. Few events share a tick, so insertion is cheaper than
+// a heap, which would allocate for each event.
 func (s *rotated) wait(e moved) {
 	i, _ := slices.BinarySearchFunc(s.pending, e, func(a, b moved) int {
 		return cmp.Or(cmp.Compare(b.at, a.at), cmp.Compare(b.order, a.order))
@@ -229,7 +228,7 @@ func (s *rotated) wait(e moved) {
 	s.pending = slices.Insert(s.pending, i, e)
 }
 
-// Before orders copies by their heads.
+// Before orders copies by their next events.
 func (s *rotated) Before(o *rotated) bool {
 	return s.next.at < o.next.at || s.next.at == o.next.at && s.copy < o.copy
 }

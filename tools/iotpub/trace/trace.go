@@ -16,7 +16,7 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds on what is read, against a file that is something else.
+// Bounds of a trace, to reject other files early.
 const (
 	MaxEvents     = 50_000_000
 	MaxPublishers = 1_000_000
@@ -27,13 +27,13 @@ const (
 
 var header = []string{"offset_seconds", "publisher_id", "correlation_key", "payload_bytes"}
 
-// Error is a fault of the input. Nothing of a file with a fault is used.
+// Error is a fault in the input. A faulty file is rejected as a whole.
 type Error struct {
 	File string
-	// Line counts from 1; 0 means the file as a whole.
+	// Line counts from 1; 0 means the whole file.
 	Line    int
 	Problem string
-	// Cause is nil unless reading failed underneath.
+	// Cause is the underlying read error, or nil.
 	Cause error
 }
 
@@ -52,10 +52,10 @@ type Publisher struct {
 	ID, Key string
 }
 
-// Trace is what a file recorded. It is immutable.
+// Trace is a recording. A Trace is immutable.
 type Trace struct {
-	publishers []Publisher // in order of their first event
-	events     []event     // in order of time
+	publishers []Publisher // ordered by first event
+	events     []event     // ordered by time
 }
 
 type event struct {
@@ -67,19 +67,18 @@ type event struct {
 // Last returns the offset of the last event.
 func (t *Trace) Last() time.Duration { return t.events[len(t.events)-1].at }
 
-// Open reads the file at path. The error is an *Error for a fault of the
-// content, and names the file in any case.
+// Open reads the file at path. Faults in the content are of type *Error. Every error names
+// the file.
 func Open(path string) (*Trace, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	defer f.Close() // only read; nothing is lost
+	defer f.Close() // read only
 	return Read(f, path)
 }
 
-// Read reads a trace, gzip or plain, from r; file names it in errors, which
-// are *Error.
+// Read reads a gzip or plain trace from r. Errors are of type *Error and name file.
 func Read(r io.Reader, file string) (*Trace, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	if start, _ := in.Peek(2); string(start) == "\x1f\x8b" {
@@ -91,7 +90,7 @@ func Read(r io.Reader, file string) (*Trace, error) {
 	}
 	rows := csv.NewReader(in)
 	rows.ReuseRecord = true
-	rows.FieldsPerRecord = -1 // counted below, for a better message
+	rows.FieldsPerRecord = -1 // checked below, for a better message
 
 	first, err := rows.Read()
 	switch {
@@ -125,8 +124,8 @@ func Read(r io.Reader, file string) (*Trace, error) {
 	return &p.trace, nil
 }
 
-// readError says what the CSV or the gzip layer found. line is the first line
-// that was not read, for causes that know no line.
+// readError describes an error of the CSV or gzip layer. line is the first unread line, for
+// errors without a line.
 func readError(file string, line int, err error) *Error {
 	if p, ok := errors.AsType[*csv.ParseError](err); ok {
 		return &Error{File: file, Line: p.Line, Problem: fmt.Sprintf("column %d: %v", p.Column, p.Err), Cause: err}
@@ -142,8 +141,8 @@ type parser struct {
 	index map[string]int32 // publisher id to its number
 }
 
-// add takes one row and returns what is wrong with it, or "". The row's
-// strings are copied where they are kept.
+// add adds a row, and returns a description of a fault, or "". Stored strings are copied,
+// since the reader reuses the row.
 func (p *parser) add(row []string) (problem string) {
 	if len(row) != len(header) {
 		return fmt.Sprintf("%d fields, want %d: %s", len(row), len(header), strings.Join(header, ","))
@@ -187,7 +186,7 @@ func (p *parser) add(row []string) (problem string) {
 	return ""
 }
 
-// shorten keeps a quoted piece of input to a line.
+// shorten truncates a quoted piece of input.
 func shorten(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "..."

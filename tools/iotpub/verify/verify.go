@@ -5,31 +5,30 @@ import (
 	"math/bits"
 )
 
-// MaxSeq bounds the numbers of one publisher, since a number comes from a
-// message body and sizes memory (one bit each): 64 Mi messages, 8 MiB.
+// MaxSeq bounds the message numbers of one publisher: 64 Mi messages, 8 MiB. The number
+// comes from a message body and determines the memory (one bit per number).
 const MaxSeq = 1 << 26
 
-// Set is a set of messages, each named by its publisher and its number there.
-// It is not safe for concurrent use.
+// Set is a set of messages, each identified by publisher and number. A Set is not safe for
+// concurrent use.
 type Set struct {
 	// Invariant: size == number of bits set in all words.
 	size    uint64
-	sources [][]uint64 // a bit for each number
+	sources [][]uint64 // one bit per number
 }
 
 // NewSet returns an empty set for publishers 0 .. sources-1.
 func NewSet(sources int) *Set { return &Set{sources: make([][]uint64, sources)} }
 
-// Outcome is what Add found.
+// Outcome is the result of Add.
 type Outcome uint8
 
 const (
-	// Added: it was not in the set.
+	// Added: the message is new.
 	Added Outcome = iota
-	// Present: it was there before.
+	// Present: the message was already in the set.
 	Present
-	// Foreign: no such publisher, or a number out of bounds; the set is
-	// unchanged.
+	// Foreign: the publisher or the number is out of bounds; the set is unchanged.
 	Foreign
 )
 
@@ -60,12 +59,12 @@ func (s *Set) Has(source, seq uint32) bool {
 	return s.sources[source][seq/64]&(1<<(seq%64)) != 0
 }
 
-// Len returns how many messages are in the set.
+// Len returns the number of messages in the set.
 func (s *Set) Len() uint64 { return s.size }
 
-// Merge adds the messages of other, which it does not modify.
+// Merge adds the messages of other. Merge does not modify other.
 //
-// Requires: both are for the same number of publishers.
+// Requires: both sets have the same number of publishers.
 func (s *Set) Merge(other *Set) {
 	if len(s.sources) != len(other.sources) {
 		panic(fmt.Sprintf("merging sets of %d and %d publishers", len(s.sources), len(other.sources)))
@@ -83,21 +82,21 @@ func (s *Set) Merge(other *Set) {
 	}
 }
 
-// Deliveries is what a subscriber saw.
+// Deliveries is a subscriber's record of deliveries.
 type Deliveries struct {
 	// Once holds every message delivered at least once.
 	Once *Set
 	// Duplicates counts deliveries beyond the first of a message.
 	Duplicates uint64
-	// Foreign counts messages that are not of this run, or claim a publisher
-	// or a number that it cannot have.
+	// Foreign counts messages of other runs, and messages with a publisher or number out of
+	// bounds.
 	Foreign uint64
 }
 
-// NewDeliveries returns an empty account for publishers 0 .. sources-1.
+// NewDeliveries returns an empty record for publishers 0 .. sources-1.
 func NewDeliveries(sources int) *Deliveries { return &Deliveries{Once: NewSet(sources)} }
 
-// Deliver counts one delivery and returns what it was.
+// Deliver records one delivery and returns its outcome.
 func (d *Deliveries) Deliver(source, seq uint32) Outcome {
 	o := d.Once.Add(source, seq)
 	switch o {
@@ -109,26 +108,26 @@ func (d *Deliveries) Deliver(source, seq uint32) Outcome {
 	return o
 }
 
-// Result is the account of a run.
+// Result is the comparison of accepted and delivered messages.
 type Result struct {
 	// Accepted: the broker answered OK.
 	Accepted uint64 `json:"accepted"`
-	// Delivered counts messages that came at least once, accepted or not.
+	// Delivered counts messages delivered at least once, accepted or not.
 	Delivered uint64 `json:"delivered"`
 	// Lost: accepted and never delivered.
 	Lost uint64 `json:"lost"`
 	// Duplicated counts deliveries beyond the first of a message.
 	Duplicated uint64 `json:"duplicated"`
-	// Unaccepted: delivered though no OK was seen, as when a connection dies
-	// between the broker's accepting and its answer. Allowed, and counted.
+	// Unaccepted: delivered without an OK. This is no fault: a connection can end after the
+	// broker accepts a message and before the reply.
 	Unaccepted uint64 `json:"unaccepted"`
-	// Foreign: deliveries that are no messages of this run.
+	// Foreign: deliveries of other messages than this run's.
 	Foreign uint64 `json:"foreign"`
 }
 
-// Compare draws up the account. It modifies neither.
+// Compare compares deliveries with accepted messages. It modifies neither argument.
 //
-// Requires: both are for the same number of publishers.
+// Requires: both have the same number of publishers.
 func Compare(accepted *Set, d *Deliveries) Result {
 	if len(accepted.sources) != len(d.Once.sources) {
 		panic(fmt.Sprintf("comparing sets of %d and %d publishers", len(accepted.sources), len(d.Once.sources)))
@@ -149,8 +148,8 @@ func Compare(accepted *Set, d *Deliveries) Result {
 	return r
 }
 
-// Missing returns up to limit messages that were accepted and not delivered,
-// in order of publisher and number, to say which ones a report is about.
+// Missing returns up to limit messages that were accepted and not delivered, ordered by
+// publisher and number.
 func Missing(accepted *Set, d *Deliveries, limit int) []Message {
 	var missing []Message
 	for source := range accepted.sources {
@@ -170,7 +169,7 @@ func Missing(accepted *Set, d *Deliveries, limit int) []Message {
 	return missing
 }
 
-// Message names one message.
+// Message identifies a message.
 type Message struct {
 	Source uint32 `json:"source"`
 	Seq    uint32 `json:"seq"`
