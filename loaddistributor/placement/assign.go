@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// assignment collects who goes where. Brokers are indices into quotas.
+// assignment records the broker of each publisher. Brokers are indices into quotas.
 type assignment struct {
 	demand Demand
-	rates  []float64 // of its publishers
+	rates  []float64 // msg/s of each publisher
 	quotas []int64   // all > 0
-	rate   int64     // their sum
+	rate   int64     // sum of quotas
 	where  []int     // broker of each publisher
-	// deficit is, for each broker, its proportion of the rates of all
-	// publishers looked at so far, less the rates of those it was given.
+	// deficit of a broker is its proportion of the rates of all publishers expected so
+	// far, minus the rates of the publishers placed on the broker.
 	deficit []float64
 
-	// Scratch of split and deal.
+	// Scratch space of split, deal and join.
 	counts []int64
 	behind []float64
 	order  []int
@@ -37,8 +37,8 @@ func newAssignment(d Demand, quotas []int64) *assignment {
 	return a
 }
 
-// blind places publishers whatever their keys: at random, except that the
-// brokers' sums of rates come out in proportion to their quotas.
+// blind places publishers at random, regardless of keys, but keeps each broker's sum of
+// rates in proportion to the broker's quota.
 func (a *assignment) blind(rng *rand.Rand) {
 	all := indices(len(a.rates))
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -46,20 +46,20 @@ func (a *assignment) blind(rng *rand.Rand) {
 	a.deal(all, nil)
 }
 
-// correlated places every correlation group in proportion to the quotas: if k
-// brokers carry the topic with equal quotas, each gets one k-th of every group,
-// and so of the burst that the group sends, as it gets one k-th of the bucket.
-// The measure is the number of publishers, as in the paper.
+// correlated splits every correlation group in proportion to the quotas. If k brokers
+// have equal quotas, each broker gets one k-th of every group. So each broker gets one
+// k-th of the group's burst and one k-th of the bucket. As in the paper, the split counts
+// publishers, not rates.
 //
-// What does not divide is given one each to the brokers that are furthest
-// behind, counting all groups before, so that the remainders of many groups go
-// round. The pool comes last and evens out what is left.
+// The remaining publishers of a group go, one each, to the brokers with the largest
+// deficit over all groups so far, so that the remainders of many groups rotate. The pool
+// comes last and evens out the deficits.
 //
-// Postcondition, for a group of n: a broker with quota q of a rate R got
-// floor(n*q/R) or ceil(n*q/R) of it.
+// Postcondition, for a group of n: a broker with quota q of a rate R got floor(n*q/R) or
+// ceil(n*q/R) members.
 func (a *assignment) correlated() {
 	if len(a.quotas) == 1 {
-		return // all are where 0
+		return // where is 0 for every publisher
 	}
 	groups, pool := a.groups()
 	for _, group := range groups {
@@ -69,16 +69,16 @@ func (a *assignment) correlated() {
 	a.deal(pool, nil)
 }
 
-// groups returns the publishers of each correlation group, and the pool. Groups are in
-// the order of their least ids, so that what a key is called, and when it was learned,
-// decides nothing.
+// groups returns the publishers of each correlation group, and the pool. Groups are
+// sorted by their smallest publisher id, so the name of a key, and the time when it was
+// learned, do not influence the plan.
 func (a *assignment) groups() (groups [][]int, pool []int) {
 	type group struct {
 		key, least string
 		members    []int
 	}
 	var found []group
-	index := map[string]int{} // in found, by key
+	index := map[string]int{} // by key, into found
 	all := indices(len(a.rates))
 	add := func(key, id string, n int) {
 		members := all[:n:n]
@@ -113,7 +113,7 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 func (a *assignment) split(group []int) {
 	n := int64(len(group))
 	counts, behind, owed := a.counts, a.behind, n
-	order := a.order[:0] // of those that it does not divide by
+	order := a.order[:0] // brokers whose part has a remainder
 	sum := a.expect(group)
 	mean := sum / float64(n)
 	for l, q := range a.quotas {
@@ -122,12 +122,12 @@ func (a *assignment) split(group []int) {
 			order = append(order, l)
 		}
 		owed -= counts[l]
-		// float64() keeps the compiler from fusing, which would make the
-		// decision depend on the processor.
+		// float64() prevents a fused multiply-add, which would make the decision depend
+		// on the processor.
 		behind[l] = a.deficit[l] - float64(mean*float64(counts[l]))
 	}
 	first := a.lacking(order, behind)
-	if owed == n { // no broker gets more than one, so who lacks most now does so in its turn
+	if owed == n { // each broker gets at most one member: the heap's order is final
 		for _, i := range a.descending(group) {
 			a.give(i, first.pop())
 		}
@@ -139,8 +139,8 @@ func (a *assignment) split(group []int) {
 	a.deal(group, counts)
 }
 
-// descending returns the publishers, those with the highest rates first and otherwise in
-// the order given.
+// descending returns the publishers sorted by rate, highest first, ties in the order
+// given.
 func (a *assignment) descending(publishers []int) []int {
 	by := func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) }
 	if !slices.IsSortedFunc(publishers, by) {
@@ -156,8 +156,8 @@ func (a *assignment) give(publisher, broker int) {
 	a.deficit[broker] -= a.rates[publisher]
 }
 
-// expect adds to every broker's deficit its proportion of the publishers'
-// rates, and returns their sum.
+// expect adds to every broker's deficit the broker's proportion of the publishers' rates,
+// and returns the sum of the rates.
 func (a *assignment) expect(publishers []int) (sum float64) {
 	for _, i := range publishers {
 		sum += a.rates[i]
@@ -168,15 +168,15 @@ func (a *assignment) expect(publishers []int) (sum float64) {
 	return sum
 }
 
-// deal places the publishers, those with the highest rates first and otherwise
-// in the order given, each at the broker that lacks most; where counts is not
-// nil, broker l gets exactly counts[l] of them. Requires: they are expected.
+// deal places the publishers, highest rate first and ties in the order given, each on the
+// broker with the largest deficit. If counts is not nil, broker l gets exactly counts[l]
+// publishers. Requires: the publishers are expected.
 //
-// Without counts, and starting from no deficit, this leaves every broker's sum
-// less than one publisher's rate away from its proportion: a broker that is
-// given more than it lacked was the one that lacked most, so none lacked more
-// than that publisher's rate. A closer match exists at times and is NP-hard to
-// find; it would not matter beside the publishers' own variations.
+// Without counts, and starting from no deficit, every broker's sum ends less than one
+// publisher's rate away from its proportion: only the broker with the largest deficit can
+// be given more than its deficit, so no deficit exceeds the rate of that publisher. A
+// closer match can exist, but finding it is NP-hard, and the publishers' own variations
+// outweigh the difference.
 func (a *assignment) deal(publishers []int, counts []int64) {
 	open := a.order[:0]
 	for l := range a.quotas {
@@ -199,22 +199,23 @@ func (a *assignment) deal(publishers []int, counts []int64) {
 	}
 }
 
-// lack is what a broker lacks.
+// lack is the deficit of a broker.
 type lack struct {
 	lacks  float64
 	broker int
 }
 
-// before has the one first that lacks most, ties to the lower index.
+// before orders by deficit, largest first, ties to the lower index.
 func (l lack) before(m lack) bool {
 	return l.lacks > m.lacks || l.lacks == m.lacks && l.broker < m.broker
 }
 
-// lacking is a heap as that in quota.go, but its comparison is no call: that took most of the
-// time that a topic of a million publishers is placed in.
+// lacking is a heap like heap in quota.go, without a comparison function. Its calls took
+// most of the time to place a topic with a million publishers.
 type lacking []lack
 
-// lacking has brokers by what they have of it. It is valid until the next one.
+// lacking returns a heap of the brokers, largest of[broker] first. The heap is valid
+// until the next call.
 func (a *assignment) lacking(brokers []int, of []float64) lacking {
 	h := a.heap[:0]
 	for _, l := range brokers {
@@ -227,7 +228,7 @@ func (a *assignment) lacking(brokers []int, of []float64) lacking {
 	return h
 }
 
-// down puts h[at], which may come too late for its place, into the right one.
+// down moves h[at] down until no child comes before it.
 func (h lacking) down(at int) {
 	if at >= len(h) {
 		return
@@ -246,7 +247,7 @@ func (h lacking) down(at int) {
 	h[at] = moved
 }
 
-// pop removes the first, and returns its broker. Requires: there is one.
+// pop removes the first element and returns its broker. Requires: the heap is not empty.
 func (h *lacking) pop() int {
 	all, last := *h, len(*h)-1
 	first := all[0].broker
@@ -256,12 +257,15 @@ func (h *lacking) pop() int {
 	return first
 }
 
-// join places those of a group, highest rates first, who are nowhere: where is -1.
-// room is what each broker can carry beside those it has, msg/s. Of the brokers that
-// lack a publisher's rate it gets one that has too little of the group, if this is one
-// of correlation (see split), and of these the one that lacks most. Where none does,
-// it gets one with room; and where none has that, the one with most, home if that is
-// one of them: there it is over by less than the publisher's rate, as after Place.
+// join places the publishers of a group that have no broker (where is -1), highest rates
+// first. room is the remaining capacity of each broker, msg/s. For each publisher, join
+// considers the brokers with room and with a deficit of at least the publisher's rate. In
+// a correlated group join prefers brokers with too few members of the group (see split).
+// Among these it picks the broker with the largest deficit.
+//
+// If no such broker exists, join picks a broker with room. Without any room, join picks
+// the broker with the most room, and home in a tie. The rate then exceeds the broker's
+// capacity by less than the publisher's rate, as can happen after Place.
 func (a *assignment) join(group []int, correlated bool, home []int, room []float64) {
 	n, have := int64(len(group)), make([]int64, len(a.quotas))
 	var free []int
@@ -273,8 +277,8 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		}
 	}
 	slices.SortStableFunc(free, func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) })
-	// owed is 1 where l has fewer of the group than its proportion rounded down, 0
-	// where it may have one more, else -1.
+	// owed is 1 if broker l has fewer members of the group than its proportion rounded
+	// down, 0 if l may get one more, else -1.
 	owed := func(l int) int {
 		if !correlated {
 			return 0
@@ -327,8 +331,8 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 			}
 			continue
 		}
-		// At one rate, a broker that gets one is no better than before, and the others are
-		// as they were.
+		// All these publishers have the same rate. Placing a publisher never improves the
+		// rank of its broker and leaves the other brokers unchanged.
 		order := a.order[:len(a.quotas)]
 		for l := range order {
 			order[l] = l
@@ -347,7 +351,8 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 	}
 }
 
-// manyAlike is from how many publishers of one rate on a heap is faster than a search.
+// manyAlike is the number of publishers of one rate from which a heap is faster than a
+// search.
 const manyAlike = 4
 
 func bit(b bool) int {

@@ -16,9 +16,9 @@ import (
 // Broker is one broker of the snapshot.
 type Broker struct {
 	ID string
-	// Mcap is the maximum rate it carries within the SLO, Allocated what it
-	// has allocated already, both in msg/s and >= 0. What is left, rcap, is
-	// their difference, and zero where more was allocated than it carries.
+	// Mcap is the maximum rate of the broker within the SLO. Allocated is the rate
+	// already allocated. Both are in msg/s and >= 0. The remaining capacity rcap is
+	// Mcap-Allocated, or zero if Allocated exceeds Mcap.
 	Mcap, Allocated int64
 }
 
@@ -27,28 +27,28 @@ func (b Broker) rcap() int64 { return max(0, b.Mcap-b.Allocated) }
 // Publisher is one connection: a sensor, or a gateway for several.
 type Publisher struct {
 	ID string
-	// Key is the correlation key: publishers with the same key tend to send at
-	// the same time. Empty: the pool of those without a known correlation.
+	// Key is the correlation key: publishers with the same key tend to send at the same
+	// time. Publishers with an empty key form the pool, without a known correlation.
 	Key string
-	// Rate is its mean rate in msg/s; finite and > 0.
+	// Rate is the mean rate in msg/s; finite and > 0.
 	Rate float64
-	// Batch is how many messages it sends back to back; 0 means 1.
+	// Batch is the number of messages sent back to back; 0 means 1.
 	Batch int
 }
 
-// Group declares Count publishers at once, with ids "<key>.0" to
-// "<key>.<count-1>", or "pool.<i>" where the key is empty.
+// Group declares Count publishers with the ids "<key>.0" to "<key>.<count-1>", or
+// "pool.<i>" if the key is empty.
 type Group struct {
 	Key   string
 	Count int
-	Rate  float64 // of each publisher
-	Batch int     // of each publisher
-	// Weight is of each publisher where the topic is paced, in [1, 255]; 0 means 1. It
-	// decides no placement.
+	Rate  float64 // msg/s of each publisher
+	Batch int     // messages of each publisher
+	// Weight applies to each publisher of a paced topic, in [1, 255]; 0 means 1. Weight
+	// does not influence placement.
 	Weight int
 }
 
-// Name is what the ids of g's publishers begin with.
+// Name is the prefix of the publisher ids of g.
 func (g Group) Name() string {
 	if g.Key == "" {
 		return "pool"
@@ -56,37 +56,36 @@ func (g Group) Name() string {
 	return g.Key
 }
 
-// Demand is what a topic asks for.
+// Demand describes the needs of a topic.
 type Demand struct {
 	Topic string
-	// Rate is the contract's r in msg/s, rounded up, and what the quotas sum
-	// to. RateMilli is r exactly, in milli-msg/s, and what the shares sum to;
-	// 0 means 1000*Rate.
+	// Rate is the contract's r in msg/s, rounded up; the quotas sum to Rate. RateMilli is
+	// the exact r in milli-msg/s; the shares sum to RateMilli. 0 means 1000*Rate.
 	Rate      int64
 	RateMilli int64
 	// Burst is the contract's b, in messages.
 	Burst int64
-	// Publishers and Groups may be empty: then only quotas and shares are
-	// planned. Their rates sum to at most r.
+	// Publishers and Groups may be empty: then Place plans only quotas and shares. Their
+	// rates sum to at most r.
 	Publishers []Publisher
 	Groups     []Group
-	// Open: there may be others than Publishers, so that their number bounds nothing.
+	// Open means that the topic may have undeclared publishers. Then the number of
+	// publishers does not limit the number of brokers.
 	Open bool
-	// AtLeast is how many brokers to spread over at least, where fewer could
-	// carry the rate by their mcap but were found not to keep the SLO; 0 and 1
-	// mean as few as can.
+	// AtLeast is the minimum number of brokers. It is set if fewer brokers could carry
+	// the rate by mcap but did not keep the SLO. 0 and 1 mean as few as possible.
 	AtLeast int
 }
 
-// Limits of a demand; those of r and b are tokenbucket's.
+// Limits of a demand. tokenbucket has the limits of r and b.
 const (
 	// MaxRate is the maximum of r, in msg/s.
 	MaxRate = int64(tokenbucket.MaxRate) / 1000
-	// MaxPublishers is how many publishers a demand may have, groups included.
+	// MaxPublishers is the maximum number of publishers of a demand, including groups.
 	MaxPublishers = 1_000_000
-	// MaxBatch is how many messages a publisher may send back to back.
+	// MaxBatch is the maximum Batch of a publisher.
 	MaxBatch = 1_000_000
-	// MaxID is the length of an id or a correlation key in bytes.
+	// MaxID is the maximum length of an id or a correlation key in bytes.
 	MaxID = 64
 )
 
@@ -96,15 +95,15 @@ type FieldError struct{ Field, Problem string }
 
 func (e FieldError) Error() string { return e.Field + ": " + e.Problem }
 
-// FieldErrors is every fault found, in the order of the fields.
+// FieldErrors lists every fault, in the order of the fields.
 type FieldErrors []FieldError
 
-// shown is how many faults an error's text names.
+// shown is the maximum number of faults in an error's text.
 const shown = 10
 
 func (e FieldErrors) Error() string { return e.Text("; ") }
 
-// Text is the error's, with that between two faults.
+// Text returns the error's text with the given separator between faults.
 func (e FieldErrors) Text(between string) string {
 	var b strings.Builder
 	for i, f := range e {
@@ -124,8 +123,8 @@ func (e *FieldErrors) add(field, format string, args ...any) {
 	*e = append(*e, FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
-// item is an element of one of the lists. Its fields are named only where one
-// has a fault: most demands have ten thousand sound publishers.
+// item is an element of a list of the demand. A field's path is built only for a fault,
+// because most demands have ten thousand valid publishers.
 type item struct {
 	list string
 	i    int
@@ -133,7 +132,7 @@ type item struct {
 
 func (at item) field(name string) string { return fmt.Sprintf("%s[%d].%s", at.list, at.i, name) }
 
-// rateMilli is the contract's r, exact. Requires: d is valid.
+// rateMilli returns the exact r, milli-msg/s. Requires: d is valid.
 func (d Demand) rateMilli() int64 {
 	if d.RateMilli != 0 {
 		return d.RateMilli
@@ -141,8 +140,8 @@ func (d Demand) rateMilli() int64 {
 	return d.Rate * 1000
 }
 
-// Expand returns the publishers, those of the groups after those declared one
-// by one, in the order given. Requires: d is valid.
+// Expand returns all publishers: first the single publishers, then the members of the
+// groups, in the order given. Requires: d is valid.
 func (d Demand) Expand() []Publisher {
 	all := make([]Publisher, 0, d.Count())
 	all = append(all, d.Publishers...)
@@ -155,7 +154,7 @@ func (d Demand) Expand() []Publisher {
 	return all
 }
 
-// rates are those of Expand's publishers, by index.
+// rates returns the rates of Expand's publishers, by index.
 func (d Demand) rates() []float64 {
 	all := make([]float64, 0, d.Count())
 	for _, p := range d.Publishers {
@@ -169,8 +168,8 @@ func (d Demand) rates() []float64 {
 	return all
 }
 
-// Keys counts publishers, as ascending indices into Expand, by correlation key, the pool
-// left out.
+// Keys counts publishers by correlation key, without the pool. publishers are ascending
+// indices into Expand.
 func (d Demand) Keys(publishers []int) map[string]int {
 	keys := map[string]int{}
 	add := func(key string, n int) {
@@ -194,18 +193,18 @@ func (d Demand) Keys(publishers []int) map[string]int {
 	return keys
 }
 
-// Names finds the publishers of a demand, as indices into Expand. Ids of groups are not
-// kept, but made up and taken apart.
+// Names converts between the ids of a demand's publishers and their indices in Expand.
+// Names does not store the ids of group members: it composes and parses them.
 type Names struct {
 	publishers []Publisher
 	groups     []Group
-	starts     []int // index of each group's first publisher, and how many there are in all
+	starts     []int // index of each group's first publisher, then the total number
 	byID       map[string]int32
 	byName     map[string]int
 }
 
-// NewNames keeps the lists of d. twice is an id that two publishers have; then there are no
-// Names.
+// NewNames indexes the publishers and groups of d. If two publishers have the same id,
+// NewNames returns nil and the id as twice.
 func NewNames(d Demand) (n *Names, twice string) {
 	n = &Names{publishers: d.Publishers, groups: d.Groups, starts: make([]int, 1, len(d.Groups)+1)}
 	n.starts[0] = len(d.Publishers)
@@ -231,10 +230,10 @@ func NewNames(d Demand) (n *Names, twice string) {
 	return n, ""
 }
 
-// Len is how many publishers there are.
+// Len returns the number of publishers.
 func (n *Names) Len() int { return n.starts[len(n.groups)] }
 
-// ID is that of publisher i, 0 <= i < Len.
+// ID returns the id of publisher i. Requires: 0 <= i < Len.
 func (n *Names) ID(i int) string {
 	if i < len(n.publishers) {
 		return n.publishers[i].ID
@@ -243,7 +242,8 @@ func (n *Names) ID(i int) string {
 	return n.groups[g].Name() + "." + strconv.Itoa(i-n.starts[g])
 }
 
-// Index is the publisher with that id, if there is one.
+// Index returns the index of the publisher with the given id, if there is such a
+// publisher.
 func (n *Names) Index(id string) (i int, known bool) {
 	if i, known := n.byID[id]; known {
 		return int(i), true
@@ -255,7 +255,8 @@ func (n *Names) Index(id string) (i int, known bool) {
 	return n.starts[g] + i, true
 }
 
-// bound is how many publishers there are where that bounds the number of brokers; else 0.
+// bound returns the number of publishers if it limits the number of brokers, or 0 for an
+// open topic.
 func (d Demand) bound() int {
 	if d.Open {
 		return 0
@@ -263,7 +264,7 @@ func (d Demand) bound() int {
 	return d.Count()
 }
 
-// Count is how many publishers there are.
+// Count returns the number of publishers.
 func (d Demand) Count() int {
 	n := len(d.Publishers)
 	for _, g := range d.Groups {
@@ -304,7 +305,7 @@ func (d Demand) faults() (faults FieldErrors) {
 	total := 0.0
 	byID := make(map[string]int, len(d.Publishers))
 	for i := len(d.Publishers) - 1; i >= 0; i-- {
-		byID[d.Publishers[i].ID] = i // the first of them
+		byID[d.Publishers[i].ID] = i // the first publisher with this id
 	}
 	unique := len(byID) == len(d.Publishers)
 	for i, p := range d.Publishers {
@@ -351,7 +352,7 @@ func (d Demand) faults() (faults FieldErrors) {
 	if count > MaxPublishers {
 		faults.add("publishers", "%d with those of the groups, at most %d", count, MaxPublishers)
 	}
-	// Rates are sums of decimal fractions: allow for their rounding.
+	// Rates are sums of decimal fractions: allow for rounding.
 	if r := float64(d.Rate); sound && len(faults) == 0 {
 		if d.RateMilli != 0 {
 			r = float64(d.RateMilli) / 1000
@@ -363,7 +364,8 @@ func (d Demand) faults() (faults FieldErrors) {
 	return faults
 }
 
-// named returns the group that has a publisher with this id, and which of it that is.
+// named returns the group that contains the publisher with this id, and the publisher's
+// index in the group.
 func named(byName map[string]int, groups []Group, id string) (group, i int, ok bool) {
 	dot := strings.LastIndexByte(id, '.')
 	if dot < 0 {
@@ -400,7 +402,7 @@ func checkBatch(faults *FieldErrors, at item, field string, batch int) {
 }
 
 func brokerFaults(brokers []Broker) (faults FieldErrors) {
-	var byID map[string]int // nil where they are sorted, as a catalog's are: then none is there twice
+	var byID map[string]int // nil if the brokers are sorted, as from a catalog: then no id repeats
 	if !slices.IsSortedFunc(brokers, func(a, b Broker) int { return cmp.Or(cmp.Compare(a.ID, b.ID), -1) }) {
 		byID = make(map[string]int, len(brokers))
 	}

@@ -1,17 +1,16 @@
-// Package placement decides which brokers carry a topic, how much of its rate
-// each gets, and which publishers go where (SRTM paper, sections 4.2 and 4.3).
-// It is pure: a snapshot of brokers and a demand come in, a Plan or the reason
-// why there is none goes out. It does not know who applies the plan, and does
-// not measure: loaddistributor/controller commits, fitting verifies.
+// Package placement decides which brokers carry a topic, how much of the topic's rate
+// each broker gets, and which publishers use which broker (SRTM paper, sections 4.2 and
+// 4.3). The package is pure: Place turns a snapshot of brokers and a demand into a Plan,
+// or explains why no plan exists. loaddistributor/controller commits the plan, and
+// fitting verifies it.
 //
 // A policy answers three questions, each with its own file:
 //
-//	             which brokers (quota.go)   how much (quota.go)        who (assign.go)
+//	             which brokers (quota.go)   how much (quota.go)        publishers (assign.go)
 //	srtm         fewest, largest rcap       max-min                    each group in proportion
 //	maxmin       fewest, largest rcap       max-min                    at random
 //	conc         fewest, largest rcap       equal total load           at random
 //	loadbalance  all                        equal parts of the topic   at random
 //
-// Read demand.go for what may be asked, place.go for how the answers are put
-// together.
+// Start with demand.go for the input, then read place.go for the algorithm.
 package placement

@@ -7,23 +7,23 @@ import (
 	"strings"
 )
 
-// Fits is what could be asked instead of what fits nowhere. Each field is by
-// itself, with all else as it was asked; 0: no value of it helps by itself.
+// Fits lists changes that would make an infeasible demand fit. Each field is the change
+// of one value with all others as requested. 0 means that no value of the field helps.
 type Fits struct {
-	// Rate is the maximum r in whole msg/s, with as many publishers that send so
-	// much less.
+	// Rate is the maximum r in whole msg/s, with the same number of publishers, each
+	// sending proportionally less.
 	Rate int64
 	// Burst is the minimum b, in messages.
 	Burst int64
-	// Publishers is the minimum number of publishers that send as much together.
+	// Publishers is the minimum number of publishers with the same total rate.
 	Publishers int64
-	// MoreBrokers is how many more brokers it takes, empty ones of the capacity
-	// Mcap in msg/s: the median of those there are, of an even number the lesser.
-	// At most maxMore; beyond it, 0.
+	// MoreBrokers is the number of additional empty brokers, each with capacity Mcap in
+	// msg/s: the (lower) median of the present brokers. MoreBrokers is 0 if more than
+	// maxMore would be needed.
 	MoreBrokers, Mcap int64
 }
 
-// maxMore bounds how many brokers are proposed: more are no advice.
+// maxMore limits MoreBrokers: a larger number is no advice.
 const maxMore = 10_000
 
 func (f Fits) String() string {
@@ -44,10 +44,10 @@ func (f Fits) String() string {
 	return strings.Join(parts, ", or ")
 }
 
-// fitting asks divide, which found no room, what it would have room for. More
-// of a rate, or less of a burst, of publishers or of brokers never makes room,
-// but for more brokers under LoadBalance, which spreads over them: so each is
-// found by halves, and what halves find is asked once more.
+// fitting searches for the changes after which divide succeeds. A higher rate never makes
+// a demand fit, and neither does a smaller burst, fewer publishers or fewer brokers, so
+// fitting uses binary search. LoadBalance is an exception: it spreads the topic over
+// every added broker. Therefore least checks its result again.
 //
 // Requires: divide fails for these arguments, which are valid.
 func fitting(policy string, brokers []Broker, d Demand, publishers int) (f Fits) {
@@ -55,7 +55,7 @@ func fitting(policy string, brokers []Broker, d Demand, publishers int) (f Fits)
 		_, _, err := divide(policy, brokers, d, publishers)
 		return err == nil
 	}
-	// least returns the least n in (above, to] that fits, or 0.
+	// least returns the smallest n in (above, to] that fits, or 0.
 	least := func(above, to int64, fits func(int64) bool) int64 {
 		if to <= above {
 			return 0

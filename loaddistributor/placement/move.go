@@ -11,28 +11,29 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Replace plans where a topic goes that is placed already, as old says. The rcap of
-// the brokers counts what the topic takes now as free; at returns the broker of a
-// publisher, "" for one that is new. No publisher moves whose broker is among those given
-// and still carries it: proportions, and brokers fewer than it has, are no reason.
+// Replace plans a topic that is already placed as old. Requires: the rcap of the brokers
+// counts the topic's present rate as free. at returns the broker of a publisher, or ""
+// for a new publisher. If a publisher's broker is among brokers and still carries the
+// topic, the publisher stays, even if the proportions are off or fewer brokers would do.
+// The rules:
 //
-//   - A broker whose publishers' rates have grown beyond its rcap gives up as few as
-//     make the rest fit, those of the highest rates. Where rates are too coarse for
-//     that, the rest may be over by less than one publisher's.
-//   - The topic stays on the brokers of those that stay, and takes as few others as
-//     its rate (or AtLeast) needs, those of largest rcap first. Where that would be
-//     more brokers than the burst has tokens, or than there are publishers, those
-//     with the fewest publishers are given up, as few as will do.
-//   - Who is new or has to move goes where his group, and then the rate, is furthest
-//     behind the proportions of the quotas. These are in proportion to the rates of
-//     the publishers that stay, and what is left makes them as equal as the policy has
-//     them. A broker that is needed for the rate alone may have no publisher.
+//   - If the publishers of a broker exceed the broker's rcap, the broker gives up as few
+//     publishers as possible, highest rates first. If the rates are too coarse to fit, a
+//     broker may exceed its rcap by less than one publisher's rate.
+//   - The topic keeps the brokers of the publishers that stay. It adds as few others as
+//     its rate (or AtLeast) needs, largest rcap first. If the number of brokers would
+//     exceed the burst or the number of publishers, Replace gives up brokers with the
+//     fewest publishers, as few as possible.
+//   - A publisher that is new or must move goes to the broker furthest behind its
+//     proportion of the publisher's group, and then of the rate. The quotas follow the
+//     rates of the publishers that stay; the remaining rate makes the quotas as equal as
+//     the policy allows. A broker needed only for the rate may have no publisher.
 //
-// So at most as many move as have to by the first two rules. Under another policy than
-// old's, or where all that has no answer, the topic is placed anew, with publishers of
-// a kind exchanged so that as many as possible stay.
+// So only the first two rules make publishers move. If the policy differs from old's, or
+// these rules find no plan, Replace places the topic anew. It then exchanges publishers
+// of the same kind, so that as many as possible keep their broker.
 //
-// Arguments, result and errors are otherwise those of Place.
+// Arguments, result and errors are otherwise as in Place.
 func Replace(policy string, brokers []Broker, old Plan, at func(publisher string) string, d Demand, rng *rand.Rand) (Plan, error) {
 	if faults := append(brokerFaults(brokers), d.faults()...); len(faults) > 0 {
 		return Plan{}, faults
@@ -54,7 +55,7 @@ func Replace(policy string, brokers []Broker, old Plan, at func(publisher string
 	return keep(plan, publishers, homes), nil
 }
 
-// stay is Replace under the same policy, if that has an answer. Requires: the
+// stay applies the rules of Replace. It returns false if they find no plan. Requires: the
 // arguments are valid.
 func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, publishers []Publisher, rng *rand.Rand) (Plan, bool) {
 	index := map[string]int{}
@@ -77,8 +78,9 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 		by[l] = append(by[l], i)
 		weight[l] += p.Rate
 	}
-	// Without publishers it is the quotas that stay; and there may be others than those
-	// of an open topic, at any of its brokers.
+	// Without declared publishers, the old quotas select the brokers to keep. An open
+	// topic may have undeclared publishers on any of its brokers, so it keeps all of
+	// them.
 	stays := map[int]bool{}
 	for _, q := range old.Quotas {
 		l, ok := index[q.Broker]
@@ -112,7 +114,7 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 		return Plan{}, false
 	}
 
-	// Within chosen from here on.
+	// From here on, indices are into chosen.
 	slices.Sort(chosen)
 	n := len(chosen)
 	loads, floors, caps := make([]int64, n), make([]int64, n), make([]int64, n)
@@ -164,8 +166,9 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 	return compose(policy, brokers, chosen, quotas, d, a.where), true
 }
 
-// enlarge chooses the brokers of Replace: carriers, which come in the order in which
-// they are given up, and as few others as needed; nil if that cannot be.
+// enlarge chooses the brokers of Replace: carriers, and as few others as needed. carriers
+// are sorted by the order in which they are given up. enlarge returns nil if no choice
+// works.
 func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
 	limit := min(d.Burst, d.Rate)
 	if publishers > 0 {
@@ -197,8 +200,8 @@ func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
 	return nil
 }
 
-// keep exchanges publishers of the same kind, which the plan does not tell
-// apart, so that as many as possible are where they were.
+// keep exchanges publishers of the same kind, between which the plan does not
+// distinguish, so that as many as possible keep their broker.
 func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 	type kind struct {
 		key   string
@@ -206,10 +209,10 @@ func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 		batch int
 	}
 	number, last := map[kind]int32{}, kind{}
-	of := make([]int32, len(publishers)) // numbers of their kinds
+	of := make([]int32, len(publishers)) // kind number of each publisher
 	for i, p := range publishers {
 		k := kind{p.Key, p.Rate, p.Batch}
-		if i > 0 && k == last { // mostly they come in groups
+		if i > 0 && k == last { // publishers of a group are adjacent
 			of[i] = of[i-1]
 			continue
 		}
@@ -238,7 +241,7 @@ func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 			where[i] = q
 		}
 	}
-	next := make([]int, len(number)) // the first quota that may have room
+	next := make([]int, len(number)) // first quota that may have room, by kind
 	for i, k := range of {
 		if where[i] >= 0 {
 			continue
@@ -259,13 +262,13 @@ func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 	return kept
 }
 
-// Shift moves publishers, as indices into d.Expand(), to a broker, and the part
-// of the rate with them that they are of their broker's publishers. A broker
-// that is left without one is out of the plan. The shares are in proportion to
-// the new quotas.
+// Shift moves publishers, given as indices into d.Expand(), to a broker. Each source
+// broker gives the same fraction of its quota as of its publishers' rates. A broker
+// without remaining publishers leaves the plan. The shares are in proportion to the new
+// quotas.
 //
-// The error is FieldErrors, or *Infeasible where the burst has no token for one
-// more broker.
+// The error is FieldErrors, or *Infeasible if the burst has no token for one more broker
+// or the rate cannot be divided.
 func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 	rates := d.rates()
 	moves := map[int]bool{}
@@ -335,8 +338,8 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 		quotas[n] = q.Rate
 	}
 	for n := range quotas {
-		// A few publishers of a low rate may round to nothing, and a quota is at
-		// least 1: the largest has it to give.
+		// A few publishers of a low rate may round to 0, but a quota is at least 1: the
+		// largest quota gives it.
 		if quotas[n] > 0 {
 			continue
 		}
@@ -360,16 +363,16 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 	return shifted, nil
 }
 
-// WithRetiring returns the shares of a plan's quotas, and of brokers that have
-// only messages left to release: those get little each, taken from the largest
-// shares; together they are the contract.
+// WithRetiring returns the shares of a plan's quotas (quotas) and of brokers that only
+// have messages left to release (rest). Each retiring broker gets a small share, taken
+// from the largest shares. All shares together are the contract.
 //
-// Where the burst has no token for each of them, the brokers that retire come
-// first, with the rate of those that go without: one that has none is empty, its
-// share zero, until they have released what they have. Quotas of the least rate go
-// without first, brokers that retire if there are more of them than tokens.
+// If the burst has fewer tokens than there are brokers, retiring brokers come first, and
+// quotas of the lowest rate get the zero share until the retiring brokers are empty. The
+// retiring brokers get the rate of these quotas. If there are more retiring brokers than
+// tokens, some retiring brokers get the zero share, too.
 //
-// *Infeasible where the rate does not divide.
+// The error is *Infeasible if the rate cannot be divided.
 func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, err error) {
 	var r tokenbucket.Rate
 	var b int64
@@ -382,8 +385,8 @@ func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, er
 		return inTurn(quotas, retiring, tokenbucket.Share{Rate: r, Burst: b})
 	}
 	for range retiring {
-		// A twentieth of a fair part: what is left is little, or it would not have
-		// been moved away from.
+		// A twentieth of an even part: a retiring broker has few messages, else the topic
+		// would not have moved away from it.
 		part := max(1, r/tokenbucket.Rate(retiringPart*(len(quotas)+retiring)))
 		rate, burst := 0, 0
 		for i, q := range quotas {
@@ -410,7 +413,7 @@ const retiringPart = 20
 // inTurn divides a contract with fewer tokens than brokers.
 func inTurn(shares []tokenbucket.Share, retiring int, contract tokenbucket.Share) (quotas, rest []tokenbucket.Share, err error) {
 	first := int(min(int64(retiring), contract.Burst))
-	members := int(contract.Burst) - first // fewer than there are
+	members := int(contract.Burst) - first // less than the number of shares
 	order := indices(len(shares))
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(shares[b].Rate, shares[a].Rate) })
 	weights := make([]int64, 0, contract.Burst)

@@ -13,22 +13,21 @@ import (
 
 // Names of the policies.
 const (
-	// SRTM concentrates the topic on the fewest brokers, keeps the smallest
-	// quota as large as possible, and splits every correlation group in
-	// proportion to the quotas. It takes no more than the fewest brokers, or
-	// what Demand.AtLeast asks for.
+	// SRTM concentrates the topic on the fewest brokers, keeps the smallest quota as
+	// large as possible, and splits every correlation group in proportion to the quotas.
+	// Demand.AtLeast can raise the number of brokers.
 	SRTM = "srtm"
-	// MaxMin is SRTM blind to correlation keys.
+	// MaxMin is SRTM without correlation keys.
 	MaxMin = "maxmin"
-	// Conc takes the same brokers and equalises their total load, what they
-	// carry for other topics included. Each of them gets something: without it
-	// the others could not carry the rate, or fewer would have been taken; with
-	// Demand.AtLeast, one that carries more than the others' level may get nothing.
+	// Conc takes the same brokers as SRTM and equalises their total load, including the
+	// load of other topics. Every broker gets a quota, because the fewest brokers are all
+	// needed for the rate. Demand.AtLeast is the exception: a broker that already carries
+	// more than the common level may get nothing and drop out.
 	Conc = "conc"
-	// LoadBalance gives every broker the same part of the topic. A broker that
-	// cannot take it gets what it can, or, if it has no capacity left, is left
-	// out, and the others share the rest evenly. With fewer publishers than
-	// brokers, that many brokers of largest rcap share the topic.
+	// LoadBalance gives every broker the same part of the topic. A broker with too little
+	// capacity gets its rcap, and a broker without capacity is left out. The other
+	// brokers share the rest evenly. With fewer publishers than brokers, the brokers of
+	// largest rcap share the topic, one for each publisher.
 	LoadBalance = "loadbalance"
 )
 
@@ -38,16 +37,16 @@ func Policies() []string { return []string{Conc, LoadBalance, MaxMin, SRTM} }
 // Plan is a placement.
 type Plan struct {
 	Policy string
-	// K is how many brokers carry the topic, len(Quotas).
+	// K is the number of brokers that carry the topic, len(Quotas).
 	K int
-	// Quotas are in the order of the brokers given.
+	// Quotas are in the order of the brokers passed to Place.
 	Quotas []Quota
-	// Unplaced publishers, ascending, send nowhere, and their part of the contract
-	// is unused. Only a search of loaddistributor/tuner leaves any.
+	// Unplaced publishers, ascending, have no broker, and their part of the contract is
+	// unused. Only a search of loaddistributor/tuner leaves publishers unplaced.
 	Unplaced []int
 }
 
-// Brokers returns those that carry the topic, in the order of the quotas.
+// Brokers returns the brokers that carry the topic, in the order of the quotas.
 func (p Plan) Brokers() []string {
 	ids := make([]string, len(p.Quotas))
 	for i, q := range p.Quotas {
@@ -69,29 +68,33 @@ func (p Plan) On(broker string) int {
 // Quota is what one broker of a plan gets.
 type Quota struct {
 	Broker string
-	// Rate is its part of the demand's rate, msg/s; 1 to its rcap, or 0 if Unreserved.
+	// Rate is the broker's part of the demand's rate, msg/s: 1 to the broker's rcap, or 0
+	// for a plan of Unreserved.
 	Rate int64
-	// Publishers are indices into Demand.Expand(), ascending. Empty where the
-	// demand has none, and possibly where the quota's proportion of them is
-	// less than one.
+	// Publishers are indices into Demand.Expand(), ascending. The list is empty if the
+	// demand has no publishers, and may be empty if the quota's proportion is less than
+	// one publisher.
 	Publishers []int
-	// Share is its part of the contract, in proportion to Rate. What does not
-	// divide is in the share of the largest quota, of the first if several.
+	// Share is the broker's part of the contract, in proportion to Rate. The largest
+	// quota (the first, if several are largest) gets the remainder of the division.
 	Share tokenbucket.Share
 }
 
-// Infeasible says why there is no placement: a bound was met.
+// Infeasible says why there is no placement.
 type Infeasible struct {
 	// Bound is one of
-	//	"brokers"     fewer than asked for at least have capacity left
-	//	"rcap"        all brokers together have less capacity, msg/s
-	//	"burst"       b is less than the number of brokers needed: each needs a token
-	//	"publishers"  there are fewer than brokers needed, and a broker without
-	//	              one would hold a part of the contract that is of no use
+	//	"brokers"     fewer brokers have capacity left than are needed
+	//	"rcap"        all brokers together have too little capacity, msg/s
+	//	"burst"       b is less than the number of brokers: each needs a token
+	//	"publishers"  there are fewer publishers than brokers needed, and a broker
+	//	              without a publisher would waste a part of the contract
+	//	"rate"        the rate is too small to divide (Shift: msg/s, WithRetiring:
+	//	              milli-msg/s)
 	Bound      string
 	Need, Have int64
-	// Fits is what there would be a placement for; zero where nothing helps by
-	// itself, or it was not asked (Shift, WithRetiring).
+	// Fits says which changes to the demand would make a placement possible. Fits is zero
+	// if no single change helps, or where it is not computed: in WithRetiring, and in
+	// Shift except for "burst".
 	Fits Fits
 }
 
@@ -117,21 +120,19 @@ func (e *Infeasible) bound() string {
 	}
 }
 
-// Place plans where a topic goes. It draws from rng only where the policy
-// places publishers blindly (all but SRTM), and the same arguments with an
-// equal rng give the same plan; a nil rng is a fault there, if there are
-// publishers.
+// Place plans the brokers of a topic. Only the policies other than SRTM draw from rng, to
+// place publishers at random. With publishers such a policy needs a non-nil rng. The same
+// arguments with an equal rng give the same plan.
 //
-// The quotas sum to the demand's rate, the shares to its contract; every
-// publisher is placed once. The error is FieldErrors (with all faults of the
-// policy, the brokers and the demand) or *Infeasible; there is never a partial
-// plan.
+// The quotas sum to the demand's rate, and the shares to the demand's contract. Every
+// publisher is placed once. The error is FieldErrors (all faults of the policy, the
+// brokers and the demand) or *Infeasible. Place never returns a partial plan.
 func Place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	plan, err := place(policy, brokers, d, rng)
 	return plan, fits(err, policy, brokers, d)
 }
 
-// fits adds what would fit, where that is what err is about.
+// fits fills in the field Fits if err is an *Infeasible.
 func fits(err error, policy string, brokers []Broker, d Demand) error {
 	var bound *Infeasible
 	if errors.As(err, &bound) {
@@ -140,7 +141,7 @@ func fits(err error, policy string, brokers []Broker, d Demand) error {
 	return err
 }
 
-// place is Place without what would fit.
+// place is Place without computing Fits.
 func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	var faults FieldErrors
 	if !slices.Contains(Policies(), policy) {
@@ -154,7 +155,7 @@ func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 	return anew(policy, brokers, d, rng)
 }
 
-// anew is place. Requires: the brokers and the demand are valid.
+// anew is place without validation. Requires: the brokers and the demand are valid.
 func anew(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	if !slices.Contains(Policies(), policy) {
 		return Plan{}, unknown(policy)
@@ -181,13 +182,13 @@ func unknown(policy string) (faults FieldErrors) {
 	return faults
 }
 
-// compose is the plan in which brokers[chosen[l]] has quotas[l] and the publishers i
+// compose builds the plan in which brokers[chosen[l]] has quotas[l] and the publishers i
 // with where[i] == l. Requires: chosen is ascending, the quotas are above 0 and sum to
-// d.Rate, and the burst has a token for each.
+// d.Rate, and the burst has a token for each quota.
 func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d Demand, where []int) Plan {
 	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
 	if err != nil {
-		// Cannot be: the contract was validated and has room for every broker.
+		// Cannot happen: the contract was validated and has room for every broker.
 		panic(fmt.Sprintf("placement: contract %d milli-msg/s, burst %d over quotas %v: %v", d.rateMilli(), d.Burst, quotas, err))
 	}
 	plan := Plan{Policy: policy, K: len(chosen), Quotas: make([]Quota, len(chosen))}
@@ -210,23 +211,23 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 	return plan
 }
 
-// Unreserved puts all of a demand without publishers on one broker, beside what that
-// has allocated: its quota is 0. Requires: d is valid.
+// Unreserved puts a demand without publishers on one broker. The quota is 0, so the
+// broker's allocation does not change. Requires: d is valid.
 func Unreserved(policy, broker string, d Demand) Plan {
 	return Plan{Policy: policy, K: 1, Quotas: []Quota{{
 		Broker: broker, Share: tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst},
 	}}}
 }
 
-// divide chooses brokers, as ascending indices, and their quotas, all > 0.
-// publishers is how many there are to place, 0 if only rates are planned.
-// Requires: policy, brokers and d are valid.
+// divide chooses brokers, as ascending indices, and their quotas, all > 0. publishers is
+// the number of publishers to place, or 0 to plan only rates. Requires: policy, brokers
+// and d are valid.
 func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen []int, quotas []int64, err error) {
 	if len(brokers) == 0 {
 		return nil, nil, &Infeasible{Bound: "brokers", Need: 1, Have: 0}
 	}
 	order := byRcap(brokers)
-	var have int64 // of those that are chosen
+	var have int64 // rcap of the chosen brokers, msg/s
 	choose := func() {
 		chosen = append(chosen, order.pop())
 		have += brokers[chosen[len(chosen)-1]].rcap() // no overflow: below the rate until the last

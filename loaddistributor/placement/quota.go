@@ -6,7 +6,7 @@ import (
 	"sort"
 )
 
-// heap is a binary heap: of those in of, of[0] comes before all others.
+// heap is a binary heap of integers with of[0] first in the order before.
 type heap struct {
 	of     []int
 	before func(a, b int) bool
@@ -20,7 +20,7 @@ func newHeap(of []int, before func(a, b int) bool) *heap {
 	return h
 }
 
-// down puts of[at], which may come too late for its place, into the right one.
+// down moves of[at] down until no child comes before it.
 func (h *heap) down(at int) {
 	for first := 2*at + 1; first < len(h.of); first = 2*at + 1 {
 		if second := first + 1; second < len(h.of) && h.before(h.of[second], h.of[first]) {
@@ -34,7 +34,7 @@ func (h *heap) down(at int) {
 	}
 }
 
-// pop removes the first. Requires: there is one.
+// pop removes and returns the first element. Requires: the heap is not empty.
 func (h *heap) pop() int {
 	first, last := h.of[0], len(h.of)-1
 	h.of[0] = h.of[last]
@@ -43,7 +43,7 @@ func (h *heap) pop() int {
 	return first
 }
 
-// indices are 0 to n-1.
+// indices returns 0 to n-1.
 func indices(n int) []int {
 	all := make([]int, n)
 	for i := range all {
@@ -52,8 +52,8 @@ func indices(n int) []int {
 	return all
 }
 
-// byRcap has the indices of brokers, largest rcap first, ties to the lower index. It is
-// no sorted list: most topics need one broker of a thousand.
+// byRcap returns a heap of broker indices, largest rcap first, ties to the lower index. A
+// heap is cheaper than a sorted list: most topics need one broker of a thousand.
 func byRcap(brokers []Broker) *heap {
 	return newHeap(indices(len(brokers)), func(a, b int) bool {
 		if x, y := brokers[a].rcap(), brokers[b].rcap(); x != y {
@@ -73,11 +73,11 @@ func usable(brokers []Broker) (n int) {
 	return n
 }
 
-// maxmin gives each broker min(cap, fair share), and what the capped ones fall
-// short of to the others, until nothing is left (water-filling). No other
-// division of rate under these caps has a larger smallest quota, nor, that one
-// set aside, a larger second, and so on. What does not divide goes to the
-// lowest indices, one msg/s each.
+// maxmin divides rate over brokers by water-filling: each broker gets min(cap, fair
+// share), and the others share what the capped brokers cannot take. No other division of
+// rate under these caps has a larger smallest quota, nor, with the same smallest quota, a
+// larger second smallest, and so on. The remainder goes to the lowest indices, one msg/s
+// each.
 //
 // Requires: the caps sum to at least rate.
 func maxmin(caps []int64, rate int64) []int64 {
@@ -104,12 +104,11 @@ func maxmin(caps []int64, rate int64) []int64 {
 	return quotas
 }
 
-// equalLoad gives each broker what lifts its total load to a common level, as
-// far as its cap allows; a broker that carries more than the level already
-// gets its floor. What does not divide goes to the lowest indices.
+// equalLoad raises the total load of each broker to a common level, within the broker's
+// cap. A broker above the level gets its floor. The remainder goes to the lowest indices.
 //
-// Requires: the caps sum to at least rate, the sum fits; so does load plus cap.
-// The floors, each at most its cap, sum to at most rate.
+// Requires: the caps sum to at least rate, and neither their sum nor load plus cap
+// overflows. The floors, each at most its cap, sum to at most rate.
 func equalLoad(loads, floors, caps []int64, rate int64) []int64 {
 	quota := func(l int, level int64) int64 { return min(max(floors[l], level-loads[l]), caps[l]) }
 	given := func(level int64) (sum int64) {
