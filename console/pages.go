@@ -126,7 +126,7 @@ type overviewData struct {
 	Brokers pager
 	Rows    []listed
 	States  []tally
-	Filter  string // else from the first
+	Filter  string // part of the names
 	State   string
 	Pager   pager // of the topics that the filter lets through
 }

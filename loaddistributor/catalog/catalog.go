@@ -12,7 +12,7 @@ import (
 )
 
 // MaxGone bounds the number of disconnected brokers that nothing depends on. Beyond
-// MaxGone the catalog forgets the broker that left first. Of brokers that left at the
+// MaxGone the catalog forgets the broker that left first. Among brokers that left at the
 // same version (Restarted), the catalog forgets the first by id.
 const MaxGone = 1000
 
@@ -469,7 +469,7 @@ func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(one(e.Topic))
 	t.setPrepared(e.Broker, true)
-	delete(c.brokers[e.Broker].leftovers, e.Topic) // the broker received the removal with this topic
+	delete(c.brokers[e.Broker].leftovers, e.Topic) // the new topic replaced the leftover
 	return c.changes(before), nil
 }
 
@@ -486,7 +486,7 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(one(e.Topic))
 	t.phase = Active
-	delete(c.unconfirmed, e.Topic) // the adaptor grants no share of a new contract before
+	delete(c.unconfirmed, e.Topic) // the adaptor grants a new contract only after the old shares have ended
 	return c.changes(before), nil
 }
 

@@ -74,9 +74,10 @@
 //
 // A group keeps its label as long as its oldest members stay together. A member stays as
 // long as it is linked to the group, even if another group would now fit better. A
-// publisher with fewer than Settled firings since the restart, or since it returned from
-// silence, keeps its previous group. A group is forgotten when its members have fired
-// Firings times without each other, and usually sooner.
+// publisher keeps its previous group until it has fired Settled times since its record
+// began. A record begins after a restart, or after a silence longer than Horizon. A group
+// is forgotten when its members have fired Firings times without each other, and usually
+// sooner.
 //
 // A publisher can feign membership by firing whenever a group fires. It then joins the
 // group, but it cannot move the earlier members. Labels belong to the oldest members. Two

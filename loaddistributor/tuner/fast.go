@@ -72,7 +72,7 @@ type Fast struct {
 	recalled []bool // by broker: absorbed is from an earlier fit
 	unloaded time.Duration
 
-	// Of the placement in force.
+	// For the placement in force.
 	plan      placement.Plan
 	where     []int
 	watched   time.Duration
