@@ -159,7 +159,6 @@ func (c *cmsgConn) kernelTime() mono.Time {
 	return at
 }
 
-// wallTime unpacks the first control message.
 func (c *cmsgConn) wallTime() (mono.Wall, bool) {
 	if int(c.msg.Controllen) < cmsgLen {
 		return 0, false

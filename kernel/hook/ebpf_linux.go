@@ -197,7 +197,6 @@ func (f *filter) control(c syscall.RawConn) error {
 	return setsockopt(c, unix.SO_ATTACH_BPF, f.prog.FD())
 }
 
-// setsockopt sets a socket option at level SOL_SOCKET.
 func setsockopt(c syscall.RawConn, option, value int) error {
 	var inner error
 	if err := c.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, value) }); err != nil {

@@ -114,7 +114,6 @@ func (s *slots) shortLocked() bool {
 	return s.madeLocked()-s.mu.taken < max(s.chunk, s.mu.taken)/2
 }
 
-// give releases a slot.
 func (s *slots) give(slot uint32, now mono.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +175,6 @@ func (s *slots) grow() {
 	s.mu.busy = false
 }
 
-// add adds the first chunk.
 func (s *slots) add(m *ebpf.Map) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,7 +31,6 @@ type Origin struct {
 	Visits bool `json:"visits,omitempty"`
 }
 
-// prefix is the beginning of the secret.
 const prefix = "srtm-forward "
 
 // Errors of Parse.

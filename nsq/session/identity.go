@@ -126,7 +126,6 @@ func negotiate(c *Config, body []byte) (Identity, *wire.Error) {
 	return id, fault
 }
 
-// response returns the answer to IDENTIFY.
 func (id *Identity) response(c *Config) ([]byte, error) {
 	if !id.negotiated {
 		return []byte(wire.OK), nil

@@ -184,8 +184,8 @@ func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault 
 }
 
 // PeekVerb returns the verb of the command at the start of in as soon as the line is complete, even
-// if the command is incomplete or invalid. It returns VerbNone before the end of the line and for
-// an unknown verb. With PeekVerb a server can refuse a command before the body arrives.
+// if the command is incomplete or invalid. It returns VerbNone before the end of the line, for an
+// unknown verb, and for PACE. With PeekVerb a server can refuse a command before the body arrives.
 func PeekVerb(in []byte) Verb {
 	eol := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
 	if eol < 0 {

@@ -84,7 +84,6 @@ func inherited(c syscall.RawConn) error {
 	return errors.Join(err, inner)
 }
 
-// accept waits for a connection.
 func (a *acceptor) accept() (fd int, remote string, err error) {
 	if err := a.conn.Read(a.try); err != nil {
 		return -1, "", net.ErrClosed

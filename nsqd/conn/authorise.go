@@ -27,7 +27,6 @@ type credentials struct {
 	expires mono.Time
 }
 
-// authenticate carries out AUTH.
 func (c *client) authenticate(op *session.Op) error {
 	if c.env.cfg.Forward != nil && origin.Is(op.Body) {
 		return c.publishesFor(op)

@@ -186,7 +186,6 @@ var (
 	errLeaves = errors.New("the connection needs a goroutine from here on")
 )
 
-// task is an operation to carry out.
 type task struct {
 	op      session.Op
 	n       int           // size of the command in bytes
@@ -288,7 +287,6 @@ func (c *client) shown() {
 	}
 }
 
-// do carries out op on the broker.
 func (c *client) do(op *session.Op, now mono.Time) error {
 	switch op.Kind {
 	case session.OpIdentify:

@@ -121,7 +121,6 @@ func (f *forwarding) takeSent() *forward.Pending {
 	return sent
 }
 
-// settleForwarded answers the forwarded publishes.
 func (c *client) settleForwarded() {
 	if c.pubs.away {
 		c.settle()
@@ -131,7 +130,6 @@ func (c *client) settleForwarded() {
 	}
 }
 
-// abandonForwarded abandons the unanswered forwarded publishes.
 func (c *client) abandonForwarded() {
 	for _, u := range c.pubs.unsettled {
 		if u.sent != nil {

@@ -238,7 +238,6 @@ func (g *goroutine) setDeadline() error {
 	return nil
 }
 
-// write writes all of b.
 func (g *goroutine) write(b []byte) error {
 	g.writeMu.Lock()
 	defer g.writeMu.Unlock()

@@ -79,7 +79,6 @@ func (b *inbox) take() []*slot {
 	return b.taken
 }
 
-// close closes the poller.
 func (b *inbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

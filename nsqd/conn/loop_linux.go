@@ -261,7 +261,6 @@ func (l *loop) forget() {
 	l.fed, l.took = l.fed[:0], 0
 }
 
-// close frees the loop's resources.
 func (l *loop) close() {
 	l.commits.committer.stop()
 	l.offloaded.Wait()
@@ -272,7 +271,6 @@ func (l *loop) close() {
 	}
 }
 
-// serve handles an event of the poller.
 func (l *loop) serve(e *poll.Event) {
 	s := l.slots[e.Fd]
 	if s == nil || s.turn != uint32(e.Pad) {
@@ -833,7 +831,6 @@ func (l *loop) fail(s *slot, err error) {
 	l.shut(s)
 }
 
-// shut closes the socket.
 func (l *loop) shut(s *slot) {
 	s.in.Release()
 	s.giveBack()
@@ -864,7 +861,6 @@ func (l *loop) leave(s *slot) {
 	}
 }
 
-// carryOut carries out an order.
 func (l *loop) carryOut(o order) {
 	if o.ends {
 		l.leaver = o

@@ -81,7 +81,6 @@ func (w *writer) gather() (open bool, err error) {
 	return open, nil
 }
 
-// flush writes the collected messages.
 func (w *writer) flush() error {
 	if w.out.Messages() == 0 {
 		return nil

@@ -123,7 +123,6 @@ func (s *Subscription) serve(ctx context.Context, address string) error {
 	return s.read(ctx, one)
 }
 
-// read receives a broker's frames.
 func (s *Subscription) read(ctx context.Context, one *source) error {
 	for {
 		kind, data, err := one.conn.Next()

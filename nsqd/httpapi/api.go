@@ -244,7 +244,6 @@ func (a *API) do(h handler) http.HandlerFunc {
 	}
 }
 
-// body is the body of a request.
 type body struct {
 	*nsqhttp.Body
 

@@ -12,7 +12,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// expiryJSON represents expiry.Settings.
 type expiryJSON struct {
 	TTL         float64 `json:"ttl_seconds,omitempty"`
 	MaxAttempts int     `json:"max_attempts,omitempty"`

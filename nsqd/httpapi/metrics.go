@@ -49,7 +49,6 @@ func counter[S any, N number](d *prometheus.Desc, of func(S) N) metric[S] {
 	return metric[S]{d, prometheus.CounterValue, func(s S) float64 { return float64(of(s)) }}
 }
 
-// collect sends the metrics of one source.
 func collect[S any](out chan<- prometheus.Metric, all []metric[S], of S, labels ...string) {
 	for _, m := range all {
 		out <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(of), labels...)

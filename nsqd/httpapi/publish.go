@@ -14,7 +14,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/forward"
 )
 
-// pub publishes the body as one message.
 func (a *API) pub(r *http.Request) (string, error) {
 	name, body, wait, err := nsqhttp.ReadPub(r, a.cfg.Session.Limits)
 	if err != nil {
@@ -29,7 +28,6 @@ func (a *API) pub(r *http.Request) (string, error) {
 	})
 }
 
-// mpub publishes the body as a batch.
 func (a *API) mpub(r *http.Request) (string, error) {
 	name, batch, wait, err := nsqhttp.ReadMpub(r, a.cfg.Session.Limits)
 	if err != nil {

@@ -85,7 +85,6 @@ type channelJSON struct {
 	SRTM        cursorJSON `json:"srtm"`
 }
 
-// setDeliveries sets the deliveries by distance.
 func (c *channelJSON) setDeliveries(n queue.ChannelCounters, topologyAware bool) {
 	if !topologyAware {
 		c.Global = n.Delivered

@@ -14,7 +14,7 @@ const valid = 10
 type Advice struct {
 	Paced    bool             // keep to Rate and Burst; otherwise send freely
 	Overload bool             // for information
-	Rate     tokenbucket.Rate // of this publisher, with its weight
+	Rate     tokenbucket.Rate // of this publisher, weight included
 	Burst    int64            // messages
 	Interval time.Duration    // until the broker's next advice
 }
@@ -29,7 +29,7 @@ type Pace struct {
 	Wait time.Duration
 }
 
-// Bucket keeps one publisher to its latest advice. The zero Bucket admits everything.
+// Bucket keeps one publisher to the latest advice. The zero Bucket admits everything.
 // Not safe for concurrent use.
 type Bucket struct {
 	advice Advice
@@ -39,7 +39,7 @@ type Bucket struct {
 	sent   bool
 }
 
-// Advise applies advice that came at now. The bucket keeps its tokens as far as they fit. Advice
+// Advise applies advice that came at now. The bucket keeps the tokens that fit. Advice
 // brings no tokens, except that at the start of pacing the time since the last message counts.
 func (b *Bucket) Advise(a Advice, now mono.Time) {
 	share := tokenbucket.Share{
@@ -59,13 +59,11 @@ func (b *Bucket) Advise(a Advice, now mono.Time) {
 	b.advice, b.until = a, now.Add(valid*max(a.Interval, 0))
 }
 
-// paced reports whether valid advice requires pacing.
 func (b *Bucket) paced(now mono.Time) bool { return b.advice.Paced && now < b.until }
 
 // Wait takes the tokens of n messages, n >= 0, to be sent at now, and returns 0. Or it takes
-// nothing and returns how long to wait before the next call; call earlier if advice comes. More
-// messages than the burst are admitted when the bucket is full, and their missing tokens become a
-// debt.
+// nothing and returns how long to wait before the next call; call earlier if advice comes. A full
+// bucket admits more messages than the burst, and the missing tokens become a debt.
 //
 // Requires: now does not decrease.
 func (b *Bucket) Wait(n int, now mono.Time) time.Duration {
