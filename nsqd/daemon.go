@@ -196,6 +196,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 			return nil, lifecycle.UsageError{Err: err}
 		}
 		api.Agent = func() any { return d.control.State() }
+		api.Control = d.control.Health
 		api.ChangeChannel = d.changeChannel
 	}
 	all := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)

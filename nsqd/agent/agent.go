@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
@@ -222,6 +224,39 @@ func New(cfg Config, node Node) (*Agent, error) {
 
 // State returns the newest state, at most one report interval old.
 func (a *Agent) State() State { return *a.state.Load() }
+
+// Health returns nil while the loaddistributor and the share adaptor answer. Otherwise it returns
+// an obs.Notice with what waits for them: the broker serves its clients all the same.
+func (a *Agent) Health() error {
+	s := a.state.Load()
+	var lost []string
+	if !s.Control.Connected {
+		lost = append(lost, s.Control.silent("loaddistributor")+": topics, channels and moves stay as they are")
+	}
+	if !s.Grants.Connected || s.LeaseLeft == 0 {
+		shares := "messages leave by the bases of shares"
+		if s.Policy == Strict {
+			shares = "no message of a topic with a contract leaves after the end of the lease"
+		}
+		lost = append(lost, s.Grants.silent("share adaptor")+": "+shares)
+	}
+	if lost == nil {
+		return nil
+	}
+	return obs.Notice(strings.Join(lost, "; "))
+}
+
+// silent says that the other side of the session does not answer.
+func (s SessionState) silent(name string) string {
+	text := "the " + name + " does not answer"
+	if s.Address != "" { // else the loaddistributor has not named it
+		text += " at " + s.Address
+	}
+	if s.LastError != "" {
+		text += " (" + strings.ReplaceAll(s.LastError, "\n", " ") + ")"
+	}
+	return text
+}
 
 // Run keeps the sessions up until ctx ends, and then returns nil. It calls the
 // node as Node says, and not after it has returned; what was granted stays in force. If the broker's id belongs to another process, Run gives up all

@@ -22,6 +22,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/identity"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
@@ -663,6 +664,23 @@ var _ = Describe("The agent", func() {
 		Expect(whole.Changes).To(BeFalse(), "another session knows nothing")
 		Expect(whole.Topics).To(HaveLen(2))
 		Expect(reports(control).Changes).To(BeFalse(), "it has not asked")
+	})
+
+	It("says that the control plane does not answer", func() {
+		Expect(subject.Health()).To(MatchError(And(ContainSubstring("the loaddistributor does not answer"), ContainSubstring("the share adaptor does not answer"))))
+		stop = run(subject)
+		defer stop()
+		control := accept(p.control)
+		next(control, (*srtmv1.BrokerMessage).GetHello)
+		control.send(welcome("", 10*time.Millisecond))
+		grants := accept(p.grants)
+		hello := next(grants, (*srtmv1.NodeMessage).GetHello)
+		Consistently(subject.Health, "30ms").Should(MatchError(ContainSubstring("the share adaptor does not answer")), "it has given no lease")
+		grants.send(lease(hello.Stamp, time.Hour, time.Hour))
+		Eventually(subject.Health).Should(Succeed())
+		p.stop()
+		Eventually(func() string { return fmt.Sprint(subject.Health()) }).Should(MatchRegexp(`the loaddistributor does not answer at \S+ \(.+\): .*; the share adaptor does not answer at \S+ \(.+\): messages leave by the bases of shares$`))
+		Expect(errors.As(subject.Health(), new(obs.Notice))).To(BeTrue(), "the broker serves its clients")
 	})
 
 	It("shows its state", func() {

@@ -75,6 +75,8 @@ type Config struct {
 	ChangeChannel func(ctx context.Context, topic, channel string, change ChannelChange) error
 	// Agent returns the state of the control-plane session. Nil: no control plane.
 	Agent func() any
+	// Control returns an obs.Notice while the control plane does not answer. Nil: no control plane.
+	Control func() error
 	// TopologyAware means that consumers have distances, and deliveries are counted by distance.
 	TopologyAware bool
 	// Percentiles are the percentiles of end-to-end latency to show, in (0, 1].
@@ -128,7 +130,7 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 	a.faults, _ = obs.Sparse(log)
 	a.audit = secure.NewAuditor(log, cfg.Tokens != nil)
 	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies, answers: &a.answers})
-	obs.Mount(a.operator, reg, a.state, b.Health)
+	obs.Mount(a.operator, reg, a.state, a.healthz)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
 	post := func(h handler) methods { return methods{http.MethodPost: a.do(h)} }
 	a.routes = map[string]methods{

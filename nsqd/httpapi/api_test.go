@@ -22,6 +22,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
@@ -413,6 +414,16 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 	n.expect("POST", "/topic/unpause?topic=t", "", 200, "")
 	n.expect("GET", "/stats?format=json", "", 200, `"paused":false`)
 	n.expect("POST", "/topic/pause?topic=u", "", 404, "TOPIC_NOT_FOUND")
+}
+
+func TestHealthSaysThatTheControlPlaneDoesNotAnswer(t *testing.T) {
+	var lost error
+	n := startWith(t, func(c *httpapi.Config) {
+		c.Managed, c.Control = true, func() error { return lost }
+	})
+	n.expect("GET", "/healthz", "", 200, "ok\n")
+	lost = obs.Notice("the loaddistributor does not answer")
+	n.expect("GET", "/healthz", "", 200, "ok\nthe loaddistributor does not answer\n")
 }
 
 // A client that stops in the middle of a body must not keep a handler and what

@@ -415,6 +415,13 @@ func (a *API) ping(w http.ResponseWriter, _ *http.Request) {
 }
 
 // state returns the content of /debug/state.
+func (a *API) healthz() error {
+	if err := a.broker.Health(); err != nil || a.cfg.Control == nil {
+		return err
+	}
+	return a.cfg.Control()
+}
+
 func (a *API) state() any {
 	s := map[string]any{
 		"connections":    a.conns.Stats(),
