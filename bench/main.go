@@ -1,15 +1,15 @@
 //go:build linux
 
-// Command bench measures. Each scenario runs what it measures on this machine and prints
-// tables: our brokers and daemons beside other programs, what parts of them cost, and the
-// figures of the papers.
+// Command bench runs benchmarks. Each scenario measures programs on this machine and prints
+// tables: comparisons of our brokers and daemons with other programs, the cost of their
+// parts, and the figures of the papers.
 //
 //	go run ./bench --help
 //	go run ./bench peer --list
 //
-// A scenario is a package of this folder, with flags of its own (bench peer --help).
-// Package host has what they share: flags, rounds and tables. Program floor, the least
-// broker, is apart: of this program, with all that it links, it would be four times as large.
+// A scenario is a package of this folder, with its own flags (bench peer --help). Package
+// host holds the common parts: flags, rounds and tables. The minimal broker, bench/floor,
+// is a separate program: as part of this program it would be four times as large.
 package main
 
 import (
@@ -33,10 +33,10 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 )
 
-// A run executes a scenario with the arguments after its name.
+// run executes a scenario. args follow the scenario's name.
 type run func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 
-// scenarios are all that there are, in the order of the help.
+// scenarios lists all scenarios in the order of the help.
 var scenarios = []struct {
 	name, about string
 	run         run
@@ -54,7 +54,7 @@ var scenarios = []struct {
 }
 
 func main() {
-	// A signal ends a bare server at once: it handles none.
+	// A bare server handles no signals, so a signal ends it at once.
 	if len(os.Args) > 1 && os.Args[1] == decide.BareCommand {
 		lifecycle.PrintError(os.Stderr, "bench", decide.Serve(os.Args[2:]))
 		os.Exit(1)

@@ -15,12 +15,13 @@ import (
 	"github.com/srtm-io/srtm/bench/host"
 )
 
-// askers fill a server, each with a question at a time; all keys begin in the store.
+// askers is the number of concurrent requests that fill a server. All keys begin in the
+// store.
 const askers = 32
 
-// fill asks a server for n keys that it does not know, over UDP, as fast as it looks them
-// up, for limit at most, and for a thousand that it knows at a steady rate meanwhile and
-// afterwards. It prints a line each length.
+// fill requests n new keys over UDP as fast as the server loads them, for at most limit. In
+// parallel and afterwards, fill requests a thousand known keys at a steady rate. It prints
+// a line per measurement.
 func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide.Load, limit time.Duration) error {
 	udp, web, err := decide.Admission(ctx, bin, dir, decide.Generous(), "--udp-loops=1", "--attempts=1000", fmt.Sprintf("--max-keys=%d", n+n/20+10_000))
 	if err != nil {
@@ -32,7 +33,7 @@ func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide
 		return err
 	}
 	defer c.Close()
-	if _, err := decide.UDP(udp, l, false); err != nil { // the thousand are known then
+	if _, err := decide.UDP(udp, l, false); err != nil { // loads the thousand keys
 		return err
 	}
 	empty, err := decide.UDP(udp, l, false)

@@ -1,6 +1,6 @@
-// Package admission measures admission's decisions beside bare servers and what others
-// use in its place (make bench-admission), in one run, and prints a table in Markdown.
-// What is not installed is left out, saying so.
+// Package admission compares admission's decisions with bare servers and with common
+// alternatives in one run (make bench-admission), and prints a Markdown table. Programs
+// that are not installed are reported and left out.
 package admission
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// columns are what is shown of a subject.
+// columns are the columns of the table.
 var columns = host.Table[decide.Result]{
 	quantile("p50 us", .5), quantile("p99 us", .99), quantile("p99.9 us", .999),
 	host.Figure("CPU us", "%.1f", cpu),
@@ -46,7 +46,7 @@ func latency(q float64) func(decide.Result) float64 {
 
 func cpu(r decide.Result) float64 { return us(r.CPU) }
 
-// targets are the most that admission may take, as ratios to what others take.
+// targets are upper bounds on the ratio of admission's metrics to other servers' metrics.
 var targets = []host.Target[decide.Result]{
 	host.Ratio("UDP p50 to the echo's", "admission, UDP", "UDP echo", latency(.5), 1.3),
 	host.Ratio("UDP p99 to the echo's", "admission, UDP", "UDP echo", latency(.99), 1.5),
@@ -61,7 +61,7 @@ var targets = []host.Target[decide.Result]{
 	host.Ratio("/qos p50 to the handler's", "admission, /qos", "net/http handler", latency(.5), 1.4),
 }
 
-// Run prints what decisions cost.
+// Run prints the cost of decisions.
 func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
 	bin := fs.String("bin-dir", "bin", "`folder` of admission")
@@ -150,7 +150,7 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if _, err := host.Rounds(ctx, 1, subjects); err != nil { // warms up
+	if _, err := host.Rounds(ctx, 1, subjects); err != nil { // warm-up
 		return err
 	}
 	got, err := host.Rounds(ctx, *rounds, subjects)

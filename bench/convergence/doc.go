@@ -1,22 +1,20 @@
-// Package convergence is the paper's Table 1 (section 6.5) with everything real: a
-// loaddistributor, six nsqd and a tbadaptor as processes, publishers that send in
-// groups at the same instants, and for each row the search for a number of brokers
-// that keeps the SLO, and then a long run of what was found.
+// Package convergence reproduces Table 1 of the paper (section 6.5) with real processes: a
+// loaddistributor, six nsqd, a tbadaptor, and publishers that send in synchronised groups.
+// For each row, the loaddistributor searches for a number of brokers that meets the SLO.
+// Then the result is measured in a long run.
 //
 //	make convergence ARGS='--rows=5,30 --modes=off,fast'
 //
-// The brokers share this machine's processors, so none of them would have a capacity
-// of its own. These are built with the tag paced (nsqd/conn): they work for --pace on
-// each message before they write it, so that what a broker absorbs within the SLO's
-// latency is that latency over the pace, as in a broker whose processor takes so long.
-// The load is what the machine carries besides: an eighth of the paper's rate. The
-// test of the fast search takes a number of messages, not of seconds, so that it
-// lasts the longer for it.
+// The brokers share this machine's processors, so no broker would have its own capacity.
+// Therefore nsqd is built with the tag paced (nsqd/conn), and works for --pace on each
+// message before writing it. The number of messages that such a broker absorbs within the
+// SLO is the SLO's latency divided by the pace, as if its processor were that slow. The
+// load is what the machine can carry in addition: an eighth of the paper's rate. The test
+// of the fast search takes a fixed number of messages, and therefore lasts longer here.
 //
-// The mode off does not fit: its rows are the placement by rate alone, which shows
-// that there is something to find. Every row has a cluster of its own that has
-// learned nothing before.
+// The mode off does not search. Its rows show the placement by rate alone, as a baseline
+// for the search. Every row has its own cluster without learned state.
 //
-// run.go carries a row out, table.go prints. `drlsim convergence` is the same in
-// simulation, at full size; docs/evaluation/fitting.md has both tables.
+// run.go runs a row, table.go prints. `drlsim convergence` is the same in simulation, at
+// full size; docs/evaluation/fitting.md has both tables.
 package convergence

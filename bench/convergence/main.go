@@ -23,29 +23,30 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// modeOff is the loaddistributor's: topics stay where their rate places them.
+// modeOff is the loaddistributor's mode without a search: topics stay where their rate
+// places them.
 const modeOff = "off"
 
-// config is what the flags say.
+// config holds the flags.
 type config struct {
 	rows    []int
 	modes   []string
-	load    load.Options // but for the groups
+	load    load.Options // without the groups
 	brokers int
 	pace    time.Duration
 	slo     time.Duration
 	margin  float64
-	mcap    int64 // 0: spareRate
+	mcap    int64 // 0: spareRate times the contract's rate
 	round   time.Duration
 	check   time.Duration
-	limit   time.Duration // of one fit
+	limit   time.Duration // per fit
 	json    string
-	data    string // "": removed after success
+	data    string // empty: a temporary folder, removed after success
 	bin     string
 	args    []string
 }
 
-// Run makes the rows of the table.
+// Run measures and prints the rows of the table.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
 	if err != nil {
@@ -67,7 +68,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			if c.json == "" {
 				continue
 			}
-			if err := host.WriteJSON(c.json, &r); err != nil { // what there is, should the next row fail
+			if err := host.WriteJSON(c.json, &r); err != nil { // partial results survive a failure of the next row
 				return err
 			}
 		}
@@ -133,7 +134,7 @@ func (c *config) spec(group int) schedule.Spec {
 	return s
 }
 
-// binaries finds the programs.
+// binaries checks the programs and sets the pace.
 func (c *config) binaries() (err error) {
 	if c.bin, err = filepath.Abs(c.bin); err != nil {
 		return err
@@ -147,8 +148,8 @@ func (c *config) binaries() (err error) {
 			return fmt.Errorf("%s was not built with the tag paced: its brokers would have no capacity of their own", built.Path)
 		}
 	}
-	return os.Setenv(paceVariable, c.pace.String()) // for the brokers
+	return os.Setenv(paceVariable, c.pace.String()) // inherited by the brokers
 }
 
-// paceVariable is what a paced nsqd reads.
+// paceVariable is the environment variable of a paced nsqd.
 const paceVariable = "SRTM_PACE"

@@ -31,25 +31,25 @@ const (
 	channel   = "c"
 	quantile  = 0.99
 
-	// rateMargin is r over the rate, the paper's; spareRate is mcap over r, so that
-	// by rate alone one broker is enough, as the paper's was for its topic.
+	// rateMargin is r divided by the rate, as in the paper. spareRate is mcap divided by r.
+	// As in the paper, one broker suffices by rate alone.
 	rateMargin = 1.1
 	spareRate  = 2
-	// profiled is how much of the schedule the contract's burst is profiled on.
+	// profiled is the length of the schedule from which the burst is profiled.
 	profiled = time.Minute
 
 	callTimeout  = 10 * time.Second
 	startTimeout = 30 * time.Second
 	// connecting bounds the time until all publishers send.
 	connecting = 30 * time.Second
-	// settle is between the end of a fit and the check: what the last move made late
-	// is no part of it.
+	// settle is the time between the end of a fit and the check. Delays that the last move
+	// caused are not measured.
 	settle = 2 * time.Second
 	poll   = 100 * time.Millisecond
 )
 
-// contract is r = 1.1 of the rate, and the burst that the schedule needs and the
-// margin.
+// contract returns a contract with r = 1.1 times the rate. The burst is the profiled burst
+// plus the margin.
 func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contract, error) {
 	arrivals := schedule.Arrivals(schedule.Until(s.Stream(), profiled))
 	rate := tokenbucket.PerSecond(rateMargin * s.Rate * float64(s.Publishers))
@@ -70,10 +70,10 @@ type bench struct {
 	cluster *local.Cluster
 	admin   srtmv1.AdminServiceClient
 	sending *local.Process
-	sent    bytes.Buffer // what sending printed, once it is done
+	sent    bytes.Buffer // output of the publishers, complete after they end
 }
 
-// row fits one topic on a cluster of its own and checks what was found.
+// row fits one topic on its own cluster and checks the result.
 func (c *config) row(ctx context.Context, group int, mode string, say func(string, ...any)) (_ *Row, err error) {
 	spec := c.spec(group)
 	sold, err := contract(spec, c.slo, c.margin)
@@ -94,7 +94,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	}()
 	flags := []string{
 		"--fitting=" + mode, "--window=" + c.check.String(), "--rebalance=off", "--log-level=debug",
-		"--seed=" + strconv.FormatUint(spec.Seed+1, 10), // 0 would draw one
+		"--seed=" + strconv.FormatUint(spec.Seed+1, 10), // 0 would select a random seed
 	}
 	if mode == tuner.ModePaper {
 		flags = append(flags, "--fitting-round="+c.round.String())
@@ -111,7 +111,8 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	return b.measure(ctx, spec, sold, mode, dir)
 }
 
-// measure creates the topic, has publishers send, waits for the fit, and checks.
+// measure creates the topic, starts the publishers, waits for the fit, and checks the
+// result.
 func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Contract, mode, dir string) (_ *Row, err error) {
 	if err := b.create(ctx, spec, sold); err != nil {
 		return nil, fmt.Errorf("create topic: %w", err)
@@ -119,7 +120,7 @@ func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Co
 	if err := b.send(spec, dir); err != nil {
 		return nil, err
 	}
-	defer func() { // again, if all went well, which does no harm
+	defer func() { // after success the process has already stopped
 		if stopped := b.sending.Stop(); err != nil {
 			err = errors.Join(err, stopped)
 		}
@@ -139,8 +140,8 @@ func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Co
 	return row, b.reported(row)
 }
 
-// create creates the topic. Its shares are those of the placement: a rule that
-// moved them meanwhile would be measured as well.
+// create creates the topic with static shares, so that the measurement does not include
+// share updates.
 func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contract) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -152,7 +153,7 @@ func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contra
 	return err
 }
 
-// send starts the publishers and a consumer. They are ended when all is measured.
+// send starts the publishers and a consumer. reported stops them.
 func (b *bench) send(s schedule.Spec, dir string) (err error) {
 	l := b.load
 	l.Spec = s
@@ -178,7 +179,7 @@ func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
 	return r.Topic, nil
 }
 
-// until looks at the topic until done says so.
+// until polls the topic until done returns true.
 func (b *bench) until(ctx context.Context, limit time.Duration, what string, done func(*srtmv1.Topic) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: not within %v", what, limit))
 	defer cancel()
@@ -187,7 +188,7 @@ func (b *bench) until(ctx context.Context, limit time.Duration, what string, don
 	for {
 		topic, err := b.look(ctx)
 		if ctx.Err() != nil {
-			return context.Cause(ctx) // not what a call makes of it
+			return context.Cause(ctx) // rather than the error of the interrupted call
 		}
 		if err != nil {
 			return err
@@ -234,14 +235,13 @@ func (b *bench) fitted(ctx context.Context, row *Row) error {
 	})
 }
 
-// checked measures over the window that the loaddistributor keeps, which is as long
-// as the check.
+// checked measures over the loaddistributor's window, which is as long as the check.
 func (b *bench) checked(ctx context.Context, row *Row) error {
 	begins := time.Now().Add(settle)
 	var last *srtmv1.Topic
 	err := b.until(ctx, settle+b.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
 		last = t
-		// A machine that stood still has a window in which nothing was reported.
+		// If the machine stalled, the window can be empty.
 		return time.Since(begins) >= b.check && t.Status.GetPooled().GetDelivered() > 0
 	})
 	if err != nil {
@@ -263,8 +263,8 @@ func (b *bench) checked(ctx context.Context, row *Row) error {
 	return nil
 }
 
-// reported ends the publishers, who say how punctual they were and how often they
-// moved.
+// reported stops the publishers, and reads their lateness and number of moves from iotpub's
+// report.
 func (b *bench) reported(row *Row) error {
 	if err := b.sending.Stop(); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
 
-// Report is all that was measured.
+// Report holds all measurements.
 type Report struct {
 	Version string   `json:"version"`
 	CPUs    int      `json:"cpus"`
@@ -17,7 +17,7 @@ type Report struct {
 	Rows    []Row    `json:"rows"`
 }
 
-// Row is one topic.
+// Row is the result of one topic.
 type Row struct {
 	Group int    `json:"group"`
 	Mode  string `json:"mode"`
@@ -27,15 +27,15 @@ type Row struct {
 	Burst     int64 `json:"burst"`
 	// Fit is nil in the mode off.
 	Fit *Fit `json:"fit,omitempty"`
-	// K is how many brokers carry the topic in the end, State what the
-	// loaddistributor calls it then.
+	// K is the final number of brokers with the topic, State the loaddistributor's final
+	// state of the topic.
 	K          int        `json:"k"`
 	State      string     `json:"state"`
 	Check      Check      `json:"check"`
 	Publishers Publishers `json:"publishers"`
 }
 
-// Fit is how the search went, from the first measurement to its end.
+// Fit describes the search, from the first measurement to the end.
 type Fit struct {
 	Fitted  bool     `json:"fitted"`
 	Reason  string   `json:"reason"`
@@ -43,24 +43,24 @@ type Fit struct {
 	Rounds  []Rounds `json:"rounds"`
 }
 
-// Rounds is how many measurements were made with K brokers.
+// Rounds is the number of measurements with K brokers.
 type Rounds struct {
 	K      int `json:"k"`
 	Rounds int `json:"rounds"`
 }
 
-// Check is what the brokers measured afterwards, all of them together.
+// Check holds the brokers' combined metrics after the fit.
 type Check struct {
 	Seconds    float64          `json:"seconds"`
 	Messages   uint64           `json:"messages"`
 	Late       float64          `json:"late_fraction"`
-	Met        *bool            `json:"met,omitempty"` // nil: too few messages to tell
+	Met        *bool            `json:"met,omitempty"` // nil: too few messages to decide
 	Delivery   report.Quantiles `json:"delivery"`
 	Access     report.Quantiles `json:"access"`
 	Processing report.Quantiles `json:"processing"`
 }
 
-// Publishers is what the emulated publishers say of the whole row.
+// Publishers holds iotpub's counters of the whole row.
 type Publishers struct {
 	Sent     uint64           `json:"sent"`
 	Accepted uint64           `json:"accepted"`

@@ -21,10 +21,10 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 )
 
-// BareCommand is the argument with which a program that measures is a bare server.
+// BareCommand is the argument that makes the benchmark program a bare server.
 const BareCommand = "bare"
 
-// Bare runs this program as a server of a kind, in a process of its own.
+// Bare starts this program as a bare server in a separate process.
 func Bare(kind string, more ...string) (*Server, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -55,8 +55,8 @@ func echoes(at string) error {
 	return err
 }
 
-// Serve serves until the process is killed. The arguments are those of Bare: kind, address
-// and what the kind takes more.
+// Serve serves until the process is killed. The arguments are the same as of Bare: kind, address,
+// and the arguments of the kind.
 func Serve(args []string) error {
 	if len(args) < 2 {
 		return errors.New("want a kind of server and host:port")
@@ -79,7 +79,7 @@ func Serve(args []string) error {
 	return lifecycle.Serve(ln, &http.Server{Handler: handler})(context.Background())
 }
 
-// echo serves UDP.
+// echo echoes UDP datagrams.
 func echo(at string) error {
 	address, err := net.ResolveUDPAddr("udp", at)
 	if err != nil {
@@ -100,12 +100,12 @@ func echo(at string) error {
 	}
 }
 
-// Service is the mean time of a processor that a request takes of an unequal server.
+// Service is the mean processor time of a request in a backend.
 const Service = 20 * time.Millisecond
 
-// kinds make the handlers of bare HTTP servers: one that says TRUE, a backend with so many
-// virtual processors (timers; 0: it answers at once), and reverse proxies before a backend.
-// The kind "udp" is none of them: it echoes datagrams.
+// kinds creates the handlers of bare HTTP servers: "http" answers TRUE, "backend" simulates
+// processors with timers (0: without delay), "proxy" and "forwarder" are reverse proxies.
+// The kind "udp", an echo server, is handled separately.
 var kinds = map[string]func(more []string) (http.Handler, error){
 	"http": func([]string) (http.Handler, error) {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -129,7 +129,7 @@ func backend(processors []string) (http.Handler, error) {
 	}
 	free := make(chan struct{}, max(n, 1))
 	var served atomic.Int64
-	const variation = 0.46 // as tools/sim/web
+	const variation = 0.46 // as in tools/sim/web
 	sigma := math.Sqrt(math.Log(1 + variation*variation))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/metrics" {
@@ -146,11 +146,11 @@ func backend(processors []string) (http.Handler, error) {
 	}), nil
 }
 
-// Mallocs is the metric by which a bare proxy says what it has allocated, named as Go's own.
+// Mallocs is the metric of a bare proxy's allocations, named like the Go metric.
 const Mallocs = "go_memstats_mallocs_total"
 
-// bareProxy is what the gateway's overhead is measured by: httputil.ReverseProxy with
-// connections to spare, and nothing else but more and a bound on an answer's header.
+// bareProxy is the reference for the gateway's overhead: httputil.ReverseProxy with a large
+// connection pool, the function more, and a timeout for response headers.
 func bareProxy(to string, more func(*httputil.ProxyRequest), bound time.Duration) (http.Handler, error) {
 	target, err := url.Parse("http://" + to)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package decide measures what one decision costs: of admission over UDP and HTTP, of
-// bare servers that decide nothing, and of what others use in its place. Its load is open
-// loop: a latency counts from when the request should have been sent. bench/admission
-// prints a table of it, bench/figures draws.
+// Package decide measures the cost of one decision: of admission over UDP and HTTP, of bare
+// servers that decide nothing, and of common alternatives. The load is open loop: latency
+// counts from the scheduled time of a request. bench/admission prints the results in a
+// table, and bench/figures draws them.
 package decide
 
 import (
@@ -26,69 +26,70 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Result is what a run measured.
+// Result is the result of a run.
 type Result struct {
 	Sent, Answered int64
 	Latency        *obs.Latency
 	CPU            time.Duration // of the server's process and its children, per answer
-	RSS            int64         // bytes, at the end; 0: not known, of a bare server
+	RSS            int64         // bytes, at the end; 0 for a bare server
 }
 
-// A request that is not answered in patience is lost.
+// patience is the time after which an unanswered request counts as lost.
 const patience = time.Second
 
-// After the last request was sent, the server's CPU time counts for so much longer, if not
-// all are answered before.
+// straggling bounds the time after the last request during which the server's CPU time
+// counts. The time ends earlier when all requests are answered.
 const straggling = 20 * time.Millisecond
 
-// keys are asked for in turn.
+// keys is the number of keys, which are requested in turn.
 const keys = 1000
 
 func key(i int64) string { return fmt.Sprintf("bench/%04d", i%keys) }
 
-// pace calls send for each of n requests, when it is due or later: by a thread of its
-// own that the kernel wakes without its usual slack, since Go's timers are late by up to
-// a millisecond, which would be in each latency.
+// pace calls send for each of n requests, at or after its due time. pace runs on its own
+// thread, which the kernel wakes without timer slack. Go's timers are late by up to a
+// millisecond, which would add to each latency.
 func pace(n int64, due func(i int64) time.Time, send func(i int64)) {
-	runtime.LockOSThread() // and is not unlocked: the thread ends with its goroutine
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	for i := range n {
 		if wait := time.Until(due(i)); wait > 0 {
 			ts := unix.NsecToTimespec(int64(wait))
-			_ = unix.Nanosleep(&ts, nil) // one that is cut short sends a little early
+			_ = unix.Nanosleep(&ts, nil) // an interrupted sleep sends slightly early
 		}
 		send(i)
 	}
 }
 
-// Load is an open loop's: the ith request is due at i/Rate and counts from then on,
-// whenever it is sent.
+// Load is an open-loop load. Request i is due at i/Rate, and its latency counts from the
+// due time.
 type Load struct {
 	Rate   float64 // per second
 	Length time.Duration
-	// Connections, or sockets. Of several each has one request at a time, as in the pool of
-	// a client library, and what is due meanwhile waits. One alone is sent each request
-	// when it is due, as by a client that pipelines. Each request is a write of its own.
+	// Connections is the number of connections or sockets. Several connections each have
+	// one request at a time, like a client library's pool, and further requests wait. A
+	// single connection sends each request when due, like a pipelining client. Each request
+	// is a separate write.
 	Connections int
 }
 
-// Protocol is how to ask. Dialogue makes a connection ready, and returns what makes the ith
-// request, and what reads the answer to the one that has waited longest or, if there may
-// be losses, to the one that it returns.
+// Protocol defines requests and answers. Dialogue prepares a connection. request encodes
+// request i. answered reads an answer and returns the number of the answered request: the
+// oldest waiting request, or any request of a lossy protocol.
 type Protocol struct {
 	Lossy    bool // over UDP
 	Dialogue func(net.Conn) (request func(i int64) []byte, answered func(in *bufio.Reader, waiting int64) (i int64, err error), err error)
 }
 
-// Stream is a protocol over TCP that answers in order.
+// Stream is a TCP protocol with answers in order.
 func Stream(request func(i int64) string, answered func(*bufio.Reader) error) Protocol {
 	return Protocol{Dialogue: func(net.Conn) (func(int64) []byte, func(*bufio.Reader, int64) (int64, error), error) {
 		return func(i int64) []byte { return []byte(request(i)) }, func(in *bufio.Reader, waiting int64) (int64, error) { return waiting, answered(in) }, nil
 	}}
 }
 
-// UDP asks admission, without MACs. Without a session (echo) it takes what comes back for
-// the answer. admission/wire has the layout.
+// UDP sends requests to admission, without MACs. With echo there is no session, and any
+// datagram is an answer. admission/wire documents the layout.
 func UDP(s *Server, l Load, echo bool) (Result, error) {
 	question := func(kind byte, session, number uint64, key string) []byte {
 		q := append([]byte{0xAD, 3, kind, 0}, make([]byte, 28)...)
@@ -136,8 +137,8 @@ func UDP(s *Server, l Load, echo bool) (Result, error) {
 	}})
 }
 
-// Ask sends a load. A request that is not answered in patience is lost where the protocol
-// loses some, and an error where it does not.
+// Ask sends a load. A request without an answer within patience is lost if the protocol is
+// lossy, and otherwise an error.
 func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	type line struct {
 		net.Conn
@@ -161,11 +162,11 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	}
 	r.Latency = obs.NewLatency()
 	n := int64(l.Rate * l.Length.Seconds())
-	waiting := make(chan int64, n) // has room for all
+	waiting := make(chan int64, n) // room for all requests
 	before, start := s.cpu(), time.Now()
 	end := start.Add(2*l.Length + 5*patience)
 	due := func(i int64) time.Time { return start.Add(time.Duration(float64(i) / l.Rate * float64(time.Second))) }
-	var mu sync.Mutex // of r.Latency and err
+	var mu sync.Mutex // guards r.Latency and err
 	note := func(i int64, bad error) (goOn bool) {
 		at := time.Now()
 		mu.Lock()
@@ -178,7 +179,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 		if !lost {
 			err = bad
 		}
-		return lost && l.Connections > 1 // of one alone, nothing came for so long
+		return lost && l.Connections > 1 // a single connection received nothing for patience
 	}
 	var asking, sending sync.WaitGroup
 	for _, to := range lines {
@@ -186,7 +187,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 			in := bufio.NewReader(to)
 			for i := range waiting {
 				if l.Connections > 1 {
-					to.Write(to.request(i)) // an error shows when the answer is read
+					to.Write(to.request(i)) // the read reports errors
 				}
 				deadline := time.Now().Add(patience)
 				if deadline.After(end) {
@@ -212,7 +213,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	sending.Wait()
 	answered := make(chan struct{})
 	go func() { asking.Wait(); close(answered) }()
-	select { // what the server does while we wait for the lost is not for their sake
+	select { // excludes the server's work while the client waits for lost requests
 	case <-answered:
 	case <-time.After(straggling):
 	}
@@ -231,8 +232,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	return r, s.memory(&r)
 }
 
-// HTTP asks for a path, which may have a %s for the key, and takes nothing but 200 for an
-// answer.
+// HTTP requests a path, in which %s stands for the key. Only status 200 is an answer.
 func HTTP(s *Server, l Load, path string) (Result, error) {
 	return Ask(s, l, Stream(func(i int64) string {
 		p := path
@@ -256,12 +256,12 @@ func HTTP(s *Server, l Load, path string) (Result, error) {
 	}))
 }
 
-// cpu is what all threads of the server and of its children have run, to the nanosecond.
+// cpu returns the run time of all threads of the server and its children, in nanoseconds.
 func (s *Server) cpu() (d time.Duration) {
 	for _, pid := range s.processes() {
 		threads, _ := procfs.AllThreads(pid)
 		for _, thread := range threads {
-			if used, err := thread.Schedstat(); err == nil { // it may have ended
+			if used, err := thread.Schedstat(); err == nil { // the thread may have ended
 				d += time.Duration(used.RunningNanoseconds)
 			}
 		}
@@ -269,7 +269,7 @@ func (s *Server) cpu() (d time.Duration) {
 	return d
 }
 
-// processes are the server's and its children's.
+// processes returns the process ids of the server and its children.
 func (s *Server) processes() []int {
 	pids := []int{s.Pid()}
 	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(s.Pid()) + "/task/*/children")
@@ -284,7 +284,7 @@ func (s *Server) processes() []int {
 	return pids
 }
 
-// memory is what is resident, of the server and its children.
+// memory adds the resident memory of the server and its children to r.
 func (s *Server) memory(r *Result) error {
 	for _, pid := range s.processes() {
 		of, err := procfs.NewProc(pid)

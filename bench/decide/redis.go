@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// gcra is the generic cell rate algorithm (ITU-T I.371) in Redis: as exact as the token
-// bucket, in one round trip.
+// gcra is the generic cell rate algorithm (ITU-T I.371) as a Redis script. It is as exact
+// as the token bucket, and takes one round trip.
 const gcra = `local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local tat = math.max(now, tonumber(redis.call('GET', KEYS[1]) or now))
@@ -26,7 +26,7 @@ func command(words ...string) string {
 	return b.String()
 }
 
-// EVALSHA asks Redis by the script, a command in a write of its own.
+// EVALSHA requests decisions from Redis by the script, one command per write.
 func EVALSHA(s *Server, l Load) (r Result, err error) {
 	conn, err := net.Dial("tcp", s.At)
 	if err != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 )
 
-// Server is a process that is asked.
+// Server is a server process under test.
 type Server struct {
 	*local.Process
 	Name, At string // host:port
-	Bare     bool   // a bare server: its memory is mostly the rest of this program
+	Bare     bool   // a bare server: the memory is mostly the benchmark program's
 }
 
-// Stop stops the servers that have started. Errors of a stop say nothing of what was measured.
+// Stop stops the started servers. Errors of a stop do not affect the measurements.
 func Stop(all ...*Server) {
 	for _, s := range all {
 		if s != nil && s.Process != nil {
@@ -34,8 +34,8 @@ func Stop(all ...*Server) {
 	}
 }
 
-// Admission runs the daemon with a rule for every key, in dir. udp and web are the same
-// process as it is asked by either protocol.
+// Admission starts the admission daemon in dir, with rules for every key. udp and web are
+// two addresses of the same process.
 func Admission(ctx context.Context, bin, dir string, rules []*srtmv1.AdmissionRule, flags ...string) (udp, web *Server, err error) {
 	ports, err := local.Ports(3)
 	if err != nil {
@@ -57,7 +57,8 @@ func Admission(ctx context.Context, bin, dir string, rules []*srtmv1.AdmissionRu
 	return &Server{Process: p, Name: "admission", At: ports[2]}, &Server{Process: p, Name: "router", At: ports[0]}, nil
 }
 
-// Gateway runs the daemon with a policy, in dir. admin is where the daemon says how it is.
+// Gateway starts the gateway daemon with a policy in dir. admin is the address of the
+// daemon's admin API.
 func Gateway(bin, dir, policy string, flags ...string) (s *Server, admin string, err error) {
 	ports, err := local.Ports(2)
 	if err != nil {
@@ -72,13 +73,14 @@ func Gateway(bin, dir, policy string, flags ...string) (s *Server, admin string,
 	return &Server{Process: p, Name: "gateway", At: ports[0]}, ports[1], err
 }
 
-// Generous has every key admitted.
+// Generous admits every key.
 func Generous() []*srtmv1.AdmissionRule {
 	return []*srtmv1.AdmissionRule{{Key: "*", RefillMilli: 1e12, Capacity: 1e9}}
 }
 
-// Installed runs a program of the system's with a configuration in dir: in that {at}, {host}
-// and {port} are where it is to listen, {dir} the folder; in flags {file} is the configuration.
+// Installed starts an installed program in dir. In the configuration, {at}, {host} and
+// {port} stand for the listening address, and {dir} for the folder. In flags, {file} stands
+// for the configuration file.
 func Installed(name, dir, config string, flags ...string) (*Server, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -103,12 +105,13 @@ func Installed(name, dir, config string, flags ...string) (*Server, error) {
 	return &Server{Process: p, Name: name, At: ports[0]}, err
 }
 
-// Redis runs Debian's.
+// Redis starts Debian's redis-server.
 func Redis(dir string) (*Server, error) {
 	return Installed("redis-server", dir, "bind {host}\nport {port}\nsave \"\"\nappendonly no\ndir {dir}\n", "{file}")
 }
 
-// Nginx runs Debian's with one worker, and http beside what has it keep to dir.
+// Nginx starts Debian's nginx with one worker. http is added to a configuration that keeps
+// all files in dir.
 func Nginx(dir, http string) (*Server, error) {
 	return Installed("nginx", dir, `daemon off; pid {dir}/pid; error_log stderr warn; worker_processes 1; events {}
 http { access_log off; client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
@@ -116,22 +119,22 @@ keepalive_requests 10000000; `+http+` }
 `, "-p", dir, "-c", "{file}")
 }
 
-// NginxLimit answers within a rate for each key that no key reaches.
+// NginxLimit answers with a rate limit per key. The limit is too high to be reached.
 const NginxLimit = `limit_req_zone $arg_key zone=keys:10m rate=100000r/s;
 server { listen {at}; location / { limit_req zone=keys burst=1000 nodelay; return 200 TRUE; } }`
 
-// HAProxy runs Debian's with one thread, and more below its frontend.
+// HAProxy starts Debian's HAProxy with one thread. more is added after the frontend.
 func HAProxy(dir, more string) (*Server, error) {
 	return Installed("haproxy", dir, "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\nfrontend f\n bind {at}\n"+more+"\n", "-db", "-f", "{file}")
 }
 
-// HAProxyLimit is as NginxLimit, with a stick table.
+// HAProxyLimit is like NginxLimit, with a stick table.
 const HAProxyLimit = ` stick-table type string len 64 size 100k expire 60s store http_req_rate(1s)
  http-request track-sc0 url_param(key)
  http-request deny deny_status 429 if { sc_http_req_rate(0) gt 100000 }
  http-request return status 200 content-type text/plain string TRUE`
 
-// HAProxyBefore is another server behind it.
+// HAProxyBefore makes HAProxy a proxy for the server at the address.
 func HAProxyBefore(at string) string {
 	return " default_backend b\nbackend b\n server one " + at
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// recording is traffic that the paper's authors did not have, compressed in time and
-// superposed until it loads a broker as the paper's topics do.
+// recording is recorded traffic, which the paper does not use. The recording is compressed
+// in time and superposed until the load is as high as in the paper.
 type recording struct {
 	id, title, file  string
 	compress         float64
 	copies           int
-	from, seconds    float64 // of the recording
+	from, seconds    float64 // within the recording
 	burstExplanation string
 }
 
-// recorded are traffic detectors and pedestrian buttons.
+// recorded lists recordings of traffic detectors and pedestrian buttons.
 var recorded = []recording{
 	{"detectors", "vehicle detectors, 54 sites x 10", "odot_hires_detgroups_3x3h.csv.gz", 10, 54, 3600, 600, "10,000 msg/s in groups learned from another hour"},
 	{"pedestrians", "pedestrian buttons, 10 states x 80", "odot_ped_911x24h.csv.gz", 80, 10, 50_400, 10_800, "9,650 msg/s, a group for each intersection"},
@@ -34,7 +34,7 @@ func (w *harness) path(t recording) (string, error) {
 	return file, nil
 }
 
-// split is a recording over k idle brokers.
+// split is a scenario with a recording over k idle brokers.
 func (w *harness) split(t recording, file, policy string, k int) scenario.Scenario {
 	lasts := t.seconds / t.compress
 	s := w.scene(scenario.Topic{
@@ -47,8 +47,8 @@ func (w *harness) split(t recording, file, policy string, k int) scenario.Scenar
 	return s
 }
 
-// traces spreads recorded traffic over 1 to 6 idle brokers, correlated
-// publishers apart and blindly.
+// traces places recorded traffic on 1 to 6 idle brokers, once with correlated publishers
+// apart and once blindly.
 func traces(w *harness) error {
 	one := *w
 	one.runs = max(1, w.runs/5)

@@ -15,7 +15,7 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// write writes a figure's panels and rows into the folder.
+// write writes the panels and rows of a figure into a folder.
 func (k *work) write(folder, name string) error {
 	for _, p := range k.panels {
 		if err := p.table(filepath.Join(folder, p.id+".csv")); err != nil {
@@ -48,7 +48,7 @@ func writeCSV(path string, rows [][]string) (err error) {
 	return nil
 }
 
-// least is drawn for what is 0 on a logarithmic scale.
+// least replaces 0 on a logarithmic scale.
 const least = 0.01
 
 func (p *panel) draw(path string) error {
@@ -124,7 +124,7 @@ func (p *panel) draw(path string) error {
 	}
 	if p.logY {
 		plt.Y.Scale, plt.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-		// Whole decades around what is drawn, and room for the legend.
+		// Whole decades around the data, and room for the legend.
 		plt.Y.Min = math.Pow(10, math.Floor(math.Log10(max(lowest, least/2))))
 		plt.Y.Max = math.Pow(10, math.Ceil(math.Log10(highest)+0.4))
 	} else {

@@ -5,13 +5,13 @@ import (
 	"strconv"
 )
 
-// figure is one or several panels that are made together.
+// figure is a set of panels that are made together.
 type figure struct {
 	name, title string
 	make        func(*harness) error
 }
 
-// figures in the order of the paper, then what goes beyond it.
+// figures lists all figures: the paper's in order, then additional ones.
 var figures = []figure{
 	{"6", "DRL penalty for Poisson workloads", penalty},
 	{"7", "impact of concentration", concentration},
@@ -55,7 +55,7 @@ func names() []string {
 	return all
 }
 
-// work is what a figure came to.
+// work is the output of a figure.
 type work struct {
 	panels []panel
 	rows   []row
@@ -64,22 +64,22 @@ type work struct {
 func (k *work) plot(all ...panel) { k.panels = append(k.panels, all...) }
 func (k *work) tell(all ...row)   { k.rows = append(k.rows, all...) }
 
-// panel is one plot, and the table that it is drawn from.
+// panel is a plot and its table.
 type panel struct {
-	// id is the file's name without its ending.
+	// id is the file name without the extension.
 	id, title      string
 	xLabel, yLabel string
 	logX, logY     bool
-	// limit is drawn as a line, in the unit of y; 0: none.
+	// limit is drawn as a horizontal line, in the unit of y; 0: none.
 	limit  float64
 	series []series
-	// header and rows are the CSV file's.
+	// header and rows form the CSV file.
 	header []string
 	rows   [][]string
 }
 
-// latencies is a panel of delivery latencies beside the SLO; lead are the columns of
-// its file before an outcome's.
+// latencies returns a panel of delivery latencies with the SLO. lead are the first columns
+// of the CSV file, before the columns of an outcome.
 func latencies(id, title, xLabel string, lead ...string) panel {
 	return panel{
 		id: id, title: title, xLabel: xLabel, yLabel: "p99 of delivery latency, ms", logY: true, limit: sloMs,
@@ -87,7 +87,7 @@ func latencies(id, title, xLabel string, lead ...string) panel {
 	}
 }
 
-// point adds a point to the curve of that name. A new curve comes after all others.
+// point adds a point to the named curve. A new curve is added at the end.
 func (p *panel) point(name string, x, y float64) {
 	i := slices.IndexFunc(p.series, func(s series) bool { return s.name == name })
 	if i < 0 {
@@ -97,10 +97,10 @@ func (p *panel) point(name string, x, y float64) {
 	p.series[i].add(x, y, 0, "")
 }
 
-// add adds a line to the file.
+// add adds a row to the CSV file.
 func (p *panel) add(values ...any) { p.rows = append(p.rows, cells(values...)) }
 
-// series is one curve. err and labels may be nil.
+// series is a curve of a panel. err and labels may be nil.
 type series struct {
 	name   string
 	x, y   []float64
@@ -112,8 +112,7 @@ func (s *series) add(x, y, err float64, label string) {
 	s.x, s.y, s.err, s.labels = append(s.x, x), append(s.y, y), append(s.err, err), append(s.labels, label)
 }
 
-// curve is what is simulated at an x; the outcomes there of the curves before it are
-// known to it.
+// curve simulates a point at x. before holds the outcomes of the previous curves at x.
 type curve func(x float64, before []*outcome) (*outcome, error)
 
 // points simulates curves at every x, and returns outcomes by x and curve.
@@ -131,26 +130,25 @@ func (w *harness) points(xs []float64, curves ...curve) ([][]*outcome, error) {
 	})
 }
 
-// line is a series of a panel, made of the outcomes of a curve.
+// line describes a series of a panel, made from the outcomes of a curve.
 type line struct {
 	name string
-	of   int // the curve
+	of   int // index of the curve
 	y    func(*outcome) spread
-	// label: k stands at each point.
+	// label shows k at each point.
 	label bool
-	// lead are the cells of a row in the file before the outcome's; nil: there is
-	// no row.
+	// lead returns the first cells of a row, before the outcome's cells; nil: no rows.
 	lead func(x float64, o *outcome) []string
 }
 
 func p99Of(o *outcome) spread { return o.p99 }
 
-// named is a row that begins with x and the name of a policy.
+// named returns a lead of x and the name of a policy.
 func named(policy string) func(float64, *outcome) []string {
 	return func(x float64, _ *outcome) []string { return []string{number(x), policy} }
 }
 
-// fill draws lines; x is shown in the unit given.
+// fill adds lines to the panel. The plot shows x divided by unit.
 func (p panel) fill(xs []float64, unit float64, got [][]*outcome, lines ...line) panel {
 	p.series = make([]series, len(lines))
 	for j, l := range lines {
@@ -176,7 +174,7 @@ func (p panel) fill(xs []float64, unit float64, got [][]*outcome, lines ...line)
 	return p
 }
 
-// row compares one figure of the paper with ours. Empty: there is none.
+// row compares a number of the paper with ours. Unknown fields are empty.
 type row struct {
 	Figure, Quantity, Paper, Simulated, Live, Note string
 }
@@ -188,7 +186,7 @@ func yes(b bool) string {
 	return "no"
 }
 
-// count is how many of the outcomes of a curve are so.
+// count returns the number of a curve's outcomes for which so is true.
 func count(got [][]*outcome, of int, so func(*outcome) bool) (n int) {
 	for _, at := range got {
 		if so(at[of]) {

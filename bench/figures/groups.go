@@ -12,48 +12,48 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// groupSizes are the sizes in figures 9 and 10 and in table 1.
+// groupSizes are the group sizes of figures 9 and 10 and of table 1.
 var groupSizes = []float64{5, 10, 15, 20, 25, 30}
 
-// table1 is the paper's, by group size: how long the search took, in seconds, and on
-// how many brokers it ended.
+// table1 holds the paper's table 1 by group size: the duration of the search in seconds,
+// and the final number of brokers.
 var table1 = map[float64]struct {
 	seconds float64
 	k       int
 }{5: {64, 1}, 10: {189, 2}, 15: {558, 3}, 20: {745, 4}, 25: {871, 5}, 30: {1058, 6}}
 
-// marginQuantile is the quantile of the access delay that b is profiled for in
-// figures 9 to 11. The paper profiles for the SLO's own: then waiting for tokens
-// may take all of the 1 % that the SLO leaves, and whatever processing adds is too
-// much. Half of it for each is the least that lets either be.
+// marginQuantile is the quantile of the access delay from which b is profiled in figures 9
+// to 11. The paper uses the SLO's quantile. Then waiting for tokens may use the whole 1 %
+// that the SLO permits, and any processing delay exceeds the SLO. We give one half of the 1
+// % to waiting and one half to processing.
 const marginQuantile = 0.995
 
-// synchronised are the panels of figures 9 to 11.
+// synchronised lists the panels of figures 9 to 11.
 var synchronised = []struct {
 	panel   string
 	process schedule.Process
 }{{"a", schedule.Poisson}, {"b", schedule.Periodic}}
 
-// grouped is the topic of figures 9 to 11: 1,000 publishers, 10 messages at once.
+// grouped is the topic of figures 9 to 11: 1,000 publishers in batches of 10 messages.
 func grouped(process schedule.Process, group, noiseMs float64, policy string, k int) scenario.Topic {
 	return scenario.Topic{Load: scenario.Grouped(int(group), process, noiseMs), Policy: policy, K: k, Contract: scenario.Contract{ProfileQuantile: marginQuantile}}
 }
 
-// steady is a harness whose runs last longer: groups are few, and so are bursts.
+// steady returns a harness with longer runs, since groups produce few bursts.
 func (w *harness) steady() *harness {
 	long := *w
 	long.seconds, long.runs = 3*w.seconds, max(1, w.runs/2)
 	return &long
 }
 
-// fewestThat is the topic on the fewest brokers that keep the SLO.
+// fewestThat is a curve of the topic on the fewest brokers that meet the SLO.
 func (w *harness) fewestThat(topic func(x float64, policy string, k int) scenario.Topic, policy string) curve {
 	return func(x float64, _ []*outcome) (*outcome, error) {
 		return w.search(1, func(k int) scenario.Scenario { return w.scene(topic(x, policy, k)) })
 	}
 }
 
-// correlation is figures 9 and 10: groups that fire as one.
+// correlation makes figures 9 and 10: groups that send at the same instants.
 func correlation(w *harness) error {
 	long := w.steady()
 	for _, c := range synchronised {
@@ -65,7 +65,7 @@ func correlation(w *harness) error {
 				}
 				return long.repeat(long.scene(topic(g, placement.MaxMin, before[0].k)))
 			},
-			long.fewestThat(func(g float64, policy string, k int) scenario.Topic { // the paper's own profile
+			long.fewestThat(func(g float64, policy string, k int) scenario.Topic { // with the paper's profile
 				t := topic(g, policy, k)
 				t.Contract.ProfileQuantile = 0.99
 				return t
@@ -107,10 +107,10 @@ func correlation(w *harness) error {
 	return nil
 }
 
-// noises are the intervals over which figure 11 spreads a group's messages, ms.
+// noises are the intervals over which figure 11 spreads a group's messages, in ms.
 var noises = []float64{0, 1, 2, 4, 8, 16}
 
-// noise is figure 11: groups of 25 that do not fire as one.
+// noise makes figure 11: groups of 25 that send at slightly different times.
 func noise(w *harness) error {
 	long := w.steady()
 	for _, c := range synchronised {
@@ -142,12 +142,12 @@ func noise(w *harness) error {
 	return nil
 }
 
-// fitMargin is how much of its burst the contract of table 1 has more than was
-// profiled: without it nothing is left for groups that k does not divide.
+// fitMargin is the burst in table 1's contract beyond the profiled burst, as a fraction.
+// Without the margin, groups that k does not divide could not be placed.
 const fitMargin = 0.5
 
-// convergence is table 1: how long it takes to place a bursty topic, by the
-// paper's search and by ours.
+// convergence makes table 1: the time to place a bursty topic, by the paper's search and by
+// ours.
 func convergence(w *harness) error {
 	modes := []string{tuner.ModePaper, tuner.ModeFast}
 	fitted := make([][]*scenario.FitResult, len(groupSizes)*len(modes))

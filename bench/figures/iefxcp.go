@@ -9,11 +9,11 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/link"
 )
 
-// The figures of the Improved EFXCP paper, by its rules literally, by the same with
-// paced packets, and by the water level of our brokers.
+// Figures of the Improved EFXCP paper, with three controls: the paper's literal rules, the
+// same rules with paced packets, and the water level of our brokers.
 
-// transport is the paper's basic setting, for so long that about a million packets
-// go each way, and a hundred round trips pass.
+// transport is the paper's basic setting. A run lasts for about a million packets in each
+// direction, and at least 100 round trips.
 func (w *harness) transport(control string, change func(*link.Config)) link.Config {
 	c := link.Config{
 		Capacity: 300e6, RTT: 60 * time.Millisecond, Flows: 50, ToS: []int{1, 2, 4, 8, 10},
@@ -27,7 +27,8 @@ func (w *harness) transport(control string, change func(*link.Config)) link.Conf
 	return c
 }
 
-// ratios are mean throughputs of honest flows by ToS, over the ideal one of ToS 1.
+// ratios returns the mean throughput of flows by ToS, divided by the ideal throughput of
+// ToS 1. greedy selects greedy or honest flows.
 func ratios(c link.Config, r link.Result, greedy bool) []float64 {
 	all := 0
 	for _, f := range r.Flows {
@@ -47,18 +48,18 @@ func ratios(c link.Config, r link.Result, greedy bool) []float64 {
 	return got
 }
 
-// swept is what became of a control at an x.
+// swept is the result of a control at an x.
 type swept struct {
 	ratios []float64
 	link.Result
 }
 
-// sweep is a figure with the parts a to c: what flows get by each control at each x.
+// sweep describes a figure with the parts a to c: the throughput of flows by control and x.
 type sweep struct {
 	figure, title, xLabel string
 	xs                    []float64
 	change                func(c *link.Config, x float64)
-	// What the paper says of the shares and of the queue, and a note on the shares.
+	// The paper's statements about shares and queue, and a note about the shares.
 	ratio, queue, note string
 }
 
@@ -86,8 +87,8 @@ func (s sweep) make(w *harness) error {
 	return err
 }
 
-// sweep simulates each control at each x, draws ratios, utilization and queue, tells what
-// sweeps have in common, and returns what came of them by control and x.
+// sweep simulates each control at each x, and draws ratios, utilization and queue. It adds
+// the rows of every sweep, and returns the results by control and x.
 func (w *harness) sweep(of sweep) (by map[string][]swept, err error) {
 	figure, xLabel, xs := of.figure, of.xLabel, of.xs
 	controls := link.Controls()
@@ -130,10 +131,10 @@ func (w *harness) sweep(of sweep) (by map[string][]swept, err error) {
 	return by, nil
 }
 
-// allToS are the ToS of the flows.
+// allToS are the ToS values of the flows.
 var allToS = []string{"1", "2", "4", "8", "10"}
 
-// listed is a value of each control, in a cell.
+// listed formats a value per control in a cell.
 func listed(value func(control string) string) string {
 	all := make([]string, len(link.Controls()))
 	for i, control := range link.Controls() {
@@ -142,7 +143,7 @@ func listed(value func(control string) string) string {
 	return strings.Join(all, "; ")
 }
 
-// rows are the rows of every sweep: the worst deviation from 1:2:4:8:10, the lowest
+// rows returns the rows of a sweep: the worst deviation from 1:2:4:8:10, the lowest
 // utilization, and the queues.
 func (s sweep) rows(by map[string][]swept) []row {
 	name := "IEFXCP " + s.figure
@@ -155,7 +156,7 @@ func (s sweep) rows(by map[string][]swept) []row {
 			return fmt.Sprintf("%.2f", v)
 		})
 	}
-	off := func(s swept) float64 { // from the mean per ToS
+	off := func(s swept) float64 { // deviation from the mean per ToS
 		sum, most := 0.0, 0.0
 		tos := []float64{1, 2, 4, 8, 10}
 		for i, r := range s.ratios {
@@ -174,8 +175,8 @@ func (s sweep) rows(by map[string][]swept) []row {
 	}
 }
 
-// iefxcpCapacity is figure 3, and what the paper does not have: the degree of
-// congestion at which a router says overload.
+// iefxcpCapacity makes figure 3, and an addition to the paper: results by the degree of
+// congestion at which a router reports overload.
 func iefxcpCapacity(w *harness) error {
 	by, err := w.sweep(byCapacity)
 	if err != nil {
@@ -217,7 +218,7 @@ func iefxcpCapacity(w *harness) error {
 	return nil
 }
 
-// iefxcpSudden is figure 6.
+// iefxcpSudden makes figure 6.
 func iefxcpSudden(w *harness) error {
 	controls := link.Controls()
 	results := make([]link.Result, len(controls))
@@ -276,7 +277,7 @@ func iefxcpSudden(w *harness) error {
 	return nil
 }
 
-// liars is the paper's next work: five flows, one of each ToS, claim 255.
+// liars simulates the paper's future work: five flows, one of each ToS, claim 255.
 func liars(w *harness) error {
 	p := panel{id: "liars", header: []string{"control", "police", "liars_part", "honest_part", "utilization", "queue_mean", "drops"}}
 	for _, control := range link.Controls() {

@@ -15,8 +15,9 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
 
-// The live figure: a topic whose publishers are the paper's flows, 50 of weights 1, 2, 4, 8
-// and 10 and for the middle third 100, each with twice its part among fifty to send.
+// The live figure is a topic with the paper's flows as publishers: 50 publishers of weights
+// 1, 2, 4, 8 and 10, and 100 publishers in the middle third. Each publisher offers twice
+// its part among fifty.
 const (
 	paceRate   = 2000 // msg/s
 	paceBurst  = 100
@@ -26,10 +27,10 @@ const (
 
 var paceWeights = []uint8{1, 2, 4, 8, 10}
 
-// paced is what a run came to at each sample.
+// paced holds the samples of a run.
 type paced struct {
 	at     []float64
-	rates  [][]float64 // by weight, of one publisher of the first fifty
+	rates  [][]float64 // by weight: mean of the first fifty publishers
 	depths []float64
 }
 
@@ -64,7 +65,7 @@ func iefxcpLive(w *harness) error {
 	return nil
 }
 
-// settled looks at the last third of the time of a hundred publishers.
+// settled evaluates the last third of the time with a hundred publishers.
 func (r *paced) settled() (worst, used string) {
 	sums, n := make([]float64, len(paceWeights)), 0.0
 	for i, at := range r.at {

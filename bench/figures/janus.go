@@ -19,9 +19,9 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// The figures of the Janus paper, which admission stands on.
+// Figures of the Janus paper, the basis of admission.
 
-// admission runs the daemon in a folder of its own until stop is called.
+// admission starts the admission daemon in a temporary folder. stop ends the daemon.
 func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp, web *decide.Server, dir string, stop func() error, err error) {
 	dir, stop, err = w.daemon("admission", func(bin, dir string) (_ *decide.Server, err error) {
 		udp, web, err = decide.Admission(w, bin, dir, rules, flags...)
@@ -32,7 +32,8 @@ func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp
 
 func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
 
-// janusBalancer asks a router directly and behind HAProxy, 1,000 times a second as there.
+// janusBalancer sends requests to a router directly and behind HAProxy, 1,000 per second
+// like the paper.
 func janusBalancer(w *harness) error {
 	_, web, dir, stop, err := w.admission(decide.Generous())
 	if err != nil {
@@ -65,10 +66,11 @@ func janusBalancer(w *harness) error {
 	return nil
 }
 
-// janusSpread counts keys of the paper's four kinds over 20 servers, by its rule and by
-// ours. What is random in it has the chi-square distribution with 19 degrees of freedom.
+// janusSpread counts keys of the paper's four kinds on 20 servers, by the paper's rule and
+// by ours. For random keys, the statistic has the chi-square distribution with 19 degrees
+// of freedom.
 func janusSpread(w *harness) error {
-	const servers, n, usual = 20, 500_000, 36.2 // the 99th percentile of chi-square
+	const servers, n, usual = 20, 500_000, 36.2 // usual: the 99th percentile of chi-square
 	rng := rand.New(rand.NewPCG(w.seed, 6))
 	kinds := []struct {
 		name string
@@ -130,8 +132,8 @@ func janusSpread(w *harness) error {
 	return nil
 }
 
-// janusScale measures what a decision costs each layer, each as a process of its own,
-// and models how many processors decide how many requests.
+// janusScale measures the cost of a decision in each layer, with one process per layer. It
+// models the decisions per second by the number of processors.
 func janusScale(w *harness) error {
 	udp, _, dir, stop, err := w.admission(decide.Generous(), "--role=all")
 	if err != nil {
@@ -147,7 +149,7 @@ func janusScale(w *harness) error {
 		return err
 	}
 	defer router.Stop()
-	if _, err := decide.HTTP(router, decide.Load{Rate: 1000, Length: 2 * time.Second, Connections: 16}, "/qos?key=%s"); err != nil { // every key is known then
+	if _, err := decide.HTTP(router, decide.Load{Rate: 1000, Length: 2 * time.Second, Connections: 16}, "/qos?key=%s"); err != nil { // loads all keys
 		return err
 	}
 	routed, err := decide.HTTP(router, decide.Load{Rate: 2000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
@@ -173,7 +175,7 @@ func janusScale(w *harness) error {
 	return nil
 }
 
-// janusApplication limits a web application, which waits 25 ms, by the paper's two rules.
+// janusApplication limits a web application with a delay of 25 ms by the paper's two rules.
 func janusApplication(w *harness) error {
 	const rate, length = 130, 60
 	rules := []*srtmv1.AdmissionRule{{Key: "known", RefillMilli: 100_000, Capacity: 1000}, {Key: "*", RefillMilli: 10_000, Capacity: 100}}
@@ -197,10 +199,10 @@ func janusApplication(w *harness) error {
 	}
 	defer end()
 
-	names := []string{"", "known", "unknown"} // without QoS, and by each rule
+	names := []string{"", "known", "unknown"} // without QoS, then one per rule
 	var admitted [3][length + 2]int
 	served, refused := [3]*obs.Latency{}, [3]*obs.Latency{}
-	var mu sync.Mutex // of these
+	var mu sync.Mutex // guards admitted, served and refused
 	var asking sync.WaitGroup
 	browser := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer browser.CloseIdleConnections()

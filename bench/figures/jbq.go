@@ -8,16 +8,17 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
-// The figures of the Join-the-Best-Queue paper, which the gateway's balancing stands on.
+// Figures of the Join-the-Best-Queue paper, the basis of the gateway's balancing.
 
 const (
 	jbqAssumed = "assumed: 320 ms of a processor, lognormal; each second's rate within 0-2 of the mean"
-	// smoothing is the weight of a response time in figures 4 and 8, as there.
+	// smoothing is the weight of a response time in the moving average of figures 4 and 8,
+	// as in the paper.
 	smoothing = 0.01
 	busy      = "busy"
 )
 
-// ways simulates a cluster of the paper by each way that a server is chosen.
+// ways simulates a cluster of the paper with each method of choosing a server.
 func (w *harness) ways(cluster string) (c web.Cluster, by map[string]web.Result, err error) {
 	if c, err = web.Find(cluster, w.seed); err != nil {
 		return c, nil, err
@@ -35,7 +36,7 @@ func (w *harness) ways(cluster string) (c web.Cluster, by map[string]web.Result,
 	return c, by, err
 }
 
-// responses draws each server's response times over time, as figures 4 and 8.
+// responses plots each server's response times over time, like figures 4 and 8.
 func responses(id, title string, c web.Cluster, r web.Result) panel {
 	p := panel{id: id, title: title, xLabel: "s", yLabel: "response time, ms, weighted over time", header: []string{"s", "server", "ms"}}
 	p.series = make([]series, len(c.Servers))
@@ -59,7 +60,7 @@ func responses(id, title string, c web.Cluster, r web.Result) panel {
 	return p
 }
 
-// means and requests are of each server, in the paper's order.
+// means formats each server's mean response time, in the paper's order.
 func means(byServer []web.Summary) (text string) {
 	for i, s := range byServer {
 		text += fmt.Sprintf("%s%.0f", separator(i), s.Mean)
@@ -74,8 +75,9 @@ func requests(byServer []web.Summary) (text string) {
 	return text
 }
 
-// live is the small cluster behind the daemon: mean response times, and requests as they
-// would be of 40,000; nothing, saying so, where there is no daemon.
+// live measures the small cluster behind the gateway daemon. It returns the mean response
+// times, and the numbers of requests scaled to 40,000. Without the daemon, note gives the
+// reason.
 func (w *harness) live(c web.Cluster, balance string) (times, counts, note string, err error) {
 	byServer, err := w.behindGateway(c, balance)
 	if why, missing := errors.AsType[impossible](err); missing {
@@ -100,7 +102,7 @@ func separator(i int) string {
 	return " / "
 }
 
-// jbqBusy is figure 4: bybusyness on a bronze, a silver and a gold machine.
+// jbqBusy makes figure 4: bybusyness on a bronze, a silver and a gold machine.
 func jbqBusy(w *harness) error {
 	c, by, err := w.ways("small")
 	if err != nil {
@@ -118,7 +120,7 @@ func jbqBusy(w *harness) error {
 	return nil
 }
 
-// jbqLoad is figure 7: what arrives.
+// jbqLoad makes figure 7: the arriving load.
 func jbqLoad(w *harness) error {
 	for _, f := range []struct{ id, cluster, paper string }{{"7a", "small", "14.3/s"}, {"7b", "medium", "29.96/s"}} {
 		c, by, err := w.ways(f.cluster)
@@ -140,7 +142,7 @@ func jbqLoad(w *harness) error {
 	return nil
 }
 
-// jbqBest is figure 8: JBQ on the machines of figure 4.
+// jbqBest makes figure 8: JBQ on the machines of figure 4.
 func jbqBest(w *harness) error {
 	c, by, err := w.ways("small")
 	if err != nil {
@@ -158,7 +160,7 @@ func jbqBest(w *harness) error {
 	return nil
 }
 
-// jbqStatistics is table II: all response times of three clusters.
+// jbqStatistics makes table II: the response times of three clusters.
 func jbqStatistics(w *harness) error {
 	paper := map[string][5]string{
 		"small":  {"626 → 755 ms (-20.7 %)", "476 → 385 ms (+19.1 %)", "1467 → 1412 ms (+3.7 %)", "1707 → 1594 ms (+6.6 %)", "2382 → 2018 ms (+15.2 %)"},
@@ -194,7 +196,7 @@ func jbqStatistics(w *harness) error {
 	return nil
 }
 
-// jbqServers is table III: each server of the medium cluster.
+// jbqServers makes table III: each server of the medium cluster.
 func jbqServers(w *harness) error {
 	paper := [8][2]string{
 		{"638 ms at 2.97/s", "320 ms at 0.37/s"}, {"768 ms at 2.60/s", "360 ms at 1.66/s"},

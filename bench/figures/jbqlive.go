@@ -16,10 +16,10 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
-// jbqScale is how much faster than the paper's the live machines and their load are.
+// jbqScale is the speed of the live machines and their load, relative to the paper.
 const jbqScale = 8
 
-// daemon runs one of ours in a folder of its own until stop is called.
+// daemon starts one of our daemons in a temporary folder. stop ends the daemon.
 func (w *harness) daemon(name string, start func(bin, dir string) (*decide.Server, error)) (dir string, stop func() error, err error) {
 	path, err := w.binary(name)
 	if err != nil {
@@ -35,7 +35,7 @@ func (w *harness) daemon(name string, start func(bin, dir string) (*decide.Serve
 	return dir, func() error { return errors.Join(s.Stop(), os.RemoveAll(dir)) }, nil
 }
 
-// gateway runs the daemon with a policy until stop is called.
+// gateway starts the gateway daemon with a policy. stop ends the daemon.
 func (w *harness) gateway(policy string, flags ...string) (at string, stop func() error, err error) {
 	_, stop, err = w.daemon("gateway", func(bin, dir string) (*decide.Server, error) {
 		s, _, err := decide.Gateway(bin, dir, policy, flags...)
@@ -47,8 +47,9 @@ func (w *harness) gateway(policy string, flags ...string) (at string, stop func(
 	return at, stop, err
 }
 
-// behindGateway sends a cluster's load of a minute through the daemon to live machines,
-// whose processors are timers, and returns each one's response times in the paper's ms.
+// behindGateway sends a minute of a cluster's load through the gateway daemon to live
+// servers with timers as processors. It returns the response times by server, in ms at the
+// paper's speed.
 func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.Summary, err error) {
 	var policy strings.Builder
 	for i, s := range c.Servers {
@@ -75,7 +76,7 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 	browser := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
 	defer browser.CloseIdleConnections()
 	took := make([][]float64, len(c.Servers))
-	var mu sync.Mutex // of took and err
+	var mu sync.Mutex // guards took and err
 	var asking sync.WaitGroup
 	start, load := time.Now(), c.NewLoad(w.seed)
 	for {

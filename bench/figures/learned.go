@@ -7,18 +7,19 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// keysOf are which correlation keys a topic is placed by.
+// keysOf lists the kinds of correlation keys for the placement.
 var keysOf = []string{scenario.Declared, scenario.Learned, scenario.Blind}
 
-// learnFrom is, by recording, the time before it that its groups are learned from, s.
+// learnFrom is the part of each recording from which the groups are learned, in seconds.
+// The part precedes the replayed part.
 var learnFrom = map[string][2]float64{"detectors": {0, 3600}, "pedestrians": {39_600, 50_400}}
 
-// learnedOver is over how many brokers figures 9 to 11 are repeated: as many as any of
-// their points takes, and every size of a group divides by it, so that it is groups that
-// decide and not where a remainder goes.
+// learnedOver is the number of brokers for the repetition of figures 9 to 11: the largest
+// number in these figures. Every group size is a multiple of 5, so no remainder affects the
+// result.
 const learnedOver = 5
 
-// byKeys simulates a topic at every x by the keys declared, learned and not known.
+// byKeys simulates a topic at every x with declared keys, learned keys, and without keys.
 func (w *harness) byKeys(xs []float64, at func(x float64) scenario.Scenario) ([][]*outcome, error) {
 	var curves []curve
 	for _, keys := range keysOf {
@@ -31,7 +32,7 @@ func (w *harness) byKeys(xs []float64, at func(x float64) scenario.Scenario) ([]
 	return w.points(xs, curves...)
 }
 
-// learned is figures 9 to 11 and the recorded traffic by keys that were not declared.
+// learned repeats figures 9 to 11 and the recorded traffic without declared keys.
 func learned(w *harness) error {
 	long := w.steady()
 	within := func(o *outcome) string { return ms(o.p99.mean) + " (" + ms(o.access.mean) + ")" }
@@ -69,7 +70,7 @@ func learned(w *harness) error {
 			add(f.id, fmt.Sprintf("Learned groups: %s, %s", c.process, f.title), f.x, f.xs, got)
 		}
 	}
-	half := *w // how publishers are dealt out decides much of it
+	half := *w // the results depend on the assignment of publishers, so several runs are needed
 	half.runs = max(1, w.runs/2)
 	for _, t := range recorded {
 		file, err := w.path(t)

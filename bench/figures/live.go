@@ -32,16 +32,16 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 
-// What is measured live has a tenth of the paper's publishers: six brokers, the
+// Live measurements use a tenth of the paper's publishers, since six brokers, the
 // publishers and the subscriber share this machine's processors.
 const (
 	tenth      = 100
 	livePhase  = 8 * time.Second
-	liveLimit  = 2 * time.Minute // for one run, its start and its end
+	liveLimit  = 2 * time.Minute // for one run, with start and end
 	liveFigure = ", 1/10"
 )
 
-// fleet is a live topic's publishers.
+// fleet describes the publishers of a live topic.
 func (w *harness) fleet(process schedule.Process, batch, group int) load.Options {
 	o := load.Default()
 	o.Spec = schedule.Spec{
@@ -50,8 +50,8 @@ func (w *harness) fleet(process schedule.Process, batch, group int) load.Options
 	return o
 }
 
-// burst profiles b as the paper does: r is 1.1 times the mean rate, and the
-// SLO's quantile of the access delay is 0 on the schedule that will be sent.
+// burst profiles b like the paper: r is 1.1 times the mean rate, and the SLO's quantile of
+// the access delay is 0 for the schedule to be sent.
 func burst(s schedule.Stream, quantile float64) (rate tokenbucket.Rate, b int64, err error) {
 	arrivals := schedule.Arrivals(schedule.Until(s, livePhase))
 	rate = tokenbucket.PerSecond(1.1 * float64(len(arrivals)) / livePhase.Seconds())
@@ -59,7 +59,7 @@ func burst(s schedule.Stream, quantile float64) (rate tokenbucket.Rate, b int64,
 	return rate, b, err
 }
 
-// binary is the path of one of the project's programs.
+// binary returns the path of one of the project's programs.
 func (w *harness) binary(name string) (string, error) {
 	path, err := filepath.Abs(filepath.Join(w.bin, name))
 	if err != nil {
@@ -71,7 +71,7 @@ func (w *harness) binary(name string) (string, error) {
 	return path, nil
 }
 
-// serve answers at a loopback address until stop is called.
+// serve serves HTTP at a loopback address until stop is called.
 func (w *harness) serve(handler http.Handler) (at string, stop func(), err error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -81,12 +81,13 @@ func (w *harness) serve(handler http.Handler) (at string, stop func(), err error
 	done, serve := make(chan struct{}), lifecycle.Serve(ln, &http.Server{Handler: handler})
 	go func() {
 		defer close(done)
-		_ = serve(ctx) // its clients see that it failed
+		_ = serve(ctx) // clients notice a failure
 	}()
 	return ln.Addr().String(), func() { end(); <-done }, nil
 }
 
-// program runs one of ours to its end, and returns what it printed: with an error, too.
+// program runs one of our programs to the end, and returns its output, even after a
+// failure.
 func program(ctx context.Context, path string, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	p, err := local.Start(path, args, local.Options{Stdout: &out, Within: 10 * time.Second})
@@ -101,16 +102,16 @@ func program(ctx context.Context, path string, args ...string) ([]byte, error) {
 	}
 }
 
-// A run in which the emulator itself was later than maxLateUs at p99 says more of
-// this machine than of the brokers: it is made again, liveAttempts times in all.
+// If the emulator's p99 lateness exceeds maxLateUs, the run reflects the machine rather
+// than the brokers. Such a run is repeated, up to liveAttempts runs.
 const (
 	maxLateUs    = 5000
 	liveAttempts = 3
 )
 
-// cluster runs a topic over the k brokers that SRTM takes with the mcap given,
-// then blindly over all. Of several attempts the one that sent least late counts.
-// b is the contract's burst.
+// cluster runs a topic on the k brokers that SRTM chooses with the given mcap, then blindly
+// on all brokers. Of several attempts, cluster returns the one with the least lateness. b
+// is the contract's burst.
 func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
 	sentLate := func(r *up.Report) int64 {
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
@@ -130,8 +131,8 @@ func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Repo
 	return best, nil
 }
 
-// up runs srtm up once. Exit code 1 with a report is a load that was not carried;
-// the report says so.
+// up runs `srtm up` once. Exit code 1 with a report means that the brokers could not carry
+// the load; the report contains this result.
 func (w *harness) up(o load.Options, all int, mcap, b int64) (*up.Report, error) {
 	path, err := w.binary("srtm")
 	if err != nil {
@@ -150,7 +151,7 @@ func (w *harness) up(o load.Options, all int, mcap, b int64) (*up.Report, error)
 	return &r, nil
 }
 
-// measured is a phase in ms, of the broker's figures.
+// measured holds the broker's metrics of a phase, in ms.
 type measured struct {
 	k                            int
 	p50, p99, access, processing float64
@@ -169,9 +170,8 @@ func measure(p *up.Phase) measured {
 
 var liveColumns = []string{"k", "p50_ms", "p99_ms", "access_p99_ms", "processing_p99_ms", "late_fraction", "sent_late_p99_ms", "simulated_p99_ms", "simulated_access_p99_ms"}
 
-// same simulates what was measured: the same schedule, to the nanosecond, under
-// the same contract on as many of the model's brokers. Blind placements differ
-// from run to run, here as there.
+// same simulates a live run: the same schedule and contract on the same number of simulated
+// brokers. Blind placements differ from run to run, both live and simulated.
 func (w *harness) same(o load.Options, r *up.Report, policy string, k int) (*outcome, error) {
 	calibration, err := scenario.ReadCalibration(scenario.Paper)
 	if err != nil {
@@ -186,7 +186,7 @@ func (w *harness) same(o load.Options, r *up.Report, policy string, k int) (*out
 		return nil, err
 	}
 	demand := placement.Demand{Topic: "t", RateMilli: r.RateMilli, Rate: (r.RateMilli + 999) / 1000, Burst: r.Burst, AtLeast: k}
-	// The mean of a schedule may come out above the contract of its beginning.
+	// The mean rate of a schedule can exceed the contract, which covers the beginning.
 	scale := min(1, float64(r.RateMilli)/1000/l.Rate())
 	for _, s := range l.Sources {
 		demand.Publishers = append(demand.Publishers, placement.Publisher{ID: s.ID, Key: s.Key, Rate: s.Rate * scale, Batch: s.Batch})
@@ -212,31 +212,31 @@ func (w *harness) same(o load.Options, r *up.Report, policy string, k int) (*out
 		if err != nil {
 			return nil, err
 		}
-		cluster.Advance(mono.Time(10 * livePhase)) // what waits for tokens at the end, too
+		cluster.Advance(mono.Time(10 * livePhase)) // includes the messages that wait for tokens at the end
 		p50, p99, access = append(p50, millis(delivery.Quantile(0.5))), append(p99, millis(delivery.Quantile(0.99))), append(access, millis(waits.Quantile(0.99)))
 	}
 	return &outcome{k: k, runs: w.runs, p50: spreadOf(p50), p99: spreadOf(p99), access: spreadOf(access)}, nil
 }
 
-// mcapFor makes SRTM take k brokers for a topic of a rate.
+// mcapFor returns an mcap for which SRTM chooses k brokers at the given rate.
 func mcapFor(rate tokenbucket.Rate, k int) int64 {
 	return int64(math.Ceil(rate.PerSecond() / (float64(k) - 0.5)))
 }
 
-// side is one phase of a run, and a simulation of it.
+// side is a phase of a run with its simulation.
 type side struct {
 	live measured
 	sim  *outcome
 }
 
-// cells are the cells of liveColumns.
+// cells returns the cells of liveColumns.
 func (s side) cells() []string {
 	m := s.live
 	return cells(m.k, m.p50, m.p99, m.access, m.processing, m.late, m.sentLate, s.sim.p99.mean, s.sim.access.mean)
 }
 
-// both is a run of a topic over the brokers that SRTM takes by mcap, and then over
-// all, beside simulations with the policies given.
+// both runs a topic on the brokers that SRTM chooses by mcap, and then on all brokers. It
+// simulates both phases with the given policies.
 func (w *harness) both(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
 	if r, err = w.cluster(o, all, mcap, b); err != nil {
 		return chosen, blind, nil, err
@@ -249,15 +249,15 @@ func (w *harness) both(o load.Options, all int, mcap, b int64, few, spread strin
 	return chosen, blind, r, err
 }
 
-// beside is a row of the p99 of both sides, simulated and live.
+// beside is a row with the p99 of both sides, simulated and live.
 func beside(figure, quantity, note string, a, b side) row {
 	return row{Figure: figure, Quantity: quantity, Simulated: pair(a.sim.p99.mean, b.sim.p99.mean), Live: pair(a.live.p99, b.live.p99), Note: note}
 }
 
-// pair are two figures in a cell.
+// pair formats two numbers in a cell.
 func pair(a, b float64) string { return ms(a) + ", " + ms(b) }
 
-// livePenalty is figure 6(a): the topic split over k brokers.
+// livePenalty makes figure 6(a) live: the topic split over k brokers.
 func livePenalty(w *harness) error {
 	o := w.fleet(schedule.Poisson, 1, 0)
 	rate, b, err := burst(o.Spec.Stream(), 0.99)
@@ -289,7 +289,7 @@ func livePenalty(w *harness) error {
 	return nil
 }
 
-// liveConcentration is figure 7 at its left end: one broker (Conc) and six (LB).
+// liveConcentration makes the left end of figure 7 live: one broker (Conc) and six (LB).
 func liveConcentration(w *harness) error {
 	p := panel{id: "live7", header: append([]string{"panel", "process", "batch", "policy"}, liveColumns...)}
 	for i, pr := range profiles {
@@ -311,8 +311,8 @@ func liveConcentration(w *harness) error {
 	return nil
 }
 
-// liveCorrelation is figure 10(b): groups that fire as one, over the same brokers
-// with SRTM's placement and blindly.
+// liveCorrelation makes figure 10(b) live: synchronised groups on the same brokers, with
+// SRTM's placement and with a blind placement.
 func liveCorrelation(w *harness) error {
 	p := latencies("live10b", "Figure 10(b) live, 1/10 of the publishers", "publishers in a group")
 	p.header = append([]string{"group_size", "policy"}, liveColumns...)
@@ -339,15 +339,15 @@ func liveCorrelation(w *harness) error {
 			"access delay alone, live: "+pair(srtm.live.access, blind.live.access), srtm, blind)
 	}
 	for j := range p.series[1:] {
-		p.series[j+1].labels = nil // all are SRTM's
+		p.series[j+1].labels = nil // the same k as SRTM's labels
 	}
 	w.plot(p)
 	w.tell(last)
 	return nil
 }
 
-// liveTraces replays recorded traffic, a tenth of what is simulated, with SRTM's
-// placement over six brokers and blindly.
+// liveTraces replays a tenth of the simulated recorded traffic, with SRTM's placement on
+// six brokers and with a blind placement.
 func liveTraces(w *harness) error {
 	p := panel{id: "livetraces", header: append([]string{"trace", "policy"}, liveColumns...)}
 	for i, t := range recorded {
@@ -369,7 +369,7 @@ func liveTraces(w *harness) error {
 		if err != nil {
 			return err
 		}
-		b = max(brokers, (5*b+3)/4) // the next recording differs: a quarter more
+		b = max(brokers, (5*b+3)/4) // a quarter more than profiled, since the schedule varies
 		srtm, blind, r, err := w.both(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
 			return err
@@ -383,12 +383,11 @@ func liveTraces(w *harness) error {
 	return nil
 }
 
-// fortieth is the part of figure 8 that is measured live.
+// fortieth is the scale of the live figure 8.
 const fortieth = 40
 
-// liveMaxMin is figure 8(a) for 8,000 publishers, on its three brokers: Conc and
-// Max-Min place it by the paper's mcap, and each broker is loaded and limited
-// accordingly.
+// liveMaxMin makes figure 8(a) live for 8,000 publishers on three brokers. Conc and Max-Min
+// place the topic by the paper's mcap. Each broker gets its background load and its limit.
 func liveMaxMin(w *harness) error {
 	p := panel{id: "live8a", header: []string{"policy", "broker", "publishers", "background", "p50_ms", "p99_ms", "sent_late_p99_ms", "simulated_p99_ms"}}
 	worst := map[string][2]string{}
@@ -434,8 +433,8 @@ func liveMaxMin(w *harness) error {
 	return nil
 }
 
-// standalone runs a broker and a fleet for each quota of a plan, all at once, and
-// returns the fleets' reports.
+// standalone runs a broker and a fleet for each quota of a plan in parallel, and returns
+// the fleets' reports.
 func (w *harness) standalone(b *scenario.Built) (reports []report.Report, err error) {
 	nsqd, err := w.binary("nsqd")
 	if err != nil {

@@ -1,13 +1,12 @@
-// Package figures makes the figures and tables of the SRTM paper's evaluation
-// (section 6) again, and what the paper could not have: recorded traffic and the
-// control plane's own cost. Most are simulated at the paper's full size
-// (tools/sim/scenario); some are measured live at a part of it, with the
-// project's own binaries on this machine. Each becomes a CSV file and a plot, and
-// what the paper's text states stands beside ours in a table.
+// Package figures reproduces the figures and tables of the SRTM paper's evaluation (section
+// 6), and of other papers. It adds figures that the papers do not have, such as recorded
+// traffic. Most figures are simulated at the paper's full size (tools/sim/scenario). Some
+// are measured live at a smaller scale, with the project's own binaries on this machine.
+// Each figure becomes a CSV file and a plot. A table compares our results with the paper's
+// statements.
 //
-// It decides nothing: scenarios are described here, placement, shares and verdicts
-// are the production's. Read figure.go for the list, docs/evaluation.md for what
-// came of it.
+// The package only describes scenarios. Placement, shares and verdicts come from the
+// production code. Read figure.go for the list, and docs/evaluation.md for the results.
 package figures
 
 import (
@@ -25,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// options are the command line's.
+// options holds the flags.
 type options struct {
 	out, doc, bin, traces string
 	only                  string
@@ -34,7 +33,7 @@ type options struct {
 	seconds               float64
 }
 
-// Run makes the figures asked for.
+// Run makes the selected figures.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o options
 	fs := flag.NewFlagSet("figures", flag.ContinueOnError)
@@ -89,7 +88,7 @@ func (o options) validate() error {
 	return f.Err()
 }
 
-// impossible says why a figure cannot be made here.
+// impossible is the reason why a figure cannot be made on this machine.
 type impossible struct{ why string }
 
 func (e impossible) Error() string { return e.why }

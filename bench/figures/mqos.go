@@ -8,11 +8,11 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
-// The figures of the mQoS paper, which the gateway's scheduling stands on.
+// Figures of the mQoS paper, the basis of the gateway's scheduling.
 
 const mqosAssumed = "assumed: what pages take, 6:3:1 turned round; twice as many clients for cgi"
 
-// mqosExample is figure 6: the counters after each of three requests and a response.
+// mqosExample makes figure 6: the counters after each of three requests and a response.
 func mqosExample(w *harness) error {
 	s, err := schedule.New(schedule.Config{
 		Classes: []schedule.Class{{Weight: 6, Queue: 99}, {Weight: 3, Queue: 99}, {Weight: 1, Queue: 99}}, Resources: 3, Servers: 1,
@@ -20,7 +20,7 @@ func mqosExample(w *harness) error {
 	if err != nil {
 		return err
 	}
-	// The first is the paper's; the text does not have the two others.
+	// The first vector is the paper's; the paper does not give the others.
 	vectors := []schedule.Vector{{6, 5, 3}, {3, 2, 7}, {2, 8, 4}}
 	for class := range 3 {
 		for range 3 {
@@ -57,7 +57,7 @@ func mqosExample(w *harness) error {
 	return nil
 }
 
-// visits simulates the paper's website by every way of scheduling.
+// visits simulates the paper's website with every scheduling method.
 func (w *harness) visits() (map[string][]web.VisitsOf, error) {
 	ways := web.Schedulings()
 	got := make([][]web.VisitsOf, len(ways))
@@ -72,7 +72,7 @@ func (w *harness) visits() (map[string][]web.VisitsOf, error) {
 	return by, err
 }
 
-// bars is a panel with a curve for each class over what has names.
+// bars is a panel with a curve per class over the given names.
 func bars(id, title, yLabel string, names []string, classes []web.VisitsOf, of func(c web.VisitsOf, i int) float64) panel {
 	p := panel{id: id, title: title, yLabel: yLabel, header: append([]string{"class"}, names...)}
 	for i, c := range classes {
@@ -87,7 +87,7 @@ func bars(id, title, yLabel string, names []string, classes []web.VisitsOf, of f
 	return p
 }
 
-// triple is a number of each class.
+// triple formats a number per class.
 func triple(classes []web.VisitsOf, format string, of func(web.VisitsOf) float64) string {
 	text := ""
 	for i, c := range classes {
@@ -96,7 +96,7 @@ func triple(classes []web.VisitsOf, format string, of func(web.VisitsOf) float64
 	return text
 }
 
-// mqosShares is figure 7: what classes use of each resource.
+// mqosShares makes figure 7: the classes' shares of each resource.
 func mqosShares(w *harness) error {
 	by, err := w.visits()
 	if err != nil {
@@ -134,7 +134,7 @@ func mqosShares(w *harness) error {
 	return nil
 }
 
-// mqosThroughput is figure 8.
+// mqosThroughput makes figure 8.
 func mqosThroughput(w *harness) error {
 	by, err := w.visits()
 	if err != nil {
@@ -161,7 +161,7 @@ func mqosThroughput(w *harness) error {
 	return nil
 }
 
-// mqosTypes is figures 9 to 11: what is sent, and how long it takes.
+// mqosTypes makes figures 9 to 11: requests by page, and latency.
 func mqosTypes(w *harness) error {
 	by, err := w.visits()
 	if err != nil {

@@ -16,21 +16,22 @@ import (
 )
 
 const (
-	// mqosScale is how much slower the live resources are than the simulated ones: a
-	// timer is late by a tenth of a millisecond.
+	// mqosScale is the slowdown of the live resources, relative to the simulation. A timer
+	// is late by a tenth of a millisecond.
 	mqosScale = 3
-	// Of the clients, and how long they ask before it is measured and while it is.
+	// Fraction of the paper's clients, warm-up time and measured time.
 	mqosClients            = 0.2
 	mqosWarmup, mqosLength = 8 * time.Second, 20 * time.Second
 )
 
-// website is one server whose three resources are timers, one request at a time each.
+// website is a server with three resources. A resource is a timer for one request at a
+// time.
 type website struct {
 	resources [3]chan struct{}
 	busy      [3][3]atomic.Int64 // by class and resource, in ns
 }
 
-// ServeHTTP answers /CLASS/PAGE, numbers both, and reports what that took.
+// ServeHTTP answers /CLASS/PAGE (both numbers), and reports the cost of the request.
 func (s *website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	var class, page int
 	if _, err := fmt.Sscanf(r.URL.Path, "/%d/%d", &class, &page); err != nil || class >= 3 || page >= 3 {
@@ -43,7 +44,7 @@ func (s *website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		s.resources[k] <- struct{}{}
 		start := time.Now()
 		time.Sleep(work)
-		work = time.Since(start) // a timer's lateness is work, too
+		work = time.Since(start) // includes the timer's lateness
 		<-s.resources[k]
 		s.busy[class][k].Add(int64(work))
 		report += fmt.Sprintf("request_cost.%s=%g,", name, work.Seconds())
@@ -51,8 +52,8 @@ func (s *website) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Endpoint-Load-Metrics", strings.TrimSuffix(report, ","))
 }
 
-// liveShares is what percentage of each resource each class used of a live server behind
-// the daemon: by resource and class.
+// liveShares measures a live server behind the gateway daemon. It returns each class's use
+// of each resource in percent, by resource and class.
 func (w *harness) liveShares(scheduler string) (shares [3][3]float64, err error) {
 	ctx, end := context.WithCancel(w)
 	var running sync.WaitGroup
@@ -92,7 +93,7 @@ func (w *harness) liveShares(scheduler string) (shares [3][3]float64, err error)
 						r, _ := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/%d/%d", at, class, page), nil)
 						resp, err := browser.Do(r)
 						if err != nil {
-							continue // the end, or counted by the server as nothing
+							continue // the end of the run, or a failure that the server does not count
 						}
 						_, _ = io.Copy(io.Discard, resp.Body)
 						resp.Body.Close()

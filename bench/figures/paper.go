@@ -12,10 +12,10 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// perPublisher is the rate of each publisher in all of the paper's experiments.
+// perPublisher is the rate of each publisher in all experiments of the paper.
 const perPublisher = 10.0 // msg/s
 
-// upTo are the numbers of brokers, 1 and more.
+// upTo returns the numbers 1 to brokers.
 func upTo(brokers int) (xs []float64) {
 	for k := range brokers {
 		xs = append(xs, float64(k+1))
@@ -23,7 +23,7 @@ func upTo(brokers int) (xs []float64) {
 	return xs
 }
 
-// penalty is figure 6: a Poisson topic over 1 to 6 idle brokers.
+// penalty makes figure 6: a Poisson topic over 1 to 6 idle brokers.
 func penalty(w *harness) error {
 	for _, c := range []struct {
 		id         string
@@ -68,7 +68,7 @@ func penalty(w *harness) error {
 	return nil
 }
 
-// profile is one way in which the publishers of figures 7 and 8 send.
+// profile is a sending pattern of figures 7 and 8.
 type profile struct {
 	panel   string // a .. d
 	process schedule.Process
@@ -79,26 +79,26 @@ var profiles = []profile{
 	{"a", schedule.Poisson, 1}, {"b", schedule.Poisson, 10}, {"c", schedule.Periodic, 1}, {"d", schedule.Periodic, 10},
 }
 
-// latencies is a panel of figure 7 or 8.
+// latencies returns a panel of figure 7 or 8.
 func (p profile) latencies(figure string, lead ...string) panel {
 	return latencies("fig"+figure+p.panel, fmt.Sprintf("Figure %s(%s): %s, batch %d", figure, p.panel, p.process, p.batch), "publishers, thousands", lead...)
 }
 
-// sizes are the numbers of publishers of figures 7 and 8.
+// sizes are the numbers of publishers in figures 7 and 8.
 var sizes = []float64{1000, 2000, 4000, 6000, 8000, 10_000}
 
-// sized is a row that begins with the number of publishers.
+// sized returns a lead of the number of publishers and the policy.
 func sized(policy string) func(float64, *outcome) []string {
 	return func(n float64, _ *outcome) []string { return []string{strconv.Itoa(int(n)), policy} }
 }
 
-// fewest is the k to begin with: no broker of the model carries more.
+// fewest is the least k to try. No simulated broker carries more than 100,000 msg/s.
 func fewest(publishers float64) int {
 	return max(1, int(math.Ceil(publishers*perPublisher/100_000)))
 }
 
-// concentration is figure 7: a topic on idle brokers, over all of them (LB) or
-// over the fewest that keep the SLO (Conc).
+// concentration makes figure 7: a topic on idle brokers, on all brokers (LB) or on the
+// fewest that meet the SLO (Conc).
 func concentration(w *harness) error {
 	met, missed, worst := 0, 0, 0.0
 	for _, pr := range profiles {
@@ -132,18 +132,19 @@ func concentration(w *harness) error {
 	return nil
 }
 
-// before is the load that brokers 1 to 6 carry already in figure 8, in thousands
-// of messages per second, by Poisson publishers that send batches of 10.
+// before is the initial load of brokers 1 to 6 in figure 8, in thousands of messages per
+// second. Poisson publishers send it in batches of 10.
 var before = [brokers]int{10, 40, 50, 60, 70, 80}
 
-// mcaps are what a broker is taken to carry within the SLO, by the batch of the
-// topic. The paper does not state its own. From 60,000 to below 65,000 a topic of
-// 4,000 publishers fits the first broker and one of 8,000 needs three, as it says
-// for single messages; with batches a broker carries more, and 8,000 need two.
+// mcaps are the assumed maximum rates of a broker within the SLO, by the topic's batch. The
+// paper does not state its values. With 60,000 to 65,000, a topic of 4,000 publishers fits
+// on the first broker and a topic of 8,000 needs three brokers, as the paper says for
+// single messages. With batches a broker carries more, and 8,000 publishers need two
+// brokers.
 var mcaps = map[int]float64{1: 64_000, 10: 85_000}
 
-// allocated is what our placement counts for a mean rate: contracts are 1.1 times
-// that, and so is what is set against them.
+// allocated is the rate that our placement counts for a mean rate: contracts are 1.1 times
+// the mean rate, and capacities are scaled alike.
 func allocated(rate float64) int64 { return int64(1.1*rate + 0.5) }
 
 // loaded is a scenario on the brokers of figure 8.
@@ -159,7 +160,7 @@ func (w *harness) loaded(t scenario.Topic) scenario.Scenario {
 	return s
 }
 
-// worst is the broker with the largest p99.
+// worst returns the broker with the largest p99.
 func (o *outcome) worst() (id string, p99 float64) {
 	for i := range brokers {
 		b := fmt.Sprintf("b%d", i+1)
@@ -170,10 +171,10 @@ func (o *outcome) worst() (id string, p99 float64) {
 	return id, p99
 }
 
-// maxMin is figure 8: a topic finds brokers loaded unevenly. It begins with the
+// maxMin makes figure 8: a topic on unevenly loaded brokers. The search begins with the
 // fewest brokers by mcap.
 func maxMin(w *harness) error {
-	// Backgrounds make this the largest of all simulations: 400,000 msg/s.
+	// The background makes this the largest simulation: 400,000 msg/s.
 	half := *w
 	half.runs = max(1, w.runs/2)
 	for _, pr := range profiles {

@@ -18,26 +18,26 @@ import (
 // The paper's cluster and SLO.
 const (
 	brokers = 6
-	// sloMs is the 99th percentile's bound.
+	// sloMs is the bound of the 99th percentile.
 	sloMs = 1.0
 )
 
-// harness is what figures are made with.
+// harness makes a figure.
 type harness struct {
 	context.Context
 	options
 	name   string
 	stderr io.Writer
 	shown  time.Time
-	*work  // what came of it
+	*work  // the output
 }
 
 func newHarness(ctx context.Context, o options, name string, stderr io.Writer) *harness {
 	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now(), work: &work{}}
 }
 
-// each calls f for 0 .. n-1, as many at a time as there are processors, and
-// shows how far it is. Results belong at index i, so that their order is kept.
+// each calls f for 0 .. n-1, concurrently on all processors, and shows the progress. The
+// caller stores results at index i to keep their order.
 func (w *harness) each(n int, f func(i int) error) error {
 	var mu sync.Mutex
 	var errs []error
@@ -72,7 +72,7 @@ func (w *harness) each(n int, f func(i int) error) error {
 	return errors.Join(errors.Join(errs...), w.Err())
 }
 
-// progress shows now and then how far it is.
+// progress prints the progress at most every two seconds.
 func (w *harness) progress(what string, done, n int) {
 	if now := time.Now(); now.Sub(w.shown) >= 2*time.Second {
 		w.shown = now
@@ -98,27 +98,26 @@ func spreadOf(v []float64) (s spread) {
 	return s
 }
 
-// outcome is what several runs of a scenario, each with a seed of its own, came
-// to; delays in ms.
+// outcome summarises several runs of a scenario with different seeds; delays in ms.
 type outcome struct {
 	k                  int
 	runs               int
 	p50, p95, p99      spread
-	access, processing spread // their p99
-	late               spread // part of the messages later than the SLO
-	// part is the p99 of each broker in use, by its place in the scenario.
+	access, processing spread // p99
+	late               spread // fraction of messages later than the SLO
+	// parts is the p99 of each used broker, by id.
 	parts map[string]spread
-	// quota is the publishers of each broker in the first run.
+	// quota is the number of publishers per broker in the first run.
 	quota map[string]int
 	burst spread // b of the contract
-	// infeasible says why nothing was run.
+	// infeasible explains why nothing was run.
 	infeasible string
 }
 
-// met: the mean of the 99th percentiles is within the SLO.
+// met reports whether the mean p99 is within the SLO.
 func (o *outcome) met() bool { return o.infeasible == "" && o.p99.mean <= sloMs }
 
-// repeat runs a scenario with runs seeds.
+// repeat runs a scenario with w.runs seeds.
 func (w *harness) repeat(s scenario.Scenario) (*outcome, error) {
 	o := &outcome{runs: w.runs, parts: map[string]spread{}, quota: map[string]int{}}
 	into := []*spread{&o.p50, &o.p95, &o.p99, &o.access, &o.processing, &o.late, &o.burst}
@@ -165,14 +164,14 @@ func (w *harness) repeat(s scenario.Scenario) (*outcome, error) {
 	return o, nil
 }
 
-// seedOf is the seed of the i-th run.
+// seedOf is the seed of run i.
 func (w *harness) seedOf(i int) uint64 { return w.seed*1_000_003 + uint64(i) + 1 }
 
 func millis[D ~int64](ns D) float64 { return float64(ns) / 1e6 }
 
-// search runs a scenario over k brokers for ascending k, or as many more as at takes,
-// and stops at the first that meets the SLO. Where none does it is the one with the
-// least p99, as the paper reports.
+// search runs a scenario on an increasing number of brokers, k or more, and stops at the
+// first number that meets the SLO. If no number does, search returns the outcome with the
+// least p99, like the paper.
 func (w *harness) search(from int, at func(k int) scenario.Scenario) (best *outcome, err error) {
 	for k := from; k <= brokers; k++ {
 		o, err := w.repeat(at(k))
@@ -190,7 +189,7 @@ func (w *harness) search(from int, at func(k int) scenario.Scenario) (best *outc
 	return best, nil
 }
 
-// scene is a scenario on idle brokers with one topic.
+// scene is a scenario with one topic on idle brokers.
 func (w *harness) scene(t scenario.Topic) scenario.Scenario {
 	t.Name = "t"
 	if t.Contract.ProfileSeconds == 0 {
@@ -202,11 +201,11 @@ func (w *harness) scene(t scenario.Topic) scenario.Scenario {
 	}
 }
 
-// warmup is how long nothing is measured: queues that begin empty have their
-// usual length after some multiples of what it takes to fill them.
+// warmup is the time before the measurement, in seconds. Queues start empty and fill to
+// their usual length during the warm-up.
 func (w *harness) warmup() float64 { return min(1, w.seconds) }
 
-// columns and cells are an outcome in a CSV file.
+// columns are the CSV columns of an outcome.
 var columns = []string{
 	"k", "p50_ms", "p50_sd", "p95_ms", "p95_sd", "p99_ms", "p99_sd", "access_p99_ms", "processing_p99_ms",
 	"late_fraction", "burst", "slo_met", "runs", "infeasible",
@@ -220,7 +219,7 @@ func (o *outcome) cells() []string {
 		o.met(), o.runs, "")
 }
 
-// cells are values in a CSV file, lists of them one after the other.
+// cells formats values for a CSV file, and flattens lists.
 func cells(values ...any) (all []string) {
 	for _, value := range values {
 		switch v := value.(type) {
@@ -239,10 +238,10 @@ func cells(values ...any) (all []string) {
 	return all
 }
 
-// number has four significant digits.
+// number formats a number with four significant digits.
 func number(x float64) string { return strconv.FormatFloat(x, 'g', 4, 64) }
 
-// ms is a duration in a table for people.
+// ms formats milliseconds for people.
 func ms(x float64) string {
 	switch {
 	case x >= 100:

@@ -23,7 +23,7 @@ func readRows(path string) (rows []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // only read; nothing is lost
+	defer f.Close() // read only
 	r := csv.NewReader(f)
 	r.FieldsPerRecord = len(rowHeader)
 	all, err := r.ReadAll()
@@ -38,14 +38,13 @@ func readRows(path string) (rows []row, err error) {
 	return rows, nil
 }
 
-// The table of all figures stands between these lines of the document.
+// Lines of the document around the table of all figures.
 const (
 	tableBegin = "<!-- figures: begin -->"
 	tableEnd   = "<!-- figures: end -->"
 )
 
-// updateDoc replaces the document's table by the rows of all figures that were
-// ever made into the folder.
+// updateDoc replaces the document's table by the rows of all figures in the folder.
 func updateDoc(doc, folder string) error {
 	text, err := os.ReadFile(doc)
 	if err != nil {

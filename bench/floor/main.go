@@ -1,14 +1,14 @@
 //go:build linux
 
-// Command floor is the least that a broker can do on this machine, for others to be
-// compared with: one thread, blocking in epoll_wait, that reads, finds where commands
-// end, answers each, and writes each message to every subscriber. It keeps nothing, checks
-// nothing and bounds nothing.
+// Command floor is a broker that does the least possible work, as a reference for other
+// brokers. One thread, blocking in epoll_wait, reads, parses commands, answers each
+// command, and writes each message to every subscriber. floor stores nothing, checks
+// nothing and limits nothing.
 //
 //	go run ./bench peer --floor=build/floor
 //
-// With --fsync each turn's messages are written and synced, with one call each, before they
-// are answered: a bare group commit.
+// With --fsync, each turn writes and syncs its messages, with one call each, before the
+// answers: a bare group commit.
 package main
 
 import (
@@ -40,30 +40,30 @@ func main() {
 	os.Exit(1)
 }
 
-// floor is the one loop.
+// floor is the event loop.
 type floor struct {
 	poller   *poll.Poller
 	listener int
-	log      int // file; -1: none
+	log      int // file descriptor; -1: none
 	conns    []*peer
 	subs     []*peer
-	dirty    []*peer // have something to be written
+	dirty    []*peer // peers with unsent bytes
 	buf      []byte
-	written  []byte // messages of the turn
+	written  []byte // messages of this turn
 	lim      wire.Limits
 	cmd      wire.Command
 	next     uint64
 }
 
-// peer is a connection. Its place in floor.conns is its descriptor.
+// peer is a connection. Its index in floor.conns is its descriptor.
 type peer struct {
 	fd        int
 	rest, out []byte
 	listed    bool
-	blocked   bool // the socket takes no more now
+	blocked   bool // the socket is full
 }
 
-// serve ends with an error.
+// serve runs the event loop until an error.
 func serve(at, file string) error {
 	debug.SetGCPercent(400)
 	runtime.LockOSThread()
@@ -120,7 +120,7 @@ func serve(at, file string) error {
 func (f *floor) accept() error {
 	fd, _, err := unix.Accept4(f.listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err != nil {
-		return nil // it has gone, or there are too many
+		return nil // the client has gone, or there are too many descriptors
 	}
 	for len(f.conns) <= fd {
 		f.conns = append(f.conns, nil)
@@ -137,7 +137,7 @@ func (f *floor) touch(p *peer) {
 	}
 }
 
-// read reads once and carries out what is there.
+// read reads once and executes the complete commands.
 func (f *floor) read(p *peer) error {
 	n := copy(f.buf, p.rest)
 	got, err := poll.Read(p.fd, f.buf[n:])
@@ -198,7 +198,7 @@ func (f *floor) message(body []byte) {
 	}
 }
 
-// flush writes what the turn has brought.
+// flush writes the messages and answers of a turn.
 func (f *floor) flush() error {
 	if len(f.written) > 0 {
 		if _, errno := rawfd.Write(f.log, f.written); errno != 0 {
@@ -216,7 +216,7 @@ func (f *floor) flush() error {
 		}
 		n, err := poll.Write(p.fd, p.out)
 		if err != nil {
-			n = len(p.out) // the next read says so, too
+			n = len(p.out) // the next read fails, too
 		}
 		p.out = append(p.out[:0], p.out[n:]...)
 		if len(p.out) > 0 {

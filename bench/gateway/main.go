@@ -1,8 +1,8 @@
 // Package gateway measures the gateway in one run (make bench-gateway) and prints two
-// tables in Markdown: what it costs beside a bare net/http reverse proxy, and how well it
-// chooses among servers of 1, 2 and 4 processors, beside HAProxy, nginx and Apache. What
-// is not installed is left out, saying so. It decides nothing; servers.go starts what is
-// measured.
+// Markdown tables. The first table compares the gateway's cost with a bare net/http reverse
+// proxy. The second table compares the choice among servers of 1, 2 and 4 processors with
+// HAProxy, nginx and Apache. Programs that are not installed are reported and left out.
+// servers.go starts the programs.
 package gateway
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// options are the command line's.
+// options holds the flags.
 type options struct {
 	bin    string
 	rounds int
@@ -32,7 +32,7 @@ type options struct {
 	out    io.Writer
 }
 
-// Run prints what the gateway costs, and how well it chooses.
+// Run prints the gateway's cost and the quality of its choice.
 func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	o := options{out: out}
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
@@ -59,7 +59,7 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	return err
 }
 
-// figures of a round; times in ms but for CPU.
+// figures are the metrics of a round; times in ms, except cpu.
 type figures struct {
 	mean, sd, p50, p99, p999 float64
 	cpu                      float64 // us, per answer
@@ -74,20 +74,20 @@ func cpu(f figures) float64   { return f.cpu }
 func sd(f figures) float64    { return f.sd }
 func count(f figures) float64 { return f.allocations }
 
-// micros is a figure that is known in ms.
+// micros converts a metric from ms to us.
 func micros(of func(figures) float64) func(figures) float64 {
 	return func(f figures) float64 { return 1e3 * of(f) }
 }
 
-// ask sends requests at a steady rate over as many connections, each of which has one at
-// a time.
+// ask sends requests at a steady rate over the given number of connections, each with one
+// request at a time.
 func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f figures, err error) {
 	r, err := decide.HTTP(s, decide.Load{Rate: rate, Length: d, Connections: connections}, "/")
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", s.Name, err)
 	}
 	ms := func(q float64) float64 { return r.Latency.Quantile(q).Seconds() * 1e3 }
-	const n = 5000 // quantiles, for what the histogram does not add up
+	const n = 5000 // the histogram has no sums, so mean and sd are computed from quantiles
 	var sum, squares float64
 	for i := range n {
 		v := ms((float64(i) + 0.5) / n)
@@ -100,18 +100,18 @@ func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f fi
 	return f, nil
 }
 
-// The names of what targets are of.
+// Names of the subjects of targets.
 const bare, ours = "bare ReverseProxy", "gateway"
 
-// subject is a line of a table.
+// subject is a row of a table.
 type subject struct {
 	name string
 	*decide.Server
-	err     error  // it did not start
-	metrics string // host:port where it says what it has allocated; "": it does not
+	err     error  // why the subject did not start
+	metrics string // host:port of the allocation metrics; empty: none
 }
 
-// mallocs is what it has allocated so far.
+// mallocs returns the number of allocations so far.
 func (s *subject) mallocs(ctx context.Context) (float64, error) {
 	if s.metrics == "" {
 		return 0, nil
@@ -120,7 +120,8 @@ func (s *subject) mallocs(ctx context.Context) (float64, error) {
 	return all[decide.Mallocs], err
 }
 
-// cost compares what a request takes of each proxy before one server that answers at once.
+// cost compares the cost of a request among proxies, with a server that answers without
+// delay.
 func (o *options) cost(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "bench-gateway-")
 	if err != nil {
@@ -150,7 +151,7 @@ func (o *options) cost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := host.Rounds(ctx, 1, subjects); err != nil { // warms up
+	if _, err := host.Rounds(ctx, 1, subjects); err != nil { // warm-up
 		return err
 	}
 	got, err := host.Rounds(ctx, o.rounds, subjects)
@@ -173,7 +174,7 @@ func (o *options) cost(ctx context.Context) error {
 	return nil
 }
 
-// choice compares how each chooses among three servers.
+// choice compares how the proxies choose among three servers.
 func (o *options) choice(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "bench-gateway-")
 	if err != nil {
@@ -196,7 +197,7 @@ func (o *options) choice(ctx context.Context) error {
 	rate, rounds := o.load*capacity, max(o.rounds/2, 1)
 	subjects, err := o.subjects(all, func(s *subject) (f figures, err error) {
 		const connections = 256
-		if _, err := ask(s.Server, rate, o.length, connections); err != nil { // it learns
+		if _, err := ask(s.Server, rate, o.length, connections); err != nil { // learning phase
 			return f, err
 		}
 		before := served(ctx, backends)
@@ -233,7 +234,7 @@ func (o *options) choice(ctx context.Context) error {
 		}},
 	}
 	table.Write(o.out, subjects, got)
-	if len(subjects) > 2 { // others beside both forms of ours
+	if len(subjects) > 2 { // others besides the two gateways
 		best := func(what string, of func(figures) float64) host.Target[figures] {
 			return host.Target[figures]{What: what, Format: "%.2f", Limit: 1, Is: func(by map[string][]figures) (float64, bool) {
 				least := math.Inf(1)
@@ -248,7 +249,7 @@ func (o *options) choice(ctx context.Context) error {
 	return nil
 }
 
-// subjects are the servers that have started, as they are measured.
+// subjects returns the started servers with their measurement.
 func (o *options) subjects(all []*subject, measure func(*subject) (figures, error)) ([]host.Subject[figures], error) {
 	var subjects []host.Subject[figures]
 	for _, s := range all {

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/bench/host"
 )
 
-// served is what each backend has had.
+// served returns the number of requests that each backend has served.
 func served(ctx context.Context, backends []*decide.Server) []float64 {
 	counts := make([]float64, len(backends))
 	for i, b := range backends {
@@ -19,8 +19,8 @@ func served(ctx context.Context, backends []*decide.Server) []float64 {
 	return counts
 }
 
-// proxies starts all that is compared before the backends: where bare proxies are wanted beside,
-// two of them, then the gateway and the others.
+// proxies starts the proxies for the backends: with beside, first two bare proxies, then
+// the gateway and the others.
 func proxies(bin, dir string, backends []*decide.Server, beside bool) (all []*subject) {
 	add := func(name string, s *decide.Server, err error, metrics string) {
 		all = append(all, &subject{name, s, err, metrics})
@@ -83,7 +83,7 @@ ProxyPass / balancer://b/
 	return all
 }
 
-// stop stops the servers that have started.
+// stop stops the started servers.
 func stop(all []*subject) {
 	for _, s := range all {
 		decide.Stop(s.Server)

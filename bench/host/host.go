@@ -1,6 +1,6 @@
-// Package host is what the benchmarks have in common: how they read their flags, find
-// programs, measure them in turn (rounds.go), ask them for their own figures (web.go), and
-// write tables; and what they say of the commit and the machine in their results.
+// Package host holds the common parts of the benchmarks. It parses flags, finds programs,
+// measures subjects in rounds (rounds.go), fetches metrics (web.go), and writes tables. It
+// also describes the commit and the machine for the results.
 package host
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Parse reads flags. With --help it prints them to help, and returns flag.ErrHelp.
+// Parse parses flags. With --help, Parse prints the usage to help and returns flag.ErrHelp.
 func Parse(fs *flag.FlagSet, args []string, help io.Writer) error {
 	fs.SetOutput(io.Discard) // lifecycle prints the error, once
 	err := fs.Parse(args)
@@ -37,8 +37,7 @@ func Parse(fs *flag.FlagSet, args []string, help io.Writer) error {
 	return err
 }
 
-// Usage is what a command returns for an error of its flags: nothing, if it was asked
-// for help.
+// Usage returns the error of a command with invalid flags, or nil after --help.
 func Usage(err error) error {
 	if errors.Is(err, flag.ErrHelp) {
 		return nil
@@ -46,7 +45,7 @@ func Usage(err error) error {
 	return lifecycle.UsageError{Err: err}
 }
 
-// Commit returns the commit of the working tree. Without a working tree, Commit returns the version.
+// Commit returns the commit of the working tree, or the version without a working tree.
 func Commit(ctx context.Context) string {
 	text, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
 	if err != nil {
@@ -55,12 +54,13 @@ func Commit(ctx context.Context) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Machine says what results are of, at the beginning of a sentence.
+// Machine describes commit and machine, for the beginning of a sentence.
 func Machine(ctx context.Context) string {
 	return fmt.Sprintf("Commit %s, kernel %s, %d processors, %s", Commit(ctx), Kernel(), runtime.NumCPU(), runtime.Version())
 }
 
-// Program is where a program is found, from any folder: most run in one of their own.
+// Program returns the absolute path of a program, since most programs run in their own
+// folder.
 func Program(path string) (string, error) {
 	found, err := exec.LookPath(path)
 	if err != nil {
@@ -69,7 +69,7 @@ func Program(path string) (string, error) {
 	return filepath.Abs(found)
 }
 
-// WriteJSON writes a file for programs.
+// WriteJSON writes v to a file as JSON.
 func WriteJSON(file string, v any) error {
 	text, err := json.MarshalIndent(v, "", "\t")
 	if err != nil {
@@ -78,7 +78,7 @@ func WriteJSON(file string, v any) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// Kernel is the kernel's release.
+// Kernel returns the kernel release.
 func Kernel() string {
 	var name unix.Utsname
 	if unix.Uname(&name) != nil {

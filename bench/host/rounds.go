@@ -8,18 +8,18 @@ import (
 	"slices"
 )
 
-// ErrAbsent says that a program is not installed.
+// ErrAbsent means that a program is not installed.
 var ErrAbsent = errors.New("not installed")
 
-// Subject is what a scenario measures: a row of its table.
+// Subject is the object of a measurement, and a row of the table.
 type Subject[R any] struct {
 	Name    string
 	Err     error // why the subject did not start
 	Measure func(round int) (R, error)
 }
 
-// Present are the subjects that have started. Present prints which ones are left out since
-// their programs are not installed, and returns any other error of a start.
+// Present returns the started subjects. Present reports subjects whose programs are not
+// installed on out, and returns other start errors.
 func Present[R any](out io.Writer, all []Subject[R]) (there []Subject[R], err error) {
 	for _, s := range all {
 		switch {
@@ -34,9 +34,9 @@ func Present[R any](out io.Writer, all []Subject[R]) (there []Subject[R], err er
 	return there, err
 }
 
-// Rounds measures every subject once a round, each round beginning with another, so that
-// what disturbs the machine for a while disturbs all alike. It returns the results by the
-// subject's name, in the order of the rounds.
+// Rounds measures every subject once per round. Each round starts with another subject, so
+// a temporary disturbance affects all subjects alike. Rounds returns the results by name,
+// in the order of the rounds.
 func Rounds[R any](ctx context.Context, rounds int, subjects []Subject[R]) (map[string][]R, error) {
 	got := make(map[string][]R)
 	for round := range rounds {
@@ -55,9 +55,9 @@ func Rounds[R any](ctx context.Context, rounds int, subjects []Subject[R]) (map[
 	return got, nil
 }
 
-// Median is the median of a figure of several rounds.
+// Median returns the median of a metric over several rounds.
 //
-// Requires: there is a round.
+// Requires: rounds is not empty.
 func Median[R any](rounds []R, of func(R) float64) float64 {
 	figures := make([]float64, len(rounds))
 	for i, r := range rounds {
@@ -67,14 +67,14 @@ func Median[R any](rounds []R, of func(R) float64) float64 {
 	return Middle(figures)
 }
 
-// Target is the most that a figure may be. Is says what it is, if its subjects took part.
+// Target is an upper bound on a metric. Is returns the metric, if its subjects took part.
 type Target[R any] struct {
 	What, Format string
 	Limit        float64
 	Is           func(by map[string][]R) (is float64, known bool)
 }
 
-// Ratio is the target of a subject's median by another one's.
+// Ratio is a target for the ratio of two subjects' medians.
 func Ratio[R any](what, of, to string, figure func(R) float64, limit float64) Target[R] {
 	return Target[R]{what, "%.2f", limit, func(by map[string][]R) (float64, bool) {
 		if len(by[of]) == 0 || len(by[to]) == 0 {
@@ -84,7 +84,7 @@ func Ratio[R any](what, of, to string, figure func(R) float64, limit float64) Ta
 	}}
 }
 
-// Judge writes a table of the targets, and whether they are kept.
+// Judge writes a table of the targets and whether they are met.
 func Judge[R any](w io.Writer, what string, by map[string][]R, targets []Target[R]) {
 	fmt.Fprintln(w)
 	Head(w, what, "is", "target", "kept")

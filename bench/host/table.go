@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Column is what a table shows of a subject's rounds: one figure of all rounds, or a text.
+// Column is a column of a table: one number computed from a subject's rounds, or a text.
 type Column[R any] struct {
 	Title, Format string
 	Of            func(R) (figure float64, known bool)
-	Sum           func(sorted []float64) float64 // one figure of several; nil: Middle
-	Text          func(rounds []R) string        // instead of a figure; nil: none
+	Sum           func(sorted []float64) float64 // combines the rounds; nil: Middle
+	Text          func(rounds []R) string        // text in place of a number; may be nil
 }
 
 // Figure is a column of medians.
@@ -20,17 +20,17 @@ func Figure[R any](title, format string, of func(R) float64) Column[R] {
 	return Column[R]{Title: title, Format: format, Of: func(r R) (float64, bool) { return of(r), true }}
 }
 
-// Middle is the median.
+// Middle returns the median.
 func Middle(sorted []float64) float64 { return sorted[len(sorted)/2] }
 
-// Least is the figure of the round that was disturbed least: what else a machine does only
-// adds to a latency.
+// Least returns the least disturbed round. Disturbances only increase a latency.
 func Least(sorted []float64) float64 { return sorted[0] }
 
-// Most is the largest figure.
+// Most returns the maximum.
 func Most(sorted []float64) float64 { return sorted[len(sorted)-1] }
 
-// Figure is the column's figure of all rounds. It is not known if no round has one.
+// Figure returns the column's number over all rounds. known is false if no round has the
+// number.
 func (c Column[R]) Figure(rounds []R) (figure float64, known bool) {
 	var all []float64
 	for _, r := range rounds {
@@ -48,7 +48,7 @@ func (c Column[R]) Figure(rounds []R) (figure float64, known bool) {
 	return c.Sum(all), true
 }
 
-// Cell is the column's cell in the row of a subject: "-" if the figure is not known.
+// Cell returns the column's cell for a subject, or "-" if the number is not known.
 func (c Column[R]) Cell(rounds []R) string {
 	if c.Text != nil {
 		return c.Text(rounds)
@@ -59,10 +59,10 @@ func (c Column[R]) Cell(rounds []R) string {
 	return "-"
 }
 
-// Table are the columns of a table in Markdown.
+// Table is a list of columns of a Markdown table.
 type Table[R any] []Column[R]
 
-// Head writes the head. The titles in lead stand before the titles of the columns.
+// Head writes the head: the titles in lead, then the titles of the columns.
 func (t Table[R]) Head(w io.Writer, lead ...string) {
 	for _, c := range t {
 		lead = append(lead, c.Title)
@@ -70,7 +70,7 @@ func (t Table[R]) Head(w io.Writer, lead ...string) {
 	Head(w, lead...)
 }
 
-// Row writes the row of a subject, after the cells in lead.
+// Row writes a subject's row, after the cells in lead.
 func (t Table[R]) Row(w io.Writer, rounds []R, lead ...string) {
 	for _, c := range t {
 		lead = append(lead, c.Cell(rounds))
@@ -78,7 +78,7 @@ func (t Table[R]) Row(w io.Writer, rounds []R, lead ...string) {
 	Row(w, lead...)
 }
 
-// Write writes the whole table, a row for each subject that has rounds.
+// Write writes the whole table, with a row for each subject that has rounds.
 func (t Table[R]) Write(w io.Writer, subjects []Subject[R], by map[string][]R) {
 	t.Head(w, "")
 	for _, s := range subjects {
@@ -88,18 +88,18 @@ func (t Table[R]) Write(w io.Writer, subjects []Subject[R], by map[string][]R) {
 	}
 }
 
-// Head writes the head of a table in Markdown.
+// Head writes the head of a Markdown table.
 func Head(w io.Writer, titles ...string) {
 	Row(w, titles...)
 	Row(w, slices.Repeat([]string{"---"}, len(titles))...)
 }
 
-// Rowf writes a row of a table in Markdown. Tabs in the format stand between its cells.
+// Rowf writes a row of a Markdown table. Tabs in the format separate cells.
 func Rowf(w io.Writer, format string, args ...any) {
 	Row(w, strings.Split(fmt.Sprintf(format, args...), "\t")...)
 }
 
-// Row writes a row of a table in Markdown.
+// Row writes a row of a Markdown table.
 func Row(w io.Writer, cells ...string) {
 	fmt.Fprintln(w, "| "+strings.Join(cells, " | ")+" |")
 }

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-var client = http.Client{Timeout: time.Minute} // a control plane at work may take its time
+var client = http.Client{Timeout: time.Minute} // a busy control plane may be slow
 
-// get has read take what a process says at a URL.
+// get passes the response body of a URL to read.
 func get(ctx context.Context, url string, read func(io.Reader) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -31,7 +31,7 @@ func get(ctx context.Context, url string, read func(io.Reader) error) error {
 	return nil
 }
 
-// Depth is how many messages of a topic a broker holds; 0 before the first is published.
+// Depth returns the depth of a topic on a broker, or 0 before the first message.
 func Depth(ctx context.Context, web, topic string) (int64, error) {
 	var stats struct{ Topics []struct{ Depth int64 } }
 	err := get(ctx, "http://"+web+"/stats?format=json&include_clients=false&topic="+topic, func(r io.Reader) error {
@@ -43,7 +43,8 @@ func Depth(ctx context.Context, web, topic string) (int64, error) {
 	return stats.Topics[0].Depth, nil
 }
 
-// Metrics returns the metrics of the process that serves HTTP at host:port, by name with labels.
+// Metrics returns the metrics of a process, by name with labels. web is the host:port of
+// its HTTP server.
 func Metrics(ctx context.Context, web string) (map[string]float64, error) {
 	values := make(map[string]float64)
 	err := get(ctx, "http://"+web+"/metrics", func(r io.Reader) error {

@@ -1,11 +1,19 @@
-// Package pacing measures a topic that is offered more than its contract, on a real nsqd:
-// publishers that are told what they may send (advise), that are not told and policed
-// (police), and delayed alone (delay), in runs that are alike; and beside it brokers that
-// have no contract, with a subscriber that takes as much as the contract. It prints, for
-// each, what was accepted (by a subscriber: delivered) of that rate, Jain's index of what
-// each publisher got of its part, the farthest from its part, the backlog, and the p99 of
-// the obedient, who offer half of their part, from when a message was due to its delivery.
-// Figures are ratios of counters; nothing is asserted.
+// Package pacing overloads a topic on a real nsqd, in three equal runs. In the mode advise,
+// nsqd advises publishers of their rates. In the mode police, nsqd also polices publishers,
+// and about half of the publishers ignore the advice. In the mode delay, nsqd only delays
+// messages. For comparison, other brokers without a contract serve a subscriber that
+// processes messages at the contract's rate.
+//
+// For each run the package prints
+//   - the accepted (other brokers: delivered) rate divided by the contract's rate,
+//   - Jain's index of the publishers' rates divided by their parts,
+//   - the largest relative deviation of a publisher from its part,
+//   - the backlog,
+//   - the p99 latency of the obedient publishers, which offer half of their part, from the
+//     due
+//     time to the delivery.
+//
+// The numbers are ratios of counters. Nothing is asserted.
 package pacing
 
 import (
@@ -29,25 +37,26 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// weight of the i-th publisher, as in the paper.
+// weight returns the weight of publisher i, as in the paper.
 func (c config) weight(i int) float64 { return []float64{1, 2, 4, 8, 10}[i%5] }
 
-// config is what is measured.
+// config holds the flags.
 type config struct {
 	nsqd              string
 	rate, load        float64
 	burst, publishers int
 	warm, steady      time.Duration
 	stdout, stderr    io.Writer
-	quiet             bool // the backlog is not asked for, which costs, too
+	quiet             bool // does not poll the backlog, since polling costs CPU time
 }
 
-// obedient: the publisher offers half of its part; loud: five times as much as others.
+// obedient publishers offer half of their part. loud publishers offer five times as much as
+// others.
 func obedient(i int) bool { return i%10 == 5 }
 func loud(i int) bool     { return i%10 == 0 }
 
-// demands are what publishers offer, and parts what each is to get: the obedient what they
-// offer, the others what these leave, by weight.
+// demands returns the offered rate and the part of each publisher. An obedient publisher's
+// part is its offered rate. The other publishers share the rest by weight.
 func (c config) demands() (demands, parts []float64) {
 	sum, rest, left := 0.0, 0.0, c.rate
 	for i := range c.publishers {
@@ -76,13 +85,13 @@ func (c config) demands() (demands, parts []float64) {
 	return demands, parts
 }
 
-// outcome is what became of a run.
+// outcome is the result of a run.
 type outcome struct {
-	rates   []float64 // of each publisher, msg/s
+	rates   []float64 // by publisher, msg/s
 	refused int64
 	depths  []int64
-	late    time.Duration // p99 of the obedient
-	cpu     time.Duration // of the broker, for a message
+	late    time.Duration // p99 of the obedient publishers
+	cpu     time.Duration // of the broker, per message
 }
 
 // line writes a row of the table.
@@ -102,7 +111,7 @@ func (c config) line(name string, o outcome) {
 		load.Quantile(depths, 0.99), load.Quantile(depths, 1), o.late.Round(100*time.Microsecond))
 }
 
-// peer is a broker without a contract.
+// peer measures a broker without a contract.
 func (c config) peer(ctx context.Context, b load.Broker) (o outcome, err error) {
 	demands, _ := c.demands()
 	got, err := b.Overload(ctx, load.Overload{Rate: c.rate, Demand: demands, Size: 100, Warm: c.warm, Steady: c.steady})
@@ -118,7 +127,7 @@ func (c config) peer(ctx context.Context, b load.Broker) (o outcome, err error) 
 	return o, nil
 }
 
-// Run prints what became of a topic that is offered more than its contract.
+// Run prints the results of an overloaded topic.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c := config{stdout: stdout, stderr: stderr}
 	fs := flag.NewFlagSet("pacing", flag.ContinueOnError)
@@ -174,7 +183,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errors.Join(failed...)
 }
 
-// cost compares what a message takes without pacing and with it, while no publisher is paced.
+// cost compares the cost of a message with and without pacing, while no publisher is paced.
 func (c config) cost(ctx context.Context, rounds int) error {
 	measure := func(mode string) host.Subject[outcome] {
 		return host.Subject[outcome]{Name: mode, Measure: func(int) (outcome, error) { return c.run(ctx, mode) }}
@@ -209,7 +218,7 @@ func (c config) run(ctx context.Context, mode string) (o outcome, err error) {
 	if err != nil {
 		return o, err
 	}
-	defer func() { err = errors.Join(err, nsqd.Kill()) }() // a backlog is not worth its being stored
+	defer func() { err = errors.Join(err, nsqd.Kill()) }() // Kill, since storing the backlog would only take time
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var all sync.WaitGroup

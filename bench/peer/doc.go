@@ -1,19 +1,19 @@
 //go:build linux
 
-// Package peer compares brokers: ours, any that speaks NSQ's
-// protocol, NATS, Redis streams and mosquitto, on the same work in one run.
+// Package peer compares brokers on the same work in one run: ours, any broker with the NSQ
+// protocol, NATS, Redis streams and mosquitto.
 //
 //	go run ./bench peer --list
 //	go run ./bench peer --scenarios=poisson-1000 --nsq=upstream=/path/to/nsqd --json=out.json
 //
-// With --loaddistributor our broker is measured in a cluster of two as well: with publishers at
-// the broker of the topic, and at the other one, which forwards.
+// With --loaddistributor our broker is also measured in a cluster of two: with publishers
+// at the broker of the topic, and with publishers at the other broker, which forwards.
 //
-// Each round starts every broker anew, one after the other, and gives it the
-// same work by the same schedule. Figures are medians of the rounds, and the least
-// p99, of the round that was disturbed least. How the work is done and measured is
-// tools/load's; late p99 says how late it sent, which no broker is to blame for but
-// by taking the processor, load us/msg what the load itself cost, and others % what
-// neither it nor the broker used of all processor time in the worst round: repeat
-// what was disturbed.
+// In each round every broker starts anew and gets the same work by the same schedule. The
+// tables show medians of the rounds. The column "least p99" shows the least disturbed
+// round. tools/load performs and measures the work. Some columns describe the disturbances:
+//   - late p99 is the delay of the sender. A broker only causes it by using the processor.
+//   - load us/msg is the processor time of the load.
+//   - others % is the share of processor time that neither the load nor the broker used, in
+//     the worst round. If it is high, repeat the measurement.
 package peer

@@ -23,22 +23,22 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// config is what the flags say.
+// config holds the flags.
 type config struct {
 	scenarios []load.Scenario
 	peers     []load.Broker
-	skipped   []string // brokers, with the reason
+	skipped   []string // brokers, with reasons
 	rounds    int
 	lasting   time.Duration
 	seed      uint64
-	within    time.Duration // after which no run begins; 0: any time
-	merge     []string      // files of other runs of this program, to be shown instead
+	within    time.Duration // no run starts later; 0: unlimited
+	merge     []string      // report files of earlier runs to show, in place of a measurement
 	json      string
 	markdown  string
 	list      bool
 }
 
-// report is what a run of this program leaves.
+// report is the output of a run.
 type report struct {
 	Commit  string        `json:"commit"`
 	Kernel  string        `json:"kernel"`
@@ -57,7 +57,7 @@ type broker struct {
 	Version string `json:"version"`
 }
 
-// Run measures brokers, or shows what earlier runs measured.
+// Run measures brokers, or shows earlier measurements.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
 	if err != nil {
@@ -100,9 +100,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return ctx.Err()
 }
 
-// measure performs all that the flags say.
+// measure performs the configured scenarios.
 func measure(ctx context.Context, c config, args []string, stdout, stderr io.Writer) report {
-	debug.SetGCPercent(400) // the load's own collections are not what is measured
+	debug.SetGCPercent(400) // reduces the load's own garbage collections
 	r := report{
 		Commit: host.Commit(ctx), Kernel: host.Kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: args,
 		Seed: c.seed, Lasting: c.lasting.String(), Skipped: c.skipped,
@@ -121,8 +121,8 @@ func measure(ctx context.Context, c config, args []string, stdout, stderr io.Wri
 	return r
 }
 
-// merged is one report of several, which must be of the same brokers, on the same
-// machine, for the same time.
+// merged merges several reports. The reports must have the same brokers, machine and
+// duration.
 func merged(files []string) (all report, err error) {
 	for i, file := range files {
 		text, err := os.ReadFile(file)
@@ -155,14 +155,14 @@ func (r report) names() (names []string) {
 	return names
 }
 
-// all performs every scenario with every broker, and that in each round: so the
-// rounds of a scenario lie apart, and what disturbs one spares another.
+// all performs every scenario with every broker in each round. The rounds of a scenario are
+// far apart, so a disturbance affects few of them.
 func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result) {
 	began := time.Now()
 	for round := range c.rounds {
 		for _, s := range c.scenarios {
 			for i := range c.peers {
-				p := c.peers[(i+round)%len(c.peers)] // none is always first
+				p := c.peers[(i+round)%len(c.peers)] // another broker first in each round
 				if s.NSQOnly && !p.NSQ || p.Bare && (s.TLS || s.Late) || ctx.Err() != nil {
 					continue
 				}
@@ -171,7 +171,7 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 					return runs
 				}
 				runtime.GOMAXPROCS(load.Procs() + s.Busy)
-				// The same schedule for all brokers of a round.
+				// All brokers of a round get the same schedule.
 				r, err := load.Perform(ctx, p, s, c.lasting, c.seed+uint64(round))
 				r.Scenario, r.Peer, r.Round = s.Name, p.Name, round+1
 				if err != nil {
@@ -291,7 +291,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	return c, nil
 }
 
-// version is the first line that a broker says of its version.
+// version returns the first line of a broker's version output.
 func version(ctx context.Context, path string) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -299,7 +299,7 @@ func version(ctx context.Context, path string) string {
 	if filepath.Base(path) == "mosquitto" {
 		flag = "-h"
 	}
-	text, _ := exec.CommandContext(ctx, path, flag).CombinedOutput() // some say it with an exit code
+	text, _ := exec.CommandContext(ctx, path, flag).CombinedOutput() // some brokers exit with a code
 	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	return line
 }

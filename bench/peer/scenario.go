@@ -8,8 +8,7 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// scenarios are the work of issue and documents: docs/performance.md has them
-// in this order.
+// scenarios returns the scenarios in the order of docs/performance.md.
 func scenarios() []load.Scenario {
 	poisson := func(name string, conns int) load.Scenario {
 		return load.Scenario{Name: name, What: "publishers at 10 msg/s each, at random (Poisson)", Conns: conns, Rate: 10 * float64(conns), Size: 100}
@@ -41,8 +40,8 @@ func scenarios() []load.Scenario {
 	return completed(all)
 }
 
-// stampScenarios show what arrival stamps are worth and cost (--sources), and are of no
-// set: docs/arrival-stamps.md.
+// stampScenarios returns the scenarios for the value and cost of arrival stamps
+// (--sources). They belong to no set. See docs/arrival-stamps.md.
 func stampScenarios() (all []load.Scenario) {
 	for _, rate := range []int{10_000, 30_000, 50_000} {
 		all = append(all, load.Scenario{

@@ -12,20 +12,20 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// column is a figure of the runs of a broker.
+// column is a metric of a broker's runs.
 type column struct {
 	host.Column[load.Result]
-	// flood and timed say for which scenarios the figure means something: for scenarios that
-	// send as fast as messages go in, and for scenarios with a rate.
+	// flood and timed report whether the metric applies to scenarios without a rate and to
+	// scenarios with a rate.
 	flood, timed bool
 	compared     order
 }
 
-// order says which of two figures is the better one.
+// order defines which of two values is better.
 type order int
 
 const (
-	neither order = iota // they are not compared
+	neither order = iota // not compared
 	lower
 	higher
 )
@@ -48,10 +48,10 @@ var columns = []column{
 	{host.Figure("missing", "%.0f", func(r load.Result) float64 { return float64(r.Missing) }), true, true, neither},
 }
 
-// stormColumn is shown where there is a storm.
+// stormColumn is shown if the scenario has a storm.
 var stormColumn = column{host.Figure("storm/s", "%.0f", func(r load.Result) float64 { return r.Storm }), true, true, neither}
 
-// contractColumns are shown where the sender keeps a contract.
+// contractColumns are shown if the sender keeps a contract.
 var contractColumns = slices.Concat(
 	quantilesOf("access", func(r load.Result) *load.Quantiles { return r.Access }),
 	quantilesOf("left", func(r load.Result) *load.Quantiles { return r.Left }),
@@ -75,7 +75,7 @@ func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []colum
 	return all
 }
 
-// maybe is a column of what not every broker tells.
+// maybe is a column for a metric that some brokers do not report.
 func maybe(title, format string, of func(load.Result) *float64) host.Column[load.Result] {
 	return host.Column[load.Result]{Title: title, Format: format, Of: func(r load.Result) (float64, bool) {
 		if v := of(r); v != nil {
@@ -90,10 +90,10 @@ func by(sum func(sorted []float64) float64, c host.Column[load.Result]) host.Col
 	return c
 }
 
-// shows says whether a column means something for a scenario.
+// shows reports whether a column applies to a scenario.
 func (c column) shows(s load.Scenario) bool { return s.Rate > 0 && c.timed || s.Rate == 0 && c.flood }
 
-// results are the runs that came to an end, by scenario and broker.
+// results are the successful runs, by scenario and broker.
 type results map[[2]string][]load.Result
 
 func group(runs []load.Result) results {
@@ -107,7 +107,7 @@ func group(runs []load.Result) results {
 	return all
 }
 
-// ratio is one broker's figure by another's; false if one of them is not known.
+// ratio returns the ratio of two brokers' values, or false if a value is not known.
 func (of results) ratio(c column, scenario, one, other string) (float64, bool) {
 	v, ok1 := c.Figure(of[[2]string{scenario, one}])
 	w, ok2 := c.Figure(of[[2]string{scenario, other}])
@@ -117,8 +117,8 @@ func (of results) ratio(c column, scenario, one, other string) (float64, bool) {
 	return v / w, true
 }
 
-// writeTables writes a table in Markdown for each scenario: the figures of every
-// broker's runs, and the first broker's as ratios to the others'.
+// writeTables writes a Markdown table for each scenario: the metrics of every broker, and
+// the ratios of the first broker's metrics to the others'.
 func writeTables(out io.Writer, list []load.Scenario, names []string, runs []load.Result) error {
 	var b strings.Builder
 	sound := group(runs)

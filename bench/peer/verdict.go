@@ -15,16 +15,15 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// target is a ratio of ours to others' that the project wants. It is told by the
-// figure of the round that was disturbed least where there is such a one.
+// target is a wanted ratio of our broker's metric to another broker's metric. Latencies are
+// compared in the least disturbed round.
 type target struct {
 	scenario, figure string
-	others           []string // the best of them that took part
-	bound            float64  // at most, or at least where more is better
+	others           []string // compared with the best of these
+	bound            float64  // maximum, or minimum if higher is better
 }
 
-// The targets of the hot path. Brokers by the name upstream are the project's that
-// nsqd is compatible with.
+// targets are the targets of the hot path. "upstream" is the nsqd of the project NSQ.
 var targets = []target{
 	{"poisson-1000", "least p99", []string{"mosquitto", "nats", "redis"}, 1},
 	{"poisson-1000", "least p99", []string{"upstream-unbuffered"}, 0.3},
@@ -48,7 +47,7 @@ var targets = []target{
 	{"overflow", "out/s", []string{"upstream"}, 1.5},
 }
 
-// idleBytes is the target for what an idle connection takes.
+// idleBytes is the target for the memory of an idle connection, in bytes.
 const idleBytes = 3 << 10
 
 func columnOf(title string) column {
@@ -57,11 +56,11 @@ func columnOf(title string) column {
 			return c
 		}
 	}
-	panic("there is no column " + title) // a test looks for them all
+	panic("there is no column " + title) // a test checks all titles
 }
 
-// writeVerdicts says of which targets the first broker is how far, and where it is
-// behind whom.
+// writeVerdicts writes which targets the first broker meets, and where it is behind other
+// brokers.
 func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []load.Result) error {
 	var b strings.Builder
 	by, ours := group(runs), names[0]
@@ -104,11 +103,11 @@ func verdict(b *strings.Builder, scenario, figure, wanted, measured string, met 
 	host.Row(b, scenario, figure, wanted, measured, yes)
 }
 
-// better says whether v is better than w.
+// better reports whether v is better than w.
 func better(o order, v, w float64) bool { return o == lower && v < w || o == higher && v > w }
 
-// behind has a row for each broker that is better than the first in something. Its
-// least p99 stands for its latency: the medians have more of the machine in them.
+// behind writes a row for each broker that is better than the first broker in some metric.
+// For the latency it compares least p99, since medians are more disturbed by the machine.
 func behind(by results, list []load.Scenario, names []string) string {
 	var b strings.Builder
 	for _, other := range names[1:] {
@@ -131,7 +130,7 @@ func behind(by results, list []load.Scenario, names []string) string {
 	return b.String()
 }
 
-// writePage writes the whole report as a page of Markdown.
+// writePage writes the whole report as a Markdown page.
 func (r report) writePage(out io.Writer, list []load.Scenario) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Benchmark comparison\n\nWritten by `bench peer`: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
@@ -149,7 +148,7 @@ func (r report) writePage(out io.Writer, list []load.Scenario) error {
 	return errors.Join(writeVerdicts(out, list, r.names(), r.Runs), writeTables(out, list, r.names(), r.Runs))
 }
 
-// rounds says how many there were of every scenario with every broker.
+// rounds returns the number of rounds, or the range of numbers, over scenarios and brokers.
 func rounds(runs []load.Result) string {
 	count := map[[2]string]int{}
 	for _, r := range runs {
@@ -165,8 +164,8 @@ func rounds(runs []load.Result) string {
 	return fmt.Sprint(all[0])
 }
 
-// withoutFolders shortens paths in flags to what they end in: where something lies
-// on one machine is of no use on another.
+// withoutFolders removes the folders from paths in flags, since they differ between
+// machines.
 func withoutFolders(flags []string) (short []string) {
 	for _, f := range flags {
 		if i := strings.LastIndexByte(f, '='); i >= 0 && strings.ContainsRune(f[i:], filepath.Separator) {

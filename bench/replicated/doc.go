@@ -1,16 +1,23 @@
-// Package replicated measures what it costs to have messages in more places, as the
-// clients of an application see it: our nsqd with --durability=memory, fsync and
-// replicated, of one server of NATS JetStream and of three; a stream of three JetStream
-// servers through NATS' own Go client; and, where --upstream names it, NSQ's nsqd, which
-// has messages in memory.
+// Package replicated measures the cost of replication from the view of an application's
+// clients. It compares
 //
-//	go run ./bench replicated --nsqd bin/nsqd --nats bin/nats-server
+//   - our nsqd with --durability=memory, fsync, and replicated with one and with three NATS
+//     JetStream servers;
 //
-// All servers run on this machine, on one disk, so that replicas cost processor time and
-// loopback, and no network. Each is measured alone, in turns, each round another first:
+//   - a stream of three JetStream servers, through NATS' Go client;
 //
-//   - paced: publishers that send at random times (Poisson), whatever is answered; the time
-//     from when a message was to be sent until it is acknowledged, and until it is delivered;
-//   - flood: as fast as it goes, a bounded number of messages not acknowledged. NSQ's
-//     clients send one message per command, or many; JetStream's client sends many at once.
+//   - with --upstream, the nsqd of the project NSQ, which keeps messages in memory.
+//
+//     go run ./bench replicated --nsqd bin/nsqd --nats bin/nats-server
+//
+// All servers run on this machine and share one disk, so replicas cost processor time and
+// loopback traffic but no network. Each server is measured alone. Each round starts with
+// another server:
+//
+//   - paced: publishers send at random times (Poisson), regardless of answers. Latency
+//     counts
+//     from the scheduled send time until the acknowledgement, and until the delivery.
+//   - flood: publishers send as fast as possible, with a bounded number of unacknowledged
+//     messages. NSQ's clients send one message per command, or many; JetStream's client
+//     pipelines messages.
 package replicated

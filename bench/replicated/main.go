@@ -26,9 +26,9 @@ const (
 	publishers = 10
 	size       = 100
 	warming    = time.Second
-	ahead      = 200 // messages of a publisher that are not acknowledged, in a flood
-	batch      = 50  // messages in one command, in a flood of batches
-	// patience is how long what was paced may take to be delivered, at the end.
+	ahead      = 200 // unacknowledged messages per publisher, in a flood
+	batch      = 50  // messages per command, in a flood of batches
+	// patience bounds the wait for paced messages after the end.
 	patience = 10 * time.Second
 )
 
@@ -40,7 +40,7 @@ type config struct {
 	seed    uint64
 }
 
-// Run prints the page of what replication costs.
+// Run prints the page about the cost of replication.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
 	if err != nil {
@@ -74,11 +74,11 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return c.page(ctx, stdout, got)
 }
 
-// works are what each server is given to do.
+// works are the kinds of work for each server.
 var works = []struct {
 	name  string
-	paced bool // at config.rate, else as fast as it goes
-	of    int  // messages in a command
+	paced bool // at config.rate, otherwise as fast as possible
+	of    int  // messages per command
 }{{"paced", true, 1}, {"flood", false, 1}, {"batches", false, batch}}
 
 func parse(args []string, help io.Writer) (c config, err error) {
@@ -107,22 +107,22 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	return c, nil
 }
 
-// result is of one run.
+// result is the result of one run.
 type result struct {
-	acked, delivered [3]float64 // ms from when it was to be sent: p50, p99, p99.9
+	acked, delivered [3]float64 // ms from the scheduled send time: p50, p99, p99.9
 	in, out          float64    // msg/s acknowledged and delivered
-	cpu              float64    // us of all servers, for a message that came in and went out
+	cpu              float64    // us of all servers, per message received and delivered
 	rss              float64    // MB of all servers
 }
 
-// recorder gathers times of what was to be sent while it is measured.
+// recorder collects the latencies of messages scheduled within the measurement.
 type recorder struct {
-	from, to time.Duration // since began
+	from, to time.Duration // times since began
 	began    time.Time
 
 	mu    sync.Mutex
 	all   []time.Duration
-	count atomic.Int64 // at any time
+	count atomic.Int64 // of all messages
 }
 
 func (r *recorder) note(sent time.Duration) {
@@ -146,7 +146,8 @@ func (r *recorder) quantiles() (q [3]float64) {
 	return q
 }
 
-// measure publishes at a rate, 0: as fast as it goes, so many messages at a time.
+// measure publishes at a rate, with the given number of messages per command. Rate 0 means
+// as fast as possible.
 func measure(ctx context.Context, s server, rate float64, of int, lasting time.Duration, seed uint64) (r result, err error) {
 	dir, err := os.MkdirTemp("", "replicated")
 	if err != nil {
@@ -169,7 +170,7 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 
 	acked := &recorder{began: time.Now(), from: warming, to: warming + lasting}
 	delivered := &recorder{began: acked.began, from: acked.from, to: acked.to}
-	// A body says when it was to be sent.
+	// A body holds its scheduled send time.
 	end, err := it.consume(func(body []byte) { delivered.note(time.Duration(binary.BigEndian.Uint64(body))) })
 	if err != nil {
 		return r, err
@@ -190,7 +191,7 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 						return
 					}
 				} else {
-					for range of { // room for all of them
+					for range of { // reserves room for all messages
 						select {
 						case free <- struct{}{}:
 						case <-ctx.Done():
@@ -255,7 +256,7 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 	return r, nil
 }
 
-// used is what all servers have used of the processors, in seconds, and have in memory, in MB.
+// used returns the processor time of all servers, in seconds, and their memory, in MB.
 func (s *system) used() (cpu, rss float64, err error) {
 	for _, p := range s.processes {
 		spent, err := p.CPU()
@@ -268,7 +269,7 @@ func (s *system) used() (cpu, rss float64, err error) {
 	return cpu, rss, nil
 }
 
-// delays are the columns of three quantiles, in ms.
+// delays returns the columns of three quantiles, in ms.
 func delays(what string, of func(result) [3]float64) (t host.Table[result]) {
 	for i, title := range []string{what + " p50", "p99", "p99.9"} {
 		t = append(t, host.Figure(title, "%.2f", func(r result) float64 { return of(r)[i] }))

@@ -19,29 +19,29 @@ import (
 
 const topic = "bench"
 
-// inFlight is how many messages a consumer may have that it has not acknowledged.
+// inFlight is the maximum number of unacknowledged messages of a consumer.
 const inFlight = 2500
 
-// silent is for what clients say when their broker ends.
+// silent discards the log of a client.
 type silent struct{}
 
 func (silent) Output(int, string) error { return nil }
 
 type programs struct{ nsqd, nats, upstream string }
 
-// server is what is measured.
+// server is a system under test.
 type server struct {
 	name, what string
-	batches    bool // its client publishes many messages in a command
+	batches    bool // the client publishes many messages per command
 	start      func(ctx context.Context, dir string) (*system, error)
 }
 
-// system is one that runs.
+// system is a running server.
 type system struct {
 	processes []*local.Process
-	// publisher is a connection of its own.
+	// publisher opens a new connection.
 	publisher func() (publisher, error)
-	// consume calls do with each message that comes, and then acknowledges it, until end.
+	// consume calls do with each message and acknowledges the message, until end is called.
 	consume func(do func(body []byte)) (end func(), err error)
 	closing []func()
 }
@@ -50,14 +50,15 @@ func (s *system) stop() (err error) {
 	for _, c := range s.closing {
 		c()
 	}
-	for i := len(s.processes) - 1; i >= 0; i-- { // brokers before what they store in
+	for i := len(s.processes) - 1; i >= 0; i-- { // brokers before their stores
 		err = errors.Join(err, s.processes[i].Stop())
 	}
 	return err
 }
 
 type publisher interface {
-	// publish calls done once the messages are acknowledged, or not, in another goroutine.
+	// publish publishes bodies. After the acknowledgement or a failure, another goroutine
+	// calls done.
 	publish(bodies [][]byte, done func(error)) error
 	close()
 }
@@ -116,7 +117,7 @@ func nsqd(path, dir string, stores []*local.Process, flags ...string) (*system, 
 	}
 	s.consume = func(do func([]byte)) (func(), error) {
 		cfg := nsq.NewConfig()
-		cfg.MaxInFlight, cfg.OutputBufferSize, cfg.OutputBufferTimeout = inFlight, -1, -1 // each message at once
+		cfg.MaxInFlight, cfg.OutputBufferSize, cfg.OutputBufferTimeout = inFlight, -1, -1 // delivers each message at once
 		c, err := nsq.NewConsumer(topic, "c", cfg)
 		if err != nil {
 			return nil, err
@@ -176,7 +177,7 @@ func (p programs) jetstream(ctx context.Context, dir string, replicas int) (_ *s
 	}
 	s.closing = append(s.closing, end)
 	var stream jetstream.Stream
-	for limit := time.Now().Add(local.Patience); ; { // until they have a leader
+	for limit := time.Now().Add(local.Patience); ; { // until the servers have elected a leader
 		one, cancel := context.WithTimeout(ctx, time.Second)
 		stream, err = js.CreateOrUpdateStream(one, jetstream.StreamConfig{
 			Name: topic, Subjects: []string{topic}, Replicas: replicas, Storage: jetstream.FileStorage,
@@ -207,7 +208,7 @@ func (p programs) jetstream(ctx context.Context, dir string, replicas int) (_ *s
 		}
 		it, err := c.Consume(func(m jetstream.Msg) {
 			do(m.Data())
-			_ = m.Ack() // one that is lost comes again, and is counted twice
+			_ = m.Ack() // if the ack is lost, the message comes again and counts twice
 		})
 		if err != nil {
 			return nil, err

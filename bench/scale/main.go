@@ -1,9 +1,9 @@
 //go:build linux
 
-// Package scale measures the control plane at size (make scale): a loaddistributor with
-// its store in a file, a tbadaptor and brokers, all real, of as many topics as fit on the
-// machine. It prints a page in Markdown. BenchmarkScale of loaddistributor/placement measures
-// the packages that decide, without processes, at larger sizes.
+// Package scale measures the control plane at size (make scale): a real loaddistributor
+// with its store in a file, a tbadaptor and brokers, with as many topics as the machine can
+// hold. The package prints a Markdown page. BenchmarkScale in loaddistributor/placement
+// measures the deciding packages without processes, at larger sizes.
 package scale
 
 import (
@@ -29,10 +29,10 @@ import (
 )
 
 const (
-	creators    = 16  // topics that are created at a time
-	each        = 100 // publishers of one of many topics
-	mcap        = 5e6 // of a broker, msg/s
-	asks        = 200 // calls a second, while topics are idle
+	creators    = 16  // topics created concurrently
+	each        = 100 // publishers per topic
+	mcap        = 5e6 // per broker, msg/s
+	asks        = 200 // calls per second, while topics are idle
 	callTimeout = time.Minute
 )
 
@@ -44,16 +44,16 @@ type config struct {
 	stderr          io.Writer
 }
 
-// bench is a cluster that is measured, and what was found.
+// bench is a cluster under test, with the results.
 type bench struct {
 	config
 	cluster *local.Cluster
 	admin   srtmv1.AdminServiceClient
-	created int // topics
+	created int // number of topics
 	rows    [][2]string
 }
 
-// Run prints the page of the control plane at size.
+// Run prints the page about the control plane.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c := config{stderr: stderr}
 	fs := flag.NewFlagSet("scale", flag.ContinueOnError)
@@ -108,13 +108,13 @@ func (c config) run(ctx context.Context, out io.Writer) (err error) {
 
 func (b *bench) say(format string, args ...any) { fmt.Fprintf(b.stderr, format+"\n", args...) }
 
-// found is a row of the table.
+// found adds a row to the table.
 func (b *bench) found(what, format string, args ...any) {
 	b.rows = append(b.rows, [2]string{what, fmt.Sprintf(format, args...)})
 	b.say("%s: "+format, append([]any{what}, args...)...)
 }
 
-// create creates topics until there are so many.
+// create creates topics until there are upTo.
 func (b *bench) create(ctx context.Context, upTo int) error {
 	from, began, took := b.created, time.Now(), obs.NewLatency()
 	before, err := b.process(ctx, b.cluster.Lookup)
@@ -123,7 +123,7 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 	}
 	creating, all := errgroup.WithContext(ctx)
 	creating.SetLimit(creators)
-	var mu sync.Mutex // of took
+	var mu sync.Mutex // guards took
 	for i := from; i < upTo && all.Err() == nil; i++ {
 		creating.Go(func() error {
 			at := time.Now()
@@ -153,7 +153,7 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 	return nil
 }
 
-// topic creates one and follows that to its end.
+// topic creates a topic and waits until the topic is active.
 func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -171,8 +171,8 @@ func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 	return nil
 }
 
-// rest does nothing, and then lists one topic again and again: the caller waits for any
-// lock that is held.
+// rest measures the idle cluster, then lists one topic repeatedly. The latency of the calls
+// includes the wait for locks.
 func (b *bench) rest(ctx context.Context) error {
 	before, err := b.process(ctx, b.cluster.Lookup)
 	adaptorBefore, err2 := b.process(ctx, b.cluster.Adaptor)
@@ -206,7 +206,7 @@ func (b *bench) rest(ctx context.Context) error {
 	return nil
 }
 
-// large creates the largest topic and moves one of its publishers.
+// large creates the largest topic and moves some of its publishers.
 func (b *bench) large(ctx context.Context) error {
 	began := time.Now()
 	if err := b.topic(ctx, "largest", b.largest); err != nil {
@@ -244,7 +244,7 @@ func (b *bench) large(ctx context.Context) error {
 	return nil
 }
 
-// used is what a process took: seconds of CPU, and memory now.
+// used is a process's CPU time in seconds and its memory in bytes.
 type used struct{ cpu, bytes float64 }
 
 func (b *bench) process(ctx context.Context, address string) (u used, err error) {

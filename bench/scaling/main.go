@@ -1,15 +1,15 @@
 //go:build linux
 
-// Package scaling measures what event loops are worth: one nsqd with 1, 2, 4, ... of them,
-// up to one for each processor, and with --io-loops=auto, takes as many messages as it
-// can from publishers of one topic, and of many.
+// Package scaling measures the value of event loops. An nsqd with 1, 2, 4, ... loops, up to
+// one per processor, and with --io-loops=auto, takes as many messages as possible from
+// publishers of one topic, and of many topics.
 //
 //	go run ./bench scaling --nsqd bin/nsqd
 //
-// Each topic has a publisher that writes 50 messages of 100 bytes at a time, with at most
-// 2,000 not answered, and a subscriber that finishes what it gets in one write for each
-// read. The load shares the processors with the broker; with four or more, it has the upper
-// half of them to itself.
+// Each topic has a publisher and a subscriber. The publisher writes 50 messages of 100
+// bytes at a time, with at most 2,000 unanswered. The subscriber finishes the messages of
+// each read in one write. The load shares the processors with the broker. On four or more
+// processors the load uses only the upper half, and the broker the lower half.
 package scaling
 
 import (
@@ -44,7 +44,7 @@ const (
 	warming  = time.Second
 )
 
-// Run prints the page of event loops and processors.
+// Run prints the page about event loops and processors.
 func Run(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	fs := flag.NewFlagSet("scaling", flag.ContinueOnError)
 	path := fs.String("nsqd", "bin/nsqd", "`path` of the broker (make build)")
@@ -104,9 +104,9 @@ func run(ctx context.Context, out io.Writer, nsqd string, lasting time.Duration,
 	return nil
 }
 
-// model says what the costs that were measured with one and two loops come to on larger
-// machines: on n loops all but one in n of the messages go from one to another, on two
-// every second.
+// model extrapolates the costs with one and two loops to larger machines. With n loops, all
+// but one in n messages go from one loop to another; with two loops, every second message
+// does.
 func model(out io.Writer, one, two float64) {
 	fmt.Fprintf(out, "\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
 		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", one, max(0, 2*(two-one)))
@@ -125,8 +125,8 @@ func orAll(pinned string) string {
 	return pinned
 }
 
-// result is what one run gave: messages delivered each second, processor time of the
-// broker for each, and how many loops there were in the end.
+// result is the result of one run: messages delivered per second, the broker's processor
+// time per message in us, and the final number of loops.
 type result struct {
 	rate, cpu float64
 	loops     int
@@ -208,7 +208,7 @@ func measure(ctx context.Context, nsqd, loops string, topics int, lasting time.D
 	return r, err
 }
 
-// publish writes messages until the connection is closed, and counts the answers.
+// publish writes messages and counts the answers, until the connection is closed.
 func publish(c net.Conn, topic string) error {
 	out := wire.AppendMagic(nil)
 	if _, err := c.Write(out); err != nil {
@@ -243,7 +243,7 @@ func publish(c net.Conn, topic string) error {
 	}
 }
 
-// subscribe finishes what comes until the connection is closed.
+// subscribe finishes messages until the connection is closed.
 func subscribe(c net.Conn, topic string, delivered *atomic.Int64) error {
 	out := wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), topic, "c"), 2500)
 	if _, err := c.Write(out); err != nil {
@@ -286,7 +286,7 @@ func subscribe(c net.Conn, topic string, delivered *atomic.Int64) error {
 	}
 }
 
-// count is how many event loops a broker has.
+// count returns the number of a broker's event loops.
 func count(ctx context.Context, web string) (n int, err error) {
 	all, err := host.Metrics(ctx, web)
 	for name := range all {

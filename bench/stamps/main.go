@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// config is what the flags say.
+// config holds the flags.
 type config struct {
 	modes    []hook.Mode
 	conns    int
@@ -28,11 +28,11 @@ type config struct {
 	busy     int
 	procs    int
 	duration time.Duration
-	warm     time.Duration // before what is measured
+	warm     time.Duration // warm-up time
 	seed     uint64
 }
 
-// Run prints how far arrival stamps are off. With sendCommand it is the sender.
+// Run prints the errors of arrival stamps. With sendCommand, Run is the sender.
 func Run(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if len(args) > 1 && args[0] == sendCommand {
 		return sendMain(ctx, args[1:], os.Stdin, stdout)
@@ -45,7 +45,7 @@ func Run(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return measureErrors(ctx, c, stdout)
 }
 
-// scenario is the work of all measurements.
+// scenario is the load of all measurements.
 func (c config) scenario(rate int) load.Scenario {
 	return load.Scenario{Name: "stamps", Conns: c.conns, Rate: float64(rate), Together: 1, Size: c.size, Channels: 1, Burst: c.burst}
 }

@@ -25,15 +25,15 @@ import (
 	"github.com/srtm-io/srtm/tools/load"
 )
 
-// sample is what is known of one message.
+// sample holds the times of one message.
 type sample struct {
-	before  mono.Time // its write began
-	after   mono.Time // its write had returned; 0: not known
+	before  mono.Time // start of the write
+	after   mono.Time // end of the write; 0: unknown
 	arrival stamp.Arrival
-	read    mono.Time // its read had returned
+	read    mono.Time // end of the read
 }
 
-// receiver takes messages and keeps samples, in the order it comes to them.
+// receiver collects samples in the order of reading.
 type receiver struct {
 	size int
 
@@ -43,12 +43,12 @@ type receiver struct {
 	err     error
 }
 
-// serve reads one connection to its end.
+// serve reads one connection until the end.
 func (r *receiver) serve(c *hook.Conn) {
 	defer c.Release()
 	buf := make([]byte, 4*r.size)
 	have := 0
-	last := -1 // of r.samples, the one before on this connection
+	last := -1 // index in r.samples of the connection's previous message
 	for {
 		n, err := c.Read(buf[have:])
 		have += n
@@ -68,7 +68,7 @@ func (r *receiver) serve(c *hook.Conn) {
 	}
 }
 
-// take keeps samples of the whole messages in b.
+// take appends samples of the complete messages in b.
 func (r *receiver) take(c *hook.Conn, b []byte, read mono.Time, last int) int {
 	at := c.Offset() - int64(len(b))
 	counted := false
@@ -129,10 +129,10 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 	if err != nil {
 		return result{}, errors.Join(err, s.Close())
 	}
-	defer func() { _ = snd.Kill() }() // it has ended, if all went well
+	defer func() { _ = snd.Kill() }() // normally the sender has ended
 	go func() {
 		<-snd.Done()
-		ln.Close() // no other connection comes
+		ln.Close() // no more connections
 	}()
 
 	rcv := &receiver{size: c.size, samples: make([]sample, 0, int(float64(rate)*(c.duration+c.warm).Seconds()*1.2))}
@@ -161,7 +161,7 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 	return r, errors.Join(err, rcv.err, s.Close())
 }
 
-// result is a row.
+// result is a row of the tables.
 type result struct {
 	mode        hook.Mode
 	conns, rate int
@@ -170,23 +170,24 @@ type result struct {
 	perRead     float64 // messages
 	by          [stamp.Sources]int
 	lost        uint64
-	refused     uint64 // requests for a ring
-	// off is by how much stamps are after the write began, readOff the same for
-	// the time after the read; within is how many lie within their write.
+	refused     uint64 // refused requests for a ring
+	// off is the time from the start of the write to the stamp, readOff the time from the
+	// start of the write to the end of the read. within is the number of stamps within
+	// their write.
 	off, readOff  quantiles
 	early, within int
-	known         int // messages whose write's end is known
-	// What a rate limiter with the sender's own contract does to the messages, in
-	// the order they were read: judged by stamp, by stamp with a bucket that
-	// forgets what older messages were entitled to, and by the time after the read.
+	known         int // messages with a known end of the write
+	// Delays of a rate limiter with the sender's contract, in the order of reading. The
+	// limiter judges by stamp, by stamp with a bucket without hindsight, or by the time of
+	// the read.
 	byStamp, forgetful, byRead verdict
 }
 
-// verdict is what a rate limiter did: the access delay counts from the time
-// that was judged by, held from when the message was read.
+// verdict is the result of a rate limiter. The access delay counts from the judged time,
+// held from the read.
 type verdict struct{ access, held quantiles }
 
-// quantiles are of single messages.
+// quantiles are exact quantiles of single messages.
 type quantiles struct{ p50, p99, p999, max time.Duration }
 
 func quantilesOf(d []time.Duration) quantiles {
@@ -194,7 +195,7 @@ func quantilesOf(d []time.Duration) quantiles {
 	return quantiles{load.Quantile(d, 0.5), load.Quantile(d, 0.99), load.Quantile(d, 0.999), load.Quantile(d, 1)}
 }
 
-// evaluate leaves out what was sent while warming up.
+// evaluate evaluates the samples after the warm-up.
 func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) {
 	if len(r.samples) == 0 {
 		return res
@@ -226,8 +227,8 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 	res.perRead = float64(len(r.samples)) / float64(r.reads)
 	res.off, res.readOff = quantilesOf(off), quantilesOf(readOff)
 
-	// What the way adds, some microseconds, can make a message early by a token
-	// that the sender's own bucket had just earned.
+	// One extra token: the network adds some microseconds of jitter, so a message can
+	// arrive just before the bucket earns the token that the sender spent.
 	contract := load.Contract(float64(rate), burst+1)
 	judge := func(by func(sample) mono.Time, take func(at mono.Time) mono.Time) verdict {
 		var access, held []time.Duration
@@ -240,7 +241,7 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 		}
 		return verdict{quantilesOf(access), quantilesOf(held)}
 	}
-	// With hindsight is how nsqd does it.
+	// nsqd uses a bucket with hindsight.
 	hindsight := func(by func(sample) mono.Time) verdict {
 		start := by(slices.MinFunc(r.samples, func(a, b sample) int { return cmp.Compare(by(a), by(b)) }))
 		var b tokenbucket.Hindsight

@@ -19,10 +19,10 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// sendCommand makes this program the sender; it is started by itself.
+// sendCommand makes this program the sender. The program starts itself with sendCommand.
 const sendCommand = "send"
 
-// order tells a sender what to do.
+// order is the task of a sender.
 type order struct {
 	Address  string
 	Scenario load.Scenario
@@ -30,8 +30,8 @@ type order struct {
 	Seed     uint64
 }
 
-// sendMain is the sender's process: it connects, goes ahead when in ends, and says
-// how many messages it has sent.
+// sendMain runs the sender's process. It connects, waits for the end of in, sends, and
+// prints the number of messages.
 func sendMain(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	var o order
 	if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
@@ -56,10 +56,10 @@ func sendMain(ctx context.Context, args []string, in io.Reader, out io.Writer) e
 type sender struct {
 	*local.Process
 	begin *io.PipeWriter
-	said  bytes.Buffer // owned by the process until it has ended
+	said  bytes.Buffer // owned by the process until its end
 }
 
-// startSender starts one, which connects.
+// startSender starts a sender, which connects.
 func startSender(o order) (*sender, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -71,12 +71,12 @@ func startSender(o order) (*sender, error) {
 	}
 	in, begin := io.Pipe()
 	s := &sender{begin: begin}
-	// The sender has one thread: the receiver has the other processors.
+	// The sender needs one thread. The receiver uses the other processors.
 	s.Process, err = local.Start(self, []string{"stamps", sendCommand, string(text)}, local.Options{Env: []string{"GOMAXPROCS=1"}, Stdin: in, Stdout: &s.said})
 	return s, err
 }
 
-// finish lets the sender send, and returns how many messages when it has ended.
+// finish starts the sending, waits for the end, and returns the number of messages.
 func (s *sender) finish() (sent int, err error) {
 	s.begin.Close()
 	<-s.Done()
