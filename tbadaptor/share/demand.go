@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// demandFirst divides total over the brokers that are in, in the order of the
-// package comment, and what is then left by weights.
+// demandFirst divides total over the brokers that are in by the objectives of the package
+// comment, and the rest by the weights rate and burst.
 func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst []int64) ([]tokenbucket.Share, error) {
 	silent, peaks, unseen := true, false, false
 	for _, l := range loads {
@@ -17,7 +17,7 @@ func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst [
 		peaks, unseen = peaks || l.Peak > 0, unseen || l.Unseen
 	}
 	var kept []tokenbucket.Share
-	if silent { // nothing to go by but the bursts of the last minute
+	if silent { // only the bursts of the last minute are known
 		rate, burst = present(loads, in, rateOf), present(loads, in, burstOf)
 		var err error
 		kept, err = weigh(total, in, floor(total, in, needFloorPercent), rate, burst)
@@ -76,7 +76,7 @@ func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst [
 	return out, nil
 }
 
-// spread is the rate, in msg/s, that works l's backlog off in time.
+// spread returns the rate, in msg/s, to work off l's backlog in time.
 func (l Load) spread() float64 {
 	if l.Retiring {
 		return float64(l.Backlog) / retire.Seconds()
@@ -86,7 +86,7 @@ func (l Load) spread() float64 {
 
 // filling is a total on its way to brokers.
 //
-// Invariant: left and what they have sum to the total.
+// Invariant: left and the sum of has are the total.
 type filling struct {
 	has  []int64
 	left int64
@@ -96,8 +96,9 @@ func newFilling(total int64, brokers int) *filling {
 	return &filling{has: make([]int64, brokers), left: total}
 }
 
-// oneEach sees to it that none in use has nothing: quotas that sum to more than the
-// total round a small one down to that. What is left pays, or the one that has most.
+// oneEach raises every broker in use to at least 1: quotas that sum to more than the
+// total can round a small quota down to 0. The unit comes from left, or else from the
+// broker that has most.
 func (f *filling) oneEach(in []bool) {
 	for i := range in {
 		if !in[i] || f.has[i] > 0 {
@@ -118,11 +119,10 @@ func (f *filling) oneEach(in []bool) {
 	}
 }
 
-// fill divides what is left max-min fairly by weights: none gets beyond what it
-// is to have in the end, upTo, and none could get more except at the expense of
-// one that has got no more, for his weight. Only those of positive weight take
-// part. What rounding leaves, less than one unit for each, goes to those that still
-// want, the largest weight first.
+// fill divides left max-min fairly by weights. No broker exceeds its limit upTo. No
+// broker could get more except at the expense of a broker with no more per weight. Only
+// brokers of positive weight take part. The rounding remainder, less than one unit per
+// broker, goes to the brokers below their limits, the largest weight first.
 func (f *filling) fill(weights []int64, upTo func(i int) int64) {
 	want := make([]int64, len(weights))
 	open := make([]int, 0, len(weights))
@@ -160,8 +160,8 @@ func (f *filling) fill(weights []int64, upTo func(i int) int64) {
 	}
 }
 
-// rest divides all that is left by weights over those that stay; where none
-// does, over all.
+// rest divides left by weights over the brokers that stay. If none of them has weight,
+// rest divides evenly over all brokers that have something.
 func (f *filling) rest(weights []int64, staying []bool) {
 	if f.left == 0 {
 		return
@@ -183,7 +183,7 @@ func (f *filling) rest(weights []int64, staying []bool) {
 	f.left = 0
 }
 
-// quotas weighs the brokers that are in by their quotas; evenly where one has none.
+// quotas weighs the brokers that are in by their quotas, or evenly if a quota is unknown.
 func quotas(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int64 {
 	weights := make([]int64, len(loads))
 	for i, l := range loads {
@@ -208,7 +208,7 @@ func evenly(in []bool) []int64 {
 	return weights
 }
 
-// milli is a rate in milli-msg/s, at most what a sum of two holds.
+// milli converts to milli-msg/s, capped so that the sum of two rates does not overflow.
 func milli(perSecond float64) int64 {
 	return int64(min(math.Ceil(perSecond*1000), math.MaxInt64/4))
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// TooSmall reports a total that cannot give every broker in use its floor:
-// one milli-msg/s of rate, one message of burst.
+// TooSmall reports a total that cannot give every broker in use its floor: one
+// milli-msg/s of rate, one message of burst.
 type TooSmall struct {
 	Bound      string // "rate" (milli-msg/s) or "burst" (messages)
 	Need, Have int64
@@ -19,14 +19,14 @@ func (e *TooSmall) Error() string {
 	return fmt.Sprintf("%s %d is too small to be shared: %d needed", e.Bound, e.Have, e.Need)
 }
 
-// Proportion divides total in proportion to weights. A weight of zero gets the
-// zero Share; every other broker gets at least one milli-msg/s and one message.
-// The remainders of the division go to the largest weight, of several to the
-// one with the lowest index. The shares sum to total exactly.
+// Proportion divides total in proportion to weights. A weight of zero gets the zero
+// Share; every other broker gets at least one milli-msg/s and one message. The largest
+// weight gets the remainder of the division (among equals, the lowest index). The shares
+// sum to total exactly.
 //
-// It fails, and returns nothing, when total is not a valid non-zero share, a
-// weight is negative, none is positive, their sum overflows an int64, or with
-// *TooSmall.
+// Proportion fails and returns nothing if total is not a valid non-zero share, a weight
+// is negative, none is positive, or the sum of the weights overflows an int64. It returns
+// *TooSmall if total is too small.
 func Proportion(total tokenbucket.Share, weights []int64) ([]tokenbucket.Share, error) {
 	if err := checkTotal(total); err != nil {
 		return nil, err
@@ -43,8 +43,8 @@ func Proportion(total tokenbucket.Share, weights []int64) ([]tokenbucket.Share, 
 	return divide(total, weights, weights, floors, floors)
 }
 
-// divide is Proportion with weights and floors of its own for r and for b.
-// Requires: total and weights checked; a floor is positive in both or neither.
+// divide is Proportion with separate weights and floors for r and b. Requires: total and
+// weights are valid; a broker has positive floors for both r and b or for neither.
 func divide(total tokenbucket.Share, rate, burst, rateFloors, burstFloors []int64) ([]tokenbucket.Share, error) {
 	if need := sum(burstFloors); need > total.Burst {
 		return nil, &TooSmall{Bound: "burst", Need: need, Have: total.Burst}
@@ -61,14 +61,14 @@ func divide(total tokenbucket.Share, rate, burst, rateFloors, burstFloors []int6
 	return out, nil
 }
 
-// apportion divides total in proportion to weights, none below its floor.
-// Those whose proportion is below their floor get the floor, and the rest is
-// divided again over the others, who now have less, until none falls below.
+// apportion divides total in proportion to weights, with floors. If a proportion is below
+// its floor, the index gets the floor. apportion then divides the rest again over the
+// others, until no proportion is below its floor.
 //
-// Requires: weights >= 0 with a positive sum that fits; floors >= 0 with a sum
-// of at most total. Then one of positive weight is always left above its
-// floor, because the proportions of those left sum to at least their floors.
-// Postcondition: the result sums to total.
+// Requires: weights >= 0 with a positive sum that does not overflow; floors >= 0 with a
+// sum of at most total. So one index of positive weight always stays above its floor,
+// because the remaining proportions sum to at least their floors. Postcondition: the
+// result sums to total.
 func apportion(total int64, weights, floors []int64) []int64 {
 	out := make([]int64, len(weights))
 	fixed := make([]bool, len(weights))

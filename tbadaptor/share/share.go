@@ -11,41 +11,42 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Load is what is known of one broker's traffic for one topic.
+// Load is the known traffic of one broker for one topic.
 type Load struct {
 	Broker string
-	// Share is what it was last meant to have; zero: nothing.
+	// Share is the broker's last target share; zero: none.
 	Share tokenbucket.Share
-	// Rate is its offered rate, conformant or not, in msg/s, the mean over the
-	// window; finite and >= 0.
+	// Rate is the mean offered rate over the window, conformant or not, in msg/s; finite
+	// and >= 0.
 	Rate float64
-	// Recent is the mean of the offered rate since it last jumped, in msg/s; finite
+	// Recent is the mean offered rate since the last jump of the rate, in msg/s; finite
 	// and >= 0.
 	Recent float64
-	// Dispersion is the variance of the messages offered in a step over their
-	// mean, since that jump: 1 for Poisson arrivals, more for bursts; finite and
-	// >= 0, 0 where it is not known.
+	// Dispersion is the variance of the messages offered in a step divided by their mean,
+	// since the last jump: 1 for Poisson arrivals, more for bursts; finite and >= 0, 0 if
+	// unknown.
 	Dispersion float64
-	// MaxBacklog is the largest number of messages that waited for tokens at
-	// any time in the window; Backlog is how many wait now. Both >= 0.
+	// MaxBacklog is the largest number of messages waiting for tokens at any time in the
+	// window. Backlog is the present number. Both >= 0.
 	MaxBacklog, Backlog int64
-	// Publishers is how many use the broker for this topic; >= 0. Where only
-	// the placement is known, it is the placement's number.
+	// Publishers is the number of publishers of the topic on the broker, from the broker
+	// or else from the placement; >= 0.
 	Publishers int
 	// Quota is the part of the contract that the placement gave the broker for its
-	// publishers; zero: not known, as much as any other's.
+	// publishers. Zero: unknown, then all brokers count as equal.
 	Quota tokenbucket.Share
-	// Peak is the burst, in messages, with which nothing would have waited in the
-	// last minute; >= 0, 0: not known.
+	// Peak is the burst, in messages, with which no message would have waited in the last
+	// minute; >= 0, 0 if unknown.
 	Peak int64
-	// Unseen: its publishers have just been placed there, or it has just started.
-	// Recent is what they are expected to send.
+	// Unseen means that the broker has just started or just got its publishers. Recent is
+	// then the expected rate.
 	Unseen bool
-	// Retiring: the topic has moved away from it; what is left is to be released.
+	// Retiring means that the topic has moved away, and the broker only releases its
+	// remaining messages.
 	Retiring bool
 }
 
-// inUse: the broker has, or will have, messages that need tokens.
+// inUse reports whether the broker has, or will have, messages that need tokens.
 func (l Load) inUse() bool {
 	return l.Publishers > 0 || l.Backlog > 0 || l.Rate > 0 || l.Unseen || l.Retiring
 }
@@ -60,72 +61,69 @@ type Assigned struct {
 const (
 	// Static leaves the shares as they are.
 	Static = "static"
-	// Proportional is the paper's rule (section 5.4), literal: r_l in
-	// proportion to the mean offered rate, b_l in proportion to the maximum
-	// backlog. A broker in use keeps at least FloorPercent of an even share of
-	// r, and one message of b: the literal rule would give a broker that was
-	// silent for a window nothing, and its next message would wait for ever.
-	// It still lets an overloaded broker take nearly all of b.
+	// Proportional is the paper's rule (section 5.4), literal: r_l in proportion to the
+	// mean offered rate, b_l in proportion to the maximum backlog. A broker in use keeps
+	// at least FloorPercent of an even share of r, and one message of b. Without the
+	// floors, a broker silent for a window would get nothing, and its next message would
+	// wait for ever. An overloaded broker still takes nearly all of b.
 	Proportional = "proportional"
-	// Robust meets demands first (package comment). What is left of r it divides in
-	// proportion to demand; of b half evenly, half in proportion to the largest
-	// backlogs, none counted beyond b.
+	// Robust meets demands first (package comment). It divides the rest of r in
+	// proportion to demand. It divides the rest of b half evenly and half in proportion
+	// to the largest backlogs, each counted up to b.
 	Robust = "robust"
-	// Sqrt meets demands first (package comment). What is left of r and b it divides
-	// in proportion to the square roots of rate times dispersion (the capacity
-	// assignment that minimises the mean delay of parallel queues; Kleinrock).
+	// Sqrt meets demands first (package comment). It divides the rest of r and b in
+	// proportion to the square roots of rate times dispersion (the capacity assignment
+	// that minimises the mean delay of parallel queues; Kleinrock).
 	Sqrt = "sqrt"
 )
 
-// Drain is within what time Robust and Sqrt mean to work off a backlog. It must
-// be no less than the period of proposals: what is counted twice before it is
-// gone makes shares swing.
+// Drain is the time in which Robust and Sqrt aim to work off a backlog. Drain must be no
+// less than the period of proposals: a backlog counted twice makes shares swing.
 const Drain = time.Second
 
-// retire is Drain for a broker that the topic has moved away from: its backlog does
-// not come again.
+// retire is Drain for a retiring broker, whose backlog does not recur.
 const retire = 200 * time.Millisecond
 
 const (
-	// headroom, percent of the arrival rate, is part of a broker's demand: a queue
-	// that is served just as fast as it is fed grows without bound.
+	// headroom, percent of the arrival rate, is added to a broker's demand: without
+	// headroom, queues grow without bound.
 	headroom = 5
-	// needFloorPercent is how much of an even share of r a broker in use demands at
-	// least under Robust and Sqrt: one that is silent may speak.
+	// needFloorPercent is the minimum demand of a broker in use under Robust and Sqrt, in
+	// percent of an even share of r: a silent broker may send again.
 	needFloorPercent = 5
 )
 
-// Default is the rule of topics that name none: of all it serves moving traffic
-// best (BenchmarkTrouble; docs/contracts.md has the figures).
+// Default is the rule of topics without a configured rule. It serves moving traffic best
+// (BenchmarkTrouble; docs/contracts.md has the results).
 const Default = Sqrt
 
-// FloorPercent is how much of an even share of r a broker in use keeps at
-// least. It bounds what the first message after a silence waits for its token
-// by 100/FloorPercent times the token interval of an even share.
+// FloorPercent is the minimum share of r of a broker in use, in percent of an even share.
+// The first message after a silence waits at most 100/FloorPercent token intervals of an
+// even share.
 const FloorPercent = 1
 
 // Rules returns the names of the rules, sorted.
 func Rules() []string { return []string{Proportional, Robust, Sqrt, Static} }
 
-// weightBits is the resolution of weights made from floating-point numbers: a
-// rate below 2^-41 of the largest counts as zero. With maxBrokers it keeps the
-// sum of weights from overflow.
+// weightBits is the resolution of weights made from floating-point numbers: a rate below
+// 2^-41 of the largest counts as zero. weightBits and maxBrokers together keep the sum of
+// weights from overflow.
 const (
 	weightBits = 42
 	maxBrokers = 1 << 20
-	maxMeasure = 1e100 // so that no product of two overflows
+	maxMeasure = 1e100 // no product of two measures overflows
 )
 
-// Split divides total over the brokers of loads by the named rule. The result
-// is sorted by broker, does not depend on the order of loads, and sums to total
-// exactly. Every share is either zero or has both r_l > 0 and b_l >= 1.
+// Split divides total over the brokers of loads by the named rule. The result is sorted
+// by broker, does not depend on the order of loads, and sums to total exactly. Every
+// share is either zero or has both r_l > 0 and b_l >= 1.
 //
-// Where a rule has nothing to go by (no traffic, no backlog) it keeps to the
-// proportions of the present shares, and where there are none, to even shares.
+// Without traffic and backlog a rule keeps the proportions of the present shares. If
+// there are no shares either, it divides evenly.
 //
-// It fails, and returns nothing, for an unknown rule, an empty or invalid
-// total, no loads, a repeated broker, a load with numbers out of range, or with
-// *TooSmall.
+// Split fails and returns nothing for an unknown rule, an empty or invalid total, no
+// loads, a repeated broker, or a load with numbers out of range. It returns *TooSmall if
+// total is too small.
 func Split(rule string, total tokenbucket.Share, loads []Load) ([]Assigned, error) {
 	if err := checkTotal(total); err != nil {
 		return nil, err
@@ -160,7 +158,7 @@ func Split(rule string, total tokenbucket.Share, loads []Load) ([]Assigned, erro
 	return out, nil
 }
 
-// static keeps every share. Shares that do not sum to total are scaled to it.
+// static keeps every share. If the shares do not sum to total, static scales them.
 func static(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
 	in := holding(loads)
 	return weigh(total, in, 1, present(loads, in, rateOf), present(loads, in, burstOf))
@@ -179,7 +177,7 @@ func proportional(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, e
 	return weigh(total, in, floor(total, in, FloorPercent), rate, burst)
 }
 
-// count returns how many brokers are in.
+// count returns the number of brokers that are in.
 func count(in []bool) (n int64) {
 	for _, used := range in {
 		if used {
@@ -189,7 +187,7 @@ func count(in []bool) (n int64) {
 	return n
 }
 
-// floor is so many percent of an even share of r.
+// floor returns the given percentage of an even share of r.
 func floor(total tokenbucket.Share, in []bool, percent int64) int64 {
 	return max(1, int64(total.Rate)/count(in)*percent/100)
 }
@@ -200,7 +198,7 @@ func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) 
 	backlog := func(l Load) float64 { return float64(min(l.MaxBacklog, total.Burst)) }
 	for i, l := range loads {
 		if in[i] {
-			backlogs += backlog(l) // whole numbers: in any order the same
+			backlogs += backlog(l) // whole numbers: the sum does not depend on the order
 		}
 	}
 	even := 1 / float64(count(in))
@@ -220,7 +218,7 @@ func sqrt(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
 	return demandFirst(total, loads, in, roots, roots)
 }
 
-// weigh divides total by weights, with floors under the brokers that are in.
+// weigh divides total by weights. Each broker that is in has a floor.
 func weigh(total tokenbucket.Share, in []bool, rateFloor int64, rate, burst []int64) ([]tokenbucket.Share, error) {
 	rateFloors := make([]int64, len(in))
 	burstFloors := make([]int64, len(in))
@@ -232,7 +230,7 @@ func weigh(total tokenbucket.Share, in []bool, rateFloor int64, rate, burst []in
 	return divide(total, rate, burst, rateFloors, burstFloors)
 }
 
-// using says which brokers are in use: if none, those that hold a share.
+// using selects the brokers in use, or else the brokers that hold a share.
 func using(loads []Load) []bool {
 	in := make([]bool, len(loads))
 	for i, l := range loads {
@@ -244,7 +242,7 @@ func using(loads []Load) []bool {
 	return in
 }
 
-// holding says which brokers hold a share: if none, all.
+// holding selects the brokers that hold a share, or else all brokers.
 func holding(loads []Load) []bool {
 	in := make([]bool, len(loads))
 	for i, l := range loads {
@@ -261,8 +259,8 @@ func holding(loads []Load) []bool {
 func rateOf(s tokenbucket.Share) int64  { return int64(s.Rate) }
 func burstOf(s tokenbucket.Share) int64 { return s.Burst }
 
-// present weighs the brokers that are in by the shares they have; evenly if
-// these hold none.
+// present weighs the brokers that are in by their present shares, or evenly if none has a
+// share.
 func present(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int64 {
 	weights := make([]int64, len(loads))
 	for i, l := range loads {
@@ -280,9 +278,9 @@ func present(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int6
 	return weights
 }
 
-// integers turns measurements into integer weights, so that no sum depends on
-// the order in which floating-point numbers are added. All are scaled by the
-// same power of two, which keeps 9 and 1 at nine to one exactly.
+// integers turns measurements into integer weights, so that no sum depends on the order
+// of floating-point additions. All weights are scaled by the same power of two, so 9 and
+// 1 stay at exactly nine to one.
 func integers(loads []Load, in []bool, measure func(Load) float64) []int64 {
 	var largest float64
 	for i, l := range loads {
@@ -303,7 +301,7 @@ func integers(loads []Load, in []bool, measure func(Load) float64) []int64 {
 	return weights
 }
 
-// checkLoads requires loads sorted by broker.
+// checkLoads validates loads. Requires: loads is sorted by broker.
 func checkLoads(loads []Load) error {
 	if len(loads) == 0 {
 		return fmt.Errorf("no brokers to share between")

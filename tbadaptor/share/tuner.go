@@ -9,41 +9,42 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Placed is what a placement says of a broker.
+// Placed is a broker of a placement.
 type Placed struct {
 	Broker     string
 	Publishers int
-	// Quota is the part of the contract that comes with them.
+	// Quota is the part of the contract for these publishers.
 	Quota tokenbucket.Share
-	// Retiring: they have moved away.
+	// Retiring means that the publishers have moved away.
 	Retiring bool
 }
 
-// Holding is what a broker has now.
+// Holding is the present state of a broker's share.
 type Holding struct {
-	// Away: it cannot be told anything, and may be using Reserved.
+	// Away means that the broker is disconnected and may be using Reserved.
 	Away             bool
 	Target, Reserved tokenbucket.Share
 }
 
 const (
-	// handover is for how long publishers go on sending to a broker that they move
-	// away from, as far as can be told beforehand.
+	// handover is the expected time for which publishers keep sending to a broker after
+	// they start to move away.
 	handover = 100 * time.Millisecond
-	// stragglers is the part of them that may follow only once their connection ends.
+	// stragglers is the fraction of the traffic that may move only when its connection
+	// ends.
 	stragglers = 0.15
-	// maxComing bounds the messages that are expected, so that whatever brokers report
-	// the sum over all of them, and of what waits, is a number.
+	// maxComing bounds the expected messages, so that sums with the backlogs do not
+	// overflow, whatever brokers report.
 	maxComing = 1 << 40
-	// seenAfter is how many steps of a broker's own must have been seen, with half of
-	// what is expected in them, before it is judged by them; or a window without.
+	// A broker is seen after seenAfter steps of its own with at least half of the
+	// expected rate, or after a full window.
 	seenAfter = 3
 )
 
-// Tuner follows the loads of a topic's brokers and finds the shares they should
-// have. Windows belong to a placement epoch: what was seen of a broker before its
-// publishers changed says nothing of it, but what those who moved have sent is known
-// to have gone with them. It is a plain value with one owner.
+// Tuner follows the loads of a topic's brokers and proposes their shares. Windows belong
+// to a placement epoch. When the publishers of a broker change, the Tuner drops the
+// broker's window. The Tuner assumes that publishers take their traffic along. Tuner is a
+// plain value with one owner.
 type Tuner struct {
 	rule    string
 	window  time.Duration
@@ -53,29 +54,30 @@ type Tuner struct {
 type tuned struct {
 	Placed
 	instance string
-	since    mono.Time // of the placement, or of its process
-	expected float64   // msg/s, until it has been seen; while it retires, of stragglers
-	first    bool      // nothing is known of what was before: what it holds was found right
+	since    mono.Time // start of the placement epoch or of the broker's process
+	expected float64   // msg/s, until the broker is seen; for a retiring broker the rate of stragglers
+	first    bool      // first placement of the topic: the present target share replaces expected
 	seen     bool
-	backlog  int64 // as of its last report
-	// coming is what those that move away are expected to leave there yet, as of asked.
+	backlog  int64 // messages, as of the last report
+	// coming is the expected number of messages, as of asked, still to come from
+	// departing publishers.
 	coming int64
 	asked  mono.Time
 	window Window
 }
 
-// Place begins a placement epoch of a topic: it returns the tuner of that, and leaves
-// t, which followed the topic before, as it is; t may be nil. A broker whose
-// publishers do not change keeps its window; the others are expected to get what was
-// sent where they come from, and their quotas where that is not known. Loads are of
-// the last window. Requires: no broker appears twice.
+// Place begins a placement epoch and returns its tuner. Place does not change t, the
+// tuner of the previous epoch, which may be nil. A broker whose publishers do not change
+// keeps its window. The other brokers are expected to receive the rate of the publishers
+// that moved, or their quotas if that rate is unknown. window is the period over which
+// loads are computed. Requires: no broker appears twice.
 func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed []Placed) *Tuner {
 	next := &Tuner{rule: rule, window: window}
 	if t == nil {
 		t = &Tuner{}
 	}
 	var fresh []*tuned
-	var quotas float64 // of them
+	var quotas float64 // of fresh, msg/s
 	left := map[string]bool{}
 	for _, old := range t.members {
 		left[old.Broker] = true
@@ -102,7 +104,7 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 		next.members = append(next.members, m)
 	}
 	known, moving := len(t.members) > 0, 0.
-	for _, old := range t.members { // in order, for the sum's sake
+	for _, old := range t.members { // in slice order: the sum of floats depends on the order
 		if left[old.Broker] {
 			known, moving = known && (old.seen || old.Retiring), moving+t.recent(old, now)
 		}
@@ -125,7 +127,7 @@ func (t *Tuner) find(broker string) *tuned {
 	return t.members[i]
 }
 
-// recent is what m sends, in msg/s, as far as is known.
+// recent returns the known or expected rate of m, msg/s.
 func (t *Tuner) recent(m *tuned, now mono.Time) float64 {
 	if !m.seen {
 		return m.expected
@@ -135,14 +137,14 @@ func (t *Tuner) recent(m *tuned, now mono.Time) float64 {
 	return l.Recent
 }
 
-// Following reports whether publishers have just moved: shares change within fractions
-// of a second then, and Propose is to be asked as often.
+// Following reports whether publishers have just moved. Shares then change within
+// fractions of a second, and Propose should be called as often.
 func (t *Tuner) Following(now mono.Time) bool {
 	return slices.ContainsFunc(t.members, func(m *tuned) bool { return m.Retiring && now.Sub(m.since) < Drain })
 }
 
-// Join says that a broker is there, and which process. What was seen of another
-// process of its id does not tell what this one will have.
+// Join records that the given process of a broker is connected. If the process is new,
+// Join drops the window of the previous process.
 func (t *Tuner) Join(now mono.Time, broker, instance string) {
 	m := t.find(broker)
 	if m == nil {
@@ -155,8 +157,8 @@ func (t *Tuner) Join(now mono.Time, broker, instance string) {
 	m.instance = instance
 }
 
-// Report takes a step of a broker's traffic. One that began in an earlier epoch
-// counts for its backlog only.
+// Report adds a step of a broker's traffic. A step that began in an earlier epoch only
+// updates the backlog.
 func (t *Tuner) Report(broker string, s Step) {
 	m := t.find(broker)
 	if m == nil {
@@ -181,9 +183,9 @@ func (t *Tuner) Report(broker string, s Step) {
 	m.seen = len(m.window.steps) >= seenAfter && l.Recent >= m.expected/2 || s.At.Sub(m.since) >= t.window
 }
 
-// Propose asks the rule for the shares that sum to total. Brokers that are away
-// keep what is reserved for them, for they may be using it. nil: there is nothing to
-// divide, or no broker to divide among, or nothing to go by. Errors: as of Split.
+// Propose applies the rule and returns shares that sum to total. A disconnected broker
+// may be using its reserved share, and keeps the share. Propose returns nil if there is
+// nothing to divide, no connected broker, or no seen load. Errors are as in Split.
 func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(broker string) Holding) ([]Assigned, error) {
 	var target []Assigned
 	var loads []Load
@@ -192,7 +194,7 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 	for _, m := range t.members {
 		h := holding(m.Broker)
 		if h.Away {
-			stays, m.coming = false, 0 // no publisher can send to it, or it will say what came
+			stays, m.coming = false, 0 // no publisher can send to the broker, or the broker will report the messages
 			total = total.Less(h.Reserved)
 			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})
 			continue
@@ -202,7 +204,7 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		}
 		l := Load{Broker: m.Broker, Share: h.Target, Publishers: m.Publishers, Quota: m.Quota, Retiring: m.Retiring}
 		m.window.Fill(&l, now.Add(-t.window))
-		// What it could release meanwhile has come.
+		// The broker could release this many messages since asked, so they have arrived.
 		m.coming = max(0, m.coming-int64(h.Target.Rate.PerSecond()*now.Sub(m.asked).Seconds()))
 		m.asked = now
 		l.Backlog = m.backlog + m.coming
@@ -233,8 +235,8 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 	return append(target, shares...), nil
 }
 
-// handOver lends brokers that publishers are leaving half of the burst of those that
-// they go to: each of the two has them for a while.
+// handOver lends half of the burst of the new brokers to the brokers that publishers are
+// leaving: for a while both have publishers.
 func (t *Tuner) handOver(loads []Load) {
 	var pool, coming int64
 	for i := range loads {
@@ -254,16 +256,16 @@ func (t *Tuner) handOver(loads []Load) {
 	}
 }
 
-// lessQuota takes what the quotas are more than there is, as long as brokers that are
-// away hold on to theirs, from those that were placed last: these have the publishers
-// that moved away from there, and those that stayed are not to pay for it.
+// lessQuota reduces the quotas if disconnected brokers hold shares and the quotas sum to
+// more than the rest. The reduction starts with the brokers placed last: they have the
+// publishers from the disconnected brokers. Brokers whose publishers stayed do not pay.
 func lessQuota(loads []Load, since []mono.Time, there int64, part func(*tokenbucket.Share) *int64) {
 	short := -there
 	for i := range loads {
 		short += *part(&loads[i].Quota)
 	}
 	for _, epoch := range slices.Backward(slices.Compact(slices.Sorted(slices.Values(since)))) {
-		var sum int64 // beyond the one that each keeps
+		var sum int64 // part of the quotas beyond the minimum of 1
 		for i := range loads {
 			if since[i] == epoch {
 				sum += max(0, *part(&loads[i].Quota)-1)

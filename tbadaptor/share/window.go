@@ -8,25 +8,25 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// maxSteps bounds the steps that a window keeps, whatever the pace of reports.
+// maxSteps limits the steps of a window, however often brokers report.
 const maxSteps = 256
 
-// Step is one interval of one broker's traffic of one topic.
+// Step is one interval of a broker's traffic for a topic.
 type Step struct {
-	At         mono.Time // when the report came
+	At         mono.Time // arrival time of the report
 	Length     time.Duration
 	Offered    uint64 // messages
 	MaxBacklog int64
-	Backlog    int64 // at its end
-	// Peak is the burst with which none of them would have waited; 0: not known.
+	Backlog    int64 // messages at the end of the step
+	// Peak is the burst with which no message would have waited; 0 if unknown.
 	Peak int64
 }
 
-// profiled is how far back a window says what burst arrivals need.
+// profiled is the period over which Fill computes Peak.
 const profiled = time.Minute
 
-// Window is the traffic of one broker for one topic over the last minute. The
-// zero value is empty.
+// Window is the traffic of one broker for one topic over the last minute. The zero value
+// is empty.
 type Window struct{ steps []Step }
 
 // Add appends a step.
@@ -46,11 +46,13 @@ func (w *Window) prune(from mono.Time) {
 	w.steps = w.steps[old:]
 }
 
-// Fill sets what the steps from then on say of a load: nothing, without any. Its
-// Peak is of all steps, but for those that began or ended with a backlog: what is
-// used then is not what arrivals need, but what the share lacked. A step in which the
-// rate jumps has some of either, and is forgotten with the next; until then one that
-// has jumped up is expected to send l's Quota, if that is more.
+// Fill computes l's rates, backlogs and Dispersion from the steps at or after from.
+// Without steps they are zero. Peak comes from all steps, except steps that began or
+// ended with a backlog: then the burst shows what the share lacked, not what the arrivals
+// needed.
+//
+// A step in which the rate jumps mixes both rates, so the next step replaces it. After a
+// jump up, Recent is at least l's Quota until the next step.
 func (w *Window) Fill(l *Load, from mono.Time) {
 	var all, recent sums
 	l.MaxBacklog, l.Backlog, l.Peak = 0, 0, 0
@@ -75,15 +77,15 @@ func (w *Window) Fill(l *Load, from mono.Time) {
 		l.Backlog = s.Backlog
 	}
 	l.Rate, l.Recent, l.Dispersion = all.rate(), recent.rate(), recent.dispersion()
-	if up { // as far as it is entitled to it
+	if up { // only up to the quota
 		l.Recent = max(l.Recent, l.Quota.Rate.PerSecond())
 	}
 }
 
-// sums are of steps.
+// sums accumulate steps.
 type sums struct {
 	n                        int
-	seconds, offered, square float64 // square: of offered, over seconds
+	seconds, offered, square float64 // square: sum of offered*offered/seconds over the steps
 }
 
 func (s *sums) add(one Step) {
@@ -101,8 +103,7 @@ func (s *sums) rate() float64 {
 	return s.offered / s.seconds
 }
 
-// dispersion is the variance of what is offered in a step over its mean; 0 with
-// fewer than three steps.
+// dispersion returns Load.Dispersion of the steps; 0 with fewer than three steps.
 func (s *sums) dispersion() float64 {
 	if s.n < 3 || s.offered == 0 {
 		return 0
@@ -111,10 +112,9 @@ func (s *sums) dispersion() float64 {
 	return max(0, spread/float64(s.n-1)/s.rate())
 }
 
-// jumps reports whether a step cannot be of the traffic before: off by more than
-// a fifth, and by more than four standard deviations of what was seen, or of
-// Poisson arrivals if that is more. Before three steps nothing is known of them, but
-// that nothing was sent.
+// jumps reports whether a step does not fit the steps before: the messages differ by more
+// than a fifth and by more than four standard deviations (as seen, or of Poisson arrivals
+// if larger). With fewer than three steps, only traffic after silence counts as a jump.
 func (s *sums) jumps(one Step) bool {
 	if s.n == 0 || s.n < 3 && s.offered > 0 {
 		return false
@@ -124,12 +124,11 @@ func (s *sums) jumps(one Step) bool {
 	return off > expected/5 && off > 4*math.Sqrt(max(1, expected)*max(1, s.dispersion()))
 }
 
-// deadBand: a proposal in which no part differs by more than this fraction from
-// what is aimed at already is not worth its grants; loads are noisy.
+// deadBand is the minimum change worth new grants, as a fraction of the present target:
+// loads are noisy.
 const deadBand = 0.05
 
-// Differs reports whether some part of two assignments differs by more than the
-// dead band of what have has.
+// Differs reports whether some part of want differs from have by more than the dead band.
 func Differs(have, want []Assigned) bool {
 	aimed := make(map[string]tokenbucket.Share, len(have))
 	for _, a := range have {
