@@ -1,7 +1,9 @@
 package replicated_test
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,10 +21,13 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/replicated"
@@ -478,4 +483,163 @@ func TestWhatWasDeletedWithoutServersIsLeft(t *testing.T) {
 	taker := testkit.Result(s.connect("c").TakeOver("t", "b")).Must(t)
 	testkit.EqualSlices(t, contents(t, taker), []string{"old"}, "to be brought in")
 	testkit.Must(t, taker.Remove())
+}
+
+// fail requeues each delivery of a channel for which fails is true and keeps the others. It returns
+// the attempts of all deliveries, by body.
+func fail(t *testing.T, topic *broker.Topic, fails func(body string, attempts uint16) bool) func() map[string][]uint16 {
+	t.Helper()
+	var mu sync.Mutex
+	got := map[string][]uint16{}
+	wake := make(chan struct{}, 1)
+	sub := testkit.Result(topic.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	})).Must(t)
+	testkit.Must(t, sub.Ready(1000))
+	stop, done := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+		sub.Close()
+	})
+	go func() {
+		defer close(done)
+		for {
+			var out broker.Outgoing
+			if !sub.Take(&out, 1<<20) {
+				return
+			}
+			if out.Messages() == 0 {
+				select {
+				case <-wake:
+					continue
+				case <-stop:
+					return
+				}
+			}
+			sub.Wrote(&out)
+			for in := out.Frames; len(in) > 0; {
+				_, data, n, err := wire.ParseFrame(in, 1<<20)
+				m, fault := wire.ParseMessage(data)
+				if err := errors.Join(err, fault); err != nil {
+					t.Error(err)
+					return
+				}
+				in = in[n:]
+				mu.Lock()
+				got[string(m.Body)] = append(got[string(m.Body)], m.Attempts)
+				mu.Unlock()
+				if fails(string(m.Body), m.Attempts) {
+					_ = sub.Requeue(m.ID, 0) // the broker may have ended
+				}
+			}
+		}
+	}()
+	return func() map[string][]uint16 {
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(got)
+	}
+}
+
+func deliveries(attempts map[string][]uint16) (n int) {
+	for _, of := range attempts {
+		n += len(of)
+	}
+	return n
+}
+
+// Messages fail on a broker that loses its servers or stops, and then on the broker that takes
+// over. None is delivered after its TTL or more often than its maximum attempts. Each becomes a dead
+// letter: once after a stop, at most twice after a crash.
+func TestTTLAndDeadLettersAreTakenOver(t *testing.T) {
+	t.Parallel()
+	const most, n = 3, 200
+	settings := expiry.Settings{TTL: time.Hour, MaxAttempts: most, DeadLetter: "t.dead"}
+	rng := testkit.Rand(t)
+	for _, stops := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stops %v", stops), func(t *testing.T) {
+			s := startServers(t, 3)
+			a, topic, cluster := startBroker(t, s, "a")
+			testkit.Must(t, topic.SetExpiry(settings))
+			testkit.Must(t, testkit.Result(a.CreateTopic("t.dead")).Must(t).CreateChannel("c"))
+			old := map[string]bool{}
+			held := map[string]uint16{} // the delivery that a's consumer keeps; 0: none, the message is given up
+			givenUp := uint64(0)
+			for i := range n {
+				body, arrival := fmt.Sprint("message ", i), stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
+				if old[body] = rng.IntN(3) == 0; old[body] {
+					arrival.At = arrival.At.Add(-2 * time.Hour)
+				} else {
+					if held[body] = uint16(rng.IntN(most + 1)); held[body] == 0 {
+						givenUp++
+					}
+				}
+				var stored broker.Stored
+				testkit.Must(t, topic.Publish(clock.Mono(), clock.Wall(), broker.Published{Body: []byte(body), Arrival: arrival, Stored: &stored}))
+				testkit.Must(t, topic.Sync(stored))
+			}
+			before := fail(t, topic, func(body string, attempts uint16) bool { return attempts != held[body] })
+			within(t, "all are held or given up", func() bool {
+				seen := before()
+				for body, at := range held {
+					if !slices.Contains(seen[body], cmp.Or(at, most)) {
+						return false
+					}
+				}
+				return topic.Stats().Channels[0].Counters.DeadLettered == givenUp
+			})
+			if stops {
+				testkit.Must(t, a.Close())
+			}
+			cluster.Close()
+
+			b, topic, _ := startBroker(t, s, "b")
+			testkit.Must(t, topic.SetExpiry(settings))
+			dead := testkit.Result(b.CreateTopic("t.dead")).Must(t)
+			testkit.Must(t, dead.CreateChannel("c"))
+			testkit.Result(b.TakeOver(&srtmv1.TakeOver{Topic: "t", FromBrokerId: "a"})).Must(t)
+			testkit.Result(b.TakeOver(&srtmv1.TakeOver{Topic: "t.dead", FromBrokerId: "a"})).Must(t)
+			after := fail(t, topic, func(string, uint16) bool { return true })
+			within(t, "none is left", func() bool {
+				c := topic.Stats().Channels[0]
+				return c.Ready+c.Beyond+c.InFlight+c.Deferred == 0
+			})
+			letters := fail(t, dead, func(string, uint16) bool { return false })
+			within(t, "all dead letters are there", func() bool {
+				c := dead.Stats().Channels[0]
+				return c.Ready+c.Beyond+c.Deferred == 0 && deliveries(letters()) == c.InFlight
+			})
+			count := map[string]int{}
+			for text, copies := range letters() {
+				var l struct {
+					Body     string
+					Attempts uint16
+				}
+				testkit.Must(t, json.Unmarshal([]byte(text), &l))
+				if count[l.Body] += len(copies); l.Attempts != most {
+					t.Errorf("got the dead letter %s, want %d attempts", text, most)
+				}
+			}
+			for body, at := range held {
+				if count[body] < 1 || count[body] > 2 || stops && count[body] > 1 {
+					t.Errorf("%s has %d dead letters", body, count[body])
+				}
+				if got := after()[body]; stops && at > 0 && len(got) > 0 && got[0] < at {
+					t.Errorf("%s was delivered %d times before the stop, and then with attempts %d", body, at, got)
+				}
+			}
+			for name, seen := range map[string]map[string][]uint16{"before": before(), "after": after()} {
+				for body, attempts := range seen {
+					if old[body] || slices.Max(attempts) > most {
+						t.Errorf("%s: %s was delivered with attempts %d; it expired: %v", name, body, attempts, old[body])
+					}
+				}
+			}
+			t.Logf("%d messages, %d expired, %d deliveries before and %d after, %d dead letters", n, n-len(held), deliveries(before()), deliveries(after()), deliveries(letters()))
+		})
+	}
 }
