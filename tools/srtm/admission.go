@@ -128,7 +128,7 @@ func ruleDeleteCommand() *cobra.Command {
 	})
 }
 
-// rulesAtOnce is how many rules one call sets, all or none.
+// rulesAtOnce is the number of rules in one call, which sets all or none.
 const rulesAtOnce = 1000
 
 func ruleImportCommand() *cobra.Command {

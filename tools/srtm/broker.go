@@ -18,7 +18,7 @@ func brokerCommand() *cobra.Command {
 		brokerListCommand(), brokerDrainCommand(), brokerCapacityCommand(), brokerCalibrateCommand(), brokerRemoveCommand())
 }
 
-// drainPause is between two looks at what a draining broker still has.
+// drainPause is the pause between two checks of a draining broker.
 const drainPause = 200 * time.Millisecond
 
 func brokerDrainCommand() *cobra.Command {
@@ -61,7 +61,7 @@ one for 10 s (the loaddistributor's --window).`,
 	return cmd
 }
 
-// waits is what a drain waits for, a line for each topic.
+// waits lists the reasons why a drain waits, one line per topic.
 func waits(b *srtmv1.Broker) string {
 	var s strings.Builder
 	for _, w := range b.GetWaits() {
@@ -73,8 +73,7 @@ func waits(b *srtmv1.Broker) string {
 	return s.String()
 }
 
-// emptied waits until nothing is on the broker, and says what it waits for when that
-// changes.
+// emptied waits until nothing is on the broker, and prints the reasons when they change.
 func (x *call) emptied(b *srtmv1.Broker) (*srtmv1.Broker, error) {
 	ticker := time.NewTicker(drainPause)
 	defer ticker.Stop()
@@ -103,7 +102,7 @@ func (x *call) emptied(b *srtmv1.Broker) (*srtmv1.Broker, error) {
 	}
 }
 
-// brokerOf is the broker of that id, nil if there is none.
+// brokerOf returns the broker with the id, or nil.
 func brokerOf(r *srtmv1.ListBrokersResponse, id string) *srtmv1.Broker {
 	for _, b := range r.GetBrokers() {
 		if b.GetId() == id {
@@ -118,7 +117,7 @@ func refusedProcess(r *srtmv1.RefusedProcess) string {
 	return fmt.Sprintf("nsqd at %s (host %s, %s) %v ago", r.GetTcpAddress(), r.GetHostname(), r.GetDataPath(), time.Since(r.GetLast().AsTime()).Round(time.Second))
 }
 
-// maxMcap is the maximum capacity the API takes, msg/s.
+// maxMcap is the maximum capacity of the API, msg/s.
 const maxMcap = 1_000_000_000
 
 func brokerCapacityCommand() *cobra.Command {

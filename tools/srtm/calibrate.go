@@ -24,9 +24,9 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
 )
 
-// calibration is what `srtm broker calibrate` prints.
+// calibration is the output of `srtm broker calibrate`.
 type calibration struct {
-	Broker      string  `json:"broker,omitempty"` // its id, as far as it was asked
+	Broker      string  `json:"broker,omitempty"` // broker id, if known
 	TCP         string  `json:"tcp_address"`
 	HTTP        string  `json:"http_address"`
 	Quantile    float64 `json:"slo_quantile"`
@@ -36,9 +36,9 @@ type calibration struct {
 	Tolerance   float64 `json:"tolerance"`
 	Seed        uint64  `json:"seed"`
 	*calibrate.Result
-	// Applied: the loaddistributor places by Mcap now.
+	// Applied means that the loaddistributor now places by Mcap.
 	Applied bool `json:"applied"`
-	// Note is what to bear in mind, for people.
+	// Note is a caveat for people.
 	Note string `json:"note,omitempty"`
 }
 
@@ -80,7 +80,7 @@ wrong.`,
 			if err := c.check(); err != nil {
 				return err
 			}
-			cfg.Logger = slog.New(slog.DiscardHandler) // what go-nsq says of connections is in the outcome
+			cfg.Logger = slog.New(slog.DiscardHandler) // the outcome covers go-nsq's connection errors
 			var err error
 			if cfg.TLS, err = trust.TLS("nsqd-"); err != nil {
 				return lifecycle.UsageError{Err: err}
@@ -104,7 +104,7 @@ wrong.`,
 				if id, err = calibrate.Identity(cmd.Context(), cfg.HTTP, cfg.TLS); err != nil {
 					return err
 				}
-				// Before the broker is troubled.
+				// Check before loading the broker.
 				if _, err := c.broker(cmd.Context(), id); err != nil {
 					return err
 				}
@@ -141,7 +141,7 @@ wrong.`,
 	return cmd
 }
 
-// broker asks the loaddistributor about a connected broker.
+// broker returns a connected broker from the loaddistributor.
 func (c *cli) broker(ctx context.Context, id string) (b *srtmv1.Broker, err error) {
 	err = c.call(ctx, func(x *call) error {
 		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
@@ -159,8 +159,8 @@ func (c *cli) broker(ctx context.Context, id string) (b *srtmv1.Broker, err erro
 	return b, err
 }
 
-// measured returns what creates and deletes topics on a broker of a cluster, where only
-// the loaddistributor does.
+// measured returns functions that create and delete topics through the loaddistributor,
+// because clients cannot on a broker of a cluster.
 func (c *cli) measured(id string, slo search.SLO) (makes, removes func(context.Context, string) error) {
 	makes = func(ctx context.Context, topic string) error {
 		return c.call(ctx, func(x *call) error {

@@ -32,9 +32,9 @@ func channelCommand() *cobra.Command {
 	return cmd
 }
 
-// brokers are those of a topic, asked over HTTP.
+// brokers selects the brokers of a topic for HTTP requests.
 type brokers struct {
-	http  []string // addresses or URLs; empty: what the loaddistributor says
+	http  []string // addresses or URLs; empty: from the loaddistributor
 	trust secure.ClientConfig
 }
 
@@ -46,7 +46,7 @@ func (b *brokers) flags(cmd *cobra.Command) *cobra.Command {
 
 var topicAndChannel = between(2, 2, "a topic and a channel")
 
-// of returns the HTTP addresses of a topic's brokers, in the order of their ids.
+// of returns the HTTP addresses of a topic's brokers, sorted by id.
 func (b *brokers) of(x *call, topic string) (addresses []string, err error) {
 	if len(b.http) > 0 {
 		return b.http, nil
@@ -67,8 +67,8 @@ func (b *brokers) of(x *call, topic string) (addresses []string, err error) {
 	return addresses, err
 }
 
-// ask sends a request to each broker, and hands on the answers. Each has the timeout. A broker
-// without the channel is no failure unless no broker has the channel.
+// ask sends a request to each broker, each with the timeout, and passes the answers to
+// answer. A broker without the channel is a failure only if no broker has the channel.
 func (b *brokers) ask(x *call, method, path string, query url.Values, addresses []string, answer func(address string, body []byte) error) error {
 	encrypted, err := b.trust.TLS("nsqd-")
 	if err != nil {
@@ -76,7 +76,7 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	}
 	client := &http.Client{
 		Timeout: x.timeout, Transport: &http.Transport{TLSClientConfig: encrypted},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token is for no one else
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // send the token to no other server
 	}
 	defer client.CloseIdleConnections()
 	token, err := b.trust.Token("nsqd-")
@@ -107,14 +107,14 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 			errs = append(errs, err)
 		}
 	}
-	if len(lack) == len(addresses) { // else such a broker has nothing of the channel yet
+	if len(lack) == len(addresses) { // otherwise the broker has no messages of the channel yet
 		errs = append(errs, lack...)
 	}
 	return errors.Join(errs...)
 }
 
-// at returns the URL of a broker's HTTP API, with TLS that of its HTTPS, whose port a
-// broker that requires TLS says in clear.
+// at returns the URL of a broker's HTTP API. With TLS it is the HTTPS URL; a broker that
+// requires TLS reports the port on its plain HTTP port.
 func at(ctx context.Context, do func(*http.Request) (*http.Response, error), address string, encrypted bool) (string, error) {
 	if strings.Contains(address, "://") {
 		return strings.TrimSuffix(address, "/"), nil
@@ -132,7 +132,7 @@ func at(ctx context.Context, do func(*http.Request) (*http.Response, error), add
 	return "", err
 }
 
-// fetch makes a request that must be answered with 200, and returns the answer.
+// fetch makes a request and returns the body. A status other than 200 is an error.
 func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), token secure.Bearer, method, at string) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, method, at, nil)
 	if err != nil {
@@ -143,7 +143,7 @@ func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), 
 	}
 	res, err := do(r)
 	if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {
-		return nil, dial // the URL around it does not help
+		return nil, dial // without the URL
 	}
 	if err != nil {
 		return nil, err
@@ -223,7 +223,7 @@ func channelPeekCommand() *cobra.Command {
 		Offset    uint64 `json:"offset"`
 		Timestamp int64  `json:"timestamp"` // Unix ns
 		Attempts  uint16 `json:"attempts"`
-		Body      []byte `json:"body"` // as the broker has it, base64
+		Body      []byte `json:"body"` // as stored by the broker, base64
 	}
 	type shown struct {
 		Broker    string `json:"broker"`

@@ -13,8 +13,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// channelChange is a command that changes a channel on all brokers of its topic: in a cluster
-// by the loaddistributor, elsewhere by the HTTP route of the same name.
+// channelChange is a command that changes a channel on all brokers of its topic: through
+// the loaddistributor in a cluster, otherwise through the HTTP route of the same name.
 type channelChange struct {
 	verb, short, long, done string
 	call                    func(*call) (pending []string, err error)

@@ -59,7 +59,7 @@ the export are not in it, those that were deleted after it come back. FILE may b
 		}
 		for piece := range slices.Chunk(text, 1<<18) {
 			if err := stream.Send(&srtmv1.ImportClusterRequest{Text: piece}); err != nil {
-				break // the answer says why
+				break // the answer has the reason
 			}
 		}
 		r, err := stream.CloseAndRecv()
@@ -73,7 +73,7 @@ the export are not in it, those that were deleted after it come back. FILE may b
 	})
 }
 
-// readFile reads a file, or for - standard input.
+// readFile reads a file, or standard input for "-".
 func readFile(cmd *cobra.Command, name string) ([]byte, error) {
 	if name == "-" {
 		return io.ReadAll(cmd.InOrStdin())

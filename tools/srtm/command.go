@@ -29,7 +29,7 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 
-// addressEnv names the loaddistributor where the flag does not.
+// addressEnv names the loaddistributor if the flag is not set.
 const addressEnv = agent.AddressEnv
 
 // The forms of output.
@@ -38,12 +38,12 @@ const (
 	formTable = "table"
 )
 
-// cli is what the commands that talk to a server share.
+// cli holds the common flags of the commands that talk to a server.
 type cli struct {
 	address     string
 	addressFlag string
 	trust       secure.ClientConfig
-	options     []grpc.DialOption // of trust, once it is read
+	options     []grpc.DialOption // from trust, after Load
 	output      string
 	timeout     time.Duration
 }
@@ -67,7 +67,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err := checkLine(root, args); err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	root = command() // cobra keeps state in it
+	root = command() // cobra keeps state in the tree
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -78,13 +78,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return nil
 }
 
-// printable is an error in which a server may have had its say.
+// printable is an error whose text may contain a server's text.
 type printable struct{ error }
 
 func (p printable) Error() string { return obs.Printable(p.error.Error()) }
 func (p printable) Unwrap() error { return p.error }
 
-// command returns the command tree, fresh: cobra keeps state in it.
+// command returns a new command tree, because cobra keeps state in the tree.
 func command() *cobra.Command {
 	root := parent("srtm", "Operate an SRTM cluster", `srtm operates an SRTM cluster through the loaddistributor's gRPC API, and the
 admission service and gateways through their own.
@@ -106,7 +106,7 @@ be placed on the brokers there are.`,
 	return root
 }
 
-// commandsOf puts commands into a group of the root's.
+// commandsOf adds commands to a group of the root command.
 func commandsOf(group string, commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
 		c.GroupID = group
@@ -121,8 +121,8 @@ func parent(use, short, long string, commands ...*cobra.Command) *cobra.Command 
 	return cmd
 }
 
-// leaf completes a command that calls the loaddistributor: do is called again if
-// another one leads, so that what can be done once only is PreRunE's.
+// leaf completes a command that calls the loaddistributor. do runs again if another
+// server leads, so one-time work belongs into PreRunE.
 func leaf(cmd *cobra.Command, do func(*call) error) *cobra.Command {
 	c := &cli{}
 	c.flags(cmd)
@@ -148,8 +148,8 @@ func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command
 	return cmd
 }
 
-// takeNoArguments has those of a command and its subcommands that do not say what
-// arguments they take refuse any.
+// takeNoArguments makes a command and its subcommands refuse arguments, unless they set
+// Args.
 func takeNoArguments(cmd *cobra.Command) {
 	if cmd.Args == nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -167,7 +167,7 @@ func takeNoArguments(cmd *cobra.Command) {
 	}
 }
 
-// between is cobra's check as a usage error.
+// between checks the number of arguments, with a usage error.
 func between(minimum, maximum int, want string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < minimum || len(args) > maximum {
@@ -186,13 +186,13 @@ func usagef(format string, args ...any) error {
 	return lifecycle.UsageError{Err: fmt.Errorf(format, args...)}
 }
 
-// flags adds the flags of every command that talks to a cluster.
+// flags adds the flags of commands that talk to a cluster.
 func (c *cli) flags(cmd *cobra.Command) {
 	address := cmp.Or(os.Getenv(addressEnv), "127.0.0.1")
 	c.flagsTo(cmd, "loaddistributor", address, targets.LoaddistributorPort, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")", patience)
 }
 
-// flagsTo is flags for another server than the loaddistributor.
+// flagsTo adds the flags for the given server.
 func (c *cli) flagsTo(cmd *cobra.Command, server, address, port, usage string, timeout time.Duration) {
 	c.addressFlag = server + "-address"
 	cmd.Flags().Var(targets.Address(&c.address, address, port), c.addressFlag, usage)
@@ -201,10 +201,10 @@ func (c *cli) flagsTo(cmd *cobra.Command, server, address, port, usage string, t
 	cmd.Flags().DurationVar(&c.timeout, "timeout", timeout, "how long to wait for the "+server)
 }
 
-// patience is how long a server is waited for by default.
+// patience is the default timeout for a server.
 const patience = 30 * time.Second
 
-// check says what is wrong with the flags.
+// check validates the flags.
 func (c *cli) check() error {
 	if c.output != formJSON && c.output != formTable {
 		return usagef("--output %q is neither json nor table", c.output)
@@ -215,7 +215,7 @@ func (c *cli) check() error {
 	return nil
 }
 
-// call runs do with a connection to the server that leads.
+// call runs do with a connection to the leading server.
 func (c *cli) call(ctx context.Context, do func(*call) error) error {
 	err := c.check()
 	if err != nil {
@@ -233,8 +233,8 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 		if !elsewhere || attempt == maxDetours {
 			return err
 		}
-		// One that does not lead has done nothing. While there is no leader,
-		// another is found within a lease or two.
+		// A server that does not lead has done nothing. Without a leader, a new one is
+		// elected within a lease or two.
 		was := to
 		if to = leader; to == "" || to == was {
 			to = c.address
@@ -248,8 +248,8 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 	}
 }
 
-// How often a command is sent on to where the leader is said to be, and how long
-// it waits for one where there is none.
+// maxDetours is how often a command follows the reported leader. detourPause is the wait
+// if there is no leader.
 const (
 	maxDetours  = 100
 	detourPause = 200 * time.Millisecond
@@ -264,7 +264,7 @@ func (c *cli) once(ctx context.Context, address string, do func(*call) error) (e
 	return do(&call{cli: c, ctx: ctx, conn: conn, admin: srtmv1.NewAdminServiceClient(conn)})
 }
 
-// print shows v as JSON, or as text does.
+// print writes v as JSON, or calls text.
 func (c *cli) print(w io.Writer, v any, text func() error) error {
 	if c.output == formJSON {
 		return writeJSON(w, v)
@@ -272,7 +272,7 @@ func (c *cli) print(w io.Writer, v any, text func() error) error {
 	return text()
 }
 
-// show prints what a call has returned as JSON, or as text does; err is the call's.
+// show prints the result v of a call as JSON, or calls text. err is the call's error.
 func (x *call) show(v any, err error, text func() error) error {
 	if err != nil {
 		return err
@@ -280,7 +280,7 @@ func (x *call) show(v any, err error, text func() error) error {
 	return x.print(x.out, v, text)
 }
 
-// say is show with a text that needs no more than a format.
+// say is show with a format for the text.
 func (x *call) say(v any, err error, format string, args ...any) error {
 	return x.show(v, err, func() error {
 		_, err := fmt.Fprintf(x.out, format, args...)
@@ -288,7 +288,7 @@ func (x *call) say(v any, err error, format string, args ...any) error {
 	})
 }
 
-// list is show of messages or structs: a JSON array, or a table.
+// list is show for messages or structs: it prints a JSON array, or a table.
 func list[M any](x *call, all []M, err error, head string, cells func(M) []any) error {
 	return x.show(jsonArray(all), err, func() error { return table(x.out, head, all, cells) })
 }
@@ -301,8 +301,8 @@ func jsonArray[M any](all []M) []any {
 	return values
 }
 
-// writeJSON prints a value, or an array of them; messages with the field names of
-// the .proto.
+// writeJSON prints a value or an array of values. Messages have the field names of the
+// .proto.
 func writeJSON(w io.Writer, v any) (err error) {
 	if values, ok := v.([]any); ok {
 		for i := range values {
@@ -318,7 +318,7 @@ func writeJSON(w io.Writer, v any) (err error) {
 	return e.Encode(v)
 }
 
-// encode returns a message for writeJSON, which lays it out: protojson varies its
+// encode marshals a message for writeJSON, which sets the layout: protojson varies its
 // spacing on purpose.
 func encode(v any) (any, error) {
 	m, ok := v.(proto.Message)
@@ -332,8 +332,8 @@ func encode(v any) (any, error) {
 	return json.RawMessage(b), nil
 }
 
-// table prints a line of cells for each value, in columns under a head whose names
-// are separated by tabs.
+// table prints one line of cells per value, in columns. head has the column names,
+// separated by tabs.
 func table[M any](w io.Writer, head string, all []M, cells func(M) []any) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, head)

@@ -12,10 +12,10 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
-// completeWithin bounds what a shell waits for names.
+// completeWithin limits a shell's wait for names.
 const completeWithin = 2 * time.Second
 
-// complete says to a shell what may stand for an argument, by the words of a command's
+// complete returns completions for an argument, selected by the word in the command's
 // Use: topics for TOPIC and NAME, brokers for BROKER, files for FILE.
 func (c *cli) complete(cmd *cobra.Command, args []string, _ string) (names []string, directive cobra.ShellCompDirective) {
 	words := strings.Fields(cmd.Use)[1:]
@@ -36,8 +36,8 @@ func (c *cli) complete(cmd *cobra.Command, args []string, _ string) (names []str
 	return c.names(cmd, word, args), cobra.ShellCompDirectiveNoFileComp
 }
 
-// names returns what there is of a kind: TOPIC, CHANNEL (of the topic that is the first
-// argument) or BROKER. Without an answer there is nothing to offer.
+// names returns the existing names of a kind: TOPIC, CHANNEL (of the topic in the first
+// argument) or BROKER. Without an answer it returns nothing.
 func (c *cli) names(cmd *cobra.Command, kind string, args []string) (names []string) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
@@ -66,14 +66,14 @@ func (c *cli) names(cmd *cobra.Command, kind string, args []string) (names []str
 	return names
 }
 
-// flagValues are the values of flags that have few.
+// flagValues lists the values of flags with few values.
 var flagValues = map[string][]string{
 	"output": {formTable, formJSON}, "over-limit": {"delay", "reject"}, "policy": placement.Policies(), "share-rule": share.Rules(),
 	"durability": {"memory", "fsync", "replicated"}, "pacing": {"off", "advise", "police"}, "resend": {"orderly", "always", "never"},
 	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
 }
 
-// offerValues has a shell complete the values of flags.
+// offerValues registers completions for flag values.
 func offerValues(cmd *cobra.Command) {
 	for flag, values := range flagValues {
 		if _, has := cmd.GetFlagCompletionFunc(flag); !has && cmd.LocalFlags().Lookup(flag) != nil {
@@ -82,13 +82,13 @@ func offerValues(cmd *cobra.Command) {
 	}
 }
 
-// flagNames are what flags name, by command and flag.
+// flagNames maps command and flag to the kind of name that the flag takes.
 var flagNames = map[[2]string]string{{"move", "to"}: "BROKER", {"move", "from"}: "BROKER", {"seek", "broker"}: "BROKER", {"tail", "channel"}: "CHANNEL"}
 
-// cliOf returns what the flags of a command say of its server.
+// cliOf returns the server settings from a command's flags.
 func cliOf(cmd *cobra.Command) *cli {
 	text := func(flag string) string {
-		value, _ := cmd.Flags().GetString(flag) // "" where there is no such flag
+		value, _ := cmd.Flags().GetString(flag) // "" if the flag does not exist
 		return value
 	}
 	c := &cli{addressFlag: "loaddistributor-address", address: text("loaddistributor-address"), output: formTable, timeout: completeWithin}
@@ -96,7 +96,7 @@ func cliOf(cmd *cobra.Command) *cli {
 	return c
 }
 
-// offerNames has a shell complete the names that flags take.
+// offerNames registers completions for flags that take names.
 func offerNames(cmd *cobra.Command) {
 	for of, kind := range flagNames {
 		if of[0] != cmd.Name() || cmd.Flags().Lookup(of[1]) == nil {
@@ -106,7 +106,7 @@ func offerNames(cmd *cobra.Command) {
 			return cliOf(cmd).names(cmd, kind, args), cobra.ShellCompDirectiveNoFileComp
 		})
 		if err != nil {
-			panic(err) // the flag has names already
+			panic(err) // the flag already has a completion
 		}
 	}
 }

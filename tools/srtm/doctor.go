@@ -30,24 +30,24 @@ const (
 	skipped = "skipped"
 )
 
-// finding is what one check has found.
+// finding is the result of a check.
 type finding struct {
 	Check string `json:"check"`
 	State string `json:"state"`
 	Found string `json:"found"`
-	Do    string `json:"do,omitempty"` // what helps; empty: nothing is to be done
+	Do    string `json:"do,omitempty"` // remedy; empty: nothing to do
 }
 
 const (
 	doctorPatience = 3 * time.Second // for one answer
-	clockLimit     = time.Second     // by how much two hosts' clocks may differ
+	clockLimit     = time.Second     // maximum difference between two hosts' clocks
 	certificateDue = 30 * 24 * time.Hour
 )
 
 // doctor collects findings.
 type doctor struct {
 	data  []string // folders
-	certs []string // files
+	certs []string // also show passed checks
 	all   bool     // show also what is ok
 	found []finding
 }
@@ -115,7 +115,7 @@ func (d *doctor) add(check, state, do, found string, args ...any) {
 	d.found = append(d.found, finding{check, state, fmt.Sprintf(found, args...), do})
 }
 
-// judge is what a certificate's expiry is worth.
+// judge rates the remaining lifetime of a certificate.
 func judge(left time.Duration) string {
 	switch {
 	case left <= 0:
@@ -136,7 +136,7 @@ func (d *doctor) expiry(check string, c *x509.Certificate) {
 		cmp.Or(c.Subject.CommonName, "a certificate"), verb, c.NotAfter.UTC().Format(time.DateOnly))
 }
 
-// certificate looks at the certificates of a file.
+// certificate checks the certificates of a file.
 func (d *doctor) certificate(file string) {
 	check := "certificate " + file
 	text, err := os.ReadFile(file)
@@ -162,7 +162,7 @@ func (d *doctor) certificate(file string) {
 	}
 }
 
-// cluster asks the loaddistributor and the brokers.
+// cluster checks the loaddistributor and the brokers.
 func (d *doctor) cluster(x *call) {
 	ctx, cancel := context.WithTimeout(x.ctx, doctorPatience)
 	defer cancel()
@@ -205,8 +205,8 @@ func (d *doctor) cluster(x *call) {
 	}
 }
 
-// shown looks at the certificate that a server shows; that it is trusted, the call before
-// has found out.
+// shown checks the expiry of a server's certificate. The call before has verified the
+// certificate.
 func (d *doctor) shown(ctx context.Context, address string) {
 	check := "certificate of " + address
 	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}
@@ -221,7 +221,7 @@ func (d *doctor) shown(ctx context.Context, address string) {
 	}
 }
 
-// remote asks a broker's HTTP whether it is well, and what time it is there.
+// remote checks a broker's health and clock over HTTP.
 func (d *doctor) remote(ctx context.Context, b *srtmv1.Broker) {
 	client := &http.Client{Timeout: doctorPatience}
 	defer client.CloseIdleConnections()
@@ -250,8 +250,8 @@ func (d *doctor) remote(ctx context.Context, b *srtmv1.Broker) {
 	}
 }
 
-// clock compares a Date of an answer, which is cut to seconds, with our time before and
-// after: what differs for certain is a fault.
+// clock compares the Date of an answer, in whole seconds, with the local times before and
+// after the request. Only a certain difference is a fault.
 func (d *doctor) clock(check string, date, before, after time.Time) {
 	off := time.Duration(0)
 	switch {

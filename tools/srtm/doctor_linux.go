@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	minFiles   = 10_000  // that a daemon should be able to open
+	minFiles   = 10_000  // minimum for a daemon
 	minSpace   = 1 << 30 // bytes
 	minFree    = 0.05    // of a disk
 	capPerfmon = 1 << 38 // bits of CapEff
 	capBPF     = 1 << 39
 	capAdmin   = 1 << 21
-	bpfKernel  = "5.8"  // the first with CAP_BPF
-	accounting = "5.11" // the first that counts BPF's memory to the cgroup, not to memlock
+	bpfKernel  = "5.8"  // first with CAP_BPF
+	accounting = "5.11" // first to charge BPF memory to the cgroup instead of memlock
 )
 
-// daemons are the programs whose processes are looked at, and ports where they listen.
+// daemons are the programs to check, and ports their default ports.
 var (
 	daemons = []string{"nsqd", "loaddistributor", "tbadaptor", "admission", "gateway"}
 	ports   = []struct {
@@ -36,7 +36,7 @@ var (
 	}
 )
 
-// machine checks what belongs to this host.
+// machine checks this host.
 func (d *doctor) machine() {
 	release := ""
 	var name unix.Utsname
@@ -72,12 +72,12 @@ func (d *doctor) machine() {
 		d.add("processes", skipped, "", "%v", err)
 		return
 	}
-	owners := map[uint64]string{} // of listening sockets, by inode
-	all, _ := proc.AllProcs()     // none: that is shown as unknown
+	owners := map[uint64]string{} // process of a listening socket, by inode
+	all, _ := proc.AllProcs()     // without processes, owners are shown as unknown
 	for _, p := range all {
 		comm, err := p.Comm()
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		who := fmt.Sprintf("%s (process %d)", comm, p.PID)
 		if slices.Contains(daemons, comm) {
@@ -85,7 +85,7 @@ func (d *doctor) machine() {
 				d.files("open files of "+who, l.OpenFiles)
 			}
 		}
-		targets, _ := p.FileDescriptorTargets() // of another user's: not known
+		targets, _ := p.FileDescriptorTargets() // unknown for processes of other users
 		for _, t := range targets {
 			if inode, isSocket := strings.CutPrefix(t, "socket:["); isSocket {
 				if n, err := strconv.ParseUint(strings.TrimSuffix(inode, "]"), 10, 64); err == nil {
@@ -105,7 +105,7 @@ func (d *doctor) files(check string, limit uint64) {
 	d.add(check, state, "LimitNOFILE=1048576 in its unit, or ulimit -n: three quarters of it are for clients", "%d", limit)
 }
 
-// bpf says how nsqd may learn of arrivals.
+// bpf checks which arrival stamps nsqd can use.
 func (d *doctor) bpf() {
 	const check = "arrival stamps"
 	text, err := os.ReadFile("/proc/self/status")
@@ -127,7 +127,7 @@ func (d *doctor) bpf() {
 	d.add(check, warned, "AmbientCapabilities=CAP_BPF CAP_PERFMON in nsqd's unit, as the package has it, or nsqd --pin-arrival-stamps once as root", "this user may not use BPF; nsqd takes socket timestamps then")
 }
 
-// ports says who listens where SRTM's daemons do by default.
+// ports shows which process listens on each default port.
 func (d *doctor) ports(owners map[uint64]string) {
 	listening := map[int]string{}
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -159,7 +159,7 @@ func (d *doctor) ports(owners map[uint64]string) {
 	}
 }
 
-// space looks at a folder's disk.
+// space checks the free space of a folder's disk.
 func (d *doctor) space(folder string) {
 	check := "space of " + folder
 	var fs unix.Statfs_t
@@ -186,6 +186,6 @@ func atLeast(release, want string) bool {
 	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n < 2 {
 		return false
 	}
-	_, _ = fmt.Sscanf(want, "%d.%d", &c, &e) // ours
+	_, _ = fmt.Sscanf(want, "%d.%d", &c, &e) // want is a constant of ours
 	return a > c || a == c && b >= e
 }

@@ -17,17 +17,17 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
 
-// callError is an error of a call, with what its explanation needs to know of the command line.
+// callError is an error of a call, with the parts of the command line that explain needs.
 type callError struct {
 	error
 	address, addressFlag string
-	file                 bool // the request is from --file, whose fields its user knows
+	file                 bool // the request is from --file, so its fields are known to the user
 }
 
 func (c *callError) Unwrap() error { return c.error }
 
-// meanings are what errors of libraries mean to an operator, by a part of their text: at that
-// address is what, and what to do.
+// meanings explain library errors to an operator, by a part of the error text. Each says
+// what is at the address, and what to do.
 var meanings = []struct{ part, is string }{
 	{"connection refused", "nothing listens there; start it, or name another address"},
 	{"no such host", "the name has no address; check the spelling"},
@@ -42,7 +42,7 @@ var meanings = []struct{ part, is string }{
 	{"i/o timeout", "no answer; a firewall may drop the packets"},
 }
 
-// meaning returns what an error's text means, and the reason in short; "" if it is not known.
+// meaning returns the explanation of an error text, or "".
 func meaning(text string) string {
 	for _, m := range meanings {
 		if strings.Contains(text, m.part) {
@@ -52,8 +52,8 @@ func meaning(text string) string {
 	return ""
 }
 
-// explain turns an error into what an operator wants to read: what failed, why, and what to
-// do. A request's faults are named by the flags that made it.
+// explain turns an error into a text for an operator: what failed, why, and what to do.
+// It names the faults of a request by the flags that set the fields.
 func explain(err error) error {
 	if err == nil {
 		return nil
@@ -75,7 +75,7 @@ func explain(err error) error {
 		if what := meaning(s.Message()); what != "" {
 			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, what, call.addressFlag)
 		}
-		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it do not help
+		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // drop gRPC's prefix
 			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, strings.TrimSuffix(dial, `"`), call.addressFlag)
 		}
 		return fmt.Errorf("request failed: %s", s.Message())
@@ -110,7 +110,7 @@ func explain(err error) error {
 	return errors.New(s.Message())
 }
 
-// infeasible says why there is no room for a topic, and what would have room.
+// infeasible says why a topic does not fit, and which changes would make it fit.
 func infeasible(p *srtmv1.Infeasible) error {
 	f := p.GetFits()
 	err := &placement.Infeasible{Bound: p.GetBound(), Need: p.GetNeed(), Have: p.GetHave(), Fits: placement.Fits{
@@ -122,7 +122,7 @@ func infeasible(p *srtmv1.Infeasible) error {
 	return err
 }
 
-// fieldFlags are the flags that make the fields of requests beside those of fieldOf.
+// fieldFlags maps request fields to flags, in addition to fieldOf.
 var fieldFlags = map[string]string{
 	"publisher_ids": "--publisher-id", "broker_id": "the broker", "from_broker_id": "--from", "expected_epoch": "--epoch",
 	"idempotency_key": "--idempotency-key", "spec.durability": "--durability", "spec.name": "the topic's name", "name": "the topic's name",
@@ -130,10 +130,10 @@ var fieldFlags = map[string]string{
 	"spec.auto": "--auto-rate-limit and --auto-burst", "spec.auto.max_rate_milli": "--auto-rate-limit", "spec.auto.max_burst": "--auto-burst",
 }
 
-// listed is a field of an element of a list.
+// listed matches a field of a list element.
 var listed = regexp.MustCompile(`^spec\.(group|publisher|channel)s\[([0-9]+)\](?:\.(.*))?$`)
 
-// flagOf returns the flag that makes a field of a request; the field if there is none.
+// flagOf returns the flag that sets a field of a request, or else the field.
 func flagOf(field string) string {
 	if flag := fieldFlags[field]; flag != "" {
 		return flag

@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// describeExpiry prints when messages of a topic are given up, if anything is set.
+// describeExpiry prints when messages of a topic expire, if anything is set.
 func describeExpiry(w io.Writer, spec *srtmv1.TopicSpec) {
 	if text := topics.ExpiryText(spec.GetExpiry()); text != "" {
 		fmt.Fprintf(w, "messages  %s\n", text)
@@ -21,7 +21,7 @@ func describeExpiry(w io.Writer, spec *srtmv1.TopicSpec) {
 	}
 }
 
-// keptText is topics.ExpiryText, where nothing set is said, too.
+// keptText is topics.ExpiryText with a text for no expiry.
 func keptText(e *srtmv1.Expiry) string {
 	return cmp.Or(topics.ExpiryText(e), "kept until they are finished")
 }

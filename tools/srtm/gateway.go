@@ -24,7 +24,7 @@ func gatewayCommand() *cobra.Command {
 	return parent("gateway", "What gateways do", "", gatewayStatusCommand())
 }
 
-// gatewayStatus is what is shown of a gateway's /status.
+// gatewayStatus is the displayed part of a gateway's /status.
 type gatewayStatus struct {
 	Classes []gatewayClass
 	Servers []gatewayServer
@@ -120,7 +120,7 @@ func (s *gatewayStatus) print(out io.Writer) error {
 	})
 }
 
-// askHTTP gets a page of a daemon's HTTP address.
+// askHTTP fetches a page from a daemon's HTTP address.
 func askHTTP(ctx context.Context, address, path string, trust secure.ClientConfig) ([]byte, error) {
 	tls, err := trust.TLS("")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/tools/help"
 )
 
-// examplesOf are the examples of commands that have no more to show, by the path of the command.
+// examplesOf lists short examples, by command path.
 var examplesOf = map[string]string{
 	"admission ask":            "user/17",
 	"admission partition list": "",
@@ -36,7 +36,7 @@ var examplesOf = map[string]string{
 	"topic watch":              "orders",
 }
 
-// useHelp gives a command and its subcommands our form of --help, with examples.
+// useHelp sets our help format, with examples, for a command and its subcommands.
 func useHelp(root *cobra.Command) {
 	help.Use(root)
 	arrange(root)
@@ -55,9 +55,9 @@ func arrange(cmd *cobra.Command) {
 	}
 }
 
-// offer has a shell complete the values of a flag.
+// offer registers completions for the values of a flag.
 func offer(cmd *cobra.Command, flag string, values ...string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag is not there, or has values already
+		panic(err) // the flag is missing or already has a completion
 	}
 }

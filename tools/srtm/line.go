@@ -13,15 +13,15 @@ import (
 	"github.com/srtm-io/srtm/internal/spelling"
 )
 
-// checkLine returns all faults of a command line: of its flags, and if there are none, nothing.
-// What is wrong with arguments and the values' meaning the command itself finds; of a line
-// with faults, checkLine asks the command for those faults too.
+// checkLine returns all faults of a command line. If all flags parse, checkLine returns
+// nil and leaves arguments and the meaning of values to the command. Otherwise it adds
+// the command's own checks of these.
 func checkLine(root *cobra.Command, args []string) error {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
 	cmd, rest, err := root.Find(args)
 	if err != nil || cmd.DisableFlagParsing || slices.Contains(rest, "--help") || slices.Contains(rest, "-h") || slices.Contains([]string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}, first(args)) {
-		return nil // the command's execution says it
+		return nil // the command's execution reports it
 	}
 	if word := first(rest); cmd.HasAvailableSubCommands() && word != "" && !strings.HasPrefix(word, "-") {
 		return unknownCommand(cmd, word)
@@ -42,7 +42,7 @@ func checkLine(root *cobra.Command, args []string) error {
 			return all.Err()
 		}
 		rest = slices.Delete(slices.Clone(rest), from, from+n)
-		root = command() // flags keep what they were set to
+		root = command() // flags keep their values
 		path := strings.Fields(cmd.CommandPath())[1:]
 		if cmd, _, err = root.Find(path); err != nil {
 			return all.Err()
@@ -70,8 +70,8 @@ func first(args []string) string {
 	return args[0]
 }
 
-// flagFault says what an error of pflag means, of which flag it is, and which n words of the
-// line from an index on made it.
+// flagFault explains an error of pflag. It returns the flag, and the n words of the line,
+// starting at from, that caused the error.
 func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string, from, n int) {
 	var unknown *pflag.NotExistError
 	var value *pflag.InvalidValueError
@@ -104,11 +104,11 @@ func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string,
 		f := value.GetFlag()
 		words(f.Name, func(rest string) bool { return rest == value.GetValue() })
 		if f.NoOptDefVal != "" && n == 2 {
-			n = 1 // such a flag takes no word after it
+			n = 1 // such a flag takes no separate value
 		}
 		what := fmt.Sprintf("--%s %q: %s", f.Name, value.GetValue(), wantedOf(f))
 		if wantedOf(f) == "" {
-			what = fmt.Sprintf("--%s: %v", f.Name, value.Unwrap()) // the value says it all
+			what = fmt.Sprintf("--%s: %v", f.Name, value.Unwrap()) // the value's error is complete
 		}
 		return what + forExample(f), f.Name, from, n
 	case errors.As(err, &missing):
@@ -122,7 +122,7 @@ func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string,
 	return err.Error(), "", 0, 0
 }
 
-// wantedOf says what the value of a flag should be; "" if its type does not tell.
+// wantedOf describes the valid values of a flag; "" if the type does not determine them.
 func wantedOf(f *pflag.Flag) string {
 	switch kind := f.Value.Type(); kind {
 	case "bool":
@@ -139,7 +139,7 @@ func wantedOf(f *pflag.Flag) string {
 	return ""
 }
 
-// forExample continues a fault of a flag.
+// forExample returns an example to append to a flag's fault.
 func forExample(f *pflag.Flag) string {
 	example := f.DefValue
 	if slices.Contains([]string{"", "0", "0s", "[]"}, example) {
@@ -153,7 +153,7 @@ func forExample(f *pflag.Flag) string {
 	return " (for example --" + f.Name + "=" + example + ")"
 }
 
-// unknownCommand says that a command has no such subcommand.
+// unknownCommand reports that a command has no such subcommand.
 func unknownCommand(cmd *cobra.Command, name string) error {
 	var names []string
 	for _, sub := range cmd.Commands() {

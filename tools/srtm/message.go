@@ -32,9 +32,9 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// nsqClient is how pub and tail speak to brokers.
+// nsqClient holds the connection flags of pub and tail.
 type nsqClient struct {
-	addresses []string // empty: those that the loaddistributor names
+	addresses []string // empty: from the loaddistributor
 	options   []string
 	secret    string
 }
@@ -46,8 +46,8 @@ func (n *nsqClient) flags(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// authSecret reads a secret of any length, or that of a line with a role, as token files
-// have them.
+// authSecret reads a secret: the only word of a file, or the token of a line with a role,
+// as in token files.
 func authSecret(path string) (string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -84,20 +84,20 @@ func (n *nsqClient) config() (*nsq.Config, error) {
 	return cfg, nil
 }
 
-// publication is what `pub` was told.
+// publication holds the flags of `pub`.
 type publication struct {
 	nsqClient
 	id, message string
 	count       int64
-	rate        float64 // msg/s; 0: as fast as the answers come
+	rate        float64 // msg/s; 0: unlimited
 }
 
 const (
-	// maxLine bounds a message of the input; nsqd's --max-msg-size says less.
+	// maxLine limits an input line in bytes. nsqd's --max-msg-size is usually smaller.
 	maxLine = 64 << 20
-	// pubAhead bounds the publishes without an answer.
+	// pubAhead limits the unanswered publishes.
 	pubAhead = 256
-	// pubGrace is how long after an interrupt their answers are waited for.
+	// pubGrace is the wait for answers after an interrupt.
 	pubGrace = 5 * time.Second
 )
 
@@ -161,7 +161,7 @@ func (p *publication) open(x *call) (*client.Publisher, error) {
 	return client.NewPublisher(x.ctx, of, topic, id)
 }
 
-// firstPublisher is the id of a publisher that the topic was created with.
+// firstPublisher returns the id of the topic's first declared publisher.
 func firstPublisher(x *call, topic string) (string, error) {
 	r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: topic, PageSize: 1})
 	if err != nil {
@@ -174,29 +174,28 @@ func firstPublisher(x *call, topic string) (string, error) {
 	if len(spec.GetPublishers()) > 0 {
 		return spec.GetPublishers()[0].GetId(), nil
 	}
-	return "srtm-pub", nil // who publishes to an open topic is a publisher
+	return "srtm-pub", nil // an open topic accepts any publisher
 }
 
-// run publishes until the input, --count or the command's context ends, or a message is
-// refused.
+// run publishes until the input, --count or the context ends, or a message is refused.
 func (p *publication) run(x *call) error {
 	to, err := p.open(x)
 	if err != nil {
 		return err
 	}
 	if in, ok := x.cmd.InOrStdin().(*os.File); ok && term.IsTerminal(int(in.Fd())) {
-		x.progress.stop() // it would disturb who types
+		x.progress.stop() // the progress line would disturb typing
 	}
 	reading, stop := context.WithCancelCause(x.cmd.Context())
 	defer stop(nil)
-	// What was sent before an interrupt is worth waiting for its answer.
+	// After an interrupt, wait for the answers to sent messages.
 	patient, give := context.WithCancel(context.WithoutCancel(reading))
 	defer give()
 	defer context.AfterFunc(x.cmd.Context(), func() { time.AfterFunc(pubGrace, give) })()
 
-	waits := make(chan func() error, pubAhead) // bounded: more publishes wait
+	waits := make(chan func() error, pubAhead) // bounded: when it is full, publishing waits
 	answered := make(chan int64)
-	// While a publish has no answer, the broker has --timeout for the next one.
+	// While a publish is unanswered, the broker has --timeout for the next answer.
 	silent := errors.New("")
 	watch := time.AfterFunc(math.MaxInt64, func() {
 		stop(silent)
@@ -221,8 +220,8 @@ func (p *publication) run(x *call) error {
 		answered <- accepted
 	}()
 	lines, ended := make(chan []byte), make(chan error, 1)
-	// A read of a terminal or a pipe cannot be ended: after an interrupt this outlives
-	// the command, until the process ends.
+	// A read from a terminal or a pipe cannot be interrupted: this goroutine may live
+	// until the process ends.
 	go func() {
 		ended <- p.read(reading, x.cmd, x.args[1:], lines)
 		close(lines)
@@ -255,12 +254,13 @@ sending:
 	stop(nil) // the reader
 	err = to.Close(patient)
 	if fault != nil && patient.Err() != nil {
-		err = nil // the fault is why nothing waited for the publisher's end
+		err = nil // fault is the reason for the failed Close
 	}
 	return errors.Join(fault, err, x.say(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
 }
 
-// read hands on the messages of the files, or of standard input, until ctx ends.
+// read sends the messages of the files, or of standard input, to the channel until ctx
+// ends.
 func (p *publication) read(ctx context.Context, cmd *cobra.Command, files []string, to chan<- []byte) error {
 	left := p.count
 	put := func(body []byte) (more bool) {
@@ -309,9 +309,9 @@ func (p *publication) read(ctx context.Context, cmd *cobra.Command, files []stri
 	return nil
 }
 
-// pace keeps to a rate. Time that was lost is not made up for.
+// pace keeps a rate, without catching up on lost time.
 type pace struct {
-	every time.Duration // 0: at once
+	every time.Duration // 0: no limit
 	next  time.Time
 }
 
@@ -322,7 +322,7 @@ func every(rate float64) time.Duration {
 	return time.Duration(float64(time.Second) / rate)
 }
 
-// wait waits for the next turn, or returns false at the end of ctx.
+// wait waits for the next send time, or returns false when ctx ends.
 func (p *pace) wait(ctx context.Context) bool {
 	if p.every == 0 {
 		return ctx.Err() == nil
@@ -336,13 +336,13 @@ func (p *pace) wait(ctx context.Context) bool {
 	return clock.Sleep(ctx, wait)
 }
 
-// brokersPause is between two looks at which brokers have the topic.
+// brokersPause is the pause between two lookups of the topic's brokers.
 const brokersPause = time.Second
 
-// tailAhead bounds what a broker has delivered and tail has not printed.
+// tailAhead limits the delivered but unprinted messages of a broker.
 const tailAhead = 200
 
-// tail is what `tail` was told, and what it has done.
+// tail holds the flags and the state of `tail`.
 type tail struct {
 	nsqClient
 	channel string
@@ -350,13 +350,13 @@ type tail struct {
 
 	x   *call
 	cfg *nsq.Config
-	end context.CancelFunc // nothing more is printed
+	end context.CancelFunc // stops the printing
 
-	out struct { // of the output
+	out struct { // state of the output
 		sync.Mutex
 		printed int64
 		over    bool
-		fault   error // of printing
+		fault   error // print error
 	}
 }
 
@@ -394,8 +394,8 @@ channel. It ends at --count, at an interrupt, and when the reader of its output 
 
 func (t *tail) run(x *call) error {
 	x.progress.stop()
-	// A reader that is gone is an error of printing, not the end of the process: what
-	// was not printed goes back.
+	// A closed output pipe is a print error and does not end the process, so unprinted
+	// messages are requeued.
 	defer lifecycle.KeepPipes()()
 	var err error
 	if t.cfg, err = t.config(); err != nil {
@@ -408,7 +408,7 @@ func (t *tail) run(x *call) error {
 	ctx, end := context.WithCancel(x.cmd.Context())
 	defer end()
 	t.end = end
-	// What was printed is worth being finished.
+	// After an interrupt, finish the printed messages.
 	patient, give := context.WithCancel(context.WithoutCancel(ctx))
 	defer give()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pubGrace, give) })()
@@ -416,7 +416,7 @@ func (t *tail) run(x *call) error {
 	go func() { ended <- t.follow(ctx, patient) }()
 	select {
 	case err = <-ended:
-	case <-patient.Done(): // a write to a pipe without a reader cannot be ended
+	case <-patient.Done(): // a blocked write to a pipe cannot be interrupted
 		return nil
 	}
 	t.out.Lock()
@@ -430,14 +430,14 @@ func (t *tail) run(x *call) error {
 	return err
 }
 
-// consumer is one broker's.
+// consumer consumes from one broker.
 type consumer struct {
 	leave context.CancelFunc
-	told  chan error // takes why it is not subscribed or nil, and if it was, why no longer
+	told  chan error // receives nil or the error of subscribing, and after nil the reason for the end
 }
 
-// follow consumes from the brokers that have the topic, until ctx ends, or none of the
-// first can be consumed from.
+// follow consumes from the brokers with the topic until ctx ends. follow fails if it
+// cannot consume from any of the first brokers.
 func (t *tail) follow(ctx, patient context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -487,8 +487,8 @@ func (t *tail) follow(ctx, patient context.Context) error {
 	}
 }
 
-// consume prints what a broker delivers, until ctx ends: then what was printed is finished,
-// which takes until patient ends at most, and what was not goes back.
+// consume prints a broker's messages until ctx ends. Then it finishes the printed
+// messages, at most until patient ends, and the broker requeues the others.
 func (t *tail) consume(ctx, patient context.Context, address string, told chan<- error) {
 	fail := func(err error) { told <- fmt.Errorf("broker %s: %w", address, err) }
 	life, hangUp := context.WithCancel(patient)
@@ -506,7 +506,7 @@ func (t *tail) consume(ctx, patient context.Context, address string, told chan<-
 	}
 	told <- nil
 	if subscribed() {
-		defer context.AfterFunc(ctx, func() { _ = conn.Send(nsq.StartClose()) })() // where it cannot be sent, Next fails
+		defer context.AfterFunc(ctx, func() { _ = conn.Send(nsq.StartClose()) })() // if Send fails, Next fails
 	}
 	for {
 		kind, data, err := conn.Next()
@@ -532,7 +532,7 @@ func (t *tail) consume(ctx, patient context.Context, address string, told chan<-
 	}
 }
 
-// take prints a message and finishes it, unless nothing more is to be printed.
+// take prints and finishes a message, unless the output has ended.
 func (t *tail) take(from *client.Conn, address string, m *nsq.Message) error {
 	t.out.Lock()
 	defer t.out.Unlock()
@@ -551,7 +551,7 @@ func (t *tail) take(from *client.Conn, address string, m *nsq.Message) error {
 	return err
 }
 
-// brokers are the addresses of those that have the topic now.
+// brokers returns the addresses of the brokers that have the topic now.
 func (t *tail) brokers(ctx context.Context) (addresses []string, err error) {
 	if len(t.addresses) > 0 {
 		return t.addresses, nil
@@ -570,7 +570,7 @@ func (t *tail) brokers(ctx context.Context) (addresses []string, err error) {
 	return addresses, err
 }
 
-// bodyJSON is the body of a message in JSON: text if it is UTF-8, else base64.
+// bodyJSON is a message body in JSON: text for UTF-8, else base64.
 type bodyJSON struct {
 	Text   *string `json:"body,omitempty"`
 	Base64 []byte  `json:"body_base64,omitempty"`
@@ -600,6 +600,6 @@ func (t *tail) print(address string, m *nsq.Message) error {
 		}
 		text = append(text, '\n')
 	}
-	_, err := t.x.cmd.OutOrStdout().Write(text) // as it came
+	_, err := t.x.cmd.OutOrStdout().Write(text) // unchanged, without screen.Safe
 	return err
 }

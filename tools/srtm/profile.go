@@ -20,13 +20,14 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
-// wanted is what a contract is to be proposed for; flags set the fields of the request.
+// wanted holds the request for a contract proposal.
 type wanted struct {
 	srtmv1.ProfileTopicRequest
 	lasts, within time.Duration
 }
 
-// flags are told apart from others of the command by when, which begins their help.
+// flags adds the flags. when begins their help texts, to distinguish them from the
+// command's other flags.
 func (w *wanted) flags(cmd *cobra.Command, when string) {
 	f := cmd.Flags()
 	f.DurationVar(&w.lasts, "for", time.Minute, when+"how long to record arrivals, 10s to 24h; it ends sooner with 2,000,000 messages")
@@ -67,7 +68,7 @@ wrong. It changes nothing. docs/operations.md has an example.`,
 	return cmd
 }
 
-// profile follows a profile to its end.
+// profile follows a profile until it is complete.
 func (x *call) profile(r *srtmv1.ProfileTopicRequest) (*srtmv1.Profile, error) {
 	stream, err := x.admin.ProfileTopic(x.ctx, r)
 	if err != nil {
@@ -111,7 +112,7 @@ func describeProfile(w io.Writer, of *wanted, p *srtmv1.Profile) error {
 	})
 }
 
-// suggest gives a specification the contract that is proposed.
+// suggest sets the proposed contract in a specification.
 func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 	file, err := os.Open(n.suggest)
 	if errors.Is(err, os.ErrNotExist) {
@@ -130,7 +131,7 @@ func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 		return err
 	}
 	trace := make([]tuner.Arrival, len(arrivals))
-	numbers := map[bucket.Arrival]int32{} // of publishers, by all but the time
+	numbers := map[bucket.Arrival]int32{} // publisher numbers, by arrival without the time
 	for i, a := range arrivals {
 		of := bucket.Arrival{Key: a.Key, Publisher: a.Publisher}
 		publisher, known := numbers[of]

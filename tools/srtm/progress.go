@@ -13,26 +13,25 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
-// progressAfter is how long a command may take without a word.
+// progressAfter is the silence after which progress starts.
 const progressAfter = 2 * time.Second
 
-// progress says, on a terminal, what a command that takes long is doing: one line on
-// standard error, which is gone when something else is printed. Its methods are safe for
-// concurrent use.
+// progress shows on a terminal what a slow command is doing: one line on standard error,
+// removed before other output. Its methods are safe for concurrent use.
 type progress struct {
 	// set once
 	end  chan struct{} // closed by stop
-	done chan struct{} // closed when nothing is drawn any more
+	done chan struct{} // closed after the last drawing
 	once sync.Once
 
 	mu     sync.Mutex
 	screen *screen.Screen
 	text   string
-	quiet  bool // the output has begun
+	quiet  bool // output has begun
 }
 
-// startProgress begins with text. Where standard error is no terminal, or the output goes
-// into a pipe, it never says anything.
+// startProgress begins with text. It shows nothing if standard error is no terminal or
+// the output is a pipe.
 func startProgress(cmd *cobra.Command, text string) *progress {
 	p := &progress{end: make(chan struct{}), done: make(chan struct{}), text: text, screen: screen.New(cmd.ErrOrStderr())}
 	if !p.screen.Terminal || isPipe(cmd.OutOrStdout()) {
@@ -81,7 +80,7 @@ func (p *progress) draw(since time.Duration) {
 	}
 }
 
-// say sets what is said from now on.
+// say sets the text.
 func (p *progress) say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,13 +89,14 @@ func (p *progress) say(format string, args ...any) {
 	}
 }
 
-// stop ends it.
+// stop ends the progress line.
 func (p *progress) stop() {
 	p.once.Do(func() { close(p.end) })
 	<-p.done
 }
 
-// before returns w with the line removed before anything is written there; last: for good.
+// before wraps w so that the line is removed before each write; last ends the line for
+// good.
 func (p *progress) before(w io.Writer, last bool) io.Writer { return &undisturbed{p, w, last} }
 
 type undisturbed struct {

@@ -130,7 +130,7 @@ heard.`,
 	})
 }
 
-// freedTable shows what was reserved for a broker.
+// freedTable lists the freed shares of a broker.
 func freedTable(w io.Writer, broker string, freed []*srtmv1.FreedShare) error {
 	if len(freed) == 0 {
 		_, err := fmt.Fprintf(w, "nothing was reserved for %s\n", broker)

@@ -21,7 +21,7 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
-// refresh is how often something is shown, in place on a terminal.
+// refresh is how often a command updates its output, in place on a terminal.
 type refresh struct {
 	every time.Duration
 	count int64
@@ -39,8 +39,8 @@ func (r *refresh) flags(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// run shows what look prints. Once it has succeeded, its faults are shown, too, and are
-// those of the command only if they are the last.
+// run shows the output of look repeatedly. After the first success run shows errors of
+// look, too, and returns only an error of the last update.
 func (r *refresh) run(x *call, look func(ctx context.Context, w io.Writer) error) error {
 	x.progress.stop()
 	s := screen.New(x.cmd.OutOrStdout())
@@ -122,7 +122,7 @@ interrupt; elsewhere it prints once.`,
 	return cmd
 }
 
-// activity is a topic's line of top. Times are in microseconds.
+// activity is the line of a topic in top. Times are in microseconds.
 type activity struct {
 	Topic     string   `json:"topic"`
 	State     string   `json:"state"`
@@ -138,7 +138,7 @@ type activity struct {
 	Brokers   []string `json:"brokers"`
 }
 
-// p99Split has nil for what has no samples.
+// p99Split holds nil for latencies without samples.
 type p99Split struct {
 	Delivery   *int64 `json:"delivery"`
 	Access     *int64 `json:"access"`
@@ -146,7 +146,7 @@ type p99Split struct {
 	Consumer   *int64 `json:"consumer"`
 }
 
-// topAtOnce bounds the calls under way.
+// topAtOnce limits the concurrent calls.
 const topAtOnce = 8
 
 func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
@@ -173,7 +173,7 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 		calls.Go(func() (err error) {
 			topics[i], err = x.topicSummary(ctx, name)
 			if len(x.args) == 0 && status.Code(err) == codes.NotFound {
-				return nil // deleted since it was listed
+				return nil // deleted after the listing
 			}
 			return err
 		})

@@ -31,8 +31,8 @@ func topicCommand() *cobra.Command {
 		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicWatchCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicProfileCommand(), topicDeleteCommand())
 }
 
-// newTopic is what `topic create` was told: flags set the fields of said, which spec
-// completes with what is written otherwise in the API.
+// newTopic holds the flags of `topic create`. Some flags set fields of said directly;
+// spec converts the others.
 type newTopic struct {
 	file                          string
 	said                          *srtmv1.TopicSpec
@@ -107,7 +107,7 @@ topic describe --output json prints; then only --idempotency-key may be given be
 	return cmd
 }
 
-// describe shows what a call has returned.
+// describe shows the topic from a call.
 func (x *call) describe(t *srtmv1.Topic, err error) error {
 	return x.show(t, err, func() error { return describe(x.out, t) })
 }
@@ -154,8 +154,8 @@ and --from together.`,
 	return cmd
 }
 
-// named is the value of an enumeration that a flag names: as the .proto does after the
-// prefix, in lower case; "" is the one that is not specified.
+// named returns the value of an enumeration for a flag: the name in the .proto without
+// the prefix, in lower case. "" is the unspecified value.
 func named[E ~int32](values map[string]int32, prefix, name string) (value E, known bool) {
 	if name == "" {
 		return 0, true
@@ -214,7 +214,7 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 	return cmd
 }
 
-// flags adds those that make a specification.
+// flags adds the flags for a specification.
 func (n *newTopic) flags(cmd *cobra.Command) {
 	contract := &srtmv1.Contract{Slo: &srtmv1.Slo{}}
 	n.said = &srtmv1.TopicSpec{Contract: contract}
@@ -241,7 +241,7 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringArrayVar(&n.said.Channels, "channel", nil, "channel to create with the topic; may be repeated")
 }
 
-// nameOrFile checks arguments: one, which a file may have instead.
+// nameOrFile checks the arguments: one topic name, optional with --file.
 func (n *newTopic) nameOrFile(cmd *cobra.Command, args []string) error {
 	if n.file != "" && len(args) == 0 {
 		return nil
@@ -249,8 +249,8 @@ func (n *newTopic) nameOrFile(cmd *cobra.Command, args []string) error {
 	return oneName(cmd, args)
 }
 
-// spec builds the request. What the numbers mean is the loaddistributor's to
-// judge; here only what cannot be sent is refused.
+// spec builds the request. It refuses only values that cannot be sent; the
+// loaddistributor judges the numbers.
 func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, error) {
 	if n.file != "" {
 		spec, _, _, err := n.read(cmd, args)
@@ -300,7 +300,7 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 	return spec, nil
 }
 
-// parseAll reads all values of a flag, and adds what is wrong to faults.
+// parseAll parses all values of a flag, and appends errors to faults.
 func parseAll[T any](flag string, values []string, faults []error, parse func(string) (*T, error)) ([]*T, []error) {
 	var all []*T
 	for _, s := range values {
@@ -313,8 +313,8 @@ func parseAll[T any](flag string, values []string, faults []error, parse func(st
 	return all, faults
 }
 
-// read reads --file: a specification, or a topic as describe shows it, of which text
-// is the part that is one, and epoch the topic's.
+// read reads --file: a specification, or a topic as describe prints it. text is the JSON
+// of the specification, and epoch the topic's epoch.
 func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSpec, text json.RawMessage, epoch uint64, err error) {
 	for _, name := range slices.Sorted(maps.Keys(fieldOf)) {
 		if cmd.Flags().Changed(name) {
@@ -363,13 +363,13 @@ func topicListCommand() *cobra.Command {
 	})
 }
 
-// topicSummary gets a topic without its publishers, which may be many.
+// topicSummary returns a topic without its publishers, which may be many.
 func (x *call) topicSummary(ctx context.Context, name string) (*srtmv1.Topic, error) {
 	r, err := x.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
 	return r.GetTopic(), err
 }
 
-// topic gets a topic with all its publishers, page by page.
+// topic returns a topic with all its publishers, page by page.
 func (x *call) topic(name string) (all *srtmv1.Topic, err error) {
 	err = topics.Pages(func(token string) (string, error) {
 		r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: name, PageSize: 10_000, PageToken: token})
@@ -492,7 +492,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	return describeLearned(w, t.GetLearned())
 }
 
-// describeLearned prints who publishes to an open topic.
+// describeLearned prints the publishers of an open topic.
 func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 	fmt.Fprintf(w, "\nopen: %d publishers learned", l.GetCount())
 	if shown := len(l.GetPublishers()); shown < int(l.GetCount()) {
@@ -533,7 +533,7 @@ func percentText(fraction float64) string {
 	return tenths(100*fraction) + " %"
 }
 
-// sloState is whether the SLO is met.
+// sloState says whether the SLO is met.
 func sloState(s *srtmv1.TopicStatus) string {
 	if s.SloMet == nil {
 		return "undecided"

@@ -20,7 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
-// fieldOf is what of a specification each flag says.
+// fieldOf maps flags to fields of a specification.
 var fieldOf = map[string]string{
 	"rate": "contract.rate_milli", "burst": "contract.burst", "over-limit": "contract.over_limit",
 	"slo-quantile": "contract.slo.quantile", "slo-latency": "contract.slo.latency",
@@ -85,7 +85,7 @@ until neither is so.`,
 			if err != nil {
 				return err
 			}
-			// What is said is what is done, or nothing is.
+			// Apply the printed changes, or nothing.
 			r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetEpoch())
 			removed := lost(present.GetSpec(), r.Spec)
 			said = func(what string) { fmt.Fprintf(x.cmd.ErrOrStderr(), "%s:%s", what, removed) }
@@ -114,14 +114,13 @@ until neither is so.`,
 	return cmd
 }
 
-// unconfirmed reports whether brokers have not confirmed their shares of a contract that was
-// changed.
+// unconfirmed reports whether brokers still have to confirm their shares of a changed
+// contract.
 func unconfirmed(topic *srtmv1.Topic) bool {
 	return topic.GetState() == srtmv1.TopicState_TOPIC_STATE_LOWERING || topic.GetState() == srtmv1.TopicState_TOPIC_STATE_RAISING
 }
 
-// confirmed waits until the contract is in force on all brokers, and returns the topic as it is
-// then.
+// confirmed waits until all brokers apply the contract, and returns the topic.
 func (x *call) confirmed(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topic, error) {
 	ctx := x.ctx
 	if limit > 0 {
@@ -145,10 +144,10 @@ func (x *call) confirmed(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topi
 	return topic, nil
 }
 
-// confirmPause is how long confirmed waits between two looks.
+// confirmPause is the pause between two checks of confirmed.
 const confirmPause = 500 * time.Millisecond
 
-// change is the request for what the flags or the file say.
+// change builds the request from the flags or the file.
 func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopicRequest, error) {
 	r := &srtmv1.UpdateTopicRequest{UpdateMask: &fieldmaskpb.FieldMask{}}
 	paths := &r.UpdateMask.Paths
@@ -172,8 +171,9 @@ func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopi
 	if len(*paths) == 0 {
 		return nil, usagef("nothing is to be changed")
 	}
-	// A loaddistributor that knows no masks would replace the whole specification: it
-	// is to refuse. One that does looks at no other fields than those of the mask.
+	// A loaddistributor without support for masks would replace the whole specification,
+	// so an invalid field makes it refuse. Other loaddistributors ignore fields outside
+	// the mask.
 	const refuse = "a loaddistributor that knows no update_mask is to refuse this"
 	if !slices.Contains(*paths, fieldOf["policy"]) {
 		r.Spec.PlacementPolicy = refuse
@@ -183,19 +183,18 @@ func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopi
 	return r, nil
 }
 
-// fields returns the paths of a specification's fields that its JSON has, the name
-// left out.
+// fields returns the paths of the fields in a specification's JSON, without the name.
 func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescriptor) (paths []string) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(text, &object) != nil {
-		return nil // null: left out
+		return nil // null: absent
 	}
 	for _, key := range slices.Sorted(maps.Keys(object)) {
 		field := of.Fields().ByTextName(key)
 		if field == nil {
 			field = of.Fields().ByJSONName(key)
 		}
-		path := prefix + string(field.Name()) // protojson has refused all others
+		path := prefix + string(field.Name()) // protojson has refused all other fields
 		message := field.Message()
 		switch {
 		case path == "name" || string(object[key]) == "null":
@@ -208,11 +207,11 @@ func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescript
 	return paths
 }
 
-// shownIDs is how many ids of publishers a list of what is removed names.
+// shownIDs is the number of publisher ids in a list of removals.
 const shownIDs = 5
 
-// lost says in lines what of one specification is not in another, and what becomes
-// something else without being a number that was given.
+// lost lists the parts of from that to lacks, and the changes of other values, except r
+// and b.
 func lost(from, to *srtmv1.TopicSpec) string {
 	var lines []string
 	keep := map[string]bool{}

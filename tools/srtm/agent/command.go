@@ -21,10 +21,10 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// AddressEnv names the loaddistributor where the flag does not.
+// AddressEnv names the loaddistributor if the flag is not set.
 const AddressEnv = "SRTM_LOADDISTRIBUTOR_ADDRESS"
 
-// settings are what the command line says.
+// settings are the command line's values.
 type settings struct {
 	tcpAddress, httpAddress string
 	resend                  string
@@ -75,7 +75,7 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	return cmd
 }
 
-// validate completes the configuration, or returns all that is wrong.
+// validate completes the configuration, or returns all faults.
 func (o *settings) validate() (Config, error) {
 	var f faults.List
 	log, _, err := obs.NewLogger(obs.Stderr, o.logLevel, o.logFormat)

@@ -20,16 +20,15 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// writeTimeout bounds a write to a producer that does not read.
+// writeTimeout limits a write to a producer that does not read.
 const writeTimeout = 10 * time.Second
 
-// lingerTime bounds the wait for a producer to close after us.
+// lingerTime limits the wait for a producer to close its side.
 const lingerTime = time.Second
 
-// conn is one producer's connection. What it publishes passes through three
-// goroutines, in order: the reader takes commands off the socket and sends them to
-// their brokers, await takes the answers, and the writer answers and keeps up
-// heartbeats.
+// conn is one producer's connection. A publish passes through three goroutines, in order:
+// the reader takes commands from the socket and sends them to the brokers, await collects
+// the answers, and the writer answers the producer and sends heartbeats.
 type conn struct {
 	// set once
 	a     *Agent
@@ -39,18 +38,18 @@ type conn struct {
 
 	// Atomic: set by stop, read by the reader.
 	stopped atomic.Bool
-	// Atomic: set by the reader while it waits for room, read by the writer,
-	// which then must not take the producer for silent.
+	// Atomic: set by the reader while it waits for room; read by the writer, which must
+	// not treat the producer as silent meanwhile.
 	stalled atomic.Bool
-	// Atomic: set by the writer when the producer is gone or was refused for
-	// good. What is not on its way yet is not sent then: it would be accepted
-	// and never answered.
+	// Atomic: set by the writer when the producer is gone or finally refused. Publishes
+	// that are not yet sent are then dropped: a broker would accept them without an
+	// answer to the producer.
 	over atomic.Bool
 
 	// Owned by the reader.
 	line *pool.Line
 	room int64       // bytes of a.receiving
-	late *time.Timer // ends the connection if what they are for does not come whole; nil without
+	late *time.Timer // ends the connection if a large command does not arrive in time; nil without a large command
 
 	mu struct {
 		sync.Mutex
@@ -58,9 +57,9 @@ type conn struct {
 	}
 }
 
-// order is a command under way.
+// order is a command in progress.
 type order struct {
-	op  session.Op // what it publishes is the reader's until submit has handed it on, and then gone
+	op  session.Op // message data, valid until submit has handed op on
 	key pool.Key
 
 	// Set by the reader, then by await.
@@ -95,7 +94,7 @@ func (c *conn) run(base context.Context) {
 		err = cause
 	}
 	c.linger()
-	_ = c.nc.Close() // it is over either way
+	_ = c.nc.Close() // the connection is over in any case
 	c.line.Close()
 	var fault *wire.Error
 	switch {
@@ -107,25 +106,25 @@ func (c *conn) run(base context.Context) {
 	}
 }
 
-// stop has the reader read no more.
+// stop makes the reader stop.
 func (c *conn) stop() {
 	c.stopped.Store(true)
 	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 }
 
-// linger half-closes and waits for the producer to read its last answers: an
-// immediate close would reset the connection under them.
+// linger half-closes the connection and waits until the producer has read its last
+// answers. An immediate close could reset the connection before that.
 func (c *conn) linger() {
 	half, ok := c.nc.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
 	if c.nc.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
-		_, _ = io.Copy(io.Discard, c.nc) // what was not read was not acknowledged
+		_, _ = io.Copy(io.Discard, c.nc) // unread commands were not acknowledged
 	}
 }
 
-// read takes commands until the connection ends; nil is an orderly end.
+// read takes commands until the connection ends; nil means an orderly end.
 func (c *conn) read(base context.Context) error {
 	var buf []byte
 	chunk := make([]byte, chunkSize)
@@ -134,14 +133,14 @@ func (c *conn) read(base context.Context) error {
 		n, o, over := c.step(buf)
 		switch {
 		case over:
-			c.begun <- &order{} // the last words are to be written
+			c.begun <- &order{} // makes the writer send the last answers
 			return nil
 		case o != nil:
 			c.submit(base, o)
 		}
 		if buf = buf[n:]; n > 0 {
 			if c.leaveRoom() {
-				buf = bytes.Clone(buf) // do not keep what a large publish needed
+				buf = bytes.Clone(buf) // release the memory of a large publish
 			}
 			continue
 		}
@@ -155,7 +154,7 @@ func (c *conn) read(base context.Context) error {
 		buf = append(buf, chunk[:n]...)
 		switch {
 		case n > 0 || err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded): // that is how stop and the writer end it
+		case errors.Is(err, os.ErrDeadlineExceeded): // stop and the writer end the read in this way
 		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 			return nil
 		default:
@@ -164,16 +163,17 @@ func (c *conn) read(base context.Context) error {
 	}
 }
 
-// chunkSize is what a connection reads at once, in bytes. What it holds of a command that has
-// not come whole counts if the command is larger.
+// chunkSize is the maximum size of one read, in bytes. Incomplete commands larger than
+// chunkSize count towards Config.MaxBuffer.
 const chunkSize = 16 << 10
 
-// errLate: a producer began to send a large command and did not go on.
+// errLate: a producer did not finish a large command in time.
 var errLate = wire.NewError(wire.CodePubFailed, "not accepted: it did not come whole in time")
 
-// makeRoom waits until the rest of a command that begins with buf may be read. A large one has
-// room for all of it, so that those who have some need no more and do not wait for each other;
-// it is given up if it has not come whole in time.
+// makeRoom waits until the rest of the command that begins with buf may be read. A large
+// command gets room for its full size at once, so that commands with partial room never
+// wait for each other. If a large command does not arrive in time, the session refuses
+// it.
 func (c *conn) makeRoom(base context.Context, buf []byte) error {
 	c.mu.Lock()
 	need := max(c.mu.session.Need(), len(buf)+1)
@@ -181,7 +181,7 @@ func (c *conn) makeRoom(base context.Context, buf []byte) error {
 	if need <= chunkSize || c.room > 0 {
 		return nil
 	}
-	if wire.PeekVerb(buf) == wire.VerbMpub { // which says message by message what it needs
+	if wire.PeekVerb(buf) == wire.VerbMpub { // MPUB announces the size of each message separately
 		need = c.a.protocol.Limits.MaxCommandSize()
 	}
 	c.stalled.Store(true)
@@ -200,7 +200,7 @@ func (c *conn) makeRoom(base context.Context, buf []byte) error {
 	return nil
 }
 
-// leaveRoom gives back what makeRoom took, and reports whether that was anything.
+// leaveRoom releases the room of makeRoom and reports whether there was any.
 func (c *conn) leaveRoom() bool {
 	if c.room == 0 {
 		return false
@@ -211,13 +211,13 @@ func (c *conn) leaveRoom() bool {
 	return true
 }
 
-// bare is a command without what it refers to.
+// bare returns a command without its message data.
 func bare(op session.Op) session.Op {
 	return session.Op{Kind: op.Kind, ID: op.ID, Defer: op.Defer}
 }
 
-// step consumes one command of buf, to which a publish refers. over: the session takes
-// no more.
+// step consumes one command of buf; a publish refers to buf. over means that the session
+// takes no more commands.
 func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,8 +239,9 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 	return n, o, false
 }
 
-// submit sends a publish to its broker, when there is room, and hands the order on;
-// whatever else is waited for, since the next command's meaning depends on it.
+// submit sends a publish to its broker when there is room, and hands the order to await.
+// For other commands submit waits until the writer has answered, because the answer
+// changes the meaning of the next command.
 func (c *conn) submit(base context.Context, o *order) {
 	if c.late != nil {
 		c.late.Stop()
@@ -338,12 +339,12 @@ func (c *conn) settle(o *order) {
 	}
 }
 
-// failed has the code of each publish that could not be carried out.
+// failed maps each publish command to its error code.
 var failed = map[session.OpKind]wire.ErrorCode{
 	session.OpPub: wire.CodePubFailed, session.OpMpub: wire.CodeMpubFailed, session.OpDpub: wire.CodeDpubFailed,
 }
 
-// verdict counts a publish and returns what its producer is told.
+// verdict counts a publish and returns the producer's answer.
 func (c *conn) verdict(o *order) error {
 	result := pool.Result(o.err)
 	c.a.publishes.WithLabelValues(result).Inc()
@@ -362,8 +363,8 @@ func (c *conn) deadline() mono.Time {
 	return c.mu.session.Deadline()
 }
 
-// tick puts a heartbeat into the output if one is due. A producer whose words
-// are not read is not silent.
+// tick adds a heartbeat to the output if one is due. While the reader is stalled, the
+// producer does not count as silent.
 func (c *conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -380,7 +381,7 @@ func (c *conn) closing() (bool, error) {
 	return c.mu.session.Closing()
 }
 
-// flush writes what the session has to say.
+// flush writes the session's output.
 func (c *conn) flush() {
 	c.mu.Lock()
 	out := append([]byte(nil), c.mu.session.Output()...)

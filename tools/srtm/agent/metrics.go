@@ -29,7 +29,7 @@ func newMetrics(r prometheus.Registerer, connections, publishers func() int) met
 		}, []string{"result"}),
 	}
 	for _, result := range pool.Results {
-		m.publishes.WithLabelValues(result) // 0 is shown, too
+		m.publishes.WithLabelValues(result) // show 0, too
 	}
 	return m
 }

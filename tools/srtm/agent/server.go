@@ -24,43 +24,43 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 )
 
-// Config is an agent's. Begin with DefaultConfig.
+// Config configures an agent. Begin with DefaultConfig.
 type Config struct {
-	// Loaddistributor is its gRPC host:port, or those of several, with commas.
+	// Loaddistributor is the gRPC host:port of the loaddistributor; several are separated
+	// by commas.
 	Loaddistributor string
-	// DialOptions are for the connection to it; nil: without TLS.
+	// DialOptions are for the connection to the loaddistributor; nil: without TLS.
 	DialOptions []grpc.DialOption
-	// NSQ is the model of connections to brokers; nil: client's default.
+	// NSQ is the template for connections to brokers; nil: client's default.
 	NSQ *nsq.Config
-	// PublisherID is the id of whatever is published here; "": each producer's
-	// client_id.
+	// PublisherID is the publisher id for all producers; "": each producer's client_id.
 	PublisherID string
-	// PublishTimeout bounds a publish: the wait for a broker, retries and the
-	// answer, and before that a large one's coming whole. It is refused then.
+	// PublishTimeout limits a publish: arrival of a large message, wait for a broker,
+	// retries and answer. After it the agent refuses the publish.
 	PublishTimeout time.Duration
-	// Resend says which publishes without an answer are sent again.
+	// Resend selects which unanswered publishes are sent again.
 	Resend client.Resend
-	// MaxConnections bounds the producers.
+	// MaxConnections limits the producers.
 	MaxConnections int
-	// MaxPublishers bounds the topics and ids in use.
+	// MaxPublishers limits the topics and ids in use.
 	MaxPublishers int
-	// MaxOutstanding bounds the unanswered publishes of a connection, and of a
-	// publisher; more are not read.
+	// MaxOutstanding limits the unanswered publishes of a connection, and of a publisher.
+	// At the limit the agent stops reading.
 	MaxOutstanding int
-	// MaxBuffer bounds the bytes of all publishes under way, and those of all large ones that
-	// are being received; producers wait beyond.
+	// MaxBuffer limits the bytes of all publishes in progress, and separately of all
+	// large commands being received. At the limit producers wait.
 	MaxBuffer int64
-	// IdleTimeout is how long a publisher that no connection uses is kept.
+	// IdleTimeout is how long the agent keeps a publisher without connections.
 	IdleTimeout time.Duration
-	// DrainTimeout bounds the wait for answers when the agent is stopped; what
-	// has none then is refused.
+	// DrainTimeout limits the wait for answers when the agent stops. Unanswered publishes
+	// are then refused.
 	DrainTimeout time.Duration
-	// Log gets changes of state. Metrics may be nil.
+	// Log receives state changes. Metrics may be nil.
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// DefaultConfig is that of an agent of which nothing was said.
+// DefaultConfig returns the default configuration.
 func DefaultConfig() Config {
 	return Config{
 		PublishTimeout: 20 * time.Second, IdleTimeout: 5 * time.Minute, DrainTimeout: 10 * time.Second,
@@ -69,10 +69,10 @@ func DefaultConfig() Config {
 	}
 }
 
-// version is told to producers.
+// version is sent to producers.
 const version = "srtm-agent/" + obs.Release
 
-// Validate returns everything that is wrong, in the names of the flags.
+// Validate returns all faults, by the names of the flags.
 func (c Config) Validate() error {
 	var f faults.List
 	f.If(c.PublishTimeout <= 0, "--publish-timeout %v is not positive", c.PublishTimeout)
@@ -86,30 +86,30 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// protocol is what producers may say: plain V2, since it stays on the host.
+// protocol is plain V2, because the connection stays on the host.
 func protocol() session.Config {
 	p := session.DefaultConfig()
 	p.Snappy, p.Deflate, p.Version = false, false, version
 	return p
 }
 
-// Agent is a running agent's parts. Make it with New and Run it once.
+// Agent is a running agent. Make it with New and Run it once.
 type Agent struct {
 	// set once
 	cfg        Config
 	protocol   session.Config
 	publishers *pool.Pool
-	receiving  *semaphore.Weighted // of large commands that are not whole, or wait for room in the pool
-	log        *slog.Logger        // of what producers do
+	receiving  *semaphore.Weighted // bytes of large commands that are incomplete or wait for room in the pool
+	log        *slog.Logger        // about producers
 	endLog     func()
 
-	// Atomic: producers, with those that are being refused; counted by their goroutines,
-	// read for metrics.
+	// Atomic: producers, including those being refused; counted by their goroutines, read
+	// for metrics.
 	conns atomic.Int64
 	metrics
 }
 
-// New returns an agent that has not begun.
+// New returns an agent that has not started.
 func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -128,9 +128,8 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// Run serves ln until ctx ends. Then it reads no more publishes, answers those
-// it has read, and closes. It closes ln. Call it once, whatever New returned is
-// closed with it.
+// Run serves ln until ctx ends. Then Run stops reading publishes, answers those already
+// read, and closes ln and all parts of the agent. Call Run once.
 func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	// Publishes under way outlive ctx, by at most the drain timeout.
 	base, giveUp := context.WithCancel(context.WithoutCancel(ctx))
@@ -158,7 +157,7 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 		if n > int64(a.cfg.MaxConnections) {
 			a.turnedAway.Inc()
 			a.log.Warn("too many producers", obs.KeyRemote, nc.RemoteAddr().String(), obs.KeyCount, n-1)
-			return // nothing was said
+			return // without an answer
 		}
 		c := newConn(a, nc)
 		defer context.AfterFunc(ctx, func() {
@@ -175,7 +174,7 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	return errors.Join(err, a.publishers.Close(closing))
 }
 
-// State is what /debug/state shows.
+// State is the agent's part of /debug/state.
 func (a *Agent) State() any {
 	return struct {
 		Connections int64        `json:"connections"`

@@ -19,13 +19,14 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// broker is asked over its HTTP, or where that is refused its HTTPS.
+// broker sends requests to a broker's HTTP port, or to its HTTPS port if the broker
+// requires TLS.
 type broker struct {
 	address string
 	secure  *tls.Config // nil: without TLS
 }
 
-// topicStats are what is read of a topic in /stats.
+// topicStats are the fields read from a topic in /stats.
 type topicStats struct {
 	Name     string
 	Delivery *obs.Latency
@@ -34,11 +35,11 @@ type topicStats struct {
 const (
 	requestTimeout = 5 * time.Second
 	maxStats       = 64 << 20 // bytes
-	maxElements    = 1 << 20  // of a broker that carries topics: their histograms
+	maxElements    = 1 << 20  // of a broker with topics: their histograms
 	maxFrame       = 1 << 20
 )
 
-// Identity asks a broker for its id in its cluster.
+// Identity requests a broker's id in its cluster.
 func Identity(ctx context.Context, httpAddress string, secure *tls.Config) (id string, err error) {
 	text, err := broker{httpAddress, secure}.ask(ctx, http.MethodGet, "/info")
 	if err != nil {
@@ -80,11 +81,11 @@ func (b broker) ask(ctx context.Context, method, path string) ([]byte, error) {
 	return b.request(ctx, method, url, path)
 }
 
-// ErrTLS: a broker that requires TLS was asked in clear.
+// ErrTLS: a broker requires TLS, and no TLS is configured.
 var ErrTLS = errors.New("the broker requires TLS: say whom it is trusted by, with --nsqd-tls-ca")
 
-// Secured returns the URL of a broker's HTTPS, if that is what its answer, in clear at
-// address, asks for; "": it is not.
+// Secured returns the URL of a broker's HTTPS port if its plain answer at address
+// requires HTTPS, else "".
 func Secured(address string, answer []byte) (url string) {
 	var required struct {
 		Port int `json:"https_port"`
@@ -96,7 +97,7 @@ func Secured(address string, answer []byte) (url string) {
 	return "https://" + net.JoinHostPort(host, strconv.Itoa(required.Port))
 }
 
-// request returns the body with a *statusError, too.
+// request returns the body even with a *statusError.
 func (b broker) request(ctx context.Context, method, to, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -129,7 +130,7 @@ func (b broker) topics(ctx context.Context) ([]topicStats, error) {
 	return parseStats(text)
 }
 
-// parseStats reads what /stats answers.
+// parseStats parses the answer to /stats.
 func parseStats(text []byte) ([]topicStats, error) {
 	var s struct {
 		Topics []struct {
@@ -158,7 +159,7 @@ func parseStats(text []byte) ([]topicStats, error) {
 	return all, nil
 }
 
-// remove deletes a topic; one that is gone is fine.
+// remove deletes a topic. A missing topic is no error.
 func (b broker) remove(ctx context.Context, topic string) error {
 	_, err := b.ask(ctx, http.MethodPost, "/topic/delete?topic="+url.QueryEscape(topic))
 	var answer *statusError
@@ -171,8 +172,8 @@ func (b broker) remove(ctx context.Context, topic string) error {
 	return nil
 }
 
-// since returns what was added to a histogram. It fails if something was taken
-// away, as by a restart of the broker.
+// since returns the increase of a histogram. It fails if a count decreased, for example
+// by a restart of the broker.
 func since(before, after *obs.Latency) (*obs.Latency, error) {
 	was, is := before.Proto(), after.Proto()
 	less := map[uint32]uint64{}
@@ -196,8 +197,8 @@ func since(before, after *obs.Latency) (*obs.Latency, error) {
 	return obs.LatencyFromProto(more)
 }
 
-// hold subscribes without taking a message, and so keeps an ephemeral channel there
-// until it is released.
+// hold subscribes without taking messages, and so keeps an ephemeral channel alive until
+// release.
 func hold(address, topic, channel string) (*nsq.Consumer, error) {
 	cfg := nsq.NewConfig()
 	cfg.ClientID, cfg.DialTimeout, cfg.MaxInFlight = "srtm-calibrate", connectTimeout, 0
@@ -214,7 +215,7 @@ func hold(address, topic, channel string) (*nsq.Consumer, error) {
 	return c, nil
 }
 
-// release ends a hold, and reports whether it had ended before.
+// release ends a hold, and reports an error if the hold's connection had ended before.
 func release(c *nsq.Consumer) (err error) {
 	if c.Stats().Connections == 0 {
 		err = errors.New("the connection that holds the topic ended")

@@ -23,45 +23,47 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
 )
 
-// Config is one calibration.
+// Config configures a calibration.
 type Config struct {
 	// TCP and HTTP are the broker's addresses, host:port.
 	TCP, HTTP string
-	// TLS is what it is spoken to with; nil: in clear.
+	// TLS configures connections to the broker; nil: without TLS.
 	TLS    *tls.Config
 	SLO    search.SLO
 	Search search.Config
-	// Connections is how many publishers there are, each with its own; Size that
-	// of a message in bytes.
+	// Connections is the number of publishers, each with its own connection. Size is the
+	// message size in bytes.
 	Connections, Size int
-	// A rate is sent for Settle, and then for Step, which is measured, or for
-	// longer where Step brings too few messages to judge, up to maxStretch times.
+	// A step sends a rate for Settle, and then for Step, which is measured. If Step
+	// brings too few messages to judge, the measurement is longer, up to maxStretch
+	// times.
 	Settle, Step time.Duration
-	// Limit bounds all of it: no step begins that may not end within it.
+	// Limit is the maximum duration of the calibration: no step begins that may not end
+	// within it.
 	Limit time.Duration
-	// Force measures a broker that carries topics, too.
+	// Force allows measuring a broker with other topics.
 	Force bool
-	// Workers is the number of threads that send.
+	// Workers is the number of sending threads.
 	Workers int
 	Seed    uint64
 	Logger  *slog.Logger
-	// Create makes a topic on the broker that lets everything through, and Remove
-	// deletes it, where clients cannot: in a cluster. nil: the broker creates topics,
-	// ephemeral ones.
+	// Create creates a topic without a limit on the broker, and Remove deletes the topic.
+	// They are set for a broker in a cluster, where clients cannot create topics. nil:
+	// clients create ephemeral topics on the broker.
 	Create, Remove func(ctx context.Context, topic string) error
 }
 
-// maxStretch is how much longer than Config.Step a step may take.
+// maxStretch is the maximum length of a measurement, as a multiple of Config.Step.
 const maxStretch = 10
 
-// Bounds of what a step takes besides: to connect, and to get what is missing.
+// Limits of the rest of a step: connecting, the last deliveries, and removing the topic.
 const (
 	connectTimeout = 10 * time.Second
 	drainTimeout   = 3 * time.Second
 	cleanTimeout   = 5 * time.Second
 )
 
-// Validate returns all that is wrong with c.
+// Validate returns all faults of c.
 func (c Config) Validate() error {
 	var f faults.List
 	f.Add(c.Search.Validate())
@@ -86,7 +88,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// spec is the load of a rate.
+// spec returns the load for a rate.
 func (c Config) spec(rate int64) schedule.Spec {
 	return schedule.Spec{
 		Publishers: c.Connections, Rate: float64(rate) / float64(max(1, c.Connections)), Batch: 1,
@@ -94,28 +96,28 @@ func (c Config) spec(rate int64) schedule.Spec {
 	}
 }
 
-// measured is how long a rate is measured.
+// measured returns how long a rate is measured.
 func (c Config) measured(rate int64) time.Duration {
 	need := time.Duration(1.2 * float64(c.SLO.MinDeliveries()) / float64(rate) * float64(time.Second))
 	return min(max(c.Step, need), maxStretch*c.Step)
 }
 
-// Step is a rate that was tried.
+// Step is the try of one rate.
 type Step struct {
 	Rate    int64          `json:"rate"` // msg/s
 	Outcome search.Outcome `json:"outcome"`
 	Why     string         `json:"why,omitempty"`
-	// Offered is what was, msg/s.
+	// Offered is the achieved offered rate, msg/s.
 	Offered   float64 `json:"offered_per_s"`
 	Delivered int64   `json:"delivered"`
 	Exceeded  int64   `json:"exceeded"`
-	// Delay is the broker's delivery latency, Late how late the generator was, at
-	// the SLO's quantile.
+	// Delay is the broker's delivery latency and Late the generator's send delay, at the
+	// SLO's quantile.
 	Delay micros `json:"delay_us"`
 	Late  micros `json:"late_us"`
 }
 
-// micros is a duration that is whole microseconds in JSON.
+// micros is a duration in whole microseconds in JSON.
 type micros time.Duration
 
 func (m micros) MarshalJSON() ([]byte, error) {
@@ -124,36 +126,36 @@ func (m micros) MarshalJSON() ([]byte, error) {
 
 func (m micros) String() string { return time.Duration(m).Round(time.Microsecond).String() }
 
-// Limit is what kept the search from a greater rate.
+// Limit says why the search did not reach a higher rate.
 type Limit string
 
 const (
-	// LimitBroker: it missed the SLO. The only one with which the mcap is known.
+	// LimitBroker: the broker missed the SLO. Only then is the mcap known exactly.
 	LimitBroker Limit = "broker"
-	// LimitGenerator: it could not send more. The mcap is at least what is said.
+	// LimitGenerator: the generator could not send more. The mcap may be higher than
+	// reported.
 	LimitGenerator Limit = "generator"
-	// LimitMost: no more was to be tried. Likewise.
+	// LimitMost: Search.Most was reached. The mcap may be higher than reported.
 	LimitMost Limit = "most"
-	// LimitTime: there was no time, or no step, left. What is said was kept, but
-	// not when asked again, or a greater one may be.
+	// LimitTime: the time or the steps ran out. The reported rate was kept only once, or
+	// a higher rate may be kept.
 	LimitTime Limit = "time"
 )
 
-// Result is what was found.
+// Result is the result of a calibration.
 type Result struct {
-	// Mcap is the maximum rate that kept the SLO, msg/s; 0: none did.
+	// Mcap is the maximum rate that kept the SLO, msg/s; 0 if none did.
 	Mcap int64 `json:"mcap"`
-	// Over is the lowest one above it that was not kept, 0 if there is none.
+	// Over is the lowest rate above Mcap that was not kept, 0 if there is none.
 	Over  int64  `json:"over"`
 	Limit Limit  `json:"limit"`
 	Steps []Step `json:"steps"`
 }
 
-// Known reports whether the search came to its end: the broker was asked Mcap
-// twice.
+// Known reports whether the search was completed: the broker kept Mcap twice.
 func (r *Result) Known() bool { return r.Mcap > 0 && r.Limit != LimitTime }
 
-// CarriesError: the broker has topics that the load would disturb.
+// CarriesError says that the broker has topics that the load would disturb.
 type CarriesError struct{ Topics []string }
 
 func (e *CarriesError) Error() string {
@@ -169,13 +171,14 @@ func (e *CarriesError) Error() string {
 var (
 	// ErrNothingKept: not even the minimum rate kept the SLO, or could be sent.
 	ErrNothingKept = errors.New("not even the minimum rate was kept")
-	// ErrNoTime: there was no time, or no step, left before a rate was kept.
+	// ErrNoTime: the time or the steps ran out before a rate was kept.
 	ErrNoTime = errors.New("no rate was kept in the time, or the steps, that there were")
 )
 
-// Run measures. each is told every step, from this goroutine. With ErrNothingKept and
-// ErrNoTime the result says what was tried; with any other error, and when ctx ends,
-// there is none. Topics of its own are gone when it returns, if the broker is not.
+// Run calibrates. It calls each after every step, on this goroutine. With ErrNothingKept
+// and ErrNoTime the result lists the tries. With any other error, and when ctx ends,
+// there is no result. Run removes its topics before it returns, if the broker is still
+// there.
 //
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
@@ -231,12 +234,12 @@ func Run(ctx context.Context, cfg Config, each func(Step)) (*Result, error) {
 
 type runner struct {
 	cfg    Config
-	id     uint64 // of this run, in names
+	id     uint64 // random, part of the topic names
 	broker broker
 	steps  int
 }
 
-// newRunner returns one for a broker without other topics; done releases it.
+// newRunner returns a runner for a broker without other topics. done releases the runner.
 func newRunner(ctx context.Context, cfg Config) (_ *runner, done func(), err error) {
 	done = func() {}
 	if cfg.TLS != nil {
@@ -247,7 +250,7 @@ func newRunner(ctx context.Context, cfg Config) (_ *runner, done func(), err err
 		done = t.Close
 		cfg.TCP = t.Address()
 	}
-	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP, cfg.TLS}} // each Hash has a seed of its own
+	r := &runner{cfg: cfg, id: new(maphash.Hash).Sum64() >> 32, broker: broker{cfg.HTTP, cfg.TLS}} // each Hash has its own random seed
 	if _, err := r.others(ctx); err != nil {
 		done()
 		return nil, nil, err
@@ -255,11 +258,11 @@ func newRunner(ctx context.Context, cfg Config) (_ *runner, done func(), err err
 	return r, done, nil
 }
 
-// prefix begins the names of our topics.
+// prefix begins the names of the calibration's topics.
 const prefix = "srtm-calibrate-"
 
-// others returns the stats of all topics that are not ours, and a *CarriesError
-// if there are any and that matters.
+// others returns the stats of all topics. If the broker has topics of others and Force is
+// not set, the error is a *CarriesError.
 func (r *runner) others(ctx context.Context) ([]topicStats, error) {
 	all, err := r.broker.topics(ctx)
 	if err != nil {
@@ -279,7 +282,7 @@ func (r *runner) others(ctx context.Context) ([]topicStats, error) {
 	return all, nil
 }
 
-// stats returns those of the topic, and fails like others.
+// stats returns the stats of the topic. Errors are as in others.
 func (r *runner) stats(ctx context.Context, topic string) (topicStats, error) {
 	all, err := r.others(ctx)
 	if err != nil {
@@ -323,8 +326,8 @@ type measurement struct {
 	delivery       *obs.Latency // the broker's delivery latencies
 }
 
-// measure sends a load on a topic of its own, and measures it for so long after it
-// has settled.
+// measure sends a load on a new topic, and measures for the given time after the load has
+// settled.
 func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.Duration) (m *measurement, err error) {
 	r.steps++
 	topic := fmt.Sprintf("%s%08x-%d", prefix, r.id, r.steps)
@@ -346,7 +349,7 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 			return nil, fmt.Errorf("create %s: %w", topic, err)
 		}
 	}
-	// An ephemeral one is there until the holder is closed, also if this process is
+	// An ephemeral topic exists until the holder is closed, even if this process is
 	// killed.
 	holder, err := hold(r.cfg.TCP, topic, channel)
 	if err != nil {
@@ -376,7 +379,7 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 	switch {
 	case failed != nil:
 		return nil, failed
-	case ctx.Err() != nil: // however far it came
+	case ctx.Err() != nil: // regardless of how far the load got
 		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, err
@@ -392,9 +395,9 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 }
 
 const (
-	// channel of our subscriber.
+	// channel of the calibration's subscriber.
 	channel = "calibrate#ephemeral"
-	// maxOutstanding is how many answers a connection may owe before it counts as
-	// one that takes no more.
+	// maxOutstanding is the number of missing answers at which a connection counts as
+	// taking no more.
 	maxOutstanding = 4096
 )

@@ -24,8 +24,8 @@ type Attempt struct {
 	Fault        string           `json:"fault,omitempty"` // messages that were lost or came twice
 }
 
-// Attempted judges whether a load was carried, from the report of its generator. How late the
-// generator sent does not count: the load is seldom the cause, and the report says it.
+// Attempted judges from the generator's report whether a load was carried. Late sending
+// does not count: the load is seldom the cause, and the report shows the lateness.
 func Attempted(rep *report.Report) Attempt {
 	a := Attempt{
 		Publishers: rep.Publishers, OfferedRate: rep.OfferedRate, AchievedRate: rep.AchievedRate,

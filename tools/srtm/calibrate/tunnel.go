@@ -15,14 +15,14 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// tunnelBuffer bounds what waits in a tunnel's sockets, in bytes: what the broker does
-// not take is to hold the generator back.
+// tunnelBuffer limits the socket buffers of a tunnel, in bytes, so that a slow broker
+// soon holds the generator back.
 const tunnelBuffer = 32 << 10
 
-// newTunnel gives the generator, which speaks in clear, connections to a broker with
-// TLS: its IDENTIFY asks for it, and what follows is encrypted. A client begins
-// with IDENTIFY, as all of ours do. It is on loopback, and open to this machine as long
-// as it lasts.
+// newTunnel returns a proxy that connects the generator, which does not speak TLS, to a
+// broker with TLS. The proxy requests TLS in the generator's IDENTIFY and encrypts the
+// rest. Clients must begin with IDENTIFY, as ours do. The proxy listens on loopback, open
+// to this machine while it runs.
 func newTunnel(broker string, secure *tls.Config) (*local.Proxy, error) {
 	host, _, err := net.SplitHostPort(broker)
 	if err != nil {
@@ -33,20 +33,20 @@ func newTunnel(broker string, secure *tls.Config) (*local.Proxy, error) {
 	return local.NewGreetingProxy(broker, func(near, far net.Conn) (net.Conn, net.Conn, error) {
 		for _, c := range []net.Conn{near, far} {
 			if tcp, ok := c.(*net.TCPConn); ok {
-				_ = tcp.SetReadBuffer(tunnelBuffer) // a larger one holds back later
+				_ = tcp.SetReadBuffer(tunnelBuffer) // best effort: a larger buffer only holds back later
 				_ = tcp.SetWriteBuffer(tunnelBuffer)
 			}
 		}
 		encrypted, err := greet(near, far, secure)
 		if err != nil {
-			_, _ = near.Write(wire.AppendError(nil, wire.NewError(wire.CodeIdentifyFailed, err.Error()))) // it ends all the same
+			_, _ = near.Write(wire.AppendError(nil, wire.NewError(wire.CodeIdentifyFailed, err.Error()))) // best effort: the connection ends in any case
 		}
 		return near, encrypted, err
 	})
 }
 
-// greet reads the generator's magic and IDENTIFY, makes TLS with the broker, and
-// answers.
+// greet reads the generator's magic and IDENTIFY, sets up TLS with the broker, and
+// answers the generator.
 func greet(near, far net.Conn, secure *tls.Config) (*tls.Conn, error) {
 	deadline := time.Now().Add(connectTimeout)
 	if err := errors.Join(near.SetDeadline(deadline), far.SetDeadline(deadline)); err != nil {
@@ -94,7 +94,7 @@ func greet(near, far net.Conn, secure *tls.Config) (*tls.Conn, error) {
 	}
 	answer := []byte(wire.OK)
 	if negotiated {
-		granted["tls_v1"] = false // here
+		granted["tls_v1"] = false // between the generator and the proxy
 		if answer, err = json.Marshal(granted); err != nil {
 			return nil, err
 		}

@@ -19,8 +19,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// CodeInfeasible is the exit code where nothing fits; the answer was written and says
-// why.
+// CodeInfeasible is the exit code if no plan exists. The printed answer says why.
 const CodeInfeasible = 3
 
 // answer is the JSON form of the output.
@@ -29,7 +28,7 @@ type answer struct {
 	K          int         `json:"k"`
 	Quotas     []quota     `json:"quotas"`
 	Infeasible *infeasible `json:"infeasible"`
-	Fits       *fits       `json:"fits,omitempty"` // with infeasible: what would
+	Fits       *fits       `json:"fits,omitempty"` // with infeasible: changes that help
 }
 
 type quota struct {
@@ -49,7 +48,7 @@ type infeasible struct {
 	Bound string `json:"bound"`
 }
 
-// fits is placement.Fits: each field by itself, 0 where it does not help.
+// fits is placement.Fits: one change per field, 0 if the change does not help.
 type fits struct {
 	Rate        int64 `json:"rate"`
 	Burst       int64 `json:"burst"`

@@ -16,27 +16,27 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// scenario is what a file describes:
+// scenario is the content of a file:
 //
 //	{"brokers": [{"id": "b1", "mcap": 64000, "allocated": 10000}],
 //	 "topic": {"name": "t", "rate": 80000, "burst": 100,
 //	           "groups": [{"key": "g1", "count": 25, "rate": 10, "batch": 1}],
 //	           "publishers": [{"id": "p1", "key": "g1", "rate": 10, "batch": 1}]}}
 //
-// Rates are in msg/s, the topic's to a thousandth. allocated, key and batch may
-// be left out, and groups and publishers, one or both.
+// Rates are in msg/s, the topic's rate to a thousandth. allocated, key, batch, groups and
+// publishers are optional.
 type scenario struct {
 	brokers []placement.Broker
 	demand  placement.Demand
-	// faults of form. What they leave unread is zero above.
+	// faults of form. The faulty fields are zero in brokers and demand.
 	faults placement.FieldErrors
 }
 
-// maxFile bounds how much is read of a file.
+// maxFile limits the size of a file in bytes.
 const maxFile = 256 << 20
 
-// parse reads a scenario and collects its faults of form; what the numbers say
-// is checked by placement. The error says where the input stops being JSON.
+// parse reads a scenario and collects its faults of form. placement checks the values.
+// The error says where the input stops being JSON.
 func parse(r io.Reader) (scenario, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
@@ -69,8 +69,8 @@ func parse(r io.Reader) (scenario, error) {
 	}}, nil
 }
 
-// file is the form of a scenario; shapes are the names of its objects' fields, in
-// lower case, those that must be there with a "!".
+// file is the form of a scenario. shapes lists the field names of each object in lower
+// case, required fields with a "!".
 type file struct {
 	Brokers []placement.Broker
 	Topic   topic
@@ -84,7 +84,7 @@ type topic struct {
 	Publishers []placement.Publisher
 }
 
-// milli is a rate in 1/1000 msg/s; the file has it in msg/s.
+// milli is a rate in 1/1000 msg/s, parsed from msg/s.
 type milli int64
 
 var shapes = map[reflect.Type][]string{
@@ -95,8 +95,8 @@ var shapes = map[reflect.Type][]string{
 	reflect.TypeFor[placement.Publisher](): {"id!", "rate!", "key", "batch"},
 }
 
-// with adds the faults that placement found to those of form, under the names
-// of the file, except where a fault of form is the cause.
+// with merges the faults found by placement into the faults of form, under the names of
+// the file. It leaves out faults caused by a fault of form.
 func (s scenario) with(found placement.FieldErrors) placement.FieldErrors {
 	all := slices.Clone(s.faults)
 	for _, f := range found {
@@ -113,7 +113,7 @@ func (s scenario) with(found placement.FieldErrors) placement.FieldErrors {
 	return all
 }
 
-// within reports whether the field at path is the one at outer, or inside it.
+// within reports whether the field at path is outer, or is inside outer.
 func within(path, outer string) bool {
 	rest, ok := strings.CutPrefix(path, outer)
 	return outer == root || ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
@@ -123,8 +123,8 @@ func line(data []byte, offset int64) int {
 	return 1 + bytes.Count(data[:min(int64(len(data)), max(0, offset-1))], []byte("\n"))
 }
 
-// form reads JSON values and collects what is wrong with their form: fields
-// that are unknown, missing or repeated, values of the wrong type.
+// form reads JSON values and collects faults of form: unknown, missing or repeated
+// fields, and values of the wrong type.
 type form struct{ faults placement.FieldErrors }
 
 // root names the whole input in faults.
@@ -137,7 +137,7 @@ func (f *form) fault(at, format string, args ...any) {
 	f.faults = append(f.faults, placement.FieldError{Field: at, Problem: fmt.Sprintf(format, args...)})
 }
 
-// value reads v into to, a struct of shapes, a list, a text or a number.
+// value reads v into to: a struct of shapes, a list, a text or a number.
 func (f *form) value(v json.RawMessage, at string, to reflect.Value) {
 	switch to.Kind() {
 	case reflect.Struct:
@@ -187,7 +187,7 @@ func (f *form) object(v json.RawMessage, at string, to reflect.Value) {
 	shape := shapes[to.Type()]
 	var seen []string
 	for d.More() {
-		// The whole input was found to be well-formed before.
+		// The whole input is known to be well-formed.
 		token, _ := d.Token()
 		name, _ := token.(string)
 		var value json.RawMessage
@@ -230,8 +230,8 @@ func (f *form) list(v json.RawMessage, at string, to reflect.Value) {
 	}
 }
 
-// scaled returns scale times a number, which has to be an integer then: 64000,
-// 64000.0 and 6.4e4 are. 0 with a fault.
+// scaled returns scale times a number. The product must be an integer: 64000, 64000.0 and
+// 6.4e4 are. With a fault it returns 0.
 func (f *form) scaled(v json.RawMessage, at string, scale int64, want string) int64 {
 	if !isNumber(v) {
 		f.fault(at, "is %s, want %s", kind(v), want)
@@ -257,7 +257,7 @@ func (f *form) scaled(v json.RawMessage, at string, scale int64, want string) in
 
 func isNumber(v json.RawMessage) bool { return v[0] == '-' || v[0] >= '0' && v[0] <= '9' }
 
-// kind says what v is, for people.
+// kind describes v for people.
 func kind(v json.RawMessage) string {
 	switch {
 	case v[0] == '{':

@@ -1,5 +1,5 @@
-// Package screen shows text that changes, in place on a terminal. It knows nothing of
-// what is shown; a screen belongs to one goroutine.
+// Package screen redraws changing text in place on a terminal. A screen belongs to one
+// goroutine.
 package screen
 
 import (
@@ -13,15 +13,15 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Screen is a part of a terminal, or what stands for one where there is none.
+// Screen is a part of a terminal, or a plain writer.
 type Screen struct {
 	w        io.Writer
-	Terminal bool                       // w is one
-	Size     func() (columns, rows int) // of the terminal; 0: not known
-	lines    int                        // of the text that is on it
+	Terminal bool                       // whether w is a terminal
+	Size     func() (columns, rows int) // of the terminal; 0: unknown
+	lines    int                        // lines of text on the terminal
 }
 
-// New returns a screen on w, which is a terminal or not.
+// New returns a screen on w. w may be a terminal.
 func New(w io.Writer) *Screen {
 	s := &Screen{w: w, Size: func() (int, int) { return 0, 0 }}
 	if f, ok := w.(*os.File); ok {
@@ -37,8 +37,7 @@ func New(w io.Writer) *Screen {
 	return s
 }
 
-// Safe returns w for text that others have written, of which only what is printable comes
-// there.
+// Safe returns a writer for text from others: it passes only printable text to w.
 func Safe(w io.Writer) io.Writer { return safe{w} }
 
 type safe struct{ w io.Writer }
@@ -50,8 +49,8 @@ func (s safe) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Draw shows lines in place of those that it showed before, cut to what fits. Without a
-// terminal it prints them after those.
+// Draw replaces the shown lines by text, cut to the terminal's size. Without a terminal
+// it appends text.
 func (s *Screen) Draw(text string) error {
 	text = obs.Printable(text)
 	if s.Terminal {
@@ -68,15 +67,15 @@ func (s *Screen) Draw(text string) error {
 // Clear removes the lines from a terminal.
 func (s *Screen) Clear() {
 	if up := s.up(); up != "" {
-		fmt.Fprint(s.w, up) // what cannot be shown is not worth failing for
+		fmt.Fprint(s.w, up) // best effort
 	}
 	s.lines = 0
 }
 
-// Leave has the lines stay: the next are shown after them.
+// Leave keeps the shown lines: the next Draw starts below them.
 func (s *Screen) Leave() { s.lines = 0 }
 
-// up goes to the begin of what is shown, and clears all from there on.
+// up moves to the start of the shown lines and clears from there on.
 func (s *Screen) up() string {
 	if s.lines == 0 {
 		return ""
@@ -84,8 +83,8 @@ func (s *Screen) up() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", s.lines)
 }
 
-// clip cuts every line to the width, so that none wraps and the number of lines on the
-// screen is known, and leaves out those that are below it.
+// clip cuts every line to the terminal's width and drops lines below the last row. So no
+// line wraps, and the number of lines on the screen is known.
 func clip(text string, size func() (columns, rows int)) string {
 	columns, rows := size()
 	if columns <= 0 {

@@ -11,27 +11,28 @@ import (
 )
 
 const (
-	// rateMargin is r over the offered rate, the paper's choice.
+	// rateMargin is r divided by the offered rate, the paper's choice.
 	rateMargin = 1.1
-	// burstMargin is the minimum of b over what the load needs. A burst sits on the
-	// 1 % edge of one recording and differs from one to the next by some percent.
+	// burstMargin is the minimum of b divided by the burst that the load needs. The
+	// needed burst depends on the slowest 1 % of one recording, and differs between
+	// recordings by some percent.
 	burstMargin = 1.25
-	// quickest is the minimum latency that an SLO is derived from: what a machine
-	// does better than that, it does not do every second.
+	// quickest is the minimum machine latency for deriving an SLO: a machine is not
+	// always faster than this.
 	quickest = time.Millisecond
 )
 
-// burstFor returns the b with which one broker has more tokens than the load
-// needs by the same factor as each of k brokers has fewer: a load that needs n
-// on one broker needs about n on each of k, so this is n * sqrt(k).
+// burstFor returns a b for which one broker has more tokens than the load needs, and each
+// of k brokers fewer, by the same factor. A load that needs n on one broker needs about n
+// on each of k, so b is n * sqrt(k).
 func burstFor(need int64, brokers int) int64 {
 	b := float64(need) * max(math.Sqrt(float64(brokers)), burstMargin)
 	return int64(math.Ceil(b))
 }
 
-// sloFor returns an SLO as far above what the machine was seen to need as below
-// what a blind split waits for tokens (0: nothing), by ratio, but at most a
-// quarter of the latter; rounded to 1, 2 or 5 times a power of ten.
+// sloFor returns the geometric mean of the machine's latency and the token wait of a
+// blind split (0: none), at most a quarter of that wait, rounded to 1, 2 or 5 times a
+// power of ten.
 func sloFor(machine, split time.Duration) time.Duration {
 	m, s := float64(max(machine, quickest)), float64(split)
 	slo := min(math.Sqrt(m*s), s/4)
@@ -49,8 +50,8 @@ func sloFor(machine, split time.Duration) time.Duration {
 	return time.Duration(nearest)
 }
 
-// access returns how long the messages of a schedule wait for tokens when each is
-// sent on time: what the shares do, and no machine. at is the share of a source.
+// access returns the waits for tokens if each message of a schedule is sent on time: the
+// effect of the shares without the machine. at returns the index of a source's share.
 func access(s schedule.Stream, shares []tokenbucket.Share, at func(source int32) int) *obs.Latency {
 	buckets := make([]tokenbucket.Bucket, len(shares))
 	for i, share := range shares {
@@ -66,8 +67,8 @@ func access(s schedule.Stream, shares []tokenbucket.Share, at func(source int32)
 	return waits
 }
 
-// splitWait is the quantile of access where the contract and the sources are
-// dealt out evenly over the brokers.
+// splitWait returns the quantile of access if the contract and the sources are split
+// evenly over the brokers.
 func splitWait(s schedule.Stream, rate tokenbucket.Rate, burst int64, brokers int, quantile float64) time.Duration {
 	shares := make([]tokenbucket.Share, brokers)
 	for i := range shares {

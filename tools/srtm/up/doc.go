@@ -1,12 +1,11 @@
-// Package up is `srtm up`: a whole cluster on this machine, a topic with a
-// contract, emulated sensors and a subscriber, a live view, and a report that
-// says whether every accepted message came exactly once and what SRTM's
-// placement is worth against a blind split. It only drives: the processes are
-// tools/srtm/cluster's and tools/iotpub's, and everything it asks of the
-// cluster goes through the public API.
+// Package up is `srtm up`: it starts a whole cluster on this machine with a topic, a
+// contract, emulated sensors and a subscriber. It shows a live view, and reports whether
+// every accepted message arrived exactly once, and how SRTM's placement compares with a
+// blind split. The package only drives: tools/srtm/cluster and tools/iotpub supply the
+// processes, and all requests to the cluster use the public API.
 //
-// A run (run.go) is: start the cluster; calibrate, which finds out what load
-// this machine carries and how late it is; derive the contract (derive.go); one
-// phase with SRTM's placement and one with a split over all brokers, with the
-// same publishers, contract and seed; report.
+// A run (run.go) starts the cluster and calibrates: it finds a load that this machine
+// carries, and the machine's delays. Then it derives the contract (derive.go). It runs
+// one phase with SRTM's placement and one with a split over all brokers, with the same
+// publishers, contract and seed. Finally it reports.
 package up

@@ -22,21 +22,21 @@ type job struct {
 	duration    time.Duration
 }
 
-// drain is what iotpub may take to get the answers, and then between two
-// deliveries, before it calls a message lost.
+// drain is iotpub's timeout for the answers, and then for the pause between two
+// deliveries, before it counts messages as lost.
 const drain = 8 * time.Second
 
-// emulator is an iotpub at work. A process of its own keeps its garbage
-// collector and its threads apart from what this one shows and asks.
+// emulator is a running iotpub. iotpub is a separate process so that its garbage
+// collector and threads do not disturb the view.
 type emulator struct {
 	process *local.Process
 
 	mu struct {
 		sync.Mutex
-		partial  []byte // of a line
+		partial  []byte // incomplete line
 		progress *report.Progress
 		report   *report.Report
-		fault    error // a line that is none
+		fault    error // an invalid line
 	}
 }
 
@@ -53,7 +53,7 @@ func startEmulator(c *local.Cluster, binDir, dataDir string, j job) (*emulator, 
 	return e, err
 }
 
-// Write takes the emulator's standard output: a JSON object a line.
+// Write parses the emulator's standard output: one JSON object per line.
 func (e *emulator) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,16 +92,16 @@ func (e *emulator) lineLocked(line []byte) {
 	}
 }
 
-// progress returns the newest line of progress, nil before the first.
+// progress returns the latest progress, nil before the first.
 func (e *emulator) progress() *report.Progress {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.mu.progress
 }
 
-// wait calls tick every second until the emulator has ended, and returns its
-// report. When ctx ends it has the emulator drain and report. failed is asked
-// at every tick; an error of it ends the wait.
+// wait calls tick every second until the emulator has ended, and returns its report. When
+// ctx ends, wait makes the emulator drain and report. wait calls failed at every tick and
+// stops on its error.
 func (e *emulator) wait(ctx context.Context, failed func() error, tick func()) (*report.Report, error) {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
@@ -125,7 +125,7 @@ func (e *emulator) wait(ctx context.Context, failed func() error, tick func()) (
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.report != nil && e.mu.fault == nil {
-		return e.mu.report, nil // its exit code says no more
+		return e.mu.report, nil // the exit code adds nothing
 	}
 	failure := e.process.Failure()
 	if failure == nil && ctx.Err() == nil {

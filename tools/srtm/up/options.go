@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
 
-// options are what the command line says.
+// options are the command line's values.
 type options struct {
 	load     load.Options
 	brokers  int
@@ -45,8 +45,8 @@ func defaults() options {
 		calibration: 3 * time.Second, maxLateness: 5 * time.Millisecond,
 		memQueue: 100_000, output: "table", logLevel: "warn",
 	}
-	// Few messages, so that a token is worth milliseconds: what a machine stalls
-	// for is then little beside what a blind split waits.
+	// Few messages, so that a token takes milliseconds: a stall of the machine is then
+	// short compared with the waits of a blind split.
 	o.load.Spec.Publishers, o.load.Spec.Rate = 200, 2
 	o.load.Spec.GroupSize = 25 // the paper's groups
 	return o
@@ -74,7 +74,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.logLevel, "log-level", o.logLevel, "minimum `level` that the processes log: debug, info, warn or error")
 }
 
-// findNATS says where nats-server is; "" without --replicated.
+// findNATS returns the path of nats-server; "" without --replicated.
 func (o *options) findNATS() (string, error) {
 	if !o.replicated {
 		return "", nil
@@ -96,8 +96,8 @@ func (o *options) findNATS() (string, error) {
 	return path, nil
 }
 
-// validate returns every fault at once, joined. Those of the load are
-// load.Options.Build's.
+// validate returns all faults joined, except the faults of the load (see
+// load.Options.Build).
 func (o *options) validate() error {
 	var f faults.List
 	f.If(o.brokers < 1 || o.brokers > 100, "--brokers %d: want 1 to 100", o.brokers)

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
-// Report is what `srtm up` found out.
+// Report is the result of `srtm up`.
 type Report struct {
 	Version  string `json:"version"`
 	CPUs     int    `json:"cpus"`
@@ -28,28 +28,28 @@ type Report struct {
 	Load     string `json:"load"`
 
 	Calibration []calibrate.Attempt `json:"calibration"`
-	// Reduced: the load is smaller than was asked for.
+	// Reduced means that the load is smaller than requested.
 	Reduced bool `json:"reduced"`
 
 	RateMilli     int64   `json:"rate_milli"`
 	Burst         int64   `json:"burst"`
-	ProfiledBurst int64   `json:"profiled_burst,omitempty"` // what the load needs on one broker
+	ProfiledBurst int64   `json:"profiled_burst,omitempty"` // burst that the load needs on one broker
 	Quantile      float64 `json:"slo_quantile"`
 	SLOUs         int64   `json:"slo_us"`
 	SLODerived    bool    `json:"slo_derived,omitempty"`
-	// MachineUs is the end-to-end latency at the SLO's quantile without waits for
-	// tokens, when calibrating; SplitUs what an even split over SplitOver brokers
-	// waits for tokens.
+	// MachineUs is the end-to-end latency at the SLO's quantile without waits for tokens,
+	// from the calibration. SplitUs is the wait for tokens with an even split over
+	// SplitOver brokers.
 	MachineUs int64 `json:"machine_us,omitempty"`
 	SplitOver int   `json:"split_over,omitempty"`
 	SplitUs   int64 `json:"split_us,omitempty"`
-	// MaxLatenessUs is the p99 of sending late from which on the results are as much
-	// this machine's as the placement's.
+	// MaxLatenessUs is the limit for the p99 of late sending. Above it the machine
+	// influences the results as much as the placement.
 	MaxLatenessUs int64 `json:"max_lateness_us"`
 
 	Phases      []Phase `json:"phases"`
 	Interrupted bool    `json:"interrupted,omitempty"`
-	// Failure is what ended the run early, or was wrong with its end.
+	// Failure is the error that ended the run early, or an error at its end.
 	Failure string `json:"failure,omitempty"`
 }
 
@@ -61,33 +61,33 @@ type Placed struct {
 	Burst      int64  `json:"burst"`
 }
 
-// Phase is one placement, and what came of it.
+// Phase is the result of one placement.
 type Phase struct {
 	Name      string   `json:"name"`
 	Policy    string   `json:"policy"`
 	Topic     string   `json:"topic"`
 	Placement []Placed `json:"placement"`
-	// Emulator is what the sensors and the subscriber measured.
+	// Emulator holds the measurements of the sensors and the subscriber.
 	Emulator report.Report `json:"emulator"`
-	// Broker is what the brokers measured in the last window of sending; nil
-	// when none was reported.
+	// Broker holds the brokers' measurements in the last window of sending; nil if no
+	// broker reported.
 	Broker *BrokerSide `json:"broker,omitempty"`
-	// OnTime is what tokens alone would have done, had every message been sent
-	// when it was due; nil in a calibration.
+	// OnTime is the computed effect of tokens alone, if every message were sent on time;
+	// nil in a calibration.
 	OnTime *OnTime `json:"on_time,omitempty"`
-	// Pressure is the part of the time in which some process of the machine
-	// waited for a processor; nil where the kernel does not say.
+	// Pressure is the fraction of time in which some process of the machine waited for a
+	// processor; nil if the kernel does not report it.
 	Pressure *float64 `json:"cpu_pressure,omitempty"`
 }
 
 // OnTime is computed from the schedule and the shares.
 type OnTime struct {
 	Access report.Quantiles `json:"access"`
-	// Late is how many messages wait for longer than the SLO.
+	// Late is the number of messages that wait for longer than the SLO.
 	Late int64 `json:"late"`
 }
 
-// BrokerSide are the brokers' stats, merged over all of them.
+// BrokerSide holds the stats of all brokers, merged.
 type BrokerSide struct {
 	WindowSeconds  float64          `json:"window_s"`
 	Delivered      uint64           `json:"delivered"`
@@ -98,7 +98,7 @@ type BrokerSide struct {
 	SLOMet         *bool            `json:"slo_met,omitempty"` // nil: undecided
 }
 
-// observe keeps the newest stats.
+// observe keeps the latest stats.
 func (p *Phase) observe(s *srtmv1.TopicStatus) {
 	pooled := s.GetPooled()
 	if pooled.GetDelivered() == 0 {
@@ -111,8 +111,7 @@ func (p *Phase) observe(s *srtmv1.TopicStatus) {
 	}
 }
 
-// quantiles reads a histogram; one that is none counts as empty, which the
-// report shows as a count of 0.
+// quantiles converts a histogram. An invalid histogram counts as empty.
 func quantiles(h *srtmv1.Histogram) report.Quantiles {
 	l, err := obs.LatencyFromProto(h)
 	if err != nil {
@@ -121,8 +120,8 @@ func quantiles(h *srtmv1.Histogram) report.Quantiles {
 	return report.QuantilesOf(l)
 }
 
-// Faults says why the run failed: what was lost or came twice. A load that was
-// not carried and a missed SLO are no faults; notes are for them.
+// Faults lists reasons for failure: lost or duplicated messages. A load that was not
+// carried and a missed SLO are notes, not faults.
 func (r *Report) Faults() []string {
 	var faults []string
 	for i := range r.Calibration {
@@ -145,7 +144,7 @@ func (r *Report) Faults() []string {
 	return faults
 }
 
-// notes says what has to be known to read a phase's results.
+// notes lists what a reader must know about a phase's results.
 func (r *Report) notes(p *Phase) (notes []string) {
 	e, b := &p.Emulator, p.Broker
 	if f := e.AchievedFraction(); !e.Interrupted && f < calibrate.CarriedFraction {
@@ -332,7 +331,7 @@ func (r *Report) compare(w io.Writer) error {
 
 func percent(fraction float64) string { return tuner.Percent(fraction) }
 
-// verdict is the last lines.
+// verdict returns the last lines.
 func (r *Report) verdict() string {
 	var b strings.Builder
 	var accepted, lost, duplicated uint64

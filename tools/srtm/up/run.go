@@ -35,11 +35,11 @@ import (
 )
 
 const (
-	// maxAttempts bounds the search for a load that this machine carries.
+	// maxAttempts limits the search for a load that this machine carries.
 	maxAttempts = 6
 	// generous is the burst of the calibration's contract.
 	generous = 100_000
-	// callTimeout bounds a call of the API, startTimeout the cluster's start.
+	// callTimeout limits an API call, startTimeout the start of the cluster.
 	callTimeout  = 15 * time.Second
 	startTimeout = 30 * time.Second
 	channel      = "up"
@@ -51,17 +51,17 @@ const (
 type run struct {
 	options
 	load    *load.Load
-	nats    string // path of nats-server; "": brokers have files
+	nats    string // path of nats-server; "": brokers store in files
 	stdout  io.Writer
 	view    *view
 	cluster *local.Cluster
 	admin   srtmv1.AdminServiceClient
 	report  Report
-	machine time.Duration // the end-to-end latency that calibrating has shown, without waits for tokens
+	machine time.Duration // end-to-end latency from the calibration, without waits for tokens
 }
 
-// all does everything. When ctx ends early, what was done is reported. The
-// error says what was wrong, with the cluster or with what it did.
+// all does the whole run. When ctx ends early, all reports the completed part. The error
+// describes a failure of the cluster or a fault of the results.
 func (r *run) all(ctx context.Context) error {
 	r.report = Report{
 		Version: obs.Version(), CPUs: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
@@ -75,12 +75,12 @@ func (r *run) all(ctx context.Context) error {
 	r.view.say("starting %s%s, a loaddistributor and a tbadaptor", report.Plural(r.brokers, "broker"), also)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
 		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
-		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
+		LoaddistributorFlags: []string{"--fitting=off"}, // compare placements without later changes
 		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
 	})
 	if err != nil {
 		if ctx.Err() != nil {
-			return errors.New("interrupted before the cluster was up") // err is what that cut short
+			return errors.New("interrupted before the cluster was up") // err is a consequence of the interrupt
 		}
 		return fmt.Errorf("start the cluster: %w", err)
 	}
@@ -123,7 +123,7 @@ func (r *run) all(ctx context.Context) error {
 	return nil
 }
 
-// measure calibrates and goes through the phases.
+// measure calibrates and runs the phases.
 func (r *run) measure(ctx context.Context) error {
 	if err := r.calibrate(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -145,7 +145,7 @@ func (r *run) measure(ctx context.Context) error {
 	results, errs := make([]*Phase, len(specs)), make([]error, len(specs))
 	var group errgroup.Group
 	if !r.together {
-		group.SetLimit(1) // Go waits for the one before
+		group.SetLimit(1) // Go waits for the previous phase
 	}
 	for i, p := range specs {
 		if p.title = p.name; !r.together {
@@ -170,15 +170,14 @@ func (r *run) measure(ctx context.Context) error {
 	return nil
 }
 
-// interrupted reports whether err is only that ctx has ended.
+// interrupted reports whether ctx has ended and is the only cause of err.
 func interrupted(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled)
 }
 
-// calibrate finds a load that this machine carries, with the topic split over
-// all brokers, which costs more than any other layout: each broker's share of
-// the work comes in smaller pieces. What no load is small enough for is taken all
-// the same, and the report says so.
+// calibrate finds a load that this machine carries, with the topic split over all
+// brokers. This layout costs the most: each broker gets its work in smaller pieces. If
+// even the smallest load is too much, the run uses it anyway, and the report says so.
 func (r *run) calibrate(ctx context.Context) error {
 	if r.calibration == 0 {
 		return nil
@@ -205,7 +204,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		r.view.say("calibration: %s", a.Text())
 		r.machine = a.EndToEnd.At(r.quantile)
 		if !a.Carried && !repeated {
-			repeated = true // the machine may have been busy with something else for a moment
+			repeated = true // another program may have kept the machine busy for a moment
 			continue
 		}
 		if a.Carried || attempt == maxAttempts {
@@ -227,8 +226,8 @@ func (r *run) calibrate(ctx context.Context) error {
 	return nil
 }
 
-// contract profiles the load: b is such that one broker has tokens to spare and
-// a blind split too few, and the SLO such that the difference shows.
+// contract profiles the load. It chooses b so that one broker has spare tokens and a
+// blind split has too few, and the SLO so that the difference shows.
 func (r *run) contract(phase time.Duration) (*srtmv1.Contract, error) {
 	scheduled := func() schedule.Stream { return schedule.Until(r.load.Stream(), phase) }
 	arrivals := schedule.Arrivals(scheduled())
@@ -239,10 +238,10 @@ func (r *run) contract(phase time.Duration) (*srtmv1.Contract, error) {
 	if r.load.Span > 0 {
 		sending = min(phase, r.load.Span)
 	}
-	// The declared mean is that of a whole recording; the phase may be busier.
+	// The load's mean rate covers a whole recording; the phase may be busier.
 	offered := max(float64(len(arrivals))/sending.Seconds(), r.load.Rate())
 	rate := tokenbucket.PerSecond(math.Ceil(offered * rateMargin))
-	split := min(r.brokers, len(r.load.Sources)) // over how many a blind split can be
+	split := min(r.brokers, len(r.load.Sources)) // number of brokers of a blind split
 	burst := r.burst
 	if burst == 0 {
 		need, err := tokenbucket.Profile(arrivals, rate, r.quantile)
@@ -270,8 +269,8 @@ func (r *run) sloProto(latency time.Duration) *srtmv1.Slo {
 	return &srtmv1.Slo{Quantile: r.quantile, Latency: durationpb.New(latency)}
 }
 
-// topicSpec declares the load's publishers. Placements are compared by the shares
-// that they give; a rule that moves shares would make up for a bad placement.
+// topicSpec declares the load's publishers. The share rule is static, because a rule that
+// changes shares would compensate for a bad placement.
 func (r *run) topicSpec(name, policy string, contract *srtmv1.Contract) *srtmv1.TopicSpec {
 	spec := &srtmv1.TopicSpec{Name: name, Contract: contract, PlacementPolicy: policy, ShareRule: share.Static, Channels: []string{channel}}
 	if r.load.Groups != nil {
@@ -287,7 +286,7 @@ func (r *run) topicSpec(name, policy string, contract *srtmv1.Contract) *srtmv1.
 	return spec
 }
 
-// phaseSpec is what to do in a phase.
+// phaseSpec describes a phase to run.
 type phaseSpec struct {
 	name, title string
 	spec        *srtmv1.TopicSpec
@@ -296,8 +295,8 @@ type phaseSpec struct {
 	live        bool // show the table
 }
 
-// phase creates a topic, sends, and deletes the topic. A result comes with an
-// error where there is something to report all the same.
+// phase creates a topic, sends, and deletes the topic. A result comes with an error if
+// there is still something to report.
 func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 	topic, err := r.create(ctx, p.spec)
 	if err != nil {
@@ -310,7 +309,7 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 		})
 	}
 	defer func() {
-		// Also after ctx has ended; without it the next phase finds less room.
+		// Also after ctx has ended: the topic would take room from the next phase.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 		defer cancel()
 		if _, gone := r.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: p.spec.Name}); gone != nil {
@@ -334,7 +333,7 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 	rep, err := e.wait(ctx, r.cluster.Died, func() {
 		progress := e.progress()
 		if progress == nil || progress.ElapsedSeconds > p.duration.Seconds() {
-			return // connecting, or draining
+			return // the emulator is connecting or draining
 		}
 		if t := r.status(ctx, p.spec.Name); t != nil {
 			result.observe(t.Status)
@@ -355,8 +354,8 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 	return result, nil
 }
 
-// onTime is how long the messages of a phase would wait for tokens, as they are
-// placed, if each were sent on time.
+// onTime computes the waits for tokens of a phase's messages, as placed, if each were
+// sent on time.
 func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Duration) (*OnTime, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -364,7 +363,7 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	if err != nil {
 		return nil, err
 	}
-	of := map[string]string{} // brokers of publishers
+	of := map[string]string{} // brokers by publisher
 	for more := true; more; {
 		m, err := stream.Recv()
 		if err != nil {
@@ -393,8 +392,8 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	return &OnTime{Access: report.QuantilesOf(waits), Late: waits.CountAbove(r.report.slo())}, nil
 }
 
-// pressure is for how long, since the system's start, something has waited for a
-// processor; less than 0 where the kernel does not say.
+// pressure returns the total time since boot in which some process waited for a
+// processor; negative if the kernel does not report it.
 func pressure() time.Duration {
 	text, err := os.ReadFile("/proc/pressure/cpu")
 	if err != nil {
@@ -414,23 +413,23 @@ func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic
 	defer cancel()
 	for {
 		topic, err := topics.Create(ctx, r.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
-		// Brokers of the phase before may not have confirmed the end of its topic yet.
+		// Brokers of the previous phase may not have confirmed the end of its topic yet.
 		if targets.Reason(err) != "CONTRACT_BUSY" || !clock.Sleep(ctx, busyPause) {
 			return topic, err
 		}
 	}
 }
 
-// busyPause is how long create waits before it asks again.
+// busyPause is the pause before create tries again.
 const busyPause = 100 * time.Millisecond
 
-// status returns a topic with its stats, or nil when it cannot be had now.
+// status returns a topic with its stats, or nil if the request fails.
 func (r *run) status(ctx context.Context, name string) *srtmv1.Topic {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	resp, err := r.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
 	if err != nil {
-		return nil // the next second brings another; a dead cluster shows elsewhere
+		return nil // the next second brings another status; Died reports a dead cluster
 	}
 	return resp.Topic
 }

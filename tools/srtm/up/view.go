@@ -18,21 +18,22 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
-// lineEvery is how often a view without a terminal says something.
+// lineEvery is the interval between lines of a view without a terminal.
 const lineEvery = 5 * time.Second
 
-// view shows a run while it is under way: on a terminal a table that is redrawn
-// in place, elsewhere a line every few seconds.
+// view shows the progress of a run: on a terminal a table that is redrawn in place,
+// elsewhere a line every few seconds.
 type view struct {
 	w io.Writer // set once
 
 	mu     sync.Mutex
 	screen *screen.Screen     // guarded by mu
 	last   map[string]float64 // guarded by mu; elapsed seconds at the last line, by title
-	tables map[string]string  // guarded by mu; of the phases under way, by title
+	tables map[string]string  // guarded by mu; of the running phases, by title
 }
 
-// newView shows on standard output, or with JSON there on standard error.
+// newView shows the run on standard output, or on standard error if standard output
+// carries JSON.
 func newView(cmd *cobra.Command, output string) *view {
 	w := cmd.OutOrStdout()
 	if output == "json" {
@@ -41,7 +42,7 @@ func newView(cmd *cobra.Command, output string) *view {
 	return &view{w: w, screen: screen.New(w)}
 }
 
-// say prints a line. What cannot be shown is not worth failing for.
+// say prints a line, best effort.
 func (v *view) say(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -49,7 +50,7 @@ func (v *view) say(format string, args ...any) {
 	fmt.Fprintf(v.w, format+"\n", args...)
 }
 
-// frame is what there is to see.
+// frame is the content of one update.
 type frame struct {
 	title    string
 	duration time.Duration
@@ -81,7 +82,7 @@ func (v *view) draw(f *frame) {
 	_ = v.screen.Draw(all)
 }
 
-// done leaves the table of a phase where it is.
+// done keeps the last table of a phase on the screen.
 func (v *view) done(title string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -90,7 +91,7 @@ func (v *view) done(title string) {
 	delete(v.last, title)
 }
 
-// line is a frame for those without a terminal.
+// line formats a frame without a terminal.
 func (f *frame) line() string {
 	p := f.progress
 	pooled := f.topic.GetStatus().GetPooled()
@@ -114,7 +115,7 @@ func (f *frame) slo() string {
 	return fmt.Sprintf("%s later than %v (SLO %s: %s)", percent(status.GetExceedFraction()), slo.GetLatency().AsDuration(), percent(1-slo.GetQuantile()), verdict)
 }
 
-// table is a frame for a terminal.
+// table formats a frame for a terminal.
 func (f *frame) table() string {
 	var b strings.Builder
 	p := f.progress

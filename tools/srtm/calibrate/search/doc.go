@@ -1,8 +1,6 @@
-// Package search finds the maximum rate that something keeps: by doubling until
-// it does not, then by halves, and at last by asking once more. It says which rate
-// to try next and is told what became of it; it does not know how a rate is tried.
-// Judge says what became of it, from counts.
+// Package search finds the maximum rate that keeps an SLO: first by doubling, then by
+// bisection, and finally by a second try of the result. The caller tries the rate that
+// Next returns and reports the outcome to Record. Judge derives the outcome from counts.
 //
-// It is pure. tools/srtm/calibrate, which sends the load, is the place to read
-// next.
+// The package is pure. Read tools/srtm/calibrate next, which sends the load.
 package search

@@ -12,30 +12,30 @@ type SLO struct {
 	Latency  time.Duration
 }
 
-// Evidence is what a step counted.
+// Evidence holds the counts of a step.
 type Evidence struct {
-	// By the generator: messages that it refused to hold back any longer, had to
-	// hold back because a connection took no more, got no answer to or an error;
-	// connections lost; what was accepted and never delivered.
+	// Counted by the generator, in messages except Lost: not sent because they were held
+	// back for too long; held back because a connection took no more; without an answer;
+	// answered with an error; connections lost; accepted but never delivered.
 	Skipped, Held, Unanswered, Refused, Lost, Undelivered uint64
-	// Late is how late messages were sent, at the SLO's quantile.
+	// Late is the generator's send delay, at the SLO's quantile.
 	Late time.Duration
-	// By the broker: first deliveries, and those of them above the SLO's latency.
+	// Counted by the broker: first deliveries, and how many exceeded the SLO's latency.
 	Delivered, Exceeded int64
 }
 
-// MaxLate is the part of the SLO's latency by which the generator may be late, at
-// the SLO's quantile: what is sent later comes in other bursts than was asked for.
+// MaxLate is the part of the SLO's latency by which the generator may be late, at the
+// SLO's quantile. Later messages would form other bursts than requested.
 const MaxLate = 0.5
 
-// MinDeliveries returns how many deliveries a judgement takes: so many that ten of them
-// may exceed.
+// MinDeliveries returns the number of deliveries for a judgement: ten of them may exceed
+// the latency.
 func (s SLO) MinDeliveries() int64 { return int64(math.Round(10 / (1 - s.Quantile))) }
 
-// Judge says what became of a rate, and why it was not kept. A generator that was
-// late while every connection took what it had is said to be late, whatever the
-// broker made of that. If connections did not take what it had, it is the broker
-// that was too slow, as with refusals, lost connections and lost messages.
+// Judge returns the outcome of a rate, and why the rate was not kept. If the generator
+// was late although every connection took its messages, the outcome is Unoffered,
+// whatever the broker did. If connections did not take the messages, the broker was too
+// slow. The same holds for refusals, lost connections and lost messages.
 func (s SLO) Judge(e Evidence) (Outcome, string) {
 	budget := (1 - s.Quantile) * float64(e.Delivered) * (1 + 1e-9) // 1-0.9 is less than 0.1
 	switch {

@@ -2,17 +2,18 @@ package search
 
 import "github.com/srtm-io/srtm/internal/faults"
 
-// Outcome is what became of a rate.
+// Outcome is the result of trying a rate.
 type Outcome uint8
 
 const (
-	// Untried is no outcome.
+	// Untried means that there is no outcome.
 	Untried Outcome = iota
-	// Kept: it was offered, and the SLO kept.
+	// Kept means that the rate was offered and the SLO was kept.
 	Kept
-	// Missed: it was offered, and the SLO missed.
+	// Missed means that the rate was offered and the SLO was missed.
 	Missed
-	// Unoffered: the generator could not offer it, so that nothing is known.
+	// Unoffered means that the generator could not send the rate, so the try says
+	// nothing.
 	Unoffered
 )
 
@@ -20,24 +21,24 @@ var names = [...]string{"untried", "kept", "missed", "not offered"}
 
 func (o Outcome) String() string { return names[o] }
 
-// MarshalText makes it readable in JSON.
+// MarshalText makes an Outcome readable in JSON.
 func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
 
 // Config bounds a search. Rates are in msg/s.
 type Config struct {
-	// First is the rate that is tried first, Least and Most the bounds.
+	// First is the first rate to try. Least and Most are the bounds.
 	First, Least, Most int64
-	// Tolerance is how far below the lowest rate that failed the highest one that
-	// was kept may be in the end, as a part of the former; at least 1 msg/s.
+	// Tolerance is the maximum distance between the highest kept rate and the lowest
+	// failed rate at the end, as a fraction of the failed rate; at least 1 msg/s.
 	Tolerance float64
-	// Again is how often a rate that was not offered is tried again before that
-	// counts: what made the generator late may have been nothing of its own.
+	// Again is how often an unoffered rate is tried again before it counts: another
+	// process may have delayed the generator.
 	Again int
-	// Steps bounds how many tries there are.
+	// Steps is the maximum number of tries.
 	Steps int
 }
 
-// Validate returns all that is wrong with c.
+// Validate returns all faults of c.
 func (c Config) Validate() error {
 	var f faults.List
 	f.If(c.Least < 1 || c.First < c.Least || c.Most < c.First, "rates: least %d, first %d, most %d: want 1 <= least <= first <= most", c.Least, c.First, c.Most)
@@ -52,11 +53,11 @@ func (c Config) Validate() error {
 type Search struct {
 	cfg   Config
 	kept  []int64
-	over  int64   // the lowest rate that was not kept; 0: none
-	why   Outcome // what became of it
+	over  int64   // lowest rate that was not kept; 0: none
+	why   Outcome // outcome of over
 	sure  bool    // the last of kept was kept twice
 	steps int
-	// again is the rate that was not offered in the last `tries` tries; 0: none.
+	// again is the unoffered rate to try again, after `tries` tries; 0: none.
 	again int64
 	tries int
 }
@@ -64,8 +65,7 @@ type Search struct {
 // New returns a search that has tried nothing. Requires: cfg is valid.
 func New(cfg Config) *Search { return &Search{cfg: cfg} }
 
-// Kept returns the maximum rate that was kept, 0 if none was, and whether it was
-// kept when asked again.
+// Kept returns the maximum kept rate (0: none) and whether the rate was kept twice.
 func (s *Search) Kept() (rate int64, sure bool) {
 	if len(s.kept) == 0 {
 		return 0, false
@@ -73,12 +73,12 @@ func (s *Search) Kept() (rate int64, sure bool) {
 	return s.kept[len(s.kept)-1], s.sure
 }
 
-// Over returns the lowest rate that was not kept, and what became of it; 0 and
-// Untried if there is none.
+// Over returns the lowest rate that was not kept and its outcome; 0 and Untried if there
+// is none.
 func (s *Search) Over() (rate int64, why Outcome) { return s.over, s.why }
 
-// Next returns the rate to try next; false: the search is over. Once it has
-// Config.Steps behind it, or not even Config.Least was kept, it is over as well.
+// Next returns the rate to try next, or false if the search is over. The search also ends
+// after Config.Steps tries, or if Config.Least was not kept.
 func (s *Search) Next() (rate int64, more bool) {
 	top, sure := s.Kept()
 	switch {
@@ -100,7 +100,8 @@ func (s *Search) Next() (rate int64, more bool) {
 	return top + (s.over-top)/2, true
 }
 
-// ends reports whether top is near enough to what is not kept, or all there is.
+// ends reports whether top is close enough to the lowest rate not kept, or is the upper
+// bound.
 func (s *Search) ends(top int64) bool {
 	if s.over == 0 {
 		return top == s.cfg.Most
@@ -108,9 +109,8 @@ func (s *Search) ends(top int64) bool {
 	return s.over-top <= max(1, int64(s.cfg.Tolerance*float64(s.over)))
 }
 
-// Record says what became of a rate that Next returned. One that is not kept
-// takes back what was said of it and of greater ones: a rate that was kept once
-// and not again is not kept.
+// Record adds the outcome of a rate from Next. A rate that is not kept withdraws earlier
+// results of the same and of higher rates: a rate kept once and then missed is not kept.
 func (s *Search) Record(rate int64, o Outcome) {
 	s.steps++
 	if o == Unoffered && s.tries < s.cfg.Again {
