@@ -10,8 +10,7 @@
 //   - the largest relative deviation of a publisher from its part,
 //   - the backlog,
 //   - the p99 latency of the obedient publishers, which offer half of their part, from the
-//     due
-//     time to the delivery.
+//     due time to the delivery.
 //
 // The numbers are ratios of counters. Nothing is asserted.
 package pacing

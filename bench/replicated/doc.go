@@ -15,8 +15,8 @@
 // another server:
 //
 //   - paced: publishers send at random times (Poisson), regardless of answers. Latency
-//     counts
-//     from the scheduled send time until the acknowledgement, and until the delivery.
+//     counts from the scheduled send time until the acknowledgement, and until the
+//     delivery.
 //   - flood: publishers send as fast as possible, with a bounded number of unacknowledged
 //     messages. NSQ's clients send one message per command, or many; JetStream's client
 //     pipelines messages.

@@ -192,8 +192,7 @@ func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
 
 // Send sends at the scenario's rate for a time, and returns the number of messages. Send
 // picks a random connection for each frame, so the messages of each connection also have
-// random times. All connections share one frame, since a frame per connection would need
-// much memory.
+// random times. All connections share one frame, in place of many small frames.
 func (p *Publishers) Send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })

@@ -16,8 +16,9 @@ import (
 )
 
 // stormAt opens rate connections a second until the caller calls the returned function.
-// Each connection performs the handshake and is closed by a reset. A late connection does
-// not delay the schedule. The returned function returns the number of connections.
+// Each connection performs the handshake and is closed by a reset. After a delay, stormAt
+// opens connections faster until it has caught up with the schedule. The returned function
+// returns the number of connections.
 func stormAt(address string, rate float64, d Dialect) func() (int, error) {
 	var stopped atomic.Bool
 	var storm sync.WaitGroup
