@@ -8,12 +8,12 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// alarm calls fire once the time set is there. Its goroutine starts with the
-// first time that is set, so that a topic that never waits costs none.
+// alarm calls fire at the earliest time that was set. The goroutine starts with the first
+// time, so a topic that never waits needs no goroutine.
 //
-// It may fire early or without need, never later than its timer can: a time
-// is only ever brought forward, because what is put off is cheap to check
-// again and what is forgotten is a message that stays.
+// An alarm may fire early or needlessly, but never later than its timer permits. Therefore
+// noLater only moves the time forward: an early check is cheap, but a forgotten time would
+// leave a message in the topic.
 type alarm struct {
 	// Set once.
 	now      func() mono.Time
@@ -21,9 +21,9 @@ type alarm struct {
 	fire     func(mono.Time)
 	wg       *sync.WaitGroup
 
-	// armed is the time set. Written under mu; read without it to see that
-	// there is nothing to do. A stale read is safe: it can only be earlier
-	// than true while fire has not run yet, and fire sets the time again.
+	// armed is the time set. Written under mu. noLater reads armed without mu to see that
+	// there is nothing to do. A stale read is safe: before fire has run, the value can only
+	// be too early, and fire sets the time again.
 	armed atomic.Int64
 
 	mu struct {
@@ -33,12 +33,12 @@ type alarm struct {
 	}
 }
 
-// timer waits for a point in time that another goroutine may change. set and
-// close are called under alarm.mu, set never after close; wait runs beside them.
+// timer waits for a time that another goroutine may change. The caller of set and close
+// holds alarm.mu, and never calls set after close. wait runs concurrently.
 type timer interface {
 	// set replaces the time.
 	set(at, now mono.Time)
-	// wait returns true when the time is there, and false once it is closed.
+	// wait returns true at the time set, and false after close.
 	wait() bool
 	close()
 }
@@ -49,7 +49,7 @@ func newAlarm(wg *sync.WaitGroup, now func() mono.Time, newTimer func() (timer, 
 	return a
 }
 
-// noLater makes the alarm fire at the given time or before.
+// noLater makes the alarm fire at the given time or earlier.
 func (a *alarm) noLater(at mono.Time) {
 	if int64(at) >= a.armed.Load() {
 		return
@@ -62,7 +62,7 @@ func (a *alarm) noLater(at mono.Time) {
 	a.armed.Store(int64(at))
 	if a.mu.timer == nil {
 		t, err := a.newTimer()
-		if err != nil { // out of descriptors: less sharp, but it fires
+		if err != nil { // out of descriptors: a coarse timer is less precise
 			t, _ = newCoarseTimer()
 		}
 		a.mu.timer = t
@@ -80,7 +80,7 @@ func (a *alarm) run(t timer) {
 	}
 }
 
-// close stops the alarm; its goroutine ends soon after.
+// close stops the alarm. The goroutine ends soon after.
 func (a *alarm) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,8 +93,8 @@ func (a *alarm) close() {
 	}
 }
 
-// coarseTimer is Go's own: about a millisecond late when the process is idle
-// (golang/go#44343), free of descriptors.
+// coarseTimer is Go's timer. It needs no descriptor, and is about a millisecond late when
+// the process is idle (golang/go#44343).
 type coarseTimer struct {
 	t    *time.Timer
 	done chan struct{}

@@ -9,9 +9,9 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// sharpTimer is a timerfd that the runtime's netpoller waits for. Go's own
-// timers end in epoll_wait, whose timeout is in whole milliseconds; a
-// descriptor becomes readable when the kernel's high-resolution timer fires.
+// sharpTimer is a timerfd in the runtime's netpoller. Go's timers end in epoll_wait, whose
+// timeout is in whole milliseconds. A timerfd becomes readable when the kernel's
+// high-resolution timer fires.
 type sharpTimer struct {
 	fd   int // valid until close
 	file *os.File
@@ -27,7 +27,7 @@ func newSharpTimer() (timer, error) {
 }
 
 func (s *sharpTimer) set(at, _ mono.Time) {
-	// A zero value would disarm the timer; a time that is past fires at once.
+	// A zero value would disarm the timer; a past time fires at once.
 	at = max(at, 1)
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(at))}
 	if err := unix.TimerfdSettime(s.fd, unix.TFD_TIMER_ABSTIME, &spec, nil); err != nil {

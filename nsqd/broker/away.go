@@ -7,13 +7,13 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// A topic is away from the start of the broker until its stream answers. Until then it is there,
-// with what is recorded of it, and takes nothing.
+// After a start of the broker, a topic is away until its stream answers. Until then the
+// topic exists with its recorded properties, and accepts no messages.
 
-// awayRetry is how often the streams that are away are asked.
+// awayRetry is the interval at which unavailable streams are tried.
 const awayRetry = time.Second
 
-// await makes a topic that is away. Called before the broker is used.
+// await creates a topic that is away. Requires: the broker is not in use yet.
 func (b *Broker) await(name string) {
 	_, err := b.Topic([]byte(name))
 	t := b.restoreTopic(name)
@@ -25,7 +25,8 @@ func (b *Broker) await(name string) {
 	b.cfg.Storage.cfg.Log.Error("the topic's stream does not answer: it takes nothing until that is back", obs.KeyTopic, name)
 }
 
-// restoreAway restores what is away, until nothing is any more, or the broker is closed.
+// restoreAway restores the topics that are away, until none is left or the broker is
+// closed.
 func (b *Broker) restoreAway() {
 	tick := time.NewTicker(awayRetry)
 	defer tick.Stop()
@@ -59,8 +60,8 @@ func (b *Broker) restoreIfBack(st *store) error {
 	return err
 }
 
-// beginEmpty is for a topic of whose messages nothing is left where they are replicated: see
-// yieldTaken.
+// beginEmpty makes a topic available whose replicated log is gone (see yieldTaken). In a
+// cluster, beginEmpty deletes the topic.
 func (b *Broker) beginEmpty(st *store) {
 	t, err := b.Topic([]byte(st.name))
 	if err != nil {

@@ -21,106 +21,104 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Refusals beyond those of nsqd/queue.
+// Errors in addition to the errors of nsqd/queue.
 var (
-	// ErrGone: the topic, channel or subscription was deleted meanwhile.
+	// ErrGone: the topic, channel or subscription has been deleted.
 	ErrGone = errors.New("deleted")
-	// ErrRetired: the topic has moved to other brokers and takes no more messages here.
+	// ErrRetired: the topic has moved to other brokers and accepts no messages here.
 	ErrRetired = errors.New("the topic has moved to other brokers")
-	// ErrUnknownTopic: there is no such topic and none may be created here.
+	// ErrUnknownTopic: the topic does not exist, and this broker may not create it.
 	ErrUnknownTopic = errors.New("no such topic on this broker")
 	// ErrUnknownChannel: the topic has no such channel.
 	ErrUnknownChannel = queue.ErrUnknownChannel
-	// ErrDraining: the broker is shutting down and accepts nothing more.
+	// ErrDraining: the broker is shutting down and accepts nothing.
 	ErrDraining = errors.New("broker is shutting down")
 	// ErrInUse: the topic holds messages, or connections publish to it.
 	ErrInUse = errors.New("in use")
-	// ErrAway: the topic's stream has not answered since the broker started. It is ErrStorage, too.
+	// ErrAway: the topic's stream has not answered since the broker started. ErrAway is
+	// also an ErrStorage.
 	ErrAway = fmt.Errorf("%w: nothing has answered for the topic's stream since the broker started", ErrStorage)
-	// ErrBusy: the caller would have to wait, and said that it may not.
+	// ErrBusy: the operation would block, but the caller asked not to wait.
 	ErrBusy = errors.New("would have to wait")
-	// ErrBadName: a topic or channel name outside the protocol's rules.
+	// ErrBadName: the name of a topic or channel violates the protocol's rules.
 	ErrBadName = errors.New("not a valid name")
-	// ErrTooManyConsumers: the channel has as many subscribers as it may.
+	// ErrTooManyConsumers: the channel has the maximum number of subscribers.
 	ErrTooManyConsumers = errors.New("channel has as many consumers as it may")
-	// ErrTooManyTopics: the broker has as many topics as it may.
+	// ErrTooManyTopics: the broker has the maximum number of topics.
 	ErrTooManyTopics = errors.New("broker has as many topics as it may")
-	// ErrTooManyChannels: the topic has as many channels as it may, or all topics have.
+	// ErrTooManyChannels: the topic or the broker has the maximum number of channels.
 	ErrTooManyChannels = errors.New("as many channels as there may be")
 )
 
-// Config of a broker. Immutable.
+// Config is the configuration of a broker. A Config is immutable.
 type Config struct {
 	// Capacity is the maximum number of messages a topic may hold before
 	// release, and the maximum depth of a channel; >= 1.
 	Capacity int
-	// MaxMemory is how many bytes the messages that are held in memory may take,
-	// those of all topics together: bodies, and queue.Overhead for each; 0: they
-	// are not bounded. A topic that holds four times what is left, or would with
-	// what is published, goes on as one whose Capacity is used up: so one backlog
-	// gets four fifths at most, and others still find room.
+	// MaxMemory bounds the bytes of all messages in memory: bodies, plus queue.Overhead per
+	// message; 0: unlimited. If a topic holds more than four times the free memory, or
+	// would with a new message, the topic behaves as if its Capacity were used up. So one
+	// backlog takes at most four fifths of the memory, and other topics still find room.
 	MaxMemory int64
-	// MaxMsgTimeout is how long a subscriber may keep a message by touching it.
+	// MaxMsgTimeout bounds the time that a subscriber can keep a message by touching it.
 	MaxMsgTimeout time.Duration
-	// RejectAfter is the access delay above which a topic with the policy
-	// "reject" refuses a message.
+	// RejectAfter is the access delay above which a topic with the policy "reject" refuses
+	// messages.
 	RejectAfter time.Duration
-	// MaxBackdating is how far before its release a message of a topic with a
-	// contract may have its token; in [0, tokenbucket.Horizon].
+	// MaxBackdating bounds the time between a message's token and its release, for topics
+	// with a contract; in [0, tokenbucket.Horizon].
 	MaxBackdating time.Duration
-	// AutoCreate lets PUB and SUB create topics, as in NSQ. Off where a
-	// loaddistributor places topics: a publisher on the wrong broker would
-	// otherwise escape its contract.
+	// AutoCreate lets PUB and SUB create topics, as in NSQ. It is off if a loaddistributor
+	// places topics; otherwise a publisher on the wrong broker would escape its contract.
 	AutoCreate bool
-	// Pacing is that of topics that say nothing of it; PaceOff is of all.
+	// Pacing is the mode of topics without their own mode. PaceOff disables pacing for all
+	// topics.
 	Pacing PaceMode
-	// MaxWeight is the weight that a publisher may have whom its topic does not give
-	// one; 0 counts as 1.
+	// MaxWeight is the maximum weight of a publisher without a weight from the topic; 0
+	// counts as 1.
 	MaxWeight uint8
-	// Presets are contracts by topic, of a standalone broker. Such a topic is under
-	// its own from the moment it is made, again after it was deleted, and that goes
-	// before a recorded one. Its bucket begins empty.
+	// Presets are the contracts of a standalone broker, by topic. Such a topic gets the
+	// contract on creation, also after a deletion. A preset has priority over a recorded
+	// contract. The bucket is initially empty.
 	Presets map[string]metadata.Contract
-	// MaxChannelConsumers bounds the subscribers of each channel; 0: it does not.
+	// MaxChannelConsumers bounds the subscribers of each channel; 0: unlimited.
 	MaxChannelConsumers int
-	// MaxTopics, MaxTopicChannels and MaxChannels bound the topics, the channels of
-	// each, and those of all; 0: they do not. What an earlier process left is restored
-	// in any case.
+	// MaxTopics, MaxTopicChannels and MaxChannels bound the topics, the channels per topic
+	// and the channels in total; 0: unlimited. Restored topics and channels may exceed the
+	// bounds.
 	MaxTopics, MaxTopicChannels, MaxChannels int
-	// Channels returns the channels that a topic has on other brokers, when it
-	// is about to be created here: they exist from its first message on. May
-	// take its time, no lock is held. Names that are not valid are passed over.
-	// Nil: none.
+	// Channels returns the channels of a topic on other brokers, before the topic is
+	// created here, so that the channels exist from the first message on. Channels may
+	// block; the caller holds no lock. Invalid names are ignored. Nil: no channels.
 	Channels func(topic string) []string
-	// Confirm reports a durable channel to the control plane, with the version at which that
-	// created it, 0: not yet. It returns when all connected brokers of the topic have the
-	// channel, or when that takes too long. ErrTooManyChannels: the topic may not have the
-	// channel. Any other error: that is not known. No lock is held. Nil: there is no control
-	// plane.
+	// Confirm reports a durable channel to the control plane. created is the catalog's
+	// version at which the control plane created the channel, or 0. Confirm returns when
+	// all connected brokers of the topic have the channel, or after a timeout. It returns
+	// ErrTooManyChannels if the topic may not have the channel, and another error if the
+	// answer is unknown. The caller holds no lock. Nil: there is no control plane.
 	Confirm func(topic, channel string, created uint64) error
-	// Changed is called after topics or channels have come or gone, with no
-	// lock held, by any goroutine. It must not block. Nil: it is not wanted.
+	// Changed is called after the creation or deletion of topics or channels, by any
+	// goroutine, without a lock. Changed must not block. May be nil.
 	Changed func()
-	// EndToEnd is how far back the latencies from arrival to FIN are kept; 0:
-	// they are not measured.
+	// EndToEnd is the window of the latencies from arrival to FIN; 0: not measured.
 	EndToEnd time.Duration
-	// Storage takes what does not fit into memory; nil: nothing does.
+	// Storage stores messages that do not fit into memory; nil: no storage.
 	Storage *Storage
-	// DeadLetter publishes a message to a topic that this broker does not carry, and returns
-	// when the message is accepted. Nil: dead letters stay in their channel until the broker
+	// DeadLetter publishes a message to a topic on another broker, and returns after the
+	// message is accepted. Nil: dead letters remain in their channel until this broker
 	// carries the topic.
 	DeadLetter func(ctx context.Context, topic string, body []byte) error
-	// Log says which dead letters cannot be stored; nil: it is not said.
+	// Log receives failures to store dead letters; may be nil.
 	Log *slog.Logger
-	// Trace records every release; nil: they are not recorded.
+	// Trace records every release; may be nil.
 	Trace *Trace
-	// Seed of the draws for sampling subscribers.
+	// Seed seeds the random choice for sampling subscribers.
 	Seed uint64
 	// Now reads the clock; nil means clock.Mono.
 	Now func() mono.Time
 }
 
-// Validate reports all problems at once.
+// Validate returns all faults, joined.
 func (c Config) Validate() error {
 	var errs faults.List
 	errs.If(c.Capacity < 1, "--mem-queue-size %d is less than 1 message", c.Capacity)
@@ -139,12 +137,12 @@ type Broker struct {
 	*shared
 	closing chan struct{} // closed by Close
 
-	reported []*Topic // by the last report. Owned by Report's one caller
+	reported []*Topic // topics of the last report; owned by Report's caller
 
 	mu struct {
 		sync.RWMutex
 		topics map[string]*Topic
-		asked  map[string]chan struct{} // about to be created; closed then
+		asked  map[string]chan struct{} // topics being created; the channel is closed afterwards
 		closed bool
 	}
 }
@@ -165,15 +163,13 @@ func New(cfg Config) (*Broker, error) {
 	return b, nil
 }
 
-// Memory returns how many bytes the messages in memory take, and how many they
-// may; 0: there is no bound.
+// Memory returns the bytes of messages in memory and their maximum, or 0 if unlimited.
 func (b *Broker) Memory() (held, most int64) { return b.held.Load(), b.cfg.MaxMemory }
 
-// Now is the broker's clock, for the callers' arrival times.
+// Now returns the broker's time, for arrival times of callers.
 func (b *Broker) Now() mono.Time { return b.now() }
 
-// Topic returns the topic of that name, or ErrUnknownTopic. It does not
-// allocate.
+// Topic returns the named topic, or ErrUnknownTopic. It does not allocate.
 func (b *Broker) Topic(name []byte) (*Topic, error) {
 	b.mu.RLock()
 	t := b.mu.topics[string(name)]
@@ -184,8 +180,9 @@ func (b *Broker) Topic(name []byte) (*Topic, error) {
 	return t, nil
 }
 
-// TopicForClient is Topic for a PUB or SUB: it creates the topic if that is
-// allowed here. Errors: ErrUnknownTopic, ErrBadName, ErrDraining, ErrTooManyTopics.
+// TopicForClient returns the topic for a PUB or SUB, and creates the topic if AutoCreate is
+// set.
+// Errors: ErrUnknownTopic, ErrBadName, ErrDraining, ErrTooManyTopics.
 func (b *Broker) TopicForClient(name []byte) (*Topic, error) {
 	t, err := b.Topic(name)
 	if err != nil && b.cfg.AutoCreate {
@@ -194,7 +191,7 @@ func (b *Broker) TopicForClient(name []byte) (*Topic, error) {
 	return t, err
 }
 
-// CreateTopic returns the topic, creating it if need be.
+// CreateTopic returns the topic, creating it if necessary.
 // Errors: ErrBadName, ErrDraining, ErrTooManyTopics.
 func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	if !wire.ValidTopicName(name) {
@@ -205,7 +202,7 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 		if t != nil || err != nil {
 			return t, err
 		}
-		if asked != nil { // by another: a thousand clients may come at once
+		if asked != nil { // by another caller; many clients may arrive at once
 			<-asked
 			continue
 		}
@@ -221,9 +218,9 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	}
 }
 
-// OrderTopic is CreateTopic that returns when the topic outlives a crash.
-// Errors: those of CreateTopic, and ErrStorage: then the topic that it has created is gone,
-// unless it is in use by now.
+// OrderTopic is like CreateTopic, but returns after the topic is stored durably.
+// Errors: as CreateTopic, and ErrStorage. After ErrStorage a created topic is removed,
+// unless it is already in use.
 func (b *Broker) OrderTopic(name string) (*Topic, error) {
 	_, unknown := b.Topic([]byte(name))
 	t, err := b.CreateTopic(name)
@@ -239,7 +236,7 @@ func (b *Broker) OrderTopic(name string) (*Topic, error) {
 	return t, nil
 }
 
-// undo removes a topic that could not be recorded, unless it is in use by now.
+// undo removes a topic that could not be stored, unless the topic is in use.
 func (b *Broker) undo(t *Topic) {
 	t.storing.Lock()
 	unused := b.forget(t, func() bool { return t.unusedLocked() && len(t.mu.consumers) == 0 })
@@ -252,8 +249,9 @@ func (b *Broker) undo(t *Topic) {
 
 func (b *Broker) newTopic(name string) *Topic { return newTopic(b.shared, name, b.forget, b.has) }
 
-// askFor returns the topic, or a channel that is closed when another caller has
-// created it or failed to, or neither: then the caller is to call createTopic.
+// askFor returns the topic. If another caller is creating the topic, askFor returns a
+// channel that is closed afterwards. If askFor returns neither, the caller must call
+// createTopic.
 func (b *Broker) askFor(name string) (t *Topic, asked <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -284,29 +282,29 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 		return nil, ErrDraining
 	}
 	t := b.newTopic(name)
-	s := t.begin() // no other goroutine has it yet
+	s := t.begin() // no other goroutine uses the topic yet
 	for _, c := range channels {
 		if wire.ValidChannelName(c) {
-			_, _ = t.channel(b.now(), c, s, false) // one too many comes with its first subscriber, or not
+			_, _ = t.channel(b.now(), c, s, false) // over the limit: its first subscriber tries again
 		}
 	}
-	s.listed = false // the caller says so, without b.mu
+	s.listed = false // the caller reports the change, without b.mu
 	t.end(s)
 	b.mu.topics[name] = t
 	return t, nil
 }
 
-// Refused returns how many topics and channels were not created, since there were
-// as many as there may be.
+// Refused returns the number of topics and channels that were refused because of the
+// limits.
 func (b *Broker) Refused() (topics, channels uint64) {
 	return b.refused.topics.Load(), b.refused.channels.Load()
 }
 
-// DeleteTopic removes a topic with all it holds and ends its subscriptions. It returns
-// when neither its record nor its log is on the disk any more.
-// Errors: ErrUnknownTopic; ErrAway, since it would be back; ErrDraining once the broker is
-// closed, since its topics are being left to the next process; ErrStorage: then nothing has
-// changed, or the topic is gone until the next start.
+// DeleteTopic deletes a topic with its messages and ends its subscriptions. It returns
+// after the topic's record and log are removed from the disk.
+// Errors: ErrUnknownTopic; ErrAway, since the topic would reappear; ErrDraining after
+// Close, which leaves the topics to the next process; ErrStorage. After ErrStorage either
+// nothing has changed, or the topic is gone until the next start.
 func (b *Broker) DeleteTopic(name string) error {
 	t, err := b.Topic([]byte(name))
 	if err != nil {
@@ -318,13 +316,13 @@ func (b *Broker) DeleteTopic(name string) error {
 		switch {
 		case b.mu.closed:
 			return ErrDraining
-		case b.mu.topics[name] != t: // another caller deletes it
+		case b.mu.topics[name] != t: // another caller has deleted the topic
 			return ErrUnknownTopic
 		case t.isAway():
 			return ErrAway
 		}
 		delete(b.mu.topics, name)
-		t.stop() // before there can be another of its name, with a bucket of its own
+		t.stop() // before a new topic of this name, with a new bucket, can exist
 		return nil
 	})
 	if err != nil {
@@ -335,7 +333,7 @@ func (b *Broker) DeleteTopic(name string) error {
 	if t.store == nil {
 		return nil
 	}
-	<-t.store.gone // or it would be back after a crash
+	<-t.store.gone // otherwise the topic would reappear after a crash
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.store.unremoved; err != nil {
@@ -344,8 +342,8 @@ func (b *Broker) DeleteTopic(name string) error {
 	return nil
 }
 
-// unrecord removes the record of a topic, and then the topic by remove. After an error the
-// record is as it was.
+// unrecord removes the record of a topic, and then calls remove. After an error the record
+// is unchanged.
 func (b *Broker) unrecord(t *Topic, remove func() error) error {
 	if t.isAway() {
 		return ErrAway
@@ -364,9 +362,9 @@ func (b *Broker) unrecord(t *Topic, remove func() error) error {
 	return err
 }
 
-// DeleteUnused is DeleteTopic of a topic that holds no message, and that is retired or that no
-// connection publishes to; any other stays as it is. What is published meanwhile
-// is either held, so that the topic stays, or not accepted.
+// DeleteUnused deletes a topic that holds no messages and is either retired or without
+// publishers. Other topics are unchanged. A concurrent message is either held, so the topic
+// remains, or not accepted.
 // Errors: ErrUnknownTopic, ErrInUse, ErrStorage.
 func (b *Broker) DeleteUnused(name string) error {
 	t, err := b.Topic([]byte(name))
@@ -381,7 +379,7 @@ func (b *Broker) DeleteUnused(name string) error {
 		return inUse
 	}
 	err = b.unrecord(t, func() error {
-		t.storing.Lock() // else a message could be on its way to the disk
+		t.storing.Lock() // otherwise a message could be on its way to the disk
 		defer t.storing.Unlock()
 		if !b.forget(t, t.unusedLocked) {
 			return inUse
@@ -396,17 +394,18 @@ func (b *Broker) DeleteUnused(name string) error {
 	return nil
 }
 
-// unusedLocked reports whether the topic holds no message, and is retired or no connection
-// publishes to it.
+// unusedLocked reports whether the topic holds no messages and is either retired or without
+// publishers.
 // Requires: mu held.
 func (t *Topic) unusedLocked() bool {
 	held, _ := t.heldLocked(0)
 	return held == 0 && (t.publishers == 0 || t.mu.retired) && !t.awayLocked()
 }
 
-// forget removes t from the table and closes it for good if unneeded says so, in one step, so
-// that it is not found there any more, and cannot be subscribed to by one who has it already. It
-// reports whether it did; then the caller calls close. unneeded is called with t.mu held.
+// forget closes t and removes t from the table, if unneeded returns true, in one critical
+// section. So nobody finds the topic any more, and nobody who already has the topic can
+// subscribe. forget reports whether it removed the topic; then the caller must call close.
+// forget calls unneeded with t.mu held.
 func (b *Broker) forget(t *Topic, unneeded func() bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -420,13 +419,13 @@ func (b *Broker) forget(t *Topic, unneeded func() bool) bool {
 	return true
 }
 
-// has reports whether the topic is the one of its name.
+// has reports whether the table contains t.
 func (b *Broker) has(t *Topic) bool {
 	now, _ := b.Topic([]byte(t.name))
 	return now == t
 }
 
-// Topics returns the topics by name.
+// Topics returns the topics, sorted by name.
 func (b *Broker) Topics() []*Topic {
 	b.mu.RLock()
 	topics := make([]*Topic, 0, len(b.mu.topics))
@@ -438,10 +437,10 @@ func (b *Broker) Topics() []*Topic {
 	return topics
 }
 
-// Drain refuses what is published from now on, has all that topics hold stored, and
-// waits until every message that a subscriber could get before ctx ends has been
-// finished, or ctx ends. It returns the number of messages still held. They, too, outlive
-// a process that is killed meanwhile, once the disk has taken them.
+// Drain refuses new publications and stores the messages of all topics. Drain waits until
+// subscribers have finished every message that they can get before ctx ends, or until ctx
+// ends. It returns the number of messages still held. Once stored, these messages survive a
+// kill of the process.
 func (b *Broker) Drain(ctx context.Context) (left int) {
 	b.draining.Store(true)
 	end := mono.Never
@@ -471,12 +470,12 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 	}
 }
 
-// Close ends every subscription and waits for the broker's goroutines. With a
-// Storage, every message still held is then on disk, and every topic and channel
-// recorded; the error names the lines for which that failed.
+// Close ends all subscriptions and waits for the broker's goroutines. With a Storage, all
+// held messages are then on disk, and all topics and channels are recorded. The error names
+// the topics for which this failed.
 func (b *Broker) Close() error {
 	b.draining.Store(true)
-	b.batches.Lock() // from now on none begins
+	b.batches.Lock() // no batch begins from now on
 	b.mu.Lock()
 	closed := b.mu.closed
 	b.mu.closed = true
@@ -498,10 +497,10 @@ func (b *Broker) Close() error {
 		return nil
 	}
 	stores := b.stores()
-	_ = inParallel(stores, (*store).makeRoom) // what fails because of it says so
+	_ = inParallel(stores, (*store).makeRoom) // failures caused by a lack of room are reported below
 	_ = inParallel(stores, (*store).leave)
 	recorded := b.metadataWriter.write()
-	if recorded != nil { // a mark that stays would be taken for a log that was deleted
+	if recorded != nil { // a remaining mark would look like a deleted log
 		for _, st := range stores {
 			st.spent = false
 		}
@@ -519,7 +518,7 @@ func (b *Broker) Close() error {
 	return errors.Join(recorded, unstored, b.metadataWriter.finish())
 }
 
-// stores returns those of the topics that have one.
+// stores returns the stores of all topics.
 func (b *Broker) stores() (all []*store) {
 	for _, t := range b.Topics() {
 		if t.store != nil {
@@ -529,11 +528,11 @@ func (b *Broker) stores() (all []*store) {
 	return all
 }
 
-// writers is how many topics are written at a time: fsyncs of several files cost a
-// disk little more than that of one.
+// writers is the number of topics written concurrently. Several fsyncs at once cost a disk
+// little more than one.
 const writers = 16
 
-// inParallel does something with each store and returns what went wrong.
+// inParallel calls do for each store and returns the errors.
 func inParallel(stores []*store, do func(*store) error) error {
 	errs := make([]error, len(stores))
 	var all errgroup.Group

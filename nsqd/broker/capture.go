@@ -12,53 +12,52 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// Bounds of a capture. What is beyond is counted as lost.
+// Bounds of a capture. Messages beyond the bounds count as lost.
 const (
-	// maxCaptured is how many messages a piece has at most.
+	// maxCaptured bounds the messages of a piece.
 	maxCaptured = 1 << 16
-	// maxCapturedPublishers is how many publishers a capture tells apart.
+	// maxCapturedPublishers bounds the distinguished publishers of a capture.
 	maxCapturedPublishers = 1 << 16
-	// maxCapturedOf is how many of them one owner may have, so that client_ids which
-	// one host thinks up leave room for the others.
+	// maxCapturedOf bounds the distinguished publishers of one owner. One host that invents
+	// client_ids leaves room for other publishers.
 	maxCapturedOf = maxCapturedPublishers / 8 * 7
 )
 
-// capture is the record of a topic's arrivals: every message that is accepted,
-// when it arrived and from whom, for the control plane to replay. What a limit
-// refused is not in it: it took no token.
+// capture records a topic's arrivals, for replay by the control plane: the time and the
+// publisher of every accepted message. Messages that a limit refused are not recorded,
+// since they took no token.
 //
-// Messages come in the order in which they are accepted, which is not that of
-// their arrival, and leave in pieces that are in order of arrival.
+// Messages are recorded in the order of acceptance, and leave in pieces sorted by arrival.
 type capture struct {
 	// Set once.
-	id     uint64 // of the captures of this topic
-	toWall int64  // a mono.Time and this is a mono.Wall
+	id     uint64 // number of the capture within the topic
+	toWall int64  // difference between mono.Wall and mono.Time
 
 	// Guarded by runner.mu.
 	piece   []captured
-	numbers map[string]uint32       // of publishers, by name
-	owned   map[police.Identity]int // how many of them, by owner
-	owners  []police.Identity       // by number
-	named   []string                // those that no piece has named
-	vouched []string                // for each of named: by whom
-	through []string                // for each of named: the broker that forwards for it
-	lost    uint64                  // since the last piece
-	others  uint64                  // of those: of publishers that are not told apart
-	taken   bool                    // a piece was
-	unknown Publisher               // of messages without one
+	numbers map[string]uint32       // publisher numbers by name
+	owned   map[police.Identity]int // number of publishers by owner
+	owners  []police.Identity       // by publisher number
+	named   []string                // publishers that no piece has named yet
+	vouched []string                // authentication of each in named
+	through []string                // forwarding broker of each in named
+	lost    uint64                  // messages lost since the last piece
+	others  uint64                  // messages of undistinguished publishers; included in lost
+	taken   bool                    // a piece was taken
+	unknown Publisher               // publisher of messages without a publisher
 
-	// spare is the memory of the piece before, for the next; owned by the one
-	// who takes them.
+	// spare is the memory of the previous piece, for reuse. Owned by the caller of
+	// Arrivals.
 	spare []captured
 }
 
-// captured is a message.
+// captured is the record of a message.
 type captured struct {
 	at        mono.Time
 	publisher uint32
 }
 
-// uncounted is the number of publishers beyond maxCapturedPublishers.
+// uncounted is the number of publishers beyond the bounds.
 const uncounted = math.MaxUint32
 
 // add records n messages that arrived together.
@@ -83,8 +82,9 @@ func (c *capture) add(from *Publisher, at mono.Time, n int) {
 	}
 }
 
-// number returns a publisher's number; connections of one name are one, unless one is of
-// another owner than the first, who was authenticated: it has a name of its own.
+// number returns a publisher's number. Connections with the same name share a number. If
+// the first owner of the name was authenticated, a different owner gets a separate name and
+// number.
 func (c *capture) number(p *Publisher) uint32 {
 	name, owner := p.name(), p.owner()
 	n, known := c.numbers[name]
@@ -103,7 +103,7 @@ func (c *capture) number(p *Publisher) uint32 {
 	c.numbers[name] = n
 	c.owners = append(c.owners, owner)
 	c.named = append(c.named, name)
-	vouched := "" // declared by the client alone
+	vouched := "" // declared only by the client
 	if owner.Kind != "addr" {
 		vouched = strings.ToValidUTF8(owner.Kind+":"+owner.ID, "?")
 	}
@@ -111,16 +111,16 @@ func (c *capture) number(p *Publisher) uint32 {
 	return n
 }
 
-// recorder has the capture of a topic's arrivals.
+// recorder holds the capture of a topic's arrivals.
 type recorder struct {
 	*runner // set once
 
 	// Guarded by mu.
-	capture  *capture // nil: none is wanted
-	captures uint64   // ever begun
+	capture  *capture // nil without a capture
+	captures uint64   // number of captures begun
 }
 
-// Capture begins to record arrivals, anew if they are recorded already.
+// Capture starts a new record of arrivals, and drops the current record.
 // Requires: mono and wall are the same moment.
 func (r *recorder) Capture(mono mono.Time, wall mono.Wall) {
 	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}, owned: map[police.Identity]int{}}
@@ -131,15 +131,15 @@ func (r *recorder) Capture(mono mono.Time, wall mono.Wall) {
 	r.capture = c
 }
 
-// EndCapture drops what is recorded, and records no more.
+// EndCapture drops the record and stops recording.
 func (r *recorder) EndCapture() {
 	r.mu.Lock()
 	r.capture = nil
 	r.mu.Unlock()
 }
 
-// Arrivals returns what was recorded since the last call; nil if nothing is being
-// recorded. There is one caller at a time.
+// Arrivals returns the arrivals since the last call, or nil without a capture. Only one
+// goroutine may call Arrivals.
 func (r *recorder) Arrivals() *srtmv1.Arrivals {
 	r.mu.Lock()
 	c := r.capture
@@ -172,7 +172,7 @@ func (r *recorder) Arrivals() *srtmv1.Arrivals {
 	return a
 }
 
-// Capture is Topic.Capture, from now on; false without such a topic.
+// Capture starts Topic.Capture now. It returns false if the topic does not exist.
 func (n *Node) Capture(topic string) bool {
 	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
@@ -182,14 +182,14 @@ func (n *Node) Capture(topic string) bool {
 	return true
 }
 
-// EndCapture is Topic.EndCapture, if there is such a topic.
+// EndCapture calls Topic.EndCapture, if the topic exists.
 func (n *Node) EndCapture(topic string) {
 	if t, err := n.broker().Topic([]byte(topic)); err == nil {
 		t.EndCapture()
 	}
 }
 
-// Arrivals is Topic.Arrivals; nil without such a topic.
+// Arrivals calls Topic.Arrivals. It returns nil if the topic does not exist.
 func (n *Node) Arrivals(topic string) *srtmv1.Arrivals {
 	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {

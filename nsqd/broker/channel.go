@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// CreateChannel creates the channel if need be, and returns when the channel outlives a crash;
-// in a cluster it returns as Config.Confirm does, too.
+// CreateChannel creates the channel if necessary, and returns after the channel is stored
+// durably. In a cluster it also waits for Config.Confirm.
 // Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels, ErrStorage.
 func (t *Topic) CreateChannel(name string) error {
 	err := t.orderChannel(name)
@@ -28,7 +28,7 @@ func (t *Topic) CreateChannel(name string) error {
 // orderChannel is CreateChannel for this broker alone.
 func (t *Topic) orderChannel(name string) error {
 	switch {
-	case t.has(name): // perhaps by a subscriber, just now
+	case t.has(name): // a subscriber may have created it just now
 		return t.shared.Recorded()
 	case wire.Ephemeral(name) || !wire.ValidChannelName(name):
 		return t.createChannel(name, false)
@@ -48,7 +48,7 @@ func (t *Topic) orderChannel(name string) error {
 	})
 }
 
-// createChannel creates more than there may be of those that are restored.
+// createChannel creates a channel. A restored channel may exceed the limits.
 func (t *Topic) createChannel(name string, restored bool) error {
 	if !wire.ValidChannelName(name) {
 		return fmt.Errorf("channel %q: %w", name, ErrBadName)
@@ -63,7 +63,7 @@ func (t *Topic) createChannel(name string, restored bool) error {
 	return err
 }
 
-// channel returns the channel, creating it if need be.
+// channel returns the channel, creating it if necessary.
 // Error: ErrTooManyChannels. Requires: mu held.
 func (t *Topic) channel(now mono.Time, name string, s *step, restored bool) (*queue.Channel, error) {
 	c := t.mu.core.Channel(name)
@@ -94,8 +94,8 @@ func (t *Topic) ChannelNames() []string {
 	return names
 }
 
-// DeleteChannel removes a channel with all it holds and ends its
-// subscriptions. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
+// DeleteChannel deletes a channel with its messages and ends its subscriptions.
+// Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) DeleteChannel(name string) error {
 	if err := t.movable(name); err != nil {
 		return err
@@ -105,12 +105,12 @@ func (t *Topic) DeleteChannel(name string) error {
 	if err != nil {
 		return err
 	}
-	err = t.store.settled() // or another of its name would have what it had, after a crash
+	err = t.store.settled() // otherwise, after a crash, a new channel of this name would get the old messages
 	t.deleteIfEphemeral()
 	return err
 }
 
-// removeChannel ends the channel's subscriptions and deletes it.
+// removeChannel deletes the channel and ends its subscriptions.
 // Requires: mu held.
 func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 	for _, id := range c.ConsumerIDs() {
@@ -130,8 +130,8 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 	s.listed = true
 }
 
-// finished notes how long finished messages took from end to end, if that is
-// measured. Requires: mu held.
+// finished records the end-to-end latency of finished messages, if Config.EndToEnd is set.
+// Requires: mu held.
 func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Message) {
 	span := t.shared.cfg.EndToEnd
 	if span == 0 || len(messages) == 0 {
@@ -150,7 +150,7 @@ func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Mess
 	}
 }
 
-// EmptyChannel discards a channel's messages. A crash does not bring them back.
+// EmptyChannel discards a channel's messages. The messages do not reappear after a crash.
 // Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) EmptyChannel(name string) error {
 	if err := t.movable(name); err != nil {
@@ -162,7 +162,8 @@ func (t *Topic) EmptyChannel(name string) error {
 	return errors.Join(err, t.store.settled())
 }
 
-// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
+// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining,
+// ErrStorage.
 func (t *Topic) PauseChannel(name string) error {
 	return t.orderedChannel(name, func(c *metadata.Channel) bool {
 		c.Paused = true
@@ -170,7 +171,7 @@ func (t *Topic) PauseChannel(name string) error {
 	}, func(_ mono.Time, c *queue.Channel, _ *step) { c.Pause() })
 }
 
-// UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
+// UnpauseChannel resumes deliveries. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) UnpauseChannel(name string) error {
 	return t.orderedChannel(name, func(c *metadata.Channel) bool {
 		c.Paused = false

@@ -7,17 +7,17 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// terms are what a topic promises: its contract and its SLO.
+// terms hold a topic's contract and SLO.
 type terms struct {
 	*runner // set once
 
 	// Guarded by mu.
 	slo      SLO
-	contract *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
+	contract *metadata.Contract // recorded contract; replaced, never modified. Nil: no contract, or a preset
 }
 
-// Limit puts the topic under a contract without a share: it accepts, but
-// releases nothing until a share comes. A topic that is limited keeps its share.
+// Limit puts the topic under a contract without a share: the topic accepts messages, but
+// releases none until it has a share. A topic that is already limited keeps its share.
 func (t *terms) Limit(slo SLO, reject bool) {
 	t.do(func(mono.Time, *step) {
 		t.slo = slo
@@ -30,8 +30,8 @@ func (t *terms) overLimit(reject bool) queue.OverLimit {
 	return queue.OverLimit{Reject: reject, MaxDelay: t.shared.cfg.RejectAfter}
 }
 
-// SetLeased replaces the share for as long as the lease says, with granted tokens moved to
-// it, and returns the tokens given up. The topic is limited from then on.
+// SetLeased replaces the share for the term of the lease, adds the granted tokens, and
+// returns the tokens given up. The topic is limited from then on.
 func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) (released tokenbucket.Tokens) {
 	t.do(func(now mono.Time, s *step) {
 		if !t.mu.core.Limited() {
@@ -42,8 +42,8 @@ func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted to
 	return released
 }
 
-// Renew moves the ends of the share's lease, and reports whether it has a
-// flexible part that has not lapsed.
+// Renew extends the share's lease, and reports whether the lease has a flexible part that
+// has not expired.
 func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 	t.do(func(now mono.Time, s *step) {
 		flex = t.mu.core.Limited() && t.mu.core.Renew(now, flexUntil, until, &s.fx)
@@ -51,11 +51,11 @@ func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 	return flex
 }
 
-// Contract puts the topic of a standalone broker under a contract. A topic that is
-// limited already keeps the tokens it has, as far as they fit; any other begins with
-// an empty bucket: what a full one would let go may have been let go before, by the
-// same topic under the same contract before it was deleted or the broker restarted.
-// After a restart the contract is the same, but for that of Config.Presets. Error: ErrStorage.
+// Contract puts the topic of a standalone broker under a contract. A topic that is already
+// limited keeps its tokens, as far as they fit. Otherwise the bucket is initially empty:
+// the topic may already have released a full bucket under the same contract, before a
+// deletion or a restart. The contract survives a restart, but Config.Presets have priority.
+// Error: ErrStorage.
 func (t *Topic) Contract(c tokenbucket.Share, reject bool) error {
 	contract := &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
 	return t.ordered(func(m *metadata.Topic) bool {
@@ -68,8 +68,8 @@ func (t *Topic) Contract(c tokenbucket.Share, reject bool) error {
 	})
 }
 
-// RemoveContract ends what Contract began; what waited for tokens is released. After a
-// restart there is no contract, but for that of Config.Presets. Error: ErrStorage.
+// RemoveContract removes the contract and releases the messages that wait for tokens. After
+// a restart there is no contract, except from Config.Presets. Error: ErrStorage.
 func (t *Topic) RemoveContract() error {
 	return t.ordered(func(m *metadata.Topic) bool {
 		m.Contract = nil
@@ -87,7 +87,7 @@ func (t *terms) agree(c metadata.Contract, s *step) {
 	t.mu.core.SetShare(t.shared.now(), c.Share(), 0, &s.fx)
 }
 
-// restoreContract is Contract of an earlier process. One that is preset stands.
+// restoreContract restores the recorded contract, unless the topic has a preset contract.
 func (t *terms) restoreContract(c *metadata.Contract) {
 	t.do(func(_ mono.Time, s *step) {
 		if !t.mu.core.Limited() {

@@ -17,25 +17,26 @@ import (
 )
 
 const (
-	// maxLetters is how many dead letters of all topics wait to be stored. Others stay in
-	// their channels, which offer them again after deadLetterRetry.
+	// maxLetters bounds the dead letters of all topics that wait for storage. Further
+	// letters remain in their channels, which offer them again after deadLetterRetry.
 	maxLetters = 1024
-	// deadLetterRetry is how long a channel keeps a dead letter that could not be stored.
+	// deadLetterRetry is the time that a channel keeps a dead letter after a failure.
 	deadLetterRetry = time.Second
-	// deadLetterWithin bounds one attempt to store a dead letter. It is less than the time
-	// after which the channel hands the letter out again, lest it be stored twice.
+	// deadLetterWithin bounds one attempt to store a dead letter. The bound is less than
+	// the time after which the channel offers the letter again, so that no letter is stored
+	// twice.
 	deadLetterWithin = 10 * time.Second
 )
 
-// deadLetters stores dead letters in the topics that are to have them, one after the other. A
-// letter's channel keeps the message until the letter is stored, so that a crash in between
-// stores it twice and never loses it. There is a goroutine only while there are letters.
+// deadLetters publishes dead letters to their dead-letter topics, one at a time. A channel
+// keeps the message until the letter is stored, so a crash can duplicate a letter but never
+// lose it. A goroutine runs only while letters wait.
 type deadLetters struct {
 	// Set once.
 	workers *sync.WaitGroup
 	log     *slog.Logger
 	publish func(ctx context.Context, topic string, body []byte) error
-	ctx     context.Context // ends with end
+	ctx     context.Context // cancelled by end
 	end     context.CancelFunc
 
 	mu struct {
@@ -48,9 +49,9 @@ type deadLetters struct {
 // letter is a message that a channel gave up.
 type letter struct {
 	from *runner
-	to   string // topic
+	to   string // dead-letter topic
 	dead queue.Dead
-	wall mono.Wall // of the message's publication
+	wall mono.Wall // publication time of the message
 }
 
 func newDeadLetters(workers *sync.WaitGroup, log *slog.Logger, publish func(context.Context, string, []byte) error) *deadLetters {
@@ -68,7 +69,8 @@ func (r *runner) letter(d queue.Dead) letter {
 	return letter{from: r, to: r.mu.expiry.of(d.Channel()).DeadLetter, dead: d, wall: d.Message.Timestamp}
 }
 
-// add takes a letter, unless as many wait as may, or the broker stops. It does not wait.
+// add queues a letter. It returns false if the queue is full, the broker stops, or the
+// channel has no dead-letter topic. It does not block.
 func (d *deadLetters) add(l letter) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +85,7 @@ func (d *deadLetters) add(l letter) bool {
 	return true
 }
 
-// next takes the oldest letter; false if there is none, and then run has to end.
+// next removes the oldest letter. It returns false if there is none; then run must end.
 func (d *deadLetters) next() (l letter, more bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,16 +117,16 @@ func (d *deadLetters) run() {
 	}
 }
 
-// envelope is the body of a dead letter. Exactly one of Body and Base64 is set, unless the
-// message was empty.
+// envelope is the body of a dead letter. Either Body or Base64 is set, unless the message
+// was empty.
 type envelope struct {
 	Topic     string `json:"topic"`
 	Channel   string `json:"channel"`
-	Attempts  uint16 `json:"attempts"` // deliveries
+	Attempts  uint16 `json:"attempts"` // number of deliveries
 	ID        string `json:"id"`
-	Timestamp int64  `json:"timestamp"`             // of publication, ns since 1970
-	Body      string `json:"body,omitempty"`        // of the message, where it is UTF-8
-	Base64    []byte `json:"body_base64,omitempty"` // otherwise
+	Timestamp int64  `json:"timestamp"`             // publication time, ns since 1970
+	Body      string `json:"body,omitempty"`        // body of the message, if valid UTF-8
+	Base64    []byte `json:"body_base64,omitempty"` // body of the message otherwise
 }
 
 // encode returns the letter's body as JSON.
@@ -143,8 +145,8 @@ func (l letter) encode() []byte {
 	return b
 }
 
-// publishDeadLetter publishes where the topic is: here, or through Config.DeadLetter. It
-// returns when the message is stored as the topic's durability says.
+// publishDeadLetter publishes to the topic on this broker, or through Config.DeadLetter. It
+// returns after the message is stored according to the topic's durability.
 func (b *Broker) publishDeadLetter(ctx context.Context, topic string, body []byte) error {
 	now, stored := b.now(), Stored{}
 	t, err := b.TopicForClient([]byte(topic))

@@ -10,18 +10,18 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// expirySettings has the settings of a topic and of its channels that say when messages are given up.
+// expirySettings holds the expiry settings of a topic and its channels.
 type expirySettings struct {
 	topic    expiry.Settings
-	channels map[string]expiry.Settings // also of channels that do not exist yet
+	channels map[string]expiry.Settings // includes channels that do not exist yet
 }
 
-// of returns what is in force in a channel.
+// of returns the effective settings of a channel.
 func (e *expirySettings) of(channel string) expiry.Settings {
 	return e.channels[channel].Within(e.topic)
 }
 
-// set replaces the settings of a channel; the zero Expiry removes them.
+// set replaces the settings of a channel. The zero Settings remove them.
 func (e *expirySettings) set(channel string, to expiry.Settings) {
 	if !to.On() {
 		delete(e.channels, channel)
@@ -33,7 +33,7 @@ func (e *expirySettings) set(channel string, to expiry.Settings) {
 	e.channels[channel] = to
 }
 
-// recorded returns what the metadata file keeps.
+// recorded returns the settings for the metadata file.
 func (e *expirySettings) recorded() (topic *expiry.Settings, channels map[string]expiry.Settings) {
 	if e.topic.On() {
 		own := e.topic
@@ -42,7 +42,7 @@ func (e *expirySettings) recorded() (topic *expiry.Settings, channels map[string
 	return topic, maps.Clone(e.channels)
 }
 
-// validate reports what no topic of that name may have.
+// validate returns an error if the settings are invalid for the named topic.
 func (e *expirySettings) validate(topic string) error {
 	if err := e.topic.Validate(topic); err != nil {
 		return err
@@ -65,24 +65,26 @@ func ofQueue(e expiry.Settings) queue.Expiry {
 	return queue.Expiry{TTL: e.TTL, MaxAttempts: e.MaxAttempts, DeadLetters: e.DeadLetter != ""}
 }
 
-// SetExpiry sets when messages of the topic are given up, those that wait now included. The
-// zero Expiry keeps them. Error: the settings contradict each other or are out of range.
+// SetExpiry sets when the topic gives messages up, including waiting messages. The zero
+// Settings keep all messages. Error: the settings contradict each other or are out of
+// range.
 func (t *Topic) SetExpiry(to expiry.Settings) error {
 	return t.expire(func(e *expirySettings) { e.topic = to })
 }
 
-// SetChannelExpiry sets when messages of a channel are given up. The channel need not exist.
-// The zero Expiry leaves the topic's. Errors: as SetExpiry.
+// SetChannelExpiry sets when a channel gives messages up. The channel need not exist. With
+// the zero Settings the topic's settings apply. Errors: as SetExpiry.
 func (t *Topic) SetChannelExpiry(channel string, to expiry.Settings) error {
 	return t.expire(func(e *expirySettings) { e.set(channel, to) })
 }
 
-// SetExpiries replaces the settings of the topic and of all its channels. Errors: as SetExpiry.
+// SetExpiries replaces the settings of the topic and all its channels. Errors: as
+// SetExpiry.
 func (t *Topic) SetExpiries(topic expiry.Settings, channels map[string]expiry.Settings) error {
 	return t.expire(func(e *expirySettings) { e.topic, e.channels = topic, maps.Clone(channels) })
 }
 
-// expire changes the settings, or nothing. Errors: those of validate; ErrStorage.
+// expire applies a change completely or not at all. Errors: as validate; ErrStorage.
 func (t *Topic) expire(change func(*expirySettings)) error {
 	t.mu.Lock()
 	next, differs := t.expiryAfter(change)
@@ -109,22 +111,22 @@ func (t *Topic) expire(change func(*expirySettings)) error {
 	})
 }
 
-// expiryAfter returns the settings after a change, and whether that differs from what there
-// is. Requires: mu held.
+// expiryAfter returns the settings after a change, and whether they differ from the current
+// settings. Requires: mu held.
 func (t *Topic) expiryAfter(change func(*expirySettings)) (next expirySettings, differs bool) {
 	next = expirySettings{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
 	change(&next)
 	return next, next.topic != t.mu.expiry.topic || !maps.Equal(next.channels, t.mu.expiry.channels)
 }
 
-// applyExpiry gives a channel the settings that are its own. Requires: mu held.
+// applyExpiry applies a channel's own settings. Requires: mu held.
 func (t *Topic) applyExpiry(now mono.Time, c *queue.Channel, s *step) {
 	if own := ofQueue(t.mu.expiry.channels[c.Name()]); own != c.Expiry() {
 		t.mu.core.SetChannelExpiry(now, c, own, &s.fx)
 	}
 }
 
-// restoreExpiry takes the settings of an earlier process, which were valid.
+// restoreExpiry restores the settings of an earlier process. The settings were valid.
 func (t *Topic) restoreExpiry(topic *expiry.Settings, channels map[string]expiry.Settings) {
 	var own expiry.Settings
 	if topic != nil {

@@ -12,16 +12,14 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// health is what is wrong with a Storage at present: one error for each place
-// that has one. The zero value is well.
+// health holds the current faults of a Storage, one per place. The zero value is healthy.
 type health struct {
 	mu     sync.Mutex
 	faults map[place]error
-	probed mono.Time // when the disk was last asked whether it takes anything
+	probed mono.Time // time of the last disk probe
 }
 
-// place is who noted a fault: one topic's way to disk or back, and what it was
-// about.
+// place identifies the source of a fault: a topic and an operation.
 type place struct {
 	topic string
 	what  concern
@@ -30,20 +28,19 @@ type place struct {
 type concern uint8
 
 const (
-	spilling   concern = iota // the store tries again by itself, and so notes the end of it
-	saving                    // likewise
-	publishing                // tried again by the next publisher, if there is one
-	restoring                 // tried again by Broker.restoreAway
+	spilling   concern = iota // the store retries and reports the end of the fault
+	saving                    // same as spilling
+	publishing                // the next publisher retries, if there is one
+	restoring                 // Broker.restoreAway retries
 )
 
-// probeEvery is how often the disk is asked, at most; probeSize with how many
-// bytes.
+// probeEvery is the minimum interval between disk probes, probeSize the bytes of a probe.
 const (
 	probeEvery = time.Second
 	probeSize  = 64 << 10
 )
 
-// note says how the last attempt ended.
+// note records the result of the last attempt.
 func (h *health) note(p place, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -57,14 +54,14 @@ func (h *health) note(p place, err error) {
 	h.faults[p] = err
 }
 
-// forget drops what was noted of a topic that is gone.
+// forget removes the faults of a deleted topic.
 func (h *health) forget(topic string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.topic == topic })
 }
 
-// fault returns one of the present faults, the same one while it lasts.
+// fault returns one of the current faults. The choice is stable while the fault lasts.
 func (h *health) fault() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +74,8 @@ func (h *health) fault() error {
 	return fmt.Errorf("queue %s: %w", first.topic, h.faults[first])
 }
 
-// stale reports whether publishers have met faults whose end would not be noted, and it is time to see for oneself.
+// stale reports whether only a probe can show the end of a publisher's fault, and the last
+// probe is old enough. If so, stale records the time of the probe.
 func (h *health) stale(now mono.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,14 +91,14 @@ func (h *health) stale(now mono.Time) bool {
 	return false
 }
 
-// published drops the faults that publishers met.
+// published removes the faults of publishers.
 func (h *health) published() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.what == publishing })
 }
 
-// probe reports whether what keeps messages takes some now.
+// probe tests whether the storage accepts data.
 func (s *Storage) probe() error {
 	if s.cfg.Replicated != nil {
 		return s.cfg.Replicated.Stores()
@@ -108,9 +106,9 @@ func (s *Storage) probe() error {
 	return s.dir.Probe(probeSize)
 }
 
-// Health returns why the disk does not do what it should, or nil. While only
-// publishers were refused, the disk is asked again, at most once a second, so that
-// a broker without publishers does not seem ill for ever.
+// Health returns the reason why the storage is unhealthy, or nil. After a refused
+// publication Health probes the disk, at most once a second. Otherwise a broker without
+// publishers would remain unhealthy.
 func (b *Broker) Health() error {
 	st := b.cfg.Storage
 	if st == nil {

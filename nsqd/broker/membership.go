@@ -13,22 +13,23 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// In a cluster the durable channels of a topic are those of the control plane's catalog.
-// become and change bring the topic's channels to what the catalog says. confirm reports a
-// channel that a client creates here.
+// In a cluster, the control plane's catalog owns a topic's durable channels. become and
+// change adjust the topic's channels to the catalog. confirm reports a channel that a
+// client creates here.
 
-// membership is what the control plane knows of a durable channel.
+// membership is the control plane's knowledge of a durable channel.
 type membership struct {
-	// created is the catalog's version at which the channel was created. 0: the control plane
-	// has not said that it knows of the channel.
+	// created is the catalog's version at which the channel was created; 0: the control
+	// plane has not confirmed the channel.
 	created uint64
-	// settled: when this was noted, all connected brokers of the topic had the channel.
+	// settled: all connected brokers of the topic had the channel at the time of the
+	// report.
 	settled bool
 }
 
 // confirm reports a durable channel, unless all brokers of the topic are known to have it.
-// Error: ErrTooManyChannels. Any other failure is the cluster's: the channel is here, and
-// the control plane learns of it with the next session.
+// Error: ErrTooManyChannels. Other failures are ignored: the channel exists here, and the
+// control plane learns of it in the next session.
 func (t *Topic) confirm(channel string) error {
 	report := t.shared.cfg.Confirm
 	if report == nil || wire.Ephemeral(channel) || wire.Ephemeral(t.name) {
@@ -46,17 +47,17 @@ func (t *Topic) confirm(channel string) error {
 	return nil
 }
 
-// discardUnknown removes a channel again that the control plane does not want, unless another
-// consumer has it.
+// discardUnknown removes a channel that the control plane refused, unless the channel has
+// another consumer.
 func (t *Topic) discardUnknown(channel string) {
 	_ = t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
 		if c.Consumers() == 0 && t.memberships[channel].created == 0 {
 			t.removeChannel(now, c, s)
 		}
-	}) // else it is gone
+	}) // an error means that the channel is gone
 }
 
-// settled notes that all connected brokers of the topic have these channels.
+// settled records that all connected brokers of the topic have these channels.
 func (t *Topic) settled(channels []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,7 +68,7 @@ func (t *Topic) settled(channels []string) {
 	}
 }
 
-// note requires mu held.
+// note records a membership. Requires: mu held.
 func (t *Topic) note(channel string, is membership) {
 	if t.memberships == nil {
 		t.memberships = map[string]membership{}
@@ -78,14 +79,14 @@ func (t *Topic) note(channel string, is membership) {
 	}
 }
 
-// rosterChanged has the roster saved. Requires: mu held.
+// rosterChanged makes the store save the roster. Requires: mu held.
 func (t *Topic) rosterChanged() {
 	if t.store != nil && t.store.roster != nil {
 		t.mu.core.Note()
 	}
 }
 
-// restoreMembership is for a channel that an earlier process has left.
+// restoreMembership restores the membership of a channel from an earlier process.
 func (t *Topic) restoreMembership(channel string, created uint64) {
 	if created == 0 {
 		return
@@ -95,8 +96,8 @@ func (t *Topic) restoreMembership(channel string, created uint64) {
 	t.note(channel, membership{created, true})
 }
 
-// become gives the topic the channels that the catalog has of it at a version. It returns the
-// channels that the control plane does not know of. Errors: ErrBadName, ErrGone, ErrDraining.
+// become gives the topic the channels of the catalog at the given version. It returns the
+// channels that the control plane does not know. Errors: ErrBadName, ErrGone, ErrDraining.
 func (t *Topic) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
 	wanted := make(map[string]bool, len(all))
 	for _, c := range all {
@@ -124,15 +125,16 @@ func (t *Topic) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*s
 	return unknown, changed, nil
 }
 
-// change creates channels and pauses them as the catalog says, and deletes channels that the
-// catalog has no more at a version. A channel that was deleted and created anew loses what it
-// held. What stays:
-//   - a channel that the control plane has not heard of: its deletion is of an earlier one;
-//   - a channel of a later version: the catalog's store has gone back.
+// change creates and pauses channels according to the catalog, and deletes channels that
+// the catalog does not have at the given version. A channel that was deleted and created
+// anew loses its messages. change keeps
+//   - a channel without a confirmation by the control plane: the deletion concerns an
+//     earlier channel;
+//   - a channel of a later version: the catalog's store has been rolled back.
 //
-// It does nothing if the topic is of another identity. Each change is an order (see order.go): the
-// deletions, and then the rest. After an error the rest has not happened, and the deletions have
-// if they could be stored. The caller gives one change of a topic at a time.
+// change does nothing if the topic has another identity. Each change is an order (see
+// order.go): first the deletions, then the rest. After an error only the deletions may have
+// happened. The caller makes only one change of a topic at a time.
 //
 // Errors: ErrBadName, ErrGone, ErrDraining, ErrStorage.
 func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (changed bool, err error) {
@@ -159,7 +161,7 @@ func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChann
 		if err := t.ordered(w.dropFrom, func(now mono.Time, s *step) error { return t.removeOutlived(&w, now, s) }); err != nil {
 			return false, err
 		}
-		if err := t.store.settled(); err != nil { // or the next of its name would have what it had, after a crash
+		if err := t.store.settled(); err != nil { // otherwise, after a crash, a new channel of this name would get the old messages
 			return true, err
 		}
 	}
@@ -169,14 +171,14 @@ func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChann
 	return outlived || differs, err
 }
 
-// catalogWish is what the catalog says of channels of a topic.
+// catalogWish is the catalog's state of a topic's channels.
 type catalogWish struct {
 	identity metadata.Identity
 	channels []*srtmv1.TopicChannel
-	before   map[string]uint64 // by name: a channel that was created before that version is deleted
+	before   map[string]uint64 // by name: delete the channel if it was created before this version
 }
 
-// outlives reports whether a channel that was created at a version is to be deleted.
+// outlives reports whether to delete a channel that was created at the given version.
 func (w *catalogWish) outlives(name string, created uint64) bool {
 	return created > 0 && created < w.before[name]
 }
@@ -208,8 +210,9 @@ func (w *catalogWish) writeTo(m *metadata.Topic) bool {
 	return true
 }
 
-// compare reports whether the topic has channels that are to be deleted, and whether anything
-// else differs. Errors: ErrGone, ErrDraining.
+// compare reports whether the topic has channels to delete, and whether anything else
+// differs.
+// Errors: ErrGone, ErrDraining.
 func (t *Topic) compare(w *catalogWish) (outlived, differs bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -230,7 +233,7 @@ func (t *Topic) compare(w *catalogWish) (outlived, differs bool, err error) {
 	return outlived, differs, nil
 }
 
-// removeOutlived requires mu held.
+// removeOutlived deletes the channels to delete. Requires: mu held.
 func (t *Topic) removeOutlived(w *catalogWish, now mono.Time, s *step) error {
 	if t.mu.closed {
 		return t.open()

@@ -11,32 +11,32 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// metadataWriter writes the metadata file of a broker with a Storage: in the background
-// after every change, once for all changes that came meanwhile. It has a
-// goroutine only while there is something to write.
+// metadataWriter writes the metadata file of a broker with a Storage. It writes in the
+// background after a change, once for all changes in the meantime. A goroutine runs only
+// while there is something to write.
 type metadataWriter struct {
 	// Set once.
 	path    string
 	log     *slog.Logger
-	state   func() metadata.State // what there is now
+	state   func() metadata.State // current state
 	workers *sync.WaitGroup
 	stop    chan struct{} // closed by end
-	hurry   chan struct{} // 1 deep: something waits for the next attempt
+	hurry   chan struct{} // 1 deep: a caller waits for the next attempt
 
 	mu struct {
 		sync.Mutex
-		wanted  uint64 // changes so far
-		saved   uint64 // of those, in the file
-		tried   uint64 // of those, in the last attempt
-		begun   bool   // what an earlier process has left is restored
+		wanted  uint64 // number of changes
+		saved   uint64 // number of changes in the file
+		tried   uint64 // number of changes in the last attempt
+		begun   bool   // the state of an earlier process is restored
 		running bool
-		failing error // why the last attempt came to nothing
-		ended   bool  // nothing more is started
+		failing error // error of the last attempt
+		ended   bool  // no new goroutine starts
 	}
-	turn sync.Cond // on mu: an attempt is over, or there will be none
+	turn sync.Cond // on mu: an attempt has ended, or no further attempt will follow
 }
 
-// metadataRetry is how long after a failed attempt comes the next.
+// metadataRetry is the wait after a failed attempt.
 const metadataRetry = 500 * time.Millisecond
 
 func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State) *metadataWriter {
@@ -45,8 +45,7 @@ func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() 
 	return k
 }
 
-// begin says that the broker has what the file had: from now on, it may be
-// replaced.
+// begin permits writes, after the broker has restored the contents of the file.
 func (k *metadataWriter) begin() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -54,7 +53,7 @@ func (k *metadataWriter) begin() {
 	k.start()
 }
 
-// changed says that the file is out of date. It does not wait.
+// changed marks the file as out of date. It does not block.
 func (k *metadataWriter) changed() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,7 +61,7 @@ func (k *metadataWriter) changed() {
 	k.start()
 }
 
-// start runs the metadataWriter if it has to and does not yet. Requires: mu held.
+// start starts run if there are changes to write and run is not running. Requires: mu held.
 func (k *metadataWriter) start() {
 	if k.mu.begun && !k.mu.ended && !k.mu.running && k.mu.saved < k.mu.wanted {
 		k.mu.running = true
@@ -94,7 +93,7 @@ func (k *metadataWriter) run() {
 		if err != nil {
 			retry.Reset(metadataRetry)
 			select {
-			case <-k.stop: // once more, and out
+			case <-k.stop: // one last attempt
 			case <-retry.C:
 			case <-k.hurry:
 			}
@@ -102,14 +101,13 @@ func (k *metadataWriter) run() {
 	}
 }
 
-// write brings the file up to date with all changes before the call. One
-// caller at a time.
+// write writes all changes before the call. Only one goroutine may call write at a time.
 func (k *metadataWriter) write() error {
 	k.mu.Lock()
 	upTo, begun := k.mu.wanted, k.mu.begun
 	k.mu.Unlock()
 	if !begun {
-		return nil // the file has what this broker has not
+		return nil // the file has a state that this broker has not restored
 	}
 	err := metadata.Write(k.path, k.state())
 	k.mu.Lock()
@@ -121,7 +119,7 @@ func (k *metadataWriter) write() error {
 	return err
 }
 
-// finish writes what has changed since the last write.
+// finish writes the changes since the last write.
 // Requires: the broker's workers have ended.
 func (k *metadataWriter) finish() error {
 	k.mu.Lock()
@@ -133,9 +131,9 @@ func (k *metadataWriter) finish() error {
 	return k.write()
 }
 
-// wait returns nil when all changes before the call are in the file, and the error of an
-// attempt to write them that began after the call. Before an earlier process's file is
-// restored there is nothing to wait for. Error: ErrDraining, too.
+// wait returns nil after all changes before the call are in the file. It returns the error
+// of an attempt that began after the call. Before the restoration, wait returns
+// immediately. It returns ErrDraining if no attempt will follow.
 func (k *metadataWriter) wait() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -156,15 +154,15 @@ func (k *metadataWriter) wait() error {
 	return nil
 }
 
-// fault returns why the file is out of date; nil if it is not.
+// fault returns the reason why the file is out of date, or nil.
 func (k *metadataWriter) fault() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.mu.failing
 }
 
-// end lets nothing more be started: after the broker's workers have ended, the
-// caller of write is the only one.
+// end prevents new goroutines. After the broker's workers have ended, only the caller of
+// write writes.
 func (k *metadataWriter) end() {
 	k.mu.Lock()
 	k.mu.ended = true
@@ -172,7 +170,7 @@ func (k *metadataWriter) end() {
 	close(k.stop)
 }
 
-// metadata is what the next process is to know.
+// metadata returns the state for the next process.
 func (b *Broker) metadata() (s metadata.State) {
 	for _, t := range b.Topics() {
 		if m, record := t.metadata(); record {
@@ -198,7 +196,7 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 	return m, t.edited(&m) && !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
 }
 
-// restoreMetadata makes the topics and channels of the file, without messages.
+// restoreMetadata creates the topics and channels of the file, without messages.
 func (b *Broker) restoreMetadata() error {
 	if b.metadataWriter == nil {
 		return nil
@@ -220,7 +218,7 @@ func (b *Broker) restoreMetadata() error {
 				return fmt.Errorf("restore topic %s: %w", m.Name, err)
 			}
 		}
-		if m.Contract != nil && b.cfg.AutoCreate { // in a cluster the control plane says it
+		if m.Contract != nil && b.cfg.AutoCreate { // in a cluster the control plane sets contracts
 			t.restoreContract(m.Contract)
 		}
 		for _, c := range m.Channels {

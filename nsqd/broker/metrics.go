@@ -11,52 +11,51 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// metrics are a topic's measurements. Counters are kept by the machine itself;
-// here are the latencies, under a lock of their own: a report or a look at them
-// walks histograms for a tenth of a millisecond, and only who records just then
-// waits for that.
+// metrics are a topic's measurements. The machine keeps the counters; metrics keep the
+// latencies, under a separate lock. A report reads histograms for a tenth of a millisecond,
+// and only a goroutine that records a latency at this moment waits.
 type metrics struct {
 	// Atomic; any goroutine adds.
 	sources [stamp.Sources]atomic.Uint64 // arrivals by source of the stamp
-	// slo is terms.slo's latency; written under runner.mu. A stale read counts a message
-	// by the SLO of a moment ago.
+	// slo is terms.slo's latency; written under runner.mu. After a stale read, a message is
+	// compared with the previous SLO.
 	slo atomic.Int64
 
 	mu struct {
 		sync.Mutex
-		// since is the interval's, reset by take; total is the life's. Each is
-		// complete after total.merge(since).
+		// since covers the interval and is reset by a report; total covers the topic's
+		// life. total is complete after total.merge(since).
 		since, total latencies
-		// accessPart goes with since.delivery; nil until the first delivery.
+		// accessPart belongs to since.delivery; nil until the first delivery.
 		accessPart *obs.Part
 	}
 }
 
-// latencies are made when the first is recorded.
+// latencies are allocated by the first record.
 type latencies struct {
 	access, processing, delivery, consumer *obs.Latency // all nil until init
 
 	delivered uint64 // first deliveries written to sockets
-	exceeded  uint64 // of those, later than the SLO's latency
+	exceeded  uint64 // first deliveries later than the SLO's latency
 }
 
-// reported is what the last report had, to give differences.
+// reported holds the values of the last report, to compute differences.
 type reported struct {
 	at       mono.Time
 	counters queue.Counters
-	quiet    bool // no message came, went or waited
+	quiet    bool // no message arrived, left or waited
 	levels   levels
 }
 
-// levels are what a report says of a topic as it is.
+// levels are the current values in a report.
 type levels struct {
 	publishers, subscribers int
 	depth                   uint64
-	channels                uint64 // a hash of their names and readers
+	channels                uint64 // hash of channel names and readers
 	prepared                bool
 }
 
-// init must be called before anything is recorded; it may be called again.
+// init must be called before the first record; further calls have no effect.
 func (l *latencies) init() {
 	if l.access == nil {
 		l.access, l.processing, l.delivery, l.consumer = obs.NewLatency(), obs.NewLatency(), obs.NewLatency(), obs.NewLatency()
@@ -98,19 +97,19 @@ func (f *metrics) released(releases []queue.Release) {
 	for i, n := 0, 1; i < len(releases); i, n = i+n, 1 {
 		d := releases[i].Access
 		for i+n < len(releases) && releases[i+n].Access == d {
-			n++ // of a batch, and of all that need not wait
+			n++ // messages of a batch, or messages without a wait
 		}
 		f.mu.since.access.RecordMany(d, n)
 	}
 	f.mu.Unlock()
 }
 
-// wrote records deliveries that are on a socket now. Repeated deliveries are
-// left out: their latency is the subscriber's doing.
+// wrote records deliveries that were written to a socket. Repeated deliveries are left out,
+// since the subscriber causes their latency.
 //
-// Delivery latency = access delay + processing delay (design, section 2). What
-// a deferred message was asked to wait is neither, nor for how long there was no
-// consumer with credit: that is counted beside it, and no SLO is owed for it.
+// Delivery latency = access delay + processing delay (design, section 2). It excludes the
+// requested delay of a deferred message. It also excludes the time without a ready
+// consumer, which is recorded separately and is not subject to the SLO.
 func (f *metrics) wrote(now mono.Time, deliveries []sent) {
 	slo := time.Duration(f.slo.Load())
 	f.mu.Lock()
@@ -123,7 +122,7 @@ func (f *metrics) wrote(now mono.Time, deliveries []sent) {
 	for i, n := 0, 1; i < len(deliveries); i, n = i+n, 1 {
 		d := deliveries[i]
 		for i+n < len(deliveries) && deliveries[i+n] == d {
-			n++ // of a batch
+			n++ // messages of a batch
 		}
 		if !d.first {
 			continue

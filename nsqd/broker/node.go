@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Node is the broker as the control plane sees it: nsqd/agent's interface.
+// Node is the control plane's view of a broker. Node implements an interface of nsqd/agent.
 type Node Broker
 
 // Node returns the control plane's view of b.
@@ -38,18 +38,19 @@ func (n *Node) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 	return n.broker().Report(all)
 }
 
-// Prepare creates a topic and its channels, limited and without a share. A
-// topic that is there keeps its messages and its share. identity: nil for as it is. The topic
-// then has the durable channels that are given, of a version of the catalog, and those that
-// are returned, which the control plane does not know. Prepare returns when the topic outlives
-// a crash. Errors: ErrBadName, ErrDraining, ErrGone, ErrStorage.
+// Prepare creates a topic and its channels, limited and without a share. An existing topic
+// keeps its messages and its share. A nil identity leaves the identity unchanged.
+// Afterwards the topic has the given durable channels of the given catalog version. It also
+// keeps the returned channels, which the control plane does not know. Prepare returns after
+// the topic is stored durably.
+// Errors: ErrBadName, ErrDraining, ErrGone, ErrStorage.
 func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error) {
 	_, absent := n.broker().Topic([]byte(topic))
 	t, err := n.broker().CreateTopic(topic)
 	if err != nil {
 		return nil, err
 	}
-	// The limit comes first: with a channel but no limit, messages would leave.
+	// Limit comes first: with a channel but no limit, messages would be released.
 	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
 	identified := identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created})
 	if identified {
@@ -65,8 +66,8 @@ func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version ui
 	return unknown, err
 }
 
-// ChangeChannels carries a ChannelOrder out, and returns when what it says outlives a crash. It
-// does nothing without the topic, or if the topic is another one of its name.
+// ChangeChannels executes a ChannelOrder, and returns after the result is stored durably.
+// It does nothing if the topic does not exist or has another identity.
 // Errors: ErrDraining, ErrBadName, ErrStorage.
 func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 	t, err := n.broker().Topic([]byte(order.Topic))
@@ -77,13 +78,13 @@ func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 	switch {
 	case errors.Is(err, ErrGone):
 		return nil
-	case err == nil && !changed: // perhaps a client has changed it just now
+	case err == nil && !changed: // a client may have made the same change just now
 		err = n.broker().Recorded()
 	}
 	return err
 }
 
-// Settled notes that all connected brokers of the topic have these channels.
+// Settled records that all connected brokers of the topic have these channels.
 func (n *Node) Settled(topic string, channels []string) {
 	if t, err := n.broker().Topic([]byte(topic)); err == nil {
 		t.settled(channels)
@@ -103,7 +104,7 @@ func (n *Node) Expire(topic string, e expiry.Settings, channels map[string]expir
 func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup) {
 	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
-		return // deleted since it was prepared
+		return // deleted after Prepare
 	}
 	modes := map[srtmv1.PacingMode]PaceMode{
 		srtmv1.PacingMode_PACING_MODE_OFF: PaceOff, srtmv1.PacingMode_PACING_MODE_ADVISE: PaceAdvise,
@@ -123,8 +124,7 @@ func (n *Node) Retire(topic string, retired bool) {
 	}
 }
 
-// Identity returns what Prepare was last given for a topic; nil: nothing, or there is
-// no topic.
+// Identity returns the last identity given to Prepare, or nil if there is none.
 func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
 	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
@@ -138,7 +138,7 @@ func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
 	return &srtmv1.TopicIdentity{Log: t.identity.Log, Created: t.identity.Created}
 }
 
-// Prepared reports whether there is the topic, and Prepare has limited it.
+// Prepared reports whether the topic exists and is limited.
 func (n *Node) Prepared(topic string) bool {
 	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
@@ -149,7 +149,7 @@ func (n *Node) Prepared(topic string) bool {
 	return t.mu.core.Limited()
 }
 
-// identify reports whether that is something new.
+// identify sets the identity, and reports whether it changed.
 func (t *Topic) identify(as metadata.Identity) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,23 +158,23 @@ func (t *Topic) identify(as metadata.Identity) bool {
 		return false
 	}
 	if t.identity = as; was.Log != as.Log {
-		clear(t.memberships) // versions of another log say nothing
+		clear(t.memberships) // versions of different logs are not comparable
 	}
 	t.rosterChanged()
 	return true
 }
 
-// Remove deletes a topic with all it holds, and waits until that is recorded; it
-// succeeds if there is none.
+// Remove deletes a topic with its messages, and waits until the deletion is recorded. It
+// succeeds if the topic does not exist.
 func (n *Node) Remove(topic string) error {
 	if err := n.broker().DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
 	}
-	return n.broker().Recorded() // also what another order has deleted
+	return n.broker().Recorded() // includes deletions by other callers
 }
 
-// RemoveUnused is Remove of a topic that holds nothing and that no connection
-// publishes to. Error: ErrInUse.
+// RemoveUnused deletes a topic that holds no messages and has no publishers. Error:
+// ErrInUse.
 func (n *Node) RemoveUnused(topic string) error {
 	if err := n.broker().DeleteUnused(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
@@ -228,8 +228,8 @@ func (n *Node) Seek(topic, channel string, to *srtmv1.Place, empty bool) *srtmv1
 	return r
 }
 
-// Grant replaces the share of a topic, of which base is left from flexUntil on and
-// nothing from until on, and returns the tokens given up.
+// Grant replaces the share of a topic. At flexUntil the share falls to base, and at until
+// to nothing. Grant returns the tokens given up.
 // Errors: ErrUnknownTopic, a share out of range.
 func (n *Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, until mono.Time, granted tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	t, err := n.broker().Topic([]byte(topic))
@@ -245,18 +245,18 @@ func (n *Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, unt
 	return t.SetLeased(share, queue.Lease{Base: base, FlexUntil: flexUntil, Until: until}, granted), nil
 }
 
-// HoldFrom has no message of a limited topic leave from then on, until a later HoldFrom moves
-// that time.
+// HoldFrom stops releases of limited topics from the given time on. A later call replaces
+// the time.
 func (n *Node) HoldFrom(at mono.Time) {
 	b := n.broker()
 	if was := mono.Time(b.holdFrom.Swap(int64(at))); was < at && !b.now().Before(was) {
-		for _, t := range b.Topics() { // what was held up leaves
+		for _, t := range b.Topics() { // release held messages
 			t.tick(b.now())
 		}
 	}
 }
 
-// Renew is Topic.Renew; false without such a topic.
+// Renew is Topic.Renew. It returns false if the topic does not exist.
 func (n *Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
 	t, err := n.broker().Topic([]byte(topic))
 	return err == nil && t.Renew(flexUntil, until)

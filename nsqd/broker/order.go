@@ -11,21 +11,21 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// An order changes what is recorded of a topic beside its messages. The metadata file has the
-// order first, and the order takes effect after that. So a crash undoes no order that was
-// answered, and an order that cannot be stored changes nothing. The design that lost applies
-// the order first and undoes it if it cannot be stored: what a deletion, or a release after
-// the end of a pause, has done cannot be undone.
+// An order changes the record of a topic, apart from its messages. The order is first
+// written to the metadata file, and then takes effect. So a crash undoes no acknowledged
+// order, and an order that cannot be stored changes nothing. The rejected design applies an
+// order first and undoes it if it cannot be stored. But a deletion cannot be undone, and
+// neither can releases after the end of a pause.
 
-// edit changes the record of a topic. It returns false if the topic is not to be recorded.
+// edit changes the record of a topic. It returns false if the topic must not be recorded.
 type edit func(*metadata.Topic) (keep bool)
 
-// orders are the orders of a topic that are being stored.
+// orders are a topic's orders that are being stored.
 type orders struct {
 	edits []*edit // guarded by runner.mu
 }
 
-// edited applies the orders that are being stored to the record of the topic.
+// edited applies the pending orders to the topic's record.
 // Requires: runner.mu held.
 func (o *orders) edited(m *metadata.Topic) (keep bool) {
 	for _, e := range o.edits {
@@ -36,9 +36,9 @@ func (o *orders) edited(m *metadata.Topic) (keep bool) {
 	return true
 }
 
-// record has the metadata file say what an order will make of the topic. The caller calls
-// forgetEdit after that, also after an error.
-// Error: ErrStorage; the caller must not carry out the order.
+// record writes the result of an order to the metadata file. Afterwards, also after an
+// error, the caller must call forgetEdit.
+// Error: ErrStorage; the caller must not execute the order.
 func (t *Topic) record(e *edit) error {
 	t.mu.Lock()
 	t.edits = append(t.edits, e)
@@ -48,15 +48,15 @@ func (t *Topic) record(e *edit) error {
 }
 
 // forgetEdit ends an order. It reports whether the metadata file may differ from the topic:
-// since the order was not carried out, or since others were stored meanwhile, which may
-// take effect in another order. Requires: mu held.
+// the order was not executed, or other orders are pending, which may take effect in a
+// different sequence. Requires: mu held.
 func (t *Topic) forgetEdit(e *edit, carriedOut bool) (differs bool) {
 	t.edits = slices.DeleteFunc(t.edits, func(o *edit) bool { return o == e })
 	return !carriedOut || len(t.edits) > 0
 }
 
-// ordered stores an order, and then carries it out by apply, in one step. After an error
-// nothing has changed. Errors: ErrStorage; that of apply.
+// ordered stores an order and then executes it with apply, in one step. After an error
+// nothing has changed. Errors: ErrStorage; errors of apply.
 func (t *Topic) ordered(e edit, apply func(now mono.Time, s *step) error) error {
 	var err error
 	recordable := t.shared.metadataWriter != nil && !wire.Ephemeral(t.name)
@@ -75,7 +75,8 @@ func (t *Topic) ordered(e edit, apply func(now mono.Time, s *step) error) error 
 	return err
 }
 
-// orderedChannel is ordered for a channel that exists. Errors: ErrUnknownChannel, ErrDraining, ErrAway, ErrStorage.
+// orderedChannel is ordered for an existing channel. Errors: ErrUnknownChannel,
+// ErrDraining, ErrAway, ErrStorage.
 func (t *Topic) orderedChannel(name string, e func(c *metadata.Channel) (keep bool), apply channelStep) error {
 	if err := t.hasChannel(name); err != nil {
 		return err
@@ -94,7 +95,7 @@ func (t *Topic) orderedChannel(name string, e func(c *metadata.Channel) (keep bo
 	}, func(now mono.Time, s *step) error { return t.channelStep(now, name, s, apply) })
 }
 
-// hasChannel returns why no order for the channel can be carried out; nil: it can.
+// hasChannel returns an error if no order for the channel can be executed.
 func (t *Topic) hasChannel(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +103,7 @@ func (t *Topic) hasChannel(name string) error {
 	return err
 }
 
-// movable returns why the cursor of a channel cannot be moved by an order; nil: it can.
+// movable returns an error if an order cannot move the cursor of the channel.
 func (t *Topic) movable(channel string) error {
 	if err := t.hasChannel(channel); err != nil {
 		return err
@@ -110,10 +111,9 @@ func (t *Topic) movable(channel string) error {
 	return t.store.storable()
 }
 
-// Recorded returns when the topics and channels, what is paused, and the
-// contracts, as they were when it was called, will be the same after a crash:
-// the client that gave an order may then be told that it is carried out.
-// Error: ErrStorage, if the metadata file could not be written since.
+// Recorded returns after the current topics, channels, pauses and contracts are stored
+// durably. Then the caller may acknowledge an order.
+// Error: ErrStorage, if a write of the metadata file has failed since the call.
 func (s *shared) Recorded() error {
 	if s.metadataWriter == nil {
 		return nil
@@ -124,8 +124,8 @@ func (s *shared) Recorded() error {
 	return nil
 }
 
-// storable reports whether the topic's cursors can be stored now, by storing them: an order
-// that moves a cursor is carried out only if they can. A nil store has nothing to store.
+// storable stores the topic's cursors, and returns an error on failure. An order that moves
+// a cursor is executed only if the cursors can be stored. A nil store has nothing to store.
 // Error: ErrStorage.
 func (st *store) storable() error {
 	if st == nil {
@@ -135,8 +135,8 @@ func (st *store) storable() error {
 	return st.settledAs(err)
 }
 
-// settled returns when what the topic's channels are done with will be so after a crash. A
-// nil store has nothing to settle. Error: ErrStorage.
+// settled returns after the finished messages of the topic's channels are recorded durably.
+// A nil store has nothing to record. Error: ErrStorage.
 func (st *store) settled() error {
 	if st == nil {
 		return nil
@@ -149,10 +149,10 @@ func (st *store) settled() error {
 }
 
 func (st *store) settledAs(err error) error {
-	if errors.Is(err, commitlog.ErrClosed) { // with the topic, whose end stores them, or removes them
+	if errors.Is(err, commitlog.ErrClosed) { // closed with the topic, which stores or removes the cursors
 		return nil
 	}
-	st.noted(saving, err) // the store saves them again soon, and trims
+	st.noted(saving, err) // the store soon saves again, and trims
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrStorage, err)
 	}

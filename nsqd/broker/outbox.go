@@ -2,9 +2,8 @@ package broker
 
 import "github.com/srtm-io/srtm/nsqd/queue"
 
-// outbox is a FIFO of the deliveries that a subscriber has not taken yet. How
-// many there can be is nsqd/queue's to bound: at most twice the maximum RDY.
-// The zero value is empty.
+// outbox is a FIFO of deliveries that a subscriber has not taken yet. nsqd/queue bounds the
+// number of deliveries to twice the maximum RDY. The zero value is empty.
 //
 // Invariant: buf[:head] and buf[len(buf):cap(buf)] refer to no message.
 type outbox struct {
@@ -12,9 +11,9 @@ type outbox struct {
 	head int
 }
 
-// outboxKept is how many slots an empty outbox keeps, 192 KiB: those of the
-// maximum RDY by default, and to spare. With less, a subscriber that is served as
-// fast as it goes would take them anew each time it is.
+// outboxKept is the number of slots that an empty outbox keeps (192 KiB). It exceeds the
+// default maximum RDY. With fewer slots, a fast subscriber would reallocate the buffer on
+// every refill.
 const outboxKept = 4096
 
 func (o *outbox) len() int { return len(o.buf) - o.head }
@@ -26,7 +25,7 @@ func (o *outbox) push(d queue.Delivery) {
 	o.buf = append(o.buf, d)
 }
 
-// pop takes the oldest. Requires: len() > 0.
+// pop removes the oldest delivery. Requires: len() > 0.
 func (o *outbox) pop() queue.Delivery {
 	d := o.buf[o.head]
 	o.buf[o.head] = queue.Delivery{}
@@ -40,7 +39,8 @@ func (o *outbox) pop() queue.Delivery {
 	return d
 }
 
-// keep drops what is not current, and moves the rest to the front; nil keeps all.
+// keep drops deliveries that are not current, and moves the rest to the front. nil keeps
+// all.
 func (o *outbox) keep(current func(queue.Delivery) bool) {
 	n := 0
 	for _, d := range o.buf[o.head:] {

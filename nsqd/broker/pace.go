@@ -14,39 +14,39 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// PaceMode is what a topic with a contract does about publishers that send more than
-// their part.
+// PaceMode is the treatment of publishers that exceed their part of a topic's contract.
 type PaceMode string
 
-// The modes. The zero PaceMode of a topic is Config.Pacing; that of a Config is PaceOff.
+// The modes. A topic with the zero PaceMode uses Config.Pacing; a Config with the zero
+// PaceMode means PaceOff.
 const (
 	PaceOff    PaceMode = "off"
-	PaceAdvise PaceMode = "advise" // those that asked are told their rates
-	PacePolice PaceMode = "police" // and what exceeds them is refused, of all publishers
+	PaceAdvise PaceMode = "advise" // publishers that asked get advice on their rates
+	PacePolice PaceMode = "police" // and the excess of all publishers is refused
 )
 
-// voidAfter is how many intervals without a message end what was known of the
-// publishers: their advice is void by then.
+// voidAfter is the number of intervals without a message after which the state of the
+// publishers is void, like their advice.
 const voidAfter = 10
 
-// pacer says what a topic's publishers may send, each by its weight, so that together
-// they send its share and no more. It is of the publishers that came since it was made,
-// and has nothing that outlives it. Guarded by runner.mu.
+// pacer computes the permitted rates of a topic's publishers by weight, so that their sum
+// is the topic's share. It covers publishers since its creation; none of its state survives
+// it. Guarded by runner.mu.
 type pacer struct {
 	level *fair.Level
 	table *police.Table
 
-	// Of the interval under way.
+	// Current interval.
 	began mono.Time
 	span  time.Duration
-	least int // backlog, in messages, when something arrived
+	least int // minimum backlog at arrivals, in messages
 
 	last    fair.Advice
-	refused uint64 // messages, by police
+	refused uint64 // messages refused by police
 }
 
-// pacing is what a topic does about its publishers, and the pacer while it has one. Guarded by
-// runner.mu.
+// pacing is a topic's pacing configuration, with a pacer while publishers are paced.
+// Guarded by runner.mu.
 type pacing struct {
 	// Set once.
 	all  PaceMode // Config.Pacing
@@ -54,12 +54,12 @@ type pacing struct {
 	core *queue.Topic
 	now  func() mono.Time
 
-	mode    PaceMode // the topic's own; "": that of all
+	mode    PaceMode // the topic's own mode; empty: all
 	groups  []police.Group
-	running *pacer // of the mode, while the topic is limited; else nil
+	running *pacer // nil unless the topic is limited and the mode is not off
 }
 
-// pacer returns that of the topic, nil where no publisher is paced.
+// pacer returns the topic's pacer, or nil if publishers are not paced.
 func (p *pacing) pacer() *pacer {
 	switch {
 	case !p.core.Limited() || p.inForce() == PaceOff:
@@ -73,7 +73,7 @@ func (p *pacing) pacer() *pacer {
 	return p.running
 }
 
-// inForce returns the mode for the topic while it is limited.
+// inForce returns the effective mode for a limited topic.
 func (p *pacing) inForce() PaceMode {
 	if p.all == "" || p.all == PaceOff {
 		return PaceOff
@@ -83,7 +83,7 @@ func (p *pacing) inForce() PaceMode {
 
 func (p *pacing) weights() police.Weights { return police.Weights{Groups: p.groups, Most: p.most} }
 
-// of returns who the connection is.
+// of returns the pacer's entry for the connection.
 func (pc *pacer) of(p *Publisher) *police.Publisher {
 	if p.pacer != pc {
 		p.pacer, p.paced, p.told = pc, pc.table.Enter(p.identity), 0
@@ -94,8 +94,8 @@ func (pc *pacer) of(p *Publisher) *police.Publisher {
 	return p.paced
 }
 
-// police refuses n messages that arrived at at if that is what is to become of what
-// exceeds the publisher's part. Error: *queue.OverLimitError.
+// police refuses n messages that arrived at the given time, if the mode is police and the
+// messages exceed the publisher's part. Error: *queue.OverLimitError.
 func (p *pacing) police(from *Publisher, n int, at mono.Time) error {
 	if from == nil || !p.policing() {
 		return nil
@@ -108,18 +108,18 @@ func (p *pacing) police(from *Publisher, n int, at mono.Time) error {
 	return nil
 }
 
-// policing reports whether police may refuse.
+// policing reports whether police may refuse messages.
 func (p *pacing) policing() bool { return p.inForce() == PacePolice && p.pacer() != nil }
 
-// counted says that n messages were accepted.
+// counted records the acceptance of n messages.
 func (p *pacing) counted(from *Publisher, n int, at mono.Time) {
 	if pc := p.pacer(); pc != nil && from != nil {
 		pc.of(from).Count(pc.level, n, at)
 	}
 }
 
-// tell follows the counting of all n messages of a step, and leaves with the publisher
-// what it is to be told.
+// tell stores new advice in the publisher. Requires: all n messages of the step are
+// counted.
 func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
 	pc := p.pacer()
 	if pc == nil || from == nil {
@@ -143,8 +143,9 @@ func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
 	})
 }
 
-// backlog is how many messages wait for tokens, but for the last n. What is held up
-// otherwise is no fault of the publishers'.
+// backlog returns the number of messages that wait for tokens, without the last n messages.
+// Messages that wait for other reasons do not count, since the publishers do not cause the
+// wait.
 func (p *pacing) backlog(n int) int {
 	n = max(p.core.Waiting()-n, 0)
 	if n > 0 && p.core.ReleaseDeadline() == mono.Never {
@@ -161,18 +162,17 @@ func (pc *pacer) endInterval(share tokenbucket.Share, now mono.Time) {
 		pc.last = pc.level.Interval(now, share.Rate.PerSecond(), float64(pc.least), pc.span)
 	}
 	if share.Rate > 0 {
-		// Round trips are not measured: advice may be four intervals old, 200 ms at least.
+		// Round trips are not measured: advice may be four intervals old, at least 200 ms.
 		pc.span = pc.level.Span(share.Rate.PerSecond(), 0)
 	}
 	pc.table.Advise(pc.last, share.Burst, pc.span, now)
 	pc.began, pc.least = now, math.MaxInt
 }
 
-// void reports whether what was known of the publishers has no meaning any more.
+// void reports whether the state of the publishers is too old.
 func (pc *pacer) void(now mono.Time) bool { return now.Sub(pc.began) > voidAfter*pc.span }
 
-// Pace says that the connection wants to be told what it may send, as a publisher of
-// that weight, 1 to 255.
+// Pace requests advice for the connection, as a publisher of the given weight, 1 to 255.
 func (p *Publisher) Pace(weight uint8) {
 	p.to.mu.Lock()
 	defer p.to.mu.Unlock()
@@ -181,15 +181,15 @@ func (p *Publisher) Pace(weight uint8) {
 	}
 }
 
-// Told is what a publisher may send, where it is paced.
+// Told is the current advice for a publisher.
 type Told struct {
 	Paced    bool
 	Rate     float64 // messages per second
 	Burst    int64   // messages
-	Measured float64 // what it sends, messages per second
+	Measured float64 // measured rate, messages per second
 }
 
-// Told returns it as it is now, of a publisher that has published.
+// Told returns the current advice. Requires: the publisher has published.
 func (p *Publisher) Told() Told {
 	p.to.mu.Lock()
 	defer p.to.mu.Unlock()
@@ -200,8 +200,9 @@ func (p *Publisher) Told() Told {
 	return Told{Paced: true, Rate: rate.PerSecond(), Burst: burst, Measured: p.paced.Rate()}
 }
 
-// Advice returns what the publish before left for the publisher, an OK of pacing/header,
-// once; else nil. It holds until the next publish. Only who publishes may call it.
+// Advice returns the advice from the last publish, an OK of pacing/header, or nil. It
+// returns each advice once. The result is valid until the next publish. Only the publishing
+// goroutine may call Advice.
 func (p *Publisher) Advice() []byte {
 	ok := p.ok
 	p.ok = p.ok[:0]
@@ -211,23 +212,23 @@ func (p *Publisher) Advice() []byte {
 	return ok
 }
 
-// Paced is what a topic tells its publishers.
+// Paced is the state of a topic's pacing.
 type Paced struct {
 	Mode PaceMode
 	fair.Advice
-	Span       time.Duration // of the interval
-	Refused    uint64        // messages, by police
+	Span       time.Duration // length of the interval
+	Refused    uint64        // messages refused by police
 	Publishers []PacedPublisher
 }
 
-// PacedPublisher is one identity.
+// PacedPublisher is the pacing state of one identity.
 type PacedPublisher struct {
 	Identity   police.Identity
-	Rate, Told float64 // messages per second: as measured; what it may send, 0: it is not paced
+	Rate, Told float64 // messages per second, measured and permitted; Told is 0 if not paced
 	Weight     float64
 }
 
-// Paced returns it as it is now, with the publishers, by identity, if they are asked for.
+// Paced returns the current state, with publishers if requested, sorted by identity.
 func (in *intake) Paced(publishers bool) Paced {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -255,7 +256,7 @@ func (in *intake) Paced(publishers bool) Paced {
 	return s
 }
 
-// SetPacing replaces the topic's mode and what its publishers are entitled to.
+// SetPacing replaces the topic's mode and the weights of its publishers.
 func (in *intake) SetPacing(mode PaceMode, weights []police.Group) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -10,29 +10,30 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// Peeked is a message as Peek shows it.
+// Peeked is a copy of a message.
 type Peeked struct {
 	ID        wire.MessageID
 	Offset    uint64    // in the topic's log
-	Timestamp mono.Wall // of publication
+	Timestamp mono.Wall // publication time
 	Attempts  uint16    // deliveries so far
 	Body      []byte
 }
 
-// Bounds of Peek: what it shows at most, beside the first message, and what it reads for that.
+// Bounds of Peek. The first message may exceed MaxPeekBytes. peekReads bounds the reads of
+// the log.
 const (
 	MaxPeek      = 1000    // messages
-	MaxPeekBytes = 1 << 20 // of bodies
+	MaxPeekBytes = 1 << 20 // bytes of bodies
 	peekReads    = 100
 )
 
-// Peek returns copies of the messages that the channel would deliver next, in order, and
-// takes none: those that the topic has released and no consumer has, in memory, on their way from
-// the disk or there, as they are at one moment; neither those in flight nor those deferred.
-// count is at least 1, and at most MaxPeek of them are shown.
-// Errors: ErrUnknownChannel; that of the disk.
+// Peek returns copies of the messages that the channel would deliver next, in order,
+// without removing any. The copies are consistent at one moment. They include released
+// messages that no consumer has, in memory and on disk, but no in-flight or deferred
+// messages. count is at least 1; Peek returns at most MaxPeek messages.
+// Errors: ErrUnknownChannel; errors of the disk.
 func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
-	if t.store != nil { // what is on the disk at that moment stays there
+	if t.store != nil { // keeps the messages that are on disk at this moment
 		t.store.saving.Lock()
 		defer t.store.saving.Unlock()
 	}
@@ -55,7 +56,7 @@ func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
 	return shown.all, nil
 }
 
-// peeking is what Peek has found so far.
+// peeking collects the result of Peek.
 type peeking struct {
 	all         []Peeked
 	count, size int
@@ -81,7 +82,7 @@ func (p *peeking) record(r *commitlog.Record, attempts uint16) {
 	p.add(Peeked{r.ID, uint64(r.Offset), r.Timestamp, attempts, r.Body})
 }
 
-// peek finds what is unread; nothing in a nil store. Requires: saving held.
+// peek reads the unread messages from the log. A nil store has none. Requires: saving held.
 func (st *store) peek(u *queue.Unread, p *peeking) error {
 	if st == nil {
 		return nil

@@ -4,5 +4,5 @@ package broker
 
 import "github.com/srtm-io/srtm/nsqd/queue"
 
-// poison does nothing: see the build tag poison.
+// poison does nothing without the build tag poison.
 func poison(*queue.Message) {}

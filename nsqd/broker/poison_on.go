@@ -4,8 +4,8 @@ package broker
 
 import "github.com/srtm-io/srtm/nsqd/queue"
 
-// poison overwrites a message that is given back: who still reads it
-// reads nonsense, and the race detector sees who.
+// poison overwrites a message that is given back. A later reader gets nonsense, and the
+// race detector reports the reader.
 func poison(m *queue.Message) {
 	for i := range m.ID {
 		m.ID[i] = '?'

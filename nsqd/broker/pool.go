@@ -8,14 +8,12 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// pool hands out messages whose bodies have room for so many bytes, and takes
-// them back, so that steady traffic allocates nothing. Bodies come in powers of
-// two; larger ones than the largest class are left to the garbage collector, as
-// are messages that are not given back. What lies unused is let go by the second
-// garbage collection after its last use. The zero value is ready; safe for
-// concurrent use.
+// pool recycles messages with bodies, so that steady traffic allocates nothing. Bodies have
+// sizes of powers of two. The garbage collector frees larger bodies, messages that are not
+// returned, and unused messages at the second collection after their last use. The zero
+// value is ready. A pool is safe for concurrent use.
 type pool struct {
-	classes [poolClasses]sync.Pool // of *queue.Message, bodies of poolMin << i bytes
+	classes [poolClasses]sync.Pool // of *queue.Message; class i has bodies of poolMin << i bytes
 }
 
 const (
@@ -23,11 +21,11 @@ const (
 	poolClasses = 11 // up to 64 KiB
 )
 
-// class returns the class of bodies of that size; poolClasses or more: none.
+// class returns the class of bodies of the given size; poolClasses or more: no class.
 func class(size int) int { return bits.Len(uint(max(size, 1)-1) / poolMin) }
 
-// withBody is a message and its body in one allocation: B is an array of bytes. A
-// backlog of a million messages is so many objects less for the garbage collector.
+// withBody holds a message and its body in one allocation. B is a byte array. A backlog of
+// a million messages then has a million fewer objects for the garbage collector.
 type withBody[B any] struct {
 	queue.Message
 	body B
@@ -39,15 +37,15 @@ func with[B any]() *queue.Message {
 	return &m.Message
 }
 
-// newMessage makes one of each class but for the larger ones, which would lose more by
-// the allocator's own classes.
+// newMessage allocates a message of each small class. Larger classes would waste memory,
+// because of the allocator's size classes.
 var newMessage = [...]func() *queue.Message{
 	with[[poolMin]byte], with[[poolMin << 1]byte], with[[poolMin << 2]byte],
 	with[[poolMin << 3]byte], with[[poolMin << 4]byte], with[[poolMin << 5]byte],
 }
 
-// get returns a message with an empty body that has room for size bytes. Its
-// other fields mean nothing.
+// get returns a message with an empty body of at least size bytes capacity. The other
+// fields are undefined.
 func (p *pool) get(size int) *queue.Message {
 	i := class(size)
 	if i >= poolClasses {
@@ -63,7 +61,7 @@ func (p *pool) get(size int) *queue.Message {
 	return &queue.Message{Body: make([]byte, 0, poolMin<<i)}
 }
 
-// put takes a message back. Requires: nothing refers to it.
+// put returns a message to the pool. Requires: nothing refers to the message.
 func (p *pool) put(m *queue.Message) {
 	poison(m)
 	if i := class(cap(m.Body)); i < poolClasses && cap(m.Body) == poolMin<<i {

@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// progressInterval is how often a broker that stops says how much it has stored.
+// progressInterval is the interval of progress messages during the shutdown.
 const progressInterval = 5 * time.Second
 
-// tellProgress logs every progressInterval how many topics are stored, until done is closed: a
-// slow disk has no deadline, and the reader of the log sees that the broker does not hang.
+// tellProgress logs the number of stored topics every progressInterval, until done is
+// closed. There is no deadline for a slow disk; the log shows that the broker does not
+// hang.
 func tellProgress(log *slog.Logger, stored *atomic.Int64, topics int, done <-chan struct{}) {
 	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()

@@ -12,12 +12,12 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// intake accepts what is published to a topic.
+// intake accepts publications to a topic.
 type intake struct {
 	// Set once.
 	*runner
-	store *store // nil: the topic has no disk
-	most  int    // messages that one batch may have
+	store *store // nil if the topic has no disk
+	most  int    // maximum number of messages per batch
 
 	// Guarded by mu.
 	recorder
@@ -25,18 +25,18 @@ type intake struct {
 	publishers int // open connections that have published here
 }
 
-// Published is a message as its publisher gave it.
+// Published is a message from a publisher.
 type Published struct {
 	Body    []byte // copied
 	Arrival stamp.Arrival
 	Defer   time.Duration
-	// From is who published it, to this topic; nil: not known.
+	// From is the publisher, registered with this topic; may be nil.
 	From *Publisher
-	// Stored is set to where the messages are, for Sync; nil: it is not wanted.
+	// Stored receives the position for Sync; may be nil.
 	Stored   *Stored
-	admitted bool // by police
-	// NoWait is for a caller who may not wait for the disk: it gets ErrBusy, and
-	// the same call without NoWait does what it was to do.
+	admitted bool // police has admitted the message
+	// NoWait makes a call that would wait for the disk return ErrBusy. The caller may
+	// repeat the call without NoWait.
 	NoWait bool
 }
 
@@ -48,27 +48,27 @@ func (in *intake) Publish(now mono.Time, wall mono.Wall, p Published) error {
 	return in.put(now, s, p)
 }
 
-// Bodies is a sequence of message bodies, such as those of an MPUB.
+// Bodies is a sequence of message bodies, such as an MPUB.
 type Bodies interface {
 	Len() int
-	Bytes() int // of all together
+	Bytes() int // total bytes of the bodies
 	Each(func(body []byte))
 }
 
-// A batch of more messages or bytes is large: who may not wait does not make
-// messages of it, and others get a turn at processor and topic after each
-// batchSlice of them.
+// A batch above largeBatch messages or largeBytes bytes is large. A call with NoWait does
+// not process a large batch. Other calls yield the processor and the topic after every
+// batchSlice messages.
 const (
 	largeBatch = 512
 	largeBytes = 256 << 10
 	batchSlice = 256
 )
 
-// PublishBatch accepts all the messages, or none. They are alike but for their
-// bodies; p has none. Errors as for Publish.
+// PublishBatch accepts all messages or none. The messages share the properties of p, which
+// has no body. Errors: as Publish.
 func (in *intake) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
-	// A batch may be a million messages of one byte, of which copies take a
-	// hundred times as much.
+	// A batch may have a million messages of one byte; the copies would take a hundred
+	// times the memory.
 	if n := bodies.Len(); n > in.most {
 		s := in.begin()
 		defer in.end(s)
@@ -91,12 +91,11 @@ func (in *intake) publishBatch(now mono.Time, wall mono.Wall, p Published, bodie
 	return in.put(now, s, p)
 }
 
-// publishLarge makes nothing before it is known that there is room for it. What
-// has to be in memory as a whole, since there is no disk behind it or it is
-// stored by one write, counts as held from then on. Else the first slice is
-// accepted or refused for all of the batch, and each one after it waits until
-// the disk has taken those before; only the topic's deletion keeps it from coming,
-// for Close waits.
+// publishLarge creates messages only after it has checked for room. A batch is stored as a
+// whole if there is no disk or if one write stores the batch. Such a batch counts as held
+// from the check on. Otherwise the first slice is accepted or refused on behalf of the
+// whole batch. Each further slice waits until the disk has taken the previous slices. Only
+// a deletion of the topic can interrupt the batch, since Close waits.
 func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies Bodies) (err error) {
 	if p.NoWait {
 		return ErrBusy
@@ -151,7 +150,7 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	return err
 }
 
-// put accepts the step's messages, or none, and ends the step.
+// put accepts all messages of the step or none, and ends the step.
 func (in *intake) put(now mono.Time, s *step, p Published) error {
 	switch {
 	case !in.through:
@@ -166,7 +165,7 @@ func (in *intake) put(now mono.Time, s *step, p Published) error {
 	return ErrBusy
 }
 
-// takes is takesPublishes for n messages that are published, which a log that is full refuses.
+// takes is takesPublishes for n messages. It also refuses messages if the log is full.
 // Requires: mu held.
 func (in *intake) takes(n int) error {
 	err := in.takesPublishes()
@@ -176,8 +175,8 @@ func (in *intake) takes(n int) error {
 	return err
 }
 
-// admit is takes, where neither the contract nor police refuses n messages of p, behind
-// messages that are admitted and not appended yet: see queue.Topic.Admit. Requires: mu held.
+// admit is takes, plus the checks of the contract and of police for n messages of p. ahead
+// messages are admitted but not appended yet: see queue.Topic.Admit. Requires: mu held.
 func (in *intake) admit(now mono.Time, ahead, n int, first mono.Time, p *Published) error {
 	err := in.takes(n)
 	if err == nil {
@@ -189,9 +188,9 @@ func (in *intake) admit(now mono.Time, ahead, n int, first mono.Time, p *Publish
 	return err
 }
 
-// accept puts the step's messages at the end of the topic's backlog in memory, and
-// ends the step. With rest they belong to a batch of which the first part was
-// accepted: then they are, unless the topic is gone.
+// accept appends the step's messages to the topic's backlog in memory, and ends the step.
+// With rest the first part of the batch was accepted; then the messages are accepted unless
+// the topic is gone.
 func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err error) {
 	bytes := 0
 	for _, m := range s.msgs {
@@ -209,8 +208,8 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 		return in.mu.core.Room(len(s.msgs))
 	}
 	in.mu.Lock()
-	// With a disk, a full backlog is one that is being written: the publisher
-	// waits for that, unless writing fails.
+	// With a disk, a full backlog is being written: the publisher waits for the write,
+	// unless writing fails.
 	for !full && open() == nil && !room() && in.store.spilling() {
 		if p.NoWait {
 			err = ErrBusy
@@ -236,17 +235,17 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 	if err == nil {
 		in.counted(&p, len(s.msgs))
 		in.pacing.tell(p.From, len(s.msgs), now)
-	} else { // they are still ours
+	} else { // the messages are still owned here
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
 	in.end(s)
 	return err
 }
 
-// PublishEach accepts messages one by one, in order, under one hold of the lock,
-// and appends to errs what became of each: nil, or an error of Publish. It
-// leaves off after ErrBusy, ErrGone or ErrRetired, and answers ErrBusy where Publish waits:
-// always, if the topic's messages go through the disk.
+// PublishEach accepts messages one by one, in order, while holding the lock once. It
+// appends the result of each message to errs: nil, or an error of Publish. It stops after
+// ErrBusy, ErrGone or ErrRetired. It returns ErrBusy where Publish would wait, and always
+// if the topic stores messages before accepting them.
 func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
 	if in.through {
 		return append(errs, ErrBusy)
@@ -261,7 +260,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 	dealt := len(errs)
 	in.mu.Lock()
 	now = in.instant(now)
-	short := in.tight(bytes) // for some of the batch; which ones is looked at one by one
+	short := in.tight(bytes) // memory may be too short for the whole batch; then each message is checked
 	in.mu.core.SetTight(short)
 	if in.takesPublishes() == nil && !in.store.full() && in.mu.core.Takes(len(s.msgs)) && !in.pacing.policing() { // one step for all is cheaper
 		in.mu.core.Enter(now, &s.fx, s.msgs...)
@@ -272,7 +271,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 			if short {
 				in.mu.core.SetTight(in.tight(s.fx.Held + m.Size()))
 			}
-			// The store learns of what overflows here when the step ends.
+			// The store learns of an overflow only at the end of the step.
 			if err == nil && !in.mu.core.Room(1) && (in.store.spilling() || s.fx.Disk) {
 				err = ErrBusy
 			}
@@ -298,7 +297,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 		}
 		p := &batch[i]
 		for dealt+i+n < len(errs) && errs[dealt+i+n] == nil && batch[i+n].From == p.From && batch[i+n].Arrival == p.Arrival {
-			n++ // of one segment
+			n++ // messages of one segment
 		}
 		in.counted(p, n)
 	}
@@ -309,7 +308,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 	return errs
 }
 
-// counted says that n messages were accepted, which are like p. Requires: mu held.
+// counted records the acceptance of n messages like p. Requires: mu held.
 func (in *intake) counted(p *Published, n int) {
 	in.metrics.arrived(p.Arrival.Source, n)
 	if c := in.capture; c != nil {
@@ -325,22 +324,22 @@ func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
 	m.Timestamp = wall
 	m.Arrival, m.Source = p.Arrival.At, p.Arrival.Source
 	m.Defer = p.Defer
-	m.Only, m.Attempts, m.Offset = nil, 0, 0 // the log says at which, from its end on
+	m.Only, m.Attempts, m.Offset = nil, 0, 0 // the log sets the offset when the message is appended
 	return m
 }
 
-// batch makes messages of the bodies of one PublishBatch.
+// batch creates messages from the bodies of one PublishBatch.
 type batch struct {
-	gather func(body []byte) // made once, since a closure is allocated
+	gather func(body []byte) // created once, since a closure allocates
 	like   Published
 	wall   mono.Wall
 }
 
-// ErrStorage: the message could not be stored, for now.
+// ErrStorage: the message could not be stored; a retry may succeed.
 var ErrStorage = errors.New("storage failed")
 
-// publishThrough stores the step's messages at the end of the topic's log. They are
-// accepted then, and durable after Sync. It ends the step.
+// publishThrough appends the step's messages to the topic's log. Then they are accepted,
+// and durable after Sync. publishThrough ends the step.
 func (in *intake) publishThrough(s *step, p Published) error {
 	in.storing.Lock()
 	defer in.storing.Unlock()
@@ -348,7 +347,7 @@ func (in *intake) publishThrough(s *step, p Published) error {
 	in.mu.Lock()
 	in.mu.core.SetTight(in.tight(0))
 	err := in.admit(in.shared.now(), 0, n, p.Arrival.At, &p)
-	if err != nil { // they are still ours
+	if err != nil { // the messages are still owned here
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	} else {
 		var end commitlog.Offset
@@ -364,9 +363,9 @@ func (in *intake) publishThrough(s *step, p Published) error {
 	return err
 }
 
-// writeThrough stores messages at the end of the topic's log by one write, which makes them
-// accepted, and returns where they end there. Those that are refused are given back.
-// Errors: ErrStorage. Requires: storing held, and mu, which it gives up meanwhile.
+// writeThrough appends messages to the topic's log with one write, which accepts them. It
+// returns the end offset of the messages. After an error the messages are given back.
+// Errors: ErrStorage. Requires: storing and mu held; mu is released during the write.
 func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Offset, err error) {
 	storage := in.shared.cfg.Storage
 	records := storage.records.Get().(*[]commitlog.Record)
@@ -387,8 +386,9 @@ func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Of
 	return first + commitlog.Offset(len(msgs)), nil
 }
 
-// StoreEach accepts messages one by one, in order, as Publish does, by one write of all.
-// It appends to errs what became of each: nil, or an error of Publish. Requires: Durable.
+// StoreEach accepts messages one by one, in order, like Publish, with a single write. It
+// appends the result of each message to errs: nil, or an error of Publish. Requires:
+// Durable.
 func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []error {
 	in.storing.Lock()
 	defer in.storing.Unlock()
@@ -408,7 +408,7 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 		err := in.admit(in.shared.now(), len(admitted), 1, first.Arrival, &batch[i])
 		if of = append(of, err); err == nil {
 			admitted = append(admitted, m)
-		} else { // it is still ours
+		} else { // the message is still owned here
 			s.fx.Free = append(s.fx.Free, m)
 		}
 	}
@@ -441,16 +441,15 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 	return append(errs, of...)
 }
 
-// Durable reports whether what is published has to be followed by Sync before
-// it may be called accepted.
+// Durable reports whether messages count as accepted only after Sync.
 func (in *intake) Durable() bool { return in.through && in.shared.cfg.Storage.cfg.Fsync }
 
-// Stored is where messages are in the topic's log.
+// Stored is a position in the topic's log.
 type Stored struct{ end commitlog.Offset }
 
-// Sync returns when messages that were published before are on stable storage.
-// Many callers share one fsync. Errors: ErrStorage, after which that is not known, and
-// which says nothing of what others publish; ErrDraining, likewise.
+// Sync returns after previously published messages are on stable storage. Many callers
+// share one fsync. After ErrStorage or ErrDraining the state of these messages is unknown;
+// other publishers' messages are not affected.
 func (in *intake) Sync(upTo Stored) error {
 	if !in.Durable() {
 		return nil
@@ -464,7 +463,7 @@ func (in *intake) Sync(upTo Stored) error {
 			return fmt.Errorf("%w: %w", ErrStorage, err)
 		case in.shared.draining.Load():
 			return ErrDraining
-		} // else the topic was deleted, with what it had accepted
+		} // otherwise the topic was deleted with its messages
 	}
 	return nil
 }

@@ -15,41 +15,43 @@ type Publisher struct {
 	// Guarded by to.mu.
 	clientID  string
 	host      string
-	forwarder string // the broker that forwards for it; "": it is connected here
-	// number is the publisher's in the capture of the id named; 0: not looked up
-	// yet. It is once for each capture, not with each message.
+	forwarder string // the broker that forwards for the publisher; empty: connected here
+	// number is the publisher's number in the capture with the id named; 0: not looked up.
+	// The lookup happens once per capture, not per message.
 	named  uint64
 	number uint32
-	// Of pacing: who it is, what weight it asked for (0: it did not), and as what it
-	// is known to pacer, if that is the topic's.
+	// Pacing: identity, requested weight (0: none), and the entry in pacer, if pacer is the
+	// topic's current pacer.
 	identity police.Identity
 	wish     uint8
 	pacer    *pacer
 	paced    *police.Publisher
-	told     uint64 // the interval of which it was told
-	wasPaced bool   // what it was told then
+	told     uint64 // interval of the last advice
+	wasPaced bool   // whether the last advice was to pace
 
-	// Written by the steps of the connection alone, and read between them.
-	ok []byte // what it is to be told
+	// Only the connection's steps write ok, and read it between steps.
+	ok []byte // pending advice
 }
 
-// Forwarded says which broker forwards what the publisher publishes. It is called before that.
+// Forwarded sets the broker that forwards for the publisher. Requires: nothing is published
+// yet.
 func (p *Publisher) Forwarded(by string) { p.forwarder = by }
 
-// AddPublisher counts a connection that publishes here until it leaves, which
-// may be called once. clientID is that of its IDENTIFY, empty without; host is where it
-// comes from; as is who is paced.
+// AddPublisher counts a connection as a publisher until Leave, which may be called once.
+// clientID is from IDENTIFY and may be empty; host is the connection's address; as is the
+// identity for pacing.
 func (in *intake) AddPublisher(clientID, host string, as police.Identity) *Publisher {
 	in.addPublisher(1)
 	return &Publisher{to: in, clientID: clientID, host: host, identity: as}
 }
 
-// name is PublisherName. A capture tells owners apart.
+// name is PublisherName. A capture distinguishes owners.
 func (p *Publisher) name() string { return PublisherName(p.clientID, p.identity) }
 
-// PublisherName is what the control plane calls a publisher: its client_id, by which it is placed.
-// Without a client_id, the name is "auth:", "cert:" or "addr:" and the identity. A client_id that
-// looks like that gets "client:" before it. Empty: the publisher is not known.
+// PublisherName is the control plane's name of a publisher: its client_id, which determines
+// its placement. Without a client_id, the name is "auth:", "cert:" or "addr:" plus the
+// identity. A client_id with such a prefix gets the prefix "client:". An empty name means
+// an unknown publisher.
 func PublisherName(clientID string, identity police.Identity) string {
 	switch kind, _, found := strings.Cut(clientID, ":"); {
 	case found && (kind == "auth" || kind == "cert" || kind == "addr" || kind == "client"):
@@ -57,11 +59,12 @@ func PublisherName(clientID string, identity police.Identity) string {
 	case clientID != "" || identity.ID == "":
 		return clientID
 	default:
-		return strings.ToValidUTF8(identity.Kind+":"+identity.ID, "?") // of a certificate, say
+		return strings.ToValidUTF8(identity.Kind+":"+identity.ID, "?") // a certificate's identity may be invalid UTF-8
 	}
 }
 
-// owner is who answers for it. Any client can think up client_ids: of those it is the host.
+// owner returns the identity that is responsible for the publisher. Any client can invent
+// client_ids, so without authentication the owner is the host.
 func (p *Publisher) owner() police.Identity {
 	if p.identity.Kind == "auth" || p.identity.Kind == "cert" {
 		return p.identity
@@ -69,13 +72,13 @@ func (p *Publisher) owner() police.Identity {
 	return police.Identity{Kind: "addr", ID: p.host}
 }
 
-// Visit is AddPublisher for a publish that is no connection's, such as by HTTP: it is
-// paced, and not one of the topic's publishers.
+// Visit is AddPublisher for a publication without a connection, such as HTTP. The publisher
+// is paced, but does not count as one of the topic's publishers.
 func (in *intake) Visit(as police.Identity) *Publisher {
 	return &Publisher{to: in, identity: as, visits: true}
 }
 
-// Leave takes the connection off the topic's publishers.
+// Leave removes the connection from the topic's publishers.
 func (p *Publisher) Leave() {
 	if !p.visits {
 		p.to.addPublisher(-1)
@@ -83,8 +86,7 @@ func (p *Publisher) Leave() {
 	p.unpace(p.identity)
 }
 
-// unpace takes the connection off what the pacer knows it as, and gives it another
-// identity.
+// unpace removes the connection from the pacer, and changes its identity.
 func (p *Publisher) unpace(as police.Identity) {
 	p.to.mu.Lock()
 	defer p.to.mu.Unlock()
@@ -94,7 +96,7 @@ func (p *Publisher) unpace(as police.Identity) {
 	p.pacer, p.paced, p.identity = nil, nil, as
 }
 
-// Rename gives it another client_id: IDENTIFY may come late, and more than once.
+// Rename changes the client_id: IDENTIFY may come late, and more than once.
 func (p *Publisher) Rename(clientID string, as police.Identity) {
 	p.unpace(as)
 	p.to.mu.Lock()

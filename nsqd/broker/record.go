@@ -6,7 +6,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// record is how a message is kept. Requires: the topic's mu held.
+// record encodes a message for the log. Requires: the topic's mu held.
 func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
 	at := e.wallOf(m.Arrival)
 	r := commitlog.Record{
@@ -25,9 +25,9 @@ func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
 	return r
 }
 
-// restored is what was kept; the body is copied. It arrived now, at the latest: if the
-// wall clock was put back since it was written, it would seem to come from the future,
-// and would wait for it.
+// restored decodes a message from the log and copies the body. The arrival is now at the
+// latest: if the wall clock was set back since the write, the message would seem to come
+// from the future, and would wait.
 func (b *shared) restored(r *commitlog.Record) *queue.Message {
 	e, now := b.cfg.Storage.epoch, b.now()
 	m := b.pool.get(len(r.Body))
@@ -51,10 +51,10 @@ func (b *shared) restored(r *commitlog.Record) *queue.Message {
 	return m
 }
 
-// epoch is one moment on both clocks. Wall-clock steps while the process runs do not matter
-// to records: Storage.epoch is the same moment for writing and for reading. When cursors are
-// saved it is that moment: who reads them is another process, which goes by the wall clock
-// as it is by then.
+// epoch is one moment on both clocks. Steps of the wall clock do not affect records, since
+// Storage.epoch is the same moment for writing and reading. When cursors are saved, the
+// epoch is the moment of saving: another process reads the cursors, and uses the wall clock
+// of its time.
 type epoch struct {
 	mono mono.Time
 	wall mono.Wall

@@ -18,55 +18,55 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Stats is a topic as operators see it: counters since its creation, depths
-// now.
+// Stats is the operators' view of a topic: counters since its creation, and current depths.
 type Stats struct {
 	Name        string
 	Paused      bool
-	Waiting     int   // for tokens, or for a channel
-	Beyond      int   // of those, not in memory
-	Memory      int64 // bytes that messages take in memory, here and in the channels
+	Waiting     int   // messages that wait for tokens, or for a channel
+	Beyond      int   // waiting messages that are not in memory
+	Memory      int64 // bytes of messages in memory, including channels
 	Counters    queue.Counters
 	Channels    []ChannelStats // by name
 	Publishers  int
 	Subscribers int
-	Retain      metadata.Retention // in force
+	Retain      metadata.Retention // effective retention
 	Expiry      expiry.Settings
 
-	Disk   commitlog.Stats // zero where nothing is on disk
-	Needed int64           // bytes of Disk.Bytes, not only retained
+	Disk   commitlog.Stats // zero without messages on disk
+	Needed int64           // bytes of Disk.Bytes that are needed, not only retained
 
 	Limited bool
 	Share   tokenbucket.Share
 	Tokens  tokenbucket.Tokens
 	SLO     SLO
 
-	// The histograms are nil until the first message is released.
-	Delivered, Exceeded uint64 // first deliveries; those later than the SLO
+	// The histograms are nil until the first release.
+	Delivered, Exceeded uint64 // first deliveries; deliveries later than the SLO
 	Access, Processing  *obs.Latency
 	Delivery, Consumer  *obs.Latency
 	Sources             [stamp.Sources]uint64
 }
 
-// ChannelStats is a channel as operators see it.
+// ChannelStats is the operators' view of a channel.
 type ChannelStats struct {
 	Name     string
 	Paused   bool
 	Ready    int
-	Beyond   int // of those, not in memory
+	Beyond   int // ready messages that are not in memory
 	InFlight int
 	Deferred int
-	// Unfinished is how far it is ahead of the oldest message that it has not finished, in
-	// messages; Full says that it gets no more because of that: StorageConfig.MaxUnfinished.
+	// Unfinished is the number of messages between the channel's position and its oldest
+	// unfinished message. Full: the channel gets no messages because Unfinished has reached
+	// StorageConfig.MaxUnfinished.
 	Unfinished int
 	Full       bool
-	Expiry     expiry.Settings // in force
+	Expiry     expiry.Settings // effective settings
 	Counters   queue.ChannelCounters
 	Consumers  int
-	EndToEnd   stats.Summary // arrival to FIN, lately; empty where not measured
+	EndToEnd   stats.Summary // recent latency from arrival to FIN; empty if not measured
 }
 
-// Stats returns the topic's present state. The histograms are copies.
+// Stats returns the topic's current state. The histograms are copies.
 func (t *Topic) Stats() Stats {
 	now := t.shared.now()
 	t.mu.Lock()
@@ -130,12 +130,12 @@ func (t *Topic) Stats() Stats {
 	return s
 }
 
-// Report returns what happened in every topic since the last call, for the control
-// plane. Unless all are wanted, or topics were removed since, it leaves out those that are
-// still: changes. There is one caller.
+// Report returns the events of every topic since the last call, for the control plane.
+// Unless all is set or topics were removed, Report leaves out unchanged topics and returns
+// changes = true. Only one goroutine may call Report.
 func (b *Broker) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 	topics := b.Topics()
-	before := b.reported // by name, as topics
+	before := b.reported // sorted by name, like topics
 	for _, t := range topics {
 		if len(before) > 0 && before[0] == t {
 			before = before[1:]
@@ -151,8 +151,8 @@ func (b *Broker) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 	return stats, changes
 }
 
-// still reports whether the topic is as its last report had it, which was of no message,
-// and none came, went or waited since.
+// still reports whether the topic is unchanged since the last report, which had no
+// messages.
 func (t *Topic) still() bool {
 	last := &t.reported
 	if !last.quiet {
@@ -173,7 +173,7 @@ func (t *Topic) still() bool {
 	return true
 }
 
-// channelsSeed is of the hashes of levels.
+// channelsSeed is the seed of the hashes in levels.
 var channelsSeed = maphash.MakeSeed()
 
 func (t *Topic) levelsLocked() levels {
@@ -201,7 +201,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	is := t.levelsLocked()
 	r.Publishers, r.Subscribers, r.Depth, r.Unprepared = uint32(is.publishers), uint32(is.subscribers), is.depth, !is.prepared
 	if r.Offered > 0 {
-		r.BurstNeeded = uint64(core.BurstNeeded()) // before the maximum backlog is taken
+		r.BurstNeeded = uint64(core.BurstNeeded()) // before TakeMaxWaiting
 	}
 	r.MaxBacklog = uint64(core.TakeMaxWaiting())
 	for _, c := range core.Channels() {
@@ -233,5 +233,5 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	return r
 }
 
-// interval is the length of a reporting interval.
+// interval returns the length of a reporting interval.
 func interval(from, to mono.Time) time.Duration { return max(0, to.Sub(from)) }

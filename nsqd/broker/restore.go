@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-// Restore brings back the topics and messages that an earlier process left in
-// the storage. It is called once, before the broker is used.
+// Restore restores the topics and messages that an earlier process left in the storage.
+// Called once, before the broker is used.
 func (b *Broker) Restore() error {
 	st := b.cfg.Storage
 	if st == nil {
@@ -50,18 +50,18 @@ func (b *Broker) Restore() error {
 	if err := b.yieldTaken(); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
-	_ = metadata.Reserve(st.cfg.Metadata) // without room an order says so
+	_ = metadata.Reserve(st.cfg.Metadata) // without room, a later order fails
 	b.metadataWriter.begin()
 	b.workers.Go(b.trimOld)
 	b.workers.Go(b.restoreAway)
 	return nil
 }
 
-// reportLostLogs reports each topic that had a log when the metadata file was written, and has
-// none. The topic goes on with an empty log.
+// reportLostLogs reports each topic whose log is missing, although the metadata file says
+// that it had a log. The topic continues with an empty log.
 func (b *Broker) reportLostLogs() {
 	if b.cfg.Storage.cfg.Replicated != nil {
-		return // the marks are those of logs in files
+		return // the marks concern logs in files
 	}
 	for _, st := range b.stores() {
 		if st.logged.Load() && st.log.Load() == nil {
@@ -72,14 +72,14 @@ func (b *Broker) reportLostLogs() {
 	}
 }
 
-// reportMissing counts and logs that something of the topic's log is missing.
+// reportMissing counts and logs a missing part of the topic's log.
 func (st *store) reportMissing(what string, attrs ...any) {
 	st.missing++
 	st.storage().cfg.Log.Error(what, append([]any{obs.KeyTopic, st.name, keyPath, st.storage().dir.Path(st.name)}, attrs...)...)
 }
 
-// restoreLog brings back a topic's messages. A topic that is not recorded is made with
-// the channels that it had, if there is anything of it.
+// restoreLog restores a topic's messages. An unrecorded topic with messages is created with
+// the channels of its log.
 func (b *Broker) restoreLog(name string) error {
 	_, err := b.Topic([]byte(name))
 	recorded := err == nil
@@ -88,7 +88,7 @@ func (b *Broker) restoreLog(name string) error {
 		if err != nil {
 			return err
 		}
-		if stats := log.Stats(); stats.Records == 0 { // but for files with damage
+		if stats := log.Stats(); stats.Records == 0 { // empty, except for damaged files
 			b.cfg.Storage.kept[name] = queue.Offset(stats.Next)
 			return log.Close()
 		}
@@ -97,7 +97,7 @@ func (b *Broker) restoreLog(name string) error {
 		}
 	}
 	t := b.restoreTopic(name)
-	t.store.unrecorded = !recorded // no other goroutine has it yet
+	t.store.unrecorded = !recorded // no other goroutine uses the topic yet
 	if !recorded && b.cfg.Storage.cfg.Replicated == nil {
 		b.cfg.Storage.cfg.Log.Error("the metadata file does not have the topic: it was deleted, or is from before the topic was created. The topic comes back with the messages and channels of its log, without pauses, contract, retention and expiry",
 			obs.KeyTopic, name, keyPath, b.cfg.Storage.cfg.Metadata, "log", b.cfg.Storage.dir.Path(name))
@@ -105,9 +105,9 @@ func (b *Broker) restoreLog(name string) error {
 	return t.store.restore()
 }
 
-// restoreTopic is CreateTopic without asking other brokers for the topic's channels.
-// Where a loaddistributor gives the contracts, the topic waits for its share:
-// what it held before may be in use elsewhere by now.
+// restoreTopic is CreateTopic without asking other brokers for the topic's channels. If a
+// loaddistributor grants contracts, the topic waits for its share: another broker may use
+// the former share.
 func (b *Broker) restoreTopic(name string) *Topic {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -122,8 +122,8 @@ func (b *Broker) restoreTopic(name string) *Topic {
 	return t
 }
 
-// restore brings back what an earlier process left in the log. Where that was away the topic is in
-// use by now, so the log is read before the machine is told.
+// restore restores the log that an earlier process left. The topic may already be in use if
+// it was away, so the log is read before the machine is changed.
 func (st *store) restore() error {
 	log, err := st.storage().open(st.name)
 	if err != nil {
@@ -133,7 +133,7 @@ func (st *store) restore() error {
 		return errors.Join(err, log.Close())
 	}
 	if !st.logged.Load() {
-		if err := st.mark(log); err != nil { // before the next message it is tried again
+		if err := st.mark(log); err != nil { // retried before the next message
 			st.report("the metadata file does not say that the topic has a log; a deletion of the log would not be noticed", err)
 		}
 	}
@@ -142,7 +142,8 @@ func (st *store) restore() error {
 	st.mu.Lock()
 	low := st.mu.core.Low()
 	st.mu.Unlock()
-	// The log does not know yet what is done with: all of it would count as needed.
+	// The log does not know the finished messages yet, and would count all messages as
+	// needed.
 	if err := log.Trim(commitlog.Offset(low)); err != nil {
 		st.report("log on disk not trimmed; trying again", err)
 	}
@@ -176,7 +177,7 @@ func (st *store) restoreFrom(log *openLog) error {
 	}
 	restoring.Done(now, queue.Offset(next), &s.fx)
 	log.SetRetain(st.retention())
-	st.retained(log) // before Low, which forgets what no seek can want
+	st.retained(log) // before Low, which discards what no seek needs
 	st.log.Store(log)
 	st.disk.used, st.disk.saved = true, core.Changes()
 	st.disk.away, st.unrecorded = false, false
@@ -187,8 +188,8 @@ func (st *store) restoreFrom(log *openLog) error {
 	return nil
 }
 
-// reportNoCursors reports that the record of what channels are done with, which the log had
-// when it was marked, is missing or not intact.
+// reportNoCursors reports that the record of finished messages, which the log had when it
+// was marked, is missing or damaged.
 func (st *store) reportNoCursors(messages bool) {
 	if messages {
 		st.reportMissing("the topic's cursor files are missing or damaged: all messages that the log has are delivered again to every channel; messages before them, if there were any, are lost")
@@ -197,22 +198,22 @@ func (st *store) reportNoCursors(messages bool) {
 	}
 }
 
-// remains are what was left in a log.
+// remains describes the contents of a log.
 type remains struct {
 	roster   roster // of a replicated log
 	snapshot []byte
-	first    queue.Offset // the log has nothing before it
-	runs     []run        // of what the snapshot does not tell
+	first    queue.Offset // offset of the log's first message
+	runs     []run        // messages that the snapshot does not cover
 }
 
-// run is offsets, one after the other, at which a log has messages: for all channels, or for
-// that one only.
+// run is a range of consecutive offsets with messages, for all channels or for one channel
+// only.
 type run struct {
 	from, to queue.Offset
 	only     string
 }
 
-// remains reads what was left in a log.
+// remains reads the contents of a log.
 func (st *store) remains(log topicLog) (left remains, err error) {
 	if left.snapshot, err = log.LoadCursors(); err != nil {
 		return left, err
@@ -242,12 +243,12 @@ func (st *store) remains(log topicLog) (left remains, err error) {
 	})
 }
 
-// aside is a machine that is no topic's, to find out what a log has.
+// aside returns a machine that belongs to no topic, to examine a log.
 func aside() *queue.Topic {
 	return queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
 }
 
-// restore tells a machine what was left. The error is as of queue.Topic.Restore.
+// restore restores the log's contents in a machine. Errors: as queue.Topic.Restore.
 func (l *remains) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
 	restoring, err := core.Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
 	for _, r := range l.runs {
@@ -258,7 +259,7 @@ func (l *remains) restore(core *queue.Topic, now mono.Time, e epoch, wanted func
 	return restoring, err
 }
 
-// each reads a log from an offset to its end.
+// each reads a log from an offset to the end.
 func each(log commitlog.Log, from commitlog.Offset, do func(*commitlog.Batch) error) error {
 	var batch commitlog.Batch
 	for at := from; ; at = batch.Next {
@@ -274,21 +275,22 @@ func each(log commitlog.Log, from commitlog.Offset, do func(*commitlog.Batch) er
 	}
 }
 
-// lastSaves is how often the last snapshot of the cursors is tried while their stream has no
-// leader, for half a second each: it has one again a second or two after a server of NATS
-// is lost. Without it what is finished would come again.
+// lastSaves bounds the attempts to save the last snapshot of the cursors while the stream
+// has no leader. Each attempt takes half a second. After the loss of a NATS server the
+// stream has a new leader within a second or two. Without the snapshot, finished messages
+// would come again.
 const lastSaves = 10
 
-// makeRoom deletes what is needed no more on disk: what is left to the next process
-// may need the place.
+// makeRoom deletes obsolete data on disk, since the messages for the next process may need
+// the room.
 // Requires: the topic is closed, and run has ended.
 func (st *store) makeRoom() error {
 	st.scratch = new(scratch)
 	return st.tryToSave()
 }
 
-// leave finds out what the next process needs. A log that the next process does not need loses
-// its mark, so that the metadata file can be written before the log is removed.
+// leave determines what the next process needs. A log that the next process does not need
+// loses its mark, so that the metadata file can be written before the log is removed.
 // Requires: the topic is closed, and run has ended.
 func (st *store) leave() error {
 	st.do(func(_ mono.Time, s *step) { st.mu.core.Leave(&s.fx) })
@@ -302,8 +304,8 @@ func (st *store) leave() error {
 	return nil
 }
 
-// persist leaves to the next process what is in memory, and where the cursors are.
-// Requires: leave, and what was marked since is recorded after it.
+// persist stores the messages in memory and the cursors for the next process.
+// Requires: leave was called, and the marks have been recorded since.
 func (st *store) persist() error {
 	st.scratch = new(scratch)
 	log := st.log.Load()
@@ -330,7 +332,7 @@ func (st *store) persist() error {
 	for tries := 1; errors.Is(err, replicated.ErrUnavailable) && tries < lastSaves; tries++ {
 		err = st.tryToSave()
 	}
-	if errors.Is(err, errUntrimmed) { // the next process does
+	if errors.Is(err, errUntrimmed) { // the next process trims
 		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.name, obs.KeyError, err)
 		err = nil
 	}
@@ -340,7 +342,7 @@ func (st *store) persist() error {
 	return errors.Join(err, log.Close())
 }
 
-// lost says that messages cannot be stored, and how many of them are nowhere else.
+// lost reports that messages cannot be stored, and how many are lost.
 func (st *store) lost(err error) error {
 	st.mu.Lock()
 	n := st.mu.core.Unstored()

@@ -13,18 +13,18 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// A topic's log keeps what its channels are done with for as long as its retention says,
-// and a seek brings a channel back to it. What is not done is kept without that.
+// A topic's log keeps finished messages according to the topic's retention, and a seek
+// moves a channel back to them. Unfinished messages are kept in any case.
 
-// trimInterval is how often a log is looked at for what has become too old, while nothing
-// else happens to the topic.
+// trimInterval is the interval at which an otherwise idle log is trimmed by age.
 const trimInterval = time.Minute
 
-// ErrSeek: the place to seek to is none.
+// ErrSeek: the place of a seek is invalid.
 var ErrSeek = errors.New("neither begin, end, a time, nor an offset up to the topic's end")
 
-// Retain sets the topic's own retention; nil: that of the broker. What is retained already
-// is judged by it, too. Errors: queue.ErrNoCursor without a log; ErrStorage.
+// Retain sets the topic's own retention; nil: the broker's retention. The retention also
+// applies to messages that are already retained. Errors: queue.ErrNoCursor without a log;
+// ErrStorage.
 func (t *Topic) Retain(r *metadata.Retention) error {
 	if t.store == nil {
 		return queue.ErrNoCursor
@@ -44,7 +44,7 @@ func (st *store) setRetention(own *metadata.Retention) {
 	st.retainLocked(own)
 }
 
-// retainLocked requires mu held.
+// retainLocked sets the retention. Requires: mu held.
 func (st *store) retainLocked(own *metadata.Retention) {
 	st.retain = own
 	retain := st.retention()
@@ -55,7 +55,7 @@ func (st *store) retainLocked(own *metadata.Retention) {
 	}
 }
 
-// retention is what is in force. Requires: mu held.
+// retention returns the effective retention. Requires: mu held.
 func (st *store) retention() commitlog.Retain {
 	r := st.storage().cfg.Retain
 	if st.retain != nil {
@@ -70,7 +70,7 @@ func (st *store) retains() bool {
 	return st.retention() != (commitlog.Retain{})
 }
 
-// retained says what a seek may find in the log. Requires: mu held.
+// retained updates the first offset that a seek may find in the log. Requires: mu held.
 func (st *store) retained(log *openLog) {
 	first := queue.Offset(math.MaxUint64)
 	if st.retention() != (commitlog.Retain{}) {
@@ -79,7 +79,7 @@ func (st *store) retained(log *openLog) {
 	st.mu.core.Retained(first)
 }
 
-// opened is for a log that ensure has made.
+// opened registers a log that ensure has opened.
 func (st *store) opened(log *openLog) {
 	st.mu.Lock()
 	log.SetRetain(st.retention())
@@ -88,7 +88,7 @@ func (st *store) opened(log *openLog) {
 	st.log.Store(log)
 }
 
-// trimOld lets logs go of what has become too old, until the broker is closed.
+// trimOld trims logs by age, until the broker is closed.
 func (b *Broker) trimOld() {
 	tick := time.NewTicker(trimInterval)
 	defer tick.Stop()
@@ -100,7 +100,7 @@ func (b *Broker) trimOld() {
 		}
 		for _, st := range b.stores() {
 			select {
-			case <-b.closing: // streams that do not answer take their time
+			case <-b.closing: // unavailable streams take time
 				return
 			default:
 				st.trimOld()
@@ -119,17 +119,18 @@ func (st *store) trimOld() {
 	}
 }
 
-// Place is where a channel is to go on: To, unless Begin, End or Time is set.
+// Place is the target of a seek: Offset, unless Begin, End or Time is set.
 type Place struct {
 	Begin, End bool
-	Time       mono.Wall // of publication; 0: not by time
+	Time       mono.Wall // publication time; 0: not by time
 	Offset     uint64
 }
 
-// Seek moves a channel's cursor, as queue.Topic.Seek says, and returns the offset from which
-// on it now gets messages: that of the place, or the oldest that is retained if it is not.
-// It is on disk then.
-// Errors: ErrUnknownChannel, ErrDraining, ErrSeek, queue.ErrNoCursor, ErrStorage; that of the disk.
+// Seek moves a channel's cursor, as queue.Topic.Seek documents, and returns the offset of
+// the next message: the offset of the place or, if the place is no longer retained, the
+// oldest retained offset. Seek returns after the cursor is on disk.
+// Errors: ErrUnknownChannel, ErrDraining, ErrSeek, queue.ErrNoCursor, ErrStorage; errors of
+// the disk.
 func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 	st := t.store
 	if st == nil {
@@ -147,11 +148,11 @@ func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 	return uint64(at), err
 }
 
-// seek requires saving held: nothing is trimmed meanwhile.
+// seek moves the cursor. Requires: saving held, so that nothing is trimmed.
 func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 	log := st.log.Load()
 	at = queue.Offset(to.Offset)
-	logged := false // a message of that time is in the log
+	logged := false // the log has a message of the requested time
 	switch {
 	case to.Begin:
 		at = 0
@@ -168,11 +169,11 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		core := st.mu.core
 		first, records := core.InLog(), 0
 		switch {
-		case wire.Ephemeral(channel): // before the log is told what is needed
+		case wire.Ephemeral(channel): // before log.Need changes the log
 			err = queue.ErrNoCursor
 			return
 		case to.Time != 0 && !logged:
-			at = core.At(to.Time) // it is in memory, or yet to come
+			at = core.At(to.Time) // in memory, or in the future
 		case !to.Begin && !to.End && at > core.End():
 			err = fmt.Errorf("offset %d, the topic ends at %d: %w", at, core.End(), ErrSeek)
 			return
@@ -187,17 +188,18 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 			at = max(at, first)
 		}
 		if err = core.Seek(now, c, at, records, &s.fx); err == nil && log != nil {
-			st.disk.used = true // all was done before, perhaps, and nothing to be saved
+			st.disk.used = true // if all was finished before, there may have been nothing to save
 		}
 	})
 	return at, errors.Join(seekErr, err)
 }
 
-// errCarrying: an older snapshot needs messages where they were before they were carried forward.
+// errCarrying: messages are being carried forward, and an older snapshot still needs their
+// old positions.
 var errCarrying = errors.New("messages that are carried forward are not on disk yet")
 
-// settle stores the topic's cursors and reports whether there was anything to store; with
-// anyway it stores them even if that is done.
+// settle saves the topic's cursors, and reports whether there was anything to save. With
+// anyway it saves even unchanged cursors.
 func (st *store) settle(anyway bool) (tried bool, err error) {
 	st.saving.Lock()
 	defer st.saving.Unlock()
@@ -207,7 +209,7 @@ func (st *store) settle(anyway bool) (tried bool, err error) {
 	case log == nil, st.remove, !anyway && !st.unsaved():
 		st.mu.Unlock()
 		return false, nil
-	case st.mu.core.Carrying(): // the store tries again
+	case st.mu.core.Carrying(): // the store retries
 		st.mu.Unlock()
 		return true, errCarrying
 	}

@@ -10,18 +10,18 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// roster is what the control plane has said of a topic and its channels. The metadata file has
-// the same, but a replicated log outlives that file: another broker takes the log over, or the
-// same broker comes back with an empty disk. So the snapshot of a replicated log's cursors has the
-// roster before it. Without the roster a channel that was deleted meanwhile looks like a channel
-// of which the control plane has never heard, and comes back.
+// roster is the control plane's knowledge of a topic and its channels. The metadata file
+// has the same data. But a replicated log survives the metadata file: another broker takes
+// the log over, or the broker returns with an empty disk. Therefore the roster precedes the
+// cursors in the snapshot of a replicated log. Without the roster, a channel that was
+// deleted in the meantime would look unknown to the control plane, and would reappear.
 //
-// In varints, but for names and the version:
+// Format, in varints except for names and the version:
 //
 //	version 0xC1
 //	the topic's identity: log, created
-//	channels that the control plane knows: number, and of each the length of the name, the name,
-//	and the catalog's version at which the channel was created
+//	number of confirmed channels; for each: length of the name, name, and the
+//	catalog's version at which the channel was created
 type roster struct {
 	identity metadata.Identity
 	created  map[string]uint64 // by channel; above 0
@@ -31,7 +31,7 @@ const rosterVersion = 0xC1
 
 var errRoster = errors.New("not a snapshot of a replicated log's cursors")
 
-// appendRoster requires mu held.
+// appendRoster encodes the roster. Requires: mu held.
 func (t *Topic) appendRoster(b []byte) []byte {
 	b = append(b, rosterVersion)
 	b = binary.AppendUvarint(b, t.identity.Log)
@@ -53,7 +53,7 @@ func (t *Topic) appendRoster(b []byte) []byte {
 	return b
 }
 
-// parseRoster returns the roster, and the snapshot of the cursors, which follows.
+// parseRoster returns the roster, and the snapshot of the cursors that follows.
 func parseRoster(b []byte) (r roster, cursors []byte, err error) {
 	if len(b) == 0 || b[0] != rosterVersion {
 		return r, nil, errRoster
@@ -85,12 +85,12 @@ func parseRoster(b []byte) (r roster, cursors []byte, err error) {
 	return r, b, nil
 }
 
-// outlived reports whether the control plane has deleted a channel of the roster since, though
-// it may have created another one of that name.
+// outlived reports whether the control plane has deleted a channel of the roster. A new
+// channel with the same name may exist.
 func (r roster) outlived(channel string, order *srtmv1.TakeOver) bool {
 	created, now := r.created[channel], order.GetIdentity()
 	if created == 0 || r.identity != (metadata.Identity{Log: now.GetLog(), Created: now.GetCreated()}) {
-		return false // the versions of another log, and of another topic, say nothing
+		return false // versions of another log or another topic are not comparable
 	}
 	for _, c := range order.GetChannels() {
 		if c.GetName() == channel {
@@ -100,13 +100,13 @@ func (r roster) outlived(channel string, order *srtmv1.TakeOver) bool {
 	return created <= order.GetChannelsVersion()
 }
 
-// restoreRoster is for a topic that no earlier process has recorded. Requires: mu held.
+// restoreRoster restores the roster of a topic without a record. Requires: mu held.
 func (t *Topic) restoreRoster(r roster) {
 	if t.identity == (metadata.Identity{}) {
 		t.identity = r.identity
 	}
 	if t.identity.Log != r.identity.Log {
-		return // it was prepared meanwhile, from another log
+		return // the topic was prepared by another log in the meantime
 	}
 	for name, created := range r.created {
 		if t.mu.core.Channel(name) != nil && t.memberships[name].created == 0 {

@@ -8,18 +8,17 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// runner takes the steps of one queue.Topic: each happens under mu, and what it causes
-// (wake-ups, alarms) after mu is released.
+// runner executes the steps of one queue.Topic. Each step runs under mu. Its effects
+// (wake-ups, alarms) happen after mu is released.
 type runner struct {
 	// Set once.
 	name    string // of the topic
 	shared  *shared
-	disk    *disk // nil: there is none
-	through bool  // everything published is stored first
+	disk    *disk // nil without a disk
+	through bool  // publications are stored before they are accepted
 
-	// Timeouts and deferrals need milliseconds; releases need the microseconds
-	// that a token takes. Only limited topics wait for a release, so only they
-	// pay for the sharp alarm.
+	// Timeouts and deferrals need milliseconds; releases need microseconds, the time of a
+	// token. Only limited topics wait for releases, so only they use the sharp alarm.
 	coarse, sharp *alarm
 
 	mu struct {
@@ -27,35 +26,35 @@ type runner struct {
 		core      *queue.Topic
 		consumers map[queue.ConsumerID]*Subscription
 		closed    bool
-		retired   bool  // the topic has moved away: what it holds is delivered, nothing is taken
-		held      int64 // the topic's part of Broker.held
+		retired   bool  // the topic has moved: it delivers its messages but accepts none
+		held      int64 // the topic's part of shared.held
 		expiry    expirySettings
 	}
-	// room is told when the topic's backlog may have room again, or never will.
+	// room is signalled when the topic's backlog may have room, or never will.
 	room    sync.Cond // on mu
 	metrics metrics
 
-	// storing orders the publishers of a topic whose messages go through the
-	// disk: the order there is the topic's order. Taken before mu.
+	// storing orders publishers of a topic that stores messages before accepting them: the
+	// order on disk is the topic's order. Taken before mu.
 	storing sync.Mutex
 }
 
-// disk is what the steps of a runner and its store tell one another.
+// disk is the state that the steps of a runner share with its store.
 type disk struct {
 	// Set once.
-	run     func() // of the store, in one of the workers while there is something to do
+	run     func() // runs the store, in a worker, while there is something to do
 	workers *sync.WaitGroup
-	wake    chan struct{} // 1 deep: there is something to write, to get or to save
+	wake    chan struct{} // 1 deep: there is something to write, read or save
 
 	// Guarded by runner.mu.
 	running bool
 	stopped bool
-	away    bool   // what is in the log is not restored yet, and nothing is taken until it is
-	used    bool   // there is something in the log, so that cursors are to be saved
-	saved   uint64 // queue.Topic.Changes of the last snapshot
+	away    bool   // the log is not restored yet, and messages are refused until then
+	used    bool   // the log has contents, so cursors must be saved
+	saved   uint64 // queue.Topic.Changes at the last snapshot
 }
 
-// start runs the store if it does not run. Requires: mu held.
+// start starts the store if it is not running. Requires: mu held.
 func (d *disk) start() {
 	if !d.running && !d.stopped {
 		d.running = true
@@ -73,7 +72,7 @@ func (d *disk) notify() {
 // unsaved reports whether the snapshot is out of date. Requires: mu held.
 func (r *runner) unsaved() bool { return r.disk.used && r.disk.saved != r.mu.core.Changes() }
 
-// step is one pass through the machine and what must be done after it.
+// step is one pass through the machine, with the actions to do afterwards.
 type step struct {
 	fx     queue.Effects
 	msgs   []*queue.Message // scratch of a publisher
@@ -82,9 +81,9 @@ type step struct {
 	coarse mono.Time
 	sharp  mono.Time
 	tell   bool // the store has something to do
-	listed bool // a channel has come or gone
-	stored bool // the metadata file has what the step changed of the record
-	record bool // what is recorded of the topic has changed otherwise
+	listed bool // a channel was created or deleted
+	stored bool // the metadata file already has the changes of this step
+	record bool // the topic's record has changed otherwise
 }
 
 func (b *shared) newStep() *step {
@@ -96,9 +95,9 @@ func (b *shared) newStep() *step {
 	return s
 }
 
-// begin takes the lock. Every begin is followed by end. What is done then is done
-// at a time that is read under the lock: a contract is kept by the times at which
-// messages leave, and one who has waited for the lock has an old one.
+// begin takes the lock. Every begin is followed by end. The caller reads the time under the
+// lock: a contract depends on release times, and a time from before the wait for the lock
+// would be old.
 func (r *runner) begin() *step {
 	s := r.shared.steps.Get().(*step)
 	r.mu.Lock()
@@ -107,8 +106,8 @@ func (r *runner) begin() *step {
 	return s
 }
 
-// instant is now for a step that comes with a time: that, which is cheaper, where
-// no contract is kept. Requires: mu held.
+// instant returns the time for a step with a given time: now, which is cheaper, if the
+// topic has no contract, otherwise the current time. Requires: mu held.
 func (r *runner) instant(now mono.Time) mono.Time {
 	if r.mu.core.Limited() {
 		return r.shared.now()
@@ -116,35 +115,36 @@ func (r *runner) instant(now mono.Time) mono.Time {
 	return now
 }
 
-// tight reports whether memory has no room for so many bytes more of the
-// topic's: see Config.MaxMemory. Requires: mu held.
+// tight reports whether memory lacks room for more bytes of the topic: see
+// Config.MaxMemory.
+// Requires: mu held.
 func (r *runner) tight(more int) bool {
 	return r.shared.cfg.MaxMemory > 0 && 5*int64(more) > r.fiveTimesLeft()
 }
 
-// fiveTimesLeft is five times as many bytes as the topic may take more: with x more
-// it has held+x, and four times what is left is then 4*(most-all-x). Requires: mu
-// held, a bound.
+// fiveTimesLeft returns five times the bytes that the topic may add. With x more bytes the
+// topic holds held+x, which must not exceed four times the free memory, 4*(most-all-x).
+// Requires: mu held, MaxMemory > 0.
 func (r *runner) fiveTimesLeft() int64 {
 	return 4*(r.shared.cfg.MaxMemory-r.shared.held.Load()) - r.mu.held
 }
 
-// discard gives a step back that was not begun.
+// discard returns a step that was not begun.
 func (r *runner) discard(s *step) {
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
 	r.shared.steps.Put(s)
 }
 
-// end hands deliveries to their subscriptions, releases the lock, and then
-// wakes writers and sets alarms.
+// end passes deliveries to their subscriptions, releases the lock, and then wakes writers
+// and sets alarms.
 func (r *runner) end(s *step) {
-	for i := 0; i < len(s.fx.Dead); i++ { // a refused letter may have others handed out
+	for i := 0; i < len(s.fx.Dead); i++ { // burying a refused letter may add dead messages
 		if d := s.fx.Dead[i]; !r.shared.letters.add(r.letter(d)) {
 			r.mu.core.Bury(r.shared.now(), d, false, deadLetterRetry, &s.fx)
 		}
 	}
-	var sub *Subscription // of the delivery before: often it is the same
+	var sub *Subscription // of the previous delivery, which often has the same consumer
 	for _, d := range s.fx.Deliveries {
 		if sub == nil || sub.id != d.Consumer {
 			sub = r.mu.consumers[d.Consumer]
@@ -157,7 +157,7 @@ func (r *runner) end(s *step) {
 		}
 		sub.outbox.push(d)
 	}
-	// What is left at the end is persist's.
+	// After the topic is closed, persist stores the rest.
 	if d := r.disk; d != nil && !r.mu.closed && (s.fx.Disk || r.unsaved()) {
 		s.tell = s.fx.Disk || !d.running
 		d.start()
@@ -203,7 +203,7 @@ func (r *runner) end(s *step) {
 	r.shared.steps.Put(s)
 }
 
-// do takes a step of which only f is its own.
+// do runs f as a step.
 func (r *runner) do(f func(now mono.Time, s *step)) {
 	s := r.begin()
 	defer r.end(s)
@@ -221,10 +221,10 @@ func (r *runner) tick(now mono.Time) {
 // Name returns the topic's name.
 func (r *runner) Name() string { return r.name }
 
-// open reports why the topic takes no message. Requires: mu held.
+// open returns an error if the topic accepts no messages. Requires: mu held.
 func (r *runner) open() error {
 	switch {
-	case r.shared.draining.Load(): // first: a publisher looks for a topic that is gone again
+	case r.shared.draining.Load(): // first: on ErrGone a publisher looks for the topic again
 		return ErrDraining
 	case r.mu.closed:
 		return ErrGone
@@ -234,7 +234,7 @@ func (r *runner) open() error {
 	return nil
 }
 
-// takesPublishes is open for what is published.
+// takesPublishes is open for publications. Requires: mu held.
 func (r *runner) takesPublishes() error {
 	err := r.open()
 	if err == nil && r.mu.retired {
@@ -243,7 +243,7 @@ func (r *runner) takesPublishes() error {
 	return err
 }
 
-// awayLocked requires mu held.
+// awayLocked reports whether the topic is away. Requires: mu held.
 func (r *runner) awayLocked() bool { return r.disk != nil && r.disk.away }
 
 func (r *runner) isAway() bool {
@@ -252,16 +252,15 @@ func (r *runner) isAway() bool {
 	return r.awayLocked()
 }
 
-// held returns how many messages the topic and its channels hold, each channel
-// counted apart, and whether a subscriber, or time until end, will still move
-// any of them.
+// held returns the number of messages in the topic and its channels, counted per channel.
+// moving reports whether a subscriber, or time until end, will move any of them.
 func (r *runner) held(end mono.Time) (n int, moving bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.heldLocked(end)
 }
 
-// heldLocked requires mu held.
+// heldLocked is held. Requires: mu held.
 func (r *runner) heldLocked(end mono.Time) (n int, moving bool) {
 	core := r.mu.core
 	comes := func(at mono.Time) bool { return at != mono.Never && at <= end }
@@ -277,23 +276,23 @@ func (r *runner) heldLocked(end mono.Time) (n int, moving bool) {
 	return n, moving || subscribed && comes(core.ReleaseDeadline())
 }
 
-// stop ends the topic's releases and deliveries; close is to follow.
+// stop ends the topic's releases and deliveries. close must follow.
 func (r *runner) stop() {
 	r.mu.Lock()
 	r.mu.core.Stop()
 	r.mu.Unlock()
 }
 
-// channelStep is what a step does with a channel.
+// channelStep is a step on a channel.
 type channelStep func(now mono.Time, c *queue.Channel, s *step)
 
-// onChannel takes a step that is about a channel.
+// onChannel executes a step on a channel.
 func (r *runner) onChannel(name string, f channelStep) (err error) {
 	r.do(func(now mono.Time, s *step) { err = r.channelStep(now, name, s, f) })
 	return err
 }
 
-// channelStep requires mu held.
+// channelStep executes f on a channel. Requires: mu held.
 func (r *runner) channelStep(now mono.Time, name string, s *step, f channelStep) error {
 	c, err := r.orderable(name)
 	if err == nil {
@@ -302,13 +301,13 @@ func (r *runner) channelStep(now mono.Time, name string, s *step, f channelStep)
 	return err
 }
 
-// orderable returns a channel for which an order can be carried out. Requires: mu held.
+// orderable returns a channel for which an order can be executed. Requires: mu held.
 func (r *runner) orderable(name string) (*queue.Channel, error) {
 	c := r.mu.core.Channel(name)
 	switch {
 	case c == nil:
 		return nil, fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-	case r.mu.closed, r.awayLocked(): // the next process, or what comes back, would not know
+	case r.mu.closed, r.awayLocked(): // the next process, or the restored topic, would not know the order
 		return nil, r.open()
 	}
 	return c, nil

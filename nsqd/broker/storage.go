@@ -21,65 +21,65 @@ import (
 // keyPath is the log attribute of a file or folder.
 const keyPath = "path"
 
-// StorageConfig says where messages go that do not fit into memory. Immutable.
+// StorageConfig configures the storage of messages. A StorageConfig is immutable.
 type StorageConfig struct {
-	Path         string // the folder of messages, created if need be; this process alone uses it
-	Metadata     string // the file of topics and channels, beside it
-	Data         string // where NSQ's nsqd would have its files; empty: as Path
-	SegmentBytes int64  // size at which a file is full; 0: commitlog's default
-	MaxRecord    int    // largest body of a message, in bytes
-	Overflow     int    // maximum number of messages of a topic on their way to disk; >= 1
-	// OpenFiles is how many of a topic's files stay open since they were read last; 0:
-	// commitlog's default. ReadAhead is how many bytes of bodies are read at a time for a
-	// cursor that is behind, at most unless one message is larger; 0: DefaultReadAhead.
+	Path         string // folder of messages, created if necessary; used by this process alone
+	Metadata     string // file of topics and channels, in another folder
+	Data         string // folder in which NSQ's nsqd would have its files; empty: Path
+	SegmentBytes int64  // maximum size of a file; 0: commitlog's default
+	MaxRecord    int    // maximum size of a message body, in bytes
+	Overflow     int    // maximum number of a topic's messages on their way to disk; >= 1
+	// OpenFiles is the number of a topic's files that stay open after a read; 0:
+	// commitlog's default. ReadAhead is the number of body bytes read at a time for a
+	// cursor that is behind; a single message may be larger; 0: DefaultReadAhead.
 	OpenFiles, ReadAhead int
-	// MaxOpenFiles is how many files of messages of all topics are open at a time, beside
-	// those in use; 0: they are not bounded.
+	// MaxOpenFiles bounds the open message files of all topics, apart from files in use; 0:
+	// unlimited.
 	MaxOpenFiles int
-	// MaxUnfinished is how far a channel may be ahead of the oldest message that it has
-	// not finished, in messages; 0: it is not bounded.
+	// MaxUnfinished bounds the distance, in messages, of a channel from its oldest
+	// unfinished message; 0: unlimited.
 	MaxUnfinished int
-	// MaxLogBytes is the size of a topic's log, in bytes, from which on publishers are
-	// refused; what was accepted before is written all the same. 0: it is not bounded.
+	// MaxLogBytes is the size of a topic's log, in bytes, from which publications are
+	// refused. Messages accepted before are still written. 0: unlimited.
 	MaxLogBytes int64
-	// Retain is the retention of topics that have none of their own.
+	// Retain is the default retention of topics.
 	Retain metadata.Retention
-	// WriteThrough writes every message before it is accepted: it then survives the
-	// loss of the process. Otherwise only what does not fit into memory goes to
+	// WriteThrough writes every message before it is accepted, so messages survive the loss
+	// of the process. Without WriteThrough, only messages that do not fit into memory go to
 	// disk, and the rest when the broker closes.
 	WriteThrough bool
-	// Fsync has it on stable storage before: it then survives the loss of power,
-	// too. It implies WriteThrough.
+	// Fsync syncs every message before it is accepted, so messages survive a power failure.
+	// Fsync implies WriteThrough.
 	Fsync bool
-	// Replicated is where logs are instead of in files; nil: they are in files. It implies
-	// Fsync: an OK says that the message is on most replicas.
+	// Replicated stores the logs; nil: logs are files. Replicated implies Fsync: an OK
+	// means that most replicas have the message.
 	Replicated *replicated.Cluster
 	Log        *slog.Logger
-	// Disk is where files are; nil means the operating system's.
+	// Disk is the file system; nil: the operating system's.
 	Disk *commitlog.Disk
-	// Clocks reads both clocks, at one moment; nil means those of internal/clock.
+	// Clocks reads both clocks at one moment; nil: internal/clock.
 	Clocks func() (mono.Time, mono.Wall)
 }
 
-// Storage is the broker's disk. A broker without one keeps messages in memory
-// only and refuses what does not fit.
+// Storage is the broker's disk. A broker without a Storage keeps messages in memory only,
+// and refuses messages that do not fit.
 type Storage struct {
 	// Set once.
 	cfg    StorageConfig
 	dir    *commitlog.Dir
 	epoch  epoch
-	log    *slog.Logger // of faults, which publishers to an almost full disk cause at will
+	log    *slog.Logger // of faults; limited, since publishers can cause many when the disk is almost full
 	endLog func()
 
-	// kept has, by topic, where logs go on of which only damaged files are left, that
-	// are not read. Written by Restore, before there are connections.
+	// kept is the next offset of logs that contain only damaged files, by topic. These
+	// files are not read. Written by Restore, before there are connections.
 	kept map[string]queue.Offset
 
-	records sync.Pool // of *[]commitlog.Record, of publishers
-	health  health    // has a lock of its own
+	records sync.Pool // of *[]commitlog.Record, for publishers
+	health  health    // has its own lock
 }
 
-// OpenStorage takes the folder for this process.
+// OpenStorage locks the folder for this process.
 func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if cfg.Overflow < 1 || cfg.Log == nil || cfg.Metadata == "" {
 		return nil, fmt.Errorf("storage: %d messages on their way to disk, want at least 1, and a logger, and a file for metadata", cfg.Overflow)
@@ -107,30 +107,30 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	return s, nil
 }
 
-// LockID is commitlog.LockID of the folder that is locked.
+// LockID is commitlog.LockID of the locked folder.
 func (s *Storage) LockID() string { return commitlog.LockID(s.cfg.Path) }
 
-// moment is the present one.
+// moment returns the current epoch.
 func (s *Storage) moment() epoch {
 	mono, wall := s.cfg.Clocks()
 	return epoch{mono: mono, wall: wall}
 }
 
-// putRecords gives a slice of records back.
+// putRecords returns a slice of records to the pool.
 func (s *Storage) putRecords(records *[]commitlog.Record) {
 	clear(*records)
 	*records = (*records)[:0]
 	s.records.Put(records)
 }
 
-// Close gives the folder back. The broker that uses it must be closed.
+// Close unlocks the folder. Requires: the broker is closed.
 func (s *Storage) Close() error {
 	s.endLog()
 	return s.dir.Close()
 }
 
-// topicLog is a log with what a topic asks of it beside what cursors need. They mean what
-// they do of commitlog.Files.
+// topicLog is a log with the operations that a topic needs in addition to cursors.
+// commitlog.Files documents the operations.
 type topicLog interface {
 	commitlog.Log
 	At(mono.Wall) (commitlog.Offset, error)
@@ -145,7 +145,7 @@ type topicLog interface {
 	Close() error
 }
 
-// openLog is one that is open.
+// openLog is an open log.
 type openLog struct{ topicLog }
 
 func (s *Storage) open(topic string) (*openLog, error) {
@@ -165,7 +165,7 @@ func (s *Storage) open(topic string) (*openLog, error) {
 	return &openLog{l}, nil
 }
 
-// closes is closed when the next log is closed or removed.
+// closes returns a channel that is closed when the next log is closed or removed.
 func (s *Storage) closes() <-chan struct{} {
 	if s.cfg.Replicated != nil {
 		return s.cfg.Replicated.Closes()
@@ -173,7 +173,8 @@ func (s *Storage) closes() <-chan struct{} {
 	return s.dir.Closes()
 }
 
-// logs are those that an earlier process has left; it cannot be known yet what is in those away.
+// logs returns the logs of an earlier process. The contents of the logs in away are not
+// known yet.
 func (s *Storage) logs() (names, away []string, err error) {
 	names, err = s.dir.Logs()
 	if err != nil || s.cfg.Replicated == nil {
@@ -197,10 +198,10 @@ func (s *Storage) logConfig() commitlog.Config {
 
 func (s *Storage) readAhead() int { return cmp.Or(s.cfg.ReadAhead, DefaultReadAhead) }
 
-// errFiles: they would be in files, which a broker that replicates does not read.
+// errFiles: the logs are files, which a broker with replicated logs does not read.
 var errFiles = errors.New("they are not imported while topics are replicated; have them delivered with another --durability first, or move them away")
 
-// bringIn makes logs of what an earlier release or NSQ's nsqd has left.
+// bringIn imports the messages of an earlier release or of NSQ's nsqd.
 func (s *Storage) bringIn() error {
 	var unwanted error
 	if s.cfg.Replicated != nil {
@@ -220,8 +221,8 @@ func (s *Storage) bringIn() error {
 	return err
 }
 
-// Unreadable returns how many messages on the disk cannot be read, at least, and are kept in
-// damaged files, also by earlier processes.
+// Unreadable returns the minimum number of unreadable messages in damaged files, including
+// files of earlier processes.
 func (b *Broker) Unreadable() (n int64) {
 	for _, st := range b.stores() {
 		if log := st.log.Load(); log != nil {

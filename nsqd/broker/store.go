@@ -15,64 +15,64 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-// store is a topic's way to its log and back: it writes what memory does not hold,
-// reads what a cursor is behind with, and saves the cursors. It has a goroutine,
-// timers and scratch only while there is something to do.
+// store connects a topic to its log. It writes messages that do not fit into memory, reads
+// messages for cursors that are behind, and saves the cursors. A goroutine, timers and
+// scratch exist only while there is something to do.
 //
-// Acceptance does not wait for it: what is on its way to disk is in memory still,
-// bounded by queue.Config.Overflow. When the disk is full the topic fills up behind it
-// and refuses, until writing works again; it tries for ever.
+// Acceptance does not wait for the store: messages on their way to disk are still in
+// memory, bounded by queue.Config.Overflow. If the disk is full, the topic fills up and
+// refuses messages until writing succeeds again. The store retries forever.
 //
 // Invariants:
-//   - with WriteThrough, publishers append under storing; else run alone does, each
-//     message at its offset, in order;
-//   - cursors are saved at a moment at which all that they say was open is in the log,
-//     or in memory alone;
-//   - what is deleted from the log is done for all.
+//   - With WriteThrough, only publishers append, under storing. Otherwise only run appends,
+//     each message at its offset, in order.
+//   - When cursors are saved, every message that the cursors need is in the log, or in
+//     memory alone.
+//   - Messages deleted from the log are finished in all channels.
 type store struct {
 	// Set once.
 	*runner
-	current func() bool // whether the topic is the one of its name
-	fenced  func()      // another broker owns what the log has by now
-	// roster and restoreRoster are of the topic, and require mu held; nil: the log is not replicated.
+	current func() bool // whether the topic is still in the broker's table
+	fenced  func()      // called when another broker owns the log
+	// roster and restoreRoster handle the topic's roster, and require mu held; nil if the
+	// log is not replicated.
 	roster        func([]byte) []byte
 	restoreRoster func(roster)
 	stop          chan struct{} // closed under mu, once
-	gone          chan struct{} // closed when the log of a topic that was deleted is removed, or could not be
+	gone          chan struct{} // closed when the log of a deleted topic is removed, or the removal has failed
 
-	// saving orders what reads where the cursors are and acts on it: saving and trimming,
-	// and a seek. Taken before storing.
+	// saving orders the operations that read the cursors and act on them: saving, trimming
+	// and seeking. Taken before storing.
 	saving sync.Mutex
 
 	// log is nil until first used; set once, by ensure or Restore.
 	log atomic.Pointer[openLog]
-	// faults has the bit of each concern that was noted in Storage.health, so that
-	// who has nothing to tell need not look there. Who notes a concern writes its
-	// bit.
+	// faults has a bit per concern with a fault in Storage.health. Without a fault, a
+	// success need not lock health. The goroutine that reports a concern writes its bit.
 	faults atomic.Uint32
 	// logged is metadata.Topic.Logged. Written by ensure, Restore and Close, one at a time.
 	logged atomic.Bool
 
 	// Guarded by mu.
 	remove    bool                // the topic was deleted: remove the log at the end
-	unremoved error               // why the log of a topic that was deleted is there still
-	missing   uint64              // places where messages or cursors should have been when the topic was restored
-	retain    *metadata.Retention // the topic's own; nil: StorageConfig.Retain
-	failing   bool                // the disk does not take messages now
-	// unrecorded says that the topic was not recorded by an earlier process: it gets the channels
-	// that its log tells of, and is not recorded before it has them.
+	unremoved error               // why the log of a deleted topic could not be removed
+	missing   uint64              // gaps in messages or cursors found during the restoration
+	retain    *metadata.Retention // the topic's own retention; nil: StorageConfig.Retain
+	failing   bool                // writing to the disk fails
+	// unrecorded: no earlier process recorded the topic. The topic gets the channels of its
+	// log, and is not recorded before it has them.
 	unrecorded bool
 
-	// Owned by run; before it starts and after it has ended, by the one who holds
-	// the topic.
+	// Owned by run. Before run starts and after it has ended, owned by the owner of the
+	// topic.
 	scratch *scratch
-	carried bool          // something was carried forward since the last snapshot
-	empty   bool          // nothing was held when the broker closed
-	spent   bool          // then the log is not needed either
-	locked  time.Duration // how long mu was held to make that
+	carried bool          // messages were carried forward since the last snapshot
+	empty   bool          // the topic held no messages when the broker closed
+	spent   bool          // the log is empty and not needed by the next process
+	locked  time.Duration // time for which the last snapshot held mu
 }
 
-// scratch is what a store needs while it runs.
+// scratch is the memory of a running store.
 type scratch struct {
 	batch    []*queue.Message
 	records  []commitlog.Record
@@ -82,44 +82,44 @@ type scratch struct {
 	carried  []queue.Carried
 }
 
-// savePause is how long it takes from a save to the next one. The snapshot was of so many
-// bytes, and made under the topic's lock for so long: others have that for saveRatio times
-// as long in between, however slow the processor is, up to maxSavePause.
+// savePause returns the wait between saves, from the size of the last snapshot in bytes,
+// and the time for which the snapshot held the topic's lock. Between saves, other
+// goroutines can use the lock for at least saveRatio times that time, up to maxSavePause.
 func savePause(snapshot int, locked time.Duration) time.Duration {
 	return max(saveInterval, time.Duration(snapshot)*time.Second/savePace, min(saveRatio*locked, maxSavePause))
 }
 
-// DefaultReadAhead is for StorageConfig.ReadAhead.
+// DefaultReadAhead is the default of StorageConfig.ReadAhead.
 const DefaultReadAhead = 4 << 20
 
 const (
-	spillBatch = 256     // messages in one write
-	spillBytes = 4 << 20 // of messages in one write, without the last: each is copied on its way
+	spillBatch = 256     // messages per write
+	spillBytes = 4 << 20 // message bytes per write, without the last message; each message is copied
 	spillRetry = 250 * time.Millisecond
 
-	// saveInterval is how often it is recorded which messages are done with, at most,
-	// and files are deleted; after a crash those since then are delivered again: see
-	// savePause.
+	// saveInterval is the minimum interval between saves of finished messages and deletions
+	// of files. After a crash, messages finished since the last save are delivered again.
+	// See savePause.
 	saveInterval = 200 * time.Millisecond
-	savePace     = 8 << 20 // bytes a second
+	savePace     = 8 << 20 // bytes per second
 	saveRatio    = 20
 	maxSavePause = 10 * time.Second
 
-	// What keeps more than carryAfter files is carried forward, if it is at most one in
-	// carryRatio of the messages since.
+	// If messages keep more than carryAfter files from deletion, they are carried forward,
+	// provided that they are at most one in carryRatio of the later messages.
 	carryAfter = 2
 	carryRatio = 100
 )
 
-// newStore makes the disk of a runner.
+// newStore creates the store and the disk of a runner.
 func newStore(r *runner, current func() bool, fenced func()) *store {
 	st := &store{runner: r, current: current, fenced: fenced, stop: make(chan struct{}), gone: make(chan struct{})}
 	r.disk = &disk{run: st.run, workers: &r.shared.workers, wake: make(chan struct{}, 1)}
 	return st
 }
 
-// full reports whether nothing more may be published since the log is larger than it may be.
-// What was accepted is written to it all the same. A nil store is never full.
+// full reports whether the log exceeds its maximum size, so publications are refused.
+// Accepted messages are still written. A nil store is never full.
 func (st *store) full() bool {
 	if st == nil || st.storage().cfg.MaxLogBytes == 0 {
 		return false
@@ -128,18 +128,19 @@ func (st *store) full() bool {
 	return log != nil && log.Size() >= most && log.Needed() >= most
 }
 
-// spilling reports whether the topic's messages are being written to disk; not by a nil store.
+// spilling reports whether the topic's messages are being written to disk. A nil store
+// writes nothing.
 // Requires: mu held.
 func (st *store) spilling() bool { return st != nil && st.disk.running && !st.failing }
 
-// endLocked stops the store; with remove its log is deleted. Requires: mu held.
+// endLocked stops the store. With remove it deletes the log. Requires: mu held.
 func (st *store) endLocked(remove bool) {
 	d := st.disk
 	if d.stopped {
 		return
 	}
 	if remove && st.log.Load() != nil {
-		d.start() // if only to remove the log, outside the lock
+		d.start() // removes the log outside the lock
 	}
 	d.stopped, st.remove = true, remove
 	close(st.stop)
@@ -185,16 +186,17 @@ func (st *store) run() {
 			saves = true
 		}
 		_, want, _ := st.mu.core.Want()
-		// Stopped since the last look: it ends above, where the log is removed.
+		// If stopped is set since the last check, the loop ends above, where the log is
+		// removed.
 		more = st.disk.stopped || failing || saves || want > 0 || st.mu.core.Unwritten()
 		if !more {
 			st.scratch = nil
 		}
-		st.disk.running = more // last: from now on there may be another
+		st.disk.running = more // last, since another run may start now
 		st.mu.Unlock()
 		if log := st.log.Load(); !more && log != nil {
 			st.do(func(_ mono.Time, s *step) { st.mu.core.ForgetRead(&s.fx) })
-			_ = log.Rest() // it is closed, or says so itself
+			_ = log.Rest() // the log is closed, or reports the error itself
 		}
 		if failing {
 			retry.Reset(spillRetry)
@@ -202,7 +204,7 @@ func (st *store) run() {
 	}
 }
 
-// conclude removes the log if that is wanted; otherwise it is left to persist.
+// conclude removes the log of a deleted topic. Otherwise persist stores the rest.
 func (st *store) conclude() {
 	st.mu.Lock()
 	remove := st.remove
@@ -222,9 +224,8 @@ func (st *store) conclude() {
 	st.storage().health.forget(st.name)
 }
 
-// turn writes one batch and gets one back. It reports whether there may be
-// more to do. That nothing can be written does not keep it from reading: it may
-// be what makes room.
+// turn writes a batch and reads a batch, and reports whether there may be more to do. A
+// failed write does not prevent the read, which may make room.
 func (st *store) turn() (more bool) {
 	wrote, failed := st.write()
 	n, err := st.refill()
@@ -240,7 +241,7 @@ func (st *store) turn() (more bool) {
 	return wrote || n > 0
 }
 
-// setFailing returns what it was before.
+// setFailing sets failing and returns the previous value.
 func (st *store) setFailing(is bool) (was bool) {
 	st.mu.Lock()
 	was, st.failing = st.failing, is
@@ -249,7 +250,7 @@ func (st *store) setFailing(is bool) (was bool) {
 	return was
 }
 
-// fault logs the first of several failures in a row, and asks for a retry.
+// fault logs the first of several consecutive failures, and schedules a retry.
 func (st *store) fault(what string, err error) (more bool) {
 	st.noted(spilling, err)
 	if !st.setFailing(true) {
@@ -262,7 +263,7 @@ func (st *store) report(what string, err error) {
 	st.storage().log.Error(what, obs.KeyTopic, st.name, obs.KeyError, err)
 }
 
-// noted says how the topic's last attempt at something ended.
+// noted records the result of the topic's last attempt at an operation.
 func (st *store) noted(what concern, err error) {
 	if errors.Is(err, replicated.ErrFenced) {
 		st.fenced()
@@ -274,14 +275,15 @@ func (st *store) noted(what concern, err error) {
 	st.storage().health.note(place{st.name, what}, err)
 	if err == nil {
 		st.faults.And(^bit)
-	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports the others
+	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports other concerns
 		st.report("messages not stored; publishers are refused until they can be", err)
 	}
 }
 
 func (st *store) storage() *Storage { return st.shared.cfg.Storage }
 
-// ensure opens the log and marks it. One caller at a time.
+// ensure opens the log if necessary, and marks it. Only one goroutine may call ensure at a
+// time.
 func (st *store) ensure() (log *openLog, err error) {
 	if log = st.log.Load(); log == nil {
 		if log, err = st.create(); err != nil {
@@ -296,9 +298,9 @@ func (st *store) ensure() (log *openLog, err error) {
 	return log, nil
 }
 
-// mark has the metadata file say that the topic has a log, and returns when that is stored.
-// The log has a snapshot of cursors before: a crash in between leaves a log without a mark,
-// which raises no alarm. A replicated log has no mark.
+// mark records in the metadata file that the topic has a log, and returns after the file is
+// written. Before the mark, the log gets a snapshot of the cursors. So a crash in between
+// leaves a log without a mark, which raises no alarm. A replicated log has no mark.
 func (st *store) mark(log *openLog) error {
 	files, is := log.topicLog.(*commitlog.Files)
 	if !is {
@@ -312,7 +314,7 @@ func (st *store) mark(log *openLog) error {
 	}
 	st.logged.Store(true)
 	st.shared.recorded()
-	// A broker that closes writes the metadata file after the logs.
+	// A closing broker writes the metadata file after the logs.
 	if err := st.shared.Recorded(); err != nil && !errors.Is(err, ErrDraining) {
 		st.logged.Store(false)
 		return err
@@ -320,7 +322,7 @@ func (st *store) mark(log *openLog) error {
 	return nil
 }
 
-// create opens a log of which nothing was restored.
+// create opens a log without restored messages.
 func (st *store) create() (*openLog, error) {
 	for {
 		closes := st.storage().closes()
@@ -333,10 +335,12 @@ func (st *store) create() (*openLog, error) {
 				return log, nil
 			}
 			if err == nil && !st.removes(log) {
-				// A takeover of it was under way, or another process of this name has it.
+				// A takeover of the log was in progress, or another process with this name
+				// uses the log.
 				return nil, errors.Join(errors.New("the topic's part has messages of before it was given up"), log.Close())
 			}
-			// Nothing of it was restored: what is in it is an earlier topic's of that name.
+			// Nothing was restored, so the contents belong to an earlier topic of this
+			// name.
 			if err := errors.Join(err, log.Remove()); err != nil {
 				return nil, err
 			}
@@ -344,8 +348,8 @@ func (st *store) create() (*openLog, error) {
 		case !errors.Is(err, commitlog.ErrInUse):
 			return nil, err
 		}
-		// An earlier life of the topic is removing its files; or a later one has its own
-		// already.
+		// An earlier topic of this name is still removing its files, or a later topic
+		// already has files.
 		if !st.current() {
 			return nil, ErrGone
 		}
@@ -357,15 +361,15 @@ func (st *store) create() (*openLog, error) {
 	}
 }
 
-// removes reports whether a log that was opened, and of which nothing was restored, is to be
-// removed. Of a replicated one only what this broker was to remove before; and where a
-// loaddistributor has topics taken over, nothing.
+// removes reports whether to remove a log from which nothing was restored. A replicated log
+// is removed only if this broker was to remove it before. In a cluster no log with messages
+// is removed, since topics are taken over.
 func (st *store) removes(log *openLog) bool {
 	l, is := log.topicLog.(*replicated.Log)
 	return !is || log.Stats().Records == 0 || st.shared.cfg.AutoCreate && l.Left()
 }
 
-// append is for who publishes to the disk. One caller at a time: storing.
+// append appends records for publishers. Requires: storing held.
 func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err error) {
 	log, err := st.ensure()
 	if err == nil {
@@ -377,7 +381,7 @@ func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err
 	return first, err
 }
 
-// write writes a batch, if there is any.
+// write writes a batch, if there is one.
 func (st *store) write() (wrote bool, err error) {
 	x := st.scratch
 	s := st.begin()
@@ -397,8 +401,10 @@ func (st *store) write() (wrote bool, err error) {
 		first := !st.disk.used
 		st.disk.used = true
 		st.mu.Unlock()
-		if first { // or a crash would undo an order that found nothing to save
-			_ = st.settled() // else the store saves them again soon
+		// otherwise a crash would undo an order that had no cursors to save; on an error
+		// the store soon saves again
+		if first {
+			_ = st.settled()
 		}
 		_, err = log.Append(x.records)
 	}
@@ -414,7 +420,7 @@ func (st *store) write() (wrote bool, err error) {
 	return err == nil, err
 }
 
-// refill gets back what is wanted, and returns how many messages that were.
+// refill reads the wanted messages, and returns their number.
 func (st *store) refill() (int, error) {
 	x := st.scratch
 	log := st.log.Load()
@@ -426,7 +432,7 @@ func (st *store) refill() (int, error) {
 	from, want, end := st.mu.core.Want()
 	bytes := st.storage().readAhead()
 	if st.shared.cfg.MaxMemory > 0 && want > 1 {
-		// Half of what is left for bodies, half for what messages take beside them.
+		// Half of the free memory for bodies, half for the overhead of messages.
 		half := max(0, int(st.fiveTimesLeft()/10))
 		bytes, want = min(bytes, half), min(want, max(1, half/queue.Overhead))
 		ahead := int64(bytes + want*queue.Overhead) // other topics read at the same time
@@ -442,7 +448,7 @@ func (st *store) refill() (int, error) {
 	}
 	upTo := queue.Offset(x.read.Next)
 	if upTo == from {
-		upTo = end // there is nothing
+		upTo = end // no messages in the range
 	}
 	x.msgs = x.msgs[:0]
 	for i := range x.read.Records {
@@ -453,7 +459,7 @@ func (st *store) refill() (int, error) {
 	return max(1, len(x.msgs)), nil
 }
 
-// save records on disk which messages are done with, and lets go of files.
+// save records finished messages on disk, and deletes obsolete files.
 func (st *store) save() error {
 	err := st.tryToSave()
 	known := st.faults.Load()&(1<<saving) != 0
@@ -464,10 +470,10 @@ func (st *store) save() error {
 	return err
 }
 
-// errUntrimmed: all is recorded, and what is done with takes room still.
+// errUntrimmed: the cursors are saved, but finished messages are not deleted.
 var errUntrimmed = errors.New("what is done with is not deleted")
 
-// snapshot appends what is saved with the log. Requires: mu held.
+// snapshot appends the data that is saved with the log. Requires: mu held.
 func (st *store) snapshot(b []byte) []byte {
 	if st.roster != nil {
 		b = st.roster(b)
@@ -497,10 +503,10 @@ func (st *store) tryToSave() error {
 	st.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)
 	if err != nil && st.carried {
-		return err // an older snapshot needs what was carried forward where it was
+		return err // an older snapshot needs the old positions of messages carried forward
 	}
-	// Also where the disk is full, which this may end. What an older snapshot names and
-	// is gone, is done.
+	// Trim even if the disk is full, since trimming may free room. An older snapshot may
+	// name trimmed messages; they are finished.
 	trimmed := log.Trim(commitlog.Offset(low))
 	if err != nil {
 		return errors.Join(err, trimmed)
@@ -513,21 +519,21 @@ func (st *store) tryToSave() error {
 	st.disk.saved = changes
 	st.retained(log)
 	if low == end && st.mu.core.Changes() == changes {
-		st.disk.used = false // until the next message is written
+		st.disk.used = false // until the next write
 	}
 	st.mu.Unlock()
 	return nil
 }
 
-// carry carries forward what keeps much of the log, if it is little.
+// carry carries forward the few messages that keep many files of the log from deletion.
 func (st *store) carry(log *openLog) error {
 	x := st.scratch
-	if st.through { // no publisher appends meanwhile
+	if st.through { // excludes publishers
 		st.storing.Lock()
 		defer st.storing.Unlock()
 	}
 	files := log.Stats().Segments
-	failing := st.faults.Load()&(1<<saving) != 0 // first something is to succeed that takes no room
+	failing := st.faults.Load()&(1<<saving) != 0 // first, a save without additional room must succeed
 	s := st.begin()
 	if !failing && !st.mu.closed && (files > carryAfter || st.mu.core.FarAhead()) {
 		x.carried = st.mu.core.Stuck(x.carried[:0], carryRatio)
@@ -547,7 +553,7 @@ func (st *store) carry(log *openLog) error {
 		if err != nil {
 			return err
 		}
-		if st.storage().cfg.Fsync { // before the snapshot says that the old places are done
+		if st.storage().cfg.Fsync { // before a snapshot declares the old positions finished
 			err = log.Sync(first + commitlog.Offset(len(records)))
 		}
 		s := st.begin()

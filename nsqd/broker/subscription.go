@@ -9,38 +9,38 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// Subscription is one consumer's end of a channel. Its owner, a connection,
-// takes deliveries when notified and reports back what it wrote.
+// Subscription is a consumer of a channel. Its owner, a connection, takes deliveries when
+// notified, and reports the deliveries that it has written.
 type Subscription struct {
 	// Set once.
 	id      queue.ConsumerID
 	topic   *Topic
 	channel *queue.Channel
-	// notify says that deliveries are there or that the subscription is
-	// closed. It must not block, and is called without any lock held.
+	// notify reports that there are deliveries or that the subscription is closed. It must
+	// not block; no lock is held.
 	notify func()
 
 	// Guarded by the topic's mu.
 	outbox  outbox
 	closed  bool
-	resting bool // it gets nothing any more
+	resting bool // the consumer gets no more messages
 }
 
 // Subscriber describes a consumer.
 type Subscriber struct {
-	// MsgTimeout is how long it may hold a message before another gets it.
+	// MsgTimeout bounds the time to finish a message; then another consumer gets it.
 	MsgTimeout time.Duration
-	// SampleRate is the percentage of messages it wants; 0 means all.
+	// SampleRate is the wanted percentage of messages; 0 means all.
 	SampleRate int
-	// Distance decides who gets a message that several could have.
+	// Distance is the consumer's priority for messages that several consumers could get.
 	Distance queue.Distance
 }
 
-// Subscribe adds a consumer to the channel, which is created if need be: then the channel
-// outlives a crash. While the broker drains it still does: what is held may yet be taken. In a
-// cluster it returns as Config.Confirm does.
-// Errors: ErrBadName, ErrGone, ErrTooManyChannels, ErrTooManyConsumers, ErrStorage, ErrDraining
-// once the broker is closed.
+// Subscribe adds a consumer to the channel. If necessary, Subscribe creates the channel
+// durably. It also works while the broker drains, since held messages may still be
+// delivered. In a cluster it waits for Config.Confirm.
+// Errors: ErrBadName, ErrGone, ErrTooManyChannels, ErrTooManyConsumers, ErrStorage, and
+// ErrDraining after the broker is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
 	sub, err := t.subscribe(channel, about, notify)
 	if err != nil {
@@ -97,11 +97,10 @@ func (t *Topic) has(channel string) bool {
 	return t.mu.core.Channel(channel) != nil
 }
 
-// Take adds the messages that are to be written now to out, and reports whether
-// the subscription is still open. It takes them until out has most bytes or
-// more: what a subscriber cannot write yet is better left here, where it can
-// still time out and go to another. None taken into an empty out means that none
-// is left; then notify will tell.
+// Take adds messages to out until out has at least most bytes, and reports whether the
+// subscription is still open. Messages that the subscriber cannot write yet should stay
+// here, where they can time out and go to another consumer. If Take adds nothing to an
+// empty out, no message is left, and notify reports the next.
 func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 	st := s.topic.begin()
 	defer s.topic.end(st)
@@ -121,20 +120,21 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 	return true
 }
 
-// Holds returns how many messages the subscriber may hold, and how many it does.
+// Holds returns the maximum and the current number of messages that the subscriber holds.
 func (s *Subscription) Holds() (ready, inFlight int) {
 	s.topic.mu.Lock()
 	defer s.topic.mu.Unlock()
 	return s.channel.Holds(s.id)
 }
 
-// Wrote records that out is on the subscriber's socket now.
+// Wrote records that out was written to the subscriber's socket.
 func (s *Subscription) Wrote(out *Outgoing) {
 	s.topic.metrics.wrote(s.topic.shared.now(), out.sent)
 }
 
-// Rest has the subscriber get nothing until the next Ready, and if it holds nothing, never
-// again: then it can be let go, and no message comes twice. ready is how many it might hold.
+// Rest stops deliveries until the next Ready. If the subscriber holds no messages,
+// deliveries stop for good; then the subscription can be closed without duplicate
+// deliveries. ready is the previous maximum number of messages.
 func (s *Subscription) Rest() (ready int, rests bool) {
 	err := s.step(func(st *step) error {
 		var inFlight int
@@ -146,7 +146,7 @@ func (s *Subscription) Rest() (ready int, rests bool) {
 	return ready, rests || err != nil
 }
 
-// Ready sets how many messages the subscriber may hold. Error: ErrGone.
+// Ready sets the maximum number of messages that the subscriber may hold. Error: ErrGone.
 func (s *Subscription) Ready(n int) error {
 	return s.step(func(st *step) error {
 		if s.resting {
@@ -156,8 +156,9 @@ func (s *Subscription) Ready(n int) error {
 	})
 }
 
-// FinishBatch ends messages, under one hold of the lock: it appends to errs what became
-// of each. Errors: queue.ErrNotInFlight, ErrGone.
+// FinishBatch finishes messages while holding the lock once, and appends the result of each
+// to errs.
+// Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error {
 	st := s.topic.begin()
 	defer s.topic.end(st)
@@ -173,7 +174,7 @@ func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs [
 	return errs
 }
 
-// Requeue gives a message back, to be delivered again after delay.
+// Requeue returns a message for another delivery after delay.
 // Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) error {
 	return s.step(func(st *step) error {
@@ -190,7 +191,7 @@ func (s *Subscription) Touch(id wire.MessageID) error {
 	})
 }
 
-// Close gives back what the subscriber holds. It may be called more than once.
+// Close returns the messages that the subscriber holds. Close may be called more than once.
 func (s *Subscription) Close() {
 	t := s.topic
 	st := t.begin()

@@ -13,19 +13,18 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-// ErrNotReplicated: the topic's log is on this machine alone.
+// ErrNotReplicated: the topic's log is only on this machine.
 var ErrNotReplicated = errors.New("the topic is not replicated")
 
-// TakeOver brings into a topic what another broker, which is gone, kept of it: what waited
-// for tokens waits again, and what a channel had not finished it gets. What that broker held for a
-// channel that was deleted since is left out. From its beginning
-// on the other stores nothing any more, and nothing is there any more when it ends. It
-// returns how many messages were brought in.
+// TakeOver moves the messages of a lost broker into the topic: messages that waited for
+// tokens wait again, and channels get their unfinished messages. Messages for channels that
+// have been deleted since are left out. When TakeOver begins, the other broker can no
+// longer store messages; when it ends, the other broker's log is removed. TakeOver returns
+// the number of messages moved.
 //
-// What was brought in is stored here before it goes there, so that after a crash in between
-// at most one block of the log comes twice. After an error it may be called again, here or
-// at another broker.
-// Errors: ErrUnknownTopic, ErrNotReplicated, ErrDraining, ErrGone; of JetStream.
+// Messages are stored here before they are removed there, so a crash duplicates at most one
+// block of the log. After an error TakeOver may be called again, here or on another broker.
+// Errors: ErrUnknownTopic, ErrNotReplicated, ErrDraining, ErrGone; errors of JetStream.
 func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
 	topic, from := order.GetTopic(), order.GetFromBrokerId()
 	t, err := b.Topic([]byte(topic))
@@ -37,7 +36,7 @@ func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
 	}
 	log, err := t.store.storage().cfg.Replicated.TakeOver(topic, from)
 	if errors.Is(err, replicated.ErrNoPart) {
-		return 0, nil // another broker has had it, or there was nothing
+		return 0, nil // another broker has taken it over, or there was nothing
 	}
 	if err != nil {
 		return 0, err
@@ -52,26 +51,26 @@ func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
 	return n, log.Remove()
 }
 
-// left finds out what is not done of another broker's log.
+// left determines the unfinished messages of another broker's log.
 func (st *store) left(log *replicated.Log, order *srtmv1.TakeOver) (*queue.Topic, error) {
 	left, err := st.remains(log)
 	core, fx := aside(), queue.Effects{}
 	wanted := func(channel string) bool {
 		return wire.ValidChannelName(channel) && !left.roster.outlived(channel, order)
 	}
-	_, _ = left.restore(core, st.shared.now(), st.storage().epoch, wanted, &fx) // remains has told of a fault
+	_, _ = left.restore(core, st.shared.now(), st.storage().epoch, wanted, &fx) // remains has reported a fault
 	return core, err
 }
 
-// bringIn appends to the topic what is not done of another broker's log, and lets go of it
-// there.
+// bringIn appends the unfinished messages of another broker's log to the topic, and removes
+// them there.
 func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n int, err error) {
 	for _, c := range core.Channels() {
 		if err := t.createChannel(c.Name(), true); err != nil {
 			return 0, err
 		}
-		// The other broker may have had a channel that the control plane never heard of. It is
-		// kept, though too many, for what was acknowledged is in it.
+		// The control plane may not know a channel of the other broker. The channel is kept
+		// even over the limit, since it contains acknowledged messages.
 		_ = t.confirm(c.Name())
 	}
 	var in incoming
@@ -91,11 +90,11 @@ func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n in
 	})
 }
 
-// incoming is what of another broker's log is brought in at a time: records, and of each
-// that had its token the channel that it is for.
+// incoming is a block of another broker's log: records and, for each released record, its
+// channel.
 type incoming struct {
 	records []commitlog.Record
-	undone  []queue.Undone // of a record that waits for its token: without a channel
+	undone  []queue.Undone // for a record that waits for its token: without a channel
 	scratch []queue.Undone
 }
 
@@ -126,7 +125,7 @@ func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
 	}
 }
 
-// takeIn puts messages at the end of the topic's log, and returns where that ends.
+// takeIn appends messages to the topic's log, and returns the end offset.
 func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	st.storing.Lock()
 	defer st.storing.Unlock()
@@ -158,8 +157,9 @@ func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	return first + commitlog.Offset(len(in.records)), nil
 }
 
-// settleFor returns when what was brought in up to there is stored for good, with whose it
-// is. It does not give up while that may come about: to bring it in again would be twice.
+// settleFor returns after the messages up to end are stored durably, with their channels.
+// It retries while success is possible, since a second takeover would duplicate the
+// messages.
 func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
 	for {
 		err := t.store.log.Load().Sync(end)
@@ -183,8 +183,8 @@ func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
 	}
 }
 
-// yield gives up a topic that another broker has taken over, where a loaddistributor says
-// which broker has which: publishers and consumers look for it anew.
+// yield deletes a topic that another broker has taken over, if a loaddistributor places
+// topics. Publishers and consumers then look for the topic again.
 func (b *Broker) yield(t *Topic) {
 	if b.cfg.AutoCreate || !b.has(t) {
 		return
@@ -196,9 +196,8 @@ func (b *Broker) yield(t *Topic) {
 	}()
 }
 
-// yieldTaken gives up the topics that the broker had, and of which nothing is left where
-// they are replicated: others have taken them over, or there never was a message. It is
-// called before the broker is used.
+// yieldTaken deletes topics without a replicated log: other brokers have taken them over,
+// or they never had a message. Called before the broker is used.
 func (b *Broker) yieldTaken() error {
 	if b.cfg.AutoCreate || b.cfg.Storage.cfg.Replicated == nil {
 		return nil

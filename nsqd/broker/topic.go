@@ -16,8 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// Topic is a topic of the broker: what is published to it, its contract, its channels and
-// their subscriptions.
+// Topic is a topic of the broker: its publications, contract, channels and subscriptions.
 type Topic struct {
 	// Set once.
 	forget func(t *Topic, unneeded func() bool) bool // see Broker.forget
@@ -28,20 +27,20 @@ type Topic struct {
 	orders
 
 	// Guarded by mu.
-	identity metadata.Identity // of the topic, as the control plane says; zero: not known
-	// memberships has what the control plane knows of the durable channels, by name.
+	identity metadata.Identity // from the control plane; zero: unknown
+	// memberships is the control plane's knowledge of durable channels, by name.
 	memberships map[string]membership
-	// endToEnd has the channels of which something was finished lately.
+	// endToEnd has the channels with recently finished messages.
 	endToEnd map[*queue.Channel]*stats.Window
 
-	// Owned by Broker.Report's one caller.
+	// Owned by the caller of Broker.Report.
 	reported reported
 }
 
-// SLO is what the topic's latencies are counted against.
+// SLO is the objective for the topic's delivery latency.
 type SLO struct {
 	Quantile float64       // in (0, 1); 0: no SLO
-	Latency  time.Duration // of delivery
+	Latency  time.Duration // delivery latency
 }
 
 func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, current func(*Topic) bool) *Topic {
@@ -65,7 +64,7 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 		c.Overflow, c.WriteThrough, c.MaxUnfinished = st.cfg.Overflow, r.through, st.cfg.MaxUnfinished
 		c.First, c.ReadAhead = st.kept[name], st.readAhead()
 		if c.Overflow > 0 {
-			t.most = math.MaxInt // the disk takes it, in more than one write
+			t.most = math.MaxInt // the disk takes large batches in several writes
 		}
 		t.store = newStore(r, func() bool { return current(t) }, func() { b.fenced(t) })
 		if st.cfg.Replicated != nil {
@@ -80,15 +79,15 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 	t.terms.runner = r
 	t.reported.at = c.Begin // the first interval begins with the topic
 	if c, ok := b.cfg.Presets[name]; ok {
-		s := t.begin() // no other goroutine has it yet
+		s := t.begin() // no other goroutine uses the topic yet
 		t.agree(c, s)
 		t.end(s)
 	}
 	return t
 }
 
-// deleteIfEphemeral removes an ephemeral topic if nothing needs it: it has no channel, and no
-// contract, which the control plane or an operator believes to be kept.
+// deleteIfEphemeral deletes an ephemeral topic without channels and without a contract. The
+// control plane or an operator expects the broker to keep a contract.
 func (t *Topic) deleteIfEphemeral() {
 	unneeded := func() bool { return len(t.mu.core.Channels()) == 0 && !t.mu.core.Limited() }
 	if wire.Ephemeral(t.name) && t.forget(t, unneeded) {
@@ -97,7 +96,7 @@ func (t *Topic) deleteIfEphemeral() {
 	}
 }
 
-// Empty discards the messages that wait in the topic itself, as EmptyChannel does.
+// Empty discards the messages that wait in the topic itself, like EmptyChannel.
 // Errors: ErrAway, ErrStorage.
 func (t *Topic) Empty() (err error) {
 	if t.isAway() {
@@ -127,7 +126,7 @@ func (t *Topic) Pause() error {
 	})
 }
 
-// Unpause resumes them. Error: ErrStorage.
+// Unpause resumes releases. Error: ErrStorage.
 func (t *Topic) Unpause() error {
 	return t.ordered(func(m *metadata.Topic) bool {
 		m.Paused = false
@@ -138,22 +137,22 @@ func (t *Topic) Unpause() error {
 	})
 }
 
-// Retire says whether the topic has moved to other brokers, and takes no more messages here.
+// Retire sets whether the topic has moved to other brokers and accepts no messages here.
 func (t *Topic) Retire(retired bool) {
 	t.mu.Lock()
 	t.mu.retired = retired
-	t.room.Broadcast() // to those who wait to publish
+	t.room.Broadcast() // wakes waiting publishers
 	t.mu.Unlock()
 }
 
-// Retired reports whether the topic was retired.
+// Retired reports whether the topic is retired.
 func (t *Topic) Retired() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.mu.retired
 }
 
-// keep has all that the topic holds stored, if it has a disk, while it goes on.
+// keep stores all messages of the topic, if it has a disk. The topic continues to work.
 func (t *Topic) keep() {
 	t.do(func(_ mono.Time, s *step) {
 		if t.store != nil && !t.mu.closed {
@@ -162,15 +161,14 @@ func (t *Topic) keep() {
 	})
 }
 
-// close ends the topic: its subscriptions are told, its alarms and store
-// stop, and whatever step a connection still takes finds nothing to release and
-// none to deliver to. With remove its messages are let go, in memory and on
-// disk, for connections may keep a deleted topic for as long as they are
-// silent; without, they stay as they are, to be persisted.
+// close ends the topic. It notifies subscriptions, and stops alarms and the store. Later
+// steps of connections find nothing to release and no consumers. With remove, close
+// discards the messages in memory and on disk, since silent connections may refer to a
+// deleted topic for a long time. Without remove, the messages remain for persist.
 func (t *Topic) close(remove bool) {
-	// A publisher that is about to append must be through, or see the end: the
-	// queue that it would open after that is no topic's, in the way of the topic's
-	// next life, and comes back at the next start.
+	// A publisher that is about to append must finish before or see the end. Otherwise it
+	// would open a log that belongs to no topic, obstructs a later topic of this name, and
+	// reappears at the next start.
 	t.storing.Lock()
 	s := t.begin()
 	now := t.shared.now()
@@ -198,7 +196,7 @@ func (t *Topic) close(remove bool) {
 	t.sharp.close()
 }
 
-// subscriptions returns the consumers by age. Requires: mu held.
+// subscriptions returns the consumers, oldest first. Requires: mu held.
 func (t *Topic) subscriptions() []*Subscription {
 	subs := make([]*Subscription, 0, len(t.mu.consumers))
 	for _, sub := range t.mu.consumers {

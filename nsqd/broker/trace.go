@@ -14,11 +14,11 @@ import (
 //
 //	topic,arrival,eligible,released
 //
-// the times in nanoseconds of CLOCK_MONOTONIC, so that the lines of all brokers
-// of one machine can be merged: when it arrived, when it had its token, and when
-// it was released: the time it was judged by, read under the topic's lock. The lines
-// of a step go out in one write before a subscriber is woken for them, so that a broker
-// that is killed has written what it released.
+// with times in nanoseconds of CLOCK_MONOTONIC, so that the lines of all brokers of a
+// machine can be merged. eligible is the time of the message's token. released is the time
+// by which the release was judged, read under the topic's lock. One write contains the
+// lines of a step, before subscribers are notified. So a killed broker has written all its
+// releases.
 type Trace struct {
 	// Set once.
 	out io.Writer
@@ -31,8 +31,8 @@ type Trace struct {
 	}
 }
 
-// NewTrace returns a trace that writes to out. A failed write is logged, and
-// ends the trace: one with holes would prove nothing.
+// NewTrace returns a trace that writes to out. A failed write is logged and ends the trace,
+// since a trace with gaps would prove nothing.
 func NewTrace(out io.Writer, log *slog.Logger) *Trace { return &Trace{out: out, log: log} }
 
 func (t *Trace) write(topic string, releases []queue.Release) {
@@ -49,7 +49,7 @@ func (t *Trace) write(topic string, releases []queue.Release) {
 		b = append(strconv.AppendInt(b, int64(r.Released), 10), '\n')
 	}
 	t.mu.buf = b
-	// Under the lock: lines of two topics must not mix. No other goroutine waits for it.
+	// The lock keeps lines of two topics apart. No other goroutine waits for it.
 	_, err := t.out.Write(b)
 	t.mu.failed = err != nil
 	t.mu.Unlock()
