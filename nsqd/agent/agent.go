@@ -27,11 +27,10 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// DefaultReportInterval is how often the agent reports before the
-// loaddistributor has said how often.
+// DefaultReportInterval is the report interval until the loaddistributor sets another.
 const DefaultReportInterval = time.Second
 
-// The report intervals that a loaddistributor may ask for.
+// Range of the report interval that a loaddistributor may set.
 const (
 	minReportInterval = 10 * time.Millisecond
 	maxReportInterval = time.Minute
@@ -39,35 +38,34 @@ const (
 
 // Config is fixed at start.
 type Config struct {
-	LoadDistributor string // host:port of its gRPC; several, of which one leads, with commas
-	BrokerID        string // stable across restarts; 1 .. 64 of [.a-zA-Z0-9_-]
-	Instance        string // new at every start of the process; empty: New draws one
+	LoadDistributor string // gRPC host:port; several are separated by commas, and one of them leads
+	BrokerID        string // stable across restarts; 1 to 64 of [.a-zA-Z0-9_-]
+	Instance        string // new at every start of the process; empty: random
 	TCPAddress      string // host:port that publishers and subscribers dial
 	HTTPAddress     string // host:port
-	Hostname        string // for people; empty: the machine's
-	DataPath        string // for people
+	Hostname        string // for display; empty: the machine's hostname
+	DataPath        string // for display
 	Lock            string // identity.Place.Lock
 	Mcap            int64  // maximum rate within the SLO, msg/s; > 0
 	Version         string
-	// DrainPublishers ends the connections of publishers that belong elsewhere
-	// now, and does not wait for it; it returns how many. nil: there are none.
+	// DrainPublishers closes the connections of publishers that moved to other brokers, and returns
+	// their number. DrainPublishers does not wait. nil: no publishers to move.
 	DrainPublishers func(topic string, clientIDs map[string]bool) int
-	// TakeOver brings in what another broker had of a topic (broker.TakeOver), and may take
-	// long; nil: this one cannot.
+	// TakeOver imports another broker's messages of a topic (broker.TakeOver). TakeOver may take long.
+	// nil: this broker has no replicated topics.
 	TakeOver func(*srtmv1.TakeOver) (messages int, err error)
-	// Durability is what an OK is worth here.
+	// Durability is the guarantee that an OK gives.
 	Durability srtmv1.Durability
-	// NudgeConsumers has consumers of these channels ask again where the topic is,
-	// and does not wait for it; it returns how many. nil: there are none.
+	// NudgeConsumers makes the consumers of these channels look up the topic again, and returns their
+	// number. NudgeConsumers does not wait. nil: no consumers to nudge.
 	NudgeConsumers func(topic string, channels map[string]bool) int
-	// ForwardKey takes the secret by which brokers know each other, and does not wait. nil: this
-	// broker does not forward, and takes messages of topics that retire from it.
+	// ForwardKey receives the secret by which brokers authenticate each other. ForwardKey does not
+	// wait. nil: this broker does not forward, and still accepts messages of retiring topics.
 	ForwardKey func(key []byte)
 	Policy     Policy // empty: Available
 	Fresh      bool   // the broker has never been in a cluster
-	Store      Store  // of bases; nil: they end with the process
-	// DialOptions are for connections to the loaddistributor and the tbadaptor:
-	// credentials. nil: in clear.
+	Store      Store  // nil: bases are lost when the process ends
+	// DialOptions are the credentials for the loaddistributor and the tbadaptor. nil: no TLS.
 	DialOptions []grpc.DialOption
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: not exported
@@ -118,34 +116,34 @@ func validID(s string) bool {
 	return len(s) >= 1 && len(s) <= 64
 }
 
-// Agent joins a Node to the control plane. Make it with New.
+// Agent connects a Node to the control plane. Create an Agent with New.
 type Agent struct {
 	core
-	started atomic.Bool // by Run, which runs once
+	started atomic.Bool // set by Run, which runs once
 }
 
-// core is what the owner and its sessions share with those who ask the Agent.
+// core has the data that the owner shares with the sessions and with callers of the Agent.
 type core struct {
 	// Set once.
 	cfg     Config
 	node    Node
 	metrics *metrics
 	seed    uint64
-	bases   []Base // of the process before
-	alone   bool   // the process before ended without the adaptor
-	// Work for the owner, from the sessions. It has no buffer: a session reads
-	// no further while the owner is busy, which pushes back on the sender.
+	bases   []Base // saved by the previous process
+	alone   bool   // the previous process had lost the adaptor when it ended
+	// Work for the owner, from the sessions. The channel has no buffer: while the owner is busy, a
+	// session stops reading and so pushes back on the sender.
 	events chan func(*owner)
 	pulse  *pulse // nil: the policy is Strict
-	// Written by the owner once per report and per change of a session; a
-	// stale one is only shown.
+	// Written by the owner once per report and at each change of a session. A stale State is only
+	// displayed.
 	state atomic.Pointer[State]
-	// connected: the control plane has a session of this broker. Written by the owner; a
-	// stale one has a caller wait for the limit of its wait.
+	// connected reports whether this broker has a session with the control plane. Written by the owner.
+	// A stale true makes a caller wait until its time limit.
 	connected atomic.Bool
 }
 
-// State is what /debug/state shows of the agent.
+// State is the agent's part of /debug/state.
 type State struct {
 	BrokerID  string         `json:"broker_id"`
 	Instance  string         `json:"instance"`
@@ -155,10 +153,9 @@ type State struct {
 	Kept      int            `json:"shares_without_topic"`
 	Reporting time.Duration  `json:"report_interval_ns"`
 	Policy    Policy         `json:"policy"`
-	// LeaseLeft is how much longer the flexible parts of shares last; 0: they
-	// are over.
+	// LeaseLeft is the remaining time of the flexible parts of shares; 0: expired.
 	LeaseLeft time.Duration `json:"lease_left_ns"`
-	// Capturing are the topics whose arrivals are being recorded.
+	// Capturing lists the topics whose arrivals are recorded.
 	Capturing []string `json:"capturing,omitempty"`
 }
 
@@ -166,7 +163,7 @@ type State struct {
 type SessionState struct {
 	Address   string `json:"address"`
 	Connected bool   `json:"connected"`
-	// Why the last one ended; empty when none has.
+	// LastError says why the last session ended; empty: none has ended.
 	LastError string `json:"last_error,omitempty"`
 }
 
@@ -176,12 +173,12 @@ type HoldingState struct {
 	Epoch     uint64 `json:"epoch"`
 	RateMilli int64  `json:"rate_milli"`
 	Burst     int64  `json:"burst"`
-	// Of these, what does not end with the lease.
+	// The part that remains when the lease ends.
 	BaseRateMilli int64 `json:"base_rate_milli"`
 	BaseBurst     int64 `json:"base_burst"`
 }
 
-// New checks the configuration. It connects to nothing.
+// New validates cfg and loads the Store. New opens no connection.
 func New(cfg Config, node Node) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -192,7 +189,7 @@ func New(cfg Config, node Node) (*Agent, error) {
 		cfg.Instance = fmt.Sprintf("%x", random[:])
 	}
 	if cfg.Hostname == "" {
-		cfg.Hostname, _ = os.Hostname() // for people; empty says that it is unknown
+		cfg.Hostname, _ = os.Hostname() // for display; empty: unknown
 	}
 	a := &Agent{core: core{
 		cfg:     cfg,
@@ -225,8 +222,8 @@ func New(cfg Config, node Node) (*Agent, error) {
 // State returns the newest state, at most one report interval old.
 func (a *Agent) State() State { return *a.state.Load() }
 
-// Health returns nil while the loaddistributor and the share adaptor answer. Otherwise it returns
-// an obs.Notice with what waits for them: the broker serves its clients all the same.
+// Health returns nil while the loaddistributor and the share adaptor answer. Otherwise Health returns
+// an obs.Notice that lists the consequences. The broker keeps serving its clients in either case.
 func (a *Agent) Health() error {
 	s := a.state.Load()
 	var lost []string
@@ -246,10 +243,10 @@ func (a *Agent) Health() error {
 	return obs.Notice(strings.Join(lost, "; "))
 }
 
-// silent says that the other side of the session does not answer.
+// silent returns a text: the other side of the session does not answer.
 func (s SessionState) silent(name string) string {
 	text := "the " + name + " does not answer"
-	if s.Address != "" { // else the loaddistributor has not named it
+	if s.Address != "" { // "": the loaddistributor has not sent the address yet
 		text += " at " + s.Address
 	}
 	if s.LastError != "" {
@@ -258,9 +255,9 @@ func (s SessionState) silent(name string) string {
 	return text
 }
 
-// Run keeps the sessions up until ctx ends, and then returns nil. It calls the
-// node as Node says, and not after it has returned; what was granted stays in force. If the broker's id belongs to another process, Run gives up all
-// shares and returns *TakenError. Run may be called once.
+// Run keeps the sessions open until ctx ends, and then returns nil. Run calls the node only until Run
+// returns; the granted shares stay in force after. If the broker's id belongs to another process, Run
+// gives up all shares and returns *TakenError. Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	if a.started.Swap(true) {
 		return errors.New("agent: Run was called twice")
@@ -278,7 +275,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return o.run(ctx)
 }
 
-// do hands f to the owner; it does nothing when ctx ends first.
+// do passes f to the owner. If ctx ends first, do drops f.
 func (c *core) do(ctx context.Context, f func(*owner)) {
 	select {
 	case c.events <- f:
@@ -286,7 +283,7 @@ func (c *core) do(ctx context.Context, f func(*owner)) {
 	}
 }
 
-// rng returns a generator for the n-th user of randomness (jitter only).
+// rng returns the random generator number n, for jitter only.
 func (c *core) rng(n uint64) *rand.Rand { return rand.New(rand.NewPCG(c.seed, n)) }
 
 type metrics struct {
@@ -296,10 +293,10 @@ type metrics struct {
 	lapses    prometheus.Counter
 	captures  prometheus.Gauge
 	captured  *prometheus.CounterVec // messages, by result
-	channels  *prometheus.CounterVec // that were reported, by result
+	channels  *prometheus.CounterVec // reported to the control plane, by result
 }
 
-// newMetrics registers them with reg, which may be nil.
+// newMetrics registers the metrics with reg, which may be nil.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	auto := promauto.With(reg)
 	counters := func(name, help, label string) *prometheus.CounterVec {

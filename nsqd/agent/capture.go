@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// flushEvery is how often the pieces of captures are sent.
+	// flushEvery is the interval at which pieces of captures are sent.
 	flushEvery = 250 * time.Millisecond
-	// maxCapture is how long a capture lasts that is not asked for again.
+	// maxCapture bounds a capture that the loaddistributor does not renew.
 	maxCapture = time.Minute
 )
 
-// capture begins a capture, moves its end, or ends it. The loaddistributor asks
-// again for as long as it wants one: if it forgets, that costs us little.
+// capture starts, extends or ends a capture. The loaddistributor renews a capture while it needs the
+// arrivals, so a forgotten capture costs little.
 func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
 	if o.control == nil {
 		return
@@ -26,7 +26,7 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
 	lasts := min(max(0, c.GetLasts().AsDuration()), maxCapture)
 	_, running := o.captures[c.Topic]
 	switch {
-	case lasts == 0 && running: // at once, so that one that is asked for next begins anew
+	case lasts == 0 && running: // end now, so that a later request starts a new capture
 		o.flushCapture(c.Topic, true)
 		o.setFlush(now)
 		return
@@ -44,13 +44,13 @@ func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
 	}
 	o.captures[c.Topic] = now.Add(lasts)
 	if !running {
-		o.flushCapture(c.Topic, false) // says from when on the record is whole
+		o.flushCapture(c.Topic, false) // the first piece says from when on the record is complete
 	}
 	o.setFlush(now)
 	o.capturing()
 }
 
-// flushCaptures sends what was recorded, and ends what is over.
+// flushCaptures sends all recorded arrivals and ends the expired captures.
 func (o *owner) flushCaptures(now mono.Time) {
 	o.flushed = now
 	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
@@ -59,14 +59,14 @@ func (o *owner) flushCaptures(now mono.Time) {
 	o.setFlush(now)
 }
 
-// flushCapture sends what was recorded of one; last: it is over.
+// flushCapture sends the recorded arrivals of a topic. If last is set, flushCapture ends the capture.
 func (o *owner) flushCapture(topic string, last bool) {
 	behind := o.control.behind()
 	if behind && !last {
-		return // the record keeps it
+		return // the arrivals stay in the record
 	}
 	piece := o.node.Arrivals(topic)
-	if last || piece == nil { // or the topic is gone
+	if last || piece == nil { // piece == nil: the topic is gone
 		o.node.EndCapture(topic)
 		delete(o.captures, topic)
 		o.cfg.Log.Debug("arrivals are not captured any more", obs.KeyTopic, topic)
@@ -77,7 +77,7 @@ func (o *owner) flushCapture(topic string, last bool) {
 	}
 	n, lost := len(piece.GapNs), int(piece.Lost)
 	if behind {
-		n, lost = 0, lost+n // and there is no next piece to say so
+		n, lost = 0, lost+n // no later piece can report the loss
 	} else {
 		o.control.put(queued[srtmv1.BrokerMessage]{
 			&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Arrivals{Arrivals: piece}}, int64(n),
@@ -87,7 +87,7 @@ func (o *owner) flushCapture(topic string, last bool) {
 	o.metrics.captured.WithLabelValues("lost").Add(float64(lost))
 }
 
-// endCaptures ends all of them: the control session is gone.
+// endCaptures ends all captures, as the control session is over.
 func (o *owner) endCaptures() {
 	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
 		o.node.EndCapture(topic)
@@ -97,13 +97,13 @@ func (o *owner) endCaptures() {
 	o.metrics.captures.Set(0)
 }
 
-// capturing shows how many there are.
+// capturing publishes the number of captures.
 func (o *owner) capturing() {
 	o.metrics.captures.Set(float64(len(o.captures)))
 	o.publish()
 }
 
-// setFlush sets the timer for the next pieces, or for the first end.
+// setFlush sets the timer for the next pieces, or for the first end of a capture.
 func (o *owner) setFlush(now mono.Time) {
 	o.flush.Stop()
 	if len(o.captures) == 0 {

@@ -11,48 +11,49 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// Channels are of the topic, on all of its brokers. What clients do to channels here is
-// requested of the control plane (ChannelRequest). What the control plane decides comes back as
-// a ChannelOrder (orders.go).
+// A channel exists on all brokers of its topic. When a client changes a channel here, the agent sends a
+// ChannelRequest to the control plane. The control plane's decisions arrive as ChannelOrders
+// (orders.go).
 
-// How long the answer to a client waits for the control plane: that to a client that creates a
-// channel, and that to one that pauses, unpauses or deletes a channel.
+// How long a client waits for the control plane: a client that creates a channel, and a client that
+// pauses, unpauses or deletes a channel.
 const (
 	confirmWait = time.Second
 	changeWait  = 5 * time.Second
 )
 
-// Why the control plane has not done what was requested of it.
+// Reasons why the control plane has not carried out a request.
 var (
-	// ErrDisconnected: there is no session with the control plane.
+	// ErrDisconnected: no session with the control plane.
 	ErrDisconnected = errors.New("the control plane is not connected")
-	// ErrUnanswered: the control plane, or another broker of the topic, has not answered in
-	// time. The change may be made.
+	// ErrUnanswered: the control plane or another broker of the topic has not answered in time. The
+	// change may still be made.
 	ErrUnanswered = errors.New("the control plane has not answered in time")
 	// ErrTopicUnknown: the control plane does not have the topic on this broker.
 	ErrTopicUnknown = errors.New("the control plane does not have the topic on this broker")
 	// ErrChannelUnknown: the topic has no such channel.
 	ErrChannelUnknown = errors.New("no such channel in the topic")
-	// ErrTooManyChannels: the topic has as many channels as it may.
+	// ErrTooManyChannels: the topic has the maximum number of channels.
 	ErrTooManyChannels = errors.New("the topic has as many channels as it may")
 )
 
 const (
-	// requestsPerTopic is how many requests to create channels of one topic are under way.
-	// More channels wait and go together.
+	// requestsPerTopic is the maximum number of open creation requests for one topic. Further channels
+	// wait, and then share a request.
 	requestsPerTopic = 8
-	// requestRetry is after what time a request is tried again for which the session has no
-	// room.
+	// requestRetry is the delay before requestChannels tries again after it found the session's queue
+	// full.
 	requestRetry = 10 * time.Millisecond
 )
 
 type topicChannel struct{ topic, channel string }
 
-// inquiry is one question to the control plane. Those who wait for the answer share it.
+// inquiry is a question to the control plane. All clients that wait for the same answer share an
+// inquiry.
 type inquiry struct {
 	created uint64
-	done    chan struct{} // closed with the answer
-	err     error         // set before
+	done    chan struct{} // closed when the answer arrives
+	err     error         // set before done is closed
 }
 
 func (q *inquiry) end(err error) {
@@ -60,22 +61,22 @@ func (q *inquiry) end(err error) {
 	close(q.done)
 }
 
-// channelRequest is a request that is not answered.
+// channelRequest is a request without an answer yet.
 type channelRequest struct {
 	topic string
-	names []string // to be created; nil: another change
+	names []string // channels to create; nil: another change
 	other *inquiry
 }
 
-// channels is what the owner knows of requests about channels. It is of the session: a new one
-// brings all channels with PrepareTopic, in both directions.
+// channels has the owner's requests about channels. Each session starts empty: PrepareTopic exchanges
+// all channels in both directions.
 type channels struct {
-	requests uint64                     // the last number
-	open     map[uint64]*channelRequest // requests that are not answered
-	perTopic map[string]int             // of open, to create channels
-	creating map[topicChannel]*inquiry  // channels that clients create; the names in open, and in waiting
-	waiting  map[string][]string        // by topic: names that are in no request yet
-	retry    *time.Timer                // for waiting
+	requests uint64                     // number of the last request
+	open     map[uint64]*channelRequest // requests without an answer, by number
+	perTopic map[string]int             // number of creation requests in open, by topic
+	creating map[topicChannel]*inquiry  // channels that clients create: the names in open and in waiting
+	waiting  map[string][]string        // names that are in no request yet, by topic
+	retry    *time.Timer                // to send waiting again
 }
 
 func newChannels() channels {
@@ -88,11 +89,11 @@ func (c *channels) reset() {
 	c.open, c.perTopic, c.creating, c.waiting = map[uint64]*channelRequest{}, map[string]int{}, map[topicChannel]*inquiry{}, map[string][]string{}
 }
 
-// Confirm reports a channel that a client has created, or found here, to the control plane.
-// created is what the control plane said of it last, 0: nothing. Confirm returns when the
-// control plane and all connected brokers of the topic have the channel. It does not wait
-// without a session, and it does not wait for longer than a second: an error that is not
-// ErrTooManyChannels says that the answer to the client promises less.
+// Confirm reports a channel that a client has created or found here to the control plane. created is
+// the catalog version of the creation, as the control plane sent it last; 0: none. Confirm returns when
+// the control plane and all connected brokers of the topic have the channel. Without a session Confirm
+// returns at once; with a session Confirm waits at most a second. After an error other than
+// ErrTooManyChannels the channel may be missing on other brokers.
 func (a *Agent) Confirm(topic, channel string, created uint64) error {
 	if !a.connected.Load() {
 		return ErrDisconnected
@@ -113,10 +114,9 @@ func (a *Agent) Confirm(topic, channel string, created uint64) error {
 	return err
 }
 
-// ChangeChannel has the control plane pause, unpause or delete a channel on all brokers of its
-// topic. It returns when the connected ones have done so.
-// Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown; the control
-// plane's.
+// ChangeChannel asks the control plane to pause, unpause or delete a channel on all brokers of its
+// topic. ChangeChannel returns when the connected brokers have done so. Errors: ErrDisconnected,
+// ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, or an error from the control plane.
 func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change srtmv1.ChannelChange) error {
 	if !a.connected.Load() {
 		return ErrDisconnected
@@ -126,7 +126,7 @@ func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change
 	return a.inquire(ctx, func(o *owner) *inquiry { return o.changeChannel(topic, channel, change) })
 }
 
-// inquire has the owner ask the control plane, and waits for the answer.
+// inquire makes the owner ask the control plane, and waits for the answer.
 func (a *Agent) inquire(ctx context.Context, ask func(*owner) *inquiry) error {
 	asked := make(chan *inquiry, 1)
 	a.do(ctx, func(o *owner) { asked <- ask(o) })
@@ -164,7 +164,7 @@ func (o *owner) confirm(of topicChannel, created uint64) *inquiry {
 	return q
 }
 
-// requestChannels requests what waits, as far as there is room.
+// requestChannels sends the waiting creations while the session has room.
 func (o *owner) requestChannels() {
 	if o.control == nil {
 		return
@@ -172,7 +172,7 @@ func (o *owner) requestChannels() {
 	c := &o.channels
 	for topic, names := range c.waiting {
 		if c.perTopic[topic] >= requestsPerTopic {
-			continue // the next answer makes room
+			continue // the next answer sends these names
 		}
 		if len(o.control.out) >= reportsQueue {
 			c.retry.Reset(requestRetry)
@@ -188,7 +188,7 @@ func (o *owner) requestChannels() {
 	}
 }
 
-// request requires a session.
+// Requires: a session is open.
 func (o *owner) request(m *srtmv1.ChannelRequest, open *channelRequest) {
 	o.channels.requests++
 	m.Request = o.channels.requests
@@ -208,12 +208,12 @@ func (o *owner) changeChannel(topic, channel string, change srtmv1.ChannelChange
 	return q
 }
 
-// channelAnswer is the control plane's answer to a request.
+// channelAnswer handles the control plane's answer to a request.
 func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 	c := &o.channels
 	r := c.open[m.Request]
 	if r == nil {
-		return // of another session
+		return // from an earlier session
 	}
 	delete(c.open, m.Request)
 	var err error
@@ -253,7 +253,7 @@ func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 	o.requestChannels()
 }
 
-// channelsDown ends what is asked of a session that is over.
+// channelsDown fails all inquiries of a session that is over.
 func (o *owner) channelsDown() {
 	c := &o.channels
 	for _, r := range c.open {

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// This file has the owner's reaction to a control plane that refuses the broker's id
+// This file has the owner's reaction when the control plane refuses the broker's id
 // (internal/identity).
 
 // TakenError ends the agent: the broker's id belongs to another process.
@@ -23,24 +23,23 @@ func (e *TakenError) Error() string {
 	return e.Problem + ". This process stops. To run both, give one of them another --broker-id; to replace the other one, stop it first"
 }
 
-// claim is what became of the hellos of one session.
+// claim tracks the answers to the hellos of one session.
 type claim struct {
-	said    mono.Time // the newest hello
-	refused mono.Time // the first refusal since the last hello that was accepted; 0: none
+	said    mono.Time // time of the newest hello
+	refused mono.Time // first refusal since the last accepted hello; 0: none
 }
 
 func (c *claim) accepted() { c.refused = 0 }
 
-// heardMargin is for how long after the first refusal the other process must have been heard
-// for it to count as alive: what came late of a process that has ended is not that late.
+// heardMargin is how long after the first refusal the control plane must hear the other process before
+// the other process counts as alive. A late message of an ended process does not arrive that late.
 const heardMargin = 500 * time.Millisecond
 
-// refused acts on the end of a session that was refused because the broker's id belongs to
-// another process. At the first refusal the owner gives up every share, for the other process
-// may use them. If the id belongs to a later process, this process ends. If the other process
-// may have ended, this one says hello again: the other one's session may be half open, and
-// its lease not over yet. Once the other process was heard after the first refusal, the other
-// process lives, and this one ends.
+// refused handles the end of a session that was refused because the broker's id belongs to another
+// process. At the first refusal the owner gives up every share, for the other process may use the
+// shares. If the id belongs to a later process, this process ends. If the other process may have ended,
+// this process sends hello again: the other session may be half open, with a lease that is not over. If
+// the other process was heard after the first refusal, the other process lives, and this process ends.
 func (o *owner) refused(c *claim, err error, now mono.Time) {
 	reason := targets.Reason(err)
 	if reason != identity.ReasonInUse && reason != identity.ReasonLost {
@@ -58,7 +57,7 @@ func (o *owner) refused(c *claim, err error, now mono.Time) {
 	}
 	silent, bad := strconv.ParseInt(targets.Info(err).GetMetadata()[identity.HeardKey], 10, 64)
 	if bad != nil || silent < 0 {
-		return // nothing is known of the other one
+		return // unknown whether the other process lives
 	}
 	if heard := c.said.Add(-time.Duration(silent) * time.Millisecond); heard.Sub(c.refused) > heardMargin {
 		o.taken = &TakenError{fmt.Sprintf("%s, and it lives: it was heard since this one asked first", problem)}

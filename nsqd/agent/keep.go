@@ -14,15 +14,15 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// What the owner does for the lease, and for the bases that outlive it.
+// This file has the owner's part of the lease, and of the bases that outlive the lease.
 
-// Policy is what the broker does when its lease is gone for good.
+// Policy is the broker's behaviour after the lease has expired.
 type Policy string
 
 const (
-	// Available goes on with the bases of its shares.
+	// Available continues with the bases of the shares.
 	Available Policy = "available"
-	// Strict stops.
+	// Strict stops the topics.
 	Strict Policy = "strict"
 )
 
@@ -31,12 +31,12 @@ var policyProto = map[Policy]srtmv1.LeasePolicy{
 	Strict:    srtmv1.LeasePolicy_LEASE_POLICY_STRICT,
 }
 
-// longestLease bounds what an adaptor may say.
+// longestLease bounds a lease from an adaptor.
 const longestLease = 24 * time.Hour
 
-// resume takes up the bases of the process before, if that one was without the adaptor
-// when it ended. If it was not, the adaptor may have seen its end, and what it held may
-// be another's. A strict broker has none: it cannot tell whether its lease is over.
+// resume restores the bases of the previous process, if that process had lost the adaptor when it
+// ended. Otherwise the adaptor may have seen the process end, and may have granted its shares to other
+// brokers. A Strict broker restores no base, as a Strict broker cannot know whether its lease is over.
 func (o *owner) resume() {
 	there := o.node.Topics()
 	o.lease.Noted = o.alone
@@ -58,7 +58,7 @@ func (o *owner) resume() {
 	}
 }
 
-// setAlarm has keepLease called when there is something to do.
+// setAlarm sets the timer for the next call of keepLease.
 func (o *owner) setAlarm() {
 	due := mono.Never
 	if o.grants != nil {
@@ -78,7 +78,7 @@ func (o *owner) setAlarm() {
 	o.alarm.Reset(wait)
 }
 
-// keepLease asks for the lease to be renewed, and ends what has ended.
+// keepLease requests a renewal of the lease, and ends the expired shares.
 func (o *owner) keepLease(now mono.Time) {
 	if o.woken != 0 && !now.Before(o.goesOn()) {
 		o.cfg.Log.Warn("the adaptor does not answer: messages leave again, by the bases of shares")
@@ -96,7 +96,7 @@ func (o *owner) keepLease(now mono.Time) {
 	o.lapse(now)
 }
 
-// note keeps on the disk whether this process is without the adaptor.
+// note stores whether this process has lost the adaptor.
 func (o *owner) note(alone bool, now mono.Time) {
 	if o.cfg.Store == nil || o.lease.Strict {
 		o.lease.Noted = alone
@@ -110,7 +110,7 @@ func (o *owner) note(alone bool, now mono.Time) {
 	o.lease.Noted = alone
 }
 
-// renewed is the adaptor's answer to a request, or to the hello.
+// renewed handles the adaptor's lease, the answer to a request or to the hello.
 func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 	at, flex, session := mono.Time(m.Stamp), m.Flex.AsDuration(), m.Session.AsDuration()
 	if at < 0 || at > now || flex <= 0 || session < flex || session > longestLease {
@@ -123,15 +123,15 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 	if o.woken != 0 && at >= o.woken {
 		o.runs(at)
 	}
-	o.lapse(now) // before it is renewed: what is over does not come back
+	o.lapse(now) // before the renewal, which must not restore an expired share
 	o.lease.Renew(at, flex, session)
 	o.lease.Heard = now
-	// An adaptor that does not say when it sent its word goes by no evidence.
+	// An adaptor that does not send Sent accepts no evidence of a process's end.
 	if takes := m.Sent != 0; takes == o.lease.Noted {
 		o.note(!takes, now)
 	}
 	if o.lease.Sent = m.Sent; o.lease.Noted {
-		o.lease.Sent = 0 // one after this might go on with its bases
+		o.lease.Sent = 0 // a later process might use the bases of this process
 	}
 	flexUntil, until := o.lease.Ends()
 	for _, topic := range o.holdings.Topics() {
@@ -140,32 +140,32 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 		if !in.Prepared || !flexible && !o.lease.Strict {
 			continue
 		}
-		// The node may have seen the end of it before we did.
+		// The node may have ended the flexible part before the owner did.
 		if left := o.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.LapseOne(topic, true, false) {
 			o.lapsed(topic)
 		}
 	}
 }
 
-// woke acts on a pulse that found that the process had not run: no message leaves before the
-// adaptor has renewed the lease. An adaptor that does not answer for as long as it takes to
-// be alone is waited for no longer: as the policy says, the broker goes on.
+// woke handles a pulse that found that the process had not run. No message leaves until the adaptor
+// renews the lease. If the adaptor does not answer within two lease lengths, the broker continues as
+// the policy says.
 func (o *owner) woke(now mono.Time) {
 	o.cfg.Log.Warn("this process did not run for a while: no message leaves before the adaptor has answered")
 	o.woken = now
-	o.lease.Asked = min(o.lease.Asked, now.Add(-o.lease.Length)) // a request is due
+	o.lease.Asked = min(o.lease.Asked, now.Add(-o.lease.Length)) // makes a request due
 }
 
-// goesOn is until when the adaptor is waited for.
+// goesOn returns when the owner stops waiting for the adaptor.
 func (o *owner) goesOn() mono.Time { return o.woken.Add(2 * o.lease.Length) }
 
-// runs has messages leave again: the broker's id was this process' at that time.
+// runs lets messages leave again: the broker's id belonged to this process at the given time.
 func (o *owner) runs(at mono.Time) {
 	o.woken = 0
 	o.pulse.verify(at)
 }
 
-// lapse ends what the lease has ended by now.
+// lapse ends the shares that have expired by now.
 func (o *owner) lapse(now mono.Time) {
 	topics := o.holdings.Lapse(o.lease.Over(now))
 	if len(topics) == 0 {
@@ -175,20 +175,20 @@ func (o *owner) lapse(now mono.Time) {
 	flexUntil, until := o.lease.Ends()
 	for _, topic := range topics {
 		if o.holdings.Of(topic).Prepared {
-			o.node.Renew(topic, flexUntil, until) // it looks at its clock
+			o.node.Renew(topic, flexUntil, until) // the node ends the share by its own clock
 		}
 		o.lapsed(topic)
 	}
 }
 
-// lapsed tells the adaptor what is left of a share.
+// lapsed reports the rest of a share to the adaptor.
 func (o *owner) lapsed(topic string) {
 	o.metrics.lapses.Inc()
 	o.ackPresent(topic)
 }
 
-// held is what the hello says: of each topic what is in force, or would be after
-// a restart, if that is more.
+// held returns the shares for the hello: of each topic the share in force, or the base on disk where
+// the base is larger.
 func (o *owner) held() []*srtmv1.HeldShare {
 	held := o.holdings.Reconcile(o.node.Topics())
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
@@ -214,9 +214,9 @@ func larger(a, b tokenbucket.Share) tokenbucket.Share {
 	return tokenbucket.Share{Rate: max(a.Rate, b.Rate), Burst: max(a.Burst, b.Burst)}
 }
 
-// save brings the store in line with what is held of the topic, and reports
-// whether it has no more than that. A base that cannot be written is at least
-// taken away: after a crash the topic then waits for a new grant.
+// save writes the topic's base to the store, and reports whether the store has no more than the topic's
+// base. If save cannot write the base, save removes the old base: after a crash the topic then waits
+// for a new grant.
 func (o *owner) save(topic string) bool {
 	store := o.cfg.Store
 	in := o.holdings.Of(topic)
@@ -250,7 +250,7 @@ func (o *owner) save(topic string) bool {
 	return true
 }
 
-// saveAgain tries what failed before, and acknowledges it then.
+// saveAgain repeats the failed saves, and acknowledges their grants.
 func (o *owner) saveAgain() {
 	for topic, released := range o.unsaved {
 		if o.save(topic) {

@@ -28,22 +28,21 @@ import (
 const (
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 5 * time.Second
-	// standbyBackoff is the most while no server leads: within seconds one does, and
-	// creations of topics wait for that and then for this broker's hello.
+	// standbyBackoff is the maximum backoff while no server leads. A server leads within seconds, and
+	// creations of topics wait for the leader and for this broker's hello.
 	standbyBackoff = 500 * time.Millisecond
-	// claimBackoff is the pause while the broker's id belongs to another process that may
-	// have ended: its lease is over within seconds.
+	// claimBackoff is the pause while the broker's id belongs to another process that may have ended.
+	// The lease of such a process is over within seconds.
 	claimBackoff = 300 * time.Millisecond
 
-	// A link's queue towards the other side. Reports use half of it and are
-	// dropped beyond that; a reply that finds it full cuts the session, for the
-	// other side would wait for it: after the next hello all is asked again.
+	// linkQueue is the size of a link's queue to the other side. Reports use half of the queue; more
+	// reports are dropped. A reply that finds the queue full cuts the session, as the other side would
+	// wait for the reply. After the next hello the other side asks everything again.
 	linkQueue    = 1024
 	reportsQueue = linkQueue / 2
 
-	// arrivalsQueue bounds the messages in the pieces of captures in that queue,
-	// each of about ten bytes. Beyond it the pieces stay in the broker's record,
-	// which is bounded too.
+	// arrivalsQueue bounds the arrivals in the queued pieces of captures, about ten bytes each. Further
+	// arrivals stay in the broker's record, which is bounded too.
 	arrivalsQueue = 1 << 18
 )
 
@@ -54,25 +53,26 @@ var (
 	errTaken   = errors.New("the broker's id belongs to another process")
 )
 
-// link is one session's way out. The owner puts, a sender of the reconnector writes.
+// link is the sending side of one session. The owner puts messages in, and a goroutine of the
+// reconnector sends them.
 type link[Req any] struct {
 	// Set once.
-	address string // of the other side
+	address string // address of the peer
 	out     chan queued[Req]
 	cut     context.CancelCauseFunc
 
-	// Atomic: the owner adds what it queues, the sender takes off what it wrote. A
-	// stale reading holds a piece back for a moment longer.
-	arrivals atomic.Int64 // messages in the pieces in out
+	// Atomic: the owner adds the arrivals that it queues, and the sender subtracts the arrivals that it
+	// sent. A stale value delays a piece for a moment.
+	arrivals atomic.Int64 // arrivals in the queued pieces
 }
 
-// queued is a message on its way, and how many arrivals are in it.
+// queued is a message in the queue, with the number of its arrivals.
 type queued[Req any] struct {
 	message  *Req
 	arrivals int64
 }
 
-// reply queues a message that must not be lost while the session lasts.
+// reply queues a message that must not be lost during the session.
 func (l *link[Req]) reply(m *Req) { l.put(queued[Req]{m, 0}) }
 
 func (l *link[Req]) put(m queued[Req]) {
@@ -84,7 +84,8 @@ func (l *link[Req]) put(m queued[Req]) {
 	}
 }
 
-// report queues a message that the next one makes up for; false: dropped.
+// report queues a message whose loss the next report repairs. report returns false if it dropped the
+// message.
 func (l *link[Req]) report(m *Req) bool {
 	if len(l.out) >= reportsQueue {
 		return false
@@ -93,41 +94,39 @@ func (l *link[Req]) report(m *Req) bool {
 	return true
 }
 
-// behind reports whether there is no room for a piece of a capture.
+// behind reports whether the queue has no room for a piece of a capture.
 func (l *link[Req]) behind() bool {
 	return len(l.out) >= reportsQueue || l.arrivals.Load() >= arrivalsQueue
 }
 
-// reconnector holds one session after the other open.
+// reconnector keeps a session open: when a session ends, reconnector opens another.
 type reconnector[Req, Res any] struct {
 	name      string
-	addresses []string // any of them will do, or says which
+	addresses []string // any server works, or names the leader
 	options   []grpc.DialOption
 	log       *slog.Logger
 	rng       *rand.Rand // owned by run
 	open      func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[Req, Res], error)
-	// The owner is told in this order: up, in..., down, for every session. up
-	// must put the hello.
+	// For every session: up, in..., down, in this order. up must put the hello.
 	up   func(*link[Req])
 	in   func(*link[Req], *Res)
 	down func(*link[Req], error)
 }
 
-// notLeading is the reason of an adaptor that does not lead, or no more.
+// notLeading is the reason that an adaptor gives when it does not lead.
 const notLeading = "NOT_LEADING"
 
-// run has sessions until ctx ends. Between two it waits: longer and longer
-// up to maxBackoff while sessions fail at once, with jitter so that brokers do
-// not return all together. It follows a server's word that another one leads without a wait
-// as often as there are addresses, and then waits as well: servers that name each other
-// would be asked again and again. It logs the end of a session once, and the same failure
-// at the same address again only after a session.
+// run keeps sessions until ctx ends. Between two sessions run waits. While sessions fail at once, the
+// wait grows to maxBackoff, with jitter so that brokers do not return together. If a server names
+// another leader, run tries the leader after the shortest wait, but only as often as there are
+// addresses: servers that name each other must not cause a busy loop. run logs the end of a session
+// once, and logs the same failure at the same address again only after a session.
 func (k reconnector[Req, Res]) run(ctx context.Context) {
 	conns := make([]*grpc.ClientConn, len(k.addresses))
 	for i, address := range k.addresses {
 		var err error
 		if conns[i], err = targets.Keep(address, maxBackoff, k.options...); err != nil {
-			// Only a target that does not parse; Config.Validate or the hello let it through.
+			// Only a target that does not parse; Config.Validate or the hello accepted the target.
 			k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err)
 			return
 		}
@@ -136,7 +135,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 
 	at, hops := 0, 0
 	delay := firstBackoff
-	logged := map[string]string{} // the newest failure, by address
+	logged := map[string]string{} // newest logged failure by address
 	for ctx.Err() == nil {
 		began := time.Now()
 		address := k.addresses[at]
@@ -153,9 +152,9 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 			clear(logged)
 		}
 		if targets.Reason(err) == notLeading {
-			// Behind one address there may be several, of which another leads.
+			// Behind one address there may be several servers, and another may lead.
 			conns[at].Close()
-			conns[at], _ = targets.Keep(address, maxBackoff, k.options...) // it has parsed before
+			conns[at], _ = targets.Keep(address, maxBackoff, k.options...) // no error: the address parsed before
 			delay = min(delay, standbyBackoff)
 		}
 		if time.Since(began) > maxBackoff {
@@ -164,7 +163,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 		level, failure := slog.LevelWarn, err.Error()
 		switch status.Code(err) {
 		case codes.Aborted, codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
-			// Our hello or token is wrong: hurrying does not help.
+			// Our hello or token is wrong: a quick retry does not help.
 			level, delay = slog.LevelError, maxBackoff
 		}
 		if targets.Reason(err) == identity.ReasonInUse {
@@ -189,9 +188,9 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 	}
 }
 
-// next returns which address to try after a failure at one of them: the leader's if the
-// failure names it, or else the one that follows. named: the failure names another of the
-// addresses. elsewhere: the failure is the answer of a server that does not lead.
+// next returns the index of the address to try after a failure at index at: the leader if the failure
+// names a leader, else the following address. named: the failure names another address of addresses.
+// elsewhere: the failure comes from a server that does not lead.
 func next(addresses []string, at int, err error) (i int, named, elsewhere bool) {
 	leader, elsewhere := targets.Leader(err)
 	if i := slices.Index(addresses, leader); i >= 0 && i != at {
@@ -202,11 +201,11 @@ func next(addresses []string, at int, err error) (i int, named, elsewhere bool) 
 
 var errUnreachable = errors.New("cannot connect")
 
-// failure returns why the connection is in transient failure: gRPC tells only those who call.
+// failure returns why conn is in transient failure. gRPC gives the reason only to a call.
 func (k reconnector[Req, Res]) failure(ctx context.Context, conn *grpc.ClientConn) error {
 	err := conn.Invoke(ctx, "/grpc.health.v1.Health/Check", &emptypb.Empty{}, &emptypb.Empty{})
 	if err == nil || status.Code(err) != codes.Unavailable {
-		return errUnreachable // it may be connected meanwhile
+		return errUnreachable // conn may be connected by now
 	}
 	why := status.Convert(err).Message()
 	if _, dial, is := strings.Cut(why, "Error while dialing: "); is {
@@ -217,9 +216,9 @@ func (k reconnector[Req, Res]) failure(ctx context.Context, conn *grpc.ClientCon
 	return fmt.Errorf("%w: %s", errUnreachable, why)
 }
 
-// reach waits until the other side is reachable, or ctx ends; where there are
-// others it does not wait long. A session waits for that as well, but says
-// nothing: a mistyped address would never show.
+// reach waits until the other side is reachable, or ctx ends. With several addresses reach returns at
+// the first failure. A session would wait too, but without a log line: a mistyped address would never
+// show.
 func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) error {
 	told := false
 	for {
@@ -245,8 +244,8 @@ func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn)
 	}
 }
 
-// session runs one session and returns why it ended, after its goroutine has. welcome: the
-// other side sent something.
+// session runs one session and returns why the session ended, after its sender has ended. welcome: the
+// other side sent a message.
 func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, address string) (welcome bool, err error) {
 	ctx, cut := context.WithCancelCause(ctx)
 	var sender sync.WaitGroup
@@ -263,7 +262,7 @@ func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientCon
 			select {
 			case m := <-l.out:
 				if stream.Send(m.message) != nil {
-					return // Recv says why
+					return // Recv returns the reason
 				}
 				l.arrivals.Add(-m.arrivals)
 			case <-ctx.Done():

@@ -6,31 +6,30 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// A ChannelOrder takes effect once the disk has it. The owner must not wait for the disk: leases
-// end meanwhile. So each control session has a worker beside the owner that carries ChannelOrders
-// out.
+// A ChannelOrder takes effect once it is on disk. The owner must not wait for the disk, as leases may
+// end meanwhile. Each control session therefore has a worker beside the owner, which carries
+// ChannelOrders out.
 //
-// The session reads its messages in order, and hands ChannelOrders to the worker and everything
-// else to the owner. Before it hands over a message that creates, removes or moves something of
-// a topic, it waits until the worker is idle, and after that until the owner has carried the
-// message out. So the orders before the message are carried out before it, and those after the
-// message after it.
+// The session reads its messages in order. It passes ChannelOrders to the worker and all other messages
+// to the owner. Before the session passes on a message that creates, removes or moves a part of a
+// topic, the session waits until the worker is idle. Then it waits until the owner has carried the
+// message out. So earlier orders take effect before the message, and later orders after it.
 
-// maxOrders bounds the ChannelOrders that wait. Beyond it the session reads no further, which
+// maxOrders bounds the waiting ChannelOrders. If maxOrders wait, the session stops reading, which
 // pushes back on the control plane.
 const maxOrders = 64
 
-// orderQueue has the ChannelOrders of one session that are not carried out. The session's
-// goroutine puts, waits and ends.
+// orderQueue has the open ChannelOrders of one session. The session's goroutine calls put, wait and
+// end.
 type orderQueue struct {
 	// Set once.
 	node Node
-	// applied says that all orders up to a number are carried out, but for the faults.
+	// applied reports that all orders up to a number are carried out, except for the faults.
 	applied func(upTo uint64, faults []*srtmv1.ChannelFault)
 
 	queue chan *srtmv1.ChannelOrder
-	open  sync.WaitGroup // orders that are not carried out
-	over  chan struct{}  // closed when the worker has ended
+	open  sync.WaitGroup // orders not yet carried out
+	over  chan struct{}  // closed when the worker ends
 }
 
 func startOrders(node Node, applied func(upTo uint64, faults []*srtmv1.ChannelFault)) *orderQueue {
@@ -57,14 +56,14 @@ func (q *orderQueue) put(order *srtmv1.ChannelOrder) {
 // wait returns when all orders are carried out and answered.
 func (q *orderQueue) wait() { q.open.Wait() }
 
-// end returns when the worker has carried out what was put.
+// end returns when the worker has carried out all orders.
 func (q *orderQueue) end() {
 	close(q.queue)
 	<-q.over
 }
 
-// carryOut carries out the orders of a topic one after the other, and topics beside each other:
-// one write of the disk serves many topics.
+// carryOut carries out the orders of one topic in sequence, and topics in parallel, so that one write
+// to the disk serves many topics.
 func (q *orderQueue) carryOut(batch []*srtmv1.ChannelOrder) (faults []*srtmv1.ChannelFault) {
 	byTopic := map[string][]int{}
 	for i, order := range batch {
@@ -88,7 +87,7 @@ func (q *orderQueue) carryOut(batch []*srtmv1.ChannelOrder) (faults []*srtmv1.Ch
 	return faults
 }
 
-// changesTopic reports whether a message is about what ChannelOrders change.
+// changesTopic reports whether m must be ordered with ChannelOrders.
 func changesTopic(m *srtmv1.ControllerMessage) bool {
 	switch m.Message.(type) {
 	case *srtmv1.ControllerMessage_Prepare, *srtmv1.ControllerMessage_Remove, *srtmv1.ControllerMessage_Seek, *srtmv1.ControllerMessage_TakeOver:
@@ -97,7 +96,7 @@ func changesTopic(m *srtmv1.ControllerMessage) bool {
 	return false
 }
 
-// channelsApplied answers orders.
+// channelsApplied answers the orders up to upTo.
 func (o *owner) channelsApplied(l *controlLink, upTo uint64, faults []*srtmv1.ChannelFault) {
 	if o.control == l {
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_ChannelsApplied{ChannelsApplied: &srtmv1.ChannelsApplied{Request: upTo, Faults: faults}}})

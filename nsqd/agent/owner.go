@@ -35,47 +35,48 @@ const (
 	grantSession   = "grants"
 )
 
-// owner is the only goroutine that touches the node and the holdings. Beside it, orders.go calls
-// Node.ChangeChannels alone.
+// owner is the only goroutine that uses the node and the holdings. Only orders.go also calls the node:
+// Node.ChangeChannels.
 type owner struct {
 	// Set once.
 	*core
 	ctx      context.Context // ends when the agent stops
-	sessions *sync.WaitGroup // of the agent
+	sessions *sync.WaitGroup // the agent's goroutines
 
 	// Owned by run.
 	holdings *holder.Holdings
 	lease    holder.Lease
-	fresh    bool        // it has never been in a cluster
-	anew     bool        // it was removed from the cluster, and holds nothing since
-	term     uint64      // the largest that an adaptor named
+	fresh    bool        // the broker has never been in a cluster
+	anew     bool        // the broker was removed from the cluster and has no shares since
+	term     uint64      // largest term that an adaptor sent
 	alarm    *time.Timer // for the lease
-	retry    mono.Time   // when the store is to be asked again to note what it could not
-	// disk is the bases that the store has; unsaved are the tokens given up for
-	// grants that are not acknowledged, since their bases are not there yet.
+	retry    mono.Time   // when to repeat a failed Store.SetAlone
+	// disk has the bases in the store. unsaved has the tokens released by grants that are not
+	// acknowledged, because the store does not have their bases yet.
 	disk     map[string]Base
 	unsaved  map[string]tokenbucket.Tokens
-	kept     map[string][]byte    // what the loaddistributor says of topics, without a store
-	captures map[string]mono.Time // topics whose arrivals are wanted, until when; empty while control is nil
-	flushed  mono.Time            // when pieces of them were last sent
-	flush    *time.Timer          // for the next
+	kept     map[string][]byte    // the loaddistributor's records of topics, if there is no store
+	captures map[string]mono.Time // end of the capture by topic; empty while control is nil
+	flushed  mono.Time            // when pieces of captures were last sent
+	flush    *time.Timer          // for the next pieces
 	channels channels
 	control  *controlLink // nil while down
 	grants   *grantLink   // nil while down
 	ticker   *time.Ticker
 	interval time.Duration
-	last     time.Time // when the node was last asked for a report
-	// The loaddistributor has taken the last report, and takes one of changes.
+	last     time.Time // time of the last Node.Report
+	// changes: the last report was sent to the loaddistributor. takesChanges: the loaddistributor
+	// accepts reports of changes.
 	changes, takesChanges bool
 
 	grantAddress string
-	stopGrants   context.CancelFunc // ends the reconnector of grantAddress
+	stopGrants   context.CancelFunc // stops the reconnector of grantAddress
 
 	controlError, grantsError string // why the last session ended
 	controlClaim, grantsClaim claim
-	taken                     error     // *TakenError: run is to end
-	woken                     mono.Time // when the pulse found that the process had not run; 0: it runs
-	reconnectors              uint64    // started, for their seeds
+	taken                     error     // *TakenError: run must end
+	woken                     mono.Time // when the pulse found that the process had not run; 0: running
+	reconnectors              uint64    // number started; seeds the next reconnector
 }
 
 func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
@@ -120,7 +121,7 @@ func (o *owner) run(ctx context.Context) error {
 		case f := <-o.events:
 			f(o)
 		case <-o.ticker.C:
-			// Not the time in the tick: after a Reset an older one may follow.
+			// Not the tick's time: after a Reset an older tick may follow.
 			o.report(time.Now())
 			o.saveAgain()
 			o.publish()
@@ -135,7 +136,7 @@ func (o *owner) run(ctx context.Context) error {
 }
 
 func (a *core) controlReconnector(ctx context.Context) reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
-	var orders *orderQueue // of the session
+	var orders *orderQueue // worker of the current session
 	return reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
 		name: controlSession, addresses: a.cfg.loadDistributors(), options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(0),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
@@ -169,7 +170,7 @@ func (a *core) controlReconnector(ctx context.Context) reconnector[srtmv1.Broker
 		},
 		down: func(l *controlLink, err error) {
 			a.do(ctx, func(o *owner) { o.controlDown(l, err) })
-			orders.end() // the next session's PrepareTopic may be of a later version
+			orders.end() // the next session's PrepareTopic may have a later version
 		},
 	}
 }
@@ -206,18 +207,17 @@ func (o *owner) controlDown(l *controlLink, err error) {
 	}
 }
 
-// brokerRemoved is the reason of a loaddistributor that refuses this broker because
-// an operator has removed it.
+// brokerRemoved is the reason that a loaddistributor gives when an operator has removed this broker.
 const brokerRemoved = "BROKER_REMOVED"
 
-// leave ends every share, for others hold them now. Then the broker may join anew.
+// leave gives up every share, as other brokers hold the shares now. Then the broker may join again.
 func (o *owner) leave() {
 	o.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.Topics()))
 	o.anew = o.giveUp(errRemoved)
 }
 
-// giveUp ends every share, here and on the disk, and reports whether none is left. It ends
-// the grant session with cause, whose hello said what was held.
+// giveUp removes every share from the node and from the disk, and reports whether none is left. giveUp
+// cuts the grant session with cause, because its hello listed the shares.
 func (o *owner) giveUp(cause error) (none bool) {
 	for _, topic := range o.holdings.Topics() {
 		if o.holdings.Of(topic).Prepared {
@@ -278,11 +278,11 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	case *srtmv1.ControllerMessage_Capture:
 		o.capture(m.Capture, clock.Mono())
 	}
-	// Anything else is of a later version, which must not count on us.
+	// Other messages are from a later version, which must not rely on this agent.
 }
 
-// keep keeps what the loaddistributor says of a topic, as long as the process lives if
-// there is no store.
+// keep stores the loaddistributor's record of a topic. Without a store the record is lost when the
+// process ends.
 func (o *owner) keep(topic string, record []byte) {
 	if store := o.cfg.Store; store != nil {
 		if err := store.Keep(topic, record); err != nil {
@@ -295,7 +295,7 @@ func (o *owner) keep(topic string, record []byte) {
 	}
 }
 
-// maxRecords bounds an answer to RecallTopics, but for its first record.
+// maxRecords bounds an answer to RecallTopics in bytes, except for the first record.
 const maxRecords = 1 << 20
 
 func (o *owner) recall(topics []string) *srtmv1.TopicRecords {
@@ -322,7 +322,7 @@ func (o *owner) drain(d *srtmv1.DrainPublishers) {
 	o.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(d.ClientIds), "connections", n)
 }
 
-// takeOver answers when it is done, which may be long after.
+// takeOver answers when the take-over is complete, which may take long.
 func (o *owner) takeOver(l *controlLink, m *srtmv1.TakeOver) {
 	if o.cfg.TakeOver == nil {
 		o.result(l, m.Request, errors.New("this broker has no replicated topics (--durability=replicated)"))
@@ -359,7 +359,7 @@ func setOf(names []string) map[string]bool {
 
 func (o *owner) result(l *controlLink, request uint64, err error) { o.resultWith(l, request, nil, err) }
 
-// resultWith is result with channels that the control plane does not know.
+// resultWith is result with the channels that the control plane does not know.
 func (o *owner) resultWith(l *controlLink, request uint64, unknown []*srtmv1.TopicChannel, err error) {
 	r := &srtmv1.PrepareResult{Request: request, Channels: unknown}
 	if err != nil {
@@ -368,8 +368,7 @@ func (o *owner) resultWith(l *controlLink, request uint64, unknown []*srtmv1.Top
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_PrepareResult{PrepareResult: r}})
 }
 
-// welcome is the loaddistributor's hello: how often to report, and where the
-// grants come from.
+// welcome handles the loaddistributor's hello, which has the report interval and the grant address.
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.cfg.Log
 	o.anew, o.fresh, o.takesChanges = false, false, h.GetReportChanges()
@@ -404,8 +403,7 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	o.publish()
 }
 
-// outlived reports whether what the node has under the name is of a topic that has
-// been deleted.
+// outlived reports whether the node's topic of this name is an earlier topic that was deleted.
 func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
 	is, has := p.GetIdentity(), o.node.Identity(p.Topic)
 	if is == nil || proto.Equal(is, has) || !slices.Contains(o.node.Topics(), p.Topic) {
@@ -414,7 +412,7 @@ func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
 	return p.DeletedBefore || has.GetLog() == is.Log && has.GetCreated() < is.Created
 }
 
-// flagOf is a durability as flags have it.
+// flagOf returns a durability as a flag value.
 func flagOf(d srtmv1.Durability) string {
 	return strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_"))
 }
@@ -462,8 +460,8 @@ func (a *core) grantReconnector(ctx context.Context, address string, n uint64) r
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
 			return srtmv1.NewGrantServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},
-		// With the reconnector's own context: when it has been replaced, what its
-		// session still says must not reach the owner.
+		// do uses the reconnector's own context: messages of a replaced reconnector's session must not
+		// reach the owner.
 		up: func(l *grantLink) { a.do(ctx, func(o *owner) { o.grantUp(ctx, l) }) },
 		in: func(l *grantLink, m *srtmv1.GrantMessage) {
 			a.do(ctx, func(o *owner) { o.grantIn(l, m) })
@@ -474,7 +472,7 @@ func (a *core) grantReconnector(ctx context.Context, address string, n uint64) r
 
 func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	if ctx.Err() != nil {
-		return // replaced while this was on its way
+		return // the reconnector was replaced meanwhile
 	}
 	o.grants = l
 	o.metrics.connected.WithLabelValues(grantSession).Set(1)
@@ -524,11 +522,11 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	}
 	p := m.GetGrant()
 	if p == nil {
-		return // of a later version, which must not count on us
+		return // from a later version, which must not rely on this agent
 	}
 	g := holder.Grant{Topic: p.Topic, Epoch: p.Epoch, Share: shareproto.From(p.Share), Flex: shareproto.From(p.Flex), Tokens: tokenbucket.Tokens(p.TokensMilli)}
 	if err := holder.Check(g); err != nil {
-		// Nothing is in force that was not before; say so, and nothing else.
+		// The refused grant changes nothing. Acknowledge the share in force.
 		o.cfg.Log.Error("grant refused", obs.KeyTopic, p.Topic, obs.KeyEpoch, p.Epoch, obs.KeyError, err)
 		o.metrics.grants.WithLabelValues("refused").Inc()
 		o.ackPresent(p.Topic)
@@ -547,7 +545,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 		}
 		if !o.save(g.Topic) {
 			o.unsaved[g.Topic] = released
-			return // the adaptor would count on what is not on the disk
+			return // an ack would promise a base that is not on disk
 		}
 		delete(o.unsaved, g.Topic)
 		o.ack(g.Topic, g.Epoch, o.holdings.Of(g.Topic).Share, released)
@@ -566,8 +564,8 @@ func (o *owner) apply(g holder.Grant) (released tokenbucket.Tokens) {
 	}
 	released, err := o.node.Grant(g.Topic, g.Share, g.Base(), flexUntil, until, g.Tokens)
 	if err != nil {
-		// The topic was removed behind our back, by an operator at the broker's
-		// own API. The share stays ours, and is kept in case it comes back.
+		// An operator removed the topic through the broker's own API. The broker keeps the share in
+		// case the topic comes back.
 		o.cfg.Log.Error("no topic for the grant; kept", obs.KeyTopic, g.Topic, obs.KeyEpoch, g.Epoch, obs.KeyError, err)
 		o.metrics.grants.WithLabelValues("failed").Inc()
 		return o.holdings.Vanished(g)
@@ -578,7 +576,7 @@ func (o *owner) apply(g holder.Grant) (released tokenbucket.Tokens) {
 	return released
 }
 
-// ackPresent tells the adaptor what is held of the topic, unless the disk has more.
+// ackPresent acknowledges the topic's share in force, unless the disk has more.
 func (o *owner) ackPresent(topic string) {
 	if _, waits := o.unsaved[topic]; waits {
 		return
@@ -595,8 +593,8 @@ func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, release
 	}
 }
 
-// report asks the node and tells both sides. What a side does not get is
-// gone: stats of an interval are worth nothing after the window.
+// report gets the node's report and sends its parts to the loaddistributor and the adaptor. A report
+// that cannot be sent is lost: stats of an interval are worthless after the window.
 func (o *owner) report(now time.Time) {
 	stats, changes := o.node.Report(!o.changes || !o.takesChanges)
 	step := durationpb.New(max(1, now.Sub(o.last)))

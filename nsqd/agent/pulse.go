@@ -9,41 +9,39 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// pulse has the node hold its messages once this process has not run for half a lease. A
-// process that is stopped (SIGSTOP, a paused machine) cannot see that its lease ends and that
-// its id goes to another process. While the process runs, pulse moves the time from which on
-// the node holds messages ahead of the clock, so that the time has passed when the process goes
-// on. Messages then leave again once the adaptor has renewed the lease, which shows that the
-// id is still this process'.
+// pulse makes the node hold its messages if this process has not run for half a lease. A process that
+// is stopped (SIGSTOP, a paused machine) cannot see that its lease ends and that its id goes to another
+// process. While the process runs, pulse keeps the node's hold time ahead of the clock. When a stopped
+// process resumes, the hold time has passed. Messages leave again after the adaptor has renewed the
+// lease, which proves that the id still belongs to this process.
 //
 // A broker of policy Strict needs no pulse: the node ends all shares with the lease.
 type pulse struct {
 	// Set once.
 	hold func(mono.Time)                          // Node.HoldFrom
-	woke func(ctx context.Context, now mono.Time) // tells the owner
-	kick chan struct{}                            // 1 deep: verified has changed
+	woke func(ctx context.Context, now mono.Time) // notifies the owner
+	kick chan struct{}                            // capacity 1; verified has changed
 
 	// Atomic, written by the owner.
-	length   atomic.Int64 // of the lease, a time.Duration; 0: not known yet
-	verified atomic.Int64 // mono.Time at which the id was this process'
+	length   atomic.Int64 // length of the lease, a time.Duration; 0: unknown
+	verified atomic.Int64 // mono.Time at which the id belonged to this process
 }
 
-// verify lets messages leave again, as the id was this process' at that time.
+// verify lets messages leave again: the id belonged to this process at the given time.
 func (p *pulse) verify(at mono.Time) {
 	p.verified.Store(int64(at))
 	select {
 	case p.kick <- struct{}{}:
-	default: // run has been told and has not looked yet
+	default: // run has not read the previous kick yet
 	}
 }
 
-// run works until ctx ends. It leaves the node as it is, for nothing is released after the
-// agent.
+// run works until ctx ends. At the end run removes the hold.
 func (p *pulse) run(ctx context.Context) {
 	const idle = 100 * time.Millisecond
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	until, held := mono.Never, mono.Time(0) // held: since when, 0: it is not
+	until, held := mono.Never, mono.Time(0) // held: start of the hold; 0: no hold
 	for {
 		select {
 		case <-timer.C:

@@ -13,41 +13,40 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Base is what a broker goes on with after a restart.
+// Base is a base share that a broker may restore after a restart.
 type Base struct {
 	Topic string
-	Epoch uint64 // of the grant that gave it
+	Epoch uint64 // epoch of the grant
 	Share tokenbucket.Share
 }
 
-// Store keeps bases. Save and Remove return when that is on stable storage. It is
-// used by one goroutine.
+// Store keeps bases. Save and Remove return when the change is on stable storage. One goroutine uses a
+// Store.
 type Store interface {
 	Load() ([]Base, error)
 	Save(Base) error
-	// Remove does nothing, and succeeds, when there is none.
+	// Remove succeeds if there is no base of the topic.
 	Remove(topic string) error
-	// Alone reports whether the process before ended after SetAlone(true).
+	// Alone reports whether the previous process ended after SetAlone(true).
 	Alone() (bool, error)
-	// SetAlone notes, or notes no more, that this process has had no word of the adaptor
-	// for so long that one after it may go on with the bases. It returns when that is on
-	// stable storage.
+	// SetAlone stores whether this process has lost the adaptor for so long that a later process may
+	// use the bases. SetAlone returns when the note is on stable storage.
 	SetAlone(is bool) error
-	// Keep keeps what the loaddistributor says of a topic, for Kept; nothing: forget
-	// it. A crash of the machine may lose it.
+	// Keep stores the loaddistributor's record of a topic, for Kept. An empty record deletes the stored
+	// record. A crash of the machine may lose the record.
 	Keep(topic string, record []byte) error
-	// Kept returns nothing where there is nothing, or it cannot be read.
+	// Kept returns nothing if there is no readable record.
 	Kept(topic string) []byte
 }
 
-// Files is a Store with a file for each topic:
+// Files is a Store with one file for each topic:
 //
 //	{"version":1,"topic":"t","epoch":17,"rate_milli":4000000,"burst":20}
 //
-// and one with what is kept for the loaddistributor. A file is replaced as a whole.
+// and one file for each record of the loaddistributor. Files replaces a file as a whole.
 type Files struct {
 	dir   string
-	fresh bool // the folder is new
+	fresh bool // OpenFiles created the folder
 }
 
 const storeVersion = 1
@@ -65,7 +64,7 @@ const (
 	kepts  = ".kept"
 )
 
-// OpenFiles returns the Files in a folder, which it creates if need be.
+// OpenFiles returns the Files in the folder dir. OpenFiles creates a missing folder.
 func OpenFiles(dir string) (*Files, error) {
 	_, err := os.Stat(dir)
 	fresh := errors.Is(err, fs.ErrNotExist)
@@ -75,11 +74,10 @@ func OpenFiles(dir string) (*Files, error) {
 	return &Files{dir, fresh}, nil
 }
 
-// Fresh reports whether the folder was created for these Files: the broker has never been in a
-// cluster.
+// Fresh reports whether OpenFiles created the folder: the broker has never been in a cluster.
 func (f *Files) Fresh() bool { return f.fresh }
 
-// path is a topic's file. A control plane may give any name to what it grants.
+// path returns the path of a topic's file. The control plane may have sent any topic name.
 func (f *Files) path(topic, suffix string) (string, error) {
 	name := topic + suffix
 	if filepath.Base(name) != name {
@@ -88,8 +86,8 @@ func (f *Files) path(topic, suffix string) (string, error) {
 	return filepath.Join(f.dir, name), nil
 }
 
-// Load implements Store. A file that cannot be read for what it is is an error:
-// to pass over it would be safe, and to say nothing of it would not.
+// Load implements Store. An unreadable file is an error: ignoring the file would be safe, but would
+// hide the problem.
 func (f *Files) Load() ([]Base, error) {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -100,7 +98,7 @@ func (f *Files) Load() ([]Base, error) {
 	for _, e := range entries {
 		path := filepath.Join(f.dir, e.Name())
 		switch {
-		case strings.HasSuffix(e.Name(), durable.Temporary): // of a process that was killed
+		case strings.HasSuffix(e.Name(), durable.Temporary): // left by a killed process
 			errs = append(errs, os.Remove(path))
 		case strings.HasSuffix(e.Name(), suffix):
 			data, err := os.ReadFile(path)
@@ -153,7 +151,7 @@ func (f *Files) Save(b Base) error {
 	return nil
 }
 
-// aloneFile is there while SetAlone(true) holds.
+// aloneFile exists while SetAlone(true) holds.
 const aloneFile = "alone"
 
 // Alone implements Store.
@@ -195,7 +193,7 @@ func (f *Files) Remove(topic string) error {
 	return nil
 }
 
-// remove returns when it is on stable storage that the file is gone, or never was.
+// remove deletes a file and returns when the deletion is on stable storage. A missing file is no error.
 func (f *Files) remove(path string) error {
 	return errors.Join(remove(path), durable.SyncDir(f.dir))
 }
@@ -207,7 +205,7 @@ func remove(path string) error {
 	return nil
 }
 
-// Keep implements Store. It is not synced, as there may be thousands of them at once.
+// Keep implements Store. Keep does not sync: there may be thousands of records at once.
 func (f *Files) Keep(topic string, record []byte) error {
 	path, err := f.path(topic, kepts)
 	if err != nil {
