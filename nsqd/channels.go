@@ -14,7 +14,7 @@ import (
 // confirmChannel is broker.Config.Confirm.
 func (d *nsqd) confirmChannel(topic, channel string, created uint64) error {
 	if d.control == nil {
-		return agent.ErrDisconnected // nothing is served yet
+		return agent.ErrDisconnected // nsqd does not serve yet
 	}
 	err := d.control.Confirm(topic, channel, created)
 	if errors.Is(err, agent.ErrTooManyChannels) {

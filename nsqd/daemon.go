@@ -36,14 +36,14 @@ import (
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
-// nsqd is one that listens and does not serve yet.
+// nsqd is a broker process with open sockets. run serves.
 type nsqd struct {
 	opts      *options
-	level     *slog.LevelVar // of log
+	level     *slog.LevelVar // level of log
 	log       *slog.Logger
 	at        *listeners
 	stamps    *hook.Stamper
-	jetstream *replicated.Cluster // nil: logs are in files
+	jetstream *replicated.Cluster // nil: topic logs are in files
 	storage   *broker.Storage
 	broker    *broker.Broker
 	conns     *conn.Server
@@ -51,12 +51,11 @@ type nsqd struct {
 	control   *agent.Agent // nil: standalone
 	trace     *os.File     // nil: no release trace
 	group     lifecycle.Group
-	asking    context.Context // of what is asked of others before a topic is made; until the end begins
+	asking    context.Context // context of the lookups before a topic is created; ends when the shutdown begins
 	askNoMore context.CancelFunc
 }
 
-// open wires an nsqd and opens its sockets. The daemon must be run. level is that of
-// log.
+// open wires an nsqd and opens its sockets. The caller must run the nsqd. level is the level of log.
 func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.LevelVar) (_ *nsqd, err error) {
 	d := &nsqd{opts: opts, level: level, log: log, at: new(listeners)}
 	d.asking, d.askNoMore = context.WithCancel(context.WithoutCancel(ctx))
@@ -87,18 +86,18 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 			return nil, fmt.Errorf("--jetstream-url: %w", err)
 		}
 		stored.Replicated = d.jetstream
-		defer context.AfterFunc(ctx, func() { d.jetstream.EndAfter(storeWithin) })() // while messages are restored
+		defer context.AfterFunc(ctx, func() { d.jetstream.EndAfter(storeWithin) })() // while the broker restores messages
 	}
 	if d.storage, err = broker.OpenStorage(stored); err != nil {
 		return nil, fmt.Errorf("--data-path: %w", err)
 	}
 	config.Storage = d.storage
 	config.Changed = func() {
-		if d.announcer != nil { // set before anything is served
+		if d.announcer != nil { // set before nsqd serves
 			d.announcer.Notify()
 		}
 	}
-	if !opts.managed() { // there, the loaddistributor names the channels
+	if !opts.managed() { // in a cluster the loaddistributor names the channels
 		config.Channels = func(topic string) []string { return d.announcer.Channels(d.asking, topic) }
 	}
 	config.Log = d.log
@@ -167,10 +166,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		registry.MustRegister(opts.tls.Expiry())
 	}
 
-	// The order of stopping is the reverse. What was acknowledged is stored before
-	// anything is waited for but the disk: the supervisor that stops nsqd may kill it soon. Then
-	// the control plane and nsqlookupd let go, connections are no longer accepted, clients
-	// are disconnected, and last the metrics stop being served.
+	// The group stops in reverse order. The broker first stores all acknowledged messages and waits
+	// only for the disk, as the supervisor may kill nsqd soon. Then nsqd leaves the control plane and
+	// nsqlookupd, stops accepting connections, and disconnects the clients. The metrics end last.
 	if opts.managed() {
 		bases, err := agent.OpenFiles(filepath.Join(opts.dataPath, "shares"))
 		if err != nil {
@@ -188,7 +186,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		}
 		membership.DrainPublishers, membership.NudgeConsumers = d.conns.DrainPublishers, d.conns.NudgeConsumers
 		membership.DataPath, membership.Lock = opts.dataPath, d.storage.LockID()
-		if whole, err := filepath.Abs(opts.dataPath); err == nil { // else it is shown as given
+		if whole, err := filepath.Abs(opts.dataPath); err == nil { // on error the path stays as given
 			membership.DataPath = whole
 		}
 		membership.Store, membership.Fresh, membership.Log, membership.Metrics = bases, bases.Fresh(), log, registry
@@ -202,7 +200,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	all := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
 	whole := http.Handler(all)
 	var pages *console.Console
-	if opts.console && !opts.managed() { // else the loaddistributor serves them
+	if opts.console && !opts.managed() { // in a cluster the loaddistributor serves the console
 		cfg := console.Config{
 			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress},
 			Metrics: registry, Own: registry, Log: log,
@@ -248,7 +246,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
 	d.group.Add("nsqlookupd", d.announcer.Run)
 	if push := opts.statsd; push.Address != "" {
-		// Under the name that NSQ gives a node: broadcast address and HTTP port.
+		// NSQ names a node by broadcast address and HTTP port.
 		push.Prefix = statsd.Prefix(push.Prefix, net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.HTTPPort)))
 		push.Topics, push.Log = d.stats, log
 		pusher, err := statsd.New(push)
@@ -264,10 +262,10 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	return d, nil
 }
 
-// minForwarded is how many bytes may be forwarded at a time, at least.
+// minForwarded is the minimum of forward.Config.MaxBytes, in bytes.
 const minForwarded = 64 << 20
 
-// forwarder publishes at other brokers of the cluster.
+// forwarder returns the Forwarder that publishes at other brokers of the cluster.
 func (d *nsqd) forwarder(metrics *prometheus.Registry) (*forward.Forwarder, error) {
 	f, err := forward.New(forward.Config{
 		LoadDistributor: d.opts.agent.LoadDistributor, DialOptions: d.opts.agent.DialOptions,
@@ -280,15 +278,15 @@ func (d *nsqd) forwarder(metrics *prometheus.Registry) (*forward.Forwarder, erro
 	return f, nil
 }
 
-// forwardDeadLetter publishes at the broker of a dead letter topic. It runs once messages are
-// restored, and so after the forwarder was made.
+// forwardDeadLetter publishes body at the broker of a dead letter topic. The first call comes when
+// messages are restored, after open has made the forwarder.
 func (d *nsqd) forwardDeadLetter(ctx context.Context, topic string, body []byte) error {
 	line := d.opts.conn.Forward.Line(forward.Publisher{ClientID: "dead-letters", Visits: true})
 	defer line.Close()
 	return line.Begin(ctx, topic, pool.Message{Body: body}).Wait()
 }
 
-// stats are those of all topics.
+// stats returns the stats of all topics.
 func (d *nsqd) stats() []broker.Stats {
 	topics := d.broker.Topics()
 	all := make([]broker.Stats, len(topics))
@@ -298,7 +296,7 @@ func (d *nsqd) stats() []broker.Stats {
 	return all
 }
 
-// settings are what can be changed at run time.
+// settings returns the settings that operators can change at run time.
 func (d *nsqd) settings() map[string]httpapi.Setting {
 	return map[string]httpapi.Setting{
 		"nsqlookupd_tcp_addresses": {
@@ -324,7 +322,7 @@ func (d *nsqd) settings() map[string]httpapi.Setting {
 	}
 }
 
-// lookupdConfig announces the ports that clients are to dial.
+// lookupdConfig announces the broadcast ports.
 func (d *nsqd) lookupdConfig(n httpapi.Node) lookupd.Config {
 	return lookupd.Config{
 		Node: lookupd.Node{
@@ -353,7 +351,7 @@ func (d *nsqd) lookupdConfig(n httpapi.Node) lookupd.Config {
 	}
 }
 
-// run serves until ctx ends, then drains.
+// run serves until ctx ends. Then run drains.
 func (d *nsqd) run(ctx context.Context) error {
 	d.log.Info(obs.Banner("nsqd"))
 	d.at.log(d.log)
@@ -366,8 +364,8 @@ func (d *nsqd) run(ctx context.Context) error {
 	return err
 }
 
-// close gives back what open took and no part of the group owns. Listeners that
-// were served are closed already.
+// close releases the resources of open that no part of the group owns. The group has already closed the
+// listeners that it served.
 func (d *nsqd) close() error {
 	d.askNoMore()
 	d.at.close()
@@ -376,7 +374,7 @@ func (d *nsqd) close() error {
 	}
 	var errs faults.List
 	closed := func(what string, err error) { errs.If(err != nil, "close %s: %w", what, err) }
-	if d.jetstream != nil { // of use where open failed: a broker that ran is closed by now
+	if d.jetstream != nil { // only after a failed open; otherwise the broker is closed already
 		d.jetstream.EndAfter(storeWithin)
 	}
 	if d.broker != nil {
@@ -397,15 +395,15 @@ func (d *nsqd) close() error {
 	return errs.Err()
 }
 
-// storeWithin is how long JetStream may take to store what is held when nsqd stops. With the other
-// waits, nsqd stops within 10 s.
+// storeWithin is how long JetStream may take to store the remaining messages when nsqd stops. With its
+// other waits nsqd stops within 10 s.
 const storeWithin = 7 * time.Second
 
-// storeAtEnd ends publishers at a message boundary and stores what is held; if a
-// drain is asked for, it goes on delivering for so long.
+// storeAtEnd stops publishers at a message boundary and stores the remaining messages. With
+// --drain-timeout the broker delivers for that time first.
 func (d *nsqd) storeAtEnd(ctx context.Context) error {
 	<-ctx.Done()
-	release := lifecycle.Hold(ctx) // a slow disk is no reason to lose anything
+	release := lifecycle.Hold(ctx) // a slow disk must not lose messages
 	defer release()
 	d.askNoMore()
 	d.conns.StopReading()
@@ -416,7 +414,7 @@ func (d *nsqd) storeAtEnd(ctx context.Context) error {
 	}
 	if d.jetstream != nil {
 		d.jetstream.EndAfter(storeWithin)
-		defer d.jetstream.Close() // nothing may be stored after the broker is closed: a take-over ends
+		defer d.jetstream.Close() // ends a take-over: no message may be stored after the broker is closed
 	}
 	began := time.Now()
 	if err := d.broker.Close(); err != nil {
@@ -426,16 +424,16 @@ func (d *nsqd) storeAtEnd(ctx context.Context) error {
 	return nil
 }
 
-// clientsGrace is how long clients have to take what is on its way to them.
+// clientsGrace is how long clients may take to read the data that is on its way to them.
 const clientsGrace = 500 * time.Millisecond
 
-// disconnectAtEnd ends all connections.
+// disconnectAtEnd closes all client connections.
 func (d *nsqd) disconnectAtEnd(ctx context.Context) error {
 	<-ctx.Done()
 	grace, cancel := context.WithTimeout(context.Background(), clientsGrace)
 	defer cancel()
 	if err := d.conns.Shutdown(grace); err != nil {
-		d.log.Warn("clients did not disconnect in time; their connections are cut", "limit", clientsGrace, obs.KeyError, err) // their failure, not ours
+		d.log.Warn("clients did not disconnect in time; their connections are cut", "limit", clientsGrace, obs.KeyError, err) // the clients' failure, not nsqd's
 	}
 	return nil
 }

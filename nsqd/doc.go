@@ -1,8 +1,7 @@
-// Command nsqd is SRTM's broker. It speaks the NSQ protocol, so that every
-// NSQ client library works with it unchanged, and holds a share (r, b) of each
-// topic's contract.
+// Command nsqd is SRTM's broker. nsqd speaks the NSQ protocol, so NSQ client libraries work unchanged.
+// The broker holds a share (r, b) of each topic's contract.
 //
-// A message's path: conn reads it, session and wire understand it, kernel/hook
-// says when it arrived, broker and queue hold it until tokenbucket lets it go,
-// and conn writes it to a subscriber. Read docs/ARCHITECTURE.md next.
+// Package conn reads a message, session and wire decode the message, and kernel/hook determines its
+// arrival time. broker and queue hold the message until tokenbucket releases it, and conn writes the
+// message to a subscriber. Read docs/ARCHITECTURE.md next.
 package main

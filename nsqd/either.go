@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
 
-// either is a listener for clients with TLS and for others, told by their first byte.
+// either is a listener for TLS and for plain connections. The first byte of a connection decides.
 type either struct {
 	net.Listener
 	config *tls.Config
@@ -25,18 +25,18 @@ func (l either) Accept() (net.Conn, error) {
 }
 
 type eitherConn struct {
-	net.Conn // as it was accepted
+	net.Conn // the accepted connection
 
 	// Set once.
 	config *tls.Config
 
 	begun bool // owned by the reader
-	// tls is nil for a client in clear. Atomic: written by the first Read, before
-	// which only Close is called from elsewhere.
+	// tls is nil for a plain connection. Atomic: the first Read writes tls; before it returns, other
+	// goroutines only call Close.
 	tls atomic.Pointer[tls.Conn]
 }
 
-// handshake is the first byte of a client's TLS.
+// handshake is the first byte of a TLS connection.
 const handshake = 0x16
 
 func (c *eitherConn) Read(b []byte) (int, error) {
@@ -74,7 +74,7 @@ func (c *eitherConn) Close() error {
 	return c.Conn.Close()
 }
 
-// ahead is a connection of which something was read.
+// ahead is a connection whose first byte has been read.
 type ahead struct {
 	net.Conn
 	first []byte // owned by the reader
@@ -91,8 +91,8 @@ func (a *ahead) Read(b []byte) (int, error) {
 
 type eitherKey struct{}
 
-// serveEither has srv, which serves an either, show in clear only what watches over the
-// broker: metrics and health. port is that of the listener.
+// serveEither limits plain connections of srv, which serves an either, to metrics and health checks.
+// port is the listener's port.
 func serveEither(srv *http.Server, port int) *http.Server {
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, eitherKey{}, c)

@@ -7,15 +7,15 @@ import (
 	"github.com/srtm-io/srtm/internal/connlimit"
 )
 
-// perConnection is what memory a connection is reckoned to take, in bytes: a plain
-// one that is idle takes less, one with TLS and compression more.
+// perConnection is the estimated memory of a connection, in bytes. A plain idle connection takes less;
+// a connection with TLS and compression takes more.
 const perConnection = 16 << 10
 
-// fit sets the numbers of connections that are not given to what the process may
-// have of descriptors and of memory, in bytes; math.MaxInt64: it is not limited. A broker that
-// forwards has a quarter of its connections to other brokers. Half
-// of the descriptors that are spare is for HTTP, a quarter for files of messages that stay
-// open, the rest for those in use, timers of contracts, and what else is open.
+// fit sets the limits on connections that no flag sets. descriptors is the process's limit of file
+// descriptors. memory is the limit of memory in bytes; math.MaxInt64: none. If the broker forwards, a
+// quarter of its connections is for other brokers. Half of the spare descriptors are for HTTP, a
+// quarter for message files that stay open. The rest is for message files in use, timers of contracts,
+// and other files.
 func (o *options) fit(descriptors, memory int64) {
 	spare, given := connlimit.Spare(descriptors), o.conn.MaxConnections > 0
 	if o.conn.MaxConnections == 0 {
@@ -30,11 +30,11 @@ func (o *options) fit(descriptors, memory int64) {
 	o.storage.MaxOpenFiles = int(max(1, spare/4))
 }
 
-// softLimit is the limit of memory to set, in bytes, of --memory-limit or by default;
-// 0: none, since it is set already or it is unknown how much memory there is.
+// softLimit returns the memory limit to set, in bytes: --memory-limit or the default. 0: none, as
+// GOMEMLIMIT is set or the size of the memory is unknown.
 func softLimit(flag int64, env string, root fs.FS) int64 {
 	switch {
-	case env != "": // the runtime has read it
+	case env != "": // the runtime has applied GOMEMLIMIT
 		return 0
 	case flag > 0:
 		return flag

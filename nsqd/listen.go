@@ -11,19 +11,19 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// listeners are the sockets that nsqd listens at; those it does not are nil.
+// listeners has nsqd's listening sockets; nil: not configured.
 type listeners struct {
 	tcp, http, https, admin net.Listener
 
-	web, operators connlimit.Slots // of http and https, of admin
+	web, operators connlimit.Slots // web: slots of http and https; operators: slots of admin
 }
 
-// open opens what opts names. After an error some are open.
+// open opens the sockets that opts names. After an error some sockets are open.
 func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
 	at.web.Most, at.operators.Most = opts.maxHTTPConnections, opts.maxHTTPConnections
 	var err error
 	if at.tcp, err = conns.Listen(ctx, opts.tcpAddress); err != nil {
-		at.tcp = nil // no typed nil
+		at.tcp = nil // avoids a typed nil
 		return fmt.Errorf("--tcp-address: %w", err)
 	}
 	if opts.httpAddress != "" {
@@ -54,13 +54,13 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 	return nil
 }
 
-// connections are those for HTTP.
+// connections counts the HTTP connections: open now, and refused since the start.
 func (at *listeners) connections() (open int64, refused uint64) {
 	return at.web.Open() + at.operators.Open(), at.web.Refused() + at.operators.Refused()
 }
 
-// log says where it listens, in the form of NSQ's nsqd: what starts one on port 0
-// reads the port there.
+// log logs the addresses in the format of NSQ's nsqd. A program that starts nsqd on port 0 reads the
+// port from these lines.
 func (at *listeners) log(log *slog.Logger) {
 	for _, l := range []struct {
 		protocol string
@@ -72,7 +72,7 @@ func (at *listeners) log(log *slog.Logger) {
 	}
 }
 
-// close closes what is open; that some were closed before is no error.
+// close closes the sockets. A socket may be closed already.
 func (at *listeners) close() {
 	for _, ln := range []net.Listener{at.tcp, at.http, at.https, at.admin} {
 		if ln != nil {
@@ -81,7 +81,7 @@ func (at *listeners) close() {
 	}
 }
 
-// address returns where ln listens; nil if ln is.
+// address returns the address of ln; nil if ln is nil.
 func address(ln net.Listener) net.Addr {
 	if ln == nil {
 		return nil
@@ -89,10 +89,10 @@ func address(ln net.Listener) net.Addr {
 	return ln.Addr()
 }
 
-// port is -1 for a listener without.
+// port returns the port of ln; -1: none.
 func port(ln net.Listener) int { return conn.Port(address(ln)) }
 
-// name is the address for people.
+// name returns the address of ln for display.
 func name(ln net.Listener) string {
 	if ln == nil {
 		return "none"

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultLimit is the soft limit of a process that is given none: three quarters of
-// what the machine, or its cgroup, has. The rest is for what the Go runtime does
-// not count: kernel memory of sockets and arrival stamps, and the cache of the
-// files of messages. root is the file system's; 0: it does not tell.
+// defaultLimit returns the default soft limit of memory: three quarters of the memory of the machine or
+// of the cgroup. The rest is for memory that the Go runtime does not count: kernel memory of sockets
+// and of arrival stamps, and the cache of message files. root is the root of the file system. 0:
+// unknown.
 func defaultLimit(root fs.FS) int64 {
 	has := min(total(root), cgroups(root))
 	if has == math.MaxInt64 {
@@ -26,7 +26,7 @@ func defaultLimit(root fs.FS) int64 {
 	return has / 4 * 3
 }
 
-// total is the memory of the machine, in bytes; math.MaxInt64: unknown.
+// total returns the memory of the machine in bytes; math.MaxInt64: unknown.
 func total(root fs.FS) int64 {
 	text, err := fs.ReadFile(root, "proc/meminfo")
 	if err != nil {
@@ -43,8 +43,8 @@ func total(root fs.FS) int64 {
 	return math.MaxInt64
 }
 
-// cgroups is the lowest limit of the cgroup and all those that it is in;
-// math.MaxInt64: none.
+// cgroups returns the lowest memory limit of the process's cgroup and its ancestors; math.MaxInt64:
+// none.
 func cgroups(root fs.FS) int64 {
 	lowest := int64(math.MaxInt64)
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -52,7 +52,7 @@ func cgroups(root fs.FS) int64 {
 		return lowest
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		// number:controllers:path; without controllers it is that of version 2.
+		// number:controllers:path; without controllers the line is for cgroup version 2.
 		parts := strings.SplitN(lines.Text(), ":", 3)
 		if len(parts) < 3 {
 			continue
@@ -65,7 +65,8 @@ func cgroups(root fs.FS) int64 {
 		default:
 			continue
 		}
-		// In a container the path may be the host's: then the mount is its cgroup.
+		// In a container path may be the host's path. Then the root of the mount is the process's
+		// cgroup.
 		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
 			lowest = min(lowest, limitOf(root, path.Join(mount, at, file)))
 			if at == "/" {
@@ -76,8 +77,8 @@ func cgroups(root fs.FS) int64 {
 	return lowest
 }
 
-// limitOf reads one limit; math.MaxInt64 where there is none ("max", or in
-// version 1 a number near that).
+// limitOf reads a limit; math.MaxInt64: none. No limit reads "max", or in version 1 a number near
+// math.MaxInt64.
 func limitOf(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -90,19 +91,19 @@ func limitOf(root fs.FS, name string) int64 {
 	return n
 }
 
-// startTime is after which starting is over.
+// startTime is how long starting takes at most.
 const startTime = time.Second
 
-// forgetProgram gives back what of the program itself is resident, on Linux: starting
-// has touched most of its code and its tables, which serving needs few of. They are
-// clean pages of a file; what is used again comes back from the system's cache.
+// forgetProgram releases the resident pages of the program's code and tables, on Linux. Starting
+// touches most of these pages; serving needs few. The pages are clean pages of a file, so the page
+// cache restores the pages that are used again.
 func forgetProgram(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if f.Type != elf.ET_EXEC { // what is relocated is not as the file has it
+	if f.Type != elf.ET_EXEC { // relocated pages differ from the file
 		return nil
 	}
 	page := uint64(unix.Getpagesize())

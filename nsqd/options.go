@@ -35,11 +35,11 @@ import (
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
-// options are everything that can be configured: by flag, or by the same name
-// in the TOML file, where _ may stand for -. A flag wins over the file. Flags
-// that NSQ's nsqd has as well have its names, meanings and defaults.
+// options has the configuration. Each option is a flag, or a key of the same name in the TOML file,
+// where _ may stand for -. A flag overrides the file. Flags that NSQ's nsqd has keep their NSQ names,
+// meanings and defaults.
 type options struct {
-	// What the parts are given: flags set most of it, validate the rest.
+	// Configurations of the parts: most fields are flags, validate sets the rest.
 	session session.Config
 	conn    conn.Config
 	broker  broker.Config
@@ -49,13 +49,13 @@ type options struct {
 	statsd  statsd.Config
 	agent   agent.Config
 
-	// Where to listen, and what to say of it.
+	// Addresses to listen on and to advertise.
 	tcpAddress, httpAddress, httpsAddress, adminAddress string
 	broadcastAddress                                    string
 	broadcastTCPPort, broadcastHTTPPort                 int
 	region, zone                                        string
 	topologyAware                                       bool
-	maxHTTPConnections                                  int // 0: main sets it, and that of conn
+	maxHTTPConnections                                  int // 0: fit sets maxHTTPConnections; the same applies to conn.MaxConnections
 	lookupds                                            daemon.List
 
 	// TLS, tokens and authorization.
@@ -65,7 +65,7 @@ type options struct {
 	authAddresses                           daemon.List
 	console                                 bool
 	tokenFile                               string
-	control                                 secure.ClientConfig // towards the loaddistributor and the tbadaptor
+	control                                 secure.ClientConfig // for the loaddistributor and the tbadaptor
 
 	outputBuffering, durability, dataPath  string
 	forward                                string
@@ -81,17 +81,17 @@ type options struct {
 	syncTimeout                            time.Duration
 	nodeID, maxWeight                      int
 
-	// Made of the above by validate.
-	roots       *x509.CertPool // nil: the system's
-	authServers *auth.Servers  // nil where clients need no authorization
+	// Derived by validate.
+	roots       *x509.CertPool // nil: the system's authorities
+	authServers *auth.Servers  // nil: clients need no authorization
 	asks        admission.Config
-	tokens      *secure.Tokens    // nil without --http-token-file
-	tls         *secure.ServerTLS // nil without --tls-cert
-	maxForwards int               // connections to other brokers; 0: main sets it
-	maxSeries   int               // topics and channels with metrics of their own
+	tokens      *secure.Tokens    // nil: no --http-token-file
+	tls         *secure.ServerTLS // nil: no --tls-cert
+	maxForwards int               // connections to other brokers; 0: fit sets maxForwards
+	maxSeries   int               // maximum number of topics and channels with their own metrics
 }
 
-// ignored begins the help of a flag that NSQ has and that has no effect here.
+// ignored begins the help of an NSQ flag that has no effect in this nsqd.
 const ignored = "accepted for compatibility; ignored"
 
 func (o *options) program() *daemon.Program {
@@ -113,7 +113,7 @@ func (o *options) program() *daemon.Program {
 	}
 }
 
-// Titles of nsqd's own groups of flags.
+// Titles of flag groups that only nsqd has.
 const (
 	clients    = "NSQ clients"
 	statistics = "Statistics for NSQ and statsd"
@@ -270,7 +270,7 @@ func (o *options) ignoredFlags(fs *flag.FlagSet) {
 	fs.BoolFunc("worker-id", ignored+": NSQ calls it --node-id now", number)
 }
 
-// kept is --durability for the loaddistributor.
+// kept returns --durability for the loaddistributor.
 func (o *options) kept() srtmv1.Durability {
 	return map[string]srtmv1.Durability{
 		durabilityMemory: srtmv1.Durability_DURABILITY_MEMORY, durabilityFsync: srtmv1.Durability_DURABILITY_FSYNC,
@@ -294,25 +294,25 @@ const (
 	authVerify  = "require-verify"
 )
 
-// The messages of a line that are on their way to disk are bounded: enough for
-// a write, at least, and at most little beside what memory holds.
+// Bounds of the messages per overflow writer that are on their way to disk: at least enough for a
+// write, at most little compared to the messages in memory.
 const (
 	minOverflow = 100
 	maxOverflow = 2000
 )
 
-// readAhead is how many messages of a topic are read from disk before a channel
-// wants them, where memory is to hold none.
+// readAhead is how many messages of a topic are read from disk ahead of the channels if
+// --mem-queue-size is 0.
 const readAhead = 8
 
-// maxDrain leaves room for the ends of clients and of HTTP requests.
+// maxDrain leaves time to end clients and HTTP requests.
 const maxDrain = lifecycle.StopLimit - 3*lifecycle.Grace
 
-// controlPrefix begins the flags of the control plane's credentials: those
-// without are NSQ's own.
+// controlPrefix begins the flags for the credentials of the control plane. NSQ uses the names without
+// the prefix.
 const controlPrefix = "control-"
 
-// validate completes what the parts are given, or returns all that is wrong.
+// validate completes the configurations of the parts, or returns all errors.
 func (o *options) validate() error {
 	var errs faults.List
 	var err error
@@ -363,7 +363,7 @@ func (o *options) validate() error {
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
 	o.jetstream.Part, o.jetstream.MaxBody = o.agent.BrokerID, s.Limits.MaxMessageSize
 	if most := o.jetstream.MaxBytes - o.jetstream.MaxBytes/8; o.durability == durabilityReplicated && most > 0 {
-		// Publishers are refused before the stream does it, which then takes no claim either.
+		// nsqd refuses publishers before the stream is full: a full stream accepts no claims either.
 		o.storage.MaxLogBytes = min(cmp.Or(o.storage.MaxLogBytes, most), most)
 	}
 	o.storage.WriteThrough, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
@@ -398,7 +398,7 @@ func (o *options) validate() error {
 		{"broadcast-tcp-port", int64(o.broadcastTCPPort), 0, 65535}, {"broadcast-http-port", int64(o.broadcastHTTPPort), 0, 65535},
 		{"sync-every", o.syncEvery, 1, math.MaxInt64}, {"node-id", int64(o.nodeID), 0, nodeIDs - 1},
 		{"max-weight", int64(o.maxWeight), 1, 255}, {"io-loops", int64(o.conn.Loops), 0, maxLoops},
-		{"max-msg-size", int64(s.Limits.MaxMessageSize), math.MinInt64, commitlog.LargestBody}, // from 1 on: of Limits
+		{"max-msg-size", int64(s.Limits.MaxMessageSize), math.MinInt64, commitlog.LargestBody}, // Limits checks the minimum
 	} {
 		errs.If(n.n < n.min, "--%s %d is less than %d", n.flag, n.n, n.min)
 		errs.If(n.n > n.max, "--%s %d is more than %d", n.flag, n.n, n.max)
@@ -409,7 +409,7 @@ func (o *options) validate() error {
 	errs.If(o.conn.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.conn.NudgeAfter)
 	errs.If(o.drainTimeout < 0 || o.drainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.drainTimeout, maxDrain, lifecycle.StopLimit)
 	if o.statsd.Ephemeral = !o.statsdExclude; o.statsd.Address != "" {
-		given := o.statsd // what it needs besides, it gets when it is started
+		given := o.statsd // open sets the other fields
 		given.Topics, given.Log = func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)
 		errs.Add(given.Validate())
 	}
@@ -428,7 +428,7 @@ func (o *options) validate() error {
 	return errs.Err()
 }
 
-// readTLS reads the files for roots and the TLS of connections.
+// readTLS reads the root authorities and the certificate for connections.
 func (o *options) readTLS() error {
 	var errs faults.List
 	none := o.tlsCert == "" && o.tlsKey == ""
@@ -442,7 +442,7 @@ func (o *options) readTLS() error {
 	case "":
 	case authRequire, authVerify:
 		errs.If(none, "--tls-client-auth-policy needs --tls-cert and --tls-key")
-		if o.tlsRequired == tlsOptional { // it would mean nothing to clients that need not show any
+		if o.tlsRequired == tlsOptional { // the policy has no effect on clients without TLS
 			o.tlsRequired = tlsForAll
 		}
 	default:
@@ -483,7 +483,7 @@ func (o *options) readServerTLS() (*tls.Config, error) {
 	}, nil
 }
 
-// readRoots reads the authorities, of clients and of auth servers; nil: the system's.
+// readRoots reads the authorities for clients and auth servers; nil: the system's.
 func (o *options) readRoots() (*x509.CertPool, error) {
 	if o.tlsRootCAs == "" {
 		return nil, nil
@@ -505,9 +505,9 @@ func (o *options) managed() bool { return o.agent.LoadDistributor != "" }
 // forwards reports whether publishes to topics on other brokers are forwarded.
 func (o *options) forwards() bool { return o.managed() && o.forward == forwardOn }
 
-// brokerTLS is for connections to other brokers; nil: they are in clear. Brokers of a cluster
-// are taken to be alike: where this one requires TLS, or has the authority of certificates, the
-// others offer it. They show the certificates that they have as servers.
+// brokerTLS returns the configuration for connections to other brokers; nil: no TLS. The brokers of a
+// cluster are assumed to be configured alike. If this broker requires TLS or has its own root
+// authorities, the other brokers offer TLS. A broker presents its server certificate as a client too.
 func (o *options) brokerTLS() *tls.Config {
 	if o.conn.TLS == nil || o.tlsRequired == tlsOptional && o.roots == nil {
 		return nil
@@ -522,10 +522,10 @@ func (o *options) brokerTLS() *tls.Config {
 	}}
 }
 
-// encrypted reports whether HTTP without TLS is refused.
+// encrypted reports whether nsqd refuses HTTP without TLS.
 func (o *options) encrypted() bool { return o.conn.TLS != nil && o.tlsRequired == tlsForAll }
 
-// node is what this process says of itself, once it listens. web may be nil.
+// node returns the description of this process, once the process listens. web may be nil.
 func (o *options) node(tcp, web net.Addr) httpapi.Node {
 	n := httpapi.Node{
 		Version:          obs.NSQ,
@@ -541,17 +541,17 @@ func (o *options) node(tcp, web net.Addr) httpapi.Node {
 	return n
 }
 
-// nodeIDs is how many there are.
+// nodeIDs is the number of NSQ node ids.
 const nodeIDs = 1024
 
-// nodeID is a host's by default.
+// nodeID returns the default node id of a host.
 func nodeID(host string) int {
 	h := fnv.New32a()
 	h.Write([]byte(host))
 	return int(h.Sum32() % nodeIDs)
 }
 
-// hostname is what to say where nothing else is configured.
+// hostname returns the default name of this host.
 func hostname() string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 )
 
-// pin leaves the program of the arrival stamps for an nsqd without privileges.
+// pin pins the arrival stamp program for an nsqd without privileges.
 func (o *options) pin() error {
 	uid, gid, err := owner(o.pinFor)
 	if err != nil {
@@ -19,8 +19,8 @@ func (o *options) pin() error {
 	return hook.Pin(o.hook.PinDir, uid, gid, hook.Config{MaxConns: o.hook.MaxConns})
 }
 
-// owner returns the ids of a user: a name, a uid, whose group is the user's own
-// if the system knows him and of the same number if not, or uid:gid.
+// owner returns the ids of a user. s is a name, a uid or uid:gid. For a uid the group is the user's
+// own, or has the number uid if the system does not know the user.
 func owner(s string) (uid, gid int, err error) {
 	id, group, both := strings.Cut(s, ":")
 	if u, err := strconv.ParseUint(id, 10, 31); err == nil {

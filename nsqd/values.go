@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// percentiles adds one or more of a list with commas.
+// percentiles adds the fractions of a comma-separated list.
 func (o *options) percentiles(list string) error {
 	for text := range strings.SplitSeq(list, ",") {
 		v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
@@ -27,7 +27,7 @@ func (o *options) percentiles(list string) error {
 	return nil
 }
 
-// number takes what NSQ's --worker-id took over time: a number, and no value.
+// number accepts the values that versions of NSQ have accepted for --worker-id: a number or a boolean.
 func number(s string) error {
 	_, notBool := strconv.ParseBool(s)
 	_, notInt := strconv.ParseInt(s, 10, 64)
@@ -39,7 +39,7 @@ func number(s string) error {
 
 const topologyAware = "topology-aware-consumption"
 
-// experiment takes the name of one of NSQ's that are taken part in.
+// experiment accepts the name of an NSQ experiment that nsqd implements.
 func (o *options) experiment(s string) error {
 	if o.topologyAware = s == topologyAware; !o.topologyAware {
 		return fmt.Errorf("%q is not %s, the only experiment there is", s, topologyAware)
@@ -47,13 +47,12 @@ func (o *options) experiment(s string) error {
 	return nil
 }
 
-// tlsRequired is whom TLS is required of, a flag that may stand without a
-// value.
+// tlsRequired says which clients must use TLS. The flag needs no value.
 type tlsRequired int
 
 const (
 	tlsOptional tlsRequired = iota
-	tlsForTCP               // and not of HTTP clients
+	tlsForTCP               // not for HTTP clients
 	tlsForAll
 )
 
@@ -87,7 +86,7 @@ type tlsVersion uint16
 const tls10 tlsVersion = tls.VersionTLS10
 
 var tlsVersions = map[string]tlsVersion{
-	"ssl3.0": tls10, // nothing speaks it any more, so this is the lowest there is
+	"ssl3.0": tls10, // Go has no SSL 3.0; TLS 1.0 is the lowest version
 	"tls1.0": tls10,
 	"tls1.1": tls.VersionTLS11,
 	"tls1.2": tls.VersionTLS12,
@@ -98,8 +97,8 @@ func (v *tlsVersion) String() string {
 	return strings.ToLower(strings.ReplaceAll(tls.VersionName(uint16(cmp.Or(*v, tls10))), " ", ""))
 }
 
-// Set takes a version's name; an empty one, as in NSQ's example of a
-// configuration file, leaves the default.
+// Set takes the name of a version. An empty name leaves the default, as NSQ's example configuration
+// file has one.
 func (v *tlsVersion) Set(s string) error {
 	if s == "" {
 		return nil
@@ -112,12 +111,12 @@ func (v *tlsVersion) Set(s string) error {
 	return nil
 }
 
-// ioLoops is how many event loops there are: a number, or autoLoops.
+// ioLoops is the number of event loops, or autoLoops.
 type ioLoops conn.Config
 
 const (
 	autoLoops = "auto"
-	maxLoops  = 1024 // each has memory of its own
+	maxLoops  = 1024 // each loop has its own memory
 )
 
 func (l *ioLoops) String() string {
@@ -127,7 +126,7 @@ func (l *ioLoops) String() string {
 	return strconv.Itoa(l.Loops)
 }
 
-// Set takes a number or autoLoops, which on systems without event loops is 0.
+// Set takes a number or autoLoops. On systems without event loops autoLoops is 0.
 func (l *ioLoops) Set(s string) error {
 	n, err := strconv.Atoi(s)
 	switch {
@@ -143,8 +142,8 @@ func (l *ioLoops) Set(s string) error {
 	return nil
 }
 
-// topicLimit adds "topic:rate:burst[:delay|reject]", the contract of a standalone
-// broker's topic; for one that is named twice the last one counts.
+// topicLimit adds "topic:rate:burst[:delay|reject]", the contract of a topic of a standalone broker.
+// The last contract of a topic counts.
 func (o *options) topicLimit(s string) error {
 	parts := strings.Split(s, ":")
 	if len(parts) != 3 && len(parts) != 4 {
