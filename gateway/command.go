@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/spelling"
 )
 
-// command runs the gateway, or what its first argument names.
+// command runs the gateway, or the subcommand that the first argument names.
 func command(ctx context.Context, args []string) error {
 	o := &options{}
 	p := &daemon.Program{
@@ -53,7 +53,7 @@ func command(ctx context.Context, args []string) error {
 	return p.Execute(ctx, args[1:])
 }
 
-// flagsOf is the groups of a command with few flags.
+// flagsOf returns the flag groups of a subcommand with few flags.
 func flagsOf(flags func(*flag.FlagSet)) []daemon.Group {
 	return []daemon.Group{{Title: "Flags", Flags: flags}}
 }

@@ -1,10 +1,8 @@
-// Command gateway is an HTTP reverse proxy that gives classes of requests their share of
-// every resource of the servers behind it (mQoS) and sends each to the server that will
-// answer soonest (JBQ).
+// Command gateway is an HTTP reverse proxy. The gateway gives each class of requests a share of every
+// resource of the servers (mQoS), and sends each request to the server that will answer soonest (JBQ).
 //
-// Its parts: schedule, balance, cost and policy decide and are pure; proxy carries
-// requests, publish passes messages to brokers, profile measures what URLs cost. Read
-// docs/gateway.md next.
+// The pure packages schedule, balance, cost and policy decide. proxy carries requests, publish passes
+// messages to brokers, and profile measures the cost of URLs. Read docs/gateway.md next.
 package main
 
 import (
@@ -30,12 +28,12 @@ func main() {
 	os.Exit(lifecycle.Main("gateway", func(ctx context.Context) error { return command(ctx, os.Args[1:]) }))
 }
 
-// run serves until ctx ends, and then empties the queues.
+// run serves until ctx ends. Then run empties the queues.
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
 	o.guard.Log(log)
 	o.control.Log(log)
 	o.brokers.Log(log)
-	// What net/http writes by package log, as of a server that answers unasked.
+	// net/http logs through package log, for example about a server that sends unrequested data.
 	others, told := obs.Sparse(log)
 	defer told()
 	slog.SetLogLoggerLevel(slog.LevelWarn)
@@ -77,12 +75,12 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	if err != nil {
 		return fmt.Errorf("--http-address: %w", err)
 	}
-	// Stopped in reverse: first clients, last those who watch that.
+	// The group stops in reverse order: clients first, the operators' address last.
 	group.Add("admin", serveAdmin)
 	group.Add("proxy", p.Run)
 	group.Add("policy", func(ctx context.Context) error { return o.follow(ctx, p, log) })
 	group.Add("http", func(ctx context.Context) error {
-		defer lifecycle.Hold(ctx)() // emptying the queues may take all of the time that a daemon has
+		defer lifecycle.Hold(ctx)() // emptying the queues may take all of a daemon's stop time
 		return lifecycle.ServeWithin(p.Listener(web, o.guard), p.Server(o.maxHeader), p.Drain)(ctx)
 	})
 	tell(log, config.Policy)
@@ -93,8 +91,8 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	return err
 }
 
-// follow takes the policy again when its file has changed. A faulty one changes nothing,
-// and is said once.
+// follow reads the policy again when a file has changed. A faulty policy changes nothing, and follow
+// logs the same faults once.
 func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
 	said := ""
 	for clock.Sleep(ctx, time.Second) {
@@ -115,7 +113,7 @@ func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) 
 	return nil
 }
 
-// tell logs what a policy has that is probably not meant.
+// tell logs the warnings of a policy.
 func tell(log *slog.Logger, p *policy.Policy) {
 	for _, warning := range p.Warnings {
 		log.Warn("policy", "warning", warning)

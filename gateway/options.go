@@ -21,19 +21,19 @@ resource of its servers, and sends each request to the server that will answer s
 
 Also: gateway check, explain, profile and monitor; each has --help.`
 
-// options are everything that can be configured, by flag or by file.
+// options has the configuration, from flags or from the file.
 type options struct {
 	httpAddress, adminAddress string
 	policyFile, profiles      string
-	text                      string // of both, as they were taken last
-	seen                      string // of both, at the last look
+	text                      string // the policy and the profiles in use
+	seen                      string // the policy and the profiles as last read
 	maxHeader                 int
 	maxPublish                int64
 	proxy                     proxy.Config
 	security                  secure.ServerConfig
 	guard                     *secure.Server
 	asks                      client.Config
-	control, brokers          secure.ClientConfig // towards the loaddistributor and the brokers
+	control, brokers          secure.ClientConfig // for the loaddistributor and for the brokers
 	publishers                publishers.Config
 }
 
@@ -107,13 +107,13 @@ func (o *options) validate() error {
 	return errors.Join(errs...)
 }
 
-// defaultConnections is half of the descriptors that are not spare, since what a client
-// asks takes another connection, to a server; at most 50000, whose buffers are about 1 GB.
+// defaultConnections returns half of the descriptors that are not spare: a client's request takes
+// another connection, to a server. The maximum is 50000 connections; their buffers take about 1 GB.
 func defaultConnections(descriptors int64) int {
 	return connlimit.Part(descriptors, 2, 50_000)
 }
 
-// Prefixes of the flags of credentials.
+// Prefixes of the flags for credentials.
 const controlPrefix, brokerPrefix = "control-", "broker-"
 
 func (o *options) validatePolicy() (err error) {
@@ -125,7 +125,7 @@ func (o *options) validatePolicy() (err error) {
 	return err
 }
 
-// readOptional returns the text of the file that a flag names; "": it names none.
+// readOptional returns the text of a flag's file; "": the flag is empty.
 func readOptional(flag, file string) (string, error) {
 	if file == "" {
 		return "", nil
@@ -137,9 +137,9 @@ func readOptional(flag, file string) (string, error) {
 	return string(text) + "\n", nil
 }
 
-// readPolicy reads the policy and the profiles after it: one text, since a [[cost]] may
-// stand in either. It returns nil if that was taken already, and, unless it is wanted now, if
-// the last look found another: what is being written may be a policy before its end, with
+// readPolicy reads the policy and then the profiles as one text, since both may have [[cost]] tables.
+// If the text is in use already, readPolicy returns nil. Unless now is set, readPolicy also returns nil
+// if the text has changed since the last read: a file that is being written may be a valid policy with
 // fewer classes and servers.
 func (o *options) readPolicy(now bool) (*policy.Policy, error) {
 	before := o.seen

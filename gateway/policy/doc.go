@@ -1,5 +1,5 @@
-// Package policy has what an operator tells the gateway: the classes and who is of
-// which, the servers, what requests cost, and whom to trust. Parse (parse.go) reads it
-// from TOML, all of it or, with every fault and its line, nothing. It is pure: who
-// reads the file, and when again, is its caller's business.
+// Package policy has the operator's configuration of the gateway: the classes and their rules, the
+// servers, the costs of requests, and the trusted headers and peers. Parse (parse.go) reads a policy
+// from TOML, or returns all faults with their lines. The package is pure: the caller reads the file,
+// and decides when to read the file again.
 package policy

@@ -15,16 +15,16 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// Bounds of a policy: a file beyond them is refused.
+// Bounds of a policy. Parse refuses a file beyond these bounds.
 const (
 	maxFile      = 4 << 20 // bytes
-	maxResources = 8       // gateway/schedule's
+	maxResources = 8       // limit of gateway/schedule
 	maxUnits     = 1e15
 )
 
-// Parse reads a policy. Its error joins all faults, each with the number of its line. Of a class it
-// has only the first value of a wrong type; and a top-level value or a timeout of a wrong type is
-// the only fault.
+// Parse reads a policy. The error joins all faults, each with its line number, with two exceptions. Parse
+// reports only the first value of a wrong type in a class. A top-level value or a timeout of a wrong
+// type is the only fault in the error.
 func Parse(text []byte) (*Policy, error) {
 	var file struct {
 		TrustedHeaders []string       `toml:"trusted_headers"`
@@ -51,12 +51,12 @@ func Parse(text []byte) (*Policy, error) {
 	for i, d := range []time.Duration{r.Timeouts.Header, r.Timeouts.Body, r.Timeouts.Idle, r.Timeouts.ServerIdle, r.Timeouts.Response, r.Timeouts.Drain} {
 		bounds(r, "timeouts", 0, []string{"header", "body", "idle", "server_idle", "response", "drain"}[i], d, time.Millisecond, time.Hour)
 	}
-	unread := false // a class
+	unread := false // a class has a value of a wrong type
 	for i, table := range file.Class {
 		c := newClass("")
 		if err := meta.PrimitiveDecode(table, &c); err != nil {
 			key, what := "", err.Error()
-			// The library's line is that of the last class with this key.
+			// The library reports the line of the last class with this key.
 			if _, said, ok := strings.Cut(what, `(last key "class.`); ok {
 				key, what, _ = strings.Cut(said, `"): `)
 				key, _, _ = strings.Cut(key, ".")
@@ -99,26 +99,26 @@ func Parse(text []byte) (*Policy, error) {
 	return &r.Policy, nil
 }
 
-// newClass returns a class as it is when its table says nothing else.
+// newClass returns a class with the default values.
 func newClass(name string) Class {
 	return Class{Name: name, Weight: 1, Queue: 1000, QueueBytes: 64 << 20, Wait: 2 * time.Second, MinBodyRate: 1 << 10, Failure: "closed"}
 }
 
-// reader fills a policy and gathers faults.
+// reader fills a policy and collects faults.
 type reader struct {
 	Policy
 	lines  []string
 	faults []error
 }
 
-// fault notes what is wrong with a key of the n-th table of a kind, from 0.
+// fault adds a fault of a key in the n-th table of a kind, counted from 0.
 func (r *reader) fault(table string, n int, key, format string, args ...any) {
 	where := fmt.Sprintf("line %d: %s: ", r.line(table, n, key), strings.TrimSuffix(table+"."+key, "."))
 	r.faults = append(r.faults, errors.New(where+fmt.Sprintf(format, args...)))
 }
 
-// line returns the line of the key in that table, failing that where the table begins, and
-// 0 where it is written inline.
+// line returns the line of the key in the n-th table. If the table lacks the key, line returns the
+// first line of the table; if the table is inline, line returns 0.
 func (r *reader) line(table string, n int, key string) (began int) {
 	for i, text := range r.lines {
 		name, _, _ := strings.Cut(text, "=")
@@ -184,7 +184,7 @@ func (r *reader) class(n int, c *Class) {
 	}
 }
 
-// resources finds the names in tables of a kind: every key but those that are none.
+// resources adds the resources that the tables name: all keys except none.
 func (r *reader) resources(kind string, tables []map[string]any, none ...string) {
 	for n, table := range tables {
 		for _, name := range slices.Sorted(maps.Keys(table)) {
@@ -224,7 +224,7 @@ func (r *reader) server(n int, table map[string]any) {
 	r.Servers = append(r.Servers, Server{URL: text, Target: u, Reach: reach, Capacity: r.units("server", n, table)})
 }
 
-// text returns a string of a table, "" if it is not given.
+// text returns a string from a table; "": not given.
 func (r *reader) text(kind string, n int, table map[string]any, key string) string {
 	v, given := table[key]
 	text, ok := v.(string)

@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// Policy is a file's content. It is not changed after Parse.
+// Policy is the content of a policy file. A Policy does not change after Parse.
 type Policy struct {
-	// Classes has every [[class]] in the file's order. Where no class takes what the
-	// others leave, Parse adds one, Default, of weight 1.
+	// Classes has every [[class]], in the file's order. If every class has a Match, Parse appends the
+	// class Default with weight 1.
 	Classes []Class
 	Servers []Server
 	Costs   []Cost
-	// Resources are the names that servers and costs use, sorted: what Capacity and
-	// Units are indexed by.
+	// Resources has the sorted names of the resources that servers and costs use. Capacity and Units
+	// are indexed by Resources.
 	Resources []string
-	// TrustedHeaders may select a class; canonical names.
+	// TrustedHeaders has the canonical names of headers that may select a class.
 	TrustedHeaders []string
-	// TrustedPeers may send X-Forwarded-*.
+	// TrustedPeers has the addresses that may send X-Forwarded-*.
 	TrustedPeers []netip.Prefix
 	Timeouts     Timeouts
-	// Warnings are what is allowed and probably not meant, each with its line.
+	// Warnings lists valid entries that are probably mistakes, most with their line.
 	Warnings []string
 }
 
@@ -34,35 +34,36 @@ const Default = "default"
 // Class is one [[class]].
 type Class struct {
 	Name   string
-	Weight int // 1 .. 1000, 1 if it is not given
-	// Match are alternatives; none means every request.
+	Weight int // 1 to 1000; default 1
+	// Match has alternative conditions; empty: every request matches.
 	Match []Match
 
-	Queue      int           // requests that wait, at most; 1000
-	QueueBytes int64         `toml:"queue_bytes"` // that they take, with 1 KiB each, their headers as they are kept, and declared bodies, at most; 64 MiB
-	Wait       time.Duration // how long each waits, at most; 2 s
+	Queue      int           // maximum number of waiting requests; default 1000
+	QueueBytes int64         `toml:"queue_bytes"` // maximum bytes of waiting requests: 1 KiB each, kept headers and declared bodies; default 64 MiB
+	Wait       time.Duration // maximum wait of a request; default 2 s
 
-	// MinBodyRate is how many bytes a second of a body a client sends, at least, on the
-	// average and beyond Timeouts.Body; what a server makes it wait does not count. 1024;
-	// 0: no bound, for bodies that are streams.
+	// MinBodyRate is the minimum average rate of a request's body, in bytes per second, after
+	// Timeouts.Body. The time for which a server makes the client wait does not count. Default 1024. 0:
+	// no minimum, for bodies that are streams.
 	MinBodyRate int64 `toml:"min_body_rate"`
 
-	// Admission is the key to ask admission for, "" for none; {tenant} and {class}
-	// stand for the request's.
+	// Admission is the key for the admission service; "": none. {tenant} and {class} stand for the
+	// request's tenant and class.
 	Admission string
-	// FailOpen admits a request when admission cannot be asked; else it is refused.
+	// FailOpen admits a request when the admission service does not answer. Otherwise the gateway
+	// refuses the request.
 	FailOpen bool   `toml:"-"`
-	Failure  string `toml:"on_admission_failure"` // open or closed, as it is in the file
+	Failure  string `toml:"on_admission_failure"` // open or closed, from the file
 }
 
-// Match is one condition: all that it names must hold.
+// Match is a condition: all given fields must match.
 type Match struct {
-	Tenant string // "" for any
-	Path   string // prefix of the clean path, "" for any
-	Header string // canonical name, "" for none; in the file with ": " and the value
-	Value  string `toml:"-"` // of Header, exactly
+	Tenant string // "": any
+	Path   string // prefix of the clean path; "": any
+	Header string // canonical name; "": none; the file has "Name: value"
+	Value  string `toml:"-"` // exact value of Header
 
-	rule string // as Classify explains it
+	rule string // text that Classify returns
 }
 
 // Server is one [[server]].
@@ -70,41 +71,40 @@ type Server struct {
 	URL    string // http, https or h2c, without query and fragment
 	Target *url.URL
 	Reach  Reach
-	// Capacity in units a second, by Resources; 0 where it is not given.
+	// Capacity by Resources, in units per second; 0: not given.
 	Capacity []float64
 }
 
-// Reach is how a server is reached, beyond its URL.
+// Reach says how to connect to a server, beyond its URL.
 type Reach struct {
-	H2C    bool   // HTTP/2 in clear, and nothing else
-	Host   string // of each request, and of the server's certificate; "": the client's, and the URL's
-	CAFile string // PEM certificates that vouch for the server's; "": those of the system
+	H2C    bool   // only HTTP/2 without TLS
+	Host   string // host name in requests and in the server's certificate; "": the client's host in requests, the URL's in the certificate
+	CAFile string // PEM file of authorities for the server's certificate; "": the system's
 }
 
-// Cost is one [[cost]]: what a request to a path takes.
+// Cost is a [[cost]]: the resources that a request to a path uses.
 type Cost struct {
 	Path  string    // prefix of the clean path
-	Units []float64 // by Resources
+	Units []float64 // units by Resources
 }
 
-// Timeouts end what takes too long, 1 ms to 1 h.
+// Timeouts limit waits; each is 1 ms to 1 h.
 type Timeouts struct {
-	Header time.Duration // to read a request's header; 10 s
-	Body   time.Duration // between two reads of a request's body, see also MinBodyRate; 30 s
-	Idle   time.Duration // of a client's connection between requests; 1 min
-	// ServerIdle is how long a connection to a server is kept between requests; 30 s.
+	Header time.Duration // to read a request's header; default 10 s
+	Body   time.Duration // between two reads of a request's body, see also MinBodyRate; default 30 s
+	Idle   time.Duration // of a client's connection between requests; default 1 min
+	// ServerIdle is how long an idle connection to a server is kept; default 30 s.
 	ServerIdle time.Duration `toml:"server_idle"`
-	Response   time.Duration // until a server has sent its header; 1 min
-	Drain      time.Duration // to empty the queues at the end; 30 s
+	Response   time.Duration // until a server has sent its header; default 1 min
+	Drain      time.Duration // to empty the queues at the end; default 30 s
 }
 
-// Classify returns the class of a request, as an index into Classes, and the rule that
-// chose it, for people. The first match wins, in the order of the file; it holds for
-// paths that are not Ambiguous. tenant comes from a token or client certificate, "" where
-// there is none; urlPath is URL.Path, percent-decoded once, so that an encoded slash
-// counts as one. A header selects a class only if it is one of TrustedHeaders and came
-// once: of two values one may be the client's own. It does not allocate, unless the path
-// has to be cleaned.
+// Classify returns the index of a request's class in Classes, and the rule that selected the class, for
+// display. The first match in the file's order wins. The result is valid only for paths that are not
+// Ambiguous. tenant comes from a token or a client certificate; "": none. urlPath is URL.Path,
+// percent-decoded once, so an encoded slash counts as a slash. A header selects a class only if the
+// header is in TrustedHeaders and came once: of two values a client may have sent one. Classify
+// allocates only to clean a path.
 func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (class int, rule string) {
 	urlPath = clean(urlPath)
 	for i := range p.Classes {
@@ -120,11 +120,11 @@ func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (c
 			}
 		}
 	}
-	panic("policy: no class takes every request") // Parse sees to it
+	panic("policy: no class takes every request") // Parse adds such a class
 }
 
-// CostOf returns the units of a request to a path, by Resources: those of the first
-// [[cost]] with a prefix of it, nil if there is none.
+// CostOf returns the units of a request to a path, by Resources, from the first [[cost]] with a prefix
+// of the path. nil: no [[cost]] matches.
 func (p *Policy) CostOf(urlPath string) []float64 {
 	urlPath = clean(urlPath)
 	for i := range p.Costs {
@@ -135,18 +135,20 @@ func (p *Policy) CostOf(urlPath string) []float64 {
 	return nil
 }
 
-// Ambiguous reports whether servers differ in what a path with "." or ".." means, so that
-// it could be of one class here and another's there: /paid/..;/free is below /paid/, but
-// Tomcat, which drops what follows a semicolon, serves /free, and so does IIS, for which
-// a backslash is a slash, with /paid/..\free. An empty element counts for ".." with some
-// and not with others, as does an encoded slash. Above the root there is nothing, or, where
-// a server's URL has a path, something else: at http://a/app, /../app/paid is what is
-// /paid here. Browsers resolve dots before they send.
+// Ambiguous reports whether servers differ in the meaning of a path with "." or "..", so the path may
+// belong to another class at the server than at the gateway. Examples:
+//   - /paid/..;/free is below /paid/, but Tomcat drops the text after a semicolon and serves /free.
+//   - /paid/..\free is below /paid/, but for IIS a backslash is a slash, so IIS serves /free.
+//   - Some servers count an empty element or an encoded slash for "..", others do not.
+//   - Above the root there is nothing, or another path if the server's URL has a path: at http://a/app,
+//     /../app/paid is the gateway's /paid.
 //
-// Not ambiguous is what has no such element: classes are matched by the bytes that come,
-// in their case, decoded once. A server that ignores case, drops parameters (/report;x/),
-// takes a backslash for a slash, or decodes twice serves more paths as /report/ than are
-// of the class of /report/; Classify is no access control for it.
+// Browsers resolve dots before they send a path.
+//
+// A path without such elements is not ambiguous: Classify compares the bytes of the path, case
+// sensitive and decoded once. Some servers ignore case, drop parameters (/report;x/), take a backslash
+// for a slash, or decode twice. Such a server serves more paths as /report/ than the class of /report/
+// has. Classify is therefore no access control.
 func Ambiguous(u *url.URL) bool {
 	differ := strings.ContainsAny(u.Path, `;\`) || strings.Contains(u.Path, "//") || strings.Contains(strings.ToLower(u.RawPath), "%2f")
 	if !differ && !strings.Contains(u.Path, "/..") {
@@ -169,7 +171,7 @@ func Ambiguous(u *url.URL) bool {
 	return false
 }
 
-// AdmissionKey returns the key to ask admission for, "" for none.
+// AdmissionKey returns the key for the admission service; "": none.
 func (c *Class) AdmissionKey(tenant string) string {
 	if !strings.Contains(c.Admission, "{") {
 		return c.Admission
@@ -177,9 +179,8 @@ func (c *Class) AdmissionKey(tenant string) string {
 	return strings.NewReplacer("{tenant}", tenant, "{class}", c.Name).Replace(c.Admission)
 }
 
-// clean returns what a path means: without empty elements, "." and "..", which a server
-// resolves before it serves, so that /report/../x is not a report. A slash at the end
-// stays.
+// clean resolves empty elements, "." and ".." of a path, as a server does: /report/../x is not a
+// report. A slash at the end stays.
 func clean(p string) string {
 	if strings.HasPrefix(p, "/") && !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
 		return p
