@@ -22,66 +22,67 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// Resend says which publishes without an answer are sent again.
+// Resend selects which unanswered publishes are sent again.
 type Resend uint8
 
 const (
-	// ResendOrderly: those on a connection that the broker ended in order.
+	// ResendOrderly: publishes on a connection that the broker ended in an orderly way.
 	ResendOrderly Resend = iota
-	// ResendAlways: all. Each break of a connection may duplicate what was
-	// under way.
+	// ResendAlways: all publishes. Each broken connection may duplicate its unanswered
+	// publishes.
 	ResendAlways
-	// ResendNever: none.
+	// ResendNever: no publishes.
 	ResendNever
 )
 
-// Config is a client's. It is copied; its zero value but for Address or Broker is usable.
+// Config configures a client. New copies it. Only Address or Broker is required.
 type Config struct {
-	// Address is the loaddistributor's gRPC host:port, or those of several, with
-	// commas: any of them can say where a publisher belongs. Without a port: 4170.
+	// Address is the loaddistributor's gRPC host:port, or a comma-separated list of
+	// several. Any loaddistributor can resolve publishers. The default port is 4170.
 	Address string
-	// Broker is the TCP host:port of the one broker to publish to, in place of Address: it
-	// need not be in a cluster. Without a port: 4150.
+	// Broker is the TCP host:port of a single broker, in place of Address. The broker need
+	// not be in a cluster. The default port is 4150.
 	Broker string
-	// DialOptions are added to the default, a connection without TLS: credentials, by
-	// grpc.WithTransportCredentials, and a token, by Token or TokenFile.
+	// DialOptions are added to the default, a connection without TLS: credentials with
+	// grpc.WithTransportCredentials, and a token with Token or TokenFile.
 	DialOptions []grpc.DialOption
-	// NSQ is the model for connections to brokers (TLS, timeouts, secrets);
-	// ClientID is overwritten with the publisher's id. Where it asks for TLS, a broker
-	// that does not grant it is not published to. Nil means DefaultNSQConfig.
+	// NSQ is the model for connections to brokers (TLS, timeouts, secrets). ClientID is
+	// replaced by the publisher's id. If NSQ requires TLS, the client does not publish to a
+	// broker without TLS. Nil means DefaultNSQConfig.
 	NSQ *nsq.Config
-	// MaxOutstanding bounds the unanswered publishes of one publisher; more
-	// Publish calls wait. 0 means 256.
+	// MaxOutstanding bounds the unanswered publishes of a publisher. Further calls of
+	// Publish wait. 0 means 256.
 	MaxOutstanding int
-	// Resend says which publishes without an answer are sent again.
+	// Resend selects which unanswered publishes are sent again.
 	Resend Resend
-	// DrainTimeout bounds the wait for an old broker's last answers; what is
-	// unanswered then counts as on a broken connection. 0 means 30 s.
+	// DrainTimeout bounds the wait for the last answers of a former broker. Afterwards,
+	// unanswered publishes count as lost with the connection. 0 means 30 s.
 	DrainTimeout time.Duration
-	// Pacing says what publishers do with what brokers tell them that they may send, and
-	// Weight the weight they ask for; 0 means 1. Brokers are asked where the topic is
-	// paced, as the loaddistributor says; with BrokersPace everywhere.
+	// Pacing selects how publishers react to the rate that their broker advises. Weight is
+	// the requested weight; 0 means 1. Publishers request advice if the loaddistributor
+	// says that the topic is paced, or always with BrokersPace.
 	Pacing      Pacing
 	Weight      uint8
 	BrokersPace bool
-	// Create has a topic that does not exist created by its first publisher, where the
-	// loaddistributor does that.
+	// Create makes the first publisher create a missing topic, if the loaddistributor
+	// permits.
 	Create bool
-	// Vouch returns the AUTH secret by which a broker shows for whom it publishes: as is what
-	// PublisherFor was given. It is called for each connection. Nil: there is no PublisherFor.
+	// Vouch returns the AUTH secret with which a broker proves on whose behalf it
+	// publishes. as is the argument of PublisherFor. Vouch is called for each connection.
+	// Nil: PublisherFor is not used.
 	Vouch func(as string) (secret string)
-	// Tenant returns the tenant of a topic that is created so, of what PublisherFor was given; nil:
-	// the caller's.
+	// Tenant returns the tenant of a topic that Create creates, from PublisherFor's
+	// argument as; nil: the caller's tenant.
 	Tenant func(as string) string
-	// OnPace is called after a publisher was told something, by a goroutine of this
-	// package, which must not wait; nil: it is not wanted.
+	// OnPace is called after a publisher received advice, by a goroutine of this package.
+	// OnPace must not block. May be nil.
 	OnPace func(*Publisher, Pace)
-	// Logger gets changes of state; nil: none.
+	// Logger receives state changes; may be nil.
 	Logger *slog.Logger
 }
 
-// DefaultNSQConfig returns go-nsq's defaults with a heartbeat of 5 s and a read
-// timeout of 11 s.
+// DefaultNSQConfig returns go-nsq's defaults with a heartbeat of 5 s and a read timeout of
+// 11 s.
 func DefaultNSQConfig() *nsq.Config {
 	cfg := nsq.NewConfig()
 	cfg.HeartbeatInterval = 5 * time.Second
@@ -89,16 +90,16 @@ func DefaultNSQConfig() *nsq.Config {
 	return cfg
 }
 
-// Client is one connection to the loaddistributor, shared by any number of
-// publishers, with one Watch stream for each topic.
+// Client is a connection to the loaddistributor, shared by any number of publishers. It has
+// one Watch stream per topic.
 type Client struct {
 	// set once
 	cfg    Config
 	log    *slog.Logger
 	conn   *grpc.ClientConn
-	ctx    context.Context // ends with Close
+	ctx    context.Context // cancelled by Close
 	cancel context.CancelCauseFunc
-	all    sync.WaitGroup // watches
+	all    sync.WaitGroup // watches and their helpers
 
 	mu struct {
 		sync.Mutex
@@ -108,14 +109,14 @@ type Client struct {
 	}
 }
 
-// membership is the publishers of one topic, and its watch.
+// membership holds the publishers of a topic. Each membership has a watch.
 type membership struct {
 	topic      string
-	publishers map[string]map[string]*Publisher // by id, then by for whom each publishes
+	publishers map[string]map[string]*Publisher // by id, then by as
 	changed    chan struct{}                    // closed and replaced when publishers changes
 }
 
-// New returns a client. It connects when it is first needed.
+// New returns a client. The client connects on first use.
 func New(cfg Config) (*Client, error) {
 	switch {
 	case cfg.Address == "" && cfg.Broker == "":
@@ -150,7 +151,7 @@ func New(cfg Config) (*Client, error) {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if c.conn, err = targets.Dial(cmp.Or(cfg.Address, cfg.Broker), cfg.DialOptions...); err != nil { // it is not used with Broker
+	if c.conn, err = targets.Dial(cmp.Or(cfg.Address, cfg.Broker), cfg.DialOptions...); err != nil { // unused with Broker
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
@@ -159,16 +160,17 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Publisher resolves the publisher and connects to its broker. It returns when
-// that is done, or with why it cannot be done before ctx ends: ErrUnknown at
-// once; a topic that is not active yet, a loaddistributor or a broker that
-// cannot be reached, only then. A client has one publisher for a topic and id.
+// Publisher resolves a publisher and connects to its broker. It returns ErrUnknown
+// immediately. If the topic is not active yet, or a loaddistributor or broker is
+// unreachable, it retries until ctx ends. A client can have only one publisher per topic
+// and id.
 func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, error) {
 	return c.PublisherFor(ctx, topic, id, "")
 }
 
-// PublisherFor is Publisher for a broker that publishes for another: as says for whom, and
-// Config.Vouch shows that to brokers. A client has one publisher for a topic, id and as.
+// PublisherFor is Publisher for a broker that publishes on behalf of a client. as
+// identifies the client, and Config.Vouch proves as to brokers. A client can have only one
+// publisher per topic, id and as.
 func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publisher, error) {
 	if !nsq.IsValidTopicName(topic) {
 		return nil, fmt.Errorf("client: topic %q is no valid name", topic)
@@ -181,7 +183,7 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publi
 		}
 	}
 	p := newPublisher(c, topic, id, as)
-	p.assigned(a) // first: what the watch says is newer
+	p.assigned(a) // first, since the watch's assignments are newer
 	if err := c.join(p); err != nil {
 		return nil, err
 	}
@@ -193,7 +195,7 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publi
 	return p, nil
 }
 
-// Resolve returns the TCP address of a publisher's broker. It returns errors as Publisher.
+// Resolve returns the TCP address of a publisher's broker. Errors: as Publisher.
 func (c *Client) Resolve(ctx context.Context, topic, id, as string) (address string, err error) {
 	a, err := c.resolve(ctx, topic, id, as)
 	if err != nil {
@@ -202,9 +204,9 @@ func (c *Client) Resolve(ctx context.Context, topic, id, as string) (address str
 	return a.TcpAddress, nil
 }
 
-// Brokers returns the TCP addresses of the brokers from which consumers get a topic's messages.
-// There may be none for a while. Error: ErrUnknown, if the topic does not exist or is not
-// active yet.
+// Brokers returns the TCP addresses of the brokers from which consumers get a topic's
+// messages. The list may be empty for a while. Error: ErrUnknown, if the topic does not
+// exist or is not active yet.
 func (c *Client) Brokers(ctx context.Context, topic string) (addresses []string, err error) {
 	resp, err := srtmv1.NewPlacementServiceClient(c.conn).FindBrokers(ctx, &srtmv1.FindBrokersRequest{Topic: topic})
 	if status.Code(err) == codes.NotFound {
@@ -224,7 +226,7 @@ func (c *Client) resolve(ctx context.Context, topic, id, as string) (*srtmv1.Ass
 	return resolve(ctx, c.conn, c.cfg.DialOptions, req)
 }
 
-// join makes p a member of its topic, and has the topic watched.
+// join adds p to its topic's membership, and starts a watch if necessary.
 func (c *Client) join(p *Publisher) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -249,7 +251,7 @@ func (c *Client) join(p *Publisher) error {
 	return nil
 }
 
-// leave is the end of a membership.
+// leave removes p from its topic's membership.
 func (c *Client) leave(p *Publisher) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,8 +269,8 @@ func (m *membership) changedLocked() {
 	m.changed = make(chan struct{})
 }
 
-// members returns the ids, and what tells of the next change. Without any it
-// forgets the topic: the next to join starts another watch.
+// members returns the publisher ids, and a channel that is closed on the next change. If
+// there are no publishers, members removes the topic; the next join starts a new watch.
 func (c *Client) members(m *membership) (ids []string, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -281,11 +283,11 @@ func (c *Client) members(m *membership) (ids []string, changed <-chan struct{}) 
 	return ids, m.changed
 }
 
-// joinPause is how long a watch waits for more publishers to join before it is
-// opened anew for them. They have been resolved, so no caller waits for it.
+// joinPause is the time that a watch waits for further publishers before it is reopened.
+// The new publishers have been resolved, so no caller waits.
 const joinPause = 20 * time.Millisecond
 
-// watch keeps one stream for all publishers of a topic.
+// watch maintains one stream for all publishers of a topic.
 func (c *Client) watch(m *membership) {
 	wait := newBackoff()
 	for c.ctx.Err() == nil {
@@ -293,7 +295,7 @@ func (c *Client) watch(m *membership) {
 		if len(ids) == 0 {
 			return
 		}
-		if c.cfg.Broker != "" { // they stay there
+		if c.cfg.Broker != "" { // publishers stay on this broker
 			select {
 			case <-changed:
 			case <-c.ctx.Done():
@@ -329,14 +331,14 @@ func (c *Client) watch(m *membership) {
 			c.vanished(m, err)
 		}
 		c.log.Warn("watching a topic failed", "topic", m.topic, "error", err)
-		// It may be created again.
+		// The topic may be created again.
 		if wait.sleep(c.ctx) != nil {
 			return
 		}
 	}
 }
 
-// dispatch hands assignments to the publishers they are for.
+// dispatch passes assignments to their publishers.
 func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 	for _, a := range assignments {
 		c.mu.Lock()
@@ -352,7 +354,7 @@ func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 	}
 }
 
-// vanished tells the publishers of a topic that it is gone.
+// vanished notifies the publishers of a deleted topic.
 func (c *Client) vanished(m *membership, err error) {
 	c.mu.Lock()
 	var all []*Publisher
@@ -365,7 +367,7 @@ func (c *Client) vanished(m *membership, err error) {
 	}
 }
 
-// Close closes all publishers as their Close does, then the connection to the
+// Close closes all publishers, like Publisher.Close, and the connection to the
 // loaddistributor, and waits for every goroutine.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
@@ -386,8 +388,8 @@ func (c *Client) Close(ctx context.Context) error {
 	return errors.Join(errors.Join(errs...), c.conn.Close())
 }
 
-// NewPublisher opens one publisher with a client of its own, which is closed
-// with it. For many publishers in a process share a Client.
+// NewPublisher opens a publisher with its own client, which is closed with the publisher.
+// Many publishers in a process should share a Client.
 func NewPublisher(ctx context.Context, cfg Config, topic, id string) (*Publisher, error) {
 	c, err := New(cfg)
 	if err != nil {

@@ -23,38 +23,37 @@ import (
 	"github.com/srtm-io/srtm/pacing/header"
 )
 
-// What a broker may say at once, in bytes: to a publisher, and to a subscriber.
+// Maximum size of a broker's frame in bytes, for a publisher and for a subscriber.
 const (
 	maxFrame   = 16 << 10
 	maxMessage = 64 << 20
 )
 
-// Conn is a connection to a broker that knows who we are, for what a Publisher is not for.
+// Conn is an identified connection to a broker, for uses beyond Publisher.
 //
-// go-nsq's Conn believes what a broker says: it allocates up to 2 GB for a frame, panics at
-// an empty answer to IDENTIFY, speaks in clear where TLS was asked for and is not granted,
-// and never ends where it was sent a message. It closes its descriptor when garbage is
-// collected, and no context ends its handshake.
+// go-nsq's Conn trusts the broker. It allocates up to 2 GB for a frame, panics on an empty
+// answer to IDENTIFY, continues without encryption if the broker does not grant TLS, and
+// never ends if the broker sends a message. It leaves its descriptor to the garbage
+// collector, and no context bounds its handshake.
 type Conn struct {
 	// set once
 	cfg      *nsq.Config
 	nc       net.Conn // the socket
 	r        io.Reader
-	unbind   func() bool // from the context that ends it
-	maxReady int         // what the broker takes as RDY; 0: it does not say
+	unbind   func() bool // detaches the connection from its context
+	maxReady int         // maximum RDY of the broker; 0: unknown
 
-	most int // bytes of a frame; owned by the reader
+	most int // maximum bytes of a frame; owned by the reader
 
-	mu struct { // of writes
+	mu struct { // guards writes
 		sync.Mutex
 		w     *bufio.Writer
-		flush func() error // of a compressor below w; may be nil
+		flush func() error // flushes a compressor below w; may be nil
 	}
 }
 
-// Dial connects, identifies, upgrades and authenticates, in at most DialTimeout and
-// ReadTimeout. Port 4150 is for an address without one. The connection ends with ctx, whatever is
-// being written.
+// Dial connects, identifies, upgrades and authenticates, within DialTimeout plus
+// ReadTimeout. The default port is 4150. The connection ends with ctx, even during a write.
 func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
 	address = targets.WithPort(address, targets.NSQPort)
 	dialer := net.Dialer{LocalAddr: cfg.LocalAddr, Timeout: cfg.DialTimeout}
@@ -64,7 +63,7 @@ func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
 	}
 	c := &Conn{cfg: cfg, nc: nc, most: maxFrame}
 	c.layer(nc, nc, nil)
-	c.unbind = context.AfterFunc(ctx, func() { _ = nc.Close() }) // as Close
+	c.unbind = context.AfterFunc(ctx, func() { _ = nc.Close() }) // like Close
 	err = nc.SetDeadline(time.Now().Add(cfg.ReadTimeout))
 	if err == nil {
 		err = c.greet(ctx, address)
@@ -83,19 +82,19 @@ func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
 	return c, nil
 }
 
-// Close ends the connection. What waits for it fails.
+// Close closes the connection. Pending operations fail.
 func (c *Conn) Close() {
 	c.unbind()
-	_ = c.nc.Close() // what it could report is that it is closed
+	_ = c.nc.Close() // the only possible error is that it is closed
 }
 
-// layer has all that follows pass through r and w.
+// layer makes further data pass through r and w.
 func (c *Conn) layer(r io.Reader, w io.Writer, flush func() error) {
-	c.r = r // not buffered: what follows an answer may be of the next layer
+	c.r = r // not buffered: data after an answer may belong to the next layer
 	c.mu.w, c.mu.flush = bufio.NewWriter(w), flush
 }
 
-// greet says who we are, and does what the broker grants of what was asked for.
+// greet sends IDENTIFY, and applies the options that the broker grants.
 func (c *Conn) greet(ctx context.Context, address string) error {
 	if _, err := c.nc.Write(wire.AppendMagic(nil)); err != nil {
 		return err
@@ -111,7 +110,7 @@ func (c *Conn) greet(ctx context.Context, address string) error {
 		AuthRequired bool `json:"auth_required"`
 		MaxReady     int  `json:"max_rdy_count"`
 	}
-	if string(answer) != wire.OK { // that of one that does not negotiate
+	if string(answer) != wire.OK { // a broker without feature negotiation answers OK
 		if err := json.Unmarshal(answer, &granted); err != nil {
 			return fmt.Errorf("identify: %w", err)
 		}
@@ -172,7 +171,7 @@ func (c *Conn) greet(ctx context.Context, address string) error {
 	return nil
 }
 
-// identify is the command that says who we are.
+// identify returns the IDENTIFY command.
 func (c *Conn) identify() (*nsq.Command, error) {
 	cfg := c.cfg
 	ms := func(d time.Duration) int64 {
@@ -190,7 +189,7 @@ func (c *Conn) identify() (*nsq.Command, error) {
 	return &nsq.Command{Name: []byte("IDENTIFY"), Body: text}, err
 }
 
-// ask writes a command and returns the answer. Only while nothing reads.
+// ask writes a command and returns the answer. Requires: no other goroutine reads.
 func (c *Conn) ask(cmd *nsq.Command, err error) ([]byte, error) {
 	if err != nil {
 		return nil, err
@@ -211,7 +210,7 @@ func (c *Conn) answer() ([]byte, error) {
 			return nil, refused(data)
 		case kind != wire.FrameResponse:
 			return nil, errUnasked
-		case string(data) != wire.Heartbeat: // which may come while an auth server is asked
+		case string(data) != wire.Heartbeat: // heartbeats may arrive while the broker waits for an auth server
 			return data, nil
 		}
 		if err := c.Send(nsq.Nop()); err != nil {
@@ -220,7 +219,7 @@ func (c *Conn) answer() ([]byte, error) {
 	}
 }
 
-// upgraded takes a broker's word that a layer works.
+// upgraded waits for the broker's confirmation of a layer.
 func (c *Conn) upgraded(what string) error {
 	answer, err := c.answer()
 	if err == nil && string(answer) != wire.OK {
@@ -232,8 +231,8 @@ func (c *Conn) upgraded(what string) error {
 	return nil
 }
 
-// Send writes a command, from any goroutine. After an error part of it may have been sent, but not its end,
-// unless there is a compressor.
+// Send writes a command. Any goroutine may call Send. After an error, part of the command
+// may have been sent. Without a compressor the end of the command was not sent.
 func (c *Conn) Send(cmd io.WriterTo) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,8 +249,8 @@ func (c *Conn) Send(cmd io.WriterTo) error {
 	return err
 }
 
-// Next returns what the broker says next but heartbeats, which it answers. One goroutine at a
-// time calls it. After an error the connection is of no use.
+// Next returns the next frame, and answers heartbeats. Only one goroutine may call Next at
+// a time. After an error the connection is unusable.
 func (c *Conn) Next() (kind wire.FrameType, data []byte, err error) {
 	for {
 		if err = c.nc.SetReadDeadline(time.Now().Add(c.cfg.ReadTimeout)); err == nil {
@@ -266,8 +265,8 @@ func (c *Conn) Next() (kind wire.FrameType, data []byte, err error) {
 	}
 }
 
-// Subscribe has messages of a channel come, of which at most so many as are ready, or as
-// the broker allows, are not finished at a time.
+// Subscribe subscribes to a channel. At most ready messages, or fewer if the broker has a
+// lower limit, are unfinished at a time.
 func (c *Conn) Subscribe(topic, channel string, ready int) error {
 	c.most = maxMessage
 	if err := c.Send(nsq.Subscribe(topic, channel)); err != nil {
@@ -285,7 +284,7 @@ func (c *Conn) Subscribe(topic, channel string, ready int) error {
 	return c.Send(nsq.Ready(c.Ready(ready)))
 }
 
-// Ready returns the RDY that the broker allows of one that is wanted.
+// Ready returns the RDY that the broker allows, at most wanted.
 func (c *Conn) Ready(wanted int) int {
 	if c.maxReady > 0 {
 		return min(wanted, c.maxReady)
@@ -296,7 +295,7 @@ func (c *Conn) Ready(wanted int) int {
 // errUnasked: a broker sent a message to a publisher.
 var errUnasked = errors.New("broker sent a message to a publisher")
 
-// read tells r what the broker says, until the connection ends, and then why.
+// read passes the broker's frames to r until the connection ends, and then the reason.
 func (c *Conn) read(r *route) {
 	for {
 		kind, data, err := c.Next()

@@ -1,6 +1,5 @@
-// Package client publishes to SRTM topics: it asks the loaddistributor which
-// broker is a publisher's, publishes there by NSQ's protocol, and follows when
-// the assignment changes.
+// Package client publishes to SRTM topics. It asks the loaddistributor for a publisher's
+// broker, publishes there with the NSQ protocol, and follows changes of the assignment.
 //
 //	c, err := client.New(client.Config{Address: "127.0.0.1:4170"})
 //	p, err := c.Publisher(ctx, "volumes", "loop-4711")
@@ -8,41 +7,39 @@
 //
 // # What a return value guarantees
 //
-// Publish returns nil only after the broker's OK: the message was accepted.
-// An error that is (errors.Is) ErrUnanswered says that the message was sent
-// and that no answer came: it may have been accepted. Any other error says
-// that it was not accepted.
+// Publish returns nil only after the broker's OK: the message was accepted. If the error is
+// (errors.Is) ErrUnanswered, the message was sent but not answered, and may have been
+// accepted. Any other error means that the message was not accepted.
 //
-// A publish that was accepted is never sent again. One that was not is sent
-// again until its context ends when that cannot duplicate it: because it never
-// left this process, or because the broker ended the connection in order (a
-// half-close after everything it read was answered, as a broker does that
-// gives its publishers away). The latter duplicates only if the broker's
-// process died between accepting and answering, which a publisher cannot tell from
-// an end in order; no number goes with a message by which a broker could know it
-// again ("What may come twice" in docs/protocol.md). After a connection that broke
-// in any other way the publish fails with ErrUnanswered; Config.Resend changes
-// either.
+// An accepted publish is never sent again. Other publishes are sent again until their
+// context ends, if this cannot cause a duplicate: the publish never left this process, or
+// the broker ended the connection in an orderly way. In an orderly end, the broker answers
+// everything that it has read, and then half-closes; brokers do this when they give their
+// publishers away. A broker whose process dies between accepting and answering looks like
+// an orderly end to a publisher, and causes a duplicate. Messages have no number by which a
+// broker could recognise a duplicate ("What may come twice" in docs/protocol.md). If a
+// connection breaks in another way, the publish fails with ErrUnanswered. Config.Resend
+// changes both rules.
 //
 // # Order
 //
-// One publisher's messages are accepted in the order in which Publish was
-// called, one after the other. A change of broker keeps it: the new connection
-// is made first, then nothing more is sent to the old broker, its last answer
-// is awaited, and the first publish goes to the new one.
+// A publisher's messages are accepted in the order of the calls of Publish, one after the
+// other. A change of broker keeps the order. The publisher first connects to the new
+// broker. Then it stops sending to the old broker and waits for its last answer. Then it
+// publishes to the new broker.
 //
 // # Pacing
 //
-// Where a topic is paced, its broker tells publishers what they may send now, each in
-// proportion to its weight, and Publish waits for its turn before it sends anything: an
-// error for want of time says "not sent". Config.Pacing has other ways; Publisher.Pace
-// and Config.OnPace tell callers that would rather thin out or combine what they have.
-// A connection asks when it is made.
+// On a paced topic, the broker advises each publisher of its current rate, in proportion to
+// its weight. Publish waits for its turn before it sends anything; if time runs out, the
+// error says "not sent". Config.Pacing has other modes. Publisher.Pace and Config.OnPace
+// inform callers that prefer to thin out or combine messages. A new connection requests
+// advice.
 //
-// The control plane is not on the message's way: when the loaddistributor
-// cannot be reached, publishers go on where they are.
+// Messages do not pass through the control plane. While the loaddistributor is unreachable,
+// publishers continue with their brokers.
 //
-// The package must not know how brokers are chosen. Subscribers need nothing
-// of it: they use go-nsq with the loaddistributor's HTTP address as lookupd.
-// Conn is for one that trusts no broker.
+// The package must not know how brokers are chosen. Subscribers do not need the package:
+// they use go-nsq with the loaddistributor's HTTP address as lookupd. Conn serves clients
+// that trust no broker.
 package client

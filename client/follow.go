@@ -16,16 +16,16 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// Follow reports where publishers of a topic belong: all of them once, then
-// every change, until ctx ends. No ids means every publisher of the topic.
-// report is called from this goroutine, with an assignment of each publisher
-// that is new or has changed; a repetition is possible after a reconnect, an
-// older epoch is not filtered out. An id that the topic does not have gets an
-// assignment that is Unknown, and the others theirs.
+// Follow reports the assignments of publishers of a topic: all assignments once, then every
+// change, until ctx ends. Without ids it reports every publisher of the topic. Follow calls
+// report on its own goroutine, with each new or changed assignment. After a reconnect
+// assignments may repeat, and Follow does not filter older epochs. An unknown id gets an
+// assignment with Unknown set.
 //
-// While the loaddistributor cannot be reached, or the topic is not active yet,
-// Follow tries again, and what was reported stands. It returns ErrUnknown when
-// the topic does not exist or is deleted, and otherwise the cause of ctx.
+// While the loaddistributor is unreachable, or the topic is not active yet, Follow retries,
+// and earlier reports remain valid. Follow returns ErrUnknown if the topic does not exist
+// or is deleted. If the request is refused, it returns that error, otherwise the cause of
+// ctx.
 func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
 	wait := newBackoff()
 	for {
@@ -34,7 +34,7 @@ func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, id
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if time.Since(began) > lastBackoff { // else it may be one whose streams end at once
+		if time.Since(began) > lastBackoff { // a server whose streams end immediately does not count
 			wait.reset()
 		}
 		switch status.Code(err) {
@@ -49,10 +49,10 @@ func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, id
 	}
 }
 
-// followOnce reads one stream to its end, which always has a reason.
+// followOnce reads one stream until it ends. The error is never nil.
 func followOnce(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream whatever happens
+	defer cancel() // ends the stream
 	stream, err := srtmv1.NewPlacementServiceClient(conn).Watch(ctx, &srtmv1.WatchRequest{Topic: topic, PublisherIds: ids})
 	if err != nil {
 		return err
@@ -68,14 +68,14 @@ func followOnce(ctx context.Context, conn grpc.ClientConnInterface, topic string
 	}
 }
 
-// Bounds of the wait between two attempts at something remote.
+// Bounds of the wait between two attempts of a remote operation.
 const (
 	firstBackoff = 10 * time.Millisecond
 	lastBackoff  = 2 * time.Second
 )
 
-// backoff doubles a wait and spreads it over its upper half, so that publishers
-// that lost the same broker do not come back at the same instant.
+// backoff doubles the wait after each attempt, and draws it from the upper half. So
+// publishers that lost the same broker do not return at the same instant.
 type backoff struct{ next time.Duration }
 
 func newBackoff() *backoff { return &backoff{next: firstBackoff} }
@@ -97,8 +97,8 @@ func (b *backoff) sleep(ctx context.Context) error {
 	return nil
 }
 
-// resolve asks where a publisher belongs, and again while the topic is not active yet or no
-// server answers.
+// resolve requests a publisher's assignment. It retries while the topic is not active yet
+// or no server answers.
 func resolve(ctx context.Context, conn grpc.ClientConnInterface, options []grpc.DialOption, req *srtmv1.ResolveRequest) (*srtmv1.Assignment, error) {
 	wait := newBackoff()
 	for {
@@ -124,13 +124,13 @@ func resolve(ctx context.Context, conn grpc.ClientConnInterface, options []grpc.
 			}
 		}
 		if ended := wait.sleep(ctx); ended != nil {
-			// The last answer says more than that time is over.
+			// The last answer is more informative than the timeout.
 			return nil, fmt.Errorf("%s: %w: %s", what, ended, status.Convert(err).Message())
 		}
 	}
 }
 
-// resolveAt asks the loaddistributor that leads: it alone creates topics.
+// resolveAt sends the request to the leading loaddistributor, which alone creates topics.
 func resolveAt(ctx context.Context, leader string, options []grpc.DialOption, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
 	conn, err := targets.Dial(leader, options...)
 	if err != nil {

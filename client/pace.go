@@ -15,30 +15,30 @@ import (
 	pacing "github.com/srtm-io/srtm/pacing/sender"
 )
 
-// Pacing says what a publisher does with what its broker tells it that it may send.
+// Pacing selects how a publisher reacts to the rate that its broker advises.
 type Pacing uint8
 
 const (
 	// PacingWait: Publish waits for its turn, within its context.
 	PacingWait Pacing = iota
-	// PacingReport: Publish does not wait; Publisher.Pace and Config.OnPace tell, for
-	// callers that send less themselves. A broker that polices refuses what is too much.
+	// PacingReport: Publish does not wait. Publisher.Pace and Config.OnPace inform callers
+	// that reduce their own rate. A broker that polices refuses the excess.
 	PacingReport
-	// PacingOff: the broker is not asked.
+	// PacingOff: the publisher does not request advice.
 	PacingOff
 )
 
-// Pace is what a publisher may send now, as its broker says.
+// Pace is the current advice of a publisher's broker.
 type Pace struct {
-	Paced   bool          // there is more to send to the topic than it may take; the rest counts only then
-	Rate    float64       // messages per second, of this publisher
+	Paced   bool          // the topic is overloaded; otherwise Rate, Burst and Wait do not apply
+	Rate    float64       // messages per second for this publisher
 	Burst   int64         // messages at once
-	Weight  uint8         // by which that is its part; it may be less than Config.Weight
+	Weight  uint8         // weight that the broker applies, at most Config.Weight
 	Wait    time.Duration // until the next message is due
-	Delayed time.Duration // what Publish has waited for its turn, in all
+	Delayed time.Duration // total time that Publish has waited for its turn
 }
 
-// pacer keeps a publisher to what it is told.
+// pacer keeps a publisher to its advised rate.
 type pacer struct {
 	mode   Pacing
 	notify func(Pace) // may be nil
@@ -48,7 +48,7 @@ type pacer struct {
 		bucket  pacing.Bucket
 		weight  uint8
 		delayed time.Duration
-		changed chan struct{} // closed and replaced with each advice
+		changed chan struct{} // closed and replaced on each advice
 	}
 }
 
@@ -58,7 +58,7 @@ func newPacer(mode Pacing, notify func(Pace)) *pacer {
 	return p
 }
 
-// advise takes what the broker says.
+// advise applies the broker's advice.
 func (p *pacer) advise(ok header.OK) {
 	p.mu.Lock()
 	p.mu.weight = ok.Weight
@@ -70,7 +70,7 @@ func (p *pacer) advise(ok header.OK) {
 	}
 }
 
-// reset forgets the advice of a broker that is left.
+// reset forgets the advice of a former broker.
 func (p *pacer) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *pacer) pace() Pace {
 	return Pace{Paced: is.Paced, Rate: is.Rate.PerSecond(), Burst: is.Burst, Weight: p.mu.weight, Wait: is.Wait, Delayed: p.mu.delayed}
 }
 
-// wait returns when n messages may be sent, or why they may not.
+// wait returns nil when n messages may be sent, or an error.
 func (p *pacer) wait(ctx context.Context, n int, closing <-chan struct{}) error {
 	for {
 		now := clock.Mono()
@@ -125,17 +125,17 @@ func (p *pacer) wait(ctx context.Context, n int, closing <-chan struct{}) error 
 	}
 }
 
-// Pace returns what the publisher may send now.
+// Pace returns the current advice.
 func (p *Publisher) Pace() Pace { return p.pacer.pace() }
 
-// errNoPace: the broker does not know PACE.
+// errNoPace: the broker does not support PACE.
 var errNoPace = errors.New("broker knows no pacing")
 
 // askTimeout bounds the wait for the answer to PACE.
 const askTimeout = 5 * time.Second
 
-// askPace sends PACE and waits for its answer: a broker that does not know it hangs up,
-// and what was written behind it would be lost.
+// askPace sends PACE and waits for the answer. A broker without PACE hangs up, and would
+// lose commands that follow.
 func (r *route) askPace(ctx context.Context, weight uint8) error {
 	asked := make(chan error, 1)
 	r.in.Lock()

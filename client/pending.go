@@ -10,24 +10,23 @@ import (
 	"github.com/nsqio/go-nsq"
 )
 
-// Pending is a publish that was begun. It is for callers that publish ahead of the
-// answers and needs their order: publishes begun one after the other are
-// accepted in that order.
+// Pending is a publish in progress, for callers that do not wait for each answer but need
+// an order: publishes are accepted in the order of their Begin calls.
 type Pending struct {
 	// set once
 	ctx     context.Context
 	request *request // nil when err is set
-	err     error    // why it did not begin
+	err     error    // why the publish did not begin
 }
 
-// BeginPublish is Publish up to the wait for the answer. It waits while as many
-// publishes as Config.MaxOutstanding are unanswered, while there is no broker, or, with
-// PacingWait, for its turn. ctx is that of the whole publish.
+// BeginPublish starts a publish and does not wait for the answer. It waits while
+// MaxOutstanding publishes are unanswered, while there is no broker, and, with PacingWait,
+// for its turn. ctx applies to the whole publish.
 func (p *Publisher) BeginPublish(ctx context.Context, body []byte) Pending {
 	return p.begin(ctx, nsq.Publish(p.topic, slices.Clone(body)), body)
 }
 
-// BeginMultiPublish is the same of MultiPublish.
+// BeginMultiPublish starts a MultiPublish, like BeginPublish.
 func (p *Publisher) BeginMultiPublish(ctx context.Context, bodies [][]byte) Pending {
 	cmd, err := nsq.MultiPublish(p.topic, bodies)
 	if err != nil {
@@ -36,7 +35,7 @@ func (p *Publisher) BeginMultiPublish(ctx context.Context, bodies [][]byte) Pend
 	return p.begin(ctx, cmd, bodies...)
 }
 
-// BeginDeferredPublish is the same of DeferredPublish.
+// BeginDeferredPublish starts a DeferredPublish, like BeginPublish.
 func (p *Publisher) BeginDeferredPublish(ctx context.Context, delay time.Duration, body []byte) Pending {
 	if delay < 0 {
 		return Pending{err: fmt.Errorf("client: not sent: deferred by %v", delay)}
@@ -44,8 +43,8 @@ func (p *Publisher) BeginDeferredPublish(ctx context.Context, delay time.Duratio
 	return p.begin(ctx, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)), body)
 }
 
-// begin hands the command of these messages to run, unless a broker would hang up for it, on
-// all whose publishes are under way.
+// begin passes the command to run. It refuses commands for which a broker would hang up,
+// which would affect all publishes in progress.
 func (p *Publisher) begin(ctx context.Context, cmd *nsq.Command, bodies ...[]byte) Pending {
 	select {
 	case <-p.closing:
@@ -77,7 +76,7 @@ func (p *Publisher) begin(ctx context.Context, cmd *nsq.Command, bodies ...[]byt
 	}
 }
 
-// Wait returns what Publish returns. Call it once.
+// Wait returns the result of Publish. Call it once.
 func (q Pending) Wait() error {
 	if q.err != nil {
 		return q.err
@@ -88,7 +87,7 @@ func (q Pending) Wait() error {
 		return wrap(err)
 	case <-q.ctx.Done():
 	}
-	for { // run may change it meanwhile
+	for { // run may change the state concurrently
 		if r.state.CompareAndSwap(queued, abandoned) {
 			if r.again {
 				break
@@ -96,12 +95,12 @@ func (q Pending) Wait() error {
 			return fmt.Errorf("client: not sent: %w", q.ctx.Err())
 		}
 		if r.state.CompareAndSwap(sent, abandoned) {
-			r.cmd = nil // a broker may take long to answer
+			r.cmd = nil // frees the command; a broker may take long to answer
 			break
 		}
 	}
 	select {
-	case err := <-r.done: // the answer has come meanwhile
+	case err := <-r.done: // the answer has arrived in the meantime
 		return wrap(err)
 	default:
 	}

@@ -14,54 +14,54 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
-// Publisher is one publisher of one topic. Its methods are safe for concurrent
-// use.
+// Publisher is a publisher of a topic. The methods are safe for concurrent use.
 type Publisher struct {
 	// set once
 	topic, id string
-	as        string // for whom it publishes, if it is a broker's
+	as        string // on whose behalf a broker publishes
 	client    *Client
-	own       *Client // closed with the publisher; nil when shared
+	own       *Client // closed with the publisher; nil if the client is shared
 	cfg       *nsq.Config
-	limit     int // of unanswered publishes
+	limit     int // maximum number of unanswered publishes
 	resend    Resend
 	drain     time.Duration
 	pacer     *pacer
 	log       *slog.Logger
 
-	requests chan *request   // unbuffered: what is not taken has not been sent
-	notify   chan struct{}   // holds one token: a route or the inbox has something
-	dialled  chan dialled    // at most one dial is under way
-	isReady  chan struct{}   // closed by run at the first route
-	closing  chan struct{}   // closed by Close: take no more requests
+	requests chan *request   // unbuffered: a request that run has not taken is not sent
+	notify   chan struct{}   // holds one token: a route or the inbox has news
+	dialled  chan dialled    // at most one dial is in progress
+	isReady  chan struct{}   // closed by run on the first route
+	closing  chan struct{}   // closed by Close: no more requests
 	over     chan struct{}   // closed when run has returned
-	life     context.Context // of the dial and the connections; ends when they are given up
+	life     context.Context // context of dials and connections; cancelled by giveUp
 	giveUp   context.CancelFunc
-	conns    sync.WaitGroup // the dial, and what reads connections
-	close    sync.Once      // of closing
+	conns    sync.WaitGroup // dials and connection readers
+	close    sync.Once      // closes closing
 
-	broker atomic.Pointer[string] // written by run; a stale address is for people only
+	broker atomic.Pointer[string] // written by run; a stale address only misinforms people
 
 	inbox struct {
 		sync.Mutex
-		assignment *srtmv1.Assignment // the newest, nil when taken
-		gone       error              // the topic is gone; a later assignment ends that
+		assignment *srtmv1.Assignment // newest assignment; nil after run has read it
+		gone       error              // the topic is gone; reset by a later assignment
 		lastError  error              // of dialling, for ready
 	}
 }
 
-// request is one publish under way.
+// request is a publish in progress.
 type request struct {
-	// cmd is read by run before it moves state to sent; the caller forgets it once it
-	// has moved that to abandoned.
+	// cmd is read by run before it sets state to sent. The caller sets cmd to nil after it
+	// has changed state from sent to abandoned.
 	cmd  *nsq.Command
-	done chan error // takes the one result
-	// again: it was sent, and not answered. Written by run before it moves state to queued.
+	done chan error // receives the result
+	// again: the request was sent but not answered. Written by run before it sets state to
+	// queued.
 	again bool
 
-	// state is queued, sent or abandoned. run moves queued to sent before it
-	// writes and back where it is to be sent again; the caller moves either to
-	// abandoned when its context ends, and it is not sent again.
+	// state is queued, sent or abandoned. run changes queued to sent before a write, and
+	// back if the request must be sent again. When the context ends, the caller changes
+	// either to abandoned; then the request is not sent again.
 	state atomic.Int32
 }
 
@@ -77,7 +77,7 @@ type dialled struct {
 }
 
 func newPublisher(c *Client, topic, id, as string) *Publisher {
-	cfg := *c.cfg.NSQ // go-nsq means a Config to be copied so
+	cfg := *c.cfg.NSQ // go-nsq permits copies of a Config
 	cfg.ClientID = id
 	p := &Publisher{
 		topic: topic, id: id, as: as, client: c, cfg: &cfg,
@@ -97,26 +97,26 @@ func newPublisher(c *Client, topic, id, as string) *Publisher {
 
 func (p *Publisher) start() { go p.run() }
 
-// Publish sends one message, which must not be empty, and waits for the broker to
-// accept it. The package comment says what the error means. body is copied.
+// Publish sends a message, which must not be empty, and waits until the broker has accepted
+// it. The package comment explains the errors. Publish copies body.
 func (p *Publisher) Publish(ctx context.Context, body []byte) error {
 	return p.BeginPublish(ctx, body).Wait()
 }
 
-// MultiPublish sends messages, at least one and none of them empty, that are accepted all
+// MultiPublish sends one or more messages, which must not be empty. The broker accepts all
 // or none.
 func (p *Publisher) MultiPublish(ctx context.Context, bodies [][]byte) error {
 	return p.BeginMultiPublish(ctx, bodies).Wait()
 }
 
-// DeferredPublish sends a message that is delivered after the delay, which
-// counts in whole milliseconds and must not be negative.
+// DeferredPublish sends a message that is delivered after delay. delay has millisecond
+// precision and must not be negative.
 func (p *Publisher) DeferredPublish(ctx context.Context, delay time.Duration, body []byte) error {
 	return p.BeginDeferredPublish(ctx, delay, body).Wait()
 }
 
-// Broker returns the address of the broker that the publisher sends to, for
-// people; it may be the next one by now.
+// Broker returns the address of the publisher's broker, for people. The address may be out
+// of date.
 func (p *Publisher) Broker() string {
 	if a := p.broker.Load(); a != nil {
 		return *a
@@ -124,8 +124,8 @@ func (p *Publisher) Broker() string {
 	return ""
 }
 
-// Gone returns why the publisher is of no use any more: it was closed, or its topic does not
-// exist; nil: it is of use.
+// Gone returns the reason if the publisher is no longer usable: it was closed, or its topic
+// does not exist.
 func (p *Publisher) Gone() error {
 	select {
 	case <-p.closing:
@@ -144,10 +144,10 @@ func wrap(err error) error {
 	return fmt.Errorf("client: %w", err)
 }
 
-// Close refuses new publishes, waits for the answers to those under way, and
-// ends the connection. When ctx ends first it gives up: what was sent fails
-// with ErrUnanswered, what was not with ErrClosed, and Close returns the
-// context's error. A second Close waits like the first.
+// Close refuses new publishes, waits for the answers to publishes in progress, and closes
+// the connection. If ctx ends first, sent publishes fail with ErrUnanswered, other
+// publishes with ErrClosed, and Close returns the context's error. Further calls of Close
+// wait, too.
 func (p *Publisher) Close(ctx context.Context) error {
 	p.close.Do(func() { close(p.closing) })
 	var err error
@@ -184,12 +184,12 @@ func (p *Publisher) ready(ctx context.Context) error {
 	defer p.inbox.Unlock()
 	err := fmt.Errorf("client: publisher %q of topic %q has no broker yet: %w", p.id, p.topic, ctx.Err())
 	if p.inbox.lastError != nil {
-		err = fmt.Errorf("%w; %v", err, p.inbox.lastError) // a refusal to connect is none of a publish
+		err = fmt.Errorf("%w; %v", err, p.inbox.lastError) // not wrapped: a refused connection is no refusal of a publish
 	}
 	return err
 }
 
-// assigned takes an assignment, from any goroutine.
+// assigned stores a new assignment. Any goroutine may call assigned.
 func (p *Publisher) assigned(a *srtmv1.Assignment) {
 	p.inbox.Lock()
 	if old := p.inbox.assignment; old == nil || old.Epoch <= a.Epoch {
@@ -200,7 +200,7 @@ func (p *Publisher) assigned(a *srtmv1.Assignment) {
 	p.wake()
 }
 
-// vanished takes the news that the topic, or the publisher in it, is gone.
+// vanished records that the topic, or the publisher in the topic, is gone.
 func (p *Publisher) vanished(err error) {
 	p.inbox.Lock()
 	p.inbox.assignment, p.inbox.gone = nil, err

@@ -12,34 +12,33 @@ import (
 	"github.com/srtm-io/srtm/pacing/header"
 )
 
-// route is a connection to a broker with what was published on it.
+// route is a connection to a broker, with the publishes on the connection.
 //
-// go-nsq's Producer would do the same and more, and the more is in the way: it dials
-// again on its own inside a publish, where no context bounds it; it does not
-// say that an idle connection has ended; and after a break it does not tell a
-// publish that was never written from one that was not answered, nor an
-// orderly end from any other, on which the guarantee of this package rests.
+// go-nsq's Producer does more, but its additions conflict with the guarantees of this
+// package. It reconnects inside a publish, where no context bounds the wait. It does not
+// report the end of an idle connection. After a break it distinguishes neither unwritten
+// from unanswered publishes, nor an orderly end from other ends.
 type route struct {
 	// set once
 	address string
-	paced   bool // the broker was asked what may be sent
+	paced   bool // advice was requested from the broker
 	conn    *Conn
-	notify  chan<- struct{} // holds one token: there is something to take
+	notify  chan<- struct{} // holds one token: there is news
 	advise  func(header.OK)
 
 	// owned by Publisher.run
-	open []*request // unanswered, oldest first
+	open []*request // unanswered requests, oldest first
 
 	in struct {
 		sync.Mutex
 		answers []answer
-		limit   int // of answers, against a broker that says more than asked
+		limit   int // maximum number of answers, in case the broker sends more than requested
 		ended   error
-		asked   chan<- error // gets the answer to PACE, then it is nil
+		asked   chan<- error // receives the answer to PACE; nil afterwards
 	}
 }
 
-// answer is what a broker said to a publish: OK, or an error.
+// answer is a broker's answer to a publish: OK, or an error.
 type answer struct {
 	refused *RefusedError
 }
@@ -47,8 +46,8 @@ type answer struct {
 // errSurplus: the broker sent an answer without a request.
 var errSurplus = errors.New("broker sent more answers than there were publishes")
 
-// dial connects and identifies, and with a weight asks to be told what may be sent. What
-// reads the connection is counted in all, and ends with it.
+// dial connects and identifies. With a weight it also requests advice. The goroutine that
+// reads the connection is counted in all, and ends with the connection.
 func dial(ctx context.Context, address string, cfg *nsq.Config, limit int, weight uint8, advise func(header.OK), notify chan<- struct{}, all *sync.WaitGroup) (*route, error) {
 	r := &route{address: address, paced: weight > 0, notify: notify, advise: advise}
 	r.in.limit = limit
@@ -66,10 +65,10 @@ func dial(ctx context.Context, address string, cfg *nsq.Config, limit int, weigh
 	return r, nil
 }
 
-// close ends the connection.
+// close closes the connection.
 func (r *route) close() { r.conn.Close() }
 
-// take returns what has come in since.
+// take returns the answers since the last call.
 func (r *route) take() (answers []answer, ended error) {
 	r.in.Lock()
 	defer r.in.Unlock()
@@ -105,7 +104,7 @@ func (r *route) end(err error) {
 	}
 	if asked := r.in.asked; asked != nil {
 		r.in.asked = nil
-		asked <- fmt.Errorf("broker %s did not answer PACE: %w", r.address, err) // there is room for it
+		asked <- fmt.Errorf("broker %s did not answer PACE: %w", r.address, err) // the channel has room
 	}
 	r.in.Unlock()
 	r.wake()
@@ -121,7 +120,7 @@ func (r *route) wake() {
 // orderly reports whether the broker ended the connection with a half-close.
 func orderly(err error) bool { return errors.Is(err, io.EOF) }
 
-// said takes a response.
+// said handles a response.
 func (r *route) said(data []byte) {
 	if ok, err := header.ParseOK(data); err == nil {
 		r.advise(ok)

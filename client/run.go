@@ -9,38 +9,36 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// sender is what Publisher.run owns: the only place that decides what is sent
-// where.
+// sender holds the state of Publisher.run, which alone decides what is sent where.
 //
-// Invariant: requests are answered, or fail, in the order in which they came,
-// except that one whose context ends is taken out.
-// Invariant: at most one of cur and old has open requests, and nothing is
-// written to cur while old has any.
+// Invariant: requests are answered, or fail, in their order of arrival, except requests
+// whose context ends.
+// Invariant: only cur has open requests. While next is set, nothing is written.
 type sender struct {
 	p *Publisher
 
 	epoch  uint64
-	target string // where the publisher belongs; "" before the first assignment, and while it has no place
+	target string // assigned broker; empty before the first assignment, and while the publisher has no place
 	gone   error  // the topic does not exist now
 
-	// cur is in use, or nil. next is connected and takes over when cur has no
-	// open request; until then nothing is written.
+	// cur is the route in use, or nil. next is connected and replaces cur when cur has no
+	// open requests. Until then nothing is written.
 	cur, next *route
-	// retired: cur is of a topic that is gone, where a publish would create the
-	// topic anew without its contract, or of a publisher that has no place now.
-	// Nothing is written to it, and it is closed after its last answer.
+	// retired: the topic of cur is gone, or the publisher has no place. A publish on cur
+	// could create the topic again without its contract. Nothing is written to cur, and cur
+	// is closed after its last answer.
 	retired  bool
-	paces    bool   // the assignment says that brokers know PACE
-	unpaced  string // the address of one that did not
+	paces    bool   // the assignment says that brokers support PACE
+	unpaced  string // address of a broker without PACE
 	dialling bool
 	wait     *backoff
 	retry    *time.Timer
 	drain    *time.Timer // runs while next, or another assignment, waits for cur
-	// queue is to be sent again, before anything new.
+	// queue holds requests to send, before any new request.
 	queue []*request
 }
 
-// run is the publisher's life.
+// run is the publisher's main loop.
 func (p *Publisher) run() {
 	defer close(p.over)
 	s := &sender{p: p, wait: newBackoff(), retry: stopped(), drain: stopped()}
@@ -88,7 +86,7 @@ func stopped() *time.Timer {
 	return t
 }
 
-// canTake: a new request could be sent now, or fail at once.
+// canTake reports whether a new request could be sent now, or fail immediately.
 func (s *sender) canTake() bool {
 	return len(s.queue) == 0 && (s.gone != nil || s.canSend())
 }
@@ -97,14 +95,14 @@ func (s *sender) canSend() bool {
 	return s.cur != nil && s.next == nil && !s.retired && s.gone == nil && len(s.cur.open) < s.p.limit
 }
 
-// idle: nothing is under way.
+// idle reports whether no request is in progress.
 func (s *sender) idle() bool {
 	return len(s.queue) == 0 && (s.cur == nil || len(s.cur.open) == 0)
 }
 
 var errClosedUnanswered = fmt.Errorf("%w: the publisher was closed", ErrUnanswered)
 
-// end gives up what is left.
+// end fails the remaining requests and closes the connections.
 func (s *sender) end() {
 	s.retry.Stop()
 	s.drain.Stop()
@@ -134,7 +132,7 @@ func (s *sender) end() {
 	s.p.client.leave(s.p)
 }
 
-// readInbox acts on a new assignment.
+// readInbox handles a new assignment.
 func (s *sender) readInbox() {
 	p := s.p
 	p.inbox.Lock()
@@ -147,7 +145,7 @@ func (s *sender) readInbox() {
 			r.done <- gone
 		}
 		s.queue = nil
-		// Where it comes back, and from which epoch on, is another matter.
+		// A new topic of this name may start at any broker and epoch.
 		s.epoch = 0
 		s.leave()
 	}
@@ -157,7 +155,7 @@ func (s *sender) readInbox() {
 	}
 	s.epoch, s.paces = a.Epoch, a.Pacing
 	if a.TcpAddress == s.target {
-		s.connect() // it may be paced only now
+		s.connect() // the assignment may be paced only now
 		return
 	}
 	if a.TcpAddress == "" {
@@ -178,8 +176,7 @@ func (s *sender) readInbox() {
 	s.connect()
 }
 
-// leave ends the connection after its last answer. What is to be sent waits for
-// another assignment.
+// leave closes the connection after its last answer. Requests wait for another assignment.
 func (s *sender) leave() {
 	s.target = ""
 	if s.next != nil {
@@ -196,7 +193,7 @@ func (s *sender) leave() {
 	}
 }
 
-// weight is with which the target is asked for its pace; 0: it is not.
+// weight returns the weight for requesting advice from the target; 0: no request.
 func (s *sender) weight() uint8 {
 	if c := &s.p.client.cfg; c.Pacing != PacingOff && (s.paces || c.BrokersPace) && s.target != s.unpaced {
 		return max(c.Weight, 1)
@@ -204,13 +201,13 @@ func (s *sender) weight() uint8 {
 	return 0
 }
 
-// settled: the route in use is the target's, and paced if that is wanted. On a route that
-// is in use it cannot be asked for: a broker that does not know PACE would hang up.
+// settled reports whether the current route leads to the target, and is paced if required.
+// PACE cannot be sent on a route in use, since a broker without PACE would hang up.
 func (s *sender) settled() bool {
 	return s.cur != nil && s.cur.address == s.target && (s.cur.paced || s.weight() == 0)
 }
 
-// connect dials the target unless that is settled or under way.
+// connect dials the target, unless settled or already dialling.
 func (s *sender) connect() {
 	if s.dialling || s.next != nil || s.target == "" || s.cur != nil && s.retired || s.settled() {
 		return
@@ -230,7 +227,7 @@ func (s *sender) connect() {
 	})
 }
 
-// connected takes the result of a dial.
+// connected handles the result of a dial.
 func (s *sender) connected(d dialled) {
 	s.dialling = false
 	p := s.p
@@ -248,7 +245,7 @@ func (s *sender) connected(d dialled) {
 		return
 	}
 	if d.route.address != s.target || s.settled() {
-		d.route.close() // the target has changed meanwhile
+		d.route.close() // the target has changed in the meantime
 		s.connect()
 		return
 	}
@@ -260,9 +257,9 @@ func (s *sender) connected(d dialled) {
 	s.takeOver()
 }
 
-// takeOver makes next the route in use.
+// takeOver makes next the current route.
 //
-// Requires: cur is nil or has no open request.
+// Requires: cur is nil or has no open requests.
 func (s *sender) takeOver() {
 	if s.cur != nil {
 		s.cur.close()
@@ -288,17 +285,17 @@ func settle(r *request, a answer) {
 	}
 }
 
-// errElsewhere: the broker does not have the topic now. It refused the oldest open request and
-// carries out nothing that was sent after that request, so all of them may be sent again.
+// errElsewhere: the broker does not have the topic now. It refused the oldest open request
+// and executes no later request, so all open requests may be sent again.
 var errElsewhere = errors.New("the topic is not on this broker now")
 
-// movedAway reports whether the answer says that the broker does not have the topic. Where a
-// loaddistributor says which broker has the topic, that passes.
+// movedAway reports whether the answer says that the broker does not have the topic. In a
+// cluster this is temporary.
 func (s *sender) movedAway(a answer) bool {
 	return a.refused != nil && a.refused.Code == string(wire.CodeBadTopic) && s.p.client.cfg.Broker == ""
 }
 
-// receive settles what a route's broker has answered.
+// receive handles the answers on a route.
 func (s *sender) receive(r *route) {
 	if r == nil {
 		return
@@ -317,11 +314,11 @@ func (s *sender) receive(r *route) {
 		r.open = r.open[1:]
 		settle(first, a)
 		if a.refused != nil && wire.ErrorCode(a.refused.Code).Fatal() {
-			// It ends the connection next; what is written now would be lost.
+			// The broker closes the connection next; writes would be lost.
 			ended = a.refused
 			break
 		}
-		s.wait.reset() // it is a broker that works
+		s.wait.reset() // the broker works
 	}
 	if ended != nil {
 		s.lose(r, ended)
@@ -329,14 +326,14 @@ func (s *sender) receive(r *route) {
 	}
 	switch {
 	case r != s.cur || len(r.open) > 0:
-	case s.next != nil: // also where cur is retired: there has been a place again since
+	case s.next != nil: // even if cur is retired: the publisher has a place again
 		s.takeOver()
 	case s.retired:
 		s.retire()
 	}
 }
 
-// retire closes a retired route once it has had its last answer.
+// retire closes a retired route after its last answer.
 func (s *sender) retire() {
 	if len(s.cur.open) == 0 {
 		s.cur.close()
@@ -346,8 +343,8 @@ func (s *sender) retire() {
 	}
 }
 
-// lose is the end of a route that we did not want. What was open is queued
-// again where that is safe, and fails where it is not.
+// lose handles the unexpected end of a route. Open requests are queued again if that is
+// safe, and fail otherwise.
 func (s *sender) lose(r *route, cause error) {
 	p := s.p
 	r.close()
@@ -368,7 +365,7 @@ func (s *sender) lose(r *route, cause error) {
 			req.done <- fmt.Errorf("%w: broker %s: %w", ErrUnanswered, r.address, cause)
 		case s.gone != nil:
 			req.done <- s.gone
-		case req.state.CompareAndSwap(sent, queued): // or its caller has given up
+		case req.state.CompareAndSwap(sent, queued): // otherwise the caller has given up
 			queue = append(queue, req)
 		}
 	}
@@ -379,11 +376,11 @@ func (s *sender) lose(r *route, cause error) {
 		s.takeOver()
 		return
 	}
-	// Not at once: a broker may accept connections only to end them.
+	// Not immediately: a broker may accept connections only to close them.
 	s.retry.Reset(s.wait.take())
 }
 
-// send writes what may be written.
+// send writes the queued requests that may be written.
 func (s *sender) send() {
 	for len(s.queue) > 0 {
 		r := s.queue[0]
@@ -410,13 +407,13 @@ func (s *sender) send() {
 	s.queue = nil
 }
 
-// writeFailed settles a publish that could not be written. Part of it may
-// have left, but not its end, so the broker cannot have accepted it; unless a
-// compressor is between, whose own end may be all that is missing.
+// writeFailed handles a request whose write failed. Part of the request may have been sent,
+// but not its end, so the broker cannot have accepted it. With a compressor the end of the
+// request may have been sent.
 func (s *sender) writeFailed(r *route, err error) {
 	last := r.open[len(r.open)-1]
 	r.open = r.open[:len(r.open)-1]
-	// What was answered before the break counts, and so does an end in order.
+	// Answers before the break count, and so does an orderly end.
 	answers, ended := r.take()
 	for _, a := range answers {
 		if len(r.open) == 0 {

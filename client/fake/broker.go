@@ -12,27 +12,26 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// What happened, in Event.Kind.
+// Kinds of events.
 const (
 	Connect = "connect" // IDENTIFY was read
 	Pub     = "pub"     // a PUB, MPUB or DPUB was read
-	Answer  = "answer"  // its OK or error is about to be written
+	Answer  = "answer"  // the OK or error is about to be written
 	Nop     = "nop"     // a NOP was read
 	Pace    = "pace"    // a PACE was read
-	Auth    = "auth"    // an AUTH was read; its body is the secret
+	Auth    = "auth"    // an AUTH was read; the body is the secret
 	Close   = "close"   // the connection ended
 )
 
-// Event is one thing that happened at a broker.
+// Event is an event at a broker.
 type Event struct {
 	Broker, Kind, Client, Topic string
 	Bodies                      [][]byte
 	Delay                       time.Duration
 }
 
-// Log orders the events of several brokers: since an answer is logged before it
-// is written and a publish after it was read, one that was caused by the other
-// stands after it. The zero value is ready.
+// Log orders the events of several brokers. An answer is logged before it is written, and a
+// publish after it is read. So an event always follows its cause. The zero value is ready.
 type Log struct {
 	mu struct {
 		sync.Mutex
@@ -46,15 +45,14 @@ func (l *Log) add(e Event) {
 	l.mu.events = append(l.mu.events, e)
 }
 
-// Events returns what happened so far.
+// Events returns the events so far.
 func (l *Log) Events() []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.mu.events)
 }
 
-// Broker is a broker with one queue for each topic. Its methods are safe for
-// concurrent use.
+// Broker is a broker with one queue per topic. The methods are safe for concurrent use.
 type Broker struct {
 	// set once
 	name string
@@ -70,7 +68,7 @@ type Broker struct {
 		hold   bool
 		paces  bool
 		refuse func(topic string, body []byte) *wire.Error
-		copies int // how often a message is delivered
+		copies int // number of deliveries of each message
 		nextID uint64
 	}
 }
@@ -80,15 +78,15 @@ type queue struct {
 	subs    []*conn
 }
 
-// conn is one connection. Its fields but out are guarded by Broker.mu.
+// conn is a connection. Broker.mu guards all fields except out.
 type conn struct {
 	net.Conn
 	client   string
-	topic    string // subscribed to
+	topic    string // subscription
 	credit   int
 	inFlight map[wire.MessageID]bool
-	held     []reply // answers withheld, oldest first
-	leaving  bool    // what is read is dropped
+	held     []reply // withheld answers, oldest first
+	leaving  bool    // input is discarded
 
 	out sync.Mutex
 }
@@ -98,12 +96,12 @@ type reply struct {
 	err   *wire.Error
 }
 
-// NewBroker starts a broker on a free port of 127.0.0.1. log may be shared.
+// NewBroker starts a broker on a free port of 127.0.0.1. Several brokers may share log.
 func NewBroker(name string, log *Log) (*Broker, error) {
 	return NewBrokerAt(name, log, "127.0.0.1:0")
 }
 
-// NewBrokerAt is NewBroker on an address, such as one that was closed before.
+// NewBrokerAt starts a broker on the given address, such as a closed broker's.
 func NewBrokerAt(name string, log *Log, address string) (*Broker, error) {
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
@@ -120,49 +118,49 @@ func NewBrokerAt(name string, log *Log, address string) (*Broker, error) {
 // Address returns host:port.
 func (b *Broker) Address() string { return b.ln.Addr().String() }
 
-// Close hangs up on all clients and waits for all goroutines.
+// Close closes all connections and waits for all goroutines.
 func (b *Broker) Close() {
 	b.mu.Lock()
 	b.mu.closed = true
 	b.mu.Unlock()
-	_ = b.ln.Close() // nothing is lost
+	_ = b.ln.Close() // best effort
 	b.HangUp()
 	b.all.Wait()
 }
 
-// HangUp ends all connections, with whatever answers are withheld.
+// HangUp closes all connections without sending withheld answers.
 func (b *Broker) HangUp() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for c := range b.mu.conns {
-		_ = c.Conn.Close() // gone either way
+		_ = c.Conn.Close() // best effort
 	}
 }
 
-// Abort is HangUp with a reset, as when a host dies.
+// Abort closes all connections with a reset, as if the host died.
 func (b *Broker) Abort() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for c := range b.mu.conns {
-		_ = c.Conn.(*net.TCPConn).SetLinger(0) // fails only when closed
+		_ = c.Conn.(*net.TCPConn).SetLinger(0) // fails only after a close
 		_ = c.Conn.Close()
 	}
 }
 
-// GiveAway ends all connections as a broker does that gives its publishers
-// away: it answers what it has read, reads no more commands, and half-closes.
+// GiveAway ends all connections like a broker that gives its publishers away: it answers
+// what it has read, reads no more commands, and half-closes.
 func (b *Broker) GiveAway() {
 	b.Hold(false)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for c := range b.mu.conns {
 		c.leaving = true
-		_ = c.Conn.(*net.TCPConn).CloseWrite() // fails only when closed
+		_ = c.Conn.(*net.TCPConn).CloseWrite() // fails only after a close
 	}
 }
 
-// Hold withholds all answers to publishes from now on, or (false) gives those
-// that were withheld and goes on.
+// Hold(true) withholds all answers to publishes. Hold(false) sends the withheld answers and
+// continues.
 func (b *Broker) Hold(hold bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,7 +176,7 @@ func (b *Broker) Hold(hold bool) {
 	}
 }
 
-// Held is how many answers are withheld.
+// Held returns the number of withheld answers.
 func (b *Broker) Held() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -189,29 +187,29 @@ func (b *Broker) Held() int {
 	return n
 }
 
-// Paces has connections that are made from now on know PACE, and answer it.
+// Paces makes new connections accept PACE.
 func (b *Broker) Paces() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.mu.paces = true
 }
 
-// Refuse has f decide on each message; nil accepts all. A message of an MPUB
-// that is refused refuses all of it.
+// Refuse makes f decide on each message; nil accepts all. If f refuses a message of an
+// MPUB, the whole MPUB is refused.
 func (b *Broker) Refuse(f func(topic string, body []byte) *wire.Error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.mu.refuse = f
 }
 
-// DeliverEach has every message delivered n times; 0 loses them all.
+// DeliverEach makes the broker deliver every message n times; 0 loses all messages.
 func (b *Broker) DeliverEach(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.mu.copies = n
 }
 
-// Deliver puts a message into a topic's queue as if it had been published.
+// Deliver adds a message to a topic's queue, like a publish.
 func (b *Broker) Deliver(topic string, body []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,7 +232,7 @@ func (b *Broker) Clients() []string {
 	return ids
 }
 
-// Heartbeat sends one to every connection.
+// Heartbeat sends a heartbeat to every connection.
 func (b *Broker) Heartbeat() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -243,7 +241,7 @@ func (b *Broker) Heartbeat() {
 	}
 }
 
-// Say sends bytes to every connection, right or wrong.
+// Say sends arbitrary bytes to every connection.
 func (b *Broker) Say(frame []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -256,13 +254,13 @@ func (b *Broker) accept() {
 	for {
 		nc, err := b.ln.Accept()
 		if err != nil {
-			return // closed
+			return // the listener is closed
 		}
 		c := &conn{Conn: nc, inFlight: map[wire.MessageID]bool{}}
 		b.mu.Lock()
 		if b.mu.closed {
 			b.mu.Unlock()
-			_ = nc.Close() // too late
+			_ = nc.Close() // the broker is closed
 			return
 		}
 		b.mu.conns[c] = true
@@ -316,7 +314,7 @@ func (b *Broker) read(c *conn) {
 }
 
 func (b *Broker) drop(c *conn) {
-	_ = c.Conn.Close() // gone either way
+	_ = c.Conn.Close() // best effort
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.mu.conns, c)
@@ -345,7 +343,7 @@ func (b *Broker) handle(c *conn, cmd wire.Command) {
 		if id.FeatureNegotiation {
 			var err error
 			if answer, err = json.Marshal(wire.IdentifyResponse{MaxRdyCount: 100_000, Version: "fake"}); err != nil {
-				panic(err) // a struct of numbers and strings
+				panic(err) // cannot fail for this struct
 			}
 		}
 		c.send(wire.AppendResponse(nil, answer))
@@ -427,7 +425,7 @@ func (b *Broker) answerLocked(c *conn, r reply) {
 	if r.err != nil {
 		c.send(wire.AppendError(nil, r.err))
 		if r.err.Fatal {
-			_ = c.Conn.Close() // what fatal means
+			_ = c.Conn.Close() // a fatal error ends the connection
 		}
 		return
 	}
@@ -450,12 +448,11 @@ func (b *Broker) deliverLocked(q *queue) {
 	}
 }
 
-// send writes under a deadline, so that a peer that does not read cannot hold
-// up the broker for long. A fake may do I/O under its lock: it keeps the log in
-// the order of the wire.
+// send writes with a deadline, so a peer that does not read cannot block the broker for
+// long. A fake may do I/O under its lock, which keeps the log in the order of the wire.
 func (c *conn) send(frame []byte) {
 	c.out.Lock()
 	defer c.out.Unlock()
-	_ = c.SetWriteDeadline(time.Now().Add(5 * time.Second)) // fails only when closed
-	_, _ = c.Write(frame)                                   // the reader sees the end
+	_ = c.SetWriteDeadline(time.Now().Add(5 * time.Second)) // fails only after a close
+	_, _ = c.Write(frame)                                   // the reader notices the end
 }

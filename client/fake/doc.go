@@ -1,6 +1,6 @@
-// Package fake holds small real servers for tests of whatever publishes: a
-// broker that speaks the V2 protocol over a socket, and a loaddistributor that
-// serves the PlacementService. They do what the real ones do in the good case
-// and can be told to misbehave: to withhold answers, refuse, hang up, move a
-// publisher. They keep everything in memory and know no rate limit.
+// Package fake holds small real servers for tests of publishers: a broker with the V2
+// protocol over a socket, and a loaddistributor with the PlacementService. By default the
+// servers behave like the real ones. On request they misbehave: they withhold answers,
+// refuse, hang up, or move a publisher. They keep everything in memory and have no rate
+// limit.
 package fake

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// Lookup answers GET /lookup?topic= as nsqlookupd does.
+// Lookup answers GET /lookup?topic= like nsqlookupd.
 type Lookup struct {
 	srv *httptest.Server // set once
 
@@ -33,13 +33,13 @@ func NewLookup() *Lookup {
 // Address returns host:port.
 func (l *Lookup) Address() string { return l.srv.Listener.Addr().String() }
 
-// Close ends all connections and waits.
+// Close closes all connections and waits.
 func (l *Lookup) Close() {
 	l.srv.CloseClientConnections()
 	l.srv.Close()
 }
 
-// Set says on which brokers a topic is.
+// Set sets the brokers of a topic.
 func (l *Lookup) Set(topic string, brokers ...*Broker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,13 +60,13 @@ func (l *Lookup) lookup(w http.ResponseWriter, req *http.Request) {
 		host, port, err := net.SplitHostPort(address)
 		n, bad := strconv.Atoi(port)
 		if err := errors.Join(err, bad); err != nil {
-			panic(err) // an address of ours
+			panic(err) // addresses come from this package
 		}
 		producers = append(producers, producer{host, n})
 	}
 	l.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
-	// When it fails, the client is gone.
+	// An error means that the client is gone.
 	_ = json.NewEncoder(w).Encode(map[string]any{"channels": []string{}, "producers": producers})
 }

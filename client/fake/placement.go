@@ -16,8 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/bidi"
 )
 
-// Placement is a loaddistributor as publishers see it. Its methods are safe for
-// concurrent use.
+// Placement is a loaddistributor for publishers. The methods are safe for concurrent use.
 type Placement struct {
 	srtmv1.UnimplementedPlacementServiceServer
 
@@ -39,7 +38,7 @@ type placed struct {
 	at     map[string]*srtmv1.Assignment // by publisher
 	active bool
 	gone   bool
-	change chan struct{} // closed and replaced at each change
+	change chan struct{} // closed and replaced on each change
 }
 
 // NewPlacement starts a server on a free port of 127.0.0.1.
@@ -47,7 +46,7 @@ func NewPlacement() (*Placement, error) {
 	return NewPlacementAt("127.0.0.1:0")
 }
 
-// NewPlacementAt is NewPlacement on an address.
+// NewPlacementAt starts a server on the given address.
 func NewPlacementAt(address string) (*Placement, error) {
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
@@ -58,7 +57,7 @@ func NewPlacementAt(address string) (*Placement, error) {
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
 	p.all.Go(func() {
 		if err := p.srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			panic(err) // a listener of ours that only Close closes
+			panic(err) // only Close closes the listener
 		}
 	})
 	return p, nil
@@ -73,7 +72,8 @@ func (p *Placement) Close() {
 	p.all.Wait()
 }
 
-// Watches returns how many Watch streams were opened, and how many are open.
+// Watches returns the number of Watch streams opened so far, and the number of open
+// streams.
 func (p *Placement) Watches() (opened, open int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,8 +89,8 @@ func (p *Placement) topicLocked(topic string) *placed {
 	return t
 }
 
-// Place puts publishers of a topic on the broker at an address, creates the
-// topic if need be, and makes it active.
+// Place assigns publishers of a topic to the broker at the given address. It creates the
+// topic if necessary, and makes it active.
 func (p *Placement) Place(topic, address string, publishers ...string) {
 	p.update(topic, func(t *placed) {
 		t.active, t.gone = true, false
@@ -100,7 +100,7 @@ func (p *Placement) Place(topic, address string, publishers ...string) {
 	})
 }
 
-// Pace says that a topic's publishers may ask what they may send.
+// Pace marks a topic as paced, so publishers may request advice.
 func (p *Placement) Pace(topic string) {
 	p.update(topic, func(t *placed) {
 		for id, a := range t.at {
@@ -118,10 +118,10 @@ func (p *Placement) Displace(topic string, publishers ...string) {
 	})
 }
 
-// Prepare creates a topic that is not active yet.
+// Prepare creates an inactive topic.
 func (p *Placement) Prepare(topic string) { p.update(topic, func(t *placed) { t.active = false }) }
 
-// Remove takes publishers out of a topic.
+// Remove removes publishers from a topic.
 func (p *Placement) Remove(topic string, publishers ...string) {
 	p.update(topic, func(t *placed) {
 		for _, id := range publishers {
@@ -148,8 +148,8 @@ func (p *Placement) update(topic string, f func(*placed)) {
 	t.change = make(chan struct{})
 }
 
-// lookup returns the wanted assignments, of which some may be unknown, and what
-// tells of the next change.
+// lookup returns the requested assignments, with unknown publishers marked, and a channel
+// that is closed on the next change.
 func (p *Placement) lookup(topic string, ids []string) ([]*srtmv1.Assignment, uint64, <-chan struct{}, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,7 +192,7 @@ func (p *Placement) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srt
 	return &srtmv1.ResolveResponse{Assignment: found[0]}, nil
 }
 
-// FindBrokers implements the service: the brokers are those that have publishers.
+// FindBrokers implements the service. It returns the brokers that have publishers.
 func (p *Placement) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) (*srtmv1.FindBrokersResponse, error) {
 	found, _, _, err := p.lookup(req.Topic, nil)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Line publishes what one producer publishes, in its order. Make it with Pool.Line. Only Wait
-// may be called beside its other methods.
+// Line publishes for one producer, in order. Create a Line with Pool.Line. Only Wait may be
+// called concurrently with other methods.
 type Line struct {
 	pool    *Pool
 	targets map[Key]*Shared
@@ -22,26 +22,27 @@ type Line struct {
 // Line returns a line without publishers.
 func (p *Pool) Line() *Line { return &Line{pool: p, targets: map[Key]*Shared{}} }
 
-// Message is what is published at once: a body, or with Batch several messages, of which all
-// are accepted or none.
+// Message is the content of a publish: a body, or a Batch of messages that are all accepted
+// or all refused.
 type Message struct {
 	Body  []byte
-	Batch Bodies        // nil: there is one message
-	Defer time.Duration // until the message is delivered; 0 with Batch
+	Batch Bodies        // nil: a single message
+	Defer time.Duration // delay of the delivery; 0 with Batch
 }
 
-// Bodies is a batch of messages, such as an MPUB's.
+// Bodies is a batch of messages, such as an MPUB.
 type Bodies interface {
 	Len() int
-	Bytes() int // of all together
+	Bytes() int // total bytes
 	Each(func(body []byte))
 }
 
 const (
-	// Overhead is what a publish under way takes beside its messages, in bytes.
+	// Overhead is the memory of a publish in progress, in addition to its messages, in
+	// bytes.
 	Overhead = 512
-	// PerMessage is what each message of a batch takes beside its body, in bytes: in the list
-	// of them, and for its length in the command.
+	// PerMessage is the memory of a batched message in addition to its body, in bytes: the
+	// slice header, and the length in the command.
 	PerMessage = 24 + 4
 )
 
@@ -52,21 +53,22 @@ func (m Message) size() int64 {
 	return Overhead + int64(m.Batch.Bytes()) + PerMessage*int64(m.Batch.Len())
 }
 
-// Pending is a publish that was begun.
+// Pending is a publish in progress.
 type Pending struct {
 	pending client.Pending
-	err     error // why it was not begun
+	err     error // why the publish did not begin
 	release func()
 	target  string
 }
 
-// Target is the address of the broker that the publish was begun for; "": it was not begun.
+// Target is the address of the publish's broker; empty if the publish did not begin.
 func (p *Pending) Target() string { return p.target }
 
-// Failed reports whether the publish was not begun: Wait says at once why.
+// Failed reports whether the publish did not begin. Then Wait returns the reason
+// immediately.
 func (p *Pending) Failed() bool { return p.err != nil }
 
-// Wait returns what client.Publisher.Publish returns. Call it once.
+// Wait returns the result, like client.Publisher.Publish. Call it once.
 func (p *Pending) Wait() error {
 	if p.err != nil {
 		return p.err
@@ -75,9 +77,9 @@ func (p *Pending) Wait() error {
 	return p.pending.Wait()
 }
 
-// Begin publishes a message as the publisher of that key, up to the wait for the answer. It
-// waits for a broker and for room; ctx is that of the whole publish. The message is the
-// caller's again when Begin returns.
+// Begin starts a publish for the publisher with the given key, and does not wait for the
+// answer. It waits for a broker and for room. ctx applies to the whole publish. After Begin
+// the caller may reuse the message.
 func (l *Line) Begin(ctx context.Context, k Key, m Message) Pending {
 	publisher, err := l.publisher(ctx, k)
 	if err != nil {
@@ -102,8 +104,8 @@ func (l *Line) Begin(ctx context.Context, k Key, m Message) Pending {
 	return is
 }
 
-// publisher returns the publisher of a key. If the topic of the one in use is gone, it is
-// opened anew: the topic may have been created again, or be created by that.
+// publisher returns the publisher of a key. If the topic of an existing publisher is gone,
+// the publisher is reopened: the topic may exist again, or reopening may create it.
 func (l *Line) publisher(ctx context.Context, k Key) (*client.Publisher, error) {
 	one := l.targets[k]
 	for again := one != nil; ; again = false {
@@ -130,7 +132,7 @@ func (l *Line) publisher(ctx context.Context, k Key) (*client.Publisher, error) 
 	}
 }
 
-// Close gives back the line's publishers. What is pending goes on.
+// Close releases the line's publishers. Pending publishes continue.
 func (l *Line) Close() {
 	for _, one := range l.targets {
 		l.pool.Release(one)
@@ -138,7 +140,7 @@ func (l *Line) Close() {
 	clear(l.targets)
 }
 
-// What becomes of a publish, as labels of metrics.
+// Results of a publish, as metric labels.
 const (
 	Accepted   = "accepted"
 	Refused    = "refused"
@@ -146,10 +148,10 @@ const (
 	Unsent     = "unsent"
 )
 
-// Results are all of them.
+// Results lists all results.
 var Results = []string{Accepted, Refused, Unanswered, Unsent}
 
-// Result says what has become of a publish.
+// Result returns the result of a publish.
 func Result(err error) string {
 	switch {
 	case err == nil:
@@ -162,8 +164,8 @@ func Result(err error) string {
 	return Unsent
 }
 
-// Verdict returns what an NSQ client is told of a publish: nil, the broker's refusal as it is,
-// or the command's own failure.
+// Verdict returns the answer to an NSQ client: nil, the broker's refusal, or a failure of
+// the command.
 func Verdict(failed wire.ErrorCode, err error) error {
 	switch Result(err) {
 	case Accepted:
@@ -186,7 +188,7 @@ func Verdict(failed wire.ErrorCode, err error) error {
 	return wire.Wrap(failed, text, err)
 }
 
-// Fault returns what an HTTP client is told of a publish that failed.
+// Fault returns the answer to an HTTP client after a failed publish.
 func Fault(err error) *nsqhttp.Fault {
 	if f, ok := errors.AsType[*nsqhttp.Fault](err); ok {
 		return f

@@ -1,6 +1,6 @@
-// Package pool publishes for others: for the producers of an agent, the requests of a gateway
-// or of a broker, and the clients of a broker whose topics are elsewhere. Its publishers are
-// shared: each is opened by the first who uses it, and closed when it was not used for a while.
+// Package pool publishes on behalf of others: the producers of an agent, the requests of a
+// gateway or a broker, and the clients of a broker whose topics are elsewhere. Its
+// publishers are shared. The first user opens a publisher, and an idle publisher is closed.
 // Read Pool next, then Line.
 package pool
 
@@ -16,44 +16,45 @@ import (
 	"github.com/srtm-io/srtm/client"
 )
 
-// ErrFull refuses a publisher where as many are in use as there may be.
+// ErrFull: the maximum number of publishers is in use.
 var ErrFull = errors.New("too many publishers")
 
-// Config is a pool's. All but the bytes is needed.
+// Config configures a pool. All fields except the byte bounds are required.
 type Config struct {
-	Max        int           // publishers at a time
-	Idle       time.Duration // one that was not used for so long is closed
-	OpenWithin time.Duration // to find a publisher's broker and to connect
-	// MaxBytes bounds the publishes under way, with Overhead for each, and MaxBrokerBytes those
-	// to one broker. Others wait. A larger publish waits until it is the only one. 0: no bound.
+	Max        int           // maximum number of publishers
+	Idle       time.Duration // idle time after which a publisher is closed
+	OpenWithin time.Duration // bounds resolving and connecting
+	// MaxBytes bounds the bytes of publishes in progress, including Overhead for each.
+	// MaxBrokerBytes bounds the bytes to one broker. Further publishes wait. A larger
+	// publish waits until it is the only one. 0: unlimited.
 	MaxBytes, MaxBrokerBytes int64
 }
 
-// Key names a publisher: its topic, its id, and for whom it publishes if it is a broker's
+// Key identifies a publisher: topic, id, and on whose behalf a broker publishes
 // (client.PublisherFor).
 type Key struct{ Topic, ID, As string }
 
-// Pool is publishers that are opened by the first who uses them. Make it with New; it is
-// safe for concurrent use.
+// Pool is a set of publishers that are opened on first use. Create a Pool with New. A Pool
+// is safe for concurrent use.
 type Pool struct {
 	// Set once.
 	client *client.Client
 	cfg    Config
 	log    *slog.Logger
-	ctx    context.Context // of openings and closings
+	ctx    context.Context // for opening and closing publishers
 	cancel context.CancelFunc
-	all    sync.WaitGroup // openings and closings; Add under mu, while not closed
-	room   room           // of publishes under way
+	all    sync.WaitGroup // goroutines that open and close; Add under mu, while not closed
+	room   room           // for publishes in progress
 
 	mu struct {
 		sync.Mutex
 		closed     bool
 		publishers map[Key]*Shared
-		closing    map[Key]chan struct{} // closed when it has been: a client has one publisher of a key
+		closing    map[Key]chan struct{} // closed after the close; a client can have one publisher per key
 	}
 }
 
-// Shared is a publisher, or the attempt to open it.
+// Shared is a publisher, possibly still opening.
 type Shared struct {
 	opened chan struct{} // closed when publisher or err is set
 
@@ -63,10 +64,10 @@ type Shared struct {
 
 	// Guarded by Pool.mu.
 	users int
-	idle  time.Time // since when there are none
+	idle  time.Time // time of the last Release
 }
 
-// New returns a pool with a client of its own. It connects when it is first needed.
+// New returns a pool with its own client. The client connects on first use.
 func New(of client.Config, cfg Config) (*Pool, error) {
 	c, err := client.New(of)
 	if err != nil {
@@ -81,8 +82,8 @@ func New(of client.Config, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// Use counts the caller among a publisher's users, until Release. Where there are as many
-// publishers as there may be, those without users give up their places.
+// Use registers the caller as a user of a publisher, until Release. If the pool is full,
+// Use closes publishers without users.
 // Errors: ErrFull, client.ErrClosed.
 func (p *Pool) Use(k Key) (*Shared, error) {
 	p.mu.Lock()
@@ -107,8 +108,8 @@ func (p *Pool) Use(k Key) (*Shared, error) {
 	return one, nil
 }
 
-// open opens a publisher, when the one before it with this key has been closed. One that
-// cannot be opened is forgotten: the next use tries again.
+// open opens a publisher, after the previous publisher with the same key is closed. After a
+// failure the publisher is removed, and the next Use tries again.
 func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
 	ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin)
 	defer cancel()
@@ -127,18 +128,18 @@ func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
 	close(one.opened)
 }
 
-// Resolve returns the TCP address of a publisher's broker, as client.Client.
+// Resolve returns the TCP address of a publisher's broker, like client.Client.
 func (p *Pool) Resolve(ctx context.Context, k Key) (address string, err error) {
 	return p.client.Resolve(ctx, k.Topic, k.ID, k.As)
 }
 
-// Brokers returns the TCP addresses of a topic's brokers, as client.Client.
+// Brokers returns the TCP addresses of a topic's brokers, like client.Client.
 func (p *Pool) Brokers(ctx context.Context, topic string) (addresses []string, err error) {
 	return p.client.Brokers(ctx, topic)
 }
 
-// Publisher returns the publisher once it is open, or why it could not be opened, or that
-// ctx has ended before. The caller still has to Release it.
+// Publisher waits until the publisher is open and returns it, or the error. The caller must
+// still call Release.
 func (one *Shared) Publisher(ctx context.Context) (*client.Publisher, error) {
 	select {
 	case <-one.opened:
@@ -156,7 +157,7 @@ func (p *Pool) Release(one *Shared) {
 	one.idle = time.Now()
 }
 
-// Run closes idle publishers, until ctx ends.
+// Run closes idle publishers until ctx ends.
 func (p *Pool) Run(ctx context.Context) {
 	tick := time.NewTicker(max(p.cfg.Idle/4, time.Millisecond))
 	defer tick.Stop()
@@ -172,7 +173,7 @@ func (p *Pool) Run(ctx context.Context) {
 	}
 }
 
-// closeIdleLocked closes publishers that have no user, and had none since then.
+// closeIdleLocked closes publishers that have had no user since the given time.
 func (p *Pool) closeIdleLocked(since time.Time) {
 	for k, one := range p.mu.publishers {
 		if p.mu.closed || one.users > 0 || one.idle.After(since) {
@@ -186,13 +187,13 @@ func (p *Pool) closeIdleLocked(since time.Time) {
 	}
 }
 
-// closeLocked closes an open publisher. The next use of its key opens another.
+// closeLocked closes an open publisher. The next Use of the key opens a new publisher.
 func (p *Pool) closeLocked(k Key, one *Shared) {
 	delete(p.mu.publishers, k)
 	closed := make(chan struct{})
 	p.mu.closing[k] = closed
 	p.all.Go(func() {
-		// The next user of the key waits for this.
+		// The next user of the key waits for this goroutine.
 		ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin/2)
 		defer cancel()
 		if err := one.publisher.Close(ctx); err != nil {
@@ -205,7 +206,8 @@ func (p *Pool) closeLocked(k Key, one *Shared) {
 	})
 }
 
-// discard closes a publisher whose topic is gone: the topic may be created anew for the next.
+// discard closes a publisher whose topic is gone. The next publisher may create the topic
+// again.
 func (p *Pool) discard(k Key, one *Shared) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,7 +216,8 @@ func (p *Pool) discard(k Key, one *Shared) {
 	}
 }
 
-// Close gives up what opens and closes just now, and closes the rest, as client.Close.
+// Close cancels current openings and closings, and closes the other publishers, like
+// client.Close.
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.mu.closed = true
@@ -224,14 +227,14 @@ func (p *Pool) Close(ctx context.Context) error {
 	return p.client.Close(ctx)
 }
 
-// Len is how many publishers are in use.
+// Len returns the number of publishers.
 func (p *Pool) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.mu.publishers)
 }
 
-// State is a publisher, for people.
+// State describes a publisher, for people.
 type State struct {
 	Topic     string `json:"topic"`
 	Publisher string `json:"publisher"`
@@ -239,7 +242,7 @@ type State struct {
 	Users     int    `json:"connections"`
 }
 
-// States returns up to 1000 of them, by name.
+// States returns the states of up to 1000 publishers, sorted by name.
 func (p *Pool) States() []State {
 	const most = 1000
 	p.mu.Lock()

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// room bounds the bytes of publishes under way: of all, and of those to each broker, so that
-// those to a slow broker leave room for the others.
+// room bounds the bytes of publishes in progress, in total and per broker. So publishes to
+// a slow broker leave room for others.
 type room struct {
 	// Set once.
 	most, each int64 // bytes
@@ -17,11 +17,11 @@ type room struct {
 
 	mu *struct {
 		sync.Mutex
-		brokers map[string]*share // by address; those in use
+		brokers map[string]*share // by address; only brokers in use
 	}
 }
 
-// share is what is under way to one broker, or waits for that.
+// share holds the publishes to one broker, in progress or waiting.
 type share struct {
 	bytes *semaphore.Weighted
 	users int // guarded by room.mu
@@ -42,8 +42,8 @@ func newRoom(most, each int64) room {
 	return r
 }
 
-// acquire waits for room for so many bytes to a broker, and returns what gives it back. A
-// publish that is larger than the bound waits until it is the only one.
+// acquire waits for room for a publish to a broker, and returns a function that releases
+// the room. A publish above the bound waits until it is the only one.
 func (r *room) acquire(ctx context.Context, broker string, bytes int64) (release func(), err error) {
 	r.mu.Lock()
 	of := r.mu.brokers[broker]
