@@ -39,7 +39,7 @@ const (
 	formTable = "table"
 )
 
-// command returns the command tree, fresh: cobra keeps state in it.
+// command returns a new command tree, because cobra keeps state in the tree.
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "drlsim",
@@ -78,13 +78,13 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return usagef("%s takes no argument, only flags: %q", cmd.Name(), args[0])
 }
 
-// answer is what a command prints: objects, one a line, or a table of them.
+// answer is the output of a command: objects, one per line, or a table.
 type answer struct {
 	objects []any
 	table   func(io.Writer) error
 }
 
-// answered is an answer of these results, one object each.
+// answered returns an answer with one object per result.
 func answered[R any](table func(io.Writer, []R) error, results ...R) answer {
 	a := answer{table: func(w io.Writer) error { return table(w, results) }}
 	for _, r := range results {
@@ -93,8 +93,8 @@ func answered[R any](table func(io.Writer, []R) error, results ...R) answer {
 	return a
 }
 
-// leaf makes cmd a command that takes no argument and prints what run answers, in the
-// form of --output. needs are the flags that have to be given.
+// leaf makes cmd a command without arguments that prints the answer of run in the form of
+// --output. needs lists the required flags.
 func leaf(cmd *cobra.Command, run func(*cobra.Command) (answer, error), needs ...string) *cobra.Command {
 	var form string
 	cmd.Flags().StringVar(&form, "output", formJSON, "`form` of the output: json or table")
@@ -123,7 +123,7 @@ func leaf(cmd *cobra.Command, run func(*cobra.Command) (answer, error), needs ..
 	return cmd
 }
 
-// grid prints a table; align is of tabwriter's.
+// grid prints a table. align has flags of package tabwriter.
 func grid(w io.Writer, align uint, fill func(row func(format string, cells ...any))) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', align)
 	fill(func(format string, cells ...any) { fmt.Fprintf(tw, format+"\n", cells...) })
@@ -133,7 +133,8 @@ func grid(w io.Writer, align uint, fill func(row func(format string, cells ...an
 	return nil
 }
 
-// scenarioFlags adds --scenario and --seed to cmd, and returns what reads the scenario.
+// scenarioFlags adds --scenario and --seed to cmd, and returns a function that reads the
+// scenario.
 func scenarioFlags(cmd *cobra.Command) func() (*scenario.Scenario, error) {
 	var file string
 	var seed uint64
@@ -152,7 +153,7 @@ func scenarioFlags(cmd *cobra.Command) func() (*scenario.Scenario, error) {
 	}
 }
 
-// required returns an error that names those of the flags that were not given.
+// required returns an error with the names of missing flags.
 func required(cmd *cobra.Command, names ...string) error {
 	missing := slices.DeleteFunc(names, func(name string) bool { return cmd.Flags().Changed(name) })
 	if len(missing) == 0 {

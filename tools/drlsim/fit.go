@@ -26,7 +26,7 @@ type fitOptions struct {
 	stall  time.Duration
 }
 
-// modeWarm is fast once more, on brokers that are known from the first time.
+// modeWarm is a second fast search, on brokers known from the first.
 const modeWarm = "warm"
 
 func (o *fitOptions) flags(cmd *cobra.Command) {
@@ -41,7 +41,7 @@ func (o *fitOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.limits.cap, "cap", time.Minute, "fast: how long one placement is tested at the most")
 	f.DurationVar(&o.stall, "stall", 0, "fast: how long it takes a host to stall at the most, with what it has to catch up with; live it is 100ms, and simulated hosts do not stall")
 	f.Bool("counts", false, "")
-	_ = f.MarkDeprecated("counts", "fast never knows more than arrivals and counts") // fails for unknown flags only
+	_ = f.MarkDeprecated("counts", "fast never knows more than arrivals and counts") // fails only for unknown flags
 }
 
 func (o *fitOptions) validate() error {
@@ -97,13 +97,13 @@ func fitOnce(s *scenario.Scenario, o scenario.FitOptions) (*scenario.FitResult, 
 	return scenario.Fit(built, o)
 }
 
-// fitted is a result and what it is called in a table.
+// fitted is a result and its name in a table.
 type fitted struct {
 	name string
 	*scenario.FitResult
 }
 
-// fits adds to a what fitting the first topic of s comes to in every mode.
+// fits appends to a the results of fitting the first topic of s in every mode.
 func (o *fitOptions) fits(a []fitted, s *scenario.Scenario, name string) ([]fitted, error) {
 	for _, mode := range o.modes {
 		r, err := o.run(s, mode)

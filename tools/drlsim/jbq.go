@@ -26,7 +26,7 @@ type jbqServer struct {
 	web.Summary
 }
 
-// maxJBQ bounds the virtual time, in seconds.
+// maxJBQ limits the virtual time, in seconds.
 const maxJBQ = 1_000_000
 
 func jbqCommand() *cobra.Command {

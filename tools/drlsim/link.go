@@ -83,7 +83,7 @@ func bitsPerSecond(text string) (float64, error) {
 	return 0, fmt.Errorf("--capacity %q: want a number and bps, kbps, Mbps or Gbps", text)
 }
 
-// bandwidthDelays reads a size such as 0.5BDP; BDP is one.
+// bandwidthDelays reads a size such as 0.5BDP. BDP alone is 1.
 func bandwidthDelays(text string) (float64, error) {
 	number := strings.TrimSuffix(text, "BDP")
 	if number == "" && text != "" {

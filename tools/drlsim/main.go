@@ -1,9 +1,8 @@
-// Command drlsim puts the pure packages to work on paper: what a contract costs
-// in access delay, by theory for Poisson arrivals and by replay for a recorded
-// trace, whole or split over brokers; and what brokers, topics and publishers of a
-// scenario do, by simulation. It touches no cluster and re-implements nothing:
-// tokenbucket, placement and tbadaptor/share are the production's own. Given the
-// same input and seed it prints the same bytes. Read tools/sim/scenario next.
+// Command drlsim evaluates the pure packages without a cluster. It computes the access
+// delay of a contract, by theory for Poisson arrivals or by replay of a recorded trace,
+// whole or split over brokers. It also simulates the brokers, topics and publishers of a
+// scenario. It uses tokenbucket, placement and tbadaptor/share of production. The same
+// input and seed give the same output. Read tools/sim/scenario next.
 package main
 
 import (

@@ -20,7 +20,7 @@ type delays struct {
 	PDelayed float64 `json:"p_delayed"`
 }
 
-// tail is its output for a tail.
+// tail is the output of drlsim theory for a tail.
 type tail struct {
 	Tail float64 `json:"tail"`
 }
@@ -77,7 +77,7 @@ The load, L/R or RHO, must be below 1: above there is no expected delay.`,
 	})
 }
 
-// theoryMode reports which of the two questions was asked.
+// theoryMode reports whether the flags ask for a tail or for the delays of a contract.
 func theoryMode(cmd *cobra.Command) (wantsTail bool, err error) {
 	changed := func(name string) bool { return cmd.Flags().Changed(name) }
 	ofTail, ofContract := []string{"rho", "tail"}, []string{"lambda", "rate", "burst"}

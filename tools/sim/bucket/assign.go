@@ -6,26 +6,25 @@ import (
 	"strings"
 )
 
-// The rules by which messages are assigned to the buckets of a split.
+// The rules that assign messages to the buckets of a split.
 const (
-	// RoundRobin gives the n-th message to bucket n modulo k.
+	// RoundRobin assigns the n-th message to bucket n modulo k.
 	RoundRobin = "roundrobin"
-	// Random gives each message to any bucket with equal chance.
+	// Random assigns each message to a random bucket, uniformly.
 	Random = "random"
-	// Keyed spreads each correlation key evenly: the n-th member of the m-th
-	// key goes to bucket n+m modulo k, keys and members being numbered as they
-	// first appear. A member is a publisher, all of whose messages go the same
-	// way, as they would with a broker; where the file does not name it, every
-	// message is a member of its own, since a group's burst is usually one
-	// message of each. Without keys all are one group. Starting key m at bucket
-	// m keeps the first bucket from getting the odd one of every group.
+	// Keyed spreads each correlation key evenly: the n-th member of the m-th key goes to
+	// bucket n+m modulo k, numbered by first appearance. A member is a publisher, whose
+	// messages all go to the same bucket, as with a broker. If the file does not name
+	// publishers, every message is a member, because a group's burst usually has one
+	// message of each publisher. Without keys, all messages are one group. Key m starts
+	// at bucket m, so that the first bucket does not get the remainder of every group.
 	Keyed = "keyed"
 )
 
 // Rules returns the names of the rules, sorted.
 func Rules() []string { return []string{Keyed, Random, RoundRobin} }
 
-// assign returns the bucket, of k, of each message.
+// assign returns the bucket of each message, 0 to k-1.
 func assign(rule string, k int, trace []Arrival, rng *rand.Rand) ([]int, error) {
 	to := make([]int, len(trace))
 	switch rule {

@@ -1,5 +1,5 @@
-// Package bucket reads recorded arrivals and judges them by one contract, whole or
-// split over several buckets: buckets are tokenbucket's, shares are divided by
-// tbadaptor/share; what is here is only who goes to which bucket and how the delays
-// are summed up. read.go has the file's form, assign.go who goes where.
+// Package bucket reads recorded arrivals and applies one contract to them, whole or split
+// over several buckets. tokenbucket has the buckets and tbadaptor/share divides the
+// shares. This package assigns messages to buckets and summarizes the delays. read.go has
+// the file format, assign.go the assignment.
 package bucket

@@ -14,15 +14,15 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Arrival is one line: a message that arrived.
+// Arrival is a line of the file: the arrival of a message.
 type Arrival struct {
 	At        mono.Time // whole nanoseconds on the file's own clock
-	Key       string    // correlation key; empty: the pool of those without
-	Publisher string    // empty: not known
+	Key       string    // correlation key; empty: in the pool, without a key
+	Publisher string    // empty: unknown
 }
 
 const (
-	// Max is how many arrivals are read at most: all are held in memory.
+	// Max is the maximum number of arrivals, because all are held in memory.
 	Max = 50_000_000
 	// MaxSeconds is the largest time, before and after 0. Both Unix time and a
 	// clock since boot fit; the rest of the 292 years is room for delays.
@@ -31,10 +31,10 @@ const (
 	maxLine = 4096 // bytes
 )
 
-// Error says what is wrong with which line of which file.
+// Error is a fault in a line of a file.
 type Error struct {
 	File string
-	Line int // from 1; 0 if it is the file as a whole
+	Line int // from 1; 0 for the file as a whole
 	Err  error
 }
 
@@ -47,8 +47,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ReadFile reads the named file, through gzip if its name ends in .gz, or stdin
-// if the name is "-". Every error names the file.
+// ReadFile reads the named file, through gzip if its name ends in .gz, or stdin for "-".
+// Every error names the file.
 func ReadFile(name string, stdin io.Reader) (read []Arrival, err error) {
 	if name == "-" {
 		return Read("standard input", stdin)
@@ -76,16 +76,16 @@ func ReadFile(name string, stdin io.Reader) (read []Arrival, err error) {
 //
 //	seconds[,key[,publisher]]
 //
-// in any order; blank lines are skipped, spaces around a field do not count.
-// Seconds are a decimal number, exact to the nanosecond it is nearest to;
-// scientific notation is understood and exact to 16 digits. The name stands for
-// the file in errors, which are of type *Error; nothing is returned with one.
+// in any order. It ignores blank lines, and spaces around a field. Seconds are a decimal
+// number, rounded to the nearest nanosecond, or in scientific notation, exact to 16
+// digits. Errors are of type *Error and use name for the file. With an error Read returns
+// no arrivals.
 func Read(name string, r io.Reader) ([]Arrival, error) {
 	in := bufio.NewScanner(r)
 	in.Buffer(make([]byte, 0, maxLine), maxLine)
 	var read []Arrival
-	// Names repeat in every line; one copy of each is enough, and a copy keeps
-	// no line alive.
+	// Names repeat in every line: keep one copy of each, which does not keep a line
+	// alive.
 	names := map[string]string{}
 	intern := func(s string) string {
 		s = strings.TrimSpace(s)
@@ -135,14 +135,14 @@ func Read(name string, r io.Reader) ([]Arrival, error) {
 	return read, nil
 }
 
-// seconds parses a time. Going through float64 would cost a Unix time 200 ns,
-// so a plain decimal is taken digit by digit.
+// seconds parses a time. A float64 would cost a Unix time 200 ns, so seconds parses a
+// plain decimal digit by digit.
 func seconds(text string) (mono.Time, error) {
 	if ns, ok := decimal(text); ok {
 		return inRange(text, ns)
 	}
 	s, err := strconv.ParseFloat(text, 64)
-	// Infinity is what 1e999 gives, with an error, and what "inf" gives without.
+	// 1e999 gives infinity with an error, "inf" without.
 	if err != nil && !errors.Is(err, strconv.ErrRange) || err == nil && math.IsInf(s, 0) || math.IsNaN(s) || strings.ContainsAny(text, "xX_") {
 		return 0, fmt.Errorf("%q is not a time in seconds", text)
 	}
@@ -159,9 +159,9 @@ func inRange(text string, ns int64) (mono.Time, error) {
 	return mono.Time(ns), nil
 }
 
-// decimal parses [+-]digits[.digits] to the nearest nanosecond, halves away
-// from 0. It reports false for any other form; a number out of range it returns
-// as one that is out of range.
+// decimal parses [+-]digits[.digits] to the nearest nanosecond, halves away from 0. It
+// reports false for any other form. For a number out of range it returns a value that is
+// also out of range.
 func decimal(text string) (ns int64, ok bool) {
 	digits, negative := strings.CutPrefix(text, "-")
 	if !negative {

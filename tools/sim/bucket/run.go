@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Options say what a trace is judged by.
+// Options select the contract and the split for a trace.
 type Options struct {
 	Contract tokenbucket.Share
 	Split    int    // buckets; 1 is no split
@@ -23,7 +23,7 @@ type Options struct {
 	Seed     uint64 // of Random
 }
 
-// MaxSplit bounds the number of buckets.
+// MaxSplit limits the number of buckets.
 const MaxSplit = 100_000
 
 // Validate returns every fault at once, joined, or nil.
@@ -47,7 +47,7 @@ func (o Options) Validate() error {
 	return f.Err()
 }
 
-// Report is what became of a trace. The JSON form is drlsim's contract.
+// Report is the result of a trace. The JSON form is drlsim's contract.
 type Report struct {
 	RateMilli  int64     `json:"rate_milli"`
 	Burst      int64     `json:"burst"`
@@ -55,13 +55,13 @@ type Report struct {
 	Assign     string    `json:"assign"`
 	Seed       uint64    `json:"seed"`
 	Messages   int       `json:"messages"`
-	OutOfOrder int       `json:"out_of_order"` // messages earlier than one before them in the file
+	OutOfOrder int       `json:"out_of_order"` // messages with an earlier time than a message before
 	Delayed    int       `json:"delayed"`      // messages that waited for a token
 	Mean       float64   `json:"mean_delay_s"`
 	Quantiles  Quantiles `json:"quantiles_s"`
 	Buckets    []Bucket  `json:"buckets"`
 	BucketOf   []int     `json:"bucket_of"`       // per message, in the order of the file
-	Delays     []Delay   `json:"access_delays_s"` // the same
+	Delays     []Delay   `json:"access_delays_s"` // per message, in the same order
 }
 
 // Quantiles are of access delays, by nearest rank.
@@ -73,7 +73,7 @@ type Quantiles struct {
 	Max  Delay `json:"max"`
 }
 
-// Bucket is one bucket of the split and what became of its messages.
+// Bucket is one bucket of the split and the result of its messages.
 type Bucket struct {
 	RateMilli int64     `json:"rate_milli"`
 	Burst     int64     `json:"burst"`
@@ -93,12 +93,12 @@ func (d Delay) MarshalJSON() ([]byte, error) {
 	return []byte(strings.TrimSuffix(text, ".")), nil
 }
 
-// Run judges trace by o, message by message in the order given. All buckets are
-// full when the earliest message arrives. Messages out of order are judged as a
-// broker judges them, in the order they come: the bucket keeps its guarantee, and
-// a message with an early stamp may wait for tokens that later ones took.
+// Run applies o to the trace, message by message in the given order. All buckets are full
+// when the earliest message arrives. Run judges messages out of order like a broker, in
+// the order of the file. The bucket keeps its guarantee, and a message with an early
+// stamp may wait for tokens that later messages took.
 //
-// The result depends on its arguments alone.
+// The result depends only on the arguments.
 func Run(trace []Arrival, o Options) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -151,13 +151,13 @@ func Run(trace []Arrival, o Options) (*Report, error) {
 	return r, nil
 }
 
-// summarise sorts delays.
+// summarise summarizes delays and sorts them.
 func summarise(delays []Delay) (delayed int, mean float64, q Quantiles) {
 	if len(delays) == 0 {
 		return 0, 0, Quantiles{}
 	}
 	slices.Sort(delays)
-	sum := new(big.Int) // many long waits pass the range of int64
+	sum := new(big.Int) // many long waits exceed an int64
 	for _, d := range delays {
 		if d > 0 {
 			delayed++

@@ -11,43 +11,42 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// Nowhere is the broker of a source that sends nothing.
+// Nowhere is the broker of a source that sends no messages.
 const Nowhere = -1
 
-// Topic is what a topic starts as.
+// Topic is the initial state of a topic.
 type Topic struct {
-	// Stream says who sends when; offsets count from virtual time 0. The
-	// cluster reads it from then on.
+	// Stream is the schedule of messages; offsets count from virtual time 0. The cluster
+	// owns Stream.
 	Stream schedule.Stream
 	// Where is the broker of each source, or Nowhere.
 	Where []int
-	// Limited topics hold a share on each broker, in the order of the brokers,
-	// with full buckets: a contract that has not been used. Shares must be nil
-	// where not.
+	// Limited topics hold a share on each broker, in the order of the brokers, with full
+	// buckets, like an unused contract. Shares must be nil if Limited is false.
 	Limited bool
 	Shares  []tokenbucket.Share
 }
 
-// Delivery is what became of one message.
+// Delivery records the times of one message.
 type Delivery struct {
 	Topic, Broker int
 	Source        int32
-	At            mono.Time // it arrived at the broker
-	Eligible      mono.Time // it had its token; At where the topic is not limited
-	Done          mono.Time // its subscriber has it
+	At            mono.Time // arrival at the broker
+	Eligible      mono.Time // time of the token; At if the topic is not limited
+	Done          mono.Time // arrival at the subscriber
 }
 
 // Access is the access delay, the wait for a token.
 func (d Delivery) Access() time.Duration { return d.Eligible.Sub(d.At) }
 
-// Processing is the processing delay, all but the wait for a token.
+// Processing is the processing delay: the latency without the wait for a token.
 func (d Delivery) Processing() time.Duration { return d.Done.Sub(d.Eligible) }
 
 // Latency is the delivery latency, the SLO's subject.
 func (d Delivery) Latency() time.Duration { return d.Done.Sub(d.At) }
 
-// Cluster is brokers at work in virtual time. Make it with New. It is not safe
-// for concurrent use.
+// Cluster simulates brokers in virtual time. Make it with New. It is not safe for
+// concurrent use.
 type Cluster struct {
 	// Set once.
 	observe func(Delivery)
@@ -59,44 +58,44 @@ type Cluster struct {
 
 type topic struct {
 	stream  schedule.Stream
-	head    schedule.Event // the next, while !over
+	head    schedule.Event // next event, unless over
 	over    bool
 	where   []int
 	limited bool
 }
 
-// broker is one queue. A lane is a topic's line before it.
+// broker is one queue, with a lane for each topic before it.
 type broker struct {
 	model Model
 	rng   *rand.Rand
-	free  []mono.Time // when each server is, ascending is not kept
+	free  []mono.Time // when each server is free, not sorted
 	busy  time.Duration
 	lanes []lane
 	// waiting lists the lanes that are not empty, by topic.
 	waiting []int
 }
 
-// lane is the messages of one topic that wait for tokens at one broker.
+// lane holds the messages of one topic that wait for tokens at one broker.
 //
-// Invariant: next is when the head may leave, while the line is not empty.
+// Invariant: next is when the head may leave, if line is not empty.
 type lane struct {
 	bucket  tokenbucket.Bucket
 	line    fifo.Queue[message]
 	next    mono.Time
-	retuned mono.Time // nothing judged after it leaves before it
-	step    Step      // under way
+	retuned mono.Time // no message judged after a change leaves before it
+	step    Step      // current step
 }
 
-// message is one in a lane.
+// message is a message in a lane.
 type message struct {
 	at     mono.Time
 	source int32
-	first  bool // of its batch
+	first  bool // first of its batch
 }
 
-// New returns a cluster at virtual time 0. observe is called for each delivery,
-// in the order in which a broker begins its work. Chance comes from seed, with a
-// generator for each broker. Every fault is an error.
+// New returns a cluster at virtual time 0. It calls observe for each delivery, in the
+// order in which a broker begins the work. Each broker has its own random generator,
+// derived from seed. Every fault is an error.
 func New(models []Model, topics []Topic, seed uint64, observe func(Delivery)) (*Cluster, error) {
 	c := &Cluster{observe: observe}
 	if len(models) == 0 {
@@ -143,17 +142,16 @@ func (t *topic) read() {
 	t.head, t.over = e, !ok
 }
 
-// Now is the virtual time: all that happens before it has happened.
+// Now returns the virtual time. All earlier events have happened.
 func (c *Cluster) Now() mono.Time { return c.now }
 
-// Advance lets time pass until to. Messages whose token comes later stay in
-// line; a message in a broker's queue has been observed, even if its delivery
-// lies after to.
+// Advance advances the time to to. Messages with later tokens stay in their lanes. A
+// message in a broker's queue is already observed, even if its delivery is after to.
 //
-// Requires: to >= Now(); a source is a number into Where.
+// Requires: to >= Now(); every source is an index of Where.
 func (c *Cluster) Advance(to mono.Time) {
 	for {
-		// There are few topics: looking at each beats a heap.
+		// There are few topics: a linear search beats a heap.
 		first := -1
 		for i := range c.topics {
 			if t := &c.topics[i]; !t.over && (first < 0 || t.head.At < c.topics[first].head.At) {
@@ -176,7 +174,7 @@ func (c *Cluster) Advance(to mono.Time) {
 	c.now = to
 }
 
-// arrive takes an event to its broker.
+// arrive delivers an event to its broker.
 func (c *Cluster) arrive(l, topic int, e schedule.Event) {
 	at := mono.Time(e.At)
 	c.drain(l, at)
@@ -205,7 +203,7 @@ func (c *Cluster) arrive(l, topic int, e schedule.Event) {
 	}
 }
 
-// judge asks when the head may leave.
+// judge computes when the head may leave.
 func (l *lane) judge() { l.next = max(l.bucket.Eligible(l.line.Front().at), l.retuned) }
 
 func (b *broker) wait(topic int) {
@@ -217,8 +215,8 @@ func (b *broker) wait(topic int) {
 	b.waiting[i] = topic
 }
 
-// drain serves what has its token by to, in the order in which tokens come; of
-// equals, the topic of the lower number first.
+// drain serves the messages with a token by to, in the order of the tokens; ties go to
+// the topic with the lower number.
 func (c *Cluster) drain(l int, to mono.Time) {
 	b := &c.brokers[l]
 	for len(b.waiting) > 0 {
@@ -245,8 +243,8 @@ func (c *Cluster) drain(l int, to mono.Time) {
 	}
 }
 
-// serve has the first server that is free work on m, from ready on.
-// Requires: ready does not descend from call to call of one broker.
+// serve assigns m to the server that is free first, from ready on. Requires: ready does
+// not descend between calls for one broker.
 func (c *Cluster) serve(l, topic int, m message, eligible, ready mono.Time) {
 	b := &c.brokers[l]
 	server := 0
@@ -268,8 +266,8 @@ func (c *Cluster) serve(l, topic int, m message, eligible, ready mono.Time) {
 	})
 }
 
-// Move sends what the topic's sources send from now on elsewhere. Where is as in
-// Topic. What waits stays where it is.
+// Move changes the brokers of the topic's sources for later messages. Where is as in
+// Topic. Waiting messages stay on their brokers.
 func (c *Cluster) Move(topic int, where []int) error {
 	if len(where) != len(c.topics[topic].where) {
 		return fmt.Errorf("topic %d: %d sources, want %d", topic, len(where), len(c.topics[topic].where))
@@ -281,9 +279,9 @@ func (c *Cluster) Move(topic int, where []int) error {
 	return nil
 }
 
-// Restart gives a limited topic new shares, with full buckets, as if its
-// contract had not been used: what a new placement starts with once the old one
-// has been idle for long enough. What waits is judged anew.
+// Restart gives a limited topic new shares with full buckets, as if the contract were
+// unused. A new placement starts like this if the topic has been idle for long enough.
+// Waiting messages are judged again.
 func (c *Cluster) Restart(topic int, shares []tokenbucket.Share) error {
 	if err := c.checkShares(topic, shares); err != nil {
 		return err
@@ -303,7 +301,7 @@ func (l *lane) changed(now mono.Time) {
 	}
 }
 
-// Grant changes one broker's share of a limited topic now, as tokenbucket.Retune does.
+// Grant changes a broker's share of a limited topic now, as tokenbucket.Retune does.
 // Requires: s is valid.
 func (c *Cluster) Grant(topic, broker int, s tokenbucket.Share, tokens tokenbucket.Tokens) (released tokenbucket.Tokens) {
 	lane := &c.brokers[broker].lanes[topic]
@@ -312,18 +310,18 @@ func (c *Cluster) Grant(topic, broker int, s tokenbucket.Share, tokens tokenbuck
 	return released
 }
 
-// Share is a broker's of a topic.
+// Share returns a broker's share of a topic.
 func (c *Cluster) Share(topic, broker int) tokenbucket.Share {
 	return c.brokers[broker].lanes[topic].bucket.Share()
 }
 
-// Step is what a broker reports of a topic.
+// Step is a broker's report about a topic.
 type Step struct {
 	Offered             uint64
-	MaxBacklog, Backlog int64 // the largest, and at the end
+	MaxBacklog, Backlog int64 // the largest in the step, and at its end
 }
 
-// Step ends a step of a topic at a broker.
+// Step ends a step of a topic at a broker and returns its report.
 func (c *Cluster) Step(topic, broker int) Step {
 	lane := &c.brokers[broker].lanes[topic]
 	ended := lane.step
@@ -332,10 +330,10 @@ func (c *Cluster) Step(topic, broker int) Step {
 	return ended
 }
 
-// Retune changes the topic's shares now. Tokens that the shrinking buckets give
-// up go to the growing ones, in proportion to what their burst grows by; none is
-// created. The instant agreement of all brokers is the simulation's licence: in
-// production a share grows only after others have acknowledged to shrink.
+// Retune changes the topic's shares now. Tokens released by shrinking buckets go to the
+// growing buckets, in proportion to their burst growth. Retune creates no tokens. The
+// change is instantaneous only in the simulation: in production a share grows only after
+// other brokers have acknowledged to shrink.
 func (c *Cluster) Retune(topic int, shares []tokenbucket.Share) error {
 	if err := c.checkShares(topic, shares); err != nil {
 		return err
@@ -378,9 +376,9 @@ func (c *Cluster) checkShares(topic int, shares []tokenbucket.Share) error {
 	return nil
 }
 
-// Busy is how long the servers of a broker have worked, summed over them, work
-// begun counted to its end.
+// Busy returns the total working time of a broker's servers, including the rest of
+// current work.
 func (c *Cluster) Busy(broker int) time.Duration { return c.brokers[broker].busy }
 
-// Waiting is how many messages of a topic wait for tokens at a broker.
+// Waiting returns the number of a topic's messages that wait for tokens at a broker.
 func (c *Cluster) Waiting(topic, broker int) int { return c.brokers[broker].lanes[topic].line.Len() }

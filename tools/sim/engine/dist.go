@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// Dist is a distribution of durations, given by points of its quantile function
-// and linear in between. The zero Dist is 0 always.
+// Dist is a distribution of durations, given by points of its quantile function with
+// linear interpolation. The zero Dist is always 0.
 type Dist struct{ points []Point }
 
-// Point says that a fraction At of all values is not above Value.
+// Point says that a fraction At of all values is at most Value.
 type Point struct {
 	At    float64
 	Value time.Duration
 }
 
-// Constant is the distribution of one value. Requires: d >= 0.
+// Constant is the distribution of a single value. Requires: d >= 0.
 func Constant(d time.Duration) Dist { return Dist{[]Point{{0, d}}} }
 
-// maxValue keeps sums of work far from overflow.
+// maxValue keeps sums far from overflow.
 const maxValue = time.Hour
 
-// NewDist returns the distribution through points, which begin at fraction 0,
-// end at 1, ascend in At and do not descend in Value, of 0 to an hour; a single
+// NewDist returns the distribution through points. The points begin at fraction 0, end at
+// 1, and ascend in At. Values do not descend, and are between 0 and an hour. A single
 // point is a constant.
 func NewDist(points []Point) (Dist, error) {
 	if len(points) == 0 {
@@ -48,7 +48,7 @@ func NewDist(points []Point) (Dist, error) {
 	return Dist{append([]Point(nil), points...)}, nil
 }
 
-// Draw returns a value; a constant draws nothing from rng.
+// Draw returns a random value. A constant does not use rng.
 func (d Dist) Draw(rng *rand.Rand) time.Duration {
 	switch len(d.points) {
 	case 0:
@@ -61,7 +61,7 @@ func (d Dist) Draw(rng *rand.Rand) time.Duration {
 
 // at is the quantile function. Requires: at least two points.
 func (d Dist) at(u float64) time.Duration {
-	// The tail has most of the points and little of the chance.
+	// Search from the start: the tail has most of the points but little probability.
 	i := 1
 	for i < len(d.points)-1 && u > d.points[i].At {
 		i++

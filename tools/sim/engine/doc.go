@@ -1,11 +1,9 @@
-// Package engine simulates brokers under contracts, event by event: publishers'
-// schedules come in, and out comes when each message arrived, had its token and
-// was delivered. It is pure: virtual time, chance from a seed, the same answer
-// for the same arguments. Contracts are kept by the production's own tokenbucket;
-// what is modelled is only the broker as a server: how long it works on a message. It knows no topic's history and no
-// SLO: the observer of deliveries counts.
+// Package engine simulates brokers under contracts, event by event. The input is the
+// publishers' schedules. The output is the times at which each message arrived, had its
+// token and was delivered. The package is pure: it uses virtual time and seeded
+// randomness. tokenbucket of production enforces the contracts; only the broker is a
+// model, as a server with a service time. The caller's observer counts deliveries.
 //
-// dist.go is how long work takes, model.go what a broker is, cluster.go the
-// simulation. Read tools/sim/scenario next for
-// where the arguments come from.
+// dist.go has service times, model.go the broker model, cluster.go the simulation. Read
+// tools/sim/scenario next, which supplies the arguments.
 package engine

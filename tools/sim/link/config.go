@@ -24,38 +24,38 @@ const (
 	ackSize    = 40
 )
 
-// claimed is the ToS that a greedy flow claims.
+// claimed is the ToS claimed by a greedy flow.
 const claimed = 255
 
-// Config is a simulation.
+// Config configures a simulation.
 type Config struct {
 	Capacity float64       // of the link, either way, bits per second
 	RTT      time.Duration // of propagation
-	Flows    int           // long-lived ones each way
+	Flows    int           // long-lived flows in each direction
 	ToS      []int         // of the flows, in turn
 	Duration time.Duration // the second half is measured
 	Seed     uint64
 	Control  string
-	// Buffer is each queue's, in bandwidth-delay products; at least two packets
+	// Buffer is the size of each queue, in bandwidth-delay products; at least two packets
 	// of each flow.
 	Buffer float64
-	Greedy int  // so many of the forward flows claim a ToS of 255
-	Police bool // the router holds flows to the ToS that is theirs
+	Greedy int  // number of forward flows that claim a ToS of 255
+	Police bool // the router holds flows to their assigned ToS
 
-	// What figures vary besides; zero: the paper's.
-	Theta float64 // the degree of congestion above which the router says overload
+	// Parameters that only some figures vary; zero: the paper's value.
+	Theta float64 // degree of congestion above which the router signals overload
 	Alpha float64 // the gain of windows
-	// Web is how many short flows begin in a second, forward and of ToS 1, by a
-	// Poisson process; Pareto sizes of shape 1.35 and a mean of 30 packets.
+	// Web is the number of short forward flows of ToS 1 that begin per second, by a
+	// Poisson process. Their sizes are Pareto with shape 1.35 and a mean of 30 packets.
 	Web float64
-	// Join more forward flows run from From to To.
+	// Join is the number of additional forward flows, from From to To.
 	Join     int
 	From, To time.Duration
 	// Sample is the time between entries of Result.Series; 0: none.
 	Sample time.Duration
 }
 
-// Validate returns all that is wrong with c.
+// Validate returns all faults of c.
 func (c Config) Validate() error {
 	var f faults.List
 	f.If(!(c.Capacity >= 1e5 && c.Capacity <= 1e11), "capacity %v: want 100 kb/s to 100 Gb/s", c.Capacity)
@@ -76,13 +76,13 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// bytesPerSecond is the capacity.
+// bytesPerSecond returns the capacity.
 func (c Config) bytesPerSecond() float64 { return c.Capacity / 8 }
 
-// group names the flows of a ToS.
+// group returns the name of the flows of a ToS.
 func group(tos uint8) string { return "tos" + strconv.Itoa(int(tos)) }
 
-// weights are what flows may claim: with police the ToS that is theirs.
+// weights returns the weights that flows may claim: with police the assigned ToS.
 func (c Config) weights() police.Weights {
 	if !c.Police {
 		return police.Weights{Most: claimed}
@@ -94,21 +94,21 @@ func (c Config) weights() police.Weights {
 	return w
 }
 
-// buffer is each queue's, in bytes.
+// buffer returns the size of each queue, in bytes.
 func (c Config) buffer() float64 {
 	return max(c.Buffer*c.bytesPerSecond()*c.RTT.Seconds(), 2*packetSize*float64(c.Flows+c.Join))
 }
 
-// Flow is what one long-lived forward flow came to.
+// Flow is the result of one long-lived forward flow.
 type Flow struct {
-	ToS        int     `json:"tos"` // that is its own
+	ToS        int     `json:"tos"` // the assigned ToS
 	Throughput float64 `json:"throughput_bps"`
 	Greedy     bool    `json:"greedy"`
 }
 
-// Result is what was measured of the forward direction, in the second half.
+// Result has the measurements of the forward direction, in the second half.
 type Result struct {
-	Flows       []Flow  `json:"flows"` // without those that join
+	Flows       []Flow  `json:"flows"` // without the flows of Config.Join
 	Utilization float64 `json:"utilization"`
 	QueueMean   float64 `json:"queue_mean_fraction"` // of the buffer, over time
 	QueueMax    float64 `json:"queue_max_fraction"`
@@ -117,10 +117,10 @@ type Result struct {
 	Series []Sample `json:"-"` // from the beginning
 }
 
-// Sample is the forward direction at a time, and in the time since the last.
+// Sample describes the forward direction at a time, and since the last sample.
 type Sample struct {
 	At          time.Duration
-	Queue       float64 // longest, of the buffer
+	Queue       float64 // longest queue, as a fraction of the buffer
 	Utilization float64
 	Throughput  []float64 // bits per second of the first flow of each of Config.ToS
 }

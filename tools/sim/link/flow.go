@@ -12,29 +12,29 @@ import (
 // flow is a sender.
 type flow struct {
 	// Set once.
-	tos, claim uint8 // its own, and what it says
-	way        int   // the direction of its data
+	tos, claim uint8 // assigned and claimed ToS
+	way        int   // direction of its data
 	control    string
-	window     *window           // of the paper's controls
-	publisher  *police.Publisher // as the router knows it
+	window     *window           // for the paper's controls
+	publisher  *police.Publisher // the router's entry
 
-	left     int // packets to send; below 0: for ever
+	left     int // packets to send; negative: unlimited
 	stopped  bool
 	inflight int
-	timer    mono.Time // of those in the heap, the one that counts
-	last     mono.Time // a packet was sent
+	timer    mono.Time // time of the valid timer event
+	last     mono.Time // last send time
 	rtt      time.Duration
-	bytes    float64 // delivered since the measurement began
+	bytes    float64 // delivered during the measurement
 	ever     float64 // delivered
 
-	// Of Level.
+	// For Level.
 	bucket sender.Bucket
 	paced  bool
-	open   float64 // window while not paced, which doubles in a round trip
+	open   float64 // window while not paced; doubles every round trip
 }
 
-// next returns how long to wait before the next packet: 0 to send it now, and
-// below 0 to wait for an ACK.
+// next returns the wait before the next packet: 0 to send now, negative to wait for an
+// ACK.
 func (f *flow) next(now mono.Time) time.Duration {
 	switch {
 	case f.left == 0 || f.stopped:
@@ -57,8 +57,7 @@ func (f *flow) credit(window float64) time.Duration {
 	return -1
 }
 
-// rate is what the flow says it sends, in bytes per second; 0 while it does not
-// know.
+// rate returns the flow's claimed rate, in bytes per second; 0 while unknown.
 func (f *flow) rate() float64 {
 	if f.rtt == 0 || f.window == nil {
 		return 0
@@ -66,7 +65,7 @@ func (f *flow) rate() float64 {
 	return f.window.rate(f.rtt)
 }
 
-// acked takes what an ACK brings.
+// acked handles an ACK.
 func (f *flow) acked(now mono.Time, p packet) {
 	f.inflight--
 	if sample := now.Sub(p.sent); f.rtt == 0 {
@@ -87,7 +86,7 @@ func (f *flow) acked(now mono.Time, p packet) {
 	}
 }
 
-// missed takes the news of a loss.
+// missed handles the notice of a loss.
 func (f *flow) missed(now mono.Time, p packet) {
 	f.inflight--
 	if f.left >= 0 {

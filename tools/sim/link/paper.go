@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// paperRouter is the router's side of the paper's transport: (6), (2) and (3) of
-// Improved EFXCP (Wu, Yang, Zhang, 2014), for packets of size s, rate r and ToS
-// w in intervals t_s.
+// paperRouter is the router's side of the paper's transport: (6), (2) and (3) of Improved
+// EFXCP (Wu, Yang, Zhang, 2014), for packets of size s, rate r and ToS w in intervals
+// t_s.
 //
 //	(6) g   = Σ s / Σ (s w / r)                 mean rate of a virtual flow
 //	(2) ρ   = (λ + k_q q) / (C t_s)             q: least queue in t_s
 //	(3) γo  = g (C t_s - k_q q) / λ
 //
-// (3) is printed with ρ C t_s - k_q q below the line, which by (2) is λ. Guards
-// that the paper does not have: without a packet, γo stays; a packet without a
-// rate stands for one flow; the queue takes at most half of C t_s off.
+// The paper prints (3) with the denominator ρ C t_s - k_q q, which by (2) is λ. The paper
+// lacks three guards: without a packet, γo stays; a packet without a rate counts as one
+// flow; the queue takes at most half of C t_s.
 type paperRouter struct {
 	theta float64 // set once
 
-	// Of the interval under way.
+	// Current interval.
 	bytes, plain float64 // Σ s, with and without a header
 	flows        float64 // Σ (s w / r)
 	fresh        float64 // Σ w of packets without a rate
@@ -27,16 +27,16 @@ type paperRouter struct {
 	rate float64
 }
 
-const kq = 0.5 // k_q: the part of the standing queue that an interval takes off
+const kq = 0.5 // k_q: the fraction of the standing queue to remove per interval
 
-// newPaperRouter returns a router that says overload where ρ is above theta, the
-// paper's 1 if theta is 0.
+// newPaperRouter returns a router that signals overload if ρ exceeds theta; 0: the
+// paper's 1.
 func newPaperRouter(theta float64) *paperRouter {
 	return &paperRouter{theta: cmp.Or(theta, 1)}
 }
 
-// packet counts a packet of size bytes of a flow of a ToS and of the rate that it
-// claims, in bytes per second; 0: not known.
+// packet counts a packet of size bytes from a flow of the given ToS and claimed rate, in
+// bytes per second; 0: unknown.
 func (p *paperRouter) packet(size, tos, rate float64) {
 	p.bytes += size
 	if rate > 0 {
@@ -46,12 +46,12 @@ func (p *paperRouter) packet(size, tos, rate float64) {
 	}
 }
 
-// other counts a packet without a header: it is a part of the load λ only.
+// other counts a packet without a header, which only adds to the load λ.
 func (p *paperRouter) other(size float64) { p.plain += size }
 
-// interval ends an interval of length ts and returns γo, in bytes per second and
-// unit of ToS, 0 before the first packet, and whether Num_ takes its place: the link
-// was overloaded. capacity is in bytes per second, queueMin in bytes.
+// interval ends an interval of length ts. It returns γo, in bytes per second and unit of
+// ToS (0 before the first packet), and whether the link was overloaded; then the router
+// sends Num_ instead of γo. capacity is in bytes per second, queueMin in bytes.
 func (p *paperRouter) interval(capacity, queueMin float64, ts time.Duration) (rate float64, overload bool) {
 	room := capacity * ts.Seconds()
 	if p.bytes > 0 {

@@ -9,17 +9,17 @@ import (
 
 // packet is data or an ACK.
 type packet struct {
-	at       mono.Time // it is at the other end, or its sender learns of its loss
+	at       mono.Time // arrival at the other end, or the time when the sender learns of the loss
 	flow     *flow
 	ack      bool
 	overload bool
 	sent     mono.Time     // when the data left its sender
-	fair     float64       // what the router said: γo or γ
-	paced    bool          // of Level: γ is to be kept
+	fair     float64       // the router's feedback: γo or γ
+	paced    bool          // for Level: the flow must keep to γ
 	interval time.Duration // the router's t_s
 }
 
-// due is when the first packet is, and never if there is none.
+// due returns the time of the first packet, or mono.Never.
 func due(q *fifo.Queue[packet]) mono.Time {
 	if q.Len() == 0 {
 		return mono.Never
@@ -27,36 +27,35 @@ func due(q *fifo.Queue[packet]) mono.Time {
 	return q.Front().at
 }
 
-// wire is one direction of the link: a FIFO queue with drop-tail, then the
-// propagation. What is in the queue is when it will be empty, since packets leave
-// in the order in which they come.
+// wire is one direction of the link: a FIFO queue with drop-tail, then the propagation.
+// Packets leave in order, so the time when the queue will be empty represents the queue.
 type wire struct {
 	// Set once.
 	capacity float64 // bytes per second
 	buffer   float64 // bytes
 	half     time.Duration
-	notice   time.Duration // until a sender knows of a loss
-	from     mono.Time     // what is measured begins
+	notice   time.Duration // delay until a sender knows of a loss
+	from     mono.Time     // start of the measurement
 
-	empty   mono.Time // the queue is
-	last    mono.Time // a packet came
-	least   float64   // queue in the router's interval, bytes
+	empty   mono.Time // when the queue will be empty
+	last    mono.Time // last arrival
+	least   float64   // smallest queue in the router's interval, bytes
 	peak    float64   // queue since the last sample, bytes
 	flying  fifo.Queue[packet]
 	lost    fifo.Queue[packet]
-	area    float64 // of the queue over time since from, byte seconds
+	area    float64 // integral of the queue over time since from, byte seconds
 	longest float64 // queue since from, bytes
-	bytes   float64 // that left since from
-	total   float64 // that came and were not dropped
+	bytes   float64 // bytes that left since from
+	total   float64 // bytes accepted
 	drops   int     // since from
 }
 
-// backlog is the queue at now, in bytes.
+// backlog returns the length of the queue at now, in bytes.
 func (w *wire) backlog(now mono.Time) float64 {
 	return max(0, w.empty.Sub(now).Seconds()) * w.capacity
 }
 
-// observe accounts for the time up to now.
+// observe updates the statistics up to now.
 func (w *wire) observe(now mono.Time) {
 	w.least = min(w.least, w.backlog(now))
 	w.peak = max(w.peak, w.backlog(w.last))
@@ -72,7 +71,7 @@ func (w *wire) observe(now mono.Time) {
 	w.last = now
 }
 
-// send queues a packet of a size, or drops it.
+// send queues a packet of the given size, or drops it.
 func (w *wire) send(now mono.Time, p packet, size float64) {
 	w.observe(now)
 	if w.backlog(now)+size > w.buffer {
@@ -88,8 +87,8 @@ func (w *wire) send(now mono.Time, p packet, size float64) {
 	w.flying.Push(p)
 }
 
-// drop loses a packet; its sender learns of it, as it would by the ACK of a later
-// one.
+// drop loses a packet. The sender learns of the loss later, as from the ACK of a later
+// packet.
 func (w *wire) drop(now mono.Time, p packet) {
 	if now >= w.from {
 		w.drops++

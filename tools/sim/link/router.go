@@ -8,32 +8,32 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// router stands before one direction of the link and tells its flows what to send.
+// router controls one direction of the link and sends rates to its flows.
 type router struct {
 	// Set once.
 	wire   *wire
 	paper  *paperRouter  // or nil
 	level  *fair.Level   // or nil
-	table  *police.Table // who may claim which ToS
+	table  *police.Table // the ToS that flows may claim
 	police bool
 
-	// Of the interval under way.
+	// Current interval.
 	began mono.Time
 	acks  float64 // bytes
 	rtts  float64 // sum over packets, seconds
-	count float64 // of packets
+	count float64 // packets
 
-	// Of the interval before: what packets are told.
+	// From the previous interval, sent in packets.
 	interval time.Duration
 	fair     float64
 	overload bool
 	paced    bool
 }
 
-// burst is that of a flow that is paced, in packets.
+// burst is the burst of a paced flow, in packets.
 const burst = 4
 
-// arrive takes a packet of a flow to the queue.
+// arrive forwards a flow's packet to the queue.
 func (r *router) arrive(now mono.Time, p packet, rate float64, rtt time.Duration) {
 	if p.ack {
 		r.acks += ackSize
@@ -59,8 +59,8 @@ func (r *router) arrive(now mono.Time, p packet, rate float64, rtt time.Duration
 	r.wire.send(now, p, packetSize)
 }
 
-// turn ends an interval and returns when the next ends. The paper's are one mean
-// round trip long.
+// turn ends an interval and returns the end of the next. The paper's intervals are one
+// mean round trip long.
 func (r *router) turn(now mono.Time) mono.Time {
 	r.wire.observe(now)
 	rtt := r.interval

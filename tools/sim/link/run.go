@@ -13,13 +13,13 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// The kinds of events in the heap. Packets under way are in their wire's queues:
-// they arrive in the order in which they left.
+// The kinds of events in the heap. Packets in flight are in the queues of their wires
+// instead, because they arrive in the order of sending.
 const (
-	sends    = iota // a paced flow's timer
-	starts          // flow begins
-	stops           // flow ends
-	turns           // router way ends an interval
+	sends    = iota // timer of a paced flow
+	starts          // a flow begins
+	stops           // a flow ends
+	turns           // a router ends an interval
 	arrivals        // a short flow begins
 	samples
 )
@@ -35,30 +35,30 @@ type event struct {
 // Before orders events by time, then as they were added.
 func (e event) Before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
-// simulation is one under way.
+// simulation is a running simulation.
 type simulation struct {
 	// Set once.
 	cfg    Config
 	from   mono.Time
 	rng    *rand.Rand
 	routes [2]*router // 0 is forward
-	shown  []*flow    // the first of each ToS
+	shown  []*flow    // first flow of each ToS
 
 	now    mono.Time
 	seq    int
-	short  int // flows that began
+	short  int // number of short flows so far
 	heap   heap.Heap[event]
 	series []Sample
 	before sampled
 }
 
-// sampled are counters at the last sample.
+// sampled holds the counters at the last sample.
 type sampled struct {
 	total, backlog float64
 	ever           []float64
 }
 
-// Run simulates c, which Validate has accepted.
+// Run simulates c. Requires: Validate accepts c.
 func Run(c Config) Result {
 	s := &simulation{cfg: c, from: mono.Time(c.Duration / 2), rng: rand.New(rand.NewPCG(c.Seed, 0))}
 	for way := range s.routes {
@@ -110,11 +110,11 @@ func (s *simulation) at(at mono.Time, e event) {
 	s.heap.Push(e)
 }
 
-// run lets time pass until end.
+// run simulates until end.
 func (s *simulation) run(end mono.Time) {
 	for {
 		queues := [4]*fifo.Queue[packet]{&s.routes[0].wire.flying, &s.routes[1].wire.flying, &s.routes[0].wire.lost, &s.routes[1].wire.lost}
-		first, which := s.heap[0].at, -1 // there is always a router's turn
+		first, which := s.heap[0].at, -1 // a router's turn is always in the heap
 		for i, q := range queues {
 			if at := due(q); at < first {
 				first, which = at, i
@@ -165,7 +165,7 @@ func (s *simulation) happen(e event) {
 	}
 }
 
-// flow makes the i-th flow of a way; i is below 0 for short ones.
+// flow creates the i-th flow in a direction. i is negative for short flows.
 func (s *simulation) flow(i int, claim uint8, way, left int) *flow {
 	id := police.Identity{Kind: "short", ID: strconv.Itoa(-i)}
 	f := &flow{tos: claim, claim: claim, way: way, control: s.cfg.Control, left: left, open: 1}
@@ -183,7 +183,8 @@ func (s *simulation) flow(i int, claim uint8, way, left int) *flow {
 	return f
 }
 
-// gap draws the time between two short flows, size how many packets one has.
+// gap draws the time between two short flows; size draws the number of packets of a short
+// flow.
 func (s *simulation) gap() mono.Time { return mono.Time(s.rng.ExpFloat64() / s.cfg.Web * 1e9) }
 
 func (s *simulation) size() int {
@@ -191,7 +192,7 @@ func (s *simulation) size() int {
 	return int(math.Ceil(mean * (shape - 1) / shape * math.Pow(1-s.rng.Float64(), -1/shape)))
 }
 
-// arrived takes a packet at the end of a way.
+// arrived handles a packet at the end of its path.
 func (s *simulation) arrived(way int, p packet) {
 	if p.ack {
 		p.flow.acked(s.now, p)
@@ -206,7 +207,7 @@ func (s *simulation) arrived(way int, p packet) {
 	s.routes[1-way].arrive(s.now, p, 0, 0)
 }
 
-// pump sends what a flow may send now, and sets its timer.
+// pump sends the packets that a flow may send now, and sets the flow's timer.
 func (s *simulation) pump(f *flow) {
 	for {
 		wait := f.next(s.now)

@@ -8,19 +8,19 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// windowConfig is what windows differ in.
+// windowConfig has the parameters of a window.
 type windowConfig struct {
-	// alpha is the paper's gain α, 0 to 1, which it does not state; 0: 0.5.
+	// alpha is the paper's gain α, 0 to 1, which the paper does not state; 0: 0.5.
 	alpha float64
 	// packet is the size of a packet in bytes.
 	packet float64
-	// whole: the window is whole packets, at least one, as in the paper.
-	// Otherwise it is real, and its owner paces packets by gap.
+	// whole means that the window is a whole number of packets, at least one, as in the
+	// paper. Otherwise the window is a real number, and its owner paces packets by gap.
 	whole bool
 }
 
-// window is the congestion window of a flow: (4), (5) and (7) of Improved EFXCP,
-// in a round trip.
+// window is the congestion window of a flow: (4), (5) and (7) of Improved EFXCP, per
+// round trip.
 //
 //	(7) target = γo rtt w / s
 //	(5) cwnd += α (target - cwnd) rtt / t_s     overload: cwnd *= β
@@ -30,12 +30,12 @@ type window struct {
 	tos float64
 
 	cwnd float64   // packets
-	next mono.Time // an overload counts
+	next mono.Time // when the next overload counts
 }
 
 const (
-	beta    = 0.875 // what an overload leaves of a window
-	minimum = 0.01  // real window, in packets: a flow goes on asking
+	beta    = 0.875 // factor of an overload on the window
+	minimum = 0.01  // minimum real window, in packets: a flow keeps probing
 )
 
 // newWindow returns a window of one packet for a flow of a ToS.
@@ -44,11 +44,10 @@ func newWindow(c windowConfig, tos float64) *window {
 	return &window{cfg: c, tos: tos, cwnd: 1}
 }
 
-// feedback takes what an ACK that came at now brings: γo in bytes per second, or
-// that there was an overload, and the mean round trip t_s; rtt is the flow's own.
-// Each ACK moves the window by its part of (5), so that those of a round trip do so
-// once and packets leave between ACKs; an overload counts once a round trip. A γo
-// of 0 says nothing.
+// feedback applies the feedback of an ACK at now: γo in bytes per second (0: unknown) or
+// an overload, and the mean round trip t_s. rtt is the flow's own round trip. Each ACK
+// moves the window by a fraction of (5), so the ACKs of a round trip together apply (5)
+// once, and packets leave between ACKs. An overload counts once per round trip.
 func (w *window) feedback(now mono.Time, fair float64, overload bool, rtt, ts time.Duration) {
 	switch {
 	case rtt <= 0 || ts <= 0 || now < w.next && overload:
@@ -57,13 +56,13 @@ func (w *window) feedback(now mono.Time, fair float64, overload bool, rtt, ts ti
 		w.cwnd = max(minimum, w.cwnd*beta)
 	case fair > 0:
 		target := fair * rtt.Seconds() * w.tos / w.cfg.packet
-		// A step of more than the distance would overshoot where rtt is above t_s.
+		// A step beyond the distance would overshoot if rtt is above t_s.
 		step := min(1, w.cfg.alpha*rtt.Seconds()/ts.Seconds()) / max(1, w.cwnd)
 		w.cwnd = max(minimum, w.cwnd+step*(target-w.cwnd))
 	}
 }
 
-// packets returns how many packets may be on their way.
+// packets returns the maximum number of packets in flight.
 func (w *window) packets() float64 {
 	if w.cfg.whole {
 		return max(1, math.Floor(w.cwnd))

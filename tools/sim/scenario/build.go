@@ -17,15 +17,15 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// Built is a scenario made ready: everything is read and drawn, nothing has run.
+// Built is a scenario ready to run.
 type Built struct {
 	Scenario *Scenario
-	// Brokers are the placement's snapshot before the scenario's topics; Models
-	// are theirs, in the same order.
+	// Brokers is the snapshot for placing the scenario's topics. Models are the brokers'
+	// models, in the same order.
 	Brokers []placement.Broker
 	Models  []engine.Model
 	Topics  []*Placed
-	// background are the loads that brokers have already, with their broker.
+	// background has the existing loads of brokers.
 	background []background
 }
 
@@ -39,25 +39,26 @@ type Placed struct {
 	Spec     Topic
 	Contract tokenbucket.Share
 	Demand   placement.Demand
-	// Plan is the zero Plan where Infeasible says why.
+	// Plan is zero if Infeasible is set.
 	Plan       placement.Plan
 	Infeasible *placement.Infeasible
-	// Where is the broker of each publisher, Shares the share of each broker; the
-	// zero Share where it is none of the topic's.
+	// Where is the broker of each publisher. Shares is the share of each broker, zero for
+	// brokers without the topic.
 	Where  []int
 	Shares []tokenbucket.Share
 
 	source *source
 }
 
-// Stream returns the topic's schedule from its start, each time the same.
+// Stream returns the topic's schedule from its start. Every call returns the same
+// schedule.
 func (p *Placed) Stream() schedule.Stream { return p.source.stream() }
 
-// source is a load made ready.
+// source is a load ready to run.
 type source struct {
 	publishers []placement.Publisher
 	stream     func() schedule.Stream
-	rate       float64 // mean msg/s of all
+	rate       float64 // mean msg/s of all publishers
 }
 
 func (l Load) source(seed uint64) (*source, error) {
@@ -84,9 +85,9 @@ func (l Load) source(seed uint64) (*source, error) {
 	return s, nil
 }
 
-// Build reads the calibration and traces, profiles contracts, and places the
-// topics one after the other, as they would arrive. A topic that cannot be placed
-// is no error; it says so and sends nothing.
+// Build reads the calibration and traces, profiles contracts, and places the topics one
+// after the other, as they would arrive. A topic that cannot be placed is no error: it
+// has Infeasible set and sends no messages.
 func Build(s *Scenario) (*Built, error) {
 	calibration, err := ReadCalibration(s.Calibration)
 	if err != nil {
@@ -137,8 +138,7 @@ func find(brokers []placement.Broker, id string) int {
 	return slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == id })
 }
 
-// seed gives every use a generator of its own that does not change when others
-// are added.
+// seed returns a seed for each use, which does not change when other uses are added.
 func (s *Scenario) seed(use string) uint64 {
 	h := uint64(14695981039346656037) // FNV-1a
 	for _, c := range []byte(use) {
@@ -183,8 +183,8 @@ func (s *Scenario) place(spec Topic, snapshot []placement.Broker) (*Placed, erro
 	return p, nil
 }
 
-// Layout turns a plan into what the engine takes: the broker of each publisher, or
-// engine.Nowhere, and the share of each broker.
+// Layout converts a plan for the engine: the broker of each publisher, or engine.Nowhere,
+// and the share of each broker.
 func Layout(plan placement.Plan, brokers []placement.Broker, publishers int) (where []int, shares []tokenbucket.Share) {
 	where, shares = slices.Repeat([]int{engine.Nowhere}, publishers), make([]tokenbucket.Share, len(brokers))
 	for _, q := range plan.Quotas {
@@ -197,8 +197,8 @@ func Layout(plan placement.Plan, brokers []placement.Broker, publishers int) (wh
 	return where, shares
 }
 
-// forced is a snapshot in which the k brokers of the largest rcap can take the
-// rate, whatever their mcap.
+// forced returns a snapshot of the k brokers with the largest rcap, with enough mcap for
+// the rate.
 func forced(snapshot []placement.Broker, k int, rate int64) []placement.Broker {
 	brokers := slices.Clone(snapshot)
 	slices.SortStableFunc(brokers, func(a, b placement.Broker) int { return cmp.Compare(b.Mcap-b.Allocated, a.Mcap-a.Allocated) })
@@ -210,7 +210,7 @@ func forced(snapshot []placement.Broker, k int, rate int64) []placement.Broker {
 	return brokers
 }
 
-// profile fills in what the contract leaves open.
+// profile fills in the zero values of the contract.
 func (c Contract) profile(load *source) (tokenbucket.Share, error) {
 	contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(c.Rate), Burst: c.Burst}
 	if c.Rate == 0 {

@@ -15,21 +15,21 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// Paper is a calibration that is built in. It was chosen so that what the paper
-// says of its brokers holds; the file says what that is.
+// Paper is the built-in calibration. It was chosen to match the paper's statements about
+// its brokers, which the file lists.
 const Paper = "paper"
 
 //go:embed paper.json
 var paper []byte
 
-// Calibration says how fast brokers are, by model.
+// Calibration describes the speed of brokers, by model.
 type Calibration struct {
 	MadeBy string           `json:"made_by"` // how the models were chosen
-	Models map[string]Model `json:"models"`  // "default" among them
+	Models map[string]Model `json:"models"`  // includes "default"
 }
 
-// Model is an engine.Model and its mcap, with times in microseconds. Each
-// distribution is a list of [fraction, value]: points of its quantile function.
+// Model is an engine.Model and its mcap, with times in microseconds. Each distribution is
+// a list of [fraction, value], the points of its quantile function.
 type Model struct {
 	Servers  int          `json:"servers"`
 	Mcap     int64        `json:"mcap"`
@@ -38,7 +38,7 @@ type Model struct {
 	Overhead [][2]float64 `json:"overhead_us"`
 }
 
-// DefaultModel is the model of brokers that name none.
+// DefaultModel is the model of brokers without a named model.
 const DefaultModel = "default"
 
 // ReadCalibration reads a built-in calibration or a file.
@@ -79,7 +79,7 @@ func (c *Calibration) Validate() error {
 
 func (c *Calibration) names() []string { return slices.Sorted(maps.Keys(c.Models)) }
 
-// Model returns the model of a name, "" being the default, and its mcap.
+// Model returns the named model and its mcap. "" is the default.
 func (c *Calibration) Model(name string) (engine.Model, int64, error) {
 	or(&name, DefaultModel)
 	m, ok := c.Models[name]

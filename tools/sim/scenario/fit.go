@@ -16,89 +16,89 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// FitOptions say how to fit.
+// FitOptions configure a fit.
 type FitOptions struct {
 	Mode string // tuner.ModeFast or ModePaper
 	// Round is the length of a round of the paper's search.
 	Round time.Duration
-	// Fast are the knobs of the fast search.
+	// Fast configures the fast search.
 	Fast tuner.FastConfig
-	// Check is how long the placement found is run afterwards; 0: not at all.
+	// Check is the duration of a run with the placement found; 0: no run.
 	Check time.Duration
-	// Progress is told of every change; may be nil.
+	// Progress receives every change; may be nil.
 	Progress func(at time.Duration, step string)
 }
 
-// FitResult is how the fit of a topic went. The JSON form is drlsim's contract.
+// FitResult is the result of fitting a topic. The JSON form is drlsim's contract.
 type FitResult struct {
 	Topic  string `json:"topic"`
 	Mode   string `json:"mode"`
 	Seed   uint64 `json:"seed"`
 	Fitted bool   `json:"fitted"`
 	Reason string `json:"reason"`
-	// K is how many brokers carry the topic in the end; Unplaced how many
-	// publishers had no place.
+	// K is the final number of brokers, Unplaced the number of publishers without a
+	// broker.
 	K        int `json:"k"`
 	Unplaced int `json:"unplaced"`
-	// Placed is the second from which on the topic is as it stands in the end.
+	// Placed is the second from which the final placement is in force.
 	Placed float64 `json:"placed_s"`
 	// Rounds are the placements tried, or the paper's rounds in each iteration.
 	Rounds []Rounds `json:"rounds"`
-	// Seconds is how long it took in all, until that was shown to keep the SLO.
+	// Seconds is the total duration, until the SLO was shown to be kept.
 	Seconds float64 `json:"seconds"`
-	// Absorbed is what a fast search learned of brokers.
+	// Absorbed has the shares that a fast search learned for brokers.
 	Absorbed map[string]Share `json:"absorbed,omitempty"`
 	Contract Share            `json:"contract"`
-	// Check is nil where nothing was checked.
+	// Check is nil if there was no check.
 	Check *Check `json:"check,omitempty"`
 }
 
-// Rounds is how many measurements were made with K brokers.
+// Rounds is the number of measurements with K brokers.
 type Rounds struct {
 	K      int `json:"k"`
 	Rounds int `json:"rounds"`
 }
 
-// Check is what a long run came to.
+// Check is the result of a long run.
 type Check struct {
 	Seconds  float64      `json:"seconds"`
 	Messages uint64       `json:"messages"`
 	P99      bucket.Delay `json:"p99_s"`
-	// Access and Processing are the 99th percentiles of the parts.
+	// Access and Processing are the 99th percentiles of the two parts of the latency.
 	Access     bucket.Delay `json:"access_p99_s"`
 	Processing bucket.Delay `json:"processing_p99_s"`
 	Fraction   float64      `json:"late_fraction"`
 	Met        bool         `json:"met"`
 }
 
-// slice is the interval for which the fast search is told of late messages.
+// slice is the interval at which the fast search receives late messages.
 const slice = 10 * time.Millisecond
 
-// fitRun is one fit under way.
+// fitRun is a running fit.
 type fitRun struct {
 	built   *Built
 	placed  *Placed
 	setup   tuner.Setup
 	cluster *engine.Cluster
 	latency time.Duration
-	moved   mono.Time // when publishers moved last
-	// stream is the topic's schedule once more, as the brokers' stamps tell it.
+	moved   mono.Time // last move of publishers
+	// stream is a second copy of the topic's schedule, for the brokers' arrival stamps.
 	stream schedule.Stream
 	next   schedule.Event
 	over   bool
 
-	// What is observed since from.
+	// Observations since from.
 	from      mono.Time
 	watching  bool
-	checking  bool // only the parts
+	checking  bool // only the parts are recorded
 	parts     []*part
 	slices    [][]tuner.Slice
 	unloaded  *obs.Latency
 	restarted bool
 }
 
-// Fit fits the first topic of a built scenario, in place of its placement. The
-// result depends on the arguments alone.
+// Fit fits the first topic of a built scenario and replaces the topic's placement. The
+// result depends only on the arguments.
 func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	p := b.Topics[0]
 	r := &fitRun{built: b, placed: p, latency: time.Duration(p.Spec.SLO.LatencyMs / 1000 * 1e9)}
@@ -120,7 +120,7 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	// No publisher has a broker before the search places it.
+	// No publisher has a broker before the search places one.
 	p.Where = slices.Repeat([]int{engine.Nowhere}, len(p.Where))
 	p.Shares = make([]tokenbucket.Share, len(b.Brokers))
 	if r.cluster, err = b.Cluster(r.observe); err != nil {
@@ -152,8 +152,8 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 	}
 }
 
-// apply puts a plan in force: at first with full buckets, since nothing has used
-// the contract; then tokens move with the shares.
+// apply applies a plan. The first plan starts with full buckets, because the contract is
+// unused. Later, tokens move with the shares.
 func (r *fitRun) apply(plan placement.Plan) error {
 	where, shares := Layout(plan, r.built.Brokers, len(r.placed.Where))
 	if err := r.cluster.Move(0, where); err != nil {

@@ -10,26 +10,26 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// Which correlation keys placement is given.
+// The correlation keys for placement.
 const (
-	Declared = "declared" // those of the load
-	Learned  = "learned"  // those that correlation finds in other traffic of the same publishers
+	Declared = "declared" // the keys of the load
+	Learned  = "learned"  // the keys that correlation finds in other traffic of the same publishers
 	Blind    = "blind"    // none
 )
 
-// Learning is the traffic that keys are learned from: of a trace From to To, else the
-// Seconds (0: 60) of the load that follow the run's. Before or after is all one for a
-// load that does not change, and periodic publishers keep their phases.
+// Learning selects the traffic from which keys are learned: From to To of a trace, or the
+// Seconds (0: 60) of the load after the run. Later traffic is as good as earlier traffic
+// for a load that does not change, and periodic publishers keep their phases.
 type Learning struct {
 	Seconds float64 `json:"seconds,omitempty"`
 	From    float64 `json:"from_s,omitempty"`
 	To      float64 `json:"to_s,omitempty"`
 }
 
-// lessons is how often what arrived so far is learned from.
+// lessons is the number of learning steps.
 const lessons = 6
 
-// keyed returns the load's publishers with the keys that the topic's placement is given.
+// keyed returns the load's publishers with the keys for the topic's placement.
 func (s *Scenario) keyed(t Topic, publishers []placement.Publisher) ([]placement.Publisher, error) {
 	if t.Keys == Declared {
 		return publishers, nil
@@ -80,8 +80,8 @@ func (s *Scenario) keyed(t Topic, publishers []placement.Publisher) ([]placement
 	return keyed, nil
 }
 
-// placeKeyed is placement.Place; publishers whose keys are not declared come in an order
-// of chance, for those of a load are numbered by groups.
+// placeKeyed is placement.Place. It shuffles publishers without declared keys, because a
+// load numbers its publishers by group.
 func (s *Scenario) placeKeyed(t Topic, brokers []placement.Broker, d placement.Demand) (placement.Plan, error) {
 	rng := rand.New(rand.NewPCG(s.seed("placement "+t.Name), 0))
 	if t.Keys == Declared {

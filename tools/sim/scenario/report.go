@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// Report is a run's account. The JSON form is drlsim's contract.
+// Report is the report of a run. The JSON form is drlsim's contract.
 type Report struct {
 	Name        string         `json:"name,omitempty"`
 	Seed        uint64         `json:"seed"`
@@ -17,25 +17,24 @@ type Report struct {
 	Brokers     []BrokerReport `json:"brokers"`
 }
 
-// TopicReport is a topic's account: of the messages that arrived in the measured
-// time.
+// TopicReport describes a topic's messages that arrived in the measured time.
 type TopicReport struct {
 	Name   string `json:"name"`
 	Policy string `json:"policy"`
-	// K is how many brokers carry it; 0 where it is infeasible.
+	// K is the number of brokers of the topic; 0 if the topic is infeasible.
 	K          int         `json:"k"`
 	Infeasible *Infeasible `json:"infeasible"`
 	Publishers int         `json:"publishers"`
 	Contract   Share       `json:"contract"`
 	SLO        Verdict     `json:"slo"`
 	Figures
-	// Waiting is how many messages had no token yet when the run ended; they are
-	// in no figure.
+	// Waiting is the number of messages without a token at the end of the run. No other
+	// value includes them.
 	Waiting int          `json:"waiting"`
 	Parts   []PartReport `json:"brokers"`
 }
 
-// Infeasible is why a topic has no placement.
+// Infeasible says why a topic has no placement.
 type Infeasible struct {
 	Need  int64  `json:"need"`
 	Have  int64  `json:"have"`
@@ -50,12 +49,12 @@ type Share struct {
 
 func shareOf(s tokenbucket.Share) Share { return Share{int64(s.Rate), s.Burst} }
 
-// Verdict is the SLO and what became of it.
+// Verdict is the SLO and its result.
 type Verdict struct {
 	Quantile float64      `json:"quantile"`
 	Latency  bucket.Delay `json:"latency_s"`
 	Met      bool         `json:"met"`
-	// Exceeded of Messages were later.
+	// Exceeded is the number of late messages among Messages.
 	Exceeded uint64  `json:"exceeded"`
 	Fraction float64 `json:"fraction"`
 	// Worst is the broker with the largest fraction.
@@ -81,7 +80,7 @@ type Quantiles struct {
 	Max  bucket.Delay `json:"max"`
 }
 
-// PartReport is what one broker had of a topic. Share is the one it had last.
+// PartReport is a broker's part of a topic. Share is the broker's last share.
 type PartReport struct {
 	Broker     string `json:"broker"`
 	Publishers int    `json:"publishers"`
@@ -91,12 +90,12 @@ type PartReport struct {
 	Figures
 }
 
-// BrokerReport is a broker's account.
+// BrokerReport describes a broker.
 type BrokerReport struct {
 	Broker    string `json:"broker"`
 	Mcap      int64  `json:"mcap"`
 	Allocated int64  `json:"allocated"` // to background load and topics
-	// Busy is the fraction of the measured time that its servers worked.
+	// Busy is the busy fraction of the broker's servers in the measured time.
 	Busy float64 `json:"busy"`
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// part is what one broker delivered of one topic.
+// part counts one broker's deliveries of one topic.
 type part struct {
 	access, processing, delivery *obs.Latency
 	exceeded                     uint64
@@ -33,7 +33,7 @@ func newParts(n int) []*part {
 	return parts
 }
 
-// record counts a delivery; what took more than limit is late.
+// record counts a delivery. A latency above limit is late.
 func (p *part) record(d engine.Delivery, limit time.Duration) {
 	p.access.Record(d.Access())
 	p.processing.Record(d.Processing())
@@ -50,8 +50,8 @@ func (p *part) add(q *part) {
 	p.exceeded += q.exceeded
 }
 
-// Cluster returns the engine with everything in place: the scenario's topics have
-// the first numbers, in their order.
+// Cluster returns an engine for the scenario. The scenario's topics have the first
+// numbers, in order.
 func (b *Built) Cluster(observe func(engine.Delivery)) (*engine.Cluster, error) {
 	var topics []engine.Topic
 	for _, p := range b.Topics {
@@ -64,7 +64,7 @@ func (b *Built) Cluster(observe func(engine.Delivery)) (*engine.Cluster, error) 
 	return engine.New(b.Models, topics, b.Scenario.seed("brokers"), observe)
 }
 
-// Run simulates the scenario. The report depends on the arguments alone.
+// Run simulates the scenario. The report depends only on the arguments.
 func Run(b *Built) (*Report, error) {
 	s := b.Scenario
 	start := mono.Time(duration(s.Warmup))
@@ -128,7 +128,7 @@ func Run(b *Built) (*Report, error) {
 	return b.report(parts, cluster, waiting, busy), nil
 }
 
-// tuning is the adaptor of one topic, and when it is next due.
+// tuning is the adaptor of one topic, and the time of its next step.
 type tuning struct {
 	machine      *adaptor.Machine
 	topic        int
@@ -137,7 +137,7 @@ type tuning struct {
 	every, turns int
 }
 
-// adaptors returns those that the scenario asks for.
+// adaptors returns the adaptors of the scenario's topics.
 func (b *Built) adaptors() (all []*tuning, err error) {
 	for i, p := range b.Topics {
 		a := p.Spec.Adapt
@@ -157,7 +157,7 @@ func (b *Built) adaptors() (all []*tuning, err error) {
 			c.Placed = append(c.Placed, share.Placed{Broker: q.Broker, Publishers: len(q.Publishers), Quota: q.Share})
 		}
 		_, grants, err := one.machine.Set(0, c)
-		if err == nil { // the shares that brokers begin with
+		if err == nil { // the initial shares
 			err = one.machine.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
 		}
 		if err != nil {
@@ -168,7 +168,7 @@ func (b *Built) adaptors() (all []*tuning, err error) {
 	return all, nil
 }
 
-// turn ends a step: brokers report, and as often as the scenario says the rule is asked.
+// turn ends a step: brokers report, and every a.every steps the rule runs.
 func (a *tuning) turn(b *Built, cluster *engine.Cluster) error {
 	topic, now := b.Topics[a.topic], cluster.Now()
 	for _, q := range topic.Plan.Quotas {
@@ -192,7 +192,7 @@ func (a *tuning) turn(b *Built, cluster *engine.Cluster) error {
 	return nil
 }
 
-// counts are what brokers delivered of a topic, and how much of it late.
+// counts returns the brokers' deliveries of a topic, and the late ones.
 func (b *Built) counts(parts []*part) []tuner.Count {
 	counts := make([]tuner.Count, len(parts))
 	for l, p := range parts {

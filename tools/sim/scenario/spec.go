@@ -22,54 +22,54 @@ import (
 // Scenario is a scenario file. Times are in seconds or, where the name says so,
 // milliseconds; rates in msg/s.
 type Scenario struct {
-	// Name is for the report.
+	// Name appears in the report.
 	Name string `json:"name,omitempty"`
-	// Seed decides everything random. 0 means 1.
+	// Seed determines all random values. 0 means 1.
 	Seed uint64 `json:"seed,omitempty"`
-	// Duration is how long is measured, from Warmup on; above 0. Messages count
-	// by their arrival.
+	// Duration is the measured time after Warmup; above 0. Messages count by their
+	// arrival.
 	Duration float64 `json:"duration_s"`
 	Warmup   float64 `json:"warmup_s,omitempty"`
-	// Calibration says how fast brokers are: "paper", the default, is built in, all
-	// else is a file.
+	// Calibration is the speed of brokers: "paper", the default, is built in, other
+	// values are files.
 	Calibration string   `json:"calibration,omitempty"`
 	Brokers     []Broker `json:"brokers"`
 	Topics      []Topic  `json:"topics"`
 }
 
-// Broker is one broker, or Count equal ones: id "b" then stands for b1, b2, ...
+// Broker is one broker, or Count equal brokers: id "b" then stands for b1, b2, ...
 type Broker struct {
 	ID    string `json:"id"`
 	Count int    `json:"count,omitempty"`
-	// Model is one of the calibration's; "" is its default.
+	// Model is a model of the calibration; "" is the default.
 	Model string `json:"model,omitempty"`
 	// Mcap is the maximum rate within the SLO; 0: the model's.
 	Mcap int64 `json:"mcap,omitempty"`
-	// Background is load it has already: its rate counts as allocated, and no
-	// contract holds it back.
+	// Background is existing load: its rate counts as allocated, and no contract limits
+	// it.
 	Background *Load `json:"background,omitempty"`
-	// Allocated is what it has allocated already, where that is not the rate of
-	// the background: a contract is more than the mean.
+	// Allocated is the allocated rate if it differs from the rate of Background: a
+	// contract exceeds the mean rate.
 	Allocated int64 `json:"allocated,omitempty"`
 }
 
-// Load is who sends when: a fleet of equal publishers, or a recording.
+// Load is a fleet of equal publishers, or a recording.
 type Load struct {
 	Publishers int     `json:"publishers,omitempty"`
 	Rate       float64 `json:"rate,omitempty"` // of each publisher
-	// Batch is how many messages a publisher sends back to back; 0 means 1.
+	// Batch is the number of messages sent back to back; 0 means 1.
 	Batch     int  `json:"batch,omitempty"`
 	GroupSize int  `json:"group_size,omitempty"`
 	Sync      bool `json:"sync,omitempty"`
-	// NoiseMs blurs the instants of synchronised groups by uniform 0 to this.
+	// NoiseMs adds a uniform 0 to NoiseMs to the send times of synchronised groups.
 	NoiseMs float64 `json:"noise_ms,omitempty"`
 	// Process is "poisson" (the default) or "periodic".
 	Process schedule.Process `json:"process,omitempty"`
 	Trace   *Trace           `json:"trace,omitempty"`
 }
 
-// Grouped is the load of the paper's figures 9 to 11 and of its table 1: publishers in
-// groups that send at the same instants, but for the noise.
+// Grouped is the load of the paper's figures 9 to 11 and table 1: groups of publishers
+// that send at the same instants, apart from the noise.
 func Grouped(size int, process schedule.Process, noiseMs float64) Load {
 	return Load{Publishers: 1000, Rate: 10, Batch: 10, GroupSize: size, Sync: true, NoiseMs: noiseMs, Process: process}
 }
@@ -91,61 +91,61 @@ type Topic struct {
 	Load
 	Contract Contract `json:"contract"`
 	SLO      SLO      `json:"slo"`
-	// Policy places it: one of placement.Policies; "" is srtm.
+	// Policy is the placement policy, one of placement.Policies; "" is srtm.
 	Policy string `json:"policy,omitempty"`
-	// Keys are the correlation keys that it is placed by: "declared", the default,
+	// Keys selects the correlation keys for the placement: "declared", the default,
 	// "learned" or "blind".
 	Keys     string   `json:"keys,omitempty"`
 	Learning Learning `json:"learning,omitzero"`
-	// K brokers carry it, those with the largest rcap, whether their mcap
-	// suffices or not; 0: as many as the policy takes.
+	// K is the number of brokers, those with the largest rcap, even if their mcap is too
+	// small. 0: the policy decides.
 	K int `json:"k,omitempty"`
-	// AtLeast so many brokers carry it, within their mcap.
+	// AtLeast is the minimum number of brokers, within their mcap.
 	AtLeast int    `json:"at_least,omitempty"`
 	Adapt   *Adapt `json:"adapt,omitempty"`
 }
 
-// Contract is (r, b). What is 0 is profiled from the first ProfileSeconds of the
-// load, as the paper does: r is 1.1 times the mean rate, b the least burst with
-// which a quantile of the access delay is 0.
+// Contract is (r, b). Zero values are profiled from the first ProfileSeconds of the load,
+// as in the paper: r is 1.1 times the mean rate, b the smallest burst for which a
+// quantile of the access delay is 0.
 type Contract struct {
 	Rate  float64 `json:"rate,omitempty"`
 	Burst int64   `json:"burst,omitempty"`
-	// ProfileQuantile is that quantile; 0: the SLO's, the paper's choice. It
-	// leaves a topic on the edge, where groups that do not divide delay more than
-	// the SLO allows: one that is to be split wants a margin.
+	// ProfileQuantile is this quantile; 0: the SLO's quantile, as in the paper. The SLO's
+	// quantile leaves no margin: if a group does not divide evenly, more messages are
+	// late than the SLO allows. A topic that will be split needs a margin.
 	ProfileQuantile float64 `json:"profile_quantile,omitempty"`
-	// Margin is a fraction of b on top of what was profiled.
+	// Margin is added to the profiled b, as a fraction of b.
 	Margin         float64 `json:"margin,omitempty"`
 	ProfileSeconds float64 `json:"profile_s,omitempty"` // 0: warm-up and duration, at most 60
 }
 
-// SLO is a quantile of the delivery latency; 0s mean 0.99 and 1 ms.
+// SLO is a quantile of the delivery latency; zero values mean 0.99 and 1 ms.
 type SLO struct {
 	Quantile  float64 `json:"quantile,omitempty"`
 	LatencyMs float64 `json:"latency_ms,omitempty"`
 }
 
-// Adapt has shares follow the load, as tbadaptor does.
+// Adapt makes shares follow the load, as tbadaptor does.
 type Adapt struct {
 	Rule string `json:"rule"`
-	// 0s mean 1 s, 10 steps and 1 step.
+	// Zero values mean 1 s, 10 steps and 1 step.
 	Step   float64 `json:"step_s,omitempty"`
 	Window int     `json:"window,omitempty"`
 	Every  int     `json:"every,omitempty"`
 }
 
-// Bounds of a scenario.
+// Limits of a scenario.
 const (
 	MaxSeconds = 1e6
-	// MaxMessages bounds what is simulated, but for traces: a day's work.
+	// MaxMessages limits the simulated messages, except of traces: a day's work.
 	MaxMessages = 1e11
 	MaxBrokers  = 100_000
 	maxSize     = 64 << 20
 )
 
-// Read parses and validates a scenario. Unknown fields are faults; all faults
-// found are in the error.
+// Read parses and validates a scenario. Unknown fields are faults. The error has all
+// faults.
 func Read(r io.Reader) (*Scenario, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxSize+1))
 	if err != nil {
@@ -169,11 +169,11 @@ func Read(r io.Reader) (*Scenario, error) {
 	return s, nil
 }
 
-// ReadFile is Read of a file. Every error names it.
+// ReadFile reads a file. Every error names the file.
 func ReadFile(name string) (*Scenario, error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, err // names it already
+		return nil, err // err names the file
 	}
 	defer f.Close() // only read
 	s, err := Read(f)
@@ -183,13 +183,13 @@ func ReadFile(name string) (*Scenario, error) {
 	return s, nil
 }
 
-// Complete puts the defaults in, and validates.
+// Complete fills in the defaults and validates.
 func (s *Scenario) Complete() error {
 	s.fill()
 	return s.Validate()
 }
 
-// New builds a scenario that was not read, with the defaults filled in.
+// New builds a scenario that was not read from a file, with defaults.
 func New(s Scenario) (*Built, error) {
 	if err := s.Complete(); err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func New(s Scenario) (*Built, error) {
 	return Build(&s)
 }
 
-// fill puts the defaults in.
+// fill fills in the defaults.
 func (s *Scenario) fill() {
 	or(&s.Seed, 1)
 	or(&s.Calibration, Paper)
@@ -238,15 +238,15 @@ func (l *Load) fill() {
 	}
 }
 
-// or sets *v to what is meant where it is zero.
+// or sets *v to the default if *v is zero.
 func or[T comparable](v *T, meant T) {
 	if *v == *new(T) {
 		*v = meant
 	}
 }
 
-// Validate returns every fault at once, joined, or nil. Requires: defaults are
-// filled in, as Read does.
+// Validate returns every fault at once, joined, or nil. Requires: defaults are filled in,
+// as by Read.
 func (s *Scenario) Validate() error {
 	var f faults.List
 	f.If(!(s.Duration > 0 && s.Duration <= MaxSeconds), "duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
@@ -290,10 +290,10 @@ func (s *Scenario) Validate() error {
 	return f.Err()
 }
 
-// messages is about how many it sends in so many seconds; 0 of a trace.
+// messages estimates the messages in the given seconds; 0 for a trace.
 func (l Load) messages(seconds float64) float64 { return float64(l.Publishers) * l.Rate * seconds }
 
-// names are the ids of the brokers that b stands for.
+// names returns the ids of the brokers that b stands for.
 func (b Broker) names() []string {
 	if b.Count == 0 {
 		return []string{b.ID}
@@ -305,7 +305,7 @@ func (b Broker) names() []string {
 	return names
 }
 
-// validate adds what is wrong with the topic at this place of the file.
+// validate adds the topic's faults. at is the topic's place in the file.
 func (t Topic) validate(f *faults.List, at string, brokers int) {
 	refuse := func(wrong bool, format string, args ...any) { f.If(wrong, at+"."+format, args...) }
 	t.Load.validate(f, at)
@@ -352,7 +352,7 @@ func (l Load) validate(f *faults.List, at string) {
 	f.If(err != nil, "%s: %w", at, err)
 }
 
-// spec requires that l is no trace.
+// spec requires that l is not a trace.
 func (l Load) spec(seed uint64) schedule.Spec {
 	return schedule.Spec{
 		Publishers: l.Publishers, Rate: l.Rate, Batch: l.Batch, GroupSize: l.GroupSize, Sync: l.Sync,

@@ -11,41 +11,44 @@ import (
 	"github.com/srtm-io/srtm/gateway/balance"
 )
 
-// Server is one machine. Its requests share its processors alike (processor sharing),
-// and one request uses at most one of them.
+// Server is one machine. Its requests share its processors equally (processor sharing).
+// One request uses at most one processor.
 type Server struct {
 	Name       string
 	Processors int
-	Speed      float64 // of a processor, 1 being the one that demands are stated for
+	Speed      float64 // of a processor; demands are stated for speed 1
 }
 
-// Cluster is servers and what is asked of them.
+// Cluster is a set of servers and their load.
 type Cluster struct {
 	Name     string
 	Servers  []Server
 	Requests int
 	Rate     float64 // requests/s on average
-	// Burst: the rate of each second is uniform within 1-Burst .. 1+Burst of Rate.
+	// Burst is the range of the rate: each second has a rate uniform within 1-Burst ..
+	// 1+Burst of Rate.
 	Burst float64
 }
 
-// What the paper does not state. Nothing here is fitted to its results under JBQ.
+// Assumptions that the paper does not state. None is fitted to the paper's results under
+// JBQ.
 const (
-	// Demand is the mean time of a processor that a request takes: the paper's table III
-	// has 320 ms where a server gets a request in 2.7 s, so hardly ever two.
+	// Demand is the mean processor time of a request. The paper's table III has 320 ms
+	// for a server with a request every 2.7 s, which seldom has two at once.
 	Demand = 320 * time.Millisecond
 	// variation is the demands' coefficient of variation, lognormal: what table II has
-	// for the ten alike servers, queueing included (191/414).
+	// variation is the coefficient of variation of the lognormal demands, from table II
+	// for the ten equal servers, including queueing (191/414).
 	variation = 0.46
-	// burst: "the workload is very bursty", and figure 7 cannot be read off.
+	// burst follows "the workload is very bursty"; figure 7 is not readable.
 	burst = 1
-	// hidden: speeds are uniform within 1-hidden .. 1+hidden in the larger clusters
-	// ("hidden heterogeneity"; figure 3 shows it, without numbers).
+	// hidden is the range of speeds in the larger clusters, uniform within 1-hidden ..
+	// 1+hidden ("hidden heterogeneity"; figure 3 shows it without numbers).
 	hidden = 0.2
 )
 
-// Clusters are the paper's, by name. The paper counts processing units: bronze has 1,
-// silver 2, gold 4.
+// Clusters returns the names of the paper's clusters. The paper counts processing units:
+// bronze has 1, silver 2, gold 4.
 func Clusters() []string { return slices.Sorted(maps.Keys(clusters())) }
 
 func clusters() map[string]Cluster {
@@ -66,7 +69,7 @@ func machines(kinds string) []Server {
 	return all
 }
 
-// Find returns a cluster of the paper. The speeds of the larger two come from the seed.
+// Find returns a cluster of the paper. The seed determines the speeds of the larger two.
 func Find(name string, seed uint64) (Cluster, error) {
 	c, ok := clusters()[name]
 	if !ok {
@@ -82,14 +85,14 @@ func Find(name string, seed uint64) (Cluster, error) {
 	return c, nil
 }
 
-// Way is how servers are chosen.
+// Way is a balancing method.
 type Way struct {
 	Name    string
 	Balance balance.Kind
-	Literal bool // Join the Best Queue as the paper has it; Balance is not looked at
+	Literal bool // the paper's Join the Best Queue; Balance is ignored
 }
 
-// Ways are those that the figures compare.
+// Ways returns the methods that the figures compare.
 func Ways() []Way {
 	return []Way{
 		{Name: "busy", Balance: balance.Busy},

@@ -1,6 +1,5 @@
-// Package web simulates web servers behind the gateway's pure packages, in virtual time:
-// machines behind a balancer, as the JBQ paper measured them (web.go; cluster.go has its
-// clusters and what had to be assumed of them), and a website of several resources behind
-// a scheduler, the mQoS paper's (site.go). It is pure: the same study and seed give the
-// same result.
+// Package web simulates web servers behind the gateway's pure packages, in virtual time.
+// web.go and cluster.go have the balanced machines of the JBQ paper, and the assumptions
+// about its clusters. site.go has the website of the mQoS paper, several resources behind
+// a scheduler. The package is pure: the same study and seed give the same result.
 package web

@@ -10,22 +10,22 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// What the papers have, as they have it: what the gateway's packages do instead is
-// corrected (see theirs).
+// The algorithms exactly as in the papers. The gateway's packages have corrected
+// versions.
 
 // paperBalancer is Join the Best Queue as in its paper. T starts at 0, so the first
-// server takes everything until it has two requests at once, then the second; and a
-// server that has one request at a time is never measured.
+// server takes every request until two are in flight at once, then the second server. A
+// server with one request at a time is never measured.
 type paperBalancer []struct {
 	inFlight  int
 	interval  time.Duration // T
-	departure mono.Time     // the last, if measured
-	measured  bool          // it left the server busy
+	departure mono.Time     // last departure, if measured
+	measured  bool          // the server was still busy after the last departure
 }
 
 const gamma = 0.1 // the paper's forgetting factor
 
-// Pick is the paper's pickTheBestQueue (Algorithm 1) but for counting, which is Sent's.
+// Pick is the paper's pickTheBestQueue (Algorithm 1). Sent does the counting.
 func (b paperBalancer) Pick(mono.Time, []int) int {
 	best, least := -1, math.Inf(1)
 	for i, s := range b {
@@ -52,21 +52,27 @@ func (b paperBalancer) Ended(server int, now mono.Time, _ balance.Outcome) {
 	}
 }
 
-// paperScheduler is mQoS as in its paper, for one server. It looks at all types, so one
-// of which nothing waits holds up the rest; it skips what does not fit and raises
-// deficits in passing, so that under load they limit no class; it raises the deficits of
-// one resource at a time, and stops for ever where another's is missing; and it never
-// serves the type of a resource that all requests take, since that one never has the
-// most free. Counters are in units of schedule's.
+// paperScheduler is mQoS as in its paper, for one server. It has four defects:
+//
+//   - It considers all types, so a type without waiting requests holds up the others.
+//   - It skips requests that do not fit and raises deficits in passing, so under load the
+//     deficits limit no class.
+//   - It raises the deficits of one resource at a time, and stops for ever if the deficit
+//     of another resource is missing.
+//   - It never serves the type of a resource that all requests use, because that resource
+//     never has the most free capacity.
+//
+// Counters are in the units of package schedule.
 type paperScheduler struct {
-	weights  []float64 // multiples of the least
+	weights  []float64 // multiples of the smallest weight
 	queues   [][3][]*visit
 	deficits [][3]int64
 	free     [3]int64
 	pointers [3]int
 	turn     int
 
-	// As schedule's: the smallest quantum is 1 to 2 of the largest request lately.
+	// As in package schedule: the smallest quantum is 1 to 2 times the largest recent
+	// request.
 	quantum, largest, recent int64
 	arrivals                 int
 }
@@ -114,10 +120,10 @@ func (s *paperScheduler) Arrive(r *schedule.Request) error {
 	return nil
 }
 
-// Next is one trigger of the paper's main scheduler: the sub-scheduler of the resource
-// that is most free looks at two rounds of classes and one more. The paper's goes round
-// until a completion, which finds it at one class as likely as at another; each round
-// more makes what it does wrong worse.
+// Next is one trigger of the paper's main scheduler: the sub-scheduler of the freest
+// resource visits two rounds of classes and one more. The paper's scheduler visits
+// classes until a completion, which interrupts it at any class with equal probability.
+// More rounds make its defects worse.
 func (s *paperScheduler) Next(func(*schedule.Request, []int) int) (r *schedule.Request, server int, ok bool) {
 	if !slices.ContainsFunc(s.queues, func(q [3][]*visit) bool { return len(q[0])+len(q[1])+len(q[2]) > 0 }) {
 		return nil, -1, false
@@ -148,7 +154,8 @@ func (s *paperScheduler) Next(func(*schedule.Request, []int) int) (r *schedule.R
 	return nil, -1, false
 }
 
-// goes reports whether a request fits the server and the deficits of its class cover it.
+// goes reports whether a request fits the server and the deficits of its class cover the
+// request.
 func (s *paperScheduler) goes(c *visit) bool {
 	for k, v := range c.cost {
 		if v > s.deficits[c.Class][k] || v > s.free[k] && s.free[k] < 100*percent {
@@ -158,15 +165,14 @@ func (s *paperScheduler) goes(c *visit) bool {
 	return true
 }
 
-// grant raises the deficits of a resource. They are bounded, as schedule's: for ever
-// is long.
+// grant raises the deficits of a resource, up to a bound as in package schedule.
 func (s *paperScheduler) grant(k int) {
 	for i, w := range s.weights {
 		s.deficits[i][k] = min(s.deficits[i][k]+int64(math.Round(float64(s.quantum)*w)), 1e8*percent)
 	}
 }
 
-// Done gives back what was estimated: the paper does not correct it.
+// Done releases the estimated cost: the paper does not correct estimates.
 func (s *paperScheduler) Done(r *schedule.Request, _ schedule.Vector) {
 	for k, v := range r.Value.(*visit).cost {
 		s.free[k] += v

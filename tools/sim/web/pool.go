@@ -15,69 +15,70 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Pool is servers of unknown size behind a gateway that schedules, balances and limits as
-// the live one does. Clients ask again as soon as they are answered.
+// Pool simulates servers of unknown size behind a gateway that schedules, balances and
+// limits like the live gateway. Clients send their next request after an answer and a
+// pause.
 type Pool struct {
 	Servers []Backend
 	Classes []Clients
-	// Routes are drawn at random for each request, by their Part.
+	// Routes are drawn at random for each request, weighted by Part.
 	Routes []PoolRoute
-	// Fixed is the window that the adaptive limit is compared with: in percent of Time as
-	// package cost has it; 0: the limit.
+	// Fixed is a fixed window to compare with the adaptive limit, in percent of Time as
+	// in package cost; 0: use the adaptive limit.
 	Fixed   float64
 	Seconds float64
-	// Warmup in seconds is left out of what is counted.
+	// Warmup in seconds is not counted.
 	Warmup float64
-	// Every calls Look so often, in seconds, if Look is not nil.
+	// Every is the interval in seconds between calls of Look, if Look is not nil.
 	Every float64
 	Look  func(at float64, p *PoolState)
 	Seed  uint64
 }
 
-// Backend is a server of a Pool. Workers serve one request each, in the order of arrival;
-// 0: every request is served at once (a pure delay). With Shared, requests share so many
-// processors alike instead.
+// Backend is a server of a Pool. Each of the Workers serves one request at a time, in the
+// order of arrival. With 0 workers every request is served at once (a pure delay). With
+// Shared, all requests share Workers processors equally.
 type Backend struct {
 	Workers int
 	Shared  bool
-	Service time.Duration // of a request of a route of Times 1
-	// Changes happen in their order.
+	Service time.Duration // of a request of a route with Times 1
+	// Changes are in the order of their times.
 	Changes []Change
 }
 
-// Change sets a server's speed, and its workers if they are above 0.
+// Change sets a server's Service, and Workers if above 0.
 type Change struct {
 	At      float64
 	Service time.Duration
 	Workers int
 }
 
-// Clients are of one class.
+// Clients are the clients of one class.
 type Clients struct {
 	Weight float64
 	Count  int
-	Think  time.Duration // on average, before the next request
+	Think  time.Duration // mean pause before the next request
 }
 
 // PoolRoute is a pattern of requests.
 type PoolRoute struct {
 	Part  float64
-	Times float64 // of the server's Service
+	Times float64 // multiple of the server's Service
 	Sigma float64 // of the lognormal distribution; 0: always the same
-	// From is when Times becomes Later; 0: never.
+	// From is the second at which Times becomes Later; 0: never.
 	From, Later float64
 }
 
-// PoolResult is what came of it.
+// PoolResult is the result of a Pool.
 type PoolResult struct {
 	Rate    []float64 // answers/s, by class
-	P50     []float64 // ms, by class, with the time at the gateway
-	Beyond  []float64 // requests at a server beyond its workers, on average over time
-	Busy    []float64 // part of the workers that served, by server
+	P50     []float64 // ms, by class, including the wait at the gateway
+	Beyond  []float64 // mean number of requests beyond the server's workers, by server
+	Busy    []float64 // busy fraction of the workers, by server
 	Servers []float64 // answers/s
 }
 
-// PoolState is what Look sees.
+// PoolState is the argument of Look.
 type PoolState struct {
 	Limits  []*limit.Limit
 	Answers []int // since the last look, by server
@@ -94,10 +95,10 @@ type poolRequest struct {
 
 type poolEvent struct {
 	at   mono.Time
-	seq  int // orders events of one moment
+	seq  int // orders simultaneous events
 	kind poolEventKind
 	r    *poolRequest
-	n    int // the client, the server, or the change
+	n    int // number of the client, the server, or the change
 }
 
 type poolEventKind int
@@ -108,7 +109,7 @@ const (
 	changes
 	looks
 	ticks
-	sharedAnswers // of a server that shares its processors, if nothing has changed since
+	sharedAnswers // end of a request at a shared server, unless a later change has made it invalid
 )
 
 func (e poolEvent) Before(o poolEvent) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
@@ -118,10 +119,10 @@ type poolServer struct {
 	queue  []*poolRequest
 	busy   int
 	shared machine
-	share  int // version of the next answer of shared
+	share  int // version of the valid sharedAnswers event
 }
 
-// RunPool simulates it.
+// RunPool simulates a pool.
 func RunPool(p Pool) PoolResult {
 	rng := rand.New(rand.NewPCG(p.Seed, 11))
 	cfg := schedule.Config{Resources: 1, Servers: len(p.Servers), Measured: 1}
@@ -323,7 +324,7 @@ func RunPool(p Pool) PoolResult {
 			ended(v.shared.jobs.Pop().of.Value.(*poolRequest))
 			sharedNext(e.n)
 		}
-		if len(events) == 0 || events[0].at > now || events[0].kind != asks { // clients that ask at once, ask together
+		if len(events) == 0 || events[0].at > now || events[0].kind != asks { // simultaneous requests enter before the scheduler runs
 			send()
 		}
 	}

@@ -10,20 +10,20 @@ import (
 )
 
 // The website of the mQoS paper: one server with three resources behind a gateway, three
-// classes of clients, and three types of pages, each of which takes most of another
-// resource. Clients wait for an answer and ask for a page of the same type at once.
+// classes of clients, and three types of pages. Each type uses mainly one resource. A
+// client waits for an answer and then requests a page of the same type at once.
 //
-// What the paper does not state: pages take 6, 3 and 1 ms of the resources, turned
-// round, so that 300 requests/s of equally many of each use all three up, as its figure
-// 8 has it. "More CPU-intensive requests than the other types" is twice as many clients
-// of each class. What one request takes is uniform within half and one and a half of
-// that. A request goes from the processor to the disk to the network; requests at one of
-// them share it alike.
+// Assumptions that the paper does not state: pages take 6, 3 and 1 ms of the resources,
+// in rotation, so that 300 requests/s, spread evenly over the types, use up all three
+// resources, as in the paper's figure 8. "More CPU-intensive requests than the other
+// types" means twice as many clients of each class. The work of a request is uniform
+// between half and one and a half of the page's work. A request visits the processor, the
+// disk and the network in turn; the requests at a resource share it equally.
 
-// Resources are the server's.
+// Resources returns the server's resources.
 func Resources() []string { return []string{"cpu", "disk", "network"} }
 
-// Pages are their types.
+// Pages returns the page types.
 func Pages() []Page {
 	return []Page{
 		{"cgi", [3]float64{.006, .003, .001}, 200},
@@ -37,18 +37,18 @@ type Page struct {
 	Name string
 	// Work in seconds of each resource.
 	Work [3]float64
-	// Clients of each class that ask for it.
+	// Clients is the number of clients of each class for the page.
 	Clients int
 }
 
-// Scheduling is a way in which the gateway schedules.
+// Scheduling is a scheduling method of the gateway.
 type Scheduling struct {
 	Name    string
 	Mode    schedule.Mode
-	Literal bool // as the paper has it; Mode is not looked at
+	Literal bool // the paper's form; Mode is ignored
 }
 
-// Schedulings are those that the paper compares, and its own form of mQoS.
+// Schedulings returns the methods that the paper compares, and its own form of mQoS.
 func Schedulings() []Scheduling {
 	return []Scheduling{
 		{Name: "nQoS", Mode: schedule.None}, {Name: "sQoS", Mode: schedule.Single(0)}, {Name: "mQoS"}, {Name: "literal", Literal: true},
@@ -58,42 +58,42 @@ func Schedulings() []Scheduling {
 // Visits is a study of the website.
 type Visits struct {
 	Scheduling
-	// Times multiplies the clients.
+	// Times multiplies the number of clients.
 	Times float64
-	// Warmup and Seconds are virtual; the second is measured.
+	// Warmup and Seconds are virtual times; only Seconds is measured.
 	Warmup, Seconds float64
 	Seed            uint64
 }
 
-// VisitsOf is what a class came to.
+// VisitsOf is the result of a class.
 type VisitsOf struct {
 	Weight float64 `json:"weight"`
-	// Rate is its answers a second, by page.
+	// Rate is the number of answers per second, by page.
 	Rate [3]float64 `json:"requests_per_second"`
-	// Busy is the part of each resource that it used, 0 to 1.
+	// Busy is the fraction of each resource used by the class, 0 to 1.
 	Busy [3]float64 `json:"busy"`
 	// Queued and Served are the mean times at the gateway and at the server, in ms.
 	Queued float64 `json:"queued_ms"`
 	Served float64 `json:"served_ms"`
 }
 
-// Total is of all pages.
+// Total is the rate over all pages.
 func (v VisitsOf) Total() float64 { return v.Rate[0] + v.Rate[1] + v.Rate[2] }
 
-// visit is a client with its request.
+// visit is a client and its request.
 type visit struct {
 	schedule.Request
 	page      int
 	work      [3]float64
-	at        int // which resource
+	at        int // present resource
 	came, got mono.Time
 
-	// Of paperScheduler.
+	// For paperScheduler.
 	cost [3]int64
 	kind int
 }
 
-// site is a simulation under way.
+// site is a running simulation.
 type site struct {
 	Visits
 	scheduler interface {
@@ -109,8 +109,8 @@ type site struct {
 	now      mono.Time
 }
 
-// RunSite simulates the website. An error says that the scheduler came to a stop, and
-// when: requests wait, the server is idle, and nothing goes.
+// RunSite simulates the website. It returns an error if the scheduler deadlocks: requests
+// wait, the server is idle, and none starts.
 func RunSite(v Visits) ([]VisitsOf, error) {
 	s := &site{Visits: v, pages: Pages(), rng: rand.New(rand.NewPCG(v.Seed, 4)), result: make([]VisitsOf, 3), answers: make([]float64, 3)}
 	cfg := schedule.Config{Resources: len(s.stations), Servers: 1, Mode: v.Mode}
@@ -169,7 +169,7 @@ func RunSite(v Visits) ([]VisitsOf, error) {
 
 func (s *site) time(seconds float64) mono.Time { return mono.Time(seconds * 1e9) }
 
-// ask lets a client ask for its page.
+// ask makes a client request its page.
 func (s *site) ask(c *visit) {
 	for k, w := range s.pages[c.page].Work {
 		c.Cost[k] = 100 * w / cost.Window.Seconds()
@@ -177,12 +177,13 @@ func (s *site) ask(c *visit) {
 	}
 	c.came, c.at, c.Value = s.now, 0, c
 	if err := s.scheduler.Arrive(&c.Request); err != nil {
-		panic(err) // the queues are longer than there are clients
+		panic(err) // the queues are longer than the number of clients
 	}
 }
 
-// trigger sends what goes. A literal trigger that sends nothing is repeated for each
-// resource: the paper's scheduler never rests.
+// trigger starts all requests that the scheduler allows. For a literal scheduler it
+// repeats a trigger without a start once for each resource, because the paper's scheduler
+// never rests.
 func (s *site) trigger() {
 	for missed := 0; missed < len(s.stations); {
 		r, _, ok := s.scheduler.Next(schedule.First)
@@ -196,14 +197,14 @@ func (s *site) trigger() {
 	}
 }
 
-// enter lets a request join those at its resource.
+// enter adds a request to its resource.
 func (s *site) enter(c *visit) {
 	m := &s.stations[c.at]
 	m.advance(s.now)
 	m.jobs.Push(job{end: m.work + c.work[c.at], of: c})
 }
 
-// leave takes a request from a resource to the next, or the answer to its client.
+// leave moves a request from a resource to the next, or returns the answer to its client.
 func (s *site) leave(c *visit) {
 	measured := s.now > s.time(s.Warmup)
 	r := &s.result[c.Class]

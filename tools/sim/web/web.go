@@ -11,29 +11,29 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Study is a cluster under a way of balancing.
+// Study is a cluster with a balancing method.
 type Study struct {
 	Cluster
 	Way
 	Seed uint64
 }
 
-// Result is what came of a Study.
+// Result is the result of a Study.
 type Result struct {
 	Overall   Summary
 	ByServer  []Summary
 	PerSecond []int    // arrivals
-	Answers   []Answer // in the order in which they ended
+	Answers   []Answer // in the order of their ends
 }
 
-// Answer is one request's.
+// Answer is the answer to a request.
 type Answer struct {
-	At     time.Duration // it ended
+	At     time.Duration // end of the request
 	Took   time.Duration
 	Server int
 }
 
-// Summary is of response times, in ms.
+// Summary summarizes response times, in ms.
 type Summary struct {
 	Requests int     `json:"requests"`
 	Mean     float64 `json:"mean_ms"`
@@ -43,9 +43,9 @@ type Summary struct {
 	P99      float64 `json:"p99_ms"`
 }
 
-// machine serves by processor sharing. work is how much of its demand every request
-// that was there from the beginning would have got: one ends when work reaches what it
-// was when the request came and its demand.
+// machine serves by processor sharing. work is the service that a request present from
+// the beginning would have received. A request ends when work has grown by the request's
+// demand since its arrival.
 type machine struct {
 	Server
 	work  float64 // s
@@ -53,17 +53,18 @@ type machine struct {
 	jobs  heap.Heap[job]
 }
 
-// job is a request at a machine; end is in its work. of is what a site needs of it.
+// job is a request at a machine. end is the value of the machine's work at which the
+// request ends. of is the visit, for a site.
 type job struct {
 	end  float64
 	came mono.Time
 	of   *visit
 }
 
-// Before orders requests by when they end.
+// Before orders requests by their ends.
 func (j job) Before(o job) bool { return j.end < o.end }
 
-// rate is how much work each request gets, s/s.
+// rate is the service rate of each request, s/s.
 func (m *machine) rate() float64 {
 	return m.Speed * min(1, float64(m.Processors)/float64(len(m.jobs)))
 }
@@ -75,7 +76,7 @@ func (m *machine) advance(now mono.Time) {
 	m.since = now
 }
 
-// next is when the first of its requests ends.
+// next returns the end of the first request.
 func (m *machine) next() mono.Time {
 	if len(m.jobs) == 0 {
 		return mono.Never
@@ -95,7 +96,7 @@ func Run(s Study) Result {
 	if s.Literal {
 		b = make(paperBalancer, len(s.Servers))
 	}
-	// The load is the same for every way of balancing.
+	// The load is the same for every balancing method.
 	load := s.NewLoad(s.Seed)
 	machines, all := make([]machine, len(s.Servers)), make([]int, len(s.Servers))
 	for i := range machines {
@@ -147,22 +148,22 @@ func Run(s Study) Result {
 	return r
 }
 
-// Load is what is asked of a cluster: Poisson arrivals, with a rate that changes every
-// second, and lognormal demands.
+// Load generates the requests of a cluster: Poisson arrivals, with a rate that changes
+// every second, and lognormal demands.
 type Load struct {
 	rng         *rand.Rand
 	mean, burst float64
-	until       mono.Time // the end of this second
-	rate        float64   // in it
+	until       mono.Time // end of the current second
+	rate        float64   // requests/s in the current second
 	last        mono.Time
 }
 
-// NewLoad returns the cluster's; the seed decides.
+// NewLoad returns the cluster's load for a seed.
 func (c Cluster) NewLoad(seed uint64) *Load {
 	return &Load{rng: rand.New(rand.NewPCG(seed, 3)), mean: c.Rate, burst: c.Burst}
 }
 
-// Next returns when the next request comes and how much of a processor it takes.
+// Next returns the time of the next request and its processor demand.
 func (l *Load) Next() (at mono.Time, demand time.Duration) {
 	for {
 		if l.rate > 0 {
@@ -179,7 +180,7 @@ func (l *Load) Next() (at mono.Time, demand time.Duration) {
 	return at, time.Duration(float64(Demand) * math.Exp(sigma*l.rng.NormFloat64()-sigma*sigma/2))
 }
 
-// Summarize returns the summary of response times in ms, which it sorts.
+// Summarize summarizes response times in ms. It sorts v.
 func Summarize(v []float64) Summary {
 	s := Summary{Requests: len(v)}
 	if len(v) == 0 {
