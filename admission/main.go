@@ -1,9 +1,9 @@
-// Command admission answers "may key K go on?" from exact token buckets: over UDP for
-// programs (admission/client), over HTTP for all others (/qos, /auth, /v1/check), with
-// rules in SQLite or PostgreSQL that operators edit over gRPC (srtm admission).
+// Command admission answers "may key K go on?" from exact token buckets. Programs ask over UDP
+// (admission/client), all other callers over HTTP (/qos, /auth, /v1/check). Operators edit the rules
+// over gRPC (srtm admission). The rules are in SQLite or PostgreSQL.
 //
-// Its parts: server decides, router speaks HTTP and gRPC, store keeps; rule, table and
-// wire are the pure packages they stand on. Read docs/admission.md next.
+// server decides, router serves HTTP and gRPC, and store saves the rules and credits; rule, table and
+// wire are pure packages. Read docs/admission.md next.
 package main
 
 import (
@@ -55,7 +55,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	err = o.at.Serve(ctx, "admission", log, nil, func(s *daemon.Servers) error {
 		state := func() any { return nil }
 		healthy := func() error { return nil }
-		// Stopped in reverse: who asks first, who answers then.
+		// The group stops in reverse order: the asker before the server that answers it.
 		if o.serves() {
 			decides, err := server.New(ctx, o.serverConfig(database, log, s.Metrics, s.RPCListener.Addr().String()))
 			if err != nil {
@@ -88,7 +88,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	return errors.Join(err, database.Close())
 }
 
-// followServers has the asker ask the servers that are in the store, until ctx ends.
+// followServers sets the asker's servers to the members in the store, until ctx ends.
 func followServers(ctx context.Context, database *store.Store, asker *client.Client, log *slog.Logger) error {
 	outage := obs.NewOutage(log, "the servers could not be read; asking those that are known")
 	for {

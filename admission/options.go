@@ -21,13 +21,13 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// options are everything that can be configured, by flag or by file.
+// options has the configuration, from flags or from the file.
 type options struct {
 	at                                  daemon.Addresses
 	role                                string
 	dataPath, database                  string
 	macKeyFile, defaultReply, fullReply string
-	server                              server.Config // but for what serverConfig adds
+	server                              server.Config // serverConfig sets the other fields
 	peers                               secure.ClientConfig
 	peerOptions                         []grpc.DialOption
 	asks                                client.Config
@@ -127,7 +127,7 @@ func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometh
 	return cfg
 }
 
-// dial reaches another server.
+// dial connects to another server.
 func (o *options) dial(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
 	conn, err := targets.Keep(address, time.Second, o.peerOptions...)
 	if err != nil {

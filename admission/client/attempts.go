@@ -2,12 +2,11 @@ package client
 
 import "time"
 
-// DefaultAttempts is how often a question is sent at most.
+// DefaultAttempts is the default number of times that a Client sends a question.
 const DefaultAttempts = 5
 
-// A question is sent again first after what an answer takes by RFC 6298, then after
-// twice as long each time, 5 ms at most. The paper's client waits 100 us each time
-// (Janus, section III.B).
+// The client waits for an answer as long as RFC 6298 says, and doubles the wait with each attempt, up
+// to 5 ms. The paper's client always waits 100 us (Janus, section III.B).
 const (
 	shortest   = 100 * time.Microsecond
 	longest    = 5 * time.Millisecond
@@ -15,14 +14,15 @@ const (
 )
 
 // DefaultWait is how long a decision waits for a server that looks the key up. MaxWait is the longest
-// wait that operators may set: a server refunds no question that is older than that.
+// wait that operators may set: a server does not refund an older question.
 const (
 	DefaultWait = 500 * time.Millisecond
 	MaxWait     = 5 * time.Second
 )
 
-// A server that looks a key up answers by itself. The client sends the question again after shortestRest,
-// then after twice as long each time: the answer may be lost, or the server had no room for the question.
+// A server that looks a key up sends the answer unasked. The client sends the question again after
+// shortestRest, and doubles the wait each time: the answer may be lost, or the server had no room for
+// the question.
 const (
 	shortestRest = 10 * time.Millisecond
 	longestRest  = 100 * time.Millisecond
@@ -31,8 +31,8 @@ const (
 // roundTrip estimates how long an answer takes (RFC 6298, section 2).
 type roundTrip struct{ smoothed, variation time.Duration }
 
-// saw takes the time of a question that was sent once: of others it is not known which
-// one was answered.
+// saw adds a sample: the time to the answer of a question that was sent once. For a question that was
+// sent again, the answered copy is unknown.
 func (r *roundTrip) saw(d time.Duration) {
 	if r.smoothed == 0 {
 		r.smoothed, r.variation = d, d/2
@@ -42,7 +42,7 @@ func (r *roundTrip) saw(d time.Duration) {
 	r.smoothed += (d - r.smoothed) / 8
 }
 
-// wait is how long to wait for an answer to the question when it was sent so often.
+// wait returns how long to wait for an answer after sent copies of the question.
 func (r *roundTrip) wait(sent int, paper bool) time.Duration {
 	if paper {
 		return shortest

@@ -17,54 +17,55 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 )
 
-// Config is how a Client asks.
+// Config configures a Client.
 type Config struct {
-	// Servers are the UDP addresses (host:port) of all servers, as they name themselves
-	// (--advertise). Each says who owns what it does not.
+	// Servers has the UDP addresses (host:port) of all servers, as the servers advertise them
+	// (--advertise). A server names the owner of a key that the server does not own.
 	Servers []string
-	// Keys authenticate; the first one seals. Without any, servers must not want one.
+	// Keys authenticate datagrams; the first key seals. If Keys is empty, the servers must not require
+	// keys.
 	Keys []wire.Key
 	// DefaultAdmit is the reply when no server answers.
 	DefaultAdmit bool
-	// DefaultFor is that for keys with a prefix; of several the longest counts.
+	// DefaultFor overrides DefaultAdmit for keys with a prefix; the longest prefix counts.
 	DefaultFor map[string]bool
-	// Attempts is how often a question is sent to a server that gives no sign of life; 0 is
+	// Attempts is how often a question is sent to a server that gives no sign of life. 0:
 	// DefaultAttempts, which take up to 20 ms.
 	Attempts int
-	// Wait is how long a decision takes at most: so long it waits for a server that looks the
-	// key up. The question carries what is left of it, and the server does not charge it later.
-	// A context that ends sooner shortens it. 0 is DefaultWait, and more than MaxWait is for tests.
+	// Wait is the maximum time of a decision, in which a server may look the key up. The question
+	// carries the remaining time, after which the server does not charge the question. A context that
+	// ends sooner shortens Wait. 0: DefaultWait. Only tests use more than MaxWait.
 	Wait time.Duration
-	// Local is asked first: a server in this process, which may know the answer. nil: none.
+	// Local asks a server in this process first; ok is false if that server has no answer. nil: none.
 	Local func(key string, cost uint32, peek bool) (a wire.Answer, ok bool)
-	// PaperTimers sends again after 100 us each time, as the Janus paper does.
+	// PaperTimers sends a question again after 100 us each time, as in the Janus paper.
 	PaperTimers bool
 }
 
-// Decision is what a key may do.
+// Decision is the answer about a key.
 type Decision struct {
 	Admit      bool
-	ByDefault  bool          // by a default rule, for want of one of the key's own
-	Shadow     bool          // admitted although the rule would have denied
+	ByDefault  bool          // a default rule decided, as the key has no rule
+	Shadow     bool          // admitted although the rule denies
 	Unanswered bool          // no server decided: Admit is the default reply
-	Left       int64         // whole credits that the key has left
-	RetryAfter time.Duration // if denied: until the key has the cost; -1 for never, 0 for unknown
-	Full       time.Duration // until the key has all its credits again; 0 for unknown, or if RetryAfter is more than 0
+	Left       int64         // whole credits left of the key
+	RetryAfter time.Duration // if denied: until the key has the cost; -1: never, 0: unknown
+	Full       time.Duration // until the key has all credits again; 0: unknown, or RetryAfter > 0
 }
 
-// maxMoves is how many servers one question goes to that do not own its key.
+// maxMoves is how many servers that do not own the key a question may go to.
 const maxMoves = 8
 
-// Client asks. It is safe for concurrent use; Close ends it.
+// Client asks admission servers. A Client is safe for concurrent use until Close.
 type Client struct {
 	cfg    Config
-	links  atomic.Pointer[[]*link]        // never empty, never changed
-	owners [rule.Partitions]atomic.Uint64 // epoch << 32 | hash of the owner's address, as last heard; 0 for not yet
-	mu     sync.Mutex                     // held by SetServers and Close
+	links  atomic.Pointer[[]*link]        // the slice is never empty and never modified
+	owners [rule.Partitions]atomic.Uint64 // epoch << 32 | hash of the owner's address, as last heard; 0: unknown
+	mu     sync.Mutex                     // serializes SetServers and Close
 	closed bool
 }
 
-// New connects to nothing yet: servers may come later.
+// New connects to no server: servers may start later.
 func New(cfg Config) (*Client, error) {
 	if len(cfg.Servers) == 0 {
 		return nil, errors.New("no admission server is named")
@@ -83,8 +84,8 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// SetServers replaces Config.Servers; none changes nothing. Questions on their way to
-// one that is gone get the default reply. Error: of addresses that cannot be used.
+// SetServers replaces Config.Servers. An empty list changes nothing. Open questions to a removed server
+// get the default reply. The error joins the errors of unusable addresses.
 func (c *Client) SetServers(addresses []string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,7 +122,7 @@ func (c *Client) SetServers(addresses []string) error {
 	return errors.Join(errs...)
 }
 
-// Close ends the client; who waits gets the default reply. A second one does nothing.
+// Close ends the client. Waiting callers get the default reply. A second Close does nothing.
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,10 +135,10 @@ func (c *Client) Close() {
 	}
 }
 
-// Ask takes cost credits of the key's, if it has them. It always decides: if no server answers
-// within Config.Wait, or ctx ends, by the default reply. A denial takes no credits: if no answer
-// has come, the server is told.
-// Requires: rule.ValidKey(key); what is none is denied.
+// Ask takes cost credits from the key, if the key has them. Ask always decides: if no server answers
+// within Config.Wait, or ctx ends, Ask returns the default reply. A denial takes no credits: if no
+// answer has come, Ask tells the server. Ask denies an invalid key.
+// Requires: rule.ValidKey(key).
 func (c *Client) Ask(ctx context.Context, key string, cost uint32) Decision {
 	return c.AskOr(ctx, key, cost, c.Fallback)
 }
@@ -147,7 +148,7 @@ func (c *Client) AskOr(ctx context.Context, key string, cost uint32, admit func(
 	return c.ask(ctx, key, cost, 0, admit)
 }
 
-// Peek is Ask, and takes nothing.
+// Peek is Ask without taking credits.
 func (c *Client) Peek(ctx context.Context, key string, cost uint32) Decision {
 	return c.ask(ctx, key, cost, wire.Peek, c.Fallback)
 }
@@ -187,7 +188,7 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8, 
 	return d
 }
 
-// patience returns when a decision that begins now ends.
+// patience returns the deadline of a decision that begins now.
 func (c *Client) patience(ctx context.Context) time.Time {
 	until := time.Now().Add(c.cfg.Wait)
 	if d, limited := ctx.Deadline(); limited && d.Before(until) {
@@ -196,9 +197,9 @@ func (c *Client) patience(ctx context.Context) time.Time {
 	return until
 }
 
-// askOwner asks who is thought to own the partition, and then who that one says does.
-// Where no answer comes the next question goes to another server, which may know a new
-// owner; this one does not, for it may have been charged.
+// askOwner asks the presumed owner of the partition, and then the owner that this server names. After a
+// question without an answer the next question goes to another server, which may know a new owner. The
+// unanswered question itself goes to no other server, as the first server may have charged it.
 func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until time.Time) (a answer, ok bool) {
 	for range maxMoves {
 		links, known := *c.links.Load(), c.owners[p].Load()
@@ -214,7 +215,7 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until tim
 			}
 			return a, false
 		case a.Kind != wire.Moved:
-			if uint32(known) != links[i].hash { // that one is asked next, also when another server joins
+			if uint32(known) != links[i].hash { // ask the same server next, even if another server joins
 				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[i].hash))
 			}
 			return a, true
@@ -222,11 +223,11 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until tim
 			c.owners[p].CompareAndSwap(known, heard)
 			continue
 		}
-		if !clock.Sleep(ctx, longest) { // the new owner has not heard of it yet, or we have not of the new owner
+		if !clock.Sleep(ctx, longest) { // the new owner does not know yet, or the client does not know the new owner
 			return answer{}, false
 		}
 	}
-	c.owners[p].Store(0) // what was heard may be of a store that is no more
+	c.owners[p].Store(0) // the heard owner may come from an earlier store
 	return answer{}, false
 }
 

@@ -14,7 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
-// Flags adds those of a program that asks for what purpose says, if an address is given.
+// Flags adds the flags of a program that asks an admission server if an address is set. purpose is part
+// of the help.
 func (c *Config) Flags(fs *flag.FlagSet, purpose string) {
 	fs.Func("admission-address", "UDP `host:port` of an admission server that is asked "+purpose+"; repeat it for several (default none: no limit)", func(s string) error {
 		c.Servers = append(c.Servers, s)
@@ -58,7 +59,7 @@ func ParseReply(reply string) (admit bool, err error) {
 	return reply == "admit", nil
 }
 
-// ReadKeys reads lines of a number and a secret in hex; "#" begins a comment.
+// ReadKeys reads lines with a number and a secret in hex; "#" begins a comment.
 func ReadKeys(path string) ([]wire.Key, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

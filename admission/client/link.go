@@ -11,14 +11,14 @@ import (
 	"github.com/srtm-io/srtm/admission/wire"
 )
 
-// maxOutstanding bounds the questions that wait for one server. More than a window of
-// the server's answers could not be sent again.
+// maxOutstanding bounds the questions that wait for a server. With more questions than a window of
+// answers, the server could not repeat all answers.
 const maxOutstanding = 2048
 
-// link asks one server.
+// link asks a server.
 type link struct {
 	address  string
-	hash     uint32 // of the address, by which servers name each other
+	hash     uint32 // hash of the address, by which servers name each other
 	conn     *net.UDPConn
 	attempts int
 	paper    bool
@@ -28,28 +28,27 @@ type link struct {
 	mu      sync.Mutex
 	sealer  *wire.Sealer
 	out     [wire.MaxQuestion]byte
-	session uint64 // 0 until the server has issued one
-	number  uint64 // of the last question
+	session uint64 // 0: the server has issued none
+	number  uint64 // number of the last question
 	waiting map[uint64]*call
 	trip    roundTrip
 }
 
-// call is a question on its way.
+// call is an open question.
 type call struct {
 	q      wire.Question
 	sent   int
-	silent int // copies since the server gave a sign of life
-	rests  int // times that the server said that the question waits
+	silent int // copies since the server's last sign of life
+	rests  int // number of answers that say that the question waits
 	rest   bool
-	busy   bool // the server has said so: it decides nothing now, and is not waited for
-	issued int  // sessions
+	busy   bool // the server is busy: do not wait for a look-up
+	issued int  // sessions issued during the call
 	first  time.Time
-	until  time.Time   // the end of the asker's patience
-	end    chan answer // of one
+	until  time.Time   // deadline of the decision
+	end    chan answer // capacity 1
 }
 
-// answer is one of a server's. If no answer came, it says which question
-// went to which link.
+// answer is a server's answer. If no answer came, answer has the number and the link of the question.
 type answer struct {
 	wire.Answer
 	from *link
@@ -82,7 +81,7 @@ func (l *link) close() {
 	l.read.Wait()
 }
 
-// ask reports false if no server decided until then.
+// ask returns false if no server decided until the deadline.
 func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answer, bool) {
 	c := &call{q: q, until: until, end: make(chan answer, 1)}
 	l.mu.Lock()
@@ -115,7 +114,7 @@ func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answe
 		l.mu.Lock()
 		delete(l.waiting, c.q.Number)
 		l.mu.Unlock()
-		select { // it may have come meanwhile
+		select { // the answer may have come meanwhile
 		case a := <-c.end:
 			return a, true
 		default:
@@ -124,9 +123,9 @@ func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answe
 	}
 }
 
-// again sends the question another time, if the server has not said that the question waits, and
-// returns how long to wait then. It reports false when the asker has waited long enough, or no copy
-// had a sign of life from the server. Requires: mu held.
+// again returns how long to wait next. Unless the server has said that the question waits, again sends
+// the question another time. If the deadline has passed, or the server gave no sign of life after
+// attempts copies, again returns false. Requires: mu held.
 func (l *link) again(c *call) (wait time.Duration, more bool) {
 	left := time.Until(c.until)
 	switch {
@@ -142,8 +141,8 @@ func (l *link) again(c *call) (wait time.Duration, more bool) {
 	return l.send(c), true
 }
 
-// send sends the question, and returns how long to wait for the answer. An error
-// such as a refused port counts as lost. Requires: mu held.
+// send sends the question, and returns how long to wait for the answer. An error, such as a refused
+// port, counts as a lost question. Requires: mu held.
 func (l *link) send(c *call) time.Duration {
 	now := time.Now()
 	if c.sent == 0 {
@@ -155,30 +154,30 @@ func (l *link) send(c *call) time.Duration {
 	c.silent++
 	c.q.Session = l.session
 	left := c.until.Sub(now)
-	// The answer takes a while, too.
+	// The answer also takes time.
 	c.q.Wait = uint32(max(0, (left - l.trip.wait(1, l.paper)).Milliseconds()))
 	l.conn.Write(l.sealer.AppendQuestion(l.out[:0], c.q))
 	return max(0, min(left, l.trip.wait(c.silent, l.paper)))
 }
 
-// cancel tells the server that a question was denied for want of an answer.
+// cancel tells the server that the client denied a question without an answer.
 func (l *link) cancel(number uint64, cost uint32, key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.session == 0 { // the server has decided none
+	if l.session == 0 { // the server has decided no question
 		return
 	}
 	l.conn.Write(l.sealer.AppendQuestion(l.out[:0], wire.Question{Kind: wire.Cancel, Session: l.session, Number: number, Cost: cost, Key: []byte(key)}))
 }
 
 func (l *link) receive(sealer *wire.Sealer) {
-	var in [wire.AnswerSize + 1]byte // what is longer is malformed
+	var in [wire.AnswerSize + 1]byte // a longer answer is malformed
 	for {
 		n, err := l.conn.Read(in[:])
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // a refused port
+		if err != nil { // for example a refused port
 			continue
 		}
 		if a, err := sealer.ParseAnswer(in[:n]); err == nil {
@@ -192,10 +191,10 @@ func (l *link) got(a answer) {
 	defer l.mu.Unlock()
 	c := l.waiting[a.Number]
 	switch {
-	case c == nil: // too late, or never asked
+	case c == nil: // too late, or an unknown question
 	case a.Kind == wire.Issued:
 		l.session = a.Session
-		if c.q.Session != a.Session && c.issued < DefaultAttempts { // asked without it, which does not count as lost
+		if c.q.Session != a.Session && c.issued < DefaultAttempts { // the question lacked the session; the copy does not count
 			c.issued++
 			c.sent--
 			c.silent--
@@ -204,7 +203,7 @@ func (l *link) got(a answer) {
 	case a.Session != c.q.Session:
 	case a.Kind == wire.Busy:
 		c.busy, c.rest = true, false
-	case a.Kind == wire.Waiting && l.paper: // whose client waits for no look-up
+	case a.Kind == wire.Waiting && l.paper: // the paper's client does not wait for look-ups
 	default:
 		if c.q.Flags&wire.Retry == 0 && c.rests == 0 && !c.rest {
 			l.trip.saw(time.Since(c.first))

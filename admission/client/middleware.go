@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Limit decides (Decide) each request before next gets it, and answers 429 Too Many Requests
-// with Retry-After where it is denied. key returns whom a request is charged to; one
-// for which that is "" passes.
+// Limit asks about each request before next gets the request. Limit answers a denied request with 429
+// Too Many Requests and Retry-After. key returns the key to charge; a request with key "" passes.
 func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if k := key(r); k != "" {
@@ -22,8 +21,8 @@ func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.H
 	})
 }
 
-// RateLimit sets RateLimit (draft-ietf-httpapi-ratelimit-headers-10) to what is left and when to
-// expect more, and of a denial Retry-After.
+// RateLimit sets the RateLimit header (draft-ietf-httpapi-ratelimit-headers-10) to the remaining
+// credits and the time until more. For a denial RateLimit also sets Retry-After.
 func RateLimit(h http.Header, d Decision) {
 	limit := `"default";r=` + strconv.FormatInt(d.Left, 10)
 	if reset := Reset(d); reset > 0 {
@@ -35,9 +34,9 @@ func RateLimit(h http.Header, d Decision) {
 	h.Set("RateLimit", limit)
 }
 
-// Reset returns when the key has the cost of a question that was denied, or otherwise all its credits
-// again: in whole seconds, rounded up, at least 1. For a key without a rule, which never has any
-// credits, Reset returns -1.
+// Reset returns the time until the key has the cost of a denied question, or else all its credits. The
+// unit is whole seconds, rounded up, at least 1. For a key without a rule, which never has any credits,
+// Reset returns -1.
 func Reset(d Decision) (seconds int64) {
 	switch {
 	case d.RetryAfter > 0:
@@ -48,8 +47,8 @@ func Reset(d Decision) (seconds int64) {
 	return wholeSeconds(d.Full)
 }
 
-// RetryAfter sets Retry-After (RFC 9110, section 10.2.3), in whole seconds, at least
-// 1, of a decision that denied, unless the credits never come.
+// RetryAfter sets Retry-After (RFC 9110, section 10.2.3) for a denial, in whole seconds, at least 1. If
+// the credits never come, RetryAfter sets nothing.
 func RetryAfter(h http.Header, d Decision) {
 	if d.RetryAfter >= 0 {
 		h.Set("Retry-After", strconv.FormatInt(wholeSeconds(d.RetryAfter), 10))

@@ -115,8 +115,9 @@ func (a *Agent) Confirm(topic, channel string, created uint64) error {
 }
 
 // ChangeChannel asks the control plane to pause, unpause or delete a channel on all brokers of its
-// topic. ChangeChannel returns when the connected brokers have done so. Errors: ErrDisconnected,
-// ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, or an error from the control plane.
+// topic. ChangeChannel returns when the connected brokers have done so.
+// Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, or an error from the
+// control plane.
 func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change srtmv1.ChannelChange) error {
 	if !a.connected.Load() {
 		return ErrDisconnected
