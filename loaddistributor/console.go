@@ -21,12 +21,12 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// brokersPrefix begins the flags of the console's credentials for the brokers' HTTP.
+// brokersPrefix begins the flags for the console's credentials at the brokers' HTTP.
 const brokersPrefix = "console-"
 
-// addConsole serves the web console. It calls the API as another program would, but for
-// the way there, a pipe within the process: whom it lets do what, it decides by the same
-// tokens. shares is where the GrantService is; nil: in the API.
+// addConsole serves the web console. The console calls the API as other programs do, but through a pipe
+// within the process. The console authorizes its users by the same tokens. shares is a connection to
+// the GrantService; nil: the API has the GrantService.
 func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.ClientConnInterface, register func(grpc.ServiceRegistrar)) error {
 	pipe := bufconn.Listen(64 << 10)
 	inner := grpc.NewServer(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -59,8 +59,8 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	return nil
 }
 
-// called is a context of the inner server with who the console says the caller and its
-// tenant are. Other servers cannot say it.
+// called returns a context of the inner server with the caller and the tenant that the console sends.
+// Other servers do not accept this metadata.
 func called(ctx context.Context) context.Context {
 	if by := metadata.ValueFromIncomingContext(ctx, console.CallerKey); len(by) == 1 {
 		ctx = secure.WithCaller(ctx, by[0])
@@ -78,8 +78,8 @@ type calledStream struct {
 
 func (s calledStream) Context() context.Context { return s.ctx }
 
-// brokerTransport sends the console's requests to brokers' HTTP, with TLS if that is
-// configured, and only then with a token.
+// brokerTransport returns a transport for the console's requests to the brokers' HTTP. With TLS the
+// transport may also send a token.
 func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
 	cfg, err := c.TLS(brokersPrefix)
 	token, unread := c.Token(brokersPrefix)

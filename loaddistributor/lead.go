@@ -28,20 +28,19 @@ const (
 	storeMemory = "memory"
 )
 
-// Pauses of a follower, between two attempts to lead while the store does not
-// answer, and between two looks at who leads.
+// Pauses of a follower: between attempts to lead while the store does not answer, and between look-ups
+// of the leader.
 const (
 	leadPause = 500 * time.Millisecond
 	lookPause = 500 * time.Millisecond
 )
 
-// role is what a process serves as: the leader, which has a term, or a follower
-// of the store.
+// role is a role that a process serves in: leader with a term, or follower of the store.
 type role struct {
 	term   store.Term
-	cat    *catalog.Catalog // of a follower: what it knew when it led; nil: it has not led
+	cat    *catalog.Catalog // for a follower, the catalog from its time as leader; nil: the process has not led
 	follow store.Store
-	leader func() string // of a follower: who leads
+	leader func() string // for a follower, the leader's address
 }
 
 func (o *options) openStore(ctx context.Context, log *slog.Logger) (store.Store, error) {
@@ -66,8 +65,7 @@ func (o *options) openStore(ctx context.Context, log *slog.Logger) (store.Store,
 	return e, nil
 }
 
-// etcdConfig reads the files of what etcd is shown, and returns everything that
-// is wrong.
+// etcdConfig reads the files with credentials for etcd, and returns all errors.
 func (o *options) etcdConfig() (store.EtcdConfig, error) {
 	var errs []error
 	encrypted, err := o.etcdSecurity.TLS(etcdPrefix)
@@ -85,7 +83,7 @@ func (o *options) etcdConfig() (store.EtcdConfig, error) {
 		}
 	}
 	for _, endpoint := range o.etcdEndpoints {
-		// The client would speak in clear, whatever else is configured.
+		// With an http endpoint the client would not use TLS at all.
 		if encrypted != nil && strings.HasPrefix(endpoint, "http://") {
 			errs = append(errs, fmt.Errorf("--etcd-endpoint %s: with --%stls-ca, want https", endpoint, etcdPrefix))
 		}
@@ -94,18 +92,18 @@ func (o *options) etcdConfig() (store.EtcdConfig, error) {
 		Client: clientv3.Config{
 			Endpoints: o.etcdEndpoints, Username: o.etcdUser, Password: password, TLS: encrypted,
 			DialTimeout: 2 * time.Second, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
-			Logger: zap.NewNop(), // what it would say, errors say
+			Logger: zap.NewNop(), // errors carry the same information
 		},
 		Prefix: o.etcdPrefix, Lease: o.etcdLease,
 	}
 	return cfg, errors.Join(append(errs, cfg.Validate())...)
 }
 
-// alternate serves as a follower until this process leads, then as the leader,
-// and when it has lost that as a follower again, until ctx ends. A store of one
-// process has no followers, and its failure is the end.
+// alternate serves as a follower until this process leads, and then as the leader. After a loss of
+// leadership alternate serves as a follower again, until ctx ends. The stores other than etcd have no
+// followers; a failure of such a store ends alternate.
 func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) error {
-	var lost role // the one before
+	var lost role // the previous role
 	for {
 		var as role
 		var err error
@@ -127,18 +125,20 @@ func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	}
 }
 
-// resignPatience is how long a process that ends waits for the store; its lease ends by itself.
+// resignPatience is how long a resignation may take. If the store does not answer in time, the lease
+// ends by itself.
 const resignPatience = 500 * time.Millisecond
 
-// resign takes at most resignPatience.
+// resign resigns the term within resignPatience.
 func resign(ctx context.Context, opts *options, term store.Term) error {
 	ctx, cancel := context.WithTimeout(ctx, min(opts.etcdLease, resignPatience))
 	defer cancel()
 	return term.Resign(ctx)
 }
 
-// leave resigns where the process ends. If etcd does not take the resignation, leave only warns:
-// the lease ends by itself. The error of another store says that its file was not closed.
+// leave resigns when the process ends. If etcd does not accept the resignation, leave only logs a
+// warning, as the lease ends by itself. For the other stores leave returns the error: the store's file
+// was not closed.
 func leave(ctx context.Context, opts *options, log *slog.Logger, term store.Term) error {
 	err := resign(ctx, opts, term)
 	if err == nil || opts.store != storeEtcd {
@@ -148,20 +148,20 @@ func leave(ctx context.Context, opts *options, log *slog.Logger, term store.Term
 	return nil
 }
 
-// candidate follows until it leads. A role without a term means that ctx has
-// ended. A term that is lost is resigned meanwhile: with a store that does not answer
-// that takes as long as it may.
+// candidate serves as a follower until it leads. A role without a term means that ctx has ended. In
+// parallel candidate resigns a lost term, which takes up to resignPatience if the store does not
+// answer.
 func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, lost role, serve func(context.Context, role) error) (role, error) {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
-	var leader atomic.Pointer[string] // written by look; a stale one costs a detour
+	var leader atomic.Pointer[string] // written by look; a stale value costs a detour
 	leader.Store(new(string))
 	won := make(chan role, 1)
 	var others sync.WaitGroup
 	others.Go(func() {
 		defer stop()
 		if lost.term != nil {
-			_ = resign(following, opts, lost.term) // or its lease ends
+			_ = resign(following, opts, lost.term) // after an error the lease ends by itself
 		}
 		won <- campaign(following, opts, log, data)
 	})
@@ -176,7 +176,7 @@ func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	return as, err
 }
 
-// campaign tries to lead until it does or ctx ends.
+// campaign tries to lead until it succeeds or ctx ends.
 func campaign(ctx context.Context, opts *options, log *slog.Logger, data store.Store) role {
 	failing := false
 	for {
@@ -197,7 +197,7 @@ func campaign(ctx context.Context, opts *options, log *slog.Logger, data store.S
 	}
 }
 
-// look keeps up with who leads.
+// look keeps leader up to date.
 func look(ctx context.Context, data store.Store, leader *atomic.Pointer[string]) {
 	for {
 		limit, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -1,9 +1,9 @@
-// Command loaddistributor is SRTM's placement controller: it decides which
-// brokers carry a topic, keeps the catalog, and tells publishers and consumers
-// where to go. It moves no message; while it is away, brokers go on.
+// Command loaddistributor is SRTM's placement controller. The loaddistributor decides which brokers
+// carry a topic, keeps the catalog, and tells publishers and consumers which broker to use. The
+// loaddistributor carries no messages. While it is unavailable, brokers continue.
 //
-// Its parts: rpc and lookup are the ways in, controller commits what placement
-// decides to catalog, tuner judges. Read docs/ARCHITECTURE.md next.
+// rpc and lookup serve requests. controller commits the decisions of placement to catalog, and tuner
+// derives placements from measurements. Read docs/ARCHITECTURE.md next.
 package main
 
 import (
@@ -59,15 +59,15 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	o.at.Kept = lifecycle.Listeners{} // from one role to the next
+	o.at.Kept = lifecycle.Listeners{} // shared by successive roles
 	err = alternate(ctx, o, log, data, func(ctx context.Context, as role) error { return o.serve(ctx, log, as) })
 	return errors.Join(err, o.at.Kept.Close(), data.Close())
 }
 
-// serve runs everything in one role, until ctx ends or the role does.
+// serve runs all services of one role, until ctx or the role ends.
 func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 	var options []grpc.ServerOption
-	noLedger := o.tbadaptorAddress == "" && as.term == nil // the leader's adaptor has it, and brokers go there
+	noLedger := o.tbadaptorAddress == "" && as.term == nil // the leader's adaptor has the ledger, and serves the brokers
 	if noLedger {
 		options = append(options, rpc.Elsewhere(srtmv1.GrantService_ServiceDesc.ServiceName, as.leader))
 	}
@@ -77,7 +77,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		if nodes, err = o.at.Kept.Listen("--tcp-address", o.tcpAddress); err != nil {
 			return err
 		}
-		defer nodes.Close() // it is closed already, unless it was not served
+		defer nodes.Close() // closed already if it was served
 	}
 	var adaptor controller.Adaptor
 	var remote srtmv1.GrantServiceClient
@@ -129,7 +129,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			s.Group.Add("admission", asks.Run)
 		}
 		services.Register(s.GRPC)
-		s.Health.SetServingStatus(srtmv1.GrantService_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING) // here or elsewhere
+		s.Health.SetServingStatus(srtmv1.GrantService_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING) // watch sets the status
 		s.Watch = func(ctx context.Context) { watch(ctx, s, control, as, noLedger) }
 		self := o.registryConfig()
 		self.Self.HTTPPort = port(s.WebListener)
@@ -152,8 +152,8 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			s.Open = lookup.Paths
 		}
 
-		// Stopped in reverse: health says so first, the controller rolls back while
-		// the brokers' sessions are still up, then streams end, then servers.
+		// The group stops in reverse order: health first, then the controller, which rolls back while
+		// the brokers' sessions are open, then the streams, then the servers.
 		s.AddServers()
 		if o.console {
 			if err := o.addConsole(s, log, shares, func(to grpc.ServiceRegistrar) {
@@ -181,7 +181,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		if as.follow != nil {
 			s.Group.Add("store", func(ctx context.Context) error { return as.follow.Follow(ctx, control) })
 		}
-		// As NSQ's nsqlookupd says it.
+		// The log lines have the format of NSQ's nsqlookupd.
 		log.Info(obs.Banner("nsqlookupd"))
 		log.Info("HTTP: listening on " + s.WebListener.Addr().String())
 		log.Info("GRPC: listening on " + s.RPCListener.Addr().String())
@@ -195,10 +195,10 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 	})
 }
 
-// watch says which services are well until ctx ends: a follower that has read nothing
-// yet refuses what it is asked, and what only the leader serves is well there alone.
+// watch sets the health of the services until ctx ends. A follower is unhealthy until it has read the
+// store. Services of the leader alone are healthy only at the leader.
 func watch(ctx context.Context, s *daemon.Servers, control *controller.Controller, as role, noLedger bool) {
-	names := append(slices.Collect(maps.Keys(s.GRPC.GetServiceInfo())), "") // "": all of it
+	names := append(slices.Collect(maps.Keys(s.GRPC.GetServiceInfo())), "") // "": the whole server
 	leaders := []string{srtmv1.BrokerService_ServiceDesc.ServiceName}
 	if noLedger {
 		leaders = append(leaders, srtmv1.GrantService_ServiceDesc.ServiceName)
@@ -222,7 +222,7 @@ func watch(ctx context.Context, s *daemon.Servers, control *controller.Controlle
 
 func port(ln net.Listener) int { return ln.Addr().(*net.TCPAddr).Port }
 
-// state is what /debug/state shows.
+// state returns the data of /debug/state.
 func state(control *controller.Controller, embedded *loop.Server) any {
 	shown := struct {
 		Controller any `json:"controller"`

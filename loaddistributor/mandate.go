@@ -17,24 +17,24 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
-// mandate lends the right to act to one instance of a tbadaptor at a time. It is pure:
-// lend runs it.
+// mandate lends the right to act to one instance of a tbadaptor at a time. A mandate is pure; lend runs
+// it.
 //
-// An instance counts what it is lent from a time of its own, which this side had heard
-// of before it lent: so it is over here lease and bound after that answer came. Whatever
-// an earlier leader of this log has lent is over lease and bound after this one's
-// beginning, for the earlier one's term was over by then; and only one instance may act
-// at a time, so one that says it does may go on.
+// An instance counts its lease from a time of its own, and this side has heard of that time before it
+// lends. So the instance's lease has ended at the latest lease + bound after this side received the
+// answer with that time. All loans of earlier leaders of this log have ended lease + bound after this
+// leader's start, because the earlier terms had ended by then. Only one instance may act at a time, so
+// an instance that reports that it acts may continue.
 type mandate struct {
 	lease, bound time.Duration // set once
-	term         uint64        // at least that of the newest mandate; above all before it
-	holder       string        // the instance that may act
-	until        mono.Time     // when none but the holder does
+	term         uint64        // at least the term of the newest mandate; above all earlier terms
+	holder       string        // instance that may act
+	until        mono.Time     // from then on only the holder can act
 	heard        *srtmv1.LeadResponse
-	at           mono.Time // when heard came
+	at           mono.Time // when heard arrived
 }
 
-// next returns what to ask or to lend at now.
+// next returns the request at now: a question or a loan.
 func (m *mandate) next(now mono.Time) *srtmv1.LeadRequest {
 	h := m.heard
 	if h == nil || h.Instance != m.holder && now.Before(m.until) {
@@ -42,11 +42,11 @@ func (m *mandate) next(now mono.Time) *srtmv1.LeadRequest {
 	}
 	m.holder = h.Instance
 	m.until = max(m.until, m.at.Add(m.lease+m.bound))
-	m.term = max(m.term, h.Term) + 1 // in case that it does not act any more when this comes
+	m.term = max(m.term, h.Term) + 1 // the instance may have stopped acting when the request arrives
 	return &srtmv1.LeadRequest{Instance: h.Instance, Stamp: h.Stamp, Lease: durationpb.New(m.lease), Term: m.term}
 }
 
-// answer takes the answer to the last request, which came at now.
+// answer records the answer to the last request, received at now.
 func (m *mandate) answer(r *srtmv1.LeadResponse, now mono.Time) {
 	if r.Leads {
 		m.holder = r.Instance
@@ -54,7 +54,7 @@ func (m *mandate) answer(r *srtmv1.LeadResponse, now mono.Time) {
 	m.heard, m.at = r, now
 }
 
-// lend keeps an adaptor acting until ctx ends, or this process' own term does.
+// lend keeps an adaptor acting until ctx or this process's own term ends.
 func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, client srtmv1.GrantServiceClient) error {
 	ticker := time.NewTicker(m.lease / 4)
 	defer ticker.Stop()
@@ -72,14 +72,14 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 			log.Warn("the tbadaptor is of a release that acts without being asked to: never run two")
 			return nil
 		default:
-			m.heard = nil // it may be another one by now
+			m.heard = nil // another instance may answer next
 		}
 		if now := err == nil && r.Leads; now != leads {
 			leads = now
 			tellActs(log, leads, err, max(0, m.until.Sub(clock.Mono())))
 		}
 		if err == nil && !r.Leads && (m.holder == r.Instance || !m.at.Before(m.until)) {
-			continue // it may be lent at once
+			continue // lend to the instance at once
 		}
 		select {
 		case <-ticker.C:
@@ -90,7 +90,7 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 	return nil
 }
 
-// tellActs logs whether the tbadaptor acts, or why not: another one may, for wait.
+// tellActs logs whether the tbadaptor acts, and if not, why: another instance may act for wait.
 func tellActs(log *slog.Logger, acts bool, err error, wait time.Duration) {
 	switch {
 	case acts:

@@ -35,26 +35,26 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// options are everything that can be configured, by flag or by file.
+// options has the configuration, from flags or from the file.
 type options struct {
 	at                daemon.Addresses
 	tcpAddress        string
 	broadcastAddress  string
 	inactiveProducer  time.Duration
 	tombstoneLifetime time.Duration
-	hostname          string // not configured
+	hostname          string // from the operating system
 	openLookup        bool
-	adaptorSecurity   secure.ClientConfig // towards a tbadaptor
-	adaptorOptions    []grpc.DialOption   // of adaptorSecurity, once it is read
+	adaptorSecurity   secure.ClientConfig // for a tbadaptor
+	adaptorOptions    []grpc.DialOption   // made from adaptorSecurity
 	tbadaptorAddress  string
 	tbadaptorLease    time.Duration
 	store, dataPath   string
-	advertise         string // what a leader tells others
+	advertise         string // address that a leader sends to others
 	etcdEndpoints     daemon.List
 	etcdPrefix        string
 	etcdUser          string
 	etcdPasswordFile  string
-	etcdSecurity      secure.ClientConfig // without a token
+	etcdSecurity      secure.ClientConfig // no token
 	etcdLease         time.Duration
 	reportInterval    time.Duration
 	prepareTimeout    time.Duration
@@ -73,15 +73,15 @@ type options struct {
 	asks              client.Config
 	autoCreate        string
 	defaultTopic      string
-	maxTopics         int // that publishing may create; of one tenant maxTenantTopics
+	maxTopics         int // maximum of topics that publishing creates; maxTenantTopics per tenant
 	maxTenantTopics   int
-	topic             *srtmv1.TopicSpec // of defaultTopic
-	reservation       rpc.Reservation   // of a topic that is created without a contract
+	topic             *srtmv1.TopicSpec // made from defaultTopic
+	reservation       rpc.Reservation   // for a topic created without a contract
 	tenantRates       map[string]tokenbucket.Rate
 	console           bool
 	consoleHosts      daemon.List
-	brokerSecurity    secure.ClientConfig // of the console, towards brokers' HTTP
-	brokers           http.RoundTripper   // of brokerSecurity, once it is read
+	brokerSecurity    secure.ClientConfig // of the console for brokers' HTTP
+	brokers           http.RoundTripper   // made from brokerSecurity
 }
 
 // Values of --auto-create.
@@ -90,18 +90,17 @@ const (
 	autoCreateOff = "off"
 )
 
-// fittingOff is --fitting for topics that stay where their rate placed them.
+// fittingOff is the value of --fitting that leaves topics where their rates placed them.
 const fittingOff = "off"
 
-// adaptorPrefix begins the flags of the credentials for a tbadaptor, etcdPrefix
-// those for etcd.
+// adaptorPrefix and etcdPrefix begin the flags for the credentials of a tbadaptor and of etcd.
 const (
 	adaptorPrefix = "tbadaptor-"
 	etcdPrefix    = "etcd-"
 )
 
-// grace is how long brokers may take to come back to a loaddistributor that has lost
-// what it knew: longer than any of the pauses between their attempts.
+// grace is how long brokers may take to reconnect to a loaddistributor that has lost its state. grace
+// is longer than any pause between the brokers' attempts.
 const grace = 15 * time.Second
 
 func (o *options) groups() []daemon.Group {
@@ -201,7 +200,7 @@ func (o *options) ignoredFlags(fs *flag.FlagSet) {
 	fs.Bool("verbose", false, "accepted for compatibility; ignored, as by nsqlookupd: use --log-level")
 }
 
-// validate completes the options, or returns all that is wrong with them.
+// validate completes the options, or returns all errors.
 func (o *options) validate() (err error) {
 	if o.hostname, err = os.Hostname(); err != nil {
 		return fmt.Errorf("hostname: %w", err)
@@ -231,8 +230,8 @@ func (o *options) validate() (err error) {
 		if _, port, err := net.SplitHostPort(o.advertise); err == nil && port == "0" {
 			errs = append(errs, fmt.Errorf("--advertise-address %s, by default --grpc-address: followers cannot send callers to port 0", o.advertise))
 		}
-		// A leader that hangs is replaced before brokers' leases by it are over at
-		// its own clock, not after.
+		// Otherwise another process would replace a leader that hangs while the leases of its brokers
+		// still run by the old leader's clock.
 		if leases := o.loopConfig(log, nil).Leases; o.tbadaptorAddress == "" && leases.Flex+leases.ClockBound >= o.etcdLease {
 			errs = append(errs, fmt.Errorf("--flex-lease %v and --clock-bound %v together must be shorter than --etcd-lease %v", leases.Flex, leases.ClockBound, o.etcdLease))
 		}
@@ -271,10 +270,10 @@ func (o *options) validate() (err error) {
 }
 
 func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Registerer) controller.Config {
-	mode, _ := controller.ParseRebalance(o.rebalance) // validate says what is wrong with it
+	mode, _ := controller.ParseRebalance(o.rebalance) // validate reports the error
 	measure := ""
 	if o.fitting == tuner.ModeFast || o.fitting == tuner.ModePaper {
-		measure = o.fitting // validate says what is wrong with another
+		measure = o.fitting // validate reports other values
 	}
 	var probe controller.Probe
 	if o.deathEvidence {
@@ -290,8 +289,8 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 	}
 }
 
-// registryConfig leaves the ports out, which are known once there are listeners. Nodes may
-// take half of the descriptors that HTTP leaves, so that brokers and clients reach gRPC.
+// registryConfig omits the ports, which are known only once there are listeners. Nodes may take half of
+// the descriptors that HTTP leaves, so that brokers and clients reach gRPC.
 func (o *options) registryConfig() registry.Config {
 	return registry.Config{
 		MaxNodes:      connlimit.Part(connlimit.Descriptors(), 4, registry.DefaultMaxNodes),
@@ -306,8 +305,8 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 	})
 }
 
-// mandate is for a leader that begins at now. Where the store is new, no adaptor has lent
-// anything before.
+// mandate returns the mandate of a leader that starts at now. With a new store no adaptor has been lent
+// the right to act before.
 func (o *options) mandate(as role, now mono.Time) *mandate {
 	m := &mandate{lease: o.tbadaptorLease, bound: o.loopConfig(nil, nil).Leases.ClockBound, term: as.term.Number()}
 	if as.cat.Version() > 0 {
@@ -316,7 +315,7 @@ func (o *options) mandate(as role, now mono.Time) *mandate {
 	return m
 }
 
-// dial makes a connection that comes back by itself. It does not wait.
+// dial returns a connection that reconnects by itself. dial does not wait.
 func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	return targets.Keep(address, 5*time.Second, options...)
 }

@@ -1,10 +1,9 @@
-// Command tbadaptor is SRTM's share adaptor as a process of its own: it keeps
-// who holds which share of which contract, and moves shares between brokers as
-// their loads change. The loaddistributor has one embedded unless it is given
-// the address of another.
+// Command tbadaptor is SRTM's share adaptor as a separate process. The adaptor records which broker
+// holds which share of each contract, and moves shares between brokers as their loads change. The
+// loaddistributor embeds an adaptor unless --tbadaptor-address is set.
 //
-// Its parts: loop is the service, ledger says who may have what when, share
-// how a contract is divided. Read docs/ARCHITECTURE.md next.
+// loop is the service, ledger decides who may hold which share and when, and share divides a contract.
+// Read docs/ARCHITECTURE.md next.
 package main
 
 import (
@@ -24,7 +23,7 @@ import (
 
 func main() { daemon.Main(new(options).program()) }
 
-// options are everything that can be configured, by flag or by file.
+// options has the configuration, from flags or from the file.
 type options struct {
 	at                         daemon.Addresses
 	period, window, ackTimeout time.Duration
@@ -71,7 +70,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		}
 		srtmv1.RegisterGrantServiceServer(s.GRPC, adaptor)
 		obs.Mount(s.Mux, s.Metrics, func() any { return adaptor.State() }, nil)
-		s.AddServers() // stopped in reverse: sessions end first, then servers
+		s.AddServers() // stopped in reverse order: sessions end first, then servers
 		s.Group.Add("adaptor", adaptor.Run)
 		return nil
 	})
