@@ -6,27 +6,26 @@ import (
 	"strings"
 )
 
-// Arrow is a rule on imports. Patterns are as in `go list`, relative to the
-// module: "tokenbucket", "nsqd/...", "...". A pattern whose first part has a
-// dot ("google.golang.org/grpc/...") is another module's, and one that begins
-// with "std:" ("std:log") is the standard library's.
+// Arrow is a rule on imports. Patterns are as in `go list`, relative to the module: "tokenbucket",
+// "nsqd/...", "...". A pattern whose first part has a dot ("google.golang.org/grpc/...") names packages
+// of another module. A pattern that begins with "std:" ("std:log") names packages of the standard
+// library.
 type Arrow struct {
-	// From names the packages that the rule binds, Except those of them that
-	// it does not.
+	// From names the packages that the rule binds. Except names exceptions from From.
 	From, Except []string
-	// Only, if not nil, lists all that they may import of this module. Other
-	// modules and the standard library are not its subject.
+	// Only, if not nil, lists the packages of this module that the bound packages may import. Only does
+	// not restrict other modules and the standard library.
 	Only []string
-	// Never lists what they may not import.
+	// Never lists the packages that the bound packages may not import.
 	Never []string
-	// Tests says that their test files are bound too.
+	// Tests extends the rule to test files.
 	Tests bool
 	// Why is printed with each finding.
 	Why string
 }
 
-// CheckArrows returns where the module's imports break the rules, and where a
-// rule names a package that does not exist.
+// CheckArrows returns the imports that break the rules, and the rules that name a package that does not
+// exist.
 func (m *Module) CheckArrows(arrows []Arrow) []Finding {
 	var found []Finding
 	for _, a := range arrows {

@@ -8,22 +8,19 @@ import (
 	"strings"
 )
 
-// This file holds the rule that package-level variables of a pure package are
-// constant:
+// This file has the rule that package-level variables of a pure package are constant:
 //
-//   - one that is exported is an error (a sentinel);
-//   - none is assigned to, has its address taken, or is changed through an
-//     index, a field or a method with a pointer receiver after its declaration;
-//   - one through which something shared could be changed (a map, a slice, or
-//     a value that holds one) is only read in place: indexed, ranged over,
-//     measured, compared with nil, or given to a function that is known not to
-//     keep or change it. A pointer, channel or interface other than error is
-//     refused outright.
+//   - An exported variable is an error (a sentinel).
+//   - After its declaration a variable is not assigned to, its address is not taken, and it is not
+//     changed through an index, a field or a method with a pointer receiver.
+//   - A variable that gives access to shared memory (a map, a slice, or a value with a map or slice) is
+//     only read in place: indexed, ranged over, measured, compared with nil, or passed to a function
+//     that is known not to keep or change its argument.
+//   - A variable is not a pointer, a channel, or an interface other than error.
 //
-// The rule is about the variable, not about what its initialiser does.
+// The rule does not restrict the initialiser of a variable.
 
-// readers are the functions that do not change or keep a map or slice that
-// they are given.
+// readers lists the functions that do not change or keep a map or slice argument.
 var readers = []string{
 	"bytes.", "strings.", // neither package writes to its arguments
 	"slices.All", "slices.BinarySearch", "slices.BinarySearchFunc", "slices.Clone", "slices.Compare",
@@ -32,10 +29,10 @@ var readers = []string{
 	"maps.All", "maps.Clone", "maps.Equal", "maps.Keys", "maps.Values",
 }
 
-// declared checks a package-level variable where it is declared.
+// declared checks the declaration of a package-level variable.
 func (c *purityCheck) declared(id *ast.Ident, v *types.Var) {
 	if id.Name == "_" {
-		return // an assertion on types, no variable
+		return // an assertion about types, not a variable
 	}
 	if v.Exported() && !isError(v.Type()) {
 		c.report(id.Pos(), whyState, "exported variable %s that is not an error", id.Name)
@@ -50,10 +47,10 @@ func (c *purityCheck) declared(id *ast.Ident, v *types.Var) {
 	}
 }
 
-// used checks a use of a package-level variable, of this package or another.
+// used checks a use of a package-level variable of this or another package.
 func (c *purityCheck) used(id *ast.Ident, v *types.Var) {
-	// Climb from the name to the longest expression that still denotes the
-	// variable or a part of it: v, pkg.v, v.f, v[i].f, (v).
+	// Climb from the name to the longest expression that still denotes the variable or a part of the
+	// variable: v, pkg.v, v.f, v[i].f, (v).
 	var expr ast.Expr = id
 	i := 1
 climb:
@@ -125,7 +122,7 @@ climb:
 	}
 }
 
-// method checks a method selected on expr, a part of the variable.
+// method checks a method selected on expr, which is a part of the variable.
 func (c *purityCheck) method(id *ast.Ident, s *types.Selection, expr ast.Expr) {
 	f, ok := s.Obj().(*types.Func)
 	if !ok {
@@ -137,7 +134,7 @@ func (c *purityCheck) method(id *ast.Ident, s *types.Selection, expr ast.Expr) {
 	}
 }
 
-// readsOnly reports whether the call only reads its argument.
+// readsOnly reports whether the call only reads the argument.
 func (c *purityCheck) readsOnly(call *ast.CallExpr, argument ast.Expr) bool {
 	if id, ok := ast.Unparen(call.Fun).(*ast.Ident); ok {
 		if b, ok := c.pkg.TypesInfo.Uses[id].(*types.Builtin); ok {
@@ -160,8 +157,8 @@ func (c *purityCheck) readsOnly(call *ast.CallExpr, argument ast.Expr) bool {
 	})
 }
 
-// sharesWhatItHolds reports whether an element of a container type t would
-// share memory with it.
+// sharesWhatItHolds reports whether an element of a container of type t shares memory with the
+// container.
 func (c *purityCheck) sharesWhatItHolds(t types.Type) bool {
 	switch t := t.Underlying().(type) {
 	case *types.Array:
@@ -174,9 +171,8 @@ func (c *purityCheck) sharesWhatItHolds(t types.Type) bool {
 	return false
 }
 
-// shares reports whether a copy of a value of type t gives access to memory
-// that the original uses too. Strings, functions and errors are taken as
-// constant.
+// shares reports whether a copy of a value of type t gives access to memory of the original. Strings,
+// functions and errors count as constant.
 func shares(t types.Type) bool {
 	if isError(t) {
 		return false

@@ -13,8 +13,7 @@ import (
 	"strings"
 )
 
-// CheckComments returns the packages that do not have exactly one package
-// comment.
+// CheckComments returns the packages without exactly one package comment.
 func (m *Module) CheckComments(why string) ([]Finding, error) {
 	var found []Finding
 	for _, p := range m.Packages {
@@ -48,8 +47,8 @@ func (m *Module) CheckComments(why string) ([]Finding, error) {
 	return found, nil
 }
 
-// CheckBackPointers returns the structs of packages that hold their server, which is
-// named by the package's path: what lives in a server gets what it needs of it.
+// CheckBackPointers returns the structs that have a field of the package's server type. servers maps
+// package paths to server types. A part of a server must get only the values that the part needs.
 func (m *Module) CheckBackPointers(servers map[string]string, why string) ([]Finding, error) {
 	var found []Finding
 	for _, path := range slices.Sorted(maps.Keys(servers)) {
@@ -91,19 +90,18 @@ func (m *Module) CheckBackPointers(servers map[string]string, why string) ([]Fin
 	return found, nil
 }
 
-// Shun is a function or variable of another package that is not used.
+// Shun is a function or variable of another package that the module must not use.
 type Shun struct {
 	Path, Name string // "net/http", "DefaultServeMux"
-	// From names the packages that are bound, as in Arrow; Except those that
-	// are not.
+	// From names the bound packages, as in Arrow. Except names exceptions from From.
 	From, Except []string
-	// TestsOnly binds the test files alone; else it binds the others alone.
+	// TestsOnly binds only the test files. Otherwise the rule binds only the other files.
 	TestsOnly bool
 	Why       string
 }
 
-// CheckShuns returns where the module uses what it shuns. It looks for the
-// qualified name under the file's own name of the import.
+// CheckShuns returns the uses of shunned names. CheckShuns looks for the qualified name, under the
+// file's local name of the import.
 func (m *Module) CheckShuns(shuns []Shun) ([]Finding, error) {
 	var found []Finding
 	for _, s := range shuns {

@@ -14,35 +14,32 @@ import (
 	"strings"
 )
 
-// Module is a Go module as `go list` sees it, with those of its workspace that lie
-// in its folders.
+// Module is a Go module as `go list` sees the module, with the modules of the workspace in its folders.
 type Module struct {
 	Path     string // "github.com/srtm-io/srtm"
 	Dir      string
-	Packages []*Package // by path
+	Packages []*Package // sorted by path
 }
 
 // Package is one package of a module.
 type Package struct {
-	// Path is relative to the module: "nsq/wire", "." for its root.
+	// Path is relative to the module: "nsq/wire"; "." is the root.
 	Path string
 	Name string
 	Dir  string
 
-	// Files holds the names of the non-test files that this platform builds,
-	// Ignored those of the files that build constraints leave out, Tests those
-	// of the test files.
+	// Files has the names of the non-test files that this platform builds. Ignored has the files that
+	// build constraints exclude. Tests has the test files.
 	Files, Ignored, Tests []string
 
-	// Imports and TestImports are full import paths; the latter are those of
-	// the test files only.
+	// Imports and TestImports are full import paths. TestImports has only the imports of test files.
 	Imports, TestImports []string
 }
 
 // Main reports whether the package is a program.
 func (p *Package) Main() bool { return p.Name == "main" }
 
-// Load lists the module whose go.mod is in dir, and the modules in these folders of it.
+// Load lists the module whose go.mod is in dir, and the modules in the folders nested.
 func Load(dir string, nested ...string) (*Module, error) {
 	if err := touch(dir); err != nil {
 		return nil, err
@@ -75,7 +72,7 @@ func Load(dir string, nested ...string) (*Module, error) {
 		if listed.Module == nil {
 			return nil, fmt.Errorf("go list: %s belongs to no module", listed.ImportPath)
 		}
-		if m.Path == "" { // the nested ones come later
+		if m.Path == "" { // nested modules come later
 			m.Path, m.Dir = listed.Module.Path, listed.Module.Dir
 		}
 		m.Packages = append(m.Packages, &Package{
@@ -96,9 +93,9 @@ func Load(dir string, nested ...string) (*Module, error) {
 	return m, nil
 }
 
-// touch reads every folder and every Go file below dir, so that the go command
-// knows what this test depends on and does not replay a cached verdict: it
-// sees what the test itself opens, not what `go list` does.
+// touch reads every folder and every Go file below dir. The go command then knows these files as inputs
+// of the test and does not reuse a cached result. The go command sees the files that the test itself
+// opens, but not the files that `go list` opens.
 func touch(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -109,7 +106,7 @@ func touch(dir string) error {
 		case filepath.Ext(path) == ".go" && d.Type().IsRegular():
 			_, err := os.ReadFile(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // an editor's doing, since the folder was read
+				return nil // deleted since the folder was read, for example by an editor
 			}
 			return err
 		}
@@ -117,8 +114,7 @@ func touch(dir string) error {
 	})
 }
 
-// relative turns an import path of this module into one relative to it, and
-// leaves others as they are.
+// relative makes an import path of this module relative. Other paths stay unchanged.
 func (m *Module) relative(path string) string {
 	if path == m.Path {
 		return "."
@@ -126,13 +122,13 @@ func (m *Module) relative(path string) string {
 	return strings.TrimPrefix(path, m.Path+"/")
 }
 
-// ours reports whether path belongs to the module, and returns it relative.
+// ours reports whether path belongs to the module, and returns the relative path.
 func (m *Module) ours(path string) (string, bool) {
 	return m.relative(path), path == m.Path || strings.HasPrefix(path, m.Path+"/")
 }
 
-// match reports whether path fits pattern: a path, a path and all below it
-// ("nsqd/..."), or everything ("...").
+// match reports whether path matches pattern: a path, a path and all paths below ("nsqd/..."), or
+// everything ("...").
 func match(pattern, path string) bool {
 	if pattern == "..." {
 		return true
@@ -147,7 +143,7 @@ func matchAny(patterns []string, path string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
 }
 
-// missing returns a finding for each pattern that fits no package.
+// missing returns a finding for each pattern without a matching package.
 func (m *Module) missing(patterns []string, why string) []Finding {
 	var found []Finding
 	for _, pattern := range patterns {

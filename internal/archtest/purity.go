@@ -13,25 +13,25 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// Purity says what a pure package may use. A pure package computes: it has no
-// clock, timer, goroutine, channel, lock, I/O, logging, randomness of its own,
-// or state of its own, and no decision of it hangs on the order of a map.
+// Purity lists the names that a pure package may use. A pure package only computes. It has no clock,
+// timer, goroutine, channel, lock, I/O, logging, own randomness or own state, and no decision depends
+// on the order of a map.
 type Purity struct {
-	// Packages are the pure ones: exact paths, relative to the module.
+	// Packages lists the pure packages: exact paths, relative to the module.
 	Packages []string
-	// Std lists the packages of the standard library they may import, and why
-	// each is harmless where that is not plain.
+	// Std lists the packages of the standard library that pure packages may import, with the reason why
+	// the package is harmless if the reason is not obvious.
 	Std map[string]string
-	// Banned lists functions and variables of those packages that they may not
-	// use, as "time.Now", with the reason.
+	// Banned lists functions and variables of these packages that pure packages may not use, such as
+	// "time.Now", with the reason.
 	Banned map[string]string
-	// Allowed lists, for a package of which only some functions are harmless,
-	// those that are. Types and methods are always allowed.
+	// Allowed lists the harmless functions of packages that also have harmful functions. Types and
+	// methods are always allowed.
 	Allowed map[string][]string
 	Why     string
 }
 
-// CheckPurity returns where the pure packages are not.
+// CheckPurity returns the places where pure packages break the rule.
 func (m *Module) CheckPurity(rule Purity) ([]Finding, error) {
 	found := m.missing(rule.Packages, rule.Why)
 	var patterns []string
@@ -78,13 +78,13 @@ func (m *Module) CheckPurity(rule Purity) ([]Finding, error) {
 	return found, nil
 }
 
-// purityCheck walks one file.
+// purityCheck checks one file.
 type purityCheck struct {
 	rule   Purity
 	module *Module
 	pkg    *packages.Package
 	file   *ast.File
-	stack  []ast.Node // from the file to the node at hand
+	stack  []ast.Node // from the file to the current node
 	found  []Finding
 }
 
@@ -149,7 +149,7 @@ func (c *purityCheck) ranging(n *ast.RangeStmt) {
 	}
 }
 
-// call looks for iterators over maps that are not sorted at once.
+// call checks for iterators over maps that are not sorted at once.
 func (c *purityCheck) call(n *ast.CallExpr) {
 	f := c.function(n)
 	if f == nil || f.Pkg() == nil || f.Pkg().Path() != "maps" {
@@ -170,7 +170,7 @@ func (c *purityCheck) call(n *ast.CallExpr) {
 	}
 }
 
-// function returns the function that n calls by name, or nil.
+// function returns the function that n calls by name; nil: none.
 func (c *purityCheck) function(n *ast.CallExpr) *types.Func {
 	fun := ast.Unparen(n.Fun)
 	switch index := fun.(type) {
@@ -194,8 +194,8 @@ func (c *purityCheck) function(n *ast.CallExpr) *types.Func {
 
 var orderComment = regexp.MustCompile(`^// order: \S`)
 
-// orderExplained reports whether a comment block that ends on the line above
-// pos has a line "// order: reason".
+// orderExplained reports whether a comment block that ends on the line above pos has a line
+// "// order: reason".
 func (c *purityCheck) orderExplained(pos token.Pos) bool {
 	line := c.pkg.Fset.Position(pos).Line
 	for _, group := range c.file.Comments {
@@ -211,8 +211,8 @@ func (c *purityCheck) orderExplained(pos token.Pos) bool {
 	return false
 }
 
-// ident checks a use of a function or a variable, wherever it stands: banned
-// functions must not be handed on as values either.
+// ident checks each use of a function or a variable. A banned function must not be passed as a value
+// either.
 func (c *purityCheck) ident(id *ast.Ident) {
 	if v, ok := c.pkg.TypesInfo.Defs[id].(*types.Var); ok && packageLevel(v) {
 		c.declared(id, v)
@@ -229,7 +229,7 @@ func (c *purityCheck) ident(id *ast.Ident) {
 		return
 	}
 	if obj.Pkg() == nil || obj.Pkg() == c.pkg.Types || obj.Parent() != obj.Pkg().Scope() {
-		return // predeclared, our own, or a method or field
+		return // predeclared, of this package, or a method or field
 	}
 	path := obj.Pkg().Path()
 	name := path + "." + obj.Name()
@@ -246,7 +246,7 @@ func (c *purityCheck) ident(id *ast.Ident) {
 	}
 }
 
-// parent returns the node i levels above the one at hand, 1 being its parent.
+// parent returns the node i levels above the current node; parent(1) is its parent.
 func (c *purityCheck) parent(i int) ast.Node {
 	if at := len(c.stack) - 1 - i; at >= 0 {
 		return c.stack[at]

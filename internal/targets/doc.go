@@ -1,5 +1,4 @@
-// Package targets dials gRPC servers that have several addresses and stand in
-// for each other: one that answers will do. Whether it is the right one for a
-// request is for the request's answer to say (Leader). It knows no service;
-// client, tools and servers that need another one use it.
+// Package targets dials a gRPC server at one of several addresses. The servers are replicas: any server
+// that answers will do. The answer to a request says whether another server leads (Leader). The package
+// knows no service; client, tools and servers use it.
 package targets

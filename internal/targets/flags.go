@@ -2,7 +2,7 @@ package targets
 
 import "strings"
 
-// Flag is the value of a flag that takes addresses, as pflag has it. A host without a port gets
+// Flag is the value of a flag with addresses, in the form of pflag. A host without a port gets
 // DefaultPort.
 type Flag interface {
 	String() string
@@ -11,7 +11,7 @@ type Flag interface {
 	DefaultPort() string
 }
 
-// Address returns a Flag that sets an address, or several with commas.
+// Address returns a Flag that sets an address, or several separated by commas.
 func Address(to *string, value, port string) Flag {
 	*to = WithPort(value, port)
 	return &address{to, port}
@@ -30,7 +30,7 @@ func (a *address) Set(value string) error {
 	return nil
 }
 
-// Addresses returns a Flag that adds addresses, and may be repeated.
+// Addresses returns a Flag that adds addresses. The flag may be repeated.
 func Addresses(to *[]string, port string) Flag { return &addresses{to, port} }
 
 type addresses struct {

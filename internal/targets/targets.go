@@ -18,22 +18,22 @@ import (
 	"github.com/srtm-io/srtm/internal/bidi"
 )
 
-// Ports that SRTM's daemons listen at by default.
+// Default ports of SRTM's daemons.
 const (
 	LoaddistributorPort = "4170" // gRPC
 	TBAdaptorPort       = "4180" // gRPC
-	AgentHTTPPort       = "4190" // of srtm agent
+	AgentHTTPPort       = "4190" // HTTP, of srtm agent
 	AdmissionPort       = "4192" // gRPC
 	AdmissionUDPPort    = "4193"
 	GatewayAdminPort    = "4196" // HTTP
 	NSQPort             = "4150" // TCP, of nsqd
-	NSQHTTPPort         = "4151" // of nsqd
+	NSQHTTPPort         = "4151" // HTTP, of nsqd
 	NSQLookupdPort      = "4160" // TCP, of loaddistributor
 	LookupPort          = "4161" // HTTP, of loaddistributor
 )
 
-// WithPort returns a list of addresses with commas in which each host without a port has this
-// one. URLs and paths of sockets stay as they are.
+// WithPort returns a comma-separated list of addresses in which each host without a port has port. URLs
+// and socket paths stay unchanged.
 func WithPort(list, port string) string {
 	all := Split(list)
 	for i, address := range all {
@@ -45,25 +45,25 @@ func WithPort(list, port string) string {
 		}
 		host := strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
 		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
-			continue // whoever connects says that it is no address
+			continue // no address: the dial will fail
 		}
 		all[i] = net.JoinHostPort(host, port)
 	}
 	return strings.Join(all, ",")
 }
 
-// Split returns the addresses of a list with commas.
+// Split returns the addresses of a comma-separated list.
 func Split(list string) []string { return strings.Split(list, ",") }
 
-// Dial returns a connection to one of the addresses, which looks for another
-// when it breaks, and, during a call, when the server's host is gone. It connects
-// when it is first needed.
+// Dial returns a connection to one of the addresses. The connection is established at its first
+// use. When the connection breaks, or during a call when the server's host is gone, gRPC tries the
+// other addresses.
 func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	options = append([]grpc.DialOption{
 		bidi.Receive(),
-		// Ten seconds is the minimum that gRPC allows a client. Who sends notices a dead host
-		// sooner: with keepalive set, gRPC gives up a connection whose bytes stay
-		// unacknowledged for Timeout.
+		// Ten seconds is the minimum that gRPC allows a client. A client that sends notices a dead host
+		// sooner: with keepalive set, gRPC closes a connection whose bytes stay unacknowledged for
+		// Timeout.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}, options...)
 	all := Split(list)
@@ -72,7 +72,7 @@ func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	}
 	var state resolver.State
 	for _, address := range all {
-		// Each has a certificate of its own host's.
+		// Each server has a certificate for its own host.
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
 			return nil, fmt.Errorf("%q is not a host:port: %w", address, err)
@@ -84,11 +84,11 @@ func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient("several:///"+all[0], append(options, grpc.WithResolvers(m))...)
 }
 
-// Keep is Dial for a server that needs the other one for as long as it runs. It tries to connect
-// again soon after a failure, and after that at least once in wait.
+// Keep is Dial for a process that needs the server as long as the process runs. After a failure the
+// connection tries again soon, and then at least once in wait.
 func Keep(list string, wait time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return Dial(list, append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // if options say nothing else
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // options may override the credentials
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: wait},
 			MinConnectTimeout: min(wait, 2*time.Second),
@@ -96,15 +96,15 @@ func Keep(list string, wait time.Duration, options ...grpc.DialOption) (*grpc.Cl
 	}, options...)...)
 }
 
-// notLeader is the reason, in an error's ErrorInfo, of a server that does not
-// lead, and leaderKey where it says who does.
+// notLeader is the reason in the ErrorInfo of a server that does not lead. leaderKey is the metadata
+// key of the leader's address.
 const (
 	notLeader = "NOT_LEADER"
 	leaderKey = "leader"
 )
 
-// Leader reports whether err is the answer of a server that does not lead, and
-// who does, if it knows.
+// Leader reports whether err comes from a server that does not lead, and returns the leader's address
+// if the server knows it.
 func Leader(err error) (address string, elsewhere bool) {
 	if info := Info(err); info.GetReason() == notLeader {
 		return info.Metadata[leaderKey], true
@@ -112,10 +112,10 @@ func Leader(err error) (address string, elsewhere bool) {
 	return "", false
 }
 
-// Reason returns that of an error's ErrorInfo, or nothing.
+// Reason returns the reason in the ErrorInfo of err; "": none.
 func Reason(err error) string { return Info(err).GetReason() }
 
-// Info returns the ErrorInfo of a gRPC error; nil: it has none.
+// Info returns the ErrorInfo of a gRPC error; nil: none.
 func Info(err error) *errdetails.ErrorInfo {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
