@@ -16,10 +16,10 @@ import (
 const (
 	// maxCaptured bounds the messages of a piece.
 	maxCaptured = 1 << 16
-	// maxCapturedPublishers bounds the distinguished publishers of a capture.
+	// maxCapturedPublishers bounds the publishers that a capture distinguishes.
 	maxCapturedPublishers = 1 << 16
-	// maxCapturedOf bounds the distinguished publishers of one owner. One host that invents
-	// client_ids leaves room for other publishers.
+	// maxCapturedOf is the bound for one owner. So a host that invents client_ids leaves
+	// room for other publishers.
 	maxCapturedOf = maxCapturedPublishers / 8 * 7
 )
 
@@ -42,7 +42,7 @@ type capture struct {
 	vouched []string                // authentication of each in named
 	through []string                // forwarding broker of each in named
 	lost    uint64                  // messages lost since the last piece
-	others  uint64                  // messages of undistinguished publishers; included in lost
+	others  uint64                  // messages of publishers beyond the bounds; included in lost
 	taken   bool                    // a piece was taken
 	unknown Publisher               // publisher of messages without a publisher
 

@@ -233,7 +233,7 @@ func (t *Topic) compare(w *catalogWish) (outlived, differs bool, err error) {
 	return outlived, differs, nil
 }
 
-// removeOutlived deletes the channels to delete. Requires: mu held.
+// removeOutlived deletes the channels that the catalog has deleted. Requires: mu held.
 func (t *Topic) removeOutlived(w *catalogWish, now mono.Time, s *step) error {
 	if t.mu.closed {
 		return t.open()

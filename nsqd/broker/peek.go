@@ -82,7 +82,7 @@ func (p *peeking) record(r *commitlog.Record, attempts uint16) {
 	p.add(Peeked{r.ID, uint64(r.Offset), r.Timestamp, attempts, r.Body})
 }
 
-// peek reads the unread messages from the log. A nil store has none. Requires: saving held.
+// peek reads the unread messages from the log, if there is a store. Requires: saving held.
 func (st *store) peek(u *queue.Unread, p *peeking) error {
 	if st == nil {
 		return nil

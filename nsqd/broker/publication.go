@@ -35,8 +35,8 @@ type Published struct {
 	// Stored receives the position for Sync; may be nil.
 	Stored   *Stored
 	admitted bool // police has admitted the message
-	// NoWait makes a call that would wait for the disk return ErrBusy. The caller may
-	// repeat the call without NoWait.
+	// NoWait: the call returns ErrBusy if it would wait for the disk. The caller may repeat
+	// the call without NoWait.
 	NoWait bool
 }
 

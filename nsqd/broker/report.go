@@ -201,7 +201,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	is := t.levelsLocked()
 	r.Publishers, r.Subscribers, r.Depth, r.Unprepared = uint32(is.publishers), uint32(is.subscribers), is.depth, !is.prepared
 	if r.Offered > 0 {
-		r.BurstNeeded = uint64(core.BurstNeeded()) // before TakeMaxWaiting
+		r.BurstNeeded = uint64(core.BurstNeeded()) // before TakeMaxWaiting resets the maximum backlog
 	}
 	r.MaxBacklog = uint64(core.TakeMaxWaiting())
 	for _, c := range core.Channels() {

@@ -169,7 +169,7 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		core := st.mu.core
 		first, records := core.InLog(), 0
 		switch {
-		case wire.Ephemeral(channel): // before log.Need changes the log
+		case wire.Ephemeral(channel): // before log.Need tells the log what is needed
 			err = queue.ErrNoCursor
 			return
 		case to.Time != 0 && !logged:

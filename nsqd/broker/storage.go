@@ -24,7 +24,7 @@ const keyPath = "path"
 // StorageConfig configures the storage of messages. A StorageConfig is immutable.
 type StorageConfig struct {
 	Path         string // folder of messages, created if necessary; used by this process alone
-	Metadata     string // file of topics and channels, in another folder
+	Metadata     string // file of topics and channels, beside Path
 	Data         string // folder in which NSQ's nsqd would have its files; empty: Path
 	SegmentBytes int64  // maximum size of a file; 0: commitlog's default
 	MaxRecord    int    // maximum size of a message body, in bytes

@@ -68,7 +68,7 @@ type store struct {
 	scratch *scratch
 	carried bool          // messages were carried forward since the last snapshot
 	empty   bool          // the topic held no messages when the broker closed
-	spent   bool          // the log is empty and not needed by the next process
+	spent   bool          // empty, and the next process does not need the log
 	locked  time.Duration // time for which the last snapshot held mu
 }
 
