@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
-// Adaptor is the GrantService, embedded (tbadaptor/loop.Server is one) or
-// Remote. Its errors are gRPC statuses.
+// Adaptor is the GrantService, embedded (tbadaptor/loop.Server) or Remote. Its errors are
+// gRPC statuses.
 type Adaptor interface {
 	SetContract(context.Context, *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error)
 	RemoveContract(context.Context, *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error)
@@ -24,8 +24,8 @@ type Adaptor interface {
 	ReportEnd(context.Context, *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error)
 }
 
-// Remote is an adaptor in another process. While none is there that leads, calls wait for
-// it until their context ends.
+// Remote is an adaptor in another process. While no adaptor leads, calls wait until their
+// context ends.
 type Remote struct{ Client srtmv1.GrantServiceClient }
 
 // SetContract implements Adaptor.
@@ -59,8 +59,8 @@ const (
 	longestPause = 400 * time.Millisecond
 )
 
-// await makes a call until an adaptor has decided, which is harmless to repeat. If ctx ends
-// first, the error says what there was instead.
+// await repeats a call until a leading adaptor has answered. The calls are idempotent. If
+// ctx ends first, await returns the last error.
 func await[In, Out any](ctx context.Context, in *In, call func(context.Context, *In, ...grpc.CallOption) (*Out, error)) (*Out, error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		out, err := call(ctx, in, grpc.WaitForReady(true))
@@ -70,27 +70,28 @@ func await[In, Out any](ctx context.Context, in *In, call func(context.Context, 
 	}
 }
 
-// reasonBusy is the adaptor's ErrorInfo where brokers may still use the contract of a removed
-// topic.
+// reasonBusy is the adaptor's ErrorInfo reason if brokers may still use the contract of a
+// removed topic.
 const reasonBusy = "CONTRACT_BUSY"
 
-// absent reports whether err says that there is no adaptor that leads. A status without
-// details is of gRPC itself: the connection broke. One that has just begun leads within
-// seconds, once the loaddistributor may lend it the right to; after one that shuts down
-// another comes. With other details an adaptor has decided, and will not decide otherwise.
+// absent reports whether err means that no adaptor leads. A status without details comes
+// from gRPC: the connection broke. A new adaptor leads within seconds, after the
+// loaddistributor has granted it leadership. An adaptor that shuts down has a successor.
+// With other details an adaptor has decided, and a repetition would not change the
+// decision.
 func absent(err error) bool {
 	s, reason := status.Convert(err), targets.Reason(err)
 	return s.Code() == codes.Unavailable && (len(s.Details()) == 0 || reason == "NOT_LEADING" || reason == "SHUTTING_DOWN")
 }
 
-// ledger is an adaptor that is given so long to answer.
+// ledger is an adaptor with a timeout.
 type ledger struct {
-	Adaptor  // nil: there is none, of a follower of a leader that has it in its process
+	Adaptor  // nil on a follower whose leader embeds the adaptor
 	patience time.Duration
-	life     context.Context // ends every call, with its cause: the controller stops
+	life     context.Context // ends every call when the controller stops, with the cause
 }
 
-// within bounds a call.
+// within limits a call by patience and by life.
 func (l ledger) within(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	stop := context.AfterFunc(l.life, cancel)
@@ -100,7 +101,7 @@ func (l ledger) within(ctx context.Context, patience time.Duration) (context.Con
 	}
 }
 
-// failed is the error of a call.
+// failed wraps the error of a call.
 func (l ledger) failed(err error) error {
 	if cause := context.Cause(l.life); cause != nil {
 		err = fmt.Errorf("%w: no answer of the adaptor: %w", cause, err)
@@ -108,7 +109,7 @@ func (l ledger) failed(err error) error {
 	return &AdaptorError{err}
 }
 
-// set requires a request of contractRequest.
+// set sets a contract. Requires: req is from contractRequest.
 func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 	ctx, cancel := l.within(ctx, l.patience)
 	defer cancel()
@@ -118,8 +119,9 @@ func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 	return nil
 }
 
-// drop has the adaptor end a contract, and returns the shares that brokers have not given up;
-// nil: none. The awaited brokers may use shares of it, the strict ones until their lease ends.
+// drop removes a contract at the adaptor, and returns the shares that brokers still hold;
+// nil: none. awaited are the brokers that may use shares of the contract, and strict
+// those that stop when their lease ends.
 func (l ledger) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
 	ctx, cancel := l.within(context.Background(), l.patience)
 	defer cancel()
@@ -127,7 +129,7 @@ func (l ledger) drop(topic string, awaited, strict []string) (*srtmv1.TopicShare
 	return r.GetShares(), err
 }
 
-// topic returns what the adaptor knows of a topic; nil: nothing.
+// topic returns the adaptor's shares of a topic, or nil.
 func (l ledger) topic(ctx context.Context, topic string, patience time.Duration) (*srtmv1.TopicShares, error) {
 	if l.Adaptor == nil {
 		return nil, nil
@@ -144,7 +146,7 @@ func (l ledger) topic(ctx context.Context, topic string, patience time.Duration)
 	return r.Topics[0], nil
 }
 
-// shares returns what is known of the brokers' shares of a topic, by broker.
+// shares returns the adaptor's shares of a topic, by broker.
 func (l ledger) shares(ctx context.Context, topic string, patience time.Duration) (map[string]*srtmv1.MemberShare, error) {
 	t, err := l.topic(ctx, topic, patience)
 	by := map[string]*srtmv1.MemberShare{}

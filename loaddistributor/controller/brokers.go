@@ -16,14 +16,14 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
-// with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
+// Calibrate sets a broker's mcap, msg/s, overriding the mcap in the broker's hello. 0
+// removes the override. Error: catalog.ErrBrokerUnknown.
 func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
 	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap}, nil)
 }
 
-// setBroker commits an event of a broker and returns the broker. noted is called with the
-// lock held, before the event is shown; nil: it is not.
+// setBroker commits an event of a broker and returns the broker. If noted is not nil,
+// setBroker calls it with the lock held, before the event is shown.
 func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalog.Broker, error) {
 	if err := c.mu.following(); err != nil {
 		return catalog.Broker{}, err
@@ -46,17 +46,17 @@ func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalo
 	return b, nil
 }
 
-// Drain has nothing new placed on a broker, and what it has moved away, forced at
-// any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
-// catalog.ErrBrokerUnknown if there is none.
+// Drain starts or ends the drain of a broker: no topic is placed on a draining broker,
+// and its topics move away, if forced at any cost (srtmv1.DrainBrokerRequest). Drain
+// returns at once. Error: catalog.ErrBrokerUnknown.
 func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
 	e := catalog.BrokerDraining{ID: id, Draining: on, Forced: forced}
 	return c.setBroker(id, e, func() { c.mu.drainers[id] = secure.Caller(ctx) })
 }
 
-// RemoveBroker takes the caller's word that a broker is dead: it is none of the
-// cluster any more, until it joins anew. It returns what was reserved for it, and the
-// topics of which it may have had messages. Errors: catalog.ErrBrokerUnknown,
+// RemoveBroker removes a broker from the cluster, on the caller's word that the broker is
+// dead. The broker may join anew later. RemoveBroker returns the freed shares and the
+// topics whose messages may be lost. Errors: catalog.ErrBrokerUnknown,
 // ErrBrokerConnected, ErrBrokerInUse; ErrRemoving; *AdaptorError.
 func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
 	if err := c.mu.following(); err != nil {
@@ -71,7 +71,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		c.mu.Unlock()
 		return nil, nil, fmt.Errorf("remove broker %q: %w", id, ErrRemoving)
 	}
-	c.mu.removing[id] = true // it does not join meanwhile
+	c.mu.removing[id] = true // prevents the broker from joining meanwhile
 	defer func() {
 		c.mu.Lock()
 		delete(c.mu.removing, id)
@@ -111,7 +111,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		return nil, nil, &AdaptorError{err}
 	}
 	for _, name := range left {
-		// If it was deleted meanwhile, nothing is done.
+		// A topic deleted meanwhile is left alone.
 		op := operation{name: name, target: reconcile.Target{Retire: id, Dead: true}}
 		if err := c.owners.request(ctx, op); err != nil {
 			return nil, nil, err
@@ -121,7 +121,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		return nil, nil, err
 	}
 	c.mu.Lock()
-	delete(c.mu.holders, id) // the operator's word that its process has ended
+	delete(c.mu.holders, id) // the operator confirms that the process has ended
 	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
 	return r.GetFreed(), left, nil

@@ -18,19 +18,19 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// change is an operation that is carried out.
+// change is a running operation.
 type change struct {
 	*owners
 	op    operation
 	own   *owner
 	began time.Time
 
-	planned bool                    // what was wanted is known
-	answers chan reconcile.Answered // of the brokers that were asked last
+	planned bool                    // the plan succeeded
+	answers chan reconcile.Answered // from the brokers of the last request
 }
 
-// run hands the topic's machine what has happened and carries out what that wants, until
-// the change is over.
+// run passes events to the topic's state machine and carries out the machine's effects,
+// until the change is over.
 func (c *change) run() error {
 	c.mu.Lock()
 	is, _ := c.mu.next.Topic(c.op.name)
@@ -66,7 +66,7 @@ func (c *change) run() error {
 			timer.Reset(time.Until(due))
 		}
 		select {
-		case a := <-c.answers: // what has been answered counts, however late it is
+		case a := <-c.answers: // an answer counts even if it is late
 			events = append(events, a)
 			continue
 		default:
@@ -89,8 +89,8 @@ func (c *change) run() error {
 	}
 }
 
-// do carries out what the machine wants, and returns what has come of it; nil: that is for
-// brokers to answer, or nothing comes of it.
+// do carries out an effect and returns the resulting event. It returns nil if brokers
+// will answer or the effect has no result.
 func (c *change) do(effect reconcile.Effect) reconcile.Event {
 	name := c.op.name
 	switch effect := effect.(type) {
@@ -122,7 +122,7 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 		_, err := c.adaptor.drop(name, awaited, strict)
 		return reconcile.Granted{Away: away, Err: err}
 	case reconcile.LookShares:
-		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none, if it does not answer
+		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none if the adaptor does not answer
 		maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
 		return reconcile.Shares{Held: slices.Collect(maps.Keys(shares))}
 	case reconcile.LookUnconfirmed:
@@ -141,7 +141,7 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 	return nil
 }
 
-// ask has brokers asked for the same.
+// ask sends the same request to several brokers.
 func (c *change) ask(brokers []string, send func(*Session, request)) {
 	c.answers = make(chan reconcile.Answered, len(brokers))
 	now := time.Now()
@@ -176,8 +176,8 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	}
 	c.mu.Lock()
 	if l := c.mu.topics.at(c.op.name); err != nil {
-		l.turns = nil // to be told again
-	} else if !g.Adopt { // by which brokers keep what they hold
+		l.turns = nil // send the turns again
+	} else if !g.Adopt { // with Adopt, brokers keep their present shares
 		l.unsynced = false
 	}
 	c.mu.Unlock()
@@ -188,8 +188,8 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	return granted
 }
 
-// release has the adaptor wait for the brokers that may still use the contract of a former topic
-// of the name, in case it has restarted since that was deleted.
+// release makes the adaptor wait for brokers that may still use the contract of a deleted
+// topic of the same name, in case the adaptor has restarted since the deletion.
 func (c *change) release() error {
 	c.mu.RLock()
 	kept := c.mu.next.Unconfirmed(c.op.name)
@@ -208,7 +208,7 @@ func (c *change) release() error {
 	return err
 }
 
-// consumers looks who reads a topic that moves.
+// consumers returns the consumers' state on the brokers of a moving topic.
 func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -225,7 +225,7 @@ func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
 	}
 }
 
-// nudge has consumers look for the topic again.
+// nudge makes consumers look up the topic again.
 func (c *change) nudge(n reconcile.Nudge) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -244,7 +244,7 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	var err error
 	before, _ := c.mu.next.Topic(c.op.name)
 	_, activates := e.(catalog.TopicActivated)
-	if err = context.Cause(c.op.ctx); err == nil || !activates { // no caller waits for it any more
+	if err = context.Cause(c.op.ctx); err == nil || !activates { // an activation without a waiting caller is not written
 		err = nil
 		if w.Unconfirmed != nil {
 			_, err = c.mu.stage(*w.Unconfirmed)
@@ -269,7 +269,7 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	defer c.mu.Unlock()
 	switch e := e.(type) {
 	case catalog.TopicMoveAborted:
-		c.mu.topics.at(c.op.name).unsynced = true // until the adaptor is told
+		c.mu.topics.at(c.op.name).unsynced = true // until the adaptor has the former shares again
 		if topic, known := c.mu.next.Topic(c.op.name); known {
 			c.mu.retire(c.op.name, topic.Spec, topic.Retiring, time.Now())
 		}
@@ -282,8 +282,9 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	return reconcile.Written{Topic: topic}
 }
 
-// removed forgets what is known of a topic, and what sessions have, but for brokers that it
-// was left on: a name that is used again starts with reports of its own.
+// removed deletes the data about a topic from state and from the sessions of its brokers,
+// except brokers that still have the topic (left). A new topic of the same name starts
+// with new reports.
 func (c *change) removed(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
 	l := c.mu.topics.at(name)
@@ -296,13 +297,13 @@ func (c *change) removed(topic catalog.Topic, left []string) {
 			s.reports.Forget(name)
 		}
 		delete(s.kept, name)
-		delete(s.unknown, name) // what it may hold of that name has been deleted, too
+		delete(s.unknown, name) // the broker's unknown copy has been deleted, too
 	}
 }
 
-// moved has those told who are concerned: brokers, and people.
+// moved informs the brokers and logs the move.
 func (c *change) moved(from, to catalog.Topic) {
-	c.mu.Lock() // before publishers learn of the move: what they send to the old brokers is passed on
+	c.mu.Lock() // before publishers learn of the move, so that old brokers forward their messages
 	c.mu.retire(c.op.name, to.Spec, to.Retiring, time.Now())
 	c.mu.retire(c.op.name, to.Spec, slices.DeleteFunc(slices.Clone(from.Retiring), func(id string) bool { return to.Plan.On(id) < 0 }), time.Now())
 	c.mu.Unlock()

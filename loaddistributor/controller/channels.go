@@ -13,34 +13,34 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// A broker gets all channels of a topic with PrepareTopic, and each later change with a
-// ChannelOrder. Both show what is committed, and go out in the order of the commits. So an
-// order that follows a PrepareTopic in the session has what that did not have.
+// A broker receives all channels of a topic with PrepareTopic, and each later change with
+// a ChannelOrder. Both contain committed state and are sent in commit order. So an order
+// after a PrepareTopic in the same session completes the PrepareTopic.
 //
-// Every holder of the topic gets the order. A broker without a session gets the channels with
-// its next PrepareTopic.
+// Every holder of the topic receives the order. A broker without a session receives the
+// channels with its next PrepareTopic.
 
-// channelOrder is a ChannelOrder that the broker has not answered yet.
+// channelOrder is an unanswered ChannelOrder.
 type channelOrder struct {
 	number uint64
 	topic  string
 	waits  []*channelWait
 }
 
-// maxChannelOrders bounds the orders that a broker has not answered.
+// maxChannelOrders limits the unanswered orders of a broker.
 const maxChannelOrders = 100_000
 
-// channelWait waits until brokers have applied what is committed of a topic's channels.
-// Guarded by state's lock.
+// channelWait waits until brokers have applied the committed channels of a topic. Guarded
+// by state's lock.
 type channelWait struct {
 	topic   string
-	version uint64 // of the catalog, which must be shown first
+	version uint64 // catalog version that must be shown first
 	begun   bool
-	brokers map[string]int // answers that are missing, by broker
-	over    func()         // called once, with the lock held, when all have answered
+	brokers map[string]int // number of missing answers, by broker
+	over    func()         // called once, with the lock held, after all answers
 }
 
-// settle notes an answer of a broker, or the end of its session.
+// settle records an answer of a broker, or the end of its session.
 func (w *channelWait) settle(broker string) {
 	if w.brokers[broker]--; w.brokers[broker] <= 0 {
 		delete(w.brokers, broker)
@@ -50,13 +50,13 @@ func (w *channelWait) settle(broker string) {
 	}
 }
 
-// channels is what goes on about channels beside the catalog. Guarded by state's lock.
+// channels holds data about channels beside the catalog. Guarded by state's lock.
 type channels struct {
-	changed map[string]map[string]bool // by topic: names, of events that are applied and not told yet
+	changed map[string]map[string]bool // channel names by topic: changes that are applied but not sent yet
 	waiting []*channelWait             // for a version of the catalog, oldest first
 }
 
-// noteChannels notes what is to be told of a topic's channels.
+// noteChannels records a change of channels for tellChannels.
 func (ch *channels) noteChannels(e catalog.ChannelsChanged) {
 	if ch.changed == nil {
 		ch.changed = map[string]map[string]bool{}
@@ -71,8 +71,8 @@ func (ch *channels) noteChannels(e catalog.ChannelsChanged) {
 	}
 }
 
-// tellChannels tells the brokers of each topic which of its channels have changed, and has
-// those wait for their answers who waited for the commit.
+// tellChannels sends the changed channels to the brokers of each topic. Waits for the
+// committed version then continue as waits for the brokers' answers.
 func (st *state) tellChannels() {
 	for _, name := range slices.Sorted(maps.Keys(st.channels.changed)) {
 		topic, known := st.cat.Topic(name)
@@ -93,7 +93,7 @@ func (st *state) tellChannels() {
 	}
 }
 
-// orderChannels tells a broker of channels as the catalog has them.
+// orderChannels sends a broker the named channels as in the catalog.
 func (st *state) orderChannels(s *Session, topic catalog.Topic, names []string) {
 	if len(s.orders) >= maxChannelOrders {
 		s.out.End(ErrNoAnswer)
@@ -112,7 +112,7 @@ func (st *state) orderChannels(s *Session, topic catalog.Topic, names []string) 
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_ChannelOrder{ChannelOrder: order}})
 }
 
-// identity is of a topic, for brokers; nil: it is not known.
+// identity returns the topic's identity for brokers; nil: unknown.
 func (st *state) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
 	if topic.Created == 0 {
 		return nil
@@ -124,7 +124,7 @@ func channelProto(c catalog.Channel) *srtmv1.TopicChannel {
 	return &srtmv1.TopicChannel{Name: c.Name, Created: c.Created, Paused: c.Paused}
 }
 
-// channelsProto is for PrepareTopic and for those who list them.
+// channelsProto converts channels for PrepareTopic and for lists.
 func channelsProto(all []catalog.Channel) []*srtmv1.TopicChannel {
 	list := make([]*srtmv1.TopicChannel, len(all))
 	for i, c := range all {
@@ -133,8 +133,9 @@ func channelsProto(all []catalog.Channel) []*srtmv1.TopicChannel {
 	return list
 }
 
-// settleChannels has over called, with the lock held, once all that is staged now of a topic's
-// channels is committed and the connected brokers of the topic have applied it.
+// settleChannels arranges that over is called, with the lock held, after the staged
+// changes of a topic's channels are committed and the connected brokers of the topic have
+// applied them.
 func (st *state) settleChannels(topic string, over func()) *channelWait {
 	w := &channelWait{topic: topic, version: st.next.Version(), over: over}
 	if st.cat.Version() >= w.version {
@@ -145,7 +146,7 @@ func (st *state) settleChannels(topic string, over func()) *channelWait {
 	return w
 }
 
-// awaitBrokers has w wait for what connected brokers of the topic were asked.
+// awaitBrokers makes w wait for the outstanding answers of the topic's connected brokers.
 func (st *state) awaitBrokers(w *channelWait) {
 	w.brokers = map[string]int{}
 	topic, known := st.cat.Topic(w.topic)
@@ -168,7 +169,7 @@ func (w *channelWait) await(s *Session) {
 			w.brokers[s.broker]++
 		}
 	}
-	for i := len(s.orders) - 1; i >= 0; i-- { // the answer to the last is one to all
+	for i := len(s.orders) - 1; i >= 0; i-- { // the answer to the last order answers all
 		if s.orders[i].topic == w.topic {
 			s.orders[i].waits = append(s.orders[i].waits, w)
 			w.brokers[s.broker]++
@@ -177,8 +178,8 @@ func (w *channelWait) await(s *Session) {
 	}
 }
 
-// applied takes a broker's answer to orders. An order that it could not carry out is brought
-// to it again with PrepareTopic.
+// applied handles a broker's answer to orders. A failed order is repeated by
+// PrepareTopic.
 func (st *state) applied(s *Session, m *srtmv1.ChannelsApplied) (faults []*srtmv1.ChannelFault, err error) {
 	if m.Request > st.requests {
 		return nil, &BadMessage{Field: "channels_applied.request", Problem: fmt.Sprintf("%d was never asked", m.Request)}
@@ -201,7 +202,7 @@ func (st *state) applied(s *Session, m *srtmv1.ChannelsApplied) (faults []*srtmv
 	return faults, nil
 }
 
-// checkChannels returns the first fault of channels that a broker names.
+// checkChannels returns the first fault in a broker's list of channels.
 func checkChannels(field string, list []*srtmv1.TopicChannel) error {
 	if n := len(list); n > catalog.MaxChannels {
 		return &BadMessage{Field: field, Problem: fmt.Sprintf("%d, at most %d", n, catalog.MaxChannels)}
@@ -216,8 +217,8 @@ func checkChannels(field string, list []*srtmv1.TopicChannel) error {
 	return nil
 }
 
-// createChannels stages those of the channels that the topic does not have, as many as it may
-// have, and returns the names of the others. Requires: the catalog has the topic.
+// createChannels stages the channels that the topic lacks, up to the limit, and returns
+// the names of the rest. Requires: the catalog has the topic.
 func (st *state) createChannels(topic catalog.Topic, list []*srtmv1.TopicChannel) (refused []string, err error) {
 	var fresh []catalog.Channel
 	for _, c := range list {
@@ -235,8 +236,8 @@ func (st *state) createChannels(topic catalog.Topic, list []*srtmv1.TopicChannel
 	return refused, err
 }
 
-// takeIn takes channels into the catalog that a broker has of a topic, and calls over once the
-// brokers of the topic have them. It returns those that are too many.
+// takeIn adds a broker's channels of a topic to the catalog, and calls over after the
+// brokers of the topic have them. It returns the channels beyond the limit.
 func (st *state) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) (refused []string) {
 	is, known := st.next.Topic(topic)
 	if !known || is.State == catalog.Deleting {
@@ -244,7 +245,7 @@ func (st *state) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) 
 		return nil
 	}
 	refused, err := st.createChannels(is, list)
-	if err != nil { // only the end of the journal: the next controller hears of them, too
+	if err != nil { // only at the journal's end: the next controller gets the channels again
 		over()
 		return refused
 	}
@@ -252,7 +253,7 @@ func (st *state) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) 
 	return refused
 }
 
-// channelRequest takes what clients of a broker have done to channels, or ask for.
+// channelRequest handles changes of channels by clients of a broker.
 func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	if err := checkChannels("channel_request.channels", m.Channels); err != nil {
 		return err
@@ -276,7 +277,7 @@ func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 			answer.Reason = "TOO_MANY_CHANNELS"
 			answer.Error = fmt.Sprintf("topic %s has %d channels, as many as a topic may have", m.Topic, catalog.MaxChannels)
 		}
-		// Channels that the catalog has already: the broker does not know it.
+		// Send channels that are already in the catalog: the broker does not know that.
 		if shown, known := st.cat.Topic(m.Topic); known {
 			var names []string
 			for _, c := range m.Channels {
@@ -302,8 +303,8 @@ func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	return nil
 }
 
-// changeChannels stages a pause, an unpause or a deletion, as far as it changes something.
-// Deletion of a channel that is not there changes nothing.
+// changeChannels stages a pause, an unpause or a deletion, if it changes anything.
+// Deleting a missing channel changes nothing.
 func (st *state) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
 	name := topic.Spec.Name()
 	var changed []catalog.Channel
@@ -338,18 +339,18 @@ func (st *state) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange
 	return err
 }
 
-// Channels returns the durable channels of a topic, by name. Errors: catalog.ErrTopicUnknown,
-// ErrUnread.
+// Channels returns the durable channels of a topic, by name. Errors:
+// catalog.ErrTopicUnknown, ErrUnread.
 func (r *reader) Channels(topic string) ([]*srtmv1.TopicChannel, error) {
 	is, err := r.Topic(topic)
 	return channelsProto(is.Channels), err
 }
 
-// ChangeChannel creates, pauses, unpauses or deletes channels of a topic. It returns when the
-// change is committed and the connected brokers of the topic have applied it, or
-// Config.PrepareTimeout is over. pending are the brokers of the topic that apply it later, by
-// id. Errors: *NotLeaderError, ErrClosing, ErrNotCommitted; catalog.ErrTopicUnknown,
-// ErrTopicState, ErrChannelUnknown; *catalog.ChannelsError.
+// ChangeChannel creates, pauses, unpauses or deletes channels of a topic. It returns when
+// the change is committed and the connected brokers of the topic have applied it, or
+// after Config.PrepareTimeout. pending lists the brokers of the topic that will apply it
+// later, by id. Errors: *NotLeaderError, ErrClosing, ErrNotCommitted;
+// catalog.ErrTopicUnknown, ErrTopicState, ErrChannelUnknown; *catalog.ChannelsError.
 func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srtmv1.ChannelChange, names ...string) (pending []string, err error) {
 	if err := c.mu.following(); err != nil {
 		return nil, err
@@ -381,7 +382,7 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 	}
 	is, _ := c.mu.cat.Topic(topic)
 	if is.Spec == nil {
-		return nil, nil // deleted meanwhile, and the channels with it
+		return nil, nil // deleted meanwhile, with its channels
 	}
 	for _, id := range is.Holders() {
 		if w.brokers[id] > 0 || c.mu.sessions[id] == nil {
@@ -392,7 +393,7 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 	return pending, nil
 }
 
-// orderChange stages a change that an operator asks for.
+// orderChange stages a change requested by an operator.
 func (st *state) orderChange(topic string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel, over func()) (*channelWait, error) {
 	if st.closing {
 		return nil, ErrClosing

@@ -13,28 +13,29 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Journal keeps events (loaddistributor/store). Its calls come one at a time.
+// Journal stores events (loaddistributor/store). Calls do not overlap.
 type Journal interface {
-	// Append makes events durable, in their order; base is the version before
-	// the first. After ErrStoreFull none of them is, and the journal goes on. After another
-	// error nothing more is appended.
+	// Append makes events durable, in order. base is the version before the first event.
+	// After ErrStoreFull none of the events is durable, and the journal stays usable.
+	// After another error the caller appends no more.
 	Append(ctx context.Context, base uint64, events []catalog.Event) error
-	// Compact puts the dump in the place of all events up to its version.
+	// Compact replaces all events up to the dump's version by the dump.
 	Compact(ctx context.Context, dump catalog.Dump) error
-	// Lost is closed when this process does not lead any more.
+	// Lost is closed when this process loses the leadership.
 	Lost() <-chan struct{}
 }
 
-// compactAfter is what the events appended between two dumps weigh, unless the dump weighs
-// more, so that dumps at most double what is written.
+// compactAfter is the minimum weight of events between two dumps. If the last dump weighs
+// more, its weight is the minimum, so that dumps at most double the written data.
 const compactAfter = 10_000
 
-// dumpAgain is after what weight of events a dump that failed is tried again.
+// dumpAgain is the weight of events after which a failed dump is tried again.
 const dumpAgain = 1000
 
-// weight is that of an event which names a topic's publishers: 1, and 1 more for each 30 of
-// them, some 2.4 KB. A change that is kept as such names few; it has 1 more for each 1,000
-// publishers of its topic, for what it takes to read.
+// weight returns the weight of an event that names a topic's publishers: 1, plus 1 for
+// each 30 publishers, about 2.4 KB. An event stored as a difference names few publishers.
+// Its weight is 1, plus 1 for each 1,000 publishers of the topic, for the cost of
+// reading.
 func weight(spec *catalog.Spec) int { return 1 + len(spec.Demand.Publishers)/30 }
 
 func eventsWeight(batch []staged) (sum int) {
@@ -59,45 +60,46 @@ func eventsWeight(batch []staged) (sum int) {
 	return sum
 }
 
-// maxBatch bounds the events of one Append; those that wait go together, so
-// that they share what makes them durable.
+// maxBatch limits the events of one Append. Waiting events are appended together, to
+// share the cost of durability.
 const maxBatch = 1000
 
-// An event takes two steps. It is staged: the catalog of decisions, mu.next,
-// takes or refuses it, and from then on decisions count on it. The committer
-// appends what is staged to the journal, and then applies it to the catalog
-// that is shown, mu.cat, which cannot refuse it, for it has seen the same
-// events. So what a crash could undo is never seen outside: no request's
-// answer, no publisher's broker, no message to a broker.
+// An event takes two steps. First it is staged: mu.next, the catalog for decisions,
+// accepts or refuses it, and later decisions build on it. Then the committer appends
+// staged events to the journal and applies them to mu.cat, the catalog that is shown.
+// mu.cat cannot refuse an event, because mu.next accepted the same sequence. So no state
+// that a crash could undo is visible outside: in answers, in assignments, or in messages
+// to brokers.
 //
-// The design that lost is one catalog whose effects are held back: every
-// reader would have had to know how far it may look.
+// The design that lost had a single catalog and delayed its effects: every reader would
+// have had to know how much of the catalog it may use.
 
-// pipeline is what events go through (commit.go).
+// pipeline holds the two catalogs and the staged events (commit.go).
 type pipeline struct {
-	wake   chan struct{}    // set once; 1 deep: something is staged
-	cat    *catalog.Catalog // durable: what is shown
-	next   *catalog.Catalog // decided: cat and what is staged
-	staged []staged         // for the committer, oldest first
-	halted error            // why nothing can be staged any more
+	wake   chan struct{}    // set once; 1 deep: an event is staged
+	cat    *catalog.Catalog // durable: for readers
+	next   *catalog.Catalog // for decisions: cat plus the staged events
+	staged []staged         // waiting for the committer, oldest first
+	halted error            // why no event can be staged; nil: staging works
 }
 
-// staged is an event on its way.
+// staged is a staged event.
 type staged struct {
 	event catalog.Event
 	ticket
 }
 
-// ticket is what a stager may wait for.
+// ticket lets the caller of stage wait for the result.
 type ticket struct {
-	done chan error // gets the one result
+	done chan error // receives the one result
 }
 
-// wait returns when the event is durable and shown, or with why it never will
-// be known to be.
+// wait returns nil when the event is durable and shown, or an error if this process will
+// never know.
 func (t ticket) wait() error { return <-t.done }
 
-// stage decides on an event. An error is the catalog's refusal, or ErrNotCommitted.
+// stage applies an event to mu.next. The error is the catalog's refusal, or
+// ErrNotCommitted.
 func (p *pipeline) stage(e catalog.Event) (ticket, error) {
 	if p.halted != nil {
 		return ticket{}, p.halted
@@ -112,13 +114,13 @@ func (p *pipeline) stage(e catalog.Event) (ticket, error) {
 	p.staged = append(p.staged, staged{e, t})
 	select {
 	case p.wake <- struct{}{}:
-	default: // the committer has been woken and has not looked yet
+	default: // a wake-up is already pending
 	}
 	return t, nil
 }
 
-// commit stages an event and waits until it is durable and shown. Requires: the lock is not
-// held.
+// commit stages an event and waits until the event is durable and shown. Requires: the
+// lock is not held.
 func (st *state) commit(e catalog.Event) error {
 	st.Lock()
 	t, err := st.stage(e)
@@ -129,8 +131,8 @@ func (st *state) commit(e catalog.Event) error {
 	return t.wait()
 }
 
-// must is for a refusal that cannot be: only the end of the journal, or a journal without
-// room for what the event depends on, is an error then.
+// must panics on a refusal that cannot happen. It returns only errors of a journal that
+// has ended or has no room for an event that this event depends on.
 func must(what string, err error) error {
 	if err != nil && !errors.Is(err, ErrNotCommitted) && !errors.Is(err, ErrClosing) && !errors.Is(err, ErrStoreFull) {
 		panic(fmt.Sprintf("controller: %s: %v", what, err))
@@ -138,8 +140,8 @@ func must(what string, err error) error {
 	return err
 }
 
-// refusable reports whether an event that the store has no room for is refused: it is what an
-// operator or a plan asked for. Other events say what has happened already, and wait for room.
+// refusable reports whether an event is refused if the store is full. Such events are
+// requests of an operator or a plan. Other events record facts, and wait for room.
 func refusable(e catalog.Event) bool {
 	switch e.(type) {
 	case catalog.TopicPlaced, catalog.TopicMoving, catalog.BrokerCalibrated, catalog.BrokerDraining,
@@ -149,33 +151,33 @@ func refusable(e catalog.Event) bool {
 	return false
 }
 
-// fullPause is between two attempts to append to a store that has no room, and maxHeld bounds
-// the events that wait for room.
+// fullPause is the pause between attempts to append to a full store. maxHeld limits the
+// events that wait for room.
 const (
 	fullPause = 200 * time.Millisecond
 	maxHeld   = 100_000
 )
 
-// changePatience is how long the changes that have begun go on in a controller that stops: a
-// broker or an adaptor that does not answer by then is not waited for.
+// changePatience is how long running changes may continue after the controller begins to
+// stop. Then they no longer wait for brokers and the adaptor.
 const changePatience = 3 * time.Second
 
-// stopPatience is how long a controller that stops waits for its journal.
+// stopPatience is how long a stopping controller waits for its journal.
 const stopPatience = time.Second
 
-// committer takes what is staged to the journal, and shows it then.
+// committer appends staged events to the journal, and then shows them.
 type committer struct {
 	mu       *state
-	journal  Journal // nil: nothing is kept
+	journal  Journal // nil: events are not stored
 	log      *slog.Logger
 	undumped prometheus.Counter
-	full     bool // the journal had no room for the newest batch
+	full     bool // the journal had no room for the last batch
 }
 
-// run appends what is staged until stop is closed and nothing is left, or the journal
-// fails, which is its error. Appends that are under way end with ctx.
+// run appends staged events until stop is closed and no event is left, or until the
+// journal fails. It returns the journal's error. The end of ctx aborts appends.
 func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
-	sinceDump, enough := compactAfter, compactAfter // once at the start, whatever there was
+	sinceDump, enough := compactAfter, compactAfter // dump once at the start
 	for {
 		batch, base := c.take()
 		if len(batch) == 0 {
@@ -206,8 +208,8 @@ func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 			size, err := c.compact(ctx)
 			enough = max(compactAfter, size)
 			if err != nil {
-				// Nothing is lost by it but room. A term that is over shows at the next
-				// event; to end this one, for the next to try the same, would not help.
+				// A failed dump only costs room. If the term is over, the next event
+				// shows it. A new term would have the same problem.
 				c.log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
 				c.undumped.Inc()
 				sinceDump = enough - dumpAgain
@@ -216,7 +218,7 @@ func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 	}
 }
 
-// take returns the next of what is staged, and the version before it.
+// take returns the next batch of staged events, and the version before the batch.
 func (c *committer) take() (batch []staged, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,7 +227,7 @@ func (c *committer) take() (batch []staged, base uint64) {
 	return batch, c.mu.cat.Version()
 }
 
-// finish has nothing staged any more, if nothing is left.
+// finish stops staging, if no event is left.
 func (c *committer) finish() (over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,7 +237,7 @@ func (c *committer) finish() (over bool) {
 	return over
 }
 
-// lost is nil, which blocks for ever, without a journal.
+// lost returns the journal's Lost, or without a journal nil, which blocks for ever.
 func (c *committer) lost() <-chan struct{} {
 	if c.journal == nil {
 		return nil
@@ -243,9 +245,9 @@ func (c *committer) lost() <-chan struct{} {
 	return c.journal.Lost()
 }
 
-// refuse refuses the changes of a batch that the store has no room for, and what was staged
-// after them, as far as it depends on them. The rest is staged as it was, and refuse returns
-// when it may be tried again.
+// refuse handles a full store. It refuses the refusable events of the batch and of the
+// staged events, and the events that depend on them. The other events stay staged. refuse
+// returns when it is time to try again.
 func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) error {
 	if !c.full {
 		c.full = true
@@ -280,7 +282,7 @@ func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) err
 	case <-timer.C:
 		return nil
 	case <-c.lost():
-		return nil // run sees it
+		return nil // run handles the lost leadership
 	case <-stop:
 		if len(held) == 0 {
 			return nil
@@ -297,11 +299,11 @@ func (c *committer) append(ctx context.Context, base uint64, batch []staged) err
 	for i, s := range batch {
 		events[i] = s.event
 	}
-	// Not a caller's context: whether it is durable does not depend on who waits.
+	// Not a caller's context: durability does not depend on the waiting callers.
 	return c.journal.Append(ctx, base, events)
 }
 
-// compact returns what the dump weighs.
+// compact writes a dump and returns its weight.
 func (c *committer) compact(ctx context.Context) (size int, err error) {
 	if c.journal == nil {
 		return 0, nil
@@ -315,7 +317,7 @@ func (c *committer) compact(ctx context.Context) (size int, err error) {
 	return size, c.journal.Compact(ctx, dump)
 }
 
-// show applies durable events to what is shown, and answers those who wait.
+// show applies durable events to mu.cat and answers the waiting callers.
 func (c *committer) show(batch []staged) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
@@ -334,8 +336,8 @@ func (c *committer) show(batch []staged) {
 	}
 }
 
-// halt ends the pipeline: what is staged is not known to be durable, and never
-// will be in this process.
+// halt stops the pipeline. It fails the staged events: this process will never know
+// whether they are durable.
 func (c *committer) halt(err error, batch []staged) error {
 	c.mu.Lock()
 	c.mu.halted = err
@@ -348,7 +350,7 @@ func (c *committer) halt(err error, batch []staged) error {
 	return err
 }
 
-// apply makes an event visible.
+// apply applies an event to mu.cat and wakes those concerned.
 func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged, err error) {
 	effects, err := st.cat.Apply(e)
 	if err != nil {
@@ -364,7 +366,7 @@ func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged, err err
 			st.wakeWatchers(effect.Topic)
 			changes = append(changes, effect)
 		case catalog.ChannelsChanged:
-			if st.leader == nil { // a follower has no broker to tell
+			if st.leader == nil { // a follower has no broker to inform
 				st.noteChannels(effect)
 			}
 		}

@@ -20,68 +20,71 @@ const (
 	DefaultReportInterval = time.Second
 	DefaultPrepareTimeout = 5 * time.Second
 	DefaultWindow         = 10 * time.Second
-	// DefaultConsumerWait is how long a move waits for consumers. A library that asks
-	// where a topic is when a connection ends needs milliseconds, and the report that
-	// tells of it up to a second; but go-nsq may give a connection that is new to it no
-	// RDY for 5 s, until its others have less. One that asks at an interval only, which is
-	// a minute with most, is not waited for to the end.
+	// DefaultConsumerWait is how long a move waits for consumers. A library that looks
+	// the topic up when a connection ends needs milliseconds, and the broker's report up
+	// to a second. go-nsq may leave a new connection without RDY for 5 s, until its other
+	// connections have less. The wait is too short for a consumer that polls lookups at
+	// an interval, usually a minute.
 	DefaultConsumerWait = 8 * time.Second
 )
 
 // Config is fixed at start.
 type Config struct {
-	// How often brokers report, and how often the controller compares.
+	// Interval of the brokers' reports and of the controller's comparisons.
 	ReportInterval time.Duration
-	// How long a step of a creation or deletion may take: all brokers to
-	// prepare, the adaptor to settle.
+	// Timeout of a step of a creation or deletion: all brokers prepare, or the adaptor
+	// settles.
 	PrepareTimeout time.Duration
-	// Length of the sliding window of the reports.
+	// Length of the sliding window over the reports.
 	Window time.Duration
-	// How long a broker may be away before its publishers are placed elsewhere;
+	// How long a broker may be disconnected before its publishers are placed elsewhere;
 	// 0: DefaultEvacuateAfter.
 	EvacuateAfter time.Duration
-	// How long a broker may be away before another takes over what it has of replicated
-	// topics; < 0: for ever.
+	// How long a broker may be disconnected before another broker takes over its
+	// replicated topics; < 0: for ever.
 	TakeOverAfter time.Duration
-	// How long a move waits for consumers to come to the brokers that are new to the
-	// topic; 0: DefaultConsumerWait.
+	// How long a move waits for consumers to connect to the topic's new brokers; 0:
+	// DefaultConsumerWait.
 	ConsumerWait time.Duration
-	// How long a broker's id stays with a process that is silent and that may live; 0:
+	// How long a broker's id belongs to a silent process that may be alive; 0:
 	// DefaultIDLease.
 	IDLease time.Duration
-	// Probe finds out whether a broker's process has ended; nil: that is never known.
+	// Probe finds out whether a broker's process has ended; nil: the controller never
+	// knows.
 	Probe Probe
-	// What becomes of moves that relieve overloaded brokers, and when they are
-	// due; the rules are checked unless it is off.
+	// What happens to proposed moves away from overloaded brokers, and when they are due.
+	// Validate checks the rules unless Rebalance is off.
 	Rebalance      Rebalance
 	RebalanceRules tuner.RebalanceConfig
-	// For how long after the first broker has joined a catalog that was empty at the
-	// start denies no topic: others may hold it. 0: it does so at once.
+	// If the catalog was empty at the start: how long after the first broker has joined
+	// no topic is denied, because other brokers may hold it. 0: no delay.
 	Grace time.Duration
-	// Where brokers get their grants, host:port; empty: where they reach us.
+	// Address where brokers get their grants, host:port; empty: the address where they
+	// reach the loaddistributor.
 	GrantAddress string
-	// ForwardKey is what brokers show each other when one forwards to another; empty: brokers do
+	// ForwardKey authenticates brokers to each other for forwarding; empty: brokers do
 	// not forward.
 	ForwardKey []byte
-	// Fitting is how new topics are fitted: tuner.ModeFast, tuner.ModePaper, or
-	// empty for not at all. FittingRound is how long a round of the paper's lasts;
-	// 0: tuner.DefaultRound.
+	// Fitting is the mode for fitting new topics: tuner.ModeFast, tuner.ModePaper, or
+	// empty for no fitting. FittingRound is the length of a round in ModePaper; 0:
+	// tuner.DefaultRound.
 	Fitting      string
 	FittingRound time.Duration
-	// TenantRates bound the sum of a tenant's contracts; that of "*" is for tenants
-	// that are not named.
+	// TenantRates limit the sum of a tenant's contracts. "*" applies to tenants that are
+	// not listed.
 	TenantRates map[string]tokenbucket.Rate
 	// Seed of the placement policies that draw publishers at random.
 	Seed uint64
-	// Journal keeps what is committed, and Catalog is what it has from before;
-	// both nil: nothing is kept beyond the process. The catalog is the
-	// controller's from New on.
+	// Journal stores the committed events, and Catalog is the state from earlier events.
+	// If both are nil, the state lasts only as long as the process. New takes ownership
+	// of the catalog.
 	Journal Journal
 	Catalog *catalog.Catalog
-	// Traces get a span of each operation on a topic and of each fit; nil: there are none.
+	// Traces receive a span for each operation on a topic and for each fit; nil: no
+	// spans.
 	Traces trace.TracerProvider
-	// Others follow this one, and who watches there is not known here: all
-	// publishers are taken to be watched.
+	// Followed means that other processes follow this one. Their watchers are unknown
+	// here, so all publishers count as watched.
 	Followed bool
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil: not exported

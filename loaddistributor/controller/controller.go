@@ -22,18 +22,19 @@ import (
 type Controller struct {
 	// Set once.
 	reader
-	unfinished []string // topics that have an owner for Run to start
+	unfinished []string // topics whose owner Run must start
 	owners     *owners
 	tuning     *tuning
 	learning   *learning
 	mover      *mover
 	witness    *witness
-	soon       chan struct{} // 1 deep: mover is to look at once
+	soon       chan struct{} // 1 deep: wakes mover before the next tick
 	metrics    metrics
-	end        context.CancelCauseFunc // ends the wait for answers, of the adaptor and of brokers
+	end        context.CancelCauseFunc // ends the wait for answers of the adaptor and of brokers
 }
 
-// New checks the configuration, and returns a controller that does nothing before it is Run.
+// New validates the configuration and returns a controller. The controller is inactive
+// until Run.
 func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
@@ -77,7 +78,8 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	}
 	for _, b := range cat.Brokers() {
 		st.holders[b.ID] = holds(b, clock.Mono())
-		// A broker that was without a loaddistributor for long calls no sooner.
+		// A broker that was long without a loaddistributor reconnects only after
+		// returnWithin.
 		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	ledger, metrics, soon := ledger{adaptor, cfg.PrepareTimeout, life}, newMetrics(cfg.Metrics), make(chan struct{}, 1)
@@ -101,11 +103,11 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	return c, nil
 }
 
-// Run recovers what an earlier controller left unfinished, and then compares
-// and repairs until ctx ends. Then it refuses new work, rolls back the
-// creations under way, waits for deletions, and ends the sessions and the
-// watchers. It fails with ErrNotCommitted when the journal does, after the same
-// steps; what it could not do then is for the next controller.
+// Run finishes or rolls back the work of an earlier controller. Then it compares and
+// repairs until ctx ends. At the end Run refuses new work, rolls back running creations,
+// waits for deletions, and ends the sessions and the watchers. If the journal fails, Run
+// takes the same steps and returns ErrNotCommitted; the next controller completes the
+// rest.
 func (c *Controller) Run(ctx context.Context) error {
 	if c.mu.leader != nil {
 		<-ctx.Done()
@@ -155,7 +157,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer giveUp.Stop()
 	cancel()
 	others.Wait()
-	c.mu.work.Wait() // with the sessions still up: roll-backs reach the brokers
+	c.mu.work.Wait() // sessions are still open: roll-backs reach the brokers
 	c.mu.Lock()
 	for _, s := range c.mu.sessions {
 		s.out.End(ErrClosing)
@@ -168,7 +170,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return err
 }
 
-// tick is what is done as often as brokers report.
+// tick runs once per report interval.
 func (c *Controller) tick(now time.Time) {
 	c.judge(now)
 	c.assignWork(now)
@@ -180,9 +182,9 @@ func (c *Controller) tick(now time.Time) {
 	c.rebuild(now)
 }
 
-// recover stages what has to be said of an earlier controller's end before
-// anything else happens. No caller waits any more for a topic that was being
-// created: it is rolled back.
+// recover stages the events that follow from an earlier controller's end, before any
+// other event. A topic that was being created has no waiting caller, so recover rolls the
+// creation back.
 func (c *Controller) recover() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -216,7 +218,7 @@ func (c *Controller) recover() error {
 	return nil
 }
 
-// resume does what recover has found.
+// resume starts the owners of the topics found by recover.
 func (c *Controller) resume() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

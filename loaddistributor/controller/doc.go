@@ -1,30 +1,32 @@
-// Package controller is the single writer of the control plane. It reads a
-// snapshot of the catalog, lets loaddistributor/placement decide, commits the
-// event, and then tells brokers, the adaptor and watchers. It knows gRPC
-// messages as data and no gRPC: loaddistributor/rpc and loaddistributor/lookup
-// are the ways in, an Adaptor the way out.
+// Package controller is the single writer of the control plane. It reads a snapshot of
+// the catalog, asks loaddistributor/placement for a plan, commits the event, and then
+// informs brokers, the adaptor and watchers. It uses gRPC messages as data, without gRPC
+// calls: loaddistributor/rpc and loaddistributor/lookup serve the requests, and an
+// Adaptor makes the calls to the adaptor.
 //
-// What it knows is state, of which all methods require its lock, unless they say that they
-// take it. Around it are parts that each have what they need, and none the Controller:
+// The controller's data is in type state. The caller of a state method holds the state's
+// lock, unless the method's comment says otherwise. Each part of the controller receives
+// only the dependencies it uses; no part refers to the Controller:
 //
-//	reader     what can be read, on a follower too (status.go, directory.go, watch.go)
-//	committer  takes what is staged to the journal, and shows it then (commit.go)
+//	reader     serves reads, on a follower too (status.go, directory.go, watch.go)
+//	committer  appends staged events to the journal, then shows them (commit.go)
 //	planner    makes plans, one at a time (plan.go)
-//	owners     change topics: each by one goroutine, one operation after the other
-//	           (owner.go), each operation a change around the topic's machine,
-//	           loaddistributor/reconcile (change.go)
-//	mover      moves topics by itself, away from brokers that drain or are gone
+//	owners     change topics. One goroutine per topic runs one operation after the
+//	           other (owner.go). An operation is a change that drives the topic's
+//	           state machine, loaddistributor/reconcile (change.go).
+//	mover      moves topics away from brokers that drain or are gone
 //	           (evacuate.go, takeover.go)
-//	contracts  compares what the adaptor has with what it should have (contracts.go)
-//	tuning     does what loaddistributor/tuner wants (tuning.go)
-//	learning   has open topics placed by who publishes to them (learn.go)
+//	contracts  compares the adaptor's contracts with the catalog (contracts.go)
+//	tuning     carries out the effects of loaddistributor/tuner (tuning.go)
+//	learning   places open topics by their learned publishers (learn.go)
 //	witness    finds out whether a broker's process has ended (evidence.go)
 //
-// A Controller takes requests (create.go, move.go, brokers.go, seek.go, restore.go) and what
-// brokers say (session.go), and has the parts look once a period (Controller.tick). What
-// brokers should have is compared then, too, and the difference asked for again (work.go).
+// A Controller receives requests (create.go, move.go, brokers.go, seek.go, restore.go)
+// and messages of brokers (session.go). Once per report interval it runs the parts
+// (Controller.tick). It also compares each broker with the catalog then, and requests
+// missing work again (work.go).
 //
-// Arrows go one way: requests, mover, tuning, learning and contracts have owners change
-// topics, those have the planner plan, and that commits. Lock order: planner.turn before
+// Calls go one way: requests, mover, tuning, learning and contracts use owners to change
+// topics; owners use the planner; the planner commits. Lock order: planner.turn before
 // state's lock.
 package controller

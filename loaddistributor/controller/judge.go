@@ -9,14 +9,14 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
-// judge gives every active topic the verdict over its window.
+// judge updates the verdict of every active topic over its window.
 func (c *Controller) judge(now time.Time) {
 	c.mu.Lock()
 	forgotten := func(id string) bool { _, known := c.mu.cat.Broker(id); return !known }
 	maps.DeleteFunc(c.mu.left, func(id string, _ bool) bool { return forgotten(id) })
 	maps.DeleteFunc(c.mu.away, func(id string, _ time.Time) bool { return forgotten(id) })
 	maps.DeleteFunc(c.mu.drainers, func(id string, _ string) bool { return forgotten(id) })
-	if len(c.mu.topics) > c.mu.cat.Len() { // else there are few that it does not have
+	if len(c.mu.topics) > c.mu.cat.Len() { // else few entries are missing from the catalog
 		for name, l := range c.mu.topics {
 			if _, known := c.mu.cat.Active(name); !known && l.idle() {
 				delete(c.mu.topics, name)
@@ -40,7 +40,7 @@ func (c *Controller) judge(now time.Time) {
 	c.mu.Unlock()
 }
 
-// judge gives a topic its verdict, and returns how much work it was.
+// judge updates the verdict of a topic, and returns the amount of work.
 func (st *state) judge(name string, now time.Time) (work int, changes []catalog.StateChanged) {
 	l := st.topics[name]
 	if active, _ := st.cat.Active(name); !active {
@@ -61,7 +61,7 @@ func (st *state) judge(name string, now time.Time) (work int, changes []catalog.
 	return quietPerBusy, l.condition.Look(topic, st.evidence(name, now), now)
 }
 
-// evidence is what a topic is judged by, for as long as the lock is held.
+// evidence returns the inputs for judging a topic. They are valid while the lock is held.
 func (st *state) evidence(name string, now time.Time) condition.Evidence {
 	return condition.Evidence{
 		Reported: func(broker string) *reports.Topic { return st.reported(broker).Topic(name) },
@@ -70,16 +70,16 @@ func (st *state) evidence(name string, now time.Time) condition.Evidence {
 	}
 }
 
-// wakeTopic has a topic looked at that was quiet.
+// wakeTopic makes the next round of judge look at a quiet topic.
 func (st *state) wakeTopic(name string) {
 	if l := st.topics[name]; l != nil && l.condition != nil {
 		l.condition.Quiet = false
 	}
 }
 
-// gone reports whether a broker is known to be away: it has left this process, or has not
-// come to it within the time after which its publishers are placed elsewhere, for all
-// brokers have to come back to a controller that has just begun.
+// gone reports whether a broker is known to be disconnected: its session in this process
+// has ended, or it did not join within the time after which its publishers are placed
+// elsewhere. All brokers must rejoin a controller that has just started.
 func (st *state) gone(id string, now time.Time) bool {
 	b, _ := st.cat.Broker(id)
 	since, away := st.away[id]
