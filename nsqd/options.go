@@ -55,7 +55,7 @@ type options struct {
 	broadcastTCPPort, broadcastHTTPPort                 int
 	region, zone                                        string
 	topologyAware                                       bool
-	maxHTTPConnections                                  int // 0: fit sets maxHTTPConnections; the same applies to conn.MaxConnections
+	maxHTTPConnections                                  int // 0: set by fit, like conn.MaxConnections
 	lookupds                                            daemon.List
 
 	// TLS, tokens and authorization.
@@ -87,7 +87,7 @@ type options struct {
 	asks        admission.Config
 	tokens      *secure.Tokens    // nil: no --http-token-file
 	tls         *secure.ServerTLS // nil: no --tls-cert
-	maxForwards int               // connections to other brokers; 0: fit sets maxForwards
+	maxForwards int               // connections to other brokers; 0: set by fit
 	maxSeries   int               // maximum number of topics and channels with their own metrics
 }
 
@@ -294,8 +294,8 @@ const (
 	authVerify  = "require-verify"
 )
 
-// Bounds of the messages per overflow writer that are on their way to disk: at least enough for a
-// write, at most little compared to the messages in memory.
+// Bounds of a topic's messages that are on their way to disk: at least enough for a write, at most
+// few compared to the messages in memory.
 const (
 	minOverflow = 100
 	maxOverflow = 2000

@@ -197,9 +197,10 @@ func (c *Client) patience(ctx context.Context) time.Time {
 	return until
 }
 
-// askOwner asks the presumed owner of the partition, and then the owner that this server names. After a
-// question without an answer the next question goes to another server, which may know a new owner. The
-// unanswered question itself goes to no other server, as the first server may have charged it.
+// askOwner asks the presumed owner of the partition. If the server names another owner, askOwner asks
+// the named owner. If no answer comes, the partition's next question goes to another server, which may
+// know a new owner. The unanswered question goes to no other server, as the first server may have
+// charged the key.
 func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until time.Time) (a answer, ok bool) {
 	for range maxMoves {
 		links, known := *c.links.Load(), c.owners[p].Load()

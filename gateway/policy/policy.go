@@ -140,8 +140,8 @@ func (p *Policy) CostOf(urlPath string) []float64 {
 //   - /paid/..;/free is below /paid/, but Tomcat drops the text after a semicolon and serves /free.
 //   - /paid/..\free is below /paid/, but for IIS a backslash is a slash, so IIS serves /free.
 //   - Some servers count an empty element or an encoded slash for "..", others do not.
-//   - Above the root there is nothing, or another path if the server's URL has a path: at http://a/app,
-//     /../app/paid is the gateway's /paid.
+//   - Above the root there is nothing. But if the server's URL is http://a/app, the server takes
+//     /../app/paid for the page that is /paid at the gateway.
 //
 // Browsers resolve dots before they send a path.
 //

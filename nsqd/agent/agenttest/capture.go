@@ -8,27 +8,26 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Arrival is a message, by when it arrived, the client_id of its publisher, and who answers
-// for that when it is first heard.
+// Arrival is the arrival of a message. Owner answers for the publisher, and is used when the publisher
+// is new to the capture.
 type Arrival struct {
 	At        mono.Wall
 	Publisher string
 	Owner     string
 }
 
-// capture is what was recorded of a topic.
+// capture is the record of a topic.
 type capture struct {
 	piece   []Arrival
-	numbers map[string]uint32 // of publishers
-	named   []string          // those that no piece has named
-	owners  []string          // for each of named
+	numbers map[string]uint32 // numbers of the publishers
+	named   []string          // publishers that no piece has named yet
+	owners  []string          // owner of each publisher in named
 	lost    uint64
 	taken   bool
 }
 
-// Arrive has messages accepted, in any order, and lost more that the record has
-// no room for. They are recorded if the topic is being captured; it reports
-// whether it is.
+// Arrive makes the node accept messages, in any order, and lose lost more messages. If the topic is
+// being captured, Arrive records the arrivals and returns true.
 func (n *Node) Arrive(name string, lost uint64, arrivals ...Arrival) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -51,7 +50,7 @@ func (n *Node) Arrive(name string, lost uint64, arrivals ...Arrival) bool {
 // Captured reports whether the topic is being captured.
 func (n *Node) Captured(name string) bool { return n.Arrive(name, 0) }
 
-// Captures is how many records of the topic have begun.
+// Captures returns how many captures of the topic have begun.
 func (n *Node) Captures(name string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

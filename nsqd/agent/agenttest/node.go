@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Topic is a copy of what a Node knows of a topic.
+// Topic is a copy of a Node's topic.
 type Topic struct {
 	Limited   bool
 	Channels  []string // sorted
@@ -33,17 +33,17 @@ type Topic struct {
 	Retired       bool
 	Share         tokenbucket.Share
 	Identity      *srtmv1.TopicIdentity
-	// Base is what is left of it at FlexUntil; nothing is at Until.
+	// Base is the rest of Share after FlexUntil. After Until nothing remains.
 	Base             tokenbucket.Share
 	FlexUntil, Until mono.Time
-	// Given is how many tokens came with grants, less those given up; what the
-	// bucket has earned is not in it.
+	// Given is the number of tokens from grants, less the released tokens. Given does not include the
+	// tokens that the bucket has earned.
 	Given tokenbucket.Tokens
 	// Grants counts the grants put in force.
 	Grants int
 }
 
-// Node is an agent.Node. Make it with New.
+// Node is an agent.Node. Create a Node with New.
 type Node struct {
 	mu struct {
 		sync.Mutex
@@ -52,7 +52,7 @@ type Node struct {
 		remove  func(topic string) error
 		change  func(topic string) error
 		used    map[string]bool
-		fewer   bool // topics than in the last report
+		fewer   bool // a topic was deleted since the last report
 		hold    mono.Time
 	}
 }
@@ -61,11 +61,11 @@ type topic struct {
 	Topic
 	bucket  tokenbucket.Bucket
 	stats   *srtmv1.TopicStats
-	listed  bool              // as it is, in a report
-	capture *capture          // nil: none is asked for
-	told    map[string]uint64 // by channel: the version of its creation that Prepare or an order named
+	listed  bool              // a report has the topic's current state
+	capture *capture          // nil: no capture
+	told    map[string]uint64 // version of a channel's creation in Prepare or in an order
 
-	captures int // begun
+	captures int // number of captures begun
 }
 
 // New returns a Node without topics.
@@ -78,8 +78,8 @@ func New() *Node {
 	return n
 }
 
-// Sabotage has every Prepare and Remove call the function first, which may
-// block, and fail with its error. nil: all is well.
+// Sabotage makes every Prepare and Remove call a function first. The function may block; its error
+// makes the call fail. nil: no function.
 func (n *Node) Sabotage(prepare, remove func(topic string) error) {
 	well := func(string) error { return nil }
 	n.mu.Lock()
@@ -93,16 +93,16 @@ func (n *Node) Sabotage(prepare, remove func(topic string) error) {
 	}
 }
 
-// SabotageChange has every ChangeChannels call the function first, which may block, and fail with
-// its error.
+// SabotageChange makes every ChangeChannels call a function first. The function may block; its error
+// makes the call fail.
 func (n *Node) SabotageChange(change func(topic string) error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.change = change
 }
 
-// Use says whether a topic has something since its last report that keeps
-// RemoveUnused from removing it.
+// Use sets whether RemoveUnused refuses to remove a topic, as if the topic were used since its last
+// report.
 func (n *Node) Use(name string, used bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -124,15 +124,14 @@ func (n *Node) Drop(name string) {
 	n.mu.fewer = true
 }
 
-// Measure has every Report from now on say this of the topic, as long as the
-// topic exists.
+// Measure sets the stats of a topic in all later reports, while the topic exists.
 func (n *Node) Measure(name string, stats *srtmv1.TopicStats) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.topics[name].stats = stats
 }
 
-// Topic returns a copy of the topic, and whether there is one.
+// Topic returns a copy of the topic, and whether the topic exists.
 func (n *Node) Topic(name string) (Topic, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,7 +143,7 @@ func (n *Node) Topic(name string) (Topic, bool) {
 	return t.Topic, true
 }
 
-// Pace implements agent.Node. This node tells publishers nothing.
+// Pace implements agent.Node. This node sends publishers nothing.
 func (n *Node) Pace(name string, mode srtmv1.PacingMode, _ []*srtmv1.PublisherGroup) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -218,7 +217,7 @@ func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uin
 	return unknown, nil
 }
 
-// change does what broker.Topic does with channels.
+// change changes channels as broker.Topic does.
 func (t *topic) change(channels []*srtmv1.TopicChannel, deleted []string, version uint64) {
 	if t.told == nil {
 		t.told = map[string]uint64{}
@@ -268,7 +267,7 @@ func (n *Node) Settled(name string, channels []string) {
 	}
 }
 
-// Subscribe creates a channel of a topic, as a client does that subscribes.
+// Subscribe creates a channel of a topic, as a subscriber does.
 func (n *Node) Subscribe(name, channel string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -309,7 +308,7 @@ func (n *Node) Remove(name string) error {
 	return nil
 }
 
-// ErrUsed is what RemoveUnused says of a topic that Use was called for.
+// ErrUsed is the error of RemoveUnused for a topic in use (see Use).
 var ErrUsed = errors.New("the topic is in use")
 
 // RemoveUnused implements agent.Node.
@@ -323,10 +322,10 @@ func (n *Node) RemoveUnused(name string) error {
 	return n.Remove(name)
 }
 
-// ErrNotPrepared is what Grant says of a topic that is not there, or not limited.
+// ErrNotPrepared is the error of Grant for a topic that does not exist or is not limited.
 var ErrNotPrepared = errors.New("the topic is not prepared")
 
-// Seek implements agent.Node: the channel, if there is one, is at offset 7.
+// Seek implements agent.Node. An existing channel is at offset 7.
 func (n *Node) Seek(name, channel string, _ *srtmv1.Place, _ bool) *srtmv1.SeekResult {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -362,7 +361,7 @@ func (n *Node) HoldFrom(at mono.Time) {
 	n.mu.hold = at
 }
 
-// Held returns from when on no message leaves; 0: HoldFrom was not called.
+// Held returns the time of the last HoldFrom; 0: HoldFrom was not called.
 func (n *Node) Held() mono.Time {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -387,7 +386,7 @@ func (n *Node) Renew(name string, flexUntil, until mono.Time) (flex bool) {
 	return flex
 }
 
-// lapse ends what has ended.
+// lapse ends the expired parts of the share.
 func (t *topic) lapse() {
 	now := clock.Mono()
 	end := func(s tokenbucket.Share) {
@@ -403,7 +402,7 @@ func (t *topic) lapse() {
 	}
 }
 
-// Report implements agent.Node. What is not measured is still.
+// Report implements agent.Node. Without Measure the stats of a topic are zero.
 func (n *Node) Report(all bool) (topics []*srtmv1.TopicStats, changes bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
