@@ -52,8 +52,8 @@ type Config struct {
 	// Probe finds out whether a broker's process has ended; nil: the controller never
 	// knows.
 	Probe Probe
-	// What happens to proposed moves away from overloaded brokers, and when they are due.
-	// Validate checks the rules unless Rebalance is off.
+	// Handling of proposed moves away from overloaded brokers, and the rules for when a
+	// move is due. Validate checks the rules unless Rebalance is off.
 	Rebalance      Rebalance
 	RebalanceRules tuner.RebalanceConfig
 	// If the catalog was empty at the start: how long after the first broker has joined

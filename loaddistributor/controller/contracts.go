@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// contracts compares what the adaptor has with what it should have.
+// contracts compares the adaptor's contracts with the catalog.
 type contracts struct {
 	// Set once.
 	cfg     *Config
@@ -34,9 +34,8 @@ type contracts struct {
 	agreed agreement // owned by run
 }
 
-// run brings back the contracts that the adaptor does not have, because it has restarted,
-// and removes those that were left there. While the adaptor does not answer it asks less
-// and less often.
+// run restores contracts that the adaptor has lost by a restart, and removes contracts
+// that were left there. While the adaptor does not answer, run asks less and less often.
 func (c *contracts) run(ctx context.Context) {
 	delay := c.cfg.ReportInterval
 	longest := max(5*time.Second, c.cfg.ReportInterval)
@@ -62,8 +61,9 @@ func (c *contracts) run(ctx context.Context) {
 	}
 }
 
-// agreement is a comparison that left nothing to do: of the adaptor's shares and the
-// catalog as these were then. No other is needed until one of them has changed.
+// agreement records a comparison without differences, by the revision of the adaptor's
+// shares and the version of the catalog. No comparison is needed until one of the two
+// changes.
 type agreement struct{ revision, version uint64 }
 
 func (c *contracts) compare(ctx context.Context) error {
@@ -116,9 +116,9 @@ func (c *contracts) compare(ctx context.Context) error {
 			}
 		}
 		steady = false
-		// What it knows already is what a controller left behind that did not live to
-		// commit the move, or did not live to take it back. Shares that may be of a former
-		// contract are not adopted.
+		// If the adaptor knows the contract but it differs, an earlier controller has
+		// failed before it committed a move or rolled the move back. Shares that may
+		// belong to a former contract are not adopted.
 		c.mu.RLock()
 		adopt := !known && len(c.mu.next.Unconfirmed(name)) == 0
 		c.mu.RUnlock()
@@ -127,8 +127,9 @@ func (c *contracts) compare(ctx context.Context) error {
 		}
 	}
 	for _, name := range leftovers {
-		// At once if it has one, and at last when no broker has the topic any more, for
-		// what a broker held before it was told the adaptor may have learned of since.
+		// Remove the contract at once if the adaptor has it. Otherwise wait until no
+		// broker has the topic: the adaptor may still learn of shares that a broker held
+		// before.
 		c.mu.RLock()
 		held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
 		c.mu.RUnlock()
@@ -145,9 +146,9 @@ func (c *contracts) compare(ctx context.Context) error {
 	return nil
 }
 
-// seeTo has an operation done unless something is done about its topic. An error says
-// that the adaptor does not answer: of what it refuses, the next comparison asks again
-// all the same, and other topics must not wait for that.
+// seeTo runs an operation, unless the topic has an owner. An error means that the adaptor
+// does not answer. seeTo ignores a refusal: the next comparison tries again, and other
+// topics must not wait.
 func (c *contracts) seeTo(op operation) error {
 	c.mu.Lock()
 	if c.mu.owned(op.name) || c.mu.closing {
@@ -164,8 +165,8 @@ func (c *contracts) seeTo(op operation) error {
 	return nil
 }
 
-// noteReserved notes, for people, which topics lack shares because of brokers that
-// are gone, and what helps.
+// noteReserved records, for people, which topics lack shares because of brokers that are
+// gone, and the remedy.
 func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.RLock()
@@ -175,7 +176,7 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	for name, t := range has {
 		var list []string
 		for _, m := range t.Members {
-			// While a lease runs it may be back before anybody has read this.
+			// While the lease runs, the broker may return before an operator reads this.
 			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
 			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
 				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
@@ -204,9 +205,9 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	}
 }
 
-// agrees reports whether the adaptor has the topic's contract and members. One that is
-// changing has an owner already. A freed broker has nothing and no session: it
-// becomes a member when it is back.
+// agrees reports whether the adaptor has the topic's contract and members. A topic that
+// is changing has an owner already. A freed broker has no shares and no session: it
+// becomes a member when it reconnects.
 func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -222,12 +223,12 @@ func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string)
 	}
 	members := map[string]bool{}
 	for _, m := range has.Members {
-		// One that is to have nothing may still have to say so.
+		// A member with an empty target may still have to confirm.
 		members[m.BrokerId] = m.Granted.GetRateMilli() > 0 || m.Acknowledged.GetRateMilli() > 0
 	}
 	inTurn := scarce(topic.Plan, topic.Retiring)
 	for _, id := range topic.Holders() {
-		if _, is := members[id]; !is && !inTurn && !slices.Contains(freed, id) { // whose turn it is, reconcile sees to
+		if _, is := members[id]; !is && !inTurn && !slices.Contains(freed, id) { // reconcile handles turns
 			return false, false
 		}
 		delete(members, id)
@@ -240,9 +241,10 @@ func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string)
 	return true, false
 }
 
-// noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
-// that are gone, and tells it when it has forgotten. Not at once after a start: one
-// that lives calls by then, and one that has a session is not forgotten.
+// noteBrokers stores the adaptor's information about brokers that are gone, because the
+// adaptor's memory is not durable. It also repeats to the adaptor that a broker is
+// forgotten. It waits for EvacuateAfter after a start: a living broker has connected by
+// then, and a broker with a session is not forgotten.
 func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
 	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, t := range shares.Topics {
@@ -265,7 +267,7 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 		}
 		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
 			_, err := c.mu.stage(note)
-			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
+			_ = must("note on broker "+b.ID, err) // the next comparison repeats the note
 		}
 		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
 			forget = append(forget, b.ID)
@@ -279,22 +281,21 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 	}
 }
 
-// A share has one token at least, and a contract has b. While a topic moves from k
-// brokers to others it is on more than k, so that one with b = k has no token for
-// each. Then they take turns, and the contract holds throughout: brokers that the
-// topic moved away from keep theirs, with the rate of those that have none yet, until
-// nothing comes there and nothing waits for a token; the brokers that it moved to hold
-// what they accept until then, which takes as long as publishers take to follow and
-// the reports to say so. If something comes to the former all the same, over HTTP say,
-// it is their turn again.
+// A share has at least one token, and a contract has b tokens. While a topic moves from k
+// brokers to others, it is on more than k brokers. With b = k there are too few tokens,
+// so the brokers take turns, and the contract holds throughout. The brokers that the
+// topic leaves keep tokens, with the rate of the brokers without tokens, until no message
+// arrives there and none waits. The new brokers hold their accepted messages until then.
+// The wait lasts until publishers have followed and reports show it. If messages arrive
+// at the old brokers again, for example over HTTP, they get another turn.
 //
-// The design that lost refused such a move: a broker with such a topic could not be
-// drained, nor the topic leave one that is overloaded.
+// The design that lost refused such a move. Then a broker with such a topic could not be
+// drained, and the topic could not leave an overloaded broker.
 
-// contractRequest is what the adaptor is told of a topic's contract; whose turn it is, is
-// noted. Brokers that retire get a little, to release what they have. What a plan leaves
-// unused, for publishers without a place, is no part of the contract meanwhile: the adaptor
-// would give it to the others.
+// contractRequest builds the adaptor's request for a topic's contract, and records the
+// turn. Retiring brokers get a small share to release their messages. The request
+// excludes the part of the contract of publishers without a broker: the adaptor would
+// give it to the others.
 func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
 	waiting := retiring
 	if scarce(plan, retiring) {
@@ -348,14 +349,14 @@ func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiri
 	return req, nil
 }
 
-// former returns the most that all brokers together may hold of a topic, if that is known.
+// former returns the maximum that all brokers together may hold of a topic, if known.
 func (st *state) former(name string) (total tokenbucket.Share, known bool) {
 	topic, known := st.next.Topic(name)
 	if !known || topic.Vague {
 		return total, false
 	}
 	total = topic.Spec.Contract()
-	if topic.Next != nil { // a controller before this one may have told the adaptor of it
+	if topic.Next != nil { // an earlier controller may have sent the next contract to the adaptor
 		next := topic.Next.Spec.Contract()
 		total = tokenbucket.Share{Rate: max(total.Rate, next.Rate), Burst: max(total.Burst, next.Burst)}
 	}
@@ -365,8 +366,8 @@ func (st *state) former(name string) (total tokenbucket.Share, known bool) {
 	return total, total.Validate() == nil
 }
 
-// usedOf is the part of the contract that a plan divides: all of it, but for the
-// part of publishers without a place.
+// usedOf returns the part of the contract that a plan divides: all except the part of
+// publishers without a broker.
 func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
 	for _, q := range plan.Quotas {
 		sum.Rate += q.Share.Rate
@@ -375,14 +376,14 @@ func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
 	return sum
 }
 
-// scarce reports whether there are fewer tokens than brokers that may want one.
+// scarce reports whether there are fewer tokens than brokers that may need a token.
 func scarce(plan placement.Plan, retiring []string) bool {
 	return usedOf(plan).Burst < int64(len(plan.Quotas)+len(retiring))
 }
 
-// unspent returns the brokers that need tokens, as far as their last report tells: messages
-// came, or wait for one. A connection that is only there needs none, nor does a broker that
-// is away: what it may be using is reserved in the ledger, whatever is asked for.
+// unspent returns the brokers that need tokens according to their last report: messages
+// arrived or wait. An idle connection needs no token. Neither does a disconnected broker:
+// the ledger reserves the share that it may be using.
 func (st *state) unspent(name string, ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		t := st.reported(id).Topic(name)
@@ -390,8 +391,7 @@ func (st *state) unspent(name string, ids []string) []string {
 	})
 }
 
-// takesTurns reports whether other brokers have their turn now than those that the adaptor
-// was told of.
+// takesTurns reports whether the turn has changed since the last request to the adaptor.
 func (st *state) takesTurns(topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	if !scarce(topic.Plan, topic.Retiring) {

@@ -13,44 +13,46 @@ import (
 
 // Progress is a step of a creation.
 type Progress struct {
-	// Placing: the topic has no place yet; else it is being prepared.
+	// Placing means that the topic has no placement yet; otherwise brokers are preparing
+	// it.
 	Placing bool
 	Message string // for people
 }
 
-// creation is a topic on its way.
+// creation is a topic being created.
 type creation struct {
 	// Set once.
 	mu     *state
 	spec   *catalog.Spec
 	key    string
-	on     string // the broker that is to be measured; empty: as placed
+	on     string // broker to measure; empty: placed normally
 	cancel context.CancelCauseFunc
 
 	// Guarded by mu.
 	waiters int
 	steps   []Progress
-	changed chan struct{} // closed and made anew with every step and at the end
+	changed chan struct{} // closed and replaced at every step and at the end
 	ended   bool
-	topic   catalog.Topic // as it became active
+	topic   catalog.Topic // when it became active
 	err     error
 }
 
-// Create places a topic and returns it when it is active. On any failure
-// nothing is left: not in the catalog, not on a broker, not at the adaptor
-// (what cannot be reached then is cleared when it is back).
+// Create places a topic and returns it when it is active. A failed creation leaves
+// nothing in the catalog, on brokers or at the adaptor. Brokers that are unreachable are
+// cleaned up later.
 //
-// With a key, a repetition of a request returns the topic, or waits with the
-// first one. A creation belongs to those who wait for it: when the last one's
-// context ends, it is rolled back. tell is called with each step; its error
-// counts as the end of the context.
+// With a key, a repeated request returns the topic or joins the running creation. When
+// the contexts of all callers that wait for a creation have ended, the creation is rolled
+// back. Create calls tell with each step; an error of tell counts as the end of the
+// context.
 //
-// With a broker, it is on that one alone and takes nothing of its capacity.
+// With a broker (on), the topic is placed on that broker alone and uses none of its
+// capacity.
 //
-// Errors: ErrNotCommitted (it may have been created all the same: repeat it with
-// its key); catalog.ErrTopicExists, ErrKeyReused, ErrUnread; placement.FieldErrors,
-// *placement.Infeasible; catalog.ErrBrokerUnknown; *BrokerError, *AdaptorError, ErrUnsteady, ErrClosing;
-// the context's.
+// Errors: ErrNotCommitted (the topic may exist: repeat the request with its key);
+// catalog.ErrTopicExists, ErrKeyReused, ErrUnread; placement.FieldErrors,
+// *placement.Infeasible; catalog.ErrBrokerUnknown; *BrokerError, *AdaptorError,
+// ErrUnsteady, ErrClosing; the context's error.
 func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on string, tell func(Progress) error) (catalog.Topic, error) {
 	if err := c.mu.following(); err != nil {
 		return catalog.Topic{}, err
@@ -63,8 +65,8 @@ func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on str
 	return cr.wait(ctx, tell)
 }
 
-// begin starts a creation or joins the one that the key names; a nil creation
-// with a nil error is a topic that is there already. Of the context it keeps the values.
+// begin starts a creation, or joins the creation with the same key. If both results are
+// nil, the topic exists already. The creation keeps the values of ctx, not its end.
 func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on string) (*creation, catalog.Topic, error) {
 	name := spec.Name()
 	c.mu.Lock()
@@ -100,12 +102,13 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	if id := c.mu.rebuilds(name); id != "" {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
-	// A topic that names no durability gets the cluster's. Memory is the zero value.
+	// A topic without a durability gets the durability of the brokers. Memory is the zero
+	// value.
 	if d := c.mu.durability(); spec.Durability == "" && d != catalog.DurabilityMemory {
 		spec = spec.Keeping(d)
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	c.mu.empty = false // it is a new cluster, or an operator restores the topics
+	c.mu.empty = false // the cluster is new, or an operator restores the topics
 	cr := &creation{mu: c.mu, spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.topics.at(name).creating = cr
 	began := time.Now()
@@ -116,7 +119,7 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	return cr, catalog.Topic{}, nil
 }
 
-// created ends a creation. As soon as the name is released, another request may delete the
+// created ends a creation. After the name is released, another request may delete the
 // topic.
 func (c *Controller) created(cr *creation, err error, began time.Time) {
 	name := cr.spec.Name()
@@ -163,7 +166,7 @@ func (cr *creation) place(p planning) (catalog.Event, error) {
 	return catalog.NewTopicPlaced(cr.spec, plan, cr.key)
 }
 
-// progress tells those who wait of a step; nil: it is no creation.
+// progress reports a step to the waiting callers. A nil creation ignores it.
 func (cr *creation) progress(p Progress) {
 	if cr == nil {
 		return
@@ -175,7 +178,7 @@ func (cr *creation) progress(p Progress) {
 	cr.changed = make(chan struct{})
 }
 
-// wait tells of each step, and returns how the creation ends.
+// wait reports each step and returns the result of the creation.
 func (cr *creation) wait(ctx context.Context, tell func(Progress) error) (catalog.Topic, error) {
 	told := 0
 	for {
@@ -199,23 +202,23 @@ func (cr *creation) wait(ctx context.Context, tell func(Progress) error) (catalo
 	}
 }
 
-// abandon takes one who waited away.
+// abandon removes a waiting caller.
 func (cr *creation) abandon() {
 	cr.mu.Lock()
 	defer cr.mu.Unlock()
 	if cr.waiters--; cr.waiters == 0 {
-		cr.cancel(errAbandoned) // does nothing to one that has ended
+		cr.cancel(errAbandoned) // no effect after the end
 	}
 }
 
-// Delete removes a topic; a creation or another deletion under way ends first. The
-// deletion goes on when ctx ends. catalog.ErrTopicUnknown if there is none.
+// Delete removes a topic, after a running creation or deletion. The deletion continues
+// when ctx ends. Error: catalog.ErrTopicUnknown.
 func (c *Controller) Delete(ctx context.Context, name string) error {
 	return c.owners.request(ctx, operation{name: name, target: reconcile.Target{Gone: true}})
 }
 
-// sameOrder reports whether a creation is ordered again: what is left to the brokers may
-// have been resolved.
+// sameOrder reports whether a request repeats a creation. The first request's durability
+// may have been filled in from the brokers.
 func sameOrder(was, again *catalog.Spec) bool {
 	if again.Durability == "" {
 		again = again.Keeping(was.Durability)

@@ -8,10 +8,10 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Node is a connected broker with the topics it has.
+// Node is a connected broker with its topics.
 type Node struct {
 	catalog.Broker
-	Remote string   // the address it calls from
+	Remote string   // address from which the broker connects
 	Topics []string // by name
 }
 
@@ -28,7 +28,7 @@ func (r *reader) Nodes() []Node {
 	return nodes
 }
 
-// Connected is Nodes without their topics.
+// Connected is Nodes without Topics.
 func (r *reader) Connected() []Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -40,8 +40,8 @@ func (r *reader) Connected() []Node {
 	return nodes
 }
 
-// connected returns the brokers with a session, by id; on a follower, those with a session
-// at the leader.
+// connected returns the brokers with a session, by id. On a follower it returns the
+// brokers with a session at the leader.
 func (p *pipeline) connected() []string {
 	var ids []string
 	for _, b := range p.cat.Brokers() {
@@ -52,9 +52,9 @@ func (p *pipeline) connected() []string {
 	return ids
 }
 
-// listed returns the topics that consumers can read from a connected broker: those placed
-// on it, once they are active, and those it reports that are not placed anywhere. Of a
-// placed topic its report says nothing: it may be a leftover, or on its way out.
+// listed returns the topics that consumers can read from a connected broker: active
+// topics placed on it, and reported topics that are placed nowhere. It ignores reports
+// about placed topics: the copy may be a leftover, or be about to be removed.
 func (r *reader) listed(id string) map[string]bool {
 	set := map[string]bool{}
 	for _, name := range r.mu.cat.Placed(id) {
@@ -79,8 +79,8 @@ func (r *reader) node(id string) Node {
 	return node
 }
 
-// TopicNames returns the names of all topics that consumers can read, placed
-// or only reported, sorted.
+// TopicNames returns the names of all topics that consumers can read, placed or only
+// reported, sorted.
 func (r *reader) TopicNames() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -91,9 +91,10 @@ func (r *reader) TopicNames() []string {
 	return slices.Sorted(maps.Keys(set))
 }
 
-// Producers returns the connected brokers that have the topic, by id, and its
-// channels, sorted: of a placed topic the durable ones of the catalog and ephemeral ones that
-// brokers report. found: a broker has it, or it is placed and active.
+// Producers returns the connected brokers with the topic, by id, and the topic's
+// channels, sorted: for a placed topic the durable channels of the catalog and the
+// ephemeral channels that brokers report. found means that a broker has the topic, or
+// that the topic is placed and active.
 func (r *reader) Producers(topic string) (nodes []Node, channels []string, found bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -123,8 +124,8 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 	return nodes, slices.Sorted(maps.Keys(set)), managed || len(nodes) > 0
 }
 
-// BrokerTopics returns the topics that are placed on the broker or have left
-// messages there, by name.
+// BrokerTopics returns the topics that are placed on the broker or have messages left
+// there, by name.
 func (r *reader) BrokerTopics(id string) []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -13,11 +13,12 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// maxWaits bounds the topics that DrainWaits names.
+// maxWaits limits the topics named by DrainWaits.
 const maxWaits = 100
 
-// DrainWaits returns what the drain of a broker waits for, by topic, and whether
-// there is nothing any more; of one that does not drain, and on a follower, neither.
+// DrainWaits returns the reasons why the drain of a broker is not complete, by topic, and
+// whether the broker is safe to stop. For a broker that does not drain, and on a
+// follower, both are zero.
 func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	now := time.Now()
 	r.mu.RLock()
@@ -73,8 +74,8 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	return waits, len(waits) == 0
 }
 
-// leftOn says what is left of a topic on a broker that it has moved away from, and what
-// would end that.
+// leftOn describes what is left of a topic on a broker that it has moved away from, and
+// the remedy.
 func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
@@ -113,7 +114,7 @@ func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
 }
 
-// retires reports whether a topic is just going from the broker.
+// retires reports whether a topic is being retired from the broker.
 func (r *reader) retires(id string) bool {
 	for _, l := range r.mu.topics {
 		if l.owner != nil && l.owner.retiring == id {
@@ -123,7 +124,7 @@ func (r *reader) retires(id string) bool {
 	return false
 }
 
-// alien returns the topics in use on a broker that are not placed by us, by name.
+// alien returns the topics in use on a broker that are not in the catalog, by name.
 func (r *reader) alien(id string) []string {
 	var names []string
 	for name, t := range r.mu.reported(id).Topics() {
@@ -135,10 +136,10 @@ func (r *reader) alien(id string) []string {
 	return names
 }
 
-// untaken reports whether what is left of a topic on a broker that is drained by force is
-// to be given up.
+// untaken reports whether the rest of a topic on a broker that drains by force must be
+// given up.
 func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
 	t := st.reported(b.ID).Topic(topic.Spec.Name())
 	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
-		now.Sub(t.Heard()) <= st.cfg.Window // else it is not known what the broker does
+		now.Sub(t.Heard()) <= st.cfg.Window // else the broker's state is unknown
 }

@@ -15,20 +15,21 @@ import (
 var (
 	// ErrClosing: the loaddistributor is shutting down.
 	ErrClosing = errors.New("the loaddistributor is shutting down")
-	// ErrNotCommitted: the journal failed, or another process leads. Whether the
-	// request is durable is not known; the next leader knows.
+	// ErrNotCommitted: the journal failed, or another process leads. The request may be
+	// durable; the next leader knows.
 	ErrNotCommitted = errors.New("not known to be committed")
-	// ErrStoreFull: the store has no room for the change, of which nothing is kept.
+	// ErrStoreFull: the store has no room for the change. Nothing of the change is
+	// stored.
 	ErrStoreFull = store.ErrFull
 	// ErrReplaced: a newer session has the broker's id.
 	ErrReplaced = errors.New("a newer session has the broker's id")
-	// ErrRemoved: the broker is none of the cluster any more.
+	// ErrRemoved: the broker was removed from the cluster.
 	ErrRemoved = errors.New("the broker was removed from the cluster, and what it held is others': it may join anew once it holds nothing")
-	// ErrRemoving: the broker is being removed; soon it is known whether it was.
+	// ErrRemoving: the broker is being removed; the result is known soon.
 	ErrRemoving = errors.New("the broker is just being removed from the cluster")
 	// ErrBrokerGone: the broker's session ended before it answered.
 	ErrBrokerGone = errors.New("the broker is gone")
-	// ErrBrokerOld: the broker does not know what is asked of it.
+	// ErrBrokerOld: the broker does not support the request.
 	ErrBrokerOld = errors.New("the broker is of an older release, which cannot be asked this")
 	// ErrNoAnswer: the broker did not answer in time.
 	ErrNoAnswer = reconcile.ErrNoAnswer
@@ -38,7 +39,7 @@ var (
 	errAbandoned = errors.New("the caller is gone")
 )
 
-// NotLeaderError: another loaddistributor leads; this one only reads.
+// NotLeaderError: another loaddistributor leads; this process is read-only.
 type NotLeaderError struct {
 	// Leader is its gRPC address; empty when no leader is known.
 	Leader string
@@ -51,7 +52,7 @@ func (e *NotLeaderError) Error() string {
 	return "this loaddistributor does not lead: " + e.Leader + " does"
 }
 
-// EpochError: a topic's placement is not of the epoch that a request expects.
+// EpochError: a topic's placement does not have the epoch that a request expects.
 type EpochError struct {
 	Topic             string
 	Expected, Present uint64
@@ -61,32 +62,32 @@ func (e *EpochError) Error() string {
 	return fmt.Sprintf("topic %s has epoch %d, not %d: it has changed since it was read", e.Topic, e.Present, e.Expected)
 }
 
-// QuotaError: a tenant may not do this, or not now.
+// QuotaError: a tenant's limit forbids the request, perhaps only for now.
 type QuotaError struct {
 	Tenant, Problem string
-	RetryAfter      time.Duration // 0: time does not help, or it is not known when
+	RetryAfter      time.Duration // 0: waiting does not help, or the time is unknown
 }
 
 func (e *QuotaError) Error() string { return "tenant " + e.Tenant + ": " + e.Problem }
 
-// BrokerError: a broker did not do what a topic's creation needs.
+// BrokerError: a broker failed a step of a topic's creation.
 type BrokerError = reconcile.BrokerError
 
-// RefusedError is what a broker answered, safe to show to an operator.
+// RefusedError is a broker's refusal, safe to show to an operator.
 type RefusedError struct{ Text string }
 
 func (e *RefusedError) Error() string { return "refused: " + e.Text }
 
-// AdaptorError: the adaptor did not take the contract.
+// AdaptorError: the adaptor did not accept the contract.
 type AdaptorError struct{ Cause error }
 
 func (e *AdaptorError) Error() string { return fmt.Sprintf("adaptor: %v", e.Cause) }
 func (e *AdaptorError) Unwrap() error { return e.Cause }
 
-// BusyError: brokers may still use the contract of a deleted topic of the name.
+// BusyError: brokers may still use the contract of a deleted topic of the same name.
 type BusyError struct {
 	Topic    string
-	Lowering *srtmv1.Lowering // nil: which brokers is not known
+	Lowering *srtmv1.Lowering // nil: the brokers are unknown
 }
 
 func (e *BusyError) Error() string {

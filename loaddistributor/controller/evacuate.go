@@ -12,29 +12,28 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// DefaultEvacuateAfter is how long a broker may be away before its publishers
-// are placed elsewhere.
+// DefaultEvacuateAfter is how long a broker may be disconnected before its publishers are
+// placed elsewhere.
 const DefaultEvacuateAfter = 3 * time.Second
 
-// returnWithin is how long brokers may take to call a loaddistributor that has started:
-// the longest pause between two attempts of an agent.
+// returnWithin is the time for brokers to connect to a new loaddistributor: the longest
+// pause between two attempts of an agent.
 const returnWithin = 8 * time.Second
 
-// moveRetry is how long a topic that could not be moved away from a broker is
-// left alone.
+// moveRetry is the pause after a topic could not move away from a broker.
 const moveRetry = 5 * time.Second
 
-// mover moves topics by itself: away from brokers that drain or are gone, and publishers to
-// a place that have none. look, settle and forced take the lock, the other methods require
-// that it is held.
+// mover moves topics without a request: away from brokers that drain or are gone, and
+// publishers without a broker to a broker. look, settle and forced acquire the lock; the
+// other methods require it.
 type mover struct {
 	// Set once.
 	mu     *state
 	owners *owners
 }
 
-// look moves topics away from brokers that drain or have been away for too long, and retires
-// those that have been emptied.
+// look moves topics away from brokers that drain or have been disconnected for too long,
+// and retires emptied brokers.
 func (m *mover) look(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -45,7 +44,7 @@ func (m *mover) look(now time.Time) {
 		}
 		for _, name := range names {
 			topic, _ := m.mu.cat.Topic(name)
-			if !topic.Open() || m.mu.owned(name) { // of two brokers of one topic, one after the other
+			if !topic.Open() || m.mu.owned(name) { // two brokers of a topic are handled one after the other
 				continue
 			}
 			if op, due := m.due(topic, b, now); due {
@@ -55,12 +54,13 @@ func (m *mover) look(now time.Time) {
 	}
 	for _, name := range m.mu.wanting {
 		if l := m.mu.topics[name]; l != nil && now.After(l.retry) {
-			l.retry, l.stays = time.Time{}, nil // it need not leave any more
+			l.retry, l.stays = time.Time{}, nil // the topic need not leave any more
 		}
 	}
 }
 
-// leaves reports whether topics are to leave a broker, and notes since when it is away.
+// leaves reports whether topics must leave a broker, and records when the broker
+// disconnected.
 func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
 	if decided, _ := m.mu.next.Broker(b.ID); !decided.Draining {
 		delete(m.mu.drainers, b.ID)
@@ -76,8 +76,8 @@ func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
 	return b.Draining
 }
 
-// due is what is to be done now, if anything is, about a topic on a broker that it has left
-// or is to leave.
+// due returns the operation that is due, if any, for a topic on a broker that it has left
+// or must leave.
 func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op operation, due bool) {
 	name := topic.Spec.Name()
 	if !slices.Contains(topic.Retiring, b.ID) {
@@ -102,8 +102,8 @@ func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op op
 	return operation{name: name, target: reconcile.Target{Shared: true}}, m.mu.takesTurns(topic)
 }
 
-// emptied reports whether a broker that the topic moved away from has nothing of it, by a
-// report of after the move.
+// emptied reports whether a broker that the topic has left has nothing of the topic,
+// according to a report after the move.
 func (m *mover) emptied(topic catalog.Topic, id string, now time.Time) bool {
 	s := m.mu.sessions[id]
 	if s == nil || s.reports.Count() < 2 {
@@ -111,22 +111,22 @@ func (m *mover) emptied(topic catalog.Topic, id string, now time.Time) bool {
 	}
 	name := topic.Spec.Name()
 	if !s.reports.Has(name) {
-		return true // it lists all it has
+		return true // the report lists all topics of the broker
 	}
 	t := s.reports.Topic(name)
 	if t == nil {
 		return false
 	}
 	last := t.Newest()
-	// An interval without anything, so that what was on its way when the
-	// connections ended has been counted.
+	// Require an interval without activity, so that messages in flight when the
+	// connections ended have been counted.
 	r := last.Stats
 	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
 		now.Sub(last.At) <= m.mu.cfg.Window
 }
 
-// linger has a broker that the topic moved away from told again if publishers are still
-// connected there.
+// linger arranges a reminder for a broker that the topic has left, if publishers are
+// still connected there.
 func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
 	t, l := m.mu.reported(id).Topic(name), m.mu.topics.at(name)
@@ -141,10 +141,10 @@ func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
 	l.reminders = append(l.reminders, reminder{id, ids, now.Add(remindAfter)})
 }
 
-// retire has an emptied broker remove the topic, unless something has come since its
-// report, over HTTP say: then it stays, to be asked again; forced, whatever it holds. After
-// a crash in the middle the broker does not list the topic any more, which is as good as a
-// report of nothing.
+// retire makes an emptied broker remove the topic. If messages have arrived since the
+// report, for example over HTTP, the broker keeps the topic, and is asked again later.
+// With forced the broker removes the topic in any case. After a crash in between, the
+// broker no longer lists the topic, which counts as empty.
 func (m *mover) retire(name, id string, forced bool) operation {
 	if t := m.mu.reported(id).Topic(name); forced && t != nil {
 		last := t.Newest().Stats
@@ -153,7 +153,7 @@ func (m *mover) retire(name, id string, forced bool) operation {
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }
 
-// leave moves a topic to where it may be, because of one broker.
+// leave moves a topic to allowed brokers, because of one broker.
 func (m *mover) leave(name string, because catalog.Broker) operation {
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CRASH, why: "broker " + because.ID + " is gone"}
 	if because.Draining {
@@ -163,7 +163,7 @@ func (m *mover) leave(name string, because catalog.Broker) operation {
 		if !slices.ContainsFunc(p.topic.Plan.Quotas, func(q placement.Quota) bool {
 			return !slices.ContainsFunc(p.brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		}) {
-			return nil, placement.Plan{}, reconcile.ErrSettled // it is back
+			return nil, placement.Plan{}, reconcile.ErrSettled // the broker is back
 		}
 		plan, err := p.replaceAsWide(p.topic.Spec, nil)
 		if errors.As(err, new(*placement.Infeasible)) && m.forced(p.topic) {
@@ -182,7 +182,7 @@ func (m *mover) leave(name string, because catalog.Broker) operation {
 	return op
 }
 
-// forced reports whether a broker of the topic is drained by force.
+// forced reports whether a broker of the topic drains by force.
 func (m *mover) forced(topic catalog.Topic) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -192,10 +192,9 @@ func (m *mover) forced(topic catalog.Topic) bool {
 	})
 }
 
-// settle gives a place to publishers that a fit has left without one: at its end,
-// when something came between, or because another controller led. They go where
-// their rates fit, on the brokers that carry the topic if they can: better late
-// than silent for ever.
+// settle places publishers that a fit has left without a broker, because the fit ended,
+// was interrupted, or belonged to an earlier leader. It prefers the brokers of the topic,
+// if the rates fit: late messages are better than silent publishers.
 func (m *mover) settle(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -211,7 +210,7 @@ func (m *mover) settle(now time.Time) {
 		}
 		l.retry = now.Add(moveRetry)
 		why := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, why: "publishers have no place"}
-		if fit.Step != "" { // the fit was ours
+		if fit.Step != "" { // this process ran the fit
 			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
 		}
 		m.owners.want(moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {

@@ -14,25 +14,25 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// A broker's session that ends says little: its process may have ended, or the network.
-// It has ended if its own address then refuses connections at both its ports, which had
-// accepted them in the same session: a host that is cut off, frozen, or gone is silent,
-// and a frozen process' ports accept. What can be mistaken for it is in
-// docs/operations.md.
+// The end of a session proves little: the process or the network may have failed. A
+// process has ended if its own address refuses connections at both its ports, after both
+// have accepted connections in the same session. A host that is cut off, frozen or gone
+// does not answer, and the ports of a frozen process accept. docs/operations.md lists
+// possible confusions.
 
-// Probe says whether an address takes connections now, or refuses them; neither: it is
-// silent.
+// Probe reports whether an address accepts or refuses connections now. If neither, the
+// address does not answer.
 type Probe func(ctx context.Context, address string) (accepts, refuses bool)
 
-// How often, and for how long, the ports of a broker are probed: until they have
-// accepted, and until they have refused twice in a row.
+// How often, and how many times, a broker's ports are probed: until they have accepted,
+// and until they have refused twice in a row.
 const (
 	vouchPause, vouchTries = time.Second, 10
 	endPause, endTries     = 100 * time.Millisecond, 30
 	probeTimeout           = 300 * time.Millisecond
 )
 
-// Dial is a Probe that dials. A name is refused when all its addresses refuse.
+// Dial is a Probe that dials. A host name refuses if all its addresses refuse.
 func Dial(ctx context.Context, address string) (accepts, refuses bool) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -40,7 +40,7 @@ func Dial(ctx context.Context, address string) (accepts, refuses bool) {
 	if err != nil {
 		return false, false
 	}
-	ips, _ := net.DefaultResolver.LookupHost(ctx, host) // none: neither
+	ips, _ := net.DefaultResolver.LookupHost(ctx, host) // no address: neither
 	for _, ip := range ips {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
 		if err == nil {
@@ -59,11 +59,11 @@ type witness struct {
 	// Set once.
 	mu      *state
 	adaptor ledger
-	soon    chan<- struct{} // the controller is to look at once
+	soon    chan<- struct{} // wakes the controller's mover
 }
 
-// vouch finds out whether the broker's ports can be reached from here at all.
-// Requires: mu held, and not closing.
+// vouch finds out whether the broker's ports can be reached from here. Requires: mu held,
+// and not closing.
 func (w *witness) vouch(s *Session, tcp, web string) {
 	if w.mu.cfg.Probe == nil {
 		return
@@ -83,8 +83,9 @@ func (w *witness) vouch(s *Session, tcp, web string) {
 	})
 }
 
-// examine looks for evidence that the process of a session that is over has ended,
-// and if there is has its shares and publishers go to others at once. Requires: mu held.
+// examine looks for evidence that the process of an ended session has ended. With
+// evidence it frees the broker's shares and moves its publishers at once. Requires: mu
+// held.
 func (w *witness) examine(s *Session) {
 	b, _ := w.mu.next.Broker(s.broker)
 	if !s.vouched || w.mu.closing || b.Instance != s.said.Process {
@@ -102,7 +103,7 @@ func (w *witness) examine(s *Session) {
 				gone = gone && refuses
 			}
 			if refused++; !gone {
-				refused = 0 // it may be ending, or another one has begun
+				refused = 0 // the process may be ending, or a new process has started
 			}
 			if refused == 2 {
 				w.ended(s)
@@ -118,7 +119,7 @@ func (w *witness) examine(s *Session) {
 	})
 }
 
-// ended is for a session whose process has ended.
+// ended handles the end of a session's process.
 func (w *witness) ended(s *Session) {
 	w.mu.Lock()
 	if h := w.mu.holders[s.broker]; h != nil {
@@ -146,11 +147,12 @@ func (w *witness) ended(s *Session) {
 	w.mu.Unlock()
 	select {
 	case w.soon <- struct{}{}:
-	default: // it is about to look
+	default: // a look is already due
 	}
 }
 
-// pause reports whether the controller goes on after it. Requires: the lock is not held.
+// pause waits, and reports whether the controller is still running. Requires: the lock is
+// not held.
 func (st *state) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -8,23 +8,23 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// A follower is a Controller that is told what the leader has committed. It
-// answers what can be answered from the catalog: topics, brokers, where a
-// publisher belongs, who has a topic. It has no sessions, so no reports, and
-// refuses everything else with *NotLeaderError. What it says is as old as its
-// connection to the store, normally milliseconds. Cut off from the store it says
-// what it knows, and denies nothing: what it does not know may have been created.
+// A follower is a Controller that receives the events that the leader has committed. It
+// answers from the catalog: topics, brokers, assignments of publishers, brokers of a
+// topic. It has no sessions and no reports, and refuses all other requests with
+// *NotLeaderError. Its answers lag by its connection to the store, normally by
+// milliseconds. If it cannot read the store, it answers from the last state, and denies
+// nothing: a missing topic may have been created.
 
-// followed is what a follower knows of its own knowledge (follower.go).
+// followed is the follower's state of knowledge (follower.go).
 type followed struct {
-	leader   func() string // set once, of a follower, who leads; nil: this one
-	unread   bool          // before its first Reset
-	cut      bool          // it cannot read the store any more
-	informed chan struct{} // closed and replaced when either changes
+	leader   func() string // set once; returns the leader's address; nil: not a follower
+	unread   bool          // before the first Reset
+	cut      bool          // the store cannot be read
+	informed chan struct{} // closed and replaced when unread or cut changes
 }
 
-// NewFollower returns a follower that knows nothing yet. leader says who leads,
-// so that callers can be sent there; it must not wait.
+// NewFollower returns a follower without any data. leader returns the leader's address,
+// to which callers are sent. leader must not block.
 func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller, error) {
 	c, err := New(cfg, adaptor)
 	if err != nil {
@@ -36,8 +36,8 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 	return c, nil
 }
 
-// Informed reports whether there is a catalog to answer from that is up to date;
-// changed is closed when that changes.
+// Informed reports whether the catalog is up to date. changed is closed when that
+// changes.
 func (r *reader) Informed() (now bool, changed <-chan struct{}) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -50,8 +50,8 @@ func (f *followed) inform(unread, cut bool) {
 	f.informed = make(chan struct{})
 }
 
-// Ready returns catalog.ErrUnread for a follower that was not told anything yet:
-// its catalog is empty, and what is not in it may exist.
+// Ready returns catalog.ErrUnread for a follower that has received nothing yet: its
+// catalog is empty, and missing topics may exist.
 func (r *reader) Ready() error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -65,8 +65,8 @@ func (f *followed) ready() error {
 	return nil
 }
 
-// deny returns err, or catalog.ErrUnread if it says that something is unknown and that is
-// not known for sure.
+// deny returns err. If err says that something is unknown, but the follower cannot be
+// sure, deny returns catalog.ErrUnread.
 func (f *followed) deny(err error) error {
 	if f.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
 		return catalog.ErrUnread
@@ -74,7 +74,7 @@ func (f *followed) deny(err error) error {
 	return err
 }
 
-// elsewhere returns *NotLeaderError if this is a follower that knows who leads.
+// elsewhere returns *NotLeaderError on a follower that knows the leader.
 func (f *followed) elsewhere() error {
 	if f.leader == nil || f.leader() == "" {
 		return nil
@@ -82,7 +82,7 @@ func (f *followed) elsewhere() error {
 	return f.following()
 }
 
-// following says who leads if this is a follower.
+// following returns *NotLeaderError on a follower.
 func (f *followed) following() error {
 	if f.leader == nil {
 		return nil
@@ -90,12 +90,11 @@ func (f *followed) following() error {
 	return &NotLeaderError{Leader: f.leader()}
 }
 
-// Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
-// what it could answer in part only.
+// Elsewhere returns *NotLeaderError on a follower that knows the leader. It is for
+// requests that a follower could answer only in part.
 func (r *reader) Elsewhere() error { return r.mu.elsewhere() }
 
-// Reset takes the place of all that was known. Watchers have to begin
-// anew.
+// Reset replaces the catalog. Watchers must begin again.
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +105,7 @@ func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.cfg.Log.Info("following", obs.KeyVersion, cat.Version())
 }
 
-// Cut takes the news that the store cannot be read, until the next Reset.
+// Cut records that the store cannot be read, until the next Reset.
 func (c *Controller) Cut(err error) {
 	c.mu.Lock()
 	first := !c.mu.cut
@@ -119,7 +118,7 @@ func (c *Controller) Cut(err error) {
 	}
 }
 
-// Apply takes an event that the leader has committed.
+// Apply applies an event that the leader has committed.
 func (c *Controller) Apply(e catalog.Event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,34 +12,34 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// DefaultIDLease is how long a broker's id stays with a process that is silent and that may
-// live.
+// DefaultIDLease is how long a broker's id belongs to a silent process that may be alive.
 const DefaultIDLease = 3200 * time.Millisecond
 
-// refusalShown is for how long the refusal of a process is shown.
+// refusalShown is how long a refusal is shown.
 const refusalShown = 10 * time.Minute
 
-// holder is the process that a broker's id belongs to.
+// holder is the process that owns a broker's id.
 type holder struct {
 	identity.Owner
-	heard   mono.Time // the process' newest message, or when this controller began
-	refused Refusal   // of another process
+	heard   mono.Time // time of the process's last message, or the start of this controller
+	refused Refusal   // the last refusal of another process
 }
 
-// Refusal is the latest process that was refused a broker's id. The zero Refusal: none was.
+// Refusal is the latest process that was refused a broker's id. The zero Refusal means
+// none.
 type Refusal struct {
 	Place    identity.Place
 	Last     time.Time
-	Count    uint64 // hellos, no two of them further apart than refusalShown
+	Count    uint64 // hellos, at most refusalShown apart
 	instance string
 }
 
-// PlaceOf is where the process of a hello runs.
+// PlaceOf returns the place of the process that sent a hello.
 func PlaceOf(h *srtmv1.BrokerHello) identity.Place {
 	return identity.Place{Address: h.TcpAddress, Host: h.Hostname, Folder: h.DataPath, Lock: h.Lock}
 }
 
-// holds is the holder of a broker that the catalog knows from before.
+// holds returns the holder of a broker from the catalog.
 func holds(b catalog.Broker, now mono.Time) *holder {
 	h := &holder{heard: now}
 	h.Take(identity.Process{
@@ -49,8 +49,8 @@ func holds(b catalog.Broker, now mono.Time) *holder {
 	return h
 }
 
-// claim says whether the id of a session's broker may belong to the session's process.
-// Errors: identity.ErrReplaced, *identity.InUse, *identity.Lost.
+// claim checks whether a session's process may own the broker's id. Errors:
+// identity.ErrReplaced, *identity.InUse, *identity.Lost.
 func (b *brokers) claim(s *Session, lease time.Duration) error {
 	h := b.holders[s.broker]
 	if h == nil {
@@ -62,8 +62,8 @@ func (b *brokers) claim(s *Session, lease time.Duration) error {
 	if err != nil && !errors.Is(err, identity.ErrReplaced) {
 		h.refused.add(s)
 		if open != nil {
-			// The owner answers, if the owner lives: the process that was refused asks again,
-			// and then sees that the owner was heard meanwhile.
+			// If the owner is alive, it answers. The refused process tries again, and
+			// then the owner has been heard in between.
 			open.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Recall{Recall: &srtmv1.RecallTopics{}}})
 		}
 	}
@@ -79,7 +79,8 @@ func (r *Refusal) add(s *Session) {
 	r.Count++
 }
 
-// take has a broker's id belong to a session's process. Requires: claim allowed it.
+// take makes a session's process the owner of the broker's id. Requires: claim allowed
+// it.
 func (b *brokers) take(s *Session) {
 	h := b.holders[s.broker]
 	if h == nil {
@@ -90,14 +91,16 @@ func (b *brokers) take(s *Session) {
 	h.heard = clock.Mono()
 }
 
-// hear records that the session's process lives. Requires: the session is its broker's.
+// hear records that the session's process is alive. Requires: the session is its broker's
+// session.
 func (b *brokers) hear(s *Session) {
 	if h := b.holders[s.broker]; h != nil {
 		h.heard = clock.Mono()
 	}
 }
 
-// Refused returns the process that was refused the broker's id last, if that is not long ago.
+// Refused returns the last process that was refused the broker's id, if the refusal is
+// recent.
 func (r *reader) Refused(id string) (of Refusal, some bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

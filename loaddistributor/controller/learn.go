@@ -20,12 +20,12 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// An open topic has no list of publishers: its brokers record arrivals, all the time, and
-// loaddistributor/learned makes publishers of them. They are kept as what the topic's
-// specification has: a change of them is a move like another, in which most publishers
-// stay, and so it is durable and the next leader has it.
+// An open topic has no list of publishers. Its brokers record arrivals all the time, and
+// loaddistributor/learned derives publishers from the records. The learned publishers are
+// stored in the topic's specification. A change of them is a normal move, in which most
+// publishers stay. So the learned publishers are durable, and the next leader has them.
 
-// learning has open topics placed by what was learned of them.
+// learning places open topics by the learned publishers.
 type learning struct {
 	// Set once.
 	cfg    *Config
@@ -34,7 +34,7 @@ type learning struct {
 	tuning *tuning
 }
 
-// look has open topics placed by those who publish to them.
+// look places open topics by their publishers.
 func (t *learning) look(now time.Time) {
 	for _, at := range t.begin(now) {
 		at.job.Think()
@@ -42,14 +42,14 @@ func (t *learning) look(now time.Time) {
 	}
 }
 
-// learningLook is a look at a topic that has begun.
+// learningLook is a look in progress at a topic.
 type learningLook struct {
 	name string
 	of   *learned.Topic
 	job  *learned.Job
 }
 
-// begin has brokers record, and returns what is to be thought about.
+// begin makes brokers record, and returns the looks that need thinking.
 func (t *learning) begin(now time.Time) (looks []learningLook) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,7 +61,7 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 		}
 		switch {
 		case !topic.Spec.Demand.Open && l.profile == nil:
-			l.learned = nil // what is being recorded ends by itself
+			l.learned = nil // running records end by themselves
 			continue
 		case !topic.Open():
 			continue
@@ -81,8 +81,8 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 	return looks
 }
 
-// end does what was thought, unless the topic of that name is another by now, or was not
-// learned of from then on.
+// end acts on the result of a look, unless the topic of the name or its learned data has
+// been replaced.
 func (t *learning) end(at learningLook, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,13 +102,13 @@ func (t *learning) end(at learningLook, now time.Time) {
 	}
 }
 
-// placeBy has a topic placed by the publishers that were learned. Requires: mu held.
+// placeBy places a topic by the learned publishers. Requires: mu held.
 func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	name := was.Spec.Name()
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
 	op := moving(name, why, func(at planning) (*catalog.Spec, placement.Plan, error) {
 		if at.topic.Spec != was.Spec {
-			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
+			return nil, placement.Plan{}, reconcile.ErrSettled // another change came first
 		}
 		if err := at.afford(p.Spec); err != nil {
 			return nil, placement.Plan{}, err
@@ -129,7 +129,7 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 		if p.Grew {
 			t.tuning.do(t.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
-		// Those that have just become known and belong elsewhere.
+		// Publishers that have just become known and belong to another broker.
 		for _, id := range slices.Sorted(maps.Keys(p.At)) {
 			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
 				t.mu.disconnect(name, at, []string{id})
@@ -141,8 +141,8 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	t.owners.want(op)
 }
 
-// Learned returns what an open topic's brokers have found out, at most so many publishers,
-// those of the highest rates; nil for another topic.
+// Learned returns the learned data of an open topic, with at most most publishers,
+// highest rates first; nil for other topics.
 func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if !topic.Spec.Demand.Open {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// maxListed bounds the topics, by name, that get series of their own; each has
-// a fixed number of them, whatever its brokers.
+// maxListed limits the topics with series of their own, by name. Each topic has a fixed
+// number of series, whatever the number of brokers.
 const maxListed = 500
 
 var (
@@ -34,18 +34,18 @@ var (
 	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
-// metrics are what is counted; the collector shows the rest.
+// metrics holds counters and histograms; the collector exports the rest.
 type metrics struct {
 	ended     *prometheus.HistogramVec // fits, by outcome
 	arrivals  *prometheus.CounterVec   // by result
 	refused   prometheus.Counter
 	undumped  prometheus.Counter
 	strangers prometheus.Counter // processes refused because of their broker id
-	// Moves that were proposed, and brokers whose buckets were found to be to blame.
+	// Proposed moves, and brokers whose buckets were the cause.
 	proposed, bucketLimited prometheus.Counter
 }
 
-// newMetrics registers them, unless there is no registerer.
+// newMetrics creates the metrics, and registers them if reg is not nil.
 func newMetrics(reg prometheus.Registerer) metrics {
 	auto := promauto.With(reg)
 	counter := func(name, help string) prometheus.Counter {
@@ -84,7 +84,7 @@ func (m *metrics) count(c tuner.Counts) {
 	m.refused.Add(float64(c.Refused))
 }
 
-// collector shows the controller at the moment it is asked.
+// collector exports the controller's present state.
 type collector struct{ mu *state }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
@@ -98,7 +98,7 @@ func (collector) Describe(out chan<- *prometheus.Desc) {
 
 func (m collector) Collect(out chan<- prometheus.Metric) {
 	now := time.Now()
-	var all []prometheus.Metric // given out without the lock
+	var all []prometheus.Metric // sent without the lock
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
@@ -171,7 +171,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 		}
 	})
 
-	for _, w := range windows { // without the lock, for it walks all their histograms
+	for _, w := range windows { // without the lock, because Add walks all histograms
 		var sum reports.Tail
 		for _, r := range w.reports {
 			sum.Add(r.Stats)

@@ -13,24 +13,23 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// A move is made before the present place is given up: what is done, in which order, and
-// what is undone when it fails, is in loaddistributor/reconcile. Then brokers are told
-// which publishers moved away: they end those connections at a message boundary, which
-// brings publishers back that do not watch; and once more a moment later. Those that watch
-// have a grace to follow before (moves.go). A broker that has no publisher left retires:
-// once its consumers have had what it holds, it is told to remove the topic, which it does
-// unless something has come meanwhile. After a crash once the topic has moved, a publisher that
-// does not watch stays where it is, and is served there.
+// A move prepares the new placement before it gives up the old one.
+// loaddistributor/reconcile defines the steps, their order, and the roll-back. Afterwards
+// the old brokers learn which publishers have moved, and end these connections at a
+// message boundary, so that publishers that do not watch reconnect. A reminder follows.
+// Publishers that watch get a grace period first (moves.go). A broker without publishers
+// of the topic retires. After consumers have taken its messages, the broker is told to
+// remove the topic, and does so unless new messages have arrived. If this process crashes
+// after the move, publishers that do not watch stay on the old broker, which serves them.
 
-// become returns what a topic becomes.
+// become returns the new specification and plan of a topic.
 type become func(planning) (*catalog.Spec, placement.Plan, error)
 
-// Update gives an active topic another specification under its name: what change
-// makes of the one it has, which it does not modify and may be asked for repeatedly.
-// expected is the epoch that the topic's placement must have, 0: any. Where neither
-// the demand nor the policy changes, no publisher moves whose broker is there.
-// Errors as Create, and those of change; catalog.ErrTopicUnknown, ErrTopicState,
-// *EpochError.
+// Update replaces the specification of an active topic by the result of change. change
+// must not modify its argument, and may be called repeatedly. expected is the required
+// epoch of the placement, 0: any. If neither the demand nor the policy changes, no
+// publisher moves unless its broker is disconnected. Errors: as in Create, and the errors
+// of change; catalog.ErrTopicUnknown, ErrTopicState, *EpochError.
 func (c *Controller) Update(ctx context.Context, name string, expected uint64, change func(present *catalog.Spec) (*catalog.Spec, error)) (catalog.Topic, error) {
 	return c.relocate(ctx, name, cause{srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE, "update", secure.Caller(ctx)}, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		topic := p.topic
@@ -55,16 +54,16 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 	})
 }
 
-// Publishers selects publishers of a topic: those with the IDs, or, without IDs, all that
-// Group and From do not exclude.
+// Publishers selects publishers of a topic: by IDs, or without IDs by Group and From
+// together.
 type Publishers struct {
 	IDs   []string
-	Group *string // the correlation key; nil: of any
-	From  string  // the broker that has them; "": any
+	Group *string // correlation key; nil: any
+	From  string  // present broker; "": any
 }
 
-// of returns the indices of the selected publishers. Errors: catalog.ErrPublisherUnknown, also
-// if there are none.
+// of returns the indices of the selected publishers. Error: catalog.ErrPublisherUnknown,
+// also for an empty selection.
 func (w Publishers) of(topic catalog.Topic) (selected []int, err error) {
 	name := topic.Spec.Name()
 	for _, id := range w.IDs {
@@ -95,9 +94,9 @@ func (w Publishers) of(topic catalog.Topic) (selected []int, err error) {
 	return nil, fmt.Errorf("%s: there are no publishers: %w", which, catalog.ErrPublisherUnknown)
 }
 
-// MovePublishers moves publishers of a topic to a broker, which may be new to
-// it. Errors: catalog.ErrTopicUnknown, ErrPublisherUnknown, ErrTopicState,
-// ErrBrokerUnknown; *placement.Infeasible, *BrokerError, *AdaptorError.
+// MovePublishers moves publishers of a topic to a broker, which may be new to the topic.
+// Errors: catalog.ErrTopicUnknown, ErrPublisherUnknown, ErrTopicState, ErrBrokerUnknown;
+// *placement.Infeasible, *BrokerError, *AdaptorError.
 func (c *Controller) MovePublishers(ctx context.Context, name string, which Publishers, to string) (catalog.Topic, error) {
 	return c.relocate(ctx, name, cause{srtmv1.MoveReason_MOVE_REASON_OPERATOR, "publishers", secure.Caller(ctx)}, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		topic, brokers := p.topic, p.brokers
@@ -120,7 +119,7 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, which Publ
 		if err != nil {
 			return nil, placement.Plan{}, err
 		}
-		// SnapshotFor counts what the topic has there as free.
+		// SnapshotFor counts the topic's present rate there as free.
 		if need, have := plan.Quotas[plan.On(to)].Rate, brokers[at].Mcap-brokers[at].Allocated; need > have {
 			return nil, placement.Plan{}, &placement.Infeasible{Bound: "rcap", Need: need, Have: have}
 		}
@@ -128,8 +127,8 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, which Publ
 	})
 }
 
-// relocate moves a topic to what it is to become, unless that is where it is, and
-// returns it as it is then. It goes on when ctx ends.
+// relocate moves a topic to the result of become and returns the topic. If become returns
+// reconcile.ErrSettled, the topic stays. The move continues when ctx ends.
 func (c *Controller) relocate(ctx context.Context, name string, why cause, become become) (now catalog.Topic, err error) {
 	var before catalog.Topic
 	op := moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
@@ -143,7 +142,7 @@ func (c *Controller) relocate(ctx context.Context, name string, why cause, becom
 		topic, _ := c.mu.cat.Topic(name)
 		if err == nil && topic.Spec != before.Spec &&
 			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.mu.tuner.Status(name, time.Now()).Waiting) {
-			// What held of the old one is not known of this.
+			// Earlier results do not apply to the new specification.
 			c.tuning.do(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		done <- topic
@@ -154,7 +153,7 @@ func (c *Controller) relocate(ctx context.Context, name string, why cause, becom
 	return <-done, nil
 }
 
-// moving is the operation that moves a topic to what it is to become.
+// moving returns the operation that moves a topic to the result of become.
 func moving(name string, why cause, become become) operation {
 	return operation{name: name, cause: why, decide: func(p planning) (catalog.Event, error) {
 		switch topic := p.topic; {
@@ -167,7 +166,7 @@ func moving(name string, why cause, become become) operation {
 		if err != nil {
 			return nil, err
 		}
-		// The contract must suffice for the brokers of the plan and those that retire then.
+		// The contract must suffice for the brokers of the plan and the retiring brokers.
 		if _, _, err := placement.WithRetiring(plan, len(reconcile.Retiring(plan, p.topic))); err != nil {
 			return nil, err
 		}

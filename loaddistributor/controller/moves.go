@@ -11,24 +11,24 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Bounds of the moves of publishers that are remembered, of all topics together and of each
-// one: the oldest of a topic are forgotten when it gets more.
+// Limits of the remembered moves of publishers, for all topics together and for each
+// topic. Beyond the limit the oldest moves of a topic are forgotten.
 const (
 	maxMoves      = 100_000
 	maxTopicMoves = 1000
 	minTopicMoves = 20
 )
 
-// shownMoves is how many a topic's status has.
+// shownMoves is the number of moves in a topic's status.
 const shownMoves = 20
 
-// cause is why publishers are moved, and who asked for it; "": this loaddistributor.
+// cause is the reason of a move and its requester; by is "" for this loaddistributor.
 type cause struct {
 	reason  srtmv1.MoveReason
 	why, by string // for people
 }
 
-// moved is a move of one publisher; from or to "": no place.
+// moved is a move of one publisher. from or to is "" for no broker.
 type moved struct {
 	*cause
 	at                  time.Time
@@ -36,7 +36,7 @@ type moved struct {
 	publisher, from, to string
 }
 
-// moves are those of a topic, oldest first, and how many more were forgotten before.
+// moves are a topic's moves, oldest first, and the number of forgotten moves before them.
 type moves struct {
 	list      []moved
 	forgotten uint64
@@ -51,13 +51,13 @@ func (st *state) remember(name string, more []moved) {
 	most := min(max(maxMoves/max(1, st.cat.Len()), minTopicMoves), maxTopicMoves)
 	over := max(0, len(m.list)+len(more)-most)
 	old := min(over, len(m.list))
-	m.list = slices.Concat(m.list[old:], more[over-old:]) // no more memory than they take
+	m.list = slices.Concat(m.list[old:], more[over-old:]) // copy, to keep no spare memory
 	m.forgotten += uint64(over)
 }
 
-// Moves returns the moves of a topic's publishers, the newest first, at most so many of
-// those before the one of that number; 0: the newest. next is for those that follow, 0:
-// there are none. Errors: catalog.ErrTopicUnknown.
+// Moves returns at most most moves of a topic's publishers, newest first. before is the
+// number of the move at which to continue; 0: the newest. next is the value of before for
+// the next page, or 0. Error: catalog.ErrTopicUnknown.
 func (r *reader) Moves(name string, before uint64, most int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -69,7 +69,8 @@ func (r *reader) Moves(name string, before uint64, most int) (list []*srtmv1.Pub
 	return list, next, m.forgotten, nil
 }
 
-// page is what Moves returns. A move's number is how many were made up to it.
+// page returns a page for Moves. A move's number counts the topic's moves up to and
+// including the move.
 func (m *moves) page(before uint64, most int) (list []*srtmv1.PublisherMove, next uint64) {
 	end := len(m.list)
 	switch {
@@ -92,33 +93,32 @@ func (m *moves) page(before uint64, most int) (list []*srtmv1.PublisherMove, nex
 	return list, next
 }
 
-// drainPiece is how many publishers one DrainPublishers names.
+// drainPiece is the maximum number of publishers in one DrainPublishers.
 const drainPiece = 1000
 
-// remindAfter is when a broker is told again. A stock publisher may have been
-// told of its old broker just before the move, and have come there just after
-// the broker has disconnected the others: nothing else would bring it back.
+// remindAfter is the delay of the reminder. A publisher without our library may have
+// looked up its old broker just before the move, and connected just after the broker
+// disconnected the others. Without the reminder it would stay.
 const remindAfter = 2 * time.Second
 
-// followGrace is how long publishers that a client watches have to follow a move
-// before their old broker is told to end their connections, which it is when the
-// controller next looks (Config.ReportInterval). They know where to go: to end them
-// at once would have them send again what is on its way. All others learn of the
-// move by the end of their connection.
+// followGrace is the time for watched publishers to follow a move before their old broker
+// must end their connections, at the controller's next tick (Config.ReportInterval).
+// Watched publishers know the new broker. An immediate disconnection would make them
+// resend messages in flight. Other publishers learn of the move by the disconnection.
 const followGrace = time.Second
 
-// reminder is publishers that a broker is to be told to disconnect, or told again.
+// reminder lists publishers that a broker must disconnect, first or again.
 type reminder struct {
 	broker string
 	ids    []string
 	at     time.Time
 }
 
-// disconnect tells brokers which publishers have moved away, those that are watched
-// after a grace, remembers who moved, and returns how many.
+// disconnect tells brokers to disconnect moved publishers, watched publishers after a
+// grace period. It remembers the moves and returns the number of moved publishers.
 func (c *change) disconnect(old, now *catalog.Placement) int {
-	name, at, cause := c.op.name, time.Now(), c.op.cause // which outlives the change
-	leaving := map[string][]string{}                     // by the broker they come from
+	name, at, cause := c.op.name, time.Now(), c.op.cause // a copy, because moves outlive the change
+	leaving := map[string][]string{}                     // by the old broker
 	var all []moved
 	move := func(publisher, from, to string) {
 		all = append(all, moved{&cause, at, now.Epoch(), publisher, from, to})
@@ -136,7 +136,7 @@ func (c *change) disconnect(old, now *catalog.Placement) int {
 			}
 		}
 	}
-	// Those that are in the topic no more have no business with it either.
+	// Publishers that have left the topic must be disconnected, too.
 	for i := range old.Len() {
 		a := old.At(i)
 		if now.Of(a.Publisher).Unknown && a.Broker != "" {
@@ -170,7 +170,7 @@ func (c *change) disconnect(old, now *catalog.Placement) int {
 func (b *brokers) disconnect(name, broker string, ids []string) {
 	s := b.sessions[broker]
 	if s == nil {
-		return // away; publishers that linger there are seen when it is back and retires
+		return // disconnected; remaining publishers show when the broker is back and retires
 	}
 	for piece := range slices.Chunk(ids, drainPiece) {
 		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Drain{
@@ -179,7 +179,7 @@ func (b *brokers) disconnect(name, broker string, ids []string) {
 	}
 }
 
-// remind tells brokers again what is due, without those who have come back.
+// remind sends due reminders, without publishers that have moved back.
 func (o *owners) remind(now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -14,30 +14,30 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// operation is a change of a topic that is wanted.
+// operation is a requested change of a topic.
 type operation struct {
 	name     string
 	cause    cause
 	target   reconcile.Target
-	decide   decide    // nil: no plan is wanted
-	creation *creation // nil if it is none
-	// ctx ends when no caller waits for it any more: it does not begin then, and a creation
-	// is undone; nil: it is done in any case.
+	decide   decide    // nil: no plan
+	creation *creation // nil: not a creation
+	// ctx ends when no caller waits any more. Then an operation does not begin, and a
+	// creation is rolled back. nil: unconditional.
 	ctx context.Context
-	// end is called with what has come of it, before the next one begins; nil: it is not.
+	// end receives the result before the next operation begins; may be nil.
 	end func(error)
 }
 
-// owner is the one goroutine that changes a topic, one operation after the other. It has
-// the topic's machine (loaddistributor/reconcile), carries out what that wants, and tells
-// it what came of it. Guarded by state's lock.
+// owner is the only goroutine that changes a topic, one operation after the other. It
+// runs the topic's state machine (loaddistributor/reconcile): it carries out the
+// machine's effects and reports the results. Guarded by state's lock.
 type owner struct {
-	wanted   []operation // after the one under way
-	retiring string      // the broker that the topic goes from, for display
-	waiting  string      // what its move waits for, for display
+	wanted   []operation // operations after the present one
+	retiring string      // broker that retires from the topic, for display
+	waiting  string      // what the move waits for, for display
 }
 
-// owners have topics changed: what each of them needs.
+// owners starts owners and holds their dependencies.
 type owners struct {
 	// Set once.
 	cfg     *Config
@@ -48,8 +48,8 @@ type owners struct {
 	tracer  trace.Tracer
 }
 
-// want has an operation done once those that were wanted before are over. Requires:
-// mu held, and the controller is not closing.
+// want queues an operation behind the earlier operations of the topic. Requires: mu held,
+// and the controller is not closing.
 func (o *owners) want(op operation) {
 	l := o.mu.topics.at(op.name)
 	if l.owner != nil {
@@ -61,7 +61,7 @@ func (o *owners) want(op operation) {
 	o.mu.work.Go(func() { o.own(op.name, own) })
 }
 
-// own is the goroutine of an owner, until nothing is wanted any more.
+// own is the goroutine of an owner. It ends when no operation is queued.
 func (o *owners) own(name string, own *owner) {
 	for {
 		o.mu.Lock()
@@ -81,7 +81,7 @@ func (o *owners) own(name string, own *owner) {
 		o.mu.Unlock()
 		if err == nil {
 			if op.creation == nil {
-				op.ctx = context.WithoutCancel(op.ctx) // once begun
+				op.ctx = context.WithoutCancel(op.ctx) // once begun, it continues
 			}
 			err = o.change(own, op)
 		}
@@ -91,7 +91,7 @@ func (o *owners) own(name string, own *owner) {
 	}
 }
 
-// change carries an operation out.
+// change carries out an operation.
 func (o *owners) change(own *owner, op operation) error {
 	name, of := op.described()
 	ctx, end := o.span(op.ctx, name, of...)
@@ -102,8 +102,8 @@ func (o *owners) change(own *owner, op operation) error {
 	return err
 }
 
-// request has an operation done, and returns what has come of it. Once it has begun, the end
-// of ctx does not end it.
+// request runs an operation and returns its result. After the beginning, the end of ctx
+// does not stop the operation.
 func (o *owners) request(ctx context.Context, op operation) error {
 	if err := o.mu.following(); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (o *owners) request(ctx context.Context, op operation) error {
 	return o.await(ctx, op)
 }
 
-// await is request. It releases mu, which it requires to be held.
+// await is request. Requires: mu held. await releases mu.
 func (o *owners) await(ctx context.Context, op operation) error {
 	done := make(chan error, 1)
 	end := op.end
@@ -136,7 +136,7 @@ func (o *owners) await(ctx context.Context, op operation) error {
 	}
 }
 
-// span begins a span, whose end says what has come of it.
+// span begins a span. end ends the span with the result.
 func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
 	ctx, span := o.tracer.Start(ctx, name, trace.WithAttributes(of...))
 	return ctx, func(err error) {
@@ -147,7 +147,8 @@ func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue
 	}
 }
 
-// described is an operation as a span has it, which is below that of the request if one asked.
+// described returns the name and the attributes of an operation's span. The span is a
+// child of the request's span, if any.
 func (op operation) described() (name string, of []attribute.KeyValue) {
 	of = []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
 	switch {

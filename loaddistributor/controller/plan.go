@@ -14,33 +14,33 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// planner makes plans, one at a time, so that they do not overtake each other; brokers may
-// come and go meanwhile, which the commit notices.
+// planner makes plans, one at a time, so that plans never conflict. Brokers may join and
+// leave meanwhile; the commit detects that.
 type planner struct {
 	mu *state // set once
 
-	// turn is held from the snapshot to the commit of a plan, and taken before mu.
+	// turn is held from the snapshot to the commit of a plan. Acquire turn before mu.
 	turn sync.Mutex
 	rng  *rand.Rand // guarded by turn
 }
 
-// planning is what a plan is made from: the topic as it is decided, the brokers of the
-// catalog's SnapshotFor, and the planner's turn.
+// planning is the input of a plan: the decided state of the topic, the brokers of the
+// catalog's SnapshotFor, and the planner's random source.
 type planning struct {
-	topic   catalog.Topic // without a Spec: it is not there
+	topic   catalog.Topic // without a Spec: no such topic
 	brokers []placement.Broker
 	rng     *rand.Rand
 	mu      *state // not held
 }
 
-// decide makes the event that a plan begins with.
+// decide returns the event that begins the planned change.
 type decide func(planning) (catalog.Event, error)
 
-// placeAttempts bounds how often a plan is made again because brokers came or left
-// between the snapshot and the commit.
+// placeAttempts limits the attempts to plan if brokers join or leave between the snapshot
+// and the commit.
 const placeAttempts = 8
 
-// plan decides and commits where a topic goes. No caller waits for it any more when ctx ends.
+// plan decides and commits the placement of a topic. ctx ends when no caller waits.
 func (p *planner) plan(ctx context.Context, name string, decide decide) reconcile.Planned {
 	p.turn.Lock()
 	defer p.turn.Unlock()
@@ -74,7 +74,8 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 	return reconcile.Planned{Err: ErrUnsteady}
 }
 
-// afford refuses a contract that is more than the present one and too much for its tenant.
+// afford refuses a contract that exceeds both the present contract and the tenant's
+// limit.
 func (p planning) afford(spec *catalog.Spec) error {
 	if p.topic.Spec != nil && spec.Demand.RateMilli <= p.topic.Spec.Demand.RateMilli {
 		return nil
@@ -82,15 +83,15 @@ func (p planning) afford(spec *catalog.Spec) error {
 	return p.mu.checkTenant(spec)
 }
 
-// connected reports whether all brokers of the topic's plan are.
+// connected reports whether all brokers of the topic's plan are connected.
 func (p planning) connected() bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.mu.planned(p.topic.Plan)
 }
 
-// replace plans the topic anew with little movement. at says where publishers are that it
-// does not know.
+// replace plans the topic again with few moves. at has the brokers of publishers that are
+// not in the topic's placement.
 func (p planning) replace(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
 	return placement.Replace(spec.Policy, p.brokers, p.topic.Plan, func(publisher string) string {
 		if i, ok := p.topic.Placement.Index(publisher); ok {
@@ -100,8 +101,8 @@ func (p planning) replace(spec *catalog.Spec, at map[string]string) (placement.P
 	}, spec.Demand, p.rng)
 }
 
-// replaceAsWide is replace on as many brokers as the topic has, where that can be, for a
-// fit may have found that it needs them.
+// replaceAsWide is replace on as many brokers as the topic has now, if possible: a fit
+// may have found that the topic needs them.
 func (p planning) replaceAsWide(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
 	wide := *spec
 	wide.Demand.AtLeast = min(p.topic.Plan.K, len(p.brokers))
@@ -112,8 +113,8 @@ func (p planning) replaceAsWide(spec *catalog.Spec, at map[string]string) (place
 	return plan, err
 }
 
-// overcommitted is replaceAsWide with more and more capacity beyond what the brokers have,
-// all by the same factor, until there is a plan. Requires: an *Infeasible for what they have.
+// overcommitted is replaceAsWide with increasing excess capacity, by the same factor for
+// all brokers, until a plan exists. Requires: an *Infeasible for the real capacity.
 func (p planning) overcommitted(spec *catalog.Spec) (placement.Plan, error) {
 	p.brokers = slices.Clone(p.brokers)
 	for {
@@ -131,8 +132,8 @@ func (p planning) overcommitted(spec *catalog.Spec) (placement.Plan, error) {
 	}
 }
 
-// Plan returns how Create would place a topic now, but for what its policy draws at
-// random, and does nothing. Its errors are Create's.
+// Plan returns the placement that Create would choose now, apart from random choices of
+// the policy. It changes nothing. The errors are as in Create.
 func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 	if err := c.mu.following(); err != nil {
 		return placement.Plan{}, err
@@ -150,8 +151,8 @@ func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 	return placement.Place(spec.Policy, brokers, spec.Demand, rand.New(rand.NewPCG(1, 1)))
 }
 
-// taken says whether a topic cannot be created since there is one of the name. One that is
-// being deleted is gone before the creation, which holds the name, begins.
+// taken returns an error if a topic of the name exists. A topic that is being deleted
+// does not count, because its deletion ends before the creation begins.
 func (st *state) taken(name string) error {
 	if t, known := st.next.Topic(name); known && t.State != catalog.Deleting || st.topics.see(name).creating != nil {
 		return fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
@@ -159,8 +160,8 @@ func (st *state) taken(name string) error {
 	return nil
 }
 
-// checkTenant refuses a contract that is too much for its tenant; unless it is a planner's
-// turn, that may change at once. Requires: the lock is not held.
+// checkTenant refuses a contract that exceeds the tenant's limit. Outside a planner's
+// turn the result may be outdated at once. Requires: the lock is not held.
 func (st *state) checkTenant(spec *catalog.Spec) error {
 	limit, limited := st.tenantLimit(spec.Tenant)
 	if !limited {
@@ -175,7 +176,7 @@ func (st *state) checkTenant(spec *catalog.Spec) error {
 	return nil
 }
 
-// tenantLimit returns what the contracts of a tenant may hold together. An operator's have no
+// tenantLimit returns the limit of the sum of a tenant's contracts. An operator has no
 // limit.
 func (st *state) tenantLimit(tenant string) (limit tokenbucket.Rate, limited bool) {
 	if limit, limited = st.cfg.TenantRates[tenant]; !limited {
@@ -184,8 +185,8 @@ func (st *state) tenantLimit(tenant string) (limit tokenbucket.Rate, limited boo
 	return limit, limited && tenant != ""
 }
 
-// tenantLeft returns what the other topics of its tenant leave a topic. Requires: the lock held,
-// for reading.
+// tenantLeft returns the part of the tenant's limit that the tenant's other topics leave.
+// Requires: the lock held, for reading.
 func (st *state) tenantLeft(spec *catalog.Spec) (left tokenbucket.Rate, limited bool) {
 	limit, limited := st.tenantLimit(spec.Tenant)
 	if !limited {

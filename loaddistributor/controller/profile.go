@@ -13,25 +13,26 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// maxProfiled is how many messages a profile is made of at most, 32 MB and about as much
-// while the proposal is made, and maxProfiles how many are made at a time.
+// maxProfiled is the maximum number of messages of a profile: 32 MB, and about as much
+// again for the proposal. maxProfiles is the maximum number of concurrent profiles.
 const maxProfiled, maxProfiles = 2_000_000, 4
 
-// profile is what is recorded for Profile. Guarded by state's lock.
+// profile is the record for Profile. Guarded by state's lock.
 type profile struct {
 	trace             []tuner.Arrival
-	from, until       mono.Time // what it is of, silence included
+	from, until       mono.Time // the recorded period, including silence
 	numbers           map[string]int32
-	missing, recorded uint64        // before it began
-	lost              float64       // part of the messages since then
-	wake              chan struct{} // room for one
-	gone              chan struct{} // closed when the topic is
+	missing, recorded uint64        // before the profile began
+	lost              float64       // lost fraction of the messages since the beginning
+	wake              chan struct{} // 1 deep
+	gone              chan struct{} // closed when the topic is deleted
 	begun             bool
-	windows           int // whole ones, since it began
+	windows           int // complete windows since the beginning
 }
 
-// tearsFor is how many windows it takes for publishers to become known. For each that does the
-// record begins anew, and with it a profile: what is missing in between would pass for silence.
+// tearsFor is the number of windows in which publishers may still become known. When a
+// publisher becomes known, the record begins again, and so does the profile: the gap
+// would look like silence.
 const tearsFor = 4
 
 // take adds a window.
@@ -41,7 +42,7 @@ func (p *profile) take(of *learned.Topic, job *learned.Job) {
 		return
 	}
 	missing, recorded := of.Missing()
-	if !p.begun { // of a window that had begun before
+	if !p.begun { // the first window began before the profile
 		p.begun, p.missing, p.recorded, p.from = true, missing, recorded, job.Until()
 		return
 	}
@@ -68,16 +69,17 @@ func (p *profile) take(of *learned.Topic, job *learned.Job) {
 	}
 }
 
-// Profiled is a proposal, and the part of the messages that it does not know of.
+// Profiled is a proposal, and the fraction of messages missing from its record.
 type Profiled struct {
 	*sizing.Proposal
 	Missing float64
 }
 
-// Profile has a topic's arrivals recorded for so long, or until there are 2,000,000, and
-// proposes a contract. progress is told how many there are, once in a learned.Window. Errors:
-// catalog.ErrTopicUnknown, at once when the topic is gone; catalog.ErrTopicState if it is not
-// active, or profiled already, or four other topics are; sizing.ErrShort; those of progress.
+// Profile records a topic's arrivals for the given time, or up to 2,000,000 messages, and
+// proposes a contract. Once per learned.Window it calls progress with the number of
+// messages. Errors: catalog.ErrTopicUnknown, at once when the topic is deleted;
+// catalog.ErrTopicState if the topic is not active, is being profiled, or four others
+// are; sizing.ErrShort; the errors of progress.
 func (c *Controller) Profile(ctx context.Context, name string, lasts time.Duration, w sizing.Wanted, progress func(messages int) error) (Profiled, error) {
 	if err := c.mu.following(); err != nil {
 		return Profiled{}, err
@@ -117,7 +119,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 		end()
 		c.mu.profiles--
 	}()
-	// What is recorded comes by the window, of which the first had begun before.
+	// Records arrive by window, and the first window began before.
 	windows := int((lasts + learned.Window - 1) / learned.Window)
 	over := time.NewTimer(lasts + (2+2*tearsFor)*learned.Window)
 	defer over.Stop()

@@ -35,7 +35,7 @@ var (
 	}
 )
 
-// HostPort splits an address that others dial.
+// HostPort splits an address for dialing.
 func HostPort(address string) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(address)
 	if err != nil || host == "" || len(address) > 300 {
@@ -48,7 +48,7 @@ func HostPort(address string) (host string, port int, err error) {
 	return host, int(n), nil
 }
 
-// ContractProto returns what a topic was sold.
+// ContractProto returns a topic's contract.
 func ContractProto(s *catalog.Spec) *srtmv1.Contract {
 	return &srtmv1.Contract{
 		RateMilli: s.Demand.RateMilli, Burst: s.Demand.Burst,
@@ -57,7 +57,7 @@ func ContractProto(s *catalog.Spec) *srtmv1.Contract {
 	}
 }
 
-// fitProto is a fit as a status has it.
+// fitProto converts a fit for a status.
 func fitProto(f tuner.Status) *srtmv1.Fit {
 	p := &srtmv1.Fit{Ended: f.Ended, Fitted: f.Fitted}
 	for _, r := range f.Rounds {

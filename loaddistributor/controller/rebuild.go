@@ -14,32 +14,31 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
-// Brokers keep with each topic what the catalog has of it, and give it back to a
-// loaddistributor that does not know it: when its store was lost, topics are rebuilt from
-// that. The newest record of a topic is what was last committed once all of its members
-// are there, for each got it then; of another member that is away, it could be one of
-// before the topic moved on.
+// Brokers store a copy of the catalog's data with each topic, and return it to a
+// loaddistributor that does not know the topic. If the store was lost, topics are rebuilt
+// from these copies. The newest copy is the last committed state if all members are
+// present, because each member received that state. The copy of a former member could be
+// older than the topic's last move.
 
-// kept is what a broker keeps of a topic.
+// kept is a broker's copy of a topic.
 type kept struct {
 	log   uint64
-	topic *catalog.TopicDump // nil: nothing that can be read
+	topic *catalog.TopicDump // nil: no readable copy
 }
 
-// entrusted is what brokers are to keep of a topic: the text of an epoch.
+// entrusted is the copy that brokers must store, with its epoch.
 type entrusted struct {
 	epoch uint64
 	text  []byte
 }
 
-// maxRecord bounds it, at about 25,000 publishers that are named one by one; what is
-// larger is not kept.
+// maxRecord limits the copy, about 25,000 named publishers. Larger copies are not stored.
 const maxRecord = 1 << 20
 
-// recallTopics is of how many topics a broker is asked at once.
+// recallTopics is the maximum number of topics in one request to a broker.
 const recallTopics = 1000
 
-// text returns what brokers are to keep of a topic; nil: nothing.
+// text returns the copy that brokers must store; nil: none.
 func (st *state) text(cat *catalog.Catalog, topic string) []byte {
 	dump, ok := cat.DumpTopic(topic)
 	if !ok {
@@ -48,8 +47,8 @@ func (st *state) text(cat *catalog.Catalog, topic string) []byte {
 	if had := st.topics.see(topic).record; had.epoch == dump.Epoch {
 		return had.text
 	}
-	// Which members are prepared is of the session, and a move is not done yet. Channels come
-	// back from the brokers themselves: each has all of them.
+	// Prepared members depend on sessions, and a move is not complete yet, so the copy
+	// omits both. It omits channels, because each broker returns all channels itself.
 	dump.Prepared, dump.Next, dump.NextPrepared, dump.Channels = make([]bool, len(dump.Prepared)), nil, nil, nil
 	text, err := store.EncodeTopic(cat.Log(), dump)
 	if err != nil || len(text) > maxRecord {
@@ -59,14 +58,14 @@ func (st *state) text(cat *catalog.Catalog, topic string) []byte {
 	return text
 }
 
-// entrust has the brokers of a topic keep what is new of it.
+// entrust sends the new copy of a topic to the topic's brokers.
 func (st *state) entrust(name string) {
 	topic, ok := st.cat.Topic(name)
 	if !ok {
 		return
 	}
 	if topic.State == catalog.Preparing {
-		return // it goes with the order to prepare it
+		return // sent with PrepareTopic
 	}
 	for _, id := range topic.Holders() {
 		s := st.sessions[id]
@@ -79,8 +78,8 @@ func (st *state) entrust(name string) {
 	}
 }
 
-// recall asks the broker for what it keeps of topics that are not known, the next
-// of them. Requires: the lock held, or the session not shown yet.
+// recall requests the broker's next copies of unknown topics. Requires: the lock held, or
+// the session not shown yet.
 func (s *Session) recall() {
 	var ask []string
 	for _, name := range slices.Sorted(maps.Keys(s.unknown)) {
@@ -93,7 +92,7 @@ func (s *Session) recall() {
 	}
 }
 
-// readRecords reads what a broker keeps of topics, by name.
+// readRecords parses a broker's copies, by topic name.
 func readRecords(log *slog.Logger, s *Session, m *srtmv1.TopicRecords) map[string]kept {
 	parsed := map[string]kept{}
 	for _, r := range m.Records {
@@ -114,7 +113,7 @@ func readRecords(log *slog.Logger, s *Session, m *srtmv1.TopicRecords) map[strin
 	return parsed
 }
 
-// keep takes what a broker keeps of topics that are not known.
+// keep stores a broker's copies of unknown topics.
 func (st *state) keep(s *Session, records map[string]kept) {
 	news := false
 	for _, name := range slices.Sorted(maps.Keys(records)) {
@@ -126,7 +125,7 @@ func (st *state) keep(s *Session, records map[string]kept) {
 			if k.topic.Created <= st.next.Version() {
 				k.topic = nil // it was deleted
 			} else {
-				// The store is a copy of an earlier one: from here on it is another.
+				// The store is a copy of an earlier state: name it as a new log.
 				log := rand.Uint64() | 1
 				st.cat.Name(log)
 				st.next.Name(log)
@@ -143,8 +142,8 @@ func (st *state) keep(s *Session, records map[string]kept) {
 	}
 }
 
-// rebuilds returns the broker that keeps a topic which is about to be rebuilt from that;
-// "": none.
+// rebuilds returns a broker with a copy from which the topic is about to be rebuilt, or
+// "".
 func (st *state) rebuilds(topic string) (broker string) {
 	if time.Now().Before(st.settled) {
 		for id, s := range st.sessions {
@@ -156,10 +155,10 @@ func (st *state) rebuilds(topic string) (broker string) {
 	return broker
 }
 
-// rebuild brings back the topics of which all members are there and agree, once the
-// others have had the time to come, too.
+// rebuild restores the topics whose members are all present and agree, after the other
+// brokers had time to join.
 func (c *Controller) rebuild(now time.Time) {
-	notes := map[string]string{} // by topic: why it is not
+	notes := map[string]string{} // by topic: why it is not rebuilt
 	var rebuilt []string
 	defer func() {
 		for _, name := range rebuilt {
@@ -200,7 +199,7 @@ func (c *Controller) rebuild(now time.Time) {
 	}
 }
 
-// rebuild says why not, if it does not.
+// rebuild restores a topic, or returns the reason why it cannot.
 func (st *state) rebuild(name string, copies []kept) (why string) {
 	newest := copies[0]
 	for _, k := range copies[1:] {

@@ -13,26 +13,26 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// A broker has one record of a topic's arrivals, which a fit, what is learned of an open
-// topic, and a profile share.
+// A broker has one record of a topic's arrivals. A fit, the learning of an open topic,
+// and a profile share the record.
 
-// fitted is a record that the tuner has asked a broker for.
+// fitted is a record that the tuner has requested from a broker.
 type fitted struct {
-	begun bool // what was under way before is over
-	// Those that the broker has named in it, who answers for each, and which broker forwards.
+	begun bool // the previous record has ended
+	// Publishers named by the broker in the record, their owners, and the forwarding
+	// brokers.
 	publishers, owners, forwarders []string
 }
 
-// capture asks for the arrivals of a topic, for so long.
+// capture requests the arrivals of a topic for the given time.
 func (s *Session) capture(topic string, lasts time.Duration) {
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Capture{Capture: &srtmv1.CaptureArrivals{
 		Topic: topic, Lasts: durationpb.New(lasts),
 	}}})
 }
 
-// record asks the broker for what is learned from, unless a fit has it record already. Then
-// both share the record: one that is learned from anew begins with the names that the broker
-// has given.
+// record requests a record for learning. If a fit is recording already, both share the
+// record: learning that begins again starts with the names that the broker has sent.
 func (st *state) record(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) {
 	f := s.fitted[topic]
 	switch {
@@ -49,15 +49,15 @@ func (st *state) record(s *Session, of *learned.Topic, topic string, o learned.O
 	s.capture(topic, o.Lasts)
 }
 
-// count has a piece of a record learned from.
+// count passes a piece of a record to learning.
 func (st *state) count(s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) {
 	if err := of.Count(s.broker, piece, owners, forwarders, others, now); err != nil {
 		st.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}
 }
 
-// capture does what the tuner wants recorded. A record that is under way for what is learned
-// from begins anew, for its publishers have been named.
+// capture carries out the tuner's request for a record. It restarts a record for
+// learning, so that the broker names the publishers again.
 func (t *tuning) capture(e tuner.Capture) {
 	s := e.To.(*Session)
 	if e.Lasts == 0 {
@@ -72,8 +72,8 @@ func (t *tuning) capture(e tuner.Capture) {
 	s.capture(e.Topic, e.Lasts)
 }
 
-// measure has a piece of a broker's record learned from and, if it is also of the one that
-// the tuner asked for, taken by the tuner. Requires: mu held.
+// measure passes a piece of a broker's record to learning, and to the tuner if the tuner
+// requested the record. Requires: mu held.
 func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 	piece := tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,

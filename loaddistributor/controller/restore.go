@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
-// Export returns the catalog as text, for Import. ErrUnread, *NotLeaderError.
+// Export returns the catalog as text, for Import. Errors: ErrUnread, *NotLeaderError.
 func (r *reader) Export() ([]byte, error) {
 	if err := r.mu.following(); err != nil {
 		return nil, err
@@ -19,21 +19,22 @@ func (r *reader) Export() ([]byte, error) {
 	return store.Export(dump)
 }
 
-// Imported is what Import has done.
+// Imported is the result of Import.
 type Imported struct {
 	Topics, Brokers int
-	LeftOut         []string // topics, and why
+	LeftOut         []string // topics, with reasons
 }
 
-// Import brings back what text, which Export made, has and the catalog has not.
-// Errors: *BadMessage, *NotLeaderError, ErrNotCommitted, ErrClosing: repeat it then.
+// Import adds topics and brokers from the text of Export that are missing from the
+// catalog. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
+// the import.
 func (c *Controller) Import(text []byte) (done Imported, err error) {
 	if err := c.mu.following(); err != nil {
 		return done, err
 	}
 	dump, err := store.Import(text)
 	if err == nil {
-		_, err = catalog.Load(dump) // sound as a whole
+		_, err = catalog.Load(dump) // consistent as a whole
 	}
 	if err != nil {
 		return done, &BadMessage{Field: "text", Problem: err.Error()}
@@ -65,8 +66,8 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 	return done, nil
 }
 
-// said is what an import can bring back of a broker: that it is known, and what operators
-// said of it.
+// said returns the part of a broker that an import can restore: its existence and its
+// operator settings.
 func (c *Controller) said(id string) (of struct {
 	known, draining, forced bool
 	calibrated              int64
@@ -78,7 +79,7 @@ func (c *Controller) said(id string) (of struct {
 	return of
 }
 
-// restore commits a topic that another log had. Refusals are the catalog's.
+// restore commits a topic from another log. The catalog may refuse it.
 func (c *Controller) restore(t catalog.TopicDump) error {
 	name := t.Spec.Name()
 	c.mu.Lock()

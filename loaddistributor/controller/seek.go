@@ -11,10 +11,10 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// SeekChannel has the brokers of a topic, or the one that only names, move a channel, and
-// returns what became of it on each, by id. Without a place the brokers discard what the
-// channel holds. A broker that does not have the channel has nothing to move: it is left out
-// unless no broker has the channel. Before any is asked: catalog.ErrTopicUnknown,
+// SeekChannel moves a channel on the brokers of a topic, or only on the broker named by
+// only. It returns the results by broker, sorted by id. Without a place (to) the brokers
+// discard the channel's messages. Brokers without the channel are left out, unless no
+// broker has the channel. Errors, before any broker is asked: catalog.ErrTopicUnknown,
 // ErrChannelUnknown, ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
 func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
 	if err := c.mu.following(); err != nil {
@@ -55,14 +55,14 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 	return outcomes, nil
 }
 
-// seekWait is an order that is not answered yet.
+// seekWait is an unanswered order.
 type seekWait struct {
 	session *Session
 	number  uint64
 	done    <-chan *srtmv1.SeekResult
 }
 
-// orderSeek asks all of the brokers, or none.
+// orderSeek sends the order to all of the brokers, or to none.
 func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only string) (waits []seekWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +100,7 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 	return waits, nil
 }
 
-// sought takes an answer; one that comes too late is none.
+// sought handles an answer. It ignores late answers.
 func (s *Session) sought(r *srtmv1.SeekResult) {
 	if done := s.seeks[r.Request]; done != nil {
 		done <- r
@@ -108,7 +108,7 @@ func (s *Session) sought(r *srtmv1.SeekResult) {
 	}
 }
 
-// giveUp waits for an answer no longer; it may have come all the same.
+// giveUp stops waiting for an answer, and returns it if it has just arrived.
 func (st *state) giveUp(w seekWait) *srtmv1.SeekResult {
 	st.Lock()
 	defer st.Unlock()
@@ -121,7 +121,7 @@ func (st *state) giveUp(w seekWait) *srtmv1.SeekResult {
 	}
 }
 
-// failedSeek is of a broker that may have done it.
+// failedSeek is the result of a broker that may have carried out the order.
 func failedSeek(err error) *srtmv1.SeekResult {
 	return &srtmv1.SeekResult{Reason: "BROKER_FAILED", Error: err.Error()}
 }

@@ -16,52 +16,56 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
-// messageQueue bounds what waits to be written to one broker: a few messages
-// for each of its topics.
+// messageQueue limits the messages waiting for one broker: a few for each of its topics.
 const messageQueue = 100_000
 
-// Session is one broker's membership.
+// Session is a broker's membership in the cluster.
 type Session struct {
 	// Set once.
 	broker, remote string
-	said           mono.Said // its hello, and which process said it
+	said           mono.Said // stamp of the hello, and its process
 	place          identity.Place
 	canSeek        bool
-	fresh          bool // it has never been in a cluster
+	fresh          bool // never in a cluster before
 	durability     catalog.Durability
 	out            *bidi.Queue[*srtmv1.ControllerMessage]
 
 	// Guarded by state's lock.
 	requests map[uint64]*request
-	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
-	orders   []*channelOrder                      // not answered yet, oldest first
+	seeks    map[uint64]chan<- *srtmv1.SeekResult // unanswered; room for the one answer
+	orders   []*channelOrder                      // unanswered, oldest first
 	reports  *reports.Broker
-	// Those of its hello that the catalog did not know, nor knows of as deleted.
+	// unknown holds topics of the hello that the catalog neither has nor knows as
+	// deleted.
 	unknown map[string]bool
-	// Topics that it may have to be prepared for: those of its hello, of which it releases
-	// nothing before, whatever its share; those that it does not list any more; and those that
-	// were created there without us.
+	// unprepared holds topics that may need PrepareTopic on this broker:
+	//
+	//   - topics of the hello: the broker releases none of their messages before,
+	//     whatever its share;
+	//   - topics that the broker no longer lists;
+	//   - topics that clients created on the broker directly.
 	unprepared map[string]bool
-	// Of the unknown ones, what the broker keeps of them, once it has said so; without a
-	// topic: nothing.
+	// kept holds the broker's copies of unknown topics, as far as received. An entry
+	// without a topic means no copy.
 	kept map[string]kept
-	// Topics whose arrivals the tuner has asked for.
+	// fitted holds topics whose arrivals the tuner has requested.
 	fitted map[string]*fitted
-	// The version of the catalog that had no work for it; 0: it had some.
+	// done is a version of the catalog without work for the broker; 0: none.
 	done uint64
-	// Its ports have accepted connections from here.
+	// vouched means that the broker's ports have accepted connections from here.
 	vouched bool
 }
 
-// Out is what is to be sent to the broker; when it ends, so does the session.
+// Out is the queue of messages to the broker. The session ends with the queue.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
-// Join begins a session of a broker; remote is the address that the broker calls from.
-// Another session of the same process, and one of a process that is proven to have ended,
-// ends with ErrReplaced. Errors:
-//   - ErrRemoved: the broker may join once it has given up what it holds;
+// Join begins a session of a broker; remote is the address from which the broker connects.
+// An earlier session of the same process, or of a process that is proven to have ended, ends
+// with ErrReplaced. Errors:
+//
+//   - ErrRemoved: the broker may join after it has given up its shares and topics;
 //   - ErrRemoving: the broker may join later;
-//   - identity.ErrReplaced: the process has said a later hello;
+//   - identity.ErrReplaced: the process has sent a later hello;
 //   - *identity.InUse, *identity.Lost: the id belongs to another process.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
 	if err := c.mu.following(); err != nil {
@@ -104,7 +108,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	return s, nil
 }
 
-// enter makes a session its broker's, and returns the topics of its hello that are not known.
+// enter registers a session, and returns the unknown topics of the hello.
 func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,7 +143,7 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	if old := c.mu.sessions[s.broker]; old != nil {
 		old.end(ErrReplaced)
 	}
-	for _, name := range c.mu.wanting { // what was recorded ended with the session before
+	for _, name := range c.mu.wanting { // the records ended with the previous session
 		if of := c.mu.topics.see(name).learned; of != nil {
 			of.Ended(s.broker)
 		}
@@ -147,11 +151,11 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	delete(c.mu.left, s.broker)
 	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
 	s.recall()
-	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
+	c.mu.sessions[s.broker] = s // work is assigned when the join is shown
 	return slices.Sorted(maps.Keys(s.unknown)), nil
 }
 
-// Leave ends a session; harmless for one that was replaced.
+// Leave ends a session. It has no effect on a replaced session.
 func (c *Controller) Leave(s *Session) {
 	c.mu.Lock()
 	if c.mu.sessions[s.broker] != s {
@@ -164,11 +168,11 @@ func (c *Controller) Leave(s *Session) {
 	c.witness.examine(s)
 	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
-	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone
+	_ = must("a session without a broker in the catalog", err) // the next controller finds the broker gone
 	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
 }
 
-// end fails what the session still owes.
+// end fails all unanswered requests of the session.
 func (s *Session) end(cause error) {
 	s.out.End(cause)
 	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
@@ -189,7 +193,7 @@ func (s *Session) end(cause error) {
 	}
 }
 
-// Handle takes a message of the broker; an error ends the session.
+// Handle handles a message of the broker. An error ends the session.
 func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	now := time.Now()
 	switch m := m.Message.(type) {
@@ -230,10 +234,10 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	case *srtmv1.BrokerMessage_Hello:
 		return &BadMessage{Field: "hello", Problem: "a session has one hello"}
 	}
-	return nil // of a later version, which must not count on us
+	return nil // from a later version, which must not depend on it
 }
 
-// lockedFor calls f with the lock held, if the session is its broker's.
+// lockedFor calls f with the lock held, if the session is the broker's present session.
 func (st *state) lockedFor(s *Session, f func() error) error {
 	st.Lock()
 	defer st.Unlock()
@@ -244,7 +248,7 @@ func (st *state) lockedFor(s *Session, f func() error) error {
 	return f()
 }
 
-// report takes what a broker says of its topics.
+// report handles a broker's report.
 func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
 	news, err := s.reports.Take(r, now, func(topic string) bool { return st.next.Holds(topic, s.broker) })
 	if err != nil {
@@ -264,7 +268,7 @@ func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error
 	return nil
 }
 
-// reported is what a broker has reported; on a follower nothing.
+// reported returns the broker's reports; on a follower, none.
 func (b *brokers) reported(id string) *reports.Broker {
 	if s := b.sessions[id]; s != nil {
 		return s.reports
@@ -272,11 +276,12 @@ func (b *brokers) reported(id string) *reports.Broker {
 	return &reports.Broker{}
 }
 
-// durability is that of the brokers; "": they differ, or there are none.
+// durability returns the common durability of the brokers; "" if they differ or there are
+// none.
 func (b *brokers) durability() catalog.Durability {
 	var of catalog.Durability
 	first := true
-	// order: all are to be the same
+	// order: all must be equal
 	for _, s := range b.sessions {
 		if !first && s.durability != of {
 			return ""

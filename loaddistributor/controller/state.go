@@ -22,7 +22,7 @@ type state struct {
 	topics   topics
 	wanting  []string // topics that need a tick, sorted, from the last round of judge
 	lacking  []string // topics with live.reserved
-	profiles int      // profiles in progress, including those of deleted topics
+	profiles int      // profiles in progress, including profiles of deleted topics
 	tuner    *tuner.Tuner
 	work     sync.WaitGroup // all goroutines; Add requires the lock and not closing
 	closing  bool

@@ -17,12 +17,11 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// sharesTimeout is how long a status waits for the adaptor; without its answer
-// it says nothing of the shares.
+// sharesTimeout is the wait for the adaptor. Without an answer a status omits the shares.
 const sharesTimeout = time.Second
 
-// reader answers what can be read, on a follower too. It is embedded for its exported
-// methods, which take the lock; the others require it, for reading.
+// reader serves reads, on a follower too. It is embedded for its exported methods, which
+// acquire the lock; its other methods require the lock for reading.
 type reader struct {
 	// Set once.
 	cfg     *Config
@@ -30,7 +29,7 @@ type reader struct {
 	adaptor ledger
 }
 
-// Topic returns the topic of that name, or catalog.ErrTopicUnknown, ErrUnread.
+// Topic returns the named topic. Errors: catalog.ErrTopicUnknown, ErrUnread.
 func (r *reader) Topic(name string) (catalog.Topic, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -44,15 +43,16 @@ func (r *reader) Topic(name string) (catalog.Topic, error) {
 	return r.mu.topics.see(name).condition.Show(topic), nil
 }
 
-// missing returns err, or catalog.ErrUnread, by which publishers stay where they
-// are, if it says that a topic is unknown that may be there all the same: a broker has
-// joined with it, or the catalog was empty and brokers have not had the time to.
+// missing returns err. If err says that a topic is unknown, but the topic may exist,
+// missing returns catalog.ErrUnread, so that publishers stay on their brokers. The topic
+// may exist if a broker has joined with it, or if the catalog was empty and brokers have
+// not had time to join.
 func (r *reader) missing(topic string, err error) error {
 	if !errors.Is(err, catalog.ErrTopicUnknown) {
 		return err
 	}
 	if elsewhere := r.mu.elsewhere(); elsewhere != nil && r.mu.cat.Len() == 0 {
-		return elsewhere // the leader knows whether that is all there is
+		return elsewhere // only the leader knows whether there are no topics
 	}
 	if r.mu.empty && !r.mu.fresh() && (r.mu.settled.IsZero() || time.Now().Before(r.mu.settled)) {
 		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
@@ -76,10 +76,10 @@ func (r *reader) Topics(after string, limit int) []catalog.Topic {
 	return topics
 }
 
-// fresh reports whether there are brokers and none of them has been in a cluster before: then
-// the cluster is new, and its store has lost nothing.
+// fresh reports whether there are brokers and none of them was in a cluster before. Then
+// the cluster is new, and the store has lost nothing.
 func (b *brokers) fresh() bool {
-	// order: all are to be so
+	// order: all must be fresh
 	for _, s := range b.sessions {
 		if !s.fresh {
 			return false
@@ -88,14 +88,14 @@ func (b *brokers) fresh() bool {
 	return len(b.sessions) > 0
 }
 
-// CountTopics returns how many topics there are, and how many of a tenant.
+// CountTopics returns the number of topics, and the number of topics of a tenant.
 func (r *reader) CountTopics(tenant string) (all, of int) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.mu.cat.Len(), r.mu.cat.TenantTopics(tenant)
 }
 
-// Knows reports whether the catalog has a topic, whatever its state.
+// Knows reports whether the catalog has a topic, in any state.
 func (r *reader) Knows(topic string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -103,9 +103,9 @@ func (r *reader) Knows(topic string) bool {
 	return known
 }
 
-// each calls f with every topic, by name, as readers see it, and with the lock held for
-// reading, for a few at a time: others may change, come and go meanwhile. Requires: the lock
-// is not held.
+// each calls f with every topic, by name, as shown to readers, and with the lock held for
+// reading for a few topics at a time. Topics may change, be added or be removed
+// meanwhile. Requires: the lock is not held.
 func (st *state) each(f func(catalog.Topic)) {
 	st.inTurns(st.RLocker(), func(name string) (work int) {
 		topic, _ := st.cat.Topic(name)
@@ -121,14 +121,14 @@ func (r *reader) Brokers() []catalog.Broker {
 	return r.mu.cat.Brokers()
 }
 
-// Offered is what a broker's newest report says that clients sent to it, msg/s.
+// Offered returns the offered rate in a broker's latest report, msg/s.
 func (r *reader) Offered(broker string) float64 {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.mu.reported(broker).Offered()
 }
 
-// Status returns what is measured of the topic, and the shares in force.
+// Status returns the measurements of the topic, and the shares in force.
 func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
 	name := topic.Spec.Name()
 	held, err := r.adaptor.shares(ctx, name, sharesTimeout)
@@ -149,7 +149,7 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	if f := r.mu.tuner.Status(name, now); f.Step != "" {
 		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}
-	said := make([][]reports.Report, len(topic.Plan.Quotas)) // they are immutable
+	said := make([][]reports.Report, len(topic.Plan.Quotas)) // reports are immutable
 	for i, q := range topic.Plan.Quotas {
 		if t := r.mu.reported(q.Broker).Topic(name); t != nil {
 			said[i] = slices.Clone(t.Within(from))
@@ -195,7 +195,7 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	return status
 }
 
-// State is what /debug/state shows of the controller.
+// State is the controller's part of /debug/state.
 type State struct {
 	Version uint64       `json:"version"` // of the catalog
 	Brokers []Node       `json:"brokers"` // connected

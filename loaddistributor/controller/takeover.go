@@ -8,14 +8,15 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// What a broker had of a replicated topic is not lost with it: another broker, which is asked
-// in turn, takes it over.
+// If a broker is gone, its messages of a replicated topic are not lost: another broker
+// takes them over. Able brokers are asked in turn.
 
-// takersTurn is how long one broker is asked to take a topic over before it is another's turn.
+// takersTurn is the time for one broker to take a topic over before the next broker is
+// asked.
 const takersTurn = 30 * time.Second
 
-// taker returns the broker that is to take over what one that is gone, or may be, has of a
-// replicated topic; "": none, or not now.
+// taker returns the broker to ask now to take over a replicated topic from a broker that
+// is gone or may be gone; "": none.
 func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) string {
 	if topic.Spec.Durability != catalog.DurabilityReplicated || m.mu.cfg.TakeOverAfter < 0 {
 		return ""
@@ -23,7 +24,7 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	if s := m.mu.sessions[gone.ID]; s != nil {
 		if s.has(topic.Spec.Name()) {
 			return ""
-		} // else it is back, and another has begun to take the topic over
+		} // else the broker is back, and another broker has begun the take-over
 	} else if since, away := m.mu.away[gone.ID]; !away || now.Sub(since) < m.mu.cfg.TakeOverAfter {
 		return ""
 	}
@@ -36,18 +37,19 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	if len(able) == 0 || m.unfinished(topic, gone.ID) {
 		return ""
 	}
-	// Not Sub, which is the greatest duration for ever of one that is back.
+	// Not Sub: for a broker that is back, away is zero, and Sub would saturate.
 	turn := (now.Unix() - m.mu.away[gone.ID].Unix()) / int64(takersTurn/time.Second)
 	return able[turn%int64(len(able))]
 }
 
-// taking is a take-over: which broker was asked, and since when the one that had it is away.
+// taking is a take-over: the broker that was asked, and when the former broker
+// disconnected.
 type taking struct {
 	by   string
 	away time.Time
 }
 
-// takes notes that a broker is asked.
+// takes records that a broker was asked.
 func (m *mover) takes(topic, gone, by string) {
 	l := m.mu.topics.at(topic)
 	if l.taking == nil {
@@ -56,21 +58,21 @@ func (m *mover) takes(topic, gone, by string) {
 	l.taking[gone] = taking{by, m.mu.away[gone]}
 }
 
-// unfinished reports whether the broker that was to take over, and may have got the beginning
-// of it, is gone itself: what that one has is taken over first, so that what each publisher
-// sent stays in order.
+// unfinished reports whether the broker that was asked, and may have part of the
+// messages, is itself gone. Its messages are taken over first, to keep each publisher's
+// order.
 func (m *mover) unfinished(topic catalog.Topic, gone string) bool {
 	t := m.mu.topics.see(topic.Spec.Name()).taking[gone]
 	return t.by != "" && t.away.Equal(m.mu.away[gone]) && m.mu.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)
 }
 
-// has reports whether the broker has the topic, or may.
+// has reports whether the broker has or may have the topic.
 func (s *Session) has(topic string) bool {
 	return s.reports.Count() < 2 || s.reports.Has(topic)
 }
 
-// without leaves out brokers whose part of a replicated topic is to be taken over: until
-// then, they cannot have it anew.
+// without removes brokers whose part of a replicated topic must be taken over. Until then
+// they cannot be members again.
 func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
 	if topic.Spec == nil || topic.Spec.Durability != catalog.DurabilityReplicated {
 		return brokers

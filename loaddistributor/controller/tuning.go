@@ -22,15 +22,15 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Rebalance says what becomes of the moves that loaddistributor/tuner proposes.
+// Rebalance selects the handling of the moves that loaddistributor/tuner proposes.
 type Rebalance uint8
 
 const (
-	// RebalanceOff: none is looked for.
+	// RebalanceOff: no search for moves.
 	RebalanceOff Rebalance = iota
-	// RebalanceDryRun: they are logged and counted.
+	// RebalanceDryRun: log and count moves.
 	RebalanceDryRun
-	// RebalanceOn: they are carried out.
+	// RebalanceOn: carry out moves.
 	RebalanceOn
 )
 
@@ -45,7 +45,7 @@ func ParseRebalance(s string) (Rebalance, error) {
 	return Rebalance(i), nil
 }
 
-// tuning does what the tuner wants.
+// tuning carries out the tuner's effects.
 type tuning struct {
 	// Set once.
 	cfg     *Config
@@ -56,7 +56,7 @@ type tuning struct {
 	tracer  trace.Tracer
 }
 
-// look has the tuner look at the topics, and does what it wants.
+// look runs the tuner over the topics and carries out its effects.
 func (t *tuning) look(now time.Time) {
 	t.mu.Lock()
 	names := t.mu.tuner.Followed()
@@ -85,7 +85,7 @@ func (t *tuning) look(now time.Time) {
 	}
 }
 
-// view is a topic as the tuner sees it, for as long as mu is held.
+// view returns the tuner's view of a topic, valid while mu is held.
 func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 	name, spec := topic.Spec.Name(), topic.Spec
 	l := t.mu.topics.see(name)
@@ -113,7 +113,7 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 		Free:    func() []placement.Broker { return t.mu.cat.SnapshotFor(name) },
 		Brokers: t.mu.next.Snapshot,
 		Absorbed: func(broker string) (a tuner.Absorption) {
-			// Of another latency it says little.
+			// An absorption measured for another latency does not apply.
 			if b, _ := t.mu.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
 				a = tuner.Absorption{Rate: tokenbucket.Rate(b.Absorbed.Rate), Burst: b.Absorbed.Burst}
 			}
@@ -122,27 +122,27 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 	}
 }
 
-// latency is an obs.Latency for the tuner.
+// latency adapts an obs.Latency for the tuner.
 type latency struct{ *obs.Latency }
 
 func (l latency) Add(other tuner.Histogram) { l.Merge(other.(latency).Latency) }
 
 func latencyOf(h *srtmv1.Histogram) tuner.Histogram {
 	l, err := obs.LatencyFromProto(h)
-	if err != nil { // reports.Check has refused others
+	if err != nil { // reports.Check has refused invalid histograms
 		l = obs.NewLatency()
 	}
 	return latency{l}
 }
 
-// latencies are those of a report.
+// latencies has the latencies of a report.
 type latencies struct{ of *srtmv1.TopicStats }
 
 func (l latencies) Processing() tuner.Histogram { return latencyOf(l.of.Processing) }
 func (l latencies) Access() tuner.Histogram     { return latencyOf(l.of.Access) }
 func (l latencies) Delivery() tuner.Histogram   { return latencyOf(l.of.Delivery) }
 
-// do does what the tuner wants. Requires: mu held.
+// do carries out the tuner's effects. Requires: mu held.
 func (t *tuning) do(effects []tuner.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -155,7 +155,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 		case tuner.LookShare:
 			t.mu.work.Go(func() {
 				shares, err := t.adaptor.shares(context.Background(), e.Topic, t.cfg.PrepareTimeout)
-				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none, if it is no member
+				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none for a broker that is not a member
 				t.mu.Lock()
 				defer t.mu.Unlock()
 				t.do(t.mu.tuner.Shared(e.Topic, e.Broker, held, err))
@@ -164,7 +164,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
 			if known, there := t.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
 				_, err := t.mu.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
-				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it
+				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it again
 			}
 		case tuner.Ended:
 			t.metrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
@@ -182,7 +182,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 	}
 }
 
-// fitted moves a topic to where its fit tries it. Requires: mu held.
+// fitted moves a topic to the placement that its fit tries. Requires: mu held.
 func (t *tuning) fitted(e tuner.Relocate) {
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + t.mu.tuner.Status(e.Topic, time.Now()).Step}
 	op := moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
@@ -199,7 +199,8 @@ func (t *tuning) fitted(e tuner.Relocate) {
 	t.owners.want(op)
 }
 
-// found moves publishers away from an overloaded broker. Requires: mu held.
+// found handles a finding of the tuner: it moves publishers away from an overloaded
+// broker. Requires: mu held.
 func (t *tuning) found(e tuner.Found) {
 	log := t.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
 	if e.Finding == tuner.BucketLimited {
@@ -216,15 +217,15 @@ func (t *tuning) found(e tuner.Found) {
 	t.owners.want(moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		now := p.topic
 		if now.Placement.Epoch() != e.Epoch {
-			return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
+			return nil, placement.Plan{}, reconcile.ErrSettled // the topic has moved since the tuner looked
 		}
 		plan, err := placement.Shift(now.Plan, now.Spec.Demand, e.Publishers, e.To)
 		return now.Spec, plan, err
 	}))
 }
 
-// traceFit makes a span of a fit that has just ended, with an event for each placement that
-// it tried and still remembers.
+// traceFit records a span for a completed fit, with an event for each placement that the
+// tuner still remembers.
 func (t *tuning) traceFit(e tuner.Ended, trials []tuner.Trial, now time.Time) {
 	_, span := t.tracer.Start(context.Background(), "fit topic", trace.WithTimestamp(now.Add(-e.Took)),
 		trace.WithAttributes(attribute.String(obs.KeyTopic, e.Topic), attribute.String("outcome", e.How)))

@@ -18,22 +18,23 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// A broker that is cut off does not hear that a contract was lowered or removed. It uses its
-// former share until its lease ends, or with the policy "available" until it is reached. So
-// the catalog keeps these shares from before the change is acknowledged (reconcile) until the
-// adaptor knows that they are confirmed (contracts.noteUnconfirmed). While there are any:
+// A broker that is cut off does not learn that a contract was lowered or removed. It uses
+// its former share until its lease ends or, with the policy "available", until it is
+// reached. So the catalog stores these unconfirmed shares before the change is
+// acknowledged (reconcile), until the adaptor knows that they are confirmed
+// (contracts.noteUnconfirmed). While there are unconfirmed shares:
 //
 //   - the answers of the API name them (reader.Lowering);
-//   - an adaptor that has restarted takes no share of the topic as it is reported, but
-//     lowers all to the contract, and waits for the brokers (contractRequest, mayHold);
-//   - no topic of the name is created (change.grant).
+//   - a restarted adaptor does not adopt reported shares of the topic. It lowers all
+//     shares to the contract, and waits for the brokers (contractRequest, mayHold);
+//   - no topic of the same name is created (change.grant).
 //
-// A broker that is cut off also keeps back what others are to have of a contract that was raised.
-// The catalog keeps that the contract is not in force (Topic.Raising) until the adaptor knows that
-// brokers have confirmed all of it.
+// A broker that is cut off also delays the growth of other brokers' shares after a
+// contract was raised. The catalog records that the contract is not in force
+// (Topic.Raising) until the adaptor knows that brokers have confirmed all of it.
 
-// excess returns the shares that brokers may use beyond a contract, by what the adaptor knows
-// of the topic and by what is kept of earlier changes.
+// excess returns the shares that brokers may use beyond a contract, derived from the
+// adaptor's shares of the topic and the stored unconfirmed shares (kept).
 func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []catalog.UnconfirmedShare) (u reconcile.Unconfirmed) {
 	former := map[string]tokenbucket.Share{}
 	for _, s := range kept {
@@ -63,8 +64,8 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		}
 		reserved, target := shareproto.From(m.Reserved), shareproto.From(m.Target)
 		_, known := former[m.BrokerId]
-		// A broker that is to have nothing stays until it has given up all: an adaptor that
-		// restarts would not wait for it.
+		// A broker with an empty target stays until it has given up its whole share: a
+		// restarted adaptor would not wait for it.
 		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || known && target.IsZero()) {
 			u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: m.BrokerId, Share: reserved})
 			u.Soon = u.Soon || m.Connected
@@ -82,8 +83,8 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 	return u
 }
 
-// raising returns how much of a contract is in force by what the adaptor knows, and which brokers
-// the rest waits for; nil: all of the contract is in force.
+// raising returns the part of a contract that is in force according to the adaptor, and
+// the brokers that the rest waits for; nil: the whole contract is in force.
 func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 	contract := shareproto.From(shares.GetContract())
 	var sum tokenbucket.Share
@@ -96,7 +97,7 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 	}
 	for _, m := range shares.GetMembers() {
 		confirmed, reserved, target := shareproto.From(m.Acknowledged), shareproto.From(m.Reserved), shareproto.From(m.Target)
-		sum.Rate += min(confirmed.Rate, reserved.Rate) // less than confirmed once the lease is over
+		sum.Rate += min(confirmed.Rate, reserved.Rate) // less than confirmed after the lease has ended
 		sum.Burst += min(confirmed.Burst, reserved.Burst)
 		blocks := !m.Connected && (reserved.Rate > target.Rate || reserved.Burst > target.Burst || confirmed.Rate < target.Rate || confirmed.Burst < target.Burst)
 		if pending := m.Connected && m.GrantedEpoch != m.AcknowledgedEpoch; (pending || blocks) && !slices.Contains(shares.Awaited, m.BrokerId) {
@@ -113,8 +114,8 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 	return p
 }
 
-// unconfirmed looks for the shares that brokers may use beyond the contract of a topic that
-// changes. Without an answer of the adaptor every holder may use the former contract.
+// unconfirmed returns the shares that brokers may use beyond the contract of a changing
+// topic. Without an answer of the adaptor, every holder may use the former contract.
 func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirmed {
 	name := c.op.name
 	c.mu.RLock()
@@ -124,7 +125,7 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 	var shares *srtmv1.TopicShares
 	var err error
 	if gone := look.Contract.IsZero(); gone {
-		// Once more: an adaptor that has restarted since does not know the brokers.
+		// Repeat the removal: a restarted adaptor does not know the brokers.
 		shares, err = c.adaptor.drop(name, awaited, strict)
 	} else if shares, err = c.adaptor.topic(context.Background(), name, sharesTimeout); err == nil && shares.GetContract() == nil {
 		err = errForgotten
@@ -138,14 +139,14 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 	u := excess(shares, look, kept)
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	for _, id := range shares.GetAwaited() { // the broker is about to reach the adaptor, too
+	for _, id := range shares.GetAwaited() { // the broker will soon reach the adaptor, too
 		u.Soon = u.Soon || c.mu.sessions[id] != nil
 	}
 	return u
 }
 
-// mayHold returns the brokers that may use shares of a topic, alive or deleted, by id, and
-// which of them are strict. Requires: the lock held, for reading.
+// mayHold returns the brokers that may use shares of a present or deleted topic, by id,
+// and the strict brokers among them. Requires: the lock held, for reading.
 func (st *state) mayHold(name string) (ids, strict []string) {
 	if topic, known := st.next.Topic(name); known {
 		ids = topic.Holders()
@@ -166,12 +167,13 @@ func (st *state) mayHold(name string) (ids, strict []string) {
 	return ids, strict
 }
 
-// noteUnconfirmed keeps what the adaptor knows of shares beyond contracts, and tells an adaptor
-// that has restarted which brokers may still use a removed contract. done: nothing has changed.
+// noteUnconfirmed stores the adaptor's knowledge of shares beyond contracts, and tells a
+// restarted adaptor which brokers may still use a removed contract. done means that
+// nothing has changed.
 func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 	by := map[string]*srtmv1.TopicShares{}
 	c.mu.RLock()
-	names := c.mu.next.UnconfirmedTopics() // those that are raised, too
+	names := c.mu.next.UnconfirmedTopics() // including raised contracts
 	c.mu.RUnlock()
 	for _, t := range shares {
 		var sum tokenbucket.Share
@@ -194,7 +196,8 @@ func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 	return done
 }
 
-// noteTopic is noteUnconfirmed for one topic. shares is nil where the adaptor knows none.
+// noteTopic is noteUnconfirmed for one topic. shares is nil if the adaptor does not know
+// the topic.
 func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed bool, err error) {
 	c.mu.RLock()
 	owned := c.mu.owned(name)
@@ -204,10 +207,10 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	var look reconcile.LookUnconfirmed
 	switch {
 	case owned:
-		return false, nil // its owner looks
+		return false, nil // the owner looks
 	case known:
 		if shares.GetContract() == nil {
-			return false, nil // the contract is brought back first
+			return false, nil // run restores the contract first
 		}
 		look.Contract, look.Raised = topic.Spec.Contract(), topic.Raising
 	case !shares.GetRemoving():
@@ -229,8 +232,8 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	return true, must("the unconfirmed shares of topic "+name, err)
 }
 
-// Raising returns how much of a raised contract is in force, and which brokers the rest waits for;
-// nil: all of it is in force.
+// Raising returns the part of a raised contract that is in force, and the brokers that
+// the rest waits for; nil: the whole contract is in force.
 func (r *reader) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raising {
 	if !topic.Raising {
 		return nil
@@ -248,8 +251,8 @@ func (r *reader) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raisi
 	return p
 }
 
-// Lowering returns the brokers that may use more than a topic's contract, or the contract of a
-// deleted topic; nil: there are none.
+// Lowering returns the brokers that may use more than a topic's contract, or may use the
+// contract of a deleted topic; nil: none.
 func (r *reader) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 	r.mu.RLock()
 	kept := r.mu.cat.Unconfirmed(name)
@@ -266,19 +269,19 @@ func (r *reader) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 	if known {
 		look.Contract = topic.Spec.Contract()
 	}
-	// The adaptor may have restarted, and does not know the topic yet.
+	// A restarted adaptor may not know the topic yet.
 	if knows := shares.GetRemoving() || known && shares.GetContract() != nil; knows {
 		kept = excess(shares, look, kept).Shares
 	}
 	return r.lowering(kept, shares, time.Now())
 }
 
-// Kept is Lowering by what the catalog keeps, without asking the adaptor.
+// Kept is Lowering from the catalog alone, without the adaptor.
 func (r *reader) Kept(topic catalog.Topic) *srtmv1.Lowering {
 	return r.lowering(topic.Unconfirmed, nil, time.Now())
 }
 
-// lowering tells what brokers may do with unconfirmed shares; nil: there are none.
+// lowering describes the unconfirmed shares of brokers; nil: none.
 func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.TopicShares, now time.Time) *srtmv1.Lowering {
 	if len(unconfirmed) == 0 {
 		return nil

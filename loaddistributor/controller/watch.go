@@ -8,25 +8,25 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// piece is how many assignments a watcher is told at once.
+// piece is the maximum number of assignments in a Change.
 const piece = 5000
 
-// Change is what a watcher is told.
+// Change is a message to a watcher.
 type Change struct {
 	Assignments []catalog.Assignment
 	Epoch       uint64
 	More        bool // more of the same change follows
 }
 
-// watcher only knows that it should look: a change that comes while it has not
-// looked yet adds nothing, so a slow one costs nothing and misses only what is
-// out of date.
+// watcher only holds a wake-up. Changes before the next look share one wake-up, so a slow
+// watcher costs nothing, and misses only outdated states.
 type watcher struct {
-	publishers []string      // set once; none: all of the topic
-	wake       chan struct{} // room for one
+	publishers []string      // set once; empty: all publishers of the topic
+	wake       chan struct{} // 1 deep
 }
 
-// watched says which publishers of a topic are watched here.
+// watched returns a function that reports whether a publisher of the topic is watched
+// here.
 func (st *state) watched(topic string) func(publisher string) bool {
 	ids := map[string]bool{}
 	for w := range st.topics.see(topic).watchers {
@@ -44,13 +44,13 @@ func (st *state) wakeWatchers(topic string) {
 	for w := range st.topics.see(topic).watchers {
 		select {
 		case w.wake <- struct{}{}:
-		default: // it has been woken and has not looked yet
+		default: // a wake-up is already pending
 		}
 	}
 }
 
-// Resolve says where a publisher belongs: catalog.ErrTopicUnknown,
-// ErrPublisherUnknown, ErrUnplaced, ErrNotActive or ErrUnread otherwise.
+// Resolve returns a publisher's broker. Errors: catalog.ErrTopicUnknown,
+// ErrPublisherUnknown, ErrUnplaced, ErrNotActive, ErrUnread.
 func (r *reader) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -61,8 +61,8 @@ func (r *reader) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	return a, r.mu.deny(r.missing(topic, err))
 }
 
-// FindBrokers returns the connected brokers that have a topic, by id. Errors: as Resolve's about
-// the topic.
+// FindBrokers returns the connected brokers with a topic, by id. Errors about the topic
+// are as in Resolve.
 func (r *reader) FindBrokers(topic string) ([]Node, error) {
 	nodes, _, found := r.Producers(topic)
 	r.mu.RLock()
@@ -76,11 +76,10 @@ func (r *reader) FindBrokers(topic string) ([]Node, error) {
 	return nodes, nil
 }
 
-// Watch calls send with the present assignments of the named publishers, all
-// if none is named, and then with every one that changes, until the topic is
-// deleted (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays
-// no other; it is then told what has become of it, not every step.
-// Requires: the names are distinct.
+// Watch calls send with the present assignments of the named publishers (all if none is
+// named), and then with every changed assignment, until the topic is deleted
+// (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays no other watcher,
+// and skips intermediate states. Requires: the names are distinct.
 func (r *reader) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
 	w := &watcher{publishers: publishers, wake: make(chan struct{}, 1)}
 	r.mu.Lock()
@@ -95,7 +94,7 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 		err = r.mu.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
-	case r.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown
+	case r.mu.cut && len(publishers) > 0: // only a later stream can tell which are unknown
 		publishers = slices.DeleteFunc(slices.Clone(publishers), func(id string) bool { return first.Placement.Of(id).Unknown })
 		if len(publishers) == 0 {
 			err = catalog.ErrUnread
@@ -117,7 +116,7 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 		defer r.mu.Unlock()
 		l := r.mu.topics.at(topic)
 		if delete(l.watchers, w); len(l.watchers) == 0 && r.mu.leader != nil {
-			delete(r.mu.topics, topic) // a follower knows nothing else of it
+			delete(r.mu.topics, topic) // a follower has no other data about the topic
 		}
 	}()
 
@@ -145,8 +144,8 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 	}
 }
 
-// difference sends the assignments that are not in old as they are in now. A
-// nil old has none. No publishers: all of now's.
+// difference sends the assignments of now that differ from old. A nil old is empty.
+// publishers selects assignments; empty: all.
 func difference(old, now *catalog.Placement, publishers []string, send func(Change) error) error {
 	count := len(publishers)
 	if count == 0 {

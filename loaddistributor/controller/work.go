@@ -12,24 +12,26 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// What a broker is asked to do: by the owner of a topic, which waits for the answer, or
-// because it is seen not to have what the catalog says.
+// Requests to a broker come from the owner of a topic, which waits for the answer, or
+// from a comparison: the broker lacks something that the catalog has.
 
-// request is a PrepareTopic, RemoveTopic or TakeOver that is not answered yet.
+// request is an unanswered PrepareTopic, RemoveTopic or TakeOver.
 type request struct {
 	topic  string
 	remove bool
-	// Only the owner that waits is concerned: a refusal is an answer like another.
+	// owners means that only the waiting owner is concerned: a refusal is a normal
+	// answer.
 	owners bool
 	sent   time.Time
-	// For the owner that waits; room for the one answer. nil: none waits.
+	// done receives the answer for the waiting owner; room for the one answer. nil: no
+	// owner waits.
 	done     chan<- reconcile.Answered
 	prepares bool           // a PrepareTopic
-	answered bool           // the broker has answered, and the answer is not taken yet, or is a refusal
+	answered bool           // the broker has answered; the answer is not applied yet, or is a refusal
 	waits    []*channelWait // for the broker's channels
 }
 
-// settle has those wait for this broker no longer who need its channels.
+// settle ends the waits for this broker's channels.
 func (r *request) settle(broker string) {
 	for _, w := range r.waits {
 		w.settle(broker)
@@ -37,15 +39,14 @@ func (r *request) settle(broker string) {
 	r.waits = nil
 }
 
-// answer never blocks: done has room.
+// answer sends the answer to the owner. It never blocks: done has room.
 func (r *request) answer(broker string, err error) {
 	if r.done != nil {
 		r.done <- reconcile.Answered{Broker: broker, Err: err}
 	}
 }
 
-// assignWork asks every broker for what it should have done and is not known
-// to have.
+// assignWork requests from every broker the work that is not known to be done.
 func (c *Controller) assignWork(now time.Time) {
 	c.mu.RLock()
 	sessions := slices.Collect(maps.Values(c.mu.sessions))
@@ -59,7 +60,7 @@ func (c *Controller) assignWork(now time.Time) {
 	}
 }
 
-// assign asks for what is not asked already; an answer that is overdue is asked for again.
+// assign sends the missing requests, and repeats overdue requests.
 func (st *state) assign(s *Session, now time.Time) {
 	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
 		return
@@ -92,8 +93,8 @@ func (st *state) assign(s *Session, now time.Time) {
 		if !known || st.owned(name) || slices.Contains(prepare, name) {
 			continue
 		}
-		// It retires, and has to deliver what it has; or it gave up what another took over, or
-		// its topic was created there anew.
+		// The broker retires and must deliver its messages; or it lost the topic to a
+		// take-over; or a client created the topic on it directly.
 		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
 			prepare = append(prepare, name)
 		}
@@ -105,7 +106,7 @@ func (st *state) assign(s *Session, now time.Time) {
 	}
 }
 
-// expect numbers a request, which waits for its answer from then on.
+// expect numbers a request and waits for its answer.
 func (b *brokers) expect(s *Session, r request) (number uint64) {
 	b.requests++
 	s.requests[b.requests] = &r
@@ -135,7 +136,7 @@ func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 
-// retire tells brokers that are connected whether the topic retires from them.
+// retire tells connected brokers whether the topic retires from them.
 func (st *state) retire(name string, spec *catalog.Spec, brokers []string, now time.Time) {
 	for _, id := range brokers {
 		if s := st.sessions[id]; s != nil {
@@ -144,7 +145,7 @@ func (st *state) retire(name string, spec *catalog.Spec, brokers []string, now t
 	}
 }
 
-// remove sends a RemoveTopic; unused: only if the topic is not used.
+// remove sends a RemoveTopic. unused: only if the topic is not in use.
 func (b *brokers) remove(s *Session, r request, unused bool) {
 	r.remove, r.owners = true, unused
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
@@ -152,7 +153,7 @@ func (b *brokers) remove(s *Session, r request, unused bool) {
 	}}})
 }
 
-// takeOver has the broker take over what another had of a topic.
+// takeOver asks a broker to take over another broker's messages of a topic.
 func (st *state) takeOver(s *Session, r request, from string) {
 	r.owners = true
 	order := &srtmv1.TakeOver{Request: st.expect(s, r), Topic: r.topic, FromBrokerId: from}
@@ -162,8 +163,8 @@ func (st *state) takeOver(s *Session, r request, from string) {
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: order}})
 }
 
-// result takes a broker's answer. refused is the request that it refuses, unless the owner
-// that asked decides what follows. left are channels of the broker that are too many.
+// result handles a broker's answer. refused is the refused request, unless an owner
+// handles the refusal. left lists the broker's channels beyond the limit.
 func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, left []string, err error) {
 	if err := checkChannels("prepare_result.channels", p.Channels); err != nil {
 		return nil, nil, err
@@ -173,14 +174,14 @@ func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (ref
 	case r == nil && p.Request > st.requests:
 		return nil, nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
 	case r == nil, r.answered:
-		return nil, nil, nil // late: it has been asked again
+		return nil, nil, nil // late: the request was repeated
 	}
 	r.answered = true
 	r.settle(s.broker)
 	if p.Error != "" {
 		r.answer(s.broker, &RefusedError{p.Error})
 		if !r.owners {
-			r.done, r.sent = nil, now // it stays, so that what is refused is not asked again at once
+			r.done, r.sent = nil, now // keep the refused request, so that it is not repeated at once
 			return r, nil, nil
 		}
 		delete(s.requests, p.Request)
@@ -189,16 +190,17 @@ func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (ref
 	if !r.prepares || len(p.Channels) == 0 {
 		return nil, nil, st.done(s, p.Request, r)
 	}
-	// The topic is not prepared before its other brokers have the channels of this one.
+	// The topic counts as prepared only when its other brokers have this broker's
+	// channels.
 	left = st.takeIn(r.topic, p.Channels, func() {
-		if s.requests[p.Request] == r { // else it was given up
+		if s.requests[p.Request] == r { // otherwise it was given up
 			_ = st.done(s, p.Request, r)
 		}
 	})
 	return nil, left, nil
 }
 
-// done ends a request that the broker has carried out.
+// done completes a request that the broker has carried out.
 func (st *state) done(s *Session, number uint64, r *request) (err error) {
 	r.answer(s.broker, nil)
 	delete(s.requests, number)
