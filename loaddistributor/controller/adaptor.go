@@ -120,8 +120,8 @@ func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 }
 
 // drop removes a contract at the adaptor, and returns the shares that brokers still hold;
-// nil: none. awaited are the brokers that may use shares of the contract, and strict
-// the brokers among them that stop when their lease ends.
+// nil: none. The awaited brokers may use shares of the contract. The strict brokers among
+// them stop when their lease ends.
 func (l ledger) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
 	ctx, cancel := l.within(context.Background(), l.patience)
 	defer cancel()

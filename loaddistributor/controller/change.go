@@ -236,7 +236,6 @@ func (c *change) nudge(n reconcile.Nudge) {
 	}
 }
 
-// write makes an event durable.
 func (c *change) write(w reconcile.Write) reconcile.Written {
 	e := w.Event
 	c.mu.Lock()
@@ -313,7 +312,6 @@ func (c *change) moved(from, to catalog.Topic) {
 		"brokers", to.Plan.K, "retiring", len(to.Retiring), obs.KeyDuration, time.Since(c.began))
 }
 
-// note writes to the log.
 func (c *change) note(n reconcile.Note) {
 	args := []any{obs.KeyTopic, c.op.name}
 	if n.Broker != "" {

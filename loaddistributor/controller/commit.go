@@ -83,7 +83,6 @@ type pipeline struct {
 	halted error            // why no event can be staged; nil: staging works
 }
 
-// staged is a staged event.
 type staged struct {
 	event catalog.Event
 	ticket
@@ -131,8 +130,8 @@ func (st *state) commit(e catalog.Event) error {
 	return t.wait()
 }
 
-// must panics on a refusal that cannot happen. It returns only errors of a journal that
-// has ended or has no room for an event that this event depends on.
+// must panics on a refusal that cannot happen. It returns an error only if the journal has
+// ended, or has no room for an earlier event on which the refused event depends.
 func must(what string, err error) error {
 	if err != nil && !errors.Is(err, ErrNotCommitted) && !errors.Is(err, ErrClosing) && !errors.Is(err, ErrStoreFull) {
 		panic(fmt.Sprintf("controller: %s: %v", what, err))

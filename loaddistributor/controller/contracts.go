@@ -127,9 +127,9 @@ func (c *contracts) compare(ctx context.Context) error {
 		}
 	}
 	for _, name := range leftovers {
-		// Remove the contract at once if the adaptor has it. Otherwise wait until no
-		// broker has the topic: the adaptor may still learn of shares that a broker held
-		// before.
+		// Remove the contract at once if the adaptor has it, and once more when no broker
+		// has the topic: meanwhile the adaptor may have learned of shares that brokers
+		// held before the removal.
 		c.mu.RLock()
 		held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
 		c.mu.RUnlock()
@@ -166,7 +166,7 @@ func (c *contracts) seeTo(op operation) error {
 }
 
 // noteReserved records, for people, which topics lack shares because of brokers that are
-// gone, and the remedy.
+// gone, with the remedy.
 func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.RLock()

@@ -141,7 +141,6 @@ func (c *Controller) created(cr *creation, err error, began time.Time) {
 		obs.KeyPolicy, cr.topic.Plan.Policy, "brokers", cr.topic.Plan.K)
 }
 
-// place plans a new topic.
 func (cr *creation) place(p planning) (catalog.Event, error) {
 	if err := p.afford(cr.spec); err != nil {
 		return nil, err

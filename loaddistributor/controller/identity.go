@@ -15,7 +15,6 @@ import (
 // DefaultIDLease is how long a broker's id belongs to a silent process that may be alive.
 const DefaultIDLease = 3200 * time.Millisecond
 
-// refusalShown is how long a refusal is shown.
 const refusalShown = 10 * time.Minute
 
 // holder is the process that owns a broker's id.

@@ -78,8 +78,8 @@ func (st *state) wakeTopic(name string) {
 }
 
 // gone reports whether a broker is known to be disconnected: its session in this process
-// has ended, or it did not join within the time after which its publishers are placed
-// elsewhere. All brokers must rejoin a controller that has just started.
+// has ended, or it has not joined this process for EvacuateAfter. All brokers must rejoin
+// a controller that has just started.
 func (st *state) gone(id string, now time.Time) bool {
 	b, _ := st.cat.Broker(id)
 	since, away := st.away[id]

@@ -91,7 +91,6 @@ func (o *owners) own(name string, own *owner) {
 	}
 }
 
-// change carries out an operation.
 func (o *owners) change(own *owner, op operation) error {
 	name, of := op.described()
 	ctx, end := o.span(op.ctx, name, of...)

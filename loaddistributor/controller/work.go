@@ -106,14 +106,13 @@ func (st *state) assign(s *Session, now time.Time) {
 	}
 }
 
-// expect numbers a request and waits for its answer.
+// expect numbers a request and stores it until the answer.
 func (b *brokers) expect(s *Session, r request) (number uint64) {
 	b.requests++
 	s.requests[b.requests] = &r
 	return b.requests
 }
 
-// prepare sends a PrepareTopic.
 func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 	contract := ContractProto(spec)
 	r.prepares = true

@@ -150,7 +150,6 @@ func (a *assignment) descending(publishers []int) []int {
 	return publishers
 }
 
-// give places a publisher.
 func (a *assignment) give(publisher, broker int) {
 	a.where[publisher] = broker
 	a.deficit[broker] -= a.rates[publisher]
@@ -172,10 +171,10 @@ func (a *assignment) expect(publishers []int) (sum float64) {
 // broker with the largest deficit. If counts is not nil, broker l gets exactly counts[l]
 // publishers. Requires: the publishers are expected.
 //
-// Without counts, and starting from no deficit, every broker's sum ends less than one
-// publisher's rate away from its proportion: only the broker with the largest deficit can
-// be given more than its deficit, so no deficit exceeds the rate of that publisher. A
-// closer match can exist, but finding it is NP-hard, and the publishers' own variations
+// Without counts, and starting from no deficit, every broker's sum of rates ends less than
+// one publisher's rate away from its proportion. The reason: deal overfills a broker only
+// if the broker has the largest deficit, so every deficit is below that publisher's rate.
+// A closer match can exist, but finding it is NP-hard, and the publishers' own variations
 // outweigh the difference.
 func (a *assignment) deal(publishers []int, counts []int64) {
 	open := a.order[:0]

@@ -28,8 +28,8 @@
 // The quotas sum to r. By (1), a broker whose publishers keep to their part (a_l <= q_l)
 // therefore has their full rate, whatever the other publishers send or have waiting. b is
 // divided in the same way: (1) uses the burst that the arrivals of the last minute
-// needed, and the weights of (4) divide the rest. Rounding may take up to one unit (one
-// milli-msg/s, one message) from these values. The tests compare the results with every
+// needed, and the weights of (4) divide the rest. Rounding may reduce a share by up to one
+// milli-msg/s and one message. The tests compare the results with every
 // division of small contracts.
 //
 // Two designs lost. The first divided r in proportion to the need, including backlogs: a

@@ -82,7 +82,6 @@ func (w *Window) Fill(l *Load, from mono.Time) {
 	}
 }
 
-// sums accumulate steps.
 type sums struct {
 	n                        int
 	seconds, offered, square float64 // square: sum of offered*offered/seconds over the steps
@@ -112,9 +111,10 @@ func (s *sums) dispersion() float64 {
 	return max(0, spread/float64(s.n-1)/s.rate())
 }
 
-// jumps reports whether a step does not fit the steps before: the messages differ by more
-// than a fifth and by more than four standard deviations (as seen, or of Poisson arrivals
-// if larger). With fewer than three steps, only traffic after silence counts as a jump.
+// jumps reports whether a step does not fit the steps before: the number of messages
+// differs by more than a fifth, and by more than four standard deviations. The deviation
+// is the observed one, but at least that for Poisson arrivals. With fewer than three
+// steps, only traffic after silence counts as a jump.
 func (s *sums) jumps(one Step) bool {
 	if s.n == 0 || s.n < 3 && s.offered > 0 {
 		return false

@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// usage is a mistake on the command line.
 func usage(err error) error { return lifecycle.UsageError{Err: err} }
 
 func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
@@ -162,7 +161,6 @@ func required(cmd *cobra.Command, names ...string) error {
 	return errors.New("missing --" + strings.Join(missing, ", --"))
 }
 
-// writeJSON writes v on one line.
 func writeJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)

@@ -16,7 +16,6 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// fitOptions are the flags of fitting.
 type fitOptions struct {
 	modes  []string
 	round  time.Duration

@@ -124,7 +124,6 @@ seek brings back what is retained.`,
 	return b.flags(cmd)
 }
 
-// channelNames returns the names of a topic's channels.
 func (x *call) channelNames(ctx context.Context, topic string) (names []string, err error) {
 	r, err := x.admin.ListChannels(ctx, &srtmv1.ListChannelsRequest{Topic: topic})
 	for _, c := range r.GetChannels() {

@@ -61,7 +61,6 @@ type call struct {
 	progress *progress
 }
 
-// run executes a command line.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	root := command()
 	if err := checkLine(root, args); err != nil {
@@ -204,7 +203,6 @@ func (c *cli) flagsTo(cmd *cobra.Command, server, address, port, usage string, t
 // patience is the default timeout for a server.
 const patience = 30 * time.Second
 
-// check validates the flags.
 func (c *cli) check() error {
 	if c.output != formJSON && c.output != formTable {
 		return usagef("--output %q is neither json nor table", c.output)

@@ -30,7 +30,6 @@ const (
 	skipped = "skipped"
 )
 
-// finding is the result of a check.
 type finding struct {
 	Check string `json:"check"`
 	State string `json:"state"`
@@ -44,7 +43,6 @@ const (
 	certificateDue = 30 * 24 * time.Hour
 )
 
-// doctor collects findings.
 type doctor struct {
 	data  []string // folders
 	certs []string // also show passed checks

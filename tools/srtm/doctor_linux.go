@@ -36,7 +36,6 @@ var (
 	}
 )
 
-// machine checks this host.
 func (d *doctor) machine() {
 	release := ""
 	var name unix.Utsname

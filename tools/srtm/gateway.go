@@ -120,7 +120,6 @@ func (s *gatewayStatus) print(out io.Writer) error {
 	})
 }
 
-// askHTTP fetches a page from a daemon's HTTP address.
 func askHTTP(ctx context.Context, address, path string, trust secure.ClientConfig) ([]byte, error) {
 	tls, err := trust.TLS("")
 	if err != nil {

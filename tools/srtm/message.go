@@ -140,7 +140,6 @@ further, and waits for the answers to what it has sent, at most 5 s.`,
 	return p.flags(cmd)
 }
 
-// open opens the publisher.
 func (p *publication) open(x *call) (*client.Publisher, error) {
 	cfg, err := p.config()
 	if err != nil {
@@ -430,7 +429,6 @@ func (t *tail) run(x *call) error {
 	return err
 }
 
-// consumer consumes from one broker.
 type consumer struct {
 	leave context.CancelFunc
 	told  chan error // receives nil or the error of subscribing, and after nil the reason for the end

@@ -80,7 +80,6 @@ func (p *progress) draw(since time.Duration) {
 	}
 }
 
-// say sets the text.
 func (p *progress) say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -107,7 +107,6 @@ topic describe --output json prints; then only --idempotency-key may be given be
 	return cmd
 }
 
-// describe shows the topic from a call.
 func (x *call) describe(t *srtmv1.Topic, err error) error {
 	return x.show(t, err, func() error { return describe(x.out, t) })
 }
@@ -214,7 +213,6 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 	return cmd
 }
 
-// flags adds the flags for a specification.
 func (n *newTopic) flags(cmd *cobra.Command) {
 	contract := &srtmv1.Contract{Slo: &srtmv1.Slo{}}
 	n.said = &srtmv1.TopicSpec{Contract: contract}
@@ -408,7 +406,6 @@ func topicDeleteCommand() *cobra.Command {
 	})
 }
 
-// describe prints a topic for people.
 func describe(w io.Writer, t *srtmv1.Topic) error {
 	spec, status := t.GetSpec(), t.GetStatus()
 	contract := spec.GetContract()
@@ -492,7 +489,6 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	return describeLearned(w, t.GetLearned())
 }
 
-// describeLearned prints the publishers of an open topic.
 func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 	fmt.Fprintf(w, "\nopen: %d publishers learned", l.GetCount())
 	if shown := len(l.GetPublishers()); shown < int(l.GetCount()) {
@@ -533,7 +529,6 @@ func percentText(fraction float64) string {
 	return tenths(100*fraction) + " %"
 }
 
-// sloState says whether the SLO is met.
 func sloState(s *srtmv1.TopicStatus) string {
 	if s.SloMet == nil {
 		return "undecided"

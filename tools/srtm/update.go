@@ -144,7 +144,6 @@ func (x *call) confirmed(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topi
 	return topic, nil
 }
 
-// confirmPause is the pause between two checks of confirmed.
 const confirmPause = 500 * time.Millisecond
 
 // change builds the request from the flags or the file.

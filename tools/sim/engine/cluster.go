@@ -86,7 +86,6 @@ type lane struct {
 	step    Step      // current step
 }
 
-// message is a message in a lane.
 type message struct {
 	at     mono.Time
 	source int32

@@ -9,7 +9,6 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// flow is a sender.
 type flow struct {
 	// Set once.
 	tos, claim uint8 // assigned and claimed ToS
@@ -65,7 +64,6 @@ func (f *flow) rate() float64 {
 	return f.window.rate(f.rtt)
 }
 
-// acked handles an ACK.
 func (f *flow) acked(now mono.Time, p packet) {
 	f.inflight--
 	if sample := now.Sub(p.sent); f.rtt == 0 {

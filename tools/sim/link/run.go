@@ -35,7 +35,6 @@ type event struct {
 // Before orders events by time, then as they were added.
 func (e event) Before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
-// simulation is a running simulation.
 type simulation struct {
 	// Set once.
 	cfg    Config
@@ -103,14 +102,12 @@ func Run(c Config) Result {
 	return s.result(forward)
 }
 
-// at adds an event.
 func (s *simulation) at(at mono.Time, e event) {
 	s.seq++
 	e.at, e.seq = at, s.seq
 	s.heap.Push(e)
 }
 
-// run simulates until end.
 func (s *simulation) run(end mono.Time) {
 	for {
 		queues := [4]*fifo.Queue[packet]{&s.routes[0].wire.flying, &s.routes[1].wire.flying, &s.routes[0].wire.lost, &s.routes[1].wire.lost}

@@ -8,7 +8,6 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// windowConfig has the parameters of a window.
 type windowConfig struct {
 	// alpha is the paper's gain α, 0 to 1, which the paper does not state; 0: 0.5.
 	alpha float64

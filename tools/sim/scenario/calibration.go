@@ -15,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
-// Paper is the built-in calibration. It was chosen to match the paper's statements about
-// its brokers, which the file lists.
+// Paper is the built-in calibration. It matches the paper's statements about its brokers;
+// the file lists these statements.
 const Paper = "paper"
 
 //go:embed paper.json

@@ -74,7 +74,6 @@ type Check struct {
 // slice is the interval at which the fast search receives late messages.
 const slice = 10 * time.Millisecond
 
-// fitRun is a running fit.
 type fitRun struct {
 	built   *Built
 	placed  *Placed

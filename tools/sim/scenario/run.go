@@ -137,7 +137,6 @@ type tuning struct {
 	every, turns int
 }
 
-// adaptors returns the adaptors of the scenario's topics.
 func (b *Built) adaptors() (all []*tuning, err error) {
 	for i, p := range b.Topics {
 		a := p.Spec.Adapt

@@ -197,7 +197,6 @@ func New(s Scenario) (*Built, error) {
 	return Build(&s)
 }
 
-// fill fills in the defaults.
 func (s *Scenario) fill() {
 	or(&s.Seed, 1)
 	or(&s.Calibration, Paper)

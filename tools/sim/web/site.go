@@ -14,7 +14,7 @@ import (
 // client waits for an answer and then requests a page of the same type at once.
 //
 // Assumptions that the paper does not state: pages take 6, 3 and 1 ms of the resources,
-// in rotation, so that 300 requests/s, spread evenly over the types, use up all three
+// in rotation. So 300 requests/s, spread evenly over the types, use up all three
 // resources, as in the paper's figure 8. "More CPU-intensive requests than the other
 // types" means twice as many clients of each class. The work of a request is uniform
 // between half and one and a half of the page's work. A request visits the processor, the
@@ -93,7 +93,6 @@ type visit struct {
 	kind int
 }
 
-// site is a running simulation.
 type site struct {
 	Visits
 	scheduler interface {

@@ -24,7 +24,6 @@ import (
 // AddressEnv names the loaddistributor if the flag is not set.
 const AddressEnv = "SRTM_LOADDISTRIBUTOR_ADDRESS"
 
-// settings are the command line's values.
 type settings struct {
 	tcpAddress, httpAddress string
 	resend                  string
@@ -105,7 +104,6 @@ func (o *settings) validate() (Config, error) {
 	return cfg, f.Err()
 }
 
-// run serves until ctx ends.
 func (o *settings) run(ctx context.Context) error {
 	lifecycle.Survive()
 	cfg, err := o.validate()

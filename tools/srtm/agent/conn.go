@@ -106,7 +106,6 @@ func (c *conn) run(base context.Context) {
 	}
 }
 
-// stop makes the reader stop.
 func (c *conn) stop() {
 	c.stopped.Store(true)
 	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
@@ -264,7 +263,6 @@ var errOver = errors.New("not sent: the connection is over")
 // errNameless: neither the producer nor the configuration says who publishes.
 var errNameless = errors.New("not sent: no client_id in IDENTIFY, and no publisher id is configured")
 
-// begin sends a publish to its broker.
 func (c *conn) begin(base context.Context, o *order) {
 	switch {
 	case c.over.Load():
@@ -320,7 +318,6 @@ func (c *conn) write() {
 	}
 }
 
-// settle answers an order.
 func (c *conn) settle(o *order) {
 	err := o.err
 	switch {
@@ -381,7 +378,6 @@ func (c *conn) closing() (bool, error) {
 	return c.mu.session.Closing()
 }
 
-// flush writes the session's output.
 func (c *conn) flush() {
 	c.mu.Lock()
 	out := append([]byte(nil), c.mu.session.Output()...)

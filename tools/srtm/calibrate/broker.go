@@ -121,7 +121,6 @@ func (b broker) request(ctx context.Context, method, to, path string) ([]byte, e
 	return text, err
 }
 
-// topics returns the stats of all topics.
 func (b broker) topics(ctx context.Context) ([]topicStats, error) {
 	text, err := b.ask(ctx, http.MethodGet, "/stats?format=json&include_clients=false&include_mem=false&include_histograms=true")
 	if err != nil {
@@ -130,7 +129,6 @@ func (b broker) topics(ctx context.Context) ([]topicStats, error) {
 	return parseStats(text)
 }
 
-// parseStats parses the answer to /stats.
 func parseStats(text []byte) ([]topicStats, error) {
 	var s struct {
 		Topics []struct {

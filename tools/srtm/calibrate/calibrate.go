@@ -296,7 +296,6 @@ func (r *runner) stats(ctx context.Context, topic string) (topicStats, error) {
 	return topicStats{}, fmt.Errorf("the broker has lost topic %s", topic)
 }
 
-// step tries a rate.
 func (r *runner) step(ctx context.Context, rate int64) (Step, error) {
 	spec := r.cfg.spec(rate)
 	spec.Seed += uint64(r.steps + 1)

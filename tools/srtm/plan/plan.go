@@ -128,7 +128,6 @@ func read(file string, stdin io.Reader) (scenario, error) {
 	return parse(f)
 }
 
-// run places the scenario and writes the answer.
 func run(w io.Writer, s scenario, file, policy, output string, seed uint64) error {
 	p, err := placement.Place(policy, s.brokers, s.demand, rand.New(rand.NewPCG(seed, 0)))
 	var found placement.FieldErrors

@@ -15,7 +15,6 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 )
 
-// job is one run of iotpub.
 type job struct {
 	name, topic string
 	load        load.Options
@@ -40,7 +39,6 @@ type emulator struct {
 	}
 }
 
-// startEmulator runs a job against the cluster.
 func startEmulator(c *local.Cluster, binDir, dataDir string, j job) (*emulator, error) {
 	args := append([]string{
 		"run", "--output=json", "--progress=1s", "--subscribe", "--channel=up",

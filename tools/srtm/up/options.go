@@ -14,7 +14,6 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
 
-// options are the command line's values.
 type options struct {
 	load     load.Options
 	brokers  int

@@ -98,7 +98,6 @@ type BrokerSide struct {
 	SLOMet         *bool            `json:"slo_met,omitempty"` // nil: undecided
 }
 
-// observe keeps the latest stats.
 func (p *Phase) observe(s *srtmv1.TopicStatus) {
 	pooled := s.GetPooled()
 	if pooled.GetDelivered() == 0 {
@@ -237,7 +236,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// compare prints the phases side by side.
 func (r *Report) compare(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	row := func(name string, cell func(*Phase) string) {
@@ -331,7 +329,6 @@ func (r *Report) compare(w io.Writer) error {
 
 func percent(fraction float64) string { return tuner.Percent(fraction) }
 
-// verdict returns the last lines.
 func (r *Report) verdict() string {
 	var b strings.Builder
 	var accepted, lost, duplicated uint64

@@ -47,7 +47,6 @@ const (
 	ours, blind = "sensors", "sensors-blind"
 )
 
-// run is the state of one `srtm up`.
 type run struct {
 	options
 	load    *load.Load
@@ -123,7 +122,6 @@ func (r *run) all(ctx context.Context) error {
 	return nil
 }
 
-// measure calibrates and runs the phases.
 func (r *run) measure(ctx context.Context) error {
 	if err := r.calibrate(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -286,7 +284,6 @@ func (r *run) topicSpec(name, policy string, contract *srtmv1.Contract) *srtmv1.
 	return spec
 }
 
-// phaseSpec describes a phase to run.
 type phaseSpec struct {
 	name, title string
 	spec        *srtmv1.TopicSpec
@@ -407,7 +404,6 @@ func pressure() time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// create creates a topic.
 func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -420,7 +416,6 @@ func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic
 	}
 }
 
-// busyPause is the pause before create tries again.
 const busyPause = 100 * time.Millisecond
 
 // status returns a topic with its stats, or nil if the request fails.

@@ -14,9 +14,13 @@ type SLO struct {
 
 // Evidence holds the counts of a step.
 type Evidence struct {
-	// Counted by the generator, in messages except Lost: not sent because they were held
-	// back for too long; held back because a connection took no more; without an answer;
-	// answered with an error; connections lost; accepted but never delivered.
+	// Counted by the generator, in messages except Lost:
+	//   - Skipped: not sent, because they were held back for too long;
+	//   - Held: held back, because a connection took no more;
+	//   - Unanswered: without an answer;
+	//   - Refused: answered with an error;
+	//   - Lost: connections that were lost;
+	//   - Undelivered: accepted but never delivered.
 	Skipped, Held, Unanswered, Refused, Lost, Undelivered uint64
 	// Late is the generator's send delay, at the SLO's quantile.
 	Late time.Duration
