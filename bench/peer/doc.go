@@ -9,6 +9,9 @@
 // With --loaddistributor our broker is also measured in a cluster of two: with publishers
 // at the broker of the topic, and with publishers at the other broker, which forwards.
 //
+// With --before an earlier build of our broker is measured, too. With --ttl our broker is also
+// measured with a TTL and dead letters that no message reaches.
+//
 // In each round every broker starts anew and gets the same work by the same schedule. The
 // tables show medians of the rounds. The column "least p99" shows the least disturbed
 // round. tools/load performs and measures the work. Some columns describe the disturbances:

@@ -193,6 +193,8 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
 	control := fs.String("loaddistributor", "", "`path` of our loaddistributor: our broker is measured in a cluster of two as well, with publishers at the broker of the topic (srtm-direct) and at the other (srtm-forwarded)")
 	sources := fs.String("sources", "", "where our broker's arrival stamps come from, `modes` of nsqd --arrival-stamps with commas: it is measured with each")
+	before := fs.String("before", "", "`path` of an earlier nsqd of ours, to be measured as srtm-before")
+	ttl := fs.Bool("ttl", false, "measure our broker with a TTL and dead letters as well, which no message reaches (srtm-ttl)")
 	var others []load.Broker
 	fs.Func("nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one", func(s string) error {
 		name, path, _ := strings.Cut(s, "=")
@@ -258,6 +260,14 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	var brokers []load.Broker
 	for source := range strings.SplitSeq(*sources, ",") {
 		brokers = append(brokers, load.Ours(*srtm, source))
+	}
+	if *before != "" {
+		b := load.Ours(*before, "")
+		b.Name += "-before"
+		brokers = append(brokers, b)
+	}
+	if *ttl {
+		brokers = append(brokers, load.Expiring(*srtm))
 	}
 	if *control != "" {
 		path, err := host.Program(*control)

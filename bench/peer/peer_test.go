@@ -105,6 +105,10 @@ func TestFlags(t *testing.T) {
 	if err != nil || len(c.peers) != 2 || c.peers[1].Name != "up" || len(c.skipped) != 1 || len(c.scenarios) != 2 || c.seed != 7 {
 		t.Errorf("%+v, %v", c, err)
 	}
+	c, err = parse([]string{"--srtm=" + self, "--before=" + self, "--ttl", "--only=srtm,srtm-before,srtm-ttl"}, io.Discard)
+	if err != nil || len(c.peers) != 3 || c.peers[1].Name != "srtm-before" || c.peers[2].Name != "srtm-ttl" || c.peers[2].Begun == nil {
+		t.Errorf("%+v, %v", c, err)
+	}
 	if c, err := parse([]string{"--srtm=" + self, "--scenarios=all"}, io.Discard); err != nil || len(c.scenarios) != len(scenarios()) {
 		t.Errorf("%d scenarios, %v", len(c.scenarios), err)
 	}

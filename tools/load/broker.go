@@ -3,9 +3,11 @@
 package load
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +29,8 @@ type Broker struct {
 	// Fields of a Pair.
 	control   string // path of the loaddistributor; empty without a second broker
 	forwarded bool
+	// Begun, if not nil, prepares the broker, which serves already.
+	Begun func(ctx context.Context, at Place) error
 	// Ended, if not nil, adds the broker's own metrics to r after the broker has exited.
 	Ended func(at Place, s Scenario, r *Result) error
 }
@@ -94,6 +98,31 @@ func Ours(path, stamps string) Broker {
 	b.Ended = held
 	if stamps != "" {
 		b.Name += "-" + stamps
+	}
+	return b
+}
+
+// Expiring is Ours with a TTL, maximum attempts and a dead letter topic that no message reaches.
+func Expiring(path string) Broker {
+	b := Ours(path, "")
+	b.Name += "-ttl"
+	b.Begun = func(ctx context.Context, at Place) error {
+		for _, order := range []string{"/topic/create?topic=" + Topic, "/topic/expiry?ttl=1h&max_attempts=5&dead_letter=" + Topic + ".dead&topic=" + Topic} {
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+at.Web+order, nil)
+			if err != nil {
+				return err
+			}
+			r.Close = true // the connection
+			client := &http.Client{Timeout: patience}
+			answer, err := client.Do(r)
+			if err != nil {
+				return err
+			}
+			if answer.Body.Close(); answer.StatusCode != http.StatusOK {
+				return fmt.Errorf("%s: %s", order, answer.Status)
+			}
+		}
+		return nil
 	}
 	return b
 }

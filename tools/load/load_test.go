@@ -4,6 +4,7 @@ package load
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -375,6 +376,27 @@ func TestABrokerIsOverloaded(t *testing.T) {
 	if files, err := os.ReadDir(left); err != nil || len(files) > 0 {
 		t.Errorf("%v are left, %v", files, err)
 	}
+}
+
+// The broker has the settings while it is measured, and they cost no message.
+func TestABrokerWithTTLIsMeasured(t *testing.T) {
+	b := Expiring(localtest.Program(t, "nsqd"))
+	begun := b.Begun
+	b.Begun = func(ctx context.Context, at Place) error {
+		err := begun(ctx, at)
+		stats, _, asking := localtest.Ask("GET", "http://"+at.Web+"/stats?format=json&topic="+Topic, "")
+		if !strings.Contains(stats, `"expiry":{"ttl_seconds":3600,"max_attempts":5,"dead_letter":"`+Topic+`.dead"}`) {
+			t.Errorf("%v: %s", asking, stats)
+		}
+		return err
+	}
+	r, err := Perform(t.Context(), b, Scenario{Name: "rate", Conns: 5, Rate: 500, Size: 100, Channels: 1, Together: 1}, 300*time.Millisecond, testkit.Seed(t))
+	if err != nil || r.Sent == 0 || r.Delivered != r.Sent || r.Missing != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	b.Begun = func(context.Context, Place) error { return errors.New("it refuses the settings") }
+	_, err = Perform(t.Context(), b, Scenario{Conns: 1, Rate: 10, Together: 1, Size: TimeSize, Channels: 1}, time.Second, 1)
+	testkit.ErrorHas(t, err, "it refuses the settings")
 }
 
 func TestABrokerThatFails(t *testing.T) {

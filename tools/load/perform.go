@@ -76,6 +76,11 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		err = errors.Join(err, os.RemoveAll(b.at.Dir))
 	}()
 
+	if p.Begun != nil {
+		if err := p.Begun(ctx, b.at); err != nil {
+			return r, err
+		}
+	}
 	var subs []*subscriber
 	defer func() {
 		for _, sub := range subs {
