@@ -1,5 +1,5 @@
 // Package reconcile is the state machine of a change to one topic. The machine brings the
-// topic from its present state to its target, one difference at a time. It is pure: its
+// topic from its present state to its target, one difference at a time. The machine is pure: its
 // owner, loaddistributor/controller, passes events in, carries out the effects, and
 // reports the results. The catalog keeps the durable state of the topic. The machine
 // holds only what one change needs, so after a crash a new machine resumes from the
@@ -37,7 +37,7 @@
 //
 // A failure in creating or moving undoes the change. Deleting and returning do not fail:
 // the machine records the brokers that did not answer in time, and the controller
-// compares later what brokers have with what they should have.
+// later compares the topics of brokers with the plan.
 //
 // Invariants, checked by property_test.go with a restart at every point:
 //   - One plan is in force at any time, and publishers learn of no other plan.
