@@ -177,3 +177,35 @@ func TestMatch(t *testing.T) {
 		testkit.Equal(t, match(c.pattern, c.path), c.want, "match(%q, %q)", c.pattern, c.path)
 	}
 }
+
+func TestProse(t *testing.T) {
+	var good, bad Prose
+	good.Add("The ledger frees the share. A restarted process must wait for the next grant.")
+	bad.Add("What it held, which it returns, is free: of which it never was there is nothing.")
+	testkit.Equal(t, good, Prose{Words: 14}, "a sentence with nouns")
+	testkit.Equal(t, bad, Prose{Words: 16, Pronouns: 6, Hanging: 1}, "a sentence that hangs")
+
+	limit := ProseLimit{Pronouns: 10, Hanging: 100}
+	texts := map[string]Prose{
+		"small": {Words: fewWords - 1, Pronouns: 100},
+		"good":  {Words: 1000, Pronouns: 100, Hanging: 10},
+		"long":  {Words: 1000, Pronouns: 101},
+		"hangs": {Words: 1000, Hanging: 11},
+	}
+	var where []string
+	for _, f := range judge(texts, limit, limit, "all", "why") {
+		where = append(where, f.Where)
+	}
+	testkit.EqualSlices(t, where, []string{"hangs", "long"}, "texts above the limit; all together are within it")
+
+	root := t.TempDir()
+	page := "# What it is of which\n\nThe page says that\nof which\n\n    what it is\n| it | which |\n```\nwhat it is\n```\n"
+	testkit.Must(t, os.WriteFile(filepath.Join(root, "page.md"), []byte(page), 0o600))
+	found := testkit.Result(CheckPages(root, []string{"page.md"}, limit, ProseLimit{}, "why")).Must(t)
+	testkit.Equal(t, len(found), 1, "findings")
+	testkit.Equal(t, found[0].What, "6 words, 33.3 % pronouns (at most 0), 1666.7 hanging references per 10,000 words (at most 0)", "the words that count")
+
+	m := fixture(t)
+	found = testkit.Result(m.CheckProse(false, limit, ProseLimit{}, "why")).Must(t)
+	testkit.Equal(t, found[len(found)-1].Where, "all packages", "the whole is judged")
+}

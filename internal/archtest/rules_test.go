@@ -395,3 +395,12 @@ func TestRulesHaveReasons(t *testing.T) {
 		}
 	}
 }
+
+const whyProse = "a reader must understand each sentence the first time: repeat the noun (CONTRIBUTING.md, How we write)"
+
+// The comments of raft, nats-server, nsq and pebble have 3.8 to 4.3 % pronouns and at most 3
+// hanging references per 10,000 words, by the same measure.
+func TestProseOfThisModule(t *testing.T) {
+	found, err := module(t).CheckProse(false, ProseLimit{Pronouns: 6, Hanging: 10}, ProseLimit{Pronouns: 5, Hanging: 5}, whyProse)
+	report(t, found, err)
+}
