@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// outside is an address of this host that is not loopback.
+// outside returns an address of this host that is not loopback.
 func outside(t *testing.T) string {
 	t.Helper()
 	all := testkit.Result(net.InterfaceAddrs()).Must(t)
@@ -27,7 +27,7 @@ func outside(t *testing.T) string {
 	return ""
 }
 
-// ask asks over HTTP and returns the status and the body.
+// ask sends an HTTP request and returns the status and the body.
 func ask(t *testing.T, c *http.Client, method, url, body, token string) (int, string) {
 	t.Helper()
 	r := testkit.Result(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))).Must(t)
@@ -39,8 +39,7 @@ func ask(t *testing.T, c *http.Client, method, url, body, token string) (int, st
 	return answer.StatusCode, string(testkit.Result(io.ReadAll(answer.Body)).Must(t))
 }
 
-// A client that reaches an nsqd on all interfaces can use it as NSQ's, and cannot change
-// what a contract is.
+// A client that reaches an nsqd on all interfaces can use NSQ's API and cannot change a contract.
 func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 	ip := outside(t)
 	d := start(t, "--http-address=0.0.0.0:0", "--topic-limit=t:1:2")
@@ -112,8 +111,7 @@ func TestAnAddressForAdministrators(t *testing.T) {
 	}
 }
 
-// Where TLS is required, an operator needs none at the address for
-// administrators, and all other callers do.
+// If TLS is required, an operator needs no TLS at the administrators' address. All other callers need TLS.
 func TestMetricsInClear(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	cert, sensor := a.Certificate("nsqd"), a.Certificate("sensor7")
@@ -122,7 +120,7 @@ func TestMetricsInClear(t *testing.T) {
 		plain := client(t, nil)
 		encrypted := client(t, &tls.Config{RootCAs: a.Pool, ServerName: "localhost", Certificates: []tls.Certificate{sensor.TLS}})
 		admin := d.at.admin.Addr().String()
-		for request, want := range map[string][3]int{ // in clear at the address of all, at that of administrators, there with TLS
+		for request, want := range map[string][3]int{ // without TLS at the clients' address, without TLS at the administrators' address, there with TLS
 			"GET /metrics":                {403, 200, 200},
 			"GET /healthz":                {403, 200, 200},
 			"POST /metrics":               {403, 403, 404},

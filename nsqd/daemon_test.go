@@ -39,8 +39,8 @@ func start(t *testing.T, args ...string) *nsqd {
 	return d
 }
 
-// testLog writes to the test's log, which go test shows when it fails. What is said after
-// the test, by how many lines were left out say, is not kept.
+// testLog writes to the test's log, which go test shows if the test fails. Lines logged after the test are dropped, for
+// example the number of suppressed lines.
 type testLog struct {
 	t *testing.T
 
@@ -78,8 +78,8 @@ func client(t *testing.T, c *tls.Config) *http.Client {
 	return &http.Client{Transport: transport, Timeout: testkit.Hang}
 }
 
-// Certificates and authorities that are replaced count for who comes then: also for one that
-// resumes an earlier session. What cannot be read changes nothing, and the expiry is a metric.
+// Replaced certificates and authorities apply to every new client, including a client that resumes an earlier session.
+// An unreadable file changes nothing, and the expiry is a metric.
 func TestCertificatesAreReplacedWhileTheyAreUsed(t *testing.T) {
 	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
 	cert, key, roots := testkit.File(t, "cert", ""), testkit.File(t, "key", ""), testkit.File(t, "roots", "")
@@ -98,7 +98,7 @@ func TestCertificatesAreReplacedWhileTheyAreUsed(t *testing.T) {
 		sensor.RootCAs.AppendCertsFromPEM(testkit.Result(os.ReadFile(file)).Must(t))
 	}
 	web := "https://" + d.at.https.Addr().String()
-	// each is by who comes; the sensor's session is resumed where it may be
+	// ping is called with each client; the sensor resumes its session where possible.
 	ping := func(as *tls.Config) error {
 		r, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: as, DisableKeepAlives: true}}).Get(web + "/ping")
 		if err == nil {
@@ -139,9 +139,9 @@ func TestTLSFromFlags(t *testing.T) {
 	server, sensor := a.Certificate("nsqd"), a.Certificate("sensor7")
 	for _, c := range []struct {
 		flags      string
-		plainTCP   bool // may publish without TLS
+		plainTCP   bool // clients may publish without TLS
 		plainHTTP  int  // status of a request without TLS
-		needsProof bool // a certificate must be shown
+		needsProof bool // a client must present a certificate
 	}{
 		{"", true, 200, false},
 		{"--tls-required", false, 403, false},
@@ -260,7 +260,7 @@ func TestHTTPCanBeSwitchedOff(t *testing.T) {
 	}
 }
 
-// Nothing stays open when a later step fails.
+// If a later step fails, nothing stays open.
 func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	c := a.Certificate("nsqd")
@@ -335,11 +335,10 @@ func TestAuthFromFlags(t *testing.T) {
 	}
 }
 
-// A subscriber that reads nothing is cut off at the end, and that is not a
-// failure of the broker.
+// A subscriber that reads nothing is cut off at shutdown, and the shutdown still succeeds.
 func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	var c net.Conn
-	t.Cleanup(func() { c.Close() }) // after the daemon's, which fails the test if it ends with an error
+	t.Cleanup(func() { c.Close() }) // after the daemon's cleanup, which fails the test if the daemon returns an error
 	d := start(t)
 	c = testkit.Result(net.Dial("tcp", d.at.tcp.Addr().String())).Must(t)
 	testkit.Result(c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))).Must(t)
@@ -390,7 +389,7 @@ func TestSettingsAtRunTime(t *testing.T) {
 	}
 }
 
-// What is announced is what others are to dial; /info has where it listens.
+// The broker announces the addresses for other programs to dial. /info has the addresses that the broker listens on.
 func TestTopicsAreAnnounced(t *testing.T) {
 	ln := testkit.Listen(t)
 	said := make(chan string, 100)
@@ -455,7 +454,7 @@ func TestFiguresGoToStatsd(t *testing.T) {
 	}
 }
 
-// once runs an nsqd with a folder and stops it again; it returns what that said.
+// once runs an nsqd with a folder, stops the nsqd again and returns its error.
 func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	t.Helper()
 	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--arrival-stamps=off", "--drain-timeout=0s", "--data-path=" + data}, args...)
@@ -469,7 +468,7 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	return <-done
 }
 
-// post asks over HTTP to do something.
+// post sends an HTTP POST request.
 func post(t *testing.T, d *nsqd, path, body string) {
 	t.Helper()
 	if code, answer := ask(t, client(t, nil), http.MethodPost, "http://"+d.at.http.Addr().String()+path, body, ""); code != http.StatusOK {
@@ -481,7 +480,7 @@ func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
 	data := t.TempDir()
 	err := once(t, data, func(d *nsqd) {
 		post(t, d, "/pub?topic=t", "x")
-		// An operator tidies up.
+		// An operator replaces the messages folder with a file.
 		testkit.Must(t, os.RemoveAll(filepath.Join(data, "messages")))
 		testkit.Must(t, os.WriteFile(filepath.Join(data, "messages"), nil, 0o600))
 	})
@@ -490,7 +489,7 @@ func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
 	}
 }
 
-// A backlog that waits for tokens waits on after a restart.
+// A backlog that waits for tokens keeps waiting after a restart.
 func TestARestartKeepsToTheContract(t *testing.T) {
 	data := t.TempDir()
 	expect := func(d *nsqd) {
@@ -509,7 +508,7 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 	testkit.NoError(t, once(t, data, expect, limit))
 }
 
-// Messages, contracts and traces are no other user's on the machine.
+// No other user on the machine can read messages, contracts and traces.
 func TestWhatABrokerLeavesIsItsOwn(t *testing.T) {
 	dir := t.TempDir()
 	t.Cleanup(func() { // the broker has ended

@@ -20,9 +20,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// A publisher with a raw socket sends 100 messages so that TCP drops them but
-// the filter notes them, lets the time pass in which its contract would have
-// released them, and then sends them at once.
+// A publisher with a raw socket sends 100 messages so that TCP drops the messages and the filter notes them. The
+// publisher waits until the contract would have released the messages, and then sends all at once.
 func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	s, err := hook.Open(hook.EBPF, hook.Config{}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -34,7 +33,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	d := start(t, "--arrival-stamps=ebpf", "--release-trace="+trace, fmt.Sprintf("--topic-limit=t:%d:%d", rate, burst))
 	topic, err := d.broker.CreateTopic("t")
 	if err == nil {
-		err = topic.CreateChannel("c") // without one nothing leaves
+		err = topic.CreateChannel("c") // without a channel no message leaves
 	}
 	testkit.Must(t, err)
 	nc, err := net.Dial("tcp", d.at.tcp.Addr().String())

@@ -42,7 +42,7 @@ func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
 	}
 }
 
-// A request keeps its connection until it is closed; then another has its turn.
+// A request holds its connection until the connection is closed. Then another request has its turn.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
 	d := start(t, "--max-http-connections=1", "--admin-http-address=127.0.0.1:0")
 	ask := func(ln net.Listener) (net.Conn, int, string) {
@@ -50,7 +50,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		nc := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
 		t.Cleanup(func() { nc.Close() })
 		testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
-		// The broker may have closed it by now, and have said so before.
+		// The broker may have closed the connection already, after sending its answer.
 		_, _ = io.WriteString(nc, "GET /metrics HTTP/1.1\r\nHost: nsqd\r\n\r\n")
 		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
 		if err != nil {
@@ -68,7 +68,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 			t.Errorf("%d %s", code, body)
 		}
 	}
-	operator, code, metrics := ask(d.at.admin) // has room of its own
+	operator, code, metrics := ask(d.at.admin) // has its own limit
 	for _, want := range []string{"srtm_nsqd_http_connections 2", fmt.Sprintf("srtm_nsqd_http_connections_refused_total %d", others)} {
 		if code != 200 || !strings.Contains(metrics, want+"\n") {
 			t.Errorf("%d, no %s", code, want)
@@ -82,8 +82,8 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	operator.Close()
 }
 
-// Publishers that wait for a slow auth server leave half of the HTTP connections, and of the
-// files that are reserved, to others.
+// Publishers that wait for a slow auth server leave half of the HTTP connections, and of the reserved file descriptors,
+// to others.
 func TestPublishersThatWaitForAuth(t *testing.T) {
 	const connections = 8
 	asked, over := make(chan struct{}, 2*connections), make(chan struct{})

@@ -45,7 +45,7 @@ func TestDefaultOfThisMachine(t *testing.T) {
 	}
 }
 
-// Most of a program is used while it starts, and never again.
+// Most of a program's pages are used only at its start.
 func TestProgramThatHasStartedIsNotResident(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc")

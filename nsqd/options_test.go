@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// daemonEnv makes this test binary nsqd.
+// daemonEnv makes this test binary run as nsqd.
 const daemonEnv = "SRTM_TEST_IS_NSQD"
 
 func TestMain(m *testing.M) {
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// parse returns what these flags mean.
+// parse returns the options of the flags.
 func parse(args ...string) (*options, error) {
 	o := new(options)
 	_, _, err := o.program().Parse(args, io.Discard)
@@ -186,8 +186,7 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	}
 }
 
-// What NSQ's nsqd takes, this one takes, with the same default: the list is that
-// of its documentation.
+// Our nsqd accepts each flag of NSQ's nsqd with the same default. The list is from NSQ's documentation.
 func TestEveryFlagOfNSQ(t *testing.T) {
 	var o options
 	fs := flag.NewFlagSet("nsqd", flag.ContinueOnError)

@@ -43,8 +43,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// What docs/arrival-stamps.md tells an operator to do: root pins, and a broker
-// without any privilege stamps exactly.
+// The test follows the instructions of docs/arrival-stamps.md: root pins the program, and a broker without privileges
+// stamps exactly.
 func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to become another user")
@@ -75,7 +75,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 		testkit.NoError(t, os.RemoveAll(fs+"-data"))
 	})
 	dir := filepath.Join(fs, "stamps")
-	for range 2 { // again replaces
+	for range 2 { // a second pin replaces the first
 		testkit.Must(t, new(options).program().Execute(t.Context(), []string{"--pin-arrival-stamps=65534:65534", "--arrival-stamps-dir=" + dir, "--arrival-stamps-connections=100"}))
 	}
 	broker := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe", "--arrival-stamps=ebpf", "--arrival-stamps-dir="+dir, "--log-format=json",

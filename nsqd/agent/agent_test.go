@@ -30,11 +30,11 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// session is the serving end of a stream, driven by the spec.
+// session is the serving end of a stream, which the spec drives.
 type session[In, Out any] struct {
 	in     chan *In
 	out    chan *Out
-	end    chan error // what the handler is to return
+	end    chan error // the handler's return value
 	closed <-chan struct{}
 }
 
@@ -72,7 +72,7 @@ type (
 	grantSession   = session[srtmv1.NodeMessage, srtmv1.GrantMessage]
 )
 
-// plane is a control plane that does what the spec says.
+// plane is a control plane that the spec drives.
 type plane struct {
 	srtmv1.UnimplementedBrokerServiceServer
 	srtmv1.UnimplementedGrantServiceServer
@@ -151,7 +151,7 @@ func accept[S any](sessions chan S) S {
 	return s
 }
 
-// welcome answers the control hello.
+// send sends a message to the broker.
 func (s *session[In, Out]) send(m *Out) {
 	GinkgoHelper()
 	Eventually(s.out).Should(BeSent(m))
@@ -239,7 +239,7 @@ var _ = Describe("The agent", func() {
 		Expect(next(first, (*srtmv1.NodeMessage).GetHello).BrokerId).To(Equal("b1"))
 		Consistently(p.grants, "10ms").ShouldNot(Receive())
 
-		control.send(welcome("", time.Second)) // moved to where the control is
+		control.send(welcome("", time.Second)) // the grant stream moves to the control stream's address
 		second := accept(p.grants)
 		again := next(second, (*srtmv1.NodeMessage).GetHello)
 		Expect(again.Instance).To(Equal("i1"))
@@ -339,7 +339,7 @@ var _ = Describe("The agent", func() {
 		Eventually(control.in).Should(Receive(&first))
 		Expect(first.GetChannelsApplied().GetRequest()).To(Equal(uint64(11)), "%v: before the PrepareTopic that follows", first)
 		var two [2]string
-		for i := range two { // topics beside each other
+		for i := range two { // different topics at the same time
 			Eventually(begun).Should(Receive(&two[i]))
 		}
 		Expect(two[:]).To(ConsistOf("u", "v"))
@@ -477,9 +477,9 @@ var _ = Describe("The agent", func() {
 		result(control)
 		grants.send(grant("t", 7, 50_000, 4, 4000))
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
-		grants.send(grant("t", 6, 90_000, 9, 9000)) // overtaken
+		grants.send(grant("t", 6, 90_000, 9, 9000)) // an older epoch
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
-		grants.send(grant("t", 8, -1, 1, 0)) // nonsense
+		grants.send(grant("t", 8, -1, 1, 0)) // invalid values
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(50_000), int64(4), int64(0)}))
 		grants.send(grant("t", 9, 50_000, 1, 0))
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(9), int64(50_000), int64(1), int64(3000)}), "what does not fit is given back")
@@ -498,7 +498,7 @@ var _ = Describe("The agent", func() {
 		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 4}))
 		Expect(t.Given).To(Equal(4 * tokenbucket.Token))
 
-		// One deleted behind its back gets its share when it is prepared again.
+		// A topic deleted without the agent gets its share when the topic is prepared again.
 		node.Drop("t")
 		grants.send(grant("t", 8, 60_000, 5, 1000))
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(8), int64(60_000), int64(5), int64(0)}))
@@ -629,7 +629,7 @@ var _ = Describe("The agent", func() {
 		Expect(loads[0].BurstNeeded).To(BeEquivalentTo(7))
 		Expect(loads[0].Step.AsDuration()).To(BeNumerically(">", 0))
 
-		control.send(welcome("", -time.Second)) // nonsense: the interval stays
+		control.send(welcome("", -time.Second)) // an invalid interval: the old interval stays
 		for len(control.in) > 0 {
 			<-control.in
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// joinedOwner is an owner that runs nothing, and has a session that is not read.
+// joinedOwner is an owner that runs nothing. Its session is not read.
 func joinedOwner(t *testing.T, node Node) *owner {
 	t.Helper()
 	a, err := New(Config{
@@ -36,7 +36,7 @@ func TestACaptureLastsAMinuteAtMost(t *testing.T) {
 	o := joinedOwner(t, node)
 	for _, c := range []struct{ asked, want time.Duration }{
 		{24 * time.Hour, time.Minute},
-		{5 * time.Second, 5 * time.Second}, // again: counted from then
+		{5 * time.Second, 5 * time.Second}, // a second request counts from its own time
 		{time.Minute, time.Minute},
 	} {
 		o.capture(&srtmv1.CaptureArrivals{Topic: "t", Lasts: durationpb.New(c.asked)}, 1000)
@@ -44,8 +44,8 @@ func TestACaptureLastsAMinuteAtMost(t *testing.T) {
 	}
 }
 
-// Where the other side does not read, pieces stay in the record, which is the
-// broker's to bound; and what is there at the end is counted as lost.
+// If the other side does not read, pieces stay in the record, which the broker must bound. Arrivals in the record at the
+// end count as lost.
 func TestACaptureThatNobodyReads(t *testing.T) {
 	node := agenttest.New()
 	node.Create("t")
@@ -69,7 +69,7 @@ func TestACaptureThatNobodyReads(t *testing.T) {
 			t.Fatalf("%d pieces are queued after %d, want %d", len(o.control.out), i+1, want)
 		}
 	}
-	// The sender writes one.
+	// The sender writes one message.
 	m := <-o.control.out
 	o.control.arrivals.Add(-m.arrivals)
 	o.flushCaptures(0)

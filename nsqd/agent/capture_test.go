@@ -43,7 +43,7 @@ var _ = Describe("A capture of arrivals", func() {
 		}}
 	}
 	captured := func(topic string) func() bool { return func() bool { return node.Captured(topic) } }
-	// collect puts pieces together until so many messages are there.
+	// collect joins pieces until so many messages are there.
 	collect := func(s *controlSession, messages int) (all []agenttest.Arrival, lost uint64) {
 		GinkgoHelper()
 		var publishers []string
@@ -75,7 +75,7 @@ var _ = Describe("A capture of arrivals", func() {
 			all := []agenttest.Arrival{{At: 100, Publisher: "b"}, {At: 101, Publisher: ""}, {At: 101, Publisher: "b"}}
 			Expect(node.Arrive("t", 1, all...)).To(BeTrue())
 			Eventually(messages).Should(Equal(sent + 4))
-			// In the meantime b was heard again, of before, and another.
+			// In the meantime an older arrival of b was recorded, and another arrival.
 			all = append(all, agenttest.Arrival{At: 90, Publisher: "b"}, agenttest.Arrival{At: 101, Publisher: "a"})
 			Expect(node.Arrive("t", 2, all[3:]...)).To(BeTrue())
 			Eventually(messages).Should(Equal(sent + 8))
@@ -129,7 +129,7 @@ var _ = Describe("A capture of arrivals", func() {
 		control.send(capture("t", time.Minute))
 		control.send(capture("u", time.Minute))
 		control.send(capture("unknown", time.Minute))
-		control.send(prepare(1, "v")) // what follows is answered
+		control.send(prepare(1, "v")) // later messages are answered
 		Expect(result(control)).To(HaveField("Error", ""))
 		Expect(subject.State().Capturing).To(Equal([]string{"t", "u"}))
 

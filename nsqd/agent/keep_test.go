@@ -25,7 +25,7 @@ func lease(stamp uint64, flex, session time.Duration) *srtmv1.GrantMessage {
 	}}}
 }
 
-// flexible is a grant of 50 msg/s and 4 messages, of which 40 and 3 are base.
+// flexible is a grant of 50 msg/s and a burst of 4 messages, with a base of 40 msg/s and 3 messages.
 func flexible(topic string, epoch uint64) *srtmv1.GrantMessage {
 	g := grant(topic, epoch, 50_000, 4, 4000)
 	g.GetGrant().Flex = &srtmv1.Share{RateMilli: 10_000, Burst: 1}
@@ -102,8 +102,8 @@ var _ = Describe("The lease", func() {
 		return t.Share
 	}
 
-	// lapsed reads until the broker has asked for a renewal and has acknowledged that the base
-	// alone is left, in whatever order, and returns the stamp of the question.
+	// lapsed reads until the broker has requested a renewal and has acknowledged that only the base is left, in any
+	// order. It returns the stamp of the request.
 	lapsed := func(grants *grantSession) (stamp uint64) {
 		GinkgoHelper()
 		atBase := false
@@ -151,11 +151,11 @@ var _ = Describe("The lease", func() {
 		asked := lapsed(grants)
 		Expect(share()).To(Equal(base))
 		grants.send(lease(asked, time.Hour, time.Hour))
-		grants.send(grant("t", 6, 1, 1, 0)) // stale: is answered with what is in force
+		grants.send(grant("t", 6, 1, 1, 0)) // stale: the agent answers with the share in force
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(40_000), int64(3), int64(0)}))
 		Expect(share()).To(Equal(base))
 		grants.send(flexible("t", 8))
-		// Of the four that were there three fitted into the base, and four more come.
+		// The base kept three of the four tokens, and four more come.
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(8), int64(50_000), int64(4), int64(3000)}))
 		Expect(share()).To(Equal(whole))
 	})
@@ -180,7 +180,7 @@ var _ = Describe("The lease", func() {
 		later := lease(hello.Stamp, time.Minute, time.Hour)
 		later.GetLease().Term = 6
 		grants.send(later)
-		grants.send(flexible("t", 7)) // of a version without terms
+		grants.send(flexible("t", 7)) // a grant of a version without terms
 		ack(grants)
 		old := grant("t", 8, 90_000, 9, 0)
 		old.GetGrant().Term = 5
@@ -198,7 +198,7 @@ var _ = Describe("The lease", func() {
 		result(control)
 		grants.send(lease(hello.Stamp, 100*time.Millisecond, 1500*time.Millisecond))
 		grants.send(flexible("t", 7))
-		// The share falls to the base and then to nothing; a slow broker leaves out steps.
+		// The share falls to the base and then to nothing. A slow broker may skip steps.
 		for last := int64(50_000); last > 0; {
 			rate := ack(grants)[2].(int64)
 			Expect(rate).To(Or(BeEquivalentTo(50_000), BeEquivalentTo(40_000), BeZero()))
@@ -236,7 +236,7 @@ var _ = Describe("The lease", func() {
 		Expect(hello.Held[0].Flex.GetRateMilli()).To(BeZero())
 	})
 
-	// word is a lease of an adaptor that goes by evidence.
+	// word is a lease of an adaptor that frees shares by evidence.
 	word := func(at uint64, flex time.Duration, sent uint64) *srtmv1.GrantMessage {
 		m := lease(at, flex, time.Hour)
 		m.GetLease().Sent = sent
@@ -317,20 +317,20 @@ var _ = Describe("The lease", func() {
 		grants.send(lease(hello.Stamp, time.Minute, time.Hour))
 		control.send(prepare(1, "t"))
 		result(control)
-		// Rates at which no token comes while this runs.
+		// At these rates no token comes during the test.
 		grants.send(grant("t", 1, 40, 3, 0))
 		ack(grants)
 		broken := errors.New("the disk is broken")
 		store.fail(broken, broken)
 		grants.send(grant("t", 2, 20, 2, 0))
 		Eventually(share).Should(Equal(tokenbucket.Share{Rate: 20, Burst: 2}))
-		// Nor does a hello say so.
+		// A hello does not report the smaller share either.
 		grants.end <- errors.New("the session ends")
 		grants = accept(p.grants)
 		again := next(grants, (*srtmv1.NodeMessage).GetHello)
 		Expect(again.Held[0].Share).To(HaveField("RateMilli", int64(40)))
 		Expect(files.Load()).To(ConsistOf(HaveField("Share.Rate", tokenbucket.Rate(40))))
-		// It is enough that the old one can be taken away.
+		// The removal of the old file is enough.
 		store.fail(broken, nil)
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(2), int64(20), int64(2), int64(0)}))
 		Expect(files.Load()).To(BeEmpty())
@@ -387,13 +387,13 @@ func TestFilesKeepWhatWasSavedLast(t *testing.T) {
 	for _, b := range []agent.Base{first, second} {
 		testkit.Must(t, files.Save(b))
 	}
-	// What a process that was killed had not finished does not count.
+	// The unfinished file of a killed process does not count.
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "u.json.new"), []byte("{"), 0o600))
 	got, err := files.Load()
 	if err != nil || len(got) != 1 || got[0] != second {
 		t.Fatalf("loaded %+v, %v, want %+v", got, err, second)
 	}
-	for range 2 { // the second time there is none
+	for range 2 { // the second time there is no file
 		testkit.Must(t, files.Remove("t"))
 	}
 	if got, err := files.Load(); err != nil || len(got) != 0 {

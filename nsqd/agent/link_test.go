@@ -13,8 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A side that does not read loses reports first, and the session when there is
-// no room for a reply.
+// If a side does not read, the link first drops reports, and ends the session when there is no room for a reply.
 func TestALinkThatNobodyReads(t *testing.T) {
 	ctx, cut := context.WithCancelCause(t.Context())
 	l := &link[int]{out: make(chan queued[int], linkQueue), cut: cut}

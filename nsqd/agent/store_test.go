@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// What the control plane calls a topic names no file outside of the store's folder.
+// A topic name from the control plane never names a file outside of the store's folder.
 func TestTopicsAreNoPaths(t *testing.T) {
 	dir := t.TempDir()
 	f := testkit.Result(OpenFiles(filepath.Join(dir, "shares"))).Must(t)

@@ -48,7 +48,7 @@ func TestPermissions(t *testing.T) {
 		{`{"permissions":["publish"],"topic":".*","channels":["c","^$"]}`, auth.Publish, "t", "", true},
 		{`{"permissions":["publish"],"topic":".*","channels":[]}`, auth.Publish, "t", "", false},
 		{`{"permissions":["publish"],"topic":".*"}`, auth.Publish, "t", "", false},
-		// A pattern that is missing matches everything, as an empty one does.
+		// A missing pattern matches everything, as an empty pattern does.
 		{`{"permissions":["publish"],"channels":[""]}`, auth.Publish, "t", "", true},
 		// One rule is enough, and permissions do not add up over rules.
 		{`{"permissions":["publish"],"topic":"a","channels":[".*"]},{"permissions":["subscribe"],"topic":"b","channels":[".*"]}`, auth.Subscribe, "b", "c", true},
@@ -118,14 +118,14 @@ func FuzzParseAnswer(f *testing.F) {
 		if g.Rules() == 0 && g.Allows(auth.Publish|auth.Subscribe, "t", "c") {
 			t.Fatal("no rule permits something")
 		}
-		// What is answered does not depend on asking.
+		// The answer of a grant does not change when a caller asks again.
 		for _, topic := range []string{"", "t", "catalog#ephemeral"} {
 			testkit.MustEqual(t, g.Allows(auth.Subscribe, topic, "c"), g.Allows(auth.Subscribe, topic, "c"), "two answers")
 		}
 	})
 }
 
-// server answers what it is told to, and keeps the last request.
+// server gives a configurable answer and keeps the last request.
 type server struct {
 	*httptest.Server
 	asked  atomic.Int32
@@ -258,7 +258,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// The secret is in the question, and for no other server than those that were named.
+// The client sends the secret in its request and must not follow a redirect to a server that is not configured.
 func TestRedirects(t *testing.T) {
 	elsewhere := serve(t, httptest.NewServer, text(200, all))
 	for _, status := range []int{301, 302, 303, 307, 308} {
@@ -275,7 +275,7 @@ func TestRedirects(t *testing.T) {
 	}
 	testkit.Equal(t, elsewhere.asked.Load(), 0, "questions to another server")
 
-	// Within a server it may go on.
+	// A redirect within the same server is permitted.
 	mux := http.NewServeMux()
 	mux.Handle("/auth", http.RedirectHandler("/auth/", http.StatusTemporaryRedirect))
 	mux.HandleFunc("/auth/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, all) })
@@ -296,7 +296,7 @@ func TestHTTPSIsVerified(t *testing.T) {
 }
 
 func TestAskingEndsWithItsContext(t *testing.T) {
-	// It accepts and never answers.
+	// The server accepts connections and never answers.
 	ln := testkit.Listen(t)
 	accepted := make(chan net.Conn, 2)
 	go func() {

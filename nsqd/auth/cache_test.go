@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/auth"
 )
 
-// clerk answers questions; each waits for a turn, if there are any to wait for.
+// clerk answers queries. If turn is set, each query waits for a turn.
 type clerk struct {
 	asked atomic.Int64
 	turn  chan struct{} // nil: no caller waits
@@ -60,7 +60,7 @@ func TestAnAnswerHoldsForItsTime(t *testing.T) {
 	now = now.Add(1)
 	expect(me, 6)
 	expect(me, 6)
-	// What permits nothing, and what is no answer, is not remembered.
+	// The cache keeps neither a grant that permits nothing nor an error.
 	now = now.Add(time.Minute)
 	at.grant = answers(t, rules(""))
 	for i := range int64(300) {
@@ -101,18 +101,18 @@ func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
 			synctest.Wait()
 		}
 		impatient, leave := context.WithCancel(t.Context())
-		ask(impatient, "s", context.Canceled) // asks for all
-		ask(impatient, "s", context.Canceled) // waits for it
+		ask(impatient, "s", context.Canceled) // sends the query that all callers wait for
+		ask(impatient, "s", context.Canceled) // waits for the answer
 		for range 10 {
 			ask(t.Context(), "s", nil)
 		}
 		testkit.MustEqual(t, at.asked.Load(), 1, "times asked")
-		leave() // the caller that asked goes: another asks
+		leave() // the caller that asked leaves: another caller asks
 		synctest.Wait()
 		if n, s := at.asked.Load(), served.Load(); n != 2 || s != 2 {
 			t.Fatalf("asked %d times, %d have an answer", n, s)
 		}
-		// As many wait as may: others are refused at once, not those who are known.
+		// The maximum number of callers wait. Further unknown clients are refused at once; known clients are not.
 		for i := range 20 - 10 {
 			ask(t.Context(), fmt.Sprint(i), nil)
 		}

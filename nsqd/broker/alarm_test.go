@@ -9,8 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Both timers keep the one guarantee that matters: what is set fires, and never
-// before its time unless an earlier one was set.
+// Both timers keep one guarantee: a set alarm fires, and not before its time unless an earlier alarm was set.
 func TestAlarmFires(t *testing.T) {
 	for name, kind := range map[string]func() (timer, error){"coarse": newCoarseTimer, "sharp": newSharpTimer} {
 		t.Run(name, func(t *testing.T) {

@@ -19,9 +19,9 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// From PUB to FIN a message in steady traffic takes no heap allocation, limited
-// or not, to one channel or to several, its arrival captured or not. (Not under the race detector, where
-// sync.Pool forgets things at random.)
+// In steady traffic a message takes no heap allocation from PUB to FIN: with and without a limit, to one channel and to
+// several, with and without capture of arrivals. The test does not run under the race detector, where sync.Pool drops
+// items at random.
 func TestAMessageTakesNoAllocation(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -80,8 +80,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 			if c.captured {
 				top.Capture(0, 0)
 			}
-			// Until everything has the size it needs: a record, which has a twin,
-			// that of a piece.
+			// Warm up until all buffers have their final size, including both records of the capture.
 			for range 2 {
 				for range runs + 1 {
 					once()
@@ -100,8 +99,8 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 	}
 }
 
-// What a topic takes that had a few messages and is left alone, after reports to a
-// control plane, is what is here for each of 100,000 of them. (The race detector takes a fifth more.)
+// The memory of 100,000 topics that got a few messages and are then idle, after reports to a control plane, stays within
+// bounds per topic. (The race detector takes a fifth more.)
 func TestAllocationsOfIdleTopics(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -182,9 +181,9 @@ func use(t *testing.T, b *broker.Broker, top *broker.Topic) {
 	}
 }
 
-// heap is what is in use, in bytes.
+// heap returns the bytes of heap in use.
 func heap() uint64 {
-	for range 3 { // what pools have goes with the second
+	for range 3 { // the second collection frees the pools' items
 		runtime.GC()
 	}
 	var m runtime.MemStats

@@ -41,7 +41,7 @@ func start(change func(*broker.Config)) *broker.Broker {
 	return b
 }
 
-// grant gives a topic a share for good.
+// grant gives a topic a share without an end.
 func grant(n *broker.Node, topic string, s tokenbucket.Share, tokens tokenbucket.Tokens) (tokenbucket.Tokens, error) {
 	return n.Grant(topic, s, s, mono.Never, mono.Never, tokens)
 }
@@ -60,7 +60,7 @@ func publish(t *broker.Topic, body string) error {
 	})
 }
 
-// reported is what a report of all topics has.
+// reported returns a report of all topics.
 func reported(b *broker.Broker) []*srtmv1.TopicStats {
 	stats, _ := b.Report(true)
 	return stats
@@ -141,7 +141,7 @@ func (r *reader) deliveries() []wire.Message {
 
 func (r *reader) count() int { return len(r.deliveries()) }
 
-// untouchable is a batch of so many messages that may not be read.
+// untouchable is a batch of so many messages that must not be read.
 type untouchable int
 
 func (u untouchable) Len() int   { return int(u) }
@@ -166,7 +166,7 @@ var _ = Describe("a broker", func() {
 			Expect(publish(t, "x")).To(Succeed())
 		}
 		Eventually(r.count).Should(Equal(total))
-		Eventually(func() int { return bytes.Count(trace.Contents(), []byte("\n")) }).Should(Equal(total)) // written after that
+		Eventually(func() int { return bytes.Count(trace.Contents(), []byte("\n")) }).Should(Equal(total)) // the trace is written after the deliveries
 		var eligible, released []mono.Time
 		for line := range strings.Lines(string(trace.Contents())) {
 			var arrival, e, left mono.Time
@@ -189,7 +189,7 @@ var _ = Describe("a broker", func() {
 		Expect(t.CreateChannel("c")).To(Succeed())
 		called := clock.Mono()
 		p := broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: called, Source: stamp.Read}}
-		waited := clock.Mono() // for the lock, say, from the call until now
+		waited := clock.Mono() // the call may wait until now, for example for a lock
 		Expect(t.Publish(called, clock.Wall(), p)).To(Succeed())
 		Expect(t.PublishEach(called, clock.Wall(), []broker.Published{p}, nil)).To(Equal([]error{nil}))
 		Expect(strings.Count(trace.String(), "\n")).To(Equal(2))
@@ -232,7 +232,7 @@ var _ = Describe("a broker", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(l.Count()).To(BeEquivalentTo(10))
 
-		// One that takes nothing is there, and does not read.
+		// A subscriber that takes nothing is connected and does not read.
 		sub, err := t.Subscribe("c", broker.Subscriber{}, func() {})
 		Expect(err).NotTo(HaveOccurred())
 		got = reported(b)[1]
@@ -367,7 +367,7 @@ var _ = Describe("a broker", func() {
 		put() // RDY is used up
 		now.Add(int64(time.Second))
 		Expect(sub.Ready(5)).To(Succeed())
-		now.Add(int64(20 * time.Millisecond)) // ours
+		now.Add(int64(20 * time.Millisecond)) // the broker's own delay
 		write()
 
 		s := t.Stats()

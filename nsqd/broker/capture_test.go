@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// arrival is a message as the control plane sees it.
+// arrival is a message as the control plane receives it.
 type arrival struct {
 	at        mono.Wall
 	publisher string
@@ -36,7 +36,7 @@ func inOrder(a []arrival) {
 	})
 }
 
-// listener puts the pieces of one capture together, as the proto says.
+// listener joins the pieces of one capture as the proto file describes.
 type listener struct {
 	publishers []string
 	lost       uint64
@@ -79,7 +79,7 @@ func (l *listener) take(a *srtmv1.Arrivals) ([]arrival, error) {
 	return all, nil
 }
 
-// alike is a batch of so many messages.
+// alike is a batch of so many equal messages.
 type alike int
 
 func (n alike) Len() int { return int(n) }
@@ -92,8 +92,8 @@ func (n alike) Each(f func([]byte)) {
 	}
 }
 
-// Whatever is published, in whatever order and by whichever call, each piece of
-// the capture is what was accepted since the piece before, in order of arrival.
+// For any publishes, in any order and by any call, each piece of the capture has the messages accepted since the piece
+// before, in order of arrival.
 func TestACaptureIsWhatWasAccepted(t *testing.T) {
 	const offset = 1_700_000_000_000_000_000
 	rapid.Check(t, func(t *rapid.T) {
@@ -205,7 +205,7 @@ var _ = Describe("A capture of arrivals", func() {
 		got, err := (&listener{}).take(node.Arrivals("t"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(got).To(HaveLen(1))
-		const slack = mono.Wall(time.Millisecond) // two clocks are read one after the other, and one is slewed
+		const slack = mono.Wall(time.Millisecond) // two clocks are read one after the other, and one clock is slewed
 		Expect(got[0].at).To(And(BeNumerically(">=", before-slack), BeNumerically("<=", clock.Wall()+slack)))
 
 		Expect(b.DeleteTopic("t")).To(Succeed())
@@ -312,12 +312,12 @@ var _ = Describe("A capture of arrivals", func() {
 		fleet, other := police.Identity{Kind: "auth", ID: "fleet"}, police.Identity{Kind: "auth", ID: "other"}
 		one := t.AddPublisher("north.1", "10.0.0.1", fleet)
 		for _, p := range []*broker.Publisher{
-			one, t.AddPublisher("north.1", "10.0.0.2", fleet), // from elsewhere
+			one, t.AddPublisher("north.1", "10.0.0.2", fleet), // from another host
 			t.AddPublisher("north.1", "10.0.0.1", other),
 			t.AddPublisher("north.1", "10.0.0.3", police.Identity{Kind: "client", ID: "north.1"}),
 			t.AddPublisher("addr:10.0.0.3/north.1", "10.0.0.3", police.Identity{Kind: "client", ID: "x"}),
 			t.AddPublisher("free", "10.0.0.3", police.Identity{Kind: "client", ID: "free"}),
-			t.AddPublisher("free", "10.0.0.4", police.Identity{Kind: "client", ID: "free"}), // any host's
+			t.AddPublisher("free", "10.0.0.4", police.Identity{Kind: "client", ID: "free"}), // from any host
 		} {
 			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
 		}
@@ -333,7 +333,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(sent).To(Equal(map[string]int{
 			"north.1": 2, "auth:other/north.1": 1, "addr:10.0.0.3/north.1": 1, "client:addr:10.0.0.3/north.1": 1, "free": 2,
 		}))
-		// As who he is known does not change while he is recorded.
+		// A recorded publisher keeps its identity during the capture.
 		one.Rename("north.1", other)
 		Expect(t.Publish(0, 0, broker.Published{From: one})).To(Succeed())
 		all, err = l.take(t.Arrivals())
@@ -356,7 +356,7 @@ var _ = Describe("A capture of arrivals", func() {
 			want = append(want, arrival{mono.Wall(i), "p"})
 			Expect(t.Publish(0, 0, broker.Published{Body: []byte("x"), Arrival: at, From: p})).To(Succeed())
 		}
-		read(t, "c", 10, true) // what comes back from the disk is not accepted again
+		read(t, "c", 10, true) // messages that come back from the disk are not accepted again
 		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(100))
 		Expect((&listener{}).take(t.Arrivals())).To(Equal(want))
 	},
@@ -365,8 +365,8 @@ var _ = Describe("A capture of arrivals", func() {
 	)
 })
 
-// What a message costs a topic that only takes it, with its arrival captured and
-// not.
+// BenchmarkCapture measures the cost of a message to a topic that only accepts messages, with and without capture of
+// arrivals.
 func BenchmarkCapture(b *testing.B) {
 	for _, on := range []bool{false, true} {
 		b.Run(fmt.Sprintf("on=%v", on), func(b *testing.B) {

@@ -42,7 +42,7 @@ var _ = Describe("a topic that is deleted while a caller still has it", func() {
 			Expect(sub.Ready(1)).To(Succeed())
 			Expect(publish(t, "x")).To(Succeed())
 			Expect(take(sub, plenty)).To(HaveLen(1))
-			sub.Close() // the channel has it again
+			sub.Close() // the channel has the message again
 			runtime.AddCleanup(t.Held("c"), func(done chan struct{}) { close(done) }, gone)
 		}()
 		Expect(t.Stats().Channels[0].Ready).To(Equal(1))
@@ -55,7 +55,7 @@ var _ = Describe("a topic that is deleted while a caller still has it", func() {
 	})
 })
 
-// slowly is a batch that waits when it has given out so many messages.
+// slowly is a batch that blocks after it has returned so many messages.
 type slowly struct {
 	alike
 	after       int
@@ -97,7 +97,7 @@ var _ = Describe("a large batch under way when the broker ends", func() {
 		Eventually(answer).Should(Receive(BeNil()))
 		Eventually(ended).Should(BeClosed())
 		next := storedWith(path, func(*broker.Config) {})
-		// What was published before it was draining is there, too.
+		// Messages published before the topic was draining are stored, too.
 		Expect(topic(next, "t").Stats().Waiting).To(BeNumerically(">=", 1000))
 	})
 })

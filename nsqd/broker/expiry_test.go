@@ -33,8 +33,7 @@ func parse(body []byte) (l letter) {
 	return l
 }
 
-// failAll requeues every message of a channel at once, until the spec ends. The reader has what
-// was delivered.
+// failAll requeues every message of a channel at once until the spec ends. The reader holds the delivered messages.
 func failAll(t *broker.Topic, channel string) *reader {
 	GinkgoHelper()
 	r := read(t, channel, 1, false)
@@ -223,7 +222,7 @@ var _ = Describe("a message that is given up", func() {
 			Expect(topic(b, "t").SetExpiry(expiry.Settings{TTL: time.Hour, MaxAttempts: most, DeadLetter: "t.dead"})).To(Succeed())
 			end()
 
-			// Each channel's queue has some of the messages, each as often delivered as it may be.
+			// Each channel's queue has some of the messages, each delivered as often as the limit permits.
 			queues := map[string][]queued{}
 			for i := range 1 + rng.IntN(40) {
 				m := queued{id: fmt.Sprintf("%016d", i), old: rng.IntN(3) == 0}
@@ -265,7 +264,7 @@ var _ = Describe("a message that is given up", func() {
 				}
 			}
 			Eventually(dead.count).Should(BeNumerically(">=", len(want)))
-			if !restarts { // a stop between a letter and its end stores the letter again
+			if !restarts { // a stop between a letter's write and the message's end stores the letter again
 				Expect(dead.count()).To(Equal(len(want)))
 			}
 			got := map[string]int{}

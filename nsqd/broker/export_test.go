@@ -19,7 +19,7 @@ func (t *Topic) Held(channel string) (held *queue.Message) {
 	return held
 }
 
-// Spilling returns how many goroutines the topic has for its disk.
+// Spilling returns how many goroutines the topic runs for its disk.
 func (t *Topic) Spilling() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -29,13 +29,13 @@ func (t *Topic) Spilling() (n int) {
 	return n
 }
 
-// Tick does what is due at the broker's time, as the topic's alarms have it done.
+// Tick does the work that is due at the broker's time, as the topic's alarms do.
 func (t *Topic) Tick() { t.tick(t.shared.now()) }
 
-// TrimOld is what the broker does every minute.
+// TrimOld does the broker's trim of every minute.
 func (t *Topic) TrimOld() { t.store.trimOld() }
 
-// FailTrims has the topic's log delete nothing.
+// FailTrims makes trims of the topic's log fail with err and delete nothing.
 func (t *Topic) FailTrims(err error) {
 	log := *t.store.log.Load()
 	log.topicLog = untrimmed{log.topicLog, err}
@@ -49,7 +49,7 @@ type untrimmed struct {
 
 func (u untrimmed) Trim(commitlog.Offset) error { return u.err }
 
-// FailSaves has the topic's log save cursors only after so many failures.
+// FailSaves makes the next n saves of the topic's cursors fail with err.
 func (t *Topic) FailSaves(n int, err error) {
 	log := *t.store.log.Load()
 	log.topicLog = &unsaved{log.topicLog, err, n}
@@ -69,7 +69,7 @@ func (u *unsaved) SaveCursors(snapshot []byte) error {
 	return u.topicLog.SaveCursors(snapshot)
 }
 
-// Reuse has messages used again that were somewhere else in a log.
+// Reuse puts n messages into the pool whose offsets are of other places in a log.
 func (b *Broker) Reuse(n int) {
 	var all []*queue.Message
 	for i := range n {
@@ -82,24 +82,24 @@ func (b *Broker) Reuse(n int) {
 	}
 }
 
-// At is behind so many messages.
+// At is the position behind n messages.
 func At(n int) Stored { return Stored{commitlog.Offset(n)} }
 
-// LeastBacklog is the least that waited for tokens ahead of what a publisher of the topic
-// sent, in the pacer's interval; math.MaxInt before anything was sent.
+// LeastBacklog returns the smallest number of messages that waited for tokens ahead of a publisher's message in the
+// pacer's interval, or math.MaxInt if no message was sent.
 func (t *Topic) LeastBacklog() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.pacing.running.least
 }
 
-// Finish is FinishBatch of one.
+// Finish is FinishBatch of one message.
 func (s *Subscription) Finish(id wire.MessageID) error {
 	ids, errs := [1]wire.MessageID{id}, [1]error{}
 	return s.FinishBatch(s.topic.shared.now(), ids[:], errs[:0])[0]
 }
 
-// SetShare is SetLeased for good.
+// SetShare is SetLeased with a share that never ends.
 func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
 	return t.SetLeased(share, queue.Forever(share), granted)
 }

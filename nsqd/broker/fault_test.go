@@ -27,7 +27,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// sent publishes, and returns where it is stored.
+// sent publishes a message and returns where the message is stored.
 func sent(t *broker.Topic, body string) (at broker.Stored) {
 	GinkgoHelper()
 	now := clock.Mono()
@@ -35,13 +35,13 @@ func sent(t *broker.Topic, body string) (at broker.Stored) {
 	return at
 }
 
-// durably publishes and waits until that is on stable storage.
+// durably publishes a message and waits until the message is on stable storage.
 func durably(t *broker.Topic, body string) error {
 	GinkgoHelper()
 	return t.Sync(sent(t, body))
 }
 
-// faulty is the system's disk, of which fsyncs and writes can be made to fail.
+// faulty is the system's disk whose fsyncs and writes can be made to fail.
 type faulty struct {
 	commitlog.Disk
 	failing, unwritable atomic.Bool

@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// full is the system's disk, which at times takes nothing.
+// full is the system's disk, which at times accepts no data.
 type full struct {
 	commitlog.File
 	is *atomic.Bool
@@ -32,7 +32,7 @@ func (f full) WriteAt(b []byte, at int64) (int, error) {
 	return f.File.WriteAt(b, at)
 }
 
-// What is counted as held must not drift: it is taken from what others may have.
+// The count of held bytes must not drift: the broker subtracts the count from the memory that others may use.
 var _ = Describe("the memory of messages, whatever is done to them", func() {
 	for _, through := range []bool{false, true} {
 		It(fmt.Sprintf("is none when they are gone, stored first: %v", through), func() {

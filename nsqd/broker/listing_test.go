@@ -173,7 +173,7 @@ var _ = Describe("What a broker has", func() {
 		_, err = t.Subscribe("f", about, quiet)
 		Expect(err).To(MatchError(broker.ErrTooManyChannels))
 		Expect(err).To(MatchError(HavePrefix(`channel "f" of topic "t", 1 channels, 3 in all`)))
-		sub.Close() // and its channel goes
+		sub.Close() // and the ephemeral channel is deleted
 		Expect(t.CreateChannel("f")).To(Succeed())
 		topics, channels := b.Refused()
 		Expect([]uint64{topics, channels}).To(Equal([]uint64{1, 3}))

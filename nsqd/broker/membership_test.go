@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// told are channels as the control plane names them, created at version 1.
+// told returns channels as the control plane names them, created at version 1.
 func told(names ...string) (channels []*srtmv1.TopicChannel) {
 	for _, name := range names {
 		channels = append(channels, &srtmv1.TopicChannel{Name: name, Created: 1})
@@ -95,7 +95,7 @@ var _ = Describe("A channel in a cluster", func() {
 		Eventually(func() int { return held(b, "anew") }).Should(Equal(10))
 		stop()
 
-		// It was told of the others by a process before, and knows so.
+		// The process before was told of the other channels, and the new process has them from the metadata.
 		b, stop = opened(path, clustered, func(*broker.StorageConfig) {})
 		Expect(b.Restore()).To(Succeed())
 		paused := created("kept", 4)

@@ -17,12 +17,12 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// watched is a batch of numbered messages of so many bytes, that looks at the
-// broker's memory while it is read.
+// watched is a batch of numbered messages of so many bytes that records the broker's held memory while the batch is
+// read.
 type watched struct {
 	n, size int
 	broker  *broker.Broker
-	most    int64 // that was held
+	most    int64 // maximum of the held bytes
 }
 
 func (w *watched) Len() int   { return w.n }
@@ -165,7 +165,7 @@ var _ = Describe("the memory of messages", func() {
 		w := &watched{n: 5000, size: 10, broker: b}
 		Expect(batch(t, untouchable(5000), true)).To(MatchError(broker.ErrBusy))
 		Expect(batch(t, w, false)).To(Succeed())
-		// The backlog's 10, at most 100 on their way or one slice, and a slice in hand.
+		// The backlog's 10 messages, at most 100 in transit or one slice, and a slice in hand.
 		Expect(w.most).To(BeNumerically("<=", (10+2*256)*(10+queue.Overhead)))
 		r := read(t, "c", 100, true)
 		Eventually(r.count).Should(Equal(w.n))

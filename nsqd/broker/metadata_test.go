@@ -16,14 +16,14 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// file is where stored keeps the metadata.
+// file returns the path of the metadata in the folder of stored.
 func file(path string) string { return filepath.Join(path, "metadata.json") }
 
-// crashed returns a copy of the folder as a process leaves it that ends now.
+// crashed returns a copy of the folder as a process leaves the folder if the process ends now.
 func crashed(path string) string {
 	GinkgoHelper()
 	to := GinkgoT().TempDir()
-	// Files that are replaced just then are copied in another round.
+	// If files are replaced during a round, another round copies the folder again.
 	Eventually(func() error {
 		if err := os.RemoveAll(to); err != nil {
 			return err
@@ -33,8 +33,8 @@ func crashed(path string) string {
 	return to
 }
 
-// names are those of the topics, and of their channels behind a colon; what is
-// paused has an exclamation mark.
+// names returns the names of the topics, and of their channels after a colon. A paused topic or channel has an
+// exclamation mark.
 func names(b *broker.Broker) (all []string) {
 	mark := func(paused bool) string {
 		if paused {
@@ -184,7 +184,7 @@ var _ = Describe("what a broker records besides messages", func() {
 		b, stop := stored(path, false)
 		clear := obstruct(path)
 		topic(b, "t")
-		Expect(b.Recorded()).To(MatchError(broker.ErrStorage)) // does not wait for ever
+		Expect(b.Recorded()).To(MatchError(broker.ErrStorage)) // does not wait forever
 		Expect(b.Health()).To(MatchError(ContainSubstring("metadata.json.new")))
 		clear()
 		Eventually(b.Health).Should(Succeed())

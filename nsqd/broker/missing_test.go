@@ -23,7 +23,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 	var errors *gbytes.Buffer
 	BeforeEach(func() { path = GinkgoT().TempDir() })
 
-	// start opens the broker. errors has what it logs as an error.
+	// start opens the broker. errors collects the errors that the broker logs.
 	start := func(set ...func(*broker.StorageConfig)) (b *broker.Broker, stop func(), err error) {
 		GinkgoHelper()
 		errors = gbytes.NewBuffer()

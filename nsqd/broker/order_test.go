@@ -15,20 +15,20 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// obstruct has the metadata file not be written until clear is called.
+// obstruct prevents writes of the metadata file until clear is called.
 func obstruct(path string) (clear func()) {
 	GinkgoHelper()
 	obstacle := file(path) + ".new"
 	Expect(os.RemoveAll(obstacle)).To(Succeed())
 	Expect(os.MkdirAll(filepath.Join(obstacle, "x"), 0o700)).To(Succeed())
-	return func() { Eventually(func() error { return os.RemoveAll(obstacle) }).Should(Succeed()) } // the writer tries, too
+	return func() { Eventually(func() error { return os.RemoveAll(obstacle) }).Should(Succeed()) } // the metadata writer uses the path, too
 }
 
 var _ = Describe("an order", func() {
 	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(0.001), Burst: 1}
 	retention := &metadata.Retention{Age: time.Hour}
 
-	// what is what orders change.
+	// what returns all state that orders change.
 	what := func(b *broker.Broker) string {
 		text := fmt.Sprint(names(b))
 		for _, t := range b.Topics() {
@@ -36,7 +36,7 @@ var _ = Describe("an order", func() {
 			text += fmt.Sprintf(" %s waits %d limited %v retains %v", s.Name, s.Waiting, s.Limited && s.Name != "u", s.Retain) // the share of u comes from the cluster
 			for _, c := range s.Channels {
 				if c.Name == "z" {
-					continue // a crash may have a new channel get what was released before
+					continue // after a crash a new channel may get messages that were released before
 				}
 				text += fmt.Sprintf(" %s:%d", c.Name, c.Ready+c.Deferred+c.InFlight)
 			}
@@ -118,7 +118,7 @@ var _ = Describe("an order", func() {
 		Expect(topic(b, "limited").Contract(share, false)).To(Succeed())
 		t := topic(b, "t")
 		Expect(t.PauseChannel("p")).To(Succeed())
-		for _, c := range []string{"c", "d", "p", "e"} { // the cluster knows them
+		for _, c := range []string{"c", "d", "p", "e"} { // the cluster has these channels
 			order := &srtmv1.ChannelOrder{Topic: "t", Version: 1, Channels: one(c, 1, c == "p")}
 			Expect(b.Node().ChangeChannels(order)).To(Succeed())
 		}
@@ -138,7 +138,7 @@ var _ = Describe("an order", func() {
 		other, end := opened(crashed(path), func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Fsync = true })
 		Expect(other.Restore()).To(Succeed())
 		defer end()
-		Eventually(func() string { return what(other) }).Should(Equal(want), when) // channels get what waits
+		Eventually(func() string { return what(other) }).Should(Equal(want), when) // channels get the waiting messages
 	}
 	check := func(order func(*broker.Broker, *broker.Topic) error, fail func(disk *faulty, path string) (mend func())) {
 		GinkgoHelper()

@@ -30,7 +30,7 @@ type crowd struct {
 	tick    time.Duration
 }
 
-// greedy publishes as much as it may, up to its demand.
+// greedy publishes as many messages as the broker permits, up to its demand.
 type greedy struct {
 	as                *broker.Publisher
 	weight            uint8
@@ -67,7 +67,7 @@ func (c *crowd) add(id string, weight uint8, demand float64, stock bool) *greedy
 	return g
 }
 
-// run lets so much time pass; what was counted before is forgotten.
+// run advances the clock by d and resets the counts first.
 func (c *crowd) run(d time.Duration) {
 	c.backlog = 0
 	for _, g := range c.all {
@@ -80,7 +80,7 @@ func (c *crowd) run(d time.Duration) {
 			g.step(c, c.tick.Seconds())
 		}
 		c.topic.Tick()
-		if c.now%mono.Time(10*time.Millisecond) == 0 { // it is not cheap
+		if c.now%mono.Time(10*time.Millisecond) == 0 { // the check is expensive
 			c.backlog = max(c.backlog, c.topic.Stats().Waiting)
 		}
 	}
@@ -112,8 +112,8 @@ func (g *greedy) step(c *crowd, seconds float64) {
 
 var figure = []uint8{1, 2, 4, 8, 10} // the weights of the paper
 
-// fair checks that each has been accepted in proportion to its weight, and all
-// together what the contract has.
+// fair checks that the broker accepted messages of each publisher in proportion to its weight, and that the sum is the
+// contract's rate.
 func (c *crowd) fair(rate float64, d time.Duration, within float64, weight func(g *greedy) float64) {
 	c.t.Helper()
 	sum, accepted := 0.0, 0
@@ -141,8 +141,8 @@ func (c *crowd) fair(rate float64, d time.Duration, within float64, weight func(
 	}
 }
 
-// Fifty greedy publishers on one topic at more than its contract: each is accepted in
-// proportion to its weight, the backlog is short, and the contract used.
+// Fifty greedy publishers exceed the contract of one topic. The broker accepts messages of each in proportion to its
+// weight, keeps the backlog short and uses the whole contract.
 func TestGreedyPublishersShareTheContractByWeight(t *testing.T) {
 	const rate = 2000
 	c := newCrowd(t, broker.PaceAdvise, rate, 100)
@@ -155,8 +155,8 @@ func TestGreedyPublishersShareTheContractByWeight(t *testing.T) {
 	c.fair(rate, d, 0.05, func(g *greedy) float64 { return float64(g.weight) })
 }
 
-// Of publishers that do not listen, police leaves each its part, by what the topic
-// gives them weight, and those that do listen lose nothing by them.
+// Police limits publishers that ignore pacing to their parts by weight. Publishers that obey lose nothing to publishers
+// that do not.
 func TestPoliceHoldsThoseThatDoNotListen(t *testing.T) {
 	const rate = 2000
 	c := newCrowd(t, broker.PacePolice, rate, 100)
@@ -169,12 +169,12 @@ func TestPoliceHoldsThoseThatDoNotListen(t *testing.T) {
 		w := figure[i%5]
 		g := c.add(fmt.Sprintf("w%d.%d", w, i/5), 0, 160, true)
 		switch i / 5 {
-		case 0, 1, 2: // listen
+		case 0, 1, 2: // obey
 			g.as.Pace(w)
 			g.stock = false
 		case 3, 4: // lie
 			g.as.Pace(255)
-		} // the others have never heard of it
+		} // the others never send PACE
 		g.weight = w
 	}
 	c.run(15 * time.Second)
@@ -188,7 +188,7 @@ func TestPoliceHoldsThoseThatDoNotListen(t *testing.T) {
 	}
 }
 
-// What some do not want, others get; who is paced nowhere is not told so.
+// Publishers get the part that other publishers do not want. If no publisher wants more than its part, none is paced.
 func TestWhatSomeDoNotWantOthersGet(t *testing.T) {
 	const rate = 2000
 	c := newCrowd(t, broker.PaceAdvise, rate, 100)
@@ -235,8 +235,8 @@ func TestPacingFollowsTheShare(t *testing.T) {
 	}
 }
 
-// Two hundred times as many come at once, and all of them again: the backlog they make is a
-// few seconds of the contract, and gone soon.
+// Two hundred times as many publishers join at once, and later leave and join again. The backlog is a few seconds of the
+// contract and soon drains.
 func TestManyJoinAtOnce(t *testing.T) {
 	const rate, few, many = 5_000, 12, 2_500
 	c := newCrowd(t, broker.PaceAdvise, rate, 250)
@@ -253,7 +253,7 @@ func TestManyJoinAtOnce(t *testing.T) {
 		if left := c.topic.Stats().Waiting; c.backlog > 4*rate || left > rate/2 {
 			t.Errorf("a backlog of %d messages, of which %d are left", c.backlog, left)
 		}
-		for _, g := range c.all[few:] { // a storm: all leave, and come back
+		for _, g := range c.all[few:] { // a storm: all new publishers leave and come back
 			g.as.Leave()
 		}
 		c.all = c.all[:few]

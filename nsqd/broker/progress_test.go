@@ -13,8 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A broker whose disk is slow says at intervals how many topics it has stored, and nothing after
-// the last one.
+// A broker with a slow disk logs at intervals how many topics it has stored, and nothing after the last topic.
 func TestABrokerThatStoresTellsItsProgress(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var said bytes.Buffer

@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
-// held is how many messages a channel of topic t has; -1 without the channel.
+// held returns how many messages a channel of topic t has, or -1 without the channel.
 func held(b *broker.Broker, channel string) int {
 	for _, c := range topic(b, "t").Stats().Channels {
 		if c.Name == channel {
@@ -34,7 +34,7 @@ func held(b *broker.Broker, channel string) int {
 	return -1
 }
 
-// restored opens a broker over a folder with room for so many messages in memory.
+// restored opens a broker over a folder, with room for so many messages in memory.
 func restored(path string, capacity int, fsync bool) (b *broker.Broker, stop func()) {
 	GinkgoHelper()
 	b, stop = opened(path, func(c *broker.Config) { c.Capacity = capacity }, func(c *broker.StorageConfig) { c.Fsync = fsync })
@@ -79,7 +79,7 @@ var _ = Describe("what an earlier process has left", func() {
 			path := left("c", "d")
 			for _, capacity := range []int{50, 10_000, 10} {
 				b, _ := restored(path, capacity, fsync)
-				read(topic(b, "t"), "d", 30, false) // takes some, and finishes none
+				read(topic(b, "t"), "d", 30, false) // takes some messages, and finishes none
 				settled(b)
 				path = crashed(path)
 			}
@@ -97,7 +97,7 @@ var _ = Describe("what an earlier process has left", func() {
 		path := left()
 		b, _ := restored(path, 10_000, false)
 		t := topic(b, "t")
-		t.Pause() // until both are there
+		t.Pause() // until both channels exist
 		Expect(t.CreateChannel("slow")).To(Succeed())
 		r := read(t, "c", 100, true)
 		t.Unpause()
@@ -105,7 +105,7 @@ var _ = Describe("what an earlier process has left", func() {
 		settled(b)
 		b, _ = restored(crashed(path), 10_000, false)
 		Eventually(func() int { return held(b, "slow") }).Should(Equal(total))
-		// Where none is slow, nothing is left.
+		// Without the slow channel no segment is left.
 		Expect(t.DeleteChannel("slow")).To(Succeed())
 		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).Should(BeEmpty())
 	})
@@ -122,7 +122,7 @@ var _ = Describe("what an earlier process has left", func() {
 				t.Pause()
 			}
 			publishAll(t, 0, total)
-			Eventually(t.Spilling).Should(BeZero()) // it is recorded
+			Eventually(t.Spilling).Should(BeZero()) // the disk work is finished
 			t.FailSaves(math.MaxInt, syscall.EIO)
 			t.Unpause()
 			r := read(t, "c", 50, true)
@@ -202,7 +202,7 @@ var _ = Describe("what an earlier process has left", func() {
 			t := topic(b, "t")
 			Expect(t.CreateChannel("c")).To(Succeed())
 			publishAll(t, 0, total)
-			r := read(t, "c", 1, false) // so that there is something to wait for
+			r := read(t, "c", 1, false) // so that there is a message to wait for
 			Eventually(r.count).Should(Equal(1))
 			ctx, end := context.WithCancel(context.Background())
 			drained := make(chan int)
@@ -296,12 +296,12 @@ var _ = Describe("what an earlier process has left", func() {
 	})
 
 	It("is kept where it is when the channel that has it cannot store it at the end", func() {
-		path := left() // no channel had it
+		path := left() // no channel had the message
 		disk := commitlog.OS()
 		create, open := disk.Create, disk.Open
 		var full atomic.Bool
 		disk.Open = func(file string) (commitlog.File, error) {
-			if full.Load() && strings.Contains(file, "cursors.") { // what is reserved is not enough
+			if full.Load() && strings.Contains(file, "cursors.") { // the reserved space is not enough
 				return nil, syscall.ENOSPC
 			}
 			return open(file)
@@ -404,7 +404,7 @@ var _ = Describe("a message that is never finished", func() {
 			now := clock.Mono()
 			Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("later"), Arrival: stamp.Arrival{At: now}, Defer: time.Hour})).To(Succeed())
 			t.Pause()
-			publishAll(t, 0, 3000) // most of it goes to disk
+			publishAll(t, 0, 3000) // most messages go to disk
 			t.Unpause()
 			r := read(t, "c", 100, true)
 			for range 4 {
@@ -416,7 +416,7 @@ var _ = Describe("a message that is never finished", func() {
 				Eventually(r.count).Should(Equal(from + 3000))
 			}
 			Eventually(func() int { return t.Stats().Disk.Segments }).Should(BeNumerically("<=", 3))
-			Eventually(func() int { return held(b, "c") }).Should(Equal(1)) // what was read is finished a little later
+			Eventually(func() int { return held(b, "c") }).Should(Equal(1)) // the messages that were read are finished a little later
 			By("a crash")
 			Eventually(t.Spilling).Should(BeZero())
 			path = crashed(path)

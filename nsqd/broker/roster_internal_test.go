@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// What parseRoster reads is what appendRoster writes, and everything else is refused.
+// appendRoster writes the same bytes that parseRoster reads, and parseRoster refuses all others.
 func FuzzRoster(f *testing.F) {
 	known := Topic{identity: metadata.Identity{Log: 7, Created: 300}, memberships: map[string]membership{"c": {created: 301}, "own": {}, "d": {created: 9}}}
 	f.Add(known.appendRoster(nil))

@@ -12,10 +12,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// What holds a topic's lock for long holds up its publishers: a look at it and its
-// end take time by its channels and subscribers, not by their product. Ten times
-// as many of both may take up to sixty times as long, which leaves room for
-// caches; by the product it was 200 and 345 times.
+// An operation that holds a topic's lock for long delays the topic's publishers. The time of a look at a topic, and of
+// its end, must grow with the sum of channels and subscribers, not with their product. Ten times as many of both may
+// take up to sixty times as long, which leaves room for cache effects. With the product the factors were 200 and 345.
 func TestALockIsNotHeldForChannelsTimesSubscribers(t *testing.T) {
 	for name, do := range map[string]func(t *testing.T, b *broker.Broker, top *broker.Topic){
 		"a look":  func(_ *testing.T, _ *broker.Broker, top *broker.Topic) { top.Stats() },
@@ -32,7 +31,7 @@ func TestALockIsNotHeldForChannelsTimesSubscribers(t *testing.T) {
 				return used(t) - start
 			}
 			few, lots := time.Hour, time.Hour
-			for range 5 { // the least is what it takes by itself
+			for range 5 { // the minimum is free of other programs' work
 				few, lots = min(few, took(400)), min(lots, took(4000))
 			}
 			t.Logf("400 of both: %v, 4000: %v, %.0f times", few, lots, float64(lots)/float64(few))
@@ -43,8 +42,7 @@ func TestALockIsNotHeldForChannelsTimesSubscribers(t *testing.T) {
 	}
 }
 
-// used is the processor time that the thread has had; others on the machine do
-// not count.
+// used returns the processor time of this thread. Other programs on the machine do not count.
 func used(t *testing.T) time.Duration {
 	t.Helper()
 	var at unix.Timespec
@@ -52,7 +50,7 @@ func used(t *testing.T) time.Duration {
 	return time.Duration(at.Nano())
 }
 
-// A step on one channel does not ask the others.
+// A step on one channel does not visit the other channels.
 func BenchmarkStepBesideChannels(b *testing.B) {
 	for _, n := range []int{1, 100, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

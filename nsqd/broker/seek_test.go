@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// retaining is a restored broker over a folder that keeps what is done.
+// retaining is a restored broker over a folder that keeps finished messages.
 func retaining(path string, through bool, set ...func(*broker.StorageConfig)) (*broker.Broker, func()) {
 	GinkgoHelper()
 	set = append([]func(*broker.StorageConfig){func(c *broker.StorageConfig) {
@@ -107,7 +107,7 @@ var _ = Describe("a channel that seeks", func() {
 		Eventually(r.count).Should(Equal(2))
 		now := clock.Mono()
 		Expect(t.Publish(now, clock.Wall(), broker.Published{Body: []byte("3"), Arrival: stamp.Arrival{At: now}, Defer: time.Hour})).To(Succeed())
-		Expect(t.PauseChannel("c")).To(Succeed()) // or it has the next at once
+		Expect(t.PauseChannel("c")).To(Succeed()) // otherwise the channel has the next message at once
 		Expect(r.sub.Requeue(r.deliveries()[0].ID, time.Hour)).To(Succeed())
 		_, err := t.Seek("c", broker.Place{Begin: true})
 		Expect(err).NotTo(HaveOccurred())
@@ -155,7 +155,7 @@ var _ = Describe("a channel that seeks", func() {
 		publishAll(t, 0, 30)
 		again(t, "c", 30)
 		disk.unwritable.Store(true)
-		publishAll(t, 30, 60) // on their way to the log, and finished before they are there
+		publishAll(t, 30, 60) // on their way to the log, and finished before they are stored
 		again(t, "c", 30)
 		disk.unwritable.Store(false)
 		Eventually(t.Spilling).Should(BeZero())
@@ -231,7 +231,7 @@ var _ = Describe("a channel that seeks", func() {
 	})
 })
 
-// logFiles is how many segments a topic has on disk.
+// logFiles returns how many segments a topic has on disk.
 func logFiles(path, topic string) int {
 	GinkgoHelper()
 	files, err := filepath.Glob(filepath.Join(path, topic+".log", "*.seg"))
@@ -395,7 +395,7 @@ var _ = Describe("a channel whose consumer never finishes one message", func() {
 		finish := func() int {
 			for _, d := range stuck.deliveries() {
 				if string(d.Body) != "0" || !finishing {
-					_ = stuck.sub.Finish(d.ID) // most of them were before
+					_ = stuck.sub.Finish(d.ID) // most messages were finished before
 				}
 			}
 			return stuck.count()
@@ -431,7 +431,7 @@ var _ = Describe("an order that was answered", func() {
 		_, err := t.Seek("sought", broker.Place{Offset: 15})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(t.DeleteChannel("deleted")).To(Succeed())
-		Expect(t.CreateChannel("deleted")).To(Succeed()) // another one
+		Expect(t.CreateChannel("deleted")).To(Succeed()) // another channel of the same name
 		Expect(b.DeleteTopic("gone")).To(Succeed())
 		b.Recorded()
 

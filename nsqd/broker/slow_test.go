@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// stuck is a subscriber whose writer does not get to take anything by itself.
+// stuck is a subscriber whose writer takes nothing by itself.
 func stuck(t *broker.Topic, channel string, timeout time.Duration, rdy int) *broker.Subscription {
 	GinkgoHelper()
 	sub, err := t.Subscribe(channel, broker.Subscriber{MsgTimeout: timeout}, func() {})
@@ -27,7 +27,7 @@ func take(sub *broker.Subscription, most int) []wire.Message {
 	return messages(&out)
 }
 
-// messages decodes what a subscriber is to be written.
+// messages decodes the output for a subscriber.
 func messages(out *broker.Outgoing) (all []wire.Message) {
 	GinkgoHelper()
 	for in := out.Frames; len(in) > 0; {

@@ -24,13 +24,12 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// stored opens a broker over a folder. stop ends it as a process would.
+// stored opens a broker over a folder. stop ends the broker as the end of a process would.
 func stored(path string, fsync bool) (b *broker.Broker, stop func()) {
 	return restored(path, 10, fsync)
 }
 
-// storedWith is stored with a change to the configuration, and something to do
-// before the broker is restored.
+// storedWith is stored with a change to the configuration, and functions to call before the broker is restored.
 func storedWith(path string, change func(*broker.Config), before ...func(*broker.Broker)) *broker.Broker {
 	GinkgoHelper()
 	b, _ := opened(path, change)
@@ -64,7 +63,7 @@ func opened(path string, change func(*broker.Config), set ...func(*broker.Storag
 	return b, end
 }
 
-// publishAll publishes the numbers, waiting where the topic is full.
+// publishAll publishes the numbers and waits while the topic is full.
 func publishAll(t *broker.Topic, from, to int) {
 	GinkgoHelper()
 	deadline := time.Now().Add(testkit.Hang)
@@ -124,7 +123,7 @@ var _ = Describe("a broker that stores before it accepts", func() {
 	})
 })
 
-// storing is what both modes guarantee.
+// storing describes the guarantees of both modes.
 func storing(fsync bool) {
 	const total = 5000
 	stored := func(path string) (*broker.Broker, func()) {
@@ -345,7 +344,7 @@ var _ = Describe("a stored topic that is deleted while clients publish", func() 
 			if err := b.DeleteTopic("t"); err != nil {
 				Expect(err).To(MatchError(broker.ErrUnknownTopic))
 			}
-			// What was deleted may take a moment to go from the disk.
+			// Deleted messages may take a moment to leave the disk.
 			Eventually(func() error { return publish(topic(b, "t"), "0") }).Should(Succeed())
 			publishAll(topic(b, "t"), 1, 300)
 			r := read(topic(b, "t"), "c", 50, true)
@@ -436,7 +435,7 @@ var _ = Describe("a broker whose machine's clock was put", func() {
 })
 
 var _ = Describe("a broker that stores before it accepts, after a crash", func() {
-	// depth is that of a channel, all of it.
+	// depth returns the whole depth of a channel.
 	depth := func(b *broker.Broker, channel string) func() int {
 		return func() int {
 			for _, c := range topic(b, "t").Stats().Channels {
@@ -456,16 +455,16 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 			Expect(t.CreateChannel(c)).To(Succeed())
 		}
 		b.Recorded()
-		for round := range 3 { // an earlier life's files, and then those of another
+		for round := range 3 { // files of an earlier process, and then of another
 			from := round * 100
 			publishAll(topic(b, "t"), from, from+100)
 			for _, c := range []string{"a", "b"} {
 				Eventually(depth(b, c)).Should(Equal(from + 100))
-				// All is on the channel's disk, but for what it has read ahead.
+				// All messages are in the channel's disk queue, except those read ahead.
 				Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
 			}
-			// What of it a file has, and that the topic's part was not done with, is
-			// chance; each message is somewhere.
+			// Chance decides which messages a file has and which the topic had not finished with, but each message is
+			// somewhere.
 			path = crashed(path)
 			b, _ = stored(path, true)
 			Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())

@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// A message that its subscriber keeps for too long is delivered again, without
-// its subscriber asking, and not before its time.
+// If a subscriber keeps a message for too long, the broker delivers the message again without a request, and not before
+// its time.
 func TestMessagesTimeOutUnasked(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		begin := time.Now()
@@ -35,7 +35,7 @@ func TestMessagesTimeOutUnasked(t *testing.T) {
 		testkit.Must(t, top.Publish(now(), mono.Wall(now()), p))
 		for attempt := 1; attempt <= 3; attempt++ {
 			<-wake
-			// Each timeout ends with the millisecond that it ends in.
+			// Each timeout ends within the millisecond of its deadline.
 			n := time.Duration(attempt - 1)
 			if at, want := time.Since(begin), n*timeout; at < want || at >= want+n*time.Millisecond+1 {
 				t.Errorf("delivery %d after %v, want %v or up to %d ms more", attempt, at, want, n)

@@ -58,7 +58,8 @@ var _ = Describe("A release trace", func() {
 			Expect(slices.IsSorted([]int64{int64(before), arrival, eligible, released, int64(clock.Mono())})).To(BeTrue(), line)
 		}
 
-		// A trace with a hole would prove nothing: it ends, and says so once.
+		// A trace with a hole would prove nothing. The trace ends at the first failure, and the broker logs the end
+		// once.
 		t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 5}, 0)
 		r := read(t, "c", 10, true)
 		for range 2 {

@@ -51,8 +51,8 @@ var _ = Describe("removing a topic that is not used", func() {
 	})
 
 	for _, through := range []bool{false, true} {
-		// One message at a time, so that there are moments at which the topic is
-		// empty; the remover tries at every other moment as well.
+		// The publisher sends one message at a time, so that the topic is empty at some moments. The remover tries at
+		// all other moments as well.
 		It(fmt.Sprintf("loses nothing that is accepted meanwhile, stored first: %v", through), func(ctx SpecContext) {
 			const lives, messages = 10, 30
 			b, _ := stored(GinkgoT().TempDir(), through)
@@ -72,12 +72,12 @@ var _ = Describe("removing a topic that is not used", func() {
 					}
 					t, err := b.Topic([]byte("t"))
 					if err != nil {
-						continue // between two lives
+						continue // between two lives of the topic
 					}
 					switch err := publish(t, "x"); {
 					case err == nil:
 						accepted.Add(1)
-					case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrStorage): // the last life's is still going
+					case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrStorage): // the previous life's topic is still ending
 						Fail(err.Error())
 					}
 				}
@@ -86,7 +86,7 @@ var _ = Describe("removing a topic that is not used", func() {
 			DeferCleanup(finish)
 			for life := range int64(lives) {
 				stop := consume(topic(b, "t"), &read)
-				for accepted.Load() < life*messages/lives { // one that goes at once is published to by luck only
+				for accepted.Load() < life*messages/lives { // a topic that is deleted at once accepts messages by luck only
 					Expect(ctx.Err()).NotTo(HaveOccurred(), "nothing is published")
 					runtime.Gosched()
 				}
@@ -95,19 +95,19 @@ var _ = Describe("removing a topic that is not used", func() {
 					runtime.Gosched()
 				}
 				stop()
-				// The topic was empty: whatever it accepted has been read.
+				// The topic was empty: the consumer has read every accepted message.
 				Expect(accepted.Load()).To(BeNumerically("<=", read.Load()))
 			}
 			finish()
 			t := topic(b, "t")
 			defer consume(t, &read)()
 			Eventually(read.Load).Should(Equal(accepted.Load()))
-		}, SpecTimeout(testkit.Hang)) // it takes less than a second
+		}, SpecTimeout(testkit.Hang)) // the spec takes less than a second
 	}
 })
 
-// consume counts and finishes what a channel of the topic gets, until the
-// returned function is called or the topic is gone; that waits for it.
+// consume counts and finishes the messages of a channel until the returned function is called or the topic is deleted.
+// The returned function waits for the end.
 func consume(t *broker.Topic, count *atomic.Int64) (stop func()) {
 	GinkgoHelper()
 	wake, done := make(chan struct{}, 1), make(chan struct{})

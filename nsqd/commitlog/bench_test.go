@@ -29,7 +29,7 @@ func batchOf(n, size int) []Record {
 	return batch
 }
 
-// again makes the batch one to be appended at the end.
+// again prepares the batch to be appended at the end once more.
 func again(batch []Record) []Record {
 	for i := range batch {
 		batch[i].Offset = 0
@@ -41,7 +41,7 @@ func rate(b *testing.B, records int) {
 	b.ReportMetric(float64(records)/b.Elapsed().Seconds(), "records/s")
 }
 
-// Records of 100 B in batches of 200, as from MPUB, without fsync.
+// BenchmarkAppend appends records of 100 B in batches of 200, as from MPUB, without fsync.
 func BenchmarkAppend(b *testing.B) {
 	l, end := openFor(b)
 	defer end()
@@ -51,7 +51,7 @@ func BenchmarkAppend(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		at := testkit.Result(l.Append(again(batch))).Must(b)
-		if n += 200; n%1_000_000 == 0 { // a backlog that does not fill the disk
+		if n += 200; n%1_000_000 == 0 { // keeps the backlog from filling the disk
 			b.StopTimer()
 			testkit.Must(b, l.Trim(at))
 			b.StartTimer()
@@ -60,7 +60,7 @@ func BenchmarkAppend(b *testing.B) {
 	rate(b, n)
 }
 
-// The same, read and trimmed as well, behind a backlog.
+// BenchmarkAppendAndRead also reads and trims the records, behind a backlog.
 func BenchmarkAppendAndRead(b *testing.B) {
 	for _, backlog := range []int{0, 1_000_000} {
 		b.Run(fmt.Sprintf("backlog=%d", backlog), func(b *testing.B) {
@@ -91,7 +91,7 @@ func BenchmarkAppendAndRead(b *testing.B) {
 	}
 }
 
-// One record each, appended and durable before the next, by several at a time.
+// BenchmarkAppendAndSync has several callers append one record each and wait for its fsync before the next.
 func BenchmarkAppendAndSync(b *testing.B) {
 	for _, callers := range []int{1, 10, 100} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {

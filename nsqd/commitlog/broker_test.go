@@ -28,54 +28,54 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// progress is how far a channel is with a message.
+// progress is the state of a message in a channel.
 type progress struct {
-	done     bool          // it must not come again
-	attempts uint16        // it was delivered so often
-	due      time.Duration // it must not come before, by the test's clock
+	done     bool          // the message must not come again
+	attempts uint16        // number of deliveries
+	due      time.Duration // earliest delivery, by the test's clock
 }
 
-// channelOwner is a channel's one consumer, and what the channel must and must not do,
-// by the messages' numbers.
+// channelOwner is the only consumer of a channel. It models, by number, the messages that the channel must and must not
+// deliver.
 type channelOwner struct {
 	sub  *broker.Subscription
-	owed map[int]bool // it must get, and has not finished
+	owed map[int]bool // must be delivered and is not finished
 	now  map[int]progress
-	// saved is what a crash leaves of now at least.
+	// saved is the minimum that a crash leaves of the present state.
 	saved map[int]progress
-	// discarded are those that a seek or an order to empty has done with since it was saved.
+	// discarded are the messages that a seek or an order to empty has removed since saved was written.
 	discarded map[int]bool
 
-	held map[int]wire.MessageID // in flight, as far as it knows
-	last int                    // delivered first in this life
+	held map[int]wire.MessageID // in flight, as far as the consumer knows
+	last int                    // highest message whose first delivery was in this process
 }
 
-// lives is a broker over a disk that fails, those after it, and a model that knows
-// what they have acknowledged.
+// lives runs a broker over a failing disk, restarts the broker again and again, and keeps a model of the acknowledged
+// operations.
 type lives struct {
 	rng      *rand.Rand
-	fsync    bool // the machine crashes; else the process
+	fsync    bool // the machine crashes; otherwise the process
 	through  bool
 	retain   bool
-	sizes    [2]int // of memory, and of what may be unfinished
+	sizes    [2]int // limits of messages in memory, and of unfinished messages
 	metadata string
 	begin    time.Time
 	log      []string
 
 	sim *commitlog.SimDisk
-	bad bool // operations on it fail at times
-	was bool // they have in this life
+	bad bool // disk operations fail at times
+	was bool // disk operations have failed in this process
 	st  *broker.Storage
 	b   *broker.Broker
 	top *broker.Topic
 
-	n        int          // messages published, those that were refused too
+	n        int          // messages published, including refused messages
 	waits    map[int]bool // published while the topic is paused
 	paused   bool
-	durable  map[int]bool          // accepted, and there after a crash
+	durable  map[int]bool          // accepted, and present after a crash
 	gone     map[int]bool          // emptied from the topic
-	due      map[int]time.Duration // of what was published to be deferred, by the test's clock
-	known    int                   // the number of the last message known as released, after a crash
+	due      map[int]time.Duration // of deferred messages, by the test's clock
+	known    int                   // number of the last message certainly released, after a crash
 	channels map[string]*channelOwner
 	checked  int // deliveries
 }
@@ -93,8 +93,8 @@ func (l *lives) fatalf(format string, args ...any) {
 
 func (l *lives) now() time.Duration { return time.Since(l.begin) }
 
-// ok says whether something was done for good, for which there is no excuse but that the
-// power is gone or the disk fails.
+// ok reports whether an operation succeeded for good. The only excuses for a failure are a loss of power and a failing
+// disk.
 func (l *lives) ok(what string, err error) bool {
 	dead := l.sim.Dead()
 	l.note("%s: %v, power gone: %v, disk fails: %v", what, err, dead, l.bad)
@@ -104,10 +104,10 @@ func (l *lives) ok(what string, err error) bool {
 	return !dead && !l.bad
 }
 
-// fails has the disk fail at times, or no longer.
+// fails makes disk operations fail at times, or with 0 no longer.
 func (l *lives) fails(percent int) {
 	l.bad, l.was = percent > 0, l.was || percent > 0
-	l.sim.Fail(percent, l.fsync) // without fsync nothing is said of a system that forgets what it could not write
+	l.sim.Fail(percent, l.fsync) // without fsync, the model makes no claim about a system that forgets failed writes
 	l.note("%d %% of what the disk does fails", percent)
 }
 
@@ -158,7 +158,7 @@ func (l *lives) open() {
 	}
 }
 
-// close returns what Broker.Close does.
+// close closes the broker and returns the error of Broker.Close.
 func (l *lives) close() (err error) {
 	if l.b != nil {
 		err = l.b.Close()
@@ -169,7 +169,7 @@ func (l *lives) close() (err error) {
 	return err
 }
 
-// revive makes of the disk what the next process finds.
+// revive turns the disk into the disk that the next process finds.
 func (l *lives) revive() {
 	if l.fsync {
 		l.sim = l.sim.Crash()
@@ -178,7 +178,7 @@ func (l *lives) revive() {
 	}
 }
 
-// subscribe makes a channel, or has a consumer of one that is there.
+// subscribe creates a channel, or subscribes to an existing channel.
 func (l *lives) subscribe(name string) {
 	sub, err := l.top.Subscribe(name, broker.Subscriber{MsgTimeout: 50 * time.Millisecond}, func() {})
 	if err == nil {
@@ -223,7 +223,7 @@ func (l *lives) publish() {
 		if p.Defer > 0 {
 			l.due[l.n] = l.now() + p.Defer
 		}
-		l.waits[l.n] = l.paused // one that is refused may be there, too
+		l.waits[l.n] = l.paused // a refused message may be stored, too
 		err := l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), p)
 		if err == nil {
 			err = l.top.Sync(stored)
@@ -232,7 +232,7 @@ func (l *lives) publish() {
 			l.note("publish %d: %v", l.n, err)
 			continue
 		}
-		// An answer is one although the power went right after it.
+		// An answer counts even if the power failed right after the answer.
 		if l.ok(fmt.Sprint("publish ", l.n, " for ", p.Defer), err) || err == nil {
 			l.durable[l.n] = l.through || l.fsync
 			for _, c := range l.channels {
@@ -242,7 +242,7 @@ func (l *lives) publish() {
 	}
 }
 
-// take has a channel's consumer take what is there, and do something with it.
+// take lets a channel's consumer receive its messages and answer them at random.
 func (l *lives) take(name string) {
 	c := l.channels[name]
 	var out broker.Outgoing
@@ -297,7 +297,7 @@ func (l *lives) delivered(name string, n int, m wire.Message) {
 	c.now[n] = progress{attempts: m.Attempts}
 	c.held[n] = m.ID
 	switch l.rng.IntN(5) {
-	case 0: // until it times out, or later
+	case 0: // until the message times out, or later
 	case 1:
 		delay := time.Duration(l.rng.IntN(4)) * 100 * time.Millisecond
 		if l.ok(fmt.Sprint("requeue ", n, " for ", delay), c.sub.Requeue(m.ID, delay)); delay > 0 {
@@ -315,7 +315,7 @@ func (l *lives) finish(c *channelOwner, n int) {
 	id := c.held[n]
 	delete(c.held, n)
 	if err := c.sub.FinishBatch(l.b.Now(), []wire.MessageID{id}, nil)[0]; err != nil {
-		return // it has timed out
+		return // the message has timed out
 	}
 	l.note("finished %d", n)
 	p := c.now[n]
@@ -324,7 +324,7 @@ func (l *lives) finish(c *channelOwner, n int) {
 	delete(c.owed, n)
 }
 
-// saved notes that channels are on disk as they are.
+// saved records that the disk has the present state of the channels.
 func (l *lives) saved() {
 	if !l.paused {
 		l.known = l.n
@@ -353,7 +353,7 @@ func (l *lives) step() {
 				}
 			}
 		}
-	case 11, 12: // long enough to be saved, and seldom so long that nothing is in flight
+	case 11, 12: // long enough for a save, and seldom so long that no message is in flight
 		changes := make(map[string]map[int]progress)
 		for name, c := range l.channels {
 			changes[name] = maps.Clone(c.now)
@@ -384,7 +384,7 @@ func (l *lives) step() {
 		ok := l.ok("empty "+name, l.top.EmptyChannel(name))
 		l.discards(c, ok)
 	case 15:
-		if l.was { // what could not be read when the topic was unpaused waits there still
+		if l.was { // messages that could not be read when the topic was unpaused still wait in the topic
 			return
 		}
 		l.top.Empty()
@@ -404,7 +404,7 @@ func (l *lives) step() {
 	case 16:
 		if name := "c" + strconv.Itoa(l.rng.IntN(2)); l.channels[name] == nil {
 			l.subscribe(name)
-		} else if !l.bad { // or it may come back with what it had
+		} else if !l.bad { // or the channel may come back with its old state
 			delete(l.channels, name)
 			err := l.top.DeleteChannel(name)
 			l.b.Recorded()
@@ -420,7 +420,7 @@ func (l *lives) step() {
 		}
 		_, err := l.top.Seek(name, broker.Place{})
 		l.ok("seek the beginning of "+name, err)
-		// All that is retained may come again; what is not, but is there, and emptied, too.
+		// All retained messages may come again, and so may emptied messages that are not retained but still on disk.
 		if !l.retain {
 			clear(l.gone)
 		}
@@ -444,7 +444,7 @@ func (l *lives) step() {
 	}
 }
 
-// doubt says that it is not known whether a message is owed.
+// doubt records that the model does not know whether message n is owed.
 func (l *lives) doubt(n int) {
 	delete(l.durable, n)
 	for _, c := range l.channels {
@@ -452,9 +452,9 @@ func (l *lives) doubt(n int) {
 	}
 }
 
-// discards says that a channel need have nothing of what was released, and if that is
-// so for good must not. Where the disk failed, what the channel never had may wait in the
-// topic: refused though it is stored, or not read when the topic was unpaused.
+// discards records that a channel need not deliver any released message, and must not if the operation succeeded for
+// good. If the disk failed, messages that the channel never had may wait in the topic: a message refused though stored,
+// or a message not read when the topic was unpaused.
 func (l *lives) discards(c *channelOwner, ok bool) {
 	for n := 1; n <= l.n; n++ {
 		if l.waits[n] {
@@ -473,7 +473,7 @@ func (l *lives) discards(c *channelOwner, ok bool) {
 func (l *lives) stop() {
 	l.fails(0)
 	err := l.close()
-	var undurable *commitlog.SyncError // of an earlier fsync, which was told of then
+	var undurable *commitlog.SyncError // of an earlier fsync, reported at the time
 	if errors.As(err, &undurable) && l.was || !l.ok("stop", err) {
 		l.crash()
 		return
@@ -485,7 +485,7 @@ func (l *lives) stop() {
 	l.next()
 }
 
-// crash ends the process without a word: what it had in memory alone is gone.
+// crash ends the process without notice: messages only in memory are lost.
 func (l *lives) crash() {
 	l.note("crash")
 	l.fails(0)
@@ -504,7 +504,7 @@ func (l *lives) crash() {
 				delete(c.owed, n)
 			}
 		}
-		if l.was && !l.through && !l.fsync { // written since, for another channel, but not that this one need not have it
+		if l.was && !l.through && !l.fsync { // written since for another channel, but without the note that this channel need not have the message
 			for n := range c.discarded {
 				delete(c.saved, n)
 			}
@@ -517,14 +517,14 @@ func (l *lives) crash() {
 
 func (l *lives) next() {
 	l.was = false
-	<-time.After(time.Millisecond) // ids are of the wall clock, here a virtual one
+	<-time.After(time.Millisecond) // ids come from the wall clock, here a virtual clock
 	for _, c := range l.channels {
 		c.last = 0
 	}
 	l.open()
 }
 
-// wait lets time go by, in which the consumers take what they get as it comes.
+// wait advances the virtual time while the consumers take their messages.
 func (l *lives) wait(d time.Duration) {
 	for end := l.now() + d; l.now() < end && !l.sim.Dead(); {
 		<-time.After(min(10*time.Millisecond, end-l.now())) // of virtual time
@@ -557,7 +557,7 @@ func (l *lives) run(steps int) {
 		l.step()
 		l.settle()
 	}
-	// All of it comes in the end.
+	// All owed messages come in the end.
 	l.note("the end")
 	l.fails(0)
 	l.top.Unpause()
@@ -583,8 +583,8 @@ func (l *lives) run(steps int) {
 	}
 }
 
-// What a channel was emptied of while it was in memory alone is written later, for
-// another channel. A crash right then does not bring it back.
+// Messages emptied from a channel while only in memory are written later for another channel. A crash right after the
+// write does not bring the messages back to the first channel.
 func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 	path := t.TempDir()
 	testkit.Bubble(t, func(t *testing.T) {
@@ -619,7 +619,7 @@ func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 	})
 }
 
-// What is carried forward is in stable storage at its new place before its old one goes.
+// A record that is carried forward is on stable storage at its new place before its old place is deleted.
 func TestWhatIsCarriedForwardStaysThroughALossOfPower(t *testing.T) {
 	carried := 0
 	for n := range 60 {
@@ -660,7 +660,7 @@ func TestWhatIsCarriedForwardStaysThroughALossOfPower(t *testing.T) {
 				synctest.Wait()
 			}
 			l.sim.DieSoon(1 + n)
-			<-time.After(time.Second) // of virtual time, in which it is carried
+			<-time.After(time.Second) // virtual time, during which the records are carried
 			synctest.Wait()
 			if l.top.Stats().Disk.First > 0 {
 				carried++
@@ -677,15 +677,14 @@ func TestWhatIsCarriedForwardStaysThroughALossOfPower(t *testing.T) {
 	}
 }
 
-// The broker's store over real logs, with the power lost, or the process killed, at any
-// write, fsync or rename, and any of them failing: what was answered as accepted comes to each channel, in
-// order, with its attempts and not before its time; nothing comes again that was
-// finished before the last snapshot; what was emptied, deleted or sought stays so.
+// The test runs the broker's store over real logs and fails any write, fsync or rename, kills the process or cuts the
+// power at any of them. Each channel gets every accepted message, in order, with its attempts and not before its time. A
+// message finished before the last snapshot does not come again. Emptied, deleted and sought state stays so.
 func TestABrokerThroughAnyCrash(t *testing.T) {
 	path := t.TempDir()
 	lived := 0
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
-		if err := checks.Value.Set("25"); err != nil { // more by that flag
+		if err := checks.Value.Set("25"); err != nil { // the flag may ask for more
 			t.Fatal(err)
 		}
 		defer checks.Value.Set(checks.DefValue)

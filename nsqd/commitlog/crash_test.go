@@ -19,8 +19,8 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// numbered makes the record with that number: all but its offset follows from the
-// number, so that a record which is not intact is seen.
+// numbered makes the record with number id. The number determines all fields but the offset, so that a damaged record is
+// detected.
 func numbered(id uint64) Record {
 	rng := rand.New(rand.NewPCG(id, 1))
 	n := rng.IntN(60)
@@ -63,26 +63,26 @@ func same(a, b Record) bool {
 		a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access && bytes.Equal(a.Channel, b.Channel) && bytes.Equal(a.Body, b.Body)
 }
 
-// user uses one log in random ways, and knows what was acknowledged to it.
+// user uses one log in random ways and keeps a model of the acknowledged operations.
 type user struct {
 	t   testing.TB
 	rng *rand.Rand
 	sim *simDisk
 	dir *Dir
 	l   *Files
-	log []string // what it did, for when the test fails
+	log []string // operations, printed if the test fails
 
-	last     uint64            // number of a record that was used last
-	at       map[Offset]uint64 // what each offset is, as far as this process knows
+	last     uint64            // number of the last record
+	at       map[Offset]uint64 // number of the record at each offset, as far as this process knows
 	durable  map[Offset]bool   // acknowledged
-	doubtful map[Offset]bool   // appended to segments of which an fsync failed
-	trimmed  Offset            // need not be there before it
-	next     Offset            // at least, whatever happens
+	doubtful map[Offset]bool   // appended to segments in which an fsync failed
+	trimmed  Offset            // records before this offset need not exist
+	next     Offset            // lower bound of the next offset
 	saved    uint64            // number of the last snapshot
-	allowed  map[uint64]bool   // numbers of snapshots that may be loaded
+	allowed  map[uint64]bool   // numbers of snapshots that a load may return
 	floors   map[uint64]Offset // next when a snapshot was saved
 	b        Batch
-	from     Offset // to go on reading
+	from     Offset // where the next read starts
 }
 
 func (u *user) fatalf(format string, args ...any) {
@@ -101,7 +101,7 @@ func newUser(t testing.TB, seed uint64) *user {
 		durable: map[Offset]bool{}, doubtful: map[Offset]bool{}, allowed: map[uint64]bool{0: true}, floors: map[uint64]Offset{}}
 }
 
-// opens opens the log; false if the power is gone or a fault prevents it.
+// opens opens the log, and returns false if the power is gone or a fault prevents the opening.
 func (u *user) opens() bool {
 	dir, err := OpenDir("/data", u.sim.disk())
 	if err == nil {
@@ -120,7 +120,7 @@ func (u *user) opens() bool {
 	return true
 }
 
-// excuse fails the test at an error that has no cause.
+// excuse fails the test if an error has no cause.
 func (u *user) excuse(err error) {
 	u.t.Helper()
 	for _, cause := range []error{errPower, errIO, errShort, ErrNoSpace, syscall.ENOSPC, syscall.EMFILE} {
@@ -137,7 +137,7 @@ func (u *user) excuse(err error) {
 	u.fatalf("error without a cause: %v", err)
 }
 
-// doubts notes the records of segments of which an fsync failed.
+// doubts adds the records of segments in which an fsync failed to doubtful.
 func (u *user) doubts() {
 	for _, s := range u.l.segments.all {
 		if s.fault != nil {
@@ -150,7 +150,7 @@ func (u *user) doubts() {
 	}
 }
 
-// step does something; false when the log is not open after it.
+// step does one random operation. It returns false if the log is not open afterwards.
 func (u *user) step() bool {
 	u.doubts()
 	switch n := u.rng.IntN(100); {
@@ -182,7 +182,7 @@ func (u *user) append() {
 	var batch []Record
 	from := u.last + 1
 	skip := Offset(0)
-	if u.rng.IntN(5) == 0 { // what was never written
+	if u.rng.IntN(5) == 0 { // a record that was never written
 		skip = Offset(u.rng.IntN(20))
 	}
 	for range 1 + u.rng.IntN(6) {
@@ -229,7 +229,7 @@ func (u *user) sync() {
 	u.acknowledged(upTo)
 }
 
-// acknowledged notes what is durable from now on.
+// acknowledged marks the records before upTo as durable.
 func (u *user) acknowledged(upTo Offset) {
 	for o := range u.at {
 		if o < upTo && !u.doubtful[o] {
@@ -246,7 +246,7 @@ func (u *user) reads() {
 	u.read(limit)
 }
 
-// read reads once, and reports whether there was anything.
+// read reads once, and reports whether there was a record.
 func (u *user) read(limit Limit) bool {
 	err := u.l.Read(u.from, limit, &u.b)
 	u.note("read from %d: %d to %d, %v", u.from, len(u.b.Records), u.b.Next, err)
@@ -338,7 +338,7 @@ func (u *user) reopens(close bool) bool {
 		u.note("close: %v", err)
 		if err != nil {
 			u.excuse(err)
-			for o := range u.at { // some, perhaps
+			for o := range u.at { // some of the records, perhaps
 				if !u.durable[o] {
 					u.doubtful[o] = true
 				}
@@ -366,8 +366,7 @@ func (u *user) reopens(close bool) bool {
 	return false
 }
 
-// take reads all that is in the log just after it was opened, and holds it
-// against what was acknowledged.
+// take reads the whole log just after opening and compares the records with the model.
 func (u *user) take(powerLost bool) {
 	snapshot, err := u.l.LoadCursors()
 	if err != nil {
@@ -384,7 +383,7 @@ func (u *user) take(powerLost bool) {
 		if u.l.next < u.floors[number] {
 			u.fatalf("next is %d, when snapshot %d was saved it was %d", u.l.next, number, u.floors[number])
 		}
-		if powerLost { // else it may be of a save that failed, and not be durable
+		if powerLost { // otherwise the snapshot may be of a failed save and not durable
 			u.allowed = map[uint64]bool{number: true}
 		}
 	}
@@ -397,7 +396,7 @@ func (u *user) take(powerLost bool) {
 			if u.sim.dead {
 				return
 			}
-			continue // other faults of reading end sometime
+			continue // other faults of reading pass
 		}
 		if len(u.b.Records) == 0 {
 			break
@@ -415,7 +414,7 @@ func (u *user) take(powerLost bool) {
 				u.fatalf("offset %d is record %d, and was %d", r.Offset, id, u.at[r.Offset])
 			}
 			there[r.Offset] = true
-			u.at[r.Offset] = id // of an append that was under way, or trimmed, and back
+			u.at[r.Offset] = id // of an append in progress, or trimmed and restored
 		}
 		u.from = u.b.Next
 	}
@@ -437,13 +436,13 @@ func (u *user) take(powerLost bool) {
 		if !powerLost || !there[o] {
 			continue
 		}
-		delete(u.doubtful, o) // what is there now is what the disk has
+		delete(u.doubtful, o) // the present records are the disk's records
 	}
 	u.next = u.l.next
 	u.trimmed = min(u.trimmed, u.l.next)
 }
 
-// losesPower goes on with what the disk is after a loss of power.
+// losesPower continues with the disk after a loss of power.
 func (u *user) losesPower() {
 	u.note("power lost")
 	u.sim = u.sim.crash()
@@ -453,7 +452,7 @@ func (u *user) losesPower() {
 	u.take(true)
 }
 
-// run does so many steps, or fewer if the power goes.
+// run does so many steps, or fewer if the power fails.
 func (u *user) run(steps int) {
 	if !u.opens() {
 		return
@@ -465,8 +464,8 @@ func (u *user) run(steps int) {
 	}
 }
 
-// The same run again and again, with the power lost at each of its operations
-// in turn; then it goes on, and the power is lost once more.
+// The test repeats the same run and cuts the power at each operation in turn. Each run then continues, and loses power
+// once more.
 func TestPowerLossAtEachOperation(t *testing.T) {
 	seed := testkit.Seed(t)
 	for i := range uint64(3) {
@@ -489,8 +488,7 @@ func TestPowerLossAtEachOperation(t *testing.T) {
 	}
 }
 
-// A disk that is full at times, on which fsyncs fail at times and other
-// operations too, and which loses power.
+// The disk is full at times, loses power, and at times fsyncs and other operations fail.
 func TestFaultsOfAllKinds(t *testing.T) {
 	seed := testkit.Seed(t)
 	for i := range uint64(60) {
@@ -534,7 +532,7 @@ func TestFaultsOfAllKinds(t *testing.T) {
 	}
 }
 
-// Many append and sync at the same time when the power goes.
+// Many goroutines append and sync at the same time when the power fails.
 func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 	rng := testkit.Rand(t)
 	for range 60 {

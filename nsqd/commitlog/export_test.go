@@ -2,22 +2,22 @@ package commitlog
 
 import "syscall"
 
-// SimDisk is simDisk, for tests of those who use a log.
+// SimDisk exports simDisk to tests of packages that use a log.
 type SimDisk = simDisk
 
 var NewSimDisk = newSimDisk
 
-// Disk returns the operations.
+// Disk returns the operations of the disk.
 func (d *SimDisk) Disk() Disk { return d.disk() }
 
-// DieSoon has the power go at the n-th operation from now on.
+// DieSoon cuts the power at the n-th operation from now on.
 func (d *SimDisk) DieSoon(n int) {
 	d.mu.Lock()
 	d.dieAt = d.ops + n
 	d.mu.Unlock()
 }
 
-// Die has the power go now.
+// Die cuts the power now.
 func (d *SimDisk) Die() {
 	d.mu.Lock()
 	d.dead = true
@@ -31,10 +31,10 @@ func (d *SimDisk) Dead() bool {
 	return d.dead
 }
 
-// Crash returns the disk as it may be found after a loss of power now.
+// Crash returns the disk as a restart may find the disk after a loss of power now.
 func (d *SimDisk) Crash() *SimDisk { return d.crash() }
 
-// Kill has it work again for another process: what was written is there.
+// Kill makes the disk work again for another process, with all written data.
 func (d *SimDisk) Kill() {
 	d.kill()
 	d.mu.Lock()
@@ -42,8 +42,8 @@ func (d *SimDisk) Kill() {
 	d.mu.Unlock()
 }
 
-// Fail has so many of a hundred operations fail from now on: the disk is full, or broken.
-// Unless it forgets, what an fsync fails for still reads as it was written.
+// Fail makes the given percentage of operations fail from now on, as if the disk were full or broken. Unless forgets is
+// set, data of a failed fsync still reads as written.
 func (d *SimDisk) Fail(percent int, forgets bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

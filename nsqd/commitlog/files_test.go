@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// Ginkgo has an Offset, too.
+// Ginkgo also exports the name Offset.
 var (
 	Describe, It, DescribeTable, Entry, BeforeEach = ginkgo.Describe, ginkgo.It, ginkgo.DescribeTable, ginkgo.Entry, ginkgo.BeforeEach
 	GinkgoHelper                                   = ginkgo.GinkgoHelper
@@ -92,18 +92,17 @@ func (b *bench) kill() {
 	b.open()
 }
 
-// size is the size of a record made by of, in a file: a segment of 1 KiB has nine.
+// size is the size of a record of function of in a file, in bytes. A segment of 1 KiB has nine records.
 const size = 108
 
-// of is the record with a number.
+// of returns the record with the given number.
 func of(id Offset) Record {
 	r := Record{Timestamp: mono.Wall(id) * mono.Wall(time.Second), Body: fmt.Appendf(nil, "record %6d %s", id, strings.Repeat(".", 46))}
 	copy(r.ID[:], fmt.Sprintf("%016x", id))
 	return r
 }
 
-// fill appends the records from to to, one at a time: the first after a fresh start
-// has the offset 0.
+// fill appends the records from to to, one at a time. The first record of a new log has offset 0.
 func (b *bench) fill(from, to Offset) {
 	GinkgoHelper()
 	for id := from; id <= to; id++ {
@@ -120,7 +119,7 @@ func idOf(r Record) Offset {
 	return id
 }
 
-// from reads all from an offset on.
+// from reads all records from an offset on.
 func (b *bench) from(at Offset) (ids []Offset) {
 	GinkgoHelper()
 	var batch Batch
@@ -144,7 +143,7 @@ func upTo(from, to Offset, but ...Offset) (ids []Offset) {
 	return ids
 }
 
-// files are the log's, but for cursors.
+// files returns the log's files without the cursors.
 func (b *bench) files() []string {
 	GinkgoHelper()
 	names, err := b.disk.List(b.l.folder.path)
@@ -159,7 +158,7 @@ func (b *bench) files() []string {
 
 func (b *bench) path(name string) string { return filepath.Join(b.l.folder.path, name) }
 
-// flip changes a bit of the file.
+// flip changes a bit of a file.
 func (b *bench) flip(name string, off int) {
 	b.sim.edit(b.path(name), func(c []byte) []byte {
 		c[off] ^= 0x10
@@ -233,7 +232,7 @@ var _ = Describe("a log in files", func() {
 		for _, again := range []func(){func() {}, b.kill} {
 			again()
 			Expect(b.from(19_990)).To(Equal(upTo(19_990, 19_999)))
-			Expect(b.from(0)).To(HaveLen(20_000)) // all is known now
+			Expect(b.from(0)).To(HaveLen(20_000)) // all records are known now
 			var into Batch
 			b.sim.readAt = 0
 			Expect(b.l.Read(15_000, Limit{Records: 1, Bytes: 1}, &into)).To(Succeed())
@@ -289,7 +288,7 @@ var _ = Describe("a log in files", func() {
 			Expect(err).To(MatchError(ErrNoSpace))
 			Expect(err).To(MatchError(syscall.ENOSPC))
 			Expect(b.sim.content(b.path(seg1))).To(Equal(before))
-			b.fill(5, 5)                                            // there is room for one
+			b.fill(5, 5)                                            // there is room for one record
 			_, err = b.l.Append(slices.Repeat([]Record{of(9)}, 20)) // in a new segment
 			Expect(err).To(MatchError(ErrNoSpace))
 			Expect(b.files()).To(ConsistOf(seg1))
@@ -514,7 +513,7 @@ var _ = Describe("a log in files", func() {
 			errs := make(chan error, callers)
 			wg.Go(func() { errs <- b.l.Sync(1) })
 			<-begun
-			for id := Offset(1); id < callers; id++ { // after it began, so that it does not cover them
+			for id := Offset(1); id < callers; id++ { // after the first sync began, so that the first sync does not cover these records
 				b.fill(id, id)
 				wg.Go(func() { errs <- b.l.Sync(id + 1) })
 			}
@@ -592,7 +591,7 @@ var _ = Describe("a log in files", func() {
 	})
 })
 
-// sealedFile says when its footer is written.
+// sealedFile signals when its footer is written.
 type sealedFile struct {
 	File
 	sealed func()
@@ -784,7 +783,7 @@ var _ = Describe("damage", func() {
 		b.sim.edit(b.path(seg4), func(c []byte) []byte {
 			c[headerSize+size+60] ^= 1
 			c[headerSize+2*size+60] ^= 1
-			r := of(29) // and one that is intact, alone
+			r := of(29) // and an intact record without a neighbour
 			r.Offset = 30
 			return append(last.appendRecord(c, &r, 27, int64(len(c))), 1, 2, 3)
 		})

@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// segmentOf returns a segment's file with the records, sealed or not, and where each ends.
+// segmentOf returns a segment's file with the records, sealed or not, and the end of each record.
 func segmentOf(sealed bool, records []Record) (b []byte, ends []int) {
 	id := identity{before: noSegment, salt: 0x0123456789abcdef, maxRecord: 1 << 12}
 	l := id.layout()
@@ -29,10 +29,9 @@ func segmentOf(sealed bool, records []Record) (b []byte, ends []int) {
 	return b, ends
 }
 
-// A segment's file is damaged in any way: bytes changed, cut out, put in, moved.
-// The log opens, and what it gives back are records that were appended, with their
-// offsets, and all of those before the first damage. What is appended then comes after
-// them all, now and after another start.
+// The fuzzer damages a segment's file: it changes, cuts, inserts and moves bytes. The log opens and returns only
+// appended records at their offsets, including every record before the first damage. Records appended later come after
+// these records, also after another start.
 func FuzzDamagedSegment(f *testing.F) {
 	f.Add(true, []byte{})
 	f.Add(false, []byte{})
@@ -78,7 +77,7 @@ func FuzzDamagedSegment(f *testing.F) {
 			dir := testkit.Result(OpenDir("/data", sim.disk())).Must(t)
 			return testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12})).Must(t)
 		}
-		start() // makes the folder
+		start() // creates the folder
 		testkit.Must(t, sim.disk().Mkdir("/data/q.log"))
 		sim.edit("/data/q.log/"+segmentName(0), func([]byte) []byte { return content })
 
@@ -134,7 +133,7 @@ func drain(t *testing.T, l *Files) (all []Record) {
 	}
 }
 
-// What ParseData takes, appendRecord writes, unless it was given more than it needs.
+// appendRecord writes the same bytes that ParseData reads, unless the input had bytes after the record.
 func FuzzRecord(f *testing.F) {
 	for id := range uint64(20) {
 		r := numbered(id)
@@ -153,7 +152,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// The files of the cursors may hold anything.
+// The cursor files may have any content.
 func FuzzSnapshot(f *testing.F) {
 	f.Add(appendSnapshot(nil, snapshot{number: 3, next: 5, data: []byte("text")}))
 	f.Add([]byte{})

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A disk of 2 MB that is really full. The child has its own mounts, so that
-// nothing is left of it however it ends.
+// The disk has 2 MB and is really full. The child has its own mounts, so that the system removes the disk in any case
+// when the child ends.
 func TestFullDisk(t *testing.T) {
 	path := t.TempDir()
 	sh, err := exec.LookPath("sh")

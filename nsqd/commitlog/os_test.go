@@ -16,12 +16,11 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// The tests in this file use the operating system's disk, and processes of
-// their own: this binary again, with childEnv saying what it is to be.
+// The tests in this file use the operating system's disk and child processes of this test binary. childEnv gives a child
+// its role.
 const childEnv = "SRTM_COMMITLOG_CHILD"
 
-// child is main of such a process. role is a name and arguments, separated by
-// spaces.
+// child is the main function of a child process. role is a name and arguments, separated by spaces.
 func child(role string) int {
 	args := strings.Fields(role)
 	var err error
@@ -42,7 +41,7 @@ func child(role string) int {
 	return 0
 }
 
-// start starts a child, which is killed at the end of the test at the latest.
+// startChild starts a child. The test kills the child in its cleanup at the latest.
 func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
 	t.Helper()
 	cmd.Env = append(os.Environ(), childEnv+"="+role)
@@ -50,7 +49,7 @@ func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
 	out := testkit.Result(cmd.StdoutPipe()).Must(t)
 	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it has ended, in most tests
+		_ = cmd.Process.Kill() // the child has ended, in most tests
 		_ = cmd.Wait()
 	})
 	return bufio.NewReader(out)
@@ -62,13 +61,13 @@ func self(t *testing.T) *exec.Cmd {
 	return exec.Command(path)
 }
 
-// holder opens a folder and keeps it until it is killed.
+// holder opens a folder and keeps the folder open until the process is killed.
 func holder(path string) error {
 	dir, err := OpenDir(path, OS())
 	if err != nil {
 		return err
 	}
-	defer dir.Close() // not before: a folder that nothing refers to is closed when garbage is collected
+	defer dir.Close() // not before: the garbage collector closes a folder without references
 	fmt.Println("holding")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
@@ -97,8 +96,8 @@ func TestFolderBelongsToOneProcess(t *testing.T) {
 	testkit.NoError(t, dir.Close())
 }
 
-// writer appends records with numbers from first on, in several goroutines, saves
-// and trims, and prints each number when it is durable, until it is killed.
+// writer appends records with numbers from first on in several goroutines, saves and trims, and prints each number when
+// the record is durable, until the process is killed.
 func writer(path, first string) error {
 	from, err := strconv.ParseUint(first, 10, 64)
 	if err != nil {
@@ -143,8 +142,8 @@ func writer(path, first string) error {
 	return errors.Join(errs...)
 }
 
-// A process is killed while it writes, again and again. What it said is
-// durable is there, at the offset that it had, and a snapshot of cursors.
+// A process is killed again and again while the process writes. Each record that the process reported as durable exists
+// at its offset, and so does a snapshot of the cursors.
 func TestKilledWhileWriting(t *testing.T) {
 	rng := testkit.Rand(t)
 	path := t.TempDir()
@@ -156,7 +155,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		more := true
 		for lines := 1 + rng.IntN(600); more; lines-- {
 			if lines == 0 {
-				if err := cmd.Process.Kill(); err != nil { // what it has said before is read still
+				if err := cmd.Process.Kill(); err != nil { // output written before the kill is still read
 					t.Fatal(err)
 				}
 			}
@@ -206,7 +205,7 @@ func TestKilledWhileWriting(t *testing.T) {
 	}
 }
 
-// The operations of the real disk, one by one.
+// The test calls each operation of the real disk.
 func TestOSDisk(t *testing.T) {
 	d := OS()
 	path := t.TempDir()
@@ -237,7 +236,7 @@ func TestOSDisk(t *testing.T) {
 	testkit.ErrorIs(t, d.Mkdir(path+"/x/y"), os.ErrNotExist, "mkdir in what is not there")
 }
 
-// filler fills the disk that path is on, in the process's own view of it.
+// filler fills the disk of path, as the process's own mounts show the disk.
 func filler(path string) error {
 	dir, err := OpenDir(path, OS())
 	if err != nil {

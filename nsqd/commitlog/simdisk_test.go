@@ -14,26 +14,23 @@ import (
 	"syscall"
 )
 
-// simDisk is a disk that can lose power. Of a file it keeps what was fsynced,
-// and what was written since; of a folder, which changes were not fsynced. After
-// crash, the fsynced is there, and of the rest whatever a file system might
-// leave: nothing, a part in any order, zeros, garbage, or pieces of other
-// files.
+// simDisk is a disk that can lose power. For each file simDisk keeps the fsynced content and the writes since. For each
+// folder simDisk keeps the changes that were not fsynced. After a crash the fsynced state exists. The rest is any state
+// that a file system might leave: nothing, a part in any order, zeros, garbage, or pieces of other files.
 //
-// After operation number dieAt, nothing works any more, and that operation
-// itself may be half done.
+// After operation number dieAt, no operation works any more. The operation dieAt itself may be half done.
 type simDisk struct {
 	mu       sync.Mutex
 	rng      *rand.Rand
 	root     *simFolder
 	locked   bool
-	ops      int                         // that change something, or sync
+	ops      int                         // operations that change something, or sync
 	dieAt    int                         // 0: never
 	dead     bool                        // the power is gone
 	capacity int64                       // bytes of all files
-	fault    func(op, name string) error // of an operation on the file of that name; nil: none
-	mindful  bool                        // what an fsync failed for always reads as it was written
-	forgot   bool                        // an fsync has failed, and what it was for reads differently now
+	fault    func(op, name string) error // returns the fault of an operation on the named file; nil: no faults
+	mindful  bool                        // data of a failed fsync always reads as written
+	forgot   bool                        // an fsync has failed, and its data reads differently now
 	readAt   int64                       // bytes read, by ReadAt
 	open     int                         // files
 }
@@ -47,9 +44,9 @@ var (
 type simNode any
 
 type simFile struct {
-	data    []byte // as it is read
+	data    []byte // as readers read the file
 	durable []byte
-	dirty   int // data from here on was not fsynced; len(data) if all was
+	dirty   int // data from this index on is not fsynced; len(data) if all data is
 }
 
 type simFolder struct {
@@ -57,8 +54,8 @@ type simFolder struct {
 	pending      []simChange // from durable to now
 }
 
-// simChange is one atomic change of a folder: node gets the name to, if that
-// is not empty, and loses the name from, if that is not.
+// simChange is one atomic change of a folder. The node gets the name to, unless to is empty, and loses the name from,
+// unless from is empty.
 type simChange struct {
 	from, to string
 	node     simNode
@@ -81,7 +78,7 @@ func newSimDisk(rng *rand.Rand) *simDisk {
 	return &simDisk{rng: rng, root: newSimFolder(), capacity: 1 << 40}
 }
 
-// disk returns the operations.
+// disk returns the operations of the simulated disk.
 func (d *simDisk) disk() Disk {
 	return Disk{
 		Create: func(path string) (File, error) { return d.openFile("create", path) },
@@ -160,8 +157,8 @@ func (d *simDisk) disk() Disk {
 	}
 }
 
-// begin counts an operation. At the fatal one it sets dead and returns nil,
-// for the operation to be done in part.
+// begin counts an operation. At the fatal operation begin sets dead and returns nil, so that the caller does a part of
+// the operation.
 func (d *simDisk) begin(op, path string) error {
 	if d.dead {
 		return errPower
@@ -191,7 +188,7 @@ func (d *simDisk) folder(path string) (*simFolder, error) {
 	return dir, nil
 }
 
-// change does one change of a folder; the fatal one is done or not.
+// change does one change of a folder. The fatal change happens or does not, at random.
 func (d *simDisk) change(op, path string, f func(dir *simFolder, name string) (simChange, error)) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -376,7 +373,7 @@ func (h *simHandle) Sync() error {
 		return err
 	}
 	if err := d.begin("sync", h.name); err != nil {
-		// What was not written counts as written, and may or may not be forgotten.
+		// Data whose write failed counts as written, and the disk may forget the data or not.
 		mix := d.after(h.simFile, nil)
 		if !d.mindful && d.rng.IntN(2) == 0 {
 			h.data = slices.Concat(mix, make([]byte, len(h.data)))[:len(h.data)]
@@ -394,7 +391,7 @@ func (h *simHandle) Sync() error {
 	return nil
 }
 
-// used is the size of all files.
+// used returns the size of all files.
 func (d *simDisk) used() int64 {
 	var walk func(dir *simFolder) int64
 	walk = func(dir *simFolder) (sum int64) {
@@ -411,7 +408,7 @@ func (d *simDisk) used() int64 {
 	return walk(d.root)
 }
 
-// after returns what may be left of a file.
+// after returns a content that a crash may leave in a file.
 func (d *simDisk) after(f *simFile, others [][]byte) []byte {
 	safe := min(f.dirty, len(f.durable))
 	out := slices.Clone(f.durable[:safe])
@@ -421,9 +418,9 @@ func (d *simDisk) after(f *simFile, others [][]byte) []byte {
 		size += d.rng.IntN(longest - safe + 1)
 	}
 	switch d.rng.IntN(4) {
-	case 0: // as it was written, up to somewhere
+	case 0: // as written, up to a random index
 		return append(out, f.data[min(safe, len(f.data)):min(size, len(f.data))]...)
-	case 1: // all of it
+	case 1: // all data
 		return append(out, f.data[min(safe, len(f.data)):]...)
 	case 2:
 		return append(out, f.durable[safe:]...)
@@ -470,14 +467,14 @@ func (d *simDisk) crash() *simDisk {
 
 func (d *simDisk) crashFolder(dir *simFolder, seen map[*simFile]*simFile) *simFolder {
 	kept := maps.Clone(dir.durable)
-	inOrder := d.rng.IntN(2) == 0 // as a journal does it; else any of the changes
+	inOrder := d.rng.IntN(2) == 0 // as a journal applies the changes; otherwise any subset
 	prefix := d.rng.IntN(len(dir.pending) + 1)
 	for i, c := range dir.pending {
 		if inOrder && i < prefix || !inOrder && d.rng.IntN(2) == 0 {
 			c.apply(kept)
 		}
 	}
-	// Blocks that a file gets may be anything that was on the disk.
+	// New blocks of a file may have any content that was on the disk.
 	var others [][]byte
 	for _, m := range []map[string]simNode{dir.durable, dir.now} {
 		for _, name := range slices.Sorted(maps.Keys(m)) {
@@ -506,8 +503,7 @@ func (d *simDisk) crashFolder(dir *simFolder, seen map[*simFile]*simFile) *simFo
 	return out
 }
 
-// kill is the end of the process, not of the machine: what was written is
-// there, though not durable.
+// kill ends the process, not the machine: written data exists, though not durable.
 func (d *simDisk) kill() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -515,7 +511,7 @@ func (d *simDisk) kill() {
 	d.open = 0
 }
 
-// edit changes the content of a file unseen by who has it open.
+// edit changes the content of a file; processes that have the file open do not notice.
 func (d *simDisk) edit(path string, f func(b []byte) []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

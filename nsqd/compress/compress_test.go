@@ -19,8 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// format is one way to pack, with the unpacker that NSQ clients in Go use, and
-// ours.
+// format is one way to compress, with two decompressors: the reader of NSQ's Go clients, and ours.
 type format struct {
 	name   string
 	packer func() compress.Packer
@@ -46,7 +45,7 @@ func remembering(level int) func() compress.Packer {
 	}
 }
 
-// late begins to remember in the middle of the stream.
+// late starts to keep its window in the middle of the stream.
 type late struct {
 	*compress.Deflate
 	n int
@@ -59,10 +58,10 @@ func (l *late) Append(dst, src []byte) []byte {
 	return l.Deflate.Append(dst, src)
 }
 
-// errDry is what a source answers with that has nothing yet, and would block.
+// errDry is returned by a source that has no data yet and would block.
 var errDry = errors.New("nothing more has come")
 
-// source gives what was put into it, then errDry.
+// source returns its buffered data, then errDry.
 type source struct{ bytes.Buffer }
 
 func (s *source) Read(p []byte) (int, error) {
@@ -72,8 +71,8 @@ func (s *source) Read(p []byte) (int, error) {
 	return s.Buffer.Read(p)
 }
 
-// check packs the pieces one after the other. After each, both unpackers must
-// be able to read all of it without anything further.
+// check compresses the pieces one after the other. After each piece, both decompressors must be able to read the whole
+// piece without further input.
 func check(f format, pieces [][]byte) error {
 	p := f.packer()
 	var wire [2]source
@@ -127,8 +126,8 @@ func TestAnyPieces(t *testing.T) {
 }
 
 func TestSnappyIsTheDocumentedFormat(t *testing.T) {
-	// A stream identifier, then a chunk of plain data after its checksum (which
-	// the peers' unpackers check, above).
+	// A stream identifier, then a chunk of plain data after its checksum. (check, above, verifies the checksum with the
+	// peers' decompressors.)
 	var s compress.Snappy
 	got := s.Append(nil, []byte("OK"))
 	if !bytes.HasPrefix(got, []byte("\xff\x06\x00\x00sNaPpY"+"\x01\x06\x00\x00")) || len(got) != 20 || !bytes.HasSuffix(got, []byte("OK")) {
@@ -179,7 +178,7 @@ func TestLevelsOutOfRangeArePanics(t *testing.T) {
 	}
 }
 
-// Whatever bytes come, unpacking ends, and stays ended.
+// For any input, decompression ends, and returns the same end again.
 func FuzzUnpack(f *testing.F) {
 	for _, format := range formats {
 		f.Add(format.packer().Append(nil, []byte("a message, a message, a message")))

@@ -10,9 +10,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Clients that have waited for a broker are there before it serves them. Without
-// TCP_NODELAY each of several replies in a row would wait for the peer's delayed
-// acknowledgement of the one before, 40 ms.
+// Clients may connect before the broker accepts, so the listener sets the options. Without TCP_NODELAY, each of several
+// replies in a row would wait 40 ms for the peer's delayed acknowledgement of the reply before.
 func TestConnectionsAreReadyBeforeAnybodyAccepts(t *testing.T) {
 	n := benchNode(t, 1, false)
 	defer n.close()

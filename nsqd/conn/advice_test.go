@@ -15,8 +15,8 @@ import (
 )
 
 var _ = overBoth("pacing", func() {
-	// answers floods the topic until its publishers are paced and returns what publishes
-	// are answered with then, alone and together.
+	// answers floods the topic until its publishers are paced. It then returns the answers to publishes, alone and
+	// together.
 	answers := func(n *node, p *peer) (all []string) {
 		t, err := n.broker.CreateTopic("t")
 		Expect(err).NotTo(HaveOccurred())

@@ -17,16 +17,15 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// From a publisher's socket to its subscribers' and back to FIN a message in
-// steady traffic takes no heap allocation, with rate limiting, its arrival
-// captured, and with the best stamps there are. One for a hundred deliveries is left to what comes with time:
-// the runtime has goroutines and timers of its own. A subscriber with a goroutine
-// of its own gives up the memory of a large write, which it would else keep for
-// as long as it is there: one for each message.
+// In steady traffic a message takes no heap allocation from the publisher's socket to its subscribers' sockets and back
+// to FIN, with rate limiting, capture of arrivals and the best stamps available. The test permits one allocation for a
+// hundred deliveries, because the runtime has its own goroutines and timers. A subscriber with its own goroutine frees
+// the memory of each large write instead of keeping the memory as long as the subscriber exists: one allocation for each
+// message.
 func TestAllocationsOverSockets(t *testing.T) {
 	for _, c := range []struct {
 		size, channels int // bytes of a message
-		together       int // messages that are written at once
+		together       int // messages in one write
 		batch          bool
 	}{
 		{size: 100, channels: 1, together: 1},
@@ -46,20 +45,20 @@ func TestAllocationsOverSockets(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				b := benchNode(t, loops, true)
 				defer b.close()
-				// The record doubles a few times on its way to all messages.
+				// The capture's record doubles a few times until the record holds all messages.
 				if !b.broker.Node().Capture("t") {
 					t.Fatal("not captured")
 				}
 				p := pipe{t: t, size: c.size, pub: b.dial()}
-				defer p.close() // before the node, which would wait for them
+				defer p.close() // before the node, which would wait for the clients
 				for i := range c.channels {
 					sub := b.subscriber(fmt.Sprint("c", i))
 					p.subs = append(p.subs, sub)
 					p.readers = append(p.readers, bufio.NewReaderSize(sub, 1<<17))
 				}
 				p.prepare(c.together, c.batch)
-				// More than can ever be on the way: FINs may pile up unread, of as
-				// many as the RDY of 2,500, while one batch more waits.
+				// The limit exceeds the messages that can be in transit: unread FINs for the RDY of 2,500, and one
+				// waiting batch.
 				messages, most := 3_000, 2_800
 				if c.size > 1000 {
 					messages, most = 1_000, 300
@@ -79,8 +78,8 @@ func TestAllocationsOverSockets(t *testing.T) {
 					p.publish()
 					p.finish()
 				}
-				// A processor that has not seen this traffic yet fills its pools first, so a
-				// round may have what the next one has not. What each message takes, each has.
+				// A processor that has not run this traffic yet fills its pools first, so one round may have more
+				// allocations than the next. An allocation per message appears in every round.
 				var rounds []uint64
 				for range 5 {
 					var before, after runtime.MemStats
@@ -102,7 +101,7 @@ func TestAllocationsOverSockets(t *testing.T) {
 	}
 }
 
-// Publishes that wait for one fsync are carried out by one goroutine, not each by its own.
+// One goroutine carries out all publishes that wait for the same fsync. A publish does not start its own goroutine.
 func TestAllocationsOfDurablePublishes(t *testing.T) {
 	const publishers, rounds = 64, 50
 	path := t.TempDir()
@@ -141,8 +140,7 @@ func TestAllocationsOfDurablePublishes(t *testing.T) {
 	}
 }
 
-// pipe is a publisher and its subscribers, who allocate nothing once they are
-// prepared.
+// pipe is a publisher and its subscribers. After their preparation they allocate nothing.
 type pipe struct {
 	t       *testing.T
 	size    int

@@ -46,7 +46,7 @@ func (p *authServer) Ask(_ context.Context, q auth.Query) (*auth.Grant, error) {
 	return g, err
 }
 
-// permits makes every further answer permit this.
+// permits sets the permissions of every further answer.
 func (p *authServer) permits(permissions, topic, channel string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,7 +251,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 	})
 })
 
-// slowAuthServer answers when no caller waits any more.
+// slowAuthServer answers after its caller has stopped waiting.
 type slowAuthServer struct{ asked chan struct{} }
 
 func (s *slowAuthServer) Ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {

@@ -17,11 +17,11 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// slow is an auth server that answers when it is told to.
+// slow is an auth server that delays its answers until the spec permits them.
 type slow struct {
-	asked, gone chan struct{} // a question came; its context ended
+	asked, gone chan struct{} // a request came; its context ended
 	answer      chan struct{} // closed: answer all
-	delay       time.Duration // 0: not before; else answer after it
+	delay       time.Duration // 0: no answer before answer is closed; otherwise answer after the delay
 }
 
 // Ask implements conn.Authoriser.
@@ -47,7 +47,7 @@ func (s *slow) Ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
 	}
 }
 
-// On an event loop, while its operation waits apart.
+// The connection is on an event loop while its operation waits on another goroutine.
 var _ = Describe("a connection that is away", func() {
 	var (
 		s *slow
@@ -63,7 +63,7 @@ var _ = Describe("a connection that is away", func() {
 		})
 	})
 	pub := wire.AppendPub(nil, "t", []byte("x"))
-	// away returns a connection whose AUTH is being asked.
+	// away returns a connection whose AUTH waits for the auth server.
 	away := func(more []byte) *peer {
 		GinkgoHelper()
 		p := n.dial()
@@ -83,8 +83,7 @@ var _ = Describe("a connection that is away", func() {
 			heartbeat = 20 * time.Millisecond
 			DeferCleanup(func() { heartbeat = was })
 		})
-		// The race detector sees what is not left alone, if nothing orders the
-		// loop's turn and the answer but time.
+		// Only time orders the loop's turn and the answer, so the race detector reports an access by the loop.
 		It("is left alone when a heartbeat is due", func() {
 			s.delay = 4 * heartbeat
 			p := away(wire.AppendNop(nil))
@@ -106,7 +105,7 @@ var _ = Describe("a connection that is away", func() {
 			}
 			Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
 		}
-		leave() // the loops have opened what they need; one may not have closed the last ones yet
+		leave() // the loops have opened their descriptors; a loop may not have closed the last connections yet
 		before := descriptors()
 		for range 3 {
 			leave()
@@ -124,8 +123,8 @@ var _ = Describe("a connection that is away", func() {
 	})
 })
 
-// A subscription that waits for others may outlive its descriptor, whose number is another
-// connection's then: what is published there is stamped all the same.
+// A waiting subscription may outlive its descriptor. Another connection may then get the number of the descriptor, and
+// messages published on the other connection are stamped all the same.
 var _ = Describe("a subscription whose peer has gone", func() {
 	It("leaves the connection alone that has its descriptor now", func() {
 		asked, answer := make(chan struct{}), make(chan struct{})
@@ -151,7 +150,7 @@ var _ = Describe("a subscription whose peer has gone", func() {
 		Expect(gone.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset
 		Expect(gone.nc.Close()).To(Succeed())
 		Eventually(descriptors).Should(Equal(before - 2))
-		var others []*peer // one of them gets the number
+		var others []*peer // a new connection gets the number
 		for range 4 {
 			p := n.dial()
 			p.send(wire.AppendPub(nil, "t", []byte("x")))

@@ -98,7 +98,7 @@ var _ = overBoth("publishes that come together", func() {
 				body := fmt.Sprintf("%d %d", j, i)
 				want[body] = 1
 				in := wire.AppendPub(nil, [...]string{"t", "u"}[j%2], []byte(body))
-				if j%5 == 0 { // more comes while it waits for the disk
+				if j%5 == 0 { // more commands come while the connection waits for the disk
 					in = wire.AppendNop(append(in, wire.AppendMpub(nil, "t", [][]byte{[]byte("more " + body)})...))
 					want["more "+body] = 1
 				}
@@ -188,7 +188,7 @@ var _ = overBoth("FINs that come together", func() {
 			case 20, 120:
 				in = wire.AppendPub(in, "other", []byte("x"))
 			case 30:
-				in = fmt.Appendf(in, "TOUCH %s\n", id) // of what was finished just before
+				in = fmt.Appendf(in, "TOUCH %s\n", id) // of a message finished just before
 			}
 		}
 		sub.send(append(in, "CLS\n"...))

@@ -21,10 +21,9 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// BenchmarkPath takes 100-byte messages from publishers' sockets to one
-// subscriber's, acknowledged one by one: each publisher has one message (or one
-// pipelined batch) on the way at a time. It counts allocations of the whole
-// process, clients included, which allocate nothing.
+// BenchmarkPath sends 100-byte messages from publishers' sockets to one subscriber's socket, each acknowledged
+// separately. Each publisher has one message (or one pipelined batch) in transit at a time. The benchmark counts
+// allocations of the whole process, including the clients, which allocate nothing.
 func BenchmarkPath(b *testing.B) {
 	for _, c := range []struct {
 		publishers, pipeline int
@@ -37,8 +36,7 @@ func BenchmarkPath(b *testing.B) {
 	}
 }
 
-// benched is a broker behind a real listener, for benchmarks and the counting
-// of allocations.
+// benched is a broker behind a real listener, for benchmarks and allocation tests.
 type benched struct {
 	tb      testing.TB
 	srv     *conn.Server
@@ -93,7 +91,7 @@ func (n *benched) dial() net.Conn {
 	return testkit.Result(net.Dial("tcp", n.address)).Must(n.tb)
 }
 
-// subscriber returns a connection that has subscribed, and read the answer.
+// subscriber returns a connection that has subscribed and has read the answer.
 func (n *benched) subscriber(channel string) net.Conn {
 	n.tb.Helper()
 	sub := n.dial()

@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// Who sends half a message and stops costs its buffer, as long as it likes.
+// A client that sends half a message and stops occupies the message's buffer for an unlimited time.
 var _ = overBoth("messages that do not come whole", func() {
 	const most, size = 1 << 20, 100_000
 
@@ -21,13 +21,13 @@ var _ = overBoth("messages that do not come whole", func() {
 		half := wire.AppendPub(nil, "t", make([]byte, 9*size))[:size]
 		good := n.dial()
 		var halves []*peer
-		var each int64 // what a half takes
+		var each int64 // bytes that half a message takes
 		for i := range 40 {
 			p := n.dial()
 			p.send(half)
 			halves = append(halves, p)
-			// Each is there, or was ended and has given back what it had: beyond
-			// twice the bound it would be the newest that ends.
+			// Each half is counted, or its connection was ended and has released its bytes. Beyond twice the bound, the
+			// newest connection would end.
 			if each == 0 {
 				Eventually(n.server.Bodies).Should(BeNumerically(">=", size))
 				each = n.server.Bodies()
@@ -46,7 +46,7 @@ var _ = overBoth("messages that do not come whole", func() {
 		halves[0].expect(wire.FrameError, HavePrefix("E_PUB_FAILED"))
 		Eventually(func() uint64 { return n.server.Stats().Crowded }).Should(BeNumerically(">=", 40-most/size))
 		Eventually(n.server.Bodies).Should(BeNumerically("<=", most))
-		last := halves[len(halves)-1] // has all the time it wants
+		last := halves[len(halves)-1] // has no deadline
 		last.send(wire.AppendPub(nil, "t", make([]byte, 9*size))[size:])
 		last.expect(wire.FrameResponse, "OK")
 		for _, p := range append(halves, good) {

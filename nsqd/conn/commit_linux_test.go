@@ -19,15 +19,14 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
 )
 
-// counted is the system's disk, which counts writes to files and fsyncs, and holds an fsync
-// up while it is to.
+// counted is the system's disk. It counts writes to files and fsyncs, and can delay an fsync.
 type counted struct {
 	commitlog.Disk
 	writes, syncs atomic.Int32
 	hold          atomic.Pointer[held]
 }
 
-// held is an fsync that waits.
+// held is a delayed fsync.
 type held struct{ entered, release chan struct{} }
 
 type countedFile struct {
@@ -55,7 +54,7 @@ func newCounted() *counted {
 	return d
 }
 
-// unread is how many bytes the system holds for the connections accepted at the address.
+// unread returns how many unread bytes the system holds for the connections accepted at the address.
 func unread(t *testing.T, addr net.Addr) (bytes int) {
 	t.Helper()
 	text := testkit.Result(os.ReadFile("/proc/net/tcp")).Must(t)
@@ -89,7 +88,7 @@ func durableNode(t *testing.T, disk *counted) *benched {
 	return b
 }
 
-// connections are publishers that have said the magic.
+// connections returns publishers that have sent the protocol magic.
 func connections(t *testing.T, b *benched, n int) []net.Conn {
 	t.Helper()
 	conns := make([]net.Conn, n)
@@ -118,13 +117,13 @@ func answered(t *testing.T, conns ...net.Conn) {
 	}
 }
 
-// What is published while the disk is at an fsync is stored by one write and one fsync more.
+// Messages published during an fsync are stored by one more write and one more fsync.
 func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 	const publishers = 64
 	disk := newCounted()
 	conns := connections(t, durableNode(t, disk), publishers)
 	publishes(t, "t", conns...)
-	answered(t, conns...) // the topic and its files are there
+	answered(t, conns...) // the topic and its files exist
 	h := &held{make(chan struct{}), make(chan struct{})}
 	disk.hold.Store(h)
 	publishes(t, "t", conns[0])
@@ -141,8 +140,8 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 	}
 	close(h.release)
 	answered(t, conns...)
-	// Two or three: the one that was held up, that of all others, and that of those which
-	// were read, and not yet handed on, when it ended. Cursors are saved now and then.
+	// Two or three fsyncs: the delayed fsync, the fsync of all others, and the fsync of publishes that were read but not
+	// handed on when the delayed fsync ended. Cursors are saved now and then.
 	writes, syncs = disk.writes.Load()-writes, disk.syncs.Load()-syncs
 	if writes > 8 || syncs > 8 {
 		t.Errorf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
@@ -150,11 +149,11 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 	t.Logf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
 }
 
-// A topic that waits for its fsync has the loop's committer; others do not wait for that.
+// A topic that waits for its fsync occupies the loop's committer. Other topics do not wait for the committer.
 func TestNoTopicWaitsForTheFsyncOfAnother(t *testing.T) {
 	disk := newCounted()
 	conns := connections(t, durableNode(t, disk), 2)
-	for range 2 { // the second time, their topics and the committer are there
+	for range 2 { // in the second round, the topics and the committer exist
 		publishes(t, "t", conns[0])
 		publishes(t, "u", conns[1])
 		answered(t, conns...)

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A loop that ends just after it has handed on a commit wakes its committer once for both.
+// A loop that ends just after handing on a commit wakes its committer once for both events.
 func TestTheCommitterEndsAfterItsLastCommit(t *testing.T) {
 	p := testkit.Result(poll.New()).Must(t)
 	k := committer{poller: p}

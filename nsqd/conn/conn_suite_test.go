@@ -18,10 +18,10 @@ func TestConn(t *testing.T) {
 	RunSpecs(t, "nsqd/conn")
 }
 
-// loops is how many event loops the nodes of the present spec have.
+// loops is the number of event loops of the nodes in the present spec.
 var loops int
 
-// overBoth describes what holds over either driver.
+// overBoth describes behaviour that both drivers must have.
 func overBoth(text string, body func()) bool {
 	Describe(text+", on goroutines", func() {
 		BeforeEach(func() { loops = 0 })

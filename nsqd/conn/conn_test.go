@@ -132,7 +132,7 @@ func (p *peer) expectEOF() {
 func quietly() *nsq.Config {
 	c := nsq.NewConfig()
 	c.MaxInFlight = 200
-	c.WriteTimeout = testkit.Hang // of its own that is 1 s, which a loaded machine takes to compress
+	c.WriteTimeout = testkit.Hang // the default is 1 s, and a loaded machine takes that long to compress
 	return c
 }
 
@@ -366,7 +366,7 @@ var _ = overBoth("a connection", func() {
 		second.send(wire.AppendFin(nil, m.ID))
 		second.send(wire.AppendFin(nil, m.ID))
 		second.expect(wire.FrameError, HavePrefix("E_FIN_FAILED"))
-		second.send(wire.AppendNop(nil)) // not fatal: the connection goes on
+		second.send(wire.AppendNop(nil)) // not fatal: the connection stays open
 		second.send([]byte("CLS\n"))
 		second.expect(wire.FrameResponse, "CLOSE_WAIT")
 	})
@@ -416,7 +416,7 @@ var _ = overBoth("a connection", func() {
 		for _, topic := range []string{"a", "b", "c"} {
 			Expect(publishers(topic)()).To(Equal(1), topic)
 		}
-		for i := range 200 { // it remembers the last ones
+		for i := range 200 { // the connection remembers the last topics
 			p.send(wire.AppendPub(nil, fmt.Sprintf("t%d", i), []byte("x")))
 			p.expect(wire.FrameResponse, "OK")
 		}
@@ -439,7 +439,7 @@ var _ = overBoth("a connection", func() {
 			sent := make(chan struct{})
 			go func() {
 				defer close(sent)
-				for rdy := wire.AppendRdy(nil, 1); ; { // until the end comes
+				for rdy := wire.AppendRdy(nil, 1); ; { // until the connection ends
 					if _, err := p.nc.Write(rdy); err != nil {
 						return
 					}
@@ -486,7 +486,7 @@ var _ = overBoth("a connection", func() {
 		sub.message()
 		topic, err := n.broker.Topic([]byte("t"))
 		Expect(err).NotTo(HaveOccurred())
-		// The broker's own metric: both waited for the buffer's timeout.
+		// The broker's own metric shows that both messages waited for the buffer's timeout.
 		Eventually(func() time.Duration { return topic.Stats().Processing.Quantile(0.01) }).
 			Should(BeNumerically(">=", 50*time.Millisecond))
 	})

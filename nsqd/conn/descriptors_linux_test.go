@@ -14,7 +14,7 @@ import (
 var _ = overBoth("a process out of descriptors", func() {
 	It("accepts again once there are some", func() {
 		n := start(nil)
-		first := n.dial() // until it is answered, the server may not be serving yet
+		first := n.dial() // before the answer, the server may not serve yet
 		first.send(wire.AppendPub(nil, "t", []byte("x")))
 		first.expect(wire.FrameResponse, "OK")
 		var limit unix.Rlimit
@@ -44,7 +44,7 @@ var _ = overBoth("a process out of descriptors", func() {
 			Expect(unix.Close(spare[0])).To(Succeed())
 			spare = spare[1:]
 		}
-		give() // for the client; none is left for the server
+		give() // for the client; no descriptor is left for the server
 		p := n.dial()
 		Eventually(func() uint64 { return n.server.Stats().Refused }).Should(BeNumerically(">", 0))
 		give()

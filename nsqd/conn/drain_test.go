@@ -42,7 +42,7 @@ var _ = overBoth("Publishers that belong elsewhere", func() {
 			p.send(wire.AppendPub(nil, "v", []byte("still here")))
 			p.expect(wire.FrameResponse, "OK")
 		}
-		again := identified(n, "p1", "t") // one that comes later is served
+		again := identified(n, "p1", "t") // the broker serves a later connection
 		again.send(wire.AppendPub(nil, "t", []byte("x")))
 		again.expect(wire.FrameResponse, "OK")
 	})
@@ -56,15 +56,14 @@ var _ = overBoth("Publishers that belong elsewhere", func() {
 	})
 })
 
-// answeredToTheEnd has a publisher pipeline messages, ends it by stop, and expects an OK
-// for each message that was accepted.
+// answeredToTheEnd makes a publisher pipeline messages, calls stop, and expects an OK for each accepted message.
 func answeredToTheEnd(n *node, p *peer, stop func()) {
 	GinkgoHelper()
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
 		pub := wire.AppendPub(nil, "t", []byte("x"))
-		for { // until the test has read the end and closes
+		for { // until the test has read the end of the stream and closes
 			if _, err := p.nc.Write(pub); err != nil {
 				return
 			}

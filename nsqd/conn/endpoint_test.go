@@ -59,7 +59,7 @@ func TestASocketIsThereWhileItIsListenedAt(t *testing.T) {
 func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 	path := filepath.Join(dir(t), "s")
 	ln := listen(t, path).(*net.UnixListener)
-	ln.SetUnlinkOnClose(false) // as when its process was killed
+	ln.SetUnlinkOnClose(false) // as after a kill of the process
 	testkit.Must(t, ln.Close())
 	listen(t, path)
 	nc := testkit.Result(net.Dial("unix", path)).Must(t)

@@ -1,6 +1,6 @@
 package conn
 
-// Bodies is how many bytes count against Config.MaxBodies.
+// Bodies returns the bytes that count against Config.MaxBodies.
 func (s *Server) Bodies() int64 {
 	s.room.mu.Lock()
 	defer s.room.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 
 var _ = Describe("a TLS handshake of a connection on an event loop", func() {
 	BeforeEach(func() { loops = 2 })
-	// promised returns a connection that TLS was granted, and whose handshake has yet to come.
+	// promised returns a connection that has negotiated TLS and has not begun its handshake.
 	promised := func(n *secure) *peer {
 		GinkgoHelper()
 		p := n.dial()
@@ -21,7 +21,7 @@ var _ = Describe("a TLS handshake of a connection on an event loop", func() {
 		return p
 	}
 
-	// It ended the process, where the loop noticed the peer's end just before the handshake did.
+	// The process used to crash if the loop noticed the peer's end just before the handshake did.
 	It("ends with its peer", func() {
 		n := startSecure(nil)
 		for range 10 {
@@ -37,8 +37,8 @@ var _ = Describe("a TLS handshake of a connection on an event loop", func() {
 		}
 	})
 
-	// Each has a second descriptor. As many as there are connections would be twice as many
-	// descriptors as those are reckoned to take.
+	// Each handshake has a second descriptor. As many handshakes as connections would use twice the reserved number of
+	// descriptors.
 	It("counts as another connection", func() {
 		const limit = 40
 		n := startSecure(func(c *conn.Config) { c.MaxConnections = limit })

@@ -17,13 +17,13 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// halves is a pipe whose near end can say that it writes no more. The far end does not react.
+// halves is a pipe whose near end supports CloseWrite. The far end does not react.
 type halves struct{ net.Conn }
 
 func (halves) CloseWrite() error { return nil }
 
-// A client that does not close its connection costs time at the broker's end only if it
-// has sent a command so recently that it may not have read the reply.
+// At shutdown, an open client connection delays the broker only if the client's last command is so recent that the
+// client may not have read the reply.
 func TestIdleClientDoesNotDelayShutdown(t *testing.T) {
 	for name, c := range map[string]struct {
 		idle time.Duration
@@ -50,7 +50,7 @@ func TestIdleClientDoesNotDelayShutdown(t *testing.T) {
 				_, err := far.Write(append(wire.AppendMagic(nil), "PUB t\n\x00\x00\x00\x01x"...))
 				testkit.Must(t, err)
 				synctest.Wait()
-				<-time.After(c.idle) // virtual
+				<-time.After(c.idle) // virtual time
 				began := time.Now()
 				cancel()
 				testkit.Must(t, s.Shutdown(context.Background()))

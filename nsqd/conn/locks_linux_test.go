@@ -15,9 +15,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// Busy topics meet on no lock: of the locks that are waited for while messages go
-// through several topics on several loops, all are a topic's own, or that of a loop's
-// inbox, where a topic's subscriber is announced at most once a turn.
+// Busy topics do not contend for a common lock. While messages go through several topics on several loops, goroutines
+// wait only for a topic's own locks, or for the lock of a loop's inbox, which gets a topic's subscriber at most once a
+// turn.
 func TestBusyTopicsMeetOnNoLock(t *testing.T) {
 	const rounds = 300
 	n := benchNode(t, 2, false, func(c *broker.Config) { c.Capacity = 4 * 2 * rounds * pipeline })
@@ -30,7 +30,7 @@ func TestBusyTopicsMeetOnNoLock(t *testing.T) {
 		}
 	}
 
-	// It would be seen: one topic's publishers, on both loops, do meet on its lock.
+	// The test detects contention: one topic's publishers, on both loops, contend for the topic's lock.
 	one := n.traffic(t, 1, 4)
 	for range 20 {
 		for function := range waitedFor(one, rounds) {
@@ -45,18 +45,18 @@ func TestBusyTopicsMeetOnNoLock(t *testing.T) {
 // ofInbox reports whether the function uses the lock of a loop's inbox.
 func ofInbox(function string) bool { return strings.HasPrefix(function, "nsqd/conn.(*inbox).") }
 
-// ofTopic reports whether the function uses a lock that each topic has its own of.
+// ofTopic reports whether the function uses a lock that belongs to a single topic.
 func ofTopic(function string) bool {
 	return slices.ContainsFunc([]string{"Topic", "runner", "intake", "metrics"}, func(of string) bool {
 		return strings.HasPrefix(function, "nsqd/broker.(*"+of+").")
 	})
 }
 
-// pipeline is how many messages a publisher sends before it reads the answers.
+// pipeline is how many messages a publisher sends before reading the answers.
 const pipeline = 100
 
-// traffic connects so many publishers to each topic, and one subscriber. What it
-// returns sends and receives so many rounds.
+// traffic connects so many publishers to each topic, and one subscriber. The returned function sends and receives so
+// many rounds.
 func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int) {
 	t.Helper()
 	const body = 100
@@ -113,12 +113,11 @@ func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int)
 		}
 		wg.Wait()
 	}
-	run(1) // what is done once is done
+	run(1) // completes the work that happens only once
 	return run
 }
 
-// waitedFor runs it, and returns how often which function of ours gave back a lock that
-// a loop had waited for.
+// waitedFor calls run and returns how often each of our functions released a lock that a loop had waited for.
 func waitedFor(run func(rounds int), rounds int) map[string]int64 {
 	defer runtime.SetMutexProfileFraction(runtime.SetMutexProfileFraction(1))
 	before := contention()
@@ -132,7 +131,7 @@ func waitedFor(run func(rounds int), rounds int) map[string]int64 {
 	return waited
 }
 
-// contention is the profile of sync's mutexes by the function that called Unlock.
+// contention returns the profile of sync's mutexes by the function that called Unlock.
 func contention() map[string]int64 {
 	records := make([]runtime.BlockProfileRecord, 10_000)
 	n, _ := runtime.MutexProfile(records)
@@ -146,7 +145,7 @@ func contention() map[string]int64 {
 		for more {
 			f, more = frames.Next()
 			if strings.HasPrefix(f.Function, "sync.(*Pool).") {
-				break // its own, when a processor first uses it
+				break // the pool's own lock, when a processor first uses the pool
 			}
 			if function, ours := strings.CutPrefix(f.Function, "github.com/srtm-io/srtm/"); ours {
 				waited[function] += r.Count

@@ -10,9 +10,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Shuffle changes the loops, at random, unless the last change is still under way: one
-// more, as long as there are fewer than most, one less, or some of one's connections to
-// another. It reports whether it did.
+// Shuffle changes the loops at random, unless the last change is still in progress. Shuffle adds a loop while there are
+// fewer than most, removes a loop, or moves some of a loop's connections to another loop. Shuffle reports whether it
+// did.
 func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 	g := s.loops()
 	g.mu.Lock()
@@ -21,7 +21,7 @@ func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 		return false
 	}
 	for _, l := range g.all {
-		l.effort.look(mono.Time(1)) // what was done in the turns before is known
+		l.effort.look(mono.Time(1)) // the work of earlier turns is known
 	}
 	n := len(g.all)
 	c := change{kind: startLoop}
@@ -45,15 +45,15 @@ func TestProcessorsThatHaveNothingToDo(t *testing.T) {
 	testkit.Equal(t, p.since(2+mono.Time(11*lookEvery)), -1, "over a time that is too long")
 }
 
-// Turns are as long as their share of the thread's time; what the system took is none.
+// A turn's length is its processor time. Time that the system gave to other threads does not count.
 func TestBusyIsProcessorTime(t *testing.T) {
-	runtime.LockOSThread() // or a turn may have changed threads
+	runtime.LockOSThread() // otherwise the thread may change between turns
 	defer runtime.UnlockOSThread()
 	var e effort
 	for range 10 * sampleEvery {
 		e.begins()
 		if e.turns%sampleEvery == 1 {
-			e.cpu -= 2 * time.Millisecond // as if the thread had run for so long
+			e.cpu -= 2 * time.Millisecond // as if the thread had run for 2 ms
 		}
 		e.ends(8 * time.Millisecond)
 	}

@@ -25,7 +25,7 @@ import (
 var _ = Describe("connections that change loops", func() {
 	const publishers, each = 12, 300
 
-	// What is encrypted stays on loops, too.
+	// Encrypted connections stay on loops, too.
 	DescribeTable("lose nothing, repeat nothing and keep the order, while loops come and go", func(w wrapping) {
 		authority := testkit.NewAuthority(GinkgoTB())
 		n := &secure{authority: authority, node: start(func(b *broker.Config, c *conn.Config) {
@@ -41,7 +41,7 @@ var _ = Describe("connections that change loops", func() {
 			p.send(wire.AppendRdy(nil, ready))
 			return p
 		}
-		// One reads as it comes, the other not before all is published: it is owed.
+		// One subscriber reads at once. The other reads only after all messages are published, so its messages wait.
 		prompt, late := subscribe("prompt", 50), subscribe("late", 2500)
 		ctx, cancel := context.WithCancel(context.Background())
 		var all sync.WaitGroup
@@ -54,7 +54,7 @@ var _ = Describe("connections that change loops", func() {
 				random := rand.New(rand.NewPCG(1, uint64(p)))
 				for i := range each {
 					cmd := wire.AppendPub(nil, "t", fmt.Appendf(nil, "%d %d %s", p, i, strings.Repeat("x", random.IntN(9000))))
-					cut := random.IntN(len(cmd)) // what is read of a command goes along
+					cut := random.IntN(len(cmd)) // the read part of a command moves with the connection
 					peer.send(cmd[:cut])
 					peer.send(cmd[cut:])
 					peer.expect(wire.FrameResponse, "OK")
@@ -111,14 +111,14 @@ var _ = Describe("connections that change loops", func() {
 	It("end when the node does, in the middle of a handshake", func() {
 		n := startSecure(func(c *conn.Config) { c.Loops = 1 })
 		p := n.dial()
-		Expect(p.identify(wrapping{tls: true}, "").TLSv1).To(BeTrue()) // the handshake waits for the client for longer than a node may take to end
+		Expect(p.identify(wrapping{tls: true}, "").TLSv1).To(BeTrue()) // the handshake waits for the client longer than a node may take to end
 	})
 
 	It("answers who waits for something else meanwhile", func() {
 		n := start(func(_ *broker.Config, c *conn.Config) { c.Loops = 1 })
 		random := rand.New(rand.NewPCG(3, uint64(GinkgoRandomSeed())))
 		for i := range 200 {
-			p := n.dial() // a connection that has just come, and a topic that is created
+			p := n.dial() // a new connection, and a new topic
 			p.send(wire.AppendSub(nil, fmt.Sprintf("t%d", i), "c"))
 			n.server.Shuffle(random, 3)
 			p.expect(wire.FrameResponse, "OK")
@@ -128,7 +128,7 @@ var _ = Describe("connections that change loops", func() {
 	})
 })
 
-// holding is a connection that keeps what is written until it is let go.
+// holding is a connection that keeps written data until the test releases the data.
 type holding struct {
 	net.Conn
 	holds bool
@@ -160,11 +160,11 @@ var _ = Describe("a publish that was read ahead, of one that waits for the disk"
 		p.nc = h
 		p.upgrade(n, wrapping{tls: true}, "")
 		pub := wire.AppendPub(nil, "t", []byte("x"))
-		p.send(pub) // the topic is there
+		p.send(pub) // the topic exists
 		p.expect(wire.FrameResponse, "OK")
 		h.holds = true
-		p.send(append(slices.Clone(pub), pub...)) // a record of two, with which a goroutine goes on alone
-		p.send(pub)                               // and one of one, which it finds read when it is back
+		p.send(append(slices.Clone(pub), pub...)) // a record of two publishes, with which a goroutine continues alone
+		p.send(pub)                               // and a record of one, already read when the goroutine returns
 		h.holds = false
 		Expect(h.Write(h.held)).Error().NotTo(HaveOccurred())
 		for range 3 {

@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// A client that reads in whatever pieces, and waits as it is told, has no more than the
-// burst, the rate, and the ratio; and what keeps to the ratio need not wait.
+// A client that reads in any pieces and waits as told gets no more than the burst, the rate and the ratio. Data within
+// the ratio need not wait.
 func TestPaceBoundsWhatIsDecompressed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 64 << 10

@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// dialNarrow connects a peer that has little room for what it does not read.
+// dialNarrow connects a peer that has little room for unread data.
 func (n *node) dialNarrow() *peer {
 	GinkgoHelper()
 	p := n.dial()
@@ -71,7 +71,7 @@ var _ = overBoth("a peer that is slow", func() {
 		}
 		Eventually(func() int { return n.server.Stats().Connections }).Should(Equal(1), "the dead one is cut")
 		other := n.dial()
-		other.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1)) // no more than sockets take, or it has to be quick, too
+		other.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1)) // no more than sockets take, or the peer has to be quick, too
 		other.expect(wire.FrameResponse, "OK")
 		seen := map[uint32]bool{}
 		for range total {
@@ -85,7 +85,7 @@ var _ = overBoth("a peer that is slow", func() {
 	It("is not read from while it does not read its answers", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 10 })
 		p := n.dialNarrow()
-		topic := strings.Repeat("t", 64) // refusals name it
+		topic := strings.Repeat("t", 64) // refusals contain the name
 		var pubs []byte
 		const total, batch = 60_000, 20 // 6 MB of refusals, which no socket buffers take
 		for range batch {
@@ -112,7 +112,7 @@ var _ = overBoth("a peer that is slow", func() {
 			switch kind, data := p.frame(); {
 			case kind == wire.FrameError:
 				refused++
-			case data != wire.Heartbeat: // of which there are some where this takes long
+			case data != wire.Heartbeat: // a slow run has some heartbeats
 				accepted++
 			}
 		}
@@ -181,7 +181,7 @@ var _ = overBoth("many connections", func() {
 		}
 		Expect(n.server.Stats().Connections).To(Equal(total + 1))
 		if loops > 0 {
-			// Topics have some of their own, and offloaded operations may be ending.
+			// Topics have their own goroutines, and offloaded operations may be ending.
 			Eventually(runtime.NumGoroutine).Should(BeNumerically("<", before+total/10))
 		}
 	})

@@ -7,9 +7,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// A large command costs a copy for each doubling, though an MPUB says only message
-// by message how much more of it there is; and a size that is announced costs
-// nothing before it comes.
+// A large command costs one copy for each doubling of the buffer, although an MPUB announces its remaining size only
+// message by message. An announced size costs nothing before the bytes come.
 func TestTheBufferGrowsByDoubling(t *testing.T) {
 	cfg := session.DefaultConfig()
 	body := make([]byte, 1000)

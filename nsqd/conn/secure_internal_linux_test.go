@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// gathered writes once what was written.
+// gathered collects its writes in out while on is set.
 type gathered struct {
 	net.Conn
 	out []byte
@@ -32,8 +32,8 @@ func (g *gathered) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// What comes in records of one byte is 23 times as much to be read and decrypted: a loop turns
-// to others after as many bytes of the socket as without TLS.
+// Records of one byte take 23 times as many bytes to read and decrypt. A loop turns to other connections after as many
+// bytes of the socket as without TLS.
 func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 	const records = 10_000
 	authority := testkit.NewAuthority(t)
@@ -71,7 +71,7 @@ func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 
 	g.on = true
 	testkit.Result(client.Write([]byte("  V2"))).Must(t)
-	const atOnce = 2 << 10 // of hook.Records: none ends with a record
+	const atOnce = 2 << 10 // bytes of one read of hook.Records; no read ends with a record
 	for i := range records {
 		size := 1
 		if atOnce-len(g.out)%atOnce < 50 {
@@ -87,7 +87,7 @@ func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 	}
 }
 
-// A connection that is cut before its loop has seen it ends with its first turn.
+// If a connection is cut before its first turn, the connection ends with the first turn.
 func TestCutOnArrival(t *testing.T) {
 	protocol := session.DefaultConfig()
 	b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute})).Must(t)

@@ -7,17 +7,17 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A machine for the spreader: connections bring work, loops carry out what fits into a
-// processor, and what is decided is done.
+// spreadWorld is a model of a machine for the spreader: connections bring work, loops do the work that fits into a
+// processor, and the spreader's decisions are carried out.
 type spreadWorld struct {
 	s     spreader
-	work  []float64 // of a connection, in processors
-	loop  []int     // of a connection
+	work  []float64 // per connection, in processors
+	loop  []int     // per connection
 	loops int
 	cpus  float64
 	other float64 // processors that others keep busy
-	lock  bool    // all that is done passes under one lock
-	noise float64 // of the processors without work as they are seen, one look more, the next less
+	lock  bool    // all work holds one lock
+	noise float64 // error of the observed idle processors: added in one look, subtracted in the next
 }
 
 func (w *spreadWorld) look() change {
@@ -34,7 +34,7 @@ func (w *spreadWorld) look() change {
 		}
 		loops[i].busy = min(loops[i].busy, 1)
 		loops[i].work = loops[i].busy
-		if w.lock && w.loops > 1 { // they wait for each other
+		if w.lock && w.loops > 1 { // the loops wait for each other
 			loops[i].work = 0.65 / float64(w.loops)
 		}
 		used += loops[i].busy
@@ -64,7 +64,7 @@ func (w *spreadWorld) look() change {
 				w.loop[i] = c.to
 			}
 		}
-		for i, l := range w.loop { // the last takes its number
+		for i, l := range w.loop { // the last loop takes the number of the ended loop
 			if l == last {
 				w.loop[i] = c.from
 			}
@@ -95,7 +95,7 @@ func TestLoopsFollowTheLoad(t *testing.T) {
 	settle(1.2, 2)
 	settle(1.0, 2) // between the bounds nothing changes
 	settle(2.9, 4)
-	settle(5.0, 4) // no more than there may be
+	settle(5.0, 4) // no more than the maximum
 	settle(0.3, 1)
 }
 
@@ -116,7 +116,7 @@ func TestNoLoopIsStartedInVain(t *testing.T) {
 	}
 }
 
-// Loops that get in each other's way do less than one: it is found out, and not tried
+// Loops that block each other do less work than one loop. The spreader detects the loss and does not try another loop
 // again soon.
 func TestALoopThatIsWorthNothingEnds(t *testing.T) {
 	w := &spreadWorld{s: spreader{min: 1, max: 4}, loops: 1, cpus: 8, lock: true}
@@ -137,7 +137,7 @@ func TestALoopThatIsWorthNothingEnds(t *testing.T) {
 	}
 }
 
-// Whatever the load, it comes to rest: connections do not go to and fro.
+// For any constant load the spreader comes to rest: connections do not move back and forth.
 func TestLoopsComeToRest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &spreadWorld{s: spreader{min: rapid.IntRange(1, 3).Draw(t, "min"), max: rapid.IntRange(3, 8).Draw(t, "max")}, cpus: float64(rapid.IntRange(1, 64).Draw(t, "cpus"))}

@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// Strangers, who have not shown what is required of all, take each other's places where there
-// are no others: one who shows it in time gets in, and stays.
+// If there is no other place, unauthenticated clients take each other's places. A client that authenticates in time gets
+// in and stays.
 var _ = overBoth("a storm of strangers", func() {
 	DescribeTable("keeps no other client out", func(require func(*conn.Config), show func(*secure, *peer)) {
 		const limit = 32
@@ -17,7 +17,7 @@ var _ = overBoth("a storm of strangers", func() {
 			c.MaxConnections = limit
 			require(c)
 		})
-		// One who is out has its descriptor for a moment yet; with several, others are refused.
+		// A removed client keeps its descriptor for a moment. If several do, the broker refuses other clients.
 		dial := func() *peer {
 			GinkgoHelper()
 			Eventually(func() int { return n.server.Stats().Connections }).Should(BeNumerically("<=", limit))

@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// computing is a decompressor at work, until it is closed.
+// computing is a decompressor that works until computing is closed.
 type computing chan struct{}
 
 func (c computing) Read([]byte) (int, error) {
@@ -18,7 +18,7 @@ func (c computing) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// silent is a stream of which nothing comes, until it is closed.
+// silent is a stream that has no bytes until it is closed.
 type silent struct {
 	stream
 	computing
@@ -26,8 +26,8 @@ type silent struct {
 
 func (s silent) Read(b []byte) (int, error) { return s.computing.Read(b) }
 
-// A decompressor works while it has a turn, of which there are as many as processors but one,
-// and has none while it waits for bytes: connections that are idle keep no other waiting.
+// A decompressor needs a turn to work, and there is one turn fewer than processors. A decompressor without input has no
+// turn, so idle connections do not delay others.
 func TestDecompressorsTakeTurns(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		e := &env{unpacks: make(chan struct{}, 1)}
@@ -52,10 +52,10 @@ func TestDecompressorsTakeTurns(t *testing.T) {
 		read(first)
 		turns(1)
 		read(second)
-		close(idle.computing) // its bytes have come, and it waits for a turn, too
+		close(idle.computing) // the bytes of idle have come, and idle waits for a turn, too
 		synctest.Wait()
 		turns(1)
-		close(second) // which does not know
+		close(second) // second waits for a turn and does not notice
 		synctest.Wait()
 		turns(1)
 		close(first)

@@ -27,7 +27,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
-// secure is a node that offers TLS, and the authority that vouches for it.
+// secure is a node that offers TLS, with the authority that signed its certificate.
 type secure struct {
 	*node
 	authority *testkit.Authority
@@ -55,7 +55,7 @@ func (s *secure) clientTLS(certificates ...tls.Certificate) *tls.Config {
 	return &tls.Config{RootCAs: s.authority.Pool, ServerName: "localhost", Certificates: certificates}
 }
 
-// wrapping is what a peer asks for.
+// wrapping is the set of features that a peer negotiates.
 type wrapping struct {
 	tls     bool
 	snappy  bool
@@ -78,13 +78,13 @@ var wrappings = []wrapping{
 	{}, {tls: true}, {snappy: true}, {deflate: 1}, {deflate: 6}, {tls: true, snappy: true}, {tls: true, deflate: 3},
 }
 
-// identify asks for w; more are further fields of the body.
+// identify negotiates w. more has further fields of the body.
 func (p *peer) identify(w wrapping, more string) wire.IdentifyResponse {
 	GinkgoHelper()
 	p.send(wire.AppendIdentify(nil, fmt.Appendf(nil, `{"feature_negotiation":true,"tls_v1":%v,"snappy":%v,"deflate":%v,"deflate_level":%d%s}`,
 		w.tls, w.snappy, w.deflate > 0, w.deflate, more)))
 	kind, text := p.frame()
-	for text == wire.Heartbeat { // on a machine as slow as that
+	for text == wire.Heartbeat { // a slow machine may send heartbeats first
 		kind, text = p.frame()
 	}
 	Expect(kind).To(Equal(wire.FrameResponse), text)
@@ -93,13 +93,13 @@ func (p *peer) identify(w wrapping, more string) wire.IdentifyResponse {
 	return granted
 }
 
-// flusher is both of the packers that this suite uses.
+// flusher is the common interface of the two compressors in this suite.
 type flusher interface {
 	io.Writer
 	Flush() error
 }
 
-// packed is a connection through a compressor of other make than the node's.
+// packed is a connection through a compressor of another implementation than the node's.
 type packed struct {
 	net.Conn
 	w flusher
@@ -126,7 +126,7 @@ func (p *peer) upgrade(s *secure, w wrapping, more string) {
 	}
 	switch {
 	case w.snappy:
-		p.r = bufio.NewReader(snappy.NewReader(p.r)) // it may hold the OK already
+		p.r = bufio.NewReader(snappy.NewReader(p.r)) // the old reader may already hold the OK
 		p.nc = packed{p.nc, snappy.NewBufferedWriter(p.nc)}
 		p.expect(wire.FrameResponse, "OK")
 	case w.deflate > 0:
@@ -190,7 +190,7 @@ var _ = overBoth("a wrapped connection", func() {
 			n := startSecure(func(c *conn.Config) { c.Session.HeartbeatInterval = 400 * time.Millisecond })
 			p := n.dial()
 			p.upgrade(n, w, "")
-			for range 3 { // two silent intervals would end it
+			for range 3 { // two silent intervals would end the connection
 				p.expect(wire.FrameResponse, "_heartbeat_")
 				p.send(wire.AppendNop(nil))
 			}
@@ -292,8 +292,8 @@ var _ = overBoth("a wrapped connection", func() {
 				want = stamp.UpperBound
 			}
 			Expect(by).To(Equal(map[stamp.Source]uint64{want: messages}), n.stamps.Info().Source)
-			// No message arrived before the first was sent, or after the last OK:
-			// that bounds how long each has been there when it is delivered.
+			// No message arrived before the first was sent, or after the last OK. The two times bound each message's age
+			// at delivery.
 			sub := n.dial()
 			subscribed := clock.Mono()
 			sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), messages))
@@ -315,7 +315,7 @@ var _ = overBoth("a wrapped connection", func() {
 		p.identify(wrapping{tls: true}, "")
 		raw := &tail{Conn: p.nc}
 		config := n.clientTLS()
-		config.MaxVersion = tls.VersionTLS12 // where the type of a record can be seen
+		config.MaxVersion = tls.VersionTLS12 // TLS 1.2 shows the type of a record
 		p.nc = tls.Client(raw, config)
 		p.r = bufio.NewReader(p.nc)
 		p.expect(wire.FrameResponse, "OK")
@@ -416,7 +416,7 @@ func count(bools ...bool) (n int) {
 	return n
 }
 
-// tail keeps what was read from a connection.
+// tail keeps the data read from a connection.
 type tail struct {
 	net.Conn
 	got []byte

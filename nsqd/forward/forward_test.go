@@ -57,7 +57,7 @@ func TestKeysOfTwoLeadersCount(t *testing.T) {
 	testkit.Equal(t, counts(third), true)
 }
 
-// What the target refuses comes back as it is, and the origin goes there with the publisher.
+// The forwarder returns a refusal by the target unchanged, and passes the origin and the publisher to the target.
 func TestVerdictsOfTheTarget(t *testing.T) {
 	log := &fake.Log{}
 	target := testkit.Result(fake.NewBroker("b2", log)).Must(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// relayed returns a subscription to two brokers, whose commands are not written.
+// relayed returns a subscription to two brokers. The commands to the brokers are not written.
 func relayed(t *testing.T) (s *Subscription, a, b *source) {
 	t.Helper()
 	f := testkit.Result(New(Config{LoadDistributor: "127.0.0.1:1", MaxConnections: 10, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})).Must(t)
@@ -35,7 +35,7 @@ func relayed(t *testing.T) (s *Subscription, a, b *source) {
 	return s, a, b
 }
 
-// taken returns the messages that the consumer is written.
+// taken returns the messages that the relay writes to the consumer.
 func taken(t *testing.T, s *Subscription, most int) (ids []wire.MessageID) {
 	t.Helper()
 	var out broker.Outgoing
@@ -52,7 +52,7 @@ func taken(t *testing.T, s *Subscription, most int) (ids []wire.MessageID) {
 
 var one = wire.MessageID([]byte("0123456789abcdef"))
 
-// Two messages of one id go back to the broker that each came from.
+// The relay returns two messages with the same id each to the broker that sent the message.
 func TestMessagesOfOneIDAreToldApart(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(4))
@@ -75,8 +75,8 @@ func TestMessagesOfOneIDAreToldApart(t *testing.T) {
 	testkit.Equal(t, held, 0)
 }
 
-// A message that timed out comes again with its id, and what a consumer never answers takes
-// neither memory nor credit for good.
+// A message that timed out comes again with its id. Messages that a consumer never answers release their memory and
+// credit in the end.
 func TestTimedOutMessages(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(1))
@@ -95,7 +95,7 @@ func TestTimedOutMessages(t *testing.T) {
 	testkit.Equal(t, a.part+b.part, 1)
 }
 
-// A broker that is lost takes its messages along, and its part of RDY goes to the other.
+// If a broker is lost, its messages are lost, and the other broker gets its part of RDY.
 func TestLostBroker(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(5))
@@ -106,7 +106,7 @@ func TestLostBroker(t *testing.T) {
 	testkit.MustEqual(t, len(taken(t, s, 1<<10)), 1)
 }
 
-// What waits for a consumer and for a broker is bounded.
+// The queues to a consumer and to a broker are bounded.
 func TestBoundsOfARelay(t *testing.T) {
 	s, a, _ := relayed(t)
 	testkit.Equal(t, s.full(10*maxWaiting) == nil, true, "a consumer for which nothing waits has room")

@@ -63,7 +63,7 @@ func TestDivisionConservesReady(t *testing.T) {
 	})
 }
 
-// Whatever brokers deliver, each has credit again within a bounded number of passes.
+// For any deliveries, each broker has credit again within a bounded number of passes.
 func TestCreditComesToEveryBroker(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		brokers := rapid.IntRange(2, 9).Draw(t, "brokers")

@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
 
-// Metrics of their own have so many topics and channels; the rest is counted.
+// The number of topics and channels with their own metrics is bounded. The others are only counted.
 func TestSeriesAreBounded(t *testing.T) {
 	n := startWith(t, func(c *httpapi.Config) { c.MaxSeries = 4 })
 	for _, path := range []string{"/topic/create?topic=a", "/channel/create?topic=a&channel=1", "/topic/create?topic=b", "/channel/create?topic=b&channel=1", "/channel/create?topic=b&channel=2", "/topic/create?topic=c"} {
@@ -38,7 +38,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 }
 
-// What an operator does is logged, what clients do is not.
+// The broker logs requests of operators and does not log requests of clients.
 func TestOperatorsAreLogged(t *testing.T) {
 	n := start(t, false)
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
@@ -52,8 +52,8 @@ func TestOperatorsAreLogged(t *testing.T) {
 	}
 }
 
-// A contract is changed by a program of this host: not by who says that it is one,
-// nor by whom a program of this host speaks for.
+// Only a program of this host may change a contract. A client that claims to be local may not, nor may a client whose
+// request a local program forwards.
 func TestWhoMayChangeAContract(t *testing.T) {
 	n := start(t, false)
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
@@ -62,7 +62,7 @@ func TestWhoMayChangeAContract(t *testing.T) {
 		peer, host string
 		at         net.Addr
 		header     [2]string
-		part       string // of the refusal; "": it is none
+		part       string // of the refusal; "" if there is no refusal
 	}{
 		{peer: "127.0.0.1:5", host: "127.0.0.1:4151"},
 		{peer: "127.9.9.9:5", host: "localhost"},
@@ -138,7 +138,7 @@ func (q *quotas) Ask(_ context.Context, key string, cost uint32) client.Decision
 	return client.Decision{Admit: cost <= 2, RetryAfter: 1500 * time.Millisecond}
 }
 
-// Admission is asked for the messages of a request that is otherwise good.
+// The broker asks for admission only for the messages of a valid request.
 func TestTenantsArePaced(t *testing.T) {
 	const acme = "acme-0123456789abcdef"
 	file := testkit.File(t, "tokens", "read-only "+acme+" acme\n")
@@ -182,7 +182,7 @@ func TestTokens(t *testing.T) {
 			{"Bearer " + admin, "", 0},
 		} {
 			r := httptest.NewRequest(route.method, route.path, strings.NewReader("7"))
-			r.RemoteAddr, r.Host = "127.0.0.1:5", "localhost" // which is worth nothing here
+			r.RemoteAddr, r.Host = "127.0.0.1:5", "localhost" // has no effect here
 			r.Header.Set("Authorization", c.header)
 			w := httptest.NewRecorder()
 			n.http.ServeHTTP(w, r)
@@ -195,7 +195,7 @@ func TestTokens(t *testing.T) {
 			}
 		}
 	}
-	// A token opens contracts from anywhere.
+	// A token permits changes of contracts from any host.
 	r := httptest.NewRequest("POST", "/topic/limit?topic=t&rate=1&burst=1", nil)
 	r.Header.Set("Authorization", "Bearer "+admin)
 	w := httptest.NewRecorder()
@@ -220,8 +220,8 @@ func TestThePublicSideOfAnAdminAddress(t *testing.T) {
 	}
 }
 
-// Publishing over HTTP takes what it takes over TCP, and nothing is read or done
-// before that is known.
+// Publishing over HTTP needs the same authorization as over TCP. Before the authorization is known, the broker reads no
+// body and does nothing.
 func TestPublishingTakesAuthorisation(t *testing.T) {
 	var asked []auth.Query
 	failure := error(nil)
@@ -273,5 +273,5 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 	failure = auth.ErrBusy
 	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_BUSY")
 	testkit.Equal(t, len(n.broker.Topics()), 1, "topics were created on the way")
-	n.expect("POST", "/topic/create?topic=u", "", 200, "") // as NSQ's
+	n.expect("POST", "/topic/create?topic=u", "", 200, "") // the same as NSQ's API
 }

@@ -46,7 +46,7 @@ type node struct {
 	lines  *lineCount
 }
 
-// lineCount counts what is logged.
+// lineCount counts logged lines.
 type lineCount struct {
 	atomic.Int64
 	audits atomic.Int64
@@ -75,7 +75,7 @@ func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *
 	lines := new(lineCount)
 	log := slog.New(slog.NewTextHandler(lines, nil))
 	sc := session.DefaultConfig()
-	web := sc // clients have NSQ's limits, HTTP has small ones
+	web := sc // clients have NSQ's limits, HTTP has small limits
 	web.Limits.MaxMessageSize, web.Limits.MaxBodySize = 10, 40
 	var limit atomic.Int64
 	config := httpapi.Config{
@@ -129,8 +129,8 @@ func (n *node) expect(method, path, body string, status int, part string) {
 	}
 }
 
-// Who publishes by HTTP is known as a connection without a client_id is: by whom the auth
-// servers or a certificate say it is, else by its host.
+// A capture identifies an HTTP publisher as a connection without a client_id: by the identity from the auth servers or
+// the certificate, or else by its host.
 func TestACaptureKnowsWhoPublishesByHTTP(t *testing.T) {
 	n := startWith(t, func(c *httpapi.Config) {
 		c.Authorise = func(_ context.Context, q auth.Query) (*auth.Grant, error) {
@@ -280,7 +280,7 @@ func TestBinaryMultiPublish(t *testing.T) {
 	}
 	n.expect("GET", "/stats?format=json", "", 200, `"message_count":2,"message_bytes":3`)
 	n.expect("POST", "/mpub?topic=u&binary=true", string(body)+"\n", 200, "OK")
-	for i, value := range []string{"1", "TRUE", "yes", "maybe", "", "False"} { // as NSQ's nsqd takes them
+	for i, value := range []string{"1", "TRUE", "yes", "maybe", "", "False"} { // as NSQ's nsqd accepts these values
 		n.expect("POST", fmt.Sprintf("/mpub?topic=yes%d&binary=%s", i, value), string(body), 200, "OK")
 		n.expect("GET", fmt.Sprintf("/stats?format=json&topic=yes%d", i), "", 200, `"message_count":2,"message_bytes":3`)
 	}
@@ -291,13 +291,13 @@ func TestBinaryMultiPublish(t *testing.T) {
 	n.expect("GET", "/stats?format=json&topic=u", "", 200, `"message_count":2,"message_bytes":3`)
 }
 
-// Consumers get no header with a message, so an encoded body is no message.
+// Consumers get no header with a message, so the broker refuses an encoded body.
 func TestEncodedBodiesAreRefused(t *testing.T) {
 	n := start(t, false)
 	for _, path := range []string{"/pub?topic=t", "/mpub?topic=u", "/mpub?topic=t&binary=true"} {
 		for coding, want := range map[string]int{"gzip": 415, "br": 415, "GZIP, identity": 415, "identity": 200, "": 200} {
 			if path == "/mpub?topic=t&binary=true" && want == 200 {
-				continue // the body is none
+				continue // x is no valid binary body
 			}
 			r := httptest.NewRequest("POST", path, strings.NewReader("x"))
 			r.Header.Set("Content-Encoding", coding)
@@ -426,8 +426,7 @@ func TestHealthSaysThatTheControlPlaneDoesNotAnswer(t *testing.T) {
 	n.expect("GET", "/healthz", "", 200, "ok\nthe loaddistributor does not answer\n")
 }
 
-// A client that stops in the middle of a body must not keep a handler and what
-// it has sent for as long as it likes.
+// A client that stops in the middle of a body must not keep a handler and the received bytes without a limit of time.
 func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 	n := start(t, false)
 	server := httptest.NewUnstartedServer(n.http)
@@ -438,7 +437,7 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 		c := testkit.Result(net.Dial("tcp", server.Listener.Addr().String())).Must(t)
 		defer c.Close()
 		testkit.Result(fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path)).Must(t)
-		answer, err := io.ReadAll(c) // the server closes: what follows is no request
+		answer, err := io.ReadAll(c) // the server closes the connection, because the bytes after the body are no request
 		if err != nil || !strings.Contains(string(answer), want) || want == " 408 " && !strings.Contains(string(answer), "BODY_TIMEOUT") {
 			t.Errorf("%s: %q, %v", path, answer, err)
 		}
@@ -446,8 +445,8 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 	testkit.Equal(t, len(n.broker.Topics()), 0, "topics were created on the way")
 }
 
-// Publishing finds a topic that was deleted since it was looked up again, as
-// over TCP: no caller is told that the broker ends.
+// If a topic is deleted after the look-up, publishing looks up the topic again, as over TCP. No caller gets the error
+// that the broker is closing.
 func TestPublishingWhileATopicComesAndGoes(t *testing.T) {
 	n := start(t, false)
 	var wg sync.WaitGroup
@@ -460,7 +459,7 @@ func TestPublishingWhileATopicComesAndGoes(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = n.broker.DeleteTopic("t") // it may not be there
+				_ = n.broker.DeleteTopic("t") // the topic may not exist
 			}
 		}
 	})
@@ -473,8 +472,7 @@ func TestPublishingWhileATopicComesAndGoes(t *testing.T) {
 	}
 }
 
-// A client can make as many topics as it likes: one that is only there has no
-// latencies to show, and none of their 50 series.
+// Clients can create any number of topics. An idle topic has no latencies and must not have the 50 series of latencies.
 func TestAnIdleTopicHasNoLatencySeries(t *testing.T) {
 	n := start(t, false)
 	n.expect("POST", "/topic/create?topic=idle", "", 200, "")
@@ -497,7 +495,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 		defer close(done)
 		n.http.ServeHTTP(answer, httptest.NewRequest("POST", "/pub?topic=t", slow))
 	}()
-	for _, part := range []string{"12345", "6", ""} { // when one is read, that before it counts
+	for _, part := range []string{"12345", "6", ""} { // the part before counts when the next part is read
 		testkit.Result(io.WriteString(in, part)).Must(t)
 	}
 	n.expect("POST", "/pub?topic=t", "1234", 503, "TOO_MANY_REQUESTS")
@@ -510,7 +508,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	n.expect("GET", "/metrics", "", 200, "srtm_nsqd_http_bodies_refused_total 3")
 }
 
-// unread is who asks, and takes nothing of the answer until the end.
+// unread is a client that reads nothing of the answer until the end.
 type unread struct {
 	*httptest.ResponseRecorder
 	writes chan<- int
@@ -523,7 +521,7 @@ func (u unread) Write(p []byte) (int, error) {
 	return u.ResponseRecorder.Write(p)
 }
 
-// Answers that are not read take only so much memory, and one alone is always given.
+// Unread answers take a bounded amount of memory, and a single answer is always served.
 func TestAnswersTakeOnlySoMuchMemory(t *testing.T) {
 	n := startWith(t, func(c *httpapi.Config) { c.MaxBodies = 8 })
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
@@ -610,8 +608,8 @@ func TestCursorsOverHTTP(t *testing.T) {
 	n.expect("POST", "/channel/seek?topic=t&channel=e%23ephemeral&to=end", "", 400, "NO_CURSOR")
 }
 
-// In a cluster a channel is changed by the control plane, on all brokers of its topic. What is
-// ephemeral, or the control plane does not have, is this broker's.
+// In a cluster the control plane changes a channel on all brokers of its topic. An ephemeral channel, or a channel that
+// the control plane does not have, is changed on this broker only.
 func TestAManagedBrokerHasChannelsChangedByTheControlPlane(t *testing.T) {
 	var asked []string
 	var answer error

@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// A topic may be deleted between its look-up and what is done to it; that is no
-// reason to say that the broker ends.
+// A topic may be deleted between its look-up and an operation on the topic. The answer must not say that the broker is
+// closing.
 func TestADeletedTopicIsNotFound(t *testing.T) {
 	for err, want := range map[error]string{
 		broker.ErrGone:     "404 TOPIC_NOT_FOUND",

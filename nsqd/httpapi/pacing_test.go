@@ -20,8 +20,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Who publishes by HTTP is told in headers what it may send, and /stats and the metrics
-// show it.
+// An HTTP publisher gets its permitted rate in response headers, and /stats and the metrics show the rate.
 func TestPacingOverHTTP(t *testing.T) {
 	sc, log := session.DefaultConfig(), slog.New(slog.DiscardHandler)
 	b, err := broker.New(broker.Config{Capacity: 10_000_000, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: broker.PacePolice})

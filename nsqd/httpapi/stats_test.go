@@ -233,8 +233,7 @@ func TestStateHasNsqlookupd(t *testing.T) {
 	start(t, false).expect("GET", "/debug/state", "", 200, `"address": "l:4160"`)
 }
 
-// The text of a node is held to a golden file, with what differs from run to
-// run replaced.
+// A golden file holds the text of a node's stats; values that vary between runs are replaced.
 func TestStatsText(t *testing.T) {
 	n := start(t, false)
 	address := n.serve()
@@ -281,8 +280,7 @@ func TestStatsText(t *testing.T) {
 	}
 }
 
-// The counts of delivery latencies, for who asks: so many as were delivered, in
-// the form in which they are reported.
+// On request the stats include the histogram of delivery latencies: one count per delivery, in the form of the reports.
 func TestStatsWithHistograms(t *testing.T) {
 	n := start(t, false)
 	n.do("POST", "/topic/create?topic=t", "")

@@ -32,18 +32,18 @@ func TestLookupd(t *testing.T) {
 	RunSpecs(t, "nsqd/lookupd")
 }
 
-// daemon is a small nsqlookupd: it answers as a real one, and knows what the
-// nodes that are connected have registered.
+// daemon is a small nsqlookupd. The daemon answers as nsqlookupd does and keeps the registrations of the connected
+// nodes.
 type daemon struct {
 	ln  net.Listener
-	web *httptest.Server // nil: none
+	web *httptest.Server // nil: no HTTP server
 	wg  sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
-		said  []string                   // commands, without PING
+		said  []string                   // received commands, without PING
 		pings int                        // PINGs
-		conns map[net.Conn]*registration // open
+		conns map[net.Conn]*registration // open connections
 		reply func(command string) string
 	}
 }
@@ -175,7 +175,7 @@ func (d *daemon) replies(reply func(string) string) {
 	d.mu.reply = reply
 }
 
-// registered is what all nodes have registered.
+// registered returns the registrations of all nodes.
 func (d *daemon) registered() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -187,7 +187,7 @@ func (d *daemon) registered() []string {
 	return keys
 }
 
-// said returns what was said since the last call.
+// said returns the commands received since the last call.
 func (d *daemon) said() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -202,7 +202,7 @@ func (d *daemon) pings() int {
 	return d.mu.pings
 }
 
-// catalog is what a node has.
+// catalog has the topics of a node.
 type catalog struct {
 	mu sync.Mutex
 	t  []lookupd.Topic
@@ -396,7 +396,7 @@ var _ = Describe("an announcer", func() {
 			log := new(testkit.Buffer)
 			cfg := config(c)
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
-			if talk == nil { // else it is to be heard, however busy this machine
+			if talk == nil { // otherwise the answer must arrive, even on a busy machine
 				cfg.RequestTimeout = 20 * time.Millisecond
 			}
 			run(cfg, ln.Addr().String())
@@ -408,7 +408,7 @@ var _ = Describe("an announcer", func() {
 	)
 
 	It("ends at once, whatever a daemon does", func() {
-		ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts, in the backlog, and says nothing
+		ln, err := net.Listen("tcp", "127.0.0.1:0") // the backlog accepts the connection, and the daemon never answers
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(ln.Close)
 		cfg := config(c)

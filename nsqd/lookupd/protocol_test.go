@@ -22,8 +22,8 @@ func TestIdentifyGolden(t *testing.T) {
 	}
 }
 
-// Whatever changes, the commands lead from what is known to what there is, and
-// a topic is there whenever one of its channels is.
+// For any change, the commands lead from the registered topics to the current topics, and a topic is registered whenever
+// one of its channels is registered.
 func TestChangesLeadToWhatThereIs(t *testing.T) {
 	topics := rapid.Custom(func(t *rapid.T) []Topic {
 		names := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "a.b", "a-b", "c#ephemeral"}), 0, 5, rapid.ID[string]).Draw(t, "topics")

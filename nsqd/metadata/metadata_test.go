@@ -20,7 +20,7 @@ var sample = metadata.State{Topics: []metadata.Topic{
 	{Name: "c", Contract: &metadata.Contract{RateMilli: 1, Burst: 1}, Logged: true},
 }}
 
-// The file as this release writes it: another must still read it.
+// golden is the file as this release writes the metadata. Other releases must still read the file.
 const golden = `{
   "version": 1,
   "crc32c": "c1ab2de5",
@@ -74,7 +74,7 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 	if s, err := metadata.Read(path); err != nil || len(s.Topics) != 0 {
 		t.Errorf("no file: %+v %v", s, err)
 	}
-	// What a process left that ended while it wrote.
+	// A process that ended during a write left this file.
 	testkit.Must(t, os.WriteFile(path+".new", []byte("{"), 0o600))
 	for _, want := range []metadata.State{sample, {}, {Topics: sample.Topics[1:]}} {
 		testkit.Must(t, metadata.Write(path, want))
@@ -112,7 +112,7 @@ func TestWhatIsDamagedIsAnError(t *testing.T) {
 			t.Errorf("%s: %+v %v", name, s, err)
 		}
 	}
-	// Any byte, but for white space.
+	// Any changed byte is detected, except in white space.
 	for i := range golden {
 		for _, flip := range []byte{1, 0x20} {
 			b := []byte(golden)

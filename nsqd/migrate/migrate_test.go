@@ -26,10 +26,10 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// unpack makes a folder that NSQ's nsqd 1.3.0 has left when it stopped. Eleven messages were
-// published to topic t with channels a, b (paused since) and, from the seventh on, late:
-// "body 1" to "body 10", and one that is deferred. Three of them were consumed from a. Two
-// were in memory. Five were published to topic u, which has no channel.
+// unpack creates a folder as NSQ's nsqd 1.3.0 left the folder at a stop. Eleven messages were published to topic t with
+// the channels a, b (paused later) and, from the seventh message on, late: "body 1" to "body 10", and a deferred
+// message. Channel a consumed three messages. Two messages were in memory. Five messages were published to topic u,
+// which has no channel.
 func unpack(t *testing.T) *place {
 	t.Helper()
 	p := newPlace(t)
@@ -70,7 +70,7 @@ func newPlace(t *testing.T) *place {
 
 func (p *place) path(name string) string { return filepath.Join(p.data, name) }
 
-// imports imports, and returns what is in the logs.
+// imports runs the import and returns the content of the logs.
 func (p *place) imports() (migrate.Report, error) {
 	p.t.Helper()
 	dir := testkit.Result(commitlog.OpenDir(p.path("messages"), commitlog.OS())).Must(p.t)
@@ -84,13 +84,13 @@ func (p *place) imports() (migrate.Report, error) {
 	})
 }
 
-// logged is what one log has.
+// logged is the content of one log.
 type logged struct {
 	cursors string
 	records []commitlog.Record
 }
 
-// all is what is in all logs.
+// all returns the content of all logs.
 func (p *place) all() map[string]logged {
 	p.t.Helper()
 	dir := testkit.Result(commitlog.OpenDir(p.path("messages"), commitlog.OS())).Must(p.t)
@@ -115,7 +115,7 @@ func (p *place) all() map[string]logged {
 	return all
 }
 
-// bodies is what a channel gets.
+// bodies returns the messages that a channel gets.
 func (l logged) bodies(channel string) string {
 	var texts []string
 	for _, r := range l.records {
@@ -147,7 +147,7 @@ func TestWhatIsLeftComesOver(t *testing.T) {
 	all := p.all()
 	tl, ul := all["t"], all["u"]
 	testkit.MustEqual(t, len(all), 2, "logs %v", all)
-	for _, want := range []struct{ got, want string }{ // NSQ's nsqd put what was in memory last
+	for _, want := range []struct{ got, want string }{ // NSQ's nsqd put the messages from memory last
 		{tl.bodies("a"), "3 4 5 6 7 8 9 10 deferred"}, {tl.bodies("b"), "1 2 3 4 5 6 7 8 9 10 deferred"}, {tl.bodies("late"), "7 8 9 10 deferred"},
 		{ul.bodies(""), "ubody 1 ubody 2 ubody 3 ubody 4 ubody 5"},
 	} {
@@ -186,7 +186,7 @@ func TestWhatIsLeftComesOver(t *testing.T) {
 			t.Errorf("%s: %v", file, err)
 		}
 	}
-	// And once.
+	// A second import changes nothing.
 	files := p.files()
 	if report, err := p.imports(); err != nil || report.Messages+len(report.Topics) > 0 {
 		t.Errorf("again: %+v, %v", report, err)
@@ -200,15 +200,14 @@ func sorted(s string) string {
 	return strings.Join(words, " ")
 }
 
-// The process ends at any place: before a topic's log has its name, or before what it was
-// made of is gone.
+// The process ends at any place: before a topic's log has its final name, or before the log's source files are deleted.
 func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 	whole := unpack(t)
 	testkit.Result(whole.imports()).Must(t)
 	want := whole.all()
 
 	p := unpack(t)
-	// A log under work, and one that has its name and a list of which half was done.
+	// One log is in progress. The other has its final name and a list of files, half of them processed.
 	testkit.Must(t, os.CopyFS(p.path("messages/t##import.log"), os.DirFS(whole.path("messages/t.log"))))
 	testkit.Must(t, os.CopyFS(p.path("messages/u.log"), os.DirFS(whole.path("messages/u.log"))))
 	var list []string
@@ -295,8 +294,8 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 	})
 }
 
-// A log beside messages that NSQ's nsqd has written since the import is refused: nobody can
-// tell which come first.
+// The broker refuses a log beside messages that NSQ's nsqd has written since the import, because nobody can tell which
+// messages come first.
 func TestALogBesideQueuesIsRefused(t *testing.T) {
 	p := unpack(t)
 	testkit.Result(p.imports()).Must(t)
@@ -310,7 +309,7 @@ func TestALogBesideQueuesIsRefused(t *testing.T) {
 	testkit.EqualSlices(t, p.files(), before, "files")
 }
 
-// Who goes back to NSQ's nsqd and comes again has the files of each time.
+// A user who goes back to NSQ's nsqd and imports again keeps the files of each import.
 func TestWhatWasSetAsideStays(t *testing.T) {
 	p, want := unpack(t), map[string]string{}
 	for _, suffix := range []string{".imported", ".imported.1", ".imported.2"} {
@@ -318,13 +317,13 @@ func TestWhatWasSetAsideStays(t *testing.T) {
 		for _, file := range again.files() {
 			text := testkit.Result(os.ReadFile(again.path(file))).Must(t)
 			if strings.HasSuffix(file, "nsqd.dat") {
-				text = append(text, strings.Repeat(" ", len(suffix))...) // the same to JSON
+				text = append(text, strings.Repeat(" ", len(suffix))...) // the same content to JSON
 			}
 			testkit.Must(t, os.WriteFile(p.path(file), text, 0o600))
 			want[file+suffix] = string(text)
 		}
 		testkit.Result(p.imports()).Must(t)
-		testkit.Must(t, os.RemoveAll(p.path("messages"))) // all was delivered
+		testkit.Must(t, os.RemoveAll(p.path("messages"))) // all messages were delivered
 		testkit.Must(t, os.Mkdir(p.path("messages"), 0o700))
 	}
 	for file, text := range want {
@@ -350,7 +349,7 @@ func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
 	testkit.NoError(t, err)
 }
 
-// The broker's own file is not of another nsqd, so the error must not say so.
+// The broker's own metadata file does not come from another nsqd, and the error must not say so.
 func TestDamagedMetadataIsNoImport(t *testing.T) {
 	p := newPlace(t)
 	testkit.Must(t, os.WriteFile(p.path("metadata.json"), []byte("{x"), 0o600))
@@ -361,7 +360,7 @@ func TestDamagedMetadataIsNoImport(t *testing.T) {
 	}
 }
 
-// Files of NSQ's may be links to another disk.
+// NSQ's files may be links to another disk.
 func TestLinksAreFollowed(t *testing.T) {
 	whole := unpack(t)
 	testkit.Result(whole.imports()).Must(t)
@@ -380,8 +379,8 @@ func TestLinksAreFollowed(t *testing.T) {
 	testkit.Equal(t, len(testkit.Result(os.ReadDir(elsewhere)).Must(t)), len(there), "files at the end of the links")
 }
 
-// What has a name of NSQ's and is no file is refused by name, and changes nothing: a link may
-// be to a disk that is away.
+// The import refuses an entry that has a name of NSQ's and is no file, names the entry and changes nothing. A link may
+// point to a disk that is not mounted.
 func TestWhatIsNoFileIsRefused(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"a link to what is not there": func(path string) error { return os.Symlink("/not/there", path) },
@@ -402,8 +401,8 @@ func TestWhatIsNoFileIsRefused(t *testing.T) {
 	}
 }
 
-// NSQ's numbers have six digits at least: another name is none of its files, which are read
-// once.
+// NSQ writes numbers with at least six digits. A file with a shorter number is not NSQ's, and the import reads NSQ's
+// files once.
 func TestNumbersThatNSQDoesNotWrite(t *testing.T) {
 	p := unpack(t)
 	for _, number := range []string{"0", "7", "0000000"} {
@@ -415,7 +414,7 @@ func TestNumbersThatNSQDoesNotWrite(t *testing.T) {
 	testkit.Equal(t, strings.Count(p.logs.String(), "level=ERROR"), 3, "lines of the log")
 }
 
-// A queue of which the end is missing, or a file in the middle, is not taken for whole.
+// The import detects a queue whose end or a file in the middle is missing.
 func TestWhatIsMissingIsSaid(t *testing.T) {
 	meta := func(p *place, text string) error {
 		return os.WriteFile(p.path("t:b.diskqueue.meta.dat"), []byte(text), 0o600)
@@ -435,7 +434,7 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 	}
 }
 
-// Where messages cannot be brought in they stay as they are.
+// If messages cannot be imported, the import leaves the files unchanged.
 func TestMessagesThatAreNotWantedAreRefused(t *testing.T) {
 	p := unpack(t)
 	p.unwanted = errors.New("not here")
@@ -458,7 +457,7 @@ func TestNothingIsNothing(t *testing.T) {
 	}
 }
 
-// A file of messages may hold anything.
+// A file of messages may have any content.
 func FuzzNSQ(f *testing.F) {
 	message := func(body string) []byte {
 		b := binary.BigEndian.AppendUint32(nil, uint32(26+len(body)))
@@ -482,8 +481,8 @@ func FuzzNSQ(f *testing.F) {
 	})
 }
 
-// So may those that say which topics there are and what was read. What a file that is imported
-// has is there; one that is not is as it was.
+// The files of topics and of read positions may have any content, too. The log has the content of an imported file, and
+// a file that is not imported is unchanged.
 func FuzzNSQState(f *testing.F) {
 	message := append(append(binary.BigEndian.AppendUint32(nil, 30), make([]byte, 10)...), "0123456789abcdefbody"...)
 	for _, topics := range []string{`{"topics":[{"name":"t","paused":true,"channels":[{"name":"c","paused":false}]}],"version":"1.3.0"}`, `{"topics":[{"name":"a b"},{"name":"t"},{"name":"t"}]}`, "{", ""} {

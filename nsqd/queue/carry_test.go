@@ -7,8 +7,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What was carried forward for a channel that is deleted, in any order of the two, and
-// whether or not the process ends, is not for another channel of that name.
+// A message carried forward for a deleted channel does not come to a new channel of the same name, in any order of carry
+// and deletion, and whether or not the process ends.
 func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 	type all struct {
 		*bench
@@ -91,7 +91,7 @@ func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 					a.check()
 				}
 			}
-			read() // for the topic; the channel, which has no room, reads what is carried, too
+			read() // for the topic; the channel, which has no room, reads the carried message, too
 			a.consumer(a.top.Channel("c"), 2, time.Minute, 10)
 			read()
 			a.expect("2@2:1", "3@2:1", "4@2:1")

@@ -10,15 +10,14 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// take hands over what is delivered.
+// take hands all deliveries over to their consumers.
 func (b *bench) take(c *Channel) {
 	for _, d := range b.fx.Deliveries {
 		c.MarkSent(d)
 	}
 }
 
-// waits returns for how long each delivery since the last call waited for
-// consumers, in the topic and in its channel.
+// waits returns how long each delivery since the last call waited for consumers, in the topic and in its channel.
 func (b *bench) waits() string {
 	b.t.Helper()
 	var got []string
@@ -119,7 +118,7 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 			b.at(35 * ms)
 			b.consumer(ch, 1, time.Minute, 1)
 		}, want: "[1: 0s+5ms]"},
-		// The broker was late, and all that it then releases at once is more than RDY.
+		// The broker was late and then releases more messages at once than RDY.
 		"a stall of the broker's": {limited: true, do: func(b *bench) {
 			ch := b.channel("c")
 			b.consumer(ch, 1, time.Minute, 1)
@@ -156,8 +155,8 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 	}
 }
 
-// What has been on the disk waited for consumers while there was none, and behind
-// what did.
+// A message from the disk counts as waiting for consumers while there was no credit, and while it was behind a message
+// that waited.
 func TestWhatComesBackFromDiskWaitedForConsumersWhileTheyLackedCredit(t *testing.T) {
 	const ms = time.Millisecond
 	for _, through := range []bool{false, true} {

@@ -16,18 +16,17 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// channelModel is what a channel must and must not do, by the messages' numbers.
+// channelModel lists the messages, by number, that a channel must and must not deliver.
 type channelModel struct {
-	since int          // the number of the last message before it was made
-	owed  map[int]bool // it must get and has not finished
-	done  map[int]bool // it must not get again
-	twice map[int]bool // it may get more than once: sought, and carried forward before
-	saved bool         // the snapshot has it
-	last  int          // delivered first in this life, where order is kept
+	since int          // the number of the last message before the channel was created
+	owed  map[int]bool // must be delivered and is not finished
+	done  map[int]bool // must not be delivered again
+	twice map[int]bool // may be delivered more than once: sought, and carried forward before
+	saved bool         // the snapshot has the channel
+	last  int          // highest first delivery in this process, where order is kept
 }
 
-// crashes is a topic over a log, the processes that have it one after another, and
-// the slow model.
+// crashes is a topic over a log, the processes that own the topic one after another, and the slow model.
 type crashes struct {
 	rt  *rapid.T
 	rng *rand.Rand
@@ -37,26 +36,26 @@ type crashes struct {
 	now      mono.Time
 	fx       Effects
 	log      disk
-	disk     bool // the owner was told to write and read, and has not done all of it
+	disk     bool // the owner was told to write and read, and has work left
 	snapshot []byte
-	ordered  bool // nothing is put in another order than that of acceptance
+	ordered  bool // no operation changes the order of acceptance
 	consumer ConsumerID
 	n        int // messages accepted
 	expiry   Expiry
-	dead     []Dead // that the owner has not stored yet
+	dead     []Dead // dead letters that the owner has not stored yet
 
 	channels map[string]*channelModel
-	kept     map[string]map[int]bool // done, when the snapshot was saved
+	kept     map[string]map[int]bool // finished when the snapshot was saved
 	offsets  map[int]Offset
 	copied   map[int]bool // carried forward
-	carried  bool         // something was, since the snapshot
-	retains  bool         // nothing that was written is trimmed
-	released map[int]bool // some channel had it
-	gone     map[int]bool // those, when the snapshot was saved
-	taken    bool         // another's log was brought in: numbers have several offsets
+	carried  bool         // a message was carried forward since the snapshot
+	retains  bool         // no written message is trimmed
+	released map[int]bool // some channel had the message
+	gone     map[int]bool // released when the snapshot was saved
+	taken    bool         // another process's log was brought in: numbers have several offsets
 }
 
-// settle does what an owner does after a step.
+// settle does the owner's work after a step.
 func (c *crashes) settle() {
 	for {
 		deliveries := slices.Clone(c.fx.Deliveries)
@@ -81,7 +80,7 @@ func (c *crashes) settle() {
 	}
 }
 
-// wants reports whether a cursor has something to be read.
+// wants reports whether a cursor has messages to read.
 func (c *crashes) wants() bool {
 	_, n := c.top.wants()
 	for _, ch := range c.top.channels {
@@ -118,9 +117,9 @@ func (c *crashes) delivered(d Delivery) {
 			}
 			m.last = n
 		}
-		// What it does with it.
+		// The consumer does one of four things with the message.
 		switch c.rng.IntN(4) {
-		case 0: // keeps it
+		case 0: // keeps the message
 		case 1:
 			delay := time.Duration(c.rng.IntN(3)) * time.Millisecond
 			testkit.Must(c.rt, c.top.Requeue(c.now, ch, d.Consumer, d.Message.ID, delay, &c.fx))
@@ -130,7 +129,7 @@ func (c *crashes) delivered(d Delivery) {
 	}
 }
 
-// bury does what an owner does with a dead letter.
+// bury does the owner's work for a dead letter.
 func (c *crashes) bury(i int, stored bool) {
 	d := c.dead[i]
 	c.dead = slices.Delete(c.dead, i, i+1)
@@ -143,10 +142,10 @@ func (c *crashes) bury(i int, stored bool) {
 		c.rt.Fatalf("channel %s gives %d up, which was done", name, n)
 	}
 	if m != nil && stored {
-		delete(m.owed, n) // it is at home elsewhere, whatever becomes of it here
+		delete(m.owed, n) // a dead letter now has the message, whatever happens to this copy
 		before := c.top.Channel(name).Counters().DeadLettered
 		defer func() {
-			if c.top.Channel(name).Counters().DeadLettered > before { // it was still the owner's
+			if c.top.Channel(name).Counters().DeadLettered > before { // the message was still the owner's
 				m.done[n] = !m.twice[n]
 			}
 		}()
@@ -161,14 +160,14 @@ func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) 
 	delete(m.owed, n)
 }
 
-// made notes a channel, and gives it a consumer.
+// make adds a channel to the model and subscribes a consumer.
 func (c *crashes) make(name string) {
 	ch := c.top.CreateChannel(c.now, name, &c.fx)
 	if c.channels[name] == nil {
 		c.channels[name] = &channelModel{since: c.n, owed: map[int]bool{}, done: map[int]bool{}, twice: map[int]bool{}}
 		if len(c.channels) > 1 {
 			for n := range c.released {
-				c.channels[name].done[n] = true // before its time
+				c.channels[name].done[n] = true // released before the channel was created
 			}
 		}
 	}
@@ -216,8 +215,8 @@ func (c *crashes) save() {
 	}
 }
 
-// trim lets go of what is done, which the snapshot need not know. What was carried forward
-// since is needed at its old place.
+// trim deletes finished messages that the snapshot does not need. Messages carried forward since the snapshot are needed
+// at their old places.
 func (c *crashes) trim() {
 	if c.retains || c.carried {
 		return
@@ -227,7 +226,7 @@ func (c *crashes) trim() {
 	c.log.first = max(c.log.first, low)
 }
 
-// seek moves a channel's cursor, which is saved at once.
+// seek moves a channel's cursor and saves the cursor at once.
 func (c *crashes) seek() {
 	if c.taken {
 		return
@@ -252,7 +251,7 @@ func (c *crashes) seek() {
 	for n := 1; n <= c.n; n++ {
 		o, is := c.offsets[n]
 		if !is {
-			continue // a crash took it, and its offset is another's
+			continue // a crash lost the message, and another message has its offset
 		}
 		tail := cmp.Or(c.top.tail.get(o), c.top.inMemory(o))
 		there := there[n] || tail != nil && tail.Only == nil
@@ -263,7 +262,7 @@ func (c *crashes) seek() {
 			delete(m.owed, n)
 		case o < to:
 			delete(m.owed, n)
-			delete(m.done, n) // it was carried forward perhaps, and is not done there
+			delete(m.done, n) // the message was perhaps carried forward, and its copy is not finished
 		default:
 			delete(m.done, n)
 			delete(m.owed, n)
@@ -277,7 +276,7 @@ func (c *crashes) seek() {
 	c.save()
 }
 
-// begin is the next process.
+// begin starts the next process.
 func (c *crashes) begin() {
 	c.dead = nil
 	top, fx := restart(c.rt, c.cfg, c.snapshot, c.now, &c.log, slices.Sorted(maps.Keys(c.channels))...)
@@ -303,13 +302,13 @@ func (c *crashes) limit() {
 	}
 }
 
-// crash ends the process: what was in memory alone is gone.
+// crash ends the process: messages only in memory are lost.
 func (c *crashes) crash() {
 	c.lose()
 	c.begin()
 }
 
-// takeOver is the end of a process whose log another one brings into its own.
+// takeOver ends a process whose log another process brings into its own log.
 func (c *crashes) takeOver() {
 	if !c.cfg.WriteThrough {
 		return
@@ -356,7 +355,7 @@ func (c *crashes) takeOver() {
 	c.save()
 }
 
-// lostNothing: all that was in the log could be read.
+// lostNothing checks that all messages in the log could be read.
 func (c *crashes) lostNothing() {
 	lost := c.top.Counters().Lost
 	for _, ch := range c.top.channels {
@@ -367,7 +366,7 @@ func (c *crashes) lostNothing() {
 	}
 }
 
-// lose forgets what no next process can know.
+// lose removes from the model the facts that no next process can know.
 func (c *crashes) lose() {
 	c.lostNothing()
 	there := map[int]bool{}
@@ -381,11 +380,11 @@ func (c *crashes) lose() {
 				delete(m.owed, n)
 			}
 		}
-		for n := range m.done { // since the snapshot it is not known
+		for n := range m.done { // unknown since the snapshot
 			if !c.kept[name][n] {
 				delete(m.done, n)
 				if n > m.since && there[n] {
-					m.owed[n] = false // it may come again
+					m.owed[n] = false // the message may come again
 				}
 			}
 		}
@@ -394,9 +393,8 @@ func (c *crashes) lose() {
 	c.released = maps.Clone(c.gone)
 }
 
-// Whatever is done to a topic, and however often its process ends: each channel gets
-// each message that it has not finished and that was in the log, and none that it had
-// finished before the last snapshot, in order.
+// For any operations on a topic and any ends of its process, each channel gets in order each message that was in the log
+// and is not finished. It gets no message finished before the last snapshot.
 func TestThroughAnyCrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
@@ -438,7 +436,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				for _, ch := range c.top.channels {
 					for _, id := range ch.ConsumerIDs() {
 						_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
-						c.top.Resume(c.now, ch, id, &c.fx) // it had two of one message, and finished the other
+						c.top.Resume(c.now, ch, id, &c.fx) // the consumer had two copies and finished the other copy
 					}
 				}
 			},
@@ -494,7 +492,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				if ch := c.top.channels[rng.IntN(len(c.top.channels))]; len(c.channels) > 2 && rng.IntN(3) == 0 {
 					_ = c.top.DeleteChannel(c.now, ch.name, &c.fx)
 					delete(c.channels, ch.name)
-					c.save() // as with a channel that is new, see Restore
+					c.save() // as for a new channel, see Restore
 				}
 			},
 			"carry": func() {
@@ -518,7 +516,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				c.top.CarriedTo(c.now, first, carried, rng.IntN(4) > 0, &c.fx)
 			},
 			"save": c.save,
-			"trim": c.trim, // though it could not be saved
+			"trim": c.trim, // even if the cursors could not be saved
 			"stop": func() {
 				c.top.Stop()
 				c.top.Leave(&c.fx)
@@ -541,7 +539,7 @@ func TestThroughAnyCrash(t *testing.T) {
 			c.settle()
 		}
 
-		// All of it comes in the end.
+		// All owed messages come in the end.
 		c.top.SetTight(false)
 		c.top.Unpause(c.now, &c.fx)
 		for range 2000 {

@@ -14,11 +14,11 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// within checks that of messages i <= j in the order of their times
-// j-i+1 <= b + r*(t_j - t_i + late), for every pair and in integers.
+// within checks for every pair of messages i <= j in the order of their times that j-i+1 <= b + r*(t_j - t_i + late), in
+// integers.
 func within(times []mono.Time, s tokenbucket.Share, late time.Duration) error {
 	times = slices.Sorted(slices.Values(times))
-	const token = 1_000_000_000_000 // in subtokens: r milli-msg/s are r of them per nanosecond
+	const token = 1_000_000_000_000 // in subtokens: r milli-msg/s are r subtokens per nanosecond
 	for i := range times {
 		for j := i; j < len(times); j++ {
 			n, dt := int64(j-i+1), times[j].Sub(times[i])
@@ -31,16 +31,16 @@ func within(times []mono.Time, s tokenbucket.Share, late time.Duration) error {
 	return nil
 }
 
-// trial is a topic under a contract, with what its releases must keep to.
+// trial is a topic under a contract, with the bounds of its releases.
 type trial struct {
 	rt     *rapid.T
 	top    *Topic
 	now    mono.Time
 	fx     Effects
-	most   tokenbucket.Share // of the shares that there were
+	most   tokenbucket.Share // maximum of all shares so far
 	late   time.Duration     // Config.MaxBackdating
-	shut   bool              // something else than tokens stood in the way, after the step before
-	opened mono.Time         // when that was last so
+	shut   bool              // after the last step, a condition other than tokens prevented releases
+	opened mono.Time         // when shut was last true
 
 	names    []string // of channels, each with a consumer of that number
 	n        int
@@ -49,7 +49,7 @@ type trial struct {
 	released []mono.Time
 }
 
-// step takes one step at now, and checks what it released.
+// step does one step and checks the releases.
 func (tr *trial) step(do func()) {
 	if tr.shut {
 		tr.opened = tr.now
@@ -84,7 +84,7 @@ func (tr *trial) step(do func()) {
 	testkit.Must(tr.rt, tr.top.checkInvariants(tr.now))
 }
 
-// onTime passes some time with an owner that is there when the head is eligible.
+// onTime advances the time with an owner that ticks whenever the head is eligible.
 func (tr *trial) onTime(until mono.Time) {
 	for {
 		tr.step(func() { tr.top.Tick(tr.now, &tr.fx) })
@@ -100,8 +100,7 @@ func (tr *trial) onTime(until mono.Time) {
 	tr.now = until
 }
 
-// A publisher that keeps its contract of 100 msg/s and a burst of 5, and a topic
-// that releases nothing for a while.
+// A publisher keeps its contract of 100 msg/s and a burst of 5, and its topic releases nothing for a while.
 func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 	const gap = 10 * time.Millisecond
 	nothing := func(*bench) {}
@@ -119,7 +118,7 @@ func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 	empty := func(b *bench) { b.top.EmptyChannel(b.now, b.top.Channel("c"), &b.fx) }
 	for _, c := range []struct {
 		name       string
-		begin, end func(*bench) // of what holds it up
+		begin, end func(*bench) // of the interruption
 		lasts      time.Duration
 		late       bool // the owner reads them at the end, all at once
 		over       OverLimit
@@ -170,7 +169,7 @@ func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 					t.Errorf("%+v waited for no token", r)
 				}
 			}
-			for range accepted - c.atOnce { // the rest, each with a token of its own
+			for range accepted - c.atOnce { // the rest, each with its own token
 				before := len(b.fx.Released)
 				b.now = b.top.ReleaseDeadline()
 				b.top.Tick(b.now, &b.fx)
@@ -185,9 +184,8 @@ func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 	}
 }
 
-// Whatever holds a topic up, and however late its owner comes: it keeps its
-// contract by the times at which messages have their tokens, and by those at which
-// they leave, with backdating.
+// For any interruption and any lateness of its owner, a topic keeps its contract, both by the times at which messages
+// have their tokens and by the times of their releases, with backdating.
 func TestBothEnvelopesHold(t *testing.T) {
 	messages, late := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -237,7 +235,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 						if tr.top.cfg.WriteThrough && tr.top.Admit(tr.now, 0, 1, m.Arrival, m.Arrival) == nil {
 							tr.top.Appended(tr.now, tr.disk.append(tr.top.End(), m), &tr.fx, m)
 						}
-						tr.top.Tick(tr.now, &tr.fx) // none of these releases
+						tr.top.Tick(tr.now, &tr.fx) // no release follows from these steps
 					})
 				}
 			},
@@ -273,7 +271,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 			"disk": func() {
 				tr.step(func() {
 					tr.disk.write(tr.top, tr.now, rng.IntN(100), rng.IntN(4) > 0, &tr.fx)
-					tr.top.Tick(tr.now, &tr.fx) // the owner's own, if there was nothing
+					tr.top.Tick(tr.now, &tr.fx) // the owner's own tick, if no step came
 				})
 				tr.step(func() { tr.disk.read(tr.top, tr.now, &tr.fx) })
 			},

@@ -79,9 +79,9 @@ func TestAMessageInFlightExpiresWhenItComesBack(t *testing.T) {
 	b.counters(c, ChannelCounters{Messages: 2, Finished: 1, Requeued: 1, Expired: 1, Delivered: 2})
 }
 
-// Four messages at once under a contract of 1 msg/s and burst 1: the first has a token at
-// once, the second after a second. The TTL of the others is over before their turns, and they
-// leave without tokens: the token of the third second is there for the fifth message.
+// Four messages come at once under a contract of 1 msg/s and burst 1. The first has a token at once, the second after a
+// second. The TTL of the others ends before their turns, so they leave without tokens, and the fifth message gets the
+// token of the third second.
 func TestAnExpiredMessageTakesNoToken(t *testing.T) {
 	b := newBench(t, 10)
 	c := b.channel("c")
@@ -163,7 +163,7 @@ func TestADeadLetterStaysUntilItIsStored(t *testing.T) {
 	b.counters(c, ChannelCounters{Messages: 1, Requeued: 1, DeadLettered: 1, Delivered: 1})
 }
 
-// An owner that answers late does not end a message that was handed out again, or emptied.
+// A late answer of the owner does not finish a message that was delivered again or emptied.
 func TestALateAnswerAboutADeadLetterChangesNothing(t *testing.T) {
 	b := newBench(t, 10)
 	c := b.channel("c")

@@ -6,7 +6,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A table of flights against a map.
+// TestFlights compares a table of flights with a map.
 func TestFlights(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var f flights

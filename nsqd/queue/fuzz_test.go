@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// A snapshot of cursors may hold anything. One that is refused is as none.
+// A snapshot of cursors may have any content. A refused snapshot has no effect.
 func FuzzRestore(f *testing.F) {
 	for _, first := range []uint64{0, 4} {
 		f.Add([]byte{snapshotVersion, 9, 9, 7, // end, written, front
@@ -21,7 +21,7 @@ func FuzzRestore(f *testing.F) {
 	f.Add([]byte{}, uint64(1))
 	f.Add([]byte{snapshotVersion + 1}, uint64(0))
 	f.Fuzz(func(t *testing.T, b []byte, first uint64) {
-		for at := range b { // a window may take so much memory: who wrote it had that
+		for at := range b { // a window may take so much memory, because its writer had the memory
 			if n, _ := binary.Uvarint(b[at:]); n > 1<<16 && n <= 1<<29 {
 				return
 			}

@@ -6,8 +6,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// checkInvariants returns what is broken of the invariants that Topic and
-// Channel state.
+// checkInvariants returns the broken invariants of Topic and Channel.
 func (t *Topic) checkInvariants(now mono.Time) error {
 	c := t.counters
 	if c.Accepted != c.Released+c.Expired+c.Emptied+c.Lost+uint64(t.Waiting()) {
@@ -68,7 +67,7 @@ func (t *Topic) held() map[*Message]int {
 	return places
 }
 
-// checkLog returns what is broken of the invariants of the cursors.
+// checkLog returns the broken invariants of the cursors.
 func (t *Topic) checkLog() error {
 	if !t.logged() {
 		if t.tail.slots.len() > 0 || t.backlog.window.slots.len() > 0 || t.backlog.behind {
@@ -98,7 +97,7 @@ func (t *Topic) checkLog() error {
 	if under != t.tail.underWay {
 		return fmt.Errorf("%d on their way to disk, counted %d", under, t.tail.underWay)
 	}
-	const batch = 3 // the largest that the tests put
+	const batch = 3 // the largest batch of the tests
 	if n := t.tail.underWay; !t.cfg.WriteThrough && n > max(t.cfg.Overflow, batch)+len(t.channels) {
 		return fmt.Errorf("%d on their way to disk, at most %d", n, t.cfg.Overflow)
 	}
@@ -224,7 +223,7 @@ func (c *Channel) checkInvariants() error {
 	return nil
 }
 
-// check returns how many each consumer holds, or what is broken.
+// check returns how many items each consumer holds, or the broken invariant.
 func (s *items) check() (held map[*consumer]int, err error) {
 	held = map[*consumer]int{}
 	n := 0
@@ -256,7 +255,7 @@ func (s *items) check() (held map[*consumer]int, err error) {
 	return held, nil
 }
 
-// check returns what is broken if each consumer holds so many items.
+// check returns the broken invariant if each consumer holds so many items.
 func (cs *consumers) check(held map[*consumer]int) error {
 	listed := map[*consumer]int{}
 	for d := range cs.credited {

@@ -18,16 +18,16 @@ func leased(t *testing.T) *bench {
 	return b
 }
 
-// A second of flexible share and then a tenth of it, looked at only after both:
-// each instant counts by the share of that instant.
+// A second at the flexible share passes, then a tenth of it at the base. The topic looks only after both: each instant
+// counts by the share of that instant.
 func TestALeaseEndsAtItsEndAndNotWhenSomebodyLooks(t *testing.T) {
 	b := leased(t)
 	whole := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 4}
 	base := tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 2}
 	b.top.SetLeased(0, whole, Lease{Base: base, FlexUntil: after(time.Second), Until: mono.Never}, 0, &b.fx)
 	b.now = after(3 * time.Second)
-	// Four tokens after a second, of which two are kept; nothing is earned above
-	// a burst of two. Without the lapse there would be four.
+	// After a second the topic has four tokens and keeps two. A bucket earns nothing above its burst of two. Without the
+	// lapse there would be four.
 	for range 6 {
 		b.put(nil)
 	}
@@ -60,7 +60,7 @@ func TestARenewalInTimeKeepsTheShare(t *testing.T) {
 	b.expect("1@1:1", "2@1:1", "3@1:1", "4@1:1")
 	b.at(1600 * time.Millisecond)
 	b.expect("5@1:1")
-	// At 2 s the base is left, with the four tokens cut to two; at 6 s nothing.
+	// At 2 s only the base is left, and the four tokens are cut to two. At 6 s nothing is left.
 	b.now = after(7 * time.Second)
 	b.put(nil)
 	b.expect()
@@ -72,13 +72,13 @@ func TestARenewalInTimeKeepsTheShare(t *testing.T) {
 	}
 	b.at(30 * time.Second)
 	b.expect()
-	// A grant does.
+	// A grant brings a share back.
 	b.top.SetLeased(b.now, base, Forever(base), tokenbucket.Token, &b.fx)
 	b.check()
 	b.expect("6@1:1")
 }
 
-// A grant that comes after the end of the lease it counts on is worth its base.
+// A grant that arrives after the end of its own lease gives the base only.
 func TestAShareWhoseLeaseIsOverIsWorthItsBase(t *testing.T) {
 	b := leased(t)
 	whole := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 4}
@@ -94,8 +94,8 @@ func TestAShareWhoseLeaseIsOverIsWorthItsBase(t *testing.T) {
 	}
 }
 
-// A topic on hold releases nothing, asks for no tick, and counts what waited as arrived when the
-// hold ends; a topic without a contract is not held.
+// A topic on hold releases nothing, asks for no tick, and treats waiting messages as arrived when the hold ends. A topic
+// without a contract is not held.
 func TestHoldReleasesNothing(t *testing.T) {
 	b := leased(t)
 	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 2}, 0, &b.fx)

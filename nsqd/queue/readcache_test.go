@@ -7,12 +7,12 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What is read for one channel is not read again for those close behind it, whatever
-// their pace; what the cache holds is bounded, and nothing once all have had it.
+// Channels that are close together read each message from disk once, at any pace. The cache is bounded, and is empty
+// once all channels have had the messages.
 func TestChannelsThatAreCloseTogetherReadOnce(t *testing.T) {
 	const messages, size = 100, Overhead + 1
 	for _, c := range []struct {
-		ahead, most int // messages that are kept, and read
+		ahead, most int // messages kept, and messages read
 	}{{0, 4 * messages}, {40, messages}, {1000, messages}} {
 		b, d := &bench{t: t, top: withDisk(4, 1000)}, disk{}
 		b.top.cfg.ReadAhead = c.ahead * size

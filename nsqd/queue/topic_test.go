@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Finish is FinishBatch of one, with its error.
+// Finish is FinishBatch of one message, with its error.
 func (t *Topic) Finish(now mono.Time, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
 	ids, errs := [1]MessageID{m}, [1]error{}
 	return t.FinishBatch(now, c, id, ids[:], fx, errs[:0])[0]
@@ -41,7 +41,7 @@ func message(n int, at mono.Time) *Message {
 
 func number(m *Message) int { return int(binary.BigEndian.Uint64(m.ID[8:])) }
 
-// bench drives a topic and remembers what came out.
+// bench drives a topic and records its effects.
 type bench struct {
 	t   *testing.T
 	top *Topic
@@ -71,8 +71,7 @@ func (b *bench) at(d time.Duration) {
 	b.check()
 }
 
-// expect compares the deliveries since the last call with "n@consumer:attempts",
-// and hands them over.
+// expect compares the deliveries since the last call with "n@consumer:attempts", and hands them over.
 func (b *bench) expect(want ...string) {
 	b.t.Helper()
 	var got []string
@@ -85,7 +84,7 @@ func (b *bench) expect(want ...string) {
 	}
 }
 
-// deliveries returns those since the last call.
+// deliveries returns the deliveries since the last call.
 func (b *bench) deliveries() []Delivery {
 	d := slices.Clone(b.fx.Deliveries)
 	b.fx.Reset()
@@ -168,7 +167,7 @@ func TestALimitThatIsRemoved(t *testing.T) {
 		t.Errorf("without a limit: %+v", b.fx.Released)
 	}
 	b.fx.Reset()
-	// A contract anew begins with an empty bucket; one on what waits for a channel, too.
+	// A new contract begins with an empty bucket, also with messages that wait for a channel.
 	b.top.Limit(OverLimit{})
 	b.top.SetShare(b.now, tokenbucket.Share{Rate: 1000, Burst: 2}, 0, &b.fx)
 	b.put(nil)
@@ -194,7 +193,7 @@ func TestCreditBoundsWhatAConsumerHoldsAndConsumersTakeTurns(t *testing.T) {
 	b.expect("1@1:1", "2@2:1", "3@1:1")
 	b.finish(c, 2, 2, nil)
 	b.expect("4@2:1")
-	b.finish(c, 1, 4, ErrNotInFlight) // consumer 2 holds it
+	b.finish(c, 1, 4, ErrNotInFlight) // consumer 2 holds the message
 	testkit.Must(t, b.top.SetReady(b.now, c, 1, 3, &b.fx))
 	b.expect("5@1:1")
 	b.put(nil)
@@ -276,7 +275,7 @@ func TestARemovedConsumerGivesBackInOrder(t *testing.T) {
 	}
 }
 
-// Those of one distance take turns, as ever.
+// Consumers at the same distance take turns, as before.
 func TestMessagesGoToTheNearest(t *testing.T) {
 	b := &bench{t: t, top: newTest(100)}
 	c := b.channel("c")
@@ -301,8 +300,7 @@ func TestMessagesGoToTheNearest(t *testing.T) {
 	b.expect("13@2:1")
 }
 
-// A subscriber that sets RDY and leaves, again and again on an idle channel,
-// must not leave a trace.
+// A subscriber that sets RDY and leaves, again and again on an idle channel, must leave no state behind.
 func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
@@ -395,7 +393,7 @@ func TestRejectRefusesWhatWouldWaitTooLong(t *testing.T) {
 		t.Fatalf("without a share: %v", err)
 	}
 	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 3}, 3*tokenbucket.Token, &b.fx)
-	for range 4 { // three tokens, and one message 100 ms ahead of its own
+	for range 4 { // three tokens, and one message 100 ms before its own token
 		b.put(nil)
 	}
 	err := b.top.Put(0, &b.fx, message(50, 0))
@@ -416,8 +414,8 @@ func TestRejectRefusesWhatWouldWaitTooLong(t *testing.T) {
 	}
 }
 
-// A topic that only waits for its first channel is not over its limit, up to what
-// could leave if that came now.
+// A topic that only waits for its first channel is not over its limit, as long as the waiting messages could leave if a
+// channel came now.
 func TestRejectDoesNotBlameTheBucketForAMissingChannel(t *testing.T) {
 	b := &bench{t: t, top: newTest(100)}
 	b.top.Limit(OverLimit{Reject: true})
@@ -438,7 +436,7 @@ func TestADeliveryThatWasNotHandedOverIsNoAttempt(t *testing.T) {
 	waiting := b.deliveries()
 	b.hand(waiting[0], true)
 	b.at(2 * time.Second) // all three time out
-	b.expect()            // and stay: consumer 1 does not take what it has
+	b.expect()            // and stay: consumer 1 does not read its deliveries
 	if !c.Stalled(1) || c.Ready() != 3 || c.Counters().TimedOut != 3 {
 		t.Fatalf("stalled %v, ready %d, %+v", c.Stalled(1), c.Ready(), c.Counters())
 	}
@@ -522,8 +520,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 	b.check()
 }
 
-// One that still has a deleted channel, a subscriber or the reader for it from
-// disk, may take one more step.
+// A subscriber or a disk reader that still refers to a deleted channel may do one more step.
 func TestADeletedChannelDeliversNothing(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
@@ -566,8 +563,7 @@ func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 	}
 }
 
-// Whatever happens, no message is lost or finished twice, the bounds hold, and
-// the releases keep to the contract.
+// For any steps, no message is lost or finished twice, the bounds hold, and the releases keep the contract.
 func TestRandomStepsKeepTheInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		capacity := rapid.IntRange(1, 12).Draw(rt, "capacity")
@@ -581,7 +577,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		top.SetTight(rapid.Bool().Draw(rt, "tight"))
 		heldBytes := 0
 		var log disk
-		now := mono.Time(1) // 0 is the delivery that there was not
+		now := mono.Time(1) // 0 stands for no delivery
 		var fx Effects
 		next := 0
 		type holding struct {
@@ -599,7 +595,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		const mostReady = 4
 		settle := func() {
 			for _, d := range fx.Deliveries {
-				// In memory, nothing else keeps what was released from being delivered.
+				// In memory, only the lack of consumers delays the delivery of a released message.
 				if wait := now.Sub(d.Message.Released); d.Waited < 0 || d.Waited > wait || d.Attempts == 1 && d.Message.Defer == 0 && top.cfg.Overflow == 0 && d.Waited != wait {
 					rt.Fatalf("%d waited for a consumer for %v of %v", number(d.Message), d.Waited, wait)
 				}
@@ -613,7 +609,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					rt.Fatalf("%d is given back twice", number(m))
 				}
 				free[m] = true
-				m.ID, m.Body = MessageID{}, nil // any that still uses it will notice
+				m.ID, m.Body = MessageID{}, nil // any user of the freed message fails
 			}
 			heldBytes += fx.Held
 			fx.Reset()
@@ -751,7 +747,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				ids := []int{h.id}
 				for range rapid.IntRange(0, 3).Draw(rt, "more") {
 					if o, _ := pickHeld(); o.channel == h.channel && o.consumer == h.consumer {
-						ids = append(ids, o.id) // some of them twice
+						ids = append(ids, o.id) // some of the ids twice
 					}
 				}
 				var batch []MessageID
@@ -794,20 +790,20 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 	})
 }
 
-// copyOf is a message as it comes back from disk.
+// copyOf returns a message as the log returns it from disk.
 func copyOf(m *Message) *Message {
 	c := *m
 	c.refs = 0
 	return &c
 }
 
-// disk is a log on one.
+// disk is a simple model of a log.
 type disk struct {
 	messages []*Message
-	first    Offset // what was before it is trimmed
+	first    Offset // earlier messages are trimmed
 }
 
-// next is the offset after all that was written.
+// next returns the offset after all written messages.
 func (d *disk) next() Offset {
 	if n := len(d.messages); n > 0 {
 		return d.messages[n-1].Offset + 1
@@ -824,7 +820,7 @@ func (d *disk) append(first Offset, msgs ...*Message) Offset {
 	return first
 }
 
-// write writes at most so many messages, or fails to.
+// write writes at most so many messages, or fails.
 func (d *disk) write(top *Topic, now mono.Time, most int, works bool, fx *Effects) {
 	msgs, upTo := top.TakeUnwritten(now, nil, most, 1<<30, fx)
 	if works && len(msgs) > 0 {
@@ -836,7 +832,7 @@ func (d *disk) write(top *Topic, now mono.Time, most int, works bool, fx *Effect
 	fx.Unref(msgs)
 }
 
-// read reads what is wanted, and returns how many messages that is.
+// read reads the messages that the topic wants, and returns their number.
 func (d *disk) read(top *Topic, now mono.Time, fx *Effects) int {
 	from, n, end := top.Want()
 	if n == 0 {
@@ -869,9 +865,9 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 	}
 	b.put(ErrFull) // two in memory, three on the way to disk
 	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 4, 1000000, &b.fx)
-	b.put(ErrFull) // taken is not stored yet
+	b.put(ErrFull) // a message taken for writing is not stored yet
 	if len(msgs) != 4 {
-		t.Fatalf("%d to be written", len(msgs)) // the two in memory come before
+		t.Fatalf("%d to be written", len(msgs)) // the two in memory come first
 	}
 	for _, m := range msgs {
 		d.append(m.Offset, m)
@@ -888,7 +884,7 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 	b.expect("1@1:1", "2@1:1")
 	testkit.MustEqual(t, d.read(b.top, b.now, &b.fx), 2, "messages read")
 	b.check()
-	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the rest never was on disk
+	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the other messages never were on disk
 	testkit.MustEqual(t, b.top.Beyond(), 0, "beyond memory")
 }
 
@@ -905,11 +901,11 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
-	b.expect("1@1:1", "2@1:1") // what is stored comes before the rest
+	b.expect("1@1:1", "2@1:1") // stored messages come before the rest
 	d.read(b.top, b.now, &b.fx)
 	b.expect("3@1:1", "4@1:1", "5@1:1", "6@1:1", "7@1:1")
 
-	// Emptied while the disk was at it.
+	// The channel is emptied during the disk's work.
 	c.Pause()
 	for range 4 {
 		b.put(nil)
@@ -949,8 +945,8 @@ func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
 	testkit.MustEqual(t, b.top.Waiting(), 0, "wait")
 }
 
-// restart is what the next process makes of it; without channels it makes those that the
-// snapshot has.
+// restart returns the topic as the next process restores the topic. Without channels, restart creates the channels of
+// the snapshot.
 func restart(t interface {
 	Helper()
 	Fatal(...any)
@@ -1007,8 +1003,8 @@ func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 	next.expect("1@1:2", "2@1:2", "3@1:1", "4@1:1")
 }
 
-// A snapshot of when nothing waited, and messages that the log has had since: those that
-// make their channels anew have them all.
+// A snapshot says that nothing waited, and the log has got messages since. Channels that are created again have all
+// these messages.
 func TestWhatCameAfterASnapshotIsThere(t *testing.T) {
 	b, d := &bench{t: t, top: withDisk(10, 10)}, disk{}
 	b.channel("c")
@@ -1052,8 +1048,8 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 	testkit.MustEqual(t, b.top.Waiting(), 1, "wait")
 }
 
-// Publishers that keep the contract are read late and in any order. None of
-// their messages waits for a token, and each is released when it is read.
+// Publishers keep the contract, and the broker reads their messages late and in any order. No message waits for a token,
+// and each is released when read.
 func TestLateReadersCostAConformingTopicNothing(t *testing.T) {
 	rng := testkit.Rand(t)
 	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 5}
@@ -1096,7 +1092,7 @@ func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
 		testkit.Must(t, b.top.Put(b.now, &b.fx, message(n, arrival)))
 		b.check()
 	}
-	// Without a contract, in the order read.
+	// Without a contract the topic releases messages in the order of reading.
 	b.top.Pause()
 	b.now = 10 * ms
 	put(1, 9*ms)
@@ -1107,7 +1103,7 @@ func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
 	b.top.Pause()
 	put(3, 10*ms)
 	put(4, 9*ms)
-	b.top.Limit(OverLimit{}) // what waits already, too
+	b.top.Limit(OverLimit{}) // including the messages that already wait
 	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 1}, 0, &b.fx)
 	b.check()
 	put(5, 7*ms)
@@ -1119,8 +1115,8 @@ func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
 	b.expect("4@1:1", "7@1:1", "3@1:1", "6@1:1")
 }
 
-// What a consumer leaves behind is found without a look at what others hold or at
-// what is deferred.
+// The topic finds the messages of a leaving consumer without a look at other consumers' messages or at deferred
+// messages.
 func TestAConsumerLeavesInTheTimeOfItsOwn(t *testing.T) {
 	leaving := func(deferred int) time.Duration {
 		top := NewTopic(Config{Capacity: 1 << 20, MaxInFlight: time.Minute, Rand: rand.New(rand.NewPCG(1, 2))})
@@ -1260,7 +1256,7 @@ func TestTheBurstNeededCountsWhatWaited(t *testing.T) {
 		b.put(nil)
 	}
 	testkit.Equal(t, b.top.BurstNeeded(), 3, "3 at once")
-	for range 6 { // two that have their token, four that wait
+	for range 6 { // two messages with tokens, four that wait
 		b.put(nil)
 	}
 	testkit.Equal(t, b.top.BurstNeeded(), 9, "9 at once")

@@ -10,12 +10,12 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// The nearest of those with credit has its turn; and it does not have another before each
-// that was as near and had credit all the time had one.
+// The nearest consumer with credit has its turn. It does not have another turn before every consumer that was as near
+// and had credit all the time has had a turn.
 func TestTheNearestTakeTurns(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cs, q := consumers{byID: map[ConsumerID]*consumer{}}, items{}
-		turn, credit := map[*consumer]int{}, map[*consumer]int{} // the step of its last, and from which on it has credit
+		turn, credit := map[*consumer]int{}, map[*consumer]int{} // the step of each consumer's last turn, and the step since which the consumer has credit
 		end := func(it *item) {
 			q.due.remove(it)
 			q.inFlight.remove(it)
@@ -91,7 +91,7 @@ func TestTheNearestTakeTurns(t *testing.T) {
 	})
 }
 
-// What is due comes in the order in which it was, and of one instant in that of delivery.
+// Due messages come in the order of their times, and at the same time in the order of delivery.
 func TestWhatIsDueComesInOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var q items

@@ -45,7 +45,7 @@ func TestBlocksAreReadAsTheyWereWritten(t *testing.T) {
 	})
 }
 
-// What others have stored in the stream is refused, or read within its bounds.
+// The log refuses foreign data in the stream, or reads the data within its bounds.
 func FuzzBlock(f *testing.F) {
 	h := head{owner: owner{1, 2}, first: 7, next: 9}
 	b := appendRecord(h.append(nil), &commitlog.Record{Offset: 7, Body: []byte("body")}, 7)

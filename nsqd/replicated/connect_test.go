@@ -11,8 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A broker that is told to stop while it looks for NATS waits for no server and tries no other, and
-// that it was told is all that there is to say.
+// A broker that is stopped while looking for NATS waits for no server, tries no other server, and reports only the stop.
 func TestConnectingEndsWithItsContext(t *testing.T) {
 	for range 8 {
 		ctx, stop := context.WithCancel(t.Context())
@@ -20,7 +19,7 @@ func TestConnectingEndsWithItsContext(t *testing.T) {
 		var urls []string
 		var attempts atomic.Int32
 		var silent sync.WaitGroup
-		t.Cleanup(silent.Wait) // after the listeners' end
+		t.Cleanup(silent.Wait) // after the listeners have closed
 		ended := make(chan struct{})
 		for range 3 {
 			ln := testkit.Listen(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
-// While too much waits to be stored of all logs together, one appends when nothing of its
-// own waits, and else when it is stored.
+// While too many bytes of all logs together wait to be stored, a log appends at once only if none of its own bytes wait.
+// Otherwise the log first waits until its own bytes are stored.
 func TestAllLogsTogetherAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		c := &Cluster{cfg: Config{MaxBody: 100, Log: slog.New(slog.DiscardHandler)}, closes: make(chan struct{})}
@@ -43,7 +43,7 @@ func TestAllLogsTogetherAreBounded(t *testing.T) {
 	})
 }
 
-// What is retained by size is that size at least, whatever owners before have stored.
+// The log retains at least the given size, whatever earlier owners have stored.
 func TestFromWhereOnSoMuchIsHeld(t *testing.T) {
 	// This owner has stored 10 blocks of 100 bytes, from sequence 21 on.
 	m := marks{first: 1, claim: 21, size: 1000, all: []mark{{seq: 1}, {seq: 21}}}
@@ -57,13 +57,13 @@ func TestFromWhereOnSoMuchIsHeld(t *testing.T) {
 		{100, 3000, 31},
 		{250, 3000, 29},
 		{900, 3000, 23},
-		{990, 3000, 20}, // all of its own, and a block of 100 before
+		{990, 3000, 20}, // all its own blocks, and a block of 100 before
 		{1000, 1020, 20},
-		{990, 1001, 20}, // 20 blocks of owners before have one byte
+		{990, 1001, 20}, // 20 blocks of earlier owners have one byte each
 		{1500, 3000, 15},
 		{3000, 3000, 1},
 		{5000, 3000, 1},
-		{1500, 1000, 1}, // the others are gone
+		{1500, 1000, 1}, // the other blocks are deleted
 	} {
 		testkit.Equal(t, m.holding(test.bytes, test.all), test.want, "%d of %d bytes", test.bytes, test.all)
 	}

@@ -51,8 +51,8 @@ func TestWhatIsOutOfRangeIsAtItsEnd(t *testing.T) {
 	}
 }
 
-// Against a list of all latencies: a window has everything of the last half
-// span, and nothing older than the span; quantiles are those of what it has.
+// The test compares a window with a list of all latencies. A window has every latency of the last half span and no
+// latency older than the span; its quantiles are the quantiles of its latencies.
 func TestAgainstAList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type sample struct {

@@ -114,7 +114,7 @@ func TestCountersAreSentByWhatTheyGrew(t *testing.T) {
 		want     string
 	}{
 		{5, "5|c"}, {5, "0|c"}, {9, "4|c"},
-		{2, "2|c"}, // deleted and made anew
+		{2, "2|c"}, // deleted and created again
 		{3, "1|c"},
 		{0, "none"}, // deleted
 		{3, "3|c"},
