@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A message written and read on loopback by one goroutine, with each source.
+// BenchmarkMessage writes and reads a message on loopback in one goroutine, with each source.
 func BenchmarkMessage(b *testing.B) {
 	b.Run("off", func(b *testing.B) { benchmarkMessage(b, stamper(b, nil, nil)) })
 	b.Run("sotimestamp", func(b *testing.B) {
@@ -39,7 +39,7 @@ func benchmarkMessage(b *testing.B, s *Stamper) {
 	}
 }
 
-// What a connection costs when its first stamp is asked for, and when it ends.
+// BenchmarkClaim measures the cost of a connection at its first stamp and at its end.
 func BenchmarkClaim(b *testing.B) {
 	s, f := loaded(b, false, Config{})
 	f.slots.rest = 0

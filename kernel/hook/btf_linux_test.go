@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// The full decoder must find the same.
+// The full decoder must find the same offsets.
 func TestTCPSockIsWhereTheFullDecoderFindsIt(t *testing.T) {
 	got, err := tcpSock()
 	if errors.Is(err, os.ErrNotExist) {

@@ -12,14 +12,13 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// A client with a raw socket sends segments that TCP drops, which the program
-// notes all the same, and later the same bytes so that TCP takes them. No
-// message may be older than that.
+// A client with a raw socket sends segments that TCP drops and the program notes, and later the same bytes so that TCP
+// accepts the bytes. No message may be stamped earlier than the accepted bytes.
 func TestFilterIsNotForged(t *testing.T) {
 	const size = 200
 	type attack struct {
 		name string
-		// forge is what comes before the message, and after it.
+		// forge runs before the message, after runs after it.
 		forge, after func(f *testkit.Forger)
 		dial         net.Dialer
 		early        bool // before the connection has a ring
@@ -69,7 +68,7 @@ func TestFilterIsNotForged(t *testing.T) {
 				defer c.Release()
 				client.send(message(size))
 				if !tc.early {
-					takeOwn(t, c, size) // takes a ring
+					takeOwn(t, c, size) // claims a ring
 				}
 				forger := testkit.Forge(t, client.TCPConn)
 				before := noted(c, f)
@@ -77,7 +76,7 @@ func TestFilterIsNotForged(t *testing.T) {
 				if noted(c, f) == before {
 					t.Fatal("the program did not note what was forged, so this shows nothing")
 				}
-				// Further away than the clocks may differ.
+				// Wait longer than the clocks may differ.
 				for until := clock.Mono().Add(2 * clockSlack); clock.Mono().Before(until); {
 					runtime.Gosched()
 				}
@@ -102,9 +101,9 @@ func TestFilterIsNotForged(t *testing.T) {
 					}
 				}
 				if tc.after != nil || f.plain {
-					return // records are lost, or the forged ones stand in the way of the base
+					return // records are lost, or the forged records prevent the search for the base
 				}
-				// An honest message behind all that is stamped well again.
+				// An honest message after the forged segments is stamped exactly again.
 				client.send(message(2 * size))
 				takeOwn(t, c, 2*size)
 				sent := client.send(message(size))
@@ -122,8 +121,7 @@ func noted(c *Conn, f *filter) uint64 {
 	return f.sums()[countEarly]
 }
 
-// TCP takes what lies ahead of a hole, too, but the message has come when the
-// hole is filled.
+// TCP also accepts bytes after a hole, but the message has arrived only when the hole is filled.
 func TestAHoleCounts(t *testing.T) {
 	const size = 200
 	src, err := openTimestamping(Config{})

@@ -21,7 +21,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// certificate makes a self-signed one.
+// certificate returns a self-signed certificate.
 func certificate(t testing.TB) tls.Certificate {
 	t.Helper()
 	key := testkit.Result(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)).Must(t)
@@ -62,28 +62,27 @@ func handshake(t *testing.T, s *Stamper, version uint16) (secure, *Conn, *Record
 	return secure{client, out}, c, x, server
 }
 
-// A TLS stream is stamped by the segment that carried the end of the record
-// that carried the message's end.
+// The stamp of a TLS message is the stamp of the segment that carried the end of the message's last record.
 func TestTLSIsStampedByRecord(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		client, c, x, server := handshake(t, s, version)
 		l := x.Layer(server)
 
-		// All have come before the first is read.
+		// All records have come before the first is read.
 		var sent []span
-		for i := range 2 { // few, since early segments are, and TCP may repeat them
+		for i := range 2 { // few, because only a few early segments are kept, and TCP may repeat segments
 			sent = append(sent, client.send(message(20+i)))
 		}
 		for i, in := range sent {
 			within(t, fmt.Sprintf("%#x message %d", version, i), take(t, l, 20+i), stamp.Exact, in)
 		}
-		// Several in a record, and one over two.
+		// Several messages in a record, and a message over two records.
 		sent = []span{client.send(message(35)), client.send(message(15))}
 		for i, in := range []span{sent[0], sent[0], sent[0], sent[1], sent[1]} {
 			within(t, fmt.Sprintf("%#x message %d of 10 bytes", version, i), take(t, l, 10), stamp.Exact, in)
 		}
-		// A record over several reads of the layer, asked for late.
+		// A record over several reads of the layer, whose stamp is requested late.
 		in := client.send(message(1000))
 		start := l.Offset()
 		testkit.Result(io.ReadFull(l, make([]byte, 500))).Must(t)
@@ -100,7 +99,7 @@ func TestTLSIsStampedByRecord(t *testing.T) {
 	}
 }
 
-// A decompressor reads ahead of what it returns, so its stamps are bounds.
+// A decompressor reads more than it returns, so the stamps of a compressed stream are bounds.
 func TestCompressedStreamsGetBounds(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	deflate := func(to io.Writer) *flate.Writer {

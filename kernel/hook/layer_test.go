@@ -15,8 +15,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 )
 
-// stream makes the bytes of TLS records with payloads of these sizes, and
-// where each ends.
+// stream returns the bytes of TLS records with payloads of the given sizes, and the end of each record.
 func stream(sizes []uint16) (bytes []byte, ends []int64) {
 	for i, n := range sizes {
 		bytes = append(bytes, 23, 3, 3)
@@ -48,7 +47,7 @@ func checkRecords(t *testing.T, in []byte, ends []int64, r io.Reader, piece int)
 		n, err := x.Read(p)
 		out = append(out, p[:n]...)
 		testkit.MustEqual(t, x.Offset(), before+int64(n), "offset after %d bytes from %d", n, before)
-		i, _ := slices.BinarySearch(ends, before+1) // the record under way
+		i, _ := slices.BinarySearch(ends, before+1) // the record in progress
 		if i < len(ends) && x.Offset() > ends[i] {
 			t.Fatalf("a read from %d to %d goes past the record that ends at %d", before, x.Offset(), ends[i])
 		}
@@ -77,8 +76,7 @@ func TestRecordsAreHandedOutOneByOne(t *testing.T) {
 	checkRecords(t, in[:18], ends, bytes.NewReader(in[:18]), 600)
 }
 
-// passing has a read in two say that there is nothing now, as a socket of an event loop
-// does.
+// passing returns, on every second read, that no data is available now, as a socket of an event loop does.
 type passing struct {
 	r    io.Reader
 	full bool
@@ -91,7 +89,7 @@ func (p *passing) Read(b []byte) (int, error) {
 	return p.r.Read(b)
 }
 
-// A header that came in pieces is one.
+// The layer joins a header that comes in pieces.
 func TestRecordsEndWhereTheyDoAfterPauses(t *testing.T) {
 	in, ends := stream([]uint16{10, 0, 300, 3})
 	x := open(t, hook.Off, hook.Config{}).Track(fixedConn{r: &passing{r: iotest.OneByteReader(bytes.NewReader(in))}}).Records()

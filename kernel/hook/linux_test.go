@@ -25,14 +25,12 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// These tests look at stamps from inside the package, on the real kernel. They
-// ask for no wall-clock bound. What must lie between what is taken from
-// events: a message cannot come before its write began, and has come when the
-// kernel acknowledged it to the sender.
+// These tests check stamps from inside the package, on the real kernel. The tests require no wall-clock bound. The
+// bounds of a stamp are events: a message cannot come before its write began, and has come when the kernel acknowledged
+// the message to the sender.
 
-// needKernel skips where the kernel or the privileges are not what the eBPF
-// source documents as its needs. Where they are, a source that does not open
-// is a failure.
+// needKernel skips the test if the kernel or the privileges do not meet the documented needs of the eBPF source. If they
+// do, a source that does not open is a failure.
 func needKernel(t testing.TB) {
 	t.Helper()
 	major, minor := kernelVersion(t)
@@ -64,7 +62,7 @@ func effective(t testing.TB) (caps uint64) {
 	return caps
 }
 
-// stamper makes a Stamper of a source, without the choosing of Open.
+// stamper returns a Stamper with the given source, without the choice of Open.
 func stamper(t testing.TB, src source, err error) *Stamper {
 	t.Helper()
 	testkit.Must(t, err)
@@ -75,8 +73,7 @@ func stamper(t testing.TB, src source, err error) *Stamper {
 	return s
 }
 
-// loaded returns a Stamper with the program, plain or not, and what it is made
-// of.
+// loaded returns a Stamper with the program, plain or not, and its source.
 func loaded(t testing.TB, plain bool, cfg Config) (*Stamper, *filter) {
 	t.Helper()
 	needKernel(t)
@@ -126,10 +123,10 @@ func dial(t testing.TB, ln net.Listener, d net.Dialer) *sender {
 	return &sender{t, c.(*net.TCPConn), raw}
 }
 
-// span is when a message must have come: at or after from, at or before to.
+// span is the time in which a message must have come: at or after from, at or before to.
 type span struct{ from, to mono.Time }
 
-// send writes p, and returns when it was acknowledged, between which it came.
+// send writes p, waits for the acknowledgement, and returns the span in which p came.
 func (s *sender) send(p []byte) span {
 	s.t.Helper()
 	from := clock.Mono()
@@ -163,7 +160,7 @@ func accept(t testing.TB, ln net.Listener) net.Conn {
 	return c
 }
 
-// reader is what is common to Conn and Layer.
+// reader is the common interface of Conn and Layer.
 type reader interface {
 	io.Reader
 	Offset() int64
@@ -180,16 +177,14 @@ func take(t testing.TB, c reader, n int) stamp.Arrival {
 	return c.Arrival(start, c.Offset())
 }
 
-// takeOwn is take for a message whose arrival is not bound by that of the one
-// before.
+// takeOwn is take for a message whose arrival must not be bound by the arrival of the message before.
 func takeOwn(t testing.TB, c *Conn, n int) stamp.Arrival {
 	t.Helper()
 	c.last = stamp.Arrival{}
 	return take(t, c, n)
 }
 
-// within requires a stamp of that source within the span, give or take what
-// the calibration of the clock is worth.
+// within requires a stamp from the given source within the span, up to the error of the clock's calibration.
 func within(t testing.TB, what string, a stamp.Arrival, source stamp.Source, in span) {
 	t.Helper()
 	if a.Source != source || a.At.Before(in.from.Add(-clockSlack)) || in.to.Add(clockSlack).Before(a.At) {
@@ -215,7 +210,7 @@ func TestFilterStampsBothFamilies(t *testing.T) {
 				for _, c := range senders {
 					sent = append(sent, c.send(message(100+round)))
 				}
-				// All have come before the first is read.
+				// All messages have come before the first is read.
 				for i, c := range conns {
 					within(t, fmt.Sprintf("%s connection %d round %d", address, i, round), take(t, c, 100+round), stamp.Exact, sent[i])
 				}
@@ -248,14 +243,13 @@ func TestFilterMapsMessagesToSegments(t *testing.T) {
 			t.Errorf("three messages in a segment came at %v", same)
 		}
 
-		// A message in two segments is there with the second; what follows it
-		// in that segment, too.
+		// A message in two segments arrives with the second segment, and so does the next message in the second segment.
 		client.send(message(10))
 		second := client.send(message(20))
 		within(t, "message over two segments", take(t, c, 15), stamp.Exact, second)
 		within(t, "the rest of the second", take(t, c, 15), stamp.Exact, second)
 
-		// Larger than any segment: read while it comes.
+		// A message larger than any segment is read while its segments come.
 		const large = 1 << 20
 		from := clock.Mono()
 		done := make(chan error, 1)
@@ -270,14 +264,14 @@ func TestFilterMapsMessagesToSegments(t *testing.T) {
 		testkit.Result(io.ReadFull(c, make([]byte, 1))).Must(t)
 		a, source := c.Arrival(start, c.Offset()), stamp.Exact
 		if a.Source == stamp.UpperBound {
-			source = stamp.UpperBound // on a slow machine TCP sends some of it twice
+			source = stamp.UpperBound // on a slow machine TCP sends some segments twice
 		}
 		within(t, "message over many segments", a, source, span{from, acked})
 	})
 }
 
-// What a client sends before its connection is accepted, and before a stamp is
-// asked for, is not lost: the last eight segments are kept.
+// The program keeps the last eight segments that a client sends before its connection is accepted and a stamp is
+// requested.
 func TestFilterKeepsEarlySegments(t *testing.T) {
 	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
 		ln := listen(t, s, "tcp", "127.0.0.1:0")
@@ -291,8 +285,8 @@ func TestFilterKeepsEarlySegments(t *testing.T) {
 	})
 }
 
-// keepsEarly reports false if TCP sent some segments twice, as it does when
-// acknowledgements are slow to come: then it is not known which are left.
+// keepsEarly returns false if TCP sent some segments twice, as TCP does when acknowledgements are slow. Then the test
+// does not know which segments are left.
 func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int) bool {
 	before := f.sums()[countEarly]
 	client := dial(t, ln, net.Dialer{})
@@ -335,7 +329,7 @@ func adopt(t *testing.T, s *Stamper, c net.Conn) *Conn {
 	return s.Track(c)
 }
 
-// A connection that was established before the program came to it.
+// The connection was established before the program was attached to its socket.
 func TestFilterAdoptsLate(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	ln := listen(t, stamper(t, nil, nil), "tcp", "127.0.0.1:0")
@@ -350,8 +344,8 @@ func TestFilterAdoptsLate(t *testing.T) {
 	within(t, "after it", takeOwn(t, c, 10), stamp.Exact, seen)
 }
 
-// Worked out without the kernel, the start of a stream that was joined late
-// cannot be verified, and must not be guessed.
+// Without the kernel's help, the start of a stream that was joined late cannot be verified, and the source must not
+// guess the start.
 func TestFilterDoesNotGuessTheBase(t *testing.T) {
 	s, _ := loaded(t, true, Config{})
 	ln := listen(t, stamper(t, nil, nil), "tcp", "127.0.0.1:0")
@@ -431,8 +425,8 @@ func TestFilterCountsUrgentBytes(t *testing.T) {
 	})
 }
 
-// Slots are given on at once here, while segments of the old owner may be on
-// their way, which the quarantine otherwise prevents.
+// The test reuses slots at once, while segments of the old owner may be in transit. Normally the quarantine prevents
+// such a reuse.
 func TestFilterReusesSlots(t *testing.T) {
 	s, f := loaded(t, false, Config{MaxConns: 2})
 	f.slots.rest = 0
@@ -444,7 +438,7 @@ func TestFilterReusesSlots(t *testing.T) {
 			sent := client.send(message(20))
 			within(t, fmt.Sprintf("connection %d", i), take(t, c, 20), stamp.Exact, sent)
 		}
-		if _, err := client.Write(message(30)); err != nil { // not waited for
+		if _, err := client.Write(message(30)); err != nil { // the test does not wait for the acknowledgement
 			t.Fatal(err)
 		}
 		c.Release()
@@ -471,7 +465,7 @@ func TestFilterRefusesRingsBeyondTheLimit(t *testing.T) {
 		t.Errorf("counters %+v", c)
 	}
 	c1.Release()
-	// At rest it is not given on yet.
+	// A resting slot is not reused yet.
 	c2.tr.(*filterConn).pause = 0
 	if a := withSend(t, second, c2); a.Source != stamp.Read {
 		t.Errorf("the second, slot at rest: %+v", a)
@@ -516,7 +510,7 @@ func TestFilterCountsLostRecords(t *testing.T) {
 			t.Errorf("message %d: %+v", i, a)
 		}
 	}
-	// One record was the first message's, and is retired or overwritten.
+	// One record belonged to the first message, and is retired or overwritten.
 	if by[stamp.Exact] != records || by[stamp.Overwritten] != sent-records {
 		t.Errorf("by source %v, want %d exact, of the rest none left", by, records)
 	}
@@ -571,7 +565,7 @@ func TestFilterRefusesMultipath(t *testing.T) {
 	if refusal == nil || !strings.Contains(refusal.Error(), "operation not supported") {
 		t.Errorf("a multipath listener: %v, want it refused", refusal)
 	}
-	// Its plain connections can be adopted.
+	// Plain connections of the listener can be adopted.
 	client := dial(t, ln, net.Dialer{})
 	c := adopt(t, s, accept(t, ln))
 	defer c.Release()
@@ -579,8 +573,7 @@ func TestFilterRefusesMultipath(t *testing.T) {
 	within(t, "adopted", take(t, c, 10), stamp.Exact, sent)
 }
 
-// A first segment that completes the handshake meets the listener. It must not
-// shift the messages behind it.
+// A first segment that completes the handshake arrives at the listener. The segment must not shift the later messages.
 func TestFilterSurvivesDeferredAccept(t *testing.T) {
 	programs(t, Config{}, func(t *testing.T, s *Stamper, f *filter) {
 		lc := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
@@ -600,7 +593,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 		c := s.Track(accept(t, ln))
 		defer c.Release()
 		if f.plain && os.Geteuid() == 0 {
-			// As many bytes beyond, which TCP drops, do not make up for it.
+			// The same number of bytes beyond the window, which TCP drops, does not hide the gap.
 			forger := testkit.Forge(t, client.TCPConn)
 			client.send(message(10))
 			forger.Send(testkit.Forgery{Seq: forger.Next + 10, Size: 10, Old: true})
@@ -619,7 +612,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 			}
 			source := stamp.Exact
 			if i == 0 {
-				source = stamp.UpperBound // a copy of it might have been the listener's
+				source = stamp.UpperBound // a copy of the segment might have come to the listener
 			}
 			within(t, fmt.Sprintf("message %d", i), a, source, sent)
 		}
@@ -645,7 +638,7 @@ func noAllocations(t *testing.T, s *Stamper) {
 	c := s.Track(accept(t, ln))
 	defer c.Release()
 	p, buf := message(100), make([]byte, 200)
-	unstamped := 0 // a kernel that is busy hands a stamp over too late now and then
+	unstamped := 0 // a busy kernel delivers a stamp too late now and then
 	n := testing.AllocsPerRun(500, func() {
 		testkit.Result(client.Write(p)).Must(t)
 		start := c.Offset()
@@ -672,7 +665,7 @@ func TestTimestampingBounds(t *testing.T) {
 			sent := client.send(message(50))
 			within(t, fmt.Sprintf("%s message %d", address, i), take(t, c, 50), stamp.UpperBound, sent)
 		}
-		// Read together, only the last one's is left.
+		// If two segments are read together, only the last segment's stamp is left.
 		first := client.send(message(50))
 		last := client.send(message(50))
 		testkit.Result(io.ReadFull(c, make([]byte, 100))).Must(t)
@@ -687,7 +680,7 @@ func TestTimestampingBounds(t *testing.T) {
 	}
 }
 
-// recvmsg by hand must fail in the ways that reading a net.Conn does.
+// recvmsg must fail in the same ways as reading a net.Conn.
 func TestTimestampingReadsLikeAConn(t *testing.T) {
 	src, err := openTimestamping(Config{})
 	s := stamper(t, src, err)
@@ -723,7 +716,7 @@ func TestTimestampingReadsLikeAConn(t *testing.T) {
 	}
 }
 
-// A stamp from before the wall clock was set is worth nothing.
+// A stamp from before a change of the wall clock is not used.
 func TestTimestampingNoticesClockSteps(t *testing.T) {
 	src, err := openTimestamping(Config{})
 	s := stamper(t, src, err)
@@ -731,7 +724,7 @@ func TestTimestampingNoticesClockSteps(t *testing.T) {
 	client := dial(t, ln, net.Dialer{})
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
-	c.tr.(*cmsgConn).ahead += mono.Time(time.Second) // as if it had been set back since
+	c.tr.(*cmsgConn).ahead += mono.Time(time.Second) // as if the wall clock had been set back since
 	if a := withSend(t, client, c); a.Source != stamp.Read {
 		t.Errorf("after a step: %+v", a)
 	}
@@ -772,7 +765,7 @@ func TestCloseWithRingsInUseSaysSo(t *testing.T) {
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
 	testkit.ErrorHas(t, s.Close(), "1 connections not released", "close")
-	// The memory is still there, and the socket keeps the program.
+	// The memory still exists, and the socket keeps the program.
 	within(t, "after close", withSend(t, client, c), stamp.Exact, span{0, mono.Never})
 }
 
@@ -796,7 +789,6 @@ func TestClockShift(t *testing.T) {
 	}
 }
 
-// slotsFor returns slots in plain memory maps, and what is left to check.
 func TestSlotsGrowRestAndEnd(t *testing.T) {
 	needKernel(t)
 	f, err := load(Config{MaxConns: 2500, RingRecords: stamp.MinRing}.withDefaults(), chunkSlots, false)

@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// childEnv names what this binary is to do instead of running tests, when a
-// test started it with other privileges or in another namespace.
+// childEnv names the function that this binary runs instead of the tests, if a test started the binary with other
+// privileges or in another namespace.
 const childEnv = "SRTM_HOOK_CHILD"
 
 var children = map[string]func() error{}

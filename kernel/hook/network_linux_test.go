@@ -26,9 +26,8 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// network is two network namespaces joined by a pair of interfaces. One end
-// loses and doubles segments; the other has a witness that notes what comes,
-// by the clock of the filter and just before it.
+// network is two network namespaces joined by a pair of interfaces. One end loses and duplicates segments. The other end
+// has a witness that records arriving segments, by the filter's clock and just before the filter.
 type network struct {
 	t        *testing.T
 	from, to string // namespaces
@@ -36,7 +35,7 @@ type network struct {
 	counters *ebpf.Map
 }
 
-// what may be done to an interface.
+// Commands that set a feature of an interface.
 const (
 	ethtoolTSO = 0x1f
 	ethtoolGSO = 0x24
@@ -91,7 +90,7 @@ func newNetwork(t *testing.T, lose, double uint32) *network {
 	return n
 }
 
-// in runs f in a namespace. Sockets made there stay there.
+// in runs f in a namespace. Sockets created in f stay in the namespace.
 func (n *network) in(ns string, f func()) {
 	n.t.Helper()
 	runtime.LockOSThread()
@@ -104,13 +103,13 @@ func (n *network) in(ns string, f func()) {
 	testkit.Must(n.t, unix.Setns(int(there.Fd()), unix.CLONE_NEWNET))
 	defer func() {
 		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(err) // the thread is of no use now
+			panic(err) // the thread cannot be used any more
 		}
 	}()
 	f()
 }
 
-// attach puts a program behind those on the interface's ingress.
+// attach adds a program after the others on the interface's ingress.
 func (n *network) attach(ns string, prog *ebpf.Program) {
 	n.t.Helper()
 	n.in(ns, func() {
@@ -152,17 +151,17 @@ func (n *network) connect(s *Stamper, address string) (client *sender, server ne
 	return client, accept(n.t, ln)
 }
 
-// seen is what the witness notes.
+// seen is a segment that the witness recorded.
 type seen struct {
 	at   mono.Time
 	seq  uint32
 	size uint32
 }
 
-// report returns what came for a port, in order.
+// report returns the segments that came for a port, in order.
 func (n *network) report(port int) (all []seen) {
 	n.t.Helper()
-	n.witness.SetDeadline(time.Unix(1, 0)) // everything that is there, and no waiting
+	n.witness.SetDeadline(time.Unix(1, 0)) // reads the available records without waiting
 	for {
 		rec, err := n.witness.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -189,8 +188,8 @@ func (n *network) count(which uint32) (c uint64) {
 	return c
 }
 
-// firsts returns for every byte of a stream which of the segments seen brought
-// it first, and whether another did, too.
+// firsts returns for every byte of a stream the index of the segment that brought the byte first, and whether another
+// segment brought the byte, too.
 func firsts(t *testing.T, all []seen, base uint32, length int) (first []int32, more []bool) {
 	t.Helper()
 	first, more = make([]int32, length), make([]bool, length)
@@ -215,15 +214,14 @@ func firsts(t *testing.T, all []seen, base uint32, length int) (first []int32, m
 	return first, more
 }
 
-// TestBadNetwork sends messages through losses, repetitions and reordering,
-// and requires that each stamp is of the very segment that completed its
-// message, unless another brought some of the same bytes before it was read.
+// TestBadNetwork sends messages through losses, duplicates and reordering. Each stamp must be of the segment that
+// completed its message, unless another segment with some of the same bytes came before the message was read.
 func TestBadNetwork(t *testing.T) {
 	for _, tc := range []struct {
 		name         string
-		lose, double uint32 // per mille; so many that none at all is out of the question, also where a busy sender joins messages into few segments
+		lose, double uint32 // per mille; large enough that at least one loss is certain, even if a busy sender joins messages into few segments
 		address      string
-		size, count  int // not more segments than a ring has records, should the reader be late
+		size, count  int // at most as many segments as a ring has records, because the reader may be late
 		plain        bool
 		setup        func(*network)
 	}{
@@ -247,7 +245,7 @@ func TestBadNetwork(t *testing.T) {
 			client, server := n.connect(s, tc.address)
 			c := s.Track(server)
 			testkit.Must(t, server.SetReadDeadline(time.Now().Add(testkit.Hang)))
-			// The first message is alone, so that the ring is there for the rest.
+			// The first message is sent alone, so that the ring exists for the others.
 			sent := make(chan error, 1)
 			read := make(chan struct{})
 			go func() {
@@ -283,12 +281,11 @@ func TestBadNetwork(t *testing.T) {
 	}
 }
 
-// check requires of each message's stamp that it is of the segment, among all
-// that came, that brought the last byte that was missing up to its end: not before
-// that segment was seen, and before a further copy was. Where one of its bytes
-// came more than once it may be later, and then says that it is a bound. The
-// program runs a little after the witness, and the kernel may show the witness
-// several segments before it goes on with the first; but that is rare.
+// check requires that each message's stamp is of the segment that brought the last missing byte up to the message's end.
+// The stamp must not be before the witness saw the segment, and must be before the witness saw a further copy. If a byte
+// of the message came more than once, the stamp may be later and must then be marked as a bound. The program runs a
+// little after the witness, and the kernel may show several segments to the witness before the program gets the first.
+// Such a case is rare.
 func (n *network) check(got []stamp.Arrival, all []seen, base uint32, size int, plain bool) {
 	n.t.Helper()
 	first, more := firsts(n.t, all, base, size*len(got))
@@ -301,13 +298,13 @@ func (n *network) check(got []stamp.Arrival, all []seen, base uint32, size int, 
 			}
 			high = max(high, s)
 		}
-		completing := high // of it and of all ahead of it
+		completing := high // of the message and of all messages before
 		by := all[completing]
 		if i > 0 && a.At.Before(got[i-1].At) {
 			n.t.Errorf("message %d: %v before the one ahead of it", i, got[i-1].At.Sub(a.At))
 		}
 		if plain && a.Source == stamp.Read && (i < baseTries || a.At == got[i-1].At) {
-			continue // segments were missing whenever the base was looked for
+			continue // segments were missing in each search for the base
 		}
 		if a.At.Before(by.at) {
 			n.t.Errorf("message %d: %v before its last segment was seen", i, by.at.Sub(a.At))

@@ -36,12 +36,11 @@ func init() {
 	children["time namespace"] = childTimeNamespace
 }
 
-// child runs this binary as that child. It keeps no privileges but caps,
-// unless its user is root.
+// child runs this binary as the named child. The process has only the privileges caps, unless its user is root.
 func child(t *testing.T, name string, uid uint32, caps []uintptr, wrap []string, env ...string) {
 	t.Helper()
 	argv := append(wrap, "/proc/self/exe")
-	if len(wrap) > 0 { // there /proc/self is another program
+	if len(wrap) > 0 { // with a wrapper, /proc/self is another program
 		self := testkit.Result(os.Executable()).Must(t)
 		argv[len(wrap)] = self
 	}
@@ -122,7 +121,7 @@ func childBPFOnly() error {
 	return errors.Join(selfTest(s.src, stamp.Exact), s.Close())
 }
 
-// bpffs mounts a BPF file system that everybody can reach.
+// bpffs mounts a BPF file system that all users can reach.
 func bpffs(t *testing.T) string {
 	t.Helper()
 	dir := testkit.Result(os.MkdirTemp("", "hook")).Must(t)
@@ -167,7 +166,7 @@ func childPinned() error {
 	if second, err := Open(EBPF, cfg, discard()); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		return fmt.Errorf("a second time: %v, %v", second, err)
 	}
-	// A connection left behind must not disturb the next process.
+	// A connection that another process left must not disturb the next process.
 	client, server, err := loopback(s, time.Now().Add(testPatience))
 	if err != nil {
 		return err
@@ -193,9 +192,9 @@ func childPinned() error {
 	if left := s.src.(*filter).conns.Iterate(); left.Next(&cookie, &slot) {
 		return fmt.Errorf("connection %d is left with slot %d", cookie, slot)
 	}
-	// All slots can be had, over windows of which each is mapped by itself.
+	// All slots can be used, over several windows with a mapping each.
 	f := s.src.(*filter)
-	for i := range 299 { // one rests after the self-test of this process
+	for i := range 299 { // one slot rests after the self-test of this process
 		_, mem, err := f.slots.take(1 << 62)
 		if err != nil {
 			return fmt.Errorf("slot %d: %w (%v)", i, err, f.slots.mu.failure)
@@ -218,7 +217,7 @@ func TestPinSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// In a time namespace the program's clock is not ours.
+// In a time namespace the program's clock differs from ours.
 func TestTimeNamespaceIsAllowedFor(t *testing.T) {
 	needRoot(t)
 	if _, err := os.Stat("/proc/self/ns/time"); err != nil {
@@ -242,7 +241,7 @@ func childTimeNamespace() error {
 	return errors.Join(selfTest(s.src, stamp.Exact), s.Close())
 }
 
-// A connection that the kernel cannot stamp is read all the same.
+// The stamper reads a connection that the kernel cannot stamp.
 func TestConnectionsWithoutASocketAreRead(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	client, server := net.Pipe()

@@ -46,7 +46,7 @@ func send(t testing.TB, c net.Conn, p []byte) (wait func()) {
 }
 
 func TestReadTimeLiesBetweenTheWriteAndTheCall(t *testing.T) {
-	for _, mode := range []hook.Mode{hook.Off, hook.Auto} { // a pipe has no kernel to ask
+	for _, mode := range []hook.Mode{hook.Off, hook.Auto} { // a pipe has no socket in the kernel
 		client, server := pipe(t)
 		s := open(t, mode, hook.Config{})
 		c := s.Track(server)
@@ -130,8 +130,7 @@ func (failingConn) Control(func(uintptr)) error    { return errors.New("used") }
 func (failingConn) Read(func(uintptr) bool) error  { return errors.New("used") }
 func (failingConn) Write(func(uintptr) bool) error { return errors.New("used") }
 
-// In a queue that is ordered by arrival a connection's messages must not
-// overtake each other.
+// In a queue ordered by arrival, a connection's messages must not overtake each other.
 func TestArrivalsOfAConnectionNeverDecrease(t *testing.T) {
 	client, server := pipe(t)
 	c := open(t, hook.Off, hook.Config{}).Track(server)
@@ -139,7 +138,7 @@ func TestArrivalsOfAConnectionNeverDecrease(t *testing.T) {
 	wait := send(t, client, []byte("12345678"))
 	testkit.Result(io.ReadFull(c, buf)).Must(t)
 	wait()
-	late := c.Arrival(0, 16) // asked for too early: the time is now
+	late := c.Arrival(0, 16) // requested too early: the stamp is the present time
 	wait = send(t, client, []byte("12345678"))
 	testkit.Result(io.ReadFull(c, buf)).Must(t)
 	wait()

@@ -32,7 +32,7 @@ func acceptRaw(t *testing.T, ln net.Listener) Socket {
 	return Socket{FD: fd}
 }
 
-// socketSources runs a test with every source that works here.
+// socketSources runs a test with every source that works on this machine.
 func socketSources(t *testing.T, test func(*testing.T, *Stamper, stamp.Source)) {
 	t.Run("read", func(t *testing.T) { test(t, stamper(t, nil, nil), stamp.Read) })
 	t.Run("sotimestamp", func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestASocketIsStampedWithoutWaitingAndMovesOn(t *testing.T) {
 		check("as a socket")
 		check("as a socket again")
 
-		f := os.NewFile(uintptr(x.FD), "") // from now on its owner
+		f := os.NewFile(uintptr(x.FD), "") // f owns the descriptor from now on
 		nc, err := net.FileConn(f)
 		testkit.Must(t, err)
 		defer nc.Close()
@@ -126,7 +126,7 @@ func TestASocketAllocatesNothing(t *testing.T) {
 		testkit.Result(client.Write(p)).Must(t)
 		start := c.Offset()
 		n, err := c.Read(buf)
-		for errors.Is(err, ErrAgain) { // over loopback it is there in a moment
+		for errors.Is(err, ErrAgain) { // over loopback the data comes in a moment
 			n, err = c.Read(buf)
 		}
 		if n != len(p) || err != nil {

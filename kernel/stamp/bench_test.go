@@ -6,7 +6,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// One message per segment, read as they come.
+// BenchmarkMapper reads one message per segment as the segments come.
 func BenchmarkMapper(b *testing.B) {
 	r, m := newFakeRing(128), begin(0)
 	off := int64(0)
@@ -19,12 +19,12 @@ func BenchmarkMapper(b *testing.B) {
 	}
 }
 
-// Messages that wait, each in a segment, when the reader comes to them.
+// BenchmarkMapperLate reads messages that wait in a segment each.
 func BenchmarkMapperLate(b *testing.B) {
 	const wait = 100
 	for _, bc := range []struct {
 		name  string
-		ahead uint32 // of a segment that was never taken; 0: none
+		ahead uint32 // of a segment that was never accepted; 0: no such segment
 	}{{"in order", 0}, {"behind a forged segment", 1 << 20}} {
 		b.Run(bc.name, func(b *testing.B) {
 			r, m := newFakeRing(128), begin(0)

@@ -1,7 +1,7 @@
 package stamp
 
-// PackMeta makes the meta of the record r with that index. r.Size is cut to
-// its 19 bits, which the kernel's largest super-segment does not exceed.
+// PackMeta returns the meta of the record r with the given index. PackMeta limits r.Size to its 19 bits, which are
+// enough for the kernel's largest super-segment.
 func PackMeta(index uint64, r Record) Meta {
 	m := Meta(r.Seq)<<32 | Meta(min(r.Size, sizeMask))<<12 | Meta(index&markMask)
 	if r.First {

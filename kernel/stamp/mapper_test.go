@@ -11,15 +11,14 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// fakeRing is a ring with a writer that does what the kernel side does, one
-// step at a time.
+// fakeRing is a ring whose writer does the steps of the kernel side one at a time.
 type fakeRing struct {
 	size uint64
 	head uint64
 	top  uint32
 	at   []mono.Time
 	meta []stamp.Meta
-	// looked, if set, runs before each look at a record: what comes meanwhile.
+	// looked, if set, runs before each look at a record and may add records.
 	looked func()
 }
 
@@ -131,8 +130,8 @@ func TestMapperKnowsNothingBeforeBegin(t *testing.T) {
 	}
 }
 
-// A record that is reserved but not written yet holds the previous lap, which
-// must neither be used nor passed.
+// A record that is reserved but not written yet has the content of the previous lap. The mapper must neither use nor
+// pass the record.
 func TestMapperWaitsForUnpublishedRecords(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
 	for i := range uint32(64) {
@@ -165,8 +164,8 @@ func TestMapperUsesEarlyRecords(t *testing.T) {
 		}
 	}
 
-	// Of a message that begins in records dropped from the early ones, what is
-	// left tells the end, unless it may be a second copy.
+	// If the first early records of a message were dropped, the remaining records give the end of the message, unless
+	// they may be second copies.
 	for _, first := range []bool{true, false} {
 		want, after := exact(6), exact(7)
 		if !first {
@@ -217,7 +216,7 @@ func TestMapperAfterAnOverrun(t *testing.T) {
 			t.Fatalf("message %d: nothing", i)
 		}
 		want := exact(at(i))
-		if i < 200-size { // the oldest record left stands in
+		if i < 200-size { // the oldest remaining record is used instead
 			want = stamp.Arrival{At: at(200 - size), Source: stamp.Overwritten}
 		}
 		testkit.Equal(t, a, want, "message %d", i)
@@ -227,8 +226,7 @@ func TestMapperAfterAnOverrun(t *testing.T) {
 	}
 }
 
-// A message in more segments than the ring holds loses records, but not its
-// stamp.
+// A message in more segments than the ring holds loses records and keeps its stamp.
 func TestMapperMessageLargerThanTheRing(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
 	for i := range uint32(1000) {
@@ -240,8 +238,7 @@ func TestMapperMessageLargerThanTheRing(t *testing.T) {
 	}
 }
 
-// A retransmission after its first copy was overwritten must not pass for the
-// first copy.
+// If the first copy of a segment was overwritten, its retransmission must not pass for the first copy.
 func TestMapperDoubtsCopiesAfterAnOverrun(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
 	for i := range uint32(70) {
@@ -257,12 +254,12 @@ func TestMapperDoubtsCopiesAfterAnOverrun(t *testing.T) {
 	}
 }
 
-// An early record is older than one of the ring, so it must not stand in for
-// that when the ring was overwritten.
+// An early record is older than the records of the ring, so an early record must not replace a record that the ring has
+// overwritten.
 func TestMapperDropsEarlyRecordsWithAnOverrun(t *testing.T) {
 	early := []stamp.Record{{At: 5, Seq: 0, Size: 10}, {At: 6, Seq: 10, Size: 90}} // the second was dropped
 	r := newFakeRing(64)
-	r.add(100, 10, 10) // taken
+	r.add(100, 10, 10) // accepted by TCP
 	for i := range mono.Time(64) {
 		r.add(101+i, 5000, 10)
 	}
@@ -273,15 +270,15 @@ func TestMapperDropsEarlyRecordsWithAnOverrun(t *testing.T) {
 	}
 }
 
-// Records may be overwritten while they are looked for: first the forged one is
-// seen, and then the one that was taken is not there any more.
+// Records may be overwritten during the search: the mapper first sees the forged record, and then the accepted record is
+// overwritten.
 func TestMapperLooksAgainWhenOverwrittenMeanwhile(t *testing.T) {
 	r, m := newFakeRing(64), begin(0)
-	r.add(10, 0, 10) // dropped
+	r.add(10, 0, 10) // dropped by TCP
 	for range 10 {
 		r.add(11, 5000, 10)
 	}
-	r.add(50, 0, 10) // taken
+	r.add(50, 0, 10) // accepted by TCP
 	looks := 0
 	r.looked = func() {
 		if looks++; looks == 5 {
@@ -293,19 +290,19 @@ func TestMapperLooksAgainWhenOverwrittenMeanwhile(t *testing.T) {
 	if a, ok := m.Arrival(r, 0, 10); !ok || a.At.Before(50) {
 		t.Errorf("%+v, %v, want no earlier than 50", a, ok)
 	}
-	r.looked = func() { r.add(52, 5000, 10) } // faster than the reader can look
+	r.looked = func() { r.add(52, 5000, 10) } // faster than the reader
 	if a, ok := m.Arrival(r, 10, 20); ok {
 		t.Errorf("%+v, want the time after the read", a)
 	}
 }
 
-// tcp is the slow obvious receiver: it takes what is in its window and was not
-// dropped, and knows of each byte when it took it.
+// tcp is the slow, obvious receiver. It accepts segments in its window that were not dropped, and knows the acceptance
+// time of each byte.
 type tcp struct {
 	window uint32
 	next   uint32 // offset of the next byte to deliver
 	taken  map[uint32]mono.Time
-	copies map[uint32]int // of a byte, among all segments that came
+	copies map[uint32]int // copies of a byte among all segments that came
 }
 
 func (x *tcp) came(at mono.Time, off, size uint32, drop bool) {
@@ -323,8 +320,7 @@ func (x *tcp) came(at mono.Time, off, size uint32, drop bool) {
 	}
 }
 
-// complete returns when TCP had taken the bytes [start, end), and whether each
-// came once.
+// complete returns when TCP had accepted the bytes [start, end), and whether each byte came once.
 func (x *tcp) complete(start, end uint32) (at mono.Time, once bool) {
 	once = true
 	for o := start; o != end; o++ {
@@ -334,11 +330,9 @@ func (x *tcp) complete(start, end uint32) (at mono.Time, once bool) {
 	return at, once
 }
 
-// Whatever the network does, whatever the peer forges, and however late the
-// reader is: no stamp is earlier than TCP took the last byte. Without an overrun
-// there is one, which is exact for bytes that came once; with it, what is called
-// exact still is unless timestamps are forged. And nothing lies after the newest
-// record.
+// For any network, any forgery and any delay of the reader, no stamp is earlier than the time when TCP accepted the last
+// byte. Without an overrun there is a stamp, and the stamp is exact for bytes that came once. With an overrun, a stamp
+// marked exact is exact unless timestamps are forged. No stamp is later than the newest record.
 func TestMapperAgreesWithTCP(t *testing.T) {
 	rapid.Check(t, checkMapper)
 }
@@ -352,7 +346,7 @@ func FuzzMapper(f *testing.F) {
 func checkMapper(t *rapid.T) {
 	const size = 64
 	base := rapid.SampledFrom([]uint32{0, 1, 1 << 31, 0xffff_fff0, 0x7fff_fff8}).Draw(t, "base")
-	offset := rapid.SampledFrom([]int64{0, 1<<32 - 20}).Draw(t, "offset") // of the first byte here
+	offset := rapid.SampledFrom([]int64{0, 1<<32 - 20}).Draw(t, "offset") // offset of the first byte of the test
 	first := base + uint32(offset)
 
 	r, m := newFakeRing(size), &stamp.Mapper{}
@@ -365,7 +359,7 @@ func checkMapper(t *rapid.T) {
 		at        mono.Time
 		off, size uint32
 	}
-	var halfway []slow // records reserved by a CPU that has not come to publish them
+	var halfway []slow // records reserved by a CPU that has not published them yet
 	finish := func() {
 		for _, s := range halfway {
 			r.publish(s.index, s.at, first+s.off, s.size)
@@ -378,7 +372,7 @@ func checkMapper(t *rapid.T) {
 		r.add(now, first+off, size)
 		peer.came(now, off, size, drop)
 	}
-	// Segments from before the ring, of which the last few are left.
+	// Segments from before the ring. Only the last few are left.
 	var early []stamp.Record
 	for range rapid.IntRange(0, 12).Draw(t, "early") {
 		off, n := rapid.Uint32Range(0, 20).Draw(t, "offset"), rapid.Uint32Range(1, 12).Draw(t, "size")

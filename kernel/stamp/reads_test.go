@@ -18,8 +18,8 @@ func TestReadsKnowNothingBeforeTheFirst(t *testing.T) {
 	testkit.Equal(t, r.End(), 0, "End() before any read")
 }
 
-// The slow obvious version keeps every read. The real one may answer late for
-// a read it forgot, never early, and exactly for the last four.
+// The slow, obvious version keeps every read. For a forgotten read the real version may answer late, never early. For
+// the last four reads the answer is exact.
 func TestReadsAgreeWithAFullHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type read struct {

@@ -56,7 +56,7 @@ func FuzzParse(f *testing.F) {
 		if err == nil && !origin.Is(secret) {
 			t.Errorf("%q is taken, and is no origin", secret)
 		}
-		// Whatever text is vouched for, Parse returns what the text says, or an error.
+		// For any text in a valid secret, Parse returns the origin in the text, or an error.
 		if o, err := origin.Parse([]byte(origin.Secret(key, string(secret))), key); err == nil {
 			again, err := origin.Parse([]byte(origin.Secret(key, o.String())), key)
 			if err != nil || again != o {

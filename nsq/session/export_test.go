@@ -1,5 +1,5 @@
 package session
 
-// Subscribed reports whether the client has a subscription. After CLS it still
-// has, for its FIN, REQ and TOUCH.
+// Subscribed reports whether the client has a subscription. After CLS the client keeps its subscription for FIN, REQ and
+// TOUCH.
 func (s *Session) Subscribed() bool { return s.state >= subscribed }

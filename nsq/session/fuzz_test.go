@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// fuzzCap keeps a run of one input, byte by byte, quick.
+// fuzzCap limits the time of a run of one input, byte by byte.
 const fuzzCap = 1 << 11
 
 func fuzzConfig(auth bool) session.Config {
@@ -24,14 +24,14 @@ func fuzzConfig(auth bool) session.Config {
 	cfg.Limits.MaxMessageSize = 64
 	cfg.Limits.MaxBodySize = 256
 	cfg.AuthRequired = auth
-	// What follows an IDENTIFY that upgrades is in another wrapping, or refused:
-	// there it does matter how bytes arrive.
+	// The bytes after an IDENTIFY that upgrades are encrypted or compressed, or refused. There the pieces in which bytes
+	// arrive do matter.
 	cfg.Snappy, cfg.Deflate = false, false
 	return cfg
 }
 
-// fate decides the i-th operation by two bits of fates: it succeeds, is
-// refused, fails, or fails fatally with a code of its own.
+// fate decides the i-th operation by two bits of fates: the operation succeeds, is refused, fails, or fails fatally with
+// its own code.
 func fate(fates uint64) func(op *session.Op) error {
 	i := 0
 	return func(op *session.Op) error {
@@ -70,7 +70,7 @@ func (p *peer) transcript() transcript {
 	return transcript{p.did(), p.heard(), p.ended(), len(p.buf), p.s.Need(), p.s.Identity()}
 }
 
-// FuzzSession feeds indistinguishable with anything.
+// FuzzSession feeds indistinguishable with any bytes.
 func FuzzSession(f *testing.F) {
 	stream := func(verbs ...string) []byte {
 		b := wire.AppendMagic(nil)
@@ -100,10 +100,9 @@ func FuzzSession(f *testing.F) {
 	})
 }
 
-// indistinguishable runs one input four times: whole; byte by byte; byte by
-// byte with a Step only when Need is met; and with late answers to publishes.
-// The client must not be able to tell them apart, and neither must the driver,
-// except that late answers let it see commands past a fatal failure.
+// indistinguishable runs one input four times: whole; byte by byte; byte by byte with a Step only when Need is met; and
+// with late answers to publishes. The client must not see a difference, nor must the driver, except that late answers
+// let the driver see commands after a fatal failure.
 func indistinguishable(in []byte, fates uint64, auth bool) error {
 	cfg := fuzzConfig(auth)
 	peerOf := func(late bool) *peer {
@@ -166,7 +165,7 @@ func lastOf(frames []string) string {
 	return frames[len(frames)-1]
 }
 
-// The same for conversations that get further than random bytes do.
+// The same check for conversations that get further than random bytes do.
 func TestHowBytesArriveIsInvisible(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := wire.AppendMagic(nil)

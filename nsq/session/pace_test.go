@@ -12,7 +12,7 @@ import (
 func TestPace(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*session.Config)
-		want   string // what the client hears begins with
+		want   string // prefix of the answers to the client
 	}{
 		"as of any publish":   {func(*session.Config) {}, "OK"},
 		"where it is off":     {func(c *session.Config) { c.Limits.Pace = false }, `E_INVALID unknown command "PACE"`},
@@ -38,7 +38,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// A publish is answered with what its driver has to say, if it has.
+// The answer to a publish has the driver's advice, if the driver gives any.
 func TestPublishesAreAnsweredWithAdvice(t *testing.T) {
 	cfg := session.DefaultConfig()
 	s := session.New(&cfg, mono.Time(0))

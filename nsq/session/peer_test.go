@@ -14,18 +14,15 @@ const testID = "0123456789abcdef"
 
 var id = wire.MessageID([]byte(testID))
 
-// peer is a small real driver: it feeds a session, carries its operations out
-// by asking outcome, and writes down what it saw.
+// peer is a small real driver. It feeds a session, carries out the operations by outcome, and records all effects.
 type peer struct {
 	s   *session.Session
 	now mono.Time
 	buf []byte
 
-	// outcome decides an operation; nil means that all succeed. It may set
-	// op.Reply.
+	// outcome decides an operation. nil means that all operations succeed. outcome may set op.Reply.
 	outcome func(op *session.Op) error
-	// late makes publishes wait for their Done until something else comes, or
-	// settle is called.
+	// late makes publishes wait for their Done until another operation comes, or settle is called.
 	late    bool
 	waiting []session.Op
 
@@ -42,7 +39,7 @@ func connect(cfg *session.Config) *peer {
 	return p
 }
 
-// send gives bytes to the session and runs it until it wants more.
+// send gives bytes to the session and runs the session until it needs more bytes.
 func (p *peer) send(b []byte) *peer {
 	p.buf = append(p.buf, b...)
 	for {
@@ -68,7 +65,7 @@ func (p *peer) send(b []byte) *peer {
 	return p
 }
 
-// settle answers the publishes that waited.
+// settle answers the waiting publishes.
 func (p *peer) settle() {
 	for _, op := range p.waiting {
 		p.done(op)
@@ -113,7 +110,7 @@ func (p *peer) did() []string {
 	return o
 }
 
-// ended is "" while the session goes on, else the code it ended with.
+// ended is "" while the session is open, or else the code that ended the session.
 func (p *peer) ended() string {
 	closing, cause := p.s.Closing()
 	var e *wire.Error

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// The places a conversation can be in, as far as the rules care.
+// The states of a conversation that the rules distinguish.
 const (
 	fresh      = "fresh"      // only the magic was sent
 	talking    = "talking"    // some command was sent, no SUB
@@ -23,8 +23,8 @@ const (
 	closing    = "closing"    // CLS was sent
 )
 
-// rule is what one command does in one place: the code it is refused with, or
-// whether the driver hears of it, what the client hears, and what comes next.
+// rule is the effect of one command in one state: the code of a refusal, or whether the driver gets the command, the
+// answer to the client, and the next state.
 type rule struct {
 	code  string
 	op    bool
@@ -32,7 +32,7 @@ type rule struct {
 	next  string
 }
 
-// rules is the protocol's state machine written out in full.
+// rules is the complete state machine of the protocol.
 var rules = map[string]map[string]rule{
 	fresh: {
 		"IDENTIFY": {op: true, reply: "OK", next: talking},
@@ -125,7 +125,7 @@ func command(verb string) []byte {
 	panic("no such verb: " + verb)
 }
 
-// obey sends verb to p and compares what happens with the rule.
+// obey sends verb to p and compares the effects with the rule.
 func obey(p *peer, verb string, r rule) error {
 	in := command(verb)
 	p.send(in)
@@ -194,8 +194,8 @@ func TestRulesHoldInAnyOrder(t *testing.T) {
 	})
 }
 
-// A client is closed exactly two intervals after its last command, and hears a
-// heartbeat every interval until then, whenever it speaks.
+// A client is closed exactly two intervals after its last command. Until then it gets a heartbeat every interval,
+// whenever the client sends commands.
 func TestHeartbeatsForAnyRhythm(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := session.DefaultConfig()
@@ -284,7 +284,7 @@ func TestOpKindStrings(t *testing.T) {
 	}
 }
 
-// What one idle connection costs here. The whole budget is 3,000 bytes.
+// The test bounds the memory of one idle session. The whole budget of an idle connection is 3,000 bytes.
 func TestSessionIsSmall(t *testing.T) {
 	if got := unsafe.Sizeof(session.Session{}); got > 256 {
 		t.Errorf("a Session is %d bytes", got)
@@ -327,7 +327,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		in := command(tc.verb)
 		f := func() {
 			n, op := p.s.Step(in, 1)
-			if n != len(in) { // what Equal's arguments take would count
+			if n != len(in) { // allocations for Equal's arguments would count
 				t.Errorf("%s: consumed %d", tc.verb, n)
 			}
 			if op.Kind != session.OpNone {

@@ -22,7 +22,7 @@ func sized(body string) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(body)))) + body
 }
 
-// mpub is an MPUB to t of n messages.
+// mpub returns an MPUB of n messages to topic t.
 func mpub(body string, n int) Command {
 	return Command{Verb: VerbMpub, Topic: []byte("t"), Batch: Batch{body: []byte(body), n: n}}
 }
@@ -104,7 +104,7 @@ func TestParseCommandTakesEveryVerb(t *testing.T) {
 	}
 }
 
-// Every refusal, and at how many bytes of the input it must be known.
+// Every refusal, and the number of input bytes after which the refusal must be known.
 func TestParseCommandRefusals(t *testing.T) {
 	const whole = -1 // the refusal may need all of the input
 	long := strings.Repeat("n", 65)
@@ -231,8 +231,8 @@ func TestParseCommandSaysHowMuchItNeeds(t *testing.T) {
 		{"PUB t\n\x00\x00\x00\x05abcd", 15},
 		{"IDENTIFY\n", 13},
 		{"MPUB t\n\x00\x00\x00\x09", 15},
-		{"MPUB t\n\x00\x00\x00\x09" + u32(3), 27}, // the size of each
-		{"MPUB t\n\x00\x00\x00\x09" + u32(3) + u32(50) + "xxxxxxxx", 77}, // the first, and the sizes of the others
+		{"MPUB t\n\x00\x00\x00\x09" + u32(3), 27}, // the size of each message
+		{"MPUB t\n\x00\x00\x00\x09" + u32(3) + u32(50) + "xxxxxxxx", 77}, // the first message, and the sizes of the others
 		{"MPUB t\n\x00\x00\x00\x09" + u32(1) + sized("abc")[:6], 22},
 		{"DPUB t 1\n\x00\x00\x00\x40", 77},
 		{strings.Repeat("x", MaxLine-1), MaxLine},
@@ -316,7 +316,7 @@ func TestBatchGivesItsMessagesInOrder(t *testing.T) {
 	}
 }
 
-// An HTTP body is the same bytes without the size that a command has, and ends.
+// An HTTP body has the same bytes without the size of a command, and ends.
 func TestParseBatchIsMpubsOwnCheck(t *testing.T) {
 	for _, body := range []string{
 		u32(2) + sized("abc") + sized("d"),
@@ -342,8 +342,8 @@ func TestParseBatchIsMpubsOwnCheck(t *testing.T) {
 	}
 }
 
-// Every message of a batch that comes byte by byte is looked at once: a client
-// must not make the broker go through a million of them for every byte it sends.
+// The parser looks once at each message of a batch that comes byte by byte. A client must not make the broker scan a
+// million messages for every byte.
 func TestMpubIsGoneThroughOnce(t *testing.T) {
 	const messages = 20
 	in := []byte("MPUB t\n" + u32(1) + u32(messages) + strings.Repeat(sized("b"), messages))
@@ -356,7 +356,7 @@ func TestMpubIsGoneThroughOnce(t *testing.T) {
 		}
 	}
 	testkit.MustEqual(t, seen, (Walk{n: messages, end: 4 + 5*messages}), "a byte before the end")
-	clear(in[15:]) // what was seen is not looked at again
+	clear(in[15:]) // the parser does not look at parsed bytes again
 	n, _, err := c.Parse(in, &lim, &seen)
 	if n != len(in) || err != nil || c.Batch.Len() != messages || seen != (Walk{}) {
 		t.Fatalf("n=%d of %d, %v, %d messages, %+v", n, len(in), err, c.Batch.Len(), seen)
@@ -390,8 +390,7 @@ func TestPeekVerb(t *testing.T) {
 	}
 }
 
-// IDENTIFY and AUTH are refused above MaxIdentityBody as soon as their size is
-// there, whatever an MPUB may have.
+// IDENTIFY and AUTH above MaxIdentityBody are refused as soon as their size is there, for any limit of MPUB.
 func TestIdentityBodyIsBounded(t *testing.T) {
 	limits := DefaultLimits()
 	for _, verb := range []string{"IDENTIFY", "AUTH"} {

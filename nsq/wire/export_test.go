@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// ParseCommand is Command.Parse of a command of which nothing was seen.
+// ParseCommand is Command.Parse of a command without parsed bytes.
 func ParseCommand(in []byte, lim Limits) (cmd Command, n int, need int, err error) {
 	n, need, err = cmd.Parse(in, &lim, new(Walk))
 	return cmd, n, need, err
 }
 
-// The commands that none of our clients sends. A delay is sent in whole
-// milliseconds, cut off.
+// Commands that none of our clients sends. A delay is sent in whole milliseconds, rounded down.
 
 func AppendAuth(dst, secret []byte) []byte {
 	return appendBody(append(dst, "AUTH\n"...), secret)

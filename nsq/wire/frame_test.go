@@ -152,7 +152,7 @@ func TestLimitsValidate(t *testing.T) {
 	}
 }
 
-// A command is copied on every message; what it holds is to stay views.
+// A command is copied on every message, so its fields must stay views.
 func TestCommandStaysSmall(t *testing.T) {
 	if got := unsafe.Sizeof(Command{}); got > 144 {
 		t.Errorf("a Command is %d bytes", got)

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// fuzzCap keeps the quadratic "every prefix" oracles quick.
+// fuzzCap keeps the quadratic oracles over all prefixes fast.
 const fuzzCap = 1 << 11
 
 func seedCommands(f *testing.F) {
@@ -49,11 +49,9 @@ func seedCommands(f *testing.F) {
 	}
 }
 
-// FuzzParseCommand holds ParseCommand against its guarantees: the same verdict
-// as the slow reference; an error or "more" comes with nothing else; every
-// prefix that is shorter than what was asked for only asks again, and no
-// prefix is judged differently from the whole; and what was parsed, encoded
-// again, parses to the same.
+// FuzzParseCommand checks the guarantees of ParseCommand: the verdict is the slow reference's; an error or "more" comes
+// with no other result; every prefix shorter than the requested bytes only asks again, and no prefix has another verdict
+// than the whole; and a parsed command, encoded again, parses to the same command.
 func FuzzParseCommand(f *testing.F) {
 	seedCommands(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
@@ -166,9 +164,8 @@ func encode(c Command) []byte {
 	return nil
 }
 
-// FuzzParseFrame: an error or "more" comes with nothing else, no prefix is
-// judged differently from the whole, and what was parsed encodes to the very
-// bytes it came from.
+// FuzzParseFrame checks that an error or "more" comes with no other result, that no prefix has another verdict than the
+// whole, and that a parsed frame encodes to its original bytes.
 func FuzzParseFrame(f *testing.F) {
 	var id MessageID
 	copy(id[:], testID)
@@ -239,7 +236,7 @@ func FuzzParseFrame(f *testing.F) {
 	})
 }
 
-// FuzzNames holds the name rule against the client libraries' expression.
+// FuzzNames compares the name rule with the client libraries' regular expression.
 func FuzzNames(f *testing.F) {
 	for _, s := range []string{"", "a", "#ephemeral", "a#ephemeral", "a#ephemeral#ephemeral", "ä", "a b", "a\n", strings.Repeat("a", 64), strings.Repeat("a", 65), strings.Repeat("a", 55) + "#ephemeral", "#", "a#", "\x00", "\xff"} {
 		f.Add(s)

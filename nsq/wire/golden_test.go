@@ -16,8 +16,7 @@ import (
 
 var goldenID = wire.MessageID([]byte("0123456789abcdef"))
 
-// goldenCommands are the client's side, appended to dst, with go-nsq's command
-// for the same.
+// goldenCommands returns the client's commands, appended to dst, with go-nsq's command for each.
 func goldenCommands(t *testing.T, dst []byte) []struct {
 	name   string
 	ours   []byte
@@ -113,7 +112,7 @@ func TestGoNSQReadsOurFrames(t *testing.T) {
 	}
 }
 
-// The names in our JSON are those that go-nsq's types have.
+// Our JSON has the names of go-nsq's types.
 func TestIdentifyResponseReadsAsGoNSQs(t *testing.T) {
 	raw, err := json.Marshal(wire.IdentifyResponse{MaxRdyCount: 7, TLSv1: true, Deflate: true, Snappy: true, AuthRequired: true})
 	testkit.Must(t, err)

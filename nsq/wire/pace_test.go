@@ -30,7 +30,7 @@ func TestPace(t *testing.T) {
 		if err != nil || n != len(c.in) || cmd.Verb != VerbPace || cmd.Ready != int(c.weight) {
 			t.Errorf("%q is %+v, %d bytes, %v", c.in, cmd, n, err)
 		}
-		// Where it is not allowed it is as unknown as any other word.
+		// If PACE is not allowed, PACE is an unknown command.
 		if _, _, _, err := ParseCommand([]byte(c.in), testLimits()); err == nil || err.Error() != `E_INVALID unknown command "PACE"` {
 			t.Errorf("%q where it is not allowed: %v", c.in, err)
 		}

@@ -23,7 +23,7 @@ var (
 	})
 )
 
-// What a client encodes, the server parses back, in a stream of commands.
+// The server parses each command that a client encodes, in a stream of commands.
 func TestCommandsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		lim := wire.DefaultLimits()
@@ -96,7 +96,7 @@ func TestCommandsRoundTrip(t *testing.T) {
 	})
 }
 
-// What the server encodes, a client parses back.
+// A client parses each message that the server encodes.
 func TestMessagesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := wire.Message{

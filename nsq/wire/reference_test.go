@@ -37,9 +37,8 @@ func fieldsOf(c Command) commandFields {
 	return f
 }
 
-// reference is ParseCommand written for the eye: it copies everything, uses
-// regular expressions, and knows nothing of buffers. It returns the fields and
-// the length of a whole command, or an error code, or 0 and "" for "more".
+// reference is ParseCommand in its simplest form. It copies everything, uses regular expressions, and knows nothing of
+// buffers. It returns the fields and the length of a whole command, or an error code, or 0 and "" for "more".
 func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 	line, rest, ended := strings.Cut(string(in), "\n")
 	if !ended || len(line) >= MaxLine {
@@ -59,7 +58,7 @@ func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 	if !known || len(words) < want+1 {
 		return f, 0, CodeInvalid
 	}
-	words = words[:want+1] // what follows is passed over
+	words = words[:want+1] // further words are ignored
 	f.id = string(make([]byte, 16))
 	f.verb = words[0]
 	switch f.verb {
@@ -135,7 +134,7 @@ func reference(in []byte, lim Limits) (f commandFields, n int, code ErrorCode) {
 	return f, n + 4 + len(body), ""
 }
 
-// referenceBatch adds the messages up, whatever size is given for all of them.
+// referenceBatch adds up the messages' sizes, whatever total size is given.
 func referenceBatch(rest string, lim Limits) (messages []string, n int, code ErrorCode) {
 	number := func() int64 {
 		v := int64(binary.BigEndian.Uint32([]byte(rest)))
@@ -191,7 +190,7 @@ func referenceSized(s *string, limit int) (body string, fits, whole bool) {
 }
 
 var (
-	nameForm = regexp.MustCompile(`^[.a-zA-Z0-9_-]+(#ephemeral)?$`) // as the client libraries have it
+	nameForm = regexp.MustCompile(`^[.a-zA-Z0-9_-]+(#ephemeral)?$`) // the client libraries' expression
 	intForm  = regexp.MustCompile(`^-?[0-9]{1,18}$`)
 )
 
