@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// credit is the definition of Admit: what is there now, in exact fractions.
+// credit is the definition of Admit in exact fractions: the tokens held at a time.
 type credit struct {
 	rate, burst, held *big.Rat
 	at                int64

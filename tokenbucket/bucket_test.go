@@ -33,7 +33,7 @@ func TestShareValidate(t *testing.T) {
 			t.Errorf("%v: %v, want an error about its %s", s, err, field)
 			continue
 		}
-		// Held as nothing, and what a good share held is given up.
+		// A bucket treats an invalid share as no share, and releases the tokens of the share before.
 		bad := tokenbucket.NewFull(s, 0)
 		if got := bad.Eligible(0); got != mono.Never || !bad.Share().IsZero() {
 			t.Errorf("%v admits a message at %d", s, got)
@@ -69,10 +69,10 @@ func TestNothingIsAllocated(t *testing.T) {
 	}), 0, "allocations per message")
 }
 
-// sink keeps the compiler from dropping what is measured.
+// sink keeps the compiler from removing the measured code.
 var sink mono.Time
 
-// A message costs the broker one Eligible and one Take.
+// BenchmarkMessage measures a message's cost to the broker: one Eligible and one Take.
 func BenchmarkMessage(b *testing.B) {
 	for _, bench := range []struct {
 		name string
@@ -91,8 +91,8 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
-// A retune with an older clock after a grant with a newer one: however late the
-// eligible times come out, no instant may get more than the burst.
+// A retune with an older clock follows a grant with a newer clock. The eligible times may come late, but no instant may
+// get more than the burst.
 func TestARetuneWithAnOlderClock(t *testing.T) {
 	const ms = mono.Time(1e6)
 	slow := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 3}

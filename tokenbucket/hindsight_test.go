@@ -15,16 +15,16 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// happening is a message taken, or a retune.
+// happening is a taken message, or a retune.
 type happening struct {
 	at      mono.Time
 	retune  bool
-	share   tokenbucket.Share  // of a retune
-	granted tokenbucket.Tokens // by it
-	cut     *big.Rat           // tokens that did not fit: released, and what rounding left out
+	share   tokenbucket.Share  // share of a retune
+	granted tokenbucket.Tokens // tokens granted by the retune
+	cut     *big.Rat           // tokens that did not fit: released, or lost by rounding
 }
 
-// account is an obvious bucket, in exact fractions, that starts without a share.
+// account is an obvious bucket in exact fractions. It starts without a share.
 type account struct {
 	rate, room, held *big.Rat
 	at               mono.Time
@@ -42,7 +42,7 @@ func (a *account) advance(to mono.Time) {
 	a.at = to
 }
 
-// pay reports whether h can be paid for.
+// pay reports whether the account can pay for h.
 func (a *account) pay(h happening) bool {
 	a.advance(h.at)
 	if !h.retune {
@@ -54,8 +54,8 @@ func (a *account) pay(h happening) bool {
 	return h.cut.Sign() == 0 || a.held.Sign() >= 0
 }
 
-// replay runs an account over what happened, in the order of time, and returns
-// the first thing that it cannot pay for; -1 if it can pay for all.
+// replay runs an account over hs in the order of time. It returns the index of the first happening that the account
+// cannot pay for, or -1.
 func replay(hs []happening) int {
 	a := newAccount()
 	for i, h := range hs {
@@ -66,7 +66,7 @@ func replay(hs []happening) int {
 	return -1
 }
 
-// slow is Hindsight as it is defined: it tries every time that may be the first.
+// slow follows the definition of Hindsight: it tries every time that may be the first.
 type slow struct {
 	happened []happening // by time
 	latest   mono.Time
@@ -88,8 +88,8 @@ func (s *slow) eligible(at mono.Time) mono.Time {
 	return at
 }
 
-// step returns the next time after at worth trying: when another token is
-// there, counted from everything that happened, or when something happens.
+// step returns the next time after at that is worth trying: the time of the next token, counted from each happening, or
+// the time of the next happening.
 func (s *slow) step(at mono.Time) mono.Time {
 	best := mono.Never
 	for _, h := range s.happened {
@@ -120,7 +120,7 @@ func drawSmall(t *rapid.T) tokenbucket.Share {
 	}
 }
 
-// world is a Hindsight under test, and all that happened to it.
+// world is a Hindsight under test, with all its happenings.
 type world struct {
 	h   tokenbucket.Hindsight
 	s   slow
@@ -142,7 +142,7 @@ func (w *world) retune(t *rapid.T, share tokenbucket.Share, granted tokenbucket.
 	before := w.h.Share()
 	released := w.h.Retune(w.now, share, granted)
 	if before == share && granted == released {
-		return // the same again changes nothing, not even what is remembered
+		return // the same share again changes nothing, not even the remembered retunes
 	}
 	a := newAccount()
 	for _, h := range w.s.happened {
@@ -157,7 +157,7 @@ func (w *world) retune(t *rapid.T, share tokenbucket.Share, granted tokenbucket.
 	w.s.latest = at
 }
 
-// take lets a message of at through, as soon as it may.
+// take lets a message of time at through as soon as possible.
 func (w *world) take(t *rapid.T, at mono.Time) mono.Time {
 	want := w.h.Eligible(at)
 	if want < at {
@@ -194,7 +194,7 @@ func (w *world) drawRetune(t *rapid.T) {
 	switch rapid.IntRange(0, 5).Draw(t, "share") {
 	case 0:
 		share = tokenbucket.Share{}
-	case 1: // the same
+	case 1: // the same time
 	default:
 		share = drawSmall(t)
 	}
@@ -205,9 +205,8 @@ func (w *world) drawRetune(t *rapid.T) {
 	w.retune(t, share, granted)
 }
 
-// The guarantee: whatever the stamps and the order in which they are judged, the
-// eligible times in order of time never overdraw a bucket that earns, is full,
-// and is retuned when it says.
+// The guarantee of Hindsight: for any stamps, judged in any order, the eligible times in order of time never overdraw a
+// bucket that earns, is full, and is retuned at the given times.
 func hindsightHolds(t *rapid.T) {
 	w := newWorld(t)
 	retunes := rapid.Bool().Draw(t, "retunes")
@@ -225,7 +224,7 @@ func hindsightHolds(t *rapid.T) {
 			t.Fatalf("%v\nafter %v the bucket cannot pay for number %d", w.s.happened, done, bad)
 		}
 	}
-	// The same, said by pairs, where one share was in force.
+	// The guarantee for every pair of messages under one share.
 	if retunes {
 		return
 	}
@@ -253,11 +252,11 @@ func FuzzHindsight(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(hindsightHolds))
 }
 
-// It is the first time that the guarantee allows, not just one that it allows.
+// Eligible returns the first time that the guarantee permits.
 func TestHindsightIsTheFirstTimePossible(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
-		retunes := rapid.IntRange(0, 4).Draw(t, "retunes") // as many as are remembered
+		retunes := rapid.IntRange(0, 4).Draw(t, "retunes") // the number of remembered retunes
 		for range rapid.IntRange(2, 25).Draw(t, "steps") {
 			if retunes > 0 && rapid.IntRange(0, 3).Draw(t, "step") == 0 {
 				retunes--
@@ -278,7 +277,7 @@ func TestHindsightIsTheFirstTimePossible(t *testing.T) {
 	})
 }
 
-// In order there is nothing to look back to: it is the bucket.
+// For messages in order, Hindsight behaves like Bucket.
 func TestInOrderHindsightIsTheBucket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := mono.Time(rapid.Int64Range(-1e15, 1e15).Draw(t, "start"))
@@ -295,7 +294,7 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 			for {
 				want := b.Eligible(at)
 				testkit.MustEqual(t, h.Eligible(at), want, "a message of %d is eligible at", at)
-				// While it waits, the share may change.
+				// While the message waits, the share may change.
 				if want == mono.Never || rapid.IntRange(0, 4).Draw(t, "retune") == 0 {
 					now = max(now, at)
 					if want != mono.Never && now < want {
@@ -322,8 +321,8 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 	})
 }
 
-// What it is for: who keeps the contract is not delayed by the order in which
-// others, or he himself, happen to be read.
+// Hindsight does not delay a publisher that keeps the contract, in any order in which the messages of all publishers are
+// read.
 func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := tokenbucket.Share{Rate: tokenbucket.Rate(scaled(1e6, 1e9).Draw(t, "rate")), Burst: rapid.Int64Range(1, 40).Draw(t, "burst")}
@@ -361,7 +360,7 @@ func TestAConformingStreamIsNotDelayedInAnyOrder(t *testing.T) {
 	})
 }
 
-// Far more messages than are remembered, over the horizon's end.
+// Many more messages than remembered, over the end of the horizon.
 func TestHindsightForgetsAndStillHolds(t *testing.T) {
 	for _, s := range []tokenbucket.Share{
 		{Rate: tokenbucket.PerSecond(100_000), Burst: 50},  // 8192 messages before the horizon
@@ -377,7 +376,7 @@ func TestHindsightForgetsAndStillHolds(t *testing.T) {
 		waited := 0
 		now := 0.0
 		for i := range 60_000 {
-			if together := int(s.Burst); i%(1+together/2) == 0 { // bursts, that use the bucket up
+			if together := int(s.Burst); i%(1+together/2) == 0 { // bursts that use up the bucket
 				now += rng.ExpFloat64() * step / 0.95 * float64(1+together/2)
 			}
 			late := 3e9
@@ -411,7 +410,7 @@ func TestHindsightAllocatesNothing(t *testing.T) {
 	var h tokenbucket.Hindsight
 	h.Retune(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 5}, 0)
 	at := mono.Time(0)
-	for range 3 { // as many as are remembered
+	for range 3 { // the number of remembered messages
 		for range 10_000 {
 			at += 110_000
 			h.Take(at, at)
@@ -426,8 +425,8 @@ func TestHindsightAllocatesNothing(t *testing.T) {
 	}), 0, "allocations per two messages")
 }
 
-// What a message costs, by how late it is; load is that of the messages, in
-// tokens. Where it is over 1, each is judged twice, as a line that waits does.
+// BenchmarkHindsight measures a message's cost by its lateness. load is the messages' rate in tokens. If load is over 1,
+// each message is judged twice, like the head of a waiting queue.
 func BenchmarkHindsight(b *testing.B) {
 	for _, load := range []float64{0.9, 1.1} {
 		for _, late := range []float64{0, 100e3, 10e6, 100e6} {

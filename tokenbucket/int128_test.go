@@ -16,7 +16,7 @@ func (a int128) big() *big.Int {
 	return x.Add(x, new(big.Int).SetUint64(a.lo))
 }
 
-// drawInt128 stays a quarter inside the range, as the bucket does.
+// drawInt128 draws numbers a quarter inside the range, as the bucket uses them.
 func drawInt128(t *rapid.T) int128 {
 	a := int128{hi: rapid.Int64Range(math.MinInt64/2, math.MaxInt64/2).Draw(t, "hi"), lo: rapid.Uint64().Draw(t, "lo")}
 	switch rapid.IntRange(0, 2).Draw(t, "size") {
@@ -78,8 +78,8 @@ func scaledDivisor(t *rapid.T) int64 {
 	return rapid.Int64Range(1, 1<<rapid.IntRange(1, 62).Draw(t, "divisor bits")).Draw(t, "divisor")
 }
 
-// A clock that jumps from one end of its range to the other, with the rate, can
-// deepen a debt on each retune. It must never come out as tokens at the far end.
+// If a clock jumps from one end of its range to the other, together with the rate, each retune can deepen a debt. A debt
+// must never wrap around into tokens.
 func TestADebtCannotWrapAround(t *testing.T) {
 	b := New(Share{Rate: MinRate, Burst: 1}, 0)
 	b.zero = deepest.sub(from64(subtoken))

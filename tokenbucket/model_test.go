@@ -7,8 +7,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// The slow, obvious versions that the bucket is compared with. They count in
-// exact fractions: times in nanoseconds, work in tokens.
+// Slow, obvious versions to compare the bucket with. They count in exact fractions: times in nanoseconds, work in
+// tokens.
 
 func rat(x int64) *big.Rat { return new(big.Rat).SetInt64(x) }
 
@@ -36,7 +36,7 @@ func ceil(x *big.Rat) *big.Int {
 	return q
 }
 
-// exact is an exact time as a bucket answers it: rounded up, Never past the end.
+// exact returns x as a bucket returns a time: rounded up, and Never past the end.
 func exact(x *big.Rat) mono.Time {
 	c := ceil(x)
 	if !c.IsInt64() {
@@ -45,8 +45,8 @@ func exact(x *big.Rat) mono.Time {
 	return mono.Time(c.Int64())
 }
 
-// work is the definition (Appendix A of the paper): unfinished work that drains
-// at rate, and a message waits until no more than burst of it is left.
+// work is the definition in Appendix A of the paper: unfinished work drains at rate, and a message waits until at most
+// burst of the work is left.
 type work struct {
 	rate  *big.Rat // tokens per nanosecond
 	burst *big.Rat
@@ -58,9 +58,8 @@ func newWork(s tokenbucket.Share, now mono.Time) *work {
 	return &work{rate: perNano(s.Rate), burst: rat(s.Burst), u: new(big.Rat), at: int64(now)}
 }
 
-// take is for arrivals in order. The only liberty it takes is the bucket's own:
-// a release is at a whole nanosecond, and a bucket of one token cannot start to
-// earn the next token before that.
+// take handles arrivals in order. It differs from the definition as the bucket does: a release is at a whole nanosecond,
+// and a bucket of one token cannot start to earn the next token before the release.
 func (w *work) take(at mono.Time) mono.Time {
 	drained := mul(w.rate, sub(rat(int64(at)), rat(w.at)))
 	w.u = add(most(new(big.Rat), sub(w.u, drained)), rat(1))
@@ -73,7 +72,7 @@ func (w *work) take(at mono.Time) mono.Time {
 	return e
 }
 
-// tat is virtual scheduling as it is usually written, for arrivals in any order.
+// tat is virtual scheduling in its usual form, for arrivals in any order.
 type tat struct {
 	step, burst, tat *big.Rat
 	one              bool

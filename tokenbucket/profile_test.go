@@ -59,8 +59,8 @@ func TestProfileOfABurst(t *testing.T) {
 	}
 }
 
-// With a token every 1.5 ns a bucket of one token rounds 1.5 up to 2 and is late
-// for the third message, which by the definition does not wait.
+// With a token every 1.5 ns, a bucket of one token rounds 1.5 up to 2 and delays the third message. By the definition
+// the third message does not wait.
 func TestProfileCountsWhatABucketOfOneTokenLoses(t *testing.T) {
 	arrivals, rate := []mono.Time{0, 1, 3}, tokenbucket.Rate(666_666_666_667)
 	if got, err := tokenbucket.Profile(arrivals, rate, 0.6); err != nil || got != 2 {
@@ -117,7 +117,7 @@ func TestRank(t *testing.T) {
 	} {
 		testkit.Equal(t, tokenbucket.Rank(c.n, c.q), c.want, "Rank(%d, %v)", c.n, c.q)
 	}
-	// Against whole numbers: q = p/1000 of n is rank ceil(p*n/1000).
+	// Compare with whole numbers: q = p/1000 of n is rank ceil(p*n/1000).
 	for n := 1; n < 3000; n += 7 {
 		for p := 1; p <= 1000; p++ {
 			testkit.MustEqual(t, tokenbucket.Rank(n, float64(p)/1000), (p*n+999)/1000-1, "Rank(%d, %d/1000)", n, p)

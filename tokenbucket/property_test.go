@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// scaled draws an integer of [lo, hi] whose size, not only value, is spread.
+// scaled draws an integer of [lo, hi] and spreads its magnitude, not only its value.
 func scaled(lo, hi int64) *rapid.Generator[int64] {
 	return rapid.Custom(func(t *rapid.T) int64 {
 		top := lo
@@ -40,8 +40,7 @@ func drawShare(t *rapid.T) tokenbucket.Share {
 	return s
 }
 
-// gap draws how long until the next arrival, in the neighbourhood of a token's
-// time at r so that the limit matters.
+// gap draws the time until the next arrival, near a token's time at r so that the limit matters.
 func gap(t *rapid.T, r tokenbucket.Rate) int64 {
 	step := 1e12 / int64(r)
 	switch rapid.IntRange(0, 5).Draw(t, "gap") {
@@ -55,8 +54,7 @@ func gap(t *rapid.T, r tokenbucket.Rate) int64 {
 	return scaled(1, 1<<60).Draw(t, "ns")
 }
 
-// clock draws stamps: it mostly advances, but stamps come out of order, and
-// now and then from anywhere in the range.
+// clock draws stamps. The stamps mostly advance. Some come out of order, and a few come from anywhere in the range.
 type clock struct{ now int64 }
 
 func (c *clock) draw(t *rapid.T, r tokenbucket.Rate) mono.Time {
@@ -81,8 +79,7 @@ func startClock(t *rapid.T) clock {
 	return clock{now: rapid.OneOf(rapid.Int64Range(-1e6, 1e6), rapid.Int64()).Draw(t, "start")}
 }
 
-// taken is a message that went through: the eligible time, and how many retunes
-// came before it.
+// taken is a message that went through: the eligible time, and the number of retunes before.
 type taken struct {
 	at, e    mono.Time
 	interval int
@@ -95,7 +92,8 @@ type interval struct {
 	granted, released tokenbucket.Tokens
 }
 
-// subtokens are 1e-12 of a token, what a milli-message per second earns in 1 ns.
+// subtokens returns the number of subtokens earned from from to to. A subtoken is 1e-12 of a token, which a
+// milli-message per second earns in 1 ns.
 func subtokens(r tokenbucket.Rate, from, to mono.Time) *big.Int {
 	d := new(big.Int).Sub(big.NewInt(int64(to)), big.NewInt(int64(from)))
 	return d.Mul(d, big.NewInt(int64(r)))
@@ -105,7 +103,7 @@ func subtokens(r tokenbucket.Rate, from, to mono.Time) *big.Int {
 // one interval it is j-i+1 <= b + r*(e_j - e_i).
 func checkEnvelope(t *rapid.T, intervals []interval, msgs []taken) {
 	for i, from := range msgs {
-		// budget is what may be used from msgs[i] to the end of interval n.
+		// budget is the number of subtokens that may be used from msgs[i] to the end of interval n.
 		n := from.interval
 		budget := new(big.Int).Mul(big.NewInt(intervals[n].share.Burst), big.NewInt(1e12))
 		at := from.e
@@ -189,7 +187,7 @@ func TestEnvelopeHoldsOverLongRuns(t *testing.T) {
 		least := new(big.Int) // min over i of i - r*e_i, i counted in subtokens
 		for i, d := range late {
 			e := b.Take(mono.Time(int64(i)*step*3/4 - d))
-			// i - r*e_i; the envelope says it never grows by more than b - 1.
+			// x is i - r*e_i. By the envelope, x never grows by more than b - 1.
 			x := new(big.Int).Mul(big.NewInt(int64(i)), big.NewInt(1e12))
 			x.Sub(x, subtokens(s.Rate, 0, e))
 			if i == 0 || x.Cmp(least) < 0 {
@@ -236,7 +234,7 @@ func TestInAnyOrderItIsVirtualScheduling(t *testing.T) {
 	})
 }
 
-// A retune moves tokens and never makes one; what it loses is rounding.
+// A retune moves tokens and never creates tokens. Rounding may lose some.
 func TestRetuneConservesTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := startClock(t)
@@ -277,7 +275,7 @@ func TestRetuneConservesTokens(t *testing.T) {
 	})
 }
 
-// A debt outlives a share: losing it and getting it back forgives nothing.
+// A debt outlives a share: after the share is lost and returned, the debt is the same.
 func TestRetuneThereAndBackChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, via := drawShare(t), drawShare(t)
@@ -302,8 +300,8 @@ func TestRetuneThereAndBackChangesNothing(t *testing.T) {
 	})
 }
 
-// What was granted now was not there before: a message is eligible in the past
-// only if it would have been without the grant.
+// A grant does not count for the past. A message is eligible before the grant only if the message would have been
+// eligible without the grant.
 func TestAGrantIsNotForThePast(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, next := drawShare(t), drawShare(t)
@@ -328,11 +326,11 @@ func TestAGrantIsNotForThePast(t *testing.T) {
 	})
 }
 
-// Proposition 1 of the paper: however a contract is split and messages are
-// spread, at every time the delays accrued so far sum to no less.
+// Proposition 1 of the paper: for any split of a contract and any spread of its messages, at every time the sum of the
+// delays so far is at least the sum without a split.
 func TestASplitNeverHelps(t *testing.T) {
-	// Rates whose tokens take whole nanoseconds, so that nothing is rounded:
-	// 1e12 is divisible by each of them and by each sum of a split used here.
+	// Rates whose tokens take whole nanoseconds, so that nothing is rounded: each rate, and each sum of a split, divides
+	// 1e12.
 	splits := [][]int64{{1, 1}, {4, 1}, {1, 1, 2}, {5, 5}, {8, 2}, {2, 2, 1}, {4, 4, 2}, {10, 5, 1}, {1, 1, 1, 1}, {16, 2, 2}, {5, 5, 5, 5, 5}, {20, 4, 1}}
 	rapid.Check(t, func(t *rapid.T) {
 		rates := rapid.SampledFrom(splits).Draw(t, "rates")
@@ -360,7 +358,7 @@ func TestASplitNeverHelps(t *testing.T) {
 			alone, split = append(alone, taken{at: a, e: e}), append(split, taken{at: a, e: f})
 			times = append(times, a, e, f)
 		}
-		// Both sums are piecewise linear in between, so these times are enough.
+		// Both sums are piecewise linear between these times, so these times are enough.
 		for _, now := range times {
 			if s1, sk := accrued(alone, now), accrued(split, now); sk < s1 {
 				t.Fatalf("by %d the split %v of %v delayed %d ns, one bucket %d ns", now, rates, whole, sk, s1)
@@ -380,9 +378,8 @@ func accrued(msgs []taken, now mono.Time) (sum int64) {
 }
 
 func TestASplitCanHelpOneMessage(t *testing.T) {
-	// The proposition is about sums: a message with a bucket of its own may well
-	// wait less than behind the others. If this ever fails, the test above has
-	// become stricter than it says.
+	// The proposition is about sums. A single message with its own bucket may well wait less than behind the others. If
+	// this check ever fails, the test above has become stricter than its comment.
 	one := tokenbucket.NewFull(tokenbucket.Share{Rate: 2000, Burst: 2}, 0)
 	a := tokenbucket.NewFull(tokenbucket.Share{Rate: 1000, Burst: 1}, 0)
 	b := a

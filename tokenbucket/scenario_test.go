@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// either is what Bucket and Hindsight have in common.
+// either is the common interface of Bucket and Hindsight.
 type either interface {
 	Eligible(mono.Time) mono.Time
 	Tokens(mono.Time) tokenbucket.Tokens
@@ -22,10 +22,9 @@ type either interface {
 	Share() tokenbucket.Share
 }
 
-// Scenarios of testdata. Shares are in milli-msg/s and messages, tokens in thousandths;
-// a time is a duration since 0, "never-3ns" or "first", the clock's ends. "take" says
-// when the message is eligible; of a Hindsight it has the time of the question, too. A
-// command may be repeated: "3x take 0s".
+// Scenarios of testdata. Shares are in milli-msg/s and messages, tokens in thousandths. A time is a duration since 0, or
+// "never-3ns" or "first" for the clock's ends. "take" prints when the message is eligible. A take of a Hindsight also
+// has the time of the question. A command may be repeated: "3x take 0s".
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
 		var b either

@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// A bucket that is made anew before each call from its share and State does what one
-// that was not does; only tokens that were granted may be later for Take.
+// A bucket restored from its share and State before each call behaves like the original bucket. Only granted tokens may
+// be later for Take.
 func TestABucketIsItsShareAndState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b, c tokenbucket.Bucket

@@ -14,13 +14,13 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// precision of the reference, in bits. The alternating series loses up to
-// 1.3*rho*x powers of e, and the tail is as little as exp(-6.5 x).
+// precision is the reference's precision in bits. The alternating series loses up to 1.3*rho*x powers of e, and the tail
+// may be as small as exp(-6.5 x).
 const precision = 2400
 
 func flt(x float64) *big.Float { return new(big.Float).SetPrec(precision).SetFloat64(x) }
 
-// exp is e^x in full precision, by halving the argument and Taylor.
+// exp returns e^x in full precision, by halving the argument and Taylor's series.
 func exp(x *big.Float) *big.Float {
 	const halvings = 20
 	y := new(big.Float).SetMantExp(x, -halvings)
@@ -36,8 +36,8 @@ func exp(x *big.Float) *big.Float {
 	return sum
 }
 
-// series is the textbook's P(U > x) = 1 - (1-rho) sum_{j<=x} (-z)^j e^z / j!,
-// z = rho (x-j), with so many digits that cancellation leaves enough of them.
+// series is the textbook's P(U > x) = 1 - (1-rho) sum_{j<=x} (-z)^j e^z / j!, z = rho (x-j), with enough digits to
+// survive the cancellation.
 type series struct {
 	rho, down *big.Float // rho, e^-rho
 }
@@ -96,11 +96,11 @@ func TestTailMD1AgainstTheSeriesInBigNumbers(t *testing.T) {
 	}
 }
 
-// Far out, and for loads so near 1 that the series above is of no use, the tail
-// is C exp(-theta x) with e^theta = 1 + theta/rho.
+// For large x, and for loads so near 1 that the series above is useless, the tail is C exp(-theta x) with e^theta = 1 +
+// theta/rho.
 func TestTailMD1FarOut(t *testing.T) {
 	for _, rho := range []float64{0.5, 0.9, 0.99, 0.999, 1 - 1e-6, 1 - 1e-9} {
-		// Newton on rho (e^theta - 1) - theta, from its upper bound.
+		// Newton's method on rho (e^theta - 1) - theta, from its upper bound.
 		r, one := flt(rho), flt(1)
 		slack := new(big.Float).Sub(one, r)
 		theta := flt(math.Min(2*(1-rho)/rho, 2-2*math.Log(rho)))
@@ -137,8 +137,8 @@ func TestTailMD1AtTheEdges(t *testing.T) {
 	}
 }
 
-// At any load, also those never used: a probability that falls with x
-// and rises with the load, with no seam where the method changes.
+// At any load, including loads never used, the tail is a probability that falls with x and rises with the load. There is
+// no jump where the method changes.
 func TestTailMD1IsATail(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rho := rapid.OneOf(rapid.Float64Range(0, 1), rapid.Custom(func(t *rapid.T) float64 {
@@ -180,8 +180,8 @@ func TestExpectedDelaysAtTheEdges(t *testing.T) {
 	}
 }
 
-// The exact mean is an integral of the tail. For whole bursts it can be had
-// from the series as well: sum over n >= b of P(U > n) is E[N] less the first b.
+// The exact mean is an integral of the tail. For whole bursts the series gives the mean as well: the sum over n >= b of
+// P(U > n) is E[N] without the first b terms.
 func TestExpectedDelayExactAgainstTheSeriesInBigNumbers(t *testing.T) {
 	for _, rho := range []float64{0.1, 0.5, 0.9, 0.99} {
 		s := newSeries(rho)
@@ -204,7 +204,7 @@ func TestExpectedDelayExactAgainstTheSeriesInBigNumbers(t *testing.T) {
 	}
 }
 
-// What the paper and our design say of Eq. (1).
+// The test checks the statements of the paper and of our design about Eq. (1).
 func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
 	ratio := func(lambda, rate, burst float64) float64 {
 		return tokenbucket.ExpectedDelayEq1(lambda, rate, burst) / tokenbucket.ExpectedDelayExact(lambda, rate, burst)
@@ -221,7 +221,7 @@ func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
 			}
 			last = got
 		}
-		// Far out both tails are exponential, and the ratio theta/(2 (1-rho)).
+		// For large bursts both tails are exponential, and the ratio is theta/(2 (1-rho)).
 		theta := math.Log(tokenbucket.TailMD1(rho, 38) / tokenbucket.TailMD1(rho, 39))
 		if want := theta / (2 * (1 - rho)); math.Abs(last/want-1) > 1e-6 {
 			t.Errorf("rho %v: far out Eq. (1) is %v of the exact mean, want %v", rho, last, want)
@@ -237,7 +237,7 @@ func TestEq1IsExactForABurstOfOneAndABoundAbove(t *testing.T) {
 	}
 }
 
-// The theory and the bucket, which share no code, have to agree.
+// The theory and the bucket share no code and must agree.
 func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
 	for i, c := range []struct {
 		lambda, rate, burst float64
@@ -274,8 +274,8 @@ func TestTheoryAgainstSimulatedPoissonArrivals(t *testing.T) {
 	}
 }
 
-// Buckets of ours hold whole tokens, so one that need not is simulated by its
-// debt: a message that finds U waits until U+1 has drained to b.
+// Our buckets hold whole tokens, so the test simulates a fractional burst by its debt: a message that finds U waits
+// until U+1 has drained to b.
 func TestTheoryOfAFractionalBurst(t *testing.T) {
 	for i, c := range []struct{ lambda, rate, burst float64 }{
 		{5_000, 10_000, 1.25}, {5_000, 10_000, 26.0 / 12}, {8_000, 10_000, 2.5}, {1_000, 10_000, 1.75}, {10_000, 11_000, 1.01},

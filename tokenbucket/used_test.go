@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Of messages that do not wait, in whatever order they are judged, Used is what
-// Profile finds that none of them would.
+// For messages that do not wait, judged in any order, Used is the burst at which Profile finds that no message would
+// wait.
 func TestUsedIsWhatProfileFinds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 10_000_000).Draw(t, "rate")), Burst: 200}

@@ -10,16 +10,15 @@ import (
 	"github.com/srtm-io/srtm/pacing/fair"
 )
 
-// publisher sends what it wants, but no more than it was told.
+// publisher sends at its demand, limited by the advised rate.
 type publisher struct {
 	weight, demand float64 // demand in messages per second
-	delay          int     // in intervals, of what it is told
-	excess         float64 // times what it was told it sends; 0: 1
+	delay          int     // delay of the advice, in intervals
+	excess         float64 // factor of the sent rate to the advised rate; 0: 1
 	carry, rate    float64
 }
 
-// fluid is a resource and its publishers: every interval each sends its rate's
-// messages, evenly.
+// fluid is a resource and its publishers. In every interval each publisher sends its rate's messages, evenly.
 type fluid struct {
 	level      *fair.Level
 	capacity   float64

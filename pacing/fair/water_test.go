@@ -13,8 +13,8 @@ import (
 	"github.com/srtm-io/srtm/pacing/fair"
 )
 
-// waterLevel is the definition: the rate per weight with which the demands, cut
-// off at it, fill the capacity. Infinite where they do not.
+// waterLevel is the definition: the rate per weight at which the demands, limited to the level, fill the capacity. If
+// the demands do not fill the capacity, the level is infinite.
 func waterLevel(capacity float64, publishers []*publisher) float64 {
 	sorted := slices.Clone(publishers)
 	slices.SortFunc(sorted, func(a, b *publisher) int {
@@ -59,8 +59,8 @@ func TestLevelIsTheWaterLevel(t *testing.T) {
 		const capacity = 1000
 		f := newFluid(capacity, drawPublishers(t, capacity)...)
 		want := waterLevel(capacity, f.publishers)
-		// A backlog of up to 40 s drains at half the capacity; then the rate may have to
-		// rise by 255 times the number of publishers.
+		// A backlog of up to 40 s drains at half the capacity. Then the rate may have to rise by 255 times the number of
+		// publishers.
 		for i, a := 0, f.step(); i < 80 || i < 300 && (f.queue > 0.1*capacity || a.Rate < 0.9*want); i++ {
 			a = f.step()
 		}
@@ -89,8 +89,7 @@ func TestLevelIsTheWaterLevel(t *testing.T) {
 	})
 }
 
-// All who are greedy are told no more than the capacity together, and in the end
-// no less.
+// The sum of the rates advised to greedy publishers is at most the capacity, and in the end not less.
 func TestGreedyAreToldTheCapacity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const capacity = 400
@@ -114,15 +113,14 @@ func TestGreedyAreToldTheCapacity(t *testing.T) {
 				t.Fatalf("%v told of %v: %+v", a.RateOf(weights), capacity, a)
 			}
 		}
-		// One greedy publisher is at the capacity, and above it never: not paced.
+		// One greedy publisher may send at the capacity and never above, so the publisher is not paced.
 		if len(f.publishers) > 1 && a.RateOf(weights) < 0.95*capacity {
 			t.Fatalf("%v told of %v: %+v", a.RateOf(weights), capacity, a)
 		}
 	})
 }
 
-// The unit of messages makes no difference, nor whether a publisher of weight w
-// is w publishers of weight 1.
+// The unit of messages makes no difference. A publisher of weight w is equal to w publishers of weight 1.
 func TestLevelScales(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		times := rapid.IntRange(2, 5).Draw(t, "times")
@@ -152,8 +150,8 @@ func TestLevelScales(t *testing.T) {
 	})
 }
 
-// Who sends more than it is told is told no more for it, and neither are others
-// told less than half of what is theirs while there is a backlog.
+// A publisher that sends more than advised gets no higher rate. During the backlog, the other publishers get at least
+// half of their rates.
 func TestLiarsGainNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const capacity = 400
@@ -177,8 +175,8 @@ func TestLiarsGainNothing(t *testing.T) {
 	})
 }
 
-// Message by message: Poisson sensors that want little, and greedy publishers
-// with buckets' bursts; measured rates.
+// The test works message by message: Poisson sensors that want little, and greedy publishers with buckets' bursts, at
+// measured rates.
 func TestLevelOfPoissonSensors(t *testing.T) {
 	const capacity, ts, seconds = 2000.0, 0.25, 120
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -234,7 +232,7 @@ func TestLevelOfPoissonSensors(t *testing.T) {
 	}
 }
 
-// Ten thousand join at once, and then half of the capacity goes elsewhere.
+// Ten thousand publishers join at once, and then half of the capacity is moved away.
 func TestLevelOfManyWhoJoin(t *testing.T) {
 	const n = 10_000
 	f := newFluid(n)

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// The layouts, byte by byte, so that others can be written by them.
+// The layouts byte by byte, as a reference for other implementations.
 func TestLayouts(t *testing.T) {
 	ok := header.OK{Paced: true, Overload: true, Weight: 10, Interval: 300 * time.Millisecond, Rate: 40_000, Burst: 7}
 	const answer = "4f4b" + "01" + "03" + "0a" + "00" + "012c" + "0000000000009c40" + "00000007"
@@ -26,7 +26,7 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// What is out of range is cut to what the other side accepts.
+// A value out of range is limited to the range that the other side accepts.
 func TestOKIsCutToItsRange(t *testing.T) {
 	for _, o := range []header.OK{
 		{},

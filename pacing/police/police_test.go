@@ -38,8 +38,7 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// Connections of an identity are one publisher, each with its part, also when they come
-// anew.
+// All connections of an identity are one publisher, and each connection has its part, also after a reconnect.
 func TestConnectionsDoNotMultiplyWeights(t *testing.T) {
 	table := police.New(police.Weights{Most: 10})
 	p := table.Enter(client("a"))
@@ -85,8 +84,7 @@ func TestIdentitiesAreBounded(t *testing.T) {
 	}
 }
 
-// run offers each publisher's messages evenly and returns what was admitted of each in
-// the last half.
+// run offers each publisher's messages evenly and returns the admitted messages of each publisher in the last half.
 func run(table *police.Table, publishers []*police.Publisher, offered []float64, gamma, sum float64, seconds int, jitter *rand.Rand) []float64 {
 	const step = time.Millisecond
 	admitted, carry := make([]float64, len(offered)), make([]float64, len(offered))
@@ -129,8 +127,8 @@ func TestLiarsGainNothing(t *testing.T) {
 	})
 }
 
-// No publisher is refused for what it has not heard of yet, and a batch above the burst goes
-// when nothing is owed.
+// A publisher is not refused before it can have received the advice, and a batch above the burst is admitted if the
+// publisher has no debt.
 func TestAdmit(t *testing.T) {
 	table := police.New(police.Weights{})
 	p := table.Enter(client("a"))
@@ -147,7 +145,7 @@ func TestAdmit(t *testing.T) {
 		}
 	}
 	advise(paced)
-	if ok, _ := table.Admit(p, 43, now); !ok { // burst 10 and an interval of 11, and 22 more
+	if ok, _ := table.Admit(p, 43, now); !ok { // the burst of 10, an interval's 11, and 22 more
 		t.Fatal("a batch is refused though nothing is owed")
 	}
 	if ok, retry := table.Admit(p, 1, now); ok || retry < 2*time.Second || retry > 2200*time.Millisecond {
@@ -162,7 +160,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// A publisher that pauses, and one that begins with a batch, are one publisher.
+// A publisher that pauses, or begins with a batch, counts as one publisher.
 func TestCountIsOfOnePublisher(t *testing.T) {
 	table, level := police.New(police.Weights{}), fair.New()
 	p := table.Enter(client("a"))
@@ -172,7 +170,7 @@ func TestCountIsOfOnePublisher(t *testing.T) {
 		return level.Interval(now, 1000, 0, time.Second)
 	}
 	interval()
-	for range 3 { // three lives with pauses between
+	for range 3 { // three periods with pauses between
 		p.Count(level, 5000, now.Add(500*time.Millisecond))
 		if a := interval(); a.SumWeights > 1.1 {
 			t.Errorf("after a batch %v publishers are seen", a.SumWeights)

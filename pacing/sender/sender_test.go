@@ -13,13 +13,13 @@ import (
 
 const second = mono.Time(time.Second)
 
-// paced is 10 messages a second, 2 at once.
+// paced is an advice of 10 messages a second, 2 at once.
 var paced = sender.Advice{Paced: true, Rate: tokenbucket.PerSecond(10), Burst: 2, Interval: time.Second}
 
 func TestBucketKeepsThePace(t *testing.T) {
 	var b sender.Bucket
 	testkit.MustEqual(t, b.Wait(1000, 0), 0, "without advice: wait")
-	b.Advise(paced, second) // what a second has earned is there: the burst
+	b.Advise(paced, second) // the tokens of a second are there: the burst
 	now := second
 	for i, want := range []time.Duration{0, 0, 100 * time.Millisecond} {
 		testkit.MustEqual(t, b.Wait(1, now), want, "message %d: wait", i)
