@@ -13,8 +13,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Whatever becomes of brokers and places while it publishes, and however short its callers'
-// patience is: what was accepted came once, what was not sent never, and in the end it goes on.
+// Brokers and placements change at random while the client publishes, and callers give up early. Each accepted message
+// came once, no unsent message came, and in the end publishing works again.
 func TestAnythingMayHappen(t *testing.T) {
 	rng := testkit.Rand(t)
 	log := &fake.Log{}
@@ -86,7 +86,7 @@ func TestAnythingMayHappen(t *testing.T) {
 	placement.Place(topic, brokers[1].Address(), "p")
 	close(over)
 	all.Wait()
-	for err = client.ErrUnknown; errors.Is(err, client.ErrUnknown); { // the news may be on its way
+	for err = client.ErrUnknown; errors.Is(err, client.ErrUnknown); { // the placement may not have reached the client yet
 		err = p.Publish(ctx, []byte("last"))
 	}
 	if err != nil {

@@ -42,7 +42,7 @@ var _ = Describe("a publisher", func() {
 	)
 	broker := func(name string) *fake.Broker {
 		GinkgoHelper()
-		b, err := fake.NewBrokerAt(name, log, testkit.Address(GinkgoTB())) // of no one else while it is away
+		b, err := fake.NewBrokerAt(name, log, testkit.Address(GinkgoTB())) // the port stays reserved while the broker is down
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(b.Close)
 		return b
@@ -87,7 +87,7 @@ var _ = Describe("a publisher", func() {
 		}
 		return bodies
 	}
-	// async publishes and returns where the result will be.
+	// async publishes and returns a channel for the result.
 	async := func(ctx context.Context, p *client.Publisher, body string) <-chan error {
 		done := make(chan error, 1)
 		go func() { done <- p.Publish(ctx, []byte(body)) }()
@@ -221,7 +221,7 @@ var _ = Describe("a publisher", func() {
 			_, err := c.Publisher(short, topic, "p")
 			return err
 		}
-		// A machine may be too busy to come as far as the broker in that time.
+		// A busy machine may not connect to the broker in this time.
 		Eventually(briefly).Should(And(MatchError(context.DeadlineExceeded), MatchError(ContainSubstring("connect to broker "+a.Address()))))
 		placement.Close()
 		Expect(briefly()).To(MatchError(context.DeadlineExceeded))
@@ -413,7 +413,7 @@ var _ = Describe("a publisher", func() {
 			Eventually(a.Held).Should(Equal(1))
 			Eventually(func() int { _, open := placement.Watches(); return open }).Should(Equal(1))
 			placement.Displace(topic, "p")
-			// It is told so before what follows is taken.
+			// The publisher learns of the loss before it accepts the next message.
 			Eventually(func() error {
 				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 				defer cancel()
@@ -423,7 +423,7 @@ var _ = Describe("a publisher", func() {
 			second := async(ctx, p, "2")
 			a.Hold(false)
 			Eventually(first).Should(Receive(BeNil()))
-			Eventually(a.Clients).Should(BeEmpty()) // after its last answer
+			Eventually(a.Clients).Should(BeEmpty()) // after the publisher's last answer
 			Consistently(second).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
 			place(b, "p")
 			Eventually(second).Should(Receive(BeNil()))
@@ -547,7 +547,7 @@ var _ = Describe("a publisher", func() {
 		It("does not say that a message was not sent which is to be sent again", func() {
 			p := open("p")
 			done := underWay(ctx, p)
-			a.Close() // as a broker that is killed
+			a.Close() // like a killed broker
 			over, cancel := context.WithCancel(ctx)
 			cancel()
 			Expect(p.Close(over)).NotTo(Succeed())
@@ -589,7 +589,7 @@ var _ = Describe("a publisher", func() {
 				done := underWay(short, p)
 				place(b, "p")
 				b.Close()
-				a.Close() // nowhere to go
+				a.Close() // no broker to move to
 				cancel()
 				Eventually(done).Should(Receive(And(MatchError(context.Canceled), MatchError(client.ErrUnanswered))))
 				Expect(read()).To(Equal([]string{"a:1"}))
@@ -662,7 +662,7 @@ var _ = Describe("a publisher", func() {
 			Eventually(b.Clients).Should(Equal(ids))
 			Eventually(func() int { _, open := placement.Watches(); return open }).Should(Equal(1), "the one before ends")
 			opened, _ := placement.Watches()
-			// On a busy machine publishers come one by one.
+			// On a busy machine publishers come one at a time.
 			Expect(opened).To(BeNumerically("<=", 1+time.Since(began)/client.JoinPause), "a stream waits for more to join before the next is opened")
 		})
 		It("does not let one publisher's removal touch the others", func() {

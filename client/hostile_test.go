@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// peer is a broker that says what a test wants.
+// peer is a broker that sends any bytes the test wants.
 type peer struct {
 	net.Conn
 	r io.Reader
@@ -64,8 +64,8 @@ func (p *peer) command() string {
 
 func (p *peer) say(text string) { _, _ = p.w.Write(wire.AppendResponse(nil, text)) }
 
-// hostile has one publisher be placed at a broker that does as serve says with each
-// connection, and returns what opens that publisher.
+// hostile places one publisher at a broker that handles each connection with serve, and returns a function that opens
+// the publisher.
 func hostile(t *testing.T, cfg client.Config, serve func(*peer)) func(context.Context) (*client.Publisher, error) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +97,7 @@ func hostile(t *testing.T, cfg client.Config, serve func(*peer)) func(context.Co
 	return func(ctx context.Context) (*client.Publisher, error) { return c.Publisher(ctx, topic, "p") }
 }
 
-// What a broker says to IDENTIFY ends the attempt, not the process.
+// A bad answer to IDENTIFY ends the attempt, not the process.
 func TestAnswersToIdentify(t *testing.T) {
 	frame := func(size uint32, rest string) string {
 		return string(binary.BigEndian.AppendUint32(nil, size)) + rest
@@ -142,14 +142,14 @@ func TestAnswersToIdentify(t *testing.T) {
 	}
 }
 
-// A dial ends with its publisher, whatever the broker's pace.
+// A dial ends with its publisher, however slow the broker is.
 func TestCloseDoesNotWaitForABroker(t *testing.T) {
 	cfg := client.Config{NSQ: client.DefaultNSQConfig()}
 	cfg.NSQ.ReadTimeout = 5 * time.Minute
 	ctx, cancel := context.WithCancel(context.Background())
 	open := hostile(t, cfg, func(p *peer) {
 		p.hello()
-		_, _ = p.Write([]byte{0, 0, 0, 20, 0}) // and no more
+		_, _ = p.Write([]byte{0, 0, 0, 20, 0}) // and no more bytes
 		cancel()
 		_, _ = io.ReadAll(p)
 	})
@@ -157,7 +157,7 @@ func TestCloseDoesNotWaitForABroker(t *testing.T) {
 	testkit.ErrorIs(t, err, context.Canceled)
 }
 
-// A broker that sends messages to a publisher is left, and the connection closed.
+// If a broker sends messages to a publisher, the client closes the connection.
 func TestMessageToAPublisher(t *testing.T) {
 	ended := make(chan error, 1)
 	first := true
@@ -185,7 +185,7 @@ func TestMessageToAPublisher(t *testing.T) {
 	}
 }
 
-// Descriptors are closed by the publisher, not by the next collection of garbage.
+// The publisher closes its descriptors. It does not leave them to the garbage collector.
 func TestDescriptors(t *testing.T) {
 	open := func() int {
 		all, err := os.ReadDir("/proc/self/fd")
@@ -215,7 +215,7 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-// All that can be negotiated, alone and together.
+// The test negotiates every feature, alone and together.
 func TestNegotiation(t *testing.T) {
 	authority := testkit.NewAuthority(t)
 	certificate := authority.Certificate("broker").TLS
@@ -270,7 +270,7 @@ func TestNegotiation(t *testing.T) {
 	}
 }
 
-// flusher writes at once.
+// flusher flushes after every write.
 type flusher struct {
 	w interface {
 		io.Writer
@@ -283,8 +283,8 @@ func (f flusher) Write(p []byte) (int, error) {
 	return n, errors.Join(err, f.w.Flush())
 }
 
-// A heartbeat is no answer to AUTH: the answer that comes after it would be taken for that to
-// the first publish.
+// A heartbeat is no answer to AUTH. The publisher would take the later answer to AUTH for the answer to the first
+// publish.
 func TestHeartbeatDuringAuth(t *testing.T) {
 	cfg := client.Config{NSQ: client.DefaultNSQConfig()}
 	cfg.NSQ.AuthSecret = "s3cret"
@@ -293,7 +293,7 @@ func TestHeartbeatDuringAuth(t *testing.T) {
 		p.hello()
 		p.say(`{"auth_required":true}`)
 		p.command()
-		p.say(wire.Heartbeat) // NSQ's nsqd does, while its auth server thinks
+		p.say(wire.Heartbeat) // NSQ's nsqd sends heartbeats while its auth server is slow
 		got <- p.line()
 		p.say(`{"identity":"me"}`)
 		got <- p.command()
@@ -308,7 +308,7 @@ func TestHeartbeatDuringAuth(t *testing.T) {
 	testkit.Equal(t, <-got, "PUB t\n1")
 }
 
-// What is no OK accepts nothing.
+// An answer other than OK accepts no message.
 func TestAnotherAnswer(t *testing.T) {
 	for _, text := range []string{"", "CLOSE_WAIT", `{"a":1}`} {
 		open := hostile(t, client.Config{}, func(p *peer) {
@@ -325,7 +325,7 @@ func TestAnotherAnswer(t *testing.T) {
 	}
 }
 
-// Nor does a write to a broker that reads nothing hold up the end of its publisher.
+// If a broker reads nothing, a waiting write does not delay the end of its publisher.
 func TestCloseDoesNotWaitForAWrite(t *testing.T) {
 	cfg := client.Config{NSQ: client.DefaultNSQConfig()}
 	cfg.NSQ.WriteTimeout = 5 * time.Minute

@@ -15,7 +15,7 @@ func paced(milli, burst int64) header.OK {
 	return header.OK{Paced: true, Weight: 3, Interval: time.Minute, Rate: tokenbucket.Rate(milli), Burst: burst}
 }
 
-// Publishing keeps to the pace, from the first advice to the last.
+// Publishing keeps the advised pace, from the first advice to the last.
 func TestPublishWaitsForItsTurn(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		told := 0
@@ -49,13 +49,13 @@ func TestPublishWaitsForItsTurn(t *testing.T) {
 	})
 }
 
-// A wait ends with its context and with the publisher; one who reports does not wait.
+// A wait ends with its context and with the publisher. A publisher that only reports does not wait.
 func TestWaitsEnd(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		p := newPacer(PacingWait, nil)
 		p.advise(paced(10_000, 1))
 		for range 2 {
-			_ = p.wait(context.Background(), 50, nil) // far ahead
+			_ = p.wait(context.Background(), 50, nil) // many turns ahead
 		}
 		ctx, stop := context.WithTimeout(context.Background(), time.Millisecond)
 		defer stop()

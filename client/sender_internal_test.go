@@ -19,8 +19,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A publisher loses its place while it moves, and gets the new one back before its last
-// answer from the old: it takes over when that has come.
+// A publisher loses its place while moving, and gets the new place back before its last answer from the old broker. The
+// new connection takes over after the last answer.
 func TestMovedWhileItRetires(t *testing.T) {
 	var log fake.Log
 	brokers := map[string]*fake.Broker{}
@@ -56,8 +56,8 @@ func TestMovedWhileItRetires(t *testing.T) {
 	}
 }
 
-// A broker that is alive and does not answer has the open publishes stay as many as they
-// may be, and not what was in them: their callers have long gone.
+// A broker is alive and does not answer. The number of open publishes stays at its maximum, but the client frees their
+// messages, because their callers have given up.
 func TestWhatIsGivenUpIsForgotten(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -68,7 +68,7 @@ func TestWhatIsGivenUpIsForgotten(t *testing.T) {
 	}
 }
 
-// A publish that waits to be sent again was sent: no end says that it was not.
+// The client has sent a publish that waits to be sent again. No error may say that the publish was not sent.
 func TestWhatWasSentIsNotUnsent(t *testing.T) {
 	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
 	defer c.conn.Close()
@@ -98,7 +98,7 @@ func TestWhatWasSentIsNotUnsent(t *testing.T) {
 	}
 }
 
-// newSender returns the sender of a publisher that is assigned to a broker, not run.
+// newSender returns the sender of a publisher that is assigned to a broker and does not run.
 func newSender(t *testing.T) *sender {
 	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
 	t.Cleanup(func() { c.conn.Close() })
@@ -111,8 +111,8 @@ func newSender(t *testing.T) *sender {
 	return s
 }
 
-// A broker that has ended in order is done, and what it has not answered is sent again, also
-// where its end is noticed only after a write that failed for it.
+// After a broker has ended in order, the client sends its unanswered messages again, even if the client notices the end
+// only after a failed write.
 func TestAnOrderlyEndBeforeAWriteThatFails(t *testing.T) {
 	s := newSender(t)
 	s.connected(<-s.p.dialled)
@@ -127,8 +127,8 @@ func TestAnOrderlyEndBeforeAWriteThatFails(t *testing.T) {
 	}
 }
 
-// A broker that refuses for good and hangs up, again and again, is not dialled a hundred times
-// a second for each publisher.
+// If a broker refuses for good and hangs up again and again, the client does not dial the broker a hundred times a
+// second for each publisher.
 func TestABrokerThatRefusesIsDialledLess(t *testing.T) {
 	s := newSender(t)
 	answers := func(a answer) {
@@ -148,7 +148,7 @@ func TestABrokerThatRefusesIsDialledLess(t *testing.T) {
 	testkit.Equal(t, s.wait.next, firstBackoff, "from one that works")
 }
 
-// brief has streams that end after one assignment.
+// brief returns streams that end after one assignment.
 type brief struct {
 	grpc.ClientConnInterface
 	streams int
@@ -175,7 +175,7 @@ func (s *briefStream) RecvMsg(m any) error {
 	return nil
 }
 
-// Nor is a loaddistributor whose streams end as soon as they have said something.
+// The client also opens streams less often if a loaddistributor's streams end after their first message.
 func TestStreamsThatEndAtOnceAreOpenedLess(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var conn brief
@@ -189,7 +189,7 @@ func TestStreamsThatEndAtOnceAreOpenedLess(t *testing.T) {
 	})
 }
 
-// placing says of a publisher, in its n-th stream, that its epoch is n.
+// placing gives a publisher the epoch n in its n-th stream.
 type placing struct {
 	srtmv1.UnimplementedPlacementServiceServer
 	streams atomic.Uint64
@@ -201,7 +201,7 @@ func (p *placing) Watch(_ *srtmv1.WatchRequest, to grpc.ServerStreamingServer[sr
 	return err
 }
 
-// losable is a connection whose other end is out of reach once it is lost, which nothing says.
+// losable is a connection whose peer becomes unreachable without notice.
 type losable struct {
 	net.Conn
 	lost   *atomic.Bool
@@ -230,7 +230,7 @@ func (l losable) Close() error {
 	return l.Conn.Close()
 }
 
-// A loaddistributor whose host is gone answers nothing, and refuses nothing.
+// A loaddistributor on a lost host answers nothing and refuses nothing.
 func TestALoaddistributorThatIsOutOfReachIsLeft(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		ln := testkit.NewPiped()

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A loaddistributor with tokens answers whom it knows.
+// A loaddistributor with tokens answers only clients with a token.
 func TestTokens(t *testing.T) {
 	const token = "look-0123456789abcdef"
 	file := testkit.File(t, "tokens", "read-only "+token+"\n")

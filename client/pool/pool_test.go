@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// world is a pool, and the broker at which p, q and r of topic t are placed.
+// world is a pool, and the broker of the publishers p, q and r of topic t.
 type world struct {
 	*testing.T
 	*pool.Pool
@@ -83,8 +83,8 @@ func TestWhatCannotBeOpenedIsTriedAgain(t *testing.T) {
 	w.open("x")
 }
 
-// A client has one publisher of a topic and id: one that is closed, and waits for the last
-// answers, is in the way of its successor until then.
+// A client has one publisher for a topic and id. While a closing publisher waits for its last answers, its successor
+// cannot open.
 func TestAPublisherIsUsedAgainWhileItCloses(t *testing.T) {
 	w := newWorld(t, pool.Config{Max: 2, Idle: time.Hour, OpenWithin: testkit.Hang})
 	p, publisher := w.open("p")
@@ -97,17 +97,17 @@ func TestAPublisherIsUsedAgainWhileItCloses(t *testing.T) {
 	testkit.ErrorIs(t, <-given, client.ErrUnanswered, "given up without an answer")
 	w.Release(p)
 	q, _ := w.open("q")
-	r, _ := w.open("r") // in the place of p, which closes
+	r, _ := w.open("r") // in the place of p, which is closing
 	w.Release(q)
-	p = w.use("p") // in that of q
+	p = w.use("p") // in the place of q
 	w.Release(r)
-	w.open("q") // in that of r: as much time as p needs
+	w.open("q") // in the place of r: waits as long as p
 	w.broker.Hold(false)
 	_, err := p.Publisher(t.Context())
 	testkit.NoError(t, err)
 }
 
-// A broker that is alive and does not answer does not keep a publisher that nothing uses.
+// A broker that is alive and does not answer must not keep an unused publisher open.
 func TestAPublisherDoesNotCloseForGood(t *testing.T) {
 	w := newWorld(t, pool.Config{Max: 1, Idle: time.Hour, OpenWithin: 4 * time.Second})
 	p, publisher := w.open("p")
@@ -120,8 +120,8 @@ func TestAPublisherDoesNotCloseForGood(t *testing.T) {
 	cancel()
 	<-given
 	w.Release(p)
-	for _, id := range []string{"q", "p"} { // q in the place of p, which closes
-		testkit.WaitFor(t, id+" is opened", func() bool { // a busy machine may not do it within OpenWithin
+	for _, id := range []string{"q", "p"} { // q in the place of p, which is closing
+		testkit.WaitFor(t, id+" is opened", func() bool { // a busy machine may need longer than OpenWithin
 			one, err := w.Use(pool.Key{Topic: "t", ID: id})
 			testkit.Must(t, err)
 			defer w.Release(one)
@@ -147,8 +147,7 @@ func TestIdlePublishersAreClosed(t *testing.T) {
 	<-ran
 }
 
-// What is under way to a slow broker is bounded, and leaves room for what goes to another. Order
-// is kept.
+// The bytes in transit to a slow broker are bounded and leave room for messages to another broker. Order is kept.
 func TestASlowBrokerLeavesRoomForOthers(t *testing.T) {
 	const body = 1000
 	w := newWorld(t, pool.Config{Max: 10, Idle: time.Hour, OpenWithin: testkit.Hang, MaxBytes: 8 * (body + pool.Overhead), MaxBrokerBytes: 2 * (body + pool.Overhead)})
@@ -185,7 +184,7 @@ func TestASlowBrokerLeavesRoomForOthers(t *testing.T) {
 	testkit.NoError(t, large.Wait(), "larger than the bound, and alone")
 }
 
-// A topic that is gone and comes back is found again.
+// The pool finds a topic that was deleted and created again.
 func TestATopicThatComesBack(t *testing.T) {
 	w := newWorld(t, pool.Config{Max: 10, Idle: time.Hour, OpenWithin: testkit.Hang})
 	line := w.Line()

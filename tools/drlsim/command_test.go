@@ -23,8 +23,7 @@ func drlsim(stdin string, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-// mustRun runs a command line that has to succeed, twice, since the same input
-// has to give the same bytes.
+// mustRun runs a command line twice. Both runs must succeed and print the same bytes.
 func mustRun(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
 	code, first, stderr := drlsim(stdin, args...)
@@ -37,7 +36,7 @@ func mustRun(t *testing.T, stdin string, args ...string) string {
 	return first
 }
 
-// bursts is a trace of groups that fire together now and then, in order.
+// bursts returns a trace of groups that fire together now and then, in order.
 func bursts() string {
 	rng := rand.New(rand.NewPCG(3, 0))
 	var b strings.Builder
@@ -52,7 +51,7 @@ func bursts() string {
 	return b.String()
 }
 
-// Programs that read drlsim's output rely on these bytes.
+// Other programs read these bytes.
 func TestBucketGolden(t *testing.T) {
 	for _, assign := range []string{"roundrobin", "random", "keyed"} {
 		for _, form := range []string{"json", "table"} {
@@ -123,7 +122,7 @@ func TestTheory(t *testing.T) {
 			t.Errorf("%s printed %s, want the keys of %v", c.args, out, c.want)
 		}
 		for key, want := range c.want {
-			// Not to the last bit: some processors round a product and a sum at once.
+			// The last bits may differ, because some processors round a product and a sum in one step.
 			if v, ok := got[key]; !ok || math.Abs(v-want) > 1e-12*want {
 				t.Errorf("%s: %s is %v, want %v", c.args, key, v, want)
 			}
@@ -134,8 +133,8 @@ func TestTheory(t *testing.T) {
 	testkit.Equal(t, mustRun(t, "", "theory", "--lambda", "1", "--rate", "2", "--burst", "1", "--output", "table"), want, "table")
 }
 
-// One clear line for each, nothing on standard output, and an exit code that says whose
-// mistake it was.
+// Each mistake gives a line on standard error and nothing on standard output. The exit code is 2 for a wrong command
+// line and 1 for a wrong input.
 func TestMistakes(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "none.csv")
 	for _, c := range []struct {
@@ -195,7 +194,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// full is a device without room.
+// full is a device without space.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }

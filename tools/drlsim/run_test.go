@@ -11,7 +11,7 @@ const groups = `{"name":"groups","seed":3,"duration_s":3,"warmup_s":0.5,"brokers
  "topics":[{"name":"t","publishers":60,"rate":10,"batch":2,"group_size":6,"sync":true,"noise_ms":4,"process":"periodic","at_least":2},
            {"name":"big","publishers":10,"rate":1000}]}`
 
-// Programs that read the simulator's output rely on these bytes.
+// Other programs read these bytes.
 func TestRunGolden(t *testing.T) {
 	for _, form := range []string{"json", "table"} {
 		testkit.Golden(t, "testdata/run_groups."+form, []byte(mustRun(t, groups, "run", "--scenario", "-", "--output", form)))

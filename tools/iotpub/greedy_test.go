@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Publishers ask for their pace, with their weights, and send.
+// Publishers request their pace with their weights, and send.
 func TestGreedyPublishers(t *testing.T) {
 	log := &fake.Log{}
 	b := testkit.Result(fake.NewBroker("b", log)).Must(t)
@@ -37,7 +37,7 @@ func TestGreedyPublishers(t *testing.T) {
 	}
 }
 
-// A message has the size that was asked for, also where it is too small to say how late it is.
+// A message has the requested size, even if the message is too small for its send time.
 func TestGreedySizes(t *testing.T) {
 	for _, size := range []int{1, 23, 24, 100} {
 		log := &fake.Log{}

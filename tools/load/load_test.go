@@ -250,7 +250,7 @@ func TestSockets(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, buf[:n], err)
 		}
 	}
-	// More than the other side takes at once is written all the same.
+	// A write writes all bytes, even more than the peer reads at once.
 	want := bytes.Repeat([]byte("0123456789"), 1<<17)
 	got := make(chan []byte)
 	go func() {
@@ -277,7 +277,7 @@ func TestAnswersAreReadLate(t *testing.T) {
 	done := make(chan int)
 	go func() {
 		defer close(done)
-		// Every message is answered, the first byte of an answer with the one before.
+		// The peer answers every message, and sends the first byte of each answer with the answer before.
 		in, ok := make([]byte, len(wire.AppendPub(nil, Topic, make([]byte, TimeSize)))), wire.AppendResponse(nil, "OK")
 		said := 0
 		for n := 0; ; n++ {
@@ -296,7 +296,7 @@ func TestAnswersAreReadLate(t *testing.T) {
 		}
 	}()
 	sent, err := p.Send(t.Context(), clock.Mono(), 50*time.Millisecond, testkit.Seed(t))
-	if err != nil || sent < 2 { // a processor may be away for most of the time
+	if err != nil || sent < 2 { // another process may use the processor most of the time
 		t.Fatalf("%d sent, %v", sent, err)
 	}
 	testkit.Must(t, unix.Shutdown(c.fd, unix.SHUT_WR))
@@ -345,7 +345,7 @@ func TestABrokerIsMeasured(t *testing.T) {
 	}
 }
 
-// What publishers offer beyond what the subscriber takes waits at the broker.
+// If publishers offer more than the subscriber takes, the difference waits at the broker.
 func TestABrokerIsOverloaded(t *testing.T) {
 	o := Overload{Rate: 500, Demand: make([]float64, 20), Size: 100, Warm: 200 * time.Millisecond, Steady: 500 * time.Millisecond}
 	for i := range o.Demand {
@@ -360,7 +360,7 @@ func TestABrokerIsOverloaded(t *testing.T) {
 			t.Errorf("publisher %d: %v msg/s, late %v", i, rate, got.Latency[i])
 		}
 	}
-	// The subscriber makes up for a tenth of a second, and has what one read brought.
+	// The subscriber makes up for a tenth of a second, and has the messages of one read.
 	if most := o.Rate + (o.Rate/10+4096/float64(o.Size))/o.Steady.Seconds(); len(got.Delivered) != len(o.Demand) || all > most {
 		t.Errorf("%d publishers, %v msg/s of them all, want at most %v", len(got.Delivered), all, most)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// rules keeps rules as an admission service would.
+// rules stores rules as an admission service does.
 type rules struct {
 	srtmv1.UnimplementedAdmissionAdminServer
 	all   []*srtmv1.AdmissionRule
@@ -102,7 +102,7 @@ free/1  100/day  100`
 	do("KEY       REFILL  CAPACITY  OPTIONS\ntenant/*  1       2", "admission", "rule", "get", "tenant/*")
 	service.all = slices.DeleteFunc(service.all, func(r *srtmv1.AdmissionRule) bool { return strings.HasPrefix(r.GetKey(), "tenant/") })
 
-	// What list writes, import reads.
+	// import reads the output of list.
 	var exported bytes.Buffer
 	testkit.Must(t, run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", address}, nil, &exported, &exported))
 	service.all = nil

@@ -14,9 +14,8 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
-// In a cluster no client creates a topic: the loaddistributor does, on the broker alone,
-// however much has been allocated there, and deletes it.
-// Its brokers require TLS, over HTTP too.
+// In a cluster no client creates the topic. The loaddistributor creates the topic only on the broker, whatever rate is
+// allocated there, and deletes the topic. The cluster's brokers require TLS, over HTTP too.
 func TestCalibrateInACluster(t *testing.T) {
 	authority := testkit.NewAuthority(t)
 	certificate := authority.Certificate("broker")
@@ -66,8 +65,8 @@ func TestCalibrateInACluster(t *testing.T) {
 	}
 }
 
-// A real broker, known to a loaddistributor under its id, is measured and what was
-// found is applied. Any machine carries what is tried.
+// The command measures a real broker, which a loaddistributor knows by its id, and applies the result. Any machine can
+// carry the tried rates.
 func TestCalibrate(t *testing.T) {
 	d := localtest.NSQD(t, "", "--broker-id=b1", "--max-msg-size=500")
 	a := &admin{brokers: []*srtmv1.Broker{
@@ -121,13 +120,13 @@ func TestCalibrate(t *testing.T) {
 	if err != nil || a.set != nil || !strings.Contains(out, "p90 within 10s: mcap at least 400 msg/s: more was not to be tried") || strings.Contains(out, "applied") {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
-	// By its addresses it is applied under the id that it says it has.
+	// A broker given by its addresses is applied under the id that the broker reports.
 	out, _, err = run("--nsqd-tcp-address="+d.TCP, "--nsqd-http-address="+d.HTTP, "--first=400", "--apply")
 	if err != nil || a.set.GetBrokerId() != "b1" || a.set.GetMcap() != 400 || !strings.Contains(out, "broker b1") || !strings.Contains(out, "places by it") {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
 
-	// What keeps nothing is not applied.
+	// The command does not apply the result of a broker that keeps no rate.
 	a.set = nil
 	out, _, err = run("b1", "--size=1000", "--first=100", "--apply")
 	if !errors.Is(err, calibrate.ErrNothingKept) || a.set != nil || !strings.Contains(out, "not applied") || !strings.Contains(out, "connections were lost") {

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// node is a broker's HTTP API that remembers what it was asked.
+// node is a broker's HTTP API that records its requests.
 func node(t *testing.T, answer string) (address string, asked *[]string) {
 	t.Helper()
 	asked = new([]string)
@@ -33,7 +33,7 @@ func node(t *testing.T, answer string) (address string, asked *[]string) {
 	return strings.TrimPrefix(s.URL, "http://"), asked
 }
 
-// A broker that requires TLS says so in clear, and gets the token by its HTTPS.
+// A broker that requires TLS announces TLS over plain HTTP, and gets the token over HTTPS.
 func TestChannelsOfABrokerWithTLS(t *testing.T) {
 	authority := testkit.NewAuthority(t)
 	var tokens []string
@@ -65,8 +65,7 @@ func TestChannelsOfABrokerWithTLS(t *testing.T) {
 	testkit.EqualSlices(t, tokens, []string{"/ping ", "/channel/peek Bearer 0123456789abcdef"}, "asked")
 }
 
-// A token is for the address that it was meant for: Go's client takes it along to other ports
-// of a host, and to its subdomains.
+// A token is for one address only. Go's client would send the token to other ports of a host, and to its subdomains.
 func TestTokensFollowNoRedirect(t *testing.T) {
 	elsewhere, asked := node(t, `{"messages":[]}`)
 	broker := httptest.NewServer(http.RedirectHandler("http://"+elsewhere+"/channel/peek", http.StatusTemporaryRedirect))

@@ -33,23 +33,23 @@ import (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// admin answers as a loaddistributor would, and remembers what it was asked.
+// admin answers like a loaddistributor and records its requests.
 type admin struct {
 	srtmv1.UnimplementedAdminServiceServer
 	created    *srtmv1.CreateTopicRequest
 	deleted    string
-	delete     func(topic string) // nil: nothing else is done
+	delete     func(topic string) // nil: no further effect
 	updated    *srtmv1.UpdateTopicRequest
 	moved      *srtmv1.MovePublishersRequest
 	changed    []string // channels
 	drained    *srtmv1.DrainBrokerRequest
 	set        *srtmv1.SetBrokerCapacityRequest
-	brokers    []*srtmv1.Broker // nil: those of the golden files
+	brokers    []*srtmv1.Broker // nil: the brokers of the golden files
 	refuse     error
 	sought     []*srtmv1.SeekChannelRequest
-	publishers []string // of the topic; a page has one
-	lowering   int      // how often the topic is still lowering when it is looked at
-	says       string   // while a topic is created
+	publishers []string // of the topic; a page has one publisher
+	lowering   int      // number of looks at which the topic is still lowering
+	says       string   // message while a topic is created
 }
 
 func (a *admin) CreateTopic(r *srtmv1.CreateTopicRequest, s grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
@@ -70,7 +70,7 @@ func (a *admin) GetTopic(_ context.Context, r *srtmv1.GetTopicRequest) (*srtmv1.
 		return nil, status.Errorf(codes.NotFound, "no topic %q", r.GetName())
 	}
 	t := a.lowered(topic())
-	if r.GetPageSize() > 0 && len(a.publishers) > 0 { // pages of one
+	if r.GetPageSize() > 0 && len(a.publishers) > 0 { // pages of one publisher
 		n, _ := strconv.Atoi(r.GetPageToken())
 		next := ""
 		if n+1 < len(a.publishers) {
@@ -104,7 +104,7 @@ func (a *admin) UpdateTopic(_ context.Context, r *srtmv1.UpdateTopicRequest) (*s
 	return &srtmv1.UpdateTopicResponse{Topic: a.lowered(topic())}, nil
 }
 
-// lowered has a topic lowering as long as the test wants.
+// lowered marks the topic as lowering for as many looks as the test wants.
 func (a *admin) lowered(t *srtmv1.Topic) *srtmv1.Topic {
 	if a.lowering > 0 {
 		a.lowering--
@@ -167,7 +167,7 @@ func (*admin) RemoveBroker(context.Context, *srtmv1.RemoveBrokerRequest) (*srtmv
 	}, nil
 }
 
-// DrainBroker says that there is a topic; ListBrokers, asked next, has none.
+// DrainBroker reports a topic; the next ListBrokers has none.
 func (a *admin) DrainBroker(_ context.Context, r *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
 	a.drained = r
 	b := &srtmv1.Broker{Id: r.GetBrokerId(), Draining: !r.GetUndo(), Topics: []string{"sensors"}}
@@ -197,7 +197,7 @@ func (a *admin) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv
 	}}, nil
 }
 
-// grants is an adaptor with one topic, of which one broker is dead.
+// grants is an adaptor with one topic. One of the topic's brokers is dead.
 type grants struct {
 	srtmv1.UnimplementedGrantServiceServer
 }
@@ -309,7 +309,7 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// What is just created has no status yet.
+// A topic that was just created has no status yet.
 func TestDescribeWithoutFigures(t *testing.T) {
 	bare := topic()
 	bare.Status = nil
@@ -406,7 +406,7 @@ func TestCreateSendsWhatItWasTold(t *testing.T) {
 		t.Errorf("sent %v, want %v", a.created, want)
 	}
 
-	// The JSON form of a specification is what `describe --output json` shows.
+	// The JSON form of a specification is the output of `describe --output json`.
 	file := testkit.File(t, "spec.json", `{"contract":{"rate_milli":"12500","burst":"3"},"channels":["a"]}`)
 	b := &admin{}
 	_, _, err = srtm(t, serve(t, b), "topic", "create", "pumps", "--file", file)
@@ -462,7 +462,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 	}
 }
 
-// A gRPC call to the port for NSQ clients names the right ports.
+// The error of a gRPC call to the port for NSQ clients names the right ports.
 func TestNSQPortIsNamed(t *testing.T) {
 	address := localtest.NSQD(t, "").TCP
 	_, _, err := srtm(t, address, "topic", "list")
@@ -501,8 +501,7 @@ func TestTheEnvironmentNamesTheLoadDistributor(t *testing.T) {
 	}
 }
 
-// The exit code of a process that srtm up has run is not its own: 2 would say that
-// the command line is wrong.
+// srtm up does not return the exit code of its processes: 2 would mean that the command line is wrong.
 func TestUpFailsWithItsOwnExitCode(t *testing.T) {
 	bin := t.TempDir()
 	for _, name := range []string{"tbadaptor", "loaddistributor", "nsqd"} {
@@ -577,7 +576,7 @@ func TestChangesAreSent(t *testing.T) {
 	}
 }
 
-// A command goes where the leader is, and to another where there is none yet.
+// A command goes to the leader, and tries another address if there is no leader yet.
 func TestACommandFindsTheLeader(t *testing.T) {
 	leader := &admin{}
 	to := serve(t, leader)

@@ -73,7 +73,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// A Date is cut to seconds, and an answer takes its time.
+// A Date header is rounded down to seconds, and an answer takes time.
 func TestDoctorsClock(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, c := range []struct {
@@ -90,7 +90,7 @@ func TestDoctorsClock(t *testing.T) {
 	}
 }
 
-// The certificates of files and of a server are looked at.
+// The doctor checks the certificates in files and of a server.
 func TestDoctorLooksAtCertificates(t *testing.T) {
 	var d doctor
 	d.certificate(testkit.NewAuthority(t).File)

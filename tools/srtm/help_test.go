@@ -23,7 +23,7 @@ func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
 	}
 }
 
-// Every command that does something has an example, and its flags are in groups.
+// Every command with an action has an example, and its flags are in groups.
 func TestHelpOfEveryCommand(t *testing.T) {
 	walk(command(), func(cmd *cobra.Command) {
 		var out bytes.Buffer
@@ -46,7 +46,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 	})
 }
 
-// Every flag that takes host:port takes a host alone, and its help tells the port.
+// Every flag for host:port accepts a host alone, and its help names the default port.
 func TestDefaultPorts(t *testing.T) {
 	ports := map[string]string{}
 	walk(command(), func(cmd *cobra.Command) {

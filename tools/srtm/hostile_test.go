@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// obeyed returns what a terminal would do something for.
+// obeyed returns the characters of text that a terminal would obey.
 func obeyed(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && unicode.IsControl(r) {
@@ -27,7 +27,7 @@ func obeyed(text string) string {
 	}, strings.ToValidUTF8(text, "\u0080"))
 }
 
-// Whatever a server, or a client of one, calls itself: terminals obey none of it.
+// For any name of a server, or of a server's client, terminals obey no part of the name.
 func TestNamesAreNoOrders(t *testing.T) {
 	const name = "a\x1b]0;owned\a\u009b2J\r\nforged\tline"
 	address := serve(t, &admin{
@@ -69,7 +69,7 @@ func TestNamesAreNoOrders(t *testing.T) {
 	}
 }
 
-// What answers with lists of nothing, or without an end, takes about the memory of its text.
+// Answers with lists of empty entries, or without an end, take about the memory of their text.
 func TestHostileAnswers(t *testing.T) {
 	const size = 8 << 20
 	full := func(before, one, after string) string {
@@ -96,7 +96,7 @@ func TestHostileAnswers(t *testing.T) {
 		_, _, err := srtm(t, "", append(c.args, web.Listener.Addr().String())...)
 		runtime.ReadMemStats(&after)
 		testkit.ErrorHas(t, err, c.want, "%q", c.args)
-		if took := after.TotalAlloc - before.TotalAlloc; c.answer != "" && took > 10*size { // most of it in reading it
+		if took := after.TotalAlloc - before.TotalAlloc; c.answer != "" && took > 10*size { // most of it while reading the answer
 			t.Errorf("%q: %d MiB were allocated for an answer of %d", c.args, took>>20, len(c.answer)>>20)
 		}
 		web.Close()

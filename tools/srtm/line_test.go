@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// All faults of a command line come at once, and each says what is right.
+// The error names all faults of a command line at once, and the right form of each.
 func TestFaultsOfTheCommandLine(t *testing.T) {
 	for _, c := range []struct {
 		args []string

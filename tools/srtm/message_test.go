@@ -26,7 +26,7 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
-// running is a command that goes on until it is interrupted.
+// running is a command that runs until an interrupt.
 type running struct {
 	t         *testing.T
 	interrupt context.CancelFunc
@@ -34,7 +34,7 @@ type running struct {
 	out       *bufio.Reader
 }
 
-// begin begins a command, whose input is in.
+// begin starts a command with the input in.
 func begin(t *testing.T, in io.Reader, args ...string) *running {
 	t.Helper()
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -61,13 +61,13 @@ func (c *running) lines(n int) (all []string) {
 	return all
 }
 
-// rest is what it prints until it has ended, and the error.
+// rest returns the remaining output of the command, and its error.
 func (c *running) rest() (string, error) {
 	text, _ := io.ReadAll(c.out)
 	return string(text), <-c.ended
 }
 
-// broken is an output whose reader goes away after so many writes.
+// broken is an output that fails after so many writes.
 type broken struct {
 	left int
 	bytes.Buffer
@@ -80,14 +80,14 @@ func (b *broken) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// What one command publishes another prints, through a real cluster.
+// Through a real cluster, one command prints the messages that another publishes.
 func TestPubAndTail(t *testing.T) {
 	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=20000")
 	localtest.Srtm(t, c.RPC, "topic", "create", "orders", "--rate=30000", "--burst=1000", "--group=a:2:15000", "--channel=billing")
 	at := "--loaddistributor-address=" + c.RPC
 	direct := "--nsqd-tcp-address=" + localtest.NSQD(t, "").TCP
 
-	// An ephemeral channel has what comes after it: both brokers must have it.
+	// An ephemeral channel gets only later messages, so both brokers must have the channel first.
 	tail := begin(t, nil, "tail", "orders", "--output=json", at)
 	for _, b := range c.Brokers {
 		testkit.WaitFor(t, "tail's channel", func() bool {
@@ -123,7 +123,7 @@ func TestPubAndTail(t *testing.T) {
 	tail.interrupt()
 	testkit.Result(tail.rest()).Equal(t, "", "after an interrupt")
 
-	// Of six in the channel one was printed before the reader was gone; that one is finished.
+	// The channel has six messages. The command prints and finishes one message before its reader ends.
 	out := &broken{left: 1}
 	testkit.NoError(t, run(t.Context(), []string{"tail", "orders", "--channel=billing", at}, nil, out, out))
 	tail = begin(t, nil, "tail", "orders", "--channel=billing", "--count=5", at)
@@ -134,7 +134,7 @@ func TestPubAndTail(t *testing.T) {
 		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
 
-	// A broker by its address, and a message that it refuses.
+	// The broker is given by its address, and refuses a message.
 	pub = begin(t, strings.NewReader("good\n"+strings.Repeat("x", 2<<20)+"\n"), "pub", "other", direct)
 	if said, err := pub.rest(); err == nil || !strings.Contains(err.Error(), "E_BAD_MESSAGE") || said != "published 1 messages to other\n" {
 		t.Errorf("%q, %v", said, err)
@@ -142,7 +142,7 @@ func TestPubAndTail(t *testing.T) {
 	tail = begin(t, nil, "tail", "other", direct, "--channel=c", "--count=1")
 	testkit.Result(tail.rest()).Equal(t, "good\n")
 
-	// An interrupt while there is nothing to read.
+	// An interrupt comes while there is no input.
 	in, typed := io.Pipe()
 	pub = begin(t, in, "pub", "orders", at)
 	fmt.Fprintln(typed, "one")
@@ -167,8 +167,8 @@ func TestPubAndTail(t *testing.T) {
 	}
 }
 
-// What listens at a broker's address ends an attempt, not the process, gets no secret in clear
-// where TLS is asked for, and holds up no interrupt.
+// A hostile server at a broker's address ends an attempt, not the process. The server gets no secret in clear if TLS is
+// requested, and delays no interrupt.
 func TestHostileBrokers(t *testing.T) {
 	secret := testkit.File(t, "secret", "s3cret\n")
 	frame := func(text string) string { return string(wire.AppendResponse(nil, text)) }
@@ -179,7 +179,7 @@ func TestHostileBrokers(t *testing.T) {
 			t.Run(command+", "+name, func(t *testing.T) {
 				ln, ended := testkit.Listen(t), make(chan struct{})
 				var heard testkit.Buffer
-				once := make(chan struct{}, 1) // it was answered, and has hung up if that is no answer
+				once := make(chan struct{}, 1) // the server has answered, and has hung up after an invalid answer
 				go func() {
 					defer close(ended)
 					for {
@@ -216,7 +216,7 @@ func TestHostileBrokers(t *testing.T) {
 	}
 }
 
-// What a secret is like, the auth server says.
+// The auth server decides which secrets are valid.
 func TestSecretsOfAnyLength(t *testing.T) {
 	for text, want := range map[string]string{"good\n": "good", "read-only 0123456789abcdef\n": "0123456789abcdef"} {
 		n := nsqClient{secret: testkit.File(t, "secret", text)}
@@ -261,7 +261,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// Without a guarantee on when: only that the turns are as many as the rate says.
+// The test checks no exact times, only that there are as many turns as the rate permits.
 func TestPace(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		p, begin := pace{every: every(200)}, time.Now()

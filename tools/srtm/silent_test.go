@@ -17,8 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// stub accepts connections until the test ends, and answers as serve does. It keeps what serve has
-// left open.
+// stub accepts connections until the test ends, calls serve for each, and closes the connections that serve left open.
 func stub(t *testing.T, serve func(net.Conn)) (address string) {
 	t.Helper()
 	ln, ended := testkit.Listen(t), make(chan struct{})
@@ -40,7 +39,7 @@ func stub(t *testing.T, serve func(net.Conn)) (address string) {
 	return ln.Addr().String()
 }
 
-// until reads up to a word of the peer.
+// until reads until the peer has sent a word.
 func until(nc net.Conn, word string) {
 	var heard bytes.Buffer
 	for one := make([]byte, 1); !strings.HasSuffix(heard.String(), word); {
@@ -51,9 +50,8 @@ func until(nc net.Conn, word string) {
 	}
 }
 
-// A publish that no broker answers ends with --timeout, also where there is no terminal and the
-// input has no end: exit code 1, the reason at stderr, the count at stdout. Other timeouts are
-// longer: their messages are others.
+// A publish without an answer ends after --timeout, also without a terminal and with an endless input: exit code 1, the
+// reason at stderr, the count at stdout. Other timeouts are longer and have other messages.
 func TestPubToABrokerThatDoesNotAnswer(t *testing.T) {
 	gone := testkit.Listen(t)
 	gone.Close()

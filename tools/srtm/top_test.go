@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// busy has topics of which top shows all that it can.
+// busy has topics with every property that top can show.
 type busy struct {
 	admin
 	topics []*srtmv1.Topic
@@ -74,7 +74,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// A look that fails leaves what was seen before, and the next may succeed.
+// A failed refresh keeps the last view, and the next refresh may succeed.
 func TestRefresh(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var out testkit.Buffer
@@ -127,7 +127,7 @@ func TestCompletion(t *testing.T) {
 		{"broker list", []string{":4"}},
 	} {
 		words := strings.Fields(c.words)
-		if last := words[len(words)-1]; strings.HasPrefix(last, "--") { // its value is asked for
+		if last := words[len(words)-1]; strings.HasPrefix(last, "--") { // the test requests completions of the flag's value
 			words = append(words[:len(words)-1], at, last, "")
 		} else {
 			words = append(words, at, "")

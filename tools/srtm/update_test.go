@@ -17,8 +17,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// `topic update --rate --burst` removed 20 publishers and a channel, and made an SLO of
-// 10 ms one of 1 ms.
+// Without a mask, `topic update --rate --burst` removed 20 publishers and a channel, and changed an SLO of 10 ms to 1
+// ms.
 func TestAnUpdateNamesWhatItChanges(t *testing.T) {
 	a := &admin{}
 	address := serve(t, a)
@@ -40,7 +40,7 @@ func TestAnUpdateNamesWhatItChanges(t *testing.T) {
 		if !slices.Equal(got, want) || a.updated.ExpectedEpoch != 9 || a.updated.Spec.Name != "sensors" {
 			t.Errorf("%s: sent %v, want %v", flags, a.updated, want)
 		}
-		// One that knows no mask refuses it, but where all that it could refuse was given.
+		// A server that knows no mask refuses the update, unless the flags set every field that could carry the refusal.
 		refused := strings.Contains(a.updated.Spec.PlacementPolicy+a.updated.Spec.ShareRule, "update_mask")
 		if refused == strings.Contains(flags, "--policy") {
 			t.Errorf("%s: sent %v", flags, a.updated.Spec)
@@ -96,7 +96,7 @@ func TestAReplacementSaysWhatItRemoves(t *testing.T) {
 	}
 }
 
-// What describe prints is a specification for update, and the one that the topic has.
+// The output of describe is a specification for update, and equals the topic's specification.
 func TestDescribeAndUpdateInACluster(t *testing.T) {
 	c := realCluster(t, 1000)
 	out := func(stdin string, args ...string) string {
@@ -125,7 +125,7 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 		t.Errorf("it is\n%s\nwant\n%s", now, want)
 	}
 
-	// What was described before is out of date.
+	// The earlier output of describe is out of date.
 	var stdout, stderr bytes.Buffer
 	err := run(t.Context(), []string{"topic", "update", "sensors", "--file=-", "--loaddistributor-address", c.GRPC}, strings.NewReader(described), &stdout, &stderr)
 	testkit.ErrorHas(t, err, "it has changed since it was read")
@@ -135,7 +135,7 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 	}
 }
 
-// realCluster runs the daemons, with one broker of these flags, "broker1".
+// realCluster runs the daemons with one broker, "broker1", which gets the flags.
 func realCluster(t *testing.T, mcap int64, flags ...string) *local.Cluster {
 	t.Helper()
 	dir := t.TempDir()

@@ -85,7 +85,7 @@ var _ = Describe("a run", func() {
 		GinkgoHelper()
 		return emulate.Run(ctx, cfg, build(), progress)
 	}
-	// reported is a run of which there is a report.
+	// reported runs the emulator and returns the run's report.
 	reported := func(progress func(*report.Progress)) *report.Report {
 		GinkgoHelper()
 		r, err := run(progress)
@@ -95,7 +95,7 @@ var _ = Describe("a run", func() {
 	offered := func() uint64 {
 		return uint64(len(schedule.Arrivals(schedule.Until(cfg.Load.Spec.Stream(), cfg.Duration))))
 	}
-	// placed has the first half of the publishers on a, the others on b.
+	// placed puts the first half of the publishers on a, the others on b.
 	placed := func() {
 		cfg.Loaddistributor, cfg.Lookupd = placement.Address(), []string{lookup.Address()}
 		var ids []string
@@ -316,7 +316,7 @@ var _ = Describe("a run", func() {
 	})
 
 	Describe("that cannot begin", func() {
-		// cannot has a run fail with an error, in as much time as that takes here.
+		// cannot expects that a run fails with an error, within the time of a run.
 		cannot := func(want string) {
 			GinkgoHelper()
 			Eventually(func() error {

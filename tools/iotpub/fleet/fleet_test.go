@@ -39,7 +39,7 @@ var (
 	_ = Describe("a fleet on the portable poller", func() { behaviour(true) })
 )
 
-// readyAtOnce asks a fleet that may not have tried yet.
+// readyAtOnce asks a fleet that may not have tried to connect yet.
 func readyAtOnce(ctx context.Context, f *fleet.Fleet) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
 	defer cancel()
@@ -92,7 +92,7 @@ func behaviour(portable bool) {
 		defer cancel()
 		Expect(f.Ready(ctx)).To(Succeed())
 	}
-	// begin has a fleet that is connected send.
+	// begin starts the sending of a connected fleet.
 	begin := func() {
 		GinkgoHelper()
 		start()
@@ -117,8 +117,8 @@ func behaviour(portable bool) {
 	offered := func() uint64 {
 		return uint64(len(schedule.Arrivals(schedule.Until(spec.Stream(), length))))
 	}
-	// received returns the messages that brokers read, in their order, by
-	// client, and checks that each is what the publisher owes.
+	// received returns the messages that brokers read, in order, by client, and checks that each message belongs to its
+	// publisher.
 	received := func() map[string][]payload.Payload {
 		GinkgoHelper()
 		byClient := map[string][]payload.Payload{}
@@ -138,8 +138,7 @@ func behaviour(portable bool) {
 		}
 		return byClient
 	}
-	// inOrder: each publisher's messages came in order, each once. gaps: some
-	// may be missing.
+	// inOrder checks that each publisher's messages came in order, each once. With gaps, some messages may be missing.
 	inOrder := func(gaps bool) {
 		GinkgoHelper()
 		for client, messages := range received() {
@@ -182,10 +181,10 @@ func behaviour(portable bool) {
 			Expect(m.Intended).To(Equal(at.Add(e.At)))
 			seq[e.Source]++
 			if i++; i == 20 {
-				break // received is slow; the account above covers the rest
+				break // received is slow; the checks above cover the rest
 			}
 		}
-		Eventually(a.Clients).Should(BeEmpty()) // the broker notices when it reads
+		Eventually(a.Clients).Should(BeEmpty()) // the broker notices the end at its next read
 	})
 
 	It("shares the publishers among workers", func() {
@@ -410,8 +409,8 @@ func behaviour(portable bool) {
 			}
 			f.Assign(all)
 		}
-		// handedOver checks, for every client that moved, that its first
-		// publish at a broker came after the last answer of the one before.
+		// handedOver checks, for every client that moved, that its first publish at a broker came after the last answer
+		// of the broker before.
 		handedOver := func() (moves int) {
 			GinkgoHelper()
 			at, open := map[string]string{}, map[string]int{}
@@ -441,7 +440,7 @@ func behaviour(portable bool) {
 			Eventually(accepted).Should(BeNumerically(">", was+40))
 		}
 
-		// onA has all publishers send at a.
+		// onA makes all publishers send at a.
 		onA := func() {
 			GinkgoHelper()
 			start()
@@ -499,7 +498,7 @@ func behaviour(portable bool) {
 			s := finish()
 			Expect(s.Accepted).To(Equal(s.Offered))
 			Expect(s.Moved).To(BeNumerically("==", 20))
-			Expect(handedOver()).To(BeNumerically(">", 5)) // those that published at both
+			Expect(handedOver()).To(BeNumerically(">", 5)) // clients that published at both brokers
 			inOrder(false)
 		})
 
@@ -516,7 +515,7 @@ func behaviour(portable bool) {
 			s := finish()
 			Expect(s.Unanswered).To(BeNumerically(">=", 20))
 			Expect(s.Accepted).To(Equal(s.Offered - s.Unanswered))
-			inOrder(true) // what was sent last may not have been read
+			inOrder(true) // the brokers may not have read the last messages
 		})
 
 		It("stays where it is while the new broker cannot be reached", func() {
@@ -529,7 +528,7 @@ func behaviour(portable bool) {
 			more()
 			Eventually(func() uint64 { return f.Stats().Lost }).Should(BeNumerically(">", 20))
 			more()
-			assign(a, 3) // and the dial is given up
+			assign(a, 3) // and the fleet gives up the dial
 			more()
 			f.Stop()
 			s := finish()
@@ -561,7 +560,7 @@ func behaviour(portable bool) {
 			Eventually(func() int { return f.Stats().Connected }).Should(BeZero())
 			f.Start(clock.Mono())
 			Eventually(func() uint64 { return f.Stats().Skipped }).Should(BeNumerically(">", 20))
-			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 1}}) // older
+			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 1}}) // an older epoch
 			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 3}})
 			more()
 			f.Stop()
@@ -594,7 +593,7 @@ func behaviour(portable bool) {
 			onA()
 			for epoch := uint64(2); epoch < 40; epoch++ {
 				assign([]*fake.Broker{a, b}[epoch%2], epoch)
-				f.Stats() // lets the worker act on it
+				f.Stats() // lets the worker act on the new assignment
 			}
 			assign(b, 40)
 			Eventually(b.Clients).Should(HaveLen(20))

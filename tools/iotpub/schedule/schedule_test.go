@@ -79,8 +79,8 @@ func TestEventsAreInOrderAndComplete(t *testing.T) {
 	})
 }
 
-// A source's times do not depend on who else is there: the merged stream of n
-// sources holds exactly the events of the stream of fewer.
+// A source's times do not depend on the other sources. The merged stream of n sources has exactly the events of the
+// stream of fewer sources.
 func TestAFleetHoldsTheSmallerFleet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSpec(t)
@@ -126,7 +126,7 @@ func TestWithoutSyncAGroupIsOnlyALabel(t *testing.T) {
 	testkit.EqualSlices(t, take(plain.Stream(), 1000), take(labelled.Stream(), 1000), "labels changed the times")
 }
 
-// The bounds are six standard deviations of what a correct generator does.
+// The bounds are six standard deviations of a correct generator.
 func TestMeanRate(t *testing.T) {
 	for _, c := range []struct {
 		process schedule.Process
@@ -148,8 +148,8 @@ func TestMeanRate(t *testing.T) {
 	}
 }
 
-// The gaps of a Poisson source are exponential: mean and standard deviation
-// are equal, and a fraction 1/e of them exceeds the mean.
+// The gaps of a Poisson source are exponential: mean and standard deviation are equal, and a fraction 1/e of the gaps
+// exceeds the mean.
 func TestPoissonGaps(t *testing.T) {
 	s := spec()
 	s.Publishers, s.Seed = 1, testkit.Seed(t)
@@ -175,7 +175,7 @@ func TestPoissonGaps(t *testing.T) {
 
 func TestPeriodicDoesNotDrift(t *testing.T) {
 	s := spec()
-	s.Publishers, s.Rate, s.Process = 1, 3, schedule.Periodic // a gap that is no whole number of ns
+	s.Publishers, s.Rate, s.Process = 1, 3, schedule.Periodic // the gap is no whole number of ns
 	events := take(s.Stream(), 300_001)
 	phase := events[0].At
 	if phase < 0 || phase >= time.Second/3+1 {
@@ -387,8 +387,7 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// Noise moves each event of a volley by itself, by less than the noise, and
-// nothing else: the volleys are where they were.
+// Noise moves each event of a volley separately, by less than the noise. The volleys stay at their times.
 func TestNoiseBlursVolleysAndMovesNone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSpec(t)
@@ -405,8 +404,8 @@ func TestNoiseBlursVolleysAndMovesNone(t *testing.T) {
 			sharp[e.Source] = append(sharp[e.Source], e.At)
 		}
 		for source, times := range noisy {
-			// Volleys closer than the noise may overtake each other: in order
-			// they are each within the noise of one of their own number.
+			// Volleys closer than the noise may overtake each other. In order, each event is within the noise of an
+			// event with the same number.
 			for i, at := range times {
 				if i < len(sharp[source]) && (at < sharp[source][i] || at >= sharp[source][i]+blur) {
 					t.Fatalf("event %d of source %d is at %v, its volley at %v, the noise is %v", i, source, at, sharp[source][i], blur)

@@ -226,9 +226,8 @@ func TestReplayRotatesCopies(t *testing.T) {
 	testkit.EqualSlices(t, names, []string{"a/k", "b/", "a#1/k#1", "b#1/"}, "sources")
 }
 
-// Spreading keeps every event within its tick and touches only shared stamps;
-// every copy holds every event once, rotated; the whole is sorted, and the
-// same for the same seed.
+// Spreading keeps every event within its tick and changes only shared stamps. Every copy has every event once, rotated.
+// The result is sorted, and the same for the same seed.
 func TestReplayProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ticks := rapid.SliceOfN(rapid.IntRange(0, 60), 1, 80).Draw(t, "ticks")
@@ -267,7 +266,7 @@ func TestReplayProperties(t *testing.T) {
 				t.Fatalf("row %d of copy %d twice", n.index, n.copy)
 			}
 			seen[n] = true
-			// Undo compressing and rotating; what is left is the spreading.
+			// Undo the compression and the rotation; the remaining shift is the spreading.
 			tick := time.Duration(ticks[n.index]) * 100 * time.Millisecond
 			shift := time.Duration(float64(o.To) * float64(n.copy) / float64(o.Copies))
 			moved := time.Duration(float64(e.At)*o.Compress) - (tick - shift)
@@ -288,8 +287,8 @@ func TestReplayProperties(t *testing.T) {
 	})
 }
 
-// The recordings beside the repository, and the first line of the table of
-// scalings in their README: 54 copies of the detectors make 1,000 msg/s.
+// The test reads the recordings beside the repository and checks the first line of the table of scalings in their
+// README: 54 copies of the detectors make 1,000 msg/s.
 func TestRecordings(t *testing.T) {
 	tr := testkit.Result(trace.Open(filepath.Join(testkit.Shared(t), "traces", "odot_hires_detgroups_3x3h.csv.gz"))).Must(t)
 	keys := map[string]bool{}

@@ -27,7 +27,7 @@ func account(accepted, delivered []message) (*verify.Set, *verify.Deliveries) {
 	return a, d
 }
 
-// The slow obvious version: maps of counts.
+// The slow, obvious version uses maps of counts.
 func TestCompareAgainstMaps(t *testing.T) {
 	gen := rapid.SliceOf(rapid.Custom(func(t *rapid.T) message {
 		return message{rapid.Uint32Range(0, 4).Draw(t, "source"), rapid.Uint32Range(0, 200).Draw(t, "seq")}

@@ -136,8 +136,7 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
-// Error if and only if nothing is returned; what is returned is in range and
-// reads back the same.
+// Read returns an error if and only if it returns no trace. A returned trace is in range and reads back the same.
 func FuzzRead(f *testing.F) {
 	for _, seed := range []string{"0\n1.5,g,p\n", "1e9", "-0.0000000005,,x", "4000000000.0", "\n\n", "9,9,9,9", "1e-400"} {
 		f.Add(seed)

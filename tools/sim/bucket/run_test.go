@@ -65,7 +65,7 @@ func TestAReportIsWhatItsBucketsSay(t *testing.T) {
 		for n, b := range r.Buckets {
 			sum.Rate += tokenbucket.Rate(b.RateMilli)
 			sum.Burst += b.Burst
-			// The slow way: one bucket at a time, by replay.
+			// The slow version replays one bucket at a time.
 			var at []mono.Time
 			var got []bucket.Delay
 			for i, a := range trace {
@@ -105,7 +105,7 @@ func check(t *rapid.T, name string, delays []bucket.Delay, messages, delayed int
 		}
 	}
 	if n := len(delays); n > 0 {
-		// The least value that a share of all does not exceed; in thousandths.
+		// The smallest value that the given share of all values does not exceed, in thousandths.
 		at := func(p int) bucket.Delay { return delays[(p*n+999)/1000-1] }
 		want = bucket.Quantiles{P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: delays[n-1]}
 	}
@@ -153,7 +153,7 @@ func TestAssignments(t *testing.T) {
 	testkit.Must(t, err)
 	for rule, want := range map[string][]int{
 		bucket.RoundRobin: {0, 1, 2, 0, 1, 2, 0, 1, 2, 0},
-		// a starts at 0, b at 1, those without a key at 2.
+		// a starts at 0, b at 1, messages without a key at 2.
 		bucket.Keyed: {0, 1, 0, 1, 2, 2, 2, 0, 1, 0},
 	} {
 		r, err := bucket.Run(trace, bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 3, Assign: rule})
@@ -187,8 +187,8 @@ func TestRunRefuses(t *testing.T) {
 			t.Errorf("%v gave %v, %v; want an error with %q", o, r, err, want)
 		}
 	}
-	// A message in 1000 s: the second would have to wait past the end of the
-	// clock, or for longer than can be counted.
+	// The rate is a message in 1000 s. The second message would have to wait past the end of the clock, or longer than a
+	// delay can count.
 	o := bucket.Options{Contract: tokenbucket.Share{Rate: 1, Burst: 1}, Split: 1, Assign: bucket.RoundRobin}
 	for _, times := range [][2]mono.Time{{math.MaxInt64 - 1e9, math.MaxInt64 - 1e9}, {math.MaxInt64 - 2e12, math.MinInt64}} {
 		if _, err := bucket.Run([]bucket.Arrival{{At: times[0]}, {At: times[1]}}, o); err == nil || !strings.Contains(err.Error(), "message 2 ") {

@@ -62,11 +62,10 @@ func build(t testing.TB, models []engine.Model, topics []engine.Topic, seed uint
 
 func models(m engine.Model, k int) []engine.Model { return slices.Repeat([]engine.Model{m}, k) }
 
-// instant is a broker that takes no time: what is left is access delay.
+// instant is a broker that takes no time, so that only the access delay is left.
 var instant = engine.Model{Servers: 1}
 
-// Poisson arrivals at a broker of constant work are M/D/1: how long they wait has
-// a known distribution.
+// Poisson arrivals at a broker of constant work are an M/D/1 queue, whose waits have a known distribution.
 func TestAQueueOfPoissonArrivalsIsMD1(t *testing.T) {
 	const work = 100 * time.Microsecond
 	for _, rho := range []float64{0.3, 0.7, 0.9} {
@@ -86,8 +85,8 @@ func TestAQueueOfPoissonArrivalsIsMD1(t *testing.T) {
 		c.Advance(mono.Time(60 * time.Second)) // 0.2 to 0.5 million messages
 		for i, x := range levels {
 			got, want := float64(above[i])/float64(n), tokenbucket.TailMD1(rho, x)
-			// Waits come in busy periods: at a load of 0.9 a few hundred
-			// messages long, so that half a million are worth a thousand.
+			// Waits come in busy periods. At a load of 0.9 a period is a few hundred messages long, so half a million
+			// messages are worth a thousand samples.
 			if math.Abs(got-want) > 0.1*want+1e-4 {
 				t.Errorf("rho %v: P(wait > %v works) = %v, M/D/1 has %v", rho, x, got, want)
 			}
@@ -98,15 +97,14 @@ func TestAQueueOfPoissonArrivalsIsMD1(t *testing.T) {
 	}
 }
 
-// Eq. (1), in its exact form, for one bucket and for equal splits of it. (At the
-// paper's own load with one bucket of 26, busy periods are so long that the mean
-// of a million messages is a quarter off.)
+// Eq. (1), in its exact form, for one bucket and for equal splits of the bucket. (At the paper's own load with one
+// bucket of 26, busy periods are so long that the mean of a million messages is a quarter off.)
 func TestAccessDelayOfPoissonArrivalsIsEq1(t *testing.T) {
 	for _, test := range []struct {
 		lambda, rate float64
 		burst, k     int
 	}{{8_000, 10_000, 6, 1}, {8_000, 10_000, 6, 2}, {10_000, 11_000, 12, 6}, {5_000, 10_000, 4, 1}, {8_000, 10_000, 1, 1}} {
-		const publishers = 600 // random enough: each sends by itself
+		const publishers = 600 // random enough: each publisher sends independently
 		var sum time.Duration
 		delayed, n := 0, 0
 		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(test.rate), Burst: int64(test.burst)}
@@ -157,8 +155,8 @@ func drawModel(t *rapid.T) engine.Model {
 
 const forEver = mono.Time(1000 * time.Hour)
 
-// The obvious version: judge each topic's trace by its bucket, merge by time of
-// eligibility, and serve in that order.
+// The obvious version judges each topic's trace by its bucket, merges the messages by time of eligibility, and serves in
+// this order.
 func TestAgainstTheObviousVersion(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const sources = 4
@@ -186,8 +184,7 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 				}
 			}
 		}
-		// Of equals, who waited goes before who comes, and the lower topic before
-		// the higher one.
+		// At equal times, a waiting message goes before an arriving message, and the lower topic before the higher.
 		slices.SortStableFunc(jobs, func(x, y job) int {
 			return cmp.Or(cmp.Compare(x.eligible, y.eligible), cmp.Compare(x.at, y.at), cmp.Compare(x.topic, y.topic))
 		})
@@ -223,8 +220,7 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 	})
 }
 
-// The same seed gives the same deliveries, whatever the steps in which time
-// passes.
+// The same seed gives the same deliveries for any steps of time.
 func TestTheSameSeedGivesTheSameDeliveries(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		model := drawModel(t)
@@ -251,8 +247,7 @@ func TestTheSameSeedGivesTheSameDeliveries(t *testing.T) {
 	})
 }
 
-// However shares change while messages come as they like, what the brokers
-// release together stays within the contract.
+// For any changes of shares and any arrivals, the messages that all brokers release together stay within the contract.
 func TestRetunesKeepToTheContract(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const k = 3
@@ -315,7 +310,7 @@ func TestMovedAndMutedSources(t *testing.T) {
 	}
 }
 
-// Restarted shares are full, and what waited is judged by them.
+// Restarted shares are full, and waiting messages are judged by the new shares.
 func TestRestart(t *testing.T) {
 	var done []engine.Delivery
 	stream := events{{At: 0, Source: 0, Count: 10}}

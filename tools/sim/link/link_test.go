@@ -18,8 +18,8 @@ func basic(control string) Config {
 	}
 }
 
-// parts returns the mean throughput of honest flows by ToS, and of greedy ones by
-// what is theirs, in parts of the capacity over the sum of all ToS, per ToS.
+// parts returns the mean throughput of honest flows by ToS, and of greedy flows by their own ToS. The unit is the
+// capacity divided by the sum of all ToS, per ToS.
 func parts(c Config, r Result) (honest, greedy map[int]float64) {
 	sum, n := map[Flow]float64{}, map[Flow]float64{}
 	all := 0

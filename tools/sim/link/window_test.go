@@ -16,7 +16,7 @@ func TestWindow(t *testing.T) {
 		now := mono.Time(i) * mono.Time(rtt/10)
 		whole.feedback(now, 18_000, false, rtt, rtt)
 		smooth.feedback(now, 18_000, false, rtt, rtt)
-		smooth.feedback(now, 0, false, rtt, rtt) // the router has nothing to say
+		smooth.feedback(now, 0, false, rtt, rtt) // the router gives no feedback
 	}
 	if whole.packets() != 3 || math.Abs(smooth.packets()-3.6) > 1e-9 {
 		t.Errorf("windows %v and %v, want 3 and 3.6", whole.packets(), smooth.packets())

@@ -20,7 +20,7 @@ func fit(t *testing.T, topic string, o scenario.FitOptions) *scenario.FitResult 
 	return testkit.Result(scenario.Fit(built, o)).Must(t)
 }
 
-// A row of the paper's Table 1: groups of 15 took it 558 s and three brokers.
+// A row of the paper's Table 1: for groups of 15 the paper reports 558 s and three brokers.
 func TestARowOfTable1(t *testing.T) {
 	const topic = `"publishers":1000,"rate":10,"batch":10,"group_size":15,"sync":true,"process":"periodic","contract":{"margin":0.5}`
 	paper := fit(t, topic, scenario.FitOptions{Mode: tuner.ModePaper, Round: time.Minute, Check: 10 * time.Second})

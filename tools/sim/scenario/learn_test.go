@@ -9,8 +9,7 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// p99ByKeys runs a topic by each kind of keys, and returns the p99 of its delivery
-// latency, ms.
+// p99ByKeys runs a topic with each kind of keys and returns the p99 of the delivery latency in ms.
 func p99ByKeys(t *testing.T, topic scenario.Topic, duration float64, seed uint64) map[string]float64 {
 	t.Helper()
 	late := map[string]float64{}
@@ -24,8 +23,8 @@ func p99ByKeys(t *testing.T, topic scenario.Topic, duration float64, seed uint64
 	return late
 }
 
-// Groups that are not declared are found in other traffic of the same publishers, and
-// serve as well as those declared (figure 11), also over brokers that do not divide them.
+// Groups that are not declared are learned from other traffic of the same publishers. Learned groups serve as well as
+// declared groups (figure 11), even if the number of brokers does not divide the groups.
 func TestLearnedKeysServeAsWellAsDeclaredOnes(t *testing.T) {
 	for _, process := range []schedule.Process{schedule.Poisson, schedule.Periodic} {
 		for _, c := range []struct {
@@ -45,8 +44,8 @@ func TestLearnedKeysServeAsWellAsDeclaredOnes(t *testing.T) {
 	}
 }
 
-// Recorded publishers are together over seconds, and groups that are found in one hour serve in
-// the next. A placement without them is as good as its luck: so sums are compared.
+// Recorded publishers are active together over seconds, and groups learned in one hour serve in the next hour. A
+// placement without groups depends on luck, so the test compares sums.
 func TestKeysLearnedFromAnotherHourOfARecording(t *testing.T) {
 	file := filepath.Join(testkit.Shared(t), "traces", "odot_hires_detgroups_3x3h.csv.gz")
 	learned, blind := 0.0, 0.0

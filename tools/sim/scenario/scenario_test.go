@@ -26,8 +26,8 @@ func simulate(t *testing.T, text string) *scenario.Report {
 	return testkit.Result(scenario.Run(built)).Must(t)
 }
 
-// The paper's figure 6(a): a topic that one broker carries with ease is delayed
-// the more, the more brokers share its bucket.
+// The paper's figure 6(a): one broker carries the topic with ease, and the delay grows with the number of brokers that
+// share the topic's bucket.
 func TestTheDRLPenalty(t *testing.T) {
 	var last, first float64
 	for k, text := range map[int]string{
@@ -79,7 +79,7 @@ func TestMaxMinBeatsConcOnTheSmallestShare(t *testing.T) {
 func TestWhatABrokerHasAlreadyCountsAndCosts(t *testing.T) {
 	r := simulate(t, `{"duration_s":2,"brokers":[{"id":"idle"},{"id":"busy","background":{"publishers":10,"rate":2000,"batch":10}}],
 		"topics":[{"name":"t","publishers":10,"rate":10,"contract":{"rate":110,"burst":20}},{"name":"u","publishers":10,"rate":10,"policy":"loadbalance","contract":{"rate":110,"burst":20}}]}`)
-	if got := r.Brokers[1].Allocated; got != 20_055 { // background, and half of u
+	if got := r.Brokers[1].Allocated; got != 20_055 { // the background, and half of u
 		t.Errorf("%d msg/s allocated at the busy broker", got)
 	}
 	if got := r.Brokers[0].Allocated; got != 165 { // t, and half of u
@@ -103,7 +103,7 @@ func TestInfeasibleIsAnAnswer(t *testing.T) {
 	}
 }
 
-// Of 7 publishers that are alike one broker has 4, beyond what the dead band leaves.
+// One broker has 4 of the 7 equal publishers, which exceeds the dead band.
 func TestSharesThatFollowTheLoadLastInTheReport(t *testing.T) {
 	for rule, changes := range map[string]bool{"static": false, "proportional": true} {
 		r := simulate(t, `{"duration_s":20,"brokers":[{"id":"b","count":2}],"topics":[{"name":"t","publishers":7,"rate":10,"k":2,
@@ -156,9 +156,9 @@ func TestCalibrations(t *testing.T) {
 	c, err := scenario.ReadCalibration(scenario.Paper)
 	testkit.Must(t, err)
 	m := c.Models[scenario.DefaultModel]
-	// capacity is the rate at which its queue is stable, all work being constant.
+	// capacity is the rate up to which the queue is stable, with constant work.
 	capacity := func(batch float64) float64 { return 1e6 / (m.Message[0][1] + m.Wake[0][1]/batch) }
-	// What the file says it was chosen for.
+	// The calibration file states these properties.
 	if single := capacity(1); single < 60_000 || single > 66_000 || float64(m.Mcap) > single {
 		t.Errorf("%v msg/s of single messages, mcap %d", single, m.Mcap)
 	}
@@ -182,7 +182,7 @@ func TestCalibrations(t *testing.T) {
 	}
 }
 
-// FuzzRead: any text is refused or makes a scenario that is valid as it is.
+// FuzzRead checks that any text is refused or gives a valid scenario.
 func FuzzRead(f *testing.F) {
 	f.Add(`{"duration_s":1,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":10,"rate":10}]}`)
 	f.Add(`{"duration_s":1,"brokers":[{"id":"b","count":3,"background":{"trace":{"file":"x"}}}],"topics":[{"name":"t","publishers":10,"rate":10,"adapt":{"rule":"static"}}]}`)
@@ -198,11 +198,11 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// What is allocated already may be more than what comes.
+// The allocated rate may exceed the rate of the background's messages.
 func TestAllocatedStandsForTheBackgroundsRate(t *testing.T) {
 	r := simulate(t, `{"duration_s":1,"brokers":[{"id":"a","mcap":1000,"allocated":950,"background":{"publishers":10,"rate":10}},{"id":"b","mcap":1000}],
 		"topics":[{"name":"t","publishers":10,"rate":10,"policy":"loadbalance","contract":{"rate":110,"burst":20}}]}`)
-	if got := r.Brokers[0].Allocated; got != 1000 { // and 50 of t, all that is left
+	if got := r.Brokers[0].Allocated; got != 1000 { // and 50 of t, the whole rest
 		t.Errorf("%d msg/s allocated", got)
 	}
 	if parts := r.Topics[0].Parts; len(parts) != 2 || parts[0].Rate != 50 || parts[1].Rate != 60 {

@@ -12,7 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What the papers' own forms do wrong. That the gateway's do not is a test of theirs.
+// These tests show the faults of the papers' own schedulers. The gateway's tests check that its schedulers do not have
+// these faults.
 
 func paperOf(weights ...float64) *paperScheduler {
 	var classes []schedule.Class
@@ -58,14 +59,14 @@ func TestWorkedExample(t *testing.T) {
 	g.Expect(s.free).To(Equal([3]int64{95 * percent, 90 * percent, 89 * percent}))
 }
 
-// With one request at the server, what would fit beside it never goes: none waits of the
-// type of the resource that is most free.
+// While one request is at the server, a request that would fit beside it never goes: no waiting request is of the type
+// of the freest resource.
 func TestPaperHoldsUpTypes(t *testing.T) {
 	g := NewWithT(t)
 	s := paperOf(1)
 	arrive(t, s, 0, 9, 1, 1)
 	sent := 0
-	for range 10 { // at a tie all types have their turn
+	for range 10 { // at a tie each type has its turn
 		if next(s) != nil {
 			sent++
 		}
@@ -77,7 +78,7 @@ func TestPaperHoldsUpTypes(t *testing.T) {
 	}
 }
 
-// Where the deficits of another resource are used up nothing goes any more.
+// If the deficits of another resource are used up, no request goes any more.
 func TestPaperDeadlock(t *testing.T) {
 	g := NewWithT(t)
 	s := paperOf(1)
@@ -96,10 +97,10 @@ func TestPaperDeadlock(t *testing.T) {
 	g.Expect(sent).To(Equal(2))
 }
 
-// The requests that take most of a resource that every request takes starve.
+// Requests that mainly use a resource used by every request starve.
 func TestPaperStarvesType(t *testing.T) {
 	g := NewWithT(t)
-	s := paperOf(1e4, 1) // its deficits last for the whole test
+	s := paperOf(1e4, 1) // the deficits last for the whole test
 	var flying []*visit
 	for range 3 {
 		arrive(t, s, 0, 4, 5, 0)
@@ -125,7 +126,7 @@ func TestPaperStarvesType(t *testing.T) {
 	}
 }
 
-// Classes come to be equal under load.
+// Under load the classes become equal.
 func TestPaperForgetsWeights(t *testing.T) {
 	g := NewWithT(t)
 	s := paperOf(6, 3, 1)
@@ -154,8 +155,8 @@ func TestPaperForgetsWeights(t *testing.T) {
 	g.Expect(sent[0] / sent[2]).To(BeNumerically("~", 1, .05))
 }
 
-// The first server is chosen until it has two requests at once, and who has one at a
-// time is never measured.
+// The balancer chooses the first server until the server has two requests at once. A server with one request at a time
+// is never measured.
 func TestPaperBalancer(t *testing.T) {
 	g := NewWithT(t)
 	b := make(paperBalancer, 2)

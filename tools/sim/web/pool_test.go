@@ -12,7 +12,7 @@ import (
 
 const ms = time.Millisecond
 
-// overload is so many clients in each of three classes of 6:3:1, and one client now and then.
+// overload returns so many clients in each of three classes of weights 6:3:1, and a client that sends now and then.
 func overload(clients int) []web.Clients {
 	return []web.Clients{{Weight: 6, Count: clients}, {Weight: 3, Count: clients}, {Weight: 1, Count: clients}, {Weight: 1, Count: 1, Think: 200 * ms}}
 }
@@ -28,8 +28,8 @@ func oneRoute(spread float64) []web.PoolRoute {
 	return []web.PoolRoute{{Part: 1, Times: 1, Sigma: spread}}
 }
 
-// With a limit at the knee, weights decide who is served, nothing of a server's time is
-// lost, and who asks for little does not wait for those that ask for much.
+// With a limit at the knee, weights decide who is served, the servers are always busy, and a client that sends little
+// does not wait for clients that send much.
 func TestWeightsCountWithoutABacklogAtTheServers(t *testing.T) {
 	for _, spread := range spreads {
 		for seed := range uint64(4) {
@@ -45,16 +45,16 @@ func TestWeightsCountWithoutABacklogAtTheServers(t *testing.T) {
 					t.Errorf("spread %v, seed %d: server %d is busy for %.3f of the time, with %.1f requests beyond its workers", spread, seed, i, r.Busy[i], r.Beyond[i])
 				}
 			}
-			if !(r.P50[3] <= 100) { // nor is it never answered
+			if !(r.P50[3] <= 100) { // the class must also get answers
 				t.Errorf("spread %v, seed %d: the light class waits %.0f ms for half of its answers", spread, seed, r.P50[3])
 			}
 		}
 	}
 }
 
-// The same for other numbers of workers and other speeds. A server of many workers has
-// more requests beyond them, and so has one with long tails. One run in several misses the knee
-// of a server with long tails, so what counts is the average over seeds.
+// The limit works for other numbers of workers and other speeds. A server with many workers, or with long tails, has
+// more requests beyond its workers. Some runs miss the knee of a server with long tails, so the test checks the average
+// over seeds.
 func TestLimitFindsTheKneeOfAnyServer(t *testing.T) {
 	for _, c := range []struct {
 		workers int
@@ -71,7 +71,7 @@ func TestLimitFindsTheKneeOfAnyServer(t *testing.T) {
 			}
 			batches := c.service.Seconds() * 4000 / 4 // seconds, of the slower server's requests
 			seeds := uint64(1)
-			if c.share || spread == 1 && c.workers <= 16 { // chance has a say, and a run is short
+			if c.share || spread == 1 && c.workers <= 16 { // chance matters in a short run
 				seeds = 3
 			}
 			busy, beyond := make([]float64, len(servers)), make([]float64, len(servers))
@@ -91,7 +91,7 @@ func TestLimitFindsTheKneeOfAnyServer(t *testing.T) {
 				case c.share && spread == 1:
 					most = 25 // a short request does not wait behind a long one, so latencies tell less
 				case c.service > time.Second:
-					most = 10 // what went before the first answer takes a minute
+					most = 10 // the requests sent before the first answer take a minute
 				}
 				if busy[i] < .94 || beyond[i] > most {
 					t.Errorf("%s: server %d is busy for %.3f of the time, with %.1f requests beyond its workers, more than %.1f", name, i, busy[i], beyond[i], most)
@@ -101,7 +101,7 @@ func TestLimitFindsTheKneeOfAnyServer(t *testing.T) {
 	}
 }
 
-// A server that only takes its time gets all that there is.
+// A server that is slow without a limit of workers gets all requests.
 func TestLimitDoesNotHoldBackAServerWithoutWorkers(t *testing.T) {
 	for _, service := range []time.Duration{20 * ms, 2000 * ms} {
 		for _, spread := range []float64{0, .5} {
@@ -148,19 +148,19 @@ func TestLimitFollowsAServerThatChangesWithinSeconds(t *testing.T) {
 	}
 }
 
-// A route that becomes slow does not take the others' places with it.
+// A route that becomes slow does not take the places of the other routes.
 func TestOneSlowRouteDoesNotShrinkTheLimit(t *testing.T) {
 	slowLater := func(times float64) []web.PoolRoute {
 		return []web.PoolRoute{{Part: .9, Times: 1, Sigma: .3}, {Part: .1, Times: 1, Sigma: .3, From: 10, Later: times}}
 	}
 	for seed := range uint64(3) {
-		// Workers: one in 51 of the work is of the first route, and the workers stay busy.
+		// With workers, the slow route has most of the work, and the workers stay busy.
 		r := web.RunPool(web.Pool{Servers: two(16, 20*ms), Classes: overload(24), Routes: slowLater(50), Seconds: 70, Warmup: 15, Seed: seed})
 		possible := (16/.02 + 16/.06) / (.9 + .1*50)
 		if got := r.Servers[0] + r.Servers[1]; got < .85*possible {
 			t.Errorf("workers, seed %d: %.1f answers a second of %.1f", seed, got, possible)
 		}
-		// No workers: nothing keeps the other route waiting.
+		// Without workers, no request delays the other route.
 		r = web.RunPool(web.Pool{Servers: []web.Backend{{Service: 20 * ms}}, Classes: overload(24)[:3], Routes: slowLater(100), Seconds: 70, Warmup: 15, Seed: seed})
 		possible = 72 / (.02 * (.9 + .1*100))
 		if got := r.Servers[0]; got < .9*possible {
@@ -169,7 +169,7 @@ func TestOneSlowRouteDoesNotShrinkTheLimit(t *testing.T) {
 	}
 }
 
-// The window that the limit replaced: it is here to be compared with.
+// The fixed window was used before the limit. It is kept for comparison.
 func TestAFixedWindowLeavesTheSharesToTheServers(t *testing.T) {
 	r := web.RunPool(web.Pool{Servers: two(4, 20*ms), Classes: overload(24), Routes: oneRoute(0), Fixed: 1, Seconds: 35, Warmup: 5})
 	if r.Rate[0] > 1.5*r.Rate[1] || r.Beyond[0]+r.Beyond[1] < 20 {

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
-// What the paper's figure 7 shows of each way of scheduling.
+// The test checks the result of the paper's figure 7 for each scheduler.
 func TestSite(t *testing.T) {
 	g := NewWithT(t)
 	total := map[string]float64{}

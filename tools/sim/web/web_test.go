@@ -16,7 +16,7 @@ func one(processors int, speed, rate float64, requests int) web.Result {
 	}})
 }
 
-// Where theory has the mean: alone, and under processor sharing, whatever the demands.
+// Theory gives the mean for a single request and under processor sharing, for any demands.
 func TestAgainstTheory(t *testing.T) {
 	d := web.Demand.Seconds()
 	for _, test := range []struct {
@@ -65,8 +65,8 @@ func TestEveryRequestIsAnsweredAndTheSeedDecides(t *testing.T) {
 	}
 }
 
-// The paper's claim, by order and not by number: on unequal servers, JBQ uses the faster
-// more than bybusyness does, and answers at least as evenly.
+// The paper's claim, by order and not by number: on unequal servers, JBQ uses the faster server more than bybusyness
+// does, and its answer times are at least as even.
 func TestJBQUsesTheFasterMore(t *testing.T) {
 	c := testkit.Result(web.Find("small", 1)).Must(t)
 	busy := web.Run(web.Study{Cluster: c, Way: web.Way{Balance: balance.Busy}, Seed: 1})

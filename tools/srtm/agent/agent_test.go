@@ -36,14 +36,13 @@ func TestAgent(t *testing.T) {
 
 const topic = "t"
 
-// raw is a producer that speaks bytes.
+// raw is a producer that writes raw bytes.
 type raw struct {
 	net.Conn
 	r *bufio.Reader
 }
 
-// frame returns the next frame, or how the connection ended. Heartbeats are
-// returned like everything else.
+// frame returns the next frame, or the reason of the connection's end. Heartbeats are returned like all other frames.
 func (r raw) frame() string {
 	_, data, err := frames.Read(r.r, 1<<20)
 	switch {
@@ -82,7 +81,7 @@ var _ = Describe("an agent", func() {
 	)
 	broker := func(name string) *fake.Broker {
 		GinkgoHelper()
-		b, err := fake.NewBrokerAt(name, log, testkit.Address(GinkgoTB())) // of no one else while it is away
+		b, err := fake.NewBrokerAt(name, log, testkit.Address(GinkgoTB())) // the port stays reserved while the broker is down
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(b.Close)
 		return b
@@ -114,7 +113,7 @@ var _ = Describe("an agent", func() {
 		DeferCleanup(func() {
 			a.Hold(false) // some specs leave publishes without an answer
 			b.Hold(false)
-			_ = stop() // the specs that stop it look at this themselves
+			_ = stop() // the specs that stop the agent check the error themselves
 		})
 	})
 	producer := func(id string) *nsq.Producer {
@@ -339,7 +338,7 @@ var _ = Describe("an agent", func() {
 			Expect(r.frame()).To(Equal("E_PUB_FAILED not accepted in time"))
 			placement.Place(topic, b.Address(), "p")
 			Eventually(func() error { return producer("p").Publish(topic, []byte("2")) }).Should(Succeed())
-			// On a busy machine one may come that is not answered in time.
+			// On a busy machine a publish may not be answered in time.
 			Expect(published()).To(HaveEach("b:2"))
 			Expect(metric("srtm_publish_agent_publishes_total", "unsent")).To(BeNumerically(">=", 1))
 		})
@@ -368,7 +367,7 @@ var _ = Describe("an agent", func() {
 			first.Close()
 			Eventually(func() string {
 				r := dial()
-				_, _ = io.WriteString(r, identify(`{}`)) // refused until the first is seen to be gone
+				_, _ = io.WriteString(r, identify(`{}`)) // refused until the agent notices the end of the first connection
 				return r.frame()
 			}).Should(Equal("OK"))
 		})
@@ -385,7 +384,7 @@ var _ = Describe("an agent", func() {
 			a.Hold(true)
 			go func() {
 				for i := range 50 {
-					_, _ = io.WriteString(r, pub(topic, strconv.Itoa(i))) // the answers tell
+					_, _ = io.WriteString(r, pub(topic, strconv.Itoa(i))) // the answers show errors
 				}
 			}()
 			Eventually(a.Held).Should(Equal(3))
@@ -404,7 +403,7 @@ var _ = Describe("an agent", func() {
 			a.Hold(true)
 			go func() {
 				for i := range 50 {
-					_, _ = io.WriteString(r, pub(topic, strconv.Itoa(i))) // the answers tell
+					_, _ = io.WriteString(r, pub(topic, strconv.Itoa(i))) // the answers show errors
 				}
 			}()
 			Eventually(a.Held).Should(Equal(3))
@@ -432,12 +431,12 @@ var _ = Describe("an agent", func() {
 			var all []raw
 			for range 8 {
 				r := open("p")
-				go func() { _, _ = io.WriteString(r, pub(topic, body)) }() // the answers tell
+				go func() { _, _ = io.WriteString(r, pub(topic, body)) }() // the answers show errors
 				all = append(all, r)
 			}
 			Eventually(a.Held).Should(Equal(5))
 			Consistently(a.Held).WithTimeout(50 * time.Millisecond).Should(Equal(5))
-			open("p") // which takes no room
+			open("p") // takes no room
 			a.Hold(false)
 			for _, r := range all {
 				Expect(r.frame()).To(Equal("OK"))

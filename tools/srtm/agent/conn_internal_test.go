@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 )
 
-// Messages of one byte are many times as large where each is kept by itself. A producer that
-// waits for room has nothing but its bytes.
+// Messages of one byte take many times their size if each is stored separately. A producer that waits for room stores
+// only its bytes.
 func TestABatchOfBytes(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Loaddistributor = "127.0.0.1:1"

@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/agent"
 )
 
-// Nothing of an agent that has ended waits for its drain timeout.
+// After the agent has ended, nothing waits for its drain timeout.
 func TestNothingIsLeft(t *testing.T) {
 	cfg := agent.DefaultConfig()
 	cfg.Loaddistributor, cfg.DrainTimeout = "127.0.0.1:1", time.Hour
@@ -33,10 +33,10 @@ func TestNothingIsLeft(t *testing.T) {
 		go func() { over <- a.Run(ctx, ln) }()
 		nc := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
 		testkit.Result(nc.Write([]byte("  V2IDENTIFY\n\x00\x00\x00\x02{}"))).Must(t)
-		_, err := nc.Read(make([]byte, 6)) // it is being served
+		_, err := nc.Read(make([]byte, 6)) // the agent serves the connection
 		testkit.Must(t, err)
 		cancel()
-		_, err = io.Copy(io.Discard, nc) // until it is told that this is the end
+		_, err = io.Copy(io.Discard, nc) // until the agent sends the end
 		testkit.Must(t, err)
 		nc.Close()
 		testkit.Must(t, <-over)
@@ -55,8 +55,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// Commands that do not come whole take no more room than there is, and not for good: who waits
-// for it gets it.
+// Incomplete commands take no more than the available room, and not forever: a command that waits for room gets room.
 func TestCommandsThatDoNotComeWhole(t *testing.T) {
 	const body, messages = 1 << 20, 1 << 18
 	pub := append([]byte("  V2PUB t\n"), binary.BigEndian.AppendUint32(nil, body)...)
@@ -78,7 +77,7 @@ func TestCommandsThatDoNotComeWhole(t *testing.T) {
 				for range producers {
 					mine, theirs := net.Pipe()
 					ln.Conns <- counted{theirs, &read}
-					go func() { _, _ = mine.Write(command) }() // as far as it is read
+					go func() { _, _ = mine.Write(command) }() // as far as the agent reads the command
 					go func() {
 						answer, _ := io.ReadAll(mine)
 						if bytes.Contains(answer, []byte("E_PUB_FAILED")) {
@@ -100,7 +99,7 @@ func TestCommandsThatDoNotComeWhole(t *testing.T) {
 	}
 }
 
-// counted counts what is read from it.
+// counted counts the bytes read from a connection.
 type counted struct {
 	net.Conn
 	read *atomic.Int64

@@ -42,8 +42,8 @@ func (s *suite) Run() int {
 	return s.m.Run()
 }
 
-// nsqd starts a real broker, which ends with the test, and returns a calibration of
-// it that any machine can carry and that takes seconds.
+// nsqd starts a real broker for the time of the test. It returns a calibration of the broker that takes seconds and that
+// any machine can carry.
 func nsqd(t *testing.T, flags ...string) Config {
 	t.Helper()
 	at := testkit.Result(local.Ports(2)).Must(t)
@@ -100,8 +100,8 @@ func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
 	testkit.Result(Identity(t.Context(), cfg.HTTP, nil)).Equal(t, "b1", "its id")
 }
 
-// A broker that ends connections misses every rate: nothing is blamed on the
-// generator, and nothing is left.
+// A broker that ends connections misses every rate. The calibration does not blame the generator, and leaves nothing
+// behind.
 func TestABrokerThatKeepsNothing(t *testing.T) {
 	cfg := nsqd(t, "--max-msg-size=50")
 	cfg.Search.First = cfg.Search.Least
@@ -123,7 +123,7 @@ func TestABrokerThatCarriesTopics(t *testing.T) {
 	cfg := nsqd(t)
 	var steps []Step
 	keep := func(s Step) { steps = append(steps, s) }
-	// A topic that comes meanwhile ends it.
+	// A topic that is created meanwhile ends the calibration.
 	_, err := Run(t.Context(), cfg, func(s Step) {
 		keep(s)
 		post(t, cfg, "/topic/create?topic=theirs")
@@ -145,7 +145,7 @@ func TestABrokerThatCarriesTopics(t *testing.T) {
 	testkit.EqualSlices(t, topicsOf(t, cfg), []string{"theirs"}, "it leaves")
 }
 
-// An interrupt leaves nothing, whenever it comes.
+// An interrupt at any time leaves nothing behind.
 func TestAnInterrupt(t *testing.T) {
 	cfg := nsqd(t)
 	cfg.Step, cfg.Limit = time.Minute, time.Hour
@@ -173,7 +173,7 @@ func TestAnInterrupt(t *testing.T) {
 	}
 }
 
-// A search that has no time left says so, and is not taken for an answer.
+// A search without time left reports the lack of time and returns no result.
 func TestNoTimeLeft(t *testing.T) {
 	cfg := nsqd(t)
 	cfg.Limit = cfg.Settle + cfg.Step + drainTimeout + 500*time.Millisecond

@@ -58,7 +58,7 @@ func TestShortenTakesFewerPublishers(t *testing.T) {
 	if got := shorten(one, l, 0.2); got.Spec.Publishers != 1 {
 		t.Errorf("%+v", got)
 	}
-	// A recording: by the publishers' rates, not their number.
+	// A recording counts the publishers' rates, not their number.
 	o.Trace = "some"
 	l.Sources = []schedule.Source{{Rate: 10}, {Rate: 1}, {Rate: 1}, {Rate: 8}}
 	for fraction, keep := range map[float64]int{0.7: 3, 0.5: 1, 0.1: 1} {

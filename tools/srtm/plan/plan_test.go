@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
 
-// execute runs `srtm plan` and returns what it wrote and its exit code.
+// execute runs `srtm plan` and returns its output and its exit code.
 func execute(t *testing.T, stdin string, args ...string) (out string, code int, err error) {
 	t.Helper()
 	var w bytes.Buffer
@@ -92,7 +92,7 @@ func TestBadInput(t *testing.T) {
 	const topic = `"topic":{"name":"t","rate":80000,"burst":100}`
 	for _, c := range []struct {
 		name, input string
-		want        []string // all of them, a line each
+		want        []string // all errors, a line each
 	}{
 		{"nothing", "", []string{"standard input: is empty"}},
 		{"not JSON", "{\n\"brokers\": [}", []string{"line 2"}},
@@ -138,7 +138,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// namedInEachLine reports whether nothing of the input began a line.
+// namedInEachLine reports whether no line begins with text of the input.
 func namedInEachLine(err error) bool {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		if !strings.HasPrefix(line, "standard input: ") {
@@ -172,7 +172,7 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// Whatever comes in, there is an answer or a reason, never both, never a panic.
+// For any input there is an answer or a reason, never both, and never a panic.
 func FuzzScenario(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.json")
 	if err != nil || len(files) == 0 {

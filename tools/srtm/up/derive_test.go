@@ -13,16 +13,15 @@ import (
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
-// Poisson loads of any size, as srtm up derives their contract: what one broker
-// has is more than theory says that the load needs, and a split has so much less
-// that 1 % of its messages wait until a token has been earned, or longer.
+// Poisson loads of any size, with the contract that srtm up derives. One broker has more tokens than theory requires for
+// the load. A split has so many fewer that 1 % of its messages wait at least until a token is earned.
 func TestOneBrokerHasRoomAndASplitWaits(t *testing.T) {
 	for seed := range uint64(4) {
 		for _, c := range []struct {
 			brokers, publishers int
 			rate                float64
 		}{{4, 100, 0.5}, {3, 50, 20}, {6, 200, 2}, {12, 400, 5}} {
-			// As many messages, whatever the rate: 99 % of few says little.
+			// The number of messages is the same for any rate, because 99 % of few messages says little.
 			phase := time.Duration(6000 / (float64(c.publishers) * c.rate) * float64(time.Second))
 			spec := schedule.Spec{Publishers: c.publishers, Rate: c.rate, Batch: 1, Process: schedule.Poisson, Size: 100, Seed: seed}
 			scheduled := func() schedule.Stream { return schedule.Until(spec.Stream(), phase) }
@@ -44,7 +43,7 @@ func TestOneBrokerHasRoomAndASplitWaits(t *testing.T) {
 	}
 }
 
-// The default load is what README shows: its split waits for tens of milliseconds.
+// The default load behaves as README says: a split waits for tens of milliseconds.
 func TestTheDefaultLoadShowsWhatSplittingCosts(t *testing.T) {
 	for _, duration := range []time.Duration{20 * time.Second, time.Minute} {
 		r := &run{options: defaults()}
@@ -53,7 +52,7 @@ func TestTheDefaultLoadShowsWhatSplittingCosts(t *testing.T) {
 		if slo := r.report.slo(); r.report.SplitUs < 50_000 || slo < 5*time.Millisecond || r.report.SplitUs < 4*slo.Microseconds() {
 			t.Errorf("%v: SLO %v, a split waits %d us", duration, slo, r.report.SplitUs)
 		}
-		// Room for a machine that sends nothing for so long, and then all at once.
+		// The burst leaves room for a machine that sends nothing for a while and then all messages at once.
 		stall := time.Duration(float64(r.report.Burst-r.report.ProfiledBurst) / r.load.Rate() * float64(time.Second))
 		if stall < 50*time.Millisecond {
 			t.Errorf("%v: b = %d bears a stall of %v", duration, r.report.Burst, stall)
@@ -69,7 +68,7 @@ func TestBurstFor(t *testing.T) {
 	}{
 		{25, 6, 62},         // 25 * sqrt(6)
 		{25, 1, 32},         // nothing to split
-		{25, 2, 36},         // hardly anything to choose from
+		{25, 2, 36},         // hardly any choice
 		{1000, 100, 10_000}, //
 	} {
 		testkit.Equal(t, burstFor(c.need, c.brokers), c.want, "burstFor(%d, %d)", c.need, c.brokers)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { localtest.Main(m) }
 
 var daemons = []string{"nsqd", "loaddistributor", "tbadaptor"}
 
-// output is written to by the command and read by the test.
+// output is written by the command and read by the test.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -62,7 +62,7 @@ func up(ctx context.Context, stdout, stderr *output, args ...string) error {
 	return cmd.ExecuteContext(ctx)
 }
 
-// The whole thing, small: real processes, real sockets, go-nsq, a report.
+// The whole command at small size: real processes, real sockets, go-nsq, a report.
 func TestUp(t *testing.T) {
 	bin := localtest.Folder(t, append(daemons, "tools/iotpub", "admission", "gateway")...)
 
@@ -156,7 +156,7 @@ func TestUp(t *testing.T) {
 	})
 }
 
-// asksAdmission has the admission that `srtm up` names in text decide on a request.
+// asksAdmission requests a decision from the admission service that `srtm up` names in text.
 func asksAdmission(ctx context.Context, text string) error {
 	found := regexp.MustCompile(`--admission-address=(\S+)`).FindStringSubmatch(text)
 	if found == nil {
@@ -173,8 +173,8 @@ func asksAdmission(ctx context.Context, text string) error {
 	return errors.Join(err, conn.Close())
 }
 
-// asksGateway publishes without a publisher's id to the gateway that `srtm up` names in text:
-// the refusal shows that the gateway passes messages to brokers.
+// asksGateway publishes without a publisher's id to the gateway that `srtm up` names in text. The refusal shows that the
+// gateway passes messages to brokers.
 func asksGateway(ctx context.Context, text string) error {
 	url := regexp.MustCompile(`http://\S+/pub\?topic=\w+`).FindString(text)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader("m"))
@@ -294,7 +294,7 @@ func TestBadCommandLines(t *testing.T) {
 	testkit.ErrorHas(t, up(t.Context(), &stdout, &stderr, "--bin-dir="+empty, "--data-dir="+t.TempDir()), "--bin-dir")
 }
 
-// What it leaves behind: nothing, or what it says.
+// After a failure the command leaves only the logs that its output names.
 func TestLogsAreKeptAfterAFailureOnly(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	var stdout, stderr output
@@ -309,7 +309,7 @@ func TestLogsAreKeptAfterAFailureOnly(t *testing.T) {
 	}
 }
 
-// Who has no nats-server is told how to get one, before anything is started.
+// Without a nats-server, the command explains how to get one before starting anything.
 func TestReplicatedNeedsNATS(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	var stdout, stderr output

@@ -51,8 +51,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// The default topic, with its margin, fits one broker, or SRTM could not place
-// it on one.
+// With its margin, the default topic fits one broker. Otherwise SRTM could not place the topic on one broker.
 func TestTheDefaultFitsOneBroker(t *testing.T) {
 	o := defaults()
 	l := testkit.Result(o.load.Build()).Must(t)
@@ -115,7 +114,7 @@ func TestContract(t *testing.T) {
 	if slo := c.Slo.Latency.AsDuration(); slo != sloFor(0, time.Duration(r.report.SplitUs)*time.Microsecond) || !r.report.SLODerived {
 		t.Errorf("SLO %v for a split that waits %d us", slo, r.report.SplitUs)
 	}
-	// Never less than a token for each broker.
+	// Each broker gets at least one token.
 	r.options.load.Spec.Publishers, r.options.brokers = 1, 50
 	r.load, err = r.options.load.Build()
 	testkit.Must(t, err)
@@ -261,12 +260,12 @@ func TestReport(t *testing.T) {
 	show("nothing.txt", &Report{Version: "SRTM x", CPUs: 1, Platform: "p", Brokers: 1, Mcap: 1})
 }
 
-// What is said of a phase is true of it.
+// The notes on a phase are true for the phase.
 func TestNotes(t *testing.T) {
 	_, late := quantiles99(20*time.Millisecond, 1000)
 	for name, c := range map[string]struct {
 		change func(*Report, *Phase)
-		want   []string // what the notes begin with
+		want   []string // prefixes of the notes
 	}{
 		"all is well":      {func(*Report, *Phase) {}, nil},
 		"a busy machine":   {func(_ *Report, p *Phase) { p.Emulator.Lateness = late }, []string{"these results are as much this machine's"}},

@@ -20,7 +20,7 @@ func draw(t *rapid.T) Config {
 	}
 }
 
-// Whatever the limit is, it is found: by the broker or by the generator.
+// The search finds any limit, of the broker or of the generator.
 func TestTheLimitIsFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := draw(t)
@@ -66,8 +66,8 @@ func TestTheLimitIsFound(t *testing.T) {
 	})
 }
 
-// Whatever it is told, even if the same rate is kept and then not: it ends, never
-// asks above what was not kept, and in the end says nothing that was taken back.
+// For any outcomes, even if the same rate is kept and then missed, the search ends, never tries a rate above a missed
+// rate, and never returns a rate that a later step disproved.
 func TestAnyOutcomes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := draw(t)
@@ -91,7 +91,7 @@ func TestAnyOutcomes(t *testing.T) {
 			s.Record(rate, o)
 			switch {
 			case o == Unoffered && late < cfg.Again:
-				late++ // to be tried again
+				late++ // the search tries the rate again
 				continue
 			case o == Kept:
 				kept[rate]++
@@ -113,8 +113,7 @@ func TestAnyOutcomes(t *testing.T) {
 	})
 }
 
-// A rate that was kept by luck is not kept when asked again, and a lower one is
-// found.
+// A rate that was kept by luck is missed in the second trial, and the search finds a lower rate.
 func TestLuckIsTakenBack(t *testing.T) {
 	s := New(Config{First: 100, Least: 1, Most: 1000, Tolerance: 0.1, Steps: 20})
 	var tried []int64
@@ -178,7 +177,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A generator that was late for once is not the limit.
+// A generator that was late only once is not the limit.
 func TestWhatWasNotOfferedIsTriedAgain(t *testing.T) {
 	s := New(Config{First: 100, Least: 1, Most: 200, Tolerance: 0.1, Steps: 20, Again: 2})
 	for _, c := range []struct {
