@@ -28,7 +28,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// daemonEnv makes the test program the daemon, for one that is killed.
+// daemonEnv makes the test program the daemon, so that a test can kill the daemon.
 const daemonEnv = "SRTM_TEST_ADMISSION"
 
 func TestMain(m *testing.M) {
@@ -113,7 +113,7 @@ func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmin
 
 var web = &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// get returns code, body, and the headers that a caller acts on.
+// get returns the code, the body, and the headers that a caller acts on.
 func get(t *testing.T, url, post string) string {
 	t.Helper()
 	r, err := http.NewRequest("GET", "http://"+url, nil)
@@ -131,7 +131,8 @@ func get(t *testing.T, url, post string) string {
 	return hundreds(t, strings.TrimSpace(text))
 }
 
-// hundreds rounds the times at the end of an answer up to hundreds of seconds: they are still to come.
+// hundreds rounds the times at the end of an answer up to hundreds of seconds, because the times are
+// in the future.
 func hundreds(t *testing.T, text string) string {
 	return seconds.ReplaceAllStringFunc(text, func(times string) string {
 		return number.ReplaceAllStringFunc(times, func(s string) string {
@@ -152,7 +153,7 @@ func TestTheDaemon(t *testing.T) {
 		_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: rules})
 		return err
 	}
-	// Refills that a test does not live to see.
+	// The refills take longer than the test.
 	testkit.Must(t, set(
 		&srtmv1.AdmissionRule{Key: "user/1", RefillMilli: 1, Capacity: 2},
 		&srtmv1.AdmissionRule{Key: "user/2", RefillMilli: 1, Capacity: 5},
@@ -183,7 +184,7 @@ func TestTheDaemon(t *testing.T) {
 		{"/v1/check", `{"checks":[{"key":"ip/1","cost":1},{"key":"nobody","cost":1}]}`, `200 {"admit":false,"results":[{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"reset_s":1000,"default":true,"shadow":true},{"key":"nobody","admit":false,"left":0,"retry_after_ms":-1,"reset_s":-1,"default":true}]}`},
 		{"/qos?key=user/2&cost=%zz", "", `400 invalid URL escape "%zz"`},
 		{"/qos?key=user/2&cost=4;", "", `400 invalid semicolon separator in query`},
-		{"/v1/check", "{\"checks\":[{\"key\":\"ip/\xff\"}]}", `400 not UTF-8`}, // or two keys would become one
+		{"/v1/check", "{\"checks\":[{\"key\":\"ip/\xff\"}]}", `400 not UTF-8`}, // else two keys would become the same key
 		{"/v1/check", `{"checks":[{"key":"user/2","cost":-1}]}`, `400 json: cannot unmarshal number -1 into Go struct field .checks.cost of type uint32`},
 		{"/v1/check", `{"checks":[{"key":"user/2","cost":1e99}]}`, `400 json: cannot unmarshal number 1e99 into Go struct field .checks.cost of type uint32`},
 		{"/v1/check", `null`, `400 0 checks: want 1 to 100`},
@@ -194,12 +195,12 @@ func TestTheDaemon(t *testing.T) {
 		{"/v1/check", `{"checks":[{"key":"user/2"}],"more":1}`, `400 json: unknown field "more"`},
 		{"/v1/check", `{"checks":[` + strings.Repeat(`{"key":"user/2"},`, 100) + `{"key":"user/2"}]}`, `400 101 checks: want 1 to 100`},
 		{"/v1/check", `{"checks":[{"key":"` + strings.Repeat("k", 70_000) + `"}]}`, `413 http: request body too large`},
-		{"/qos?key=user/2&cost=2", "", `200 TRUE "default";r=0;t=5000`}, // what was refused took nothing
+		{"/qos?key=user/2&cost=2", "", `200 TRUE "default";r=0;t=5000`}, // the refused request took nothing
 		{"/healthz", "", "200 ok"},
 	} {
 		testkit.Equal(t, get(t, at+test.path, test.post), test.want, "%.60s %.60s", test.path, test.post)
 	}
-	// The key of a header is taken as it is, and where the URL has none.
+	// The gateway takes the key of a header unchanged, and only if the URL has no key.
 	for _, test := range []struct {
 		query string
 		keys  []string
@@ -263,7 +264,7 @@ func TestTheDaemon(t *testing.T) {
 	}
 }
 
-// What HTTP says of a rule, and Envoy. The store may take its time to say it.
+// HTTP and Envoy show a rule. The store may delay the answer.
 func TestRulesAreShown(t *testing.T) {
 	at, rules, conn := dial(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
 	set := func(key string, refill, capacity int64) {
@@ -287,7 +288,7 @@ func TestRulesAreShown(t *testing.T) {
 	long := entry("user", strings.Repeat("x", 300))
 	for i, test := range []struct {
 		request *envoy.RateLimitRequest
-		want    string // of all and each: code, left, reset in hundreds of seconds; Retry-After
+		want    string // of all checks and of each: code, left, reset in hundreds of seconds; Retry-After
 	}{
 		{&envoy.RateLimitRequest{Domain: "shop", HitsAddend: 2, Descriptors: []*envoy.RateLimitDescriptor{
 			{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}},
@@ -326,11 +327,11 @@ func TestRulesAreShown(t *testing.T) {
 
 func second[A any](_ A, err error) error { return err }
 
-// A router of its own asks a server of its own, both with a MAC key, and one of
-// another key is not heard.
+// A router process asks a server process. Both have the same MAC key. The server ignores a router with
+// another MAC key.
 func TestRoles(t *testing.T) {
 	data, key, other := t.TempDir(), testkit.File(t, "file", "7 30313233343536373839616263646566"), testkit.File(t, "file", "7 40313233343536373839616263646566")
-	udp := testkit.Address(t) // of TCP; the port is as good for UDP
+	udp := testkit.Address(t) // a free TCP port; the test uses the same number for UDP
 	serverWeb, _ := start(t, "--role=server", "--data-path", data, "--udp-address", udp, "--mac-key-file", key)
 	testkit.Equal(t, get(t, serverWeb+"/qos?key=k", ""), "404 404 page not found", "a server routes")
 	routerWeb, admin := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", key)
@@ -340,9 +341,9 @@ func TestRoles(t *testing.T) {
 	strangerWeb, _ := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", other, "--attempts=2", "--default-reply-for=k=admit")
 	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "open", FailOpen: true}}})
 	testkit.Must(t, err)
-	testkit.WaitFor(t, "fail_open", func() bool { return get(t, strangerWeb+"/qos?key=open", "") == "200 TRUE" }) // by its rule
+	testkit.WaitFor(t, "fail_open", func() bool { return get(t, strangerWeb+"/qos?key=open", "") == "200 TRUE" }) // from its rule
 	testkit.Equal(t, get(t, strangerWeb+"/qos?key=other", ""), "200 FALSE", "with another key")
-	if got := get(t, strangerWeb+"/qos?key=k", ""); got != "200 TRUE" { // by the default reply, which knows no limit
+	if got := get(t, strangerWeb+"/qos?key=k", ""); got != "200 TRUE" { // from the default reply, which knows no limit
 		t.Errorf("with another key: %s", got)
 	}
 	testkit.WaitFor(t, "datagrams with the other key", func() bool {
@@ -353,8 +354,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// Two servers on one store: what one had the other has after the move, and after
-// it has gone.
+// Two servers share one store. The second server has the credits of the first after the move, and
+// after the first has gone.
 func TestPartitionsMove(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -372,14 +373,14 @@ func TestPartitionsMove(t *testing.T) {
 			return p.GetServer() == name && p.GetTarget() == "" && p.GetFirst() == first && p.GetLast() == first+15
 		})
 	})
-	for i, web := range []string{other, at} { // which still asks the first server, and hears where to go
+	for i, web := range []string{other, at} { // the client still asks the first server, which redirects the client
 		testkit.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
 		testkit.Equal(t, get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d;t=%d`, 1-i, 2000+1000*i))
 	}
 }
 
-// kill -9 of an owner: another takes over. What was saved is not admitted again, and
-// strict keys begin empty.
+// kill -9 of an owner: another server takes over. Saved charges are not admitted again, and strict
+// keys begin empty.
 func TestAnOwnerIsKilled(t *testing.T) {
 	t.Parallel()
 	data, at, name := t.TempDir(), testkit.Address(t), testkit.Address(t)

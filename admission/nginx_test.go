@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// nginx asks as docs/admission.md says, with the very lines that are there.
+// nginx asks with the lines that docs/admission.md shows. The test reads the lines from there.
 func TestNginx(t *testing.T) {
 	program, err := exec.LookPath("nginx")
 	if err != nil {

@@ -20,26 +20,26 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// machine is a daemon in a network namespace of its own, and clients beside it: they ask
-// over HTTP on its loopback, and so reach what it reaches.
+// machine is a daemon in its own network namespace, with clients beside the daemon. The clients ask
+// over HTTP on the loopback of the namespace, so they reach what the daemon reaches.
 type machine struct {
 	testkit.Namespace
 	name string // the daemon's UDP address
-	port string // its end of the link, on the switch
+	port string // the link's end on the switch
 	http *http.Client
 }
 
-// network is a switch, and on it a PostgreSQL and machines.
+// network is a switch with a PostgreSQL server and machines.
 type network struct {
 	t        *testing.T
 	hub      testkit.Namespace
-	store    *store.Store // not through the switch
+	store    *store.Store // connected without the switch
 	machines []*machine
-	admitted map[string]map[*machine]int // by key, and by where a client was told so
+	admitted map[string]map[*machine]int // by key, and by the machine whose client got the answer
 }
 
 const (
-	capacity = 1000 // of each key, which earns one credit in 1000 s: none, or one, in a test
+	capacity = 1000 // of each key, which earns one credit in 1000 s, so at most one credit in a test
 	database = "10.77.0.1"
 )
 
@@ -61,8 +61,9 @@ func newNetwork(t *testing.T, rules []rule.Rule) *network {
 	return n
 }
 
-// add starts a daemon that is sure of its peers only by certificate and MAC key, as all beyond
-// loopback are. It saves nothing while a test lasts: what another knows was replicated.
+// add starts a daemon that identifies its peers only by certificate and MAC key, as all daemons beyond
+// loopback do. The daemon saves nothing during a test, so another daemon can only know what was
+// replicated.
 func (n *network) add(authority *testkit.Authority, macKey string) *machine {
 	t := n.t
 	t.Helper()
@@ -97,7 +98,7 @@ func (n *network) add(authority *testkit.Authority, macKey string) *machine {
 	return m
 }
 
-// three starts three daemons, of which the first owns all.
+// three starts three daemons. The first daemon owns all partitions.
 func (n *network) three() (first *machine) {
 	n.t.Helper()
 	authority, macKey := testkit.NewAuthority(n.t), testkit.File(n.t, "file", "7 30313233343536373839616263646566")
@@ -108,8 +109,8 @@ func (n *network) three() (first *machine) {
 	return first
 }
 
-// plug connects a machine with those on a switch, "switch" or "island", and cuts it off from all
-// others. No end of the link notices.
+// plug connects a machine with the machines on a switch, "switch" or "island", and cuts the machine
+// off from all others. Neither end of the link notices.
 func (n *network) plug(m *machine, into string) {
 	n.t.Helper()
 	n.hub.IP("link", "set", m.port, "master", into)
@@ -134,7 +135,7 @@ func (n *network) owns(m *machine) bool {
 	return n.state(m).Partitions == rule.Partitions
 }
 
-// ask asks for a key beside a machine.
+// ask asks for a key on a machine.
 func (n *network) ask(m *machine, key string, cost int) (admit, answered bool) {
 	n.t.Helper()
 	var told struct {
@@ -150,13 +151,13 @@ func (n *network) ask(m *machine, key string, cost int) (admit, answered bool) {
 	return r.Admit, !r.Unanswered
 }
 
-// take waits until a key is admitted so many credits beside a machine.
+// take waits until clients on a machine are admitted credits of a key.
 func (n *network) take(m *machine, key string, cost int) {
 	n.t.Helper()
 	testkit.WaitFor(n.t, fmt.Sprintf("%d of %s", cost, key), func() bool { admit, _ := n.ask(m, key, cost); return admit })
 }
 
-// drain takes what a key has, beside a machine.
+// drain takes all credits that a key has on a machine.
 func (n *network) drain(m *machine, key string) {
 	n.t.Helper()
 	for _, cost := range []int{100, 10, 1} {
@@ -166,20 +167,20 @@ func (n *network) drain(m *machine, key string) {
 	}
 }
 
-// within fails if more of a key was admitted beside these machines than most.
+// within fails if these machines together admitted more than most of a key.
 func (n *network) within(key string, most int, at ...*machine) {
 	n.t.Helper()
 	sum := 0
 	for _, m := range at {
 		sum += n.admitted[key][m]
 	}
-	if most++; sum > most { // it has earned one
+	if most++; sum > most { // the key has earned a credit
 		n.t.Errorf("%s was admitted %d by %d of the machines, at most %d is right", key, sum, len(at), most)
 	}
 }
 
-// settled waits until each server follows the one before, and what the owner has admitted is
-// with its follower.
+// settled waits until each server follows the server before, and until the owner's admissions have
+// reached the owner's follower.
 func (n *network) settled(owner *machine) {
 	n.t.Helper()
 	testkit.WaitFor(n.t, "each follows the one before", func() bool {
@@ -192,12 +193,12 @@ func (n *network) settled(owner *machine) {
 	})
 	admitted := clock.Mono()
 	testkit.WaitFor(n.t, "replication", func() bool {
-		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later
+		since := clock.Mono().Sub(admitted) // read before Lag, because the last round began later
 		return n.state(owner).Lag < since.Seconds()
 	})
 }
 
-// heal has the network whole again. One server owns all then.
+// heal reconnects the whole network. Then one server owns all partitions.
 func (n *network) heal(owner *machine) {
 	n.t.Helper()
 	for _, m := range n.machines {
@@ -218,16 +219,16 @@ func (n *network) heal(owner *machine) {
 	}
 }
 
-// Of three servers the owner is cut off from the others, from the store and from all clients
-// but those beside it. Its follower takes over and no other server does, clients of the
-// third find it, and when the network is whole again one server owns all. Then the
-// new owner is cut off in the same way.
+// The owner of three servers is cut off from the other servers, from the store and from all clients
+// but the clients beside the owner. The owner's follower takes over and no other server does. Clients
+// of the third server find the follower. When the network is whole again, one server owns all
+// partitions. Then the new owner is cut off in the same way.
 //
-//   - A strict key is admitted its capacity by all together: who is cut off stops before
-//     another begins, with nothing.
-//   - Another key is admitted its capacity on each side of the cut, and on the follower's less
-//     what was replicated: the owner, which lives on, cannot know.
-//   - What one who was cut off still holds comes back nowhere.
+//   - All servers together admit a strict key its capacity. The server that is cut off stops
+//     before another server begins, with nothing.
+//   - Another key is admitted its capacity on each side of the cut. On the follower's side the
+//     replicated admissions are subtracted. The old owner cannot know of the follower's.
+//   - Credits that a server still held when the server was cut off come back nowhere.
 func TestThreeServersApart(t *testing.T) {
 	t.Parallel()
 	share := tokenbucket.Share{Rate: 1, Burst: capacity}
@@ -236,7 +237,7 @@ func TestThreeServersApart(t *testing.T) {
 	n.take(first, "strict", replicated)
 	n.isCutOff(0, "key0")
 	n.isCutOff(1, "key1")
-	// What the first owner had comes back nowhere, when the second one is cut off, either.
+	// The first owner's credits do not come back either when the second owner is cut off.
 	before := n.admitted["key0"][first]
 	for _, m := range n.machines {
 		n.drain(m, "key0")
@@ -244,10 +245,10 @@ func TestThreeServersApart(t *testing.T) {
 	n.within("key0", capacity-replicated-(n.admitted["key0"][first]-before), n.machines[1:]...)
 }
 
-// replicated and unheard are what an owner admits before it is cut off, and at once after.
+// An owner admits replicated before the cut, and unheard immediately after the cut.
 const replicated, unheard = 300, 50
 
-// isCutOff cuts machine i off, which owns all. No client has asked for the key.
+// isCutOff cuts machine i off, which owns all partitions. No client has asked for the key.
 func (n *network) isCutOff(i int, key string) {
 	const strict = "strict"
 	t := n.t
@@ -257,9 +258,9 @@ func (n *network) isCutOff(i int, key string) {
 	n.settled(owner)
 
 	n.plug(owner, "island")
-	n.ask(owner, strict, capacity-replicated) // admitted while it is sure, if this machine is quick
+	n.ask(owner, strict, capacity-replicated) // admitted within the owner's lease, if the test machine is quick
 	n.take(owner, key, unheard)
-	n.ask(third, key, 1) // it may well have no answer
+	n.ask(third, key, 1) // an answer is not required
 	testkit.WaitFor(t, "the follower takes over", func() bool { return n.owns(heir) })
 	testkit.Equal(t, n.state(third).Partitions, 0, "a server that does not follow the owner took over partitions")
 	if admit, _ := n.ask(owner, strict, 1); admit {
@@ -291,9 +292,9 @@ func (n *network) isCutOff(i int, key string) {
 	n.within(key, capacity-replicated-(n.admitted[key][owner]-before), heir, third)
 }
 
-// The owner and its follower are cut off together: the owner goes on with strict keys by the
-// follower's word, until that has not read the store for a minute, and has stopped when the
-// third server takes over.
+// The owner and its follower are cut off together. The owner continues with strict keys on the
+// follower's word, until the follower has not read the store for a minute. The owner has stopped when
+// the third server takes over.
 func TestTwoOfThreeServersApart(t *testing.T) {
 	if os.Getenv("SRTM_FAULTS") == "" {
 		t.Skip("SRTM_FAULTS is not set: a follower's lease is a minute")

@@ -29,9 +29,10 @@ func stateOf(t *testing.T, web string) (s server.State) {
 	return s
 }
 
-// A server replicates to another one with TLS, by certificates. Who shows none, or one that
-// is not of the servers' authority or no longer valid, can neither write what the
-// follower knows, nor end its word and have that saved; the same calls with a certificate do.
+// A server replicates to another server with TLS and certificates. A client without a certificate, or
+// with an expired certificate or a certificate of another authority, cannot write what the follower
+// knows, and cannot end the follower's word and have it saved. The same calls with a valid certificate
+// can.
 func TestReplicationTakesACertificate(t *testing.T) {
 	t.Parallel()
 	authority, data := testkit.NewAuthority(t), t.TempDir()
@@ -67,7 +68,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	testkit.MustEqual(t, get(t, owner+"/qos?key=k&cost=7", ""), `200 TRUE "default";r=3;t=7000`)
 	admitted := clock.Mono()
 	testkit.WaitFor(t, "replication", func() bool {
-		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later
+		since := clock.Mono().Sub(admitted) // read before Lag, because the last round began later
 		return stateOf(t, owner).Lag < since.Seconds()
 	})
 
@@ -83,7 +84,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	}
 	replicate := func(as srtmv1.AdmissionReplicationClient, key string) error {
 		_, err := as.Replicate(t.Context(), &srtmv1.ReplicateRequest{Owner: from.Instance, Follower: to.Instance, Credits: []*srtmv1.AdmissionCredit{
-			{Key: key, CreditMilli: 9000, Epoch: 1, AtMs: 1 << 42}, // which is newer than the owner's
+			{Key: key, CreditMilli: 9000, Epoch: 1, AtMs: 1 << 42}, // newer than the owner's
 		}})
 		return err
 	}
@@ -123,7 +124,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	if credits := saved(); len(credits) > 0 {
 		t.Errorf("%v is saved before any check-point", credits)
 	}
-	// Its word has not ended: to one whose has ended nothing can be replicated.
+	// The follower's word has not ended. Nothing can be replicated to a follower whose word has ended.
 	if err := replicate(peer, "other"); err != nil {
 		t.Errorf("a peer: %v", err)
 	}

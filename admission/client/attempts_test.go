@@ -16,7 +16,7 @@ func TestWaits(t *testing.T) {
 		}
 	}
 	check(time.Millisecond, 2*time.Millisecond, 4*time.Millisecond, 5*time.Millisecond)
-	r.saw(20 * time.Microsecond) // and 40 us of four times the variation
+	r.saw(20 * time.Microsecond) // and four times the variation of 40 us
 	check(100*time.Microsecond, 200*time.Microsecond, 400*time.Microsecond, 800*time.Microsecond, 1600*time.Microsecond)
 	r = roundTrip{}
 	r.saw(200 * time.Microsecond)

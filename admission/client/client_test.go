@@ -30,7 +30,7 @@ func serve(t testing.TB, rules ...rule.Rule) netip.AddrPort {
 	return at
 }
 
-// stoppable is serve, until stop is called.
+// stoppable is serve with a function that stops the server.
 func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()) {
 	t.Helper()
 	s := testkit.Result(store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))).Must(t)
@@ -44,13 +44,13 @@ func dial(t *testing.T, cfg client.Config) *client.Client {
 	c := testkit.Result(client.New(cfg)).Must(t)
 	t.Cleanup(func() {
 		c.Close()
-		c.Close() // is nothing
+		c.Close() // closes no server
 	})
 	return c
 }
 
-// lossy passes datagrams between one asker and a server, and loses, repeats and
-// reorders them.
+// lossy passes datagrams between one client and a server. It loses, repeats and reorders some
+// datagrams.
 func lossy(t *testing.T, to netip.AddrPort) string {
 	t.Helper()
 	front := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
@@ -110,8 +110,8 @@ func lossy(t *testing.T, to netip.AddrPort) string {
 	return front.LocalAddr().String()
 }
 
-// On a network that loses a sixth of all datagrams, and repeats and reorders others,
-// each question is decided, and charged once.
+// The network loses a sixth of all datagrams, and repeats and reorders others. Each question is still
+// decided, and charged once.
 func TestEachQuestionIsChargedOnce(t *testing.T) {
 	const questions = 400
 	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
@@ -142,7 +142,7 @@ func TestNobodyAnswers(t *testing.T) {
 			testkit.Equal(t, c.Ask(t.Context(), key, 1), (client.Decision{Admit: admit, Unanswered: true}), "%s", key)
 		}
 	}
-	// However long it would ask, it ends with the context and with Close.
+	// However long the client would ask, the question ends with its context and with Close.
 	c := dial(t, client.Config{Servers: []string{silent.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30, Wait: testkit.Hang})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -152,13 +152,14 @@ func TestNobodyAnswers(t *testing.T) {
 	closed := testkit.Result(client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30, Wait: testkit.Hang})).Must(t)
 	done := make(chan client.Decision)
 	go func() { done <- closed.Ask(t.Context(), "key", 1) }()
-	closed.Close() // before it asks, or while
+	closed.Close() // before the question, or during the question
 	if d := <-done; !d.Unanswered {
 		t.Errorf("%+v after Close", d)
 	}
 }
 
-// Who has answered is asked again when there are more servers, of which one is cut off.
+// If a client knows several servers, the client asks a server again that has answered. One server is
+// cut off.
 func TestAnotherServerIsCutOff(t *testing.T) {
 	owner := serve(t, rule.Rule{Key: "key1", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
 	silent := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
@@ -175,7 +176,7 @@ func TestAnotherServerIsCutOff(t *testing.T) {
 	}
 }
 
-// Servers that are named twice are asked as one is.
+// A client asks servers that are named twice as if they were named once.
 func TestServersThatAreNamedTwice(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
 	c := dial(t, client.Config{Servers: []string{to, to}, Attempts: 10_000, Wait: testkit.Hang})

@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Every faulty line of a file of keys is told.
+// The error lists every faulty line of a file of keys.
 func TestFaultsOfKeys(t *testing.T) {
 	for text, want := range map[string]string{
 		"1\n70000 xy\n# none\n5 00112233445566778899aabbccddeeff\n": "FILE, line 1: want a number and a secret in hex\nFILE, line 2: the number is not 0 to 65535\nFILE, line 2: the secret is not hex",

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Whatever Envoy was made to send is refused, or asks about keys that can have rules.
+// The router refuses every request that Envoy might send, or asks about keys that can have rules.
 func FuzzDescriptors(f *testing.F) {
 	for _, r := range []*envoy.RateLimitRequest{
 		{}, {Domain: "d", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{{Key: "k\x00=|", Value: "%é\x7f"}, {Value: string(make([]byte, 300))}}}}},
@@ -38,8 +38,8 @@ func FuzzDescriptors(f *testing.F) {
 	})
 }
 
-// Different descriptors have different keys: all of up to two entries of words that try
-// to pass for another's end, and long ones.
+// Different descriptors have different keys. The test tries all descriptors of up to two entries, with
+// words that imitate the end of another word, and with long words.
 func TestDescriptorsDoNotMeet(t *testing.T) {
 	words := []string{"", "|", "=", "%", "|=", "%7C", "%3D", strings.Repeat("x", 300), strings.Repeat("x", 300) + "|"}
 	var all []*envoy.RateLimitDescriptor_Entry
@@ -60,7 +60,7 @@ func TestDescriptorsDoNotMeet(t *testing.T) {
 		}
 		seen[key] = what
 	}
-	// One whose value is the end of a long one's key.
+	// A descriptor whose value is the end of a long descriptor's key.
 	long := []*envoy.RateLimitDescriptor_Entry{{Key: "k", Value: strings.Repeat("x", 300)}}
 	check("d", &envoy.RateLimitDescriptor_Entry{Key: "k", Value: strings.TrimPrefix(descriptorKey("d", long), "d|k=")})
 	check("d", long...)
@@ -75,7 +75,7 @@ func TestDescriptorsDoNotMeet(t *testing.T) {
 	}
 }
 
-// A limit is the rule's refill, and at least its capacity where any unit is that long.
+// A limit is the rule's refill, and at least the rule's capacity if any unit is long enough.
 func TestLimitsHoldTheCapacity(t *testing.T) {
 	for _, test := range []struct {
 		milli, period, capacity int64

@@ -43,7 +43,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// Defaults against a look at all of them.
+// Compares Defaults with a search through all defaults.
 func TestDefaults(t *testing.T) {
 	word := rapid.StringMatching(`[ab/]{0,4}`)
 	rapid.Check(t, func(t *rapid.T) {
@@ -71,7 +71,7 @@ func TestDefaults(t *testing.T) {
 	})
 }
 
-// That there are many defaults does not make the next one slower: this took minutes once.
+// Adding a default must not become slower with the number of defaults. The test took minutes once.
 func TestManyDefaults(t *testing.T) {
 	var d rule.Defaults
 	const many = 100_000
@@ -93,11 +93,11 @@ func TestPartition(t *testing.T) {
 	testkit.Equal(t, testing.AllocsPerRun(100, func() { rule.Partition(keyBytes, 4096) }), 0, "allocations")
 }
 
-// paperBucket is the paper's leaky bucket with refill (section II.C), as it is
-// written there: f(t) = C + (A-B)*t within [0, C], refilled by a tick, and a request
-// is admitted while the credit is greater than zero. Two things follow that
-// tokenbucket.Bucket does without: a fraction of a credit admits a whole request, so
-// that the credit falls below zero; and what is earned between ticks is not there.
+// paperBucket is the paper's leaky bucket with refill (section II.C), written as in the paper: f(t) =
+// C + (A-B)*t within [0, C], refilled by a tick. The bucket admits a request while the credit is
+// greater than zero. The bucket differs from tokenbucket.Bucket in two ways: a fraction of a credit
+// admits a whole request, so the credit falls below zero; and credits earned between ticks are not
+// available until the tick.
 type paperBucket struct {
 	refill   float64 // A, credits per second
 	capacity float64 // C, credits
@@ -109,7 +109,7 @@ func (b *paperBucket) tick(since time.Duration) {
 	b.credit = min(b.capacity, b.credit+b.refill*since.Seconds())
 }
 
-// take admits a request, and charges it one credit, if the credit is above zero.
+// take admits a request and charges one credit if the credit is above zero.
 func (b *paperBucket) take() bool {
 	if b.credit <= 0 {
 		return false
@@ -120,12 +120,12 @@ func (b *paperBucket) take() bool {
 
 var keyBytes = []byte("tenant/acme/http")
 
-// What the paper's bucket admits against the bound that the rule names.
+// Compares the admissions of the paper's bucket with the bound that the rule names.
 func TestPaperBucketGoesAboveItsRule(t *testing.T) {
 	paper := paperBucket{refill: 10, capacity: 1, credit: 1}
 	exact := tokenbucket.NewFull(tokenbucket.Share{Rate: 10_000, Burst: 1}, 0)
 	var byPaper, byRule int
-	const step = 10 * time.Millisecond // a tenth of what a credit takes
+	const step = 10 * time.Millisecond // a tenth of the time that a credit takes
 	for i := range 96 {
 		if i > 0 {
 			paper.tick(step)

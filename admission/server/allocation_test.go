@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A decision allocates nothing, from the datagram that is read to the one that is sent;
-// whatever this process allocates meanwhile would count.
+// A decision allocates nothing, from reading the datagram to sending the answer. Any other allocation
+// of this process during the test would count.
 func TestAllocation(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 1e9)})
 	s, _ := b.start()
@@ -31,7 +31,7 @@ func TestAllocation(t *testing.T) {
 	}
 	ask()
 	q.Kind, q.Session, q.Cost, q.Key = wire.Ask, a.Session, 1, []byte("key")
-	ask() // is looked up
+	ask() // looks the key up
 	if n := testing.AllocsPerRun(2000, ask); n != 0 || a.Kind != wire.Reply || a.Flags&wire.Admit == 0 {
 		t.Errorf("%v allocations; the last answer is %+v", n, a)
 	}

@@ -13,12 +13,12 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// backup copies a store, and returns what puts it back to that while servers go on.
+// backup copies a store. restore puts the store back to the copy while servers run.
 func (b *bench) backup() (restore func()) {
 	b.t.Helper()
 	other := testkit.Result(sql.Open("sqlite", "file:"+b.path+"?_pragma=busy_timeout(5000)&_txlock=immediate")).Must(b.t)
 	b.t.Cleanup(func() { other.Close() })
-	other.SetMaxOpenConns(1) // which has the copy attached
+	other.SetMaxOpenConns(1) // a single connection, with the copy attached
 	copied := filepath.Join(b.t.TempDir(), "copy.db")
 	do := func(statement string, args ...any) {
 		b.t.Helper()
@@ -36,13 +36,13 @@ func (b *bench) backup() (restore func()) {
 	}
 }
 
-// A server whose store is put back to what it was goes by its rules, and by edits of them
-// whose numbers it has seen before.
+// If the store is put back to an older copy, a server follows the restored rules. The server also
+// follows new edits that repeat edit numbers it has seen.
 func TestTheStoreIsPutBack(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		joins bool // the server, after the copy was made
-		edits int  // after the store was put back; before that there were 4
+		joins bool // the server joins after the copy was made
+		edits int  // after the restore; there were 4 before
 	}{{"no edit since", false, 0}, {"few edits since", false, 2}, {"many edits since", false, 8}, {"to before the server began", true, 2}} {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t, rule.Rule{Key: "own", Share: share(1, 5)}, rule.Rule{Key: "gone", Share: share(1, 5)}, rule.Rule{Key: "d/*", Share: share(1, 5)})
@@ -58,7 +58,7 @@ func TestTheStoreIsPutBack(t *testing.T) {
 			holds := func(want map[string]int64) {
 				t.Helper()
 				testkit.WaitFor(t, fmt.Sprintf("keys hold %v", want), func() bool {
-					b.clock.pass(time.Hour) // all are full
+					b.clock.pass(time.Hour) // all keys are full
 					for key, left := range want {
 						if c.Peek(t.Context(), key, 0).Left != left {
 							return false
@@ -90,8 +90,9 @@ func TestTheStoreIsPutBack(t *testing.T) {
 	}
 }
 
-// A copy that is younger than the last renewal is noticed as well, with the first that is written
-// after the store was put back, if that is the last: a strict key is not admitted again what it was since.
+// A server also notices a copy that is younger than the last renewal, at the first write after the
+// restore, if this write is the last. A strict key is not admitted again what was admitted since the
+// copy.
 func TestTheStoreIsPutBackToAYoungCopy(t *testing.T) {
 	for _, writes := range []bool{true, false} {
 		b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 10}, Strict: true}, rule.Rule{Key: "other", Share: share(1, 5)})
@@ -124,7 +125,7 @@ func TestTheStoreIsPutBackToAYoungCopy(t *testing.T) {
 	}
 }
 
-// An edit that a server follows is not in a copy from before, which is noticed, too.
+// A copy from before an edit that a server follows lacks the edit. The server notices this, too.
 func TestAnEditThatIsFollowedIsABeat(t *testing.T) {
 	b := newBench(t)
 	link := &cable{Store: b.store}

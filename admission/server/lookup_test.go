@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// asked notes how many keys each question to the store is about.
+// asked records the number of keys in each lookup of the store.
 type asked struct {
 	*memory
 	rules, credits []int
@@ -30,7 +30,7 @@ func (a *asked) Credits(ctx context.Context, keys []string) (map[string]table.Cr
 	return a.memory.Credits(ctx, keys)
 }
 
-// Keys that wait together are asked for together, and each gets what is its own.
+// Keys that wait together are looked up together, and each key gets its own rule.
 func TestKeysAreLookedUpTogether(t *testing.T) {
 	const keys, own = keysAtOnce + 44, 7
 	burst := func(i int) int64 { return int64(i + 1) }
@@ -69,11 +69,11 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 	}
 }
 
-// stalling is a store whose questions about keys wait while one of them is to be released.
+// stalling is a store whose lookups of keys wait until the test releases them.
 type stalling struct {
 	*memory
-	stalled chan chan struct{} // a question waits, until that is closed; nil: none does
-	changes []store.Change     // of rules, but for those that memory has
+	stalled chan chan struct{} // a lookup waits until the channel is closed; nil: no lookup waits
+	changes []store.Change     // of rules, besides the changes that memory has
 }
 
 func (s *stalling) stall(ctx context.Context) error {
@@ -104,8 +104,8 @@ func (s *stalling) Changes(_ context.Context, after uint64, _ int) (some []store
 	return some, nil
 }
 
-// While the store keeps a lookup waiting, keys that are here are decided, edits are followed, and
-// the key that is looked up gets the rule that it has by then.
+// While the store delays a lookup, the server decides keys in memory and follows edits. The key that
+// is looked up gets the rule that is current at the end.
 func TestLookupsHoldUpNothing(t *testing.T) {
 	rated := func(key string, burst int64, change uint64) rule.Rule {
 		return rule.Rule{Key: key, Change: change, Share: tokenbucket.Share{Rate: 1000, Burst: burst}}

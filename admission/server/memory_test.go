@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// memory is a store in memory. What it does is what store.Store
-// says that it does, by other means: a property of servers holds on both.
+// memory is a store in memory that keeps the contract of store.Store by other means. A property of
+// servers holds on both stores.
 type memory struct {
 	rules   map[string]rule.Rule
 	edits   []store.Change // in order
@@ -35,7 +35,7 @@ func newMemory(rules []rule.Rule) *memory {
 	return m
 }
 
-// edit notes the next one.
+// edit records the next edit.
 func (m *memory) edit(r rule.Rule, deleted bool) {
 	r.Change = uint64(len(m.edits)) + 1
 	m.edits = append(m.edits, store.Change{Rule: r, Deleted: deleted})
@@ -93,7 +93,7 @@ func (m *memory) Defaults(context.Context) (all []rule.Rule, err error) {
 
 func (m *memory) LastChange(context.Context) (uint64, error) { return uint64(len(m.edits)), nil }
 
-// Changes has all edits of a rule, of which store.Store has the last.
+// Changes returns all edits of a rule. store.Store returns only the last edit.
 func (m *memory) Changes(_ context.Context, after uint64, n int) ([]store.Change, error) {
 	return m.edits[after:min(after+uint64(n), uint64(len(m.edits)))], nil
 }

@@ -29,24 +29,24 @@ type cable struct {
 	*store.Store
 	cut       atomic.Bool
 	unreached atomic.Bool // no renewal arrives
-	lost      atomic.Bool // what is done next of Join and HandOver is done, and then it is cut off
+	lost      atomic.Bool // the next Join or HandOver is executed, and then the store is cut off
 	renewals  atomic.Int64
-	unsaved   atomic.Bool  // no check-point arrives
-	saves     atomic.Int64 // of those that did
+	unsaved   atomic.Bool  // no checkpoint arrives
+	saves     atomic.Int64 // saves that succeeded
 	polls     atomic.Int64
-	hole      atomic.Pointer[string] // what the store does not answer next: save, poll, join or renewal
-	room      atomic.Int64           // 0, or how many credits the store can save in the time that it has
+	hole      atomic.Pointer[string] // the next operation without an answer: save, poll, join or renewal
+	room      atomic.Int64           // 0, or how many credits the store can save in the given time
 	slow      atomic.Pointer[func()] // called once, before the next renewal
 }
 
-// renewed waits for two renewals that begin from now on.
+// renewed waits for two renewals that begin after the call.
 func (c *cable) renewed(t *testing.T) {
 	t.Helper()
 	before := c.renewals.Load()
 	testkit.WaitFor(t, "renewals", func() bool { return c.renewals.Load() > before+2 })
 }
 
-// swallowed waits until the caller gives up, where the hole is for what it does.
+// swallowed waits until the caller gives up, if hole names the caller's operation.
 func (c *cable) swallowed(ctx context.Context, what string) bool {
 	hole := c.hole.Load()
 	if hole == nil || *hole != what || !c.hole.CompareAndSwap(hole, nil) {
@@ -120,7 +120,7 @@ func (c *cable) HandOver(ctx context.Context, me store.Member, to string, partit
 	return c.answer(c.Store.HandOver(ctx, me, to, partitions, credits))
 }
 
-// two servers on one store, that look at it all the time.
+// two starts two servers on one store. Both look at the store continuously.
 func two(t *testing.T, rules ...rule.Rule) (b *bench, s [2]*server.Server, cables [2]*cable) {
 	b = newBench(t, rules...)
 	s, cables = b.two()
@@ -137,7 +137,8 @@ func (b *bench) two() (s [2]*server.Server, cables [2]*cable) {
 	return s, cables
 }
 
-// passes has time pass as fast as a server looks at the store, until it owns all.
+// passes advances the time as fast as a server looks at the store, until the server owns all
+// partitions.
 func (b *bench) passes(s *server.Server, c *cable) {
 	b.t.Helper()
 	looked := c.renewals.Load()
@@ -161,8 +162,8 @@ func (b *bench) both(s [2]*server.Server) *client.Client {
 	return c
 }
 
-// A key is admitted its capacity, no more and no less, however often it moves while it is
-// asked for; a move that cannot be written changes nothing.
+// A key is admitted exactly its capacity, however often the key moves while clients ask for it. A move
+// that cannot be written changes nothing.
 func TestMoves(t *testing.T) {
 	const capacity, moves, whileItMoves = 5000, 6, 500
 	b, s, cables := two(t, rule.Rule{Key: "k", Share: share(1, capacity), Strict: true})
@@ -174,12 +175,12 @@ func TestMoves(t *testing.T) {
 		if d.Admit {
 			admitted++
 		}
-		return d.Admit || d.Unanswered // it was moving for longer than a client waits; nothing was charged
+		return d.Admit || d.Unanswered // the key was moving for longer than a client waits; nothing was charged
 	}
 	for move := range moves {
 		from, to := move%2, 1-move%2
 		cut := move == 1
-		if cut && !ask() { // the owner has the key from here on, without the store
+		if cut && !ask() { // from here on the owner has the key without the store
 			t.Fatalf("denied before move %d", move)
 		}
 		cables[from].cut.Store(cut)
@@ -205,8 +206,8 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// What is written by a server whose clock is behind that of the owner before is not taken
-// for older than what that one wrote.
+// A new owner's clock is behind the clock of the previous owner. The new owner's writes must not count
+// as older than the previous owner's writes.
 func TestClocksApart(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 100}, Strict: true})
 	b.cfg.Renew, b.cfg.Advertise = 20*time.Millisecond, ""
@@ -229,8 +230,8 @@ func TestClocksApart(t *testing.T) {
 	}
 }
 
-// A server that did not own a key when it was asked, and does when the question comes
-// once more, charges nothing: the asker has gone to another one by now.
+// A server did not own a key when the question came first, and owns the key when the question comes
+// again. The server charges nothing, because the client has gone to another server by now.
 func TestMovedIsTheAnswer(t *testing.T) {
 	b, s, _ := two(t, rule.Rule{Key: "k", Share: share(1, 10)})
 	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
@@ -242,7 +243,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 	testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
 	testkit.WaitFor(t, "the partition moves", owns(s[1], 1))
 	c := b.client(s[1])
-	if d := sure(t, c, "k", 1); d.Left != 9 { // it is in memory from now on
+	if d := sure(t, c, "k", 1); d.Left != 9 { // the key is in memory from now on
 		t.Fatalf("%+v", d)
 	}
 	if again := r.send(question)[0]; again != before {
@@ -251,9 +252,9 @@ func TestMovedIsTheAnswer(t *testing.T) {
 	testkit.Equal(t, c.Peek(t.Context(), "k", 0).Left, 9, "credits left")
 }
 
-// An owner that is cut off from the store stops strict keys before another takes over,
-// which begins those empty; of others what was admitted since the last check-point may be
-// admitted again. Back again it is an owner of nothing.
+// An owner that is cut off from the store stops strict keys before another server takes over. The
+// other server begins these keys empty. Admissions of other keys since the last checkpoint may be
+// repeated. When the old owner is connected again, it owns nothing.
 func TestFailover(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old, next := b.client(s[0]), b.client(s[1])
@@ -273,12 +274,12 @@ func TestFailover(t *testing.T) {
 	testkit.Equal(t, count(old, "strict"), 0, "of a strict key by an owner that may be replaced")
 	testkit.Equal(t, s[1].State().Partitions, 0, "replaced after 5 s")
 	cut := b.clock.Now().Wall
-	// Another one takes over 6 s after the last sign of life that it saw.
+	// Another server takes over 6 s after the last sign of life that it saw.
 	b.passes(s[1], cables[1])
 	if n, most := count(next, "strict"), (b.clock.Now().Wall - cut).Seconds(); float64(n) > most {
 		t.Errorf("a strict key began with %d, and was empty at most %.1f s before", n, most)
 	}
-	if n := count(next, "key"); n < 10 { // nothing was saved: it is full once more
+	if n := count(next, "key"); n < 10 { // nothing was saved: the key is full once more
 		t.Errorf("a key was admitted %d after a failover", n)
 	}
 	testkit.Equal(t, count(old, "strict"), 0, "of a strict key by an owner that was replaced")
@@ -289,8 +290,8 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// Where the answer to a hand-over, or to a join, is lost, the owner before writes nothing
-// over what the one after it has written.
+// If the answer to a hand-over or to a join is lost, the previous owner writes nothing over the writes
+// of the next owner.
 func TestAnAnswerIsLost(t *testing.T) {
 	for _, what := range []string{"hand-over", "join"} {
 		t.Run(what, func(t *testing.T) {
@@ -332,8 +333,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 	}
 }
 
-// A store that takes a question and says nothing is given up: the server goes on with
-// the next.
+// A server gives up an operation that the store does not answer, and continues with the next.
 func TestABlackHole(t *testing.T) {
 	for _, what := range []string{"save", "poll", "join", "renewal"} {
 		t.Run(what, func(t *testing.T) {
@@ -360,7 +360,7 @@ func TestABlackHole(t *testing.T) {
 	}
 }
 
-// A renewal that takes long does not make others seem silent for longer than they are.
+// A slow renewal does not make other servers seem silent for longer than they are.
 func TestASlowStore(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
@@ -373,7 +373,7 @@ func TestASlowStore(t *testing.T) {
 	}
 	cables[1].slow.Store(&slow)
 	<-passed
-	b.clock.pass(1500 * time.Millisecond) // since the first one's last sign of life, and 6.4 s since that began
+	b.clock.pass(1500 * time.Millisecond) // since the first server's last sign of life, and 6.4 s since that renewal began
 	cables[1].renewed(t)
 	testkit.Equal(t, s[1].State().Partitions, 0, "took partitions of a server whose lease runs")
 	cables[0].cut.Store(false)
@@ -382,8 +382,8 @@ func TestASlowStore(t *testing.T) {
 	}
 }
 
-// Where a batch of a check-point takes longer than it may, the next one is half as large:
-// the lease is renewed meanwhile, strict keys go on, and in the end all is saved.
+// If a batch of a checkpoint takes longer than allowed, the next batch is half as large. The lease is
+// renewed meanwhile, strict keys continue, and in the end everything is saved.
 func TestASlowDisk(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key/*", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	c := &cable{Store: b.store}
@@ -391,9 +391,9 @@ func TestASlowDisk(t *testing.T) {
 	b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint = c, 20*time.Millisecond, 5*time.Millisecond
 	s, _ := b.start()
 	ask := b.client(s)
-	const keys = 80 // of which some share a shard
+	const keys = 80 // some keys share a shard
 	for i := range keys {
-		if d := sure(t, ask, fmt.Sprint("key/", i), 9); !d.Admit { // it will not be full in this test, and forgotten
+		if d := sure(t, ask, fmt.Sprint("key/", i), 9); !d.Admit { // the key will not fill up in this test and be forgotten
 			t.Fatalf("%+v", d)
 		}
 	}
@@ -410,7 +410,7 @@ func TestASlowDisk(t *testing.T) {
 	})
 }
 
-// A machine that was suspended does not know yet that another may have taken over.
+// A machine that was suspended does not know yet that another server may have taken over.
 func TestSuspended(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true}, rule.Rule{Key: "key", Share: share(1, 10)})
 	var asleep atomic.Int64
@@ -422,7 +422,7 @@ func TestSuspended(t *testing.T) {
 	if d := sure(t, ask, "strict", 1); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
-	c.unreached.Store(true) // but one renewal may be under way
+	c.unreached.Store(true) // a renewal may be in progress
 	asleep.Store(int64(time.Minute))
 	testkit.WaitFor(t, "a strict key is denied", func() bool { return !sure(t, ask, "strict", 0).Admit })
 	if d := sure(t, ask, "key", 1); !d.Admit {
@@ -432,7 +432,7 @@ func TestSuspended(t *testing.T) {
 	testkit.WaitFor(t, "the lease is renewed", func() bool { return sure(t, ask, "strict", 0).Admit })
 }
 
-// What a server had that stopped in order is taken over exactly.
+// The next owner takes over exactly the credits of a server that stopped in order.
 func TestAServerLeaves(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	c := &cable{Store: b.store}
@@ -445,13 +445,13 @@ func TestAServerLeaves(t *testing.T) {
 	stop()
 	b.passes(second, c)
 	d := sure(t, b.client(second), "strict", 4)
-	if !d.Admit { // 3 and what it earned in 6 s and more
+	if !d.Admit { // 3 credits, and what the key earned in 6 s or more
 		t.Errorf("%+v", d)
 	}
 }
 
-// A store that is read and takes no writes: strict keys are decided as long as the lease runs, and
-// /healthz tells until when; then they are denied, and it says so.
+// The store can be read but takes no writes. Strict keys are decided until the lease ends, and
+// /healthz shows the end. Then strict keys are denied, and /healthz shows it.
 func TestTheStoreTakesNoWrites(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true}, rule.Rule{Key: "key", Share: share(1, 10)})
 	var log testkit.Buffer
@@ -498,7 +498,7 @@ func TestTheStoreTakesNoWrites(t *testing.T) {
 		return strings.Contains(log.String(), "strict keys are denied until the lease on the partitions is renewed")
 	})
 
-	// The store is tried again at once, and not after a period.
+	// The server tries the store again at once, and not after a period.
 	c.unreached.Store(false)
 	testkit.WaitFor(t, "a renewal", func() bool { return s.Healthy() == nil })
 	admits("strict", true)

@@ -30,7 +30,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// records are a store, and what operators ask of it.
+// records is a store with the operations of operators.
 type records interface {
 	Store
 	Move(ctx context.Context, first, last int, to string) error
@@ -38,62 +38,62 @@ type records interface {
 	DeleteRule(ctx context.Context, key string) (change uint64, err error)
 }
 
-// world is servers on one store that are driven step by step, in one goroutine and in
-// virtual time, and their askers. Only answers to questions that were looked up go
-// through sockets: those of the askers, which read them at once.
+// world is servers on one store, and their clients. One goroutine drives all servers step by step in
+// virtual time. Only answers to looked-up questions go through sockets. The clients read these answers
+// immediately.
 type world struct {
 	t        *rapid.T
 	now      time.Duration
 	records  records
 	nodes    []*node
 	asker    *net.UDPConn
-	from     rawfd.Address // the asker's
+	from     rawfd.Address // the client's address
 	sealer   *wire.Sealer
 	number   uint64 // of the last question
 	asked    map[uint64]datagram
 	flight   []datagram
 	requests []*request
 	charges  map[string][]*charge // by key
-	denied   map[uint64]bool      // numbers of questions that their asker has denied, and cancelled
-	deep     bool                 // a step within one
-	late     []func()             // what was sent to a follower, and comes again
+	denied   map[uint64]bool      // numbers of questions that the client has denied and cancelled
+	deep     bool                 // a step within a step
+	late     []func()             // messages that were sent to a follower, and arrive again
 }
 
-// node is a server. Whatever it does with the store may take time, and while cut it fails.
+// node is a server. Each of its store operations may take time, and fails while the node is cut off.
 type node struct {
 	*Server
 	records
 	w         *world
 	name      string
 	dead, cut bool
-	isolated  bool // from other servers
+	isolated  bool // cut off from other servers
 	unsaved   map[string][]*charge
 	answers   map[uint64]wire.Answer // by number
 	session   uint64
-	recovered *node // the follower that saved what the one before of its name had sent
-	follows   int64 // instance of its follower, by its last renewal
+	recovered *node // the follower that saved what the previous server of this name had sent
+	follows   int64 // instance of its follower, from its last renewal
 }
 
-// charge is what a server took for a request that it admitted.
+// charge is what a server charged for an admitted request.
 type charge struct {
 	cost   int64
 	at     time.Duration
 	saved  bool
 	node   *node
-	epoch  uint32 // of the key's partition, as the node knew it
-	with   *node  // the follower that was sent what the key held after it
+	epoch  uint32 // of the key's partition, as the node knew the epoch
+	with   *node  // the follower that was sent the key's credit after the charge
 	number uint64 // of the question
 }
 
-// request is what a client wants decided once: it goes on to another server if one says
-// that it does not own the key.
+// request is a request that a client wants decided once. The client tries another server if a server
+// says that it does not own the key.
 type request struct {
 	key     string
 	cost    uint32
 	charged int
 }
 
-// datagram is a question on its way.
+// datagram is a question in flight.
 type datagram struct {
 	request *request
 	node    *node
@@ -126,7 +126,7 @@ func (n *node) do(what func() error) error {
 	return err
 }
 
-// epoch is that of the key's partition, as the server knows it.
+// epoch returns the epoch of the key's partition, as the server knows it.
 func (n *node) epoch(key string) uint32 {
 	return n.owners.Load().all[rule.Partition(key, rule.Partitions)].Epoch
 }
@@ -135,7 +135,7 @@ func (n *node) saved(err error, credits []table.Credit) error {
 	for _, c := range credits {
 		if err == nil {
 			for _, was := range n.unsaved[c.Key] {
-				was.saved = was.epoch == n.epoch(c.Key) // or it was dropped before
+				was.saved = was.epoch == n.epoch(c.Key) // or the charge was dropped before
 			}
 			delete(n.unsaved, c.Key)
 		}
@@ -148,7 +148,7 @@ func (n *node) SaveCredits(ctx context.Context, me store.Member, owners uint64, 
 }
 
 func (n *node) HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error {
-	for n.w.chance(2, "meanwhile") { // questions about what is being moved
+	for n.w.chance(2, "meanwhile") { // questions about the moving partition
 		n.w.arrive()
 	}
 	return n.do(func() error { return n.saved(n.records.HandOver(ctx, me, to, partitions, credits), credits) })
@@ -156,7 +156,7 @@ func (n *node) HandOver(ctx context.Context, me store.Member, to string, partiti
 
 func (n *node) Join(ctx context.Context, me store.Member, wall func() time.Duration) (floor time.Duration, err error) {
 	err = n.do(func() error {
-		n.w.now += time.Millisecond // by which the store's time goes on at least
+		n.w.now += time.Millisecond // the store's time advances by at least a millisecond
 		floor, err = n.records.Join(ctx, me, wall)
 		n.inherits(n.recovered)
 		return err
@@ -179,7 +179,7 @@ func (n *node) Claim(ctx context.Context, me, from, follower store.Member, wall 
 
 func (n *node) Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error) {
 	err = n.do(func() error { members, owners, err = n.records.Renew(ctx, me); return err })
-	if me.Follower != n.follows { // and the one before may forget
+	if me.Follower != n.follows { // the previous follower may forget
 		for _, unsaved := range n.unsaved {
 			for _, c := range unsaved {
 				c.with = nil
@@ -204,7 +204,7 @@ func (n *node) Forget(ctx context.Context, credits []table.Credit) error {
 	return n.do(func() error { return n.records.Forget(ctx, credits) })
 }
 
-// Credits are read, and before they are used anything may happen.
+// Anything may happen between reading credits and using them.
 func (n *node) Credits(ctx context.Context, keys []string) (c map[string]table.Credit, err error) {
 	err = n.do(func() error { c, err = n.records.Credits(ctx, keys); return err })
 	if !n.w.deep && n.w.chance(3, "meanwhile") {
@@ -222,8 +222,8 @@ func (n *node) Changes(ctx context.Context, after uint64, most int) (changes []s
 	return changes, err
 }
 
-// inherits has a server answer for what a follower knew, and saved, that was admitted in the
-// epoch before the server's.
+// inherits makes a server answer for everything that a follower knew and saved, if it was admitted in
+// the epoch before the server's epoch.
 func (n *node) inherits(follower *node) {
 	all, _, err := n.records.Owners(context.Background())
 	testkit.Must(n.w.t, err)
@@ -237,13 +237,13 @@ func (n *node) inherits(follower *node) {
 	}
 }
 
-// link is a server's connection to another one, which loses requests and answers.
+// link is a server's connection to another server. The link loses requests and answers.
 type link struct {
 	from    *node
 	address string
 }
 
-// reach returns one of the processes that have the address; a request may be lost.
+// reach returns one of the processes that have the address. A request may be lost.
 func (l link) reach() (*node, error) {
 	w := l.from.w
 	var at []*node
@@ -293,7 +293,7 @@ func (l link) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, _ ...gr
 	return a, err
 }
 
-// sent is a stream of what there is.
+// sent is a stream of prepared messages.
 type sent struct {
 	grpc.ClientStream
 	srtmv1.AdmissionReplication_RecoverServer
@@ -335,7 +335,7 @@ func (l link) Recover(_ context.Context, q *srtmv1.RecoverRequest, _ ...grpc.Cal
 
 const wallStart = 1_700_000_000 * time.Second
 
-// start has another server, or the next of a name that is no more or is cut off.
+// start starts another server, or the next process of a name whose process has ended or is cut off.
 func (w *world) start(name string) {
 	n := &node{records: w.records, w: w, name: name, unsaved: map[string][]*charge{}, answers: map[uint64]wire.Answer{}}
 	s, err := New(context.Background(), Config{
@@ -354,7 +354,7 @@ func (w *world) start(name string) {
 	}
 }
 
-// living draws one of the servers that work, nil if there is none.
+// living picks a random working server, or nil if there is none.
 func (w *world) living() *node {
 	living := slices.DeleteFunc(slices.Clone(w.nodes), func(n *node) bool { return n.dead })
 	if len(living) == 0 {
@@ -368,7 +368,7 @@ func (n *node) end() {
 	n.Close()
 }
 
-// got takes the answer to a question; it is lost now and then, but was given.
+// got takes the answer to a question. The answer may be lost now and then, but the server gave it.
 func (w *world) got(d datagram, a wire.Answer) {
 	n := d.node
 	before, again := n.answers[d.number]
@@ -418,7 +418,7 @@ func (w *world) step() {
 	switch what := rapid.IntRange(0, 26).Draw(w.t, "what"); {
 	case what < 3:
 		w.pass(4 * time.Second)
-	case what < 8: // questions, of which some arrive, some twice, or late, or not
+	case what < 8: // questions: some arrive, some arrive twice or late, some are lost
 		w.questions(n)
 	case what < 9:
 		w.arrive()
@@ -427,7 +427,7 @@ func (w *world) step() {
 		}
 		w.lookUps(n)
 	case what < 12:
-		_ = n.tendOnce(ctx) // what fails is tried again
+		_ = n.tendOnce(ctx) // failures are tried again
 	case what < 14:
 		if n.checkpoint(ctx, time.Minute) == nil {
 			_ = n.sweep(ctx)
@@ -443,14 +443,14 @@ func (w *world) step() {
 		n.isolated = !n.isolated
 	case what == 17 && w.chance(2, "kill -9"):
 		n.end()
-	case what == 17: // stops in order
+	case what == 17: // a server stops in order
 		if n.checkpoint(ctx, time.Minute) == nil {
 			_ = n.Leave(ctx, n.me)
 		}
 		n.end()
 	case what == 24 && len(w.late) > 0:
 		w.late[rapid.IntRange(0, len(w.late)-1).Draw(w.t, "late")]()
-	case what == 20: // in which all that live look at the store, and each other
+	case what == 20: // all living servers look at the store, and at each other
 		rounds := rapid.IntRange(1, 5).Draw(w.t, "rounds")
 		if w.chance(12, "long") {
 			rounds = 40
@@ -467,7 +467,7 @@ func (w *world) step() {
 				w.questions(n)
 			}
 		}
-	case what == 25: // of the same share, whether it is the key's own or a default
+	case what == 25: // with the same share, whether the share is the key's own or a default
 		r := rapid.SampledFrom(rulesOf()).Draw(w.t, "rule")
 		var err error
 		if r.Default() || w.chance(2, "own") {
@@ -482,12 +482,12 @@ func (w *world) step() {
 		_ = n.rules.poll(ctx)
 	case what > 20 && what < 24:
 		_ = n.replicateOnce(ctx)
-	case len(w.nodes) < 8: // a name may be another's, who lives on
+	case len(w.nodes) < 8: // the name may belong to another server that is still running
 		w.start(rapid.SampledFrom(names).Draw(w.t, "name"))
 	}
 }
 
-// questions are asked of a server.
+// questions sends a client's questions to a server.
 func (w *world) questions(n *node) {
 	for range rapid.IntRange(1, 4).Draw(w.t, "questions") {
 		r := &request{key: rapid.SampledFrom(keys).Draw(w.t, "key"), cost: uint32(rapid.IntRange(0, 5).Draw(w.t, "cost"))}
@@ -500,7 +500,7 @@ func (w *world) questions(n *node) {
 	w.lookUps(n)
 }
 
-// arrive has a question arrive, the last one most often, and perhaps once more later.
+// arrive delivers a question, most often the last question, and perhaps again later.
 func (w *world) arrive() {
 	if len(w.flight) == 0 {
 		return
@@ -523,8 +523,8 @@ func (w *world) arrive() {
 	}
 }
 
-// cancel has an asker deny a question, one of the last, as if no answer had come. What the question was
-// charged is not admitted. The server is told, perhaps after others were charged.
+// cancel lets a client deny one of its last questions, as if no answer had come. The charge for the
+// question counts as not admitted. The server is told, perhaps after other charges.
 func (w *world) cancel() {
 	first := max(1, w.number-min(w.number, 4))
 	d := w.asked[rapid.Uint64Range(first, max(first, w.number)).Draw(w.t, "cancelled")]
@@ -550,12 +550,12 @@ func (w *world) lookUps(n *node) {
 	}
 }
 
-// lookUp looks a key up, and those that wait behind it, and the askers read their answers.
+// lookUp looks up a key and the keys that wait behind it, and the clients read their answers.
 func (w *world) lookUp(n *node, key string) {
 	n.lookUpAll(context.Background(), n.lookups.next(key), n.loops[0].sealer)
 	raw, err := w.asker.SyscallConn()
 	testkit.Must(w.t, err)
-	for size := 1; size > 0; { // what was sent on loopback is there
+	for size := 1; size > 0; { // loopback has delivered everything that was sent
 		var in [100]byte
 		testkit.Must(w.t, raw.Control(func(fd uintptr) { size, _, _ = unix.Recvfrom(int(fd), in[:], unix.MSG_DONTWAIT) }))
 		if size > 0 {
@@ -580,10 +580,10 @@ func within(t *rapid.T, key string, share tokenbucket.Share, all []*charge) {
 	}
 }
 
-// check says whether the guarantees were kept: a strict key is never above its rule, by
-// whatever is admitted anywhere; of another key that is so for all but what a server
-// had admitted since its last check-point when it ended or was replaced, and what it
-// admitted after that. No request is charged more than once, however many servers it is asked of.
+// check verifies the guarantees. A strict key is never above its rule, over all servers. Any other key
+// is never above its rule, apart from a server's admissions after its last checkpoint before it ended
+// or was replaced, and its admissions after that. No request is charged more than once, however many
+// servers are asked.
 func (w *world) check() {
 	owners, _, err := w.records.Owners(context.Background())
 	testkit.Must(w.t, err)
@@ -631,14 +631,14 @@ func rulesOf() (all []rule.Rule) {
 	return all
 }
 
-// The guarantee of the package, of servers that are started, stopped, killed, replaced and
-// cut off, with a store whose answers are late or lost, while partitions move, and
-// datagrams are lost, repeated and reordered, and rules are edited.
+// The guarantee of the package holds for servers that are started, stopped, killed, replaced and cut
+// off. The store's answers are late or lost, partitions move, datagrams are lost, repeated and
+// reordered, and rules are edited.
 func TestPromise(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { run(t, newMemory(rulesOf())) })
 }
 
-// The same on a real store, once: it takes long.
+// Runs the same property on a real store, once, because a run takes long.
 func TestPromiseOnSQLite(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	before := checks.Value.String()
@@ -660,7 +660,7 @@ var (
 	shares = map[string]tokenbucket.Share{keys[0]: {Rate: 300, Burst: 5}, keys[1]: {Rate: 300, Burst: 5}}
 )
 
-// addressOf has a socket told by what it sends.
+// addressOf finds the address of a socket from a datagram that the socket sends.
 func addressOf(conn *net.UDPConn) (from rawfd.Address, err error) {
 	to, err := rawfd.ListenUDP("127.0.0.1:0", 1, 1)
 	if err != nil {

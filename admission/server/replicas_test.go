@@ -20,7 +20,7 @@ import (
 type line struct {
 	srtmv1.AdmissionReplicationClient
 	cut    *atomic.Bool
-	rounds *atomic.Int64 // that arrived
+	rounds *atomic.Int64 // rounds that arrived
 }
 
 func (l line) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, options ...grpc.CallOption) (*srtmv1.ReplicateResponse, error) {
@@ -31,17 +31,17 @@ func (l line) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, options
 	return l.AdmissionReplicationClient.Replicate(ctx, q, options...)
 }
 
-// pair is two servers of which each follows the other.
+// pair is two servers that follow each other.
 type pair struct {
 	*bench
 	s      [2]*server.Server
 	cables [2]*cable
-	cut    [2]atomic.Bool // to the other one
+	cut    [2]atomic.Bool // to the other server
 	rounds [2]atomic.Int64
 	stop   [2]func()
 }
 
-// start is bench.start for one of them.
+// start is bench.start for one server of the pair.
 func (p *pair) start(i int) {
 	p.t.Helper()
 	ln := testkit.Listen(p.t)
@@ -70,7 +70,8 @@ func (b *bench) pair() *pair {
 	return p
 }
 
-// replicated waits for a round of replication that begins from now on, and that its word counts.
+// replicated waits for a round of replication that begins after the call, and until the follower's
+// word counts.
 func (p *pair) replicated(i int) {
 	p.t.Helper()
 	p.cables[1-i].renewed(p.t)
@@ -78,9 +79,9 @@ func (p *pair) replicated(i int) {
 	testkit.WaitFor(p.t, "replication", func() bool { return p.rounds[i].Load() > before+2 })
 }
 
-// An owner goes on with strict keys while it hears of its follower, though not of the
-// store, and no longer. The follower does not take over while it hears of the owner. Then
-// it begins with what it was sent, and with strict keys that are empty.
+// An owner continues with strict keys while its follower answers, even without the store, and no
+// longer. The follower does not take over while the owner answers. Then the follower begins with
+// everything it was sent, and with empty strict keys.
 func TestFollower(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 1000)}, rule.Rule{Key: "strict", Share: share(1, 1000), Strict: true})
 	old, next := p.client(p.s[0]), p.client(p.s[1])
@@ -103,7 +104,7 @@ func TestFollower(t *testing.T) {
 	}
 	p.replicated(0)
 	p.cut[0].Store(true)
-	if d := sure(t, old, "key", 50); !d.Admit { // which no other server hears of
+	if d := sure(t, old, "key", 50); !d.Admit { // no other server hears of this charge
 		t.Errorf("%+v", d)
 	}
 	p.clock.pass(5100 * time.Millisecond)
@@ -121,7 +122,7 @@ func TestFollower(t *testing.T) {
 	p.cables[0].cut.Store(false)
 }
 
-// While the store is away for all a follower answers for its owner for less than a minute.
+// While the store is unavailable to all servers, a follower's word counts for less than a minute.
 func TestTheStoreIsAway(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "strict", Share: share(1, 1000), Strict: true})
 	ask := p.client(p.s[0])
@@ -148,8 +149,8 @@ func TestTheStoreIsAway(t *testing.T) {
 	testkit.Equal(t, p.s[0].State().Partitions, rule.Partitions, "the owner has partitions when the store is back")
 }
 
-// The next process of an owner's name asks the follower for what that was sent, which then
-// takes nothing more of the one before.
+// The next process of an owner's name asks the follower for everything the owner had sent. After this
+// the follower takes nothing more from the previous process.
 func TestAnOwnerStartsAgain(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old := p.client(p.s[0])
@@ -175,9 +176,9 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	before.cut.Store(false)
 }
 
-// Where the store's answer to a successor is lost after that has asked the follower, which
-// has saved by then, the next process loses nothing that the follower was sent; a strict key
-// is denied until the lease of the one before is over, as ever.
+// A successor asks the follower, and the follower saves. Then the store's answer to the successor is
+// lost. The next process loses nothing that the follower was sent. A strict key is denied until the
+// lease of the previous process is over, as always.
 func TestASuccessorIsLost(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 100)}, rule.Rule{Key: "strict", Share: share(1, 100), Strict: true})
 	b.cfg.Checkpoint = 5 * time.Millisecond

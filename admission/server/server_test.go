@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// A second server does not get some of the first one's askers.
+// A second server gets none of the first server's clients.
 func TestTheAddressIsTaken(t *testing.T) {
 	b := newBench(t)
 	first, _ := b.start()
@@ -34,7 +34,7 @@ func TestTheAddressIsTaken(t *testing.T) {
 	}
 }
 
-// clock is a server's time, which moves when a test says so.
+// clock is a server's time. Only the test moves the clock.
 type clock struct {
 	mu  sync.Mutex
 	now time.Duration
@@ -52,7 +52,7 @@ func (c *clock) pass(d time.Duration) {
 	c.now += d
 }
 
-// bench is a store, servers on it one after the other, and their time.
+// bench is a store, the servers that run on it one after the other, and the servers' time.
 type bench struct {
 	t     *testing.T
 	path  string // of the store
@@ -91,7 +91,7 @@ func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
 	return c
 }
 
-// sure asks, however busy the machine is.
+// sure asks, and fails the test without an answer.
 func sure(t *testing.T, c *client.Client, key string, cost uint32) client.Decision {
 	t.Helper()
 	d := c.Ask(t.Context(), key, cost)
@@ -105,8 +105,8 @@ func share(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 	return tokenbucket.Share{Rate: rate * 1000, Burst: burst}
 }
 
-// Who asks in the server's process is answered without a datagram once the key is known, as
-// others are, and until the server ends.
+// A client in the server's process is answered without a datagram once the key is known, with the same
+// answers as other clients, and until the server ends.
 func TestLocal(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 4)})
 	s, stop := b.start()
@@ -127,7 +127,7 @@ func TestLocal(t *testing.T) {
 		cost  uint32
 		want  client.Decision
 	}{
-		{c, 0, 1, client.Decision{Admit: true, Left: 3, Full: time.Second}}, // the store is asked for the key
+		{c, 0, 1, client.Decision{Admit: true, Left: 3, Full: time.Second}}, // the store looks up the key
 		{c, 1, 1, client.Decision{Admit: true, Left: 2, Full: 2 * time.Second}},
 		{other, 1, 1, client.Decision{Admit: true, Left: 1, Full: 3 * time.Second}},
 		{c, 2, 1, client.Decision{Admit: true, Full: 4 * time.Second}},
@@ -188,7 +188,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// An edit counts at once for keys that are new, and with the next poll for others.
+// An edit takes effect immediately for new keys, and with the next poll for other keys.
 func TestEdits(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "old", Share: share(1, 1)}, rule.Rule{Key: "d/*", Share: share(1, 1)})
 	s, _ := b.start()
@@ -205,7 +205,7 @@ func TestEdits(t *testing.T) {
 			t.Errorf("%s, not asked for before: %+v", key, d)
 		}
 	}
-	// The lookup of e/new has followed them all. What was held is kept: nothing.
+	// The lookup of e/new has followed all edits. The keys keep their credits: none.
 	b.clock.pass(5 * time.Second)
 	for _, key := range []string{"old", "d/old", "d/*"} {
 		if d := sure(t, c, key, 5); !d.Admit {
@@ -219,8 +219,8 @@ func TestEdits(t *testing.T) {
 	}
 }
 
-// What a restart may grant: nothing if the server stopped; after kill -9 what was
-// admitted since the last check-point, and of a strict key nothing.
+// What a restart may grant: nothing if the server stopped. After kill -9, the admissions since the
+// last checkpoint, and nothing of a strict key.
 func TestRestarts(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	admitted := func(c *client.Client, key string) (n int) {
@@ -236,11 +236,11 @@ func TestRestarts(t *testing.T) {
 	c := b.client(s)
 	testkit.MustEqual(t, admitted(c, "key")+admitted(c, "strict"), 20, "admitted of 20")
 	stop()
-	s, _ = b.start() // this one is not stopped, but left: killed
+	s, _ = b.start() // the server is not stopped but abandoned, as if killed
 	c = b.client(s)
 	testkit.Equal(t, admitted(c, "key")+admitted(c, "strict"), 0, "admitted after a stop")
 	b.clock.pass(4 * time.Second)
-	if n := admitted(c, "key") + admitted(c, "strict"); n != 8 { // 4 each, and not saved
+	if n := admitted(c, "key") + admitted(c, "strict"); n != 8 { // 4 of each key, which are not saved
 		t.Errorf("%d admitted in 4 s", n)
 	}
 	link := &cable{Store: b.store}
@@ -255,8 +255,8 @@ func TestRestarts(t *testing.T) {
 	testkit.Equal(t, admitted(c, "strict"), 2, "of a strict key admitted 2 s after the lease of one that was killed")
 }
 
-// A server takes the place of one of its name that lives and is cut off from the store:
-// a strict key has one owner at a time.
+// A server takes the place of a running server of the same name that is cut off from the store. A
+// strict key has one owner at a time.
 func TestOneName(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old := &cable{Store: b.store}
@@ -291,7 +291,7 @@ func TestOneName(t *testing.T) {
 	}
 }
 
-// What is full in the store is forgotten there, whatever else there is.
+// The store forgets full keys, whatever other keys it has.
 func TestFullKeysAreForgotten(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "d/*", Share: share(10, 1)}, rule.Rule{Key: "own", Share: share(10, 10)},
 		rule.Rule{Key: "slow", Share: tokenbucket.Share{Rate: 1, Burst: 1}}, rule.Rule{Key: "strict", Share: share(10, 10), Strict: true})
@@ -324,8 +324,8 @@ func TestFullKeysAreForgotten(t *testing.T) {
 	testkit.WaitFor(t, "what is no longer full is saved again", func() bool { return len(saved()) == 2 })
 }
 
-// However many keys are new with each check-point, the store has no more than those that are not full
-// and some.
+// However many keys are new with each checkpoint, the store keeps only the keys that are not full, and
+// a few more.
 func TestTheStoreDoesNotGrowForEver(t *testing.T) {
 	const keys = 2000
 	b := newBench(t, rule.Rule{Key: "*", Share: share(1, 1), Strict: true})
@@ -351,7 +351,7 @@ func TestTheStoreDoesNotGrowForEver(t *testing.T) {
 
 func TestNoRoom(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "*", Share: share(1, 5)})
-	b.cfg.MaxKeys, b.cfg.AdmitFull = 64, true // one a shard
+	b.cfg.MaxKeys, b.cfg.AdmitFull = 64, true // one key per shard
 	s, _ := b.start()
 	c := b.client(s)
 	byRule, full := 0, 0
@@ -371,7 +371,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// raw is a socket that sends what it likes.
+// raw is a socket that sends arbitrary datagrams.
 type raw struct {
 	t      *testing.T
 	conn   net.Conn
@@ -386,8 +386,8 @@ func newRaw(t *testing.T, s *server.Server, keys ...wire.Key) *raw {
 	return &raw{t, conn, sealer}
 }
 
-// send sends each datagram and then a hello, and returns all answers up to its own:
-// the server answers in order what it answers at once.
+// send sends each datagram and then a hello, and returns all answers up to the answer to the hello.
+// The server sends immediate answers in order.
 func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 	r.t.Helper()
 	const last = 1<<64 - 1
@@ -414,12 +414,12 @@ func (r *raw) ask(session, number uint64, key string) []byte {
 	return r.sealer.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Session: session, Number: number, Cost: 1, Key: []byte(key)})
 }
 
-// What is sent again is answered as before and charged once, also after an hour; what is
+// A repeated question gets the same answer and is charged once, also after an hour. A question that is
 // replayed from elsewhere, or after a restart, is not charged.
 func TestNothingIsChargedTwice(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
 	s, stop := b.start()
-	sure(t, b.client(s), "key", 1) // it is in memory from now on, and has 999
+	sure(t, b.client(s), "key", 1) // the key is in memory from now on, and has 999
 	left := func(want int64) {
 		t.Helper()
 		if d := b.client(s).Peek(t.Context(), "key", 0); d.Left != want {
@@ -441,8 +441,8 @@ func TestNothingIsChargedTwice(t *testing.T) {
 	}
 	before := answers[0]
 	left(996)
-	// An hour later, when others get another session, the asker has its own, also after a copy
-	// of a question that it sent without one.
+	// An hour later, other clients get another session and the client keeps its own session, even
+	// after a copy of a question that the client sent without a session.
 	b.clock.pass(time.Hour)
 	issued := r.send(r.ask(0, 100+table.WindowSize, "key"))[0].Session
 	if answers = r.send(r.ask(issued, 100+table.WindowSize, "key"), newest, first); len(answers) != 3 || answers[0] != before || answers[1] != before {
@@ -464,8 +464,8 @@ func TestNothingIsChargedTwice(t *testing.T) {
 	left(997)
 }
 
-// Garbage, wrong MACs and questions without a session change nothing, and are
-// answered by nothing, or by what is not longer.
+// Garbage, wrong MACs and questions without a session change nothing. The server answers nothing, or
+// no more bytes than the datagram had.
 func TestHostileDatagrams(t *testing.T) {
 	key := wire.Key{ID: 3, Secret: []byte("0123456789abcdef")}
 	b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
@@ -513,12 +513,12 @@ func TestSessionsAreBounded(t *testing.T) {
 	if decided(late) {
 		t.Error("there is room for 3 askers, and 4 were known")
 	}
-	b.clock.pass(3 * time.Minute) // in which the others, that may have ended, have asked nothing
+	b.clock.pass(3 * time.Minute) // the other sessions, which may have ended, have asked nothing in this time
 	if !decided(late) {
 		t.Error("no room after the others were silent")
 	}
 
-	// There is room for as many where the kernel gives one loop more than another.
+	// The server has room for as many sessions if the kernel gives one loop more clients than another.
 	b.cfg.Loops, b.cfg.MaxSessions, b.cfg.Advertise = 2, 16, "two"
 	b.cfg.Address = "127.0.0.1:0"
 	s, _ = b.start()

@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// slow is a store that answers questions about keys when pass says so.
+// slow is a store that answers lookups of keys when pass returns.
 type slow struct {
 	server.Store
 	pass  func()
@@ -37,7 +37,7 @@ func (s *slow) Credits(ctx context.Context, keys []string) (map[string]table.Cre
 	return s.Store.Credits(ctx, keys)
 }
 
-// slowBench is a bench whose keys take 1000 s for a credit.
+// slowBench is a bench whose keys earn a credit in 1000 s.
 func slowBench(t *testing.T, pass func()) (*bench, *slow) {
 	b := newBench(t, rule.Rule{Key: "user/*", Share: tokenbucket.Share{Rate: 1, Burst: 5}})
 	s := &slow{b.store, pass, atomic.Int64{}}
@@ -52,8 +52,8 @@ func asker(t *testing.T, wait time.Duration, address string) *client.Client {
 	return c
 }
 
-// The first question of a key waits for a store that takes longer than all attempts at a server that gives
-// no sign of life do.
+// The first question of a key waits for the store, even for longer than all attempts at a server that
+// gives no sign of life.
 func TestADecisionWaitsForTheStore(t *testing.T) {
 	pass := make(chan struct{})
 	b, _ := slowBench(t, func() { <-pass })
@@ -74,7 +74,7 @@ func TestADecisionWaitsForTheStore(t *testing.T) {
 	}
 }
 
-// However many ask for a key at once, each waits for the store.
+// However many clients ask for a key at once, each waits for the store.
 func TestManyWaitForAKey(t *testing.T) {
 	const questions = 300
 	began := make(chan struct{})
@@ -100,8 +100,8 @@ func TestManyWaitForAKey(t *testing.T) {
 	testkit.Equal(t, sure(t, b.client(s), "hot", 0).Left, 0, "left")
 }
 
-// A question whose asker has denied it when the store answers takes nothing, by what it says of its wait
-// alone.
+// If the client has denied a question when the store answers, the question takes nothing. The server
+// knows from the wait that the question states.
 func TestALateDecisionTakesNothing(t *testing.T) {
 	began, asked := make(chan struct{}), make(chan struct{}, 10)
 	b, _ := slowBench(t, func() { asked <- struct{}{}; <-began })
@@ -116,7 +116,7 @@ func TestALateDecisionTakesNothing(t *testing.T) {
 	testkit.Equal(t, sure(t, b.client(s), "user/1", 0).Left, 5, "left after a denial")
 }
 
-// The bound of the server holds for askers that would wait longer.
+// The server's bound holds for clients that would wait longer.
 func TestTheServersBound(t *testing.T) {
 	began, asked := make(chan struct{}), make(chan struct{}, 10)
 	b, _ := slowBench(t, func() { asked <- struct{}{}; <-began })
@@ -128,14 +128,14 @@ func TestTheServersBound(t *testing.T) {
 	<-asked
 	b.clock.pass(31 * time.Second)
 	close(began)
-	// The first copy was given up, and a later one is decided.
+	// The first copy was given up, and a later copy is decided.
 	if d := <-decided; !d.Admit || d.Left != 4 {
 		t.Errorf("%+v", d)
 	}
 }
 
-// deaf passes questions on to a server, and loses all answers but sessions. With noCancel it loses
-// cancels, too.
+// deaf passes questions on to a server, and loses all answers but sessions. With noCancel it also
+// loses cancels.
 func deaf(t *testing.T, to string, noCancel bool) string {
 	t.Helper()
 	front := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
@@ -171,7 +171,7 @@ func deaf(t *testing.T, to string, noCancel bool) string {
 	return front.LocalAddr().String()
 }
 
-// An asker whose answers are lost gets back what it was charged, however often it asked.
+// A client whose answers are lost gets its charge back, however often the client asked.
 func TestADenialTakesNothing(t *testing.T) {
 	b, _ := slowBench(t, func() {})
 	s, _ := b.start()
@@ -184,21 +184,21 @@ func TestADenialTakesNothing(t *testing.T) {
 	}
 	other := b.client(s)
 	testkit.WaitFor(t, "all to be given back", func() bool { return sure(t, other, "user/1", 0).Left == 5 })
-	// By default reply it was admitted: it stays charged.
+	// The default reply admitted the question, so the question stays charged.
 	if d := c.AskOr(t.Context(), "user/1", 2, func(string) bool { return true }); !d.Admit || !d.Unanswered {
 		t.Fatalf("%+v", d)
 	}
 	testkit.WaitFor(t, "the charge", func() bool { return sure(t, other, "user/1", 0).Left == 3 })
 }
 
-// broken is a store that says nothing about keys.
+// broken is a store whose lookups of keys fail.
 type broken struct{ server.Store }
 
 func (broken) RulesOf(context.Context, []string) (map[string]rule.Rule, error) {
 	return nil, errors.New("the database system is shutting down")
 }
 
-// However many keys cannot be looked up, the log says it once in a while.
+// However many lookups fail, the log reports the failure only once in a while.
 func TestOneCauseIsOneLine(t *testing.T) {
 	const keys = 200
 	b, _ := slowBench(t, func() {})

@@ -15,7 +15,7 @@ func TestWord(t *testing.T) {
 	for _, test := range []struct {
 		what string
 		r    replica
-		age  time.Duration // of what was read of the store
+		age  time.Duration // how long ago the store was read
 		want time.Duration
 	}{
 		{"fresh", replica{beat: 3}, 0, 5 * time.Second},
@@ -30,7 +30,7 @@ func TestWord(t *testing.T) {
 	}
 }
 
-// A server that stops forgets all, also what it saves meanwhile for another.
+// A server that stops forgets everything, including what it saves meanwhile for another server.
 func TestWhatIsForgottenIsSaved(t *testing.T) {
 	l := &replicas{max: 1}
 	l.become(1)
@@ -41,8 +41,8 @@ func TestWhatIsForgottenIsSaved(t *testing.T) {
 	testkit.Equal(t, len(l.some(2, 1)), 0, "keys of a process that was forgotten")
 }
 
-// Clocks that run apart by less than a sixtieth: an owner has stopped strict keys before
-// another server takes over, by whatever it counted on.
+// Clocks that differ by less than a sixtieth: an owner has stopped strict keys before another server
+// takes over, on whichever lease the owner relied.
 func TestClocksRunApart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// Each counts a second in so many of true time.
@@ -52,7 +52,7 @@ func TestClocksRunApart(t *testing.T) {
 		if end := takes(strictOver, owner); end >= takes(leaseOver, follower) {
 			t.Fatalf("the owner stops %.3f s after it sent, the follower takes over before", end)
 		}
-		// The follower read the store at 0, and answers what the owner sends late.
+		// The follower read the store at 0, and answers the owner's message late.
 		at := rapid.Float64Range(0, 59).Draw(t, "answered")
 		r := replica{beat: 1}
 		word := r.word(0, mono.Time(at/follower*1e9))

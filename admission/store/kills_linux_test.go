@@ -30,8 +30,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// processEnv makes the test program a server: of a store, at a UDP and a gRPC address,
-// that stops at a point until it is told to go on.
+// processEnv makes the test program a server, with a store, a UDP address and a gRPC address. The
+// server stops at a given point until the test lets it continue.
 const processEnv = "SRTM_TEST_ADMISSION_PROCESS"
 
 func TestMain(m *testing.M) {
@@ -41,12 +41,12 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// stepping is a store whose server says what it has saved and sent, and stops.
+// stepping is a store whose server reports what it has saved and sent, and then stops.
 type stepping struct {
 	*store.Store
 	point string
 	once  sync.Once
-	ended mono.Time // the last check-point's batch
+	ended mono.Time // time of the last checkpoint's batch
 }
 
 var saying sync.Mutex
@@ -69,7 +69,7 @@ func (s *stepping) at(point string) {
 func (s *stepping) SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error {
 	err := s.Store.SaveCredits(ctx, me, owners, credits)
 	if err == nil && slices.ContainsFunc(credits, func(c table.Credit) bool { return c.Key == "key" }) {
-		say("saved", int64(s.ended)) // what was admitted before is among it
+		say("saved", int64(s.ended)) // everything admitted before is saved
 	}
 	s.ended = clock.Mono()
 	return err
@@ -92,13 +92,13 @@ func (s *stepping) HandOver(ctx context.Context, me store.Member, to string, par
 // telling is a connection to a follower.
 type telling struct {
 	srtmv1.AdmissionReplicationClient
-	ended mono.Time // the last exchange
+	ended mono.Time // time of the last exchange
 }
 
 func (l *telling) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, options ...grpc.CallOption) (*srtmv1.ReplicateResponse, error) {
 	a, err := l.AdmissionReplicationClient.Replicate(ctx, q, options...)
 	if err == nil {
-		say("sent", int64(l.ended)) // what was admitted before is in it, or was
+		say("sent", int64(l.ended)) // everything admitted before is sent
 	}
 	l.ended = clock.Mono()
 	return a, err
@@ -129,7 +129,7 @@ func process(url, udp, rpc, point string) error {
 	return s.Run(context.Background())
 }
 
-// child is a server in a process of its own.
+// child is a server in its own process.
 type child struct {
 	cmd    *exec.Cmd
 	goOn   func()
@@ -138,7 +138,7 @@ type child struct {
 
 	mu          sync.Mutex
 	at          string
-	saved, sent mono.Time // what was admitted before is saved, or with the follower
+	saved, sent mono.Time // everything admitted before is saved, or with the follower
 }
 
 func (c *child) known(checkpoint bool) mono.Time {
@@ -164,18 +164,18 @@ func (c *child) kill() {
 	c.cmd.Wait()
 }
 
-// scene is two servers on one store, in processes, that are asked for two keys.
+// scene is two server processes on one store. The test asks for two keys.
 type scene struct {
 	t        *testing.T
 	url      string
 	db       *store.Store
 	ports    []string
 	servers  [2]*child
-	admitted map[string][]mono.Time // when that was answered
-	left     map[string]int64       // as it was answered last
+	admitted map[string][]mono.Time // times of the answers
+	left     map[string]int64       // from the last answer
 }
 
-const much = 100_000 // credits, of a key that earns one in 1000 s
+const much = 100_000 // credits of a key that earns one credit in 1000 s
 
 func newScene(t *testing.T, url string) *scene {
 	t.Helper()
@@ -218,7 +218,7 @@ func (s *scene) start(i int, point string) {
 	s.servers[i] = c
 }
 
-// ask asks both servers, of which one is the owner, and reports whether that answered.
+// ask asks both servers, and reports whether the owner answered.
 func (s *scene) ask(key string) bool {
 	for _, c := range s.servers {
 		if c == nil {
@@ -237,7 +237,7 @@ func (s *scene) ask(key string) bool {
 	return false
 }
 
-// asks goes on asking for both keys until something is so.
+// asks repeats questions for both keys until a condition holds.
 func (s *scene) asks(what string, is func() bool) {
 	s.t.Helper()
 	testkit.WaitFor(s.t, what, func() bool {
@@ -246,25 +246,24 @@ func (s *scene) asks(what string, is func() bool) {
 	})
 }
 
-// since counts admissions of key after a time.
+// since counts the admissions of key after a time.
 func (s *scene) since(at mono.Time) int {
 	return len(s.admitted["key"]) - slices.IndexFunc(append(slices.Clone(s.admitted["key"]), mono.Time(1<<62)), func(t mono.Time) bool { return t > at })
 }
 
-// kill -9 of the owner, its follower, both, or PostgreSQL, at each step of a hand-over and of
-// a claim: a strict key is never above its rule, and another key by no more than what it was
-// admitted since it was last replicated, or saved where the follower is killed before it comes
-// to claim.
+// kill -9 of the owner, its follower, both, or PostgreSQL, at each step of a hand-over and of a claim.
+// A strict key is never above its rule. Another key is above its rule by at most the key's admissions
+// since the last replication, or since the last save if the follower is killed before the claim.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	shared, _, _ := testkit.PostgreSQL(t, "")
 	t.Run("each", func(t *testing.T) {
 		for _, test := range []struct {
 			name   string
-			before string // kills before the point: o the owner, f its follower, p PostgreSQL
-			by     int    // who comes to the point, 0 the owner
+			before string // kills before the point: o owner, f follower, p PostgreSQL
+			by     int    // the server that comes to the point; 0 is the owner
 			point  string
-			kills  string // there
+			kills  string // kills at the point
 		}{
 			{"owner", "", 0, "-", "o"},
 			{"follower", "", 0, "-", "f"},
@@ -302,7 +301,7 @@ func TestKills(t *testing.T) {
 	})
 }
 
-// another makes a database beside one.
+// another creates a second database beside the first.
 func another(t *testing.T, url, name string) string {
 	t.Helper()
 	_, dir, _ := strings.Cut(url, "&host=")
@@ -328,18 +327,18 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 	n := len(s.admitted["key"])
 	s.asks("requests", func() bool { return len(s.admitted["key"]) > n+300 })
 
-	most := 0 // that may be admitted above the rule
+	most := 0 // maximum that may be admitted above the rule
 	both := strings.Contains(before+kills, "o") && strings.Contains(before+kills, "f")
 	do := func(kills string) {
 		for _, who := range kills {
 			switch who {
 			case 'o':
 				s.servers[0].kill()
-				// Who comes to claim has saved what it was sent.
+				// A server at its claim has saved everything from the owner.
 				most += s.since(s.servers[0].known(both && !strings.HasPrefix(point, "claim")))
 			case 'f':
 				s.servers[1].kill()
-				if point == "moved" { // it had become the owner
+				if point == "moved" { // the server had become the owner
 					most += s.since(s.servers[1].known(true))
 				}
 			case 'p':
@@ -357,7 +356,7 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 	do(kills)
 	if strings.Contains(kills, "p") {
 		if !s.ask("key") && before == "" && point == "-" {
-			t.Log("no answer without the store") // on a machine that was busy
+			t.Log("no answer without the store") // the test machine was busy
 		}
 		startStore()
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A connection pooler that gives each transaction another connection to the database, as PgBouncer does
-// with pool_mode=transaction.
+// The store works behind a connection pooler that gives each transaction another connection to the
+// database, as PgBouncer does with pool_mode=transaction.
 func TestPostgreSQLBehindAPooler(t *testing.T) {
 	database, _, _ := testkit.PostgreSQL(t, "")
 	pooled := pooler(t, database)
@@ -22,8 +22,8 @@ func TestPostgreSQLBehindAPooler(t *testing.T) {
 	suite(t, pooled)
 }
 
-// pooler returns the URL of a pooler before the database. It has three connections, and takes the one
-// for each transaction that has rested the longest.
+// pooler returns the URL of a pooler in front of the database. The pooler has three connections. Each
+// transaction takes the connection that has been idle for longest.
 func pooler(t *testing.T, database string) string {
 	t.Helper()
 	u := testkit.Result(url.Parse(database)).Must(t)
@@ -72,7 +72,7 @@ func pooler(t *testing.T, database string) string {
 // backend is a connection to the database.
 type backend struct {
 	net.Conn
-	startup []byte // what the database said when it began
+	startup []byte // the database's messages at startup
 }
 
 // start begins a connection with these parameters.
@@ -112,13 +112,14 @@ func message(from io.Reader) ([]byte, error) {
 	return m, err
 }
 
-// serveClient passes the exchanges of a client on, each transaction to one of the idle connections.
+// serveClient passes on the exchanges of a client. Each transaction goes to one of the idle
+// connections.
 func serveClient(c net.Conn, idle chan *backend) error {
 	head := make([]byte, 8)
 	if _, err := io.ReadFull(c, head); err != nil {
 		return err
 	}
-	if binary.BigEndian.Uint32(head[4:]) != 3<<16 { // a cancel, which a pooler may lose
+	if binary.BigEndian.Uint32(head[4:]) != 3<<16 { // a cancel request; a pooler may lose it
 		return nil
 	}
 	if _, err := io.CopyN(io.Discard, c, int64(binary.BigEndian.Uint32(head))-8); err != nil {
@@ -147,7 +148,7 @@ func serveClient(c net.Conn, idle chan *backend) error {
 	}
 }
 
-// exchange reads what a client sends until it waits for the answer.
+// exchange reads a client's messages until the client waits for the answer.
 func exchange(c io.Reader) (all []byte, err error) {
 	for {
 		m, err := message(c)
@@ -163,8 +164,8 @@ func exchange(c io.Reader) (all []byte, err error) {
 	}
 }
 
-// transaction passes exchanges on until the connection is in no transaction. If the client goes before
-// that, its transaction is rolled back.
+// transaction passes on exchanges until the connection is in no transaction. If the client disconnects
+// earlier, transaction rolls back.
 func transaction(c io.ReadWriter, b *backend, next []byte) (gone, err error) {
 	for {
 		if _, err := b.Write(next); err != nil {

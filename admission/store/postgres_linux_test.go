@@ -30,7 +30,7 @@ func TestPostgreSQL(t *testing.T) {
 	suite(t, database)
 }
 
-// A server that is cut off in the middle of a transaction does not keep others from theirs.
+// A server that is cut off in the middle of a transaction does not block the transactions of others.
 func TestAnAbandonedTransaction(t *testing.T) {
 	t.Parallel()
 	url, _, _ := testkit.PostgreSQL(t, "")
@@ -55,7 +55,7 @@ func TestAnAbandonedTransaction(t *testing.T) {
 	}
 }
 
-// What cannot be reached is said within the caller's time, and changes nothing.
+// An unreachable database is reported within the caller's time, and nothing changes.
 func TestPostgreSQLIsAway(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -71,8 +71,8 @@ var (
 	rules = []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}}
 )
 
-// serve runs a server until stop, or the test's end. With ln it replicates, and takes there
-// what others do.
+// serve runs a server until stop, or the test's end. With ln the server replicates, and receives
+// replication on ln.
 func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *server.Server, c *client.Client, stop func()) {
 	t.Helper()
 	cfg := server.Config{Address: "127.0.0.1:0", Advertise: name, Store: db, Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond}
@@ -100,7 +100,7 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 	return s, c, stop
 }
 
-// holds reports whether so many credits are saved of both keys.
+// holds reports whether the store has saved these credits of both keys.
 func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
 	return func() bool {
 		for _, key := range []string{"key", "strict"} {
@@ -112,8 +112,8 @@ func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
 	}
 }
 
-// kill -9 of PostgreSQL under a server: that goes on with what it has, saves it when the
-// database is back, and through it all each key is admitted its capacity, and no more.
+// kill -9 of PostgreSQL under a server. The server continues with its credits and saves them when the
+// database is back. Over the whole time each key is admitted its capacity, and no more.
 func TestPostgreSQLIsKilled(t *testing.T) {
 	database, kill, start := testkit.PostgreSQL(t, "")
 	db := testkit.Result(store.Open(t.Context(), database)).Must(t)
@@ -148,7 +148,7 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 // network is a namespace at the other end of a link.
 type network struct {
 	testkit.Namespace
-	address string // there
+	address string // address in the namespace
 }
 
 var networks atomic.Int64
@@ -158,7 +158,7 @@ func newNetwork(t *testing.T) network {
 	n := network{Namespace: testkit.NewNamespace(t)}
 	number := networks.Add(1)
 	link := fmt.Sprintf("adm%d-%d", os.Getpid()%1_000_000, number)
-	address := func(host int) string { // another for each of tests that run at once
+	address := func(host int) string { // a different address for each parallel test
 		return fmt.Sprintf("10.%d.%d.%d", 90+number, os.Getpid()/64%256, os.Getpid()%64*4+host)
 	}
 	n.address = address(2)
@@ -180,7 +180,7 @@ func open(t *testing.T, url string) *store.Store {
 	return db
 }
 
-// A database that is reached and says nothing does not hold who has all the time.
+// A database that accepts connections but does not answer does not block a caller for ever.
 func TestPostgreSQLIsSilent(t *testing.T) {
 	t.Parallel()
 	far := newNetwork(t)
@@ -201,9 +201,9 @@ func TestPostgreSQLIsSilent(t *testing.T) {
 	}
 }
 
-// An owner, its follower and PostgreSQL, of which each two can be cut off from each other.
-// While the owner hears of one of the others it goes on with strict keys, and no server takes over; when of
-// none, the follower does.
+// Any two of an owner, its follower and PostgreSQL can be cut off from each other. While the owner
+// hears from one of the others, the owner continues with strict keys, and no server takes over. When
+// the owner hears from neither, the follower takes over.
 func TestWhoIsCutOff(t *testing.T) {
 	t.Parallel()
 	far, other := newNetwork(t), newNetwork(t)
@@ -252,22 +252,22 @@ func TestWhoIsCutOff(t *testing.T) {
 	}
 	for ask(next, 1) {
 	}
-	if admitted < 3 || admitted > 4 { // the follower begins empty, and earns one in 1000 s
+	if admitted < 3 || admitted > 4 { // the follower begins empty, and earns one credit in 1000 s
 		t.Errorf("%d admitted of a strict key", admitted)
 	}
 	heals()
 	testkit.WaitFor(t, "the owner hears of it", func() bool { return owner.State().Partitions == 0 })
 }
 
-// The network between an owner and PostgreSQL, which is in a namespace of its own, is cut
-// without a word, and another server takes over: a strict key is admitted no more than
-// its capacity by both together, another key no more than that by each.
+// PostgreSQL is in its own namespace. The network between an owner and PostgreSQL drops all packets
+// silently, and another server takes over. Both servers together admit a strict key at most its
+// capacity. Each server admits another key at most its capacity.
 func TestTheNetworkIsCut(t *testing.T) {
 	t.Parallel()
 	far := newNetwork(t)
 	var near string
 	far.Inside(func() { near, _, _ = testkit.PostgreSQL(t, far.address) })
-	db := open(t, near) // by its Unix socket, which no network cuts
+	db := open(t, near) // over its Unix socket, which no network cut affects
 	_, err := db.SetRules(t.Context(), rules)
 	testkit.Must(t, err)
 	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", nil)
@@ -290,14 +290,14 @@ func TestTheNetworkIsCut(t *testing.T) {
 	if !ask(c, "key", 2) {
 		t.Error("an owner without its store denies a key that is not strict")
 	}
-	ask(c, "strict", 2) // within its lease, if the machine is quick
+	ask(c, "strict", 2) // within the lease, if the test machine is quick
 	testkit.WaitFor(t, "another takes over", func() bool { return heir.State().Partitions == rule.Partitions })
 	if ask(c, "strict", 1) {
 		t.Error("an owner that was replaced admits a strict key")
 	}
 	for ask(next, "key", 1) || ask(next, "strict", 1) || ask(c, "key", 1) {
 	}
-	if admitted["strict"] > 5 || admitted["key"] != 17 { // 3 were saved; the other 7 were each one's
+	if admitted["strict"] > 5 || admitted["key"] != 17 { // 3 were saved; each server admitted the other 7
 		t.Errorf("%v admitted, of a capacity of 10", admitted)
 	}
 	testkit.WaitFor(t, "the owner saves", func() bool {

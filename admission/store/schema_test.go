@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A transaction that ends with its context says so, and not that it was over: a process that is
-// told to stop while it opens its store has not failed.
+// A transaction that ends with its context reports the context's error, and not the end of the
+// transaction. A process has not failed if it is told to stop while it opens its store.
 func TestATransactionEndsWithItsContext(t *testing.T) {
 	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
 	if err != nil {
@@ -20,7 +20,7 @@ func TestATransactionEndsWithItsContext(t *testing.T) {
 	err = s.transact(ctx, func(t *tx) {
 		cancel()
 		t.ctx = context.WithoutCancel(ctx)
-		for t.err == nil { // until it is noticed
+		for t.err == nil { // until the transaction notices
 			t.do(`SELECT 1`)
 		}
 	})

@@ -19,7 +19,7 @@ import (
 )
 
 func TestSQLite(t *testing.T) {
-	// A name that an URL would read otherwise.
+	// A name that a URL parser would read differently.
 	suite(t, filepath.Join(t.TempDir(), "a b?#%20.db"))
 }
 
@@ -42,7 +42,7 @@ func suite(t *testing.T, database string) {
 		rules[i].Change = uint64(i + 1)
 		testkit.Result(s.Rule(ctx, rules[i].Key)).Equal(t, rules[i])
 	}
-	// All or none.
+	// All rules are written, or none.
 	if _, err := s.SetRules(ctx, []rule.Rule{{Key: "fine"}, {Key: "k", Share: tokenbucket.Share{Burst: 1}}}); err == nil {
 		t.Error("a rule that is none was taken")
 	}
@@ -71,7 +71,7 @@ func suite(t *testing.T, database string) {
 		}
 	}
 
-	// Edits are seen once each, in order, deletions too.
+	// Edits and deletions are each seen once, in order.
 	testkit.Result(s.DeleteRule(ctx, "user/1")).Must(t)
 	_, err = s.DeleteRule(ctx, "user/1")
 	testkit.ErrorIs(t, err, store.ErrNoRule, "deleted twice")
@@ -85,12 +85,12 @@ func suite(t *testing.T, database string) {
 	}
 	_, err = s.Rule(ctx, "user/1")
 	testkit.ErrorIs(t, err, store.ErrNoRule, "deleted")
-	if _, err := s.SetRules(ctx, rules[:1]); err != nil { // and it may come again
+	if _, err := s.SetRules(ctx, rules[:1]); err != nil { // the same rules may come again
 		t.Fatal(err)
 	}
 	_, err = s.Rule(ctx, "user/1")
 	testkit.NoError(t, err)
-	// A deletion is forgotten after a while by the database's clock, and none before.
+	// A deletion is forgotten after a while by the database's clock, and never earlier.
 	for _, key := range []string{"user/1", "user/*"} {
 		testkit.Result(s.DeleteRule(ctx, key)).Must(t)
 	}
@@ -104,7 +104,7 @@ func suite(t *testing.T, database string) {
 		t.Errorf("%+v, %v", changes, err)
 	}
 
-	// Credits, more than one statement writes, and again.
+	// Writes more credits than one statement takes, and writes them again.
 	me := store.Member{Address: "me", Instance: 1}
 	testkit.Result(s.Join(ctx, me, at(0))).Must(t)
 	_, number, err := s.Owners(ctx)
@@ -117,7 +117,7 @@ func suite(t *testing.T, database string) {
 		testkit.Must(t, s.SaveCredits(ctx, me, number, credits))
 		credits[1200].Credits = 7
 	}
-	// Those are forgotten that are as they were read.
+	// Only keys that have not changed since the read are forgotten.
 	was, err := s.Saved(ctx, "k0", 3)
 	if err != nil || was[0].Key+" "+was[1].Key+" "+was[2].Key != "k1 k10 k100" {
 		t.Fatal(was, err)
@@ -128,10 +128,10 @@ func suite(t *testing.T, database string) {
 		t.Error(left, err)
 	}
 	testkit.Must(t, s.Close())
-	if s, err = store.Open(ctx, database); err != nil { // it is all there the next time
+	if s, err = store.Open(ctx, database); err != nil { // everything is there after a restart
 		t.Fatal(err)
 	}
-	credits[1200].At = 1200 * time.Millisecond // rounded up, so that it earns no more
+	credits[1200].At = 1200 * time.Millisecond // rounded up, so that the key earns no more
 	if c, err := savedOf(s, "k1200"); err != nil || !reflect.DeepEqual(*c, credits[1200]) {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -149,8 +149,8 @@ func TestOwners(t *testing.T) {
 	owners(t, filepath.Join(t.TempDir(), "admission.db"))
 }
 
-// Who owns what through starts, crashes, takings and moves. A step names what is done;
-// then owner, epoch and what is lost of partition 0 are looked at.
+// Checks who owns what through starts, crashes, takeovers and moves. A step names an operation. Then
+// the test compares the owner, the epoch and the losses of partition 0.
 func owners(t *testing.T, database string) {
 	ctx := context.Background()
 	s := testkit.Result(store.Open(ctx, database)).Must(t)
@@ -159,7 +159,7 @@ func owners(t *testing.T, database string) {
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	a, a2, b := store.Member{Address: "a", Instance: 1}, store.Member{Address: "a", Instance: 2}, store.Member{Address: "b", Instance: 3}
 	credit := func(at int) []table.Credit { return []table.Credit{{Key: "k", Credits: 1, At: ms(at)}} }
-	var number uint64 // of the owners before a step
+	var number uint64 // number of the owners before a step
 	save := func(me store.Member, at int) (time.Duration, error) {
 		return 0, s.SaveCredits(ctx, me, number, credit(at))
 	}
@@ -232,7 +232,8 @@ func TestFollowers(t *testing.T) {
 	followers(t, filepath.Join(t.TempDir(), "admission.db"))
 }
 
-// How long what a process had is lost that may count on a follower, and who may claim it.
+// Checks how long the credits of a process with a follower stay lost, and which process may claim the
+// credits.
 func followers(t *testing.T, database string) {
 	ctx := context.Background()
 	s, err := store.Open(ctx, database)
@@ -301,7 +302,7 @@ func keys(rules []rule.Rule) string {
 	return "unsorted " + strings.Join(all, " ")
 }
 
-// savedOf returns what a key held when that was last written, nil if it never was.
+// savedOf returns the last written credit of a key, or nil if the key was never written.
 func savedOf(s *store.Store, key string) (*table.Credit, error) {
 	all, err := s.Credits(context.Background(), []string{key, key + "?"})
 	c, ok := all[key]

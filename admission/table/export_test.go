@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Credit returns what a key holds. Requires: the shard has it.
+// Credit returns the credits of a key. Requires: the shard has the key.
 func (s *Shard) Credit(key string, now mono.Time) tokenbucket.Tokens {
 	_, i, _ := find(s, key)
 	return s.credit(s.slot(i), Now{Mono: now}).Credits
@@ -21,10 +21,10 @@ func (s *Shard) Dirty() (n int) {
 	return n
 }
 
-// Collide has keys share so many hashes. Requires: s is empty.
+// Collide lets several keys share a hash. Requires: s is empty.
 func (s *Shard) Collide(hashes uint32) { s.hashes = hashes - 1 }
 
-// Text is how many bytes keys take, how many of them are in use, and in how many arenas.
+// Text returns how many bytes keys take, how many of these bytes are in use, and in how many arenas.
 func (s *Shard) Text() (all, live, arenas int) {
 	for a, text := range s.keys.arenas {
 		all, live = all+len(text), live+int(s.keys.live[a])

@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// model is a Shard of Go's own maps and whole buckets: four times as large, and plain.
+// model is a Shard of Go maps and whole buckets: four times as large, but simple.
 type model struct {
 	max   int
 	index map[string]int
@@ -145,7 +145,7 @@ func (m *model) Follow(key string, r *rule.Rule, now mono.Time) bool {
 	return true
 }
 
-// each calls f for n slots from from on, and returns where to go on.
+// each calls f for n slots, beginning at slot from, and returns the slot to continue with.
 func (m *model) each(from, n int32, f func(e *row)) (next int32) {
 	for i := from; i < int32(len(m.slots)); i++ {
 		if i == from+n {
@@ -158,7 +158,7 @@ func (m *model) each(from, n int32, f func(e *row)) (next int32) {
 	return 0
 }
 
-// some calls f for n slots from from on of which is holds.
+// some calls f for up to n slots, beginning at slot from, for which is returns true.
 func (m *model) some(from, n int32, is func(e *row) bool, f func(e *row)) (next int32) {
 	for i := from; i < int32(len(m.slots)); i++ {
 		if e := m.slots[i]; e != nil && is(e) {
@@ -200,8 +200,8 @@ func (m *model) MostDenied(many int) (most []table.Denied) {
 	return most[:min(many, len(most))]
 }
 
-// A shard says what the model says, whatever is done with both, also where keys collide
-// in the index and arenas are moved.
+// A shard answers as the model does after any sequence of operations, also when keys collide in the
+// index and arenas are moved.
 func TestShardIsItsModel(t *testing.T) {
 	longest := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -344,8 +344,8 @@ func TestShardIsItsModel(t *testing.T) {
 	}
 }
 
-// A request that was charged and given back leaves the key with at most what it would have had
-// without the request, and soon after with nearly that.
+// A request that was charged and refunded leaves the key with at most the credits it would have
+// without the request, and soon after with nearly as many.
 func TestRefundIsNoCredit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := &rule.Rule{

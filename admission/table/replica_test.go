@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// In whatever order and however often what was sent arrives, the last of the highest epoch
-// is kept of each key, until it is said to be saved.
+// Messages arrive in any order and any number of times. The replica keeps the last message of the
+// highest epoch of each key, until the key is reported as saved.
 func TestReplica(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := table.Replica{}
@@ -45,7 +45,7 @@ func TestReplica(t *testing.T) {
 	})
 }
 
-// What is saved grows with each check-point, and so all that was sent before is forgotten.
+// The saved mark grows with each checkpoint, so the replica forgets everything that was sent before.
 func TestReplicaForgets(t *testing.T) {
 	r := table.Replica{}
 	for i := range 10 {
@@ -59,8 +59,8 @@ func TestReplicaForgets(t *testing.T) {
 	}
 }
 
-// A key that moves to a host whose clock is ahead by S has refill x S more there, at most
-// its capacity; to one whose clock is behind it has what it had, or less.
+// A key that moves to a host whose clock is ahead by S has refill x S more there, at most its
+// capacity. On a host whose clock is behind, the key has the same credits or fewer.
 func TestClocksOfHostsDiffer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := rule.Rule{Share: tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 1e9).Draw(t, "milli")), Burst: rapid.Int64Range(1, 1e9).Draw(t, "capacity")}}

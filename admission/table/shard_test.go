@@ -58,7 +58,8 @@ func TestAsk(t *testing.T) {
 	testkit.Equal(t, table.Millis(time.Millisecond+1), 2, "ms")
 }
 
-// While another may decide for a strict key it is denied, and not charged; others are judged.
+// While another server may decide for a strict key, the shard denies the key and charges nothing.
+// Other keys are judged.
 func TestAStrictKeyOfWhichAnotherMayDecide(t *testing.T) {
 	s, alone := table.New(10), false
 	s.Alone = func() bool { return alone }
@@ -93,7 +94,7 @@ func TestWhatARuleSays(t *testing.T) {
 	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default {
 		t.Errorf("shadow: %+v", v)
 	}
-	// A rule comes, an older version of it late, and it goes.
+	// A rule arrives, an older version of the rule arrives late, and the rule is deleted.
 	own := &rule.Rule{Key: "nobody's", Share: tokenbucket.Share{Rate: 1000, Burst: 5}, Change: 7}
 	if !s.Follow("nobody's", own, 0) || s.Follow("unknown", own, 0) {
 		t.Error("Follow does not say which key it has")
@@ -133,7 +134,7 @@ func TestDefaultsChange(t *testing.T) {
 	}
 	d.Set(rule.Rule{Key: "ip/1*", Share: tokenbucket.Share{Rate: 2000, Burst: 9}, Change: 3})
 	testkit.Equal(t, undefault(3), 6, "turns")
-	d.Delete("ip/1*") // and back to one with an older change
+	d.Delete("ip/1*") // and back to a default with an older change
 	undefault(4)
 	d.Delete("ip/*")
 	undefault(5)
@@ -150,8 +151,7 @@ func TestDefaultsChange(t *testing.T) {
 	}
 }
 
-// What is full again is what was never saved; without what a strict key held, another
-// owner begins empty.
+// A full key is never saved. Without its saved credit, the next owner begins a strict key empty.
 func TestWhatIsFullIsNotSaved(t *testing.T) {
 	share := tokenbucket.Share{Rate: 1000, Burst: 5}
 	s := table.New(2)
@@ -177,9 +177,9 @@ func TestWhatIsFullIsNotSaved(t *testing.T) {
 	}
 }
 
-// The guarantee: through evictions, restarts, moves to another shard and back, whatever
-// the order, each key is admitted at most C + A*t in any interval t, and what a shard
-// says without any of these is exact.
+// The guarantee: each key is admitted at most C + A*t in any interval t, through evictions, restarts
+// and moves to another shard and back, in any order. Without any of these events the shard's answers
+// are exact.
 func TestEnvelope(t *testing.T) {
 	type admission struct {
 		cost int64
@@ -238,7 +238,7 @@ func TestEnvelope(t *testing.T) {
 						held = &c
 					}
 					if !s.Learn(key, rules(key), table.Held(held, rules(key), at(now)), mono.Time(now)) {
-						continue // full of others
+						continue // the shard is full of other keys
 					}
 					if v = s.Ask([]byte(key), cost, mono.Time(now), false); !v.Known {
 						t.Fatalf("key %s is not known after it was learned", key)
@@ -280,8 +280,8 @@ func TestAClockThatIsSetBackBringsNothing(t *testing.T) {
 	}
 }
 
-// What a key takes, of 20 bytes, and that to decide takes no memory. The collector lets a
-// process grow to twice what is in use, which is to be 200 bytes a key.
+// Measures the memory of a key of 20 bytes, and checks that a decision allocates nothing. The
+// collector lets a process grow to twice the memory in use, so the budget is 200 bytes a key.
 func TestMemory(t *testing.T) {
 	const keys = 1 << 18
 	r := &rule.Rule{Key: "*", Share: tokenbucket.Share{Rate: 1000, Burst: 10}}
@@ -324,7 +324,8 @@ func BenchmarkAsk(b *testing.B) {
 	}
 }
 
-// Strict keys that are full make room for others: a shard of many would refuse new ones for ever.
+// Full strict keys make room for others. Otherwise a shard with many strict keys would refuse new keys
+// for ever.
 func TestStrictKeysMakeRoom(t *testing.T) {
 	s := table.New(1)
 	for _, key := range []string{"a", "b"} {
@@ -333,8 +334,8 @@ func TestStrictKeysMakeRoom(t *testing.T) {
 	}
 }
 
-// A year of questions at odd times: a key whose rule refills 100 a day has been admitted its capacity and
-// 36,500 more at the end, and not one less or more.
+// A year of questions at odd times: a key whose rule refills 100 a day has been admitted exactly its
+// capacity and 36,500 more at the end.
 func TestRefillDoesNotDrift(t *testing.T) {
 	s, key := table.New(1), []byte("key")
 	s.Learn("key", &rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 100_000, Burst: 100}, Period: 86_400}, 100*tokenbucket.Token, 0)

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A window against a map that forgets nothing.
+// Compares a window with a map that forgets nothing.
 func TestWindow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w table.Window[int]
@@ -17,7 +17,7 @@ func TestWindow(t *testing.T) {
 			answered bool
 			answer   int
 		}
-		begun := map[uint64]question{} // and not cancelled
+		begun := map[uint64]question{} // questions that were begun and not cancelled
 		next, newest := uint64(rapid.IntRange(0, 3).Draw(t, "second"))<<32, uint64(0)
 		for i := range rapid.IntRange(1, 200).Draw(t, "steps") {
 			number := next
@@ -25,7 +25,7 @@ func TestWindow(t *testing.T) {
 			case 0: // some are lost
 				next += rapid.Uint64Range(1, 2*table.WindowSize).Draw(t, "skip")
 				number = next
-			case 1: // the asker starts again
+			case 1: // the client restarts
 				next = (next>>32 + 1) << 32
 				number = next
 			case 2, 3, 4, 5: // sent again, or late

@@ -23,7 +23,7 @@ func sealer(t testing.TB, keys ...wire.Key) *wire.Sealer {
 	return testkit.Result(wire.NewSealer(keys)).Must(t)
 }
 
-// The layout, byte by byte, so that others can be written by it.
+// The layout, byte by byte, so that other implementations can be written from it.
 func TestLayout(t *testing.T) {
 	s := sealer(t, keyA)
 	q := s.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Flags: wire.Retry, Session: 0x1122334455667788, Number: 0x99aabbccddeeff00, Cost: 3, Wait: 500, Key: []byte("k1")})
@@ -56,7 +56,7 @@ func TestRoundTrip(t *testing.T) {
 		if q.Kind != wire.Hello {
 			q.Key = rapid.SliceOfN(rapid.Byte(), 1, wire.MaxKey).Draw(t, "key")
 		}
-		asker, server := old, both // whose keys are being replaced
+		asker, server := old, both // while keys are being replaced
 		if rapid.Bool().Draw(t, "no MAC") {
 			asker, server = none, none
 		}
@@ -81,7 +81,7 @@ func TestRoundTrip(t *testing.T) {
 		if got, err := asker.ParseAnswer(back); err != nil || got != a {
 			t.Fatalf("%+v came as %+v, %v", a, got, err)
 		}
-		// Any byte that was changed on the way is noticed, if there is a MAC.
+		// With a MAC, the receiver notices any byte that was changed in flight.
 		if asker != none {
 			i := rapid.IntRange(0, len(d)-1).Draw(t, "byte")
 			d[i] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
@@ -177,7 +177,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, d []byte) {
 		if _, _, err := sealed.ParseQuestion(d); err == nil && !bytes.HasSuffix(d, []byte("key")) {
-			// Only what was sealed is taken, and the fuzzer has no key.
+			// Only sealed datagrams are accepted, and the fuzzer has no key.
 			if q, _, _ := sealed.ParseQuestion(d); string(q.Key) != "key" {
 				t.Fatalf("forged: %x", d)
 			}
