@@ -17,8 +17,7 @@ func TestConnectionsFitTheDescriptors(t *testing.T) {
 	}
 }
 
-// The URL to explain is the argument after the flags; the value of a flag is not taken for
-// one.
+// The URL to explain is the argument after the flags. The value of a flag does not count as the URL.
 func TestExplain(t *testing.T) {
 	file := testkit.File(t, "policy.toml", "[[class]]\nname = \"a\"\n")
 	for _, args := range [][]string{
@@ -37,8 +36,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A file that is being written may be a policy at any time: of none of its servers, or of
-// the first of them.
+// A file may be a valid policy at any moment while it is being written: a policy of no servers, or of
+// the first servers.
 func TestHalfAPolicy(t *testing.T) {
 	const before = "[[server]]\nurl = \"http://a\"\n"
 	const after = before + "[[server]]\nurl = \"http://b\"\n[[server]]\nurl = \"http://c\"\n"
@@ -48,7 +47,7 @@ func TestHalfAPolicy(t *testing.T) {
 	testkit.Must(t, o.validatePolicy())
 	for i, look := range []struct {
 		text    string
-		servers int // of what is taken; -1: nothing is
+		servers int // of the accepted policy; -1: nothing is accepted
 	}{
 		{before, -1}, {"", -1}, {after[:60], -1}, {after, -1}, {after, 3}, {after, -1}, {before, -1}, {after, -1}, {after, -1}, {"", -1}, {"", 0},
 	} {

@@ -19,7 +19,7 @@ func rng() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
 func at(d time.Duration) mono.Time { return mono.Time(d) }
 
-// servers are those that there are.
+// servers returns the balancer's server numbers.
 func servers(b *balance.Balancer) (numbers []int) {
 	for _, s := range b.Stats(0, nil) {
 		numbers = append(numbers, s.Server)
@@ -27,7 +27,7 @@ func servers(b *balance.Balancer) (numbers []int) {
 	return numbers
 }
 
-// request sends one to server, and ends it after took.
+// request sends a request to server, and ends the request after took.
 func request(b *balance.Balancer, server int, from, took time.Duration, failed bool) {
 	b.Sent(server, at(from))
 	b.Ended(server, at(from+took), outcome(failed))
@@ -42,8 +42,8 @@ func stat(b *balance.Balancer, server int, now time.Duration) balance.Stat {
 	return balance.Stat{Server: -1}
 }
 
-// The worked example: T is the time between departures, or since an idle server got
-// work, so one request at a time is measured, too.
+// The worked example: T is the time between departures, or since an idle server got work. So the
+// balancer also measures a server with one request at a time.
 func TestIntervals(t *testing.T) {
 	b := balance.New(balance.JBQ, 2, rng())
 	want := func(server int, now, interval, answer time.Duration) {
@@ -59,10 +59,10 @@ func TestIntervals(t *testing.T) {
 	want(0, 10*ms, 100*ms, 300*ms)
 	b.Ended(0, at(40*ms), balance.Answered) // alone since 0
 	want(0, 40*ms, 40*ms, 80*ms)
-	want(1, 40*ms, 40*ms, 40*ms) // unmeasured: as the others
+	want(1, 40*ms, 40*ms, 40*ms) // unmeasured: as the other servers
 	b.Ended(0, at(60*ms), balance.Answered)
 	want(0, 60*ms, 30*ms, 30*ms)         // (40+20)/2
-	request(b, 0, 1000*ms, 60*ms, false) // not since the departure before: it was idle
+	request(b, 0, 1000*ms, 60*ms, false) // not since the previous departure: the server was idle
 	want(0, 1060*ms, 40*ms, 40*ms)       // (40+20+60)/3
 	for i := range 7 {
 		request(b, 0, time.Duration(2000+100*i)*ms, 40*ms, false)
@@ -70,7 +70,7 @@ func TestIntervals(t *testing.T) {
 	request(b, 0, 4000*ms, 90*ms, false)
 	want(0, 4090*ms, 45*ms, 45*ms) // 0.9*40 + 0.1*90
 	b.Sent(0, at(5000*ms))
-	b.Reported(0, 5, at(5000*ms)) // one of them ours
+	b.Reported(0, 5, at(5000*ms)) // one of the five requests is ours
 	want(0, 5000*ms, 45*ms, 6*45*ms)
 	b.Sent(0, at(5001*ms))
 	want(0, 5999*ms, 45*ms, 7*45*ms)
@@ -80,7 +80,7 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// model is JBQ as its definition has it: everything that happened, looked through anew.
+// model is JBQ as its definition states it: each answer is computed from all events.
 type model struct {
 	events []event
 	n      int
@@ -115,7 +115,7 @@ func (m *model) inFlight(server int) int {
 	return q
 }
 
-// interval replays the departures; ok is false without one.
+// interval replays the departures; ok is false without a departure.
 func (m *model) interval(server int) (t float64, ok bool) {
 	q, n := 0, 0.0
 	var began, departed mono.Time
@@ -141,7 +141,7 @@ func (m *model) interval(server int) (t float64, ok bool) {
 	return t, n > 0
 }
 
-// refuses reports whether all of a server's last five answers or more were failures and refusals.
+// refuses reports whether the last five or more answers of a server were all failures and refusals.
 func (m *model) refuses(server int) bool {
 	row := 0
 	for _, e := range m.of(server) {
@@ -181,7 +181,8 @@ func (m *model) median() float64 {
 	}
 }
 
-// ejected replays the failures: whether, since when, for how long, and whether its probe is out.
+// ejected replays the failures. It returns whether the server is ejected, since when, for how long,
+// and whether its probe is in progress.
 func (m *model) ejected(server int) (out bool, since mono.Time, period time.Duration, trying bool) {
 	row := 0
 	for _, e := range m.of(server) {
@@ -206,7 +207,7 @@ func (m *model) ejected(server int) (out bool, since mono.Time, period time.Dura
 	return out, since, period, trying
 }
 
-// answer is R with what is owed for failures and what other gateways have there.
+// answer is R, plus the debt for failures and the requests of other gateways there.
 func (m *model) answer(server int, now mono.Time) float64 {
 	q, owed, others := float64(m.inFlight(server)), 0.0, 0
 	var last, until, began, departed mono.Time
@@ -227,7 +228,7 @@ func (m *model) answer(server int, now mono.Time) float64 {
 				began = e.at
 			}
 		case 'd', 'q':
-			// What it worked, it did not work off.
+			// Time that the server worked does not reduce the debt.
 			took := e.at.Sub(max(began, departed))
 			owed = max(owed-max(float64(e.at.Sub(last)-took), 0)/before.t(server), 0)
 			last, departed = e.at, e.at
@@ -277,7 +278,7 @@ func (m *model) before(e event) []event { return m.events[:slices.Index(m.events
 
 const rounding = 4.0 // ns, of an answer
 
-// picks are the servers that may be chosen.
+// picks returns the servers that may be chosen.
 func (m *model) picks(now mono.Time) []int {
 	var best []int
 	least := math.Inf(1)
@@ -389,8 +390,8 @@ func TestReplayAgainstASlowModel(t *testing.T) {
 	})
 }
 
-// closed keeps load requests under way for a while: a server answers in its service
-// time (one at a time), or fails, as fate says. It returns what each got.
+// closed keeps load requests in flight for a while. A server answers in its service time (one request
+// at a time), or fails, as fate decides. closed returns how many requests each server got.
 func closed(t *testing.T, b *balance.Balancer, load int, long time.Duration, service func(server int) (time.Duration, bool), n int) []int {
 	t.Helper()
 	type under struct {
@@ -432,10 +433,10 @@ func closed(t *testing.T, b *balance.Balancer, load int, long time.Duration, ser
 	return got
 }
 
-// A server that refuses at once is always the idle one. It must get no more than it got
-// before, whether it refuses all, or too few in a row to be ejected.
+// A server that refuses immediately is always the idle server. The server must get no more requests
+// than before, whether it refuses all, or too few in a row to be ejected.
 func TestWhoFailsFastGainsNoTraffic(t *testing.T) {
-	for _, good := range []int{0, 2, 5} { // one in so many is answered
+	for _, good := range []int{0, 2, 5} { // one request in good is answered
 		t.Run(fmt.Sprint(good), func(t *testing.T) {
 			run := func(failing bool) []int {
 				n := 0
@@ -457,11 +458,11 @@ func TestWhoFailsFastGainsNoTraffic(t *testing.T) {
 	}
 }
 
-// A server that refuses at once may have an even part of the requests and no more, also where
-// the others have as many as they may and it would always be the one with room.
+// A server that refuses immediately gets at most an even part of the requests, even if the other
+// servers are at their limit and only this server has room.
 func TestWhoRefusesFastGetsAnEvenPartAtMost(t *testing.T) {
 	const limit = 4
-	for _, before := range []bool{true, false} { // it had answered before, and quickly
+	for _, before := range []bool{true, false} { // the server had answered before, and quickly
 		for _, load := range []int{1, 3, 12, 100} {
 			b := balance.New(balance.JBQ, 3, rng())
 			type under struct {
@@ -522,7 +523,7 @@ func TestWhoRefusesFastGetsAnEvenPartAtMost(t *testing.T) {
 	}
 }
 
-// A server alone gets all there is, whatever it answers.
+// A single server gets all requests, whatever it answers.
 func TestWhoRefusesAloneGetsAll(t *testing.T) {
 	b := balance.New(balance.JBQ, 1, rng())
 	for i := range 1000 {
@@ -532,7 +533,7 @@ func TestWhoRefusesAloneGetsAll(t *testing.T) {
 	}
 }
 
-// The faster gets more, each as much as it can: 1:2:4.
+// A faster server gets more, and each server gets as much as it can serve: 1:2:4.
 func TestSharesFollowSpeed(t *testing.T) {
 	service := []time.Duration{40 * time.Millisecond, 20 * time.Millisecond, 10 * time.Millisecond}
 	got := closed(t, balance.New(balance.JBQ, 3, rng()), 14, time.Minute, func(server int) (time.Duration, bool) { return service[server], false }, 3)
@@ -543,8 +544,8 @@ func TestSharesFollowSpeed(t *testing.T) {
 	}
 }
 
-// A server that was slow once, however slow, is tried again, and comes back; also where
-// no request may be repeated.
+// A server that was slow once, however slow, is tried again and recovers, even if no request may be
+// repeated.
 func TestWhoWasSlowDoesNotStarve(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
 		b := balance.New(balance.JBQ, 2, rng())
@@ -594,7 +595,7 @@ func TestEjection(t *testing.T) {
 	if stat(b, 0, now).Ejected {
 		t.Error("ejected after its probe was answered")
 	}
-	// The next ejection is a first one, whatever else fails that was sent before it.
+	// The next ejection is a first ejection, whatever older requests fail later.
 	for range 9 {
 		b.Sent(0, at(now))
 	}
@@ -720,7 +721,7 @@ func BenchmarkDecision(b *testing.B) {
 	}
 }
 
-// outcome is that of a request which its client waits for.
+// outcome is the outcome of a request whose client waits.
 func outcome(failed bool) balance.Outcome {
 	if failed {
 		return balance.Failed

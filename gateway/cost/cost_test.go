@@ -30,8 +30,8 @@ func TestCapacitiesArePercentOfTheLargest(t *testing.T) {
 	g.Expect(unknown.Capacity(0)).To(Equal(schedule.Vector{100, 100}))
 }
 
-// What is known of a cost: the server's report, else the policy's units, else what
-// reports of other requests taught, else service time and bytes.
+// The sources of an estimated cost, in order: the server's report, the policy's units, reports of
+// other requests, service time and bytes.
 func TestEstimates(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
@@ -57,26 +57,26 @@ func TestEstimates(t *testing.T) {
 	about(30, 50.0/Together)
 	g.Expect(table.Route("GET", "/report/8")).To(BeIdenticalTo(r))
 
-	// Another route begins with what all took.
+	// A new route begins with the average of all routes.
 	other := table.Route("POST", "/report/8")
 	g.Expect(other).NotTo(BeIdenticalTo(r))
 	table.Estimate(v, other, nil)
 	about(2000.0/Together, 50.0/Together)
 
-	// What failed is charged and teaches nothing.
+	// A failed request is charged and teaches nothing.
 	table.Settle(v, other, nil, 2*time.Second, 0, &Report{}, false)
 	about(2*2000.0/Together, 2*50.0/Together)
 	table.Estimate(v, other, nil)
 	about(2000.0/Together, 50.0/Together)
 
-	// The newest of many weighs a tenth.
+	// The newest of many reports weighs a tenth.
 	report.cost[0] = 130
 	table.Settle(v, r, nil, time.Second, 10, &report, true)
 	table.Estimate(v, r, nil)
 	about(40, 50.0/Together)
 }
 
-// What a server lies, or a stream of an hour, is forgotten after a hundred requests.
+// The estimates forget a server's lies, or an hour-long stream, after a hundred requests.
 func TestLiesAreForgotten(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
@@ -120,7 +120,7 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// A client that asks for ever new paths costs others nothing that is in use.
+// A client that requests ever new paths removes no route that is in use.
 func TestRoutesAreBounded(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
@@ -198,7 +198,7 @@ func TestDrift(t *testing.T) {
 	g.Expect(say(1, 50, 0)).To(BeFalse(), "it was silent before")
 	g.Expect(say(1, 50, time.Second)).To(BeTrue())
 	g.Expect(cpu()).To(BeNumerically("~", 1.1, 1e-9))
-	for range 10 { // by the time that passes, not by reports
+	for range 10 { // with the time that passes, not with reports
 		say(1, 50, 100*time.Millisecond)
 	}
 	g.Expect(cpu()).To(BeNumerically("~", 1.21, 1e-9))

@@ -10,8 +10,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Whatever a server does, and in whatever order it answers: the limit stays between its
-// bounds, so that requests always go and never all at once.
+// Whatever a server does, and in whatever order the server answers, the limit stays between its
+// bounds. So requests always flow and never all at once.
 func TestLimitStaysWithinItsBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		least := rapid.IntRange(0, 8).Draw(t, "least")
@@ -43,7 +43,7 @@ func TestLimitStaysWithinItsBounds(t *testing.T) {
 	})
 }
 
-// A server that answers nothing gets some more requests, in case they are streams.
+// A server that answers nothing gets some more requests, because the requests may be streams.
 func TestLimitGrowsALittleWhileNothingIsAnswered(t *testing.T) {
 	l, now := New(1), mono.Time(1)
 	for i := range l.Most() {

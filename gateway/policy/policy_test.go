@@ -208,8 +208,8 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// A path that a lenient server resolves to another class is not served at all; what is
-// resolved alike everywhere, or has no dots to resolve, is.
+// A path that a lenient server resolves to another class is refused. A path that every server resolves
+// alike, or without dots, is served.
 func TestAmbiguousPaths(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/paid/..;/free":           true, // Tomcat
@@ -218,7 +218,7 @@ func TestAmbiguousPaths(t *testing.T) {
 		"/paid/%2e%2e;/free":       true,
 		"/paid/..;":                true,
 		"/paid/x;/../../free":      true,
-		"/paid/a/;/../../free":     true, // an element that is empty for Tomcat
+		"/paid/a/;/../../free":     true, // an empty element for Tomcat
 		"/paid/.;/../free":         true,
 		"/x/.;/report/":            true,
 		"/paid/..%5cfree":          true, // IIS
@@ -229,7 +229,7 @@ func TestAmbiguousPaths(t *testing.T) {
 		"/paid/\\../free":          true,
 		"/free//../paid/":          true, // strictly below /free
 		"/paid//../../free":        true,
-		"/free%2f..%2fpaid/":       true, // one element, strictly
+		"/free%2f..%2fpaid/":       true, // one element, if read strictly
 		"/free%2F../paid/":         true,
 		"/../app/paid":             true, // /app/paid, or below a server's own /app: /app/../app/paid
 		"/%2e%2e/app/paid":         true,
@@ -241,7 +241,7 @@ func TestAmbiguousPaths(t *testing.T) {
 		"/x/y/../../paid":          false,
 		"/..x/...":                 false,
 		"/":                        false,
-		"/paid/../free":            false, // it is of the class of /free
+		"/paid/../free":            false, // in the class of /free
 		"/paid/%2e%2e/free":        false,
 		"/paid/./x":                false,
 		"/paid/...;/x":             false,
@@ -268,7 +268,7 @@ func TestClassifyDoesNotAllocate(t *testing.T) {
 	testkit.Equal(t, testing.AllocsPerRun(100, func() { policy.Ambiguous(u); p.Classify("nobody", "/some/path", header); p.CostOf("/some/path") }), 0, "allocations")
 }
 
-// A policy is refused with faults, or it has a class for whatever comes.
+// A policy is refused with faults, or it has a class for every request.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full), "acme", "/report/x")
 	f.Add([]byte("[[class]]\nname = \"a\"\nmatch = [{ path = \"/\" }]\n"), "", "/../%2e")

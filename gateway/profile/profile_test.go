@@ -56,7 +56,7 @@ func TestMonitor(t *testing.T) {
 	want(`monitor: open /nosuch/cpu.stat: no such file or directory: --cgroup is to be a control group of version 2`)
 }
 
-// A site of three pages, of which each takes what it takes; one more when it is shared.
+// A site of three pages with different costs, plus one page when the site is shared.
 func TestProfile(t *testing.T) {
 	costs := map[string]Usage{"/": {"cpu": 1, "disk": 0}, "/report/a%20b": {"cpu": 20, "disk": 4}, "/img": {"cpu": 2, "disk": 30}}
 	var mu sync.Mutex
@@ -122,8 +122,8 @@ func TestProfile(t *testing.T) {
 	server.Client().CloseIdleConnections()
 }
 
-// Whatever pages a site links to and a monitor says, the policy can read what is written,
-// and a page that it can name has its cost.
+// Whatever pages a site links to and whatever a monitor reports, the policy parser can read the
+// written file. A page that the policy can name has its cost.
 func FuzzWrite(f *testing.F) {
 	f.Add("/a", "cpu", 1.5)
 	f.Add("/a//b/../c", "cpu", 1.5)

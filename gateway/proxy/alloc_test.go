@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// How many more allocations a request takes than with a bare ReverseProxy. The client and
-// the server allocate nothing: they know the other's bytes by their end.
+// Counts the allocations of a request beyond a bare ReverseProxy. The client and the server allocate
+// nothing: each recognizes the other's message by its end.
 func TestAllocations(t *testing.T) {
 	until := func(c net.Conn, buf []byte, end string) bool {
 		for n := 0; ; {
@@ -59,7 +59,8 @@ func TestAllocations(t *testing.T) {
 		})
 	}
 	plain := of(bare.Listener.Addr().String())
-	// Four are of the transport's bound on an answer's header, which the other has not.
+	// Four allocations come from the transport's bound on an answer's header, which the bare proxy
+	// lacks.
 	if more := of(serve(t, one(server.String()), nil).at) - plain; more > 4 {
 		t.Errorf("%v allocations more than the %v of a bare ReverseProxy", more, plain)
 	}

@@ -38,7 +38,7 @@ func TestAdmission(t *testing.T) {
 			case 2:
 				return client.Decision{RetryAfter: 1500 * time.Millisecond}
 			}
-			return client.Decision{Unanswered: true, Admit: len(asked)%2 == 0} // whatever the default reply is
+			return client.Decision{Unanswered: true, Admit: len(asked)%2 == 0} // for either default reply
 		})
 	})
 	for i, c := range []struct {
@@ -61,7 +61,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// HTTP/2 of clients, many requests on one connection, of which some are given up.
+// HTTP/2 clients send many requests on one connection, and cancel some requests.
 func TestHTTP2(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -132,7 +132,7 @@ func eventuallyTrue(there func() bool) {
 	}
 }
 
-// Servers that fail fast, die or lie get less than one that works.
+// Servers that fail fast, die or lie get fewer requests than a working server.
 func TestFaultyServers(t *testing.T) {
 	good := backend(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "good") })
 	fast := backend(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusServiceUnavailable) })
@@ -176,7 +176,7 @@ func TestFaultyServers(t *testing.T) {
 	}
 }
 
-// What a lenient server would serve as another class' does not get to one.
+// A path that a lenient server would serve as another class does not reach a server.
 func TestAmbiguousPathIsRefused(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
 	g := serve(t, "[[class]]\nname = \"paid\"\nmatch = [{ path = \"/paid/\" }]\n"+fmt.Sprintf("[[server]]\nurl = %q", url+"/app"), nil)

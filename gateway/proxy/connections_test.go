@@ -15,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Clients that connect and ask nothing have as many connections as there may be, and no
-// more; those that are there are served, and each that goes away leaves its slot.
+// Clients that connect and ask nothing get as many connections as the bound allows. The gateway serves
+// the open connections, and each closed connection frees its slot.
 func TestIdleConnectionsAreBounded(t *testing.T) {
 	const most, more = 200, 100
 	url := backend(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "yes") })
@@ -44,7 +44,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		case err == nil && res.StatusCode != http.StatusServiceUnavailable:
 			t.Fatal(res.Status)
 		case err == nil:
-			told++ // unless the gateway was kept from it for as long as it tries
+			told++ // unless the gateway could not answer for as long as it tries
 		}
 	}
 	if told == 0 {

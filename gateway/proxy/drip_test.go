@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A server that drips passes each byte on as it comes, holds one place, and is paid for
-// once, also where the client has had enough.
+// The gateway passes on each byte of a dripping server as it comes. The request holds one place and is
+// paid for once, also if the client gives up.
 func TestDrippingServer(t *testing.T) {
 	next, gone := make(chan struct{}), make(chan struct{}, 1)
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -29,7 +29,7 @@ func TestDrippingServer(t *testing.T) {
 		}
 	})
 	g := serve(t, several(url), nil)
-	for _, bytes := range []int{20, 7} { // all; less
+	for _, bytes := range []int{20, 7} { // all bytes; fewer
 		c, r := g.dial(t)
 		write(t, c, "GET /drips HTTP/1.1\r\nHost: a\r\n\r\n")
 		res, err := http.ReadResponse(r, nil)

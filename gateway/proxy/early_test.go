@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// rawServer answers each connection as a test likes, until the test ends.
+// rawServer lets a test answer each connection, until the test ends.
 func rawServer(t testing.TB, serve func(c net.Conn, r *bufio.Reader)) string {
 	t.Helper()
 	ln := testkit.Listen(t)
@@ -49,8 +49,8 @@ func readHead(r *bufio.Reader) string {
 
 const slowest = "[timeouts]\nbody = \"1h\"\nresponse = \"1h\"\n"
 
-// A server that does not wait for the body is not kept waiting, nor is its client: no
-// timeout can end these requests.
+// A server may answer before the end of the body. The gateway lets neither the server nor the client
+// wait: no timeout can end these requests.
 func TestAnswerBeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
 	done := make(chan struct{})
 	defer close(done)
@@ -84,7 +84,7 @@ func TestAnswerBeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
 	g.idle(t)
 }
 
-// The same for a server of HTTP/2, whatever its client speaks.
+// The same for an HTTP/2 server, whatever the client speaks.
 func TestAnswerOfHTTP2BeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusRequestEntityTooLarge)
@@ -130,7 +130,7 @@ func TestAnswerOfHTTP2BeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
 	}
 }
 
-// A server that never asks for a body, as servers of HTTP/1.0 do not, gets the body after a while.
+// A server that never asks for a body, as an HTTP/1.0 server, gets the body after a while.
 func TestBodyThatNoServerAsksFor(t *testing.T) {
 	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
 		body := make([]byte, 5)
@@ -153,8 +153,8 @@ func TestBodyThatNoServerAsksFor(t *testing.T) {
 	}
 }
 
-// What is refused by the gateway itself does not wait for the body either; a small one that
-// has come does not end the connection.
+// If the gateway itself refuses a request, the refusal does not wait for the body either. A small body
+// that has arrived does not end the connection.
 func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 	g := serve(t, slowest+"[[server]]\nurl = \"http://127.0.0.1:1\"", func(c *Config) { c.MaxBody = 1 << 20 })
 	c, r := g.dial(t)
@@ -168,7 +168,8 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 	}
 }
 
-// What a server has sent of an answer of known length does not wait for the rest.
+// The gateway relays the part of an answer that a server has sent, without waiting for the rest. The
+// answer has a known length.
 func TestAnswerIsRelayedAsItComes(t *testing.T) {
 	more := make(chan struct{})
 	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
@@ -220,7 +221,7 @@ func TestServerAnswersWhileItReads(t *testing.T) {
 	g.idle(t)
 }
 
-// A server that answers and closes with a part of the body unread resets the connection.
+// A server that answers and closes with part of the body unread resets the connection.
 func TestAnswerOfAServerThatClosesInTheMiddleOfTheBody(t *testing.T) {
 	long := strings.Repeat("n", 60000)
 	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
@@ -241,7 +242,7 @@ func TestAnswerOfAServerThatClosesInTheMiddleOfTheBody(t *testing.T) {
 	}
 }
 
-// What a server leaves out, the gateway does not guess, and paths pass byte for byte.
+// The gateway does not invent headers that a server leaves out, and passes paths byte for byte.
 func TestBytesThatPassUnchanged(t *testing.T) {
 	heads := make(chan string, 1)
 	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// warnings is a log of which tests read the warnings.
+// warnings is a log. Tests can read its warnings.
 type warnings struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -27,7 +27,7 @@ func (l *warnings) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// count is how many of them have this in them.
+// count returns how many warnings contain text.
 func (l *warnings) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,8 +40,8 @@ func (l *warnings) all() string {
 	return l.text.String()
 }
 
-// The log has one line when a server is ejected, however many requests fail meanwhile, and one
-// when it answers again.
+// The log has one line when a server is ejected, however many requests fail meanwhile, and one line
+// when the server answers again.
 func TestEjectionsAreLogged(t *testing.T) {
 	var well atomic.Bool
 	ill := backend(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -54,7 +54,7 @@ func TestEjectionsAreLogged(t *testing.T) {
 		c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	})
 	ejected, again := `msg="server ejected: it failed several requests in a row, and gets none until a trial succeeds" url=`+ill+` reason="answered with status 503"`+"\n", `msg="server answers again" url=`+ill+"\n"
-	for range 8 { // 5 eject it, and then it gets one at a time, since there is no other
+	for range 8 { // 5 failures eject the server; then the only server gets one request at a time
 		g.get(t, "/")
 	}
 	testkit.WaitFor(t, "the log says that it is ejected", func() bool { return log.count(ejected) > 0 })
@@ -65,7 +65,7 @@ func TestEjectionsAreLogged(t *testing.T) {
 	testkit.Equal(t, log.count("server ejected")+log.count("server answers"), 2, "lines of it in all")
 }
 
-// Each failure says which server failed, and why, in words that tell what to do.
+// The log line of a failure names the failed server and the cause, in words that suggest a remedy.
 func TestCausesOfFailuresAreLogged(t *testing.T) {
 	var log warnings
 	serveLogged := func(urls ...string) *gateway {
@@ -99,7 +99,7 @@ func TestCausesOfFailuresAreLogged(t *testing.T) {
 		for range 3 {
 			c, r := g.dial(t)
 			write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
-			_, _ = io.Copy(io.Discard, io.LimitReader(r, 1)) // some of it, or the end
+			_, _ = io.Copy(io.Discard, io.LimitReader(r, 1)) // a part of the body, or the end
 		}
 		g.idle(t)
 		line := `msg="a server failed a request" url=` + url + ` reason="` + reason + `"`
@@ -110,7 +110,7 @@ func TestCausesOfFailuresAreLogged(t *testing.T) {
 			t.Errorf("%d lines of %s:\n%s", log.count(line), line, log.all())
 		}
 	}
-	// At a limited rate, whatever the number of requests.
+	// The lines are rate-limited, whatever the number of requests.
 	g := serveLogged(refusedURL)
 	for range 100 {
 		g.get(t, "/")

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What was estimated stands beside what was measured.
+// The estimated cost is reported beside the measured cost.
 func TestEstimateBesideMeasured(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Endpoint-Load-Metrics", "TEXT request_cost.cpu=40")

@@ -14,9 +14,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// hostile is a server that dies, drips, stalls, fails fast and lies, as it is asked to.
+// hostile is a server that dies, drips, stalls, fails fast or lies, as the request asks.
 func hostile(t *testing.T) string {
-	// The goroutine of a request that was cut short ends with its server.
+	// The handler goroutine of a truncated request ends when its server closes.
 	return backend(t, func(w http.ResponseWriter, r *http.Request) {
 		cut := func() {
 			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
@@ -62,8 +62,8 @@ func hostile(t *testing.T) string {
 	})
 }
 
-// Whatever clients and servers do, and whenever the policy changes: each request that
-// was sent is settled once, and nothing is left of any.
+// Whatever clients and servers do, and whenever the policy changes, each request that was sent is
+// settled once, and no request leaves anything behind.
 func TestEverythingIsSettledOnce(t *testing.T) {
 	seed := testkit.Seed(t)
 	servers := []string{hostile(t), hostile(t), hostile(t)}
@@ -105,7 +105,7 @@ func TestEverythingIsSettledOnce(t *testing.T) {
 			for going, n := true, 0; going; {
 				select {
 				case <-changes.C:
-					if n++; n == 10 { // what a change might hide is seen after it
+					if n++; n == 10 { // leaks that a policy change might hide are found after the change
 						changes.Stop()
 					}
 					testkit.NoError(t, g.SetPolicy(parse(t, policies[rng.IntN(len(policies))])))
@@ -121,15 +121,15 @@ func TestEverythingIsSettledOnce(t *testing.T) {
 	}
 }
 
-// visit asks for something, and perhaps goes away in the middle of it.
+// visit sends a request, and perhaps disconnects in the middle of the request.
 func visit(ctx context.Context, client *http.Client, at string, rng *rand.Rand) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if rng.IntN(2) == 0 { // it has no more patience than so
+	if rng.IntN(2) == 0 { // the client has limited patience
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(20_000))*time.Microsecond)
 		defer cancel()
 	}
-	// Five failures in a row eject a server: most answer.
+	// Five failures in a row eject a server, so most requests are answered.
 	paths := []string{"dies", "dies-later", "fails", "stalls", "drips", "endless", "echoes", "lies"}
 	path := paths[rng.IntN(4)+4*min(1, rng.IntN(5))]
 	var body io.Reader
@@ -142,7 +142,7 @@ func visit(ctx context.Context, client *http.Client, at string, rng *rand.Rand) 
 	}
 	res, err := client.Do(r)
 	if err != nil {
-		return // as it may
+		return // the server may cut the body
 	}
 	if path == "endless" {
 		_, _ = io.CopyN(io.Discard, res.Body, rng.Int64N(1<<20))
@@ -152,7 +152,7 @@ func visit(ctx context.Context, client *http.Client, at string, rng *rand.Rand) 
 	res.Body.Close()
 }
 
-// unsteady breaks off after some reads, unless there are 0.
+// unsteady breaks off after some reads; 0: never.
 type unsteady struct {
 	io.Reader
 	breaks int

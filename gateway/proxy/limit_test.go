@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Streams do not use up the requests that a server may have.
+// Streams do not use up the requests that a server may have in flight.
 func TestStreamsMakeRoom(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

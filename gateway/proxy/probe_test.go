@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A server that was slow, and has had nothing for more than 10 s, is measured again by a
-// request that can be sent again, and not by the one that came first.
+// A server that was slow, and has had no request for more than 10 s, is measured again by a repeatable
+// request, and not by whichever request came first.
 func TestWhatProbesCanBeRepeated(t *testing.T) {
 	named := func(name string) string {
 		return backend(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// gateway is a Proxy that serves.
+// gateway is a running Proxy.
 type gateway struct {
 	*Proxy
 	at   string // host:port
@@ -65,12 +65,12 @@ func backend(t testing.TB, h http.HandlerFunc) string {
 	return s.URL
 }
 
-// one is a policy of one server that takes one request at a time.
+// one is a policy of one server. The server takes one request at a time.
 func one(url string, more ...string) string {
 	return strings.Join(more, "\n") + fmt.Sprintf("\n[[server]]\nurl = %q\ncpu = 1\n[[cost]]\npath = \"/\"\ncpu = 100\n", url)
 }
 
-// dial opens a connection to the gateway, on which the test writes what it likes.
+// dial opens a connection to the gateway for raw writes.
 func (g *gateway) dial(t testing.TB) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c := testkit.Result(net.Dial("tcp", g.at)).Must(t)
@@ -83,7 +83,7 @@ func write(t testing.TB, c net.Conn, text string) {
 	testkit.Result(io.WriteString(c, text)).Must(t)
 }
 
-// answer reads an answer with its body.
+// answer reads an answer and its body.
 func answer(t testing.TB, r *bufio.Reader) (*http.Response, string) {
 	t.Helper()
 	t.Helper()
@@ -95,7 +95,7 @@ func answer(t testing.TB, r *bufio.Reader) (*http.Response, string) {
 	return res, string(body)
 }
 
-// get asks once, on a connection of its own.
+// get sends a request on a separate connection.
 func (g *gateway) get(t testing.TB, path string, header ...string) (*http.Response, string) {
 	t.Helper()
 	c, r := g.dial(t)
@@ -104,7 +104,7 @@ func (g *gateway) get(t testing.TB, path string, header ...string) (*http.Respon
 	return answer(t, r)
 }
 
-// idle fails unless all capacity comes back, and nothing is counted as under way.
+// idle fails unless all capacity comes back, and no request counts as in progress.
 func (g *gateway) idle(t testing.TB) {
 	t.Helper()
 	testkit.WaitFor(t, "all capacity is free", func() bool {
@@ -133,7 +133,7 @@ func (g *gateway) idle(t testing.TB) {
 	}
 }
 
-// A client that goes away, at whatever moment, costs what it took, once.
+// A client that disconnects at any moment is charged once for what its request used.
 func TestAbort(t *testing.T) {
 	arrived, release := make(chan string, 10), make(chan struct{})
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -169,7 +169,7 @@ func TestAbort(t *testing.T) {
 			t.Errorf("who ended its own side reads that all is well: %v", err)
 		}
 		testkit.WaitFor(t, "the second has left", func() bool { return g.Status().Classes[0].Left == 1 })
-		// net/http does not look at a connection while there is a body to read from it.
+		// net/http does not watch a connection while the connection has unread body.
 		third, _ := g.dial(t)
 		write(t, third, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nhalf")
 		fourth, _ := g.dial(t)
@@ -178,7 +178,7 @@ func TestAbort(t *testing.T) {
 		third.Close()
 		fourth.Close()
 		testkit.WaitFor(t, "both have left", func() bool { return g.Status().Classes[0].Left == 3 })
-		// Nor where the next request has begun.
+		// Nor does net/http watch the connection once the next request has begun.
 		fifth, _ := g.dial(t)
 		write(t, fifth, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
 		testkit.WaitFor(t, "it waits", func() bool { return g.Status().Classes[0].Queued == 1 })
@@ -221,7 +221,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// What clients say of themselves goes no further, unless the peer is trusted.
+// The gateway drops what clients claim about themselves in headers, unless the peer is trusted.
 func TestHeaders(t *testing.T) {
 	var got http.Header
 	var host string
@@ -256,7 +256,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// What is more than a request and an answer passes.
+// The gateway passes protocol features beyond plain requests and answers.
 func TestProtocol(t *testing.T) {
 	next := make(chan struct{})
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -313,7 +313,7 @@ func TestProtocol(t *testing.T) {
 		}
 	})
 	t.Run("forged trailers", func(t *testing.T) {
-		for _, peers := range []string{"", `trusted_peers = ["127.0.0.0/8"]`} { // who may pass on what its clients say
+		for _, peers := range []string{"", `trusted_peers = ["127.0.0.0/8"]`} { // peers that may pass on claims of their clients
 			g := serve(t, one(url, peers), nil)
 			for _, announced := range []string{"X-Up", "X-Up, X-Forwarded-For, X_Real.IP, SRTM-Class, Forwarded, Authorization, Host"} {
 				c, r := g.dial(t)
@@ -333,7 +333,7 @@ func TestProtocol(t *testing.T) {
 		}
 		testkit.Result(r.ReadString('\n')).Must(t)
 		write(t, c, "hi")
-		res, body := answer(t, r) // the server's own 100 was the only one
+		res, body := answer(t, r) // the server's own 100 was the only 100
 		if body != "hi" || res.Header.Get("Srtm-Class") == "" {
 			t.Errorf("%v, %q", res, body)
 		}
@@ -378,7 +378,7 @@ func TestProtocol(t *testing.T) {
 		c.Close()
 		g.tunnels.Wait()
 	})
-	for range 3 { // what was pooled is as good as new
+	for range 3 { // pooled objects are as good as new
 		if res, body := g.get(t, "/continue"); res.StatusCode != http.StatusOK || body != "" {
 			t.Errorf("%v, %q", res.Status, body)
 		}
@@ -388,7 +388,7 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
-// A query is the server's to read, also where Go would not parse it.
+// The gateway leaves the query to the server, even a query that Go would not parse.
 func TestQueriesPassAsTheyCame(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
 	for _, at := range []string{url, url + "/app"} {
@@ -400,7 +400,7 @@ func TestQueriesPassAsTheyCame(t *testing.T) {
 	}
 }
 
-// What is no answer, or says more than it may, does not get to the client.
+// Malformed answers, and answers that exceed their declared length, do not reach the client.
 func TestOddAnswers(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		c, rw, err := http.NewResponseController(w).Hijack()
@@ -423,7 +423,7 @@ func TestOddAnswers(t *testing.T) {
 	}
 }
 
-// What has no place, or no more time, is refused with when to come again.
+// A request without a place in the queue, or out of time, is refused with a time to retry.
 func TestQueueBounds(t *testing.T) {
 	arrived, release := make(chan struct{}, 10), make(chan struct{})
 	url := backend(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -439,7 +439,7 @@ func TestQueueBounds(t *testing.T) {
 			t.Errorf("%s, %v, %q", res.Status, res.Header, body)
 		}
 	}
-	var many strings.Builder // which take 1 MB, of 60 KB
+	var many strings.Builder // the headers take 1 MB, 60 KB each
 	for i := range 9000 {
 		fmt.Fprintf(&many, "%x:\r\n", i)
 	}
@@ -489,7 +489,7 @@ func TestQueueBounds(t *testing.T) {
 	}
 }
 
-// What means two things to two servers goes to none.
+// A request that two servers might read differently reaches no server.
 func TestSmuggling(t *testing.T) {
 	var paths []string
 	url := backend(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -547,7 +547,7 @@ func TestSmuggling(t *testing.T) {
 		}
 	}
 	paths = nil
-	// What a body says is no head.
+	// The gateway does not read a request head inside a body.
 	c, r := g.dial(t)
 	body := "POST /ok HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
 	write(t, c, fmt.Sprintf("POST /body HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
@@ -561,7 +561,8 @@ func TestSmuggling(t *testing.T) {
 	testkit.Equal(t, strings.Join(paths, " "), "/body /last", "the server")
 }
 
-// A client that is refused while it sends gets the answer, and then the end, not a reset.
+// A client that is refused while it sends gets the answer, and then the end of the connection, not a
+// reset.
 func TestRefusedWhileSending(t *testing.T) {
 	g := serve(t, one("http://127.0.0.1:1"), func(c *Config) { c.MaxBody = 1000 })
 	c, r := g.dial(t)
@@ -577,7 +578,7 @@ func TestRefusedWhileSending(t *testing.T) {
 	}
 }
 
-// What takes too long is ended, and it is known whose fault that was.
+// An operation that takes too long is ended, and the log names the side at fault.
 func TestTimeouts(t *testing.T) {
 	for _, test := range []struct {
 		name, says      string
@@ -625,7 +626,7 @@ func TestTimeouts(t *testing.T) {
 			}
 		})
 	})
-	// A client that is slow between requests, not in them.
+	// The client is slow between requests, not within a request.
 	t.Run("a connection in use", func(t *testing.T) {
 		testkit.Bubble(t, func(t *testing.T) {
 			_, dial := inMemory(t, patient)
@@ -653,7 +654,7 @@ func patient(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "some")
 		_ = http.NewResponseController(w).Flush()
 	case "/flood":
-		if length := r.URL.RawQuery; length != "" { // without one ReverseProxy waits on a mutex, which synctest cannot see
+		if length := r.URL.RawQuery; length != "" { // without a length, ReverseProxy waits on a mutex, which synctest cannot see
 			w.Header().Set("Content-Length", length)
 		}
 		block := make([]byte, 1<<20)
@@ -666,7 +667,7 @@ func patient(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// A client that reads nothing loses its place, too, once the buffers of its socket are full.
+// A client that reads nothing also loses its place, once the socket buffers are full.
 func TestSocketThatIsNotRead(t *testing.T) {
 	g := serve(t, one(backend(t, patient), "[timeouts]", `response = "100ms"`), nil)
 	c, _ := g.dial(t)
@@ -675,7 +676,7 @@ func TestSocketThatIsNotRead(t *testing.T) {
 	g.idle(t)
 }
 
-// A change of the policy moves what waits and what is at a server along.
+// A policy change takes along the waiting requests and the requests at a server.
 func TestSetPolicy(t *testing.T) {
 	arrived, release := make(chan string, 10), make(chan struct{})
 	url := backend(t, func(_ http.ResponseWriter, r *http.Request) { arrived <- r.URL.Path; <-release })
@@ -691,24 +692,24 @@ func TestSetPolicy(t *testing.T) {
 	testkit.MustEqual(t, <-arrived, "/1")
 	second := ask("/2")
 	testkit.WaitFor(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
-	// The class is gone, and the server is still busy.
+	// The class is removed, and the server is still busy.
 	testkit.Must(t, g.SetPolicy(parse(t, one(url, class("b")))))
 	if s := g.Status(); s.Classes[0].Name != "b" || s.Classes[0].Queued != 1 || s.Servers[0].InFlight != 1 || s.Servers[0].Free["cpu"] != 0 {
 		t.Errorf("%+v", s)
 	}
-	// A faulty one changes nothing.
+	// A faulty policy changes nothing.
 	bad := parse(t, one(other))
 	bad.Classes[0].Weight = 0
 	if err := g.SetPolicy(bad); err == nil {
 		t.Error("a weight of 0 was taken")
 	}
-	// Another server, that is free: the second goes there.
+	// The new policy has another server, which is free. The second request goes there.
 	testkit.Must(t, g.SetPolicy(parse(t, one(other, class("b")))))
 	testkit.Equal(t, <-arrived, "other/2")
 	if res, _ := answer(t, second); res.StatusCode != http.StatusOK {
 		t.Error(res.Status)
 	}
-	close(release) // of the server that is no more
+	close(release) // the handler of the removed server
 	if res, _ := answer(t, first); res.StatusCode != http.StatusOK {
 		t.Error(res.Status)
 	}
@@ -720,8 +721,8 @@ func TestSetPolicy(t *testing.T) {
 	testkit.Equal(t, g.Drain(), 5*time.Second, "to empty the queues")
 }
 
-// A request that a policy has refused may hear of it only after the next policy, which has
-// fewer classes.
+// A request may learn of a refusal by an old policy only after the next policy, which has fewer
+// classes.
 func TestRefusedByAnOlderPolicy(t *testing.T) {
 	class := func(name string, queue int) string {
 		return fmt.Sprintf("[[class]]\nname = %q\nqueue = %d\nwait = \"10m\"\n", name, queue)
@@ -735,7 +736,7 @@ func TestRefusedByAnOlderPolicy(t *testing.T) {
 		return t
 	}
 	sent, waits, refused := at("/1"), at("/2"), at("/3")
-	// As enter does until it waits.
+	// Repeats what enter does before it waits.
 	for _, x := range []*ticket{sent, waits, refused} {
 		d.mu.Lock()
 		d.fillLocked(x)

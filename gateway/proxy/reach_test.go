@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A server of HTTP/2 in clear alone, as gRPC's are, gets HTTP/2, trailers included.
+// A server that speaks only HTTP/2 in clear, as gRPC servers do, gets HTTP/2, including trailers.
 func TestServersThatSpeakHTTP2InClear(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "Grpc-Status")
@@ -30,7 +30,7 @@ func TestServersThatSpeakHTTP2InClear(t *testing.T) {
 	g.idle(t)
 }
 
-// Each server may have a name of its own, and certificates of its own authority.
+// Each server may have its own host name, and certificates of its own authority.
 func TestServerWithItsOwnHostAndAuthority(t *testing.T) {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.Host+" "+r.TLS.ServerName)

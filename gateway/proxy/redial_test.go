@@ -22,7 +22,7 @@ func closedAt(t *testing.T) string {
 	return s.URL
 }
 
-// several is a policy of servers, and requests that cost 10 of 100 percent.
+// several is a policy of several servers. Each request costs 10 of 100 percent.
 func several(urls ...string) string {
 	var b strings.Builder
 	for _, url := range urls {
@@ -31,8 +31,8 @@ func several(urls ...string) string {
 	return b.String() + "[[cost]]\npath = \"/\"\ncpu = 20\n"
 }
 
-// A server that cannot be reached costs no answer while another can, and what was asked
-// for comes whole: method, path, query, Host and body. It is settled once.
+// While another server can be reached, an unreachable server costs no answer. The request arrives
+// whole: method, path, query, Host and body. The request is settled once.
 func TestUnreachableServer(t *testing.T) {
 	alive := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -61,7 +61,7 @@ func TestUnreachableServer(t *testing.T) {
 	}
 }
 
-// Each server is tried once, and then there is an answer.
+// Each server is tried once, and then the client gets an answer.
 func TestNoServerIsReached(t *testing.T) {
 	g := serve(t, several(closedAt(t), closedAt(t), closedAt(t)), nil)
 	if res, _ := g.get(t, "/"); res.StatusCode != http.StatusBadGateway {
@@ -78,8 +78,8 @@ func TestNoServerIsReached(t *testing.T) {
 	}
 }
 
-// What has been sent is not sent again: a server that takes the request and ends the
-// connection may have served it.
+// The gateway never resends a request. A server may have served a request even if it closes the
+// connection without an answer.
 func TestWhatWasSentIsNotSentAgain(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.Must(t, err)
@@ -90,7 +90,7 @@ func TestWhatWasSentIsNotSentAgain(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_, _ = c.Read(make([]byte, 1)) // what it says is of no interest
+			_, _ = c.Read(make([]byte, 1)) // the test ignores what the peer says
 			c.Close()
 		}
 	}()
@@ -106,8 +106,8 @@ func TestWhatWasSentIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// keepers is a server that has kept n connections, on which it answered, and hangs up at
-// /poison without an answer. poisoned counts; refuse has it accept no more.
+// keepers is a server that keeps n connections open after an answer on each, and hangs up on /poison
+// without an answer. poisoned counts the hang-ups. refuse makes the server accept no more connections.
 func keepers(t *testing.T, n int) (url string, keep func(*gateway), poisoned *atomic.Int64, refuse func()) {
 	poisoned = new(atomic.Int64)
 	arrived, all := make(chan struct{}), make(chan struct{})
@@ -135,8 +135,8 @@ func keepers(t *testing.T, n int) (url string, keep func(*gateway), poisoned *at
 	return s.URL, keep, poisoned, func() { _ = s.Listener.Close() }
 }
 
-// A server that hangs up on a request may have closed a connection that was idle; one that
-// does it again and again means the request.
+// A server that hangs up on a request may have closed an idle connection. A server that hangs up
+// repeatedly rejects the request itself.
 func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
 	url, keep, poisoned, _ := keepers(t, 8)
 	g := serve(t, several(url), nil)
@@ -154,8 +154,8 @@ func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
 	}
 }
 
-// What a server may have received goes to no other, also when it accepts no connection
-// any more: it may be the request that ended it.
+// A request that a server may have received goes to no other server, even if the first server accepts
+// no more connections. The request may have ended the server.
 func TestWhatAServerHungUpOnGoesToNoOther(t *testing.T) {
 	url, keep, poisoned, refuse := keepers(t, 2)
 	g := serve(t, several(url), func(c *Config) { c.Balance = balance.RoundRobin })

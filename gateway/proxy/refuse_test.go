@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A server that refuses at once, in whatever words, gets no more than an even part.
+// A server that refuses immediately, with any status, gets no more than an even part of the requests.
 func TestServerThatRefusesFastGetsNoMoreThanAnEvenPart(t *testing.T) {
 	for name, refuse := range map[string]http.HandlerFunc{
 		"401": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) },
@@ -40,7 +40,7 @@ func TestServerThatRefusesFastGetsNoMoreThanAnEvenPart(t *testing.T) {
 					got[i].Add(1)
 					if i != 0 {
 						place <- struct{}{}
-						<-time.After(5 * time.Millisecond) // the work of the one worker
+						<-time.After(5 * time.Millisecond) // the service time of the single worker
 						<-place
 					}
 					h(w, r)

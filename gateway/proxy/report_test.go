@@ -10,8 +10,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A server's report may be kilobytes of JSON, and all requests pass the dispatcher's lock:
-// who reads a report has not taken it yet.
+// A server's report may be kilobytes of JSON, and all requests pass the dispatcher's lock. So the
+// report is read before the lock is taken.
 func TestReportsAreReadWithoutTheLock(t *testing.T) {
 	file := testkit.Result(parser.ParseFile(token.NewFileSet(), "dispatch.go", nil, 0)).Must(t)
 	read := 0

@@ -20,13 +20,14 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A body holds a place at a server for as long as its client sends enough of it; what
-// holds the client up, what the policy allows and what is no body is not cut.
+// A body holds a place at a server as long as the client sends fast enough. The gateway does not cut a
+// body while something other than the client delays the body. Nor does it cut bodies that the policy
+// allows, or streams that are not bodies.
 func TestSlowBodies(t *testing.T) {
 	const minutes = 10
 	for _, test := range []struct {
 		name, head  string
-		bytes, size int // how many pieces of which size
+		bytes, size int // number and size of the pieces
 		every       time.Duration
 		code        int
 	}{
@@ -72,7 +73,7 @@ func TestSlowBodies(t *testing.T) {
 					_, err := fmt.Fprintf(c, "%s HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n", test.head, framing)
 					for i := 0; i < test.bytes && err == nil; i++ {
 						<-time.After(test.every)
-						_, err = io.WriteString(c, strings.Repeat("x", test.size)) // or it is cut, as it may
+						_, err = io.WriteString(c, strings.Repeat("x", test.size)) // or the gateway cuts the body, as it may
 					}
 				}()
 				r := bufio.NewReader(c)
@@ -108,8 +109,8 @@ func TestSlowBodies(t *testing.T) {
 	}
 }
 
-// Who takes requests back before they are answered pays what others pay for them: the
-// server goes on.
+// A client pays as others do for requests that the client cancels before the answers, because the
+// server continues to work.
 func TestRequestsTakenBack(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		g, dial := inMemory(t, func(http.ResponseWriter, *http.Request) { <-time.After(time.Second) })
@@ -158,7 +159,7 @@ func inMemory(t *testing.T, h http.HandlerFunc) (p *Proxy, dial func() net.Conn)
 	return p, front.dial
 }
 
-// pipes is a listener whose connections are net.Pipe's, which know virtual time.
+// pipes is a listener whose connections are net.Pipes, which work with virtual time.
 type pipes chan net.Conn
 
 func (l pipes) dial() net.Conn {

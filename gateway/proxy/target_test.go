@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A request target that is no path, whatever stands behind its scheme, is not passed on: the
-// server would find a path in it of which the class knew nothing.
+// A request target that is not a path, whatever follows the scheme, is not passed on. The class did
+// not consider the path that the server would find in the target.
 func TestTargetsWithoutAPath(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%q %q %q", r.RequestURI, r.URL.Path, r.Host)

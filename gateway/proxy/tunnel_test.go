@@ -13,8 +13,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// When the gateway stops, a websocket ends as its protocol says, between two frames, however
-// much of a frame the server has sent.
+// When the gateway stops, a websocket ends with a close frame between two frames, as the protocol
+// requires, however much of a frame the server has sent.
 func TestWebsocketsEndWithACloseFrame(t *testing.T) {
 	for name, sent := range map[string]string{"idle": "", "after a frame": "\x81\x02hi", "in a frame": "\x81\x05he", "in a header": "\x82\x7e\x00"} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestWebsocketsEndWithACloseFrame(t *testing.T) {
 				return false
 			})
 			want := string(goingAway)
-			switch name { // what the server ends its frame with, and what is no more the client's
+			switch name { // the end of the server's frame, and bytes that no longer go to the client
 			case "in a frame":
 				more <- "llo\x81\x01x"
 				want = "llo" + want
@@ -73,7 +73,7 @@ func TestWebsocketsEndWithACloseFrame(t *testing.T) {
 	}
 }
 
-// Wherever the bytes are cut, frames end where they end.
+// However the bytes are split, the parser finds the end of each frame.
 func TestFramesOfWebsockets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var all []byte

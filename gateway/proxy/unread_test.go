@@ -13,7 +13,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What a server that speaks CGI or WSGI cannot tell from a header of ours is none of a client's.
+// Servers with CGI or WSGI cannot tell some client headers from the gateway's headers. The gateway
+// drops such client headers.
 func TestHeadersByAnotherName(t *testing.T) {
 	var got http.Header
 	url := backend(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Header })
@@ -36,7 +37,7 @@ func TestHeadersByAnotherName(t *testing.T) {
 	}
 }
 
-// What a server says before its answer has its headers less those that are ours.
+// Early hints of a server keep their headers, without the headers that are meant for the gateway.
 func TestEarlyHints(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		for name, value := range map[string]string{"Link": "</a.css>", "Endpoint-Load-Metrics": "TEXT cpu_utilization=1", "Srtm-Class": "forged"} {
@@ -60,7 +61,7 @@ func (publisher) Serve(w http.ResponseWriter, _ *http.Request, _ string, _ func(
 	fmt.Fprint(w, "OK")
 }
 
-// A client that takes nothing of what it is answered does not keep its connection.
+// A client that does not read its answer loses its connection.
 func TestClientsThatDoNotRead(t *testing.T) {
 	for name, says := range map[string]string{
 		"refused":    "GET /a//../b HTTP/1.1\r\nHost: a\r\n\r\n",

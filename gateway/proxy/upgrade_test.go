@@ -14,9 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A request that asks for another protocol may have a body of chunks, which comes to the
-// server before the tunnel opens: also with TLS, where such a connection otherwise ends
-// with the answer.
+// A request that asks for another protocol may have a chunked body. The body reaches the server before
+// the tunnel opens. This also works with TLS, where such a connection otherwise ends with the answer.
 func TestUpgradeWithAChunkedBody(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -62,8 +61,8 @@ func TestUpgradeWithAChunkedBody(t *testing.T) {
 	}
 }
 
-// No client goes over to another form of HTTP with a server: its requests from there on would
-// have no class, and say of themselves what they like.
+// No client may upgrade to another HTTP version with a server. Its requests after the upgrade would
+// have no class and could claim anything about the client.
 func TestNoUpgradeToHTTP(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if asked := r.Header.Get("Upgrade"); asked != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// post asks a service that reaches no broker, and no placement: what it does not refuse
-// first has no publisher.
+// post sends a request to a service without brokers or placement. Requests that pass the first checks
+// find no publisher.
 func post(s *publish.Service, path string, body io.Reader, charged admission.Decision) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	s.Serve(w, httptest.NewRequest(http.MethodPost, path, body), "", func(int) admission.Decision { return charged })
@@ -31,7 +31,7 @@ func newService(t *testing.T, maxBodies int64, metrics prometheus.Registerer) *p
 	return s
 }
 
-// What all requests under way hold is bounded, and comes back, however they end.
+// The memory that all requests in progress hold is bounded, and is released however the requests end.
 func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	metrics := prometheus.NewRegistry()
 	s := newService(t, 8, metrics)
@@ -39,7 +39,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	slow, in := io.Pipe()
 	first := make(chan *httptest.ResponseRecorder)
 	go func() { first <- post(s, "/pub?topic=t", slow, admit) }()
-	for _, part := range []string{"12345", "6", ""} { // when one is read, that before it counts
+	for _, part := range []string{"12345", "6", ""} { // reading a part means that the part before is counted
 		testkit.Result(io.WriteString(in, part)).Must(t)
 	}
 	for _, path := range []string{"/pub?topic=t", "/mpub?topic=t"} {
@@ -64,7 +64,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	}
 }
 
-// A batch counts as what is made of it: of lines of one byte each, many times the body.
+// A batch counts with the memory of its parsed form: with lines of one byte each, many times the body.
 func TestSmallMessagesTakeMemory(t *testing.T) {
 	s := newService(t, 1<<20, prometheus.NewRegistry())
 	admit := admission.Decision{Admit: true, Left: -1}
@@ -76,8 +76,8 @@ func TestSmallMessagesTakeMemory(t *testing.T) {
 	}
 }
 
-// RateLimit says what admission has left, also to who is refused; and nothing where it
-// has not said.
+// RateLimit states what admission has left, also on a refusal. Without an answer from admission there
+// is no header.
 func TestRateLimitHeaders(t *testing.T) {
 	s := newService(t, 0, prometheus.NewRegistry())
 	for _, c := range []struct {
@@ -99,7 +99,8 @@ func TestRateLimitHeaders(t *testing.T) {
 	}
 }
 
-// An id that no broker takes would keep a place and dial for 5 s, or be a fault of ours.
+// An id that no broker accepts would hold a place and dial for 5 s, or count as a fault of the
+// gateway.
 func TestPublisherIDs(t *testing.T) {
 	s := newService(t, 0, prometheus.NewRegistry())
 	for _, id := range []string{strings.Repeat("x", 257), "\xff"} {

@@ -7,8 +7,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// busy is a scheduler of 10 classes, 3 resources and 50 servers under overload, and a
-// step in which one request ends and one arrives and goes.
+// busy is a scheduler of 10 classes, 3 resources and 50 servers under overload. In a step one request
+// ends, and one request arrives and is sent.
 func busy(t testing.TB, mode Mode) (step func()) {
 	s := schedulerOf(t, Config{Resources: 3, Servers: 50, Mode: mode}, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)
 	rng := rand.New(rand.NewPCG(1, 1))

@@ -6,15 +6,15 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// What goes wrong in the paper's form is in tools/sim/web.
+// The flaws of the paper's form are in tools/sim/web.
 
-// The paper looks at the type of the resource that is most free even if no such request
-// waits: with one request at the server, what would fit beside it never goes.
+// The paper picks the type of the resource with the most free capacity, even if no such request waits.
+// With one request at the server, a request that would fit beside it is never sent.
 func TestTypeWithoutRequestsHoldsUpNone(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 3}, 1)
 	arrive(t, s, 0, 9, 1, 1)
-	for range 10 { // at a tie all types have their turn
+	for range 10 { // at a tie all types get a turn
 		s.Next(First)
 	}
 	g.Expect(s.Classes()[0].InFlight).To(Equal(1))
@@ -28,12 +28,12 @@ func TestTypeWithoutRequestsHoldsUpNone(t *testing.T) {
 	g.Expect(sent).To(Equal(1))
 }
 
-// The paper raises the deficits of one resource: where those of another are used up
-// nothing goes any more.
+// The paper raises the deficits of one resource. If the deficits of another resource are used up, no
+// request is sent any more.
 func TestNoDeadlock(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 2}, 1)
-	// The first resource is the more free from now on.
+	// From now on the first resource has more free capacity.
 	s.SetCapacity(0, Vector{100, 50})
 	sent := 0
 	for range 100 {
@@ -49,11 +49,11 @@ func TestNoDeadlock(t *testing.T) {
 	g.Expect(sent).To(Equal(100))
 }
 
-// Of a resource that every request takes there is never the most: the paper starves
-// the requests that take most of it.
+// A resource that every request uses never has the most free capacity. So the paper starves the
+// requests that use most of this resource.
 func TestNoTypeStarves(t *testing.T) {
 	g := NewWithT(t)
-	// Its deficits last for the whole test.
+	// The class's deficits last for the whole test.
 	s := schedulerOf(t, Config{Resources: 3}, 1e4, 1)
 	var flying []*Request
 	ofFirst := 0
@@ -80,7 +80,7 @@ func TestNoTypeStarves(t *testing.T) {
 		}
 		s.Done(flying[0], nil)
 		flying = flying[1:]
-		for i := 1; i < 3; i++ { // two of them wait at a time
+		for i := 1; i < 3; i++ { // two of the requests wait at a time
 			for s.queued[i] > 2 {
 				s.Leave(s.classes[0].queues[i].Front())
 			}
@@ -89,8 +89,8 @@ func TestNoTypeStarves(t *testing.T) {
 	g.Expect(ofFirst).To(BeNumerically("~", 500/(patience+1), 10))
 }
 
-// Under load requests wait for a completion, not for deficits. The paper passes on to
-// the next class and raises deficits then, so that classes come to be equal.
+// Under load, requests wait for a completion, not for deficits. The paper then passes on to the next
+// class and raises deficits, so that classes become equal.
 func TestWeightsUnderLoad(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 1}, 6, 3, 1)

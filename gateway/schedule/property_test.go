@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// world is a scheduler and what the test knows of it.
+// world is a scheduler and the test's own records of its requests.
 type world struct {
 	*Scheduler
 	queued, flying []*Request
@@ -49,7 +49,7 @@ func (w *world) arrive(t *rapid.T, class int, cost Vector) {
 	}
 }
 
-// drain sends until nothing goes, and reports how many went.
+// drain sends requests until none can be sent, and returns their number.
 func (w *world) drain(t *rapid.T) (n int) {
 	for {
 		before := len(w.queued)
@@ -78,7 +78,7 @@ func (w *world) done(i int, measured Vector) {
 	w.Done(r, Vector{MaxMeasured}) // does nothing
 }
 
-// check compares all counters with the requests that the test knows.
+// check compares all counters with the requests that the test has recorded.
 func (w *world) check(t *rapid.T) {
 	var queued, flying int
 	for i := range w.classes {
@@ -112,7 +112,7 @@ func (w *world) check(t *rapid.T) {
 	}
 }
 
-// roam does whatever callers, clients and servers may do.
+// roam takes random steps of callers, clients and servers.
 func (w *world) roam(t *rapid.T, steps int) {
 	for range rapid.IntRange(0, steps).Draw(t, "steps") {
 		switch rapid.IntRange(0, 6).Draw(t, "do") {
@@ -143,8 +143,8 @@ func (w *world) roam(t *rapid.T, steps int) {
 	}
 }
 
-// All that is taken comes back, and from any state all that waits goes: each time that
-// nothing is at a server, something goes.
+// All capacity that is taken comes back. From any state every waiting request is eventually sent:
+// whenever no request is at a server, some request is sent.
 func TestConservedAndNoDeadlock(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t, None)
@@ -165,8 +165,8 @@ func TestConservedAndNoDeadlock(t *testing.T) {
 	})
 }
 
-// From any state, whatever the others send meanwhile, each request goes within the
-// rounds that its class needs to pay for itself and for those before it.
+// From any state, whatever other classes send meanwhile, each request is sent within the rounds that
+// its class needs to pay for the request and for the requests before it.
 func TestNoStarvation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t)
@@ -178,7 +178,7 @@ func TestNoStarvation(t *testing.T) {
 		last := w.queued[len(w.queued)-1]
 		c := &w.classes[last.Class]
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-		// A round, in which everyone gets a quantum, sends at most what all have.
+		// A round gives every class a quantum, and sends at most the credit of all classes.
 		round, debt := int64(0), int64(0)
 		for i := range w.classes {
 			round += (w.classes[i].quantum + 100*one) * int64(w.cfg.Resources) / one
@@ -233,7 +233,7 @@ func TestGuarantee(t *testing.T) {
 				}
 			}
 		}
-		// holds reports whether resource k holds class i back by quanta.
+		// holds reports whether resource k still delays class i after quanta more quanta.
 		holds := func(i, k int, quanta int64) bool {
 			c := &w.classes[i]
 			for j := range n {
@@ -256,7 +256,7 @@ func TestGuarantee(t *testing.T) {
 			}
 			before := slices.Clone(w.classes)
 			r, _, ok := w.Next(First)
-			if granted := (w.classes[0].granted - before[0].granted) / before[0].quantum; granted > 0 { // of the same many quanta each, while it has requests
+			if granted := (w.classes[0].granted - before[0].granted) / before[0].quantum; granted > 0 { // equally many quanta of each resource, while it has requests
 				after := w.classes
 				w.classes = before
 				for i := range before {
@@ -313,7 +313,7 @@ func TestGuarantee(t *testing.T) {
 	}
 }
 
-// Nothing depends on the order in which resources are named.
+// The order of resources changes nothing.
 func TestPermutation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 4).Draw(t, "resources")

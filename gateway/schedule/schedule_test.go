@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// schedulerOf returns a scheduler of classes with these weights, or fails.
+// schedulerOf returns a scheduler of classes with the weights, or fails the test.
 func schedulerOf(t testing.TB, cfg Config, weights ...float64) *Scheduler {
 	t.Helper()
 	for i, w := range weights {
@@ -28,9 +28,9 @@ func arrive(t testing.TB, s *Scheduler, class int, cost ...float64) *Request {
 	return r
 }
 
-// The paper's figure 6: three resources, weights 6:3:1, quanta 60, 30 and 10. The text
-// gives the first request, the order of the types, and that the first response returns
-// at the end; the vectors of the second and third are such that this order comes out.
+// The paper's figure 6: three resources, weights 6:3:1, quanta 60, 30 and 10. The text gives the first
+// request, the order of the types, and says that the first response returns at the end. The vectors of
+// the second and third request are chosen to produce this order.
 func TestWorkedExample(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 3}, 6, 3, 1)
@@ -96,7 +96,7 @@ func TestConfigFaultsAreAllTold(t *testing.T) {
 func TestBaselines(t *testing.T) {
 	order := func(mode Mode) (got []int) {
 		s := schedulerOf(t, Config{Resources: 2, Mode: mode}, 3, 1)
-		for range 100 { // the second resource is what runs out
+		for range 100 { // the second resource runs out
 			arrive(t, s, 0, 6, 50)
 			arrive(t, s, 1, 6, 50)
 		}
@@ -115,8 +115,7 @@ func TestBaselines(t *testing.T) {
 	g.Expect(order(MQoS)).To(HaveLen(2), "what 100 percent of the second allow")
 }
 
-// A server is chosen among those that fit, one that is closed never fits, and pick may
-// want none.
+// The scheduler chooses among the servers that fit. A closed server never fits, and pick may decline.
 func TestServers(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 2, Servers: 3}, 1)
@@ -142,7 +141,7 @@ func TestServers(t *testing.T) {
 	}
 	g.Expect(to).To(Equal([]int{2, 2, 0}))
 	g.Expect(seen).To(Equal([][]int{{0, 2}, {0, 2}, {0}}))
-	// What never fits goes alone.
+	// A request that never fits is sent alone.
 	s = schedulerOf(t, Config{Resources: 1}, 1)
 	s.SetCapacity(0, Vector{20})
 	early := arrive(t, s, 0, 70)
@@ -156,7 +155,7 @@ func TestServers(t *testing.T) {
 	g.Expect(ok).To(BeTrue())
 }
 
-// What the package comment says of classes that want different resources.
+// Checks what the package comment says about classes that want different resources.
 func TestClassesAdvanceTogether(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 2}, 6, 1)
@@ -177,7 +176,7 @@ func TestClassesAdvanceTogether(t *testing.T) {
 	g.Expect(of[0].Used[0] / of[1].Used[1]).To(BeNumerically("~", 6, .1))
 }
 
-// Requests outlive the scheduler that sent them.
+// Requests outlive their scheduler.
 func TestAdopt(t *testing.T) {
 	g := NewWithT(t)
 	old := schedulerOf(t, Config{Resources: 1}, 1)
