@@ -12,9 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// The fixture in testdata/module breaks each rule. A finding in the middle of
-// a file is wanted by a comment `// want "part of it"` on its line; findings
-// on whole packages are listed in the tests.
+// The fixture in testdata/module breaks each rule. A comment `// want "part of it"` on a line expects
+// a finding in the middle of a file; findings on whole packages are listed in the tests.
 
 func fixture(t *testing.T) *Module {
 	t.Helper()
@@ -49,8 +48,8 @@ func wanted(t *testing.T, dir string) []string {
 	return all
 }
 
-// compare matches findings with what is wanted, one to one; a finding fits
-// when it begins with the wanted text.
+// compare matches findings with the wanted texts, one to one. A finding matches if it begins with the
+// wanted text.
 func compare(t *testing.T, found []Finding, wanted []string) {
 	t.Helper()
 	for _, f := range found {

@@ -16,13 +16,13 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// metric is what a program says of one.
+// metric is a metric that a program defines.
 type metric struct{ name, help, at string }
 
-// metricsOf finds the metrics that a package's files define: by a name and a help that
-// are literals side by side, in a call of prometheus.NewDesc or a struct of options; or
-// in a call of a function of the package, declared or a variable, that puts a prefix
-// before the first of two such literals.
+// metricsOf finds the metrics that a package's files define. A definition is a name and a help text,
+// as literals side by side, in a call of prometheus.NewDesc or in a struct of options. A definition
+// may also be a call of a function of the package, declared or a variable, that puts a prefix before
+// the first of two such literals.
 func metricsOf(fset *token.FileSet, files []*ast.File) (found []metric) {
 	prefixes := map[string]string{} // by function
 	helper := func(name string, body *ast.BlockStmt) {
@@ -44,7 +44,8 @@ func metricsOf(fset *token.FileSet, files []*ast.File) (found []metric) {
 	each(func(n ast.Node) {
 		switch n := n.(type) {
 		case *ast.FuncDecl:
-			// A method of many metrics may have such functions in it, and is none.
+			// A method that defines many metrics may contain such functions, but is not such a
+			// function.
 			if n.Recv == nil && n.Body != nil && len(n.Body.List) == 1 {
 				helper(n.Name.Name, n.Body)
 			}
@@ -101,12 +102,12 @@ func literal(e ast.Expr) string {
 	return ""
 }
 
-// elsewhere are words by which a help text leans on another one where they are among its
-// first five; later ones are of something in the sentence.
+// elsewhere matches words by which a help text depends on another help text, if they are among its
+// first five words. Later such words refer to a noun in the sentence.
 var elsewhere = regexp.MustCompile(`(?i)^(\S+ ){0,4}(it|its|they|them|their|those|these|likewise|same)\b`)
 
-// alone says why a help text does not tell by itself what is counted, to a reader who
-// sees it in a tool that shows one metric; "" if it does.
+// alone returns why a reader cannot understand a help text without other help texts, as in a tool that
+// shows one metric. It returns "" for a clear help text.
 func alone(help string) string {
 	switch {
 	case len(strings.Fields(help)) < 3:
@@ -130,7 +131,7 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// Every metric is in the operator's pages, by its full name, and tells what it is.
+// The operator's pages list every metric by its full name, and each help text is clear by itself.
 func TestMetricsAreExplained(t *testing.T) {
 	root := filepath.Join("..", "..")
 	var pages string

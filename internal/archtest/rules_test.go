@@ -8,9 +8,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// The rules of this module. A new package joins a list here when it is
-// created; a rule that stands in the way of a better structure is changed
-// here, with its reason, in the commit that needs it.
+// The rules of this module. Add a new package to a list here when you create the package. If a rule
+// prevents a better structure, change the rule here, with the reason, in the commit that needs the
+// change.
 
 var arrows = []Arrow{
 	{
@@ -197,7 +197,7 @@ var arrows = []Arrow{
 		Never: []string{"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", "std:testing"},
 		Why:   "test helpers stay out of binaries",
 		Except: []string{
-			"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", // are some
+			"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", // these are test helpers themselves
 		},
 	},
 	{
@@ -375,7 +375,7 @@ func TestShunsOfThisModule(t *testing.T) {
 	report(t, found, err)
 }
 
-// Every rule says why: it is what the one who broke it reads.
+// Every rule states its reason, because the author of a violation reads the reason.
 func TestRulesHaveReasons(t *testing.T) {
 	for _, a := range arrows {
 		if a.Why == "" {

@@ -16,9 +16,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// stream is a peer in memory: the test puts what it says into in and reads
-// what it is sent from out. It ends as a gRPC stream does: Recv fails when the
-// context ends.
+// stream is a peer in memory. The test writes the peer's messages into in and reads the server's
+// messages from out. The stream ends as a gRPC stream does: Recv fails when the context ends.
 type stream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -49,7 +48,7 @@ func (s *stream) Send(m *string) error {
 	}
 }
 
-// service records what a session says.
+// service records the messages of a session.
 type service struct {
 	out     *bidi.Queue[*string]
 	refuse  error
@@ -73,8 +72,8 @@ type fixture struct {
 	result chan error
 }
 
-// serve starts a session in the background; as gRPC does, the stream's context
-// ends when the handler returns.
+// serve starts a session in the background. As with gRPC, the stream's context ends when the handler
+// returns.
 func serve(t *testing.T) *fixture {
 	f := &fixture{service: &service{out: bidi.NewQueue[*string](3)}, server: bidi.NewServer(), result: make(chan error, 1)}
 	f.handled = func(string) error { return nil }
@@ -118,7 +117,7 @@ func TestASessionHandlesAndSendsInOrder(t *testing.T) {
 	})
 }
 
-// hello says it, and returns when it is read.
+// hello sends a hello, and returns when the service has read it.
 func (f *fixture) hello() {
 	f.stream.in <- say("hello")
 	synctest.Wait()
@@ -144,7 +143,7 @@ func TestHowASessionEnds(t *testing.T) {
 		{"the service ends it", func(f *fixture) { f.hello(); f.out.End(replaced); f.out.End(bad) }, replaced, 1},
 		{"the queue is full", func(f *fixture) {
 			f.stream.in <- say("hello")
-			for range 1 + 3 + 1 { // one is with the writer, and stays there
+			for range 1 + 3 + 1 { // one message is with the writer, and stays there
 				f.out.Put(say("m"))
 				synctest.Wait()
 			}
@@ -169,8 +168,7 @@ func TestHowASessionEnds(t *testing.T) {
 	}
 }
 
-// A peer that vanishes while its last message waits to be handled is noticed
-// all the same.
+// The server notices a peer that vanishes, even while the peer's last message waits to be handled.
 func TestAPeerThatVanishesBehindAMessage(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		f := serve(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// serving runs a server, to which dial connects, until the test's bubble ends.
+// serving runs a server until the test's bubble ends. dial connects to the server.
 func serving(t *testing.T) (dial func(context.Context, string) (net.Conn, error), stop func()) {
 	ln := testkit.NewPiped()
 	server := grpc.NewServer(bidi.ServerOptions()...)
@@ -42,7 +42,7 @@ func serving(t *testing.T) (dial func(context.Context, string) (net.Conn, error)
 		}
 }
 
-// Who only connects is cut off, in time for others to get in.
+// A peer that connects and sends nothing is cut off in time for others to connect.
 func TestAPeerThatSaysNothingIsCutOff(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
@@ -56,7 +56,8 @@ func TestAPeerThatSaysNothingIsCutOff(t *testing.T) {
 	})
 }
 
-// A connection without a call is closed, and the next call makes another; one with a call stays.
+// A connection without a call is closed, and the next call opens another connection. A connection with
+// a call stays open.
 func TestAConnectionWithoutACallIsClosed(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
@@ -102,7 +103,7 @@ func TestAConnectionWithoutACallIsClosed(t *testing.T) {
 	})
 }
 
-// Headers are kept whole before anything is known of who sends them.
+// The server must hold complete headers before it knows anything about the sender.
 func TestHugeHeaders(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
@@ -117,7 +118,8 @@ func TestHugeHeaders(t *testing.T) {
 	})
 }
 
-// A connection may have only so many calls open: each takes goroutines and memory here.
+// Each open call of a connection takes goroutines and memory of the server, so their number is
+// bounded.
 func TestTheCallsOfAConnectionAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
@@ -143,7 +145,7 @@ func TestTheCallsOfAConnectionAreBounded(t *testing.T) {
 	})
 }
 
-// counted is a connection that counts while it is open.
+// counted is a connection that is counted while open.
 type counted struct {
 	net.Conn
 	closed func()

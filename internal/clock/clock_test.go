@@ -26,7 +26,7 @@ func TestBootGoesOnNoSlowerThanMono(t *testing.T) {
 	testkit.Equal(t, testing.AllocsPerRun(100, func() { Boot() }), 0, "allocations")
 }
 
-// Two processes compare their readings, so ours must be the system's own.
+// Two processes compare their readings, so Mono must be the system's own clock.
 func TestMonoAgreesWithTheSystemClock(t *testing.T) {
 	for range 1000 {
 		before := Mono()

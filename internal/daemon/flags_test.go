@@ -60,7 +60,7 @@ func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
 	}
 }
 
-// A host alone is at the port that the flag has by default.
+// A host without a port gets the default port of the flag.
 func TestDefaultPort(t *testing.T) {
 	for value, want := range map[string]string{"localhost": "localhost:1", "localhost:2": "localhost:2", "::1": "[::1]:1", "": "", "/run/s": "/run/s"} {
 		o, _, err := read(t, "--http-address="+value)
@@ -72,7 +72,7 @@ func TestDefaultPort(t *testing.T) {
 	}
 }
 
-// An alias is its flag: the command line wins over the file by either name.
+// An alias stands for its flag: the command line wins over the file by either name.
 func TestAlias(t *testing.T) {
 	former, present := testkit.File(t, "c.toml", `names = ["a", "b"]`), testkit.File(t, "c.toml", `name = ["a", "b"]`)
 	for want, args := range map[string][]string{
@@ -85,7 +85,7 @@ func TestAlias(t *testing.T) {
 	}
 }
 
-// An argument is what its flag is for, also where a value before it looks like one.
+// The parser recognizes the argument, even if a flag's value before it looks like an argument.
 func TestArgument(t *testing.T) {
 	for want, args := range map[string][]string{
 		"a 3": {"a"}, "b 7": {"--count=7", "b"}, "c 8": {"--count", "8", "--name=c"}, " 9": {"--count", "9"},
@@ -177,8 +177,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Configuration files of NSQ have numbers of milliseconds for durations, also as strings. On
-// the command line NSQ's flags need a unit.
+// NSQ's configuration files have numbers of milliseconds for durations, also as strings. On the
+// command line NSQ's flags need a unit.
 func TestDurationsOfTheFileMayBeMilliseconds(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		`60000`: time.Minute, `"1500"`: 1500 * time.Millisecond, `"2m"`: 2 * time.Minute, `3600000.0`: time.Hour,
@@ -197,7 +197,7 @@ func TestDurationsOfTheFileMayBeMilliseconds(t *testing.T) {
 	testkit.Equal(t, o.count, 7, "a number of no duration")
 }
 
-// A refused value is one fault: not also a fault of the default that stays instead.
+// A refused value is one fault. The default that stays in place causes no second fault.
 func TestOneFaultOfAFlagIsSaidOnce(t *testing.T) {
 	_, _, err := read(t, "--count=11", "--count=x")
 	testkit.Equal(t, fmt.Sprint(err), `--count: "x": want a whole number (for example --count=3)`)

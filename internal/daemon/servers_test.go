@@ -22,8 +22,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// few serves an API that implements nothing, with few descriptors: it returns how many
-// connections its gRPC port takes.
+// few serves an API without methods, with few descriptors. most is how many connections the gRPC port
+// takes.
 func few(t *testing.T, a Addresses) (s *Servers, most int) {
 	var limit unix.Rlimit
 	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
@@ -54,8 +54,8 @@ func count(t *testing.T, s *Servers, name string) (n float64) {
 	return n
 }
 
-// Strangers that keep connecting take the slots of each other, not those of clients that have
-// shown who they are, and such a client gets in meanwhile.
+// Unauthenticated clients that keep connecting take connection slots only from each other. An
+// authenticated client keeps its slot, and another gets in meanwhile.
 func TestWhoIsKnownGetsInAmongStrangers(t *testing.T) {
 	const token = "admin-0123456789abcdef"
 	t.Run("by a token", func(t *testing.T) {
@@ -103,8 +103,8 @@ func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
 	}
 }
 
-// Where no client shows who it is, strangers that only connect to the gRPC port take no descriptor
-// beyond their half, and no connection that was there before: one more is closed at once, and counted.
+// Without authentication, clients that only connect to the gRPC port take no descriptor beyond their
+// half, and no existing connection. A further connection is closed immediately and counted.
 func TestConnectionsOfGRPCAreBounded(t *testing.T) {
 	s, most := few(t, Addresses{})
 	conn, err := grpc.NewClient(s.RPCListener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// daemonEnv makes this test binary a daemon, so that signals and descriptors are the real ones.
+// daemonEnv makes this test binary a daemon, so that the test uses real signals and descriptors.
 const daemonEnv = "SRTM_DAEMON_TEST"
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// lines is what a process has written to a pipe so far.
+// lines holds the output of a process to a pipe so far.
 type lines struct{ changed chan string }
 
 func (l lines) Write(p []byte) (int, error) {
@@ -61,8 +61,8 @@ func (l lines) until(t *testing.T, want string) {
 	}
 }
 
-// thing starts a daemon. dropped returns how many lines of its log could not be written, after
-// it has ended.
+// thing starts a daemon. dropped returns how many lines of its log could not be written, after the
+// daemon has ended.
 func thing(t *testing.T) (cmd *exec.Cmd, dropped func() string) {
 	path := t.TempDir() + "/dropped"
 	cmd = exec.CommandContext(t.Context(), os.Args[0])
@@ -94,7 +94,7 @@ func TestClosedLogDoesNotEndTheDaemon(t *testing.T) {
 	cmd, dropped := thing(t)
 	cmd.Stdout, cmd.Stderr = w, w
 	testkit.Must(t, cmd.Start())
-	testkit.Must(t, w.Close()) // the process has it
+	testkit.Must(t, w.Close()) // the process has its own copy
 	var first bytes.Buffer
 	for !strings.Contains(first.String(), "thing is up") {
 		b := make([]byte, 1000)

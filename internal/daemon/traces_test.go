@@ -56,7 +56,7 @@ func (topics) DeleteTopic(context.Context, *srtmv1.DeleteTopicRequest) (*srtmv1.
 	return nil, status.Error(codes.Internal, "broken")
 }
 
-// served runs a daemon with flags while use calls it.
+// served runs a daemon with flags and calls use meanwhile.
 func served(t *testing.T, use func(*grpc.ClientConn), flags ...string) {
 	t.Helper()
 	a := Addresses{GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0"}
@@ -103,7 +103,7 @@ func TestTraces(t *testing.T) {
 	}
 	served(t, use) // off: nothing is sent
 	served(t, use, "--trace-endpoint=http://"+address)
-	// A daemon that stops does not wait for ever until its spans are taken.
+	// A daemon that stops does not wait for ever until its spans are accepted.
 	testkit.WaitFor(t, "both spans", func() bool {
 		got.mu.Lock()
 		defer got.mu.Unlock()

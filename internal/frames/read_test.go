@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// FuzzRead: what ParseFrame takes for a frame is read, alone; what it refuses is
-// refused, and what ends early is told from an end between frames.
+// FuzzRead: Read returns exactly the frame that ParseFrame accepts, and refuses what ParseFrame
+// refuses. Read distinguishes an early end from an end between frames.
 func FuzzRead(f *testing.F) {
 	f.Add(wire.AppendResponse(nil, wire.OK))
 	f.Add(wire.AppendMessage(nil, 1, 1, wire.MessageID{}, []byte("body")))

@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// script is a connection that sends what it has.
+// script is a connection that sends a prepared text.
 type script struct {
 	net.Conn
 	io.Reader
@@ -27,9 +27,9 @@ func (s script) Read(p []byte) (int, error) { return s.Reader.Read(p) }
 // last are header lines that end as a request line does.
 var last = []string{"X: c HTTP/1.1", "X:c HTTP/1.1", "X: b\n\tc HTTP/1.1", "X: b\n c d HTTP/1.1", strings.Repeat("X", 600) + ":" + strings.Repeat("y", 2000) + " HTTP/1.1"}
 
-// Whatever came before on a connection, however it is split: net/http reads no request that
-// was framed twice without Twice saying so, and of others that only where their line is that
-// of one before.
+// After any earlier bytes on a connection, however split, Twice reports every request with two
+// framings that net/http reads. Of other requests, Twice reports only those whose line equals an
+// earlier line of such a request.
 func TestNetHTTPReadsNoneUnnoticed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var text strings.Builder
@@ -75,7 +75,8 @@ func TestNetHTTPReadsNoneUnnoticed(t *testing.T) {
 	})
 }
 
-// Of more than are remembered, every one is taken to be framed twice that may be.
+// If more requests than the bound are remembered, every request that may have two framings counts as
+// framed twice.
 func TestWhatIsRememberedIsBounded(t *testing.T) {
 	const head = "POST /%04d HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
 	var text strings.Builder

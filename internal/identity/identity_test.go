@@ -17,7 +17,8 @@ func process(name, lock string, at mono.Time) identity.Process {
 	}
 }
 
-// A second process gets the id only after the first one's end is proven or its lease is over.
+// A second process gets the id only after the first process has provably ended, or after its lease is
+// over.
 func TestIDBelongsToOneProcess(t *testing.T) {
 	const yes, replaced, used, lost = "", "replaced", "in use", "lost"
 	for name, c := range map[string]struct {
@@ -73,7 +74,7 @@ func TestIDBelongsToOneProcess(t *testing.T) {
 	}
 }
 
-// Remembered instances are bounded, and the newest are kept.
+// The number of remembered instances is bounded, and the newest are kept.
 func TestRememberedInstancesAreBounded(t *testing.T) {
 	var o identity.Owner
 	names := strings.Split("a b c d e f g h i j k", " ")

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 // pass lets d of virtual time pass.
 func pass(d time.Duration) { <-time.After(d) }
 
-// journal collects what happened, in order.
+// journal collects events in order.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -44,7 +44,7 @@ func (j *journal) expect(t *testing.T, want ...string) {
 	}
 }
 
-// slow returns a part that takes d to stop and notes the order of events.
+// slow returns a part that takes d to stop and records the order of events.
 func (j *journal) slow(name string, d time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		<-ctx.Done()
@@ -134,8 +134,8 @@ func TestAnEmptyGroupEndsAtOnce(t *testing.T) {
 	testkit.NoError(t, new(Group).Run(t.Context()))
 }
 
-// A part that gives up with context.Canceled without having been told to stop
-// has failed: something else's context ended under it.
+// A part that returns context.Canceled without a request to stop has failed, because another context
+// ended under the part.
 func TestCanceledWithoutBeingToldIsAnError(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var g Group

@@ -8,7 +8,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A client that connects while no process serves the socket is accepted by the next one that does.
+// A client that connects while no process serves the socket is accepted by the next process that
+// serves it.
 func TestListenersAreKept(t *testing.T) {
 	kept := Listeners{}
 	first, err := kept.Listen("--address", "127.0.0.1:0")
@@ -34,7 +35,7 @@ func TestListenersAreKept(t *testing.T) {
 	defer between.Close()
 	second, err := kept.Listen("--address", "127.0.0.1:0")
 	testkit.Must(t, err)
-	testkit.Must(t, first.Close()) // which is no more the second's affair
+	testkit.Must(t, first.Close()) // closing the first listener does not affect the second
 	if at := second.Addr().String(); at != address {
 		t.Errorf("at %s, not %s", at, address)
 	}

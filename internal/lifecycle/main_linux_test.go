@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Even its last lines wait for no reader.
+// Main does not wait for a reader, even with its last lines.
 func TestMainEndsWhenNobodyReadsItsErrors(t *testing.T) {
 	r, w, err := os.Pipe()
 	testkit.Must(t, err)
@@ -23,7 +23,7 @@ func TestMainEndsWhenNobodyReadsItsErrors(t *testing.T) {
 	cmd.Env = append(os.Environ(), daemonEnv+"=misused", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = w
 	testkit.Must(t, cmd.Start())
-	_ = w.Close() // the process has it
+	_ = w.Close() // the process has its own copy
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 2 {
 		t.Errorf("%v, want exit code 2", err)

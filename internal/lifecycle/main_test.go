@@ -18,12 +18,12 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// daemonEnv makes this test binary a daemon of that name, so that signals and
-// exit codes are the real ones.
+// daemonEnv makes this test binary a daemon of that name, so that the test uses real signals and exit
+// codes.
 const daemonEnv = "SRTM_LIFECYCLE_TEST_DAEMON"
 
 var daemons = map[string]func() int{
-	// drains and says so, slowly enough that the test acts in between
+	// drains and reports it, slowly enough that the test acts in between
 	"clean": func() int {
 		return Main("clean", func(ctx context.Context) error {
 			fmt.Println("up")
@@ -38,7 +38,8 @@ var daemons = map[string]func() int{
 			fmt.Println("up")
 			<-ctx.Done()
 			fmt.Println("draining")
-			// Until the test ends it; an empty select would be a deadlock to the runtime.
+			// Runs until the test ends the process. The runtime would report an empty select as a
+			// deadlock.
 			_, err := io.Copy(io.Discard, os.Stdin)
 			return err
 		})
@@ -50,7 +51,7 @@ var daemons = map[string]func() int{
 	},
 }
 
-// start runs a daemon and waits until it is up.
+// start runs a daemon and waits until the daemon is up.
 func start(t *testing.T, name string) (cmd *exec.Cmd, out *bufio.Reader, stderr *bytes.Buffer) {
 	t.Helper()
 	cmd = exec.Command(os.Args[0])
@@ -58,7 +59,7 @@ func start(t *testing.T, name string) (cmd *exec.Cmd, out *bufio.Reader, stderr 
 	stderr = new(bytes.Buffer)
 	cmd.Stderr = stderr
 	pipe := testkit.Result(cmd.StdoutPipe()).Must(t)
-	stdin, err := cmd.StdinPipe() // stays open, and closes with us whatever happens
+	stdin, err := cmd.StdinPipe() // stays open, and closes when the test process ends
 	testkit.Must(t, err)
 	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = stdin.Close() })
@@ -97,8 +98,8 @@ func TestASecondSignalKills(t *testing.T) {
 			expectLine(t, out, "up")
 			testkit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 			expectLine(t, out, "draining")
-			// The first signal's handler gives the signals back on a goroutine of
-			// its own, so it may take a second more than one try.
+			// The handler of the first signal restores the default signals on another goroutine, so
+			// the second signal may need more than one try.
 			died := make(chan struct{})
 			go func() {
 				defer close(died)
@@ -107,7 +108,7 @@ func TestASecondSignalKills(t *testing.T) {
 			again := time.NewTicker(10 * time.Millisecond)
 			defer again.Stop()
 			for alive := true; alive; {
-				_ = cmd.Process.Signal(second) // it may be gone already
+				_ = cmd.Process.Signal(second) // the process may be gone already
 				select {
 				case <-died:
 					alive = false
@@ -135,7 +136,7 @@ func TestMainReportsBadUsage(t *testing.T) {
 	}
 }
 
-// An error may have what a server said, which a terminal must not obey.
+// An error may contain text from a server. A terminal must not obey control characters in the text.
 func TestErrorsAreNoOrders(t *testing.T) {
 	var said bytes.Buffer
 	PrintError(&said, "x", errors.Join(errors.New("a\x1b]0;owned\a\u009b2J\rb"), errors.New("\x9bc")))
@@ -215,13 +216,13 @@ func TestStoppingIsBounded(t *testing.T) {
 	})
 }
 
-// What must not be given up has as long as it takes.
+// A part that must finish gets as long as it needs.
 func TestTheLimitIsHeld(t *testing.T) {
 	const works = 70 * time.Second
 	for _, c := range []struct {
 		name    string
 		release bool
-		after   time.Duration // of the forced exit; 0: there is none
+		after   time.Duration // time of the forced exit; 0: no forced exit
 	}{
 		{"ended in time", true, 0},
 		{"released, and then stuck", true, 3 * StopLimit},
@@ -248,5 +249,5 @@ func TestTheLimitIsHeld(t *testing.T) {
 			})
 		})
 	}
-	Hold(t.Context())() // elsewhere there is nothing to hold
+	Hold(t.Context())() // other systems have nothing to hold
 }

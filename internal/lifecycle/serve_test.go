@@ -22,8 +22,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// These tests run on virtual time over in-memory listeners: a TCP listener
-// would keep the clock from moving.
+// These tests run on virtual time over in-memory listeners, because a TCP listener would stop the
+// clock.
 
 func inMemory() *bufconn.Listener { return bufconn.Listen(1 << 16) }
 
@@ -34,7 +34,7 @@ func dialer(ln *bufconn.Listener) *http.Client {
 	}}
 }
 
-// fetch gets a page and returns what was answered, or "cut off".
+// fetch gets a page and returns the answer, or "cut off".
 func fetch(client *http.Client) string {
 	resp, err := client.Get("http://server/")
 	if err != nil {
@@ -47,7 +47,7 @@ func fetch(client *http.Client) string {
 	return string(body)
 }
 
-// What a client may cost that sends or reads nothing, or much.
+// Bounds the cost of a client that sends or reads nothing, or too much.
 func TestHTTPClientsThatHoldUp(t *testing.T) {
 	for _, c := range []struct{ name, says, want string }{
 		{"nothing", "", ""},
@@ -67,7 +67,7 @@ func TestHTTPClientsThatHoldUp(t *testing.T) {
 				go func() { stopped <- Serve(ln, server)(ctx) }()
 				nc := testkit.Result(ln.DialContext(t.Context())).Must(t)
 				began := time.Now()
-				go func() { _, _ = io.WriteString(nc, c.says) }() // what is not read is refused
+				go func() { _, _ = io.WriteString(nc, c.says) }() // the server refuses the unread rest
 				testkit.Must(t, nc.SetReadDeadline(began.Add(time.Hour)))
 				answer, _ := io.ReadAll(nc)
 				if took := time.Since(began); took > 2*time.Minute {
@@ -87,7 +87,7 @@ func TestHTTPClientsThatHoldUp(t *testing.T) {
 func TestServeLetsRequestsFinish(t *testing.T) {
 	for _, c := range []struct {
 		name        string
-		takes, stop time.Duration // how long the request takes; how long the stop does
+		takes, stop time.Duration // duration of the request; duration of the stop
 		answer      string
 	}{
 		{"in time", Grace - time.Millisecond, Grace - time.Millisecond, "done"},
@@ -102,7 +102,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 					close(asked)
 					select {
 					case <-time.After(c.takes):
-					case <-r.Context().Done(): // before its connection is closed
+					case <-r.Context().Done(): // before the client's connection is closed
 						panic(http.ErrAbortHandler)
 					}
 					_, _ = io.WriteString(w, "done")
@@ -120,7 +120,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 				go func() { answer <- fetch(dialer(ln)) }()
 				<-asked
 				if c.stop > grace {
-					grace = time.Hour // a change while it serves
+					grace = time.Hour // a change during serving
 				}
 				told = time.Now()
 				cancel()
@@ -128,7 +128,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 				if err := <-ended; err != nil {
 					t.Errorf("a clean stop: %v", err)
 				}
-				// Shutdown polls, half a second and a tenth of it apart at most.
+				// Shutdown polls at intervals of at most half a second plus a tenth.
 				if took := stopped.Sub(told); took < c.stop || took > c.stop+time.Second {
 					t.Errorf("stopped after %v, want %v", took, c.stop)
 				}
@@ -158,7 +158,7 @@ func TestServeReportsABrokenListener(t *testing.T) {
 func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		ends bool // the client ends its stream when it hears of the stop
+		ends bool // the client ends its stream when it learns of the stop
 		stop time.Duration
 	}{{"they end", true, 0}, {"they do not", false, Grace}} {
 		t.Run(c.name, func(t *testing.T) {

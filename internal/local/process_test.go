@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// program writes one.
+// program writes a script.
 func program(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
@@ -20,7 +20,7 @@ func program(t *testing.T, text string) string {
 	return path
 }
 
-// ready is what a script signals by writing a file.
+// ready reports whether a script has written the file "ready".
 func ready(dir string) func() error {
 	return func() error {
 		_, err := os.Stat(filepath.Join(dir, "ready"))
@@ -39,7 +39,7 @@ func TestStopReportsTheExitCode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
-			// It opens the pipe for both, so that reading waits for ever.
+			// The script opens the pipe for reading and writing, so that its read waits for ever.
 			d, err := Run(program(t, "trap '"+c.trap+"' TERM\nexec 3<>fifo\n: > ready\nread -r line <&3\n"), dir, nil, ready(dir))
 			testkit.Must(t, err)
 			if err := d.Stop(); (err == nil) != c.ok {

@@ -12,7 +12,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// A request to publish may hold anything. What is taken is within the limits, and is the body.
+// A request to publish may hold anything. An accepted message is within the limits, and equals the
+// body.
 func FuzzPublish(f *testing.F) {
 	mpub := binary.BigEndian.AppendUint32(nil, 2)
 	for _, body := range []string{"a", "bc"} {

@@ -34,7 +34,7 @@ func TestLinesAreTheBodysOwn(t *testing.T) {
 	}
 }
 
-// A line may be one byte long: a list of them would be many times the body.
+// A line may be one byte long. A list of such lines would take many times the memory of the body.
 func TestLinesCostNothing(t *testing.T) {
 	body := []byte(strings.Repeat("x\n", 10_000))
 	n := 0

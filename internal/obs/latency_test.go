@@ -82,9 +82,9 @@ func TestLatencyEmpty(t *testing.T) {
 	}
 }
 
-// The quantile is never below that of the sorted samples, and above it by
-// less than 1 % and the rounding to a microsecond. Half the samples go
-// through a second histogram, so merging is held to the same.
+// The quantile is never below the quantile of the sorted samples, and exceeds it by less than 1 % plus
+// the rounding to a microsecond. Half the samples pass through a second histogram, so the test covers
+// merging, too.
 func TestLatencyQuantilesAgainstSortedSamples(t *testing.T) {
 	rng := testkit.Rand(t)
 	var samples []time.Duration
@@ -183,7 +183,7 @@ func TestLatencyIsSmall(t *testing.T) {
 	if n := size(l); n > 3<<10 {
 		t.Errorf("%d bytes for latencies below 200 us, want at most 3 KiB: every topic holds several", n)
 	}
-	l.Reset() // its memory is wanted again
+	l.Reset() // the next samples need its memory again
 	l.Record(time.Microsecond)
 	l.Reset()
 	if l.Reset(); size(l) != size(NewLatency()) {
@@ -212,7 +212,7 @@ func TestLatencyProtoRoundTrip(t *testing.T) {
 		if !proto.Equal(back.Proto(), l.Proto()) || back.Count() != l.Count() {
 			t.Fatalf("%d samples came back as %d, or elsewhere", l.Count(), back.Count())
 		}
-		// What came back can be used on.
+		// The decoded histogram remains usable.
 		back.Record(time.Second)
 		back.Merge(l)
 		testkit.MustEqual(t, back.Count(), 2*l.Count()+1, "count")
@@ -267,7 +267,7 @@ func TestLatencyFromProtoRefuses(t *testing.T) {
 	}
 }
 
-// Whatever a peer sends is refused or becomes a histogram that says the same.
+// Any message of a peer is refused or becomes a histogram that encodes to the same message.
 func FuzzLatencyFromProto(f *testing.F) {
 	l := NewLatency()
 	for d := time.Microsecond; d < MaxLatency; d *= 7 {

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A log read back by the histogram's own project is what was measured.
+// The histogram's own project reads the log and finds the measured samples.
 func TestLatencyLogHoldsEverySample(t *testing.T) {
 	a, b := obs.NewLatency(), obs.NewLatency()
 	for i := range 1000 {

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// stuck takes nothing until it is let go.
+// stuck blocks all writes until the test releases them.
 type stuck struct {
 	began chan struct{} // a write is there
 	free  chan struct{}
@@ -61,7 +61,7 @@ func TestALogThatNobodyReadsHoldsUpNobody(t *testing.T) {
 		testkit.Result(io.WriteString(w, line(i))).MustEqual(t, len(line(i)))
 	}
 	write(0)
-	<-out.began // it is being written; what follows waits
+	<-out.began // the line is being written; later lines wait
 	for i := 1; i < 10_000; i++ {
 		write(i)
 	}
@@ -106,7 +106,7 @@ func TestFlushIsBounded(t *testing.T) {
 	})
 }
 
-// What could not be written counts as dropped, and later lines have their try.
+// Lines that could not be written count as dropped, and the writer tries later lines.
 func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
 	out := newStuck()
 	out.fail = errors.New("no space")
@@ -170,8 +170,8 @@ func TestDroppedLinesAreSaidInTheLogsOwnFormat(t *testing.T) {
 		close(out.free)
 		w.Flush(time.Minute)
 		lines := strings.Split(strings.TrimSpace(out.text()), "\n")
-		// Each chunk says what was dropped before it: one line or more, depending on
-		// when the goroutine that writes was scheduled.
+		// Each chunk states how many lines were dropped before it: one line or more, depending on when
+		// the writing goroutine was scheduled.
 		said := uint64(0)
 		for _, line := range lines {
 			if !strings.Contains(line, "log lines were dropped") {

@@ -23,7 +23,7 @@ func TestOutage(t *testing.T) {
 		}}))
 		o := obs.NewOutage(log, "the store is away")
 		o.Note(nil)
-		for range 1001 { // for 25 s, in which it works now and then
+		for range 1001 { // for 25 s, with occasional successes
 			o.Note(errors.New("cut off"))
 			o.Note(nil)
 			<-time.After(25 * time.Millisecond) // virtual

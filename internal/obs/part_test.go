@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A Part counts where the Latency does: at every edge, and anywhere.
+// A Part counts samples in the same buckets as the Latency does, at every edge, and anywhere.
 func TestPartCountsWhereTheLatencyDoes(t *testing.T) {
 	rng := testkit.Rand(t)
 	durations := []time.Duration{1, time.Microsecond, time.Microsecond + 1, MaxLatency - 1, MaxLatency, MaxLatency + 1, math.MaxInt64}
@@ -27,8 +27,8 @@ func TestPartCountsWhereTheLatencyDoes(t *testing.T) {
 	}
 }
 
-// Against the slow way: sort, and take the mean from the quantile on. Wholes are
-// exact in their buckets, so that a tail begins with its bucket.
+// Compares with the slow way: sort, and take the mean from the quantile on. Wholes are exact in their
+// buckets, so that a tail begins with its bucket.
 func TestMeanInTailAgainstSortedSamples(t *testing.T) {
 	rng := testkit.Rand(t)
 	type sample struct{ whole, part time.Duration }

@@ -38,7 +38,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 			t.Error(out.text())
 		}
 
-		// A new second, and what is left at the end is said then.
+		// In a new second, the log reports the remaining omitted lines at the end.
 		out.reset()
 		for range LinesPerSecond + 3 {
 			log.Error("bad")
@@ -51,7 +51,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 		pass(time.Minute)
 		testkit.Equal(t, count("left out"), 1, "times said")
 
-		// What comes slowly is never left out.
+		// Slow lines are never omitted.
 		out.reset()
 		for range 5 * LinesPerSecond {
 			log.Error("slow")
@@ -64,7 +64,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 	})
 }
 
-// Were a reason a client's own words after all, memory would be bounded still.
+// Even if a client could choose the reason, memory would stay bounded.
 func TestKindsAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var out bytes.Buffer

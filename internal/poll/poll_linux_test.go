@@ -59,8 +59,8 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 	}
 }
 
-// Each of several wake-ups and alarms ends one wait, though what they leave in
-// their descriptors is never read; and none ends a second.
+// Each of several wake-ups and alarms ends one wait, although nobody reads what they leave in their
+// descriptors. None of them ends a second wait.
 func TestWakeAndAlarmEndAWait(t *testing.T) {
 	p := testkit.Result(poll.New()).Must(t)
 	defer p.Close()
@@ -69,7 +69,7 @@ func TestWakeAndAlarmEndAWait(t *testing.T) {
 		p.Wait(true)
 		p.Alarm(clock.Mono() + 1)
 		p.Wait(true)
-		p.Alarm(1) // long ago
+		p.Alarm(1) // a time long ago
 		p.Wait(true)
 		p.Alarm(mono.Never)
 	}
@@ -84,7 +84,7 @@ func TestWakeAndAlarmEndAWait(t *testing.T) {
 	<-woken
 }
 
-// However many wait, other goroutines run.
+// However many goroutines wait, others run.
 func TestWaitsLeaveAProcessor(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	var all []*poll.Poller

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Others that have no processor but the loop's have their turn when it yields.
+// Goroutines that share the loop's only processor get their turn when the loop yields.
 func TestOthersHaveTheirTurn(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var b Blocking

@@ -12,8 +12,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What came while nothing received comes, at once if it comes closely, each with its sender,
-// who gets what is queued for it; a queue that is full is sent. Nothing is allocated.
+// Datagrams that arrive while nothing receives are received later, and together if they arrived
+// closely. Each datagram has its sender, and the sender gets the answers that are queued for the
+// sender. A full queue is sent. Nothing is allocated.
 func TestUDP(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		u, err := ListenUDP(address, 4, 8)

@@ -38,7 +38,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What Bucket returns is the refill, as a fraction.
+// Bucket returns the refill exactly, as a fraction.
 func TestBucketIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := refill.Refill{Milli: rapid.Int64Range(1, int64(tokenbucket.MaxRate)).Draw(t, "milli"), Seconds: rapid.SampledFrom([]int64{1, 10, 60, 1000, 3600, 86_400, 604_800, 31_536_000, 65_537}).Draw(t, "seconds")}

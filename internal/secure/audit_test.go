@@ -30,7 +30,7 @@ import (
 type lines struct {
 	mu    sync.Mutex
 	b     bytes.Buffer
-	wrote chan struct{} // holds one token: there is something
+	wrote chan struct{} // holds one token: lines were written
 }
 
 func newLines() *lines { return &lines{wrote: make(chan struct{}, 1)} }
@@ -45,7 +45,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// take returns the audit lines so far, without time and level, and forgets them.
+// take returns the audit lines so far, without time and level, and removes them.
 func (l *lines) take(t *testing.T) (all []map[string]any) {
 	t.Helper()
 	l.mu.Lock()
@@ -98,7 +98,7 @@ func (operated) CreateTopic(_ *srtmv1.CreateTopicRequest, s grpc.ServerStreaming
 	return s.Send(&srtmv1.CreateTopicResponse{})
 }
 
-// Each call that changes something is a line of the log: who, what, and what became of it.
+// Each call that changes something is a line of the log: the caller, the change and the result.
 func TestAudit(t *testing.T) {
 	s := testkit.Result(ServerConfig{TokenFile: tokenFile(t)}.Load()).Must(t)
 	log := newLines()
@@ -117,7 +117,7 @@ func TestAudit(t *testing.T) {
 	}
 	expect := func(want ...string) {
 		t.Helper()
-		// A call's line may be written after its caller has the answer.
+		// The line of a call may be written after the caller has the answer.
 		var got []map[string]any
 		hang := time.NewTimer(testkit.Hang)
 		defer hang.Stop()
@@ -170,7 +170,7 @@ func TestAudit(t *testing.T) {
 	ask("POST", "/topic/delete?topic=a", "wrong-0123456789abcdef")
 	expect(`{"call":"POST /topic/delete","result":"401","topic":"a","who":"` + token("wrong-0123456789abcdef") + `"}`)
 
-	// Who calls without saying who it is cannot fill the log.
+	// Unauthenticated callers cannot fill the log.
 	for range 5 * obs.LinesPerSecond {
 		ask("POST", "/x", "")
 	}
@@ -179,7 +179,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// Where no token is checked, one that is shown says nothing.
+// If the server checks no tokens, a presented token does not identify the caller.
 func TestAuditWithoutTokens(t *testing.T) {
 	log := newLines()
 	a := NewAuditor(slog.New(slog.NewJSONHandler(log, nil)), false)
@@ -191,7 +191,7 @@ func TestAuditWithoutTokens(t *testing.T) {
 	}
 }
 
-// Daemons' calls of each other are not operators'.
+// Calls between daemons do not count as operators' calls.
 func TestAudited(t *testing.T) {
 	for method, want := range map[string]bool{
 		srtmv1.AdminService_CreateTopic_FullMethodName: true, srtmv1.AdminService_ListTopics_FullMethodName: false,

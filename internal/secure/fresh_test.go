@@ -25,7 +25,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// replace puts the text of one file into another, as a new file.
+// replace replaces a file by a new file with the text of another file.
 func replace(t *testing.T, path, by string) {
 	t.Helper()
 	text, err := os.ReadFile(by)
@@ -89,8 +89,8 @@ func TestFresh(t *testing.T) {
 	testkit.ErrorIs(t, err, io.EOF, "a first read that fails")
 }
 
-// Certificates of another authority, and other tokens, take the place of those
-// there are: for who comes then; who is connected stays so.
+// Certificates of another authority, and other tokens, replace the current ones for new connections.
+// Existing connections stay.
 func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
 	server, client := ours.Certificate("server"), ours.Certificate("client")
@@ -99,7 +99,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	s, err := cfg.Load()
 	testkit.Must(t, err)
 	s.Log(slog.New(slog.DiscardHandler))
-	var late atomic.Int64 // how far the clock is ahead
+	var late atomic.Int64 // how far the server's clock is ahead
 	now := func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
 	s.tls.now, s.tokens.now = now, now
 	later := func() { late.Add(int64(2 * checkEvery)) }
@@ -153,7 +153,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 		t.Errorf("HTTP at first: %v", err)
 	}
 
-	// Half a pair changes nothing.
+	// A new certificate without its key changes nothing.
 	newServer, newClient := others.Certificate("server"), others.Certificate("client")
 	replace(t, cfg.CertFile, newServer.CertFile)
 	later()
@@ -184,7 +184,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	testkit.WaitFor(t, "the new token counts", func() bool { return status.Code(ask(t, second, method)) == codes.Unimplemented })
 }
 
-// A client's authorities and certificates are those of the moment of the handshake.
+// A client uses the authorities and certificates that are current at the handshake.
 func TestAClientReadsAgain(t *testing.T) {
 	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
 	of := func(servers, clients *testkit.Authority) string {
@@ -213,12 +213,12 @@ func TestAClientReadsAgain(t *testing.T) {
 	testkit.Equal(t, reaches(before), codes.Unavailable, "a server of the authority that was replaced")
 }
 
-// Where TLS is not gRPC's, a client's certificate is that of the moment of the handshake, too.
-// What cannot be read is reported, and the certificate and the token stay.
+// Outside gRPC, too, a client uses the certificate that is current at the handshake. An unreadable
+// file is reported, and the certificate and the token stay.
 func TestAClientsCertificateIsReadAgain(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].Subject.CommonName) // or the test says so
+		_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].Subject.CommonName) // checked by the test
 	}))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{a.Certificate("server").TLS}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: a.Pool}
 	server.StartTLS()

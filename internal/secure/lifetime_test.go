@@ -25,8 +25,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A connection ends a second after the last second of its certificate, whatever was done with the
-// clock meanwhile, and one that has ended before is let go of.
+// A connection ends a second after the last second of its certificate, even if the clock was changed
+// meanwhile. A connection that ended earlier is released.
 func TestAConnectionEndsWithItsCertificate(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		l := &lifetimes{log: &atomic.Pointer[slog.Logger]{}}
@@ -52,8 +52,8 @@ func TestAConnectionEndsWithItsCertificate(t *testing.T) {
 	})
 }
 
-// Over gRPC and HTTPS, a client whose certificate expires, or that is revoked by a list that is
-// read again, loses its connection and gets no other. Others keep theirs.
+// Over gRPC and HTTPS, a client loses its connection and gets no new connection when its certificate
+// expires, or when a reloaded list revokes it. Other clients keep their connections.
 func TestCertificatesThatExpireOrAreRevoked(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	server, revoked, other := a.Certificate("server"), a.Certificate("revoked"), a.Certificate("other")

@@ -68,7 +68,7 @@ func dial(t *testing.T, address string, cfg ClientConfig) *grpc.ClientConn {
 	return conn
 }
 
-// ask calls a method as if it took and gave nothing, and returns the error.
+// ask calls a method with an empty request and ignores the response. It returns the error.
 func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
@@ -102,8 +102,8 @@ func all(t *testing.T) (methods []string) {
 	return methods
 }
 
-// Each token opens what its role may do, and nothing else: every method of the
-// API, by every bearer.
+// Each token permits exactly the methods of its role: the test calls every method of the API with
+// every token.
 func TestRolesOfEveryMethod(t *testing.T) {
 	address := serve(t, ServerConfig{TokenFile: tokenFile(t)})
 	known := map[string]bool{}
@@ -126,7 +126,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 		}
 		conn := dial(t, address, cfg)
 		for method := range known {
-			want := codes.Unimplemented // it came through
+			want := codes.Unimplemented // the call was permitted
 			switch {
 			case b.role == Unauthenticated:
 				want = codes.Unauthenticated
@@ -146,8 +146,8 @@ func TestRolesOfEveryMethod(t *testing.T) {
 	}
 }
 
-// An admin token of a tenant opens what changes the tenant's own topics, and nothing that is of the
-// cluster or between daemons: every method of the API.
+// A tenant's admin token permits changes of the tenant's own topics. It permits no cluster methods and
+// no methods between daemons. The test calls every method of the API.
 func TestWhatATenantsAdminMayCall(t *testing.T) {
 	const service = "/srtm.v1.AdminService/"
 	own := map[string]bool{}
@@ -161,7 +161,7 @@ func TestWhatATenantsAdminMayCall(t *testing.T) {
 	for _, method := range all(t) {
 		want := codes.PermissionDenied
 		if own[method] || needs(method) == ReadOnly {
-			want = codes.Unimplemented // it came through
+			want = codes.Unimplemented // the call was permitted
 		}
 		err := ask(t, conn, method)
 		testkit.Equal(t, status.Code(err), want, "%s: %v", method, err)
@@ -190,7 +190,7 @@ func TestWhatATenantsAdminMayCall(t *testing.T) {
 	}
 }
 
-// raw sends bytes as they are.
+// raw is a codec that sends bytes unchanged.
 type raw struct{}
 
 func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
@@ -210,7 +210,7 @@ func TestNothingIsDecodedForStrangers(t *testing.T) {
 	}
 }
 
-// brokers takes the first message of a session and ends it.
+// brokers takes the first message of a session and ends the session.
 type brokers struct {
 	srtmv1.UnimplementedBrokerServiceServer
 }
@@ -229,8 +229,8 @@ func (grants) Session(stream srtmv1.GrantService_SessionServer) error {
 	return err
 }
 
-// A client certificate has the role that the file gives its name, and a node's token
-// or certificate may be bound to one broker.
+// A client certificate has the role that the file gives to its name. A node's token or certificate may
+// be bound to one broker.
 func TestCertificatesAndBrokers(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	server := a.Certificate("server")
@@ -249,10 +249,10 @@ func TestCertificatesAndBrokers(t *testing.T) {
 
 	for name, c := range map[string]struct {
 		cert, token  string
-		create, list codes.Code // what comes of it; Unimplemented: allowed
-		b1, b2       codes.Code // of a session as that broker; OK: allowed
+		create, list codes.Code // expected results; Unimplemented: allowed
+		b1, b2       codes.Code // expected for a session as this broker; OK: allowed
 		post, get    int
-		problem      string // of the first that is refused
+		problem      string // text of the first refusal
 	}{
 		"an operator":            {"ops", "", codes.Unimplemented, codes.Unimplemented, codes.OK, codes.OK, 200, 200, ""},
 		"a dashboard":            {"dash", "", codes.PermissionDenied, codes.Unimplemented, codes.PermissionDenied, codes.PermissionDenied, 403, 200, "the certificate's role is read-only, and this takes admin"},
@@ -267,7 +267,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 		cert := a.Certificate(c.cert)
 		cfg := ClientConfig{CAFile: a.File, CertFile: cert.CertFile, KeyFile: cert.KeyFile}
 		options := testkit.Result(cfg.Load("")).Must(t)
-		if c.token != "" { // as a stranger's client would, which reads no file of ours
+		if c.token != "" { // as an unauthenticated client, which reads none of our files
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
 		}
 		conn, err := grpc.NewClient(address, options...)
@@ -299,8 +299,8 @@ func TestCertificatesAndBrokers(t *testing.T) {
 	}
 }
 
-// joins says hello as a broker to both services, and returns the one error that they
-// end with; nil: both were served.
+// joins sends a hello as a broker to both services, and returns the one error with which both sessions
+// end. It returns nil if both services accepted the hello.
 func joins(t *testing.T, conn *grpc.ClientConn, id string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
@@ -324,7 +324,7 @@ func joins(t *testing.T, conn *grpc.ClientConn, id string) error {
 	return errs[0]
 }
 
-// What changes something takes Admin, whatever is added to the API.
+// Every method that changes something requires Admin, including methods that are added later.
 func TestWhoMayChange(t *testing.T) {
 	for method, want := range map[string]Role{
 		srtmv1.AdminService_CreateTopic_FullMethodName:    Admin,
@@ -385,8 +385,7 @@ func TestTLS(t *testing.T) {
 			if status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded {
 				t.Errorf("got %v, want no connection", err)
 			}
-			// What the server says of a client's certificate may be lost with
-			// the connection.
+			// The server's reply about a client's certificate may be lost with the connection.
 			if strings.HasPrefix(name, "mutual") {
 				return
 			}
@@ -397,7 +396,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A server says whose handshake has failed and why, not more often than once a second.
+// A server logs the peer and the cause of a failed handshake, at most once a second.
 func TestFailedHandshakesAreLogged(t *testing.T) {
 	cert := testkit.NewAuthority(t).Certificate("server")
 	s, err := ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile}.Load()
@@ -414,7 +413,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	for range 20 {
 		c := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
 		testkit.Result(c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))).Must(t)
-		_, _ = io.Copy(io.Discard, c) // until it is refused
+		_, _ = io.Copy(io.Discard, c) // until the server refuses the connection
 		c.Close()
 	}
 	server.Stop()
@@ -428,7 +427,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	}
 }
 
-// each sends what is written, a line at a time.
+// each is a writer that sends each written line to the channel.
 type each chan<- string
 
 func (e each) Write(b []byte) (int, error) {
@@ -630,7 +629,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// A server of HTTP alone has no flag --http-tls, and names none.
+// A server with only HTTP has no flag --http-tls, and its errors name no such flag.
 func TestFlagsOfHTTPAlone(t *testing.T) {
 	fs := flag.NewFlagSet("x", flag.ContinueOnError)
 	var c ServerConfig
@@ -665,7 +664,7 @@ func TestWhichListenersAreForced(t *testing.T) {
 	}
 }
 
-// tenants answers with the tenant of who asks.
+// tenants answers with the tenant of the caller.
 type tenants struct {
 	srtmv1.UnimplementedAdminServiceServer
 }
@@ -674,7 +673,8 @@ func (tenants) GetTopic(ctx context.Context, _ *srtmv1.GetTopicRequest) (*srtmv1
 	return &srtmv1.GetTopicResponse{Topic: &srtmv1.Topic{Reason: Tenant(ctx)}}, nil
 }
 
-// A caller's tenant is its token's, or else its certificate's organisation.
+// A caller's tenant comes from the caller's token, or else from the organisation in the caller's
+// certificate.
 func TestTenants(t *testing.T) {
 	cfg := ServerConfig{TokenFile: testkit.File(t, "file", "admin "+adminToken+" acme\nread-only "+lookToken+"\nread-only cert:dash initech\n")}
 	s, err := cfg.Load()

@@ -23,8 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// A suite under testkit.Main shows that Ginkgo's own goroutines do not count
-// as leaks.
+// A suite under testkit.Main shows that Ginkgo's own goroutines do not count as leaks.
 func TestSuite(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "testkit")
@@ -34,8 +33,8 @@ var _ = Describe("the leak check", func() {
 	It("lets a Ginkgo suite pass", func() { Expect(testkit.Rand(GinkgoTB())).NotTo(BeNil()) })
 })
 
-// recorder stands for a test whose verdict we want to look at: a helper that
-// fails it ends its goroutine, as with the real one.
+// recorder stands for a test whose verdict the test inspects. A helper that fails the recorder ends
+// its goroutine, as with a real test.
 type recorder struct {
 	testing.TB
 	failed   bool
@@ -67,7 +66,7 @@ func (r *recorder) Skipf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// run calls f as a test and then its cleanups.
+// run calls f as a test, and then the test's cleanups.
 func (r *recorder) run(f func()) *recorder {
 	done := make(chan struct{})
 	go func() {
@@ -173,7 +172,7 @@ func TestRootHoldsThisModule(t *testing.T) {
 	}
 }
 
-// Shared is tried on a made-up module, with and without a folder beside it.
+// Tests Shared on an artificial module, with and without a folder beside the module.
 func TestShared(t *testing.T) {
 	top := t.TempDir()
 	repo := filepath.Join(top, "repo")
@@ -267,7 +266,7 @@ func TestRunEndsWithTheTest(t *testing.T) {
 	}
 }
 
-// slow is a server that takes its time to start, and that it was stopped before is an error.
+// slow is a server that starts slowly. An earlier stop is an error.
 type slow struct{ stopped chan struct{} }
 
 func (s slow) Serve(ln net.Listener) error {
@@ -318,7 +317,7 @@ func TestMetric(t *testing.T) {
 	testkit.Equal(t, r.log.String(), "no metric c[\"y\" \"b\"]\n")
 }
 
-// Without the one processor of a bubble, the race detector ends this test.
+// Without the bubble's single processor, the race detector aborts this test.
 func TestExpiredTimersOfABubble(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	testkit.Bubble(t, func(t *testing.T) {

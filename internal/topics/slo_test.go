@@ -21,7 +21,7 @@ func TestCompleteSLOFillsInWhatIsLeftOut(t *testing.T) {
 	}
 }
 
-// What is accepted is what the histograms of brokers can judge.
+// The histograms of brokers can judge every accepted latency.
 func TestLatenciesThatBrokersCanMeasure(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "0s is below 100µs: a broker takes", 99 * time.Microsecond: "99µs is below 100µs", MinLatency: "", time.Second: "", MaxLatency: "", MaxLatency + 1: "is above 1m0s: brokers count",
