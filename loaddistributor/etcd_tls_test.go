@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What is wrong between a loaddistributor and an etcd that wants certificates is in the log, and
-// is mended without a restart: by a new certificate of ours, and by one of etcd's.
+// The log names a certificate fault between a loaddistributor and etcd. A new certificate of either
+// side repairs the connection without a restart.
 func TestCertificatesTowardsEtcd(t *testing.T) {
 	authority := testkit.NewAuthority(t)
 	etcd := etcdtest.Start(t, etcdtest.Config{Authority: authority})
@@ -46,7 +46,7 @@ func TestCertificatesTowardsEtcd(t *testing.T) {
 
 	expired := authority.Expired("expired")
 	log := start(authority.File, expired.CertFile, expired.KeyFile)
-	says(log, "code = Unavailable", 1) // why, etcd says in its own log
+	says(log, "code = Unavailable", 1) // etcd logs the cause itself
 	for to, from := range map[string]string{expired.CertFile: good.CertFile, expired.KeyFile: good.KeyFile} {
 		testkit.Must(t, os.WriteFile(to, testkit.Result(os.ReadFile(from)).Must(t), 0o600))
 	}
@@ -54,7 +54,7 @@ func TestCertificatesTowardsEtcd(t *testing.T) {
 
 	etcd.Stop()
 	says(log, "lost leadership", 1)
-	authority.Certificate("etcd") // in the place of the one that it had
+	authority.Certificate("etcd") // replaces the old certificate
 	etcd.Restart()
 	says(log, "msg=leading", 2)
 }

@@ -32,7 +32,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// member is one of several loaddistributors, with the services of its address.
+// member is one of several loaddistributors, with the addresses of its services.
 type member struct {
 	rpc, web  string
 	conn      *grpc.ClientConn
@@ -43,8 +43,7 @@ type member struct {
 	health    healthv1.HealthClient
 }
 
-// startMember runs one until the test ends, and waits until it says that it
-// serves.
+// startMember runs a loaddistributor until the test ends, and waits until the loaddistributor serves.
 func startMember(t *testing.T, flags ...string) *member {
 	t.Helper()
 	m := &member{rpc: testkit.Address(t), web: testkit.Address(t)}
@@ -68,7 +67,7 @@ func (m *member) says(ctx context.Context, service string) string {
 	return r.Status.String()
 }
 
-// receive returns what ends a stream, or nil when something comes first.
+// receive returns the error that ends a stream, or nil when a message comes first.
 func receive[M any](stream interface{ Recv() (*M, error) }, err error) error {
 	if err == nil {
 		_, err = stream.Recv()
@@ -76,9 +75,8 @@ func receive[M any](stream interface{ Recv() (*M, error) }, err error) error {
 	return err
 }
 
-// Of two loaddistributors that share an etcd, which asks for certificates and
-// passwords, one leads. The other answers what can be read, sends everything
-// else to the leader, and says which is which.
+// Two loaddistributors share an etcd with certificates and passwords. One leads. The other answers
+// reads, redirects every other request to the leader, and reports the leader.
 func TestWhatAFollowerSays(t *testing.T) {
 	const service = "srtm.v1."
 	authority := testkit.NewAuthority(t)
@@ -91,7 +89,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
-	leader := startMember(t, append(flags, "--etcd-lease=60s", "--etcd-endpoint="+url)...) // which it keeps, however busy this machine
+	leader := startMember(t, append(flags, "--etcd-lease=60s", "--etcd-endpoint="+url)...) // long enough to keep the lead on a busy machine
 	testkit.WaitFor(t, "it leads", func() bool { return leader.says(ctx, service+"BrokerService") == "SERVING" })
 	join(ctx, t, leader)
 	spec := &srtmv1.TopicSpec{
@@ -256,8 +254,9 @@ func TestWhatAFollowerSays(t *testing.T) {
 		t.Errorf("/debug/state of a follower: %d %s", code, body)
 	}
 
-	// Cut off from its store it does not serve; it says what it knows, and denies nothing.
-	way.Retarget(testkit.Address(t)) // where nothing listens
+	// Cut off from its store, the follower does not serve. The follower answers from its knowledge,
+	// and denies the existence of nothing.
+	way.Retarget(testkit.Address(t)) // an address without a listener
 	way.Drop(func(int) bool { return true })
 	for _, name := range []string{"", service + "AdminService", service + "PlacementService"} {
 		testkit.WaitFor(t, "without its store, health of "+name, func() bool { return follower.says(ctx, name) == "NOT_SERVING" })
@@ -286,8 +285,8 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 }
 
-// A leader that loses its store goes on as a follower, answers what it knows, does not deny what it
-// does not, and refuses no connection.
+// A leader that loses its store continues as a follower. The follower answers from its knowledge, does
+// not deny the existence of unknown topics, and refuses no connection.
 func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 	etcd := etcdtest.Start(t, etcdtest.Config{})
 	way, err := local.NewProxy(strings.TrimPrefix(etcd.URL, "http://"))
@@ -323,14 +322,14 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 		}
 		res, err := client.Get("http://" + m.web + "/healthz")
 		refused(err)
-		if err != nil { // it ended at that moment
+		if err != nil { // the stream ended at that moment
 			return false
 		}
 		defer res.Body.Close()
 		text, _ := io.ReadAll(res.Body)
 		return res.StatusCode == http.StatusServiceUnavailable && strings.Contains(string(text), "cut off from the store")
 	})
-	for range 10 { // it has yet to resign, in vain
+	for range 10 { // the leader still tries to resign, in vain
 		_, err := m.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not know yet") {
 			t.Errorf("a topic: %v", err)
@@ -346,8 +345,8 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 	testkit.WaitFor(t, "it leads again", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
 }
 
-// A leader that is stopped while etcd does not answer ends without an error: its lease ends by
-// itself.
+// A leader that is stopped while etcd does not answer ends without an error. The leader's lease
+// expires.
 func TestALeaderStopsWithoutItsStore(t *testing.T) {
 	etcd := etcdtest.Start(t, etcdtest.Config{})
 	way, err := local.NewProxy(strings.TrimPrefix(etcd.URL, "http://"))
@@ -360,8 +359,8 @@ func TestALeaderStopsWithoutItsStore(t *testing.T) {
 	way.Cut(true) // testkit.Run stops the leader, and fails the test for an error
 }
 
-// A process that has not found the store does not deny what may be in it, and says
-// that it is of no use yet.
+// Before a process finds its store, the process does not deny the existence of a topic, and reports
+// that it is not ready.
 func TestAFollowerWithoutItsStore(t *testing.T) {
 	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+testkit.Address(t))
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
@@ -384,7 +383,7 @@ func TestAFollowerWithoutItsStore(t *testing.T) {
 	}
 }
 
-// leads is the address that a refusal names; "" when it is another answer.
+// leads returns the leader's address in a refusal, or "" for any other answer.
 func leads(err error) string {
 	s := status.Convert(err)
 	if s.Code() != codes.Unavailable {

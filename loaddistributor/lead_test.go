@@ -16,10 +16,10 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
-// silent is a store that lets lead, and does not answer who resigns.
+// silent is a store that elects a leader, but does not answer a resignation.
 type silent struct {
 	store.Memory
-	resigned atomic.Int32 // how many have given up
+	resigned atomic.Int32 // number of resignations
 }
 
 type silentTerm struct {
@@ -39,8 +39,8 @@ func (t silentTerm) Resign(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Who has lost the lead serves as a follower at once, and not when the store that it has lost has
-// taken its resignation.
+// A former leader serves as a follower immediately, without waiting until the lost store accepts the
+// resignation.
 func TestALostLeaderFollowsAtOnce(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())

@@ -104,7 +104,7 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 	}
 }
 
-// A tenant's token is limited, an operator's is not; without an answer of admission the
+// A tenant's token is limited, and an operator's token is not. Without an answer of admission the
 // default reply counts.
 func TestTenants(t *testing.T) {
 	const acme, operator = "acme-0123456789abcdef", "operator-0123456789abcdef"
@@ -195,7 +195,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	if r, err := watch.Recv(); err == nil && r.Status != healthv1.HealthCheckResponse_NOT_SERVING {
 		t.Errorf("health while it stops: %v", r.Status)
 	}
-	cancel() // the watch would hold the server up for its grace
+	cancel() // the watch would delay the server's stop by the grace period
 	testkit.NoError(t, <-done)
 }
 

@@ -21,11 +21,11 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
-// An adaptor that is lent to as loop.Server is, by a clock of its own.
+// lent is an adaptor with its own clock. It receives mandates as loop.Server does.
 type lent struct {
 	name  string
-	skew  time.Duration // of its clock
-	until mono.Time     // by its clock
+	skew  time.Duration // of the adaptor's clock
+	until mono.Time     // by the adaptor's clock
 	term  uint64
 }
 
@@ -43,8 +43,8 @@ func (a *lent) lead(now mono.Time, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
 	return &srtmv1.LeadResponse{Instance: a.name, Stamp: uint64(now), Leads: now.Before(a.until), Term: a.term}
 }
 
-// Whatever answers, and whenever: never do two instances act at once, and in the end
-// the one that answers does.
+// Whichever instances answer, and whenever, two instances never act at once, and in the end the
+// instance that answers acts.
 func TestOneInstanceActsAtATime(t *testing.T) {
 	const lease, bound, step = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
 	for _, fresh := range []bool{true, false} {
@@ -58,7 +58,7 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 			return m
 		}
 		m := begin(100, !fresh)
-		// run has an instance answer for so long, every answer so late.
+		// run lets an instance answer for a time, with a fixed delay of every answer.
 		run := func(d time.Duration, to *lent, late time.Duration, lost bool) (acted time.Duration) {
 			for end := now.Add(d); now.Before(end); now = now.Add(lease / 4) {
 				r := m.next(now)
@@ -87,13 +87,13 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 		if acted := run(5*lease, second, lease/8, false); acted < lease || first.term >= second.term {
 			t.Errorf("the second acts for %v, in term %d after %d", acted, second.term, first.term)
 		}
-		// Another loaddistributor: who acts goes on.
+		// Another loaddistributor: the acting instance continues.
 		m = begin(200, true)
 		was := second.term
 		if acted := run(2*lease, second, step, false); acted < 2*lease || second.term != was {
 			t.Errorf("the second goes on for %v, in term %d after %d", acted, second.term, was)
 		}
-		// And one that has to wait for it.
+		// A loaddistributor has to wait for the acting instance.
 		m = begin(300, true)
 		run(3*lease, first, step, false)
 		if first.term <= 300 {
@@ -102,7 +102,7 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 	}
 }
 
-// starting is a tbadaptor that has not been told to act yet when it is first asked.
+// starting is a tbadaptor before the first order to act.
 type starting struct {
 	srtmv1.UnimplementedGrantServiceServer
 	asked atomic.Int32
@@ -115,7 +115,7 @@ func (s *starting) SetContract(context.Context, *srtmv1.SetContractRequest) (*sr
 	return &srtmv1.SetContractResponse{}, nil
 }
 
-// What the log says is a sentence, with an error only where there is one.
+// The log line is a sentence, with an error only if there is an error.
 func TestTheLogSaysWhetherTheAdaptorActs(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))

@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// hundred returns a catalog of 100 brokers and a topic that needs them all,
-// with 10,000 publishers in 100 correlation groups.
+// hundred returns a catalog of 100 brokers and a topic that needs all brokers, with 10,000 publishers
+// in 100 correlation groups.
 func hundred(b *testing.B) (*Catalog, *Spec) {
 	c := New()
 	for i := range 100 {
@@ -22,7 +22,7 @@ func hundred(b *testing.B) (*Catalog, *Spec) {
 	return c, s
 }
 
-// The budget is 50 ms for the decision and the commit together.
+// The budget is 50 ms for the decision plus the commit.
 func BenchmarkPlaceAndCommit(b *testing.B) {
 	c, s := hundred(b)
 	for b.Loop() {

@@ -15,8 +15,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// spec orders a topic of publishers that send 1 msg/s each, half of them in a
-// group, with r a little above what they send.
+// spec orders a topic of publishers that send 1 msg/s each. Half of the publishers are in a group, and
+// r is a little above their total rate.
 func spec(name string, publishers int, rate int64) *Spec {
 	s := &Spec{
 		Demand: placement.Demand{Topic: name, Rate: rate, RateMilli: rate * 1000, Burst: 100},
@@ -36,8 +36,8 @@ func joined(id string, mcap int64) BrokerJoined {
 	return BrokerJoined{ID: id, Instance: id + "-1", TCPAddress: id + ":4150", HTTPAddress: id + ":4151", Mcap: mcap}
 }
 
-// world is a catalog under test; its methods fail the test when an event that
-// must pass is refused.
+// world is a catalog under test. Its methods fail the test when the catalog refuses an event that must
+// pass.
 type world struct {
 	t testing.TB
 	*Catalog
@@ -68,7 +68,7 @@ func (w world) plan(s *Spec) TopicPlaced {
 	return e
 }
 
-// active creates a topic and makes it active.
+// active creates a topic and activates it.
 func (w world) active(s *Spec) {
 	w.t.Helper()
 	e := w.plan(s)
@@ -162,7 +162,7 @@ func TestBrokersThatAreGoneAreForgottenInTheEnd(t *testing.T) {
 	}
 }
 
-// All catalogs of one log must forget the same ones.
+// All catalogs that replay one log must forget the same brokers.
 func TestOfBrokersThatWentAtOnceTheFirstByIDIsForgotten(t *testing.T) {
 	w := newWorld(t)
 	for i := range MaxGone + 5 {
@@ -178,9 +178,9 @@ func TestOfBrokersThatWentAtOnceTheFirstByIDIsForgotten(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order: the invariants hold after every event, a
-// refused event changes nothing, epochs only grow, nothing was placed beyond
-// an mcap, and replaying what was accepted gives the same state.
+// After any events in any order: the invariants hold after every event, a refused event changes
+// nothing, epochs only grow, nothing is placed beyond an mcap, and a replay of the accepted events
+// gives the same state.
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := New()
@@ -220,7 +220,7 @@ func TestAnyHistory(t *testing.T) {
 			case 0, 1:
 				e := joined(broker, rapid.Int64Range(1, 80).Draw(t, "mcap"))
 				e.TCPAddress = rapid.SampledFrom([]string{"x:1", "y:1"}).Draw(t, "address")
-				_ = apply(e) // any refusal is checked in apply
+				_ = apply(e) // apply checks every refusal
 			case 2:
 				_ = apply(BrokerLeft{broker})
 			case 3, 4:
@@ -295,7 +295,7 @@ func TestAnyHistory(t *testing.T) {
 			case 9:
 				before := c.Dump()
 				switch rapid.IntRange(0, 4).Draw(t, "end") {
-				case 4: // removed, and back from a dump of before
+				case 4: // a topic is removed, and restored from an earlier dump
 					_ = apply(TopicRemoved{Topic: name, Left: []string{broker}})
 					for _, one := range before.Brokers {
 						if one.Broker.ID == broker {
@@ -357,7 +357,7 @@ func placements(topics []Topic) (all []Placement) {
 	return all
 }
 
-// fingerprint shows all of c that an event could change.
+// fingerprint prints everything in c that an event could change.
 func fingerprint(c *Catalog) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, c.version, c.ahead, c.names, c.keys, c.contracts)
@@ -397,8 +397,8 @@ func TestLoadRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// What brokers may still use of a contract outlives its topic, until a new topic of the name
-// is active, or it is known that the broker holds nothing.
+// The shares of a contract that brokers may still use outlive the topic. They end when a new topic of
+// the same name is active, or when the broker is known to hold nothing.
 func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
 	held := func(brokers ...string) (shares []UnconfirmedShare) {
 		for _, id := range brokers {

@@ -12,7 +12,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// What is kept of a change makes of the topic what the move itself makes of it.
+// Applying the stored form of a change gives the same topic as the move itself.
 func TestAnyChange(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		brokers := []string{"b0", "b1", "b2", "b3"}
@@ -142,7 +142,7 @@ func TestAnyChange(t *testing.T) {
 	})
 }
 
-// What does not fit the topic is refused, and changes nothing.
+// A change that does not fit the topic is refused, and changes nothing.
 func TestChangesThatAreRefused(t *testing.T) {
 	w := newWorld(t)
 	w.must(joined("b", 1000))

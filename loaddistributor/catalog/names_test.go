@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Many come and go in any order: the list is that of a sorted slice, and no piece is long.
+// Many names come and go in any order. The list equals a sorted slice, and no piece is long.
 func TestNamesAreSorted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	var n names

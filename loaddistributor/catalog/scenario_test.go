@@ -13,9 +13,9 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Scenarios of testdata. A topic has so many publishers that send 1 msg/s each, half of
-// them in a group, and a rate. Joins, moves and the like are events; "state", "brokers",
-// "work", "resolve" and "placement" ask. What is refused changes nothing.
+// Scenarios of testdata. A topic has a number of publishers that send 1 msg/s each, half of them in a
+// group, and a rate. Joins, moves and similar commands are events; "state", "brokers", "work",
+// "resolve" and "placement" are queries. A refused event changes nothing.
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
 		s := &script{Catalog: New()}
@@ -52,7 +52,7 @@ func TestScenarios(t *testing.T) {
 	})
 }
 
-// kind tells the errors apart that callers tell apart.
+// kind classifies errors as callers do.
 func kind(err error) string {
 	for name, is := range map[string]bool{
 		"topic exists": errors.Is(err, ErrTopicExists), "topic unknown": errors.Is(err, ErrTopicUnknown), "state": errors.Is(err, ErrTopicState),
@@ -86,7 +86,7 @@ func number(word string) int64 {
 	return n
 }
 
-// word returns the i-th, if there is one.
+// word returns the i-th argument, or nothing if the argument is missing.
 func word(args []string, i int) string {
 	if i < len(args) {
 		return args[i]
@@ -113,8 +113,8 @@ func joins(args []string) BrokerJoined {
 	return e
 }
 
-// channelsOf reads names, behind which a "!" says that the channel is paused, and a range such as
-// n*3 for n0 to n2.
+// channelsOf reads channel names. A "!" after a name marks a paused channel, and n*3 stands for n0 to
+// n2.
 func channelsOf(args []string) (channels []Channel) {
 	for _, arg := range args {
 		name, paused := strings.CutSuffix(arg, "!")
@@ -129,8 +129,8 @@ func channelsOf(args []string) (channels []Channel) {
 	return channels
 }
 
-// planned is a plan of quotas as b1=5:0,1 says: 5 msg/s and the publishers 0 and 1; or,
-// without any, that of the policy. out=2,5 has no place.
+// planned makes a plan from quotas: b1=5:0,1 means 5 msg/s and the publishers 0 and 1, and out=2,5
+// names publishers without a place. Without quotas, planned asks the policy for a plan.
 func planned(s *script, of *Spec, moving string, quotas []string) (placement.Plan, error) {
 	if len(quotas) == 0 {
 		return placement.Place(of.Policy, s.SnapshotFor(moving), of.Demand, rand.New(rand.NewPCG(1, 1)))
@@ -200,7 +200,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 		}
 		return nil, nil
 	},
-	"restore": func(s *script, a []string) (Event, error) { // a topic that was removed, from the dump of before
+	"restore": func(s *script, a []string) (Event, error) { // a topic that was removed, from the dump before
 		for _, d := range s.before.Topics {
 			if d.Spec.Name() == a[0] {
 				return TopicRestored{d}, nil

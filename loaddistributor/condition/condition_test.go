@@ -43,7 +43,7 @@ func TestWhatIsFound(t *testing.T) {
 	topic, now := active(t), time.Now()
 	for _, test := range []struct {
 		name     string
-		says     *srtmv1.TopicStats // every second; nil: nothing
+		says     *srtmv1.TopicStats // reported every second; nil: nothing
 		gone     bool
 		decision tuner.Decision
 		shown    catalog.State
@@ -84,8 +84,8 @@ func TestWhatIsFound(t *testing.T) {
 	}
 }
 
-// A report counts though it has the time of the last look, or an earlier one, and was taken
-// after it: else a topic that offers nothing any more would never have made up for what it did.
+// A report counts even if its timestamp is at or before the last look, provided that it was taken
+// after the look. Otherwise a topic that stopped offering messages would never make up for its excess.
 func TestReportsThatComeJustAfterALook(t *testing.T) {
 	topic, now := active(t), time.Now()
 	d, broker := New(), reports.NewBroker(time.Second, 10*time.Second)

@@ -28,7 +28,7 @@ var _ = Describe("The channels of a topic", func() {
 		b1, b2 = c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 		c.mustCreate(spec("t", 100, 10))
 	}
-	// listed are the channels of the catalog, a paused one with a "!" behind its name.
+	// listed returns the channels of the catalog, with a "!" after the name of a paused channel.
 	listed := func() (names []string) {
 		GinkgoHelper()
 		r, err := c.admin.ListChannels(context.Background(), &srtmv1.ListChannelsRequest{Topic: "t"})
@@ -50,7 +50,7 @@ var _ = Describe("The channels of a topic", func() {
 		}
 		return names
 	}
-	// subscribe creates a channel as a consumer does, and returns how it is answered.
+	// subscribe creates a channel as a consumer does, and returns the answer.
 	subscribe := func(b *broker, channel string) error {
 		b.node.Subscribe("t", channel)
 		return b.agent.Confirm("t", channel, 0)

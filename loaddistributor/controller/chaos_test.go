@@ -35,8 +35,8 @@ var (
 	chaosSeed = flag.Uint64("chaos-seed", 1, "the first of them")
 )
 
-// line is what a broker's agent dials over. It can be cut, or break in a way that the other
-// end does not see at once.
+// line is the connection over which a broker's agent dials. A test can cut the line, or break it so
+// that the other end does not notice immediately.
 type line struct {
 	mu    sync.Mutex
 	down  bool
@@ -68,7 +68,7 @@ func (l *line) option(cfg *agent.Config) {
 	cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(l.dial)}
 }
 
-// Close leaves the other end in the dark for a while.
+// Close leaves the other end without notice for a while.
 func (c *lineConn) Close() error {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -79,7 +79,7 @@ func (c *lineConn) Close() error {
 	return nil
 }
 
-// lose ends all connections; down: and there are no others.
+// lose ends all connections; down: no new connections are possible.
 func (l *line) lose(down bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,21 +89,21 @@ func (l *line) lose(down bool) {
 	}
 }
 
-// reach ends that it is cut.
+// reach reconnects the line.
 func (l *line) reach() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.down = false
 }
 
-// chaosBroker is a process, or one that has ended.
+// chaosBroker is a broker process, running or ended.
 type chaosBroker struct {
-	*broker // nil: it has ended
+	*broker // nil: the process has ended
 	line    *line
 	began   int
 }
 
-// chaos is a cluster to which all kinds of things happen at once.
+// chaos is a cluster in which random events happen at the same time.
 type chaos struct {
 	rng      *rand.Rand
 	data     *store.Memory
@@ -114,7 +114,7 @@ type chaos struct {
 	brokers  map[string]*chaosBroker
 	ids      []string
 	topics   []string
-	ports    sync.Map // by broker: what a probe finds; none: nothing answers
+	ports    sync.Map // by broker: what a probe finds; absent: nothing answers
 	requests sync.WaitGroup
 	log      []string
 }
@@ -143,7 +143,7 @@ func newChaos(seed uint64) *chaos {
 			}
 		}
 	}}
-	if seed%4 > 0 { // else the leader has the adaptor in its process
+	if seed%4 > 0 { // otherwise the leader has the adaptor in its own process
 		ln := listen("127.0.0.1:0")
 		h.setup.adaptorAddress = ln.Addr().String()
 		h.adaptor, _ = startAdaptor(ln)
@@ -169,13 +169,13 @@ func (h *chaos) begin(id string) {
 	b.broker = h.c.arrive(id, 100, agenttest.New(), instance(fmt.Sprint(id, "-", b.began)), b.line.option)
 }
 
-// reach ends that a broker is cut off.
+// reach reconnects a broker.
 func (h *chaos) reach(id string) {
 	h.brokers[id].line.reach()
 	h.ports.Store(id, "accepts")
 }
 
-// ask has a request made, which may fail, and may not hang.
+// ask starts a request. The request may fail, but must not hang.
 func (h *chaos) ask(what string, f func(context.Context, *cluster) error) {
 	c := h.c
 	ctx, cancel := context.WithCancel(context.Background())
@@ -197,7 +197,7 @@ func (h *chaos) note(format string, args ...any) {
 
 func pick[E any](rng *rand.Rand, of []E) E { return of[rng.IntN(len(of))] }
 
-// spec is one of the topic; t3 is an open one.
+// spec draws a specification of the topic; t3 is an open topic.
 func (h *chaos) spec(name string) *srtmv1.TopicSpec {
 	s := spec(name, int64(20+20*h.rng.IntN(chaosRate/20)), int64(5+h.rng.IntN(chaosBurst-4)))
 	if name == "t3" {
@@ -209,7 +209,7 @@ func (h *chaos) spec(name string) *srtmv1.TopicSpec {
 	return s
 }
 
-// happen has one thing happen.
+// happen causes one random event.
 func (h *chaos) happen() {
 	topic, id := pick(h.rng, h.topics), pick(h.rng, h.ids)
 	b := h.brokers[id]
@@ -248,7 +248,7 @@ func (h *chaos) happen() {
 			}
 			return err
 		})
-	case n < 60 && b.broker == nil: // or its word would count for less than an operator's
+	case n < 60 && b.broker == nil: // a running broker's word would count for less than an operator's
 		h.ask("remove "+id, func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: id})
 			return err
@@ -303,7 +303,7 @@ func (h *chaos) happen() {
 	}
 }
 
-// carry has brokers report what they carry, of those topics that are there.
+// carry makes brokers report their load for all existing topics.
 func (h *chaos) carry(much bool) {
 	for _, name := range h.topics {
 		topic, err := h.c.control.Topic(name)
@@ -324,8 +324,8 @@ func (h *chaos) carry(much bool) {
 	}
 }
 
-// bounded expects that no topic has more than was ever sold of it. One that was deleted, on a
-// broker that was not told, is another than that of its name.
+// bounded expects that no topic holds more than was ever sold of it. A deleted topic on a broker that
+// was not told does not count for a new topic of the same name.
 func (h *chaos) bounded() {
 	GinkgoHelper()
 	for _, name := range h.topics {
@@ -346,10 +346,10 @@ func (h *chaos) bounded() {
 	}
 }
 
-// known is what becomes of a topic that was offered too much, or drained by force.
+// known matches the normal states of a topic that was offered too much, or drained by force.
 var known = regexp.MustCompile(`^(; )?((over contract since|broker b\d carries \d+ msg/s, less than)[^;]*(; what was too much is still being caught up with)?)(; broker b\d carries [^;]*|; over contract since [^;]*(; what was too much is still being caught up with)?)*$`)
 
-// settled says what is not as it is to be, once nothing happens any more.
+// settled returns what is not in its final state after all events have ended.
 func (h *chaos) settled() (wrong []string) {
 	add := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	for _, b := range h.c.brokers() {
@@ -360,8 +360,8 @@ func (h *chaos) settled() (wrong []string) {
 	for _, name := range h.topics {
 		topic, err := h.c.control.Topic(name)
 		shares := h.c.shares(name)
-		// How they divide it may be as before a move, if the adaptor restarted in the middle of
-		// that: it takes up what brokers hold.
+		// If the adaptor restarted in the middle of a move, brokers may still divide the contract as
+		// before the move, because the adaptor recovers the shares that brokers hold.
 		var held tokenbucket.Share
 		for _, id := range h.ids {
 			is, there := h.brokers[id].node.Topic(name)

@@ -15,14 +15,14 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// dumps is a journal that counts them.
+// dumps is a journal that counts dumps.
 type dumps struct{ n atomic.Int64 }
 
 func (d *dumps) Append(context.Context, uint64, []catalog.Event) error { return nil }
 func (d *dumps) Compact(context.Context, catalog.Dump) error           { d.n.Add(1); return nil }
 func (d *dumps) Lost() <-chan struct{}                                 { return nil }
 
-// The store is dumped after so many publishers, too, and not for changes that name none.
+// The store is also dumped after a number of publishers, but not for changes that name no publisher.
 func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	c, journal := idle(t, 1), &dumps{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
@@ -32,7 +32,8 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 		close(stop)
 		testkit.Must(t, <-ended)
 	}()
-	// change commits another specification of the topic; whole: that is kept as such.
+	// change commits another specification of the topic. If whole is true, the log keeps the whole
+	// specification.
 	change := func(to func(*placement.Demand), whole bool) {
 		t.Helper()
 		c.mu.RLock()
@@ -83,7 +84,7 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	}
 }
 
-// limited is a journal that has room or not.
+// limited is a journal whose room a test controls.
 type limited struct {
 	dumps
 	full  atomic.Bool
@@ -98,15 +99,15 @@ func (l *limited) Append(context.Context, uint64, []catalog.Event) error {
 	return nil
 }
 
-// A journal without room refuses what was asked for, keeps what has happened until there is
-// room, and goes on: the catalog that decides is that of what is durable and of what is kept.
+// A full journal refuses requested changes. It keeps events that have happened until there is room,
+// and continues. Decisions use the catalog of the durable and the kept events.
 func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
 	c, journal := idle(t, 1), &limited{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
 	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
 	go func() { ended <- commits.run(context.Background(), stop) }()
-	testkit.Must(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // what New staged is durable
+	testkit.Must(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // everything that New staged is durable
 	c.mu.RLock()
 	version := c.mu.cat.Version()
 	c.mu.RUnlock()
@@ -135,7 +136,7 @@ func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
 	testkit.NoError(t, left.wait())
 	testkit.NoError(t, c.mu.commit(catalog.BrokerCalibrated{ID: "b9", Mcap: 7}))
 
-	// A controller that stops says what it could not store.
+	// A controller that stops reports the events that it could not store.
 	journal.full.Store(true)
 	again := staged(catalog.BrokerJoined{ID: "b9", Instance: "two", Mcap: 10})
 	before := journal.tries.Load()

@@ -39,8 +39,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Every spec runs on virtual time, over a network in memory: how long something
-// takes is the system's own doing, not the machine's.
+// Every spec runs on virtual time, over a network in memory. Durations depend on the system alone, not
+// on the machine.
 func TestController(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(10 * time.Second)
@@ -62,14 +62,14 @@ func TestController(t *testing.T) {
 	}))
 }
 
-// endings are what atEnd was given.
+// endings are the functions given to atEnd.
 var endings []func()
 
-// atEnd has the spec end with f, the last one given first. It is DeferCleanup
-// on the spec's virtual time.
+// atEnd runs f at the end of the spec, in reverse order of the calls. It is DeferCleanup on the spec's
+// virtual time.
 func atEnd(f func()) { endings = append(endings, f) }
 
-// errInjected is what a spec has a part fail with.
+// errInjected is the error that specs inject.
 var errInjected = errors.New("injected")
 
 // part is something that runs until it is stopped.
@@ -97,7 +97,7 @@ func logger() *slog.Logger {
 // network is the listeners of a spec, by address.
 var network sync.Map
 
-// listener is one of them: a socket would keep the clock from moving.
+// listener is a listener of the spec's network. A socket would stop the clock.
 type listener struct {
 	*bufconn.Listener
 	address string
@@ -115,7 +115,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return peer{conn, l.Addr()}, nil
 }
 
-// peer is a connection that knows where it comes from.
+// peer is a connection with a remote address.
 type peer struct {
 	net.Conn
 	from net.Addr
@@ -128,7 +128,7 @@ func (l *listener) Close() error {
 	return l.Listener.Close()
 }
 
-// listen is net.Listen for the spec's network; port 0 is a free one.
+// listen is net.Listen for the spec's network; port 0 picks a free port.
 func listen(address string) net.Listener {
 	GinkgoHelper()
 	l := &listener{Listener: bufconn.Listen(1 << 16), address: address}
@@ -143,7 +143,7 @@ func listen(address string) net.Listener {
 	return l
 }
 
-// overNetwork has gRPC dial in it.
+// overNetwork makes gRPC dial in the spec's network.
 func overNetwork() grpc.DialOption {
 	return grpc.WithContextDialer(dialNetwork)
 }
@@ -155,7 +155,7 @@ func dialNetwork(ctx context.Context, address string) (net.Conn, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-// startAdaptor serves a tbadaptor of its own at the address.
+// startAdaptor serves a separate tbadaptor at the address.
 func startAdaptor(ln net.Listener, options ...func(*loop.Config)) (*part, *loop.Server) {
 	GinkgoHelper()
 	cfg := loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Leases: loop.DefaultLeases(), Log: logger()}
@@ -180,15 +180,15 @@ type cluster struct {
 	admin     srtmv1.AdminServiceClient
 	placement srtmv1.PlacementServiceClient
 	grants    srtmv1.GrantServiceClient
-	metrics   *prometheus.Registry // unless the spec has its own
+	metrics   *prometheus.Registry // unless the spec has its own registry
 }
 
 type setup struct {
 	adaptorAddress string                                      // empty: embedded
-	grantAddress   string                                      // told to brokers; empty: adaptorAddress
-	wrap           func(controller.Adaptor) controller.Adaptor // nil: as it is
+	grantAddress   string                                      // announced to brokers; empty: adaptorAddress
+	wrap           func(controller.Adaptor) controller.Adaptor // nil: unchanged
 	prepareTimeout time.Duration                               // 0: long
-	config         func(*controller.Config)                    // nil: as it is
+	config         func(*controller.Config)                    // nil: unchanged
 	data           store.Store                                 // nil: nothing is kept
 	address        string                                      // to listen on; empty: any
 }
@@ -250,7 +250,7 @@ func newCluster(s setup) *cluster {
 	group.Add("controller", control.Run)
 	c.admin, c.placement = srtmv1.NewAdminServiceClient(own), srtmv1.NewPlacementServiceClient(own)
 	c.part = start(group.Run)
-	synctest.Wait() // until it has said of those before it that their sessions are over
+	synctest.Wait() // until the cluster has handled the end of earlier sessions
 	return c
 }
 
@@ -262,7 +262,7 @@ func dial(address string) *grpc.ClientConn {
 	return conn
 }
 
-// broker is a node in memory that its agent has joined to a cluster.
+// broker is a node in memory. The node's agent has joined a cluster.
 type broker struct {
 	*part
 	id    string
@@ -270,7 +270,7 @@ type broker struct {
 	agent *agent.Agent
 }
 
-// join starts a broker and waits until it can be placed on, and granted to.
+// join starts a broker and waits until topics can be placed on it and shares granted to it.
 func (c *cluster) join(id string, mcap int64, node *agenttest.Node, options ...func(*agent.Config)) *broker {
 	GinkgoHelper()
 	b := c.arrive(id, mcap, node, options...)
@@ -278,7 +278,7 @@ func (c *cluster) join(id string, mcap int64, node *agenttest.Node, options ...f
 	return b
 }
 
-// node is that of a broker that joins.
+// node joins a broker and returns its node.
 func (c *cluster) node(id string, mcap int64) *agenttest.Node {
 	GinkgoHelper()
 	return c.join(id, mcap, agenttest.New()).node
@@ -298,8 +298,8 @@ func (c *cluster) arrive(id string, mcap int64, node *agenttest.Node, options ..
 	return &broker{part: start(a.Run), id: id, node: node, agent: a}
 }
 
-// hang has the broker's next Prepare not return before release, which the end
-// of the spec calls too, lest the agent never stop.
+// hang blocks the broker's next Prepare until release. The end of the spec also calls release, so that
+// the agent can stop.
 func (b *broker) hang() (entered <-chan struct{}, release func()) {
 	in, out := make(chan struct{}), make(chan struct{})
 	enter := sync.OnceFunc(func() { close(in) })
@@ -326,8 +326,8 @@ func (c *cluster) broker(id string) *srtmv1.Broker {
 	return nil
 }
 
-// spec is a contract of rate msg/s and burst messages, for as many publishers
-// of 1 msg/s. Shares stay as they were placed, so that they can be told.
+// spec is a contract of rate msg/s and burst messages, for rate publishers of 1 msg/s each. Shares
+// stay as placed, so that tests can predict them.
 func spec(name string, rate, burst int64) *srtmv1.TopicSpec {
 	return &srtmv1.TopicSpec{
 		Name: name,
@@ -362,7 +362,7 @@ func (c *cluster) create(ctx context.Context, s *srtmv1.TopicSpec, key string) (
 	}
 }
 
-// creating runs a creation, and returns how it ends.
+// creating runs a creation, and returns its result on a channel.
 func (c *cluster) creating(ctx context.Context, s *srtmv1.TopicSpec, key string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -401,7 +401,7 @@ func (c *cluster) mustUpdate(s *srtmv1.TopicSpec) {
 
 func (c *cluster) forget(broker string) (freed []*srtmv1.FreedShare) {
 	GinkgoHelper()
-	Eventually(func() error { // the broker's session with the adaptor may end after that with the controller
+	Eventually(func() error { // the broker's session with the adaptor may end after its session with the controller
 		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: broker})
 		freed = r.GetFreed()
 		return err
@@ -420,7 +420,7 @@ func (c *cluster) topic(name string) *srtmv1.Topic {
 	return response.Topic
 }
 
-// state is the state with its reason, for Eventually.
+// state returns the state with its reason, for Eventually.
 func (c *cluster) state(name string) func() string {
 	return func() string {
 		t := c.topic(name)
@@ -446,7 +446,7 @@ func (c *cluster) shares(name string) map[string]string {
 	return all
 }
 
-// nothingLeft expects that no trace of the topic is anywhere.
+// nothingLeft expects no trace of the topic anywhere.
 func (c *cluster) nothingLeft(name string, brokers ...*broker) {
 	GinkgoHelper()
 	for _, b := range c.brokers() {

@@ -95,7 +95,7 @@ var _ = Describe("Measuring a broker", func() {
 		Expect(c.broker("b2").Allocated).To(BeEquivalentTo(400))
 		Expect(c.shares("m")).To(Equal(map[string]string{"b2": "1000000000/1000000"}))
 
-		// It stays there, also for another leader.
+		// The topic stays there, also under another leader.
 		c.stop()
 		c = newCluster(setup{data: data, address: c.address})
 		Eventually(c.state("m")).Should(Equal("ACTIVE"))
@@ -274,7 +274,7 @@ var _ = Describe("Creating a topic", func() {
 			Eventually(entered).Should(BeClosed())
 			stopped := make(chan struct{})
 			go func() { defer close(stopped); b2.stop() }()
-			// The agent cannot stop while its node hangs, but its session ends.
+			// The agent cannot stop while its node hangs, but the agent's session ends.
 			var err error
 			Eventually(failed).Should(Receive(&err))
 			Expect(err).To(fails(codes.Unavailable, rpc.ReasonBrokerFailed))
@@ -283,7 +283,7 @@ var _ = Describe("Creating a topic", func() {
 			Eventually(stopped).Should(BeClosed())
 			c.nothingLeft("t", b1)
 
-			// It is told when it is back: its node still has the topic.
+			// The broker is told when it is back, because its node still has the topic.
 			b2.node.Sabotage(nil, nil)
 			Expect(has(b2.node, "t")()).To(BeTrue())
 			c.join("b2", 60, b2.node)
@@ -462,7 +462,7 @@ func infeasible(err error) []any {
 	return nil
 }
 
-// fits returns what an error says would fit.
+// fits returns the feasible values that an error reports.
 func fits(err error) *srtmv1.Fits {
 	for _, d := range status.Convert(err).Details() {
 		if i, ok := d.(*srtmv1.Infeasible); ok {
@@ -472,7 +472,7 @@ func fits(err error) *srtmv1.Fits {
 	return nil
 }
 
-// gate is an adaptor that fails SetContract when it is told to.
+// gate is an adaptor whose SetContract fails on request.
 type gate struct {
 	controller.Adaptor
 	mu  sync.Mutex
@@ -497,7 +497,7 @@ func (g *gate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) 
 	return g.Adaptor.SetContract(ctx, req)
 }
 
-// removeGate is an adaptor that cannot be told of removals while it is closed.
+// removeGate is an adaptor that accepts no removals while the gate is closed.
 type removeGate struct {
 	controller.Adaptor
 	closed atomic.Bool

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// counted counts the contracts that an adaptor is given.
+// counted counts the contracts that an adaptor receives.
 type counted struct {
 	controller.Adaptor
 	contracts *atomic.Int32

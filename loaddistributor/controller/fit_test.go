@@ -28,9 +28,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// measured is a report of n messages, of which every hundredth is said to have been
-// offered (200 are the 100 msg/s of order, below), of which so many took longer than the 5 ms
-// of spec's SLO to process, and so many had to wait for longer for a token.
+// measured is a report of n messages. Every hundredth counts as offered (200 give the 100 msg/s of
+// order, below). slow messages exceeded the 5 ms of spec's SLO in processing, and waited messages
+// exceeded it in waiting for a token.
 func measured(n, slow, waited int) *srtmv1.TopicStats {
 	processing, access := obs.NewLatency(), obs.NewLatency()
 	for i := range n {
@@ -51,7 +51,7 @@ func measured(n, slow, waited int) *srtmv1.TopicStats {
 	}
 }
 
-// fitting returns what a topic's fitting says.
+// fitting returns the fitting's text of a topic.
 func (c *cluster) fitting(name string) func() string {
 	return func() string {
 		r, err := c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: name})
@@ -60,7 +60,7 @@ func (c *cluster) fitting(name string) func() string {
 	}
 }
 
-// fit is the same for programs.
+// fit returns the fit in the API's form.
 func (c *cluster) fit(name string) *srtmv1.Fit {
 	r, err := c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: name})
 	Expect(err).NotTo(HaveOccurred())
@@ -88,16 +88,16 @@ func (c *cluster) unplaced(name string) string {
 	return ""
 }
 
-// world is the publishers of a topic and how its brokers bear them: groups send at
-// the same instants, and where more than some of a group are on one broker, the
-// others are late; or, where a broker has more publishers than it holds, some are.
+// world is the publishers of a topic and the load that its brokers bear. Groups send at the same
+// instants. If more than together members of a group are on one broker, the others are late. If a
+// broker has more publishers than it holds, some are late.
 type world struct {
 	c        *cluster
 	topic    string
-	together int // of a group on one broker; 0: any number
-	holds    int // publishers of one broker; 0: any number
+	together int // members of a group that one broker bears; 0: any number
+	holds    int // publishers that one broker bears; 0: any number
 	nodes    map[string]*agenttest.Node
-	owed     map[string]float64 // of what was offered to a broker, less than a message
+	owed     map[string]float64 // remaining fraction of a message per broker, of the offered messages
 	stop     func()
 }
 
@@ -110,7 +110,7 @@ func (w *world) join(id string) {
 	w.c.join(id, 600, w.nodes[id])
 }
 
-// run has publishers send from now on, a group every 20 ms.
+// run makes publishers send from now on, a group every 20 ms.
 func (w *world) run() {
 	done, ended := make(chan struct{}), make(chan struct{})
 	w.stop = sync.OnceFunc(func() { close(done); <-ended })
@@ -135,7 +135,7 @@ func (w *world) send(group string) {
 	topic, err := w.c.control.Topic(w.topic)
 	Expect(err).NotTo(HaveOccurred())
 	now := mono.Wall(time.Now().UnixNano())
-	publishers, of := map[string]int{}, map[string]int{} // by broker: all, of the group
+	publishers, of := map[string]int{}, map[string]int{} // by broker: all publishers, and the group's
 	for i := range topic.Placement.Len() {
 		a := topic.Placement.At(i)
 		publishers[a.Broker]++
@@ -167,7 +167,7 @@ func (w *world) send(group string) {
 	}
 }
 
-// figure is a metric without labels.
+// figure returns the value of a metric without labels.
 func figure(reg prometheus.Gatherer, name string) float64 {
 	GinkgoHelper()
 	families, err := reg.Gather()
@@ -181,12 +181,12 @@ func figure(reg prometheus.Gatherer, name string) float64 {
 	return 0
 }
 
-// moves is how often a broker was found to be overloaded, or its bucket.
+// moves returns how often a broker, or its bucket, was found overloaded.
 func (c *cluster) moves(what string) func() float64 {
 	return func() float64 { return figure(c.metrics, "srtm_rebalance_"+what+"_total") }
 }
 
-// fitsEnded is how many fits have ended, by outcome.
+// fitsEnded returns the number of ended fits, by outcome.
 func fitsEnded(reg prometheus.Gatherer) map[string]uint64 {
 	GinkgoHelper()
 	families, err := reg.Gather()
@@ -203,8 +203,8 @@ func fitsEnded(reg prometheus.Gatherer) map[string]uint64 {
 }
 
 var _ = Describe("Fitting", func() {
-	// Groups of 10 that are declared to send together: some 3,000 messages settle
-	// a test where nothing is late.
+	// Groups of 10 are declared to send together: some 3,000 messages settle a test if no message is
+	// late.
 	order := func() *srtmv1.TopicSpec {
 		s := spec("t", 100, 20)
 		s.Groups = nil
@@ -214,7 +214,7 @@ var _ = Describe("Fitting", func() {
 		return s
 	}
 	fast := func(cfg *controller.Config) { cfg.Fitting = tuner.ModeFast }
-	// begin has the topic t of order on b1, beside so many brokers in all.
+	// begin creates the topic t of order on b1, in a cluster of several brokers.
 	begin := func(brokers int) (c *cluster, nodes []*agenttest.Node) {
 		GinkgoHelper()
 		c = newCluster(setup{config: fast})
@@ -283,7 +283,7 @@ var _ = Describe("Fitting", func() {
 			func(s *srtmv1.TopicStats) { s.Offered = 0 },
 			func(s *srtmv1.TopicStats) { s.Subscribers = 0 },
 		} {
-			few := measured(200, 0, 0) // of which it takes long to be sure
+			few := measured(200, 0, 0) // certainty needs many such reports
 			few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
 			n[0].Measure("t", few)
 			Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
@@ -299,7 +299,7 @@ var _ = Describe("Fitting", func() {
 
 	It("leaves a topic's profile whole, and the profile the fit's record", func() {
 		c, n := begin(1)
-		few := measured(200, 0, 0) // of which it takes long to be sure
+		few := measured(200, 0, 0) // certainty needs many such reports
 		few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
 		n[0].Measure("t", few)
 		done := make(chan struct{})
@@ -335,7 +335,7 @@ var _ = Describe("Fitting", func() {
 		n[0].Measure("t", measured(200, 50, 0))
 		Eventually(func() bool { return c.fit("t").GetEnded() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 		Expect(c.fit("t").GetFitted()).To(BeFalse())
-		n[0].Measure("t", measured(200, 0, 0)) // whatever it was
+		n[0].Measure("t", measured(200, 0, 0)) // overwrites any earlier report
 		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 	})
 
@@ -382,8 +382,8 @@ var _ = Describe("Fitting", func() {
 		c.mustCreate(busy)
 		w.run()
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
-		// Three at once fit on a broker, so groups of ten need four at the least; two
-		// were not even tried.
+		// Three publishers at once fit on a broker, so groups of ten need at least four brokers. The
+		// fit did not even try two.
 		tried := c.rounds("t")
 		Expect(tried[0][0]).To(BeEquivalentTo(1))
 		for _, round := range tried[1:] {
@@ -401,8 +401,8 @@ var _ = Describe("Fitting", func() {
 		}
 		Expect(learned).To(HaveKeyWithValue("b1", true))
 
-		// That says nothing of the next topic's consumers: where it keeps its SLO, it
-		// stays.
+		// The finding says nothing about the next topic's consumers. If the next topic keeps its SLO,
+		// it stays.
 		c.mustDelete("t")
 		busy.Name, w.topic, w.together = "u", "u", 0
 		topic := c.mustCreate(busy)
@@ -493,7 +493,7 @@ var _ = Describe("Fitting", func() {
 				Expect(n).To(BeNumerically("<=", 40))
 			}
 			Eventually(c.state("t")).Should(Equal("ACTIVE"))
-			// All of the contract is in use again.
+			// The whole contract is in use again.
 			Eventually(func() (sum [2]int64) {
 				r, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: "t"})
 				Expect(err).NotTo(HaveOccurred())

@@ -36,7 +36,7 @@ var _ = Describe("A follower", func() {
 		Expect(informed).To(BeTrue())
 		Expect(c.Ready()).To(Succeed())
 		Expect(asks()).To(HaveEach(MatchError(catalog.ErrTopicUnknown)))
-		// What it cannot read any more may have something new in it.
+		// The part that it can no longer read may contain news.
 		c.Cut(errors.New("the store is away"))
 		Expect(changed).To(BeClosed())
 		informed, _ = c.Informed()

@@ -21,7 +21,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// idle returns a controller, which does not run, of so many active topics.
+// idle returns a controller with a number of active topics. The controller does not run.
 func idle(t testing.TB, topics int) *Controller {
 	cat := catalog.New()
 	apply := func(e catalog.Event) {
@@ -53,17 +53,17 @@ func idle(t testing.TB, topics int) *Controller {
 		Rebalance: RebalanceOff, Fitting: tuner.ModeFast, Log: slog.New(slog.DiscardHandler),
 	}, nil)
 	testkit.Must(t, err)
-	clear(c.mu.away) // the brokers have joined this one
+	clear(c.mu.away) // the brokers have joined this controller
 	return c
 }
 
-// session is one of a broker that has no topic yet.
+// session is the session of a broker that has no topic yet.
 func session(c *Controller, broker string) *Session {
 	return &Session{broker: broker, reports: reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window), unprepared: map[string]bool{}}
 }
 
-// What is allocated stands for the topics that are looked at: to look at one is to copy
-// what the catalog says of it.
+// Allocations stand for the topics that are looked at, because each look copies the topic's catalog
+// entry.
 func TestATickLooksAtNoIdleTopic(t *testing.T) {
 	looks := func(topics int) float64 {
 		c, now := idle(t, topics), time.Now()
@@ -94,7 +94,7 @@ func TestATickGoesToWhatWantsIt(t *testing.T) {
 	}
 }
 
-// turns are the topics that were judged when a turn with the lock began.
+// turns records how many topics were judged when a turn with the lock began.
 type turns struct {
 	sync.Locker
 	judged func() int
@@ -126,8 +126,8 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 	}
 }
 
-// A topic that was quiet is looked at when something comes, and when its broker goes;
-// what it may have missed before counts for nothing.
+// A quiet topic is looked at when a report arrives and when its broker leaves. Whatever the topic
+// missed before counts for nothing.
 func TestAQuietTopicIsWoken(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	d := func() *condition.Topic { return c.mu.topics["t0"].condition }
@@ -150,7 +150,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 	if report(1000); d().Quiet || d().Over.IsZero() {
 		t.Errorf("1000 messages of 1 msg/s: %+v", d())
 	}
-	for range 1100 { // until the contract would have made up for it, and a window
+	for range 1100 { // until the contract would have made up for the excess, plus a window
 		report(0)
 	}
 	if !d().Quiet {
@@ -197,7 +197,7 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 	}
 }
 
-// Reports that leave out what is still say the same as reports of everything.
+// Reports that omit unchanged topics have the same effect as full reports.
 func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		const topics = 3
@@ -213,7 +213,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 			at.c.mu.sessions["b1"] = at.s
 		}
 		now := time.Now()
-		listed := map[string]*srtmv1.TopicStats{} // as the last report that had it
+		listed := map[string]*srtmv1.TopicStats{} // from the last report that listed the topic
 		for step := range rapid.IntRange(1, 30).Draw(r, "steps") {
 			now = now.Add(time.Second)
 			took := time.Second
@@ -279,8 +279,8 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 	})
 }
 
-// A broker that is drained by force keeps what no consumer takes for a window from the
-// last message on, also of a topic that it had before that was placed there.
+// A broker that is drained by force keeps messages that no consumer takes for a window after the last
+// message. This also holds for a topic that the broker had before the topic was placed there.
 func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	apply := func(e catalog.Event) {
@@ -325,8 +325,8 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	}
 }
 
-// What waits for tokens on a broker that is drained by force is given up after the window,
-// also where that has more reports than are kept, and never while the broker is silent.
+// Messages that wait for tokens on a broker drained by force are given up after the window, even if
+// the window has more reports than are kept. They are never given up while the broker is silent.
 func TestALongWindowEnds(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	c.cfg.Window = 2048 * c.cfg.ReportInterval // more reports than are kept

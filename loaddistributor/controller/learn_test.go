@@ -54,8 +54,8 @@ func unlisted(name string, rate, burst int64) *srtmv1.TopicSpec {
 
 var _ = Describe("An open topic", func() {
 	slow := func(cfg *controller.Config) { cfg.ReportInterval, cfg.Window = time.Second, 10*time.Second }
-	// publish has publishers send so many messages a second each, to where they are then,
-	// until the spec ends.
+	// publish makes each publisher send rate messages a second until the spec ends, to the node that
+	// where returns at the time.
 	publish := func(rate int, where func(publisher string) *agenttest.Node, publishers ...string) {
 		done := make(chan struct{})
 		atEnd(func() { close(done) })
@@ -107,13 +107,13 @@ var _ = Describe("An open topic", func() {
 		Expect(topic.Quotas[0].Publishers).To(BeEquivalentTo(1))
 		Expect(topic.Learned.Notes).To(BeEmpty())
 
-		// Another broker gets messages, which does not have the topic.
+		// Another broker, which does not have the topic, gets messages.
 		other.node.Create("t")
 		other.node.Measure("t", &srtmv1.TopicStats{Offered: 5, Publishers: 1, Interval: durationpb.New(time.Second)})
 		Eventually(func() []string { return c.topic("t").Learned.Notes }).Should(ConsistOf(
 			And(ContainSubstring("broker "+other.id+", which does not have the topic"), ContainSubstring(home.id+".example:4150"))))
 
-		// What an operator changes leaves who is known.
+		// An operator's change keeps the learned publishers.
 		update := unlisted("t", 4, 10)
 		c.mustUpdate(update)
 		Expect(c.topic("t").Quotas[0].Publishers).To(BeEquivalentTo(1))
@@ -141,7 +141,7 @@ var _ = Describe("An open topic", func() {
 		for i := range 12 {
 			ids = append(ids, fmt.Sprintf("p%d", i))
 		}
-		// Together they come to one broker first, and follow what they are told.
+		// The publishers first come to one broker together, and then follow the advice.
 		first, err := c.resolve("t", "p0")
 		Expect(err).NotTo(HaveOccurred())
 		where := func(p string) *agenttest.Node {
@@ -163,7 +163,7 @@ var _ = Describe("An open topic", func() {
 		Eventually(count).WithTimeout(2 * time.Minute).Should(ConsistOf(BeEquivalentTo(7), BeEquivalentTo(5)))
 		Eventually(func() map[srtmv1.MoveReason]int { return c.moved("t") }).Should(Equal(map[srtmv1.MoveReason]int{srtmv1.MoveReason_MOVE_REASON_CORRELATION: 5}))
 		Expect(c.topic("t").Status.Moves[0]).To(And(HaveField("From", first.Assignment.BrokerId), HaveField("By", ""), HaveField("Why", "publishers learned")))
-		<-time.After(3 * time.Minute) // they fire together, which is learned, too
+		<-time.After(3 * time.Minute) // the publishers fire together, which is learned, too
 		epoch, quotas := c.topic("t").Epoch, count()
 		<-time.After(90 * time.Second)
 		Expect(count()).To(Equal(quotas))
@@ -182,7 +182,7 @@ var _ = Describe("An open topic", func() {
 		Expect(c.topic("t").Spec.Auto.Measured).To(BeFalse())
 		Eventually(func() bool { return c.topic("t").Spec.Auto.Measured }).WithTimeout(2 * time.Minute).Should(BeTrue())
 		contract := c.topic("t").Spec.Contract
-		// A window may have one burst of 40 more.
+		// A window may contain one more burst of 40.
 		Expect(contract.RateMilli).To(BeNumerically("~", 50_000, 5000))
 		Expect(contract.Burst).To(BeNumerically("~", 40, 2))
 		Expect(c.broker("b1").Allocated).To(BeNumerically("~", 50, 5), "the rest is for others again")
@@ -253,11 +253,11 @@ var _ = Describe("An open topic", func() {
 		Eventually(func() int { return len(first.topic("t").Learned.Publishers) }).WithTimeout(time.Minute).Should(Equal(2))
 		<-time.After(2 * time.Minute)
 		was := first.topic("t")
-		// 20 s of bursts a second: one at the very end is of them or not.
+		// 20 s of one burst per second: a burst at the very end may fall on either side.
 		Expect(was.Spec.Contract.RateMilli).To(BeNumerically("~", 100_000, 10_000))
 		first.stop()
 
-		// The broker does not find the next one, for longer than anybody may be silent.
+		// The broker does not find the next controller for longer than a publisher may be silent.
 		q.Store(false)
 		second := newCluster(setup{data: data, config: slow, address: "127.0.0.1:99"})
 		<-time.After(learned.Forget + 2*time.Minute)
@@ -474,7 +474,7 @@ var _ = Describe("An open topic", func() {
 		Consistently(ended["t4"], "30s", "1s").ShouldNot(Receive())
 		c.mustDelete("t0")
 		Eventually(ended["t0"]).Should(Receive(MatchError(catalog.ErrTopicUnknown)))
-		// The next of its name is another topic, and there is room for it.
+		// The next topic of this name is another topic, and there is room for it.
 		c.mustCreate(unlisted("t0", 10, 10))
 		profile("t0")
 		Consistently(ended["t0"], "30s", "1s").ShouldNot(Receive())
@@ -488,7 +488,7 @@ var _ = Describe("An open topic", func() {
 		c.mustCreate(unlisted("t", 100, 10))
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		for range 4 {
-			<-time.After(7 * time.Second) // virtual; it is asked to go on every 5 s
+			<-time.After(7 * time.Second) // virtual time; the capture is renewed every 5 s
 			l.lose(false)
 			Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
 			Eventually(func() bool { return node.Captured("t") }).WithTimeout(1500 * time.Millisecond).Should(BeTrue())

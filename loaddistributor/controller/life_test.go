@@ -75,7 +75,7 @@ var _ = Describe("A broker of a topic", func() {
 		Expect(s.SloMet).To(HaveValue(BeFalse()))
 		Expect(s.ExceedFraction).To(BeNumerically("~", float64(s.Unaccepted)/float64(s.Unaccepted+s.Pooled.Delivered), 1e-9))
 
-		// A controller that has just begun knows of no broker yet that is gone.
+		// A controller that has just started does not know yet that a broker is gone.
 		address := c.address
 		c.stop()
 		c = newCluster(setup{data: data, address: address})
@@ -192,7 +192,7 @@ var _ = Describe("A broker of a topic", func() {
 })
 
 var _ = Describe("An adaptor of its own", func() {
-	// held sums what the nodes hold of the topic.
+	// held sums the shares of the topic that the nodes hold.
 	held := func(name string, brokers ...*broker) tokenbucket.Share {
 		var sum tokenbucket.Share
 		for _, b := range brokers {
@@ -222,7 +222,7 @@ var _ = Describe("An adaptor of its own", func() {
 			t, _ := b.node.Topic("t")
 			Expect(t.Grants).To(Equal(1), "broker %s was granted nothing new", b.id)
 		}
-		// It enforces the contract again.
+		// The broker enforces the contract again.
 		c.mustDelete("t")
 		c.nothingLeft("t", b1, b2)
 	})
@@ -250,7 +250,7 @@ var _ = Describe("An adaptor of its own", func() {
 		Expect(now.Grants).To(Equal(before1.Grants), "b2 may be using its part")
 		Expect(held("t", b1, b2).Rate).To(BeNumerically("<=", 100_000))
 
-		// b2 comes back as a new process: it holds nothing, and the rest is shared.
+		// b2 comes back as a new process without a share, and the rest is shared.
 		node := agenttest.New()
 		c.join("b2", 60, node, instance("anew"))
 		Eventually(func() bool { t, _ := node.Topic("t"); return t.Share.Rate > 0 }).Should(BeTrue())
@@ -289,8 +289,8 @@ var _ = Describe("An adaptor of its own", func() {
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{from: "20000/2", to: "80000/8"}))
 	})
 
-	// As the daemon is: it waits for a mandate, which the loaddistributor lends it when that
-	// of the process before must be over.
+	// The adaptor runs as in the daemon: it waits for a mandate, which the loaddistributor lends when
+	// the mandate of the previous process must be over.
 	It("that restarts is waited for, whenever a topic is created meanwhile", func() {
 		lent := func(cfg *loop.Config) { cfg.Lent = true }
 		lead := func(a *loop.Server, term uint64) {
@@ -367,7 +367,7 @@ var _ = Describe("An adaptor of its own", func() {
 	})
 })
 
-// afterUpdate does something when the adaptor has accepted another division.
+// afterUpdate calls a function when the adaptor has accepted another division.
 type afterUpdate struct {
 	controller.Adaptor
 	then func() // nil: nothing
@@ -439,7 +439,7 @@ var _ = Describe("Deleting a topic", func() {
 		b2.node.Sabotage(nil, func(string) error { return errInjected })
 		c.mustDelete("t")
 		b2.node.Sabotage(nil, nil)
-		for range 2 { // the second time b2 is back before it is told anything
+		for range 2 { // the second time b2 is back before it receives anything
 			c.mustCreate(spec("t", 100, 10))
 			for _, b := range []*broker{b1, b2} {
 				left, _ := b.node.Topic("t")
@@ -572,7 +572,7 @@ var _ = Describe("Watching", func() {
 				}
 			})
 		}()
-		// It sends and nothing is received, while the broker moves ten times.
+		// The broker sends and nothing is received, while the broker moves ten times.
 		for i := range 10 {
 			b1.stop()
 			port := fmt.Sprintf("b1.example:%d", 5000+i)
@@ -652,7 +652,7 @@ var _ = Describe("The stats of a topic", func() {
 		Expect(l.Quantile(1)).To(BeNumerically("~", 100*time.Millisecond, 2*time.Millisecond))
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
 
-		// Too few to tell, however late.
+		// Too few messages for a verdict, however late.
 		b1.node.Measure("t", &srtmv1.TopicStats{})
 		b2.node.Measure("t", &srtmv1.TopicStats{})
 		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).Should(BeZero())
@@ -664,13 +664,14 @@ var _ = Describe("The stats of a topic", func() {
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
 		b1.node.Measure("t", good)
 
-		// One broker above three budgets hides behind the other, but not from us.
+		// A single broker above three budgets is hidden in the pooled figure, but the controller finds
+		// it.
 		b2.node.Measure("t", &srtmv1.TopicStats{Interval: durationpb.New(20 * time.Millisecond), Delivered: 10, Exceeded: 1})
 		Eventually(c.state("t")).Should(Equal("DEGRADED: the SLO is missed, most on broker b2"))
 		b2.node.Measure("t", good)
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 
-		// No SLO is owed to a topic that offers more than its contract of 100 msg/s.
+		// A topic that offers more than its contract of 100 msg/s has no claim to its SLO.
 		b1.node.Measure("t", &srtmv1.TopicStats{Interval: durationpb.New(20 * time.Millisecond), Offered: 6, Delivered: 1000, Exceeded: 900, Backlog: 100})
 		Eventually(c.state("t")).Should(MatchRegexp(`^DEGRADED: over contract since 20.*:.. UTC, by \d{2,3} msg/s$`))
 		Eventually(func() float64 { return c.topic("t").Status.ExceedFraction }).Should(BeNumerically(">", 0.3))
@@ -689,8 +690,8 @@ var _ = Describe("The stats of a topic", func() {
 		c := newCluster(setup{})
 		b1, b2 := c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
 		c.mustCreate(spec("t", 100, 10))
-		// Of both brokers' some are slow, but b2's are slower: they are the pooled
-		// p99's, and what b1's are made of does not matter.
+		// Both brokers have slow messages, but b2's are slower. The pooled p99 consists of b2's
+		// messages, and the parts of b1's delays do not matter.
 		measure := func(slow time.Duration, n int, access float64) *srtmv1.TopicStats {
 			return &srtmv1.TopicStats{
 				Interval: durationpb.New(20 * time.Millisecond), Delivered: 200,
@@ -712,7 +713,7 @@ var _ = Describe("The stats of a topic", func() {
 			}
 			return all
 		}
-		// b2's are a hundredth of all once it has a third as many reports as b1.
+		// b2's messages are a hundredth of all when b2 has a third as many reports as b1.
 		Eventually(fractions).Should(Equal([]float64{1, 0.25, 0.25}))
 
 		b1.node.Measure("t", &srtmv1.TopicStats{
@@ -726,7 +727,7 @@ var _ = Describe("The stats of a topic", func() {
 		b1 := c.join("b1", 60, agenttest.New())
 		c.mustCreate(spec("t", 50, 10))
 		ended := func(nonsense *srtmv1.TopicStats) error {
-			// Seen by a session of our own, for the agent only comes back.
+			// A second session observes this, because the agent only reconnects.
 			stream, err := srtmv1.NewBrokerServiceClient(dial(c.address)).Session(context.Background())
 			Expect(err).NotTo(HaveOccurred())
 			Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{

@@ -27,7 +27,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// disconnected collects whom a broker was told to let go.
+// disconnected collects the publishers that a broker was told to disconnect.
 func disconnected(to chan []string) func(*agent.Config) {
 	return func(cfg *agent.Config) {
 		cfg.DrainPublishers = func(topic string, ids map[string]bool) int {
@@ -90,7 +90,7 @@ var _ = Describe("Updating a topic", func() {
 		Consistently(gone, "50ms").ShouldNot(Receive(), "all could stay")
 		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
 
-		// And back: the broker that is not needed any more retires.
+		// And back: the broker that is no longer needed retires.
 		c.mustUpdate(spec("t", 400, 10))
 		Eventually(has(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10"}))
@@ -110,7 +110,7 @@ var _ = Describe("Updating a topic", func() {
 		Expect(topic.Quantile).To(Equal(0.9))
 	})
 
-	// Of 200 + 200 publishers a channel moved 400, 102 after a move by hand, and 42
+	// Earlier, creating a channel moved 400 of 200 + 200 publishers, 102 after a move by hand, and 42
 	// under the policy loadbalance.
 	for name, placed := range map[string]struct {
 		policy string
@@ -158,7 +158,7 @@ var _ = Describe("Updating a topic", func() {
 			topic, _ := n1.Topic("t")
 			Expect(topic.Channels).To(Equal([]string{"main", "more"}))
 
-			// And a little more rate moves no publisher either.
+			// A small rate increase moves no publisher either.
 			s.Contract.RateMilli += 20_000
 			c.mustUpdate(s)
 			Expect(c.where("t", 400)).To(Equal(placed.want))
@@ -202,13 +202,14 @@ var _ = Describe("Updating a topic", func() {
 		s.Contract.Slo.Latency, s.Contract.OverLimit = durationpb.New(time.Second), srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
 		Expect(proto.Equal(got, s)).To(BeTrue(), "%v", got)
 
-		// What the topic is, whole, is no change.
+		// An update that names the topic's whole current state changes nothing.
 		epoch := c.topic("t").Epoch
 		got = update(masked(epoch, s, "contract", "publishers", "groups", "placement_policy", "channels", "share_rule"))
 		Expect(proto.Equal(got, s)).To(BeTrue(), "%v", got)
 		Expect(c.topic("t").Epoch).To(Equal(epoch))
 
-		// Without a mask as before there was one: all of it, but for the rules' names.
+		// Without a mask, as before masks existed, the update replaces everything but the names of the
+		// rules.
 		bare := &srtmv1.TopicSpec{Name: "t", Contract: s.Contract}
 		got = update(&srtmv1.UpdateTopicRequest{Spec: bare})
 		bare.PlacementPolicy, bare.ShareRule = "srtm", "static"
@@ -284,7 +285,7 @@ var _ = Describe("Publishers that move", func() {
 	for name, s := range map[string]struct {
 		watches  [][]string
 		followed bool
-		now      []int // who is let go at once
+		now      []int // publishers that are disconnected immediately
 		later    []int
 	}{
 		"no publisher watches":                      {nil, false, []int{0, 1, 2, 3}, nil},
@@ -305,7 +306,7 @@ var _ = Describe("Publishers that move", func() {
 				Expect(err).NotTo(HaveOccurred())
 				Expect(watch.Recv()).Error().NotTo(HaveOccurred())
 			}
-			// Those of the first who have moved there and back again stay.
+			// Publishers of the first broker that moved to the other broker and back stay.
 			for _, to := range []string{"b2", "b1", "b2"} {
 				c.mustMove("t", to, "g.0", "g.1", "g.2", "g.3")
 			}
@@ -431,13 +432,13 @@ var _ = Describe("A broker that drains", func() {
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1", "t/g.2", "t/g.3", "t/g.4", "t/g.5", "t/g.6", "t/g.7", "t/g.8", "t/g.9")))
 		Expect(c.broker("b1").Draining).To(BeTrue())
 
-		// It keeps what consumers have not had, with something to release it by,
-		// and they find it there.
+		// The broker keeps messages that consumers have not had, with tokens to release them, and
+		// consumers find them there.
 		Consistently(has(n1, "t"), "100ms").Should(BeTrue())
 		nodes, _, _ := c.control.Producers("t")
 		Expect(nodes).To(HaveLen(2))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "250/1", "b2": "9750/9"}))
-		// Reports say that it is empty, but something has come since.
+		// Reports say that the topic is empty, but messages have come since.
 		n1.Use("t", true)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
 		Consistently(has(n1, "t"), "200ms").Should(BeTrue())
@@ -454,8 +455,8 @@ var _ = Describe("A broker that drains", func() {
 		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "nobody"})).Error().To(failsWith(codes.NotFound))
 	})
 
-	// One token, two brokers: the old one keeps it while it has something to
-	// release, then the new one has it, and the contract is never exceeded.
+	// One token, two brokers: the old broker keeps the token while it has something to release. Then
+	// the new broker gets the token, and the contract is never exceeded.
 	It("gives up a topic with as many tokens as brokers, which take turns", func() {
 		c := newCluster(setup{})
 		n1, n2 := agenttest.New(), agenttest.New()
@@ -495,7 +496,7 @@ var _ = Describe("A broker that drains", func() {
 	})
 })
 
-// waits returns what a drain waits for, and "safe" at its end.
+// waits returns the conditions that a drain waits for, and "safe" at the drain's end.
 func (c *cluster) waits(id string) (all []string) {
 	GinkgoHelper()
 	b := c.broker(id)
@@ -515,7 +516,7 @@ var _ = Describe("What a drain waits for", func() {
 	force := func() {
 		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true})).Error().NotTo(HaveOccurred())
 	}
-	// retired has b1 drained but for what it is measured to have of the topic t.
+	// retired drains b1, except for what b1 reports about topic t.
 	retired := func(s setup, left *srtmv1.TopicStats, channels ...string) {
 		GinkgoHelper()
 		c, n1 = newCluster(s), agenttest.New()
@@ -525,7 +526,7 @@ var _ = Describe("What a drain waits for", func() {
 		c.mustCreate(t)
 		c.join("b2", 600, agenttest.New())
 		n1.Measure("t", left)
-		<-time.After(50 * time.Millisecond) // virtual: it is reported
+		<-time.After(50 * time.Millisecond) // virtual time, enough for a report
 		c.drain("b1")
 		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 	}
@@ -580,7 +581,7 @@ var _ = Describe("What a drain waits for", func() {
 		c.drain("b1")
 		Eventually(waits).Should(ContainElement(ContainSubstring("t: its publishers fit nowhere else: infeasible: 400 msg/s asked for")))
 		force()
-		c.drain("b1") // which is no forced one any more
+		c.drain("b1") // the drain is not forced any more
 		Consistently(func() map[string]int { return c.where("t", 400) }, "6s").Should(Equal(map[string]int{"b1": 400}))
 		b1.stop()
 		force()
@@ -657,7 +658,7 @@ var _ = Describe("A broker that is away for long", func() {
 		b1.stop()
 		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
-		// What it may still be using goes to no other broker: b2 has nothing yet.
+		// The share that b1 may still be using goes to no other broker: b2 has nothing yet.
 		Expect(c.shares("t")["b1"]).To(Equal("400000/10"))
 
 		c.join("b1", 600, n1)
@@ -749,8 +750,8 @@ var _ = Describe("Moving publishers", func() {
 			GinkgoHelper()
 			c.mustMove("t", to, ids...)
 		}
-		// On a slow machine the second call may be due before g.1 is back; then it
-		// is no answer, and they go once more.
+		// On a slow machine the second call may be due before g.1 is back. Then the call is no answer,
+		// and the publishers move once more.
 		Eventually(func() (again []string) {
 			move("b1", "g.0")
 			move("b2", "g.0", "g.1")
@@ -761,7 +762,7 @@ var _ = Describe("Moving publishers", func() {
 		}).WithTimeout(30 * time.Second).Should(ConsistOf("t/g.0"))
 		Consistently(gone, "100ms").ShouldNot(Receive())
 
-		// Of a broker that no publisher belongs to any more, for as long as one is there.
+		// A broker without publishers of its own keeps the topic while a publisher is connected.
 		n1.Use("t", true)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1})
 		move("b2", "g.1", "g.2")
@@ -793,7 +794,7 @@ var _ = Describe("Moving publishers", func() {
 		n2.Use("t", true)
 		fail()
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
-		// It is there to be read, and with tokens to be released by.
+		// The topic stays there to be read, with tokens to release messages.
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "97500/9", "b2": "2500/1"}))
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 1})
 		Consistently(has(n2, "t"), "200ms").Should(BeTrue())
@@ -805,7 +806,7 @@ var _ = Describe("Moving publishers", func() {
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
 		Eventually(producers).Should(Equal(1))
 
-		// Nothing stays where nothing has come.
+		// A broker without any messages of the topic does not keep the topic.
 		fail()
 		Expect(has(n2, "t")()).To(BeFalse())
 		Expect(producers()).To(Equal(1))
@@ -831,7 +832,7 @@ var _ = Describe("Moving publishers", func() {
 		Eventually(moved).Should(Receive())
 		first.stop()
 
-		n2.Use("t", true) // something has come there
+		n2.Use("t", true) // messages have come there
 		second := newCluster(setup{data: copied, address: first.address})
 		Eventually(second.state("t")).Should(Equal("ACTIVE"))
 		Expect(second.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
@@ -844,7 +845,7 @@ var _ = Describe("Moving publishers", func() {
 })
 
 var _ = Describe("An overloaded broker", func() {
-	// late has b1 deliver a topic late, for want of capacity or of tokens.
+	// late makes b1 deliver a topic late, because it lacks capacity or tokens.
 	late := func(mode controller.Rebalance, bucket bool, change ...func(*tuner.RebalanceConfig)) (*cluster, func() map[string]int, *agenttest.Node) {
 		c := newCluster(setup{config: func(cfg *controller.Config) {
 			cfg.Rebalance = mode
@@ -868,8 +869,8 @@ var _ = Describe("An overloaded broker", func() {
 		return c, func() map[string]int { return c.where("t", 800) }, n1
 	}
 	recorded := func(r *tuner.RebalanceConfig) { r.Capture = 1500 * time.Millisecond }
-	// send has bursts of so many publishers of b1 arrive in every so many
-	// milliseconds, while they are recorded, and at last not any more.
+	// send makes bursts of publishers of b1 arrive at fixed intervals, while the controller records
+	// arrivals and until it stops recording.
 	send := func(c *cluster, node *agenttest.Node, burst int, every time.Duration) {
 		topic, err := c.control.Topic("t")
 		Expect(err).NotTo(HaveOccurred())
@@ -924,7 +925,7 @@ var _ = Describe("An overloaded broker", func() {
 	It("is relieved of a twentieth of the publishers", func() {
 		c, where, _ := late(controller.RebalanceOn, false)
 		Eventually(where).Should(Equal(map[string]int{"b1": 360, "b2": 440}))
-		// Their part of the contract has gone with them, whole.
+		// The publishers' whole part of the contract has moved with them.
 		Eventually(func() map[string]string { return c.shares("t") }).Should(And(
 			HaveKeyWithValue("b1", HavePrefix("360000/")), HaveKeyWithValue("b2", HavePrefix("440000/"))))
 		Consistently(where, "100ms").Should(Equal(map[string]int{"b1": 360, "b2": 440}), "in the cooldown")

@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// moved has what is remembered of a topic's moves: how many for each reason, and that no
-// publisher was moved twice at a time, or to where it was.
+// moved returns the number of remembered moves of a topic for each reason. It checks that no publisher
+// was moved twice at a time, or to the broker where it was.
 func (c *cluster) moved(name string) map[srtmv1.MoveReason]int {
 	GinkgoHelper()
 	r, err := c.admin.ListPublisherMoves(context.Background(), &srtmv1.ListPublisherMovesRequest{Topic: name, PageSize: 1000})

@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 )
 
-// Nothing is kept of a broker that the catalog has forgotten: while one is away, no topic
-// counts as quiet, and the adaptor's shares are read whole.
+// The controller keeps nothing about a broker that the catalog has forgotten. While any broker is
+// disconnected, no topic counts as quiet, and the controller reads all of the adaptor's shares.
 func TestABrokerThatIsForgottenIsNotAway(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	c.mu.away["b9"], c.mu.left["b9"], c.mu.drainers["b9"] = now, true, "somebody"
@@ -52,7 +52,8 @@ func TestAFollowerForgetsWhoWatched(t *testing.T) {
 	})
 }
 
-// Brokers are asked in turn to take over what another had, also once that is back without it.
+// Brokers are asked in turn to take over messages of another broker, also once the other broker is
+// back without the topic.
 func TestTakersHaveTurns(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	topic := c.mu.cat.Topics("", 1)[0]
@@ -66,7 +67,7 @@ func TestTakersHaveTurns(t *testing.T) {
 		s.durability = catalog.DurabilityReplicated
 		c.mu.sessions[id] = s
 	}
-	for range 2 { // it lists all it has
+	for range 2 { // the session lists all its topics
 		now = now.Add(time.Second)
 		testkit.Result(c.mu.sessions["b3"].reports.Take(&srtmv1.BrokerReport{}, now, nil)).Must(t)
 	}
@@ -80,7 +81,7 @@ func TestTakersHaveTurns(t *testing.T) {
 	}
 }
 
-// What was thought of a topic is nothing to a profile of the next one of its name.
+// A profile takes nothing from an earlier topic of the same name.
 func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	begin := func() *profile {
@@ -103,7 +104,7 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	}
 }
 
-// A caller that sees that a broker drains knows who asked for it.
+// A caller that sees a broker drain also sees who asked for the drain.
 func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 	c := idle(t, 1)
 	stop, ended := make(chan struct{}), make(chan error, 1)

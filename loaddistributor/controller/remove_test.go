@@ -104,7 +104,7 @@ var _ = Describe("A dead broker", func() {
 		b2 := c.join("b2", 60, agenttest.New(), func(cfg *agent.Config) { cfg.Store = disk })
 		c.mustCreate(spec("t", 100, 10))
 		Expect(disk.Load()).To(HaveLen(1))
-		// It is cut off: the next leader does not hear it.
+		// The broker is cut off: the next leader does not hear from it.
 		address := c.address
 		c.stop()
 		c = newCluster(setup{data: data, address: "127.0.0.1:9999", config: soon})
@@ -147,7 +147,7 @@ var _ = Describe("A dead broker", func() {
 		Eventually(func() []string { return c.adopting("t") }).Should(Equal([]string{"b2"}))
 		Eventually(func() []string { return c.adopting("t") }).Should(BeEmpty())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(HaveKeyWithValue("b1", "100000/10"))
-		// Back again it is a member like another.
+		// After its return the broker is a normal member.
 		again := c.join("b2", 60, agenttest.New(), instance("again"))
 		Eventually(func() bool { return held(again).Rate > 0 && held(b1, again) == all }).Should(BeTrue())
 	})
@@ -167,7 +167,7 @@ var _ = Describe("A dead broker", func() {
 	})
 })
 
-// forgetting is an adaptor that has forgotten a broker when then is called.
+// forgetting is an adaptor that calls then after it has forgotten a broker.
 type forgetting struct {
 	controller.Adaptor
 	then func()
@@ -178,7 +178,7 @@ func (f forgetting) ForgetBroker(ctx context.Context, req *srtmv1.ForgetBrokerRe
 	return f.Adaptor.ForgetBroker(ctx, req)
 }
 
-// adopting returns whom the topic's shares wait for.
+// adopting returns the brokers that the topic's shares wait for.
 func (c *cluster) adopting(topic string) []string {
 	GinkgoHelper()
 	r, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: topic})

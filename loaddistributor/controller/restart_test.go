@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// places says at which broker each of a group's publishers belongs.
+// places returns the broker of each publisher of a group.
 func places(c *cluster, topic string, publishers int) (all []string) {
 	GinkgoHelper()
 	for i := range publishers {
@@ -34,15 +34,15 @@ func places(c *cluster, topic string, publishers int) (all []string) {
 	return all
 }
 
-// journalGate is a journal that can be held up, or fail.
+// journalGate is a journal that a test can block or make fail.
 type journalGate struct {
 	controller.Journal
 	mu     sync.Mutex
-	closed chan struct{} // Append waits for it; nil: it does not
+	closed chan struct{} // Append waits for it; nil: Append does not wait
 	fault  error
 	waits  chan struct{} // 1 deep: an Append has come to the journalGate
-	full   bool          // it takes no dump
-	dumps  atomic.Int64  // asked of it
+	full   bool          // the journal takes no dump
+	dumps  atomic.Int64  // requested dumps
 }
 
 func (g *journalGate) Compact(ctx context.Context, dump catalog.Dump) error {
@@ -70,7 +70,7 @@ func (g *journalGate) Append(ctx context.Context, base uint64, events []catalog.
 	return g.Journal.Append(ctx, base, events)
 }
 
-// shut has the next Appends wait until open.
+// shut blocks later Appends until open.
 func (g *journalGate) shut() (open func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -114,7 +114,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(prepared.Identity.GetLog()).NotTo(BeZero())
 		first.stop()
 
-		// The broker's agent comes back by itself: it knows only the address.
+		// The broker's agent reconnects by itself, because it knows only the address.
 		second := newCluster(setup{data: data, address: first.address})
 		now, err := second.resolve("t", "g.7")
 		Expect(err).NotTo(HaveOccurred(), "before any broker is back")
@@ -129,7 +129,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(again.Epoch).To(Equal(before.Epoch))
 		Expect(<-second.creating(context.Background(), spec("t", 500, 10), "key")).To(failsWith(codes.FailedPrecondition))
 
-		// Epochs go on from where they were.
+		// Epochs continue from the last epoch.
 		other := second.mustCreate(spec("u", 100, 10))
 		Expect(other.Epoch).To(BeNumerically(">", before.Epoch))
 	})
@@ -162,7 +162,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 			Expect(asked("never was")).To(fails(codes.Unavailable, rpc.ReasonUnread), "no broker has come yet")
 		}
 		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
-		// A second topic of that name would have none of the messages.
+		// A second topic of the same name would have none of the messages.
 		Expect(<-second.creating(context.Background(), spec("t", 40, 10), "")).To(fails(codes.Unavailable, rpc.ReasonUnread))
 		<-time.After(15 * time.Second)
 		for _, asked := range []func(string) error{resolved, watched, described} {
@@ -279,7 +279,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(third.topic("t").Epoch).To(Equal(epoch))
 	})
 
-	// The broker may hold a share that the next adaptor knows of from the broker alone.
+	// The broker may hold a share. The next adaptor learns of the share only from the broker.
 	DescribeTable("rolls back a creation that no caller was told of", func(granted bool) {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})
@@ -294,7 +294,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 			_, _, _ = first.create(ctx, spec("t", 400, 10), "key")
 		}()
 		Eventually(entered).Should(BeClosed())
-		// A crash: what is durable now is what the next one finds.
+		// A crash: the next process finds what is durable now.
 		copied := crash(data)
 		if !granted {
 			cancel()
@@ -339,7 +339,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 	})
 })
 
-// crash returns a store with what is durable in data now.
+// crash returns a store with everything that is durable in data now.
 func crash(data *store.Memory) *store.Memory {
 	GinkgoHelper()
 	return data.Clone()
@@ -384,8 +384,7 @@ var _ = Describe("What is not durable", func() {
 	})
 })
 
-// asked counts the answers about all shares, and those of them that say more than that
-// nothing has changed.
+// asked counts the answers about all shares, and how many of these report a change.
 type asked struct {
 	controller.Adaptor
 	all, full *atomic.Int32

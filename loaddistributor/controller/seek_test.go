@@ -31,7 +31,7 @@ var _ = Describe("A seek", func() {
 		}
 		return all, err
 	}
-	// pose is a broker's session without a broker.
+	// pose is a session in a broker's name, without a broker.
 	pose := func(id string, seeks bool) (orders <-chan *srtmv1.SeekOrder, end func()) {
 		ctx, cancel := context.WithCancel(context.Background())
 		atEnd(cancel)
@@ -59,7 +59,7 @@ var _ = Describe("A seek", func() {
 	ready := func() {
 		c = newCluster(setup{})
 		b1, b2 = c.join("b1", 60, agenttest.New()), c.join("b2", 60, agenttest.New())
-		c.node("b3", 60).Create("t", "main") // it is not of the topic
+		c.node("b3", 60).Create("t", "main") // b3 is not among the brokers of the placed topic
 		s := spec("t", 100, 10)
 		s.Channels = []string{"main"}
 		c.mustCreate(s)

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
-// frozen is an adaptor that, once it is frozen, answers no call before the caller gives up.
+// frozen is an adaptor that answers no call before the caller gives up, once the test freezes it.
 type frozen struct {
 	controller.Adaptor
 	is atomic.Bool

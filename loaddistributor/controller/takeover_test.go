@@ -16,7 +16,7 @@ import (
 var _ = Describe("What a broker of a replicated topic had", func() {
 	It("is taken over after what the broker has that began with that, and ended", func() {
 		var mu sync.Mutex
-		var all []string // who had what was taken over, in order
+		var all []string // former brokers, in the order in which their messages were taken over
 		var last *srtmv1.TakeOver
 		asked := func() []string {
 			mu.Lock()
@@ -81,7 +81,7 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		c.mustCreate(spec("t", 100, 10))
 		share := func() int64 { t, _ := node.Topic("t"); return t.Share.Burst }
 		Eventually(share).Should(BeEquivalentTo(10))
-		node.Create("t") // in the place of the one that was there
+		node.Create("t") // replaces the topic that was there
 		Eventually(share).Should(BeEquivalentTo(10), "what the adaptor counts on is in force")
 	})
 })

@@ -41,7 +41,7 @@ func (c *cable) dial(ctx context.Context, address string) (net.Conn, error) {
 	return conn, err
 }
 
-// set cuts the cable, or mends it.
+// set cuts or repairs the cable.
 func (c *cable) set(cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +59,7 @@ func (c *cable) through(cfg *agent.Config) {
 
 func strictly(cfg *agent.Config) { cfg.Policy = agent.Strict }
 
-// unconfirmed are the brokers that may use more than a contract, with what each may use.
+// unconfirmed returns the brokers that may use more than the contract, and how much each may use.
 func unconfirmed(l *srtmv1.Lowering) map[string]int64 {
 	all := map[string]int64{}
 	for _, b := range l.GetBrokers() {

@@ -11,21 +11,21 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// town is publishers that a test makes fire, second by second.
+// town is a group of publishers. A test makes them fire, second by second.
 type town struct {
 	*Learner
 	now mono.Time
 	all []message
 }
 
-// fire has publishers send within a millisecond of at.
+// fire makes publishers send within a millisecond of at.
 func (w *town) fire(at float64, ids ...string) {
 	for i, id := range ids {
 		w.all = append(w.all, message{w.now + mono.Time(at*second) + mono.Time(i%8)*mono.Time(100*time.Microsecond), id})
 	}
 }
 
-// learn plays seconds of who fires when, and learns.
+// learn plays seconds of firing publishers, and then learns.
 func (w *town) learn(seconds int, play func(second int)) {
 	for s := range seconds {
 		play(s)
@@ -43,7 +43,7 @@ func ids(name string, n int) (all []string) {
 	return all
 }
 
-// labels are those of publishers, each once.
+// labels returns the labels of publishers, each label once.
 func (w *town) labels(ids ...string) (all []string) {
 	for _, id := range ids {
 		all = append(all, w.Key(id))
@@ -69,7 +69,7 @@ func TestGroupsThatShareAPublisherDoNotJoin(t *testing.T) {
 	}
 }
 
-// Old groups are forgotten, and new ones known, when members have fired Firings times.
+// Old groups are forgotten, and new groups known, when members have fired Firings times.
 func TestGroupsFollowWhoFiresTogether(t *testing.T) {
 	rng := seeded(1)
 	w := &town{Learner: New(Config{})}
@@ -111,7 +111,7 @@ func TestGroupsFollowWhoFiresTogether(t *testing.T) {
 	testkit.Equal(t, len(w.Groups()), 0, "groups of publishers that fire each on its own")
 }
 
-// A publisher that feigns to belong to groups moves only itself.
+// A publisher that pretends to belong to groups moves only itself.
 func TestFeigningMovesNobodyElse(t *testing.T) {
 	const victims = 4
 	honest := func(rng interface{ Float64() float64 }, w *town, with map[int][]string) {
@@ -121,11 +121,11 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 	}
 	feign := ids("feign", 60)
 	for name, c := range map[string]struct {
-		// until is how many learnings of 20 s the honest ones have for themselves; before
-		// is what feigners do then, later what they do.
+		// until is how many learnings of 20 s the honest publishers have for themselves. before is
+		// what the feigners do until then, and later what they do afterwards.
 		until         int
 		before, later map[int][]string
-		alone         bool // before, the feigners fire together by themselves
+		alone         bool // before: the feigners fire together, without the honest publishers
 	}{
 		"one victim":            {until: 5, later: map[int][]string{0: feign}},
 		"two victims":           {until: 5, later: map[int][]string{0: feign, 1: feign}},
@@ -153,7 +153,7 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 		}
 		for turn := range c.until {
 			w.learn(20, func(int) {
-				if turn < 3 { // the honest ones are known before others feign
+				if turn < 3 { // honest publishers are known before others feign
 					honest(rng, w, nil)
 				} else {
 					honest(rng, w, c.before)
@@ -185,7 +185,7 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 	}
 }
 
-// Publishers that change their identity cost no memory, and no group of others.
+// Publishers that change their identity cost no memory, and break up no group of others.
 func TestNewIdentitiesAreBounded(t *testing.T) {
 	const room = 200
 	rng := seeded(3)
@@ -210,7 +210,7 @@ func TestNewIdentitiesAreBounded(t *testing.T) {
 	}
 }
 
-// Regular publishers in numbers do not make groups of clocks doubtful that are known.
+// Many regular publishers do not make known groups of clocks doubtful.
 func TestClocksStayThoughOthersComeInNumbers(t *testing.T) {
 	rng := seeded(3)
 	w := &town{Learner: New(Config{})}

@@ -14,7 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// A message of a publisher that is known costs no memory.
+// A message of a known publisher allocates no memory.
 func TestAMessageAllocatesNothing(t *testing.T) {
 	l := New(Config{})
 	names := ids("p", 1000)
@@ -29,7 +29,7 @@ func TestAMessageAllocatesNothing(t *testing.T) {
 	testkit.Equal(t, testing.AllocsPerRun(10_000, one), 0, "allocations a message")
 }
 
-// heap is what is in use.
+// heap returns the heap in use, in bytes.
 func heap() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -37,9 +37,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// 100,000 publishers, of which every tenth belongs to a group of ten, and the others
-// are rarely heard: the groups are found, in the memory allowed. The benchmark has
-// 100,000 that all fire.
+// 100,000 publishers: every tenth belongs to a group of ten, and the others fire rarely. The groups
+// are found within the allowed memory. In the benchmark all 100,000 fire.
 func TestAHundredThousandPublishers(t *testing.T) {
 	const publishers, size = 100_000, 10
 	names := ids("publisher", publishers)
@@ -79,7 +78,7 @@ func TestAHundredThousandPublishers(t *testing.T) {
 	runtime.KeepAlive(l)
 }
 
-// check finds what is wrong with a learner's groups.
+// check reports faults in a learner's groups.
 func (l *Learner) check(t *testing.T) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -102,7 +101,7 @@ func (l *Learner) check(t *testing.T) {
 	}
 }
 
-// Whatever arrives whenever, groups are sound and the record is bounded.
+// Whatever arrives at any time, groups are sound and the record is bounded.
 func FuzzArrivals(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8, 9})
 	f.Add(slices.Repeat([]byte{0, 3, 1, 3, 2, 3, 9, 200}, 40))
@@ -130,7 +129,7 @@ func FuzzArrivals(f *testing.F) {
 	})
 }
 
-// What is restored is as it was, whatever else is said.
+// Restored groups are as they were, whatever other labels are given.
 func FuzzRestore(f *testing.F) {
 	f.Add("a learned-2 b learned-2 c learned-8 d learned-8 e learned-9")
 	f.Add("a learned-0 b learned-0 c learned- d x")
@@ -155,7 +154,7 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// A message of one of 1,000 publishers at 10,000 msg/s.
+// The cost of a message from one of 1,000 publishers at 10,000 msg/s.
 func BenchmarkArrive(b *testing.B) {
 	for _, publishers := range []int{1000, 100_000} {
 		b.Run(fmt.Sprint(publishers), func(b *testing.B) {

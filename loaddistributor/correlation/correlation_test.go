@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// sameGroup: of every two publishers of one group of the fleet, how many have one label
-// (found), and of every two with one label, how many are of one group (right).
+// sameGroup compares groups with the fleet's true groups. found is the fraction of pairs of one true
+// group that share a label. right is the fraction of pairs with one label that are in one true group.
 func sameGroup(groups []Group, f fleet) (found, right float64) {
 	own, all := 0, 0
 	for _, g := range groups {
@@ -50,7 +50,7 @@ func TestGroupsOfTheFiguresAreFound(t *testing.T) {
 		{25, false, 2, 1, 1},
 		{25, false, 4, 1, 1},
 		{5, false, 4, 1, 1},
-		{5, true, 0, 1, 0.8}, // clocks that meet are of one group, as far as one can see
+		{5, true, 0, 1, 0.8}, // clocks that meet look like one group
 		{25, true, 0, 1, 0.8},
 		{25, true, 1, 0.95, 0.7},
 		{25, true, 2, 0.95, 0.7},
@@ -66,7 +66,7 @@ func TestGroupsOfTheFiguresAreFound(t *testing.T) {
 	}
 }
 
-// Independent publishers are in no group: of 20 fleets, not more have one than
+// Independent publishers are in no group: of 20 fleets, the number with a group is within what
 // Significance allows, but for a chance of 1 in 1,000.
 func TestIndependentPublishersAreInNoGroup(t *testing.T) {
 	for _, f := range []fleet{
@@ -97,8 +97,8 @@ func TestIndependentPublishersAreInNoGroup(t *testing.T) {
 	}
 }
 
-// Groups that send in the same tenths of a second, but not at the same instants, are found,
-// and no others with them; who is together afterwards is, within the time that is kept.
+// Groups that send in the same tenths of a second, but not at the same instants, are found, without
+// any other groups. Later groups are found within the time that is kept.
 func TestGroupsThatAreBusyTogether(t *testing.T) {
 	for seed := range uint64(3) {
 		f := fleet{groups: 20, size: 5, noise: 150 * time.Millisecond, lasts: 140 * time.Second, name: "g"}
@@ -109,7 +109,7 @@ func TestGroupsThatAreBusyTogether(t *testing.T) {
 		}
 		f.from = 200 * time.Second
 		all := f.messages(seeded(100 + seed))
-		for i, m := range all { // the i-th of every group go with those of the next i groups
+		for i, m := range all { // the i-th publisher of each group joins the i-th publishers of the next i groups
 			var group, member int
 			testkit.Result(fmt.Sscanf(m.id, "g%d.%d", &group, &member)).Must(t)
 			all[i].id = fmt.Sprintf("g%d.%d", (group+member)%f.groups, member)
@@ -159,7 +159,7 @@ func TestStateOutlivesARestart(t *testing.T) {
 	same("learned again")
 }
 
-// labels are what Restore takes.
+// labels returns the argument of Restore.
 func (l *Learner) labels() map[string]string {
 	labels := map[string]string{}
 	for _, g := range l.Groups() {
@@ -187,8 +187,7 @@ func TestRestoreLeavesOutNonsense(t *testing.T) {
 	}
 }
 
-// What is found does not hang on when it was, on names, or on the order of messages at
-// one time.
+// The result does not depend on the start time, on names, or on the order of simultaneous messages.
 func TestOnlyTimesOfPublishersCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := fleet{
@@ -227,7 +226,7 @@ func TestOnlyTimesOfPublishersCount(t *testing.T) {
 	})
 }
 
-// partition is who is with whom, under other names where they are given.
+// partition returns the members of each group, with new names if name is given.
 func partition(groups []Group, name map[string]string) (all []string) {
 	for _, g := range groups {
 		var ids []string
@@ -244,8 +243,8 @@ func partition(groups []Group, name map[string]string) (all []string) {
 	return all
 }
 
-// Groups of clocks that are within a width of each other stay whole, and keep their
-// labels, from learning to learning.
+// Groups of clocks that are within a width of each other stay whole, and keep their labels over
+// several learnings.
 func TestGroupsOfClocksStayWhole(t *testing.T) {
 	f := fleet{groups: 100, size: 5, periodic: true, lasts: 40 * time.Second, name: "g"}
 	l := New(Config{})

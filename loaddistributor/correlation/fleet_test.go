@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// message is one that arrives.
+// message is an arriving message.
 type message struct {
 	at mono.Time
 	id string
@@ -23,7 +23,7 @@ type fleet struct {
 	noise        time.Duration
 	lasts        time.Duration
 	batch        int
-	bursts       time.Duration // over which each sends twice more
+	bursts       time.Duration // within this time each publisher sends twice more
 	holes        bool          // only 2 of 20 seconds are heard
 	from         time.Duration
 	name         string
@@ -31,7 +31,7 @@ type fleet struct {
 
 const second = float64(time.Second)
 
-// messages draws those of f, in order.
+// messages draws the messages of f, in order.
 func (f fleet) messages(rng *rand.Rand) (all []message) {
 	for g := range f.groups {
 		at := rng.ExpFloat64() * second

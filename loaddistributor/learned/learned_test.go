@@ -20,7 +20,7 @@ import (
 
 var start = time.Unix(1_700_000_000, 0)
 
-// world is a topic with brokers that record, and the loaddistributor's clock.
+// world is a topic with recording brokers, and the loaddistributor's clock.
 type world struct {
 	t        *testing.T
 	subject  *learned.Topic
@@ -34,19 +34,19 @@ type world struct {
 	away     bool // another broker is not connected
 	placed   []placement.Publisher
 	since    []int64
-	// What came of it.
+	// Results.
 	proposals int
 	last      *learned.Proposal
-	changes   int // of who is placed
+	changes   int // of the placed publishers
 	written   int // bytes, at least
 }
 
 type recorder struct {
 	on      bool
-	mute    bool // it says nothing
+	mute    bool // the broker reports nothing
 	numbers map[string]uint32
-	bound   int           // publishers it tells apart; 0: all
-	slow    time.Duration // its clock, behind the loaddistributor's
+	bound   int           // distinct publishers that the broker can report; 0: all
+	slow    time.Duration // how far the broker's clock is behind the loaddistributor's
 	sources []func(from, to time.Time) []message
 	orders  int
 }
@@ -64,7 +64,7 @@ func newWorld(t *testing.T, limit float64, brokers ...string) *world {
 	return w
 }
 
-// every is a publisher that sends evenly.
+// every is a publisher that sends at even intervals.
 func every(id string, gap time.Duration) func(from, to time.Time) []message {
 	offset := time.Duration(len(id)*7919) * time.Microsecond % gap
 	return func(from, to time.Time) (all []message) {
@@ -79,14 +79,14 @@ func every(id string, gap time.Duration) func(from, to time.Time) []message {
 	}
 }
 
-// during limits a source to some times.
+// during limits a source to a part of the time.
 func during(source func(from, to time.Time) []message, when func(time.Duration) bool) func(from, to time.Time) []message {
 	return func(from, to time.Time) []message {
 		return slices.DeleteFunc(source(from, to), func(m message) bool { return !when(m.at.Sub(start)) })
 	}
 }
 
-// run lets time pass, brokers record, and the topic be placed as it proposes.
+// run advances time: brokers record, and each proposal of the topic is applied.
 func (w *world) run(d time.Duration) {
 	w.t.Helper()
 	const step = 250 * time.Millisecond
@@ -122,7 +122,7 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-// spec is the topic as it is.
+// spec returns the current specification of the topic.
 func (w *world) spec() *catalog.Spec {
 	return &catalog.Spec{
 		Demand: placement.Demand{Topic: "t", RateMilli: int64(w.contract.Rate), Burst: w.contract.Burst, Open: true, Publishers: w.placed},
@@ -130,7 +130,7 @@ func (w *world) spec() *catalog.Spec {
 	}
 }
 
-// count takes what a proposal changes, and what it takes to write it down.
+// count adds up the changes of a proposal, and the bytes to write them.
 func (w *world) count(spec *catalog.Spec) {
 	now := map[string]bool{}
 	_, added, short := catalog.Edits(w.spec(), spec)
@@ -211,7 +211,8 @@ func TestWhoIsHeardTwiceIsLearned(t *testing.T) {
 	w.run(3 * time.Minute)
 	w.want(1, "a:10") // nothing has changed
 
-	// Another one, at the other broker: once the pause is over, or at once if it is much.
+	// Another publisher, at the other broker: it is placed once the pause is over, or at once if its
+	// rate is high.
 	b2 := w.brokers["b2"]
 	since := w.now.Sub(start)
 	b2.sources = append(b2.sources, during(every("bb", time.Second), func(at time.Duration) bool { return at >= since }))
@@ -225,7 +226,8 @@ func TestWhoIsHeardTwiceIsLearned(t *testing.T) {
 func TestRatesFollowWhatIsSentAndNoNoise(t *testing.T) {
 	w := newWorld(t, 1000, "b1")
 	b1 := w.brokers["b1"]
-	// One that sends every other ten seconds, and one that sends five times as much later.
+	// A publisher that sends in every other period of ten seconds, and a publisher that later sends
+	// five times as much.
 	b1.sources = append(b1.sources,
 		during(every("onoff", 10*time.Millisecond), func(at time.Duration) bool { return at/(10*time.Second)%2 == 0 }),
 		every("steady", 20*time.Millisecond))
@@ -274,8 +276,8 @@ func TestTheSilentAreForgottenAndARestartForgetsNobody(t *testing.T) {
 	testkit.MustEqual(t, w.rates(), "a:10")
 }
 
-// A host that thinks up identities fills what a broker tells apart, and what is
-// followed; who was learned stays as he is, and who comes is learned.
+// A host that invents identities fills the identities that a broker reports and that the
+// loaddistributor follows. Learned publishers stay as they are, and new publishers are learned.
 func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
 	w := newWorld(t, 1e6, "b1")
 	b1 := w.brokers["b1"]
@@ -285,7 +287,7 @@ func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
 	w.want(1, "a:10")
 	n := 0
 	b1.sources = append(b1.sources, func(from, _ time.Time) (all []message) {
-		for range 1250 { // 5,000 of them a second: 100,000 in 20 s
+		for range 1250 { // 5,000 identities a second: 100,000 in 20 s
 			n++
 			all = append(all, message{from, fmt.Sprintf("flood%d", n)})
 		}
@@ -351,7 +353,8 @@ func TestThoseWhoFireTogetherGetAKey(t *testing.T) {
 	}
 }
 
-// What is offered decides, within what the operator said, once a minute of it is known.
+// The offered load decides the contract, within the operator's limits, once a minute of the load is
+// known.
 func TestAContractFollows(t *testing.T) {
 	w := newWorld(t, 1000, "b1")
 	w.contract.Burst = 500
@@ -375,7 +378,7 @@ func TestAContractFollows(t *testing.T) {
 	n := w.proposals
 	w.run(10 * time.Minute)
 	testkit.MustEqual(t, w.proposals, n, "it flaps")
-	// More than the operator lets it have.
+	// More than the operator allows.
 	since := w.now.Sub(start)
 	b1.sources = append(b1.sources, during(every("flood", 100*time.Microsecond), func(at time.Duration) bool { return at >= since }))
 	w.run(time.Minute)
@@ -384,8 +387,8 @@ func TestAContractFollows(t *testing.T) {
 	}
 }
 
-// A contract that may not follow the traffic as far as it goes follows as far as it may, and
-// says how far it would.
+// A contract that reaches its limit follows the traffic up to the limit, and reports how far it would
+// follow.
 func TestAContractFollowsUpToTheTenantsLimit(t *testing.T) {
 	w := newWorld(t, 100, "b1")
 	w.contract.Burst = 500
@@ -412,7 +415,7 @@ func TestAContractFollowsUpToTheTenantsLimit(t *testing.T) {
 	}
 }
 
-// At a rate that needs no burst none is seen, and the rate falls to one that does.
+// At a rate that needs no burst no burst is seen, and the rate falls until it needs a burst.
 func TestTheBurstIsThatOfTheRateLearned(t *testing.T) {
 	w := newWorld(t, 100_000, "b1")
 	w.contract.Burst = 500
@@ -425,7 +428,8 @@ func TestTheBurstIsThatOfTheRateLearned(t *testing.T) {
 	}
 }
 
-// The times of a broker whose clock is behind are over: of the burst nothing is known, of the rate all.
+// The clock of a broker is behind, so the times of its messages are over. The burst is unknown, and
+// the rate fully known.
 func TestABurstThatWasNotSeenIsNotSmall(t *testing.T) {
 	w := newWorld(t, 1000, "b1")
 	w.contract.Burst = 500
@@ -439,8 +443,8 @@ func TestABurstThatWasNotSeenIsNotSmall(t *testing.T) {
 	}
 }
 
-// A new leader has measured nothing yet, and the brokers are on their way to it: what was
-// known stands, until they say that nothing is sent.
+// A new leader has measured nothing yet, and the brokers are still connecting to it. The learned state
+// stays until brokers report that nothing is sent.
 func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	w := newWorld(t, 1000, "b1", "b2")
 	b1, b2 := w.brokers["b1"], w.brokers["b2"]
@@ -476,7 +480,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 		w.run(learned.Forget + 2*time.Minute)
 		stands(step.what, proposals, contract)
 	}
-	// What was measured before counts beside what is now.
+	// Earlier measurements count beside the current ones.
 	w.subject = learned.New(w.spec(), w.now)
 	b1.on, b2.on, b2.sources = false, false, nil
 	w.run(5 * time.Minute)
@@ -501,7 +505,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	}
 }
 
-// Of a contract of 500 msg/s, 19 are no growth that it were to be fitted for.
+// 19 msg/s of a contract of 500 msg/s are too little growth to fit the topic for.
 func TestATopicThatBeginsHasNotGrown(t *testing.T) {
 	w := newWorld(t, 500, "b1")
 	from := func(begins time.Duration) func(time.Duration) bool {
@@ -517,8 +521,8 @@ func TestATopicThatBeginsHasNotGrown(t *testing.T) {
 	}
 }
 
-// More than can be learned, all of about one rate: those who are in stay, and the others
-// are one sum.
+// More publishers than can be learned, all with about one rate: learned publishers stay, and the
+// others are one sum.
 func TestWhoIsInStaysIn(t *testing.T) {
 	const all = learned.Max + 2000
 	w := newWorld(t, 1e6, "b1")
@@ -547,8 +551,8 @@ func TestWhoIsInStaysIn(t *testing.T) {
 	}
 }
 
-// A program with 10,000 identities at a time, of which some are others each second, is not
-// too much for the store, nor for other publishers.
+// A program with 10,000 identities at a time changes some of them each second. The store and other
+// publishers can bear the load.
 func TestWhatIsWrittenIsBounded(t *testing.T) {
 	w := newWorld(t, 1e6, "b1")
 	b1 := w.brokers["b1"]
@@ -574,8 +578,8 @@ func TestWhatIsWrittenIsBounded(t *testing.T) {
 	}
 }
 
-// A change of a topic with many publishers is kept as one, and those who come are in within a
-// minute or two, however many there are.
+// The change of a topic with many publishers is stored as a change, and new publishers are learned
+// within a minute or two, however many there are.
 func TestWhatIsChargedIsWhatIsWritten(t *testing.T) {
 	const fleet, comes = 2500, 30 * time.Second
 	w := newWorld(t, 1e6, "b1")
@@ -594,8 +598,8 @@ func TestWhatIsChargedIsWhatIsWritten(t *testing.T) {
 	}
 }
 
-// What a message costs: to be counted, merged with those of other brokers, and looked at
-// for groups.
+// The cost of a message: counting, merging with the messages of other brokers, and the search for
+// groups.
 func BenchmarkMessage(b *testing.B) {
 	const publishers, rate = 1000, 10_000
 	subject := learned.New(&catalog.Spec{}, start)
@@ -633,8 +637,8 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
-// An id is the first owner's who answers for it, whichever broker he is heard at, and
-// stays his while he is known.
+// An id belongs to its first owner, whichever broker reports the owner. The id stays the owner's while
+// the owner is known.
 func TestAnIdIsItsOwners(t *testing.T) {
 	subject, now := learned.New(&catalog.Spec{}, start), start
 	say := func(broker, id, owner string) {
@@ -650,7 +654,7 @@ func TestAnIdIsItsOwners(t *testing.T) {
 		return ids
 	}
 	for range 3 {
-		say("b1", "a", "") // who does not say who he is gives way
+		say("b1", "a", "") // a publisher without an owner gives way
 		say("b2", "a", "auth:fleet")
 		say("b3", "a", "auth:other")
 		say("b1", "a", "")
@@ -660,6 +664,6 @@ func TestAnIdIsItsOwners(t *testing.T) {
 	if got := known(); !slices.Equal(got, []string{"a", "addr:/a", "auth:other/a"}) {
 		t.Fatalf("%q", got)
 	}
-	// A piece without owners is taken as it is.
+	// A piece without owners is accepted unchanged.
 	testkit.Must(t, subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, nil, 0, now))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Clients that ask for much and do not read cost no more than the bound, and one that reads
-// has its answer all the same.
+// Clients that ask for much and do not read cost no more than the bound. A client that reads still
+// gets its answer.
 func TestWhoDoesNotReadIsCutShort(t *testing.T) {
 	const size, fit, asked = 8 << 20, 3, 12 // larger than sockets hold
 	for _, version := range []int{1, 2} {

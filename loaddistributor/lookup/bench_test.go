@@ -17,8 +17,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
 
-// GET /lookup of one topic, by the real handler over a controller of ten brokers that
-// has so many topics: it is to take at most 1 ms, however many there are.
+// GET /lookup of one topic, by the real handler over a controller of ten brokers. A lookup must take
+// at most 1 ms, whatever the number of topics.
 //
 //	go test -run='^$' -bench=Lookup -benchtime=2s ./loaddistributor/lookup
 func BenchmarkLookup(b *testing.B) {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // directory is a Directory in memory.
 type directory struct {
 	nodes    []controller.Node
-	channels map[string][]string // by topic, also those without a producer now
+	channels map[string][]string // by topic, including topics without a producer now
 	cut      bool                // the store cannot be read
 }
 
@@ -58,8 +58,8 @@ func (d directory) Producers(topic string) (nodes []controller.Node, channels []
 
 func (d directory) Informed() (bool, <-chan struct{}) { return !d.cut, nil }
 
-// A topic that is not known may be there while the store cannot be read: consumers keep what
-// they have at a 503, and end at a 404.
+// While the store cannot be read, an unknown topic may exist. Consumers keep their connections on a
+// 503, and end them on a 404.
 func TestNoTopicIsDeniedWithoutTheStore(t *testing.T) {
 	h := handler(directory{cut: true, nodes: []controller.Node{node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders")}})
 	for topic, want := range map[string]int{"orders": http.StatusOK, "clicks": http.StatusServiceUnavailable} {
@@ -82,7 +82,7 @@ func handler(d directory) http.Handler {
 	return mux
 }
 
-// What stock clients and tools read, byte by byte.
+// The answers for stock clients and tools, byte by byte.
 func TestAnswers(t *testing.T) {
 	h := handler(directory{
 		nodes: []controller.Node{
@@ -110,7 +110,7 @@ func TestAnswers(t *testing.T) {
 	testkit.Golden(t, "testdata/answers.txt", all.Bytes())
 }
 
-// listless fails a test that lists all there is.
+// listless is a directory that fails the test on a listing of the whole cluster.
 type listless struct {
 	directory
 	t *testing.T
@@ -126,7 +126,7 @@ func (l listless) TopicNames() []string {
 	return nil
 }
 
-// A lookup is asked for one topic, some times a second by each consumer.
+// Each consumer looks its topic up some times a second. A lookup asks for one topic only.
 func TestALookupDoesNotListTheCluster(t *testing.T) {
 	d := directory{nodes: []controller.Node{node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders")}}
 	mux := http.NewServeMux()
@@ -140,7 +140,7 @@ func TestALookupDoesNotListTheCluster(t *testing.T) {
 	}
 }
 
-// An unmodified consumer finds both brokers of its topic, and only those.
+// An unmodified consumer finds both brokers of its topic, and no others.
 func TestAStockConsumerFindsTheBrokers(t *testing.T) {
 	type dialled struct{ broker, hello string }
 	arrived := make(chan dialled, 10)
@@ -157,7 +157,7 @@ func TestAStockConsumerFindsTheBrokers(t *testing.T) {
 					hello = []byte(err.Error())
 				}
 				arrived <- dialled{id, string(hello)}
-				conn.Close() // no more is needed of it
+				conn.Close() // the test needs no more of the connection
 			}
 		}()
 		return ln

@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
 
-// members is a Cluster: brokers, and who has which topic.
+// members is a Cluster of brokers with their topics.
 type members struct {
 	nodes    []controller.Node
 	channels map[string][]string
@@ -58,7 +58,7 @@ func member(address string, topics ...string) controller.Node {
 	}
 }
 
-// pipes is a listener in memory, so that time can be virtual.
+// pipes is a listener in memory, for virtual time.
 type pipes struct {
 	dialled chan net.Conn
 	closed  chan struct{}
@@ -160,8 +160,8 @@ func TestBothSourcesAreOne(t *testing.T) {
 		upstream.say("  V1"+hello("n1", 4150), "{")
 		upstream.say("REGISTER placed tail\n", "OK")
 		upstream.say("REGISTER own\n", "OK")
-		// b2 is a broker of the cluster that registers, too: what is left of
-		// "placed" on it is not to be read.
+		// b2 is a broker of the cluster that also registers. Consumers must not read the rest of
+		// "placed" on b2.
 		broker.say("  V1"+hello("b2", 4150), "{")
 		broker.say("REGISTER placed c\n", "OK")
 
@@ -180,7 +180,7 @@ func TestBothSourcesAreOne(t *testing.T) {
 		}
 		testkit.Equal(t, fmt.Sprint(shown), "map[b1:[placed] b2:[] n1:[own placed]]", "nodes")
 
-		// A tombstone hides a broker of the cluster, too, for its time.
+		// A tombstone also hides a broker of the cluster until the tombstone expires.
 		d.tombstone("placed", "b1:4151")
 		d.tombstone("placed", "never:4151")
 		if producers, _, _ := d.lookup("placed"); len(producers) != 1 || producers[0].BroadcastAddress != "n1" {
@@ -274,8 +274,7 @@ func TestTooManyNodes(t *testing.T) {
 	})
 }
 
-// failing is a listener that fails once, as without descriptors, and then for
-// good.
+// failing is a listener that fails once, as if without descriptors, and then for good.
 type failing struct {
 	*pipes
 	errs []error

@@ -26,11 +26,11 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
 
-// envNSQLookupd names an nsqlookupd that the transcript is compared with.
+// envNSQLookupd names an nsqlookupd binary to compare the transcript with.
 const envNSQLookupd = "SRTM_LOOKUP_NSQLOOKUPD"
 
-// deliberate is where nsqlookupd 1.3 says something else than we do, by the
-// line of the script, and why that is meant.
+// deliberate lists the intended differences from nsqlookupd 1.3: the line of the script, and the
+// reason.
 var deliberate = map[string]string{
 	"b: close":    whyEphemeral,
 	"GET /topics": whyEphemeral,
@@ -38,8 +38,8 @@ var deliberate = map[string]string{
 
 const whyEphemeral = "an ephemeral topic goes with its last producer, also when that just disconnects"
 
-// script is what nodes say (a name, then a line; IDENTIFY is sent for all but
-// nobody), and what is asked over HTTP.
+// script is the lines of nodes (a name, then a line; every node but nobody sends IDENTIFY first) and
+// the HTTP requests.
 var script = []string{
 	"nobody: PING", "nobody: REGISTER t c",
 	"magic: ", "foo: FOO", "lower: ping", "empty: ", "twice: IDENTIFY",
@@ -64,10 +64,10 @@ var script = []string{
 	"a: REGISTER t1", "GET /lookup?topic=t1", "GET /nodes",
 }
 
-// target is a registry that runs: ours in this process, or another's.
+// target is a running registry: ours in this process, or another program.
 type target struct{ tcp, http string }
 
-// play runs the script and returns what was answered, a paragraph for each line.
+// play runs the script and returns the answers, a paragraph for each line.
 func play(t *testing.T, at target) map[string]string {
 	t.Helper()
 	conns := map[string]net.Conn{}
@@ -87,7 +87,7 @@ func play(t *testing.T, at target) map[string]string {
 			got = say(t, at.tcp, conns, name, words)
 		}
 		if name == "b" && words == "close" {
-			// The end of a connection has no answer: wait until it shows.
+			// The end of a connection has no answer: wait until the effect shows.
 			testkit.WaitFor(t, "a node that has gone is shown no more", func() bool {
 				return !strings.Contains(ask(t, http.MethodGet, "http://"+at.http+"/nodes"), "10.0.0.2")
 			})
@@ -98,7 +98,7 @@ func play(t *testing.T, at target) map[string]string {
 	return answers
 }
 
-// say has a node say a line and returns the answer.
+// say makes a node send a line and returns the answer.
 func say(t *testing.T, address string, conns map[string]net.Conn, name, words string) string {
 	t.Helper()
 	conn, known := conns[name]
@@ -168,8 +168,7 @@ func exchange(t *testing.T, conn net.Conn, text string) string {
 	return answer
 }
 
-// ask returns an answer over HTTP with what is not the same each time taken
-// out, and lists in order.
+// ask returns an answer over HTTP without its variable parts, and with sorted lists.
 func ask(t *testing.T, method, url string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
@@ -205,7 +204,7 @@ func ask(t *testing.T, method, url string) string {
 	return text + " " + string(again)
 }
 
-// pair sorts a node's topics, each with its tombstone.
+// pair sorts a node's topics together with their tombstones.
 func pair(node map[string]any) {
 	topics, ok := node["topics"].([]any)
 	if !ok {
@@ -247,7 +246,7 @@ func TestTranscript(t *testing.T) {
 	testkit.Golden(t, "testdata/transcript.txt", paragraphs(play(t, serve(t, directory{}, registry.Config{}))))
 }
 
-// What we answer is what nsqlookupd answers, but for what is deliberate.
+// Our answers equal nsqlookupd's answers, apart from the deliberate differences.
 func TestTranscriptOfNSQLookupd(t *testing.T) {
 	path := os.Getenv(envNSQLookupd)
 	if path == "" {
@@ -263,8 +262,8 @@ func TestTranscriptOfNSQLookupd(t *testing.T) {
 	cmd.Dir = t.TempDir()
 	testkit.Must(t, cmd.Start())
 	defer func() {
-		_ = cmd.Process.Kill() // it may have ended
-		_ = cmd.Wait()         // of a process that was killed
+		_ = cmd.Process.Kill() // the process may have ended
+		_ = cmd.Wait()         // the killed process returns an error
 	}()
 	testkit.WaitFor(t, "theirs listens", func() bool {
 		conn, err := net.Dial("tcp", theirs.http)

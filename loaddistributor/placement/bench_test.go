@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// million is a topic of as many publishers as can be, on 100 brokers that it fills to four
-// fifths: in groups of 100, declared one by one, or with no groups.
+// million is a topic of the maximum number of publishers, which fills 100 brokers to four fifths. The
+// publishers are in groups of 100, declared one by one, or in no groups.
 func million(of string) (Demand, []Broker) {
 	d := Demand{Topic: "t", Rate: 1_000_000, Burst: 100_000}
 	for g := range 10_000 {
@@ -33,9 +33,9 @@ func million(of string) (Demand, []Broker) {
 	return d, brokers
 }
 
-// What is to be: all placed in 100 ms, and placed again within a second where half of them
-// are new: on the same brokers, without one, with one that has half of its capacity, and on
-// others.
+// The goal: all publishers are placed in 100 ms. They are placed again within a second when half of
+// them are new: on the same brokers, without one broker, with a broker of half its capacity, and on
+// other brokers.
 func BenchmarkMillion(b *testing.B) {
 	for _, of := range []string{"groups", "declared", "pool"} {
 		d, brokers := million(of)
@@ -55,7 +55,7 @@ func BenchmarkMillion(b *testing.B) {
 		}
 		for i := range at {
 			if i%2 == 1 {
-				at[i] = "" // half of them are new
+				at[i] = "" // half of the publishers are new
 			}
 		}
 		half := slices.Clone(brokers)

@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// drawTight asks for what mostly has no room: for nearly all there is or more,
-// with a small burst, few publishers or many brokers.
+// drawTight draws a demand that mostly does not fit: for nearly all capacity or more, with a small
+// burst, few publishers or many brokers.
 func drawTight(t *rapid.T, brokers []placement.Broker) placement.Demand {
 	d := placement.Demand{
 		Topic: "t", Rate: drawRate(t, brokers, placement.MaxRate), Burst: rapid.Int64Range(1, 6).Draw(t, "burst"),
@@ -26,7 +26,7 @@ func drawTight(t *rapid.T, brokers []placement.Broker) placement.Demand {
 	return d
 }
 
-// spread gives the demand n publishers that send all of its rate together.
+// spread gives the demand n publishers that together send all of its rate.
 func spread(d *placement.Demand, n int) {
 	d.Publishers = nil
 	for i := range n {
@@ -34,7 +34,7 @@ func spread(d *placement.Demand, n int) {
 	}
 }
 
-// What is said to fit does, and what is one step beyond does not.
+// A reported fit is feasible, and one step beyond is not.
 func TestWhatIsSaidToFitDoes(t *testing.T) {
 	said := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -89,8 +89,7 @@ func TestWhatIsSaidToFitDoes(t *testing.T) {
 			}
 			return all, d
 		})
-		// Nothing is kept back: where the bound alone is in the way, its remedy is
-		// named.
+		// The report is complete: if the bound alone prevents the placement, its remedy is named.
 		alone := func(set func(*placement.Demand)) bool {
 			d := d
 			set(&d)

@@ -24,7 +24,7 @@ func TestHeapPopsInOrder(t *testing.T) {
 	})
 }
 
-// slowDeal is what deal does, by a look at every broker for every publisher.
+// slowDeal does what deal does, with a look at every broker for every publisher.
 func slowDeal(a *assignment, order []int, counts []int64) {
 	for _, i := range order {
 		most := -1
@@ -68,8 +68,8 @@ func TestDealIsAsBeforeTheHeap(t *testing.T) {
 	})
 }
 
-// One broker of many, and one publisher of many, cost a few comparisons: a number that
-// does not grow with the brokers, or as their logarithm.
+// Adding a broker or a publisher costs a few comparisons. The number is constant, or grows as the
+// logarithm of the number of brokers.
 func TestComparisonsDoNotGrowWithTheBrokers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	for _, n := range []int{10, 100, 1000} {

@@ -141,7 +141,7 @@ func TestBlindPoliciesNeedRandomness(t *testing.T) {
 	}
 }
 
-// Names finds what Expand lists, and nothing else.
+// Names finds exactly what Expand lists.
 func TestNames(t *testing.T) {
 	d := placement.Demand{
 		Publishers: []placement.Publisher{{ID: "gw"}, {ID: "g.12"}, {ID: "g.x"}},

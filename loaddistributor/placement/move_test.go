@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// wherePlaced returns the broker of each publisher, or why the plan is none.
+// wherePlaced returns the broker of each publisher, or the fault of the plan.
 func wherePlaced(p placement.Plan, d placement.Demand) (map[string]string, error) {
 	publishers := d.Expand()
 	at := map[string]string{}
@@ -60,8 +60,8 @@ func drawGroups(t *rapid.T, name string) placement.Demand {
 	return d
 }
 
-// A new plan for a placed topic is a plan, moves no publisher that could have stayed,
-// and none at all when nothing changes.
+// Replace returns a valid plan for a placed topic. Replace moves no publisher without need, and none
+// if nothing has changed.
 func TestReplace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var brokers []placement.Broker
@@ -93,7 +93,7 @@ func TestReplace(t *testing.T) {
 			return
 		}
 		is := testkit.Result(wherePlaced(second, now)).Must(t)
-		// No publisher moves to a place that one of its kind gave up.
+		// No publisher moves to a place that a publisher of the same kind gave up.
 		type kind struct {
 			key  string
 			rate float64
@@ -124,9 +124,9 @@ func TestReplace(t *testing.T) {
 	})
 }
 
-// overfull is how many publishers have to leave their brokers for the rates of the
-// others to fit: of each as few as can, those of the highest rates. Of a broker that is
-// gone, all.
+// overfull returns how many publishers have to leave their brokers so that the other publishers' rates
+// fit. A broker loses as few publishers as possible, the fastest first. A missing broker loses all
+// publishers.
 func overfull(p placement.Plan, d placement.Demand, brokers []placement.Broker) (leave int) {
 	publishers := d.Expand()
 	for _, q := range p.Quotas {
@@ -151,8 +151,8 @@ func overfull(p placement.Plan, d placement.Demand, brokers []placement.Broker) 
 	return leave
 }
 
-// With tokens and publishers for all brokers, no more move than a broker has to give
-// up: whatever becomes of the rate, the burst, other publishers and other brokers.
+// With tokens and publishers for all brokers, no more publishers move than the brokers have to give
+// up, however the rate, the burst, other publishers and other brokers change.
 func TestReplaceMovesTheFewest(t *testing.T) {
 	changed := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -175,7 +175,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 			}
 		}
 		was := testkit.Result(wherePlaced(plan, d)).Must(t)
-		// Other rates, publishers and brokers: the same publishers where they were.
+		// Rates, publishers and brokers change; the remaining publishers are where they were.
 		faster := rapid.SampledFrom([]float64{0.5, 1, 1, 1.25, 2}).Draw(t, "faster")
 		now, present := d, plan
 		now.Groups, now.Publishers = slices.Clone(d.Groups), slices.Clone(d.Publishers)
@@ -233,7 +233,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 	}
 }
 
-// byID is the plan with the indices of another demand that has the same publishers.
+// byID returns the plan with the indices of another demand that has the same publishers.
 func byID(p placement.Plan, d, other placement.Demand) placement.Plan {
 	index := map[string]int{}
 	for i, one := range other.Expand() {
@@ -326,7 +326,7 @@ func TestWithRetiring(t *testing.T) {
 				t.Fatalf("share %+v", s)
 			}
 		}
-		// As many as there are tokens; those that go without have the least quotas.
+		// The number of quotas with tokens is the burst; the smallest quotas are empty.
 		if want := max(0, len(plan.Quotas)+n-int(want.Burst)); empty != want {
 			t.Fatalf("%d are empty, want %d", empty, want)
 		}

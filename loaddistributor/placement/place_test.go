@@ -7,8 +7,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// paper is the setting of the paper's figure 8: six brokers with these loads,
-// in thousands of messages per second, and room for 64 each.
+// paper is the setting of the paper's figure 8: six brokers with these loads, in thousands of messages
+// per second, and room for 64 each.
 func paper() []placement.Broker {
 	var brokers []placement.Broker
 	for i, k := range []int64{10, 40, 50, 60, 70, 80} {
@@ -17,8 +17,8 @@ func paper() []placement.Broker {
 	return brokers
 }
 
-// sensors is a topic of n publishers at 10 msg/s, in groups of 25, that uses
-// all of its contract.
+// sensors is a topic of n publishers at 10 msg/s, in groups of 25. The publishers use the whole
+// contract.
 func sensors(n int) placement.Demand {
 	d := placement.Demand{Topic: "t", Rate: int64(n) * 10, Burst: 100}
 	for g := 0; n > 0; g++ {

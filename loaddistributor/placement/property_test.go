@@ -16,9 +16,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// drawBrokers makes brokers of any capacity, some full or over-allocated. Small
-// numbers are likely, as rapid likes them, which leaves one large broker and
-// k = 1; so mostly they are alike.
+// drawBrokers makes brokers of any capacity, some full or over-allocated. rapid prefers small numbers,
+// which would leave one large broker and k = 1, so mostly the brokers are alike.
 func drawBrokers(t *rapid.T, most int, capacity int64) []placement.Broker {
 	alike := rapid.IntRange(0, 3).Draw(t, "alike") < 3
 	rng := seeded(rapid.Uint64().Draw(t, "seed of brokers"))
@@ -41,7 +40,7 @@ func drawBrokers(t *rapid.T, most int, capacity int64) []placement.Broker {
 	return brokers
 }
 
-// drawRate asks for any rate, or nearly all there is, or a little more.
+// drawRate draws any rate, a rate near the total capacity, or a slightly larger rate.
 func drawRate(t *rapid.T, brokers []placement.Broker, most int64) int64 {
 	all := max(1, min(capacity(brokers), most))
 	switch rapid.SampledFrom([]string{"any", "much", "little or too much"}).Draw(t, "how much") {
@@ -67,7 +66,7 @@ func find(brokers []placement.Broker, id string) int {
 	return slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == id })
 }
 
-// check holds a plan against everything that every plan guarantees.
+// check verifies every guarantee of a plan.
 func check(t *rapid.T, policy string, brokers []placement.Broker, d placement.Demand, plan placement.Plan) {
 	publishers := d.Expand()
 	placed := make([]int, len(publishers))
@@ -102,8 +101,8 @@ func check(t *rapid.T, policy string, brokers []placement.Broker, d placement.De
 		if q.Share.Rate < 1 || q.Share.Burst < 1 {
 			t.Fatalf("broker %s has a quota and the share %+v", q.Broker, q.Share)
 		}
-		// In proportion, rounded down, unless a floor interferes; the named
-		// broker has the remainder.
+		// Quotas are in proportion, rounded down, unless a floor interferes; the named broker has the
+		// remainder.
 		if r := float64(exact) * float64(q.Rate) / float64(d.Rate); i != largest && math.Abs(float64(q.Share.Rate)-r) > 1+1e-6*r {
 			t.Fatalf("broker %s: r_l = %d, its proportion is %.2f", q.Broker, q.Share.Rate, r)
 		}
@@ -128,8 +127,8 @@ func check(t *rapid.T, policy string, brokers []placement.Broker, d placement.De
 	}
 }
 
-// deviations returns, for each quota, the rates of its publishers less its
-// proportion of all, in units of the largest rate.
+// deviations returns, for each quota, the sum of the publishers' rates less the quota's proportion of
+// all rates, in units of the largest rate.
 func deviations(d placement.Demand, plan placement.Plan) []float64 {
 	publishers := d.Expand()
 	var sum, largest float64
@@ -148,7 +147,7 @@ func deviations(d placement.Demand, plan placement.Plan) []float64 {
 	return out
 }
 
-// drawDemand asks for what the brokers can carry, or a little more.
+// drawDemand draws a demand for as much as the brokers can carry, or a little more.
 func drawDemand(t *rapid.T, brokers []placement.Broker, equal bool) placement.Demand {
 	d := placement.Demand{Topic: "t", Rate: drawRate(t, brokers, placement.MaxRate), Burst: rapid.Int64Range(1, 20).Draw(t, "burst")}
 	if rapid.Bool().Draw(t, "b is ample") {
@@ -157,7 +156,7 @@ func drawDemand(t *rapid.T, brokers []placement.Broker, equal bool) placement.De
 	if rapid.Bool().Draw(t, "fractional") {
 		d.RateMilli = d.Rate*1000 - rapid.Int64Range(0, 999).Draw(t, "less")
 	}
-	// Rates so small that they never exceed the contract.
+	// The rates are too small to exceed the contract.
 	rate := func() float64 {
 		if equal {
 			return 1e-6
@@ -178,8 +177,7 @@ func drawDemand(t *rapid.T, brokers []placement.Broker, equal bool) placement.De
 	return d
 }
 
-// What correlation keys are called decides nothing: those that are learned serve as those
-// that were declared.
+// The names of correlation keys decide nothing: learned keys serve as declared keys do.
 func TestNamesOfKeysDecideNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		brokers := drawBrokers(t, 6, 1e9)
@@ -242,9 +240,9 @@ func TestEveryPlanKeepsItsPromises(t *testing.T) {
 			return
 		}
 		for i, off := range deviations(d, plan) {
-			// Blind, and where there is only a pool: the proof in assign.go.
-			// In groups, each has its own remainders; 1.1 is the most that
-			// 20,000 random demands of up to 60 groups showed.
+			// Blind policies, and a demand with only a pool: the proof is in assign.go. With groups,
+			// each group has its own remainders; 1.1 is the maximum over 20,000 random demands of up
+			// to 60 groups.
 			most := 1.0
 			if policy == placement.SRTM {
 				most = 2
@@ -281,8 +279,8 @@ func TestGroupsAreSplitInProportion(t *testing.T) {
 	})
 }
 
-// Many groups of a size that equal quotas do not divide: each broker's turn to
-// get one more comes equally often.
+// Many groups have a size that equal quotas do not divide. Each broker gets the extra publisher
+// equally often.
 func TestRemaindersGoRound(t *testing.T) {
 	for _, c := range []struct{ k, size, groups int }{{3, 10, 90}, {3, 11, 90}, {4, 25, 80}, {6, 25, 60}, {6, 7, 31}, {7, 1, 100}} {
 		var brokers []placement.Broker
@@ -308,8 +306,7 @@ func TestRemaindersGoRound(t *testing.T) {
 	}
 }
 
-// One group alone: its remainders go to the largest fractions, not to the
-// brokers that come first.
+// A single group: its remainders go to the largest fractions, not to the first brokers.
 func TestLargestRemainder(t *testing.T) {
 	brokers := []placement.Broker{{ID: "a", Mcap: 11}, {ID: "b", Mcap: 17}, {ID: "c", Mcap: 72}}
 	d := placement.Demand{Topic: "t", Rate: 100, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 10, Rate: 1}}}
@@ -321,8 +318,8 @@ func TestLargestRemainder(t *testing.T) {
 	}
 }
 
-// A broker's part of a group that divides is exact, even if the broker is
-// behind from the groups before: the next that does not divide makes up for it.
+// A broker's part of a divisible group is exact, even if the broker is behind from earlier groups. The
+// next group that does not divide makes up for it.
 func TestNoRemainderWhereItDivides(t *testing.T) {
 	brokers := []placement.Broker{{ID: "a", Mcap: 50}, {ID: "b", Mcap: 30}, {ID: "c", Mcap: 20}}
 	d := placement.Demand{Topic: "t", Rate: 100, Burst: 10}
@@ -330,8 +327,8 @@ func TestNoRemainderWhereItDivides(t *testing.T) {
 		d.Groups = append(d.Groups, placement.Group{Key: fmt.Sprint("g", i), Count: size, Rate: 1})
 	}
 	plan := testkit.Result(placement.Place(placement.SRTM, brokers, d, nil)).Must(t)
-	// After three groups of one, a is half a publisher behind, c 0.4 ahead. Of
-	// four, the exact parts are 2, 1.2 and 0.8.
+	// After three groups of one publisher, a is half a publisher behind, and c 0.4 ahead. Of four
+	// publishers, the exact parts are 2, 1.2 and 0.8.
 	for i, want := range []map[string]int{{"g0": 1, "g3": 2}, {"g1": 1, "g3": 1}, {"g2": 1, "g3": 1}} {
 		if got := d.Keys(plan.Quotas[i].Publishers); !reflect.DeepEqual(got, want) {
 			t.Errorf("broker %s gets %v, want %v", plan.Quotas[i].Broker, got, want)
@@ -339,8 +336,8 @@ func TestNoRemainderWhereItDivides(t *testing.T) {
 	}
 }
 
-// Blind policies place at random: a group of 25 over 3 brokers is almost never
-// split evenly in all of 100 groups, as srtm does it.
+// Blind policies place at random. They almost never split each of 100 groups of 25 evenly over 3
+// brokers, as srtm does.
 func TestBlindIsBlind(t *testing.T) {
 	d := sensors(2500)
 	brokers := []placement.Broker{{ID: "a", Mcap: 9000}, {ID: "b", Mcap: 9000}, {ID: "c", Mcap: 9000}}
@@ -367,9 +364,8 @@ func TestBlindIsBlind(t *testing.T) {
 	}
 }
 
-// bruteForce tries every division of rate over every set of brokers of the
-// smallest sufficient size and returns the best quota vector by better, for
-// the sets that keep accepts.
+// bruteForce tries every division of rate over every set of brokers of the smallest sufficient size.
+// It considers the sets that keep accepts, and returns the best quota vector by better.
 func bruteForce(brokers []placement.Broker, rate int64, size int, keep func([]int64) bool, better func(a, b []int64) bool) (best []int64) {
 	quotas := make([]int64, len(brokers))
 	var try func(i int, rest int64)
@@ -396,7 +392,7 @@ func bruteForce(brokers []placement.Broker, rate int64, size int, keep func([]in
 	return best
 }
 
-// smallestK is the size of the smallest set of brokers that can carry rate.
+// smallestK returns the size of the smallest set of brokers that can carry rate.
 func smallestK(brokers []placement.Broker, rate int64) int {
 	best := math.MaxInt
 	for set := range 1 << len(brokers) {
@@ -415,8 +411,8 @@ func smallestK(brokers []placement.Broker, rate int64) int {
 	return best
 }
 
-// fairer compares what is handed out ascending: the larger smallest is better,
-// then the larger second, and so on.
+// fairer compares two divisions in ascending order: the larger smallest part is better, then the
+// larger second part, and so on.
 func fairer(a, b []int64) bool {
 	return slices.Compare(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))) > 0
 }
@@ -449,7 +445,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 		if srtm.K != k {
 			t.Fatalf("k = %d, %d brokers are enough", srtm.K, k)
 		}
-		// Among all sets of k brokers and all divisions over them.
+		// Among all sets of k brokers and all divisions over each set.
 		best := bruteForce(brokers, d.Rate, k, every, func(a, b []int64) bool { return fairer(positive(a), positive(b)) })
 		if fairer(positive(best), positive(quotas)) || fairer(positive(quotas), positive(best)) {
 			t.Fatalf("quotas %v, %v would be fairer", quotas, best)
@@ -458,7 +454,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 			t.Fatalf("maxmin has other quotas than srtm: %v and %v", maxmin, quotas)
 		}
 
-		// Conc: over the same brokers, the most equal loads.
+		// Conc: the most equal loads over the same brokers.
 		conc, concQuotas := place(placement.Conc)
 		testkit.MustEqual(t, conc.K, k, "conc: k")
 		loads := func(q []int64) (l []int64) {
@@ -482,7 +478,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 			t.Fatalf("conc: quotas %v make loads %v, %v would make %v", concQuotas, loads(concQuotas), equal, loads(equal))
 		}
 
-		// Load balance: over all brokers, those without capacity included.
+		// Load balance: over all brokers, including brokers without capacity.
 		_, spread := place(placement.LoadBalance)
 		even := bruteForce(brokers, d.Rate, len(brokers), every, fairer)
 		if fairer(even, spread) {
@@ -491,7 +487,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 	})
 }
 
-// The arguments are the caller's: nothing in them changes.
+// Place does not change the caller's arguments.
 func TestPlaceOnlyReads(t *testing.T) {
 	brokers, d := paper(), sensors(8000)
 	d.Publishers = []placement.Publisher{{ID: "z", Key: "g1", Rate: 0.5}, {ID: "a", Rate: 0.25}}

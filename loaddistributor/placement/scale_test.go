@@ -19,8 +19,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// control is a control plane without processes: the packages that decide and remember, called
-// in the order in which the loaddistributor and the tbadaptor call them.
+// control is a control plane without processes. It calls the deciding and remembering packages in the
+// same order as the loaddistributor and the tbadaptor do.
 type control struct {
 	testing.TB
 	rng    *rand.Rand
@@ -35,16 +35,17 @@ type control struct {
 
 const (
 	scaleMcap  = 64_000 // msg/s of each broker
-	scaleLoad  = 0.7    // the part of the mcap that the contracts take
+	scaleLoad  = 0.7    // fraction of the mcap used by contracts
 	scaleGroup = 25     // publishers that share a correlation key
-	margin     = 1.1    // the contract's rate over that of the publishers, as in the paper's profiling
+	margin     = 1.1    // the contract's rate over the publishers' rate, as in the paper's profiling
 	periods    = 5      // of the adaptor
 )
 
 func scaleBroker(i int) string { return fmt.Sprintf("b%04d", i) }
 func scaleTopic(i int) string  { return fmt.Sprintf("t%06d", i) }
 
-// newControl has a control plane with topics of so many publishers, of which each sends rate msg/s.
+// newControl creates a control plane. Each topic has a number of publishers from sizes, which send
+// rate msg/s each.
 func newControl(t testing.TB, brokers int, sizes []int, rate float64) *control {
 	c := &control{
 		TB: t, rng: rand.New(rand.NewPCG(1, 0)), cat: catalog.New(), led: ledger.New(1, ledger.Leases{}),
@@ -76,14 +77,14 @@ func (c *control) timed(step string, f func()) {
 	c.took[step] = append(c.took[step], time.Since(began))
 }
 
-// create brings a topic up, as a CreateTopic request does.
+// create activates a topic, as a CreateTopic request does.
 func (c *control) create(name string, publishers int, rate float64) {
 	milli := int64(math.Ceil(float64(publishers) * rate * margin * 1000))
 	demand := placement.Demand{Topic: name, RateMilli: milli, Rate: (milli + 999) / 1000}
 	for left := publishers; left > 0; left -= scaleGroup {
 		demand.Groups = append(demand.Groups, placement.Group{Key: fmt.Sprintf("g%d", len(demand.Groups)), Count: min(left, scaleGroup), Rate: rate})
 	}
-	demand.Burst = 16 + demand.Rate/100 // more than a token for each broker that could be needed
+	demand.Burst = 16 + demand.Rate/100 // more than one token for each broker that could be needed
 	spec := &catalog.Spec{
 		Demand: demand, SLO: catalog.SLO{Quantile: 0.99, Latency: time.Millisecond},
 		Policy: placement.SRTM, ShareRule: share.Proportional, Channels: []string{"c"},
@@ -110,8 +111,8 @@ func (c *control) create(name string, publishers int, rate float64) {
 	})
 }
 
-// acknowledge has brokers apply grants, and the grants that follow, and returns how many there
-// were. A bucket that shrinks was full: it gives up as many tokens as its burst shrinks.
+// acknowledge lets brokers apply grants and the grants that follow, and returns the number of grants.
+// A shrinking bucket counts as full: the bucket gives up as many tokens as the burst shrinks.
 func (c *control) acknowledge(grants []ledger.Grant) (sent int) {
 	testkit.Must(c, c.led.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 		sent++
@@ -122,7 +123,7 @@ func (c *control) acknowledge(grants []ledger.Grant) (sent int) {
 	return sent
 }
 
-// resolve has a thousand publishers ask for their brokers.
+// resolve lets a thousand publishers ask for their brokers.
 func (c *control) resolve(sizes []int) {
 	for range 1000 {
 		i := c.rng.IntN(c.topics)
@@ -132,14 +133,14 @@ func (c *control) resolve(sizes []int) {
 	}
 }
 
-// retune is a period of the adaptor in which no topic's traffic rests: the rate that a broker
-// sees is within a tenth of what its publishers send, and some messages wait.
+// retune is a period of the adaptor in which every topic has traffic: the rate at a broker is within a
+// tenth of its publishers' rate, and some messages wait.
 func (c *control) retune() {
 	var spent time.Duration
 	for i := range c.topics {
 		view, _ := c.led.Topic(scaleTopic(i))
 		if len(view.Members) < 2 {
-			continue // a share that is the contract stays
+			continue // a share that equals the contract stays
 		}
 		loads := make([]share.Load, len(view.Members))
 		for j, m := range view.Members {
@@ -157,7 +158,7 @@ func (c *control) retune() {
 	c.took["retune"] = append(c.took["retune"], spent)
 }
 
-// rejoin has a broker lose its sessions and open them again, with the shares that it held.
+// rejoin lets a broker lose its sessions and open new sessions with the same shares.
 func (c *control) rejoin(id string) {
 	b, _ := c.cat.Broker(id)
 	var held []ledger.Held
@@ -181,22 +182,22 @@ func (c *control) rejoin(id string) {
 	})
 }
 
-// scaleSizes returns the publishers of each topic, largest first: as 1 over their rank, at least
-// one, none above placement's bound.
+// scaleSizes returns the publishers of each topic, largest first: proportional to 1 over the topic's
+// rank, at least one, and none above placement's bound.
 func scaleSizes(topics, publishers int) []int {
 	harmonic := 0.0
 	for i := range topics {
 		harmonic += 1 / float64(i+1)
 	}
 	sizes := make([]int, topics)
-	spare := publishers - topics // beyond one for each
+	spare := publishers - topics // beyond one publisher per topic
 	left := spare
 	for i := range sizes {
 		extra := min(int(float64(spare)/harmonic/float64(i+1)), placement.MaxPublishers-1, left)
 		sizes[i] = 1 + extra
 		left -= extra
 	}
-	for i := len(sizes) - 1; left > 0; i = (i + len(sizes) - 1) % len(sizes) { // what rounding left, evenly
+	for i := len(sizes) - 1; left > 0; i = (i + len(sizes) - 1) % len(sizes) { // the remainder of the rounding, evenly
 		add := min(left, (left+len(sizes)-1)/len(sizes), placement.MaxPublishers-sizes[i])
 		sizes[i] += add
 		left -= add
@@ -204,8 +205,8 @@ func scaleSizes(topics, publishers int) []int {
 	return sizes
 }
 
-// All topics come up whatever the policies' other parts do: the ledger has each, no broker has
-// more than its mcap, and every publisher has a broker that holds a share of its topic.
+// All topics become active, whatever the policies' other parts do. The ledger has each topic, no
+// broker exceeds its mcap, and every publisher has a broker with a share of its topic.
 func TestAControlPlaneComesUp(t *testing.T) {
 	sizes := scaleSizes(40, 4000)
 	c := newControl(t, 10, sizes, scaleMcap*10*scaleLoad/margin/4000)

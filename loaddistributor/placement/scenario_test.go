@@ -22,7 +22,7 @@ import (
 //	shift b 0-50,7                   these of the first quota's publishers
 //	unplace 1                        a publisher
 //
-// The answer is each quota with its share and publishers, and who moved.
+// The answer is each quota with its share and publishers, and the publishers that moved.
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
 		s := &script{T: t}

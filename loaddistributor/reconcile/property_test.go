@@ -15,33 +15,33 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// world is a topic, "t", with brokers, an adaptor and a journal, in which everything
-// goes wrong that can: brokers come and go, refuse and do not answer, the adaptor
-// fails, who asked leaves, and the controller ends at any point and begins anew.
+// world is a topic, "t", with brokers, an adaptor and a journal. All possible failures happen: brokers
+// come and go, refuse and do not answer, the adaptor fails, callers leave, and the controller ends at
+// any point and restarts.
 type world struct {
 	*rapid.T
 	cat    *catalog.Catalog // durable
 	clock  time.Time
 	rng    *rand.Rand
 	has    map[string]bool // brokers that hold the topic
-	uses   map[string]bool // and that refuse to remove it unless they must
-	shares map[string]bool // what the adaptor has shared out, by broker; nil: no contract
-	held   map[string]bool // brokers that have a share, and tell an adaptor that has restarted
-	torn   bool            // it failed, or the controller did, so that it may be behind
-	// granted are the brokers that the adaptor gave a share and that have not given it up. over
-	// are those of them that may use more than the contract, because they were away when it was
-	// lowered or removed; lowered are those that will be over once the topic has moved.
+	uses   map[string]bool // brokers that refuse to remove the topic unless forced
+	shares map[string]bool // brokers to which the adaptor has given shares; nil: no contract
+	held   map[string]bool // brokers that have a share, and report it to a restarted adaptor
+	torn   bool            // the adaptor or the controller failed, so the adaptor may be behind
+	// granted are the brokers with a share from the adaptor. over are the granted brokers that may use
+	// more than the contract, because they were disconnected when the contract was lowered or removed.
+	// lowered are the brokers that will be over once the topic has moved.
 	granted, over, lowered map[string]bool
 	// The controller, gone after a crash.
 	m       *Topic
 	effects []Effect
 	asked   []question
-	// What was shown last of a topic that is open.
+	// The last catalog state of an open topic.
 	shown catalog.Topic
 }
 
-// question is what a broker is asked. It does one after the other. late: no owner waits
-// for its answer any more; lost: its session has ended before.
+// question is a request to a broker. A broker handles its questions one after the other. late: no
+// owner waits for the answer any more; lost: the broker's session has ended before.
 type question struct {
 	broker                     string
 	remove, unused, late, lost bool
@@ -73,7 +73,7 @@ func (w *world) topic() catalog.Topic { t, _ := w.cat.Topic(name); return t }
 
 func (w *world) up(id string) bool { b, _ := w.cat.Broker(id); return b.Connected }
 
-// check looks at the invariants, after each change of what is durable.
+// check verifies the invariants after each durable change.
 func (w *world) check() {
 	w.Helper()
 	t := w.topic()
@@ -111,18 +111,18 @@ func (w *world) tell(e Event) {
 		}
 		return
 	}
-	// It waits for something: an answer, a time, or what comes of an effect.
+	// The topic waits for something: an answer, a time, or the result of an effect.
 	if len(w.effects) == 0 && w.m.Due().IsZero() {
 		w.Fatalf("it waits for nothing after %+v: %+v", e, w.m)
 	}
 }
 
-// plan is one of some of the brokers that something may be placed on.
+// plan draws a plan over some of the available brokers.
 func (w *world) plan() (catalog.Topic, []string, error) {
 	t, placed := w.cat.Topic(name)
 	free := w.cat.SnapshotFor(name)
 	w.rng.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
-	free = free[:w.rng.IntN(len(free)+1)] // none now and then, which nothing fits on
+	free = free[:w.rng.IntN(len(free)+1)] // occasionally no brokers, so nothing fits
 	slices.SortFunc(free, func(a, b placement.Broker) int { return slices.Index(brokers, a.ID) - slices.Index(brokers, b.ID) })
 	rate := int64(10 + w.rng.IntN(50+50*len(free)))
 	spec := &catalog.Spec{
@@ -153,7 +153,7 @@ func (w *world) plan() (catalog.Topic, []string, error) {
 	return t, w.cat.NextUnprepared(name), nil
 }
 
-// perform carries out the next effect; fail: if it can, it fails.
+// perform carries out the next effect. With fail, the effect fails if it can.
 func (w *world) perform(fail bool) {
 	w.Helper()
 	e := w.effects[0]
@@ -270,7 +270,7 @@ func (w *world) perform(fail bool) {
 			w.confirmed(e.Event)
 		}
 		if w.m.target.Dead {
-			w.lose(w.m.target.Retire) // it joins anew with nothing, or not at all
+			w.lose(w.m.target.Retire) // the broker rejoins with nothing, or not at all
 		}
 		switch e.Event.(type) {
 		case catalog.TopicActivated, catalog.TopicMoved, catalog.TopicDeleting:
@@ -283,8 +283,8 @@ func (w *world) perform(fail bool) {
 	}
 }
 
-// confirmed looks whether the brokers that may use more than the contract are kept with what
-// is acknowledged.
+// confirmed checks that an acknowledged event keeps the list of brokers that may use more than the
+// contract.
 func (w *world) confirmed(e catalog.Event) {
 	w.Helper()
 	switch e.(type) {
@@ -302,7 +302,7 @@ func (w *world) confirmed(e catalog.Event) {
 	}
 }
 
-// lose has a broker give up the topic, and its share with it.
+// lose makes a broker give up the topic and its share.
 func (w *world) lose(id string) {
 	for _, shares := range []map[string]bool{w.granted, w.over, w.lowered} {
 		delete(shares, id)
@@ -311,7 +311,7 @@ func (w *world) lose(id string) {
 	delete(w.held, id)
 }
 
-// forget has the adaptor restart, and know what brokers tell.
+// forget restarts the adaptor. The new adaptor knows only what brokers report.
 func (w *world) forget() {
 	w.shares, w.torn = nil, true
 	for _, id := range brokers {
@@ -334,7 +334,7 @@ func (w *world) ask(brokers []string, q question) {
 	}
 }
 
-// answer has a broker answer; refuse: if it can, it refuses.
+// answer lets a broker answer. With refuse, the broker refuses if possible.
 func (w *world) answer(i int, refuse bool) {
 	i = slices.IndexFunc(w.asked, func(q question) bool { return q.broker == w.asked[i].broker })
 	q := w.asked[i]
@@ -349,7 +349,7 @@ func (w *world) answer(i int, refuse bool) {
 		w.lose(q.broker)
 	default:
 		if w.cat.LeftOn(name, q.broker) {
-			w.lose(q.broker) // what it had was another topic
+			w.lose(q.broker) // the broker had another topic
 		}
 		if w.has[q.broker] = true; w.cat.Expects(name, q.broker) {
 			w.must(catalog.MemberPrepared{Topic: name, Broker: q.broker})
@@ -360,7 +360,7 @@ func (w *world) answer(i int, refuse bool) {
 	}
 }
 
-// crash ends the controller; the next one takes what it finds.
+// crash ends the controller; the next controller recovers from the durable state.
 func (w *world) crash() {
 	was := w.topic()
 	w.m, w.effects, w.torn = nil, nil, true
@@ -389,7 +389,7 @@ func (w *world) crash() {
 	}
 }
 
-// toggle has a broker come or go.
+// toggle connects or disconnects a broker.
 func (w *world) toggle(id string) {
 	if w.up(id) {
 		w.must(catalog.BrokerLeft{ID: id})
@@ -399,9 +399,9 @@ func (w *world) toggle(id string) {
 		return
 	}
 	w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
-	delete(w.over, id) // it is granted what it is to have
+	delete(w.over, id) // the broker is granted its target share
 	delete(w.lowered, id)
-	// Its session's work, as the controller assigns it.
+	// The broker's session has work, as the controller assigns it.
 	remove, prepare := w.cat.Work(id)
 	for range remove {
 		w.lose(id)
@@ -423,7 +423,7 @@ func set(ids []string) map[string]bool {
 
 func (w *world) idle() bool { return len(w.effects) == 0 && (w.m == nil || w.m.Over()) }
 
-// quietly lets the change under way end, with nothing that goes wrong any more.
+// quietly lets the current change end without further failures.
 func (w *world) quietly() {
 	for range 10_000 {
 		switch {
@@ -514,7 +514,7 @@ func TestATopicUnderControl(t *testing.T) {
 				}
 				w.tell(Closing{Late: w.rng.IntN(2) == 0})
 			},
-			"stray": func(t *rapid.T) { // what is of something that was given up
+			"stray": func(t *rapid.T) { // an answer to something that was given up
 				if w.idle() || len(w.effects) > 0 {
 					t.Skip()
 				}
@@ -524,8 +524,8 @@ func TestATopicUnderControl(t *testing.T) {
 			"adaptor": func(*rapid.T) { w.forget() },
 		})
 
-		// What goes wrong ends; what is under way comes to its end, and then the topic is
-		// where it was told to be, or where it was.
+		// The failures end and the current change completes. Then the topic is at its target, or where
+		// it was.
 		w.quietly()
 		clear(w.uses)
 		for _, id := range brokers {

@@ -91,9 +91,8 @@ func TestTheMagic(t *testing.T) {
 	}
 }
 
-// Whatever comes, and in whatever pieces: the same commands up to the same
-// error, nothing with an error, and an answer before the bound that the driver
-// holds.
+// For any input in any pieces, the parser returns the same commands up to the same error, nothing with
+// an error, and an answer before the bound that the driver keeps.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"PING\n", "REGISTER t c\nUNREGISTER t\n", identify(hello) + "PING\n", "IDENTIFY\n\xff\xff\xff\xff", "REGISTER\n", "x"} {
 		f.Add([]byte(seed))

@@ -54,7 +54,7 @@ type scene struct {
 
 func newScene(t *testing.T, cfg Config) *scene { return &scene{t: t, r: New(cfg), now: 1e9} }
 
-// join connects a node and has it say who it is.
+// join connects a node and sends its identity.
 func (s *scene) join(host string, port int) ID {
 	s.t.Helper()
 	id := testkit.Result(s.r.Join(s.now, "192.0.2.1:1")).Must(s.t)
@@ -87,7 +87,7 @@ func (s *scene) all(id ID, lines ...string) {
 	}
 }
 
-// want compares what is known of a topic: hosts, then channels.
+// want compares the known hosts and channels of a topic.
 func (s *scene) want(topic, want string) {
 	s.t.Helper()
 	nodes, channels, found := s.r.Producers(s.now, topic)
@@ -204,8 +204,7 @@ func TestConfigFaults(t *testing.T) {
 	testkit.NoError(t, (Config{}).Validate())
 }
 
-// A registry says at each step what a list of registrations says, searched
-// from end to end.
+// At each step a registry answers as a list of registrations that is searched from end to end.
 func TestAnyHistory(t *testing.T) {
 	type entry struct {
 		id ID
@@ -226,7 +225,7 @@ func TestAnyHistory(t *testing.T) {
 			slices.Sort(ids)
 			return slices.Compact(ids)
 		}
-		// settle forgets what is ephemeral and has no producer, once it had one.
+		// settle forgets ephemeral entries that had a producer and have none now.
 		settle := func(touched []key) {
 			for _, k := range touched {
 				if k.channel != "" && wire.Ephemeral(k.channel) && len(holders(k)) == 0 {

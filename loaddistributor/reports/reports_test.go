@@ -15,7 +15,7 @@ const (
 	window = 5 * time.Second
 )
 
-// session is a Broker whose reports come one after the other.
+// session is a Broker with its reports in sequence.
 type session struct {
 	*Broker
 	now time.Time
@@ -43,7 +43,7 @@ func TestAReportLeavesOutNoMessages(t *testing.T) {
 	}
 }
 
-// What was removed here meanwhile is no longer a topic whose messages have to be reported.
+// A topic that was removed here meanwhile need not be reported any more.
 func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
 	s := begin()
 	if err := s.report(false, stats(1)); err != nil {

@@ -67,7 +67,7 @@ func TestDefaults(t *testing.T) {
 
 func TestFaultsOfARequest(t *testing.T) {
 	many := func(n int) []*srtmv1.Publisher {
-		return slices.Repeat([]*srtmv1.Publisher{{Id: "p", Rate: 1}}, n) // not looked at one by one
+		return slices.Repeat([]*srtmv1.Publisher{{Id: "p", Rate: 1}}, n) // the publishers are not checked one by one
 	}
 	type spec = srtmv1.TopicSpec
 	for _, test := range []struct {
@@ -194,8 +194,8 @@ func fieldsOf(err error) []string {
 	return fields
 }
 
-// A contract that an update names is fixed. It follows what is measured only if the update says
-// so, too, or names neither the rate nor the burst.
+// A contract that an update names is fixed. It follows measurements only if the update says so, too,
+// or names neither the rate nor the burst.
 func TestAContractThatIsNamedIsFixed(t *testing.T) {
 	for path, follows := range map[string]bool{
 		"contract.rate_milli": false, "contract.burst": false, "contract": false,

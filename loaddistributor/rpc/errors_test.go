@@ -26,8 +26,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// domain has every exported error of the packages that rpc stands on, by
-// "package.Name", with the code and reason it must get.
+// domain lists every exported error of the packages that rpc imports, by "package.Name", with the
+// expected code and reason.
 var domain = map[string]struct {
 	err    error
 	code   codes.Code
@@ -102,8 +102,8 @@ func TestEveryDomainErrorHasACode(t *testing.T) {
 	}
 }
 
-// exportedErrors returns the exported variables that begin with Err, and the
-// exported types with an Error method or that stand for one of another package, as "package.Name".
+// exportedErrors returns, as "package.Name", the exported variables that begin with Err, and the
+// exported types that have an Error method or alias such a type of another package.
 func exportedErrors(t *testing.T, dir string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))

@@ -19,12 +19,13 @@ import (
 
 func source(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
 
-// propose is Propose where all that is known is when the messages were.
+// propose calls Propose when only the times of the messages are known.
 func propose(trace []tuner.Arrival, w sizing.Wanted, rng *rand.Rand) (*sizing.Proposal, error) {
 	return sizing.Propose(trace, mono.Never, -mono.Never, w, rng)
 }
 
-// poisson is so many publishers of 10 msg/s together, each batch messages at a time.
+// poisson is a number of publishers with 10 msg/s in total. Each publisher sends batch messages at a
+// time.
 func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tuner.Arrival) {
 	rng := source(seed)
 	rate := float64(publishers) * 10 / float64(batch)
@@ -66,7 +67,7 @@ func TestTheExampleOfTheOperationsGuide(t *testing.T) {
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-// The burst of the trace is that of tokenbucket.Profile, which finds it in integers.
+// The burst of the trace equals the burst of tokenbucket.Profile, which computes in integers.
 func TestBurstIsThatOfTheBucket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace := poisson(rapid.Uint64().Draw(t, "seed"), 20, rapid.IntRange(1, 40).Draw(t, "batch"), 5*time.Second)
@@ -95,8 +96,8 @@ func TestBurstIsThatOfTheBucket(t *testing.T) {
 	})
 }
 
-// A contract that was proposed from minutes of a source keeps in hours of it what was
-// wanted, about as often as it says.
+// A contract proposed from minutes of a source keeps its promise over hours of the source, about as
+// often as its confidence states.
 func TestTheConfidenceIsKept(t *testing.T) {
 	long := poisson(1<<20, 20, 8, 15*time.Minute)
 	at := make([]mono.Time, len(long))
@@ -139,7 +140,8 @@ func TestWhatIsWrongIsRefused(t *testing.T) {
 	}
 }
 
-// 500 messages in a day, the longest profile, are 0.006 msg/s: nine tenths of that are not 0.
+// 500 messages in a day, the longest profile, are 0.006 msg/s: nine tenths of this rate must not round
+// to 0.
 func TestASlowTopicHasFiniteDelays(t *testing.T) {
 	var trace []tuner.Arrival
 	for i := range sizing.MinMessages {
@@ -153,7 +155,7 @@ func TestASlowTopicHasFiniteDelays(t *testing.T) {
 	}
 }
 
-// A burst in a minute of which all is known, and the same with nothing known but the burst.
+// A burst in a minute that is fully known, and the same burst with nothing else known.
 func TestSilenceBeforeAndAfterABurstCounts(t *testing.T) {
 	var trace []tuner.Arrival
 	for i := range 600 {

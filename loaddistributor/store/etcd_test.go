@@ -21,8 +21,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// safe is an etcd server that serves one user, who may do nothing but what is
-// below a prefix, and shows a certificate.
+// safe is an etcd server with a certificate. Its only user may access only keys below a prefix.
 type safe struct {
 	authority *testkit.Authority
 	url       string
@@ -84,14 +83,14 @@ func TestWhomEtcdRefuses(t *testing.T) {
 		cfg := s.config()
 		cfg.Client.DialTimeout = 500 * time.Millisecond
 		change(cfg.Client.TLS)
-		// To us that is an etcd that is not there, which may change.
+		// The store treats this as an unavailable etcd, which may recover.
 		if who, err := s.store(t, cfg).Leader(t.Context()); err == nil {
 			t.Errorf("%s: led by %q", name, who)
 		}
 	}
 }
 
-// A process with a password starts while etcd is away, as one without does.
+// A process with a password starts while etcd is unavailable, as a process without a password does.
 func TestEtcdComesLate(t *testing.T) {
 	t.Parallel()
 	address := testkit.Result(local.Ports(1)).Must(t)[0]
@@ -118,11 +117,11 @@ func TestEtcdComesLate(t *testing.T) {
 	testkit.ErrorIs(t, err, errClosed, "after the end")
 }
 
-// A user's first connection is given up when the process is to stop: it may take as long as the
-// dial timeout.
+// A user's first connection is abandoned when the process is told to stop. Otherwise it may take as
+// long as the dial timeout.
 func TestDialingEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	ln := testkit.Listen(t) // which accepts nothing
+	ln := testkit.Listen(t) // accepts no connection
 	ctx, stop := context.WithCancel(t.Context())
 	cfg := EtcdConfig{
 		Client: clientv3.Config{Endpoints: []string{"http://" + ln.Addr().String()}, Username: "u", Password: "p", DialTimeout: time.Hour, Logger: zap.NewNop()},
@@ -159,7 +158,7 @@ func TestAFollowerIsToldThatEtcdIsAway(t *testing.T) {
 	})
 }
 
-// A leader that loses etcd while it writes a dump finds out that its term is over: the dump ends.
+// A leader that loses etcd while it writes a dump notices the end of its term, and the dump ends.
 func TestADumpDoesNotWaitForAnEtcdThatHasGone(t *testing.T) {
 	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
@@ -199,8 +198,8 @@ func TestADumpDoesNotWaitForAnEtcdThatHasGone(t *testing.T) {
 	}
 }
 
-// Topics and a catalog larger than what etcd takes at once are kept, and what has been
-// deleted does not take room for ever.
+// The store keeps topics and a catalog larger than etcd's largest request, and deleted data does not
+// take room for ever.
 func TestEtcdOfLittleRoom(t *testing.T) {
 	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{MaxRequestBytes: 1 << 19}).URL
@@ -238,7 +237,7 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 	if !forgotten(second-1) || forgotten(second) {
 		t.Errorf("etcd has forgotten what was before the last dump: %v; the last dump: %v", forgotten(second-1), forgotten(second))
 	}
-	// Few events, if they are large, are as much.
+	// A few large events weigh as much as many small events.
 	l.term.(*etcdTerm).written = historyBytes - 1
 	l.append(joined("b3"))
 	dump()
@@ -249,7 +248,7 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
 }
 
-// An etcd that has no space left (its NOSPACE alarm) refuses events, and the term goes on.
+// An etcd without space (its NOSPACE alarm) refuses events, and the term continues.
 func TestAFullEtcdRefuses(t *testing.T) {
 	t.Parallel()
 	s := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")
@@ -273,7 +272,7 @@ func TestAFullEtcdRefuses(t *testing.T) {
 	same(t, lead(t, etcdStore(t, client.Endpoints()[0], "/r/")).cat, l.cat)
 }
 
-// An attempt to lead that is called off while etcd does not answer ends soon, and so does Close.
+// A campaign that is cancelled while etcd does not answer ends soon, and Close does, too.
 func TestCallingOffACampaignDoesNotWaitForEtcd(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t, etcdtest.Config{})

@@ -26,8 +26,8 @@ func history(t testing.TB) (*leader, [][]byte) {
 	return l, m.mu.records
 }
 
-// The records of a history make the catalog that the history made, and so does a dump of it,
-// as a record and as text.
+// The records of a history, and a dump of it as a record or as text, restore the catalog of the
+// history.
 func TestRecordsMakeTheCatalogAgain(t *testing.T) {
 	l, records := history(t)
 	l.cat.Name(17)
@@ -50,7 +50,7 @@ func TestRecordsMakeTheCatalogAgain(t *testing.T) {
 	}
 }
 
-// Every event of the catalog has a record, and the history above has each.
+// Every event of the catalog has a record, and the history above contains each event.
 func TestEveryEventHasARecord(t *testing.T) {
 	files := testkit.Result(filepath.Glob(filepath.Join("..", "catalog", "*.go"))).Must(t)
 	var events []string
@@ -112,8 +112,7 @@ func TestRecordsThatAreRefused(t *testing.T) {
 	}
 }
 
-// Whatever is on disk: an error or an event that is written down again to what
-// is read as the same.
+// Any bytes on disk decode to an error, or to an event that is encoded to bytes with the same meaning.
 func FuzzRecord(f *testing.F) {
 	l, records := history(f)
 	for _, r := range append(records, testkit.Result(encodeDump(l.cat.Dump())).Must(f)) {

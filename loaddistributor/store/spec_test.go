@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-// Each part of a specification is in its record.
+// The record of a specification contains each part of the specification.
 func TestSpecificationsAreKeptWhole(t *testing.T) {
 	groups := []placement.Group{{Key: "g", Count: 2, Rate: 1, Weight: 9}}
 	for name, change := range map[string]func(*catalog.Spec){

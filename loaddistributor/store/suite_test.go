@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// etcdStore has a leader that keeps its lease, however busy this machine.
+// etcdStore returns a store whose leader keeps its lease on a busy machine.
 func etcdStore(t *testing.T, address, prefix string) *Etcd {
 	t.Helper()
 	return leasedStore(t, address, prefix, time.Minute)
@@ -48,8 +48,8 @@ func leasedStore(t *testing.T, address, prefix string, lease time.Duration) *Etc
 	return s
 }
 
-// stores are the implementations under test. open returns a Store on the same
-// data at each call of what it returns.
+// stores are the implementations under test. open returns a function, and each call of the function
+// returns a Store on the same data.
 func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 	safe := newSafe(t)
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
@@ -98,7 +98,7 @@ func TestStores(t *testing.T) {
 	}
 }
 
-// leader is a term with the catalog that goes with it.
+// leader is a term and its catalog.
 type leader struct {
 	t    testing.TB
 	term Term
@@ -138,7 +138,7 @@ func joined(id string) catalog.BrokerJoined {
 	}
 }
 
-// plannedFor returns a spec of so many publishers, and a plan for it.
+// plannedFor returns a spec with the given numbers of publishers, and a plan for it.
 func plannedFor(t testing.TB, cat *catalog.Catalog, name string, single, grouped int, rate int64) (*catalog.Spec, placement.Plan) {
 	t.Helper()
 	s := &catalog.Spec{
@@ -165,7 +165,7 @@ func placed(t testing.TB, cat *catalog.Catalog, name, key string, single, groupe
 func moving(t testing.TB, cat *catalog.Catalog, name string, single, grouped int) catalog.Event {
 	t.Helper()
 	s, p := plannedFor(t, cat, name, single, grouped, 2_000+int64(single+grouped))
-	// The last two of a broker are left without a place.
+	// The last two publishers of a broker have no place.
 	q := &p.Quotas[0]
 	if n := len(q.Publishers) - 2; n > 0 && single == 3 {
 		p.Unplaced, q.Publishers = slices.Clone(q.Publishers[n:]), q.Publishers[:n]
@@ -223,7 +223,7 @@ func (l *leader) every() {
 		catalog.ChannelsDeleted{Topic: "many", Channels: []catalog.Channel{{Name: "d"}}})
 }
 
-// active appends what makes a topic active.
+// active appends the events that make a topic active.
 func (l *leader) active(name string, single, grouped int) {
 	l.t.Helper()
 	l.append(placed(l.t, l.cat, name, "", single, grouped))
@@ -234,7 +234,7 @@ func (l *leader) active(name string, single, grouped int) {
 	l.append(catalog.TopicActivated{Topic: name})
 }
 
-// shifted moves the first n publishers of a topic to a broker that it is not on.
+// shifted moves the first n publishers of a topic to a broker outside the topic's placement.
 func (l *leader) shifted(name string, n int) catalog.Event {
 	l.t.Helper()
 	topic, _ := l.cat.Topic(name)
@@ -250,7 +250,7 @@ func (l *leader) shifted(name string, n int) catalog.Event {
 	return testkit.Result(catalog.NewTopicChanging(topic, topic.Spec, plan)).Must(l.t)
 }
 
-// moved appends what ends a move.
+// moved appends the event that ends a move.
 func (l *leader) moved(name string) {
 	l.t.Helper()
 	topic, _ := l.cat.Topic(name)
@@ -260,8 +260,8 @@ func (l *leader) moved(name string) {
 	l.append(catalog.TopicMoved{Topic: name})
 }
 
-// Of a topic with many publishers only what changes is written, wherever one reads it from
-// wherever: a new leader, after a dump or none, and followers.
+// For a topic with many publishers only the changes are written. A new leader, with or without a dump,
+// and followers all read the same topic.
 func TestAMoveOfOneOfManyPublishersIsASmallRecord(t *testing.T) {
 	l := lead(t, &Memory{})
 	l.append(joined("b3"), joined("b4"))
@@ -352,7 +352,7 @@ func aTermThatIsOver(t *testing.T, open func() Store) {
 	same(t, lead(t, open()).cat, l.cat)
 }
 
-// A topic of 40,000 publishers with names of their own is megabytes.
+// A topic of 40,000 publishers with individual names takes megabytes.
 func aLargeTopic(t *testing.T, open func() Store) {
 	l := lead(t, open())
 	l.append(joined("b1"), joined("b2"))
@@ -376,12 +376,12 @@ func manyEventsAtOnce(t *testing.T, open func() Store) {
 	same(t, lead(t, open()).cat, l.cat)
 }
 
-// follower collects what it is told.
+// follower collects what its callbacks receive.
 type follower struct {
 	mu     sync.Mutex
 	cat    *catalog.Catalog
 	resets int
-	missed error // what it was cut for, if that was that records were gone
+	missed error // the error if the follower was cut off because records were gone
 	cuts   int
 }
 
@@ -444,7 +444,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 		return f.version() == l.cat.Version() && late.version() == l.cat.Version()
 	})
 	same(t, late.cat, l.cat)
-	// On a busy machine it may not hear from etcd in time, and begin anew.
+	// On a busy machine the follower may not hear from etcd in time, and start again.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.resets == 0 || f.missed != nil {
@@ -452,12 +452,12 @@ func TestFollowersOfEtcd(t *testing.T) {
 	}
 }
 
-// The next in line leads once the first one is gone, and what the first one
-// still tries to write is refused, although it believes that it leads.
+// The next candidate leads once the first leader is gone. Writes of the first leader are refused,
+// although it believes that it leads.
 func TestALeaderThatWasReplaced(t *testing.T) {
 	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
-	first := lead(t, leasedStore(t, address, "/r/", 10*time.Second)) // it notices its end within a fifth
+	first := lead(t, leasedStore(t, address, "/r/", 10*time.Second)) // it notices its end within a fifth of the lease
 	first.append(joined("b1"))
 
 	next := make(chan *leader, 1)
@@ -474,7 +474,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 		t.Fatal("the first lost it for no reason")
 	case <-time.After(500 * time.Millisecond):
 	}
-	// As when the first hangs: its lease ends and it does not know.
+	// As if the first leader hangs: its lease ends without its knowledge.
 	old := first.term.(*etcdTerm)
 	revoked := clientv3.LeaseID(old.session.Lease())
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, term: term{head: old.head}, cancel: func() {}}
@@ -489,7 +489,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
 }
 
-// A leader leads for longer than its lease lasts.
+// A leader leads for longer than one lease.
 func TestATermIsKeptUp(t *testing.T) {
 	t.Parallel()
 	s := leasedStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/", time.Second)
@@ -505,8 +505,7 @@ func TestATermIsKeptUp(t *testing.T) {
 	})
 }
 
-// Terms are numbered upwards, whatever the clock says, and a file of an earlier version
-// has none.
+// Term numbers increase, whatever the clock says. A file of an earlier version has no number.
 func eachTermHasAGreaterNumber(t *testing.T, open func() Store) {
 	var last uint64
 	for range 3 {
@@ -523,8 +522,8 @@ func TestNumberAfterAClockThatWasFarAhead(t *testing.T) {
 	testkit.Equal(t, numberAfter(math.MaxInt64), math.MaxInt64+1, "after a clock that was far ahead")
 }
 
-// A leader that etcd has not heard of for the length of its lease knows that its term
-// is over before another one can begin.
+// A leader that has not reached etcd for the length of its lease knows that its term is over before
+// another leader can begin.
 func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 	t.Parallel()
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
@@ -532,7 +531,7 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 	old := first.term.(*etcdTerm)
 	before := old.Until()
 	testkit.WaitFor(t, "the term is kept up", func() bool { return old.Until() != before })
-	old.cancel() // nothing more is heard of it
+	old.cancel() // the old leader receives nothing more
 	next := lead(t, etcdStore(t, address, "/r/"))
 	if now := clock.Mono(); now.Before(old.Until()) {
 		t.Errorf("another leads %v before the end of the first term", old.Until().Sub(now))
@@ -556,7 +555,7 @@ func TestAFileInUse(t *testing.T) {
 	l.resign()
 }
 
-// Whatever page is damaged, an error names the file and the way back.
+// Whichever page is damaged, the error names the file and the recovery.
 func TestADamagedFile(t *testing.T) {
 	whole := func() []byte {
 		dir := t.TempDir()
@@ -600,8 +599,8 @@ func TestADamagedFile(t *testing.T) {
 	}
 }
 
-// A disk without room refuses what does not fit and the term goes on: what was refused is not
-// there, and the next events fit once there is room.
+// A full disk refuses what does not fit, and the term continues. Refused events are absent, and the
+// next events fit once there is room.
 func TestAFullDiskRefuses(t *testing.T) {
 	const size = 1 << 20
 	dir := testkit.SmallDisk(t, size)

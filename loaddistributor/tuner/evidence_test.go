@@ -14,8 +14,8 @@ import (
 
 var capturing = RebalanceConfig{Sustained: 20 * time.Second, Cooldown: 30 * time.Second, MaxPart: DefaultMaxPart, Capture: DefaultCapture}
 
-// bursts is a topic of 400 publishers, half of them on b1, where 20 send at once,
-// all in turn, every 100 ms for 4 s. So many of each burst were late.
+// bursts is a topic of 400 publishers, half of them on b1. There 20 publishers send at once, all in
+// turn, every 100 ms for 4 s. late messages of each burst were late.
 func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 	t.Helper()
 	d := placement.Demand{Topic: "t", Rate: 400, Burst: 40, Groups: []placement.Group{{Key: "g", Count: 400, Rate: 1}}}
@@ -66,12 +66,12 @@ func TestTheReplayDecides(t *testing.T) {
 		reason string
 	}{
 		"the broker is too slow": {func(*Suspect, *Evidence) {}, Overloaded, "0 % by a replay of 800 arrivals"},
-		// 6 of each 20 wait, 5 to 30 ms, and five of them for more than 9 ms.
+		// 6 of each 20 messages wait, 5 to 30 ms, and five of them for more than 9 ms.
 		"the bucket is too small": {func(_ *Suspect, e *Evidence) {
 			e.Share = tokenbucket.Share{Rate: tokenbucket.PerSecond(200), Burst: 14}
 		}, BucketLimited, "by a replay"},
 		"it held nothing": {func(_ *Suspect, e *Evidence) { e.Share = tokenbucket.Share{} }, BucketLimited, "tokens explain 100 % by a replay"},
-		// A consumer or a broker so slow that an unloaded message is late, and tokens for all.
+		// A consumer or a broker so slow that an unloaded message is late, with enough tokens.
 		"it is late without load": {func(_ *Suspect, e *Evidence) {
 			e.Unloaded, e.Load.Exceeded = 20*time.Millisecond, e.Load.Delivered
 		}, Overloaded, "100 % late, of which tokens explain 0 % by a replay of 800 arrivals and 0 % by reports"},
@@ -90,7 +90,7 @@ func TestTheReplayDecides(t *testing.T) {
 			if v != c.want || m.From != "b1" || !strings.Contains(m.Reason, c.reason) || (v == Overloaded) != (m.To == "b2" && len(m.Publishers) > 0) {
 				t.Fatalf("verdict %d: %+v", v, m)
 			}
-			// Neither comes to the same at once.
+			// The same verdict does not come again at once, whichever it was.
 			of.Asked, of.Evidence = "", nil
 			again := 45
 			if c.want == Overloaded {
@@ -103,8 +103,8 @@ func TestTheReplayDecides(t *testing.T) {
 	}
 }
 
-// What is asked of one broker is of use to that one only, and it has its turn even
-// when another is worse by then.
+// An answer about one broker is used for this broker only. The broker keeps its turn even if another
+// broker is worse by then.
 func TestOneAfterTheOther(t *testing.T) {
 	var w Watch
 	of, e := bursts(t, 3)
@@ -125,8 +125,8 @@ func TestOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// A broker that absorbs 17 of bursts of 20 keeps the SLO with bursts of 17: without
-// three of each burst's publishers.
+// A broker that absorbs 17 of bursts of 20 keeps the SLO with bursts of 17, so three publishers of
+// each burst leave.
 func TestNoMoreThanItTakes(t *testing.T) {
 	of, e := bursts(t, 3)
 	for i := range e.Arrivals { // always the same 20
@@ -146,7 +146,8 @@ func TestNoMoreThanItTakes(t *testing.T) {
 	if v != Overloaded || !slices.Equal(m.Publishers, all[:3]) {
 		t.Errorf("verdict %d: %+v", v, m)
 	}
-	// 5 % of 400 are not enough where all are late: then a tenth of its rate.
+	// If all messages are late, 5 % of 400 publishers are not enough: a tenth of the broker's rate
+	// moves.
 	of, e = bursts(t, 20)
 	w = Watch{}
 	s = suspect(t, &w, of, 0)

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// What is offered in seconds, beside the contract of 100 msg/s and a burst of 50.
+// Offered messages in seconds, against the contract of 100 msg/s and a burst of 50.
 func TestExcess(t *testing.T) {
 	var e tuner.Excess
 	var history []float64
@@ -27,13 +27,13 @@ func TestExcess(t *testing.T) {
 		n       float64
 		over    bool // at the end
 	}{
-		{60, 100, false}, // all of it
+		{60, 100, false}, // the whole rate
 		{1, 150, false},  // and the burst
 		{1, 50, false},
 		{60, 95, false},
 		{20, 101, false},
-		{40, 101, true}, // a little, for as long as it takes
-		{1, 0, true},    // it has still to be made up for
+		{40, 101, true}, // a little more, for any length of time
+		{1, 0, true},    // the excess is not made up for yet
 		{10, 99, false},
 		{1, 159, true}, // 59 % over
 		{10, 159, true},
@@ -48,7 +48,7 @@ func TestExcess(t *testing.T) {
 		}
 		testkit.Equal(t, over, s.over, "step %d: over", i)
 	}
-	// A controller that comes while it goes on.
+	// A controller that starts during the excess.
 	e = tuner.Excess{}
 	if e.Backlog(400, 50); !e.Offer(159, time.Second, 159, 100, 50, 10*time.Second) {
 		t.Error("400 wait, more than the contract is offered, and it is within it")
@@ -59,8 +59,7 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// A topic within its rate is not over its contract for its bursts, however small the
-// burst that it has.
+// A topic within its rate does not exceed its contract by bursts, however small the contract's burst.
 func TestBurstsAreNotExcess(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testkit.Seed(t), 1))
 	var e tuner.Excess

@@ -13,9 +13,9 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Whatever is measured, each plan of the paper's search divides no more than the
-// contract, with a token for each broker, and places each publisher once or not at all:
-// also where there are no more tokens than brokers, and publishers without a place.
+// Whatever is measured, each plan of the paper's search divides at most the contract, with a token for
+// each broker, and places each publisher at most once. This also holds with no more tokens than
+// brokers, and for publishers without a place.
 func TestPaperDividesTheContract(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var brokers []placement.Broker

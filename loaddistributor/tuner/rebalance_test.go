@@ -91,7 +91,7 @@ func TestWhatMovesNothing(t *testing.T) {
 	}
 }
 
-// Hovering between calm and the budget does not end what has begun.
+// Hovering between calm and the budget does not end a violation that has begun.
 func TestHysteresis(t *testing.T) {
 	var w Watch
 	of := topic(t)
@@ -113,8 +113,7 @@ func TestTheNextBrokerWhereMembersAreFull(t *testing.T) {
 	}
 }
 
-// Two brokers at their edge: what has moved does not come back while it could
-// be flapping.
+// Two brokers are at their limit: moved publishers do not come back while this could be flapping.
 func TestNothingComesBackSoon(t *testing.T) {
 	var w Watch
 	of := topic(t)
@@ -128,9 +127,8 @@ func TestNothingComesBackSoon(t *testing.T) {
 	testkit.Equal(t, len(moves), 1, "%+v at %v", moves, at)
 }
 
-// Whatever is measured: a move is of publishers that are on its source, to
-// another broker that has room for them, never more than the part allowed, and
-// never within the cooldown.
+// Whatever is measured, a move takes publishers of its source to another broker that has room for
+// them. It never exceeds the allowed part, and never falls within the cooldown.
 func TestAnyMove(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w Watch

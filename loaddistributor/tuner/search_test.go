@@ -17,8 +17,7 @@ import (
 
 const slo = time.Millisecond
 
-// setup is a topic of groups of publishers that send a batch of 10 each second, on
-// n empty brokers.
+// setup is a topic on n empty brokers. Its groups of publishers send a batch of 10 each second.
 func setup(n, groups, size int, burst int64) tuner.Setup {
 	s := tuner.Setup{
 		Policy: placement.SRTM, Quantile: 0.99, Latency: slo,
@@ -35,7 +34,7 @@ func setup(n, groups, size int, burst int64) tuner.Setup {
 
 func rng() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
 
-// checkPlan: every publisher is placed once or not placed, and what is placed has
+// checkPlan verifies that every publisher is placed at most once, and that the placed publishers have
 // the contract in proportion.
 func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 	t.Helper()
@@ -63,8 +62,8 @@ func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 	}
 }
 
-// holding is a world in which broker l keeps the SLO with up to holds[l] publishers,
-// its quantile being in proportion to their number.
+// holding is a world in which broker l keeps the SLO with up to holds[l] publishers. A broker's
+// quantile is proportional to its number of publishers.
 func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
 	for _, q := range a.Plan.Quotas {
 		n, most := len(q.Publishers), holds[q.Broker]
@@ -78,7 +77,7 @@ func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
 	return o
 }
 
-// paper runs the paper's search in that world.
+// paper runs the paper's search in the world of holding.
 func paper(t *testing.T, s tuner.Setup, holds map[string]int) (final tuner.Action, rounds int) {
 	t.Helper()
 	search := testkit.Result(tuner.NewPaper(s, time.Minute, rng())).Must(t)
@@ -120,8 +119,8 @@ func TestPaperSearch(t *testing.T) {
 		fitted bool
 	}{
 		{"one broker holds all", all(1000), map[string]int{"b1": 1000}, []tuner.Rounds{{K: 1, Rounds: 1}}, true},
-		// 1000 no, 500 no, 250 is within 20 % below 300: stop. Then 750 at the
-		// next: no, 375 no, 187 yes, 281 within 20 %. And so on.
+		// 1000 no, 500 no, 250 is within 20 % below 300: stop. Then the next broker: 750 no, 375 no,
+		// 187 yes, 281 within 20 %. And so on.
 		{"300 each", all(300), map[string]int{"b1": 250, "b2": 281, "b3": 292, "b4": 177},
 			[]tuner.Rounds{{K: 1, Rounds: 3}, {K: 2, Rounds: 4}, {K: 3, Rounds: 4}, {K: 4, Rounds: 1}}, true},
 		{"brokers run out", all(100), nil, nil, false},
@@ -157,18 +156,18 @@ func sum(m map[string]int) (n int) {
 	return n
 }
 
-// All brokers that violate the SLO search in the same rounds, and each keeps a
-// part of every group.
+// All brokers that violate the SLO search in the same rounds, and each broker keeps a part of every
+// group.
 func TestPaperSearchesInParallel(t *testing.T) {
 	s := setup(6, 100, 10, 1000)
 	s.Policy = placement.LoadBalance
 	for i := range s.Brokers {
 		if i > 2 {
-			s.Brokers[i].Mcap = 0 // three carry it at first, and there are no more
+			s.Brokers[i].Mcap = 0 // three brokers carry the topic at first, and no others are available
 		}
 	}
 	final, rounds := paper(t, s, map[string]int{"b1": 100, "b2": 100, "b3": 400})
-	// 334 no, 167 no, 83 within 20 % of 100: both at once.
+	// 334 no, 167 no, 83 within 20 % of 100: both brokers at once.
 	if got := counts(final); rounds < 3 || got["b1"] != 83 || got["b2"] > 100 || got["b2"] < 80 {
 		t.Errorf("after %d rounds: %v", rounds, got)
 	}
@@ -186,14 +185,14 @@ func TestPaperSearchesInParallel(t *testing.T) {
 	}
 }
 
-// absorbing is a world of brokers that get through so many messages at once within
-// the SLO's latency and drain at a rate; groups fire at random phases, each second.
+// absorbing is a world of brokers that absorb a number of messages at once within the SLO's latency
+// and drain at a fixed rate. Groups fire at random phases, each second.
 type absorbing struct {
 	setup  tuner.Setup
 	burst  int64
 	phases []mono.Time
-	// meet, where it is set, is how many pairs of groups send at once in a second;
-	// all others are apart.
+	// meet, if set, returns how many pairs of groups send at once in a second; all other groups send
+	// apart.
 	meet  func(second int) int
 	now   mono.Time
 	spent time.Duration
@@ -237,8 +236,8 @@ func (w *absorbing) arrivals(from, to mono.Time) (all []tuner.Arrival) {
 	return all
 }
 
-// observe lets an action's time pass. What a broker absorbed before is forgotten,
-// which periodic traffic of a load below 1 does not notice.
+// observe lets an action's time pass. It forgets what a broker absorbed before, which makes no
+// difference for periodic traffic with a load below 1.
 func (w *absorbing) observe(a tuner.Action) (o tuner.Observation) {
 	w.now = w.now.Add(a.Settle)
 	w.spent += a.Settle + a.Measure
@@ -291,8 +290,8 @@ func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	return a
 }
 
-// Groups of 20 send bursts of 200. Of brokers that absorb 90 each it takes 3; with
-// a few overlaps in 50 groups.
+// Groups of 20 send bursts of 200. Brokers that absorb 90 each are needed three times; a few of the 50
+// groups overlap.
 func TestFastSearch(t *testing.T) {
 	s := setup(6, 50, 20, 3000)
 	cold := newAbsorbing(s, 90, 5)
@@ -308,7 +307,7 @@ func TestFastSearch(t *testing.T) {
 		t.Errorf("learned that a broker absorbs %+v, it is 90 at 100,000 msg/s", learned)
 	}
 
-	// Another topic on the same brokers begins where this one ended.
+	// Another topic on the same brokers starts from this topic's result.
 	warm := newAbsorbing(s, 90, 6)
 	final = fast(t, warm, tuner.FastConfig{Absorbed: final.Outcome.Absorbed})
 	if r := final.Outcome.Rounds; !final.Outcome.Fitted || r[0].K != 3 || len(r) > 2 {
@@ -316,13 +315,13 @@ func TestFastSearch(t *testing.T) {
 	}
 }
 
-// A topic whose rate, or an earlier one, suggests more brokers than it needs comes
-// down once, and what was tried and failed is not tried again.
+// A topic whose rate, or whose predecessor, suggests more brokers than it needs comes down once. The
+// search does not retry a placement that failed.
 func TestFastComesDownWhereTheForecastSaysSo(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 20, 3000), 90, 5)
 	all := map[string]tuner.Absorption{}
 	for _, b := range w.setup.Brokers {
-		all[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 45} // half of what they do
+		all[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 45} // half of a broker's absorption
 	}
 	final := fast(t, w, tuner.FastConfig{Absorbed: all})
 	tried := map[int]bool{}
@@ -337,9 +336,9 @@ func TestFastComesDownWhereTheForecastSaysSo(t *testing.T) {
 	}
 }
 
-// What is in force is measured before anything is moved, whatever was learned of the
-// brokers: consumers may be faster than those of an earlier topic, and publishers that
-// are declared as a group may send apart.
+// The placement in force is measured before anything is moved, whatever was learned about the brokers.
+// Consumers may be faster than an earlier topic's consumers, and publishers of a declared group may
+// send apart.
 func TestFastTestsWhatIsInForceFirst(t *testing.T) {
 	for _, c := range []struct {
 		size int
@@ -367,8 +366,7 @@ func TestFastTestsWhatIsInForceFirst(t *testing.T) {
 	}
 }
 
-// As much is late in the mean: where it is so in each second, that is believed; where
-// A little late in each second is believed.
+// A few late messages in each second are believed.
 func TestFastBelievesWhatItSees(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 5, 3000), 90, 5)
 	w.meet = func(int) int { return 1 }
@@ -378,7 +376,7 @@ func TestFastBelievesWhatItSees(t *testing.T) {
 	}
 }
 
-// A topic that one broker holds stays on one.
+// A topic that fits on one broker stays on one broker.
 func TestFastStaysWithTheFewest(t *testing.T) {
 	w := newAbsorbing(setup(6, 200, 5, 3000), 200, 5)
 	final := fast(t, w, tuner.FastConfig{})
@@ -387,8 +385,7 @@ func TestFastStaysWithTheFewest(t *testing.T) {
 	}
 }
 
-// Where the contract's burst is too small, more brokers do not help, and it says
-// so.
+// If the contract's burst is too small, more brokers do not help, and the search says so.
 func TestFastBlamesTheBucket(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 20, 60), 1000, 5)
 	final := fast(t, w, tuner.FastConfig{})
@@ -397,7 +394,7 @@ func TestFastBlamesTheBucket(t *testing.T) {
 	}
 }
 
-// Where no number of brokers is enough, the best that was tried stands.
+// If no number of brokers is enough, the best placement that was tried stays.
 func TestFastGivesUp(t *testing.T) {
 	w := newAbsorbing(setup(3, 50, 20, 3000), 20, 5)
 	final := fast(t, w, tuner.FastConfig{})

@@ -14,9 +14,9 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// verdicts runs the test, of a budget of 1 %, on messages whose true late fraction
-// is p, late in bursts: of so many messages in a row all are late or none. Slices
-// of 100 messages cut through bursts, or hold many.
+// verdicts runs the test, with a budget of 1 %, on messages whose true late fraction is p. Messages
+// are late in bursts: all messages of a burst are late, or none. Slices of 100 messages cut through
+// bursts, or hold many bursts.
 func verdicts(p float64, burst, runs int, most float64, seed uint64) (counts map[tuner.Decision]int, messages float64) {
 	counts = map[tuner.Decision]int{}
 	for run := range runs {
@@ -48,7 +48,7 @@ func verdicts(p float64, burst, runs int, most float64, seed uint64) (counts map
 
 const alpha = 0.05
 
-// runs is how many runs each case gets; SRTM_FITTING_RUNS raises it.
+// runs returns the number of runs for each case; SRTM_FITTING_RUNS raises it.
 func runs(t *testing.T, usual int) int {
 	t.Helper()
 	text := os.Getenv("SRTM_FITTING_RUNS")
@@ -62,10 +62,10 @@ func runs(t *testing.T, usual int) int {
 	return n
 }
 
-// The guarantee of Sequential, over many runs with known true fractions: the error
-// rate of its verdicts is within alpha. The allowance is 4.5 standard deviations of a
-// count that is right at alpha, as it is at p=0.01: with 3 one run in some hundred of
-// this test failed by chance.
+// The guarantee of Sequential, over many runs with known true fractions: the error rate of its
+// verdicts is within alpha. The allowance is 4.5 standard deviations of a count whose error rate
+// equals alpha, as at p=0.01. With 3 standard deviations, about one in some hundred runs of this test
+// failed by chance.
 func TestVerdictsErrWithinAlpha(t *testing.T) {
 	n := runs(t, 400)
 	allowed := alpha*float64(n) + 4.5*math.Sqrt(alpha*(1-alpha)*float64(n))
@@ -90,8 +90,7 @@ func TestVerdictsErrWithinAlpha(t *testing.T) {
 	}
 }
 
-// Bursts of which any part is late, and of any size up to the bound, are covered
-// as well.
+// The guarantee also covers bursts of any size up to the bound that are late in part.
 func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 	n := runs(t, 400)
 	wrong := 0
@@ -99,8 +98,8 @@ func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
 		s := tuner.NewSequential(0.01, alpha, 250, 500_000)
 		for s.Decision() == tuner.Undecided {
-			// 2.4 % of bursts are late by a half in the mean, and larger ones no
-			// more often than smaller ones: 1.2 %.
+			// 2.4 % of bursts are late, on average by half their messages, and larger bursts no more
+			// often than smaller bursts: 1.2 %.
 			size := 1 + rng.IntN(250)
 			late := 0.0
 			if rng.Float64() < 0.024 {
@@ -117,8 +116,8 @@ func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 	}
 }
 
-// What is far from the budget is settled, and soon; beyond it, that is as soon as
-// it is plain that it would not be shown to be kept.
+// A fraction far from the budget is settled soon. Above the budget, the test ends as soon as it is
+// clear that the SLO would not be shown to be kept.
 func TestTheClearIsSettledSoon(t *testing.T) {
 	for _, c := range []struct {
 		p      float64
@@ -136,7 +135,7 @@ func TestTheClearIsSettledSoon(t *testing.T) {
 	}
 }
 
-// Nearer the budget it asks for more, up to the cap, and then takes the safe side.
+// Nearer the budget the test asks for more messages, up to the cap, and then takes the safe side.
 func TestNearTheBudgetItAsksForMore(t *testing.T) {
 	_, far := verdicts(0, 10, 300, 20_000, testkit.Seed(t))
 	counts, near := verdicts(0.002, 10, 300, 20_000, testkit.Seed(t))
@@ -148,7 +147,7 @@ func TestNearTheBudgetItAsksForMore(t *testing.T) {
 			t.Errorf("p=%v: %v", p, counts)
 		}
 	}
-	// Nothing is hopeless here but the time: it ends at the cap.
+	// Only the number of messages runs out here: the test ends at the cap.
 	s := tuner.NewSequential(0.01, 0.05, 10, 3000)
 	for s.Decision() == tuner.Undecided {
 		s.Add(10, 0)
@@ -159,7 +158,7 @@ func TestNearTheBudgetItAsksForMore(t *testing.T) {
 	if d := s.Decision(); s.Add(1e6, 1e6) != d || d == tuner.Undecided {
 		t.Errorf("%v, then %v", d, s.Decision())
 	}
-	// Far too late: it gives up long before the cap.
+	// Far too many late messages: the test gives up long before the cap.
 	s = tuner.NewSequential(0.01, 0.05, 10, 1e9)
 	for s.Decision() == tuner.Undecided {
 		s.Add(10, 0.1)

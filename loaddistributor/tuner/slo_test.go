@@ -55,9 +55,9 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// However a topic's deliveries are spread over its parts, the pooled fraction
-// is the same, and a split never turns a topic that misses into one that
-// meets: the parts' rule only adds strictness.
+// However a topic's deliveries are spread over its parts, the pooled fraction is the same. A split
+// never turns a topic that misses its SLO into a topic that meets it: the parts' rule only adds
+// strictness.
 func TestJudgePooledFractionIsIndependentOfTheSplit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		quantile := rapid.Float64Range(0.5, 0.9999).Draw(t, "quantile")
@@ -114,10 +114,9 @@ func TestAVerdictNeedsEvidence(t *testing.T) {
 	}
 }
 
-// The guarantee of Judge, over many windows: the error of its verdicts is within Alpha,
-// whatever the number of messages and brokers, and a topic that is ten times better
-// than its SLO is never said to miss it. The allowance is as in
-// TestVerdictsErrWithinAlpha.
+// The guarantee of Judge, over many windows: the error of its verdicts is within Alpha, whatever the
+// number of messages and brokers. A topic that is ten times better than its SLO is never judged to
+// miss it. The allowance is as in TestVerdictsErrWithinAlpha.
 func TestJudgeErrsWithinAlpha(t *testing.T) {
 	n := runs(t, 4000)
 	allowed := tuner.Alpha*float64(n) + 3*math.Sqrt(tuner.Alpha*float64(n))
@@ -154,10 +153,10 @@ func TestJudgeErrsWithinAlpha(t *testing.T) {
 	}
 }
 
-// draw is how many of n are late, each with chance p.
+// draw returns how many of n messages are late, each with chance p.
 func draw(rng *rand.Rand, n int, p float64) (late uint64) {
 	for i := 0.0; ; late++ {
-		// Geometric steps from one to the next.
+		// Geometric steps from one late message to the next.
 		if i += 1 + math.Floor(math.Log(1-rng.Float64())/math.Log1p(-p)); i > float64(n) {
 			return late
 		}

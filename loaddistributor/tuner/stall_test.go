@@ -10,21 +10,21 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// lateness says how many of the messages of the next 10 ms are late, of ten.
+// lateness returns the number of late messages among the ten of the next 10 ms.
 type lateness func(rng *rand.Rand) func() uint64
 
-// alone: each message by itself, with chance p.
+// alone: each message is late independently, with chance p.
 func alone(p float64) lateness {
 	return func(rng *rand.Rand) func() uint64 {
 		return func() uint64 { return draw(rng, 10, p) }
 	}
 }
 
-// stalls of 100 ms, in which everything is late, and a fraction p altogether: after
-// times that are drawn, or always as long.
+// stalls draws stalls of 100 ms in which every message is late, with a total late fraction p. The
+// times between stalls are random, or always equal.
 func stalls(p float64, regular bool) lateness {
 	return func(rng *rand.Rand) func() uint64 {
-		mean := 10 * (1 - p) / p // of what is between them, in 10 ms
+		mean := 10 * (1 - p) / p // between stalls, in 10 ms
 		next := func() int {
 			if regular {
 				return int(math.Round(mean))
@@ -44,8 +44,8 @@ func stalls(p float64, regular bool) lateness {
 	}
 }
 
-// kept counts of how many fits, on up to so many brokers that all are late alike, it is
-// found that the SLO of 99 % is kept.
+// kept counts the fits that find that the SLO of 99 % is kept. Each fit has brokers brokers, and the
+// messages of all brokers are late together.
 func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (kept int) {
 	t.Helper()
 	for run := range runs {
@@ -70,8 +70,8 @@ func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (ke
 	return kept
 }
 
-// The guarantee of a fit, of all placements that it tries together, where messages are late
-// each by itself and where they are in stalls.
+// The guarantee of a fit, over all placements that it tries, with independent late messages and with
+// stalls.
 func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 	const alpha = 0.1
 	n := runs(t, 30)
@@ -98,7 +98,7 @@ func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 			t.Errorf("%s: found kept in %d of %d runs, allowed %.0f", name, got, n, allowed)
 		}
 	}
-	// What keeps the SLO is found to, all the same.
+	// A topic that keeps the SLO is still found to keep it.
 	if got := kept(t, n, 1, alone(0.0005), stall); got < n*9/10 {
 		t.Errorf("found kept in %d of %d runs, and it is", got, n)
 	}

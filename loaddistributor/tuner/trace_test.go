@@ -70,7 +70,7 @@ func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
 	testkit.Equal(t, trace.Counts(), (Counts{Captured: 4}))
 }
 
-// What one broker has lost is missing of all.
+// A loss on one broker leaves a hole in the whole trace.
 func TestHoles(t *testing.T) {
 	one := func(trace *Trace, broker string, at, now mono.Wall, more ...func(*Piece)) {
 		p := Piece{Publishers: []string{broker}, Start: at, Gaps: []uint64{0}, From: []uint32{0}}
@@ -121,7 +121,7 @@ func TestHoles(t *testing.T) {
 			one(trace, "1", now-1, now)
 		}
 		expect(t, trace.Take(origin+5*second), at(200, 2), Arrival{At: mono.Time(250*ms - 1), Publisher: 1})
-		trace.Expect([]string{"1"}, origin+5*second) // it has left
+		trace.Expect([]string{"1"}, origin+5*second) // the broker has left
 		one(trace, "1", origin+5100*ms, origin+7*second)
 		expect(t, trace.Take(origin+7*second), at(5100, 1))
 	})
@@ -140,7 +140,8 @@ func TestHoles(t *testing.T) {
 	})
 }
 
-// The trace may not be taken for long, while brokers lose messages all the time.
+// Nobody takes the trace for a long time, while brokers lose messages all the time. The number of
+// holes stays small.
 func TestHolesAreFew(t *testing.T) {
 	trace := begun(t, "b1", "b2")
 	now := origin
@@ -168,7 +169,7 @@ func TestSkip(t *testing.T) {
 	add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 100*ms, Gaps: []uint64{0, uint64(200 * ms)}, From: []uint32{0, 0}}, origin+2*second)
 	trace.Skip(origin + 200*ms)
 	expect(t, trace.Take(origin+2*second), at(300, 1))
-	trace.Skip(origin + 200*ms) // it does not go back
+	trace.Skip(origin + 200*ms) // a skip does not go back
 	if c := trace.Counts(); c != (Counts{Captured: 1}) || trace.taken != origin+1500*ms {
 		t.Errorf("%+v, taken to %v", c, trace.taken)
 	}
@@ -185,7 +186,7 @@ func TestBadPieces(t *testing.T) {
 	}{
 		{"publisher", func(p *Piece) { p.From = p.From[:1] }},
 		{"publisher[1]", func(p *Piece) { p.From[1] = 2 }},
-		{"publisher[1]", func(p *Piece) { p.First = true }}, // one is named then
+		{"publisher[1]", func(p *Piece) { p.First = true }}, // a first piece starts a new list, with one publisher
 		{"publishers", func(p *Piece) { p.Publishers = make([]string, MaxPublishers) }},
 		{"gap_ns[0]", func(p *Piece) { p.Gaps[0] = 1 }},
 		{"gap_ns[1]", func(p *Piece) { p.Gaps[1] = 1 << 63 }},
@@ -207,7 +208,7 @@ func TestBadPieces(t *testing.T) {
 			if err := trace.Add("a", p, now); !errors.As(err, &bad) || bad.Field != c.field {
 				t.Fatalf("%v, want a fault of %s", err, c.field)
 			}
-			// What was said before stands; what follows has no numbers to count on.
+			// Earlier pieces stay. Later pieces have no publisher numbers to refer to.
 			if err := trace.Add("a", fine(), now); !errors.As(err, &bad) || bad.Field != "first" || trace.Begun("a") {
 				t.Errorf("%v, begun %v", err, trace.Begun("a"))
 			}
@@ -225,8 +226,7 @@ func TestBadPieces(t *testing.T) {
 	}
 }
 
-// Whatever way a schedule is cut into brokers and pieces that overlap, the trace is
-// the schedule.
+// However a schedule is cut into brokers and overlapping pieces, the trace equals the schedule.
 func TestTheTraceIsTheSchedule(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		brokers := rapid.SliceOfNDistinct(rapid.StringMatching("[a-z]"), 1, 4, rapid.ID[string]).Draw(r, "brokers")
@@ -234,7 +234,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 		type message struct {
 			at        mono.Wall
 			publisher int32
-			tells     int // the piece that says it
+			tells     int // the piece that reports it
 		}
 		records := map[string][]message{}
 		var want []Arrival
@@ -285,8 +285,8 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 	})
 }
 
-// Whatever comes: no panic, what is taken is in order, and nothing of a refused
-// piece is in it.
+// For any input: no panic, the accepted arrivals are in order, and the trace contains nothing of a
+// refused piece.
 func FuzzTrace(f *testing.F) {
 	f.Add([]byte{0, 1, 5, 2, 0, 3, 9, 200, 1, 1, 1})
 	f.Fuzz(func(t *testing.T, data []byte) {

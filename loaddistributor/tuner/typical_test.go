@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// As much may be late in the mean: where it is so in each second, that is believed;
-// where seconds differ much, those that were seen do not say enough of those to come.
+// The same fraction may be late in the mean. If it is late in each second, the measurement is
+// believed. If seconds differ much, the observed seconds say too little about later seconds.
 func TestWhichArrivalsAreTypical(t *testing.T) {
 	f := &Fast{setup: Setup{Quantile: 0.99}}
 	f.trace.arrivals = make([]Arrival, 1)
