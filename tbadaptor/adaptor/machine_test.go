@@ -19,7 +19,7 @@ func TestWorth(t *testing.T) {
 	}
 	view := ledger.TopicView{Members: []ledger.MemberView{
 		{Broker: "b1", Target: s(1000, 100)}, {Broker: "b2", Target: s(1000, 100)},
-		{Broker: "b3"}, // on its way to nothing
+		{Broker: "b3"}, // its target is nothing
 	}}
 	for _, test := range []struct {
 		name   string
@@ -81,7 +81,7 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 			testkit.Equal(t, a.Share, test.want[a.Broker], "%s: %s gets", test.name, a.Broker)
 		}
 	}
-	// A member that restarted and was forgotten by the ledger gets a share again.
+	// A member that restarted, and that the ledger has forgotten, gets a share again.
 	forgotten := view(s(0, 0))
 	forgotten.Members = forgotten.Members[:1]
 	got, err := propose(forgotten, "b1", "b2")
@@ -90,7 +90,7 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 	}
 }
 
-// brokers are all near, and acknowledge what they are granted at once.
+// brokers are well connected, and acknowledge grants at once.
 type brokers struct {
 	t *testing.T
 	*Machine
@@ -118,7 +118,7 @@ func (b *brokers) settle(grants []ledger.Grant, err error) {
 	testkit.Must(b.t, err)
 }
 
-// second is one in which brokers are offered so many messages, and so many wait.
+// second advances one second, in which offered messages arrive at each broker, and some messages wait.
 func (b *brokers) second(offered map[string]int64) {
 	b.t.Helper()
 	b.now = b.now.Add(time.Second)
@@ -158,7 +158,7 @@ func TestSharesFollowTheLoad(t *testing.T) {
 		_, grants, err := b.Set(b.now, contract(ids...))
 		b.settle(grants, err)
 	}
-	// A broker that is away keeps what it holds, and the rest is divided.
+	// A disconnected broker keeps its share, and the rest is divided.
 	b := start(t, "b1", "b2", "b3")
 	set(b, "b1", "b2", "b3")
 	b.settle(b.Disconnect("b3"), nil)
@@ -166,7 +166,7 @@ func TestSharesFollowTheLoad(t *testing.T) {
 		b.second(map[string]int64{"b1": 50, "b2": 10})
 	}
 	b.is(map[string][2]int64{"b1": {50, 5}, "b2": {10, 1}, "b3": {30, 3}})
-	// What has not been granted yet is left alone: c3 is on its way.
+	// A share that has not been granted yet stays: b3 is still connecting.
 	c := start(t, "b1", "b2")
 	set(c, "b1", "b2", "b3")
 	for range 12 {
@@ -178,7 +178,7 @@ func TestSharesFollowTheLoad(t *testing.T) {
 	if view, _ := c.Topic("t"); !view.Settled || view.Members[0].Acknowledged.Rate <= 60_000 || view.Members[2].Acknowledged.IsZero() {
 		t.Errorf("once it is there: %+v", view)
 	}
-	// One that is silent has its floor.
+	// A silent broker has its floor.
 	d := start(t, "b1", "b2")
 	set(d, "b1", "b2")
 	for range 12 {
@@ -189,9 +189,9 @@ func TestSharesFollowTheLoad(t *testing.T) {
 	}
 }
 
-// An adaptor that restarts in the middle of a move finds brokers with the former division,
-// or with something between the two. Where a rule has tuned it, it stays; the division of a
-// static topic is what was ordered last.
+// An adaptor that restarts in the middle of a move finds brokers with the former division, or with a
+// mixture of both. A division that a rule has tuned stays. The division of a static topic is the last
+// ordered division.
 func TestWhatARestartFindsInTheMiddleOfAMove(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 		return tokenbucket.Share{Rate: rate * 1000, Burst: burst}
@@ -256,8 +256,8 @@ func TestTopicsByBrokerFollowTheContracts(t *testing.T) {
 	testkit.Equal(t, len(b.placed)+len(b.following), 0, "what is left of it")
 }
 
-// Of 100,000 topics most are on one broker, which is to have all: their rules have nothing to
-// say, and cost nothing.
+// Most of 100,000 topics are on one broker, which gets the whole contract. Their rules propose nothing
+// and cost nothing.
 func TestTopicsOnOneBrokerRest(t *testing.T) {
 	b := start(t, "b1", "b2")
 	total := tokenbucket.Share{Rate: 90_000, Burst: 9}
@@ -291,12 +291,12 @@ func TestTopicsOnOneBrokerRest(t *testing.T) {
 	is("on the other for a second", true)
 	b.is(map[string][2]int64{"b2": {90, 9}})
 
-	// Another process of it has nothing, and gets all.
+	// Another process of the broker has no share, and gets the whole contract.
 	b.settle(b.Disconnect("b2"), nil)
 	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Said: mono.Said{Process: "another"}}))
 	b.is(map[string][2]int64{"b2": {90, 9}})
 
-	// After a restart of ours brokers hold what there was in the middle of a move.
+	// After a restart of the adaptor, brokers hold shares from the middle of a move.
 	b = start(t)
 	b.settle(b.Restore(b.now, one("b1")))
 	for id, holds := range map[string]tokenbucket.Share{"b1": half, "b2": {Rate: 45_000, Burst: 5}} {

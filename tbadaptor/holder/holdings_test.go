@@ -135,9 +135,9 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Whatever comes in whatever order: the epoch of a topic only grows while it is
-// known, tokens are neither made nor lost before the node has them, a kept
-// bucket never holds more than its burst, and kept counts what it says.
+// For any calls in any order: a topic's epoch only grows while the topic is known, tokens are neither
+// made nor lost before the node has them, a kept bucket never holds more than its burst, and kept
+// counts what its comment states.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := New()
@@ -183,7 +183,7 @@ func TestAnyOrder(t *testing.T) {
 				if delete(given, topic); h.topics[topic].Prepared != before.Prepared || !h.topics[topic].Share.IsZero() {
 					t.Fatalf("given up: %+v, before %+v", h.topics[topic], before)
 				}
-				before.Epoch = 0 // the next hello says nothing of it
+				before.Epoch = 0 // the next hello does not mention the topic
 			case 4:
 				if before.Prepared {
 					g := Grant{Topic: topic, Epoch: before.Epoch + 1, Share: share(10, 2), Tokens: 1500}

@@ -14,10 +14,10 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Brokers hold shares of an earlier ledger, which sum to at most the former total. They say hello
-// to a new ledger one by one while the contract changes. What brokers may be using together, heard
-// or not, stays within the former total and the contracts; what is proven to be free is granted at
-// once; and in the end every broker has its target.
+// Brokers hold shares of an earlier ledger. The shares sum to at most the former total. The brokers
+// say hello to a new ledger one by one while the contract changes. The shares that all brokers may be
+// using, heard or not, stay within the former total and the contracts. Shares that are proven free are
+// granted at once, and in the end every broker has its target.
 func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 	grown := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -39,7 +39,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			}
 			unheard[n.id] = held
 		}
-		most := former // of the former total and the contracts until now
+		most := former // maximum of the former total and the contracts until now
 		reported, contract := tokenbucket.Share{}, tokenbucket.Share{}
 		check := func() {
 			testkit.Must(t, l.CheckForm())
@@ -80,7 +80,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			empty := slices.ContainsFunc(view.Members, func(m ledger.MemberView) bool { return m.Connected && m.Acknowledged.IsZero() && !m.Target.IsZero() })
 			for _, m := range view.Members {
 				lacks := m.Target.Less(m.Acknowledged)
-				// A part may be set aside for a broker that has none yet.
+				// A part may be reserved for a broker that has no share yet.
 				if m.Connected && !empty && (lacks.Rate > 0 && free.Rate > 0 || lacks.Burst > 0 && free.Burst > 0) {
 					t.Fatalf("%+v is free, and %s has %+v of %+v; unheard: %v", free, m.Broker, m.Acknowledged, m.Target, unheard)
 				}

@@ -45,7 +45,7 @@ func TestConformsToTheContract(t *testing.T) {
 	}
 }
 
-// cluster is a ledger and brokers with the topics that nsqd has, in virtual time.
+// cluster is a ledger and brokers with nsqd's topics, in virtual time.
 type cluster struct {
 	rng      *rand.Rand
 	now      mono.Time
@@ -59,7 +59,7 @@ type cluster struct {
 	initial  []share.Assigned
 	brokers  []*broker
 	eligible []mono.Time // as the buckets say
-	released []mono.Time // when the brokers let them go
+	released []mono.Time // when the brokers released the messages
 	lateness time.Duration
 	faults   bool
 	arrived  int
@@ -78,19 +78,19 @@ type broker struct {
 	up        bool
 	cut       bool // off from the adaptor
 	session   int
-	heard     int // the session of the hello that the ledger heard last
+	heard     int // the session of the last hello that the ledger received
 	topic     *queue.Topic
 	fx        queue.Effects
 	epoch     uint64
-	base      tokenbucket.Share // with epoch, on its disk
+	base      tokenbucket.Share // on the broker's disk, with epoch
 	flexUntil mono.Time
 	until     mono.Time
-	wake      mono.Time // for which there is an event
+	wake      mono.Time // time of a scheduled event
 }
 
 type event struct {
 	at    mono.Time
-	order int // events of one instant happen in the order they were made
+	order int // simultaneous events happen in the order of their creation
 	do    func()
 }
 
@@ -111,7 +111,7 @@ func (c *cluster) at(t mono.Time, do func()) {
 
 func (c *cluster) after(d time.Duration, do func()) { c.at(c.now.Add(d), do) }
 
-// every does something again and again, at random intervals.
+// every repeats an action at random intervals.
 func (c *cluster) every(mean time.Duration, do func()) {
 	var next func()
 	next = func() {
@@ -121,7 +121,7 @@ func (c *cluster) every(mean time.Duration, do func()) {
 	c.after(c.soon(mean), next)
 }
 
-// soon is a delay of exponential distribution.
+// soon returns an exponentially distributed delay.
 func (c *cluster) soon(mean time.Duration) time.Duration {
 	return time.Duration(c.rng.ExpFloat64() * float64(mean))
 }
@@ -134,8 +134,8 @@ func (c *cluster) run(until mono.Time) {
 	}
 }
 
-// send carries a message of a session one way: late, perhaps twice or never, and
-// not at all while the broker is cut off or once the session is over.
+// send carries a message of a session one way: late, perhaps twice or never. A message is lost while
+// the broker is cut off, or once the session is over.
 func (c *cluster) send(b *broker, do func()) {
 	copies := 1
 	if c.faults {
@@ -191,7 +191,7 @@ func (c *cluster) apply(b *broker, g ledger.Grant) {
 	c.drain(b)
 }
 
-// drain notes what was released and comes back when more is.
+// drain records the released messages and runs again at the next release.
 func (c *cluster) drain(b *broker) {
 	b.topic.Tick(c.now, &b.fx)
 	for _, r := range b.fx.Released {
@@ -202,7 +202,7 @@ func (c *cluster) drain(b *broker) {
 	b.fx.Reset()
 	if e := b.topic.ReleaseDeadline(); e != mono.Never && e != b.wake {
 		b.wake = e
-		// A timer fires late, and may do so after a lease has ended.
+		// A timer fires late, perhaps after the end of a lease.
 		late := time.Duration(0)
 		if c.faults {
 			late = c.soon(200 * time.Microsecond)
@@ -216,7 +216,7 @@ func (c *cluster) drain(b *broker) {
 	}
 }
 
-// hello is sent, and heard a while later; its lease counts from when it was sent.
+// hello sends a hello, which arrives later. The lease counts from the time of sending.
 func (c *cluster) hello(b *broker) {
 	b.session++
 	c.drain(b)
@@ -256,7 +256,7 @@ func (c *cluster) lend(b *broker, at mono.Time) {
 	})
 }
 
-// renewals keep the leases up.
+// renewals renews the leases.
 func (c *cluster) renewals() {
 	for _, b := range c.brokers {
 		c.every(c.leases.Flex/5, func() {
@@ -266,7 +266,7 @@ func (c *cluster) renewals() {
 			at := c.now
 			c.drain(b)
 			if b.epoch > 0 {
-				c.ack(b, 0) // what of it has lapsed
+				c.ack(b, 0) // the lapsed part
 			}
 			c.send(b, func() {
 				if b.heard != b.session {
@@ -290,7 +290,7 @@ func (c *cluster) renewals() {
 	})
 }
 
-// greet says hello as long as no ledger hears it.
+// greet says hello until a ledger receives it.
 func (c *cluster) greet(b *broker) {
 	if b.up && b.heard != b.session {
 		c.hello(b)
@@ -298,7 +298,7 @@ func (c *cluster) greet(b *broker) {
 	}
 }
 
-// begin gives the first ledger its contract once all brokers are there.
+// begin gives the first ledger its contract once all brokers are connected.
 func (c *cluster) begin() {
 	if c.set || slices.ContainsFunc(c.brokers, func(b *broker) bool { return b.heard == 0 }) {
 		return
@@ -311,8 +311,8 @@ func (c *cluster) begin() {
 	c.broadcast(grants)
 }
 
-// bringBack is the contract's owner, at any time after a restart of the adaptor: it
-// brings the contract back, or changes who has which share of it.
+// bringBack plays the contract's owner, at any time after a restart of the adaptor: it restores the
+// contract, or changes the shares of the contract.
 func (c *cluster) bringBack() {
 	do, shares := c.ledger.Adopt, c.initial
 	if c.rng.IntN(2) == 0 {
@@ -331,7 +331,7 @@ func (c *cluster) bringBack() {
 	c.broadcast(grants)
 }
 
-// traffic is bursts at random brokers, now and then all at one.
+// traffic makes bursts at random brokers, and occasionally all bursts at one broker.
 func (c *cluster) traffic(perSecond float64, burst int) {
 	favourite := c.rng.IntN(len(c.brokers))
 	c.every(time.Duration(float64(burst)/perSecond*1e9), func() {
@@ -360,7 +360,7 @@ func (c *cluster) traffic(perSecond float64, burst int) {
 	})
 }
 
-// retunes moves shares about, sometimes far.
+// retunes moves parts of shares between brokers, sometimes large parts.
 func (c *cluster) retunes(every time.Duration) {
 	c.every(every, func() {
 		var loads []share.Load
@@ -374,7 +374,7 @@ func (c *cluster) retunes(every time.Duration) {
 			panic(err)
 		}
 		if v, _ := c.ledger.Topic(topicName); v.Contract.IsZero() {
-			return // not set, or not brought back
+			return // not set, or not restored
 		}
 		grants, err := c.ledger.Propose(topicName, target)
 		if err != nil {
@@ -384,8 +384,8 @@ func (c *cluster) retunes(every time.Duration) {
 	})
 }
 
-// boot begins a broker's process: with the base of the one before on its disk,
-// if it is one that goes on with it, and an empty bucket.
+// boot starts a broker's process with an empty bucket. With the policy Available the process continues
+// with its predecessor's base, from the disk.
 func (c *cluster) boot(b *broker) {
 	b.up, b.starts, b.session = true, b.starts+1, b.session+1
 	b.flexUntil, b.until, b.wake = 0, 0, mono.Never
@@ -399,8 +399,8 @@ func (c *cluster) boot(b *broker) {
 	c.greet(b)
 }
 
-// trouble ends sessions and processes and cuts brokers off, for a while each,
-// and now and then the adaptor loses its memory.
+// trouble ends sessions and processes and cuts brokers off, for a while each. Occasionally the adaptor
+// loses its memory.
 func (c *cluster) trouble(every time.Duration) {
 	c.every(every, func() {
 		b := c.brokers[c.rng.IntN(len(c.brokers))]
@@ -415,7 +415,7 @@ func (c *cluster) trouble(every time.Duration) {
 		}
 		switch c.rng.IntN(8) {
 		case 0, 1: // the session ends
-			b.session++ // what is on the way is lost
+			b.session++ // messages in flight are lost
 			c.after(c.soon(3*time.Millisecond), ended)
 			c.after(c.soon(20*time.Millisecond), func() { c.greet(b) })
 		case 2, 3: // the process ends, and the adaptor notices, or not
@@ -476,10 +476,10 @@ func newCluster(rng *rand.Rand, policies []ledger.Policy, contract tokenbucket.S
 	return c
 }
 
-// The whole of it: whatever happens to messages, processes and the adaptor, and
-// however the shares move, all brokers together keep the contract, exactly, by
-// the times at which their messages had tokens. They let them go later, by no more
-// than backdating, and so the excess by those times is at most r times that.
+// The main guarantee: whatever happens to messages, processes and the adaptor, and however the shares
+// move, all brokers together keep the contract exactly, by the times at which their messages had
+// tokens. Brokers release messages later, by at most backdating, so the excess by release times is at
+// most r times backdating.
 func TestAllBrokersTogetherKeepTheContract(t *testing.T) {
 	var runs, messages, restarts int
 	var intervals float64
@@ -517,12 +517,12 @@ func TestAllBrokersTogetherKeepTheContract(t *testing.T) {
 	t.Logf("%d runs, %d restarts of the adaptor, %d messages, %.3g intervals; the tightest had room for %.3f messages", runs, restarts, messages, intervals, tightest)
 }
 
-// Safety alone would be had by releasing nothing: without faults, brokers that
-// are all overloaded get nearly all of r, however their shares move.
+// Releasing nothing would also be safe. Without faults, brokers that are all overloaded get nearly all
+// of r, however their shares move.
 func TestRetuningCostsLittleRate(t *testing.T) {
 	contract := tokenbucket.Share{Rate: 2_000_000, Burst: 60}
 	c := newCluster(testkit.Rand(t), slices.Repeat([]ledger.Policy{ledger.Available}, 4), contract, 500)
-	for range 4 { // so that no broker runs dry
+	for range 4 { // so that no broker runs out of messages
 		c.traffic(2*contract.Rate.PerSecond(), 5)
 	}
 	c.retunes(30 * time.Millisecond)

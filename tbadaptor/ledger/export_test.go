@@ -1,6 +1,6 @@
 package ledger
 
-// Checks of the inside, for tests from the outside.
+// Checks of internal state, for external tests.
 func (l *Ledger) CheckInvariants() error { return l.checkInvariants() }
 func (l *Ledger) CheckForm() error       { return l.checkForm() }
 

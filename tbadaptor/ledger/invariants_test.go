@@ -8,8 +8,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// checkInvariants returns the first invariant that l breaks, (1) to (3) of the
-// package comment included. Tests call it after every step.
+// checkInvariants returns the first invariant that l breaks, including (1) to (3) of the package
+// comment. Tests call it after every step.
 func (l *Ledger) checkInvariants() error {
 	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
 		t := l.topics[name]
@@ -26,8 +26,8 @@ func (l *Ledger) checkInvariants() error {
 	return l.checkForm()
 }
 
-// checkForm is what holds even where brokers reported more than the contract,
-// after the ledger's memory was lost.
+// checkForm checks the invariants that hold even if brokers reported more than the contract, after the
+// ledger lost its memory.
 func (l *Ledger) checkForm() error {
 	members, awaited := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
@@ -72,14 +72,14 @@ func (l *Ledger) checkForm() error {
 			return fmt.Errorf("topic %q: %d thousandths of a token in the pool, outside 0 to %d", name, t.pool, most)
 		}
 	}
-	// order: they are counted
+	// order: only counts
 	for id, of := range l.memberships {
 		members -= len(of)
 		if len(of) == 0 {
 			return fmt.Errorf("broker %q: an empty set of memberships", id)
 		}
 	}
-	// order: they are counted
+	// order: only counts
 	for _, of := range l.awaiting {
 		awaited -= len(of)
 	}
@@ -89,8 +89,8 @@ func (l *Ledger) checkForm() error {
 	return nil
 }
 
-// checkDecrease returns an error if m could have been granted a smaller share and was not:
-// nothing that is unknown of other brokers makes a decrease wait.
+// checkDecrease returns an error if m could have been granted a smaller share and was not. Unknown
+// shares of other brokers never delay a decrease.
 func (l *Ledger) checkDecrease(t *topic, m *member) error {
 	kept := t.keep && len(t.awaited) > 0 && !l.exceeded(t)
 	if t.contract.IsZero() && !t.removing || kept && !t.removing || !l.Connected(m.broker) || l.brokers[m.broker].waning || m.pending.Epoch != 0 {

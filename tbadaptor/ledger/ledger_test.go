@@ -17,10 +17,11 @@ import (
 
 var policies = map[string]ledger.Policy{"available": ledger.Available, "strict": ledger.Strict}
 
-// Scenarios of testdata. Shares are r_l/b_l in milli-msg/s and messages, tokens in
-// thousandths; what a hello says is held may have a flexible part, as in
-// t=1000/5+200/1@7, and the policy stands after the instance, then lock=x if its data folder is not the id's, and said=7 if it has a time. "clock 3s a" lets so much
-// time pass, in which a's lease was kept up; "restart" loses the ledger's memory. What is refused changes nothing.
+// Scenarios of testdata. Shares are r_l/b_l in milli-msg/s and messages, tokens in thousandths. A
+// share in a hello may have a flexible part, as in t=1000/5+200/1@7. The policy follows the instance,
+// then lock=x if its data folder is not the id's, and said=7 if it has a time. "clock 3s a" advances
+// the time, during which a's lease is renewed; "restart" loses the ledger's memory. A refused call
+// changes nothing.
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
 		leases := ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 100 * time.Millisecond}
@@ -57,7 +58,7 @@ func TestScenarios(t *testing.T) {
 	})
 }
 
-// kind tells the errors apart that callers tell apart.
+// kind classifies errors as callers do.
 func kind(err error) string {
 	switch {
 	case errors.As(err, new(*ledger.Busy)):
@@ -206,7 +207,7 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 	return nil, nil
 }
 
-// cut takes the first word, if it begins like that.
+// cut removes the first word if it has the prefix.
 func cut(words *[]string, prefix string) (rest string, some bool) {
 	if len(*words) > 0 {
 		if rest, some = strings.CutPrefix((*words)[0], prefix); some {

@@ -19,9 +19,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// world is a ledger, brokers, and a network between them that delays, loses,
-// doubles and reorders whatever it likes. Brokers crash and come back, and
-// sessions end without either side noticing when.
+// world is a ledger, brokers, and a network between them that delays, loses, duplicates and reorders
+// messages. Brokers crash and come back, and sessions end without notice on either side.
 type world struct {
 	ledger *ledger.Ledger
 	// twin gets the same calls and must give the same answers: no decision
@@ -30,62 +29,61 @@ type world struct {
 	leases  ledger.Leases
 	now     mono.Time
 	brokers []*node
-	// heard is the session of the hello that the ledger heard last.
+	// heard is the session of the last hello that the ledger received.
 	heard map[string]int
-	// process is the process of that hello.
+	// process is the process of the hello in heard.
 	process map[string]int
-	grants  []grantMsg // on their way to brokers
-	lent    []leaseMsg // likewise: renewed leases
-	acks    []ackMsg   // on their way to the ledger
-	hellos  []helloMsg // likewise
-	asked   []leaseMsg // likewise: requests for the lease
-	// contracts are those set, until the ledger forgets them.
+	grants  []grantMsg // in flight to brokers
+	lent    []leaseMsg // in flight to brokers: renewed leases
+	acks    []ackMsg   // in flight to the ledger
+	hellos  []helloMsg // in flight to the ledger
+	asked   []leaseMsg // in flight to the ledger: requests for the lease
+	// contracts are the current contracts, until the ledger forgets them.
 	contracts map[string]tokenbucket.Share
-	// lost are contracts that a ledger had that has lost its memory; none has
-	// brought them back. changing are those that were changed since, with what
-	// their brokers held before within what they were.
+	// lost are contracts of a ledger that has lost its memory; no call has restored them. changing are
+	// lost contracts that were changed since then, while the brokers' earlier shares were within the
+	// earlier contracts.
 	lost, changing map[string]bool
-	// over are the newest sessions of brokers when that happened last, newest the
-	// highest epoch up to then.
+	// over are the newest sessions of brokers at the last loss of memory, and newest is the highest
+	// epoch until then.
 	over   map[string]int
 	newest uint64
-	// ended has the sessions in which a lease was over when that happened, by topic and
-	// broker. It begins anew in the next session only.
+	// ended has the sessions whose lease was over at the last loss of memory, by topic and broker. The
+	// lease only starts again in the next session.
 	ended map[[2]string]int
-	void  map[uint64]bool // epochs of grants that it did not reckon with any more
-	// tokens existed of each topic at the last check. Only time may make more.
+	void  map[uint64]bool // epochs of grants that the ledger no longer counted on
+	// tokens holds the tokens of each topic that existed at the last check. Only time may add tokens.
 	tokens map[string]tokenbucket.Tokens
-	// tuners are the rules that follow topics.
+	// tuners are the rules for topics.
 	tuners map[string]*share.Tuner
 }
 
-// node is a broker's process, or the place where one was.
+// node is a broker's process, or the place of an ended process.
 type node struct {
 	id       string
-	starts   int  // how many processes there were
+	starts   int  // number of processes until now
 	up       bool // a process is running
-	session  int  // of its newest hello, over all processes; 0: none yet
-	attached bool // that session has not ended on its side
+	session  int  // of the node's newest hello, over all processes; 0: none yet
+	attached bool // the session has not ended on the broker's side
 	policy   ledger.Policy
 	topics   map[string]*holding
-	// Ends of its lease, by a clock that is late by up to the clock bound.
+	// Ends of the node's lease, by a clock that is late by up to the clock bound.
 	flexUntil, until mono.Time
-	// renewed is when its newest lease came, sent when that was sent; 0: none. alone is
-	// on its disk: a process after it goes on with the bases.
+	// renewed is when the newest lease arrived, and sent when it was sent; 0: none. alone is on the
+	// node's disk: a later process continues with the bases.
 	renewed, sent mono.Time
 	alone         bool
 }
 
-// holding is a topic at a broker. tokens stands for the bucket's level: it may
-// be filled up to the burst at any time, because time may have passed.
+// holding is a topic at a broker. tokens stands for the bucket's level. The bucket may fill up to the
+// burst at any time, because time may have passed.
 type holding struct {
 	share, base tokenbucket.Share
 	epoch       uint64
 	tokens      tokenbucket.Tokens
 }
 
-// lapse ends what of h has ended with n's lease, and reports whether anything
-// has.
+// lapse ends the parts of h that n's lease no longer covers, and reports whether any part ended.
 func (w *world) lapse(n *node, h *holding) bool {
 	if w.leases.Flex == 0 {
 		return false
@@ -105,7 +103,7 @@ func (w *world) lapse(n *node, h *holding) bool {
 	return true
 }
 
-// start begins a process, which knows what its predecessor left on the disk.
+// start starts a process with the data that its predecessor left on disk.
 func (n *node) start() {
 	n.up = true
 	n.starts++
@@ -119,12 +117,12 @@ type helloMsg struct {
 	at      mono.Time
 }
 
-// leaseMsg is a request for a lease, made at, or what was granted to it.
+// leaseMsg is a request for a lease, made at a time, or the answer to the request.
 type leaseMsg struct {
 	broker  string
 	session int
 	at      mono.Time
-	sent    mono.Time // of the lease; in a request: of the one that came last
+	sent    mono.Time // of the lease; in a request: of the last lease that arrived
 }
 
 type grantMsg struct {
@@ -164,7 +162,7 @@ func (w *world) node(id string) *node {
 	return w.brokers[slices.IndexFunc(w.brokers, func(n *node) bool { return n.id == id })]
 }
 
-// call makes the same call on both ledgers and sends the grants it returns.
+// call makes the same call on both ledgers and sends the returned grants.
 func (w *world) call(t *rapid.T, f func(*ledger.Ledger) ([]ledger.Grant, error)) error {
 	grants, err := f(w.ledger)
 	again, twinErr := f(w.twin)
@@ -198,8 +196,8 @@ func (w *world) connected(g ledger.Grant) bool {
 	return false
 }
 
-// hello begins a session at the broker. The old one was closed first: what came
-// with it is not read any more.
+// hello begins a session at the broker. The old session was closed first, so its remaining messages
+// are not read any more.
 func (w *world) hello(n *node) {
 	n.session++
 	n.attached, n.sent = true, 0
@@ -219,8 +217,8 @@ func (w *world) hello(n *node) {
 	}, n.session, n.starts, w.now})
 }
 
-// hear is a hello arriving, perhaps after the broker has given that session up, and perhaps
-// after that of a later one.
+// hear delivers a hello, perhaps after the broker has given the session up, and perhaps after the
+// hello of a later session.
 func (w *world) hear(t *rapid.T, h helloMsg) {
 	if w.heard[h.Broker] > h.session {
 		err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) })
@@ -236,8 +234,8 @@ func (w *world) hear(t *rapid.T, h helloMsg) {
 	w.lent = append(w.lent, leaseMsg{h.Broker, h.session, h.at, w.now})
 }
 
-// renew is a request for a lease arriving; the loop heeds those of the session
-// that said hello last.
+// renew delivers a request for a lease. The loop accepts only requests of the session with the last
+// hello.
 func (w *world) renew(t *rapid.T, r leaseMsg) {
 	if w.heard[r.broker] == r.session {
 		renewed := false
@@ -255,7 +253,7 @@ func (w *world) renew(t *rapid.T, r leaseMsg) {
 	}
 }
 
-// lend is a renewed lease arriving.
+// lend delivers a renewed lease.
 func (w *world) lend(t *rapid.T, r leaseMsg) {
 	n := w.node(r.broker)
 	if !n.up || !n.attached || n.session != r.session || n.policy == ledger.Leaseless {
@@ -284,13 +282,13 @@ func (w *world) expire(t *rapid.T) {
 	}
 }
 
-// arrives says whether the session of a grant still exists at the broker.
+// arrives reports whether the session of a grant still exists at the broker.
 func (w *world) arrives(g grantMsg) bool {
 	n := w.node(g.Broker)
 	return n.up && n.attached && n.session == g.session
 }
 
-// deliver hands a grant to its broker, which does what nsqd's agent does.
+// deliver hands a grant to its broker. The broker acts as nsqd's agent does.
 func (w *world) deliver(g grantMsg) {
 	if !w.arrives(g) {
 		return
@@ -314,8 +312,7 @@ func (w *world) deliver(g grantMsg) {
 	w.answer(n, ack)
 }
 
-// answer sends an acknowledgement in n's session, if there still is a peer at the
-// other end of it.
+// answer sends an acknowledgement in n's session if the other end of the session still has a peer.
 func (w *world) answer(n *node, a ackMsg) {
 	if n.session > w.over[n.id] {
 		w.acks = append(w.acks, a)
@@ -330,7 +327,7 @@ func (w *world) acknowledge(t *rapid.T, a ackMsg) {
 	}
 }
 
-// check compares the ledger with the truth. What processes hold, and what
+// check compares the ledger with the true state. The shares that processes hold, and the shares that
 // could still reach them, must be within the contract.
 func (w *world) check(t *rapid.T) {
 	views := map[string]ledger.TopicView{}
@@ -399,8 +396,8 @@ func (w *world) check(t *rapid.T) {
 	}
 }
 
-// existing counts the tokens of a topic: in buckets, in the pool, and on the
-// way in messages that may still be heeded, each message once.
+// existing counts the tokens of a topic: in buckets, in the pool, and in messages in flight that may
+// still count, each message once.
 func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 	v, _ := w.ledger.Topic(topic)
 	tokens = v.Pool
@@ -417,7 +414,7 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 				seen[g.Epoch] = true
 			}
 		}
-		for _, g := range w.grants { // of a ledger that has lost its memory
+		for _, g := range w.grants { // from a ledger that has lost its memory
 			if w.heard[n.id] != g.session && g.Broker == n.id && g.Topic == topic && g.Epoch > h.epoch && !seen[g.Epoch] && !w.void[g.Epoch] && w.arrives(g) {
 				tokens += kept(g.Grant, h, w.ended[[2]string{topic, n.id}] == g.session)
 				seen[g.Epoch] = true
@@ -434,8 +431,8 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 	return tokens
 }
 
-// kept is what the bucket keeps of a grant's tokens when it comes: once the lease is
-// over, what the base has room for.
+// kept returns how many of a grant's tokens the bucket keeps when the grant arrives. Once the lease is
+// over, the bucket keeps what the base has room for.
 func kept(g ledger.Grant, h *holding, lapsed bool) tokenbucket.Tokens {
 	if !lapsed {
 		return g.Tokens
@@ -479,20 +476,20 @@ func drawTerms(t *rapid.T) ledger.Terms {
 	}
 }
 
-// restart loses the ledger's memory. Sessions end, what is on the way to it is lost;
-// what is on the way to brokers may still arrive, until they say hello again.
+// restart loses the ledger's memory. Sessions end, and messages to the ledger are lost. Messages to
+// brokers may still arrive until the brokers say hello again.
 func (w *world) restart() {
 	for name := range w.contracts {
 		w.lost[name] = true
 		for _, n := range w.brokers {
-			if w.lapsed(name, n.id) { // the ledger knows it no more; the broker does
+			if w.lapsed(name, n.id) { // the ledger has forgotten the topic; the broker has not
 				w.ended[[2]string{name, n.id}] = n.session
 			}
 		}
 	}
 	for _, g := range w.grants {
 		counts := slices.ContainsFunc(w.ledger.Outstanding(g.Broker), func(o ledger.Grant) bool { return o.Epoch == g.Epoch })
-		if w.heard[g.Broker] == g.session && !counts { // it was given up: a strict broker stops before it comes
+		if w.heard[g.Broker] == g.session && !counts { // the grant was given up: a strict broker stops before the grant arrives
 			w.void[g.Epoch] = true
 		}
 	}
@@ -504,7 +501,7 @@ func (w *world) restart() {
 	w.heard, w.process = map[string]int{}, map[string]int{}
 }
 
-// everyone names all brokers: any of them may hold a part of anything.
+// everyone returns all brokers, because any broker may hold a part of any contract.
 func (w *world) everyone() (ids []string) {
 	for _, n := range w.brokers {
 		ids = append(ids, n.id)
@@ -512,7 +509,7 @@ func (w *world) everyone() (ids []string) {
 	return ids
 }
 
-// bringBack is what the owner of a contract does when the adaptor does not know it.
+// bringBack does what the owner of a contract does when the adaptor does not know the contract.
 func (w *world) bringBack(t *rapid.T) {
 	lost := slices.Sorted(maps.Keys(w.lost))
 	if len(lost) == 0 {
@@ -535,7 +532,7 @@ func (w *world) bringBack(t *rapid.T) {
 	delete(w.lost, name)
 }
 
-// change gives a contract other terms, whether or not the adaptor knows it.
+// change changes the terms of a contract, whether or not the adaptor knows the contract.
 func (w *world) change(t *rapid.T) {
 	known := slices.Sorted(maps.Keys(w.contracts))
 	if len(known) == 0 {
@@ -559,8 +556,8 @@ func (w *world) change(t *rapid.T) {
 	w.changing[name] = true
 }
 
-// follow has a rule propose, as the loop does, after publishers have moved, come, or
-// fallen silent, brokers retire, or have more waiting than they can release.
+// follow lets a rule propose shares, as the loop does, after publishers have moved, come, or fallen
+// silent, or after brokers retire or have more waiting than they can release.
 func (w *world) follow(t *rapid.T) {
 	name := rapid.SampledFrom(topicNames).Draw(t, "topic")
 	v, known := w.ledger.Topic(name)
@@ -689,7 +686,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now, n.sent})
 			},
 			"the broker is alone": func(t *rapid.T) {
-				// Its clock may be fast.
+				// The node's clock may be fast.
 				if n := broker(t); n.up && n.renewed > 0 && w.now >= n.renewed.Add(2*w.leases.Flex-w.leases.ClockBound) {
 					n.alone = true
 				}
@@ -743,7 +740,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				n := broker(t)
 				n.up, n.attached, n.flexUntil, n.until, n.renewed, n.sent = false, false, 0, 0, 0, 0
 				for _, h := range n.topics {
-					h.share, h.tokens = h.base, 0 // the base is on its disk
+					h.share, h.tokens = h.base, 0 // the base is on the node's disk
 					if n.policy != ledger.Available || w.leases.Flex > 0 && !n.alone {
 						h.share, h.base = tokenbucket.Share{}, tokenbucket.Share{}
 					}
@@ -755,7 +752,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 					t.Skip("it runs")
 				}
 				w.hellos = slices.DeleteFunc(w.hellos, func(h helloMsg) bool { return h.Broker == n.id })
-				for _, h := range n.topics { // and its disk is gone
+				for _, h := range n.topics { // the node's disk is lost, too
 					h.share, h.base = tokenbucket.Share{}, tokenbucket.Share{}
 				}
 				_ = w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
@@ -812,7 +809,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 	})
 }
 
-// exchange delivers all that is on the way, until nothing more is.
+// exchange delivers all messages in flight, until no message remains.
 func (w *world) exchange(t *rapid.T) {
 	for range 1000 {
 		if len(w.grants)+len(w.acks)+len(w.hellos)+len(w.asked)+len(w.lent) == 0 {
@@ -844,8 +841,8 @@ func (w *world) exchange(t *rapid.T) {
 	t.Fatal("it does not come to rest")
 }
 
-// settle lets all brokers connect and everything arrive, and checks that what
-// was asked for is what comes out: the ledger is not only safe.
+// settle lets all brokers connect and every message arrive, and checks that the result is as
+// requested: the ledger is not only safe.
 func (w *world) settle(t *rapid.T) {
 	w.expire(t)
 	for len(w.lost) > 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
-// A strict broker ends its lease by its own clock. Two clocks that NTP slews come apart by up to
-// 0.1 % of the lease, which the clock bound has to cover.
+// A strict broker ends its lease by its own clock. Two clocks that NTP slews diverge by up to 0.1 % of
+// the lease. The clock bound has to cover this difference.
 func TestClockBoundCoversSlewedClocks(t *testing.T) {
 	for _, c := range []struct {
 		session, bound time.Duration

@@ -41,7 +41,7 @@ func config() loop.Config {
 	}
 }
 
-// adaptor is a Server on loopback with a client of its own.
+// adaptor is a Server on loopback with its own client.
 type adaptor struct {
 	server *loop.Server
 	conn   *grpc.ClientConn
@@ -68,14 +68,14 @@ func newAdaptor(cfg loop.Config) *adaptor {
 	return a
 }
 
-// node is a broker's session, driven by the spec: nothing is acknowledged
-// unless it says so.
+// node is a broker's session, driven by the spec. Without an order of the spec, the node acknowledges
+// nothing.
 type node struct {
 	stream grpc.BidiStreamingClient[srtmv1.NodeMessage, srtmv1.GrantMessage]
 	grants chan *srtmv1.Grant
 	ended  chan error
 	leave  func()
-	term   atomic.Uint64 // that it was told last
+	term   atomic.Uint64 // the last received term
 }
 
 func (a *adaptor) open() *node {
@@ -102,7 +102,7 @@ func (a *adaptor) open() *node {
 	return n
 }
 
-// join opens a session, says hello, and waits until the adaptor has heard it.
+// join opens a session, says hello, and waits until the adaptor has received the hello.
 func (a *adaptor) join(id, instance string, held ...*srtmv1.HeldShare) *node {
 	GinkgoHelper()
 	n := a.open()
@@ -131,8 +131,7 @@ func (n *node) granted() *srtmv1.Grant {
 	return g
 }
 
-// accept acknowledges whatever comes, in the background, as long as the
-// session lasts.
+// accept acknowledges every grant in the background, as long as the session lasts.
 func (n *node) accept() {
 	go func() {
 		for {

@@ -64,7 +64,7 @@ var _ = Describe("SetContract", func() {
 		err := <-a.set(ctx, contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 40_000, 4, "b3", 10_000, 1)))
 		Expect(err).To(fails(codes.Unavailable, loop.ReasonUnsettled))
 		Expect(err).To(MatchError(ContainSubstring("b1, b2, b3 (not connected)")))
-		// What was granted is withdrawn, once it is known to be in force.
+		// A grant is withdrawn once the adaptor knows that the grant is in force.
 		for _, n := range []*node{b1, b2} {
 			first := n.granted()
 			n.ack(first, 0)
@@ -85,7 +85,7 @@ var _ = Describe("SetContract", func() {
 		Eventually(func() error {
 			short, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
-			patience *= 2 // the answer had too little time for its way
+			patience *= 2 // the answer had too little time to arrive
 			return <-a.set(short, contract("t", 100_000, 10, members("b1", 100_000, 10)))
 		}).Should(fails(codes.Unavailable, loop.ReasonUnsettled))
 	})
@@ -216,7 +216,7 @@ var _ = Describe("A session", func() {
 		wrong := &srtmv1.Grant{Topic: "t", Epoch: g.Epoch, Share: &srtmv1.Share{RateMilli: 1, Burst: 1}}
 		n.ack(wrong, 0)
 		Eventually(n.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonBadSequence)))
-		n = a.join("b1", "i", held("t", g.Epoch, 100_000, 10)) // it had applied it
+		n = a.join("b1", "i", held("t", g.Epoch, 100_000, 10)) // the node had applied the grant
 		n.accept()
 		Eventually(done).Should(Receive(BeNil()))
 		Expect(a.acknowledged("t")).To(Equal(map[string][2]int64{"b1": {100_000, 10}}))
@@ -299,7 +299,7 @@ var _ = Describe("Adopting a contract", func() {
 		less := b1.granted()
 		Expect(less.Epoch).To(BeNumerically(">", 70))
 		Expect(less.Share.RateMilli).To(BeEquivalentTo(50_000))
-		// Meanwhile b2 may have what no broker holds.
+		// Meanwhile b2 may have the part that no broker holds.
 		select {
 		case g := <-b2.grants:
 			Expect(80_000 + g.Share.RateMilli).To(BeNumerically("<=", 100_000))
@@ -336,7 +336,7 @@ var _ = Describe("Adopting a contract", func() {
 		Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(100_000)))
 	})
 
-	// There is one token, and the broker that has no part of it now may have it.
+	// There is one token. The broker without a part now may have the token.
 	for how, with := range map[string]func(*srtmv1.SetContractRequest){
 		"adopted": func(req *srtmv1.SetContractRequest) { req.Adopt = true },
 		"updated": func(req *srtmv1.SetContractRequest) { req.Update = true },
@@ -420,7 +420,7 @@ var _ = Describe("A rule", func() {
 			report(b2, "t", 20, 2)
 			return a.acknowledged("t")
 		}).Should(Equal(map[string][2]int64{"b1": {80_000, 8}, "b2": {20_000, 2}}))
-		// Noise within the dead band moves nothing.
+		// Noise within the dead band changes no share.
 		before := a.server.State().Topics[0].Members[0].GrantedEpoch
 		for range 5 {
 			report(b1, "t", 81, 8)
@@ -431,7 +431,7 @@ var _ = Describe("A rule", func() {
 
 	It("leaves a broker that publishers have moved to what they need, and the one before what it has left", func() {
 		cfg := config()
-		cfg.Period, cfg.Window = 5*time.Second, time.Hour // later than what follows the move
+		cfg.Period, cfg.Window = 5*time.Second, time.Hour // later than the spec's steps after the move
 		a := newAdaptor(cfg)
 		b1, b2 := a.join("b1", "i"), a.join("b2", "i")
 		b1.accept()
@@ -448,9 +448,9 @@ var _ = Describe("A rule", func() {
 		Expect(<-a.set(ctx, moved)).To(Succeed())
 		enough := HaveKeyWithValue("b2", ContainElement(BeNumerically(">=", 4_200_000)))
 		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(enough)
-		report(b1, "t", 4, 0) // before they have followed
+		report(b1, "t", 4, 0) // before the publishers have followed
 		Consistently(func() map[string][2]int64 { return a.acknowledged("t") }, "50ms").Should(enough)
-		Eventually(func() map[string][2]int64 { // until one of after the handover has come
+		Eventually(func() map[string][2]int64 { // until a report from after the handover has come
 			report(b2, "t", 4, 0)
 			report(b1, "t", 0, 0)
 			return a.acknowledged("t")
@@ -575,7 +575,7 @@ func violations(err error) []string {
 	return fields
 }
 
-// term is one that the spec ends.
+// term is a term that the spec ends.
 type term struct {
 	number uint64
 	until  atomic.Int64
@@ -591,7 +591,7 @@ func (t *term) Number() uint64   { return t.number }
 func (t *term) Until() mono.Time { return mono.Time(t.until.Load()) }
 
 var _ = Describe("Two adaptors at once", func() {
-	// The first hangs, its leadership is over, and it has not noticed.
+	// The first adaptor hangs and its leadership is over, without its knowledge.
 	var first, second *adaptor
 	var over *term
 	var b1, b2 *node
@@ -682,7 +682,7 @@ var _ = Describe("An adaptor whose term is lent", func() {
 		b1.accept()
 		Expect(set()).To(Succeed())
 		Expect(b1.term.Load()).To(BeEquivalentTo(7))
-		// It goes on in its term, and for no less than it was lent already.
+		// The adaptor continues in its term, at least until the end of the earlier loan.
 		Expect(lead(lend(now, time.Millisecond, 8)).Term).To(BeEquivalentTo(7))
 		Expect(a.server.State().Topics).To(HaveLen(1))
 	})
@@ -693,7 +693,7 @@ var _ = Describe("An adaptor whose term is lent", func() {
 		short := newAdaptor(func() loop.Config { c := config(); c.Lent = true; return c }())
 		a = short
 		var asked *srtmv1.LeadResponse
-		Eventually(func() bool { // it may be over before it is heard of
+		Eventually(func() bool { // the term may be over before its grant is received
 			asked = lead(&srtmv1.LeadRequest{})
 			return lead(lend(asked, time.Second, 7)).Leads
 		}).Should(BeTrue())

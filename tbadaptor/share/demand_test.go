@@ -28,8 +28,8 @@ func divisions(total, least int64, n int, f func([]int64)) {
 	next(0, total)
 }
 
-// aim is what a division of r is judged by, in the order of the package comment:
-// the first numbers that differ decide, and more is better.
+// aim returns the values that rate a division of r, in the order of the package comment. The first
+// values that differ decide, and more is better.
 func aim(loads []Load, root func(Load) float64, r []float64) (values []float64) {
 	arrivals, backlogs, kept := make([]float64, len(r)), make([]float64, len(r)), make([]float64, len(r))
 	cost := 0.
@@ -58,8 +58,8 @@ func aim(loads []Load, root func(Load) float64, r []float64) (values []float64) 
 	return append(append(append(append(values, arrivals...), backlogs...), kept...), -cost)
 }
 
-// No division of a small contract is better, by the order of aims of the package
-// comment, than the one that Sqrt finds.
+// No division of a small contract is better, by the order of aims in the package comment, than the
+// division that Sqrt finds.
 func TestSqrtReachesItsAim(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const units = 18
@@ -96,7 +96,7 @@ func TestSqrtReachesItsAim(t *testing.T) {
 				other[i] = float64(p)
 			}
 			for i, v := range aim(loads, root, other) {
-				slack := 0.0025 // the milli-msg/s that each has beforehand, and rounding
+				slack := 0.0025 // the milli-msg/s of each broker beforehand, and rounding
 				if i == len(have)-1 {
 					slack += 0.01 * math.Abs(have[i])
 				}
@@ -111,8 +111,7 @@ func TestSqrtReachesItsAim(t *testing.T) {
 	})
 }
 
-// Of b, each gets what its arrivals need as far as that can be; exactly, in whole
-// messages.
+// Each broker gets the part of b for its arrivals, as far as b suffices; exactly, in whole messages.
 func TestBurstNeedsAreMetFirst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := tokenbucket.Share{Rate: 30_000, Burst: 12}
@@ -143,8 +142,8 @@ func TestBurstNeedsAreMetFirst(t *testing.T) {
 	})
 }
 
-// Whatever the others send, have waiting, or are expected to send: a broker whose
-// publishers keep to their part has the rate and the burst that they need.
+// A broker whose publishers keep to their part has enough rate and burst for its publishers, whatever
+// the other brokers receive, have waiting, or are expected to receive.
 func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := rapid.IntRange(1, 6).Draw(t, "brokers")
@@ -182,8 +181,8 @@ func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 	})
 }
 
-// A topic that has just fallen silent: the rates stay where they were, turn for turn,
-// and the next burst finds what the last one needed.
+// A topic has just fallen silent. The rates stay unchanged in every turn, and the next burst finds as
+// much burst as the last needed.
 func TestSilenceKeepsRatesAndTheBurstsOfTheLastMinute(t *testing.T) {
 	total := tokenbucket.Share{Rate: 1_000_000, Burst: 5}
 	quota := []tokenbucket.Share{{Rate: 333_333, Burst: 1}, {Rate: 666_667, Burst: 4}}
@@ -202,7 +201,7 @@ func TestSilenceKeepsRatesAndTheBurstsOfTheLastMinute(t *testing.T) {
 	}
 }
 
-// The return of a broker at a3fd342: its publishers' backlog took the other from
+// The return of a broker at a3fd342: the backlog of the broker's publishers cut the other broker from
 // 2,000 msg/s to 357, and its burst to 1.
 func TestABacklogTakesWhatIsLeftOnly(t *testing.T) {
 	total := tokenbucket.Share{Rate: 5_000_000, Burst: 100}

@@ -14,24 +14,24 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// arrival is a message that arrives at a broker.
+// arrival is a message's arrival at a broker.
 type arrival struct {
 	at     mono.Time
 	broker int
-	excess bool // the publisher, or one on the same broker, does not keep to its part at that time
+	excess bool // the publisher, or another on the same broker, exceeds the publisher's part at this time
 }
 
-// event is what happens to brokers, by number, at an instant.
+// event happens to brokers, by number, at an instant.
 type event struct {
 	at          mono.Time
-	place       []share.Placed // the new placement; nil: it stays
-	down, up    []int          // brokers that stop; brokers that start as new processes
-	cut, frozen []int          // brokers that the adaptor neither hears nor reaches; of these, brokers that do nothing at all
-	whole       []int          // brokers that are cut or frozen no longer
-	dead        []int          // brokers whose process is known to be gone
+	place       []share.Placed // the new placement; nil: unchanged
+	down, up    []int          // stopping brokers; brokers that start as new processes
+	cut, frozen []int          // brokers cut off from the adaptor; among these, completely frozen brokers
+	whole       []int          // brokers whose cut or freeze ends
+	dead        []int          // brokers whose process is known to have ended
 }
 
-// scenario is a topic's traffic over its brokers, and what happens to the brokers.
+// scenario is a topic's traffic over its brokers, and the events of the brokers.
 type scenario struct {
 	name     string
 	contract tokenbucket.Share
@@ -40,12 +40,11 @@ type scenario struct {
 	events   []event   // by time
 	trouble  mono.Time // when the trouble begins
 
-	made, unaccepted int           // messages; those that found no broker when they were made
+	made, unaccepted int           // messages; messages without a broker when they were made
 	noBroker         time.Duration // the longest time that a publisher had no broker
 }
 
-// slo is the access delay that 99 % of the messages are to keep. defaultFlex is the
-// adaptor's default.
+// slo is the access delay that 99 % of the messages must keep. defaultFlex is the adaptor's default.
 const (
 	slo         = 20 * time.Millisecond
 	defaultFlex = ledger.Permille(50)
@@ -56,8 +55,9 @@ const (
 	each       = 20 // msg/s
 )
 
-// stay is that a publisher is at a broker from an instant on; -1: it has none. What
-// it makes then it sends when it has one again, at once.
+// stay places a publisher at a broker from an instant on; -1: no broker. Without a broker the
+// publisher keeps its messages. Once the publisher has a broker again, it sends the kept messages at
+// once.
 type stay struct {
 	from   mono.Time
 	broker int
@@ -65,7 +65,7 @@ type stay struct {
 
 type publisher struct {
 	stays  []stay
-	rate   func(at mono.Time) float64 // of each, at most 4
+	rate   func(at mono.Time) float64 // rate factor of each publisher, at most 4
 	excess func(at mono.Time) bool
 }
 
@@ -73,7 +73,7 @@ func seconds(s float64) mono.Time { return mono.Time(s * 1e9) }
 
 func broker(number int) string { return fmt.Sprintf("b%03d", number) }
 
-// number is broker's inverse.
+// number is the inverse of broker.
 func number(id string) int {
 	n, err := strconv.Atoi(id[1:])
 	if err != nil {
@@ -82,7 +82,7 @@ func number(id string) int {
 	return n
 }
 
-// place gives each broker its part of the contract by publishers.
+// place gives each broker a part of the contract in proportion to publishers.
 func place(contract tokenbucket.Share, publishers []int, retiring ...int) []share.Placed {
 	var placed []share.Placed
 	var weights []int64
@@ -129,19 +129,19 @@ type scene struct {
 	events  []event
 }
 
-// change is what becomes of the publishers whose number modulo every is offset.
+// change applies to the publishers whose number modulo every is offset.
 type change struct {
 	every, offset int
-	// They go to a broker, each at an instant of its own in from .. until, and have
-	// none since the trouble if gone; until is 0 if they stay. A later change to the
-	// same broker counts in place of this one.
+	// The publishers go to broker to, each at a random instant in from .. until. If gone, the
+	// publishers have no broker since the trouble; until is 0 for no move. A later change to the same
+	// broker replaces this change.
 	to          int
 	from, until float64
 	gone        bool
-	// excess: they do not keep to their part at these times.
+	// excess: the publishers exceed their part at these times.
 	excess *span
-	// rate is how much of their usual rate they send at these times, and other
-	// otherwise.
+	// rate is the factor of the publishers' usual rate at these times, and other the factor at all
+	// other times.
 	rate  *span
 	other float64
 }
@@ -166,42 +166,42 @@ func scenes(contract tokenbucket.Share) []scene {
 	third := func(retiring ...int) []share.Placed { return place(contract, []int{0, half, half}, retiring...) }
 	since := &span{0, forever, 1}
 	return []scene{
-		// One of two brokers is drained; its publishers follow to a third.
+		// One of two brokers is drained; its publishers move to a third broker.
 		{"drain", 20, two, []change{{every: 2, to: 2, from: 0.02, until: 0.08}}, []event{{at: after(0), place: third(0)}}},
-		// All publishers are on one broker, and move to another; each tenth is of a stock
-		// client, which the old one cuts after the grace.
+		// All publishers are on one broker, and move to another. Every tenth is a stock client. The
+		// old broker disconnects stock clients after the grace.
 		{"move", 20, []int{publishers}, []change{{every: 1, to: 1, from: 0.02, until: 0.08}, {every: 10, to: 1, from: 1, until: 1.1}},
 			[]event{{at: after(0), place: place(contract, []int{0, publishers}, 0)}}},
-		// The process of one is killed; that it is gone is known after a second, and its
-		// publishers have another broker after two.
+		// The process of a broker is killed. After a second the end is known, and after two seconds
+		// the publishers have another broker.
 		{"crash", 40, two, []change{{every: 2, gone: true, to: 2, from: 2, until: 2.5, excess: &span{everything, 20, 1}}},
 			[]event{{at: after(0), down: []int{0}}, {at: after(1), dead: []int{0}}, {at: after(2), place: third()}}},
-		// It is killed, and started again after eight seconds, before anything has moved;
-		// its publishers send then what they have made meanwhile.
+		// The process is killed, and started again after eight seconds, before anything has moved. The
+		// publishers then send the messages made meanwhile.
 		{"return", 60, two, []change{{every: 2, gone: true, to: 0, from: 8, until: 8.5, excess: since}},
 			[]event{{at: after(0), down: []int{0}}, {at: after(8), up: []int{0}}}},
 		// For five seconds half of the publishers of a broker send four times as much.
 		{"flash crowd", 60, two, []change{{every: 2, excess: since}, {every: 4, rate: &span{0, 5, 4}, other: 1}}, nil},
-		// Traffic shifts: 90 % of it comes to one broker.
+		// Traffic shifts: 90 % of the traffic comes to one broker.
 		{"90/10", 40, two, []change{{every: 2, rate: &span{0, forever, 1.8}, other: 1}, {every: 2, offset: 1, rate: &span{0, forever, 0.2}, other: 1}}, nil},
-		// The publishers of one broker were silent, and come back.
+		// The publishers of a broker were silent, and resume.
 		{"silent and back", 40, two, []change{{every: 2, rate: since}}, nil},
-		// One host is frozen for half a minute. Nothing proves that it is dead, so that its
-		// publishers are placed elsewhere after three seconds with what is free.
+		// A host is frozen for half a minute. Nothing proves that the host is dead, so after three
+		// seconds its publishers are placed elsewhere with the free part of the contract.
 		{"frozen host", 60, two, []change{{every: 2, gone: true, to: 2, from: 3, until: 3.5, excess: since}},
 			[]event{{at: after(0), frozen: []int{0}}, {at: after(3), place: third(0)}, {at: after(30), whole: []int{0}}}},
-		// The control plane is away for a minute.
+		// The control plane is down for a minute.
 		{"control plane away", 80, two, nil, []event{{at: after(0), cut: []int{0, 1}}, {at: after(60), whole: []int{0, 1}}}},
 	}
 }
 
-// contractAt is the contract of which the topic's 200 Poisson publishers, at 20 msg/s each,
-// send a part: 0 to 1. It is 5,000 msg/s at 0.8.
+// contractAt returns a contract. The topic's 200 Poisson publishers, at 20 msg/s each, use the part
+// load of the contract: 0 to 1. The contract is 5,000 msg/s at 0.8.
 func contractAt(load float64) tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.PerSecond(publishers * each / load), Burst: 100}
 }
 
-// scenarios draws the named scenarios, without a name all, at a load (contractAt).
+// scenarios draws the named scenarios at a load (contractAt); without a name, all scenarios.
 func scenarios(seed uint64, load float64, only ...string) (list []scenario) {
 	contract := contractAt(load)
 	for number, of := range scenes(contract) {

@@ -141,7 +141,7 @@ func TestProportion(t *testing.T) {
 		{"floors are paid by the others", token{Rate: 1000, Burst: 3}, []int64{998, 1, 1}, []token{{Rate: 998, Burst: 1}, {Rate: 1, Burst: 1}, {Rate: 1, Burst: 1}}},
 		{"no weight, no share", token{Rate: 10, Burst: 10}, []int64{0, 5, 0}, []token{{}, {Rate: 10, Burst: 10}, {}}},
 		{"large weights", token{Rate: 9, Burst: 9}, []int64{math.MaxInt64 / 3, math.MaxInt64 / 3, math.MaxInt64 / 3}, []token{{Rate: 3, Burst: 3}, {Rate: 3, Burst: 3}, {Rate: 3, Burst: 3}}},
-		// After the floor of the last, the second falls below its own.
+		// After the floor of the last broker, the second broker falls below its own floor.
 		{"a floor pushes another below", token{Rate: 100, Burst: 12}, []int64{10_000, 1000, 1}, []token{{Rate: 90, Burst: 10}, {Rate: 9, Burst: 1}, {Rate: 1, Burst: 1}}},
 	} {
 		got, err := share.Proportion(c.total, c.weights)
@@ -255,9 +255,9 @@ func TestStaticKeepsSharesThatSum(t *testing.T) {
 	})
 }
 
-// TestProportionIsTheDefinition compares with the definition in rational
-// numbers: who is not at a floor differs from his exact proportion of what the
-// floors leave by less than one, the named one by what the others lost.
+// TestProportionIsTheDefinition compares with the definition in rational numbers. A part above its
+// floor differs by less than one from the exact proportion of the remainder after the floors. The
+// named part differs by the losses of the others.
 func TestProportionIsTheDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		weights := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(0, 10), rapid.Int64Range(0, math.MaxInt64/8)), 1, 8).Draw(t, "weights")
@@ -277,8 +277,8 @@ func TestProportionIsTheDefinition(t *testing.T) {
 }
 
 func checkProportion(t *rapid.T, total int64, weights, got []int64) {
-	// The floors, by the slow obvious way: raise one at a time, the worst
-	// first, until no one's proportion of the rest is below 1.
+	// The floors, by the slow obvious way: raise one part at a time, the worst first, until every
+	// part's proportion of the rest is at least 1.
 	floored := make([]bool, len(weights))
 	proportion := func(i int) *big.Rat {
 		rest, sum := big.NewInt(total), new(big.Int)
@@ -327,7 +327,7 @@ func checkProportion(t *rapid.T, total int64, weights, got []int64) {
 	testkit.MustEqual(t, sum, total, "%v sums to", got)
 }
 
-// More traffic never gets a broker a smaller share, nor more than it has.
+// More traffic never gives a broker a smaller share, nor does less traffic give it a larger share.
 func TestMoreLoadNeverMeansLess(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		loads := drawLoads(t)

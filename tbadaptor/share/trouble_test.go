@@ -17,15 +17,15 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// The scenarios take the adaptor's rules, ledger and leases and the brokers' buckets through
-// trouble: brokers that die and come back, placements that change, and publishers that follow.
+// The scenarios take the adaptor's rules, ledger and leases and the brokers' buckets through trouble:
+// brokers die and come back, placements change, and publishers follow.
 
-// outcome is how a scenario went.
+// outcome is the result of a scenario.
 type outcome struct {
-	p99        time.Duration // 99th percentile of access delays in the worst ten seconds, of publishers that keep to their part
-	all        time.Duration // the same of all publishers
+	p99        time.Duration // 99th percentile of access delays in the worst ten seconds, for publishers within their part
+	all        time.Duration // the same for all publishers
 	noBroker   time.Duration // the longest time that a publisher had no broker
-	unaccepted float64       // fraction of the messages that found no broker when they were made
+	unaccepted float64       // fraction of the messages without a broker when they were made
 	healed     time.Duration // from the trouble to the end of the last second in which more than 1 % of all messages missed the SLO
 }
 
@@ -42,7 +42,7 @@ var leases = ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, Clo
 type node struct {
 	id      string
 	bucket  tokenbucket.Hindsight
-	queue   []int // arrivals that wait
+	queue   []int // waiting arrivals
 	offered uint64
 	most    int64
 
@@ -65,8 +65,8 @@ type world struct {
 
 const topic = "t"
 
-// follow has the rule follow the scenario and returns the access delays of its arrivals, -1 for
-// an arrival that was lost with its broker. flex is the part of the shares that is on a lease.
+// follow runs the scenario under a rule and returns the access delays of the arrivals, -1 for an
+// arrival lost with a broker. flex is the flexible part of the shares.
 func follow(t testing.TB, sc scenario, rule string, flex ledger.Permille) []time.Duration {
 	t.Helper()
 	w := &world{
@@ -106,7 +106,7 @@ func follow(t testing.TB, sc scenario, rule string, flex ledger.Permille) []time
 		n.most = max(n.most, int64(len(n.queue)))
 	}
 	waits := func(n *node) bool { return len(n.queue) > 0 }
-	for range 3600 * int(time.Second/beat) { // messages that still wait
+	for range 3600 * int(time.Second/beat) { // waiting messages
 		if !slices.ContainsFunc(w.nodes, waits) {
 			break
 		}
@@ -119,7 +119,7 @@ func (w *world) contract(placed []share.Placed) *adaptor.Contract {
 	return &adaptor.Contract{Topic: topic, Total: w.sc.contract, Rule: w.rule, Placed: placed}
 }
 
-// start begins a process, which has the shares that its predecessor left on the disk.
+// start starts a process with the predecessor's shares from disk.
 func (w *world) start(now mono.Time, n *node) {
 	n.up, n.starts = true, n.starts+1
 	w.hello(now, n)
@@ -138,7 +138,7 @@ func (n *node) lapse(now mono.Time) {
 	n.bucket.Retune(now, n.held.Of(topic).Share, 0)
 }
 
-// apply has grants in force at once: a grant takes milliseconds, and the scenarios last seconds.
+// apply puts grants into force at once: a grant takes milliseconds, and the scenarios last seconds.
 func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) {
 	w.Helper()
 	testkit.Must(w, err)
@@ -153,7 +153,7 @@ func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) {
 	}))
 }
 
-// release delivers the messages of n that have their tokens.
+// release delivers n's messages with tokens.
 func (w *world) release(n *node, now mono.Time) {
 	for n.up && len(n.queue) > 0 {
 		i := n.queue[0]
@@ -243,7 +243,7 @@ func (w *world) tick(now mono.Time) {
 	}
 }
 
-// outcome judges the delays that follow returned.
+// outcome judges the delays from follow.
 func (sc scenario) outcome(delays []time.Duration) outcome {
 	o := outcome{noBroker: sc.noBroker, unaccepted: float64(sc.unaccepted) / float64(max(1, sc.made))}
 	last := sc.arrivals[len(sc.arrivals)-1].at
@@ -288,8 +288,8 @@ func p99(delays []time.Duration) time.Duration {
 	return delays[tokenbucket.Rank(len(delays), 0.99)]
 }
 
-// What a seller of contracts expects of the default rule: publishers that keep to
-// their part do not notice what happens to others, and a move is noticed by none.
+// The guarantee that a seller of contracts expects from the default rule: publishers within their part
+// do not notice the trouble of others, and no publisher notices a move.
 func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 	for _, sc := range scenarios(1, 0.8, "move", "return") {
 		delays := follow(t, sc, share.Default, defaultFlex)
@@ -303,8 +303,8 @@ func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 	}
 }
 
-// After a shift of the traffic, rules that follow the traffic serve again within the
-// contract, and shares that do not move never do.
+// After a shift of the traffic, rules that follow the traffic serve within the contract again. Static
+// shares never do.
 func TestSharesFollowAShift(t *testing.T) {
 	for _, sc := range scenarios(7, 0.8, "90/10") {
 		for rule, follows := range map[string]bool{share.Static: false, share.Sqrt: true} {
@@ -325,7 +325,7 @@ func BenchmarkTrouble(b *testing.B) {
 	}
 }
 
-// With -benchtime=2x, BenchmarkFlexible gives what shares on a lease cost and bring, by the
+// With -benchtime=2x, BenchmarkFlexible reports the cost and the benefit of flexible shares, by the
 // flexible part in percent.
 func BenchmarkFlexible(b *testing.B) {
 	for _, load := range []float64{0.8, 0.9} {
@@ -339,7 +339,7 @@ func BenchmarkFlexible(b *testing.B) {
 	}
 }
 
-// trouble reports how a scenario went, with the next seed in each iteration.
+// trouble reports the result of a scenario, with the next seed in each iteration.
 func trouble(b *testing.B, name, rule string, load float64, flex ledger.Permille) {
 	var all []outcome
 	for b.Loop() {

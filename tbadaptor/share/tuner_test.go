@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// steady has a broker report so many seconds of so many messages.
+// steady makes a broker report the same number of messages for several seconds.
 func steady(t *Tuner, broker string, from, seconds int, offered uint64, backlog int64) {
 	for i := range seconds {
 		t.Report(broker, Step{At: mono.Time(from+i+1) * 1e9, Length: time.Second, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 20})
@@ -24,7 +24,7 @@ func quota(rate, burst int64) tokenbucket.Share {
 	return tokenbucket.Share{Rate: tokenbucket.Rate(rate * 1000), Burst: burst}
 }
 
-// proposed asks for the shares of a contract of 5,000 msg/s and 100.
+// proposed returns the proposed shares of a contract of 5,000 msg/s and 100.
 func proposed(t *testing.T, tuner *Tuner, second int) map[string]tokenbucket.Share {
 	t.Helper()
 	shares, err := tuner.Propose(mono.Time(second)*1e9, quota(5000, 100), func(string) Holding { return Holding{} })
@@ -46,7 +46,7 @@ func TestDemandMovesWithPublishers(t *testing.T) {
 	steady(tuner, "a", 0, 10, 2000, 0)
 	steady(tuner, "b", 0, 10, 2000, 0)
 
-	// All of a's go to c. What a had in the window is not looked at any more.
+	// All publishers of a move to c. The tuner no longer uses a's earlier traffic in the window.
 	moved := tuner.Place(10e9, Sqrt, window, []Placed{
 		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
 		{Broker: "b", Publishers: 100, Quota: quota(2460, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2460, 49)}})
@@ -54,12 +54,12 @@ func TestDemandMovesWithPublishers(t *testing.T) {
 	if by["b"].Rate < 2100_000 || by["c"].Rate < 2100_000 || by["a"].Rate < 500_000 {
 		t.Errorf("b and c need 2,000 msg/s each, a the rest for what still comes there: %v", by)
 	}
-	// The old tuner is as it was: a move may fail.
+	// The old tuner is unchanged, because a move may fail.
 	if by := proposed(t, tuner, 10); by["a"].Rate != 2_500_000 {
 		t.Errorf("the placement before: %v", by)
 	}
 	steady(moved, "b", 10, 1, 2000, 0)
-	moved.Report("a", Step{At: 10.5e9, Length: time.Second, Offered: 1500}) // most of it in the epoch before
+	moved.Report("a", Step{At: 10.5e9, Length: time.Second, Offered: 1500}) // mostly from the epoch before
 	if by = proposed(t, moved, 11); by["c"].Rate < 2100_000 || by["b"].Rate < 2100_000 {
 		t.Errorf("c has not been seen, and none of its publishers: %v", by)
 	}
@@ -71,7 +71,7 @@ func TestDemandMovesWithPublishers(t *testing.T) {
 	if by = proposed(t, moved, 13); by["a"].Rate < 200_000 || by["c"].Rate < 2_300_000 {
 		t.Errorf("a has 40 messages left, to be released in 0.2 s: %v", by)
 	}
-	// Once it has been seen, it has what it needs.
+	// Once c's traffic is measured, c has enough.
 	steady(moved, "a", 13, 3, 0, 0)
 	steady(moved, "b", 11, 5, 2000, 0)
 	steady(moved, "c", 13, 3, 1100, 0)
@@ -95,8 +95,8 @@ func TestABrokerThatIsNotSeenInAWindowHasNothing(t *testing.T) {
 	}
 }
 
-// As long as a broker that is away holds on to its part, those that its publishers
-// have moved to have what is free, and the others what they need.
+// While a disconnected broker keeps its part, the brokers to which the publishers have moved get the
+// free part. The other brokers get as much as they need.
 func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
@@ -126,8 +126,8 @@ func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 	}
 }
 
-// No publisher follows away from a broker that is dead: when it is back it has its floor, and
-// what is left there by its word.
+// No publisher follows from a dead broker. After the return, the broker has its floor, and as much as
+// the broker's own reports justify.
 func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
@@ -145,8 +145,8 @@ func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
 	}
 }
 
-// A process that starts anew is not judged by what the one before had, and what it
-// brings along takes nothing from the other.
+// A new process is not judged by the predecessor's traffic, and the backlog of the new process takes
+// nothing from the other broker.
 func TestABrokerThatComesBackStartsWithItsQuota(t *testing.T) {
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
@@ -168,8 +168,8 @@ func TestABrokerThatComesBackStartsWithItsQuota(t *testing.T) {
 	}
 }
 
-// After its own restart an adaptor knows nothing but what brokers hold, which was found
-// right: who is heard first is not cut to its quota for those that are not heard yet.
+// After a restart an adaptor knows only the brokers' shares, which were found right. The first
+// connected broker is not cut to its quota in favour of brokers that are not connected yet.
 func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 	third := quota(1667, 33)
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
@@ -185,7 +185,7 @@ func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 	if err != nil || len(shares) != 3 || shares[0].Share.Rate < 3_675_000 {
 		t.Errorf("a sends 3,500 msg/s and has %v, %v", shares, err)
 	}
-	// A process that is new holds nothing, whatever the one before held.
+	// A new process holds nothing, whatever the predecessor held.
 	tuner.Join(3e9, "b", "one")
 	tuner.Join(3e9, "b", "two")
 	steady(tuner, "c", 0, 3, 400, 0)
@@ -194,10 +194,10 @@ func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 	}
 }
 
-// The drain of a broker of two, as a cluster recorded it: what brokers reported, the
-// placement, and when the rule ran. No publisher sends more than its part. The broker that
-// nothing happened to never has less than it sends, the one that is drained what its
-// publishers need while they follow, and soon nothing but its floor.
+// The drain of one of two brokers, as a cluster recorded it: the brokers' reports, the placement, and
+// the times of the rule. No publisher exceeds its part. The undisturbed broker always has at least its
+// traffic. The drained broker has enough for its publishers while they follow, and soon only the
+// floor.
 func TestADrainAsItWasRecorded(t *testing.T) {
 	at := func(ms int) mono.Time { return mono.Time(ms) * 1e6 }
 	var tuner *Tuner
@@ -230,11 +230,11 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	if by := propose(12_220); by["b1"].Rate < 600_000 || by["b1"].Burst < 20 || by["b3"].Rate < 2_000_000 || by["b3"].Burst < 20 {
 		t.Errorf("b1's publishers are on their way to b3: %+v", by)
 	}
-	// No report yet tells of it: it is over all the same.
+	// The move is over, although no report shows it yet.
 	if by := propose(12_550); by["b1"].Rate > 330_000 || by["b1"].Burst > 1 || by["b3"].Rate < 2_300_000 {
 		t.Errorf("b1's publishers have gone: %+v", by)
 	}
-	report("b1", 13_060, 1000, 406, 0) // most of it from before, its end is not
+	report("b1", 13_060, 1000, 406, 0) // the step is mostly from before the end of the move, and ends after it
 	report("b2", 13_099, 1000, 2008, 0)
 	report("b3", 13_207, 1000, 1891, 0)
 	for ms, most := 13_500, tokenbucket.Rate(330_000); ms < 17_000; ms, most = ms+1000, 90_000 {
@@ -247,8 +247,8 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	}
 }
 
-// A broker that was silent, or whose rate rises in the middle of a step, has up to its
-// quota at once, and what waits is worked off within about a second.
+// A broker that was silent, or whose rate rises in the middle of a step, gets up to its quota at once.
+// The backlog is worked off within about a second.
 func TestARisingRateIsServedAtOnce(t *testing.T) {
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
@@ -265,8 +265,8 @@ func TestARisingRateIsServedAtOnce(t *testing.T) {
 	}
 }
 
-// Whatever brokers report, as far as the adaptor takes it, and whichever of them moves or is away: the
-// shares are the contract, and the only reason that there are none is that it is too small.
+// Whatever valid reports brokers send, and whichever brokers move or disconnect, the shares sum to the
+// contract. The only reason for no shares is a contract that is too small.
 func TestWhateverBrokersReportTheSharesAreTheContract(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tuner *Tuner

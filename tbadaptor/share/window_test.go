@@ -24,7 +24,7 @@ func TestWindow(t *testing.T) {
 	for i, s := range []Step{
 		{Length: time.Second, Offered: 100, MaxBacklog: 9, Backlog: 1},
 		{Length: time.Second, Offered: 20, MaxBacklog: 4, Backlog: 4},
-		{Length: 2 * time.Second, Offered: 30, MaxBacklog: 3, Backlog: 2}, // a step that took longer counts for its length
+		{Length: 2 * time.Second, Offered: 30, MaxBacklog: 3, Backlog: 2}, // a long step counts for its length
 	} {
 		s.At = at(time.Duration(i+1) * time.Second)
 		w.Add(s)
@@ -74,7 +74,7 @@ func TestARateThatJumpsIsFollowedAtOnce(t *testing.T) {
 	}{
 		{"steady", []uint64{5000, 5070, 4930, 5010}, 5002.5},
 		{"up", []uint64{5000, 5070, 4930, 5010, 9000}, 9000},
-		{"up and on", []uint64{5000, 5070, 4930, 5010, 9000, 9100}, 9100}, // 9,000 are of before, too
+		{"up and on", []uint64{5000, 5070, 4930, 5010, 9000, 9100}, 9100}, // 9,000 includes messages from before
 		{"up, and on and on", []uint64{5000, 5070, 4930, 5010, 9000, 9100, 9200}, 9150},
 		{"down", []uint64{5000, 5070, 4930, 5010, 0}, 0},
 		{"from nothing", []uint64{0, 0, 0, 100}, 100},
@@ -126,8 +126,8 @@ func TestDiffers(t *testing.T) {
 	}
 }
 
-// Who needs what he has and no more, gets it under Robust and Sqrt; in the sum
-// and the floors they are as the others (TestSplitKeepsItsPromises).
+// Under Robust and Sqrt, a broker that needs exactly its share gets the share. In sum and floors both
+// rules behave as the others (TestSplitKeepsItsPromises).
 func TestNeedsAreMet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := tokenbucket.Share{Rate: 1_000_000, Burst: 100}
