@@ -1,3 +1,3 @@
-// Package admission has the tests of admission by clients that are not ours, and by programs
-// that are killed.
+// Package admission has the tests of admission with third-party clients, and with programs that are
+// killed.
 package admission

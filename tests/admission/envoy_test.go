@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// Envoy's own definitions of its service, against the daemon.
+// Runs the daemon against Envoy's own service definitions.
 func TestEnvoy(t *testing.T) {
 	at := localtest.Ports(t, 3)
 	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(),

@@ -20,8 +20,8 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// What each alert's expression finds in an hour of samples, a minute apart: so many series.
-// Its "for" is not played through.
+// The number of series that each alert's expression finds in an hour of samples, a minute apart. The
+// alert's "for" is not tested.
 var alerts = map[string][]struct {
 	series string
 	found  int
@@ -113,7 +113,7 @@ func evaluate(t *testing.T, series, expr string) int {
 	return len(vector)
 }
 
-// samples are series in Prometheus' notation for tests, one a line, a sample a minute.
+// samples reads series in Prometheus' notation for tests, one per line, with a sample a minute.
 func samples(t *testing.T, lines string) func(bool, *storage.SelectHints, ...*labels.Matcher) storage.SeriesSet {
 	t.Helper()
 	var all []storage.Series
@@ -158,7 +158,7 @@ func (s sample) F() float64               { return s.is }
 func (s sample) Type() chunkenc.ValueType { return chunkenc.ValFloat }
 func (s sample) Copy() chunks.Sample      { return s }
 
-// set is a storage.SeriesSet; next is the one after that which At returns.
+// set is a storage.SeriesSet; next is the index after the series that At returns.
 type set struct {
 	all  []storage.Series
 	next int

@@ -37,8 +37,7 @@ func load(t *testing.T) *chart.Chart {
 	return c
 }
 
-// render returns the objects by kind/name, and fails on a field that Kubernetes does not
-// know.
+// render returns the objects by kind/name, and fails on a field that Kubernetes does not know.
 func render(t *testing.T, values map[string]any) (map[string]any, error) {
 	t.Helper()
 	c := load(t)
@@ -116,7 +115,7 @@ func TestChart(t *testing.T) {
 			t.Errorf("%s: no probes", name)
 		}
 	}
-	// What selects the pods is on them.
+	// The selectors match the pods' labels.
 	for name, pair := range map[string][2]map[string]string{
 		"service":        {objects["Service/r-brokers"].(*corev1.Service).Spec.Selector, brokers.Spec.Template.Labels},
 		"brokers":        {brokers.Spec.Selector.MatchLabels, brokers.Spec.Template.Labels},
@@ -172,7 +171,7 @@ func TestChartWithOtherValues(t *testing.T) {
 	}
 }
 
-// The programs know all flags that the chart and the compose file give them.
+// The programs know all flags in the chart and the compose file.
 func TestFlagsExist(t *testing.T) {
 	objects, err := render(t, map[string]any{"loaddistributor": etcd, "tls": map[string]any{"secretName": "tls"}, "tokens": map[string]any{"secretName": "tokens"}})
 	if err != nil {
@@ -192,7 +191,7 @@ func TestFlagsExist(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, c := range commands {
-		// They are read one after the other, and what the last one asks for is all that is done.
+		// Flags are parsed in order, and --help at the end prevents any other action.
 		if out, err := exec.Command(filepath.Join(dir, c[0]), append(c[1:], "--help")...).CombinedOutput(); err != nil {
 			t.Errorf("%q: %v\n%s", c, err, out)
 		}
@@ -232,8 +231,8 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// Hadolint's rules that matter here: a pinned image, COPY and no ADD, commands in JSON, a
-// user who is not root, at the end.
+// The relevant rules of Hadolint: a pinned image, COPY and no ADD, commands in JSON, and a user other
+// than root at the end.
 func TestDockerfile(t *testing.T) {
 	f, err := os.Open(filepath.Join(deploy, "Dockerfile"))
 	if err != nil {

@@ -27,13 +27,13 @@ const (
 	envLookupd = "SRTM_CLIENTS_NSQLOOKUPD"
 )
 
-// patience covers a library's own waits before it connects again.
+// patience covers a library's own delay before it reconnects.
 const patience = local.Patience
 
-// programs are what the tests run. Set once, by TestMain.
+// programs are the programs under test. Set once, by TestMain.
 type programs struct {
 	nsqd    string // "": ours
-	lookupd string // an nsqlookupd, for an nsqd that is not ours
+	lookupd string // an nsqlookupd, for an nsqd from elsewhere
 }
 
 var under programs
@@ -48,7 +48,7 @@ func (s suite) Run() int {
 	return s.M.Run()
 }
 
-// scenario is something that users do with a library.
+// scenario is a way in which users use a library.
 type scenario struct {
 	name string
 	run  func(t *testing.T, l library, s *site)
@@ -77,7 +77,7 @@ var scenarios = []scenario{
 func TestLibraries(t *testing.T) {
 	for _, l := range libraries {
 		t.Run(l.name, func(t *testing.T) {
-			t.Parallel() // while one is installed, others are tested
+			t.Parallel() // while a library is installed, others are tested
 			t.Cleanup(func() { results.library(t, l.name) })
 			s := l.prepare(t)
 			lacks := map[string]string{}
@@ -103,7 +103,7 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-// known reports whether there is a scenario of that name.
+// known reports whether a scenario has this name.
 func known(name string) bool {
 	return slices.ContainsFunc(scenarios, func(c scenario) bool { return c.name == name })
 }
@@ -136,7 +136,7 @@ func post(t *testing.T, d *local.Process, path, body string) {
 	localtest.MustAsk(t, http.MethodPost, "http://"+d.HTTP+path, body)
 }
 
-// channelStats are those of a channel.
+// channelStats are the stats of a channel.
 type channelStats struct {
 	Name     string `json:"channel_name"`
 	Depth    int    `json:"depth"`
@@ -202,7 +202,7 @@ func collect(t *testing.T, d *local.Process, topic string) *collector {
 	return k
 }
 
-// take waits for so many bodies and returns them sorted.
+// take waits for count bodies and returns them sorted.
 func (k *collector) take(count int) (got []string) {
 	k.t.Helper()
 	timer := time.NewTimer(patience)
@@ -240,7 +240,7 @@ func texts(events []event) (bodies []string) {
 
 const topic, ch = "topic", "channel"
 
-// produces: what the library publishes arrives, once, byte by byte.
+// produces: the messages that the library publishes arrive, once, byte by byte.
 func produces(t *testing.T, l library, s *site, o order) {
 	d := start(t)
 	o.Mode, o.TCP, o.Topic = "produce", d.TCP, topic
@@ -272,7 +272,7 @@ func deferred(t *testing.T, l library, s *site) {
 	p.end()
 }
 
-// consumes: what is sent reaches the library, once, and is finished.
+// consumes: sent messages reach the library, once, and are finished.
 func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 	o.Mode, o.Topic, o.Channel, o.InFlight, o.Handle = "consume", topic, ch, 10, "finish"
 	if o.Lookup == "" {
@@ -295,8 +295,7 @@ func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 0 })
 }
 
-// looksUp: a consumer finds the broker through loaddistributor, which answers
-// as nsqlookupd does.
+// looksUp: a consumer finds the broker through loaddistributor, which answers as nsqlookupd does.
 func looksUp(t *testing.T, l library, s *site) {
 	if under.nsqd != "" {
 		if under.lookupd == "" {
@@ -315,9 +314,9 @@ func looksUp(t *testing.T, l library, s *site) {
 	consumes(t, l, s, c.Brokers[0], order{Lookup: c.Web})
 }
 
-// anyBroker: in a cluster of three brokers producers publish to a topic that does not exist, the
-// first to one broker, the others to those that do not carry the topic. A consumer that looks the
-// topic up gets all of it.
+// anyBroker: in a cluster of three brokers producers publish to a topic that does not exist yet, the
+// first producer to one broker, the others to the brokers without the topic. A consumer that looks the
+// topic up gets all messages.
 func anyBroker(t *testing.T, l library, s *site) {
 	if under.nsqd != "" {
 		results.skip(t, l.name, "any broker", "no cluster")
@@ -346,7 +345,7 @@ func anyBroker(t *testing.T, l library, s *site) {
 	}
 }
 
-// cluster has a topic on the one broker of a loaddistributor.
+// cluster has a topic on the single broker of a loaddistributor.
 func cluster(t *testing.T) *localtest.Cluster {
 	t.Helper()
 	c := localtest.Start(t, 1, []string{"--fitting=off"}, "--mcap=20000")
@@ -355,9 +354,8 @@ func cluster(t *testing.T) *localtest.Cluster {
 	return c
 }
 
-// moves drains the broker that a consumer reads from, while a publisher of our own
-// follows to another. Each message arrives, none twice; how late the latest was is
-// logged.
+// moves drains the broker that a consumer reads from, while our own publisher follows to another
+// broker. Each message arrives, none twice. The test logs how late the latest message was.
 func moves(t *testing.T, l library, s *site) {
 	if under.nsqd != "" {
 		results.skip(t, l.name, "move", "no cluster")
@@ -371,7 +369,7 @@ func moves(t *testing.T, l library, s *site) {
 	defer func() { _ = cl.Close(ctx) }() // all was answered
 	p := testkit.Result(cl.Publisher(ctx, topic, "g.1")).Must(t)
 	const few = 200
-	latest, moved, total := time.Duration(0), 0, few // published after the drain began; until it has followed, and a while
+	latest, moved, total := time.Duration(0), 0, few // published after the drain began; until the publisher has followed, and a while
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
 	seen := map[string]bool{}
@@ -448,8 +446,7 @@ func touches(t *testing.T, l library, s *site) {
 	testkit.Equal(t, len(c.end()), 0, "messages came again")
 }
 
-// backsOff: messages whose handler fails come again and end, and a library that
-// pauses says so by its RDY.
+// backsOff: messages whose handler fails come again and end. A library that pauses sets its RDY to 0.
 func backsOff(t *testing.T, l library, s *site) {
 	d := start(t)
 	c := drive(t, l, s, order{Mode: "consume", TCP: d.TCP, Topic: topic, Channel: ch, InFlight: 4, Handle: "fail"})
@@ -468,7 +465,7 @@ func backsOff(t *testing.T, l library, s *site) {
 	c.end()
 }
 
-// again stops a broker and starts it anew in the same place.
+// again stops a broker and starts it again in the same folder.
 func again(t *testing.T, d *local.Process) *local.Process {
 	t.Helper()
 	testkit.Must(t, d.Stop())
@@ -532,7 +529,7 @@ func secured(t *testing.T, l library, s *site, compression string) {
 	both(t, l, s, d, order{TLSCA: a.File, Compression: compression})
 }
 
-// authorises: an auth server that knows one secret and grants it one topic.
+// authorises: an auth server that knows one secret and grants one topic for it.
 func authorises(t *testing.T, l library, s *site) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.FormValue("secret") != "open sesame" {

@@ -1,28 +1,26 @@
-// Package clients drives real client libraries of NSQ against nsqd: go-nsq,
-// pynsq, nsqjs, nsq-j and tokio-nsq. It is all tests. Each library has a driver
-// in a folder here, a small program in its own language, and knows nothing of
-// SRTM; the tests know nothing of the libraries but what a driver says.
+// Package clients drives real client libraries of NSQ against nsqd: go-nsq, pynsq, nsqjs, nsq-j and
+// tokio-nsq. The package contains only tests. Each library has a driver in a folder here, a small
+// program in its own language. The driver knows nothing of SRTM, and the tests know about a library
+// only what its driver reports.
 //
-// A driver takes one argument, a JSON object (the type order below), reads
-// lines of JSON from standard input and writes events to standard output:
+// A driver takes one argument, a JSON object (the type order below), reads lines of JSON from standard
+// input and writes events to standard output:
 //
 //	mode produce  each line is a list of bodies, to be published until it is
 //	              acknowledged; then {"event":"published","count":n}
 //	mode consume  {"event":"message","body":...,"attempts":n} for each message;
-//	              what becomes of it is the order's "handle"
+//	              the order's "handle" says how to handle the message
 //
-// At the end of its input it closes its connections, says {"event":"done"} and
-// exits with 0.
+// At the end of its input a driver closes its connections, writes {"event":"done"} and exits with 0.
 //
-// go-nsq runs with every `go test`. The others run with SRTM_CLIENTS=1, as in
-// `make test`: they are installed first, at the versions that the lock files
-// here pin, into build/clients. A language is skipped, with that reason, when its
-// runtime is not there, or when it is not installed yet and its package registry
-// cannot be reached. A summary is printed at the end.
+// go-nsq runs with every `go test`. The others run with SRTM_CLIENTS=1, as in `make test`: the tests
+// first install them, at the versions that the lock files here pin, into build/clients. The tests skip
+// a language, with the reason, if its runtime is missing, or if it is not installed yet and its
+// package registry cannot be reached. The tests print a summary at the end.
 //
 //	SRTM_CLIENTS_NSQD=path        tests another nsqd, of whatever origin
 //	SRTM_CLIENTS_NSQLOOKUPD=path  and for lookups this nsqlookupd
 //
-// Read clients_test.go next: the scenarios. nsqd's own behaviour, byte by byte,
-// is tests/conformance.
+// Read clients_test.go next: the scenarios. tests/conformance checks nsqd's own behaviour, byte by
+// byte.
 package clients

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// order is what a driver is to do; see doc.go.
+// order is a driver's task; see doc.go.
 type order struct {
 	Mode        string `json:"mode"` // produce or consume
 	TCP         string `json:"tcp,omitempty"`
@@ -27,12 +27,12 @@ type order struct {
 	InFlight    int    `json:"in_flight,omitempty"` // of a consumer
 	Handle      string `json:"handle,omitempty"`    // finish; requeue, fail: the first attempt; touch: eight times within hold_ms
 	HoldMS      int    `json:"hold_ms,omitempty"`
-	TLSCA       string `json:"tls_ca,omitempty"`      // file; with it, TLS
+	TLSCA       string `json:"tls_ca,omitempty"`      // file; if set, use TLS
 	Compression string `json:"compression,omitempty"` // snappy or deflate
 	AuthSecret  string `json:"auth_secret,omitempty"`
 }
 
-// event is what a driver says.
+// event is an event that a driver reports.
 type event struct {
 	Event    string `json:"event"`
 	Body     string `json:"body"`
@@ -41,12 +41,12 @@ type event struct {
 	Error    string `json:"error"`
 }
 
-// driver is a driver that runs.
+// driver is a running driver.
 type driver struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	in     io.WriteCloser
-	events chan event // closed at the end of its output
+	events chan event // closed at the end of the driver's output
 	errors struct {
 		mu sync.Mutex // guards Buffer
 		bytes.Buffer
@@ -76,11 +76,11 @@ func drive(t *testing.T, l library, s *site, o order) *driver {
 	reader.Go(func() { d.read(out) })
 	t.Cleanup(func() {
 		if !d.ended {
-			_ = d.cmd.Process.Kill() // it may have ended by itself
+			_ = d.cmd.Process.Kill() // the driver may have ended by itself
 			for range d.events {
 			}
 			reader.Wait()
-			_ = d.cmd.Wait() // of a process that was killed
+			_ = d.cmd.Wait() // the killed process returns an error
 		}
 		reader.Wait()
 		if t.Failed() {
@@ -129,7 +129,7 @@ func (d *driver) next(within time.Duration) (event, error) {
 	}
 }
 
-// publish has a producer publish bodies in one go.
+// publish makes a producer publish bodies together.
 func (d *driver) publish(bodies ...string) {
 	d.t.Helper()
 	line := testkit.Result(json.Marshal(bodies)).Must(d.t)
@@ -140,7 +140,7 @@ func (d *driver) publish(bodies ...string) {
 	}
 }
 
-// messages waits for so many messages of a consumer.
+// messages waits for count messages of a consumer.
 func (d *driver) messages(count int) (got []event) {
 	d.t.Helper()
 	for range count {
@@ -153,8 +153,8 @@ func (d *driver) messages(count int) (got []event) {
 	return got
 }
 
-// end closes the driver's input and returns what it still says: messages, of a
-// consumer to which some came again.
+// end closes the driver's input and returns the remaining events: messages that came again to a
+// consumer.
 func (d *driver) end() (rest []event) {
 	d.t.Helper()
 	testkit.Must(d.t, d.in.Close())

@@ -19,17 +19,17 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// library is one client library with its driver.
+// library is a client library with its driver.
 type library struct {
 	name    string
 	folder  string            // of the driver
-	needs   []string          // programs; without one of them it is skipped
-	runtime []string          // a command that fails where a part of the runtime is missing
+	needs   []string          // required programs; without one of them the library is skipped
+	runtime []string          // a command that fails if a part of the runtime is missing
 	always  bool              // with every go test
 	install func(*site) error // into site.to
 	command func(*site) []string
-	lacks   func(*site) (map[string]string, error) // scenarios that the library has no means for, and why
-	backoff bool                                   // it turns its RDY to 0 after failures
+	lacks   func(*site) (map[string]string, error) // scenarios that the library cannot run, and why
+	backoff bool                                   // the library sets its RDY to 0 after failures
 }
 
 var libraries = []library{
@@ -61,7 +61,7 @@ var libraries = []library{
 	{
 		name: "nsqjs", folder: "node", needs: []string{"node", "npm"}, backoff: true,
 		install: func(s *site) error {
-			// npm installs beside the lock file, so that goes there, too.
+			// npm installs beside the lock file, so the lock file is copied, too.
 			for _, name := range []string{"package.json", "package-lock.json", "driver.js"} {
 				if err := s.copy(name); err != nil {
 					return err
@@ -114,11 +114,11 @@ func (s *site) run(name string, args ...string) error {
 // installError is an installer's failure.
 type installError struct {
 	error
-	offline bool // it could not reach its registry
+	offline bool // the installer could not reach its registry
 }
 
-// unreachable is what installers say when they reach no registry: pip, npm,
-// Maven, cargo, each run without a network for this list.
+// unreachable lists the messages of installers that reach no registry: pip, npm, Maven, cargo, each
+// run without a network to make this list.
 var unreachable = []string{
 	"failed to establish a new connection", "eai_again", "enotfound", "enetunreach", "etimedout", "econnrefused",
 	"unknown host", "name resolution", "could not resolve host", "network is unreachable", "connection refused", "couldn't connect to server",
@@ -138,7 +138,7 @@ func (s *site) copy(name string) error {
 	return os.WriteFile(filepath.Join(s.to, name), text, 0o644)
 }
 
-// prepare installs l unless that was done from the same files before, or skips t.
+// prepare installs l, unless l was installed from the same files before, or skips t.
 func (l library) prepare(t *testing.T) *site {
 	t.Helper()
 	if !l.always && os.Getenv(envClients) == "" {

@@ -13,9 +13,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// The commands and programs of the page run as they stand there, in a network of their own, where
-// the ports of the page are free. Producers publish to a topic that does not exist, most of them
-// at a broker that does not carry it.
+// The page's commands and programs run exactly as printed, in their own network, where the page's
+// ports are free. Producers publish to a topic that does not exist yet, most of them at a broker
+// without the topic.
 func TestThePageFromNSQ(t *testing.T) {
 	space := testkit.NewNamespace(t)
 	folder := t.TempDir()
@@ -63,7 +63,7 @@ func TestThePageFromNSQ(t *testing.T) {
 	}
 }
 
-// goModule makes the folder a module that requires what the page's Go programs import, in the
+// goModule makes the folder a module that requires the imports of the page's Go programs, in the
 // versions of these tests.
 func goModule(t *testing.T, folder string) {
 	t.Helper()

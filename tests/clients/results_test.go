@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// tally is what became of the scenarios, for the summary.
+// tally collects the results of the scenarios for the summary.
 type tally struct {
 	mu struct {
 		sync.Mutex
@@ -19,15 +19,15 @@ type tally struct {
 	}
 }
 
-// outcome is one library's.
+// outcome is the result of one library.
 type outcome struct {
 	passed, failed int
-	broken         bool              // what is not a scenario failed
+	broken         bool              // something outside the scenarios failed
 	skipped        map[string]string // reason by scenario; "": all of it
-	took           time.Duration     // to install; 0: it was
+	took           time.Duration     // install time; 0: it was installed
 }
 
-// results are of this run.
+// results of this run.
 var results tally
 
 func (r *tally) of(library string, change func(*outcome)) {
@@ -67,23 +67,22 @@ func (r *tally) library(t *testing.T, library string) {
 	r.of(library, func(o *outcome) { o.broken = t.Failed() && o.failed == 0 })
 }
 
-// skip skips t with a reason that the summary repeats. Without a name all of
-// the library is skipped.
+// skip skips t with a reason that the summary repeats. Without a name the whole library is skipped.
 func (r *tally) skip(t *testing.T, library, name, why string) {
 	t.Helper()
 	r.of(library, func(o *outcome) { o.skipped[name] = why })
 	t.Skipf("%s: %s", library, why)
 }
 
-// print writes the summary, a line for each library and for each reason. Each
-// line has a prefix by which `make test` finds it.
+// print writes the summary, a line for each library and for each reason. `make test` finds each line
+// by its prefix.
 func (r *tally) print(w io.Writer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, l := range libraries {
 		o := r.mu.libraries[l.name]
 		if o == nil {
-			continue // -run left it out
+			continue // excluded by -run
 		}
 		if why := o.skipped[""]; why != "" {
 			fmt.Fprintf(w, "clients: %-9s SKIPPED: %s\n", l.name, why)

@@ -18,8 +18,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// A newcomer's way: a cluster that was just started, a topic that does not exist, stock producers
-// at all brokers, and a stock consumer that knows the lookup.
+// A newcomer's case: a fresh cluster, a missing topic, stock producers at all brokers, and a stock
+// consumer with the lookup.
 func TestATopicIsCreatedByItsFirstPublish(t *testing.T) {
 	c := localtest.Start(t, 3, []string{`--default-topic={"contract":{"slo":{"quantile":0.95,"latency":"0.2s"},"over_limit":"OVER_LIMIT_POLICY_DELAY"},"auto":{"max_rate_milli":2000000,"min_burst":5,"max_burst":500}}`}, "--mcap=100000")
 	admin := srtmv1.NewAdminServiceClient(localtest.Dial(t, c.RPC))
@@ -52,24 +52,24 @@ func TestATopicIsCreatedByItsFirstPublish(t *testing.T) {
 	// By a subscription, and over HTTP.
 	sub := newPipe(t, c.Brokers[0].TCP, "consumer")
 	sub.send([]byte("SUB other archive\n"))
-	_ = sub.answer() // it depends on where the topic is
+	_ = sub.answer() // the answer depends on the topic's broker
 	testkit.Result(admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: "other"})).Must(t)
 	localtest.MustAsk(t, http.MethodPost, "http://"+c.Brokers[1].HTTP+"/pub?topic=web", "x")
 	testkit.Result(admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: "web"})).Must(t)
 
-	// What was deleted is created anew.
+	// A deleted topic is created again.
 	p := localtest.Producer(t, c.Brokers[2].TCP, "again")
 	testkit.Must(t, p.Publish("web", []byte("1")))
 	testkit.Result(admin.DeleteTopic(t.Context(), &srtmv1.DeleteTopicRequest{Name: "web"})).Must(t)
 	testkit.WaitFor(t, "a publish to the topic that was deleted", func() bool { return p.Publish("web", []byte("2")) == nil })
 }
 
-// Thousands who publish to one new topic at once create it once. Many new topics are created
-// beside each other, within bounds, and leave operators their turn.
+// Thousands of publishers publish to a new topic at once. The cluster creates the topic once. Many new
+// topics are created at the same time, within bounds, and operators still get their turn.
 func TestStormsOfNewTopics(t *testing.T) {
 	const most = 200
 	c := localtest.Start(t, 2, []string{fmt.Sprint("--max-auto-topics=", most), "--max-auto-tenant-topics=5", "--fitting=off"}, "--mcap=1000000")
-	openTopic(t, c, "first") // the cluster is not waiting for brokers that know more topics
+	openTopic(t, c, "first") // the cluster is not waiting for brokers with more topics
 	conn := localtest.Dial(t, c.RPC)
 	placement := srtmv1.NewPlacementServiceClient(conn)
 	resolve := func(topic, tenant string) error {
@@ -108,7 +108,7 @@ func TestStormsOfNewTopics(t *testing.T) {
 			}
 		})
 	}
-	openTopic(t, c, "operators") // has its turn in the middle
+	openTopic(t, c, "operators") // gets its turn in the middle
 	all.Wait()
 	if made < most-3 || made > most-2 || made+refused != 2*most {
 		t.Errorf("%d topics created beside 3, %d refused: at most %d", made, refused, most)
@@ -120,11 +120,11 @@ func TestStormsOfNewTopics(t *testing.T) {
 	if text, code, err := localtest.Ask(http.MethodPost, "http://"+c.Brokers[0].HTTP+"/pub?topic=another", "x"); err != nil || code != http.StatusServiceUnavailable || !strings.Contains(text, "TOPIC_NOT_CREATED") {
 		t.Errorf("a topic beyond the bound: %d %s, %v", code, text, err)
 	}
-	openTopic(t, c, "operators-second") // operators may
+	openTopic(t, c, "operators-second") // operators may still create topics
 
 	admin := srtmv1.NewAdminServiceClient(conn)
 	for i := range 50 {
-		testkit.Result(admin.DeleteTopic(t.Context(), &srtmv1.DeleteTopicRequest{Name: fmt.Sprintf("storm-%d", i)})) // some were not made
+		testkit.Result(admin.DeleteTopic(t.Context(), &srtmv1.DeleteTopicRequest{Name: fmt.Sprintf("storm-%d", i)})) // some topics were not created
 	}
 	made = 0
 	for i := range 10 {

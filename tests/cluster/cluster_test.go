@@ -26,13 +26,13 @@ import (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// start starts brokers of 1,000 msg/s each with all that belongs to them.
+// start starts brokers of 1,000 msg/s each with all other processes of a cluster.
 func start(t *testing.T, brokers int) *local.Cluster {
 	t.Helper()
 	c, err := local.StartCluster(t.Context(), local.ClusterConfig{
 		Brokers: brokers, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: local.Patience,
-		// None of these brokers fails; one that reads 70,000 groups while others have the
-		// processors takes more than the default.
+		// None of these brokers fails. A broker takes longer than the default to read 70,000 groups
+		// while others use the processors.
 		LoaddistributorFlags: []string{fmt.Sprint("--prepare-timeout=", local.Patience)},
 	})
 	testkit.Must(t, err)
@@ -58,8 +58,8 @@ func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srt
 	}
 }
 
-// The whole way of a topic and of its messages, through the real processes, an
-// unmodified consumer found through the lookup, and our publisher library.
+// Follows a topic and its messages through the real processes, with an unmodified consumer behind the
+// lookup, and our publisher library.
 func TestATopicFromCreationToDelivery(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
@@ -198,9 +198,8 @@ func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 	}
 }
 
-// A topic of very many groups, and many topics of many, are more than gRPC takes as one
-// message: brokers hear of them all the same, operators see them, and lists come in pages
-// that any client takes.
+// A topic of very many groups, and many such topics, exceed the size of a gRPC message. Brokers still
+// receive the topics, operators see them, and lists come in pages of a size for any client.
 func TestManyGroups(t *testing.T) {
 	c := start(t, 1)
 	groups := func(n int) (all []*srtmv1.PublisherGroup) {

@@ -29,7 +29,7 @@ func (failing) HandleMessage(m *nsq.Message) error {
 	return nil
 }
 
-// carrier returns the address of the broker that has a topic.
+// carrier returns the address of a topic's broker.
 func carrier(t *testing.T, c *localtest.Cluster, topic string) string {
 	t.Helper()
 	address := ""
@@ -45,8 +45,8 @@ func carrier(t *testing.T, c *localtest.Cluster, topic string) string {
 	return address
 }
 
-// A message that fails reaches the dead letter topic on another broker; an update of the
-// settings reaches the broker; and a message older than its TTL is gone.
+// A failing message reaches the dead letter topic on another broker, an update of the settings reaches
+// the broker, and a message older than its TTL is removed.
 func TestDeadLettersAndTTLInACluster(t *testing.T) {
 	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=1000")
 	localtest.Srtm(t, c.RPC, "topic", "create", "orders.dead", "--rate=900", "--burst=100")
@@ -110,9 +110,9 @@ func (r *record) deliveries() map[string][]uint16 {
 	return maps.Clone(r.all)
 }
 
-// A topic moves between brokers while its messages are published and fail. Each message becomes a
-// dead letter after two deliveries, on whichever broker it is. A channel without a consumer keeps
-// its TTL through the moves: nothing stays in it.
+// A topic moves between brokers while its messages are published and fail. Each message becomes a dead
+// letter after two deliveries, on any broker. A channel without a consumer keeps its TTL through the
+// moves: the channel becomes empty.
 func TestDeadLettersAndTTLThroughMoves(t *testing.T) {
 	const brokers, each, most = 3, 40, 2
 	c := localtest.Start(t, brokers, []string{"--fitting=off", "--consumer-wait=10ms"}, "--mcap=5000")
@@ -129,7 +129,7 @@ func TestDeadLettersAndTTLThroughMoves(t *testing.T) {
 	defer func() { testkit.NoError(t, cl.Close(ctx)) }()
 	p := testkit.Result(cl.Publisher(ctx, "orders", "p.0")).Must(t)
 
-	type own struct { // what NSQ's nsqd does not have
+	type own struct { // fields beyond NSQ's nsqd
 		Expired int
 		Expiry  struct {
 			TTL         float64 `json:"ttl_seconds"`
@@ -147,8 +147,8 @@ func TestDeadLettersAndTTLThroughMoves(t *testing.T) {
 			}
 		}
 	}
-	// look checks the settings on every broker that has the topic, and counts these brokers, and what is
-	// and what has expired in the channel late.
+	// look checks the settings on every broker of the topic. look counts these brokers, and the
+	// waiting and the expired messages of the channel late.
 	look := func() (depth, expired, carriers int) {
 		for _, b := range c.Brokers {
 			var s stats
@@ -214,7 +214,7 @@ func TestDeadLettersAndTTLThroughMoves(t *testing.T) {
 			t.Errorf("%s was delivered with attempts %d", body, attempts)
 		}
 	}
-	// The broker that has the topic now may have had none of the messages.
+	// The topic's current broker may have had none of the messages.
 	testkit.Must(t, p.Publish(ctx, []byte("the last one")))
 	testkit.WaitFor(t, "the channel without a consumer is empty", func() bool {
 		depth, expired, carriers := look()

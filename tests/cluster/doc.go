@@ -1,4 +1,3 @@
-// Package cluster follows a topic from its creation to the delivery of its messages
-// through the programs that an operator starts, as internal/local starts them. It
-// is all tests.
+// Package cluster follows a topic from its creation to the delivery of messages through an operator's
+// programs, started as internal/local starts them. The package contains only tests.
 package cluster

@@ -35,8 +35,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// openTopic creates a topic that any publisher may publish to, and returns the number of its one
-// broker.
+// openTopic creates a topic for any publisher, and returns the number of the topic's single broker.
 func openTopic(t *testing.T, c *localtest.Cluster, name string) int {
 	t.Helper()
 	topic := testkit.Result(localtest.CreateTopic(t.Context(), localtest.Dial(t, c.RPC), &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
@@ -53,7 +52,7 @@ func brokerOf(id string) (number int) {
 	return number - 1
 }
 
-// pipe is a stock NSQ producer's connection that sends ahead of the answers.
+// pipe is a stock NSQ producer's connection. It sends ahead of the answers.
 type pipe struct {
 	t  *testing.T
 	nc net.Conn
@@ -76,7 +75,7 @@ func (p *pipe) send(b []byte) {
 	testkit.Result(p.nc.Write(b)).Must(p.t)
 }
 
-// answer is the next one that is no heartbeat.
+// answer returns the next answer and skips heartbeats.
 func (p *pipe) answer() string {
 	p.t.Helper()
 	for {
@@ -93,14 +92,14 @@ func (p *pipe) want(answer string) {
 	testkit.MustEqual(p.t, p.answer(), answer)
 }
 
-// Stock producers at every broker publish to topics that other brokers have: by PUB, MPUB and
-// DPUB, and by HTTP; and a producer's messages keep their order, in pipelines, and where they
-// alternate between a topic of its broker and one of another.
+// Stock producers at every broker publish to topics on other brokers, by PUB, MPUB and DPUB, and by
+// HTTP. A producer's messages keep their order, in pipelines, and when they alternate between a local
+// topic and a topic on another broker.
 func TestAnyBrokerTakesAnyTopic(t *testing.T) {
 	c := localtest.Start(t, 3, nil, "--mcap=100000")
 	home := openTopic(t, c, "t")
 	local := c.Brokers[(home+1)%3]
-	for i := range 20 { // one of them is at the producer's broker
+	for i := range 20 { // the producer's broker has one of the topics
 		if name := fmt.Sprint("own", i); openTopic(t, c, name) == (home+1)%3 {
 			t.Logf("%s is at the producer's broker", name)
 			break
@@ -135,7 +134,7 @@ func TestAnyBrokerTakesAnyTopic(t *testing.T) {
 	}
 	received.Want(t, want...)
 
-	// A pipeline, alternating between a topic that is here and one that is not.
+	// A pipeline alternates between a local topic and a remote topic.
 	p := newPipe(t, local.TCP, "pipeline")
 	const n = 2000
 	var text []byte
@@ -161,7 +160,7 @@ func TestAnyBrokerTakesAnyTopic(t *testing.T) {
 			t.Errorf("b%d, where the topic is at b%d: has %s: %v", i+1, home+1, series, has)
 		}
 	}
-	// What a broker refuses, its producer is told.
+	// The producer learns of a broker's refusal.
 	p = newPipe(t, local.TCP, "pipeline")
 	p.send(wire.AppendPub(nil, "no!topic", []byte("x")))
 	if answer := p.answer(); !strings.HasPrefix(answer, "E_BAD_TOPIC") && !strings.HasPrefix(answer, "E_INVALID") {
@@ -193,8 +192,8 @@ func auth(secret string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte("AUTH\n"), uint32(len(secret))), secret...)
 }
 
-// The broker of a topic sees the publishers of its open topic as they are, and through which
-// broker they come. No client can publish in the name of another.
+// The broker of an open topic sees the topic's true publishers, and the broker through which they
+// come. No client can publish in the name of another.
 func TestForwardedPublishersKeepTheirIdentity(t *testing.T) {
 	dir := t.TempDir()
 	node, tokens := filepath.Join(dir, "node"), filepath.Join(dir, "tokens")
@@ -250,7 +249,7 @@ func TestForwardedPublishersKeepTheirIdentity(t *testing.T) {
 	}
 }
 
-// Where forwarding is off, a broker refuses what it does not have.
+// With forwarding off, a broker refuses other brokers' topics.
 func TestForwardingOff(t *testing.T) {
 	c := localtest.Start(t, 2, nil, "--forward=off", "--mcap=100000")
 	home := openTopic(t, c, "t")
@@ -264,19 +263,19 @@ func TestForwardingOff(t *testing.T) {
 	}
 }
 
-// judge compares what was acknowledged with what came.
+// judge compares acknowledged messages with received messages.
 type judge struct {
 	mu     sync.Mutex
 	acked  map[uint32][]uint32 // by producer, in order
-	came   map[uint64][]int64  // by producer and number: when brokers accepted it
-	failed int                 // publishes that were answered with an error, or not
+	came   map[uint64][]int64  // by producer and number: when brokers accepted the message
+	failed int                 // publishes with an error, or without an answer
 }
 
 func (j *judge) HandleMessage(m *nsq.Message) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	key := binary.BigEndian.Uint64(m.Body)
-	if !slices.Contains(j.came[key], m.Timestamp) { // else it is delivered again
+	if !slices.Contains(j.came[key], m.Timestamp) { // otherwise a redelivery
 		j.came[key] = append(j.came[key], m.Timestamp)
 	}
 	return nil
@@ -295,9 +294,9 @@ func (j *judge) missing() (n int) {
 	return n
 }
 
-// disorder is how many acknowledged messages were accepted only before one that their producer had
-// sent, and got acknowledged, earlier. A message that a broker accepted and was killed before it
-// answered is sent again, and so was accepted twice.
+// disorder counts the acknowledged messages that were accepted only before an earlier acknowledged
+// message of the same producer. If a broker is killed after accepting a message and before the answer,
+// the message is sent again, and so accepted twice.
 func (j *judge) disorder() (n int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -329,8 +328,8 @@ func (j *judge) acknowledged() (n int) {
 	return n
 }
 
-// produce publishes by a stock producer's connection to a broker, window messages ahead of the
-// answers, and connects anew after an error, until ctx ends.
+// produce publishes over a stock producer's connection to a broker, window messages ahead of the
+// answers. It reconnects after an error, until ctx ends.
 func (j *judge) produce(ctx context.Context, address string, producer uint32, window int) {
 	number := uint32(0)
 	for ctx.Err() == nil {
@@ -388,8 +387,8 @@ func (j *judge) produce(ctx context.Context, address string, producer uint32, wi
 	}
 }
 
-// Producers that know one broker alone lose nothing that was acknowledged, and keep their order,
-// while the topic moves around the cluster, its broker drains, and its broker is killed.
+// Producers with only one known broker lose no acknowledged message, and keep their order, while the
+// topic moves around the cluster, its broker drains, and its broker is killed.
 func TestForwardingThroughMovesDrainsAndCrashes(t *testing.T) {
 	c := localtest.Start(t, 3, []string{"--evacuate-after=1s", "--report-interval=200ms", "--fitting=off"},
 		"--mcap=100000", "--durability=fsync", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
@@ -410,7 +409,7 @@ func TestForwardingThroughMovesDrainsAndCrashes(t *testing.T) {
 	var producers sync.WaitGroup
 	defer producers.Wait()
 	defer stop()
-	front := (home + 1) % 3 // all producers know this broker alone, which is not killed
+	front := (home + 1) % 3 // the only broker known to producers, never killed
 	for i := range 4 {
 		producers.Go(func() { j.produce(ctx, c.Brokers[front].TCP, uint32(i+1), 1+15*(i%2)) })
 	}
@@ -422,7 +421,7 @@ func TestForwardingThroughMovesDrainsAndCrashes(t *testing.T) {
 	}
 	progress("the start")
 
-	// The topic drains from its broker, to any of the other two, and back.
+	// The topic drains from its broker to either of the other two, and back.
 	for _, victim := range []int{home, front, 3 - home - front} {
 		id := fmt.Sprint("b", victim+1)
 		testkit.WaitFor(t, "a drain of "+id, func() bool {
@@ -453,7 +452,8 @@ func TestForwardingThroughMovesDrainsAndCrashes(t *testing.T) {
 	stop()
 	producers.Wait()
 	testkit.WaitFor(t, "all that was acknowledged", func() bool { return j.missing() == 0 })
-	// What was accepted twice may have come from one of the brokers alone until now.
+	// Until now, only one of the accepting brokers may have delivered a message that was accepted
+	// twice.
 	testkit.WaitFor(t, "every producer's messages in the order in which they were accepted", func() bool { return j.disorder() == 0 })
 	t.Logf("%d messages acknowledged, %d failed", j.acknowledged(), j.failed)
 	for _, d := range slices.Concat(c.Brokers[:victim], c.Brokers[victim+1:]) {

@@ -21,8 +21,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// spread creates a topic that needs several brokers of a cluster, and returns their numbers and
-// that of a broker without the topic.
+// spread creates a topic over several brokers of a cluster. spread returns the numbers of these
+// brokers, and the number of a broker without the topic.
 func spread(t *testing.T, c *localtest.Cluster, name string, rate int64) (homes []int, front int) {
 	t.Helper()
 	topic := testkit.Result(localtest.CreateTopic(t.Context(), localtest.Dial(t, c.RPC), &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
@@ -49,7 +49,7 @@ func subscriber(t *testing.T, address, topic, channel string, ready int) *pipe {
 	return p
 }
 
-// message is the next message.
+// message returns the next message.
 func (p *pipe) message() wire.Message {
 	p.t.Helper()
 	for {
@@ -64,8 +64,8 @@ func (p *pipe) message() wire.Message {
 	}
 }
 
-// A consumer that knows one broker alone gets the messages of all brokers of its topic, also
-// with RDY 1, and finishes, gives back and touches messages at the broker they came from.
+// A consumer with only one known broker gets the messages of all brokers of the topic, even with RDY
+// 1. The consumer finishes, requeues and touches messages at their original brokers.
 func TestAnyBrokerTakesAnySubscription(t *testing.T) {
 	c := localtest.Start(t, 4, []string{"--fitting=off"}, "--mcap=2000")
 	homes, front := spread(t, c, "t", 5000)
@@ -100,7 +100,7 @@ func TestAnyBrokerTakesAnySubscription(t *testing.T) {
 		return err == nil && n == 0
 	})
 
-	// REQ, TOUCH, FIN and CLS; and what a consumer held that ends comes to another at once.
+	// REQ, TOUCH, FIN and CLS. When a consumer ends, its messages go to another consumer at once.
 	want := produce("raw")
 	p := subscriber(t, c.Brokers[front].TCP, "t", "archive", 3)
 	ids, came := map[wire.MessageID]string{}, []string{}
@@ -131,14 +131,14 @@ func TestAnyBrokerTakesAnySubscription(t *testing.T) {
 	}
 	p.send([]byte("CLS\n"))
 	p.want("CLOSE_WAIT")
-	produce("after CLS") // which p does not get
+	produce("after CLS") // p gets none of these
 	p.nc.Close()
 	q := subscriber(t, c.Brokers[front].TCP, "t", "archive", 10)
 	for range 2 + len(want) {
 		q.send(wire.AppendFin(nil, q.message().ID))
 	}
 
-	// An ephemeral channel, and one that is paused.
+	// An ephemeral channel, and a paused channel.
 	e := subscriber(t, c.Brokers[front].TCP, "t", "short#ephemeral", 10)
 	testkit.WaitFor(t, "all brokers", func() bool {
 		n, err := localtest.Metric(c.Brokers[front], "srtm_nsqd_relay_connections")
@@ -154,8 +154,8 @@ func TestAnyBrokerTakesAnySubscription(t *testing.T) {
 		q.send(wire.AppendFin(nil, q.message().ID))
 	}
 
-	// A topic that does not exist is created, and comes to the consumer wherever it is.
-	for i := range 3 { // for which the brokers have capacity
+	// A missing topic is created, and its messages reach the consumer from any broker.
+	for i := range 3 { // the brokers have capacity for three
 		name := fmt.Sprint("new", i)
 		fresh := make(localtest.Bodies, 10)
 		localtest.Consume(t, name, "archive", fresh, nil, c.Brokers[front].TCP)
@@ -164,7 +164,7 @@ func TestAnyBrokerTakesAnySubscription(t *testing.T) {
 	}
 }
 
-// Where forwarding is off, a broker refuses subscriptions to topics that it does not have.
+// With forwarding off, a broker refuses subscriptions to other brokers' topics.
 func TestRelayOff(t *testing.T) {
 	c := localtest.Start(t, 2, nil, "--forward=off", "--mcap=100000")
 	home := openTopic(t, c, "t")
@@ -175,8 +175,9 @@ func TestRelayOff(t *testing.T) {
 	}
 }
 
-// A consumer that knows one broker alone misses nothing that was acknowledged while its topic
-// drains from broker to broker, also to and from the consumer's own, and its broker is killed.
+// A consumer with only one known broker misses no acknowledged message while the topic drains from
+// broker to broker, also to and from the consumer's own broker, and while the topic's broker is
+// killed.
 func TestRelayThroughMovesDrainsAndCrashes(t *testing.T) {
 	c := localtest.Start(t, 3, []string{"--evacuate-after=1s", "--report-interval=200ms", "--fitting=off"},
 		"--mcap=100000", "--durability=fsync", "--mem-queue-size=100000", "--nudge-consumers-after=0s")
@@ -237,8 +238,8 @@ func TestRelayThroughMovesDrainsAndCrashes(t *testing.T) {
 	t.Logf("%d messages acknowledged, %d failed", j.acknowledged(), j.failed)
 }
 
-// A thousand relayed consumers get their messages, while one that reads nothing takes a bounded
-// part of its broker's memory and hurts no other. All of them give back what they have.
+// A thousand relayed consumers get their messages. A consumer that reads nothing takes a bounded part
+// of the broker's memory and harms no other consumer. All consumers release their memory at the end.
 func TestManyRelayedSubscriptions(t *testing.T) {
 	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=100000", "--mem-queue-size=100000", "--max-connections=10000")
 	home := openTopic(t, c, "t")
@@ -255,7 +256,7 @@ func TestManyRelayedSubscriptions(t *testing.T) {
 	}
 	testkit.Equal(t, metric("srtm_nsqd_relayed_subscriptions"), consumers)
 
-	// The one that stalls has a channel of its own, and a backlog of 64 MB.
+	// The stalled consumer has a separate channel, and a backlog of 64 MB.
 	stalled := subscriber(t, front.TCP, "t", "stalled", 2000)
 	p := localtest.Producer(t, front.TCP, "stock")
 	body := []byte(strings.Repeat("x", 64<<10))

@@ -14,8 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// guard is an auth server as the documentation of nsqd describes it. The
-// secret chooses what is granted.
+// guard is an auth server as nsqd's documentation describes it. The secret selects the grant.
 type guard struct {
 	server *httptest.Server
 	mu     struct {
@@ -39,7 +38,7 @@ type permit struct {
 	Permissions []string `json:"permissions"`
 }
 
-// allow is a grant of everything that two regular expressions match.
+// allow grants everything that two regular expressions match.
 func allow(topic, channel string, permissions ...string) grant {
 	return grant{TTL: 3600, Identity: "somebody", IdentityURL: "https://who.example/somebody",
 		Authorizations: []permit{{Topic: topic, Channels: []string{channel}, Permissions: permissions}}}
@@ -63,7 +62,7 @@ func newGuard(t *testing.T, grants map[string]any) *guard {
 			fmt.Fprint(w, answer)
 		case grant:
 			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(answer) // to a client that has left
+			_ = json.NewEncoder(w).Encode(answer) // fails if the client has left
 		default:
 			http.Error(w, fmt.Sprintf("known: %t", known), http.StatusForbidden)
 		}
@@ -72,7 +71,7 @@ func newGuard(t *testing.T, grants map[string]any) *guard {
 	return g
 }
 
-// set changes what a secret is worth; nil: nothing.
+// set changes the grant of a secret; nil: no grant.
 func (g *guard) set(secret string, answer any) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -89,7 +88,7 @@ func (g *guard) flag() string {
 	return "--auth-http-address=" + strings.TrimPrefix(g.server.URL, "http://")
 }
 
-// guarded starts an nsqd that asks a guard of its own.
+// guarded starts an nsqd with its own guard.
 func guarded(t *testing.T, grants map[string]any, flags ...string) (*node, *guard) {
 	t.Helper()
 	g := newGuard(t, grants)
@@ -281,7 +280,7 @@ func TestAuth(t *testing.T) {
 		for _, path := range []string{"/pub", "/mpub"} {
 			for _, c := range []struct {
 				topic, secret string
-				status        int // here
+				status        int // expected status
 			}{
 				{"mine", "", 401}, {"mine", "guess", 503}, {"other", "s", 403}, {"mine", "s", 200}, {"mine", "s", 200},
 			} {
@@ -295,7 +294,7 @@ func TestAuth(t *testing.T) {
 				testkit.Equal(t, answer.StatusCode, map[bool]int{true: c.status, false: 200}[ours], "%s with %+v", path, c)
 			}
 		}
-		// The grant is remembered; secrets that are worth nothing are asked for again.
+		// nsqd remembers the grant, and asks again for secrets without a grant.
 		if asked := len(g.asked()); ours && asked != 3 || !ours && asked != 0 {
 			t.Errorf("asked %d times", asked)
 		}

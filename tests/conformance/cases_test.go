@@ -12,9 +12,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Cases that scripts cannot say.
+// Cases that scripts cannot express.
 
-// maxBody is the default that the documentation gives.
+// maxBody is the documented default.
 const maxBody = 5 << 20
 
 func TestPub(t *testing.T) {
@@ -50,7 +50,7 @@ func TestRefusals(t *testing.T) {
 			return
 		}
 		n := start(t, "--topic-limit=t:1000000:1:reject")
-		n.does(t, "/topic/limit?topic=t&rate=0.001&burst=1&policy=reject") // it has its token by now
+		n.does(t, "/topic/limit?topic=t&rate=0.001&burst=1&policy=reject") // the topic has its token by now
 		p := n.open(t)
 		p.pub("t", "takes the token")
 		for _, command := range [][]byte{sized("PUB t", "x"), sized("MPUB t", batch("x", "y")), sized("DPUB t 0", "x")} {
@@ -100,7 +100,7 @@ func TestRefusals(t *testing.T) {
 		if r := n.get(t, "/ping"); r.status != 500 || !strings.HasPrefix(r.body, "NOK - ") {
 			t.Errorf("ping: %+v", r)
 		}
-		n.does(t, "/topic/delete?topic="+topic) // so that it can end well: it has room for the rest
+		n.does(t, "/topic/delete?topic="+topic) // nsqd can then end in order, because the rest has room
 	})
 }
 
@@ -139,7 +139,7 @@ func TestChannels(t *testing.T) {
 	})
 }
 
-// held returns a subscriber that holds a message, RDY at 1.
+// held returns a subscriber that holds a message, with RDY at 1.
 func held(t *testing.T, n *node) (topic string, c *peer, m delivery) {
 	t.Helper()
 	topic = n.topic()
@@ -151,7 +151,7 @@ func held(t *testing.T, n *node) (topic string, c *peer, m delivery) {
 func TestTimeout(t *testing.T) {
 	group(t)
 	check(t, "TOUCH puts it off", func(t *testing.T) {
-		const timeout = 3 * time.Second // so that no slow machine misses it between two of them
+		const timeout = 3 * time.Second // long enough for a slow machine to touch in time
 		n := common(t)
 		topic := n.topic()
 		c := n.open(t)
@@ -160,8 +160,8 @@ func TestTimeout(t *testing.T) {
 		n.publish(t, topic, "x")
 		m := c.message()
 		var touched time.Time
-		// The loop lasts longer than the timeout: without effect, the message
-		// would come again in it.
+		// The loop lasts longer than the timeout. If TOUCH had no effect, the message would come again
+		// within the loop.
 		for end := time.Now().Add(timeout + timeout/4); time.Now().Before(end); {
 			touched = time.Now()
 			c.touch(m.id)
@@ -202,8 +202,8 @@ func TestTimeout(t *testing.T) {
 func TestHeartbeat(t *testing.T) {
 	group(t)
 	const interval = time.Second
-	// beating returns a connection with heartbeats, and a moment before nsqd
-	// knew that it wants them.
+	// beating returns a connection with heartbeats, and a time shortly before nsqd learned of the
+	// heartbeat interval.
 	beating := func(t *testing.T) (*node, *peer, time.Time) {
 		n := common(t)
 		p := n.open(t)
@@ -249,7 +249,7 @@ func TestHeartbeat(t *testing.T) {
 	check(t, "subscriber gets messages and heartbeats", func(t *testing.T) {
 		n, p, _ := beating(t)
 		topic := n.topic()
-		p.beats = false // one may come before the OK
+		p.beats = false // a heartbeat may come before the OK
 		p.sub(topic, "ch").rdy(1)
 		p.beats = true
 		for messages := 0; messages < 2; {

@@ -21,7 +21,7 @@ func numbered(count int) (bodies []string) {
 	return bodies
 }
 
-// again ends n in good order and starts another in its folder, with its flags.
+// again ends n in good order and starts another nsqd in its folder, with its flags.
 func (n *node) again(t *testing.T) *node {
 	t.Helper()
 	testkit.Must(t, n.end())
@@ -93,7 +93,7 @@ func TestRestart(t *testing.T) {
 			n = n.again(t)
 			for topic, channel := range map[string]string{"t": "ch", "u": "new"} {
 				got := n.consumer(t, topic, channel).rdy(100).bodies(20)
-				if slices.Sort(got); !slices.Equal(got, want) { // what is deferred still comes last
+				if slices.Sort(got); !slices.Equal(got, want) { // deferred messages still come last
 					t.Errorf("%s/%s: got %q", topic, channel, got)
 				}
 			}

@@ -28,12 +28,12 @@ import (
 //		})
 //	}
 //
-// Cases run side by side, each with topics of its own. Nothing waits for time
-// to pass but reads with a deadline: patience, for what must come.
+// Cases run in parallel, each with its own topics. Cases wait for time to pass only in reads with a
+// deadline: patience, for events that must come.
 
 const (
 	patience = local.Patience
-	// silence is how long to listen for what must not come. Too short a one can
+	// silence is how long to listen for a message that must not come. A silence that is too short can
 	// only miss a fault, never report one.
 	silence = 150 * time.Millisecond
 )
@@ -53,13 +53,13 @@ func check(t *testing.T, name string, f func(t *testing.T)) {
 	})
 }
 
-// node is an nsqd that runs.
+// node is a running nsqd.
 type node struct {
 	tcp, http string         // addresses
-	process   *local.Process // nil: it is not ours to stop
+	process   *local.Process // nil: the test must not stop it
 }
 
-// commons are the nsqd with default flags and the folders it needs.
+// commons are the nsqd with default flags and its folders.
 var commons shared
 
 type shared struct {
@@ -70,7 +70,7 @@ type shared struct {
 	}
 }
 
-// common returns the nsqd that all cases share which need no flags.
+// common returns the nsqd shared by all cases that need no flags.
 func common(t *testing.T) *node {
 	t.Helper()
 	s := &commons
@@ -116,14 +116,14 @@ func (s *shared) close() error {
 	return errors.Join(n.end(), os.RemoveAll(n.process.Dir))
 }
 
-// start runs an nsqd with these flags for as long as t lasts. It skips t where
-// the nsqd under test runs already.
+// start runs an nsqd with these flags as long as t lasts. It skips t if the nsqd under test runs
+// already.
 func start(t *testing.T, flags ...string) *node {
 	t.Helper()
 	return startIn(t, t.TempDir(), flags...)
 }
 
-// startIn is start in a folder that may hold what another nsqd left there.
+// startIn is start in a folder that may hold data of another nsqd.
 func startIn(t *testing.T, dir string, flags ...string) *node {
 	t.Helper()
 	n, err := launch(program(t, flags...), dir, flags)
@@ -152,7 +152,7 @@ func (n *node) end() error {
 	err := n.process.Stop()
 	var exit *exec.ExitError
 	if !under.srtm && errors.As(err, &exit) && exit.String() == "signal: terminated" {
-		return nil // upstream's answers before it minds signals
+		return nil // upstream's nsqd answers before it handles signals
 	}
 	return err
 }
@@ -160,11 +160,11 @@ func (n *node) end() error {
 // topics counts the topics of this process.
 var topics atomic.Int64
 
-// birth tells the topics of this process from those of one before, on an nsqd
-// that outlives both.
+// birth distinguishes the topics of this process from topics of an earlier process, on an nsqd that
+// outlives both.
 var birth = time.Now().UnixMilli()
 
-// topic returns a topic's name that no other case uses.
+// topic returns a topic name that no other case uses.
 func (n *node) topic() string {
 	return fmt.Sprintf("t%d-%d", birth, topics.Add(1))
 }

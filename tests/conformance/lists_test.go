@@ -11,15 +11,14 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// difference is something in which SRTM's nsqd is not like NSQ's on purpose.
-// A case that meets one asserts NSQ's behaviour on NSQ's nsqd and SRTM's on
-// SRTM's, so that neither side is left untested.
+// difference is an intended difference between SRTM's nsqd and NSQ's. A case that meets a difference
+// asserts NSQ's behaviour on NSQ's nsqd and SRTM's on SRTM's, so that neither side is left untested.
 type difference struct {
-	Key  string // what a case names it by
-	NSQ  string // what NSQ's nsqd does
-	SRTM string // what SRTM's does
+	Key  string // name of the difference in cases
+	NSQ  string // behaviour of NSQ's nsqd
+	SRTM string // behaviour of SRTM's nsqd
 	Why  string
-	Page string // how docs/protocol.md speaks of it
+	Page string // text about the difference in docs/protocol.md
 }
 
 var deliberate = []difference{
@@ -94,8 +93,7 @@ var seen = struct {
 	keys map[string]bool
 }{keys: map[string]bool{}}
 
-// unlike reports whether it is SRTM's nsqd that is tested, which behaves as the
-// entry of that key says.
+// unlike reports whether SRTM's nsqd is under test, which behaves as the entry with this key states.
 func unlike(t *testing.T, key string) bool {
 	t.Helper()
 	for _, d := range deliberate {
@@ -110,7 +108,7 @@ func unlike(t *testing.T, key string) bool {
 	return false
 }
 
-// staleEntries returns an error when an entry of the lists is of no use.
+// staleEntries returns an error if an entry of the lists is unused.
 func staleEntries() error {
 	seen.Lock()
 	defer seen.Unlock()
@@ -123,7 +121,7 @@ func staleEntries() error {
 	return errors.Join(errs...)
 }
 
-// Every deliberate difference says why, and users find it in the protocol page.
+// Every deliberate difference states its reason, and the protocol page tells users about it.
 func TestDifferencesAreDocumented(t *testing.T) {
 	page := testkit.Result(os.ReadFile("../../docs/protocol.md")).Must(t)
 	keys := map[string]bool{}

@@ -21,20 +21,19 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// registry is the least of an nsqlookupd: it speaks its TCP protocol and
-// remembers what was said.
+// registry is a minimal nsqlookupd: it speaks nsqlookupd's TCP protocol and remembers the commands.
 //
 //	"  V1", then lines; IDENTIFY has a body behind 4 bytes of size. Answers
 //	are 4 bytes of size and a body, without a frame type.
 type registry struct {
 	t    *testing.T
 	ln   net.Listener
-	web  *httptest.Server // of its HTTP API
+	web  *httptest.Server // serves its HTTP API
 	wait sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
-		said     []string // commands, in the order in which they came
+		said     []string // commands, in the order of arrival
 		identity []map[string]any
 		conns    []net.Conn
 		channels []string // of any topic
@@ -59,7 +58,7 @@ func newRegistry(t *testing.T) *registry {
 
 func (r *registry) flag() string { return "--lookupd-tcp-address=" + r.ln.Addr().String() }
 
-// channels answers what an nsqd asks about a topic that it has just created.
+// channels answers an nsqd's question about a topic that the nsqd has just created.
 func (r *registry) channels(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +66,7 @@ func (r *registry) channels(w http.ResponseWriter, req *http.Request) {
 		http.NotFound(w, req)
 		return
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"channels": r.mu.channels}) // to a client that has left
+	_ = json.NewEncoder(w).Encode(map[string]any{"channels": r.mu.channels}) // fails if the client has left
 }
 
 func (r *registry) accept() {
@@ -98,7 +97,7 @@ func (r *registry) drop() {
 	r.mu.conns = nil
 }
 
-// know has every topic have these channels somewhere else.
+// know sets the channels that every topic has elsewhere.
 func (r *registry) know(channels ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,7 +110,7 @@ func (r *registry) note(line string) {
 	r.mu.said = append(r.mu.said, line)
 }
 
-// heard returns what was said, from the given place on.
+// heard returns the commands from the given position on.
 func (r *registry) heard(from int) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,8 +198,8 @@ func (r *registry) hears(from int, want ...string) {
 	})
 }
 
-// acquainted waits until an nsqd has identified itself and registered a topic,
-// and so has read the answer to its IDENTIFY.
+// acquainted waits until an nsqd has identified itself and registered a topic, and so has read the
+// answer to its IDENTIFY.
 func (r *registry) acquainted(n *node) {
 	r.t.Helper()
 	r.hears(0, "IDENTIFY")
@@ -208,7 +207,7 @@ func (r *registry) acquainted(n *node) {
 	r.hears(0, "REGISTER acquainted")
 }
 
-// place is where the next command will be.
+// place returns the position of the next command.
 func (r *registry) place() int { return len(r.heard(0)) }
 
 func TestLookupd(t *testing.T) {
@@ -286,7 +285,7 @@ func TestLookupd(t *testing.T) {
 		r.drop()
 		n.does(t, "/topic/create?topic=new")
 		n.does(t, "/topic/create?topic=newer")
-		// A channel's line stands for its topic's, too.
+		// A channel's line also registers the channel's topic.
 		r.hears(at, "IDENTIFY", "REGISTER t ch", "REGISTER new", "REGISTER newer")
 	})
 	check(t, "all of several", func(t *testing.T) {
@@ -337,7 +336,7 @@ func TestLookupd(t *testing.T) {
 		r.know("left", "right", "gone#ephemeral")
 		n := start(t, r.flag())
 		r.acquainted(n)
-		// Upstream's asks once and goes without when there is no answer in time.
+		// Upstream's nsqd asks once and continues without an answer in time.
 		var topics []string
 		testkit.WaitUntil(t, func() string {
 			topic := n.topic()

@@ -19,17 +19,17 @@ const (
 	envHTTP   = "SRTM_CONFORMANCE_HTTP"
 )
 
-// subject is what the tests are about. Set once, by TestMain.
+// subject is the program under test. Set once, by TestMain.
 type subject struct {
 	binary    string // to start; "" when it is ours, or addresses are given
-	ours      bool   // it is this repository's, built when it is first asked for
-	tcp, http string // of one that runs already
-	srtm      bool   // it is SRTM's nsqd, not NSQ's
+	ours      bool   // this repository's nsqd, built at first use
+	tcp, http string // addresses of a running nsqd
+	srtm      bool   // SRTM's nsqd, not NSQ's
 }
 
 var under subject
 
-// suite is the package's tests with what comes before and after them.
+// suite is the package's tests with their setup and cleanup.
 type suite struct{ m *testing.M }
 
 func TestMain(m *testing.M) {
@@ -63,7 +63,7 @@ func (s *suite) Run() int {
 	return code
 }
 
-// filtered reports whether only a part of the tests was asked for.
+// filtered reports whether only a part of the tests was requested.
 func filtered() bool {
 	part := false
 	flag.Visit(func(f *flag.Flag) {
@@ -105,8 +105,8 @@ func choose() (subject, error) {
 	return s, nil
 }
 
-// program is the nsqd to start. It skips t where one runs already, that has to have
-// other flags.
+// program returns the nsqd to start. It skips t if an nsqd runs already and the test needs other
+// flags.
 func program(t *testing.T, flags ...string) string {
 	t.Helper()
 	switch {
@@ -118,5 +118,5 @@ func program(t *testing.T, flags ...string) string {
 	return under.binary
 }
 
-// product is in the version of SRTM's nsqd.
+// product is part of the version of SRTM's nsqd.
 const product = "SRTM"

@@ -87,15 +87,15 @@ func TestHTTP(t *testing.T) {
 		if o["broadcast_address"] != "broker.example" {
 			t.Errorf("got %v", o)
 		}
-		// The ports are those it listens at: the others are for nsqlookupd.
+		// The ports are the listening ports. nsqlookupd uses the other ports.
 		for key, address := range map[string]string{"tcp_port": n.tcp, "http_port": n.http} {
 			if got, _ := o[key].(float64); !strings.HasSuffix(address, fmt.Sprintf(":%.0f", got)) {
 				t.Errorf("%s is %v, and it listens at %s", key, o[key], address)
 			}
 		}
 	})
-	// Client libraries and tools decide by it what the server can do: one does
-	// not speak snappy to a version that begins with "0.".
+	// Client libraries and tools decide by the version what the server can do: one library does not
+	// use snappy with a version that begins with "0.".
 	check(t, "version", func(t *testing.T) {
 		n := common(t)
 		for where, version := range map[string]any{
@@ -112,8 +112,8 @@ func TestHTTP(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	group(t)
-	// busy returns a topic with a channel, a subscriber with a message, one
-	// that waits, and a publisher that stays.
+	// busy returns a topic with a channel, a subscriber with a message, a waiting message, and a
+	// connected publisher.
 	busy := func(t *testing.T) (n *node, topic string) {
 		n = common(t)
 		topic = n.topic()

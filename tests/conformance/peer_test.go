@@ -30,7 +30,7 @@ const heartbeat = "_heartbeat_"
 // noID is a message id that no nsqd gives out.
 const noID = "ffffffffffffffff"
 
-// frame is what nsqd sends.
+// frame is a frame that nsqd sends.
 //
 //	[x][x][x][x][x][x][x][x][x]...
 //	|  (int32) ||  (int32) ||
@@ -62,15 +62,14 @@ type delivery struct {
 	body     string
 }
 
-// peer is one raw connection. Its methods fail the test when what they wait
-// for does not come.
+// peer is a raw connection. Its methods fail the test when the expected frame does not come.
 type peer struct {
 	t  *testing.T
 	nc net.Conn
 	r  *bufio.Reader
-	w  io.Writer // nc, or what compresses for it
+	w  io.Writer // nc, or the compressor in front of nc
 
-	beats bool // hand out heartbeats; else they are answered and left out
+	beats bool // return heartbeats; false: answer and skip them
 }
 
 // dial connects and sends nothing.
@@ -100,7 +99,7 @@ func (n *node) consumer(t *testing.T, topic, channel string) *peer {
 	return n.open(t).sub(topic, channel)
 }
 
-// send writes text as it is.
+// send writes text unchanged.
 func (p *peer) send(format string, args ...any) {
 	p.t.Helper()
 	p.raw([]byte(fmt.Sprintf(format, args...)))
@@ -121,7 +120,7 @@ func sized(line, body string) []byte {
 	return append(b, body...)
 }
 
-// claimed returns a command line, a size, and a body that need not have it.
+// claimed returns a command line, a size, and a body whose length may differ.
 func claimed(line string, size int32, body string) []byte {
 	b := append([]byte(line), '\n')
 	b = binary.BigEndian.AppendUint32(b, uint32(size))
@@ -174,7 +173,7 @@ func (p *peer) next() frame {
 	return f
 }
 
-// response takes a response of these very bytes.
+// response takes a response of exactly these bytes.
 func (p *peer) response(want string) {
 	p.t.Helper()
 	if f := p.next(); f.kind != response || string(f.data) != want {
@@ -187,7 +186,7 @@ func (p *peer) ok() {
 	p.response("OK")
 }
 
-// oks takes so many of them.
+// oks takes count OK responses.
 func (p *peer) oks(count int) {
 	p.t.Helper()
 	for range count {
@@ -195,8 +194,7 @@ func (p *peer) oks(count int) {
 	}
 }
 
-// fault takes an error of this code and returns its text. The connection may
-// go on.
+// fault takes an error with this code and returns its text. The connection may stay open.
 func (p *peer) fault(code string) string {
 	p.t.Helper()
 	f := p.next()
@@ -207,7 +205,7 @@ func (p *peer) fault(code string) string {
 	return text
 }
 
-// fatal takes an error of this code and the end of the connection.
+// fatal takes an error with this code and the end of the connection.
 func (p *peer) fatal(code string) {
 	p.t.Helper()
 	p.fault(code)
@@ -227,7 +225,7 @@ func (p *peer) closed() {
 	}
 }
 
-// hungUp waits for the end of the connection, whatever is sent before it.
+// hungUp waits for the end of the connection, whatever comes before the end.
 func (p *peer) hungUp() {
 	p.t.Helper()
 	for {
@@ -241,7 +239,7 @@ func (p *peer) hungUp() {
 	}
 }
 
-// ended reports whether err says that the other side closed.
+// ended reports whether err means that the other side closed.
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
@@ -284,8 +282,8 @@ func (p *peer) body(want string) delivery {
 	return m
 }
 
-// bodies takes so many messages, finishes each, and returns their bodies
-// sorted: the protocol guarantees no order.
+// bodies takes count messages, finishes each, and returns their bodies sorted, because the protocol
+// guarantees no order.
 func (p *peer) bodies(count int) []string {
 	p.t.Helper()
 	var got []string
@@ -298,8 +296,8 @@ func (p *peer) bodies(count int) []string {
 	return got
 }
 
-// notBefore takes two messages, in any order, and checks that the late one did
-// not come before its delay was over.
+// notBefore takes two messages, in any order, and checks that the late message did not come before its
+// delay was over.
 func (p *peer) notBefore(start time.Time, delay time.Duration, late, other string) (m delivery) {
 	p.t.Helper()
 	got := map[string]bool{}
@@ -321,8 +319,7 @@ func (p *peer) notBefore(start time.Time, delay time.Duration, late, other strin
 	return m
 }
 
-// alive checks that the connection still takes commands. It publishes to a
-// topic that it names itself.
+// alive checks that the connection still takes commands. It publishes to a topic with a fresh name.
 func (p *peer) alive(n *node) {
 	p.t.Helper()
 	p.pub(n.topic(), "alive")
@@ -354,7 +351,7 @@ func identity(t *testing.T, fields map[string]any) []byte {
 	return sized("IDENTIFY", string(body))
 }
 
-// Commands. Those with a reply wait for it.
+// Commands. A command with a reply waits for the reply.
 
 func (p *peer) sub(topic, channel string) *peer {
 	p.t.Helper()
@@ -404,7 +401,7 @@ func (p *peer) touch(id string) {
 	p.send("TOUCH %s\n", id)
 }
 
-// publish puts messages into a topic, over a connection of its own.
+// publish puts messages into a topic, over a separate connection.
 func (n *node) publish(t *testing.T, topic string, bodies ...string) {
 	t.Helper()
 	n.open(t).pub(topic, bodies...)

@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// call runs the nsqd to its end.
+// call runs the nsqd until it exits.
 func call(t *testing.T, args ...string) (output string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -35,8 +35,8 @@ func call(t *testing.T, args ...string) (output string, err error) {
 	return out.String(), err
 }
 
-// startFails checks that an nsqd with these flags ends by itself, says why, and
-// that its exit code says so.
+// startFails checks that an nsqd with these flags exits by itself, reports the cause, and has a
+// failure exit code.
 func startFails(t *testing.T, flags ...string) {
 	t.Helper()
 	free := localtest.Ports(t, 2)
@@ -50,7 +50,7 @@ func startFails(t *testing.T, flags ...string) {
 	}
 }
 
-// documented are the flags of the documentation, each with its default.
+// documented are the documented flags with their defaults.
 var documented = map[string]string{
 	"broadcast-address":                  "localhost",
 	"broadcast-http-port":                "0",
@@ -155,7 +155,7 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// What starts an nsqd on ports of the system's choice reads them in its log.
+// A program that starts an nsqd on ports of the system's choice reads the ports in nsqd's log.
 func TestPortsOfTheSystem(t *testing.T) {
 	group(t)
 	check(t, "in the log, and wherever they are told", func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestEndToEndLatency(t *testing.T) {
 	})
 }
 
-// understands reports whether the nsqd knows a flag that came after 1.3.0.
+// understands reports whether the nsqd knows a flag that is newer than 1.3.0.
 func understands(t *testing.T, flag string) bool {
 	t.Helper()
 	_, err := call(t, flag, "--version")
@@ -339,8 +339,8 @@ func TestTopology(t *testing.T) {
 			}
 			return ready == 3000
 		})
-		// most checks that one consumer gets nearly all: upstream's gives to
-		// another when the nearest is busy for a moment.
+		// most checks that one consumer gets nearly all messages: upstream's nsqd gives a message to
+		// another consumer when the nearest is busy for a moment.
 		const messages = 100
 		most := func(id string) {
 			t.Helper()

@@ -18,10 +18,10 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Cases that are a sequence of steps are scripts, in testdata/*.txt; testdata/README.md
-// says how they read. This file runs them.
+// Cases that are a sequence of steps are scripts in testdata/*.txt; testdata/README.md explains their
+// format. This file runs them.
 
-// scriptCase is one case of a script with one choice of its values.
+// scriptCase is a case of a script with one choice of its values.
 type scriptCase struct {
 	at    string // file:line
 	group string
@@ -51,7 +51,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// parseScript reads the cases of a file, each as often as its `each` lines say.
+// parseScript reads the cases of a file, each repeated as its `each` lines state.
 func parseScript(file string) (all []scriptCase, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -60,7 +60,7 @@ func parseScript(file string) (all []scriptCase, err error) {
 	group := ""
 	var c *scriptCase
 	choices := []map[string]string{{}}
-	loop, times := -1, 0 // where what is repeated begins
+	loop, times := -1, 0 // start of the repeated lines
 	end := func() {
 		for _, vars := range choices {
 			if c != nil {
@@ -152,7 +152,7 @@ var (
 	repetition = regexp.MustCompile(`(?s)(\([^)]*\)|.)\*[0-9]+`)
 )
 
-// expand puts in the values of variables, and repeats: x*3 is xxx, (ab)*2 is abab.
+// expand substitutes the values of variables, and repeats: x*3 is xxx, (ab)*2 is abab.
 func expand(text string, vars map[string]string) string {
 	text = variable.ReplaceAllStringFunc(text, func(name string) string {
 		if value, known := vars[name[1:]]; known {
@@ -167,7 +167,7 @@ func expand(text string, vars map[string]string) string {
 	})
 }
 
-// player plays one case.
+// player plays a case.
 type player struct {
 	t        *testing.T
 	n        *node
@@ -210,7 +210,7 @@ func (y *player) play(c scriptCase) {
 	}
 }
 
-// step carries out one.
+// step carries out a step.
 func (y *player) step(text string) {
 	t := y.t
 	if rest, is := strings.CutPrefix(text, "?"); is { // ?key srtm ..., ?key nsq ...
@@ -221,7 +221,7 @@ func (y *player) step(text string) {
 		}
 		return
 	}
-	if name, line, is := strings.Cut(text, " > "); is && len(name) == 1 { // a line as it is
+	if name, line, is := strings.Cut(text, " > "); is && len(name) == 1 { // a raw line
 		y.peer(name).send("%s\n", expand(line, y.vars))
 		return
 	}
@@ -234,11 +234,11 @@ func (y *player) step(text string) {
 		y.connection(w[0], w[1], w[2:])
 	case w[0] == "GET" || w[0] == "POST" || w[0] == "PUT" || w[0] == "DELETE":
 		y.request(w[0], w[1:])
-	case w[0] == "publish": // over a connection of its own
+	case w[0] == "publish": // over a separate connection
 		y.n.publish(t, y.vars["T"], w[1:]...)
 	case w[0] == "wait":
 		testkit.WaitUntil(t, func() string { return y.problem(w[1:]) })
-	case w[0] == "restart", w[0] == "kill": // and start again in its folder
+	case w[0] == "restart", w[0] == "kill": // and start again in the same folder
 		if w[0] == "kill" {
 			testkit.Must(t, y.n.process.Kill())
 		}
@@ -259,7 +259,7 @@ func (y *player) step(text string) {
 	}
 }
 
-// request is METHOD path [body] [= status [message or body]], 200 if nothing is said.
+// request is METHOD path [body] [= status [message or body]]; the default status is 200.
 func (y *player) request(method string, w []string) {
 	y.t.Helper()
 	want := []string{"200"}
@@ -285,8 +285,8 @@ func (y *player) number(text string) int {
 	return testkit.Result(strconv.Atoi(text)).Must(y.t)
 }
 
-// pieces makes a body: #5 is a number of 4 bytes, batch:a,b the body of an MPUB,
-// messages:12:x that of 12 messages without their count; anything else stands for itself.
+// pieces makes a body: #5 is a number of 4 bytes, batch:a,b the body of an MPUB, messages:12:x the
+// body of 12 messages without their count; any other piece stands for itself.
 func (y *player) pieces(w []string) (body string) {
 	for _, piece := range w {
 		if n, is := strings.CutPrefix(piece, "#"); is {
@@ -303,9 +303,9 @@ func (y *player) pieces(w []string) (body string) {
 	return body
 }
 
-// problem says what is not as it should be: topic [name] what..., ch [name] what...
-// What is `none`, or members of the stats with their values; a list's is its length,
-// client.x is of the channel's only client.
+// problem returns how the stats differ from the expected state: topic [name] what..., ch [name]
+// what... What is `none`, or members of the stats with their values. The value of a list is its
+// length; client.x belongs to the channel's only client.
 func (y *player) problem(w []string) string {
 	name := y.vars["T"]
 	kind, w := w[0], w[1:]
@@ -382,7 +382,8 @@ func find(list any, key, name string) map[string]any {
 	return nil
 }
 
-// message checks one that was taken: attempts=2, as=other for the same one again, not=other for another.
+// message checks a received message: attempts=2, as=other for the same message again, not=other for
+// another message.
 func (y *player) message(name string, w []string) {
 	y.t.Helper()
 	m := y.messages[name]
@@ -415,7 +416,7 @@ func (y *player) message(name string, w []string) {
 	}
 }
 
-// peer returns a connection, which is opened when it is first named.
+// peer returns a connection. The first use of a name opens the connection.
 func (y *player) peer(name string) *peer {
 	y.t.Helper()
 	p := y.peers[name]
@@ -426,7 +427,7 @@ func (y *player) peer(name string) *peer {
 	return p
 }
 
-// id is that of a message that was taken, or the word itself.
+// id returns the id of a received message, or the word itself.
 func (y *player) id(name string) string {
 	if m, known := y.messages[name]; known {
 		return m.id
@@ -434,7 +435,7 @@ func (y *player) id(name string) string {
 	return name
 }
 
-// connection carries out what a connection does.
+// connection carries out a step of a connection.
 func (y *player) connection(name, do string, w []string) {
 	t := y.t
 	t.Helper()
@@ -456,15 +457,15 @@ func (y *player) connection(name, do string, w []string) {
 	}
 	topic := y.vars["T"]
 	switch do {
-	case "send": // bytes as they are
+	case "send": // raw bytes
 		p.raw([]byte(y.pieces(w)))
 	case "sized": // a line, and a body with its size
 		p.raw(sized(arg(0), y.pieces(w[1:])))
-	case "claimed": // a line, a size, and a body that need not have it
+	case "claimed": // a line, a size, and a body whose length may differ
 		p.raw(claimed(arg(0), int32(y.number(arg(1))), y.pieces(w[2:])))
 	case "slowly": // from here on, byte by byte
 		p.w = bytewise{p.w}
-	case "hold": // what it sends, until it lets go
+	case "hold": // keeps its output until release
 		p.w = new(bytes.Buffer)
 	case "go":
 		held := p.w.(*bytes.Buffer).Bytes()
@@ -501,9 +502,9 @@ func (y *player) connection(name, do string, w []string) {
 		for range y.number(arg(0)) {
 			p.message()
 		}
-	case "bodies": // finishes them, in any order
+	case "bodies": // finishes the messages, in any order
 		testkit.EqualSlices(t, p.bodies(len(w)), w)
-	case "delayed": // late other: in any order, the late one at least so many ms after the mark
+	case "delayed": // late other: in any order, the late message at least so many ms after the mark
 		y.messages["late"] = p.notBefore(y.mark, time.Duration(y.number(arg(2)))*time.Millisecond, arg(0), arg(1))
 	case "ok":
 		count := 1
@@ -532,11 +533,11 @@ func (y *player) connection(name, do string, w []string) {
 	case "close":
 		p.nc.Close()
 		delete(y.peers, name)
-	case "beats": // from here on, heartbeats are no more answered but shown
+	case "beats": // from here on, heartbeats are returned and not answered
 		p.beats = true
-	case "squeeze": // algorithm level: goes on compressed
+	case "squeeze": // algorithm level: continues with compression
 		p.squeeze(arg(0), y.number(arg(1)))
-	case "address": // its own becomes $address, and $host
+	case "address": // the connection's address becomes $address, and $host
 		y.vars["address"] = p.nc.LocalAddr().String()
 		y.vars["host"], _, _ = strings.Cut(y.vars["address"], ":")
 	case "identify", "identity": // with, and without feature negotiation; members of the answer
@@ -558,7 +559,7 @@ func (y *player) connection(name, do string, w []string) {
 	}
 }
 
-// bytewise writes each byte apart.
+// bytewise writes each byte separately.
 type bytewise struct {
 	w interface{ Write([]byte) (int, error) }
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// secured starts an nsqd that offers TLS, with more flags.
+// secured starts an nsqd with TLS, and with more flags.
 func secured(t *testing.T, flags ...string) (*node, *testkit.Authority) {
 	t.Helper()
 	a := testkit.NewAuthority(t)
@@ -26,12 +26,12 @@ func secured(t *testing.T, flags ...string) (*node, *testkit.Authority) {
 	return start(t, append([]string{"--tls-cert=" + c.CertFile, "--tls-key=" + c.KeyFile, "--https-address="}, flags...)...), a
 }
 
-// trusting is the configuration of a client that knows the server's authority.
+// trusting is the configuration of a client that trusts the server's authority.
 func trusting(a *testkit.Authority) *tls.Config {
 	return &tls.Config{RootCAs: a.Pool, ServerName: "127.0.0.1"}
 }
 
-// encrypt asks for TLS, with other fields, and goes on with it.
+// encrypt asks for TLS, with other fields, and continues over TLS.
 func (p *peer) encrypt(config *tls.Config, fields ...string) {
 	p.t.Helper()
 	all := map[string]any{"tls_v1": true}
@@ -46,14 +46,14 @@ func (p *peer) encrypt(config *tls.Config, fields ...string) {
 	p.ok()
 }
 
-// viaHTTPS makes a request of an nsqd that has this HTTPS address.
+// viaHTTPS makes an HTTPS request to an nsqd.
 func viaHTTPS(t *testing.T, a *testkit.Authority, method, url string) reply {
 	t.Helper()
 	by := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool}}
 	return testkit.Result(fetchBy(by, method, "https://"+url, []byte("x"))).Must(t)
 }
 
-// behind is a connection of which a reader has read ahead.
+// behind is a connection whose reader has read ahead.
 type behind struct {
 	net.Conn
 	r io.Reader
@@ -61,7 +61,7 @@ type behind struct {
 
 func (b behind) Read(p []byte) (int, error) { return b.r.Read(p) }
 
-// handshake goes on with TLS.
+// handshake continues with TLS.
 func (p *peer) handshake(config *tls.Config) error {
 	c := tls.Client(behind{p.nc, p.r}, config)
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -74,7 +74,7 @@ func (p *peer) handshake(config *tls.Config) error {
 	return nil
 }
 
-// squeeze goes on compressed.
+// squeeze continues with compression.
 func (p *peer) squeeze(algorithm string, level int) {
 	p.t.Helper()
 	if algorithm == "snappy" {
@@ -101,7 +101,7 @@ func (f flusher) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// round publishes and consumes over the connection as it is now.
+// round publishes and consumes over the connection in its current state.
 func (p *peer) round(n *node) {
 	p.t.Helper()
 	topic := n.topic()
@@ -189,13 +189,13 @@ func TestTLS(t *testing.T) {
 			known := testkit.NewAuthority(t)
 			n, a := secured(t, "--tls-client-auth-policy="+policy, "--tls-root-ca-file="+known.File)
 			good, bad := known.Certificate("good").TLS, testkit.NewAuthority(t).Certificate("bad").TLS
-			// accepted reports whether the server goes on after the handshake.
+			// accepted reports whether the server continues after the handshake.
 			accepted := func(certs ...tls.Certificate) bool {
 				p := n.open(t)
 				p.identify(map[string]any{"tls_v1": true})
 				config := trusting(a)
 				if len(certs) > 0 {
-					// Offered whether or not the server names its authority.
+					// The client offers its certificate whether or not the server names its authority.
 					config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certs[0], nil }
 				}
 				if p.handshake(config) != nil {

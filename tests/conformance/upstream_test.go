@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// TestUpstreamConforms runs all cases against NSQ's own nsqd. A case that upstream fails
-// asserts something that NSQ does not do, so it says nothing about compatibility.
+// TestUpstreamConforms runs all cases against NSQ's own nsqd. A case that upstream fails asserts
+// behaviour that NSQ does not have, so the case proves nothing about compatibility.
 func TestUpstreamConforms(t *testing.T) {
 	if !under.ours {
 		t.Skip("the nsqd under test was chosen by the environment")

@@ -21,7 +21,7 @@ type reply struct {
 	body   string
 }
 
-// transport keeps no connection: a kept one outlives its nsqd.
+// transport keeps no connections, because a kept connection outlives its nsqd.
 var transport = &http.Transport{DisableKeepAlives: true}
 
 func fetch(method, url string, body []byte) (reply, error) {
@@ -35,7 +35,7 @@ func fetchBy(by http.RoundTripper, method, url string, body []byte) (reply, erro
 	if err != nil {
 		return reply{}, err
 	}
-	res, err := by.RoundTrip(req) // a redirect is an answer like any other
+	res, err := by.RoundTrip(req) // a redirect counts as an answer
 	if err != nil {
 		return reply{}, err
 	}
@@ -71,7 +71,7 @@ func (n *node) does(t *testing.T, path string) {
 	}
 }
 
-// refused checks that an answer is an error of this status and message.
+// refused checks that an answer is an error with this status and message.
 func (r reply) refused(t *testing.T, status int, code string) {
 	t.Helper()
 	var e struct{ Message string }
@@ -165,7 +165,7 @@ func (n *node) stats(t *testing.T, query string) stats {
 	return s
 }
 
-// lookup returns a topic's stats, and whether it exists.
+// lookup returns a topic's stats, and whether the topic exists.
 func (n *node) lookup(t *testing.T, topic string) (topicStats, bool) {
 	t.Helper()
 	all := n.stats(t, "&topic="+strings.ReplaceAll(topic, "#", "%23")).Topics
@@ -176,7 +176,7 @@ func (n *node) lookup(t *testing.T, topic string) (topicStats, bool) {
 	return all[i], true
 }
 
-// channel returns the stats of one of its channels, and whether it exists.
+// channel returns the stats of a channel of the topic, and whether the channel exists.
 func (s topicStats) channel(name string) (channelStats, bool) {
 	i := slices.IndexFunc(s.Channels, func(c channelStats) bool { return c.Name == name })
 	if i < 0 {
@@ -185,7 +185,7 @@ func (s topicStats) channel(name string) (channelStats, bool) {
 	return s.Channels[i], true
 }
 
-// settle waits until a channel has the stats that right is satisfied with.
+// settle waits until right accepts a channel's stats.
 func (n *node) settle(t *testing.T, topic, channel string, right func(channelStats) bool) {
 	t.Helper()
 	testkit.WaitUntil(t, func() string {
@@ -198,13 +198,13 @@ func (n *node) settle(t *testing.T, topic, channel string, right func(channelSta
 	})
 }
 
-// depth waits until a channel has so many messages that wait.
+// depth waits until a channel has want waiting messages.
 func (n *node) depth(t *testing.T, topic, channel string, want int) {
 	t.Helper()
 	n.settle(t, topic, channel, func(c channelStats) bool { return c.Depth == want })
 }
 
-// mustLookup is lookup of a topic that exists.
+// mustLookup returns the stats of a topic that must exist.
 func mustLookup(t *testing.T, n *node, topic string) topicStats {
 	t.Helper()
 	s, exists := n.lookup(t, topic)

@@ -44,13 +44,13 @@ const patience = testkit.Hang
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// The rules that pages are held to, fetched once from the npm registry.
+// The accessibility rules for pages, fetched once from the npm registry.
 const (
 	axeVersion = "4.14.1"
 	axeHash    = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
 )
 
-// axe returns axe-core's script; "" where it cannot be had.
+// axe returns axe-core's script, or "" if it is not available.
 func axe(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(testkit.Root(t), "build", "axe-core")
@@ -88,11 +88,11 @@ type browser struct {
 
 	mu     sync.Mutex
 	base   string   // guarded by mu
-	before string   // guarded by mu: a base that pages which end may still ask
+	before string   // guarded by mu: a base that ending pages may still request
 	faults []string // guarded by mu
 }
 
-// fault keeps what went wrong in a page.
+// fault records a fault of a page.
 func (b *browser) fault(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,7 +119,7 @@ func open(t *testing.T, base string) *browser {
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
-	t.Cleanup(func() { _ = chromedp.Cancel(ctx) }) // the first: it waits for the browser's end
+	t.Cleanup(func() { _ = chromedp.Cancel(ctx) }) // the first cleanup: it waits for the browser's end
 	b := &browser{t: t, ctx: ctx, base: base, axe: axe(t)}
 	b.do()
 	testkit.Must(t, chromedp.Listen(ctx, func(event any) {
@@ -147,20 +147,20 @@ func open(t *testing.T, base string) *browser {
 	return b
 }
 
-// do runs actions, each of which must succeed.
+// do runs actions. Each action must succeed.
 func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	if len(actions) == 0 {
-		ctx = b.ctx // it starts the browser, which lives as long
+		ctx = b.ctx // an empty do starts the browser, which lives as long as the context
 	}
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		b.t.Fatalf("%v\n%s", err, b.faults)
 	}
 }
 
-// get runs an action that returns something.
+// get runs an action and returns its result.
 func get[T any](b *browser, action chromedp.Action[T]) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -172,14 +172,14 @@ func get[T any](b *browser, action chromedp.Action[T]) T {
 	return v
 }
 
-// scheme has the page shown to a reader who prefers light or dark.
+// scheme shows the page in a light or dark color scheme.
 func (b *browser) scheme(name string) {
 	b.t.Helper()
 	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}
 	testkit.Result(chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features})).Must(b.t)
 }
 
-// becomes waits until a script's expression is true, of whatever page there is then.
+// becomes waits until a script's expression is true on the current page.
 func (b *browser) becomes(expression string) {
 	b.t.Helper()
 	for end := time.Now().Add(patience); ; {
@@ -211,7 +211,7 @@ func (b *browser) accessible(what string) {
 	testkit.Equal(b.t, found, "[]", "%s", what)
 }
 
-// visit loads a page, and looks at it from all sides.
+// visit loads a page, and checks it in every respect.
 func (b *browser) visit(name, path string, charts int) {
 	b.t.Helper()
 	began := time.Now()
@@ -263,7 +263,7 @@ func publish(t *testing.T, p *local.Process, topic string) {
 		defer ticker.Stop()
 		for ctx.Err() == nil {
 			if err := producer.MultiPublish(topic, [][]byte{[]byte("<script>alert(1)</script>"), []byte("ä\xff\x00")}); err != nil {
-				return // the broker is gone, or drains
+				return // the broker has ended, or drains
 			}
 			select {
 			case <-ticker.C:
@@ -281,7 +281,7 @@ func paused(t *testing.T, p *local.Process) bool {
 	return strings.Contains(channel, `"paused":true`)
 }
 
-// whys is a control plane with one topic, of whose fit and moves there is much to say.
+// whys is a control plane with one topic, which has a long history of fits and moves.
 type whys struct {
 	srtmv1.UnimplementedAdminServiceServer
 }
@@ -311,7 +311,7 @@ func (whys) GetTopic(context.Context, *srtmv1.GetTopicRequest) (*srtmv1.GetTopic
 	return &srtmv1.GetTopicResponse{Topic: &srtmv1.Topic{Spec: &srtmv1.TopicSpec{Name: "t", Contract: &srtmv1.Contract{}}, State: srtmv1.TopicState_TOPIC_STATE_ACTIVE, Status: status}}, nil
 }
 
-// serveWhys returns the address of a console of it, until the test ends.
+// serveWhys serves a console on a whys until the test ends, and returns its address.
 func serveWhys(t *testing.T) string {
 	t.Helper()
 	ln := testkit.Listen(t)
@@ -335,7 +335,7 @@ func serveWhys(t *testing.T) string {
 	return web.URL
 }
 
-// Every page of a cluster's console, and what can be done there.
+// Visits every page of a cluster's console, and uses its controls.
 func TestPagesOfACluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a browser")
@@ -360,11 +360,11 @@ func TestPagesOfACluster(t *testing.T) {
 	b.visit("broker", "/ui/broker?id=b1", 0)
 	b.visit("nodes", "/ui/nodes", 0)
 
-	// By keyboard: the first stop leads to the content.
+	// By keyboard: the first tab stop leads to the content.
 	b.do(chromedp.KeyEvent("\t"), chromedp.KeyEvent("\r"))
 	b.becomes(`document.activeElement.id === "main"`)
 
-	// An action, and the page follows without being loaded again; the focus stays.
+	// After an action the page updates without a reload, and the focus stays.
 	b.visit("channel", "/ui/channel?topic=sensors&channel=main", 0)
 	b.becomes(`document.querySelector('form[action="/ui/action/pause"] button') !== null`)
 	b.becomes(`(document.querySelector('form[action="/ui/action/pause"] button').focus(), window.same = true)`)
@@ -382,10 +382,10 @@ func TestPagesOfACluster(t *testing.T) {
 		return err == nil && n > 4
 	})
 	b.visit("peek", "/ui/peek?topic=sensors&channel=main", 0)
-	// Which of the two that are sent in turn comes first, the pause decided.
+	// The pause decided which of the two alternating messages comes first.
 	b.becomes(`[...document.querySelectorAll("pre")].some(p => p.textContent === "<script>alert(1)</script>") && document.querySelectorAll("main script").length === 0`)
 
-	// Creating: what does not fit and why, the plan, and the topic.
+	// Creating a topic: a topic that does not fit, with the reason, then the plan, and the topic.
 	b.visit("create", "/ui/create", 0)
 	fill := func(rate string) {
 		b.do(chromedp.SetValue("#name", "new"), chromedp.SetValue("#rate", rate), chromedp.SetValue("#groups", "g:10:20"))
@@ -396,7 +396,7 @@ func TestPagesOfACluster(t *testing.T) {
 	b.accessible("create, infeasible")
 	fill("300")
 	b.mu.Lock()
-	b.faults = nil // that the answer was 409 is in the log
+	b.faults = nil // the log contains the 409 answer
 	b.mu.Unlock()
 	b.do(chromedp.Click(`button[value="plan"]`))
 	b.becomes(`document.body.innerText.includes("How it would be placed")`)
@@ -407,8 +407,8 @@ func TestPagesOfACluster(t *testing.T) {
 		t.Errorf("the topic was not created: %d, %v", code, err)
 	}
 
-	// When messages are given up: the form says all that is wrong, changes the topic, and the
-	// page shows what is in force and the counts.
+	// Expiry settings: the form lists all faults of the input, the form changes the topic, and the
+	// page shows the settings in force and the counts.
 	b.mu.Lock()
 	b.faults = nil
 	b.mu.Unlock()
@@ -434,7 +434,7 @@ func TestPagesOfACluster(t *testing.T) {
 	b.visit("expiry-channel", "/ui/channel?topic=other&channel=slow", 0)
 	b.becomes(`document.getElementById("live").innerText.includes("discarded after 1ms")`)
 
-	// A broker by itself has a console of its own part; one of a cluster has none.
+	// A standalone broker has a console with its own pages; a broker of a cluster has none.
 	alone := localtest.NSQD(t, "")
 	for _, path := range []string{"/topic/create?topic=sensors", "/channel/create?topic=sensors&channel=main"} {
 		localtest.MustAsk(t, http.MethodPost, "http://"+alone.HTTP+path, "")
@@ -461,7 +461,7 @@ func TestPagesOfACluster(t *testing.T) {
 	b.visit("whys", "/ui/topic?name=t", 4)
 	b.becomes(`["Steps of the fit", "Moves of publishers"].every((name) => document.querySelectorAll('[aria-label="' + name + '"] tbody tr').length === 8)`)
 
-	// Another site's page cannot press a button, whatever it knows.
+	// Another site's page cannot press a button, whatever the page knows.
 	if text, code, err := localtest.Ask(http.MethodPost, "http://"+c.Web+"/ui/action/empty?topic=sensors&channel=main", ""); err != nil || code != http.StatusForbidden {
 		t.Errorf("a request without a token of the page: %d %s, %v", code, text, err)
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// size is a number from the environment, or the one that fits into a test run.
+// size returns a number from the environment, or otherwise, which fits into a test run.
 func size(t *testing.T, name string, otherwise int) int {
 	t.Helper()
 	text := os.Getenv(name)
@@ -39,7 +39,7 @@ func size(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// descriptors counts the files that a process has open; -1 where that is not known.
+// descriptors counts the open files of a process; -1 if the count is not available.
 func descriptors(d *local.Process) int {
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
 	if err != nil {
@@ -48,8 +48,7 @@ func descriptors(d *local.Process) int {
 	return len(all)
 }
 
-// resident is the memory of a process, now and at most, in KiB; zeros where
-// that is not known.
+// resident returns the memory of a process, now and at its peak, in KiB; zeros if not available.
 func resident(d *local.Process) (now, most int) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
 	for line := range strings.Lines(string(b)) {
@@ -85,7 +84,7 @@ func channel(t *testing.T, d *local.Process) (s state) {
 	return s
 }
 
-// subscribe opens a subscriber of t/c with that RDY.
+// subscribe opens a subscriber of t/c with this RDY.
 func subscribe(t *testing.T, address string, rdy int) net.Conn {
 	t.Helper()
 	nc := testkit.Result(dial(address)).Must(t)
@@ -93,8 +92,8 @@ func subscribe(t *testing.T, address string, rdy int) net.Conn {
 	return nc
 }
 
-// consume finishes what comes, after pause has said so, until the connection
-// ends, and notes the numbers.
+// consume calls pause before it finishes each message, until the connection ends, and records the
+// messages' numbers.
 func consume(nc net.Conn, pause func(), got func(number uint32)) {
 	r := bufio.NewReaderSize(nc, 64<<10)
 	for {
@@ -110,9 +109,9 @@ func consume(nc net.Conn, pause func(), got func(number uint32)) {
 	}
 }
 
-// A channel with subscribers that take nothing, that vanish with what they hold,
-// and that are slow: every message is finished by one of them, publishers are not
-// held up, and the one that takes nothing is closed.
+// A channel has subscribers that read nothing, that vanish with their messages, and that are slow.
+// Every message is finished by a subscriber, publishers are not delayed, and the subscriber that reads
+// nothing is disconnected.
 func TestBadSubscribers(t *testing.T) {
 	const messages = 3000
 	d := localtest.NSQD(t, "", "--msg-timeout=1s", "--write-timeout=1s", "--mem-queue-size=500")
@@ -160,7 +159,7 @@ func TestBadSubscribers(t *testing.T) {
 		}
 	})
 
-	// Ten kilobytes each: what is not read fills sockets and queues.
+	// Ten kilobytes each: unread messages fill sockets and queues.
 	nc, err := dial(d.TCP)
 	testkit.Must(t, err)
 	defer nc.Close()
@@ -182,9 +181,8 @@ func TestBadSubscribers(t *testing.T) {
 	good.Close()
 }
 
-// Publishers that announce a megabyte each and send it by the byte cost neither
-// the memory that they announce nor other clients' time, and are closed when they
-// are silent.
+// Publishers announce a megabyte each and send it byte by byte. They cost neither the announced memory
+// nor other clients' time, and are disconnected when they are silent.
 func TestSlowPublishers(t *testing.T) {
 	const slow = 300
 	d := localtest.NSQD(t, "", "--client-timeout=10s") // longer than a busy machine stands still
@@ -226,8 +224,8 @@ func TestSlowPublishers(t *testing.T) {
 	}
 }
 
-// All come at once, as after a restart: each is served, and what they cost is
-// given back.
+// All connections come at once, as after a restart. Each is served, and its resources are released at
+// the end.
 func TestManyConnectionsAtOnce(t *testing.T) {
 	many := size(t, "SRTM_CRASH_CONNECTIONS", 1000)
 	d := localtest.NSQD(t, "", "--mem-queue-size=20000")
@@ -269,15 +267,15 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 		nc.Close()
 	}
 	testkit.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
-	// The rings for arrival stamps stay, for the next connections. They lie in BPF
-	// maps of 1,024 each, and one more is made before half of a map, or of what is
-	// taken, is all that is left (kernel/hook).
+	// The rings for arrival stamps stay, for the next connections. They are in BPF maps of 1,024 rings
+	// each. The hook makes another map before only half of a map, or of the rings in use, is left
+	// (kernel/hook).
 	maps := 2 + many*3/2/1024
 	testkit.WaitFor(t, "without their descriptors", func() bool { return descriptors(d) <= idle+maps })
 }
 
-// Out of descriptors, a broker goes on with those it has, and takes more
-// connections as soon as there are descriptors again.
+// Without free descriptors, a broker continues with its connections, and accepts more as soon as
+// descriptors are free again.
 func TestOutOfDescriptors(t *testing.T) {
 	limited := filepath.Join(t.TempDir(), "limited")
 	testkit.Must(t, os.WriteFile(limited, []byte("#!/bin/sh\nulimit -Sn 60 && ulimit -Hn 60 || exit 9\nexec "+localtest.Program(t, "nsqd")+" \"$@\"\n"), 0o700))
@@ -305,13 +303,12 @@ func TestOutOfDescriptors(t *testing.T) {
 		return code == http.StatusOK
 	})
 	var conns []net.Conn
-	for range 150 { // the kernel takes those that the process does not
+	for range 150 { // the kernel accepts connections that the process does not
 		nc := testkit.Result(dial(d.TCP)).Must(t)
 		conns = append(conns, nc)
 	}
 	testkit.WaitFor(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
-	// It has memory for some, and the disk that it cannot open is no reason to
-	// end.
+	// The broker has memory for some messages. A disk that it cannot open is no reason to exit.
 	for range 200 {
 		if got := publish(); got != "OK" && !strings.HasPrefix(got, "E_QUEUE_FULL") {
 			t.Fatalf("without descriptors: %q", got)
@@ -341,7 +338,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// What waits when a broker ends is there when it starts again.
+// Waiting messages survive the broker's restart.
 func TestRestartWithABacklog(t *testing.T) {
 	messages := size(t, "SRTM_CRASH_BACKLOG", 20_000)
 	for _, durability := range []string{"memory", "fsync"} {
@@ -388,7 +385,7 @@ func TestRestartWithABacklog(t *testing.T) {
 	}
 }
 
-// reply returns the next frame that is not a heartbeat, and answers those.
+// reply returns the next frame that is not a heartbeat, and answers heartbeats.
 func reply(nc net.Conn, r io.Reader) (string, error) {
 	for {
 		answer, err := frame(r)
@@ -401,7 +398,7 @@ func reply(nc net.Conn, r io.Reader) (string, error) {
 	}
 }
 
-// nextMessage returns the next message, and answers heartbeats before it.
+// nextMessage returns the next message, and answers heartbeats before the message.
 func nextMessage(nc net.Conn, r io.Reader) (wire.Message, error) {
 	for {
 		kind, data, err := frames.Read(r, maxFrame)
@@ -417,7 +414,7 @@ func nextMessage(nc net.Conn, r io.Reader) (wire.Message, error) {
 	}
 }
 
-// take finishes messages until got returns an error, which it returns.
+// take finishes messages until got returns an error, and returns the error.
 func take(nc net.Conn, got func(wire.Message) error) error {
 	r := bufio.NewReaderSize(nc, 64<<10)
 	var out []byte
@@ -443,5 +440,5 @@ func take(nc net.Conn, got func(wire.Message) error) error {
 	}
 }
 
-// number is the first of a body.
+// number returns the number at the start of a body.
 func number(m wire.Message) uint32 { return binary.BigEndian.Uint32(m.Body) }

@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Contracts hold over restarts: a start brings no tokens, be the contract of a
-// flag or given over HTTP before.
+// Contracts hold over restarts. A start adds no tokens, whether the contract comes from a flag or was
+// given over HTTP.
 func TestRestartsBringNoTokens(t *testing.T) {
 	const rate, burst, lives = 20, 50, 6
 	dir := t.TempDir()
@@ -54,7 +54,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 		if _, err := testkit.Envelope(eligible, rate*1000, burst); err != nil {
 			t.Errorf("%s, by eligible time: %v", topic, err)
 		}
-		// The machine may hold the broker up: what arrived then leaves later at once.
+		// The machine may delay the broker: messages that arrived meanwhile then leave at once.
 		const stall = 2 // s
 		if _, err := testkit.Envelope(released, rate*1000, burst+stall*rate); err != nil {
 			t.Errorf("%s, by release time: %v", topic, err)

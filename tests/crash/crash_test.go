@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// forever is how long to wait for messages that must come.
+// forever is the time to wait for messages that must come.
 const forever = testkit.Hang
 
 func TestMain(m *testing.M) { localtest.Main(m) }
@@ -52,8 +52,7 @@ func body(publisher, number uint32) []byte {
 	return binary.BigEndian.AppendUint32(b, number)
 }
 
-// run publishes on one connection until it ends. window bounds what is not
-// answered.
+// run publishes on one connection until it ends. window bounds the unanswered messages.
 func (p *publisher) run(address string, window int) error {
 	nc, err := dial(address)
 	if err != nil {
@@ -69,12 +68,12 @@ func (p *publisher) run(address string, window int) error {
 			p.sent++
 		}
 		if _, err := nc.Write(out); err != nil {
-			return nil // the broker is gone: that is the test
+			return nil // the broker has ended, as the test wants
 		}
 		for ; n > 0; n-- {
 			answer, err := frame(r)
 			if err != nil || strings.HasPrefix(answer, "E_PUB_FAILED") {
-				return nil // gone, or about to go and taking nothing more
+				return nil // the broker has ended, or is about to end and accepts nothing more
 			}
 			if answer != "OK" {
 				return fmt.Errorf("publisher %d: answer %q", p.id, answer)
@@ -92,8 +91,8 @@ func frame(r io.Reader) (data string, err error) {
 // maxFrame is more than a broker sends here.
 const maxFrame = 16 << 20
 
-// collect takes everything from a channel until it has been silent for a
-// while, and returns the deliveries in order.
+// collect takes all messages of a channel until it has been silent for patience, and returns the
+// deliveries in order.
 func collect(t *testing.T, address, channel string, total int, patience time.Duration) (got [][2]uint32) {
 	t.Helper()
 	nc := testkit.Result(dial(address)).Must(t)
@@ -104,8 +103,8 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 	var buf []byte
 	seen := map[[2]uint32]bool{}
 	for {
-		// Once every accepted message is there, only what came twice, or was
-		// stored without an answer, can follow: wait for it a moment.
+		// Once every accepted message has arrived, only duplicates and messages stored without an
+		// answer can follow: wait for them a moment.
 		if len(seen) >= total {
 			patience = 500 * time.Millisecond
 		}
@@ -120,7 +119,7 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 		buf = slices.Grow(buf[:0], int(binary.BigEndian.Uint32(head[:])))[:binary.BigEndian.Uint32(head[:])]
 		testkit.Result(io.ReadFull(r, buf)).Must(t)
 		if wire.FrameType(binary.BigEndian.Uint32(buf)) != wire.FrameMessage {
-			continue // OK, or a heartbeat: the test is shorter than two of them
+			continue // OK, or a heartbeat: the test is shorter than two heartbeat intervals
 		}
 		m := testkit.Result(wire.ParseMessage(buf[4:])).Must(t)
 		k := [2]uint32{binary.BigEndian.Uint32(m.Body), binary.BigEndian.Uint32(m.Body[4:])}
@@ -130,8 +129,8 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 	}
 }
 
-// crash runs publishers against a broker, ends it after a random time, starts
-// it again and returns what the channel then delivers.
+// crash runs publishers against a broker, ends the broker after a random time, starts it again and
+// returns the channel's deliveries.
 func crash(t *testing.T, end func(*local.Process) error, patience time.Duration, flags ...string) (publishers []*publisher, got [][2]uint32) {
 	t.Helper()
 	rng := testkit.Rand(t)
@@ -169,7 +168,7 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	return publishers, got
 }
 
-// account counts by id.
+// account counts messages by id.
 func account(t *testing.T, publishers []*publisher, got [][2]uint32) (accepted, lost, duplicated, reordered, unanswered int) {
 	t.Helper()
 	times := map[[2]uint32]int{}
@@ -199,7 +198,7 @@ func account(t *testing.T, publishers []*publisher, got [][2]uint32) (accepted, 
 	return
 }
 
-// Stored is what an OK guarantees with each of these.
+// An OK guarantees storage under each of these flags.
 func TestKillLosesNothingThatWasStored(t *testing.T) {
 	for _, flag := range []string{"--durability=fsync", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
@@ -212,8 +211,8 @@ func TestKillLosesNothingThatWasStored(t *testing.T) {
 	}
 }
 
-// What was finished may come again only if that was not recorded yet, which
-// takes a fifth of a second.
+// A finished message may come again only if the finish was not recorded yet, which takes a fifth of a
+// second.
 func TestKillWhileMessagesAreFinished(t *testing.T) {
 	const recorded = 3 * time.Second // generous: the machine may be busy
 	for _, flag := range []string{"--durability=fsync", "--mem-queue-size=0", "--durability=memory"} {
@@ -234,7 +233,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			var accepted uint32
 			r := bufio.NewReader(pub)
 			wg.Go(func() {
-				// Two thousand a second, so that the consumer keeps up.
+				// Two thousand messages a second, so that the consumer keeps up.
 				_ = every(t.Context(), 5*time.Millisecond, func(i int) error {
 					var bodies [][]byte
 					for n := range uint32(10) {
@@ -311,8 +310,8 @@ func TestSigtermLosesNothing(t *testing.T) {
 	}
 }
 
-// In memory mode a kill may lose what was in memory and on its way to disk; the
-// broker must come up all the same and deliver nothing that was never sent.
+// In memory mode a kill may lose messages in memory and on their way to disk. The broker must still
+// start, and deliver nothing that was never sent.
 func TestKillInMemoryModeLosesAtMostWhatMemoryHeld(t *testing.T) {
 	publishers, got := crash(t, (*local.Process).Kill, 2*time.Second, "--durability=memory")
 	sent := map[uint32]uint32{}
@@ -327,7 +326,7 @@ func TestKillInMemoryModeLosesAtMostWhatMemoryHeld(t *testing.T) {
 	account(t, publishers, got)
 }
 
-// A page of the end of the log that was lost costs the messages that were in it, and no other.
+// If a page at the end of the log is lost, only the messages in the page are lost.
 func TestATornEndCostsItsMessagesAlone(t *testing.T) {
 	const record = 56 // bytes of a message of 8, at least
 	for _, flag := range []string{"--durability=fsync", "--mem-queue-size=0"} {

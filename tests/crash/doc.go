@@ -1,8 +1,7 @@
-// Package crash kills nsqd and looks at what it acknowledged: each test stops the
-// real process, kindly or not, at a random moment under load, starts it again
-// over the same files, and counts by id what was lost, what came twice, and what
-// came out of order. It also does to a broker what machines and clients do: a
-// full disk, no descriptors left, subscribers that take nothing, publishers that
-// send by the byte, all of them at once, and for a long time (make soak, make
-// stress).
+// Package crash kills nsqd and checks what nsqd acknowledged. Each test stops the real process,
+// gracefully or not, at a random moment under load, and starts it again over the same files. Then it
+// counts by id the messages that were lost, that came twice, and that came out of order. The tests
+// also do to a broker what machines and clients do: a full disk, no free descriptors, subscribers that
+// read nothing, publishers that send byte by byte, all of these at once, and for a long time (make
+// soak, make stress).
 package crash

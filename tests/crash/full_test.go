@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// ask returns status and body of a GET, or a POST if there is something to post.
+// ask returns the status and body of a GET, or of a POST if post is not empty.
 func ask(t *testing.T, url, post string) (int, string) {
 	t.Helper()
 	method := http.MethodGet
@@ -30,8 +30,8 @@ func ask(t *testing.T, url, post string) (int, string) {
 	return code, text
 }
 
-// A disk that is full costs a publisher an answer that is not fatal, and no
-// accepted message is lost; when it has room again, all is as before.
+// On a full disk a publisher gets an error that is not fatal, and no accepted message is lost. When
+// the disk has room again, the broker works as before.
 func TestDiskFull(t *testing.T) {
 	for _, flag := range []string{"--durability=memory", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestDiskFull(t *testing.T) {
 			p.connect(d.TCP)
 			defer p.nc.Close()
 			p.until("E_QUEUE_FULL", 5000)
-			// What went on from the topic to the channel makes room for a few more.
+			// Messages that moved from the topic to the channel make room for a few more.
 			testkit.WaitFor(t, "full for HTTP", func() bool { return p.web(web) == http.StatusServiceUnavailable })
 			testkit.WaitFor(t, "ill", func() bool {
 				p.until("E_QUEUE_FULL", 5000) // on the same connection
@@ -68,7 +68,7 @@ func TestDiskFull(t *testing.T) {
 				t.Error("metrics: the disk seems well")
 			}
 
-			// Topics and channels can be made all the same, and are recorded later.
+			// Topics and channels can still be created, and are recorded later.
 			if code, body := ask(t, web+"/topic/create?topic=later", "x"); code != http.StatusOK {
 				t.Errorf("create a topic: %d %s", code, body)
 			}
@@ -85,7 +85,7 @@ func TestDiskFull(t *testing.T) {
 			for range 20 {
 				testkit.MustEqual(t, p.publish(), "OK", "with room again")
 			}
-			// Full once more; what makes room now is that messages are taken.
+			// Full once more; this time, deliveries make room.
 			p.until("E_QUEUE_FULL", 5000)
 			got := p.collect(d.TCP)
 			if !slices.Equal(got, p.accepted) {
@@ -100,7 +100,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// missing counts what is in a and not in b.
+// missing counts the strings of a that are not in b.
 func missing(a, b []string) (n int) {
 	there := map[string]bool{}
 	for _, s := range b {
@@ -158,7 +158,7 @@ func (p *filler) web(url string) int {
 	return code
 }
 
-// until publishes until the answer begins with what is wanted.
+// until publishes until the answer begins with want.
 func (p *filler) until(want string, most int) {
 	p.t.Helper()
 	for range most {

@@ -14,11 +14,10 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// recorded is what /stats has of the record of topics and channels.
+// recorded matches the part of /stats about topics and channels on record.
 var recorded = regexp.MustCompile(`"(topic_name|channel_name|paused|limited)": ?[^,}\]]*`)
 
-// An order that is answered with success on a full disk is true after a crash, and one that is
-// refused has changed nothing.
+// An order that succeeds on a full disk survives a crash, and a refused order changes nothing.
 func TestOrdersOnAFullDiskStandOrAreRefused(t *testing.T) {
 	for _, order := range []string{
 		"/topic/create?topic=u", "/topic/delete?topic=t", "/topic/pause?topic=t", "/topic/limit?topic=t&rate=5&burst=5",

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// depths are the messages of a topic's channels, those in flight or deferred included; nil
+// depths returns the messages of a topic's channels, including messages in flight or deferred; nil
 // without the topic.
 func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 	t.Helper()
@@ -41,14 +41,14 @@ func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 	return n
 }
 
-// message is the next one.
+// message returns the next message.
 func message(t *testing.T, nc net.Conn, r io.Reader) wire.Message {
 	t.Helper()
 	return testkit.Result(nextMessage(nc, r)).Must(t)
 }
 
-// What was answered stands after a kill: messages with their due times and attempts, and
-// the orders to empty, seek, delete. Ephemeral channels are gone.
+// Acknowledged changes survive a kill: messages with their due times and attempts, and the orders to
+// empty, seek and delete. Ephemeral channels are gone.
 func TestKillAfterOrders(t *testing.T) {
 	for _, flag := range []string{"--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
@@ -98,7 +98,7 @@ func killAfterOrders(t *testing.T, flag string) {
 		testkit.Result(reply(pub, pub)).MustEqual(t, "OK")
 	}
 
-	// Of those that are delivered 0 is finished, 1 is requeued for later, 2 at once.
+	// Of the delivered messages, 0 is finished, 1 is requeued for later, and 2 is requeued at once.
 	_, err = sub.Write(wire.AppendRdy(nil, 3))
 	testkit.Must(t, err)
 	held := []wire.Message{message(t, sub, answers), message(t, sub, answers), message(t, sub, answers)}
@@ -121,7 +121,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	order("/channel/delete?topic=t&channel=remade")
 	order("/channel/create?topic=t&channel=remade")
 	order("/channel/empty?topic=t&channel=emptied")
-	order("/channel/seek?topic=t&channel=sought&to=4") // this saves what c has done, too
+	order("/channel/seek?topic=t&channel=sought&to=4") // the seek also saves c's progress
 	order("/topic/delete?topic=gone")
 	testkit.Must(t, d.Kill())
 
@@ -149,7 +149,7 @@ func killAfterOrders(t *testing.T, flag string) {
 			attempts = 2
 		}
 		testkit.Equal(t, m.Attempts, attempts, "attempts of %d", n)
-		if early := time.Until(due[n]); !due[n].IsZero() && early > 100*time.Millisecond { // the clocks' steps
+		if early := time.Until(due[n]); !due[n].IsZero() && early > 100*time.Millisecond { // allows for steps of the clocks
 			t.Errorf("%d is early by %v", n, early)
 		}
 		testkit.Result(rest.Write(wire.AppendFin(nil, m.ID))).Must(t)

@@ -19,20 +19,20 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// metric is a metric's value now.
+// metric returns the current value of a metric.
 func metric(t *testing.T, d *local.Process, name string) int {
 	t.Helper()
 	v := testkit.Result(localtest.Metric(d, name)).Must(t)
 	return int(v)
 }
 
-// goroutines asks for their number.
+// goroutines returns the broker's number of goroutines.
 func goroutines(t *testing.T, d *local.Process) int { return metric(t, d, "go_goroutines") }
 
-// connections asks for the number of clients that the broker has.
+// connections returns the broker's number of clients.
 func connections(t *testing.T, d *local.Process) int { return metric(t, d, "srtm_nsqd_connections") }
 
-// every does something at an interval until ctx ends or it fails.
+// every calls do at an interval until ctx ends or do fails.
 func every(ctx context.Context, interval time.Duration, do func(i int) error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -48,10 +48,9 @@ func every(ctx context.Context, interval time.Duration, do func(i int) error) er
 	}
 }
 
-// stir puts a broker under a moderate load for a while, with clients, topics and
-// channels that come and go, a backlog that goes to disk and comes back, and a channel
-// whose consumer takes a message and finishes none. It logs what that takes, and returns
-// when all of it is gone again.
+// stir puts a broker under a moderate load for a while: clients, topics and channels come and go, a
+// backlog goes to disk and comes back, and a channel's consumer takes a message and finishes none.
+// stir logs the broker's resources, and returns when all of the load is gone.
 func stir(t *testing.T, d *local.Process, duration time.Duration) (published, finished uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), duration)
@@ -75,8 +74,8 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	testkit.Must(t, post("/topic/create?topic=t"))
 	testkit.Must(t, post("/channel/create?topic=t&channel=c"))
 
-	// 800 messages a second to a topic with a consumer, by way of a disk whenever
-	// the channel is paused.
+	// 800 messages a second to a topic with a consumer, through the disk whenever the channel is
+	// paused.
 	pub, err := dial(d.TCP)
 	testkit.Must(t, err)
 	defer pub.Close()
@@ -115,7 +114,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 				return
 			}
 			if kind == wire.FrameResponse && string(data) == "_heartbeat_" {
-				_, _ = stuck.Write(wire.AppendNop(nil)) // the next read tells
+				_, _ = stuck.Write(wire.AppendNop(nil)) // the next read returns the error
 			}
 		}
 	}()
@@ -134,7 +133,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	part("pause", time.Second, func(i int) error {
 		return post([]string{"/channel/pause", "/channel/unpause"}[i%2] + "?topic=t&channel=c")
 	})
-	// Clients, topics and channels that come and go, half of them without a word.
+	// Clients, topics and channels come and go. Half of the clients disconnect abruptly.
 	part("come and go", 20*time.Millisecond, func(i int) error {
 		nc, err := dial(d.TCP)
 		if err != nil {
@@ -182,20 +181,20 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	return sent.Load(), done.Load()
 }
 
-// After a long time under load a broker has as many goroutines and descriptors
-// as after a short one. SRTM_SOAK is how long; see make soak.
+// After a long time under load a broker has as many goroutines and descriptors as after a short time.
+// SRTM_SOAK sets the time; see make soak.
 func TestSoak(t *testing.T) {
 	duration := 3 * time.Second
 	if text := os.Getenv("SRTM_SOAK"); text != "" {
 		duration = testkit.Result(time.ParseDuration(text)).Must(t)
 	}
 	d := localtest.NSQD(t, "", "--mem-queue-size=100", "--max-bytes-per-file=200000")
-	stir(t, d, 2*time.Second) // until everything there can be has been made once
+	stir(t, d, 2*time.Second) // until each kind of object has been created once
 	settled := func(goroutineLimit, descriptorLimit int) func() bool {
 		return func() bool { return goroutines(t, d) <= goroutineLimit && descriptors(d) <= descriptorLimit }
 	}
 	var g, f int
-	for range 20 { // the least of what there is at rest
+	for range 20 { // the minimum at rest
 		now, files := goroutines(t, d), descriptors(d)
 		if g == 0 || now < g {
 			g = now
@@ -206,7 +205,7 @@ func TestSoak(t *testing.T) {
 	}
 	memory, _ := resident(d)
 	published, finished := stir(t, d, duration)
-	// The question has a connection of its own, and its end may be a moment late.
+	// The query has its own connection, which may end a moment late.
 	testkit.WaitFor(t, fmt.Sprintf("back at %d goroutines and %d descriptors (now %d and %d)", g, f, goroutines(t, d), descriptors(d)), settled(g+5, f+5))
 	after, most := resident(d)
 	t.Logf("%v: %d published, %d finished; before and after: %d and %d goroutines, %d and %d descriptors, %d and %d KiB (at most %d)",

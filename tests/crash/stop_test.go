@@ -16,8 +16,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// fill publishes the numbers from one to before another to topic t, each in a
-// message of 200 bytes, and returns when all are acknowledged.
+// fill publishes the numbers from from to before to to topic t, each in a message of 200 bytes, and
+// returns when all are acknowledged.
 func fill(t *testing.T, d *local.Process, from, to int) {
 	t.Helper()
 	nc, err := dial(d.TCP)
@@ -38,7 +38,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 	}
 }
 
-// withChannel starts an nsqd that has the channel c of topic t.
+// withChannel starts an nsqd with the channel c of topic t.
 func withChannel(t *testing.T, dir string, flags ...string) *local.Process {
 	t.Helper()
 	d := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, append([]string{"--data-path=" + dir}, flags...)...)).Must(t)
@@ -47,9 +47,8 @@ func withChannel(t *testing.T, dir string, flags ...string) *local.Process {
 	return d
 }
 
-// obstruct opens whatever could hold a stop up: a subscriber that reads nothing, a
-// publisher in the middle of a message, another in the middle of a batch over
-// HTTP, a connection that says nothing.
+// obstruct opens connections that could delay a stop: a subscriber that reads nothing, a publisher in
+// the middle of a message, another in the middle of a batch over HTTP, and a silent connection.
 func obstruct(t *testing.T, d *local.Process) {
 	t.Helper()
 	for address, says := range map[string]string{
@@ -67,12 +66,12 @@ func obstruct(t *testing.T, d *local.Process) {
 	testkit.Must(t, stuck.(*net.TCPConn).SetReadBuffer(4<<10))
 }
 
-// A container is killed soon after SIGTERM. What was acknowledged is
-// stored before anything is waited for: a kill at the moment at which that is said
-// loses nothing, whichever peer is stuck.
+// A container is killed soon after SIGTERM. A stopping broker stores all acknowledged messages before
+// it waits for anything. A kill at the moment when the broker reports this loses nothing, whichever
+// peer is stuck.
 func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 	messages := size(t, "SRTM_CRASH_STOP", 50_000)
-	silent := testkit.Listen(t).Addr().String() // takes connections, and that is all
+	silent := testkit.Listen(t).Addr().String() // accepts connections, and does nothing else
 	for name, flag := range map[string]string{"": "--drain-timeout=0s", "lookupd": "--lookupd-tcp-address=" + silent} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -83,13 +82,13 @@ func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 			testkit.WaitFor(t, "stored", func() bool {
 				select {
 				case <-d.Done():
-					return true // so fast
+					return true // the broker has ended already
 				default:
 					return strings.Contains(d.Output(), "all that was held is stored")
 				}
 			})
 			kill(t, d)
-			for range 2 { // a start takes nothing from the disk that is not done with
+			for range 2 { // a start removes no unfinished message from the disk
 				d = withChannel(t, dir)
 				testkit.WaitFor(t, "all there", func() bool { return channel(t, d).Depth == messages })
 				kill(t, d)
@@ -108,7 +107,7 @@ func kill(t *testing.T, d *local.Process) {
 	testkit.Must(t, d.Kill())
 }
 
-// A terminal that closes, or a supervisor that reloads, does not end a broker.
+// A closing terminal, or a supervisor's reload, does not end a broker.
 func TestHangupKeepsWhatIsInMemory(t *testing.T) {
 	const messages = 100
 	dir := t.TempDir()

@@ -1,3 +1,3 @@
-// Package deploy tests what deploy/ brings to a machine: units, packages and what they
-// configure, dashboards and alerts.
+// Package deploy tests the files that deploy/ installs on a machine: units, packages and their
+// configuration, dashboards and alerts.
 package deploy

@@ -18,10 +18,10 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// named finds metrics of ours in an expression; a histogram goes by three names.
+// named finds our metrics in an expression; a histogram has three names.
 var named = regexp.MustCompile(`\bsrtm_[a-z0-9_]+`)
 
-// scrape adds what a daemon exports: a metric's type, by its name.
+// scrape adds a daemon's exported metrics to into: a metric's type, by its name.
 func scrape(t *testing.T, address string, into map[string]string) (text string) {
 	t.Helper()
 	text = localtest.MustAsk(t, http.MethodGet, "http://"+address+"/metrics", "")
@@ -33,8 +33,8 @@ func scrape(t *testing.T, address string, into map[string]string) (text string) 
 	return text
 }
 
-// Dashboards and alerts name metrics that daemons have; and what daemons export has the
-// form that Prometheus wants: a help text, a unit, "_total" for what only grows.
+// Dashboards and alerts name only existing metrics. Exported metrics have the form that Prometheus
+// wants: a help text, a unit, and "_total" for counters.
 func TestMetricsExist(t *testing.T) {
 	c := localtest.Start(t, 1, []string{"--fitting=off", "--report-interval=200ms", "--window=2s"}, "--mcap=20000")
 	_, err := localtest.CreateTopic(t.Context(), localtest.Dial(t, c.RPC), &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
@@ -53,7 +53,7 @@ func TestMetricsExist(t *testing.T) {
 		}
 		testkit.Must(t, producer.MultiPublish("orders", bodies))
 		text := scrape(t, c.Web, exported)
-		return strings.Contains(text, "\nsrtm_topic_slo_met{") && strings.Contains(text, "\nsrtm_topic_publishers_without_broker{") // looked for once a period
+		return strings.Contains(text, "\nsrtm_topic_slo_met{") && strings.Contains(text, "\nsrtm_topic_publishers_without_broker{") // checked once a period
 	})
 	texts := []string{scrape(t, c.Web, exported), scrape(t, b.HTTP, exported)}
 
@@ -78,7 +78,7 @@ func TestMetricsExist(t *testing.T) {
 		}
 	}
 
-	// A daemon of each kind beside those.
+	// A daemon of each other kind.
 	ports := localtest.Ports(t, 7)
 	localtest.Run(t, localtest.Program(t, "tbadaptor"), ports[1]+"/healthz", "--grpc-address="+ports[0], "--http-address="+ports[1])
 	localtest.Run(t, localtest.Program(t, "admission"), ports[3]+"/healthz", "--grpc-address="+ports[2], "--http-address="+ports[3], "--udp-address="+ports[4], "--data-path="+t.TempDir())
@@ -118,7 +118,7 @@ func TestMetricsExist(t *testing.T) {
 			t.Errorf("%s has no help", name)
 		}
 	}
-	// Clients, messages and addresses of peers come in any number.
+	// The number of clients, messages and peer addresses is unbounded.
 	label := regexp.MustCompile(`[{,]([a-z_]+)="`)
 	known := map[string]bool{}
 	for _, name := range labels {
@@ -139,7 +139,7 @@ func TestMetricsExist(t *testing.T) {
 	}
 }
 
-// Where an expression, what is said of it, and a sample name labels.
+// Places where an expression, its description, and a sample name labels.
 var (
 	grouped  = regexp.MustCompile(`\b(?:by|on|without) \(([^)]*)\)`)
 	selected = regexp.MustCompile(`([a-z_]+)(?:=|!=|=~|!~)\\?"`)
@@ -147,8 +147,8 @@ var (
 	sample   = regexp.MustCompile(`(?m)^(srtm_[a-z0-9_]+){(.*)}`)
 )
 
-// foreign returns a label that an alert or a panel names and none of its metrics has, nor
-// Prometheus gives; "": there is none. Of a metric without a sample nothing is known.
+// foreign returns a label that an alert or a panel names, but that neither its metrics nor Prometheus
+// have; "": there is none. The labels of a metric without a sample are unknown.
 func foreign(one string, texts []string) string {
 	has := map[string]bool{"instance": true, "job": true}
 	for _, name := range named.FindAllString(one, -1) {
@@ -180,14 +180,14 @@ func foreign(one string, texts []string) string {
 	return ""
 }
 
-// rare are metrics that are exported only where there is something to say.
+// rare are metrics that are exported only under a condition.
 var rare = map[string]string{
 	"srtm_tbadaptor_share_idle_rate":                "while a share is reserved for a broker whose lease is over",
 	"srtm_tls_certificate_expiry_timestamp_seconds": "with TLS",
 }
 
-// labels are those whose values are bounded: by what operators create and configure, or by
-// the program.
+// labels are the labels with bounded values: bounded by what operators create and configure, or by the
+// program.
 var labels = []string{
 	"topic", "channel", "part", "broker", "class", "resource", "server", // operators
 	"le", "result", "outcome", "state", "session", "source", "cause", "kind", "reason", "verdict", "of", "loop", // the program

@@ -24,7 +24,7 @@ var (
 	units = []string{"admission", "gateway", "loaddistributor", "nsqd", "tbadaptor"}
 )
 
-// command runs a program, which must succeed, and returns what it prints.
+// command runs a program, which must succeed, and returns its output.
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -55,7 +55,7 @@ func write(t *testing.T, path, text string) {
 	testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// setting is the value of a unit's line, the last of its name.
+// setting returns the value of a unit's line; the last line with the name wins.
 func setting(unit, name string) (value string) {
 	for line := range strings.Lines(unit) {
 		if after, is := strings.CutPrefix(line, name+"="); is {
@@ -98,11 +98,11 @@ func TestUnits(t *testing.T) {
 		write(t, filepath.Join(root, "usr/lib/systemd/system", target+".target"), "[Unit]\nDescription=it\n")
 	}
 	testkit.Equal(t, command(t, "systemd-analyze", args...), "", "systemd-analyze verify says")
-	// 0 is the most closed, 10 the most open.
+	// 0 is the tightest exposure level, 10 the loosest.
 	command(t, "systemd-analyze", append([]string{"security", "--offline=true", "--threshold=30", "--no-pager", "--root=" + root}, args[4:]...)...)
 }
 
-// prefix is a clean root folder in which packages are installed.
+// prefix is a clean root folder for packages.
 type prefix struct {
 	t    *testing.T
 	root string
@@ -129,8 +129,8 @@ func (p *prefix) dpkg(args ...string) string {
 	return command(p.t, "dpkg", append([]string{"--root=" + p.root, "--force-script-chrootless", "--force-confold", "--log=/dev/null"}, args...)...)
 }
 
-// run runs a daemon by its unit's command, in the prefix as its root folder and as its
-// unit's user, at addresses of its own.
+// run runs a daemon by its unit's command, in the prefix as its root folder and as its unit's user, at
+// separate addresses.
 func (p *prefix) run(name, web string, flags ...string) *local.Process {
 	p.t.Helper()
 	unit := read(p.t, p.at("usr/lib/systemd/system/srtm-"+name+".service"))
@@ -140,7 +140,7 @@ func (p *prefix) run(name, web string, flags ...string) *local.Process {
 	return localtest.Watch(p.t, d, err)
 }
 
-// user is uid:gid of the user that the package has made.
+// user returns the uid:gid of the user that the package has created.
 func (p *prefix) user() string {
 	for line := range strings.Lines(read(p.t, p.at("etc/passwd"))) {
 		if f := strings.Split(line, ":"); f[0] == "srtm" {
@@ -156,7 +156,7 @@ func (p *prefix) nsqd() (at string, d *local.Process) {
 	return ports[1], p.run("nsqd", ports[1]+"/ping", "--tcp-address="+ports[0], "--http-address="+ports[1])
 }
 
-// has fails unless the channel gives exactly these bodies.
+// has fails unless the channel has exactly these bodies.
 func has(t *testing.T, nsqd, topic, channel string, count int, body string) {
 	t.Helper()
 	text, code, err := localtest.Ask(http.MethodGet, fmt.Sprintf("http://%s/channel/peek?topic=%s&channel=%s&count=100", nsqd, topic, channel), "")
@@ -189,8 +189,8 @@ func later(t *testing.T, deb string) string {
 	return to
 }
 
-// What `make packages` has made is installed in a clean prefix, started by its units'
-// commands, upgraded, and removed. Run by `make test-packages`.
+// The packages from `make packages` are installed in a clean prefix, started by their units' commands,
+// upgraded, and removed. Run by `make test-packages`.
 func TestPackages(t *testing.T) {
 	folder := os.Getenv("SRTM_PACKAGES")
 	if folder == "" {
@@ -267,7 +267,7 @@ func testDeb(t *testing.T, deb string) {
 		p.run(other.name, ports[0]+"/healthz", other.flags...)
 	}
 
-	// An upgrade keeps what was configured and stored.
+	// An upgrade keeps configuration and stored data.
 	write(t, p.at("etc/srtm/nsqd.toml"), read(t, p.at("etc/srtm/nsqd.toml"))+"log_level = \"debug\"\n")
 	p.dpkg("-i", later(t, deb))
 	testkit.Must(t, d.Stop())
@@ -297,7 +297,7 @@ func testDeb(t *testing.T, deb string) {
 	}
 }
 
-// files are those below a folder; none if there is no folder.
+// files returns the files below a folder; none if the folder does not exist.
 func files(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -22,8 +22,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// command sends commands to a broker and returns the body of the last frame that the broker
-// answers them with, one for each.
+// command sends commands to a broker and reads an answer to each. It returns the body of the last
+// answer.
 func command(t *testing.T, address string, commands ...string) string {
 	t.Helper()
 	c := testkit.Result(net.Dial("tcp", address)).Must(t)
@@ -40,13 +40,14 @@ func command(t *testing.T, address string, commands ...string) string {
 	return string(body)
 }
 
-// subscribe creates a channel as a consumer does, who leaves once the broker has said OK.
+// subscribe creates a channel as a consumer does, and disconnects after the broker's OK.
 func subscribe(t *testing.T, b *local.Process, topic, channel string) {
 	t.Helper()
 	testkit.MustEqual(t, command(t, b.TCP, "SUB "+topic+" "+channel+"\n"), "OK", "the answer to SUB")
 }
 
-// channels are those of the catalog, by name, a paused one with a "!" behind its name.
+// channels returns the channels of the catalog, by name, with a "!" after the name of a paused
+// channel.
 func (c *cluster) channels(topic string) (names []string) {
 	r, _ := ask(c, srtmv1.AdminServiceClient.ListChannels, &srtmv1.ListChannelsRequest{Topic: topic})
 	for _, one := range r.GetChannels() {
@@ -59,7 +60,7 @@ func (c *cluster) channels(topic string) (names []string) {
 	return names
 }
 
-// channelsOn are those of a broker, in the same form.
+// channelsOn returns the channels of a broker, in the same form.
 func channelsOn(b *local.Process, topic string) (names []string) {
 	text, _, err := localtest.Ask(http.MethodGet, "http://"+b.HTTP+"/stats?format=json&topic="+topic, "")
 	var stats struct {
@@ -99,7 +100,7 @@ func (f *fleet) wantChannels(what string, want ...string) {
 	})
 }
 
-// carrier returns which broker a topic that is on one is on.
+// carrier returns the broker of a topic on a single broker.
 func (c *cluster) carrier(topic string) int {
 	c.t.Helper()
 	at := -1
@@ -114,7 +115,7 @@ func (c *cluster) carrier(topic string) int {
 	return at - 1
 }
 
-// wantAll publishes to topic t and fails unless a channel of it gets all of it.
+// wantAll publishes to topic t and fails unless a channel of t gets every message.
 func (c *cluster) wantAll(channel string) {
 	c.t.Helper()
 	const total = 50
@@ -131,9 +132,9 @@ func (c *cluster) wantAll(channel string) {
 	testkit.WaitFor(c.t, "the channel gets all that was published", func() bool { return all.count() == total })
 }
 
-// A consumer creates a channel and leaves. What is published after the topic has moved, with a
-// drain or because its broker was killed at once, reaches the channel. So it is if the
-// loaddistributor was killed in between.
+// A consumer creates a channel and disconnects. Messages published after the topic has moved reach the
+// channel, whether the broker was drained or killed at once, and even if the loaddistributor was
+// killed in between.
 func TestAChannelFollowsItsTopic(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for _, away := range []string{"drain", "kill"} {
@@ -146,7 +147,7 @@ func TestAChannelFollowsItsTopic(t *testing.T) {
 					c.kill(0)
 					c.start(0)
 					c.connect(2)
-					testkit.WaitFor(t, "the broker has said what it holds", func() bool { // else its share is lost with it
+					testkit.WaitFor(t, "the broker has said what it holds", func() bool { // otherwise the share is lost with the broker
 						for _, b := range c.topic("t").GetStatus().GetBrokers() {
 							if b.BrokerId == fmt.Sprintf("b%d", from+1) {
 								return b.GetShare().GetRateMilli() > 0
@@ -171,8 +172,8 @@ func TestAChannelFollowsItsTopic(t *testing.T) {
 	}
 }
 
-// Channels are created, paused and deleted while one of the topic's two brokers is away. When
-// it is back it has what the catalog has, and brings nothing back.
+// Channels are created, paused and deleted while one of the topic's two brokers is disconnected. When
+// the broker is back, it has the catalog's channels, and restores no deleted channel.
 func TestABrokerReturnsToOtherChannels(t *testing.T) {
 	f := newFleet(t, 1, "--store=bbolt")
 	f.create(wide())
@@ -204,7 +205,7 @@ func TestABrokerReturnsToOtherChannels(t *testing.T) {
 		t.Errorf("the channel that was created anew has what the deleted one had: %s", depth)
 	}
 
-	// Any broker, and the loaddistributor, do it for all.
+	// Any broker, and the loaddistributor, make the change on all brokers.
 	localtest.MustAsk(t, http.MethodPost, "http://"+f.brokers[1].HTTP+"/channel/unpause?topic=t&channel=all", "")
 	testkit.Result(ask(f.cluster, srtmv1.AdminServiceClient.DeleteChannel, &srtmv1.DeleteChannelRequest{Topic: "t", Channel: "more"})).Must(t)
 	f.wantChannels("they are asked for other changes", "all", "anew")
@@ -217,8 +218,8 @@ func TestABrokerReturnsToOtherChannels(t *testing.T) {
 	f.wantChannels("the store was lost", "all", "anew")
 }
 
-// Without a control plane a consumer gets its channel at once. The other broker of the topic
-// has the channel once the control plane is back.
+// Without a control plane a consumer gets its channel at once. The topic's other broker has the
+// channel once the control plane is back.
 func TestAChannelWaitsForNoControlPlane(t *testing.T) {
 	f := newFleet(t, 1, "--store=bbolt")
 	f.create(wide())

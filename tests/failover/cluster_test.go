@@ -28,15 +28,15 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// patience is how long a client waits for what must happen.
+// patience is how long a client waits for an event that must happen.
 const patience = local.Patience
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// release is the programs of one.
+// release is the programs of a release.
 type release struct{ nsqd, loaddistributor string }
 
-// current are ours, or those in the folder SRTM_FAILOVER_BIN.
+// current returns our programs, or the programs in the folder SRTM_FAILOVER_BIN.
 func current(t *testing.T) release {
 	t.Helper()
 	if dir := os.Getenv("SRTM_FAILOVER_BIN"); dir != "" {
@@ -50,7 +50,7 @@ type cluster struct {
 	t       *testing.T
 	release release
 	grpc    []string // of the loaddistributors
-	web     []string // their HTTP addresses
+	web     []string // HTTP addresses of the loaddistributors
 	flags   [][]string
 	dirs    []string
 	control []*local.Process
@@ -58,7 +58,7 @@ type cluster struct {
 	traces  []string // release traces, by broker
 }
 
-// newCluster starts n loaddistributors with the flags, and brokers that join.
+// newCluster starts n loaddistributors with the flags, and their brokers.
 func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 	t.Helper()
 	c := &cluster{t: t, release: current(t)}
@@ -75,7 +75,7 @@ func newCluster(t *testing.T, n, brokers int, flags ...string) *cluster {
 	return c
 }
 
-// add makes a place for a loaddistributor, with its flags.
+// add reserves addresses for a loaddistributor with its flags.
 func (c *cluster) add(flags ...string) {
 	c.t.Helper()
 	at := localtest.Ports(c.t, 2)
@@ -101,7 +101,7 @@ func (c *cluster) joinWith(addresses []string, flags ...string) {
 	c.brokers = append(c.brokers, localtest.NSQD(c.t, c.release.nsqd, flags...))
 }
 
-// connect waits for that many brokers.
+// connect waits until the given number of brokers is connected.
 func (c *cluster) connect(brokers int) {
 	c.t.Helper()
 	testkit.WaitFor(c.t, "brokers that have joined", func() bool {
@@ -133,7 +133,8 @@ func (c *cluster) kill(i int) {
 	testkit.Must(c.t, c.control[i].Kill())
 }
 
-// each calls each loaddistributor until one does it, or says why not: the one that leads.
+// each calls the loaddistributors until one of them, the leader, carries the call out or refuses with
+// a reason.
 func (c *cluster) each(do func(context.Context, *grpc.ClientConn) error) (err error) {
 	for _, address := range c.grpc {
 		err = func() error {
@@ -153,7 +154,7 @@ func (c *cluster) each(do func(context.Context, *grpc.ClientConn) error) (err er
 	return err
 }
 
-// ask makes an admin request once, of the leader, wherever it is.
+// ask makes an admin request once to the leader, whichever process leads.
 func ask[Q, A any](c *cluster, method func(srtmv1.AdminServiceClient, context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (answer *A, err error) {
 	err = c.each(func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 		answer, err = method(srtmv1.NewAdminServiceClient(conn), ctx, request)
@@ -162,7 +163,7 @@ func ask[Q, A any](c *cluster, method func(srtmv1.AdminServiceClient, context.Co
 	return answer, err
 }
 
-// topic is what GetTopic says; nil: nothing.
+// topic returns GetTopic's answer; nil: no answer.
 func (c *cluster) topic(name string) *srtmv1.Topic {
 	r, _ := ask(c, srtmv1.AdminServiceClient.GetTopic, &srtmv1.GetTopicRequest{Name: name})
 	return r.GetTopic()
@@ -207,7 +208,7 @@ func publisher(t *testing.T, c *client.Client, topic string, i int) *client.Publ
 	return testkit.Result(c.Publisher(ctx, topic, fmt.Sprintf("g.%d", i))).Must(t)
 }
 
-// clientLog is a test's log that counts the connections that a client says it lost.
+// clientLog is a test's log. It counts the connections that a client reports as lost.
 type clientLog struct {
 	t    *testing.T
 	lost atomic.Int64
@@ -233,8 +234,8 @@ func newLoggedClient(c *cluster, log *clientLog) *client.Client {
 	return cl
 }
 
-// receipt is a delivery: a message's body is its publisher and its number, and
-// it carries the time at which its broker accepted it.
+// receipt is a delivery. A message's body is the publisher and a number, and the message carries the
+// time of acceptance by the broker.
 type receipt struct {
 	publisher, number uint32
 	accepted          int64
@@ -245,11 +246,11 @@ func body(publisher, number int) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(number))
 }
 
-// consumer collects what all brokers deliver of a topic.
+// consumer collects the deliveries of a topic from all brokers.
 type consumer struct {
 	mu       sync.Mutex
 	receipts []receipt
-	again    int // deliveries that were not the first
+	again    int // deliveries after the first
 }
 
 func (c *consumer) HandleMessage(m *nsq.Message) error {
@@ -288,8 +289,8 @@ func (c *cluster) consume(topic string) *consumer {
 	return all
 }
 
-// once fails unless every message was delivered exactly once, and every
-// publisher's were accepted in their order, whichever broker it was.
+// once fails unless every message was delivered exactly once, and every publisher's messages were
+// accepted in order, on whichever broker.
 func (c *consumer) once(t *testing.T, sent []int) {
 	t.Helper()
 	c.mu.Lock()
@@ -321,8 +322,8 @@ func (c *consumer) once(t *testing.T, sent []int) {
 	}
 }
 
-// envelope stops the brokers and fails unless the releases of a topic, all brokers'
-// together, conform to the contract in their eligible times.
+// envelope stops the brokers and fails unless the releases of a topic on all brokers together conform
+// to the contract by their eligible times.
 func (c *cluster) envelope(topic string, rate, burst int64) (releases int) {
 	c.t.Helper()
 	var all []testkit.Release

@@ -17,11 +17,11 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// reader is a stock consumer that asks nsqlookupd once, and when a connection ends.
+// reader is a stock consumer that asks nsqlookupd at the start, and when a connection ends.
 type reader struct {
 	mu      sync.Mutex
-	dialled map[string]int64 // when it first was, ns, by broker
-	first   map[string]int64 // when the first of its messages was accepted, likewise
+	dialled map[string]int64 // time of the first dial, ns, by broker
+	first   map[string]int64 // time at which the first of the broker's messages was accepted, ns, by broker
 	got     map[string]int   // by body
 	again   int
 }
@@ -82,8 +82,9 @@ func (c *cluster) reader(topic, channel string) *reader {
 	return r
 }
 
-// A broker is drained while stock consumers read from it, one of them as nsq_tail does.
-// They are at the new broker before the first message is, and miss none.
+// A broker is drained while stock consumers read from the broker. One of the consumers works as
+// nsq_tail does. The consumers are connected to the new broker before the first message arrives there,
+// and miss no message.
 func TestConsumersAreThereBeforePublishers(t *testing.T) {
 	const publishers = 4
 	c := newCluster(t, 1, 1, "--consumer-wait=1m")
@@ -112,7 +113,7 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 			})
 		}
 	}
-	// A channel gets what is published once it is there.
+	// A channel gets the messages that are published after its creation.
 	for name, r := range readers {
 		testkit.WaitFor(t, name+" is connected", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.dialled) == 1 })
 	}

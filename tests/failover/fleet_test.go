@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// fleet is a cluster of two brokers whose processes start again in their folders and at their
+// fleet is a cluster of two brokers. The processes restart in the same folders and at the same
 // addresses.
 type fleet struct {
 	*cluster

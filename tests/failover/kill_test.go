@@ -18,16 +18,15 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// operator sends admin requests one after the other, and keeps the book of what
-// was acknowledged.
+// operator sends admin requests one after the other, and records what was acknowledged.
 type operator struct {
 	c     *cluster
-	there map[string]bool // topics whose creation was acknowledged
-	gone  map[string]bool // and whose deletion was
+	there map[string]bool // topics with an acknowledged creation
+	gone  map[string]bool // topics with an acknowledged deletion
 	count atomic.Int64    // acknowledged requests
 }
 
-// work creates topics, and deletes every third of them, until ctx ends.
+// work creates topics, and deletes every third topic, until ctx ends.
 func (o *operator) work(ctx context.Context) {
 	for n := 0; ctx.Err() == nil; n++ {
 		name := fmt.Sprintf("topic%d", n)
@@ -38,12 +37,12 @@ func (o *operator) work(ctx context.Context) {
 		if n%3 != 0 {
 			continue
 		}
-		// From now on it may be gone, acknowledged or not.
+		// From now on the topic may be gone, whether or not the deletion is acknowledged.
 		delete(o.there, name)
 		if !o.until(ctx, func() error {
 			_, err := ask(o.c, srtmv1.AdminServiceClient.DeleteTopic, &srtmv1.DeleteTopicRequest{Name: name})
 			if status.Code(err) == codes.NotFound {
-				return nil // by an earlier attempt whose answer was lost
+				return nil // deleted by an earlier attempt whose answer was lost
 			}
 			return err
 		}) {
@@ -67,8 +66,7 @@ func (o *operator) until(ctx context.Context, do func() error) bool {
 	return false
 }
 
-// load publishes more than the contract lets through, without a stop, and counts
-// what fails.
+// load publishes more than the contract allows, without a pause, and counts failures.
 type load struct {
 	topic      string
 	publishers int
@@ -77,7 +75,7 @@ type load struct {
 	longest    atomic.Int64 // wait for an OK, ns
 }
 
-// run begins, and returns what waits for its end, which is that of ctx.
+// run starts the load, and returns a function that waits for its end. The load ends with ctx.
 func (l *load) run(ctx context.Context, t *testing.T, c *cluster, every time.Duration) (wait func()) {
 	cl := newClient(t, c)
 	var working sync.WaitGroup
@@ -94,7 +92,7 @@ func (l *load) run(ctx context.Context, t *testing.T, c *cluster, every time.Dur
 				}
 				l.sent.Add(1)
 				if took := int64(time.Since(at)); took > l.longest.Load() {
-					l.longest.Store(took) // among racing ones either is as good
+					l.longest.Store(took) // racing updates are equally good
 				}
 				<-ticker.C
 			}
@@ -120,8 +118,8 @@ const (
 	loadPublishers      = 10
 )
 
-// underLoad runs kill, which ends in good time, while requests and messages go
-// on, and then looks at what is left.
+// underLoad runs kill, which ends in good time, while requests and messages continue, and then checks
+// the result.
 func underLoad(t *testing.T, c *cluster, kill func()) {
 	c.create(contract("load", loadRate, loadBurst, loadPublishers))
 	all := c.consume("load")
@@ -144,14 +142,15 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 	testkit.WaitFor(t, "all topics are as acknowledged", func() bool {
 		seen := map[string]bool{}
 		err := c.each(func(ctx context.Context, conn *grpc.ClientConn) error {
-			// Only the leader may say so: a follower may be behind.
+			// Only the leader may report this, because a follower may be behind.
 			admin := srtmv1.NewAdminServiceClient(conn)
 			if _, err := admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true}); err != nil {
 				return err
 			}
 			r, err := admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1000})
 			for _, topic := range r.GetTopics() {
-				// Degraded is active: the load is beyond its contract, so late.
+				// Degraded counts as active: the load is beyond the contract, so its messages are
+				// late.
 				if topic.State == srtmv1.TopicState_TOPIC_STATE_ACTIVE || topic.State == srtmv1.TopicState_TOPIC_STATE_DEGRADED {
 					seen[topic.Spec.Name] = true
 				}
@@ -173,7 +172,7 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 		}
 		return true
 	})
-	// The data path has noticed nothing.
+	// The data path was not affected.
 	sent := int(l.sent.Load())
 	testkit.WaitFor(t, "most of what the contract lets through is delivered", func() bool { return all.count() > 0 })
 	releases := c.envelope("load", loadRate, loadBurst)
@@ -205,7 +204,7 @@ func TestLeadersAndTheStoreAreKilled(t *testing.T) {
 		for round := range 3 {
 			pause(rng, 200*time.Millisecond, 1500*time.Millisecond)
 			switch round % 3 {
-			case 0: // one of them, which leads or not
+			case 0: // any of the loaddistributors, leader or not
 				i := rng.IntN(2)
 				c.kill(i)
 				pause(rng, 100*time.Millisecond, 3*time.Second)

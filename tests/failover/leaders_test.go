@@ -17,18 +17,17 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Two leaders on purpose: the first hangs, and one of its two brokers goes over to the
-// next leader while the other waits for the first. All of a share is on a lease, so
-// that a first leader that goes on where it was takes what the broker that left has for
-// free, and gives it to the one that stayed.
+// Two leaders on purpose: the first leader hangs. One of its two brokers connects to the next leader
+// while the other waits for the first. All of a share is on a lease. If the first leader simply
+// continued, it would count the leaving broker's share as free, and give the share to the remaining
+// broker.
 func TestTwoLeadersAtOnce(t *testing.T) {
 	twoLeaders(t, true, "--flex-lease=1s", "--clock-bound=100ms", "--share-period=100ms")
 }
 
-// The same with a first leader that has lost its store and goes on meanwhile, for as long
-// as it takes it to notice. Leases are so short that it takes what the broker that left
-// has for free before that: the contract of 200 msg/s, burst 20, was exceeded by 12
-// messages before a leader acted in its term alone.
+// The same with a first leader that has lost its store and continues until it notices the loss. Leases
+// are so short that before this the leader counts the leaving broker's share as free. The contract of
+// 200 msg/s, burst 20, was exceeded by 12 messages before leaders acted only in their own term.
 func TestALeaderThatHasLostItsStore(t *testing.T) {
 	twoLeaders(t, false, "--flex-lease=250ms", "--session-lease=20s", "--clock-bound=20ms", "--share-period=20ms")
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// known is what the leader has learned of a topic's publishers, by their ids.
+// known returns the publishers of a topic that the leader has learned, by their ids.
 func (c *cluster) known(topic string) (all map[string]*srtmv1.LearnedPublisher, count uint32) {
 	all = map[string]*srtmv1.LearnedPublisher{}
 	l := c.topic(topic).GetLearned()
@@ -31,9 +31,9 @@ func (c *cluster) known(topic string) (all map[string]*srtmv1.LearnedPublisher, 
 	return all, l.GetCount()
 }
 
-// Who publishes to an open topic, stock producers that declare nothing, is learned, and
-// stays known when the leader is killed, and a broker; and thousands of identities that are
-// thought up as they are used are not learned, and move no publisher.
+// The stock publishers of an open topic, which declare nothing, are learned. Learned publishers stay
+// known when the leader and a broker are killed. Thousands of invented identities are not learned, and
+// move no publisher.
 func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
 	e := etcdtest.Start(t, etcdtest.Config{})
@@ -51,7 +51,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	for i, id := range ids {
 		address := c.brokers[i%2].TCP
 		all.Go(func() {
-			var p *nsq.Producer // nil while its broker is away: it must not be used again, which go-nsq has a race in
+			var p *nsq.Producer // nil while the broker is down: go-nsq has a race when such a producer is used again
 			defer func() {
 				if p != nil {
 					p.Stop()
@@ -111,10 +111,10 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 			now, _ := c.known(topic)
 			return !slices.ContainsFunc(ids, func(id string) bool { return !now[id].GetLastHeard().AsTime().After(from) })
 		})
-		same(what, false) // where b1 was away for long, others may have got what it had
+		same(what, false) // after b1's long absence, others may have got its publishers
 	}
 
-	c.kill(0) // it was there first
+	c.kill(0) // this process was the first leader
 	same("another leads", true)
 	c.start(0)
 	b := c.brokers[0]
@@ -122,7 +122,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	back, err := local.NSQDAt(c.release.nsqd, b.Dir, b.TCP, b.HTTP, b.Flags...)
 	c.brokers[0] = localtest.Watch(t, back, err)
 
-	// Each of them is heard once, or twice by chance.
+	// Each of these identities is heard once, or twice by chance.
 	rng := rand.New(rand.NewPCG(1, 2))
 	for n := range 3000 {
 		p, err := localtest.NewProducer(c.brokers[n%2].TCP, fmt.Sprintf("hostile-%d", rng.Uint64()))

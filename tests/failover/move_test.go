@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Publishers move from broker to broker all the time: nothing is lost, nothing
-// is doubled, and each publisher's messages are accepted in their order.
+// Publishers move from broker to broker all the time: nothing is lost, nothing is duplicated, and each
+// publisher's messages are accepted in order.
 //
 // SRTM_MOVE_MESSAGES=1000000 SRTM_MOVE_EVERY=1s is the full size.
 func TestPublishersMove(t *testing.T) {
@@ -45,7 +45,7 @@ func TestPublishersMove(t *testing.T) {
 			continue
 		case <-ticker.C:
 		}
-		// A third of them, to any broker.
+		// A third of the publishers, to any broker.
 		var ids []string
 		for i := range publishers {
 			if rng.IntN(3) == 0 {
@@ -72,7 +72,8 @@ func TestPublishersMove(t *testing.T) {
 	finish(t, cl, all, sent)
 	t.Logf("all delivered after %.1f s", time.Since(began).Seconds())
 	all.once(t, sent)
-	// They follow; their old broker ends only who has not within a second.
+	// The publishers follow; the old broker disconnects only a publisher that has not followed within
+	// a second.
 	if n := int(log.lost.Load()); n > moved/10 {
 		t.Errorf("%d connections were cut in %d moves of %d publishers", n, moves.Load(), moved)
 	}

@@ -21,24 +21,24 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// The operator's try: three brokers, of which a topic of r = 5,000 and b = 100 is on
-// two, and publishers that send 80 % of r.
+// The setting of an operator: three brokers, a topic of r = 5,000 and b = 100 on two of them, and
+// publishers that send 80 % of r.
 const (
 	troubleRate  = 5000
 	troubleBurst = 100
 	troubleSLO   = 20 * time.Millisecond
 	troubleWarm  = 4 * time.Second  // before the event
-	troubleAfter = 15 * time.Second // measured from it on
+	troubleAfter = 15 * time.Second // measured from the event on
 	troubleGrace = time.Second      // how late a message may be accepted
 )
 
-// sent is what became of one message.
+// sent is the fate of a message.
 type sent struct {
 	intended           time.Time
 	accepted, received time.Time // zero: it was not
 }
 
-// trouble is one try.
+// trouble is a run of the experiment.
 type trouble struct {
 	*cluster
 	mu  sync.Mutex
@@ -64,7 +64,7 @@ func (y *trouble) HandleMessage(m *nsq.Message) error {
 	return nil
 }
 
-// publish sends at its times until the context ends, one message after the other.
+// publish sends at its scheduled times until the context ends, one message after the other.
 func (y *trouble) publish(ctx context.Context, p *client.Publisher, i int, first time.Time, every time.Duration) {
 	for n := 0; ; n++ {
 		intended := first.Add(time.Duration(n) * every)
@@ -104,14 +104,13 @@ func (y *trouble) placed(publishers int) map[string][]string {
 	return of
 }
 
-// row is what is reported of a try.
+// row is the report of a run.
 type row struct {
 	p99, gap, again time.Duration
 	refused         float64
 }
 
-// report says what happened to publishers after an event; kept are those that it was
-// not done to.
+// report returns the effects of an event on publishers; kept selects the unaffected publishers.
 func (y *trouble) report(event time.Time, kept func(i int) bool) (r row) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -158,10 +157,10 @@ func (y *trouble) report(event time.Time, kept func(i int) bool) (r row) {
 	return r
 }
 
-// TestTrouble prints what publishers notice of a drain, a move, the crash of one of two
-// brokers, and its return after 8 s, by the clock of this machine, whose own noise is
-// the first row. It asserts nothing, and runs for SRTM_TROUBLE publishers, 200 say;
-// with SRTM_FAILOVER_BIN of the daemons there.
+// TestTrouble prints the effects on publishers of a drain, a move, the crash of one of two brokers,
+// and the broker's return after 8 s. The clock is this machine's, and the machine's own noise is the
+// first row. TestTrouble asserts nothing, and runs with SRTM_TROUBLE publishers, for example 200; with
+// SRTM_FAILOVER_BIN it uses the daemons there.
 func TestTrouble(t *testing.T) {
 	publishers, err := strconv.Atoi(os.Getenv("SRTM_TROUBLE"))
 	if err != nil || publishers < 1 {
@@ -238,7 +237,7 @@ func TestTrouble(t *testing.T) {
 			<-wait.C
 			stop()
 			sending.Wait()
-			_ = cl.Close(ctx) // it has ended: nothing is waited for
+			_ = cl.Close(ctx) // the load has ended, so Close waits for nothing
 			r := y.report(event, func(i int) bool { return !e.kills || !slices.Contains(victims, fmt.Sprint("g.", i)) })
 			again := fmt.Sprintf("%v", r.again)
 			if r.again >= troubleAfter-troubleGrace {

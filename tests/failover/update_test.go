@@ -15,9 +15,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// pace has each of some publishers of a topic send a message at every tick: so many, and
-// more until the test has had the time for what it does meanwhile (nil: it has). The
-// channel that it returns then tells how many each has sent.
+// pace makes each of several publishers of a topic send a message at every tick: each messages, and
+// more until had reports that the test has had enough time (nil: it has). The returned channel then
+// gives how many messages each publisher has sent.
 func pace(t *testing.T, cl *client.Client, topic string, publishers, each int, tick time.Duration, had func() bool) <-chan []int {
 	t.Helper()
 	var working sync.WaitGroup
@@ -55,9 +55,9 @@ func finish(t *testing.T, cl *client.Client, all *consumer, sent []int) {
 	testkit.WaitFor(t, fmt.Sprintf("%d messages are delivered", messages), func() bool { return all.count() >= messages })
 }
 
-// A topic's r, b, SLO and the size of its group change all the time, up and down,
-// while messages flow: nothing is lost, doubled or out of order, no release goes
-// beyond the largest contract there was, and the last one is what remains.
+// A topic's r, b, SLO and the size of its group change all the time, up and down, while messages flow.
+// Nothing is lost, duplicated or out of order, no release exceeds the largest contract, and the last
+// contract remains.
 func TestATopicIsUpdatedUnderLoad(t *testing.T) {
 	const publishers, each = 10, 200
 	c := newCluster(t, 1, 3, "--store=bbolt")
@@ -107,9 +107,9 @@ func TestATopicIsUpdatedUnderLoad(t *testing.T) {
 	t.Logf("%d updates, %d releases within %d msg/s, burst %d", updates.Load(), c.envelope("t", most, deepest), most, deepest)
 }
 
-// A topic with one token moves from broker to broker: the token goes with it, once
-// what is left behind is released, and the contract is never exceeded; nor if the
-// loaddistributor is killed after each move and knows no more who has the token.
+// A topic with one token moves from broker to broker. The token follows once the old broker's backlog
+// is released, and the contract is never exceeded. This also holds if the loaddistributor is killed
+// after each move and has forgotten who has the token.
 func TestATopicWithOneTokenMoves(t *testing.T) {
 	for name, killed := range map[string]bool{"in peace": false, "and the loaddistributor is killed": true} {
 		t.Run(name, func(t *testing.T) {

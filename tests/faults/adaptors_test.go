@@ -13,11 +13,12 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Two adaptors on purpose, each a process of its own: the first is stopped, the
-// loaddistributor and two of three brokers go over to a second one in its place, and
-// the first goes on, with the third broker still in its session. The two that left are
-// strict: what they hold is over when the first has not heard them for so long, and
-// without a fence it gives that to the third, while the second lets them keep it.
+// Two adaptors on purpose, in separate processes. The first adaptor is stopped, and the
+// loaddistributor and two of three brokers connect to a second adaptor in its place. Then the first
+// adaptor continues, with the third broker still in its session. The two leaving brokers are strict:
+// the first adaptor, without news of them for long, regards their shares as over. Without a fence the
+// first adaptor would give these shares to the third broker, while the second adaptor lets the two
+// brokers keep the shares.
 func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	c := newCluster(t, true, []string{"--flex-lease=3s", "--session-lease=4s", "--clock-bound=50ms"}, "strict", "strict", "available")
 	create, cancel := context.WithTimeout(t.Context(), local.Patience)
@@ -54,7 +55,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	c.verify(stop(), fixed())
 }
 
-// ports are the local ones of a process' TCP connections; one that has ended has none.
+// ports returns the local ports of a process' TCP connections; an ended process has none.
 func ports(t *testing.T, pid int) map[int]bool {
 	t.Helper()
 	if _, err := os.Stat("/proc/self/fd"); err != nil {

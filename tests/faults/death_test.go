@@ -13,9 +13,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// A broker that is killed is found dead by its ports: its publishers and its share are
-// others' at once. When it starts again it has nothing of its disk; but one that is
-// killed after the control plane has been lost for long goes on with its base.
+// A killed broker is found dead by its ports, and the broker's publishers and share go to other
+// brokers at once. After a restart, the broker has nothing from disk. A broker killed long after the
+// loss of the control plane continues with its base.
 func TestDeathIsNoticedByEvidence(t *testing.T) {
 	c := newCluster(t, false, shortLeases, "available", "available", "available", "available")
 	create, cancel := context.WithTimeout(t.Context(), local.Patience)
@@ -36,7 +36,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	if !placed()[dead.name] {
 		t.Fatalf("the topic is on %v", placed())
 	}
-	wait(2 * time.Second) // its ports have been tried, and it has renewed its lease
+	wait(2 * time.Second) // the ports have been probed, and the lease renewed
 	c.must(dead.process.Kill())
 	began := time.Now()
 	testkit.WaitFor(c.t, "its publishers are elsewhere", func() bool { return !placed()[dead.name] })
@@ -52,7 +52,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	})
 	t.Logf("publishers had another broker after %v, its share was others' after %v", moved, time.Since(began))
 
-	// The control plane is away, and it starts: nothing can tell it that it may.
+	// The broker starts while the control plane is down: no process can permit the use of the base.
 	c.must(c.control.Kill())
 	c.startBroker(dead)
 	testkit.WaitFor(c.t, "its base is not on the disk any more", func() bool {
@@ -60,7 +60,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 		s, gone := dead.state()
 		return err == nil && gone == nil && len(files) == 0 && held(s).RateMilli == 0
 	})
-	// Another one notes that it is alone, and is killed then.
+	// Another broker notes that it is alone, and is killed then.
 	alone := c.brokers[1]
 	testkit.WaitFor(c.t, "it notes that it is alone", func() bool {
 		_, err := os.Stat(filepath.Join(alone.dir, "shares", "alone"))

@@ -1,10 +1,9 @@
-// Package faults runs a cluster of real processes, its adaptor embedded or a
-// process of its own, offers it twice its contract, and meanwhile kills and stops
-// processes, cuts the network between brokers and the control plane, by a proxy that
-// swallows what passes, raises and lowers the contract, deletes and creates the topic, and
-// has two adaptors at once; or moves the adaptor from one place to the other. Then it
-// merges the release traces of all brokers and checks on them, exactly and for every
-// interval, the contract that was acknowledged, with the former shares that the answers
-// named (promises_test.go). A broker by itself is paused, stopped, filled and restarted,
-// and held to the same.
+// Package faults runs a cluster of real processes, with the adaptor embedded or in a separate process,
+// and offers the cluster twice its contract. Meanwhile the tests kill and stop processes, cut the
+// network between brokers and the control plane with a proxy that drops all bytes, raise and lower the
+// contract, delete and create the topic, and run two adaptors at once; or they move the adaptor from
+// one place to the other. Then they merge the release traces of all brokers. They check the traces,
+// exactly and for every interval, against the acknowledged contract, with the former shares that the
+// answers named (promises_test.go). A standalone broker is paused, stopped, filled and restarted, and
+// must keep the same contract.
 package faults

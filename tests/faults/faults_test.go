@@ -47,30 +47,30 @@ const (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// cluster is the processes and what they need to come back.
+// cluster is the processes and the data to restart them.
 type cluster struct {
 	t      *testing.T
 	dir    string
 	grpc   string // the loaddistributor's addresses
 	web    string
-	leases []string // flags of the process that is the adaptor
-	// placement is the policy of the topic, mcap what each broker carries.
+	leases []string // lease flags of the adaptor's process
+	// placement is the policy of the topic, mcap the mcap of each broker.
 	placement string
 	mcap      int
 	control   *local.Process
 	brokers   []*broker
 
-	// The adaptor is a process of its own, which brokers and the loaddistributor
-	// reach through the link; or else embedded, and none of this is used.
-	// Publishers hold it for reading while messages are on their way.
+	// The adaptor is a separate process, which brokers and the loaddistributor reach through the link.
+	// With an embedded adaptor, these fields are unused. Publishers hold publishing for reading while
+	// messages are in flight.
 	publishing sync.RWMutex
 
 	apart                   bool
 	adaptorGRPC, adaptorWeb string
 	link                    *local.Proxy
 	adaptor                 *local.Process
-	spare                   [2]string      // addresses of the next one
-	second                  *local.Process // beside it, on purpose: it was one before; nil: there is none
+	spare                   [2]string      // addresses of the next adaptor
+	second                  *local.Process // a former adaptor, running beside the current adaptor on purpose; nil: none
 }
 
 type broker struct {
@@ -95,7 +95,7 @@ func (c *cluster) startControl() {
 	flags := []string{
 		"--grpc-address=" + c.grpc, "--http-address=" + c.web, "--tcp-address=", "--data-path=" + c.dir,
 		"--report-interval=200ms", "--log-level=warn", "--fitting=off",
-		"--auto-create=off", // a publisher that is still connected must not make a deleted topic anew
+		"--auto-create=off", // a connected publisher must not create a deleted topic again
 	}
 	if c.apart {
 		flags = append(flags, "--tbadaptor-address="+c.link.Address(), "--tbadaptor-lease=1s", "--clock-bound=50ms")
@@ -133,7 +133,7 @@ func (c *cluster) startBroker(b *broker) {
 
 func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *cluster {
 	t.Helper()
-	// Of three brokers all are needed.
+	// The topic needs all three brokers.
 	return newClusterOf(t, apart, leases, "srtm", 1100, policies...)
 }
 
@@ -205,7 +205,7 @@ func (c *cluster) createTopic(ctx context.Context, admin srtmv1.AdminServiceClie
 	return err
 }
 
-// groups are publishers that send four fifths of a contract, by what they declare.
+// groups are publishers that declare four fifths of a contract.
 func groups(contract tokenbucket.Share) []*srtmv1.PublisherGroup {
 	const publishers = 300
 	return []*srtmv1.PublisherGroup{{Count: publishers, Rate: contract.Rate.PerSecond() * 4 / 5 / publishers}}
@@ -213,8 +213,8 @@ func groups(contract tokenbucket.Share) []*srtmv1.PublisherGroup {
 
 func wait(d time.Duration) { <-time.NewTimer(d).C }
 
-// publish offers perSecond messages to an address until ctx ends, over one
-// connection after the other, and counts those that were accepted.
+// publish offers perSecond messages to an address until ctx ends, over one connection after the other,
+// and counts the accepted messages.
 func (c *cluster) publish(ctx context.Context, address string, perSecond int, accepted *atomic.Int64) {
 	const tick = 10 * time.Millisecond
 	n := int(float64(perSecond) * tick.Seconds())
@@ -261,7 +261,7 @@ func (c *cluster) send(nc net.Conn, r *bufio.Reader, n int, accepted *atomic.Int
 	return nil
 }
 
-// subscribe takes everything from an address until ctx ends, and counts it.
+// subscribe takes all messages from an address until ctx ends, and counts them.
 func subscribe(ctx context.Context, address string) (taken int) {
 	for ctx.Err() == nil {
 		attempt(ctx, address, func(nc net.Conn, r *bufio.Reader) error {
@@ -290,8 +290,7 @@ func subscribe(ctx context.Context, address string) (taken int) {
 	return taken
 }
 
-// attempt runs f over one connection, which ends with ctx. What happens to it is
-// the test's doing.
+// attempt runs f over one connection until ctx ends. Errors of the connection are the test's doing.
 func attempt(ctx context.Context, address string, f func(net.Conn, *bufio.Reader) error) {
 	nc, err := net.Dial("tcp", address)
 	if err != nil {
@@ -323,8 +322,7 @@ func (c *cluster) read() (all []testkit.Release) {
 	return all
 }
 
-// mishap is something that fails, and how it is mended. One part fails in one way at a
-// time.
+// mishap is a failure of a part, and its repair. One part fails in one way at a time.
 type mishap struct {
 	kind, part string
 	do, mend   func()
@@ -346,8 +344,8 @@ func cut(kind, part string, p *local.Proxy, longest time.Duration) mishap {
 	return mishap{kind, part, func() { p.Cut(true) }, func() { p.Cut(false) }, longest}
 }
 
-// twoAdaptors has another tbadaptor take the place of a stopped one, for the
-// loaddistributor and some of the brokers. When that goes on, there are two.
+// twoAdaptors replaces a stopped tbadaptor by another, for the loaddistributor and some of the
+// brokers. When the stopped adaptor continues, there are two.
 func (c *cluster) twoAdaptors(rng *rand.Rand) mishap {
 	return mishap{"times two tbadaptors", "tbadaptor", func() {
 		staying := map[int]bool{}
@@ -367,7 +365,7 @@ func (c *cluster) twoAdaptors(rng *rand.Rand) mishap {
 	}, func() { c.must(c.second.Signal(syscall.SIGCONT)) }, 4 * time.Second}
 }
 
-// mishap draws one: of eight two kill a broker, one stops one for a while, two cut one
+// mishap draws a mishap: of eight, two kill a broker, one stops a broker for a while, two cut a broker
 // off from the loaddistributor, and three hit the control plane.
 func (c *cluster) mishap(rng *rand.Rand) mishap {
 	b := c.brokers[rng.IntN(len(c.brokers))]
@@ -391,7 +389,7 @@ func (c *cluster) mishap(rng *rand.Rand) mishap {
 	return control[rng.IntN(len(control))]
 }
 
-// administration changes the topic, and keeps what the API promised.
+// administration changes the topic, and records the API's promises.
 type administration struct {
 	c        *cluster
 	admin    srtmv1.AdminServiceClient
@@ -405,7 +403,7 @@ func (c *cluster) administer() *administration {
 	return &administration{c: c, admin: srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc)), promises: fixed()}
 }
 
-// call makes a request that may fail, but not for what it asks.
+// call makes a request that may fail, but not because of its content.
 func (a *administration) call(patience time.Duration, f func(context.Context) error) error {
 	limit, cancel := context.WithTimeout(a.c.t.Context(), patience)
 	defer cancel()
@@ -421,7 +419,7 @@ func (a *administration) acknowledged(contract tokenbucket.Share, l *srtmv1.Lowe
 	a.lowerings.add(a.promises.last().former)
 }
 
-// update gives the topic another contract. Where the answer does not come, either may hold.
+// update changes the topic's contract. Without an answer, either contract may hold.
 func (a *administration) update(contract tokenbucket.Share) error {
 	a.promises.during(contract)
 	return a.call(3*time.Second, func(ctx context.Context) error {
@@ -451,8 +449,8 @@ func (a *administration) look() {
 	})
 }
 
-// replace deletes the topic and creates it anew, with nothing published in between. It goes on
-// until it has.
+// replace deletes the topic and creates it again, with nothing published in between. replace retries
+// until both succeed.
 func (a *administration) replace(contract tokenbucket.Share) {
 	t := a.c.t
 	a.c.publishing.Lock()
@@ -467,7 +465,7 @@ func (a *administration) replace(contract tokenbucket.Share) {
 			}
 			return err
 		})
-		if err == nil || status.Code(err) == codes.NotFound { // one before has done it: no answer says what is left
+		if err == nil || status.Code(err) == codes.NotFound { // an earlier attempt has deleted the topic: no answer names the former shares
 			break
 		}
 		if time.Now().After(until) {
@@ -479,7 +477,7 @@ func (a *administration) replace(contract tokenbucket.Share) {
 	a.promises.during(contract)
 	for {
 		err := a.call(10*time.Second, func(ctx context.Context) error { return a.c.createTopic(ctx, a.admin, contract) })
-		if err == nil || status.Code(err) == codes.AlreadyExists { // one before has, and its answer was lost
+		if err == nil || status.Code(err) == codes.AlreadyExists { // an earlier attempt has created the topic, and the answer was lost
 			break
 		}
 		if time.Now().After(until) {
@@ -492,8 +490,8 @@ func (a *administration) replace(contract tokenbucket.Share) {
 	a.creations++
 }
 
-// change changes the contract up and down, and deletes and creates the topic, until ctx ends.
-// At the end the contract is what it was at first.
+// change changes the contract up and down, and deletes and creates the topic, until ctx ends. At the
+// end the contract is the first contract again.
 func (a *administration) change(ctx context.Context, rng *rand.Rand) {
 	for ctx.Err() == nil {
 		contract := tokenbucket.Share{Rate: tokenbucket.Rate(lowestRate+rng.Int64N(rate-lowestRate+1)) * 1000, Burst: burst/3 + rng.Int64N(burst*2/3+1)}
@@ -521,7 +519,7 @@ func (a *administration) String() string {
 
 var slo = &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}
 
-// trouble makes some until ctx ends, mends all, and says what it was.
+// trouble causes mishaps until ctx ends, repairs all, and returns a summary.
 func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
 	type open struct {
 		mishap
@@ -565,8 +563,8 @@ func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
 	return strings.Join(list, ", ")
 }
 
-// load offers perSecond messages to each broker and takes what they deliver,
-// until stop, which returns how many were delivered. accepted counts.
+// load offers perSecond messages to each broker and takes their deliveries until stop. stop returns
+// the number of deliveries, and accepted counts accepted messages.
 func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (delivered int64)) {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var clients sync.WaitGroup
@@ -585,7 +583,7 @@ func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (d
 	return accepted, stop
 }
 
-// flows waits until so many more messages have left the topic.
+// flows waits until a number of further messages have left the topic.
 func (c *cluster) flows(messages int) {
 	c.t.Helper()
 	before := len(c.read())
@@ -596,7 +594,7 @@ func (c *cluster) flows(messages int) {
 	}
 }
 
-// verify ends the brokers and checks on what they released what was promised.
+// verify ends the brokers and checks their releases against the promises.
 func (c *cluster) verify(delivered int64, promised promises) {
 	t := c.t
 	t.Helper()
@@ -638,8 +636,8 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 	}
 	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
 		t.Run(name, func(t *testing.T) {
-			// On all brokers, and each could carry all: so the contract can be changed while
-			// some are away.
+			// The topic is on all brokers, and each broker could carry all of it, so the contract can
+			// be changed while some brokers are disconnected.
 			c := newClusterOf(t, apart, shortLeases, "loadbalance", rate+100, "available", "strict", "available")
 			create, cancel := context.WithTimeout(t.Context(), local.Patience)
 			defer cancel()

@@ -23,8 +23,8 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// What a broker without a cluster is held to, and a backlog of each topic that has all
-// its tokens while it is held up, if it is judged by its arrival alone.
+// The contract of a broker without a cluster. If a topic's backlog were judged only by its arrival,
+// the backlog would get all its tokens during the delay.
 const (
 	loneRate, loneBurst = 5000, 5
 	loneBackdating      = 100 * time.Millisecond
@@ -32,7 +32,7 @@ const (
 	heldFor             = 400 * time.Millisecond
 )
 
-// standaloneBroker is such a broker, with a topic for each policy.
+// standaloneBroker is a broker without a cluster, with a topic for each policy.
 type standaloneBroker struct {
 	t          *testing.T
 	topics     []*standalone
@@ -40,16 +40,16 @@ type standaloneBroker struct {
 	flags      []string
 	process    *local.Process
 
-	opened mono.Time // when it was held up no longer, unless by its own lateness
+	opened mono.Time // end of the delay, apart from the broker's own lateness
 }
 
 type standalone struct {
 	name, policy string
-	unlimited    int // messages that left before there was a contract
-	accepted     int // with those
+	unlimited    int // messages released before the contract
+	accepted     int // including the unlimited messages
 }
 
-// start starts it, or again.
+// start starts or restarts the broker.
 func (l *standaloneBroker) start(flags ...string) {
 	l.t.Helper()
 	l.flags = append(l.flags, flags...)
@@ -66,7 +66,7 @@ func (l *standaloneBroker) start(flags ...string) {
 
 func (l *standaloneBroker) trace() string { return filepath.Join(l.home, "releases.csv") }
 
-// post gives an order for a topic, /topic/pause say, and returns the status.
+// post sends an order for a topic, such as /topic/pause, and returns the status.
 func (l *standaloneBroker) post(topic *standalone, route, query, body string) int {
 	l.t.Helper()
 	_, code, err := localtest.Ask(http.MethodPost, "http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, body)
@@ -74,7 +74,7 @@ func (l *standaloneBroker) post(topic *standalone, route, query, body string) in
 	return code
 }
 
-// order is post for all topics.
+// order sends an order for every topic.
 func (l *standaloneBroker) order(route, query string) {
 	l.t.Helper()
 	for _, topic := range l.topics {
@@ -105,7 +105,7 @@ func (l *standaloneBroker) publish(n int, body string) (all bool) {
 	return all
 }
 
-// backlog publishes it.
+// backlog publishes the backlog.
 func (l *standaloneBroker) backlog() {
 	l.t.Helper()
 	if !l.publish(backlog, "x") {
@@ -113,13 +113,13 @@ func (l *standaloneBroker) backlog() {
 	}
 }
 
-// held lets time pass in which nothing leaves.
+// held waits for heldFor, during which nothing leaves.
 func (l *standaloneBroker) held() {
 	wait(heldFor)
 	l.opened = clock.Mono()
 }
 
-// left waits until all that was accepted has left its topic, and checks the contracts.
+// left waits until all accepted messages have left their topic, and checks the contracts.
 func (l *standaloneBroker) left(meanwhile func()) {
 	l.t.Helper()
 	for _, topic := range l.topics {
@@ -137,7 +137,7 @@ func (l *standaloneBroker) left(meanwhile func()) {
 
 func (l *standaloneBroker) verify(topic string, all []testkit.Release) {
 	l.t.Helper()
-	// Clocks of two processes may come apart, by microseconds on an idle machine.
+	// Clocks of two processes may differ, by microseconds on an idle machine.
 	const unsure = loneBackdating / 2
 	for _, r := range all {
 		if late := r.Released.Sub(r.Eligible); late < 0 || late > loneBackdating {
@@ -177,8 +177,8 @@ func (l *standaloneBroker) stop() {
 	}
 }
 
-// mpub sends n messages to each topic over a connection, and returns a function that
-// waits for the answers.
+// mpub sends n messages to each topic over a connection, and returns a function that waits for the
+// answers.
 func (l *standaloneBroker) mpub(nc net.Conn, n int) (answered func()) {
 	l.t.Helper()
 	var out []byte
@@ -199,7 +199,7 @@ func (l *standaloneBroker) mpub(nc net.Conn, n int) (answered func()) {
 	}
 }
 
-// restarted has the backlog wait for a second process, and there for a channel.
+// restarted makes the backlog wait for a second process, and then for a channel.
 func (l *standaloneBroker) restarted(flags ...string) {
 	l.t.Helper()
 	l.start(flags...)
@@ -213,10 +213,9 @@ func (l *standaloneBroker) restarted(flags ...string) {
 	l.left(func() {})
 }
 
-// Whatever else than tokens holds a broker up, what leaves it afterwards keeps to the
-// contract, by either envelope and under every policy. What is measured is in its
-// release trace; what this test waits for in real time only has to be long enough to
-// break a contract that is kept by arrival alone.
+// Whatever else than tokens delays a broker, its later releases keep the contract, by either envelope
+// and under every policy. The measurements are in the broker's release trace. The test's real-time
+// waits only have to be long enough to break a contract that is kept by arrival alone.
 func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 	for name, run := range map[string]func(l *standaloneBroker){
 		"paused": func(l *standaloneBroker) {
@@ -241,7 +240,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 		},
 		"full channel": func(l *standaloneBroker) {
 			for _, topic := range l.topics {
-				topic.name += "#ephemeral" // so that the disk does not take what the channel cannot
+				topic.name += "#ephemeral" // keeps the disk from taking the channel's overflow
 			}
 			l.start(fmt.Sprintf("--mem-queue-size=%d", backlog))
 			l.order("/topic/create", "")
@@ -278,7 +277,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			nc := testkit.Result(net.Dial("tcp", l.process.TCP)).Must(l.t)
 			defer nc.Close()
 			testkit.Result(nc.Write(wire.AppendMagic(nil))).Must(l.t)
-			l.mpub(nc, 1)() // from here on arrival times are exact, if they can be
+			l.mpub(nc, 1)() // from here on arrival times are exact, if possible
 			l.stop()
 			answered := l.mpub(nc, backlog)
 			wait(heldFor)

@@ -12,10 +12,10 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// A broker id belongs to one process at a time. A second process with the id of a living
-// one ends. It gets the id once the first one is silent for its lease, and with it the whole
-// share; the first one then releases nothing more when it goes on, and ends. Through all that
-// the processes together keep the contract.
+// A broker id belongs to one process at a time. A second process with the id of a living process
+// exits. It gets the id once the first process is silent for its lease, and with the id the whole
+// share. If the first process then continues, it releases nothing more, and exits. All the while the
+// processes together keep the contract.
 func TestABrokerIDBelongsToOneProcess(t *testing.T) {
 	const idRate, idBurst = 200, 20
 	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
@@ -69,7 +69,7 @@ func TestABrokerIDBelongsToOneProcess(t *testing.T) {
 				testkit.WaitFor(t, "messages that "+process+" releases", func() bool { return releases(b) > before+idRate/2 })
 			}
 
-			for range 2 { // a supervisor starts it again
+			for range 2 { // a supervisor restarts the process
 				start()
 				ended(twin, "is in use")
 			}

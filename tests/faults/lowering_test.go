@@ -16,8 +16,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// begin creates the topic on the brokers, offers twice its contract, and waits until all of it
-// is in use.
+// begin creates the topic on the brokers, offers twice its contract, and waits until the whole
+// contract is in use.
 func (c *cluster) begin() (a *administration, stop func() int64) {
 	c.t.Helper()
 	create, cancel := context.WithTimeout(c.t.Context(), local.Patience)
@@ -33,7 +33,7 @@ func (c *cluster) begin() (a *administration, stop func() int64) {
 	return c.administer(), stop
 }
 
-// until asks until the answer is as wanted.
+// until repeats a request until the answer is as wanted.
 func (a *administration) until(what string, wanted func(former map[string]former) bool) {
 	t := a.c.t
 	t.Helper()
@@ -49,7 +49,8 @@ func (a *administration) until(what string, wanted func(former map[string]former
 	})
 }
 
-// left counts what left a broker after a time, and says when the last message had its token.
+// left counts the messages released by a broker after a time, and returns when the last message had
+// its token.
 func (b *broker) left(t *testing.T, after mono.Time) (n int, last mono.Time) {
 	t.Helper()
 	for _, r := range testkit.ReadTrace(t, b.trace(), topic) {
@@ -60,8 +61,8 @@ func (b *broker) left(t *testing.T, after mono.Time) (n int, last mono.Time) {
 	return n, last
 }
 
-// A strict broker that is cut off does not hear of an update. It stops with its lease, no later
-// and with no more messages than the answer of the update says.
+// A strict broker that is cut off does not hear of an update. The broker stops with its lease, no
+// later and with no more messages than the update's answer states.
 func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
 	const session, bound = 2 * time.Second, 50 * time.Millisecond // of shortLeases
 	c := newClusterOf(t, false, shortLeases, "loadbalance", rate+100, "available", "strict", "available")
@@ -78,7 +79,7 @@ func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
 	}
 	a.until("no broker may use more than the contract", func(former map[string]former) bool { return len(former) == 0 })
 	confirmed := clock.Mono()
-	c.flows(lowestRate) // of the others: the strict one has long stopped
+	c.flows(lowestRate) // of the other brokers: the strict broker stopped long ago
 	n, last := strict.left(t, acknowledged)
 	if most := f.share.Burst + int64(f.share.Rate.PerSecond()*f.until.Sub(acknowledged).Seconds()) + 1; int64(n) > most {
 		t.Errorf("%d messages had their tokens at %s after the answer, which said %d", n, strict.name, most)
@@ -94,9 +95,9 @@ func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
 	c.verify(stop(), a.promises)
 }
 
-// A contract is lowered while the adaptor, which has restarted, awaits a broker: it is in force
-// on the others when the update returns. And what may still be used of it keeps the name of
-// the deleted topic busy, whoever restarts meanwhile.
+// A contract is lowered while the restarted adaptor waits for a broker. The new contract is in force
+// on the other brokers when the update returns. Former shares that may still be used keep the name of
+// the deleted topic busy, whichever process restarts meanwhile.
 func TestRestartsForgetNoFormerContract(t *testing.T) {
 	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +105,7 @@ func TestRestartsForgetNoFormerContract(t *testing.T) {
 			a, stop := c.begin()
 			away := c.brokers[0]
 			reach, cut := func() { away.proxy.Cut(false) }, func() { away.proxy.Cut(true) }
-			if apart { // brokers have one way to the adaptor: it dies, and no loaddistributor sees that
+			if apart { // brokers have one way to the adaptor: the connection dies, and no loaddistributor sees the death
 				reach = func() { c.startBroker(away) }
 				cut = func() {
 					testkit.Must(t, c.control.Kill())

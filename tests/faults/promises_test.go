@@ -15,37 +15,37 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// unsure is by how much the clocks of two processes may come apart on a busy machine.
+// unsure is the maximum difference between the clocks of two processes on a busy machine.
 const unsure = time.Millisecond
 
-// promise is what the API has acknowledged, from a time on: the contract, and beside it the
-// shares that brokers may still use of a former one.
+// promise is the API's acknowledgement, from a time on: the contract, and beside the contract the
+// shares of a former contract that brokers may still use.
 type promise struct {
 	at       mono.Time
 	contract tokenbucket.Share
 	former   map[string]former // by broker
-	// fresh: a new contract begins, whose buckets are full.
+	// fresh: a new contract begins with full buckets.
 	fresh bool
 }
 
-// former is a share that a broker may use until its lease ends; mono.Never: with no end.
+// former is a share that a broker may use until its lease ends; mono.Never: without an end.
 type former struct {
 	share tokenbucket.Share
 	until mono.Time
 }
 
-// promises are those of a topic, oldest first.
+// promises are the promises of a topic, oldest first.
 type promises []promise
 
-// fixed is the promise of a contract that nothing changes.
+// fixed is the promise of a contract that never changes.
 func fixed() promises {
 	return promises{{contract: tokenbucket.Share{Rate: rate * 1000, Burst: burst}}}
 }
 
-// last is the promise that is in force.
+// last returns the promise in force.
 func (p promises) last() promise { return p[len(p)-1] }
 
-// formerOf is what an answer says of former shares.
+// formerOf returns the former shares in an answer.
 func formerOf(l *srtmv1.Lowering) map[string]former {
 	all := map[string]former{}
 	for _, b := range l.GetBrokers() {
@@ -58,8 +58,8 @@ func formerOf(l *srtmv1.Lowering) map[string]former {
 	return all
 }
 
-// during adds what may leave while a request is under way that makes the contract another:
-// either of both.
+// during adds the limit while a request changes the contract: as much as the old or the new contract
+// allows.
 func (p *promises) during(contract tokenbucket.Share) {
 	now := p.last()
 	now.at, now.fresh = clock.Mono(), false
@@ -67,19 +67,19 @@ func (p *promises) during(contract tokenbucket.Share) {
 	*p = append(*p, now)
 }
 
-// acknowledged adds what an answer promises.
+// acknowledged adds the promise of an answer.
 func (p *promises) acknowledged(contract tokenbucket.Share, l *srtmv1.Lowering) {
 	*p = append(*p, promise{at: clock.Mono().Add(unsure), contract: contract, former: formerOf(l)})
 }
 
-// span is what may leave from a time on.
+// span is the limit from a time on.
 type span struct {
 	at    mono.Time
 	share tokenbucket.Share
 	fresh bool
 }
 
-// spans are the promises as sums. What falls does so late.
+// spans returns the promises as sums. A decrease takes effect late.
 func (p promises) spans(late time.Duration) (all []span) {
 	for i, one := range p {
 		next := mono.Never
@@ -106,7 +106,7 @@ func (p promises) spans(late time.Duration) (all []span) {
 	if late == 0 {
 		return all
 	}
-	// What holds at a time is the most of all that was promised since late before.
+	// The bound at a time is the maximum of all promises since late before that time.
 	var times []mono.Time
 	fresh := map[mono.Time]bool{}
 	for _, one := range all {
@@ -127,10 +127,10 @@ func (p promises) spans(late time.Duration) (all []span) {
 	return most
 }
 
-// kept checks that in each interval no more messages left than was promised: for every
-// interval from s to e at most b(s) and the integral of r from s to e, and b more where a new
-// contract began. That is one bucket whose rate and burst change, which never runs dry. By the
-// times at which messages leave, late is how much later that is than their tokens.
+// kept checks that no more messages left than was promised: in every interval from s to e at most b(s)
+// plus the integral of r from s to e, plus b wherever a new contract began. The check is a single
+// bucket with changing rate and burst that never runs dry. If times are the times at which messages
+// leave, late is their maximum delay after their tokens.
 func (p promises) kept(times []mono.Time, late time.Duration) (slack float64, err error) {
 	const token = 1e12 // in subtokens, as in testkit.Envelope
 	all := p.spans(late)
@@ -204,7 +204,7 @@ func TestPromisesAreOneBucketThatChanges(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// What had its token in time leaves up to 100 ms later, at 10 msg/s one message.
+	// A message that had its token in time leaves up to 100 ms later, at 10 msg/s one message.
 	for ms, want := range map[int]int{1000: 6, 1099: 6, 1101: 1} {
 		if _, err := (promises{first, lowered}).kept(several(want, ms), 100*time.Millisecond); err != nil {
 			t.Errorf("%d messages after %d ms: %v", want, ms, err)
@@ -214,7 +214,7 @@ func TestPromisesAreOneBucketThatChanges(t *testing.T) {
 		}
 	}
 	rng := testkit.Rand(t)
-	for range 200 { // of one contract it is testkit.Envelope
+	for range 200 { // for one contract, kept equals testkit.Envelope
 		var times []mono.Time
 		for now := start; len(times) < 50; now = now.Add(time.Duration(rng.IntN(150)) * time.Millisecond) {
 			times = append(times, now)
@@ -227,7 +227,7 @@ func TestPromisesAreOneBucketThatChanges(t *testing.T) {
 	}
 }
 
-// lowerings counts the answers that named brokers, and those brokers.
+// lowerings counts the answers that named brokers, and the named brokers.
 type lowerings struct {
 	answers int
 	brokers map[string]int

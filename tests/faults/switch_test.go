@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent"
 )
 
-// state is what the broker's agent says of itself.
+// state returns the state that the broker's agent reports.
 func (b *broker) state() (s agent.State, err error) {
 	text, _, err := localtest.Ask(http.MethodGet, "http://"+b.web+"/debug/state", "")
 	var all struct{ Agent agent.State }
@@ -26,7 +26,7 @@ func (b *broker) state() (s agent.State, err error) {
 	return all.Agent, err
 }
 
-// held is what the broker holds of the topic; nothing: a zero epoch.
+// held returns the broker's share of the topic; nothing: a zero epoch.
 func held(s agent.State) agent.HoldingState {
 	for _, h := range s.Held {
 		if h.Topic == topic {
@@ -36,9 +36,9 @@ func held(s agent.State) agent.HoldingState {
 	return agent.HoldingState{}
 }
 
-// watch follows what a broker holds until ctx ends: it always holds something,
-// epochs never fall, and what it holds changes by grants only, which have a
-// greater epoch. A lease that ended would show as the same epoch with less.
+// watch follows a broker's holding until ctx ends. The broker always holds a share, epochs never fall,
+// and the share changes only by grants, which have a greater epoch. An expired lease would show as the
+// same epoch with a smaller share.
 func (c *cluster) watch(ctx context.Context, b *broker) {
 	var last agent.HoldingState
 	for ; ctx.Err() == nil; wait(20 * time.Millisecond) {
@@ -55,7 +55,7 @@ func (c *cluster) watch(ctx context.Context, b *broker) {
 	}
 }
 
-// shares asks the process that is the adaptor.
+// shares asks the process with the adaptor.
 func (c *cluster) shares() *srtmv1.TopicShares {
 	address := c.grpc
 	if c.apart {
@@ -64,7 +64,7 @@ func (c *cluster) shares() *srtmv1.TopicShares {
 	ctx, cancel := context.WithTimeout(c.t.Context(), local.Patience)
 	defer cancel()
 	conn := localtest.Dial(c.t, address)
-	defer conn.Close() // one for each question: it does not wait to come back
+	defer conn.Close() // a connection per question: none of them waits to reconnect
 	r, err := srtmv1.NewGrantServiceClient(conn).ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic, History: 512})
 	if err != nil || len(r.Topics) != 1 {
 		return &srtmv1.TopicShares{}
@@ -72,8 +72,7 @@ func (c *cluster) shares() *srtmv1.TopicShares {
 	return r.Topics[0]
 }
 
-// whole says that the adaptor has the contract, and that its brokers hold all of
-// it together.
+// whole reports whether the adaptor has the contract, and the brokers together hold all of it.
 func whole(s *srtmv1.TopicShares, brokers int) bool {
 	var r, b int64
 	for _, m := range s.Members {
@@ -86,8 +85,8 @@ func whole(s *srtmv1.TopicShares, brokers int) bool {
 	return len(s.Members) == brokers && s.Contract != nil && r == rate*1000 && b == burst
 }
 
-// redeploy ends the control plane in good order, and starts it with its adaptor
-// elsewhere. One ends before the other begins.
+// redeploy stops the control plane in order, and starts the control plane with the adaptor elsewhere.
+// The old control plane ends before the new begins.
 func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agent.HoldingState) {
 	c.t.Helper()
 	c.must(c.control.Stop())
@@ -114,13 +113,13 @@ func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agen
 }
 
 func TestTheAdaptorMovesOutAndBack(t *testing.T) {
-	// Leases outlast the switch, so that nothing ends that is not taken away.
+	// Leases outlast the switch, so only a revocation can end a share.
 	c := newCluster(t, false, []string{"--flex-lease=30s", "--session-lease=1m", "--clock-bound=60ms"}, "available", "strict", "available")
 	create, cancel := context.WithTimeout(t.Context(), local.Patience)
 	defer cancel()
 	c.create(create)
 	initial := c.shares()
-	// More than the contract, of which two brokers' publishers keep well to their part.
+	// The offered load exceeds the contract. Two brokers' publishers stay well within their part.
 	accepted, stop := c.load(offered*2/3, offered/24, offered/24)
 	testkit.WaitFor(c.t, "shares follow the traffic", func() bool {
 		s := c.shares()

@@ -1,5 +1,5 @@
-// Package fitting has a loaddistributor fit a topic on brokers whose consumers are
-// slow, with real processes: it stays where it is. It is all tests. What the searches decide is tested in
-// loaddistributor/tuner, and how the controller follows them in
-// loaddistributor/controller; bench/convergence measures how long they take.
+// Package fitting makes a loaddistributor fit a topic on brokers whose consumers are slow, with real
+// processes, and checks that the topic then stays in place. The package contains only tests.
+// loaddistributor/tuner tests the decisions of the searches, loaddistributor/controller tests how the
+// controller follows them, and bench/convergence measures their duration.
 package fitting

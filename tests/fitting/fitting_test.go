@@ -21,10 +21,10 @@ import (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// The topic: groups whose publishers send a batch each at the same instants. Of a
-// broker's messages the consumer takes one at a time and holds it, so that of the
-// groups' 40 at once most wait for it for longer than the SLO allows, which is owed by
-// the broker alone. All that is long beside what a busy machine adds.
+// The topic: groups whose publishers send a batch each at the same instants. The consumer takes one
+// message of a broker at a time and holds it. So most of the groups' 40 simultaneous messages wait
+// longer than the SLO allows, and the delay is the broker's alone. All delays are long compared with
+// the noise of a busy machine.
 const (
 	topic, channel = "t", "c"
 	groups, size   = 3, 10
@@ -48,7 +48,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	admin := srtmv1.NewAdminServiceClient(conn)
 	create(t, conn)
 
-	// Consumers come to the brokers that the topic comes to.
+	// Consumers connect to each broker that gets the topic.
 	consumed := map[string]bool{}
 	status := func() *srtmv1.Topic {
 		r := testkit.Result(admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true})).Must(t)
@@ -76,8 +76,8 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	if l, err := obs.LatencyFromProto(fitted.Status.Pooled.GetConsumer()); err != nil || l.Quantile(0.9) < latency {
 		t.Errorf("p90 of waiting for the consumer is %v, %v", l.Quantile(0.9), err)
 	}
-	// When what was delivered before the last move has left the window, the SLO is
-	// kept, and the topic stays where it is.
+	// When the deliveries before the last move have left the window, the SLO is kept, and the topic
+	// stays in place.
 	testkit.WaitFor(t, "topic that keeps its SLO", func() bool {
 		now := status()
 		return now.GetStatus().GetSloMet() && now.State == srtmv1.TopicState_TOPIC_STATE_ACTIVE
@@ -99,7 +99,7 @@ func create(t *testing.T, conn grpc.ClientConnInterface) {
 	testkit.Result(localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: spec})).Must(t)
 }
 
-// publish has one group after the other send, until the test ends.
+// publish lets one group after the other send, until the test ends.
 func publish(t *testing.T, rpc string) {
 	t.Helper()
 	c, err := client.New(client.Config{Address: rpc})

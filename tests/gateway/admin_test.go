@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Only a client that shows a token reads what operators read, or listens in from elsewhere,
-// and one that only connects takes neither the clients' place nor all of the operators'.
+// Only a client with a token can read operators' pages, or connect from elsewhere. A client that only
+// connects takes neither the clients' place nor all of the operators' places.
 func TestAdminAddress(t *testing.T) {
 	dir := t.TempDir()
 	rewrite(t, dir+"/policy.toml", "[[server]]\nurl = \"http://127.0.0.1:1\"\n")
@@ -35,7 +35,8 @@ func TestAdminAddress(t *testing.T) {
 	}
 	g := start(t, string(policy))
 	refused := func() bool {
-		// Who only connects is cut after 5 s: on a busy machine before the last is there.
+		// A client that only connects is cut after 5 s. On a busy machine this may be before the last
+		// client connects.
 		var last net.Conn
 		for range 300 {
 			c := testkit.Result(net.Dial("tcp", strings.TrimPrefix(g.admin, "http://"))).Must(t)

@@ -12,17 +12,17 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// resource is a virtual one: it works off units at its speed, one request after the other.
+// resource is a virtual resource: it works off units at its speed, one request after the other.
 type resource struct {
 	speed float64 // units a second
 
 	mu   sync.Mutex
-	free time.Time // when it has done what it was given
+	free time.Time // when the given work is done
 	used float64   // units
 }
 
-// work gives the resource so many units, and waits until they are done. A resource makes
-// up for timers that are late: its time is that of a plan.
+// work gives the resource units of work, and waits until they are done. A resource makes up for late
+// timers, because its times are planned.
 func (r *resource) work(ctx context.Context, units float64) {
 	r.mu.Lock()
 	now := time.Now()
@@ -41,7 +41,7 @@ func (r *resource) work(ctx context.Context, units float64) {
 	}
 }
 
-// backend is a web server with virtual resources, which works on pages.
+// backend is a web server whose pages use virtual resources.
 type backend struct {
 	*httptest.Server
 	resources map[string]*resource
@@ -57,7 +57,7 @@ func newBackend(t testing.TB, speeds map[string]float64) *backend {
 	return b
 }
 
-// pages are what a request to a path takes, by resource.
+// pages gives the cost of a request to a path, by resource.
 var pages = map[string]map[string]float64{
 	"/search":   {"cpu": 12, "disk": 4, "net": 2},
 	"/archive":  {"cpu": 2, "disk": 12, "net": 4},
@@ -73,7 +73,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, r.URL.Path)
 }
 
-// newClient returns a client of many requests at once.
+// newClient returns a client for many simultaneous requests.
 func newClient(t testing.TB) *http.Client {
 	transport := &http.Transport{MaxIdleConnsPerHost: 256}
 	t.Cleanup(transport.CloseIdleConnections)

@@ -1,4 +1,3 @@
-// Package gateway has the tests of the whole gateway: the program, with clients and
-// servers on sockets. The servers' processors, disks and networks are virtual: timers,
-// so that two processors suffice.
+// Package gateway tests the whole gateway: the program, with clients and servers on sockets. The
+// servers' processors, disks and networks are virtual: timers, so that two processors suffice.
 package gateway

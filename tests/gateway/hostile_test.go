@@ -25,8 +25,8 @@ func (g *running) metric(t testing.TB, name string) float64 {
 	return testkit.Result(localtest.Metric(&local.Process{HTTP: strings.TrimPrefix(g.admin, "http://")}, name)).Must(t)
 }
 
-// settled waits until nothing waits, nothing is at a server, all capacity is free, and each
-// request that was sent has ended once: what clients have sent may be read later.
+// settled waits until no request waits or is at a server, all capacity is free, and each sent request
+// has ended once. Requests that clients have sent may be read later.
 func (g *running) settled(t testing.TB) {
 	t.Helper()
 	testkit.WaitFor(t, "an end of all requests", func() bool {
@@ -44,7 +44,7 @@ func (g *running) settled(t testing.TB) {
 	})
 }
 
-// get asks as an ordinary client, and fails unless that is answered.
+// get sends an ordinary client's request, and fails without an answer.
 func (g *running) get(t testing.TB, path string) {
 	t.Helper()
 	client := newClient(t)
@@ -56,8 +56,8 @@ func (g *running) get(t testing.TB, path string) {
 	res.Body.Close()
 }
 
-// Clients go away while they wait, with and without a body, while the policy changes:
-// their places are free, and what others were charged is given back, once.
+// Clients disconnect while they wait, with and without a body, while the policy changes. Their places
+// become free, and other charges are returned once.
 func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -103,7 +103,7 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 	g.settled(t)
 }
 
-// What a server reports of itself and of requests may be anything.
+// Servers may report anything about themselves and about requests.
 func TestServersLie(t *testing.T) {
 	t.Parallel()
 	names := strings.Builder{}
@@ -141,14 +141,14 @@ func TestServersLie(t *testing.T) {
 		t.Errorf("%v reports were refused", n)
 	}
 	for _, c := range g.status(t).Classes {
-		// One request is charged 10,000 % at most, and four of each round were those that said so much.
+		// A request is charged at most 10,000 %, and four requests of each round reported so much.
 		if used := c.Used["cpu"]; !(used >= 0 && used <= 10_000*float64(c.Sent)) || c.Name == "honest" && used > 100*float64(c.Sent) {
 			t.Errorf("%+v", c)
 		}
 	}
 }
 
-// Tunnels end with either end, however it ends, and leave nothing behind.
+// Tunnels end with either end, however the end happens, and leave nothing behind.
 func TestTunnelsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -195,7 +195,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 		}
 		mu.Lock()
 		for i := range clients {
-			switch i % 4 { // who is left learns of it from the gateway
+			switch i % 4 { // the remaining end learns of the end from the gateway
 			case 0:
 				reset(clients[i])
 			case 1:
@@ -207,7 +207,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 			}
 		}
 		mu.Unlock()
-		// Its own idle connections to the server aside.
+		// Apart from the gateway's own idle connections to the server.
 		testkit.WaitFor(t, "an end of all tunnels", func() bool {
 			return g.metric(t, "go_goroutines") <= goroutines+10 && g.metric(t, "process_open_fds") <= descriptors+10
 		})
@@ -222,7 +222,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 	g.settled(t)
 }
 
-// h2 is a client of HTTP/2 that writes what frames it likes.
+// h2 is an HTTP/2 client that writes arbitrary frames.
 type h2 struct {
 	net.Conn
 	*http2.Framer
@@ -241,7 +241,7 @@ func dialH2(t testing.TB, g *running, settings ...http2.Setting) *h2 {
 	h := &h2{Conn: c, Framer: http2.NewFramer(c, c), done: make(chan struct{})}
 	h.fields = hpack.NewEncoder(&h.block)
 	testkit.Must(t, h.WriteSettings(settings...))
-	go func() { // what it is told is nothing to it
+	go func() { // the client ignores what it receives
 		defer close(h.done)
 		_, _ = io.Copy(io.Discard, c)
 	}()
@@ -249,7 +249,7 @@ func dialH2(t testing.TB, g *running, settings ...http2.Setting) *h2 {
 	return h
 }
 
-// head encodes that of a request.
+// head encodes the head of a request.
 func (h *h2) head(method, path string) []byte {
 	h.block.Reset()
 	for _, f := range [][2]string{{":method", method}, {":scheme", "http"}, {":authority", "a"}, {":path", path}} {
@@ -262,9 +262,9 @@ func (h *h2) ask(stream uint32, method, path string) error {
 	return h.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: h.head(method, path), EndHeaders: true, EndStream: method == http.MethodGet})
 }
 
-// What HTTP/2 lets a client do costs others nothing, and little memory: requests that are
-// taken back at once (CVE-2023-44487), heads that never end (CVE-2023-45288), and
-// windows that never open.
+// An HTTP/2 client's permitted frames cost other clients nothing, and little memory: requests that are
+// cancelled at once (CVE-2023-44487), heads that never end (CVE-2023-45288), and windows that never
+// open.
 func TestHostileHTTP2(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -291,7 +291,7 @@ func TestHostileHTTP2(t *testing.T) {
 			clients.Go(func() {
 				for i := range uint32(500) {
 					if h.ask(2*i+1, http.MethodGet, "/large") != nil || h.WriteRSTStream(2*i+1, http2.ErrCodeCancel) != nil {
-						return // cut, as it may be
+						return // the gateway may cut the connection
 					}
 				}
 			})

@@ -19,7 +19,7 @@ func rewrite(t testing.TB, file, text string) {
 	testkit.Must(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
-// The policy's file is read again when it has changed, and a faulty one is only said.
+// The gateway reads the policy's file again when the file has changed. A faulty file is only reported.
 func TestPolicyIsReadAgain(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer server.Close()
@@ -56,7 +56,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	}
 }
 
-// A gateway that is to end takes nothing more, and sends what waits.
+// A stopping gateway accepts no more requests, and sends the waiting requests.
 func TestEndEmptiesTheQueues(t *testing.T) {
 	arrived, release := make(chan struct{}, 10), make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-release }))
@@ -93,7 +93,7 @@ func TestEndEmptiesTheQueues(t *testing.T) {
 	testkit.NoError(t, g.Stop())
 }
 
-// The prober and the monitor write what the gateway reads.
+// The gateway can read the files of the prober and the monitor.
 func TestProfileIsRead(t *testing.T) {
 	dir := t.TempDir()
 	cpu := dir + "/cpu.stat"

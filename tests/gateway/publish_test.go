@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// What is posted to /pub and /mpub comes to the publisher's broker, and is answered as
-// the broker's own HTTP API answers.
+// A message posted to /pub or /mpub reaches the publisher's broker, and is answered as the broker's
+// own HTTP API answers.
 func TestPublish(t *testing.T) {
 	broker := localtest.NSQD(t, "", "--max-msg-size=1048576")
 	control := testkit.Result(fake.NewPlacement()).Must(t)
@@ -81,7 +81,7 @@ func TestPublish(t *testing.T) {
 			t.Errorf("%s: %s", c.path, got)
 		}
 	}
-	// The publisher moves, and its HTTP with it.
+	// The publisher moves, and its HTTP requests follow.
 	second := localtest.NSQD(t, "")
 	moved := make(localtest.Bodies, 100)
 	localtest.Consume(t, "t", "c", moved, nil, second.TCP)

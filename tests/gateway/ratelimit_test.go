@@ -14,13 +14,13 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// What is posted takes a credit of admission a message, and is told what is left.
+// A posted message takes one credit of admission, and the answer states the remaining credits.
 func TestPublishSaysWhatIsLeft(t *testing.T) {
 	at := localtest.Ports(t, 3)
 	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(),
 		"--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2])
 	_, err := srtmv1.NewAdmissionAdminClient(localtest.Dial(t, at[1])).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
-		{Key: "ingest", RefillMilli: 1, Capacity: 5}, // one in 1000 s
+		{Key: "ingest", RefillMilli: 1, Capacity: 5}, // one credit in 1000 s
 	}}, grpc.WaitForReady(true))
 	testkit.Must(t, err)
 	broker := localtest.NSQD(t, "")
@@ -36,7 +36,7 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 		{"/pub?topic=t", "1", `"default";r=4;t=1000`, http.StatusOK},
 		{"/mpub?topic=t", "2\n3\n4\n", `"default";r=1;t=4000`, http.StatusOK},
 		{"/mpub?topic=t", "5\n6\n", `"default";r=1;t=`, http.StatusTooManyRequests},
-		{"/mpub?topic=t", "", "", http.StatusOK}, // nothing
+		{"/mpub?topic=t", "", "", http.StatusOK}, // no message
 		{"/pub?topic=t", "5", `"default";r=0;t=5000`, http.StatusOK},
 		{"/pub?topic=t", "6", `"default";r=0;t=`, http.StatusTooManyRequests},
 		{"/pub?topic=no%20name", "6", "", http.StatusBadRequest}, // costs nothing
@@ -53,7 +53,7 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 		if c.code != http.StatusTooManyRequests {
 			continue
 		}
-		// The seconds are those of Retry-After.
+		// The seconds equal Retry-After.
 		if retry := res.Header.Get("Retry-After"); limit != c.limit+retry {
 			t.Errorf("RateLimit %q, Retry-After %q", limit, retry)
 		}

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// status is what tests need of /status: the contract with every tool.
+// status is the part of /status that tests use: the contract with every tool.
 type status struct {
 	Classes []struct {
 		Name   string
@@ -39,7 +39,7 @@ type status struct {
 // running is a gateway.
 type running struct {
 	URL, admin string
-	policy     string // its file
+	policy     string // path of the policy file
 	*local.Process
 }
 
@@ -76,7 +76,7 @@ weight = 1
 wait = "1m"
 `
 
-// costs are those of pages, as a policy has them.
+// costs returns the costs of pages in a policy's form.
 func costs() string {
 	var b strings.Builder
 	for path, units := range pages {
@@ -88,8 +88,8 @@ func costs() string {
 	return b.String()
 }
 
-// The gateway's main job: two web servers, one twice as fast, under more requests than
-// they can take. Classes get 6:3:1 of every resource, and the faster server gets more.
+// The gateway's main job: two web servers, one twice as fast, receive more requests than they can
+// take. Classes get 6:3:1 of every resource, and the faster server gets more requests.
 func TestClassesShareEveryResource(t *testing.T) {
 	overload(t, func(fast, slow string) string {
 		return threeClasses + costs() + fmt.Sprintf(`
@@ -107,15 +107,15 @@ net = 500
 	}, "cpu", "disk", "net")
 }
 
-// Of servers and requests of which nothing is known, the time is shared, and the faster
-// server is found out.
+// With unknown servers and request costs, the gateway shares the servers' time, and detects the faster
+// server.
 func TestNothingIsKnown(t *testing.T) {
 	overload(t, func(fast, slow string) string {
 		return threeClasses + fmt.Sprintf("[[server]]\nurl = %q\n[[server]]\nurl = %q\n", fast, slow)
 	}, "time")
 }
 
-// overload asks for more than two servers can do, and judges what classes get of resources.
+// overload sends more requests than two servers can handle, and judges the classes' use of resources.
 func overload(t *testing.T, policy func(fast, slow string) string, resources ...string) {
 	fast := newBackend(t, map[string]float64{"cpu": 1000, "disk": 1000, "net": 1000})
 	slow := newBackend(t, map[string]float64{"cpu": 500, "disk": 500, "net": 500})
@@ -164,8 +164,8 @@ func overload(t *testing.T, policy func(fast, slow string) string, resources ...
 		from = g.status(t)
 		return len(from.Classes) == 3 && from.Classes[0].Queued > 10 && from.Classes[1].Queued > 10 && from.Classes[2].Queued > 10 && total(from) > 100
 	})
-	// What is due is owed until it is given: a share is off by what a moment's load did to
-	// the requests then in flight, and comes back. Without weights it would never be there.
+	// A class is owed its due until it gets it. The momentary load shifts a class's use by the cost of
+	// the requests in flight, and the use comes back. Without weights it would never match.
 	used := func(i int, resource string) float64 {
 		return to.Classes[i].Used[resource] - from.Classes[i].Used[resource]
 	}

@@ -19,11 +19,11 @@ import (
 	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
-// attacks are kept for ever. The numbers are of what they did to the others, or
-// to the broker, when they were found.
+// attacks are kept for ever. The numbers are the effect on the others, or on the broker, when the
+// attack was found.
 var attacks = []attack{
 	{
-		// p50 0.1 -> 112 ms: it was parsed by the event loop.
+		// p50 0.1 -> 112 ms: the event loop parsed the IDENTIFY.
 		name: "an IDENTIFY of 5 MB",
 		strike: func(ctx context.Context, b *broker) error {
 			return b.send(ctx, hugeIdentify)
@@ -31,8 +31,7 @@ var attacks = []attack{
 		every: 50 * time.Millisecond,
 	},
 	{
-		// p99 2.5 -> 50 ms: each end of a subscription looked through all that is
-		// deferred.
+		// p99 2.5 -> 50 ms: each end of a subscription searched all deferred messages.
 		name: "SUB and close, beside deferred messages",
 		prepare: func(b *broker) error {
 			const batches, n = 4, 100_000
@@ -48,7 +47,7 @@ var attacks = []attack{
 			return nil
 		},
 		strike: func(ctx context.Context, b *broker) error {
-			for range 20 { // they end together
+			for range 20 { // the subscriptions end together
 				nc, err := b.dial()
 				if err != nil {
 					return err
@@ -63,7 +62,7 @@ var attacks = []attack{
 		every: 20 * time.Millisecond,
 	},
 	{
-		// p50 0.1 -> 19 ms by 3 MB/s: a processor was busy with it.
+		// p50 0.1 -> 19 ms at 3 MB/s: decompression kept a processor busy.
 		name: "bombs of DEFLATE",
 		strike: func(ctx context.Context, b *broker) error {
 			return b.bombs(ctx, `"deflate":true`, deflated())
@@ -78,8 +77,8 @@ var attacks = []attack{
 		every: 50 * time.Millisecond,
 	},
 	{
-		// They decompress to nothing, so no part of the stream is paid for. 2 MB/s keep a
-		// processor busy.
+		// The blocks decompress to nothing, so the attacker pays for no part of the stream. 2 MB/s
+		// keep a processor busy.
 		name: "blocks of DEFLATE with nothing in them",
 		strike: func(ctx context.Context, b *broker) error {
 			return b.bombs(ctx, `"deflate":true`, emptyBlocks)
@@ -87,8 +86,8 @@ var attacks = []attack{
 		every: 50 * time.Millisecond,
 	},
 	{
-		// p99 1.6 -> 278 ms, and 1.2 GB resident for 60 MB. It keeps both processors
-		// busy, so that the others wait for the kernel's turns of some ms: 3 to 6 times.
+		// p99 1.6 -> 278 ms, and 1.2 GB resident for 60 MB. The attack keeps both processors busy, so
+		// the others wait for the kernel's time slices of some ms: 3 to 6 times the quiet p99.
 		name:  "MPUBs of a million messages of one byte",
 		worst: 10,
 		strike: func(ctx context.Context, b *broker) error {
@@ -100,7 +99,7 @@ var attacks = []attack{
 		},
 	},
 	{
-		// What a topic without readers holds is all the memory there is.
+		// The messages of a topic without readers fill the memory.
 		name:  "a backlog that fills the memory",
 		flags: []string{"--max-memory-bytes=20000000"},
 		prepare: func(b *broker) error {
@@ -126,7 +125,7 @@ var attacks = []attack{
 		},
 	},
 	{
-		// Without end: each topic took memory and a place in every listing.
+		// Without a bound, each topic took memory and a place in every listing.
 		name:  "topics without end",
 		flags: few,
 		strike: func(ctx context.Context, b *broker) error {
@@ -140,7 +139,7 @@ var attacks = []attack{
 		check: func(b *broker) error { return b.refused("srtm_nsqd_names_refused_total") },
 	},
 	{
-		// All descriptors: nothing could be stored any more.
+		// The attack used all descriptors, so nothing could be stored any more.
 		name:  "connections without end",
 		flags: few,
 		strike: func(ctx context.Context, b *broker) error {
@@ -159,12 +158,12 @@ var attacks = []attack{
 	},
 }
 
-// few are bounds that are reached at once.
+// few are bounds that attacks reach at once.
 var few = []string{"--max-topics=200", "--max-connections=50"}
 
 var made atomic.Uint64 // names that are used only once
 
-// refused is an error unless the metric, of what the broker refused, counts.
+// refused returns an error unless the metric of the broker's refusals is above zero.
 func (b *broker) refused(metric string) error {
 	n, err := b.metric(metric)
 	if err == nil && n == 0 {
@@ -178,8 +177,8 @@ var million = sync.OnceValue(func() []byte {
 	return sized("MPUB million\n", string(binary.BigEndian.AppendUint32(nil, n))+strings.Repeat("\x00\x00\x00\x01m", n))
 })
 
-// bombs sends what decompresses to very much, over a few connections, as fast as
-// it is taken.
+// bombs sends data that decompresses to very much, over a few connections, as fast as the broker
+// reads.
 func (b *broker) bombs(ctx context.Context, compression string, bomb []byte) error {
 	const connections = 2
 	var wg sync.WaitGroup
@@ -206,9 +205,9 @@ func (b *broker) bombs(ctx context.Context, compression string, bomb []byte) err
 	return nil
 }
 
-// nops are a megabyte of commands that do nothing, of which one in so many is
-// different: what lies in a socket when the attacker has gone is still
-// decompressed, and at DEFLATE's thousand to one that would take minutes.
+// nops are a megabyte of commands that do nothing. One in different commands differs from the others.
+// The broker still decompresses the bytes in a socket after the attacker has gone, and at DEFLATE's
+// thousand to one this would take minutes.
 func nops(different int) (all []byte) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for len(all) < 1<<20 {
@@ -220,23 +219,23 @@ func nops(different int) (all []byte) {
 	return all
 }
 
-// deflated is a megabyte, and refers to nothing before it.
+// deflated is a megabyte without references to earlier data.
 var deflated = sync.OnceValue(func() []byte {
 	d := compress.NewDeflate(9)
 	d.Remember()
 	return d.Append(nil, nops(64))
 })
 
-// emptyBlocks each have codes of their own, which the decompressor has to make tables for, and
-// then the end of the block: 8 in 90 bytes.
+// emptyBlocks are blocks with their own codes, for which the decompressor has to build tables, and
+// then the end of the block: 8 blocks in 90 bytes.
 var emptyBlocks = bytes.Repeat([]byte("\x04\xc0\x81\x00\x00\x00\x00\x00\x90\xff\x6b\x10\x00\x07\x02\x00\x00\x00\x00\x40\xfe\xaf\x41\x00\x1c\x08\x00\x00\x00\x00\x00\xf9\xbf\x06\x01\x70\x20\x00\x00\x00\x00\x00\xe4\xff\x1a\x04\xc0\x81\x00\x00\x00\x00\x00\x90\xff\x6b\x10\x00\x07\x02\x00\x00\x00\x00\x40\xfe\xaf\x41\x00\x1c\x08\x00\x00\x00\x00\x00\xf9\xbf\x06\x01\x70\x20\x00\x00\x00\x00\x00\xe4\xff\x1a"), 100)
 
-// snappied begins with the stream's identifier, which may come again.
+// snappied begins with the stream's identifier, which may be repeated.
 var snappied = sync.OnceValue(func() []byte { return new(compress.Snappy).Append(nil, nops(1<<20)) })
 
 var hugeIdentify = sized("IDENTIFY\n", `{"more":[`+strings.Repeat("{},", 1_600_000)+`{}]}`)
 
-// sized is a command with a body.
+// sized returns a command with a body.
 func sized(line, body string) []byte {
 	b := binary.BigEndian.AppendUint32([]byte(line), uint32(len(body)))
 	return append(b, body...)
@@ -261,8 +260,7 @@ func write(nc net.Conn, what []byte) error {
 	return err
 }
 
-// ended drops the errors of a connection that the broker has ended, or the end of
-// the slice.
+// ended drops errors of a connection that the broker has ended, or that ended with the slice.
 func ended(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {

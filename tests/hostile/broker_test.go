@@ -23,7 +23,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// broker is the one that is attacked.
+// broker is the broker under attack.
 type broker struct{ *local.Process }
 
 // start runs an nsqd as long as t lasts.
@@ -32,7 +32,7 @@ func start(t *testing.T, binary string, flags ...string) *broker {
 	return &broker{localtest.NSQD(t, binary, append([]string{"--drain-timeout=0s"}, flags...)...)}
 }
 
-// dial opens a connection that has said what protocol it speaks.
+// dial opens a connection and sends the protocol's magic.
 func (b *broker) dial() (net.Conn, error) {
 	nc, err := net.Dial("tcp", b.TCP)
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *broker) dial() (net.Conn, error) {
 	return nc, nil
 }
 
-// post asks for something over HTTP.
+// post sends a request over HTTP.
 func (b *broker) post(path string, body io.Reader) error {
 	res, err := web.Post("http://"+b.HTTP+path, "", body)
 	if err != nil {
@@ -60,13 +60,13 @@ func (b *broker) post(path string, body io.Reader) error {
 	return err
 }
 
-// metric returns a metric, or the sum of it over its labels.
+// metric returns a metric, or its sum over all labels.
 func (b *broker) metric(name string) (float64, error) { return localtest.Metric(b.Process, name) }
 
-// web keeps no connections, which would be goroutines.
+// web keeps no connections, because kept connections would be goroutines.
 var web = &http.Client{Timeout: local.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// residentBelow looks at the most memory that the process ever had.
+// residentBelow checks the process's peak memory.
 func (b *broker) residentBelow(most int) error {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.Pid()))
 	for line := range strings.Lines(string(text)) {
@@ -84,15 +84,14 @@ func (b *broker) residentBelow(most int) error {
 // maxFrame is more than a broker sends here.
 const maxFrame = 1 << 20
 
-// others are the clients that do nothing wrong: pairs of a publisher and a
-// subscriber, each with a topic of its own. They publish by a schedule, and a
-// latency counts from when the message was to be sent until the subscriber has
-// it; so whatever keeps the publisher from sending counts, too.
+// others are well-behaved clients: pairs of a publisher and a subscriber, each with its own topic.
+// They publish on a schedule, and a latency counts from the scheduled time until the subscriber has
+// the message. So any delay of the publisher counts, too.
 type others struct{ pairs []*pair }
 
 const (
 	pairs = 2
-	// every is how long after a message its publisher sends the next.
+	// every is the interval between a publisher's messages.
 	every = 2 * time.Millisecond
 )
 
@@ -116,7 +115,7 @@ func meet(t *testing.T, b *broker) *others {
 	return o
 }
 
-// connections is how many they have.
+// connections returns the number of connections of the others.
 func (o *others) connections() int { return 2 * len(o.pairs) }
 
 func (p *pair) open(t *testing.T, b *broker) {
@@ -152,7 +151,7 @@ func (p *pair) fault(t *testing.T, who string, err error) {
 	}
 }
 
-var began = time.Now() // what times in messages count from
+var began = time.Now() // origin of the times in messages
 
 func (p *pair) receive(in io.Reader) error {
 	for {
@@ -189,7 +188,7 @@ func (p *pair) answers() error {
 	}
 }
 
-// publish sends a message every so often, n in all.
+// publish sends n messages, one per interval.
 func (p *pair) publish(n int) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -205,7 +204,7 @@ func (p *pair) publish(n int) error {
 	return nil
 }
 
-// measure publishes for so long, and returns all latencies.
+// measure publishes for a duration, and returns all latencies.
 func (o *others) measure(t *testing.T, duration time.Duration) (all []time.Duration) {
 	t.Helper()
 	n := int(duration / every)

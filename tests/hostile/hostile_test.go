@@ -16,17 +16,16 @@ import (
 )
 
 const (
-	// slice is how long quiet and attack last in turn, alternations how often.
+	// slice is the duration of a quiet slice and of an attack slice, alternations their number.
 	slice        = 250 * time.Millisecond
 	alternations = 5
-	// worst is how many times the quiet p99 the p99 under attack may be, where the
-	// attack does not say otherwise. A quiet p99 counts as floor at least: below it is
-	// the kernel's work, which shares the processors among the broker, the attacker and
-	// the others.
+	// worst is the maximum p99 under attack in multiples of the quiet p99, unless the attack has its
+	// own. A quiet p99 counts as at least floor: below floor the kernel's work dominates, which shares
+	// the processors among the broker, the attacker and the others.
 	worst = 5
 	floor = time.Millisecond
-	// tries bounds how often as many slices more are taken, since something else
-	// on the machine may have spoiled those before.
+	// tries bounds how often the test takes further slices, because other processes on the machine may
+	// have spoiled the earlier slices.
 	tries = 5
 )
 
@@ -36,30 +35,29 @@ func TestMain(m *testing.M) { localtest.Main(m) }
 func given() string {
 	path := os.Getenv("SRTM_HOSTILE_NSQD")
 	if abs, err := filepath.Abs(path); path != "" && err == nil {
-		return abs // it runs in a folder of its own
+		return abs // the nsqd runs in its own folder
 	}
 	return path
 }
 
-// attack is what one client, or a few of them, do to a broker.
+// attack is what a client, or a few clients, do to a broker.
 type attack struct {
 	name  string
 	flags []string // of the nsqd
 
-	// prepare sets the stage; nil: there is nothing to prepare.
+	// prepare prepares the broker; nil: nothing to prepare.
 	prepare func(b *broker) error
-	// strike is called again and again, at most once in every, as long as the
-	// attack lasts; it ends when ctx does, or before. That the broker refuses it,
-	// or cuts its connection, is no error.
+	// strike is called repeatedly, at most once in every, as long as the attack lasts. It ends with
+	// ctx, or earlier. A refusal by the broker, or a cut connection, is no error.
 	strike func(ctx context.Context, b *broker) error
 	every  time.Duration
-	worst  float64 // 0: the constant of that name
-	// check looks at the broker's counters when the attack is over, before it is
-	// stopped; nil: the others' latency says it all.
+	worst  float64 // 0: the constant worst
+	// check checks the broker's counters after the attack, before the broker is stopped; nil: the
+	// others' latency is enough.
 	check func(b *broker) error
 }
 
-// Each attack for itself: the others do not feel it.
+// Each attack alone: the others do not notice it.
 func TestOthersAreNotHurt(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
@@ -91,9 +89,9 @@ func TestOthersAreNotHurt(t *testing.T) {
 	}
 }
 
-// measure alternates quiet slices with slices of the attack, and adds their p99s.
-// The least of each are compared: what else the machine does comes and goes, an
-// attack hurts in every slice.
+// measure alternates quiet slices with slices of the attack, and adds their p99s. The test compares
+// the minimum of each kind: other load on the machine comes and goes, while an attack hurts in every
+// slice.
 func (a *attack) measure(t *testing.T, b *broker, o *others, quiet, loud *[]time.Duration) {
 	t.Helper()
 	for range alternations {
@@ -127,8 +125,8 @@ func (a *attack) run(ctx context.Context, t *testing.T, b *broker) {
 	}
 }
 
-// All attacks at once, on a broker with the race detector, which shows in its
-// exit code. Attacks that need other flags have another broker.
+// All attacks at once, on a broker with the race detector. A race shows in the broker's exit code.
+// Attacks that need other flags have another broker.
 func TestNoDataRaces(t *testing.T) {
 	if given() != "" {
 		t.Skip("the binary was given")

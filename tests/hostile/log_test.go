@@ -10,9 +10,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// An nsqd whose standard error is not read, and full, starts, tells
-// bad clients what is wrong, serves the others, and stops. It used to freeze with
-// the 446th bad client.
+// Nobody reads an nsqd's standard error, and its pipe is full. The nsqd starts, reports faults to bad
+// clients, serves the others, and stops. It used to freeze with the 446th bad client.
 func TestALogThatNobodyReads(t *testing.T) {
 	nsqd := given()
 	if nsqd == "" {
@@ -26,8 +25,7 @@ func TestALogThatNobodyReads(t *testing.T) {
 	o.measure(t, slice)
 }
 
-// unread returns a program that runs the binary with a full pipe, which is its
-// own, for a standard error.
+// unread returns a program that runs the binary with a full pipe, private to it, as standard error.
 func unread(t *testing.T, binary string) string {
 	t.Helper()
 	dir := t.TempDir()

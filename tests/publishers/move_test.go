@@ -20,18 +20,18 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// moves is how many migrations each test below makes.
+// moves is the number of migrations in each test below.
 const moves = 36
 
 var names = []string{"p1", "p2", "p3", "p4"}
 
-// receipt is where and when a message was accepted.
+// receipt is the broker and the time of an acceptance.
 type receipt struct {
 	times    int
-	accepted int64 // by the clock of the broker, which is that of all
+	accepted int64 // by the common clock of the brokers
 }
 
-// tally is what stock consumers of all brokers have read, by body.
+// tally is the messages that stock consumers of all brokers have read, by body.
 type tally struct {
 	mu  sync.Mutex
 	got map[string]receipt
@@ -41,7 +41,7 @@ func (y *tally) HandleMessage(m *nsq.Message) error {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	r := y.got[string(m.Body)]
-	if m.Attempts == 1 { // else it was delivered again, not published again
+	if m.Attempts == 1 { // later attempts are redeliveries, not repeated publishes
 		r.times++
 	}
 	r.accepted = m.Timestamp
@@ -63,17 +63,17 @@ func (c *cluster) tally() *tally {
 	return y
 }
 
-// source is what one publisher has published.
+// source is the messages of a publisher.
 type source struct {
-	acknowledged []string        // in order; read when it has ended
-	doubtful     map[string]bool // those of which an answer was lost
+	acknowledged []string        // in order; read when the publisher has ended
+	doubtful     map[string]bool // messages without an answer
 	count        atomic.Int64    // of acknowledged
 	lost         int             // connections
 }
 
-// check waits for all that was acknowledged, and fails unless each publisher's
-// messages were accepted in their order, and none twice of which no answer was
-// lost. It returns how many were accepted twice.
+// check waits for all acknowledged messages. It fails unless each publisher's messages were accepted
+// in order, and only messages with a lost answer were accepted twice. It returns how many were
+// accepted twice.
 func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
 	c.t.Helper()
 	for id, s := range sources {
@@ -99,8 +99,8 @@ func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
 	return twice
 }
 
-// shuffle moves publishers from broker to broker. Before each move all of them
-// have published again since the last one.
+// shuffle moves publishers from broker to broker. Before each move all publishers have published again
+// since the last move.
 func (c *cluster) shuffle(sources map[string]*source) {
 	c.t.Helper()
 	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.RPC))
@@ -121,8 +121,8 @@ func (c *cluster) shuffle(sources map[string]*source) {
 	}
 }
 
-// A producer of a stock library that does as the documentation says: it asks
-// where to publish, and asks again when its connection ends.
+// A producer of a stock library follows the documentation: the producer asks where to publish, and
+// asks again when a connection ends.
 func TestStockProducersAreMoved(t *testing.T) {
 	c := startSized(t, 20_000, 20_000)
 	y := c.tally()
@@ -155,7 +155,7 @@ func TestStockProducersAreMoved(t *testing.T) {
 				}
 				body := fmt.Sprintf("%s/%d", id, n)
 				if p.Publish(topic, []byte(body)) != nil {
-					// Accepted or not: without an answer that is not known.
+					// Without an answer, acceptance is unknown.
 					s.doubtful[body] = true
 					s.lost++
 					p.Stop()
@@ -178,18 +178,19 @@ func TestStockProducersAreMoved(t *testing.T) {
 		lost += s.lost
 	}
 	t.Logf("%d messages, %d moves, %d connections ended, %d accepted twice", total, moves, lost, twice)
-	// Not by each move: while the old broker forwards for a publisher, the publisher is taken to
-	// follow, and is disconnected a second later unless it has moved back.
+	// Not every move cuts a connection: while the old broker forwards for a publisher, the broker
+	// assumes that the publisher follows. It disconnects the publisher a second later unless the
+	// publisher has moved back.
 	if lost == 0 {
 		t.Errorf("no connection was ended by %d moves", moves)
 	}
-	// A drain is in order: what was not answered was not accepted.
+	// A drain is orderly: messages without an answer were not accepted.
 	if twice > 0 {
 		t.Errorf("%d messages were accepted twice", twice)
 	}
 }
 
-// The same through the agent: its producers notice nothing.
+// The same through the agent: the agent's producers notice nothing.
 func TestTheAgentsProducersAreMoved(t *testing.T) {
 	c := startSized(t, 20_000, 20_000)
 	y := c.tally()
@@ -231,7 +232,7 @@ func TestTheAgentsProducersAreMoved(t *testing.T) {
 	}
 }
 
-// dials counts the connections that go-nsq says it makes.
+// dials counts the connections that go-nsq reports.
 type dials struct{ made atomic.Int64 }
 
 func (d *dials) Write(line []byte) (int, error) {
@@ -241,8 +242,8 @@ func (d *dials) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// HTTP publishers go to any broker that lookup names, those that have just lost
-// the topic's publishers included, wherever they are placed.
+// HTTP publishers use any broker from lookup, including brokers that have just lost the topic's
+// publishers, wherever the publishers are placed.
 func TestPublishingOverHTTPWhilePublishersMove(t *testing.T) {
 	c := startSized(t, 20_000, 20_000)
 	y := c.tally()
@@ -276,7 +277,7 @@ func TestPublishingOverHTTPWhilePublishersMove(t *testing.T) {
 					t.Errorf("broker %s: %d %s", d.HTTP, res.StatusCode, text)
 					return
 				}
-				s.count.Add(1) // an answer, whatever it was
+				s.count.Add(1) // any answer counts
 			}
 		})
 	}

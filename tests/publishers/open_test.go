@@ -10,9 +10,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// An open topic has no list of publishers: a stock producer behind the agent, and a sensor
-// that has HTTP alone behind the gateway, need to know neither their broker nor that they were
-// not declared, and are known to the brokers by their own names.
+// An open topic has no list of publishers. A stock producer behind the agent, and a sensor with only
+// HTTP behind the gateway, need not know their broker or their declaration. The brokers know both by
+// their own names.
 func TestPublishersOfAnOpenTopicNeedToKnowNothing(t *testing.T) {
 	c := &cluster{t, localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=10000")}
 	localtest.Srtm(t, c.RPC, "topic", "create", topic, "--rate=1000", "--burst=100", "--slo-latency=10s")

@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Publishers that want more than the contract are paced by its broker alone: without the
-// control plane they are told as before, and the contract holds.
+// Publishers that want more than the contract are paced by their broker alone. Without the control
+// plane the advice continues, and the contract holds.
 func TestPacingWithoutTheControlPlane(t *testing.T) {
 	const rate, burst = 400, 40
 	c := &cluster{t, localtest.Start(t, 1, []string{"--fitting=off"}, "--mcap=1000")}
@@ -23,7 +23,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 		"--slo-latency=10s", "--pacing", "--group=light:2:50:1:1", "--group=heavy:2:150:1:4")
 	c.consume(make(localtest.Bodies, 1_000_000))
 
-	var told [4]atomic.Int64 // how often each publisher was
+	var told [4]atomic.Int64 // how often each publisher was advised
 	ids := []string{"light.0", "light.1", "heavy.0", "heavy.1"}
 	clients := make([]*client.Client, len(ids))
 	ctx, stop := context.WithCancel(t.Context())
@@ -32,7 +32,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 		stop()
 		sending.Wait()
 		for _, k := range clients {
-			_ = k.Close(context.WithoutCancel(ctx)) // nothing is under way
+			_ = k.Close(context.WithoutCancel(ctx)) // nothing is in flight
 		}
 	}()
 	for i, id := range ids {
@@ -75,7 +75,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 	}
 }
 
-// released is how many messages have had their token.
+// released returns how many messages have had their token.
 func (c *cluster) released() float64 {
 	c.t.Helper()
 	return testkit.Result(localtest.Metric(c.Brokers[0], "srtm_nsqd_topic_messages_released_total")).Must(c.t)

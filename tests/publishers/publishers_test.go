@@ -23,8 +23,7 @@ func TestMain(m *testing.M) { localtest.Main(m) }
 
 const topic = "t"
 
-// cluster is a loaddistributor and three brokers, with a topic whose publishers
-// are p1 to p4.
+// cluster is a loaddistributor and three brokers, with a topic whose publishers are p1 to p4.
 type cluster struct {
 	t *testing.T
 	*localtest.Cluster
@@ -32,11 +31,11 @@ type cluster struct {
 
 func start(t *testing.T) *cluster {
 	t.Helper()
-	// Two brokers carry it: 1,500 msg/s do not fit one, and 2,000 do two.
+	// Two brokers carry the topic: 1,500 msg/s do not fit on one broker, and two brokers carry 2,000.
 	return startSized(t, 1000, 1500)
 }
 
-// startSized starts brokers that carry mcap msg/s each, and a topic of so much.
+// startSized starts brokers that carry mcap msg/s each, and creates a topic of rate msg/s.
 func startSized(t *testing.T, mcap, rate int) *cluster {
 	t.Helper()
 	c := &cluster{t, localtest.Start(t, 3, []string{"--fitting=off"}, fmt.Sprintf("--mcap=%d", mcap))}
@@ -55,7 +54,7 @@ func (c *cluster) request(method, url, body string) (string, int) {
 	return text, status
 }
 
-// assignment is what /publisher says.
+// assignment is an answer of /publisher.
 type assignment struct {
 	BrokerID    string `json:"broker_id"`
 	TCPAddress  string `json:"tcp_address"`
@@ -68,7 +67,7 @@ func (c *cluster) where(id string) assignment {
 	return testkit.Result(c.ask(id)).Must(c.t)
 }
 
-// ask is where, for any goroutine.
+// ask is where for any goroutine.
 func (c *cluster) ask(id string) (a assignment, err error) {
 	text, status, err := localtest.Ask(http.MethodGet, "http://"+c.Web+"/publisher?topic="+topic+"&id="+id, "")
 	if err == nil && status != http.StatusOK {
@@ -80,7 +79,7 @@ func (c *cluster) ask(id string) (a assignment, err error) {
 	return a, err
 }
 
-// read collects what a stock consumer reads, found through lookup.
+// read collects the messages of a stock consumer with the lookup.
 func (c *cluster) read() localtest.Bodies {
 	c.t.Helper()
 	got := make(localtest.Bodies, 100_000)
@@ -186,7 +185,7 @@ func TestAStockProducerAndTheAgent(t *testing.T) {
 	}
 }
 
-// What was acknowledged is there, whatever ends the agent.
+// Acknowledged messages survive the agent's end, however it ends.
 func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 	for name, end := range map[string]func(*local.Process) error{
 		"killed":  (*local.Process).Kill,
@@ -211,7 +210,7 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 						body := fmt.Sprintf("%s/%d", id, i)
 						if p.Publish(topic, []byte(body)) != nil {
 							retry(ctx, address)
-							// One that connects again has a data race of its own.
+							// A producer that reconnects has a data race in go-nsq.
 							p.Stop()
 							var err error
 							if p, err = localtest.NewProducer(address, id); err != nil {

@@ -23,7 +23,7 @@ func each(t *testing.T, test func(t *testing.T, nsqd string)) {
 	t.Run("upstream", func(t *testing.T) { test(t, testkit.Upstream(t, "nsqd")) })
 }
 
-// site is a loaddistributor, and where it is.
+// site is a loaddistributor and its addresses.
 type site struct {
 	*local.Process
 	tcp, web, rpc string
@@ -54,7 +54,7 @@ func request(t *testing.T, method, url string) string {
 	return text
 }
 
-// found is what /lookup says.
+// found is an answer of /lookup.
 type found struct {
 	Channels  []string `json:"channels"`
 	Producers []struct {
@@ -73,7 +73,7 @@ func (f found) addresses() (all []string) {
 	return all
 }
 
-// eventually waits until /lookup says what is right.
+// eventually waits until right accepts the answer of /lookup.
 func (s site) eventually(t *testing.T, topic, what string, right func(found) bool) {
 	t.Helper()
 	text := ""
@@ -109,14 +109,14 @@ func TestANodeIsFoundAndForgotten(t *testing.T) {
 			return slices.Equal(f.Channels, []string{"c"}) && f.Producers[0].Version != "" && fmt.Sprintf("127.0.0.1:%d", f.Producers[0].HTTPPort) == a.HTTP
 		})
 
-		// A topic that is new at b begins with the channels of its others.
+		// A topic that is new on b begins with the channels that the topic has on other nodes.
 		request(t, http.MethodPost, "http://"+b.HTTP+"/pub?topic=t")
 		s.produced(t, "t", a.TCP, b.TCP)
 		if stats := request(t, http.MethodGet, "http://"+b.HTTP+"/stats?format=json&topic=t"); !strings.Contains(stats, `"channel_name":"c"`) {
 			t.Errorf("the second node has no channel c: %s", stats)
 		}
 
-		// Hidden, then deleted, as nsqadmin takes a topic from a node.
+		// The topic is hidden, then deleted, as nsqadmin removes a topic from a node.
 		request(t, http.MethodPost, "http://"+s.web+"/topic/tombstone?topic=t&node="+a.HTTP)
 		s.produced(t, "t", b.TCP)
 		request(t, http.MethodPost, "http://"+a.HTTP+"/topic/delete?topic=t")
@@ -132,7 +132,7 @@ func TestANodeIsFoundAndForgotten(t *testing.T) {
 	})
 }
 
-// NSQ's nsqd notices a lost connection when it pings, every 15 s.
+// NSQ's nsqd notices a lost connection at its ping, every 15 s.
 func TestNodesComeBackToARestartedLoaddistributor(t *testing.T) {
 	each(t, func(t *testing.T, nsqd string) {
 		t.Parallel()
@@ -148,7 +148,7 @@ func TestNodesComeBackToARestartedLoaddistributor(t *testing.T) {
 	})
 }
 
-// nodes waits until so many are there.
+// nodes waits until a number of nodes are registered.
 func (s site) nodes(t *testing.T, want int) {
 	t.Helper()
 	testkit.WaitFor(t, fmt.Sprint(want, " nodes"), func() bool {
@@ -166,7 +166,7 @@ func TestAStockConsumerReadsFromANodeThatRegistered(t *testing.T) {
 	})
 }
 
-// consumes reads what /pub was sent, as a stock consumer that looks t up.
+// consumes reads the message posted to /pub, as a stock consumer that looks t up.
 func (s site) consumes(t *testing.T) {
 	t.Helper()
 	got := make(localtest.Bodies, 1)
@@ -175,7 +175,7 @@ func (s site) consumes(t *testing.T) {
 	got.Want(t, "body")
 }
 
-// Who starts nodes on ports of the system's choice finds them everywhere.
+// Nodes on ports of the system's choice are found everywhere.
 func TestPortsOfTheSystem(t *testing.T) {
 	d, at, err := local.Listening(localtest.Program(t, "loaddistributor"), t.TempDir(),
 		[]string{"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--tcp-address=127.0.0.1:0", "--broadcast-address=127.0.0.1"}, "TCP", "HTTP", "GRPC")
@@ -213,8 +213,8 @@ inactive_producer_timeout = "300s"
 tombstone_lifetime = "45s"
 `
 
-// The flags and the file of an nsqlookupd start the loaddistributor in its place;
-// the one flag of ours only frees the port that gRPC would have.
+// The flags and the file of an nsqlookupd start the loaddistributor in its place. The single flag of
+// our own only frees the port that gRPC would use.
 func TestInPlaceOfAnNsqlookupd(t *testing.T) {
 	dir := t.TempDir()
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "nsqlookupd.cfg"), []byte(nsqlookupdFile), 0o600))

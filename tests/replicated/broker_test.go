@@ -11,10 +11,10 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// A broker that is killed, and whose disk is lost, has all that it acknowledged.
+// A broker is killed and loses its disk, but still has all acknowledged messages.
 func TestABrokerAndItsDiskAreLost(t *testing.T) {
 	s := startServers(t, 3)
-	start := func() *local.Process { // in a folder of its own
+	start := func() *local.Process { // in a new folder
 		return localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+s.url(), "--broker-id=b.1")
 	}
 	b := start()
@@ -35,7 +35,7 @@ func TestABrokerAndItsDiskAreLost(t *testing.T) {
 	got.Want(t, "after")
 }
 
-// A topic that is made anew while its stream is being deleted has a stream again.
+// A topic that is created again during the deletion of its stream gets a new stream.
 func TestATopicIsDeletedAndMadeAnew(t *testing.T) {
 	s := startServers(t, 3)
 	b := localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+s.url(), "--broker-id=b")

@@ -21,15 +21,15 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// The contract of the topic, of which twice as much is offered.
+// The contract of the topic. The test offers twice as much.
 const (
 	chaosRate, chaosBurst = 300, 60
-	// unsaved is for how long before a broker is killed what was finished there may come
-	// again: cursors are saved five times a second, unless a server of NATS has just gone.
+	// unsaved is the time before a broker's kill in which finished messages may come again. Cursors
+	// are saved five times a second, unless a NATS server has just gone.
 	unsaved = 10 * time.Second
 )
 
-// histories are what publishers and consumers have seen.
+// histories are the observations of publishers and consumers.
 type histories struct {
 	mu    sync.Mutex
 	sent  map[string]sending
@@ -37,17 +37,17 @@ type histories struct {
 	order []string             // of first receipts
 	kills []time.Time          // of brokers
 	began time.Time
-	moves atomic.Int64 // brokers that went or came back
+	moves atomic.Int64 // ends and returns of brokers
 	acked atomic.Int64
 }
 
-// sending is a message that was acknowledged.
+// sending is an acknowledged message.
 type sending struct {
 	publisher, n  int
-	before, after int64 // moves, when it was published and acknowledged
+	before, after int64 // moves at the publish and at the acknowledgement
 }
 
-// receipt is one delivery, finished at once.
+// receipt is a delivery, finished at once.
 type receipt struct {
 	at   time.Time
 	from string
@@ -77,7 +77,7 @@ func (h *histories) publish(ctx context.Context, publisher int, p *client.Publis
 	}
 }
 
-// HandleMessage notes a delivery.
+// HandleMessage records a delivery.
 func (h *histories) HandleMessage(m *nsq.Message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,8 +100,8 @@ func (h *histories) missing() (missing []string) {
 	return missing
 }
 
-// judge fails the test for what was delivered again without a reason, and for what a broker
-// delivered in another order than its publisher published it while no broker went or came.
+// judge fails the test for redeliveries without a reason. judge also fails the test if a broker, while
+// no broker ended or returned, did not deliver messages in their publishers' order.
 func (h *histories) judge(t *testing.T) {
 	t.Helper()
 	h.mu.Lock()
@@ -143,10 +143,10 @@ func (h *histories) judge(t *testing.T) {
 		len(h.sent), len(h.got), twice-unexplained, unexplained, ordered, disordered)
 }
 
-// Brokers and servers of NATS are killed, and brokers' disks lost, at twice the contract:
-// nothing that was acknowledged is lost, what was finished does not come again but for a
-// crash right after, publishers' orders stand, and so does the contract. SRTM_CHAOS=10m is
-// for how long; make chaos-replicated.
+// Brokers and NATS servers are killed, and brokers' disks lost, at twice the contract. No acknowledged
+// message is lost, a finished message comes again only after a crash right behind it, publishers'
+// messages keep their order, and the contract holds. SRTM_CHAOS=10m sets the time; make
+// chaos-replicated.
 func TestChaos(t *testing.T) {
 	lasting := time.Duration(0) // one kill of each kind
 	if v := os.Getenv("SRTM_CHAOS"); v != "" {
@@ -187,7 +187,7 @@ func TestChaos(t *testing.T) {
 	localtest.Consume(t, "t", "c", h, func(n *nsq.Config) {
 		n.MaxInFlight, n.LookupdPollInterval, n.MaxAttempts = 100, 200*time.Millisecond, 0
 	}, "http://"+c.Web)
-	flow := func() { // again, by itself
+	flow := func() { // messages flow again, by themselves
 		until := h.acked.Load() + chaosRate/2
 		within(t, "publishers go on", func() bool { return h.acked.Load() >= until })
 	}

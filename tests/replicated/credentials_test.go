@@ -16,7 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-// issuer is an operator of NATS with an account that may use JetStream.
+// issuer is a NATS operator with an account that may use JetStream.
 type issuer struct {
 	t                 *testing.T
 	operator, account nkeys.KeyPair
@@ -29,7 +29,7 @@ func public(t *testing.T, k nkeys.KeyPair) string {
 	return testkit.Result(k.PublicKey()).Must(t)
 }
 
-// newAccount is an account's key, and its claims as the operator has signed them.
+// newAccount returns an account's key, and claims for the operator to sign.
 func (i *issuer) newAccount() (nkeys.KeyPair, *jwt.AccountClaims) {
 	k := testkit.Result(nkeys.CreateAccount()).Must(i.t)
 	return k, jwt.NewAccountClaims(public(i.t, k))
@@ -55,7 +55,7 @@ func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
 	}
 }
 
-// user writes the credentials of a new user, and returns its public key.
+// user writes the credentials of a new user, and returns the user's public key.
 func (i *issuer) user(file string) string {
 	i.t.Helper()
 	k := testkit.Result(nkeys.CreateUser()).Must(i.t)
@@ -67,8 +67,8 @@ func (i *issuer) user(file string) string {
 	return claims.Subject
 }
 
-// A broker's credentials are revoked while it runs: it says that it stores nothing, and why,
-// and goes on by itself with those that the file has next.
+// A broker's credentials are revoked while the broker runs. The broker reports the failure to store,
+// with the reason, and continues by itself with the next credentials in the file.
 func TestCredentialsAreRevoked(t *testing.T) {
 	t.Parallel()
 	i, trust := newIssuer(t)

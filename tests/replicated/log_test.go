@@ -40,15 +40,15 @@ func TestAsALog(t *testing.T) {
 	}
 }
 
-// Cursors that cannot be saved hold up the one who reads and writes the topic for less than
-// a second; nothing else of the topic needs their stream.
+// Cursors that cannot be saved delay the topic's reader and writer for less than a second. Nothing
+// else of the topic needs the cursors' stream.
 func TestNoLeaderOfTheCursors(t *testing.T) {
 	s := startServers(t, 1)
 	l := testkit.Result(s.connect("b").Open("t", 1)).Must(t)
 	nc := testkit.Result(nats.Connect(s.url())).Must(t)
 	defer nc.Close()
 	js := testkit.Result(jetstream.New(nc)).Must(t)
-	testkit.Must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no one answers, as without a leader
+	testkit.Must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no answers, as without a leader
 	began := time.Now()
 	testkit.ErrorIs(t, l.SaveCursors([]byte("cursors")), replicated.ErrUnavailable)
 	if took := time.Since(began); took > 3*time.Second { // 0.5 s
@@ -57,8 +57,8 @@ func TestNoLeaderOfTheCursors(t *testing.T) {
 	testkit.Must(t, l.Close())
 }
 
-// A try whose acknowledgement was lost may be stored later than the owner knows: what it
-// saves next comes behind that.
+// An attempt with a lost acknowledgement may be stored later than the owner knows. The owner's next
+// save comes behind the late attempt.
 func TestASnapshotIsStoredLate(t *testing.T) {
 	s := startServers(t, 1)
 	c := s.connect("b")
@@ -81,7 +81,7 @@ func TestASnapshotIsStoredLate(t *testing.T) {
 	testkit.Must(t, l.Close())
 }
 
-// An owner that another has replaced stores nothing, and says so.
+// A replaced owner stores nothing, and reports the replacement.
 func TestFencing(t *testing.T) {
 	s := startServers(t, 3)
 	a := testkit.Result(s.connect("b").Open("t", 1)).Must(t)
@@ -95,7 +95,7 @@ func TestFencing(t *testing.T) {
 	if snapshot, err := b.LoadCursors(); err != nil || string(snapshot) != "cursors of the first" {
 		t.Errorf("the next owner finds cursors %q, %v", snapshot, err)
 	}
-	// What the next one stores has the same offset as what the first one could not.
+	// The next owner's record has the same offset as the first owner's refused record.
 	at, err = b.Append([]commitlog.Record{{Body: []byte("of the second")}})
 	testkit.Must(t, err)
 	testkit.Must(t, b.Sync(at+1))
@@ -115,8 +115,8 @@ func TestFencing(t *testing.T) {
 	testkit.Must(t, b.Remove())
 }
 
-// What a broker stores that claims its part while another takes it over stays, and the other
-// is told; a part that was taken over is gone, also for who had it.
+// A broker claims its part while another broker takes the part over. The first broker's stored records
+// stay, and the other broker is told. After a takeover the part is gone, also for the former owner.
 func TestTakingAPartOver(t *testing.T) {
 	s := startServers(t, 3)
 	store := func(l *replicated.Log, body string) error {
@@ -204,7 +204,7 @@ func TestTakingAPartOver(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// Answers are lost, one of each kind: a take-over, and a deletion, asks again.
+// One answer of each kind is lost: a takeover, and a deletion, asks again.
 func TestAnswersAreLost(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -249,7 +249,7 @@ func TestAnswersAreLost(t *testing.T) {
 	}
 }
 
-// A broker that comes back claims its part while another, which has taken it over, empties it.
+// A returning broker claims its part while the broker that took the part over empties the part.
 func TestAPartIsClaimedWhileItIsEmptied(t *testing.T) {
 	s := startServers(t, 1)
 	own, other := s.connect("b"), s.connect("c")
@@ -277,7 +277,8 @@ func TestAPartIsClaimedWhileItIsEmptied(t *testing.T) {
 	}
 }
 
-// Many claim a part at the same time: each has it, and the last one owns it.
+// Many brokers claim a part at the same time: each claim succeeds, and the last claimant owns the
+// part.
 func TestManyClaimAPart(t *testing.T) {
 	s := startServers(t, 3)
 	first, err := s.connect("b").Open("t", 0)
@@ -317,8 +318,7 @@ func TestManyClaimAPart(t *testing.T) {
 	testkit.Equal(t, owners, 1, "owners")
 }
 
-// Whatever Sync has said is stored is there after servers were lost, each offset with what
-// was appended at it.
+// Everything reported as stored by Sync survives the loss of servers, each record at its offset.
 func TestServersAreLost(t *testing.T) {
 	s := startServers(t, 3)
 	c := s.connect("b")
@@ -358,7 +358,7 @@ func TestServersAreLost(t *testing.T) {
 		s.ready()
 	}
 	wg.Wait()
-	if len(acked) < writers*each/10 { // more, unless the machine is busy
+	if len(acked) < writers*each/10 { // more on an idle machine
 		t.Errorf("of %d only %d were stored", writers*each, len(acked))
 	}
 	if err := l.Close(); err != nil {

@@ -22,7 +22,7 @@ type servers struct {
 	all     []*server.Server
 }
 
-// startServers starts n that find each other, with options that set changes.
+// startServers starts n connected servers, with options that set changes.
 func startServers(t *testing.T, n int, set ...func(*server.Options)) *servers {
 	t.Helper()
 	s := &servers{t: t, all: make([]*server.Server, n)}
@@ -70,7 +70,7 @@ func (s *servers) stop(i int) {
 	}
 }
 
-// ready waits until streams can be made.
+// ready waits until streams can be created.
 func (s *servers) ready() {
 	s.t.Helper()
 	within(s.t, "the servers elect a leader", func() bool {
@@ -94,7 +94,7 @@ func (s *servers) url() string {
 	return strings.Join(urls, ",")
 }
 
-// connect is a broker's connection to them.
+// connect opens a broker's connection to the servers.
 func (s *servers) connect(part string) *replicated.Cluster {
 	s.t.Helper()
 	var c *replicated.Cluster
@@ -109,7 +109,7 @@ func (s *servers) connect(part string) *replicated.Cluster {
 	return c
 }
 
-// within looks until something holds; the time is for machines that are busy.
+// within waits until holds returns true; the time is long enough for busy machines.
 func within(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

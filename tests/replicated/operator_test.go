@@ -21,7 +21,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-// operator is a connection of one who does with streams what he likes.
+// operator is an operator's connection, which may do anything with streams.
 func (s *servers) operator() jetstream.JetStream {
 	s.t.Helper()
 	nc := testkit.Result(nats.Connect(s.url())).Must(s.t)
@@ -29,7 +29,7 @@ func (s *servers) operator() jetstream.JetStream {
 	return testkit.Result(jetstream.New(nc)).Must(s.t)
 }
 
-// store has records stored in a block of their own, and returns the offset of the first.
+// store stores records in a separate block, and returns the offset of the first record.
 func store(t *testing.T, l *replicated.Log, records ...commitlog.Record) commitlog.Offset {
 	t.Helper()
 	at := testkit.Result(l.Append(records)).Must(t)
@@ -37,7 +37,7 @@ func store(t *testing.T, l *replicated.Log, records ...commitlog.Record) commitl
 	return at
 }
 
-// contents are the bodies of all that is in a log.
+// contents returns the bodies of all records in a log.
 func contents(t *testing.T, l *replicated.Log) (all []string) {
 	t.Helper()
 	var batch commitlog.Batch
@@ -59,8 +59,8 @@ func numbered(from, to int) (all []string) {
 	return all
 }
 
-// A broker that stood still is told to delete a topic that another is taking over from it,
-// which it does not know: what the other has yet to bring in stays.
+// A broker stood still, does not know of a takeover by another broker, and is told to delete the
+// topic. The records not yet copied by the other broker stay.
 func TestWhatIsTakenOverIsNotRemovedByWhoHadIt(t *testing.T) {
 	s := startServers(t, 1)
 	own := testkit.Result(s.connect("b").Open("t", 0)).Must(t)
@@ -72,7 +72,7 @@ func TestWhatIsTakenOverIsNotRemovedByWhoHadIt(t *testing.T) {
 	testkit.Must(t, taker.Remove())
 }
 
-// Blocks are no larger than what NATS takes.
+// Blocks are no larger than NATS' maximum payload.
 func TestBlocksFitIntoMaxPayload(t *testing.T) {
 	s := startServers(t, 1, func(o *server.Options) { o.MaxPayload = 64 << 10 })
 	c := testkit.Result(replicated.Connect(t.Context(), replicated.Config{
@@ -89,8 +89,8 @@ func TestBlocksFitIntoMaxPayload(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// What was dated wrongly, or long ago since it was carried forward or taken over, does not
-// end the retention of what came before it, nor hide it from a seek.
+// Records with a wrong date, or with an old date after a carry-over or a takeover, neither end the
+// retention of earlier records nor hide them from a seek.
 func TestDatesThatMislead(t *testing.T) {
 	s := startServers(t, 1)
 	c := s.connect("b")
@@ -113,8 +113,7 @@ func TestDatesThatMislead(t *testing.T) {
 	}
 }
 
-// What is retained by size has that size at least, also where blocks are not alike, and but for
-// one block no more.
+// Retention by size keeps at least this size, even with unequal blocks, and at most a block more.
 func TestRetentionBySize(t *testing.T) {
 	s := startServers(t, 1)
 	c := s.connect("b")
@@ -144,7 +143,7 @@ func TestRetentionBySize(t *testing.T) {
 	}
 }
 
-// Topic a.b of broker c and topic a of broker b.c would have one stream.
+// Topic a.b of broker c and topic a of broker b.c would share a stream.
 func TestPartsOfOneName(t *testing.T) {
 	s := startServers(t, 1)
 	l := testkit.Result(s.connect("c").Open("a.b", 0)).Must(t)
@@ -156,8 +155,8 @@ func TestPartsOfOneName(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// An operator's stream whose subjects take in a broker's is no topic of the broker's, and not the
-// broker's to delete.
+// An operator's stream whose subjects include a broker's subject is not a topic of the broker, and the
+// broker must not delete the stream.
 func TestAStreamThatIsNoTopics(t *testing.T) {
 	s := startServers(t, 1)
 	for _, subjects := range [][]string{{"srtm.log.*.b"}, {"srtm.log.t.b", "audit"}} {
@@ -169,7 +168,7 @@ func TestAStreamThatIsNoTopics(t *testing.T) {
 	}
 }
 
-// Cursors that an operator has deleted are saved anew.
+// Cursors deleted by an operator are saved again.
 func TestCursorsAreDeleted(t *testing.T) {
 	s := startServers(t, 1)
 	c := s.connect("b")
@@ -185,7 +184,7 @@ func TestCursorsAreDeleted(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A broker is not healthy while JetStream does not take what is published.
+// A broker is not healthy while JetStream refuses publishes.
 func TestAStreamRefuses(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -209,7 +208,7 @@ func TestAStreamRefuses(t *testing.T) {
 	testkit.Must(t, publish(topic, "message"))
 }
 
-// A topic whose stream an operator purges, and the cursors with it, goes on, and says how much
+// If an operator purges a topic's stream, and its cursors, the topic continues, and reports how much
 // is gone.
 func TestAStreamIsPurged(t *testing.T) {
 	t.Parallel()
@@ -236,7 +235,7 @@ func TestAStreamIsPurged(t *testing.T) {
 
 	testkit.Must(t, stream.Purge(t.Context()))
 	check(2)
-	testkit.Must(t, l.Trim(50)) // no more than what is gone
+	testkit.Must(t, l.Trim(50)) // trims only purged records
 	testkit.Must(t, l.SaveCursors([]byte("cursors")))
 	cursors := testkit.Result(js.Stream(t.Context(), "SRTM_CURSORS")).Must(t)
 	testkit.Must(t, cursors.Purge(t.Context()))
@@ -245,7 +244,7 @@ func TestAStreamIsPurged(t *testing.T) {
 	check(0, "after")
 
 	body := bytes.Repeat([]byte("x"), 100<<10)
-	stored := 1 // of them
+	stored := 1 // messages stored so far
 	var last commitlog.Offset
 	var full error
 	for full == nil {
@@ -267,7 +266,7 @@ func TestAStreamIsPurged(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A part whose owner's clock was ahead is claimed also when a purge has left its cursors alone.
+// A part of an owner with a fast clock can still be claimed after a purge that left the cursors.
 func TestAStreamOfAnOwnerAheadIsPurged(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -282,7 +281,7 @@ func TestAStreamOfAnOwnerAheadIsPurged(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// What was purged takes no room, though none reads.
+// Purged messages take no room, even without a reader.
 func TestAFullStreamIsPurged(t *testing.T) {
 	s := startServers(t, 1)
 	l := testkit.Result(s.connect("b").Open("t", 0)).Must(t)
@@ -294,7 +293,7 @@ func TestAFullStreamIsPurged(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// What is gone from the middle of a stream, or from its end, is stepped over.
+// A reader skips blocks that are deleted from the middle or from the end of a stream.
 func TestBlocksAreDeleted(t *testing.T) {
 	s := startServers(t, 1)
 	c := s.connect("b")
@@ -314,8 +313,8 @@ func TestBlocksAreDeleted(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A stream of which every server is away is not taken for an empty one: its topic takes nothing
-// until it is back, with all that it had, and others go on.
+// A stream without any live server does not count as empty. Its topic accepts nothing until the stream
+// is back with all its messages, and other topics continue.
 func TestAllServersOfAStreamAreAway(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
@@ -335,7 +334,7 @@ func TestAllServersOfAStreamAreAway(t *testing.T) {
 		return found.CachedInfo().Cluster.Leader
 	}
 	topic, at := "", ""
-	for n := 0; at == "" || at == where("SRTM_CURSORS"); n++ { // a stream goes where most is free
+	for n := 0; at == "" || at == where("SRTM_CURSORS"); n++ { // NATS places a stream where most space is free
 		topic = fmt.Sprint("t", n)
 		_, err := s.operator().CreateStream(t.Context(), jetstream.StreamConfig{Name: topic, MaxBytes: 1 << 28})
 		testkit.Must(t, err)
@@ -356,7 +355,7 @@ func TestAllServersOfAStreamAreAway(t *testing.T) {
 		b, end = restoredBroker(t, c, folder, alone)
 	}
 	want := 1
-	for life, folder := range []string{dir, t.TempDir()} { // the second: its disk is lost
+	for life, folder := range []string{dir, t.TempDir()} { // the second life begins without the disk
 		end()
 		again(folder, true)
 		it := testkit.Result(b.CreateTopic(topic)).Must(t)

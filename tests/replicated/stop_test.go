@@ -15,12 +15,12 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// stopHang bounds how long a broker may take to stop. The broker's own limit is 10 s; the rest is
-// for a busy machine. Without a limit of its own the broker takes minutes.
+// stopHang bounds how long a broker may take to stop. The broker's own limit is 10 s; the rest is for
+// a busy machine. Without its own limit the broker would take minutes.
 const stopHang = time.Minute
 
-// A broker stops within its limit whatever its NATS servers do, and says which messages are not
-// stored. Their publishers were not answered OK.
+// A broker stops within its limit whatever the NATS servers do, and reports the messages that are not
+// stored. Their publishers got no OK.
 func TestABrokerStopsThoughJetStreamDoesNotStore(t *testing.T) {
 	const topics = 40 // more than the broker stores at a time
 	for _, c := range []struct {
@@ -38,13 +38,13 @@ func TestABrokerStopsThoughJetStreamDoesNotStore(t *testing.T) {
 			s := startServers(t, 3)
 			return s.url(), 3, func() { s.stop(1); s.stop(2) }
 		}},
-		{"the server is frozen", 500_000, func(t *testing.T) (string, int, func()) { // and its sockets fill up
+		{"the server is frozen", 500_000, func(t *testing.T) (string, int, func()) { // the server's sockets fill up
 			stores, url, err := local.NATS(natsProgram(t), t.TempDir(), 1)
 			testkit.Must(t, err)
 			t.Cleanup(func() { testkit.NoError(t, stores[0].Kill()) })
 			return url, 1, func() {
 				testkit.Must(t, stores[0].Signal(syscall.SIGSTOP))
-				testkit.WaitFor(t, "the server stands still", func() bool { // it may answer for a moment
+				testkit.WaitFor(t, "the server stands still", func() bool { // the server may answer for a moment
 					stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", stores[0].Pid()))
 					return err == nil && strings.Contains(string(stat), ") T ")
 				})
@@ -74,7 +74,7 @@ func TestABrokerStopsThoughJetStreamDoesNotStore(t *testing.T) {
 					}
 				})
 			}
-			all.Go(func() { _, _ = publish("claimed") }) // whose claim is not answered
+			all.Go(func() { _, _ = publish("claimed") }) // the claim gets no answer
 			within(t, "the broker has what was published", func() bool {
 				n, err := localtest.Metric(b, "srtm_nsqd_topic_messages_accepted_total")
 				return err == nil && int(n) >= 2*topics

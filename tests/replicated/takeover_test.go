@@ -36,8 +36,7 @@ import (
 
 const publishers = 6
 
-// cluster is brokers that keep their logs in servers, and a topic t on all of them, with
-// channels c and d.
+// cluster is brokers with their logs in servers, and a topic t on all brokers, with channels c and d.
 type cluster struct {
 	*localtest.Cluster
 	t     *testing.T
@@ -70,11 +69,11 @@ func startCluster(t *testing.T, s *servers, brokers int) *cluster {
 	return c
 }
 
-// wide is for consumers of several brokers: with the default, 1, they take turns.
+// wide is for consumers of several brokers: with the default, 1, the brokers take turns.
 func wide(n *nsq.Config) { n.MaxInFlight, n.LookupdPollInterval = 100, 200*time.Millisecond }
 
-// publish has every publisher publish so many messages, one after the other, and keeps what
-// was acknowledged.
+// publish makes every publisher publish each messages, one after the other, and records the
+// acknowledged messages.
 func (c *cluster) publish(name string, each int) {
 	var all sync.WaitGroup
 	for i, p := range c.pubs {
@@ -104,8 +103,8 @@ func (c *cluster) topic() *srtmv1.Topic {
 	return r.GetTopic()
 }
 
-// A broker is killed with what it held, and its disk is lost: the others have what it had
-// acknowledged, and what was finished long before does not come again.
+// A broker is killed with its messages, and its disk is lost. The others have all acknowledged
+// messages, and messages finished long before do not come again.
 func TestAnotherBrokerTakesOver(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
@@ -117,7 +116,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 	stop := localtest.Consume(t, "t", "d", finished, wide, "http://"+c.Web)
 	finished.Want(t, c.acked...)
 	stop()
-	testkit.WaitFor(t, "cursors are saved", func() bool { // what is done with on d
+	testkit.WaitFor(t, "cursors are saved", func() bool { // finished messages on d
 		done := 0.
 		for _, b := range c.Brokers {
 			n := testkit.Result(localtest.Metric(b, "srtm_nsqd_topic_disk_needed_bytes")).Must(t)
@@ -175,7 +174,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 		return true
 	})
 
-	// The broker comes back with nothing, and the topic is not there.
+	// The broker comes back without data, and without the topic.
 	back := localtest.NSQD(t, "", append([]string{"--loaddistributor-address=" + c.RPC, "--broker-id=b1"}, c.flags...)...)
 	testkit.WaitFor(t, "the broker joins", func() bool {
 		n, err := localtest.Metric(back, "srtm_agent_connected")
@@ -188,7 +187,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 	}
 }
 
-// bodies is one publish of many messages.
+// bodies is a publish of several messages.
 type bodies []string
 
 func (b bodies) Len() int { return len(b) }
@@ -206,8 +205,8 @@ func (b bodies) Each(do func([]byte)) {
 	}
 }
 
-// startBroker is a broker in this process, with its connection to the servers, and its topic
-// t with the channel c.
+// startBroker starts a broker in this process, with a connection to the servers, and a topic t with
+// the channel c.
 func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.Topic, *replicated.Cluster) {
 	t.Helper()
 	c := s.connect(id)
@@ -217,8 +216,8 @@ func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.T
 	return b, topic, c
 }
 
-// restoredBroker is a broker in this process that goes on with what is in the folder and the
-// cluster; alone: no loaddistributor says which topics it has.
+// restoredBroker starts a broker in this process from the data in the folder and the cluster; alone:
+// no loaddistributor tells the broker its topics.
 func restoredBroker(t *testing.T, c *replicated.Cluster, dir string, alone bool) (b *broker.Broker, end func()) {
 	t.Helper()
 	storage, err := broker.OpenStorage(broker.StorageConfig{
@@ -229,7 +228,7 @@ func restoredBroker(t *testing.T, c *replicated.Cluster, dir string, alone bool)
 	b, err = broker.New(broker.Config{Capacity: 100, MaxMsgTimeout: time.Minute, AutoCreate: alone, Storage: storage})
 	testkit.Must(t, err)
 	end = sync.OnceFunc(func() {
-		_ = b.Close() // one that has lost its connection cannot say what it has
+		_ = b.Close() // a broker without a connection cannot store its state
 		testkit.NoError(t, storage.Close())
 	})
 	t.Cleanup(end)
@@ -237,7 +236,7 @@ func restoredBroker(t *testing.T, c *replicated.Cluster, dir string, alone bool)
 	return b, end
 }
 
-// publish has a message stored in a topic.
+// publish stores a message in a topic.
 func publish(t *broker.Topic, body string) error {
 	var stored broker.Stored
 	err := t.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, bodies{body})
@@ -247,8 +246,8 @@ func publish(t *broker.Topic, body string) error {
 	return err
 }
 
-// A broker that takes over ends in the middle of it: the next one takes over from both, and
-// has everything, with at most one block of the log twice.
+// A broker ends in the middle of a takeover. The next broker takes over from both, and has everything,
+// with at most one block of the log twice.
 func TestATakeOverIsInterrupted(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
@@ -261,7 +260,7 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 	var stored broker.Stored
 	testkit.Must(t, topic.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, all))
 	testkit.Must(t, topic.Sync(stored))
-	a.Close() // as if its machine were gone
+	a.Close() // as if the machine were gone
 
 	b, half, bc := startBroker(t, s, "b")
 	taken := make(chan error, 1)
@@ -303,8 +302,8 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 }
 
 // A broker is gone. Meanwhile one of the topic's channels is deleted, and another is deleted and
-// created anew. Neither who takes the broker's part over nor the broker, which comes back with
-// an empty disk, has what the deleted channels held.
+// created again. Neither the broker that takes over nor the first broker, which returns with an empty
+// disk, has messages of the deleted channels.
 func TestAChannelThatWasDeletedDoesNotComeBack(t *testing.T) {
 	t.Parallel()
 	identity := &srtmv1.TopicIdentity{Log: 1, Created: 1}
@@ -329,7 +328,7 @@ func TestAChannelThatWasDeletedDoesNotComeBack(t *testing.T) {
 		}
 		return depths
 	}
-	// gone is a broker that held two messages for each channel, and whose machine is lost.
+	// gone is a broker with two messages for each channel. Its machine is lost.
 	gone := func(t *testing.T, s *servers) {
 		t.Helper()
 		c := s.connect("a")
@@ -380,7 +379,7 @@ func TestAChannelThatWasDeletedDoesNotComeBack(t *testing.T) {
 	})
 }
 
-// ended is what became of a take-over whose broker closes.
+// ended returns the result of a takeover whose broker closes.
 func ended(b *broker.Broker, taken <-chan error) error {
 	_ = b.Close()
 	if err := <-taken; err == nil {
@@ -389,8 +388,7 @@ func ended(b *broker.Broker, taken <-chan error) error {
 	return nil
 }
 
-// A broker that stood still while another took over what it had stores nothing more, and
-// gives the topic up.
+// A broker that stood still during a takeover stores nothing more, and gives the topic up.
 func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, startServers(t, 1), 2)
@@ -423,8 +421,8 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	}
 }
 
-// deletedWithoutServers is a broker with the topic t, and its connection, that was told to delete
-// the topic, with one message, while no server was there.
+// deletedWithoutServers returns a broker and its connection. The broker's topic t had one message. The
+// broker was told to delete the topic while no server was there.
 func deletedWithoutServers(t *testing.T, s *servers, alone bool) (*broker.Broker, *replicated.Cluster) {
 	t.Helper()
 	c := s.connect("b")
@@ -439,7 +437,7 @@ func deletedWithoutServers(t *testing.T, s *servers, alone bool) (*broker.Broker
 	return b, c
 }
 
-// A topic that is made anew has nothing of one that was deleted while its stream was away.
+// A new topic has nothing of an old topic of the same name, deleted while the stream was unavailable.
 func TestATopicIsDeletedWithoutServers(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -452,7 +450,7 @@ func TestATopicIsDeletedWithoutServers(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// What another process of the broker's name has claimed since is not removed.
+// What another process of the same broker has claimed since then is not removed.
 func TestWhatWasDeletedWithoutServersIsAnothers(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -470,8 +468,8 @@ func TestWhatWasDeletedWithoutServersIsAnothers(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A broker of a cluster does not remove what it was told to delete while no server was there:
-// another may be about to take it over.
+// A broker of a cluster is told to delete a topic while no server is there. The broker does not remove
+// the topic later, because another broker may be about to take the topic over.
 func TestWhatWasDeletedWithoutServersIsLeft(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -485,7 +483,7 @@ func TestWhatWasDeletedWithoutServersIsLeft(t *testing.T) {
 	testkit.Must(t, taker.Remove())
 }
 
-// fail requeues each delivery of a channel for which fails is true and keeps the others. It returns
+// fail requeues each delivery of a channel for which fails is true and keeps the others. fail returns
 // the attempts of all deliveries, by body.
 func fail(t *testing.T, topic *broker.Topic, fails func(body string, attempts uint16) bool) func() map[string][]uint16 {
 	t.Helper()
@@ -552,8 +550,8 @@ func deliveries(attempts map[string][]uint16) (n int) {
 	return n
 }
 
-// Messages fail on a broker that loses its servers or stops, and then on the broker that takes
-// over. None is delivered after its TTL or more often than its maximum attempts. Each becomes a dead
+// Messages fail on a broker that loses its servers or stops, and then on the next broker. No message
+// is delivered after its TTL or more often than the maximum attempts. Each message becomes a dead
 // letter: once after a stop, at most twice after a crash.
 func TestTTLAndDeadLettersAreTakenOver(t *testing.T) {
 	t.Parallel()

@@ -21,8 +21,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-// What configuration has wrong, on either side, is an error at once that says so, without
-// the password.
+// A configuration fault, on either side, is an immediate error that names the fault, without the
+// password.
 func TestNATSThatIsOfNoUse(t *testing.T) {
 	t.Parallel()
 	authority := testkit.NewAuthority(t)
@@ -52,7 +52,7 @@ func TestNATSThatIsOfNoUse(t *testing.T) {
 		}
 	}
 
-	// With the right ones a broker stores and delivers.
+	// With the right configuration a broker stores and delivers.
 	b := localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+strings.Replace(locked.url(), "//", "//srtm:secret@", 1),
 		"--jetstream-tls-ca="+authority.File, "--jetstream-replicas=1", "--broker-id=b")
 	testkit.Must(t, localtest.Producer(t, b.TCP, "p").Publish("t", []byte("safe")))
@@ -61,7 +61,7 @@ func TestNATSThatIsOfNoUse(t *testing.T) {
 	got.Want(t, "safe")
 }
 
-// earlier is the URL of what says that it is an earlier release.
+// earlier is the URL of a server that claims to be an earlier release.
 func earlier(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.Must(t, err)
@@ -87,7 +87,7 @@ func earlier(t *testing.T) string {
 	return "nats://" + l.Addr().String()
 }
 
-// While NATS is away a broker that starts waits for it, and its log has the reason.
+// While NATS is unavailable a starting broker waits for it, and logs the reason.
 func TestNATSComesLater(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
@@ -96,7 +96,7 @@ func TestNATSComesLater(t *testing.T) {
 	said := make(chan struct{}, 1)
 	config := replicated.Config{URL: s.url(), Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.NewTextHandler(writer(func(p []byte) {
 		if strings.Contains(string(p), "not there yet") {
-			said <- struct{}{} // deep enough for one
+			said <- struct{}{} // has room for one
 		}
 	}), nil))}
 	ended := make(chan error)
@@ -126,8 +126,8 @@ func (w writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// While most servers are away publishers are refused, after a bounded wait, and the broker
-// says that it is not healthy; then all goes on by itself, and nothing acknowledged is lost.
+// While most servers are down, publishers are refused after a bounded wait, and the broker reports
+// that it is not healthy. Then everything resumes by itself, and nothing acknowledged is lost.
 func TestMostServersAreAway(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
@@ -147,7 +147,7 @@ func TestMostServersAreAway(t *testing.T) {
 	s.stop(1)
 	s.stop(2)
 	var err error
-	within(t, "a publisher is refused", func() bool { // one may yet have been stored
+	within(t, "a publisher is refused", func() bool { // one message may still have been stored
 		err = publish("meanwhile")
 		return err != nil
 	})
@@ -170,8 +170,8 @@ func TestMostServersAreAway(t *testing.T) {
 	got.Want(t, want...)
 }
 
-// A topic whose stream is full takes nothing more, and says so; a broker that starts then
-// has it all, and when consumers have made room it takes more.
+// A topic with a full stream accepts nothing more, and reports the cause. A broker started then has
+// all messages, and when consumers have made room the topic accepts more.
 func TestAStreamIsFull(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// asNATS in the environment makes this program nats-server, which is linked into it.
+// asNATS in the environment makes this program act as the linked nats-server.
 const asNATS = "SRTM_TEST_NATS_SERVER"
 
 func TestMain(m *testing.M) {
@@ -47,18 +47,18 @@ func natsProgram(t *testing.T) string {
 	return self
 }
 
-// A cluster whose brokers keep everything on three nats-servers comes up, delivers
-// exactly once, and ends in good order.
+// A cluster whose brokers keep everything on three nats-servers starts, delivers exactly once, and
+// stops in order.
 func TestUpReplicated(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), localtest.Program(t, "tools/srtm"), "up", "--replicated", "--nats-server="+natsProgram(t), "--data-dir="+dir,
 		"--bin-dir="+localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor", "tools/iotpub"),
 		"--publishers=20", "--group-size=5", "--duration=2s", "--calibration=0s", "--burst=20", "--max-lateness=10s")
-	out, err := cmd.CombinedOutput() // its exit code says that nothing was lost
+	out, err := cmd.CombinedOutput() // exit code 0: nothing was lost
 	if text := string(out); err != nil || !strings.Contains(text, "starting 3 brokers, three nats-servers") || !strings.Contains(text, "was delivered exactly once") {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	// What was published is there, and nowhere else.
+	// The published messages are there, and nowhere else.
 	_, err = os.Stat(dir + "/nats3-data/jetstream")
 	testkit.NoError(t, err)
 	entries := testkit.Result(os.ReadDir(dir)).Must(t)

@@ -1,5 +1,4 @@
-// Package security drives a cluster whose programs trust each other by client
-// certificates and tokens: what the right ones open, and what the wrong ones do
-// not. It is all tests, on processes and loopback; the rules one by one are
-// tested in internal/secure.
+// Package security drives a cluster of programs with client certificates and tokens. The tests check
+// the permissions of valid credentials, and the refusal of invalid credentials. The package contains
+// only tests, on processes and loopback; internal/secure tests the single rules.
 package security

@@ -12,16 +12,16 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// machines are the two of the page: network namespaces where this process may make
-// them, and otherwise addresses of loopback, at which nothing counts as beyond it.
+// machines are the page's two machines: network namespaces if this process may make them, and
+// otherwise loopback addresses, where nothing counts as beyond loopback.
 type machines struct {
 	t    *testing.T
 	home string
-	// spaces are by machine; nil without.
+	// spaces has the namespaces by machine; nil without namespaces.
 	spaces map[string]string
 }
 
-// The page's commands do what it says, one block after the other.
+// The page's commands work as described, one block after the other.
 func TestThePageOfTwoMachines(t *testing.T) {
 	for _, program := range []string{"bash", "openssl", "curl"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -61,7 +61,7 @@ func (m *machines) write(name, text string) {
 	testkit.Must(m.t, os.WriteFile(filepath.Join(m.home, name), []byte(text), 0o755))
 }
 
-// separate makes the namespaces, which end with the test.
+// separate makes the namespaces. The namespaces end with the test.
 func (m *machines) separate() {
 	t := m.t
 	ip := func(args ...string) error {
@@ -98,8 +98,8 @@ func (m *machines) separate() {
 	m.spaces = spaces
 }
 
-// run has bash run a block on a machine, and reports whether every command of it went
-// well. What it leaves running ends with the test.
+// run makes bash run a block on a machine, and reports whether every command succeeded. Processes that
+// the block leaves running end with the test.
 func (m *machines) run(machine, block string) bool {
 	m.t.Helper()
 	var prefix []string

@@ -25,8 +25,8 @@ const (
 	adminToken = "admin-0123456789abcdef"
 )
 
-// site is a loaddistributor and a tbadaptor that serve who has a certificate of
-// the authority and a token.
+// site is a loaddistributor and a tbadaptor. They serve clients with a certificate of the authority
+// and a token.
 type site struct {
 	t         *testing.T
 	authority *testkit.Authority
@@ -64,14 +64,14 @@ func start(t *testing.T) *site {
 	return s
 }
 
-// broker starts an nsqd that joins with a token.
+// broker starts an nsqd with a token.
 func (s *site) broker(id, token string) *local.Process {
 	s.t.Helper()
 	flags := append(s.proof("control-", s.client, token), "--loaddistributor-address="+s.rpc, "--broker-id="+id, "--mcap=1000")
 	return localtest.NSQD(s.t, "", flags...)
 }
 
-// srtm runs a command and returns what it prints, and its exit code.
+// srtm runs a command and returns its output and its exit code.
 func (s *site) srtm(args ...string) (string, int) {
 	s.t.Helper()
 	return localtest.Command(s.t, localtest.Program(s.t, "tools/srtm"), append(args, "--loaddistributor-address="+s.rpc, "--timeout=1m")...)
@@ -114,14 +114,14 @@ func TestAClusterOfTrust(t *testing.T) {
 		t.Errorf("list: exit code %d, %s", code, text)
 	}
 
-	// Stock consumers find the brokers, and nothing else.
+	// Stock consumers can look up brokers, and nothing else.
 	for path, want := range map[string]int{"/lookup?topic=t": 200, "/nodes": 200, "/metrics": 401, "/publisher?topic=t&id=p1": 401, "/debug/state": 401} {
 		if _, code, err := localtest.Ask(http.MethodGet, "http://"+s.web+path, ""); code != want {
 			t.Errorf("%s without a token: %d, want %d: %v", path, code, want, err)
 		}
 	}
 
-	// The shares came from the tbadaptor: what is published comes out.
+	// The shares came from the tbadaptor: published messages are delivered.
 	s.publishes(broker)
 	testkit.WaitFor(t, "refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
 	testkit.WaitFor(t, "refusal of the usurper", func() bool {
@@ -170,8 +170,8 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 	localtest.Run(t, localtest.Program(t, "tbadaptor"), free[1]+"/healthz", "--grpc-address=0.0.0.0:"+port, "--http-address="+free[1], "--allow-insecure-listen=grpc-address")
 }
 
-// Who connects to HTTP or to nsqlookupd's port, with a token or without, takes descriptors of
-// the loaddistributor, but not those by which brokers and operators reach it.
+// Clients that connect to HTTP or to nsqlookupd's port, with a token or without, take descriptors of
+// the loaddistributor, but not those reserved for brokers and operators.
 func TestConnectionsLeaveDescriptors(t *testing.T) {
 	free := localtest.Ports(t, 3)
 	localtest.Run(t, "/bin/sh", free[1]+"/ping", "-c", `ulimit -n 200 && exec "$0" "$@"`, localtest.Program(t, "loaddistributor"),

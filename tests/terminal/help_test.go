@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { localtest.Main(m) }
 // maxLine is the maximum length of a line of --help.
 const maxLine = 100
 
-// help returns what a command prints, which must be a success without long lines.
+// help returns a command's output. The command must succeed and print no long lines.
 func help(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	text, code := localtest.Command(t, program, args...)
@@ -37,7 +37,7 @@ var (
 	named = regexp.MustCompile(`(?m)^  --([a-z0-9-]+)`)
 )
 
-// --help of a daemon shows the flags that matter first, --help=all every flag, in groups.
+// --help of a daemon shows the most important flags, --help=all every flag, in groups.
 func TestHelpOfDaemons(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -55,7 +55,7 @@ func TestHelpOfDaemons(t *testing.T) {
 				t.Errorf("%s: no usage or example:\n%s", said, text)
 			}
 		}
-		if n := len(title.FindAllString(all, -1)) - 1; n < c.groups { // the title Examples
+		if n := len(title.FindAllString(all, -1)) - 1; n < c.groups { // less the title Examples
 			t.Errorf("%s: %d groups, want %d at least:\n%s", said, n, c.groups, all)
 		}
 		shown, every := len(named.FindAllString(first, -1)), len(named.FindAllString(all, -1))
@@ -70,8 +70,7 @@ func TestHelpOfDaemons(t *testing.T) {
 	}
 }
 
-// Values that no flag takes are all refused at once, each with a right value, which is then
-// taken.
+// All invalid values are refused at once, each with a valid example, which the flag then accepts.
 func TestEveryFaultHasAnExample(t *testing.T) {
 	example := regexp.MustCompile(`^(\S+): (?:--([a-z0-9-]+)).*\(for example (--[a-z0-9-]+=.+)\)$`)
 	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor", "admission", "gateway"} {
@@ -92,7 +91,7 @@ func TestEveryFaultHasAnExample(t *testing.T) {
 		if code != 2 || len(right) < len(bad) {
 			t.Errorf("%s: exit code %d, %d of %d faults with an example:\n%s", name, code, len(right), len(bad), text)
 		}
-		text, _ = localtest.Command(t, program, append(right, "--no-such-flag")...) // which keeps it from running
+		text, _ = localtest.Command(t, program, append(right, "--no-such-flag")...) // the unknown flag keeps the program from running
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, "want a") {
 				t.Errorf("%s: an example is refused: %s", name, line)
@@ -101,7 +100,7 @@ func TestEveryFaultHasAnExample(t *testing.T) {
 	}
 }
 
-// Every fault of a command line is told, also beside files of TLS that cannot be read.
+// Every fault of a command line is reported, also beside TLS files that cannot be read.
 func TestFaultsBesideFaultsOfFiles(t *testing.T) {
 	for name, c := range map[string]struct{ args, faults string }{
 		"nsqd": {
@@ -134,14 +133,14 @@ func TestFaultsBesideFaultsOfFiles(t *testing.T) {
 	}
 }
 
-// The help of every daemon tells the port of each address that may lack one.
+// The help of every daemon states the default port of each address that may lack a port.
 func TestDefaultPortsOfDaemons(t *testing.T) {
 	flags := regexp.MustCompile(`(?m)^  --([a-z-]+) host:port\s+((?:.*\n {32})*.*)`)
 	port := regexp.MustCompile(`\(default (port|0\.0\.0\.0|127\.0\.0\.1)[ :][0-9]+\)`)
 	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor", "admission", "gateway"} {
 		for _, m := range flags.FindAllStringSubmatch(help(t, localtest.Program(t, name), "--help=all"), -1) {
 			text := strings.Join(strings.Fields(m[2]), " ")
-			// An auth server has no port of its own, and the listener for operators is where its user wants it.
+			// An auth server has no default port, and the user chooses the listener for operators.
 			if other := []string{"auth-http-address", "admin-http-address"}; port.MatchString(text) == slices.Contains(other, m[1]) {
 				t.Errorf("%s --%s: %s", name, m[1], text)
 			}
@@ -149,7 +148,7 @@ func TestDefaultPortsOfDaemons(t *testing.T) {
 	}
 }
 
-// Every command of srtm, iotpub and drlsim explains itself.
+// Every command of srtm, iotpub and drlsim has a help text.
 func TestHelpOfCommands(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^  ([a-z][a-z0-9-]*) +[A-Z]`)
 	count := 0

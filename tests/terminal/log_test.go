@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// A broker joins and is killed: the loaddistributor and the adaptor in its process say each event
+// A broker joins and is killed. The loaddistributor and the adaptor in its process log each event
 // once, and warn once.
 func TestEventsAreLoggedOnce(t *testing.T) {
 	c := localtest.Start(t, 0, []string{"--fitting=off"})
@@ -23,7 +23,7 @@ func TestEventsAreLoggedOnce(t *testing.T) {
 		if count[m[2]]++; count[m[2]] > 1 {
 			t.Errorf("logged twice: %s", m[0])
 		}
-		if m[1] == "WARN" && !strings.Contains(m[2], "lease over") { // on a slow machine before its end is proven
+		if m[1] == "WARN" && !strings.Contains(m[2], "lease over") { // on a slow machine before the broker's end is proven
 			warnings++
 		}
 	}

@@ -13,15 +13,15 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// session is a terminal in which commands run one after the other; text is what it shows.
+// session is a terminal in which commands run one after the other; text is the terminal's output.
 type session struct {
 	t     *testing.T
 	dir   string
-	named []string // pairs of what differs from run to run, and its name
+	named []string // pairs of a text that differs from run to run, and its name
 	text  strings.Builder
 }
 
-// run types a command line, in which the names of addresses stand for them.
+// run types a command line with the names of addresses in place of the addresses.
 func (s *session) run(line string) {
 	s.t.Helper()
 	fmt.Fprintf(&s.text, "$ %s\n", line)
@@ -41,18 +41,18 @@ func (s *session) run(line string) {
 	}
 }
 
-// masks are what else differs from run to run.
+// masks are the other parts that differ from run to run.
 var masks = []struct {
 	of *regexp.Regexp
 	as string
 }{
 	{regexp.MustCompile(`"id":"[0-9a-f]{16}"`), `"id":"ID"`},
-	{regexp.MustCompile(`"timestamp":[0-9]+,"attempts":[0-9]+`), `"timestamp":NS,"attempts":N`}, // it may have been on its way before
+	{regexp.MustCompile(`"timestamp":[0-9]+,"attempts":[0-9]+`), `"timestamp":NS,"attempts":N`}, // the message may have been in flight before
 	{regexp.MustCompile(`20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z`), "TIME"},
 	{regexp.MustCompile(`epoch [0-9]+`), "epoch N"},
 	{regexp.MustCompile(`SRTM 0\.[^\n]*`), "SRTM VERSION"},
 	{regexp.MustCompile(`127\.0\.0\.1:[0-9]+`), "ADDRESS"},
-	{regexp.MustCompile(` {2,}`), "  "}, // columns are as wide as what is masked
+	{regexp.MustCompile(` {2,}`), "  "}, // column widths depend on the masked texts
 }
 
 func (s *session) mask(text string) string {
@@ -63,7 +63,7 @@ func (s *session) mask(text string) string {
 	return text
 }
 
-// name has an address stand under a name.
+// name gives an address a name in the text.
 func (s *session) name(address, name string) { s.named = append(s.named, address, name) }
 
 func newSession(t *testing.T) *session {
@@ -75,14 +75,14 @@ func (s *session) golden(name string) {
 	testkit.Golden(s.t, filepath.Join("testdata", name), []byte(s.text.String()))
 }
 
-// dead is an address at which nothing listens.
+// dead is an address without a listener.
 func dead(t *testing.T) string {
 	ln := testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t)
 	defer ln.Close()
 	return ln.Addr().String()
 }
 
-// One broker: publish, read, limit, and what goes wrong at first.
+// A single broker: publish, read, limit, and typical first mistakes.
 func TestSessionOfOneBroker(t *testing.T) {
 	s := newSession(t)
 	n := localtest.NSQD(t, "")

@@ -40,7 +40,7 @@ func (a admin) do(t *testing.T, method, path, body string) {
 	localtest.MustAsk(t, method, "http://"+a.address+"/api"+path, body)
 }
 
-// shows waits until an API path shows what is right.
+// shows waits until right accepts the answer of an API path.
 func (a admin) shows(t *testing.T, path, what string, right func(map[string]any) bool) {
 	t.Helper()
 	var last map[string]any
@@ -60,7 +60,7 @@ func (a admin) shows(t *testing.T, path, what string, right func(map[string]any)
 	})
 }
 
-// names returns the names that a list of objects or strings holds.
+// names returns the names in a list of objects or strings.
 func names(list any, key string) (all []string) {
 	items, _ := list.([]any)
 	for _, item := range items {
@@ -75,8 +75,8 @@ func names(list any, key string) (all []string) {
 	return all
 }
 
-// operate does what the buttons of nsqadmin do with topic t, whose channel c exists and
-// holds two messages.
+// operate does what the buttons of nsqadmin do with topic t. Its channel c exists and holds two
+// messages.
 func operate(t *testing.T, a admin) {
 	t.Helper()
 	a.shows(t, "/topics", "topic t", func(m map[string]any) bool { return slices.Contains(names(m["topics"], ""), "t") })
@@ -95,7 +95,7 @@ func operate(t *testing.T, a admin) {
 	a.shows(t, "/topics/t", "no channel", func(m map[string]any) bool { return len(names(m["channels"], "channel_name")) == 0 })
 }
 
-// pause does what the buttons of nsqadmin do with topic t.
+// pause does what the pause buttons of nsqadmin do with topic t.
 func pause(t *testing.T, a admin) {
 	t.Helper()
 	a.do(t, http.MethodPost, "/topics/t", `{"action":"pause"}`)
@@ -157,7 +157,7 @@ func tail(t *testing.T, nsqd, topic string, count int) (lines []string) {
 	return lines
 }
 
-// texts returns so many messages, in alphabetical order.
+// texts returns a number of messages, in alphabetical order.
 func texts(count int) (all []string) {
 	for i := range count {
 		all = append(all, fmt.Sprintf("message %03d", i))
@@ -190,7 +190,7 @@ func TestNsqStatReadsOurStats(t *testing.T) {
 	if err != nil {
 		t.Fatalf("nsq_stat: %v\n%s", err, output)
 	}
-	// The columns of a row are ingress, egress, a bar, the depth in total, ...
+	// The columns of a row are ingress, egress, a bar, the total depth, ...
 	rows := bytes.Split(bytes.TrimSpace(output), []byte("\n"))
 	if fields := strings.Fields(string(rows[len(rows)-1])); len(fields) < 4 || fields[3] != "7" {
 		t.Errorf("nsq_stat printed\n%s, want a depth of 7", output)

@@ -17,7 +17,7 @@ import (
 	"github.com/nsqio/go-nsq"
 )
 
-// ask is what the test asks for.
+// ask is the test's order.
 type ask struct {
 	Mode        string `json:"mode"`
 	TCP         string `json:"tcp"`
@@ -34,7 +34,7 @@ type ask struct {
 	AuthSecret  string `json:"auth_secret"`
 }
 
-// voice writes events, one a line.
+// voice writes events, one per line.
 type voice struct {
 	mu  sync.Mutex // guards out
 	out *json.Encoder
@@ -43,7 +43,7 @@ type voice struct {
 func (v *voice) say(event map[string]any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	_ = v.out.Encode(event) // the test is gone; so is the reason to run
+	_ = v.out.Encode(event) // the test has ended
 }
 
 func main() {
@@ -143,7 +143,7 @@ func produce(v *voice, a ask, config *nsq.Config, in io.Reader) error {
 	}
 }
 
-// retry repeats what fails, as a producer's user does.
+// retry repeats failed publishes, as a producer's user does.
 func retry(v *voice, publish func() error) {
 	for err := publish(); err != nil; err = publish() {
 		v.say(map[string]any{"event": "retry", "error": err.Error()})
@@ -180,7 +180,7 @@ func consume(v *voice, a ask, config *nsq.Config, in io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, in) // its end is the sign
+	_, err = io.Copy(io.Discard, in) // the end of the input is the signal to stop
 	c.Stop()
 	<-c.StopChan
 	return err
