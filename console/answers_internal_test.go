@@ -19,8 +19,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Every page that shows a broker is drawn at the same time: it is one question all the same,
-// also when the page that asked has left.
+// Several pages that show a broker at the same time cause one question to the broker, even if the page
+// that asked first has left.
 func TestManyPagesAreOneQuestion(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var asked atomic.Int64
@@ -47,7 +47,7 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 	})
 }
 
-// What brokers have answered is not kept longer than it is used, nor beyond a bound.
+// Answers of brokers are not kept longer than they are used, nor beyond a bound.
 func TestAnswersAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
@@ -79,8 +79,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// A few bytes of an answer may be a hundred decoded: an answer that is within its bound in
-// bytes, and would take far more memory, is refused before that.
+// A few bytes of an answer may be a hundred bytes decoded. The console refuses an answer that is
+// within its bound in bytes but would take far more memory, before decoding all of it.
 func TestAnswersAreDecodedWithinABound(t *testing.T) {
 	full := func(before, one, after string) []byte {
 		text := append([]byte(before), bytes.Repeat([]byte(one+","), (maxAnswer-len(before)-len(after))/(len(one)+1))...)
@@ -109,7 +109,7 @@ func TestAnswersAreDecodedWithinABound(t *testing.T) {
 			_, _, err = metrics("b:1", body)
 		}
 		runtime.ReadMemStats(&after)
-		if took := after.TotalAlloc - before.TotalAlloc; took > 8*maxAnswer { // most of it in reading the body
+		if took := after.TotalAlloc - before.TotalAlloc; took > 8*maxAnswer { // mostly for reading the body
 			t.Errorf("%s: %d MiB were allocated for an answer of %d", what, took>>20, len(body)>>20)
 		}
 		if refused := err != nil; refused == (what == "of other metrics") || refused && !strings.Contains(err.Error(), "b:1 answers with more than 65536 entries") {

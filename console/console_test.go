@@ -37,14 +37,14 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// evil is what a name must not become.
+// evil is a name that would be dangerous as markup.
 const evil = `<script>alert(1)</script>"'&`
 
-// fake is a loaddistributor with so many topics.
+// fake is a loaddistributor with a number of topics.
 type fake struct {
 	srtmv1.UnimplementedAdminServiceServer
 	names   []string
-	brokers []*srtmv1.Broker // nil: two
+	brokers []*srtmv1.Broker // nil: two brokers
 
 	mu      sync.Mutex
 	calls   int
@@ -115,8 +115,7 @@ func (f *fake) GetTopic(_ context.Context, req *srtmv1.GetTopicRequest) (*srtmv1
 	return &srtmv1.GetTopicResponse{Topic: f.topic(req.Name)}, nil
 }
 
-// serve runs a console of a fake cluster, and returns its address and a browser that
-// keeps cookies.
+// serve runs a console on a fake cluster, and returns its address and a browser that keeps cookies.
 func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Client) {
 	t.Helper()
 	pipe := bufconn.Listen(64 << 10)
@@ -155,7 +154,7 @@ func read(t *testing.T, r *http.Response) (int, string) {
 	return r.StatusCode, string(testkit.Result(io.ReadAll(r.Body)).Must(t))
 }
 
-// Nothing that others name becomes markup, on no page.
+// No name from outside becomes markup, on any page.
 func TestNamesAreText(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"plain", evil}}, nil)
 	for _, path := range []string{"/ui/", "/ui/?q=" + url.QueryEscape(evil), "/ui/topic?name=" + url.QueryEscape(evil), "/ui/compare?a=plain&b=" + url.QueryEscape(evil), "/ui/topic?name=no" + url.QueryEscape(evil)} {
@@ -166,8 +165,8 @@ func TestNamesAreText(t *testing.T) {
 	}
 }
 
-// A topic's page says who was moved and why, and what its fit tried; and the overview what
-// brokers are offered.
+// A topic's page shows the moves and their reasons, and what the topic's fit tried. The overview shows
+// the load offered to brokers.
 func TestWhysAreShown(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, nil)
 	if _, body := get(t, browser, base+"/ui/topic?name=t"); !strings.Contains(body, "Who was moved, and why") || !strings.Contains(body, "<td>contract change</td>") || !strings.Contains(body, "25.00 %") || !strings.Contains(body, "<td>missed&lt;") {
@@ -202,8 +201,8 @@ func TestManyTopics(t *testing.T) {
 	}
 }
 
-// More streams than there may be, of all callers or of one, are turned away and counted;
-// those that end make room.
+// Streams above the bound, of all callers or of one caller, are refused and counted. Streams that end
+// make room.
 func TestStreamsAreBounded(t *testing.T) {
 	c, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
 		c.Streams = 6
@@ -238,17 +237,17 @@ func TestStreamsAreBounded(t *testing.T) {
 		}
 		testkit.Equal(t, testutil.ToFloat64(c.refused.WithLabelValues(bound)), 20, "refused for the bound on %s", bound)
 	}
-	taken(3, "certificate greedy at ") // each from a port of its own
+	taken(3, "certificate greedy at ") // each from its own port
 	refused("caller", "certificate greedy at ")
 	taken(2, "certificate other at ")
-	taken(1, "") // a host
+	taken(1, "") // without a certificate, counted by host
 	refused("all", "certificate third at ")
 	cancel()
 	testkit.WaitFor(t, "streams to end", func() bool { return c.streams.open() == 0 })
 	testkit.Equal(t, len(c.streams.of), 0, "callers are remembered: %v", c.streams.of)
 }
 
-// Only names of ours are served in clear, and no page may frame another.
+// The console serves only its own names in clear, and no page may frame another.
 func TestHostsAndHeaders(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) { c.Hosts = []string{"console.example"} })
 	for host, want := range map[string]int{
@@ -268,8 +267,8 @@ func TestHostsAndHeaders(t *testing.T) {
 
 var csrfOf = regexp.MustCompile(`name="csrf" value="([0-9a-f]{64})"`)
 
-// With tokens, pages are for those who have logged in; a session is its cookie's, and a
-// change takes the role and a page of the console to come from.
+// With tokens, only logged-in users see pages. A session is tied to its cookie. A change requires the
+// role, and must come from a page of the console.
 func TestLogin(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
 		c.May = func(r *http.Request, need secure.Role) (string, bool) {
@@ -321,7 +320,7 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// A page that no browser shows is asked about seldom.
+// If no browser shows a page, the console queries for it seldom.
 func TestSeldomAsked(t *testing.T) {
 	f := &fake{names: []string{"t"}}
 	c, base, browser := serve(t, f, nil)
@@ -336,8 +335,8 @@ func TestSeldomAsked(t *testing.T) {
 	testkit.Equal(t, asked(1), 1, "times asked for a page")
 }
 
-// Actions go to each broker that has the topic, and are logged with who did them; so are
-// looks at messages, whose bodies are text.
+// Actions go to each broker that has the topic, and are logged with the user's name. Looks at messages
+// are logged, too, and message bodies are shown as text.
 func TestActions(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
@@ -389,8 +388,8 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// The form of a topic's page changes its settings alone, and says all that is wrong with what
-// it has; the page counts what all brokers that answer have given up.
+// The form of a topic's page changes the topic's settings alone, and lists all faults of the input.
+// The page adds up the messages that all answering brokers have given up.
 func TestExpiryIsShownAndChanged(t *testing.T) {
 	f := &fake{names: []string{"t"}, brokers: []*srtmv1.Broker{
 		{Id: "b1", Connected: true, HttpAddress: "b1", Topics: []string{"t"}}, {Id: "b2", Connected: true, HttpAddress: "b2", Topics: []string{"t"}}, {Id: "b3", Connected: true, HttpAddress: "b3", Topics: []string{"t"}},

@@ -36,7 +36,7 @@ func post(t *testing.T, browser *http.Client, base, path string, form url.Values
 	return read(t, testkit.Result(browser.PostForm(base+path, form)).Must(t))
 }
 
-// roles has a console know a reader and an operator by a header of the test's.
+// roles makes a console distinguish a reader and an operator by a test header.
 func roles(role *secure.Role) func(*Config) {
 	return func(c *Config) {
 		c.May = func(_ *http.Request, need secure.Role) (string, bool) {
@@ -48,8 +48,8 @@ func roles(role *secure.Role) func(*Config) {
 	}
 }
 
-// A topic is deleted by its page's button, of which only operators have one, after they
-// have confirmed it.
+// Operators delete a topic with the button on its page, after a confirmation. Other users have no
+// button.
 func TestDeleteTopic(t *testing.T) {
 	f, role := &fake{names: []string{"t"}}, secure.Admin
 	_, base, browser := serve(t, f, roles(&role))
@@ -71,7 +71,7 @@ func TestDeleteTopic(t *testing.T) {
 	}
 }
 
-// A reader may try every action, with a good token of a page: none is done.
+// A reader tries every action, with a valid token of a page: each is refused.
 func TestReadersChangeNothing(t *testing.T) {
 	role := secure.ReadOnly
 	f := &fake{names: []string{"t"}}
@@ -103,8 +103,8 @@ func TestReadersChangeNothing(t *testing.T) {
 	}
 }
 
-// The cookie is no script's, goes to the console's pages of one site alone, and where a proxy
-// has TLS never in clear.
+// The cookie is hidden from scripts and goes only to the console's pages, from the same site. Behind a
+// proxy with TLS the cookie is never sent in clear.
 func TestCookie(t *testing.T) {
 	_, base, _ := serve(t, &fake{names: []string{"t"}}, nil)
 	for forwarded, secret := range map[string]bool{"": false, "http": false, "https": true} {
@@ -119,7 +119,7 @@ func TestCookie(t *testing.T) {
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
-// What is not a file of the console's is not served, and no client is sent elsewhere.
+// The console serves only its own files, and redirects no client elsewhere.
 func TestPathsStayInside(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, nil)
 	browser.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -138,8 +138,8 @@ func TestPathsStayInside(t *testing.T) {
 	}
 }
 
-// Names of any length, that run the other way or look like a script are text in the page,
-// and links go to pages of the console's alone.
+// Names that are long, run from right to left or look like a script are text in the page, and links go
+// only to the console's pages.
 func TestHostileNames(t *testing.T) {
 	for what, name := range map[string]string{
 		"long": strings.Repeat("x", 10_000), "right to left": "\u202egnp.exe\u2066", "a link": "javascript:alert(1)", "an end of a line": "a\r\nevent: live\r\ndata: <u>",
@@ -163,7 +163,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// Ten thousand brokers, nodes and topics of a broker come in pages.
+// Ten thousand brokers, nodes and topics of a broker are listed in pages.
 func TestListsComeInPages(t *testing.T) {
 	f := &fake{names: []string{"t"}}
 	for i := range 10_000 {
@@ -201,8 +201,8 @@ func TestListsComeInPages(t *testing.T) {
 	}
 }
 
-// A reader of a stream that takes nothing is dropped, counted, and makes room; until then
-// it has no more kept for it than what is written at once.
+// The console drops and counts a stream reader that reads nothing, and frees its slot. Until then the
+// console keeps no more for the reader than one write.
 func TestSlowReaderIsDropped(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
@@ -231,7 +231,7 @@ func TestSlowReaderIsDropped(t *testing.T) {
 	})
 }
 
-// A broker's page has how busy each event loop was between two looks.
+// A broker's page shows the load of each event loop between two looks.
 func TestLoopsAreShown(t *testing.T) {
 	var l loops
 	_, busy, _ := metrics("b", []byte("# TYPE "+busyMetric+" counter\n"+busyMetric+"{loop=\"10\"} 7\n"+busyMetric+"{loop=\"2\"} 1.5\nsrtm_nsqd_loop_connections{loop=\"2\"} 3\n"))
@@ -242,7 +242,7 @@ func TestLoopsAreShown(t *testing.T) {
 	if got := l.look("b", busy, now); got != nil {
 		t.Errorf("at the first look: %v", got)
 	}
-	next := map[string]float64{"2": 2.25, "10": 6, "11": 1} // 10 began anew
+	next := map[string]float64{"2": 2.25, "10": 6, "11": 1} // loop 10 restarted its counter
 	want := []utilised{{"2", 0.75}}
 	testkit.EqualSlices(t, l.look("b", next, now.Add(time.Second)), want)
 	testkit.EqualSlices(t, l.look("b", next, now.Add(1100*time.Millisecond)), want, "of what was remembered")

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// gathered counts how often metrics were asked for.
+// gathered counts the collections of metrics.
 type gathered struct {
 	prometheus.Gatherer
 	n int
@@ -28,8 +28,8 @@ func (g *gathered) Gather() ([]*dto.MetricFamily, error) {
 	return g.Gatherer.Gather()
 }
 
-// A broker by itself has charts of its own metrics from the first look at its page on, and
-// is asked for none before, nor an hour after the last.
+// The console charts a standalone broker's own metrics from the first look at the broker's page. It
+// queries no metrics before, nor later than an hour after the last look.
 func TestChartsOfABrokerByItself(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	counter := func(name, label string) *prometheus.CounterVec {

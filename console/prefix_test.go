@@ -14,8 +14,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Behind a proxy that serves the console below a path of its own, and says so, each link,
-// redirect and cookie is below that path.
+// A proxy may serve the console below its own path and declare the path. Then each link, redirect and
+// cookie is below the path.
 func TestConsoleBelowAPrefixOfAProxy(t *testing.T) {
 	_, base, _ := serve(t, &fake{names: []string{`t"/ui/x`}}, func(c *Config) {
 		c.May = func(r *http.Request, need secure.Role) (string, bool) {

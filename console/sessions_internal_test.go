@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// One who logs in again and again ends none but its own sessions.
+// A user who logs in again and again ends only the user's own sessions.
 func TestSessionsOfOneTokenMakeRoomForEachOther(t *testing.T) {
 	var s sessions
 	now := time.Now()

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// listing is an API that lists so many brokers with a topic.
+// listing is an API that lists count brokers with a topic.
 type listing struct {
 	srtmv1.AdminServiceClient
 	count int
@@ -29,7 +29,7 @@ func (l listing) ListBrokers(context.Context, *srtmv1.ListBrokersRequest, ...grp
 	return &reply, nil
 }
 
-// Brokers that do not answer take a page the time of one.
+// Several brokers that do not answer delay a page only as long as one such broker.
 func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		c := &Console{admin: listing{count: maxAsked}, cfg: Config{Log: slog.New(slog.DiscardHandler), Brokers: roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -74,8 +74,8 @@ func (stalledShares) ListShares(ctx context.Context, _ *srtmv1.ListSharesRequest
 	return nil, ctx.Err()
 }
 
-// Pages hear at once how topics are while nobody says what shares they have, which all
-// topics together wait for no longer than one.
+// Pages get the state of topics immediately, even while share requests are not answered. All topics
+// together wait for shares no longer than one topic does.
 func TestStalledSharesDelayNoPage(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		c := &Console{admin: sampled{}, grants: stalledShares{}}
@@ -99,7 +99,7 @@ func TestStalledSharesDelayNoPage(t *testing.T) {
 	})
 }
 
-// A rate that is not zero is not shown as such.
+// A rate above zero is not shown as zero.
 func TestSmallRates(t *testing.T) {
 	measured := functions["measured32"].(func(float64) string)
 	for rate, want := range map[float64]string{0: "0", 0.016: "0.02", 0.5: "0.5", 3: "3", 9.999: "10", 12.4: "12"} {
@@ -107,7 +107,7 @@ func TestSmallRates(t *testing.T) {
 	}
 }
 
-// What was typed is what is asked for.
+// The request carries exactly the numbers that the user typed.
 func TestNumbersOfTheForm(t *testing.T) {
 	form := url.Values{"name": {"t"}, "rate": {"1.001"}, "burst": {"7"}, "quantile": {"0.99"}, "latency": {"20ms"}}
 	spec, faults := specOf(form)

@@ -18,13 +18,13 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// By rate alone the topic of every row fits on one broker, and its burst is enough
-// for its own schedule.
+// By rate alone, the topic of every row fits on one broker. The topic's burst is enough for its own
+// schedule.
 func TestTheContract(t *testing.T) {
 	c := testkit.Result(parse(nil, io.Discard)).Must(t)
 	for _, group := range c.rows {
 		sold := testkit.Result(contract(c.spec(group), c.slo, c.margin)).Must(t)
-		// A group is let through at once.
+		// A group passes at once.
 		if sold.RateMilli != 1_320_000 || sold.Burst < int64(group*10) {
 			t.Errorf("groups of %d: r %d, b %d", group, sold.RateMilli, sold.Burst)
 		}
@@ -73,8 +73,8 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// One row with real processes. Its SLO is wide, so that what else runs on the
-// machine decides nothing.
+// Runs one row with real processes. The SLO is wide, so that other load on the machine does not decide
+// the result.
 func TestARow(t *testing.T) {
 	bin := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-tags=paced", "-o", bin+string(filepath.Separator), "./nsqd", "./loaddistributor", "./tbadaptor", "./tools/iotpub")

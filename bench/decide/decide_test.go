@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	localtest.Main(m)
 }
 
-// Each server answers and is accounted for. A server that is not installed says so.
+// Each server answers and is measured. A server that is not installed reports this.
 func TestEachIsMeasured(t *testing.T) {
 	const rate, length = 200, 200 * time.Millisecond
 	pool, pipelined := Load{rate, length, 4}, Load{rate, length, 1}

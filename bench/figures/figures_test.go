@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// figure runs the command with small simulations, and returns its folder.
+// makeFigures runs the command with small simulations, and returns the folder.
 func makeFigures(t *testing.T, args ...string) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
@@ -82,7 +82,7 @@ func TestDrawing(t *testing.T) {
 	curve.add(1, 0, 0, "first")
 	curve.add(1000, 20, 30, "last")
 	p := panel{id: "p", title: "title", logX: true, logY: true, limit: 1, series: []series{curve}}
-	// Neither 0 nor an error as large as its value can stand on such a scale.
+	// Neither 0 nor an error as large as its value can appear on such a scale.
 	testkit.Must(t, p.draw(path))
 	for _, want := range []string{"title", "first", "last", "curve", "SLO"} {
 		if !strings.Contains(read(t, path), want) {
@@ -120,7 +120,7 @@ func TestWhatCannotBeMadeSaysWhy(t *testing.T) {
 	}
 }
 
-// The sketch of the paper's website is enough for its rows, whatever the seed.
+// The website sketch of the paper suffices for the rows, with any seed.
 func TestWebsiteFigures(t *testing.T) {
 	folder := makeFigures(t, "--only=mqos6,mqos7,mqos8,mqos9-11", "--seconds=0.1", "--seed=3")
 	for file, want := range map[string]string{
@@ -170,8 +170,8 @@ func TestTheDocumentsTableIsKeptUpToDate(t *testing.T) {
 	}
 }
 
-// The search takes the fewest brokers that meet the SLO, and without any the
-// least p99.
+// The search picks the fewest brokers that meet the SLO. If no number of brokers meets it, the search
+// picks the lowest p99.
 func TestSearch(t *testing.T) {
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 0.5}, "test", &bytes.Buffer{})
 	tried := 0
@@ -182,13 +182,13 @@ func TestSearch(t *testing.T) {
 			return w.scene(scenario.Topic{Load: scenario.Load{Publishers: 6000, Rate: rate}, Policy: placement.MaxMin, K: k, Contract: contract})
 		}
 	}
-	// 120,000 msg/s are more than one of the model's brokers carries, and a
-	// generous bucket costs no access delay.
+	// 120,000 msg/s are more than one broker of the model carries, and a generous bucket costs no
+	// access delay.
 	best, err := w.search(1, at(20, scenario.Contract{Rate: 200_000, Burst: 10_000}))
 	if err != nil || best.k < 2 || !best.met() || tried != best.k {
 		t.Errorf("k = %d, p99 %v of %d tried, %v", best.k, best.p99, tried, err)
 	}
-	// A bucket of 6 tokens misses it everywhere, and most where it is split.
+	// A bucket of 6 tokens misses the SLO everywhere, and by most where the bucket is split.
 	best, err = w.search(1, at(1, scenario.Contract{Rate: 6200, Burst: 6}))
 	if err != nil || best.k != 1 || best.met() || tried != brokers {
 		t.Errorf("k = %d, p99 %v of %d tried, %v", best.k, best.p99, tried, err)
@@ -212,7 +212,7 @@ func TestMcapForTakesSoManyBrokers(t *testing.T) {
 	}
 }
 
-// A live figure stands beside a simulation of the same schedule.
+// A live figure appears beside a simulation of the same schedule.
 func TestLiveReadsTheClustersReport(t *testing.T) {
 	phase := func(policy string, k int, us int64) up.Phase {
 		q := report.Quantiles{Count: 100, P50Us: us / 2, P99Us: us}
@@ -227,7 +227,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	fake := func(script string) {
 		testkit.Must(t, os.WriteFile(filepath.Join(bin, "srtm"), []byte("#!/bin/sh\n"+script), 0o755))
 	}
-	// A load that was not carried is exit code 1, with a report.
+	// The command exits with code 1 and a report if the load was not carried.
 	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
 	testkit.Must(t, livePenalty(w))
@@ -235,7 +235,8 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	if p := w.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
 		t.Errorf("the table is %v", p.rows)
 	}
-	// Simulated, 100 publishers wait for tens of milliseconds when split over 6.
+	// In the simulation, 100 publishers wait for tens of milliseconds when they are split over 6
+	// brokers.
 	if sim := w.panels[0].series[3]; sim.y[0] > 10 || sim.y[5] < 10 {
 		t.Errorf("simulated access delays, ms: %v", sim.y)
 	}
@@ -243,7 +244,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	testkit.ErrorHas(t, livePenalty(w), "no broker came up", "without a report")
 }
 
-// The paper's transport: what is listed of a sweep, and its panels.
+// The paper's transport: the listing of a sweep, and its panels.
 func TestSweepOfTransport(t *testing.T) {
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1}, "iefxcp3", &bytes.Buffer{})
 	by, err := w.sweep(sweep{figure: "3", title: "test", xLabel: "Mb/s", xs: []float64{5, 10}, change: func(c *link.Config, x float64) {

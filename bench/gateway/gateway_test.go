@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	localtest.Main(m)
 }
 
-// The bare proxy and the backends answer, are counted and accounted for.
+// The bare proxy and the backends answer, and their requests are counted.
 func TestWhatIsComparedWithIsMeasured(t *testing.T) {
 	start := func(kind, arg string) *decide.Server {
 		s := testkit.Result(decide.Bare(kind, arg)).Must(t)

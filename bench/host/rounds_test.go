@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// subject measures 10 times its number and the round, and notes the order.
+// subject measures 10 times its number plus the round, and records the order of calls.
 func subject(number int, order *[]int) Subject[float64] {
 	return Subject[float64]{Name: fmt.Sprint("s", number), Measure: func(round int) (float64, error) {
 		*order = append(*order, number)

@@ -51,7 +51,7 @@ func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
 	testkit.Must(t, r.writePage(&out, list))
 	testkit.Golden(t, filepath.Join("testdata", "page.golden"), out.Bytes())
 
-	// Two files make the same page as one with the runs of both.
+	// Two files make the same page as one file with the runs of both.
 	files := []string{filepath.Join(t.TempDir(), "a.json"), filepath.Join(t.TempDir(), "b.json")}
 	write := func(file string, r report) {
 		text, err := json.Marshal(r)

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 func TestEveryMessageIsMeasured(t *testing.T) {
 	c := config{conns: 5, size: 200, burst: 50, busy: 1, duration: 200 * time.Millisecond, seed: testkit.Seed(t)}
 	modes := []hook.Mode{hook.Off}
-	if s, err := hook.Open(hook.EBPF, hook.Config{}, quiet); err == nil { // kernel/hook tests whether it should
+	if s, err := hook.Open(hook.EBPF, hook.Config{}, quiet); err == nil { // kernel/hook tests whether opening must succeed
 		modes = append(modes, hook.EBPF)
 		testkit.Must(t, s.Close())
 	}
@@ -48,8 +48,8 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 		if mode == hook.EBPF {
 			want = stamp.Exact
 		}
-		// On a machine that is late by many messages, the first ones of a
-		// connection may have lost their records.
+		// If the machine is late by many messages, the records of a connection's first messages may be
+		// lost.
 		if n == 0 || 2*r.by[want] < n || r.off.max < r.off.p50 || r.readOff.p50 <= 0 || r.known == 0 {
 			t.Errorf("%s: %+v", mode, r)
 		}
@@ -60,8 +60,7 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 	testkit.Equal(t, strings.Count(out.String(), "\n"), 3*5+5*len(rows), "lines:\n%s", &out)
 }
 
-// A stream that keeps its contract and is read backwards: what the order of
-// judging makes of it.
+// A stream that keeps its contract is judged backwards. The test shows the effect of the order.
 func TestJudgingOutOfOrder(t *testing.T) {
 	const rate, burst = 1000, 5
 	r := &receiver{reads: 1}
@@ -80,8 +79,7 @@ func TestJudgingOutOfOrder(t *testing.T) {
 	if res.byStamp.access.max != 0 || res.byStamp.held.max != 0 {
 		t.Errorf("by stamp: %+v, want no delay", res.byStamp)
 	}
-	// All at once, less the bucket, at 1100 msg/s: the last of 500 waits for
-	// 494 tokens.
+	// All at once, less the bucket, at 1100 msg/s: the last of 500 messages waits for 494 tokens.
 	if wait := res.byRead.access.max; wait < 449*time.Millisecond || wait > 450*time.Millisecond || res.byRead.held != res.byRead.access {
 		t.Errorf("by the time of the read: %+v", res.byRead)
 	}

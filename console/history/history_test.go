@@ -6,7 +6,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// An hour of seconds is kept, of so many brokers, and no more.
+// The history keeps an hour of seconds, of a bounded number of brokers, and no more.
 func TestSeriesIsBounded(t *testing.T) {
 	var s Series
 	if s.Brokers() == nil {
@@ -33,12 +33,12 @@ func TestSeriesIsBounded(t *testing.T) {
 	if last, _ := s.Last(); last.At == 5 {
 		t.Error("a sample of the past was taken")
 	}
-	// What is older than an hour goes, however few there are.
+	// Samples older than an hour are removed, however few there are.
 	s.Add(Sample{At: all[len(all)-1].At + Span.Milliseconds() + 1}, nil)
 	testkit.Equal(t, len(s.Since(0)), 1, "samples after an hour of silence")
 }
 
-// A broker that comes later has no share before; names beyond the bound are left out.
+// A broker that joins later has no share before. Names beyond the bound are left out.
 func TestSharesOfBrokers(t *testing.T) {
 	var s Series
 	s.Add(Sample{At: 1}, map[string]float32{"b": 2})

@@ -68,7 +68,7 @@ func TestWhatSplittingCosts(t *testing.T) {
 		b.Share.Burst = 1
 	}
 	p, ok := PenaltyOf(one)
-	// Each half has half the arrivals and half the tokens: twice the delay at least.
+	// Each half has half the arrivals and half the tokens: at least twice the delay.
 	if !ok || p.Factor < 2 || p.Split < 2*p.Whole || p.Measured < 2900*time.Microsecond || p.Measured > 3100*time.Microsecond {
 		t.Errorf("%+v, %v", p, ok)
 	}
