@@ -2,6 +2,9 @@ package archtest
 
 import (
 	_ "embed"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -401,6 +404,24 @@ const whyProse = "a reader must understand each sentence the first time: repeat 
 // The comments of raft, nats-server, nsq and pebble have 3.8 to 4.3 % pronouns and at most 3
 // hanging references per 10,000 words, by the same measure.
 func TestProseOfThisModule(t *testing.T) {
-	found, err := module(t).CheckProse(false, ProseLimit{Pronouns: 6, Hanging: 10}, ProseLimit{Pronouns: 5, Hanging: 5}, whyProse)
+	m := module(t)
+	for _, tests := range []bool{false, true} {
+		found, err := m.CheckProse(tests, ProseLimit{Pronouns: 6, Hanging: 10}, ProseLimit{Pronouns: 5, Hanging: 5}, whyProse)
+		report(t, found, err)
+	}
+}
+
+func TestProseOfPages(t *testing.T) {
+	root := testkit.Root(t)
+	var pages []string
+	testkit.Must(t, fs.WalkDir(os.DirFS(root), "docs", func(path string, entry fs.DirEntry, err error) error {
+		// The commands of bench write docs/performance.
+		if err == nil && strings.HasSuffix(path, ".md") && filepath.Dir(path) != filepath.Join("docs", "performance") {
+			pages = append(pages, path)
+		}
+		return err
+	}))
+	pages = append(pages, "README.md", "CONTRIBUTING.md")
+	found, err := CheckPages(root, pages, ProseLimit{Pronouns: 6, Hanging: 10}, ProseLimit{Pronouns: 5, Hanging: 5}, whyProse)
 	report(t, found, err)
 }
