@@ -332,6 +332,10 @@ func (st *store) persist() error {
 	for tries := 1; errors.Is(err, replicated.ErrUnavailable) && tries < lastSaves; tries++ {
 		err = st.tryToSave()
 	}
+	if errors.Is(err, replicated.ErrFenced) { // another broker has the messages and saves cursors
+		st.storage().cfg.Log.Warn("another broker has taken the topic over; it delivers again what channels finished since the last save", obs.KeyTopic, st.name)
+		err = nil
+	}
 	if errors.Is(err, errUntrimmed) { // the next process trims
 		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.name, obs.KeyError, err)
 		err = nil

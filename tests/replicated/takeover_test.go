@@ -301,6 +301,19 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 	t.Logf("%d came twice", twice)
 }
 
+// Another broker takes a topic over while its broker stops. The stop succeeds: all messages are stored,
+// and the other broker owns the topic and its cursors.
+func TestABrokerStopsWhileItsTopicIsTakenOver(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	b, topic, _ := startBroker(t, s, "b")
+	testkit.Must(t, publish(topic, "message"))
+	taken := testkit.Result(s.connect("c").TakeOver("t", "b")).Must(t)
+	testkit.Must(t, b.Close())
+	testkit.EqualSlices(t, contents(t, taken), []string{"message"}, "what the other broker has")
+	testkit.Must(t, taken.Close())
+}
+
 // A broker is gone. Meanwhile one of the topic's channels is deleted, and another is deleted and
 // created again. Neither the broker that takes over nor the first broker, which returns with an empty
 // disk, has messages of the deleted channels.
