@@ -127,8 +127,8 @@ type Change struct {
 	Deleted bool
 }
 
-// Changes returns up to n edits with numbers above after, in order. Of several edits of a rule it
-// returns only the last.
+// Changes returns up to n edits with numbers above after, in order. If a rule has several edits,
+// Changes returns only the last edit.
 func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, error) {
 	return list(ctx, s.db, func(row *sql.Rows) (Change, error) {
 		var deleted sql.NullInt64

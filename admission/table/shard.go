@@ -249,8 +249,8 @@ func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mo
 	return next
 }
 
-// Drop removes the keys of the partitions that of selects, in up to n slots from slot from. Another
-// server owns these partitions now.
+// Drop removes the keys of every partition for which of returns true: another server owns the
+// partition now. Drop looks at up to n slots, beginning at slot from.
 func (s *Shard) Drop(of func(partition int) bool, from, n int32) (next int32) {
 	end, next := s.turn(from, n)
 	for i := from; i < end; i++ {

@@ -110,8 +110,8 @@ const (
 )
 
 // cluster runs a topic on the k brokers that SRTM chooses with the given mcap, then blindly
-// on all brokers. Of several attempts, cluster returns the one with the least lateness. b
-// is the contract's burst.
+// on all brokers. cluster makes several attempts, and returns the attempt with
+// the least lateness. b is the contract's burst.
 func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Report, err error) {
 	sentLate := func(r *up.Report) int64 {
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)

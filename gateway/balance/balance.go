@@ -345,7 +345,7 @@ func (s *server) end(server int) {
 	s.InFlight--
 }
 
-// reckon updates guess if any server needs it: a server without samples, or one that refuses.
+// reckon updates guess if a server has no samples, or if a server refuses requests.
 func (b *Balancer) reckon() {
 	b.scratch = b.scratch[:0]
 	some := false
