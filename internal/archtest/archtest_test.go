@@ -208,3 +208,18 @@ func TestProse(t *testing.T) {
 	found = testkit.Result(m.CheckProse(false, limit, ProseLimit{}, "why")).Must(t)
 	testkit.Equal(t, found[len(found)-1].Where, "all packages", "the whole is judged")
 }
+
+func TestCheckLinks(t *testing.T) {
+	root := t.TempDir()
+	testkit.Must(t, os.WriteFile(filepath.Join(root, "a.md"), []byte(`# A page's "title", and more
+[here](#a-pages-title-and-more) [there](b.md#spot) [elsewhere](https://example.org/#none) [folder](.)
+[no file](c.md) [no anchor](b.md#none) [nor here](#none)
+`+"```sh\n[code](d.md)\n```\n"), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(root, "b.md"), []byte("<a id=\"spot\"></a>\n```\n# none\n```\n"), 0o600))
+	found := testkit.Result(CheckLinks(root, []string{"a.md", "b.md"}, "why")).Must(t)
+	testkit.EqualSlices(t, found, []Finding{
+		{"a.md", "links to c.md, which does not exist", "why"},
+		{"a.md", "links to b.md#none, an anchor that does not exist", "why"},
+		{"a.md", "links to #none, an anchor that does not exist", "why"},
+	}, "findings")
+}

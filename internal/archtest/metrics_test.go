@@ -135,7 +135,7 @@ func TestAlone(t *testing.T) {
 func TestMetricsAreExplained(t *testing.T) {
 	root := filepath.Join("..", "..")
 	var pages string
-	for _, page := range []string{"operations.md", "contracts.md", "high-availability.md", "gateway.md", "admission.md"} {
+	for _, page := range []string{"metrics.md", "gateway.md", "admission.md"} {
 		text := testkit.Result(os.ReadFile(filepath.Join(root, "docs", page))).Must(t)
 		pages += string(text)
 	}

@@ -411,17 +411,27 @@ func TestProseOfThisModule(t *testing.T) {
 	}
 }
 
-func TestProseOfPages(t *testing.T) {
-	root := testkit.Root(t)
-	var pages []string
+// pagesOf returns the paths of the Markdown pages, except what the commands of bench write to
+// docs/performance.
+func pagesOf(t *testing.T, root string) (pages []string) {
+	t.Helper()
 	testkit.Must(t, fs.WalkDir(os.DirFS(root), "docs", func(path string, entry fs.DirEntry, err error) error {
-		// The commands of bench write docs/performance.
 		if err == nil && strings.HasSuffix(path, ".md") && filepath.Dir(path) != filepath.Join("docs", "performance") {
 			pages = append(pages, path)
 		}
 		return err
 	}))
-	pages = append(pages, "README.md", "CONTRIBUTING.md")
-	found, err := CheckPages(root, pages, ProseLimit{Pronouns: 6, Hanging: 10}, ProseLimit{Pronouns: 5, Hanging: 5}, whyProse)
+	return append(pages, "README.md", "CONTRIBUTING.md")
+}
+
+func TestProseOfPages(t *testing.T) {
+	root := testkit.Root(t)
+	found, err := CheckPages(root, pagesOf(t, root), ProseLimit{Pronouns: 6, Hanging: 10}, ProseLimit{Pronouns: 5, Hanging: 5}, whyProse)
+	report(t, found, err)
+}
+
+func TestLinksOfPages(t *testing.T) {
+	root := testkit.Root(t)
+	found, err := CheckLinks(root, append(pagesOf(t, root), "CHANGELOG.md"), "a reader of the page cannot follow the link")
 	report(t, found, err)
 }

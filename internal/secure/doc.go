@@ -8,5 +8,5 @@
 //
 // The package knows the role that each method of the API needs (roles.go), but not what
 // the methods do. nsqd handles NSQ's own ports: TLS and AUTH as in NSQ, and over HTTP the
-// tokens of this package. docs/operations.md lists an operator's settings.
+// tokens of this package. docs/access.md lists an operator's settings.
 package secure

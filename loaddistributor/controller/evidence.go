@@ -17,7 +17,7 @@ import (
 // The end of a session proves little: the process or the network may have failed. A
 // process has ended if its own address refuses connections at both its ports, after both
 // have accepted connections in the same session. A host that is cut off, frozen or gone
-// does not answer, and the ports of a frozen process accept. docs/operations.md lists
+// does not answer, and the ports of a frozen process accept. docs/high-availability.md lists
 // possible confusions.
 
 // Probe reports whether an address accepts or refuses connections now. If neither, the

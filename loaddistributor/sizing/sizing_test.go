@@ -41,8 +41,8 @@ func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tu
 	}
 }
 
-// The example of docs/operations.md.
-func TestTheExampleOfTheOperationsGuide(t *testing.T) {
+// The example of docs/contracts.md.
+func TestExampleOfContractsPage(t *testing.T) {
 	p, err := propose(poisson(1, 100, 5, time.Minute), sizing.Wanted{Within: 2 * time.Millisecond}, source(2))
 	testkit.Must(t, err)
 	text := fmt.Sprintf("r %s msg/s, b %d, needed %d, mean %.1f\n", p.Rate.Text(), p.Burst, p.Needed, p.Mean)

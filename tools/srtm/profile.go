@@ -51,7 +51,7 @@ func topicProfileCommand() *cobra.Command {
 		Long: `profile records a topic's arrivals for a while and proposes r and b with which
 --quantile of the messages wait for a token no longer than --within, the burst with
 --confidence; what it would cost to split it over more brokers; and what it would cost to be
-wrong. It changes nothing. docs/operations.md has an example.`,
+wrong. It changes nothing. docs/contracts.md has an example.`,
 		Example: `  srtm topic profile sensors --for 1h --within 2ms`,
 		Args:    oneName,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
