@@ -155,6 +155,72 @@ func TestShuns(t *testing.T) {
 		"gone/...: a rule names this package, which does not exist"))
 }
 
+const wideTypes = `package structure
+
+import "sync"
+
+type part struct{ sync.Mutex }
+
+func (*part) A() {}
+func (*part) B() {}
+
+type whole struct { // 5 methods: Lock, TryLock, Unlock, A, B
+	*part
+	mu part
+}
+
+type small struct {
+	mu    *sync.RWMutex
+	other sync.Mutex
+	whole *whole
+}
+
+func (small) A() {}
+
+type wide interface {
+	A()
+	B()
+	C()
+}
+
+type narrow interface{ A() }
+`
+
+func TestStructure(t *testing.T) {
+	dir := t.TempDir()
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module fixture.test/m\n\ngo 1.26.0\n"), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "structure.go"), []byte(wideTypes), 0o600))
+	t.Setenv("GOWORK", "off")
+	m := testkit.Result(Load(dir)).Must(t)
+	check := func(exceptions map[string]int) []Finding {
+		rule := Structure{Methods: 4, Interface: 2, Exceptions: exceptions, Why: "a reason"}
+		return testkit.Result(m.CheckStructure(rule)).Must(t)
+	}
+	compare(t, check(nil), []string{
+		"..part: 5 methods, with the promoted ones (at most 4)",
+		"..whole: 5 methods, with the promoted ones (at most 4)",
+		"..whole: embeds a pointer to part, a part of the same package",
+		"..whole: the field mu is no mutex but a part",
+		"..wide: an interface of 3 methods (at most 2)",
+	})
+	compare(t, check(map[string]int{
+		"..part: methods":   5,
+		"..whole: methods":  4,
+		"..whole: embeds":   1,
+		"..whole: mu":       1,
+		"..wide: interface": 4,
+		"..small: mu":       1,
+	}), []string{
+		"..whole: 5 methods, with the promoted ones (at most 4); as an exception at most 4",
+		"..small: mu: is an exception and breaks no rule",
+	})
+}
+
+func TestCountLines(t *testing.T) {
+	m := fixture(t)
+	testkit.Equal(t, testkit.Result(m.CountLines("upper/...", "comments/tool")).Must(t), 8, "lines of two packages")
+}
+
 func TestLoadReportsAFolderWithoutAModule(t *testing.T) {
 	if m, err := Load(t.TempDir()); err == nil {
 		t.Errorf("loaded %+v", m)

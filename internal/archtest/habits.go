@@ -5,10 +5,8 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"maps"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -42,49 +40,6 @@ func (m *Module) CheckComments(why string) ([]Finding, error) {
 			found = append(found, Finding{p.Path, "no package comment", why})
 		case len(have) > 1:
 			found = append(found, Finding{p.Path, "a package comment in each of " + strings.Join(have, ", "), why})
-		}
-	}
-	return found, nil
-}
-
-// CheckBackPointers returns the structs that have a field of the package's server type. servers maps
-// package paths to server types. A part of a server must get only the values that the part needs.
-func (m *Module) CheckBackPointers(servers map[string]string, why string) ([]Finding, error) {
-	var found []Finding
-	for _, path := range slices.Sorted(maps.Keys(servers)) {
-		server, declared := servers[path], false
-		for _, p := range m.Packages {
-			if p.Path != path {
-				continue
-			}
-			for _, name := range p.Files {
-				file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
-				if err != nil {
-					return nil, err
-				}
-				ast.Inspect(file, func(n ast.Node) bool {
-					if spec, ok := n.(*ast.TypeSpec); ok && spec.Name.Name == server {
-						declared = true
-					}
-					fields, ok := n.(*ast.StructType)
-					if !ok {
-						return true
-					}
-					for _, f := range fields.Fields.List {
-						is := f.Type
-						if star, ok := is.(*ast.StarExpr); ok {
-							is = star.X
-						}
-						if id, ok := is.(*ast.Ident); ok && id.Name == server {
-							found = append(found, Finding{path, fmt.Sprintf("%s: a struct holds a %s", name, server), why})
-						}
-					}
-					return true
-				})
-			}
-		}
-		if !declared {
-			found = append(found, Finding{path, "a rule names its " + server + ", which does not exist", why})
 		}
 	}
 	return found, nil

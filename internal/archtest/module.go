@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/tools/go/packages"
 )
 
 // Module is a Go module as `go list` sees the module, with the modules of the workspace in its folders.
@@ -19,6 +21,8 @@ type Module struct {
 	Path     string // "github.com/srtm-io/srtm"
 	Dir      string
 	Packages []*Package // sorted by path
+
+	checked []*packages.Package // by typed; nil: not loaded yet
 }
 
 // Package is one package of a module.
@@ -91,6 +95,34 @@ func Load(dir string, nested ...string) (*Module, error) {
 	}
 	slices.SortFunc(m.Packages, func(a, b *Package) int { return strings.Compare(a.Path, b.Path) })
 	return m, nil
+}
+
+// typed returns the packages that have files other than tests, with syntax and types. The first call
+// loads them.
+func (m *Module) typed() ([]*packages.Package, error) {
+	if m.checked != nil {
+		return m.checked, nil
+	}
+	var patterns []string
+	for _, p := range m.Packages {
+		if len(p.Files) > 0 {
+			patterns = append(patterns, m.Path+"/"+p.Path)
+		}
+	}
+	loaded, err := packages.Load(&packages.Config{
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo,
+		Dir:  m.Dir,
+	}, patterns...)
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", strings.Join(patterns, " "), err)
+	}
+	for _, pkg := range loaded {
+		for _, err := range pkg.Errors {
+			return nil, fmt.Errorf("load %s: %w", pkg.PkgPath, err)
+		}
+	}
+	m.checked = loaded
+	return loaded, nil
 }
 
 // touch reads every folder and every Go file below dir. The go command then knows these files as inputs

@@ -34,12 +34,10 @@ type Purity struct {
 // CheckPurity returns the places where pure packages break the rule.
 func (m *Module) CheckPurity(rule Purity) ([]Finding, error) {
 	found := m.missing(rule.Packages, rule.Why)
-	var patterns []string
 	for _, p := range m.Packages {
 		if !slices.Contains(rule.Packages, p.Path) {
 			continue
 		}
-		patterns = append(patterns, m.Path+"/"+p.Path)
 		for _, path := range p.Imports {
 			if rel, ours := m.ours(path); ours {
 				if !slices.Contains(rule.Packages, rel) {
@@ -55,19 +53,13 @@ func (m *Module) CheckPurity(rule Purity) ([]Finding, error) {
 				"what is not built here is not checked here, and pure code has no reason to differ between platforms"})
 		}
 	}
-	if len(patterns) == 0 {
-		return found, nil
-	}
-	loaded, err := packages.Load(&packages.Config{
-		Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo,
-		Dir:  m.Dir,
-	}, patterns...)
+	loaded, err := m.typed()
 	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", strings.Join(patterns, " "), err)
+		return nil, err
 	}
 	for _, pkg := range loaded {
-		for _, err := range pkg.Errors {
-			return nil, fmt.Errorf("load %s: %w", pkg.PkgPath, err)
+		if !slices.Contains(rule.Packages, m.relative(pkg.PkgPath)) {
+			continue
 		}
 		for _, file := range pkg.Syntax {
 			c := &purityCheck{rule: rule, module: m, pkg: pkg, file: file}

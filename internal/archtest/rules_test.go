@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -339,10 +340,14 @@ var shuns = []Shun{
 
 const whyStatus = "codes are chosen in loaddistributor/rpc, from one table"
 
+// loaded reads this module once for all tests.
+var loaded = sync.OnceValues(func() (*Module, error) {
+	return Load(filepath.Join("..", ".."), "bench", "tests")
+})
+
 func module(t *testing.T) *Module {
 	t.Helper()
-	m := testkit.Result(Load(testkit.Root(t), "bench", "tests")).Must(t)
-	return m
+	return testkit.Result(loaded()).Must(t)
 }
 
 func report(t *testing.T, found []Finding, err error) {
@@ -365,12 +370,97 @@ func TestCommentsOfThisModule(t *testing.T) {
 	report(t, found, err)
 }
 
-func TestBackPointersOfThisModule(t *testing.T) {
-	found, err := module(t).CheckBackPointers(map[string]string{
-		"nsqd/agent": "Agent", "nsqd/auth": "Servers", "nsqd/broker": "Broker", "nsqd/conn": "Server", "nsqd/httpapi": "API",
-		"nsqd/lookupd": "Announcer", "nsqd/statsd": "Pusher",
-	}, "what lives in a server says what it needs of it; with the whole server at hand it would take anything")
+// structure has the bounds and the remaining violations. A figure may only fall.
+var structure = Structure{
+	Methods:   45,
+	Interface: 7,
+	Exceptions: map[string]int{
+		"admission/router.Rules: interface":              8,
+		"admission/server.Server: methods":               49,
+		"admission/server.Store: interface":              15,
+		"bench/convergence.bench: embeds":                1,
+		"bench/figures.harness: embeds":                  1,
+		"console.Console: methods":                       46,
+		"internal/daemon.commandLine: embeds":            1,
+		"internal/obs.sparseHandler: embeds":             1,
+		"internal/secure.ServerTLS: embeds":              1,
+		"internal/secure.Tokens: embeds":                 1,
+		"kernel/hook.rawSocket: embeds":                  1,
+		"loaddistributor/catalog.Catalog: methods":       54,
+		"loaddistributor/controller.Controller: methods": 69,
+		"loaddistributor/controller.change: embeds":      1,
+		"loaddistributor/controller.collector: mu":       1,
+		"loaddistributor/controller.committer: mu":       1,
+		"loaddistributor/controller.contracts: mu":       1,
+		"loaddistributor/controller.creation: mu":        1,
+		"loaddistributor/controller.learning: mu":        1,
+		"loaddistributor/controller.moved: embeds":       1,
+		"loaddistributor/controller.mover: mu":           1,
+		"loaddistributor/controller.owners: mu":          1,
+		"loaddistributor/controller.planner: mu":         1,
+		"loaddistributor/controller.planning: mu":        1,
+		"loaddistributor/controller.reader: mu":          1,
+		"loaddistributor/controller.state: methods":      77,
+		"loaddistributor/controller.tuning: mu":          1,
+		"loaddistributor/controller.witness: mu":         1,
+		"loaddistributor/correlation.clustering: embeds": 1,
+		"loaddistributor/correlation.one: embeds":        1,
+		"nsqd/agent.Node: interface":                     19,
+		"nsqd/agent.owner: embeds":                       1,
+		"nsqd/agent.owner: methods":                      56,
+		"nsqd/broker.Broker: embeds":                     1,
+		"nsqd/broker.Broker: methods":                    49,
+		"nsqd/broker.Topic: methods":                     113,
+		"nsqd/broker.intake: embeds":                     1,
+		"nsqd/broker.recorder: embeds":                   1,
+		"nsqd/broker.store: embeds":                      1,
+		"nsqd/broker.store: methods":                     66,
+		"nsqd/broker.terms: embeds":                      1,
+		"nsqd/broker.topicLog: interface":                16,
+		"nsqd/commitlog.Files: methods":                  47,
+		"nsqd/commitlog.job: embeds":                     1,
+		"nsqd/commitlog.osFile: methods":                 46,
+		"nsqd/conn.client: methods":                      56,
+		"nsqd/conn.driver: interface":                    9,
+		"nsqd/conn.goroutine: embeds":                    1,
+		"nsqd/conn.goroutine: methods":                   78,
+		"nsqd/conn.slot: embeds":                         1,
+		"nsqd/conn.slot: methods":                        70,
+		"nsqd/conn.subscription: interface":              8,
+		"nsqd/httpapi.API: methods":                      47,
+		"nsqd/queue.Channel: methods":                    66,
+		"nsqd/queue.Topic: methods":                      120,
+		"nsqd/queue.cursors: methods":                    59,
+		"nsqd/replicated.Log: methods":                   49,
+		"nsqd/replicated.flight: embeds":                 1,
+		"tbadaptor/adaptor.Machine: methods":             56,
+		"tools/iotpub/fleet.poller: interface":           8,
+		"tools/srtm.call: embeds":                        1,
+	},
+	Why: "a reader must see what a part uses: give it the two or three values that it needs, as named fields",
+}
+
+func TestStructureOfThisModule(t *testing.T) {
+	found, err := module(t).CheckStructure(structure)
 	report(t, found, err)
+}
+
+// instruments lists the packages that measure the product.
+var instruments = []string{"bench/...", "tools/drlsim", "tools/iotpub/...", "tools/load", "tools/sim/..."}
+
+// maxInstruments is the present number of lines, rounded up, and may only fall. The target is 14,000.
+const maxInstruments = 20800
+
+func TestInstrumentsStaySmall(t *testing.T) {
+	m := module(t)
+	if found := m.missing(instruments, "instruments"); len(found) > 0 {
+		t.Fatal(found)
+	}
+	lines := testkit.Result(m.CountLines(instruments...)).Must(t)
+	t.Logf("instruments have %d lines (at most %d; the target is 14000)", lines, maxInstruments)
+	if lines > maxInstruments {
+		t.Errorf("instruments have %d lines, at most %d are allowed", lines, maxInstruments)
+	}
 }
 
 func TestShunsOfThisModule(t *testing.T) {
