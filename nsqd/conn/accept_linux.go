@@ -23,7 +23,7 @@ type acceptor struct {
 
 	// Results of the last try.
 	fd   int
-	from rawfd.Address
+	addr rawfd.Address
 	err  error
 }
 
@@ -56,7 +56,7 @@ func newAcceptor(ln net.Listener) (_ *acceptor, err error) {
 	}
 	a.try = func(fd uintptr) bool {
 		var errno unix.Errno
-		if a.fd, errno = rawfd.Accept(int(fd), &a.from); errno == 0 {
+		if a.fd, errno = rawfd.Accept(int(fd), &a.addr); errno == 0 {
 			a.err = nil
 		} else {
 			a.err = errno
@@ -91,16 +91,16 @@ func (a *acceptor) accept() (fd int, remote string, err error) {
 	if a.err != nil {
 		return -1, "", os.NewSyscallError("accept", a.err)
 	}
-	return a.fd, name(&a.from), nil
+	return a.fd, formatAddress(&a.addr), nil
 }
 
 func (a *acceptor) close() { a.file.Close() }
 
-// name formats an address as package net does. The name of a Unix socket is empty.
-func name(a *rawfd.Address) string {
-	at := a.AddrPort()
-	if !at.IsValid() {
+// formatAddress formats an address as package net does. The name of a Unix socket is empty.
+func formatAddress(a *rawfd.Address) string {
+	addr := a.AddrPort()
+	if !addr.IsValid() {
 		return ""
 	}
-	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).String()
+	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port()).String()
 }

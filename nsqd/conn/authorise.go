@@ -29,7 +29,7 @@ type credentials struct {
 
 func (c *client) authenticate(op *session.Op) error {
 	if c.env.cfg.Forward != nil && origin.Is(op.Body) {
-		return c.publishesFor(op)
+		return c.authenticateBroker(op)
 	}
 	c.cred.secret = string(op.Body)
 	if err := c.ask(); err != nil {
@@ -56,7 +56,7 @@ func (c *client) authenticate(op *session.Op) error {
 func (c *client) ask() error {
 	q := auth.About(c.remote, c.cred.secret, c.stats.tls.Load())
 	var g *auth.Grant
-	err := c.withAnother(func() error {
+	err := c.withExtraDescriptor(func() error {
 		return c.interruptibly(func(ctx context.Context) (err error) {
 			g, err = c.env.cfg.Auth.Ask(ctx, q)
 			return err

@@ -13,21 +13,21 @@ import (
 // third of the cost of a pipelined publish: the topic's lock and the fixed cost of a step. A
 // connection has a pubBatch only during consume, or while it waits for its offloaded operation.
 type pubBatch struct {
-	topic *broker.Topic
-	as    *broker.Publisher
-	count *pubCount
-	kinds []session.OpKind
-	pubs  []broker.Published // bodies are in the connection's buffer
-	errs  []error
-	next  int // first unanswered publish
+	topic     *broker.Topic
+	publisher *broker.Publisher
+	count     *pubCount
+	kinds     []session.OpKind
+	pubs      []broker.Published // bodies are in the connection's buffer
+	errs      []error
+	next      int // first unanswered publish
 }
 
 // batchSize is the maximum number of publishes, or FINs, in a batch.
 const batchSize = 64
 
-// joins adds a publish to the batch, if there is a batch or more commands follow in the buffer.
+// joinBatch adds a publish to the batch, if there is a batch or more commands follow in the buffer.
 // Otherwise the caller must publish it alone.
-func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
+func (c *client) joinBatch(t *task, now mono.Time) (joined bool, err error) {
 	op := &t.op
 	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 {
 		return false, nil
@@ -35,24 +35,24 @@ func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
 	if c.pubs.batch == nil && c.r+t.n == c.w {
 		return false, nil
 	}
-	to := c.target(op.Topic)
-	if to == nil || to.topic.Durable() {
+	target := c.target(op.Topic)
+	if target == nil || target.topic.Durable() {
 		return false, nil
 	}
-	if c.pubs.batch != nil && (c.pubs.batch.topic != to.topic || len(c.pubs.batch.pubs) == batchSize) {
+	if c.pubs.batch != nil && (c.pubs.batch.topic != target.topic || len(c.pubs.batch.pubs) == batchSize) {
 		if err := c.flushBatch(now); err != nil {
 			return false, err
 		}
-		if to = c.target(op.Topic); to == nil { // the topic was deleted meanwhile
+		if target = c.target(op.Topic); target == nil { // the topic was deleted meanwhile
 			return false, nil
 		}
 	}
 	if c.pubs.batch == nil {
 		c.pubs.batch = c.env.batches.Get().(*pubBatch)
-		c.pubs.batch.topic, c.pubs.batch.as, c.pubs.batch.count = to.topic, to.as, to.count
+		c.pubs.batch.topic, c.pubs.batch.publisher, c.pubs.batch.count = target.topic, target.publisher, target.count
 	}
 	c.pubs.batch.kinds = append(c.pubs.batch.kinds, op.Kind)
-	c.pubs.batch.pubs = append(c.pubs.batch.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, From: c.pubs.batch.as})
+	c.pubs.batch.pubs = append(c.pubs.batch.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, From: c.pubs.batch.publisher})
 	c.r += t.n
 	return true, nil
 }
@@ -60,44 +60,44 @@ func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
 // flushBatch publishes the batch and answers it. With errWaits, the rest of the batch stays and
 // must wait.
 func (c *client) flushBatch(now mono.Time) error {
-	r := c.pubs.batch
-	if r == nil {
+	b := c.pubs.batch
+	if b == nil {
 		return nil
 	}
 	var op session.Op // the parts that Answer needs
-	for r.next < len(r.pubs) {
-		r.errs = r.topic.PublishEach(now, c.wall, r.pubs[r.next:], r.errs[:0])
-		for _, err := range r.errs {
-			name := r.topic.Name()
-			op.Kind, op.Reply = r.kinds[r.next], nil
+	for b.next < len(b.pubs) {
+		b.errs = b.topic.PublishEach(now, c.wall, b.pubs[b.next:], b.errs[:0])
+		for _, err := range b.errs {
+			name := b.topic.Name()
+			op.Kind, op.Reply = b.kinds[b.next], nil
 			switch {
 			case err == nil:
-				add(&r.count.count, 1)
+				add(&b.count.count, 1)
 			case errors.Is(err, broker.ErrBusy), errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
 				// On its own, the publish can wait, or go to the recreated topic or another broker.
-				p := r.pubs[r.next]
+				p := b.pubs[b.next]
 				p.NoWait = c.on().nonblocking()
-				t, err := c.hand([]byte(name), p, nil, now)
+				t, err := c.publishNamed([]byte(name), p, nil, now)
 				if errors.Is(err, broker.ErrBusy) {
 					return errWaits
 				}
-				r.next++
-				c.published(&op, t, err)
+				b.next++
+				c.answerPublish(&op, t, err)
 				continue
 			default:
 				err = refusal([]byte(name), err)
 			}
 			if err == nil && c.pubs.weight > 0 {
-				op.Reply = r.as.Advice()
+				op.Reply = b.publisher.Advice()
 			}
 			c.sess.Answer(&op, err)
-			r.next++
+			b.next++
 		}
 	}
-	clear(r.pubs)
-	*r = pubBatch{kinds: r.kinds[:0], pubs: r.pubs[:0], errs: r.errs[:0]}
+	clear(b.pubs)
+	*b = pubBatch{kinds: b.kinds[:0], pubs: b.pubs[:0], errs: b.errs[:0]}
 	c.pubs.batch = nil
-	c.env.batches.Put(r)
+	c.env.batches.Put(b)
 	return nil
 }
 
@@ -121,23 +121,23 @@ func (c *client) finish(id wire.MessageID, now mono.Time) {
 
 // flushFins finishes the batch's messages and answers the refused FINs.
 func (c *client) flushFins(now mono.Time) {
-	r := c.fins
-	if r == nil {
+	b := c.fins
+	if b == nil {
 		return
 	}
 	n := 0
-	r.errs = c.sub.FinishBatch(now, r.ids, r.errs)
+	b.errs = c.sub.FinishBatch(now, b.ids, b.errs)
 	op := session.Op{Kind: session.OpFin}
-	for i, err := range r.errs {
+	for i, err := range b.errs {
 		if err == nil {
 			n++
 		}
-		op.ID = r.ids[i]
+		op.ID = b.ids[i]
 		c.sess.Answer(&op, err)
 	}
 	add(&c.stats.finished, n)
-	clear(r.errs)
-	*r = finBatch{ids: r.ids[:0], errs: r.errs[:0]}
+	clear(b.errs)
+	*b = finBatch{ids: b.ids[:0], errs: b.errs[:0]}
 	c.fins = nil
-	c.env.fins.Put(r)
+	c.env.fins.Put(b)
 }

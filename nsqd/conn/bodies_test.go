@@ -37,14 +37,14 @@ var _ = overBoth("messages that do not come whole", func() {
 				if held > most {
 					return 0
 				}
-				return int64(n.server.Stats().Crowded) + held/each
+				return int64(n.server.Stats().MemoryShort) + held/each
 			}).Should(BeNumerically(">", i))
 			good.send(whole)
 			good.expect(wire.FrameResponse, "OK")
 			Expect(n.server.Bodies()).To(BeNumerically("<=", 2*most))
 		}
 		halves[0].expect(wire.FrameError, HavePrefix("E_PUB_FAILED"))
-		Eventually(func() uint64 { return n.server.Stats().Crowded }).Should(BeNumerically(">=", 40-most/size))
+		Eventually(func() uint64 { return n.server.Stats().MemoryShort }).Should(BeNumerically(">=", 40-most/size))
 		Eventually(n.server.Bodies).Should(BeNumerically("<=", most))
 		last := halves[len(halves)-1] // has no deadline
 		last.send(wire.AppendPub(nil, "t", make([]byte, 9*size))[size:])

@@ -57,7 +57,7 @@ func (c *client) makeRoom() bool {
 	if unread == 0 {
 		c.r, c.w = 0, 0
 		if len(c.buf) > maxIdle {
-			c.giveBack()
+			c.releaseBuffer()
 		}
 	}
 	need := max(c.sess.Need(), unread+1)
@@ -69,11 +69,11 @@ func (c *client) makeRoom() bool {
 		c.r, c.w = 0, unread
 	}
 	if c.w == len(c.buf) {
-		most := max(need, maxIdle)
+		limit := max(need, maxIdle)
 		if wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // MPUB announces the size of each message on its own
-			most = max(most, c.env.cfg.Session.Limits.MaxCommandSize())
+			limit = max(limit, c.env.cfg.Session.Limits.MaxCommandSize())
 		}
-		return c.grow(min(2*len(c.buf), most))
+		return c.grow(min(2*len(c.buf), limit))
 	}
 	return true
 }
@@ -82,7 +82,7 @@ func (c *client) makeRoom() bool {
 // if memory is short. Requires: the connection owns the old buffer, and nothing else refers to it.
 func (c *client) grow(size int) bool {
 	buf := c.env.buffers.get(size)
-	if !c.holds(len(buf)) {
+	if !c.chargeBuffer(len(buf)) {
 		c.env.buffers.put(buf)
 		return false
 	}
@@ -92,9 +92,9 @@ func (c *client) grow(size int) bool {
 	return true
 }
 
-// giveBack empties the buffer and returns it to the pool. Requires: as for grow.
-func (c *client) giveBack() {
+// releaseBuffer empties the buffer and returns it to the pool. Requires: as for grow.
+func (c *client) releaseBuffer() {
 	c.env.buffers.put(c.buf)
 	c.buf, c.r, c.w = nil, 0, 0
-	c.holds(0)
+	c.chargeBuffer(0)
 }

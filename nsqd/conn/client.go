@@ -36,22 +36,22 @@ type client struct {
 	wall   mono.Wall // time of the last read
 	buf    []byte    // buf[r:w] is read and not yet consumed
 	r, w   int
-	charge charge // buf's share of env.room
+	charge memoryCharge // buf's share of env.memory
 	cred   credentials
 	sub    subscription // nil: the client does not subscribe
 	fins   *finBatch    // nil: no FINs wait to be handed over
 	pubs   publisher
 
-	// Atomic. Written by Server, the room or the writer. The reader checks them at message
+	// Atomic. Written by Server, the memory budget or the writer. The reader checks them at message
 	// boundaries.
-	stopping atomic.Bool                        // end, unless subscribed
-	quitting atomic.Bool                        // end
-	crowded  atomic.Bool                        // end because memory is short; quitting is set, too
-	severed  atomic.Bool                        // end at once
-	asking   atomic.Pointer[context.CancelFunc] // cancels the request in progress to another process; nil: no request
+	stopping      atomic.Bool                        // end, unless subscribed
+	quitting      atomic.Bool                        // end
+	memoryShort   atomic.Bool                        // end because memory is short; quitting is set, too
+	severed       atomic.Bool                        // end at once
+	cancelRequest atomic.Pointer[context.CancelFunc] // cancels the request in progress to another process; nil: no request
 
 	// Guarded by env.clients.mu.
-	standing
+	registration
 
 	stats connStats // for display
 }
@@ -59,7 +59,7 @@ type client struct {
 // subscription is a consumer's end of a channel: a broker.Subscription, or a forward.Subscription
 // if the topic is on other brokers. No method blocks.
 type subscription interface {
-	Take(out *broker.Outgoing, most int) (open bool)
+	Take(out *broker.Outgoing, limit int) (open bool)
 	Wrote(out *broker.Outgoing)
 	Holds() (ready, inFlight int)
 	Ready(n int) error
@@ -124,8 +124,8 @@ func (c *client) cut() {
 func (c *client) interruptibly(do func(context.Context) error) error {
 	ctx, stop := context.WithCancel(c.env.ctx)
 	defer stop()
-	c.asking.Store(&stop)
-	defer c.asking.Store(nil)
+	c.cancelRequest.Store(&stop)
+	defer c.cancelRequest.Store(nil)
 	if c.severed.Load() {
 		stop()
 	}
@@ -135,7 +135,7 @@ func (c *client) interruptibly(do func(context.Context) error) error {
 // abort cancels the current request to another process and all later requests.
 func (c *client) abort() {
 	c.severed.Store(true)
-	if stop := c.asking.Load(); stop != nil {
+	if stop := c.cancelRequest.Load(); stop != nil {
 		(*stop)()
 	}
 }
@@ -234,7 +234,7 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 			return err
 		}
 	}
-	joined, err := c.joins(t, now)
+	joined, err := c.joinBatch(t, now)
 	if joined {
 		return nil
 	}
@@ -255,22 +255,22 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 			return err
 		}
 		c.sess.Answer(op, err)
-		c.shown()
+		c.markVerified()
 	case op.Kind.Publishes():
 		topic, err := c.publish(t, now)
 		if errors.Is(err, broker.ErrBusy) {
 			return errWaits
 		}
-		c.published(op, topic, err)
+		c.answerPublish(op, topic, err)
 	case op.Kind == session.OpFin:
 		c.settle()
 		c.finish(op.ID, now)
 	case op.Kind != session.OpNone:
 		c.settle()
-		err := c.do(op, now)
+		err := c.runCommand(op, now)
 		c.sess.Answer(op, err)
 		if op.Kind == session.OpAuth {
-			c.shown()
+			c.markVerified()
 		}
 	}
 	c.r += t.n
@@ -280,21 +280,22 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 	return nil
 }
 
-// shown counts the client as verified once it has completed TLS and AUTH, where these are required.
-func (c *client) shown() {
+// markVerified counts the client as verified once it has completed TLS and AUTH, where these are
+// required.
+func (c *client) markVerified() {
 	if !c.sess.Restricted() {
-		c.env.clients.known(c)
+		c.env.clients.markVerified(c)
 	}
 }
 
-func (c *client) do(op *session.Op, now mono.Time) error {
+func (c *client) runCommand(op *session.Op, now mono.Time) error {
 	switch op.Kind {
 	case session.OpIdentify:
 		id := c.sess.Identity()
 		c.stats.identity.Store(&id)
 		if c.pubs.origin == nil {
-			for _, to := range c.pubs.targets {
-				to.as.Rename(id.ClientID, c.identity())
+			for _, target := range c.pubs.targets {
+				target.publisher.Rename(id.ClientID, c.identity())
 			}
 		}
 		c.endForwarding() // forwarding used the old identity
@@ -315,8 +316,8 @@ func (c *client) do(op *session.Op, now mono.Time) error {
 		return c.sub.Touch(op.ID)
 	case session.OpPace:
 		c.pubs.weight = uint8(op.Ready)
-		for _, to := range c.pubs.targets {
-			to.as.Pace(c.pubs.weight)
+		for _, target := range c.pubs.targets {
+			target.publisher.Pace(c.pubs.weight)
 		}
 		return nil
 	case session.OpCls:
@@ -340,7 +341,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		return err
 	}
 	id := c.sess.Identity()
-	about := broker.Subscriber{
+	params := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,
 		Distance:   c.env.cfg.distance(id.Region, id.Zone),
@@ -348,7 +349,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	var sub subscription
 	for sub == nil {
 		t, err := c.env.broker.TopicForClient(op.Topic)
-		if c.passesOn(err) {
+		if c.shouldForward(err) {
 			if t, sub, err = c.relay(op, &id); sub != nil {
 				break
 			}
@@ -359,7 +360,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		if err != nil {
 			return refusal(op.Topic, err)
 		}
-		local, err := t.Subscribe(string(op.Channel), about, c.on().notify)
+		local, err := t.Subscribe(string(op.Channel), params, c.on().notify)
 		if err == nil {
 			sub = local
 		}

@@ -45,22 +45,22 @@ type commits struct {
 // join adds the held operation to the commit of its topic. It returns false unless the operation
 // only waits for the disk.
 func (cs *commits) join(s *slot) bool {
-	op := &s.held.op
-	if !op.Kind.Publishes() || s.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
+	op := &s.heldTask.op
+	if !op.Kind.Publishes() || s.env.cfg.Auth != nil || s.r+s.heldTask.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
 		return false
 	}
-	to := s.target(op.Topic)
-	if to == nil || !to.topic.Durable() {
+	target := s.target(op.Topic)
+	if target == nil || !target.topic.Durable() {
 		return false
 	}
-	i := slices.IndexFunc(cs.all, func(c *commit) bool { return c.topic == to.topic })
+	i := slices.IndexFunc(cs.all, func(c *commit) bool { return c.topic == target.topic })
 	if i < 0 {
 		i = len(cs.all)
 		c := cs.spare
 		if cs.spare = nil; c == nil {
 			c = new(commit)
 		}
-		c.topic = to.topic
+		c.topic = target.topic
 		cs.all = append(cs.all, c)
 	}
 	c := cs.all[i]
@@ -78,7 +78,7 @@ func (cs *commits) start(offloaded *sync.WaitGroup) {
 		start := !running && len(c.mu.waiting) > 0
 		c.mu.running = running || start
 		c.mu.Unlock()
-		if start && !cs.committer.take(offloaded, c) {
+		if start && !cs.committer.tryStart(offloaded, c) {
 			offloaded.Go(func() {
 				for c.carryOut() {
 				}
@@ -105,8 +105,8 @@ type committer struct {
 	ends   atomic.Bool
 }
 
-// take makes the committer carry out c, or returns false if it is busy. Called by the loop.
-func (k *committer) take(offloaded *sync.WaitGroup, c *commit) bool {
+// tryStart makes the committer carry out c, or returns false if it is busy. Called by the loop.
+func (k *committer) tryStart(offloaded *sync.WaitGroup, c *commit) bool {
 	if k.poller == nil {
 		p, err := poll.New()
 		if err != nil {
@@ -158,22 +158,22 @@ func (k *committer) run() {
 func (c *commit) carryOut() bool {
 	c.mu.Lock()
 	c.slots, c.mu.waiting = c.mu.waiting, c.slots[:0]
-	some := len(c.slots) > 0
-	c.mu.running = some
+	found := len(c.slots) > 0
+	c.mu.running = found
 	c.mu.Unlock()
-	if !some { // another goroutine may carry out c already
+	if !found { // another goroutine may carry out c already
 		return false
 	}
 	c.store()
 	for _, s := range c.slots { // the first settle's fsync covers all slots
 		s.settle()
 		if !errors.Is(s.err, errWaits) {
-			s.held = task{}
+			s.heldTask = task{}
 		}
 	}
 	for _, s := range c.slots { // in a second loop, so that the event loop wakes up once for all
-		s.back.Store(true)
-		s.post() // after back is set, the slot may move to another event loop
+		s.completed.Store(true)
+		s.post() // after completed is set, the slot may move to another event loop
 	}
 	clear(c.slots)
 	return true
@@ -183,16 +183,16 @@ func (c *commit) carryOut() bool {
 func (c *commit) store() {
 	now, bytes := clock.Mono(), 0
 	for _, s := range c.slots {
-		op, to := &s.held.op, s.target(s.held.op.Topic)
+		op, to := &s.heldTask.op, s.target(s.heldTask.op.Topic)
 		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // to differs if the topic was deleted
 			s.pubs.committing = true
-			s.err = s.carryOut(&s.held, now)
+			s.err = s.carryOut(&s.heldTask, now)
 			s.pubs.committing = false
 			continue
 		}
 		s.flushFins(now)
 		c.stored = append(c.stored, s)
-		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.held), Defer: op.Defer, From: to.as, Stored: &s.pubs.stored})
+		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.heldTask), Defer: op.Defer, From: to.publisher, Stored: &s.pubs.stored})
 		if bytes += len(op.Body); bytes >= commitBytes || len(c.pubs) == commitSize {
 			c.storeBatch(now)
 			bytes = 0
@@ -214,13 +214,13 @@ func (c *commit) storeBatch(now mono.Time) {
 			s.err = errWaits
 			continue
 		case err != nil:
-			s.published(&s.held.op, c.topic, refusal(s.held.op.Topic, err))
+			s.answerPublish(&s.heldTask.op, c.topic, refusal(s.heldTask.op.Topic, err))
 		default:
-			add(&s.target(s.held.op.Topic).count.count, 1)
-			s.published(&s.held.op, c.topic, nil)
+			add(&s.target(s.heldTask.op.Topic).count.count, 1)
+			s.answerPublish(&s.heldTask.op, c.topic, nil)
 		}
 		s.err = nil
-		s.r += s.held.n
+		s.r += s.heldTask.n
 	}
 	clear(c.pubs)
 	clear(c.stored)

@@ -18,17 +18,17 @@ func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 
 // publishesTo may run while the client is active.
 func (c *client) publishesTo(topic string, ids map[string]bool) bool {
-	l := &c.stats
-	id := l.identity.Load()
-	if id == nil || !ids[id.ClientID] || l.sub.Load() != nil {
+	stats := &c.stats
+	id := stats.identity.Load()
+	if id == nil || !ids[id.ClientID] || stats.sub.Load() != nil {
 		return false
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range l.published {
+	stats.mu.Lock()
+	defer stats.mu.Unlock()
+	for _, p := range stats.published {
 		if p.topic == topic || p.topic == otherTopics {
 			return true
 		}
 	}
-	return len(l.published) == 0
+	return len(stats.published) == 0
 }

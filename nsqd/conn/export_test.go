@@ -2,7 +2,7 @@ package conn
 
 // Bodies returns the bytes that count against Config.MaxBodies.
 func (s *Server) Bodies() int64 {
-	s.room.mu.Lock()
-	defer s.room.mu.Unlock()
-	return s.room.mu.all
+	s.memory.mu.Lock()
+	defer s.memory.mu.Unlock()
+	return s.memory.mu.used
 }

@@ -28,7 +28,7 @@ type forwarding struct {
 	line       *forward.Line    // nil: nothing was forwarded
 	sent       *forward.Pending // the current publish; nil: not forwarded
 	notBefore  mono.Time        // earliest arrival time of later publishes
-	away       bool             // unsettled has forwarded publishes
+	unanswered bool             // unsettled has forwarded publishes
 	committing bool             // a committer carries out the command, and may only wait for the disk
 	origin     *origin.Origin   // the publisher for whom the client, a broker, forwards; nil: the client is not a broker
 }
@@ -36,9 +36,9 @@ type forwarding struct {
 // errElsewhere reports that the topic is on another broker, so a publish must be forwarded.
 var errElsewhere = errors.New("the topic is on another broker")
 
-// passesOn reports whether to forward after the broker returned err for a topic. Publishes that
+// shouldForward reports whether to forward after the broker returned err for a topic. Publishes that
 // another broker forwarded are not forwarded again.
-func (c *client) passesOn(err error) bool {
+func (c *client) shouldForward(err error) bool {
 	return c.env.cfg.Forward != nil && c.pubs.origin == nil && (errors.Is(err, broker.ErrUnknownTopic) || errors.Is(err, broker.ErrRetired))
 }
 
@@ -52,48 +52,48 @@ func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) e
 		return broker.ErrDraining // the client would get no answer
 	}
 	if c.pubs.line == nil {
-		c.pubs.line = c.env.cfg.Forward.Line(c.asPublisher())
+		c.pubs.line = c.env.cfg.Forward.Line(c.forwardIdentity())
 	}
 	m, n := pool.Message{Body: p.Body, Defer: p.Defer}, 1
 	if bodies != nil {
 		m.Batch, n = bodies, bodies.Len()
 	}
-	c.pubs.sent, c.pubs.away = c.pubs.line.Begin(c.env.ctx, string(name), m), true
+	c.pubs.sent, c.pubs.unanswered = c.pubs.line.Begin(c.env.ctx, string(name), m), true
 	add(&c.stats.counter(string(name)).count, n)
 	return nil
 }
 
 const (
-	// createdWithin is the number of attempts to find the brokers of a new topic. knownAfter is the
+	// findAttempts is the number of attempts to find the brokers of a new topic. findPause is the
 	// pause between two attempts.
-	createdWithin = 10
-	knownAfter    = 200 * time.Millisecond
+	findAttempts = 10
+	findPause    = 200 * time.Millisecond
 )
 
 // relay subscribes at the brokers that have the topic. If the topic does not exist, relay creates
 // it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
 // *wire.Error.
 func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub subscription, err error) {
-	about := forward.Subscriber{Publisher: c.asPublisher(), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
+	params := forward.Subscriber{Publisher: c.forwardIdentity(), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
 	name := string(op.Topic)
 	err = c.interruptibly(func(ctx context.Context) error {
-		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), about, c.on().notify)
+		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.on().notify)
 		if forward.IsUnknown(err) {
-			failed := c.env.cfg.Forward.Create(ctx, name, about.Publisher)
-			if failed != nil {
-				c.env.log.Warn("a topic that a client subscribes to is not found or created", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, failed)
+			createErr := c.env.cfg.Forward.Create(ctx, name, params.Publisher)
+			if createErr != nil {
+				c.env.log.Warn("a topic that a client subscribes to is not found or created", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, createErr)
 			}
 			if t, err = c.env.broker.Topic(op.Topic); err == nil {
 				return nil
 			}
-			if failed != nil {
+			if createErr != nil {
 				return err
 			}
 			// The loaddistributor that lists brokers may learn of the new topic later than the
 			// loaddistributor that created it.
-			for range createdWithin {
-				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), about, c.on().notify)
-				if !forward.IsUnknown(err) || !clock.Sleep(ctx, knownAfter) {
+			for range findAttempts {
+				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.on().notify)
+				if !forward.IsUnknown(err) || !clock.Sleep(ctx, findPause) {
 					break
 				}
 			}
@@ -109,8 +109,8 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 	return t, sub, err
 }
 
-// asPublisher returns the client's identity for other brokers.
-func (c *client) asPublisher() forward.Publisher {
+// forwardIdentity returns the client's identity for other brokers.
+func (c *client) forwardIdentity() forward.Publisher {
 	return forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: c.remoteIP()}
 }
 
@@ -122,7 +122,7 @@ func (f *forwarding) takeSent() *forward.Pending {
 }
 
 func (c *client) settleForwarded() {
-	if c.pubs.away {
+	if c.pubs.unanswered {
 		c.settle()
 		// A topic is in order of arrival, so later publishes must not be older than the forwarded
 		// publishes.
@@ -148,8 +148,8 @@ func (c *client) endForwarding() {
 	}
 }
 
-// publishesFor carries out AUTH for a broker that forwards another client's publishes.
-func (c *client) publishesFor(op *session.Op) error {
+// authenticateBroker carries out AUTH for a broker that forwards another client's publishes.
+func (c *client) authenticateBroker(op *session.Op) error {
 	o, err := c.env.cfg.Forward.Origin(op.Body)
 	if err != nil {
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
@@ -172,12 +172,12 @@ func (c *client) addPublisher(t *broker.Topic) *broker.Publisher {
 	if o == nil {
 		return t.AddPublisher(c.sess.Identity().ClientID, c.remoteIP(), c.identity())
 	}
-	var as *broker.Publisher
+	var publisher *broker.Publisher
 	if o.Visits {
-		as = t.Visit(c.identity())
+		publisher = t.Visit(c.identity())
 	} else {
-		as = t.AddPublisher(o.ClientID, o.Host, c.identity())
+		publisher = t.AddPublisher(o.ClientID, o.Host, c.identity())
 	}
-	as.Forwarded(o.Broker)
-	return as
+	publisher.Forwarded(o.Broker)
+	return publisher
 }

@@ -100,16 +100,16 @@ func (g *goroutine) run() {
 	g.end(g.read())
 }
 
-// goOn continues a connection of a loop: it writes the loop's pending output owed, then carries out
-// t, which the loop could not. If secure is not nil, all later output goes through TLS.
-func (g *goroutine) goOn(owed []byte, secure *tls.Conn, t *task) error {
-	if len(owed) > 0 {
-		if err := g.write(owed); err != nil {
+// resume continues a connection of a loop: it writes output, which the loop did not write, then
+// carries out t, which the loop could not. If secure is not nil, all later output goes through TLS.
+func (g *goroutine) resume(output []byte, secure *tls.Conn, t *task) error {
+	if len(output) > 0 {
+		if err := g.write(output); err != nil {
 			return err
 		}
 	}
 	if secure != nil {
-		g.through(secure)
+		g.sendThroughTLS(secure)
 	}
 	if err := g.carryOut(t, clock.Mono()); err != nil {
 		return err
@@ -122,9 +122,9 @@ func (g *goroutine) end(err error) {
 	g.release()
 	g.notify() // the writer ends with the subscription
 	g.writers.Wait()
-	g.giveBack()
+	g.releaseBuffer()
 	g.logEnd(err)
-	g.goodbye()
+	g.closeNotify()
 	if g.ended() {
 		g.linger()
 	}
@@ -181,8 +181,8 @@ func (g *goroutine) read() error {
 		g.w += n
 		if p := g.unpacking; p != nil {
 			// The sleep needs no interruption: it is shorter than one read takes at 8 MB/s.
-			time.Sleep(p.pace.take(clock.Mono(), n, p.came))
-			p.came = 0
+			time.Sleep(p.pace.delay(clock.Mono(), n, p.readBytes))
+			p.readBytes = 0
 		}
 		switch {
 		case err == nil, errors.Is(err, errEnded):

@@ -17,7 +17,7 @@ type inbox struct {
 		asleep bool  // the loop's goroutine waits, or is about to wait
 		ended  bool
 	}
-	taken []*slot // mu.slots of the previous turn; owned by the loop
+	drained []*slot // mu.slots of the previous turn; owned by the loop
 }
 
 // put adds a connection. Requires: the caller set s.queued.
@@ -28,9 +28,9 @@ func (b *inbox) put(s *slot) {
 	b.mu.Unlock()
 }
 
-// tell gives the loop an order for the end of a turn. Requires: the loop has carried out its
+// setOrder gives the loop an order for the end of a turn. Requires: the loop has carried out its
 // previous order.
-func (b *inbox) tell(o order) {
+func (b *inbox) setOrder(o order) {
 	b.mu.Lock()
 	b.mu.order = o
 	b.wakeLocked()
@@ -65,18 +65,18 @@ func (b *inbox) next() (o order, idle, ended bool) {
 	return o, idle, b.mu.ended
 }
 
-func (b *inbox) awake() {
+func (b *inbox) markAwake() {
 	b.mu.Lock()
 	b.mu.asleep = false
 	b.mu.Unlock()
 }
 
-// take removes and returns the connections. The caller clears the slice before the next call.
-func (b *inbox) take() []*slot {
+// drain removes and returns the connections. The caller clears the slice before the next call.
+func (b *inbox) drain() []*slot {
 	b.mu.Lock()
-	b.mu.slots, b.taken = b.taken[:0], b.mu.slots
+	b.mu.slots, b.drained = b.drained[:0], b.mu.slots
 	b.mu.Unlock()
-	return b.taken
+	return b.drained
 }
 
 func (b *inbox) close() {

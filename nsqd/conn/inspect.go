@@ -96,19 +96,19 @@ const otherTopics = "*"
 
 // counter returns the counter for messages to topic. The reader calls it when a client turns to
 // another topic.
-func (l *connStats) counter(topic string) *pubCount {
-	if len(l.published) >= maxPubCounts {
+func (s *connStats) counter(topic string) *pubCount {
+	if len(s.published) >= maxPubCounts {
 		topic = otherTopics
 	}
-	for _, p := range l.published {
+	for _, p := range s.published {
 		if p.topic == topic {
 			return p
 		}
 	}
 	p := &pubCount{topic: topic}
-	l.mu.Lock()
-	l.published = append(l.published, p)
-	l.mu.Unlock()
+	s.mu.Lock()
+	s.published = append(s.published, p)
+	s.mu.Unlock()
 	return p
 }
 
@@ -117,30 +117,30 @@ func add(c *atomic.Uint64, n int) { c.Store(c.Load() + uint64(n)) }
 
 // info may run while the client is active.
 func (c *client) info() Info {
-	l := &c.stats
+	stats := &c.stats
 	host := c.remoteIP()
 	i := Info{
 		Identity:  session.Identity{ClientID: host, Hostname: host},
 		Remote:    c.remote,
-		Connected: l.connected,
-		State:     State(l.state.Load()),
-		TLS:       l.tls.Load(),
-		Grant:     l.grant.Load(),
-		Origin:    l.origin.Load(),
-		Messages:  l.messages.Load(),
-		Finished:  l.finished.Load(),
-		Requeued:  l.requeued.Load(),
+		Connected: stats.connected,
+		State:     State(stats.state.Load()),
+		TLS:       stats.tls.Load(),
+		Grant:     stats.grant.Load(),
+		Origin:    stats.origin.Load(),
+		Messages:  stats.messages.Load(),
+		Finished:  stats.finished.Load(),
+		Requeued:  stats.requeued.Load(),
 	}
-	if id := l.identity.Load(); id != nil {
+	if id := stats.identity.Load(); id != nil {
 		i.Identity = *id
 	}
-	if sub := l.sub.Load(); sub != nil {
+	if sub := stats.sub.Load(); sub != nil {
 		i.Topic, i.Channel = sub.topic, sub.channel
 		i.Ready, i.InFlight = sub.Holds()
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range l.published {
+	stats.mu.Lock()
+	defer stats.mu.Unlock()
+	for _, p := range stats.published {
 		i.Published = append(i.Published, PubCount{p.topic, p.count.Load()})
 	}
 	return i

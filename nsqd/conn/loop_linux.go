@@ -38,23 +38,23 @@ type loop struct {
 
 	slots  []*slot // by number; nil: free
 	vacant []int32
-	due    dueHeap
+	timers timerHeap
 	dirty  []*slot // connections to flush, or to check for their end
 	turn   uint32  // generation of slots: distinguishes connections that reused a number
 
 	// Scratch memory, shared by all connections in turn.
 	buf       []byte          // read buffer
 	task      task            // the current command
-	took      int             // bytes read from sockets since the last flushAll
-	fed       []*slot         // subscribers that were sent messages in this turn
-	going     broker.Outgoing // frames to write
+	readBytes int             // bytes read from sockets since the last flushAll
+	delivered []*slot         // subscribers that were sent messages in this turn
+	outgoing  broker.Outgoing // frames to write
 	sealed    []byte          // frames to write, encrypted
 	offloaded sync.WaitGroup
 	commits   commits
 
-	effort effort
-	leaver order // if to is set, all connections move to loop to, and then this loop ends
-	inbox  inbox
+	effort     effort
+	finalOrder order // if to is set, all connections move to loop to, and then this loop ends
+	inbox      inbox
 }
 
 // Sizes, in bytes.
@@ -64,53 +64,53 @@ const (
 	// copied is the largest part of an unfinished command that is moved in front of the next read.
 	// A larger part stays in a buffer of the connection's own.
 	copied = 4 << 10
-	// repliesOwed limits the unwritten replies of a connection. At the limit the loop stops reading
-	// from the connection.
-	repliesOwed = 64 << 10
+	// maxPendingReplies limits the unwritten replies of a connection. At the limit the loop stops
+	// reading from the connection.
+	maxPendingReplies = 64 << 10
 )
 
 // slot is a connection on a loop. Owned by the loop's goroutine, or by the goroutine of its
-// offloaded operation while away is set.
+// offloaded operation while offloaded is set.
 type slot struct {
 	// Set once.
 	*client
 	fd int
 
 	loop *loop // changed only by the goroutine that set queued
-	work bulk
+	work workCount
 
 	secure *secure // nil without TLS
 
-	number int32 // index in loop.slots
-	turn   uint32
-	phase  phase
-	place  int       // index in loop.due; -1: none
-	at     mono.Time // next time at which expire checks the connection
-	events uint32    // the events registered with the poller
+	number    int32 // index in loop.slots
+	turn      uint32
+	phase     phase
+	heapIndex int       // index in loop.timers; -1: none
+	checkAt   mono.Time // next time at which expire checks the connection
+	events    uint32    // the events registered with the poller
 
 	// Output that the socket did not accept.
-	pending []byte
-	owed    broker.Outgoing // to record once pending is written; its Frames are not used
-	writeBy mono.Time       // end of WriteTimeout
+	pending    []byte
+	unrecorded broker.Outgoing // to record once pending is written; its Frames are not used
+	writeBy    mono.Time       // end of WriteTimeout
 
-	until mono.Time // end of lingering or, with parted, of waiting for the offloaded operation
-	left  int64     // bytes to discard while lingering
+	lingerEnd   mono.Time // end of lingering or, with peerClosed, of waiting for the offloaded operation
+	discardLeft int64     // bytes to discard while lingering
 
-	held    task // operation that the loop may not carry out
-	err     error
-	away    bool // an offloaded operation is in progress
-	parted  bool // the peer closed its side while away was set
-	deliver bool // the subscription may have messages
-	listed  bool // in loop.dirty
-	linger  bool // linger once pending is written
+	heldTask   task // operation that the loop may not carry out
+	err        error
+	offloaded  bool // an offloaded operation is in progress
+	peerClosed bool // the peer closed its side while offloaded was set
+	deliver    bool // the subscription may have messages
+	dirty      bool // in loop.dirty
+	linger     bool // linger once pending is written
 
 	// Atomic.
-	queued atomic.Bool // in the loop's inbox
-	back   atomic.Bool // set last by the offloaded operation
+	queued    atomic.Bool // in the loop's inbox
+	completed atomic.Bool // set last by the offloaded operation
 
-	// closing keeps the descriptor open while an offloaded operation uses it.
-	closing sync.Mutex
-	lost    bool // the descriptor is closed; written by the loop, with closing held
+	// fdMu keeps the descriptor open while an offloaded operation uses it.
+	fdMu     sync.Mutex
+	fdClosed bool // the descriptor is closed; written by the loop, with fdMu held
 }
 
 // Methods of driver.
@@ -118,15 +118,15 @@ type slot struct {
 func (s *slot) interrupt()        { s.post() }
 func (s *slot) cut()              { s.post() }
 func (s *slot) notify()           { s.post() }
-func (s *slot) nonblocking() bool { return !s.away }
+func (s *slot) nonblocking() bool { return !s.offloaded }
 
 // The loop itself writes the output, at the end of its turn.
 func (s *slot) reply() error { return nil }
 
 func (s *slot) subscribed() error {
-	s.closing.Lock()
-	defer s.closing.Unlock()
-	if !s.lost { // a lost descriptor may belong to another connection now
+	s.fdMu.Lock()
+	defer s.fdMu.Unlock()
+	if !s.fdClosed { // a closed descriptor may belong to another connection now
 		s.in.Ignore()
 	}
 	return nil
@@ -136,7 +136,7 @@ func (s *slot) admits(op *session.Op, now mono.Time) error {
 	switch {
 	case op.Kind == session.OpSub && s.env.cfg.StrictBuffering:
 		return errLeaves
-	case s.away:
+	case s.offloaded:
 	case op.Kind == session.OpAuth, op.Kind == session.OpSub, op.Kind == session.OpTLS,
 		op.Kind.Publishes() && s.env.cfg.Auth != nil && !now.Before(s.cred.expires):
 		return errWaits
@@ -145,10 +145,10 @@ func (s *slot) admits(op *session.Op, now mono.Time) error {
 }
 
 func (s *slot) arrival(start, end int64) stamp.Arrival {
-	if s.away { // otherwise the caller is the loop, which alone closes the descriptor
-		s.closing.Lock()
-		defer s.closing.Unlock()
-		if s.lost {
+	if s.offloaded { // otherwise the caller is the loop, which alone closes the descriptor
+		s.fdMu.Lock()
+		defer s.fdMu.Unlock()
+		if s.fdClosed {
 			return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
 		}
 	}
@@ -183,8 +183,8 @@ func (s *slot) post() {
 	}
 }
 
-// take starts to serve an accepted connection. Any goroutine may call it.
-func (l *loop) take(fd int, remote string) {
+// serve starts to serve an accepted connection. Any goroutine may call it.
+func (l *loop) serve(fd int, remote string) {
 	c := newClient(l.env, remote)
 	s := &slot{client: c, loop: l, fd: fd}
 	c.setDriver(s)
@@ -200,40 +200,40 @@ func (l *loop) run() {
 	defer l.close()
 	for {
 		o, idle, ended := l.inbox.next()
-		if ended || l.leaver.to != nil && idle && l.effort.connections.Load() == 0 {
+		if ended || l.finalOrder.to != nil && idle && l.effort.connections.Load() == 0 {
 			return
 		}
-		l.poller.Alarm(l.due.next())
+		l.poller.Alarm(l.timers.next())
 		events := l.poller.Wait(idle)
 		if idle {
-			l.inbox.awake()
+			l.inbox.markAwake()
 		}
 		began := clock.Mono()
-		l.effort.begins()
+		l.effort.beginTurn()
 		for i := range events {
-			l.serve(&events[i])
-			if l.took >= loopBuffer {
+			l.handleEvent(&events[i])
+			if l.readBytes >= loopBuffer {
 				l.partialFlush()
 			}
 		}
 		carriedOut := clock.Mono()
-		l.takeInbox()
+		l.drainInbox()
 		l.commits.start(&l.offloaded) // commands of events and of the inbox
 		l.flushAll()
-		l.forget()
+		l.resetTurn()
 		now := clock.Mono()
 		l.env.slow.note(CauseCommands, began, carriedOut)
 		l.env.slow.note(CauseOutput, carriedOut, now)
-		if !now.Before(l.due.next()) {
+		if !now.Before(l.timers.next()) {
 			l.expire(now)
 			l.env.slow.note(CauseTimers, now, clock.Mono())
 		}
-		l.effort.ends(now.Sub(began))
-		l.group.due(now)
+		l.effort.endTurn(now.Sub(began))
+		l.group.lookIfDue(now)
 		if o.to != nil {
 			l.carryOut(o)
-		} else if l.leaver.to != nil {
-			l.giveAll(l.leaver.to)
+		} else if l.finalOrder.to != nil {
+			l.moveAll(l.finalOrder.to)
 		}
 	}
 }
@@ -243,22 +243,22 @@ func (l *loop) run() {
 // allows to deliver. The waiting messages would take fresh memory, which is not in the processor's
 // cache.
 func (l *loop) partialFlush() {
-	n := len(l.fed)
+	n := len(l.delivered)
 	for i := range n {
-		if s := l.fed[i]; !s.away && s.phase == open && s.events&unix.EPOLLIN != 0 {
+		if s := l.delivered[i]; !s.offloaded && s.phase == open && s.events&unix.EPOLLIN != 0 {
 			l.readable(s)
 		}
 	}
-	l.fed = append(l.fed[:0], l.fed[n:]...)
-	l.takeInbox()
+	l.delivered = append(l.delivered[:0], l.delivered[n:]...)
+	l.drainInbox()
 	l.flushAll()
-	l.took = 0
+	l.readBytes = 0
 }
 
-// forget clears the state of one turn.
-func (l *loop) forget() {
-	clear(l.fed)
-	l.fed, l.took = l.fed[:0], 0
+// resetTurn clears the state of one turn.
+func (l *loop) resetTurn() {
+	clear(l.delivered)
+	l.delivered, l.readBytes = l.delivered[:0], 0
 }
 
 func (l *loop) close() {
@@ -266,18 +266,18 @@ func (l *loop) close() {
 	l.offloaded.Wait()
 	l.commits.committer.close()
 	l.inbox.close()
-	if l.leaver.to != nil {
-		l.group.done()
+	if l.finalOrder.to != nil {
+		l.group.orderDone()
 	}
 }
 
-func (l *loop) serve(e *poll.Event) {
+func (l *loop) handleEvent(e *poll.Event) {
 	s := l.slots[e.Fd]
 	if s == nil || s.turn != uint32(e.Pad) {
 		return // the event's connection ended earlier in this turn
 	}
-	if s.away {
-		l.leaves(s, e.Events)
+	if s.offloaded {
+		l.handlePeerClose(s, e.Events)
 		return
 	}
 	if e.Events&unix.EPOLLOUT != 0 {
@@ -288,31 +288,31 @@ func (l *loop) serve(e *poll.Event) {
 	}
 }
 
-// takeInbox checks the posted connections.
-func (l *loop) takeInbox() {
-	taken := l.inbox.take()
-	for _, s := range taken {
+// drainInbox checks the posted connections.
+func (l *loop) drainInbox() {
+	drained := l.inbox.drain()
+	for _, s := range drained {
 		s.queued.Store(false) // first, so that later posts queue the slot again
 		s.deliver = true
 		switch {
 		case s.phase == gone:
 		case s.phase == arriving:
 			l.open(s)
-		case s.away && s.back.Load():
-			l.returned(s)
-		case s.away && s.severed.Load():
+		case s.offloaded && s.completed.Load():
+			l.completeOffload(s)
+		case s.offloaded && s.severed.Load():
 			l.abandon(s)
-		case s.away:
+		case s.offloaded:
 		case s.severed.Load():
 			l.fail(s, net.ErrClosed)
 		default:
-			l.touch(s)
+			l.markDirty(s)
 			if s.unread() {
 				l.readable(s)
 			}
 		}
 	}
-	clear(taken)
+	clear(drained)
 }
 
 // open starts to serve a connection.
@@ -327,7 +327,7 @@ func (l *loop) open(s *slot) {
 	s.turn = l.turn
 	l.slots[s.number] = s
 	s.phase = open
-	s.place = -1
+	s.heapIndex = -1
 	l.effort.connections.Add(1)
 	if s.in == nil { // otherwise the connection comes from another loop
 		s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
@@ -340,20 +340,20 @@ func (l *loop) open(s *slot) {
 		l.fail(s, err)
 		return
 	}
-	l.due.noLater(s, s.due())
-	l.touch(s) // the connection may have to end already
+	l.timers.noLater(s, s.nextTimer())
+	l.markDirty(s) // the connection may have to end already
 }
 
 // watch registers the events that the connection needs now.
 func (l *loop) watch(s *slot) error {
 	want := uint32(0)
 	switch {
-	case s.lost:
+	case s.fdClosed:
 		return nil
-	case s.away && !s.parted:
+	case s.offloaded && !s.peerClosed:
 		want = unix.EPOLLRDHUP
-	case !s.away:
-		if s.phase != ending && len(s.pending) < repliesOwed {
+	case !s.offloaded:
+		if s.phase != ending && len(s.pending) < maxPendingReplies {
 			want |= unix.EPOLLIN
 		}
 		if len(s.pending) > 0 {
@@ -370,10 +370,10 @@ func (l *loop) watch(s *slot) error {
 	return err
 }
 
-// touch lists the connection for flushAll.
-func (l *loop) touch(s *slot) {
-	if !s.listed {
-		s.listed = true
+// markDirty lists the connection for flushAll.
+func (l *loop) markDirty(s *slot) {
+	if !s.dirty {
+		s.dirty = true
 		l.dirty = append(l.dirty, s)
 	}
 }
@@ -382,7 +382,7 @@ func (l *loop) touch(s *slot) {
 // ahead, which readable reads, too.
 func (l *loop) readable(s *slot) {
 	for l.readOnce(s); s.unread(); l.readOnce(s) {
-		if l.took >= loopBuffer {
+		if l.readBytes >= loopBuffer {
 			s.post()
 			return
 		}
@@ -398,25 +398,25 @@ func (l *loop) readOnce(s *slot) {
 		l.fail(s, nil) // the peer has hung up
 		return
 	}
-	if own := s.w - s.r; own <= copied {
+	if unconsumed := s.w - s.r; unconsumed <= copied {
 		n := copy(l.buf, s.buf[s.r:s.w])
-		s.giveBack()
+		s.releaseBuffer()
 		s.buf, s.w = l.buf, n
 	} else if !s.makeRoom() {
-		l.touch(s)
+		l.markDirty(s)
 		return
 	}
-	took, err := s.read()
-	l.took += took
-	l.effort.worked(s, took)
+	n, err := s.read()
+	l.readBytes += n
+	l.effort.addWork(s, n)
 	if s.unsent() {
-		l.touch(s)
+		l.markDirty(s)
 	}
 	switch {
 	case errors.Is(err, hook.ErrAgain):
-		l.keep(s)
+		l.keepUnread(s)
 	case err != nil:
-		l.keep(s)
+		l.keepUnread(s)
 		if isEnd(err) {
 			err = nil
 		} else {
@@ -426,14 +426,14 @@ func (l *loop) readOnce(s *slot) {
 	default:
 		err := s.consume(&l.task)
 		if errors.Is(err, errWaits) || errors.Is(err, errLeaves) {
-			s.held = l.task
+			s.heldTask = l.task
 		}
-		l.consumed(s, err)
+		l.afterConsume(s, err)
 	}
 }
 
-// consumed continues after consume, according to its error.
-func (l *loop) consumed(s *slot, err error) {
+// afterConsume continues after consume, according to its error.
+func (l *loop) afterConsume(s *slot, err error) {
 	switch {
 	case errors.Is(err, errWaits):
 		l.offload(s)
@@ -442,27 +442,27 @@ func (l *loop) consumed(s *slot, err error) {
 		l.handOff(s)
 		return
 	}
-	l.keep(s)
+	l.keepUnread(s)
 	if err != nil {
 		l.finish(s, err, false)
 		return
 	}
-	l.due.noLater(s, s.due())
+	l.timers.noLater(s, s.nextTimer())
 	if len(s.sess.Output()) > 0 || s.ended() {
-		l.touch(s)
+		l.markDirty(s)
 	}
 }
 
-// keep copies unconsumed bytes from the loop's buffer to a buffer of the connection's own. A
+// keepUnread copies unconsumed bytes from the loop's buffer to a buffer of the connection's own. A
 // connection without unconsumed bytes keeps no buffer.
-func (l *loop) keep(s *slot) {
+func (l *loop) keepUnread(s *slot) {
 	rest := s.buf[s.r:s.w]
 	if len(s.buf) == 0 || &s.buf[0] != &l.buf[0] {
 		if len(rest) == 0 {
-			s.giveBack()
+			s.releaseBuffer()
 		}
-		if !s.holds(len(s.buf)) {
-			s.giveBack()
+		if !s.chargeBuffer(len(s.buf)) {
+			s.releaseBuffer()
 		}
 		return
 	}
@@ -471,15 +471,15 @@ func (l *loop) keep(s *slot) {
 	if len(rest) > 0 {
 		s.buf = s.env.buffers.get(len(rest))
 		copy(s.buf, rest)
-		if !s.holds(len(s.buf)) {
-			s.giveBack()
+		if !s.chargeBuffer(len(s.buf)) {
+			s.releaseBuffer()
 		}
 	}
 	poison(read) // the next connection overwrites the buffer
 }
 
-// lend leaves the loop's buffer to the connection, because the held operation refers to it.
-func (l *loop) lend(s *slot) {
+// lendBuffer leaves the loop's buffer to the connection, because the held operation refers to it.
+func (l *loop) lendBuffer(s *slot) {
 	if &s.buf[0] == &l.buf[0] {
 		l.buf = l.env.buffers.get(loopBuffer)
 	}
@@ -487,15 +487,15 @@ func (l *loop) lend(s *slot) {
 
 // offload makes a goroutine carry out the held operation and all commands that were read after it.
 func (l *loop) offload(s *slot) {
-	l.lend(s)
-	s.away, s.parted = true, false
-	s.back.Store(false)
+	l.lendBuffer(s)
+	s.offloaded, s.peerClosed = true, false
+	s.completed.Store(false)
 	if l.commits.join(s) {
 		return
 	}
 	l.offloaded.Go(func() {
-		t := s.held
-		s.held = task{}
+		t := s.heldTask
+		s.heldTask = task{}
 		now := clock.Mono()
 		s.err = s.flushBatch(now)
 		if s.err == nil && t.op.Kind != session.OpNone {
@@ -505,60 +505,60 @@ func (l *loop) offload(s *slot) {
 			s.err = s.consume(&t)
 		}
 		if errors.Is(s.err, errLeaves) {
-			s.held = t
+			s.heldTask = t
 		}
-		s.back.Store(true)
+		s.completed.Store(true)
 		s.post()
 	})
 }
 
-// leaves handles an event on a connection with an offloaded operation:
+// handlePeerClose handles an event on a connection with an offloaded operation:
 //   - An error or a hang-up closes the descriptor. The operation's result is dropped.
 //   - After new data, the loop only watches for the peer's end.
 //   - If the peer has closed only its own side, it may still wait for the answer. The loop keeps
 //     the descriptor for lingerTime.
-func (l *loop) leaves(s *slot, events uint32) {
+func (l *loop) handlePeerClose(s *slot, events uint32) {
 	switch {
-	case s.lost:
+	case s.fdClosed:
 	case events&(unix.EPOLLHUP|unix.EPOLLERR) != 0:
 		l.abandon(s)
-	case s.events != unix.EPOLLRDHUP && !s.parted:
+	case s.events != unix.EPOLLRDHUP && !s.peerClosed:
 		if l.watch(s) != nil {
 			l.abandon(s)
 		}
-	case events&unix.EPOLLRDHUP != 0 && !s.parted:
-		s.parted = true
-		s.until = clock.Mono().Add(lingerTime)
-		l.due.noLater(s, s.until)
+	case events&unix.EPOLLRDHUP != 0 && !s.peerClosed:
+		s.peerClosed = true
+		s.lingerEnd = clock.Mono().Add(lingerTime)
+		l.timers.noLater(s, s.lingerEnd)
 		if l.watch(s) != nil {
 			l.abandon(s)
 		}
 	}
 }
 
-// abandon closes the descriptor of a connection that is away, and cancels its request to an auth
-// server. The rest of the connection ends when the offloaded operation returns.
+// abandon closes the descriptor of a connection with an offloaded operation, and cancels its
+// request to an auth server. The rest of the connection ends when the offloaded operation returns.
 func (l *loop) abandon(s *slot) {
-	if s.lost {
+	if s.fdClosed {
 		return
 	}
 	if s.events != 0 {
 		_ = l.poller.Watch(s.fd, s.number, s.turn, s.events, 0)
 		s.events = 0
 	}
-	s.closing.Lock()
-	s.lost = true
+	s.fdMu.Lock()
+	s.fdClosed = true
 	err := unix.Close(s.fd)
-	s.closing.Unlock()
+	s.fdMu.Unlock()
 	if err != nil {
 		s.logEnd(fmt.Errorf("close: %w", err))
 	}
 	s.abort()
 }
 
-// returned continues a connection after its offloaded operation.
-func (l *loop) returned(s *slot) {
-	s.away = false
+// completeOffload continues a connection after its offloaded operation.
+func (l *loop) completeOffload(s *slot) {
+	s.offloaded = false
 	if s.severed.Load() {
 		l.fail(s, net.ErrClosed)
 		return
@@ -567,9 +567,9 @@ func (l *loop) returned(s *slot) {
 		l.fail(s, err)
 		return
 	}
-	l.consumed(s, s.err)
+	l.afterConsume(s, s.err)
 	if s.phase == open {
-		l.touch(s)
+		l.markDirty(s)
 	}
 	if s.unread() {
 		s.post()
@@ -578,23 +578,23 @@ func (l *loop) returned(s *slot) {
 
 // handOff moves the connection to a goroutine, with the held operation and the unwritten output.
 func (l *loop) handOff(s *slot) {
-	l.lend(s)
+	l.lendBuffer(s)
 	out, err := l.seal(s, s.sess.Output())
 	if err != nil {
 		l.fail(s, err)
 		return
 	}
-	owed := append(s.pending, out...)
+	output := append(s.pending, out...)
 	s.sess.ClearOutput()
-	held := s.held
-	l.leave(s)
-	nc, err := polled(s.fd, s.remote)
+	held := s.heldTask
+	l.detach(s)
+	nc, err := netConn(s.fd, s.remote)
 	if err != nil {
 		s.in.Release()
-		s.giveBack()
+		s.releaseBuffer()
 		s.leaveTopics()
 		s.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
-		l.env.clients.left(s.client)
+		l.env.clients.remove(s.client)
 		return
 	}
 	var t *tls.Conn
@@ -610,8 +610,8 @@ func (l *loop) handOff(s *slot) {
 		nc.Close()
 	}
 	go func() {
-		defer l.env.clients.left(s.client)
-		g.end(g.goOn(owed, t, &held))
+		defer l.env.clients.remove(s.client)
+		g.end(g.resume(output, t, &held))
 	}()
 }
 
@@ -619,8 +619,8 @@ func (l *loop) handOff(s *slot) {
 func (l *loop) flushAll() {
 	for i := 0; i < len(l.dirty); i++ { // dirty may grow meanwhile
 		s := l.dirty[i]
-		s.listed = false
-		if s.away || s.phase != open {
+		s.dirty = false
+		if s.offloaded || s.phase != open {
 			continue
 		}
 		if err := l.flush(s); err != nil {
@@ -651,23 +651,23 @@ func (l *loop) flush(s *slot) error {
 			return err
 		}
 		n, err := poll.Write(s.fd, out)
-		l.effort.worked(s, n)
+		l.effort.addWork(s, n)
 		if err == nil && n < len(out) {
-			err = l.owe(s, out[n:])
+			err = l.deferOutput(s, out[n:])
 		}
 		s.sess.ClearOutput()
 		return err
 	}
 	for more := true; more && len(s.pending) == 0; {
-		g := &l.going
+		g := &l.outgoing
 		g.Reset()
 		g.Frames = append(g.Frames, s.sess.Output()...)
 		s.sess.ClearOutput()
-		most := len(g.Frames) + loopGather
-		if !s.sub.Take(g, most) {
+		limit := len(g.Frames) + loopGather
+		if !s.sub.Take(g, limit) {
 			s.quitting.Store(true) // the channel is gone, so the connection ends
 		}
-		more = len(g.Frames) >= most // otherwise all messages are taken, and notify reports new messages
+		more = len(g.Frames) >= limit // otherwise all messages are taken, and notify reports new messages
 		if len(g.Frames) == 0 && !s.unsent() {
 			break
 		}
@@ -680,20 +680,20 @@ func (l *loop) flush(s *slot) error {
 		if err != nil {
 			return err
 		}
-		l.effort.worked(s, n)
+		l.effort.addWork(s, n)
 		if n < len(out) {
-			s.owed, *g = *g, s.owed
-			if err := l.owe(s, out[n:]); err != nil {
+			s.unrecorded, *g = *g, s.unrecorded
+			if err := l.deferOutput(s, out[n:]); err != nil {
 				return err
 			}
-			s.owed.Frames = nil
+			s.unrecorded.Frames = nil
 			return nil // deliver is still set
 		}
 		l.wrote(s, g)
 		poison(g.Frames)
 	}
-	if cap(l.going.Frames) > 2*loopGather {
-		l.going.Frames = nil
+	if cap(l.outgoing.Frames) > 2*loopGather {
+		l.outgoing.Frames = nil
 	}
 	s.deliver = false
 	return nil
@@ -704,17 +704,17 @@ func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
 		s.sub.Wrote(g)
 		add(&s.stats.messages, n)
-		if k := len(l.fed); k == 0 || l.fed[k-1] != s {
-			l.fed = append(l.fed, s)
+		if k := len(l.delivered); k == 0 || l.delivered[k-1] != s {
+			l.delivered = append(l.delivered, s)
 		}
 	}
 }
 
-// owe keeps output that the socket does not accept now.
-func (l *loop) owe(s *slot, rest []byte) error {
+// deferOutput keeps output that the socket does not accept now.
+func (l *loop) deferOutput(s *slot, rest []byte) error {
 	s.pending = append([]byte(nil), rest...)
 	s.writeBy = clock.Mono().Add(l.env.cfg.WriteTimeout)
-	l.due.noLater(s, s.due())
+	l.timers.noLater(s, s.nextTimer())
 	return l.watch(s)
 }
 
@@ -732,16 +732,16 @@ func (l *loop) writable(s *slot) {
 	if len(s.pending) == 0 {
 		s.pending = nil
 		if s.sub != nil {
-			l.wrote(s, &s.owed)
+			l.wrote(s, &s.unrecorded)
 		}
-		s.owed = broker.Outgoing{}
+		s.unrecorded = broker.Outgoing{}
 		if s.phase == ending {
-			l.parting(s)
+			l.startLinger(s)
 			return
 		}
-		l.touch(s)
+		l.markDirty(s)
 	}
-	l.due.noLater(s, s.due())
+	l.timers.noLater(s, s.nextTimer())
 	if err := l.watch(s); err != nil {
 		l.fail(s, err)
 		return
@@ -759,7 +759,7 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 	}
 	l.release(s)
 	s.logEnd(err)
-	s.giveBack()
+	s.releaseBuffer()
 	s.phase, s.linger = ending, linger
 	err = l.flush(s)
 	if err == nil && s.secure != nil {
@@ -771,7 +771,7 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 		return
 	}
 	if len(s.pending) == 0 {
-		l.parting(s)
+		l.startLinger(s)
 		return
 	}
 	if err := l.watch(s); err != nil {
@@ -785,23 +785,23 @@ func (l *loop) release(s *slot) {
 	s.sub = nil
 }
 
-// parting follows the last write of a connection that ends.
-func (l *loop) parting(s *slot) {
+// startLinger starts to linger after the last write of a connection that ends.
+func (l *loop) startLinger(s *slot) {
 	if !s.linger || unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
 		l.shut(s)
 		return
 	}
 	now := clock.Mono()
-	if s.until = s.lingerUntil(now); !now.Before(s.until) {
+	if s.lingerEnd = s.lingerUntil(now); !now.Before(s.lingerEnd) {
 		l.shut(s)
 		return
 	}
 	s.phase = lingering
-	s.left = int64(math.MaxInt64)
+	s.discardLeft = int64(math.MaxInt64)
 	if closing, _ := s.sess.Closing(); closing {
-		s.left = lingerBytes
+		s.discardLeft = lingerBytes
 	}
-	l.due.noLater(s, s.due())
+	l.timers.noLater(s, s.nextTimer())
 	if l.watch(s) != nil {
 		l.shut(s)
 	}
@@ -810,8 +810,8 @@ func (l *loop) parting(s *slot) {
 // discard reads and drops the input of a lingering connection.
 func (l *loop) discard(s *slot) {
 	n, err := poll.Read(s.fd, l.buf)
-	s.left -= int64(n)
-	if err != nil || s.left <= 0 {
+	s.discardLeft -= int64(n)
+	if err != nil || s.discardLeft <= 0 {
 		l.shut(s)
 	}
 }
@@ -833,105 +833,105 @@ func (l *loop) fail(s *slot, err error) {
 
 func (l *loop) shut(s *slot) {
 	s.in.Release()
-	s.giveBack()
+	s.releaseBuffer()
 	s.events = 0 // closing the only descriptor removes it from the poller
-	l.leave(s)
-	if !s.lost {
+	l.detach(s)
+	if !s.fdClosed {
 		if err := unix.Close(s.fd); err != nil {
 			s.logEnd(fmt.Errorf("close: %w", err))
 		}
 	}
-	l.env.clients.left(s.client)
+	l.env.clients.remove(s.client)
 }
 
-// leave removes the connection from the loop.
-func (l *loop) leave(s *slot) {
+// detach removes the connection from the loop.
+func (l *loop) detach(s *slot) {
 	// The descriptor may live on, so the poller must forget it.
 	if s.events != 0 {
 		_ = l.poller.Watch(s.fd, s.number, s.turn, s.events, 0)
 		s.events = 0
 	}
 	s.phase = gone
-	s.pending, s.owed = nil, broker.Outgoing{}
+	s.pending, s.unrecorded = nil, broker.Outgoing{}
 	l.slots[s.number] = nil
 	l.vacant = append(l.vacant, s.number)
 	l.effort.connections.Add(-1)
-	if s.place >= 0 {
-		heap.Remove(&l.due, s.place)
+	if s.heapIndex >= 0 {
+		heap.Remove(&l.timers, s.heapIndex)
 	}
 }
 
 func (l *loop) carryOut(o order) {
-	if o.ends {
-		l.leaver = o
-		l.giveAll(o.to)
+	if o.final {
+		l.finalOrder = o
+		l.moveAll(o.to)
 		return
 	}
-	left := uint64(o.part * float64(l.effort.work.before))
+	remaining := uint64(o.share * float64(l.effort.work.previous))
 	for _, s := range l.slots {
 		if s == nil {
 			continue
 		}
-		s.work.at(l.effort.work.epoch)
-		if w := uint64(s.work.before); w > 0 && w <= left && l.give(s, o.to) {
-			left -= w
+		s.work.advance(l.effort.work.epoch)
+		if w := uint64(s.work.previous); w > 0 && w <= remaining && l.moveConn(s, o.to) {
+			remaining -= w
 		}
 	}
-	l.group.done()
+	l.group.orderDone()
 }
 
-// giveAll moves all connections that can move now. The others move in a later turn.
-func (l *loop) giveAll(to *loop) {
+// moveAll moves all connections that can move now. The others move in a later turn.
+func (l *loop) moveAll(to *loop) {
 	for _, s := range l.slots {
 		if s != nil {
-			l.give(s, to)
+			l.moveConn(s, to)
 		}
 	}
 }
 
-// give moves a connection to another loop. It returns false if the connection is away, has pending
-// output, or is about to be checked. The bytes of an incomplete command move along.
-func (l *loop) give(s *slot, to *loop) bool {
-	if s.phase != open || s.away || s.listed || len(s.pending) > 0 || s.queued.Swap(true) {
+// moveConn moves a connection to another loop. It returns false if the connection is offloaded, has
+// pending output, or is about to be checked. The bytes of an incomplete command move along.
+func (l *loop) moveConn(s *slot, to *loop) bool {
+	if s.phase != open || s.offloaded || s.dirty || len(s.pending) > 0 || s.queued.Swap(true) {
 		return false
 	}
-	l.leave(s)
+	l.detach(s)
 	s.phase, s.loop = arriving, to
 	to.inbox.put(s)
 	return true
 }
 
-// due returns the time of the connection's next timer.
-func (s *slot) due() mono.Time {
-	at := mono.Never
+// nextTimer returns the time of the connection's next timer.
+func (s *slot) nextTimer() mono.Time {
+	next := mono.Never
 	switch s.phase {
 	case open:
-		at = s.sess.Deadline()
+		next = s.sess.Deadline()
 	case lingering:
-		at = s.until
+		next = s.lingerEnd
 	}
 	if len(s.pending) > 0 {
-		at = min(at, s.writeBy)
+		next = min(next, s.writeBy)
 	}
-	return at
+	return next
 }
 
 var errWriteTimeout = errors.New("the peer takes nothing")
 
 // expire handles the connections whose timers are due.
 func (l *loop) expire(now mono.Time) {
-	for len(l.due) > 0 && !now.Before(l.due[0].at) {
-		s := l.due[0]
-		if s.away { // the offloaded operation owns the session, so heartbeats wait
-			if s.parted && !s.lost && !now.Before(s.until) {
+	for len(l.timers) > 0 && !now.Before(l.timers[0].checkAt) {
+		s := l.timers[0]
+		if s.offloaded { // the offloaded operation owns the session, so heartbeats wait
+			if s.peerClosed && !s.fdClosed && !now.Before(s.lingerEnd) {
 				l.abandon(s)
 			}
-			s.at = now.Add(lingerTime)
-			heap.Fix(&l.due, s.place)
+			s.checkAt = now.Add(lingerTime)
+			heap.Fix(&l.timers, s.heapIndex)
 			continue
 		}
-		switch at := s.due(); {
-		case now.Before(at):
+		switch next := s.nextTimer(); {
+		case now.Before(next):
 		case s.phase == lingering:
 			l.shut(s)
 			continue
@@ -940,58 +940,58 @@ func (l *loop) expire(now mono.Time) {
 			continue
 		default:
 			s.sess.Tick(now)
-			l.touch(s)
+			l.markDirty(s)
 		}
-		if s.at = s.due(); s.at == mono.Never {
-			heap.Remove(&l.due, s.place)
+		if s.checkAt = s.nextTimer(); s.checkAt == mono.Never {
+			heap.Remove(&l.timers, s.heapIndex)
 		} else {
-			heap.Fix(&l.due, s.place)
+			heap.Fix(&l.timers, s.heapIndex)
 		}
 	}
 	l.flushAll()
 }
 
-// dueHeap orders connections by their next timer.
-type dueHeap []*slot
+// timerHeap orders connections by their next timer.
+type timerHeap []*slot
 
-func (h dueHeap) next() mono.Time {
+func (h timerHeap) next() mono.Time {
 	if len(h) == 0 {
 		return mono.Never
 	}
-	return h[0].at
+	return h[0].checkAt
 }
 
 // noLater makes expire check the connection at the given time or earlier. A timer that moves to a
 // later time keeps its place, because an early check is cheap.
-func (h *dueHeap) noLater(s *slot, at mono.Time) {
+func (h *timerHeap) noLater(s *slot, at mono.Time) {
 	switch {
-	case s.place < 0 && at != mono.Never:
-		s.at = at
+	case s.heapIndex < 0 && at != mono.Never:
+		s.checkAt = at
 		heap.Push(h, s)
-	case s.place >= 0 && at < s.at:
-		s.at = at
-		heap.Fix(h, s.place)
+	case s.heapIndex >= 0 && at < s.checkAt:
+		s.checkAt = at
+		heap.Fix(h, s.heapIndex)
 	}
 }
 
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].at < h[j].at }
-func (h dueHeap) Swap(i, j int) {
+func (h timerHeap) Len() int           { return len(h) }
+func (h timerHeap) Less(i, j int) bool { return h[i].checkAt < h[j].checkAt }
+func (h timerHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
+	h[i].heapIndex, h[j].heapIndex = i, j
 }
 
-func (h *dueHeap) Push(x any) {
+func (h *timerHeap) Push(x any) {
 	s := x.(*slot)
-	s.place = len(*h)
+	s.heapIndex = len(*h)
 	*h = append(*h, s)
 }
 
-func (h *dueHeap) Pop() any {
+func (h *timerHeap) Pop() any {
 	last := len(*h) - 1
 	s := (*h)[last]
 	(*h)[last] = nil
 	*h = (*h)[:last]
-	s.place = -1
+	s.heapIndex = -1
 	return s
 }

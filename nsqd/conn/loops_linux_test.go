@@ -17,7 +17,7 @@ func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 	g := s.loops()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.ordered.Load() {
+	if g.orderPending.Load() {
 		return false
 	}
 	for _, l := range g.all {
@@ -27,22 +27,22 @@ func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 	c := change{kind: startLoop}
 	if n == most || n > 1 && random.IntN(4) > 0 {
 		from := random.IntN(n)
-		c = change{kind: moveWork, from: from, to: (from + 1 + random.IntN(n-1)) % n, part: random.Float64() * 1.5}
+		c = change{kind: moveWork, from: from, to: (from + 1 + random.IntN(n-1)) % n, share: random.Float64() * 1.5}
 		if random.IntN(3) == 0 {
 			c.kind = endLoop
 		}
 	}
-	g.do(c)
+	g.apply(c)
 	return true
 }
 
 func TestProcessorsThatHaveNothingToDo(t *testing.T) {
 	var p processors
-	testkit.Equal(t, p.since(1), -1, "processors before the first moment")
-	if got := p.since(2); p.idle <= 0 || got < 0 {
+	testkit.Equal(t, p.meanIdle(1), -1, "processors before the first moment")
+	if got := p.meanIdle(2); p.idle <= 0 || got < 0 {
 		t.Errorf("%v, %v since the system started", got, p.idle)
 	}
-	testkit.Equal(t, p.since(2+mono.Time(11*lookEvery)), -1, "over a time that is too long")
+	testkit.Equal(t, p.meanIdle(2+mono.Time(11*lookInterval)), -1, "over a time that is too long")
 }
 
 // A turn's length is its processor time. Time that the system gave to other threads does not count.
@@ -51,11 +51,11 @@ func TestBusyIsProcessorTime(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	var e effort
 	for range 10 * sampleEvery {
-		e.begins()
+		e.beginTurn()
 		if e.turns%sampleEvery == 1 {
 			e.cpu -= 2 * time.Millisecond // as if the thread had run for 2 ms
 		}
-		e.ends(8 * time.Millisecond)
+		e.endTurn(8 * time.Millisecond)
 	}
 	if busy, wall := e.busy.Load(), int64(10*sampleEvery*8*time.Millisecond); busy < wall/5 || busy > wall/2 {
 		t.Errorf("%d ns of %d, a quarter of which the thread ran", busy, wall)

@@ -20,7 +20,7 @@ func TestPaceBoundsWhatIsDecompressed(t *testing.T) {
 		for range rapid.IntRange(1, 500).Draw(t, "reads") {
 			n, came := rapid.IntRange(0, most).Draw(t, "bytes"), rapid.IntRange(0, 1000).Draw(t, "came")
 			out, in = out+n, in+came
-			now = now.Add(p.take(now, n, came))
+			now = now.Add(p.delay(now, n, came))
 			now = now.Add(time.Duration(rapid.IntRange(0, 1e5).Draw(t, "ns between")))
 			may := unpackBurst + float64(unpackRatio*in) + float64(unpackRate)*now.Sub(began).Seconds() + 1000
 			if float64(out) > may {
@@ -29,7 +29,7 @@ func TestPaceBoundsWhatIsDecompressed(t *testing.T) {
 		}
 		now = now.Add(time.Minute)
 		for range 100 {
-			if wait := p.take(now, unpackRatio*1000, 1000); wait > 0 {
+			if wait := p.delay(now, unpackRatio*1000, 1000); wait > 0 {
 				t.Fatalf("one who sends what is usual waits %v", wait)
 			}
 		}

@@ -29,9 +29,9 @@ type publisher struct {
 // target is a topic to which the connection publishes. It saves the look-up, and registers the
 // connection as a publisher of the topic.
 type target struct {
-	topic *broker.Topic
-	as    *broker.Publisher // the connection as a publisher of the topic
-	count *pubCount         // messages to the topic
+	topic     *broker.Topic
+	publisher *broker.Publisher // the connection as a publisher of the topic
+	count     *pubCount         // messages to the topic
 }
 
 // maxTargets limits the topics that a connection keeps alive, and the length of a search.
@@ -46,11 +46,11 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.pubs.stored, NoWait: c.on().nonblocking()}
 	if op.Kind == session.OpMpub {
 		c.pubs.mpub = op.Batch
-		t, err := c.hand(op.Topic, p, &c.pubs.mpub, now)
+		t, err := c.publishNamed(op.Topic, p, &c.pubs.mpub, now)
 		c.pubs.mpub = wire.Batch{}
 		return t, err
 	}
-	return c.hand(op.Topic, p, nil, now)
+	return c.publishNamed(op.Topic, p, nil, now)
 }
 
 // arrival returns the arrival time of the command, computed once. Requires: the command is at
@@ -68,8 +68,8 @@ func (c *client) arrival(t *task) stamp.Arrival {
 
 // publishTo returns the target for a topic. The result is valid until the next call.
 func (c *client) publishTo(name []byte) (*target, error) {
-	if to := c.target(name); to != nil {
-		return to, nil
+	if found := c.target(name); found != nil {
+		return found, nil
 	}
 	find := c.env.broker.TopicForClient
 	if c.on().nonblocking() {
@@ -82,7 +82,7 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	switch {
 	case err != nil && c.on().nonblocking():
 		return nil, broker.ErrBusy
-	case err != nil && c.passesOn(err):
+	case err != nil && c.shouldForward(err):
 		return nil, errElsewhere
 	case err != nil:
 		return nil, refusal(name, err)
@@ -91,11 +91,11 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	if len(c.pubs.targets) == maxTargets {
 		c.leaveTopic(c.pubs.targets[0].topic)
 	}
-	as := c.addPublisher(t)
+	publisher := c.addPublisher(t)
 	if c.pubs.weight > 0 {
-		as.Pace(c.pubs.weight)
+		publisher.Pace(c.pubs.weight)
 	}
-	c.pubs.targets = append(c.pubs.targets, target{t, as, c.stats.counter(t.Name())})
+	c.pubs.targets = append(c.pubs.targets, target{t, publisher, c.stats.counter(t.Name())})
 	return &c.pubs.targets[len(c.pubs.targets)-1], nil
 }
 
@@ -120,45 +120,45 @@ func (c *client) identity() police.Identity {
 // target returns the connection's target with that topic name, or nil.
 func (c *client) target(name []byte) *target {
 	for i := range c.pubs.targets {
-		if to := &c.pubs.targets[i]; to.topic.Name() == string(name) {
-			return to
+		if target := &c.pubs.targets[i]; target.topic.Name() == string(name) {
+			return target
 		}
 	}
 	return nil
 }
 
 func (c *client) leaveTopic(t *broker.Topic) {
-	c.pubs.targets = slices.DeleteFunc(c.pubs.targets, func(is target) bool {
-		if is.topic == t {
-			is.as.Leave()
+	c.pubs.targets = slices.DeleteFunc(c.pubs.targets, func(target target) bool {
+		if target.topic == t {
+			target.publisher.Leave()
 		}
-		return is.topic == t
+		return target.topic == t
 	})
 }
 
 // leaveTopics leaves all topics, including topics on other brokers.
 func (c *client) leaveTopics() {
 	c.endForwarding()
-	for _, is := range c.pubs.targets {
-		is.as.Leave()
+	for _, target := range c.pubs.targets {
+		target.publisher.Leave()
 	}
 	c.pubs.targets = nil
 }
 
-// hand publishes a message, or the batch bodies, to the named topic. It returns the topic, or nil
-// if the publish was forwarded (then it is in pubs.sent). It returns ErrBusy only for the committer
-// or if p.NoWait is set.
-func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
+// publishNamed publishes a message, or the batch bodies, to the named topic. It returns the topic,
+// or nil if the publish was forwarded (then it is in pubs.sent). It returns ErrBusy only for the
+// committer or if p.NoWait is set.
+func (c *client) publishNamed(name []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
 	for {
-		to, err := c.publishTo(name)
+		target, err := c.publishTo(name)
 		if errors.Is(err, errElsewhere) {
 			return nil, c.forward(name, &p, bodies)
 		}
 		if err != nil {
 			return nil, err
 		}
-		t, n := to.topic, 1
-		if p.From = to.as; p.Arrival.At < c.pubs.notBefore {
+		t, n := target.topic, 1
+		if p.From = target.publisher; p.Arrival.At < c.pubs.notBefore {
 			p.Arrival = stamp.Arrival{At: c.pubs.notBefore, Source: stamp.Read}
 		}
 		if t.Durable() && p.NoWait {
@@ -172,7 +172,7 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now m
 		}
 		switch {
 		case err == nil:
-			add(&to.count.count, n)
+			add(&target.count.count, n)
 			return t, nil
 		case errors.Is(err, broker.ErrBusy):
 			return t, err
@@ -186,16 +186,16 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now m
 // unsettled is an unanswered publish. The publish, or an earlier publish, is not durable yet, or
 // waits for the answer of another broker.
 type unsettled struct {
-	kind  session.OpKind
-	topic *broker.Topic // nil: forwarded or refused
-	at    broker.Stored // position in topic
-	sent  *forward.Pending
-	err   error
+	kind     session.OpKind
+	topic    *broker.Topic // nil: forwarded or refused
+	position broker.Stored // position in topic
+	sent     *forward.Pending
+	err      error
 }
 
-// published answers a publish. A publish to a durable topic, or behind an unanswered publish, is
+// answerPublish answers a publish. A publish to a durable topic, or behind an unanswered publish, is
 // answered later in settle, so that several publishes share one fsync.
-func (c *client) published(op *session.Op, t *broker.Topic, err error) {
+func (c *client) answerPublish(op *session.Op, t *broker.Topic, err error) {
 	sent := c.pubs.takeSent()
 	if len(c.pubs.unsettled) == 0 && sent == nil && (err != nil || !t.Durable()) {
 		if err == nil {
@@ -204,7 +204,7 @@ func (c *client) published(op *session.Op, t *broker.Topic, err error) {
 		c.sess.Answer(op, err)
 		return
 	}
-	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, at: c.pubs.stored, sent: sent, err: err})
+	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, position: c.pubs.stored, sent: sent, err: err})
 	if sent != nil && sent.Failed() { // a failure may end the connection, before later publishes are answered
 		c.settle()
 	}
@@ -216,8 +216,8 @@ func (c *client) advice(t *broker.Topic) []byte {
 		return nil
 	}
 	for i := range c.pubs.targets {
-		if to := &c.pubs.targets[i]; to.topic == t {
-			return to.as.Advice()
+		if target := &c.pubs.targets[i]; target.topic == t {
+			return target.publisher.Advice()
 		}
 	}
 	return nil
@@ -229,7 +229,7 @@ func (c *client) settle() {
 	if len(c.pubs.unsettled) == 0 {
 		return
 	}
-	c.pubs.away = false
+	c.pubs.unanswered = false
 	for _, u := range c.pubs.unsettled {
 		op := session.Op{Kind: u.kind}
 		switch {
@@ -237,7 +237,7 @@ func (c *client) settle() {
 		case u.sent != nil:
 			u.err = u.sent.Verdict(u.kind.Failed())
 		case u.topic.Durable():
-			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.at)) // the first Sync covers the others
+			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.position)) // the first Sync covers the others
 		}
 		if u.err == nil && u.topic != nil {
 			op.Reply = c.advice(u.topic)

@@ -58,9 +58,9 @@ func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 	testkit.Must(t, file.Close())
 	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 
-	l.take(ends[1], "")
+	l.serve(ends[1], "")
 	s := l.inbox.mu.slots[0]
-	l.takeInbox()
+	l.drainInbox()
 	defer l.fail(s, nil)
 	upgraded := make(chan error)
 	go func() { upgraded <- s.upgradeTLS() }()
@@ -100,8 +100,8 @@ func TestCutOnArrival(t *testing.T) {
 	defer l.close()
 	ends := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)).Must(t)
 	defer unix.Close(ends[0])
-	l.take(ends[1], "client")
+	l.serve(ends[1], "client")
 	server.clients.each((*client).cut)
-	l.takeInbox()
+	l.drainInbox()
 	testkit.Equal(t, server.clients.len(), 0, "connections")
 }

@@ -23,8 +23,8 @@ type secure struct {
 	tls           *tls.Conn
 
 	// Owned as the slot is.
-	out  []byte // for the socket
-	more bool   // unread bytes may be buffered, for which no event will come
+	out      []byte // for the socket
+	buffered bool   // unread bytes may be buffered, for which no event will come
 }
 
 // Write implements net.Conn.
@@ -44,16 +44,16 @@ func (x *secure) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// upgrade performs the TLS handshake. Requires: s.away.
+// upgrade performs the TLS handshake. Requires: s.offloaded.
 func (s *slot) upgrade(op session.Op) error {
 	if op.Kind != session.OpTLS {
 		return errLeaves
 	}
-	return s.withAnother(s.upgradeTLS)
+	return s.withExtraDescriptor(s.upgradeTLS)
 }
 
 func (s *slot) upgradeTLS() error {
-	nc, err := s.second()
+	nc, err := s.duplicateConn()
 	if err != nil {
 		return err
 	}
@@ -61,10 +61,10 @@ func (s *slot) upgradeTLS() error {
 	if err := nc.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return fmt.Errorf("deadline: %w", err)
 	}
-	owed := append(s.pending, s.sess.Output()...)
+	output := append(s.pending, s.sess.Output()...)
 	s.sess.ClearOutput()
 	s.pending = nil
-	if _, err := nc.Write(owed); err != nil {
+	if _, err := nc.Write(output); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	raw := s.in.(*hook.Conn) // TLS is the first upgrade
@@ -78,28 +78,28 @@ func (s *slot) upgradeTLS() error {
 	})
 	x.MoveToSocket(hook.Socket{FD: s.fd})
 	if err == nil {
-		x.more = x.Buffered() > 0
+		x.buffered = x.Buffered() > 0
 		s.in, s.secure = x.Layer(x.tls), x
 	}
 	return err
 }
 
-// second duplicates the socket's descriptor and registers the duplicate with Go's poller.
-func (s *slot) second() (net.Conn, error) {
-	s.closing.Lock()
-	defer s.closing.Unlock()
-	if s.lost {
+// duplicateConn duplicates the socket's descriptor and registers the duplicate with Go's poller.
+func (s *slot) duplicateConn() (net.Conn, error) {
+	s.fdMu.Lock()
+	defer s.fdMu.Unlock()
+	if s.fdClosed {
 		return nil, net.ErrClosed
 	}
 	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	return polled(fd, s.remote)
+	return netConn(fd, s.remote)
 }
 
-// polled registers a descriptor with Go's poller, and takes ownership of fd.
-func polled(fd int, remote string) (net.Conn, error) {
+// netConn registers a descriptor with Go's poller, and takes ownership of fd.
+func netConn(fd int, remote string) (net.Conn, error) {
 	f := os.NewFile(uintptr(fd), remote)
 	defer f.Close()
 	return net.FileConn(f)
@@ -107,41 +107,41 @@ func polled(fd int, remote string) (net.Conn, error) {
 
 // unread reports whether the loop must read from the connection although no event will come.
 func (s *slot) unread() bool {
-	return s.phase == open && !s.away && s.secure != nil && s.secure.more && len(s.pending) < repliesOwed
+	return s.phase == open && !s.offloaded && s.secure != nil && s.secure.buffered && len(s.pending) < maxPendingReplies
 }
 
 // unsent reports whether TLS has output to write.
 func (s *slot) unsent() bool { return s.secure != nil && len(s.secure.out) > 0 }
 
-// read reads the available bytes of the stream and records whether more may be buffered. took
+// read reads the available bytes of the stream and records whether more may be buffered. socketBytes
 // counts the bytes read from the socket: TLS records cost work even if they contain little data.
-func (s *slot) read() (took int, err error) {
-	x, space := s.secure, s.buf[s.w:]
-	if x == nil {
-		took, err = s.in.Read(space)
-		s.w += took
-		return took, err
+func (s *slot) read() (socketBytes int, err error) {
+	sec, space := s.secure, s.buf[s.w:]
+	if sec == nil {
+		socketBytes, err = s.in.Read(space)
+		s.w += socketBytes
+		return socketBytes, err
 	}
-	from := x.Offset()
+	from := sec.Offset()
 	n, err := s.in.Read(space)
 	s.w += n
-	x.more = !errors.Is(err, hook.ErrAgain) && (n == len(space) || x.Buffered() > 0)
-	return int(x.Offset() - from), err
+	sec.buffered = !errors.Is(err, hook.ErrAgain) && (n == len(space) || sec.Buffered() > 0)
+	return int(sec.Offset() - from), err
 }
 
 // seal returns the bytes to write to the socket for b. They are valid until the next call.
 func (l *loop) seal(s *slot, b []byte) ([]byte, error) {
-	x := s.secure
-	if x == nil {
+	sec := s.secure
+	if sec == nil {
 		return b, nil
 	}
-	x.out = append(l.sealed[:0], x.out...)
+	sec.out = append(l.sealed[:0], sec.out...)
 	var err error
 	if len(b) > 0 {
-		_, err = x.tls.Write(b)
+		_, err = sec.tls.Write(b)
 	}
-	out := x.out
-	x.out, l.sealed = nil, out
+	out := sec.out
+	sec.out, l.sealed = nil, out
 	if cap(l.sealed) > 2*loopGather {
 		l.sealed = nil
 	}

@@ -96,38 +96,39 @@ type env struct {
 	log    *slog.Logger    // about what clients do
 	ctx    context.Context // of requests to other processes for clients; ends at Shutdown
 
-	clients registry
-	slow    slowTurns     // of the loops
-	faults  atomic.Uint64 // connections closed for a fatal protocol error
-	batches sync.Pool     // of *pubBatch, empty
-	fins    sync.Pool     // of *finBatch, empty
-	buffers buffers
-	room    room
-	unpacks chan struct{} // limits concurrent decompressions to all processors but one
+	clients     registry
+	slow        slowTurns     // of the loops
+	faults      atomic.Uint64 // connections closed for a fatal protocol error
+	batches     sync.Pool     // of *pubBatch, empty
+	fins        sync.Pool     // of *finBatch, empty
+	buffers     buffers
+	memory      memoryBudget
+	unpackSlots chan struct{} // limits concurrent decompressions to all processors but one
 }
 
 // enter registers a client, or refuses it (see registry.enter).
 func (e *env) enter(c *client) bool {
-	return c.told(e.clients.enter(c, e.cfg.MaxConnections, e.cfg.Session.TLSRequired || e.cfg.Session.AuthRequired))
+	return c.reportEntry(e.clients.enter(c, e.cfg.MaxConnections, e.cfg.Session.TLSRequired || e.cfg.Session.AuthRequired))
 }
 
-// withAnother runs do, which needs another descriptor. The descriptor counts as a connection
+// withExtraDescriptor runs do, which needs another descriptor. The descriptor counts as a connection
 // meanwhile.
-func (c *client) withAnother(do func() error) error {
-	if !c.told(c.env.clients.expand(c, c.env.cfg.MaxConnections)) {
+func (c *client) withExtraDescriptor(do func() error) error {
+	if !c.reportEntry(c.env.clients.addDescriptor(c, c.env.cfg.MaxConnections)) {
 		return errDescriptors
 	}
-	defer c.env.clients.shrink()
+	defer c.env.clients.removeDescriptor()
 	return do()
 }
 
 var errDescriptors = errors.New("there are as many connections as there may be, and this one needs another")
 
-// told cuts an evicted client. If c was not entered, told logs that the connection limit is reached.
-func (c *client) told(out *client, entered bool) bool {
-	if out != nil {
-		c.env.log.Info("connection closed for another: it has not shown yet what is required", obs.KeyRemote, out.remote)
-		out.cut()
+// reportEntry cuts an evicted client. If c was not entered, told logs that the connection limit is
+// reached.
+func (c *client) reportEntry(evicted *client, entered bool) bool {
+	if evicted != nil {
+		c.env.log.Info("connection closed for another: it has not shown yet what is required", obs.KeyRemote, evicted.remote)
+		evicted.cut()
 	}
 	if !entered {
 		c.env.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, c.env.cfg.MaxConnections)
@@ -156,8 +157,8 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	}
 	s := &Server{env: env{cfg: cfg, broker: b, stamps: stamps}}
 	s.log, s.endLog = obs.Sparse(log)
-	s.room.most = cfg.MaxBodies
-	s.unpacks = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
+	s.memory.limit = cfg.MaxBodies
+	s.unpackSlots = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.batches.New = func() any { return new(pubBatch) }
 	s.fins.New = func() any { return new(finBatch) }
@@ -194,7 +195,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			accept = func() error {
 				fd, remote, err := a.accept()
 				if err == nil {
-					loops.take(fd, remote)
+					loops.serve(fd, remote)
 				}
 				return err
 			}
@@ -237,7 +238,7 @@ func (s *Server) accept(ln net.Listener) error {
 		return nil
 	}
 	go func() {
-		defer s.clients.left(c)
+		defer s.clients.remove(c)
 		g.run()
 	}()
 	return nil
@@ -302,7 +303,7 @@ type Stats struct {
 	Refused     uint64 // over the limit, or accept failed
 	Evicted     uint64 // unverified clients, replaced by new connections
 	Faults      uint64 // closed for a fatal protocol error
-	Crowded     uint64 // the part of Faults over MaxBodies
+	MemoryShort uint64 // the part of Faults over MaxBodies
 	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms, by Cause.
 	SlowTurns [causes]uint64
 	Loops     []LoopStats
@@ -317,7 +318,7 @@ type LoopStats struct {
 
 // Stats returns the server's counters.
 func (s *Server) Stats() Stats {
-	st := Stats{Connections: s.clients.len(), Accepted: s.clients.accepted.Load(), Refused: s.clients.refused.Load(), Evicted: s.clients.evicted.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
+	st := Stats{Connections: s.clients.len(), Accepted: s.clients.accepted.Load(), Refused: s.clients.refused.Load(), Evicted: s.clients.evicted.Load(), Faults: s.faults.Load(), MemoryShort: s.memory.ended.Load()}
 	for c := range s.slow {
 		st.SlowTurns[c] = s.slow[c].Load()
 	}

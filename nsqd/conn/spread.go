@@ -4,7 +4,7 @@ import "time"
 
 // Thresholds for adding a loop, removing a loop and moving connections.
 const (
-	lookEvery = 100 * time.Millisecond // interval between looks under load
+	lookInterval = 100 * time.Millisecond // interval between looks under load
 	// crowded is the utilization above which a loop is overloaded. At 0.75, connections already
 	// wait long for their turn (M/G/1: three service times).
 	crowded = 0.75
@@ -44,7 +44,7 @@ type loopLoad struct {
 type change struct {
 	kind     changeKind
 	from, to int     // indices of loops; unused by startLoop
-	part     float64 // share of from's work, for moveWork
+	share    float64 // share of from's work, for moveWork
 }
 
 type changeKind uint8
@@ -61,15 +61,15 @@ const (
 type spreader struct {
 	min, max int
 
-	over, under, settle, hold int // counted in looks
+	overLooks, underLooks, settleLeft, holdLeft int // counted in looks
 	// spare is the recent number of idle processors, smoothed. A single look is imprecise: the
 	// system counts in ticks of 10 ms.
 	spare float64
 
-	pace  float64 // work of all loops at a look, smoothed
-	trial int     // looks left in the trial of the newest loop; 0: no trial
+	pace      float64 // work of all loops at a look, smoothed
+	trialLeft int     // looks left in the trial of the newest loop; 0: no trial
 	// pace and utilization of the busiest loop, before the trial.
-	before, busiest float64
+	paceBefore, busiestBefore float64
 }
 
 // look takes the loads of all loops and the number of idle processors (< 0: unknown).
@@ -88,22 +88,22 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	if s.pace += (work - s.pace) / 4; s.pace < work/2 { // the load begins
 		s.pace = work
 	}
-	s.hold = max(0, s.hold-1)
-	s.over = count(s.over, loops[high].busy > crowded)
+	s.holdLeft = max(0, s.holdLeft-1)
+	s.overLooks = count(s.overLooks, loops[high].busy > crowded)
 	if s.spare += (idle - s.spare) / 8; idle < 0 {
 		s.spare = 0
 	}
-	s.under = count(s.under, n > s.min && sum < roomy*float64(n-1))
-	if s.settle > 0 {
-		s.settle--
+	s.underLooks = count(s.underLooks, n > s.min && sum < roomy*float64(n-1))
+	if s.settleLeft > 0 {
+		s.settleLeft--
 		return change{}
 	}
-	if s.trial > 0 {
-		s.trial--
-		clear := s.trial <= trialLooks-clearLooks && s.pace < 0.8*s.before
-		if clear || s.trial == 0 && s.pace < 1.1*s.before && (s.pace < 0.95*s.before || loops[high].busy > s.busiest-0.1) {
-			s.trial = 0
-			s.settle, s.over, s.under, s.hold = settleLooks, 0, 0, holdLooks
+	if s.trialLeft > 0 {
+		s.trialLeft--
+		clear := s.trialLeft <= trialLooks-clearLooks && s.pace < 0.8*s.paceBefore
+		if clear || s.trialLeft == 0 && s.pace < 1.1*s.paceBefore && (s.pace < 0.95*s.paceBefore || loops[high].busy > s.busiestBefore-0.1) {
+			s.trialLeft = 0
+			s.settleLeft, s.overLooks, s.underLooks, s.holdLeft = settleLooks, 0, 0, holdLooks
 			return change{kind: endLoop, from: n - 1, to: 0}
 		}
 	}
@@ -111,11 +111,11 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	// The work of one connection cannot be divided.
 	divisible := loops[high].busy * (1 - loops[high].largest)
 	switch {
-	case s.over >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
-		c = change{kind: moveWork, from: high, to: low, part: (loops[high].busy - loops[low].busy) / 2 / loops[high].busy}
-	case s.over >= crowdedLooks && divisible > uneven && n < s.max && s.spare > spare && s.hold == 0 && s.trial == 0:
-		c, s.trial, s.before, s.busiest = change{kind: startLoop}, trialLooks, s.pace, loops[high].busy
-	case s.under >= roomyLooks && s.trial == 0:
+	case s.overLooks >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
+		c = change{kind: moveWork, from: high, to: low, share: (loops[high].busy - loops[low].busy) / 2 / loops[high].busy}
+	case s.overLooks >= crowdedLooks && divisible > uneven && n < s.max && s.spare > spare && s.holdLeft == 0 && s.trialLeft == 0:
+		c, s.trialLeft, s.paceBefore, s.busiestBefore = change{kind: startLoop}, trialLooks, s.pace, loops[high].busy
+	case s.underLooks >= roomyLooks && s.trialLeft == 0:
 		c = change{kind: endLoop, from: low}
 		for i, l := range loops { // choose the least busy of the other loops
 			if i != low && (c.to == low || l.busy < loops[c.to].busy) {
@@ -126,7 +126,7 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	switch c.kind {
 	case startLoop: // moveWork follows
 	case moveWork, endLoop:
-		s.settle, s.over, s.under = settleLooks, 0, 0
+		s.settleLeft, s.overLooks, s.underLooks = settleLooks, 0, 0
 	}
 	return c
 }

@@ -51,7 +51,7 @@ func (w *spreadWorld) look() change {
 				left += w.work[i]
 			}
 		}
-		left *= c.part
+		left *= c.share
 		for i, l := range w.loop {
 			if l == c.from && w.work[i] > 0 && w.work[i] <= left {
 				w.loop[i], left = c.to, left-w.work[i]

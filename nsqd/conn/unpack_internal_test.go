@@ -30,11 +30,11 @@ func (s silent) Read(b []byte) (int, error) { return s.computing.Read(b) }
 // turn, so idle connections do not delay others.
 func TestDecompressorsTakeTurns(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
-		e := &env{unpacks: make(chan struct{}, 1)}
+		e := &env{unpackSlots: make(chan struct{}, 1)}
 		var all sync.WaitGroup
 		read := func(r io.Reader) {
 			all.Go(func() {
-				if _, err := (unpacked{r, e.unpacks}).Read(nil); !errors.Is(err, io.EOF) {
+				if _, err := (unpacked{r, e.unpackSlots}).Read(nil); !errors.Is(err, io.EOF) {
 					t.Error(err)
 				}
 			})
@@ -42,12 +42,12 @@ func TestDecompressorsTakeTurns(t *testing.T) {
 		}
 		turns := func(want int) {
 			t.Helper()
-			if got := len(e.unpacks); got != want {
+			if got := len(e.unpackSlots); got != want {
 				t.Errorf("%d have a turn, want %d", got, want)
 			}
 		}
 		idle, first, second := silent{computing: make(computing)}, make(computing), make(computing)
-		read(&unpackReader{g: &goroutine{client: &client{env: e}}, under: idle})
+		read(&unpackReader{g: &goroutine{client: &client{env: e}}, source: idle})
 		turns(0)
 		read(first)
 		turns(1)

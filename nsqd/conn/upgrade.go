@@ -52,10 +52,10 @@ const (
 // pace limits a connection's decompression rate. The zero value is ready.
 type pace struct{ free mono.Time } // time at which all bytes so far are paid for
 
-// take returns how long to wait after in bytes were decompressed to out bytes.
-func (p *pace) take(now mono.Time, out, in int) time.Duration {
+// delay returns how long to wait after a decompression. Sizes are in bytes.
+func (p *pace) delay(now mono.Time, decompressed, compressed int) time.Duration {
 	p.free = max(p.free, now.Add(-unpackBurst*time.Second/unpackRate))
-	p.free = p.free.Add(time.Duration(out-unpackRatio*in) * time.Second / unpackRate)
+	p.free = p.free.Add(time.Duration(decompressed-unpackRatio*compressed) * time.Second / unpackRate)
 	return max(0, p.free.Sub(now))
 }
 
@@ -87,12 +87,12 @@ func (g *goroutine) upgradeTLS() error {
 		return err
 	}
 	g.in = records.Layer(t)
-	g.through(t)
+	g.sendThroughTLS(t)
 	return nil
 }
 
-// through sends all later output through TLS.
-func (g *goroutine) through(t *tls.Conn) {
+// sendThroughTLS sends all later output through TLS.
+func (g *goroutine) sendThroughTLS(t *tls.Conn) {
 	g.writeMu.Lock()
 	defer g.writeMu.Unlock()
 	g.tls, g.out = t, t
@@ -115,9 +115,9 @@ func (c *client) shakeHands(t *tls.Conn) error {
 }
 
 func (g *goroutine) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer) {
-	g.unpacking = &unpackReader{g: g, under: g.in}
+	g.unpacking = &unpackReader{g: g, source: g.in}
 	plain := open(bufio.NewReaderSize(g.unpacking, unpackBuffer))
-	g.in = g.in.Layer(unpacked{plain, g.env.unpacks})
+	g.in = g.in.Layer(unpacked{plain, g.env.unpackSlots})
 	g.writeMu.Lock()
 	g.packer = p
 	g.writeMu.Unlock()
@@ -136,37 +136,37 @@ func (g *goroutine) remember() {
 // errEnded ends a decompressor's read when the session or the server ends the connection.
 var errEnded = errors.New("connection is to end")
 
-// unpacked is a decompressor's output. A read holds one of the turns, so that one processor stays
+// unpacked is a decompressor's output. A read holds one of the slots, so that one processor stays
 // free for the event loops. pace alone is not enough: input that decompresses to little or nothing
 // is free of pace, and 2 MB/s of it may occupy a processor.
 type unpacked struct {
 	io.Reader
-	turns chan struct{}
+	slots chan struct{}
 }
 
 func (u unpacked) Read(b []byte) (int, error) {
-	u.turns <- struct{}{}
-	defer func() { <-u.turns }()
+	u.slots <- struct{}{}
+	defer func() { <-u.slots }()
 	return u.Reader.Read(b)
 }
 
 // unpackReader reads for a decompressor. A decompressor treats every read error as final, so
 // unpackReader handles deadlines itself.
 type unpackReader struct {
-	g     *goroutine
-	under stream
-	came  int // compressed bytes since the last pace.take
-	pace  pace
-	err   error // the final error; nil while reading continues
+	g         *goroutine
+	source    stream
+	readBytes int // compressed bytes since the last pace.delay
+	pace      pace
+	err       error // the final error; nil while reading continues
 }
 
 func (p *unpackReader) Read(b []byte) (int, error) {
-	turns := p.g.env.unpacks
-	<-turns // a reader that waits does not need a processor
-	defer func() { turns <- struct{}{} }()
+	slots := p.g.env.unpackSlots
+	<-slots // a reader that waits does not need a processor
+	defer func() { slots <- struct{}{} }()
 	for {
-		n, err := p.under.Read(b)
-		p.came += n
+		n, err := p.source.Read(b)
+		p.readBytes += n
 		if n > 0 {
 			return n, nil // the next read returns the error again
 		}
@@ -186,8 +186,8 @@ func (p *unpackReader) Read(b []byte) (int, error) {
 	}
 }
 
-// goodbye sends close_notify to a TLS peer. Requires: writeMu held, or no writer.
-func (g *goroutine) goodbye() {
+// closeNotify sends close_notify to a TLS peer. Requires: writeMu held, or no writer.
+func (g *goroutine) closeNotify() {
 	if g.tls != nil {
 		// CloseWrite has its own timeout. An error means that the peer is gone.
 		_ = g.tls.CloseWrite()

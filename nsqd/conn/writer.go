@@ -47,7 +47,7 @@ func (w *writer) run() {
 			waiting := w.out.Messages() > 0
 			open, err := w.gather()
 			if !open || err != nil {
-				w.lost(err)
+				w.fail(err)
 				return
 			}
 			if w.out.Messages() > 0 && !waiting && w.delay > 0 {
@@ -55,7 +55,7 @@ func (w *writer) run() {
 			}
 		case <-flush.C:
 			if err := w.flush(); err != nil {
-				w.lost(err)
+				w.fail(err)
 				return
 			}
 		}
@@ -65,8 +65,8 @@ func (w *writer) run() {
 // gather encodes messages until no more are ready.
 func (w *writer) gather() (open bool, err error) {
 	for {
-		before := w.out.Messages()
-		if open = w.g.sub.Take(&w.out, w.size); !open || w.out.Messages() == before {
+		count := w.out.Messages()
+		if open = w.g.sub.Take(&w.out, w.size); !open || w.out.Messages() == count {
 			break
 		}
 		// A subscriber with a full RDY count gets no more messages until it answers, so a longer
@@ -97,9 +97,9 @@ func (w *writer) flush() error {
 	return nil
 }
 
-// lost ends the connection. After a write error it closes the socket at once, which also frees a
+// fail ends the connection. After a write error it closes the socket at once, which also frees a
 // reader that is stuck in a reply.
-func (w *writer) lost(err error) {
+func (w *writer) fail(err error) {
 	if err == nil {
 		w.g.quit()
 		return

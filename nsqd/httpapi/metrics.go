@@ -86,7 +86,7 @@ var connMetrics = []metric[conn.Stats]{
 	counter(desc("connections_refused_total", "Client connections refused: over the limit, or accept failed."), func(s conn.Stats) uint64 { return s.Refused }),
 	counter(desc("connections_evicted_total", "Client connections closed for others, over the limit: what is required of all, TLS or AUTH, had not come yet."), func(s conn.Stats) uint64 { return s.Evicted }),
 	counter(desc("connections_faulted_total", "Client connections closed for a fatal protocol error."), func(s conn.Stats) uint64 { return s.Faults }),
-	counter(desc("connections_bodies_refused_total", "Client connections closed: the messages that all are sending take as much memory as they may."), func(s conn.Stats) uint64 { return s.Crowded }),
+	counter(desc("connections_bodies_refused_total", "Client connections closed: the messages that all are sending take as much memory as they may."), func(s conn.Stats) uint64 { return s.MemoryShort }),
 }
 
 var loopMetrics = []metric[conn.LoopStats]{

@@ -20,10 +20,10 @@ const (
 	nudgeHold = 3 * time.Second
 )
 
-// asksAgain reports, from the user agent, whether a consumer looks up its topic as soon as a
+// looksUpAgain reports, from the user agent, whether a consumer looks up its topic as soon as a
 // connection ends. go-nsq does if it uses nsqlookupd. nsqjs and pynsq only look up at their poll
 // interval, so a nudge would interrupt their delivery.
-func asksAgain(userAgent string) bool { return strings.Contains(userAgent, "go-nsq/") }
+func looksUpAgain(userAgent string) bool { return strings.Contains(userAgent, "go-nsq/") }
 
 // NudgeConsumers makes consumers of the given channels look up their topic again, by closing their
 // connections. It returns the number of consumers to nudge and does not wait for them.
@@ -34,20 +34,20 @@ func asksAgain(userAgent string) bool { return strings.Contains(userAgent, "go-n
 // second half of each channel's consumers is nudged half a second after the first half is done,
 // because go-nsq needs 0.1 s to reconnect. NudgeConsumers keeps ephemeral channels alive meanwhile.
 func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
-	of := map[string][]*client{}
+	byChannel := map[string][]*client{}
 	n := 0
 	since := time.Now().Add(-s.cfg.NudgeAfter)
 	s.clients.each(func(c *client) {
 		sub, id := c.stats.sub.Load(), c.stats.identity.Load()
-		if sub != nil && sub.local() != nil && sub.topic == topic && channels[sub.channel] && id != nil && asksAgain(id.UserAgent) && !c.quitting.Load() &&
+		if sub != nil && sub.local() != nil && sub.topic == topic && channels[sub.channel] && id != nil && looksUpAgain(id.UserAgent) && !c.quitting.Load() &&
 			!c.stats.connected.After(since) {
-			of[sub.channel] = append(of[sub.channel], c)
+			byChannel[sub.channel] = append(byChannel[sub.channel], c)
 			n++
 		}
 	})
 	var first, second []*client
 	var ephemeral []string
-	for channel, clients := range of {
+	for channel, clients := range byChannel {
 		half := (len(clients) + 1) / 2
 		first, second = append(first, clients[:half]...), append(second, clients[half:]...)
 		if wire.Ephemeral(channel) {
@@ -55,8 +55,8 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 		}
 	}
 	if n == 0 || !s.clients.spawn(func() {
-		for _, kept := range s.keep(topic, ephemeral) {
-			defer kept.Close()
+		for _, sub := range s.keepAlive(topic, ephemeral) {
+			defer sub.Close()
 		}
 		s.nudge(first)
 		if len(second) > 0 && clock.Sleep(s.ctx, nudgePatience/2) {
@@ -71,19 +71,19 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 	return n
 }
 
-// keep subscribes to channels without taking messages, which keeps the channels alive.
-func (s *Server) keep(topic string, channels []string) []*broker.Subscription {
-	var kept []*broker.Subscription
+// keepAlive subscribes to channels without taking messages, which keeps the channels alive.
+func (s *Server) keepAlive(topic string, channels []string) []*broker.Subscription {
+	var subs []*broker.Subscription
 	for _, channel := range channels {
 		t, err := s.broker.Topic([]byte(topic))
 		if err != nil {
 			break // the topic was deleted
 		}
 		if sub, err := t.Subscribe(channel, broker.Subscriber{MsgTimeout: time.Minute}, func() {}); err == nil {
-			kept = append(kept, sub)
+			subs = append(subs, sub)
 		} // on an error the channel has too many consumers, and ends with them
 	}
-	return kept
+	return subs
 }
 
 // nudge ends connections once they hold no message. If a connection still holds messages after
@@ -92,14 +92,14 @@ func (s *Server) nudge(clients []*client) {
 	ready := make(map[*client]int, len(clients))
 	for left := nudgePatience; ; left -= nudgePause {
 		clients = slices.DeleteFunc(clients, func(c *client) bool {
-			n, rests := c.stats.sub.Load().local().Rest()
+			n, idle := c.stats.sub.Load().local().Rest()
 			if n > 0 { // the RDY before the nudge, or a newer RDY of the client
 				ready[c] = n
 			}
-			if rests {
+			if idle {
 				c.quit()
 			}
-			return rests
+			return idle
 		})
 		if len(clients) == 0 || left <= 0 || !clock.Sleep(s.ctx, nudgePause) {
 			break
