@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,6 +60,10 @@ type cluster struct {
 	mcap      int
 	control   *local.Process
 	brokers   []*broker
+	machines  machines
+	store     []string // flags of the loaddistributor's store
+	durable   []string // durability flags of the brokers
+	ledger    ledger
 
 	// The adaptor is a separate process, which brokers and the loaddistributor reach through the link.
 	// With an embedded adaptor, these fields are unused. Publishers hold publishing for reading while
@@ -82,6 +87,36 @@ type broker struct {
 
 func (b *broker) trace() string { return filepath.Join(b.dir, "releases.csv") }
 
+// machines says where the processes run.
+type machines interface {
+	// program returns the path of a program that runs on a machine.
+	program(machine, pkg string) string
+	// address returns the address on a machine for the port of a free loopback address.
+	address(machine, free string) string
+	// proxy returns a proxy of an address; nil: no proxy.
+	proxy(target string) *local.Proxy
+}
+
+// loopback is one machine for all processes, with proxies between them.
+type loopback struct{ t *testing.T }
+
+func (l loopback) program(_, pkg string) string  { return localtest.Program(l.t, pkg) }
+func (l loopback) address(_, free string) string { return free }
+func (l loopback) proxy(target string) *local.Proxy {
+	l.t.Helper()
+	p := testkit.Result(local.NewProxy(target)).Must(l.t)
+	l.t.Cleanup(p.Close)
+	return p
+}
+
+// by returns the address of the proxy, or the address of the process if there is no proxy.
+func by(p *local.Proxy, address string) string {
+	if p == nil {
+		return address
+	}
+	return p.Address()
+}
+
 func (c *cluster) must(err error) {
 	c.t.Helper()
 	testkit.Must(c.t, err)
@@ -93,16 +128,17 @@ var shortLeases = []string{"--flex-lease=600ms", "--session-lease=2s", "--clock-
 func (c *cluster) startControl() {
 	c.t.Helper()
 	flags := []string{
-		"--grpc-address=" + c.grpc, "--http-address=" + c.web, "--tcp-address=", "--data-path=" + c.dir,
+		"--grpc-address=" + c.grpc, "--http-address=" + c.web, "--tcp-address=",
 		"--report-interval=200ms", "--log-level=warn", "--fitting=off",
 		"--auto-create=off", // a connected publisher must not create a deleted topic again
 	}
+	flags = append(flags, c.store...)
 	if c.apart {
-		flags = append(flags, "--tbadaptor-address="+c.link.Address(), "--tbadaptor-lease=1s", "--clock-bound=50ms")
+		flags = append(flags, "--tbadaptor-address="+by(c.link, c.adaptorGRPC), "--tbadaptor-lease=1s", "--clock-bound=50ms")
 	} else {
 		flags = append(append(flags, c.leases...), "--share-period=200ms")
 	}
-	d, err := local.Run(localtest.Program(c.t, "loaddistributor"), c.dir, flags, local.Answers("http://"+c.web+"/ping"))
+	d, err := local.Run(c.machines.program("control", "loaddistributor"), c.dir, flags, local.Answers("http://"+c.web+"/ping"))
 	c.must(err)
 	c.control = d
 }
@@ -117,16 +153,18 @@ func (c *cluster) startAdaptorAt(rpc, web string) *local.Process {
 	flags := append([]string{
 		"--grpc-address=" + rpc, "--http-address=" + web, "--period=200ms", "--log-level=warn",
 	}, c.leases...)
-	d, err := local.Run(localtest.Program(c.t, "tbadaptor"), c.dir, flags, local.Answers("http://"+web+"/ping"))
+	d, err := local.Run(c.machines.program("adaptor", "tbadaptor"), c.dir, flags, local.Answers("http://"+web+"/ping"))
 	c.must(err)
 	return d
 }
 
 func (c *cluster) startBroker(b *broker) {
 	c.t.Helper()
-	d, err := local.NSQDAt(localtest.Program(c.t, "nsqd"), b.dir, b.tcp, b.web,
-		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.Address(), fmt.Sprintf("--mcap=%d", c.mcap), "--policy="+b.policy,
-		"--data-path="+b.dir, "--release-trace="+b.trace(), "--log-level=warn", "--drain-timeout=0s")
+	flags := append([]string{
+		"--broker-id=" + b.name, "--loaddistributor-address=" + by(b.proxy, c.grpc), fmt.Sprintf("--mcap=%d", c.mcap), "--policy=" + b.policy,
+		"--data-path=" + b.dir, "--release-trace=" + b.trace(), "--log-level=warn", "--drain-timeout=0s",
+	}, c.durable...)
+	d, err := local.NSQDAt(c.machines.program(b.name, "nsqd"), b.dir, b.tcp, b.web, flags...)
 	c.must(err)
 	b.process = d
 }
@@ -139,24 +177,30 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 
 func newClusterOf(t *testing.T, apart bool, leases []string, placement string, mcap int, policies ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart, placement: placement, mcap: mcap}
+	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart, placement: placement, mcap: mcap, machines: loopback{t}}
+	c.store = []string{"--data-path=" + c.dir}
+	c.start(policies)
+	return c
+}
+
+// start starts the processes, with one broker for each policy.
+func (c *cluster) start(policies []string) {
+	t, on, apart := c.t, c.machines, c.apart
+	t.Helper()
 	const own = 6
 	free, err := local.Ports(own + 2*len(policies))
 	c.must(err)
-	c.grpc, c.web, c.adaptorGRPC, c.adaptorWeb = free[0], free[1], free[2], free[3]
+	c.grpc, c.web = on.address("control", free[0]), on.address("control", free[1])
+	c.adaptorGRPC, c.adaptorWeb = on.address("adaptor", free[2]), on.address("adaptor", free[3])
 	c.spare = [2]string{free[4], free[5]}
-	c.link, err = local.NewProxy(c.adaptorGRPC)
-	c.must(err)
-	t.Cleanup(c.link.Close)
+	c.link = on.proxy(c.adaptorGRPC)
 	if apart {
 		c.startAdaptor()
 	}
 	c.startControl()
 	for i, policy := range policies {
-		b := &broker{name: fmt.Sprintf("b%d", i), dir: t.TempDir(), tcp: free[own+2*i], web: free[own+1+2*i], policy: policy}
-		b.proxy, err = local.NewProxy(c.grpc)
-		c.must(err)
-		t.Cleanup(b.proxy.Close)
+		b := &broker{name: fmt.Sprintf("b%d", i), dir: t.TempDir(), policy: policy, proxy: on.proxy(c.grpc)}
+		b.tcp, b.web = on.address(b.name, free[own+2*i]), on.address(b.name, free[own+1+2*i])
 		c.brokers = append(c.brokers, b)
 		c.startBroker(b)
 	}
@@ -171,7 +215,6 @@ func newClusterOf(t *testing.T, apart bool, leases []string, placement string, m
 			}
 		}
 	})
-	return c
 }
 
 // create creates the topic once all brokers are there.
@@ -214,20 +257,22 @@ func groups(contract tokenbucket.Share) []*srtmv1.PublisherGroup {
 func wait(d time.Duration) { <-time.NewTimer(d).C }
 
 // publish offers perSecond messages to an address until ctx ends, over one connection after the other,
-// and counts the accepted messages.
+// and counts the accepted messages. After slow answers it makes up for at most a tenth of a second.
 func (c *cluster) publish(ctx context.Context, address string, perSecond int, accepted *atomic.Int64) {
-	const tick = 10 * time.Millisecond
-	n := int(float64(perSecond) * tick.Seconds())
+	const tick, most = 10 * time.Millisecond, 100 * time.Millisecond
 	for ctx.Err() == nil {
 		attempt(ctx, address, func(nc net.Conn, r *bufio.Reader) error {
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
-			for {
+			for last := time.Now(); ; {
 				select {
 				case <-ticker.C:
 				case <-ctx.Done():
 					return nil
 				}
+				now := time.Now()
+				n := int(float64(perSecond) * min(now.Sub(last), most).Seconds())
+				last = now
 				if err := c.send(nc, r, n, accepted); err != nil {
 					return err
 				}
@@ -243,33 +288,48 @@ func (c *cluster) send(nc net.Conn, r *bufio.Reader, n int, accepted *atomic.Int
 	}
 	defer c.publishing.RUnlock()
 	var out []byte
-	for range n {
-		out = wire.AppendPub(out, topic, []byte("message"))
+	first := c.ledger.number(n)
+	for i := range n {
+		out = wire.AppendPub(out, topic, strconv.AppendInt(nil, first+int64(i), 10))
 	}
 	if _, err := nc.Write(out); err != nil {
 		return err
 	}
-	for range n {
-		kind, data, err := frames.Read(r, maxFrame)
+	for i := range n {
+		kind, data, err := next(nc, r)
 		if err != nil {
 			return err
 		}
-		if kind == wire.FrameResponse && string(data) == "OK" {
+		if kind == wire.FrameResponse && string(data) == wire.OK {
+			c.ledger.accepted(first + int64(i))
 			accepted.Add(1)
 		}
 	}
 	return nil
 }
 
+// next returns the next frame that is no heartbeat, and answers heartbeats.
+func next(nc net.Conn, r *bufio.Reader) (wire.FrameType, []byte, error) {
+	for {
+		kind, data, err := frames.Read(r, maxFrame)
+		if err != nil || kind != wire.FrameResponse || string(data) != wire.Heartbeat {
+			return kind, data, err
+		}
+		if _, err := nc.Write(wire.AppendNop(nil)); err != nil {
+			return 0, nil, err
+		}
+	}
+}
+
 // subscribe takes all messages from an address until ctx ends, and counts them.
-func subscribe(ctx context.Context, address string) (taken int) {
+func (c *cluster) subscribe(ctx context.Context, address string) (taken int) {
 	for ctx.Err() == nil {
 		attempt(ctx, address, func(nc net.Conn, r *bufio.Reader) error {
 			if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, topic, "c"), 2000)); err != nil {
 				return err
 			}
 			for {
-				kind, data, err := frames.Read(r, maxFrame)
+				kind, data, err := next(nc, r)
 				if err != nil {
 					return err
 				}
@@ -281,6 +341,7 @@ func subscribe(ctx context.Context, address string) (taken int) {
 					return err
 				}
 				taken++
+				c.ledger.delivered(m.Body)
 				if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
 					return err
 				}
@@ -308,6 +369,69 @@ func attempt(ctx context.Context, address string, f func(net.Conn, *bufio.Reader
 	if _, err := nc.Write(wire.AppendMagic(nil)); err == nil {
 		_ = f(nc, bufio.NewReaderSize(nc, 64<<10))
 	}
+}
+
+// ledger records which messages were accepted and have not been delivered, by number.
+type ledger struct {
+	mu struct {
+		sync.Mutex
+		last  int64
+		taken int           // deliveries
+		open  map[int64]int // 1: accepted, -1: delivered before the answer arrived
+	}
+}
+
+// number reserves count numbers, and returns the first number.
+func (l *ledger) number(count int) (first int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	first = l.mu.last + 1
+	l.mu.last += int64(count)
+	return first
+}
+
+func (l *ledger) accepted(number int64) { l.set(number, 1) }
+
+func (l *ledger) delivered(body []byte) {
+	l.mu.Lock()
+	l.mu.taken++
+	l.mu.Unlock()
+	if number, err := strconv.ParseInt(string(body), 10, 64); err == nil {
+		l.set(number, -1)
+	}
+}
+
+// deliveries returns the number of deliveries.
+func (l *ledger) deliveries() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.taken
+}
+
+func (l *ledger) set(number int64, to int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.open == nil {
+		l.mu.open = map[int64]int{}
+	}
+	switch was := l.mu.open[number]; {
+	case was == 0:
+		l.mu.open[number] = to
+	case was != to:
+		delete(l.mu.open, number)
+	}
+}
+
+// missing returns the numbers of the accepted messages that were not delivered.
+func (l *ledger) missing() (numbers []int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for number, state := range l.mu.open {
+		if state > 0 {
+			numbers = append(numbers, number)
+		}
+	}
+	return numbers
 }
 
 // maxFrame is more than a broker sends here.
@@ -572,7 +696,7 @@ func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (d
 	accepted = &atomic.Int64{}
 	for i, b := range c.brokers {
 		clients.Go(func() { c.publish(ctx, b.tcp, perSecond[i], accepted) })
-		clients.Go(func() { taken.Add(int64(subscribe(ctx, b.tcp))) })
+		clients.Go(func() { taken.Add(int64(c.subscribe(ctx, b.tcp))) })
 	}
 	stop = func() int64 {
 		cancel()
@@ -583,13 +707,13 @@ func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (d
 	return accepted, stop
 }
 
-// flows waits until a number of further messages have left the topic.
+// flows waits until a number of further messages are delivered.
 func (c *cluster) flows(messages int) {
 	c.t.Helper()
-	before := len(c.read())
-	for end := time.Now().Add(local.Patience); len(c.read()) < before+messages; wait(100 * time.Millisecond) {
+	before := c.ledger.deliveries()
+	for end := time.Now().Add(local.Patience); c.ledger.deliveries() < before+messages; wait(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			c.t.Fatalf("%d messages left in %v, want %d", len(c.read())-before, local.Patience, messages)
+			c.t.Fatalf("%d messages were delivered in %v, want %d", c.ledger.deliveries()-before, local.Patience, messages)
 		}
 	}
 }

@@ -18,14 +18,17 @@ import (
 
 // begin creates the topic on the brokers, offers twice its contract, and waits until the whole
 // contract is in use.
-func (c *cluster) begin() (a *administration, stop func() int64) {
+func (c *cluster) begin() (a *administration, stop func() int64) { return c.beginWith(offered) }
+
+// beginWith is begin with an offered rate, in messages per second.
+func (c *cluster) beginWith(perSecond int) (a *administration, stop func() int64) {
 	c.t.Helper()
 	create, cancel := context.WithTimeout(c.t.Context(), local.Patience)
 	defer cancel()
 	c.create(create)
 	var each []int
 	for range c.brokers {
-		each = append(each, offered/len(c.brokers))
+		each = append(each, perSecond/len(c.brokers))
 	}
 	_, stop = c.load(each...)
 	testkit.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), len(c.brokers)) })

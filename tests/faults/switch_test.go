@@ -59,7 +59,7 @@ func (c *cluster) watch(ctx context.Context, b *broker) {
 func (c *cluster) shares() *srtmv1.TopicShares {
 	address := c.grpc
 	if c.apart {
-		address = c.link.Address()
+		address = by(c.link, c.adaptorGRPC)
 	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), local.Patience)
 	defer cancel()
