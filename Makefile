@@ -40,10 +40,15 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# What is shipped has no symbol table and no DWARF. Stack traces and profiles need neither.
+BUILD = GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w'
+
 build: ## build all binaries into bin/
-	GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission ./gateway
+	@echo "building nsqd, loaddistributor, tbadaptor, srtm, iotpub, drlsim, admission, gateway and nats-server"
+	@$(BUILD) -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission ./gateway
 	@# what srtm up --replicated runs beside them
-	GOWORK=off CGO_ENABLED=0 $(GO) build -C tests -trimpath -buildvcs=false -o ../bin/ github.com/nats-io/nats-server/v2
+	@$(BUILD) -C tests -buildvcs=false -o ../bin/ github.com/nats-io/nats-server/v2
+	@cd bin && du -cm nsqd loaddistributor tbadaptor srtm iotpub drlsim admission gateway nats-server | awk '{ printf "%5d MB  %s\n", $$1, $$2 == "total" ? "in all" : "bin/" $$2 }'
 
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up --together $(UP_FLAGS)
@@ -110,13 +115,14 @@ staticcheck: ## staticcheck, the version pinned in go.mod
 # but this. They are regenerated where the exact compiler is found.
 BPF := $(shell command -v clang-14 >/dev/null && command -v llvm-strip-14 >/dev/null && [ -f /usr/include/bpf/bpf_helpers.h ] && [ -d kernel/bpf ] && echo yes)
 
-generate: ## regenerate the Go of api/ and, with clang 14, of kernel/bpf
+generate: ## regenerate the Go of api/, docs/flags.md and, with clang 14, kernel/bpf
 	$(GO) run ./internal/protogen
+	$(GO) run ./internal/flagdoc
 	$(if $(BPF),$(GO) generate ./kernel/bpf/...,@echo "no clang-14 with libbpf's headers: kernel/bpf left as it is")
 
 # The state of generated code, a line for each file. Uncommitted work there is
 # fine as long as generating again would not change it.
-GENERATED = find api $(if $(BPF),kernel/bpf) -type f | LC_ALL=C sort | while read -r f; do echo "$$(git hash-object --no-filters "$$f") $$f"; done
+GENERATED = find api docs/flags.md $(if $(BPF),kernel/bpf) -type f | LC_ALL=C sort | while read -r f; do echo "$$(git hash-object --no-filters "$$f") $$f"; done
 
 check-generated: ## fail when generated code is stale, edited, or left over
 	@mkdir -p build && ( $(GENERATED) ) > build/generated.before

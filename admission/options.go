@@ -63,7 +63,7 @@ func (o *options) serverFlags(fs *flag.FlagSet) {
 	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
 	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
 	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
-	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
+	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions (default one for each processor)")
 }
 
 func (o *options) askFlags(fs *flag.FlagSet) {
