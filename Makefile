@@ -41,13 +41,13 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What is shipped has no symbol table and no DWARF. Stack traces and profiles need neither.
-BUILD = GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w'
+BUILD = GOWORK=off CGO_ENABLED=0 $(GO) -C $(1) build -trimpath -ldflags='-s -w'
 
 build: ## build all binaries into bin/
 	@echo "building nsqd, loaddistributor, tbadaptor, srtm, iotpub, drlsim, admission, gateway and nats-server"
-	@$(BUILD) -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission ./gateway
+	@$(call BUILD,.) -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission ./gateway
 	@# what srtm up --replicated runs beside them
-	@$(BUILD) -C tests -buildvcs=false -o ../bin/ github.com/nats-io/nats-server/v2
+	@$(call BUILD,tests) -buildvcs=false -o ../bin/ github.com/nats-io/nats-server/v2
 	@cd bin && du -cm nsqd loaddistributor tbadaptor srtm iotpub drlsim admission gateway nats-server | awk '{ printf "%5d MB  %s\n", $$1, $$2 == "total" ? "in all" : "bin/" $$2 }'
 
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
