@@ -91,8 +91,18 @@ type Packet struct {
 	ToS            uint8  // weight
 	RTT            uint32 // of the sender, latest, µs
 	Throughput     uint64 // of the sender, bytes/s
-	FairThroughput uint64 // bytes/s; the lowest of the routers on the path, or Num
-	MeanRTT        uint32 // of the sender, µs
+	FairThroughput uint64 // bytes/s; the lowest of the routers on the path, or Num; 0: unknown
+	MeanRTT        uint32 // at the router that set FairThroughput, µs
+}
+
+// Lower stores a router's feedback: the fair throughput of a virtual flow in bytes/s, or Num, and
+// the mean RTT in µs. As in the paper's section 2, the lowest fair throughput on the path remains,
+// and no router overwrites Num. A fair throughput of 0 means unknown and changes nothing.
+func (p *Packet) Lower(fair uint64, meanRTT uint32) {
+	if fair == 0 || p.FairThroughput == Num || fair != Num && p.FairThroughput != 0 && p.FairThroughput <= fair {
+		return
+	}
+	p.FairThroughput, p.MeanRTT = fair, meanRTT
 }
 
 // AppendPacket appends p.

@@ -26,6 +26,24 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
+// Three routers on a path: the sender receives the least rate, or Num if one router is overloaded.
+func TestLowestFeedbackOfThePath(t *testing.T) {
+	for _, c := range []struct{ path, want []uint64 }{
+		{[]uint64{300, 200, 400}, []uint64{200, 2}},
+		{[]uint64{0, 200, 0}, []uint64{200, 2}},
+		{[]uint64{300, header.Num, 100}, []uint64{header.Num, 2}},
+		{[]uint64{0, 0, 0}, []uint64{0, 0}},
+	} {
+		p := header.Packet{}
+		for i, fair := range c.path {
+			p.Lower(fair, uint32(i+1))
+		}
+		if p.FairThroughput != c.want[0] || uint64(p.MeanRTT) != c.want[1] {
+			t.Errorf("%v gave %d of router %d, want %v", c.path, p.FairThroughput, p.MeanRTT, c.want)
+		}
+	}
+}
+
 // A value out of range is limited to the range that the other side accepts.
 func TestOKIsCutToItsRange(t *testing.T) {
 	for _, o := range []header.OK{

@@ -19,22 +19,28 @@ func linkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "link",
 		Short: "Flows of different ToS over one link, told by its routers what to send",
-		Long: `link simulates the transport of the Improved EFXCP paper packet by packet: so many
-endless flows each way over one link, 1000-byte packets, a FIFO queue with drop-tail
-and an ACK path of 40-byte packets, and at each end a router that tells flows what to
-send, in proportion to their ToS, which they take in turn. The second half of
---duration is measured, in the forward direction:
+		Long: `link simulates the transport of the Improved EFXCP paper packet by packet. Endless
+flows send 1000-byte packets in both directions over one link or several in series.
+Each link has a FIFO queue with drop-tail in each direction, and a router at each end
+that sends rates to the flows, in proportion to their ToS. ACKs are packets of 40
+bytes. Flows take the values of --tos in turn. The second half of --duration is
+measured, in the forward direction:
 
   throughput            of each flow
   utilization           of the link's capacity, ACKs included
   queue mean and max    as parts of the buffer
   drops                 packets that the router dropped
 
---control chooses who tells them, and how they send:
+--control chooses the rules:
 
   paper   the paper's rules literally, windows of whole packets
   paced   the paper's rules, windows not rounded, packets paced
   level   the water level by which brokers advise publishers, packets paced
+
+--ack-bypass lets ACKs return without a queue. If --routers is above 1, the flows cross
+all links, and --cross adds flows that cross one link only: so many on the second link,
+twice as many on the third. The last link is the bottleneck, and the result has its
+utilization and queue; "links" lists every link.
 
 --greedy makes the first flows claim a ToS of 255; with --police the router holds
 flows to what the ToS that is theirs allows, as brokers do.`,
@@ -51,6 +57,10 @@ flows to what the ToS that is theirs allows, as brokers do.`,
 	flags.StringVar(&c.Control, "control", link.Paper, "`name` of the rules: "+strings.Join(link.Controls(), ", "))
 	flags.StringVar(&buffer, "buffer", "1BDP", "`size` of each queue in bandwidth-delay products; at least two packets of each flow")
 	flags.IntVar(&c.Greedy, "greedy", 0, "`number` of flows that claim a ToS of 255")
+	flags.BoolVar(&c.Bypass, "ack-bypass", false, "let ACKs return without a queue")
+	flags.IntVar(&c.Routers, "routers", 1, "`number` of links in series, 1 to 16")
+	flags.IntVar(&c.Cross, "cross", 0, "`number` of flows that cross the second link only")
+	flags.Float64Var(&c.Alpha, "alpha", 0.5, "`gain` of windows by the paper's rules, up to 1")
 	flags.BoolVar(&c.Police, "police", false, "hold flows to the ToS that is theirs")
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		var err error

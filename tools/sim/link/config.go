@@ -40,7 +40,17 @@ type Config struct {
 	// of each flow.
 	Buffer float64
 	Greedy int  // number of forward flows that claim a ToS of 255
-	Police bool // the router holds flows to their assigned ToS
+	Police bool // the routers hold flows to their assigned ToS
+	// Bypass lets ACKs return without a queue. Otherwise ACKs share the queues of the
+	// reverse direction with data.
+	Bypass bool
+	// Routers is the number of equal links in series, each with a router at each end; 0: 1.
+	// The propagation time is divided evenly. Flows cross all of them.
+	Routers int
+	// Cross is the number of additional forward flows on the second link, twice as many on
+	// the third, and so on. Such a flow crosses its link only. So the last link is the
+	// bottleneck of the other flows.
+	Cross int
 
 	// Parameters that only some figures vary; zero: the paper's value.
 	Theta float64 // degree of congestion above which the router signals overload
@@ -72,6 +82,8 @@ func (c Config) Validate() error {
 	f.If(!(c.Theta >= 0 && c.Alpha >= 0 && c.Alpha <= 1), "theta %v, alpha %v: want not below 0, and 0 to 1", c.Theta, c.Alpha)
 	f.If(!(c.Web >= 0 && c.Web <= 1e5), "%v short flows a second: want 0 to 100000", c.Web)
 	f.If(c.Join < 0 || c.Join > 10_000 || c.From < 0 || c.From > c.To, "%d flows from %v to %v", c.Join, c.From, c.To)
+	f.If(c.Routers < 0 || c.Routers > 16, "%d routers: want up to 16", c.Routers)
+	f.If(c.Cross < 0 || c.Cross > 1000, "%d crossing flows for a router: want up to 1000", c.Cross)
 	f.If(c.Sample < 0, "samples every %v", c.Sample)
 	return f.Err()
 }
@@ -89,10 +101,16 @@ func (c Config) weights() police.Weights {
 	}
 	w := police.Weights{Most: 1}
 	for _, tos := range c.ToS {
-		w.Groups = append(w.Groups, police.Group{Key: group(uint8(tos)), Count: c.Flows + c.Join, Weight: uint8(tos)})
+		w.Groups = append(w.Groups, police.Group{Key: group(uint8(tos)), Count: c.Flows + c.Join + c.crossing(), Weight: uint8(tos)})
 	}
 	return w
 }
+
+// routers returns the number of links.
+func (c Config) routers() int { return max(1, c.Routers) }
+
+// crossing returns the number of flows that cross one link only.
+func (c Config) crossing() int { return c.Cross * c.routers() * (c.routers() - 1) / 2 }
 
 // buffer returns the size of each queue, in bytes.
 func (c Config) buffer() float64 {
@@ -108,13 +126,22 @@ type Flow struct {
 
 // Result has the measurements of the forward direction, in the second half.
 type Result struct {
-	Flows       []Flow  `json:"flows"` // without the flows of Config.Join
+	Flows []Flow `json:"flows"` // across all links, without the flows of Config.Join
+	Link         // the last one, which is the bottleneck
+
+	Links []Link `json:"links,omitempty"` // in the order of the path, if there are several
+	// Crossing are the flows of Config.Cross, in the order of their links.
+	Crossing []Flow `json:"crossing,omitempty"`
+
+	Series []Sample `json:"-"` // of the last link, from the beginning
+}
+
+// Link has the measurements of one link.
+type Link struct {
 	Utilization float64 `json:"utilization"`
 	QueueMean   float64 `json:"queue_mean_fraction"` // of the buffer, over time
 	QueueMax    float64 `json:"queue_max_fraction"`
 	Drops       int     `json:"drops"`
-
-	Series []Sample `json:"-"` // from the beginning
 }
 
 // Sample describes the forward direction at a time, and since the last sample.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/pacing/sender"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -13,9 +14,10 @@ type flow struct {
 	// Set once.
 	tos, claim uint8 // assigned and claimed ToS
 	way        int   // direction of its data
+	links      span  // the links that its data crosses, in their order in this direction
 	control    string
-	window     *window           // for the paper's controls
-	publisher  *police.Publisher // the router's entry
+	window     *window             // for the paper's controls
+	publishers []*police.Publisher // entries of the routers of links
 
 	left     int // packets to send; negative: unlimited
 	stopped  bool
@@ -31,6 +33,12 @@ type flow struct {
 	paced  bool
 	open   float64 // window while not paced; doubles every round trip
 }
+
+// span has the positions of the first and the last link of a path.
+type span struct{ first, last int }
+
+// back returns the path of the opposite direction, of n links.
+func (s span) back(n int) span { return span{n - 1 - s.last, n - 1 - s.first} }
 
 // next returns the wait before the next packet: 0 to send now, negative to wait for an
 // ACK.
@@ -72,7 +80,9 @@ func (f *flow) acked(now mono.Time, p packet) {
 		f.rtt += (sample - f.rtt) / 8
 	}
 	if f.control != Level {
-		f.window.feedback(now, p.fair, p.overload, f.rtt, p.interval)
+		h := p.congestion()
+		overload := h.FairThroughput == header.Num
+		f.window.feedback(now, float64(h.FairThroughput), overload, f.rtt, time.Duration(h.MeanRTT)*time.Microsecond)
 		return
 	}
 	f.paced, f.open = p.paced, f.open+1

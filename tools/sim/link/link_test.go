@@ -87,6 +87,50 @@ func TestLiarsAreHeld(t *testing.T) {
 	}
 }
 
+// ACKs that wait behind data of the other direction arrive in bunches, and whole windows leave as
+// bunches. ACKs that bypass the queues leave the queue of the paper's rules almost empty.
+func TestACKsThatBypassQueues(t *testing.T) {
+	c := basic(Paper)
+	c.Capacity, c.Bypass = 300e6, true
+	r := Run(c)
+	c.Bypass = false
+	queued := Run(c)
+	if r.Utilization < 0.98 || r.QueueMean > 0.001 || queued.QueueMean < 20*r.QueueMean {
+		t.Errorf("bypassing: utilization %v, queue %v; queued: %v", r.Utilization, r.QueueMean, queued.QueueMean)
+	}
+}
+
+// Flows that cross three links have the rate of the most congested one. 25 other flows of the
+// second link have what remains: twice as much by ToS. The paper's routers assume that all flows
+// take the rate, so the paper's rules leave a part of the second link unused.
+func TestSeveralRouters(t *testing.T) {
+	for control, want := range map[string]struct{ through, crossing, utilization float64 }{
+		Paced: {0.97, 1.33, 0.82},
+		Level: {1, 2, 1},
+	} {
+		c := basic(control)
+		c.Routers, c.Cross, c.Bypass, c.Duration = 3, 25, true, 10*time.Second
+		r := Run(c)
+		ideal := c.Capacity / 500 // 50 flows and 50 crossing ones, of 5 each in the mean
+		part := func(flows []Flow) (sum float64) {
+			for _, f := range flows {
+				sum += f.Throughput / float64(f.ToS) / ideal / float64(len(flows))
+			}
+			return sum
+		}
+		got := []float64{part(r.Flows), part(r.Crossing[:25]), r.Links[1].Utilization}
+		for i, w := range []float64{want.through, want.crossing, want.utilization} {
+			if math.Abs(got[i]-w) > 0.04 {
+				t.Errorf("%s: through, crossing, utilization %v, want %v", control, got, want)
+				break
+			}
+		}
+		if len(r.Links) != 3 || r.Links[2] != r.Link {
+			t.Errorf("%s: links %+v, want three and the last as the result", control, r.Links)
+		}
+	}
+}
+
 // Fifty flows more, and then fewer: figure 6.
 func TestFlowsThatJoin(t *testing.T) {
 	c := basic(Level)
@@ -144,8 +188,8 @@ func TestWire(t *testing.T) {
 }
 
 func TestValidateSaysAll(t *testing.T) {
-	err := Config{ToS: []int{0, 256}, Control: "other", Greedy: 1, Join: -1, Web: math.NaN(), Sample: -1, Theta: -1}.Validate()
-	for _, want := range []string{"capacity", "RTT", "0 flows", "ToS 0", "ToS 256", "duration", "other", "buffer", "greedy", "theta", "-1 flows", "NaN short", "samples"} {
+	err := Config{ToS: []int{0, 256}, Control: "other", Greedy: 1, Join: -1, Web: math.NaN(), Sample: -1, Theta: -1, Routers: 17, Cross: -1}.Validate()
+	for _, want := range []string{"capacity", "RTT", "0 flows", "ToS 0", "ToS 256", "duration", "other", "buffer", "greedy", "theta", "-1 flows", "NaN short", "samples", "17 routers", "-1 crossing"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q in it", err, want)
 		}

@@ -5,19 +5,36 @@ import (
 
 	"github.com/srtm-io/srtm/internal/fifo"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/pacing/header"
 )
 
 // packet is data or an ACK.
 type packet struct {
-	at       mono.Time // arrival at the other end, or the time when the sender learns of the loss
-	flow     *flow
-	ack      bool
-	overload bool
-	sent     mono.Time     // when the data left its sender
-	fair     float64       // the router's feedback: γo or γ
-	paced    bool          // for Level: the flow must keep to γ
-	interval time.Duration // the router's t_s
+	at   mono.Time // arrival at the other end of a link, or the time when the sender learns of the loss
+	flow *flow
+	ack  bool
+	link int       // position of the link in the packet's direction
+	sent mono.Time // when the data left its sender
+
+	head [header.PacketSize]byte // the paper's congestion header
+
+	// The brokers' advice, for Level.
+	fair     float64       // γ of the router that offers least
+	paced    bool          // the flow must keep to γ
+	interval time.Duration // t_s of this router
 }
+
+// congestion returns the congestion header.
+func (p *packet) congestion() header.Packet {
+	h, err := header.ParsePacket(p.head[:])
+	if err != nil {
+		panic(err) // each packet is sent with a header
+	}
+	return h
+}
+
+// setCongestion replaces the congestion header.
+func (p *packet) setCongestion(h header.Packet) { header.AppendPacket(p.head[:0], h) }
 
 // due returns the time of the first packet, or mono.Never.
 func due(q *fifo.Queue[packet]) mono.Time {

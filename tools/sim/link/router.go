@@ -5,6 +5,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/fair"
+	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
@@ -33,8 +34,9 @@ type router struct {
 // burst is the burst of a paced flow, in packets.
 const burst = 4
 
-// arrive forwards a flow's packet to the queue.
-func (r *router) arrive(now mono.Time, p packet, rate float64, rtt time.Duration) {
+// arrive forwards a packet to the queue, with the router's feedback. publisher is the
+// router's entry of the packet's flow.
+func (r *router) arrive(now mono.Time, p packet, publisher *police.Publisher) {
 	if p.ack {
 		r.acks += ackSize
 		if r.paper != nil {
@@ -43,20 +45,33 @@ func (r *router) arrive(now mono.Time, p packet, rate float64, rtt time.Duration
 		r.wire.send(now, p, ackSize)
 		return
 	}
-	r.rtts, r.count = r.rtts+rtt.Seconds(), r.count+1
+	h := p.congestion()
+	r.rtts, r.count = r.rtts+float64(h.RTT)/1e6, r.count+1
 	if r.police {
-		if ok, _ := r.table.Admit(p.flow.publisher, 1, now); !ok {
+		if ok, _ := r.table.Admit(publisher, 1, now); !ok {
 			r.wire.drop(now, p)
 			return
 		}
 	}
 	if r.paper != nil {
-		r.paper.packet(packetSize, p.flow.publisher.Weight(), rate)
+		r.paper.packet(packetSize, publisher.Weight(), float64(h.Throughput))
+		h.Lower(r.feedback(), uint32(r.interval/time.Microsecond))
+		p.setCongestion(h)
 	} else {
-		p.flow.publisher.Count(r.level, 1, now)
+		publisher.Count(r.level, 1, now)
+		if p.interval == 0 || r.paced && (!p.paced || r.fair < p.fair) {
+			p.fair, p.paced, p.interval = r.fair, r.paced, r.interval
+		}
 	}
-	p.fair, p.overload, p.paced, p.interval = r.fair, r.overload, r.paced, r.interval
 	r.wire.send(now, p, packetSize)
+}
+
+// feedback returns the throughput for the congestion header.
+func (r *router) feedback() uint64 {
+	if r.overload {
+		return header.Num
+	}
+	return uint64(r.fair)
 }
 
 // turn ends an interval and returns the end of the next. The paper's intervals are one

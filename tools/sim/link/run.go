@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/heap"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/fair"
+	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
@@ -25,11 +26,11 @@ const (
 )
 
 type event struct {
-	at   mono.Time
-	seq  int // orders events of one instant
-	kind int
-	way  int
-	flow *flow
+	at     mono.Time
+	seq    int // orders events of one instant
+	kind   int
+	flow   *flow
+	router *router
 }
 
 // Before orders events by time, then as they were added.
@@ -40,8 +41,10 @@ type simulation struct {
 	cfg    Config
 	from   mono.Time
 	rng    *rand.Rand
-	routes [2]*router // 0 is forward
-	shown  []*flow    // first flow of each ToS
+	routes [2][]*router          // 0 is forward; in the order of the path
+	direct []*fifo.Queue[packet] // ACKs that bypass the queues, by the number of further links
+	queues []source              // of all packets in flight
+	traced []*flow               // first flow of each ToS
 
 	now    mono.Time
 	seq    int
@@ -57,28 +60,35 @@ type sampled struct {
 	ever           []float64
 }
 
+// source is a queue of packets, and what happens to the first one when it is due.
+type source struct {
+	packets *fifo.Queue[packet]
+	due     func(packet)
+}
+
 // Run simulates c. Requires: Validate accepts c.
 func Run(c Config) Result {
 	s := &simulation{cfg: c, from: mono.Time(c.Duration / 2), rng: rand.New(rand.NewPCG(c.Seed, 0))}
+	n := c.routers()
 	for way := range s.routes {
-		w := &wire{capacity: c.bytesPerSecond(), buffer: c.buffer(), half: c.RTT / 2, notice: c.RTT, from: s.from}
-		r := &router{wire: w, table: police.New(c.weights()), police: c.Police && way == 0, interval: c.RTT}
-		if c.Control == Level {
-			r.level = fair.New()
-		} else {
-			r.paper = newPaperRouter(c.Theta)
+		for range n {
+			s.link(way)
 		}
-		s.routes[way] = r
-		s.at(mono.Time(c.RTT), event{kind: turns, way: way})
 	}
-	var forward []*flow
+	for range n {
+		q := new(fifo.Queue[packet])
+		s.direct = append(s.direct, q)
+		s.queues = append(s.queues, source{q, s.acked})
+	}
+	whole := span{0, n - 1}
+	var forward, crossing []*flow
 	for way := range s.routes {
 		for i := range c.Flows {
 			claim := uint8(c.ToS[i%len(c.ToS)])
 			if way == 0 && i < c.Greedy {
 				claim = claimed
 			}
-			f := s.flow(i, claim, way, -1)
+			f := s.flow(i, claim, way, whole, -1)
 			s.at(mono.Time(s.rng.Int64N(int64(c.RTT))), event{kind: starts, flow: f})
 			if way == 0 {
 				forward = append(forward, f)
@@ -86,20 +96,45 @@ func Run(c Config) Result {
 		}
 	}
 	for i := range c.Join {
-		f := s.flow(c.Flows+i, uint8(c.ToS[i%len(c.ToS)]), 0, -1)
+		f := s.flow(c.Flows+i, uint8(c.ToS[i%len(c.ToS)]), 0, whole, -1)
 		s.at(mono.Time(c.From), event{kind: starts, flow: f})
 		s.at(mono.Time(c.To), event{kind: stops, flow: f})
+	}
+	for link := range n {
+		for i := range c.Cross * link {
+			f := s.flow(c.Flows+c.Join+len(crossing), uint8(c.ToS[i%len(c.ToS)]), 0, span{link, link}, -1)
+			s.at(mono.Time(s.rng.Int64N(int64(c.RTT))), event{kind: starts, flow: f})
+			crossing = append(crossing, f)
+		}
 	}
 	if c.Web > 0 {
 		s.at(s.gap(), event{kind: arrivals})
 	}
 	if c.Sample > 0 {
-		s.shown = forward[:min(len(c.ToS), len(forward))]
-		s.before.ever = make([]float64, len(s.shown))
+		s.traced = forward[:min(len(c.ToS), len(forward))]
+		s.before.ever = make([]float64, len(s.traced))
 		s.at(mono.Time(c.Sample), event{kind: samples})
 	}
 	s.run(mono.Time(c.Duration))
-	return s.result(forward)
+	return s.result(forward, crossing)
+}
+
+// link adds a link to the path of a direction.
+func (s *simulation) link(way int) {
+	c := s.cfg
+	half := c.RTT / 2 / time.Duration(c.routers())
+	w := &wire{capacity: c.bytesPerSecond(), buffer: c.buffer(), half: half, notice: c.RTT, from: s.from}
+	r := &router{wire: w, table: police.New(c.weights()), police: c.Police && way == 0, interval: c.RTT}
+	if c.Control == Level {
+		r.level = fair.New()
+	} else {
+		r.paper = newPaperRouter(c.Theta)
+	}
+	s.routes[way] = append(s.routes[way], r)
+	s.at(mono.Time(c.RTT), event{kind: turns, router: r})
+	s.queues = append(s.queues,
+		source{&w.flying, func(p packet) { s.crossed(way, p) }},
+		source{&w.lost, s.missed})
 }
 
 func (s *simulation) at(at mono.Time, e event) {
@@ -110,10 +145,9 @@ func (s *simulation) at(at mono.Time, e event) {
 
 func (s *simulation) run(end mono.Time) {
 	for {
-		queues := [4]*fifo.Queue[packet]{&s.routes[0].wire.flying, &s.routes[1].wire.flying, &s.routes[0].wire.lost, &s.routes[1].wire.lost}
 		first, which := s.heap[0].at, -1 // a router's turn is always in the heap
-		for i, q := range queues {
-			if at := due(q); at < first {
+		for i, q := range s.queues {
+			if at := due(q.packets); at < first {
 				first, which = at, i
 			}
 		}
@@ -121,21 +155,17 @@ func (s *simulation) run(end mono.Time) {
 			break
 		}
 		s.now = first
-		switch which {
-		case -1:
+		if which < 0 {
 			s.happen(s.heap.Pop())
-		case 0, 1:
-			s.arrived(which, queues[which].Pop())
-		default:
-			if p := queues[which].Pop(); !p.ack {
-				p.flow.missed(s.now, p)
-				s.pump(p.flow)
-			}
+		} else {
+			s.queues[which].due(s.queues[which].packets.Pop())
 		}
 	}
 	s.now = end
-	for _, r := range s.routes {
-		r.wire.observe(end)
+	for _, routers := range s.routes {
+		for _, r := range routers {
+			r.wire.observe(end)
+		}
 	}
 }
 
@@ -151,10 +181,10 @@ func (s *simulation) happen(e event) {
 	case stops:
 		e.flow.stopped = true
 	case turns:
-		s.at(s.routes[e.way].turn(s.now), e)
+		s.at(e.router.turn(s.now), e)
 	case arrivals:
 		s.short++
-		s.pump(s.flow(-s.short, 1, 0, s.size()))
+		s.pump(s.flow(-s.short, 1, 0, span{0, s.cfg.routers() - 1}, s.size()))
 		s.at(s.now+s.gap(), e)
 	case samples:
 		s.sample()
@@ -163,9 +193,9 @@ func (s *simulation) happen(e event) {
 }
 
 // flow creates the i-th flow in a direction. i is negative for short flows.
-func (s *simulation) flow(i int, claim uint8, way, left int) *flow {
+func (s *simulation) flow(i int, claim uint8, way int, links span, left int) *flow {
 	id := police.Identity{Kind: "short", ID: strconv.Itoa(-i)}
-	f := &flow{tos: claim, claim: claim, way: way, control: s.cfg.Control, left: left, open: 1}
+	f := &flow{tos: claim, claim: claim, way: way, links: links, control: s.cfg.Control, left: left, open: 1}
 	if i >= 0 {
 		f.tos = uint8(s.cfg.ToS[i%len(s.cfg.ToS)])
 		id = police.Identity{Kind: "flow", ID: group(f.tos) + "." + strconv.Itoa(i)}
@@ -174,9 +204,11 @@ func (s *simulation) flow(i int, claim uint8, way, left int) *flow {
 		c := windowConfig{alpha: s.cfg.Alpha, packet: packetSize, whole: s.cfg.Control == Paper}
 		f.window = newWindow(c, float64(claim))
 	}
-	table := s.routes[way].table
-	f.publisher = table.Enter(id)
-	table.Wish(f.publisher, claim)
+	for _, r := range s.routes[way][links.first : links.last+1] {
+		p := r.table.Enter(id)
+		r.table.Wish(p, claim)
+		f.publishers = append(f.publishers, p)
+	}
 	return f
 }
 
@@ -189,19 +221,62 @@ func (s *simulation) size() int {
 	return int(math.Ceil(mean * (shape - 1) / shape * math.Pow(1-s.rng.Float64(), -1/shape)))
 }
 
-// arrived handles a packet at the end of its path.
-func (s *simulation) arrived(way int, p packet) {
+// crossed handles a packet at the end of a link.
+func (s *simulation) crossed(way int, p packet) {
+	f := p.flow
+	links := f.links
 	if p.ack {
-		p.flow.acked(s.now, p)
-		s.pump(p.flow)
+		links = links.back(s.cfg.routers())
+	}
+	switch {
+	case p.link < links.last:
+		p.link++
+		s.forward(way, p)
+	case p.ack:
+		s.acked(p)
+	default:
+		f.ever += packetSize
+		if s.now >= s.from {
+			f.bytes += packetSize
+		}
+		s.acknowledge(1-way, p)
+	}
+}
+
+// acknowledge sends the ACK of a packet in a direction.
+func (s *simulation) acknowledge(way int, p packet) {
+	n := s.cfg.routers()
+	links := p.flow.links.back(n)
+	p.ack, p.link = true, links.first
+	if s.cfg.Bypass {
+		further := links.last - links.first
+		p.at = s.now.Add(s.cfg.RTT / 2 / time.Duration(n) * time.Duration(further+1))
+		s.direct[further].Push(p)
 		return
 	}
-	p.flow.ever += packetSize
-	if s.now >= s.from {
-		p.flow.bytes += packetSize
+	s.forward(way, p)
+}
+
+// forward hands a packet to the router of its link.
+func (s *simulation) forward(way int, p packet) {
+	var publisher *police.Publisher
+	if !p.ack {
+		publisher = p.flow.publishers[p.link-p.flow.links.first]
 	}
-	p.ack = true
-	s.routes[1-way].arrive(s.now, p, 0, 0)
+	s.routes[way][p.link].arrive(s.now, p, publisher)
+}
+
+func (s *simulation) acked(p packet) {
+	p.flow.acked(s.now, p)
+	s.pump(p.flow)
+}
+
+// missed handles the notice of a loss.
+func (s *simulation) missed(p packet) {
+	if !p.ack {
+		p.flow.missed(s.now, p)
+		s.pump(p.flow)
+	}
 }
 
 // pump sends the packets that a flow may send now, and sets the flow's timer.
@@ -221,34 +296,46 @@ func (s *simulation) pump(f *flow) {
 		f.inflight++
 		f.left = max(-1, f.left-1)
 		f.last = s.now
-		s.routes[f.way].arrive(s.now, packet{flow: f, sent: s.now}, f.rate(), f.rtt)
+		p := packet{flow: f, link: f.links.first, sent: s.now}
+		p.setCongestion(header.Packet{ToS: f.claim, RTT: uint32(f.rtt / time.Microsecond), Throughput: uint64(f.rate())})
+		s.forward(f.way, p)
 	}
 }
 
 func (s *simulation) sample() {
-	w := s.routes[0].wire
+	w := s.routes[0][s.cfg.routers()-1].wire
 	w.observe(s.now)
 	period, backlog := s.cfg.Sample.Seconds(), w.backlog(s.now)
 	left := w.total - s.before.total + s.before.backlog - backlog
 	sample := Sample{At: time.Duration(s.now), Queue: w.peak / w.buffer, Utilization: left / period / w.capacity}
 	w.peak = backlog
 	s.before.total, s.before.backlog = w.total, backlog
-	for i, f := range s.shown {
+	for i, f := range s.traced {
 		sample.Throughput = append(sample.Throughput, 8*(f.ever-s.before.ever[i])/period)
 		s.before.ever[i] = f.ever
 	}
 	s.series = append(s.series, sample)
 }
 
-func (s *simulation) result(forward []*flow) Result {
-	w, seconds := s.routes[0].wire, s.now.Sub(s.from).Seconds()
-	r := Result{
-		Utilization: min(1, (w.bytes-w.backlog(s.now))/seconds/w.capacity),
-		QueueMean:   w.area / seconds / w.buffer, QueueMax: w.longest / w.buffer,
-		Drops: w.drops, Series: s.series,
+func (s *simulation) result(forward, crossing []*flow) Result {
+	seconds := s.now.Sub(s.from).Seconds()
+	r := Result{Series: s.series}
+	for _, route := range s.routes[0] {
+		w := route.wire
+		r.Link = Link{
+			Utilization: min(1, (w.bytes-w.backlog(s.now))/seconds/w.capacity),
+			QueueMean:   w.area / seconds / w.buffer, QueueMax: w.longest / w.buffer, Drops: w.drops,
+		}
+		r.Links = append(r.Links, r.Link)
+	}
+	if len(r.Links) == 1 {
+		r.Links = nil
 	}
 	for i, f := range forward {
 		r.Flows = append(r.Flows, Flow{ToS: int(f.tos), Throughput: 8 * f.bytes / seconds, Greedy: i < s.cfg.Greedy})
+	}
+	for _, f := range crossing {
+		r.Crossing = append(r.Crossing, Flow{ToS: int(f.tos), Throughput: 8 * f.bytes / seconds})
 	}
 	return r
 }
