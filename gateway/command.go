@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -80,12 +81,14 @@ func (o *options) check() *daemon.Program {
 }
 
 func (o *options) explain() *daemon.Program {
-	var tenant, target string
+	var tenant, target, method, host string
 	header := http.Header{}
 	flags := func(fs *flag.FlagSet) {
 		o.policyFlag(fs)
 		fs.StringVar(&target, "url", "", "`URL` or path that is asked for; also the last argument")
 		fs.StringVar(&tenant, "tenant", "", "`tenant` that asks")
+		fs.StringVar(&method, "method", http.MethodGet, "`name` of the request's method")
+		fs.StringVar(&host, "host", "", "`name` in the request's Host header; empty: the URL's")
 		fs.Func("header", "`\"Name: value\"` of the request; may be repeated", func(s string) error {
 			name, value, ok := strings.Cut(s, ":")
 			if !ok {
@@ -112,7 +115,9 @@ func (o *options) explain() *daemon.Program {
 			return nil
 		}
 		p := o.proxy.Policy
-		i, rule := p.Classify(tenant, u.Path, header)
+		i, rule := p.Classify(policy.Request{
+			Tenant: tenant, Method: method, Host: cmp.Or(host, u.Host), Path: u.Path, RawQuery: u.RawQuery, Header: header,
+		})
 		c := p.Classes[i]
 		fmt.Printf("class      %s, weight %d: %s\n", c.Name, c.Weight, rule)
 		fmt.Printf("waits      with at most %d others, %v at most\n", c.Queue, c.Wait)

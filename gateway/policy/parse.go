@@ -160,13 +160,25 @@ func (r *reader) class(n int, c *Class) {
 	for i := range c.Match {
 		m := &c.Match[i]
 		var rule []string
-		for _, part := range [][2]string{{"tenant", m.Tenant}, {"path", m.Path}, {"header", m.Header}} {
+		for _, part := range [][2]string{{"tenant", m.Tenant}, {"method", m.Method}, {"host", m.Host}, {"path", m.Path}, {"query", m.Query}, {"header", m.Header}} {
 			if part[1] != "" {
 				rule = append(rule, fmt.Sprintf("%s %q", part[0], part[1]))
 			}
 		}
 		if m.Path != "" {
 			r.path("class", n, "match", m.Path)
+		}
+		if strings.Trim(m.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" {
+			r.fault("class", n, "match", "method %.100q: want capital letters, such as POST", m.Method)
+		}
+		if m.Host != "" && (m.Host != hostOf(m.Host) || strings.ContainsAny(m.Host, "/ *")) {
+			r.fault("class", n, "match", "host %.100q: want a name or an address without port, such as shop.example", m.Host)
+		}
+		if m.Query != "" {
+			m.Query, m.QueryValue, _ = strings.Cut(m.Query, "=")
+			if m.Query == "" {
+				r.fault("class", n, "match", `query is not of the form "name=value"`)
+			}
 		}
 		if m.Header != "" {
 			name, value, ok := strings.Cut(m.Header, ":")
@@ -178,7 +190,7 @@ func (r *reader) class(n int, c *Class) {
 			}
 		}
 		if len(rule) == 0 {
-			r.fault("class", n, "match", "number %d names no tenant, path or header", i+1)
+			r.fault("class", n, "match", "number %d names no tenant, method, host, path, query or header", i+1)
 		}
 		m.rule = fmt.Sprintf("match %d of class %q: %s", i+1, c.Name, strings.Join(rule, " and "))
 	}

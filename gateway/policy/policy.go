@@ -59,9 +59,14 @@ type Class struct {
 // Match is a condition: all given fields must match.
 type Match struct {
 	Tenant string // "": any
+	Method string // exact, such as POST; "": any
+	Host   string // without port, in any case; "": any
 	Path   string // prefix of the clean path; "": any
+	Query  string // name of a query parameter; "": none; the file has "name=value"
 	Header string // canonical name; "": none; the file has "Name: value"
-	Value  string `toml:"-"` // exact value of Header
+
+	QueryValue string `toml:"-"` // exact decoded value of Query
+	Value      string `toml:"-"` // exact value of Header
 
 	rule string // text that Classify returns
 }
@@ -99,28 +104,79 @@ type Timeouts struct {
 	Drain      time.Duration // to empty the queues at the end; default 30 s
 }
 
+// Request is what selects the class of a request.
+type Request struct {
+	Tenant   string // from a token or a client certificate; "": none
+	Method   string
+	Host     string // as in the request, with or without port
+	Path     string // URL.Path, percent-decoded once, so an encoded slash counts as a slash
+	RawQuery string // URL.RawQuery
+	Header   map[string][]string
+}
+
 // Classify returns the index of a request's class in Classes, and the rule that selected the class, for
 // display. The first match in the file's order wins. The result is valid only for paths that are not
-// Ambiguous. tenant comes from a token or a client certificate; "": none. urlPath is URL.Path,
-// percent-decoded once, so an encoded slash counts as a slash. A header selects a class only if the
-// header is in TrustedHeaders and came once: of two values a client may have sent one. Classify
-// allocates only to clean a path.
-func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (class int, rule string) {
-	urlPath = clean(urlPath)
+// Ambiguous. A header selects a class only if the header is in TrustedHeaders. A header or a query
+// parameter selects a class only if it came once: of two values the server may use the other one.
+// Classify allocates only to clean a path and to decode a query.
+func (p *Policy) Classify(r Request) (class int, rule string) {
+	r.Path, r.Host = clean(r.Path), hostOf(r.Host)
 	for i := range p.Classes {
 		c := &p.Classes[i]
 		if len(c.Match) == 0 {
 			return i, "every request"
 		}
 		for j := range c.Match {
-			m := &c.Match[j]
-			if (m.Tenant == "" || m.Tenant == tenant) && strings.HasPrefix(urlPath, m.Path) &&
-				(m.Header == "" || slices.Contains(p.TrustedHeaders, m.Header) && len(header[m.Header]) == 1 && header[m.Header][0] == m.Value) {
+			if m := &c.Match[j]; m.holds(&r, p.TrustedHeaders) {
 				return i, m.rule
 			}
 		}
 	}
 	panic("policy: no class takes every request") // Parse adds such a class
+}
+
+// holds reports whether a request meets the condition.
+func (m *Match) holds(r *Request, trusted []string) bool {
+	return (m.Tenant == "" || m.Tenant == r.Tenant) &&
+		(m.Method == "" || m.Method == r.Method) &&
+		(m.Host == "" || strings.EqualFold(m.Host, r.Host)) &&
+		strings.HasPrefix(r.Path, m.Path) &&
+		(m.Query == "" || hasParameter(r.RawQuery, m.Query, m.QueryValue)) &&
+		(m.Header == "" || slices.Contains(trusted, m.Header) && len(r.Header[m.Header]) == 1 && r.Header[m.Header][0] == m.Value)
+}
+
+// hostOf returns a host without its port, and an IPv6 address without brackets.
+func hostOf(host string) string {
+	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.Contains(host[i:], "]") && (host[0] == '[' || strings.Count(host, ":") == 1) {
+		host = host[:i]
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+}
+
+// hasParameter reports whether a query has a parameter exactly once, with a value.
+func hasParameter(query, name, value string) bool {
+	found, equal := 0, false
+	for query != "" {
+		var pair string
+		pair, query, _ = strings.Cut(query, "&")
+		k, v, _ := strings.Cut(pair, "=")
+		if k, ok := decoded(k); !ok || k != name {
+			continue
+		}
+		found++
+		v, ok := decoded(v)
+		equal = ok && v == value
+	}
+	return found == 1 && equal
+}
+
+// decoded decodes a part of a query.
+func decoded(part string) (string, bool) {
+	if !strings.ContainsAny(part, "%+") {
+		return part, true
+	}
+	part, err := url.QueryUnescape(part)
+	return part, err == nil
 }
 
 // CostOf returns the units of a request to a path, by Resources, from the first [[cost]] with a prefix

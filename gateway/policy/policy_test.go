@@ -118,7 +118,10 @@ func TestFaultsHaveTheirLine(t *testing.T) {
 		{"duration without a unit", class + "wait = 2\n", "line 3: class.wait: 2ns is outside"},
 		{"failure", class + "on_admission_failure = \"ajar\"\n", `line 3: class.on_admission_failure: "ajar" is neither open nor closed`},
 		{"empty match", class + "match = []\n", "line 3: class.match: is empty"},
-		{"match of nothing", class + "match = [{}]\n", "line 3: class.match: number 1 names no tenant, path or header"},
+		{"method", class + "match = [{ method = \"post\" }]\n", "line 3: class.match: method \"post\": want capital letters"},
+		{"host with a port", class + "match = [{ host = \"a:80\" }]\n", "line 3: class.match: host \"a:80\": want a name or an address without port"},
+		{"query without a name", class + "match = [{ query = \"=x\" }]\n", "line 3: class.match: query is not of the form"},
+		{"match of nothing", class + "match = [{}]\n", "line 3: class.match: number 1 names no tenant, method, host, path, query or header"},
 		{"match of a list", class + "match = [1]\n", "line 3: class.match: "},
 		{"match in a table of its own", class + "[[class.match]]\npath = \"a\"\n", "line 1: class.match: \"a\" matches nothing"},
 		{"unclean path", class + "match = [{ path = \"/a/../b\" }]\n", `line 3: class.match: "/a/../b" matches nothing`},
@@ -201,9 +204,53 @@ func TestClassify(t *testing.T) {
 		if u, err := url.ParseRequestURI(test.url); err == nil {
 			path = u.Path
 		}
-		class, rule := p.Classify(test.tenant, path, test.header)
+		class, rule := p.Classify(policy.Request{Tenant: test.tenant, Path: path, Header: test.header})
 		if got := p.Classes[class].Name; got != test.class || test.rule != "" && rule != test.rule {
 			t.Errorf("%q %s %v: %s by %s, want %s by %s", test.tenant, test.url, test.header, got, rule, test.class, test.rule)
+		}
+	}
+}
+
+// requests has classes by method, host and query.
+const requests = `
+[[class]]
+name = "writes"
+match = [{ method = "POST", host = "shop.example" }, { query = "kind=report 7", path = "/x" }, { host = "::1" }, { query = "debug" }]
+`
+
+func TestClassifyByMethodHostAndQuery(t *testing.T) {
+	p := parse(t, requests)
+	for _, test := range []struct {
+		method, host, target string
+		rule                 string // of class writes; "": default
+	}{
+		{"POST", "shop.example", "/", `match 1 of class "writes": method "POST" and host "shop.example"`},
+		{"POST", "Shop.Example:8080", "/", `match 1 of class "writes": method "POST" and host "shop.example"`},
+		{"GET", "shop.example", "/", ""},
+		{"POST", "shop.example.org", "/", ""},
+		{"post", "shop.example", "/", ""}, // methods have a case
+		{"GET", "", "/x?a=1&kind=report+7", `match 2 of class "writes": path "/x" and query "kind=report 7"`},
+		{"GET", "", "/x?k%69nd=report%207", `match 2 of class "writes": path "/x" and query "kind=report 7"`},
+		{"GET", "", "/x?kind=report", ""},
+		{"GET", "", "/x?kind=report+7&kind=report+7", ""}, // which of them a server uses is unknown
+		{"GET", "", "/x?kind=report+7&kind=other", ""},
+		{"GET", "", "/x?kind=%zz", ""},
+		{"GET", "", "/y?kind=report+7", ""},
+		{"GET", "[::1]:4195", "/", `match 3 of class "writes": host "::1"`},
+		{"GET", "[::1]", "/", `match 3 of class "writes": host "::1"`},
+		{"GET", "::1", "/", `match 3 of class "writes": host "::1"`},
+		{"GET", "[::2]:1", "/", ""},
+		{"GET", ":80", "/", ""},
+		{"GET", "", "/?debug", `match 4 of class "writes": query "debug"`},
+		{"GET", "", "/?debug=", `match 4 of class "writes": query "debug"`},
+		{"GET", "", "/?debug=1", ""},
+	} {
+		u := testkit.Result(url.ParseRequestURI(test.target)).Must(t)
+		class, rule := p.Classify(policy.Request{Method: test.method, Host: test.host, Path: u.Path, RawQuery: u.RawQuery})
+		if test.rule == "" {
+			testkit.Equal(t, class, 1, "%s %s%s: class by %s", test.method, test.host, test.target, rule)
+		} else {
+			testkit.Equal(t, rule, test.rule, "%s %s%s", test.method, test.host, test.target)
 		}
 	}
 }
@@ -264,8 +311,10 @@ func TestAmbiguousPaths(t *testing.T) {
 func TestClassifyDoesNotAllocate(t *testing.T) {
 	p := parse(t, full)
 	header := http.Header{"X-Plan": {"silver"}}
+	p.Classes[0].Match = append(p.Classes[0].Match, parse(t, requests).Classes[0].Match...)
 	u := &url.URL{Path: "/some/path"}
-	testkit.Equal(t, testing.AllocsPerRun(100, func() { policy.Ambiguous(u); p.Classify("nobody", "/some/path", header); p.CostOf("/some/path") }), 0, "allocations")
+	r := policy.Request{Tenant: "nobody", Method: "POST", Host: "[::1]:80", Path: "/some/path", RawQuery: "a=1&kind=other", Header: header}
+	testkit.Equal(t, testing.AllocsPerRun(100, func() { policy.Ambiguous(u); p.Classify(r); p.CostOf("/some/path") }), 0, "allocations")
 }
 
 // A policy is refused with faults, or it has a class for every request.
@@ -282,7 +331,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		class, rule := p.Classify(tenant, path, nil)
+		class, rule := p.Classify(policy.Request{Tenant: tenant, Path: path, Host: path, RawQuery: path})
 		if class < 0 || class >= len(p.Classes) || rule == "" {
 			t.Fatalf("class %d of %d, rule %q", class, len(p.Classes), rule)
 		}

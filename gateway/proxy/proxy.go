@@ -166,7 +166,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rules := p.rules.Load()
 	tenant := p.cfg.Tokens.Tenant(r)
-	index, _ := rules.policy.Classify(tenant, r.URL.Path, r.Header)
+	index, _ := rules.policy.Classify(policy.Request{
+		Tenant: tenant, Method: r.Method, Host: r.Host, Path: r.URL.Path, RawQuery: r.URL.RawQuery, Header: r.Header,
+	})
 	c := rules.classes[index]
 	body := &noBody
 	if r.Body != nil && r.Body != http.NoBody {
