@@ -7,44 +7,47 @@ import (
 
 // figure is a set of panels that are made together.
 type figure struct {
+	page        string // of the evaluation, without ".md"
 	name, title string
 	make        func(*harness) error
 }
 
 // figures lists all figures: the paper's in order, then additional ones.
 var figures = []figure{
-	{"6", "DRL penalty for Poisson workloads", penalty},
-	{"7", "impact of concentration", concentration},
-	{"8", "impact of max-min", maxMin},
-	{"9", "impact of correlation-aware allocation", correlation},
-	{"11", "imprecise correlation", noise},
-	{"table1", "load distribution latency", convergence},
-	{"traces", "recorded traffic", traces},
-	{"learned", "correlation keys learned from arrivals", learned},
-	{"live6", "DRL penalty, live", livePenalty},
-	{"live7", "concentration, live", liveConcentration},
-	{"live8", "max-min, live", liveMaxMin},
-	{"live9", "correlation, live", liveCorrelation},
-	{"livetraces", "recorded traffic, live", liveTraces},
-	{"janus5", "Janus: gateway or DNS load balancer", janusBalancer},
-	{"janus6", "Janus: keys over servers", janusSpread},
-	{"janus7-12", "Janus: scaling, modelled", janusScale},
-	{"janus13", "Janus: a web application", janusApplication},
-	{"mqos6", "mQoS: the worked example", mqosExample},
-	{"mqos7", "mQoS: shares of each resource", mqosShares},
-	{"mqos8", "mQoS: throughput", mqosThroughput},
-	{"mqos9-11", "mQoS: what is sent, and how long it takes", mqosTypes},
-	{"jbq4", "JBQ: response times by bybusyness", jbqBusy},
-	{"jbq7", "JBQ: the workload", jbqLoad},
-	{"jbq8", "JBQ: response times by JBQ", jbqBest},
-	{"jbqII", "JBQ: three clusters", jbqStatistics},
-	{"jbqIII", "JBQ: each server of the medium cluster", jbqServers},
-	{"iefxcp3", "IEFXCP: capacity", iefxcpCapacity},
-	{"iefxcp4", "IEFXCP: round-trip time", byRTT.make},
-	{"iefxcp5", "IEFXCP: short flows", byWeb.make},
-	{"iefxcp6", "IEFXCP: sudden change", iefxcpSudden},
-	{"iefxcplive", "IEFXCP: greedy publishers, live", iefxcpLive},
-	{"liars", "IEFXCP: who claims a ToS that is not its own", liars},
+	{"srtm", "6", "DRL penalty for Poisson workloads", penalty},
+	{"srtm", "7", "impact of concentration", concentration},
+	{"srtm", "8", "impact of max-min", maxMin},
+	{"srtm", "8assumed", "impact of max-min, by mcap and b", maxMinAssumed},
+	{"srtm", "9", "impact of correlation-aware allocation", correlation},
+	{"srtm", "11", "imprecise correlation", noise},
+	{"srtm", "table1", "load distribution latency", convergence},
+	{"beyond", "traces", "recorded traffic", traces},
+	{"beyond", "learned", "correlation keys learned from arrivals", learned},
+	{"srtm", "live6", "DRL penalty, live", livePenalty},
+	{"srtm", "live7", "concentration, live", liveConcentration},
+	{"srtm", "live8", "max-min, live", liveMaxMin},
+	{"srtm", "live9", "correlation, live", liveCorrelation},
+	{"beyond", "livetraces", "recorded traffic, live", liveTraces},
+	{"janus", "janus5", "Janus: gateway or DNS load balancer", janusBalancer},
+	{"janus", "janus6", "Janus: keys over servers", janusSpread},
+	{"janus", "janus7-12", "Janus: scaling, modelled", janusScale},
+	{"janus", "janus13", "Janus: a web application", janusApplication},
+	{"mqos", "mqos6", "mQoS: the worked example", mqosExample},
+	{"mqos", "mqos7", "mQoS: shares of each resource", mqosShares},
+	{"mqos", "mqos8", "mQoS: throughput", mqosThroughput},
+	{"mqos", "mqos9-11", "mQoS: what is sent, and how long it takes", mqosTypes},
+	{"jbq", "jbq4", "JBQ: response times by bybusyness", jbqBusy},
+	{"jbq", "jbq7", "JBQ: the workload", jbqLoad},
+	{"jbq", "jbq8", "JBQ: response times by JBQ", jbqBest},
+	{"jbq", "jbqII", "JBQ: three clusters", jbqStatistics},
+	{"jbq", "jbqIII", "JBQ: each server of the medium cluster", jbqServers},
+	{"iefxcp", "iefxcp3", "IEFXCP: capacity", iefxcpCapacity},
+	{"iefxcp", "iefxcp4", "IEFXCP: round-trip time", byRTT.make},
+	{"iefxcp", "iefxcp5", "IEFXCP: short flows", byWeb.make},
+	{"iefxcp", "iefxcp6", "IEFXCP: sudden change", iefxcpSudden},
+	{"iefxcp", "iefxcprouters", "IEFXCP: several routers", iefxcpRouters},
+	{"iefxcp", "iefxcplive", "IEFXCP: greedy publishers, live", iefxcpLive},
+	{"iefxcp", "liars", "IEFXCP: who claims a ToS that is not its own", liars},
 }
 
 func names() []string {
@@ -88,13 +91,16 @@ func latencies(id, title, xLabel string, lead ...string) panel {
 }
 
 // point adds a point to the named curve. A new curve is added at the end.
-func (p *panel) point(name string, x, y float64) {
+func (p *panel) point(name string, x, y float64) { p.spread(name, x, spread{mean: y}) }
+
+// spread adds a point with an error bar.
+func (p *panel) spread(name string, x float64, y spread) {
 	i := slices.IndexFunc(p.series, func(s series) bool { return s.name == name })
 	if i < 0 {
 		i = len(p.series)
 		p.series = append(p.series, series{name: name})
 	}
-	p.series[i].add(x, y, 0, "")
+	p.series[i].add(x, y.mean, y.sd, "")
 }
 
 // add adds a row to the CSV file.

@@ -28,7 +28,7 @@ func makeFigures(t *testing.T, args ...string) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
 	var out, errs bytes.Buffer
-	args = append([]string{"--out=" + folder, "--doc=", "--runs=1", "--seconds=0.2", "--bin-dir=" + t.TempDir(), "--traces=" + t.TempDir()}, args...)
+	args = append([]string{"--out=" + folder, "--pages=", "--runs=1", "--seconds=0.2", "--bin-dir=" + t.TempDir(), "--traces=" + t.TempDir()}, args...)
 	if err := Run(t.Context(), args, &out, &errs); err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
@@ -150,22 +150,22 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func TestTheDocumentsTableIsKeptUpToDate(t *testing.T) {
+func TestTablesOfPagesAreKeptUpToDate(t *testing.T) {
 	folder := t.TempDir()
-	doc := filepath.Join(folder, "doc.md")
+	page := filepath.Join(folder, "srtm.md")
 	const head, tail = "# Title\n\ntext\n", "\nmore\n"
-	testkit.Must(t, os.WriteFile(doc, []byte(head+tableBegin+"\nold\n"+tableEnd+tail), 0o644))
+	testkit.Must(t, os.WriteFile(page, []byte(head+tableBegin+"\nold\n"+tableEnd+tail), 0o644))
 	testkit.Must(t, writeRows(filepath.Join(folder, "rows-6.csv"), []row{{Figure: "6(a)", Quantity: "a|b", Paper: "14.7 ms", Simulated: "12 ms"}}))
-	testkit.Must(t, updateDoc(doc, folder))
-	text := read(t, doc)
+	testkit.Must(t, updatePages(folder, folder))
+	text := read(t, page)
 	if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, tail) || strings.Contains(text, "old") ||
 		!strings.Contains(text, `| 6(a) | a\|b | 14.7 ms | 12 ms | – | – |`) {
-		t.Errorf("the document is\n%s", text)
+		t.Errorf("the page is\n%s", text)
 	}
 	for _, broken := range []string{head, head + tableEnd + tableBegin} {
-		testkit.Must(t, os.WriteFile(doc, []byte(broken), 0o644))
-		if err := updateDoc(doc, folder); err == nil || read(t, doc) != broken {
-			t.Errorf("without a place for the table: %v, and the document is %q", err, read(t, doc))
+		testkit.Must(t, os.WriteFile(page, []byte(broken), 0o644))
+		if err := updatePages(folder, folder); err == nil || read(t, page) != broken {
+			t.Errorf("without a place for the table: %v, and the page is %q", err, read(t, page))
 		}
 	}
 }
@@ -244,22 +244,48 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	testkit.ErrorHas(t, livePenalty(w), "no broker came up", "without a report")
 }
 
+// The queue rises with flows that join, and is drained once it is as before, or almost empty.
+func TestSuddenly(t *testing.T) {
+	var r link.Result
+	for i := range 120 {
+		s := link.Sample{At: time.Duration(i+1) * 500 * time.Millisecond, Queue: 0.05, Utilization: 1, Throughput: []float64{6e6}}
+		switch at := s.At.Seconds(); {
+		case at == 20.5:
+			s.Queue, s.Utilization = 0.4, 0.9
+		case at == 21:
+			s.Queue = 0.2
+		case at == 21.5:
+			s.Queue = 0.8
+		case at == 22:
+			s.Queue = 0.06
+		}
+		r.Series = append(r.Series, s)
+	}
+	got := suddenlyOf([]link.Result{r})
+	want := suddenly{settled: spread{mean: 1}, lowest: spread{mean: 0.9}, before: spread{mean: 0.05}, peak: spread{mean: 0.8}, drained: spread{mean: 2.5}}
+	testkit.Equal(t, got, want, "0.06 is more than 1.1 times the queue before")
+}
+
 // The paper's transport: the listing of a sweep, and its panels.
 func TestSweepOfTransport(t *testing.T) {
-	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1}, "iefxcp3", &bytes.Buffer{})
-	by, err := w.sweep(sweep{figure: "3", title: "test", xLabel: "Mb/s", xs: []float64{5, 10}, change: func(c *link.Config, x float64) {
+	w := newHarness(t.Context(), options{seed: 1, runs: 2, seconds: 1}, "iefxcp3", &bytes.Buffer{})
+	by, err := w.sweep(sweep{figure: "3", title: "test", xLabel: "Mb/s", xs: []float64{5, 10}, queues: []queueOverTime{{"d", 10}}, change: func(c *link.Config, x float64) {
 		c.Capacity, c.Flows, c.RTT, c.Duration = x*1e6, 5, 20*time.Millisecond, 3*time.Second
 	}})
 	testkit.Must(t, err)
-	for _, control := range link.Controls() {
-		if got := by[control]; len(got) != 2 || got[1].ratios[4] < 5*got[1].ratios[0] || got[1].Utilization < 0.8 {
-			t.Errorf("%s: %+v", control, got)
+	for _, rules := range allRules {
+		got := by[rules.name]
+		if len(got) != 2 || got[1].ratios[4].mean < 5*got[1].ratios[0].mean || got[1].utilization.mean < 0.8 || got[1].utilization.sd == 0 {
+			t.Errorf("%s: %+v", rules.name, got)
 		}
 	}
-	if len(w.panels) != 3 || len(w.panels[0].rows) != 6 || len(w.panels[0].rows[0]) != len(w.panels[0].header) {
+	if len(w.panels) != 4 || len(w.panels[0].rows) != 8 || len(w.panels[3].series) != 4 {
 		t.Errorf("panels %+v", w.panels)
 	}
+	for _, p := range w.panels {
+		testkit.Equal(t, len(p.rows[0]), len(p.header), "columns of %s", p.id)
+	}
 	for _, r := range w.rows {
-		testkit.Equal(t, strings.Count(r.Simulated, ";"), 2, "row %+v", r)
+		testkit.Equal(t, strings.Count(r.Simulated, ";"), 3, "row %+v", r)
 	}
 }

@@ -9,19 +9,36 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/link"
 )
 
-// Figures of the Improved EFXCP paper, with three controls: the paper's literal rules, the
-// same rules with paced packets, and the water level of our brokers.
+// Figures of the Improved EFXCP paper. The paper does not say which path ACKs take, and the queue
+// depends on it, so the paper's rules are simulated with both paths.
 
-// transport is the paper's basic setting. A run lasts for about a million packets in each
+// rules are rules of transport, and the path of ACKs.
+type rules struct {
+	name, control string
+	bypass        bool // ACKs return without a queue
+}
+
+var (
+	paperRules  = rules{"paper", link.Paper, false}            // literally; ACKs share the reverse queue with data
+	bypassRules = rules{"paper, ACK bypass", link.Paper, true} // literally
+	pacedRules  = rules{"paced", link.Paced, false}            // real windows, packets paced
+	levelRules  = rules{"level", link.Level, false}            // the water level of our brokers
+	allRules    = []rules{paperRules, bypassRules, pacedRules, levelRules}
+)
+
+// gain is the gain α in all figures but one. The paper states none.
+const gain = 0.5
+
+// transport is the paper's basic setting. A run lasts for about 300,000 packets in each
 // direction, and at least 100 round trips.
-func (w *harness) transport(control string, change func(*link.Config)) link.Config {
+func transport(of rules, change func(*link.Config)) link.Config {
 	c := link.Config{
 		Capacity: 300e6, RTT: 60 * time.Millisecond, Flows: 50, ToS: []int{1, 2, 4, 8, 10},
-		Seed: w.seed, Control: control, Buffer: 1,
+		Control: of.control, Bypass: of.bypass, Buffer: 1, Alpha: gain,
 	}
 	change(&c)
 	if c.Duration == 0 {
-		c.Duration = max(time.Duration(1e6*8000/c.Capacity*1e9), 100*c.RTT, 6*time.Second)
+		c.Duration = max(time.Duration(3e5*8000/c.Capacity*1e9), 100*c.RTT, 6*time.Second)
 		c.Duration = min(c.Duration, max(time.Minute, 100*c.RTT))
 	}
 	return c
@@ -48,35 +65,104 @@ func ratios(c link.Config, r link.Result, greedy bool) []float64 {
 	return got
 }
 
-// swept is the result of a control at an x.
-type swept struct {
-	ratios []float64
-	link.Result
+// unfairness returns the largest deviation of a flow's share by ToS from the mean share.
+func unfairness(ratios []float64) float64 {
+	tos := []float64{1, 2, 4, 8, 10}
+	mean, largest := 0.0, 0.0
+	for i, r := range ratios {
+		mean += r / tos[i] / float64(len(tos))
+	}
+	for i, r := range ratios {
+		largest = max(largest, math.Abs(r/tos[i]/mean-1))
+	}
+	return largest
 }
 
-// sweep describes a figure with the parts a to c: the throughput of flows by control and x.
+// transported summarises runs with different seeds.
+type transported struct {
+	ratios                           []spread // by ToS
+	unfairness                       spread
+	utilization, queueMean, queueMax spread
+	drops                            spread
+	first                            link.Result // of the first seed
+	results                          []link.Result
+}
+
+// transports simulates configurations, each with w.runs seeds, at most 5.
+func (w *harness) transports(configs ...link.Config) ([]transported, error) {
+	seeds := min(w.runs, 5)
+	results := make([]link.Result, len(configs)*seeds)
+	err := w.each(len(results), func(i int) error {
+		c := configs[i/seeds]
+		c.Seed = w.seedOf(i % seeds)
+		if err := c.Validate(); err != nil {
+			return err
+		}
+		results[i] = link.Run(c)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	got := make([]transported, len(configs))
+	for i, c := range configs {
+		of := results[i*seeds : (i+1)*seeds]
+		over := func(value func(link.Result) float64) spread {
+			all := make([]float64, len(of))
+			for j, r := range of {
+				all[j] = value(r)
+			}
+			return spreadOf(all)
+		}
+		t := transported{
+			unfairness:  over(func(r link.Result) float64 { return unfairness(ratios(c, r, false)) }),
+			utilization: over(func(r link.Result) float64 { return r.Utilization }),
+			queueMean:   over(func(r link.Result) float64 { return r.QueueMean }),
+			queueMax:    over(func(r link.Result) float64 { return r.QueueMax }),
+			drops:       over(func(r link.Result) float64 { return float64(r.Drops) }),
+			first:       of[0], results: of,
+		}
+		for tos := range c.ToS {
+			t.ratios = append(t.ratios, over(func(r link.Result) float64 { return ratios(c, r, false)[tos] }))
+		}
+		got[i] = t
+	}
+	return got, nil
+}
+
+// sweep describes a figure with the parts a to c: the throughput of flows by rules and x.
 type sweep struct {
 	figure, title, xLabel string
 	xs                    []float64
 	change                func(c *link.Config, x float64)
+	// queues are the parts of the figure that show the queue over time, and their xs.
+	queues []queueOverTime
 	// The paper's statements about shares and queue, and a note about the shares.
 	ratio, queue, note string
+}
+
+type queueOverTime struct {
+	part string
+	x    float64
 }
 
 var (
 	byCapacity = sweep{
 		figure: "3", title: "throughput by capacity", xLabel: "Mb/s", xs: []float64{25, 50, 100, 300, 1000, 2000, 4000},
 		change: func(c *link.Config, x float64) { c.Capacity = x * 1e6 },
+		queues: []queueOverTime{{"d", 100}},
 		ratio:  "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", queue: "“almost below 1 %”",
 	}
 	byRTT = sweep{
 		figure: "4", title: "throughput by RTT", xLabel: "ms", xs: []float64{12, 30, 60, 120, 300, 800, 1200},
 		change: func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) },
+		queues: []queueOverTime{{"d", 120}, {"e", 1200}},
 		ratio:  "as in 3", queue: "low; 1-3 % variation above 1000 ms",
 	}
 	byWeb = sweep{
 		figure: "5", title: "throughput among short flows", xLabel: "short flows/s", xs: []float64{1, 10, 50, 200, 500, 1000},
 		change: func(c *link.Config, x float64) { c.Web = x },
+		queues: []queueOverTime{{"d", 200}},
 		ratio:  "“excellent”", queue: "low; 1-5 % at 200/s", note: "of the long flows among themselves; short ones are of ToS 1",
 	}
 )
@@ -87,96 +173,114 @@ func (s sweep) make(w *harness) error {
 	return err
 }
 
-// sweep simulates each control at each x, and draws ratios, utilization and queue. It adds
-// the rows of every sweep, and returns the results by control and x.
-func (w *harness) sweep(of sweep) (by map[string][]swept, err error) {
-	figure, xLabel, xs := of.figure, of.xLabel, of.xs
-	controls := link.Controls()
-	got := make([]swept, len(controls)*len(xs))
-	err = w.each(len(got), func(i int) error {
-		c := w.transport(controls[i/len(xs)], func(c *link.Config) { of.change(c, xs[i%len(xs)]) })
-		if err := c.Validate(); err != nil {
-			return err
+// sweep simulates all rules at each x, and draws ratios, utilization and queues. It adds
+// the rows of every sweep, and returns the results by the name of the rules and x.
+func (w *harness) sweep(of sweep) (by map[string][]transported, err error) {
+	var configs []link.Config
+	for _, rules := range allRules {
+		for _, x := range of.xs {
+			configs = append(configs, transport(rules, func(c *link.Config) {
+				of.change(c, x)
+				c.Sample = c.RTT
+			}))
 		}
-		r := link.Run(c)
-		got[i] = swept{ratios(c, r, false), r}
-		return nil
-	})
+	}
+	got, err := w.transports(configs...)
 	if err != nil {
 		return nil, err
 	}
-	a := panel{id: "iefxcp" + figure + "a", title: "IEFXCP " + figure + "(a): " + of.title, xLabel: xLabel, yLabel: "throughput over the ideal one of ToS 1", logX: true}
-	b := panel{id: "iefxcp" + figure + "b", title: "IEFXCP " + figure + "(b): utilization", xLabel: xLabel, yLabel: "%", logX: true}
-	q := panel{id: "iefxcp" + figure + "c", title: "IEFXCP " + figure + "(c): mean queue", xLabel: xLabel, yLabel: "% of the buffer", logX: true, logY: true}
-	a.header = strings.Split("x,control,tos1,tos2,tos4,tos8,tos10,utilization,queue_mean,queue_max,drops", ",")
-	b.header, q.header = []string{"x", "control", "utilization_percent"}, []string{"x", "control", "queue_mean_percent"}
-	by = make(map[string][]swept)
-	for k, control := range controls {
-		by[control] = got[k*len(xs) : (k+1)*len(xs)]
-		for i, s := range by[control] {
-			if control != link.Paced {
+	id := "iefxcp" + of.figure
+	name := "IEFXCP " + of.figure
+	a := panel{id: id + "a", title: name + "(a): " + of.title, xLabel: of.xLabel, yLabel: "throughput over the ideal one of ToS 1", logX: true}
+	b := panel{id: id + "b", title: name + "(b): utilization", xLabel: of.xLabel, yLabel: "%", logX: true}
+	q := panel{id: id + "c", title: name + "(c): mean queue", xLabel: of.xLabel, yLabel: "% of the buffer", logX: true, logY: true}
+	a.header = strings.Split("x,rules,tos1,tos1_sd,tos2,tos2_sd,tos4,tos4_sd,tos8,tos8_sd,tos10,tos10_sd", ",")
+	b.header = strings.Split("x,rules,utilization_percent,utilization_percent_sd", ",")
+	q.header = strings.Split("x,rules,queue_mean_percent,queue_mean_percent_sd,queue_max_percent,queue_max_percent_sd,drops,drops_sd", ",")
+	by = make(map[string][]transported)
+	for k, rules := range allRules {
+		by[rules.name] = got[k*len(of.xs) : (k+1)*len(of.xs)]
+		for i, t := range by[rules.name] {
+			x := of.xs[i]
+			if rules != pacedRules {
 				for j, tos := range allToS {
-					a.point(control+", ToS "+tos, xs[i], s.ratios[j])
+					a.spread(rules.name+", ToS "+tos, x, t.ratios[j])
 				}
 			}
-			b.point(control, xs[i], 100*s.Utilization)
-			q.point(control, xs[i], 100*s.QueueMean)
-			a.add(xs[i], control, s.ratios, s.Utilization, s.QueueMean, s.QueueMax, float64(s.Drops))
-			b.add(xs[i], control, 100*s.Utilization)
-			q.add(xs[i], control, 100*s.QueueMean)
+			b.spread(rules.name, x, t.utilization.times(100))
+			q.spread(rules.name, x, t.queueMean.times(100))
+			a.add(x, rules.name, values(t.ratios...))
+			b.add(x, rules.name, values(t.utilization.times(100)))
+			q.add(x, rules.name, values(t.queueMean.times(100), t.queueMax.times(100), t.drops))
 		}
 	}
 	w.plot(a, b, q)
+	for _, over := range of.queues {
+		w.plot(of.overTime(over, by))
+	}
 	w.tell(of.rows(by)...)
 	return by, nil
+}
+
+// overTime shows the queue of the first seed over time at an x.
+func (s sweep) overTime(of queueOverTime, by map[string][]transported) panel {
+	p := panel{
+		id: "iefxcp" + s.figure + of.part, title: fmt.Sprintf("IEFXCP %s(%s): queue at %v %s", s.figure, of.part, of.x, s.xLabel),
+		xLabel: "s", yLabel: "% of the buffer", logY: true, header: []string{"s", "rules", "queue_percent"},
+	}
+	for i, x := range s.xs {
+		if x != of.x {
+			continue
+		}
+		for _, rules := range allRules {
+			for _, sample := range by[rules.name][i].first.Series {
+				p.point(rules.name, sample.At.Seconds(), 100*sample.Queue)
+				p.add(sample.At.Seconds(), rules.name, 100*sample.Queue)
+			}
+		}
+	}
+	return p
 }
 
 // allToS are the ToS values of the flows.
 var allToS = []string{"1", "2", "4", "8", "10"}
 
-// listed formats a value per control in a cell.
-func listed(value func(control string) string) string {
-	all := make([]string, len(link.Controls()))
-	for i, control := range link.Controls() {
-		all[i] = control + " " + value(control)
+// listed formats a value of each of the rules in a cell.
+func listed(of []rules, value func(rules) string) string {
+	all := make([]string, len(of))
+	for i, r := range of {
+		all[i] = r.name + " " + value(r)
 	}
 	return strings.Join(all, "; ")
 }
 
 // rows returns the rows of a sweep: the worst deviation from 1:2:4:8:10, the lowest
-// utilization, and the queues.
-func (s sweep) rows(by map[string][]swept) []row {
+// utilization, and the queues. Each is the mean over the seeds at the worst x.
+func (s sweep) rows(by map[string][]transported) []row {
 	name := "IEFXCP " + s.figure
-	worst := func(of func(s swept) float64, pick func(a, b float64) float64) string {
-		return listed(func(control string) string {
-			v := of(by[control][0])
-			for _, s := range by[control][1:] {
-				v = pick(v, of(s))
+	worst := func(of func(transported) spread, worse func(a, b float64) bool) string {
+		return listed(allRules, func(r rules) string {
+			v := of(by[r.name][0])
+			for _, t := range by[r.name][1:] {
+				if o := of(t); worse(o.mean, v.mean) {
+					v = o
+				}
 			}
-			return fmt.Sprintf("%.2f", v)
+			return v.times(100).String()
 		})
 	}
-	off := func(s swept) float64 { // deviation from the mean per ToS
-		sum, most := 0.0, 0.0
-		tos := []float64{1, 2, 4, 8, 10}
-		for i, r := range s.ratios {
-			sum += r / tos[i] / 5
-		}
-		for i, r := range s.ratios {
-			most = max(most, math.Abs(r/tos[i]/sum-1))
-		}
-		return 100 * most
-	}
+	more := func(a, b float64) bool { return a > b }
+	less := func(a, b float64) bool { return a < b }
 	return []row{
-		{Figure: name, Quantity: "shares off 1:2:4:8:10, worst, %", Paper: s.ratio, Simulated: worst(off, math.Max), Note: s.note},
-		{Figure: name, Quantity: "utilization, lowest, %", Paper: "high", Simulated: worst(func(s swept) float64 { return 100 * s.Utilization }, math.Min)},
-		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: s.queue, Simulated: worst(func(s swept) float64 { return 100 * s.QueueMean }, math.Max)},
-		{Figure: name, Quantity: "longest queue, % of the buffer", Paper: "1-3 %; 5 % among short flows", Simulated: worst(func(s swept) float64 { return 100 * s.QueueMax }, math.Max)},
+		{Figure: name, Quantity: "shares off 1:2:4:8:10, worst, %", Paper: s.ratio, Simulated: worst(func(t transported) spread { return t.unfairness }, more), Note: s.note},
+		{Figure: name, Quantity: "utilization, lowest, %", Paper: "high", Simulated: worst(func(t transported) spread { return t.utilization }, less)},
+		{Figure: name, Quantity: "mean queue, longest, % of the buffer", Paper: s.queue, Simulated: worst(func(t transported) spread { return t.queueMean }, more)},
+		{Figure: name, Quantity: "longest queue, % of the buffer", Paper: "1-3 %; 5 % among short flows", Simulated: worst(func(t transported) spread { return t.queueMax }, more)},
 	}
 }
 
-// iefxcpCapacity makes figure 3, and an addition to the paper: results by the degree of
-// congestion at which a router reports overload.
+// iefxcpCapacity makes figure 3, and two additions to the paper: results by the degree of
+// congestion at which a router reports overload, and by the gain of windows.
 func iefxcpCapacity(w *harness) error {
 	by, err := w.sweep(byCapacity)
 	if err != nil {
@@ -184,34 +288,62 @@ func iefxcpCapacity(w *harness) error {
 	}
 	w.tell(row{
 		Figure: "IEFXCP 3(a)", Quantity: "ToS 1 over its ideal at 25, 50 and 300 Mb/s", Paper: "dips at 25 and 50",
-		Simulated: listed(func(control string) string {
-			s := by[control]
-			return fmt.Sprintf("%.2f, %.2f, %.2f", s[0].ratios[0], s[1].ratios[0], s[3].ratios[0])
+		Simulated: listed(allRules, func(r rules) string {
+			t := by[r.name]
+			return fmt.Sprintf("%.2f, %.2f, %.2f", t[0].ratios[0].mean, t[1].ratios[0].mean, t[3].ratios[0].mean)
 		}),
 		Note: "the window is 0.75 packets at 25 Mb/s, of which whole windows make 1, and 1.5 at 50, of which they make 1",
 	})
-	thetas := []float64{0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5}
-	results := make([]link.Result, 2*len(thetas))
-	err = w.each(len(results), func(i int) error {
-		results[i] = link.Run(w.transport(link.Controls()[i/len(thetas)], func(c *link.Config) { c.Theta = thetas[i%len(thetas)] }))
-		return nil
+	if err := w.parameter(parameter{
+		id: "theta", title: "overload where ρ > θ", label: "θ", quantity: "by the ρ above which a router signals overload", paper: "θ = 1",
+		xs: []float64{0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5}, change: func(c *link.Config, x float64) { c.Theta = x },
+	}); err != nil {
+		return err
+	}
+	return w.parameter(parameter{
+		id: "alpha", title: "gain of windows", label: "α", quantity: "by the gain of windows", paper: "α is not stated",
+		xs: []float64{0.05, 0.1, 0.2, 0.3, 0.4, 0.5}, change: func(c *link.Config, x float64) { c.Alpha = x },
 	})
+}
+
+// parameter describes utilization and queue by a parameter of the paper's rules, in the basic
+// setting.
+type parameter struct {
+	id, title, label, quantity, paper string
+	xs                                []float64
+	change                            func(c *link.Config, x float64)
+}
+
+// parameter makes a panel and rows of a parameter.
+func (w *harness) parameter(of parameter) error {
+	all := []rules{paperRules, bypassRules, pacedRules}
+	var configs []link.Config
+	for _, rules := range all {
+		for _, x := range of.xs {
+			configs = append(configs, transport(rules, func(c *link.Config) { of.change(c, x) }))
+		}
+	}
+	got, err := w.transports(configs...)
 	if err != nil {
 		return err
 	}
-	p := panel{id: "iefxcp3theta", title: "IEFXCP: overload where ρ > θ, 300 Mb/s", xLabel: "θ", yLabel: "%", header: []string{"theta", "control", "utilization", "queue_mean", "queue_max"}}
-	for k, control := range link.Controls()[:2] {
-		var values []string
-		for i, theta := range thetas {
-			r := results[k*len(thetas)+i]
-			p.point(control+", utilization", theta, 100*r.Utilization)
-			p.point(control+", mean queue", theta, 100*r.QueueMean)
-			p.add(theta, control, r.Utilization, r.QueueMean, r.QueueMax)
-			values = append(values, fmt.Sprintf("%v: %.1f, %.2f", theta, 100*r.Utilization, 100*r.QueueMean))
+	p := panel{
+		id: "iefxcp3" + of.id, title: "IEFXCP: " + of.title + ", 300 Mb/s", xLabel: of.label, yLabel: "%",
+		header: strings.Split(of.id+",rules,utilization_percent,utilization_percent_sd,queue_mean_percent,queue_mean_percent_sd,queue_max_percent,queue_max_percent_sd", ","),
+	}
+	for k, rules := range all {
+		var texts []string
+		for i, x := range of.xs {
+			t := got[k*len(of.xs)+i]
+			utilization, queue := t.utilization.times(100), t.queueMean.times(100)
+			p.spread(rules.name+", utilization", x, utilization)
+			p.spread(rules.name+", mean queue", x, queue)
+			p.add(x, rules.name, values(utilization, queue, t.queueMax.times(100)))
+			texts = append(texts, fmt.Sprintf("%v: %v, %v", x, utilization, queue))
 		}
 		w.tell(row{
-			Figure: "IEFXCP θ", Quantity: "utilization and mean queue, %, by the ρ above which overload is said: " + control,
-			Paper: "θ = 1", Simulated: strings.Join(values, "; "), Note: "300 Mb/s, 60 ms",
+			Figure: "IEFXCP " + of.label, Quantity: "utilization and mean queue, %, " + of.quantity + ": " + rules.name,
+			Paper: of.paper, Simulated: strings.Join(texts, "; "), Note: "300 Mb/s, 60 ms",
 		})
 	}
 	w.plot(p)
@@ -220,90 +352,182 @@ func iefxcpCapacity(w *harness) error {
 
 // iefxcpSudden makes figure 6.
 func iefxcpSudden(w *harness) error {
-	controls := link.Controls()
-	results := make([]link.Result, len(controls))
-	err := w.each(len(controls), func(i int) error {
-		results[i] = link.Run(w.transport(controls[i], func(c *link.Config) {
+	var configs []link.Config
+	for _, rules := range allRules {
+		configs = append(configs, transport(rules, func(c *link.Config) {
 			c.Duration, c.Sample, c.Join, c.From, c.To = time.Minute, 500*time.Millisecond, 50, 20*time.Second, 40*time.Second
 		}))
-		return nil
-	})
+	}
+	got, err := w.transports(configs...)
 	if err != nil {
 		return err
 	}
-	u := panel{id: "iefxcp6b", title: "IEFXCP 6(b): utilization", xLabel: "s", yLabel: "%", header: []string{"s", "control", "utilization", "queue", "tos1_bps", "tos2_bps", "tos4_bps", "tos8_bps", "tos10_bps"}}
-	q := panel{id: "iefxcp6c", title: "IEFXCP 6(c): longest queue of each half second", xLabel: "s", yLabel: "% of the buffer", header: []string{"s", "control", "queue"}}
-	peak, drained, lowest, settled := map[string]float64{}, map[string]time.Duration{}, map[string]float64{}, map[string]string{}
-	for k, control := range controls {
-		a := panel{id: "iefxcp6a-" + control, title: "IEFXCP 6(a): throughput, " + control, xLabel: "s", yLabel: "Mb/s", header: []string{"s", "tos", "mbps"}}
-		lowest[control] = 1
-		share, n := 0.0, 0.0
-		for _, s := range results[k].Series {
+	u := panel{id: "iefxcp6b", title: "IEFXCP 6(b): utilization", xLabel: "s", yLabel: "%", header: []string{"s", "rules", "utilization", "queue", "tos1_bps", "tos2_bps", "tos4_bps", "tos8_bps", "tos10_bps"}}
+	q := panel{id: "iefxcp6c", title: "IEFXCP 6(c): longest queue of each half second", xLabel: "s", yLabel: "% of the buffer", header: []string{"s", "rules", "queue"}}
+	changes := make(map[rules]suddenly)
+	for k, rules := range allRules {
+		a := panel{id: "iefxcp6a-" + strings.ReplaceAll(rules.name, ", ", "-"), title: "IEFXCP 6(a): throughput, " + rules.name, xLabel: "s", yLabel: "Mb/s", header: []string{"s", "tos", "mbps"}}
+		a.id = strings.ToLower(strings.ReplaceAll(a.id, " ", "-"))
+		for _, s := range got[k].first.Series {
 			at := s.At.Seconds()
-			u.point(control, at, 100*s.Utilization)
-			q.point(control, at, 100*s.Queue)
-			u.add(at, control, s.Utilization, s.Queue, s.Throughput)
-			q.add(at, control, s.Queue)
+			u.point(rules.name, at, 100*s.Utilization)
+			q.point(rules.name, at, 100*s.Queue)
+			u.add(at, rules.name, s.Utilization, s.Queue, s.Throughput)
+			q.add(at, rules.name, s.Queue)
 			for i, tos := range allToS {
 				a.point("ToS "+tos, at, s.Throughput[i]/1e6)
 				a.add(at, tos, s.Throughput[i]/1e6)
 			}
-			if at > 20 && at <= 40 && s.Queue > peak[control] {
-				peak[control] = s.Queue
-			}
-			if at > 20 && at <= 40 && s.Queue > 0.1 {
-				drained[control] = s.At - 20*time.Second
-			}
-			if at > 10 {
-				lowest[control] = min(lowest[control], s.Utilization)
-			}
-			if at > 35 && at <= 40 {
-				share, n = share+s.Throughput[4], n+1
-			}
 		}
-		settled[control] = fmt.Sprintf("%.2f", share/n/(10*300e6/500))
 		w.plot(a)
+		changes[rules] = suddenlyOf(got[k].results)
 	}
 	w.plot(u, q)
-	percent := func(of map[string]float64) string {
-		return listed(func(control string) string { return fmt.Sprintf("%.1f", 100*of[control]) })
+	of := func(value func(suddenly) spread) string {
+		return listed(allRules, func(r rules) string { return value(changes[r]).String() })
 	}
 	w.tell(
-		row{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: listed(func(c string) string { return settled[c] })},
-		row{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: percent(lowest)},
-		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: percent(peak)},
-		row{Figure: "IEFXCP 6(c)", Quantity: "last half second with more than 10 %, s after they joined", Paper: "“drained quickly”", Simulated: listed(func(c string) string { return fmt.Sprintf("%.1f", drained[c].Seconds()) })},
+		row{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: of(func(s suddenly) spread { return s.settled })},
+		row{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: of(func(s suddenly) spread { return s.lowest.times(100) })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue of 500 ms, 10 to 20 s, % of the buffer", Paper: "low and stable", Simulated: of(func(s suddenly) spread { return s.before.times(100) })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: of(func(s suddenly) spread { return s.peak.times(100) })},
+		row{Figure: "IEFXCP 6(c)", Quantity: "until the queue is no longer than before, s after they joined", Paper: "“drained quickly”", Simulated: of(func(s suddenly) spread { return s.drained })},
+	)
+	return nil
+}
+
+// suddenly has the reaction to flows that join at 20 s and leave at 40 s.
+type suddenly struct {
+	settled spread // throughput of ToS 10 over its ideal, 35 to 40 s
+	lowest  spread // utilization after 10 s
+	before  spread // longest queue of a sample, 10 to 20 s
+	peak    spread // longest queue while the flows are there
+	drained spread // s after the join until a sample's queue is within 1.1 times before, or 1 % of the buffer
+}
+
+func suddenlyOf(results []link.Result) suddenly {
+	var settled, lowest, before, peak, drained []float64
+	for _, r := range results {
+		utilization, was, most, took := 1.0, 0.0, 0.0, math.NaN()
+		share, n := 0.0, 0.0
+		for _, s := range r.Series {
+			switch at := s.At.Seconds(); {
+			case at <= 10:
+				continue
+			case at <= 20:
+				was = max(was, s.Queue)
+			case at <= 40:
+				most = max(most, s.Queue)
+				if math.IsNaN(took) && s.Queue < most && s.Queue <= max(1.1*was, 0.01) {
+					took = at - 20
+				}
+				if at > 35 {
+					share, n = share+s.Throughput[len(s.Throughput)-1], n+1
+				}
+			}
+			utilization = min(utilization, s.Utilization)
+		}
+		if math.IsNaN(took) {
+			took = 20
+		}
+		settled = append(settled, share/n/(10*300e6/500))
+		lowest, before, peak, drained = append(lowest, utilization), append(before, was), append(peak, most), append(drained, took)
+	}
+	return suddenly{spreadOf(settled), spreadOf(lowest), spreadOf(before), spreadOf(peak), spreadOf(drained)}
+}
+
+// iefxcpRouters adds to the paper what it describes and does not simulate: several routers. The
+// lowest rate on the path remains, and no router overwrites an overload.
+func iefxcpRouters(w *harness) error {
+	const cross, routers = 25, 3
+	all := []rules{paperRules, bypassRules, pacedRules, levelRules}
+	var configs []link.Config
+	for _, rules := range all {
+		configs = append(configs, transport(rules, func(c *link.Config) {
+			c.Routers, c.Cross, c.Duration = routers, cross, 20*time.Second
+		}))
+	}
+	got, err := w.transports(configs...)
+	if err != nil {
+		return err
+	}
+	p := panel{id: "iefxcprouters", header: strings.Split("rules,link,utilization_percent,utilization_percent_sd,queue_mean_percent,queue_mean_percent_sd,through,through_sd,crossing,crossing_sd", ",")}
+	through, crossing, used, queue := map[string]spread{}, map[string]spread{}, map[string]string{}, map[string]string{}
+	for k, rules := range all {
+		c, results := configs[k], got[k].results
+		// mean is the mean throughput of flows over their ToS, and over max-min fairness.
+		mean := func(flows func(link.Result) []link.Flow, ideal float64) spread {
+			parts := make([]float64, len(results))
+			for i, r := range results {
+				for _, f := range flows(r) {
+					parts[i] += f.Throughput / float64(f.ToS) / ideal / float64(len(flows(r)))
+				}
+			}
+			return spreadOf(parts)
+		}
+		// The last link carries 50 flows of all and 50 of its own, of ToS 5 in the mean. The
+		// second carries 25 of its own, for which half of the link remains.
+		ideal := c.Capacity / 500
+		through[rules.name] = mean(func(r link.Result) []link.Flow { return r.Flows }, ideal)
+		crossing[rules.name] = mean(func(r link.Result) []link.Flow { return r.Crossing[:cross] }, 2*ideal)
+		var texts, queues []string
+		for l := range routers {
+			of := func(value func(link.Link) float64) spread {
+				parts := make([]float64, len(results))
+				for i, r := range results {
+					parts[i] = 100 * value(r.Links[l])
+				}
+				return spreadOf(parts)
+			}
+			u, q := of(func(l link.Link) float64 { return l.Utilization }), of(func(l link.Link) float64 { return l.QueueMean })
+			p.add(rules.name, l+1, values(u, q, through[rules.name], crossing[rules.name]))
+			texts, queues = append(texts, u.String()), append(queues, q.String())
+		}
+		used[rules.name], queue[rules.name] = strings.Join(texts, ", "), strings.Join(queues, ", ")
+	}
+	w.plot(p)
+	note := "50 flows over three links of 300 Mb/s; 25 other flows on the second, 50 on the third"
+	w.tell(
+		row{Figure: "IEFXCP, routers", Quantity: "flows over three links: throughput over max-min fairness", Paper: "the lowest rate of the path", Simulated: listed(all, func(r rules) string { return through[r.name].String() }), Note: note},
+		row{Figure: "IEFXCP, routers", Quantity: "flows of the second link: throughput over max-min fairness", Simulated: listed(all, func(r rules) string { return crossing[r.name].String() }), Note: "(3) assumes that every flow follows γo; flows that another router limits do not"},
+		row{Figure: "IEFXCP, routers", Quantity: "utilization of the three links, %", Simulated: listed(all, func(r rules) string { return used[r.name] })},
+		row{Figure: "IEFXCP, routers", Quantity: "mean queue of the three links, % of the buffer", Simulated: listed(all, func(r rules) string { return queue[r.name] })},
 	)
 	return nil
 }
 
 // liars simulates the paper's future work: five flows, one of each ToS, claim 255.
 func liars(w *harness) error {
-	p := panel{id: "liars", header: []string{"control", "police", "liars_part", "honest_part", "utilization", "queue_mean", "drops"}}
-	for _, control := range link.Controls() {
-		var parts [2]string
-		var lines [2][]any
-		err := w.each(2, func(i int) error {
-			c := w.transport(control, func(c *link.Config) { c.Greedy, c.Police = 5, i == 1 })
-			r := link.Run(c)
-			part := func(greedy bool) (sum float64) {
-				for j, v := range ratios(c, r, greedy) {
-					sum += v / float64(c.ToS[j]) / 5
-				}
-				return sum
-			}
-			parts[i] = fmt.Sprintf("%.2f, %.2f", part(true), part(false))
-			lines[i] = []any{control, yes(c.Police), part(true), part(false), r.Utilization, r.QueueMean, float64(r.Drops)}
-			return nil
-		})
-		if err != nil {
-			return err
+	var configs []link.Config
+	for _, rules := range allRules {
+		for _, police := range []bool{false, true} {
+			configs = append(configs, transport(rules, func(c *link.Config) { c.Greedy, c.Police = 5, police }))
 		}
-		p.add(lines[0]...)
-		p.add(lines[1]...)
+	}
+	got, err := w.transports(configs...)
+	if err != nil {
+		return err
+	}
+	p := panel{id: "liars", header: strings.Split("rules,police,liars_part,liars_part_sd,honest_part,honest_part_sd,utilization,utilization_sd,queue_mean,queue_mean_sd,drops,drops_sd", ",")}
+	for k, rules := range allRules {
+		var texts [2]string
+		for i := range texts {
+			c, t := configs[2*k+i], got[2*k+i]
+			part := func(greedy bool) spread {
+				parts := make([]float64, len(t.results))
+				for j, r := range t.results {
+					for tos, v := range ratios(c, r, greedy) {
+						parts[j] += v / float64(c.ToS[tos]) / float64(len(c.ToS))
+					}
+				}
+				return spreadOf(parts)
+			}
+			p.add(rules.name, yes(c.Police), values(part(true), part(false), t.utilization, t.queueMean, t.drops))
+			texts[i] = part(true).String() + ", " + part(false).String()
+		}
 		w.tell(row{
-			Figure: "IEFXCP, liars", Quantity: "what liars and the honest have of their parts: " + control, Paper: "“our next work”",
-			Simulated: "without police " + parts[0] + "; with it " + parts[1], Note: "5 flows of 50, one of each ToS, claim 255",
+			Figure: "IEFXCP, liars", Quantity: "throughput of liars and of honest flows over their parts: " + rules.name, Paper: "“our next work”",
+			Simulated: "without police " + texts[0] + "; with police " + texts[1], Note: "5 flows of 50, one of each ToS, claim 255",
 		})
 	}
 	w.plot(p)

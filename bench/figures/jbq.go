@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
@@ -15,25 +16,67 @@ const (
 	// smoothing is the weight of a response time in the moving average of figures 4 and 8,
 	// as in the paper.
 	smoothing = 0.01
-	busy      = "busy"
 )
 
-// ways simulates a cluster of the paper with each method of choosing a server.
-func (w *harness) ways(cluster string) (c web.Cluster, by map[string]web.Result, err error) {
+// balanced summarises runs of a cluster with one way to choose a server.
+type balanced struct {
+	overall map[string]spread // by statistic, ms
+	means   []spread          // mean response time of each server, ms
+	counts  []spread          // requests of each server
+	rates   []spread          // requests/s of each server
+	first   web.Result        // of the first seed
+}
+
+// statistics are the names in balanced.overall, in the order of the paper's table II.
+var statistics = []string{"mean", "standard deviation", "p95", "p97", "p99"}
+
+// ways simulates a cluster of the paper with each way to choose a server, with w.runs seeds, at
+// most 5. All runs have the same machines.
+func (w *harness) ways(cluster string) (c web.Cluster, by map[string]balanced, err error) {
 	if c, err = web.Find(cluster, w.seed); err != nil {
 		return c, nil, err
 	}
-	ways := web.Ways()
-	got := make([]web.Result, len(ways))
-	err = w.each(len(ways), func(i int) error {
-		got[i] = web.Run(web.Study{Cluster: c, Way: ways[i], Seed: w.seed})
+	ways, seeds := web.Ways(), min(w.runs, 5)
+	results := make([]web.Result, len(ways)*seeds)
+	err = w.each(len(results), func(i int) error {
+		r := web.Run(web.Study{Cluster: c, Way: ways[i/seeds], Seed: w.seedOf(i % seeds)})
+		if i%seeds > 0 {
+			r.Answers = nil // only the first seed is plotted
+		}
+		results[i] = r
 		return nil
 	})
-	by = make(map[string]web.Result)
-	for i, way := range ways {
-		by[way.Name] = got[i]
+	if err != nil {
+		return c, nil, err
 	}
-	return c, by, err
+	by = make(map[string]balanced)
+	for i, way := range ways {
+		by[way.Name] = balancedOf(results[i*seeds : (i+1)*seeds])
+	}
+	return c, by, nil
+}
+
+func balancedOf(results []web.Result) balanced {
+	over := func(value func(web.Result) float64) spread {
+		all := make([]float64, len(results))
+		for i, r := range results {
+			all[i] = value(r)
+		}
+		return spreadOf(all)
+	}
+	b := balanced{first: results[0], overall: map[string]spread{
+		"mean":               over(func(r web.Result) float64 { return r.Overall.Mean }),
+		"standard deviation": over(func(r web.Result) float64 { return r.Overall.Sd }),
+		"p95":                over(func(r web.Result) float64 { return r.Overall.P95 }),
+		"p97":                over(func(r web.Result) float64 { return r.Overall.P97 }),
+		"p99":                over(func(r web.Result) float64 { return r.Overall.P99 }),
+	}}
+	for i := range results[0].ByServer {
+		b.means = append(b.means, over(func(r web.Result) float64 { return r.ByServer[i].Mean }))
+		b.counts = append(b.counts, over(func(r web.Result) float64 { return float64(r.ByServer[i].Requests) }))
+		b.rates = append(b.rates, over(func(r web.Result) float64 { return float64(r.ByServer[i].Requests) / float64(len(r.PerSecond)) }))
+	}
+	return b
 }
 
 // responses plots each server's response times over time, like figures 4 and 8.
@@ -60,19 +103,13 @@ func responses(id, title string, c web.Cluster, r web.Result) panel {
 	return p
 }
 
-// means formats each server's mean response time, in the paper's order.
-func means(byServer []web.Summary) (text string) {
+// perServer formats a value of each server, in the paper's order.
+func perServer(byServer []spread) string {
+	text := make([]string, len(byServer))
 	for i, s := range byServer {
-		text += fmt.Sprintf("%s%.0f", separator(i), s.Mean)
+		text[i] = s.whole()
 	}
-	return text + " ms"
-}
-
-func requests(byServer []web.Summary) (text string) {
-	for i, s := range byServer {
-		text += fmt.Sprintf("%s%d", separator(i), s.Requests)
-	}
-	return text
+	return strings.Join(text, " / ")
 }
 
 // live measures the small cluster behind the gateway daemon. It returns the mean response
@@ -89,17 +126,12 @@ func (w *harness) live(c web.Cluster, balance string) (times, counts, note strin
 	for _, s := range byServer {
 		sum += s.Requests
 	}
-	for i := range byServer {
-		byServer[i].Requests = byServer[i].Requests * c.Requests / sum
+	means, requests := make([]string, len(byServer)), make([]string, len(byServer))
+	for i, s := range byServer {
+		means[i], requests[i] = fmt.Sprintf("%.0f", s.Mean), fmt.Sprint(s.Requests*c.Requests/sum)
 	}
-	return means(byServer), requests(byServer), fmt.Sprintf("live: %d requests in a minute, %d times as fast, times and counts as the paper's", sum, jbqScale), nil
-}
-
-func separator(i int) string {
-	if i == 0 {
-		return ""
-	}
-	return " / "
+	return strings.Join(means, " / ") + " ms", strings.Join(requests, " / "),
+		fmt.Sprintf("live: %d requests in a minute, %d times as fast, times and counts as the paper's", sum, jbqScale), nil
 }
 
 // jbqBusy makes figure 4: bybusyness on a bronze, a silver and a gold machine.
@@ -108,14 +140,14 @@ func jbqBusy(w *harness) error {
 	if err != nil {
 		return err
 	}
-	times, counts, note, err := w.live(c, busy)
+	times, counts, note, err := w.live(c, web.Busy)
 	if err != nil {
 		return err
 	}
-	w.plot(responses("jbq4", "Response times by bybusyness", c, by[busy]))
+	w.plot(responses("jbq4", "Response times by bybusyness", c, by[web.Busy].first))
 	w.tell(
-		row{Figure: "JBQ 4", Quantity: "mean response times of bronze / silver / gold by bybusyness", Paper: "1400 / 600 / 400 ms", Simulated: means(by[busy].ByServer), Live: times, Note: jbqAssumed},
-		row{Figure: "JBQ 4", Quantity: "requests, of 40,000", Paper: "6663 / 14432 / 18905", Simulated: requests(by[busy].ByServer), Live: counts, Note: note},
+		row{Figure: "JBQ 4", Quantity: "mean response times of bronze / silver / gold by bybusyness", Paper: "1400 / 600 / 400 ms", Simulated: perServer(by[web.Busy].means) + " ms", Live: times, Note: jbqAssumed},
+		row{Figure: "JBQ 4", Quantity: "requests, of 40,000", Paper: "6663 / 14432 / 18905", Simulated: perServer(by[web.Busy].counts), Live: counts, Note: note},
 	)
 	return nil
 }
@@ -127,7 +159,7 @@ func jbqLoad(w *harness) error {
 		if err != nil {
 			return err
 		}
-		seconds := by[busy].PerSecond
+		seconds := by[web.Busy].first.PerSecond
 		p := panel{id: "jbq" + f.id, title: "Requests to the " + f.cluster + " cluster", xLabel: "s", yLabel: "requests/s", header: []string{"s", "requests"}}
 		for i, n := range seconds[:min(600, len(seconds))] {
 			p.point("each second, of the first 10 minutes", float64(i), float64(n))
@@ -148,14 +180,21 @@ func jbqBest(w *harness) error {
 	if err != nil {
 		return err
 	}
-	times, counts, note, err := w.live(c, "jbq")
+	times, counts, note, err := w.live(c, web.JBQ)
 	if err != nil {
 		return err
 	}
-	w.plot(responses("jbq8", "Response times by JBQ", c, by["jbq"]), responses("jbq8-literal", "Response times by JBQ as the paper has it", c, by["literal"]))
+	w.plot(
+		responses("jbq8", "Response times by JBQ", c, by[web.JBQ].first),
+		responses("jbq8-literal", "Response times by JBQ as in the paper, T(0) = 100 ms", c, by[web.Literal].first))
+	others := func(value func(balanced) string) string {
+		return "as in the paper with T(0) = 100 ms: " + value(by[web.Literal]) + "; with T(0) = 0: " + value(by[web.LiteralZero]) + "; SED: " + value(by[web.SED])
+	}
+	counted := func(b balanced) string { return perServer(b.counts) }
+	timed := func(b balanced) string { return perServer(b.means) + " ms" }
 	w.tell(
-		row{Figure: "JBQ 8", Quantity: "requests to bronze / silver / gold by JBQ, of 40,000", Paper: "5918 / 13072 / 21010", Simulated: requests(by["jbq"].ByServer), Live: counts, Note: "the paper's own form: " + requests(by["literal"].ByServer) + "; " + note},
-		row{Figure: "JBQ 8", Quantity: "mean response times", Paper: "closer than by bybusyness", Simulated: means(by["jbq"].ByServer), Live: times, Note: "the paper's own form: " + means(by["literal"].ByServer)},
+		row{Figure: "JBQ 8", Quantity: "requests to bronze / silver / gold by JBQ, of 40,000", Paper: "5918 / 13072 / 21010", Simulated: counted(by[web.JBQ]), Live: counts, Note: others(counted) + "; " + note},
+		row{Figure: "JBQ 8", Quantity: "mean response times", Paper: "closer than by bybusyness", Simulated: timed(by[web.JBQ]), Live: times, Note: others(timed)},
 	)
 	return nil
 }
@@ -167,28 +206,30 @@ func jbqStatistics(w *harness) error {
 		"medium": {"440 → 450 ms (-2.3 %)", "250 → 203 ms (+18.8 %)", "873 → 813 ms (+6.9 %)", "1006 → 912 ms (+9.3 %)", "1384 → 1155 ms (+16.6 %)"},
 		"silver": {"414 → 431 ms (-4.2 %)", "191 → 186 ms (+2.9 %)", "746 → 763 ms (-2.3 %)", "856 → 867 ms (-1.3 %)", "1117 → 1132 ms (-1.3 %)"},
 	}
-	p := panel{id: "jbqII", header: []string{"cluster", "balance", "mean ms", "sd", "p95", "p97", "p99"}}
+	p := panel{id: "jbqII", header: strings.Split("cluster,balance,mean ms,mean_sd,sd,sd_sd,p95,p95_sd,p97,p97_sd,p99,p99_sd", ",")}
 	for _, cluster := range []string{"small", "medium", "silver"} {
 		_, by, err := w.ways(cluster)
 		if err != nil {
 			return err
 		}
-		of := func(way string) [5]float64 {
-			s := by[way].Overall
-			return [5]float64{s.Mean, s.Sd, s.P95, s.P97, s.P99}
-		}
 		for _, way := range web.Ways() {
-			all := of(way.Name)
-			p.add(cluster, way.Name, all[:])
+			var all []spread
+			for _, name := range statistics {
+				all = append(all, by[way.Name].overall[name])
+			}
+			p.add(cluster, way.Name, values(all...))
 		}
-		change := func(way string, i int) string {
-			was, is := of(busy)[i], of(way)[i]
-			return fmt.Sprintf("%.0f → %.0f ms (%+.1f %%)", was, is, 100*(was-is)/was)
-		}
-		for i, quantity := range []string{"mean", "standard deviation", "p95", "p97", "p99"} {
+		for i, name := range statistics {
+			was := by[web.Busy].overall[name]
+			change := func(way string) string {
+				is := by[way].overall[name]
+				return fmt.Sprintf("%s → %s ms (%+.1f %%)", was.whole(), is.whole(), 100*(was.mean-is.mean)/was.mean)
+			}
 			w.tell(row{
-				Figure: "JBQ II", Quantity: quantity + " of response times, " + cluster + " cluster: bybusyness → JBQ (+: less)",
-				Paper: paper[cluster][i], Simulated: change("jbq", i), Note: "the paper's own form: " + change("literal", i),
+				Figure: "JBQ II", Quantity: name + " of response times, " + cluster + " cluster: bybusyness → JBQ (+: less)",
+				Paper: paper[cluster][i], Simulated: change(web.JBQ),
+				Note: fmt.Sprintf("as in the paper with T(0) = 100 ms: %s ms; with T(0) = 0: %s ms; SED: %s ms",
+					by[web.Literal].overall[name].whole(), by[web.LiteralZero].overall[name].whole(), by[web.SED].overall[name].whole()),
 			})
 		}
 	}
@@ -208,16 +249,17 @@ func jbqServers(w *harness) error {
 		return err
 	}
 	at := func(way string, i int) string {
-		r := by[way]
-		return fmt.Sprintf("%.0f ms at %.2f/s", r.ByServer[i].Mean, float64(r.ByServer[i].Requests)/float64(len(r.PerSecond)))
+		return fmt.Sprintf("%s ms at %v/s", by[way].means[i].whole(), by[way].rates[i])
 	}
-	p := panel{id: "jbqIII", header: []string{"server", "processors", "speed", "bybusyness", "JBQ", "JBQ, the paper's own form"}}
+	p := panel{id: "jbqIII", header: strings.Split("server,processors,speed,balance,mean ms,mean_sd,requests/s,requests/s_sd", ",")}
 	for i, s := range c.Servers {
-		p.add(s.Name, s.Processors, s.Speed, at(busy, i), at("jbq", i), at("literal", i))
+		for _, way := range web.Ways() {
+			p.add(s.Name, s.Processors, s.Speed, way.Name, values(by[way.Name].means[i], by[way.Name].rates[i]))
+		}
 		w.tell(row{
 			Figure: "JBQ III", Quantity: s.Name + ": bybusyness; JBQ",
-			Paper: paper[i][0] + "; " + paper[i][1], Simulated: at(busy, i) + "; " + at("jbq", i),
-			Note: fmt.Sprintf("speed %.2f, by chance; the paper's own form: %s", s.Speed, at("literal", i)),
+			Paper: paper[i][0] + "; " + paper[i][1], Simulated: at(web.Busy, i) + "; " + at(web.JBQ, i),
+			Note: fmt.Sprintf("speed %.2f, by chance; as in the paper with T(0) = 100 ms: %s; SED: %s", s.Speed, at(web.Literal, i), at(web.SED, i)),
 		})
 	}
 	w.plot(p)

@@ -394,7 +394,7 @@ func liveMaxMin(w *harness) error {
 	for i, policy := range []string{placement.Conc, placement.MaxMin} {
 		w.progress("policies", i+1, 2)
 		topic := scenario.Topic{Load: scenario.Load{Publishers: 8000 / fortieth, Rate: perPublisher, Batch: 1}, Policy: policy}
-		s := w.loaded(topic)
+		s := w.loaded(topic, mcaps[1])
 		for j := range s.Brokers {
 			b := &s.Brokers[j]
 			b.Mcap /= fortieth

@@ -6,7 +6,7 @@
 // statements.
 //
 // The package only describes scenarios. Placement, shares and verdicts come from the
-// production code. Read figure.go for the list, and docs/evaluation.md for the results.
+// production code. Read figure.go for the list, and docs/evaluation for the results.
 package figures
 
 import (
@@ -26,11 +26,11 @@ import (
 
 // options holds the flags.
 type options struct {
-	out, doc, bin, traces string
-	only                  string
-	seed                  uint64
-	runs                  int
-	seconds               float64
+	out, pages, bin, traces string
+	only                    string
+	seed                    uint64
+	runs                    int
+	seconds                 float64
 }
 
 // Run makes the selected figures.
@@ -38,7 +38,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o options
 	fs := flag.NewFlagSet("figures", flag.ContinueOnError)
 	fs.StringVar(&o.out, "out", "docs/evaluation", "`folder` for the CSV files and plots")
-	fs.StringVar(&o.doc, "doc", "docs/evaluation.md", "`file` in which the table of all figures is kept up to date; empty: none")
+	fs.StringVar(&o.pages, "pages", "docs/evaluation", "`folder` of the pages whose tables are kept up to date; empty: none")
 	fs.StringVar(&o.bin, "bin-dir", "bin", "`folder` of the binaries, for what is measured live")
 	fs.StringVar(&o.traces, "traces", "../shared/traces", "`folder` of the recorded traffic; without it, its figures say so")
 	fs.StringVar(&o.only, "only", "", "comma-separated `names` of figures; empty: all. There are "+strings.Join(names(), ", "))
@@ -72,10 +72,10 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		fmt.Fprintf(stderr, "%s: done, %.0f s from the start\n", f.name, time.Since(began).Seconds())
 	}
-	if o.doc == "" {
+	if o.pages == "" {
 		return nil
 	}
-	return updateDoc(o.doc, o.out)
+	return updatePages(o.pages, o.out)
 }
 
 func (o options) validate() error {

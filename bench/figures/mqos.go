@@ -3,6 +3,7 @@ package figures
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/tools/sim/web"
@@ -89,11 +90,11 @@ func bars(id, title, yLabel string, names []string, classes []web.VisitsOf, of f
 
 // triple formats a number per class.
 func triple(classes []web.VisitsOf, format string, of func(web.VisitsOf) float64) string {
-	text := ""
+	text := make([]string, len(classes))
 	for i, c := range classes {
-		text += separator(i) + fmt.Sprintf(format, of(c))
+		text[i] = fmt.Sprintf(format, of(c))
 	}
-	return text
+	return strings.Join(text, " / ")
 }
 
 // mqosShares makes figure 7: the classes' shares of each resource.

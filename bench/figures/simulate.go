@@ -98,6 +98,22 @@ func spreadOf(v []float64) (s spread) {
 	return s
 }
 
+func (s spread) times(by float64) spread { return spread{s.mean * by, s.sd * by} }
+
+func (s spread) String() string { return fmt.Sprintf("%.2f ± %.2f", s.mean, s.sd) }
+
+// whole formats whole numbers.
+func (s spread) whole() string { return fmt.Sprintf("%.0f ± %.0f", s.mean, s.sd) }
+
+// values returns mean and standard deviation of each spread, as cells of a CSV file.
+func values(all ...spread) []float64 {
+	cells := make([]float64, 0, 2*len(all))
+	for _, s := range all {
+		cells = append(cells, s.mean, s.sd)
+	}
+	return cells
+}
+
 // outcome summarises several runs of a scenario with different seeds; delays in ms.
 type outcome struct {
 	k                  int

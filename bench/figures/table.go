@@ -38,25 +38,15 @@ func readRows(path string) (rows []row, err error) {
 	return rows, nil
 }
 
-// Lines of the document around the table of all figures.
+// Lines of a page around the table of its figures.
 const (
 	tableBegin = "<!-- figures: begin -->"
 	tableEnd   = "<!-- figures: end -->"
 )
 
-// updateDoc replaces the document's table by the rows of all figures in the folder.
-func updateDoc(doc, folder string) error {
-	text, err := os.ReadFile(doc)
-	if err != nil {
-		return err
-	}
-	before, rest, found := strings.Cut(string(text), tableBegin)
-	_, after, closed := strings.Cut(rest, tableEnd)
-	if !found || !closed {
-		return fmt.Errorf("%s: no line %q followed by %q", doc, tableBegin, tableEnd)
-	}
-	var b strings.Builder
-	b.WriteString("| figure | quantity | paper | simulated | live | note |\n|---|---|---|---|---|---|\n")
+// updatePages replaces the table of each page in a folder by the rows of the page's figures.
+func updatePages(pages, folder string) error {
+	tables := make(map[string]*strings.Builder)
 	for _, f := range figures {
 		rows, err := readRows(filepath.Join(folder, "rows-"+f.name+".csv"))
 		if os.IsNotExist(err) {
@@ -64,6 +54,12 @@ func updateDoc(doc, folder string) error {
 		}
 		if err != nil {
 			return err
+		}
+		b := tables[f.page]
+		if b == nil {
+			b = new(strings.Builder)
+			b.WriteString("| figure | quantity | paper | simulated | live | note |\n|---|---|---|---|---|---|\n")
+			tables[f.page] = b
 		}
 		for _, r := range rows {
 			cells := []string{r.Figure, r.Quantity, r.Paper, r.Simulated, r.Live, r.Note}
@@ -76,9 +72,28 @@ func updateDoc(doc, folder string) error {
 			b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
 		}
 	}
-	made := before + tableBegin + "\n" + b.String() + tableEnd + after
+	for page, table := range tables {
+		if err := updatePage(filepath.Join(pages, page+".md"), table.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// updatePage replaces the table of a page.
+func updatePage(path, table string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, found := strings.Cut(string(text), tableBegin)
+	_, after, closed := strings.Cut(rest, tableEnd)
+	if !found || !closed {
+		return fmt.Errorf("%s: no line %q followed by %q", path, tableBegin, tableEnd)
+	}
+	made := before + tableBegin + "\n" + table + tableEnd + after
 	if made == string(text) {
 		return nil
 	}
-	return os.WriteFile(doc, []byte(made), 0o644)
+	return os.WriteFile(path, []byte(made), 0o644)
 }

@@ -252,7 +252,7 @@ func TestSizesAddUp(t *testing.T) {
 	}
 }
 
-// BenchmarkScale gives the figures of docs/evaluation.md with -benchtime=1x: the control plane's
+// BenchmarkScale gives the figures of docs/evaluation/trouble.md with -benchtime=1x: the control plane's
 // own cost with 100 topics and 10,000 publishers for each broker.
 func BenchmarkScale(b *testing.B) {
 	heap := func() float64 {

@@ -154,6 +154,10 @@ func (t *Tuner) Searches() (n int) {
 	return n
 }
 
+// DefaultStall is the longest stall of a broker's host that a fit tolerates without taking
+// its late messages for independent.
+const DefaultStall = 100 * time.Millisecond
+
 const (
 	// fitSettle is the time for publishers to move before measurements count. If the
 	// report interval is shorter, the report interval counts.
@@ -164,9 +168,6 @@ const (
 	// fitTraffic is the part of the publishers' rates that a topic must offer before it is
 	// measured. Earlier latencies would be latencies of connecting.
 	fitTraffic = 0.8
-	// fitStall is the longest stall of a broker's host that a fit tolerates without taking
-	// its late messages for independent.
-	fitStall = 100 * time.Millisecond
 	// Both in report intervals. fitGone is how long a fit continues without its traffic or
 	// subscribers. fitRetry is the time until a fit without a result is repeated.
 	fitGone  = 30
@@ -361,7 +362,7 @@ func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
 	if t.cfg.Mode == ModePaper {
 		f.search, err = NewPaper(f.setup, t.cfg.Round, rng)
 	} else {
-		cfg := FastConfig{Stall: fitStall, Step: t.cfg.Report, Capture: time.Second, Absorbed: map[string]Absorption{}}
+		cfg := FastConfig{Stall: DefaultStall, Step: t.cfg.Report, Capture: time.Second, Absorbed: map[string]Absorption{}}
 		cfg.Keep = min(30*time.Second, max(cfg.Capture, time.Duration(keptArrivals/f.rate*float64(time.Second))))
 		for _, b := range f.setup.Brokers {
 			cfg.Absorbed[b.ID] = topic.Absorbed(b.ID)

@@ -37,7 +37,7 @@ const (
 	// DefaultFlex is the part of an adaptive topic's shares under lease, in thousandths. This part
 	// moves to other brokers within seconds of a broker's silence, and all brokers lose it while the
 	// adaptor is disconnected. The paper's contract is 1.1 times the load, so the part must be less
-	// than a tenth (figures in docs/evaluation.md).
+	// than a tenth (figures in docs/evaluation/trouble.md).
 	DefaultFlex = 50
 )
 

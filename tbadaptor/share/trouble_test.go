@@ -315,7 +315,7 @@ func TestSharesFollowAShift(t *testing.T) {
 	}
 }
 
-// With -benchtime=20x, BenchmarkTrouble gives the figures of docs/evaluation.md: the median and
+// With -benchtime=20x, BenchmarkTrouble gives the figures of docs/evaluation/trouble.md: the median and
 // the worst of seeds 1 to 20.
 func BenchmarkTrouble(b *testing.B) {
 	for _, of := range scenes(contractAt(0.8)) {

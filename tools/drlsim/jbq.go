@@ -36,12 +36,19 @@ func jbqCommand() *cobra.Command {
 	var rate float64
 	cmd := &cobra.Command{
 		Use:   "jbq",
-		Short: "What choosing a web server by JBQ is worth, beside other ways",
+		Short: "Response times of web servers by JBQ and by other ways to choose a server",
 		Long: `jbq sends requests to simulated web servers of unequal size and compares response
-times by how a server is chosen, with the gateway's own code: Join the Best Queue, the
-same as its paper has it (literal), Apache's bybusyness, and round robin. The clusters
-are the paper's, of machines with 1 (bronze), 2 (silver) and 4 (gold) processors; what
-it does not say of them is assumed (docs/evaluation.md).`,
+times by the way a server is chosen. The gateway's own code runs:
+
+  jbq         Join the Best Queue of the gateway
+  literal     Join the Best Queue as in the paper; T(0), which the paper does not state, is 100 ms
+  literal-0   the same with T(0) = 0
+  busy        Apache's bybusyness
+  rr          round robin
+  sed         shortest expected delay with known capacities, as a reference
+
+The clusters are the paper's, of machines with 1 (bronze), 2 (silver) and 4 (gold)
+processors. docs/evaluation/jbq.md lists the assumptions.`,
 		Example: `  drlsim jbq --output table
   drlsim jbq --cluster medium --rate 60`,
 	}

@@ -27,7 +27,7 @@ func mqosCommand() *cobra.Command {
 that schedules the requests of three classes, weights 6:3:1, with the gateway's own
 code: without scheduling (nQoS), by the processor alone (sQoS), by all resources
 (mQoS), and so as its paper has it (literal). The website is the paper's; what it
-does not say is assumed (docs/evaluation.md).`,
+does not say is assumed (docs/evaluation/mqos.md).`,
 		Example: `  drlsim mqos --output table
   drlsim mqos --times 0.1 --seconds 1000`,
 	}

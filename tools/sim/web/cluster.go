@@ -36,7 +36,6 @@ const (
 	// Demand is the mean processor time of a request. The paper's table III has 320 ms
 	// for a server with a request every 2.7 s, which seldom has two at once.
 	Demand = 320 * time.Millisecond
-	// variation is the demands' coefficient of variation, lognormal: what table II has
 	// variation is the coefficient of variation of the lognormal demands, from table II
 	// for the ten equal servers, including queueing (191/414).
 	variation = 0.46
@@ -89,15 +88,33 @@ func Find(name string, seed uint64) (Cluster, error) {
 type Way struct {
 	Name    string
 	Balance balance.Kind
-	Literal bool // the paper's Join the Best Queue; Balance is ignored
+	// Literal selects the paper's Join the Best Queue; Balance is ignored. The paper does not
+	// state the estimate of an unmeasured server, T(0): it is Initial.
+	Literal bool
+	Initial time.Duration
+	// SED selects shortest expected delay: least (1+Q) / (processors * speed). It knows the
+	// capacities, which JBQ must estimate. Balance is ignored.
+	SED bool
 }
+
+// Names of the ways.
+const (
+	Busy        = "busy"
+	Literal     = "literal"   // T(0) as the gateway's
+	LiteralZero = "literal-0" // T(0) = 0
+	JBQ         = "jbq"
+	RoundRobin  = "rr"
+	SED         = "sed"
+)
 
 // Ways returns the methods that the figures compare.
 func Ways() []Way {
 	return []Way{
-		{Name: "busy", Balance: balance.Busy},
-		{Name: "literal", Literal: true},
-		{Name: "jbq"},
-		{Name: "rr", Balance: balance.RoundRobin},
+		{Name: Busy, Balance: balance.Busy},
+		{Name: Literal, Literal: true, Initial: 100 * time.Millisecond},
+		{Name: LiteralZero, Literal: true},
+		{Name: JBQ},
+		{Name: RoundRobin, Balance: balance.RoundRobin},
+		{Name: SED, SED: true},
 	}
 }

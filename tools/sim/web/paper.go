@@ -13,14 +13,25 @@ import (
 // The algorithms exactly as in the papers. The gateway's packages have corrected
 // versions.
 
-// paperBalancer is Join the Best Queue as in its paper. T starts at 0, so the first
-// server takes every request until two are in flight at once, then the second server. A
-// server with one request at a time is never measured.
-type paperBalancer []struct {
+// paperBalancer is Join the Best Queue as in its paper. A server with one request at a time is
+// never measured again. If T starts at 0, the first server takes every request until two are in
+// flight at once, then the second server.
+type paperBalancer []paperServer
+
+type paperServer struct {
 	inFlight  int
 	interval  time.Duration // T
 	departure mono.Time     // last departure, if measured
 	measured  bool          // the server was still busy after the last departure
+}
+
+// newPaperBalancer returns a balancer that assumes an interval for each unmeasured server.
+func newPaperBalancer(servers int, initial time.Duration) paperBalancer {
+	b := make(paperBalancer, servers)
+	for i := range b {
+		b[i].interval = initial
+	}
+	return b
 }
 
 const gamma = 0.1 // the paper's forgetting factor
@@ -51,6 +62,40 @@ func (b paperBalancer) Ended(server int, now mono.Time, _ balance.Outcome) {
 		s.departure = now
 	}
 }
+
+// sedBalancer chooses by the shortest expected delay with known capacities, a reference for
+// Join the Best Queue.
+type sedBalancer []sedServer
+
+type sedServer struct {
+	inFlight int
+	capacity float64
+}
+
+func newSEDBalancer(servers []Server) sedBalancer {
+	b := make(sedBalancer, len(servers))
+	for i, s := range servers {
+		b[i].capacity = float64(s.Processors) * s.Speed
+	}
+	return b
+}
+
+// Pick returns the server with the least (1+Q)/capacity, the first among equals.
+func (b sedBalancer) Pick(mono.Time, []int) int {
+	best, least := -1, math.Inf(1)
+	for i, s := range b {
+		if delay := float64(1+s.inFlight) / s.capacity; delay < least {
+			best, least = i, delay
+		}
+	}
+	return best
+}
+
+func (b sedBalancer) Probe(mono.Time, []int) (server int, due bool) { return -1, false }
+
+func (b sedBalancer) Sent(server int, _ mono.Time) { b[server].inFlight++ }
+
+func (b sedBalancer) Ended(server int, _ mono.Time, _ balance.Outcome) { b[server].inFlight-- }
 
 // paperScheduler is mQoS as in its paper, for one server. It has four defects:
 //

@@ -159,7 +159,7 @@ func TestPaperForgetsWeights(t *testing.T) {
 // is never measured.
 func TestPaperBalancer(t *testing.T) {
 	g := NewWithT(t)
-	b := make(paperBalancer, 2)
+	b := newPaperBalancer(2, 0)
 	at := func(s int) mono.Time { return mono.Time(0).Add(time.Duration(s) * time.Second) }
 	for i := range 3 {
 		g.Expect(b.Pick(0, nil)).To(BeZero())
@@ -173,4 +173,31 @@ func TestPaperBalancer(t *testing.T) {
 	b.Ended(0, at(12), balance.Answered)
 	g.Expect(b[0].interval).To(Equal(100*time.Millisecond), "0.9*0 + 0.1*1s")
 	g.Expect(b.Pick(0, nil)).To(Equal(1), "the one of T = 0")
+}
+
+// A server that is not measured keeps the assumed interval.
+func TestPaperBalancerWithAnAssumption(t *testing.T) {
+	g := NewWithT(t)
+	b := newPaperBalancer(2, 100*time.Millisecond)
+	g.Expect(b.Pick(0, nil)).To(Equal(0))
+	b.Sent(0, 0)
+	g.Expect(b.Pick(0, nil)).To(Equal(1), "the idle one")
+	b.Sent(0, 0)
+	second := mono.Time(0).Add(time.Second)
+	b.Ended(0, second, balance.Answered)
+	b.Ended(0, second.Add(time.Second), balance.Answered)
+	g.Expect(b[0].interval).To(Equal(190*time.Millisecond), "0.9*100ms + 0.1*1s")
+}
+
+// Of idle servers the one with the largest capacity is chosen, then by the requests for each capacity.
+func TestSEDBalancer(t *testing.T) {
+	g := NewWithT(t)
+	b := newSEDBalancer([]Server{{Processors: 1, Speed: 1}, {Processors: 4, Speed: 0.5}})
+	for _, want := range []int{1, 0, 1} { // 1/1 or 1/2; 1/1 or 2/2, the first; 2/1 or 2/2
+		at := b.Pick(0, nil)
+		g.Expect(at).To(Equal(want))
+		b.Sent(at, 0)
+	}
+	b.Ended(0, 0, balance.Answered)
+	g.Expect(b.Pick(0, nil)).To(Equal(0), "1/1 or 3/2")
 }

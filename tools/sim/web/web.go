@@ -93,8 +93,11 @@ func Run(s Study) Result {
 		Sent(server int, now mono.Time)
 		Ended(server int, now mono.Time, how balance.Outcome)
 	} = balance.New(s.Balance, len(s.Servers), rand.New(rand.NewPCG(s.Seed, 2)))
-	if s.Literal {
-		b = make(paperBalancer, len(s.Servers))
+	switch {
+	case s.Literal:
+		b = newPaperBalancer(len(s.Servers), s.Initial)
+	case s.SED:
+		b = newSEDBalancer(s.Servers)
 	}
 	// The load is the same for every balancing method.
 	load := s.NewLoad(s.Seed)
