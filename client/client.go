@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -158,6 +159,19 @@ func New(cfg Config) (*Client, error) {
 	c.mu.topics = map[string]*membership{}
 	c.mu.publishers = map[*Publisher]struct{}{}
 	return c, nil
+}
+
+// Connected reports whether the loaddistributor answers, and connects if there is no connection. It is
+// true while the first attempt is under way, and with Config.Broker.
+func (c *Client) Connected() bool {
+	if c.cfg.Broker != "" {
+		return true
+	}
+	state := c.conn.GetState()
+	if state == connectivity.Idle {
+		c.conn.Connect()
+	}
+	return state != connectivity.TransientFailure
 }
 
 // Publisher resolves a publisher and connects to its broker. It returns ErrUnknown

@@ -82,6 +82,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 	var adaptor controller.Adaptor
 	var remote srtmv1.GrantServiceClient
 	var shares grpc.ClientConnInterface
+	acting := &adaptorHealth{address: o.tbadaptorAddress}
 	if o.tbadaptorAddress != "" {
 		conn, err := dial(o.tbadaptorAddress, o.adaptorOptions)
 		if err != nil {
@@ -141,12 +142,12 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		lookup.MountPublisher(s.Mux, control)
 		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
 			if informed, _ := control.Informed(); !informed {
-				return errors.New("cut off from the store")
+				return errors.New("cut off from the store: reads are answered from what was read before, and changes are refused until the store answers")
 			}
 			if as.term == nil && as.leader() == "" {
-				return errors.New("no process leads: the store does not let one, or is about to")
+				return errors.New("no process leads: changes are refused until the store lets a process lead")
 			}
-			return nil
+			return acting.Err()
 		})
 		if o.openLookup {
 			s.Open = lookup.Paths
@@ -175,7 +176,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		}
 		if remote != nil && as.term != nil {
 			m := o.mandate(as, clock.Mono())
-			s.Group.Add("mandate", func(ctx context.Context) error { return m.lend(ctx, log, as.term, remote) })
+			s.Group.Add("mandate", func(ctx context.Context) error { return m.lend(ctx, log, as.term, remote, acting) })
 		}
 		s.Group.Add("controller", control.Run)
 		if as.follow != nil {

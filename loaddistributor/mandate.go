@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"log/slog"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -54,11 +56,10 @@ func (m *mandate) answer(r *srtmv1.LeadResponse, now mono.Time) {
 	m.heard, m.at = r, now
 }
 
-// lend keeps an adaptor acting until ctx or this process's own term ends.
-func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, client srtmv1.GrantServiceClient) error {
+// lend keeps an adaptor acting until ctx or this process's own term ends, and notes whether it acts.
+func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, client srtmv1.GrantServiceClient, health *adaptorHealth) error {
 	ticker := time.NewTicker(m.lease / 4)
 	defer ticker.Stop()
-	leads := true
 	for clock.Mono().Before(own.Until()) {
 		limit, cancel := context.WithTimeout(ctx, m.lease/2)
 		r, err := client.Lead(limit, m.next(clock.Mono()), grpc.WaitForReady(true))
@@ -70,14 +71,12 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 			m.answer(r, clock.Mono())
 		case status.Code(err) == codes.Unimplemented:
 			log.Warn("the tbadaptor is of a release that acts without being asked to: never run two")
+			health.note(log, true, nil, 0)
 			return nil
 		default:
 			m.heard = nil // another instance may answer next
 		}
-		if now := err == nil && r.Leads; now != leads {
-			leads = now
-			tellActs(log, leads, err, max(0, m.until.Sub(clock.Mono())))
-		}
+		health.note(log, err == nil && r.Leads, err, max(0, m.until.Sub(clock.Mono())))
 		if err == nil && !r.Leads && (m.holder == r.Instance || !m.at.Before(m.until)) {
 			continue // lend to the instance at once
 		}
@@ -90,11 +89,41 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 	return nil
 }
 
-// tellActs logs whether the tbadaptor acts, and if not, why: another instance may act for wait.
-func tellActs(log *slog.Logger, acts bool, err error, wait time.Duration) {
+// adaptorHealth is the health of a separate tbadaptor, as lend sees it.
+type adaptorHealth struct {
+	address string                     // set once
+	notice  atomic.Pointer[obs.Notice] // nil: the tbadaptor acts, or lend has no answer yet; written by lend
+}
+
+// Err returns nil, or an obs.Notice with the consequences: this process works, and a restart would not
+// help.
+func (h *adaptorHealth) Err() error {
+	if n := h.notice.Load(); n != nil {
+		return *n
+	}
+	return nil
+}
+
+// note records whether the tbadaptor acts, and if not, why: another instance may act for wait. It logs
+// changes.
+func (h *adaptorHealth) note(log *slog.Logger, acts bool, err error, wait time.Duration) {
+	acted := h.notice.Load() == nil
+	if acts {
+		h.notice.Store(nil)
+		if !acted {
+			log.Info("the tbadaptor acts")
+		}
+		return
+	}
+	const consequence = ": brokers release by the bases of their shares, and contracts do not change"
+	n := obs.Notice("the tbadaptor at " + h.address + " does not act yet, for at most " + wait.String() + consequence)
+	if err != nil {
+		n = obs.Notice("the tbadaptor does not answer at " + h.address + " (" + strings.ReplaceAll(err.Error(), "\n", " ") + ")" + consequence +
+			"; start the tbadaptor, or correct --tbadaptor-address")
+	}
+	h.notice.Store(&n)
 	switch {
-	case acts:
-		log.Info("the tbadaptor acts")
+	case !acted:
 	case err != nil:
 		log.Warn("the tbadaptor does not answer", obs.KeyError, err)
 	default:

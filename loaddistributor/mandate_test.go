@@ -115,17 +115,35 @@ func (s *starting) SetContract(context.Context, *srtmv1.SetContractRequest) (*sr
 	return &srtmv1.SetContractResponse{}, nil
 }
 
-// The log line is a sentence, with an error only if there is an error.
-func TestTheLogSaysWhetherTheAdaptorActs(t *testing.T) {
+// The log line is a sentence, with an error only if there is an error. The health says the same, with
+// the consequences.
+func TestTheLogAndTheHealthSayWhetherTheAdaptorActs(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
-	tellActs(log, false, nil, time.Second)
-	tellActs(log, true, nil, 0)
-	tellActs(log, false, errors.New("refused"), time.Second)
+	h := &adaptorHealth{address: "a:4180"}
+	health := func(want string) {
+		t.Helper()
+		text := ""
+		if err := h.Err(); err != nil {
+			text = err.Error()
+		}
+		if text != want {
+			t.Errorf("health is %q, want %q", text, want)
+		}
+	}
+	health("")
+	h.note(log, false, nil, time.Second)
+	health("the tbadaptor at a:4180 does not act yet, for at most 1s: brokers release by the bases of their shares, and contracts do not change")
+	h.note(log, false, nil, time.Second)
+	h.note(log, true, nil, 0)
+	health("")
+	h.note(log, false, errors.New("refused\nindeed"), time.Second)
+	health("the tbadaptor does not answer at a:4180 (refused indeed): brokers release by the bases of their shares, and contracts do not change; start the tbadaptor, or correct --tbadaptor-address")
+	h.note(log, false, errors.New("refused again"), time.Second)
 	text := regexp.MustCompile("(?m)^time=[^ ]* ").ReplaceAllString(out.String(), "")
 	testkit.Equal(t, text, `level=INFO msg="the tbadaptor does not act yet" wait=1s
 level=INFO msg="the tbadaptor acts"
-level=WARN msg="the tbadaptor does not answer" error=refused
+level=WARN msg="the tbadaptor does not answer" error="refused\nindeed"
 `)
 }
 

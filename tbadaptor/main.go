@@ -69,7 +69,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 			return err
 		}
 		srtmv1.RegisterGrantServiceServer(s.GRPC, adaptor)
-		obs.Mount(s.Mux, s.Metrics, func() any { return adaptor.State() }, nil)
+		obs.Mount(s.Mux, s.Metrics, func() any { return adaptor.State() }, adaptor.Health)
 		s.AddServers() // stopped in reverse order: sessions end first, then servers
 		s.Group.Add("adaptor", adaptor.Run)
 		return nil

@@ -53,6 +53,16 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	grants := srtmv1.NewGrantServiceClient(conn)
+	client := &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
+	testkit.WaitFor(t, "health", func() bool {
+		r, err := client.Get("http://" + webAddress + "/healthz")
+		if err != nil {
+			return false
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		return r.StatusCode == http.StatusOK && strings.HasPrefix(string(body), "ok\nno loaddistributor has asked this adaptor to act")
+	})
 	asked, err := grants.Lead(limit, &srtmv1.LeadRequest{}, grpc.WaitForReady(true))
 	testkit.Must(t, err)
 	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unavailable {
@@ -62,7 +72,6 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	testkit.Must(t, err)
 	_, err = grants.ListShares(limit, &srtmv1.ListSharesRequest{})
 	testkit.Must(t, err)
-	client := &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
 	for path, want := range map[string]string{"/healthz": "ok", "/metrics": "srtm_tbadaptor_sessions 0", "/debug/state": `"topics"`} {
 		r := testkit.Result(client.Get("http://" + webAddress + path)).Must(t)
 		body, err := io.ReadAll(r.Body)

@@ -128,6 +128,9 @@ func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
 	close(one.opened)
 }
 
+// Connected reports whether the loaddistributor answers, like client.Client.
+func (p *Pool) Connected() bool { return p.client.Connected() }
+
 // Resolve returns the TCP address of a publisher's broker, like client.Client.
 func (p *Pool) Resolve(ctx context.Context, k Key) (address string, err error) {
 	return p.client.Resolve(ctx, k.Topic, k.ID, k.As)

@@ -2,6 +2,7 @@ package loop_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -706,6 +708,15 @@ var _ = Describe("An adaptor whose term is lent", func() {
 		Expect(lead(lend(asked, time.Nanosecond, 8)).Leads).To(BeFalse(), "it is over already")
 		Expect(lead(lend(now, time.Hour, 8)).Leads).To(BeTrue())
 		Expect(a.server.State().Topics).To(BeEmpty())
+	})
+
+	It("reports in its health that no loaddistributor lends it a term", func() {
+		Expect(a.server.Health()).To(MatchError(MatchRegexp(`^no loaddistributor has asked this adaptor to act since .+ UTC: .*--tbadaptor-address`)))
+		asked := lead(&srtmv1.LeadRequest{})
+		Expect(a.server.Health()).To(MatchError(HavePrefix("this adaptor does not act, and a loaddistributor asked last ")))
+		Expect(errors.As(a.server.Health(), new(obs.Notice))).To(BeTrue(), "a restart would not help")
+		Expect(lead(lend(asked, time.Hour, 7)).Leads).To(BeTrue())
+		Expect(a.server.Health()).To(Succeed())
 	})
 
 	It("has none when it leads with its loaddistributor", func() {

@@ -9,6 +9,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // mandate is a Term that Lead lends. It is several terms in turn, with gaps between the terms.
@@ -37,6 +38,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.mu.asked = clock.Mono()
 	leads := s.leadsLocked() == nil // a term that is over is not extended
 	now := clock.Mono()
 	at, lease := mono.Time(req.Stamp), req.Lease.AsDuration()
@@ -63,4 +65,24 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 		}
 	}
 	return &srtmv1.LeadResponse{Instance: m.instance, Stamp: uint64(now), Leads: leads, Term: m.Number()}, nil
+}
+
+// Health returns nil while this adaptor acts. Otherwise Health returns an obs.Notice: the adaptor waits
+// for a mandate, and a restart would not help.
+func (s *Server) Health() error {
+	s.mu.Lock()
+	acts, asked, began := s.leadsLocked() == nil, s.mu.asked, s.mu.began
+	s.mu.Unlock()
+	const consequence = "it grants no shares, and messages leave by the bases of shares"
+	switch {
+	case acts:
+		return nil
+	case s.mandate == nil:
+		return obs.Notice("this adaptor does not lead any more: " + consequence)
+	case asked == 0:
+		return obs.Notice("no loaddistributor has asked this adaptor to act since " + began.UTC().Format("2006-01-02 15:04:05") + " UTC: " + consequence +
+			"; start a loaddistributor with the address of this adaptor in --tbadaptor-address")
+	}
+	return obs.Notice(fmt.Sprintf("this adaptor does not act, and a loaddistributor asked last %v ago: %s; a mandate comes from a loaddistributor that leads, once the mandate of any other adaptor is over",
+		clock.Mono().Sub(asked).Round(time.Second), consequence))
 }

@@ -133,7 +133,8 @@ type Server struct {
 
 	mu struct {
 		sync.Mutex
-		over      bool // the leadership is over: every call is refused
+		over      bool      // the leadership is over: every call is refused
+		asked     mono.Time // last call of Lead; 0: none
 		machine   *adaptor.Machine
 		sessions  map[string]*session  // by broker
 		away      map[string]time.Time // end of the last session, by broker

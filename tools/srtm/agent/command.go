@@ -131,7 +131,7 @@ func (o *settings) run(ctx context.Context) error {
 		}
 		shown = web.Addr().String()
 		mux := http.NewServeMux()
-		obs.Mount(mux, metrics, a.State, nil)
+		obs.Mount(mux, metrics, a.State, a.Health)
 		group.Add("http", lifecycle.Serve(web, lifecycle.HTTP(mux, cfg.Log)))
 	}
 	group.Add("agent", func(ctx context.Context) error { return a.Run(ctx, ln) })

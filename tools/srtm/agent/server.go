@@ -139,6 +139,7 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	serving, end := context.WithCancel(ctx)
 	defer end()
 	janitors.Go(func() { a.publishers.Run(serving) })
+	a.publishers.Connected() // connects, so Health knows
 	draining := make(chan struct{})
 	drain := sync.OnceFunc(func() { close(draining) })
 	janitors.Go(func() {
@@ -172,6 +173,16 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.DrainTimeout)
 	defer cancel()
 	return errors.Join(err, a.publishers.Close(closing))
+}
+
+// Health returns nil while the loaddistributor answers. Otherwise Health returns an obs.Notice with the
+// consequences: the agent still serves its producers, and a restart would not help.
+func (a *Agent) Health() error {
+	if a.publishers.Connected() {
+		return nil
+	}
+	return obs.Notice("the loaddistributor does not answer at " + a.cfg.Loaddistributor + ": publishers that have a broker continue, " +
+		"publishes of other publishers fail, and no publisher follows a move; start the loaddistributor, or correct --loaddistributor-address")
 }
 
 // State is the agent's part of /debug/state.

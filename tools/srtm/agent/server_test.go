@@ -4,14 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/srtm/agent"
 )
@@ -53,6 +58,27 @@ func TestNothingIsLeft(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
+}
+
+// The health says that the loaddistributor does not answer, from the start of the agent, and ends when
+// the loaddistributor answers. The agent stays healthy: a restart would not help.
+func TestTheHealthSaysThatTheLoaddistributorDoesNotAnswer(t *testing.T) {
+	cfg := agent.DefaultConfig()
+	cfg.Loaddistributor = testkit.Address(t)
+	a := testkit.Result(agent.New(cfg)).Must(t)
+	ln := testkit.Listen(t)
+	testkit.Run(t, func(ctx context.Context) error { return a.Run(ctx, ln) })
+	testkit.WaitFor(t, "the health of an agent without a loaddistributor", func() bool {
+		err := a.Health()
+		_, well := errors.AsType[obs.Notice](err)
+		return well && strings.HasPrefix(err.Error(), "the loaddistributor does not answer at "+cfg.Loaddistributor+": ")
+	})
+	web := testkit.Result(net.Listen("tcp", cfg.Loaddistributor)).Must(t)
+	server := grpc.NewServer()
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(web) }()
+	defer func() { server.Stop(); <-done }()
+	testkit.WaitFor(t, "the health of an agent with its loaddistributor", func() bool { return a.Health() == nil })
 }
 
 // Incomplete commands take no more than the available room, and not forever: a command that waits for room gets room.
