@@ -125,7 +125,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	node := opts.node(address(d.at.tcp), address(d.at.http))
 	if opts.conn.Forward != nil {
-		opts.conn.Forward.Name(node.BrokerID)
+		opts.conn.Forward.SetBrokerID(node.BrokerID)
 	}
 	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.lookupds); err != nil {
 		return nil, lifecycle.UsageError{Err: err}

@@ -361,7 +361,7 @@ func (o *options) validate() error {
 	errs.Add(b.Validate())
 	o.storage.Path, o.storage.Metadata, o.storage.Data = filepath.Join(o.dataPath, "messages"), filepath.Join(o.dataPath, "metadata.json"), o.dataPath
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
-	o.jetstream.Part, o.jetstream.MaxBody = o.agent.BrokerID, s.Limits.MaxMessageSize
+	o.jetstream.BrokerID, o.jetstream.MaxBody = o.agent.BrokerID, s.Limits.MaxMessageSize
 	if most := o.jetstream.MaxBytes - o.jetstream.MaxBytes/8; o.durability == durabilityReplicated && most > 0 {
 		// nsqd refuses publishers before the stream is full: a full stream accepts no claims either.
 		o.storage.MaxLogBytes = min(cmp.Or(o.storage.MaxLogBytes, most), most)

@@ -32,20 +32,20 @@ var errAbandoned = errors.New("the question was abandoned")
 // use.
 type Cache struct {
 	// Set once.
-	ask  func(context.Context, Query) (*Grant, error)
-	now  func() mono.Time
-	most int64 // maximum of waiting
+	ask        func(context.Context, Query) (*Grant, error)
+	now        func() mono.Time
+	maxWaiting int64 // maximum of waiting
 
-	asked   singleflight.Group
+	queries singleflight.Group
 	waiting atomic.Int64
 
 	mu struct {
 		sync.Mutex
-		known map[Query]known
+		grants map[Query]cachedGrant
 	}
 }
 
-type known struct {
+type cachedGrant struct {
 	grant   *Grant
 	expires mono.Time
 }
@@ -53,9 +53,9 @@ type known struct {
 // NewCache returns a cache in front of ask, for example Servers.Ask. If more than most requests
 // wait, Ask returns ErrBusy: each may hold a descriptor, and a slow server must not block all
 // requests of the broker.
-func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time, most int) *Cache {
-	c := &Cache{ask: ask, now: now, most: int64(most)}
-	c.mu.known = make(map[Query]known)
+func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time, maxWaiting int) *Cache {
+	c := &Cache{ask: ask, now: now, maxWaiting: int64(maxWaiting)}
+	c.mu.grants = make(map[Query]cachedGrant)
 	return c
 }
 
@@ -63,7 +63,7 @@ func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.
 // of Servers.Ask.
 func (c *Cache) Ask(ctx context.Context, q Query) (*Grant, error) {
 	for {
-		if g := c.remembered(q); g != nil {
+		if g := c.cached(q); g != nil {
 			return g, nil
 		}
 		g, err := c.wait(ctx, q)
@@ -73,12 +73,12 @@ func (c *Cache) Ask(ctx context.Context, q Query) (*Grant, error) {
 	}
 }
 
-func (c *Cache) remembered(q Query) *Grant {
+func (c *Cache) cached(q Query) *Grant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := c.mu.known[q]
+	k := c.mu.grants[q]
 	if k.grant != nil && !c.now().Before(k.expires) {
-		delete(c.mu.known, q)
+		delete(c.mu.grants, q)
 		return nil
 	}
 	return k.grant
@@ -87,15 +87,15 @@ func (c *Cache) remembered(q Query) *Grant {
 // wait asks, or waits for a request that asks the same.
 func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
 	defer c.waiting.Add(-1)
-	if c.waiting.Add(1) > c.most {
+	if c.waiting.Add(1) > c.maxWaiting {
 		return nil, ErrBusy
 	}
 	key := fmt.Sprintf("%q %v %q %q", q.RemoteIP, q.TLS, q.CommonName, q.Secret)
-	answered := c.asked.DoChan(key, func() (any, error) {
+	answered := c.queries.DoChan(key, func() (any, error) {
 		g, err := c.ask(ctx, q)
 		switch {
 		case err == nil:
-			c.remember(q, g)
+			c.store(q, g)
 		case ctx.Err() != nil:
 			err = errors.Join(errAbandoned, err)
 		}
@@ -109,28 +109,28 @@ func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
 	}
 }
 
-// remember stores an answer, unless the answer grants nothing: guessed secrets must not displace
+// store stores an answer, unless the answer grants nothing: guessed secrets must not displace
 // other answers.
-func (c *Cache) remember(q Query, g *Grant) {
+func (c *Cache) store(q Query, g *Grant) {
 	if g.Rules() == 0 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
-	if len(c.mu.known) == maxGrants {
-		c.forget(now)
+	if len(c.mu.grants) == maxGrants {
+		c.evictOne(now)
 	}
-	c.mu.known[q] = known{g, now.Add(g.TTL)}
+	c.mu.grants[q] = cachedGrant{g, now.Add(g.TTL)}
 }
 
-// forget makes room for one answer. Requires: mu held.
-func (c *Cache) forget(now mono.Time) {
-	maps.DeleteFunc(c.mu.known, func(_ Query, k known) bool { return !now.Before(k.expires) })
-	for q := range c.mu.known {
-		if len(c.mu.known) < maxGrants {
+// evictOne makes room for one answer. Requires: mu held.
+func (c *Cache) evictOne(now mono.Time) {
+	maps.DeleteFunc(c.mu.grants, func(_ Query, k cachedGrant) bool { return !now.Before(k.expires) })
+	for q := range c.mu.grants {
+		if len(c.mu.grants) < maxGrants {
 			return
 		}
-		delete(c.mu.known, q)
+		delete(c.mu.grants, q)
 	}
 }

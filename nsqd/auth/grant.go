@@ -96,14 +96,14 @@ func ParseAnswer(body []byte) (*Grant, error) {
 		TTL:         time.Duration(min(a.TTL, int64(maxTTL/time.Second))) * time.Second,
 		rules:       make([]rule, len(a.Authorizations)),
 	}
-	pattern := func(i int, what, text string) *regexp.Regexp {
+	pattern := func(i int, field, text string) *regexp.Regexp {
 		re, err := regexp.Compile(text)
-		errs.If(err != nil, "authorization %d: %s: %w", i, what, err)
+		errs.If(err != nil, "authorization %d: %s: %w", i, field, err)
 		return re
 	}
-	for i, from := range a.Authorizations {
+	for i, authorization := range a.Authorizations {
 		r := &g.rules[i]
-		for _, p := range from.Permissions {
+		for _, p := range authorization.Permissions {
 			switch p {
 			case "publish":
 				r.permissions |= Publish
@@ -113,8 +113,8 @@ func ParseAnswer(body []byte) (*Grant, error) {
 				errs.Add(fmt.Errorf("authorization %d: permission %q is neither publish nor subscribe", i, p))
 			}
 		}
-		r.topic = pattern(i, "topic", from.Topic)
-		for _, c := range from.Channels {
+		r.topic = pattern(i, "topic", authorization.Topic)
+		for _, c := range authorization.Channels {
 			r.channels = append(r.channels, pattern(i, "channel", c))
 		}
 	}

@@ -26,9 +26,9 @@ type Query struct {
 	Secret     string
 }
 
-// About returns the query for a client at a remote address. The client uses TLS unless state is
+// NewQuery returns the query for a client at a remote address. The client uses TLS unless state is
 // nil.
-func About(remote, secret string, state *tls.ConnectionState) Query {
+func NewQuery(remote, secret string, state *tls.ConnectionState) Query {
 	host, _, _ := net.SplitHostPort(remote) // empty for an address without a port
 	q := Query{RemoteIP: host, TLS: state != nil, Secret: secret}
 	if state != nil && len(state.PeerCertificates) > 0 {
@@ -107,16 +107,16 @@ type Servers struct {
 	http   *http.Client
 
 	// Atomic: every caller of Ask adds.
-	turn   atomic.Uint32
-	counts [len(outcomes)]atomic.Uint64
+	nextServer atomic.Uint32
+	counts     [len(outcomes)]atomic.Uint64
 }
 
 // outcomes are the names of the outcomes of a question, for display.
-var outcomes = [...]string{granted: "granted", nothing: "nothing", failed: "failed"}
+var outcomes = [...]string{granted: "granted", denied: "nothing", failed: "failed"}
 
 const (
 	granted = iota
-	nothing // a valid answer that grants nothing
+	denied  // a valid answer that grants nothing
 	failed  // no server gave a valid answer
 )
 
@@ -161,14 +161,14 @@ func (s *Servers) Close() { s.http.CloseIdleConnections() }
 // Ask returns one server's answer about q. Its errors do not contain the secret.
 func (s *Servers) Ask(ctx context.Context, q Query) (*Grant, error) {
 	var errs []error
-	first := int(s.turn.Add(1) % uint32(len(s.urls)))
+	first := int(s.nextServer.Add(1) % uint32(len(s.urls)))
 	for i := range s.urls {
 		u := s.urls[(first+i)%len(s.urls)]
 		g, err := s.ask(ctx, *u, q)
 		if err == nil {
 			outcome := granted
 			if g.Rules() == 0 {
-				outcome = nothing
+				outcome = denied
 			}
 			s.counts[outcome].Add(1)
 			return g, nil
@@ -188,9 +188,9 @@ func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
 	if s.method == http.MethodPost {
 		body = strings.NewReader(values.Encode())
 	} else {
-		for name, own := range u.Query() {
+		for name, defaults := range u.Query() {
 			if values[name] == nil {
-				values[name] = own
+				values[name] = defaults
 			}
 		}
 		u.RawQuery = values.Encode()
@@ -220,12 +220,12 @@ func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
 
 // keepSecret follows redirects only within a server, because a redirect sends the secret along,
 // in the form and in the Referer header.
-func keepSecret(next *http.Request, before []*http.Request) error {
-	first := before[0].URL
+func keepSecret(next *http.Request, via []*http.Request) error {
+	first := via[0].URL
 	switch {
 	case next.URL.Host != first.Host, first.Scheme == "https" && next.URL.Scheme != "https":
 		return fmt.Errorf("redirects to %s://%s", next.URL.Scheme, next.URL.Host)
-	case len(before) > maxRedirects:
+	case len(via) > maxRedirects:
 		return fmt.Errorf("redirects more than %d times", maxRedirects)
 	}
 	return nil

@@ -366,7 +366,7 @@ func (st *store) create() (*openLog, error) {
 // is removed, since topics are taken over.
 func (st *store) removes(log *openLog) bool {
 	l, is := log.topicLog.(*replicated.Log)
-	return !is || log.Stats().Records == 0 || st.shared.cfg.AutoCreate && l.Left()
+	return !is || log.Stats().Records == 0 || st.shared.cfg.AutoCreate && l.Unremoved()
 }
 
 // append appends records for publishers. Requires: storing held.

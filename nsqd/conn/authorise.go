@@ -54,7 +54,7 @@ func (c *client) authenticate(op *session.Op) error {
 // ask requests a new grant. The reader waits for it: the client's input stays in the socket, and
 // heartbeats wait. The auth servers' timeouts keep the wait short.
 func (c *client) ask() error {
-	q := auth.About(c.remote, c.cred.secret, c.stats.tls.Load())
+	q := auth.NewQuery(c.remote, c.cred.secret, c.stats.tls.Load())
 	var g *auth.Grant
 	err := c.withExtraDescriptor(func() error {
 		return c.interruptibly(func(ctx context.Context) (err error) {

@@ -38,14 +38,14 @@ import (
 )
 
 const (
-	// within limits a forwarded publish: the search for its broker, the creation of its topic, and
-	// the answer. A connection sends no heartbeats meanwhile, so within is less than the clients'
-	// default heartbeat interval, 30 s.
-	within = 10 * time.Second
-	// idle is how long an unused connection to another broker is kept.
-	idle = time.Minute
-	// closeWithin limits the wait for the last answers at the end.
-	closeWithin = time.Second
+	// requestTimeout limits a forwarded publish: the search for its broker, the creation of its
+	// topic, and the answer. A connection sends no heartbeats meanwhile, so requestTimeout is less
+	// than the clients' default heartbeat interval, 30 s.
+	requestTimeout = 10 * time.Second
+	// idleTimeout is how long an unused connection to another broker is kept.
+	idleTimeout = time.Minute
+	// closeTimeout limits the wait for the last answers at the end.
+	closeTimeout = time.Second
 	// maxTargets is the maximum number of brokers with metrics of their own.
 	maxTargets = 64
 )
@@ -69,7 +69,7 @@ type Config struct {
 
 // Forwarder publishes at other brokers. Create it with New, and call Run.
 type Forwarder struct {
-	brokerID string // of this broker; set by Name
+	brokerID string // of this broker; set by SetBrokerID
 
 	// Set once.
 	publishers *pool.Pool
@@ -98,7 +98,7 @@ type Forwarder struct {
 }
 
 // keys are the current secret of the loaddistributor and the previous secret.
-type keys struct{ present, last []byte }
+type keys struct{ current, previous []byte }
 
 // New returns a Forwarder that connects on first use.
 func New(cfg Config) (*Forwarder, error) {
@@ -115,14 +115,14 @@ func New(cfg Config) (*Forwarder, error) {
 	var err error
 	f.publishers, err = pool.New(client.Config{
 		Address: cfg.LoadDistributor, DialOptions: cfg.DialOptions, NSQ: model, Pacing: client.PacingOff, Create: true, Logger: cfg.Log,
-		Tenant: func(as string) string {
-			if o := origin.Of(as); o.Kind == "auth" {
+		Tenant: func(publisherName string) string {
+			if o := origin.Of(publisherName); o.Kind == "auth" {
 				return url.PathEscape(o.ID)
 			}
 			return ""
 		},
 		Vouch: f.secret,
-	}, pool.Config{Max: max(1, cfg.MaxConnections/2), Idle: idle, OpenWithin: within, MaxBytes: cfg.MaxBytes, MaxBrokerBytes: cfg.MaxBytes / 4})
+	}, pool.Config{Max: max(1, cfg.MaxConnections/2), Idle: idleTimeout, OpenWithin: requestTimeout, MaxBytes: cfg.MaxBytes, MaxBrokerBytes: cfg.MaxBytes / 4})
 	if err != nil {
 		return nil, err
 	}
@@ -130,8 +130,8 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Name sets the id of this broker for other brokers. It must be called before the first publish.
-func (f *Forwarder) Name(brokerID string) { f.brokerID = brokerID }
+// SetBrokerID sets the id of this broker for other brokers. It must be called before the first publish.
+func (f *Forwarder) SetBrokerID(brokerID string) { f.brokerID = brokerID }
 
 // Run closes idle connections until ctx ends. Then it closes all connections and ends relayed
 // subscriptions.
@@ -142,7 +142,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	f.cancel()
 	f.mu.Unlock()
 	f.all.Wait()
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	if err := f.publishers.Close(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -153,18 +153,20 @@ func (f *Forwarder) Run(ctx context.Context) error {
 // SetKey replaces the secret with which brokers authenticate each other. The previous secret
 // remains valid.
 func (f *Forwarder) SetKey(key []byte) {
-	if was := f.keys.Load(); string(was.present) != string(key) {
-		f.keys.Store(&keys{present: key, last: was.present})
+	if old := f.keys.Load(); string(old.current) != string(key) {
+		f.keys.Store(&keys{current: key, previous: old.current})
 	}
 }
 
 // secret returns a secret that proves to other brokers: this broker acts for as.
-func (f *Forwarder) secret(as string) string { return origin.Secret(f.keys.Load().present, as) }
+func (f *Forwarder) secret(principal string) string {
+	return origin.Secret(f.keys.Load().current, principal)
+}
 
 // Origin returns the publisher for whom another broker publishes, from that broker's secret.
 func (f *Forwarder) Origin(secret []byte) (origin.Origin, error) {
 	k := f.keys.Load()
-	return origin.Parse(secret, k.present, k.last)
+	return origin.Parse(secret, k.current, k.previous)
 }
 
 // State returns the open connections, for people.
@@ -181,7 +183,7 @@ type Publisher struct {
 // Create creates a topic to which a client subscribes, unless the topic exists. The error is nil if
 // the topic exists afterwards.
 func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	_, err := f.publishers.Resolve(ctx, pool.Key{Topic: topic, As: f.origin(p)})
 	return err
@@ -190,15 +192,15 @@ func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error
 // Line forwards the publishes of one publisher, in order. Create it with Forwarder.Line.
 type Line struct {
 	// Set once.
-	of       *Forwarder
-	line     *pool.Line
-	name, as string
+	forwarder       *Forwarder
+	line            *pool.Line
+	name, principal string
 }
 
 // Line returns a line for a publisher. Its methods must not be called concurrently; only
 // Pending.Wait may run at the same time.
 func (f *Forwarder) Line(p Publisher) *Line {
-	return &Line{of: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), as: f.origin(p)}
+	return &Line{forwarder: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), principal: f.origin(p)}
 }
 
 func (f *Forwarder) origin(p Publisher) string {
@@ -212,11 +214,11 @@ func (l *Line) Close() { l.line.Close() }
 // for room among the publishes in progress. If ctx ends, it is unknown whether the message is
 // accepted. The caller may reuse the message when Begin returns.
 func (l *Line) Begin(ctx context.Context, topic string, m pool.Message) *Pending {
-	began := clock.Mono()
-	ctx, cancel := context.WithTimeout(ctx, within)
+	start := clock.Mono()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	return &Pending{
-		Pending: l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: l.as}, m),
-		metrics: &l.of.metrics, topic: topic, began: began, cancel: cancel,
+		Pending: l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: l.principal}, m),
+		metrics: &l.forwarder.metrics, topic: topic, start: start, cancel: cancel,
 	}
 }
 
@@ -225,7 +227,7 @@ type Pending struct {
 	pool.Pending
 	metrics *metrics
 	topic   string
-	began   mono.Time
+	start   mono.Time
 	cancel  context.CancelFunc
 }
 
@@ -233,7 +235,7 @@ type Pending struct {
 func (p *Pending) Wait() error {
 	err := p.Pending.Wait()
 	p.cancel()
-	p.metrics.note(p.Target(), pool.Result(err), clock.Mono().Sub(p.began))
+	p.metrics.record(p.Target(), pool.Result(err), clock.Mono().Sub(p.start))
 	return err
 }
 
@@ -255,7 +257,7 @@ func (p *Pending) Abandon() {
 
 type metrics struct {
 	forwarded *prometheus.CounterVec
-	took      prometheus.Histogram
+	latency   prometheus.Histogram
 	targets   *targets
 	relayed   *prometheus.CounterVec
 	consumers prometheus.Gauge
@@ -274,7 +276,7 @@ func newMetrics(r prometheus.Registerer, f *Forwarder) metrics {
 			Name: "srtm_nsqd_forwarded_total",
 			Help: "Publishes that were forwarded to another broker (target, its address; none: no broker was found; other: one of many), by what became of them: accepted; refused; unanswered, so that they may have been accepted; unsent.",
 		}, []string{"target", "result"}),
-		took: auto.NewHistogram(prometheus.HistogramOpts{
+		latency: auto.NewHistogram(prometheus.HistogramOpts{
 			Name: "srtm_nsqd_forward_seconds", Help: "What forwarding adds to a publish: from its arrival here to the other broker's answer.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 18),
 		}),
@@ -286,7 +288,7 @@ func newMetrics(r prometheus.Registerer, f *Forwarder) metrics {
 	}
 }
 
-func (m *metrics) note(target, result string, took time.Duration) {
+func (m *metrics) record(target, result string, latency time.Duration) {
 	m.forwarded.WithLabelValues(m.targets.label(target), result).Inc()
-	m.took.Observe(took.Seconds())
+	m.latency.Observe(latency.Seconds())
 }

@@ -24,10 +24,10 @@ const (
 	// maxWaiting is the maximum size of the messages that wait for one consumer, in bytes, unless a
 	// single message is larger. Other messages stay with their broker.
 	maxWaiting = 256 << 10
-	// passEvery is how long a broker without messages keeps the only credit.
-	passEvery = 250 * time.Millisecond
-	// expiresAfter is how much longer than its broker a relay remembers a message that timed out.
-	expiresAfter = time.Second
+	// rotateInterval is how long a broker without messages keeps the only credit.
+	rotateInterval = 250 * time.Millisecond
+	// expiryMargin is how much longer than its broker a relay remembers a message that timed out.
+	expiryMargin = time.Second
 )
 
 // Subscriber is a consumer that is connected to this broker.
@@ -42,9 +42,9 @@ type Subscriber struct {
 // each broker (source). The methods are like broker.Subscription's, and do not block either.
 type Subscription struct {
 	// Set once.
-	of             *Forwarder
+	forwarder      *Forwarder
 	topic, channel string
-	about          Subscriber
+	subscriber     Subscriber
 	origin         string
 	notify         func()
 	stop           context.CancelFunc
@@ -54,16 +54,16 @@ type Subscription struct {
 
 	mu struct {
 		sync.Mutex
-		ended   bool // the topic or the consumer is gone
-		cause   error
-		ready   int
-		rota    rota
-		sources []*source       // by address
-		dialled map[string]bool // addresses of brokers that have a connecting goroutine
-		flights map[wire.MessageID]*flight
-		waiting []waiting
-		bytes   int           // size of waiting
-		room    chan struct{} // closed when there is room; nil: no source waits
+		ended    bool // the topic or the consumer is gone
+		cause    error
+		ready    int
+		rota     rota
+		sources  []*source       // by address
+		dialled  map[string]bool // addresses of brokers that have a connecting goroutine
+		inFlight map[wire.MessageID]*inFlightMessage
+		waiting  []waiting
+		bytes    int           // size of waiting
+		room     chan struct{} // closed when there is room; nil: no source waits
 	}
 }
 
@@ -78,17 +78,17 @@ func (w *waiting) size() int { return wire.MessageFrameSize(len(w.message.Body))
 // Subscribe relays a channel of a topic on other brokers. It returns once the first broker has
 // answered SUB, with that broker's refusal, if any. Error: client.ErrUnknown if the topic does not
 // exist. notify is as for broker.Topic.Subscribe.
-func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, about Subscriber, notify func()) (*Subscription, error) {
-	ctx, cancel := context.WithTimeout(ctx, within)
+func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, subscriber Subscriber, notify func()) (*Subscription, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	s := &Subscription{
-		of: f, topic: topic, channel: channel, about: about, origin: f.origin(about.Publisher), notify: notify,
+		forwarder: f, topic: topic, channel: channel, subscriber: subscriber, origin: f.origin(subscriber.Publisher), notify: notify,
 		changed: make(chan struct{}, 1), outcome: make(chan error, 1),
 	}
-	s.mu.flights, s.mu.dialled = map[wire.MessageID]*flight{}, map[string]bool{}
-	var life context.Context
-	life, s.stop = context.WithCancel(f.ctx)
-	if !f.begin(func() { s.run(life) }) {
+	s.mu.inFlight, s.mu.dialled = map[wire.MessageID]*inFlightMessage{}, map[string]bool{}
+	var runCtx context.Context
+	runCtx, s.stop = context.WithCancel(f.ctx)
+	if !f.start(func() { s.run(runCtx) }) {
 		s.stop()
 		return nil, wire.NewError(wire.CodeSubFailed, "SUB failed, the broker stops")
 	}
@@ -110,45 +110,45 @@ func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, about 
 
 // run connects to the topic's brokers and moves the credit, until ctx ends.
 func (s *Subscription) run(ctx context.Context) {
-	s.of.consumers.Inc()
-	defer s.of.consumers.Dec()
+	s.forwarder.consumers.Inc()
+	defer s.forwarder.consumers.Dec()
 	defer s.all.Wait()
 	defer s.stop()
-	at := s.of.watch(s.topic)
-	defer s.of.unwatch(at)
-	pass := time.NewTimer(time.Hour)
-	defer pass.Stop()
-	pass.Stop()
-	pauses, passing := 1, false
+	brokers := s.forwarder.watch(s.topic)
+	defer s.forwarder.unwatch(brokers)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	timer.Stop()
+	pauses, scheduled := 1, false
 	for {
-		addresses, changed, gone := at.get()
-		if gone != nil {
-			s.of.forget(at)
-			s.failed(gone)
+		addresses, changed, lookupErr := brokers.get()
+		if lookupErr != nil {
+			s.forwarder.discard(brokers)
+			s.recordFailure(lookupErr)
 			s.end()
 			return
 		}
 		for _, address := range addresses {
-			s.connect(ctx, at, address)
+			s.connect(ctx, brokers, address)
 		}
-		if !passing && s.scarce() {
-			pass.Reset(time.Duration(pauses) * passEvery)
-			passing = true
+		if !scheduled && s.scarce() {
+			timer.Reset(time.Duration(pauses) * rotateInterval)
+			scheduled = true
 		}
 		select {
 		case <-changed:
 		case <-s.changed:
-		case <-pass.C:
-			pauses, passing = s.pass(), false
+		case <-timer.C:
+			pauses, scheduled = s.pass(), false
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// failed records why a broker did not accept the subscription. If no other broker can help, the
+// recordFailure records why a broker did not accept the subscription. If no other broker can help, the
 // error answers Subscribe.
-func (s *Subscription) failed(err error) {
+func (s *Subscription) recordFailure(err error) {
 	s.mu.Lock()
 	s.mu.cause = err
 	s.mu.Unlock()
@@ -156,8 +156,8 @@ func (s *Subscription) failed(err error) {
 	switch {
 	case refused != nil && refused.Code != string(wire.CodeBadTopic): // with CodeBadTopic, the broker does not have the topic any more, or not yet
 		err = wire.NewError(wire.ErrorCode(refused.Code), refused.Text)
-	case errors.Is(err, errMany):
-		err = wire.NewError(wire.CodeSubFailed, "SUB failed, "+errMany.Error())
+	case errors.Is(err, errTooManySources):
+		err = wire.NewError(wire.CodeSubFailed, "SUB failed, "+errTooManySources.Error())
 	case !errors.Is(err, client.ErrUnknown):
 		return
 	}
@@ -177,8 +177,8 @@ func (s *Subscription) end() {
 
 func (s *Subscription) endLocked() {
 	s.mu.ended = true
-	s.of.waitingBytes.Add(-int64(s.mu.bytes))
-	s.mu.waiting, s.mu.bytes, s.mu.flights = nil, 0, nil
+	s.forwarder.waitingBytes.Add(-int64(s.mu.bytes))
+	s.mu.waiting, s.mu.bytes, s.mu.inFlight = nil, 0, nil
 }
 
 // Close ends the connections to brokers, which requeue the consumer's messages. It does not wait,
@@ -194,26 +194,26 @@ func (s *Subscription) Close() {
 func (s *Subscription) step(do func()) {
 	s.mu.Lock()
 	do()
-	busy := s.divideLocked()
+	pending := s.divideLocked()
 	s.mu.Unlock()
-	for _, one := range busy {
-		wake(one.busy)
+	for _, src := range pending {
+		wake(src.hasCommands)
 	}
 }
 
 // divideLocked gives sources their parts of RDY, and returns the sources with something to write.
-func (s *Subscription) divideLocked() (busy []*source) {
+func (s *Subscription) divideLocked() (pending []*source) {
 	held := make([]int, len(s.mu.sources))
-	for i, one := range s.mu.sources {
-		held[i] = one.held
+	for i, src := range s.mu.sources {
+		held[i] = src.held
 	}
-	for i, part := range s.mu.rota.divide(s.mu.ready, held) {
-		one := s.mu.sources[i]
-		if one.part = one.conn.Ready(part); one.part != one.said || len(one.commands) > 0 {
-			busy = append(busy, one)
+	for i, credit := range s.mu.rota.divide(s.mu.ready, held) {
+		src := s.mu.sources[i]
+		if src.credit = src.conn.Ready(credit); src.credit != src.sentReady || len(src.commands) > 0 {
+			pending = append(pending, src)
 		}
 	}
-	return busy
+	return pending
 }
 
 func (s *Subscription) scarce() bool {
@@ -227,23 +227,23 @@ func (s *Subscription) pass() (pauses int) {
 	pauses = 1
 	s.step(func() {
 		s.expireLocked(clock.Mono())
-		came := make([]int, len(s.mu.sources))
-		for i, one := range s.mu.sources {
-			came[i], one.came = one.came, 0
+		received := make([]int, len(s.mu.sources))
+		for i, src := range s.mu.sources {
+			received[i], src.received = src.received, 0
 		}
-		if scarce(s.mu.ready, len(came)) {
-			pauses = s.mu.rota.pass(came)
+		if scarce(s.mu.ready, len(received)) {
+			pauses = s.mu.rota.pass(received)
 		}
 	})
 	return pauses
 }
 
 // Take appends the waiting items to out, as broker.Subscription does.
-func (s *Subscription) Take(out *broker.Outgoing, most int) (open bool) {
+func (s *Subscription) Take(out *broker.Outgoing, limit int) (open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, size := 0, 0
-	for n < len(s.mu.waiting) && len(out.Frames) < most {
+	for n < len(s.mu.waiting) && len(out.Frames) < limit {
 		w := &s.mu.waiting[n]
 		if w.refusal != nil {
 			out.Frames = wire.AppendError(out.Frames, w.refusal)
@@ -256,7 +256,7 @@ func (s *Subscription) Take(out *broker.Outgoing, most int) (open bool) {
 		s.mu.waiting = nil
 	}
 	s.mu.bytes -= size
-	s.of.waitingBytes.Add(-int64(size))
+	s.forwarder.waitingBytes.Add(-int64(size))
 	if n > 0 && s.mu.room != nil {
 		close(s.mu.room)
 		s.mu.room = nil
@@ -271,7 +271,7 @@ func (s *Subscription) Wrote(*broker.Outgoing) {}
 func (s *Subscription) Holds() (ready, inFlight int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.mu.ready, len(s.mu.flights)
+	return s.mu.ready, len(s.mu.inFlight)
 }
 
 // Ready sets how many messages the consumer may hold, from all brokers together.
@@ -289,7 +289,7 @@ func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs [
 		for _, id := range batch {
 			err := s.answerLocked(id, wire.CodeFinFailed, wire.AppendFin)
 			if err == nil {
-				s.landLocked(s.mu.flights[id])
+				s.untrackLocked(s.mu.inFlight[id])
 			}
 			errs = append(errs, err)
 		}
@@ -304,7 +304,7 @@ func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) (err erro
 			return fmt.Appendf(dst, "REQ %s %d\n", remote, delay.Milliseconds())
 		})
 		if err == nil {
-			s.landLocked(s.mu.flights[id])
+			s.untrackLocked(s.mu.inFlight[id])
 		}
 	})
 	return err
@@ -317,9 +317,9 @@ func (s *Subscription) Touch(id wire.MessageID) (err error) {
 			return fmt.Appendf(dst, "TOUCH %s\n", remote)
 		})
 		if err == nil {
-			f := s.mu.flights[id]
-			f.place.Remove()
-			s.flyLocked(f)
+			f := s.mu.inFlight[id]
+			f.element.Remove()
+			s.trackLocked(f)
 		}
 	})
 	return err
@@ -328,77 +328,77 @@ func (s *Subscription) Touch(id wire.MessageID) (err error) {
 // answerLocked appends a command about a message to its broker's commands. Errors:
 // queue.ErrNotInFlight; an error with code failed if the broker reads nothing.
 func (s *Subscription) answerLocked(id wire.MessageID, failed wire.ErrorCode, command func([]byte, wire.MessageID) []byte) error {
-	f := s.mu.flights[id]
+	f := s.mu.inFlight[id]
 	if f == nil {
 		return queue.ErrNotInFlight
 	}
-	if len(f.of.commands) >= maxCommands {
-		return wire.NewError(failed, fmt.Sprintf("the message's broker %s takes nothing", f.of.address))
+	if len(f.source.commands) >= maxCommands {
+		return wire.NewError(failed, fmt.Sprintf("the message's broker %s takes nothing", f.source.address))
 	}
-	f.of.commands = command(f.of.commands, f.remote)
+	f.source.commands = command(f.source.commands, f.remote)
 	return nil
 }
 
-// flyLocked adds a message that the consumer holds now.
-func (s *Subscription) flyLocked(f *flight) {
-	f.expires = clock.Mono().Add(s.about.MsgTimeout + expiresAfter)
-	f.of.flights.Push(&f.place, f)
+// trackLocked adds a message that the consumer holds now.
+func (s *Subscription) trackLocked(f *inFlightMessage) {
+	f.expires = clock.Mono().Add(s.subscriber.MsgTimeout + expiryMargin)
+	f.source.inFlight.Push(&f.element, f)
 }
 
-// landLocked removes a message that the consumer no longer holds.
-func (s *Subscription) landLocked(f *flight) {
-	f.place.Remove()
-	f.of.held--
-	delete(s.mu.flights, f.local)
+// untrackLocked removes a message that the consumer no longer holds.
+func (s *Subscription) untrackLocked(f *inFlightMessage) {
+	f.element.Remove()
+	f.source.held--
+	delete(s.mu.inFlight, f.local)
 }
 
 // expireLocked removes messages that timed out at their brokers. This limits the memory for an
 // unresponsive consumer to its RDY.
 func (s *Subscription) expireLocked(now mono.Time) {
-	for _, one := range s.mu.sources {
-		for f := one.flights.Front(); f != nil && !now.Before(f.expires); f = one.flights.Front() {
-			s.landLocked(f)
+	for _, src := range s.mu.sources {
+		for f := src.inFlight.Front(); f != nil && !now.Before(f.expires); f = src.inFlight.Front() {
+			s.untrackLocked(f)
 		}
 	}
 }
 
-// took queues a message from a source. The consumer sees the broker's message id, unless the
+// deliver queues a message from a source. The consumer sees the broker's message id, unless the
 // consumer holds a message from another broker with the same id.
-func (s *Subscription) took(one *source, m wire.Message) {
+func (s *Subscription) deliver(src *source, m wire.Message) {
 	ended := false
 	s.step(func() {
 		if ended = s.mu.ended; ended {
 			return
 		}
 		s.expireLocked(clock.Mono())
-		f := &flight{of: one, local: m.ID, remote: m.ID}
-		for same := s.mu.flights[f.local]; same != nil; same = s.mu.flights[f.local] {
-			if same.of == one { // the message timed out and was delivered again
-				s.landLocked(same)
+		f := &inFlightMessage{source: src, local: m.ID, remote: m.ID}
+		for duplicate := s.mu.inFlight[f.local]; duplicate != nil; duplicate = s.mu.inFlight[f.local] {
+			if duplicate.source == src { // the message timed out and was delivered again
+				s.untrackLocked(duplicate)
 				break
 			}
 			copy(f.local[:], fmt.Sprintf("%016x", rand.Uint64()))
 		}
-		m.ID, s.mu.flights[f.local] = f.local, f
-		one.held, one.came = one.held+1, one.came+1
-		s.flyLocked(f)
+		m.ID, s.mu.inFlight[f.local] = f.local, f
+		src.held, src.received = src.held+1, src.received+1
+		s.trackLocked(f)
 		s.queueLocked(waiting{message: m})
 	})
 	if ended {
 		return
 	}
-	s.of.relayed.WithLabelValues(s.of.targets.label(one.address)).Inc()
+	s.forwarder.relayed.WithLabelValues(s.forwarder.targets.label(src.address)).Inc()
 	s.notify()
 }
 
 func (s *Subscription) queueLocked(w waiting) {
 	s.mu.waiting = append(s.mu.waiting, w)
 	s.mu.bytes += w.size()
-	s.of.waitingBytes.Add(int64(w.size()))
+	s.forwarder.waitingBytes.Add(int64(w.size()))
 }
 
-// refused tells the consumer that a broker no longer knows a message.
-func (s *Subscription) refused(refusal *wire.Error) {
+// queueRefusal tells the consumer that a broker no longer knows a message.
+func (s *Subscription) queueRefusal(refusal *wire.Error) {
 	s.mu.Lock()
 	if !s.mu.ended {
 		s.queueLocked(waiting{refusal: refusal})
@@ -407,12 +407,12 @@ func (s *Subscription) refused(refusal *wire.Error) {
 	s.notify()
 }
 
-// full returns a channel that is closed when there may be room for size bytes, or nil if there is
+// roomFor returns a channel that is closed when there may be room for size bytes, or nil if there is
 // room now. A consumer without waiting items always has room.
-func (s *Subscription) full(size int) <-chan struct{} {
+func (s *Subscription) roomFor(size int) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.mu.waiting) == 0 || s.mu.bytes+size <= maxWaiting && s.of.waitingBytes.Load()+int64(size) <= s.of.maxBytes {
+	if len(s.mu.waiting) == 0 || s.mu.bytes+size <= maxWaiting && s.forwarder.waitingBytes.Load()+int64(size) <= s.forwarder.maxBytes {
 		return nil
 	}
 	if s.mu.room == nil {
@@ -422,10 +422,10 @@ func (s *Subscription) full(size int) <-chan struct{} {
 }
 
 // add adds a source whose broker accepted the subscription.
-func (s *Subscription) add(one *source) {
+func (s *Subscription) add(src *source) {
 	s.step(func() {
-		i, _ := slices.BinarySearchFunc(s.mu.sources, one.address, func(o *source, address string) int { return cmp.Compare(o.address, address) })
-		s.mu.sources = slices.Insert(s.mu.sources, i, one)
+		i, _ := slices.BinarySearchFunc(s.mu.sources, src.address, func(o *source, address string) int { return cmp.Compare(o.address, address) })
+		s.mu.sources = slices.Insert(s.mu.sources, i, src)
 	})
 	wake(s.changed)
 	select {
@@ -434,11 +434,11 @@ func (s *Subscription) add(one *source) {
 	}
 }
 
-func (s *Subscription) remove(one *source) {
+func (s *Subscription) remove(src *source) {
 	s.step(func() {
-		s.mu.sources = slices.DeleteFunc(s.mu.sources, func(o *source) bool { return o == one })
-		for f := range one.flights.All() {
-			s.landLocked(f)
+		s.mu.sources = slices.DeleteFunc(s.mu.sources, func(o *source) bool { return o == src })
+		for f := range src.inFlight.All() {
+			s.untrackLocked(f)
 		}
 	})
 	wake(s.changed)
@@ -446,10 +446,10 @@ func (s *Subscription) remove(one *source) {
 
 // model returns the configuration of a connection to a broker as the consumer.
 func (s *Subscription) model() *nsq.Config {
-	cfg := *s.of.model
-	cfg.ClientID, cfg.Hostname, cfg.MsgTimeout, cfg.SampleRate = s.about.ClientID, s.about.Hostname, s.about.MsgTimeout, int32(s.about.SampleRate)
+	cfg := *s.forwarder.model
+	cfg.ClientID, cfg.Hostname, cfg.MsgTimeout, cfg.SampleRate = s.subscriber.ClientID, s.subscriber.Hostname, s.subscriber.MsgTimeout, int32(s.subscriber.SampleRate)
 	cfg.OutputBufferSize, cfg.OutputBufferTimeout = -1, -1 // this broker buffers, as the consumer requested
-	cfg.AuthSecret = s.of.secret(s.origin)
+	cfg.AuthSecret = s.forwarder.secret(s.origin)
 	return &cfg
 }
 

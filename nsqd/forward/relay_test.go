@@ -26,10 +26,10 @@ func relayed(t *testing.T) (s *Subscription, a, b *source) {
 		cancel()
 		testkit.NoError(t, f.Run(ctx))
 	})
-	s = &Subscription{of: f, about: Subscriber{MsgTimeout: time.Minute}, notify: func() {}, changed: make(chan struct{}, 1), outcome: make(chan error, 1), stop: func() {}}
-	s.mu.flights = map[wire.MessageID]*flight{}
-	a = &source{address: "a", conn: &client.Conn{}, busy: make(chan struct{}, 1)}
-	b = &source{address: "b", conn: &client.Conn{}, busy: make(chan struct{}, 1)}
+	s = &Subscription{forwarder: f, subscriber: Subscriber{MsgTimeout: time.Minute}, notify: func() {}, changed: make(chan struct{}, 1), outcome: make(chan error, 1), stop: func() {}}
+	s.mu.inFlight = map[wire.MessageID]*inFlightMessage{}
+	a = &source{address: "a", conn: &client.Conn{}, hasCommands: make(chan struct{}, 1)}
+	b = &source{address: "b", conn: &client.Conn{}, hasCommands: make(chan struct{}, 1)}
 	s.add(b)
 	s.add(a)
 	return s, a, b
@@ -56,9 +56,9 @@ var one = wire.MessageID([]byte("0123456789abcdef"))
 func TestMessagesOfOneIDAreToldApart(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(4))
-	testkit.Equal(t, a.part+b.part, 4)
-	s.took(a, wire.Message{ID: one, Body: []byte("of a")})
-	s.took(b, wire.Message{ID: one, Body: []byte("of b")})
+	testkit.Equal(t, a.credit+b.credit, 4)
+	s.deliver(a, wire.Message{ID: one, Body: []byte("of a")})
+	s.deliver(b, wire.Message{ID: one, Body: []byte("of b")})
 	ids := taken(t, s, 1<<10)
 	testkit.MustEqual(t, len(ids), 2)
 	testkit.Equal(t, ids[0], one)
@@ -80,28 +80,28 @@ func TestMessagesOfOneIDAreToldApart(t *testing.T) {
 func TestTimedOutMessages(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(1))
-	s.took(a, wire.Message{ID: one})
-	s.took(a, wire.Message{ID: one, Attempts: 2})
+	s.deliver(a, wire.Message{ID: one})
+	s.deliver(a, wire.Message{ID: one, Attempts: 2})
 	_, held := s.Holds()
 	testkit.Equal(t, held, 1)
 	for range 2 * maxStay {
 		s.pass()
 	}
-	testkit.Equal(t, a.part+b.part <= 1, true)
-	late := clock.Mono().Add(time.Minute + expiresAfter)
+	testkit.Equal(t, a.credit+b.credit <= 1, true)
+	late := clock.Mono().Add(time.Minute + expiryMargin)
 	s.step(func() { s.expireLocked(late) })
 	_, held = s.Holds()
 	testkit.Equal(t, held, 0)
-	testkit.Equal(t, a.part+b.part, 1)
+	testkit.Equal(t, a.credit+b.credit, 1)
 }
 
 // If a broker is lost, its messages are lost, and the other broker gets its part of RDY.
 func TestLostBroker(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(5))
-	s.took(a, wire.Message{ID: one})
+	s.deliver(a, wire.Message{ID: one})
 	s.remove(a)
-	testkit.Equal(t, b.part, 5)
+	testkit.Equal(t, b.credit, 5)
 	testkit.Equal(t, errors.Is(s.FinishBatch(clock.Mono(), []wire.MessageID{one}, nil)[0], queue.ErrNotInFlight), true)
 	testkit.MustEqual(t, len(taken(t, s, 1<<10)), 1)
 }
@@ -109,9 +109,9 @@ func TestLostBroker(t *testing.T) {
 // The queues to a consumer and to a broker are bounded.
 func TestBoundsOfARelay(t *testing.T) {
 	s, a, _ := relayed(t)
-	testkit.Equal(t, s.full(10*maxWaiting) == nil, true, "a consumer for which nothing waits has room")
-	s.took(a, wire.Message{ID: one, Body: make([]byte, maxWaiting/2)})
-	room := s.full(maxWaiting)
+	testkit.Equal(t, s.roomFor(10*maxWaiting) == nil, true, "a consumer for which nothing waits has room")
+	s.deliver(a, wire.Message{ID: one, Body: make([]byte, maxWaiting/2)})
+	room := s.roomFor(maxWaiting)
 	testkit.MustEqual(t, room != nil, true)
 	testkit.NoError(t, s.Touch(one))
 	for range maxCommands {
@@ -126,9 +126,9 @@ func TestBoundsOfARelay(t *testing.T) {
 	default:
 		t.Error("no room after the consumer has read")
 	}
-	testkit.Equal(t, s.of.waitingBytes.Load(), 0)
-	s.took(a, wire.Message{ID: one, Body: make([]byte, 100)})
+	testkit.Equal(t, s.forwarder.waitingBytes.Load(), 0)
+	s.deliver(a, wire.Message{ID: one, Body: make([]byte, 100)})
 	s.Close()
-	testkit.Equal(t, s.of.waitingBytes.Load(), 0, "after the end")
+	testkit.Equal(t, s.forwarder.waitingBytes.Load(), 0, "after the end")
 	testkit.Equal(t, errors.Is(s.Touch(one), queue.ErrNotInFlight), true)
 }

@@ -4,8 +4,8 @@ package forward
 // than one message for each broker, some brokers have no credit, and the credit moves from broker
 // to broker. The zero value is ready.
 type rota struct {
-	turn      int // index of the first broker with credit, or with a part of the remainder
-	stayed    int // passes since the credit last moved
+	first     int // index of the first broker with credit, or with a part of the remainder
+	passes    int // passes since the credit last moved
 	fruitless int // consecutive passes without a message from any broker
 }
 
@@ -25,9 +25,9 @@ func (r *rota) divide(ready int, held []int) []int {
 	parts := make([]int, brokers)
 	if ready >= brokers {
 		for i := range brokers {
-			parts[(r.turn+i)%brokers] = ready / brokers
+			parts[(r.first+i)%brokers] = ready / brokers
 			if i < ready%brokers {
-				parts[(r.turn+i)%brokers]++
+				parts[(r.first+i)%brokers]++
 			}
 		}
 		return parts
@@ -37,11 +37,11 @@ func (r *rota) divide(ready int, held []int) []int {
 		room -= n
 	}
 	for i := range ready {
-		switch of := (r.turn + i) % brokers; {
-		case held[of] > 0: // the credit is in use
-			parts[of] = 1
+		switch broker := (r.first + i) % brokers; {
+		case held[broker] > 0: // the credit is in use
+			parts[broker] = 1
 		case room > 0:
-			parts[of] = 1
+			parts[broker] = 1
 			room--
 		}
 	}
@@ -52,19 +52,19 @@ func (r *rota) divide(ready int, held []int) []int {
 func scarce(ready, brokers int) bool { return 0 < ready && ready < brokers }
 
 // pass moves the credit to the next broker if the first broker with credit delivers nothing, or has
-// had the credit for maxStay passes. came is the number of messages of each broker since the last
+// had the credit for maxStay passes. received is the number of messages of each broker since the last
 // pass. pass returns the length of the next pause, in pauses. Requires: RDY is scarce.
-func (r *rota) pass(came []int) (pauses int) {
-	brokers := len(came)
-	first := r.turn % brokers
+func (r *rota) pass(received []int) (pauses int) {
+	brokers := len(received)
+	holder := r.first % brokers
 	r.fruitless++
-	for _, n := range came {
+	for _, n := range received {
 		if n > 0 {
 			r.fruitless = 0
 		}
 	}
-	if r.stayed++; came[first] == 0 || r.stayed >= maxStay {
-		r.turn, r.stayed = (first+1)%brokers, 0
+	if r.passes++; received[holder] == 0 || r.passes >= maxStay {
+		r.first, r.passes = (holder+1)%brokers, 0
 	}
 	return min(1+r.fruitless/brokers, maxPause)
 }

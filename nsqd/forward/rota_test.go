@@ -33,7 +33,7 @@ func TestDivisionOfReady(t *testing.T) {
 		"of another broker, and its own":  {2, 1, []int{1, 0, 1}, []int{0, 0, 1}},
 		"more messages than there may be": {2, 0, []int{0, 0, 5}, []int{0, 0, 0}},
 	} {
-		r := rota{turn: is.turn}
+		r := rota{first: is.turn}
 		if got := r.divide(is.ready, is.held); !slices.Equal(got, is.want) {
 			t.Errorf("%s: %v, want %v", name, got, is.want)
 		}
@@ -44,7 +44,7 @@ func TestDivisionConservesReady(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		held := rapid.SliceOfN(rapid.IntRange(0, 3), 1, 9).Draw(t, "held")
 		ready := rapid.IntRange(0, 30).Draw(t, "ready")
-		r := rota{turn: rapid.IntRange(0, 20).Draw(t, "turn")}
+		r := rota{first: rapid.IntRange(0, 20).Draw(t, "turn")}
 		parts := r.divide(ready, held)
 		most := 0
 		for i, part := range parts {
@@ -92,12 +92,12 @@ func TestCreditStaysWhereMessagesAre(t *testing.T) {
 	r := rota{}
 	for range maxStay - 1 {
 		testkit.Equal(t, r.pass([]int{1, 0, 0}), 1)
-		testkit.Equal(t, r.turn, 0)
+		testkit.Equal(t, r.first, 0)
 	}
 	r.pass([]int{1, 0, 0})
-	testkit.Equal(t, r.turn, 1, "after its time")
+	testkit.Equal(t, r.first, 1, "after its time")
 	r.pass([]int{0, 0, 0})
-	testkit.Equal(t, r.turn, 2, "without a message")
+	testkit.Equal(t, r.first, 2, "without a message")
 	testkit.Equal(t, r.pass([]int{0, 0, 0}), 1)
 	testkit.Equal(t, r.pass([]int{0, 0, 0}), 2, "the pause after a round without a message")
 }

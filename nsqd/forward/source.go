@@ -26,59 +26,59 @@ const (
 	maxCommands = 64 << 10
 	// redialFirst and redialLast limit the wait before a reconnect.
 	redialFirst, redialLast = 50 * time.Millisecond, 2 * time.Second
-	// stillHere is the interval of NOPs to a broker while this broker reads nothing from it.
-	stillHere = 2 * time.Second
+	// keepAliveInterval is the interval of NOPs to a broker while this broker reads nothing from it.
+	keepAliveInterval = 2 * time.Second
 )
 
 // source is a connection to a broker whose messages are relayed to a consumer.
 type source struct {
 	// Set once.
-	address string
-	conn    *client.Conn
-	busy    chan struct{} // capacity 1: there is something to write
+	address     string
+	conn        *client.Conn
+	hasCommands chan struct{} // capacity 1: there is something to write
 
 	// Guarded by Subscription.mu.
-	part, said int    // RDY of this broker; the last RDY sent
-	commands   []byte // to write
-	held       int    // messages that the consumer holds
-	came       int    // messages since the last pass
-	flights    list.List[*flight]
+	credit, sentReady int    // RDY of this broker; the last RDY sent
+	commands          []byte // to write
+	held              int    // messages that the consumer holds
+	received          int    // messages since the last pass
+	inFlight          list.List[*inFlightMessage]
 }
 
-// flight is a message that the consumer holds. Guarded by Subscription.mu.
-type flight struct {
-	of            *source
+// inFlightMessage is a message that the consumer holds. Guarded by Subscription.mu.
+type inFlightMessage struct {
+	source        *source
 	local, remote wire.MessageID // the id for the consumer and the id for the broker
 	expires       mono.Time
-	place         list.Element[*flight]
+	element       list.Element[*inFlightMessage]
 }
 
 // connect starts a goroutine that subscribes at a broker, unless there is one already.
-func (s *Subscription) connect(ctx context.Context, at *topic, address string) {
+func (s *Subscription) connect(ctx context.Context, brokers *topic, address string) {
 	s.mu.Lock()
-	known := s.mu.dialled[address]
+	exists := s.mu.dialled[address]
 	s.mu.dialled[address] = true
 	s.mu.Unlock()
-	if known {
+	if exists {
 		return
 	}
 	s.all.Go(func() {
 		for wait := redialFirst; ; wait = min(2*wait, redialLast) {
-			began := clock.Mono()
+			start := clock.Mono()
 			err := s.serve(ctx, address)
 			if ctx.Err() != nil {
 				return
 			}
-			s.failed(err)
-			s.of.log.Info("a relayed subscription has lost a broker; retrying while the broker has the topic",
+			s.recordFailure(err)
+			s.forwarder.log.Info("a relayed subscription has lost a broker; retrying while the broker has the topic",
 				obs.KeyTopic, s.topic, obs.KeyAddress, address, obs.KeyError, err)
-			if clock.Mono().Sub(began) > redialLast {
+			if clock.Mono().Sub(start) > redialLast {
 				wait = redialFirst
 			}
 			if !clock.Sleep(ctx, wait/2+rand.N(wait/2)) {
 				return
 			}
-			if !at.has(address) {
+			if !brokers.has(address) {
 				s.mu.Lock()
 				delete(s.mu.dialled, address)
 				s.mu.Unlock()
@@ -89,16 +89,16 @@ func (s *Subscription) connect(ctx context.Context, at *topic, address string) {
 	})
 }
 
-var errMany = errors.New("there are as many connections to other brokers as there may be: see --max-connections")
+var errTooManySources = errors.New("there are as many connections to other brokers as there may be: see --max-connections")
 
 // serve subscribes at a broker and relays messages until the connection ends. It returns the reason
 // for the end.
 func (s *Subscription) serve(ctx context.Context, address string) error {
-	if s.of.sources.Add(1) > s.of.maxSources {
-		s.of.sources.Add(-1)
-		return errMany
+	if s.forwarder.sources.Add(1) > s.forwarder.maxSources {
+		s.forwarder.sources.Add(-1)
+		return errTooManySources
 	}
-	defer s.of.sources.Add(-1)
+	defer s.forwarder.sources.Add(-1)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conn, err := client.Dial(ctx, address, s.model())
@@ -109,23 +109,23 @@ func (s *Subscription) serve(ctx context.Context, address string) error {
 	if err := conn.Subscribe(s.topic, s.channel, 0); err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
-	one := &source{address: address, conn: conn, busy: make(chan struct{}, 1)}
-	s.add(one)
-	defer s.remove(one)
+	src := &source{address: address, conn: conn, hasCommands: make(chan struct{}, 1)}
+	s.add(src)
+	defer s.remove(src)
 	var writer sync.WaitGroup
 	defer writer.Wait()
 	defer cancel()
 	writer.Go(func() {
-		if s.write(ctx, one) != nil {
+		if s.write(ctx, src) != nil {
 			cancel() // ends the connection
 		}
 	})
-	return s.read(ctx, one)
+	return s.read(ctx, src)
 }
 
-func (s *Subscription) read(ctx context.Context, one *source) error {
+func (s *Subscription) read(ctx context.Context, src *source) error {
 	for {
-		kind, data, err := one.conn.Next()
+		kind, data, err := src.conn.Next()
 		if err != nil {
 			return err
 		}
@@ -133,18 +133,18 @@ func (s *Subscription) read(ctx context.Context, one *source) error {
 		case wire.FrameMessage:
 			m, err := wire.ParseMessage(data)
 			if err == nil {
-				err = s.waitForRoom(ctx, one, len(data))
+				err = s.waitForRoom(ctx, src, len(data))
 			}
 			if err != nil {
 				return err
 			}
-			s.took(one, m)
+			s.deliver(src, m)
 		case wire.FrameError:
 			code, text, _ := bytes.Cut(data, []byte(" "))
 			refusal := wire.NewError(wire.ErrorCode(code), string(text))
 			switch refusal.Code {
 			case wire.CodeFinFailed, wire.CodeReqFailed, wire.CodeTouchFailed:
-				s.refused(refusal)
+				s.queueRefusal(refusal)
 			default:
 				return refusal
 			}
@@ -154,18 +154,18 @@ func (s *Subscription) read(ctx context.Context, one *source) error {
 
 // waitForRoom waits until there is room for the consumer's next message. Meanwhile it sends NOPs to
 // keep the connection alive. The broker sends as much as its socket accepts.
-func (s *Subscription) waitForRoom(ctx context.Context, one *source, size int) error {
-	room := s.full(size)
+func (s *Subscription) waitForRoom(ctx context.Context, src *source, size int) error {
+	room := s.roomFor(size)
 	if room == nil {
 		return nil
 	}
-	alive := time.NewTicker(stillHere)
-	defer alive.Stop()
-	for ; room != nil; room = s.full(size) {
+	keepAlive := time.NewTicker(keepAliveInterval)
+	defer keepAlive.Stop()
+	for ; room != nil; room = s.roomFor(size) {
 		select {
 		case <-room:
-		case <-alive.C:
-			if err := one.conn.Send(nsq.Nop()); err != nil {
+		case <-keepAlive.C:
+			if err := src.conn.Send(nsq.Nop()); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -176,23 +176,23 @@ func (s *Subscription) waitForRoom(ctx context.Context, one *source, size int) e
 }
 
 // write sends a broker its part of RDY and the consumer's commands.
-func (s *Subscription) write(ctx context.Context, one *source) error {
+func (s *Subscription) write(ctx context.Context, src *source) error {
 	for {
 		select {
-		case <-one.busy:
+		case <-src.hasCommands:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 		s.mu.Lock()
-		commands := one.commands
-		one.commands = nil
-		if one.part != one.said {
-			commands = wire.AppendRdy(commands, one.part)
-			one.said = one.part
+		commands := src.commands
+		src.commands = nil
+		if src.credit != src.sentReady {
+			commands = wire.AppendRdy(commands, src.credit)
+			src.sentReady = src.credit
 		}
 		s.mu.Unlock()
 		if len(commands) > 0 {
-			if err := one.conn.Send(&net.Buffers{commands}); err != nil {
+			if err := src.conn.Send(&net.Buffers{commands}); err != nil {
 				return err
 			}
 		}

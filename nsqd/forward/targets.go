@@ -6,13 +6,13 @@ import "sync"
 type targets struct {
 	mu struct {
 		sync.RWMutex
-		known map[string]bool
+		labels map[string]bool
 	}
 }
 
 func newTargets() *targets {
 	t := &targets{}
-	t.mu.known = map[string]bool{}
+	t.mu.labels = map[string]bool{}
 	return t
 }
 
@@ -22,16 +22,16 @@ func (t *targets) label(address string) string {
 		return "none"
 	}
 	t.mu.RLock()
-	known := t.mu.known[address]
+	listed := t.mu.labels[address]
 	t.mu.RUnlock()
-	if known {
+	if listed {
 		return address
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.mu.known) >= maxTargets && !t.mu.known[address] {
+	if len(t.mu.labels) >= maxTargets && !t.mu.labels[address] {
 		return "other"
 	}
-	t.mu.known[address] = true
+	t.mu.labels[address] = true
 	return address
 }

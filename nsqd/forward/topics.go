@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// pollEvery is the interval between lookups of a topic with relayed subscriptions.
-	pollEvery = time.Second
-	// goneAfter is the number of consecutive lookups that must miss a known topic. A following
+	// lookupInterval is the interval between lookups of a topic with relayed subscriptions.
+	lookupInterval = time.Second
+	// maxMissedLookups is the number of consecutive lookups that must miss a known topic. A following
 	// loaddistributor may know a topic later than the leader.
-	goneAfter = 3
+	maxMissedLookups = 3
 )
 
 // topic holds the brokers of a topic, for all its relayed subscriptions.
@@ -30,7 +30,7 @@ type topic struct {
 	mu struct {
 		sync.Mutex
 		addresses []string
-		gone      error
+		err       error
 		changed   chan struct{} // closed and replaced when addresses or gone change
 	}
 }
@@ -63,8 +63,8 @@ func (f *Forwarder) unwatch(t *topic) {
 	}
 }
 
-// forget makes the next watch start a new lookup of the topic.
-func (f *Forwarder) forget(t *topic) {
+// discard makes the next watch start a new lookup of the topic.
+func (f *Forwarder) discard(t *topic) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.mu.topics[t.name] == t {
@@ -72,8 +72,8 @@ func (f *Forwarder) forget(t *topic) {
 	}
 }
 
-// begin runs a subscription. It returns false if the Forwarder ends.
-func (f *Forwarder) begin(do func()) bool {
+// start runs a subscription. It returns false if the Forwarder ends.
+func (f *Forwarder) start(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ctx.Err() != nil {
@@ -84,42 +84,42 @@ func (f *Forwarder) begin(do func()) bool {
 }
 
 func (t *topic) poll(ctx context.Context, find func(context.Context, string) ([]string, error)) {
-	known, missed := false, 0
+	found, missed := false, 0
 	for {
-		once, cancel := context.WithTimeout(ctx, within)
-		addresses, err := find(once, t.name)
+		lookupCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+		addresses, err := find(lookupCtx, t.name)
 		cancel()
 		switch {
 		case err == nil:
-			known, missed = true, 0
+			found, missed = true, 0
 			t.set(addresses, nil)
 		case errors.Is(err, client.ErrUnknown):
-			if missed++; missed >= goneAfter || !known {
+			if missed++; missed >= maxMissedLookups || !found {
 				t.set(nil, err)
 				return
 			}
 		}
-		if !clock.Sleep(ctx, pollEvery) {
+		if !clock.Sleep(ctx, lookupInterval) {
 			return
 		}
 	}
 }
 
-func (t *topic) set(addresses []string, gone error) {
+func (t *topic) set(addresses []string, lookupErr error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if gone == nil && slices.Equal(addresses, t.mu.addresses) {
+	if lookupErr == nil && slices.Equal(addresses, t.mu.addresses) {
 		return
 	}
-	t.mu.addresses, t.mu.gone = addresses, gone
+	t.mu.addresses, t.mu.err = addresses, lookupErr
 	close(t.mu.changed)
 	t.mu.changed = make(chan struct{})
 }
 
-func (t *topic) get() (addresses []string, changed <-chan struct{}, gone error) {
+func (t *topic) get() (addresses []string, changed <-chan struct{}, lookupErr error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.addresses, t.mu.changed, t.mu.gone
+	return t.mu.addresses, t.mu.changed, t.mu.err
 }
 
 // has reports whether a broker has the topic, according to the last lookup.

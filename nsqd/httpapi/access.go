@@ -35,11 +35,11 @@ func (a *API) forbidden(r *http.Request, public bool) *fault {
 		return &fault{Status: http.StatusForbidden, Message: "ADMIN_ADDRESS", Detail: fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
 	}
 	if a.cfg.Tokens != nil {
-		problem, known := a.cfg.Tokens.Check(r, secure.Admin)
+		problem, identity := a.cfg.Tokens.Check(r, secure.Admin)
 		switch {
 		case problem == "":
 			return nil
-		case !known:
+		case !identity:
 			return &fault{Status: http.StatusUnauthorized, Message: "UNAUTHENTICATED", Detail: problem}
 		}
 		return &fault{Status: http.StatusForbidden, Message: "PERMISSION_DENIED", Detail: problem}
@@ -47,8 +47,8 @@ func (a *API) forbidden(r *http.Request, public bool) *fault {
 	if r.URL.Path != "/topic/limit" {
 		return nil
 	}
-	if why := foreign(r); why != "" {
-		return &fault{Status: http.StatusForbidden, Message: "NOT_LOCAL", Detail: "a contract is changed from the broker's host, through a loopback address or a Unix socket, or with a token of --http-token-file; " + why}
+	if reason := foreign(r); reason != "" {
+		return &fault{Status: http.StatusForbidden, Message: "NOT_LOCAL", Detail: "a contract is changed from the broker's host, through a loopback address or a Unix socket, or with a token of --http-token-file; " + reason}
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func foreign(r *http.Request) string {
 			return "this came from a browser, which has added " + name
 		}
 	}
-	if at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && at.Network() == "unix" {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		return "" // the socket's permissions decide who may connect
 	}
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -119,7 +119,7 @@ func (a *API) permit(r *http.Request) error {
 	if secret == "" || len(secret) > maxSecret {
 		return nsqhttp.Refuse(http.StatusUnauthorized, "AUTH_FIRST", "publishing takes a secret of 1 to %d bytes, as Authorization: Bearer SECRET", maxSecret)
 	}
-	grant, err := a.cfg.Authorise(r.Context(), auth.About(r.RemoteAddr, secret, r.TLS))
+	grant, err := a.cfg.Authorise(r.Context(), auth.NewQuery(r.RemoteAddr, secret, r.TLS))
 	switch {
 	case errors.Is(err, auth.ErrBusy):
 		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)

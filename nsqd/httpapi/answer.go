@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 )
 
-// making limits how many answers that list all topics are built at a time. Further requests wait.
-const making = 2
+// maxListings limits how many answers that list all topics are built at a time. Further requests wait.
+const maxListings = 2
 
 // answers limits the memory of answers that list all topics or peek at messages. With thousands of
 // topics such an answer takes megabytes until its client has read it, and any client may request
@@ -20,7 +20,7 @@ type answers struct {
 	limit int64 // bytes; 0: no limit
 	slots chan struct{}
 
-	held    atomic.Int64
+	bytes   atomic.Int64
 	refused atomic.Uint64
 }
 
@@ -43,15 +43,15 @@ func (a *answers) bounded(h http.HandlerFunc) http.HandlerFunc {
 		case <-r.Context().Done():
 			return
 		}
-		whole := &answer{ResponseWriter: w, code: http.StatusOK}
+		response := &answer{ResponseWriter: w, code: http.StatusOK}
 		func() {
 			defer func() { <-a.slots }()
-			h(whole, r)
+			h(response, r)
 		}()
-		size := int64(whole.body.Cap())
-		held := a.held.Add(size)
-		defer a.held.Add(-size)
-		if a.limit > 0 && held > a.limit && held > size {
+		size := int64(response.body.Cap())
+		bytes := a.bytes.Add(size)
+		defer a.bytes.Add(-size)
+		if a.limit > 0 && bytes > a.limit && bytes > size {
 			a.refused.Add(1)
 			(&nsqhttp.Fault{
 				Status: http.StatusServiceUnavailable, Message: "TOO_MANY_REQUESTS", RetryAfter: time.Second,
@@ -59,7 +59,7 @@ func (a *answers) bounded(h http.HandlerFunc) http.HandlerFunc {
 			}).Write(w)
 			return
 		}
-		w.WriteHeader(whole.code)
-		_, _ = w.Write(whole.body.Bytes()) // an error means that the client is gone
+		w.WriteHeader(response.code)
+		_, _ = w.Write(response.body.Bytes()) // an error means that the client is gone
 	}
 }

@@ -126,7 +126,7 @@ type methods map[string]http.HandlerFunc
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	a.bodies.Limit = cfg.MaxBodies
-	a.answers.limit, a.answers.slots = cfg.MaxBodies, make(chan struct{}, making)
+	a.answers.limit, a.answers.slots = cfg.MaxBodies, make(chan struct{}, maxListings)
 	a.faults, _ = obs.Sparse(log)
 	a.audit = secure.NewAuditor(log, cfg.Tokens != nil)
 	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies, answers: &a.answers})
@@ -195,9 +195,9 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 
 // route answers a request after the access check.
 func (a *API) route(w http.ResponseWriter, r *http.Request) {
-	known, ok := a.routes[r.URL.Path]
+	route, ok := a.routes[r.URL.Path]
 	if !ok && strings.HasPrefix(r.URL.Path, "/config/") {
-		known = methods{http.MethodGet: unknownOption, http.MethodPut: unknownOption}
+		route = methods{http.MethodGet: unknownOption, http.MethodPut: unknownOption}
 		ok = true
 	}
 	if !ok {
@@ -216,11 +216,11 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	if h := known[method]; h != nil {
+	if h := route[method]; h != nil {
 		h(w, r)
 		return
 	}
-	w.Header().Set("Allow", strings.Join(append(slices.Sorted(maps.Keys(known)), http.MethodOptions), ", "))
+	w.Header().Set("Allow", strings.Join(append(slices.Sorted(maps.Keys(route)), http.MethodOptions), ", "))
 	if method != http.MethodOptions {
 		(&fault{Status: http.StatusMethodNotAllowed, Message: "METHOD_NOT_ALLOWED"}).Write(w)
 	}
@@ -237,7 +237,7 @@ func (a *API) do(h handler) http.HandlerFunc {
 		defer counted.Release()
 		r.Body = counted
 		body, err := h(r)
-		tell(w.Header(), counted.told)
+		setAdvice(w.Header(), counted.advice)
 		if err != nil {
 			asFault(err).Write(w)
 			return
@@ -251,12 +251,12 @@ type body struct {
 
 	// Of a publish: the publisher's identity from the auth servers, and its advised rate.
 	identity string
-	told     broker.Told
+	advice   broker.Told
 }
 
 // refusals translate the broker's errors to HTTP. The first match applies.
 var refusals = []struct {
-	is     error
+	err    error
 	status int
 	code   string
 }{
@@ -288,7 +288,7 @@ func asFault(err error) *fault {
 		return &fault{Status: http.StatusTooManyRequests, Message: "RATE_LIMITED", Detail: err.Error()}
 	}
 	for _, r := range refusals {
-		if errors.Is(err, r.is) {
+		if errors.Is(err, r.err) {
 			detail := err.Error()
 			if hint := hints[r.code]; hint != "" {
 				detail += "; " + hint

@@ -57,23 +57,23 @@ func place(q url.Values) (p broker.Place, err error) {
 	if p.Offset, err = strconv.ParseUint(text, 10, 64); err == nil {
 		return p, nil
 	}
-	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || at.Year() < 1970 || at.Year() > 2200 {
+	since, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || since.Year() < 1970 || since.Year() > 2200 {
 		return p, nsqhttp.BadRequest("INVALID_TO", "to=%.100q is none of begin, end, an offset, and a time such as 2026-01-02T15:04:05Z", text)
 	}
-	p.Time = max(1, mono.Wall(at.UnixNano()))
+	p.Time = max(1, mono.Wall(since.UnixNano()))
 	return p, nil
 }
 
 // seekChannel moves a channel's cursor and returns the new offset.
 func (a *API) seekChannel(r *http.Request) (string, error) {
-	to, err := place(r.URL.Query())
+	target, err := place(r.URL.Query())
 	if err != nil {
 		return "", err
 	}
 	var at uint64
 	_, err = a.onChannel(func(t *broker.Topic, channel string) (err error) {
-		at, err = t.Seek(channel, to)
+		at, err = t.Seek(channel, target)
 		return err
 	})(r)
 	if err != nil {
@@ -100,17 +100,17 @@ func (a *API) peekChannel(r *http.Request) (string, error) {
 		}
 		count = n
 	}
-	shown := []peekedJSON{}
+	peeked := []peekedJSON{}
 	_, err := a.onChannel(func(t *broker.Topic, channel string) error {
 		messages, err := t.Peek(channel, count)
 		for _, m := range messages {
-			shown = append(shown, peekedJSON{string(m.ID[:]), m.Offset, int64(m.Timestamp), m.Attempts, m.Body})
+			peeked = append(peeked, peekedJSON{string(m.ID[:]), m.Offset, int64(m.Timestamp), m.Attempts, m.Body})
 		}
 		return err
 	})(r)
 	if err != nil {
 		return "", err
 	}
-	b, err := json.Marshal(map[string]any{"messages": shown})
+	b, err := json.Marshal(map[string]any{"messages": peeked})
 	return string(b) + "\n", err
 }

@@ -65,20 +65,20 @@ var (
 )
 
 // onChannels returns a handler for a channel of an existing topic, on all brokers of the topic. For
-// an ephemeral channel, or a topic of this broker alone, the handler calls here instead. The
+// an ephemeral channel, or a topic of this broker alone, the handler calls local instead. The
 // deletion of a cluster's channel succeeds even if the channel is gone, because NSQ's tools ask
 // each broker of the topic.
-func (a *API) onChannels(change ChannelChange, here func(*broker.Topic, string) error) handler {
+func (a *API) onChannels(change ChannelChange, local func(*broker.Topic, string) error) handler {
 	if a.cfg.ChangeChannel == nil {
-		return a.onChannel(here)
+		return a.onChannel(local)
 	}
 	return a.onChannelRequest(func(r *http.Request, t *broker.Topic, channel string) error {
 		if wire.Ephemeral(channel) || wire.Ephemeral(t.Name()) {
-			return here(t, channel)
+			return local(t, channel)
 		}
 		err := a.cfg.ChangeChannel(r.Context(), t.Name(), channel, change)
 		if errors.Is(err, ErrUnmanaged) {
-			return here(t, channel)
+			return local(t, channel)
 		}
 		return err
 	})
@@ -114,11 +114,11 @@ func (a *API) onChannelRequest(do func(*http.Request, *broker.Topic, string) err
 
 // errManaged refuses an operation on a managed broker and says what to do instead. The status is
 // not 403: nsqadmin takes 403 as a request to ask by HTTPS, and does not show the text.
-func (a *API) errManaged(instead string) error {
+func (a *API) errManaged(command string) error {
 	if !a.cfg.Managed {
 		return nil
 	}
-	return nsqhttp.Refuse(http.StatusConflict, "MANAGED", "this broker's topics are the loaddistributor's: %s", instead)
+	return nsqhttp.Refuse(http.StatusConflict, "MANAGED", "this broker's topics are the loaddistributor's: %s", command)
 }
 
 func (a *API) createTopic(r *http.Request) (string, error) {

@@ -32,31 +32,31 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // metric describes a metric and how to compute its value from an S.
 type metric[S any] struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
-	of   func(S) float64
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(S) float64
 }
 
 type number interface {
 	~int | ~int64 | ~uint64 | ~float64
 }
 
-func gauge[S any, N number](d *prometheus.Desc, of func(S) N) metric[S] {
-	return metric[S]{d, prometheus.GaugeValue, func(s S) float64 { return float64(of(s)) }}
+func gauge[S any, N number](d *prometheus.Desc, value func(S) N) metric[S] {
+	return metric[S]{d, prometheus.GaugeValue, func(s S) float64 { return float64(value(s)) }}
 }
 
-func counter[S any, N number](d *prometheus.Desc, of func(S) N) metric[S] {
-	return metric[S]{d, prometheus.CounterValue, func(s S) float64 { return float64(of(s)) }}
+func counter[S any, N number](d *prometheus.Desc, value func(S) N) metric[S] {
+	return metric[S]{d, prometheus.CounterValue, func(s S) float64 { return float64(value(s)) }}
 }
 
-func collect[S any](out chan<- prometheus.Metric, all []metric[S], of S, labels ...string) {
+func collect[S any](out chan<- prometheus.Metric, all []metric[S], source S, labels ...string) {
 	for _, m := range all {
-		out <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(of), labels...)
+		out <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(source), labels...)
 	}
 }
 
-func oneIf(is bool) float64 {
-	if is {
+func oneIf(condition bool) float64 {
+	if condition {
 		return 1
 	}
 	return 0
@@ -207,22 +207,22 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(descDisk, oneIf(c.broker.Health() == nil))
 	gauge(descUnreadable, float64(c.broker.Unreadable()))
-	held, most := c.broker.Memory()
-	gauge(descMemory, float64(held))
-	if most > 0 {
-		gauge(descMemoryMost, float64(most))
+	bytes, limit := c.broker.Memory()
+	gauge(descMemory, float64(bytes))
+	if limit > 0 {
+		gauge(descMemoryMost, float64(limit))
 	}
-	room := c.cfg.MaxSeries
-	if room == 0 {
-		room = math.MaxInt
+	seriesLeft := c.cfg.MaxSeries
+	if seriesLeft == 0 {
+		seriesLeft = math.MaxInt
 	}
 	noTopics, noChannels := 0, 0
 	for _, t := range c.broker.Topics() {
-		if room == 0 {
+		if seriesLeft == 0 {
 			noTopics++
 			continue
 		}
-		room--
+		seriesLeft--
 		s := t.Stats()
 		collect(out, topicMetrics, &s, s.Name)
 		if s.Limited {
@@ -237,17 +237,17 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		if p := t.Paced(false); s.Limited && p.Mode != broker.PaceOff {
 			collect(out, pacingMetrics, p, s.Name)
 		}
-		for part, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery, "consumer": s.Consumer} {
+		for stage, l := range map[string]*obs.Latency{"access": s.Access, "processing": s.Processing, "delivery": s.Delivery, "consumer": s.Consumer} {
 			if l != nil {
-				out <- l.Metric(descLatency, s.Name, part)
+				out <- l.Metric(descLatency, s.Name, stage)
 			}
 		}
 		for i := range s.Channels {
-			if room == 0 {
+			if seriesLeft == 0 {
 				noChannels++
 				continue
 			}
-			room--
+			seriesLeft--
 			collect(out, channelMetrics, &s.Channels[i], s.Name, s.Channels[i].Name)
 		}
 	}

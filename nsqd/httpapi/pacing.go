@@ -35,8 +35,8 @@ func pacingOf(p broker.Paced) pacingJSON {
 	j := pacingJSON{
 		Mode: p.Mode, Paced: p.Paced, Rate: p.Rate, SumWeights: p.SumWeights, LimitedShare: p.LimitedShare, Refused: p.Refused,
 	}
-	for _, one := range p.Publishers {
-		j.Publishers = append(j.Publishers, pacedJSON{one.Identity.Kind, one.Identity.ID, one.Rate, one.Weight, one.Told})
+	for _, publisher := range p.Publishers {
+		j.Publishers = append(j.Publishers, pacedJSON{publisher.Identity.Kind, publisher.Identity.ID, publisher.Rate, publisher.Weight, publisher.Told})
 	}
 	return j
 }
@@ -54,14 +54,14 @@ func publisherOf(r *http.Request) police.Identity {
 	return police.Identity{Kind: "addr", ID: host}
 }
 
-// tell sets the rate limit headers for a paced publisher: q messages in w seconds, with r messages
+// setAdvice sets the rate limit headers for a paced publisher: q messages in w seconds, with r messages
 // left (draft-ietf-httpapi-ratelimit-headers).
-func tell(h http.Header, told broker.Told) {
-	if !told.Paced {
+func setAdvice(h http.Header, advice broker.Told) {
+	if !advice.Paced {
 		return
 	}
-	w := max(1, math.Ceil(float64(told.Burst)/told.Rate))
-	q := max(float64(told.Burst), math.Floor(told.Rate*w))
+	w := max(1, math.Ceil(float64(advice.Burst)/advice.Rate))
+	q := max(float64(advice.Burst), math.Floor(advice.Rate*w))
 	h.Set("RateLimit-Policy", fmt.Sprintf(`"pace";q=%.0f;w=%.0f`, q, w))
-	h.Set("RateLimit", fmt.Sprintf(`"pace";r=%.0f;t=%.0f`, max(0, q-math.Ceil(told.Measured*w)), w))
+	h.Set("RateLimit", fmt.Sprintf(`"pace";r=%.0f;t=%.0f`, max(0, q-math.Ceil(advice.Measured*w)), w))
 }

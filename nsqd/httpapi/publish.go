@@ -47,7 +47,7 @@ func (a *API) mpub(r *http.Request) (string, error) {
 
 // publish finds or creates the topic and calls put. It repeats this if the topic is deleted
 // meanwhile. If the topic is on another broker, publish forwards the message.
-func (a *API) publish(r *http.Request, name string, m pool.Message, put func(*broker.Topic, *broker.Publisher, *broker.Stored) error) (string, error) {
+func (a *API) publish(r *http.Request, name string, m pool.Message, publish func(*broker.Topic, *broker.Publisher, *broker.Stored) error) (string, error) {
 	var at broker.Stored
 	for {
 		t, err := a.broker.TopicForClient([]byte(name))
@@ -58,9 +58,9 @@ func (a *API) publish(r *http.Request, name string, m pool.Message, put func(*br
 			return "", fmt.Errorf("topic %q: %w", name, err)
 		}
 		from := t.Visit(publisherOf(r))
-		err = put(t, from, &at)
+		err = publish(t, from, &at)
 		if b, ok := r.Body.(*body); ok {
-			b.told = from.Told()
+			b.advice = from.Told()
 		}
 		from.Leave()
 		if err == nil {

@@ -323,8 +323,8 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 	return t
 }
 
-// wants returns a boolean query parameter. The default is true.
-func wants(r *http.Request, name string) bool {
+// boolParam returns a boolean query parameter. The default is true.
+func boolParam(r *http.Request, name string) bool {
 	v, err := strconv.ParseBool(r.URL.Query().Get(name))
 	return v || err != nil
 }
@@ -333,8 +333,8 @@ func wants(r *http.Request, name string) bool {
 // exclude clients and memory, and add histograms to JSON.
 func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	s := a.gather(q.Get("topic"), q.Get("channel"), wants(r, "include_clients"), q.Get("include_histograms") == "true")
-	if wants(r, "include_mem") {
+	s := a.gather(q.Get("topic"), q.Get("channel"), boolParam(r, "include_clients"), q.Get("include_histograms") == "true")
+	if boolParam(r, "include_mem") {
 		m := stats.ReadMemory()
 		s.Memory = &m
 	}

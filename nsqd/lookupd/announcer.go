@@ -107,28 +107,28 @@ func (a *Announcer) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		want := a.Addresses()
+		addresses := a.Addresses()
 		for address, p := range all {
-			if !slices.Contains(want, address) {
+			if !slices.Contains(addresses, address) {
 				p.stop()
 				delete(all, address)
 			}
 		}
-		var fresh []func()
-		for _, address := range want {
-			if _, there := all[address]; there {
+		var added []func()
+		for _, address := range addresses {
+			if _, ok := all[address]; ok {
 				continue
 			}
 			p := newPeer(&a.cfg, address, rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())))
-			own, stop := context.WithCancel(ctx)
+			peerCtx, stop := context.WithCancel(ctx)
 			p.stop, all[address] = stop, p
-			fresh = append(fresh, func() { p.run(own) })
+			added = append(added, func() { p.run(peerCtx) })
 		}
 		peers := slices.SortedFunc(maps.Values(all), func(a, b *peer) int { return strings.Compare(a.address, b.address) })
 		a.mu.Lock()
 		a.mu.peers = peers
 		a.mu.Unlock()
-		for _, run := range fresh { // only now, so the peers miss no notice
+		for _, run := range added { // only now, so the peers miss no notice
 			wg.Go(run)
 		}
 		select {

@@ -107,9 +107,9 @@ func (p *peer) connect(ctx context.Context) (greeted bool, err error) {
 	p.log.Info("registered with nsqlookupd")
 	ping := time.NewTicker(p.cfg.PingInterval)
 	defer ping.Stop()
-	known := make(map[key]bool)
+	registered := make(map[key]bool)
 	for {
-		if known, err = p.tell(c, known); err != nil {
+		if registered, err = p.update(c, registered); err != nil {
 			return true, err
 		}
 		select {
@@ -151,16 +151,16 @@ func (p *peer) greet(c *conversation) error {
 	return nil
 }
 
-// tell sends the changes since known, and returns the new registrations.
-func (p *peer) tell(c *conversation, known map[key]bool) (map[key]bool, error) {
-	want := keysOf(p.cfg.Topics())
-	for commands := range slices.Chunk(changes(known, want), batch) {
+// update sends the changes since registered, and returns the new registrations.
+func (p *peer) update(c *conversation, registered map[key]bool) (map[key]bool, error) {
+	current := keysOf(p.cfg.Topics())
+	for commands := range slices.Chunk(changes(registered, current), batch) {
 		if err := c.okay(commands...); err != nil {
-			return known, err
+			return registered, err
 		}
 	}
-	p.registered.Store(int64(len(want)))
-	return want, nil
+	p.registered.Store(int64(len(current)))
+	return current, nil
 }
 
 // conversation is one connection to a daemon.

@@ -86,8 +86,8 @@ func changes(have, want map[key]bool) [][]byte {
 	byName := func(a, b key) int {
 		return strings.Compare(a.topic+" "+a.channel, b.topic+" "+b.channel)
 	}
-	gone := slices.SortedFunc(maps.Keys(have), byName)
-	for _, k := range slices.Backward(gone) {
+	removed := slices.SortedFunc(maps.Keys(have), byName)
+	for _, k := range slices.Backward(removed) {
 		if !want[k] {
 			commands = append(commands, k.append(nil, "UNREGISTER"))
 		}

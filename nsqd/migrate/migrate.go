@@ -88,7 +88,7 @@ type lines map[string]source
 
 type topics map[string]lines
 
-func (t topics) of(name string) lines {
+func (t topics) linesOf(name string) lines {
 	if t[name] == nil {
 		t[name] = lines{}
 	}
@@ -213,13 +213,13 @@ func (im *importer) dispose(list []string) error {
 // setAside renames a file. If an earlier import left a file under the new name, setAside adds a
 // number.
 func setAside(path, name string) error {
-	for n, to := 1, name; ; n++ {
-		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
-			return os.Rename(path, to)
+	for n, target := 1, name; ; n++ {
+		if _, err := os.Lstat(target); errors.Is(err, fs.ErrNotExist) {
+			return os.Rename(path, target)
 		} else if err != nil {
 			return err
 		}
-		to = fmt.Sprintf("%s.%d", name, n)
+		target = fmt.Sprintf("%s.%d", name, n)
 	}
 }
 
@@ -255,7 +255,7 @@ func (im *importer) topic(t Topic, lines lines) error {
 			list = append(list, suffix+" "+path)
 		}
 	}
-	im.report.Unreadable += w.lost
+	im.report.Unreadable += w.damaged
 	if w.written == 0 {
 		return errors.Join(os.RemoveAll(im.folder(cfg.Name)), im.dispose(list))
 	}
@@ -270,7 +270,7 @@ func (im *importer) topic(t Topic, lines lines) error {
 	}
 	im.report.Topics = append(im.report.Topics, t)
 	im.report.Messages += w.written
-	im.Logger.Info("messages of another nsqd are in the topic's log now", obs.KeyTopic, t.Name, obs.KeyCount, w.written, "unreadable", w.lost)
+	im.Logger.Info("messages of another nsqd are in the topic's log now", obs.KeyTopic, t.Name, obs.KeyCount, w.written, "unreadable", w.damaged)
 	return im.finishTopic(t.Name)
 }
 
@@ -283,7 +283,7 @@ type writer struct {
 	bytes   int
 	next    commitlog.Offset
 	written int
-	lost    int
+	damaged int
 	unread  map[string]bool // paths
 }
 
@@ -328,7 +328,7 @@ func (w *writer) write(t *Topic, lines lines) error {
 			break
 		}
 		for _, h := range heads {
-			all = all && h.any && same(h.head, first.head)
+			all = all && h.any && sameRecord(h.head, first.head)
 		}
 		r := first.head
 		if !all {
@@ -349,18 +349,18 @@ func (w *writer) write(t *Topic, lines lines) error {
 		return err
 	}
 	t.Released = w.next
-	own := w.newLine("", lines[""])
-	defer own.stop()
+	topicLine := w.newLine("", lines[""])
+	defer topicLine.stop()
 	for {
-		if err := own.advance(); err != nil {
+		if err := topicLine.advance(); err != nil {
 			return err
 		}
-		if !own.any {
+		if !topicLine.any {
 			err := w.flush()
 			t.Next = w.next
 			return err
 		}
-		r := own.head
+		r := topicLine.head
 		r.Attempts = 0
 		if err := w.add(r); err != nil {
 			return err
@@ -368,7 +368,7 @@ func (w *writer) write(t *Topic, lines lines) error {
 	}
 }
 
-func same(a, b commitlog.Record) bool {
+func sameRecord(a, b commitlog.Record) bool {
 	return a.ID == b.ID && a.Timestamp == b.Timestamp && a.Attempts == b.Attempts && a.Due == b.Due && bytes.Equal(a.Body, b.Body)
 }
 
@@ -424,7 +424,7 @@ func (w *writer) newLine(channel string, s source) *line {
 
 // unreadable counts and logs an unreadable place, and marks its file.
 func (w *writer) unreadable(channel string, u unreadable) {
-	w.lost++
+	w.damaged++
 	if u.path != "" {
 		w.unread[u.path] = true
 	}

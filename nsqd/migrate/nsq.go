@@ -52,10 +52,10 @@ type nsqQueue struct {
 
 // findNSQ finds the files of NSQ's nsqd, and adds its topics and channels to the known ones. list
 // names the files to rename once all topics are imported; nil if there are none.
-func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadata.State, list []string, err error) {
+func (im *importer) findNSQ(topics topics, ours metadata.State) (merged metadata.State, list []string, err error) {
 	entries, err := os.ReadDir(im.Data)
 	if err != nil {
-		return known, nil, err
+		return ours, nil, err
 	}
 	queues := map[string]*nsqQueue{}
 	for _, e := range entries {
@@ -63,14 +63,14 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 		if m == nil {
 			continue
 		}
-		topic, channel, both := strings.Cut(m[1], ":")
+		topic, channel, isChannel := strings.Cut(m[1], ":")
 		n, err := strconv.ParseUint(m[2], 10, 64)
-		if !valid(topic, channel) || both && channel == "" || m[2] != "meta" && (err != nil || m[2] != nsqNumber(n)) {
+		if !valid(topic, channel) || isChannel && channel == "" || m[2] != "meta" && (err != nil || m[2] != nsqNumber(n)) {
 			im.Logger.Error("there is a file of messages that is no topic's or channel's of NSQ's nsqd; it is left alone", "file", e.Name())
 			continue
 		}
 		if err := isFile(filepath.Join(im.Data, e.Name())); err != nil {
-			return known, nil, err
+			return ours, nil, err
 		}
 		q := queues[m[1]]
 		if q == nil {
@@ -85,14 +85,14 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 	}
 	if _, err := os.Lstat(filepath.Join(im.Data, nsqTopics)); len(queues) > 0 || err == nil {
 		if err := im.lock(); err != nil {
-			return known, nil, err
+			return ours, nil, err
 		}
 	}
 	for name, q := range queues {
-		topics.of(q.topic)[q.channel] = im.nsq(name, q)
+		topics.linesOf(q.topic)[q.channel] = im.nsq(name, q)
 	}
-	merged, there, err := im.nsqTopics(known)
-	if err != nil || !there {
+	merged, found, err := im.nsqTopics(ours)
+	if err != nil || !found {
 		return merged, nil, err
 	}
 	return merged, []string{doneSuffix + " " + filepath.Join(im.Data, nsqTopics)}, nil
@@ -102,15 +102,15 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 func nsqNumber(n uint64) string { return fmt.Sprintf("%06d", n) }
 
 // read reads a file of at most most bytes.
-func read(path string, most int64) ([]byte, error) {
+func read(path string, limit int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close() // only read
-	b, err := io.ReadAll(io.LimitReader(file, most+1))
-	if err == nil && int64(len(b)) > most {
-		err = fmt.Errorf("%s has more than %d bytes", path, most)
+	b, err := io.ReadAll(io.LimitReader(file, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
 	}
 	return b, err
 }
@@ -131,13 +131,13 @@ func (im *importer) lock() error {
 
 // nsqTopics adds the topics and channels of nsqd.dat to the known ones. Known entries stay
 // unchanged.
-func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, there bool, err error) {
+func (im *importer) nsqTopics(ours metadata.State) (merged metadata.State, found bool, err error) {
 	path := filepath.Join(im.Data, nsqTopics)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return known, false, nil
+		return ours, false, nil
 	}
 	if err := isFile(path); err != nil {
-		return known, false, err
+		return ours, false, err
 	}
 	text, err := read(path, maxTopics)
 	var state struct {
@@ -154,9 +154,9 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 		err = json.Unmarshal(text, &state)
 	}
 	if err != nil { // without the list, its channels would miss messages
-		return known, false, fmt.Errorf("%s cannot be read; mend it, or move it away: %w", path, err)
+		return ours, false, fmt.Errorf("%s cannot be read; mend it, or move it away: %w", path, err)
 	}
-	merged.Topics = slices.Clone(known.Topics)
+	merged.Topics = slices.Clone(ours.Topics)
 	for _, t := range state.Topics {
 		if !valid(t.Name, "") {
 			im.Logger.Error("nsqd.dat has a topic with a name that no topic can have; it is left out", "topic", t.Name)
@@ -185,7 +185,7 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 }
 
 func (im *importer) nsq(name string, q *nsqQueue) source {
-	path := func(part string) string { return filepath.Join(im.Data, name+".diskqueue."+part+".dat") }
+	path := func(suffix string) string { return filepath.Join(im.Data, name+".diskqueue."+suffix+".dat") }
 	var s source
 	if q.meta {
 		s.paths = append(s.paths, path("meta"))
@@ -195,37 +195,37 @@ func (im *importer) nsq(name string, q *nsqQueue) source {
 		s.paths = append(s.paths, path(nsqNumber(n)))
 	}
 	s.records = func(yield func(commitlog.Record, error) bool) {
-		var from nsqPlaces
+		var places nsqPlaces
 		if q.meta {
 			var err error
-			if from, err = readNSQMeta(path("meta")); err != nil && !yield(commitlog.Record{}, err) {
+			if places, err = readNSQMeta(path("meta")); err != nil && !yield(commitlog.Record{}, err) {
 				return
 			}
 		}
 		missing := func(n, before uint64) bool {
 			return n >= before || yield(commitlog.Record{}, unreadable{err: fmt.Errorf("%s: not readable: the file is missing, and all before number %d", path(nsqNumber(n)), before)})
 		}
-		next := from.number
+		next := places.number
 		for i, n := range q.files {
-			if n < from.number {
+			if n < places.number {
 				continue
 			}
-			if i == 0 && from.number == 0 { // perhaps the meta file is missing: begin with the first file
+			if i == 0 && places.number == 0 { // perhaps the meta file is missing: begin with the first file
 				next = n
 			}
 			place := int64(0)
-			if n == from.number {
-				place = from.place
+			if n == places.number {
+				place = places.place
 			}
 			if !missing(next, n) || !readNSQ(path(nsqNumber(n)), place, im.maxBody(), yield) {
 				return
 			}
 			next = n + 1
 		}
-		if from.endPlace > 0 {
-			from.end++
+		if places.endPlace > 0 {
+			places.end++
 		}
-		missing(next, from.end)
+		missing(next, places.end)
 	}
 	return s
 }
@@ -251,7 +251,7 @@ func readNSQMeta(path string) (p nsqPlaces, err error) {
 // readNSQ reads the messages of a file, and reports whether to continue with the next file. It
 // reads beyond the end in the meta file, because a killed process had accepted the messages
 // there.
-func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, error) bool) (more bool) {
+func readNSQ(path string, start int64, maxBody int, yield func(commitlog.Record, error) bool) (more bool) {
 	file, err := os.Open(path)
 	if err != nil {
 		return yield(commitlog.Record{}, err) && false
@@ -259,36 +259,36 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 	defer file.Close() // only read
 	info, err := file.Stat()
 	if err == nil {
-		_, err = file.Seek(from, io.SeekStart)
+		_, err = file.Seek(start, io.SeekStart)
 	}
 	if err != nil {
 		return yield(commitlog.Record{}, err) && false
 	}
-	if from > info.Size() {
-		return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: not readable: the file ends at %d, and was read up to %d", path, info.Size(), from)})
+	if start > info.Size() {
+		return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: not readable: the file ends at %d, and was read up to %d", path, info.Size(), start)})
 	}
 	r := bufio.NewReaderSize(file, 1<<20)
 	var head [4 + nsqHeader]byte
 	var body []byte
-	for at := from; ; {
+	for offset := start; ; {
 		n, err := io.ReadFull(r, head[:])
 		if n == 0 && errors.Is(err, io.EOF) {
 			return true
 		}
 		size := int64(binary.BigEndian.Uint32(head[:]))
-		lost := err != nil || size < nsqHeader || size-nsqHeader > int64(maxBody) || size > info.Size()-at
-		if !lost {
+		damaged := err != nil || size < nsqHeader || size-nsqHeader > int64(maxBody) || size > info.Size()-offset
+		if !damaged {
 			body = slices.Grow(body[:0], int(size-nsqHeader))[:size-nsqHeader]
 			_, err = io.ReadFull(r, body)
-			lost = err != nil
+			damaged = err != nil
 		}
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			return yield(commitlog.Record{}, err) && false
 		}
-		if lost {
-			return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: not readable from %d on", path, at)})
+		if damaged {
+			return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: not readable from %d on", path, offset)})
 		}
-		at += 4 + size
+		offset += 4 + size
 		timestamp := mono.Wall(binary.BigEndian.Uint64(head[4:]))
 		if !yield(commitlog.Record{
 			ID:        [16]byte(head[14:]),

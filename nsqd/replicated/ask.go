@@ -15,9 +15,9 @@ const answering = time.Second
 // request is idempotent.
 func ask[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
 	for {
-		try, cancel := context.WithTimeout(ctx, answering)
-		answer, err := request(try)
-		unanswered := err != nil && try.Err() != nil
+		attempt, cancel := context.WithTimeout(ctx, answering)
+		answer, err := request(attempt)
+		unanswered := err != nil && attempt.Err() != nil
 		cancel()
 		switch {
 		case unanswered && ctx.Err() != nil:

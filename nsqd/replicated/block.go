@@ -63,9 +63,9 @@ func parseHead(b []byte) (head, error) {
 
 // appendRecord appends a record to a block that begins at offset first.
 func appendRecord(dst []byte, r *commitlog.Record, first commitlog.Offset) []byte {
-	from := len(dst)
+	start := len(dst)
 	dst = commitlog.AppendData(append(dst, 0, 0, 0, 0), r, first)
-	binary.BigEndian.PutUint32(dst[from:], uint32(len(dst)-from-recordHeader))
+	binary.BigEndian.PutUint32(dst[start:], uint32(len(dst)-start-recordHeader))
 	return dst
 }
 
@@ -73,17 +73,17 @@ func appendRecord(dst []byte, r *commitlog.Record, first commitlog.Offset) []byt
 // slices of b.
 func records(b []byte, h head) iter.Seq[commitlog.Record] {
 	return func(yield func(commitlog.Record) bool) {
-		at := h.first
+		offset := h.first
 		for b = b[blockHeader:]; len(b) >= recordHeader; {
 			n := uint64(binary.BigEndian.Uint32(b))
 			if b = b[recordHeader:]; n > uint64(len(b)) {
 				return
 			}
 			var r commitlog.Record
-			if !commitlog.ParseData(b[:n:n], h.first, &r) || r.Offset < at || r.Offset >= h.next || !yield(r) {
+			if !commitlog.ParseData(b[:n:n], h.first, &r) || r.Offset < offset || r.Offset >= h.next || !yield(r) {
 				return
 			}
-			at, b = r.Offset+1, b[n:]
+			offset, b = r.Offset+1, b[n:]
 		}
 	}
 }

@@ -27,7 +27,7 @@ type Config struct {
 	Credentials string // file with a JWT and a key, made by nsc; empty: none
 	TLS         *tls.Config
 	Replicas    int    // of each stream, 1 to 5
-	Part        string // identity of this broker, the owner of its parts
+	BrokerID    string // identity of this broker, the owner of its parts
 	MaxBody     int    // maximum size of a message body, in bytes
 	// MaxBytes is the maximum size of a topic's stream, in bytes. 0: only the server limits the
 	// size.
@@ -38,7 +38,7 @@ type Config struct {
 // Cluster is a connection to JetStream.
 type Cluster struct {
 	cfg     Config
-	life    context.Context // context of every request and of the connection; ended by end
+	ctx     context.Context // context of every request and of the connection; ended by end
 	end     context.CancelCauseFunc
 	nc      *nats.Conn
 	js      jetstream.JetStream
@@ -49,12 +49,12 @@ type Cluster struct {
 
 	mu     sync.Mutex
 	opened map[part]*Log
-	// left holds, for each part that this process could not remove, the possible nonces of the
+	// unremoved holds, for each part that this process could not remove, the possible nonces of the
 	// newest block: the nonce of the part's owner, and the nonce of an owner that claimed the
 	// part to remove it.
-	left   map[part][2]uint64
-	closes chan struct{} // closed and replaced when a log is closed
-	last   *time.Timer   // timer of EndAfter; nil: EndAfter was not called
+	unremoved map[part][2]uint64
+	closes    chan struct{} // closed and replaced when a log is closed
+	last      *time.Timer   // timer of EndAfter; nil: EndAfter was not called
 }
 
 const (
@@ -72,22 +72,22 @@ func (e errConfig) Unwrap() error { return e.error }
 // minute or until ctx is done, because servers that start together with the broker first elect a
 // leader. An error in the configuration of either side fails at once.
 func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
-	if cfg.Part == "" || cfg.Log == nil || cfg.Replicas < 1 || cfg.Replicas > 5 {
-		return nil, fmt.Errorf("replicated log: part %q, %d replicas: want a name, and 1 to 5", cfg.Part, cfg.Replicas)
+	if cfg.BrokerID == "" || cfg.Log == nil || cfg.Replicas < 1 || cfg.Replicas > 5 {
+		return nil, fmt.Errorf("replicated log: part %q, %d replicas: want a name, and 1 to 5", cfg.BrokerID, cfg.Replicas)
 	}
 	ctx, cancel := context.WithTimeout(ctx, starting)
 	defer cancel()
 	pause := time.NewTicker(minWait)
 	defer pause.Stop()
-	for said := false; ; {
+	for warned := false; ; {
 		c, err := connect(ctx, cfg)
 		var config errConfig
 		if err == nil || errors.As(err, &config) {
 			return c, err
 		}
-		if !said && ctx.Err() == nil {
+		if !warned && ctx.Err() == nil {
 			cfg.Log.Warn("NATS JetStream is not there yet; trying again", "for", starting, obs.KeyError, err)
-			said = true
+			warned = true
 		}
 		select {
 		case <-ctx.Done():
@@ -129,17 +129,17 @@ func (d *dialled) Close() error {
 }
 
 func connect(ctx context.Context, cfg Config) (*Cluster, error) {
-	life, end := context.WithCancelCause(context.WithoutCancel(ctx)) // life outlives ctx: reconnects use it for the whole process
+	connCtx, end := context.WithCancelCause(context.WithoutCancel(ctx)) // connCtx outlives ctx: reconnects use it for the whole process
 	connected := context.AfterFunc(ctx, func() { end(ctx.Err()) })
 	defer connected()
 	options := []nats.Option{
-		nats.Name("nsqd " + cfg.Part), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
-		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(dialTimeout), nats.SetCustomDialer(dialer{life}),
+		nats.Name("nsqd " + cfg.BrokerID), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(dialTimeout), nats.SetCustomDialer(dialer{connCtx}),
 		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2), nats.ReconnectBufSize(-1),
 		nats.FlusherTimeout(patience), // a write to a frozen server blocks all other requests
 		nats.IgnoreAuthErrorAbort(),   // credentials may change on both sides, one after the other
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil && life.Err() == nil {
+			if err != nil && connCtx.Err() == nil {
 				cfg.Log.Warn("connection to NATS lost", obs.KeyError, err)
 			}
 		}),
@@ -163,12 +163,12 @@ func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		}
 		return nil, err
 	}
-	c := &Cluster{cfg: cfg, life: life, end: end, nc: nc, opened: make(map[part]*Log), left: make(map[part][2]uint64), closes: make(chan struct{})}
+	c := &Cluster{cfg: cfg, ctx: connCtx, end: end, nc: nc, opened: make(map[part]*Log), unremoved: make(map[part][2]uint64), closes: make(chan struct{})}
 	if err := c.begin(ctx); err != nil {
 		c.Close()
 		return nil, err
 	}
-	if !connected() { // ctx has just ended, and with it life, so nc could not reconnect
+	if !connected() { // ctx has just ended, and with it connCtx, so nc could not reconnect
 		c.Close()
 		return nil, ctx.Err()
 	}
@@ -222,7 +222,7 @@ func (c *Cluster) EndAfter(d time.Duration) {
 			c.cfg.Log.Warn("JetStream has not stored all in time; the broker waits no longer", "limit", d)
 			c.end(ErrEnded)
 			c.mu.Lock()
-			c.tell() // wake the callers that wait for a log to be closed
+			c.notifyClosed() // wake the callers that wait for a log to be closed
 			c.mu.Unlock()
 		})
 	}
@@ -239,9 +239,9 @@ func (c *Cluster) Close() {
 	c.nc.Close()
 }
 
-// within returns a context for requests that may take d together.
-func (c *Cluster) within(d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(c.life, d)
+// timeout returns a context for requests that may take d together.
+func (c *Cluster) timeout(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(c.ctx, d)
 }
 
 func (c *Cluster) makeCursors(ctx context.Context) (jetstream.Stream, error) {
@@ -311,14 +311,14 @@ func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." +
 // parts that were taken over. Topics waits some seconds for each stream's leader, because only
 // the leader knows whether the stream is empty. away lists the topics whose leader does not
 // answer.
-func (c *Cluster) Topics() (topics, away []string, err error) {
-	ctx, cancel := c.within(connecting)
+func (c *Cluster) Topics() (topics, unavailable []string, err error) {
+	ctx, cancel := c.timeout(connecting)
 	defer cancel()
-	names := c.js.StreamNames(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
+	names := c.js.StreamNames(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.BrokerID)))
 	var parts []part
 	for name := range names.Name() {
-		topic := strings.TrimSuffix(strings.TrimPrefix(name, logStream), "="+token(c.cfg.Part))
-		if p := (part{untoken(topic), c.cfg.Part}); name == p.stream() { // otherwise an operator's or another broker's stream
+		topic := strings.TrimSuffix(strings.TrimPrefix(name, logStream), "="+token(c.cfg.BrokerID))
+		if p := (part{untoken(topic), c.cfg.BrokerID}); name == p.stream() { // otherwise an operator's or another broker's stream
 			parts = append(parts, p)
 		}
 	}
@@ -330,8 +330,8 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 	all.SetLimit(readers)
 	for i, p := range parts {
 		all.Go(func() error {
-			infos[i], errs[i] = c.has(ctx, p)
-			if is := infos[i]; is != nil && is.State.Msgs == 0 {
+			infos[i], errs[i] = c.partInfo(ctx, p)
+			if info := infos[i]; info != nil && info.State.Msgs == 0 {
 				infos[i], errs[i] = nil, c.delete(ctx, p.stream())
 			}
 			return nil
@@ -341,25 +341,25 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 	for i, p := range parts {
 		switch {
 		case errs[i] != nil:
-			away = append(away, p.topic)
+			unavailable = append(unavailable, p.topic)
 		case infos[i] != nil:
 			topics = append(topics, p.topic)
 		}
 	}
-	return topics, away, nil
+	return topics, unavailable, nil
 }
 
 // Has reports whether this broker's part of a topic has anything stored. The error says why the
 // answer is unknown now.
 func (c *Cluster) Has(topic string) (bool, error) {
-	ctx, cancel := c.within(time.Second)
+	ctx, cancel := c.timeout(time.Second)
 	defer cancel()
-	info, err := c.has(ctx, part{topic, c.cfg.Part})
+	info, err := c.partInfo(ctx, part{topic, c.cfg.BrokerID})
 	return info != nil && info.State.Msgs > 0, err
 }
 
-// has returns the state of a part's stream; nil: the stream does not exist.
-func (c *Cluster) has(ctx context.Context, p part) (*jetstream.StreamInfo, error) {
+// partInfo returns the state of a part's stream; nil: the stream does not exist.
+func (c *Cluster) partInfo(ctx context.Context, p part) (*jetstream.StreamInfo, error) {
 	info, err := c.info(ctx, p.stream())
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
@@ -375,8 +375,8 @@ func (c *Cluster) has(ctx context.Context, p part) (*jetstream.StreamInfo, error
 // info asks a stream's leader for the stream's state, until a leader answers or ctx is done.
 func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
 	for {
-		try, cancel := context.WithTimeout(ctx, time.Second) // without a leader there may be no answer
-		found, err := c.js.Stream(try, stream)
+		attempt, cancel := context.WithTimeout(ctx, time.Second) // without a leader there may be no answer
+		found, err := c.js.Stream(attempt, stream)
 		cancel()
 		if err == nil {
 			return found.CachedInfo(), nil
@@ -402,14 +402,14 @@ func (c *Cluster) delete(ctx context.Context, stream string) error {
 // owner's. Errors: commitlog.ErrInUse if this process has the part open, ErrFenced if an owner
 // with a greater epoch has the part.
 func (c *Cluster) Open(topic string, epoch uint64) (*Log, error) {
-	return c.open(part{topic, c.cfg.Part}, epoch)
+	return c.open(part{topic, c.cfg.BrokerID}, epoch)
 }
 
 // TakeOver claims another broker's part of a topic. The other broker can then store nothing more.
 // Errors: ErrNoPart if the part is empty or missing, and the errors of Open.
 func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 	p := part{topic, broker}
-	ctx, cancel := c.within(patience)
+	ctx, cancel := c.timeout(patience)
 	defer cancel()
 	stream, err := c.stream(ctx, p.stream())
 	switch {
@@ -423,11 +423,11 @@ func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 
 func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 	c.mu.Lock()
-	if c.life.Err() != nil { // checked first: after the end, a log in use may not close before the caller continues
+	if c.ctx.Err() != nil { // checked first: after the end, a log in use may not close before the caller continues
 		c.mu.Unlock()
-		return nil, fmt.Errorf("topic %s: %w", p, context.Cause(c.life))
+		return nil, fmt.Errorf("topic %s: %w", p, context.Cause(c.ctx))
 	}
-	if _, is := c.opened[p]; is {
+	if _, open := c.opened[p]; open {
 		c.mu.Unlock()
 		return nil, fmt.Errorf("topic %s: %w", p, commitlog.ErrInUse)
 	}
@@ -437,7 +437,7 @@ func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		c.forget(p)
+		c.removeOpened(p)
 		return nil, err
 	}
 	c.opened[p] = l
@@ -446,21 +446,21 @@ func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 
 func (c *Cluster) closed(l *Log) {
 	l.mu.Lock()
-	l.hold(-l.bytes)
+	l.countBytes(-l.bytes)
 	l.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.forget(l.part)
+	c.removeOpened(l.part)
 }
 
-// forget requires mu held.
-func (c *Cluster) forget(p part) {
+// removeOpened requires mu held.
+func (c *Cluster) removeOpened(p part) {
 	delete(c.opened, p)
-	c.tell()
+	c.notifyClosed()
 }
 
-// tell wakes the callers of Closes. Requires: mu held.
-func (c *Cluster) tell() {
+// notifyClosed wakes the callers of Closes. Requires: mu held.
+func (c *Cluster) notifyClosed() {
 	close(c.closes)
 	c.closes = make(chan struct{})
 }
@@ -486,16 +486,16 @@ func (l *Log) Remove() error {
 		close(l.stop)
 	}
 	<-l.done
-	l.outlive()
+	l.detach()
 	defer l.cluster.closed(l)
 	if fenced {
 		return nil
 	}
-	ctx, cancel := l.cluster.within(patience)
+	ctx, cancel := l.cluster.timeout(patience)
 	defer cancel()
 	if !l.foreign() {
 		deleted, err := ask(ctx, func(ctx context.Context) (bool, error) {
-			h, _, err := l.last(ctx)
+			h, _, err := l.newest(ctx)
 			switch {
 			case errors.Is(err, jetstream.ErrStreamNotFound):
 				return true, nil
@@ -508,10 +508,10 @@ func (l *Log) Remove() error {
 			err = errors.Join(err, l.removeCursors(ctx))
 		}
 		if err != nil {
-			l.cluster.leave(l.part, l.owner, l.owner)
+			l.cluster.recordUnremoved(l.part, l.owner, l.owner)
 		} else {
 			l.cluster.mu.Lock()
-			delete(l.cluster.left, l.part)
+			delete(l.cluster.unremoved, l.part)
 			l.cluster.mu.Unlock()
 		}
 		return err
@@ -529,25 +529,25 @@ func (l *Log) Remove() error {
 	return errors.Join(err, l.removeCursors(ctx))
 }
 
-// leave records that removal of a part failed. The part's newest block is then from one of the
-// two owners, unless another owner has claimed the part since.
-func (c *Cluster) leave(p part, one, other owner) {
+// recordUnremoved records that removal of a part failed. The part's newest block is then from one
+// of the two owners, unless another owner has claimed the part since.
+func (c *Cluster) recordUnremoved(p part, claimed, created owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.left[p] = [2]uint64{one.nonce, other.nonce}
+	c.unremoved[p] = [2]uint64{claimed.nonce, created.nonce}
 }
 
-// leftBy reports whether removal of a part failed and the part's newest block is from the given
+// unremovedBy reports whether removal of a part failed and the part's newest block is from the given
 // owner.
-func (c *Cluster) leftBy(p part, newest owner) bool {
+func (c *Cluster) unremovedBy(p part, newest owner) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	left, is := c.left[p]
-	return is && slices.Contains(left[:], newest.nonce)
+	nonces, ok := c.unremoved[p]
+	return ok && slices.Contains(nonces[:], newest.nonce)
 }
 
-// Left reports whether the claimed part held only a log that this process had failed to remove.
-func (l *Log) Left() bool { return l.left }
+// Unremoved reports whether the claimed part held only a log that this process had failed to remove.
+func (l *Log) Unremoved() bool { return l.unremoved }
 
 // foreign reports whether the part was taken over from another broker.
-func (l *Log) foreign() bool { return l.part.broker != l.cluster.cfg.Part }
+func (l *Log) foreign() bool { return l.part.broker != l.cluster.cfg.BrokerID }

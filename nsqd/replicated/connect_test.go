@@ -39,7 +39,7 @@ func TestConnectingEndsWithItsContext(t *testing.T) {
 				}
 			})
 		}
-		_, err := Connect(ctx, Config{URL: strings.Join(urls, ","), Part: "b", Replicas: 1, Log: slog.New(slog.DiscardHandler)})
+		_, err := Connect(ctx, Config{URL: strings.Join(urls, ","), BrokerID: "b", Replicas: 1, Log: slog.New(slog.DiscardHandler)})
 		if err != context.Canceled {
 			t.Error(err)
 		}

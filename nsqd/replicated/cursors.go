@@ -174,10 +174,10 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 		switch {
 		case errors.Is(err, ErrFenced):
 			l.fail(ErrFenced)
-		case l.cluster.life.Err() != nil:
-			err = context.Cause(l.cluster.life)
+		case l.cluster.ctx.Err() != nil:
+			err = context.Cause(l.cluster.ctx)
 		case errors.Is(err, jetstream.ErrNoStreamResponse):
-			ctx, cancel := l.cluster.within(time.Second)
+			ctx, cancel := l.cluster.timeout(time.Second)
 			defer cancel()
 			l.cluster.remakeCursors(ctx)
 			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -194,7 +194,7 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 
 func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 	c := &l.cursors
-	ctx, cancel := l.cluster.within(patience)
+	ctx, cancel := l.cluster.timeout(patience)
 	defer cancel()
 	h := cursorHead{epoch: l.owner.epoch, number: c.number + 1, next: next, crc: crc32.Checksum(snapshot, castagnoli), saved: true}
 	msg, size := snapshot, int(l.cluster.nc.MaxPayload())-1024
@@ -205,14 +205,14 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 		}
 		h.chunks, msg = uint16(n), nil
 		for i := range n {
-			part := snapshot[i*size : min((i+1)*size, len(snapshot))]
-			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), part); err != nil {
+			chunk := snapshot[i*size : min((i+1)*size, len(snapshot))]
+			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), chunk); err != nil {
 				return err
 			}
 		}
 	}
 	head := append(h.append(nil), msg...)
-	for again := false; ; again = true {
+	for retry := false; ; retry = true {
 		ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", head, jetstream.WithExpectLastSequencePerSubject(c.seq))
 		if err == nil {
 			c.seq, c.number = ack.Sequence, h.number
@@ -224,7 +224,7 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 		if stored, err := l.lookAtHead(ctx, h.epoch, head); stored || err != nil {
 			return err
 		}
-		if again {
+		if retry {
 			return errors.New("an earlier snapshot was stored only now; it is saved again")
 		}
 	}
@@ -234,10 +234,10 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 // the head and lost the acknowledgement. An earlier try may also have stored another snapshot of
 // this owner; the next try then follows that snapshot. If another owner has claimed the part, the
 // error is ErrFenced.
-func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored bool, err error) {
+func (l *Log) lookAtHead(ctx context.Context, epoch uint64, written []byte) (stored bool, err error) {
 	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner or an operator has removed the head
-		h, last, err := l.last(ctx)
+		h, last, err := l.newest(ctx)
 		if err == nil && !l.owns(h, last) || errors.Is(err, jetstream.ErrStreamNotFound) {
 			err = ErrFenced
 		}
@@ -255,7 +255,7 @@ func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored
 		return false, ErrFenced
 	}
 	l.cursors.seq, l.cursors.number = m.Sequence, h.number
-	return bytes.Equal(m.Data, mine), nil
+	return bytes.Equal(m.Data, written), nil
 }
 
 // removeCursors removes the cursors that this owner has claimed, unless another owner has claimed

@@ -61,12 +61,12 @@ const (
 // blocks at a time. Most replicas of the stream acknowledge a stored block, so the block survives
 // the loss of a machine. Only Sync reports that records are stored.
 type Log struct {
-	cluster *Cluster
-	stream  jetstream.Stream
-	part    part
-	owner   owner
-	left    bool        // see Left; set by claim
-	outlive func() bool // detaches the log from the end of the cluster; set by open
+	cluster   *Cluster
+	stream    jetstream.Stream
+	part      part
+	owner     owner
+	unremoved bool        // see Unremoved; set by claim
+	detach    func() bool // detaches the log from the end of the cluster; set by open
 
 	wake chan struct{} // capacity 1: there is something to send
 	stop chan struct{} // closed by Close
@@ -75,23 +75,23 @@ type Log struct {
 	keeping sync.Mutex // serializes trimming and saving; acquired before mu
 	cursors cursors    // guarded by keeping
 
-	mu      sync.Mutex
-	changed *sync.Cond // of mu: durable, err, failing or pending have changed
-	next    commitlog.Offset
-	durable commitlog.Offset // all records before it are stored
-	pending []*block         // unstored blocks, oldest first; Read reads them from memory
-	bytes   int              // of pending
-	err     error            // permanent: ErrFenced, ErrEnded, or commitlog.ErrClosed
-	failing error            // why nothing is stored now
-	since   time.Time        // start of failing
-	marks   marks
-	gaps    map[uint64]bool // sequences of blocks that disappeared without a trim
-	retain  commitlog.Retain
-	stats   commitlog.Stats
-	trimmed commitlog.Offset // the greatest offset passed to Trim
-	purged  time.Time        // time of the last purge by Trim
-	looked  time.Time        // time of the last look at the stream
-	claimed time.Time        // time of this owner's claim; set once
+	mu           sync.Mutex
+	changed      *sync.Cond // of mu: durable, err, failing or pending have changed
+	next         commitlog.Offset
+	durable      commitlog.Offset // all records before it are stored
+	pending      []*block         // unstored blocks, oldest first; Read reads them from memory
+	bytes        int              // of pending
+	err          error            // permanent: ErrFenced, ErrEnded, or commitlog.ErrClosed
+	failing      error            // why nothing is stored now
+	failingSince time.Time        // start of failing
+	marks        marks
+	gaps         map[uint64]bool // sequences of blocks that disappeared without a trim
+	retain       commitlog.Retain
+	stats        commitlog.Stats
+	trimmed      commitlog.Offset // the greatest offset passed to Trim
+	purged       time.Time        // time of the last purge by Trim
+	looked       time.Time        // time of the last look at the stream
+	claimed      time.Time        // time of this owner's claim; set once
 }
 
 // block is a block that is not stored yet.
@@ -100,16 +100,16 @@ type block struct {
 	data   []byte
 	sealed bool // takes no further record
 	sent   bool // since the last check of what is stored
-	began  time.Time
+	start  time.Time
 }
 
 // open claims a part for an owner with the given epoch; 0 selects an epoch after the last
 // owner's.
 func open(c *Cluster, p part, epoch uint64) (*Log, error) {
-	ctx, cancel := c.within(patience)
+	ctx, cancel := c.timeout(patience)
 	defer cancel()
-	if there, err := c.stream(ctx, p.stream()); err == nil && !slices.Contains(there.CachedInfo().Config.Subjects, p.subject()) {
-		return nil, fmt.Errorf("open the stream of topic %s: %s has it already, as %q", p, p.stream(), there.CachedInfo().Config.Subjects)
+	if existing, err := c.stream(ctx, p.stream()); err == nil && !slices.Contains(existing.CachedInfo().Config.Subjects, p.subject()) {
+		return nil, fmt.Errorf("open the stream of topic %s: %s has it already, as %q", p, p.stream(), existing.CachedInfo().Config.Subjects)
 	}
 	config := jetstream.StreamConfig{
 		Name: p.stream(), Subjects: []string{p.subject()},
@@ -131,7 +131,7 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim topic %s: %w", p, err)
 	}
-	l.outlive = context.AfterFunc(c.life, func() { l.fail(ErrEnded) })
+	l.detach = context.AfterFunc(c.ctx, func() { l.fail(ErrEnded) })
 	go l.send(last)
 	return l, nil
 }
@@ -140,7 +140,7 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 // owner's blocks follow.
 func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 	for epoch := l.owner.epoch; ; {
-		h, last, err := l.last(ctx)
+		h, last, err := l.newest(ctx)
 		if errors.Is(err, jetstream.ErrStreamNotFound) && ctx.Err() == nil {
 			pause(ctx) // a server may not know a new stream yet
 			continue
@@ -159,11 +159,11 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 			return 0, fmt.Errorf("%w: epoch %d, it is at %d", ErrFenced, epoch, h.owner.epoch)
 		}
 		next := max(h.next, found.next)
-		if l.left = l.cluster.leftBy(l.part, h.owner); l.left {
-			l.cluster.leave(l.part, h.owner, l.owner) // also if the outcome of the claim is unknown
+		if l.unremoved = l.cluster.unremovedBy(l.part, h.owner); l.unremoved {
+			l.cluster.recordUnremoved(l.part, h.owner, l.owner) // also if the outcome of the claim is unknown
 		}
-		mine := head{owner: l.owner, first: next, next: next}
-		ack, err := l.cluster.claimed(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
+		claimed := head{owner: l.owner, first: next, next: next}
+		ack, err := l.cluster.claimed(ctx, l.part.subject(), claimed.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {
 			continue // another owner has stored a block, or claims the part at the same time
 		}
@@ -211,9 +211,9 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 	}
 }
 
-// last returns the newest block of the stream, if any, and the stream's last sequence. The
+// newest returns the newest block of the stream, if any, and the stream's last sequence. The
 // sequence is greater than the block's if the last message was deleted.
-func (l *Log) last(ctx context.Context) (head, uint64, error) {
+func (l *Log) newest(ctx context.Context) (head, uint64, error) {
 	for tries := 1; ; tries++ {
 		info, err := infoOf(ctx, l.stream)
 		if err != nil {
@@ -275,7 +275,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for len(batch) > 0 && l.err == nil && l.full() && !l.refusing() {
+	for len(batch) > 0 && l.err == nil && l.overLimit() && !l.refusing() {
 		l.changed.Wait()
 	}
 	switch {
@@ -314,33 +314,33 @@ func (l *Log) append(r *commitlog.Record) {
 		b = l.pending[n-1]
 	}
 	if b == nil || b.sealed || len(b.data)+size > l.cluster.blockSize || r.Offset-b.first > math.MaxUint32 {
-		b = &block{head: head{owner: l.owner, first: r.Offset}, began: time.Now()}
+		b = &block{head: head{owner: l.owner, first: r.Offset}, start: time.Now()}
 		b.data = b.append(make([]byte, 0, blockHeader+size))
-		l.hold(len(b.data))
+		l.countBytes(len(b.data))
 		l.pending = append(l.pending, b)
 	}
-	from := len(b.data)
+	start := len(b.data)
 	b.data = appendRecord(b.data, r, b.first)
 	b.next = r.Offset + 1
-	l.hold(len(b.data) - from)
+	l.countBytes(len(b.data) - start)
 	l.next = b.next
 	l.stats.Appended++
-	l.stats.AppendedBytes += uint64(len(b.data) - from)
+	l.stats.AppendedBytes += uint64(len(b.data) - start)
 }
 
-// hold adds n bytes to the unstored bytes; n may be negative. Requires: mu held.
-func (l *Log) hold(n int) {
+// countBytes adds n bytes to the unstored bytes; n may be negative. Requires: mu held.
+func (l *Log) countBytes(n int) {
 	l.bytes += n
 	l.cluster.pending.Add(int64(n))
 }
 
-// full requires mu held.
-func (l *Log) full() bool {
+// overLimit requires mu held.
+func (l *Log) overLimit() bool {
 	return l.bytes > maxPending || l.bytes > 0 && l.cluster.pending.Load() > maxPendingAll
 }
 
 // refusing requires mu held.
-func (l *Log) refusing() bool { return l.failing != nil && time.Since(l.since) > patience/2 }
+func (l *Log) refusing() bool { return l.failing != nil && time.Since(l.failingSince) > patience/2 }
 
 // Sync implements commitlog.Log. After a *commitlog.SyncError the records stay in memory until
 // JetStream stores them. After ErrFenced they are lost.
@@ -351,15 +351,15 @@ func (l *Log) Sync(upTo commitlog.Offset) error {
 		return nil
 	}
 	l.stats.Syncs++
-	late := false
+	timedOut := false
 	defer time.AfterFunc(patience, func() {
 		l.mu.Lock()
-		late = true
+		timedOut = true
 		l.mu.Unlock()
 		l.changed.Broadcast()
 	}).Stop()
 	for upTo > l.durable {
-		if l.err == nil && !late {
+		if l.err == nil && !timedOut {
 			l.changed.Wait()
 			continue
 		}
@@ -429,7 +429,7 @@ func (l *Log) Close() error {
 	l.fail(commitlog.ErrClosed)
 	close(l.stop)
 	<-l.done
-	l.outlive()
+	l.detach()
 	l.cluster.closed(l)
 	return err
 }

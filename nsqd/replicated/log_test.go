@@ -30,7 +30,7 @@ func TestAllLogsTogetherAreBounded(t *testing.T) {
 		if appended != 1 {
 			t.Fatalf("%d batches are taken, want one", appended)
 		}
-		b := l.take()
+		b := l.nextBlock()
 		l.stored(b, 1)
 		synctest.Wait()
 		if appended != 2 {

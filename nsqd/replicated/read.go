@@ -57,28 +57,28 @@ func (m *marks) add(k mark) {
 	}
 }
 
-// order reports whether a mark is before or after a place. Both results are false if the mark
+// locate reports whether a mark is before or after a place. Both results are false if the mark
 // lacks the necessary field.
-type order func(mark) (before, after bool)
+type locate func(mark) (before, after bool)
 
-// upTo is the place of the last block that begins at offset o or before.
-func upTo(o commitlog.Offset) order {
+// atOffset is the place of the last block that begins at offset o or before.
+func atOffset(o commitlog.Offset) locate {
 	return func(k mark) (before, after bool) { return k.offset <= o, k.offset > o }
 }
 
-// storedBy is the place of the last block stored by time t. Timestamps of records are not usable:
+// atTime is the place of the last block stored by time t. Timestamps of records are not usable:
 // a message that was carried forward or taken over is older than its predecessors, and the
 // publisher's clock may have been wrong.
-func storedBy(t mono.Wall) order {
+func atTime(t mono.Wall) locate {
 	return func(k mark) (before, after bool) { return k.time > 0 && k.time <= t, k.time > t }
 }
 
 // around returns bounds of the last block before a place: its sequence is at least lo and below
 // hi.
-func (m *marks) around(at order) (lo, hi uint64) {
+func (m *marks) around(locate locate) (lo, hi uint64) {
 	lo, hi = m.first, m.last+1
 	for _, k := range m.all {
-		before, after := at(k)
+		before, after := locate(k)
 		if after {
 			return lo, k.seq
 		}
@@ -97,12 +97,12 @@ func (m *marks) holding(bytes, all int64) uint64 {
 			return k.seq + 1
 		}
 	}
-	before, size := int64(m.claim)-int64(m.first), all-m.size
-	if before <= 0 || size <= 0 {
+	claimed, size := int64(m.claim)-int64(m.first), all-m.size
+	if claimed <= 0 || size <= 0 {
 		return m.first
 	}
-	more := float64(max(0, bytes-m.size)) / float64(size)
-	return m.claim - uint64(min(before, int64(more*float64(before))+1))
+	retained := float64(max(0, bytes-m.size)) / float64(size)
+	return m.claim - uint64(min(claimed, int64(retained*float64(claimed))+1))
 }
 
 // trim forgets the marks before a sequence.
@@ -113,9 +113,9 @@ func (m *marks) trim(first uint64) {
 
 // place returns the sequence of the last stored block before a place, or of the first block if
 // there is none.
-func (l *Log) place(ctx context.Context, at order) (uint64, error) {
+func (l *Log) place(ctx context.Context, locate locate) (uint64, error) {
 	l.mu.Lock()
-	lo, hi := l.marks.around(at)
+	lo, hi := l.marks.around(locate)
 	l.mu.Unlock()
 	for hi-lo > 1 {
 		mid := lo + (hi-lo)/2
@@ -134,7 +134,7 @@ func (l *Log) place(ctx context.Context, at order) (uint64, error) {
 		l.mu.Lock()
 		l.marks.add(k)
 		l.mu.Unlock()
-		if _, after := at(k); after {
+		if _, after := locate(k); after {
 			hi = mid
 		} else {
 			lo = m.Sequence
@@ -152,42 +152,42 @@ func markOf(m *jetstream.RawStreamMsg) (mark, error) {
 const readers = 32
 
 // Read implements commitlog.Log. It reads unstored records from memory.
-func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog.Batch) (err error) {
-	into.Records, into.Next = into.Records[:0], from
+func (l *Log) Read(start commitlog.Offset, limit commitlog.Limit, batch *commitlog.Batch) (err error) {
+	batch.Records, batch.Next = batch.Records[:0], start
 	defer func() {
 		if err != nil {
-			into.Records, into.Next = into.Records[:0], from
+			batch.Records, batch.Next = batch.Records[:0], start
 			l.mu.Lock()
 			l.stats.ReadErrors++
 			l.mu.Unlock()
 			err = fmt.Errorf("read topic %s: %w", l.part, err)
 		}
 	}()
-	c := cut{records: max(1, limit.Records), bytes: max(1, limit.Bytes), into: into}
-	ctx, cancel := l.cluster.within(patience)
+	c := cut{records: max(1, limit.Records), bytes: max(1, limit.Bytes), into: batch}
+	ctx, cancel := l.cluster.timeout(patience)
 	defer cancel()
-	for l.mu.Lock(); into.Next < l.durable && !c.full && !errors.Is(l.err, commitlog.ErrClosed); l.mu.Lock() {
+	for l.mu.Lock(); batch.Next < l.durable && !c.full && !errors.Is(l.err, commitlog.ErrClosed); l.mu.Lock() {
 		durable, newest := l.durable, l.marks.last
 		l.mu.Unlock()
 		if err := l.readStream(ctx, newest, &c); err != nil {
 			return err
 		}
 		if !c.full {
-			into.Next = max(into.Next, durable) // the rest was trimmed
+			batch.Next = max(batch.Next, durable) // the rest was trimmed
 		}
 	}
 	defer l.mu.Unlock()
 	if errors.Is(l.err, commitlog.ErrClosed) {
 		return commitlog.ErrClosed
 	}
-	if into.Next >= l.durable {
+	if batch.Next >= l.durable {
 		for _, b := range l.pending {
 			c.block(b.data, b.head)
 		}
 	}
-	l.stats.Read += uint64(len(into.Records))
-	for i := range into.Records {
-		l.stats.ReadBytes += uint64(len(into.Records[i].Body))
+	l.stats.Read += uint64(len(batch.Records))
+	for i := range batch.Records {
+		l.stats.ReadBytes += uint64(len(batch.Records[i].Body))
 	}
 	return nil
 }
@@ -227,12 +227,12 @@ func (c *cut) block(b []byte, h head) {
 // disappeared is nil.
 func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstream.RawStreamMsg, error) {
 	msgs := make([]*jetstream.RawStreamMsg, min(uint64(n), newest+1-min(seq, newest+1)))
-	get := func(of func(seq uint64) bool, get func(context.Context, uint64) (*jetstream.RawStreamMsg, error)) error {
+	get := func(wanted func(seq uint64) bool, get func(context.Context, uint64) (*jetstream.RawStreamMsg, error)) error {
 		all, asking := errgroup.WithContext(ctx)
 		for i := range msgs {
-			if at := seq + uint64(i); msgs[i] == nil && of(at) {
+			if missing := seq + uint64(i); msgs[i] == nil && wanted(missing) {
 				all.Go(func() (err error) {
-					msgs[i], err = get(asking, at)
+					msgs[i], err = get(asking, missing)
 					return err
 				})
 			}
@@ -242,7 +242,7 @@ func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstrea
 	if err := get(func(uint64) bool { return true }, l.get); err != nil || !slices.Contains(msgs, nil) {
 		return msgs, err
 	}
-	first, err := l.look(ctx)
+	first, err := l.findFirst(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -263,9 +263,9 @@ func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, err
 // deleted the block, or the servers could not read it. getAgain counts a block that is gone.
 func (l *Log) getAgain(ctx context.Context, seq uint64) (m *jetstream.RawStreamMsg, err error) {
 	l.mu.Lock()
-	known := l.gaps[seq]
+	gap := l.gaps[seq]
 	l.mu.Unlock()
-	for tries := 1; !known && m == nil && err == nil; tries++ {
+	for tries := 1; !gap && m == nil && err == nil; tries++ {
 		if tries == sureGone {
 			l.log().Error("a block of the stream is gone: its messages are skipped", "sequence", seq)
 			l.mu.Lock()
@@ -282,7 +282,7 @@ func (l *Log) getAgain(ctx context.Context, seq uint64) (m *jetstream.RawStreamM
 
 // readStream reads the stored blocks, up to newest.
 func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
-	seq, err := l.place(ctx, upTo(c.into.Next))
+	seq, err := l.place(ctx, atOffset(c.into.Next))
 	if err != nil {
 		return err
 	}
@@ -333,9 +333,9 @@ const purgeEvery = time.Second
 // lookEvery is how often Trim looks at the stream with nothing to trim.
 const lookEvery = time.Minute
 
-// look records the beginning and the size of the stream, and returns the sequence of its first
+// findFirst records the beginning and the size of the stream, and returns the sequence of its first
 // block. It counts blocks that were purged by an operator: blocks that are gone without a trim.
-func (l *Log) look(ctx context.Context) (seq uint64, err error) {
+func (l *Log) findFirst(ctx context.Context) (seq uint64, err error) {
 	l.mu.Lock()
 	first, newest := l.durable, l.marks.last // first: for an empty stream
 	l.mu.Unlock()
@@ -360,7 +360,7 @@ func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 	n := purged()
 	l.mu.Unlock()
 	if n > 0 {
-		if h, last, err := l.last(ctx); err != nil || !l.owns(h, last) { // another owner may have trimmed the stream
+		if h, last, err := l.newest(ctx); err != nil || !l.owns(h, last) { // another owner may have trimmed the stream
 			return seq, err
 		}
 	}
@@ -375,7 +375,7 @@ func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 	l.stats.Unreadable += n
 	l.looked = time.Now()
 	l.marks.trim(seq)
-	maps.DeleteFunc(l.gaps, func(at uint64, _ bool) bool { return at < seq })
+	maps.DeleteFunc(l.gaps, func(gap uint64, _ bool) bool { return gap < seq })
 	l.stats.First, l.stats.Bytes = first, int64(info.State.Bytes)
 	l.mu.Unlock()
 	if n > 0 {
@@ -385,7 +385,7 @@ func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 }
 
 // Trim implements commitlog.Log. The newest block stays, because it holds the log's next offset.
-func (l *Log) Trim(before commitlog.Offset) error {
+func (l *Log) Trim(limit commitlog.Offset) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
 	l.mu.Lock()
@@ -393,33 +393,33 @@ func (l *Log) Trim(before commitlog.Offset) error {
 		l.mu.Unlock()
 		return l.err
 	}
-	l.trimmed = max(l.trimmed, min(before, l.next))
-	to, retain := min(l.trimmed, l.durable), l.retain
-	nothing := to <= l.stats.First || !l.foreign() && time.Since(l.purged) < purgeEvery
-	if nothing && time.Since(l.looked) < lookEvery {
+	l.trimmed = max(l.trimmed, min(limit, l.next))
+	target, retain := min(l.trimmed, l.durable), l.retain
+	skip := target <= l.stats.First || !l.foreign() && time.Since(l.purged) < purgeEvery
+	if skip && time.Since(l.looked) < lookEvery {
 		l.mu.Unlock()
 		return nil
 	}
 	bytes, first := l.stats.Bytes, l.marks.first
-	if most := l.cluster.cfg.MaxBytes; most > 0 && bytes+int64(l.bytes) > most-most/4 {
+	if maxBytes := l.cluster.cfg.MaxBytes; maxBytes > 0 && bytes+int64(l.bytes) > maxBytes-maxBytes/4 {
 		retain = commitlog.Retain{} // make room for new messages
 	}
-	if !nothing {
+	if !skip {
 		l.purged = time.Now()
 	}
 	l.mu.Unlock()
-	ctx, cancel := l.cluster.within(patience)
+	ctx, cancel := l.cluster.timeout(patience)
 	defer cancel()
-	if nothing {
-		_, err := l.look(ctx)
+	if skip {
+		_, err := l.findFirst(ctx)
 		return err
 	}
-	seq, err := l.place(ctx, upTo(to))
+	seq, err := l.place(ctx, atOffset(target))
 	if err == nil && retain.Age > 0 {
 		var info *jetstream.StreamInfo
 		var aged uint64
 		if info, err = infoOf(ctx, l.stream); err == nil {
-			aged, err = l.place(ctx, storedBy(mono.Wall(info.TimeStamp.Add(-retain.Age).UnixNano())))
+			aged, err = l.place(ctx, atTime(mono.Wall(info.TimeStamp.Add(-retain.Age).UnixNano())))
 		}
 		seq = min(seq, aged)
 	}
@@ -434,7 +434,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	if err := purge(ctx, l.stream, jetstream.WithPurgeSequence(seq)); err != nil {
 		return fmt.Errorf("trim topic %s: %w", l.part, err)
 	}
-	if _, err := l.look(ctx); err != nil {
+	if _, err := l.findFirst(ctx); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -448,9 +448,9 @@ const maxSkew = mono.Wall(10 * time.Second)
 
 // At implements commitlog.Files.
 func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
-	ctx, cancel := l.cluster.within(patience)
+	ctx, cancel := l.cluster.timeout(patience)
 	defer cancel()
-	seq, err := l.place(ctx, storedBy(t-maxSkew))
+	seq, err := l.place(ctx, atTime(t-maxSkew))
 	if err != nil {
 		return 0, err
 	}
@@ -485,18 +485,18 @@ func firstSince(b []byte, h head, t mono.Wall) (commitlog.Offset, bool) {
 }
 
 // Need implements commitlog.Files. Trimmed records do not come back.
-func (l *Log) Need(from commitlog.Offset) commitlog.Offset {
+func (l *Log) Need(start commitlog.Offset) commitlog.Offset {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.trimmed = min(l.trimmed, max(from, l.stats.First))
+	l.trimmed = min(l.trimmed, max(start, l.stats.First))
 	return l.stats.First
 }
 
 // Records implements commitlog.Files.
-func (l *Log) Records(from commitlog.Offset) int64 {
+func (l *Log) Records(start commitlog.Offset) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int64(l.next - min(max(from, l.stats.First), l.next))
+	return int64(l.next - min(max(start, l.stats.First), l.next))
 }
 
 // Size returns the size of the stream in bytes, on each replica.

@@ -28,7 +28,7 @@ func (l *Log) send(last uint64) {
 	for wait := time.Duration(0); ; {
 		var failed error
 		for len(flying) < window && failed == nil {
-			b := l.take()
+			b := l.nextBlock()
 			if b == nil {
 				break
 			}
@@ -79,8 +79,8 @@ func (l *Log) send(last uint64) {
 	}
 }
 
-// take returns the next block to send, or nil.
-func (l *Log) take() *block {
+// nextBlock returns the next block to send, or nil.
+func (l *Log) nextBlock() *block {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, b := range l.pending {
@@ -99,8 +99,8 @@ func (l *Log) stored(b *block, seq uint64) {
 	l.mu.Lock()
 	l.pending[0] = nil
 	l.pending = l.pending[1:]
-	l.hold(-len(b.data))
-	l.stats.StoredSeconds += time.Since(b.began).Seconds()
+	l.countBytes(-len(b.data))
+	l.stats.StoredSeconds += time.Since(b.start).Seconds()
 	l.durable = b.next
 	l.failing = nil
 	size := int64(len(b.data) + len(l.part.subject()) + blockCost)
@@ -123,13 +123,13 @@ const (
 func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint64, ok bool) {
 	l.mu.Lock()
 	if l.failing == nil {
-		l.since = time.Now()
+		l.failingSince = time.Now()
 		l.log().Warn("a block is not stored; trying again", obs.KeyError, cause)
 	}
 	l.failing = cause
 	l.mu.Unlock()
 	l.changed.Broadcast()
-	for gone := 0; ; {
+	for missing := 0; ; {
 		*wait = min(max(minWait, 2**wait), maxWait)
 		select {
 		case <-time.After(*wait):
@@ -137,15 +137,15 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 			return 0, false
 		}
 		l.changed.Broadcast() // a caller that waits in Append checks how long storing has failed
-		ctx, cancel := l.cluster.within(patience)
-		h, last, err := l.last(ctx)
+		ctx, cancel := l.cluster.timeout(patience)
+		h, last, err := l.newest(ctx)
 		owns, upTo := l.owns(h, last), h.next
 		if err == nil && !owns {
-			upTo, err = l.ours(ctx, acked, last)
+			upTo, err = l.findOurs(ctx, acked, last)
 		}
 		cancel()
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			if gone++; gone == sureGone {
+			if missing++; missing == sureGone {
 				l.log().Warn("another broker has taken the topic's part over: its stream is gone")
 				l.fail(ErrFenced)
 				return 0, false
@@ -178,10 +178,10 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 	}
 }
 
-// ours returns the next offset after the blocks that this owner has stored after a sequence. It
+// findOurs returns the next offset after the blocks that this owner has stored after a sequence. It
 // is for a part that another owner has claimed: the other owner's blocks have the same offsets as
 // the unstored blocks of this owner. A block that was trimmed meanwhile counts as not stored.
-func (l *Log) ours(ctx context.Context, after, newest uint64) (next commitlog.Offset, err error) {
+func (l *Log) findOurs(ctx context.Context, after, newest uint64) (next commitlog.Offset, err error) {
 	for seq := after + 1; seq <= newest; seq++ {
 		m, err := l.get(ctx, seq)
 		if err != nil {

@@ -44,10 +44,10 @@ func (m *Memory) Levels() []Level {
 func ReadMemory() Memory {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return of(&m)
+	return memoryOf(&m)
 }
 
-func of(m *runtime.MemStats) Memory {
+func memoryOf(m *runtime.MemStats) Memory {
 	pauses := slices.Clone(m.PauseNs[:min(int(m.NumGC), len(m.PauseNs))])
 	slices.Sort(pauses)
 	return Memory{

@@ -28,11 +28,11 @@ func TestPausesAreThoseOfCollectionsThatWere(t *testing.T) {
 	m := runtime.MemStats{NumGC: 3}
 	m.PauseNs[0], m.PauseNs[1], m.PauseNs[2] = 5_000, 1_000, 9_999
 	m.PauseNs[3] = 1_000_000 // no value yet
-	if s := of(&m); s.GCPauseUsec100 != 9 || s.GCTotalRuns != 3 {
+	if s := memoryOf(&m); s.GCPauseUsec100 != 9 || s.GCTotalRuns != 3 {
 		t.Errorf("%+v", s)
 	}
 	m.NumGC = 1000 // the last 256 values are kept
-	if s := of(&m); s.GCPauseUsec100 != 1000 {
+	if s := memoryOf(&m); s.GCPauseUsec100 != 1000 {
 		t.Errorf("%+v", s)
 	}
 	if s := ReadMemory(); s.HeapInUseBytes == 0 || s.NextGCBytes == 0 || s.HeapObjects == 0 {

@@ -32,14 +32,14 @@ type formatter struct {
 
 // lines are the lines of one push: each ends in a newline.
 type lines struct {
-	f    *formatter
-	all  []string
-	seen map[string]uint64
+	f       *formatter
+	all     []string
+	current map[string]uint64
 }
 
 // lines formats the stats, and remembers their counters.
 func (f *formatter) lines(topics []broker.Stats, mem *stats.Memory) []string {
-	l := &lines{f: f, seen: make(map[string]uint64)}
+	l := &lines{f: f, current: make(map[string]uint64)}
 	for _, t := range topics {
 		if wire.Ephemeral(t.Name) && !f.ephemeral {
 			continue
@@ -49,7 +49,7 @@ func (f *formatter) lines(topics []broker.Stats, mem *stats.Memory) []string {
 	if mem != nil {
 		l.memory(mem)
 	}
-	f.counted = l.seen // forgets paths that no longer exist
+	f.counted = l.current // forgets paths that no longer exist
 	return l.all
 }
 
@@ -63,10 +63,10 @@ func (l *lines) gauge(path string, value int) { l.add(path, uint64(max(value, 0)
 // channel.
 func (l *lines) counter(path string, value uint64) {
 	grown := value
-	if before := l.f.counted[path]; before <= value {
-		grown -= before
+	if previous := l.f.counted[path]; previous <= value {
+		grown -= previous
 	}
-	l.seen[path] = value
+	l.current[path] = value
 	l.add(path, grown, "c")
 }
 
@@ -118,8 +118,8 @@ func percent(q float64) string {
 
 func (l *lines) memory(m *stats.Memory) {
 	const path = "mem."
-	for _, of := range m.Levels() {
-		l.add(path+of.Name, of.Value, "g")
+	for _, level := range m.Levels() {
+		l.add(path+level.Name, level.Value, "g")
 	}
 	l.counter(path+"gc_runs", uint64(m.GCTotalRuns))
 }

@@ -75,7 +75,7 @@ func TestCredentialsAreRevoked(t *testing.T) {
 	s := startServers(t, 1, trust)
 	file := filepath.Join(t.TempDir(), "broker.creds")
 	config := replicated.Config{
-		URL: s.url(), Credentials: file, Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
+		URL: s.url(), Credentials: file, Replicas: 1, BrokerID: "b", MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
 	}
 	user := i.user(file)
 	c := testkit.Result(replicated.Connect(t.Context(), config)).Must(t)

@@ -101,7 +101,7 @@ func (s *servers) connect(part string) *replicated.Cluster {
 	within(s.t, "JetStream takes streams", func() (ok bool) {
 		var err error
 		c, err = replicated.Connect(s.t.Context(), replicated.Config{
-			URL: s.url(), Replicas: len(s.all), Part: part, MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
+			URL: s.url(), Replicas: len(s.all), BrokerID: part, MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
 		})
 		return err == nil
 	})

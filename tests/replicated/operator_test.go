@@ -76,7 +76,7 @@ func TestWhatIsTakenOverIsNotRemovedByWhoHadIt(t *testing.T) {
 func TestBlocksFitIntoMaxPayload(t *testing.T) {
 	s := startServers(t, 1, func(o *server.Options) { o.MaxPayload = 64 << 10 })
 	c := testkit.Result(replicated.Connect(t.Context(), replicated.Config{
-		URL: s.url(), Replicas: 1, Part: "b", MaxBody: 10 << 10, Log: slog.New(slog.DiscardHandler),
+		URL: s.url(), Replicas: 1, BrokerID: "b", MaxBody: 10 << 10, Log: slog.New(slog.DiscardHandler),
 	})).Must(t)
 	t.Cleanup(c.Close)
 	l := testkit.Result(c.Open("t", 0)).Must(t)
@@ -214,7 +214,7 @@ func TestAStreamIsPurged(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
 	c := testkit.Result(replicated.Connect(t.Context(), replicated.Config{
-		URL: s.url(), Replicas: 1, Part: "b", MaxBody: 1 << 20, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler),
+		URL: s.url(), Replicas: 1, BrokerID: "b", MaxBody: 1 << 20, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler),
 	})).Must(t)
 	t.Cleanup(c.Close)
 	l := testkit.Result(c.Open("t", 0)).Must(t)
@@ -318,7 +318,7 @@ func TestBlocksAreDeleted(t *testing.T) {
 func TestAllServersOfAStreamAreAway(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
-	config := replicated.Config{URL: s.url(), Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler)}
+	config := replicated.Config{URL: s.url(), Replicas: 1, BrokerID: "b", MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler)}
 	connect := func() (c *replicated.Cluster) {
 		within(t, "JetStream takes streams", func() (ok bool) {
 			var err error

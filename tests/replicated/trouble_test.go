@@ -45,7 +45,7 @@ func TestNATSThatIsOfNoUse(t *testing.T) {
 	} {
 		var log bytes.Buffer
 		_, err := replicated.Connect(t.Context(), replicated.Config{
-			URL: c.url, TLS: c.tls, Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			URL: c.url, TLS: c.tls, Replicas: 1, BrokerID: "b", MaxBody: 1 << 20, Log: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") || log.Len() > 0 {
 			t.Errorf("%s: %v; log: %s", name, err, log.String())
@@ -94,7 +94,7 @@ func TestNATSComesLater(t *testing.T) {
 	s.stop(0)
 	ctx, cancel := context.WithCancel(t.Context())
 	said := make(chan struct{}, 1)
-	config := replicated.Config{URL: s.url(), Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.NewTextHandler(writer(func(p []byte) {
+	config := replicated.Config{URL: s.url(), Replicas: 1, BrokerID: "b", MaxBody: 1 << 20, Log: slog.New(slog.NewTextHandler(writer(func(p []byte) {
 		if strings.Contains(string(p), "not there yet") {
 			said <- struct{}{} // has room for one
 		}
