@@ -42,7 +42,7 @@ func benchmarkMessage(b *testing.B, s *Stamper) {
 // BenchmarkClaim measures the cost of a connection at its first stamp and at its end.
 func BenchmarkClaim(b *testing.B) {
 	s, f := loaded(b, false, Config{})
-	f.slots.rest = 0
+	f.slots.quarantine = 0
 	ln := listen(b, s, "tcp", "127.0.0.1:0")
 	dial(b, ln, net.Dialer{})
 	c := s.Track(accept(b, ln))

@@ -29,7 +29,7 @@ const (
 )
 
 // btfAdded is the additional data of each kind: bytes once, and bytes for each item.
-var btfAdded = [...]struct{ once, each int }{
+var btfAdded = [...]struct{ fixed, perMember int }{
 	1:  {4, 0},  // integer
 	2:  {0, 0},  // pointer
 	3:  {12, 0}, // array
@@ -59,7 +59,7 @@ func membersAt(btf []byte, name string, members ...string) ([]uint32, error) {
 		return nil, fmt.Errorf("%w: no header", errBTF)
 	}
 	header := uint64(order.Uint32(btf[4:]))
-	part := func(at int) ([]byte, error) {
+	section := func(at int) ([]byte, error) {
 		from := header + uint64(order.Uint32(btf[at:]))
 		to := from + uint64(order.Uint32(btf[at+4:]))
 		if header < btfHeader || header > btfMaxHeaders || to > uint64(len(btf)) {
@@ -67,15 +67,15 @@ func membersAt(btf []byte, name string, members ...string) ([]uint32, error) {
 		}
 		return btf[from:to], nil
 	}
-	types, err := part(8)
+	types, err := section(8)
 	if err != nil {
 		return nil, err
 	}
-	texts, err := part(16)
+	texts, err := section(16)
 	if err != nil {
 		return nil, err
 	}
-	is := func(at uint32, name string) bool {
+	isMember := func(at uint32, name string) bool {
 		return uint64(at) < uint64(len(texts)) && bytes.HasPrefix(texts[at:], []byte(name)) &&
 			len(texts) > int(at)+len(name) && texts[int(at)+len(name)] == 0
 	}
@@ -88,24 +88,24 @@ func membersAt(btf []byte, name string, members ...string) ([]uint32, error) {
 		if kind == 0 || int(kind) >= len(btfAdded) {
 			return nil, fmt.Errorf("%w: kind %d", errBTF, kind)
 		}
-		size := btfType + btfAdded[kind].once + count*btfAdded[kind].each
+		size := btfType + btfAdded[kind].fixed + count*btfAdded[kind].perMember
 		if len(types) < size {
 			return nil, fmt.Errorf("%w: half a type", errBTF)
 		}
-		if kind == btfStruct && is(order.Uint32(types), name) {
-			return findMembers(types[btfType:size], info&btfBitfields != 0, is, members)
+		if kind == btfStruct && isMember(order.Uint32(types), name) {
+			return findMembers(types[btfType:size], info&btfBitfields != 0, isMember, members)
 		}
 		types = types[size:]
 	}
 	return nil, fmt.Errorf("the kernel has no struct %s", name)
 }
 
-func findMembers(list []byte, bitfields bool, is func(uint32, string) bool, members []string) ([]uint32, error) {
-	at := make([]uint32, len(members))
+func findMembers(list []byte, bitfields bool, isMember func(uint32, string) bool, members []string) ([]uint32, error) {
+	offsets := make([]uint32, len(members))
 	for i, name := range members {
 		found := false
 		for m := list; len(m) > 0; m = m[btfMember:] {
-			if !is(binary.NativeEndian.Uint32(m), name) {
+			if !isMember(binary.NativeEndian.Uint32(m), name) {
 				continue
 			}
 			bits := binary.NativeEndian.Uint32(m[8:])
@@ -115,7 +115,7 @@ func findMembers(list []byte, bitfields bool, is func(uint32, string) bool, memb
 				}
 			}
 			if bits%8 == 0 {
-				at[i], found = bits/8, true
+				offsets[i], found = bits/8, true
 			}
 			break
 		}
@@ -123,5 +123,5 @@ func findMembers(list []byte, bitfields bool, is func(uint32, string) bool, memb
 			return nil, fmt.Errorf("the kernel's struct has no member %s, or not by itself", name)
 		}
 	}
-	return at, nil
+	return offsets, nil
 }

@@ -88,8 +88,8 @@ type cmsgConn struct {
 	reordered bool
 	// stamps holds the kernel's time of each read, 0 for a read without a time.
 	stamps stamp.Reads[mono.Time]
-	// ahead is CLOCK_REALTIME minus CLOCK_MONOTONIC at the last read.
-	ahead mono.Time
+	// wallOffset is CLOCK_REALTIME minus CLOCK_MONOTONIC at the last read.
+	wallOffset mono.Time
 }
 
 func (c *cmsgConn) recvmsg(fd uintptr) bool {
@@ -147,11 +147,11 @@ func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 func (c *cmsgConn) kernelTime() mono.Time {
 	wall, ok := c.wallTime()
 	now := clock.Mono()
-	ahead := mono.Time(clock.Wall()) - now
-	step := ahead - c.ahead
-	stepped := c.ahead != 0 && (step > clockStep || step < -clockStep)
-	c.ahead = ahead
-	at := mono.Time(wall) - ahead
+	wallOffset := mono.Time(clock.Wall()) - now
+	step := wallOffset - c.wallOffset
+	stepped := c.wallOffset != 0 && (step > clockStep || step < -clockStep)
+	c.wallOffset = wallOffset
+	at := mono.Time(wall) - wallOffset
 	if !ok || stepped || at <= 0 || now.Add(clockSlack).Before(at) || !c.believed(now.Sub(at)) {
 		c.t.missing.Add(1)
 		return 0

@@ -59,7 +59,7 @@ func (c *Conn) answer(a stamp.Arrival) stamp.Arrival {
 		a.At, a.Source = c.last.At, max(a.Source, c.last.Source)
 	}
 	c.last = a
-	c.s.arrivals[c.shard].by[a.Source].Add(1)
+	c.s.arrivals[c.shard].bySource[a.Source].Add(1)
 	return a
 }
 

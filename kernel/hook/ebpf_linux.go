@@ -29,21 +29,21 @@ const earlyEntries = 4096
 // filter is the source of the eBPF program's stamps.
 type filter struct {
 	// set once
-	prog     *ebpf.Program
-	conns    *ebpf.Map // socket cookie to slot
-	early    *ebpf.Map // socket cookie to earlyValue
-	counts   *ebpf.Map
-	chunks   *ebpf.Map // chunk number to chunk; nil if another process filled it
-	lock     *os.File  // of the pin directory; nil without
-	plain    bool      // the program does not determine base
-	why      string    // why plain is set
-	shift    mono.Time
-	slots    slots
-	baseline [counterCount]uint64
+	prog          *ebpf.Program
+	conns         *ebpf.Map // socket cookie to slot
+	early         *ebpf.Map // socket cookie to earlyValue
+	counts        *ebpf.Map
+	chunks        *ebpf.Map // chunk number to chunk; nil if another process filled it
+	lock          *os.File  // of the pin directory; nil without
+	unbased       bool      // the program does not determine base
+	unbasedReason string    // why unbased is set
+	shift         mono.Time
+	slots         slots
+	baseline      [counterCount]uint64
 
 	// atomic: written by readers, for display
-	lost   atomic.Uint64
-	noBase atomic.Uint64
+	lostRecords atomic.Uint64
+	noBase      atomic.Uint64
 }
 
 // The program's counters, in its order.
@@ -73,11 +73,11 @@ func openFilter(cfg Config) (source, error) {
 		f, err = load(cfg, chunkSlots, false)
 		if err != nil {
 			// The kernel has no type information, or the process has only CAP_BPF.
-			why := err
+			reason := err
 			if f, err = load(cfg, chunkSlots, true); err != nil {
-				return nil, errors.Join(why, err)
+				return nil, errors.Join(reason, err)
 			}
-			f.why = oneLine(why)
+			f.unbasedReason = oneLine(reason)
 		}
 	}
 	if err != nil {
@@ -90,18 +90,18 @@ func openFilter(cfg Config) (source, error) {
 }
 
 // load loads the program, its maps and the first chunk into the kernel.
-func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
+func load(cfg Config, perChunk uint32, unbased bool) (_ *filter, err error) {
 	spec, err := bpf.LoadArrival()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded program: %w", err)
 	}
-	use, other := "arrival", "arrival_plain"
-	if plain {
-		use, other = other, use
+	use, otherProgram := "arrival", "arrival_plain"
+	if unbased {
+		use, otherProgram = otherProgram, use
 	}
-	delete(spec.Programs, other)
+	delete(spec.Programs, otherProgram)
 
-	f := &filter{plain: plain}
+	f := &filter{unbased: unbased}
 	f.slots.records = cfg.RingRecords
 	f.slots.limit = uint32(cfg.MaxConns)
 	f.slots.window = windowSlots()
@@ -116,17 +116,17 @@ func load(cfg Config, perChunk uint32, plain bool) (_ *filter, err error) {
 	for 1<<bits < f.slots.chunk {
 		bits++
 	}
-	var at [2]uint32
-	if !plain {
-		if at, err = tcpSock(); err != nil {
+	var offsets [2]uint32
+	if !unbased {
+		if offsets, err = tcpSock(); err != nil {
 			return nil, err
 		}
 	}
 	err = errors.Join(
 		spec.Variables["ring_mask"].Set(uint32(cfg.RingRecords-1)),
 		spec.Variables["chunk_bits"].Set(bits),
-		spec.Variables["rcv_nxt_at"].Set(at[0]),
-		spec.Variables["bytes_received_at"].Set(at[1]),
+		spec.Variables["rcv_nxt_at"].Set(offsets[0]),
+		spec.Variables["bytes_received_at"].Set(offsets[1]),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("size the program: %w", err)
@@ -163,11 +163,11 @@ func (f *filter) name() string { return string(EBPF) }
 
 func (f *filter) note() string {
 	var notes []string
-	if f.plain {
+	if f.unbased {
 		notes = append(notes, "stream starts are worked out in user space")
 	}
-	if f.why != "" {
-		notes = append(notes, f.why)
+	if f.unbasedReason != "" {
+		notes = append(notes, f.unbasedReason)
 	}
 	f.slots.mu.Lock()
 	failure := f.slots.mu.failure
@@ -206,13 +206,13 @@ func setsockopt(c syscall.RawConn, option, value int) error {
 }
 
 func (f *filter) counters(c *Counters) {
-	sum := f.sums()
+	sum := f.total()
 	c.SegmentsEarly = sum[countEarly] - f.baseline[countEarly]
 	c.SegmentsEarlyLost = sum[countEarlyLost] - f.baseline[countEarlyLost]
 	c.SegmentsNoBase = sum[countNoBase] - f.baseline[countNoBase]
 	c.SegmentsForeign = sum[countForeign] - f.baseline[countForeign]
 	c.SegmentsListen = sum[countListen] - f.baseline[countListen]
-	c.RecordsLost = f.lost.Load()
+	c.RecordsLost = f.lostRecords.Load()
 	c.ConnsNoBase = f.noBase.Load()
 	f.slots.mu.Lock()
 	defer f.slots.mu.Unlock()
@@ -221,13 +221,13 @@ func (f *filter) counters(c *Counters) {
 	c.RingsRefused = f.slots.mu.refused
 }
 
-// sums returns the program's counters, summed over CPUs. A counter that cannot be read counts as 0,
+// total returns the program's counters, summed over CPUs. A counter that cannot be read counts as 0,
 // because counters are for display only.
-func (f *filter) sums() (sum [counterCount]uint64) {
+func (f *filter) total() (sum [counterCount]uint64) {
 	for i := range sum {
-		var each []uint64
-		if f.counts.Lookup(uint32(i), &each) == nil {
-			for _, n := range each {
+		var perCPU []uint64
+		if f.counts.Lookup(uint32(i), &perCPU) == nil {
+			for _, n := range perCPU {
 				sum[i] += n
 			}
 		}
@@ -260,17 +260,17 @@ type claim struct {
 	cookie uint64
 
 	// owned by the reader
-	ring   ring
-	mapper stamp.Mapper
-	lost   uint64 // the part of mapper.Lost that is already counted
-	// begun means that base is known. agreed means that the program reported the same base twice.
+	ring        ring
+	mapper      stamp.Mapper
+	countedLost uint64 // the part of mapper.Lost that is already counted
+	// started means that base is known. agreed means that the program reported the same base twice.
 	// The program reads two related numbers of the socket without the socket's lock, so a peer
 	// might make it read inconsistent numbers. tries is the number of remaining attempts to work
 	// out base.
-	begun  bool
-	agreed bool
-	base   uint32
-	tries  int
+	started bool
+	agreed  bool
+	base    uint32
+	tries   int
 }
 
 const (
@@ -302,24 +302,24 @@ func (c *filterConn) arrival(start, end int64, _ mono.Time) (stamp.Arrival, bool
 		}
 		c.claim = cl
 	}
-	if !cl.begun && !c.f.begin(cl, c.rc, start) {
+	if !cl.started && !c.f.begin(cl, c.rc, start) {
 		if cl.tries--; cl.tries == 0 {
 			c.giveUp()
 		}
 		return stamp.Arrival{}, false
 	}
 	if !cl.agreed {
-		if base, known := cl.ring.base(); known && base != cl.base {
+		if base, ok := cl.ring.base(); ok && base != cl.base {
 			c.giveUp()
 			return stamp.Arrival{}, false
-		} else if known {
+		} else if ok {
 			cl.agreed = true
 		}
 	}
 	a, ok := cl.mapper.Arrival(&cl.ring, start, end)
-	if lost := cl.mapper.Lost(); lost != cl.lost {
-		c.f.lost.Add(lost - cl.lost)
-		cl.lost = lost
+	if lost := cl.mapper.Lost(); lost != cl.countedLost {
+		c.f.lostRecords.Add(lost - cl.countedLost)
+		cl.countedLost = lost
 	}
 	return a, ok
 }
@@ -341,7 +341,7 @@ func (c *filterConn) release() {
 }
 
 // claim gives the connection a ring. Its newer records are then in the ring, its older records in
-// early. Errors: from slots.take, and from the kernel.
+// early. Errors: from slots.acquire, and from the kernel.
 func (f *filter) claim(rc syscall.RawConn) (*claim, error) {
 	var cookie uint64
 	var inner error
@@ -352,7 +352,7 @@ func (f *filter) claim(rc syscall.RawConn) (*claim, error) {
 	if inner != nil {
 		return nil, inner
 	}
-	slot, mem, err := f.slots.take(clock.Mono())
+	slot, mem, err := f.slots.acquire(clock.Mono())
 	if err != nil {
 		return nil, err
 	}
@@ -360,7 +360,7 @@ func (f *filter) claim(rc syscall.RawConn) (*claim, error) {
 	cl.ring.reset(cookie)
 	if err := f.conns.Put(cookie, slot); err != nil {
 		cl.ring.disown()
-		f.slots.give(slot, clock.Mono())
+		f.slots.release(slot, clock.Mono())
 		return nil, err
 	}
 	return cl, nil
@@ -371,7 +371,7 @@ func (f *filter) release(cl *claim) {
 	_ = f.conns.Delete(cl.cookie)
 	_ = f.early.Delete(cl.cookie)
 	cl.ring.disown()
-	f.slots.give(cl.slot, clock.Mono())
+	f.slots.release(cl.slot, clock.Mono())
 }
 
 // begin determines the sequence number at which the stream starts and the records before the ring.
@@ -380,8 +380,8 @@ func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 	v, found := f.loadEarly(cl.cookie)
 	records, all := v.records(f.shift)
 	base, ok := v.Base, found && v.BaseSet != 0
-	if f.plain {
-		base, ok = cl.workOut(records, v.Base, rc)
+	if f.unbased {
+		base, ok = cl.deriveBase(records, v.Base, rc)
 		ok = ok && found && all
 	} else if !ok {
 		base, ok = cl.ring.base()
@@ -390,7 +390,7 @@ func (f *filter) begin(cl *claim, rc syscall.RawConn, now int64) bool {
 		return false
 	}
 	cl.mapper.Begin(base, records, !found || !all, now)
-	cl.base, cl.begun = base, true
+	cl.base, cl.started = base, true
 	return true
 }
 
@@ -427,7 +427,7 @@ func (v *earlyValue) records(shift mono.Time) (rs []stamp.Record, all bool) {
 	return rs, int(v.Head) == len(rs)
 }
 
-// workOut returns the sequence number of stream offset 0, if the early records and the ring's
+// deriveBase returns the sequence number of stream offset 0, if the early records and the ring's
 // records cover all segments of the connection. segments is the number of early segments.
 //
 // The records are complete if TCP has counted the same number of segments. (No filter sees a
@@ -435,7 +435,7 @@ func (v *earlyValue) records(shift mono.Time) (rs []stamp.Record, all bool) {
 // and TCP knows how many bytes it received in order. If the records span exactly that many bytes,
 // their start is the start of the stream. They span more bytes if a segment is missing or being
 // received, or if TCP dropped segments of the peer.
-func (cl *claim) workOut(early []stamp.Record, segments uint32, rc syscall.RawConn) (base uint32, ok bool) {
+func (cl *claim) deriveBase(early []stamp.Record, segments uint32, rc syscall.RawConn) (base uint32, ok bool) {
 	info, err := tcpInfo(rc)
 	head := cl.ring.Head()
 	inRing, _ := cl.ring.base()

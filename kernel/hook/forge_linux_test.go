@@ -100,7 +100,7 @@ func TestFilterIsNotForged(t *testing.T) {
 						t.Errorf("message %d: %v, %v before it was written", i, a.Source, from.Sub(a.At))
 					}
 				}
-				if tc.after != nil || f.plain {
+				if tc.after != nil || f.unbased {
 					return // records are lost, or the forged records prevent the search for the base
 				}
 				// An honest message after the forged segments is stamped exactly again.
@@ -118,7 +118,7 @@ func noted(c *Conn, f *filter) uint64 {
 	if cl := c.tr.(*filterConn).claim; cl != nil {
 		return cl.ring.Head()
 	}
-	return f.sums()[countEarly]
+	return f.total()[countEarly]
 }
 
 // TCP also accepts bytes after a hole, but the message has arrived only when the hole is filled.

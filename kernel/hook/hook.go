@@ -135,8 +135,8 @@ type Stamper struct {
 const countShards = 16
 
 type arrivalCounts struct {
-	by [stamp.Sources]atomic.Uint64
-	_  [64 - 8*stamp.Sources]byte
+	bySource [stamp.Sources]atomic.Uint64
+	_        [64 - 8*stamp.Sources]byte
 }
 
 // Open opens a source for mode, tests it with messages over loopback, and returns a Stamper. With
@@ -188,7 +188,7 @@ type kind struct {
 
 func (s *Stamper) logChoice() {
 	attrs := []any{"source", s.sourceName(), "mode", s.mode, "kernel", s.kernel}
-	if reason := s.why(); reason != "" {
+	if reason := s.unbasedReason(); reason != "" {
 		attrs = append(attrs, "reason", reason)
 	}
 	s.log.Info("arrival stamps", attrs...)
@@ -305,16 +305,16 @@ type Counters struct {
 // Now returns and counts the arrival of a message on an untracked connection, such as HTTP: the
 // time after its read.
 func (s *Stamper) Now() stamp.Arrival {
-	s.arrivals[0].by[stamp.Read].Add(1)
+	s.arrivals[0].bySource[stamp.Read].Add(1)
 	return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
 }
 
 // Info returns the source in use and its counters.
 func (s *Stamper) Info() Info {
-	in := Info{Mode: s.mode, Source: s.sourceName(), Reason: s.why(), Kernel: s.kernel, Pinned: s.pinned}
+	in := Info{Mode: s.mode, Source: s.sourceName(), Reason: s.unbasedReason(), Kernel: s.kernel, Pinned: s.pinned}
 	for i := range s.arrivals {
-		for j := range s.arrivals[i].by {
-			in.Counters.Arrivals[j] += s.arrivals[i].by[j].Load()
+		for j := range s.arrivals[i].bySource {
+			in.Counters.Arrivals[j] += s.arrivals[i].bySource[j].Load()
 		}
 	}
 	in.Counters.ConnsRefused = s.refused.Load()
@@ -333,8 +333,8 @@ func (s *Stamper) Close() error {
 	return s.src.close()
 }
 
-// why returns the known reasons for not having better stamps.
-func (s *Stamper) why() string {
+// unbasedReason returns the known reasons for not having better stamps.
+func (s *Stamper) unbasedReason() string {
 	reason := s.reason
 	if s.src == nil {
 		return reason

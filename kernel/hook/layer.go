@@ -24,27 +24,27 @@ type stamped interface {
 // is used like a Conn. Its offsets count decoded bytes from 0.
 type Layer struct {
 	// set once
-	under stamped
+	lower stamped
 	r     io.Reader
-	exact bool // under is never read ahead of what r has decoded
+	exact bool // lower is never read ahead of what r has decoded
 
 	// owned by the reader
-	reads stamp.Reads[int64] // decoded bytes, and under's offset at each read
-	from  int64              // under's offset at the beginning of the last stamp
+	reads      stamp.Reads[int64] // decoded bytes, and under's offset at each read
+	stampStart int64              // under's offset at the beginning of the last stamp
 }
 
 // Layer returns the stream that r decodes from c. The decoder may read ahead, so stamps are upper
 // bounds. Use Records for TLS.
-func (c *Conn) Layer(r io.Reader) *Layer { return &Layer{under: c, r: r, from: c.Offset()} }
+func (c *Conn) Layer(r io.Reader) *Layer { return &Layer{lower: c, r: r, stampStart: c.Offset()} }
 
 // Layer returns the stream that r decodes from l.
-func (l *Layer) Layer(r io.Reader) *Layer { return &Layer{under: l, r: r, from: l.Offset()} }
+func (l *Layer) Layer(r io.Reader) *Layer { return &Layer{lower: l, r: r, stampStart: l.Offset()} }
 
 // Read reads decoded bytes.
 func (l *Layer) Read(p []byte) (int, error) {
 	n, err := l.r.Read(p)
 	if n > 0 {
-		l.reads.Note(l.reads.End()+int64(n), l.under.Offset())
+		l.reads.Note(l.reads.End()+int64(n), l.lower.Offset())
 	}
 	return n, err
 }
@@ -61,21 +61,21 @@ func (l *Layer) Arrival(start, end int64) stamp.Arrival {
 func (l *Layer) arrivalOf(start, end int64) stamp.Arrival {
 	to, ok := l.reads.At(end - 1)
 	if !ok {
-		to = l.under.Offset()
+		to = l.lower.Offset()
 	}
 	// The read that returned the message's first byte decoded bytes of under that came after the
 	// previous read.
 	if from, ok := l.reads.Before(start); ok {
-		l.from = max(l.from, from)
+		l.stampStart = max(l.stampStart, from)
 	}
-	a := l.under.arrivalOf(min(l.from, to-1), to)
+	a := l.lower.arrivalOf(min(l.stampStart, to-1), to)
 	if !l.exact && a.Source == stamp.Exact {
 		a.Source = stamp.UpperBound
 	}
 	return a
 }
 
-func (l *Layer) raw() *Conn { return l.under.raw() }
+func (l *Layer) raw() *Conn { return l.lower.raw() }
 
 // Ignore does what Conn.Ignore does.
 func (l *Layer) Ignore() { l.raw().Ignore() }
@@ -99,7 +99,7 @@ type Records struct {
 	// owned by the reader
 	buf        []byte
 	r, w       int   // buf[r:w] has not been returned yet
-	left       int   // bytes left in the current record
+	recordLeft int   // bytes left in the current record
 	handed     int64 // stream offset of buf[r]
 	pendingErr error // error of the last read, returned once buf is empty
 }
@@ -116,13 +116,13 @@ func (c *Conn) Records() *Records {
 
 // Layer returns the plain text that t, a tls.Conn over x, decodes.
 func (x *Records) Layer(t io.Reader) *Layer {
-	return &Layer{under: x, r: t, exact: true, from: x.handed}
+	return &Layer{lower: x, r: t, exact: true, stampStart: x.handed}
 }
 
 // Read implements net.Conn.
 func (x *Records) Read(p []byte) (int, error) {
 	want := 1
-	if x.left == 0 {
+	if x.recordLeft == 0 {
 		want = recordHeader
 	}
 	for x.w-x.r < want && x.pendingErr == nil {
@@ -138,15 +138,15 @@ func (x *Records) Read(p []byte) (int, error) {
 		x.pendingErr = nil // the deadline may be moved
 		return 0, err
 	}
-	if x.left == 0 {
-		x.left = len(have) // an incomplete header, without more input
+	if x.recordLeft == 0 {
+		x.recordLeft = len(have) // an incomplete header, without more input
 		if len(have) >= recordHeader {
-			x.left = recordHeader + int(binary.BigEndian.Uint16(have[3:]))
+			x.recordLeft = recordHeader + int(binary.BigEndian.Uint16(have[3:]))
 		}
 	}
-	n := copy(p[:min(len(p), x.left)], have)
+	n := copy(p[:min(len(p), x.recordLeft)], have)
 	x.r += n
-	x.left -= n
+	x.recordLeft -= n
 	x.handed += int64(n)
 	return n, nil
 }

@@ -288,7 +288,7 @@ func TestFilterKeepsEarlySegments(t *testing.T) {
 // keepsEarly returns false if TCP sent some segments twice, as TCP does when acknowledgements are slow. Then the test
 // does not know which segments are left.
 func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int) bool {
-	before := f.sums()[countEarly]
+	before := f.total()[countEarly]
 	client := dial(t, ln, net.Dialer{})
 	var sent []span
 	for i := range early {
@@ -296,13 +296,13 @@ func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int)
 	}
 	c := s.Track(accept(t, ln))
 	defer c.Release()
-	if f.sums()[countEarly] != before+uint64(early) {
+	if f.total()[countEarly] != before+uint64(early) {
 		return false
 	}
 	for i, in := range sent {
 		a := takeOwn(t, c, 10+i)
 		what := fmt.Sprintf("message %d of %d before accept", i, early)
-		if f.plain && early > stamp.EarlyRecords {
+		if f.unbased && early > stamp.EarlyRecords {
 			within(t, what, a, stamp.Read, span{in.from, mono.Never}) // records are missing, so the base is not certain
 		} else if i >= early-stamp.EarlyRecords {
 			within(t, what, a, stamp.Exact, in)
@@ -311,7 +311,7 @@ func keepsEarly(t *testing.T, s *Stamper, f *filter, ln net.Listener, early int)
 		}
 	}
 	next := client.send(message(5))
-	if f.plain && early > stamp.EarlyRecords {
+	if f.unbased && early > stamp.EarlyRecords {
 		return true
 	}
 	within(t, fmt.Sprintf("message after %d before accept", early), takeOwn(t, c, 5), stamp.Exact, next)
@@ -429,7 +429,7 @@ func TestFilterCountsUrgentBytes(t *testing.T) {
 // such a reuse.
 func TestFilterReusesSlots(t *testing.T) {
 	s, f := loaded(t, false, Config{MaxConns: 2})
-	f.slots.rest = 0
+	f.slots.quarantine = 0
 	ln := listen(t, s, "tcp", "127.0.0.1:0")
 	for i := range 300 {
 		client := dial(t, ln, net.Dialer{})
@@ -465,7 +465,7 @@ func TestFilterRefusesRingsBeyondTheLimit(t *testing.T) {
 		t.Errorf("counters %+v", c)
 	}
 	c1.Release()
-	// A resting slot is not reused yet.
+	// A quarantined slot is not reused yet.
 	c2.tr.(*filterConn).pause = 0
 	if a := withSend(t, second, c2); a.Source != stamp.Read {
 		t.Errorf("the second, slot at rest: %+v", a)
@@ -526,13 +526,13 @@ func TestFilterStampsNothingIgnored(t *testing.T) {
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
 	c.Ignore()
-	before := f.sums()
+	before := f.total()
 	for range 5 {
 		if a := withSend(t, client, c); a.Source != stamp.Read {
 			t.Errorf("%+v, want the time after the read", a)
 		}
 	}
-	if after := f.sums(); after != before {
+	if after := f.total(); after != before {
 		t.Errorf("the program still runs: counters %v, then %v", before, after)
 	}
 	testkit.Equal(t, s.Info().Counters.Rings, 0, "rings")
@@ -592,7 +592,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 		client.send(message(10))
 		c := s.Track(accept(t, ln))
 		defer c.Release()
-		if f.plain && os.Geteuid() == 0 {
+		if f.unbased && os.Geteuid() == 0 {
 			// The same number of bytes beyond the window, which TCP drops, does not hide the gap.
 			forger := testkit.Forge(t, client.TCPConn)
 			client.send(message(10))
@@ -606,7 +606,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 		for i := range 5 {
 			sent := client.send(message(10))
 			a := take(t, c, 10)
-			if f.plain {
+			if f.unbased {
 				testkit.Equal(t, a.Source, stamp.Read, "message %d: %+v, but the base cannot be known", i, a)
 				continue
 			}
@@ -724,7 +724,7 @@ func TestTimestampingNoticesClockSteps(t *testing.T) {
 	client := dial(t, ln, net.Dialer{})
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
-	c.tr.(*cmsgConn).ahead += mono.Time(time.Second) // as if the wall clock had been set back since
+	c.tr.(*cmsgConn).wallOffset += mono.Time(time.Second) // as if the wall clock had been set back since
 	if a := withSend(t, client, c); a.Source != stamp.Read {
 		t.Errorf("after a step: %+v", a)
 	}
@@ -793,14 +793,14 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 	needKernel(t)
 	f, err := load(Config{MaxConns: 2500, RingRecords: stamp.MinRing}.withDefaults(), chunkSlots, false)
 	stamper(t, f, err)
-	f.slots.rest = restTime
+	f.slots.quarantine = restTime
 	var taken []uint32
 	now := mono.Time(1)
 	for len(taken) < 2500 {
-		slot, mem, err := f.slots.take(now)
+		slot, mem, err := f.slots.acquire(now)
 		if err == errSlotSoon {
 			f.slots.growing.Wait()
-			slot, mem, err = f.slots.take(now)
+			slot, mem, err = f.slots.acquire(now)
 		}
 		if err != nil {
 			t.Fatalf("after %d: %v (%v)", len(taken), err, f.slots.mu.failure)
@@ -808,7 +808,7 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 		testkit.MustEqual(t, len(mem), slotSize(stamp.MinRing), "bytes")
 		taken = append(taken, slot)
 	}
-	if _, _, err := f.slots.take(now); err != errNoSlot {
+	if _, _, err := f.slots.acquire(now); err != errNoSlot {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	testkit.Equal(t, len(f.slots.mu.chunks), 3, "chunks")
@@ -818,16 +818,16 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 		t.Errorf("%d different slots up to %d", len(different), different[len(different)-1])
 	}
 	for i, slot := range taken {
-		f.slots.give(slot, now+mono.Time(i))
+		f.slots.release(slot, now+mono.Time(i))
 	}
-	if _, _, err := f.slots.take(now + restTime - 1); err != errNoSlot {
+	if _, _, err := f.slots.acquire(now + restTime - 1); err != errNoSlot {
 		t.Errorf("all at rest: %v", err)
 	}
-	if slot, _, err := f.slots.take(now + restTime); err != nil || slot != taken[0] {
+	if slot, _, err := f.slots.acquire(now + restTime); err != nil || slot != taken[0] {
 		t.Errorf("slot %d, %v, want the one that rested longest, %d", slot, err, taken[0])
 	}
-	if _, _, err := f.slots.take(now + restTime); err != errNoSlot {
+	if _, _, err := f.slots.acquire(now + restTime); err != errNoSlot {
 		t.Errorf("the rest at rest: %v", err)
 	}
-	f.slots.give(taken[0], now)
+	f.slots.release(taken[0], now)
 }

@@ -60,11 +60,11 @@ func Pin(dir string, uid, gid int, cfg Config) (err error) {
 		return fmt.Errorf("pin: self-test: %w", err)
 	}
 
-	program, other := pinProgram, pinPlain
-	if f.plain {
-		program, other = other, program
+	program, otherProgram := pinProgram, pinPlain
+	if f.unbased {
+		program, otherProgram = otherProgram, program
 	}
-	if err := os.Remove(filepath.Join(dir, other)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(dir, otherProgram)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("pin: %w", err)
 	}
 	for _, p := range []struct {
@@ -105,7 +105,7 @@ func openPinned(dir string) (_ *filter, err error) {
 	}()
 	f.prog, err = ebpf.LoadPinnedProgram(filepath.Join(dir, pinProgram), nil)
 	if errors.Is(err, os.ErrNotExist) {
-		f.plain = true
+		f.unbased = true
 		f.prog, err = ebpf.LoadPinnedProgram(filepath.Join(dir, pinPlain), nil)
 	}
 	if err != nil {
@@ -146,7 +146,7 @@ func openPinned(dir string) (_ *filter, err error) {
 			return nil, fmt.Errorf("%s: %w", pinConns, err)
 		}
 	}
-	f.baseline = f.sums()
+	f.baseline = f.total()
 	return f, nil
 }
 

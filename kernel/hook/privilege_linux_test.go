@@ -195,7 +195,7 @@ func childPinned() error {
 	// All slots can be used, over several windows with a mapping each.
 	f := s.src.(*filter)
 	for i := range 299 { // one slot rests after the self-test of this process
-		_, mem, err := f.slots.take(1 << 62)
+		_, mem, err := f.slots.acquire(1 << 62)
 		if err != nil {
 			return fmt.Errorf("slot %d: %w (%v)", i, err, f.slots.mu.failure)
 		}

@@ -34,8 +34,8 @@ var errUntimely = errors.New("a message to ourselves got an impossible time")
 // constant, which tryOut determines.
 func (f *filter) tryOut() error {
 	// After the self-test no program run uses its slot, so the slot need not rest.
-	f.slots.rest = 0
-	defer func() { f.slots.rest = restTime }()
+	f.slots.quarantine = 0
+	defer func() { f.slots.quarantine = restTime }()
 	err := selfTest(f, stamp.Exact)
 	if !errors.Is(err, errUntimely) {
 		return err
@@ -66,7 +66,7 @@ func selfTest(src source, want stamp.Source) error {
 		return errors.New("the connection could not be tracked")
 	}
 	var msg [64]byte
-	for good := 0; good < testMessages; {
+	for stamped := 0; stamped < testMessages; {
 		before := clock.Mono()
 		if _, err := client.Write(msg[:]); err != nil {
 			return fmt.Errorf("write: %w", err)
@@ -81,11 +81,11 @@ func selfTest(src source, want stamp.Source) error {
 		case !ok && want != stamp.Exact && time.Now().Before(deadline):
 			continue
 		case !ok || a.Source != want:
-			return fmt.Errorf("message %d to ourselves got no %v stamp (%+v)", good, want, a)
+			return fmt.Errorf("message %d to ourselves got no %v stamp (%+v)", stamped, want, a)
 		case a.At.Before(before.Add(-clockSlack)) || after.Add(clockSlack).Before(a.At):
 			return fmt.Errorf("%w: %v after the write, %v before the end of the read", errUntimely, a.At.Sub(before), after.Sub(a.At))
 		}
-		good++
+		stamped++
 	}
 	return nil
 }

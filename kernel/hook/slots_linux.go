@@ -31,11 +31,11 @@ func slotSize(records int) int { return stamp.HeaderSize + stamp.RecordSize*reco
 // ahead of need, and no caller waits.
 type slots struct {
 	// set once
-	records int
-	window  uint32    // slots per mapped window
-	chunk   uint32    // a multiple of window
-	limit   uint32    // total number of slots
-	rest    mono.Time // how long a released slot is not reused
+	records    int
+	window     uint32    // slots per mapped window
+	chunk      uint32    // a multiple of window
+	limit      uint32    // total number of slots
+	quarantine mono.Time // how long a released slot is not reused
 	// makeChunk makes another chunk and shows it to the program. Nil: all chunks exist.
 	makeChunk func(number uint32) (*ebpf.Map, error)
 
@@ -44,9 +44,9 @@ type slots struct {
 		sync.Mutex
 		chunks  []*ebpf.Map
 		windows [][]byte
-		// free holds unused slots of mapped windows. resting holds released slots, oldest first.
+		// free holds unused slots of mapped windows. quarantined holds released slots, oldest first.
 		free    []uint32
-		resting fifo.Queue[resting]
+		resting fifo.Queue[quarantined]
 		taken   uint32
 		busy    bool // a chunk is being made
 		closed  bool
@@ -55,10 +55,10 @@ type slots struct {
 	}
 }
 
-// resting is a released slot and the time at which it may be reused.
-type resting struct {
-	until mono.Time
-	slot  uint32
+// quarantined is a released slot and the time at which it may be reused.
+type quarantined struct {
+	end  mono.Time
+	slot uint32
 }
 
 // windowSlots returns the smallest number of slots, at least 256, that fill whole pages.
@@ -74,15 +74,15 @@ var (
 	errNoSlot   = errors.New("no ring is free")
 )
 
-// take returns a slot and its memory. Errors: errSlotSoon, errNoSlot.
-func (s *slots) take(now mono.Time) (slot uint32, mem []byte, err error) {
+// acquire returns a slot and its memory. Errors: errSlotSoon, errNoSlot.
+func (s *slots) acquire(now mono.Time) (slot uint32, mem []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed || s.mu.taken == s.limit {
 		s.mu.refused++
 		return 0, nil, errNoSlot
 	}
-	if s.mu.resting.Len() > 0 && !now.Before(s.mu.resting.Front().until) {
+	if s.mu.resting.Len() > 0 && !now.Before(s.mu.resting.Front().end) {
 		slot = s.mu.resting.Pop().slot
 	} else {
 		if len(s.mu.free) == 0 {
@@ -114,11 +114,11 @@ func (s *slots) shortLocked() bool {
 	return s.madeLocked()-s.mu.taken < max(s.chunk, s.mu.taken)/2
 }
 
-func (s *slots) give(slot uint32, now mono.Time) {
+func (s *slots) release(slot uint32, now mono.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.taken--
-	s.mu.resting.Push(resting{now + s.rest, slot})
+	s.mu.resting.Push(quarantined{now + s.quarantine, slot})
 }
 
 // madeLocked returns the number of slots with kernel memory.
@@ -197,7 +197,7 @@ func (s *slots) close() error {
 		for _, w := range s.mu.windows {
 			errs = append(errs, unix.Munmap(w))
 		}
-		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, fifo.Queue[resting]{}
+		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, fifo.Queue[quarantined]{}
 	}
 	for _, m := range s.mu.chunks {
 		errs = append(errs, m.Close())
@@ -219,37 +219,37 @@ func newRing(mem []byte, shift mono.Time) ring {
 	return ring{mem: mem, mask: uint64(len(mem)-stamp.HeaderSize)/stamp.RecordSize - 1, shift: shift}
 }
 
-// word returns the aligned 8-byte word that contains that offset. The kernel may change it at any
+// word64 returns the aligned 8-byte word that contains that offset. The kernel may change it at any
 // moment.
-func (r *ring) word(at uint64) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem[at&^7])) }
+func (r *ring) word64(at uint64) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem[at&^7])) }
 
-func (r *ring) half(at uint64) *uint32 { return (*uint32)(unsafe.Pointer(&r.mem[at&^3])) }
+func (r *ring) word32(at uint64) *uint32 { return (*uint32)(unsafe.Pointer(&r.mem[at&^3])) }
 
 // reset prepares the memory for a new owner.
 //
 // Requires: the program does not reach the slot.
 func (r *ring) reset(cookie uint64) {
 	for at := uint64(0); at < stamp.HeaderSize; at += 8 {
-		atomic.StoreUint64(r.word(at), 0)
+		atomic.StoreUint64(r.word64(at), 0)
 	}
 	for i := range r.mask + 1 {
 		at := stamp.HeaderSize + i*stamp.RecordSize
-		atomic.StoreUint64(r.word(at), 0)
-		atomic.StoreUint64(r.word(at+8), uint64(stamp.BlankMeta(i)))
+		atomic.StoreUint64(r.word64(at), 0)
+		atomic.StoreUint64(r.word64(at+8), uint64(stamp.BlankMeta(i)))
 	}
-	atomic.StoreUint64(r.word(stamp.OffsetCookie), cookie)
+	atomic.StoreUint64(r.word64(stamp.OffsetCookie), cookie)
 }
 
 // disown stops the program from writing to the slot.
-func (r *ring) disown() { atomic.StoreUint64(r.word(stamp.OffsetCookie), 0) }
+func (r *ring) disown() { atomic.StoreUint64(r.word64(stamp.OffsetCookie), 0) }
 
 // base returns the sequence number of stream offset 0. ok is false until the program knows it.
 func (r *ring) base() (base uint32, ok bool) {
-	ok = atomic.LoadUint32(r.half(stamp.OffsetBaseSet)) != 0
-	return atomic.LoadUint32(r.half(stamp.OffsetBase)), ok
+	ok = atomic.LoadUint32(r.word32(stamp.OffsetBaseSet)) != 0
+	return atomic.LoadUint32(r.word32(stamp.OffsetBase)), ok
 }
 
-func (r *ring) Head() uint64 { return atomic.LoadUint64(r.word(stamp.OffsetHead)) }
+func (r *ring) Head() uint64 { return atomic.LoadUint64(r.word64(stamp.OffsetHead)) }
 func (r *ring) Size() uint64 { return r.mask + 1 }
 
 // Record implements stamp.Ring. The program reserves an index, stores the time, and publishes the
@@ -257,11 +257,11 @@ func (r *ring) Size() uint64 { return r.mask + 1 }
 // first. But head has moved by then, so Record checks head last.
 func (r *ring) Record(index uint64) (stamp.Record, bool) {
 	at := stamp.HeaderSize + (index&r.mask)*stamp.RecordSize
-	meta := stamp.Meta(atomic.LoadUint64(r.word(at + 8)))
+	meta := stamp.Meta(atomic.LoadUint64(r.word64(at + 8)))
 	if !meta.Of(index) {
 		return stamp.Record{}, false
 	}
-	ts := mono.Time(atomic.LoadUint64(r.word(at)))
+	ts := mono.Time(atomic.LoadUint64(r.word64(at)))
 	if r.Head()-index > r.mask+1 {
 		return stamp.Record{}, false
 	}

@@ -13,13 +13,13 @@ import (
 
 // ErrAgain reports that a Socket has nothing to read now. It is a temporary net.Error, so TLS
 // continues after it.
-var ErrAgain error = again{}
+var ErrAgain error = errRetry{}
 
-type again struct{}
+type errRetry struct{}
 
-func (again) Error() string   { return "nothing to read now" }
-func (again) Timeout() bool   { return true }
-func (again) Temporary() bool { return true }
+func (errRetry) Error() string   { return "nothing to read now" }
+func (errRetry) Timeout() bool   { return true }
+func (errRetry) Temporary() bool { return true }
 
 // MoveToSocket makes the underlying Conn read from a Socket. Then x has no net.Conn.
 func (x *Records) MoveToSocket(to Socket) {
@@ -78,10 +78,10 @@ func (x rawSocket) Control(f func(fd uintptr)) error {
 	return nil
 }
 
-func (x rawSocket) Read(f func(fd uintptr) bool) error  { return x.try(f) }
-func (x rawSocket) Write(f func(fd uintptr) bool) error { return x.try(f) }
+func (x rawSocket) Read(f func(fd uintptr) bool) error  { return x.attempt(f) }
+func (x rawSocket) Write(f func(fd uintptr) bool) error { return x.attempt(f) }
 
-func (x rawSocket) try(f func(fd uintptr) bool) error {
+func (x rawSocket) attempt(f func(fd uintptr) bool) error {
 	if !f(uintptr(x.FD)) {
 		return ErrAgain
 	}

@@ -17,9 +17,9 @@ type Ring interface {
 // sequence numbers could wrap around to them.
 const earlyReach = 1 << 30
 
-// tries is the number of attempts of Arrival when records are overwritten meanwhile. A peer that
+// maxTries is the number of attempts of Arrival when records are overwritten meanwhile. A peer that
 // floods the ring so fast gets the time after the read.
-const tries = 3
+const maxTries = 3
 
 // maxAhead is the maximum distance in bytes of an in-order record from the requested bytes. It is
 // larger than TCP's largest window.
@@ -44,7 +44,7 @@ const maxAhead = 1 << 30
 // when its turn in the ring has come.
 type Mapper struct {
 	// owned by the connection's reader
-	begun bool
+	started bool
 	// base is the sequence number of stream offset 0.
 	base uint32
 	// early holds the records from before the ring that still matter, oldest first. From stream
@@ -71,7 +71,7 @@ type Mapper struct {
 //
 // Requires: Begin was not called before.
 func (m *Mapper) Begin(base uint32, early []Record, missing bool, now int64) {
-	m.begun, m.base, m.early, m.gap = true, base, early, missing
+	m.started, m.base, m.early, m.gap = true, base, early, missing
 	m.earlyUntil = now + earlyReach
 }
 
@@ -88,11 +88,11 @@ func (m *Mapper) Lost() uint64 { return m.lost }
 //
 // Requires: start < end; start not below the previous call's start; end - start less than 1 GiB.
 func (m *Mapper) Arrival(r Ring, start, end int64) (a Arrival, ok bool) {
-	if !m.begun {
+	if !m.started {
 		return Arrival{}, false
 	}
 	s := m.base + uint32(start)
-	for range tries {
+	for range maxTries {
 		head := r.Head()
 		m.catchUp(r, head)
 		m.retire(r, head, start, s)
@@ -121,7 +121,7 @@ func (m *Mapper) retire(r Ring, head uint64, start int64, s uint32) {
 	if start >= m.earlyUntil {
 		m.early = nil
 	}
-	for len(m.early) > 0 && !before(s, m.early[0].end()) {
+	for len(m.early) > 0 && !seqBefore(s, m.early[0].end()) {
 		if m.early[0].First {
 			m.gap = false
 		}
@@ -129,7 +129,7 @@ func (m *Mapper) retire(r Ring, head uint64, start int64, s uint32) {
 	}
 	for m.next < head {
 		rec, ok := r.Record(m.next)
-		if !ok || before(s, rec.end()) {
+		if !ok || seqBefore(s, rec.end()) {
 			break
 		}
 		if rec.First {
@@ -139,8 +139,8 @@ func (m *Mapper) retire(r Ring, head uint64, start int64, s uint32) {
 	}
 }
 
-// at returns the i-th remaining record, early records first.
-func (m *Mapper) at(r Ring, i uint64) (Record, bool) {
+// record returns the i-th remaining record, early records first.
+func (m *Mapper) record(r Ring, i uint64) (Record, bool) {
 	n := uint64(len(m.early))
 	if i < n {
 		return m.early[i], true
@@ -156,7 +156,7 @@ func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) 
 	ordered := n > 1 && m.inOrder(r, head, s)
 	covered, first := uint64(0), true
 	for i := range n {
-		rec, ok := m.at(r, i)
+		rec, ok := m.record(r, i)
 		if !ok {
 			continue
 		}
@@ -167,7 +167,7 @@ func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) 
 			covered += uint64(c)
 			first = first && rec.First
 		}
-		if ordered && !before(rec.end(), s+size) {
+		if ordered && !seqBefore(rec.end(), s+size) {
 			break // the other records begin further on
 		}
 	}
@@ -211,7 +211,7 @@ func (m *Mapper) inOrder(r Ring, head uint64, s uint32) bool {
 // oldest returns the time of the oldest remaining record, an upper bound for all lost records.
 func (m *Mapper) oldest(r Ring, head uint64) (Arrival, bool) {
 	for i := range uint64(len(m.early)) + head - m.next {
-		if rec, ok := m.at(r, i); ok {
+		if rec, ok := m.record(r, i); ok {
 			return Arrival{At: rec.At, Source: Overwritten}, true
 		}
 	}

@@ -14,41 +14,41 @@ type Reads[T any] struct {
 	count uint64
 	last  [readsKept]struct {
 		end   int64
-		about T
+		value T
 	}
 }
 
 // Note records a read that ended at stream offset end (one past its last byte).
 //
 // Requires: end not below the previous read's end.
-func (r *Reads[T]) Note(end int64, about T) {
+func (r *Reads[T]) Note(end int64, value T) {
 	e := &r.last[r.count%readsKept]
-	e.end, e.about = end, about
+	e.end, e.value = end, value
 	r.count++
 }
 
 // At returns the value of the read that returned the byte at offset off. If that read is forgotten,
 // At returns the value of the oldest remembered read. ok is false if the byte has not been read.
-func (r *Reads[T]) At(off int64) (about T, ok bool) {
+func (r *Reads[T]) At(off int64) (value T, ok bool) {
 	for i := r.count; i > 0 && r.count-i < readsKept; i-- {
 		e := &r.last[(i-1)%readsKept]
 		if e.end <= off {
 			break
 		}
-		about, ok = e.about, true
+		value, ok = e.value, true
 	}
-	return about, ok
+	return value, ok
 }
 
 // Before returns the value of the last read that ended before the byte at offset off. ok is false
 // if there was no such read or it is forgotten.
-func (r *Reads[T]) Before(off int64) (about T, ok bool) {
+func (r *Reads[T]) Before(off int64) (value T, ok bool) {
 	for i := r.count; i > 0 && r.count-i < readsKept; i-- {
 		if e := &r.last[(i-1)%readsKept]; e.end <= off {
-			return e.about, true
+			return e.value, true
 		}
 	}
-	return about, false
+	return value, false
 }
 
 // End returns the offset one past the last byte read.

@@ -98,7 +98,7 @@ func (r Record) common(seq, size uint32) uint32 {
 	return 0
 }
 
-// before reports whether a precedes b in the ring of sequence numbers.
+// seqBefore reports whether a precedes b in the ring of sequence numbers.
 //
 // Requires: a and b are less than 2 GiB apart.
-func before(a, b uint32) bool { return int32(a-b) < 0 }
+func seqBefore(a, b uint32) bool { return int32(a-b) < 0 }
