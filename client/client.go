@@ -71,10 +71,10 @@ type Config struct {
 	// Vouch returns the AUTH secret with which a broker proves on whose behalf it
 	// publishes. as is the argument of PublisherFor. Vouch is called for each connection.
 	// Nil: PublisherFor is not used.
-	Vouch func(as string) (secret string)
+	Vouch func(principal string) (secret string)
 	// Tenant returns the tenant of a topic that Create creates, from PublisherFor's
 	// argument as; nil: the caller's tenant.
-	Tenant func(as string) string
+	Tenant func(principal string) string
 	// OnPace is called after a publisher received advice, by a goroutine of this package.
 	// OnPace must not block. May be nil.
 	OnPace func(*Publisher, Pace)
@@ -185,18 +185,18 @@ func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, e
 // PublisherFor is Publisher for a broker that publishes on behalf of a client. as
 // identifies the client, and Config.Vouch proves as to brokers. A client can have only one
 // publisher per topic, id and as.
-func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publisher, error) {
+func (c *Client) PublisherFor(ctx context.Context, topic, id, principal string) (*Publisher, error) {
 	if !nsq.IsValidTopicName(topic) {
 		return nil, fmt.Errorf("client: topic %q is no valid name", topic)
 	}
 	a := &srtmv1.Assignment{TcpAddress: c.cfg.Broker}
 	if c.cfg.Broker == "" {
 		var err error
-		if a, err = c.resolve(ctx, topic, id, as); err != nil {
+		if a, err = c.resolve(ctx, topic, id, principal); err != nil {
 			return nil, fmt.Errorf("client: %w", err)
 		}
 	}
-	p := newPublisher(c, topic, id, as)
+	p := newPublisher(c, topic, id, principal)
 	p.assigned(a) // first, since the watch's assignments are newer
 	if err := c.join(p); err != nil {
 		return nil, err
@@ -210,8 +210,8 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publi
 }
 
 // Resolve returns the TCP address of a publisher's broker. Errors: as Publisher.
-func (c *Client) Resolve(ctx context.Context, topic, id, as string) (address string, err error) {
-	a, err := c.resolve(ctx, topic, id, as)
+func (c *Client) Resolve(ctx context.Context, topic, id, principal string) (address string, err error) {
+	a, err := c.resolve(ctx, topic, id, principal)
 	if err != nil {
 		return "", fmt.Errorf("client: %w", err)
 	}
@@ -232,10 +232,10 @@ func (c *Client) Brokers(ctx context.Context, topic string) (addresses []string,
 	return resp.TcpAddresses, nil
 }
 
-func (c *Client) resolve(ctx context.Context, topic, id, as string) (*srtmv1.Assignment, error) {
+func (c *Client) resolve(ctx context.Context, topic, id, principal string) (*srtmv1.Assignment, error) {
 	req := &srtmv1.ResolveRequest{Topic: topic, PublisherId: id, Create: c.cfg.Create}
-	if as != "" && c.cfg.Tenant != nil {
-		req.Tenant = c.cfg.Tenant(as)
+	if principal != "" && c.cfg.Tenant != nil {
+		req.Tenant = c.cfg.Tenant(principal)
 	}
 	return resolve(ctx, c.conn, c.cfg.DialOptions, req)
 }
@@ -253,13 +253,13 @@ func (c *Client) join(p *Publisher) error {
 		c.mu.topics[p.topic] = m
 		c.all.Go(func() { c.watch(m) })
 	}
-	if m.publishers[p.id][p.as] != nil {
+	if m.publishers[p.id][p.principal] != nil {
 		return fmt.Errorf("client: publisher %q of topic %q is open already", p.id, p.topic)
 	}
 	if m.publishers[p.id] == nil {
 		m.publishers[p.id] = map[string]*Publisher{}
 	}
-	m.publishers[p.id][p.as] = p
+	m.publishers[p.id][p.principal] = p
 	c.mu.publishers[p] = struct{}{}
 	m.changedLocked()
 	return nil
@@ -269,8 +269,8 @@ func (c *Client) join(p *Publisher) error {
 func (c *Client) leave(p *Publisher) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m := c.mu.topics[p.topic]; m != nil && m.publishers[p.id][p.as] == p {
-		if delete(m.publishers[p.id], p.as); len(m.publishers[p.id]) == 0 {
+	if m := c.mu.topics[p.topic]; m != nil && m.publishers[p.id][p.principal] == p {
+		if delete(m.publishers[p.id], p.principal); len(m.publishers[p.id]) == 0 {
 			delete(m.publishers, p.id)
 			m.changedLocked()
 		}
@@ -317,19 +317,19 @@ func (c *Client) watch(m *membership) {
 			continue
 		}
 		ctx, cancel := context.WithCancelCause(c.ctx)
-		over := make(chan struct{})
+		done := make(chan struct{})
 		c.all.Go(func() {
 			defer cancel(errMembership)
 			select {
 			case <-changed:
-			case <-over:
+			case <-done:
 				return
 			}
 			pause := time.NewTimer(joinPause)
 			defer pause.Stop()
 			select {
 			case <-pause.C:
-			case <-over:
+			case <-done:
 			case <-c.ctx.Done():
 			}
 		})
@@ -337,7 +337,7 @@ func (c *Client) watch(m *membership) {
 			wait.reset()
 			c.dispatch(m, assignments)
 		})
-		close(over)
+		close(done)
 		switch {
 		case errors.Is(err, errMembership), c.ctx.Err() != nil:
 			continue
@@ -372,8 +372,8 @@ func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 func (c *Client) vanished(m *membership, err error) {
 	c.mu.Lock()
 	var all []*Publisher
-	for _, of := range m.publishers {
-		all = slices.AppendSeq(all, maps.Values(of))
+	for _, publisher := range m.publishers {
+		all = slices.AppendSeq(all, maps.Values(publisher))
 	}
 	c.mu.Unlock()
 	for _, p := range all {
@@ -413,6 +413,6 @@ func NewPublisher(ctx context.Context, cfg Config, topic, id string) (*Publisher
 	if err != nil {
 		return nil, errors.Join(err, c.Close(ctx))
 	}
-	p.own = c
+	p.ownClient = c
 	return p, nil
 }

@@ -43,7 +43,7 @@ type Conn struct {
 	unbind   func() bool // detaches the connection from its context
 	maxReady int         // maximum RDY of the broker; 0: unknown
 
-	most int // maximum bytes of a frame; owned by the reader
+	maxFrame int // maximum bytes of a frame; owned by the reader
 
 	mu struct { // guards writes
 		sync.Mutex
@@ -61,7 +61,7 @@ func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{cfg: cfg, nc: nc, most: maxFrame}
+	c := &Conn{cfg: cfg, nc: nc, maxFrame: maxFrame}
 	c.layer(nc, nc, nil)
 	c.unbind = context.AfterFunc(ctx, func() { _ = nc.Close() }) // like Close
 	err = nc.SetDeadline(time.Now().Add(cfg.ReadTimeout))
@@ -116,7 +116,7 @@ func (c *Conn) greet(ctx context.Context, address string) error {
 		}
 	}
 	c.maxReady = granted.MaxReady
-	var under net.Conn = c.nc
+	var lower net.Conn = c.nc
 	switch {
 	case c.cfg.TlsV1 && !granted.TLS:
 		return errors.New("TLS is wanted, and the broker does not have it")
@@ -132,25 +132,25 @@ func (c *Conn) greet(ctx context.Context, address string) error {
 		if err := secured.HandshakeContext(ctx); err != nil {
 			return err
 		}
-		under = secured
-		c.layer(under, under, nil)
+		lower = secured
+		c.layer(lower, lower, nil)
 		if err := c.upgraded("TLS"); err != nil {
 			return err
 		}
 	}
 	switch {
 	case c.cfg.Deflate && granted.Deflate:
-		w, err := flate.NewWriter(under, c.cfg.DeflateLevel)
+		w, err := flate.NewWriter(lower, c.cfg.DeflateLevel)
 		if err != nil {
 			return err
 		}
-		c.layer(flate.NewReader(under), w, w.Flush)
+		c.layer(flate.NewReader(lower), w, w.Flush)
 		if err := c.upgraded("deflate"); err != nil {
 			return err
 		}
 	case c.cfg.Snappy && granted.Snappy:
-		w := snappy.NewBufferedWriter(under)
-		c.layer(snappy.NewReader(under), w, w.Flush)
+		w := snappy.NewBufferedWriter(lower)
+		c.layer(snappy.NewReader(lower), w, w.Flush)
 		if err := c.upgraded("snappy"); err != nil {
 			return err
 		}
@@ -220,13 +220,13 @@ func (c *Conn) answer() ([]byte, error) {
 }
 
 // upgraded waits for the broker's confirmation of a layer.
-func (c *Conn) upgraded(what string) error {
+func (c *Conn) upgraded(layer string) error {
 	answer, err := c.answer()
 	if err == nil && string(answer) != wire.OK {
 		err = fmt.Errorf("the broker says %.40q", answer)
 	}
 	if err != nil {
-		return fmt.Errorf("upgrade to %s: %w", what, err)
+		return fmt.Errorf("upgrade to %s: %w", layer, err)
 	}
 	return nil
 }
@@ -254,7 +254,7 @@ func (c *Conn) Send(cmd io.WriterTo) error {
 func (c *Conn) Next() (kind wire.FrameType, data []byte, err error) {
 	for {
 		if err = c.nc.SetReadDeadline(time.Now().Add(c.cfg.ReadTimeout)); err == nil {
-			kind, data, err = frames.Read(c.r, c.most)
+			kind, data, err = frames.Read(c.r, c.maxFrame)
 		}
 		if err != nil || kind != wire.FrameResponse || string(data) != wire.Heartbeat {
 			return kind, data, err
@@ -268,7 +268,7 @@ func (c *Conn) Next() (kind wire.FrameType, data []byte, err error) {
 // Subscribe subscribes to a channel. At most ready messages, or fewer if the broker has a
 // lower limit, are unfinished at a time.
 func (c *Conn) Subscribe(topic, channel string, ready int) error {
-	c.most = maxMessage
+	c.maxFrame = maxMessage
 	if err := c.Send(nsq.Subscribe(topic, channel)); err != nil {
 		return err
 	}
@@ -308,7 +308,7 @@ func (c *Conn) read(r *route) {
 		case !header.IsOK(data):
 			err = fmt.Errorf("broker answered %.40q", data)
 		default:
-			r.said(data)
+			r.handlePaceAdvice(data)
 		}
 		if err != nil {
 			r.end(err)

@@ -29,12 +29,12 @@ import (
 func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
 	wait := newBackoff()
 	for {
-		began := time.Now()
+		start := time.Now()
 		err := followOnce(ctx, conn, topic, ids, report)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if time.Since(began) > lastBackoff { // a server whose streams end immediately does not count
+		if time.Since(start) > lastBackoff { // a server whose streams end immediately does not count
 			wait.reset()
 		}
 		switch status.Code(err) {
@@ -82,8 +82,8 @@ func newBackoff() *backoff { return &backoff{next: firstBackoff} }
 
 func (b *backoff) reset() { b.next = firstBackoff }
 
-// take returns the next wait.
-func (b *backoff) take() time.Duration {
+// advance returns the next wait.
+func (b *backoff) advance() time.Duration {
 	d := b.next/2 + rand.N(b.next/2)
 	b.next = min(2*b.next, lastBackoff)
 	return d
@@ -91,7 +91,7 @@ func (b *backoff) take() time.Duration {
 
 // sleep waits, or returns the cause of ctx.
 func (b *backoff) sleep(ctx context.Context) error {
-	if !clock.Sleep(ctx, b.take()) {
+	if !clock.Sleep(ctx, b.advance()) {
 		return context.Cause(ctx)
 	}
 	return nil
@@ -109,23 +109,23 @@ func resolve(ctx context.Context, conn grpc.ClientConnInterface, options []grpc.
 		if err == nil {
 			return resp.Assignment, nil
 		}
-		what := fmt.Sprintf("resolve publisher %q of topic %q", req.PublisherId, req.Topic)
+		operation := fmt.Sprintf("resolve publisher %q of topic %q", req.PublisherId, req.Topic)
 		if ctx.Err() == nil {
 			switch status.Code(err) {
 			case codes.NotFound:
-				return nil, fmt.Errorf("%s: %w: %s", what, ErrUnknown, status.Convert(err).Message())
+				return nil, fmt.Errorf("%s: %w: %s", operation, ErrUnknown, status.Convert(err).Message())
 			case codes.ResourceExhausted:
 				if req.Create {
-					return nil, fmt.Errorf("%s: %w: %s", what, ErrNotCreated, status.Convert(err).Message())
+					return nil, fmt.Errorf("%s: %w: %s", operation, ErrNotCreated, status.Convert(err).Message())
 				}
 			case codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
 			default:
-				return nil, fmt.Errorf("%s: %w", what, err)
+				return nil, fmt.Errorf("%s: %w", operation, err)
 			}
 		}
 		if ended := wait.sleep(ctx); ended != nil {
 			// The last answer is more informative than the timeout.
-			return nil, fmt.Errorf("%s: %w: %s", what, ended, status.Convert(err).Message())
+			return nil, fmt.Errorf("%s: %w: %s", operation, ended, status.Convert(err).Message())
 		}
 	}
 }

@@ -86,8 +86,8 @@ func (p *pacer) changedLocked() {
 func (p *pacer) pace() Pace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	is := p.mu.bucket.Pace(clock.Mono())
-	return Pace{Paced: is.Paced, Rate: is.Rate.PerSecond(), Burst: is.Burst, Weight: p.mu.weight, Wait: is.Wait, Delayed: p.mu.delayed}
+	state := p.mu.bucket.Pace(clock.Mono())
+	return Pace{Paced: state.Paced, Rate: state.Rate.PerSecond(), Burst: state.Burst, Weight: p.mu.weight, Wait: state.Wait, Delayed: p.mu.delayed}
 }
 
 // wait returns nil when n messages may be sent, or an error.
@@ -137,9 +137,9 @@ const askTimeout = 5 * time.Second
 // askPace sends PACE and waits for the answer. A broker without PACE hangs up, and would
 // lose commands that follow.
 func (r *route) askPace(ctx context.Context, weight uint8) error {
-	asked := make(chan error, 1)
+	reply := make(chan error, 1)
 	r.in.Lock()
-	r.in.asked = asked
+	r.in.paceReply = reply
 	r.in.Unlock()
 	cmd := &nsq.Command{Name: []byte("PACE"), Params: [][]byte{[]byte(strconv.Itoa(header.Version)), []byte(strconv.Itoa(int(weight)))}}
 	if err := r.conn.Send(cmd); err != nil {
@@ -148,7 +148,7 @@ func (r *route) askPace(ctx context.Context, weight uint8) error {
 	timer := time.NewTimer(askTimeout)
 	defer timer.Stop()
 	select {
-	case err := <-asked:
+	case err := <-reply:
 		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -89,7 +89,7 @@ func (q Pending) Wait() error {
 	}
 	for { // run may change the state concurrently
 		if r.state.CompareAndSwap(queued, abandoned) {
-			if r.again {
+			if r.resend {
 				break
 			}
 			return fmt.Errorf("client: not sent: %w", q.ctx.Err())

@@ -18,9 +18,9 @@ import (
 type Publisher struct {
 	// set once
 	topic, id string
-	as        string // on whose behalf a broker publishes
+	principal string // on whose behalf a broker publishes
 	client    *Client
-	own       *Client // closed with the publisher; nil if the client is shared
+	ownClient *Client // closed with the publisher; nil if the client is shared
 	cfg       *nsq.Config
 	limit     int // maximum number of unanswered publishes
 	resend    Resend
@@ -33,8 +33,8 @@ type Publisher struct {
 	dialled  chan dialled    // at most one dial is in progress
 	isReady  chan struct{}   // closed by run on the first route
 	closing  chan struct{}   // closed by Close: no more requests
-	over     chan struct{}   // closed when run has returned
-	life     context.Context // context of dials and connections; cancelled by giveUp
+	finished chan struct{}   // closed when run has returned
+	ctx      context.Context // context of dials and connections; cancelled by giveUp
 	giveUp   context.CancelFunc
 	conns    sync.WaitGroup // dials and connection readers
 	close    sync.Once      // closes closing
@@ -44,7 +44,7 @@ type Publisher struct {
 	inbox struct {
 		sync.Mutex
 		assignment *srtmv1.Assignment // newest assignment; nil after run has read it
-		gone       error              // the topic is gone; reset by a later assignment
+		unknown    error              // the topic is gone; reset by a later assignment
 		lastError  error              // of dialling, for ready
 	}
 }
@@ -55,9 +55,9 @@ type request struct {
 	// has changed state from sent to abandoned.
 	cmd  *nsq.Command
 	done chan error // receives the result
-	// again: the request was sent but not answered. Written by run before it sets state to
+	// resend: the request was sent but not answered. Written by run before it sets state to
 	// queued.
-	again bool
+	resend bool
 
 	// state is queued, sent or abandoned. run changes queued to sent before a write, and
 	// back if the request must be sent again. When the context ends, the caller changes
@@ -76,20 +76,20 @@ type dialled struct {
 	err   error
 }
 
-func newPublisher(c *Client, topic, id, as string) *Publisher {
+func newPublisher(c *Client, topic, id, principal string) *Publisher {
 	cfg := *c.cfg.NSQ // go-nsq permits copies of a Config
 	cfg.ClientID = id
 	p := &Publisher{
-		topic: topic, id: id, as: as, client: c, cfg: &cfg,
+		topic: topic, id: id, principal: principal, client: c, cfg: &cfg,
 		limit: c.cfg.MaxOutstanding, resend: c.cfg.Resend, drain: c.cfg.DrainTimeout,
 		log:      c.log.With("topic", topic, "publisher", id),
 		requests: make(chan *request), notify: make(chan struct{}, 1), dialled: make(chan dialled, 1),
-		isReady: make(chan struct{}), closing: make(chan struct{}), over: make(chan struct{}),
+		isReady: make(chan struct{}), closing: make(chan struct{}), finished: make(chan struct{}),
 	}
-	p.life, p.giveUp = context.WithCancel(context.Background())
+	p.ctx, p.giveUp = context.WithCancel(context.Background())
 	var notify func(Pace)
-	if tell := c.cfg.OnPace; tell != nil {
-		notify = func(is Pace) { tell(p, is) }
+	if onPace := c.cfg.OnPace; onPace != nil {
+		notify = func(is Pace) { onPace(p, is) }
 	}
 	p.pacer = newPacer(c.cfg.Pacing, notify)
 	return p
@@ -134,7 +134,7 @@ func (p *Publisher) Gone() error {
 	}
 	p.inbox.Lock()
 	defer p.inbox.Unlock()
-	return p.inbox.gone
+	return p.inbox.unknown
 }
 
 func wrap(err error) error {
@@ -152,14 +152,14 @@ func (p *Publisher) Close(ctx context.Context) error {
 	p.close.Do(func() { close(p.closing) })
 	var err error
 	select {
-	case <-p.over:
+	case <-p.finished:
 	case <-ctx.Done():
 		p.giveUp()
-		<-p.over
+		<-p.finished
 		err = fmt.Errorf("client: close publisher %q: %w", p.id, ctx.Err())
 	}
-	if p.own != nil {
-		err = errors.Join(err, p.own.Close(ctx))
+	if p.ownClient != nil {
+		err = errors.Join(err, p.ownClient.Close(ctx))
 	}
 	return err
 }
@@ -168,7 +168,7 @@ func (p *Publisher) Close(ctx context.Context) error {
 func (p *Publisher) abandon() {
 	p.close.Do(func() { close(p.closing) })
 	p.giveUp()
-	<-p.over
+	<-p.finished
 }
 
 // ready waits for the first connection.
@@ -176,7 +176,7 @@ func (p *Publisher) ready(ctx context.Context) error {
 	select {
 	case <-p.isReady:
 		return nil
-	case <-p.over:
+	case <-p.finished:
 		return fmt.Errorf("client: %w", ErrClosed)
 	case <-ctx.Done():
 	}
@@ -195,7 +195,7 @@ func (p *Publisher) assigned(a *srtmv1.Assignment) {
 	if old := p.inbox.assignment; old == nil || old.Epoch <= a.Epoch {
 		p.inbox.assignment = a
 	}
-	p.inbox.gone = nil
+	p.inbox.unknown = nil
 	p.inbox.Unlock()
 	p.wake()
 }
@@ -203,7 +203,7 @@ func (p *Publisher) assigned(a *srtmv1.Assignment) {
 // vanished records that the topic, or the publisher in the topic, is gone.
 func (p *Publisher) vanished(err error) {
 	p.inbox.Lock()
-	p.inbox.assignment, p.inbox.gone = nil, err
+	p.inbox.assignment, p.inbox.unknown = nil, err
 	p.inbox.Unlock()
 	p.wake()
 }

@@ -31,10 +31,10 @@ type route struct {
 
 	in struct {
 		sync.Mutex
-		answers []answer
-		limit   int // maximum number of answers, in case the broker sends more than requested
-		ended   error
-		asked   chan<- error // receives the answer to PACE; nil afterwards
+		answers   []answer
+		limit     int // maximum number of answers, in case the broker sends more than requested
+		cause     error
+		paceReply chan<- error // receives the answer to PACE; nil afterwards
 	}
 }
 
@@ -68,30 +68,30 @@ func dial(ctx context.Context, address string, cfg *nsq.Config, limit int, weigh
 // close closes the connection.
 func (r *route) close() { r.conn.Close() }
 
-// take returns the answers since the last call.
-func (r *route) take() (answers []answer, ended error) {
+// drain returns the answers since the last call.
+func (r *route) drain() (answers []answer, cause error) {
 	r.in.Lock()
 	defer r.in.Unlock()
 	answers, r.in.answers = r.in.answers, nil
-	return answers, r.in.ended
+	return answers, r.in.cause
 }
 
 func (r *route) answered(a answer) {
 	r.in.Lock()
-	if asked := r.in.asked; asked != nil {
-		r.in.asked = nil
+	if reply := r.in.paceReply; reply != nil {
+		r.in.paceReply = nil
 		r.in.Unlock()
 		if a.refused != nil {
-			asked <- fmt.Errorf("%w: %s: %w", errNoPace, r.address, a.refused)
+			reply <- fmt.Errorf("%w: %s: %w", errNoPace, r.address, a.refused)
 		} else {
-			asked <- nil
+			reply <- nil
 		}
 		return
 	}
 	if len(r.in.answers) < r.in.limit {
 		r.in.answers = append(r.in.answers, a)
-	} else if r.in.ended == nil {
-		r.in.ended = errSurplus
+	} else if r.in.cause == nil {
+		r.in.cause = errSurplus
 	}
 	r.in.Unlock()
 	r.wake()
@@ -99,12 +99,12 @@ func (r *route) answered(a answer) {
 
 func (r *route) end(err error) {
 	r.in.Lock()
-	if r.in.ended == nil {
-		r.in.ended = err
+	if r.in.cause == nil {
+		r.in.cause = err
 	}
-	if asked := r.in.asked; asked != nil {
-		r.in.asked = nil
-		asked <- fmt.Errorf("broker %s did not answer PACE: %w", r.address, err) // the channel has room
+	if reply := r.in.paceReply; reply != nil {
+		r.in.paceReply = nil
+		reply <- fmt.Errorf("broker %s did not answer PACE: %w", r.address, err) // the channel has room
 	}
 	r.in.Unlock()
 	r.wake()
@@ -120,8 +120,8 @@ func (r *route) wake() {
 // orderly reports whether the broker ended the connection with a half-close.
 func orderly(err error) bool { return errors.Is(err, io.EOF) }
 
-// said handles a response.
-func (r *route) said(data []byte) {
+// handlePaceAdvice handles a response.
+func (r *route) handlePaceAdvice(data []byte) {
 	if ok, err := header.ParseOK(data); err == nil {
 		r.advise(ok)
 	}

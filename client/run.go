@@ -17,9 +17,9 @@ import (
 type sender struct {
 	p *Publisher
 
-	epoch  uint64
-	target string // assigned broker; empty before the first assignment, and while the publisher has no place
-	gone   error  // the topic does not exist now
+	epoch   uint64
+	target  string // assigned broker; empty before the first assignment, and while the publisher has no place
+	unknown error  // the topic does not exist now
 
 	// cur is the route in use, or nil. next is connected and replaces cur when cur has no
 	// open requests. Until then nothing is written.
@@ -40,7 +40,7 @@ type sender struct {
 
 // run is the publisher's main loop.
 func (p *Publisher) run() {
-	defer close(p.over)
+	defer close(p.finished)
 	s := &sender{p: p, wait: newBackoff(), retry: stopped(), drain: stopped()}
 	defer s.end()
 	for {
@@ -71,7 +71,7 @@ func (p *Publisher) run() {
 				s.lose(s.cur, fmt.Errorf("no last answer within %v", p.drain))
 			}
 		case <-closing:
-		case <-p.life.Done():
+		case <-p.ctx.Done():
 			return
 		}
 		s.receive(s.cur)
@@ -88,11 +88,11 @@ func stopped() *time.Timer {
 
 // canTake reports whether a new request could be sent now, or fail immediately.
 func (s *sender) canTake() bool {
-	return len(s.queue) == 0 && (s.gone != nil || s.canSend())
+	return len(s.queue) == 0 && (s.unknown != nil || s.canSend())
 }
 
 func (s *sender) canSend() bool {
-	return s.cur != nil && s.next == nil && !s.retired && s.gone == nil && len(s.cur.open) < s.p.limit
+	return s.cur != nil && s.next == nil && !s.retired && s.unknown == nil && len(s.cur.open) < s.p.limit
 }
 
 // idle reports whether no request is in progress.
@@ -107,7 +107,7 @@ func (s *sender) end() {
 	s.retry.Stop()
 	s.drain.Stop()
 	for _, r := range s.queue {
-		if r.again {
+		if r.resend {
 			r.done <- errClosedUnanswered
 		} else {
 			r.done <- ErrClosed
@@ -136,20 +136,20 @@ func (s *sender) end() {
 func (s *sender) readInbox() {
 	p := s.p
 	p.inbox.Lock()
-	a, gone := p.inbox.assignment, p.inbox.gone
+	a, unknown := p.inbox.assignment, p.inbox.unknown
 	p.inbox.assignment = nil
 	p.inbox.Unlock()
-	if gone != nil && s.gone == nil {
-		p.log.Warn("topic or publisher is gone", "error", gone)
+	if unknown != nil && s.unknown == nil {
+		p.log.Warn("topic or publisher is gone", "error", unknown)
 		for _, r := range s.queue {
-			r.done <- gone
+			r.done <- unknown
 		}
 		s.queue = nil
 		// A new topic of this name may start at any broker and epoch.
 		s.epoch = 0
 		s.leave()
 	}
-	s.gone = gone
+	s.unknown = unknown
 	if a == nil || a.Epoch < s.epoch {
 		return
 	}
@@ -216,13 +216,13 @@ func (s *sender) connect() {
 	s.dialling = true
 	p, address, weight := s.p, s.target, s.weight()
 	cfg := p.cfg
-	if p.as != "" {
+	if p.principal != "" {
 		vouched := *cfg
-		vouched.AuthSecret = p.client.cfg.Vouch(p.as)
+		vouched.AuthSecret = p.client.cfg.Vouch(p.principal)
 		cfg = &vouched
 	}
 	p.conns.Go(func() {
-		r, err := dial(p.life, address, cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
+		r, err := dial(p.ctx, address, cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
 		p.dialled <- dialled{r, err}
 	})
 }
@@ -241,7 +241,7 @@ func (s *sender) connected(d dialled) {
 			s.connect()
 			return
 		}
-		s.retry.Reset(s.wait.take())
+		s.retry.Reset(s.wait.advance())
 		return
 	}
 	if d.route.address != s.target || s.settled() {
@@ -300,14 +300,14 @@ func (s *sender) receive(r *route) {
 	if r == nil {
 		return
 	}
-	answers, ended := r.take()
+	answers, cause := r.drain()
 	for _, a := range answers {
 		if len(r.open) == 0 {
-			ended = errSurplus
+			cause = errSurplus
 			break
 		}
 		if s.movedAway(a) {
-			ended = errElsewhere
+			cause = errElsewhere
 			break
 		}
 		first := r.open[0]
@@ -315,13 +315,13 @@ func (s *sender) receive(r *route) {
 		settle(first, a)
 		if a.refused != nil && wire.ErrorCode(a.refused.Code).Fatal() {
 			// The broker closes the connection next; writes would be lost.
-			ended = a.refused
+			cause = a.refused
 			break
 		}
 		s.wait.reset() // the broker works
 	}
-	if ended != nil {
-		s.lose(r, ended)
+	if cause != nil {
+		s.lose(r, cause)
 		return
 	}
 	switch {
@@ -351,20 +351,20 @@ func (s *sender) lose(r *route, cause error) {
 	if r == s.next {
 		s.next = nil
 		s.drain.Stop()
-		s.retry.Reset(s.wait.take())
+		s.retry.Reset(s.wait.advance())
 		return
 	}
 	p.log.Warn("connection lost", "address", r.address, "count", len(r.open), "error", cause)
 	elsewhere := errors.Is(cause, errElsewhere)
-	again := elsewhere || p.resend == ResendAlways || p.resend == ResendOrderly && orderly(cause)
+	resend := elsewhere || p.resend == ResendAlways || p.resend == ResendOrderly && orderly(cause)
 	var queue []*request
 	for _, req := range r.open {
-		req.again = !elsewhere
+		req.resend = !elsewhere
 		switch {
-		case !again:
+		case !resend:
 			req.done <- fmt.Errorf("%w: broker %s: %w", ErrUnanswered, r.address, cause)
-		case s.gone != nil:
-			req.done <- s.gone
+		case s.unknown != nil:
+			req.done <- s.unknown
 		case req.state.CompareAndSwap(sent, queued): // otherwise the caller has given up
 			queue = append(queue, req)
 		}
@@ -377,7 +377,7 @@ func (s *sender) lose(r *route, cause error) {
 		return
 	}
 	// Not immediately: a broker may accept connections only to close them.
-	s.retry.Reset(s.wait.take())
+	s.retry.Reset(s.wait.advance())
 }
 
 // send writes the queued requests that may be written.
@@ -388,9 +388,9 @@ func (s *sender) send() {
 		switch {
 		case r.state.Load() == abandoned:
 			s.queue = s.queue[1:]
-		case s.gone != nil:
+		case s.unknown != nil:
 			s.queue = s.queue[1:]
-			r.done <- s.gone
+			r.done <- s.unknown
 		case !s.canSend():
 			return
 		case !r.state.CompareAndSwap(queued, sent):
@@ -414,13 +414,13 @@ func (s *sender) writeFailed(r *route, err error) {
 	last := r.open[len(r.open)-1]
 	r.open = r.open[:len(r.open)-1]
 	// Answers before the break count, and so does an orderly end.
-	answers, ended := r.take()
+	answers, cause := r.drain()
 	for _, a := range answers {
 		if len(r.open) == 0 {
 			break
 		}
 		if s.movedAway(a) {
-			ended = errElsewhere
+			cause = errElsewhere
 			break
 		}
 		settle(r.open[0], a)
@@ -434,8 +434,8 @@ func (s *sender) writeFailed(r *route, err error) {
 	} else if last.state.CompareAndSwap(sent, queued) {
 		s.queue = append([]*request{last}, s.queue...)
 	}
-	if ended != nil {
-		err = ended
+	if cause != nil {
+		err = cause
 	}
 	s.lose(r, err)
 }

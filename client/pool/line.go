@@ -86,56 +86,56 @@ func (l *Line) Begin(ctx context.Context, k Key, m Message) Pending {
 		return Pending{err: fmt.Errorf("not sent: %w", err)}
 	}
 	target := publisher.Broker()
-	release, err := l.pool.room.acquire(ctx, target, m.size())
+	release, err := l.pool.memory.acquire(ctx, target, m.size())
 	if err != nil {
 		return Pending{err: fmt.Errorf("not sent: no room among the publishes under way to broker %s: %w", target, err)}
 	}
-	is := Pending{release: release, target: target}
+	pending := Pending{release: release, target: target}
 	switch {
 	case m.Batch != nil:
 		bodies := make([][]byte, 0, m.Batch.Len())
 		m.Batch.Each(func(body []byte) { bodies = append(bodies, body) })
-		is.pending = publisher.BeginMultiPublish(ctx, bodies)
+		pending.pending = publisher.BeginMultiPublish(ctx, bodies)
 	case m.Defer > 0:
-		is.pending = publisher.BeginDeferredPublish(ctx, m.Defer, m.Body)
+		pending.pending = publisher.BeginDeferredPublish(ctx, m.Defer, m.Body)
 	default:
-		is.pending = publisher.BeginPublish(ctx, m.Body)
+		pending.pending = publisher.BeginPublish(ctx, m.Body)
 	}
-	return is
+	return pending
 }
 
 // publisher returns the publisher of a key. If the topic of an existing publisher is gone,
 // the publisher is reopened: the topic may exist again, or reopening may create it.
 func (l *Line) publisher(ctx context.Context, k Key) (*client.Publisher, error) {
-	one := l.targets[k]
-	for again := one != nil; ; again = false {
-		if one == nil {
+	shared := l.targets[k]
+	for retry := shared != nil; ; retry = false {
+		if shared == nil {
 			var err error
-			if one, err = l.pool.Use(k); err != nil {
+			if shared, err = l.pool.Use(k); err != nil {
 				return nil, err
 			}
-			l.targets[k] = one
+			l.targets[k] = shared
 		}
-		publisher, err := one.Publisher(ctx)
-		if err == nil && (publisher.Gone() == nil || !again) {
+		publisher, err := shared.Publisher(ctx)
+		if err == nil && (publisher.Gone() == nil || !retry) {
 			return publisher, nil
 		}
 		if err == nil {
-			l.pool.discard(k, one)
+			l.pool.discard(k, shared)
 		}
 		delete(l.targets, k)
-		l.pool.Release(one)
+		l.pool.Release(shared)
 		if err != nil {
 			return nil, err
 		}
-		one = nil
+		shared = nil
 	}
 }
 
 // Close releases the line's publishers. Pending publishes continue.
 func (l *Line) Close() {
-	for _, one := range l.targets {
-		l.pool.Release(one)
+	for _, shared := range l.targets {
+		l.pool.Release(shared)
 	}
 	clear(l.targets)
 }
@@ -193,26 +193,26 @@ func Fault(err error) *nsqhttp.Fault {
 	if f, ok := errors.AsType[*nsqhttp.Fault](err); ok {
 		return f
 	}
-	is := &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Detail: err.Error()}
+	fault := &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Detail: err.Error()}
 	refused, _ := errors.AsType[*client.RefusedError](err)
 	switch {
 	case refused != nil:
 		return nsqhttp.Refused(wire.ErrorCode(refused.Code), refused.Error())
 	case errors.Is(err, client.ErrUnknown):
-		is.Status, is.Message = http.StatusNotFound, "TOPIC_NOT_FOUND"
+		fault.Status, fault.Message = http.StatusNotFound, "TOPIC_NOT_FOUND"
 	case errors.Is(err, client.ErrUnanswered):
-		is.Status, is.Message = http.StatusGatewayTimeout, "UNANSWERED"
-		is.Detail += ": it may have been accepted, or not"
+		fault.Status, fault.Message = http.StatusGatewayTimeout, "UNANSWERED"
+		fault.Detail += ": it may have been accepted, or not"
 	case errors.Is(err, ErrFull):
-		is.Message = "TOO_MANY_PUBLISHERS"
+		fault.Message = "TOO_MANY_PUBLISHERS"
 	case errors.Is(err, client.ErrNotCreated):
-		is.Message = "TOPIC_NOT_CREATED"
+		fault.Message = "TOPIC_NOT_CREATED"
 	case errors.Is(err, client.ErrClosed):
-		is.Message = "EXITING"
+		fault.Message = "EXITING"
 	case errors.Is(err, context.DeadlineExceeded):
-		is.Message, is.RetryAfter = "NO_BROKER", time.Second
+		fault.Message, fault.RetryAfter = "NO_BROKER", time.Second
 	default:
-		is.Status, is.Message = http.StatusInternalServerError, "INTERNAL_ERROR"
+		fault.Status, fault.Message = http.StatusInternalServerError, "INTERNAL_ERROR"
 	}
-	return is
+	return fault
 }

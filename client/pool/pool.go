@@ -44,7 +44,7 @@ type Pool struct {
 	ctx    context.Context // for opening and closing publishers
 	cancel context.CancelFunc
 	all    sync.WaitGroup // goroutines that open and close; Add under mu, while not closed
-	room   room           // for publishes in progress
+	memory memoryLimit    // for publishes in progress
 
 	mu struct {
 		sync.Mutex
@@ -68,12 +68,12 @@ type Shared struct {
 }
 
 // New returns a pool with its own client. The client connects on first use.
-func New(of client.Config, cfg Config) (*Pool, error) {
-	c, err := client.New(of)
+func New(clientConfig client.Config, cfg Config) (*Pool, error) {
+	c, err := client.New(clientConfig)
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{client: c, cfg: cfg, log: of.Logger, room: newRoom(cfg.MaxBytes, cfg.MaxBrokerBytes)}
+	p := &Pool{client: c, cfg: cfg, log: clientConfig.Logger, memory: newMemoryLimit(cfg.MaxBytes, cfg.MaxBrokerBytes)}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -91,26 +91,26 @@ func (p *Pool) Use(k Key) (*Shared, error) {
 	if p.mu.closed {
 		return nil, client.ErrClosed
 	}
-	one := p.mu.publishers[k]
-	if one == nil {
+	shared := p.mu.publishers[k]
+	if shared == nil {
 		if len(p.mu.publishers) >= p.cfg.Max {
 			p.closeIdleLocked(time.Now())
 		}
 		if len(p.mu.publishers) >= p.cfg.Max {
 			return nil, ErrFull
 		}
-		one = &Shared{opened: make(chan struct{})}
-		p.mu.publishers[k] = one
+		shared = &Shared{opened: make(chan struct{})}
+		p.mu.publishers[k] = shared
 		before := p.mu.closing[k]
-		p.all.Go(func() { p.open(k, one, before) })
+		p.all.Go(func() { p.open(k, shared, before) })
 	}
-	one.users++
-	return one, nil
+	shared.users++
+	return shared, nil
 }
 
 // open opens a publisher, after the previous publisher with the same key is closed. After a
 // failure the publisher is removed, and the next Use tries again.
-func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
+func (p *Pool) open(k Key, shared *Shared, before chan struct{}) {
 	ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin)
 	defer cancel()
 	if before != nil {
@@ -122,10 +122,10 @@ func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
 	publisher, err := p.client.PublisherFor(ctx, k.Topic, k.ID, k.As)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if one.publisher, one.err = publisher, err; err != nil && p.mu.publishers[k] == one {
+	if shared.publisher, shared.err = publisher, err; err != nil && p.mu.publishers[k] == shared {
 		delete(p.mu.publishers, k)
 	}
-	close(one.opened)
+	close(shared.opened)
 }
 
 // Connected reports whether the loaddistributor answers, like client.Client.
@@ -143,21 +143,21 @@ func (p *Pool) Brokers(ctx context.Context, topic string) (addresses []string, e
 
 // Publisher waits until the publisher is open and returns it, or the error. The caller must
 // still call Release.
-func (one *Shared) Publisher(ctx context.Context) (*client.Publisher, error) {
+func (s *Shared) Publisher(ctx context.Context) (*client.Publisher, error) {
 	select {
-	case <-one.opened:
-		return one.publisher, one.err
+	case <-s.opened:
+		return s.publisher, s.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
 // Release ends a use.
-func (p *Pool) Release(one *Shared) {
+func (p *Pool) Release(shared *Shared) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	one.users--
-	one.idle = time.Now()
+	shared.users--
+	shared.idle = time.Now()
 }
 
 // Run closes idle publishers until ctx ends.
@@ -178,20 +178,20 @@ func (p *Pool) Run(ctx context.Context) {
 
 // closeIdleLocked closes publishers that have had no user since the given time.
 func (p *Pool) closeIdleLocked(since time.Time) {
-	for k, one := range p.mu.publishers {
-		if p.mu.closed || one.users > 0 || one.idle.After(since) {
+	for k, shared := range p.mu.publishers {
+		if p.mu.closed || shared.users > 0 || shared.idle.After(since) {
 			continue
 		}
 		select {
-		case <-one.opened:
-			p.closeLocked(k, one)
+		case <-shared.opened:
+			p.closeLocked(k, shared)
 		default:
 		}
 	}
 }
 
 // closeLocked closes an open publisher. The next Use of the key opens a new publisher.
-func (p *Pool) closeLocked(k Key, one *Shared) {
+func (p *Pool) closeLocked(k Key, shared *Shared) {
 	delete(p.mu.publishers, k)
 	closed := make(chan struct{})
 	p.mu.closing[k] = closed
@@ -199,7 +199,7 @@ func (p *Pool) closeLocked(k Key, one *Shared) {
 		// The next user of the key waits for this goroutine.
 		ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin/2)
 		defer cancel()
-		if err := one.publisher.Close(ctx); err != nil {
+		if err := shared.publisher.Close(ctx); err != nil {
 			p.log.Warn("publisher does not close", "topic", k.Topic, "publisher", k.ID, "error", err)
 		}
 		p.mu.Lock()
@@ -211,11 +211,11 @@ func (p *Pool) closeLocked(k Key, one *Shared) {
 
 // discard closes a publisher whose topic is gone. The next publisher may create the topic
 // again.
-func (p *Pool) discard(k Key, one *Shared) {
+func (p *Pool) discard(k Key, shared *Shared) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.mu.publishers[k] == one && !p.mu.closed {
-		p.closeLocked(k, one)
+	if p.mu.publishers[k] == shared && !p.mu.closed {
+		p.closeLocked(k, shared)
 	}
 }
 
@@ -247,13 +247,13 @@ type State struct {
 
 // States returns the states of up to 1000 publishers, sorted by name.
 func (p *Pool) States() []State {
-	const most = 1000
+	const maxStates = 1000
 	p.mu.Lock()
 	all := []State{}
-	for k, one := range p.mu.publishers {
-		s := State{Topic: k.Topic, Publisher: k.ID, Users: one.users}
-		if one.publisher != nil {
-			s.Broker = one.publisher.Broker()
+	for k, shared := range p.mu.publishers {
+		s := State{Topic: k.Topic, Publisher: k.ID, Users: shared.users}
+		if shared.publisher != nil {
+			s.Broker = shared.publisher.Broker()
 		}
 		all = append(all, s)
 	}
@@ -261,5 +261,5 @@ func (p *Pool) States() []State {
 	slices.SortFunc(all, func(a, b State) int {
 		return strings.Compare(a.Topic+" "+a.Publisher, b.Topic+" "+b.Publisher)
 	})
-	return all[:min(len(all), most)]
+	return all[:min(len(all), maxStates)]
 }

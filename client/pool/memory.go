@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// room bounds the bytes of publishes in progress, in total and per broker. So publishes to
+// memoryLimit bounds the bytes of publishes in progress, in total and per broker. So publishes to
 // a slow broker leave room for others.
-type room struct {
+type memoryLimit struct {
 	// Set once.
-	most, each int64 // bytes
-	all        *semaphore.Weighted
+	total, perBroker int64 // bytes
+	all              *semaphore.Weighted
 
 	mu *struct {
 		sync.Mutex
@@ -24,17 +24,17 @@ type room struct {
 // share holds the publishes to one broker, in progress or waiting.
 type share struct {
 	bytes *semaphore.Weighted
-	users int // guarded by room.mu
+	users int // guarded by memoryLimit.mu
 }
 
-func newRoom(most, each int64) room {
-	if most == 0 {
-		most = math.MaxInt64
+func newMemoryLimit(total, perBroker int64) memoryLimit {
+	if total == 0 {
+		total = math.MaxInt64
 	}
-	if each == 0 {
-		each = most
+	if perBroker == 0 {
+		perBroker = total
 	}
-	r := room{most: most, each: each, all: semaphore.NewWeighted(most)}
+	r := memoryLimit{total: total, perBroker: perBroker, all: semaphore.NewWeighted(total)}
 	r.mu = &struct {
 		sync.Mutex
 		brokers map[string]*share
@@ -44,11 +44,11 @@ func newRoom(most, each int64) room {
 
 // acquire waits for room for a publish to a broker, and returns a function that releases
 // the room. A publish above the bound waits until it is the only one.
-func (r *room) acquire(ctx context.Context, broker string, bytes int64) (release func(), err error) {
+func (r *memoryLimit) acquire(ctx context.Context, broker string, bytes int64) (release func(), err error) {
 	r.mu.Lock()
 	of := r.mu.brokers[broker]
 	if of == nil {
-		of = &share{bytes: semaphore.NewWeighted(r.each)}
+		of = &share{bytes: semaphore.NewWeighted(r.perBroker)}
 		r.mu.brokers[broker] = of
 	}
 	of.users++
@@ -60,7 +60,7 @@ func (r *room) acquire(ctx context.Context, broker string, bytes int64) (release
 			delete(r.mu.brokers, broker)
 		}
 	}
-	own, total := min(bytes, r.each), min(bytes, r.most)
+	own, total := min(bytes, r.perBroker), min(bytes, r.total)
 	if err := of.bytes.Acquire(ctx, own); err != nil {
 		leave()
 		return nil, err
