@@ -64,12 +64,12 @@ func Is(secret []byte) bool { return bytes.HasPrefix(secret, []byte(prefix)) }
 // Parse returns the origin in a secret that was made with one of the keys.
 func Parse(secret []byte, keys ...[]byte) (Origin, error) {
 	rest, is := bytes.CutPrefix(secret, []byte(prefix))
-	shown, text, found := bytes.Cut(rest, []byte(" "))
+	proof, text, found := bytes.Cut(rest, []byte(" "))
 	sum := make([]byte, sha256.Size)
-	if !is || !found || len(shown) != hex.EncodedLen(len(sum)) {
+	if !is || !found || len(proof) != hex.EncodedLen(len(sum)) {
 		return Origin{}, errForm
 	}
-	if _, err := hex.Decode(sum, shown); err != nil {
+	if _, err := hex.Decode(sum, proof); err != nil {
 		return Origin{}, errForm
 	}
 	for _, key := range keys {

@@ -74,8 +74,8 @@ func DefaultConfig() Config {
 func (c *Config) Validate() error {
 	var errs faults.List
 	errs.Add(c.Limits.Validate())
-	within := func(what string, d, lo, hi time.Duration) {
-		errs.If(d < lo || d > hi, "%s %v is outside [%v, %v]", what, d, lo, hi)
+	within := func(setting string, d, lo, hi time.Duration) {
+		errs.If(d < lo || d > hi, "%s %v is outside [%v, %v]", setting, d, lo, hi)
 	}
 	const day = 24 * time.Hour
 	within("--max-heartbeat-interval", c.MaxHeartbeatInterval, MinHeartbeatInterval, day)

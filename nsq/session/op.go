@@ -36,10 +36,10 @@ const (
 // Upgrade reports whether the operation wraps the stream.
 func (k OpKind) Upgrade() bool { return k >= OpTLS }
 
-// about returns the verb of the operation's command, and the code that answers the command if the
+// verbAndCode returns the verb of the operation's command, and the code that answers the command if the
 // driver's error has no code.
-func (k OpKind) about() (verb string, failed wire.ErrorCode) {
-	about := [...]struct {
+func (k OpKind) verbAndCode() (verb string, failed wire.ErrorCode) {
+	table := [...]struct {
 		verb   string
 		failed wire.ErrorCode
 	}{
@@ -60,12 +60,12 @@ func (k OpKind) about() (verb string, failed wire.ErrorCode) {
 		OpSnappy:   {"snappy", wire.CodeIdentifyFailed},
 		OpDeflate:  {"deflate", wire.CodeIdentifyFailed},
 	}[k]
-	return about.verb, about.failed
+	return table.verb, table.failed
 }
 
 // String returns the verb of the operation's command.
 func (k OpKind) String() string {
-	verb, _ := k.about()
+	verb, _ := k.verbAndCode()
 	return verb
 }
 
@@ -90,7 +90,7 @@ type Op struct {
 
 // Failed returns the code for an operation that could not be carried out.
 func (k OpKind) Failed() wire.ErrorCode {
-	_, code := k.about()
+	_, code := k.verbAndCode()
 	return code
 }
 

@@ -51,12 +51,12 @@ type Session struct {
 	outstanding int32
 	barrier     bool // the last operation is neither a publish nor a FIN
 
-	need  int         // bytes that the next Step needs
-	seen  wire.Walk   // state of an incomplete command
-	heard mono.Time   // time of the last command, moved by late ticks
-	beat  mono.Time   // time of the next heartbeat, if enabled
-	fault *wire.Error // refusal to send when outstanding is 0
-	cause error       // why closing is set
+	need          int         // bytes that the next Step needs
+	walk          wire.Walk   // state of an incomplete command
+	lastHeard     mono.Time   // time of the last command, moved by late ticks
+	nextHeartbeat mono.Time   // time of the next heartbeat, if enabled
+	fault         *wire.Error // refusal to send when outstanding is 0
+	cause         error       // why closing is set
 
 	out []byte // frames for the driver
 }
@@ -65,11 +65,11 @@ type Session struct {
 // change while the session lives.
 func New(cfg *Config, now mono.Time) *Session {
 	return &Session{
-		cfg:      cfg,
-		identity: defaultIdentity(cfg),
-		need:     len(wire.Magic),
-		heard:    now,
-		beat:     now.Add(cfg.HeartbeatInterval),
+		cfg:           cfg,
+		identity:      defaultIdentity(cfg),
+		need:          len(wire.Magic),
+		lastHeard:     now,
+		nextHeartbeat: now.Add(cfg.HeartbeatInterval),
 	}
 }
 
@@ -111,7 +111,7 @@ func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 		}
 	}
 	var cmd wire.Command
-	n, need, err := cmd.Parse(in, &s.cfg.Limits, &s.seen)
+	n, need, err := cmd.Parse(in, &s.cfg.Limits, &s.walk)
 	if err != nil {
 		s.refuse(err)
 		return 0
@@ -125,7 +125,7 @@ func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 		*op = Op{}
 		return 0
 	}
-	s.heard = now
+	s.lastHeard = now
 	s.need = 1
 	switch op.Kind {
 	case OpNone:
@@ -160,7 +160,7 @@ func (s *Session) stepMagic(in []byte, now mono.Time) int {
 	}
 	if n > 0 {
 		s.state = connected
-		s.heard = now
+		s.lastHeard = now
 		s.need = 1
 	}
 	return n
@@ -264,7 +264,7 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 			return fault
 		}
 		s.identity = id
-		s.beat = now.Add(id.HeartbeatInterval)
+		s.nextHeartbeat = now.Add(id.HeartbeatInterval)
 		s.upgrades = upgradesOf(&id)
 		op.Kind = OpIdentify
 
@@ -302,8 +302,8 @@ func invalid(format string, args ...any) *wire.Error {
 // libraries always send CLS when they close, even as producers.
 var ErrClosedUnsubscribed = errors.New("CLS of a client that does not subscribe")
 
-func notNow(v wire.Verb, when string) *wire.Error {
-	return wire.NewError(wire.CodeInvalid, v.String()+" "+when)
+func notNow(v wire.Verb, state string) *wire.Error {
+	return wire.NewError(wire.CodeInvalid, v.String()+" "+state)
 }
 
 // Done reports the outcome of an operation and adds the command's reply, if any, to the output. A
@@ -365,7 +365,7 @@ func (s *Session) reply(op *Op) error {
 func (s *Session) fail(op *Op, err error) {
 	e := wireError(err)
 	if e == nil {
-		verb, code := op.Kind.about()
+		verb, code := op.Kind.verbAndCode()
 		if op.Kind == OpFin || op.Kind == OpReq || op.Kind == OpTouch {
 			verb += " " + op.ID.String()
 		}
@@ -437,8 +437,8 @@ func (s *Session) ClearOutput() {
 }
 
 // release frees an empty output buffer larger than most bytes.
-func (s *Session) release(most int) {
-	if len(s.out) == 0 && cap(s.out) > most {
+func (s *Session) release(limit int) {
+	if len(s.out) == 0 && cap(s.out) > limit {
 		s.out = nil
 	}
 }
@@ -455,7 +455,7 @@ func (s *Session) Deadline() mono.Time {
 	if s.closing || interval == 0 {
 		return mono.Never
 	}
-	return min(s.beat, s.heard.Add(2*interval))
+	return min(s.nextHeartbeat, s.lastHeard.Add(2*interval))
 }
 
 // Tick adds a heartbeat to the output if one is due at now. It starts to close if the client was
@@ -470,12 +470,12 @@ func (s *Session) Tick(now mono.Time) {
 	if s.closing || interval == 0 || now.Before(due) {
 		return
 	}
-	s.heard = min(now, s.heard.Add(now.Sub(due)))
-	if !now.Before(s.heard.Add(2 * interval)) {
+	s.lastHeard = min(now, s.lastHeard.Add(now.Sub(due)))
+	if !now.Before(s.lastHeard.Add(2 * interval)) {
 		s.closing, s.cause, s.need = true, ErrSilent, 0
 		return
 	}
-	s.beat = now.Add(interval)
+	s.nextHeartbeat = now.Add(interval)
 	s.release(idleOutput)
 	if s.state != awaitMagic {
 		s.out = wire.AppendResponse(s.out, wire.Heartbeat)
@@ -484,11 +484,11 @@ func (s *Session) Tick(now mono.Time) {
 
 // Heard records that the client is alive. It is for a driver that leaves a client's commands
 // unread.
-func (s *Session) Heard(now mono.Time) { s.heard = max(s.heard, now) }
+func (s *Session) Heard(now mono.Time) { s.lastHeard = max(s.lastHeard, now) }
 
 // LastCommand returns the time of the last command, or of the connection's start. Late ticks move
 // the time forward.
-func (s *Session) LastCommand() mono.Time { return s.heard }
+func (s *Session) LastCommand() mono.Time { return s.lastHeard }
 
 // Identity returns the result of IDENTIFY, or the defaults before it.
 func (s *Session) Identity() Identity { return s.identity }

@@ -47,7 +47,7 @@ type Walk struct {
 // messages with their count and sizes to MaxBodySize.
 //
 // Every count and size is checked before the first message is used, because MPUB is all or nothing.
-func (c *Command) parseBatch(in []byte, at int, lim *Limits, seen *Walk) (n, need int, fault *Error) {
+func (c *Command) parseBatch(in []byte, at int, lim *Limits, walk *Walk) (n, need int, fault *Error) {
 	if fault = badTopic(c.Verb, c.Topic); fault != nil {
 		return 0, 0, fault
 	}
@@ -55,7 +55,7 @@ func (c *Command) parseBatch(in []byte, at int, lim *Limits, seen *Walk) (n, nee
 	if _, need, fault = parseSize(in, at, lim.MaxBodySize, c.Verb, CodeBadBody); fault != nil || need > 0 {
 		return 0, need, fault
 	}
-	if c.Batch, need, fault = seen.batch(in[start:], lim); fault != nil || need > 0 {
+	if c.Batch, need, fault = walk.batch(in[start:], lim); fault != nil || need > 0 {
 		return 0, start + need, fault
 	}
 	return start + sizeLength + len(c.Batch.body), 0, nil
@@ -65,8 +65,8 @@ func (c *Command) parseBatch(in []byte, at int, lim *Limits, seen *Walk) (n, nee
 // HTTP. As in NSQ, it ignores bytes after the last message. The Batch is a view into body. An error
 // is an *Error.
 func ParseBatch(body []byte, lim Limits) (Batch, error) {
-	var seen Walk
-	b, need, fault := seen.batch(body, &lim)
+	var walk Walk
+	b, need, fault := walk.batch(body, &lim)
 	switch {
 	case fault != nil:
 		return Batch{}, fault
@@ -88,8 +88,8 @@ func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error)
 	// size.
 	const minimum = sizeLength + 1
 	count := binary.BigEndian.Uint32(body)
-	if most := (lim.MaxBodySize - sizeLength) / minimum; count == 0 || int64(count) > int64(most) {
-		return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB message count %d is outside [1, %d]", count, most))
+	if maxCount := (lim.MaxBodySize - sizeLength) / minimum; count == 0 || int64(count) > int64(maxCount) {
+		return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB message count %d is outside [1, %d]", count, maxCount))
 	}
 	left, end := int(count-w.n), max(int(w.end), sizeLength)
 	for ; left > 0; left-- {

@@ -96,22 +96,22 @@ func ParseMagic(in []byte) (n int, err error) {
 //
 // Arguments are separated by exactly one space. Additional arguments are ignored. Numbers are
 // decimal.
-func (c *Command) Parse(in []byte, lim *Limits, seen *Walk) (n, need int, err error) {
+func (c *Command) Parse(in []byte, lim *Limits, walk *Walk) (n, need int, err error) {
 	*c = Command{}
-	n, need, fault := c.parse(in, lim, seen)
+	n, need, fault := c.parse(in, lim, walk)
 	if fault != nil {
-		*c, *seen = Command{}, Walk{}
+		*c, *walk = Command{}, Walk{}
 		return 0, 0, fault
 	}
 	if n == 0 {
 		*c = Command{}
 		return 0, need, nil
 	}
-	*seen = Walk{}
+	*walk = Walk{}
 	return n, 0, nil
 }
 
-func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault *Error) {
+func (c *Command) parse(in []byte, lim *Limits, walk *Walk) (n, need int, fault *Error) {
 	eol := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
 	if eol < 0 {
 		if len(in) >= MaxLine {
@@ -148,7 +148,7 @@ func (c *Command) parse(in []byte, lim *Limits, seen *Walk) (n, need int, fault 
 		if fault = args.done(c.Verb); fault != nil {
 			return 0, 0, fault
 		}
-		return c.parseBatch(in, at, lim, seen)
+		return c.parseBatch(in, at, lim, walk)
 	case "NOP":
 		c.Verb = VerbNop
 		return at, 0, nil
@@ -192,9 +192,9 @@ func PeekVerb(in []byte) Verb {
 		return VerbNone
 	}
 	args := arguments{rest: bytes.TrimSuffix(in[:eol], []byte{'\r'}), more: true}
-	word := args.next()
+	verb := args.next()
 	for v := VerbIdentify; v <= VerbCls; v++ {
-		if v.String() == string(word) {
+		if v.String() == string(verb) {
 			return v
 		}
 	}
