@@ -142,13 +142,13 @@ func (b *Bucket) Admit(n int64, now mono.Time) (ok bool, retry time.Duration) {
 	if rate == 0 || n > b.share.Burst {
 		return false, math.MaxInt64
 	}
-	here := mul(int64(now), rate)
+	position := mul(int64(now), rate)
 	zero := b.zero
-	if full := here.sub(b.cap); zero.less(full) {
+	if full := position.sub(b.cap); zero.less(full) {
 		zero = full
 	}
 	zero = zero.add(mul(n, subtoken))
-	if !here.less(zero) && now >= b.since {
+	if !position.less(zero) && now >= b.since {
 		b.zero = zero
 		return true, 0
 	}
@@ -171,14 +171,14 @@ func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {
 	if rate == 0 {
 		return mono.Never, b.zero
 	}
-	here := mul(int64(at), rate)
+	position := mul(int64(at), rate)
 	zero = b.zero
-	if full := here.sub(b.cap); zero.less(full) {
+	if full := position.sub(b.cap); zero.less(full) {
 		zero = full
 	}
 	zero = zero.add(from64(subtoken))
 	e = at
-	if here.less(zero) {
+	if position.less(zero) {
 		e = mono.Time(zero.ceilDiv(rate))
 		if b.share.Burst == 1 {
 			zero = mul(int64(e), rate) // invariant (A)
@@ -195,8 +195,8 @@ func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {
 // Postcondition: e <= result <= since. (A) still holds: since the last retune, which is no earlier
 // than since, zero was never below r*since - b, and a token was just taken.
 func (b *Bucket) ungranted(at, e mono.Time, zero int128) mono.Time {
-	own := mono.Time(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
-	return min(max(at, own), b.since)
+	earliest := mono.Time(zero.add(b.granted).ceilDiv(int64(b.share.Rate)))
+	return min(max(at, earliest), b.since)
 }
 
 // subtokens returns what the bucket holds at now; a negative value is a debt.

@@ -97,9 +97,9 @@ type Hindsight struct {
 
 // point is a taken message, or several messages with about the same eligible time.
 type point struct {
-	from, to mono.Time // eligible times of the first and the last message
-	before   int64     // subtokens held at from, before the first message
-	held     int64     // lowest number of subtokens after one of the messages
+	first, last mono.Time // eligible times of the first and the last message
+	before      int64     // subtokens held at from, before the first message
+	held        int64     // lowest number of subtokens after one of the messages
 }
 
 // interval is the time under one share. It begins at a retune or at the beginning of the memory.
@@ -155,7 +155,7 @@ func (h *Hindsight) Take(at, now mono.Time) (e mono.Time, ok bool) {
 	h.bucket.zero = zero
 	h.record(h.nIntervals-1, h.points.n, e, h.bucket.subtokens(e).clamp()+subtoken)
 	h.latest = e
-	h.forget(e)
+	h.discard(e)
 	return e, true
 }
 
@@ -163,14 +163,14 @@ func (h *Hindsight) Take(at, now mono.Time) (e mono.Time, ok bool) {
 // before the message. The later points are already charged.
 func (h *Hindsight) record(interval, next int, e mono.Time, held int64) {
 	if next > h.intervals[interval].first {
-		last := h.points.at(next - 1)
-		if e <= last.to {
+		last := h.points.get(next - 1)
+		if e <= last.last {
 			last.held -= subtoken
 			h.points.set(next-1, last)
 			return
 		}
-		if uint64(e)-uint64(last.from) <= uint64(h.intervals[interval].merge) {
-			last.to, last.held = e, min(last.held, held-subtoken)
+		if uint64(e)-uint64(last.first) <= uint64(h.intervals[interval].merge) {
+			last.last, last.held = e, min(last.held, held-subtoken)
 			h.points.set(next-1, last)
 			return
 		}
@@ -201,9 +201,9 @@ func (h *Hindsight) After(n int64, at mono.Time) mono.Time {
 // two callers that read the clock before they waited for a lock, the first may hold the later time.
 func (h *Hindsight) Retune(now mono.Time, s Share, granted Tokens) (released Tokens) {
 	now = h.notBefore(now)
-	was, held := h.bucket, h.bucket.subtokens(now)
+	old, held := h.bucket, h.bucket.subtokens(now)
 	released = h.bucket.Retune(now, s, granted)
-	if h.bucket == was {
+	if h.bucket == old {
 		return released
 	}
 	if h.nIntervals == maxIntervals {
@@ -255,7 +255,7 @@ func (h *Hindsight) search(at mono.Time) (e mono.Time, p place, ok bool) {
 	skip()
 	h.locate(&p)
 	for p.at.Before(h.latest) {
-		end, found := h.try(&p)
+		end, found := h.walk(&p)
 		if found {
 			ok = true
 			break
@@ -289,7 +289,7 @@ func (h *Hindsight) pass(p *place) {
 		p.interval++
 		p.next = max(p.next, h.intervals[p.interval].first)
 	}
-	for p.next < h.end(p.interval) && !p.at.Before(h.points.at(p.next).from) {
+	for p.next < h.end(p.interval) && !p.at.Before(h.points.get(p.next).first) {
 		p.next++
 	}
 }
@@ -302,14 +302,14 @@ func (h *Hindsight) end(i int) int {
 	return h.points.n
 }
 
-// try looks for a time from p.at on, and before the next point or interval, at which a message can
+// walk looks for a time from p.at on, and before the next point or interval, at which a message can
 // be taken. If there is none, it returns where to continue: at the next point or interval, or at
 // the later obstacle.
-func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
+func (h *Hindsight) walk(p *place) (end mono.Time, ok bool) {
 	e := &h.intervals[p.interval]
-	prev := point{to: e.from, held: e.after}
+	prev := point{last: e.from, held: e.after}
 	if p.next > e.first {
-		prev = h.points.at(p.next - 1)
+		prev = h.points.get(p.next - 1)
 	}
 	end = h.latest
 	if p.interval+1 < h.nIntervals {
@@ -319,10 +319,10 @@ func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
 		return end, false
 	}
 	if p.next < h.end(p.interval) {
-		end = h.points.at(p.next).from
+		end = h.points.get(p.next).first
 	}
-	level := func() int64 { return min(e.room, prev.held+earned(e.rate, prev.to, p.end)) }
-	p.end = max(p.at, prev.to)
+	level := func() int64 { return min(e.room, prev.held+earned(e.rate, prev.last, p.end)) }
+	p.end = max(p.at, prev.last)
 	if p.held = level(); p.held < subtoken {
 		wait := (subtoken - p.held + e.rate - 1) / e.rate
 		if uint64(wait) >= uint64(end)-uint64(p.end) {
@@ -339,43 +339,43 @@ func (h *Hindsight) try(p *place) (end mono.Time, ok bool) {
 // lost anyway. If not, obstacle is the time of the first that cannot. With apply, charge also takes
 // the token. Requires: with apply, taking the token is possible.
 func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
-	less := int64(subtoken)
-	prev := point{to: p.end, held: p.held}
+	deficit := int64(subtoken)
+	prev := point{last: p.end, held: p.held}
 	for i, k := p.interval, p.next; ; {
 		e := &h.intervals[i]
 		switch {
 		case k < h.end(i):
-			q := h.points.at(k)
-			less -= max(0, prev.held+earned(e.rate, prev.to, q.from)-q.before)
-			if less <= 0 {
+			q := h.points.get(k)
+			deficit -= max(0, prev.held+earned(e.rate, prev.last, q.first)-q.before)
+			if deficit <= 0 {
 				return 0, true
 			}
-			if q.held < less {
-				return q.to, false
+			if q.held < deficit {
+				return q.last, false
 			}
 			if apply {
-				h.points.set(k, point{q.from, q.to, q.before - less, q.held - less})
+				h.points.set(k, point{q.first, q.last, q.before - deficit, q.held - deficit})
 			}
 			prev = q
 			k++
 		case i+1 < h.nIntervals:
 			next := &h.intervals[i+1]
-			less -= max(0, prev.held+earned(e.rate, prev.to, next.from)-next.before)
-			if less <= 0 {
+			deficit -= max(0, prev.held+earned(e.rate, prev.last, next.from)-next.before)
+			if deficit <= 0 {
 				return 0, true
 			}
-			if next.after < less {
+			if next.after < deficit {
 				return next.from, false
 			}
-			prev = point{to: next.from, held: next.after}
+			prev = point{last: next.from, held: next.after}
 			if apply {
-				next.before -= less
-				next.after -= less
+				next.before -= deficit
+				next.after -= deficit
 			}
 			i++
 		default:
 			if apply {
-				h.bucket.zero = h.bucket.zero.add(from64(less))
+				h.bucket.zero = h.bucket.zero.add(from64(deficit))
 			}
 			return 0, true
 		}
@@ -386,7 +386,7 @@ func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 func (h *Hindsight) insert(p place) {
 	h.charge(p, true)
 	h.record(p.interval, p.next, p.at, p.held)
-	h.forget(h.latest)
+	h.discard(h.latest)
 }
 
 // Used returns the largest number of tokens in use at once by the remembered messages, rounded up.
@@ -394,7 +394,7 @@ func (h *Hindsight) insert(p place) {
 // The result is 0 without messages, or if a burst is too large to count here. short means that the
 // tokens ran out, so messages that waited may have required more.
 func (h *Hindsight) Used() (tokens int64, short bool) {
-	var work, most int64 // subtokens
+	var work, maxWork int64 // subtokens
 	for i := range h.nIntervals {
 		e := &h.intervals[i]
 		if e.rate == 0 {
@@ -404,44 +404,44 @@ func (h *Hindsight) Used() (tokens int64, short bool) {
 		at := e.from
 		work = min(work, e.room)
 		for k := e.first; k < h.end(i); k++ {
-			p := h.points.at(k)
-			work = max(0, work-earned(e.rate, at, p.from)) + p.before - p.held
-			most, short = max(most, work), short || p.held < subtoken
-			at = p.to
+			p := h.points.get(k)
+			work = max(0, work-earned(e.rate, at, p.first)) + p.before - p.held
+			maxWork, short = max(maxWork, work), short || p.held < subtoken
+			at = p.last
 		}
 		if i+1 < h.nIntervals {
 			work = max(0, work-earned(e.rate, at, h.intervals[i+1].from))
 		}
 	}
-	return (most + subtoken - 1) / subtoken, short
+	return (maxWork + subtoken - 1) / subtoken, short
 }
 
 // earned returns the subtokens earned at a rate from from to to. Values beyond any burst are not
 // exact. Requires: from <= to.
 func earned(rate int64, from, to mono.Time) int64 {
-	const beyond = 1 << 62
+	const maxEarned = 1 << 62
 	hi, lo := bits.Mul64(uint64(rate), uint64(to)-uint64(from))
-	if hi > 0 || lo > beyond {
-		return beyond
+	if hi > 0 || lo > maxEarned {
+		return maxEarned
 	}
 	return int64(lo)
 }
 
-// forget drops points older than the horizon at now, and points beyond maxPoints.
-func (h *Hindsight) forget(now mono.Time) {
+// discard drops points older than the horizon at now, and points beyond maxPoints.
+func (h *Hindsight) discard(now mono.Time) {
 	oldest := mono.Time(math.MinInt64)
 	if int64(now) >= math.MinInt64+int64(Horizon) {
 		oldest = now.Add(-Horizon)
 	}
 	for h.points.n > 0 {
-		if p := h.points.at(0); h.points.n <= maxPoints && !p.to.Before(oldest) {
+		if p := h.points.get(0); h.points.n <= maxPoints && !p.last.Before(oldest) {
 			return
 		}
 		for h.end(0) == 0 {
 			h.forgetInterval()
 		}
 		p := h.points.pop()
-		h.intervals[0].from, h.intervals[0].after = p.to, p.held
+		h.intervals[0].from, h.intervals[0].after = p.last, p.held
 		for i := 1; i < h.nIntervals; i++ {
 			h.intervals[i].first--
 		}
@@ -472,7 +472,7 @@ type points struct {
 	n    int
 }
 
-func (p *points) at(i int) point     { return p.buf[(p.head+i)&(len(p.buf)-1)] }
+func (p *points) get(i int) point    { return p.buf[(p.head+i)&(len(p.buf)-1)] }
 func (p *points) set(i int, q point) { p.buf[(p.head+i)&(len(p.buf)-1)] = q }
 
 func (p *points) push(q point) {
@@ -516,7 +516,7 @@ func (p *points) pop() point {
 func (p *points) after(at mono.Time) int {
 	lo, hi := 0, p.n
 	for lo < hi {
-		if mid := int(uint(lo+hi) / 2); p.at(mid).from <= at {
+		if mid := int(uint(lo+hi) / 2); p.get(mid).first <= at {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -528,7 +528,7 @@ func (p *points) after(at mono.Time) int {
 func (p *points) resize(size int) {
 	buf := make([]point, size)
 	for i := range p.n {
-		buf[i] = p.at(i)
+		buf[i] = p.get(i)
 	}
 	p.buf, p.head = buf, 0
 }

@@ -57,12 +57,12 @@ func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, er
 	work := make([]int64, len(arrivals))
 	tat := mul(int64(arrivals[0]), int64(rate)) // in subtokens, as in Bucket
 	for i, at := range arrivals {
-		here := mul(int64(at), int64(rate))
-		if tat.less(here) {
-			tat = here
+		position := mul(int64(at), int64(rate))
+		if tat.less(position) {
+			tat = position
 		}
 		tat = tat.add(from64(subtoken))
-		work[i] = tat.sub(here).ceilDiv(subtoken)
+		work[i] = tat.sub(position).ceilDiv(subtoken)
 	}
 	slices.Sort(work)
 	need := work[Rank(len(work), quantile)]
@@ -72,8 +72,8 @@ func Profile(arrivals []mono.Time, rate Rate, quantile float64) (burst int64, er
 	if need == 1 {
 		// A bucket of one token loses part of a nanosecond on each message that waits (see Bucket),
 		// and may just fail the definition.
-		one := NewFull(Share{Rate: rate, Burst: 1}, arrivals[0])
-		delays := Replay(arrivals, &one)
+		bucket := NewFull(Share{Rate: rate, Burst: 1}, arrivals[0])
+		delays := Replay(arrivals, &bucket)
 		slices.Sort(delays)
 		if delays[Rank(len(delays), quantile)] > 0 {
 			need = 2

@@ -116,10 +116,10 @@ func newMD1(rho float64) md1 {
 // g(theta) = (e^theta - 1)/theta - 1 = (1-rho)/rho, which loses no digits as rho approaches 1 and
 // theta approaches 0.
 func decay(rho float64) float64 {
-	want := min((1-rho)/rho, math.MaxFloat64)
+	target := min((1-rho)/rho, math.MaxFloat64)
 	// g is convex and increasing, so Newton's method from the right descends to the root. Both
 	// starting points are to the right of the root: g(x) >= x/2 and g(2 + 2 log(1+s)) >= s.
-	x := min(2*want, 2+2*math.Log1p(want))
+	x := min(2*target, 2+2*math.Log1p(target))
 	for {
 		var g, slope float64
 		if x < 1 {
@@ -133,7 +133,7 @@ func decay(rho float64) float64 {
 			g = math.Expm1(x)/x - 1
 			slope = (math.Exp(x)*(x-1) + 1) / (x * x)
 		}
-		next := x - (g-want)/slope
+		next := x - (g-target)/slope
 		if !(next < x) {
 			return x
 		}
@@ -153,11 +153,11 @@ func (q md1) horizon() int {
 	c := complex(1-q.rho, 0) / (z + complex(q.rho-1, 0))
 	const digits = 40 // in powers of e: 4e-18
 	exact := (digits + math.Log(2*cmplx.Abs(c)/q.c)) / (real(z) - q.theta)
-	gone := 740 / q.theta
-	if exact < gone {
+	negligible := 740 / q.theta
+	if exact < negligible {
 		return 2 + max(0, int(exact))
 	}
-	return 2 + int(gone) // also if 1/rho overflowed
+	return 2 + int(negligible) // also if 1/rho overflowed
 }
 
 // md1Tails returns P(N > n) for n < count, where N is the number in system. U is the work of N
@@ -175,12 +175,12 @@ func (q md1) horizon() int {
 func md1Tails(rho float64, count int) []float64 {
 	// Start from the far end, where both vanish: h(m-1) = h(m) + P(A = m), and H(m-1) = H(m) +
 	// h(m-1).
-	far := count + 40
-	h, over := make([]float64, far+1), make([]float64, far+1)
-	for m := far; m > 0; m-- {
+	size := count + 40
+	h, survival := make([]float64, size+1), make([]float64, size+1)
+	for m := size; m > 0; m-- {
 		logFact, _ := math.Lgamma(float64(m + 1))
 		h[m-1] = h[m] + math.Exp(float64(m)*math.Log(rho)-rho-logFact)
-		over[m-1] = over[m] + h[m-1]
+		survival[m-1] = survival[m] + h[m-1]
 	}
 	p, tails := make([]float64, count), make([]float64, count)
 	p[0], tails[0] = 1-rho, rho
@@ -190,9 +190,9 @@ func md1Tails(rho float64, count int) []float64 {
 			sum += p[k] * h[n-k]
 		}
 		p[n] = sum * math.Exp(rho)
-		sum = p[0] * over[n]
+		sum = p[0] * survival[n]
 		for k := 1; k <= n; k++ {
-			sum += p[k] * over[n+1-k]
+			sum += p[k] * survival[n+1-k]
 		}
 		tails[n] = sum / (1 - rho)
 	}
