@@ -2,6 +2,8 @@ package queue
 
 import (
 	"cmp"
+	"encoding/binary"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -120,4 +122,160 @@ func (s *items) forget(fx *Effects) {
 		fx.unref(it.msg)
 	}
 	*s = items{turns: s.turns, free: s.free}
+}
+
+// flights finds the items that consumers hold by the ids of their messages. It is a hash table
+// with chains through the items themselves, so steady traffic allocates nothing. A Go map does
+// not guarantee that. The zero value is empty.
+//
+// Invariant: an item with the id's hash h is in the chain buckets[h], once.
+type flights struct {
+	buckets []*item // len is 0 or a power of two
+	n       int
+}
+
+const flightsMin = 16
+
+// bucket relies on the broker to assign the ids: clients cannot cause collisions. Requires:
+// len(buckets) > 0.
+func (f *flights) bucket(id *MessageID) **item {
+	h := binary.BigEndian.Uint64(id[:8]) + binary.BigEndian.Uint64(id[8:])
+	h *= 0x9e3779b97f4a7c15 // Fibonacci hashing: the high bits are the mixed ones
+	return &f.buckets[h>>(64-bits.TrailingZeros(uint(len(f.buckets))))]
+}
+
+// get returns an item with the given id and holder, or nil. After a Seek there may be two such
+// items if the message was carried forward.
+func (f *flights) get(id *MessageID, holder ConsumerID) *item {
+	if f.n == 0 {
+		return nil
+	}
+	it := *f.bucket(id)
+	for it != nil && (it.msg.ID != *id || it.holder.id != holder) {
+		it = it.chain
+	}
+	return it
+}
+
+// add adds an item. Requires: a consumer holds it.
+func (f *flights) add(it *item) {
+	if f.n >= len(f.buckets) {
+		f.resize(max(flightsMin, 2*len(f.buckets)))
+	}
+	b := f.bucket(&it.msg.ID)
+	it.chain, *b = *b, it
+	f.n++
+}
+
+// remove removes an item. Requires: the item is in f.
+func (f *flights) remove(it *item) {
+	at := f.bucket(&it.msg.ID)
+	for *at != it {
+		at = &(*at).chain
+	}
+	*at, it.chain = it.chain, nil
+	f.n--
+	// Shrink late, as ring does.
+	if len(f.buckets) > 64*flightsMin && f.n < len(f.buckets)/8 {
+		f.resize(len(f.buckets) / 2)
+	}
+}
+
+// resize moves all items to a new number of buckets.
+func (f *flights) resize(size int) {
+	old := f.buckets
+	f.buckets = make([]*item, size)
+	for _, it := range old {
+		for it != nil {
+			next := it.chain
+			b := f.bucket(&it.msg.ID)
+			it.chain, *b = *b, it
+			it = next
+		}
+	}
+}
+
+// clear forgets all items. The items keep their chain pointers.
+func (f *flights) clear() { *f = flights{} }
+
+// dueHeap orders a channel's items by due time. Each item knows its index, so any item can be
+// removed.
+//
+// dueHeap does not use container/heap, because its interface boxes every element and calls
+// through a table on the delivery path.
+//
+// Invariant: h[i].due <= h[2i+1].due, h[2i+2].due, and h[i].place == i.
+type dueHeap []*item
+
+func (h dueHeap) next() mono.Time {
+	if len(h) == 0 {
+		return mono.Never
+	}
+	return h[0].due
+}
+
+func (h *dueHeap) push(it *item) {
+	*h = append(*h, it)
+	h.up(len(*h) - 1)
+}
+
+// remove removes an item. Requires: the item is in h.
+func (h *dueHeap) remove(it *item) {
+	old := *h
+	i, last := int(it.place), len(old)-1
+	moved := old[last]
+	old[last] = nil
+	*h = old[:last]
+	it.place = -1
+	if i == last {
+		return
+	}
+	old[i] = moved
+	moved.place = int32(i)
+	h.fix(i)
+}
+
+// fix restores the order after the due time of the item at i changed.
+func (h dueHeap) fix(i int) {
+	if !h.down(i) {
+		h.up(i)
+	}
+}
+
+func (h dueHeap) up(i int) {
+	it := h[i]
+	for i > 0 {
+		parent := (i - 1) / 2
+		if h[parent].due <= it.due {
+			break
+		}
+		h[i] = h[parent]
+		h[i].place = int32(i)
+		i = parent
+	}
+	h[i] = it
+	it.place = int32(i)
+}
+
+// down reports whether the item moved.
+func (h dueHeap) down(i int) bool {
+	it, start := h[i], i
+	for {
+		child := 2*i + 1
+		if child >= len(h) {
+			break
+		}
+		if right := child + 1; right < len(h) && h[right].due < h[child].due {
+			child = right
+		}
+		if it.due <= h[child].due {
+			break
+		}
+		h[i] = h[child]
+		h[i].place = int32(i)
+		i = child
+	}
+	h[i] = it
+	it.place = int32(i)
+	return i != start
 }

@@ -141,3 +141,150 @@ func spanned(spans []span, o Offset) bool {
 	i := sort.Search(len(spans), func(i int) bool { return spans[i].to > o })
 	return i < len(spans) && spans[i].from <= o
 }
+
+// tail holds the messages that the log must store and has not stored yet, by offset. A nil slot
+// is a message that no cursor needs.
+//
+// Invariant: underWay is the number of spilled messages in the tail.
+type tail struct {
+	window[*Message]
+	underWay int    // messages on their way to disk for a cursor that is behind
+	carried  Offset // must be written up to here before a snapshot
+}
+
+func (t *tail) release(m *Message, fx *Effects) {
+	if m.spilled {
+		m.spilled = false
+		t.underWay--
+	}
+	fx.unref(m)
+}
+
+// take is Topic.TakeUnwritten without its effects on the topic. From needed on, a cursor is
+// behind. take leaves out messages that no cursor needs, unless all is true.
+func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
+	upTo, size := t.next, 0
+	for o := upTo; o < t.end() && len(into) < most && size < bytes; o++ {
+		if m := t.get(o); m == nil {
+			// finished already
+		} else if m.refs == 1 && o < needed && m.Only == nil && !all {
+			t.done(o)
+			t.release(m, fx)
+		} else {
+			m.ref()
+			into = append(into, m)
+			size += m.Size()
+		}
+		upTo = o + 1
+	}
+	if len(into) == 0 {
+		t.pass(upTo, fx)
+	}
+	return into, upTo
+}
+
+// pass moves the tail's beginning to an offset or beyond.
+func (t *tail) pass(upTo Offset, fx *Effects) {
+	for t.next < upTo && t.slots.len() > 0 {
+		m := t.slots.pop()
+		if t.next++; m != nil {
+			t.release(m, fx)
+		}
+	}
+	if t.slots.len() == 0 {
+		t.reach(upTo)
+	} else {
+		t.trim()
+	}
+}
+
+// readCache is the part of the log that was read last. Of several cursors close to each other,
+// the first cursor reads the log and the others use the cache. A distant cursor reads for itself.
+//
+// Invariant: messages are all messages of the log in [from, to), by offset. The cache holds a
+// reference to each. Every message is still needed by a cursor.
+type readCache struct {
+	from, to Offset
+	messages ring[*Message]
+	bytes    int  // total Size of messages
+	used     bool // since the last read elsewhere
+	moved    bool // a cursor may have passed messages
+}
+
+// readAtOnce is the number of messages read at a time, even for a cursor with less room.
+const readAtOnce = 1024
+
+func (r *readCache) has(o Offset) bool { return o >= r.from && o < r.to }
+
+// after returns the first message from an offset on, or nil. Requires: has(o).
+func (r *readCache) after(o Offset) *Message {
+	n := r.messages.len()
+	if n == 0 {
+		return nil
+	}
+	r.used, r.moved = true, true
+	// Offsets are rarely missing: first try the index without gaps.
+	first := r.messages.front().Offset
+	i := int(min(max(o, first)-first, Offset(n-1)))
+	if m := r.messages.at(i); m.Offset == o {
+		return m
+	}
+	if i = sort.Search(n, func(i int) bool { return r.messages.at(i).Offset >= o }); i == n {
+		return nil
+	}
+	return r.messages.at(i)
+}
+
+// goesOn reports whether the cache keeps messages read from an offset on.
+func (r *readCache) goesOn(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
+
+func (r *readCache) drop(fx *Effects) {
+	m := r.messages.pop()
+	r.from = m.Offset + 1
+	r.bytes -= m.Size()
+	fx.unref(m)
+}
+
+func (r *readCache) forget(fx *Effects) {
+	for r.messages.len() > 0 {
+		r.drop(fx)
+	}
+	r.from, r.used, r.moved = r.to, false, false
+}
+
+// add adds the messages of the log in [from, upTo). It drops old messages until the cache is
+// within most bytes.
+func (r *readCache) add(from, upTo Offset, msgs []*Message, most int, fx *Effects) {
+	size := 0
+	for _, m := range msgs {
+		size += m.Size()
+	}
+	if from != r.to {
+		r.forget(fx)
+		r.from = from
+	}
+	for r.messages.len() > 0 && r.bytes+size > most {
+		r.drop(fx)
+	}
+	for _, m := range msgs {
+		if m.Offset < upTo {
+			m.ref()
+			r.messages.push(m)
+			r.bytes += m.Size()
+		}
+	}
+	r.to, r.moved = max(from, upTo), true
+}
+
+// trim drops the messages before an offset, which no cursor needs.
+func (r *readCache) trim(needed Offset, fx *Effects) {
+	r.moved = false
+	if needed >= r.to {
+		r.forget(fx)
+		return
+	}
+	for r.messages.len() > 0 && r.messages.front().Offset < needed {
+		r.drop(fx)
+	}
+	r.from = max(r.from, needed)
+}
