@@ -113,7 +113,7 @@ func (t *Topic) DeleteChannel(name string) error {
 // removeChannel deletes the channel and ends its subscriptions.
 // Requires: mu held.
 func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
-	for _, id := range c.ConsumerIDs() {
+	for _, id := range c.Consumers().IDs() {
 		sub := t.mu.consumers[id]
 		t.detach(sub)
 		s.woken = append(s.woken, sub)

@@ -34,7 +34,7 @@ func (t *terms) overLimit(reject bool) queue.OverLimit {
 // returns the tokens given up. The topic is limited from then on.
 func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) (released tokenbucket.Tokens) {
 	t.do(func(now mono.Time, s *step) {
-		if !t.mu.core.Limited() {
+		if !t.mu.core.Contract().Limited() {
 			t.mu.core.Limit(t.overLimit(false))
 		}
 		released = t.mu.core.SetLeased(now, share, lease, granted, &s.fx)
@@ -46,7 +46,7 @@ func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted to
 // has not expired.
 func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 	t.do(func(now mono.Time, s *step) {
-		flex = t.mu.core.Limited() && t.mu.core.Renew(now, flexUntil, until, &s.fx)
+		flex = t.mu.core.Contract().Limited() && t.mu.core.Renew(now, flexUntil, until, &s.fx)
 	})
 	return flex
 }
@@ -90,7 +90,7 @@ func (t *terms) agree(c metadata.Contract, s *step) {
 // restoreContract restores the recorded contract, unless the topic has a preset contract.
 func (t *terms) restoreContract(c *metadata.Contract) {
 	t.do(func(_ mono.Time, s *step) {
-		if !t.mu.core.Limited() {
+		if !t.mu.core.Contract().Limited() {
 			t.contract = c
 			t.agree(*c, s)
 		}

@@ -51,7 +51,7 @@ func (t *Topic) confirm(channel string) error {
 // another consumer.
 func (t *Topic) discardUnknown(channel string) {
 	_ = t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
-		if c.Consumers() == 0 && t.memberships[channel].created == 0 {
+		if c.Consumers().Len() == 0 && t.memberships[channel].created == 0 {
 			t.removeChannel(now, c, s)
 		}
 	}) // an error means that the channel is gone
@@ -82,7 +82,7 @@ func (t *Topic) note(channel string, is membership) {
 // rosterChanged makes the store save the roster. Requires: mu held.
 func (t *Topic) rosterChanged() {
 	if t.store != nil && t.store.roster != nil {
-		t.mu.core.Note()
+		t.mu.core.Log().MarkChanged()
 	}
 }
 

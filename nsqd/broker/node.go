@@ -146,7 +146,7 @@ func (n *Node) Prepared(topic string) bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.core.Limited()
+	return t.mu.core.Contract().Limited()
 }
 
 // identify sets the identity, and reports whether it changed.

@@ -62,7 +62,7 @@ type pacing struct {
 // pacer returns the topic's pacer, or nil if publishers are not paced.
 func (p *pacing) pacer() *pacer {
 	switch {
-	case !p.core.Limited() || p.inForce() == PaceOff:
+	case !p.core.Contract().Limited() || p.inForce() == PaceOff:
 		p.running = nil
 	case p.running == nil:
 		p.running = &pacer{
@@ -103,7 +103,7 @@ func (p *pacing) police(from *Publisher, n int, at mono.Time) error {
 	pc := p.running
 	if ok, retry := pc.table.Admit(pc.of(from), n, at); !ok {
 		pc.refused += uint64(n)
-		return p.core.Refuse(&queue.OverLimitError{Delay: retry}, n)
+		return p.core.Backlog().Refuse(&queue.OverLimitError{Delay: retry}, n)
 	}
 	return nil
 }
@@ -129,7 +129,7 @@ func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
 		pc.least = min(pc.least, p.backlog(n))
 	}
 	if now.Sub(pc.began) >= pc.span {
-		pc.endInterval(p.core.Share(), now)
+		pc.endInterval(p.core.Contract().Share(), now)
 	}
 	a, span, number := pc.table.Advice()
 	if from.wish == 0 || number == from.told || !a.Paced && !from.wasPaced {
@@ -147,7 +147,7 @@ func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
 // Messages that wait for other reasons do not count, since the publishers do not cause the
 // wait.
 func (p *pacing) backlog(n int) int {
-	n = max(p.core.Waiting()-n, 0)
+	n = max(p.core.Backlog().Waiting()-n, 0)
 	if n > 0 && p.core.ReleaseDeadline() == mono.Never {
 		return 0
 	}
@@ -238,7 +238,7 @@ func (in *intake) Paced(publishers bool) Paced {
 		return s
 	}
 	if now := in.shared.now(); pc.void(now) {
-		pc.endInterval(in.mu.core.Share(), now)
+		pc.endInterval(in.mu.core.Contract().Share(), now)
 	}
 	s.Advice, s.Span, s.Refused = pc.last, pc.span, pc.refused
 	if publishers {

@@ -75,7 +75,7 @@ func (in *intake) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodie
 		if err := in.takesPublishes(); err != nil {
 			return err
 		}
-		return in.mu.core.Refuse(queue.ErrFull, n)
+		return in.mu.core.Backlog().Refuse(queue.ErrFull, n)
 	}
 	if bodies.Len() > largeBatch || bodies.Bytes() > largeBytes {
 		return in.publishLarge(now, wall, p, bodies)
@@ -105,8 +105,8 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	s := in.begin()
 	err, p.admitted = in.admit(in.instant(now), 0, n, p.Arrival.At, &p), true
 	if err == nil && whole {
-		if in.mu.core.Tick(in.instant(now), &s.fx); in.tight(bytes) || !in.through && !in.mu.core.Room(n) {
-			err = in.mu.core.Refuse(queue.ErrFull, n)
+		if in.mu.core.Tick(in.instant(now), &s.fx); in.tight(bytes) || !in.through && !in.mu.core.Backlog().Room(n) {
+			err = in.mu.core.Backlog().Refuse(queue.ErrFull, n)
 		}
 	}
 	in.end(s)
@@ -170,7 +170,7 @@ func (in *intake) put(now mono.Time, s *step, p Published) error {
 func (in *intake) takes(n int) error {
 	err := in.takesPublishes()
 	if err == nil && in.store.full() {
-		err = in.mu.core.Refuse(queue.ErrFull, n)
+		err = in.mu.core.Backlog().Refuse(queue.ErrFull, n)
 	}
 	return err
 }
@@ -204,8 +204,8 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 	}
 	full := !rest && in.store.full()
 	room := func() bool {
-		in.mu.core.SetTight(in.tight(bytes))
-		return in.mu.core.Room(len(s.msgs))
+		in.mu.core.Log().SetTight(in.tight(bytes))
+		return in.mu.core.Backlog().Room(len(s.msgs))
 	}
 	in.mu.Lock()
 	// With a disk, a full backlog is being written: the publisher waits for the write,
@@ -226,7 +226,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 	switch now = in.instant(now); {
 	case err != nil:
 	case full:
-		err = in.mu.core.Refuse(queue.ErrFull, len(s.msgs))
+		err = in.mu.core.Backlog().Refuse(queue.ErrFull, len(s.msgs))
 	case rest:
 		in.mu.core.Enter(now, &s.fx, s.msgs...)
 	default:
@@ -261,18 +261,18 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 	in.mu.Lock()
 	now = in.instant(now)
 	short := in.tight(bytes) // memory may be too short for the whole batch; then each message is checked
-	in.mu.core.SetTight(short)
-	if in.takesPublishes() == nil && !in.store.full() && in.mu.core.Takes(len(s.msgs)) && !in.pacing.policing() { // one step for all is cheaper
+	in.mu.core.Log().SetTight(short)
+	if in.takesPublishes() == nil && !in.store.full() && !in.mu.core.Contract().Rejects() && in.mu.core.Backlog().Free() >= len(s.msgs) && !in.pacing.policing() { // one step for all is cheaper
 		in.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
 		for i, m := range s.msgs {
 			err := in.takes(1)
 			if short {
-				in.mu.core.SetTight(in.tight(s.fx.Held + m.Size()))
+				in.mu.core.Log().SetTight(in.tight(s.fx.Held + m.Size()))
 			}
 			// The store learns of an overflow only at the end of the step.
-			if err == nil && !in.mu.core.Room(1) && (in.store.spilling() || s.fx.Disk) {
+			if err == nil && !in.mu.core.Backlog().Room(1) && (in.store.spilling() || s.fx.Disk) {
 				err = ErrBusy
 			}
 			if err == nil {
@@ -345,7 +345,7 @@ func (in *intake) publishThrough(s *step, p Published) error {
 	defer in.storing.Unlock()
 	n := len(s.msgs)
 	in.mu.Lock()
-	in.mu.core.SetTight(in.tight(0))
+	in.mu.core.Log().SetTight(in.tight(0))
 	err := in.admit(in.shared.now(), 0, n, p.Arrival.At, &p)
 	if err != nil { // the messages are still owned here
 		s.fx.Free = append(s.fx.Free, s.msgs...)
@@ -376,13 +376,13 @@ func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Of
 	first, err := in.store.append(*records)
 	storage.putRecords(records)
 	in.mu.Lock()
-	in.mu.core.SetTight(in.tight(0))
+	in.mu.core.Log().SetTight(in.tight(0))
 	if err != nil {
 		s.fx.Free = append(s.fx.Free, msgs...)
-		return 0, in.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
+		return 0, in.mu.core.Backlog().Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
 	}
 	in.disk.used = true
-	in.mu.core.Appended(in.shared.now(), queue.Offset(first), &s.fx, msgs...)
+	in.mu.core.Disk().Appended(in.shared.now(), queue.Offset(first), &s.fx, msgs...)
 	return first + commitlog.Offset(len(msgs)), nil
 }
 
@@ -399,7 +399,7 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 	of := errs[len(errs):]
 	admitted := s.msgs[:0]
 	in.mu.Lock()
-	in.mu.core.SetTight(in.tight(0))
+	in.mu.core.Log().SetTight(in.tight(0))
 	for i, m := range s.msgs {
 		first := m
 		if len(admitted) > 0 {

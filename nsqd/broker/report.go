@@ -74,19 +74,19 @@ func (t *Topic) Stats() Stats {
 	s := Stats{
 		Name:        t.name,
 		Paused:      core.Paused(),
-		Waiting:     core.Waiting(),
-		Beyond:      core.Beyond(),
+		Waiting:     core.Backlog().Waiting(),
+		Beyond:      core.Backlog().Beyond(),
 		Memory:      t.mu.held,
-		Counters:    core.Counters(),
+		Counters:    core.Backlog().Counters(),
 		Publishers:  t.publishers,
 		Subscribers: len(t.mu.consumers),
-		Limited:     core.Limited(),
-		Share:       core.Share(),
+		Limited:     core.Contract().Limited(),
+		Share:       core.Contract().Share(),
 		SLO:         t.slo,
 		Expiry:      t.mu.expiry.topic,
 	}
 	if s.Limited {
-		s.Tokens = core.Tokens(now)
+		s.Tokens = core.Contract().Tokens(now)
 	}
 	if t.store != nil {
 		s.Retain = metadata.Retention(t.store.retention())
@@ -107,7 +107,7 @@ func (t *Topic) Stats() Stats {
 			Full:       c.Full(),
 			Expiry:     t.mu.expiry.of(c.Name()),
 			Counters:   c.Counters(),
-			Consumers:  c.Consumers(),
+			Consumers:  c.Consumers().Len(),
 		}
 		if w := t.endToEnd[c]; w != nil {
 			cs.EndToEnd = w.Summary(now, t.shared.cfg.EndToEnd)
@@ -166,7 +166,7 @@ func (t *Topic) still() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	core := t.mu.core
-	if delivered > 0 || core.Counters() != last.counters || core.Waiting() > 0 || t.levelsLocked() != last.levels {
+	if delivered > 0 || core.Backlog().Counters() != last.counters || core.Backlog().Waiting() > 0 || t.levelsLocked() != last.levels {
 		return false
 	}
 	last.at = now
@@ -177,10 +177,10 @@ func (t *Topic) still() bool {
 var channelsSeed = maphash.MakeSeed()
 
 func (t *Topic) levelsLocked() levels {
-	is := levels{publishers: t.publishers, subscribers: len(t.mu.consumers), prepared: t.mu.core.Limited()}
+	is := levels{publishers: t.publishers, subscribers: len(t.mu.consumers), prepared: t.mu.core.Contract().Limited()}
 	for _, c := range t.mu.core.Channels() {
 		is.depth += uint64(c.Depth())
-		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Readers())
+		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Consumers().Readers())
 	}
 	return is
 }
@@ -190,23 +190,24 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	last := &t.reported
 	t.mu.Lock()
 	core := t.mu.core
-	counters := core.Counters()
+	counters := core.Backlog().Counters()
 	r := &srtmv1.TopicStats{
 		Topic:    t.name,
 		Offered:  counters.Accepted - last.counters.Accepted,
 		Released: counters.Released - last.counters.Released,
 		Refused:  counters.Refused - last.counters.Refused,
-		Backlog:  uint64(core.Waiting()),
+		Backlog:  uint64(core.Backlog().Waiting()),
 	}
 	is := t.levelsLocked()
 	r.Publishers, r.Subscribers, r.Depth, r.Unprepared = uint32(is.publishers), uint32(is.subscribers), is.depth, !is.prepared
+	maxBacklog := core.Backlog().TakeMaxWaiting()
+	r.MaxBacklog = uint64(maxBacklog)
 	if r.Offered > 0 {
-		r.BurstNeeded = uint64(core.BurstNeeded()) // before TakeMaxWaiting resets the maximum backlog
+		r.BurstNeeded = uint64(core.Contract().BurstNeeded(maxBacklog))
 	}
-	r.MaxBacklog = uint64(core.TakeMaxWaiting())
 	for _, c := range core.Channels() {
 		r.Channels = append(r.Channels, c.Name())
-		r.ChannelSubscribers = append(r.ChannelSubscribers, uint32(c.Readers()))
+		r.ChannelSubscribers = append(r.ChannelSubscribers, uint32(c.Consumers().Readers()))
 	}
 	t.mu.Unlock()
 

@@ -140,7 +140,7 @@ func (st *store) restore() error {
 	st.saving.Lock()
 	defer st.saving.Unlock()
 	st.mu.Lock()
-	low := st.mu.core.Low()
+	low := st.mu.core.Cursors().Low()
 	st.mu.Unlock()
 	// The log does not know the finished messages yet, and would count all messages as
 	// needed.
@@ -179,7 +179,7 @@ func (st *store) restoreFrom(log *openLog) error {
 	log.SetRetain(st.retention())
 	st.retained(log) // before Low, which discards what no seek needs
 	st.log.Store(log)
-	st.disk.used, st.disk.saved = true, core.Changes()
+	st.disk.used, st.disk.saved = true, core.Log().Changes()
 	st.disk.away, st.unrecorded = false, false
 	if st.logged.Load() && left.snapshot == nil && st.storage().cfg.Replicated == nil {
 		st.reportNoCursors(log.Stats().Segments > 0)
@@ -250,7 +250,7 @@ func aside() *queue.Topic {
 
 // restore restores the log's contents in a machine. Errors: as queue.Topic.Restore.
 func (l *remains) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
-	restoring, err := core.Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
+	restoring, err := core.Disk().Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
 	for _, r := range l.runs {
 		for at := r.from; at < r.to; at++ {
 			restoring.Found(at, r.only)
@@ -293,7 +293,7 @@ func (st *store) makeRoom() error {
 // loses its mark, so that the metadata file can be written before the log is removed.
 // Requires: the topic is closed, and run has ended.
 func (st *store) leave() error {
-	st.do(func(_ mono.Time, s *step) { st.mu.core.Leave(&s.fx) })
+	st.do(func(_ mono.Time, s *step) { st.mu.core.Cursors().StoreLast(&s.fx) })
 	held, _ := st.held(0)
 	log := st.log.Load()
 	st.empty = held == 0
@@ -326,7 +326,7 @@ func (st *store) persist() error {
 		return err
 	}
 	st.mu.Lock()
-	st.disk.used, st.disk.saved = true, st.mu.core.Changes()-1
+	st.disk.used, st.disk.saved = true, st.mu.core.Log().Changes()-1
 	st.mu.Unlock()
 	err = st.tryToSave()
 	for tries := 1; errors.Is(err, replicated.ErrUnavailable) && tries < lastSaves; tries++ {
@@ -349,7 +349,7 @@ func (st *store) persist() error {
 // lost reports that messages cannot be stored, and how many are lost.
 func (st *store) lost(err error) error {
 	st.mu.Lock()
-	n := st.mu.core.Unstored()
+	n := st.mu.core.Cursors().Unstored()
 	st.mu.Unlock()
 	err = fmt.Errorf("%d messages of %s are lost: %w", n, st.name, err)
 	if log := st.log.Load(); log != nil {

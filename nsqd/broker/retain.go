@@ -48,7 +48,7 @@ func (st *store) setRetention(own *metadata.Retention) {
 func (st *store) retainLocked(own *metadata.Retention) {
 	st.retain = own
 	retain := st.retention()
-	st.mu.core.SetRetained(retain != (commitlog.Retain{}))
+	st.mu.core.Log().SetRetained(retain != (commitlog.Retain{}))
 	if log := st.log.Load(); log != nil {
 		log.SetRetain(retain)
 		st.retained(log)
@@ -76,7 +76,7 @@ func (st *store) retained(log *openLog) {
 	if st.retention() != (commitlog.Retain{}) {
 		first = queue.Offset(log.Need(math.MaxUint64))
 	}
-	st.mu.core.Retained(first)
+	st.mu.core.Log().SetFirst(first)
 }
 
 // opened registers a log that ensure has opened.
@@ -167,20 +167,20 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 	}
 	seekErr := st.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
 		core := st.mu.core
-		first, records := core.InLog(), 0
+		first, records := core.Log().StoredTo(), 0
 		switch {
 		case wire.Ephemeral(channel): // before log.Need tells the log what is needed
 			err = queue.ErrNoCursor
 			return
 		case to.Time != 0 && !logged:
-			at = core.At(to.Time) // in memory, or in the future
-		case !to.Begin && !to.End && at > core.End():
-			err = fmt.Errorf("offset %d, the topic ends at %d: %w", at, core.End(), ErrSeek)
+			at = core.Cursors().At(to.Time) // in memory, or in the future
+		case !to.Begin && !to.End && at > core.Log().End():
+			err = fmt.Errorf("offset %d, the topic ends at %d: %w", at, core.Log().End(), ErrSeek)
 			return
 		}
-		at = min(at, core.Front())
+		at = min(at, core.Log().Front())
 		if log != nil {
-			if first = min(first, queue.Offset(log.Need(commitlog.Offset(at)))); at < core.InLog() {
+			if first = min(first, queue.Offset(log.Need(commitlog.Offset(at)))); at < core.Log().StoredTo() {
 				at = max(at, first)
 				records = int(log.Records(commitlog.Offset(at)))
 			}
@@ -209,7 +209,7 @@ func (st *store) settle(anyway bool) (tried bool, err error) {
 	case log == nil, st.remove, !anyway && !st.unsaved():
 		st.mu.Unlock()
 		return false, nil
-	case st.mu.core.Carrying(): // the store retries
+	case st.mu.core.Log().Carrying(): // the store retries
 		st.mu.Unlock()
 		return true, errCarrying
 	}

@@ -70,7 +70,7 @@ func (d *disk) notify() {
 }
 
 // unsaved reports whether the snapshot is out of date. Requires: mu held.
-func (r *runner) unsaved() bool { return r.disk.used && r.disk.saved != r.mu.core.Changes() }
+func (r *runner) unsaved() bool { return r.disk.used && r.disk.saved != r.mu.core.Log().Changes() }
 
 // step is one pass through the machine, with the actions to do afterwards.
 type step struct {
@@ -101,15 +101,15 @@ func (b *shared) newStep() *step {
 func (r *runner) begin() *step {
 	s := r.shared.steps.Get().(*step)
 	r.mu.Lock()
-	r.mu.core.SetTight(r.tight(0))
-	r.mu.core.HoldFrom(mono.Time(r.shared.holdFrom.Load()))
+	r.mu.core.Log().SetTight(r.tight(0))
+	r.mu.core.Contract().HoldFrom(mono.Time(r.shared.holdFrom.Load()))
 	return s
 }
 
 // instant returns the time for a step with a given time: now, which is cheaper, if the
 // topic has no contract, otherwise the current time. Requires: mu held.
 func (r *runner) instant(now mono.Time) mono.Time {
-	if r.mu.core.Limited() {
+	if r.mu.core.Contract().Limited() {
 		return r.shared.now()
 	}
 	return now
@@ -264,11 +264,11 @@ func (r *runner) held(end mono.Time) (n int, moving bool) {
 func (r *runner) heldLocked(end mono.Time) (n int, moving bool) {
 	core := r.mu.core
 	comes := func(at mono.Time) bool { return at != mono.Never && at <= end }
-	n = core.Waiting()
+	n = core.Backlog().Waiting()
 	subscribed := false
 	for _, c := range core.Channels() {
 		n += c.Depth()
-		if c.Consumers() > 0 && !c.Paused() {
+		if c.Consumers().Len() > 0 && !c.Paused() {
 			subscribed = true
 			moving = moving || c.Ready() > 0 || c.InFlight() > 0 || comes(c.Deadline())
 		}

@@ -185,17 +185,17 @@ func (st *store) run() {
 			save.Reset(savePause(len(st.scratch.snapshot), st.locked))
 			saves = true
 		}
-		_, want, _ := st.mu.core.Want()
+		_, want, _ := st.mu.core.Disk().Want()
 		// If stopped is set since the last check, the loop ends above, where the log is
 		// removed.
-		more = st.disk.stopped || failing || saves || want > 0 || st.mu.core.Unwritten()
+		more = st.disk.stopped || failing || saves || want > 0 || st.mu.core.Log().Unwritten()
 		if !more {
 			st.scratch = nil
 		}
 		st.disk.running = more // last, since another run may start now
 		st.mu.Unlock()
 		if log := st.log.Load(); !more && log != nil {
-			st.do(func(_ mono.Time, s *step) { st.mu.core.ForgetRead(&s.fx) })
+			st.do(func(_ mono.Time, s *step) { st.mu.core.Log().ForgetRead(&s.fx) })
 			_ = log.Rest() // the log is closed, or reports the error itself
 		}
 		if failing {
@@ -386,10 +386,10 @@ func (st *store) write() (wrote bool, err error) {
 	x := st.scratch
 	s := st.begin()
 	var upTo queue.Offset
-	x.batch, upTo = st.mu.core.TakeUnwritten(st.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
+	x.batch, upTo = st.mu.core.Disk().TakeUnwritten(st.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
 	x.records = x.records[:0]
 	for _, m := range x.batch {
-		x.records = append(x.records, st.storage().epoch.record(m, !st.mu.core.Waits(m)))
+		x.records = append(x.records, st.storage().epoch.record(m, !st.mu.core.Backlog().Waits(m)))
 	}
 	st.end(s)
 	if len(x.batch) == 0 {
@@ -410,7 +410,7 @@ func (st *store) write() (wrote bool, err error) {
 	}
 	s = st.begin()
 	if err == nil {
-		st.mu.core.Written(st.shared.now(), upTo, &s.fx)
+		st.mu.core.Disk().Written(st.shared.now(), upTo, &s.fx)
 	}
 	s.fx.Unref(x.batch)
 	st.end(s)
@@ -428,8 +428,8 @@ func (st *store) refill() (int, error) {
 		return 0, nil
 	}
 	st.mu.Lock()
-	st.mu.core.SetTight(st.tight(0))
-	from, want, end := st.mu.core.Want()
+	st.mu.core.Log().SetTight(st.tight(0))
+	from, want, end := st.mu.core.Disk().Want()
 	bytes := st.storage().readAhead()
 	if st.shared.cfg.MaxMemory > 0 && want > 1 {
 		// Half of the free memory for bodies, half for the overhead of messages.
@@ -454,7 +454,7 @@ func (st *store) refill() (int, error) {
 	for i := range x.read.Records {
 		x.msgs = append(x.msgs, st.shared.restored(&x.read.Records[i]))
 	}
-	st.do(func(now mono.Time, s *step) { st.mu.core.Refill(now, from, upTo, x.msgs, &s.fx) })
+	st.do(func(now mono.Time, s *step) { st.mu.core.Disk().Refill(now, from, upTo, x.msgs, &s.fx) })
 	clear(x.msgs)
 	return max(1, len(x.msgs)), nil
 }
@@ -478,7 +478,7 @@ func (st *store) snapshot(b []byte) []byte {
 	if st.roster != nil {
 		b = st.roster(b)
 	}
-	return st.mu.core.Snapshot(b, st.storage().moment().wallOf)
+	return st.mu.core.Cursors().Snapshot(b, st.storage().moment().wallOf)
 }
 
 func (st *store) tryToSave() error {
@@ -497,7 +497,7 @@ func (st *store) tryToSave() error {
 	}
 	st.mu.Lock()
 	began := st.shared.now()
-	changes, low, end := st.mu.core.Changes(), st.mu.core.Low(), st.mu.core.End()
+	changes, low, end := st.mu.core.Log().Changes(), st.mu.core.Cursors().Low(), st.mu.core.Log().End()
 	x.snapshot = st.snapshot(x.snapshot[:0])
 	st.locked = st.shared.now().Sub(began)
 	st.mu.Unlock()
@@ -518,7 +518,7 @@ func (st *store) tryToSave() error {
 	st.mu.Lock()
 	st.disk.saved = changes
 	st.retained(log)
-	if low == end && st.mu.core.Changes() == changes {
+	if low == end && st.mu.core.Log().Changes() == changes {
 		st.disk.used = false // until the next write
 	}
 	st.mu.Unlock()
@@ -535,8 +535,8 @@ func (st *store) carry(log *openLog) error {
 	files := log.Stats().Segments
 	failing := st.faults.Load()&(1<<saving) != 0 // first, a save without additional room must succeed
 	s := st.begin()
-	if !failing && !st.mu.closed && (files > carryAfter || st.mu.core.FarAhead()) {
-		x.carried = st.mu.core.Stuck(x.carried[:0], carryRatio)
+	if !failing && !st.mu.closed && (files > carryAfter || st.mu.core.Cursors().FarAhead()) {
+		x.carried = st.mu.core.Cursors().Stuck(x.carried[:0], carryRatio)
 	}
 	var records []commitlog.Record
 	if st.carried = st.carried || len(x.carried) > 0; st.through {
@@ -544,7 +544,7 @@ func (st *store) carry(log *openLog) error {
 			records = append(records, st.storage().epoch.record(k.Message, true))
 		}
 	} else {
-		st.mu.core.Carry(st.shared.now(), x.carried, &s.fx)
+		st.mu.core.Disk().Carry(st.shared.now(), x.carried, &s.fx)
 	}
 	st.end(s)
 	defer func() { clear(x.carried); x.carried = x.carried[:0] }()
@@ -557,7 +557,7 @@ func (st *store) carry(log *openLog) error {
 			err = log.Sync(first + commitlog.Offset(len(records)))
 		}
 		s := st.begin()
-		st.mu.core.CarriedTo(st.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
+		st.mu.core.Disk().CarriedTo(st.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
 		st.end(s)
 		if err != nil {
 			return err
@@ -565,7 +565,7 @@ func (st *store) carry(log *openLog) error {
 	}
 	for {
 		st.mu.Lock()
-		more := st.mu.core.Carrying()
+		more := st.mu.core.Log().Carrying()
 		st.mu.Unlock()
 		if !more {
 			return nil

@@ -76,8 +76,8 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	if err != nil {
 		return nil, err
 	}
-	if most := t.shared.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
-		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
+	if most := t.shared.cfg.MaxChannelConsumers; most > 0 && c.Consumers().Len() >= most {
+		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers().Len(), ErrTooManyConsumers)
 	}
 	sub = &Subscription{
 		id:      queue.ConsumerID(t.shared.lastConsumer.Add(1)),
@@ -85,7 +85,7 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 		channel: c,
 		notify:  notify,
 	}
-	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
+	sub.channel.Consumers().Add(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
 	t.mu.consumers[sub.id] = sub
 	return sub, nil
 }
@@ -113,7 +113,7 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 			out.add(&d)
 		}
 	}
-	if s.channel.Stalled(s.id) {
+	if s.channel.Consumers().Stalled(s.id) {
 		s.outbox.keep(queue.Delivery.IsCurrent)
 		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
@@ -124,7 +124,7 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 func (s *Subscription) Holds() (ready, inFlight int) {
 	s.topic.mu.Lock()
 	defer s.topic.mu.Unlock()
-	return s.channel.Holds(s.id)
+	return s.channel.Consumers().Holds(s.id)
 }
 
 // Wrote records that out was written to the subscriber's socket.
@@ -138,7 +138,7 @@ func (s *Subscription) Wrote(out *Outgoing) {
 func (s *Subscription) Rest() (ready int, rests bool) {
 	err := s.step(func(st *step) error {
 		var inFlight int
-		ready, inFlight = s.channel.Holds(s.id)
+		ready, inFlight = s.channel.Consumers().Holds(s.id)
 		s.resting = s.resting || inFlight == 0
 		rests = s.resting
 		return s.topic.mu.core.SetReady(s.topic.shared.now(), s.channel, s.id, 0, &st.fx)
@@ -202,7 +202,7 @@ func (s *Subscription) Close() {
 	now := t.shared.now()
 	t.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
 	t.detach(s)
-	if wire.Ephemeral(s.channel.Name()) && s.channel.Consumers() == 0 {
+	if wire.Ephemeral(s.channel.Name()) && s.channel.Consumers().Len() == 0 {
 		t.removeChannel(now, s.channel, st)
 	}
 	t.end(st)

@@ -102,7 +102,7 @@ func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
 	in.records, in.undone = in.records[:0], in.undone[:0]
 	for _, r := range records {
 		var waits bool
-		in.scratch, waits = core.Undone(in.scratch[:0], queue.Offset(r.Offset), string(r.Channel))
+		in.scratch, waits = core.Cursors().Undone(in.scratch[:0], queue.Offset(r.Offset), string(r.Channel))
 		r.Offset = 0
 		if waits {
 			in.records, in.undone = append(in.records, r), append(in.undone, queue.Undone{})
@@ -148,9 +148,9 @@ func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	for i, u := range in.undone {
 		at := queue.Offset(first) + queue.Offset(i)
 		if u.Channel == "" {
-			st.mu.core.Appended(st.shared.now(), at, &s.fx, st.shared.restored(&in.records[i]))
+			st.mu.core.Disk().Appended(st.shared.now(), at, &s.fx, st.shared.restored(&in.records[i]))
 		} else {
-			st.mu.core.TakenOver(st.shared.now(), at, in.undone[i:i+1], &s.fx)
+			st.mu.core.Disk().TakenOver(st.shared.now(), at, in.undone[i:i+1], &s.fx)
 		}
 	}
 	st.end(s)

@@ -89,7 +89,7 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 // deleteIfEphemeral deletes an ephemeral topic without channels and without a contract. The
 // control plane or an operator expects the broker to keep a contract.
 func (t *Topic) deleteIfEphemeral() {
-	unneeded := func() bool { return len(t.mu.core.Channels()) == 0 && !t.mu.core.Limited() }
+	unneeded := func() bool { return len(t.mu.core.Channels()) == 0 && !t.mu.core.Contract().Limited() }
 	if wire.Ephemeral(t.name) && t.forget(t, unneeded) {
 		t.close(true)
 		t.shared.changed()
@@ -156,7 +156,7 @@ func (t *Topic) Retired() bool {
 func (t *Topic) keep() {
 	t.do(func(_ mono.Time, s *step) {
 		if t.store != nil && !t.mu.closed {
-			t.mu.core.Keep(&s.fx)
+			t.mu.core.Cursors().StoreAll(&s.fx)
 		}
 	})
 }
@@ -180,7 +180,7 @@ func (t *Topic) close(remove bool) {
 			t.removeChannel(now, c, s)
 		}
 		t.mu.core.Empty(now, &s.fx)
-		t.mu.core.Discard(&s.fx)
+		t.mu.core.Log().Discard(&s.fx)
 	}
 	for _, sub := range t.subscriptions() {
 		t.detach(sub)

@@ -1,20 +1,20 @@
 package queue
 
-// backlog is the topic's own cursor. Messages behind the cursor wait for tokens or for a channel.
+// Backlog is the topic's own cursor. Messages behind the cursor wait for tokens or for a channel.
 //
 // Invariants, checked by checkInvariants in tests:
 //   - accepted == released + expired + Waiting + emptied + lost;
 //   - under a contract, the messages in memory are in order of arrival, so no message gets its
 //     token before the head.
-type backlog struct {
-	log       *log             // set once
+type Backlog struct {
+	log       *Log             // set once
 	byArrival bool             // the topic has a contract
 	waiting   ring[*Message]   // the messages in memory
 	window    window[*Message] // the messages in memory, by offset
 	absent    ring[Offset]     // messages of an earlier process that were not read yet
 	behind    bool
 	late      int  // messages from the window's end on
-	passed    bool // the backlog passed a message for one channel only
+	foreign   bool // the backlog passed a message for one channel alone
 
 	// Placeholders in windows: unread for messages of an earlier process that were not read yet;
 	// pending, in a channel's window, for messages that were not released yet.
@@ -37,45 +37,45 @@ type Counters struct {
 }
 
 // Counters returns the topic's counters.
-func (b *backlog) Counters() Counters { return b.counters }
+func (b *Backlog) Counters() Counters { return b.counters }
 
 // Waiting returns the number of messages that wait for tokens or for a channel, in memory or on
 // disk.
-func (b *backlog) Waiting() int { return b.waiting.len() + b.Beyond() }
+func (b *Backlog) Waiting() int { return b.waiting.len() + b.Beyond() }
 
 // Beyond returns the number of waiting messages that are not in memory.
-func (b *backlog) Beyond() int { return b.late + b.absent.len() }
+func (b *Backlog) Beyond() int { return b.late + b.absent.len() }
 
 // Waits reports whether a message has no token yet. The owner records the release of a message
 // only after Waits returns false. Requires: the message belongs to the machine.
-func (b *backlog) Waits(m *Message) bool { return b.window.get(m.Offset) == m }
+func (b *Backlog) Waits(m *Message) bool { return b.window.get(m.Offset) == m }
 
 // TakeMaxWaiting returns the maximum of Waiting since the last call.
-func (b *backlog) TakeMaxWaiting() int {
+func (b *Backlog) TakeMaxWaiting() int {
 	most := max(b.maxWaiting, b.Waiting())
 	b.maxWaiting = b.Waiting()
 	return most
 }
 
 // Refuse counts n messages refused because of err, and returns err.
-func (b *backlog) Refuse(err error, n int) error {
+func (b *Backlog) Refuse(err error, n int) error {
 	b.counters.Refused += uint64(n)
 	return err
 }
 
-func (b *backlog) accepted(m *Message) {
+func (b *Backlog) accepted(m *Message) {
 	b.counters.Accepted++
 	b.counters.AcceptedBytes += uint64(len(m.Body))
 }
 
 // fallBehind counts an accepted message that has no room in memory.
-func (b *backlog) fallBehind() {
+func (b *Backlog) fallBehind() {
 	b.behind = true
 	b.late++
 }
 
-// free returns how many messages may go into memory without overtaking another message.
-func (b *backlog) free() int {
+// Free returns how many messages may go into memory without overtaking another message.
+func (b *Backlog) Free() int {
 	l := b.log
 	if b.behind || l.tight || b.absent.len() > 0 {
 		return 0
@@ -87,13 +87,19 @@ func (b *backlog) free() int {
 	return n
 }
 
+// Room reports whether Topic.Put would have room for n messages now.
+func (b *Backlog) Room(n int) bool {
+	n -= b.Free()
+	return n <= 0 || b.log.room(n)
+}
+
 // space returns how many more messages memory may take, if most is the maximum.
-func (b *backlog) space(most int) int { return max(0, most-b.waiting.len()) }
+func (b *Backlog) space(most int) int { return max(0, most-b.waiting.len()) }
 
 // wait takes a message into memory: at the end, or in order of arrival under a contract. Readers
 // of connections deliver messages late and out of order, and the earliest arrival gets its token
 // first.
-func (b *backlog) wait(m *Message) {
+func (b *Backlog) wait(m *Message) {
 	m.ref()
 	i := b.waiting.len()
 	if b.byArrival {
@@ -114,32 +120,32 @@ func (b *backlog) wait(m *Message) {
 func laterArrival(a, b *Message) bool { return b.Arrival.Before(a.Arrival) }
 
 // sort orders the backlog when a contract begins.
-func (b *backlog) sort() {
+func (b *Backlog) sort() {
 	b.byArrival = true
 	b.waiting.sort(laterArrival)
 }
 
-func (b *backlog) pop() {
+func (b *Backlog) pop() {
 	m := b.waiting.pop()
 	b.window.done(m.Offset)
 	b.counters.Released++
 }
 
-// pends returns the placeholder in channels' windows for a message that was not released yet.
-func (b *backlog) pends() *item {
+// placeholder returns the placeholder in channels' windows for a message that was not released yet.
+func (b *Backlog) placeholder() *item {
 	if b.pending == nil {
 		b.pending = new(item)
 	}
 	return b.pending
 }
 
-func (b *backlog) isPending(it *item) bool { return it != nil && it == b.pending }
+func (b *Backlog) isPending(it *item) bool { return it != nil && it == b.pending }
 
 // wants returns the offset and the number of messages that the backlog needs from the log. most
 // is the maximum in memory. Until half of the memory is free the backlog needs nothing, so reads
 // come in batches.
-func (b *backlog) wants(most int) (from Offset, n int) {
-	if b.absent.len() == 0 && (!b.behind || b.log.known(b.window.end())) {
+func (b *Backlog) wants(most int) (from Offset, n int) {
+	if b.absent.len() == 0 && (!b.behind || b.log.hasRead(b.window.end())) {
 		return 0, 0
 	}
 	if n = b.space(most); !b.log.tight && 2*n < b.log.cfg.Capacity {
@@ -151,16 +157,16 @@ func (b *backlog) wants(most int) (from Offset, n int) {
 	return b.window.end(), n
 }
 
-// refill takes messages read from the log, as Topic.Refill does. most is the maximum in memory.
+// refill takes messages read from the log, as Disk.Refill does. most is the maximum in memory.
 // refill tells channels which messages are lost.
-func (b *backlog) refill(from, upTo Offset, msgs []*Message, most int, channels []*Channel) {
+func (b *Backlog) refill(from, upTo Offset, msgs []*Message, most int, channels []*Channel) {
 	var m *Message
 	for i := 0; b.absent.len() > 0; {
 		o := b.absent.front()
 		if o < from || o >= upTo {
 			return
 		}
-		if m, i = at(msgs, i, o); m == nil {
+		if m, i = messageAt(msgs, i, o); m == nil {
 			b.absent.pop()
 			b.counters.Lost++
 			b.lose(o, channels)
@@ -176,17 +182,17 @@ func (b *backlog) refill(from, upTo Offset, msgs []*Message, most int, channels 
 }
 
 // lose ends the wait of a lost message.
-func (b *backlog) lose(o Offset, channels []*Channel) {
+func (b *Backlog) lose(o Offset, channels []*Channel) {
 	b.window.done(o)
 	for _, c := range channels {
-		if c.tracked && b.isPending(c.window.get(o)) {
-			c.window.done(o)
+		if c.cursor.tracked && b.isPending(c.cursor.window.get(o)) {
+			c.cursor.window.done(o)
 		}
 	}
 }
 
 // catchUp moves the cursor over messages that are in memory, until most messages wait in memory.
-func (b *backlog) catchUp(most int) {
+func (b *Backlog) catchUp(most int) {
 	l := b.log
 	for b.behind && b.absent.len() == 0 {
 		o := b.window.end()
@@ -198,7 +204,7 @@ func (b *backlog) catchUp(most int) {
 			l.read.moved = true
 			return
 		}
-		if !l.known(o) {
+		if !l.hasRead(o) {
 			return
 		}
 		m, none := l.next(o)
@@ -206,7 +212,7 @@ func (b *backlog) catchUp(most int) {
 		case m == nil:
 			b.window.reach(none)
 		case m.Only != nil:
-			b.passed = b.passed || o < l.tail.next
+			b.foreign = b.foreign || o < l.tail.window.next
 			b.window.reach(m.Offset + 1)
 		case b.space(most) <= 0:
 			return
@@ -218,14 +224,14 @@ func (b *backlog) catchUp(most int) {
 }
 
 // empty discards the waiting messages and returns their number.
-func (b *backlog) empty(fx *Effects) int {
+func (b *Backlog) empty(fx *Effects) int {
 	n, l := b.Waiting(), b.log
 	for o := b.window.next; o < b.window.end(); o++ {
 		if b.window.get(o) != nil {
-			l.avoid(o, o+1)
+			l.skip(o, o+1)
 		}
 	}
-	l.avoid(b.window.end(), l.end)
+	l.skip(b.window.end(), l.end)
 	for i := range b.waiting.len() {
 		fx.unref(b.waiting.at(i))
 	}

@@ -24,11 +24,11 @@ func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 		for _, k := range a.carried {
 			msgs = append(msgs, k.Message)
 		}
-		return a.d.append(a.top.End(), msgs...)
+		return a.d.append(a.top.log.End(), msgs...)
 	}
-	carry := func(a *all) { a.top.CarriedTo(a.now, appended(a), a.carried, true, &a.fx) }
+	carry := func(a *all) { a.top.Disk().CarriedTo(a.now, appended(a), a.carried, true, &a.fx) }
 	crash := func(a *all, snapshot []byte, channels ...string) {
-		a.top, a.fx = restart(t, *a.top.cfg, snapshot, a.now, &a.d, channels...)
+		a.top, a.fx = restart(t, *a.top.log.cfg, snapshot, a.now, &a.d, channels...)
 		a.top.Pause()
 	}
 	for name, do := range map[string]func(a *all){
@@ -41,33 +41,33 @@ func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 		"deleted meanwhile": func(a *all) {
 			first := appended(a)
 			again(a)
-			a.top.CarriedTo(a.now, first, a.carried, true, &a.fx)
+			a.top.Disk().CarriedTo(a.now, first, a.carried, true, &a.fx)
 		},
 		"deleted, and a crash": func(a *all) {
 			carry(a)
 			testkit.Must(t, a.top.DeleteChannel(a.now, "c", &a.fx))
-			crash(a, a.top.Snapshot(nil, wallOf), "a")
+			crash(a, a.top.cursors.Snapshot(nil, wallOf), "a")
 			a.channel("c")
 		},
 		"deleted, and a crash before that was saved": func(a *all) {
 			carry(a)
-			crash(a, a.top.Snapshot(nil, wallOf), "a")
+			crash(a, a.top.cursors.Snapshot(nil, wallOf), "a")
 			a.channel("c")
 		},
 		"deleted, and a crash before any of it was saved": func(a *all) {
-			snapshot := a.top.Snapshot(nil, wallOf)
+			snapshot := a.top.cursors.Snapshot(nil, wallOf)
 			carry(a)
 			crash(a, snapshot, "a")
 			a.channel("c")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := *withDisk(1, 10).cfg
+			cfg := *withDisk(1, 10).log.cfg
 			cfg.WriteThrough = true
 			a := &all{bench: &bench{t: t, top: NewTopic(cfg)}}
 			put := func(n int) {
 				m := message(n, a.now)
-				a.top.Appended(a.now, a.d.append(a.top.End(), m), &a.fx, m)
+				a.top.Disk().Appended(a.now, a.d.append(a.top.log.End(), m), &a.fx, m)
 			}
 			other := a.channel("a")
 			a.consumer(other, 0, time.Minute, 1)
@@ -80,7 +80,7 @@ func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 			a.top.RemoveConsumer(a.now, c, 1, &a.fx)
 			a.top.Pause()
 			put(2)
-			a.carried = a.top.Stuck(nil, 1)
+			a.carried = a.top.cursors.Stuck(nil, 1)
 			testkit.MustEqual(t, len(a.carried), 1, "to be carried forward")
 			do(a)
 			put(3)

@@ -21,12 +21,12 @@ type Delivery struct {
 	// Waited is how long the message waited in the channel for a consumer, at its first delivery.
 	Waited time.Duration
 
-	it   *item
-	turn uint64 // the item's turn at the time of the delivery
+	it     *item
+	number uint64 // of the item's delivery
 }
 
 // IsCurrent reports whether the delivery was not cancelled.
-func (d Delivery) IsCurrent() bool { return d.turn != 0 && d.it.turn == d.turn }
+func (d Delivery) IsCurrent() bool { return d.number != 0 && d.it.delivery == d.number }
 
 // Channel is one queue of a topic: the channel gets a copy of every message and delivers each
 // copy to one of its consumers. Operations with effects outside the channel are steps of the
@@ -36,16 +36,16 @@ type Channel struct {
 	ephemeral bool
 	begin     mono.Time
 
-	cursor
-	items
-	consumers
-	own     Expiry // the channel's settings
-	expiry  Expiry // in force: own combined with the topic's
-	burying int    // dead letters that the owner is storing
-	paused  bool
-	stopped bool      // with the topic, or deleted
-	starved bool      // messages waited for a consumer at the end of the last step
-	opened  mono.Time // when messages last stopped waiting for a consumer
+	cursor    cursor
+	items     items
+	consumers Consumers
+	own       Expiry // the channel's settings
+	expiry    Expiry // in force: own combined with the topic's
+	burying   int    // dead letters that the owner is storing
+	paused    bool
+	stopped   bool      // with the topic, or deleted
+	starved   bool      // messages waited for a consumer at the end of the last step
+	opened    mono.Time // when messages last stopped waiting for a consumer
 
 	counters ChannelCounters
 }
@@ -73,47 +73,47 @@ type ChannelCounters struct {
 // disk has no index by time.
 const maxDeferred = 1_000_000
 
-func newChannel(now mono.Time, name string, l *log, b *backlog) *Channel {
+func newChannel(now mono.Time, name string, l *Log, b *Backlog) *Channel {
 	return &Channel{
 		cursor:    newCursor(name, l, b),
 		ephemeral: wire.Ephemeral(name),
 		begin:     now,
 		opened:    now,
-		consumers: consumers{byID: make(map[ConsumerID]*consumer)},
+		consumers: Consumers{byID: make(map[ConsumerID]*consumer)},
 	}
 }
 
 // memory returns how many more messages the channel may hold in memory.
 func (c *Channel) memory() int {
-	if c.log.tight {
-		if c.ready.len()+len(c.due) == 0 && c.hasCredit() && !c.paused && !c.stopped {
+	if c.cursor.log.tight {
+		if c.items.ready.len()+len(c.items.due) == 0 && c.consumers.hasCredit() && !c.paused && !c.stopped {
 			return 1 // the message leaves at once
 		}
 		return 0
 	}
 	exempt := 0
-	if c.tracked {
+	if c.cursor.tracked {
 		exempt = maxDeferred
 	}
 	// Requeued messages may exceed the capacity.
-	return max(0, c.log.cfg.Capacity-c.ready.len()-max(0, c.Deferred()-exempt))
+	return max(0, c.cursor.log.cfg.Capacity-c.items.ready.len()-max(0, c.Deferred()-exempt))
 }
 
 // space returns how many new messages the channel may take.
 func (c *Channel) space() int {
 	n := c.memory()
-	if c.tracked && c.log.cfg.MaxUnfinished > 0 {
-		n = min(n, max(0, c.log.cfg.MaxUnfinished-c.window.slots.len()))
+	if c.cursor.tracked && c.cursor.log.cfg.MaxUnfinished > 0 {
+		n = min(n, max(0, c.cursor.log.cfg.MaxUnfinished-c.cursor.window.slots.len()))
 	}
 	return n
 }
 
 // Depth returns the number of messages that are ready, in flight or deferred.
-func (c *Channel) Depth() int { return c.Ready() + len(c.due) }
+func (c *Channel) Depth() int { return c.Ready() + len(c.items.due) }
 
 // Ready returns the number of messages that wait for a consumer with credit, in memory or on
 // disk.
-func (c *Channel) Ready() int { return c.ready.len() + c.Beyond() }
+func (c *Channel) Ready() int { return c.items.ready.len() + c.cursor.beyond() }
 
 // Pause stops deliveries; Topic.UnpauseChannel resumes them.
 func (c *Channel) Pause() { c.paused = true }
@@ -123,29 +123,51 @@ func (c *Channel) Paused() bool { return c.paused }
 // Deadline returns when the next message times out, ends its deferral or expires; mono.Never if
 // there is none.
 func (c *Channel) Deadline() mono.Time {
-	at := c.items.Deadline()
-	if c.expiry.TTL > 0 && c.ready.len() > 0 && !c.stopped {
-		at = min(at, c.expiry.end(c.ready.front().msg.Arrival))
+	at := c.items.deadline()
+	if c.expiry.TTL > 0 && c.items.ready.len() > 0 && !c.stopped {
+		at = min(at, c.expiry.end(c.items.ready.front().msg.Arrival))
 	}
 	return at
 }
+
+// Name returns the channel's name.
+func (c *Channel) Name() string { return c.cursor.name }
+
+// Consumers returns the channel's consumers.
+func (c *Channel) Consumers() *Consumers { return &c.consumers }
+
+// Beyond returns the number of messages that wait for a consumer and are not in memory.
+func (c *Channel) Beyond() int { return c.cursor.beyond() }
+
+// Unfinished returns the distance, in messages, from the channel's oldest unfinished message to
+// the end of its window: see Config.MaxUnfinished.
+func (c *Channel) Unfinished() int { return c.cursor.unfinished() }
+
+// Full reports whether MaxUnfinished keeps further messages from the channel.
+func (c *Channel) Full() bool { return c.cursor.full() }
+
+// InFlight returns the number of messages that consumers hold.
+func (c *Channel) InFlight() int { return c.items.inFlight.n }
+
+// Deferred returns the number of messages held back until a later time.
+func (c *Channel) Deferred() int { return c.items.deferred() }
 
 func (c *Channel) Counters() ChannelCounters { return c.counters }
 
 // open reports whether the channel lets the topic release. An ephemeral channel always does: it
 // drops messages rather than hold back other channels.
 func (c *Channel) open() bool {
-	return c.ephemeral || !c.behind && c.space() > 0 || c.log.room(1)
+	return c.ephemeral || !c.cursor.behind && c.space() > 0 || c.cursor.log.room(1)
 }
 
 // enter takes a message into memory.
 func (c *Channel) enter(now mono.Time, m *Message) *item {
-	it := c.make(m)
+	it := c.items.make(m)
 	it.attempts = m.Attempts
 	if m.Defer > 0 {
 		it.due = m.Arrival.Add(m.Defer)
 	}
-	c.place(now, it)
+	c.items.place(now, it)
 	return it
 }
 
@@ -162,39 +184,39 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 		c.starved = c.Ready() > 0
 		return
 	}
-	if c.behind {
+	if c.cursor.behind {
 		c.catchUp(now)
 	}
-	for c.ready.len() > 0 {
+	for c.items.ready.len() > 0 {
 		if expires {
-			if c.discardExpired(now, fx); c.ready.len() == 0 {
+			if c.discardExpired(now, fx); c.items.ready.len() == 0 {
 				break
 			}
 		}
-		w := c.nearest()
+		w := c.consumers.nearest()
 		if w == nil {
 			c.starved = true
 			return
 		}
-		it := c.ready.pop()
-		if c.behind {
+		it := c.items.ready.pop()
+		if c.cursor.behind {
 			c.catchUp(now)
 		}
-		if w.sample > 0 && c.log.cfg.Rand.IntN(100) >= w.sample {
+		if w.sample > 0 && c.cursor.log.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
 			c.done(it, fx)
-			c.list(w)
+			c.consumers.list(w)
 			continue
 		}
 		if it.attempts < ^uint16(0) {
 			it.attempts++
 		}
 		waited := c.waited(it, now)
-		c.deliver(now, it, w)
-		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, Waited: waited, it: it, turn: it.turn})
-		c.list(w)
+		c.items.deliver(now, it, w)
+		fx.Deliveries = append(fx.Deliveries, Delivery{Consumer: w.id, Message: it.msg, Attempts: it.attempts, Waited: waited, it: it, number: it.delivery})
+		c.consumers.list(w)
 	}
-	c.starved = c.Beyond() > 0 && !c.hasCredit()
+	c.starved = c.cursor.beyond() > 0 && !c.consumers.hasCredit()
 }
 
 // waited returns how long a message that is delivered now waited for a consumer.
@@ -216,21 +238,21 @@ func (c *Channel) waited(it *item, now mono.Time) time.Duration {
 
 // take takes an item from the consumer that holds it.
 func (c *Channel) take(id ConsumerID, m MessageID) (*item, error) {
-	it := c.inFlight.get(&m, id)
+	it := c.items.inFlight.get(&m, id)
 	if it == nil {
 		return nil, ErrNotInFlight
 	}
-	c.due.remove(it)
+	c.items.due.remove(it)
 	c.endDelivery(it)
 	return it, nil
 }
 
 // endDelivery takes an item from its holder. Requires: the item is not in due.
 func (c *Channel) endDelivery(it *item) {
-	c.inFlight.remove(it)
+	c.items.inFlight.remove(it)
 	w := it.holder
 	w.release(it)
-	c.list(w)
+	c.consumers.list(w)
 }
 
 // MarkSent records that the owner writes a delivery now. It returns false if the delivery was
@@ -239,7 +261,7 @@ func (c *Channel) MarkSent(d Delivery) bool {
 	if !d.IsCurrent() {
 		return false
 	}
-	d.it.handed = true
+	d.it.sent = true
 	c.counters.Delivered++
 	c.counters.ByDistance[d.it.holder.distance]++
 	return true
@@ -261,19 +283,19 @@ func (c *Channel) requeue(now mono.Time, id ConsumerID, m MessageID, delay time.
 		return err
 	}
 	c.counters.Requeued++
-	c.log.changes++
+	c.cursor.log.changes++
 	it.due = now.Add(delay)
-	c.place(now, it)
+	c.items.place(now, it)
 	return nil
 }
 
 func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
-	it := c.inFlight.get(&m, id)
+	it := c.items.inFlight.get(&m, id)
 	if it == nil {
 		return ErrNotInFlight
 	}
-	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.log.cfg.MaxInFlight))
-	c.due.fix(int(it.place))
+	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.cursor.log.cfg.MaxInFlight))
+	c.items.due.fix(int(it.place))
 	return nil
 }
 
@@ -282,42 +304,42 @@ func (c *Channel) expire(now mono.Time) {
 	if c.stopped {
 		return
 	}
-	for _, it := range c.takeDue(now) {
+	for _, it := range c.items.takeDue(now) {
 		if it.holder != nil {
 			c.counters.TimedOut++
 			c.endDelivery(it)
 		}
 		c.unbury(it)
-		c.ready.push(it)
+		c.items.ready.push(it)
 	}
 }
 
 func (c *Channel) removeConsumer(id ConsumerID) {
-	for _, it := range slices.Backward(c.remove(id)) {
-		c.due.remove(it)
+	for _, it := range slices.Backward(c.consumers.take(id)) {
+		c.items.due.remove(it)
 		c.endDelivery(it)
-		c.ready.push(it)
+		c.items.ready.push(it)
 	}
 }
 
 func (c *Channel) empty(fx *Effects) int {
 	n := c.Depth()
 	c.counters.Emptied += uint64(n)
-	for _, it := range c.due {
+	for _, it := range c.items.due {
 		if it.holder != nil {
 			c.endDelivery(it)
 		}
 		c.unbury(it)
 	}
-	c.forget(fx)
+	c.items.forget(fx)
 	c.cursor.empty()
 	return n
 }
 
 // done ends an item in the channel. Requires: nothing refers to the item any more.
 func (c *Channel) done(it *item, fx *Effects) {
-	c.log.changes++
-	c.close(it.offset)
+	c.cursor.log.changes++
+	c.cursor.close(it.offset)
 	fx.unref(it.msg)
-	c.recycle(it)
+	c.items.recycle(it)
 }

@@ -30,8 +30,8 @@ type consumer struct {
 	inFlight int
 	held     *item // list of the consumer's messages, the last delivered first
 	distance Distance
-	listed   bool // is in consumers.credited
-	stalled  bool // see consumers
+	listed   bool // is in Consumers.credited
+	stalled  bool // see Consumers
 }
 
 func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
@@ -57,16 +57,16 @@ func (c *consumer) release(it *item) {
 	}
 	it.holder, it.prev, it.next = nil, nil, nil
 	c.inFlight--
-	if !it.handed {
+	if !it.sent {
 		// The delivery was cancelled. A client library gives a message up after a number of
 		// attempts, so a cancelled delivery must not count.
 		it.attempts--
 		c.stalled = true
 	}
-	it.turn, it.handed = 0, false
+	it.delivery, it.sent = 0, false
 }
 
-// consumers are the consumers of a channel, and their order.
+// Consumers are the consumers of a channel, and their order.
 //
 // Invariants, checked by check in tests:
 //   - a consumer's inFlight is the number of items that it holds, and was below its ready at each
@@ -75,16 +75,16 @@ func (c *consumer) release(it *item) {
 //     delivery. So deliveries that a consumer does not take stay below twice its maximum ready;
 //   - each consumer with credit is in the ring of its distance, once. The ring may also list
 //     consumers without credit and removed consumers, which nearest skips.
-type consumers struct {
+type Consumers struct {
 	byID     map[ConsumerID]*consumer
 	credited [Distances]ring[*consumer] // FIFOs, so that consumers take turns
 }
 
-// Consumers returns the number of consumers.
-func (cs *consumers) Consumers() int { return len(cs.byID) }
+// Len returns the number of consumers.
+func (cs *Consumers) Len() int { return len(cs.byID) }
 
 // Readers returns the number of consumers with RDY above 0.
-func (cs *consumers) Readers() (n int) {
+func (cs *Consumers) Readers() (n int) {
 	// order: a sum
 	for _, w := range cs.byID {
 		if w.ready > 0 {
@@ -94,22 +94,22 @@ func (cs *consumers) Readers() (n int) {
 	return n
 }
 
-// ConsumerIDs returns the consumers' ids, the oldest first.
-func (cs *consumers) ConsumerIDs() []ConsumerID { return slices.Sorted(maps.Keys(cs.byID)) }
+// IDs returns the consumers' ids, the oldest first.
+func (cs *Consumers) IDs() []ConsumerID { return slices.Sorted(maps.Keys(cs.byID)) }
 
-// AddConsumer registers a consumer without credit. timeout is how long the consumer may hold a
+// Add registers a consumer without credit. timeout is how long the consumer may hold a
 // message. sample is the percentage of messages to deliver to the consumer, 0 for all; the
 // channel finishes the other messages in the consumer's turn without a delivery. A message goes
 // to the nearest consumer with credit. Requires: the id is not in use.
-func (cs *consumers) AddConsumer(id ConsumerID, timeout time.Duration, sample int, distance Distance) {
+func (cs *Consumers) Add(id ConsumerID, timeout time.Duration, sample int, distance Distance) {
 	if cs.byID[id] != nil {
 		panic("queue: consumer id in use")
 	}
 	cs.byID[id] = &consumer{id: id, timeout: timeout, sample: sample, distance: distance}
 }
 
-// remove forgets a consumer and returns its messages, the last delivered first.
-func (cs *consumers) remove(id ConsumerID) (held []*item) {
+// take removes a consumer and returns its messages, the last delivered first.
+func (cs *Consumers) take(id ConsumerID) (held []*item) {
 	w := cs.byID[id]
 	if w == nil {
 		return nil
@@ -135,7 +135,7 @@ func (cs *consumers) remove(id ConsumerID) (held []*item) {
 
 // Holds returns a consumer's ready count and its number of messages in flight, or zeros for an
 // unknown consumer.
-func (cs *consumers) Holds(id ConsumerID) (ready, inFlight int) {
+func (cs *Consumers) Holds(id ConsumerID) (ready, inFlight int) {
 	if w := cs.byID[id]; w != nil {
 		return w.ready, w.inFlight
 	}
@@ -143,19 +143,19 @@ func (cs *consumers) Holds(id ConsumerID) (ready, inFlight int) {
 }
 
 // Stalled reports whether a delivery to the consumer was cancelled since its last Resume.
-func (cs *consumers) Stalled(id ConsumerID) bool {
+func (cs *Consumers) Stalled(id ConsumerID) bool {
 	w := cs.byID[id]
 	return w != nil && w.stalled
 }
 
-func (cs *consumers) resume(id ConsumerID) {
+func (cs *Consumers) resume(id ConsumerID) {
 	if w := cs.byID[id]; w != nil {
 		w.stalled = false
 		cs.list(w)
 	}
 }
 
-func (cs *consumers) setReady(id ConsumerID, n int) error {
+func (cs *Consumers) setReady(id ConsumerID, n int) error {
 	w := cs.byID[id]
 	if w == nil {
 		return ErrUnknownConsumer
@@ -165,7 +165,7 @@ func (cs *consumers) setReady(id ConsumerID, n int) error {
 	return nil
 }
 
-func (cs *consumers) list(w *consumer) {
+func (cs *Consumers) list(w *consumer) {
 	if w.credit() && !w.listed {
 		w.listed = true
 		cs.credited[w.distance].push(w)
@@ -174,7 +174,7 @@ func (cs *consumers) list(w *consumer) {
 
 // nearest removes the nearest consumer with credit from its ring and returns it. Consumers at the
 // same distance take turns. nearest returns nil if no consumer has credit.
-func (cs *consumers) nearest() *consumer {
+func (cs *Consumers) nearest() *consumer {
 	for d := range cs.credited {
 		for ring := &cs.credited[d]; ring.len() > 0; {
 			w := ring.pop()
@@ -187,7 +187,7 @@ func (cs *consumers) nearest() *consumer {
 	return nil
 }
 
-func (cs *consumers) hasCredit() bool {
+func (cs *Consumers) hasCredit() bool {
 	for d := range cs.credited {
 		for ring := &cs.credited[d]; ring.len() > 0; {
 			if ring.front().credit() {

@@ -168,7 +168,7 @@ func TestWhatComesBackFromDiskWaitedForConsumersWhileTheyLackedCredit(t *testing
 		ch := b.channel("c")
 		for n := range 3 {
 			if m := message(n+1, 0); through {
-				top.Appended(b.now, d.append(top.End(), m), &b.fx, m)
+				top.Disk().Appended(b.now, d.append(top.log.End(), m), &b.fx, m)
 			} else if err := top.Put(b.now, &b.fx, m); err != nil {
 				t.Fatal(err)
 			}

@@ -34,18 +34,18 @@ func Forever(s tokenbucket.Share) Lease {
 
 // lease is the Lease in force.
 //
-// Invariant: lapses is the first instant at which the lease changes the share.
+// Invariant: ends is the first instant at which the lease changes the share.
 type lease struct {
-	Lease
-	lapses mono.Time
+	terms Lease
+	ends  mono.Time
 }
 
 func (l *lease) set(to Lease) {
-	l.Lease = to
-	l.lapses = min(to.FlexUntil, to.Until)
+	l.terms = to
+	l.ends = min(to.FlexUntil, to.Until)
 }
 
-// contract decides when a waiting message may leave: at once in an unlimited topic, and never in
+// Contract decides when a waiting message may leave: at once in an unlimited topic, and never in
 // a limited topic whose share is zero.
 //
 // By the times at which messages get their tokens, a contract (r, b) is exactly the bucket's
@@ -61,7 +61,7 @@ func (l *lease) set(to Lease) {
 // MaxBackdating) messages leave in any interval dt. Waiting for the disk does not hold up the
 // backlog. With Config.WriteThrough every message waits for the disk, and a conforming topic must
 // not suffer from the disk's batches.
-type contract struct {
+type Contract struct {
 	limited  bool
 	bucket   tokenbucket.Hindsight
 	lease    lease
@@ -69,58 +69,71 @@ type contract struct {
 	holdFrom mono.Time // from then on no message of a limited topic leaves
 	onHold   bool      // holdFrom held the backlog up in the newest step
 	opened   mono.Time // see above; never falls
-	heldUp   bool      // by anything but tokens, since the last step
+	blocked  bool      // by anything but tokens, since the last step
 	floor    mono.Time // MaxBackdating before the last step; never falls
-	waited   mono.Time // each later arrival got its token at once; never falls
+	lastWait mono.Time // each later arrival got its token at once; never falls
 }
 
-func newContract() contract {
-	return contract{holdFrom: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
+func newContract() Contract {
+	return Contract{holdFrom: mono.Never, opened: math.MinInt64, floor: math.MinInt64, lastWait: math.MinInt64}
 }
 
 // Limited reports whether the topic has a contract.
-func (c *contract) Limited() bool { return c.limited }
+func (c *Contract) Limited() bool { return c.limited }
 
 // Share returns the share in force, or the zero Share without a contract.
-func (c *contract) Share() tokenbucket.Share { return c.bucket.Share() }
+func (c *Contract) Share() tokenbucket.Share { return c.bucket.Share() }
+
+// Rejects reports whether the policy refuses messages that would wait too long for a token.
+func (c *Contract) Rejects() bool { return c.limited && c.over.Reject }
+
+// BurstNeeded estimates the burst with which no message of the last second would have waited for
+// a token; 0 without messages or without a limit. maxWaiting is the maximum backlog of the second.
+func (c *Contract) BurstNeeded(maxWaiting int) int64 {
+	used, short := c.bucket.Used()
+	if short {
+		used += int64(maxWaiting)
+	}
+	return used
+}
 
 // Tokens returns the bucket's tokens.
-func (c *contract) Tokens(now mono.Time) tokenbucket.Tokens { return c.bucket.Tokens(now) }
+func (c *Contract) Tokens(now mono.Time) tokenbucket.Tokens { return c.bucket.Tokens(now) }
 
 // eligible returns when a message that arrived at arrival may leave.
-func (c *contract) eligible(arrival mono.Time) mono.Time {
+func (c *Contract) eligible(arrival mono.Time) mono.Time {
 	if !c.limited {
 		return arrival
 	}
-	at, _ := c.judgedAt(arrival)
+	at, _ := c.effective(arrival)
 	return c.bucket.Eligible(at)
 }
 
 // take takes a token for a message if the token is available by now. take returns when the token
 // was available and the access delay: see Message.
-func (c *contract) take(arrival, now mono.Time) (eligible mono.Time, access time.Duration, ok bool) {
+func (c *Contract) take(arrival, now mono.Time) (eligible mono.Time, access time.Duration, ok bool) {
 	if !c.limited {
 		return arrival, 0, !now.Before(arrival)
 	}
-	at, late := c.judgedAt(arrival)
+	at, late := c.effective(arrival)
 	e, ok := c.bucket.Take(at, now)
 	arrived := max(arrival, c.opened)
 	if !ok {
-		c.waited = max(c.waited, arrived)
+		c.lastWait = max(c.lastWait, arrived)
 	} else if e > at {
-		c.waited = max(c.waited, e)
+		c.lastWait = max(c.lastWait, e)
 	}
 	return e, e.Sub(arrived) - late, ok
 }
 
-// judgedAt returns a message's effective arrival time. late is how long the message had a token
+// effective returns a message's effective arrival time. late is how long the message had a token
 // that no longer counts, because the topic did not release the message in time.
-func (c *contract) judgedAt(arrival mono.Time) (at mono.Time, late time.Duration) {
+func (c *Contract) effective(arrival mono.Time) (at mono.Time, late time.Duration) {
 	at = max(arrival, c.opened)
 	switch {
 	case at >= c.floor:
 		return at, 0
-	case at > c.waited: // spares a late broker the search below
+	case at > c.lastWait: // spares a late broker the search below
 		return c.floor, c.floor.Sub(at)
 	}
 	if e := c.bucket.Eligible(at); e < c.floor {
@@ -129,17 +142,17 @@ func (c *contract) judgedAt(arrival mono.Time) (at mono.Time, late time.Duration
 	return at, 0
 }
 
-// look brings the bounds of judgedAt up to now.
-func (c *contract) look(now mono.Time, backdating time.Duration) {
+// observe moves the bounds of effective up to now.
+func (c *Contract) observe(now mono.Time, backdating time.Duration) {
 	c.floor = max(c.floor, now.Add(-backdating))
-	if c.heldUp {
+	if c.blocked {
 		c.opened = max(c.opened, now)
 	}
 }
 
 // delay returns the access delay of the last of n messages if nothing but tokens holds up the
 // backlog from now on. first and last are the arrivals of the first and the last message.
-func (c *contract) delay(n int, first, last mono.Time) time.Duration {
+func (c *Contract) delay(n int, first, last mono.Time) time.Duration {
 	first, last = max(first, c.opened, c.floor), max(last, c.opened, c.floor)
 	e := c.bucket.After(int64(n), first)
 	if n == 1 {
@@ -152,12 +165,12 @@ func (c *contract) delay(n int, first, last mono.Time) time.Duration {
 }
 
 // lapse ends the parts of the lease that have ended by now.
-func (c *contract) lapse(now mono.Time) {
+func (c *Contract) lapse(now mono.Time) {
 	l := &c.lease
-	if !c.limited || now.Before(l.lapses) {
+	if !c.limited || now.Before(l.ends) {
 		return
 	}
-	to := l.Lease
+	to := l.terms
 	if !now.Before(to.FlexUntil) && to.FlexUntil <= to.Until {
 		c.bucket.Retune(to.FlexUntil, to.Base, 0)
 		to.FlexUntil = mono.Never
@@ -172,10 +185,10 @@ func (c *contract) lapse(now mono.Time) {
 // HoldFrom stops a limited topic from releasing messages from the given time on. A later HoldFrom
 // moves the time. The hold acts as a pause: waiting messages are held up, and the bucket earns
 // tokens. Requires: a Tick follows if the previous time has passed.
-func (c *contract) HoldFrom(at mono.Time) { c.holdFrom = at }
+func (c *Contract) HoldFrom(at mono.Time) { c.holdFrom = at }
 
 // mayLeave reports whether messages may leave at now, tokens apart.
-func (c *contract) mayLeave(now mono.Time) bool {
+func (c *Contract) mayLeave(now mono.Time) bool {
 	c.onHold = c.limited && !now.Before(c.holdFrom)
 	return !c.onHold
 }
@@ -185,12 +198,12 @@ func (c *contract) mayLeave(now mono.Time) bool {
 // Limit puts the topic under a contract without a share: until SetShare the topic releases
 // nothing. In a limited topic, Limit only changes the policy.
 func (t *Topic) Limit(over OverLimit) {
-	t.over = over
-	if !t.limited {
-		t.limited = true
+	t.contract.over = over
+	if !t.contract.limited {
+		t.contract.limited = true
 		t.backlog.sort()
-		t.bucket = tokenbucket.Hindsight{}
-		t.lease.set(Forever(tokenbucket.Share{}))
+		t.contract.bucket = tokenbucket.Hindsight{}
+		t.contract.lease.set(Forever(tokenbucket.Share{}))
 	}
 }
 
@@ -203,12 +216,12 @@ func (t *Topic) SetShare(now mono.Time, s tokenbucket.Share, granted tokenbucket
 // to the bucket and returns the tokens given up. The new share also judges messages that already
 // wait. Requires: Limited.
 func (t *Topic) SetLeased(now mono.Time, s tokenbucket.Share, of Lease, granted tokenbucket.Tokens, fx *Effects) tokenbucket.Tokens {
-	if !t.limited {
+	if !t.contract.limited {
 		panic("queue: a share for a topic without a limit")
 	}
-	t.lapse(now)
-	released := t.bucket.Retune(now, s, granted)
-	t.lease.set(of)
+	t.contract.lapse(now)
+	released := t.contract.bucket.Retune(now, s, granted)
+	t.contract.lease.set(of)
 	t.advance(now, fx)
 	return released
 }
@@ -216,32 +229,32 @@ func (t *Topic) SetLeased(now mono.Time, s tokenbucket.Share, of Lease, granted 
 // Unlimit ends the topic's contract. Messages that wait for tokens get them now, with their wait
 // until now as access delay.
 func (t *Topic) Unlimit(now mono.Time, fx *Effects) {
-	if !t.limited {
+	if !t.contract.limited {
 		return
 	}
 	most := tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}
 	t.SetShare(now, most, tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token, fx)
-	t.limited, t.over, t.bucket = false, OverLimit{}, tokenbucket.Hindsight{}
-	t.byArrival = false
-	t.lease.set(Forever(tokenbucket.Share{}))
+	t.contract.limited, t.contract.over, t.contract.bucket = false, OverLimit{}, tokenbucket.Hindsight{}
+	t.backlog.byArrival = false
+	t.contract.lease.set(Forever(tokenbucket.Share{}))
 	t.advance(now, fx)
 }
 
 // Renew moves the ends of the lease and reports whether there is a flexible part. Renew does not
 // bring back a lapsed part. Requires: Limited.
 func (t *Topic) Renew(now, flexUntil, until mono.Time, fx *Effects) (flex bool) {
-	if !t.limited {
+	if !t.contract.limited {
 		panic("queue: a lease for a topic without a limit")
 	}
-	t.lapse(now)
-	to := t.lease.Lease
+	t.contract.lapse(now)
+	to := t.contract.lease.terms
 	if flex = to.FlexUntil != mono.Never; flex {
 		to.FlexUntil = flexUntil
 	}
-	if !t.bucket.Share().IsZero() {
+	if !t.contract.bucket.Share().IsZero() {
 		to.Until = until
 	}
-	t.lease.set(to)
+	t.contract.lease.set(to)
 	t.advance(now, fx)
 	return flex
 }
@@ -252,26 +265,15 @@ func (t *Topic) Renew(now, flexUntil, until mono.Time, fx *Effects) (flex bool) 
 // Config.WriteThrough the owner then stores the messages and calls Appended. Error:
 // *OverLimitError.
 func (t *Topic) Admit(now mono.Time, ahead, n int, first, last mono.Time) error {
-	if n == 0 || !t.limited || !t.over.Reject {
+	if n == 0 || !t.contract.Rejects() {
 		return nil
 	}
-	t.look(now, t.cfg.MaxBackdating)
-	if t.waiting.len() > 0 {
-		first = min(first, t.waiting.front().Arrival)
+	t.contract.observe(now, t.log.cfg.MaxBackdating)
+	if t.backlog.waiting.len() > 0 {
+		first = min(first, t.backlog.waiting.front().Arrival)
 	}
-	if d := t.delay(t.Waiting()+ahead+n, first, last); d > t.over.MaxDelay {
-		return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, n)
+	if d := t.contract.delay(t.backlog.Waiting()+ahead+n, first, last); d > t.contract.over.MaxDelay {
+		return t.backlog.Refuse(&OverLimitError{Delay: d, Limit: t.contract.over.MaxDelay}, n)
 	}
 	return nil
-}
-
-// BurstNeeded estimates the burst with which no message of the last second would have waited for
-// a token; 0 without messages or without a limit. The estimate counts the maximum backlog since
-// the last TakeMaxWaiting.
-func (t *Topic) BurstNeeded() int64 {
-	used, short := t.bucket.Used()
-	if short {
-		used += int64(max(t.maxWaiting, t.Waiting()))
-	}
-	return used
 }

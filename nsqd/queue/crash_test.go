@@ -64,7 +64,7 @@ func (c *crashes) settle() {
 		c.fx.Reset()
 		if wants := c.wants(); wants && !c.disk {
 			c.rt.Fatal("something is to be read, and the owner was not told")
-		} else if !wants && !c.top.Unwritten() {
+		} else if !wants && !c.top.log.Unwritten() {
 			c.disk = false // the owner rests
 		}
 		testkit.Must(c.rt, c.top.checkInvariants(c.now))
@@ -83,7 +83,7 @@ func (c *crashes) settle() {
 // wants reports whether a cursor has messages to read.
 func (c *crashes) wants() bool {
 	_, n := c.top.wants()
-	for _, ch := range c.top.channels {
+	for _, ch := range c.top.cursors.channels {
 		_, more := ch.wants()
 		n = max(n, more)
 	}
@@ -91,29 +91,29 @@ func (c *crashes) wants() bool {
 }
 
 func (c *crashes) delivered(d Delivery) {
-	for _, ch := range c.top.channels {
-		if ch.byID[d.Consumer] == nil {
+	for _, ch := range c.top.cursors.channels {
+		if ch.consumers.byID[d.Consumer] == nil {
 			continue
 		}
-		m, n := c.channels[ch.name], number(d.Message)
+		m, n := c.channels[ch.cursor.name], number(d.Message)
 		if !ch.MarkSent(d) {
 			return
 		}
 		if c.expiry.MaxAttempts > 0 && int(d.Attempts) > c.expiry.MaxAttempts {
-			c.rt.Fatalf("channel %s gets %d for the %dth time", ch.name, n, d.Attempts)
+			c.rt.Fatalf("channel %s gets %d for the %dth time", ch.cursor.name, n, d.Attempts)
 		}
 		if c.expiry.ended(d.Message.Arrival, d.it.delivered) {
-			c.rt.Fatalf("channel %s gets %d, whose TTL is over", ch.name, n)
+			c.rt.Fatalf("channel %s gets %d, whose TTL is over", ch.cursor.name, n)
 		}
 		c.released[n] = true
 		switch {
 		case m.done[n]:
-			c.rt.Fatalf("channel %s gets %d again, which was done", ch.name, n)
-		case !d.Message.isFor(ch.name):
-			c.rt.Fatalf("channel %s gets %d, which is for %s", ch.name, n, *d.Message.Only)
+			c.rt.Fatalf("channel %s gets %d again, which was done", ch.cursor.name, n)
+		case !d.Message.isFor(ch.cursor.name):
+			c.rt.Fatalf("channel %s gets %d, which is for %s", ch.cursor.name, n, *d.Message.Only)
 		case c.ordered && d.Attempts == 1 && d.Message.Defer == 0:
 			if n < m.last {
-				c.rt.Fatalf("channel %s gets %d after %d", ch.name, n, m.last)
+				c.rt.Fatalf("channel %s gets %d after %d", ch.cursor.name, n, m.last)
 			}
 			m.last = n
 		}
@@ -155,7 +155,7 @@ func (c *crashes) bury(i int, stored bool) {
 
 func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) {
 	testkit.Must(c.rt, c.top.Finish(c.now, ch, consumer, id, &c.fx))
-	m := c.channels[ch.name]
+	m := c.channels[ch.cursor.name]
 	m.done[n] = !m.twice[n]
 	delete(m.owed, n)
 }
@@ -172,7 +172,7 @@ func (c *crashes) make(name string) {
 		}
 	}
 	c.consumer++
-	ch.AddConsumer(c.consumer, 2*time.Millisecond, 0, Near)
+	ch.consumers.Add(c.consumer, 2*time.Millisecond, 0, Near)
 	_ = c.top.SetReady(c.now, ch, c.consumer, c.rng.IntN(4), &c.fx)
 }
 
@@ -189,7 +189,7 @@ func (c *crashes) publish() {
 		if c.top.Admit(c.now, 0, len(batch), batch[0].Arrival, batch[len(batch)-1].Arrival) != nil {
 			return
 		}
-		c.top.Appended(c.now, c.log.append(c.top.End(), batch...), &c.fx, batch...)
+		c.top.Disk().Appended(c.now, c.log.append(c.top.log.End(), batch...), &c.fx, batch...)
 	} else if c.top.Put(c.now, &c.fx, batch...) != nil {
 		return
 	}
@@ -203,10 +203,10 @@ func (c *crashes) publish() {
 }
 
 func (c *crashes) save() {
-	for c.top.Carrying() {
+	for c.top.log.Carrying() {
 		c.log.write(c.top, c.now, 100, true, &c.fx)
 	}
-	c.snapshot, c.carried = c.top.Snapshot(nil, wallOf), false
+	c.snapshot, c.carried = c.top.cursors.Snapshot(nil, wallOf), false
 	c.trim()
 	c.kept, c.gone = map[string]map[int]bool{}, maps.Clone(c.released)
 	for name, m := range c.channels {
@@ -221,7 +221,7 @@ func (c *crashes) trim() {
 	if c.retains || c.carried {
 		return
 	}
-	low := min(c.top.Low(), c.log.next())
+	low := min(c.top.cursors.Low(), c.log.next())
 	c.log.messages = slices.DeleteFunc(c.log.messages, func(m *Message) bool { return m.Offset < low })
 	c.log.first = max(c.log.first, low)
 }
@@ -231,8 +231,8 @@ func (c *crashes) seek() {
 	if c.taken {
 		return
 	}
-	ch := c.top.channels[c.rng.IntN(len(c.top.channels))]
-	to := Offset(c.rng.IntN(int(c.top.End()) + 2))
+	ch := c.top.cursors.channels[c.rng.IntN(len(c.top.cursors.channels))]
+	to := Offset(c.rng.IntN(int(c.top.log.End()) + 2))
 	records := c.rng.IntN(3) // an estimate
 	for _, m := range c.log.messages {
 		if m.Offset >= to {
@@ -243,7 +243,7 @@ func (c *crashes) seek() {
 	for _, m := range c.log.messages {
 		there[number(m)] = there[number(m)] || m.Only == nil
 	}
-	m := c.channels[ch.name]
+	m := c.channels[ch.cursor.name]
 	m.last = 0
 	for n := range c.copied {
 		m.twice[n] = true
@@ -253,12 +253,12 @@ func (c *crashes) seek() {
 		if !is {
 			continue // a crash lost the message, and another message has its offset
 		}
-		tail := cmp.Or(c.top.tail.get(o), c.top.inMemory(o))
+		tail := cmp.Or(c.top.log.tail.window.get(o), c.top.cursors.inMemory(o))
 		there := there[n] || tail != nil && tail.Only == nil
 		switch {
-		case o >= c.top.front || c.top.backlog.window.get(o) != nil || o >= c.top.backlog.window.end() && c.top.backlog.behind:
+		case o >= c.top.log.front || c.top.backlog.window.get(o) != nil || o >= c.top.backlog.window.end() && c.top.backlog.behind:
 			// not released yet
-		case c.top.avoided(o):
+		case c.top.log.isSkipped(o):
 			delete(m.owed, n)
 		case o < to:
 			delete(m.owed, n)
@@ -289,8 +289,8 @@ func (c *crashes) begin() {
 }
 
 func (c *crashes) retain() {
-	if c.top.SetRetained(c.retains); c.retains {
-		c.top.Retained(0)
+	if c.top.log.SetRetained(c.retains); c.retains {
+		c.top.log.SetFirst(0)
 	}
 }
 
@@ -316,7 +316,7 @@ func (c *crashes) takeOver() {
 	c.lose()
 	old, left := NewTopic(c.cfg), c.log
 	var fx Effects
-	restoring, err := old.Restore(c.now, c.snapshot, c.log.first, func(w mono.Wall) mono.Time { return mono.Time(w) }, func(string) bool { return true }, &fx)
+	restoring, err := old.Disk().Restore(c.now, c.snapshot, c.log.first, func(w mono.Wall) mono.Time { return mono.Time(w) }, func(string) bool { return true }, &fx)
 	testkit.Must(c.rt, err)
 	only := func(m *Message) string {
 		if m.Only == nil {
@@ -336,10 +336,10 @@ func (c *crashes) takeOver() {
 		c.make(name)
 	}
 	for _, m := range left.messages {
-		undone, waits := old.Undone(nil, m.Offset, only(m))
+		undone, waits := old.cursors.Undone(nil, m.Offset, only(m))
 		if waits {
 			k := copyOf(m)
-			c.top.Appended(c.now, c.log.append(c.top.End(), k), &c.fx, k)
+			c.top.Disk().Appended(c.now, c.log.append(c.top.log.End(), k), &c.fx, k)
 			c.settle()
 		}
 		for _, u := range undone {
@@ -348,7 +348,7 @@ func (c *crashes) takeOver() {
 			if u.Fresh {
 				u.Due, u.Attempts = m.Arrival.Add(m.Defer), m.Attempts
 			}
-			c.top.TakenOver(c.now, c.log.append(c.top.End(), k), []Undone{u}, &c.fx)
+			c.top.Disk().TakenOver(c.now, c.log.append(c.top.log.End(), k), []Undone{u}, &c.fx)
 			c.settle()
 		}
 	}
@@ -357,8 +357,8 @@ func (c *crashes) takeOver() {
 
 // lostNothing checks that all messages in the log could be read.
 func (c *crashes) lostNothing() {
-	lost := c.top.Counters().Lost
-	for _, ch := range c.top.channels {
+	lost := c.top.backlog.Counters().Lost
+	for _, ch := range c.top.cursors.channels {
 		lost += ch.Counters().Lost
 	}
 	if lost > 0 {
@@ -433,24 +433,24 @@ func TestThroughAnyCrash(t *testing.T) {
 			"write": func() { c.log.write(c.top, c.now, rng.IntN(6), rng.IntN(5) > 0, &c.fx) },
 			"read":  func() { c.log.read(c.top, c.now, &c.fx) },
 			"ready": func() {
-				for _, ch := range c.top.channels {
-					for _, id := range ch.ConsumerIDs() {
+				for _, ch := range c.top.cursors.channels {
+					for _, id := range ch.consumers.IDs() {
 						_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
 						c.top.Resume(c.now, ch, id, &c.fx) // the consumer had two copies and finished the other copy
 					}
 				}
 			},
 			"leave": func() {
-				ch := c.top.channels[rng.IntN(len(c.top.channels))]
-				for _, id := range ch.ConsumerIDs() {
+				ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]
+				for _, id := range ch.consumers.IDs() {
 					c.top.RemoveConsumer(c.now, ch, id, &c.fx)
 				}
-				c.make(ch.name)
+				c.make(ch.cursor.name)
 			},
 			"finish": func() {
-				for _, ch := range c.top.channels {
-					for _, it := range slices.Clone(ch.due) {
-						if it.holder != nil && it.handed && rng.IntN(2) == 0 {
+				for _, ch := range c.top.cursors.channels {
+					for _, it := range slices.Clone(ch.items.due) {
+						if it.holder != nil && it.sent && rng.IntN(2) == 0 {
 							c.finish(ch, it.holder.id, it.msg.ID, number(it.msg))
 						}
 					}
@@ -464,7 +464,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				}
 			},
 			"tight": func() {
-				c.top.SetTight(rng.IntN(3) == 0)
+				c.top.log.SetTight(rng.IntN(3) == 0)
 				c.top.Tick(c.now, &c.fx)
 			},
 			"channel": func() {
@@ -483,44 +483,44 @@ func TestThroughAnyCrash(t *testing.T) {
 					}
 					return
 				}
-				ch := c.top.channels[rng.IntN(len(c.top.channels))]
+				ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]
 				c.top.EmptyChannel(c.now, ch, &c.fx)
-				m := c.channels[ch.name]
+				m := c.channels[ch.cursor.name]
 				clear(m.owed)
 			},
 			"delete": func() {
-				if ch := c.top.channels[rng.IntN(len(c.top.channels))]; len(c.channels) > 2 && rng.IntN(3) == 0 {
-					_ = c.top.DeleteChannel(c.now, ch.name, &c.fx)
-					delete(c.channels, ch.name)
+				if ch := c.top.cursors.channels[rng.IntN(len(c.top.cursors.channels))]; len(c.channels) > 2 && rng.IntN(3) == 0 {
+					_ = c.top.DeleteChannel(c.now, ch.cursor.name, &c.fx)
+					delete(c.channels, ch.cursor.name)
 					c.save() // as for a new channel, see Restore
 				}
 			},
 			"carry": func() {
-				carried := c.top.Stuck(nil, 1)
+				carried := c.top.cursors.Stuck(nil, 1)
 				c.carried = c.carried || len(carried) > 0
 				for _, k := range carried {
 					c.copied[number(k.Message)] = true
 				}
 				if !c.cfg.WriteThrough {
-					c.top.Carry(c.now, carried, &c.fx)
+					c.top.Disk().Carry(c.now, carried, &c.fx)
 					return
 				}
 				var msgs []*Message
 				for _, k := range carried {
 					msgs = append(msgs, k.Message)
 				}
-				first := c.log.append(c.top.End(), msgs...)
+				first := c.log.append(c.top.log.End(), msgs...)
 				if rng.IntN(2) == 0 {
 					steps["finish"]()
 				}
-				c.top.CarriedTo(c.now, first, carried, rng.IntN(4) > 0, &c.fx)
+				c.top.Disk().CarriedTo(c.now, first, carried, rng.IntN(4) > 0, &c.fx)
 			},
 			"save": c.save,
 			"trim": c.trim, // even if the cursors could not be saved
 			"stop": func() {
 				c.top.Stop()
-				c.top.Leave(&c.fx)
-				for c.top.Unwritten() {
+				c.top.cursors.StoreLast(&c.fx)
+				for c.top.log.Unwritten() {
 					c.log.write(c.top, c.now, 100, true, &c.fx)
 				}
 				c.save()
@@ -540,7 +540,7 @@ func TestThroughAnyCrash(t *testing.T) {
 		}
 
 		// All owed messages come in the end.
-		c.top.SetTight(false)
+		c.top.log.SetTight(false)
 		c.top.Unpause(c.now, &c.fx)
 		for range 2000 {
 			steps["finish"]()
@@ -555,13 +555,13 @@ func TestThroughAnyCrash(t *testing.T) {
 			c.top.Tick(c.now, &c.fx)
 			c.settle()
 		}
-		if c.top.Waiting() > 0 || c.top.Low() != c.top.End() || c.top.tail.underWay > 0 {
+		if c.top.backlog.Waiting() > 0 || c.top.cursors.Low() != c.top.log.End() || c.top.log.tail.underWay > 0 {
 			state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.len(), c.top.backlog.behind, c.top.backlog.late)
-			for _, ch := range c.top.channels {
+			for _, ch := range c.top.cursors.channels {
 				from, n := ch.wants()
-				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.name, ch.window.next, ch.window.slots.len(), ch.behind, ch.late, ch.absent.len(), ch.ready.len(), len(ch.due), n, from)
+				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.cursor.name, ch.cursor.window.next, ch.cursor.window.slots.len(), ch.cursor.behind, ch.cursor.late, ch.cursor.absent.len(), ch.items.ready.len(), len(ch.items.due), n, from)
 			}
-			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.Waiting(), c.top.Low(), c.top.End(), c.top.front, c.top.tail.next, c.top.tail.end(), c.top.tail.underWay, state)
+			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.backlog.Waiting(), c.top.cursors.Low(), c.top.log.End(), c.top.log.front, c.top.log.tail.window.next, c.top.log.tail.window.end(), c.top.log.tail.underWay, state)
 		}
 		for name, m := range c.channels {
 			if depth := c.top.Channel(name).Depth(); depth > 0 {

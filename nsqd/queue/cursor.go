@@ -14,29 +14,27 @@ import (
 type cursor struct {
 	// Set once.
 	name    string
-	log     *log
-	backlog *backlog // messages not released yet
+	log     *Log
+	backlog *Backlog // messages not released yet
 	tracked bool     // the log keeps the channel's place
 
 	window   window[*item]    // by offset
 	absent   ring[*item]      // offsets of messages that an earlier process had in memory, not read yet
-	ahead    map[Offset]*item // messages beyond the window's end, see carry.go; nil: finished
+	ahead    map[Offset]*item // messages beyond the window's end, see Carried; nil: finished
 	behind   bool
 	late     int  // released messages from the window's end on
 	estimate bool // late is an estimate since a Seek, at least 1, so the channel does not look empty
 }
 
-func newCursor(name string, l *log, b *backlog) cursor {
+func newCursor(name string, l *Log, b *Backlog) cursor {
 	return cursor{name: name, log: l, backlog: b, tracked: l.logged() && !wire.Ephemeral(name)}
 }
 
-func (c *cursor) Name() string { return c.name }
+// beyond returns the number of messages that wait for a consumer and are not in memory.
+func (c *cursor) beyond() int { return c.late + c.absent.len() }
 
-// Beyond returns the number of messages that wait for a consumer and are not in memory.
-func (c *cursor) Beyond() int { return c.late + c.absent.len() }
-
-// lead sets the item at an offset that the channel has not reached.
-func (c *cursor) lead(o Offset, it *item) {
+// setAhead sets the item at an offset that the channel has not reached.
+func (c *cursor) setAhead(o Offset, it *item) {
 	if c.ahead == nil {
 		c.ahead = make(map[Offset]*item)
 	}
@@ -48,18 +46,17 @@ func (c *cursor) close(o Offset) {
 	if o < c.window.end() {
 		c.window.done(o)
 	} else if c.tracked {
-		c.lead(o, nil)
+		c.setAhead(o, nil)
 	}
 }
 
-// Unfinished returns the distance, in messages, from the channel's oldest unfinished message to
-// the end of its window: see Config.MaxUnfinished.
-func (c *cursor) Unfinished() int { return c.window.slots.len() }
+// unfinished returns the distance from the oldest unfinished message to the end of the window.
+func (c *cursor) unfinished() int { return c.window.slots.len() }
 
-// Full reports whether MaxUnfinished keeps further messages from the channel.
-func (c *cursor) Full() bool {
+// full reports whether MaxUnfinished keeps further messages from the channel.
+func (c *cursor) full() bool {
 	most := c.log.cfg.MaxUnfinished
-	return c.behind && most > 0 && c.Unfinished() >= most
+	return c.behind && most > 0 && c.unfinished() >= most
 }
 
 // reach extends the window to an offset. The skipped messages are finished, except messages in
@@ -76,7 +73,7 @@ func (c *cursor) reach(o Offset) {
 			delete(c.ahead, at)
 			c.window.push(it)
 		} else if w.get(at) != nil {
-			c.window.push(c.backlog.pends())
+			c.window.push(c.backlog.placeholder())
 		} else {
 			c.window.push(nil)
 		}
@@ -104,8 +101,8 @@ func (c *cursor) start() {
 // seek moves an empty cursor to an offset before the topic's front.
 func (c *cursor) seek(to Offset, records int) {
 	l, b := c.log, c.backlog
-	for o := l.tail.next; o < l.end; o++ {
-		m, waits := l.tail.get(o), b.window.get(o)
+	for o := l.tail.window.next; o < l.end; o++ {
+		m, waits := l.tail.window.get(o), b.window.get(o)
 		if waits != nil || m != nil && (o >= l.front || o >= to && c.takes(m)) {
 			records++ // messages that wait are subtracted below: they are not counted in the log
 		}
@@ -135,7 +132,7 @@ func (c *cursor) aheadOffsets() []Offset { return slices.Sorted(maps.Keys(c.ahea
 
 // takes reports whether the channel gets a message that is in the log.
 func (c *cursor) takes(m *Message) bool {
-	return m.isFor(c.name) && !c.log.avoided(m.Offset)
+	return m.isFor(c.name) && !c.log.isSkipped(m.Offset)
 }
 
 // The steps of a channel that takes messages by its cursor.
@@ -143,26 +140,26 @@ func (c *cursor) takes(m *Message) bool {
 // release takes a message that the topic releases. It returns true if the channel falls behind,
 // and then the log must store the message.
 func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
-	if m.Offset < c.window.end() && !c.backlog.isPending(c.window.get(m.Offset)) {
+	if m.Offset < c.cursor.window.end() && !c.cursor.backlog.isPending(c.cursor.window.get(m.Offset)) {
 		return false // the channel had the message before
 	}
 	c.counters.Messages++
 	switch {
-	case !c.tracked:
+	case !c.cursor.tracked:
 		if c.ephemeral && c.space() <= 0 {
 			c.counters.Dropped++
 			return false
 		}
 		c.enter(now, m)
-	case m.Offset < c.window.end():
-		c.window.set(m.Offset, c.enter(now, m))
-	case c.behind || c.space() <= 0:
-		c.behind = true
-		c.late++
+	case m.Offset < c.cursor.window.end():
+		c.cursor.window.set(m.Offset, c.enter(now, m))
+	case c.cursor.behind || c.space() <= 0:
+		c.cursor.behind = true
+		c.cursor.late++
 		return true
 	default:
-		c.reach(m.Offset)
-		c.window.push(c.enter(now, m))
+		c.cursor.reach(m.Offset)
+		c.cursor.window.push(c.enter(now, m))
 	}
 	return false
 }
@@ -175,18 +172,18 @@ func (c *Channel) wants() (from Offset, n int) {
 	}
 	n = c.memory()
 	switch {
-	case !c.log.tight && 2*n < c.log.cfg.Capacity:
+	case !c.cursor.log.tight && 2*n < c.cursor.log.cfg.Capacity:
 		return 0, 0
-	case c.absent.len() > 0:
-		return c.absent.front().offset, n
-	case c.behind && !c.log.known(c.window.end()):
-		return c.window.end(), c.space()
+	case c.cursor.absent.len() > 0:
+		return c.cursor.absent.front().offset, n
+	case c.cursor.behind && !c.cursor.log.hasRead(c.cursor.window.end()):
+		return c.cursor.window.end(), c.space()
 	}
 	return 0, 0
 }
 
 func (c *Channel) want(fx *Effects) {
-	if c.behind || c.absent.len() > 0 {
+	if c.cursor.behind || c.cursor.absent.len() > 0 {
 		if _, n := c.wants(); n > 0 {
 			fx.Disk = true
 		}
@@ -195,70 +192,70 @@ func (c *Channel) want(fx *Effects) {
 
 func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 	var m *Message
-	for i := 0; c.absent.len() > 0; {
-		it := c.absent.front()
+	for i := 0; c.cursor.absent.len() > 0; {
+		it := c.cursor.absent.front()
 		if it.offset < from || it.offset >= upTo {
 			return
 		}
-		if m, i = at(msgs, i, it.offset); m == nil {
-			c.absent.pop()
+		if m, i = messageAt(msgs, i, it.offset); m == nil {
+			c.cursor.absent.pop()
 			c.counters.Lost++
-			c.close(it.offset)
+			c.cursor.close(it.offset)
 			continue
 		}
 		if c.memory() <= 0 {
 			return
 		}
-		c.absent.pop()
+		c.cursor.absent.pop()
 		m.ref()
 		it.msg = m
-		c.place(now, it)
+		c.items.place(now, it)
 	}
 	c.catchUp(now)
 }
 
 // next takes a message while the channel is behind. It returns false without space.
 func (c *Channel) next(now mono.Time, m *Message) bool {
-	c.reach(m.Offset)
-	if _, is := c.ahead[m.Offset]; is || c.backlog.window.get(m.Offset) != nil {
-		c.reach(m.Offset + 1)
+	c.cursor.reach(m.Offset)
+	if _, is := c.cursor.ahead[m.Offset]; is || c.cursor.backlog.window.get(m.Offset) != nil {
+		c.cursor.reach(m.Offset + 1)
 		return true
 	}
 	if c.space() <= 0 {
 		return false
 	}
-	if c.late > 1 || c.late == 1 && !c.estimate {
-		c.late--
+	if c.cursor.late > 1 || c.cursor.late == 1 && !c.cursor.estimate {
+		c.cursor.late--
 	} else { // more than estimated, or than an earlier process knew of
 		c.counters.Messages++
 	}
-	c.window.push(c.enter(now, m))
+	c.cursor.window.push(c.enter(now, m))
 	return true
 }
 
 // catchUp takes messages that are in memory until the channel is up to date or has no space.
 func (c *Channel) catchUp(now mono.Time) {
-	l := c.log
-	for c.behind && c.absent.len() == 0 {
-		o := c.window.end()
+	l := c.cursor.log
+	for c.cursor.behind && c.cursor.absent.len() == 0 {
+		o := c.cursor.window.end()
 		if o >= l.front {
-			if c.estimate {
-				c.counters.Emptied += uint64(c.late)
+			if c.cursor.estimate {
+				c.counters.Emptied += uint64(c.cursor.late)
 			} else {
-				c.counters.Lost += uint64(c.late)
+				c.counters.Lost += uint64(c.cursor.late)
 			}
-			c.behind, c.late, c.estimate = false, 0, false
+			c.cursor.behind, c.cursor.late, c.cursor.estimate = false, 0, false
 			l.read.moved = true
 			return
 		}
-		if !l.known(o) {
+		if !l.hasRead(o) {
 			return
 		}
 		switch m, none := l.next(o); {
 		case m == nil || m.Offset >= l.front:
-			c.reach(min(none, l.front))
-		case !c.takes(m):
-			c.reach(m.Offset + 1)
+			c.cursor.reach(min(none, l.front))
+		case !c.cursor.takes(m):
+			c.cursor.reach(m.Offset + 1)
 		case !c.next(now, m):
 			return
 		}
@@ -273,42 +270,42 @@ type Unread struct {
 	Attempts []uint16 // deliveries so far, of each of Single
 	From, To Offset
 
-	channel string
-	not     map[Offset]bool // beyond the channel's position, or not released yet
-	void    []span
+	channel  string
+	excluded map[Offset]bool // beyond the channel's position, or not released yet
+	skipped  []span
 }
 
 // Peek calls ready with the next messages of the channel that are in memory, then last with the
 // messages behind the returned Unread. Each gets at most n messages, in order, with the
 // deliveries so far. The messages belong to the machine.
 func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attempts uint16)) Unread {
-	l := c.log
-	for i := range min(n, c.ready.len()) {
-		it := c.ready.at(i)
+	l := c.cursor.log
+	for i := range min(n, c.items.ready.len()) {
+		it := c.items.ready.at(i)
 		ready(it.msg, it.attempts)
 	}
-	u := Unread{From: l.front, To: l.front, channel: c.name, not: map[Offset]bool{}, void: slices.Clone(l.void)}
-	for i := range c.absent.len() {
-		if it := c.absent.at(i); len(u.Single) < n && !now.Before(it.due) {
+	u := Unread{From: l.front, To: l.front, channel: c.cursor.name, excluded: map[Offset]bool{}, skipped: slices.Clone(l.skipped)}
+	for i := range c.cursor.absent.len() {
+		if it := c.cursor.absent.at(i); len(u.Single) < n && !now.Before(it.due) {
 			u.Single, u.Attempts = append(u.Single, it.offset), append(u.Attempts, it.attempts)
 		}
 	}
-	if !c.behind {
+	if !c.cursor.behind {
 		return u
 	}
-	u.From = c.window.end()
-	u.To = max(u.From, min(l.front, l.tail.next))
+	u.From = c.cursor.window.end()
+	u.To = max(u.From, min(l.front, l.tail.window.next))
 	// order: the result is a set
-	for o := range c.ahead {
-		u.not[o] = true
+	for o := range c.cursor.ahead {
+		u.excluded[o] = true
 	}
-	for o, w := u.From, &c.backlog.window; o < min(l.front, w.end()); o++ {
+	for o, w := u.From, &c.cursor.backlog.window; o < min(l.front, w.end()); o++ {
 		if w.get(o) != nil {
-			u.not[o] = true
+			u.excluded[o] = true
 		}
 	}
 	for o := u.To; o < l.front && n > 0; o++ {
-		if m := l.tail.get(o); m != nil && m.isFor(c.name) && !u.not[o] && !l.avoided(o) {
+		if m := l.tail.window.get(o); m != nil && m.isFor(c.cursor.name) && !u.excluded[o] && !l.isSkipped(o) {
 			last(m, m.Attempts)
 			n--
 		}
@@ -319,5 +316,5 @@ func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attemp
 // Takes reports whether the channel would deliver a logged message at or after From. only names
 // the message's single channel; empty: all channels.
 func (u *Unread) Takes(o Offset, only string) bool {
-	return o < u.To && !u.not[o] && (only == "" || only == u.channel) && !spanned(u.void, o)
+	return o < u.To && !u.excluded[o] && (only == "" || only == u.channel) && !inSpan(u.skipped, o)
 }

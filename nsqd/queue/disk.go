@@ -6,25 +6,31 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// The steps of the disk: writes to the log and reads from the log.
+// Disk has the steps that the owner of the topic's log takes: writes to the log, reads from the
+// log, and the restore.
+type Disk Topic
+
+func (d *Disk) topic() *Topic { return (*Topic)(d) }
 
 // TakeUnwritten appends the next unwritten messages to into, in order. most limits their number.
 // bytes limits their size, but the last message may exceed it. The owner appends the messages to
 // the log at their offsets. If that succeeded, the owner calls Written with the returned offset.
 // In either case the owner then calls Effects.Unref. One caller at a time.
-func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
-	under := t.tail.underWay
-	into, upTo := t.tail.take(t.needed(), t.retained, into, most, bytes, fx)
-	if t.tail.underWay < under { // there is room on the way to disk again
+func (d *Disk) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
+	t := d.topic()
+	under := t.log.tail.underWay
+	into, upTo := t.log.tail.take(t.cursors.needed(), t.log.retained, into, most, bytes, fx)
+	if t.log.tail.underWay < under { // there is room on the way to disk again
 		t.advance(now, fx)
 	}
 	return into, upTo
 }
 
 // Written records that the log has every needed message before an offset.
-func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
-	t.tail.pass(upTo, fx)
-	for _, c := range t.channels {
+func (d *Disk) Written(now mono.Time, upTo Offset, fx *Effects) {
+	t := d.topic()
+	t.log.tail.pass(upTo, fx)
+	for _, c := range t.cursors.channels {
 		c.want(fx)
 	}
 	t.advance(now, fx) // there is room on the way to disk again
@@ -32,79 +38,82 @@ func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
 
 // Appended accepts messages that are in the log from offset first on. It takes ownership of the
 // messages. Requires: Config.WriteThrough.
-func (t *Topic) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Message) {
-	t.jump(first)
+func (d *Disk) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Message) {
+	t := d.topic()
+	t.log.jump(first)
 	for _, m := range msgs {
-		t.accepted(m)
-		m.Offset, m.spilled = t.end, false
-		t.jump(t.end + 1)
-		if t.free() > 0 {
+		t.backlog.accepted(m)
+		m.Offset, m.spilled = t.log.end, false
+		t.log.jump(t.log.end + 1)
+		if t.backlog.Free() > 0 {
 			fx.Held += m.Size()
-			t.wait(m)
+			t.backlog.wait(m)
 			continue
 		}
-		t.fallBehind()
+		t.backlog.fallBehind()
 		fx.Free = append(fx.Free, m)
 	}
-	t.changes++
+	t.log.changes++
 	t.advance(now, fx)
-	t.maxWaiting = max(t.maxWaiting, t.Waiting())
+	t.backlog.maxWaiting = max(t.backlog.maxWaiting, t.backlog.Waiting())
 }
 
 // Want returns the next read of the log: up to n messages, from offset from on and before end. n
-// is 0 if no cursor wants a message. The owner then calls Refill. The cursors take turns.
-func (t *Topic) Want() (from Offset, n int, end Offset) {
-	for range len(t.channels) + 1 {
-		if t.turn++; t.turn > len(t.channels) {
-			t.turn = 0
+// is 0 if no cursor needs a message. The owner then calls Refill. The cursors take turns.
+func (d *Disk) Want() (from Offset, n int, end Offset) {
+	t := d.topic()
+	for range len(t.cursors.channels) + 1 {
+		if t.reader++; t.reader > len(t.cursors.channels) {
+			t.reader = 0
 		}
-		if t.turn == 0 {
+		if t.reader == 0 {
 			from, n = t.wants()
 		} else {
-			from, n = t.channels[t.turn-1].wants()
+			from, n = t.cursors.channels[t.reader-1].wants()
 		}
 		if n > 0 {
 			break
 		}
 	}
-	if n > 0 && t.cfg.ReadAhead > 0 && !t.tight && t.read.goesOn(from) {
+	if n > 0 && t.log.cfg.ReadAhead > 0 && !t.log.tight && t.log.read.follows(from) {
 		n = max(n, readAtOnce)
 	}
-	return from, n, t.tail.next
+	return from, n, t.log.tail.window.next
 }
 
 // Refill takes what the owner read from the log: every message from offset from up to upTo.
 // Refill takes ownership of the messages and gives back messages that no cursor wants.
-func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Effects) {
-	upTo = min(upTo, t.tail.next)
+func (d *Disk) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Effects) {
+	t := d.topic()
+	upTo = min(upTo, t.log.tail.window.next)
 	for _, m := range msgs {
 		m.spilled = false
 		m.ref()
 		fx.Held += m.Size()
 	}
-	into := &t.read
-	if !t.read.goesOn(from) {
-		t.read.used = false
-		into = &t.passing
+	into := &t.log.read
+	if !t.log.read.follows(from) {
+		t.log.read.used = false
+		into = &t.log.detour
 	}
-	into.add(from, upTo, msgs, t.cfg.ReadAhead, fx)
-	t.refill(from, upTo, msgs, t.memory(), t.channels)
-	for _, c := range t.channels {
-		if c.refill(now, from, upTo, msgs); c.behind || c.absent.len() > 0 || c.ready.len() > 0 {
+	into.add(from, upTo, msgs, t.log.cfg.ReadAhead, fx)
+	t.backlog.refill(from, upTo, msgs, t.memory(), t.cursors.channels)
+	for _, c := range t.cursors.channels {
+		if c.refill(now, from, upTo, msgs); c.cursor.behind || c.cursor.absent.len() > 0 || c.items.ready.len() > 0 {
 			c.dispatch(now, fx)
 			c.want(fx)
 		}
 		t.due = min(t.due, c.Deadline())
 	}
 	fx.Unref(msgs)
-	t.passing.forget(fx)
-	t.read.moved = true
-	t.changes++
+	t.log.detour.forget(fx)
+	t.log.read.moved = true
+	t.log.changes++
 	t.advance(now, fx)
 }
 
 // at returns the message with offset o, and the index at which to search for the next message.
-func at(msgs []*Message, i int, o Offset) (*Message, int) {
+func messageAt(msgs []*Message, i int, o Offset) (*Message, int) {
 	for i < len(msgs) && msgs[i].Offset < o {
 		i++
 	}
@@ -130,9 +139,9 @@ type Carried struct {
 
 // Stuck appends the messages to carry forward so that the oldest part of the log becomes free. It
 // appends nothing if that would free fewer than ratio offsets per message, or is impossible now.
-func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
-	low, cut := cs.Low(), cs.end
-	if b := &cs.backlog; b.absent.len() > 0 {
+func (cs *Cursors) Stuck(into []Carried, ratio int) []Carried {
+	low, cut := cs.Low(), cs.log.end
+	if b := cs.backlog; b.absent.len() > 0 {
 		return into
 	} else if b.window.slots.len() > 0 {
 		cut = b.window.next
@@ -140,11 +149,11 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 		cut = b.window.end()
 	}
 	for _, c := range cs.channels {
-		if c.absent.len() > 0 {
+		if c.cursor.absent.len() > 0 {
 			return into
 		}
-		if c.tracked && c.behind {
-			cut = min(cut, c.window.end())
+		if c.cursor.tracked && c.cursor.behind {
+			cut = min(cut, c.cursor.window.end())
 		}
 	}
 	most := 0
@@ -153,15 +162,15 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 	}
 	begin := len(into)
 	for _, c := range cs.channels {
-		if !c.tracked {
+		if !c.cursor.tracked {
 			continue
 		}
-		for o := c.window.next; o < min(cut, c.window.end()); o++ {
-			it := c.window.get(o)
-			if it == nil || cs.isPending(it) {
+		for o := c.cursor.window.next; o < min(cut, c.cursor.window.end()); o++ {
+			it := c.cursor.window.get(o)
+			if it == nil || cs.backlog.isPending(it) {
 				continue
 			}
-			if o >= cs.tail.next { // else a crash could come between the two writes
+			if o >= cs.log.tail.window.next { // else a crash could come between the two writes
 				cs.writeUpTo(o+1, nil)
 				return into[:begin]
 			}
@@ -169,14 +178,14 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 			switch {
 			case len(into)-begin >= most:
 				return into[:begin]
-			case it.holder != nil && !it.handed:
+			case it.holder != nil && !it.sent:
 				return into[:begin] // the consumer is about to take the message
 			case it.holder == nil && it.attempts == 0 && !deferred:
 				return into[:begin] // the message is next in line and keeps its order
 			}
 			m := *it.msg
-			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), &c.name, it.attempts
-			if deferred && it.turn == 0 {
+			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), &c.cursor.name, it.attempts
+			if deferred && it.delivery == 0 {
 				m.Defer = max(0, it.due.Sub(m.Arrival))
 			}
 			m.refs, m.spilled = 0, false
@@ -188,56 +197,58 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 
 // Carry appends the messages from Stuck to the tail. Requires: no step between Stuck and Carry. A
 // snapshot is invalid until these messages are written: see Carrying.
-func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
+func (d *Disk) Carry(now mono.Time, carried []Carried, fx *Effects) {
+	t := d.topic()
 	if len(carried) == 0 {
 		return
 	}
 	for _, k := range carried {
-		t.accept(k.Message)
+		t.log.number(k.Message)
 		k.move(fx)
-		t.writeUpTo(t.end, k.Message)
+		t.cursors.writeUpTo(t.log.end, k.Message)
 	}
-	t.tail.carried = t.end
+	t.log.tail.rewritten = t.log.end
 	fx.Disk = true
-	t.goOn(now, fx)
+	t.settle(now, fx, t.cursors.channels...)
 }
 
 // CarriedTo records that the messages from Stuck are in the log, from offset first on. If stored
 // is false the new copies do not count, and the messages stay at their old offsets. Requires:
 // Config.WriteThrough; no other append in between.
-func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, stored bool, fx *Effects) {
-	t.jump(first)
+func (d *Disk) CarriedTo(now mono.Time, first Offset, carried []Carried, stored bool, fx *Effects) {
+	t := d.topic()
+	t.log.jump(first)
 	for _, k := range carried {
-		k.Message.Offset = t.end
-		t.jump(t.end + 1)
+		k.Message.Offset = t.log.end
+		t.log.jump(t.log.end + 1)
 		switch {
-		case t.Channel(k.channel.name) != k.channel: // the channel was deleted
-			t.avoid(k.Message.Offset, k.Message.Offset+1)
-		case stored && k.channel.window.get(k.from) == k.it:
+		case t.Channel(k.channel.cursor.name) != k.channel: // the channel was deleted
+			t.log.skip(k.Message.Offset, k.Message.Offset+1)
+		case stored && k.channel.cursor.window.get(k.from) == k.it:
 			k.move(fx)
 		default: // finished meanwhile, or not stored
-			k.channel.lead(k.Message.Offset, nil)
+			k.channel.cursor.setAhead(k.Message.Offset, nil)
 		}
 	}
-	t.goOn(now, fx)
+	t.settle(now, fx, t.cursors.channels...)
 }
 
 // move moves an item to its message's new offset.
 func (k Carried) move(fx *Effects) {
 	c, it := k.channel, k.it
-	c.window.done(k.from)
+	c.cursor.window.done(k.from)
 	fx.unref(it.msg)
 	it.msg, it.offset = k.Message, k.Message.Offset
 	it.msg.ref()
 	fx.Held += it.msg.Size()
-	c.lead(it.offset, it)
-	c.log.changes++
+	c.cursor.setAhead(it.offset, it)
+	c.cursor.log.changes++
 }
 
 // FarAhead reports whether a channel is more than half as far ahead as MaxUnfinished permits.
-func (cs *cursors) FarAhead() bool {
+func (cs *Cursors) FarAhead() bool {
 	for _, c := range cs.channels {
-		if most := cs.cfg.MaxUnfinished; most > 0 && 2*c.Unfinished() > most {
+		if most := cs.log.cfg.MaxUnfinished; most > 0 && 2*c.cursor.unfinished() > most {
 			return true
 		}
 	}
@@ -261,23 +272,23 @@ type Undone struct {
 // Undone appends the channels that have not finished the message at an offset. only names the
 // message's single channel; empty: all channels. waits reports that the message waits for its
 // token. Requires: Restore, and Found for every message in the log; no other step since.
-func (cs *cursors) Undone(into []Undone, o Offset, only string) (of []Undone, waits bool) {
-	if only == "" && (cs.backlog.window.get(o) != nil || o >= cs.front) {
-		return into, !cs.avoided(o)
+func (cs *Cursors) Undone(into []Undone, o Offset, only string) (of []Undone, waits bool) {
+	if only == "" && (cs.backlog.window.get(o) != nil || o >= cs.log.front) {
+		return into, !cs.log.isSkipped(o)
 	}
 	for _, c := range cs.channels {
-		if !c.tracked || only != "" && only != c.name {
+		if !c.cursor.tracked || only != "" && only != c.cursor.name {
 			continue
 		}
-		it, known := c.ahead[o]
-		if o < c.window.end() {
-			it, known = c.window.get(o), true
+		it, known := c.cursor.ahead[o]
+		if o < c.cursor.window.end() {
+			it, known = c.cursor.window.get(o), true
 		}
 		switch {
 		case it != nil:
-			into = append(into, Undone{Channel: c.name, Attempts: it.attempts, Due: it.due})
-		case !known && !cs.avoided(o):
-			into = append(into, Undone{Channel: c.name, Fresh: true})
+			into = append(into, Undone{Channel: c.cursor.name, Attempts: it.attempts, Due: it.due})
+		case !known && !cs.log.isSkipped(o):
+			into = append(into, Undone{Channel: c.cursor.name, Fresh: true})
 		}
 	}
 	return into, false
@@ -286,22 +297,23 @@ func (cs *cursors) Undone(into []Undone, o Offset, only string) (of []Undone, wa
 // TakenOver records that messages with tokens from another owner are in the log from offset first
 // on, each for one channel. Messages of unknown channels are dropped. Requires:
 // Config.WriteThrough.
-func (t *Topic) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effects) {
-	t.jump(first)
+func (d *Disk) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effects) {
+	t := d.topic()
+	t.log.jump(first)
 	for _, u := range undone {
-		o := t.end
-		t.jump(o + 1)
-		if c := t.Channel(u.Channel); c != nil && c.tracked {
+		o := t.log.end
+		t.log.jump(o + 1)
+		if c := t.Channel(u.Channel); c != nil && c.cursor.tracked {
 			it := &item{offset: o, place: -1, attempts: u.Attempts, due: u.Due}
-			c.lead(o, it)
-			c.absent.push(it)
-			c.behind = true // later messages wait until this message is read
+			c.cursor.setAhead(o, it)
+			c.cursor.absent.push(it)
+			c.cursor.behind = true // later messages wait until this message is read
 			c.counters.Messages++
 			c.want(fx)
 		} else {
-			t.avoid(o, o+1)
+			t.log.skip(o, o+1)
 		}
 	}
-	t.changes++
-	t.goOn(now, fx)
+	t.log.changes++
+	t.settle(now, fx, t.cursors.channels...)
 }

@@ -77,8 +77,8 @@ func (tr *trial) step(do func()) {
 		}
 	}
 	tr.fx.Reset()
-	tr.shut = tr.top.paused || len(tr.top.channels) == 0
-	for _, c := range tr.top.channels {
+	tr.shut = tr.top.paused || len(tr.top.cursors.channels) == 0
+	for _, c := range tr.top.cursors.channels {
 		tr.shut = tr.shut || !c.open()
 	}
 	testkit.Must(tr.rt, tr.top.checkInvariants(tr.now))
@@ -205,7 +205,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 			MaxBackdating: tr.late,
 			Rand:          rng,
 		})
-		tr.top.SetTight(overflow > 0 && rapid.IntRange(0, 3).Draw(rt, "tight") == 3)
+		tr.top.log.SetTight(overflow > 0 && rapid.IntRange(0, 3).Draw(rt, "tight") == 3)
 		tr.top.Limit(OverLimit{Reject: rapid.Bool().Draw(rt, "reject"), MaxDelay: between(0, 100*time.Millisecond)})
 		tr.now = mono.Time(rng.Int64N(1e18))
 		tr.most = share()
@@ -229,11 +229,11 @@ func TestBothEnvelopesHold(t *testing.T) {
 					tr.n++
 					m := message(tr.n, tr.now.Add(-between(0, tr.now.Sub(from))))
 					tr.step(func() {
-						if !tr.top.cfg.WriteThrough && tr.top.Put(tr.now, &tr.fx, m) == nil {
+						if !tr.top.log.cfg.WriteThrough && tr.top.Put(tr.now, &tr.fx, m) == nil {
 							return
 						}
-						if tr.top.cfg.WriteThrough && tr.top.Admit(tr.now, 0, 1, m.Arrival, m.Arrival) == nil {
-							tr.top.Appended(tr.now, tr.disk.append(tr.top.End(), m), &tr.fx, m)
+						if tr.top.log.cfg.WriteThrough && tr.top.Admit(tr.now, 0, 1, m.Arrival, m.Arrival) == nil {
+							tr.top.Disk().Appended(tr.now, tr.disk.append(tr.top.log.End(), m), &tr.fx, m)
 						}
 						tr.top.Tick(tr.now, &tr.fx) // no release follows from these steps
 					})
@@ -244,25 +244,25 @@ func TestBothEnvelopesHold(t *testing.T) {
 			"channel": func() {
 				if i := rng.IntN(len(tr.names)); tr.top.Channel(tr.names[i]) == nil {
 					tr.step(func() {
-						tr.top.CreateChannel(tr.now, tr.names[i], &tr.fx).AddConsumer(ConsumerID(i), time.Minute, 0, Near)
+						tr.top.CreateChannel(tr.now, tr.names[i], &tr.fx).consumers.Add(ConsumerID(i), time.Minute, 0, Near)
 					})
 				}
 			},
 			"no channel": func() {
-				for len(tr.top.channels) > 0 {
-					tr.step(func() { _ = tr.top.DeleteChannel(tr.now, tr.top.channels[0].name, &tr.fx) })
+				for len(tr.top.cursors.channels) > 0 {
+					tr.step(func() { _ = tr.top.DeleteChannel(tr.now, tr.top.cursors.channels[0].cursor.name, &tr.fx) })
 				}
 			},
 			"drain": func() {
-				for _, c := range slices.Clone(tr.top.channels) {
+				for _, c := range slices.Clone(tr.top.cursors.channels) {
 					if rng.IntN(2) == 0 {
 						tr.step(func() { tr.top.EmptyChannel(tr.now, c, &tr.fx) })
 						continue
 					}
-					id := ConsumerID(slices.Index(tr.names, c.name))
+					id := ConsumerID(slices.Index(tr.names, c.cursor.name))
 					tr.step(func() { _ = tr.top.SetReady(tr.now, c, id, rng.IntN(100), &tr.fx) })
 					var batch []MessageID
-					for _, it := range c.due {
+					for _, it := range c.items.due {
 						batch = append(batch, it.msg.ID)
 					}
 					tr.step(func() { tr.top.FinishBatch(tr.now, c, id, batch, &tr.fx, nil) })

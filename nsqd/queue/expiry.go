@@ -62,29 +62,29 @@ type Dead struct {
 
 	channel *Channel
 	it      *item
-	turn    uint64
+	number  uint64
 }
 
 // Channel returns the name of the channel that gave the message up.
-func (d Dead) Channel() string { return d.channel.name }
+func (d Dead) Channel() string { return d.channel.cursor.name }
 
 // discardExpired ends ready messages at the front that expired or failed too often. A requeued
 // message behind a younger message expires once it reaches the front.
 func (c *Channel) discardExpired(now mono.Time, fx *Effects) {
-	for c.ready.len() > 0 {
-		it := c.ready.front()
+	for c.items.ready.len() > 0 {
+		it := c.items.ready.front()
 		switch {
 		case c.expiry.ended(it.msg.Arrival, now):
 			c.counters.Expired++
-			c.ready.pop()
+			c.items.ready.pop()
 			c.done(it, fx)
 		case c.expiry.MaxAttempts > 0 && int(it.attempts) >= c.expiry.MaxAttempts:
-			c.ready.pop()
+			c.items.ready.pop()
 			c.giveUp(now, it, fx)
 		default:
 			return
 		}
-		if c.behind {
+		if c.cursor.behind {
 			c.catchUp(now)
 		}
 	}
@@ -97,25 +97,25 @@ func (c *Channel) giveUp(now mono.Time, it *item, fx *Effects) {
 		c.done(it, fx)
 		return
 	}
-	c.log.changes++
+	c.cursor.log.changes++
 	if c.burying >= maxBurying {
 		it.due = now.Add(buryPause)
 		c.items.due.push(it)
 		return
 	}
 	c.burying++
-	c.turns++
-	it.turn, it.due = c.turns, now.Add(buryWithin)
+	c.items.deliveries++
+	it.delivery, it.due = c.items.deliveries, now.Add(buryWithin)
 	c.items.due.push(it)
 	it.msg.ref()
-	fx.Dead = append(fx.Dead, Dead{Message: it.msg, Attempts: it.attempts, channel: c, it: it, turn: it.turn})
+	fx.Dead = append(fx.Dead, Dead{Message: it.msg, Attempts: it.attempts, channel: c, it: it, number: it.delivery})
 }
 
 // unbury cancels the owner's storing of a dead letter: a later Bury does not count.
 func (c *Channel) unbury(it *item) {
-	if it.turn != 0 {
+	if it.delivery != 0 {
 		c.burying--
-		it.turn = 0
+		it.delivery = 0
 	}
 }
 
@@ -124,7 +124,7 @@ func (c *Channel) unbury(it *item) {
 // message afterwards.
 func (t *Topic) Bury(now mono.Time, d Dead, stored bool, retry time.Duration, fx *Effects) {
 	c, it := d.channel, d.it
-	if d.turn != 0 && it.turn == d.turn && it.holder == nil {
+	if d.number != 0 && it.delivery == d.number && it.holder == nil {
 		c.unbury(it)
 		c.items.due.remove(it)
 		if stored {
@@ -136,13 +136,13 @@ func (t *Topic) Bury(now mono.Time, d Dead, stored bool, retry time.Duration, fx
 		}
 	}
 	fx.unref(d.Message)
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 }
 
 // SetExpiry sets the topic's expiry, also for messages that already wait.
 func (t *Topic) SetExpiry(now mono.Time, e Expiry, fx *Effects) {
 	t.expiry = e
-	for _, c := range t.channels {
+	for _, c := range t.cursors.channels {
 		c.expiry = c.own.within(e)
 		t.serve(now, c, fx)
 	}
@@ -152,7 +152,7 @@ func (t *Topic) SetExpiry(now mono.Time, e Expiry, fx *Effects) {
 // SetChannelExpiry sets the channel's expiry. The topic's expiry replaces each zero field of e.
 func (t *Topic) SetChannelExpiry(now mono.Time, c *Channel, e Expiry, fx *Effects) {
 	c.own, c.expiry = e, e.within(t.expiry)
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 }
 
 // Expiry returns the topic's expiry.

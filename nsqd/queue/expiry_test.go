@@ -98,7 +98,7 @@ func TestAnExpiredMessageTakesNoToken(t *testing.T) {
 	testkit.Equal(t, time.Duration(b.top.ReleaseDeadline()), 1500*time.Millisecond, "deadline")
 	b.at(1500 * time.Millisecond)
 	b.expect()
-	testkit.Equal(t, b.top.Counters(), Counters{Accepted: 4, AcceptedBytes: 4, Released: 2, Expired: 2}, "counters of the topic")
+	testkit.Equal(t, b.top.backlog.Counters(), Counters{Accepted: 4, AcceptedBytes: 4, Released: 2, Expired: 2}, "counters of the topic")
 	b.put(nil)
 	b.at(2 * time.Second)
 	b.expect("5@1:1")

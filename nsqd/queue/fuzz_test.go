@@ -29,12 +29,12 @@ func FuzzRestore(f *testing.F) {
 		var fx Effects
 		top := withDisk(3, 3)
 		mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
-		r, err := top.Restore(0, b, Offset(first), mono, func(string) bool { return true }, &fx)
+		r, err := top.Disk().Restore(0, b, Offset(first), mono, func(string) bool { return true }, &fx)
 		switch {
 		case err == nil && r.Needed > Offset(first):
 			t.Errorf("needed from %d, the log begins with %d", r.Needed, first)
-		case err != nil && (!errors.Is(err, ErrSnapshot) || len(top.Channels()) > 0 || top.End() > 0 || r.From > 0):
-			t.Errorf("%v, and %d channels, an end of %d, from %d", err, len(top.Channels()), top.End(), r.From)
+		case err != nil && (!errors.Is(err, ErrSnapshot) || len(top.Channels()) > 0 || top.log.End() > 0 || r.From > 0):
+			t.Errorf("%v, and %d channels, an end of %d, from %d", err, len(top.Channels()), top.log.End(), r.From)
 		}
 	})
 }

@@ -8,30 +8,30 @@ import (
 
 // checkInvariants returns the broken invariants of Topic and Channel.
 func (t *Topic) checkInvariants(now mono.Time) error {
-	c := t.counters
-	if c.Accepted != c.Released+c.Expired+c.Emptied+c.Lost+uint64(t.Waiting()) {
-		return fmt.Errorf("accepted %d != released %d + expired %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Expired, c.Emptied, t.Waiting())
+	c := t.backlog.counters
+	if c.Accepted != c.Released+c.Expired+c.Emptied+c.Lost+uint64(t.backlog.Waiting()) {
+		return fmt.Errorf("accepted %d != released %d + expired %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Expired, c.Emptied, t.backlog.Waiting())
 	}
-	if t.waiting.len() > t.cfg.Capacity {
-		return fmt.Errorf("%d wait, capacity %d", t.waiting.len(), t.cfg.Capacity)
+	if t.backlog.waiting.len() > t.log.cfg.Capacity {
+		return fmt.Errorf("%d wait, capacity %d", t.backlog.waiting.len(), t.log.cfg.Capacity)
 	}
-	for i := 1; t.limited && i < t.waiting.len(); i++ {
-		if a, b := t.waiting.at(i-1), t.waiting.at(i); laterArrival(a, b) {
+	for i := 1; t.contract.limited && i < t.backlog.waiting.len(); i++ {
+		if a, b := t.backlog.waiting.at(i-1), t.backlog.waiting.at(i); laterArrival(a, b) {
 			return fmt.Errorf("%s of %d waits before %s of %d", a.ID, a.Arrival, b.ID, b.Arrival)
 		}
 	}
-	if t.waiting.len() > 0 && t.open() && !t.onHold && !now.Before(t.eligible(t.waiting.front().Arrival)) {
-		return fmt.Errorf("the head of the backlog is eligible at %d and still waits at %d", t.eligible(t.waiting.front().Arrival), now)
+	if t.backlog.waiting.len() > 0 && t.open() && !t.contract.onHold && !now.Before(t.contract.eligible(t.backlog.waiting.front().Arrival)) {
+		return fmt.Errorf("the head of the backlog is eligible at %d and still waits at %d", t.contract.eligible(t.backlog.waiting.front().Arrival), now)
 	}
 	if err := t.checkLog(); err != nil {
 		return err
 	}
-	for _, ch := range t.channels {
+	for _, ch := range t.cursors.channels {
 		if err := ch.checkInvariants(); err != nil {
-			return fmt.Errorf("channel %s: %w", ch.name, err)
+			return fmt.Errorf("channel %s: %w", ch.cursor.name, err)
 		}
 		if due := ch.Deadline(); due < t.ChannelDeadline() {
-			return fmt.Errorf("channel %s is due at %d, the topic at %d", ch.name, due, t.ChannelDeadline())
+			return fmt.Errorf("channel %s is due at %d, the topic at %d", ch.cursor.name, due, t.ChannelDeadline())
 		}
 	}
 	for m, n := range t.held() {
@@ -45,45 +45,45 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 // held returns in how many places each message is.
 func (t *Topic) held() map[*Message]int {
 	places := map[*Message]int{}
-	for i := range t.waiting.len() {
-		places[t.waiting.at(i)]++
+	for i := range t.backlog.waiting.len() {
+		places[t.backlog.waiting.at(i)]++
 	}
-	for _, c := range t.channels {
-		for i := range c.ready.len() {
-			places[c.ready.at(i).msg]++
+	for _, c := range t.cursors.channels {
+		for i := range c.items.ready.len() {
+			places[c.items.ready.at(i).msg]++
 		}
-		for _, it := range c.due {
+		for _, it := range c.items.due {
 			places[it.msg]++
 		}
 	}
-	for o := t.tail.next; o < t.tail.end(); o++ {
-		if m := t.tail.get(o); m != nil {
+	for o := t.log.tail.window.next; o < t.log.tail.window.end(); o++ {
+		if m := t.log.tail.window.get(o); m != nil {
 			places[m]++
 		}
 	}
-	for i := range t.read.messages.len() {
-		places[t.read.messages.at(i)]++
+	for i := range t.log.read.messages.len() {
+		places[t.log.read.messages.at(i)]++
 	}
 	return places
 }
 
 // checkLog returns the broken invariants of the cursors.
 func (t *Topic) checkLog() error {
-	if !t.logged() {
-		if t.tail.slots.len() > 0 || t.backlog.window.slots.len() > 0 || t.backlog.behind {
+	if !t.log.logged() {
+		if t.log.tail.window.slots.len() > 0 || t.backlog.window.slots.len() > 0 || t.backlog.behind {
 			return fmt.Errorf("a topic without a disk has a tail")
 		}
 		return nil
 	}
-	if err := checkWindow("tail", &t.tail.window); err != nil {
+	if err := checkWindow("tail", &t.log.tail.window); err != nil {
 		return err
 	}
-	if t.tail.end() > t.end || t.front > t.end {
-		return fmt.Errorf("the tail ends at %d, the front is %d, and the end %d", t.tail.end(), t.front, t.end)
+	if t.log.tail.window.end() > t.log.end || t.log.front > t.log.end {
+		return fmt.Errorf("the tail ends at %d, the front is %d, and the end %d", t.log.tail.window.end(), t.log.front, t.log.end)
 	}
 	held, under := t.held(), 0
-	for o := t.tail.next; o < t.tail.end(); o++ {
-		m := t.tail.get(o)
+	for o := t.log.tail.window.next; o < t.log.tail.window.end(); o++ {
+		m := t.log.tail.window.get(o)
 		if m == nil {
 			continue
 		}
@@ -94,17 +94,17 @@ func (t *Topic) checkLog() error {
 			under++
 		}
 	}
-	if under != t.tail.underWay {
-		return fmt.Errorf("%d on their way to disk, counted %d", under, t.tail.underWay)
+	if under != t.log.tail.underWay {
+		return fmt.Errorf("%d on their way to disk, counted %d", under, t.log.tail.underWay)
 	}
 	const batch = 3 // the largest batch of the tests
-	if n := t.tail.underWay; !t.cfg.WriteThrough && n > max(t.cfg.Overflow, batch)+len(t.channels) {
-		return fmt.Errorf("%d on their way to disk, at most %d", n, t.cfg.Overflow)
+	if n := t.log.tail.underWay; !t.log.cfg.WriteThrough && n > max(t.log.cfg.Overflow, batch)+len(t.cursors.channels) {
+		return fmt.Errorf("%d on their way to disk, at most %d", n, t.log.cfg.Overflow)
 	}
 
-	r, size, behind := &t.read, 0, t.backlog.behind && t.read.has(t.backlog.window.end())
-	for _, c := range t.channels {
-		behind = behind || c.behind && r.has(c.window.end())
+	r, size, behind := &t.log.read, 0, t.backlog.behind && t.log.read.has(t.backlog.window.end())
+	for _, c := range t.cursors.channels {
+		behind = behind || c.cursor.behind && r.has(c.cursor.window.end())
 	}
 	for i := range r.messages.len() {
 		m := r.messages.at(i)
@@ -112,8 +112,8 @@ func (t *Topic) checkLog() error {
 			return fmt.Errorf("%d is cached, of what was read from %d to %d", m.Offset, r.from, r.to)
 		}
 	}
-	if size != r.bytes || r.to > t.tail.next || t.passing.messages.len() > 0 || r.messages.len() > 0 && !behind {
-		return fmt.Errorf("the cache has %d bytes, counted %d, up to %d of %d, wanted: %v", size, r.bytes, r.to, t.tail.next, behind)
+	if size != r.bytes || r.to > t.log.tail.window.next || t.log.detour.messages.len() > 0 || r.messages.len() > 0 && !behind {
+		return fmt.Errorf("the cache has %d bytes, counted %d, up to %d of %d, wanted: %v", size, r.bytes, r.to, t.log.tail.window.next, behind)
 	}
 
 	l := &t.backlog
@@ -122,60 +122,60 @@ func (t *Topic) checkLog() error {
 	}
 	n := 0
 	for i := range l.window.slots.len() {
-		if m := l.window.slots.at(i); m != nil && m != t.unread {
+		if m := l.window.slots.at(i); m != nil && m != t.backlog.unread {
 			n++
 			if o := l.window.next + Offset(i); m.Offset != o {
 				return fmt.Errorf("%d waits at %d", m.Offset, o)
 			}
 		}
 	}
-	if n != t.waiting.len() {
-		return fmt.Errorf("%d wait in the window, %d in memory", n, t.waiting.len())
+	if n != t.backlog.waiting.len() {
+		return fmt.Errorf("%d wait in the window, %d in memory", n, t.backlog.waiting.len())
 	}
 	if l.late < 0 || l.late > 0 && !l.behind {
 		return fmt.Errorf("the backlog is late by %d, behind %v", l.late, l.behind)
 	}
-	for _, c := range t.channels {
-		if !c.tracked {
+	for _, c := range t.cursors.channels {
+		if !c.cursor.tracked {
 			continue
 		}
-		if err := checkWindow(c.name, &c.window); err != nil {
+		if err := checkWindow(c.cursor.name, &c.cursor.window); err != nil {
 			return err
 		}
 		open := 0
-		for i := range c.window.slots.len() {
-			it, o := c.window.slots.at(i), c.window.next+Offset(i)
+		for i := range c.cursor.window.slots.len() {
+			it, o := c.cursor.window.slots.at(i), c.cursor.window.next+Offset(i)
 			waits := l.window.get(o) != nil
 			switch {
-			case it == nil && waits && o < t.front:
-				return fmt.Errorf("channel %s will not take %d, which waits", c.name, o)
+			case it == nil && waits && o < t.log.front:
+				return fmt.Errorf("channel %s will not take %d, which waits", c.cursor.name, o)
 			case it == nil:
-			case it == t.pending:
+			case it == t.backlog.pending:
 				if !waits {
-					return fmt.Errorf("channel %s waits for %d, which does not come", c.name, o)
+					return fmt.Errorf("channel %s waits for %d, which does not come", c.cursor.name, o)
 				}
 			case it.offset != o || it.msg != nil && it.msg.Offset != o:
-				return fmt.Errorf("channel %s has %d at %d", c.name, it.offset, o)
+				return fmt.Errorf("channel %s has %d at %d", c.cursor.name, it.offset, o)
 			default:
 				open++
 			}
 		}
-		for o, it := range c.ahead {
-			if o < c.window.end() {
-				return fmt.Errorf("channel %s has reached %d and has it ahead", c.name, o)
+		for o, it := range c.cursor.ahead {
+			if o < c.cursor.window.end() {
+				return fmt.Errorf("channel %s has reached %d and has it ahead", c.cursor.name, o)
 			}
 			if it != nil {
 				open++
 				if it.offset != o {
-					return fmt.Errorf("channel %s has %d at %d", c.name, it.offset, o)
+					return fmt.Errorf("channel %s has %d at %d", c.cursor.name, it.offset, o)
 				}
 			}
 		}
-		if n := c.ready.len() + len(c.due) + c.absent.len(); n != open {
-			return fmt.Errorf("channel %s has %d messages and %d in its window", c.name, n, open)
+		if n := c.items.ready.len() + len(c.items.due) + c.cursor.absent.len(); n != open {
+			return fmt.Errorf("channel %s has %d messages and %d in its window", c.cursor.name, n, open)
 		}
-		if c.late < 0 || c.late > 0 && !c.behind || c.estimate && c.late == 0 {
-			return fmt.Errorf("channel %s is late by %d, behind %v, estimated %v", c.name, c.late, c.behind, c.estimate)
+		if c.cursor.late < 0 || c.cursor.late > 0 && !c.cursor.behind || c.cursor.estimate && c.cursor.late == 0 {
+			return fmt.Errorf("channel %s is late by %d, behind %v, estimated %v", c.cursor.name, c.cursor.late, c.cursor.behind, c.cursor.estimate)
 		}
 	}
 	return nil
@@ -195,8 +195,8 @@ func (c *Channel) checkInvariants() error {
 		return fmt.Errorf("%d messages != %d out + %d in", n.Messages, out, c.Depth())
 	}
 	burying := 0
-	for _, it := range c.due {
-		if it.holder == nil && it.turn != 0 {
+	for _, it := range c.items.due {
+		if it.holder == nil && it.delivery != 0 {
 			burying++
 		}
 	}
@@ -211,13 +211,13 @@ func (c *Channel) checkInvariants() error {
 		return err
 	}
 	credit := false
-	for _, w := range c.byID {
+	for _, w := range c.consumers.byID {
 		credit = credit || w.credit()
 	}
-	if credit && !c.paused && c.ready.len() > 0 {
-		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.ready.len())
+	if credit && !c.paused && c.items.ready.len() > 0 {
+		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.items.ready.len())
 	}
-	if o := c.window.end(); credit && !c.paused && !c.stopped && c.behind && c.absent.len() == 0 && o < c.log.front && c.log.known(o) && c.space() > 0 {
+	if o := c.cursor.window.end(); credit && !c.paused && !c.stopped && c.cursor.behind && c.cursor.absent.len() == 0 && o < c.cursor.log.front && c.cursor.log.hasRead(o) && c.space() > 0 {
 		return fmt.Errorf("a consumer has credit, and %d is in memory and not taken", o)
 	}
 	return nil
@@ -235,12 +235,12 @@ func (s *items) check() (held map[*consumer]int, err error) {
 			return nil, fmt.Errorf("heap order broken at %d", i)
 		}
 		if it.holder == nil {
-			if it.handed {
+			if it.sent {
 				return nil, fmt.Errorf("%s has no holder and is handed over", it.msg.ID)
 			}
 			continue
 		}
-		if it.turn == 0 {
+		if it.delivery == 0 {
 			return nil, fmt.Errorf("%s is held without a turn", it.msg.ID)
 		}
 		n++
@@ -256,7 +256,7 @@ func (s *items) check() (held map[*consumer]int, err error) {
 }
 
 // check returns the broken invariant if each consumer holds so many items.
-func (cs *consumers) check(held map[*consumer]int) error {
+func (cs *Consumers) check(held map[*consumer]int) error {
 	listed := map[*consumer]int{}
 	for d := range cs.credited {
 		ring := &cs.credited[d]

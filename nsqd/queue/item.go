@@ -19,10 +19,10 @@ type item struct {
 	holder     *consumer // nil: ready or deferred
 	prev, next *item     // in the holder's list
 	chain      *item     // next in the bucket of flights
-	turn       uint64    // number of the present delivery or dead letter, never reused; 0: none
+	delivery   uint64    // number of the present delivery or dead letter, never reused; 0: none
 	place      int32     // index in due; -1: not in due
 	attempts   uint16    // deliveries, without cancelled deliveries
-	handed     bool      // the present delivery was written (MarkSent)
+	sent       bool      // the present delivery was written (MarkSent)
 }
 
 // items are the messages that a channel has in memory.
@@ -31,25 +31,22 @@ type item struct {
 //   - every item is in exactly one place: ready, or due (in flight or deferred);
 //   - inFlight has exactly the due items that have a holder.
 type items struct {
-	ready    ring[*item] // may be delivered
-	due      dueHeap     // in flight: by timeout; deferred: by end of deferral
-	inFlight flights
-	turns    uint64  // deliveries so far
-	free     []*item // for reuse; at most maxFree
+	ready      ring[*item] // may be delivered
+	due        dueHeap     // in flight: by timeout; deferred: by end of deferral
+	inFlight   flights
+	deliveries uint64  // deliveries so far
+	free       []*item // for reuse; at most maxFree
 }
 
 // maxFree bounds a channel's unused items, to about a megabyte.
 const maxFree = 8192
 
-// InFlight returns the number of messages that consumers hold.
-func (s *items) InFlight() int { return s.inFlight.n }
+// deferred returns the number of messages held back until a later time.
+func (s *items) deferred() int { return len(s.due) - s.inFlight.n }
 
-// Deferred returns the number of messages held back until a later time.
-func (s *items) Deferred() int { return len(s.due) - s.inFlight.n }
-
-// Deadline returns when the next message times out or ends its deferral; mono.Never if there is
+// deadline returns when the next message times out or ends its deferral; mono.Never if there is
 // none.
-func (s *items) Deadline() mono.Time { return s.due.next() }
+func (s *items) deadline() mono.Time { return s.due.next() }
 
 func (s *items) make(m *Message) *item {
 	var it *item
@@ -85,8 +82,8 @@ func (s *items) place(now mono.Time, it *item) {
 // deliver gives a ready item to a consumer.
 func (s *items) deliver(now mono.Time, it *item, to *consumer) {
 	to.take(it)
-	s.turns++
-	it.turn = s.turns
+	s.deliveries++
+	it.delivery = s.deliveries
 	it.delivered = now
 	it.due = timeoutAt(now.Add(to.timeout))
 	s.inFlight.add(it)
@@ -108,7 +105,7 @@ func (s *items) takeDue(now mono.Time) (again []*item) {
 		s.due.remove(s.due[0])
 	}
 	slices.SortStableFunc(again, func(a, b *item) int {
-		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.turn, b.turn))
+		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.delivery, b.delivery))
 	})
 	return again
 }
@@ -121,7 +118,7 @@ func (s *items) forget(fx *Effects) {
 	for _, it := range s.due {
 		fx.unref(it.msg)
 	}
-	*s = items{turns: s.turns, free: s.free}
+	*s = items{deliveries: s.deliveries, free: s.free}
 }
 
 // flights finds the items that consumers hold by the ids of their messages. It is a hash table

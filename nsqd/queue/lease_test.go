@@ -35,7 +35,7 @@ func TestALeaseEndsAtItsEndAndNotWhenSomebodyLooks(t *testing.T) {
 	if got, want := b.top.ReleaseDeadline(), after(4*time.Second); got != want {
 		t.Errorf("the next token is there at %v, want %v", time.Duration(got), time.Duration(want))
 	}
-	if s := b.top.Share(); s != base {
+	if s := b.top.contract.Share(); s != base {
 		t.Errorf("share %+v after its lease, want the base", s)
 	}
 	if b.top.Renew(b.now, after(time.Minute), mono.Never, &b.fx) {
@@ -64,7 +64,7 @@ func TestARenewalInTimeKeepsTheShare(t *testing.T) {
 	b.now = after(7 * time.Second)
 	b.put(nil)
 	b.expect()
-	if s, d := b.top.Share(), b.top.ReleaseDeadline(); !s.IsZero() || d != mono.Never {
+	if s, d := b.top.contract.Share(), b.top.ReleaseDeadline(); !s.IsZero() || d != mono.Never {
 		t.Errorf("share %+v, deadline %v after the session's lease", s, d)
 	}
 	if b.top.Renew(b.now, after(time.Minute), after(time.Minute), &b.fx) {
@@ -99,7 +99,7 @@ func TestAShareWhoseLeaseIsOverIsWorthItsBase(t *testing.T) {
 func TestHoldReleasesNothing(t *testing.T) {
 	b := leased(t)
 	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 2}, 0, &b.fx)
-	b.top.HoldFrom(after(time.Second))
+	b.top.contract.HoldFrom(after(time.Second))
 	b.now = after(3 * time.Second)
 	b.put(nil)
 	b.put(nil)
@@ -108,12 +108,12 @@ func TestHoldReleasesNothing(t *testing.T) {
 	testkit.Equal(t, b.top.ReleaseDeadline(), mono.Never, "deadline on hold")
 
 	b.now = after(4 * time.Second)
-	b.top.HoldFrom(after(5 * time.Second))
+	b.top.contract.HoldFrom(after(5 * time.Second))
 	b.top.Tick(b.now, &b.fx)
 	b.expect("1@1:1", "2@1:1")
 	testkit.Equal(t, b.top.ReleaseDeadline(), after(4100*time.Millisecond), "deadline after the hold")
 
-	b.top.HoldFrom(0)
+	b.top.contract.HoldFrom(0)
 	b.top.Unlimit(b.now, &b.fx)
 	b.put(nil)
 	b.expect("3@1:1", "4@1:1")

@@ -5,8 +5,8 @@ import (
 	"sort"
 )
 
-// log is one topic's messages in order of acceptance. The backlog and each channel are cursors
-// into the log (see cursors). Type log is the part that the cursors share: its extent, and the
+// Log is one topic's messages in order of acceptance. The backlog and each channel are cursors
+// into the log (see Cursors). Type Log is the part that the cursors share: its extent, and the
 // messages that the log itself holds in memory.
 //
 // The owner writes the log in order. The tail holds the messages that are waiting for the write.
@@ -18,15 +18,15 @@ import (
 // Invariants, checked by checkInvariants in tests:
 //   - front is beyond all released messages;
 //   - the tail holds a reference to each of its messages.
-type log struct {
+type Log struct {
 	cfg      *Config // the topic's; set once
 	end      Offset  // offset of the next message
 	front    Offset  // beyond all released messages
 	first    Offset  // oldest offset that a Seek can reach
 	tail     tail
 	read     readCache
-	passing  readCache // messages read for one cursor beside read; empty outside Refill
-	void     []span
+	detour   readCache // messages read for one cursor that is far from read; empty outside Refill
+	skipped  []span
 	changes  uint64
 	tight    bool // memory is short of bytes
 	retained bool // the log stores every message, even if no cursor needs it
@@ -36,82 +36,82 @@ type log struct {
 // backlogs count as full: a new message goes to disk, one message or batch at a time, or is
 // refused if there is no disk. A message on disk comes back to memory only if it can leave memory
 // at once, one message at a time. Messages already in memory stay.
-func (l *log) SetTight(tight bool) { l.tight = tight }
+func (l *Log) SetTight(tight bool) { l.tight = tight }
 
 // SetRetained sets whether the log stores every message, from the next message on, even if all
 // channels finish the message before the write.
-func (l *log) SetRetained(retained bool) { l.retained = retained }
+func (l *Log) SetRetained(retained bool) { l.retained = retained }
 
-// Retained sets the oldest offset that a Seek can reach.
-func (l *log) Retained(first Offset) { l.first = first }
+// SetFirst sets the oldest offset that a Seek can reach.
+func (l *Log) SetFirst(first Offset) { l.first = first }
 
 // Front returns the offset beyond all released messages.
-func (l *log) Front() Offset { return l.front }
+func (l *Log) Front() Offset { return l.front }
 
-// InLog returns the offset before which the log has every message that a cursor needs.
-func (l *log) InLog() Offset { return l.tail.next }
+// StoredTo returns the offset before which the log has every message that a cursor needs.
+func (l *Log) StoredTo() Offset { return l.tail.window.next }
 
 // End returns the offset of the next message.
-func (l *log) End() Offset { return l.end }
+func (l *Log) End() Offset { return l.end }
 
 // Changes counts the changes to the contents of Snapshot.
-func (l *log) Changes() uint64 { return l.changes }
+func (l *Log) Changes() uint64 { return l.changes }
 
-// Note counts a change of what the owner saves with a snapshot.
-func (l *log) Note() { l.changes++ }
+// MarkChanged counts a change of what the owner saves with a snapshot.
+func (l *Log) MarkChanged() { l.changes++ }
 
 // Unwritten reports whether TakeUnwritten has something to do.
-func (l *log) Unwritten() bool { return l.tail.slots.len() > 0 }
+func (l *Log) Unwritten() bool { return l.tail.window.slots.len() > 0 }
 
 // Carrying reports whether a message that was carried forward is not written yet.
-func (l *log) Carrying() bool { return l.tail.next < l.tail.carried }
+func (l *Log) Carrying() bool { return l.tail.window.next < l.tail.rewritten }
 
 // ForgetRead empties the read cache, which an idle topic does not need.
-func (l *log) ForgetRead(fx *Effects) { l.read.forget(fx) }
+func (l *Log) ForgetRead(fx *Effects) { l.read.forget(fx) }
 
 // Discard forgets the unwritten messages. Requires: Stop, and no channel has a message.
-func (l *log) Discard(fx *Effects) {
+func (l *Log) Discard(fx *Effects) {
 	l.tail.pass(l.end, fx)
 	l.read.forget(fx)
 }
 
 // logged reports whether the log keeps the cursors' places.
-func (l *log) logged() bool { return l.cfg.Overflow > 0 }
+func (l *Log) logged() bool { return l.cfg.Overflow > 0 }
 
 // room reports whether n more messages may be on their way to disk. With nothing under way, a
 // batch of any size has room, even under memory pressure.
-func (l *log) room(n int) bool {
+func (l *Log) room(n int) bool {
 	under, most := l.tail.underWay, l.cfg.Overflow
 	return l.cfg.WriteThrough || !l.tight && under+n <= most || most > 0 && under == 0
 }
 
-func (l *log) accept(m *Message) {
+func (l *Log) number(m *Message) {
 	m.Offset, m.spilled = l.end, false
 	l.end++
 }
 
 // jump skips the offsets before to. Requires: the tail is empty.
-func (l *log) jump(to Offset) {
+func (l *Log) jump(to Offset) {
 	if to > l.end {
 		l.end = to
-		l.tail.reach(to)
+		l.tail.window.reach(to)
 	}
 }
 
-// known reports whether memory has the log's content at an offset, so a cursor needs no read.
-func (l *log) known(o Offset) bool {
-	return o >= l.tail.next || l.read.has(o) || l.passing.has(o)
+// hasRead reports whether memory has the log's content at an offset, so a cursor needs no read.
+func (l *Log) hasRead(o Offset) bool {
+	return o >= l.tail.window.next || l.read.has(o) || l.detour.has(o)
 }
 
 // next returns the first message in memory from o on, for a cursor at o. Without one, next
-// returns the offset up to which the log has no message. Requires: known(o).
-func (l *log) next(o Offset) (m *Message, none Offset) {
-	for _, r := range []*readCache{&l.read, &l.passing} {
+// returns the offset up to which the log has no message. Requires: hasRead(o).
+func (l *Log) next(o Offset) (m *Message, none Offset) {
+	for _, r := range []*readCache{&l.read, &l.detour} {
 		if r.has(o) {
 			return r.after(o), r.to
 		}
 	}
-	return l.tail.get(o), o + 1
+	return l.tail.window.get(o), o + 1
 }
 
 // span is a run of offsets that no channel gets: messages emptied out of the backlog, or carried
@@ -120,24 +120,24 @@ type span struct{ from, to Offset }
 
 // maxVoid is the number of spans that the log remembers for a Seek alone. A Seek brings back
 // messages emptied in older spans.
-const maxVoid = 1000
+const maxSkipped = 1000
 
-// avoid adds a span and merges it with its neighbours.
-func (l *log) avoid(from, to Offset) {
+// skip adds a span and merges it with its neighbours.
+func (l *Log) skip(from, to Offset) {
 	if from >= to {
 		return
 	}
-	i := sort.Search(len(l.void), func(i int) bool { return l.void[i].to >= from })
+	i := sort.Search(len(l.skipped), func(i int) bool { return l.skipped[i].to >= from })
 	end := i
-	for ; end < len(l.void) && l.void[end].from <= to; end++ { // the spans touch
-		from, to = min(from, l.void[end].from), max(to, l.void[end].to)
+	for ; end < len(l.skipped) && l.skipped[end].from <= to; end++ { // the spans touch
+		from, to = min(from, l.skipped[end].from), max(to, l.skipped[end].to)
 	}
-	l.void = slices.Replace(l.void, i, end, span{from, to})
+	l.skipped = slices.Replace(l.skipped, i, end, span{from, to})
 }
 
-func (l *log) avoided(o Offset) bool { return spanned(l.void, o) }
+func (l *Log) isSkipped(o Offset) bool { return inSpan(l.skipped, o) }
 
-func spanned(spans []span, o Offset) bool {
+func inSpan(spans []span, o Offset) bool {
 	i := sort.Search(len(spans), func(i int) bool { return spans[i].to > o })
 	return i < len(spans) && spans[i].from <= o
 }
@@ -147,9 +147,9 @@ func spanned(spans []span, o Offset) bool {
 //
 // Invariant: underWay is the number of spilled messages in the tail.
 type tail struct {
-	window[*Message]
-	underWay int    // messages on their way to disk for a cursor that is behind
-	carried  Offset // must be written up to here before a snapshot
+	window    window[*Message]
+	underWay  int    // messages on their way to disk for a cursor that is behind
+	rewritten Offset // must be written up to here before a snapshot
 }
 
 func (t *tail) release(m *Message, fx *Effects) {
@@ -163,12 +163,12 @@ func (t *tail) release(m *Message, fx *Effects) {
 // take is Topic.TakeUnwritten without its effects on the topic. From needed on, a cursor is
 // behind. take leaves out messages that no cursor needs, unless all is true.
 func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
-	upTo, size := t.next, 0
-	for o := upTo; o < t.end() && len(into) < most && size < bytes; o++ {
-		if m := t.get(o); m == nil {
+	upTo, size := t.window.next, 0
+	for o := upTo; o < t.window.end() && len(into) < most && size < bytes; o++ {
+		if m := t.window.get(o); m == nil {
 			// finished already
 		} else if m.refs == 1 && o < needed && m.Only == nil && !all {
-			t.done(o)
+			t.window.done(o)
 			t.release(m, fx)
 		} else {
 			m.ref()
@@ -185,16 +185,16 @@ func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, f
 
 // pass moves the tail's beginning to an offset or beyond.
 func (t *tail) pass(upTo Offset, fx *Effects) {
-	for t.next < upTo && t.slots.len() > 0 {
-		m := t.slots.pop()
-		if t.next++; m != nil {
+	for t.window.next < upTo && t.window.slots.len() > 0 {
+		m := t.window.slots.pop()
+		if t.window.next++; m != nil {
 			t.release(m, fx)
 		}
 	}
-	if t.slots.len() == 0 {
-		t.reach(upTo)
+	if t.window.slots.len() == 0 {
+		t.window.reach(upTo)
 	} else {
-		t.trim()
+		t.window.trim()
 	}
 }
 
@@ -235,8 +235,8 @@ func (r *readCache) after(o Offset) *Message {
 	return r.messages.at(i)
 }
 
-// goesOn reports whether the cache keeps messages read from an offset on.
-func (r *readCache) goesOn(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
+// follows reports whether the cache keeps messages that are read from an offset on.
+func (r *readCache) follows(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
 
 func (r *readCache) drop(fx *Effects) {
 	m := r.messages.pop()

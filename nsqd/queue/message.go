@@ -27,7 +27,7 @@ type Message struct {
 	Source   stamp.Source // of Arrival
 	spilled  bool         // in the tail, and counted as on its way to disk
 	// refs counts the holders of the message: the backlog or the channels, the tail, and the
-	// writer that took the message by TakeUnwritten. The machine maintains refs.
+	// writer that took the message by Disk.TakeUnwritten. The machine maintains refs.
 	refs      int32
 	Arrival   mono.Time
 	Timestamp mono.Wall

@@ -15,7 +15,7 @@ func TestChannelsThatAreCloseTogetherReadOnce(t *testing.T) {
 		ahead, most int // messages kept, and messages read
 	}{{0, 4 * messages}, {40, messages}, {1000, messages}} {
 		b, d := &bench{t: t, top: withDisk(4, 1000)}, disk{}
-		b.top.cfg.ReadAhead = c.ahead * size
+		b.top.log.cfg.ReadAhead = c.ahead * size
 		var channels []*Channel
 		for _, name := range []string{"a", "b", "c", "d"} {
 			ch := b.channel(name)
@@ -41,14 +41,14 @@ func TestChannelsThatAreCloseTogetherReadOnce(t *testing.T) {
 				}
 			}
 			b.check()
-			if n := b.top.read.messages.len(); n > max(c.ahead, messages) || c.ahead == 0 && n > 4 {
+			if n := b.top.log.read.messages.len(); n > max(c.ahead, messages) || c.ahead == 0 && n > 4 {
 				t.Fatalf("%d are kept, may be %d", n, c.ahead)
 			}
 		}
 		if read > c.most || read < c.most/2 {
 			t.Errorf("with %d kept %d were read", c.ahead, read)
 		}
-		if n := b.top.read.messages.len(); n > 0 {
+		if n := b.top.log.read.messages.len(); n > 0 {
 			t.Errorf("%d are kept for no reader", n)
 		}
 	}

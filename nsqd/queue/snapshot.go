@@ -30,18 +30,18 @@ const snapshotVersion = 2
 // ErrSnapshot means that the snapshot is damaged or has another version.
 var ErrSnapshot = errors.New("not a snapshot of cursors")
 
-// Snapshot appends the state for Restore. wall converts times. Deliveries that were not handed
-// over do not count.
-func (cs *cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
+// Snapshot appends the state for Restore. wall converts times. Deliveries that were not sent
+// do not count.
+func (cs *Cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	cs.Low() // forgets spans
 	b = append(b, snapshotVersion)
-	b = binary.AppendUvarint(b, uint64(cs.end))
-	b = binary.AppendUvarint(b, uint64(cs.tail.next))
-	b = binary.AppendUvarint(b, uint64(cs.front))
+	b = binary.AppendUvarint(b, uint64(cs.log.end))
+	b = binary.AppendUvarint(b, uint64(cs.log.tail.window.next))
+	b = binary.AppendUvarint(b, uint64(cs.log.front))
 
-	w := &cs.backlog
+	w := cs.backlog
 	if !w.behind {
-		w.window.reach(cs.end)
+		w.window.reach(cs.log.end)
 	}
 	e := runs{last: w.window.next}
 	for i := range w.window.slots.len() {
@@ -51,8 +51,8 @@ func (cs *cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	}
 	onDisk := w.late
 	if w.behind {
-		for o := max(w.window.end(), cs.tail.next); o < cs.end; o++ {
-			if m := cs.tail.get(o); m != nil && m.Only == nil {
+		for o := max(w.window.end(), cs.log.tail.window.next); o < cs.log.end; o++ {
+			if m := cs.log.tail.window.get(o); m != nil && m.Only == nil {
 				onDisk--
 			}
 		}
@@ -60,9 +60,9 @@ func (cs *cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	b = cursorHead(b, w.window.next, w.window.end(), onDisk)
 	b = e.append(b)
 
-	b = binary.AppendUvarint(b, uint64(len(cs.void)))
+	b = binary.AppendUvarint(b, uint64(len(cs.log.skipped)))
 	last := Offset(0)
-	for _, v := range cs.void {
+	for _, v := range cs.log.skipped {
 		b = binary.AppendUvarint(b, uint64(v.from-last))
 		b = binary.AppendUvarint(b, uint64(v.to-v.from))
 		last = v.to
@@ -70,14 +70,14 @@ func (cs *cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 
 	n := 0
 	for _, c := range cs.channels {
-		if c.tracked {
+		if c.cursor.tracked {
 			n++
 		}
 	}
 	b = binary.AppendUvarint(b, uint64(n))
 	for _, c := range cs.channels {
-		if c.tracked {
-			b = c.snapshot(b, wall)
+		if c.cursor.tracked {
+			b = c.cursor.snapshot(b, wall)
 		}
 	}
 	return b
@@ -97,8 +97,8 @@ func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	if !c.behind {
 		c.reach(l.front)
 	} else {
-		for o := max(c.window.end(), l.tail.next); o < l.front; o++ {
-			if m := l.tail.get(o); m != nil && c.takes(m) && c.backlog.window.get(o) == nil {
+		for o := max(c.window.end(), l.tail.window.next); o < l.front; o++ {
+			if m := l.tail.window.get(o); m != nil && c.takes(m) && c.backlog.window.get(o) == nil {
 				onDisk--
 			}
 		}
@@ -120,7 +120,7 @@ func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 			e.add(o)
 			continue
 		}
-		e.one(o, attempts, at)
+		e.addSingle(o, attempts, at)
 	}
 	b = e.append(b)
 	b = binary.AppendUvarint(b, uint64(len(c.ahead)))
@@ -144,10 +144,10 @@ func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.
 	attempts = it.attempts
 	switch {
 	case it.holder != nil: // the next process delivers the message at once
-		if !it.handed { // as in consumer.release
+		if !it.sent { // as in consumer.release
 			attempts--
 		}
-	case it.turn != 0: // a dead letter that is not stored: the next process delivers it at once
+	case it.delivery != 0: // a dead letter that is not stored: the next process delivers it at once
 	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent
 		at = wall(it.due)
 	}
@@ -182,7 +182,7 @@ func (r *runs) flush() {
 	r.last, r.len = r.first+Offset(r.len), 0
 }
 
-func (r *runs) one(o Offset, attempts uint16, due mono.Wall) {
+func (r *runs) addSingle(o Offset, attempts uint16, due mono.Wall) {
 	r.flush()
 	r.b = binary.AppendUvarint(r.b, uint64(o-r.last))
 	r.b = binary.AppendUvarint(r.b, 1)
@@ -301,7 +301,8 @@ type Restoring struct {
 // nothing before first, so earlier messages in an old snapshot count as finished.
 //
 // After ErrSnapshot the topic is as without a snapshot. Requires: a new topic with a disk.
-func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
+func (disk *Disk) Restore(now mono.Time, b []byte, first Offset, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
+	t := disk.topic()
 	r := &Restoring{Needed: first, topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
 	t.backlog.behind = true
 	if len(b) == 0 {
@@ -310,7 +311,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	if b[0] != snapshotVersion {
 		return r, ErrSnapshot
 	}
-	t.unread = new(Message)
+	t.backlog.unread = new(Message)
 	d := decoder{b: b[1:]}
 	end, written, front := Offset(d.num()), Offset(d.num()), Offset(d.num())
 	next, pos, late := d.head()
@@ -322,7 +323,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 			return
 		}
 		waits.reach(o)
-		waits.push(t.unread)
+		waits.push(t.backlog.unread)
 		absent.push(o)
 	})
 	waits.reach(pos)
@@ -353,7 +354,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 			t.CreateChannel(now, c.name, fx)
 		}
 	}
-	t.end, t.front, t.void = end, front, void
+	t.log.end, t.log.front, t.log.skipped = end, front, void
 	t.backlog.window, t.backlog.absent, t.backlog.behind, t.backlog.late = waits, absent, true, late
 	if r.From, r.written, r.end = written, written, end; needed < written {
 		r.Needed = needed
@@ -376,12 +377,12 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 		// The channel was deleted since.
 		// order: the result is a set
 		for o := range from.ahead {
-			t.avoid(o, o+1)
+			t.log.skip(o, o+1)
 		}
 	}
-	for _, c := range t.channels {
-		if !c.behind {
-			c.start()
+	for _, c := range t.cursors.channels {
+		if !c.cursor.behind {
+			c.cursor.start()
 		}
 	}
 	return r, nil
@@ -415,7 +416,7 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 		}
 		c.window.reach(o)
 		if waits.get(o) != nil {
-			c.window.push(c.backlog.pends())
+			c.window.push(c.backlog.placeholder())
 		} else {
 			c.window.push(absent(o, attempts, due))
 		}
@@ -428,7 +429,7 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 		if d.num() > 0 {
 			it = absent(at, uint16(d.num()), mono.Wall(d.num()))
 		}
-		c.lead(at, it)
+		c.setAhead(at, it)
 	}
 	return needed
 }
@@ -437,35 +438,35 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 // Requires: ascending offsets.
 func (r *Restoring) Found(o Offset, only string) {
 	t, b := r.topic, &r.topic.backlog
-	if o >= r.written && (only != "" || o < max(t.front, b.window.end())) { // no channel had a message behind these
+	if o >= r.written && (only != "" || o < max(t.log.front, b.window.end())) { // no channel had a message behind these
 		r.present[o] = true
 	}
 	if only != "" && o >= r.end { // carried forward after the snapshot: the channel still has the message at its old offset
 		if c := t.Channel(only); c == nil {
-			t.avoid(o, o+1)
-		} else if c.tracked {
-			c.lead(o, nil)
+			t.log.skip(o, o+1)
+		} else if c.cursor.tracked {
+			c.cursor.setAhead(o, nil)
 		}
 	}
-	if t.end = max(t.end, o+1); o >= b.window.end() {
+	if t.log.end = max(t.log.end, o+1); o >= b.window.end() {
 		switch {
 		case only == "":
 			b.late++
 			return
 		case b.late == 0 && b.absent.len() == 0: // as if released
 			b.window.reach(o + 1)
-			t.front = o + 1
+			t.log.front = o + 1
 		default:
 			return // until the backlog has passed the message
 		}
 	}
-	if b.window.get(o) != nil || t.avoided(o) {
+	if b.window.get(o) != nil || t.log.isSkipped(o) {
 		return
 	}
-	for _, c := range t.channels {
-		if _, is := c.ahead[o]; !is && c.tracked && o >= c.window.end() && (only == "" || only == c.name) {
-			c.behind = true
-			c.late++
+	for _, c := range t.cursors.channels {
+		if _, is := c.cursor.ahead[o]; !is && c.cursor.tracked && o >= c.cursor.window.end() && (only == "" || only == c.cursor.name) {
+			c.cursor.behind = true
+			c.cursor.late++
 		}
 	}
 }
@@ -477,22 +478,22 @@ func (r *Restoring) Done(now mono.Time, next Offset, fx *Effects) {
 	lost := func(o Offset) bool { return o >= r.written && !r.present[o] }
 	for range b.absent.len() {
 		if o := b.absent.pop(); lost(o) {
-			b.lose(o, t.channels)
+			b.lose(o, t.cursors.channels)
 		} else {
 			b.absent.push(o)
 		}
 	}
-	t.end = max(t.end, next)
-	t.tail.next = t.end
-	t.counters.Accepted += uint64(t.Waiting())
-	for _, c := range t.channels {
-		for range c.absent.len() {
-			it := c.absent.pop()
+	t.log.end = max(t.log.end, next)
+	t.log.tail.window.next = t.log.end
+	t.backlog.counters.Accepted += uint64(t.backlog.Waiting())
+	for _, c := range t.cursors.channels {
+		for range c.cursor.absent.len() {
+			it := c.cursor.absent.pop()
 			if lost(it.offset) {
-				c.close(it.offset)
+				c.cursor.close(it.offset)
 				continue
 			}
-			c.absent.push(it)
+			c.cursor.absent.push(it)
 		}
 		c.counters.Messages += uint64(c.Depth())
 		c.catchUp(now)

@@ -21,11 +21,12 @@
 // assignment if nothing waits.
 //
 // A message's way from PUB to FIN is Topic.Put, Topic.release and Channel. A contract decides
-// when the message gets its token. A Channel has items (the messages in memory) and consumers.
-// The other parts handle messages beyond memory: log, tail and readCache, which do not know their
-// readers; backlog, the topic's own cursor; cursor, a channel's cursor; and cursors, which
-// combines the log, the backlog and the channels. The topic and the channels refer to their
-// parts, and a cursor refers to the backlog and the log. No part refers back.
+// when the message gets its token. A Channel has items (the messages in memory) and Consumers.
+// The other parts handle messages beyond memory: Log, tail and readCache, which do not know their
+// readers; Backlog, the topic's own cursor; cursor, a channel's cursor; and Cursors, which
+// combines the log, the backlog and the channels. Disk has the steps of the log's owner. The topic
+// and the channels refer to their parts, and a cursor refers to the backlog and the log. No part
+// refers back.
 //
 // The package must not know connections or frames. Read nsqd/broker next.
 package queue
@@ -50,7 +51,7 @@ type Config struct {
 	// drop messages.
 	Overflow int
 	// WriteThrough means that the log stores every message before the topic accepts it in
-	// Topic.Appended. Requires: Overflow > 0.
+	// Disk.Appended. Requires: Overflow > 0.
 	WriteThrough bool
 	// MaxUnfinished is the maximum distance, in messages, between a channel and its oldest
 	// unfinished message. At this distance the channel falls behind. 0: no bound.
@@ -76,14 +77,16 @@ type Config struct {
 // A waiting message has no token yet. Only the head is judged, at its release, so a new share
 // counts at once.
 type Topic struct {
-	contract
-	cursors
+	contract Contract
+	log      Log
+	backlog  Backlog
+	cursors  Cursors
 
 	expiry  Expiry
 	paused  bool
 	stopped bool
 	due     mono.Time // no later than the deadline of any channel
-	turn    int       // for Want: whose turn to read the log
+	reader  int       // for Want: the next cursor to read the log
 }
 
 // NewTopic returns a topic without channels and without a limit.
@@ -92,20 +95,42 @@ func NewTopic(cfg Config) *Topic {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
 	t := &Topic{contract: newContract(), due: mono.Never}
-	t.log = log{cfg: &cfg, first: math.MaxUint64}
-	t.jump(cfg.First)
-	t.front, t.backlog = t.end, backlog{log: &t.log, window: window[*Message]{next: t.end}}
+	t.log = Log{cfg: &cfg, first: math.MaxUint64}
+	t.log.jump(cfg.First)
+	t.log.front, t.backlog = t.log.end, Backlog{log: &t.log, window: window[*Message]{next: t.log.end}}
+	t.cursors = Cursors{log: &t.log, backlog: &t.backlog}
 	return t
 }
+
+// Contract returns the topic's contract.
+func (t *Topic) Contract() *Contract { return &t.contract }
+
+// Backlog returns the messages that wait in the topic.
+func (t *Topic) Backlog() *Backlog { return &t.backlog }
+
+// Log returns the extent of the topic's log.
+func (t *Topic) Log() *Log { return &t.log }
+
+// Cursors returns the log's readers.
+func (t *Topic) Cursors() *Cursors { return &t.cursors }
+
+// Disk returns the steps of the disk.
+func (t *Topic) Disk() *Disk { return (*Disk)(t) }
+
+// Channel returns the channel with the given name, or nil.
+func (t *Topic) Channel(name string) *Channel { return t.cursors.channel(name) }
+
+// Channels returns the channels by name. The caller must not change the slice.
+func (t *Topic) Channels() []*Channel { return t.cursors.channels }
 
 // Put accepts all of msgs, in order, or none of them, and takes ownership of the messages.
 // Errors: ErrFull, *OverLimitError.
 func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
-	if t.free() < len(msgs) {
+	if t.backlog.Free() < len(msgs) {
 		// A message may have become eligible since the last step.
 		t.advance(now, fx)
-		if !t.Room(len(msgs)) {
-			t.counters.Refused += uint64(len(msgs))
+		if !t.backlog.Room(len(msgs)) {
+			t.backlog.counters.Refused += uint64(len(msgs))
 			return ErrFull
 		}
 	}
@@ -123,42 +148,30 @@ func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
 func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 	for _, m := range msgs {
 		fx.Held += m.Size()
-		if t.accept(m); t.retained && t.logged() {
-			t.spill(m, fx)
+		if t.log.number(m); t.log.retained && t.log.logged() {
+			t.cursors.spill(m, fx)
 		}
-		if t.free() > 0 {
-			t.wait(m)
+		if t.backlog.Free() > 0 {
+			t.backlog.wait(m)
 		} else {
-			t.fallBehind()
-			t.spill(m, fx)
+			t.backlog.fallBehind()
+			t.cursors.spill(m, fx)
 		}
-		t.accepted(m)
+		t.backlog.accepted(m)
 	}
 	t.advance(now, fx)
-	t.maxWaiting = max(t.maxWaiting, t.Waiting())
-}
-
-// Takes reports whether n calls of Put would each accept a message at once, without waiting for
-// room.
-func (t *Topic) Takes(n int) bool {
-	return !(t.limited && t.over.Reject) && t.free() >= n
-}
-
-// Room reports whether Put would have room for n messages now.
-func (t *Topic) Room(n int) bool {
-	n -= t.free()
-	return n <= 0 || t.log.room(n)
+	t.backlog.maxWaiting = max(t.backlog.maxWaiting, t.backlog.Waiting())
 }
 
 // Tick does what is due: releases, message timeouts and ends of deferrals.
 func (t *Topic) Tick(now mono.Time, fx *Effects) {
-	for _, c := range t.channels {
+	for _, c := range t.cursors.channels {
 		c.expire(now)
 		t.serve(now, c, fx)
 	}
 	t.advance(now, fx) // last: the channels have room now
 	t.due = mono.Never
-	for _, c := range t.channels {
+	for _, c := range t.cursors.channels {
 		t.due = min(t.due, c.Deadline())
 	}
 }
@@ -166,11 +179,11 @@ func (t *Topic) Tick(now mono.Time, fx *Effects) {
 // ReleaseDeadline returns when the head of the backlog gets its token or its TTL ends; mono.Never
 // if no message waits for a token. The owner must call Tick then.
 func (t *Topic) ReleaseDeadline() mono.Time {
-	if t.waiting.len() == 0 || !t.open() || t.onHold {
+	if t.backlog.waiting.len() == 0 || !t.open() || t.contract.onHold {
 		return mono.Never
 	}
-	arrival := t.waiting.front().Arrival
-	return min(t.eligible(arrival), t.expiry.end(arrival))
+	arrival := t.backlog.waiting.front().Arrival
+	return min(t.contract.eligible(arrival), t.expiry.end(arrival))
 }
 
 // ChannelDeadline returns when the next message times out or ends its deferral; mono.Never if
@@ -180,10 +193,10 @@ func (t *Topic) ChannelDeadline() mono.Time { return t.due }
 
 // open reports whether a message may leave the topic, tokens apart.
 func (t *Topic) open() bool {
-	if t.paused || t.stopped || len(t.channels) == 0 {
+	if t.paused || t.stopped || len(t.cursors.channels) == 0 {
 		return false
 	}
-	for _, c := range t.channels {
+	for _, c := range t.cursors.channels {
 		if !c.open() {
 			return false
 		}
@@ -195,8 +208,8 @@ func (t *Topic) open() bool {
 // is one message, and only if the message can leave the topic at once.
 func (t *Topic) memory() int {
 	switch {
-	case !t.tight:
-		return t.cfg.Capacity
+	case !t.log.tight:
+		return t.log.cfg.Capacity
 	case t.open():
 		return 1
 	}
@@ -220,41 +233,41 @@ func (t *Topic) advance(now mono.Time, fx *Effects) {
 			fx.Disk = true
 		}
 	}
-	t.trimRead(fx)
+	t.cursors.trimRead(fx)
 }
 
 func (t *Topic) release(now mono.Time, fx *Effects) {
-	t.lapse(now)
-	t.look(now, t.cfg.MaxBackdating)
+	t.contract.lapse(now)
+	t.contract.observe(now, t.log.cfg.MaxBackdating)
 	if t.backlog.behind {
 		t.backlog.catchUp(t.memory())
 	}
-	leaves := t.mayLeave(now)
-	for leaves && t.waiting.len() > 0 && t.open() {
-		m := t.waiting.front()
+	leaves := t.contract.mayLeave(now)
+	for leaves && t.backlog.waiting.len() > 0 && t.open() {
+		m := t.backlog.waiting.front()
 		if t.expiry.ended(m.Arrival, now) {
 			// Each channel discards the message: no channel has a longer TTL than the topic.
 			m.Access, m.Held, m.Released = 0, 0, now
 			t.backlog.pop()
-			t.counters.Released--
-			t.counters.Expired++
+			t.backlog.counters.Released--
+			t.backlog.counters.Expired++
 		} else {
-			e, access, ok := t.take(m.Arrival, now)
+			e, access, ok := t.contract.take(m.Arrival, now)
 			if !ok {
 				break
 			}
 			m.Access, m.Held, m.Released = access, 0, now
-			if from := max(m.Arrival, t.cfg.Begin); from < t.opened {
-				m.Held = t.opened.Sub(from)
+			if from := max(m.Arrival, t.log.cfg.Begin); from < t.contract.opened {
+				m.Held = t.contract.opened.Sub(from)
 			}
 			t.backlog.pop()
 			fx.Released = append(fx.Released, Release{Arrival: m.Arrival, Eligible: e, Released: now, Access: m.Access})
 		}
-		t.changes++
-		t.front = max(t.front, m.Offset+1)
-		for _, c := range t.channels {
+		t.log.changes++
+		t.log.front = max(t.log.front, m.Offset+1)
+		for _, c := range t.cursors.channels {
 			if c.release(now, m) {
-				t.spill(m, fx)
+				t.cursors.spill(m, fx)
 			}
 			c.dispatch(now, fx)
 			t.due = min(t.due, c.Deadline())
@@ -264,24 +277,24 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			t.backlog.catchUp(t.memory())
 		}
 	}
-	if t.passed && !t.backlog.behind && t.backlog.window.slots.len() == 0 {
+	if t.backlog.foreign && !t.backlog.behind && t.backlog.window.slots.len() == 0 {
 		// The end of the log may have messages for one channel only.
-		t.passed, t.front = false, t.end
-		for _, c := range t.channels {
-			c.behind = c.behind || c.tracked
+		t.backlog.foreign, t.log.front = false, t.log.end
+		for _, c := range t.cursors.channels {
+			c.cursor.behind = c.cursor.behind || c.cursor.tracked
 			t.serve(now, c, fx)
 		}
 	}
-	t.heldUp = (t.limited || t.Waiting() > 0) && !(leaves && t.open())
+	t.contract.blocked = (t.contract.limited || t.backlog.Waiting() > 0) && !(leaves && t.open())
 }
 
 // Pause stops releases; the topic still accepts messages.
-func (t *Topic) Pause() { t.paused, t.heldUp = true, true }
+func (t *Topic) Pause() { t.paused, t.contract.blocked = true, true }
 
-// Stop ends releases and deliveries for good. The topic keeps its messages for Leave.
+// Stop ends releases and deliveries for good. The topic keeps its messages for Cursors.StoreLast.
 func (t *Topic) Stop() {
 	t.stopped = true
-	for _, c := range t.channels {
+	for _, c := range t.cursors.channels {
 		c.stopped = true
 	}
 }
@@ -298,38 +311,38 @@ func (t *Topic) Paused() bool { return t.paused }
 // their messages.
 func (t *Topic) Empty(now mono.Time, fx *Effects) int {
 	n := t.backlog.empty(fx)
-	t.front = t.end
-	for _, c := range t.channels {
-		if !c.tracked {
+	t.log.front = t.log.end
+	for _, c := range t.cursors.channels {
+		if !c.cursor.tracked {
 			continue
 		}
-		for o := c.window.next; o < c.window.end(); o++ {
-			if t.isPending(c.window.get(o)) {
-				c.window.done(o)
+		for o := c.cursor.window.next; o < c.cursor.window.end(); o++ {
+			if t.backlog.isPending(c.cursor.window.get(o)) {
+				c.cursor.window.done(o)
 			}
 		}
-		if !c.behind {
-			c.reach(t.end)
+		if !c.cursor.behind {
+			c.cursor.reach(t.log.end)
 		}
 	}
-	t.changes++
-	t.read.moved = true
-	t.goOn(now, fx) // a channel may have been at MaxUnfinished
+	t.log.changes++
+	t.log.read.moved = true
+	t.settle(now, fx, t.cursors.channels...) // a channel may have been at MaxUnfinished
 	return n
 }
 
 // CreateChannel returns the channel with the given name and creates the channel if necessary. The
 // first channel gets the messages that waited for a channel.
 func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel {
-	i, found := t.find(name)
+	i, found := t.cursors.find(name)
 	if found {
-		return t.channels[i]
+		return t.cursors.channels[i]
 	}
 	c := newChannel(now, name, &t.log, &t.backlog)
 	c.expiry = t.expiry
-	c.start()
-	t.channels = slices.Insert(t.channels, i, c)
-	t.changes++
+	c.cursor.start()
+	t.cursors.channels = slices.Insert(t.cursors.channels, i, c)
+	t.log.changes++
 	t.advance(now, fx)
 	return c
 }
@@ -337,18 +350,18 @@ func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel 
 // DeleteChannel removes the channel and its messages. The topic releases messages that waited
 // only because the channel was full. Error: ErrUnknownChannel.
 func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
-	i, found := t.find(name)
+	i, found := t.cursors.find(name)
 	if !found {
 		return ErrUnknownChannel
 	}
-	c := t.channels[i]
+	c := t.cursors.channels[i]
 	c.stopped = true // the owner may still have the channel
-	for _, o := range c.aheadOffsets() {
-		t.avoid(o, o+1) // else a new channel with the same name would get the message
+	for _, o := range c.cursor.aheadOffsets() {
+		t.log.skip(o, o+1) // else a new channel with the same name would get the message
 	}
 	c.empty(fx)
-	t.channels = slices.Delete(t.channels, i, i+1)
-	t.changes++
+	t.cursors.channels = slices.Delete(t.cursors.channels, i, i+1)
+	t.log.changes++
 	t.advance(now, fx)
 	return nil
 }
@@ -362,7 +375,7 @@ func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, batch []Me
 	for _, m := range batch {
 		errs = append(errs, c.finish(id, m, fx))
 	}
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 	return errs
 }
 
@@ -372,7 +385,7 @@ func (t *Topic) Requeue(now mono.Time, c *Channel, id ConsumerID, m MessageID, d
 	if err := c.requeue(now, id, m, delay); err != nil {
 		return err
 	}
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 	return nil
 }
 
@@ -387,36 +400,36 @@ func (t *Topic) Touch(now mono.Time, c *Channel, id ConsumerID, m MessageID) err
 // SetReady sets the consumer's RDY: how many messages it may hold at once. Error:
 // ErrUnknownConsumer.
 func (t *Topic) SetReady(now mono.Time, c *Channel, id ConsumerID, n int, fx *Effects) error {
-	if err := c.setReady(id, n); err != nil {
+	if err := c.consumers.setReady(id, n); err != nil {
 		return err
 	}
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 	return nil
 }
 
 // Resume gives a stalled consumer credit again, because the consumer takes its deliveries.
 func (t *Topic) Resume(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
-	c.resume(id)
-	t.settle(now, c, fx)
+	c.consumers.resume(id)
+	t.settle(now, fx, c)
 }
 
 // RemoveConsumer takes back all messages that the consumer holds.
 func (t *Topic) RemoveConsumer(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
 	c.removeConsumer(id)
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 }
 
 // UnpauseChannel resumes deliveries of the channel.
 func (t *Topic) UnpauseChannel(now mono.Time, c *Channel, fx *Effects) {
 	c.paused = false
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 }
 
 // EmptyChannel discards the channel's messages and returns their number. Consumers lose the
 // messages that they hold: the channel refuses their FIN.
 func (t *Topic) EmptyChannel(now mono.Time, c *Channel, fx *Effects) int {
 	n := c.empty(fx)
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 	return n
 }
 
@@ -427,24 +440,27 @@ func (t *Topic) EmptyChannel(now mono.Time, c *Channel, fx *Effects) int {
 // ChannelCounters.Messages. records estimates the number of records in the log from the offset
 // on. Error: ErrNoCursor.
 func (t *Topic) Seek(now mono.Time, c *Channel, to Offset, records int, fx *Effects) error {
-	if !c.tracked {
+	if !c.cursor.tracked {
 		return ErrNoCursor
 	}
-	if to < t.front {
-		t.writeUpTo(t.front, nil) // the channel may need messages that are only in memory
+	if to < t.log.front {
+		t.cursors.writeUpTo(t.log.front, nil) // the channel may need messages that are only in memory
 	}
 	c.empty(fx)
-	if c.opened = now; to < t.front { // a repeated message is not the broker's delay
-		c.seek(to, records)
-		c.counters.Messages += uint64(c.late)
+	if c.opened = now; to < t.log.front { // a repeated message is not the broker's delay
+		c.cursor.seek(to, records)
+		c.counters.Messages += uint64(c.cursor.late)
 		fx.Disk = true
 	}
-	t.settle(now, c, fx)
+	t.settle(now, fx, c)
 	return nil
 }
 
-func (t *Topic) settle(now mono.Time, c *Channel, fx *Effects) {
-	t.serve(now, c, fx)
+// settle ends a step that changed the given channels.
+func (t *Topic) settle(now mono.Time, fx *Effects, changed ...*Channel) {
+	for _, c := range changed {
+		t.serve(now, c, fx)
+	}
 	t.advance(now, fx)
 }
 
@@ -453,12 +469,4 @@ func (t *Topic) serve(now mono.Time, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
 	t.due = min(t.due, c.Deadline())
 	c.want(fx)
-}
-
-// goOn serves every channel, because channels at MaxUnfinished may have gained room.
-func (t *Topic) goOn(now mono.Time, fx *Effects) {
-	for _, c := range t.channels {
-		t.serve(now, c, fx)
-	}
-	t.advance(now, fx)
 }

@@ -94,8 +94,8 @@ func (b *bench) deliveries() []Delivery {
 // hand hands a delivery over to its consumer.
 func (b *bench) hand(d Delivery, want bool) {
 	b.t.Helper()
-	for _, c := range b.top.channels {
-		if c.byID[d.Consumer] != nil {
+	for _, c := range b.top.cursors.channels {
+		if c.consumers.byID[d.Consumer] != nil {
 			if got := c.MarkSent(d); got != want {
 				b.t.Fatalf("handing %d to consumer %d: %v, want %v", number(d.Message), d.Consumer, got, want)
 			}
@@ -113,7 +113,7 @@ func (b *bench) channel(name string) *Channel {
 
 func (b *bench) consumer(c *Channel, id ConsumerID, timeout time.Duration, ready int) {
 	b.t.Helper()
-	c.AddConsumer(id, timeout, 0, Near)
+	c.consumers.Add(id, timeout, 0, Near)
 	testkit.Must(b.t, b.top.SetReady(b.now, c, id, ready, &b.fx))
 	b.check()
 }
@@ -153,8 +153,8 @@ func TestALimitThatIsRemoved(t *testing.T) {
 	b.expect("3@1:1")
 	b.top.Unlimit(b.now, &b.fx)
 	b.check()
-	if n := len(b.fx.Released); n != 497 || b.top.Waiting() != 0 || b.top.Limited() || !b.top.Share().IsZero() || b.top.ReleaseDeadline() != mono.Never {
-		t.Fatalf("%d released, %d wait, limited: %v, share %v, next at %v", n, b.top.Waiting(), b.top.Limited(), b.top.Share(), b.top.ReleaseDeadline())
+	if n := len(b.fx.Released); n != 497 || b.top.backlog.Waiting() != 0 || b.top.contract.Limited() || !b.top.contract.Share().IsZero() || b.top.ReleaseDeadline() != mono.Never {
+		t.Fatalf("%d released, %d wait, limited: %v, share %v, next at %v", n, b.top.backlog.Waiting(), b.top.contract.Limited(), b.top.contract.Share(), b.top.ReleaseDeadline())
 	}
 	for _, r := range b.fx.Released {
 		if r.Access != 1500*time.Millisecond {
@@ -171,15 +171,15 @@ func TestALimitThatIsRemoved(t *testing.T) {
 	b.top.Limit(OverLimit{})
 	b.top.SetShare(b.now, tokenbucket.Share{Rate: 1000, Burst: 2}, 0, &b.fx)
 	b.put(nil)
-	testkit.Equal(t, b.top.Waiting(), 1, "wait for their token")
+	testkit.Equal(t, b.top.backlog.Waiting(), 1, "wait for their token")
 	b.top.Pause()
 	b.top.Unlimit(b.now, &b.fx)
 	b.check()
-	if b.top.Waiting() != 1 || len(b.fx.Released) != 0 {
+	if b.top.backlog.Waiting() != 1 || len(b.fx.Released) != 0 {
 		t.Errorf("a paused topic has released %d", len(b.fx.Released))
 	}
 	b.top.Unpause(b.now, &b.fx)
-	testkit.Equal(t, b.top.Waiting(), 0, "wait")
+	testkit.Equal(t, b.top.backlog.Waiting(), 0, "wait")
 }
 
 func TestCreditBoundsWhatAConsumerHoldsAndConsumersTakeTurns(t *testing.T) {
@@ -281,7 +281,7 @@ func TestMessagesGoToTheNearest(t *testing.T) {
 	c := b.channel("c")
 	for i, d := range []Distance{Far, Near, Neighbour, Near, Far} {
 		id := ConsumerID(i + 1)
-		c.AddConsumer(id, time.Minute, 0, d)
+		c.consumers.Add(id, time.Minute, 0, d)
 		testkit.Must(t, b.top.SetReady(b.now, c, id, 2, &b.fx))
 		b.check()
 	}
@@ -309,7 +309,7 @@ func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
 		b.top.RemoveConsumer(b.now, c, id, &b.fx)
 	}
 	b.check()
-	testkit.MustEqual(t, c.credited[Near].len(), 0, "consumers are listed, and none is there")
+	testkit.MustEqual(t, c.consumers.credited[Near].len(), 0, "consumers are listed, and none is there")
 }
 
 func TestAFullChannelHoldsTheTopicBackAndAFullTopicRefuses(t *testing.T) {
@@ -319,7 +319,7 @@ func TestAFullChannelHoldsTheTopicBackAndAFullTopicRefuses(t *testing.T) {
 		b.put(nil)
 	}
 	b.put(ErrFull)
-	if got := b.top.Counters(); got.Refused != 1 || got.Accepted != 4 {
+	if got := b.top.backlog.Counters(); got.Refused != 1 || got.Accepted != 4 {
 		t.Fatalf("%+v", got)
 	}
 	if err := b.top.Put(b.now, &b.fx, message(7, 0), message(8, 0), message(9, 0)); !errors.Is(err, ErrFull) {
@@ -437,8 +437,8 @@ func TestADeliveryThatWasNotHandedOverIsNoAttempt(t *testing.T) {
 	b.hand(waiting[0], true)
 	b.at(2 * time.Second) // all three time out
 	b.expect()            // and stay: consumer 1 does not read its deliveries
-	if !c.Stalled(1) || c.Ready() != 3 || c.Counters().TimedOut != 3 {
-		t.Fatalf("stalled %v, ready %d, %+v", c.Stalled(1), c.Ready(), c.Counters())
+	if !c.consumers.Stalled(1) || c.Ready() != 3 || c.Counters().TimedOut != 3 {
+		t.Fatalf("stalled %v, ready %d, %+v", c.consumers.Stalled(1), c.Ready(), c.Counters())
 	}
 	b.consumer(c, 2, time.Minute, 3)
 	b.expect("1@2:2", "2@2:1", "3@2:1")
@@ -448,7 +448,7 @@ func TestADeliveryThatWasNotHandedOverIsNoAttempt(t *testing.T) {
 	b.expect()
 	b.top.Resume(b.now, c, 1, &b.fx)
 	b.expect("4@1:1")
-	if c.Stalled(1) {
+	if c.consumers.Stalled(1) {
 		t.Error("still stalled")
 	}
 }
@@ -461,10 +461,10 @@ func TestWhatWasNotHandedOverIsKeptWithoutTheAttempt(t *testing.T) {
 	b.put(nil)
 	b.hand(b.deliveries()[0], true)
 	b.top.Stop()
-	b.top.Leave(&b.fx)
+	b.top.cursors.StoreLast(&b.fx)
 	d.write(b.top, b.now, 100, true, &b.fx)
 	next := &bench{t: t}
-	next.top, next.fx = restart(t, *b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
+	next.top, next.fx = restart(t, *b.top.log.cfg, b.top.cursors.Snapshot(nil, wallOf), 0, &d, "c")
 	d.read(next.top, 0, &next.fx)
 	next.consumer(next.top.Channel("c"), 1, time.Second, 10)
 	next.expect("1@1:2", "2@1:1")
@@ -542,7 +542,7 @@ func TestADeletedChannelDeliversNothing(t *testing.T) {
 func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
-	c.AddConsumer(1, time.Second, 30, Near)
+	c.consumers.Add(1, time.Second, 30, Near)
 	testkit.Must(t, b.top.SetReady(0, c, 1, 5, &b.fx))
 	const total = 10_000
 	delivered := 0
@@ -574,7 +574,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			MaxInFlight: time.Minute,
 			Rand:        rand.New(rand.NewPCG(1, 2)),
 		})
-		top.SetTight(rapid.Bool().Draw(rt, "tight"))
+		top.log.SetTight(rapid.Bool().Draw(rt, "tight"))
 		heldBytes := 0
 		var log disk
 		now := mono.Time(1) // 0 stands for no delivery
@@ -596,7 +596,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		settle := func() {
 			for _, d := range fx.Deliveries {
 				// In memory, only the lack of consumers delays the delivery of a released message.
-				if wait := now.Sub(d.Message.Released); d.Waited < 0 || d.Waited > wait || d.Attempts == 1 && d.Message.Defer == 0 && top.cfg.Overflow == 0 && d.Waited != wait {
+				if wait := now.Sub(d.Message.Released); d.Waited < 0 || d.Waited > wait || d.Attempts == 1 && d.Message.Defer == 0 && top.log.cfg.Overflow == 0 && d.Waited != wait {
 					rt.Fatalf("%d waited for a consumer for %v of %v", number(d.Message), d.Waited, wait)
 				}
 				outbox[d.Consumer] = append(outbox[d.Consumer], d)
@@ -628,9 +628,9 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 		pickHeld := func() (holding, bool) {
 			var all []holding
 			for _, ch := range top.Channels() {
-				for _, it := range ch.due {
+				for _, it := range ch.items.due {
 					if it.holder != nil {
-						all = append(all, holding{ch.name, it.holder.id, number(it.msg)})
+						all = append(all, holding{ch.cursor.name, it.holder.id, number(it.msg)})
 					}
 				}
 			}
@@ -683,8 +683,8 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 				}
 				ch := rapid.SampledFrom(top.Channels()).Draw(rt, "channel")
 				id := ConsumerID(len(consumers) + 1)
-				consumers[id] = ch.name
-				ch.AddConsumer(id, 3*time.Millisecond, 0, Distance(rapid.IntRange(0, Distances-1).Draw(rt, "distance")))
+				consumers[id] = ch.cursor.name
+				ch.consumers.Add(id, 3*time.Millisecond, 0, Distance(rapid.IntRange(0, Distances-1).Draw(rt, "distance")))
 			},
 			"ready": func(rt *rapid.T) {
 				if len(consumers) == 0 {
@@ -708,7 +708,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					if !ch.MarkSent(d) {
 						continue
 					}
-					key := holding{channel: ch.name, id: number(d.Message)}
+					key := holding{channel: ch.cursor.name, id: number(d.Message)}
 					if attempts[key]++; d.Attempts != attempts[key] {
 						rt.Fatalf("%v handed over as attempt %d, it is number %d", key, d.Attempts, attempts[key])
 					}
@@ -716,7 +716,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 						rt.Fatalf("%v handed over after it was finished", key)
 					}
 				}
-				if ch.Stalled(id) {
+				if ch.consumers.Stalled(id) {
 					outbox[id] = slices.DeleteFunc(outbox[id], func(d Delivery) bool { return !d.IsCurrent() })
 					top.Resume(now, ch, id, &fx)
 				}
@@ -822,19 +822,19 @@ func (d *disk) append(first Offset, msgs ...*Message) Offset {
 
 // write writes at most so many messages, or fails.
 func (d *disk) write(top *Topic, now mono.Time, most int, works bool, fx *Effects) {
-	msgs, upTo := top.TakeUnwritten(now, nil, most, 1<<30, fx)
+	msgs, upTo := top.Disk().TakeUnwritten(now, nil, most, 1<<30, fx)
 	if works && len(msgs) > 0 {
 		for _, m := range msgs {
 			d.append(m.Offset, m)
 		}
-		top.Written(now, upTo, fx)
+		top.Disk().Written(now, upTo, fx)
 	}
 	fx.Unref(msgs)
 }
 
 // read reads the messages that the topic wants, and returns their number.
 func (d *disk) read(top *Topic, now mono.Time, fx *Effects) int {
-	from, n, end := top.Want()
+	from, n, end := top.Disk().Want()
 	if n == 0 {
 		return 0
 	}
@@ -850,7 +850,7 @@ func (d *disk) read(top *Topic, now mono.Time, fx *Effects) int {
 		}
 		msgs = append(msgs, copyOf(m))
 	}
-	top.Refill(now, from, upTo, msgs, fx)
+	top.Disk().Refill(now, from, upTo, msgs, fx)
 	return len(msgs)
 }
 
@@ -864,7 +864,7 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 		b.put(nil)
 	}
 	b.put(ErrFull) // two in memory, three on the way to disk
-	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 4, 1000000, &b.fx)
+	msgs, upTo := b.top.Disk().TakeUnwritten(b.now, nil, 4, 1000000, &b.fx)
 	b.put(ErrFull) // a message taken for writing is not stored yet
 	if len(msgs) != 4 {
 		t.Fatalf("%d to be written", len(msgs)) // the two in memory come first
@@ -872,12 +872,12 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 	for _, m := range msgs {
 		d.append(m.Offset, m)
 	}
-	b.top.Written(b.now, upTo, &b.fx)
+	b.top.Disk().Written(b.now, upTo, &b.fx)
 	b.fx.Unref(msgs)
 	b.put(nil)
 	b.put(nil)
-	if _, n, _ := b.top.Want(); n != 0 || b.top.Waiting() != 7 || b.top.Beyond() != 5 {
-		t.Fatalf("wanted %d, waiting %d, beyond %d", n, b.top.Waiting(), b.top.Beyond())
+	if _, n, _ := b.top.Disk().Want(); n != 0 || b.top.backlog.Waiting() != 7 || b.top.backlog.Beyond() != 5 {
+		t.Fatalf("wanted %d, waiting %d, beyond %d", n, b.top.backlog.Waiting(), b.top.backlog.Beyond())
 	}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
@@ -885,7 +885,7 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 	testkit.MustEqual(t, d.read(b.top, b.now, &b.fx), 2, "messages read")
 	b.check()
 	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the other messages never were on disk
-	testkit.MustEqual(t, b.top.Beyond(), 0, "beyond memory")
+	testkit.MustEqual(t, b.top.backlog.Beyond(), 0, "beyond memory")
 }
 
 func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
@@ -896,8 +896,8 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	d.write(b.top, b.now, 3, true, &b.fx)
 	d.write(b.top, b.now, 3, false, &b.fx)
 	b.check()
-	if b.top.Waiting() != 7 || b.top.Beyond() != 5 {
-		t.Fatalf("waiting %d, beyond %d", b.top.Waiting(), b.top.Beyond())
+	if b.top.backlog.Waiting() != 7 || b.top.backlog.Beyond() != 5 {
+		t.Fatalf("waiting %d, beyond %d", b.top.backlog.Waiting(), b.top.backlog.Beyond())
 	}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
@@ -910,7 +910,7 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	for range 4 {
 		b.put(nil)
 	}
-	msgs, _ := b.top.TakeUnwritten(b.now, nil, 2, 1000000, &b.fx)
+	msgs, _ := b.top.Disk().TakeUnwritten(b.now, nil, 2, 1000000, &b.fx)
 	b.top.EmptyChannel(b.now, c, &b.fx)
 	b.fx.Unref(msgs)
 	b.check()
@@ -930,7 +930,7 @@ func TestWhatCannotBeReadBackIsCountedAndHoldsNothingUp(t *testing.T) {
 	d.read(b.top, b.now, &b.fx)
 	b.check()
 	b.expect("4@1:1")
-	testkit.MustEqual(t, b.top.Counters().Lost, 2, "lost")
+	testkit.MustEqual(t, b.top.backlog.Counters().Lost, 2, "lost")
 }
 
 func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
@@ -942,7 +942,7 @@ func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
 	if c := b.top.Channel("c#ephemeral"); c.Depth() != 2 || c.Counters().Dropped != 3 {
 		t.Fatalf("depth %d, %+v", c.Depth(), c.Counters())
 	}
-	testkit.MustEqual(t, b.top.Waiting(), 0, "wait")
+	testkit.MustEqual(t, b.top.backlog.Waiting(), 0, "wait")
 }
 
 // restart returns the topic as the next process restores the topic. Without channels, restart creates the channels of
@@ -958,7 +958,7 @@ func restart(t interface {
 		top.CreateChannel(now, c, &fx)
 	}
 	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
-	restoring := testkit.Result(top.Restore(now, snapshot, log.first, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
+	restoring := testkit.Result(top.Disk().Restore(now, snapshot, log.first, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
 	for _, m := range log.messages {
 		if m.Offset >= restoring.From {
 			only := ""
@@ -987,14 +987,14 @@ func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 	b.expect("2@1:1")
 	b.top.Pause()
 	b.put(nil)
-	b.top.Leave(&b.fx)
+	b.top.cursors.StoreLast(&b.fx)
 	d.write(b.top, b.now, 100, true, &b.fx)
 
 	next := &bench{t: t}
-	next.top, next.fx = restart(t, *b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
+	next.top, next.fx = restart(t, *b.top.log.cfg, b.top.cursors.Snapshot(nil, wallOf), 0, &d, "c")
 	e := next.top.Channel("c")
-	if e.Depth() != 3 || next.top.Waiting() != 1 {
-		t.Fatalf("depth %d, %d wait", e.Depth(), next.top.Waiting())
+	if e.Depth() != 3 || next.top.backlog.Waiting() != 1 {
+		t.Fatalf("depth %d, %d wait", e.Depth(), next.top.backlog.Waiting())
 	}
 	next.consumer(e, 1, time.Second, 10)
 	for d.read(next.top, 0, &next.fx) > 0 {
@@ -1011,15 +1011,15 @@ func TestWhatCameAfterASnapshotIsThere(t *testing.T) {
 	b.put(nil)
 	b.put(nil)
 	d.write(b.top, b.now, 100, true, &b.fx)
-	b.top.Leave(&b.fx)
+	b.top.cursors.StoreLast(&b.fx)
 	d.write(b.top, b.now, 100, true, &b.fx)
-	snapshot := b.top.Snapshot(nil, wallOf)
+	snapshot := b.top.cursors.Snapshot(nil, wallOf)
 	for n := 3; n <= 5; n++ {
 		d.append(Offset(n-1), message(n, 0))
 	}
 	for _, channels := range [][]string{{"c"}, nil} {
 		next := &bench{t: t}
-		next.top, next.fx = restart(t, *b.top.cfg, snapshot, 0, &d, channels...)
+		next.top, next.fx = restart(t, *b.top.log.cfg, snapshot, 0, &d, channels...)
 		next.consumer(next.top.Channel("c"), 1, time.Second, 10)
 		for d.read(next.top, 0, &next.fx) > 0 {
 			next.check()
@@ -1034,18 +1034,18 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 		b.put(nil)
 	}
 	d.write(b.top, b.now, 2, true, &b.fx)
-	from, _, _ := b.top.Want()
-	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 3, 1000000, &b.fx)
+	from, _, _ := b.top.Disk().Want()
+	msgs, upTo := b.top.Disk().TakeUnwritten(b.now, nil, 3, 1000000, &b.fx)
 	testkit.MustEqual(t, b.top.Empty(b.now, &b.fx), 4, "emptied")
 	for _, m := range msgs {
 		d.append(m.Offset, m)
 	}
-	b.top.Written(b.now, upTo, &b.fx)
+	b.top.Disk().Written(b.now, upTo, &b.fx)
 	b.fx.Unref(msgs)
-	b.top.Refill(b.now, from, 4, []*Message{copyOf(d.messages[0]), copyOf(d.messages[1])}, &b.fx)
+	b.top.Disk().Refill(b.now, from, 4, []*Message{copyOf(d.messages[0]), copyOf(d.messages[1])}, &b.fx)
 	b.check()
 	b.put(nil)
-	testkit.MustEqual(t, b.top.Waiting(), 1, "wait")
+	testkit.MustEqual(t, b.top.backlog.Waiting(), 1, "wait")
 }
 
 // Publishers keep the contract, and the broker reads their messages late and in any order. No message waits for a token,
@@ -1132,7 +1132,7 @@ func TestAConsumerLeavesInTheTimeOfItsOwn(t *testing.T) {
 		for range 20 {
 			began := time.Now()
 			for id := range ConsumerID(50) {
-				c.AddConsumer(id, time.Second, 0, Near)
+				c.consumers.Add(id, time.Second, 0, Near)
 				top.RemoveConsumer(0, c, id, &fx)
 			}
 			best = min(best, time.Since(began))
@@ -1148,7 +1148,7 @@ func TestAStepAllocatesNothing(t *testing.T) {
 	top := newTest(1000)
 	var fx Effects
 	c := top.CreateChannel(0, "c", &fx)
-	c.AddConsumer(1, time.Second, 0, Near)
+	c.consumers.Add(1, time.Second, 0, Near)
 	testkit.Must(t, top.SetReady(0, c, 1, 100, &fx))
 	m := message(1, 0)
 	now := mono.Time(0)
@@ -1229,7 +1229,7 @@ func TestAFirstSnapshotIsOfALogThatNobodyHasRead(t *testing.T) {
 		d.append(Offset(n), m)
 	}
 	b := &bench{t: t}
-	b.top, b.fx = restart(t, *withDisk(10, 10).cfg, FirstSnapshot(3, 5, []string{"a", "b"}), 0, &d, "a", "b")
+	b.top, b.fx = restart(t, *withDisk(10, 10).log.cfg, FirstSnapshot(3, 5, []string{"a", "b"}), 0, &d, "a", "b")
 	x, y := b.top.Channel("a"), b.top.Channel("b")
 	b.top.Pause()
 	if x.Depth() != 2 || y.Depth() != 3 {
@@ -1249,15 +1249,15 @@ func TestTheBurstNeededCountsWhatWaited(t *testing.T) {
 	b := &bench{t: t, top: newTest(100)}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Minute, 100)
-	testkit.Equal(t, b.top.BurstNeeded(), 0, "burst needed of a topic without a limit")
+	testkit.Equal(t, b.top.Contract().BurstNeeded(b.top.Backlog().TakeMaxWaiting()), 0, "burst needed of a topic without a limit")
 	b.top.Limit(OverLimit{})
 	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 5}, 5*tokenbucket.Token, &b.fx)
 	for range 3 {
 		b.put(nil)
 	}
-	testkit.Equal(t, b.top.BurstNeeded(), 3, "3 at once")
+	testkit.Equal(t, b.top.Contract().BurstNeeded(b.top.Backlog().TakeMaxWaiting()), 3, "3 at once")
 	for range 6 { // two messages with tokens, four that wait
 		b.put(nil)
 	}
-	testkit.Equal(t, b.top.BurstNeeded(), 9, "9 at once")
+	testkit.Equal(t, b.top.Contract().BurstNeeded(b.top.Backlog().TakeMaxWaiting()), 9, "9 at once")
 }

@@ -14,7 +14,7 @@ import (
 // and had credit all the time has had a turn.
 func TestTheNearestTakeTurns(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		cs, q := consumers{byID: map[ConsumerID]*consumer{}}, items{}
+		cs, q := Consumers{byID: map[ConsumerID]*consumer{}}, items{}
 		turn, credit := map[*consumer]int{}, map[*consumer]int{} // the step of each consumer's last turn, and the step since which the consumer has credit
 		end := func(it *item) {
 			q.due.remove(it)
@@ -24,7 +24,7 @@ func TestTheNearestTakeTurns(t *testing.T) {
 			cs.list(w)
 		}
 		one := func() *consumer {
-			ids := cs.ConsumerIDs()
+			ids := cs.IDs()
 			if len(ids) == 0 {
 				return nil
 			}
@@ -34,9 +34,9 @@ func TestTheNearestTakeTurns(t *testing.T) {
 			step := rapid.IntRange(0, 9).Draw(rt, "step")
 			switch w := one(); {
 			case step == 0 || w == nil:
-				cs.AddConsumer(ConsumerID(i), time.Second, 0, Distance(rapid.IntRange(0, Distances-1).Draw(rt, "distance")))
+				cs.Add(ConsumerID(i), time.Second, 0, Distance(rapid.IntRange(0, Distances-1).Draw(rt, "distance")))
 			case step == 1:
-				for _, it := range cs.remove(w.id) {
+				for _, it := range cs.take(w.id) {
 					end(it)
 				}
 			case step <= 3:
@@ -44,10 +44,10 @@ func TestTheNearestTakeTurns(t *testing.T) {
 			case step == 4:
 				cs.resume(w.id)
 			case step == 5 && w.held != nil:
-				w.held.handed = rapid.Bool().Draw(rt, "handed")
+				w.held.sent = rapid.Bool().Draw(rt, "handed")
 				end(w.held)
 			case step == 6:
-				if cs.hasCredit() != slices.ContainsFunc(cs.ConsumerIDs(), func(id ConsumerID) bool { return cs.byID[id].credit() }) {
+				if cs.hasCredit() != slices.ContainsFunc(cs.IDs(), func(id ConsumerID) bool { return cs.byID[id].credit() }) {
 					rt.Fatal("whether one has credit is not what it is")
 				}
 			default:
@@ -114,13 +114,13 @@ func TestWhatIsDueComesInOrder(t *testing.T) {
 			again := q.takeDue(at)
 			all -= len(again)
 			for i, it := range again {
-				if it.due > at || it.place != -1 || i > 0 && (it.due < again[i-1].due || it.due == again[i-1].due && it.turn < again[i-1].turn) {
+				if it.due > at || it.place != -1 || i > 0 && (it.due < again[i-1].due || it.due == again[i-1].due && it.delivery < again[i-1].delivery) {
 					rt.Fatalf("%d is taken at %d, due at %d, as number %d", number(it.msg), at, it.due, i)
 				}
 			}
 		}
-		if all != 0 || q.Deadline() != mono.Never {
-			rt.Fatalf("%d are left, the next due at %d", all, q.Deadline())
+		if all != 0 || q.deadline() != mono.Never {
+			rt.Fatalf("%d are left, the next due at %d", all, q.deadline())
 		}
 	})
 }

@@ -161,7 +161,7 @@ func (c *cluster) broadcast(grants []ledger.Grant) {
 }
 
 func (c *cluster) ack(b *broker, released tokenbucket.Tokens) {
-	epoch, held := b.epoch, b.topic.Share()
+	epoch, held := b.epoch, b.topic.Contract().Share()
 	c.send(b, func() {
 		if b.heard != b.session {
 			return
@@ -221,7 +221,7 @@ func (c *cluster) hello(b *broker) {
 	b.session++
 	c.drain(b)
 	s := ledger.Session{Broker: b.id, Said: mono.Said{Process: fmt.Sprintf("%s.%d", b.id, b.starts)}, Place: identity.Place{Lock: b.id}, Policy: b.policy}
-	if held := b.topic.Share(); !held.IsZero() {
+	if held := b.topic.Contract().Share(); !held.IsZero() {
 		base := tokenbucket.Share{Rate: min(held.Rate, b.base.Rate), Burst: min(held.Burst, b.base.Burst)}
 		flex := tokenbucket.Share{Rate: held.Rate - base.Rate, Burst: held.Burst - base.Burst}
 		s.Held = []ledger.Held{{Topic: topicName, Share: held, Flex: flex, Epoch: b.epoch}}
