@@ -17,12 +17,12 @@ const awayRetry = time.Second
 func (b *Broker) await(name string) {
 	_, err := b.Topic([]byte(name))
 	t := b.restoreTopic(name)
-	t.mu.Lock()
+	t.runner.mu.Lock()
 	t.store.unrecorded = t.store.unrecorded || err != nil
-	t.disk.away = true
-	t.mu.Unlock()
+	t.runner.disk.away = true
+	t.runner.mu.Unlock()
 	t.store.noted(restoring, ErrAway)
-	b.cfg.Storage.cfg.Log.Error("the topic's stream does not answer: it takes nothing until that is back", obs.KeyTopic, name)
+	b.shared.cfg.Storage.cfg.Log.Error("the topic's stream does not answer: it takes nothing until that is back", obs.KeyTopic, name)
 }
 
 // restoreAway restores the topics that are away, until none is left or the broker is
@@ -31,7 +31,7 @@ func (b *Broker) restoreAway() {
 	tick := time.NewTicker(awayRetry)
 	defer tick.Stop()
 	for {
-		away := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.isAway() })
+		away := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.runner.isAway() })
 		if len(away) == 0 {
 			return
 		}
@@ -45,7 +45,7 @@ func (b *Broker) restoreAway() {
 }
 
 func (b *Broker) restoreIfBack(st *store) error {
-	has, err := b.cfg.Storage.cfg.Replicated.Has(st.name)
+	has, err := b.shared.cfg.Storage.cfg.Replicated.Has(st.runner.name)
 	switch {
 	case err == nil && has:
 		err = st.restore()
@@ -54,8 +54,8 @@ func (b *Broker) restoreIfBack(st *store) error {
 	}
 	st.noted(restoring, err)
 	if err == nil {
-		b.changed()
-		b.cfg.Storage.cfg.Log.Info("the topic's stream is back", obs.KeyTopic, st.name)
+		b.shared.changed()
+		b.shared.cfg.Storage.cfg.Log.Info("the topic's stream is back", obs.KeyTopic, st.runner.name)
 	}
 	return err
 }
@@ -63,15 +63,15 @@ func (b *Broker) restoreIfBack(st *store) error {
 // beginEmpty makes a topic available whose replicated log is gone (see yieldTaken). In a
 // cluster, beginEmpty deletes the topic.
 func (b *Broker) beginEmpty(st *store) {
-	t, err := b.Topic([]byte(st.name))
+	t, err := b.Topic([]byte(st.runner.name))
 	if err != nil {
 		return
 	}
-	if !b.cfg.AutoCreate && b.forget(t, t.awayLocked) {
+	if !b.shared.cfg.AutoCreate && b.forget(t, t.runner.awayLocked) {
 		t.close(true)
 		return
 	}
-	t.mu.Lock()
-	t.disk.away = false
-	t.mu.Unlock()
+	t.runner.mu.Lock()
+	t.runner.disk.away = false
+	t.runner.mu.Unlock()
 }

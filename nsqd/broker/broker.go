@@ -134,7 +134,7 @@ func (c Config) Validate() error {
 
 // Broker is the table of topics.
 type Broker struct {
-	*shared
+	shared  *shared
 	closing chan struct{} // closed by Close
 
 	reported []*Topic // topics of the last report; owned by Report's caller
@@ -153,10 +153,10 @@ func New(cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	b := &Broker{shared: newShared(cfg), closing: make(chan struct{})}
-	b.fenced = b.yield
-	b.letters = newDeadLetters(&b.workers, cfg.Log, b.publishDeadLetter)
+	b.shared.fenced = b.yield
+	b.shared.letters = newDeadLetters(&b.shared.workers, cfg.Log, b.publishDeadLetter)
 	if cfg.Storage != nil {
-		b.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.workers, b.metadata)
+		b.shared.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.shared.workers, b.metadata)
 	}
 	b.mu.topics = make(map[string]*Topic)
 	b.mu.asked = make(map[string]chan struct{})
@@ -164,10 +164,10 @@ func New(cfg Config) (*Broker, error) {
 }
 
 // Memory returns the bytes of messages in memory and their maximum, or 0 if unlimited.
-func (b *Broker) Memory() (held, most int64) { return b.held.Load(), b.cfg.MaxMemory }
+func (b *Broker) Memory() (held, most int64) { return b.shared.held.Load(), b.shared.cfg.MaxMemory }
 
 // Now returns the broker's time, for arrival times of callers.
-func (b *Broker) Now() mono.Time { return b.now() }
+func (b *Broker) Now() mono.Time { return b.shared.now() }
 
 // Topic returns the named topic, or ErrUnknownTopic. It does not allocate.
 func (b *Broker) Topic(name []byte) (*Topic, error) {
@@ -185,7 +185,7 @@ func (b *Broker) Topic(name []byte) (*Topic, error) {
 // Errors: ErrUnknownTopic, ErrBadName, ErrDraining, ErrTooManyTopics.
 func (b *Broker) TopicForClient(name []byte) (*Topic, error) {
 	t, err := b.Topic(name)
-	if err != nil && b.cfg.AutoCreate {
+	if err != nil && b.shared.cfg.AutoCreate {
 		return b.CreateTopic(string(name))
 	}
 	return t, err
@@ -207,12 +207,12 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 			continue
 		}
 		var channels []string
-		if b.cfg.Channels != nil {
-			channels = b.cfg.Channels(name)
+		if b.shared.cfg.Channels != nil {
+			channels = b.shared.cfg.Channels(name)
 		}
 		t, err = b.createTopic(name, channels)
 		if t != nil {
-			b.changed()
+			b.shared.changed()
 		}
 		return t, err
 	}
@@ -227,7 +227,7 @@ func (b *Broker) OrderTopic(name string) (*Topic, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.Recorded(); err != nil {
+	if err := b.shared.Recorded(); err != nil {
 		if unknown != nil {
 			b.undo(t)
 		}
@@ -238,12 +238,12 @@ func (b *Broker) OrderTopic(name string) (*Topic, error) {
 
 // undo removes a topic that could not be stored, unless the topic is in use.
 func (b *Broker) undo(t *Topic) {
-	t.storing.Lock()
-	unused := b.forget(t, func() bool { return t.unusedLocked() && len(t.mu.consumers) == 0 })
-	t.storing.Unlock()
+	t.runner.storing.Lock()
+	unused := b.forget(t, func() bool { return t.unusedLocked() && len(t.runner.mu.consumers) == 0 })
+	t.runner.storing.Unlock()
 	if unused {
 		t.close(true)
-		b.changed()
+		b.shared.changed()
 	}
 }
 
@@ -258,14 +258,14 @@ func (b *Broker) askFor(name string) (t *Topic, asked <-chan struct{}, err error
 	if t := b.mu.topics[name]; t != nil {
 		return t, nil, nil
 	}
-	if b.mu.closed || b.draining.Load() {
+	if b.mu.closed || b.shared.draining.Load() {
 		return nil, nil, ErrDraining
 	}
 	if asked := b.mu.asked[name]; asked != nil {
 		return nil, asked, nil
 	}
-	if most := b.cfg.MaxTopics; most > 0 && len(b.mu.topics)+len(b.mu.asked) >= most {
-		b.refused.topics.Add(1)
+	if most := b.shared.cfg.MaxTopics; most > 0 && len(b.mu.topics)+len(b.mu.asked) >= most {
+		b.shared.refused.topics.Add(1)
 		return nil, nil, ErrTooManyTopics
 	}
 	b.mu.asked[name] = make(chan struct{})
@@ -278,18 +278,18 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 	defer b.mu.Unlock()
 	close(b.mu.asked[name])
 	delete(b.mu.asked, name)
-	if b.mu.closed || b.draining.Load() {
+	if b.mu.closed || b.shared.draining.Load() {
 		return nil, ErrDraining
 	}
 	t := b.newTopic(name)
-	s := t.begin() // no other goroutine uses the topic yet
+	s := t.runner.begin() // no other goroutine uses the topic yet
 	for _, c := range channels {
 		if wire.ValidChannelName(c) {
-			_, _ = t.channel(b.now(), c, s, false) // over the limit: its first subscriber tries again
+			_, _ = t.channels.channel(b.shared.now(), c, s, false) // over the limit: its first subscriber tries again
 		}
 	}
 	s.listed = false // the caller reports the change, without b.mu
-	t.end(s)
+	t.runner.end(s)
 	b.mu.topics[name] = t
 	return t, nil
 }
@@ -297,7 +297,7 @@ func (b *Broker) createTopic(name string, channels []string) (*Topic, error) {
 // Refused returns the number of topics and channels that were refused because of the
 // limits.
 func (b *Broker) Refused() (topics, channels uint64) {
-	return b.refused.topics.Load(), b.refused.channels.Load()
+	return b.shared.refused.topics.Load(), b.shared.refused.channels.Load()
 }
 
 // DeleteTopic deletes a topic with its messages and ends its subscriptions. It returns
@@ -318,24 +318,24 @@ func (b *Broker) DeleteTopic(name string) error {
 			return ErrDraining
 		case b.mu.topics[name] != t: // another caller has deleted the topic
 			return ErrUnknownTopic
-		case t.isAway():
+		case t.runner.isAway():
 			return ErrAway
 		}
 		delete(b.mu.topics, name)
-		t.stop() // before a new topic of this name, with a new bucket, can exist
+		t.runner.stop() // before a new topic of this name, with a new bucket, can exist
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	t.close(true)
-	b.listed()
+	b.shared.listed()
 	if t.store == nil {
 		return nil
 	}
 	<-t.store.gone // otherwise the topic would reappear after a crash
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
 	if err := t.store.unremoved; err != nil {
 		return fmt.Errorf("%w: the log of topic %q is not removed: %w", ErrStorage, name, err)
 	}
@@ -345,19 +345,19 @@ func (b *Broker) DeleteTopic(name string) error {
 // unrecord removes the record of a topic, and then calls remove. After an error the record
 // is unchanged.
 func (b *Broker) unrecord(t *Topic, remove func() error) error {
-	if t.isAway() {
+	if t.runner.isAway() {
 		return ErrAway
 	}
 	none := edit(func(*metadata.Topic) bool { return false })
-	err := t.record(&none)
+	err := t.orders.record(&none)
 	if err == nil {
 		err = remove()
 	}
-	t.mu.Lock()
-	differs := t.forgetEdit(&none, err == nil)
-	t.mu.Unlock()
+	t.runner.mu.Lock()
+	differs := t.orders.forgetEdit(&none, err == nil)
+	t.runner.mu.Unlock()
 	if differs {
-		b.recorded()
+		b.shared.recorded()
 	}
 	return err
 }
@@ -372,15 +372,15 @@ func (b *Broker) DeleteUnused(name string) error {
 		return err
 	}
 	inUse := fmt.Errorf("topic %q: %w", name, ErrInUse)
-	t.mu.Lock()
+	t.runner.mu.Lock()
 	unused := t.unusedLocked()
-	t.mu.Unlock()
+	t.runner.mu.Unlock()
 	if !unused {
 		return inUse
 	}
 	err = b.unrecord(t, func() error {
-		t.storing.Lock() // otherwise a message could be on its way to the disk
-		defer t.storing.Unlock()
+		t.runner.storing.Lock() // otherwise a message could be on its way to the disk
+		defer t.runner.storing.Unlock()
 		if !b.forget(t, t.unusedLocked) {
 			return inUse
 		}
@@ -390,7 +390,7 @@ func (b *Broker) DeleteUnused(name string) error {
 		return err
 	}
 	t.close(true)
-	b.listed()
+	b.shared.listed()
 	return nil
 }
 
@@ -398,8 +398,8 @@ func (b *Broker) DeleteUnused(name string) error {
 // publishers.
 // Requires: mu held.
 func (t *Topic) unusedLocked() bool {
-	held, _ := t.heldLocked(0)
-	return held == 0 && (t.publishers == 0 || t.mu.retired) && !t.awayLocked()
+	held, _ := t.runner.heldLocked(0)
+	return held == 0 && (t.intake.publishers == 0 || t.runner.mu.retired) && !t.runner.awayLocked()
 }
 
 // forget closes t and removes t from the table, if unneeded returns true, in one critical
@@ -409,19 +409,19 @@ func (t *Topic) unusedLocked() bool {
 func (b *Broker) forget(t *Topic, unneeded func() bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if b.mu.closed || b.mu.topics[t.name] != t || t.mu.closed || !unneeded() {
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	if b.mu.closed || b.mu.topics[t.runner.name] != t || t.runner.mu.closed || !unneeded() {
 		return false
 	}
-	t.mu.closed = true
-	delete(b.mu.topics, t.name)
+	t.runner.mu.closed = true
+	delete(b.mu.topics, t.runner.name)
 	return true
 }
 
 // has reports whether the table contains t.
 func (b *Broker) has(t *Topic) bool {
-	now, _ := b.Topic([]byte(t.name))
+	now, _ := b.Topic([]byte(t.runner.name))
 	return now == t
 }
 
@@ -433,7 +433,7 @@ func (b *Broker) Topics() []*Topic {
 		topics = append(topics, t)
 	}
 	b.mu.RUnlock()
-	slices.SortFunc(topics, func(a, b *Topic) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(topics, func(a, b *Topic) int { return cmp.Compare(a.runner.name, b.runner.name) })
 	return topics
 }
 
@@ -442,10 +442,10 @@ func (b *Broker) Topics() []*Topic {
 // ends. It returns the number of messages still held. Once stored, these messages survive a
 // kill of the process.
 func (b *Broker) Drain(ctx context.Context) (left int) {
-	b.draining.Store(true)
+	b.shared.draining.Store(true)
 	end := mono.Never
 	if at, ok := ctx.Deadline(); ok {
-		end = b.now().Add(time.Until(at))
+		end = b.shared.now().Add(time.Until(at))
 	}
 	for _, t := range b.Topics() {
 		t.keep()
@@ -455,7 +455,7 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 	for {
 		held, moving := 0, false
 		for _, t := range b.Topics() {
-			h, m := t.held(end)
+			h, m := t.runner.held(end)
 			held += h
 			moving = moving || m
 		}
@@ -474,32 +474,32 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 // held messages are then on disk, and all topics and channels are recorded. The error names
 // the topics for which this failed.
 func (b *Broker) Close() error {
-	b.draining.Store(true)
-	b.batches.Lock() // no batch begins from now on
+	b.shared.draining.Store(true)
+	b.shared.batches.Lock() // no batch begins from now on
 	b.mu.Lock()
 	closed := b.mu.closed
 	b.mu.closed = true
 	b.mu.Unlock()
-	b.batches.Unlock()
+	b.shared.batches.Unlock()
 	if closed {
 		return nil
 	}
 	close(b.closing)
-	b.letters.end()
+	b.shared.letters.end()
 	for _, t := range b.Topics() {
 		t.close(false)
 	}
-	if b.metadataWriter != nil {
-		b.metadataWriter.end()
+	if b.shared.metadataWriter != nil {
+		b.shared.metadataWriter.end()
 	}
-	b.workers.Wait()
-	if b.cfg.Storage == nil {
+	b.shared.workers.Wait()
+	if b.shared.cfg.Storage == nil {
 		return nil
 	}
 	stores := b.stores()
 	_ = inParallel(stores, (*store).makeRoom) // failures caused by a lack of room are reported below
 	_ = inParallel(stores, (*store).leave)
-	recorded := b.metadataWriter.write()
+	recorded := b.shared.metadataWriter.write()
 	if recorded != nil { // a remaining mark would look like a deleted log
 		for _, st := range stores {
 			st.spent = false
@@ -510,12 +510,12 @@ func (b *Broker) Close() error {
 	defer teller.Wait()
 	done := make(chan struct{})
 	defer close(done)
-	teller.Go(func() { tellProgress(b.cfg.Storage.cfg.Log, &stored, len(stores), done) })
+	teller.Go(func() { tellProgress(b.shared.cfg.Storage.cfg.Log, &stored, len(stores), done) })
 	unstored := inParallel(stores, func(st *store) error {
 		defer stored.Add(1)
 		return st.persist()
 	})
-	return errors.Join(recorded, unstored, b.metadataWriter.finish())
+	return errors.Join(recorded, unstored, b.shared.metadataWriter.finish())
 }
 
 // stores returns the stores of all topics.

@@ -113,7 +113,7 @@ func (c *capture) number(p *Publisher) uint32 {
 
 // recorder holds the capture of a topic's arrivals.
 type recorder struct {
-	*runner // set once
+	runner *runner // set once
 
 	// Guarded by mu.
 	capture  *capture // nil without a capture
@@ -124,8 +124,8 @@ type recorder struct {
 // Requires: mono and wall are the same moment.
 func (r *recorder) Capture(mono mono.Time, wall mono.Wall) {
 	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}, owned: map[police.Identity]int{}}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.runner.mu.Lock()
+	defer r.runner.mu.Unlock()
 	r.captures++
 	c.id = r.captures
 	r.capture = c
@@ -133,25 +133,25 @@ func (r *recorder) Capture(mono mono.Time, wall mono.Wall) {
 
 // EndCapture drops the record and stops recording.
 func (r *recorder) EndCapture() {
-	r.mu.Lock()
+	r.runner.mu.Lock()
 	r.capture = nil
-	r.mu.Unlock()
+	r.runner.mu.Unlock()
 }
 
 // Arrivals returns the arrivals since the last call, or nil without a capture. Only one
 // goroutine may call Arrivals.
 func (r *recorder) Arrivals() *srtmv1.Arrivals {
-	r.mu.Lock()
+	r.runner.mu.Lock()
 	c := r.capture
 	if c == nil {
-		r.mu.Unlock()
+		r.runner.mu.Unlock()
 		return nil
 	}
 	piece := c.piece
 	c.piece = c.spare[:0]
-	a := &srtmv1.Arrivals{Topic: r.name, Publishers: c.named, Owners: c.vouched, Forwarders: c.through, Lost: c.lost, Others: c.others, First: !c.taken}
+	a := &srtmv1.Arrivals{Topic: r.runner.name, Publishers: c.named, Owners: c.vouched, Forwarders: c.through, Lost: c.lost, Others: c.others, First: !c.taken}
 	c.named, c.vouched, c.through, c.lost, c.others, c.taken = nil, nil, nil, 0, 0, true
-	r.mu.Unlock()
+	r.runner.mu.Unlock()
 
 	c.spare = piece
 	if len(piece) == 0 {
@@ -178,14 +178,14 @@ func (n *Node) Capture(topic string) bool {
 	if err != nil {
 		return false
 	}
-	t.Capture(n.broker().now(), clock.Wall())
+	t.intake.recorder.Capture(n.broker().shared.now(), clock.Wall())
 	return true
 }
 
 // EndCapture calls Topic.EndCapture, if the topic exists.
 func (n *Node) EndCapture(topic string) {
 	if t, err := n.broker().Topic([]byte(topic)); err == nil {
-		t.EndCapture()
+		t.intake.recorder.EndCapture()
 	}
 }
 
@@ -195,5 +195,5 @@ func (n *Node) Arrivals(topic string) *srtmv1.Arrivals {
 	if err != nil {
 		return nil
 	}
-	return t.Arrivals()
+	return t.intake.recorder.Arrivals()
 }

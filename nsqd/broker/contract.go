@@ -9,7 +9,7 @@ import (
 
 // terms hold a topic's contract and SLO.
 type terms struct {
-	*runner // set once
+	runner *runner // set once
 
 	// Guarded by mu.
 	slo      SLO
@@ -19,25 +19,25 @@ type terms struct {
 // Limit puts the topic under a contract without a share: the topic accepts messages, but
 // releases none until it has a share. A topic that is already limited keeps its share.
 func (t *terms) Limit(slo SLO, reject bool) {
-	t.do(func(mono.Time, *step) {
+	t.runner.do(func(mono.Time, *step) {
 		t.slo = slo
-		t.metrics.slo.Store(int64(slo.Latency))
-		t.mu.core.Limit(t.overLimit(reject))
+		t.runner.metrics.slo.Store(int64(slo.Latency))
+		t.runner.mu.core.Limit(t.overLimit(reject))
 	})
 }
 
 func (t *terms) overLimit(reject bool) queue.OverLimit {
-	return queue.OverLimit{Reject: reject, MaxDelay: t.shared.cfg.RejectAfter}
+	return queue.OverLimit{Reject: reject, MaxDelay: t.runner.shared.cfg.RejectAfter}
 }
 
 // SetLeased replaces the share for the term of the lease, adds the granted tokens, and
 // returns the tokens given up. The topic is limited from then on.
 func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) (released tokenbucket.Tokens) {
-	t.do(func(now mono.Time, s *step) {
-		if !t.mu.core.Contract().Limited() {
-			t.mu.core.Limit(t.overLimit(false))
+	t.runner.do(func(now mono.Time, s *step) {
+		if !t.runner.mu.core.Contract().Limited() {
+			t.runner.mu.core.Limit(t.overLimit(false))
 		}
-		released = t.mu.core.SetLeased(now, share, lease, granted, &s.fx)
+		released = t.runner.mu.core.SetLeased(now, share, lease, granted, &s.fx)
 	})
 	return released
 }
@@ -45,10 +45,18 @@ func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted to
 // Renew extends the share's lease, and reports whether the lease has a flexible part that
 // has not expired.
 func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
-	t.do(func(now mono.Time, s *step) {
-		flex = t.mu.core.Contract().Limited() && t.mu.core.Renew(now, flexUntil, until, &s.fx)
+	t.runner.do(func(now mono.Time, s *step) {
+		flex = t.runner.mu.core.Contract().Limited() && t.runner.mu.core.Renew(now, flexUntil, until, &s.fx)
 	})
 	return flex
+}
+
+// Limit is terms.Limit.
+func (t *Topic) Limit(slo SLO, reject bool) { t.terms.Limit(slo, reject) }
+
+// SetLeased is terms.SetLeased.
+func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) tokenbucket.Tokens {
+	return t.terms.SetLeased(share, lease, granted)
 }
 
 // Contract puts the topic of a standalone broker under a contract. A topic that is already
@@ -58,12 +66,12 @@ func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 // Error: ErrStorage.
 func (t *Topic) Contract(c tokenbucket.Share, reject bool) error {
 	contract := &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
-	return t.ordered(func(m *metadata.Topic) bool {
+	return t.orders.ordered(func(m *metadata.Topic) bool {
 		m.Contract = contract
 		return true
 	}, func(_ mono.Time, s *step) error {
-		t.contract = contract
-		t.agree(*contract, s)
+		t.terms.contract = contract
+		t.terms.agree(*contract, s)
 		return nil
 	})
 }
@@ -71,26 +79,26 @@ func (t *Topic) Contract(c tokenbucket.Share, reject bool) error {
 // RemoveContract removes the contract and releases the messages that wait for tokens. After
 // a restart there is no contract, except from Config.Presets. Error: ErrStorage.
 func (t *Topic) RemoveContract() error {
-	return t.ordered(func(m *metadata.Topic) bool {
+	return t.orders.ordered(func(m *metadata.Topic) bool {
 		m.Contract = nil
 		return true
 	}, func(now mono.Time, s *step) error {
-		t.contract = nil
-		t.mu.core.Unlimit(now, &s.fx)
+		t.terms.contract = nil
+		t.runner.mu.core.Unlimit(now, &s.fx)
 		return nil
 	})
 }
 
 // agree puts the topic under c. Requires: mu held.
 func (t *terms) agree(c metadata.Contract, s *step) {
-	t.mu.core.Limit(t.overLimit(c.Reject))
-	t.mu.core.SetShare(t.shared.now(), c.Share(), 0, &s.fx)
+	t.runner.mu.core.Limit(t.overLimit(c.Reject))
+	t.runner.mu.core.SetShare(t.runner.shared.now(), c.Share(), 0, &s.fx)
 }
 
 // restoreContract restores the recorded contract, unless the topic has a preset contract.
 func (t *terms) restoreContract(c *metadata.Contract) {
-	t.do(func(_ mono.Time, s *step) {
-		if !t.mu.core.Contract().Limited() {
+	t.runner.do(func(_ mono.Time, s *step) {
+		if !t.runner.mu.core.Contract().Limited() {
 			t.contract = c
 			t.agree(*c, s)
 		}

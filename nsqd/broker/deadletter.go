@@ -148,16 +148,16 @@ func (l letter) encode() []byte {
 // publishDeadLetter publishes to the topic on this broker, or through Config.DeadLetter. It
 // returns after the message is stored according to the topic's durability.
 func (b *Broker) publishDeadLetter(ctx context.Context, topic string, body []byte) error {
-	now, stored := b.now(), Stored{}
+	now, stored := b.shared.now(), Stored{}
 	t, err := b.TopicForClient([]byte(topic))
 	if err == nil {
-		err = t.Publish(now, clock.Wall(), Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Read}, Stored: &stored})
+		err = t.intake.Publish(now, clock.Wall(), Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Read}, Stored: &stored})
 	}
 	switch {
 	case err == nil:
-		return t.Sync(stored)
-	case b.cfg.DeadLetter != nil && (errors.Is(err, ErrUnknownTopic) || errors.Is(err, ErrRetired)):
-		return b.cfg.DeadLetter(ctx, topic, body)
+		return t.intake.Sync(stored)
+	case b.shared.cfg.DeadLetter != nil && (errors.Is(err, ErrUnknownTopic) || errors.Is(err, ErrRetired)):
+		return b.shared.cfg.DeadLetter(ctx, topic, body)
 	}
 	return err
 }

@@ -61,6 +61,13 @@ func (e *expirySettings) validate(topic string) error {
 	return nil
 }
 
+// expiries changes the expiry settings of a topic and its channels.
+type expiries struct {
+	// Set once.
+	runner *runner
+	orders *orders
+}
+
 func ofQueue(e expiry.Settings) queue.Expiry {
 	return queue.Expiry{TTL: e.TTL, MaxAttempts: e.MaxAttempts, DeadLetters: e.DeadLetter != ""}
 }
@@ -69,43 +76,43 @@ func ofQueue(e expiry.Settings) queue.Expiry {
 // Settings keep all messages. Error: the settings contradict each other or are out of
 // range.
 func (t *Topic) SetExpiry(to expiry.Settings) error {
-	return t.expire(func(e *expirySettings) { e.topic = to })
+	return t.expiry.expire(func(e *expirySettings) { e.topic = to })
 }
 
 // SetChannelExpiry sets when a channel gives messages up. The channel need not exist. With
 // the zero Settings the topic's settings apply. Errors: as SetExpiry.
 func (t *Topic) SetChannelExpiry(channel string, to expiry.Settings) error {
-	return t.expire(func(e *expirySettings) { e.set(channel, to) })
+	return t.expiry.expire(func(e *expirySettings) { e.set(channel, to) })
 }
 
 // SetExpiries replaces the settings of the topic and all its channels. Errors: as
 // SetExpiry.
 func (t *Topic) SetExpiries(topic expiry.Settings, channels map[string]expiry.Settings) error {
-	return t.expire(func(e *expirySettings) { e.topic, e.channels = topic, maps.Clone(channels) })
+	return t.expiry.expire(func(e *expirySettings) { e.topic, e.channels = topic, maps.Clone(channels) })
 }
 
 // expire applies a change completely or not at all. Errors: as validate; ErrStorage.
-func (t *Topic) expire(change func(*expirySettings)) error {
-	t.mu.Lock()
-	next, differs := t.expiryAfter(change)
-	err := next.validate(t.name)
-	t.mu.Unlock()
+func (e *expiries) expire(change func(*expirySettings)) error {
+	e.runner.mu.Lock()
+	next, differs := e.expiryAfter(change)
+	err := next.validate(e.runner.name)
+	e.runner.mu.Unlock()
 	if err != nil || !differs {
 		return err
 	}
-	return t.ordered(func(m *metadata.Topic) bool {
-		next, _ := t.expiryAfter(change)
+	return e.orders.ordered(func(m *metadata.Topic) bool {
+		next, _ := e.expiryAfter(change)
 		m.Expiry, m.Expiries = next.recorded()
 		return true
 	}, func(now mono.Time, s *step) error {
-		next, _ := t.expiryAfter(change)
-		if err := next.validate(t.name); err != nil || t.mu.closed { // another order came first
+		next, _ := e.expiryAfter(change)
+		if err := next.validate(e.runner.name); err != nil || e.runner.mu.closed { // another order came first
 			return err
 		}
-		t.mu.expiry = next
-		t.mu.core.SetExpiry(now, ofQueue(next.topic), &s.fx)
-		for _, c := range t.mu.core.Channels() {
-			t.applyExpiry(now, c, s)
+		e.runner.mu.expiry = next
+		e.runner.mu.core.SetExpiry(now, ofQueue(next.topic), &s.fx)
+		for _, c := range e.runner.mu.core.Channels() {
+			e.applyExpiry(now, c, s)
 		}
 		return nil
 	})
@@ -113,24 +120,24 @@ func (t *Topic) expire(change func(*expirySettings)) error {
 
 // expiryAfter returns the settings after a change, and whether they differ from the current
 // settings. Requires: mu held.
-func (t *Topic) expiryAfter(change func(*expirySettings)) (next expirySettings, differs bool) {
-	next = expirySettings{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
+func (e *expiries) expiryAfter(change func(*expirySettings)) (next expirySettings, differs bool) {
+	next = expirySettings{e.runner.mu.expiry.topic, maps.Clone(e.runner.mu.expiry.channels)}
 	change(&next)
-	return next, next.topic != t.mu.expiry.topic || !maps.Equal(next.channels, t.mu.expiry.channels)
+	return next, next.topic != e.runner.mu.expiry.topic || !maps.Equal(next.channels, e.runner.mu.expiry.channels)
 }
 
 // applyExpiry applies a channel's own settings. Requires: mu held.
-func (t *Topic) applyExpiry(now mono.Time, c *queue.Channel, s *step) {
-	if own := ofQueue(t.mu.expiry.channels[c.Name()]); own != c.Expiry() {
-		t.mu.core.SetChannelExpiry(now, c, own, &s.fx)
+func (e *expiries) applyExpiry(now mono.Time, c *queue.Channel, s *step) {
+	if own := ofQueue(e.runner.mu.expiry.channels[c.Name()]); own != c.Expiry() {
+		e.runner.mu.core.SetChannelExpiry(now, c, own, &s.fx)
 	}
 }
 
 // restoreExpiry restores the settings of an earlier process. The settings were valid.
-func (t *Topic) restoreExpiry(topic *expiry.Settings, channels map[string]expiry.Settings) {
+func (e *expiries) restoreExpiry(topic *expiry.Settings, channels map[string]expiry.Settings) {
 	var own expiry.Settings
 	if topic != nil {
 		own = *topic
 	}
-	_ = t.SetExpiries(own, channels)
+	_ = e.expire(func(e *expirySettings) { e.topic, e.channels = own, maps.Clone(channels) })
 }

@@ -110,14 +110,14 @@ func (s *Storage) probe() error {
 // publication Health probes the disk, at most once a second. Otherwise a broker without
 // publishers would remain unhealthy.
 func (b *Broker) Health() error {
-	st := b.cfg.Storage
+	st := b.shared.cfg.Storage
 	if st == nil {
 		return nil
 	}
 	if st.health.stale(clock.Mono()) && st.probe() == nil {
 		st.health.published()
 	}
-	if err := b.metadataWriter.fault(); err != nil {
+	if err := b.shared.metadataWriter.fault(); err != nil {
 		return err
 	}
 	if st.cfg.Replicated != nil {

@@ -30,94 +30,94 @@ type membership struct {
 // confirm reports a durable channel, unless all brokers of the topic are known to have it.
 // Error: ErrTooManyChannels. Other failures are ignored: the channel exists here, and the
 // control plane learns of it in the next session.
-func (t *Topic) confirm(channel string) error {
-	report := t.shared.cfg.Confirm
-	if report == nil || wire.Ephemeral(channel) || wire.Ephemeral(t.name) {
+func (cs *channelSet) confirm(channel string) error {
+	report := cs.runner.shared.cfg.Confirm
+	if report == nil || wire.Ephemeral(channel) || wire.Ephemeral(cs.runner.name) {
 		return nil
 	}
-	t.mu.Lock()
-	is := t.memberships[channel]
-	t.mu.Unlock()
+	cs.runner.mu.Lock()
+	is := cs.memberships[channel]
+	cs.runner.mu.Unlock()
 	if is.settled {
 		return nil
 	}
-	if err := report(t.name, channel, is.created); errors.Is(err, ErrTooManyChannels) {
-		return fmt.Errorf("channel %q of topic %q: %w", channel, t.name, err)
+	if err := report(cs.runner.name, channel, is.created); errors.Is(err, ErrTooManyChannels) {
+		return fmt.Errorf("channel %q of topic %q: %w", channel, cs.runner.name, err)
 	}
 	return nil
 }
 
 // discardUnknown removes a channel that the control plane refused, unless the channel has
 // another consumer.
-func (t *Topic) discardUnknown(channel string) {
-	_ = t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
-		if c.Consumers().Len() == 0 && t.memberships[channel].created == 0 {
-			t.removeChannel(now, c, s)
+func (cs *channelSet) discardUnknown(channel string) {
+	_ = cs.runner.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
+		if c.Consumers().Len() == 0 && cs.memberships[channel].created == 0 {
+			cs.removeChannel(now, c, s)
 		}
 	}) // an error means that the channel is gone
 }
 
 // settled records that all connected brokers of the topic have these channels.
-func (t *Topic) settled(channels []string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (cs *channelSet) settled(channels []string) {
+	cs.runner.mu.Lock()
+	defer cs.runner.mu.Unlock()
 	for _, name := range channels {
-		if is, known := t.memberships[name]; known {
-			t.note(name, membership{is.created, true})
+		if is, known := cs.memberships[name]; known {
+			cs.note(name, membership{is.created, true})
 		}
 	}
 }
 
 // note records a membership. Requires: mu held.
-func (t *Topic) note(channel string, is membership) {
-	if t.memberships == nil {
-		t.memberships = map[string]membership{}
+func (cs *channelSet) note(channel string, is membership) {
+	if cs.memberships == nil {
+		cs.memberships = map[string]membership{}
 	}
-	changed := t.memberships[channel].created != is.created
-	if t.memberships[channel] = is; changed {
-		t.rosterChanged()
+	changed := cs.memberships[channel].created != is.created
+	if cs.memberships[channel] = is; changed {
+		cs.rosterChanged()
 	}
 }
 
 // rosterChanged makes the store save the roster. Requires: mu held.
-func (t *Topic) rosterChanged() {
-	if t.store != nil && t.store.roster != nil {
-		t.mu.core.Log().MarkChanged()
+func (cs *channelSet) rosterChanged() {
+	if cs.store != nil && cs.store.roster != nil {
+		cs.runner.mu.core.Log().MarkChanged()
 	}
 }
 
 // restoreMembership restores the membership of a channel from an earlier process.
-func (t *Topic) restoreMembership(channel string, created uint64) {
+func (cs *channelSet) restoreMembership(channel string, created uint64) {
 	if created == 0 {
 		return
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.note(channel, membership{created, true})
+	cs.runner.mu.Lock()
+	defer cs.runner.mu.Unlock()
+	cs.note(channel, membership{created, true})
 }
 
 // become gives the topic the channels of the catalog at the given version. It returns the
 // channels that the control plane does not know. Errors: ErrBadName, ErrGone, ErrDraining.
-func (t *Topic) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
+func (cs *channelSet) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
 	wanted := make(map[string]bool, len(all))
 	for _, c := range all {
 		wanted[c.GetName()] = true
 	}
 	var deleted []string
-	t.mu.Lock()
-	for _, c := range t.mu.core.Channels() {
+	cs.runner.mu.Lock()
+	for _, c := range cs.runner.mu.core.Channels() {
 		if !wanted[c.Name()] && !wire.Ephemeral(c.Name()) {
 			deleted = append(deleted, c.Name())
 		}
 	}
-	identity := t.identity
-	t.mu.Unlock()
-	if changed, err = t.change(identity, all, deleted, version); err != nil {
+	identity := cs.identity
+	cs.runner.mu.Unlock()
+	if changed, err = cs.change(identity, all, deleted, version); err != nil {
 		return nil, changed, err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, c := range t.mu.core.Channels() {
+	cs.runner.mu.Lock()
+	defer cs.runner.mu.Unlock()
+	for _, c := range cs.runner.mu.core.Channels() {
 		if !wanted[c.Name()] && !wire.Ephemeral(c.Name()) {
 			unknown = append(unknown, &srtmv1.TopicChannel{Name: c.Name(), Paused: c.Paused()})
 		}
@@ -137,7 +137,7 @@ func (t *Topic) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*s
 // happened. The caller makes only one change of a topic at a time.
 //
 // Errors: ErrBadName, ErrGone, ErrDraining, ErrStorage.
-func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (changed bool, err error) {
+func (cs *channelSet) change(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (changed bool, err error) {
 	for _, c := range channels {
 		if !wire.ValidChannelName(c.GetName()) {
 			return false, fmt.Errorf("channel %q: %w", c.GetName(), ErrBadName)
@@ -150,23 +150,23 @@ func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChann
 	for _, name := range deleted {
 		w.before[name] = version + 1
 	}
-	outlived, differs, err := t.compare(&w)
+	outlived, differs, err := cs.compare(&w)
 	if err != nil {
 		return false, err
 	}
 	if outlived {
-		if err := t.store.storable(); err != nil {
+		if err := cs.store.storable(); err != nil {
 			return false, err
 		}
-		if err := t.ordered(w.dropFrom, func(now mono.Time, s *step) error { return t.removeOutlived(&w, now, s) }); err != nil {
+		if err := cs.orders.ordered(w.dropFrom, func(now mono.Time, s *step) error { return cs.removeOutlived(&w, now, s) }); err != nil {
 			return false, err
 		}
-		if err := t.store.settled(); err != nil { // otherwise, after a crash, a new channel of this name would get the old messages
+		if err := cs.store.settled(); err != nil { // otherwise, after a crash, a new channel of this name would get the old messages
 			return true, err
 		}
 	}
 	if differs {
-		err = t.ordered(w.writeTo, func(now mono.Time, s *step) error { return t.fulfil(&w, now, s) })
+		err = cs.orders.ordered(w.writeTo, func(now mono.Time, s *step) error { return cs.fulfil(&w, now, s) })
 	}
 	return outlived || differs, err
 }
@@ -213,52 +213,52 @@ func (w *catalogWish) writeTo(m *metadata.Topic) bool {
 // compare reports whether the topic has channels to delete, and whether anything else
 // differs.
 // Errors: ErrGone, ErrDraining.
-func (t *Topic) compare(w *catalogWish) (outlived, differs bool, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.closed {
-		return false, false, t.open()
+func (cs *channelSet) compare(w *catalogWish) (outlived, differs bool, err error) {
+	cs.runner.mu.Lock()
+	defer cs.runner.mu.Unlock()
+	if cs.runner.mu.closed {
+		return false, false, cs.runner.open()
 	}
-	if t.identity != w.identity {
+	if cs.identity != w.identity {
 		return false, false, nil
 	}
 	for name := range w.before {
-		outlived = outlived || t.mu.core.Channel(name) != nil && w.outlives(name, t.memberships[name].created)
+		outlived = outlived || cs.runner.mu.core.Channel(name) != nil && w.outlives(name, cs.memberships[name].created)
 	}
 	for _, told := range w.channels {
-		c := t.mu.core.Channel(told.GetName())
-		is := t.memberships[told.GetName()].created
+		c := cs.runner.mu.core.Channel(told.GetName())
+		is := cs.memberships[told.GetName()].created
 		differs = differs || c == nil || c.Paused() != told.GetPaused() || is != told.GetCreated()
 	}
 	return outlived, differs, nil
 }
 
 // removeOutlived deletes the channels that the catalog has deleted. Requires: mu held.
-func (t *Topic) removeOutlived(w *catalogWish, now mono.Time, s *step) error {
-	if t.mu.closed {
-		return t.open()
+func (cs *channelSet) removeOutlived(w *catalogWish, now mono.Time, s *step) error {
+	if cs.runner.mu.closed {
+		return cs.runner.open()
 	}
-	if t.identity != w.identity {
+	if cs.identity != w.identity {
 		return nil
 	}
 	for name := range w.before {
-		if c := t.mu.core.Channel(name); c != nil && w.outlives(name, t.memberships[name].created) {
-			t.removeChannel(now, c, s)
+		if c := cs.runner.mu.core.Channel(name); c != nil && w.outlives(name, cs.memberships[name].created) {
+			cs.removeChannel(now, c, s)
 		}
 	}
 	return nil
 }
 
 // fulfil creates and pauses channels. Requires: mu held.
-func (t *Topic) fulfil(w *catalogWish, now mono.Time, s *step) error {
-	if t.mu.closed {
-		return t.open()
+func (cs *channelSet) fulfil(w *catalogWish, now mono.Time, s *step) error {
+	if cs.runner.mu.closed {
+		return cs.runner.open()
 	}
-	if t.identity != w.identity {
+	if cs.identity != w.identity {
 		return nil
 	}
 	for _, told := range w.channels {
-		c, err := t.channel(now, told.GetName(), s, true)
+		c, err := cs.channel(now, told.GetName(), s, true)
 		if err != nil {
 			return err
 		}
@@ -266,10 +266,10 @@ func (t *Topic) fulfil(w *catalogWish, now mono.Time, s *step) error {
 		case told.GetPaused() && !c.Paused():
 			c.Pause()
 		case !told.GetPaused() && c.Paused():
-			t.mu.core.UnpauseChannel(now, c, &s.fx)
+			cs.runner.mu.core.UnpauseChannel(now, c, &s.fx)
 		}
-		if is := t.memberships[c.Name()]; is.created != told.GetCreated() {
-			t.note(c.Name(), membership{created: told.GetCreated()})
+		if is := cs.memberships[c.Name()]; is.created != told.GetCreated() {
+			cs.note(c.Name(), membership{created: told.GetCreated()})
 		}
 	}
 	return nil

@@ -181,51 +181,51 @@ func (b *Broker) metadata() (s metadata.State) {
 }
 
 func (t *Topic) metadata() (m metadata.Topic, record bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	m = metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.contract, Identity: t.identity}
-	m.Expiry, m.Expiries = t.mu.expiry.recorded()
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	m = metadata.Topic{Name: t.runner.name, Paused: t.runner.mu.core.Paused(), Contract: t.terms.contract, Identity: t.channels.identity}
+	m.Expiry, m.Expiries = t.runner.mu.expiry.recorded()
 	if t.store != nil {
 		m.Retain, m.Logged = t.store.retain, t.store.logged.Load()
 	}
-	for _, c := range t.mu.core.Channels() {
+	for _, c := range t.runner.mu.core.Channels() {
 		if !wire.Ephemeral(c.Name()) {
-			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused(), Created: t.memberships[c.Name()].created})
+			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused(), Created: t.channels.memberships[c.Name()].created})
 		}
 	}
-	return m, t.edited(&m) && !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
+	return m, t.orders.edited(&m) && !wire.Ephemeral(t.runner.name) && !(t.runner.awayLocked() && t.store.unrecorded)
 }
 
 // restoreMetadata creates the topics and channels of the file, without messages.
 func (b *Broker) restoreMetadata() error {
-	if b.metadataWriter == nil {
+	if b.shared.metadataWriter == nil {
 		return nil
 	}
-	s, err := metadata.Read(b.metadataWriter.path)
+	s, err := metadata.Read(b.shared.metadataWriter.path)
 	if err != nil {
 		return fmt.Errorf("restore topics and channels: %w", err)
 	}
 	for _, m := range s.Topics {
 		t := b.restoreTopic(m.Name)
-		t.identify(m.Identity)
+		t.channels.identify(m.Identity)
 		if t.store != nil {
 			t.store.setRetention(m.Retain)
 			t.store.logged.Store(m.Logged)
 		}
-		t.restoreExpiry(m.Expiry, m.Expiries)
+		t.expiry.restoreExpiry(m.Expiry, m.Expiries)
 		if m.Paused {
 			if err := t.Pause(); err != nil {
 				return fmt.Errorf("restore topic %s: %w", m.Name, err)
 			}
 		}
-		if m.Contract != nil && b.cfg.AutoCreate { // in a cluster the control plane sets contracts
-			t.restoreContract(m.Contract)
+		if m.Contract != nil && b.shared.cfg.AutoCreate { // in a cluster the control plane sets contracts
+			t.terms.restoreContract(m.Contract)
 		}
 		for _, c := range m.Channels {
-			if err := t.createChannel(c.Name, true); err != nil {
+			if err := t.channels.createChannel(c.Name, true); err != nil {
 				return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)
 			}
-			t.restoreMembership(c.Name, c.Created)
+			t.channels.restoreMembership(c.Name, c.Created)
 			if c.Paused {
 				if err := t.PauseChannel(c.Name); err != nil {
 					return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)

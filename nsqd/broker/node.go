@@ -28,7 +28,7 @@ func (n *Node) Topics() []string {
 	topics := n.broker().Topics()
 	names := make([]string, len(topics))
 	for i, t := range topics {
-		names[i] = t.name
+		names[i] = t.runner.name
 	}
 	return names
 }
@@ -51,14 +51,14 @@ func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version ui
 		return nil, err
 	}
 	// Limit comes first: with a channel but no limit, messages would be released.
-	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
-	identified := identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created})
+	t.terms.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
+	identified := identity != nil && t.channels.identify(metadata.Identity{Log: identity.Log, Created: identity.Created})
 	if identified {
-		n.broker().recorded()
+		n.broker().shared.recorded()
 	}
-	unknown, changed, err := t.become(channels, version)
+	unknown, changed, err := t.channels.become(channels, version)
 	if err == nil && (changed || identified || absent != nil) {
-		err = n.broker().Recorded()
+		err = n.broker().shared.Recorded()
 	}
 	if err != nil && absent != nil {
 		n.broker().undo(t)
@@ -74,12 +74,12 @@ func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 	if err != nil {
 		return nil
 	}
-	changed, err := t.change(metadata.Identity{Log: order.GetIdentity().GetLog(), Created: order.GetIdentity().GetCreated()}, order.Channels, order.Deleted, order.Version)
+	changed, err := t.channels.change(metadata.Identity{Log: order.GetIdentity().GetLog(), Created: order.GetIdentity().GetCreated()}, order.Channels, order.Deleted, order.Version)
 	switch {
 	case errors.Is(err, ErrGone):
 		return nil
 	case err == nil && !changed: // a client may have made the same change just now
-		err = n.broker().Recorded()
+		err = n.broker().shared.Recorded()
 	}
 	return err
 }
@@ -87,7 +87,7 @@ func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 // Settled records that all connected brokers of the topic have these channels.
 func (n *Node) Settled(topic string, channels []string) {
 	if t, err := n.broker().Topic([]byte(topic)); err == nil {
-		t.settled(channels)
+		t.channels.settled(channels)
 	}
 }
 
@@ -114,7 +114,7 @@ func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.Publ
 	for _, g := range weights {
 		groups = append(groups, police.Group{Key: g.GetKey(), Count: int(g.GetCount()), Weight: uint8(min(g.GetWeight(), math.MaxUint8))})
 	}
-	t.SetPacing(modes[mode], groups)
+	t.intake.SetPacing(modes[mode], groups)
 }
 
 // Retire is Topic.Retire.
@@ -130,12 +130,12 @@ func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
 	if err != nil {
 		return nil
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.identity == (metadata.Identity{}) {
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	if t.channels.identity == (metadata.Identity{}) {
 		return nil
 	}
-	return &srtmv1.TopicIdentity{Log: t.identity.Log, Created: t.identity.Created}
+	return &srtmv1.TopicIdentity{Log: t.channels.identity.Log, Created: t.channels.identity.Created}
 }
 
 // Prepared reports whether the topic exists and is limited.
@@ -144,23 +144,23 @@ func (n *Node) Prepared(topic string) bool {
 	if err != nil {
 		return false
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mu.core.Contract().Limited()
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	return t.runner.mu.core.Contract().Limited()
 }
 
 // identify sets the identity, and reports whether it changed.
-func (t *Topic) identify(as metadata.Identity) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	was := t.identity
+func (cs *channelSet) identify(as metadata.Identity) bool {
+	cs.runner.mu.Lock()
+	defer cs.runner.mu.Unlock()
+	was := cs.identity
 	if was == as {
 		return false
 	}
-	if t.identity = as; was.Log != as.Log {
-		clear(t.memberships) // versions of different logs are not comparable
+	if cs.identity = as; was.Log != as.Log {
+		clear(cs.memberships) // versions of different logs are not comparable
 	}
-	t.rosterChanged()
+	cs.rosterChanged()
 	return true
 }
 
@@ -170,7 +170,7 @@ func (n *Node) Remove(topic string) error {
 	if err := n.broker().DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
 	}
-	return n.broker().Recorded() // includes deletions by other callers
+	return n.broker().shared.Recorded() // includes deletions by other callers
 }
 
 // RemoveUnused deletes a topic that holds no messages and has no publishers. Error:
@@ -242,16 +242,16 @@ func (n *Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, unt
 	if granted < 0 {
 		return 0, fmt.Errorf("grant for %q: %d tokens", topic, granted)
 	}
-	return t.SetLeased(share, queue.Lease{Base: base, FlexUntil: flexUntil, Until: until}, granted), nil
+	return t.terms.SetLeased(share, queue.Lease{Base: base, FlexUntil: flexUntil, Until: until}, granted), nil
 }
 
 // HoldFrom stops releases of limited topics from the given time on. A later call replaces
 // the time.
 func (n *Node) HoldFrom(at mono.Time) {
 	b := n.broker()
-	if was := mono.Time(b.holdFrom.Swap(int64(at))); was < at && !b.now().Before(was) {
+	if was := mono.Time(b.shared.holdFrom.Swap(int64(at))); was < at && !b.shared.now().Before(was) {
 		for _, t := range b.Topics() { // release held messages
-			t.tick(b.now())
+			t.runner.tick(b.shared.now())
 		}
 	}
 }
@@ -259,5 +259,5 @@ func (n *Node) HoldFrom(at mono.Time) {
 // Renew is Topic.Renew. It returns false if the topic does not exist.
 func (n *Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
 	t, err := n.broker().Topic([]byte(topic))
-	return err == nil && t.Renew(flexUntil, until)
+	return err == nil && t.terms.Renew(flexUntil, until)
 }

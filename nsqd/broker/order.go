@@ -22,6 +22,8 @@ type edit func(*metadata.Topic) (keep bool)
 
 // orders are a topic's orders that are being stored.
 type orders struct {
+	runner *runner // set once
+
 	edits []*edit // guarded by runner.mu
 }
 
@@ -39,52 +41,52 @@ func (o *orders) edited(m *metadata.Topic) (keep bool) {
 // record writes the result of an order to the metadata file. Afterwards, also after an
 // error, the caller must call forgetEdit.
 // Error: ErrStorage; the caller must not execute the order.
-func (t *Topic) record(e *edit) error {
-	t.mu.Lock()
-	t.edits = append(t.edits, e)
-	t.mu.Unlock()
-	t.shared.recorded()
-	return t.shared.Recorded()
+func (o *orders) record(e *edit) error {
+	o.runner.mu.Lock()
+	o.edits = append(o.edits, e)
+	o.runner.mu.Unlock()
+	o.runner.shared.recorded()
+	return o.runner.shared.Recorded()
 }
 
 // forgetEdit ends an order. It reports whether the metadata file may differ from the topic:
 // the order was not executed, or other orders are pending, which may take effect in a
 // different sequence. Requires: mu held.
-func (t *Topic) forgetEdit(e *edit, carriedOut bool) (differs bool) {
-	t.edits = slices.DeleteFunc(t.edits, func(o *edit) bool { return o == e })
-	return !carriedOut || len(t.edits) > 0
+func (o *orders) forgetEdit(e *edit, carriedOut bool) (differs bool) {
+	o.edits = slices.DeleteFunc(o.edits, func(other *edit) bool { return other == e })
+	return !carriedOut || len(o.edits) > 0
 }
 
 // ordered stores an order and then executes it with apply, in one step. After an error
 // nothing has changed. Errors: ErrStorage; errors of apply.
-func (t *Topic) ordered(e edit, apply func(now mono.Time, s *step) error) error {
+func (o *orders) ordered(e edit, apply func(now mono.Time, s *step) error) error {
 	var err error
-	recordable := t.shared.metadataWriter != nil && !wire.Ephemeral(t.name)
+	recordable := o.runner.shared.metadataWriter != nil && !wire.Ephemeral(o.runner.name)
 	if recordable {
-		err = t.record(&e)
+		err = o.record(&e)
 	}
-	s := t.begin()
+	s := o.runner.begin()
 	if err == nil {
-		err = apply(t.shared.now(), s)
+		err = apply(o.runner.shared.now(), s)
 	}
 	if recordable {
-		differs := t.forgetEdit(&e, err == nil)
+		differs := o.forgetEdit(&e, err == nil)
 		s.stored, s.record = !differs, differs
 	}
-	t.end(s)
+	o.runner.end(s)
 	return err
 }
 
 // orderedChannel is ordered for an existing channel. Errors: ErrUnknownChannel,
 // ErrDraining, ErrAway, ErrStorage.
-func (t *Topic) orderedChannel(name string, e func(c *metadata.Channel) (keep bool), apply channelStep) error {
-	if err := t.hasChannel(name); err != nil {
+func (o *orders) orderedChannel(name string, e func(c *metadata.Channel) (keep bool), apply channelStep) error {
+	if err := o.hasChannel(name); err != nil {
 		return err
 	}
 	if wire.Ephemeral(name) {
-		return t.onChannel(name, apply)
+		return o.runner.onChannel(name, apply)
 	}
-	return t.ordered(func(m *metadata.Topic) bool {
+	return o.ordered(func(m *metadata.Topic) bool {
 		m.Channels = slices.DeleteFunc(slices.Clone(m.Channels), func(c metadata.Channel) bool { return c.Name == name && !e(&c) })
 		for i := range m.Channels {
 			if m.Channels[i].Name == name {
@@ -92,20 +94,20 @@ func (t *Topic) orderedChannel(name string, e func(c *metadata.Channel) (keep bo
 			}
 		}
 		return true
-	}, func(now mono.Time, s *step) error { return t.channelStep(now, name, s, apply) })
+	}, func(now mono.Time, s *step) error { return o.runner.channelStep(now, name, s, apply) })
 }
 
 // hasChannel returns an error if no order for the channel can be executed.
-func (t *Topic) hasChannel(name string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, err := t.orderable(name)
+func (o *orders) hasChannel(name string) error {
+	o.runner.mu.Lock()
+	defer o.runner.mu.Unlock()
+	_, err := o.runner.orderable(name)
 	return err
 }
 
 // movable returns an error if an order cannot move the cursor of the channel.
 func (t *Topic) movable(channel string) error {
-	if err := t.hasChannel(channel); err != nil {
+	if err := t.orders.hasChannel(channel); err != nil {
 		return err
 	}
 	return t.store.storable()
@@ -158,3 +160,6 @@ func (st *store) settledAs(err error) error {
 	}
 	return nil
 }
+
+// Recorded is shared.Recorded.
+func (b *Broker) Recorded() error { return b.shared.Recorded() }

@@ -174,8 +174,8 @@ func (pc *pacer) void(now mono.Time) bool { return now.Sub(pc.began) > voidAfter
 
 // Pace requests advice for the connection, as a publisher of the given weight, 1 to 255.
 func (p *Publisher) Pace(weight uint8) {
-	p.to.mu.Lock()
-	defer p.to.mu.Unlock()
+	p.to.runner.mu.Lock()
+	defer p.to.runner.mu.Unlock()
 	if p.wish = weight; p.pacer != nil {
 		p.pacer.table.Wish(p.paced, weight)
 	}
@@ -191,8 +191,8 @@ type Told struct {
 
 // Told returns the current advice. Requires: the publisher has published.
 func (p *Publisher) Told() Told {
-	p.to.mu.Lock()
-	defer p.to.mu.Unlock()
+	p.to.runner.mu.Lock()
+	defer p.to.runner.mu.Unlock()
 	if p.pacer == nil || !p.pacer.last.Paced {
 		return Told{}
 	}
@@ -230,15 +230,15 @@ type PacedPublisher struct {
 
 // Paced returns the current state, with publishers if requested, sorted by identity.
 func (in *intake) Paced(publishers bool) Paced {
-	in.mu.Lock()
-	defer in.mu.Unlock()
+	in.runner.mu.Lock()
+	defer in.runner.mu.Unlock()
 	s := Paced{Mode: in.pacing.inForce()}
 	pc := in.pacing.pacer()
 	if pc == nil {
 		return s
 	}
-	if now := in.shared.now(); pc.void(now) {
-		pc.endInterval(in.mu.core.Contract().Share(), now)
+	if now := in.runner.shared.now(); pc.void(now) {
+		pc.endInterval(in.runner.mu.core.Contract().Share(), now)
 	}
 	s.Advice, s.Span, s.Refused = pc.last, pc.span, pc.refused
 	if publishers {
@@ -258,8 +258,8 @@ func (in *intake) Paced(publishers bool) Paced {
 
 // SetPacing replaces the topic's mode and the weights of its publishers.
 func (in *intake) SetPacing(mode PaceMode, weights []police.Group) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
+	in.runner.mu.Lock()
+	defer in.runner.mu.Unlock()
 	p := &in.pacing
 	if p.mode, p.groups = mode, weights; p.running != nil {
 		p.running.table.SetWeights(p.weights())

@@ -38,14 +38,14 @@ func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
 		defer t.store.saving.Unlock()
 	}
 	shown, last := peeking{count: min(count, MaxPeek)}, peeking{count: min(count, MaxPeek)}
-	t.mu.Lock()
-	c := t.mu.core.Channel(channel)
+	t.runner.mu.Lock()
+	c := t.runner.mu.core.Channel(channel)
 	if c == nil {
-		t.mu.Unlock()
+		t.runner.mu.Unlock()
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrUnknownChannel)
 	}
-	unread := c.Peek(t.shared.now(), shown.count, shown.message, last.message)
-	t.mu.Unlock()
+	unread := c.Peek(t.runner.shared.now(), shown.count, shown.message, last.message)
+	t.runner.mu.Unlock()
 
 	if err := t.store.peek(&unread, &shown); err != nil {
 		return shown.all, err

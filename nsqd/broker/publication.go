@@ -15,12 +15,12 @@ import (
 // intake accepts publications to a topic.
 type intake struct {
 	// Set once.
-	*runner
-	store *store // nil if the topic has no disk
-	most  int    // maximum number of messages per batch
+	runner *runner
+	store  *store // nil if the topic has no disk
+	most   int    // maximum number of messages per batch
 
 	// Guarded by mu.
-	recorder
+	recorder   recorder
 	pacing     pacing
 	publishers int // open connections that have published here
 }
@@ -43,8 +43,8 @@ type Published struct {
 // Publish accepts one message.
 // Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrRetired, ErrDraining, ErrBusy.
 func (in *intake) Publish(now mono.Time, wall mono.Wall, p Published) error {
-	s := in.shared.steps.Get().(*step)
-	s.msgs = append(s.msgs, in.shared.message(wall, &p))
+	s := in.runner.shared.steps.Get().(*step)
+	s.msgs = append(s.msgs, in.runner.shared.message(wall, &p))
 	return in.put(now, s, p)
 }
 
@@ -70,12 +70,12 @@ func (in *intake) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodie
 	// A batch may have a million messages of one byte; the copies would take a hundred
 	// times the memory.
 	if n := bodies.Len(); n > in.most {
-		s := in.begin()
-		defer in.end(s)
-		if err := in.takesPublishes(); err != nil {
+		s := in.runner.begin()
+		defer in.runner.end(s)
+		if err := in.runner.takesPublishes(); err != nil {
 			return err
 		}
-		return in.mu.core.Backlog().Refuse(queue.ErrFull, n)
+		return in.runner.mu.core.Backlog().Refuse(queue.ErrFull, n)
 	}
 	if bodies.Len() > largeBatch || bodies.Bytes() > largeBytes {
 		return in.publishLarge(now, wall, p, bodies)
@@ -84,7 +84,7 @@ func (in *intake) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodie
 }
 
 func (in *intake) publishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
-	s := in.shared.steps.Get().(*step)
+	s := in.runner.shared.steps.Get().(*step)
 	s.batch.like, s.batch.wall = p, wall
 	bodies.Each(s.batch.gather)
 	s.batch.like = Published{}
@@ -101,76 +101,76 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 		return ErrBusy
 	}
 	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*queue.Overhead
-	whole := in.through || in.most < math.MaxInt
-	s := in.begin()
-	err, p.admitted = in.admit(in.instant(now), 0, n, p.Arrival.At, &p), true
+	whole := in.runner.through || in.most < math.MaxInt
+	s := in.runner.begin()
+	err, p.admitted = in.admit(in.runner.instant(now), 0, n, p.Arrival.At, &p), true
 	if err == nil && whole {
-		if in.mu.core.Tick(in.instant(now), &s.fx); in.tight(bytes) || !in.through && !in.mu.core.Backlog().Room(n) {
-			err = in.mu.core.Backlog().Refuse(queue.ErrFull, n)
+		if in.runner.mu.core.Tick(in.runner.instant(now), &s.fx); in.runner.tight(bytes) || !in.runner.through && !in.runner.mu.core.Backlog().Room(n) {
+			err = in.runner.mu.core.Backlog().Refuse(queue.ErrFull, n)
 		}
 	}
-	in.end(s)
+	in.runner.end(s)
 	if err != nil {
 		return err
 	}
 	if whole {
-		in.shared.large <- struct{}{}
-		defer func() { <-in.shared.large }()
-		if in.through {
-			in.shared.held.Add(int64(bytes))
-			defer in.shared.held.Add(-int64(bytes))
+		in.runner.shared.large <- struct{}{}
+		defer func() { <-in.runner.shared.large }()
+		if in.runner.through {
+			in.runner.shared.held.Add(int64(bytes))
+			defer in.runner.shared.held.Add(-int64(bytes))
 		}
 		return in.publishBatch(now, wall, p, bodies)
 	}
-	in.shared.batches.RLock()
-	defer in.shared.batches.RUnlock()
-	s = in.shared.steps.Get().(*step)
+	in.runner.shared.batches.RLock()
+	defer in.runner.shared.batches.RUnlock()
+	s = in.runner.shared.steps.Get().(*step)
 	rest := false
 	put := func() {
-		<-in.shared.large
+		<-in.runner.shared.large
 		err = in.accept(now, s, p, rest)
-		s, rest = in.shared.steps.Get().(*step), true
+		s, rest = in.runner.shared.steps.Get().(*step), true
 	}
 	bodies.Each(func(body []byte) {
 		if err != nil {
 			return
 		}
 		if len(s.msgs) == 0 {
-			in.shared.large <- struct{}{}
+			in.runner.shared.large <- struct{}{}
 		}
 		p.Body = body
-		if s.msgs = append(s.msgs, in.shared.message(wall, &p)); len(s.msgs) == batchSlice {
+		if s.msgs = append(s.msgs, in.runner.shared.message(wall, &p)); len(s.msgs) == batchSlice {
 			put()
 		}
 	})
 	if len(s.msgs) > 0 {
 		put()
 	}
-	in.discard(s)
+	in.runner.discard(s)
 	return err
 }
 
 // put accepts all messages of the step or none, and ends the step.
 func (in *intake) put(now mono.Time, s *step, p Published) error {
 	switch {
-	case !in.through:
+	case !in.runner.through:
 		return in.accept(now, s, p, false)
 	case !p.NoWait:
 		return in.publishThrough(s, p)
 	}
 	for _, m := range s.msgs {
-		in.shared.pool.put(m)
+		in.runner.shared.pool.put(m)
 	}
-	in.discard(s)
+	in.runner.discard(s)
 	return ErrBusy
 }
 
 // takes is takesPublishes for n messages. It also refuses messages if the log is full.
 // Requires: mu held.
 func (in *intake) takes(n int) error {
-	err := in.takesPublishes()
+	err := in.runner.takesPublishes()
 	if err == nil && in.store.full() {
-		err = in.mu.core.Backlog().Refuse(queue.ErrFull, n)
+		err = in.runner.mu.core.Backlog().Refuse(queue.ErrFull, n)
 	}
 	return err
 }
@@ -180,7 +180,7 @@ func (in *intake) takes(n int) error {
 func (in *intake) admit(now mono.Time, ahead, n int, first mono.Time, p *Published) error {
 	err := in.takes(n)
 	if err == nil {
-		err = in.mu.core.Admit(now, ahead, n, first, p.Arrival.At)
+		err = in.runner.mu.core.Admit(now, ahead, n, first, p.Arrival.At)
 	}
 	if err == nil && !p.admitted {
 		err = in.pacing.police(p.From, n, p.Arrival.At)
@@ -197,17 +197,17 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 		bytes += m.Size()
 	}
 	open := func() error {
-		if rest && !in.mu.closed {
+		if rest && !in.runner.mu.closed {
 			return nil
 		}
-		return in.takesPublishes()
+		return in.runner.takesPublishes()
 	}
 	full := !rest && in.store.full()
 	room := func() bool {
-		in.mu.core.Log().SetTight(in.tight(bytes))
-		return in.mu.core.Backlog().Room(len(s.msgs))
+		in.runner.mu.core.Log().SetTight(in.runner.tight(bytes))
+		return in.runner.mu.core.Backlog().Room(len(s.msgs))
 	}
-	in.mu.Lock()
+	in.runner.mu.Lock()
 	// With a disk, a full backlog is being written: the publisher waits for the write,
 	// unless writing fails.
 	for !full && open() == nil && !room() && in.store.spilling() {
@@ -215,7 +215,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 			err = ErrBusy
 			break
 		}
-		in.room.Wait()
+		in.runner.room.Wait()
 	}
 	if err == nil {
 		err = open()
@@ -223,14 +223,14 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 	if err == nil && !full && !p.admitted {
 		err = in.pacing.police(p.From, len(s.msgs), p.Arrival.At)
 	}
-	switch now = in.instant(now); {
+	switch now = in.runner.instant(now); {
 	case err != nil:
 	case full:
-		err = in.mu.core.Backlog().Refuse(queue.ErrFull, len(s.msgs))
+		err = in.runner.mu.core.Backlog().Refuse(queue.ErrFull, len(s.msgs))
 	case rest:
-		in.mu.core.Enter(now, &s.fx, s.msgs...)
+		in.runner.mu.core.Enter(now, &s.fx, s.msgs...)
 	default:
-		err = in.mu.core.Put(now, &s.fx, s.msgs...)
+		err = in.runner.mu.core.Put(now, &s.fx, s.msgs...)
 	}
 	if err == nil {
 		in.counted(&p, len(s.msgs))
@@ -238,7 +238,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 	} else { // the messages are still owned here
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
-	in.end(s)
+	in.runner.end(s)
 	return err
 }
 
@@ -247,39 +247,39 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 // ErrBusy, ErrGone or ErrRetired. It returns ErrBusy where Publish would wait, and always
 // if the topic stores messages before accepting them.
 func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
-	if in.through {
+	if in.runner.through {
 		return append(errs, ErrBusy)
 	}
-	s := in.shared.steps.Get().(*step)
+	s := in.runner.shared.steps.Get().(*step)
 	bytes := 0
 	for i := range batch {
-		m := in.shared.message(wall, &batch[i])
+		m := in.runner.shared.message(wall, &batch[i])
 		s.msgs = append(s.msgs, m)
 		bytes += m.Size()
 	}
 	dealt := len(errs)
-	in.mu.Lock()
-	now = in.instant(now)
-	short := in.tight(bytes) // memory may be too short for the whole batch; then each message is checked
-	in.mu.core.Log().SetTight(short)
-	if in.takesPublishes() == nil && !in.store.full() && !in.mu.core.Contract().Rejects() && in.mu.core.Backlog().Free() >= len(s.msgs) && !in.pacing.policing() { // one step for all is cheaper
-		in.mu.core.Enter(now, &s.fx, s.msgs...)
+	in.runner.mu.Lock()
+	now = in.runner.instant(now)
+	short := in.runner.tight(bytes) // memory may be too short for the whole batch; then each message is checked
+	in.runner.mu.core.Log().SetTight(short)
+	if in.runner.takesPublishes() == nil && !in.store.full() && !in.runner.mu.core.Contract().Rejects() && in.runner.mu.core.Backlog().Free() >= len(s.msgs) && !in.pacing.policing() { // one step for all is cheaper
+		in.runner.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
 		for i, m := range s.msgs {
 			err := in.takes(1)
 			if short {
-				in.mu.core.Log().SetTight(in.tight(s.fx.Held + m.Size()))
+				in.runner.mu.core.Log().SetTight(in.runner.tight(s.fx.Held + m.Size()))
 			}
 			// The store learns of an overflow only at the end of the step.
-			if err == nil && !in.mu.core.Backlog().Room(1) && (in.store.spilling() || s.fx.Disk) {
+			if err == nil && !in.runner.mu.core.Backlog().Room(1) && (in.store.spilling() || s.fx.Disk) {
 				err = ErrBusy
 			}
 			if err == nil {
 				err = in.pacing.police(batch[i].From, 1, batch[i].Arrival.At)
 			}
 			if err == nil {
-				err = in.mu.core.Put(now, &s.fx, m)
+				err = in.runner.mu.core.Put(now, &s.fx, m)
 			}
 			errs = append(errs, err)
 			if err != nil {
@@ -304,14 +304,14 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 	if len(batch) > 0 {
 		in.pacing.tell(batch[0].From, len(batch), now)
 	}
-	in.end(s)
+	in.runner.end(s)
 	return errs
 }
 
 // counted records the acceptance of n messages like p. Requires: mu held.
 func (in *intake) counted(p *Published, n int) {
-	in.metrics.arrived(p.Arrival.Source, n)
-	if c := in.capture; c != nil {
+	in.runner.metrics.arrived(p.Arrival.Source, n)
+	if c := in.recorder.capture; c != nil {
 		c.add(p.From, p.Arrival.At, n)
 	}
 	in.pacing.counted(p.From, n, p.Arrival.At)
@@ -341,12 +341,12 @@ var ErrStorage = errors.New("storage failed")
 // publishThrough appends the step's messages to the topic's log. Then they are accepted,
 // and durable after Sync. publishThrough ends the step.
 func (in *intake) publishThrough(s *step, p Published) error {
-	in.storing.Lock()
-	defer in.storing.Unlock()
+	in.runner.storing.Lock()
+	defer in.runner.storing.Unlock()
 	n := len(s.msgs)
-	in.mu.Lock()
-	in.mu.core.Log().SetTight(in.tight(0))
-	err := in.admit(in.shared.now(), 0, n, p.Arrival.At, &p)
+	in.runner.mu.Lock()
+	in.runner.mu.core.Log().SetTight(in.runner.tight(0))
+	err := in.admit(in.runner.shared.now(), 0, n, p.Arrival.At, &p)
 	if err != nil { // the messages are still owned here
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	} else {
@@ -356,10 +356,10 @@ func (in *intake) publishThrough(s *step, p Published) error {
 		}
 		if err == nil {
 			in.counted(&p, n)
-			in.pacing.tell(p.From, n, in.shared.now())
+			in.pacing.tell(p.From, n, in.runner.shared.now())
 		}
 	}
-	in.end(s)
+	in.runner.end(s)
 	return err
 }
 
@@ -367,22 +367,22 @@ func (in *intake) publishThrough(s *step, p Published) error {
 // returns the end offset of the messages. After an error the messages are given back.
 // Errors: ErrStorage. Requires: storing and mu held; mu is released during the write.
 func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Offset, err error) {
-	storage := in.shared.cfg.Storage
+	storage := in.runner.shared.cfg.Storage
 	records := storage.records.Get().(*[]commitlog.Record)
 	for _, m := range msgs {
 		*records = append(*records, storage.epoch.record(m, false))
 	}
-	in.mu.Unlock()
+	in.runner.mu.Unlock()
 	first, err := in.store.append(*records)
 	storage.putRecords(records)
-	in.mu.Lock()
-	in.mu.core.Log().SetTight(in.tight(0))
+	in.runner.mu.Lock()
+	in.runner.mu.core.Log().SetTight(in.runner.tight(0))
 	if err != nil {
 		s.fx.Free = append(s.fx.Free, msgs...)
-		return 0, in.mu.core.Backlog().Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
+		return 0, in.runner.mu.core.Backlog().Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
 	}
-	in.disk.used = true
-	in.mu.core.Disk().Appended(in.shared.now(), queue.Offset(first), &s.fx, msgs...)
+	in.runner.disk.used = true
+	in.runner.mu.core.Disk().Appended(in.runner.shared.now(), queue.Offset(first), &s.fx, msgs...)
 	return first + commitlog.Offset(len(msgs)), nil
 }
 
@@ -390,22 +390,22 @@ func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Of
 // appends the result of each message to errs: nil, or an error of Publish. Requires:
 // Durable.
 func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []error {
-	in.storing.Lock()
-	defer in.storing.Unlock()
-	s := in.shared.steps.Get().(*step)
+	in.runner.storing.Lock()
+	defer in.runner.storing.Unlock()
+	s := in.runner.shared.steps.Get().(*step)
 	for i := range batch {
-		s.msgs = append(s.msgs, in.shared.message(wall, &batch[i]))
+		s.msgs = append(s.msgs, in.runner.shared.message(wall, &batch[i]))
 	}
 	of := errs[len(errs):]
 	admitted := s.msgs[:0]
-	in.mu.Lock()
-	in.mu.core.Log().SetTight(in.tight(0))
+	in.runner.mu.Lock()
+	in.runner.mu.core.Log().SetTight(in.runner.tight(0))
 	for i, m := range s.msgs {
 		first := m
 		if len(admitted) > 0 {
 			first = admitted[0]
 		}
-		err := in.admit(in.shared.now(), len(admitted), 1, first.Arrival, &batch[i])
+		err := in.admit(in.runner.shared.now(), len(admitted), 1, first.Arrival, &batch[i])
 		if of = append(of, err); err == nil {
 			admitted = append(admitted, m)
 		} else { // the message is still owned here
@@ -434,15 +434,15 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 	}
 	for i := range batch {
 		if of[i] == nil {
-			in.pacing.tell(batch[i].From, len(admitted), in.shared.now())
+			in.pacing.tell(batch[i].From, len(admitted), in.runner.shared.now())
 		}
 	}
-	in.end(s)
+	in.runner.end(s)
 	return append(errs, of...)
 }
 
 // Durable reports whether messages count as accepted only after Sync.
-func (in *intake) Durable() bool { return in.through && in.shared.cfg.Storage.cfg.Fsync }
+func (in *intake) Durable() bool { return in.runner.through && in.runner.shared.cfg.Storage.cfg.Fsync }
 
 // Stored is a position in the topic's log.
 type Stored struct{ end commitlog.Offset }
@@ -461,7 +461,7 @@ func (in *intake) Sync(upTo Stored) error {
 		case !errors.Is(err, commitlog.ErrClosed):
 			in.store.noted(publishing, err)
 			return fmt.Errorf("%w: %w", ErrStorage, err)
-		case in.shared.draining.Load():
+		case in.runner.shared.draining.Load():
 			return ErrDraining
 		} // otherwise the topic was deleted with its messages
 	}

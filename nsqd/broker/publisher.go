@@ -88,10 +88,10 @@ func (p *Publisher) Leave() {
 
 // unpace removes the connection from the pacer, and changes its identity.
 func (p *Publisher) unpace(as police.Identity) {
-	p.to.mu.Lock()
-	defer p.to.mu.Unlock()
+	p.to.runner.mu.Lock()
+	defer p.to.runner.mu.Unlock()
 	if p.pacer != nil {
-		p.pacer.table.Leave(p.paced, p.to.shared.now())
+		p.pacer.table.Leave(p.paced, p.to.runner.shared.now())
 	}
 	p.pacer, p.paced, p.identity = nil, nil, as
 }
@@ -99,13 +99,13 @@ func (p *Publisher) unpace(as police.Identity) {
 // Rename changes the client_id: IDENTIFY may come late, and more than once.
 func (p *Publisher) Rename(clientID string, as police.Identity) {
 	p.unpace(as)
-	p.to.mu.Lock()
+	p.to.runner.mu.Lock()
 	p.clientID, p.named = clientID, 0
-	p.to.mu.Unlock()
+	p.to.runner.mu.Unlock()
 }
 
 func (in *intake) addPublisher(n int) {
-	in.mu.Lock()
+	in.runner.mu.Lock()
 	in.publishers += n
-	in.mu.Unlock()
+	in.runner.mu.Unlock()
 }

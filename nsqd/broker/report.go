@@ -68,22 +68,22 @@ type ChannelStats struct {
 
 // Stats returns the topic's current state. The histograms are copies.
 func (t *Topic) Stats() Stats {
-	now := t.shared.now()
-	t.mu.Lock()
-	core := t.mu.core
+	now := t.runner.shared.now()
+	t.runner.mu.Lock()
+	core := t.runner.mu.core
 	s := Stats{
-		Name:        t.name,
+		Name:        t.runner.name,
 		Paused:      core.Paused(),
 		Waiting:     core.Backlog().Waiting(),
 		Beyond:      core.Backlog().Beyond(),
-		Memory:      t.mu.held,
+		Memory:      t.runner.mu.held,
 		Counters:    core.Backlog().Counters(),
-		Publishers:  t.publishers,
-		Subscribers: len(t.mu.consumers),
+		Publishers:  t.intake.publishers,
+		Subscribers: len(t.runner.mu.consumers),
 		Limited:     core.Contract().Limited(),
 		Share:       core.Contract().Share(),
-		SLO:         t.slo,
-		Expiry:      t.mu.expiry.topic,
+		SLO:         t.terms.slo,
+		Expiry:      t.runner.mu.expiry.topic,
 	}
 	if s.Limited {
 		s.Tokens = core.Contract().Tokens(now)
@@ -105,18 +105,18 @@ func (t *Topic) Stats() Stats {
 			Deferred:   c.Deferred(),
 			Unfinished: c.Unfinished(),
 			Full:       c.Full(),
-			Expiry:     t.mu.expiry.of(c.Name()),
+			Expiry:     t.runner.mu.expiry.of(c.Name()),
 			Counters:   c.Counters(),
 			Consumers:  c.Consumers().Len(),
 		}
-		if w := t.endToEnd[c]; w != nil {
-			cs.EndToEnd = w.Summary(now, t.shared.cfg.EndToEnd)
+		if w := t.channels.endToEnd[c]; w != nil {
+			cs.EndToEnd = w.Summary(now, t.runner.shared.cfg.EndToEnd)
 		}
 		s.Channels = append(s.Channels, cs)
 	}
-	t.mu.Unlock()
+	t.runner.mu.Unlock()
 
-	f := &t.metrics
+	f := &t.runner.metrics
 	for i := range f.sources {
 		s.Sources[i] = f.sources[i].Load()
 	}
@@ -158,14 +158,14 @@ func (t *Topic) still() bool {
 	if !last.quiet {
 		return false
 	}
-	now := t.shared.now()
-	f := &t.metrics
+	now := t.runner.shared.now()
+	f := &t.runner.metrics
 	f.mu.Lock()
 	delivered := f.mu.since.delivered
 	f.mu.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	core := t.mu.core
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	core := t.runner.mu.core
 	if delivered > 0 || core.Backlog().Counters() != last.counters || core.Backlog().Waiting() > 0 || t.levelsLocked() != last.levels {
 		return false
 	}
@@ -177,8 +177,8 @@ func (t *Topic) still() bool {
 var channelsSeed = maphash.MakeSeed()
 
 func (t *Topic) levelsLocked() levels {
-	is := levels{publishers: t.publishers, subscribers: len(t.mu.consumers), prepared: t.mu.core.Contract().Limited()}
-	for _, c := range t.mu.core.Channels() {
+	is := levels{publishers: t.intake.publishers, subscribers: len(t.runner.mu.consumers), prepared: t.runner.mu.core.Contract().Limited()}
+	for _, c := range t.runner.mu.core.Channels() {
 		is.depth += uint64(c.Depth())
 		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Consumers().Readers())
 	}
@@ -186,13 +186,13 @@ func (t *Topic) levelsLocked() levels {
 }
 
 func (t *Topic) report() *srtmv1.TopicStats {
-	now := t.shared.now()
+	now := t.runner.shared.now()
 	last := &t.reported
-	t.mu.Lock()
-	core := t.mu.core
+	t.runner.mu.Lock()
+	core := t.runner.mu.core
 	counters := core.Backlog().Counters()
 	r := &srtmv1.TopicStats{
-		Topic:    t.name,
+		Topic:    t.runner.name,
 		Offered:  counters.Accepted - last.counters.Accepted,
 		Released: counters.Released - last.counters.Released,
 		Refused:  counters.Refused - last.counters.Refused,
@@ -209,9 +209,9 @@ func (t *Topic) report() *srtmv1.TopicStats {
 		r.Channels = append(r.Channels, c.Name())
 		r.ChannelSubscribers = append(r.ChannelSubscribers, uint32(c.Consumers().Readers()))
 	}
-	t.mu.Unlock()
+	t.runner.mu.Unlock()
 
-	f := &t.metrics
+	f := &t.runner.metrics
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := &f.mu.since

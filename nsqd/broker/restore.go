@@ -17,7 +17,7 @@ import (
 // Restore restores the topics and messages that an earlier process left in the storage.
 // Called once, before the broker is used.
 func (b *Broker) Restore() error {
-	st := b.cfg.Storage
+	st := b.shared.cfg.Storage
 	if st == nil {
 		return nil
 	}
@@ -51,23 +51,23 @@ func (b *Broker) Restore() error {
 		return fmt.Errorf("restore: %w", err)
 	}
 	_ = metadata.Reserve(st.cfg.Metadata) // without room, a later order fails
-	b.metadataWriter.begin()
-	b.workers.Go(b.trimOld)
-	b.workers.Go(b.restoreAway)
+	b.shared.metadataWriter.begin()
+	b.shared.workers.Go(b.trimOld)
+	b.shared.workers.Go(b.restoreAway)
 	return nil
 }
 
 // reportLostLogs reports each topic whose log is missing, although the metadata file says
 // that it had a log. The topic continues with an empty log.
 func (b *Broker) reportLostLogs() {
-	if b.cfg.Storage.cfg.Replicated != nil {
+	if b.shared.cfg.Storage.cfg.Replicated != nil {
 		return // the marks concern logs in files
 	}
 	for _, st := range b.stores() {
 		if st.logged.Load() && st.log.Load() == nil {
 			st.reportMissing("the topic's log is missing: its folder was deleted or moved away while nsqd was down. All messages that it held are lost; the topic goes on without them")
 			st.logged.Store(false)
-			b.recorded()
+			b.shared.recorded()
 		}
 	}
 }
@@ -75,7 +75,7 @@ func (b *Broker) reportLostLogs() {
 // reportMissing counts and logs a missing part of the topic's log.
 func (st *store) reportMissing(what string, attrs ...any) {
 	st.missing++
-	st.storage().cfg.Log.Error(what, append([]any{obs.KeyTopic, st.name, keyPath, st.storage().dir.Path(st.name)}, attrs...)...)
+	st.storage().cfg.Log.Error(what, append([]any{obs.KeyTopic, st.runner.name, keyPath, st.storage().dir.Path(st.runner.name)}, attrs...)...)
 }
 
 // restoreLog restores a topic's messages. An unrecorded topic with messages is created with
@@ -84,12 +84,12 @@ func (b *Broker) restoreLog(name string) error {
 	_, err := b.Topic([]byte(name))
 	recorded := err == nil
 	if !recorded {
-		log, err := b.cfg.Storage.open(name)
+		log, err := b.shared.cfg.Storage.open(name)
 		if err != nil {
 			return err
 		}
 		if stats := log.Stats(); stats.Records == 0 { // empty, except for damaged files
-			b.cfg.Storage.kept[name] = queue.Offset(stats.Next)
+			b.shared.cfg.Storage.kept[name] = queue.Offset(stats.Next)
 			return log.Close()
 		}
 		if err := log.Close(); err != nil {
@@ -98,9 +98,9 @@ func (b *Broker) restoreLog(name string) error {
 	}
 	t := b.restoreTopic(name)
 	t.store.unrecorded = !recorded // no other goroutine uses the topic yet
-	if !recorded && b.cfg.Storage.cfg.Replicated == nil {
-		b.cfg.Storage.cfg.Log.Error("the metadata file does not have the topic: it was deleted, or is from before the topic was created. The topic comes back with the messages and channels of its log, without pauses, contract, retention and expiry",
-			obs.KeyTopic, name, keyPath, b.cfg.Storage.cfg.Metadata, "log", b.cfg.Storage.dir.Path(name))
+	if !recorded && b.shared.cfg.Storage.cfg.Replicated == nil {
+		b.shared.cfg.Storage.cfg.Log.Error("the metadata file does not have the topic: it was deleted, or is from before the topic was created. The topic comes back with the messages and channels of its log, without pauses, contract, retention and expiry",
+			obs.KeyTopic, name, keyPath, b.shared.cfg.Storage.cfg.Metadata, "log", b.shared.cfg.Storage.dir.Path(name))
 	}
 	return t.store.restore()
 }
@@ -114,8 +114,8 @@ func (b *Broker) restoreTopic(name string) *Topic {
 	t := b.mu.topics[name]
 	if t == nil {
 		t = b.newTopic(name)
-		if !b.cfg.AutoCreate {
-			t.Limit(SLO{}, false)
+		if !b.shared.cfg.AutoCreate {
+			t.terms.Limit(SLO{}, false)
 		}
 		b.mu.topics[name] = t
 	}
@@ -125,7 +125,7 @@ func (b *Broker) restoreTopic(name string) *Topic {
 // restore restores the log that an earlier process left. The topic may already be in use if
 // it was away, so the log is read before the machine is changed.
 func (st *store) restore() error {
-	log, err := st.storage().open(st.name)
+	log, err := st.storage().open(st.runner.name)
 	if err != nil {
 		return err
 	}
@@ -139,9 +139,9 @@ func (st *store) restore() error {
 	}
 	st.saving.Lock()
 	defer st.saving.Unlock()
-	st.mu.Lock()
-	low := st.mu.core.Cursors().Low()
-	st.mu.Unlock()
+	st.runner.mu.Lock()
+	low := st.runner.mu.core.Cursors().Low()
+	st.runner.mu.Unlock()
 	// The log does not know the finished messages yet, and would count all messages as
 	// needed.
 	if err := log.Trim(commitlog.Offset(low)); err != nil {
@@ -151,7 +151,7 @@ func (st *store) restore() error {
 }
 
 func (st *store) restoreFrom(log *openLog) error {
-	left, err := st.remains(log)
+	left, err := st.remains(log, log.Stats().First)
 	if err != nil {
 		return err
 	}
@@ -159,12 +159,12 @@ func (st *store) restoreFrom(log *openLog) error {
 	if err != nil {
 		return err
 	}
-	s := st.begin()
-	defer st.end(s)
-	if st.mu.closed {
+	s := st.runner.begin()
+	defer st.runner.end(s)
+	if st.runner.mu.closed {
 		return ErrGone
 	}
-	now, core := st.shared.now(), st.mu.core
+	now, core := st.runner.shared.now(), st.runner.mu.core
 	wanted := func(channel string) bool { return st.unrecorded && wire.ValidChannelName(channel) }
 	restoring, _ := left.restore(core, now, st.storage().epoch, wanted, &s.fx)
 	if st.unrecorded && st.restoreRoster != nil {
@@ -179,8 +179,8 @@ func (st *store) restoreFrom(log *openLog) error {
 	log.SetRetain(st.retention())
 	st.retained(log) // before Low, which discards what no seek needs
 	st.log.Store(log)
-	st.disk.used, st.disk.saved = true, core.Log().Changes()
-	st.disk.away, st.unrecorded = false, false
+	st.runner.disk.used, st.runner.disk.saved = true, core.Log().Changes()
+	st.runner.disk.away, st.unrecorded = false, false
 	if st.logged.Load() && left.snapshot == nil && st.storage().cfg.Replicated == nil {
 		st.reportNoCursors(log.Stats().Segments > 0)
 		st.logged.Store(false) // until there is a snapshot again
@@ -213,8 +213,8 @@ type run struct {
 	only     string
 }
 
-// remains reads the contents of a log.
-func (st *store) remains(log topicLog) (left remains, err error) {
+// remains reads the contents of a log that begins at first.
+func (st *store) remains(log commitlog.Log, first commitlog.Offset) (left remains, err error) {
 	if left.snapshot, err = log.LoadCursors(); err != nil {
 		return left, err
 	}
@@ -223,9 +223,9 @@ func (st *store) remains(log topicLog) (left remains, err error) {
 			st.report("the record of what is done with is not readable: all that the log has is delivered again", err)
 		}
 	}
-	left.first = queue.Offset(log.Stats().First)
+	left.first = queue.Offset(first)
 	var fx queue.Effects
-	restoring, err := left.restore(aside(), st.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
+	restoring, err := left.restore(aside(), st.runner.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that the log has is delivered again", err)
 	}
@@ -293,8 +293,8 @@ func (st *store) makeRoom() error {
 // loses its mark, so that the metadata file can be written before the log is removed.
 // Requires: the topic is closed, and run has ended.
 func (st *store) leave() error {
-	st.do(func(_ mono.Time, s *step) { st.mu.core.Cursors().StoreLast(&s.fx) })
-	held, _ := st.held(0)
+	st.runner.do(func(_ mono.Time, s *step) { st.runner.mu.core.Cursors().StoreLast(&s.fx) })
+	held, _ := st.runner.held(0)
 	log := st.log.Load()
 	st.empty = held == 0
 	st.spent = st.empty && log != nil && log.Stats().Damaged == 0 && !st.retains() && st.storage().cfg.Replicated == nil
@@ -325,33 +325,33 @@ func (st *store) persist() error {
 	if err != nil {
 		return err
 	}
-	st.mu.Lock()
-	st.disk.used, st.disk.saved = true, st.mu.core.Log().Changes()-1
-	st.mu.Unlock()
+	st.runner.mu.Lock()
+	st.runner.disk.used, st.runner.disk.saved = true, st.runner.mu.core.Log().Changes()-1
+	st.runner.mu.Unlock()
 	err = st.tryToSave()
 	for tries := 1; errors.Is(err, replicated.ErrUnavailable) && tries < lastSaves; tries++ {
 		err = st.tryToSave()
 	}
 	if errors.Is(err, replicated.ErrFenced) { // another broker has the messages and saves cursors
-		st.storage().cfg.Log.Warn("another broker has taken the topic over; it delivers again what channels finished since the last save", obs.KeyTopic, st.name)
+		st.storage().cfg.Log.Warn("another broker has taken the topic over; it delivers again what channels finished since the last save", obs.KeyTopic, st.runner.name)
 		err = nil
 	}
 	if errors.Is(err, errUntrimmed) { // the next process trims
-		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.name, obs.KeyError, err)
+		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.runner.name, obs.KeyError, err)
 		err = nil
 	}
 	if err != nil {
-		err = fmt.Errorf("topic %s: what channels are done with since it was saved last is not saved, and will be delivered again: %w", st.name, err)
+		err = fmt.Errorf("topic %s: what channels are done with since it was saved last is not saved, and will be delivered again: %w", st.runner.name, err)
 	}
 	return errors.Join(err, log.Close())
 }
 
 // lost reports that messages cannot be stored, and how many are lost.
 func (st *store) lost(err error) error {
-	st.mu.Lock()
-	n := st.mu.core.Cursors().Unstored()
-	st.mu.Unlock()
-	err = fmt.Errorf("%d messages of %s are lost: %w", n, st.name, err)
+	st.runner.mu.Lock()
+	n := st.runner.mu.core.Cursors().Unstored()
+	st.runner.mu.Unlock()
+	err = fmt.Errorf("%d messages of %s are lost: %w", n, st.runner.name, err)
 	if log := st.log.Load(); log != nil {
 		err = errors.Join(err, st.tryToSave(), log.Close())
 	}

@@ -29,7 +29,7 @@ func (t *Topic) Retain(r *metadata.Retention) error {
 	if t.store == nil {
 		return queue.ErrNoCursor
 	}
-	return t.ordered(func(m *metadata.Topic) bool {
+	return t.orders.ordered(func(m *metadata.Topic) bool {
 		m.Retain = r
 		return true
 	}, func(mono.Time, *step) error {
@@ -39,8 +39,8 @@ func (t *Topic) Retain(r *metadata.Retention) error {
 }
 
 func (st *store) setRetention(own *metadata.Retention) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
+	st.runner.mu.Lock()
+	defer st.runner.mu.Unlock()
 	st.retainLocked(own)
 }
 
@@ -48,7 +48,7 @@ func (st *store) setRetention(own *metadata.Retention) {
 func (st *store) retainLocked(own *metadata.Retention) {
 	st.retain = own
 	retain := st.retention()
-	st.mu.core.Log().SetRetained(retain != (commitlog.Retain{}))
+	st.runner.mu.core.Log().SetRetained(retain != (commitlog.Retain{}))
 	if log := st.log.Load(); log != nil {
 		log.SetRetain(retain)
 		st.retained(log)
@@ -65,8 +65,8 @@ func (st *store) retention() commitlog.Retain {
 }
 
 func (st *store) retains() bool {
-	st.mu.Lock()
-	defer st.mu.Unlock()
+	st.runner.mu.Lock()
+	defer st.runner.mu.Unlock()
 	return st.retention() != (commitlog.Retain{})
 }
 
@@ -76,16 +76,7 @@ func (st *store) retained(log *openLog) {
 	if st.retention() != (commitlog.Retain{}) {
 		first = queue.Offset(log.Need(math.MaxUint64))
 	}
-	st.mu.core.Log().SetFirst(first)
-}
-
-// opened registers a log that ensure has opened.
-func (st *store) opened(log *openLog) {
-	st.mu.Lock()
-	log.SetRetain(st.retention())
-	st.retained(log)
-	st.mu.Unlock()
-	st.log.Store(log)
+	st.runner.mu.core.Log().SetFirst(first)
 }
 
 // trimOld trims logs by age, until the broker is closed.
@@ -165,8 +156,8 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		}
 		at, logged = queue.Offset(found), found < log.Stats().Next
 	}
-	seekErr := st.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
-		core := st.mu.core
+	seekErr := st.runner.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
+		core := st.runner.mu.core
 		first, records := core.Log().StoredTo(), 0
 		switch {
 		case wire.Ephemeral(channel): // before log.Need tells the log what is needed
@@ -188,7 +179,7 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 			at = max(at, first)
 		}
 		if err = core.Seek(now, c, at, records, &s.fx); err == nil && log != nil {
-			st.disk.used = true // if all was finished before, there may have been nothing to save
+			st.runner.disk.used = true // if all was finished before, there may have been nothing to save
 		}
 	})
 	return at, errors.Join(seekErr, err)
@@ -204,16 +195,16 @@ func (st *store) settle(anyway bool) (tried bool, err error) {
 	st.saving.Lock()
 	defer st.saving.Unlock()
 	log := st.log.Load()
-	st.mu.Lock()
+	st.runner.mu.Lock()
 	switch {
-	case log == nil, st.remove, !anyway && !st.unsaved():
-		st.mu.Unlock()
+	case log == nil, st.remove, !anyway && !st.runner.unsaved():
+		st.runner.mu.Unlock()
 		return false, nil
-	case st.mu.core.Log().Carrying(): // the store retries
-		st.mu.Unlock()
+	case st.runner.mu.core.Log().Carrying(): // the store retries
+		st.runner.mu.Unlock()
 		return true, errCarrying
 	}
 	snapshot := st.snapshot(nil)
-	st.mu.Unlock()
+	st.runner.mu.Unlock()
 	return true, log.SaveCursors(snapshot)
 }

@@ -32,19 +32,19 @@ const rosterVersion = 0xC1
 var errRoster = errors.New("not a snapshot of a replicated log's cursors")
 
 // appendRoster encodes the roster. Requires: mu held.
-func (t *Topic) appendRoster(b []byte) []byte {
+func (cs *channelSet) appendRoster(b []byte) []byte {
 	b = append(b, rosterVersion)
-	b = binary.AppendUvarint(b, t.identity.Log)
-	b = binary.AppendUvarint(b, t.identity.Created)
+	b = binary.AppendUvarint(b, cs.identity.Log)
+	b = binary.AppendUvarint(b, cs.identity.Created)
 	known := 0
-	for _, is := range t.memberships {
+	for _, is := range cs.memberships {
 		if is.created > 0 {
 			known++
 		}
 	}
 	b = binary.AppendUvarint(b, uint64(known))
-	for _, name := range slices.Sorted(maps.Keys(t.memberships)) {
-		if is := t.memberships[name]; is.created > 0 {
+	for _, name := range slices.Sorted(maps.Keys(cs.memberships)) {
+		if is := cs.memberships[name]; is.created > 0 {
 			b = binary.AppendUvarint(b, uint64(len(name)))
 			b = append(b, name...)
 			b = binary.AppendUvarint(b, is.created)
@@ -101,16 +101,16 @@ func (r roster) outlived(channel string, order *srtmv1.TakeOver) bool {
 }
 
 // restoreRoster restores the roster of a topic without a record. Requires: mu held.
-func (t *Topic) restoreRoster(r roster) {
-	if t.identity == (metadata.Identity{}) {
-		t.identity = r.identity
+func (cs *channelSet) restoreRoster(r roster) {
+	if cs.identity == (metadata.Identity{}) {
+		cs.identity = r.identity
 	}
-	if t.identity.Log != r.identity.Log {
+	if cs.identity.Log != r.identity.Log {
 		return // the topic was prepared by another log in the meantime
 	}
 	for name, created := range r.created {
-		if t.mu.core.Channel(name) != nil && t.memberships[name].created == 0 {
-			t.note(name, membership{created: created})
+		if cs.runner.mu.core.Channel(name) != nil && cs.memberships[name].created == 0 {
+			cs.note(name, membership{created: created})
 		}
 	}
 }

@@ -11,10 +11,10 @@ import (
 
 // appendRoster writes the same bytes that parseRoster reads, and parseRoster refuses all others.
 func FuzzRoster(f *testing.F) {
-	known := Topic{identity: metadata.Identity{Log: 7, Created: 300}, memberships: map[string]membership{"c": {created: 301}, "own": {}, "d": {created: 9}}}
+	known := channelSet{runner: new(runner), identity: metadata.Identity{Log: 7, Created: 300}, memberships: map[string]membership{"c": {created: 301}, "own": {}, "d": {created: 9}}}
 	f.Add(known.appendRoster(nil))
 	f.Add(append(known.appendRoster(nil), 2, 0, 0, 0))
-	f.Add((&Topic{}).appendRoster(nil))
+	f.Add((&channelSet{}).appendRoster(nil))
 	f.Add([]byte{rosterVersion, 1, 1, 2, 1, 'c', 1})
 	f.Add([]byte{2, 0, 0, 0})
 	f.Add([]byte{})
@@ -26,7 +26,7 @@ func FuzzRoster(f *testing.F) {
 			}
 			return
 		}
-		topic := Topic{identity: r.identity}
+		topic := channelSet{runner: new(runner), identity: r.identity}
 		for name, created := range r.created {
 			topic.note(name, membership{created: created})
 		}

@@ -218,9 +218,6 @@ func (r *runner) tick(now mono.Time) {
 	r.end(s)
 }
 
-// Name returns the topic's name.
-func (r *runner) Name() string { return r.name }
-
 // open returns an error if the topic accepts no messages. Requires: mu held.
 func (r *runner) open() error {
 	switch {

@@ -129,24 +129,30 @@ func (s *Storage) Close() error {
 	return s.dir.Close()
 }
 
-// topicLog is a log with the operations that a topic needs in addition to cursors.
-// commitlog.Files documents the operations.
-type topicLog interface {
+// openLog is an open log. The parts are one log, which commitlog.Files documents.
+type openLog struct {
 	commitlog.Log
+	extent
+	lifetime
+}
+
+// extent is what a log keeps, and how much of it is needed.
+type extent interface {
 	At(mono.Wall) (commitlog.Offset, error)
 	Need(from commitlog.Offset) commitlog.Offset
 	Records(from commitlog.Offset) int64
 	Needed() int64
 	Size() int64
 	SetRetain(commitlog.Retain)
+}
+
+// lifetime is the state and the end of a log.
+type lifetime interface {
 	Stats() commitlog.Stats
 	Rest() error
 	Remove() error
 	Close() error
 }
-
-// openLog is an open log.
-type openLog struct{ topicLog }
 
 func (s *Storage) open(topic string) (*openLog, error) {
 	if s.cfg.Replicated != nil {
@@ -154,7 +160,7 @@ func (s *Storage) open(topic string) (*openLog, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &openLog{l}, nil
+		return &openLog{l, l, l}, nil
 	}
 	c := s.logConfig()
 	c.Dir, c.Name = s.dir, topic
@@ -162,7 +168,7 @@ func (s *Storage) open(topic string) (*openLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &openLog{l}, nil
+	return &openLog{l, l, l}, nil
 }
 
 // closes returns a channel that is closed when the next log is closed or removed.

@@ -31,7 +31,7 @@ import (
 //   - Messages deleted from the log are finished in all channels.
 type store struct {
 	// Set once.
-	*runner
+	runner  *runner
 	current func() bool // whether the topic is still in the broker's table
 	fenced  func()      // called when another broker owns the log
 	// roster and restoreRoster handle the topic's roster, and require mu held; nil if the
@@ -131,11 +131,11 @@ func (st *store) full() bool {
 // spilling reports whether the topic's messages are being written to disk. A nil store
 // writes nothing.
 // Requires: mu held.
-func (st *store) spilling() bool { return st != nil && st.disk.running && !st.failing }
+func (st *store) spilling() bool { return st != nil && st.runner.disk.running && !st.failing }
 
 // endLocked stops the store. With remove it deletes the log. Requires: mu held.
 func (st *store) endLocked(remove bool) {
-	d := st.disk
+	d := st.runner.disk
 	if d.stopped {
 		return
 	}
@@ -162,7 +162,7 @@ func (st *store) run() {
 		case <-st.stop:
 			st.conclude()
 			return
-		case <-st.disk.wake:
+		case <-st.runner.disk.wake:
 		case <-retry.C:
 		case <-save.C:
 			saves = false
@@ -179,23 +179,23 @@ func (st *store) run() {
 			default:
 			}
 		}
-		st.mu.Lock()
+		st.runner.mu.Lock()
 		failing := st.failing
-		if st.unsaved() && !saves {
+		if st.runner.unsaved() && !saves {
 			save.Reset(savePause(len(st.scratch.snapshot), st.locked))
 			saves = true
 		}
-		_, want, _ := st.mu.core.Disk().Want()
+		_, want, _ := st.runner.mu.core.Disk().Want()
 		// If stopped is set since the last check, the loop ends above, where the log is
 		// removed.
-		more = st.disk.stopped || failing || saves || want > 0 || st.mu.core.Log().Unwritten()
+		more = st.runner.disk.stopped || failing || saves || want > 0 || st.runner.mu.core.Log().Unwritten()
 		if !more {
 			st.scratch = nil
 		}
-		st.disk.running = more // last, since another run may start now
-		st.mu.Unlock()
+		st.runner.disk.running = more // last, since another run may start now
+		st.runner.mu.Unlock()
 		if log := st.log.Load(); !more && log != nil {
-			st.do(func(_ mono.Time, s *step) { st.mu.core.Log().ForgetRead(&s.fx) })
+			st.runner.do(func(_ mono.Time, s *step) { st.runner.mu.core.Log().ForgetRead(&s.fx) })
 			_ = log.Rest() // the log is closed, or reports the error itself
 		}
 		if failing {
@@ -206,9 +206,9 @@ func (st *store) run() {
 
 // conclude removes the log of a deleted topic. Otherwise persist stores the rest.
 func (st *store) conclude() {
-	st.mu.Lock()
+	st.runner.mu.Lock()
 	remove := st.remove
-	st.mu.Unlock()
+	st.runner.mu.Unlock()
 	if !remove {
 		return
 	}
@@ -216,12 +216,12 @@ func (st *store) conclude() {
 	if log := st.log.Load(); log != nil {
 		if err := log.Remove(); err != nil && !errors.Is(err, commitlog.ErrClosed) {
 			st.report("log on disk not removed: after a restart the topic is back", err)
-			st.mu.Lock()
+			st.runner.mu.Lock()
 			st.unremoved = err
-			st.mu.Unlock()
+			st.runner.mu.Unlock()
 		}
 	}
-	st.storage().health.forget(st.name)
+	st.storage().health.forget(st.runner.name)
 }
 
 // turn writes a batch and reads a batch, and reports whether there may be more to do. A
@@ -243,10 +243,10 @@ func (st *store) turn() (more bool) {
 
 // setFailing sets failing and returns the previous value.
 func (st *store) setFailing(is bool) (was bool) {
-	st.mu.Lock()
+	st.runner.mu.Lock()
 	was, st.failing = st.failing, is
-	st.mu.Unlock()
-	st.room.Broadcast()
+	st.runner.mu.Unlock()
+	st.runner.room.Broadcast()
 	return was
 }
 
@@ -260,7 +260,7 @@ func (st *store) fault(what string, err error) (more bool) {
 }
 
 func (st *store) report(what string, err error) {
-	st.storage().log.Error(what, obs.KeyTopic, st.name, obs.KeyError, err)
+	st.storage().log.Error(what, obs.KeyTopic, st.runner.name, obs.KeyError, err)
 }
 
 // noted records the result of the topic's last attempt at an operation.
@@ -272,7 +272,7 @@ func (st *store) noted(what concern, err error) {
 	if err == nil && st.faults.Load()&bit == 0 {
 		return
 	}
-	st.storage().health.note(place{st.name, what}, err)
+	st.storage().health.note(place{st.runner.name, what}, err)
 	if err == nil {
 		st.faults.And(^bit)
 	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports other concerns
@@ -280,7 +280,7 @@ func (st *store) noted(what concern, err error) {
 	}
 }
 
-func (st *store) storage() *Storage { return st.shared.cfg.Storage }
+func (st *store) storage() *Storage { return st.runner.shared.cfg.Storage }
 
 // ensure opens the log if necessary, and marks it. Only one goroutine may call ensure at a
 // time.
@@ -302,20 +302,20 @@ func (st *store) ensure() (log *openLog, err error) {
 // written. Before the mark, the log gets a snapshot of the cursors. So a crash in between
 // leaves a log without a mark, which raises no alarm. A replicated log has no mark.
 func (st *store) mark(log *openLog) error {
-	files, is := log.topicLog.(*commitlog.Files)
+	files, is := log.Log.(*commitlog.Files)
 	if !is {
 		return nil
 	}
-	st.mu.Lock()
+	st.runner.mu.Lock()
 	snapshot := st.snapshot(nil)
-	st.mu.Unlock()
+	st.runner.mu.Unlock()
 	if err := files.FoundCursors(snapshot); err != nil {
 		return err
 	}
 	st.logged.Store(true)
-	st.shared.recorded()
+	st.runner.shared.recorded()
 	// A closing broker writes the metadata file after the logs.
-	if err := st.shared.Recorded(); err != nil && !errors.Is(err, ErrDraining) {
+	if err := st.runner.shared.Recorded(); err != nil && !errors.Is(err, ErrDraining) {
 		st.logged.Store(false)
 		return err
 	}
@@ -326,12 +326,16 @@ func (st *store) mark(log *openLog) error {
 func (st *store) create() (*openLog, error) {
 	for {
 		closes := st.storage().closes()
-		log, err := st.storage().open(st.name)
+		log, err := st.storage().open(st.runner.name)
 		switch {
 		case err == nil:
 			next, err := log.Append(nil)
-			if err == nil && queue.Offset(next) == st.storage().kept[st.name] {
-				st.opened(log)
+			if err == nil && queue.Offset(next) == st.storage().kept[st.runner.name] {
+				st.runner.mu.Lock()
+				log.SetRetain(st.retention())
+				st.retained(log)
+				st.runner.mu.Unlock()
+				st.log.Store(log)
 				return log, nil
 			}
 			if err == nil && !st.removes(log) {
@@ -365,8 +369,8 @@ func (st *store) create() (*openLog, error) {
 // is removed only if this broker was to remove it before. In a cluster no log with messages
 // is removed, since topics are taken over.
 func (st *store) removes(log *openLog) bool {
-	l, is := log.topicLog.(*replicated.Log)
-	return !is || log.Stats().Records == 0 || st.shared.cfg.AutoCreate && l.Unremoved()
+	l, is := log.Log.(*replicated.Log)
+	return !is || log.Stats().Records == 0 || st.runner.shared.cfg.AutoCreate && l.Unremoved()
 }
 
 // append appends records for publishers. Requires: storing held.
@@ -384,23 +388,23 @@ func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err
 // write writes a batch, if there is one.
 func (st *store) write() (wrote bool, err error) {
 	x := st.scratch
-	s := st.begin()
+	s := st.runner.begin()
 	var upTo queue.Offset
-	x.batch, upTo = st.mu.core.Disk().TakeUnwritten(st.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
+	x.batch, upTo = st.runner.mu.core.Disk().TakeUnwritten(st.runner.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
 	x.records = x.records[:0]
 	for _, m := range x.batch {
-		x.records = append(x.records, st.storage().epoch.record(m, !st.mu.core.Backlog().Waits(m)))
+		x.records = append(x.records, st.storage().epoch.record(m, !st.runner.mu.core.Backlog().Waits(m)))
 	}
-	st.end(s)
+	st.runner.end(s)
 	if len(x.batch) == 0 {
 		return false, nil
 	}
 	log, err := st.ensure()
 	if err == nil {
-		st.mu.Lock()
-		first := !st.disk.used
-		st.disk.used = true
-		st.mu.Unlock()
+		st.runner.mu.Lock()
+		first := !st.runner.disk.used
+		st.runner.disk.used = true
+		st.runner.mu.Unlock()
 		// otherwise a crash would undo an order that had no cursors to save; on an error
 		// the store soon saves again
 		if first {
@@ -408,15 +412,15 @@ func (st *store) write() (wrote bool, err error) {
 		}
 		_, err = log.Append(x.records)
 	}
-	s = st.begin()
+	s = st.runner.begin()
 	if err == nil {
-		st.mu.core.Disk().Written(st.shared.now(), upTo, &s.fx)
+		st.runner.mu.core.Disk().Written(st.runner.shared.now(), upTo, &s.fx)
 	}
 	s.fx.Unref(x.batch)
-	st.end(s)
+	st.runner.end(s)
 	clear(x.batch)
 	clear(x.records)
-	st.room.Broadcast()
+	st.runner.room.Broadcast()
 	return err == nil, err
 }
 
@@ -427,19 +431,19 @@ func (st *store) refill() (int, error) {
 	if log == nil {
 		return 0, nil
 	}
-	st.mu.Lock()
-	st.mu.core.Log().SetTight(st.tight(0))
-	from, want, end := st.mu.core.Disk().Want()
+	st.runner.mu.Lock()
+	st.runner.mu.core.Log().SetTight(st.runner.tight(0))
+	from, want, end := st.runner.mu.core.Disk().Want()
 	bytes := st.storage().readAhead()
-	if st.shared.cfg.MaxMemory > 0 && want > 1 {
+	if st.runner.shared.cfg.MaxMemory > 0 && want > 1 {
 		// Half of the free memory for bodies, half for the overhead of messages.
-		half := max(0, int(st.fiveTimesLeft()/10))
+		half := max(0, int(st.runner.fiveTimesLeft()/10))
 		bytes, want = min(bytes, half), min(want, max(1, half/queue.Overhead))
 		ahead := int64(bytes + want*queue.Overhead) // other topics read at the same time
-		st.shared.held.Add(ahead)
-		defer st.shared.held.Add(-ahead)
+		st.runner.shared.held.Add(ahead)
+		defer st.runner.shared.held.Add(-ahead)
 	}
-	st.mu.Unlock()
+	st.runner.mu.Unlock()
 	if want == 0 {
 		return 0, nil
 	}
@@ -452,9 +456,9 @@ func (st *store) refill() (int, error) {
 	}
 	x.msgs = x.msgs[:0]
 	for i := range x.read.Records {
-		x.msgs = append(x.msgs, st.shared.restored(&x.read.Records[i]))
+		x.msgs = append(x.msgs, st.runner.shared.restored(&x.read.Records[i]))
 	}
-	st.do(func(now mono.Time, s *step) { st.mu.core.Disk().Refill(now, from, upTo, x.msgs, &s.fx) })
+	st.runner.do(func(now mono.Time, s *step) { st.runner.mu.core.Disk().Refill(now, from, upTo, x.msgs, &s.fx) })
 	clear(x.msgs)
 	return max(1, len(x.msgs)), nil
 }
@@ -478,7 +482,7 @@ func (st *store) snapshot(b []byte) []byte {
 	if st.roster != nil {
 		b = st.roster(b)
 	}
-	return st.mu.core.Cursors().Snapshot(b, st.storage().moment().wallOf)
+	return st.runner.mu.core.Cursors().Snapshot(b, st.storage().moment().wallOf)
 }
 
 func (st *store) tryToSave() error {
@@ -486,21 +490,21 @@ func (st *store) tryToSave() error {
 	defer st.saving.Unlock()
 	x := st.scratch
 	log := st.log.Load()
-	st.mu.Lock()
-	if log == nil || !st.unsaved() {
-		st.mu.Unlock()
+	st.runner.mu.Lock()
+	if log == nil || !st.runner.unsaved() {
+		st.runner.mu.Unlock()
 		return nil
 	}
-	st.mu.Unlock()
+	st.runner.mu.Unlock()
 	if err := st.carry(log); err != nil {
 		return err
 	}
-	st.mu.Lock()
-	began := st.shared.now()
-	changes, low, end := st.mu.core.Log().Changes(), st.mu.core.Cursors().Low(), st.mu.core.Log().End()
+	st.runner.mu.Lock()
+	began := st.runner.shared.now()
+	changes, low, end := st.runner.mu.core.Log().Changes(), st.runner.mu.core.Cursors().Low(), st.runner.mu.core.Log().End()
 	x.snapshot = st.snapshot(x.snapshot[:0])
-	st.locked = st.shared.now().Sub(began)
-	st.mu.Unlock()
+	st.locked = st.runner.shared.now().Sub(began)
+	st.runner.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)
 	if err != nil && st.carried {
 		return err // an older snapshot needs the old positions of messages carried forward
@@ -515,38 +519,38 @@ func (st *store) tryToSave() error {
 		return fmt.Errorf("%w: %w", errUntrimmed, trimmed)
 	}
 	st.carried = false
-	st.mu.Lock()
-	st.disk.saved = changes
+	st.runner.mu.Lock()
+	st.runner.disk.saved = changes
 	st.retained(log)
-	if low == end && st.mu.core.Log().Changes() == changes {
-		st.disk.used = false // until the next write
+	if low == end && st.runner.mu.core.Log().Changes() == changes {
+		st.runner.disk.used = false // until the next write
 	}
-	st.mu.Unlock()
+	st.runner.mu.Unlock()
 	return nil
 }
 
 // carry carries forward the few messages that keep many files of the log from deletion.
 func (st *store) carry(log *openLog) error {
 	x := st.scratch
-	if st.through { // excludes publishers
-		st.storing.Lock()
-		defer st.storing.Unlock()
+	if st.runner.through { // excludes publishers
+		st.runner.storing.Lock()
+		defer st.runner.storing.Unlock()
 	}
 	files := log.Stats().Segments
 	failing := st.faults.Load()&(1<<saving) != 0 // first, a save without additional room must succeed
-	s := st.begin()
-	if !failing && !st.mu.closed && (files > carryAfter || st.mu.core.Cursors().FarAhead()) {
-		x.carried = st.mu.core.Cursors().Stuck(x.carried[:0], carryRatio)
+	s := st.runner.begin()
+	if !failing && !st.runner.mu.closed && (files > carryAfter || st.runner.mu.core.Cursors().FarAhead()) {
+		x.carried = st.runner.mu.core.Cursors().Stuck(x.carried[:0], carryRatio)
 	}
 	var records []commitlog.Record
-	if st.carried = st.carried || len(x.carried) > 0; st.through {
+	if st.carried = st.carried || len(x.carried) > 0; st.runner.through {
 		for _, k := range x.carried {
 			records = append(records, st.storage().epoch.record(k.Message, true))
 		}
 	} else {
-		st.mu.core.Disk().Carry(st.shared.now(), x.carried, &s.fx)
+		st.runner.mu.core.Disk().Carry(st.runner.shared.now(), x.carried, &s.fx)
 	}
-	st.end(s)
+	st.runner.end(s)
 	defer func() { clear(x.carried); x.carried = x.carried[:0] }()
 	if len(records) > 0 {
 		first, err := log.Append(records)
@@ -556,17 +560,17 @@ func (st *store) carry(log *openLog) error {
 		if st.storage().cfg.Fsync { // before a snapshot declares the old positions finished
 			err = log.Sync(first + commitlog.Offset(len(records)))
 		}
-		s := st.begin()
-		st.mu.core.Disk().CarriedTo(st.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
-		st.end(s)
+		s := st.runner.begin()
+		st.runner.mu.core.Disk().CarriedTo(st.runner.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
+		st.runner.end(s)
 		if err != nil {
 			return err
 		}
 	}
 	for {
-		st.mu.Lock()
-		more := st.mu.core.Log().Carrying()
-		st.mu.Unlock()
+		st.runner.mu.Lock()
+		more := st.runner.mu.core.Log().Carrying()
+		st.runner.mu.Unlock()
 		if !more {
 			return nil
 		}

@@ -46,9 +46,9 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	if err != nil {
 		return nil, err
 	}
-	if err := t.confirm(channel); err != nil {
+	if err := t.channels.confirm(channel); err != nil {
 		sub.Close()
-		t.discardUnknown(channel)
+		t.channels.discardUnknown(channel)
 		return nil, err
 	}
 	return sub, nil
@@ -58,43 +58,43 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	if !wire.ValidChannelName(channel) {
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrBadName)
 	}
-	if !t.has(channel) && !t.shared.draining.Load() {
-		if err := t.orderChannel(channel); err != nil {
+	if !t.channels.has(channel) && !t.runner.shared.draining.Load() {
+		if err := t.channels.orderChannel(channel); err != nil {
 			return nil, err
 		}
 	}
-	s := t.begin()
-	defer t.end(s)
-	now := t.shared.now()
+	s := t.runner.begin()
+	defer t.runner.end(s)
+	now := t.runner.shared.now()
 	switch {
-	case t.mu.closed && t.shared.draining.Load():
+	case t.runner.mu.closed && t.runner.shared.draining.Load():
 		return nil, ErrDraining
-	case t.mu.closed:
+	case t.runner.mu.closed:
 		return nil, ErrGone
 	}
-	c, err := t.channel(now, channel, s, false)
+	c, err := t.channels.channel(now, channel, s, false)
 	if err != nil {
 		return nil, err
 	}
-	if most := t.shared.cfg.MaxChannelConsumers; most > 0 && c.Consumers().Len() >= most {
-		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers().Len(), ErrTooManyConsumers)
+	if most := t.runner.shared.cfg.MaxChannelConsumers; most > 0 && c.Consumers().Len() >= most {
+		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.runner.name, c.Consumers().Len(), ErrTooManyConsumers)
 	}
 	sub = &Subscription{
-		id:      queue.ConsumerID(t.shared.lastConsumer.Add(1)),
+		id:      queue.ConsumerID(t.runner.shared.lastConsumer.Add(1)),
 		topic:   t,
 		channel: c,
 		notify:  notify,
 	}
 	sub.channel.Consumers().Add(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
-	t.mu.consumers[sub.id] = sub
+	t.runner.mu.consumers[sub.id] = sub
 	return sub, nil
 }
 
 // has reports whether the topic has a channel.
-func (t *Topic) has(channel string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mu.core.Channel(channel) != nil
+func (cs *channelSet) has(channel string) bool {
+	cs.runner.mu.Lock()
+	defer cs.runner.mu.Unlock()
+	return cs.runner.mu.core.Channel(channel) != nil
 }
 
 // Take adds messages to out until out has at least most bytes, and reports whether the
@@ -102,12 +102,12 @@ func (t *Topic) has(channel string) bool {
 // here, where they can time out and go to another consumer. If Take adds nothing to an
 // empty out, no message is left, and notify reports the next.
 func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
-	st := s.topic.begin()
-	defer s.topic.end(st)
+	st := s.topic.runner.begin()
+	defer s.topic.runner.end(st)
 	if s.closed {
 		return false
 	}
-	now := s.topic.shared.now()
+	now := s.topic.runner.shared.now()
 	for s.outbox.len() > 0 && len(out.Frames) < most {
 		if d := s.outbox.pop(); s.channel.MarkSent(d) {
 			out.add(&d)
@@ -115,21 +115,21 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 	}
 	if s.channel.Consumers().Stalled(s.id) {
 		s.outbox.keep(queue.Delivery.IsCurrent)
-		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
+		s.topic.runner.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
 	return true
 }
 
 // Holds returns the maximum and the current number of messages that the subscriber holds.
 func (s *Subscription) Holds() (ready, inFlight int) {
-	s.topic.mu.Lock()
-	defer s.topic.mu.Unlock()
+	s.topic.runner.mu.Lock()
+	defer s.topic.runner.mu.Unlock()
 	return s.channel.Consumers().Holds(s.id)
 }
 
 // Wrote records that out was written to the subscriber's socket.
 func (s *Subscription) Wrote(out *Outgoing) {
-	s.topic.metrics.wrote(s.topic.shared.now(), out.sent)
+	s.topic.runner.metrics.wrote(s.topic.runner.shared.now(), out.sent)
 }
 
 // Rest stops deliveries until the next Ready. If the subscriber holds no messages,
@@ -141,7 +141,7 @@ func (s *Subscription) Rest() (ready int, rests bool) {
 		ready, inFlight = s.channel.Consumers().Holds(s.id)
 		s.resting = s.resting || inFlight == 0
 		rests = s.resting
-		return s.topic.mu.core.SetReady(s.topic.shared.now(), s.channel, s.id, 0, &st.fx)
+		return s.topic.runner.mu.core.SetReady(s.topic.runner.shared.now(), s.channel, s.id, 0, &st.fx)
 	})
 	return ready, rests || err != nil
 }
@@ -152,7 +152,7 @@ func (s *Subscription) Ready(n int) error {
 		if s.resting {
 			n = 0
 		}
-		return s.topic.mu.core.SetReady(s.topic.shared.now(), s.channel, s.id, n, &st.fx)
+		return s.topic.runner.mu.core.SetReady(s.topic.runner.shared.now(), s.channel, s.id, n, &st.fx)
 	})
 }
 
@@ -160,17 +160,17 @@ func (s *Subscription) Ready(n int) error {
 // to errs.
 // Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error {
-	st := s.topic.begin()
-	defer s.topic.end(st)
+	st := s.topic.runner.begin()
+	defer s.topic.runner.end(st)
 	if s.closed {
 		for range batch {
 			errs = append(errs, ErrGone)
 		}
 		return errs
 	}
-	now = s.topic.instant(now)
-	errs = s.topic.mu.core.FinishBatch(now, s.channel, s.id, batch, &st.fx, errs)
-	s.topic.finished(now, s.channel, st.fx.Finished)
+	now = s.topic.runner.instant(now)
+	errs = s.topic.runner.mu.core.FinishBatch(now, s.channel, s.id, batch, &st.fx, errs)
+	s.topic.channels.finished(now, s.channel, st.fx.Finished)
 	return errs
 }
 
@@ -178,47 +178,47 @@ func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs [
 // Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Requeue(id wire.MessageID, delay time.Duration) error {
 	return s.step(func(st *step) error {
-		now := s.topic.shared.now()
-		return s.topic.mu.core.Requeue(now, s.channel, s.id, id, delay, &st.fx)
+		now := s.topic.runner.shared.now()
+		return s.topic.runner.mu.core.Requeue(now, s.channel, s.id, id, delay, &st.fx)
 	})
 }
 
 // Touch restarts a message's timeout. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) Touch(id wire.MessageID) error {
 	return s.step(func(*step) error {
-		now := s.topic.shared.now()
-		return s.topic.mu.core.Touch(now, s.channel, s.id, id)
+		now := s.topic.runner.shared.now()
+		return s.topic.runner.mu.core.Touch(now, s.channel, s.id, id)
 	})
 }
 
 // Close returns the messages that the subscriber holds. Close may be called more than once.
 func (s *Subscription) Close() {
 	t := s.topic
-	st := t.begin()
+	st := t.runner.begin()
 	if s.closed {
-		t.end(st)
+		t.runner.end(st)
 		return
 	}
-	now := t.shared.now()
-	t.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
-	t.detach(s)
+	now := t.runner.shared.now()
+	t.runner.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
+	t.channels.detach(s)
 	if wire.Ephemeral(s.channel.Name()) && s.channel.Consumers().Len() == 0 {
-		t.removeChannel(now, s.channel, st)
+		t.channels.removeChannel(now, s.channel, st)
 	}
-	t.end(st)
+	t.runner.end(st)
 	t.deleteIfEphemeral()
 }
 
 // detach ends the subscription. Requires: mu held.
-func (t *Topic) detach(s *Subscription) {
+func (cs *channelSet) detach(s *Subscription) {
 	s.closed = true
 	s.outbox = outbox{}
-	delete(t.mu.consumers, s.id)
+	delete(cs.runner.mu.consumers, s.id)
 }
 
 func (s *Subscription) step(do func(*step) error) error {
-	st := s.topic.begin()
-	defer s.topic.end(st)
+	st := s.topic.runner.begin()
+	defer s.topic.runner.end(st)
 	if s.closed {
 		return ErrGone
 	}

@@ -53,12 +53,12 @@ func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
 
 // left determines the unfinished messages of another broker's log.
 func (st *store) left(log *replicated.Log, order *srtmv1.TakeOver) (*queue.Topic, error) {
-	left, err := st.remains(log)
+	left, err := st.remains(log, log.Stats().First)
 	core, fx := aside(), queue.Effects{}
 	wanted := func(channel string) bool {
 		return wire.ValidChannelName(channel) && !left.roster.outlived(channel, order)
 	}
-	_, _ = left.restore(core, st.shared.now(), st.storage().epoch, wanted, &fx) // remains has reported a fault
+	_, _ = left.restore(core, st.runner.shared.now(), st.storage().epoch, wanted, &fx) // remains has reported a fault
 	return core, err
 }
 
@@ -66,12 +66,12 @@ func (st *store) left(log *replicated.Log, order *srtmv1.TakeOver) (*queue.Topic
 // them there.
 func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n int, err error) {
 	for _, c := range core.Channels() {
-		if err := t.createChannel(c.Name(), true); err != nil {
+		if err := t.channels.createChannel(c.Name(), true); err != nil {
 			return 0, err
 		}
 		// The control plane may not know a channel of the other broker. The channel is kept
 		// even over the limit, since it contains acknowledged messages.
-		_ = t.confirm(c.Name())
+		_ = t.channels.confirm(c.Name())
 	}
 	var in incoming
 	return n, each(log, 0, func(batch *commitlog.Batch) error {
@@ -127,11 +127,11 @@ func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
 
 // takeIn appends messages to the topic's log, and returns the end offset.
 func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
-	st.storing.Lock()
-	defer st.storing.Unlock()
-	st.mu.Lock()
-	err = st.open()
-	st.mu.Unlock()
+	st.runner.storing.Lock()
+	defer st.runner.storing.Unlock()
+	st.runner.mu.Lock()
+	err = st.runner.open()
+	st.runner.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
@@ -143,17 +143,17 @@ func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	if err != nil {
 		return 0, err
 	}
-	s := st.begin()
-	st.disk.used = true
+	s := st.runner.begin()
+	st.runner.disk.used = true
 	for i, u := range in.undone {
 		at := queue.Offset(first) + queue.Offset(i)
 		if u.Channel == "" {
-			st.mu.core.Disk().Appended(st.shared.now(), at, &s.fx, st.shared.restored(&in.records[i]))
+			st.runner.mu.core.Disk().Appended(st.runner.shared.now(), at, &s.fx, st.runner.shared.restored(&in.records[i]))
 		} else {
-			st.mu.core.Disk().TakenOver(st.shared.now(), at, in.undone[i:i+1], &s.fx)
+			st.runner.mu.core.Disk().TakenOver(st.runner.shared.now(), at, in.undone[i:i+1], &s.fx)
 		}
 	}
-	st.end(s)
+	st.runner.end(s)
 	return first + commitlog.Offset(len(in.records)), nil
 }
 
@@ -166,9 +166,9 @@ func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
 		if err == nil {
 			_, err = t.store.settle(false)
 		}
-		t.mu.Lock()
-		gone := t.open()
-		t.mu.Unlock()
+		t.runner.mu.Lock()
+		gone := t.runner.open()
+		t.runner.mu.Unlock()
 		switch {
 		case gone != nil:
 			return gone
@@ -186,12 +186,12 @@ func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
 // yield deletes a topic that another broker has taken over, if a loaddistributor places
 // topics. Publishers and consumers then look for the topic again.
 func (b *Broker) yield(t *Topic) {
-	if b.cfg.AutoCreate || !b.has(t) {
+	if b.shared.cfg.AutoCreate || !b.has(t) {
 		return
 	}
 	go func() {
-		if b.has(t) && b.DeleteTopic(t.name) == nil {
-			b.cfg.Storage.cfg.Log.Warn("another broker has taken the topic over: it is given up", obs.KeyTopic, t.name)
+		if b.has(t) && b.DeleteTopic(t.runner.name) == nil {
+			b.shared.cfg.Storage.cfg.Log.Warn("another broker has taken the topic over: it is given up", obs.KeyTopic, t.runner.name)
 		}
 	}()
 }
@@ -199,14 +199,14 @@ func (b *Broker) yield(t *Topic) {
 // yieldTaken deletes topics without a replicated log: other brokers have taken them over,
 // or they never had a message. Called before the broker is used.
 func (b *Broker) yieldTaken() error {
-	if b.cfg.AutoCreate || b.cfg.Storage.cfg.Replicated == nil {
+	if b.shared.cfg.AutoCreate || b.shared.cfg.Storage.cfg.Replicated == nil {
 		return nil
 	}
 	for _, st := range b.stores() {
-		if st.log.Load() != nil || st.isAway() {
+		if st.log.Load() != nil || st.runner.isAway() {
 			continue
 		}
-		if err := b.DeleteTopic(st.name); err != nil {
+		if err := b.DeleteTopic(st.runner.name); err != nil {
 			return err
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
-	"github.com/srtm-io/srtm/nsqd/stats"
+	"github.com/srtm-io/srtm/pacing/police"
 )
 
 // Topic is a topic of the broker: its publications, contract, channels and subscriptions.
@@ -21,21 +21,20 @@ type Topic struct {
 	// Set once.
 	forget func(t *Topic, unneeded func() bool) bool // see Broker.forget
 
-	runner
-	intake
-	terms
-	orders
-
-	// Guarded by mu.
-	identity metadata.Identity // from the control plane; zero: unknown
-	// memberships is the control plane's knowledge of durable channels, by name.
-	memberships map[string]membership
-	// endToEnd has the channels with recently finished messages.
-	endToEnd map[*queue.Channel]*stats.Window
+	runner   runner
+	store    *store // nil if the topic has no disk
+	orders   orders
+	expiry   expiries
+	channels channelSet
+	intake   intake
+	terms    terms
 
 	// Owned by the caller of Broker.Report.
 	reported reported
 }
+
+// Name returns the topic's name.
+func (t *Topic) Name() string { return t.runner.name }
 
 // SLO is the objective for the topic's delivery latency.
 type SLO struct {
@@ -58,30 +57,36 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 		Begin:         b.now(),
 		Rand:          rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 	}
-	t.intake = intake{recorder: recorder{runner: r}, runner: r, most: b.cfg.Capacity}
+	most := b.cfg.Capacity // per batch
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
 		r.through = st.cfg.WriteThrough || st.cfg.Fsync
 		c.Overflow, c.WriteThrough, c.MaxUnfinished = st.cfg.Overflow, r.through, st.cfg.MaxUnfinished
 		c.First, c.ReadAhead = st.kept[name], st.readAhead()
 		if c.Overflow > 0 {
-			t.most = math.MaxInt // the disk takes large batches in several writes
+			most = math.MaxInt // the disk takes large batches in several writes
 		}
 		t.store = newStore(r, func() bool { return current(t) }, func() { b.fenced(t) })
 		if st.cfg.Replicated != nil {
-			t.store.roster, t.store.restoreRoster = t.appendRoster, t.restoreRoster
+			t.store.roster, t.store.restoreRoster = t.channels.appendRoster, t.channels.restoreRoster
 		}
 	}
 	r.mu.core = queue.NewTopic(c)
+	t.orders.runner = r
+	t.expiry = expiries{runner: r, orders: &t.orders}
+	t.channels.runner, t.channels.orders, t.channels.expiry, t.channels.store = r, &t.orders, &t.expiry, t.store
+	t.intake = intake{
+		runner: r, store: t.store, most: most, recorder: recorder{runner: r},
+		pacing: pacing{all: b.cfg.Pacing, most: b.cfg.MaxWeight, core: r.mu.core, now: b.now},
+	}
+	t.terms.runner = r
 	if t.store != nil {
 		t.store.setRetention(nil)
 	}
-	t.pacing = pacing{all: b.cfg.Pacing, most: b.cfg.MaxWeight, core: r.mu.core, now: b.now}
-	t.terms.runner = r
 	t.reported.at = c.Begin // the first interval begins with the topic
 	if c, ok := b.cfg.Presets[name]; ok {
-		s := t.begin() // no other goroutine uses the topic yet
-		t.agree(c, s)
-		t.end(s)
+		s := t.runner.begin() // no other goroutine uses the topic yet
+		t.terms.agree(c, s)
+		t.runner.end(s)
 	}
 	return t
 }
@@ -89,74 +94,74 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 // deleteIfEphemeral deletes an ephemeral topic without channels and without a contract. The
 // control plane or an operator expects the broker to keep a contract.
 func (t *Topic) deleteIfEphemeral() {
-	unneeded := func() bool { return len(t.mu.core.Channels()) == 0 && !t.mu.core.Contract().Limited() }
-	if wire.Ephemeral(t.name) && t.forget(t, unneeded) {
+	unneeded := func() bool { return len(t.runner.mu.core.Channels()) == 0 && !t.runner.mu.core.Contract().Limited() }
+	if wire.Ephemeral(t.runner.name) && t.forget(t, unneeded) {
 		t.close(true)
-		t.shared.changed()
+		t.runner.shared.changed()
 	}
 }
 
 // Empty discards the messages that wait in the topic itself, like EmptyChannel.
 // Errors: ErrAway, ErrStorage.
 func (t *Topic) Empty() (err error) {
-	if t.isAway() {
+	if t.runner.isAway() {
 		return ErrAway
 	}
 	if err := t.store.storable(); err != nil {
 		return err
 	}
-	t.do(func(now mono.Time, s *step) {
-		if t.awayLocked() {
+	t.runner.do(func(now mono.Time, s *step) {
+		if t.runner.awayLocked() {
 			err = ErrAway
 			return
 		}
-		t.mu.core.Empty(now, &s.fx)
+		t.runner.mu.core.Empty(now, &s.fx)
 	})
 	return errors.Join(err, t.store.settled())
 }
 
 // Pause stops releases. Error: ErrStorage.
 func (t *Topic) Pause() error {
-	return t.ordered(func(m *metadata.Topic) bool {
+	return t.orders.ordered(func(m *metadata.Topic) bool {
 		m.Paused = true
 		return true
 	}, func(mono.Time, *step) error {
-		t.mu.core.Pause()
+		t.runner.mu.core.Pause()
 		return nil
 	})
 }
 
 // Unpause resumes releases. Error: ErrStorage.
 func (t *Topic) Unpause() error {
-	return t.ordered(func(m *metadata.Topic) bool {
+	return t.orders.ordered(func(m *metadata.Topic) bool {
 		m.Paused = false
 		return true
 	}, func(now mono.Time, s *step) error {
-		t.mu.core.Unpause(now, &s.fx)
+		t.runner.mu.core.Unpause(now, &s.fx)
 		return nil
 	})
 }
 
 // Retire sets whether the topic has moved to other brokers and accepts no messages here.
 func (t *Topic) Retire(retired bool) {
-	t.mu.Lock()
-	t.mu.retired = retired
-	t.room.Broadcast() // wakes waiting publishers
-	t.mu.Unlock()
+	t.runner.mu.Lock()
+	t.runner.mu.retired = retired
+	t.runner.room.Broadcast() // wakes waiting publishers
+	t.runner.mu.Unlock()
 }
 
 // Retired reports whether the topic is retired.
 func (t *Topic) Retired() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mu.retired
+	t.runner.mu.Lock()
+	defer t.runner.mu.Unlock()
+	return t.runner.mu.retired
 }
 
 // keep stores all messages of the topic, if it has a disk. The topic continues to work.
 func (t *Topic) keep() {
-	t.do(func(_ mono.Time, s *step) {
-		if t.store != nil && !t.mu.closed {
-			t.mu.core.Cursors().StoreAll(&s.fx)
+	t.runner.do(func(_ mono.Time, s *step) {
+		if t.store != nil && !t.runner.mu.closed {
+			t.runner.mu.core.Cursors().StoreAll(&s.fx)
 		}
 	})
 }
@@ -169,37 +174,37 @@ func (t *Topic) close(remove bool) {
 	// A publisher that is about to append must finish before or see the end. Otherwise it
 	// would open a log that belongs to no topic, obstructs a later topic of this name, and
 	// reappears at the next start.
-	t.storing.Lock()
-	s := t.begin()
-	now := t.shared.now()
-	t.mu.closed = true
-	t.capture = nil
-	t.mu.core.Stop()
+	t.runner.storing.Lock()
+	s := t.runner.begin()
+	now := t.runner.shared.now()
+	t.runner.mu.closed = true
+	t.intake.recorder.capture = nil
+	t.runner.mu.core.Stop()
 	if remove {
-		for _, c := range slices.Clone(t.mu.core.Channels()) {
-			t.removeChannel(now, c, s)
+		for _, c := range slices.Clone(t.runner.mu.core.Channels()) {
+			t.channels.removeChannel(now, c, s)
 		}
-		t.mu.core.Empty(now, &s.fx)
-		t.mu.core.Log().Discard(&s.fx)
+		t.runner.mu.core.Empty(now, &s.fx)
+		t.runner.mu.core.Log().Discard(&s.fx)
 	}
 	for _, sub := range t.subscriptions() {
-		t.detach(sub)
+		t.channels.detach(sub)
 		s.woken = append(s.woken, sub)
 	}
 	if t.store != nil {
 		t.store.endLocked(remove)
 	}
-	t.room.Broadcast()
-	t.storing.Unlock()
-	t.end(s)
-	t.coarse.close()
-	t.sharp.close()
+	t.runner.room.Broadcast()
+	t.runner.storing.Unlock()
+	t.runner.end(s)
+	t.runner.coarse.close()
+	t.runner.sharp.close()
 }
 
 // subscriptions returns the consumers, oldest first. Requires: mu held.
 func (t *Topic) subscriptions() []*Subscription {
-	subs := make([]*Subscription, 0, len(t.mu.consumers))
-	for _, sub := range t.mu.consumers {
+	subs := make([]*Subscription, 0, len(t.runner.mu.consumers))
+	for _, sub := range t.runner.mu.consumers {
 		subs = append(subs, sub)
 	}
 	slices.SortFunc(subs, func(a, b *Subscription) int { return cmp.Compare(a.id, b.id) })
@@ -211,3 +216,45 @@ func hash(name string) uint64 {
 	h.Write([]byte(name))
 	return h.Sum64()
 }
+
+// The topic's publications: see the methods of intake.
+
+// Publish is intake.Publish.
+func (t *Topic) Publish(now mono.Time, wall mono.Wall, p Published) error {
+	return t.intake.Publish(now, wall, p)
+}
+
+// PublishBatch is intake.PublishBatch.
+func (t *Topic) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodies Bodies) error {
+	return t.intake.PublishBatch(now, wall, p, bodies)
+}
+
+// PublishEach is intake.PublishEach.
+func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
+	return t.intake.PublishEach(now, wall, batch, errs)
+}
+
+// StoreEach is intake.StoreEach.
+func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []error {
+	return t.intake.StoreEach(wall, batch, errs)
+}
+
+// Durable is intake.Durable.
+func (t *Topic) Durable() bool { return t.intake.Durable() }
+
+// Sync is intake.Sync.
+func (t *Topic) Sync(upTo Stored) error { return t.intake.Sync(upTo) }
+
+// AddPublisher is intake.AddPublisher.
+func (t *Topic) AddPublisher(clientID, host string, as police.Identity) *Publisher {
+	return t.intake.AddPublisher(clientID, host, as)
+}
+
+// Visit is intake.Visit.
+func (t *Topic) Visit(as police.Identity) *Publisher { return t.intake.Visit(as) }
+
+// Paced is intake.Paced.
+func (t *Topic) Paced(publishers bool) Paced { return t.intake.Paced(publishers) }
+
+// SetPacing is intake.SetPacing.
+func (t *Topic) SetPacing(mode PaceMode, weights []police.Group) { t.intake.SetPacing(mode, weights) }
