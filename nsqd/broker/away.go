@@ -22,7 +22,7 @@ func (b *Broker) await(name string) {
 	t.runner.disk.away = true
 	t.runner.mu.Unlock()
 	t.store.noted(restoring, ErrAway)
-	b.shared.cfg.Storage.cfg.Log.Error("the topic's stream does not answer: it takes nothing until that is back", obs.KeyTopic, name)
+	b.shared.cfg.Storage.cfg.Log.Error("JetStream stream unavailable; the topic refuses publishes until the stream is back", obs.KeyTopic, name)
 }
 
 // restoreAway restores the topics that are away, until none is left or the broker is
@@ -55,7 +55,7 @@ func (b *Broker) restoreIfBack(st *store) error {
 	st.noted(restoring, err)
 	if err == nil {
 		b.shared.changed()
-		b.shared.cfg.Storage.cfg.Log.Info("the topic's stream is back", obs.KeyTopic, st.runner.name)
+		b.shared.cfg.Storage.cfg.Log.Info("JetStream stream available again; the topic accepts publishes", obs.KeyTopic, st.runner.name)
 	}
 	return err
 }

@@ -37,17 +37,17 @@ var (
 	ErrInUse = errors.New("in use")
 	// ErrAway: the topic's stream has not answered since the broker started. ErrAway is
 	// also an ErrStorage.
-	ErrAway = fmt.Errorf("%w: nothing has answered for the topic's stream since the broker started", ErrStorage)
+	ErrAway = fmt.Errorf("%w: the JetStream stream of the topic is unavailable since the broker started", ErrStorage)
 	// ErrBusy: the operation would block, but the caller asked not to wait.
-	ErrBusy = errors.New("would have to wait")
+	ErrBusy = errors.New("operation would block")
 	// ErrBadName: the name of a topic or channel violates the protocol's rules.
-	ErrBadName = errors.New("not a valid name")
+	ErrBadName = errors.New("invalid name")
 	// ErrTooManyConsumers: the channel has the maximum number of subscribers.
-	ErrTooManyConsumers = errors.New("channel has as many consumers as it may")
+	ErrTooManyConsumers = errors.New("channel has the maximum number of consumers")
 	// ErrTooManyTopics: the broker has the maximum number of topics.
-	ErrTooManyTopics = errors.New("broker has as many topics as it may")
+	ErrTooManyTopics = errors.New("broker has the maximum number of topics")
 	// ErrTooManyChannels: the topic or the broker has the maximum number of channels.
-	ErrTooManyChannels = errors.New("as many channels as there may be")
+	ErrTooManyChannels = errors.New("maximum number of channels reached")
 )
 
 // Config is the configuration of a broker. A Config is immutable.

@@ -122,7 +122,7 @@ var _ = Describe("a disk that is full", func() {
 			for range 3 {
 				Expect(publish(t, "refused")).To(MatchError(broker.ErrStorage))
 			}
-			Expect(strings.Count(string(log.Contents()), "messages not stored")).To(Equal(i + 1))
+			Expect(strings.Count(string(log.Contents()), "cannot store messages")).To(Equal(i + 1))
 			disk.unwritable.Store(false)
 			Expect(publish(t, "stored")).To(Succeed())
 		}

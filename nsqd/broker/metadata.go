@@ -88,7 +88,7 @@ func (k *metadataWriter) run() {
 			return
 		}
 		if first {
-			k.log.Error("topics and channels are not recorded on disk; after a restart they would be as they were before", obs.KeyError, err)
+			k.log.Error("cannot write the metadata file; retrying. After a restart, recent changes of topics and channels would be lost", obs.KeyError, err)
 		}
 		if err != nil {
 			retry.Reset(metadataRetry)

@@ -89,7 +89,7 @@ var _ = Describe("files of messages that are changed while nsqd is down", func()
 			},
 			Entry("the folder", func() { Expect(os.RemoveAll(filepath.Join(path, "t.log"))).To(Succeed()) }, "the topic's log is missing", true),
 			Entry("all files in it", func() { removeAll("*") }, "the topic's log is empty", true),
-			Entry("the segments", func() { removeAll("*.seg") }, "messages that were not done with are missing", true),
+			Entry("the segments", func() { removeAll("*.seg") }, "unfinished messages are missing", true),
 			Entry("the cursors", func() { removeAll("cursors.*") }, "cursor files are missing", false),
 		)
 	}

@@ -196,7 +196,7 @@ func (n *Node) Seek(topic, channel string, to *srtmv1.Place, empty bool) *srtmv1
 		p.Offset = to.Offset
 	default:
 		if !empty {
-			err = errors.New("this release does not know that place")
+			err = errors.New("unknown place of a seek; upgrade this broker")
 		}
 	}
 	r := &srtmv1.SeekResult{}

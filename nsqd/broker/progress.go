@@ -20,7 +20,7 @@ func tellProgress(log *slog.Logger, stored *atomic.Int64, topics int, done <-cha
 		case <-done:
 			return
 		case <-tick.C:
-			log.Info("the broker is still storing what its topics hold", "stored", stored.Load(), "topics", topics)
+			log.Info("storing the messages of the topics before the exit", "stored", stored.Load(), "topics", topics)
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (b *Broker) Restore() error {
 	}
 	for _, name := range names {
 		if !wire.ValidTopicName(name) {
-			st.cfg.Log.Warn("storage has a log that is no topic's; it is left alone", "log", name)
+			st.cfg.Log.Warn("ignoring a log whose name is not a valid topic name", "log", name)
 			continue
 		}
 		switch err := b.restoreLog(name); {
@@ -65,7 +65,7 @@ func (b *Broker) reportLostLogs() {
 	}
 	for _, st := range b.stores() {
 		if st.logged.Load() && st.log.Load() == nil {
-			st.reportMissing("the topic's log is missing: its folder was deleted or moved away while nsqd was down. All messages that it held are lost; the topic goes on without them")
+			st.reportMissing("the topic's log is missing: its folder was deleted or moved away while nsqd was down. All messages in it are lost; the topic continues with an empty log")
 			st.logged.Store(false)
 			b.shared.recorded()
 		}
@@ -134,7 +134,7 @@ func (st *store) restore() error {
 	}
 	if !st.logged.Load() {
 		if err := st.mark(log); err != nil { // retried before the next message
-			st.report("the metadata file does not say that the topic has a log; a deletion of the log would not be noticed", err)
+			st.report("the metadata file does not record the topic's log; a deletion of the log would go unnoticed", err)
 		}
 	}
 	st.saving.Lock()
@@ -145,7 +145,7 @@ func (st *store) restore() error {
 	// The log does not know the finished messages yet, and would count all messages as
 	// needed.
 	if err := log.Trim(commitlog.Offset(low)); err != nil {
-		st.report("log on disk not trimmed; trying again", err)
+		st.report("cannot delete old messages from the log; retrying", err)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (st *store) restoreFrom(log *openLog) error {
 		s.record = true
 	}
 	if n := left.first - restoring.Needed; n > 0 {
-		st.reportMissing("messages that were not done with are missing: their files were deleted, or what was done with was not recorded",
+		st.reportMissing("unfinished messages are missing: their files were deleted, or the record of finished messages was lost",
 			"from", uint64(restoring.Needed), "to", uint64(left.first), "at_most", uint64(n))
 	}
 	restoring.Done(now, queue.Offset(next), &s.fx)
@@ -194,7 +194,7 @@ func (st *store) reportNoCursors(messages bool) {
 	if messages {
 		st.reportMissing("the topic's cursor files are missing or damaged: all messages that the log has are delivered again to every channel; messages before them, if there were any, are lost")
 	} else {
-		st.reportMissing("the topic's log is empty: all its files were deleted while nsqd was down. All messages that it held are lost; the topic goes on without them")
+		st.reportMissing("the topic's log is empty: all its files were deleted while nsqd was down. All messages in it are lost; the topic continues with an empty log")
 	}
 }
 
@@ -220,14 +220,14 @@ func (st *store) remains(log commitlog.Log, first commitlog.Offset) (left remain
 	}
 	if st.roster != nil && len(left.snapshot) > 0 {
 		if left.roster, left.snapshot, err = parseRoster(left.snapshot); err != nil {
-			st.report("the record of what is done with is not readable: all that the log has is delivered again", err)
+			st.report("cannot read the record of finished messages: all messages in the log are delivered again", err)
 		}
 	}
 	left.first = queue.Offset(first)
 	var fx queue.Effects
 	restoring, err := left.restore(aside(), st.runner.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
 	if err != nil {
-		st.report("the record of what is done with is not readable: all that the log has is delivered again", err)
+		st.report("cannot read the record of finished messages: all messages in the log are delivered again", err)
 	}
 	return left, each(log, commitlog.Offset(restoring.From), func(batch *commitlog.Batch) error {
 		for i := range batch.Records {
@@ -333,15 +333,15 @@ func (st *store) persist() error {
 		err = st.tryToSave()
 	}
 	if errors.Is(err, replicated.ErrFenced) { // another broker has the messages and saves cursors
-		st.storage().cfg.Log.Warn("another broker has taken the topic over; it delivers again what channels finished since the last save", obs.KeyTopic, st.runner.name)
+		st.storage().cfg.Log.Warn("another broker has taken the topic over; it delivers again the messages that channels finished since the last save", obs.KeyTopic, st.runner.name)
 		err = nil
 	}
 	if errors.Is(err, errUntrimmed) { // the next process trims
-		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.runner.name, obs.KeyError, err)
+		st.storage().cfg.Log.Warn("cannot delete finished messages; the next start deletes them", obs.KeyTopic, st.runner.name, obs.KeyError, err)
 		err = nil
 	}
 	if err != nil {
-		err = fmt.Errorf("topic %s: what channels are done with since it was saved last is not saved, and will be delivered again: %w", st.runner.name, err)
+		err = fmt.Errorf("topic %s: cannot save the record of finished messages; messages finished since the last save are delivered again: %w", st.runner.name, err)
 	}
 	return errors.Join(err, log.Close())
 }

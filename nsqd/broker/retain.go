@@ -20,7 +20,7 @@ import (
 const trimInterval = time.Minute
 
 // ErrSeek: the place of a seek is invalid.
-var ErrSeek = errors.New("neither begin, end, a time, nor an offset up to the topic's end")
+var ErrSeek = errors.New("not begin, end, a time, or an offset up to the topic's end")
 
 // Retain sets the topic's own retention; nil: the broker's retention. The retention also
 // applies to messages that are already retained. Errors: queue.ErrNoCursor without a log;
@@ -105,7 +105,7 @@ func (st *store) trimOld() {
 	defer st.saving.Unlock()
 	if log := st.log.Load(); log != nil {
 		if err := log.Trim(0); err != nil && !errors.Is(err, commitlog.ErrClosed) {
-			st.report("log on disk not trimmed; trying again", err)
+			st.report("cannot delete old messages from the log; retrying", err)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 
 // errCarrying: messages are being carried forward, and an older snapshot still needs their
 // old positions.
-var errCarrying = errors.New("messages that are carried forward are not on disk yet")
+var errCarrying = errors.New("messages carried forward are not on disk yet; retry")
 
 // settle saves the topic's cursors, and reports whether there was anything to save. With
 // anyway it saves even unchanged cursors.

@@ -205,7 +205,7 @@ func (s *Storage) logConfig() commitlog.Config {
 func (s *Storage) readAhead() int { return cmp.Or(s.cfg.ReadAhead, DefaultReadAhead) }
 
 // errFiles: the logs are files, which a broker with replicated logs does not read.
-var errFiles = errors.New("they are not imported while topics are replicated; have them delivered with another --durability first, or move them away")
+var errFiles = errors.New("messages in files are not imported while topics are replicated; deliver them with another --durability first, or move them away")
 
 // bringIn imports the messages of an earlier release or of NSQ's nsqd.
 func (s *Storage) bringIn() error {
@@ -222,7 +222,7 @@ func (s *Storage) bringIn() error {
 		},
 	})
 	if n := len(report.Topics); n > 0 {
-		s.cfg.Log.Info("messages of an earlier release or of NSQ's nsqd were brought in", "topics", n, obs.KeyCount, report.Messages, "unreadable", report.Unreadable)
+		s.cfg.Log.Info("imported the messages of NSQ's nsqd", "topics", n, obs.KeyCount, report.Messages, "unreadable", report.Unreadable)
 	}
 	return err
 }

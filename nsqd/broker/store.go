@@ -215,7 +215,7 @@ func (st *store) conclude() {
 	defer close(st.gone)
 	if log := st.log.Load(); log != nil {
 		if err := log.Remove(); err != nil && !errors.Is(err, commitlog.ErrClosed) {
-			st.report("log on disk not removed: after a restart the topic is back", err)
+			st.report("cannot remove the topic's log; after a restart the topic is back", err)
 			st.runner.mu.Lock()
 			st.unremoved = err
 			st.runner.mu.Unlock()
@@ -231,9 +231,9 @@ func (st *store) turn() (more bool) {
 	n, err := st.refill()
 	switch {
 	case err != nil:
-		return st.fault("messages not read from disk; trying again", err)
+		return st.fault("cannot read messages from disk; retrying", err)
 	case failed != nil:
-		return st.fault("messages not written to disk; trying again", failed)
+		return st.fault("cannot write messages to disk; retrying", failed)
 	}
 	if st.setFailing(false) {
 		st.noted(spilling, nil)
@@ -276,7 +276,7 @@ func (st *store) noted(what concern, err error) {
 	if err == nil {
 		st.faults.And(^bit)
 	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports other concerns
-		st.report("messages not stored; publishers are refused until they can be", err)
+		st.report("cannot store messages; refusing publishes until the disk accepts writes", err)
 	}
 }
 
@@ -341,7 +341,7 @@ func (st *store) create() (*openLog, error) {
 			if err == nil && !st.removes(log) {
 				// A takeover of the log was in progress, or another process with this name
 				// uses the log.
-				return nil, errors.Join(errors.New("the topic's part has messages of before it was given up"), log.Close())
+				return nil, errors.Join(errors.New("the topic's log has messages from before another broker took the topic over"), log.Close())
 			}
 			// Nothing was restored, so the contents belong to an earlier topic of this
 			// name.
@@ -469,13 +469,13 @@ func (st *store) save() error {
 	known := st.faults.Load()&(1<<saving) != 0
 	st.noted(saving, err)
 	if err != nil && !known {
-		st.report("what is done with is not recorded on disk; after a crash it would come again", err)
+		st.report("cannot save the record of finished messages; after a crash they are delivered again", err)
 	}
 	return err
 }
 
 // errUntrimmed: the cursors are saved, but finished messages are not deleted.
-var errUntrimmed = errors.New("what is done with is not deleted")
+var errUntrimmed = errors.New("cannot delete finished messages")
 
 // snapshot appends the data that is saved with the log. Requires: mu held.
 func (st *store) snapshot(b []byte) []byte {

@@ -191,7 +191,7 @@ func (b *Broker) yield(t *Topic) {
 	}
 	go func() {
 		if b.has(t) && b.DeleteTopic(t.runner.name) == nil {
-			b.shared.cfg.Storage.cfg.Log.Warn("another broker has taken the topic over: it is given up", obs.KeyTopic, t.runner.name)
+			b.shared.cfg.Storage.cfg.Log.Warn("another broker has taken the topic over; deleting the topic on this broker", obs.KeyTopic, t.runner.name)
 		}
 	}()
 }

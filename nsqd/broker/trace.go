@@ -54,6 +54,6 @@ func (t *Trace) write(topic string, releases []queue.Release) {
 	t.mu.failed = err != nil
 	t.mu.Unlock()
 	if err != nil {
-		t.log.Error("release trace ends here", "error", fmt.Errorf("write: %w", err))
+		t.log.Error("cannot write the release trace; tracing stopped", "error", fmt.Errorf("write: %w", err))
 	}
 }

@@ -67,7 +67,7 @@ var _ = Describe("A release trace", func() {
 		}
 		Eventually(r.count).Should(Equal(5))
 		Expect(strings.Count(out.String(), "\n")).To(Equal(3))
-		Expect(strings.Count(log.String(), "release trace ends here")).To(Equal(1))
+		Expect(strings.Count(log.String(), "cannot write the release trace; tracing stopped")).To(Equal(1))
 	})
 
 	It("shows the end of a lease at its end", func() {

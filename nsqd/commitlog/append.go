@@ -250,7 +250,7 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	}
 	l.mu.Unlock()
 	if unplaced != nil {
-		l.cfg.Log.Warn("folder of a log could not be synced", keyLog, l.cfg.Name, obs.KeyError, unplaced)
+		l.cfg.Log.Warn("cannot sync the folder of a log", keyLog, l.cfg.Name, obs.KeyError, unplaced)
 	}
 
 	l.seal(old)
@@ -285,7 +285,7 @@ func (l *Files) seal(s *segment) {
 		l.mu.Lock()
 		l.stats.KeepErrors++
 		l.mu.Unlock()
-		l.cfg.Log.Warn("segment stays without a footer", keyLog, l.cfg.Name, keyFile, segmentName(s.base), obs.KeyError, err)
+		l.cfg.Log.Warn("cannot write the footer of a segment; a restart reads the whole segment", keyLog, l.cfg.Name, keyFile, segmentName(s.base), obs.KeyError, err)
 	}
 }
 

@@ -102,7 +102,7 @@ func (l *Files) free(all bool) error {
 	closeAll(files...)
 	for _, s := range kept {
 		if err := l.folder.disk.Rename(l.folder.file(s.name()), l.folder.file(s.keptName())); err != nil { // it comes again at the next start
-			l.cfg.Log.Warn("damaged segment could not be renamed", keyLog, l.cfg.Name, keyFile, s.name(), obs.KeyError, err)
+			l.cfg.Log.Warn("cannot rename a damaged segment", keyLog, l.cfg.Name, keyFile, s.name(), obs.KeyError, err)
 		}
 	}
 	return l.delete(doomed)

@@ -316,6 +316,6 @@ func (l *Files) quarantine(s *segment, off, bytes int64) {
 	}
 	l.mu.Unlock()
 	if err != nil {
-		l.cfg.Log.Error("damaged segment could not be renamed", keyLog, l.cfg.Name, keyFile, from, obs.KeyError, err)
+		l.cfg.Log.Error("cannot rename a damaged segment", keyLog, l.cfg.Name, keyFile, from, obs.KeyError, err)
 	}
 }

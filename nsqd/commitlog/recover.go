@@ -216,7 +216,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 			l.quarantine(s, g.at, g.size)
 		}
 		if known && s.records > 0 {
-			l.cfg.Log.Warn("segment with damage is still to be read", keyLog, l.cfg.Name, keyFile, s.name(), keyRecords, s.records)
+			l.cfg.Log.Warn("a damaged segment still has messages to deliver", keyLog, l.cfg.Name, keyFile, s.name(), keyRecords, s.records)
 		}
 		return nil
 	}
@@ -284,7 +284,7 @@ func identify(base Offset, file File, size int64) (known, error) {
 func (l *Files) torn(s *segment, off, bytes int64) {
 	l.stats.Torn++
 	l.stats.TornBytes += uint64(bytes)
-	l.cfg.Log.Warn("end of a segment was not written whole, and is cut", keyLog, l.cfg.Name, keyFile, s.name(), keyOffset, off, keyBytes, bytes)
+	l.cfg.Log.Warn("truncated an incomplete write at the end of a segment", keyLog, l.cfg.Name, keyFile, s.name(), keyOffset, off, keyBytes, bytes)
 }
 
 // found is the result of a walk over all records of a segment.
