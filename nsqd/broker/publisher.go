@@ -1,9 +1,18 @@
 package broker
 
 import (
+	"cmp"
+	"math"
+	"slices"
 	"strings"
+	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/pacing/fair"
+	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/police"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Publisher is a connection that publishes to a topic.
@@ -108,4 +117,256 @@ func (in *intake) addPublisher(n int) {
 	in.runner.mu.Lock()
 	in.publishers += n
 	in.runner.mu.Unlock()
+}
+
+// PaceMode is the treatment of publishers that exceed their part of a topic's contract.
+type PaceMode string
+
+// The modes. A topic with the zero PaceMode uses Config.Pacing; a Config with the zero
+// PaceMode means PaceOff.
+const (
+	PaceOff    PaceMode = "off"
+	PaceAdvise PaceMode = "advise" // publishers that asked get advice on their rates
+	PacePolice PaceMode = "police" // and the excess of all publishers is refused
+)
+
+// voidAfter is the number of intervals without a message after which the state of the
+// publishers is void, like their advice.
+const voidAfter = 10
+
+// pacer computes the permitted rates of a topic's publishers by weight, so that their sum
+// is the topic's share. It covers publishers since its creation; none of its state survives
+// it. Guarded by runner.mu.
+type pacer struct {
+	level *fair.Level
+	table *police.Table
+
+	// Current interval.
+	began mono.Time
+	span  time.Duration
+	least int // minimum backlog at arrivals, in messages
+
+	last    fair.Advice
+	refused uint64 // messages refused by police
+}
+
+// pacing is a topic's pacing configuration, with a pacer while publishers are paced.
+// Guarded by runner.mu.
+type pacing struct {
+	// Set once.
+	all  PaceMode // Config.Pacing
+	most uint8    // Config.MaxWeight
+	core *queue.Topic
+	now  func() mono.Time
+
+	mode    PaceMode // the topic's own mode; empty: all
+	groups  []police.Group
+	running *pacer // nil unless the topic is limited and the mode is not off
+}
+
+// pacer returns the topic's pacer, or nil if publishers are not paced.
+func (p *pacing) pacer() *pacer {
+	switch {
+	case !p.core.Contract().Limited() || p.inForce() == PaceOff:
+		p.running = nil
+	case p.running == nil:
+		p.running = &pacer{
+			level: fair.New(), table: police.New(p.weights()),
+			began: p.now(), span: time.Second, least: math.MaxInt,
+		}
+	}
+	return p.running
+}
+
+// inForce returns the effective mode for a limited topic.
+func (p *pacing) inForce() PaceMode {
+	if p.all == "" || p.all == PaceOff {
+		return PaceOff
+	}
+	return cmp.Or(p.mode, p.all)
+}
+
+func (p *pacing) weights() police.Weights { return police.Weights{Groups: p.groups, Most: p.most} }
+
+// of returns the pacer's entry for the connection.
+func (pc *pacer) of(p *Publisher) *police.Publisher {
+	if p.pacer != pc {
+		p.pacer, p.paced, p.told = pc, pc.table.Enter(p.identity), 0
+		if p.wish > 0 {
+			pc.table.Wish(p.paced, p.wish)
+		}
+	}
+	return p.paced
+}
+
+// police refuses n messages that arrived at the given time, if the mode is police and the
+// messages exceed the publisher's part. Error: *queue.OverLimitError.
+func (p *pacing) police(from *Publisher, n int, at mono.Time) error {
+	if from == nil || !p.policing() {
+		return nil
+	}
+	pc := p.running
+	if ok, retry := pc.table.Admit(pc.of(from), n, at); !ok {
+		pc.refused += uint64(n)
+		return p.core.Backlog().Refuse(&queue.OverLimitError{Delay: retry}, n)
+	}
+	return nil
+}
+
+// policing reports whether police may refuse messages.
+func (p *pacing) policing() bool { return p.inForce() == PacePolice && p.pacer() != nil }
+
+// counted records the acceptance of n messages.
+func (p *pacing) counted(from *Publisher, n int, at mono.Time) {
+	if pc := p.pacer(); pc != nil && from != nil {
+		pc.of(from).Count(pc.level, n, at)
+	}
+}
+
+// tell stores new advice in the publisher. Requires: all n messages of the step are
+// counted.
+func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
+	pc := p.pacer()
+	if pc == nil || from == nil {
+		return
+	}
+	if pc.least > 0 {
+		pc.least = min(pc.least, p.backlog(n))
+	}
+	if now.Sub(pc.began) >= pc.span {
+		pc.endInterval(p.core.Contract().Share(), now)
+	}
+	a, span, number := pc.table.Advice()
+	if from.wish == 0 || number == from.told || !a.Paced && !from.wasPaced {
+		return
+	}
+	who := pc.of(from)
+	rate, burst := pc.table.Told(who)
+	from.told, from.wasPaced = number, a.Paced
+	from.ok = header.AppendOK(from.ok[:0], header.OK{
+		Paced: a.Paced, Overload: a.Overload, Weight: uint8(who.Weight()), Interval: span, Rate: rate, Burst: burst,
+	})
+}
+
+// backlog returns the number of messages that wait for tokens, without the last n messages.
+// Messages that wait for other reasons do not count, since the publishers do not cause the
+// wait.
+func (p *pacing) backlog(n int) int {
+	n = max(p.core.Backlog().Waiting()-n, 0)
+	if n > 0 && p.core.ReleaseDeadline() == mono.Never {
+		return 0
+	}
+	return n
+}
+
+// endInterval ends the interval at now, and begins the next.
+func (pc *pacer) endInterval(share tokenbucket.Share, now mono.Time) {
+	if pc.void(now) || share.Rate == 0 {
+		pc.level, pc.last = fair.New(), fair.Advice{}
+	} else {
+		pc.last = pc.level.Interval(now, share.Rate.PerSecond(), float64(pc.least), pc.span)
+	}
+	if share.Rate > 0 {
+		// Round trips are not measured: advice may be four intervals old, at least 200 ms.
+		pc.span = pc.level.Span(share.Rate.PerSecond(), 0)
+	}
+	pc.table.Advise(pc.last, share.Burst, pc.span, now)
+	pc.began, pc.least = now, math.MaxInt
+}
+
+// void reports whether the state of the publishers is too old.
+func (pc *pacer) void(now mono.Time) bool { return now.Sub(pc.began) > voidAfter*pc.span }
+
+// Pace requests advice for the connection, as a publisher of the given weight, 1 to 255.
+func (p *Publisher) Pace(weight uint8) {
+	p.to.runner.mu.Lock()
+	defer p.to.runner.mu.Unlock()
+	if p.wish = weight; p.pacer != nil {
+		p.pacer.table.Wish(p.paced, weight)
+	}
+}
+
+// Told is the current advice for a publisher.
+type Told struct {
+	Paced    bool
+	Rate     float64 // messages per second
+	Burst    int64   // messages
+	Measured float64 // measured rate, messages per second
+}
+
+// Told returns the current advice. Requires: the publisher has published.
+func (p *Publisher) Told() Told {
+	p.to.runner.mu.Lock()
+	defer p.to.runner.mu.Unlock()
+	if p.pacer == nil || !p.pacer.last.Paced {
+		return Told{}
+	}
+	rate, burst := p.pacer.table.Told(p.paced)
+	return Told{Paced: true, Rate: rate.PerSecond(), Burst: burst, Measured: p.paced.Rate()}
+}
+
+// Advice returns the advice from the last publish, an OK of pacing/header, or nil. It
+// returns each advice once. The result is valid until the next publish. Only the publishing
+// goroutine may call Advice.
+func (p *Publisher) Advice() []byte {
+	ok := p.ok
+	p.ok = p.ok[:0]
+	if len(ok) == 0 {
+		return nil
+	}
+	return ok
+}
+
+// Paced is the state of a topic's pacing.
+type Paced struct {
+	Mode PaceMode
+	fair.Advice
+	Span       time.Duration // length of the interval
+	Refused    uint64        // messages refused by police
+	Publishers []PacedPublisher
+}
+
+// PacedPublisher is the pacing state of one identity.
+type PacedPublisher struct {
+	Identity   police.Identity
+	Rate, Told float64 // messages per second, measured and permitted; Told is 0 if not paced
+	Weight     float64
+}
+
+// Paced returns the current state, with publishers if requested, sorted by identity.
+func (in *intake) Paced(publishers bool) Paced {
+	in.runner.mu.Lock()
+	defer in.runner.mu.Unlock()
+	s := Paced{Mode: in.pacing.inForce()}
+	pc := in.pacing.pacer()
+	if pc == nil {
+		return s
+	}
+	if now := in.runner.shared.now(); pc.void(now) {
+		pc.endInterval(in.runner.mu.core.Contract().Share(), now)
+	}
+	s.Advice, s.Span, s.Refused = pc.last, pc.span, pc.refused
+	if publishers {
+		pc.table.Each(func(is police.Identity, p *police.Publisher) {
+			one := PacedPublisher{Identity: is, Rate: p.Rate(), Weight: p.Weight()}
+			if s.Advice.Paced {
+				one.Told = s.RateOf(p.Weight())
+			}
+			s.Publishers = append(s.Publishers, one)
+		})
+		slices.SortFunc(s.Publishers, func(a, b PacedPublisher) int {
+			return cmp.Or(cmp.Compare(a.Identity.ID, b.Identity.ID), cmp.Compare(a.Identity.Kind, b.Identity.Kind))
+		})
+	}
+	return s
+}
+
+// SetPacing replaces the topic's mode and the weights of its publishers.
+func (in *intake) SetPacing(mode PaceMode, weights []police.Group) {
+	in.runner.mu.Lock()
+	defer in.runner.mu.Unlock()
+	p := &in.pacing
+	if p.mode, p.groups = mode, weights; p.running != nil {
+		p.running.table.SetWeights(p.weights())
+	}
 }

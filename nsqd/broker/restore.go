@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -356,4 +358,130 @@ func (st *store) lost(err error) error {
 		err = errors.Join(err, st.tryToSave(), log.Close())
 	}
 	return err
+}
+
+// record encodes a message for the log. Requires: the topic's mu held.
+func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
+	at := e.wallOf(m.Arrival)
+	r := commitlog.Record{
+		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Source,
+		Attempts: m.Attempts, Body: m.Body,
+	}
+	if m.Defer > 0 {
+		r.Due = at + mono.Wall(m.Defer)
+	}
+	if released {
+		r.Access = m.Access + 1
+	}
+	if m.Only != nil {
+		r.Channel = []byte(*m.Only)
+	}
+	return r
+}
+
+// restored decodes a message from the log and copies the body. The arrival is now at the
+// latest: if the wall clock was set back since the write, the message would seem to come
+// from the future, and would wait.
+func (b *shared) restored(r *commitlog.Record) *queue.Message {
+	e, now := b.cfg.Storage.epoch, b.now()
+	m := b.pool.get(len(r.Body))
+	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
+	m.Timestamp = r.Timestamp
+	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source
+	m.Defer = 0
+	if r.Due > 0 {
+		m.Defer = max(0, e.monoOf(r.Due).Sub(m.Arrival))
+	}
+	if early := m.Arrival.Sub(now); early > 0 {
+		m.Arrival = m.Arrival.Add(-early)
+	}
+	m.Offset, m.Only, m.Attempts = queue.Offset(r.Offset), nil, r.Attempts
+	if len(r.Channel) > 0 {
+		only := string(r.Channel)
+		m.Only = &only
+	}
+	m.Access, m.Held = max(0, r.Access-1), 0
+	m.Released = m.Arrival.Add(m.Access)
+	return m
+}
+
+// epoch is one moment on both clocks. Steps of the wall clock do not affect records, since
+// Storage.epoch is the same moment for writing and reading. When cursors are saved, the
+// epoch is the moment of saving: another process reads the cursors, and uses the wall clock
+// of its time.
+type epoch struct {
+	mono mono.Time
+	wall mono.Wall
+}
+
+func (e epoch) wallOf(m mono.Time) mono.Wall { return e.wall + mono.Wall(m-e.mono) }
+func (e epoch) monoOf(w mono.Wall) mono.Time { return e.mono + mono.Time(w-e.wall) }
+
+// After a start of the broker, a topic is away until its stream answers. Until then the
+// topic exists with its recorded properties, and accepts no messages.
+
+// awayRetry is the interval at which unavailable streams are tried.
+const awayRetry = time.Second
+
+// await creates a topic that is away. Requires: the broker is not in use yet.
+func (b *Broker) await(name string) {
+	_, err := b.Topic([]byte(name))
+	t := b.restoreTopic(name)
+	t.runner.mu.Lock()
+	t.store.unrecorded = t.store.unrecorded || err != nil
+	t.runner.disk.away = true
+	t.runner.mu.Unlock()
+	t.store.noted(restoring, ErrAway)
+	b.shared.cfg.Storage.cfg.Log.Error("JetStream stream unavailable; the topic refuses publishes until the stream is back", obs.KeyTopic, name)
+}
+
+// restoreAway restores the topics that are away, until none is left or the broker is
+// closed.
+func (b *Broker) restoreAway() {
+	tick := time.NewTicker(awayRetry)
+	defer tick.Stop()
+	for {
+		away := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.runner.isAway() })
+		if len(away) == 0 {
+			return
+		}
+		select {
+		case <-b.closing:
+			return
+		case <-tick.C:
+		}
+		_ = inParallel(away, b.restoreIfBack) // health has the reasons
+	}
+}
+
+func (b *Broker) restoreIfBack(st *store) error {
+	has, err := b.shared.cfg.Storage.cfg.Replicated.Has(st.runner.name)
+	switch {
+	case err == nil && has:
+		err = st.restore()
+	case err == nil:
+		b.beginEmpty(st)
+	}
+	st.noted(restoring, err)
+	if err == nil {
+		b.shared.changed()
+		b.shared.cfg.Storage.cfg.Log.Info("JetStream stream available again; the topic accepts publishes", obs.KeyTopic, st.runner.name)
+	}
+	return err
+}
+
+// beginEmpty makes a topic available whose replicated log is gone (see yieldTaken). In a
+// cluster, beginEmpty deletes the topic.
+func (b *Broker) beginEmpty(st *store) {
+	t, err := b.Topic([]byte(st.runner.name))
+	if err != nil {
+		return
+	}
+	if !b.shared.cfg.AutoCreate && b.forget(t, t.runner.awayLocked) {
+		t.close(true)
+		return
+	}
+	t.runner.mu.Lock()
+	t.runner.disk.away = false
+	t.runner.mu.Unlock()
 }

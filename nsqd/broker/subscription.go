@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -223,4 +224,99 @@ func (s *Subscription) step(do func(*step) error) error {
 		return ErrGone
 	}
 	return do(st)
+}
+
+// outbox is a FIFO of deliveries that a subscriber has not taken yet. nsqd/queue bounds the
+// number of deliveries to twice the maximum RDY. The zero value is empty.
+//
+// Invariant: buf[:head] and buf[len(buf):cap(buf)] refer to no message.
+type outbox struct {
+	buf  []queue.Delivery
+	head int
+}
+
+// outboxKept is the number of slots that an empty outbox keeps (192 KiB). It exceeds the
+// default maximum RDY. With fewer slots, a fast subscriber would reallocate the buffer on
+// every refill.
+const outboxKept = 4096
+
+func (o *outbox) len() int { return len(o.buf) - o.head }
+
+func (o *outbox) push(d queue.Delivery) {
+	if len(o.buf) == cap(o.buf) && o.head > len(o.buf)/2 {
+		o.keep(nil)
+	}
+	o.buf = append(o.buf, d)
+}
+
+// pop removes the oldest delivery. Requires: len() > 0.
+func (o *outbox) pop() queue.Delivery {
+	d := o.buf[o.head]
+	o.buf[o.head] = queue.Delivery{}
+	o.head++
+	if o.len() == 0 {
+		o.buf, o.head = o.buf[:0], 0
+		if cap(o.buf) > outboxKept {
+			o.buf = nil
+		}
+	}
+	return d
+}
+
+// keep drops deliveries that are not current, and moves the rest to the front. nil keeps
+// all.
+func (o *outbox) keep(current func(queue.Delivery) bool) {
+	n := 0
+	for _, d := range o.buf[o.head:] {
+		if current == nil || current(d) {
+			o.buf[n] = d
+			n++
+		}
+	}
+	clear(o.buf[n:])
+	o.buf, o.head = o.buf[:n], 0
+}
+
+// Outgoing holds frames to be written to a subscriber, and the values to record after the
+// write. It refers to no message: Take encodes messages under the topic's lock, so a
+// finished message can be reused immediately. The alternative, reference counts during the
+// write, would pin messages for as long as a slow subscriber takes. The zero value is
+// empty.
+type Outgoing struct {
+	// Frames are the encoded messages, owned by the owner of the Outgoing.
+	Frames []byte
+
+	sent []sent
+}
+
+// sent is a delivery without its message.
+type sent struct {
+	due      mono.Time     // time from which the delivery is late
+	access   time.Duration // access delay
+	consumer time.Duration // time after due spent waiting for consumers
+	first    bool          // first delivery of the message
+}
+
+// Messages returns the number of messages in Frames.
+func (o *Outgoing) Messages() int { return len(o.sent) }
+
+// Reset empties o and keeps its memory.
+func (o *Outgoing) Reset() { o.Frames, o.sent = o.Frames[:0], o.sent[:0] }
+
+// Relay adds a message of another broker. The other broker records the latency.
+func (o *Outgoing) Relay(m wire.Message) {
+	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body)))
+	o.Frames = wire.AppendMessage(o.Frames, m.Timestamp, m.Attempts, m.ID, m.Body)
+	o.sent = append(o.sent, sent{})
+}
+
+func (o *Outgoing) add(d *queue.Delivery) {
+	m := d.Message
+	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // one growth for all fields
+	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
+	// due does not include delays of the broker, which count as latency. Waits for
+	// consumers are recorded separately.
+	due := m.Arrival.Add(max(m.Access, m.Defer))
+	held := max(0, m.Held-max(0, m.Defer-m.Access))
+	o.sent = append(o.sent, sent{due: due, access: m.Access, consumer: held + d.Waited, first: d.Attempts == 1})
 }
