@@ -51,9 +51,9 @@ var (
 	ErrDraining = errors.New("broker is shutting down")
 	// ErrInUse: the topic holds messages, or connections publish to it.
 	ErrInUse = errors.New("in use")
-	// ErrAway: the topic's stream has not answered since the broker started. ErrAway is
+	// ErrUnavailable: the topic's stream has not answered since the broker started. ErrUnavailable is
 	// also an ErrStorage.
-	ErrAway = fmt.Errorf("%w: the JetStream stream of the topic is unavailable since the broker started", ErrStorage)
+	ErrUnavailable = fmt.Errorf("%w: the JetStream stream of the topic is unavailable since the broker started", ErrStorage)
 	// ErrBusy: the operation would block, but the caller asked not to wait.
 	ErrBusy = errors.New("operation would block")
 	// ErrBadName: the name of a topic or channel violates the protocol's rules.
@@ -318,7 +318,7 @@ func (b *Broker) Refused() (topics, channels uint64) {
 
 // DeleteTopic deletes a topic with its messages and ends its subscriptions. It returns
 // after the topic's record and log are removed from the disk.
-// Errors: ErrUnknownTopic; ErrAway, since the topic would reappear; ErrDraining after
+// Errors: ErrUnknownTopic; ErrUnavailable, since the topic would reappear; ErrDraining after
 // Close, which leaves the topics to the next process; ErrStorage. After ErrStorage either
 // nothing has changed, or the topic is gone until the next start.
 func (b *Broker) DeleteTopic(name string) error {
@@ -334,8 +334,8 @@ func (b *Broker) DeleteTopic(name string) error {
 			return ErrDraining
 		case b.mu.topics[name] != t: // another caller has deleted the topic
 			return ErrUnknownTopic
-		case t.runner.isAway():
-			return ErrAway
+		case t.runner.isUnavailable():
+			return ErrUnavailable
 		}
 		delete(b.mu.topics, name)
 		t.runner.stop() // before a new topic of this name, with a new bucket, can exist
@@ -361,8 +361,8 @@ func (b *Broker) DeleteTopic(name string) error {
 // unrecord removes the record of a topic, and then calls remove. After an error the record
 // is unchanged.
 func (b *Broker) unrecord(t *Topic, remove func() error) error {
-	if t.runner.isAway() {
-		return ErrAway
+	if t.runner.isUnavailable() {
+		return ErrUnavailable
 	}
 	none := edit(func(*metadata.Topic) bool { return false })
 	err := t.orders.record(&none)
@@ -415,7 +415,7 @@ func (b *Broker) DeleteUnused(name string) error {
 // Requires: mu held.
 func (t *Topic) unusedLocked() bool {
 	held, _ := t.runner.heldLocked(0)
-	return held == 0 && (t.intake.publishers == 0 || t.runner.mu.retired) && !t.runner.awayLocked()
+	return held == 0 && (t.intake.publishers == 0 || t.runner.mu.retired) && !t.runner.unavailableLocked()
 }
 
 // forget closes t and removes t from the table, if unneeded returns true, in one critical
@@ -464,7 +464,7 @@ func (b *Broker) Drain(ctx context.Context) (left int) {
 		end = b.shared.now().Add(time.Until(at))
 	}
 	for _, t := range b.Topics() {
-		t.keep()
+		t.storeAll()
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -501,7 +501,7 @@ func (b *Broker) Close() error {
 		return nil
 	}
 	close(b.closing)
-	b.shared.letters.end()
+	b.shared.letters.stop()
 	for _, t := range b.Topics() {
 		t.close(false)
 	}
@@ -514,11 +514,11 @@ func (b *Broker) Close() error {
 	}
 	stores := b.stores()
 	_ = inParallel(stores, (*store).makeRoom) // failures caused by a lack of room are reported below
-	_ = inParallel(stores, (*store).leave)
+	_ = inParallel(stores, (*store).prepareExit)
 	recorded := b.shared.metadataWriter.write()
 	if recorded != nil { // a remaining mark would look like a deleted log
 		for _, st := range stores {
-			st.spent = false
+			st.obsolete = false
 		}
 	}
 	var stored atomic.Int64
@@ -526,7 +526,7 @@ func (b *Broker) Close() error {
 	defer teller.Wait()
 	done := make(chan struct{})
 	defer close(done)
-	teller.Go(func() { tellProgress(b.shared.cfg.Storage.cfg.Log, &stored, len(stores), done) })
+	teller.Go(func() { logProgress(b.shared.cfg.Storage.cfg.Log, &stored, len(stores), done) })
 	unstored := inParallel(stores, func(st *store) error {
 		defer stored.Add(1)
 		return st.persist()
@@ -566,10 +566,10 @@ func inParallel(stores []*store, do func(*store) error) error {
 // progressInterval is the interval of progress messages during the shutdown.
 const progressInterval = 5 * time.Second
 
-// tellProgress logs the number of stored topics every progressInterval, until done is
+// logProgress logs the number of stored topics every progressInterval, until done is
 // closed. There is no deadline for a slow disk; the log shows that the broker does not
 // hang.
-func tellProgress(log *slog.Logger, stored *atomic.Int64, topics int, done <-chan struct{}) {
+func logProgress(log *slog.Logger, stored *atomic.Int64, topics int, done <-chan struct{}) {
 	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()
 	for {

@@ -173,7 +173,7 @@ type deadLetters struct {
 	log     *slog.Logger
 	publish func(ctx context.Context, topic string, body []byte) error
 	ctx     context.Context // cancelled by end
-	end     context.CancelFunc
+	stop    context.CancelFunc
 
 	mu struct {
 		sync.Mutex
@@ -196,7 +196,7 @@ func newDeadLetters(workers *sync.WaitGroup, log *slog.Logger, publish func(cont
 		d.log = slog.New(slog.DiscardHandler)
 	}
 	d.log, _ = obs.Sparse(d.log)
-	d.ctx, d.end = context.WithCancel(context.Background())
+	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }
 

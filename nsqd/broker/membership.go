@@ -59,19 +59,19 @@ func (cs *channelSet) discardUnknown(channel string) {
 	}) // an error means that the channel is gone
 }
 
-// settled records that all connected brokers of the topic have these channels.
-func (cs *channelSet) settled(channels []string) {
+// markSettled records that all connected brokers of the topic have these channels.
+func (cs *channelSet) markSettled(channels []string) {
 	cs.runner.mu.Lock()
 	defer cs.runner.mu.Unlock()
 	for _, name := range channels {
 		if is, known := cs.memberships[name]; known {
-			cs.note(name, membership{is.created, true})
+			cs.setMembership(name, membership{is.created, true})
 		}
 	}
 }
 
-// note records a membership. Requires: mu held.
-func (cs *channelSet) note(channel string, is membership) {
+// setMembership records a membership. Requires: mu held.
+func (cs *channelSet) setMembership(channel string, is membership) {
 	if cs.memberships == nil {
 		cs.memberships = map[string]membership{}
 	}
@@ -95,12 +95,12 @@ func (cs *channelSet) restoreMembership(channel string, created uint64) {
 	}
 	cs.runner.mu.Lock()
 	defer cs.runner.mu.Unlock()
-	cs.note(channel, membership{created, true})
+	cs.setMembership(channel, membership{created, true})
 }
 
-// become gives the topic the channels of the catalog at the given version. It returns the
+// adoptCatalog gives the topic the channels of the catalog at the given version. It returns the
 // channels that the control plane does not know. Errors: ErrBadName, ErrGone, ErrDraining.
-func (cs *channelSet) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
+func (cs *channelSet) adoptCatalog(all []*srtmv1.TopicChannel, version uint64) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
 	wanted := make(map[string]bool, len(all))
 	for _, c := range all {
 		wanted[c.GetName()] = true
@@ -145,12 +145,12 @@ func (cs *channelSet) change(identity metadata.Identity, channels []*srtmv1.Topi
 			return false, fmt.Errorf("channel %q: %w", c.GetName(), ErrBadName)
 		}
 	}
-	w := catalogWish{identity: identity, channels: channels, before: make(map[string]uint64, len(channels)+len(deleted))}
+	w := catalogChange{identity: identity, channels: channels, createdBefore: make(map[string]uint64, len(channels)+len(deleted))}
 	for _, c := range channels {
-		w.before[c.GetName()] = c.GetCreated()
+		w.createdBefore[c.GetName()] = c.GetCreated()
 	}
 	for _, name := range deleted {
-		w.before[name] = version + 1
+		w.createdBefore[name] = version + 1
 	}
 	outlived, differs, err := cs.compare(&w)
 	if err != nil {
@@ -168,25 +168,25 @@ func (cs *channelSet) change(identity metadata.Identity, channels []*srtmv1.Topi
 		}
 	}
 	if differs {
-		err = cs.orders.ordered(w.writeTo, func(now mono.Time, s *step) error { return cs.fulfil(&w, now, s) })
+		err = cs.orders.ordered(w.writeTo, func(now mono.Time, s *step) error { return cs.applyChange(&w, now, s) })
 	}
 	return outlived || differs, err
 }
 
-// catalogWish is the catalog's state of a topic's channels.
-type catalogWish struct {
-	identity metadata.Identity
-	channels []*srtmv1.TopicChannel
-	before   map[string]uint64 // by name: delete the channel if it was created before this version
+// catalogChange is the catalog's state of a topic's channels.
+type catalogChange struct {
+	identity      metadata.Identity
+	channels      []*srtmv1.TopicChannel
+	createdBefore map[string]uint64 // by name: delete the channel if it was created before this version
 }
 
 // outlives reports whether to delete a channel that was created at the given version.
-func (w *catalogWish) outlives(name string, created uint64) bool {
-	return created > 0 && created < w.before[name]
+func (w *catalogChange) outlives(name string, created uint64) bool {
+	return created > 0 && created < w.createdBefore[name]
 }
 
 // dropFrom is the edit that deletes channels.
-func (w *catalogWish) dropFrom(m *metadata.Topic) bool {
+func (w *catalogChange) dropFrom(m *metadata.Topic) bool {
 	if m.Identity == w.identity {
 		m.Channels = slices.DeleteFunc(slices.Clone(m.Channels), func(c metadata.Channel) bool { return w.outlives(c.Name, c.Created) })
 	}
@@ -194,20 +194,20 @@ func (w *catalogWish) dropFrom(m *metadata.Topic) bool {
 }
 
 // writeTo is the edit that creates and pauses channels.
-func (w *catalogWish) writeTo(m *metadata.Topic) bool {
+func (w *catalogChange) writeTo(m *metadata.Topic) bool {
 	if m.Identity != w.identity {
 		return true
 	}
 	m.Channels = slices.Clone(m.Channels)
-	for _, told := range w.channels {
-		if wire.Ephemeral(told.GetName()) {
+	for _, wanted := range w.channels {
+		if wire.Ephemeral(wanted.GetName()) {
 			continue
 		}
-		at, found := slices.BinarySearchFunc(m.Channels, told.GetName(), func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
+		at, found := slices.BinarySearchFunc(m.Channels, wanted.GetName(), func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
 		if !found {
 			m.Channels = slices.Insert(m.Channels, at, metadata.Channel{})
 		}
-		m.Channels[at] = metadata.Channel{Name: told.GetName(), Paused: told.GetPaused(), Created: told.GetCreated()}
+		m.Channels[at] = metadata.Channel{Name: wanted.GetName(), Paused: wanted.GetPaused(), Created: wanted.GetCreated()}
 	}
 	return true
 }
@@ -215,7 +215,7 @@ func (w *catalogWish) writeTo(m *metadata.Topic) bool {
 // compare reports whether the topic has channels to delete, and whether anything else
 // differs.
 // Errors: ErrGone, ErrDraining.
-func (cs *channelSet) compare(w *catalogWish) (outlived, differs bool, err error) {
+func (cs *channelSet) compare(w *catalogChange) (outlived, differs bool, err error) {
 	cs.runner.mu.Lock()
 	defer cs.runner.mu.Unlock()
 	if cs.runner.mu.closed {
@@ -224,26 +224,26 @@ func (cs *channelSet) compare(w *catalogWish) (outlived, differs bool, err error
 	if cs.identity != w.identity {
 		return false, false, nil
 	}
-	for name := range w.before {
+	for name := range w.createdBefore {
 		outlived = outlived || cs.runner.mu.core.Channel(name) != nil && w.outlives(name, cs.memberships[name].created)
 	}
-	for _, told := range w.channels {
-		c := cs.runner.mu.core.Channel(told.GetName())
-		is := cs.memberships[told.GetName()].created
-		differs = differs || c == nil || c.Paused() != told.GetPaused() || is != told.GetCreated()
+	for _, wanted := range w.channels {
+		c := cs.runner.mu.core.Channel(wanted.GetName())
+		is := cs.memberships[wanted.GetName()].created
+		differs = differs || c == nil || c.Paused() != wanted.GetPaused() || is != wanted.GetCreated()
 	}
 	return outlived, differs, nil
 }
 
 // removeOutlived deletes the channels that the catalog has deleted. Requires: mu held.
-func (cs *channelSet) removeOutlived(w *catalogWish, now mono.Time, s *step) error {
+func (cs *channelSet) removeOutlived(w *catalogChange, now mono.Time, s *step) error {
 	if cs.runner.mu.closed {
 		return cs.runner.open()
 	}
 	if cs.identity != w.identity {
 		return nil
 	}
-	for name := range w.before {
+	for name := range w.createdBefore {
 		if c := cs.runner.mu.core.Channel(name); c != nil && w.outlives(name, cs.memberships[name].created) {
 			cs.removeChannel(now, c, s)
 		}
@@ -251,27 +251,27 @@ func (cs *channelSet) removeOutlived(w *catalogWish, now mono.Time, s *step) err
 	return nil
 }
 
-// fulfil creates and pauses channels. Requires: mu held.
-func (cs *channelSet) fulfil(w *catalogWish, now mono.Time, s *step) error {
+// applyChange creates and pauses channels. Requires: mu held.
+func (cs *channelSet) applyChange(w *catalogChange, now mono.Time, s *step) error {
 	if cs.runner.mu.closed {
 		return cs.runner.open()
 	}
 	if cs.identity != w.identity {
 		return nil
 	}
-	for _, told := range w.channels {
-		c, err := cs.channel(now, told.GetName(), s, true)
+	for _, wanted := range w.channels {
+		c, err := cs.channel(now, wanted.GetName(), s, true)
 		if err != nil {
 			return err
 		}
 		switch {
-		case told.GetPaused() && !c.Paused():
+		case wanted.GetPaused() && !c.Paused():
 			c.Pause()
-		case !told.GetPaused() && c.Paused():
+		case !wanted.GetPaused() && c.Paused():
 			cs.runner.mu.core.UnpauseChannel(now, c, &s.fx)
 		}
-		if is := cs.memberships[c.Name()]; is.created != told.GetCreated() {
-			cs.note(c.Name(), membership{created: told.GetCreated()})
+		if is := cs.memberships[c.Name()]; is.created != wanted.GetCreated() {
+			cs.setMembership(c.Name(), membership{created: wanted.GetCreated()})
 		}
 	}
 	return nil
@@ -377,7 +377,7 @@ func (cs *channelSet) restoreRoster(r roster) {
 	}
 	for name, created := range r.created {
 		if cs.runner.mu.core.Channel(name) != nil && cs.memberships[name].created == 0 {
-			cs.note(name, membership{created: created})
+			cs.setMembership(name, membership{created: created})
 		}
 	}
 }

@@ -197,7 +197,7 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused(), Created: t.channels.memberships[c.Name()].created})
 		}
 	}
-	return m, t.orders.edited(&m) && !wire.Ephemeral(t.runner.name) && !(t.runner.awayLocked() && t.store.unrecorded)
+	return m, t.orders.edited(&m) && !wire.Ephemeral(t.runner.name) && !(t.runner.unavailableLocked() && t.store.unrecorded)
 }
 
 // restoreMetadata creates the topics and channels of the file, without messages.
@@ -307,7 +307,7 @@ func (o *orders) ordered(e edit, apply func(now mono.Time, s *step) error) error
 }
 
 // orderedChannel is ordered for an existing channel. Errors: ErrUnknownChannel,
-// ErrDraining, ErrAway, ErrStorage.
+// ErrDraining, ErrUnavailable, ErrStorage.
 func (o *orders) orderedChannel(name string, e func(c *metadata.Channel) (keep bool), apply channelStep) error {
 	if err := o.hasChannel(name); err != nil {
 		return err
@@ -363,7 +363,7 @@ func (st *store) storable() error {
 		return nil
 	}
 	_, err := st.settle(true)
-	return st.settledAs(err)
+	return st.settleResult(err)
 }
 
 // settled returns after the finished messages of the topic's channels are recorded durably.
@@ -376,14 +376,14 @@ func (st *store) settled() error {
 	if !tried {
 		return nil
 	}
-	return st.settledAs(err)
+	return st.settleResult(err)
 }
 
-func (st *store) settledAs(err error) error {
+func (st *store) settleResult(err error) error {
 	if errors.Is(err, commitlog.ErrClosed) { // closed with the topic, which stores or removes the cursors
 		return nil
 	}
-	st.noted(saving, err) // the store soon saves again, and trims
+	st.recordResult(saving, err) // the store soon saves again, and trims
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrStorage, err)
 	}

@@ -49,7 +49,7 @@ type latencies struct {
 	access, processing, delivery, consumer *obs.Latency // all nil until init
 
 	delivered uint64 // first deliveries written to sockets
-	exceeded  uint64 // first deliveries later than the SLO's latency
+	late      uint64 // first deliveries later than the SLO's latency
 }
 
 // reported holds the values of the last report, to compute differences.
@@ -84,7 +84,7 @@ func (l *latencies) merge(o *latencies) {
 		l.consumer.Merge(o.consumer)
 	}
 	l.delivered += o.delivered
-	l.exceeded += o.exceeded
+	l.late += o.late
 }
 
 func (l *latencies) reset() {
@@ -94,14 +94,14 @@ func (l *latencies) reset() {
 		l.delivery.Reset()
 		l.consumer.Reset()
 	}
-	l.delivered, l.exceeded = 0, 0
+	l.delivered, l.late = 0, 0
 }
 
-func (f *metrics) arrived(source stamp.Source, n int) {
+func (f *metrics) recordArrived(source stamp.Source, n int) {
 	f.sources[source].Add(uint64(n))
 }
 
-func (f *metrics) released(releases []queue.Release) {
+func (f *metrics) recordReleased(releases []queue.Release) {
 	if len(releases) == 0 {
 		return
 	}
@@ -117,13 +117,13 @@ func (f *metrics) released(releases []queue.Release) {
 	f.mu.Unlock()
 }
 
-// wrote records deliveries that were written to a socket. Repeated deliveries are left out,
+// recordWritten records deliveries that were written to a socket. Repeated deliveries are left out,
 // since the subscriber causes their latency.
 //
 // Delivery latency = access delay + processing delay (design, section 2). It excludes the
 // requested delay of a deferred message. It also excludes the time without a ready
 // consumer, which is recorded separately and is not subject to the SLO.
-func (f *metrics) wrote(now mono.Time, deliveries []sent) {
+func (f *metrics) recordWritten(now mono.Time, deliveries []sent) {
 	slo := time.Duration(f.slo.Load())
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,7 +148,7 @@ func (f *metrics) wrote(now mono.Time, deliveries []sent) {
 		f.mu.accessPart.RecordMany(delivery, d.access, n)
 		l.delivered += uint64(n)
 		if slo > 0 && delivery > slo {
-			l.exceeded += uint64(n)
+			l.late += uint64(n)
 		}
 	}
 }
@@ -260,7 +260,7 @@ func (t *Topic) Stats() Stats {
 	all.merge(&f.mu.total)
 	all.merge(&f.mu.since)
 	f.mu.Unlock()
-	s.Delivered, s.Exceeded = all.delivered, all.exceeded
+	s.Delivered, s.Exceeded = all.delivered, all.late
 	s.Access, s.Processing, s.Delivery, s.Consumer = all.access, all.processing, all.delivery, all.consumer
 	return s
 }
@@ -279,16 +279,16 @@ func (b *Broker) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 	changes = !all && len(before) == 0
 	b.reported = topics
 	for _, t := range topics {
-		if !changes || !t.still() {
+		if !changes || !t.isUnchanged() {
 			stats = append(stats, t.report())
 		}
 	}
 	return stats, changes
 }
 
-// still reports whether the topic is unchanged since the last report, which had no
+// isUnchanged reports whether the topic is unchanged since the last report, which had no
 // messages.
-func (t *Topic) still() bool {
+func (t *Topic) isUnchanged() bool {
 	last := &t.reported
 	if !last.quiet {
 		return false
@@ -351,7 +351,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	defer f.mu.Unlock()
 	l := &f.mu.since
 	r.Interval = durationpb.New(interval(last.at, now))
-	r.Delivered, r.Exceeded = l.delivered, l.exceeded
+	r.Delivered, r.Exceeded = l.delivered, l.late
 	if l.access != nil {
 		r.Access, r.Processing, r.Delivery = l.access.Proto(), l.processing.Proto(), l.delivery.Proto()
 		r.Consumer = l.consumer.Proto()

@@ -56,7 +56,7 @@ func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version ui
 	if identified {
 		n.broker().shared.recorded()
 	}
-	unknown, changed, err := t.channels.become(channels, version)
+	unknown, changed, err := t.channels.adoptCatalog(channels, version)
 	if err == nil && (changed || identified || absent != nil) {
 		err = n.broker().shared.Recorded()
 	}
@@ -87,7 +87,7 @@ func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 // Settled records that all connected brokers of the topic have these channels.
 func (n *Node) Settled(topic string, channels []string) {
 	if t, err := n.broker().Topic([]byte(topic)); err == nil {
-		t.channels.settled(channels)
+		t.channels.markSettled(channels)
 	}
 }
 

@@ -19,7 +19,7 @@ func TestABrokerThatStoresTellsItsProgress(t *testing.T) {
 		var said bytes.Buffer
 		var stored atomic.Int64
 		done := make(chan struct{})
-		go tellProgress(slog.New(slog.NewTextHandler(&said, nil)), &stored, 3, done)
+		go logProgress(slog.New(slog.NewTextHandler(&said, nil)), &stored, 3, done)
 		clock.Sleep(t.Context(), progressInterval+time.Second) // of the bubble's clock
 		stored.Add(2)
 		clock.Sleep(t.Context(), progressInterval)

@@ -72,7 +72,7 @@ func (in *intake) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodie
 	if n := bodies.Len(); n > in.most {
 		s := in.runner.begin()
 		defer in.runner.end(s)
-		if err := in.runner.takesPublishes(); err != nil {
+		if err := in.runner.acceptsPublishes(); err != nil {
 			return err
 		}
 		return in.runner.mu.core.Backlog().Refuse(queue.ErrFull, n)
@@ -165,10 +165,10 @@ func (in *intake) put(now mono.Time, s *step, p Published) error {
 	return ErrBusy
 }
 
-// takes is takesPublishes for n messages. It also refuses messages if the log is full.
+// acceptsMessages is acceptsPublishes for n messages. It also refuses messages if the log is full.
 // Requires: mu held.
-func (in *intake) takes(n int) error {
-	err := in.runner.takesPublishes()
+func (in *intake) acceptsMessages(n int) error {
+	err := in.runner.acceptsPublishes()
 	if err == nil && in.store.full() {
 		err = in.runner.mu.core.Backlog().Refuse(queue.ErrFull, n)
 	}
@@ -178,7 +178,7 @@ func (in *intake) takes(n int) error {
 // admit is takes, plus the checks of the contract and of police for n messages of p. ahead
 // messages are admitted but not appended yet: see queue.Topic.Admit. Requires: mu held.
 func (in *intake) admit(now mono.Time, ahead, n int, first mono.Time, p *Published) error {
-	err := in.takes(n)
+	err := in.acceptsMessages(n)
 	if err == nil {
 		err = in.runner.mu.core.Admit(now, ahead, n, first, p.Arrival.At)
 	}
@@ -200,7 +200,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 		if rest && !in.runner.mu.closed {
 			return nil
 		}
-		return in.runner.takesPublishes()
+		return in.runner.acceptsPublishes()
 	}
 	full := !rest && in.store.full()
 	room := func() bool {
@@ -233,8 +233,8 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 		err = in.runner.mu.core.Put(now, &s.fx, s.msgs...)
 	}
 	if err == nil {
-		in.counted(&p, len(s.msgs))
-		in.pacing.tell(p.From, len(s.msgs), now)
+		in.count(&p, len(s.msgs))
+		in.pacing.advise(p.From, len(s.msgs), now)
 	} else { // the messages are still owned here
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
@@ -257,17 +257,17 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 		s.msgs = append(s.msgs, m)
 		bytes += m.Size()
 	}
-	dealt := len(errs)
+	first := len(errs)
 	in.runner.mu.Lock()
 	now = in.runner.instant(now)
 	short := in.runner.tight(bytes) // memory may be too short for the whole batch; then each message is checked
 	in.runner.mu.core.Log().SetTight(short)
-	if in.runner.takesPublishes() == nil && !in.store.full() && !in.runner.mu.core.Contract().Rejects() && in.runner.mu.core.Backlog().Free() >= len(s.msgs) && !in.pacing.policing() { // one step for all is cheaper
+	if in.runner.acceptsPublishes() == nil && !in.store.full() && !in.runner.mu.core.Contract().Rejects() && in.runner.mu.core.Backlog().Free() >= len(s.msgs) && !in.pacing.policing() { // one step for all is cheaper
 		in.runner.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
 		for i, m := range s.msgs {
-			err := in.takes(1)
+			err := in.acceptsMessages(1)
 			if short {
 				in.runner.mu.core.Log().SetTight(in.runner.tight(s.fx.Held + m.Size()))
 			}
@@ -291,30 +291,30 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 			}
 		}
 	}
-	for i, n := 0, 1; dealt+i < len(errs); i, n = i+n, 1 {
-		if errs[dealt+i] != nil {
+	for i, n := 0, 1; first+i < len(errs); i, n = i+n, 1 {
+		if errs[first+i] != nil {
 			continue
 		}
 		p := &batch[i]
-		for dealt+i+n < len(errs) && errs[dealt+i+n] == nil && batch[i+n].From == p.From && batch[i+n].Arrival == p.Arrival {
+		for first+i+n < len(errs) && errs[first+i+n] == nil && batch[i+n].From == p.From && batch[i+n].Arrival == p.Arrival {
 			n++ // messages of one segment
 		}
-		in.counted(p, n)
+		in.count(p, n)
 	}
 	if len(batch) > 0 {
-		in.pacing.tell(batch[0].From, len(batch), now)
+		in.pacing.advise(batch[0].From, len(batch), now)
 	}
 	in.runner.end(s)
 	return errs
 }
 
-// counted records the acceptance of n messages like p. Requires: mu held.
-func (in *intake) counted(p *Published, n int) {
-	in.runner.metrics.arrived(p.Arrival.Source, n)
+// count records the acceptance of n messages like p. Requires: mu held.
+func (in *intake) count(p *Published, n int) {
+	in.runner.metrics.recordArrived(p.Arrival.Source, n)
 	if c := in.recorder.capture; c != nil {
 		c.add(p.From, p.Arrival.At, n)
 	}
-	in.pacing.counted(p.From, n, p.Arrival.At)
+	in.pacing.count(p.From, n, p.Arrival.At)
 }
 
 func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
@@ -355,8 +355,8 @@ func (in *intake) publishThrough(s *step, p Published) error {
 			*p.Stored = Stored{end}
 		}
 		if err == nil {
-			in.counted(&p, n)
-			in.pacing.tell(p.From, n, in.runner.shared.now())
+			in.count(&p, n)
+			in.pacing.advise(p.From, n, in.runner.shared.now())
 		}
 	}
 	in.runner.end(s)
@@ -430,11 +430,11 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 		if at++; p.Stored != nil {
 			*p.Stored = Stored{at}
 		}
-		in.counted(p, 1)
+		in.count(p, 1)
 	}
 	for i := range batch {
 		if of[i] == nil {
-			in.pacing.tell(batch[i].From, len(admitted), in.runner.shared.now())
+			in.pacing.advise(batch[i].From, len(admitted), in.runner.shared.now())
 		}
 	}
 	in.runner.end(s)
@@ -459,7 +459,7 @@ func (in *intake) Sync(upTo Stored) error {
 		switch {
 		case err == nil:
 		case !errors.Is(err, commitlog.ErrClosed):
-			in.store.noted(publishing, err)
+			in.store.recordResult(publishing, err)
 			return fmt.Errorf("%w: %w", ErrStorage, err)
 		case in.runner.shared.draining.Load():
 			return ErrDraining

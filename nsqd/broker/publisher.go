@@ -35,7 +35,7 @@ type Publisher struct {
 	wish     uint8
 	pacer    *pacer
 	paced    *police.Publisher
-	told     uint64 // interval of the last advice
+	advised  uint64 // interval of the last advice
 	wasPaced bool   // whether the last advice was to pace
 
 	// Only the connection's steps write ok, and read it between steps.
@@ -130,9 +130,9 @@ const (
 	PacePolice PaceMode = "police" // and the excess of all publishers is refused
 )
 
-// voidAfter is the number of intervals without a message after which the state of the
-// publishers is void, like their advice.
-const voidAfter = 10
+// expireAfter is the number of intervals without a message after which the state of the
+// publishers expires, as their advice does.
+const expireAfter = 10
 
 // pacer computes the permitted rates of a topic's publishers by weight, so that their sum
 // is the topic's share. It covers publishers since its creation; none of its state survives
@@ -191,7 +191,7 @@ func (p *pacing) weights() police.Weights { return police.Weights{Groups: p.grou
 // of returns the pacer's entry for the connection.
 func (pc *pacer) of(p *Publisher) *police.Publisher {
 	if p.pacer != pc {
-		p.pacer, p.paced, p.told = pc, pc.table.Enter(p.identity), 0
+		p.pacer, p.paced, p.advised = pc, pc.table.Enter(p.identity), 0
 		if p.wish > 0 {
 			pc.table.Wish(p.paced, p.wish)
 		}
@@ -216,8 +216,8 @@ func (p *pacing) police(from *Publisher, n int, at mono.Time) error {
 // policing reports whether police may refuse messages.
 func (p *pacing) policing() bool { return p.inForce() == PacePolice && p.pacer() != nil }
 
-// counted records the acceptance of n messages.
-func (p *pacing) counted(from *Publisher, n int, at mono.Time) {
+// count records the acceptance of n messages.
+func (p *pacing) count(from *Publisher, n int, at mono.Time) {
 	if pc := p.pacer(); pc != nil && from != nil {
 		pc.of(from).Count(pc.level, n, at)
 	}
@@ -225,7 +225,7 @@ func (p *pacing) counted(from *Publisher, n int, at mono.Time) {
 
 // tell stores new advice in the publisher. Requires: all n messages of the step are
 // counted.
-func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
+func (p *pacing) advise(from *Publisher, n int, now mono.Time) {
 	pc := p.pacer()
 	if pc == nil || from == nil {
 		return
@@ -237,14 +237,14 @@ func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
 		pc.endInterval(p.core.Contract().Share(), now)
 	}
 	a, span, number := pc.table.Advice()
-	if from.wish == 0 || number == from.told || !a.Paced && !from.wasPaced {
+	if from.wish == 0 || number == from.advised || !a.Paced && !from.wasPaced {
 		return
 	}
-	who := pc.of(from)
-	rate, burst := pc.table.Told(who)
-	from.told, from.wasPaced = number, a.Paced
+	publisher := pc.of(from)
+	rate, burst := pc.table.Told(publisher)
+	from.advised, from.wasPaced = number, a.Paced
 	from.ok = header.AppendOK(from.ok[:0], header.OK{
-		Paced: a.Paced, Overload: a.Overload, Weight: uint8(who.Weight()), Interval: span, Rate: rate, Burst: burst,
+		Paced: a.Paced, Overload: a.Overload, Weight: uint8(publisher.Weight()), Interval: span, Rate: rate, Burst: burst,
 	})
 }
 
@@ -261,7 +261,7 @@ func (p *pacing) backlog(n int) int {
 
 // endInterval ends the interval at now, and begins the next.
 func (pc *pacer) endInterval(share tokenbucket.Share, now mono.Time) {
-	if pc.void(now) || share.Rate == 0 {
+	if pc.expired(now) || share.Rate == 0 {
 		pc.level, pc.last = fair.New(), fair.Advice{}
 	} else {
 		pc.last = pc.level.Interval(now, share.Rate.PerSecond(), float64(pc.least), pc.span)
@@ -274,8 +274,8 @@ func (pc *pacer) endInterval(share tokenbucket.Share, now mono.Time) {
 	pc.began, pc.least = now, math.MaxInt
 }
 
-// void reports whether the state of the publishers is too old.
-func (pc *pacer) void(now mono.Time) bool { return now.Sub(pc.began) > voidAfter*pc.span }
+// expired reports whether the state of the publishers is too old.
+func (pc *pacer) expired(now mono.Time) bool { return now.Sub(pc.began) > expireAfter*pc.span }
 
 // Pace requests advice for the connection, as a publisher of the given weight, 1 to 255.
 func (p *Publisher) Pace(weight uint8) {
@@ -286,23 +286,23 @@ func (p *Publisher) Pace(weight uint8) {
 	}
 }
 
-// Told is the current advice for a publisher.
-type Told struct {
+// Advised is the current advice for a publisher.
+type Advised struct {
 	Paced    bool
 	Rate     float64 // messages per second
 	Burst    int64   // messages
 	Measured float64 // measured rate, messages per second
 }
 
-// Told returns the current advice. Requires: the publisher has published.
-func (p *Publisher) Told() Told {
+// Advised returns the current advice. Requires: the publisher has published.
+func (p *Publisher) Advised() Advised {
 	p.to.runner.mu.Lock()
 	defer p.to.runner.mu.Unlock()
 	if p.pacer == nil || !p.pacer.last.Paced {
-		return Told{}
+		return Advised{}
 	}
 	rate, burst := p.pacer.table.Told(p.paced)
-	return Told{Paced: true, Rate: rate.PerSecond(), Burst: burst, Measured: p.paced.Rate()}
+	return Advised{Paced: true, Rate: rate.PerSecond(), Burst: burst, Measured: p.paced.Rate()}
 }
 
 // Advice returns the advice from the last publish, an OK of pacing/header, or nil. It
@@ -328,9 +328,9 @@ type Paced struct {
 
 // PacedPublisher is the pacing state of one identity.
 type PacedPublisher struct {
-	Identity   police.Identity
-	Rate, Told float64 // messages per second, measured and permitted; Told is 0 if not paced
-	Weight     float64
+	Identity      police.Identity
+	Rate, Advised float64 // messages per second, measured and permitted; Advised is 0 if not paced
+	Weight        float64
 }
 
 // Paced returns the current state, with publishers if requested, sorted by identity.
@@ -342,17 +342,17 @@ func (in *intake) Paced(publishers bool) Paced {
 	if pc == nil {
 		return s
 	}
-	if now := in.runner.shared.now(); pc.void(now) {
+	if now := in.runner.shared.now(); pc.expired(now) {
 		pc.endInterval(in.runner.mu.core.Contract().Share(), now)
 	}
 	s.Advice, s.Span, s.Refused = pc.last, pc.span, pc.refused
 	if publishers {
 		pc.table.Each(func(is police.Identity, p *police.Publisher) {
-			one := PacedPublisher{Identity: is, Rate: p.Rate(), Weight: p.Weight()}
+			publisher := PacedPublisher{Identity: is, Rate: p.Rate(), Weight: p.Weight()}
 			if s.Advice.Paced {
-				one.Told = s.RateOf(p.Weight())
+				publisher.Advised = s.RateOf(p.Weight())
 			}
-			s.Publishers = append(s.Publishers, one)
+			s.Publishers = append(s.Publishers, publisher)
 		})
 		slices.SortFunc(s.Publishers, func(a, b PacedPublisher) int {
 			return cmp.Or(cmp.Compare(a.Identity.ID, b.Identity.ID), cmp.Compare(a.Identity.Kind, b.Identity.Kind))

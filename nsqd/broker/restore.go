@@ -23,7 +23,7 @@ func (b *Broker) Restore() error {
 	if st == nil {
 		return nil
 	}
-	if err := st.bringIn(); err != nil {
+	if err := st.importMessages(); err != nil {
 		return err
 	}
 	if err := b.restoreMetadata(); err != nil {
@@ -46,7 +46,7 @@ func (b *Broker) Restore() error {
 		}
 	}
 	for _, name := range away {
-		b.await(name)
+		b.addUnavailable(name)
 	}
 	b.reportLostLogs()
 	if err := b.yieldTaken(); err != nil {
@@ -55,7 +55,7 @@ func (b *Broker) Restore() error {
 	_ = metadata.Reserve(st.cfg.Metadata) // without room, a later order fails
 	b.shared.metadataWriter.begin()
 	b.shared.workers.Go(b.trimOld)
-	b.shared.workers.Go(b.restoreAway)
+	b.shared.workers.Go(b.restoreUnavailable)
 	return nil
 }
 
@@ -91,7 +91,7 @@ func (b *Broker) restoreLog(name string) error {
 			return err
 		}
 		if stats := log.Stats(); stats.Records == 0 { // empty, except for damaged files
-			b.shared.cfg.Storage.kept[name] = queue.Offset(stats.Next)
+			b.shared.cfg.Storage.nextOffsets[name] = queue.Offset(stats.Next)
 			return log.Close()
 		}
 		if err := log.Close(); err != nil {
@@ -125,7 +125,7 @@ func (b *Broker) restoreTopic(name string) *Topic {
 }
 
 // restore restores the log that an earlier process left. The topic may already be in use if
-// it was away, so the log is read before the machine is changed.
+// its stream was unavailable, so the log is read before the machine is changed.
 func (st *store) restore() error {
 	log, err := st.storage().open(st.runner.name)
 	if err != nil {
@@ -153,7 +153,7 @@ func (st *store) restore() error {
 }
 
 func (st *store) restoreFrom(log *openLog) error {
-	left, err := st.remains(log, log.Stats().First)
+	left, err := st.readContents(log, log.Stats().First)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (st *store) restoreFrom(log *openLog) error {
 	st.retained(log) // before Low, which discards what no seek needs
 	st.log.Store(log)
 	st.runner.disk.used, st.runner.disk.saved = true, core.Log().Changes()
-	st.runner.disk.away, st.unrecorded = false, false
+	st.runner.disk.unavailable, st.unrecorded = false, false
 	if st.logged.Load() && left.snapshot == nil && st.storage().cfg.Replicated == nil {
 		st.reportNoCursors(log.Stats().Segments > 0)
 		st.logged.Store(false) // until there is a snapshot again
@@ -200,8 +200,8 @@ func (st *store) reportNoCursors(messages bool) {
 	}
 }
 
-// remains describes the contents of a log.
-type remains struct {
+// contents describes what a log has.
+type contents struct {
 	roster   roster // of a replicated log
 	snapshot []byte
 	first    queue.Offset // offset of the log's first message
@@ -215,8 +215,8 @@ type run struct {
 	only     string
 }
 
-// remains reads the contents of a log that begins at first.
-func (st *store) remains(log commitlog.Log, first commitlog.Offset) (left remains, err error) {
+// readContents reads the contents of a log that begins at first.
+func (st *store) readContents(log commitlog.Log, first commitlog.Offset) (left contents, err error) {
 	if left.snapshot, err = log.LoadCursors(); err != nil {
 		return left, err
 	}
@@ -227,7 +227,7 @@ func (st *store) remains(log commitlog.Log, first commitlog.Offset) (left remain
 	}
 	left.first = queue.Offset(first)
 	var fx queue.Effects
-	restoring, err := left.restore(aside(), st.runner.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
+	restoring, err := left.restore(newMachine(), st.runner.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
 	if err != nil {
 		st.report("cannot read the record of finished messages: all messages in the log are delivered again", err)
 	}
@@ -245,13 +245,13 @@ func (st *store) remains(log commitlog.Log, first commitlog.Offset) (left remain
 	})
 }
 
-// aside returns a machine that belongs to no topic, to examine a log.
-func aside() *queue.Topic {
+// newMachine returns a machine that belongs to no topic, to examine a log.
+func newMachine() *queue.Topic {
 	return queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
 }
 
 // restore restores the log's contents in a machine. Errors: as queue.Topic.Restore.
-func (l *remains) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
+func (l *contents) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
 	restoring, err := core.Disk().Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
 	for _, r := range l.runs {
 		for at := r.from; at < r.to; at++ {
@@ -291,16 +291,16 @@ func (st *store) makeRoom() error {
 	return st.tryToSave()
 }
 
-// leave determines what the next process needs. A log that the next process does not need
+// prepareExit determines what the next process needs. A log that the next process does not need
 // loses its mark, so that the metadata file can be written before the log is removed.
 // Requires: the topic is closed, and run has ended.
-func (st *store) leave() error {
+func (st *store) prepareExit() error {
 	st.runner.do(func(_ mono.Time, s *step) { st.runner.mu.core.Cursors().StoreLast(&s.fx) })
 	held, _ := st.runner.held(0)
 	log := st.log.Load()
 	st.empty = held == 0
-	st.spent = st.empty && log != nil && log.Stats().Damaged == 0 && !st.retains() && st.storage().cfg.Replicated == nil
-	if st.spent {
+	st.obsolete = st.empty && log != nil && log.Stats().Damaged == 0 && !st.retains() && st.storage().cfg.Replicated == nil
+	if st.obsolete {
 		st.logged.Store(false)
 	}
 	return nil
@@ -312,7 +312,7 @@ func (st *store) persist() error {
 	st.scratch = new(scratch)
 	log := st.log.Load()
 	switch {
-	case st.spent:
+	case st.obsolete:
 		return log.Remove()
 	case st.empty && log == nil:
 		return nil
@@ -320,7 +320,7 @@ func (st *store) persist() error {
 	for more := true; more; {
 		var err error
 		if more, err = st.write(); err != nil {
-			return st.lost(err)
+			return st.reportLost(err)
 		}
 	}
 	log, err := st.ensure()
@@ -348,8 +348,8 @@ func (st *store) persist() error {
 	return errors.Join(err, log.Close())
 }
 
-// lost reports that messages cannot be stored, and how many are lost.
-func (st *store) lost(err error) error {
+// reportLost reports that messages cannot be stored, and how many are lost.
+func (st *store) reportLost(err error) error {
 	st.runner.mu.Lock()
 	n := st.runner.mu.core.Cursors().Unstored()
 	st.runner.mu.Unlock()
@@ -417,31 +417,31 @@ type epoch struct {
 func (e epoch) wallOf(m mono.Time) mono.Wall { return e.wall + mono.Wall(m-e.mono) }
 func (e epoch) monoOf(w mono.Wall) mono.Time { return e.mono + mono.Time(w-e.wall) }
 
-// After a start of the broker, a topic is away until its stream answers. Until then the
+// After a start of the broker, a topic is unavailable until its stream answers. Until then the
 // topic exists with its recorded properties, and accepts no messages.
 
-// awayRetry is the interval at which unavailable streams are tried.
-const awayRetry = time.Second
+// unavailableRetry is the interval at which unavailable streams are tried.
+const unavailableRetry = time.Second
 
-// await creates a topic that is away. Requires: the broker is not in use yet.
-func (b *Broker) await(name string) {
+// addUnavailable creates a topic whose stream is unavailable. Requires: the broker is not in use yet.
+func (b *Broker) addUnavailable(name string) {
 	_, err := b.Topic([]byte(name))
 	t := b.restoreTopic(name)
 	t.runner.mu.Lock()
 	t.store.unrecorded = t.store.unrecorded || err != nil
-	t.runner.disk.away = true
+	t.runner.disk.unavailable = true
 	t.runner.mu.Unlock()
-	t.store.noted(restoring, ErrAway)
+	t.store.recordResult(restoring, ErrUnavailable)
 	b.shared.cfg.Storage.cfg.Log.Error("JetStream stream unavailable; the topic refuses publishes until the stream is back", obs.KeyTopic, name)
 }
 
-// restoreAway restores the topics that are away, until none is left or the broker is
+// restoreUnavailable restores the unavailable topics, until all are restored or the broker is
 // closed.
-func (b *Broker) restoreAway() {
-	tick := time.NewTicker(awayRetry)
+func (b *Broker) restoreUnavailable() {
+	tick := time.NewTicker(unavailableRetry)
 	defer tick.Stop()
 	for {
-		away := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.runner.isAway() })
+		away := slices.DeleteFunc(b.stores(), func(st *store) bool { return !st.runner.isUnavailable() })
 		if len(away) == 0 {
 			return
 		}
@@ -462,7 +462,7 @@ func (b *Broker) restoreIfBack(st *store) error {
 	case err == nil:
 		b.beginEmpty(st)
 	}
-	st.noted(restoring, err)
+	st.recordResult(restoring, err)
 	if err == nil {
 		b.shared.changed()
 		b.shared.cfg.Storage.cfg.Log.Info("JetStream stream available again; the topic accepts publishes", obs.KeyTopic, st.runner.name)
@@ -477,11 +477,11 @@ func (b *Broker) beginEmpty(st *store) {
 	if err != nil {
 		return
 	}
-	if !b.shared.cfg.AutoCreate && b.forget(t, t.runner.awayLocked) {
+	if !b.shared.cfg.AutoCreate && b.forget(t, t.runner.unavailableLocked) {
 		t.close(true)
 		return
 	}
 	t.runner.mu.Lock()
-	t.runner.disk.away = false
+	t.runner.disk.unavailable = false
 	t.runner.mu.Unlock()
 }

@@ -237,23 +237,23 @@ func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
 		t.store.saving.Lock()
 		defer t.store.saving.Unlock()
 	}
-	shown, last := peeking{count: min(count, MaxPeek)}, peeking{count: min(count, MaxPeek)}
+	peeked, last := peeking{count: min(count, MaxPeek)}, peeking{count: min(count, MaxPeek)}
 	t.runner.mu.Lock()
 	c := t.runner.mu.core.Channel(channel)
 	if c == nil {
 		t.runner.mu.Unlock()
 		return nil, fmt.Errorf("channel %q: %w", channel, ErrUnknownChannel)
 	}
-	unread := c.Peek(t.runner.shared.now(), shown.count, shown.message, last.message)
+	unread := c.Peek(t.runner.shared.now(), peeked.count, peeked.message, last.message)
 	t.runner.mu.Unlock()
 
-	if err := t.store.peek(&unread, &shown); err != nil {
-		return shown.all, err
+	if err := t.store.peek(&unread, &peeked); err != nil {
+		return peeked.all, err
 	}
 	for _, m := range last.all {
-		shown.add(m)
+		peeked.add(m)
 	}
-	return shown.all, nil
+	return peeked.all, nil
 }
 
 // peeking collects the result of Peek.

@@ -28,7 +28,7 @@ func FuzzRoster(f *testing.F) {
 		}
 		topic := channelSet{runner: new(runner), identity: r.identity}
 		for name, created := range r.created {
-			topic.note(name, membership{created: created})
+			topic.setMembership(name, membership{created: created})
 		}
 		again, rest, err := parseRoster(append(topic.appendRoster(nil), cursors...))
 		testkit.NoError(t, err)

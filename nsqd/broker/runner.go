@@ -47,11 +47,11 @@ type disk struct {
 	wake    chan struct{} // 1 deep: there is something to write, read or save
 
 	// Guarded by runner.mu.
-	running bool
-	stopped bool
-	away    bool   // the log is not restored yet, and messages are refused until then
-	used    bool   // the log has contents, so cursors must be saved
-	saved   uint64 // queue.Topic.Changes at the last snapshot
+	running     bool
+	stopped     bool
+	unavailable bool   // the log is not restored yet, and messages are refused until then
+	used        bool   // the log has contents, so cursors must be saved
+	saved       uint64 // queue.Topic.Changes at the last snapshot
 }
 
 // start starts the store if it is not running. Requires: mu held.
@@ -74,16 +74,16 @@ func (r *runner) unsaved() bool { return r.disk.used && r.disk.saved != r.mu.cor
 
 // step is one pass through the machine, with the actions to do afterwards.
 type step struct {
-	fx     queue.Effects
-	msgs   []*queue.Message // scratch of a publisher
-	batch  batch
-	woken  []*Subscription
-	coarse mono.Time
-	sharp  mono.Time
-	tell   bool // the store has something to do
-	listed bool // a channel was created or deleted
-	stored bool // the metadata file already has the changes of this step
-	record bool // the topic's record has changed otherwise
+	fx        queue.Effects
+	msgs      []*queue.Message // scratch of a publisher
+	batch     batch
+	woken     []*Subscription
+	coarse    mono.Time
+	sharp     mono.Time
+	wakeStore bool // the store has something to do
+	listed    bool // a channel was created or deleted
+	stored    bool // the metadata file already has the changes of this step
+	record    bool // the topic's record has changed otherwise
 }
 
 func (b *shared) newStep() *step {
@@ -159,7 +159,7 @@ func (r *runner) end(s *step) {
 	}
 	// After the topic is closed, persist stores the rest.
 	if d := r.disk; d != nil && !r.mu.closed && (s.fx.Disk || r.unsaved()) {
-		s.tell = s.fx.Disk || !d.running
+		s.wakeStore = s.fx.Disk || !d.running
 		d.start()
 	}
 	s.coarse, s.sharp = r.mu.core.ChannelDeadline(), r.mu.core.ReleaseDeadline()
@@ -172,14 +172,14 @@ func (r *runner) end(s *step) {
 	}
 	r.mu.Unlock()
 
-	r.metrics.released(s.fx.Released)
+	r.metrics.recordReleased(s.fx.Released)
 	if trace := r.shared.cfg.Trace; trace != nil && len(s.fx.Released) > 0 {
 		trace.write(r.name, s.fx.Released)
 	}
 	for _, sub := range s.woken {
 		sub.notify()
 	}
-	if s.tell {
+	if s.wakeStore {
 		r.disk.notify()
 	}
 	r.coarse.noLater(s.coarse)
@@ -196,7 +196,7 @@ func (r *runner) end(s *step) {
 	}
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
-	s.listed, s.record, s.stored, s.tell = false, false, false, false
+	s.listed, s.record, s.stored, s.wakeStore = false, false, false, false
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
@@ -225,14 +225,14 @@ func (r *runner) open() error {
 		return ErrDraining
 	case r.mu.closed:
 		return ErrGone
-	case r.awayLocked():
-		return ErrAway
+	case r.unavailableLocked():
+		return ErrUnavailable
 	}
 	return nil
 }
 
-// takesPublishes is open for publications. Requires: mu held.
-func (r *runner) takesPublishes() error {
+// acceptsPublishes is open for publications. Requires: mu held.
+func (r *runner) acceptsPublishes() error {
 	err := r.open()
 	if err == nil && r.mu.retired {
 		return ErrRetired
@@ -240,13 +240,13 @@ func (r *runner) takesPublishes() error {
 	return err
 }
 
-// awayLocked reports whether the topic is away. Requires: mu held.
-func (r *runner) awayLocked() bool { return r.disk != nil && r.disk.away }
+// unavailableLocked reports whether the topic is unavailable. Requires: mu held.
+func (r *runner) unavailableLocked() bool { return r.disk != nil && r.disk.unavailable }
 
-func (r *runner) isAway() bool {
+func (r *runner) isUnavailable() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.awayLocked()
+	return r.unavailableLocked()
 }
 
 // held returns the number of messages in the topic and its channels, counted per channel.
@@ -304,7 +304,7 @@ func (r *runner) orderable(name string) (*queue.Channel, error) {
 	switch {
 	case c == nil:
 		return nil, fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-	case r.mu.closed, r.awayLocked(): // the next process, or the restored topic, would not know the order
+	case r.mu.closed, r.unavailableLocked(): // the next process, or the restored topic, would not know the order
 		return nil, r.open()
 	}
 	return c, nil

@@ -74,9 +74,9 @@ type Storage struct {
 	log    *slog.Logger // of faults; limited, since publishers can cause many when the disk is almost full
 	endLog func()
 
-	// kept is the next offset of logs that contain only damaged files, by topic. These
+	// nextOffsets has the next offset of logs that contain only damaged files, by topic. These
 	// files are not read. Written by Restore, before there are connections.
-	kept map[string]queue.Offset
+	nextOffsets map[string]queue.Offset
 
 	records sync.Pool // of *[]commitlog.Record, for publishers
 	health  health    // has its own lock
@@ -103,7 +103,7 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if cfg.Clocks == nil {
 		cfg.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() }
 	}
-	s := &Storage{cfg: cfg, dir: dir, kept: make(map[string]queue.Offset)}
+	s := &Storage{cfg: cfg, dir: dir, nextOffsets: make(map[string]queue.Offset)}
 	s.epoch = s.moment()
 	s.log, s.endLog = obs.Sparse(cfg.Log)
 	s.records.New = func() any { return new([]commitlog.Record) }
@@ -182,9 +182,9 @@ func (s *Storage) closes() <-chan struct{} {
 	return s.dir.Closes()
 }
 
-// logs returns the logs of an earlier process. The contents of the logs in away are not
+// logs returns the logs of an earlier process. The contents of the logs in unavailable are not
 // known yet.
-func (s *Storage) logs() (names, away []string, err error) {
+func (s *Storage) logs() (names, unavailable []string, err error) {
 	names, err = s.dir.Logs()
 	if err != nil || s.cfg.Replicated == nil {
 		return names, nil, err
@@ -210,8 +210,8 @@ func (s *Storage) readAhead() int { return cmp.Or(s.cfg.ReadAhead, DefaultReadAh
 // errFiles: the logs are files, which a broker with replicated logs does not read.
 var errFiles = errors.New("messages in files are not imported while topics are replicated; deliver them with another --durability first, or move them away")
 
-// bringIn imports the messages of an earlier release or of NSQ's nsqd.
-func (s *Storage) bringIn() error {
+// importMessages imports the messages of NSQ's nsqd.
+func (s *Storage) importMessages() error {
 	var unwanted error
 	if s.cfg.Replicated != nil {
 		unwanted = errFiles
@@ -244,23 +244,23 @@ func (b *Broker) Unreadable() (n int64) {
 // health holds the current faults of a Storage, one per place. The zero value is healthy.
 type health struct {
 	mu     sync.Mutex
-	faults map[place]error
+	faults map[faultKey]error
 	probed mono.Time // time of the last disk probe
 }
 
-// place identifies the source of a fault: a topic and an operation.
-type place struct {
+// faultKey identifies the source of a fault: a topic and an operation.
+type faultKey struct {
 	topic string
-	what  concern
+	what  operation
 }
 
-type concern uint8
+type operation uint8
 
 const (
-	spilling   concern = iota // the store retries and reports the end of the fault
-	saving                    // same as spilling
-	publishing                // the next publisher retries, if there is one
-	restoring                 // Broker.restoreAway retries
+	spilling   operation = iota // the store retries and reports the end of the fault
+	saving                      // same as spilling
+	publishing                  // the next publisher retries, if there is one
+	restoring                   // Broker.restoreUnavailable retries
 )
 
 // probeEvery is the minimum interval between disk probes, probeSize the bytes of a probe.
@@ -270,7 +270,7 @@ const (
 )
 
 // note records the result of the last attempt.
-func (h *health) note(p place, err error) {
+func (h *health) note(p faultKey, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err == nil {
@@ -278,7 +278,7 @@ func (h *health) note(p place, err error) {
 		return
 	}
 	if h.faults == nil {
-		h.faults = make(map[place]error)
+		h.faults = make(map[faultKey]error)
 	}
 	h.faults[p] = err
 }
@@ -287,7 +287,7 @@ func (h *health) note(p place, err error) {
 func (h *health) forget(topic string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.topic == topic })
+	maps.DeleteFunc(h.faults, func(p faultKey, _ error) bool { return p.topic == topic })
 }
 
 // fault returns one of the current faults. The choice is stable while the fault lasts.
@@ -297,7 +297,7 @@ func (h *health) fault() error {
 	if len(h.faults) == 0 {
 		return nil
 	}
-	first := slices.MinFunc(slices.Collect(maps.Keys(h.faults)), func(a, b place) int {
+	first := slices.MinFunc(slices.Collect(maps.Keys(h.faults)), func(a, b faultKey) int {
 		return cmp.Or(cmp.Compare(a.topic, b.topic), cmp.Compare(a.what, b.what))
 	})
 	return fmt.Errorf("queue %s: %w", first.topic, h.faults[first])
@@ -324,7 +324,7 @@ func (h *health) stale(now mono.Time) bool {
 func (h *health) published() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.what == publishing })
+	maps.DeleteFunc(h.faults, func(p faultKey, _ error) bool { return p.what == publishing })
 }
 
 // probe tests whether the storage accepts data.

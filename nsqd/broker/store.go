@@ -65,11 +65,11 @@ type store struct {
 
 	// Owned by run. Before run starts and after it has ended, owned by the owner of the
 	// topic.
-	scratch *scratch
-	carried bool          // messages were carried forward since the last snapshot
-	empty   bool          // the topic held no messages when the broker closed
-	spent   bool          // empty, and the next process does not need the log
-	locked  time.Duration // time for which the last snapshot held mu
+	scratch   *scratch
+	rewritten bool          // messages were carried forward since the last snapshot
+	empty     bool          // the topic held no messages when the broker closed
+	obsolete  bool          // empty, and the next process does not need the log
+	lockTime  time.Duration // time for which the last snapshot held mu
 }
 
 // scratch is the memory of a running store.
@@ -154,7 +154,7 @@ func (st *store) run() {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	retry.Stop()
-	save := time.NewTimer(savePause(0, st.locked))
+	save := time.NewTimer(savePause(0, st.lockTime))
 	defer save.Stop()
 	saves := true // the timer is set
 	for more := true; more; {
@@ -168,10 +168,10 @@ func (st *store) run() {
 			saves = false
 			if err := st.save(); err != nil {
 				saves = true
-				save.Reset(savePause(0, st.locked))
+				save.Reset(savePause(0, st.lockTime))
 			}
 		}
-		for st.turn() {
+		for st.writeAndRead() {
 			select {
 			case <-st.stop:
 				st.conclude()
@@ -182,7 +182,7 @@ func (st *store) run() {
 		st.runner.mu.Lock()
 		failing := st.failing
 		if st.runner.unsaved() && !saves {
-			save.Reset(savePause(len(st.scratch.snapshot), st.locked))
+			save.Reset(savePause(len(st.scratch.snapshot), st.lockTime))
 			saves = true
 		}
 		_, want, _ := st.runner.mu.core.Disk().Want()
@@ -224,9 +224,9 @@ func (st *store) conclude() {
 	st.storage().health.forget(st.runner.name)
 }
 
-// turn writes a batch and reads a batch, and reports whether there may be more to do. A
+// writeAndRead writes a batch and reads a batch, and reports whether there may be more to do. A
 // failed write does not prevent the read, which may make room.
-func (st *store) turn() (more bool) {
+func (st *store) writeAndRead() (more bool) {
 	wrote, failed := st.write()
 	n, err := st.refill()
 	switch {
@@ -236,7 +236,7 @@ func (st *store) turn() (more bool) {
 		return st.fault("cannot write messages to disk; retrying", failed)
 	}
 	if st.setFailing(false) {
-		st.noted(spilling, nil)
+		st.recordResult(spilling, nil)
 	}
 	return wrote || n > 0
 }
@@ -252,7 +252,7 @@ func (st *store) setFailing(is bool) (was bool) {
 
 // fault logs the first of several consecutive failures, and schedules a retry.
 func (st *store) fault(what string, err error) (more bool) {
-	st.noted(spilling, err)
+	st.recordResult(spilling, err)
 	if !st.setFailing(true) {
 		st.report(what, err)
 	}
@@ -263,8 +263,8 @@ func (st *store) report(what string, err error) {
 	st.storage().log.Error(what, obs.KeyTopic, st.runner.name, obs.KeyError, err)
 }
 
-// noted records the result of the topic's last attempt at an operation.
-func (st *store) noted(what concern, err error) {
+// recordResult records the result of the topic's last attempt at an operation.
+func (st *store) recordResult(what operation, err error) {
 	if errors.Is(err, replicated.ErrFenced) {
 		st.fenced()
 	}
@@ -272,7 +272,7 @@ func (st *store) noted(what concern, err error) {
 	if err == nil && st.faults.Load()&bit == 0 {
 		return
 	}
-	st.storage().health.note(place{st.runner.name, what}, err)
+	st.storage().health.note(faultKey{st.runner.name, what}, err)
 	if err == nil {
 		st.faults.And(^bit)
 	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports other concerns
@@ -330,7 +330,7 @@ func (st *store) create() (*openLog, error) {
 		switch {
 		case err == nil:
 			next, err := log.Append(nil)
-			if err == nil && queue.Offset(next) == st.storage().kept[st.runner.name] {
+			if err == nil && queue.Offset(next) == st.storage().nextOffsets[st.runner.name] {
 				st.runner.mu.Lock()
 				log.SetRetain(st.retention())
 				st.retained(log)
@@ -380,7 +380,7 @@ func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err
 		first, err = log.Append(records)
 	}
 	if !errors.Is(err, ErrGone) {
-		st.noted(publishing, err)
+		st.recordResult(publishing, err)
 	}
 	return first, err
 }
@@ -467,7 +467,7 @@ func (st *store) refill() (int, error) {
 func (st *store) save() error {
 	err := st.tryToSave()
 	known := st.faults.Load()&(1<<saving) != 0
-	st.noted(saving, err)
+	st.recordResult(saving, err)
 	if err != nil && !known {
 		st.report("cannot save the record of finished messages; after a crash they are delivered again", err)
 	}
@@ -503,10 +503,10 @@ func (st *store) tryToSave() error {
 	began := st.runner.shared.now()
 	changes, low, end := st.runner.mu.core.Log().Changes(), st.runner.mu.core.Cursors().Low(), st.runner.mu.core.Log().End()
 	x.snapshot = st.snapshot(x.snapshot[:0])
-	st.locked = st.runner.shared.now().Sub(began)
+	st.lockTime = st.runner.shared.now().Sub(began)
 	st.runner.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)
-	if err != nil && st.carried {
+	if err != nil && st.rewritten {
 		return err // an older snapshot needs the old positions of messages carried forward
 	}
 	// Trim even if the disk is full, since trimming may free room. An older snapshot may
@@ -518,7 +518,7 @@ func (st *store) tryToSave() error {
 	if trimmed != nil {
 		return fmt.Errorf("%w: %w", errUntrimmed, trimmed)
 	}
-	st.carried = false
+	st.rewritten = false
 	st.runner.mu.Lock()
 	st.runner.disk.saved = changes
 	st.retained(log)
@@ -543,7 +543,7 @@ func (st *store) carry(log *openLog) error {
 		x.carried = st.runner.mu.core.Cursors().Stuck(x.carried[:0], carryRatio)
 	}
 	var records []commitlog.Record
-	if st.carried = st.carried || len(x.carried) > 0; st.runner.through {
+	if st.rewritten = st.rewritten || len(x.carried) > 0; st.runner.through {
 		for _, k := range x.carried {
 			records = append(records, st.storage().epoch.record(k.Message, true))
 		}

@@ -24,7 +24,7 @@ type Subscription struct {
 	// Guarded by the topic's mu.
 	outbox  outbox
 	closed  bool
-	resting bool // the consumer gets no more messages
+	stopped bool // the consumer gets no more messages
 }
 
 // Subscriber describes a consumer.
@@ -115,7 +115,7 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 		}
 	}
 	if s.channel.Consumers().Stalled(s.id) {
-		s.outbox.keep(queue.Delivery.IsCurrent)
+		s.outbox.retain(queue.Delivery.IsCurrent)
 		s.topic.runner.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
 	return true
@@ -130,7 +130,7 @@ func (s *Subscription) Holds() (ready, inFlight int) {
 
 // Wrote records that out was written to the subscriber's socket.
 func (s *Subscription) Wrote(out *Outgoing) {
-	s.topic.runner.metrics.wrote(s.topic.runner.shared.now(), out.sent)
+	s.topic.runner.metrics.recordWritten(s.topic.runner.shared.now(), out.sent)
 }
 
 // Rest stops deliveries until the next Ready. If the subscriber holds no messages,
@@ -140,8 +140,8 @@ func (s *Subscription) Rest() (ready int, rests bool) {
 	err := s.step(func(st *step) error {
 		var inFlight int
 		ready, inFlight = s.channel.Consumers().Holds(s.id)
-		s.resting = s.resting || inFlight == 0
-		rests = s.resting
+		s.stopped = s.stopped || inFlight == 0
+		rests = s.stopped
 		return s.topic.runner.mu.core.SetReady(s.topic.runner.shared.now(), s.channel, s.id, 0, &st.fx)
 	})
 	return ready, rests || err != nil
@@ -150,7 +150,7 @@ func (s *Subscription) Rest() (ready int, rests bool) {
 // Ready sets the maximum number of messages that the subscriber may hold. Error: ErrGone.
 func (s *Subscription) Ready(n int) error {
 	return s.step(func(st *step) error {
-		if s.resting {
+		if s.stopped {
 			n = 0
 		}
 		return s.topic.runner.mu.core.SetReady(s.topic.runner.shared.now(), s.channel, s.id, n, &st.fx)
@@ -244,7 +244,7 @@ func (o *outbox) len() int { return len(o.buf) - o.head }
 
 func (o *outbox) push(d queue.Delivery) {
 	if len(o.buf) == cap(o.buf) && o.head > len(o.buf)/2 {
-		o.keep(nil)
+		o.retain(nil)
 	}
 	o.buf = append(o.buf, d)
 }
@@ -263,9 +263,9 @@ func (o *outbox) pop() queue.Delivery {
 	return d
 }
 
-// keep drops deliveries that are not current, and moves the rest to the front. nil keeps
+// retain drops deliveries that are not current, and moves the rest to the front. nil keeps
 // all.
-func (o *outbox) keep(current func(queue.Delivery) bool) {
+func (o *outbox) retain(current func(queue.Delivery) bool) {
 	n := 0
 	for _, d := range o.buf[o.head:] {
 		if current == nil || current(d) {

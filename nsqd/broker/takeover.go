@@ -41,9 +41,9 @@ func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	core, err := t.store.left(log, order)
+	core, err := t.store.readUnfinished(log, order)
 	if err == nil {
-		n, err = b.bringIn(t, core, log)
+		n, err = b.takeOverMessages(t, core, log)
 	}
 	if err != nil {
 		return n, fmt.Errorf("take topic %s over from broker %s: %w", topic, from, errors.Join(err, log.Close()))
@@ -51,20 +51,20 @@ func (b *Broker) TakeOver(order *srtmv1.TakeOver) (n int, err error) {
 	return n, log.Remove()
 }
 
-// left determines the unfinished messages of another broker's log.
-func (st *store) left(log *replicated.Log, order *srtmv1.TakeOver) (*queue.Topic, error) {
-	left, err := st.remains(log, log.Stats().First)
-	core, fx := aside(), queue.Effects{}
+// readUnfinished determines the unfinished messages of another broker's log.
+func (st *store) readUnfinished(log *replicated.Log, order *srtmv1.TakeOver) (*queue.Topic, error) {
+	left, err := st.readContents(log, log.Stats().First)
+	core, fx := newMachine(), queue.Effects{}
 	wanted := func(channel string) bool {
 		return wire.ValidChannelName(channel) && !left.roster.outlived(channel, order)
 	}
-	_, _ = left.restore(core, st.runner.shared.now(), st.storage().epoch, wanted, &fx) // remains has reported a fault
+	_, _ = left.restore(core, st.runner.shared.now(), st.storage().epoch, wanted, &fx) // readContents has reported a fault
 	return core, err
 }
 
-// bringIn appends the unfinished messages of another broker's log to the topic, and removes
+// takeOverMessages appends the unfinished messages of another broker's log to the topic, and removes
 // them there.
-func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n int, err error) {
+func (b *Broker) takeOverMessages(t *Topic, core *queue.Topic, log *replicated.Log) (n int, err error) {
 	for _, c := range core.Channels() {
 		if err := t.channels.createChannel(c.Name(), true); err != nil {
 			return 0, err
@@ -203,7 +203,7 @@ func (b *Broker) yieldTaken() error {
 		return nil
 	}
 	for _, st := range b.stores() {
-		if st.log.Load() != nil || st.runner.isAway() {
+		if st.log.Load() != nil || st.runner.isUnavailable() {
 			continue
 		}
 		if err := b.DeleteTopic(st.runner.name); err != nil {

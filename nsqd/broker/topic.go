@@ -62,7 +62,7 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 	if st := b.cfg.Storage; st != nil && !wire.Ephemeral(name) {
 		r.through = st.cfg.WriteThrough || st.cfg.Fsync
 		c.Overflow, c.WriteThrough, c.MaxUnfinished = st.cfg.Overflow, r.through, st.cfg.MaxUnfinished
-		c.First, c.ReadAhead = st.kept[name], st.readAhead()
+		c.First, c.ReadAhead = st.nextOffsets[name], st.readAhead()
 		if c.Overflow > 0 {
 			most = math.MaxInt // the disk takes large batches in several writes
 		}
@@ -103,17 +103,17 @@ func (t *Topic) deleteIfEphemeral() {
 }
 
 // Empty discards the messages that wait in the topic itself, like EmptyChannel.
-// Errors: ErrAway, ErrStorage.
+// Errors: ErrUnavailable, ErrStorage.
 func (t *Topic) Empty() (err error) {
-	if t.runner.isAway() {
-		return ErrAway
+	if t.runner.isUnavailable() {
+		return ErrUnavailable
 	}
 	if err := t.store.storable(); err != nil {
 		return err
 	}
 	t.runner.do(func(now mono.Time, s *step) {
-		if t.runner.awayLocked() {
-			err = ErrAway
+		if t.runner.unavailableLocked() {
+			err = ErrUnavailable
 			return
 		}
 		t.runner.mu.core.Empty(now, &s.fx)
@@ -158,8 +158,8 @@ func (t *Topic) Retired() bool {
 	return t.runner.mu.retired
 }
 
-// keep stores all messages of the topic, if it has a disk. The topic continues to work.
-func (t *Topic) keep() {
+// storeAll stores all messages of the topic, if it has a disk. The topic continues to work.
+func (t *Topic) storeAll() {
 	t.runner.do(func(_ mono.Time, s *step) {
 		if t.store != nil && !t.runner.mu.closed {
 			t.runner.mu.core.Cursors().StoreAll(&s.fx)

@@ -251,7 +251,7 @@ type body struct {
 
 	// Of a publish: the publisher's identity from the auth servers, and its advised rate.
 	identity string
-	advice   broker.Told
+	advice   broker.Advised
 }
 
 // refusals translate the broker's errors to HTTP. The first match applies.

@@ -36,7 +36,7 @@ func pacingOf(p broker.Paced) pacingJSON {
 		Mode: p.Mode, Paced: p.Paced, Rate: p.Rate, SumWeights: p.SumWeights, LimitedShare: p.LimitedShare, Refused: p.Refused,
 	}
 	for _, publisher := range p.Publishers {
-		j.Publishers = append(j.Publishers, pacedJSON{publisher.Identity.Kind, publisher.Identity.ID, publisher.Rate, publisher.Weight, publisher.Told})
+		j.Publishers = append(j.Publishers, pacedJSON{publisher.Identity.Kind, publisher.Identity.ID, publisher.Rate, publisher.Weight, publisher.Advised})
 	}
 	return j
 }
@@ -56,7 +56,7 @@ func publisherOf(r *http.Request) police.Identity {
 
 // setAdvice sets the rate limit headers for a paced publisher: q messages in w seconds, with r messages
 // left (draft-ietf-httpapi-ratelimit-headers).
-func setAdvice(h http.Header, advice broker.Told) {
+func setAdvice(h http.Header, advice broker.Advised) {
 	if !advice.Paced {
 		return
 	}

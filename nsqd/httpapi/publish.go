@@ -60,7 +60,7 @@ func (a *API) publish(r *http.Request, name string, m pool.Message, publish func
 		from := t.Visit(publisherOf(r))
 		err = publish(t, from, &at)
 		if b, ok := r.Body.(*body); ok {
-			b.advice = from.Told()
+			b.advice = from.Advised()
 		}
 		from.Leave()
 		if err == nil {
