@@ -186,14 +186,14 @@ func (p *pacing) inForce() PaceMode {
 	return cmp.Or(p.mode, p.all)
 }
 
-func (p *pacing) weights() police.Weights { return police.Weights{Groups: p.groups, Most: p.most} }
+func (p *pacing) weights() police.Weights { return police.Weights{Groups: p.groups, Max: p.most} }
 
 // of returns the pacer's entry for the connection.
 func (pc *pacer) of(p *Publisher) *police.Publisher {
 	if p.pacer != pc {
 		p.pacer, p.paced, p.advised = pc, pc.table.Enter(p.identity), 0
 		if p.wish > 0 {
-			pc.table.Wish(p.paced, p.wish)
+			pc.table.RequestWeight(p.paced, p.wish)
 		}
 	}
 	return p.paced
@@ -241,7 +241,7 @@ func (p *pacing) advise(from *Publisher, n int, now mono.Time) {
 		return
 	}
 	publisher := pc.of(from)
-	rate, burst := pc.table.Told(publisher)
+	rate, burst := pc.table.Allowance(publisher)
 	from.advised, from.wasPaced = number, a.Paced
 	from.ok = header.AppendOK(from.ok[:0], header.OK{
 		Paced: a.Paced, Overload: a.Overload, Weight: uint8(publisher.Weight()), Interval: span, Rate: rate, Burst: burst,
@@ -282,7 +282,7 @@ func (p *Publisher) Pace(weight uint8) {
 	p.to.runner.mu.Lock()
 	defer p.to.runner.mu.Unlock()
 	if p.wish = weight; p.pacer != nil {
-		p.pacer.table.Wish(p.paced, weight)
+		p.pacer.table.RequestWeight(p.paced, weight)
 	}
 }
 
@@ -301,7 +301,7 @@ func (p *Publisher) Advised() Advised {
 	if p.pacer == nil || !p.pacer.last.Paced {
 		return Advised{}
 	}
-	rate, burst := p.pacer.table.Told(p.paced)
+	rate, burst := p.pacer.table.Allowance(p.paced)
 	return Advised{Paced: true, Rate: rate.PerSecond(), Burst: burst, Measured: p.paced.Rate()}
 }
 

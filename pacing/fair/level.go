@@ -9,10 +9,10 @@ import (
 
 // Constants of a Level.
 const (
-	drain = 0.5  // the paper's k_q: fraction of the standing backlog that an interval drains
-	slack = 0.05 // backlog that is not drained, in intervals' worth of capacity
-	near  = 0.9  // fraction of its advice below which a publisher counts as self-limited
-	rise  = 1.1  // maximum growth of the rate from interval to interval
+	drain       = 0.5  // the paper's k_q: fraction of the standing backlog that an interval drains
+	slack       = 0.05 // backlog that is not drained, in intervals' worth of capacity
+	selfLimited = 0.9  // fraction of its advice below which a publisher counts as self-limited
+	rise        = 1.1  // maximum growth of the rate from interval to interval
 )
 
 // Limits of Span. longest fits the wire's 16 bits of milliseconds.
@@ -26,7 +26,7 @@ const (
 )
 
 // remembered is the maximum age, in intervals, of advice that a publisher may still follow, plus
-// one. told is the minimum over this time.
+// one. advised is the minimum over this time.
 const remembered = 4
 
 // Advice is the advice for all publishers until the next interval ends.
@@ -57,16 +57,16 @@ func (a Advice) BurstOf(weight float64, burst int64) int64 {
 	return max(1, int64(float64(burst)*weight/a.SumWeights))
 }
 
-// sums are sums over the messages of an interval. mix converts them to values per second.
-type sums struct {
+// totals are sums over the messages of an interval. combine converts them to values per second.
+type totals struct {
 	messages, limited float64 // λ, and λ_S: from self-limited publishers
 	weights, greedy   float64 // Σw of all publishers, and W of the publishers not in λ_S
 	publishers, gaps  float64 // number of publishers with a known rate, and the sum of their mean gaps in seconds
 }
 
-// mix returns a*s + b*t.
-func (s sums) mix(a float64, t sums, b float64) sums {
-	return sums{
+// combine returns a*s + b*t.
+func (s totals) combine(a float64, t totals, b float64) totals {
+	return totals{
 		a*s.messages + b*t.messages, a*s.limited + b*t.limited, a*s.weights + b*t.weights,
 		a*s.greedy + b*t.greedy, a*s.publishers + b*t.publishers, a*s.gaps + b*t.gaps,
 	}
@@ -78,8 +78,8 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 // nothing about a publisher: each message brings its publisher's weight and measured rate, and
 // stands for 1/(rate · interval) of the publisher.
 //
-//	told  = least γ of the last 4 intervals
-//	each message:   rate < 0.9 told weight ?  λ_S += 1  :  W += weight / (rate t_s)
+//	advised = least γ of the last 4 intervals
+//	each message:   rate < 0.9 advised weight ?  λ_S += 1  :  W += weight / (rate t_s)
 //	                Σw += weight / (rate t_s)            sums are smoothed by 1/2
 //	Ceff  = C - min(C/2, k_q (q - 0.05 C t_s)+ / t_s)
 //	equal = Ceff / Σw       level = max(equal, (Ceff - λ_S/t_s) / W)
@@ -94,21 +94,21 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 // A Level is not safe for concurrent use.
 type Level struct {
 	// Of the current interval. Messages are counted with these values.
-	told   float64
-	span   float64 // seconds
-	now    sums
-	began  mono.Time
-	begun  bool
-	smooth sums
+	advised       float64
+	span          float64 // seconds
+	current       totals
+	intervalStart mono.Time
+	started       bool
+	smooth        totals
 
 	// Of the previous intervals.
-	rate    float64
-	history [remembered]float64 // the last advertised rates; 0: none yet
-	next    int                 // index in history for the next rate
-	paced   bool
-	rising  bool // the rate is below the water level
-	above   int  // consecutive intervals with more messages than the capacity
-	quiet   int  // consecutive intervals without a backlog in which pacing limited no publisher
+	rate     float64
+	history  [remembered]float64 // the last advertised rates; 0: none yet
+	next     int                 // index in history for the next rate
+	paced    bool
+	rising   bool // the rate is below the water level
+	above    int  // consecutive intervals with more messages than the capacity
+	unneeded int  // consecutive intervals without a backlog in which pacing limited no publisher
 }
 
 // New returns a Level that is not paced.
@@ -120,17 +120,17 @@ func (l *Level) Message(weight, rate float64) {
 	gap := l.span
 	if rate > 0 && rate <= math.MaxFloat64 {
 		gap = 1 / rate
-		l.now.publishers += gap
-		l.now.gaps += gap * min(gap, usual.Seconds())
+		l.current.publishers += gap
+		l.current.gaps += gap * min(gap, usual.Seconds())
 	} else {
 		rate = math.MaxFloat64
 	}
-	l.now.messages++
-	l.now.weights += weight * gap
-	if rate < near*l.told*weight {
-		l.now.limited++
+	l.current.messages++
+	l.current.weights += weight * gap
+	if rate < selfLimited*l.advised*weight {
+		l.current.limited++
 	} else {
-		l.now.greedy += weight * gap
+		l.current.greedy += weight * gap
 	}
 }
 
@@ -138,20 +138,20 @@ func (l *Level) Message(weight, rate float64) {
 // per second. queueMin is the shortest backlog in the interval, in messages. ts is the intended
 // length of the interval. Rates are computed over the true time since the previous call.
 func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Duration) Advice {
-	passed := now.Sub(l.began).Seconds()
-	if !l.begun || passed <= 0 {
+	passed := now.Sub(l.intervalStart).Seconds()
+	if !l.started || passed <= 0 {
 		passed = ts.Seconds()
 	}
-	cur := l.now.mix(1/passed, sums{}, 0)
-	if l.smooth = l.smooth.mix(0.5, cur, 0.5); !l.begun {
+	cur := l.current.combine(1/passed, totals{}, 0)
+	if l.smooth = l.smooth.combine(0.5, cur, 0.5); !l.started {
 		l.smooth = cur
 	}
-	l.began, l.begun, l.now, l.span = now, true, sums{}, ts.Seconds()
+	l.intervalStart, l.started, l.current, l.span = now, true, totals{}, ts.Seconds()
 
-	was := l.paced
-	l.turn(cur, capacity, queueMin)
+	wasPaced := l.paced
+	l.decidePaced(cur, capacity, queueMin)
 	overload := queueMin > capacity*ts.Seconds() && cur.messages > capacity
-	if was && l.paced {
+	if wasPaced && l.paced {
 		l.adjust(overload, capacity, queueMin, ts.Seconds())
 	} else {
 		l.rate = l.equal(capacity, queueMin, ts.Seconds())
@@ -159,9 +159,9 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 
 	l.history[l.next] = l.rate
 	l.next = (l.next + 1) % remembered
-	l.told = math.Inf(1)
+	l.advised = math.Inf(1)
 	for _, r := range l.history {
-		l.told = min(l.told, r)
+		l.advised = min(l.advised, r)
 	}
 	a := Advice{Paced: l.paced, Rate: l.rate, SumWeights: l.smooth.weights, Overload: overload && l.paced}
 	if l.smooth.messages > 0 {
@@ -170,24 +170,24 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 	return a
 }
 
-// turn decides whether publishers are paced. Pacing starts after a whole interval with a backlog,
-// or after two consecutive intervals above the capacity. Pacing stops after 5 intervals without a
-// backlog in which pacing limited no publisher. Two weaker conditions do not suffice: a low rate
-// may be the result of pacing, and while the rate rises, a limited publisher of little weight may
-// be hidden in the tolerated 2 %.
-func (l *Level) turn(cur sums, capacity, queue float64) {
-	l.above, l.quiet = l.above+1, l.quiet+1
+// decidePaced decides whether publishers are paced. Pacing starts after a whole interval with a
+// backlog, or after two consecutive intervals above the capacity. Pacing stops after 5 intervals
+// without a backlog in which pacing limited no publisher. Two weaker conditions do not suffice: a
+// low rate may be the result of pacing, and while the rate rises, a limited publisher of little
+// weight may be hidden in the tolerated 2 %.
+func (l *Level) decidePaced(cur totals, capacity, queue float64) {
+	l.above, l.unneeded = l.above+1, l.unneeded+1
 	if cur.messages <= capacity {
 		l.above = 0
 	}
 	if queue > 0 || cur.limited < 0.98*cur.messages || l.rising {
-		l.quiet = 0
+		l.unneeded = 0
 	}
 	switch {
 	case !l.paced:
 		l.paced = queue > 0 || l.above >= 2
-		l.quiet, l.rising = 0, true
-	case l.quiet >= 5:
+		l.unneeded, l.rising = 0, true
+	case l.unneeded >= 5:
 		l.paced = false
 	}
 }
@@ -197,11 +197,11 @@ func (l *Level) equal(capacity, queue, ts float64) float64 {
 	if l.smooth.weights == 0 {
 		return capacity
 	}
-	return min(capacity, l.room(capacity, queue, ts)/l.smooth.weights)
+	return min(capacity, l.usable(capacity, queue, ts)/l.smooth.weights)
 }
 
-// room returns the capacity minus the part that drains the backlog.
-func (l *Level) room(capacity, queue, ts float64) float64 {
+// usable returns the capacity minus the part that drains the backlog.
+func (l *Level) usable(capacity, queue, ts float64) float64 {
 	return capacity - min(capacity/2, drain*max(0, queue-slack*capacity*ts)/ts)
 }
 
@@ -209,7 +209,7 @@ func (l *Level) room(capacity, queue, ts float64) float64 {
 func (l *Level) adjust(overload bool, capacity, queue, ts float64) {
 	equal, level := l.equal(capacity, queue, ts), capacity
 	if l.smooth.greedy > 0 {
-		level = min(capacity, max(equal, (l.room(capacity, queue, ts)-l.smooth.limited)/l.smooth.greedy))
+		level = min(capacity, max(equal, (l.usable(capacity, queue, ts)-l.smooth.limited)/l.smooth.greedy))
 	}
 	l.rising = level > l.rate
 	switch {

@@ -8,26 +8,26 @@ import "github.com/srtm-io/srtm/internal/mono"
 // to a higher rate. The zero Meter has no messages.
 type Meter struct {
 	last     mono.Time
-	seen     bool
+	started  bool
 	messages float64 // after the first message; old messages fade
 	seconds  float64 // duration of messages
 }
 
-// remember is the minimum fraction of the past that each message keeps.
-const remember = 1 - 1.0/4
+// minDecay is the minimum fraction of the past that each message keeps.
+const minDecay = 1 - 1.0/4
 
 // Measure adds a message that arrived at now to m. It returns the publisher's rate in messages per
 // second, or 0 while unknown. A now before the last message counts as the time of the last message.
 func (l *Level) Measure(m *Meter, now mono.Time) float64 {
-	if !m.seen {
-		m.last, m.seen = now, true
+	if !m.started {
+		m.last, m.started = now, true
 		return 0
 	}
 	gap := max(0, now.Sub(m.last).Seconds())
 	m.last = max(m.last, now)
-	keep := max(remember, l.span/(l.span+gap))
-	m.messages = m.messages*keep + 1
-	m.seconds = m.seconds*keep + gap
+	decay := max(minDecay, l.span/(l.span+gap))
+	m.messages = m.messages*decay + 1
+	m.seconds = m.seconds*decay + gap
 	return m.Rate()
 }
 

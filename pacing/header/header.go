@@ -37,7 +37,7 @@ type OK struct {
 }
 
 // AppendOK appends o. It limits values to their ranges.
-func AppendOK(to []byte, o OK) []byte {
+func AppendOK(dst []byte, o OK) []byte {
 	flags, rate, burst := byte(0), int64(o.Rate), o.Burst
 	minimum := int64(0)
 	if o.Paced {
@@ -49,10 +49,10 @@ func AppendOK(to []byte, o OK) []byte {
 	rate = min(max(rate, minimum), int64(tokenbucket.MaxRate))
 	burst = min(max(burst, minimum), tokenbucket.MaxBurst)
 	ms := min(max(o.Interval/time.Millisecond, 1), math.MaxUint16)
-	to = append(to, 'O', 'K', Version, flags, max(o.Weight, 1), 0)
-	to = binary.BigEndian.AppendUint16(to, uint16(ms))
-	to = binary.BigEndian.AppendUint64(to, uint64(rate))
-	return binary.BigEndian.AppendUint32(to, uint32(burst))
+	dst = append(dst, 'O', 'K', Version, flags, max(o.Weight, 1), 0)
+	dst = binary.BigEndian.AppendUint16(dst, uint16(ms))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(rate))
+	return binary.BigEndian.AppendUint32(dst, uint32(burst))
 }
 
 // IsOK reports whether a response is an OK, either NSQ's or with advice. ParseOK may still refuse
@@ -75,8 +75,8 @@ func ParseOK(d []byte) (OK, error) {
 		Rate:     tokenbucket.Rate(min(rate, uint64(math.MaxInt64))),
 		Burst:    burst,
 	}
-	none := o.Rate < 1 || burst < 1
-	if o.Weight == 0 || o.Interval == 0 || o.Rate > tokenbucket.MaxRate || burst > tokenbucket.MaxBurst || o.Paced && none {
+	absent := o.Rate < 1 || burst < 1
+	if o.Weight == 0 || o.Interval == 0 || o.Rate > tokenbucket.MaxRate || burst > tokenbucket.MaxBurst || o.Paced && absent {
 		return OK{}, ErrMalformed
 	}
 	return o, nil
@@ -106,13 +106,13 @@ func (p *Packet) Lower(fair uint64, meanRTT uint32) {
 }
 
 // AppendPacket appends p.
-func AppendPacket(to []byte, p Packet) []byte {
-	to = append(to, Version, p.ToS, 0, 0)
-	to = binary.BigEndian.AppendUint32(to, p.RTT)
-	to = binary.BigEndian.AppendUint64(to, p.Throughput)
-	to = binary.BigEndian.AppendUint64(to, p.FairThroughput)
-	to = binary.BigEndian.AppendUint32(to, p.MeanRTT)
-	return binary.BigEndian.AppendUint32(to, 0)
+func AppendPacket(dst []byte, p Packet) []byte {
+	dst = append(dst, Version, p.ToS, 0, 0)
+	dst = binary.BigEndian.AppendUint32(dst, p.RTT)
+	dst = binary.BigEndian.AppendUint64(dst, p.Throughput)
+	dst = binary.BigEndian.AppendUint64(dst, p.FairThroughput)
+	dst = binary.BigEndian.AppendUint32(dst, p.MeanRTT)
+	return binary.BigEndian.AppendUint32(dst, 0)
 }
 
 // ParsePacket parses the result of AppendPacket, or returns ErrMalformed.

@@ -15,8 +15,8 @@ const (
 	// publisher of weight 1.
 	MaxPublishers = 100_000
 
-	// late is the maximum age, in intervals, of advice that a publisher may still follow.
-	late = 4
+	// maxAdviceAge is the maximum age, in intervals, of advice that a publisher may still follow.
+	maxAdviceAge = 4
 	// slack is the factor by which a publisher may exceed its advice, because evenly sent messages
 	// arrive in bunches.
 	slack = 1.1
@@ -27,14 +27,14 @@ const (
 	tolerated = 0.05
 	chance    = 3
 	fade      = 63.0 / 64
-	// kept is how long a publisher without a connection is remembered, so that a reconnect gains
+	// rememberFor is how long a publisher without a connection is remembered, so that a reconnect gains
 	// nothing.
-	kept = 10 * time.Second
+	rememberFor = 10 * time.Second
 	// After a pause the rate is measured from scratch, if the pause is longer than forgotten and
 	// than few messages take at the old rate. Otherwise the mean would be too low for a long time,
 	// and a slow publisher has more influence.
-	forgotten = 10 * time.Second
-	few       = 8
+	forgotten   = 10 * time.Second
+	fewMessages = 8
 )
 
 // Identity identifies the owner of connections.
@@ -47,10 +47,10 @@ type Identity struct {
 type Publisher struct {
 	id          string
 	connections int
-	wish        uint8
+	requested   uint8
 	weight      float64
 	meter       fair.Meter
-	known       bool      // a message was counted
+	counted     bool      // a message was counted
 	last        mono.Time // time of the latest message
 
 	// Policing.
@@ -68,19 +68,19 @@ type Publisher struct {
 type Table struct {
 	weights    Weights
 	publishers map[Identity]*Publisher
-	others     Publisher
+	overflow   Publisher
 	swept      mono.Time
 
-	advice   fair.Advice
-	burst    int64
-	span     time.Duration
-	interval uint64        // number of the advice; increases
-	lately   [late]float64 // recently advised rates, the latest at interval % late; 0: not paced
+	advice      fair.Advice
+	burst       int64
+	span        time.Duration
+	interval    uint64                // number of the advice; increases
+	recentRates [maxAdviceAge]float64 // recently advised rates, the latest at interval % late; 0: not paced
 }
 
 // New returns a table without publishers and without advice.
 func New(w Weights) *Table {
-	t := &Table{publishers: make(map[Identity]*Publisher), others: Publisher{weight: 1}}
+	t := &Table{publishers: make(map[Identity]*Publisher), overflow: Publisher{weight: 1}}
 	t.SetWeights(w)
 	return t
 }
@@ -90,21 +90,21 @@ func (t *Table) SetWeights(w Weights) {
 	t.weights = w
 	// order: each by itself
 	for _, p := range t.publishers {
-		p.weight = t.weights.of(p.id, p.wish)
+		p.weight = t.weights.effective(p.id, p.requested)
 	}
 }
 
 // Enter returns the publisher of a new connection. The caller must call Leave at the end of the
 // connection.
-func (t *Table) Enter(is Identity) *Publisher {
-	p := t.publishers[is]
+func (t *Table) Enter(identity Identity) *Publisher {
+	p := t.publishers[identity]
 	switch {
 	case p != nil:
 	case len(t.publishers) >= MaxPublishers:
-		p = &t.others
+		p = &t.overflow
 	default:
-		p = &Publisher{id: is.ID, weight: t.weights.of(is.ID, 0)}
-		t.publishers[is] = p
+		p = &Publisher{id: identity.ID, weight: t.weights.effective(identity.ID, 0)}
+		t.publishers[identity] = p
 	}
 	p.connections++
 	return p
@@ -116,10 +116,10 @@ func (t *Table) Leave(p *Publisher, now mono.Time) {
 	p.last = max(p.last, now)
 }
 
-// Wish sets the weight that the publisher requests, 1 to 255. The last call applies.
-func (t *Table) Wish(p *Publisher, weight uint8) {
-	if p != &t.others {
-		p.wish, p.weight = weight, t.weights.of(p.id, weight)
+// RequestWeight sets the weight that the publisher requests, 1 to 255. The last call applies.
+func (t *Table) RequestWeight(p *Publisher, weight uint8) {
+	if p != &t.overflow {
+		p.requested, p.weight = weight, t.weights.effective(p.id, weight)
 	}
 }
 
@@ -128,14 +128,14 @@ func (t *Table) Wish(p *Publisher, weight uint8) {
 func (t *Table) Advise(a fair.Advice, burst int64, span time.Duration, now mono.Time) {
 	t.advice, t.burst, t.span = a, burst, span
 	t.interval++
-	if t.lately[t.interval%late] = 0; a.Paced {
-		t.lately[t.interval%late] = a.Rate
+	if t.recentRates[t.interval%maxAdviceAge] = 0; a.Paced {
+		t.recentRates[t.interval%maxAdviceAge] = a.Rate
 	}
-	if now.Sub(t.swept) >= kept {
+	if now.Sub(t.swept) >= rememberFor {
 		t.swept = now
 		// order: each on its own
 		maps.DeleteFunc(t.publishers, func(_ Identity, p *Publisher) bool {
-			return p.connections == 0 && now.Sub(p.last) >= kept
+			return p.connections == 0 && now.Sub(p.last) >= rememberFor
 		})
 	}
 }
@@ -146,10 +146,10 @@ func (t *Table) Advice() (a fair.Advice, span time.Duration, number uint64) {
 	return t.advice, t.span, t.interval
 }
 
-// Told returns what one connection of the publisher may send. The publisher's connections have
+// Allowance returns what one connection of the publisher may send. The publisher's connections have
 // equal parts. The burst is at least 2, because with 1 a sender that wakes up late loses a token
 // permanently.
-func (t *Table) Told(p *Publisher) (rate tokenbucket.Rate, burst int64) {
+func (t *Table) Allowance(p *Publisher) (rate tokenbucket.Rate, burst int64) {
 	n := max(p.connections, 1)
 	rate = tokenbucket.PerSecond(t.advice.RateOf(p.weight) / float64(n))
 	return max(rate, tokenbucket.MinRate), max(t.advice.BurstOf(p.weight, t.burst)/int64(n), 2)
@@ -159,24 +159,24 @@ func (t *Table) Told(p *Publisher) (rate tokenbucket.Rate, burst int64) {
 // MaxPublishers.
 func (t *Table) Each(f func(Identity, *Publisher)) {
 	// order: the caller's
-	for is, p := range t.publishers {
-		f(is, p)
+	for identity, p := range t.publishers {
+		f(identity, p)
 	}
 }
 
 // Count reports n messages that arrived at at to l, and updates the publisher's rate. If the rate
 // is unknown after a pause, the messages do not count as additional publishers.
 func (p *Publisher) Count(l *fair.Level, n int, at mono.Time) {
-	if pause := at.Sub(p.last); pause > forgotten && pause.Seconds()*p.meter.Rate() > few {
-		p.meter, p.known = fair.Meter{}, false
+	if pause := at.Sub(p.last); pause > forgotten && pause.Seconds()*p.meter.Rate() > fewMessages {
+		p.meter, p.counted = fair.Meter{}, false
 	}
 	p.last = max(p.last, at)
 	for range n {
 		rate := l.Measure(&p.meter, p.last)
-		if rate == 0 && p.known {
+		if rate == 0 && p.counted {
 			rate = math.MaxFloat64
 		}
-		p.known = true
+		p.counted = true
 		l.Message(p.weight, rate)
 	}
 }
@@ -192,17 +192,17 @@ func (p *Publisher) Weight() float64 { return p.weight }
 // has no debt, Admit admits more messages than the burst, as a debt. While a publisher may not know
 // of its pacing yet, Admit admits all messages.
 func (t *Table) Admit(p *Publisher, n int, at mono.Time) (ok bool, retry time.Duration) {
-	most := 0.0
-	for _, rate := range t.lately {
+	maxRate := 0.0
+	for _, rate := range t.recentRates {
 		if rate == 0 {
 			p.interval = 0
 			return true, 0
 		}
-		most = max(most, rate)
+		maxRate = max(maxRate, rate)
 	}
 	at = max(at, p.last)
 	if p.interval != t.interval {
-		t.retune(p, most, at)
+		t.retune(p, maxRate, at)
 	}
 	burst := p.bucket.Share().Burst
 	p.offered += float64(n)
@@ -210,16 +210,16 @@ func (t *Table) Admit(p *Publisher, n int, at mono.Time) (ok bool, retry time.Du
 		p.refused += float64(n)
 		return false, retry
 	}
-	if over := int64(n) - burst; over > 0 {
-		p.bucket.Retune(at, p.bucket.Share(), -tokenbucket.Tokens(over)*tokenbucket.Token)
+	if excess := int64(n) - burst; excess > 0 {
+		p.bucket.Retune(at, p.bucket.Share(), -tokenbucket.Tokens(excess)*tokenbucket.Token)
 	}
 	return true, 0
 }
 
 // retune updates the publisher's bucket to the current interval. most is the highest rate that the
 // publisher may have been advised.
-func (t *Table) retune(p *Publisher, most float64, at mono.Time) {
-	rate := slack * most * p.weight
+func (t *Table) retune(p *Publisher, maxRate float64, at mono.Time) {
+	rate := slack * maxRate * p.weight
 	if p.refused > max(tolerated*p.offered, chance) {
 		rate = t.advice.Rate * p.weight
 	}

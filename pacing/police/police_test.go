@@ -17,7 +17,7 @@ import (
 func client(id string) police.Identity { return police.Identity{Kind: "client", ID: id} }
 
 func TestWeights(t *testing.T) {
-	w := police.Weights{Most: 2, Groups: []police.Group{
+	w := police.Weights{Max: 2, Groups: []police.Group{
 		{Key: "hall", Count: 10, Weight: 8}, {Key: "lone", Weight: 4},
 	}}
 	for _, c := range []struct {
@@ -32,7 +32,7 @@ func TestWeights(t *testing.T) {
 		table := police.New(w)
 		p := table.Enter(client(c.id))
 		if c.wish > 0 {
-			table.Wish(p, c.wish)
+			table.RequestWeight(p, c.wish)
 		}
 		testkit.Equal(t, p.Weight(), c.want, "weight of %q that wishes for %d", c.id, c.wish)
 	}
@@ -40,17 +40,17 @@ func TestWeights(t *testing.T) {
 
 // All connections of an identity are one publisher, and each connection has its part, also after a reconnect.
 func TestConnectionsDoNotMultiplyWeights(t *testing.T) {
-	table := police.New(police.Weights{Most: 10})
+	table := police.New(police.Weights{Max: 10})
 	p := table.Enter(client("a"))
-	table.Wish(p, 10)
+	table.RequestWeight(p, 10)
 	table.Advise(fair.Advice{Paced: true, Rate: 6, SumWeights: 20}, 40, time.Second, 0)
-	if rate, burst := table.Told(p); rate.PerSecond() != 60 || burst != 20 {
+	if rate, burst := table.Allowance(p); rate.PerSecond() != 60 || burst != 20 {
 		t.Errorf("told %v, %v", rate.PerSecond(), burst)
 	}
 	for range 2 {
 		testkit.Equal(t, table.Enter(client("a")), p, "another publisher")
 	}
-	if rate, burst := table.Told(p); rate.PerSecond() != 20 || burst != 6 {
+	if rate, burst := table.Allowance(p); rate.PerSecond() != 20 || burst != 6 {
 		t.Errorf("each of three is told %v, %v", rate.PerSecond(), burst)
 	}
 	if q := table.Enter(police.Identity{Kind: "auth", ID: "a"}); q == p || q.Weight() != 1 {
@@ -70,12 +70,12 @@ func TestConnectionsDoNotMultiplyWeights(t *testing.T) {
 }
 
 func TestIdentitiesAreBounded(t *testing.T) {
-	table := police.New(police.Weights{Most: 10})
+	table := police.New(police.Weights{Max: 10})
 	for i := range police.MaxPublishers {
 		table.Enter(client(fmt.Sprint(i)))
 	}
 	a, b := table.Enter(client("a")), table.Enter(client("b"))
-	table.Wish(a, 10)
+	table.RequestWeight(a, 10)
 	if a != b || a.Weight() != 1 {
 		t.Error("there are more publishers than there may be, or the rest has more than weight 1")
 	}
@@ -106,14 +106,14 @@ func run(table *police.Table, publishers []*police.Publisher, offered []float64,
 
 func TestLiarsGainNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table := police.New(police.Weights{Most: 10})
+		table := police.New(police.Weights{Max: 10})
 		gamma := rapid.Float64Range(10, 50).Draw(t, "gamma")
 		var publishers []*police.Publisher
 		var offered, told []float64
 		sum := 0.0
 		for i := range rapid.IntRange(1, 5).Draw(t, "publishers") {
 			p := table.Enter(client(fmt.Sprint(i)))
-			table.Wish(p, rapid.Uint8Range(1, 255).Draw(t, "weight"))
+			table.RequestWeight(p, rapid.Uint8Range(1, 255).Draw(t, "weight"))
 			lie := rapid.SampledFrom([]float64{1, 1, 1.3, 1.5, 10}).Draw(t, "lie")
 			publishers, told = append(publishers, p), append(told, gamma*p.Weight())
 			offered, sum = append(offered, told[i]*lie), sum+p.Weight()
@@ -197,6 +197,6 @@ func TestNothingIsAllocatedForAMessage(t *testing.T) {
 		table.Advise(fair.Advice{Paced: true, Rate: 1, SumWeights: 1}, 10, time.Second, now)
 		table.Admit(p, 1, now)
 		p.Count(level, 1, now)
-		table.Told(p)
+		table.Allowance(p)
 	}), 0, "allocations")
 }

@@ -16,30 +16,30 @@ type Group struct {
 // Weights are the permitted weights.
 type Weights struct {
 	Groups []Group
-	// Most is the limit for publishers without a group; at least 1.
-	Most uint8
+	// Max is the limit for publishers without a group; at least 1.
+	Max uint8
 }
 
-// of returns the weight of a publisher that requests wish. If wish is 0, the publisher gets its
+// effective returns the weight of a publisher that requests wish. If wish is 0, the publisher gets its
 // group's weight, or 1 without a group.
-func (w *Weights) of(id string, wish uint8) float64 {
-	most, listed := max(w.Most, 1), false
+func (w *Weights) effective(id string, requested uint8) float64 {
+	weight, listed := max(w.Max, 1), false
 	for _, g := range w.Groups {
-		if g.has(id) {
-			most, listed = max(g.Weight, 1), true
+		if g.contains(id) {
+			weight, listed = max(g.Weight, 1), true
 			break
 		}
 	}
 	switch {
-	case wish > 0:
-		most = min(most, wish)
+	case requested > 0:
+		weight = min(weight, requested)
 	case !listed:
-		most = 1
+		weight = 1
 	}
-	return float64(most)
+	return float64(weight)
 }
 
-func (g *Group) has(id string) bool {
+func (g *Group) contains(id string) bool {
 	if g.Count == 0 {
 		return id == g.Key
 	}

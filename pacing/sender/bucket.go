@@ -32,11 +32,11 @@ type Pace struct {
 // Bucket keeps one publisher to the latest advice. The zero Bucket admits everything.
 // Not safe for concurrent use.
 type Bucket struct {
-	advice Advice
-	until  mono.Time // end of the advice's validity
-	bucket tokenbucket.Bucket
-	last   mono.Time // time of the last message
-	sent   bool
+	advice  Advice
+	expires mono.Time // end of the advice's validity
+	bucket  tokenbucket.Bucket
+	last    mono.Time // time of the last message
+	sent    bool
 }
 
 // Advise applies advice that came at now. The bucket keeps the tokens that fit. Advice
@@ -56,10 +56,10 @@ func (b *Bucket) Advise(a Advice, now mono.Time) {
 		b.bucket = tokenbucket.New(share, b.last)
 	}
 	a.Rate, a.Burst = share.Rate, share.Burst
-	b.advice, b.until = a, now.Add(valid*max(a.Interval, 0))
+	b.advice, b.expires = a, now.Add(valid*max(a.Interval, 0))
 }
 
-func (b *Bucket) paced(now mono.Time) bool { return b.advice.Paced && now < b.until }
+func (b *Bucket) paced(now mono.Time) bool { return b.advice.Paced && now < b.expires }
 
 // Wait takes the tokens of n messages, n >= 0, to be sent at now, and returns 0. Or it takes
 // nothing and returns how long to wait before the next call; call earlier if advice comes. A full
@@ -72,16 +72,16 @@ func (b *Bucket) Wait(n int, now mono.Time) time.Duration {
 		return 0
 	}
 	if ok, retry := b.bucket.Admit(min(int64(n), b.advice.Burst), now); !ok {
-		return min(retry, b.until.Sub(now))
+		return min(retry, b.expires.Sub(now))
 	}
-	b.owe(n-int(min(int64(n), b.advice.Burst)), now)
+	b.addDebt(n-int(min(int64(n), b.advice.Burst)), now)
 	return 0
 }
 
 // Report counts n messages sent at now regardless of the pace.
-func (b *Bucket) Report(n int, now mono.Time) { b.owe(n, now) }
+func (b *Bucket) Report(n int, now mono.Time) { b.addDebt(n, now) }
 
-func (b *Bucket) owe(n int, now mono.Time) {
+func (b *Bucket) addDebt(n int, now mono.Time) {
 	b.last, b.sent = now, true
 	if b.paced(now) {
 		b.bucket.Retune(now, b.bucket.Share(), -tokenbucket.Tokens(n)*tokenbucket.Token)

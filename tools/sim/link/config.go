@@ -97,9 +97,9 @@ func group(tos uint8) string { return "tos" + strconv.Itoa(int(tos)) }
 // weights returns the weights that flows may claim: with police the assigned ToS.
 func (c Config) weights() police.Weights {
 	if !c.Police {
-		return police.Weights{Most: claimed}
+		return police.Weights{Max: claimed}
 	}
-	w := police.Weights{Most: 1}
+	w := police.Weights{Max: 1}
 	for _, tos := range c.ToS {
 		w.Groups = append(w.Groups, police.Group{Key: group(uint8(tos)), Count: c.Flows + c.Join + c.crossing(), Weight: uint8(tos)})
 	}

@@ -206,7 +206,7 @@ func (s *simulation) flow(i int, claim uint8, way int, links span, left int) *fl
 	}
 	for _, r := range s.routes[way][links.first : links.last+1] {
 		p := r.table.Enter(id)
-		r.table.Wish(p, claim)
+		r.table.RequestWeight(p, claim)
 		f.publishers = append(f.publishers, p)
 	}
 	return f
