@@ -52,7 +52,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	if err != nil {
 		return err
 	}
-	err = o.at.Serve(ctx, "admission", log, nil, func(s *daemon.Servers) error {
+	err = o.addresses.Serve(ctx, "admission", log, nil, func(s *daemon.Servers) error {
 		state := func() any { return nil }
 		healthy := func() error { return nil }
 		// The group stops in reverse order: the asker before the server that answers it.
@@ -62,13 +62,13 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 				return err
 			}
 			srtmv1.RegisterAdmissionReplicationServer(s.GRPC, decides)
-			o.asks.Servers = []string{cmp.Or(o.server.Advertise, decides.Addr().String())}
-			o.asks.Local = decides.Local
+			o.decider.Servers = []string{cmp.Or(o.server.Advertise, decides.Addr().String())}
+			o.decider.Local = decides.Local
 			state, healthy = func() any { return decides.State() }, decides.Healthy
 			s.Group.Add("server", decides.Run)
 			log.Info("admission decides", "udp", decides.Addr().String())
 		}
-		asker, err := client.New(o.asks)
+		asker, err := client.New(o.decider)
 		if err != nil {
 			return err
 		}

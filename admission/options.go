@@ -23,23 +23,23 @@ import (
 
 // options has the configuration, from flags or from the file.
 type options struct {
-	at                                  daemon.Addresses
+	addresses                           daemon.Addresses
 	role                                string
 	dataPath, database                  string
 	macKeyFile, defaultReply, fullReply string
 	server                              server.Config // serverConfig sets the other fields
 	peers                               secure.ClientConfig
 	peerOptions                         []grpc.DialOption
-	asks                                client.Config
+	decider                             client.Config
 }
 
 func (o *options) serves() bool { return o.role != "router" }
 func (o *options) routes() bool { return o.role != "server" }
 
 func (o *options) groups() []daemon.Group {
-	o.asks.DefaultFor = map[string]bool{}
-	o.at.HTTP, o.at.GRPC = "127.0.0.1:4191", "127.0.0.1:4192"
-	return append(o.at.Groups("rules (srtm admission), Envoy's rate limit service", "/qos, /auth, /v1/check, metrics, profiles", "udp-address"),
+	o.decider.DefaultFor = map[string]bool{}
+	o.addresses.HTTP, o.addresses.GRPC = "127.0.0.1:4191", "127.0.0.1:4192"
+	return append(o.addresses.Groups("rules (srtm admission), Envoy's rate limit service", "/qos, /auth, /v1/check, metrics, profiles", "udp-address"),
 		daemon.Group{Title: daemon.Listen, Flags: o.addressFlags},
 		daemon.Group{Title: "Rules and keys", Flags: o.serverFlags},
 		daemon.Group{Title: "Questions to servers", Flags: o.askFlags},
@@ -67,15 +67,15 @@ func (o *options) serverFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) askFlags(fs *flag.FlagSet) {
-	fs.Var((*daemon.List)(&o.asks.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
-	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent to a server that gives no sign of life, before the default reply; the waits are 100 us to 5 ms, by what answers take")
-	fs.DurationVar(&o.asks.Wait, "wait", client.DefaultWait, "for how `long` a decision waits for a server that looks the key up in its store, before the default reply, 1ms to 5s and at most --lookup-wait; an answer that comes later is not charged")
-	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
+	fs.Var((*daemon.List)(&o.decider.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
+	fs.IntVar(&o.decider.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent to a server that gives no sign of life, before the default reply; the waits are 100 us to 5 ms, by what answers take")
+	fs.DurationVar(&o.decider.Wait, "wait", client.DefaultWait, "for how `long` a decision waits for a server that looks the key up in its store, before the default reply, 1ms to 5s and at most --lookup-wait; an answer that comes later is not charged")
+	fs.BoolVar(&o.decider.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
 		prefix, reply, _ := strings.Cut(s, "=")
 		admit, err := client.ParseReply(reply)
-		o.asks.DefaultFor[prefix] = admit
+		o.decider.DefaultFor[prefix] = admit
 		return err
 	})
 }
@@ -92,37 +92,37 @@ func (o *options) validate() error {
 	f.Add(daemon.OneOf("full-reply", o.fullReply, "deny", "admit"))
 	f.Add(daemon.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute))
 	f.Add(daemon.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute))
-	f.Add(daemon.Within("wait", o.asks.Wait, time.Millisecond, client.MaxWait))
+	f.Add(daemon.Within("wait", o.decider.Wait, time.Millisecond, client.MaxWait))
 	f.Add(daemon.Within("lookup-wait", o.server.Lookup, time.Millisecond, client.MaxWait))
-	f.If(o.serves() && o.routes() && o.asks.Wait > o.server.Lookup, "--wait %v: want at most --lookup-wait (%v), by when the server has given up", o.asks.Wait, o.server.Lookup)
+	f.If(o.serves() && o.routes() && o.decider.Wait > o.server.Lookup, "--wait %v: want at most --lookup-wait (%v), by when the server has given up", o.decider.Wait, o.server.Lookup)
 	f.If(o.server.Loops < 1, "--udp-loops %d: want 1 or more", o.server.Loops)
 	f.If(o.server.MaxKeys < 1, "--max-keys %d: want 1 or more", o.server.MaxKeys)
 	f.If(o.server.MaxSessions < 1, "--max-sessions %d: want 1 or more", o.server.MaxSessions)
-	f.If(o.asks.Attempts < 1, "--attempts %d: want 1 or more", o.asks.Attempts)
-	asks := len(o.asks.Servers) > 0
-	f.If(asks && o.serves(), "--server is for --role=router")
-	f.If(!asks && !o.serves(), "--role=router needs --server")
+	f.If(o.decider.Attempts < 1, "--attempts %d: want 1 or more", o.decider.Attempts)
+	hasDecider := len(o.decider.Servers) > 0
+	f.If(hasDecider && o.serves(), "--server is for --role=router")
+	f.If(!hasDecider && !o.serves(), "--role=router needs --server")
 	f.If(o.database != "" && !strings.HasPrefix(o.database, "postgres://") && !strings.HasPrefix(o.database, "postgresql://"),
 		"--database: want postgres://..., or --data-path for SQLite")
 	o.database = cmp.Or(o.database, filepath.Join(o.dataPath, "admission.db"))
-	o.asks.DefaultAdmit, o.server.AdmitFull = o.defaultReply == "admit", o.fullReply == "admit"
+	o.decider.DefaultAdmit, o.server.AdmitFull = o.defaultReply == "admit", o.fullReply == "admit"
 	var err error
 	if o.macKeyFile != "" {
-		o.asks.Keys, err = client.ReadKeys(o.macKeyFile)
+		o.decider.Keys, err = client.ReadKeys(o.macKeyFile)
 		f.If(err != nil, "--mac-key-file: %w", err)
 	}
 	o.peerOptions, err = o.peers.Load("peer-")
 	f.Add(err)
-	f.Add(o.at.Validate())
+	f.Add(o.addresses.Validate())
 	if o.serves() {
-		f.Add(o.at.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
+		f.Add(o.addresses.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
 	}
 	return f.Err()
 }
 
 func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer, grpcAddress string) server.Config {
 	cfg := o.server
-	cfg.Keys, cfg.Store, cfg.Log, cfg.Metrics, cfg.Dial = o.asks.Keys, s, log, metrics, o.dial
+	cfg.Keys, cfg.Store, cfg.Log, cfg.Metrics, cfg.Dial = o.decider.Keys, s, log, metrics, o.dial
 	cfg.Replicate = cmp.Or(cfg.Replicate, grpcAddress)
 	return cfg
 }

@@ -96,11 +96,11 @@ func (c *Client) SetServers(addresses []string) error {
 	var next []*link
 	var errs []error
 	for _, address := range addresses {
-		same := func(l *link) bool { return l.address == address }
-		if slices.ContainsFunc(next, same) {
+		matches := func(l *link) bool { return l.address == address }
+		if slices.ContainsFunc(next, matches) {
 			continue
 		}
-		if i := slices.IndexFunc(old, same); i >= 0 {
+		if i := slices.IndexFunc(old, matches); i >= 0 {
 			next = append(next, old[i])
 			continue
 		}
@@ -166,8 +166,8 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8, 
 		q := wire.Question{Kind: wire.Ask, Flags: flags, Cost: cost, Key: []byte(key)}
 		if a, ok = c.askOwner(ctx, rule.Partition(key, rule.Partitions), q, c.patience(ctx)); !ok {
 			d := Decision{Admit: admit(key), Unanswered: true}
-			if !d.Admit && a.from != nil && flags&wire.Peek == 0 {
-				a.from.cancel(a.Number, cost, key)
+			if !d.Admit && a.link != nil && flags&wire.Peek == 0 {
+				a.link.cancel(a.Number, cost, key)
 			}
 			return d
 		}
@@ -190,26 +190,26 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8, 
 
 // patience returns the deadline of a decision that begins now.
 func (c *Client) patience(ctx context.Context) time.Time {
-	until := time.Now().Add(c.cfg.Wait)
-	if d, limited := ctx.Deadline(); limited && d.Before(until) {
+	deadline := time.Now().Add(c.cfg.Wait)
+	if d, limited := ctx.Deadline(); limited && d.Before(deadline) {
 		return d
 	}
-	return until
+	return deadline
 }
 
 // askOwner asks the presumed owner of the partition. If the server names another owner, askOwner asks
 // the named owner. If no answer comes, the partition's next question goes to another server, which may
 // know a new owner. The unanswered question goes to no other server, as the first server may have
 // charged the key.
-func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until time.Time) (a answer, ok bool) {
+func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, deadline time.Time) (a answer, ok bool) {
 	for range maxMoves {
 		links, known := *c.links.Load(), c.owners[p].Load()
 		i := slices.IndexFunc(links, func(l *link) bool { return l.hash == uint32(known) })
 		if i < 0 {
 			i = p * len(links) / rule.Partitions
 		}
-		a, ok = links[i].ask(ctx, q, until)
-		switch heard := uint64(a.Epoch)<<32 | uint64(a.Value); {
+		a, ok = links[i].ask(ctx, q, deadline)
+		switch version := uint64(a.Epoch)<<32 | uint64(a.Value); {
 		case !ok:
 			if ctx.Err() == nil {
 				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[(i+1)%len(links)].hash))
@@ -220,8 +220,8 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until tim
 				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[i].hash))
 			}
 			return a, true
-		case heard>>32 >= known>>32 && a.Value != links[i].hash && slices.ContainsFunc(links, func(l *link) bool { return l.hash == a.Value }):
-			c.owners[p].CompareAndSwap(known, heard)
+		case version>>32 >= known>>32 && a.Value != links[i].hash && slices.ContainsFunc(links, func(l *link) bool { return l.hash == a.Value }):
+			c.owners[p].CompareAndSwap(known, version)
 			continue
 		}
 		if !clock.Sleep(ctx, longest) { // the new owner does not know yet, or the client does not know the new owner

@@ -36,22 +36,22 @@ type link struct {
 
 // call is an open question.
 type call struct {
-	q      wire.Question
-	sent   int
-	silent int // copies since the server's last sign of life
-	rests  int // number of answers that say that the question waits
-	rest   bool
-	busy   bool // the server is busy: do not wait for a look-up
-	issued int  // sessions issued during the call
-	first  time.Time
-	until  time.Time   // deadline of the decision
-	end    chan answer // capacity 1
+	q        wire.Question
+	sent     int
+	silent   int // copies since the server's last sign of life
+	rests    int // number of answers that say that the question waits
+	resting  bool
+	busy     bool // the server is busy: do not wait for a look-up
+	issued   int  // sessions issued during the call
+	first    time.Time
+	deadline time.Time   // deadline of the decision
+	end      chan answer // capacity 1
 }
 
 // answer is a server's answer. If no answer came, answer has the number and the link of the question.
 type answer struct {
 	wire.Answer
-	from *link
+	link *link
 }
 
 func dial(address string, cfg Config) (*link, error) {
@@ -82,8 +82,8 @@ func (l *link) close() {
 }
 
 // ask returns false if no server decided until the deadline.
-func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answer, bool) {
-	c := &call{q: q, until: until, end: make(chan answer, 1)}
+func (l *link) ask(ctx context.Context, q wire.Question, deadline time.Time) (answer, bool) {
+	c := &call{q: q, deadline: deadline, end: make(chan answer, 1)}
 	l.mu.Lock()
 	if len(l.waiting) >= maxOutstanding {
 		l.mu.Unlock()
@@ -102,7 +102,7 @@ func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answe
 			return a, true
 		case <-timer.C:
 			l.mu.Lock()
-			wait, more := l.again(c)
+			wait, more := l.retry(c)
 			l.mu.Unlock()
 			if more {
 				timer.Reset(wait)
@@ -118,21 +118,21 @@ func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answe
 		case a := <-c.end:
 			return a, true
 		default:
-			return answer{Answer: wire.Answer{Number: c.q.Number}, from: l}, false
+			return answer{Answer: wire.Answer{Number: c.q.Number}, link: l}, false
 		}
 	}
 }
 
-// again returns how long to wait next. Unless the server has said that the question waits, again sends
+// retry returns how long to wait next. Unless the server has said that the question waits, again sends
 // the question another time. If the deadline has passed, or the server gave no sign of life after
 // attempts copies, again returns false. Requires: mu held.
-func (l *link) again(c *call) (wait time.Duration, more bool) {
-	left := time.Until(c.until)
+func (l *link) retry(c *call) (wait time.Duration, more bool) {
+	left := time.Until(c.deadline)
 	switch {
 	case left <= 0:
 		return 0, false
-	case c.rest:
-		c.rest = false
+	case c.resting:
+		c.resting = false
 		c.rests++
 		return min(left, shortestRest<<min(c.rests-1, 10), longestRest), true
 	case c.silent >= l.attempts:
@@ -153,7 +153,7 @@ func (l *link) send(c *call) time.Duration {
 	c.sent++
 	c.silent++
 	c.q.Session = l.session
-	left := c.until.Sub(now)
+	left := c.deadline.Sub(now)
 	// The answer also takes time.
 	c.q.Wait = uint32(max(0, (left - l.trip.wait(1, l.paper)).Milliseconds()))
 	l.conn.Write(l.sealer.AppendQuestion(l.out[:0], c.q))
@@ -202,15 +202,15 @@ func (l *link) got(a answer) {
 		}
 	case a.Session != c.q.Session:
 	case a.Kind == wire.Busy:
-		c.busy, c.rest = true, false
+		c.busy, c.resting = true, false
 	case a.Kind == wire.Waiting && l.paper: // the paper's client does not wait for look-ups
 	default:
-		if c.q.Flags&wire.Retry == 0 && c.rests == 0 && !c.rest {
+		if c.q.Flags&wire.Retry == 0 && c.rests == 0 && !c.resting {
 			l.trip.saw(time.Since(c.first))
 		}
 		if a.Kind == wire.Waiting {
 			if !c.busy {
-				c.rest, c.silent = true, 0
+				c.resting, c.silent = true, 0
 			}
 			return
 		}

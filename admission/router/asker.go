@@ -40,7 +40,7 @@ type Asker struct {
 	mu       sync.Mutex
 	looked   time.Time            // last poll for edits
 	change   uint64               // number of the last edit; the fields below are as of change or newer
-	known    map[string]rule.Rule // by key; the zero Rule: no rule. nil at first
+	cache    map[string]rule.Rule // by key; the zero Rule: no rule. nil at first
 	defaults *rule.Defaults       // nil: not read; immutable
 	failed   bool                 // the store failed since looked
 }
@@ -67,14 +67,14 @@ func (a *Asker) askAll(ctx context.Context, questions []question) []client.Decis
 
 func (a *Asker) ask(ctx context.Context, q question) client.Decision {
 	d := a.client.AskOr(ctx, q.key, q.cost, func(key string) bool { return a.client.Fallback(key) || a.rule(ctx, key).FailOpen })
-	verdict, by := "deny", "server"
+	verdict, decidedBy := "deny", "server"
 	if d.Unanswered {
-		by = "fallback"
+		decidedBy = "fallback"
 	}
 	if d.Admit {
 		verdict = "admit"
 	}
-	a.replies.WithLabelValues(verdict, by).Inc()
+	a.replies.WithLabelValues(verdict, decidedBy).Inc()
 	return d
 }
 
@@ -90,12 +90,12 @@ func (a *Asker) rule(ctx context.Context, key string) rule.Rule {
 		a.mu.Unlock()
 		change, err := a.rules.LastChange(ctx)
 		a.mu.Lock()
-		if a.failed = err != nil; !a.failed && (change != a.change || a.known == nil) {
-			a.change, a.known, a.defaults = change, make(map[string]rule.Rule), nil
+		if a.failed = err != nil; !a.failed && (change != a.change || a.cache == nil) {
+			a.change, a.cache, a.defaults = change, make(map[string]rule.Rule), nil
 		}
 	}
-	r, known := a.known[key]
-	known = known || a.failed || a.known == nil
+	r, known := a.cache[key]
+	known = known || a.failed || a.cache == nil
 	change, defaults := a.change, a.defaults
 	a.mu.Unlock()
 	if known {
@@ -116,10 +116,10 @@ func (a *Asker) rule(ctx context.Context, key string) rule.Rule {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.failed = a.failed || err != nil; err == nil && change == a.change {
-		if len(a.known) >= maxKnown {
-			clear(a.known)
+		if len(a.cache) >= maxKnown {
+			clear(a.cache)
 		}
-		a.known[key], a.defaults = r, defaults
+		a.cache[key], a.defaults = r, defaults
 	}
 	return r
 }

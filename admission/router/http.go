@@ -22,7 +22,7 @@ const maxBody = 64 << 10 // bytes
 // MountHTTP adds /qos, /auth and /v1/check to mux.
 func MountHTTP(mux *http.ServeMux, a *Asker) {
 	// The paper's interface: 200 with TRUE or FALSE and nothing else.
-	mux.HandleFunc("GET /qos", a.one(func(w http.ResponseWriter, _ question, d client.Decision) {
+	mux.HandleFunc("GET /qos", a.handleOne(func(w http.ResponseWriter, _ question, d client.Decision) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		text := "FALSE"
 		if d.Admit {
@@ -31,7 +31,7 @@ func MountHTTP(mux *http.ServeMux, a *Asker) {
 		_, _ = io.WriteString(w, text) // an error means that the client is gone
 	}))
 	// For nginx's auth_request, which accepts only 403 as a denial. Other clients may set deny=429.
-	mux.HandleFunc("GET /auth", a.one(func(w http.ResponseWriter, q question, d client.Decision) {
+	mux.HandleFunc("GET /auth", a.handleOne(func(w http.ResponseWriter, q question, d client.Decision) {
 		if d.Admit {
 			w.WriteHeader(http.StatusNoContent)
 			return
@@ -41,8 +41,8 @@ func MountHTTP(mux *http.ServeMux, a *Asker) {
 	mux.HandleFunc("POST /v1/check", a.check)
 }
 
-// one decides the key and cost of a GET, and writes the decision with tell.
-func (a *Asker) one(tell func(http.ResponseWriter, question, client.Decision)) http.HandlerFunc {
+// handleOne decides the key and cost of a GET, and writes the decision with tell.
+func (a *Asker) handleOne(respond func(http.ResponseWriter, question, client.Decision)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q, err := readQuery(r)
 		if err != nil {
@@ -55,7 +55,7 @@ func (a *Asker) one(tell func(http.ResponseWriter, question, client.Decision)) h
 		if !d.Unanswered { // without an answer the limits are unknown
 			rateLimit(h, d, a.rule(r.Context(), q.key))
 		}
-		tell(w, q, d)
+		respond(w, q, d)
 	}
 }
 

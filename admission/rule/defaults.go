@@ -9,11 +9,11 @@ type Defaults struct {
 // Set adds or replaces a default. Requires: r.Default().
 func (d *Defaults) Set(r Rule) {
 	prefix := r.Key[:len(r.Key)-1]
-	of := &d.byLength[len(prefix)]
-	if *of == nil {
-		*of = make(map[string]Rule)
+	prefixes := &d.byLength[len(prefix)]
+	if *prefixes == nil {
+		*prefixes = make(map[string]Rule)
 	}
-	(*of)[prefix] = r
+	(*prefixes)[prefix] = r
 }
 
 // Delete removes the default with the given key.

@@ -26,15 +26,15 @@ var errNotPlaced = errors.New("not the owner, or not yet")
 
 // pending is a question that waits for the lookup of its key.
 type pending struct {
-	loop   *loop
-	asker  *session
-	from   rawfd.Address
-	keyID  uint16
-	number uint64
-	cost   uint32
-	peek   bool
-	until  mono.Time // deadline for a decision
-	denied mono.Time // earliest time at which the asker denies the request itself
+	loop     *loop
+	asker    *session
+	client   rawfd.Address
+	keyID    uint16
+	number   uint64
+	cost     uint32
+	peek     bool
+	deadline mono.Time // deadline for a decision
+	denied   mono.Time // earliest time at which the asker denies the request itself
 }
 
 // lookups holds the keys being looked up, each once.
@@ -71,7 +71,7 @@ func (l *lookups) add(key string, p pending) added {
 	return waits
 }
 
-func (l *lookups) take(key string) []pending {
+func (l *lookups) remove(key string) []pending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	questions := l.waiting[key]
@@ -94,11 +94,11 @@ func (l *lookups) next(key string) []*lookup {
 }
 
 type lookup struct {
-	key string
-	own *rule.Rule // the key's own rule; nil: a default applies
+	key  string
+	rule *rule.Rule // the key's own rule; nil: a default applies
 
-	full bool // the shard has no room for the key
-	err  error
+	noRoom bool // the shard has no room for the key
+	err    error
 }
 
 // lookUp runs one lookup worker.
@@ -126,7 +126,7 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sea
 		if k.err != nil && !errors.Is(k.err, errNotPlaced) {
 			failed = k.err
 		}
-		for _, p := range s.lookups.take(k.key) {
+		for _, p := range s.lookups.remove(k.key) {
 			s.conclude(k, p, sealer)
 		}
 	}
@@ -138,27 +138,27 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sea
 // conclude answers a question whose key was looked up. If the question is past its deadline, conclude
 // does not decide it.
 func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
-	v, here, charged := table.Verdict{}, true, uint32(0)
+	v, owned, charged := table.Verdict{}, true, uint32(0)
 	now := s.cfg.Now().Mono
 	switch {
 	case k.err != nil:
-	case p.until.Before(now):
-		s.metrics.late.Inc()
+	case p.deadline.Before(now):
+		s.metrics.expired.Inc()
 		if p.denied.Before(now) { // no late copy of the question may be decided either
 			p.asker.mu.Lock()
 			p.asker.answers.Replace(p.number, answered{kind: wire.Busy})
 			p.asker.mu.Unlock()
 		}
-	case k.full:
+	case k.noRoom:
 		v = table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull, Full: math.MaxInt64}
-		s.metrics.full.Inc()
+		s.metrics.noRoom.Inc()
 	default:
-		v, here = s.decide([]byte(k.key), p.cost, now, p.peek) // the key may have been evicted at once; then v.Known is false
+		v, owned = s.decide([]byte(k.key), p.cost, now, p.peek) // the key may have been evicted at once; then v.Known is false
 		charged = chargeOf(&v, p.cost, p.peek)
 	}
-	a := s.answer([]byte(k.key), p.asker, p.number, &v, here, charged, now)
+	a := s.answer([]byte(k.key), p.asker, p.number, &v, owned, charged, now)
 	var buf [wire.AnswerSize]byte
-	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
+	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.client)
 }
 
 // learn reads the rules and credits of keys from the store and places the keys in their shards.
@@ -194,7 +194,7 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 			continue
 		}
 		if r, ok := rules[k.key]; ok && !r.Default() { // a default rule may have the same name as the key
-			k.own = &r
+			k.rule = &r
 		}
 		var credit *table.Credit
 		if c, ok := credits[k.key]; ok {
@@ -204,27 +204,27 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	}
 }
 
-// place puts a key into its shard. If the shard is full, place sets k.full. If the partition has
+// place puts a key into its shard. If the shard is full, place sets k.noRoom. If the partition has
 // changed since the credit was read, or an earlier owner may still decide for the key, place sets k.err
 // to errNotPlaced. Requires: rules.mu held.
 func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
-	r := s.rules.of(k.key, k.own, 0)
+	r := s.rules.effective(k.key, k.rule, 0)
 	p := rule.Partition(k.key, rule.Partitions)
-	was := before.all[p]
+	previous := before.all[p]
 	if credit != nil {
 		s.advance(credit.At) // otherwise this server's next check-point would look older than credit
 	}
 	now := s.now()
-	if r.Strict && now.Wall < was.Lost {
+	if r.Strict && now.Wall < previous.Lost {
 		k.err = errNotPlaced
 		return
 	}
-	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
-		credit = &table.Credit{Key: k.key, At: was.Lost} // empty at that time, whatever the store has from before
+	if r.Strict && previous.Lost != 0 && (credit == nil || credit.At < previous.Lost) {
+		credit = &table.Credit{Key: k.key, At: previous.Lost} // empty at that time, whatever the store has from before
 	}
-	s.shards.at(p%shardCount, func(keys *table.Shard) {
-		if t := s.owners.Load(); t.mine[p] && t.all[p].Epoch == was.Epoch && t.instance == before.instance {
-			k.full = !keys.Learn(k.key, r, table.Held(credit, r, now), now.Mono)
+	s.shards.each(p%shardCount, func(keys *table.Shard) {
+		if t := s.owners.Load(); t.owned[p] && t.all[p].Epoch == previous.Epoch && t.instance == before.instance {
+			k.noRoom = !keys.Learn(k.key, r, table.Held(credit, r, now), now.Mono)
 		} else {
 			k.err = errNotPlaced
 		}

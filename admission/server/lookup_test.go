@@ -59,8 +59,8 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 		for _, k := range some {
 			var i int
 			testkit.Result(fmt.Sscanf(k.key, "key/%d", &i)).Must(t)
-			if has := k.own != nil; has != (i%own == 0) || has && k.own.Share.Burst != burst(i) {
-				t.Errorf("%s has the rule %+v", k.key, k.own)
+			if has := k.rule != nil; has != (i%own == 0) || has && k.rule.Share.Burst != burst(i) {
+				t.Errorf("%s has the rule %+v", k.key, k.rule)
 			}
 		}
 	}
@@ -144,8 +144,8 @@ func TestLookupsHoldUpNothing(t *testing.T) {
 	}
 	close(release)
 	close(<-slow.stalled) // what was read before the edit is read again
-	if err := <-ended; err != nil || key.own.Share.Burst != 30 {
-		t.Errorf("%v, %+v", err, key.own)
+	if err := <-ended; err != nil || key.rule.Share.Burst != 30 {
+		t.Errorf("%v, %+v", err, key.rule)
 	}
 	if v, _ := s.decide([]byte("new"), 30, 0, true); !v.Admit {
 		t.Errorf("by the rule of before: %+v", v)

@@ -37,20 +37,20 @@ type owners struct {
 	instance int64  // of the process that read the table; keys of another instance are void
 	number   uint64 // version of the store's table
 	all      []store.Partition
-	mine     [rule.Partitions]bool // partitions that this server decides
+	owned    [rule.Partitions]bool // partitions that this server decides
 }
 
 // now returns the time. Its wall clock is the store's clock: it never goes back, nor behind the times
 // of the credits that previous owners wrote.
 func (s *Server) now() table.Now {
 	now := s.cfg.Now()
-	now.Wall += time.Duration(s.ahead.Load())
+	now.Wall += time.Duration(s.storeOffset.Load())
 	return now
 }
 
 func (s *Server) advance(floor time.Duration) {
-	by := int64(floor - s.cfg.Now().Wall)
-	for was := s.ahead.Load(); was < by && !s.ahead.CompareAndSwap(was, by); was = s.ahead.Load() {
+	shift := int64(floor - s.cfg.Now().Wall)
+	for old := s.storeOffset.Load(); old < shift && !s.storeOffset.CompareAndSwap(old, shift); old = s.storeOffset.Load() {
 	}
 }
 
@@ -73,7 +73,7 @@ func (s *Server) join(ctx context.Context) error {
 	}
 	s.me.Beat = 1
 	s.advance(floor)
-	s.sure.Store(int64(boot.Add(strictOver)))
+	s.certainUntilNs.Store(int64(boot.Add(strictOver)))
 	if err := s.rules.read(ctx); err != nil {
 		return err
 	}
@@ -93,9 +93,9 @@ func (s *Server) reconcile(ctx context.Context) {
 		s.unrenewed.Store(nil)
 	} else {
 		s.metrics.leaseErrors.Inc()
-		u := &unrenewed{since: s.cfg.Boot(), err: err}
+		u := &unrenewed{start: s.cfg.Boot(), err: err}
 		if before != nil {
-			u.since = before.since
+			u.start = before.start
 		}
 		s.unrenewed.Store(u)
 	}
@@ -150,7 +150,7 @@ func (s *Server) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.sure.Store(int64(boot.Add(strictOver)))
+	s.certainUntilNs.Store(int64(boot.Add(strictOver)))
 	s.me.Beat = member(members, s.me.Instance).Beat
 	s.replicas.members(members, boot)
 	s.chosen(follower)
@@ -173,9 +173,9 @@ type replaced struct{ owner, follower store.Member }
 
 // watched tracks how long each member has been unchanged.
 type watched struct {
-	since   map[store.Member]mono.Time
-	looked  mono.Time // when members was last read
-	members []store.Member
+	silentSince map[store.Member]mono.Time
+	looked      mono.Time // when members was last read
+	members     []store.Member
 }
 
 // watch updates since. A follower or an owner that is not a member is tracked too, as a Member with
@@ -194,10 +194,10 @@ func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 			is[store.Member{Address: owner}] = true
 		}
 	}
-	maps.DeleteFunc(w.since, func(m store.Member, _ mono.Time) bool { return !is[m] })
+	maps.DeleteFunc(w.silentSince, func(m store.Member, _ mono.Time) bool { return !is[m] })
 	for m := range is { // order: each by itself
-		if _, known := w.since[m]; !known {
-			w.since[m] = read
+		if _, known := w.silentSince[m]; !known {
+			w.silentSince[m] = read
 		}
 	}
 	w.looked, w.members = read, members
@@ -211,12 +211,12 @@ func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 //     store.FollowerLease
 //
 // If several servers may replace an owner, the first claim in the store wins.
-func (w *watched) silent(me store.Member, members []store.Member, t *owners, now, read mono.Time, unheard func(owner store.Member) bool) (over []replaced) {
+func (w *watched) silent(me store.Member, members []store.Member, t *owners, now, read mono.Time, unheard func(owner store.Member) bool) (limit []replaced) {
 	if now.Sub(w.looked) > strictOver { // this server was not reading, so it cannot know who was silent
-		clear(w.since)
+		clear(w.silentSince)
 	}
 	w.watch(members, t, read)
-	for m, since := range w.since { // order: sorted below
+	for m, since := range w.silentSince { // order: sorted below
 		if m.Address == "" || m.Address == me.Address || now.Sub(since) <= leaseOver {
 			continue
 		}
@@ -225,16 +225,16 @@ func (w *watched) silent(me store.Member, members []store.Member, t *owners, now
 			follower = member(members, m.Follower)
 			known := follower
 			known.Instance = m.Follower // also if the follower is gone: watch tracks it by its instance
-			if now.Sub(w.since[known]) <= store.FollowerLease {
+			if now.Sub(w.silentSince[known]) <= store.FollowerLease {
 				continue
 			}
 		}
 		if unheard(m) {
-			over = append(over, replaced{m, follower})
+			limit = append(limit, replaced{m, follower})
 		}
 	}
-	slices.SortFunc(over, func(a, b replaced) int { return cmp.Compare(a.owner.Address, b.owner.Address) })
-	return over
+	slices.SortFunc(limit, func(a, b replaced) int { return cmp.Compare(a.owner.Address, b.owner.Address) })
+	return limit
 }
 
 func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (claimed bool, err error) {
@@ -265,33 +265,33 @@ func (s *Server) readOwners(ctx context.Context) error {
 		return err
 	}
 	old, next := s.owners.Load(), &owners{instance: s.me.Instance, number: number, all: all}
-	var kept [rule.Partitions]bool
+	var keep [rule.Partitions]bool
 	var drop [shardCount]bool
 	held := 0
 	for i, p := range all {
-		next.mine[i] = p.Owner == s.me.Address
-		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
-		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch && old.instance == next.instance
-		drop[i%shardCount] = drop[i%shardCount] || had && !kept[i]
-		if next.mine[i] {
+		next.owned[i] = p.Owner == s.me.Address
+		owned := len(old.all) > 0 && old.all[i].Owner == s.me.Address
+		keep[i] = next.owned[i] && owned && old.all[i].Epoch == p.Epoch && old.instance == next.instance
+		drop[i%shardCount] = drop[i%shardCount] || owned && !keep[i]
+		if next.owned[i] {
 			held++
 		}
 	}
 	none := *next
-	none.mine = kept
-	for i := range none.mine { // a frozen partition stays frozen until its keys are dropped
-		none.mine[i] = kept[i] && old.mine[i]
+	none.owned = keep
+	for i := range none.owned { // a frozen partition stays frozen until its keys are dropped
+		none.owned[i] = keep[i] && old.owned[i]
 	}
 	s.owners.Store(&none)
 	for i := range s.shards {
 		if drop[i] {
 			s.shards.inTurns(i, func(keys *table.Shard, from int32) int32 {
-				return keys.Drop(func(p int) bool { return !kept[p] }, from, slotsAtOnce)
+				return keys.Drop(func(p int) bool { return !keep[p] }, from, slotsAtOnce)
 			})
 		}
 	}
 	s.owners.Store(next)
-	s.held.Store(int64(held))
+	s.ownedPartitions.Store(int64(held))
 	s.frozen = false
 	return nil
 }
@@ -303,24 +303,24 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	t := s.owners.Load()
 	moving, to := map[int]bool{}, ""
 	for p, is := range t.all {
-		alive := func(m store.Member) bool { return m.Address == is.Target }
-		if t.mine[p] && is.Target != "" && (to == "" || to == is.Target) && len(moving) < s.atOnce && slices.ContainsFunc(members, alive) {
+		isTarget := func(m store.Member) bool { return m.Address == is.Target }
+		if t.owned[p] && is.Target != "" && (to == "" || to == is.Target) && len(moving) < s.atOnce && slices.ContainsFunc(members, isTarget) {
 			moving[p], to = true, is.Target
 		}
 	}
 	if len(moving) == 0 {
 		return nil
 	}
-	of := func(p int) bool { return moving[p] }
+	isMoving := func(p int) bool { return moving[p] }
 	frozen := *t
 	for p := range moving {
-		frozen.mine[p] = false
+		frozen.owned[p] = false
 	}
 	s.owners.Store(&frozen)
 	s.frozen = true
 	var credits []table.Credit // changed since the last check-point
 	s.shards.allInTurns(func(keys *table.Shard, from int32) (next int32) {
-		credits, next = keys.Changed(table.Saver, credits, of, from, slotsAtOnce, s.now())
+		credits, next = keys.Changed(table.Saver, credits, isMoving, from, slotsAtOnce, s.now())
 		return next
 	})
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {

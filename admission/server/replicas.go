@@ -35,34 +35,34 @@ type replicas struct {
 	mu       sync.Mutex
 	me       int64              // instance of this server
 	max      int                // keys in all replicas
-	of       map[int64]*replica // by instance of the owner
+	byOwner  map[int64]*replica // by instance of the owner
 	read     mono.Time          // Boot clock: before the members were last read
 	follower store.Member       // Instance 0: no follower may be relied on
 	client   srtmv1.AdmissionReplicationClient
 	hangUp   func() error
 
-	word atomic.Int64 // Boot clock: until then the follower takes nothing over
+	certainUntil atomic.Int64 // Boot clock: until then the follower takes nothing over
 }
 
 // replica holds the credits that one owner process sent to this server. Each answer to the owner
 // promises for how long no server takes over.
 type replica struct {
-	keys  table.Replica
-	saved time.Duration // wall clock: changes before it are in the store
-	heard mono.Time     // Boot clock: when the owner last sent
-	beat  int64         // the owner's beat in the store; 0 if this server does not follow the owner
+	keys      table.Replica
+	saved     time.Duration // wall clock: changes before it are in the store
+	lastHeard mono.Time     // Boot clock: when the owner last sent
+	heartbeat int64         // the owner's beat in the store; 0 if this server does not follow the owner
 	// replaced is the owner's beat when this server tried to replace it. Once the store has a later
 	// beat, that attempt cannot succeed any more.
-	replaced int64
-	ended    bool // the owner's successor has called Recover
+	replaced  int64
+	recovered bool // the owner's successor has called Recover
 }
 
-// over reports that the owner is being replaced, so its credits are refused.
-func (r *replica) over() bool { return r.ended || r.replaced != 0 && r.beat <= r.replaced }
+// refusing reports that the owner is being replaced, so its credits are refused.
+func (r *replica) refusing() bool { return r.recovered || r.replaced != 0 && r.heartbeat <= r.replaced }
 
-// word returns for how long this server promises not to take over.
-func (r *replica) word(read, now mono.Time) time.Duration {
-	if r.ended || r.beat <= r.replaced {
+// promise returns for how long this server promises not to take over.
+func (r *replica) promise(read, now mono.Time) time.Duration {
+	if r.recovered || r.heartbeat <= r.replaced {
 		return 0
 	}
 	return max(0, min(strictOver, followerOver-now.Sub(read)))
@@ -72,35 +72,35 @@ func (r *replica) word(read, now mono.Time) time.Duration {
 func (l *replicas) become(instance int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.me, l.of = instance, map[int64]*replica{}
-	l.rely(store.Member{}, nil, nil)
+	l.me, l.byOwner = instance, map[int64]*replica{}
+	l.setFollower(store.Member{}, nil, nil)
 }
 
-// room returns how many more keys fit. Requires: mu held.
-func (l *replicas) room() int {
-	room := l.max
-	for _, r := range l.of { // order: a sum
-		room -= len(r.keys)
+// freeKeys returns how many more keys fit. Requires: mu held.
+func (l *replicas) freeKeys() int {
+	free := l.max
+	for _, r := range l.byOwner { // order: a sum
+		free -= len(r.keys)
 	}
-	return room
+	return free
 }
 
-// rely changes the follower. Acknowledgements of the previous follower no longer count. Requires: mu
-// held.
-func (l *replicas) rely(on store.Member, client srtmv1.AdmissionReplicationClient, hangUp func() error) {
+// setFollower changes the follower. Acknowledgements of the previous follower no longer count.
+// Requires: mu held.
+func (l *replicas) setFollower(follower store.Member, client srtmv1.AdmissionReplicationClient, hangUp func() error) {
 	if l.hangUp != nil {
 		l.hangUp()
 	}
-	l.follower, l.client, l.hangUp = on, client, hangUp
-	l.word.Store(0)
+	l.follower, l.client, l.hangUp = follower, client, hangUp
+	l.certainUntil.Store(0)
 }
 
 // process returns the replica of an owner, and creates it if needed. Requires: mu held.
 func (l *replicas) process(instance int64) *replica {
-	r := l.of[instance]
+	r := l.byOwner[instance]
 	if r == nil {
-		r = &replica{keys: table.Replica{}, heard: math.MinInt64 / 2}
-		l.of[instance] = r
+		r = &replica{keys: table.Replica{}, lastHeard: math.MinInt64 / 2}
+		l.byOwner[instance] = r
 	}
 	return r
 }
@@ -111,15 +111,15 @@ func (l *replicas) members(members []store.Member, read mono.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.read = read
-	for _, r := range l.of {
-		r.beat = 0
+	for _, r := range l.byOwner {
+		r.heartbeat = 0
 	}
 	for _, m := range members {
 		if m.Follower == l.me {
-			l.process(m.Instance).beat = m.Beat
+			l.process(m.Instance).heartbeat = m.Beat
 		}
 	}
-	maps.DeleteFunc(l.of, func(_ int64, r *replica) bool { return r.beat == 0 && read.Sub(r.heard) > leaseOver })
+	maps.DeleteFunc(l.byOwner, func(_ int64, r *replica) bool { return r.heartbeat == 0 && read.Sub(r.lastHeard) > leaseOver })
 }
 
 // silent reports whether m has not been heard for leaseOver. If so, silent marks m as being replaced:
@@ -127,37 +127,37 @@ func (l *replicas) members(members []store.Member, read mono.Time) {
 func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := l.of[m.Instance]
+	r := l.byOwner[m.Instance]
 	if r == nil {
 		return true
 	}
-	if now.Sub(r.heard) <= leaseOver {
+	if now.Sub(r.lastHeard) <= leaseOver {
 		return false
 	}
 	r.replaced = m.Beat
 	return true
 }
 
-// some returns up to n of the credits that a process sent.
-func (l *replicas) some(process int64, n int) (some []table.Sent) {
+// unsaved returns up to n of the credits that a process sent.
+func (l *replicas) unsaved(process int64, n int) (batch []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.of[process]; r != nil {
+	if r := l.byOwner[process]; r != nil {
 		for _, sent := range r.keys { // order: each by itself
-			if some = append(some, sent); len(some) == n {
+			if batch = append(batch, sent); len(batch) == n {
 				break
 			}
 		}
 	}
-	return some
+	return batch
 }
 
 // saved removes the credits that some returned.
-func (l *replicas) saved(process int64, some []table.Sent) {
+func (l *replicas) saved(process int64, batch []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.of[process]; r != nil {
-		for _, sent := range some {
+	if r := l.byOwner[process]; r != nil {
+		for _, sent := range batch {
 			delete(r.keys, sent.Key)
 		}
 	}
@@ -179,13 +179,13 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 		return nil, err
 	}
 	r := l.process(q.GetOwner())
-	if r.over() {
+	if r.refusing() {
 		return nil, status.Error(codes.FailedPrecondition, "it is being replaced")
 	}
 	a := &srtmv1.ReplicateResponse{}
-	most := len(r.keys) + l.room()
+	limit := len(r.keys) + l.freeKeys()
 	for _, c := range q.GetCredits() {
-		if len(r.keys) >= most || !r.keys.Put(sentOf(c)) {
+		if len(r.keys) >= limit || !r.keys.Put(sentOf(c)) {
 			a.Refused++
 		}
 	}
@@ -193,8 +193,8 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 		r.saved = saved
 		r.keys.Saved(saved)
 	}
-	r.heard = s.cfg.Boot()
-	a.LeaseMs = r.word(l.read, r.heard).Milliseconds()
+	r.lastHeard = s.cfg.Boot()
+	a.LeaseMs = r.promise(l.read, r.lastHeard).Milliseconds()
 	return a, nil
 }
 
@@ -205,7 +205,7 @@ func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplicatio
 	err := l.meant(q.GetFollower())
 	if err == nil {
 		r := l.process(q.GetOwner())
-		r.ended, r.heard = true, s.cfg.Boot()
+		r.recovered, r.lastHeard = true, s.cfg.Boot()
 	}
 	l.mu.Unlock()
 	if err != nil {
@@ -225,20 +225,20 @@ func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplicatio
 // replaces it. Requires: saving held.
 func (s *Server) surrender(ctx context.Context, process int64) error {
 	for {
-		some := s.replicas.some(process, s.batch)
-		if len(some) == 0 {
+		batch := s.replicas.unsaved(process, s.batch)
+		if len(batch) == 0 {
 			return nil
 		}
 		var credits []table.Credit
 		t := s.owners.Load()
-		for _, sent := range some { // skip credits of an earlier epoch: the partition has had another owner since
+		for _, sent := range batch { // skip credits of an earlier epoch: the partition has had another owner since
 			if t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch == sent.Epoch {
 				credits = append(credits, sent.Credit)
 			}
 		}
 		switch err := s.save(ctx, t, credits); {
 		case err == nil:
-			s.replicas.saved(process, some)
+			s.replicas.saved(process, batch)
 		case !errors.Is(err, store.ErrMoved):
 			return err
 		}
@@ -246,8 +246,8 @@ func (s *Server) surrender(ctx context.Context, process int64) error {
 }
 
 func creditProto(c *table.Credit, epoch uint32) *srtmv1.AdmissionCredit {
-	up := c.At + time.Millisecond - 1 // rounded up, as the store does
-	return &srtmv1.AdmissionCredit{Key: c.Key, CreditMilli: int64(c.Credits), AtMs: up.Milliseconds(), Epoch: epoch}
+	roundedUp := c.At + time.Millisecond - 1 // rounded up, as the store does
+	return &srtmv1.AdmissionCredit{Key: c.Key, CreditMilli: int64(c.Credits), AtMs: roundedUp.Milliseconds(), Epoch: epoch}
 }
 
 func sentOf(c *srtmv1.AdmissionCredit) table.Sent {
@@ -267,25 +267,25 @@ func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	if at < 0 || members[at].Follower == 0 {
 		return 0, nil
 	}
-	of := member(members, members[at].Follower)
-	if of.Instance == 0 {
+	target := member(members, members[at].Follower)
+	if target.Instance == 0 {
 		return 0, errors.New("the follower is gone")
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastDeadline)
 	defer cancel()
-	client, hangUp, err := s.cfg.Dial(of.Replicate)
+	client, hangUp, err := s.cfg.Dial(target.Replicate)
 	if err != nil {
 		return 0, err
 	}
 	defer hangUp()
-	stream, err := client.Recover(ctx, &srtmv1.RecoverRequest{Owner: members[at].Instance, Follower: of.Instance})
+	stream, err := client.Recover(ctx, &srtmv1.RecoverRequest{Owner: members[at].Instance, Follower: target.Instance})
 	if err == nil {
 		_, err = stream.Recv() // answered once the credits are saved
 	}
 	if err != nil {
 		return 0, err
 	}
-	return of.Instance, nil
+	return target.Instance, nil
 }
 
 // member returns the member with the given instance, or the zero Member.
@@ -308,7 +308,7 @@ func (s *Server) choose() (next store.Member) {
 	w := &s.watched
 	for i := range w.members {
 		m := &w.members[i]
-		if m.Instance != s.me.Instance && m.Replicate != "" && w.looked.Sub(w.since[*m]) <= leaseOver &&
+		if m.Instance != s.me.Instance && m.Replicate != "" && w.looked.Sub(w.silentSince[*m]) <= leaseOver &&
 			(next.Instance == 0 || next.Address < s.me.Address && m.Address > s.me.Address) {
 			next = *m // members are ordered: take the first, or the first after this server
 		}
@@ -316,7 +316,7 @@ func (s *Server) choose() (next store.Member) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if next.Instance != l.follower.Instance {
-		l.rely(store.Member{}, nil, nil)
+		l.setFollower(store.Member{}, nil, nil)
 	}
 	s.me.Follower = next.Instance
 	return next
@@ -331,7 +331,7 @@ func (s *Server) chosen(next store.Member) {
 	}
 	client, hangUp, err := s.cfg.Dial(next.Replicate)
 	if err == nil {
-		l.rely(next, client, hangUp)
+		l.setFollower(next, client, hangUp)
 	}
 	l.mu.Unlock()
 	if s.outages.follower.Note(err); err != nil {
@@ -339,7 +339,7 @@ func (s *Server) chosen(next store.Member) {
 	}
 	s.cfg.Log.Info("another server follows this one", "server", next.Address)
 	for i := range s.shards {
-		s.shards.at(i, (*table.Shard).Restart)
+		s.shards.each(i, (*table.Shard).Restart)
 	}
 }
 
@@ -357,15 +357,15 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 	l.mu.Lock()
 	me, follower, client := l.me, l.follower, l.client
 	l.mu.Unlock()
-	began := int64(s.cfg.Now().Mono)
+	start := int64(s.cfg.Now().Mono)
 	if follower.Instance == 0 {
-		s.replicated.Store(began)
+		s.replicated.Store(start)
 		return nil
 	}
 	send := func(t *owners, credits []table.Credit) error {
 		q := &srtmv1.ReplicateRequest{Owner: me, Follower: follower.Instance, SavedMs: s.savedTo.Load()}
 		for i := range credits {
-			if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
+			if p := rule.Partition(credits[i].Key, rule.Partitions); t.owned[p] {
 				q.Credits = append(q.Credits, creditProto(&credits[i], t.all[p].Epoch))
 			}
 		}
@@ -378,19 +378,19 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		}
 		s.metrics.sent.Add(float64(len(q.Credits)))
 		s.metrics.refused.Add(float64(a.GetRefused()))
-		until := boot.Add(min(strictOver, time.Duration(a.GetLeaseMs())*time.Millisecond))
+		promised := boot.Add(min(strictOver, time.Duration(a.GetLeaseMs())*time.Millisecond))
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.follower.Instance == follower.Instance && until > boot {
-			l.word.Store(max(l.word.Load(), int64(until)))
+		if l.follower.Instance == follower.Instance && promised > boot {
+			l.certainUntil.Store(max(l.certainUntil.Load(), int64(promised)))
 		}
 		return nil
 	}
 	for at := (cursor{}); at.shard < shardCount; {
-		if err := s.tell(table.Sender, creditsAtOnce, &at, send); err != nil {
+		if err := s.sendChanges(table.Sender, creditsAtOnce, &at, send); err != nil {
 			return err
 		}
 	}
-	s.replicated.Store(began)
+	s.replicated.Store(start)
 	return nil
 }

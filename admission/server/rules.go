@@ -96,7 +96,7 @@ func (r *rules) followEdits(changes []store.Change) {
 		if changes[i].Deleted {
 			own = nil
 		}
-		r.shards.locked(edit.Key, func(keys *table.Shard) { keys.Follow(edit.Key, r.of(edit.Key, own, edit.Change), r.now().Mono) })
+		r.shards.locked(edit.Key, func(keys *table.Shard) { keys.Follow(edit.Key, r.effective(edit.Key, own, edit.Change), r.now().Mono) })
 	}
 	r.mu.Unlock()
 	if defaults { // keys that are placed from now on already have the new defaults
@@ -106,9 +106,9 @@ func (r *rules) followEdits(changes []store.Change) {
 	}
 }
 
-// of returns own, or the key's default if own is nil. The default's Change is at least change.
+// effective returns own, or the key's default if own is nil. The default's Change is at least change.
 // Requires: mu held.
-func (r *rules) of(key string, own *rule.Rule, change uint64) *rule.Rule {
+func (r *rules) effective(key string, own *rule.Rule, change uint64) *rule.Rule {
 	if own != nil {
 		return own
 	}

@@ -98,12 +98,12 @@ type Server struct {
 	loops []*loop
 	wake  chan struct{} // capacity 1: the owner table may have changed
 
-	owners atomic.Pointer[owners]
-	ahead  atomic.Int64 // store's time minus wall clock, see now
-	sure   atomic.Int64 // Boot clock: until then the store lets no other server own these keys
-	held   atomic.Int64 // partitions owned
-	askers atomic.Int64 // sessions of all loops
-	woken  atomic.Int64 // mono.Time of elsewhere's last wakeUp
+	owners          atomic.Pointer[owners]
+	storeOffset     atomic.Int64 // store's time minus wall clock, see now
+	certainUntilNs  atomic.Int64 // Boot clock: until then the store lets no other server own these keys
+	ownedPartitions atomic.Int64 // partitions owned
+	askers          atomic.Int64 // sessions of all loops
+	woken           atomic.Int64 // mono.Time of elsewhere's last wakeUp
 
 	saving  sync.Mutex // guards me and batch; held while credits or owners are written
 	me      store.Member
@@ -145,7 +145,7 @@ func newOutages(log *slog.Logger) outages {
 
 // unrenewed tells why the lease is not being renewed.
 type unrenewed struct {
-	since mono.Time // Boot clock: when the first renewal failed
+	start mono.Time // Boot clock: when the first renewal failed
 	err   error     // error of the last failed renewal
 }
 
@@ -178,7 +178,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		}
 	}
 	s := &Server{
-		cfg: cfg, wake: make(chan struct{}, 1), watched: watched{since: make(map[store.Member]mono.Time)}, atOnce: movedAtOnce, batch: creditsAtOnce,
+		cfg: cfg, wake: make(chan struct{}, 1), watched: watched{silentSince: make(map[store.Member]mono.Time)}, atOnce: movedAtOnce, batch: creditsAtOnce,
 		lookups:  lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
 		replicas: replicas{max: cfg.MaxKeys}, outages: newOutages(cfg.Log),
 	}
@@ -261,11 +261,11 @@ func (s *Server) Run(ctx context.Context) error {
 	for range lookupWorkers {
 		working.Go(func() { s.lookUp(work) })
 	}
-	working.Go(func() { every(work, s.cfg.Poll, nil, s.follow) })
-	working.Go(func() { every(work, s.cfg.Checkpoint, nil, s.keep) })
-	working.Go(func() { every(work, s.cfg.Renew, s.wake, s.reconcile) })
+	working.Go(func() { repeat(work, s.cfg.Poll, nil, s.follow) })
+	working.Go(func() { repeat(work, s.cfg.Checkpoint, nil, s.maintain) })
+	working.Go(func() { repeat(work, s.cfg.Renew, s.wake, s.reconcile) })
 	if s.cfg.Dial != nil {
-		working.Go(func() { every(work, s.cfg.Send, nil, s.replicate) })
+		working.Go(func() { repeat(work, s.cfg.Send, nil, s.replicate) })
 	}
 	<-ctx.Done()
 	for _, l := range s.loops {
@@ -277,7 +277,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.Close()
 	s.replicas.become(0)
 	stopped := *s.owners.Load()
-	stopped.mine = [rule.Partitions]bool{} // Local decides nothing from now on
+	stopped.owned = [rule.Partitions]bool{} // Local decides nothing from now on
 	s.owners.Store(&stopped)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
@@ -296,11 +296,11 @@ func (s *Server) Run(ctx context.Context) error {
 // be renewed but is not over, Healthy returns an obs.Notice.
 func (s *Server) Healthy() error {
 	now := int64(s.cfg.Now().Mono)
-	u, boot, until := s.unrenewed.Load(), s.cfg.Boot(), s.certainUntil()
-	if until.Before(boot) {
-		err := fmt.Errorf("strict keys are denied: decisions on them were certain until %s", s.wallAt(until))
+	u, boot, certain := s.unrenewed.Load(), s.cfg.Boot(), s.certainUntil()
+	if certain.Before(boot) {
+		err := fmt.Errorf("strict keys are denied: decisions on them were certain until %s", s.wallAt(certain))
 		if u != nil {
-			err = fmt.Errorf("%w, and the lease on the partitions has not been renewed for %v: %w", err, boot.Sub(u.since).Round(time.Second), u.err)
+			err = fmt.Errorf("%w, and the lease on the partitions has not been renewed for %v: %w", err, boot.Sub(u.start).Round(time.Second), u.err)
 		}
 		return err
 	}
@@ -312,7 +312,7 @@ func (s *Server) Healthy() error {
 	}
 	if u != nil {
 		return obs.Notice(fmt.Sprintf("the lease on the partitions has not been renewed for %v; decisions on strict keys are certain until %s, and then denied: %v",
-			boot.Sub(u.since).Round(time.Second), s.wallAt(until), u.err))
+			boot.Sub(u.start).Round(time.Second), s.wallAt(certain), u.err))
 	}
 	return nil
 }
@@ -320,7 +320,7 @@ func (s *Server) Healthy() error {
 // certainUntil returns the Boot time until which the store or the follower guarantees that no other
 // server decides.
 func (s *Server) certainUntil() mono.Time {
-	return mono.Time(max(s.sure.Load(), s.replicas.word.Load()))
+	return mono.Time(max(s.certainUntilNs.Load(), s.replicas.certainUntil.Load()))
 }
 
 // wallAt formats an instant of the Boot clock as UTC wall time.
@@ -334,14 +334,14 @@ type cursor struct {
 	slot  int32
 }
 
-// tell sends up to n changed credits to a reader, starting at at, and advances at. If send fails, the
-// credits count as changed again. If the owners change meanwhile, tell resets at.
-func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []table.Credit) error) error {
+// sendChanges sends up to n changed credits to a reader, starting at at, and advances at. If send
+// fails, the credits count as changed again. If the owners change meanwhile, tell resets at.
+func (s *Server) sendChanges(reader table.Reader, n int, at *cursor, send func(*owners, []table.Credit) error) error {
 	start, t := *at, s.owners.Load()
 	var credits []table.Credit
 	for at.shard < shardCount && len(credits) < n {
-		s.shards.at(at.shard, func(keys *table.Shard) {
-			credits, at.slot = keys.Changed(by, credits, nil, at.slot, int32(n-len(credits)), s.now())
+		s.shards.each(at.shard, func(keys *table.Shard) {
+			credits, at.slot = keys.Changed(reader, credits, nil, at.slot, int32(n-len(credits)), s.now())
 		})
 		if at.slot == 0 {
 			at.shard++
@@ -352,7 +352,7 @@ func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []t
 		err = send(t, credits)
 	}
 	if err != nil {
-		s.shards.unread(by, credits)
+		s.shards.unread(reader, credits)
 	}
 	if errors.Is(err, store.ErrMoved) {
 		*at = start
@@ -364,20 +364,20 @@ func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []t
 // alone reports whether the store or the follower guarantees that no other server decides now.
 func (s *Server) alone() bool {
 	now := int64(s.cfg.Boot()) // read before the guarantees
-	return now <= s.sure.Load() || now <= s.replicas.word.Load()
+	return now <= s.certainUntilNs.Load() || now <= s.replicas.certainUntil.Load()
 }
 
 // decide decides a question from memory. It returns false if this server does not decide for the key.
 // It checks this under the shard's lock, so that a hand-over includes every decision made before.
-func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, here bool) {
+func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, owned bool) {
 	p := rule.Partition(key, rule.Partitions)
 	sh := &s.shards[p%shardCount]
 	sh.Lock()
-	if here = s.owners.Load().mine[p]; here {
+	if owned = s.owners.Load().owned[p]; owned {
 		v = sh.keys.Ask(key, int64(cost), now, peek)
 	}
 	sh.Unlock()
-	return v, here
+	return v, owned
 }
 
 // refund returns a charge to the key's bucket, if this server has the key. Charges older than
@@ -389,8 +389,8 @@ func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
 		return
 	}
 	p := rule.Partition(key, rule.Partitions)
-	s.shards.at(p%shardCount, func(keys *table.Shard) {
-		if s.owners.Load().mine[p] {
+	s.shards.each(p%shardCount, func(keys *table.Shard) {
+		if s.owners.Load().owned[p] {
 			keys.Refund(key, int64(cost), age, now)
 		}
 	})
@@ -399,8 +399,8 @@ func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
 // Local answers a question from this process. It returns false if another server decides for the key or
 // the key needs a lookup. client.Config uses it.
 func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bool) {
-	v, here := s.decide([]byte(key), cost, s.cfg.Now().Mono, peek)
-	if !here || !v.Known {
+	v, owned := s.decide([]byte(key), cost, s.cfg.Now().Mono, peek)
+	if !owned || !v.Known {
 		return wire.Answer{}, false
 	}
 	s.metrics.decided(&v)

@@ -17,10 +17,10 @@ type shards [shardCount]struct {
 
 // locked calls f with the shard of key. It holds the shard's lock.
 func (s *shards) locked(key string, f func(keys *table.Shard)) {
-	s.at(rule.Partition(key, rule.Partitions)%shardCount, f)
+	s.each(rule.Partition(key, rule.Partitions)%shardCount, f)
 }
 
-func (s *shards) at(i int, f func(keys *table.Shard)) {
+func (s *shards) each(i int, f func(keys *table.Shard)) {
 	sh := &s[i]
 	sh.Lock()
 	defer sh.Unlock()
@@ -30,7 +30,7 @@ func (s *shards) at(i int, f func(keys *table.Shard)) {
 // inTurns calls f until f has passed over all slots of a shard, and releases the lock between calls.
 func (s *shards) inTurns(i int, f func(keys *table.Shard, from int32) (next int32)) {
 	for from, more := int32(0), true; more; more = from != 0 {
-		s.at(i, func(keys *table.Shard) { from = f(keys, from) })
+		s.each(i, func(keys *table.Shard) { from = f(keys, from) })
 	}
 }
 
@@ -41,15 +41,15 @@ func (s *shards) allInTurns(f func(keys *table.Shard, from int32) (next int32)) 
 	}
 }
 
-func (s *shards) unread(by table.Reader, credits []table.Credit) {
+func (s *shards) unread(reader table.Reader, credits []table.Credit) {
 	for i := range credits {
-		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unread(by, credits[i:i+1]) })
+		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unread(reader, credits[i:i+1]) })
 	}
 }
 
 func (s *shards) len() (n int) {
 	for i := range s {
-		s.at(i, func(keys *table.Shard) { n += keys.Len() })
+		s.each(i, func(keys *table.Shard) { n += keys.Len() })
 	}
 	return n
 }

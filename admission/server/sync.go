@@ -22,8 +22,8 @@ const (
 	storeDeadline = 1500 * time.Millisecond
 )
 
-// every calls f each period, and whenever wake receives, until ctx ends.
-func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f func(context.Context)) {
+// repeat calls f each period, and whenever wake receives, until ctx ends.
+func repeat(ctx context.Context, period time.Duration, wake <-chan struct{}, f func(context.Context)) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
@@ -48,8 +48,8 @@ func (s *Server) follow(ctx context.Context) {
 	}
 }
 
-// keep makes a check-point, then sweeps the store.
-func (s *Server) keep(ctx context.Context) {
+// maintain makes a check-point, then sweeps the store.
+func (s *Server) maintain(ctx context.Context) {
 	err := s.checkpoint(ctx, storeDeadline)
 	if ctx.Err() != nil {
 		return
@@ -91,12 +91,12 @@ func (s *Server) sweep(ctx context.Context) error {
 	if s.swept = ""; len(saved) == sweptAtOnce {
 		s.swept = saved[len(saved)-1].Key
 	}
-	var full []table.Credit
-	now, mine := s.now(), &s.owners.Load().mine
+	var filled []table.Credit
+	now, owned := s.now(), &s.owners.Load().owned
 	s.rules.mu.RLock()
 	for i := range saved {
 		k := &saved[i]
-		if !mine[rule.Partition(k.Key, rule.Partitions)] {
+		if !owned[rule.Partition(k.Key, rule.Partitions)] {
 			continue
 		}
 		s.unswept--
@@ -104,24 +104,24 @@ func (s *Server) sweep(ctx context.Context) error {
 			k.Rule = s.rules.defaults.For(k.Key)
 		}
 		if table.Held(&k.Credit, &k.Rule, now) >= table.Held(nil, &k.Rule, now) {
-			full = append(full, k.Credit)
+			filled = append(filled, k.Credit)
 		}
 	}
 	s.rules.mu.RUnlock()
-	return s.cfg.Store.Forget(ctx, full)
+	return s.cfg.Store.Forget(ctx, filled)
 }
 
 // checkpoint saves all credits that changed since the last check-point. Credits that could not be saved
 // count as changed again. Each batch may take limit; between batches the lease can be renewed.
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
-	began := s.now().Wall.Milliseconds()
+	start := s.now().Wall.Milliseconds()
 	for at := (cursor{}); at.shard < shardCount; {
 		if err := s.saveBatch(ctx, limit, &at); err != nil {
 			return err
 		}
 	}
 	s.saved.Store(int64(s.cfg.Now().Mono))
-	s.savedTo.Store(began)
+	s.savedTo.Store(start)
 	return nil
 }
 
@@ -130,7 +130,7 @@ func (s *Server) saveBatch(ctx context.Context, limit time.Duration, at *cursor)
 	defer s.saving.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return s.tell(table.Saver, s.batch, at, func(t *owners, credits []table.Credit) error {
+	return s.sendChanges(table.Saver, s.batch, at, func(t *owners, credits []table.Credit) error {
 		err := s.save(ctx, t, credits)
 		if err == nil {
 			s.metrics.savedCredits.Add(float64(len(credits)))
@@ -178,7 +178,7 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Keys: s.shards.len(), Partitions: s.held.Load(), Change: s.rules.followed.Load(), Polled: ago(s.rules.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Keys: s.shards.len(), Partitions: s.ownedPartitions.Load(), Change: s.rules.followed.Load(), Polled: ago(s.rules.polled.Load()), Saved: ago(s.saved.Load())}
 	s.replicas.mu.Lock()
 	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address

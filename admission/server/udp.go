@@ -47,7 +47,7 @@ type answered struct {
 	flags   uint8
 	value   uint32
 	charged uint32    // credits taken, see cancel
-	at      mono.Time // when the credits were taken
+	taken   mono.Time // when the credits were taken
 	last    uint64    // the answer's Wait, or its Epoch if kind is Moved
 }
 
@@ -91,7 +91,7 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	asker := l.sessions[from]
 	if q.Kind == wire.Hello || asker == nil || asker.id != q.Session {
 		at := from.AddrPort()
-		if q.Kind == wire.Hello || asker != nil || !l.cookies.Good(q.Session, at, l.now.Wall) {
+		if q.Kind == wire.Hello || asker != nil || !l.cookies.Valid(q.Session, at, l.now.Wall) {
 			s.metrics.hellos.Inc()
 			if a.Kind, a.Session = wire.Issued, l.cookies.Issue(at, l.now.Wall); asker != nil {
 				a.Session = asker.id
@@ -115,10 +115,10 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	asker.mu.Unlock()
 	switch standing {
 	case table.Answered:
-		s.metrics.again.Inc()
+		s.metrics.repeated.Inc()
 		return before.answer(a), keyID, true
 	case table.Pending:
-		s.metrics.again.Inc()
+		s.metrics.repeated.Inc()
 		a.Kind = wire.Waiting
 		return a, keyID, true
 	case table.Old:
@@ -126,15 +126,15 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 		return a, 0, false
 	}
 	peek := q.Flags&wire.Peek != 0
-	v, here := s.decide(q.Key, q.Cost, l.now.Mono, peek)
-	if v.Known || !here {
-		return s.answer(q.Key, asker, q.Number, &v, here, chargeOf(&v, q.Cost, peek), l.now.Mono), keyID, true
+	v, owned := s.decide(q.Key, q.Cost, l.now.Mono, peek)
+	if v.Known || !owned {
+		return s.answer(q.Key, asker, q.Number, &v, owned, chargeOf(&v, q.Cost, peek), l.now.Mono), keyID, true
 	}
 	wait := time.Duration(q.Wait) * time.Millisecond
 	a.Kind = wire.Waiting
 	switch s.lookups.add(string(q.Key), pending{
-		loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek,
-		until: l.now.Mono.Add(min(wait, s.cfg.Lookup)), denied: l.now.Mono.Add(wait),
+		loop: l, asker: asker, client: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek,
+		deadline: l.now.Mono.Add(min(wait, s.cfg.Lookup)), denied: l.now.Mono.Add(wait),
 	}) {
 	case noKey:
 		a.Kind = wire.Busy
@@ -171,7 +171,7 @@ func (s *Server) cancel(q *wire.Question, asker *session, now mono.Time) {
 	}
 	asker.mu.Unlock()
 	if standing == table.Answered {
-		s.refund(q.Key, before.charged, before.at, now)
+		s.refund(q.Key, before.charged, before.taken, now)
 	}
 }
 
@@ -181,12 +181,12 @@ func (s *Server) cancel(q *wire.Question, asker *session, now mono.Time) {
 //   - If another server owns the key, the answer is Moved and is kept: when a late copy arrives, the
 //     asker may have asked the other server, and this server may own the key again.
 //   - If the question was cancelled meanwhile, its charge is refunded.
-func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verdict, here bool, charged uint32, now mono.Time) wire.Answer {
+func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verdict, owned bool, charged uint32, now mono.Time) wire.Answer {
 	a := wire.Answer{Kind: wire.Busy}
 	if v.Known {
 		a = answerOf(v)
 		s.metrics.decided(v)
-	} else if !here {
+	} else if !owned {
 		a = s.elsewhere(key, a)
 	}
 	a.Session, a.Number = asker.id, number
@@ -197,13 +197,13 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 		asker.mu.Unlock()
 		return a
 	}
-	kept := answered{kind: a.Kind, flags: a.Flags, value: a.Value, last: a.Wait, charged: charged, at: now}
+	stored := answered{kind: a.Kind, flags: a.Flags, value: a.Value, last: a.Wait, charged: charged, taken: now}
 	if a.Kind == wire.Moved {
 		s.metrics.moved.Inc()
-		kept.last = uint64(a.Epoch)
+		stored.last = uint64(a.Epoch)
 	}
 	asker.mu.Lock()
-	ended := asker.answers.End(number, kept)
+	ended := asker.answers.End(number, stored)
 	asker.mu.Unlock()
 	if !ended {
 		s.refund(key, charged, now, now)

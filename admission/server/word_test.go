@@ -18,15 +18,15 @@ func TestWord(t *testing.T) {
 		age  time.Duration // how long ago the store was read
 		want time.Duration
 	}{
-		{"fresh", replica{beat: 3}, 0, 5 * time.Second},
-		{"long ago", replica{beat: 3}, 57 * time.Second, 2 * time.Second},
-		{"too long ago", replica{beat: 3}, 59 * time.Second, 0},
+		{"fresh", replica{heartbeat: 3}, 0, 5 * time.Second},
+		{"long ago", replica{heartbeat: 3}, 57 * time.Second, 2 * time.Second},
+		{"too long ago", replica{heartbeat: 3}, 59 * time.Second, 0},
 		{"not its follower", replica{}, 0, 0},
-		{"replaced", replica{beat: 3, replaced: 3}, 0, 0},
-		{"which failed, for it has renewed", replica{beat: 4, replaced: 3}, 0, 5 * time.Second},
-		{"ended", replica{beat: 4, ended: true}, 0, 0},
+		{"replaced", replica{heartbeat: 3, replaced: 3}, 0, 0},
+		{"which failed, for it has renewed", replica{heartbeat: 4, replaced: 3}, 0, 5 * time.Second},
+		{"ended", replica{heartbeat: 4, recovered: true}, 0, 0},
 	} {
-		testkit.Equal(t, test.r.word(0, mono.Time(test.age)), test.want, "%s", test.what)
+		testkit.Equal(t, test.r.promise(0, mono.Time(test.age)), test.want, "%s", test.what)
 	}
 }
 
@@ -35,10 +35,10 @@ func TestWhatIsForgottenIsSaved(t *testing.T) {
 	l := &replicas{max: 1}
 	l.become(1)
 	l.process(2).keys.Put(table.Sent{Credit: table.Credit{Key: "k"}})
-	some := l.some(2, 1)
+	some := l.unsaved(2, 1)
 	l.become(0)
 	l.saved(2, some)
-	testkit.Equal(t, len(l.some(2, 1)), 0, "keys of a process that was forgotten")
+	testkit.Equal(t, len(l.unsaved(2, 1)), 0, "keys of a process that was forgotten")
 }
 
 // Clocks that differ by less than a sixtieth: an owner has stopped strict keys before another server
@@ -54,8 +54,8 @@ func TestClocksRunApart(t *testing.T) {
 		}
 		// The follower read the store at 0, and answers the owner's message late.
 		at := rapid.Float64Range(0, 59).Draw(t, "answered")
-		r := replica{beat: 1}
-		word := r.word(0, mono.Time(at/follower*1e9))
+		r := replica{heartbeat: 1}
+		word := r.promise(0, mono.Time(at/follower*1e9))
 		if end := at + takes(word, owner); word > 0 && end >= takes(leaseOver, follower)+at {
 			t.Fatalf("the owner stops at %.3f s, the follower takes over before", end)
 		} else if word > 0 && end >= 60*other {

@@ -41,11 +41,11 @@ func (t *tx) save(me Member, credits []table.Credit) {
 	for _, c := range credits {
 		at = max(at, c.At)
 	}
-	t.beat(me, at)
-	for some := range slices.Chunk(credits, rowsAtOnce) {
+	t.heartbeat(me, at)
+	for batch := range slices.Chunk(credits, rowsAtOnce) {
 		var rows strings.Builder
 		var args []any
-		for i, c := range some {
+		for i, c := range batch {
 			fmt.Fprintf(&rows, ",($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
 			args = append(args, c.Key, int64(c.Credits), millis(c.At))
 		}
@@ -58,13 +58,13 @@ func (t *tx) save(me Member, credits []table.Credit) {
 // Credits returns the last checkpointed credit of each key. Keys without a checkpoint are absent from
 // the map.
 func (s *Store) Credits(ctx context.Context, keys []string) (map[string]table.Credit, error) {
-	these, args := in(keys)
+	condition, args := in(keys)
 	all, err := list(ctx, s.db, func(row *sql.Rows) (c table.Credit, err error) {
 		var at int64
 		err = row.Scan(&c.Key, &c.Credits, &at)
 		c.At = time.Duration(at) * time.Millisecond
 		return c, err
-	}, `SELECT key, credit_milli, at_ms FROM credits WHERE key IN `+these, args...)
+	}, `SELECT key, credit_milli, at_ms FROM credits WHERE key IN `+condition, args...)
 	credits := make(map[string]table.Credit, len(all))
 	for _, c := range all {
 		credits[c.Key] = c
@@ -94,9 +94,9 @@ func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error)
 // as full.
 func (s *Store) Forget(ctx context.Context, credits []table.Credit) error {
 	return s.transact(ctx, func(t *tx) {
-		for some := range slices.Chunk(credits, rowsAtOnce) {
+		for batch := range slices.Chunk(credits, rowsAtOnce) {
 			query, args := `DELETE FROM credits WHERE (key, credit_milli, at_ms) IN (VALUES `, []any{}
-			for i, c := range some {
+			for i, c := range batch {
 				query += fmt.Sprintf("($%d,%d,%d),", i+1, int64(c.Credits), c.At.Milliseconds())
 				args = append(args, c.Key)
 			}

@@ -50,14 +50,14 @@ var (
 	ErrNoServer = errors.New("no such server")
 )
 
-// beat raises a server's beat, and records the time of the credits that it writes.
-func (t *tx) beat(me Member, at time.Duration) {
-	t.must(ErrFenced, `UPDATE servers SET beat = beat + 1, at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END
+// heartbeat raises a server's beat, and records the time of the credits that it writes.
+func (t *tx) heartbeat(me Member, at time.Duration) {
+	t.expectRow(ErrFenced, `UPDATE servers SET beat = beat + 1, at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END
 		WHERE address = $2 AND instance = $3 AND beat >= $4`, millis(at), me.Address, me.Instance, me.Beat)
 }
 
-// own changes owners, one transaction at a time.
-func (s *Store) own(ctx context.Context, f func(t *tx)) error {
+// inOwnTx changes owners, one transaction at a time.
+func (s *Store) inOwnTx(ctx context.Context, f func(t *tx)) error {
 	return s.transact(ctx, func(t *tx) {
 		t.do(`UPDATE admission SET owners = owners + 1`)
 		f(t)
@@ -78,7 +78,7 @@ func (t *tx) latest(wall time.Duration) (at int64) {
 // lock locks the row of a member, whatever its instance.
 const lock = `UPDATE servers SET at_ms = at_ms WHERE address = $1`
 
-const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`
+const takeSQL = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`
 
 // Join makes a server a member. The server owns the partitions that its address owned before, and the
 // partitions without an owner. Join returns the store's time, from which the server must continue
@@ -91,7 +91,7 @@ const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '',
 // promise.
 func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) (time.Duration, error) {
 	var at int64
-	err := s.own(ctx, func(t *tx) {
+	err := s.inOwnTx(ctx, func(t *tx) {
 		before, lost := t.do(lock, me.Address), int64(0)
 		at = t.latest(wall())
 		if before > 0 {
@@ -102,8 +102,8 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 		}
 		t.do(`DELETE FROM servers WHERE address = $1`, me.Address)
 		t.do(`INSERT INTO servers (address, instance, beat, at_ms, replicate, follower) VALUES ($1, $2, 1, $3, $4, 0)`, me.Address, me.Instance, at, me.Replicate)
-		t.do(take, me.Address, lost, me.Address)
-		t.do(take, me.Address, int64(0), "")
+		t.do(takeSQL, me.Address, lost, me.Address)
+		t.do(takeSQL, me.Address, int64(0), "")
 	})
 	return time.Duration(at) * time.Millisecond, err
 }
@@ -134,9 +134,9 @@ func (s *Store) Members(ctx context.Context) ([]Member, error) {
 
 // Leave ends a membership after a last check-point, so no credits are lost.
 func (s *Store) Leave(ctx context.Context, me Member) error {
-	return s.own(ctx, func(t *tx) {
+	return s.inOwnTx(ctx, func(t *tx) {
 		t.latest(0)
-		t.beat(me, 0)
+		t.heartbeat(me, 0)
 		t.do(`DELETE FROM servers WHERE address = $1`, me.Address)
 	})
 }
@@ -146,21 +146,21 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 // or of a follower with an instance, has changed, or another server has taken the partitions.
 func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
-	err := s.own(ctx, func(t *tx) {
-		t.beat(me, 0)
+	err := s.inOwnTx(ctx, func(t *tx) {
+		t.heartbeat(me, 0)
 		at = t.latest(wall)
 		if follower.Instance != 0 { // locks the row: a renewal comes before, or sees this claim
-			t.must(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat)
+			t.expectRow(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat)
 		}
 		lost := at
 		if from.Instance == 0 {
 			lost = 0
-			t.must(ErrMoved, `UPDATE admission SET change = change
+			t.expectRow(ErrMoved, `UPDATE admission SET change = change
 				WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1) AND EXISTS (SELECT 1 FROM partitions WHERE server = $1)`, from.Address)
 		} else {
-			t.must(ErrMoved, `DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat)
+			t.expectRow(ErrMoved, `DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat)
 		}
-		t.do(take, me.Address, lost, from.Address)
+		t.do(takeSQL, me.Address, lost, from.Address)
 	})
 	return time.Duration(at) * time.Millisecond, err
 }
@@ -184,8 +184,8 @@ func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err
 
 // Move asks the owners of partitions first to last to hand them over to a server. Error: ErrNoServer.
 func (s *Store) Move(ctx context.Context, first, last int, to string) error {
-	return s.own(ctx, func(t *tx) {
-		t.must(ErrNoServer, lock, to)
+	return s.inOwnTx(ctx, func(t *tx) {
+		t.expectRow(ErrNoServer, lock, to)
 		t.do(`UPDATE partitions SET target = CASE WHEN server = $1 THEN '' ELSE $1 END WHERE p BETWEEN $2 AND $3`, to, first, last)
 	})
 }
@@ -193,9 +193,9 @@ func (s *Store) Move(ctx context.Context, first, last int, to string) error {
 // HandOver gives partitions and the credits of their keys to another server, all or none. Errors:
 // ErrFenced; ErrNoServer.
 func (s *Store) HandOver(ctx context.Context, me Member, to string, partitions []int, credits []table.Credit) error {
-	return s.own(ctx, func(t *tx) {
+	return s.inOwnTx(ctx, func(t *tx) {
 		t.save(me, credits)
-		t.must(ErrNoServer, lock, to)
+		t.expectRow(ErrNoServer, lock, to)
 		for _, p := range partitions {
 			t.do(`UPDATE partitions SET server = $1, epoch = epoch + 1, target = '' WHERE p = $2 AND server = $3`, to, p, me.Address)
 		}

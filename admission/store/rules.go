@@ -55,7 +55,7 @@ func (s *Store) DeleteRule(ctx context.Context, key string) (change uint64, err 
 	}
 	err = s.edit(ctx, func(t *tx) {
 		change = t.next()
-		t.must(ErrNoRule, `UPDATE rules SET change = $1, deleted_ms = `+now+` WHERE key = $2 AND deleted_ms IS NULL`, int64(change), key)
+		t.expectRow(ErrNoRule, `UPDATE rules SET change = $1, deleted_ms = `+now+` WHERE key = $2 AND deleted_ms IS NULL`, int64(change), key)
 		t.do(`DELETE FROM rules WHERE deleted_ms < `+now+` - $1`, Remembered.Milliseconds())
 	})
 	return change, err
@@ -90,11 +90,11 @@ func (s *Store) Rule(ctx context.Context, key string) (rule.Rule, error) {
 func (s *Store) RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error) {
 	list, args := in(keys)
 	rules, err := s.rules(ctx, `key IN `+list, args...)
-	of := make(map[string]rule.Rule, len(rules))
+	byKey := make(map[string]rule.Rule, len(rules))
 	for _, r := range rules {
-		of[r.Key] = r
+		byKey[r.Key] = r
 	}
-	return of, err
+	return byKey, err
 }
 
 // in returns the list and the parameters of an IN clause. Requires: len(keys) > 0.
@@ -109,11 +109,11 @@ func in(keys []string) (list string, args []any) {
 // Rules returns up to n rules in the order of their keys: the keys with the given prefix that come
 // after the key after.
 func (s *Store) Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error) {
-	which := `key > $1 AND substr(key, 1, length($2)) = $2 ORDER BY key LIMIT $3`
+	where := `key > $1 AND substr(key, 1, length($2)) = $2 ORDER BY key LIMIT $3`
 	if s.postgres { // compare bytes, as SQLite does
-		which = `key COLLATE "C" > $1 AND starts_with(key, $2) ORDER BY key COLLATE "C" LIMIT $3`
+		where = `key COLLATE "C" > $1 AND starts_with(key, $2) ORDER BY key COLLATE "C" LIMIT $3`
 	}
-	return s.rules(ctx, which, after, prefix, n)
+	return s.rules(ctx, where, after, prefix, n)
 }
 
 // Defaults returns all default rules.
@@ -143,12 +143,12 @@ func (s *Store) LastChange(ctx context.Context) (n uint64, err error) {
 	return n, err
 }
 
-func (s *Store) rules(ctx context.Context, which string, args ...any) ([]rule.Rule, error) {
-	return list(ctx, s.db, func(row *sql.Rows) (rule.Rule, error) { return scan(row) }, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND `+which, args...)
+func (s *Store) rules(ctx context.Context, where string, args ...any) ([]rule.Rule, error) {
+	return list(ctx, s.db, func(row *sql.Rows) (rule.Rule, error) { return scan(row) }, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND `+where, args...)
 }
 
 // list converts each row with one.
-func list[A any](ctx context.Context, db *sql.DB, one func(*sql.Rows) (A, error), query string, args ...any) (all []A, err error) {
+func list[A any](ctx context.Context, db *sql.DB, scan func(*sql.Rows) (A, error), query string, args ...any) (all []A, err error) {
 	ctx, done := patient(ctx)
 	defer done(&err)
 	rows, err := db.QueryContext(ctx, query, args...)
@@ -157,7 +157,7 @@ func list[A any](ctx context.Context, db *sql.DB, one func(*sql.Rows) (A, error)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		a, err := one(rows)
+		a, err := scan(rows)
 		if err != nil {
 			return nil, err
 		}

@@ -134,10 +134,10 @@ func (t *tx) do(query string, args ...any) (rows int64) {
 	return rows
 }
 
-// must runs a statement, and fails with or if no row changed.
-func (t *tx) must(or error, query string, args ...any) {
+// expectRow runs a statement, and fails with or if no row changed.
+func (t *tx) expectRow(failure error, query string, args ...any) {
 	if t.do(query, args...) == 0 {
-		t.fail(or)
+		t.fail(failure)
 	}
 }
 
@@ -163,11 +163,11 @@ func patient(ctx context.Context) (limited context.Context, done func(*error)) {
 func (s *Store) transact(ctx context.Context, f func(t *tx)) (err error) {
 	ctx, done := patient(ctx)
 	defer done(&err)
-	begun, err := s.db.BeginTx(ctx, nil)
+	sqlTx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	t := &tx{Tx: begun, ctx: ctx}
+	t := &tx{Tx: sqlTx, ctx: ctx}
 	if s.postgres { // frees the locks of a disconnected server before its lease is over
 		t.do(`SET LOCAL idle_in_transaction_session_timeout = '2s'`)
 	}

@@ -37,19 +37,19 @@ const (
 // without credits counts as full.
 //
 // A pass that begins at 0 and ends with next = 0 covers every key that had changed when the pass began.
-func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
-	changed := s.changed[by]
+func (s *Shard) Changed(reader Reader, to []Credit, selected func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
+	changed := s.changed[reader]
 	for i := changed.next(from); i >= 0; i = changed.next(i + 1) {
 		if n == 0 {
 			return to, i
 		}
 		n--
 		e := s.slot(i)
-		if of != nil && !of(rule.Partition(s.key(e), rule.Partitions)) {
+		if selected != nil && !selected(rule.Partition(s.key(e), rule.Partitions)) {
 			continue
 		}
 		changed.remove(i)
-		if e.flags&strict != 0 || !e.full(now.Mono) {
+		if e.flags&strict != 0 || !e.isFull(now.Mono) {
 			to = append(to, s.credit(e, now))
 		}
 	}
@@ -57,13 +57,13 @@ func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, fro
 }
 
 // Unread marks credits as changed again after they could not be saved or sent.
-func (s *Shard) Unread(by Reader, credits []Credit) {
+func (s *Shard) Unread(reader Reader, credits []Credit) {
 	for _, c := range credits {
 		if _, i, ok := find(s, c.Key); !ok {
-		} else if by == Saver { // for all readers: a follower that joined meanwhile (see Restart) has not received them
+		} else if reader == Saver { // for all readers: a follower that joined meanwhile (see Restart) has not received them
 			s.touch(i)
 		} else {
-			s.changed[by].add(i)
+			s.changed[reader].add(i)
 		}
 	}
 }
@@ -80,13 +80,13 @@ func (s *Shard) credit(e *slot, now Now) Credit {
 // the credits earned since, at most the capacity. If the wall clock was set back, the key earned
 // nothing. A nil c means that the key was never saved: it is full.
 func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
-	full := tokenbucket.Tokens(r.Share.Burst) * tokenbucket.Token
+	capacity := tokenbucket.Tokens(r.Share.Burst) * tokenbucket.Token
 	if c == nil {
-		return full
+		return capacity
 	}
 	age := max(0, now.Wall-c.At)
 	share, scale := r.Bucket()
 	b := tokenbucket.New(share, now.Mono)
 	b.Retune(now.Mono, share, max(0, c.Credits)*tokenbucket.Tokens(scale))
-	return min(full, b.Tokens(now.Mono.Add(age))/tokenbucket.Tokens(scale))
+	return min(capacity, b.Tokens(now.Mono.Add(age))/tokenbucket.Tokens(scale))
 }

@@ -27,7 +27,7 @@ func (s *Shard) Collide(hashes uint32) { s.hashes = hashes - 1 }
 // Text returns how many bytes keys take, how many of these bytes are in use, and in how many arenas.
 func (s *Shard) Text() (all, live, arenas int) {
 	for a, text := range s.keys.arenas {
-		all, live = all+len(text), live+int(s.keys.live[a])
+		all, live = all+len(text), live+int(s.keys.used[a])
 	}
 	return all, live, len(s.keys.arenas)
 }

@@ -17,10 +17,10 @@ type Replica map[string]Sent
 // Put stores the credit of a key. If the Replica already has a newer credit of the key, Put changes
 // nothing and returns false.
 func (r Replica) Put(s Sent) bool {
-	has, ok := r[s.Key]
+	old, ok := r[s.Key]
 	switch {
-	case !ok || s.Epoch > has.Epoch:
-	case s.Epoch < has.Epoch || s.At < has.At || s.At == has.At && s.Credits > has.Credits:
+	case !ok || s.Epoch > old.Epoch:
+	case s.Epoch < old.Epoch || s.At < old.At || s.At == old.At && s.Credits > old.Credits:
 		return false
 	}
 	r[s.Key] = s

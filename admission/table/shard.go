@@ -23,16 +23,16 @@ import (
 //   - a bucket is evicted only when it is full, because a new bucket of its key would hold no more;
 //     otherwise it leaves only by Forget or with its partition (Drop)
 type Shard struct {
-	max     int // keys
-	seed    maphash.Seed
-	hashes  uint32 // mask of hashes; tests use a small mask, so that keys collide
-	index   map[uint32]int32
-	keys    keys
-	pages   []*[page]slot
-	used    int32  // slots ever used
-	free    uint32 // first free slot, plus 1
-	changed [readers]set
-	hand    int32 // slot where the next search for a key to evict starts
+	max        int // keys
+	seed       maphash.Seed
+	hashes     uint32 // mask of hashes; tests use a small mask, so that keys collide
+	index      map[uint32]int32
+	keys       keys
+	pages      []*[page]slot
+	used       int32  // slots ever used
+	free       uint32 // first free slot, plus 1
+	changed    [readers]set
+	evictStart int32 // slot where the next search for a key to evict starts
 	// Alone reports that no other server decides for strict keys. If it returns false, strict keys are
 	// denied and not charged. nil: always alone.
 	Alone func() bool
@@ -42,7 +42,7 @@ type Shard struct {
 func New(max int) *Shard {
 	return &Shard{
 		max: max, seed: maphash.MakeSeed(), hashes: math.MaxUint32, index: make(map[uint32]int32),
-		keys: keys{arenas: make([]string, 1), live: make([]int32, 1)},
+		keys: keys{arenas: make([]string, 1), used: make([]int32, 1)},
 	}
 }
 
@@ -109,7 +109,7 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 	at, _, _ := find(s, key) // after evict, which may have changed the position
 	share, scale := r.Bucket()
 	e := s.slot(i)
-	*e = slot{flags: inUse, key: s.keep(key), scale: uint16(scale)}
+	*e = slot{flags: inUse, key: s.storeKey(key), scale: uint16(scale)}
 	var b tokenbucket.Bucket
 	b.Retune(now, share, tokenbucket.Tokens(e.scaled(int64(max(0, credits)))))
 	e.setBucket(&b)
@@ -135,9 +135,9 @@ func (e *slot) follow(key string, r *rule.Rule) {
 // evict removes one full key. It looks at a bounded number of keys.
 func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
-		i := s.hand
-		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&inUse != 0 && !s.changed[Saver].has(i) && e.full(now) {
+		i := s.evictStart
+		s.evictStart = (s.evictStart + 1) % s.used
+		if e := s.slot(i); e.flags&inUse != 0 && !s.changed[Saver].contains(i) && e.isFull(now) {
 			s.drop(i)
 			return true
 		}
@@ -145,14 +145,14 @@ func (s *Shard) evict(now mono.Time) bool {
 	return false
 }
 
-func (e *slot) full(now mono.Time) bool {
+func (e *slot) isFull(now mono.Time) bool {
 	b := e.bucket()
 	return b.Tokens(now) >= tokenbucket.Tokens(e.burst)*tokenbucket.Token
 }
 
 func (s *Shard) drop(i int32) {
 	e := s.slot(i)
-	key, kept := s.key(e), e.key
+	key, arena := s.key(e), e.key
 	at, _, _ := find(s, key)
 	s.unindex(at)
 	*e = slot{key: s.free}
@@ -160,7 +160,7 @@ func (s *Shard) drop(i int32) {
 	for _, changed := range s.changed {
 		changed.remove(i)
 	}
-	s.unkeep(kept, len(key))
+	s.unkeep(arena, len(key))
 }
 
 // Follow applies a new version of a key's rule; an older version changes nothing. The bucket keeps its
@@ -189,9 +189,9 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 		now = now.Add(wait)
 	}
 	if int64(e.scale) != scale { // a token is a different fraction of a credit now
-		held := b.Retune(now, tokenbucket.Share{}, 0) / tokenbucket.Tokens(e.scale)
+		credits := b.Retune(now, tokenbucket.Share{}, 0) / tokenbucket.Tokens(e.scale)
 		e.scale = uint16(scale)
-		b.Retune(now, share, tokenbucket.Tokens(e.scaled(int64(held))))
+		b.Retune(now, share, tokenbucket.Tokens(e.scaled(int64(credits))))
 	} else {
 		b.Retune(now, share, 0)
 	}
@@ -219,15 +219,15 @@ func (s *Shard) Refund(key []byte, cost int64, age time.Duration, now mono.Time)
 		earned++
 	}
 	if all := uint64(e.scaled(cost)) * uint64(tokenbucket.Token); all > earned {
-		back := all - earned
-		b.Retune(now, b.Share(), tokenbucket.Tokens(back))
+		refunded := all - earned
+		b.Retune(now, b.Share(), tokenbucket.Tokens(refunded))
 		e.setBucket(&b)
 		s.touch(i)
 	}
 }
 
-// turn returns the end of a turn of n slots from slot from, and the start of the next turn.
-func (s *Shard) turn(from, n int32) (end, next int32) {
+// walk returns the end of a turn of n slots from slot from, and the start of the next turn.
+func (s *Shard) walk(from, n int32) (end, next int32) {
 	if end = min(s.used, from+n); end < s.used {
 		next = end
 	}
@@ -237,7 +237,7 @@ func (s *Shard) turn(from, n int32) (end, next int32) {
 // Undefault applies changed defaults to the keys without a rule of their own, in up to n slots from
 // slot from.
 func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mono.Time) (next int32) {
-	end, next := s.turn(from, n)
+	end, next := s.walk(from, n)
 	for i := from; i < end; i++ {
 		if e := s.slot(i); e.flags&(inUse|byDefault) == inUse|byDefault {
 			key := s.key(e)
@@ -251,10 +251,10 @@ func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mo
 
 // Drop removes the keys of every partition for which of returns true: another server owns the
 // partition now. Drop looks at up to n slots, beginning at slot from.
-func (s *Shard) Drop(of func(partition int) bool, from, n int32) (next int32) {
-	end, next := s.turn(from, n)
+func (s *Shard) Drop(selected func(partition int) bool, from, n int32) (next int32) {
+	end, next := s.walk(from, n)
 	for i := from; i < end; i++ {
-		if e := s.slot(i); e.flags&inUse != 0 && of(rule.Partition(s.key(e), rule.Partitions)) {
+		if e := s.slot(i); e.flags&inUse != 0 && selected(rule.Partition(s.key(e), rule.Partitions)) {
 			s.drop(i)
 		}
 	}
@@ -276,18 +276,18 @@ type Denied struct {
 
 // MostDenied merges the keys of up to n slots from slot from into most, which holds up to many keys,
 // most denied first.
-func (s *Shard) MostDenied(most []Denied, many int, from, n int32) (_ []Denied, next int32) {
-	end, next := s.turn(from, n)
+func (s *Shard) MostDenied(top []Denied, limit int, from, n int32) (_ []Denied, next int32) {
+	end, next := s.walk(from, n)
 	for i := from; i < end; i++ {
 		e := s.slot(i)
-		if e.denied == 0 || len(most) == many && e.denied <= most[many-1].Times {
+		if e.denied == 0 || len(top) == limit && e.denied <= top[limit-1].Times {
 			continue
 		}
-		at, _ := slices.BinarySearchFunc(most, e.denied, func(d Denied, times uint32) int { return cmp.Compare(times, d.Times) })
-		most = slices.Insert(most, at, Denied{s.key(e), e.denied})
-		most = most[:min(many, len(most))]
+		at, _ := slices.BinarySearchFunc(top, e.denied, func(d Denied, times uint32) int { return cmp.Compare(times, d.Times) })
+		top = slices.Insert(top, at, Denied{s.key(e), e.denied})
+		top = top[:min(limit, len(top))]
 	}
-	return most, next
+	return top, next
 }
 
 // Millis returns d in milliseconds, rounded up.

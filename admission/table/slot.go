@@ -106,21 +106,21 @@ const arena = 1 << 14
 
 type keys struct {
 	arenas  []string // text written to each arena
-	live    []int32  // bytes in use in each arena
+	used    []int32  // bytes in use in each arena
 	spare   []uint32 // unused arenas
 	filling uint32   // arena that keep appends to
 	text    strings.Builder
 }
 
-// keep stores key and returns its position.
-func (s *Shard) keep(key string) (at uint32) {
+// storeKey stores key and returns its position.
+func (s *Shard) storeKey(key string) (at uint32) {
 	k := &s.keys
 	if k.text.Len()+1+len(key) > arena {
 		full := k.filling
 		if n := len(k.spare); n > 0 {
 			k.filling, k.spare = k.spare[n-1], k.spare[:n-1]
 		} else {
-			k.filling, k.arenas, k.live = uint32(len(k.arenas)), append(k.arenas, ""), append(k.live, 0)
+			k.filling, k.arenas, k.used = uint32(len(k.arenas)), append(k.arenas, ""), append(k.used, 0)
 		}
 		k.text.Reset()
 		k.text.Grow(arena)
@@ -130,7 +130,7 @@ func (s *Shard) keep(key string) (at uint32) {
 	k.text.WriteByte(byte(len(key) - 1))
 	k.text.WriteString(key)
 	k.arenas[k.filling] = k.text.String()
-	k.live[k.filling] += int32(1 + len(key))
+	k.used[k.filling] += int32(1 + len(key))
 	return at
 }
 
@@ -142,32 +142,32 @@ func keyAt(text string, at uint32) string {
 
 // unkeep releases a key of the given length. Requires: no slot refers to the key.
 func (s *Shard) unkeep(at uint32, length int) {
-	s.keys.live[at/arena] -= int32(1 + length)
+	s.keys.used[at/arena] -= int32(1 + length)
 	s.compact(at / arena)
 }
 
 // compact moves the keys of an arena if less than half of it is in use.
 func (s *Shard) compact(a uint32) {
 	k := &s.keys
-	if a == k.filling || k.live[a] >= arena/2 {
+	if a == k.filling || k.used[a] >= arena/2 {
 		return
 	}
 	text := k.arenas[a]
 	for at := uint32(0); at < uint32(len(text)); {
 		key := keyAt(text, at)
 		if _, i, ok := find(s, key); ok && s.slot(i).key == a*arena+at {
-			s.slot(i).key = s.keep(key)
+			s.slot(i).key = s.storeKey(key)
 		}
 		at += 1 + uint32(len(key))
 	}
-	k.arenas[a], k.live[a], k.spare = "", 0, append(k.spare, a)
+	k.arenas[a], k.used[a], k.spare = "", 0, append(k.spare, a)
 }
 
 type set []uint64
 
-func (b set) has(i int32) bool { return b[i/64]>>(uint32(i)%64)&1 != 0 }
-func (b set) add(i int32)      { b[i/64] |= 1 << (uint32(i) % 64) }
-func (b set) remove(i int32)   { b[i/64] &^= 1 << (uint32(i) % 64) }
+func (b set) contains(i int32) bool { return b[i/64]>>(uint32(i)%64)&1 != 0 }
+func (b set) add(i int32)           { b[i/64] |= 1 << (uint32(i) % 64) }
+func (b set) remove(i int32)        { b[i/64] &^= 1 << (uint32(i) % 64) }
 
 // next returns the first slot in the set from i on, or -1.
 func (b set) next(i int32) int32 {

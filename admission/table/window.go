@@ -42,10 +42,10 @@ func (w *Window[A]) Begin(number uint64) (Standing, A) {
 		return Old, none
 	}
 	// Start small: most askers have few questions at a time.
-	for n := len(w.slots); n < WindowSize && (n == 0 || w.at(number).taken(number)); n = len(w.slots) {
+	for n := len(w.slots); n < WindowSize && (n == 0 || w.slotOf(number).taken(number)); n = len(w.slots) {
 		w.grow()
 	}
-	s := w.at(number)
+	s := w.slotOf(number)
 	if s.stands != Fresh && s.number == number {
 		return s.stands, s.answer
 	}
@@ -56,7 +56,7 @@ func (w *Window[A]) Begin(number uint64) (Standing, A) {
 
 // End keeps the answer to a Pending question. For any other question End returns false.
 func (w *Window[A]) End(number uint64, a A) bool {
-	s := w.at(number)
+	s := w.slotOf(number)
 	if s.number != number || s.stands != Pending {
 		return false
 	}
@@ -66,19 +66,19 @@ func (w *Window[A]) End(number uint64, a A) bool {
 
 // Replace sets the answer to a question that was begun, and overwrites an earlier answer.
 func (w *Window[A]) Replace(number uint64, a A) {
-	if s := w.at(number); s.number == number && s.stands != Fresh {
+	if s := w.slotOf(number); s.number == number && s.stands != Fresh {
 		s.stands, s.answer = Answered, a
 	}
 }
 
 // Cancel forgets a Pending question, which was not decided. If it is sent again, it is Fresh.
 func (w *Window[A]) Cancel(number uint64) {
-	if s := w.at(number); s.number == number && s.stands == Pending {
+	if s := w.slotOf(number); s.number == number && s.stands == Pending {
 		s.stands = Fresh
 	}
 }
 
-func (w *Window[A]) at(number uint64) *windowSlot[A] {
+func (w *Window[A]) slotOf(number uint64) *windowSlot[A] {
 	return &w.slots[number&uint64(len(w.slots)-1)] // len is a power of two
 }
 
@@ -92,7 +92,7 @@ func (w *Window[A]) grow() {
 	w.slots = make([]windowSlot[A], min(WindowSize, max(64, 4*len(old))))
 	for _, s := range old {
 		if s.stands != Fresh {
-			*w.at(s.number) = s
+			*w.slotOf(s.number) = s
 		}
 	}
 }

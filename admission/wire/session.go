@@ -29,17 +29,17 @@ func NewSessions(secret []byte) *Sessions {
 
 // Issue returns the session of an address. now is the wall clock.
 func (s *Sessions) Issue(from netip.AddrPort, now time.Duration) uint64 {
-	return s.of(from, hour(now))
+	return s.sessionOf(from, hour(now))
 }
 
-// Good reports whether the session was issued to the address in this hour or the previous hour.
-func (s *Sessions) Good(session uint64, from netip.AddrPort, now time.Duration) bool {
-	return session == s.of(from, hour(now)) || session == s.of(from, hour(now)-1)
+// Valid reports whether the session was issued to the address in this hour or the previous hour.
+func (s *Sessions) Valid(session uint64, from netip.AddrPort, now time.Duration) bool {
+	return session == s.sessionOf(from, hour(now)) || session == s.sessionOf(from, hour(now)-1)
 }
 
 func hour(now time.Duration) uint64 { return uint64(now / SessionLife) }
 
-func (s *Sessions) of(from netip.AddrPort, hour uint64) uint64 {
+func (s *Sessions) sessionOf(from netip.AddrPort, hour uint64) uint64 {
 	a := from.Addr().As16()
 	copy(s.msg[:], a[:])
 	binary.BigEndian.PutUint16(s.msg[16:], from.Port())

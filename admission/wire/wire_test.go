@@ -143,7 +143,7 @@ func TestSessions(t *testing.T) {
 		{"mapped address", s, "[::ffff:192.0.2.1]:4000", now, true},
 		{"after a restart", restarted, "192.0.2.1:4000", now, false},
 	} {
-		testkit.Equal(t, test.s.Good(id, at(test.from), test.now), test.want, "%s", test.name)
+		testkit.Equal(t, test.s.Valid(id, at(test.from), test.now), test.want, "%s", test.name)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	q := wire.Question{Kind: wire.Ask, Key: []byte("tenant/acme/http")}
 	testkit.Equal(t, testing.AllocsPerRun(100, func() {
 		got, id, err := s.ParseQuestion(s.AppendQuestion(buf, q))
-		if ok := sessions.Good(sessions.Issue(from, 0), from, 0); err != nil || !ok {
+		if ok := sessions.Valid(sessions.Issue(from, 0), from, 0); err != nil || !ok {
 			t.Fatal(err)
 		}
 		_, err = s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id))
