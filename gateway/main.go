@@ -34,17 +34,17 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	o.control.Log(log)
 	o.brokers.Log(log)
 	// net/http logs through package log, for example about a server that sends unrequested data.
-	others, told := obs.Sparse(log)
-	defer told()
+	sparse, endLog := obs.Sparse(log)
+	defer endLog()
 	slog.SetLogLoggerLevel(slog.LevelWarn)
-	slog.SetDefault(others)
+	slog.SetDefault(sparse)
 	var group lifecycle.Group
 	metrics := obs.NewRegistry()
 	o.guard.Measure(metrics)
 	config := o.proxy
 	config.Tokens, config.Log, config.Metrics = o.guard.Tokens(), log, metrics
-	if len(o.asks.Servers) > 0 {
-		asker, err := client.New(o.asks)
+	if len(o.admission.Servers) > 0 {
+		asker, err := client.New(o.admission)
 		if err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		defer lifecycle.Hold(ctx)() // emptying the queues may take all of a daemon's stop time
 		return lifecycle.ServeWithin(p.Listener(web, o.guard), p.Server(o.maxHeader), p.Drain)(ctx)
 	})
-	tell(log, config.Policy)
+	logWarnings(log, config.Policy)
 	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.String(),
 		"classes", len(config.Policy.Classes), "servers", len(config.Policy.Servers))
 	err = group.Run(ctx)
@@ -94,27 +94,27 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 // follow reads the policy again when a file has changed. A faulty policy changes nothing, and follow
 // logs the same faults once.
 func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
-	said := ""
+	lastFault := ""
 	for clock.Sleep(ctx, time.Second) {
-		to, err := o.readPolicy(false)
-		if to != nil {
-			err = p.SetPolicy(to)
+		changed, err := o.readPolicy(false)
+		if changed != nil {
+			err = p.SetPolicy(changed)
 		}
 		switch {
-		case err != nil && err.Error() != said:
-			said = err.Error()
+		case err != nil && err.Error() != lastFault:
+			lastFault = err.Error()
 			log.Warn("the changed policy has faults; the one before stays in force", "file", o.policyFile, obs.KeyError, err)
-		case err == nil && to != nil:
-			said = ""
-			log.Info("policy read again", "file", o.policyFile, "classes", len(to.Classes), "servers", len(to.Servers))
-			tell(log, to)
+		case err == nil && changed != nil:
+			lastFault = ""
+			log.Info("policy read again", "file", o.policyFile, "classes", len(changed.Classes), "servers", len(changed.Servers))
+			logWarnings(log, changed)
 		}
 	}
 	return nil
 }
 
-// tell logs the warnings of a policy.
-func tell(log *slog.Logger, p *policy.Policy) {
+// logWarnings logs the warnings of a policy.
+func logWarnings(log *slog.Logger, p *policy.Policy) {
 	for _, warning := range p.Warnings {
 		log.Warn("policy", "warning", warning)
 	}

@@ -26,13 +26,13 @@ type options struct {
 	httpAddress, adminAddress string
 	policyFile, profiles      string
 	text                      string // the policy and the profiles in use
-	seen                      string // the policy and the profiles as last read
+	lastRead                  string // the policy and the profiles as last read
 	maxHeader                 int
 	maxPublish                int64
 	proxy                     proxy.Config
 	security                  secure.ServerConfig
 	guard                     *secure.Server
-	asks                      client.Config
+	admission                 client.Config
 	control, brokers          secure.ClientConfig // for the loaddistributor and for the brokers
 	publishers                publishers.Config
 }
@@ -44,7 +44,7 @@ func (o *options) groups() []daemon.Group {
 		{Title: daemon.Limits, Flags: o.limitFlags},
 		{Title: daemon.Cluster, Flags: o.clusterFlags},
 		{Title: daemon.Security, Flags: o.securityFlags},
-		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) { o.asks.Flags(fs, "for classes with an admission key") }},
+		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) { o.admission.Flags(fs, "for classes with an admission key") }},
 	}
 }
 
@@ -142,17 +142,17 @@ func readOptional(flag, file string) (string, error) {
 // if the text has changed since the last read: a file that is being written may be a valid policy with
 // fewer classes and servers.
 func (o *options) readPolicy(now bool) (*policy.Policy, error) {
-	before := o.seen
+	previous := o.lastRead
 	text, err := readOptional("--policy", o.policyFile)
 	profiles, lack := readOptional("--profiles", o.profiles)
-	o.seen = text + profiles
+	o.lastRead = text + profiles
 	if err := errors.Join(err, lack); err != nil {
 		return nil, err
 	}
-	if o.seen == o.text || o.seen != before && !now {
+	if o.lastRead == o.text || o.lastRead != previous && !now {
 		return nil, nil
 	}
-	o.text = o.seen
+	o.text = o.lastRead
 	p, err := policy.Parse([]byte(o.text))
 	if err != nil {
 		return nil, fmt.Errorf("--policy %s: %w", o.policyFile, err)

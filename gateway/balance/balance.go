@@ -37,11 +37,11 @@ func (k *Kind) Set(name string) error {
 }
 
 const (
-	gamma     = 0.1                    // weight of a new sample, the paper's forgetting factor
-	initial   = 100 * time.Millisecond // T before any server has been measured
-	minimum   = time.Microsecond       // lower bound of T: with T = 0 one server would get all requests
-	stale     = 10 * time.Second       // an idle server without a sample for this long gets a trial request
-	reporting = time.Second            // validity of a reported in-flight count
+	gamma          = 0.1                    // weight of a new sample, the paper's forgetting factor
+	initial        = 100 * time.Millisecond // T before any server has been measured
+	minimum        = time.Microsecond       // lower bound of T: with T = 0 one server would get all requests
+	idleTrialAfter = 10 * time.Second       // an idle server without a sample for this long gets a trial request
+	reporting      = time.Second            // validity of a reported in-flight count
 )
 
 // Balancer tracks the requests in flight at each server and the speed of each server. A server is
@@ -76,16 +76,16 @@ type server struct {
 	refusals  int           // failures and refusals since the last answer
 	interval  time.Duration // T; valid while samples > 0
 	samples   uint64
-	began     mono.Time // start of the busy period, while InFlight > 0
+	busySince mono.Time // start of the busy period, while InFlight > 0
 	departure mono.Time // last departure
 	sampled   mono.Time // last departure, addition or trial
 
 	// Requests in flight from other gateways; valid until othersUntil.
-	others      int
-	othersUntil mono.Time
+	otherGateways int
+	othersUntil   mono.Time
 
 	health
-	turns int // for Busy: Apache's lbstatus
+	lbstatus int // for Busy: Apache's lbstatus
 }
 
 // New returns a balancer with the given number of unmeasured servers. Ties are broken with rng.
@@ -121,13 +121,13 @@ func (b *Balancer) Remove(server int) {
 // Pick returns the best server in fits for a request. It returns -1 if the request must wait for
 // another request to end. Pick changes nothing; call Sent when the request is sent.
 func (b *Balancer) Pick(now mono.Time, fits []int) int {
-	best, least, ties := -1, math.Inf(1), 0
+	best, lowest, ties := -1, math.Inf(1), 0
 	for _, i := range fits {
 		s := &b.servers[i]
 		if !s.present {
 			continue
 		}
-		if s.due(now, patience) || b.kind == JBQ && s.stale(now, 2*stale) {
+		if s.due(now, patience) || b.kind == JBQ && s.needsTrial(now, 2*idleTrialAfter) {
 			return i // no idempotent request came for a probe: use this request
 		}
 		if s.ejected {
@@ -144,13 +144,13 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 			cost = float64((i - b.last - 1 + n) % n)
 		}
 		switch {
-		case cost < least:
-			best, least, ties = i, cost, 1
-		case cost == least && b.kind == Busy:
-			if s.turns > b.servers[best].turns {
+		case cost < lowest:
+			best, lowest, ties = i, cost, 1
+		case cost == lowest && b.kind == Busy:
+			if s.lbstatus > b.servers[best].lbstatus {
 				best = i
 			}
-		case cost == least:
+		case cost == lowest:
 			if ties++; b.rng.IntN(ties) == 0 {
 				best = i
 			}
@@ -171,7 +171,7 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 	for _, i := range fits {
 		s := &b.servers[i]
-		if s.present && (s.due(now, 0) || b.kind == JBQ && s.stale(now, stale)) {
+		if s.present && (s.due(now, 0) || b.kind == JBQ && s.needsTrial(now, idleTrialAfter)) {
 			return i, true
 		}
 	}
@@ -182,8 +182,8 @@ func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 func (b *Balancer) Sent(server int, now mono.Time) {
 	s := &b.servers[server]
 	if s.InFlight == 0 {
-		s.began = now
-		if s.stale(now, stale) {
+		s.busySince = now
+		if s.needsTrial(now, idleTrialAfter) {
 			s.sampled = now
 		}
 	}
@@ -194,8 +194,8 @@ func (b *Balancer) Sent(server int, now mono.Time) {
 	if b.kind == Busy {
 		for i := range b.servers {
 			if b.servers[i].present {
-				b.servers[i].turns++
-				s.turns--
+				b.servers[i].lbstatus++
+				s.lbstatus--
 			}
 		}
 	}
@@ -232,16 +232,16 @@ func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	case Refused:
 		s.Departed++
 		s.refusals++
-		took := now.Sub(max(s.departure, s.began))
-		s.refuse(now, took, t)
+		served := now.Sub(max(s.departure, s.busySince))
+		s.refuse(now, served, t)
 		s.departure, s.sampled = now, now
 		b.reckon()
 	default:
 		s.Departed++
 		s.refusals = 0
-		took := now.Sub(max(s.departure, s.began))
-		s.succeed(now, took, t)
-		s.learn(took)
+		served := now.Sub(max(s.departure, s.busySince))
+		s.succeed(now, served, t)
+		s.learn(served)
 		s.departure, s.sampled = now, now
 		b.reckon()
 	}
@@ -252,7 +252,7 @@ func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 // Otherwise several gateways would all choose the same idle server.
 func (b *Balancer) Reported(server, inFlight int, now mono.Time) {
 	s := &b.servers[server]
-	s.others = max(inFlight-s.InFlight, 0)
+	s.otherGateways = max(inFlight-s.InFlight, 0)
 	s.othersUntil = now.Add(reporting)
 }
 
@@ -284,7 +284,7 @@ func (b *Balancer) Stats(now mono.Time, dst []Stat) []Stat {
 // answer returns R in nanoseconds.
 func (b *Balancer) answer(s *server, now mono.Time) float64 {
 	t := b.intervalOf(s)
-	return (1 + float64(s.InFlight+s.elsewhere(now)) + s.owed(now, 0, t)) * float64(t)
+	return (1 + float64(s.InFlight+s.elsewhere(now)) + s.remaining(now, 0, t)) * float64(t)
 }
 
 // intervalOf returns T. A server that only refuses is assumed to be no faster than the median of the
@@ -304,7 +304,7 @@ func (b *Balancer) intervalOf(s *server) time.Duration {
 // every request for which the others have no room.
 func (b *Balancer) preferred(to int, fits []int, now mono.Time) bool {
 	s := &b.servers[to]
-	if s.owed(now, 0, b.intervalOf(s)) == 0 {
+	if s.remaining(now, 0, b.intervalOf(s)) == 0 {
 		return false
 	}
 	answer := b.answer(s, now)
@@ -318,7 +318,7 @@ func (b *Balancer) preferred(to int, fits []int, now mono.Time) bool {
 
 func (s *server) elsewhere(now mono.Time) int {
 	if now < s.othersUntil {
-		return s.others
+		return s.otherGateways
 	}
 	return 0
 }
@@ -332,9 +332,9 @@ func (s *server) learn(t time.Duration) {
 	s.interval = max(time.Duration((1-weight)*float64(s.interval)+weight*float64(t)), minimum)
 }
 
-// stale reports whether an idle server has had neither a sample nor a trial request for so long.
-func (s *server) stale(now mono.Time, long time.Duration) bool {
-	return s.InFlight == 0 && !s.ejected && now.Sub(s.sampled) >= long
+// needsTrial reports whether an idle server has had neither a sample nor a trial request for so long.
+func (s *server) needsTrial(now mono.Time, after time.Duration) bool {
+	return s.InFlight == 0 && !s.ejected && now.Sub(s.sampled) >= after
 }
 
 func (s *server) end(server int) {

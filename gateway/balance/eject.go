@@ -38,7 +38,7 @@ func (h *health) due(now mono.Time, since time.Duration) bool {
 
 // fail counts a failure of a server with interval t.
 func (h *health) fail(now mono.Time, t time.Duration) {
-	h.debt, h.debtAt = h.owed(now, 0, t)+1, now
+	h.debt, h.debtAt = h.remaining(now, 0, t)+1, now
 	h.failures++
 	if h.ejected && !h.trying || !h.ejected && h.failures < tolerated {
 		return // sent before the ejection, or too few failures
@@ -57,15 +57,15 @@ func (h *health) refuse(now mono.Time, worked, t time.Duration) {
 // succeed counts an answer after worked time.
 func (h *health) succeed(now mono.Time, worked, t time.Duration) {
 	h.failures = 0
-	h.debt, h.debtAt = h.owed(now, worked, t), now
+	h.debt, h.debtAt = h.remaining(now, worked, t), now
 	if h.ejected && h.trying {
 		*h = health{}
 	}
 }
 
-// owed returns the failed requests that an equal server would still be busy with. The debt falls by one
-// each t, except during the time worked on other requests.
-func (h *health) owed(now mono.Time, worked, t time.Duration) float64 {
+// remaining returns the failed requests that an equal server would still be busy with. The debt
+// falls by one each t, except during the time worked on other requests.
+func (h *health) remaining(now mono.Time, worked, t time.Duration) float64 {
 	if h.debt == 0 {
 		return 0
 	}

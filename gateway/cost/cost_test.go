@@ -147,7 +147,7 @@ func TestReports(t *testing.T) {
 		r, err := table.ParseReport(text)
 		g.Expect(err).NotTo(HaveOccurred(), text)
 		g.Expect(r).To(Equal(Report{
-			InFlight: 4, cost: [schedule.MaxResources]float64{30}, has: 1,
+			InFlight: 4, cost: [schedule.MaxResources]float64{30}, fields: 1,
 			busy: [schedule.MaxResources]float64{.5, .9}, reports: 3,
 		}), text)
 	}

@@ -26,8 +26,8 @@ type Report struct {
 	InFlight float64
 
 	cost, busy [schedule.MaxResources]float64
-	// has and reports have the bit of each resource present in cost and busy.
-	has, reports uint
+	// fields and reports have the bit of each resource present in cost and busy.
+	fields, reports uint
 }
 
 // ParseReport reads a Header: an ORCA load report (xds.data.orca.v3.OrcaLoadReport) as
@@ -110,7 +110,7 @@ func (t *Table) enter(r *Report, group, name string, value float64) error {
 		r.InFlight = value
 	case k < 0:
 	case group == "request_cost" || group == "requestCost":
-		r.cost[k], r.has = value, r.has|1<<k
+		r.cost[k], r.fields = value, r.fields|1<<k
 	case group == "utilization":
 		r.busy[k], r.reports = value, r.reports|1<<k
 	}

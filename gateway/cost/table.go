@@ -41,10 +41,10 @@ const bytesPerSecond = 125e6
 // Table knows the cost of requests.
 type Table struct {
 	// Set once.
-	names    []string
-	from     []int     // index in the policy
-	capacity []float64 // of the reference server, in units per second
-	shares   []schedule.Vector
+	names       []string
+	policyIndex []int     // index in the policy
+	capacity    []float64 // of the reference server, in units per second
+	shares      []schedule.Vector
 
 	routes, old map[string]*Route // requested recently, and before
 	all         Route             // learns from every request
@@ -79,15 +79,15 @@ func New(resources []string, capacities [][]float64, gateways int) *Table {
 			largest = max(largest, c[i])
 		}
 		if largest > 0 && len(t.names) < schedule.MaxResources {
-			t.names, t.from, t.capacity = append(t.names, name), append(t.from, i), append(t.capacity, largest)
+			t.names, t.policyIndex, t.capacity = append(t.names, name), append(t.policyIndex, i), append(t.capacity, largest)
 		}
 	}
 	if len(t.names) == 0 {
-		t.names, t.from, t.capacity = []string{Time, Bytes}, []int{-1, -1}, []float64{Together, bytesPerSecond}
+		t.names, t.policyIndex, t.capacity = []string{Time, Bytes}, []int{-1, -1}, []float64{Together, bytesPerSecond}
 	}
 	for i, c := range capacities {
 		v := slices.Repeat(schedule.Vector{100 / float64(gateways)}, len(t.names))
-		for k, from := range t.from {
+		for k, from := range t.policyIndex {
 			if from >= 0 && c[from] > 0 {
 				v[k] *= c[from] / t.capacity[k]
 			}
@@ -104,7 +104,7 @@ func (t *Table) Resources() []string { return t.names }
 // Measured has the bit of each resource without a configured capacity. The free part of such a resource
 // is a guess, so no request should wait for it.
 func (t *Table) Measured() (set uint) {
-	for k, from := range t.from {
+	for k, from := range t.policyIndex {
 		if from < 0 {
 			set |= 1 << k
 		}
@@ -194,8 +194,8 @@ func (t *Table) taught(r *Route) *Route {
 func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, bytes float64, report *Report) {
 	for k := range v {
 		var u float64
-		switch i, bit := t.from[k], uint(1)<<k; {
-		case report.has&bit != 0:
+		switch i, bit := t.policyIndex[k], uint(1)<<k; {
+		case report.fields&bit != 0:
 			u = report.cost[k]
 		case r.learned&bit != 0:
 			u = r.units[k]
@@ -213,21 +213,21 @@ func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, by
 // Settle fills v with the cost of a finished request, for the scheduler's Done. took is the request's
 // time at the server. bytes counts its body and answer. report is the server's report. Only a properly
 // answered request teaches: a fast failure is not cheap.
-func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.Duration, bytes int64, report *Report, teaches bool) {
-	t.vector(v, r, known, took.Seconds(), float64(bytes), report)
+func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, elapsed time.Duration, bytes int64, report *Report, teaches bool) {
+	t.vector(v, r, known, elapsed.Seconds(), float64(bytes), report)
 	if !teaches {
 		return
 	}
-	seconds, size := min(took, maxTook).Seconds(), float64(bytes)
-	for _, of := range []*Route{r, &t.all} {
-		if !of.sampled {
-			of.sampled, of.seconds, of.bytes = true, seconds, size
+	seconds, size := min(elapsed, maxTook).Seconds(), float64(bytes)
+	for _, route := range []*Route{r, &t.all} {
+		if !route.sampled {
+			route.sampled, route.seconds, route.bytes = true, seconds, size
 		}
-		of.seconds += gamma * (seconds - of.seconds)
-		of.bytes += gamma * (size - of.bytes)
+		route.seconds += gamma * (seconds - route.seconds)
+		route.bytes += gamma * (size - route.bytes)
 	}
 	for k := range t.names {
-		if bit := uint(1) << k; report.has&bit != 0 {
+		if bit := uint(1) << k; report.fields&bit != 0 {
 			u := min(report.cost[k], schedule.MaxMeasured/100*t.capacity[k]*Window.Seconds())
 			if r.learned&bit == 0 {
 				r.units[k], r.learned = u, r.learned|bit

@@ -36,7 +36,7 @@ func TestLimitStaysWithinItsBounds(t *testing.T) {
 				took := rapid.SampledFrom([]time.Duration{now.Sub(f.since), 0, time.Hour, -1}).Draw(t, "took")
 				l.Answered(f.sample, rapid.Uint32().Draw(t, "slot"), took, took/2, now)
 			}
-			if l.Most() < 1 || l.Most() > most || l.limit < float64(max(least, 1)) || !(l.knee >= 1) || l.probing > int(l.limit) {
+			if l.Most() < 1 || l.Most() > maxLimit || l.limit < float64(max(least, 1)) || !(l.knee >= 1) || l.probing > int(l.limit) {
 				t.Fatalf("at most %d in flight, %d during a probe; limit %v, knee %v", l.Most(), l.probing, l.limit, l.knee)
 			}
 		}

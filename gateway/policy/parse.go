@@ -22,9 +22,9 @@ const (
 	maxUnits     = 1e15
 )
 
-// Parse reads a policy. The error joins all faults, each with its line number, with two exceptions. Parse
-// reports only the first value of a wrong type in a class. A top-level value or a timeout of a wrong
-// type is the only fault in the error.
+// Parse reads a policy. The error joins all faults, each with its line number, with two exceptions.
+// Parse reports only the first value of a wrong type in a class. A top-level value or a timeout of
+// a wrong type is the only fault in the error.
 func Parse(text []byte) (*Policy, error) {
 	var file struct {
 		TrustedHeaders []string       `toml:"trusted_headers"`
@@ -55,13 +55,13 @@ func Parse(text []byte) (*Policy, error) {
 	for i, table := range file.Class {
 		c := newClass("")
 		if err := meta.PrimitiveDecode(table, &c); err != nil {
-			key, what := "", err.Error()
+			key, fault := "", err.Error()
 			// The library reports the line of the last class with this key.
-			if _, said, ok := strings.Cut(what, `(last key "class.`); ok {
-				key, what, _ = strings.Cut(said, `"): `)
+			if _, class, ok := strings.Cut(fault, `(last key "class.`); ok {
+				key, fault, _ = strings.Cut(class, `"): `)
 				key, _, _ = strings.Cut(key, ".")
 			}
-			r.fault("class", i, key, "%s", what)
+			r.fault("class", i, key, "%s", fault)
 			unread = true
 			continue
 		}
@@ -113,8 +113,8 @@ type reader struct {
 
 // fault adds a fault of a key in the n-th table of a kind, counted from 0.
 func (r *reader) fault(table string, n int, key, format string, args ...any) {
-	where := fmt.Sprintf("line %d: %s: ", r.line(table, n, key), strings.TrimSuffix(table+"."+key, "."))
-	r.faults = append(r.faults, errors.New(where+fmt.Sprintf(format, args...)))
+	location := fmt.Sprintf("line %d: %s: ", r.line(table, n, key), strings.TrimSuffix(table+"."+key, "."))
+	r.faults = append(r.faults, errors.New(location+fmt.Sprintf(format, args...)))
 }
 
 // line returns the line of the key in the n-th table. If the table lacks the key, line returns the
@@ -197,10 +197,10 @@ func (r *reader) class(n int, c *Class) {
 }
 
 // resources adds the resources that the tables name: all keys except none.
-func (r *reader) resources(kind string, tables []map[string]any, none ...string) {
+func (r *reader) resources(kind string, tables []map[string]any, empty ...string) {
 	for n, table := range tables {
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if slices.Contains(none, name) || slices.Contains(r.Resources, name) {
+			if slices.Contains(empty, name) || slices.Contains(r.Resources, name) {
 				continue
 			}
 			if len(name) > 32 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {

@@ -64,47 +64,47 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	for _, path := range paths {
 		for _, together := range []int{1, 2, 4} {
-			each, _, err := cfg.measure(ctx, together, path)
+			usage, _, err := cfg.measure(ctx, together, path)
 			if err != nil {
 				return nil, err
 			}
 			if together == 1 {
-				r.Costs[path] = each
+				r.Costs[path] = usage
 			}
 			alone := r.Costs[path]
 			for _, name := range slices.Sorted(maps.Keys(alone)) {
-				if a, b := alone[name], each[name]; math.Abs(a-b) > 0.2*max(a, b) {
+				if a, b := alone[name], usage[name]; math.Abs(a-b) > 0.2*max(a, b) {
 					r.Warnings = append(r.Warnings, fmt.Sprintf("%s takes %.3g of %s alone, and %.3g with %d at once", path, a, name, b, together))
 				}
 			}
 		}
 	}
-	before := math.Inf(1) // seconds
+	last := math.Inf(1) // seconds
 	for together := 4; together <= maxAtOnce; together *= 2 {
-		each, seconds, err := cfg.measure(ctx, together, paths...)
+		usage, seconds, err := cfg.measure(ctx, together, paths...)
 		if err != nil {
 			return nil, err
 		}
-		for name, used := range each {
+		for name, used := range usage {
 			r.Capacity[name] = max(r.Capacity[name], used/seconds)
 		}
-		if gain*seconds > before {
+		if gain*seconds > last {
 			break
 		}
-		before = seconds
+		last = seconds
 	}
 	return r, nil
 }
 
 // measure requests paths in turn, together at a time, Repeat times each in all. It returns the usage
 // per request, and the elapsed time divided by the number of requests.
-func (c *Config) measure(ctx context.Context, together int, paths ...string) (each Usage, seconds float64, err error) {
+func (c *Config) measure(ctx context.Context, together int, paths ...string) (usage Usage, seconds float64, err error) {
 	n := max(c.Repeat*len(paths), together)
-	before, err := c.usage(ctx)
+	first, err := c.usage(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
-	began := time.Now()
+	start := time.Now()
 	group, asking := errgroup.WithContext(ctx)
 	group.SetLimit(together)
 	for i := range n {
@@ -116,24 +116,24 @@ func (c *Config) measure(ctx context.Context, together int, paths ...string) (ea
 	if err := group.Wait(); err != nil {
 		return nil, 0, err
 	}
-	seconds = time.Since(began).Seconds() / float64(n)
-	each, err = c.usage(ctx)
-	for name := range each {
-		each[name] = max(each[name]-before[name], 0) / float64(n)
+	seconds = time.Since(start).Seconds() / float64(n)
+	usage, err = c.usage(ctx)
+	for name := range usage {
+		usage[name] = max(usage[name]-first[name], 0) / float64(n)
 	}
-	return each, seconds, err
+	return usage, seconds, err
 }
 
 // paths returns the paths to measure.
 func (c *Config) paths(ctx context.Context) (found []string, err error) {
-	var known []string // found, and broken links
+	var paths []string // found, and broken links
 	add := func(link string, from *url.URL) {
 		u, err := from.Parse(strings.TrimSpace(link))
 		if err != nil || u.Host != c.Server.Host || u.Scheme != c.Server.Scheme {
 			return
 		}
-		if path := "/" + strings.TrimPrefix(u.EscapedPath(), "/"); !slices.Contains(known, path) && len(known) < maxPages {
-			known = append(known, path)
+		if path := "/" + strings.TrimPrefix(u.EscapedPath(), "/"); !slices.Contains(paths, path) && len(paths) < maxPages {
+			paths = append(paths, path)
 		}
 	}
 	links := func(in []byte, kind *regexp.Regexp, from *url.URL) {
@@ -146,23 +146,23 @@ func (c *Config) paths(ctx context.Context) (found []string, err error) {
 		for _, u := range c.URLs {
 			add(u, c.Server)
 		}
-		return known, nil
+		return paths, nil
 	case c.Sitemap != "":
 		text, err := c.get(ctx, c.Sitemap)
 		links(text, locs, c.Server)
-		return known, err
+		return paths, err
 	}
 	add("/", c.Server)
-	for i := 0; i < len(known); i++ { // known grows in the loop
-		text, err := c.get(ctx, known[i])
+	for i := 0; i < len(paths); i++ { // known grows in the loop
+		text, err := c.get(ctx, paths[i])
 		if errors.As(err, new(statusError)) && i > 0 {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, known[i])
-		links(text, hrefs, c.Server.JoinPath(known[i]))
+		found = append(found, paths[i])
+		links(text, hrefs, c.Server.JoinPath(paths[i]))
 	}
 	return found, nil
 }

@@ -29,29 +29,29 @@ const (
 // has returned.
 type requestBody struct {
 	io.ReadCloser
-	of      *http.Request
+	request *http.Request
 	control *http.ResponseController
 	limit   time.Duration
 	rate    int64         // bytes per second; 0: only limit applies
 	waited  time.Duration // total of all reads; owned by the reader
 	// continued is closed once the server has asked for the body, or the request is over. nil: the
 	// client sends the body unasked.
-	continued chan struct{}
-	wanted    bool        // awaitContinue has returned true; owned by the reader
-	proceeds  atomic.Bool // continued is closed
-	answered  atomic.Bool // the server has sent the head of its answer
+	continued     chan struct{}
+	wantsContinue bool        // awaitContinue has returned true; owned by the reader
+	proceeds      atomic.Bool // continued is closed
+	answered      atomic.Bool // the server has sent the head of its answer
 	// Written by the transport's goroutine, which may still be reading.
-	read, ended atomic.Bool
-	bytes       atomic.Int64
-	err         atomic.Pointer[error]
+	read, complete atomic.Bool
+	bytes          atomic.Int64
+	err            atomic.Pointer[error]
 	// Set when the request is over: nothing more is passed on.
-	over atomic.Bool
+	late atomic.Bool
 }
 
 // newBody returns the body of a request. It makes net/http write the answer before the end of the body,
 // because the server may answer early, or body and answer may both be streams.
 func newBody(w http.ResponseWriter, r *http.Request, limit time.Duration, rate int64) *requestBody {
-	b := &requestBody{ReadCloser: r.Body, of: r, control: http.NewResponseController(w), limit: limit, rate: rate}
+	b := &requestBody{ReadCloser: r.Body, request: r, control: http.NewResponseController(w), limit: limit, rate: rate}
 	if httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue") {
 		b.continued = make(chan struct{})
 	}
@@ -62,24 +62,24 @@ func newBody(w http.ResponseWriter, r *http.Request, limit time.Duration, rate i
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.read.Store(true)
-	if b.over.Load() || !b.awaitContinue() {
+	if b.late.Load() || !b.awaitContinue() {
 		return 0, http.ErrBodyReadAfterClose
 	}
-	began := time.Now()
-	b.limitNext(began)
-	if b.over.Load() { // leave may have run since the first check
+	start := time.Now()
+	b.limitNext(start)
+	if b.late.Load() { // leave may have run since the first check
 		b.stop()
 	}
 	n, err := b.ReadCloser.Read(p)
-	b.waited += time.Since(began)
+	b.waited += time.Since(start)
 	b.bytes.Add(int64(n))
 	switch {
 	case err == io.EOF:
-		b.ended.Store(true)
+		b.complete.Store(true)
 		// Without this, net/http's own read, which watches for the client's end, would time out.
 		_ = b.control.SetReadDeadline(time.Time{})
-		dropTrailers(b.of.Trailer) // trailers may include some that were not announced
-	case err != nil && !b.over.Load(): // the client failed; leave did not cause the error
+		dropTrailers(b.request.Trailer) // trailers may include some that were not announced
+	case err != nil && !b.late.Load(): // the client failed; leave did not cause the error
 		b.err.Store(&err)
 	}
 	return n, err
@@ -90,25 +90,25 @@ func (b *requestBody) Read(p []byte) (int, error) {
 // answers instead, awaitContinue waits until the answer is relayed, because a transport drops the
 // answer if it cannot read the body.
 func (b *requestBody) awaitContinue() bool {
-	if b.continued == nil || b.wanted {
+	if b.continued == nil || b.wantsContinue {
 		return true
 	}
 	timer := time.NewTimer(continueAfter)
 	defer timer.Stop()
-	gone := b.of.Context().Done()
+	done := b.request.Context().Done()
 	select {
 	case <-b.continued:
-	case <-gone:
+	case <-done:
 	case <-timer.C:
 		if b.answered.Load() {
 			select {
 			case <-b.continued:
-			case <-gone:
+			case <-done:
 			}
 		}
 	}
-	b.wanted = !b.over.Load() && b.of.Context().Err() == nil
-	return b.wanted
+	b.wantsContinue = !b.late.Load() && b.request.Context().Err() == nil
+	return b.wantsContinue
 }
 
 // proceed records that the server has asked for the body, or that the request is over.
@@ -140,21 +140,21 @@ func (b *requestBody) failed() error {
 // pending reports whether the client still has to send a part of the body on an HTTP/1.1 connection.
 // Such a connection cannot be kept after an answer. HTTP/2 ends only the stream.
 func (b *requestBody) pending() bool {
-	if b.ReadCloser == nil || b.of.ProtoMajor != 1 || b.ended.Load() {
+	if b.ReadCloser == nil || b.request.ProtoMajor != 1 || b.complete.Load() {
 		return false
 	}
-	return b.of.ContentLength < 0 || b.bytes.Load() < b.of.ContentLength
+	return b.request.ContentLength < 0 || b.bytes.Load() < b.request.ContentLength
 }
 
 // drain drops the body of a refused request, if the body is small and has already arrived. A client
 // that asked first may continue without sending the body.
 func (b *requestBody) drain() {
-	if !b.pending() || b.read.Load() || b.of.Header["Expect"] != nil {
+	if !b.pending() || b.read.Load() || b.request.Header["Expect"] != nil {
 		return
 	}
 	_ = b.control.SetReadDeadline(time.Now().Add(drainFor))
 	if _, err := io.CopyN(io.Discard, b.ReadCloser, drainMost); err == io.EOF {
-		b.ended.Store(true)
+		b.complete.Store(true)
 		_ = b.control.SetReadDeadline(time.Time{})
 	}
 }
@@ -163,8 +163,8 @@ func (b *requestBody) drain() {
 // of the body for lingerFor. net/http clears the read deadline in between, so a timer sets the
 // deadline. A second leave does nothing.
 func (b *requestBody) leave() {
-	ends := b.ReadCloser != nil && b.of.ProtoMajor > 1 && !b.ended.Load() // true: ends only the stream, not the connection
-	if !ends && !b.pending() || b.over.Swap(true) {
+	ends := b.ReadCloser != nil && b.request.ProtoMajor > 1 && !b.complete.Load() // true: ends only the stream, not the connection
+	if !ends && !b.pending() || b.late.Swap(true) {
 		return
 	}
 	b.proceed()
@@ -172,7 +172,7 @@ func (b *requestBody) leave() {
 	if ends {
 		return
 	}
-	if conn, known := b.of.Context().Value(connKey{}).(net.Conn); known {
+	if conn, known := b.request.Context().Value(connKey{}).(net.Conn); known {
 		time.AfterFunc(lingerFor, func() { _ = conn.SetReadDeadline(time.Now()) })
 	}
 }

@@ -54,7 +54,7 @@ type ticket struct {
 	refused          error // set by a change of the policy
 	route            *cost.Route
 	sample           limit.Sample
-	apart            bool                  // a stream, not counted for the server's limit
+	stream           bool                  // a stream, not counted for the server's limit
 	place            list.Element[*ticket] // in tickets
 }
 
@@ -147,21 +147,21 @@ type next struct {
 
 // prepare prepares a policy; known is the number of servers so far. With thousands of classes this
 // takes a while. Requests continue meanwhile, because prepare touches no shared state.
-func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
+func (d *dispatcher) prepare(changed *policy.Policy, known int) (*next, error) {
 	var capacities [][]float64
-	n := &next{policy: to, byName: map[string]int{}, byURL: map[string]int{}}
-	for i, s := range to.Servers {
+	n := &next{policy: changed, byName: map[string]int{}, byURL: map[string]int{}}
+	for i, s := range changed.Servers {
 		capacities = append(capacities, s.Capacity)
 		n.byURL[s.URL] = i
 	}
-	n.cost = cost.New(to.Resources, capacities, max(d.cfg.Gateways, 1))
+	n.cost = cost.New(changed.Resources, capacities, max(d.cfg.Gateways, 1))
 	mode, err := modeOf(d.cfg.Scheduler, n.cost.Resources())
 	if err != nil {
 		return nil, err
 	}
 	// one number for each server that may need one
-	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(to.Servers), 1), Measured: n.cost.Measured()}
-	for i, c := range to.Classes {
+	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(changed.Servers), 1), Measured: n.cost.Measured()}
+	for i, c := range changed.Classes {
 		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
 		n.classes = append(n.classes, counts{waits: obs.NewLatency()})
 		n.byName[c.Name] = i
@@ -178,12 +178,12 @@ func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
 // configure replaces the policy. Waiting requests keep waiting, in their order and under the name of
 // their class, and requests at a server stay there. On an error nothing changes. Requires: one call at
 // a time, so that the number of servers seen at the start stays valid.
-func (d *dispatcher) configure(to *policy.Policy, transports map[policy.Reach]*http.Transport, now mono.Time) error {
+func (d *dispatcher) configure(changed *policy.Policy, transports map[policy.Reach]*http.Transport, now mono.Time) error {
 	m := &d.mu
 	m.Lock()
 	known := len(m.servers)
 	m.Unlock()
-	n, err := d.prepare(to, known)
+	n, err := d.prepare(changed, known)
 	if err != nil {
 		return err
 	}
@@ -195,7 +195,7 @@ func (d *dispatcher) configure(to *policy.Policy, transports map[policy.Reach]*h
 		}
 	}
 	old := m.schedule
-	m.schedule, m.policy, m.cost, m.classes, m.byName = n.schedule, to, n.cost, n.classes, n.byName
+	m.schedule, m.policy, m.cost, m.classes, m.byName = n.schedule, changed, n.cost, n.classes, n.byName
 	m.vector = make(schedule.Vector, len(n.cost.Resources()))
 	d.reader.Store(n.cost)
 	d.renumberLocked(now, n.byURL)
@@ -207,7 +207,7 @@ func (d *dispatcher) configure(to *policy.Policy, transports map[policy.Reach]*h
 		d.fillLocked(t)
 		if !waits {
 			m.schedule.Adopt(&t.request, t.server)
-			if t.apart {
+			if t.stream {
 				m.schedule.SetApart(&t.request)
 			}
 		} else if t.refused = d.arriveLocked(t); t.refused != nil {
@@ -233,13 +233,13 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 			*s = server{index: -1, limit: s.limit, faults: s.faults} // the server's last requests still use these fields
 		}
 	}
-	for i, of := range m.policy.Servers {
+	for i, entry := range m.policy.Servers {
 		n := numbers[i]
 		if n < 0 {
 			if n = m.balance.Add(now); n == len(m.servers) {
 				m.servers = append(m.servers, server{})
 			}
-			m.servers[n] = server{Server: of, index: i, limit: limit.New(len(m.cost.Resources()))}
+			m.servers[n] = server{Server: entry, index: i, limit: limit.New(len(m.cost.Resources()))}
 			m.servers[n].faults, _ = obs.Sparse(d.cfg.Log)
 		}
 		m.schedule.SetCapacity(n, m.cost.Capacity(i))
@@ -339,24 +339,24 @@ func (t *ticket) wait() error {
 		return nil
 	default: // avoids a timer
 	}
-	late := time.NewTimer(t.class.Wait)
-	defer late.Stop()
-	var look <-chan time.Time
+	timeout := time.NewTimer(t.class.Wait)
+	defer timeout.Stop()
+	var recheck <-chan time.Time
 	client := connection(t.r)
 	if client != nil {
 		ticker := time.NewTicker(lookEvery)
 		defer ticker.Stop()
-		look = ticker.C
+		recheck = ticker.C
 	}
 	for {
 		select {
 		case <-t.granted:
 			return nil
-		case <-late.C:
+		case <-timeout.C:
 			return errLate
 		case <-t.r.Context().Done():
 			return errGone
-		case <-look:
+		case <-recheck:
 			if client.HungUp() {
 				return errGone
 			}
@@ -367,7 +367,7 @@ func (t *ticket) wait() error {
 // finish settles a request that enter has let through, once. The class is charged for what the request
 // took, however it ended. If the client aborted the request before an answer, the charge is at least
 // the expected cost.
-func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
+func (d *dispatcher) finish(t *ticket, outcome balance.Outcome, now mono.Time) {
 	reader := d.reader.Load()
 	report, err := cost.Report{InFlight: -1}, error(nil)
 	if t.report != "" {
@@ -383,12 +383,12 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 		report = cost.Report{InFlight: -1}
 	}
 	served := now.Sub(t.started)
-	took := served
-	if how == balance.Aborted && t.status == 0 {
-		took = max(took, m.cost.Expected(t.route)) // few servers stop working when the client leaves
+	elapsed := served
+	if outcome == balance.Aborted && t.status == 0 {
+		elapsed = max(elapsed, m.cost.Expected(t.route)) // few servers stop working when the client leaves
 	}
-	teaches := how == balance.Answered
-	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), took, t.bytes, &report, teaches)
+	teaches := outcome == balance.Answered
+	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), elapsed, t.bytes, &report, teaches)
 	if t.sends == 0 {
 		clear(m.vector) // no server received the request
 	}
@@ -396,31 +396,31 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	if t.report != "" {
 		d.observeLocked(t.server, &report, now)
 	}
-	m.balance.Ended(t.server, now, how)
-	if how == balance.Failed {
+	m.balance.Ended(t.server, now, outcome)
+	if outcome == balance.Failed {
 		m.servers[t.server].reason = t.reason
 	}
-	d.learnLimitLocked(t, how, served, now)
+	d.learnLimitLocked(t, outcome, served, now)
 	m.servers[t.server].resent += uint64(max(t.sends-1, 0))
 	t.place.Remove()
 	d.sendLocked(now)
 }
 
-// again sends a request whose server could not be reached to the best other server, each server once,
+// retry sends a request whose server could not be reached to the best other server, each server once,
 // and reports whether there is one. The request does not wait again, even if all other servers are
 // busy. The excess over their capacity is at most the load of the lost server.
-func (d *dispatcher) again(t *ticket, now mono.Time) bool {
+func (d *dispatcher) retry(t *ticket, now mono.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := &d.mu
 	t.tried = append(t.tried, t.server)
-	var others []int
+	var alternatives []int
 	for n := range m.servers {
 		if !slices.Contains(t.tried, n) {
-			others = append(others, n)
+			alternatives = append(alternatives, n)
 		}
 	}
-	number := m.balance.Pick(now, others)
+	number := m.balance.Pick(now, alternatives)
 	if number < 0 {
 		return false
 	}
@@ -488,17 +488,17 @@ func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 
 // learnLimitLocked tells a server's limit how long a request took. Refusals have a latency of their
 // own, so they count as a separate route.
-func (d *dispatcher) learnLimitLocked(t *ticket, how balance.Outcome, took time.Duration, now mono.Time) {
+func (d *dispatcher) learnLimitLocked(t *ticket, outcome balance.Outcome, elapsed time.Duration, now mono.Time) {
 	s := &d.mu.servers[t.server]
 	head := mono.Time(t.head.Load())
-	if how != balance.Answered && how != balance.Refused || head == 0 || t.apart {
+	if outcome != balance.Answered && outcome != balance.Refused || head == 0 || t.stream {
 		return
 	}
 	slot := t.route.Hash
-	if how == balance.Refused {
+	if outcome == balance.Refused {
 		slot++
 	}
-	s.limit.Answered(t.sample, slot, head.Sub(t.started), took, now)
+	s.limit.Answered(t.sample, slot, head.Sub(t.started), elapsed, now)
 	d.mu.schedule.SetLimit(t.server, s.limit.Most())
 }
 
@@ -511,7 +511,7 @@ func (d *dispatcher) stream(t *ticket) {
 }
 
 func (d *dispatcher) setApartLocked(t *ticket) {
-	t.apart = true
+	t.stream = true
 	d.mu.schedule.SetApart(&t.request)
 }
 
@@ -520,7 +520,7 @@ func (d *dispatcher) setApartLocked(t *ticket) {
 func (d *dispatcher) relieveLocked(now mono.Time) {
 	m := &d.mu
 	for t := range m.tickets.All() {
-		if head := mono.Time(t.head.Load()); head != 0 && !t.apart && now.Sub(head) >= streamAfter {
+		if head := mono.Time(t.head.Load()); head != 0 && !t.stream && now.Sub(head) >= streamAfter {
 			d.setApartLocked(t)
 		}
 	}

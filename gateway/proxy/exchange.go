@@ -48,7 +48,7 @@ type exchange struct {
 	body   *requestBody
 	queued time.Duration
 
-	whole    bool      // the answer is complete
+	complete bool      // the answer is complete
 	deadline mono.Time // time to renew the write deadline
 
 	writeErr error  // why the client did not get the whole answer
@@ -95,8 +95,8 @@ func (x *exchange) serve() {
 	x.reverse.ServeHTTP(x, x.r)
 }
 
-func (x *exchange) settle(how balance.Outcome) {
-	if how == balance.Failed {
+func (x *exchange) settle(outcome balance.Outcome) {
+	if outcome == balance.Failed {
 		if x.reason = reasonOf(x.cause, x.status); x.cause == nil && x.grpc != "" {
 			x.reason = "answered with grpc-status " + x.grpc[:min(len(x.grpc), 2)]
 		}
@@ -105,7 +105,7 @@ func (x *exchange) settle(how balance.Outcome) {
 		}
 	}
 	x.bytes += x.body.bytes.Load()
-	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
+	x.p.dispatcher.finish(&x.ticket, outcome, clock.Mono())
 }
 
 // blame logs a server's fault.
@@ -119,13 +119,13 @@ func (x *exchange) blame(err error) {
 // better, except 501 and 505, which mean that no server can.
 func (x *exchange) outcome() balance.Outcome {
 	switch {
-	case x.whole && (x.status >= 500 && x.status != http.StatusNotImplemented && x.status != http.StatusHTTPVersionNotSupported || grpcFails(x.grpc)):
+	case x.complete && (x.status >= 500 && x.status != http.StatusNotImplemented && x.status != http.StatusHTTPVersionNotSupported || grpcFails(x.grpc)):
 		return balance.Failed
-	case x.whole && (x.status >= http.StatusBadRequest || x.grpc != "" && x.grpc != "0"):
+	case x.complete && (x.status >= http.StatusBadRequest || x.grpc != "" && x.grpc != "0"):
 		return balance.Refused
-	case x.whole:
+	case x.complete:
 		return balance.Answered
-	case !x.whole && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
+	case !x.complete && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
 		return balance.Aborted
 	}
 	return balance.Failed
@@ -153,7 +153,7 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 		}
 		faults, url := x.faults, x.url
 		x.reason = reasonOf(err, 0)
-		if !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+		if !x.p.dispatcher.retry(&x.ticket, clock.Mono()) {
 			return res, err
 		}
 		faults.Warn("cannot connect to a server; another one gets the request", "url", url, obs.KeyReason, x.reason, obs.KeyError, err)
@@ -341,8 +341,8 @@ func (x *exchange) load(h http.Header) {
 }
 
 // grpcStatus keeps the gRPC status of a header or trailer.
-func (x *exchange) grpcStatus(header, of http.Header) {
-	if status := of["Grpc-Status"]; len(status) > 0 && strings.HasPrefix(header.Get("Content-Type"), "application/grpc") {
+func (x *exchange) grpcStatus(header, source http.Header) {
+	if status := source["Grpc-Status"]; len(status) > 0 && strings.HasPrefix(header.Get("Content-Type"), "application/grpc") {
 		x.grpc = status[0]
 	}
 }
@@ -496,7 +496,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 		b.x.cause = err
 	}
 	if err == io.EOF {
-		b.x.whole = true
+		b.x.complete = true
 		b.x.load(b.res.Trailer)
 		b.x.grpcStatus(b.res.Header, b.res.Trailer)
 		delete(b.res.Trailer, classHeader)

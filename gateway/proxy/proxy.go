@@ -105,27 +105,27 @@ func New(cfg Config) (*Proxy, error) {
 
 // SetPolicy applies another policy to all later requests and to the waiting requests. On an error
 // nothing changes.
-func (p *Proxy) SetPolicy(to *policy.Policy) error {
-	next := &rules{policy: to, transports: map[policy.Reach]*http.Transport{}}
-	for i := range to.Classes {
-		next.classes = append(next.classes, class{&to.Classes[i], []string{to.Classes[i].Name}})
+func (p *Proxy) SetPolicy(changed *policy.Policy) error {
+	next := &rules{policy: changed, transports: map[policy.Reach]*http.Transport{}}
+	for i := range changed.Classes {
+		next.classes = append(next.classes, class{&changed.Classes[i], []string{changed.Classes[i].Name}})
 	}
 	old := p.rules.Load()
-	for _, s := range to.Servers {
+	for _, s := range changed.Servers {
 		if next.transports[s.Reach] != nil {
 			continue
 		}
-		if old != nil && old.policy.Timeouts == to.Timeouts && s.Reach.CAFile == "" && old.transports[s.Reach] != nil {
+		if old != nil && old.policy.Timeouts == changed.Timeouts && s.Reach.CAFile == "" && old.transports[s.Reach] != nil {
 			next.transports[s.Reach] = old.transports[s.Reach]
 			continue
 		}
-		transport, err := newTransport(s.Reach, to.Timeouts)
+		transport, err := newTransport(s.Reach, changed.Timeouts)
 		if err != nil {
 			return fmt.Errorf("server %s: %w", s.URL, err)
 		}
 		next.transports[s.Reach] = transport
 	}
-	if err := p.dispatcher.configure(to, next.transports, clock.Mono()); err != nil {
+	if err := p.dispatcher.configure(changed, next.transports, clock.Mono()); err != nil {
 		return err
 	}
 	p.rules.Store(next)
@@ -173,9 +173,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body := &noBody
 	if r.Body != nil && r.Body != http.NoBody {
 		// net/http needs its own body to know how much is left to read.
-		defer func(own io.ReadCloser) {
+		defer func(original io.ReadCloser) {
 			body.leave()
-			r.Body = own
+			r.Body = original
 		}(r.Body)
 		if p.cfg.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, p.cfg.MaxBody)
@@ -189,7 +189,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case framing.Twice(conn, r):
 		// The rest may be anything: do not read it.
 		w.Header().Set("Connection", "close")
-		body.over.Store(true)
+		body.late.Store(true)
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		code, text = http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other"
 	case r.Method == http.MethodConnect:
@@ -213,7 +213,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if code != 0 {
 		w.Header()[classHeader] = c.header
 		bound(w, rules.policy.Timeouts.Response)
-		if !body.over.Load() {
+		if !body.late.Load() {
 			body.drain()
 		}
 		http.Error(earlyWriter{w, body}, text, code)
@@ -221,16 +221,16 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x := p.exchanges.Get().(*exchange)
 	x.ResponseWriter, x.rules, x.body = w, rules, body
-	x.r, x.class, x.request.Bytes = r, c, held(r)
+	x.r, x.class, x.request.Bytes = r, c, waitingBytes(r)
 	p.pass(x)
 }
 
 // pass queues a request, then serves or refuses it.
 func (p *Proxy) pass(x *exchange) {
 	defer p.release(x)
-	began := clock.Mono()
-	err := p.dispatcher.enter(&x.ticket, began)
-	x.queued = clock.Mono().Sub(began)
+	start := clock.Mono()
+	err := p.dispatcher.enter(&x.ticket, start)
+	x.queued = clock.Mono().Sub(start)
 	switch {
 	case err == nil:
 		x.serve()
@@ -252,9 +252,9 @@ const (
 	heldByValue   = 16
 )
 
-// held estimates the memory of a waiting request in bytes: its header, plus the declared size of its
-// body.
-func held(r *http.Request) int {
+// waitingBytes estimates the memory of a waiting request in bytes: its header, plus the declared
+// size of its body.
+func waitingBytes(r *http.Request) int {
 	bytes := heldByRequest + len(r.RequestURI)
 	for name, values := range r.Header {
 		bytes += heldByName + len(name) + len(values)*heldByValue

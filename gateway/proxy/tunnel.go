@@ -32,7 +32,7 @@ type tunnel struct {
 		frames  frames
 		reading bool // the client has received everything that was read
 		leaving bool // send a Close frame at the next boundary of frames
-		left    bool // the Close frame is sent: drop further data of the server
+		closing bool // the Close frame is sent: drop further data of the server
 	}
 }
 
@@ -65,10 +65,10 @@ func (t *tunnel) pass(p []byte) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.mu.left:
+	case t.mu.closing:
 		return 0
 	case t.mu.leaving:
-		p = p[:t.mu.frames.rest(p)]
+		p = p[:t.mu.frames.payload(p)]
 	default:
 		t.mu.frames.skip(p)
 	}
@@ -88,8 +88,8 @@ func (t *tunnel) leave() {
 }
 
 func (t *tunnel) leaveLocked() {
-	if t.mu.leaving && !t.mu.left && t.mu.frames.between() {
-		t.mu.left = true
+	if t.mu.leaving && !t.mu.closing && t.mu.frames.atBoundary() {
+		t.mu.closing = true
 		_ = t.client.SetWriteDeadline(time.Now().Add(farewell))
 		_, _ = t.client.Write(goingAway) // fails if the client is already gone
 	}
@@ -109,10 +109,10 @@ func (t *tunnel) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-func (t *tunnel) moved(ended bool) {
+func (t *tunnel) moved(atEnd bool) {
 	if last := t.last.Load(); last != nil {
 		last.Reset(t.limit)
-	} else if ended {
+	} else if atEnd {
 		t.last.Store(time.AfterFunc(t.limit, func() { _ = t.Close() }))
 	}
 }
@@ -164,21 +164,21 @@ func (t *tunnels) leave() {
 	if len(all) == 0 {
 		return
 	}
-	var told sync.WaitGroup
+	var notified sync.WaitGroup
 	for _, w := range all { // order: each by itself
-		told.Go(w.leave)
+		notified.Go(w.leave)
 	}
-	ended := make(chan struct{})
+	done := make(chan struct{})
 	go func() { // ends with the tunnels, for which Run waits
-		told.Wait()
+		notified.Wait()
 		t.Wait()
-		close(ended)
+		close(done)
 	}()
-	late := time.NewTimer(farewell)
-	defer late.Stop()
+	timeout := time.NewTimer(farewell)
+	defer timeout.Stop()
 	select {
-	case <-ended:
-	case <-late.C:
+	case <-done:
+	case <-timeout.C:
 	}
 }
 
@@ -186,13 +186,13 @@ func (t *tunnels) leave() {
 //
 //	FIN, RSV, opcode | MASK, length | 0, 2 or 8 bytes of length | 0 or 4 bytes of mask | payload
 type frames struct {
-	header [14]byte
-	have   int    // bytes of header
-	left   uint64 // bytes of payload
+	header      [14]byte
+	have        int    // bytes of header
+	payloadLeft uint64 // bytes of payload
 }
 
-// between reports whether the next byte begins a frame.
-func (f *frames) between() bool { return f.have == 0 && f.left == 0 }
+// atBoundary reports whether the next byte begins a frame.
+func (f *frames) atBoundary() bool { return f.have == 0 && f.payloadLeft == 0 }
 
 // skip consumes p.
 func (f *frames) skip(p []byte) {
@@ -201,9 +201,9 @@ func (f *frames) skip(p []byte) {
 	}
 }
 
-// rest consumes bytes up to the end of the current frame, and returns their number.
-func (f *frames) rest(p []byte) (n int) {
-	for n < len(p) && !f.between() {
+// payload consumes bytes up to the end of the current frame, and returns their number.
+func (f *frames) payload(p []byte) (n int) {
+	for n < len(p) && !f.atBoundary() {
 		n += f.step(p[n:])
 	}
 	return n
@@ -212,9 +212,9 @@ func (f *frames) rest(p []byte) (n int) {
 // step consumes at least one byte, and none of a second frame. It returns the number of bytes.
 // Requires: p is not empty.
 func (f *frames) step(p []byte) int {
-	if f.left > 0 {
-		n := min(uint64(len(p)), f.left)
-		f.left -= n
+	if f.payloadLeft > 0 {
+		n := min(uint64(len(p)), f.payloadLeft)
+		f.payloadLeft -= n
 		return int(n)
 	}
 	f.header[f.have] = p[0]
@@ -237,11 +237,11 @@ func (f *frames) step(p []byte) int {
 	}
 	switch f.have = 0; length {
 	case 126:
-		f.left = uint64(binary.BigEndian.Uint16(f.header[2:]))
+		f.payloadLeft = uint64(binary.BigEndian.Uint16(f.header[2:]))
 	case 127:
-		f.left = binary.BigEndian.Uint64(f.header[2:])
+		f.payloadLeft = binary.BigEndian.Uint64(f.header[2:])
 	default:
-		f.left = uint64(length)
+		f.payloadLeft = uint64(length)
 	}
 	return 1
 }

@@ -101,9 +101,9 @@ func TestFramesOfWebsockets(t *testing.T) {
 			n := rapid.IntRange(1, min(len(all)-at, 70000)).Draw(t, "piece")
 			piece := all[at : at+n]
 			if rapid.Bool().Draw(t, "to the end of a frame") {
-				begun := !f.between()
-				n = f.rest(piece)
-				if n < len(piece) && !f.between() || begun && n == 0 {
+				begun := !f.atBoundary()
+				n = f.payload(piece)
+				if n < len(piece) && !f.atBoundary() || begun && n == 0 {
 					t.Fatalf("%d of %d bytes, and not at an end", n, len(piece))
 				}
 				if n == 0 {
@@ -114,7 +114,7 @@ func TestFramesOfWebsockets(t *testing.T) {
 				f.skip(piece)
 			}
 			at += n
-			testkit.MustEqual(t, f.between(), ends[at], "at %d of %d", at, len(all))
+			testkit.MustEqual(t, f.atBoundary(), ends[at], "at %d of %d", at, len(all))
 		}
 	})
 }

@@ -81,7 +81,7 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 }
 
 // publish publishes the messages of a request. h is the header of the answer.
-func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, tenant string, charge func(int) admission.Decision) error {
+func (s *Service) publish(h http.Header, r *http.Request, received *nsqhttp.Body, tenant string, charge func(int) admission.Decision) error {
 	var k pool.Key
 	var body []byte
 	var batch nsqhttp.Messages
@@ -94,7 +94,7 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 		messages = batch.Len()
 		// The list of messages and the broker's command take many times the size of the body, if the
 		// lines have one byte each.
-		err = held.Grow(batch.Bytes() + messages*pool.PerMessage)
+		err = received.Grow(batch.Bytes() + messages*pool.PerMessage)
 	}
 	switch {
 	case err != nil || messages == 0:
@@ -124,6 +124,6 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 	if batch != nil {
 		m.Batch = batch
 	}
-	is := line.Begin(ctx, k, m)
-	return is.Wait()
+	pending := line.Begin(ctx, k, m)
+	return pending.Wait()
 }

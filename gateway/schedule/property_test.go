@@ -181,12 +181,12 @@ func TestNoStarvation(t *testing.T) {
 		// A round gives every class a quantum, and sends at most the credit of all classes.
 		round, debt := int64(0), int64(0)
 		for i := range w.classes {
-			round += (w.classes[i].quantum + 100*one) * int64(w.cfg.Resources) / one
+			round += (w.classes[i].quantum + 100*unit) * int64(w.cfg.Resources) / unit
 			for _, k := range w.managed {
 				debt = max(debt, -w.classes[i].deficit[k]/w.classes[i].quantum)
 			}
 		}
-		limit := (debt + 4 + int64(len(w.queued))*100*one/c.quantum) * round * patience
+		limit := (debt + 4 + int64(len(w.queued))*100*unit/c.quantum) * round * patience
 		for n := int64(0); last.waiting; n++ {
 			if n > limit {
 				t.Fatalf("class %d, type %d waits after %d others were sent: %+v", last.Class, last.kind, n, w.Classes())
@@ -291,7 +291,7 @@ func TestGuarantee(t *testing.T) {
 				}
 				for _, k := range w.managed {
 					used, granted := c.used[k]-begin[i].used[k], c.granted-begin[i].granted[k]
-					if most := granted + c.quantum + 100*one + max(0, -c.deficit[k]); used > most {
+					if most := granted + c.quantum + 100*unit + max(0, -c.deficit[k]); used > most {
 						t.Fatalf("class %d took %d of resource %d, and was granted %d: at most %d", i, used, k, granted, most)
 					}
 					if !settle && backlogged[i] && back[i][k] && holds(i, k, 0) {

@@ -23,15 +23,15 @@ const (
 )
 
 const (
-	// one is one percent in the scheduler's units. Counters are integers, so that additions and
+	// unit is one percent in the scheduler's units. Counters are integers, so that additions and
 	// subtractions cancel exactly.
-	one = 10_000
+	unit = 10_000
 	// patience is the number of times that a type may be passed over.
 	patience = 8
 	// window is the number of arrivals, up to twice as many, for which the largest request counts.
 	window = 1024
-	// most bounds a deficit and a debt: a hundred million percent.
-	most = int64(1e8 * one)
+	// maxUnits bounds a deficit and a debt: a hundred million percent.
+	maxUnits = int64(1e8 * unit)
 )
 
 // Vector is a cost or capacity by resource, in percent of the capacity of a reference server
@@ -94,7 +94,7 @@ type Request struct {
 	server  int
 	waiting bool
 	sent    bool // at its server
-	apart   bool // does not count for its server's limit
+	stream  bool // does not count for its server's limit
 }
 
 // class is the scheduler's state of a Class.
@@ -129,14 +129,14 @@ type Scheduler struct {
 	// managed has the scheduled resources; awaited has the managed resources that requests wait for.
 	managed, awaited []int
 
-	classes []class
-	servers []server
-	fits    []int // servers that fit the last request examined
-	sum     [MaxResources]int64
-	waiting int
+	classes    []class
+	servers    []server
+	candidates []int // servers that fit the last request examined
+	sum        [MaxResources]int64
+	waiting    int
 	// By type.
 	queued, pointer, passed [MaxResources]int
-	turn                    int    // type that wins a tie
+	tieWinner               int    // type that wins a tie
 	round                   uint64 // number of grants
 
 	// quantum is the smallest quantum, 1 to 2 times the largest request. largest is the maximum entry
@@ -170,7 +170,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		cfg:     cfg,
-		classes: make([]class, len(cfg.Classes)), servers: make([]server, cfg.Servers), fits: make([]int, 0, cfg.Servers),
+		classes: make([]class, len(cfg.Classes)), servers: make([]server, cfg.Servers), candidates: make([]int, 0, cfg.Servers),
 	}
 	for k := range cfg.Resources {
 		if cfg.Mode == MQoS || cfg.Mode == Single(k) {
@@ -183,7 +183,7 @@ func New(cfg Config) (*Scheduler, error) {
 	for i, c := range cfg.Classes {
 		s.classes[i].Class, s.classes[i].ratio = c, c.Weight/minimum
 	}
-	s.setQuantum(10 * one)
+	s.setQuantum(10 * unit)
 	for i := range s.servers {
 		s.SetCapacity(i, slices.Repeat(Vector{100}, cfg.Resources))
 		s.SetLimit(i, math.MaxInt)
@@ -204,11 +204,11 @@ func (v Vector) units(k int, limit float64) int64 {
 	if k >= len(v) || !(v[k] > 0) { // also if v[k] is NaN
 		return 0
 	}
-	return int64(math.Round(min(v[k], limit) * one))
+	return int64(math.Round(min(v[k], limit) * unit))
 }
 
-// take copies a cost vector and returns the request's type.
-func (s *Scheduler) take(v Vector, limit float64, into *[MaxResources]int64) (kind int) {
+// toUnits copies a cost vector and returns the request's type.
+func (s *Scheduler) toUnits(v Vector, limit float64, into *[MaxResources]int64) (kind int) {
 	if len(s.managed) > 0 {
 		kind = s.managed[0]
 	}
@@ -220,7 +220,7 @@ func (s *Scheduler) take(v Vector, limit float64, into *[MaxResources]int64) (ki
 			kind = k
 		}
 	}
-	into[kind] = max(into[kind], int64(MinCost*one))
+	into[kind] = max(into[kind], int64(MinCost*unit))
 	return kind
 }
 
@@ -234,7 +234,7 @@ func (s *Scheduler) Arrive(r *Request) error {
 	if c.waiting >= c.Queue || c.QueueBytes > 0 && c.bytes+int64(r.Bytes) > c.QueueBytes {
 		return ErrQueueFull
 	}
-	r.kind = s.take(r.Cost, 100, &r.cost)
+	r.kind = s.toUnits(r.Cost, 100, &r.cost)
 	r.waiting = true
 	s.queue(r).Push(&r.place, r)
 	s.count(r, 1)
@@ -279,12 +279,12 @@ func (s *Scheduler) measure(r *Request) {
 }
 
 // count updates the counts of waiting requests; by is 1 or -1.
-func (s *Scheduler) count(r *Request, by int) {
+func (s *Scheduler) count(r *Request, delta int) {
 	c := &s.classes[r.Class]
-	s.waiting += by
-	s.queued[r.kind] += by
-	c.waiting += by
-	c.bytes += int64(by) * int64(r.Bytes)
+	s.waiting += delta
+	s.queued[r.kind] += delta
+	c.waiting += delta
+	c.bytes += int64(delta) * int64(r.Bytes)
 }
 
 // queue returns the queue of r. In mode None all requests share one queue.
@@ -318,7 +318,7 @@ func (s *Scheduler) limit(c *class) {
 		limit = 0
 	}
 	for _, k := range s.managed {
-		c.deficit[k] = max(min(c.deficit[k], limit), -most)
+		c.deficit[k] = max(min(c.deficit[k], limit), -maxUnits)
 	}
 }
 
@@ -337,7 +337,7 @@ func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, ser
 	if r == nil || !s.fit(r) {
 		return nil, -1, false
 	}
-	if server = pick(r, s.fits); server < 0 {
+	if server = pick(r, s.candidates); server < 0 {
 		return nil, -1, false
 	}
 	s.send(r, server)
@@ -366,15 +366,15 @@ func (s *Scheduler) covered() *Request {
 // nextType returns the next type that is not in tried, a set of bits, or -1. It prefers a type that was
 // passed over too often, then the type with the largest free amount.
 func (s *Scheduler) nextType(tried int) int {
-	best, late := -1, 0
+	best, starved := -1, 0
 	for d := range s.cfg.Resources {
-		j := (s.turn + d) % s.cfg.Resources
+		j := (s.tieWinner + d) % s.cfg.Resources
 		if s.queued[j] == 0 || tried&(1<<j) != 0 {
 			continue
 		}
-		over := max(s.passed[j]-patience+1, 0)
-		if best < 0 || over > late || over == late && s.sum[j] > s.sum[best] {
-			best, late = j, over
+		excess := max(s.passed[j]-patience+1, 0)
+		if best < 0 || excess > starved || excess == starved && s.sum[j] > s.sum[best] {
+			best, starved = j, excess
 		}
 	}
 	return best
@@ -417,10 +417,10 @@ func (s *Scheduler) raise() {
 	}
 }
 
-// fit sets fits to the servers with room for r, and reports whether there are any. A request larger
+// fit sets candidates to the servers with room for r, and reports whether there are any. A request larger
 // than a server's capacity fits when no other request uses the resource there.
 func (s *Scheduler) fit(r *Request) bool {
-	s.fits = s.fits[:0]
+	s.candidates = s.candidates[:0]
 next:
 	for i := range s.servers {
 		v := &s.servers[i]
@@ -430,43 +430,43 @@ next:
 			}
 		}
 		if !v.closed && (v.inFlight < v.limit || s.cfg.Mode == None) {
-			s.fits = append(s.fits, i)
+			s.candidates = append(s.candidates, i)
 		}
 	}
-	return len(s.fits) > 0
+	return len(s.candidates) > 0
 }
 
 // send moves r from its queue to a server.
-func (s *Scheduler) send(r *Request, to int) {
+func (s *Scheduler) send(r *Request, server int) {
 	for _, j := range s.managed {
 		if s.queued[j] > 0 {
 			s.passed[j]++
 		}
 	}
 	s.passed[r.kind] = 0
-	s.turn = (r.kind + 1) % s.cfg.Resources
+	s.tieWinner = (r.kind + 1) % s.cfg.Resources
 	for _, k := range s.managed {
 		s.classes[r.Class].deficit[k] -= r.cost[k]
 	}
 	s.Leave(r)
-	s.occupy(r, to)
+	s.occupy(r, server)
 }
 
 // occupy counts r at a server.
-func (s *Scheduler) occupy(r *Request, at int) {
-	r.sent, r.apart, r.server = true, false, at
+func (s *Scheduler) occupy(r *Request, server int) {
+	r.sent, r.stream, r.server = true, false, server
 	c := &s.classes[r.Class]
 	c.inFlight++
-	s.hold(r, 1)
+	s.addUsage(r, 1)
 	for k := range s.cfg.Resources {
 		c.used[k] += r.cost[k]
 		c.estimated[k] += r.cost[k]
 	}
 }
 
-// hold takes r's cost from its server; with times -1 hold gives the cost back.
-func (s *Scheduler) hold(r *Request, times int64) {
-	if !r.apart {
+// addUsage takes r's cost from its server; with times -1 hold gives the cost back.
+func (s *Scheduler) addUsage(r *Request, times int64) {
+	if !r.stream {
 		s.servers[r.server].inFlight += int(times)
 	}
 	for k := range s.cfg.Resources {
@@ -478,24 +478,24 @@ func (s *Scheduler) hold(r *Request, times int64) {
 // Move moves r from its server to another server, even if r does not fit there. The class is charged
 // only once.
 func (s *Scheduler) Move(r *Request, server int) {
-	s.hold(r, -1)
+	s.addUsage(r, -1)
 	r.server = server
-	s.hold(r, 1)
+	s.addUsage(r, 1)
 }
 
 // Adopt counts r, which another scheduler has sent, as at a server here. Its class is charged only the
 // correction by Done. Adopt keeps requests through a change of configuration; do not call Done on the
 // other scheduler. Requires: r.Class and server are in this Config.
 func (s *Scheduler) Adopt(r *Request, server int) {
-	r.kind = s.take(r.Cost, 100, &r.cost)
+	r.kind = s.toUnits(r.Cost, 100, &r.cost)
 	s.occupy(r, server)
 }
 
 // SetApart stops counting r for its server's limit. r is a stream, which may take hours and use little
 // of the server.
 func (s *Scheduler) SetApart(r *Request) {
-	if r.sent && !r.apart {
-		r.apart = true
+	if r.sent && !r.stream {
+		r.stream = true
 		s.servers[r.server].inFlight--
 	}
 }
@@ -509,10 +509,10 @@ func (s *Scheduler) Done(r *Request, measured Vector) {
 	r.sent = false
 	c := &s.classes[r.Class]
 	c.inFlight--
-	s.hold(r, -1)
+	s.addUsage(r, -1)
 	cost := r.cost
 	if measured != nil {
-		s.take(measured, MaxMeasured, &cost)
+		s.toUnits(measured, MaxMeasured, &cost)
 	}
 	for k := range s.cfg.Resources {
 		c.used[k] += cost[k] - r.cost[k]
@@ -538,7 +538,7 @@ func (s *Scheduler) SetCapacity(server int, percent Vector) {
 }
 
 // SetLimit sets the maximum number of requests at a server. Requests beyond a lower limit stay.
-func (s *Scheduler) SetLimit(server, most int) { s.servers[server].limit = most }
+func (s *Scheduler) SetLimit(server, limit int) { s.servers[server].limit = limit }
 
 // InFlight returns the number of requests at a server that count for its limit.
 func (s *Scheduler) InFlight(server int) int { return s.servers[server].inFlight }
@@ -581,10 +581,10 @@ func (s *Scheduler) Classes() (all []ClassStats) {
 	return all
 }
 
-func (s *Scheduler) vector(of *[MaxResources]int64) Vector {
+func (s *Scheduler) vector(units *[MaxResources]int64) Vector {
 	v := make(Vector, s.cfg.Resources)
 	for k := range v {
-		v[k] = float64(of[k]) / one
+		v[k] = float64(units[k]) / unit
 	}
 	return v
 }
