@@ -27,24 +27,24 @@ const batchSize = 64
 
 // joinBatch adds a publish to the batch, if there is a batch or more commands follow in the buffer.
 // Otherwise the caller must publish it alone.
-func (c *client) joinBatch(t *task, now mono.Time) (joined bool, err error) {
+func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 	op := &t.op
 	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 {
-		return false, nil
+		return false, carriedOut
 	}
 	if c.pubs.batch == nil && c.r+t.n == c.w {
-		return false, nil
+		return false, carriedOut
 	}
 	target := c.target(op.Topic)
 	if target == nil || target.topic.Durable() {
-		return false, nil
+		return false, carriedOut
 	}
 	if c.pubs.batch != nil && (c.pubs.batch.topic != target.topic || len(c.pubs.batch.pubs) == batchSize) {
-		if err := c.flushBatch(now); err != nil {
-			return false, err
+		if v := c.flushBatch(now); v != carriedOut {
+			return false, v
 		}
 		if target = c.target(op.Topic); target == nil { // the topic was deleted meanwhile
-			return false, nil
+			return false, carriedOut
 		}
 	}
 	if c.pubs.batch == nil {
@@ -54,15 +54,15 @@ func (c *client) joinBatch(t *task, now mono.Time) (joined bool, err error) {
 	c.pubs.batch.kinds = append(c.pubs.batch.kinds, op.Kind)
 	c.pubs.batch.pubs = append(c.pubs.batch.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, From: c.pubs.batch.publisher})
 	c.r += t.n
-	return true, nil
+	return true, carriedOut
 }
 
-// flushBatch publishes the batch and answers it. With errWaits, the rest of the batch stays and
+// flushBatch publishes the batch and answers it. With mustWait, the rest of the batch stays and
 // must wait.
-func (c *client) flushBatch(now mono.Time) error {
+func (c *client) flushBatch(now mono.Time) verdict {
 	b := c.pubs.batch
 	if b == nil {
-		return nil
+		return carriedOut
 	}
 	var op session.Op // the parts that Answer needs
 	for b.next < len(b.pubs) {
@@ -79,7 +79,7 @@ func (c *client) flushBatch(now mono.Time) error {
 				p.NoWait = c.on().nonblocking()
 				t, err := c.publishNamed([]byte(name), p, nil, now)
 				if errors.Is(err, broker.ErrBusy) {
-					return errWaits
+					return mustWait
 				}
 				b.next++
 				c.answerPublish(&op, t, err)
@@ -98,7 +98,7 @@ func (c *client) flushBatch(now mono.Time) error {
 	*b = pubBatch{kinds: b.kinds[:0], pubs: b.pubs[:0], errs: b.errs[:0]}
 	c.pubs.batch = nil
 	c.env.batches.Put(b)
-	return nil
+	return carriedOut
 }
 
 // finBatch collects FINs that came together, as pubBatch collects publishes. A connection has a

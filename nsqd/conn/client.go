@@ -78,8 +78,8 @@ type driver interface {
 
 	// nonblocking reports whether the current operation must not block.
 	nonblocking() bool
-	// admits returns errWaits or errLeaves if the driver cannot carry out op now.
-	admits(op *session.Op, now mono.Time) error
+	// admits returns carriedOut if the driver can carry out op now.
+	admits(op *session.Op, now mono.Time) verdict
 	// upgrade wraps the stream. Requires: the output is written, the buffer is empty.
 	upgrade(op session.Op) error
 	// subscribed follows the answer to SUB. Arrival times of later commands are not needed.
@@ -180,10 +180,13 @@ func isEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }
 
-// Errors of consume on a loop. The operation that the loop could not carry out is in the task.
-var (
-	errWaits  = errors.New("the operation has to wait")
-	errLeaves = errors.New("the connection needs a goroutine from here on")
+// verdict says what became of a command. If the command is not carried out, it is in the task.
+type verdict uint8
+
+const (
+	carriedOut verdict = iota
+	mustWait           // only a goroutine may carry out the command, because the command may block
+	mustMove           // the connection needs a goroutine from this command on
 )
 
 type task struct {
@@ -194,8 +197,9 @@ type task struct {
 }
 
 // consume handles every whole command in the buffer, then writes the replies. If the driver does
-// not admit an operation, consume leaves it in t and returns errWaits or errLeaves.
-func (c *client) consume(t *task) error {
+// not admit an operation, consume leaves it in t and returns mustWait or mustMove. An error ends the
+// connection.
+func (c *client) consume(t *task) (verdict, error) {
 	now := clock.Mono()
 	c.wall = clock.Wall()
 	filled := c.w == len(c.buf)
@@ -204,16 +208,16 @@ func (c *client) consume(t *task) error {
 		if t.n == 0 && t.op.Kind == session.OpNone {
 			break
 		}
-		if err := c.carryOut(t, now); err != nil {
-			return err
+		if v, err := c.carryOut(t, now); v != carriedOut || err != nil {
+			return v, err
 		}
 		if closing, _ := c.sess.Closing(); closing {
 			break
 		}
 	}
-	if err := c.flushBatch(now); err != nil {
+	if v := c.flushBatch(now); v != carriedOut {
 		*t = task{}
-		return err
+		return v, nil
 	}
 	c.flushFins(now)
 	c.settle()
@@ -221,45 +225,41 @@ func (c *client) consume(t *task) error {
 	if filled && c.r == c.w && len(c.buf) < maxIdle {
 		c.grow(2 * len(c.buf))
 	}
-	return c.on().reply()
+	return carriedOut, c.on().reply()
 }
 
-// carryOut carries out a command and consumes its bytes. Any error except errWaits and errLeaves
-// ends the connection.
-func (c *client) carryOut(t *task, now mono.Time) error {
+// carryOut carries out a command and consumes its bytes. An error ends the connection.
+func (c *client) carryOut(t *task, now mono.Time) (verdict, error) {
 	op, on := &t.op, c.on()
 	if op.Kind != session.OpFin { // every driver admits FIN
 		c.flushFins(now)
-		if err := on.admits(op, now); err != nil {
-			return err
+		if v := on.admits(op, now); v != carriedOut {
+			return v, nil
 		}
 	}
-	joined, err := c.joinBatch(t, now)
+	joined, v := c.joinBatch(t, now)
 	if joined {
-		return nil
+		return carriedOut, nil
 	}
-	if err == nil {
-		err = c.flushBatch(now)
+	if v == carriedOut {
+		v = c.flushBatch(now)
 	}
-	if err != nil {
-		return err
+	if v != carriedOut {
+		return v, nil
 	}
 	switch {
 	case op.Kind.Upgrade():
 		c.settle()
 		if err := on.reply(); err != nil {
-			return err
+			return carriedOut, err
 		}
 		err := on.upgrade(*op)
-		if errors.Is(err, errLeaves) {
-			return err
-		}
 		c.sess.Answer(op, err)
 		c.markVerified()
 	case op.Kind.Publishes():
 		topic, err := c.publish(t, now)
 		if errors.Is(err, broker.ErrBusy) {
-			return errWaits
+			return mustWait, nil
 		}
 		c.answerPublish(op, topic, err)
 	case op.Kind == session.OpFin:
@@ -275,9 +275,9 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 	}
 	c.r += t.n
 	if op.Kind == session.OpSub && c.sub != nil {
-		return on.subscribed()
+		return carriedOut, on.subscribed()
 	}
-	return nil
+	return carriedOut, nil
 }
 
 // markVerified counts the client as verified once it has completed TLS and AUTH, where these are

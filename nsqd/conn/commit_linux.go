@@ -167,7 +167,7 @@ func (c *commit) carryOut() bool {
 	c.store()
 	for _, s := range c.slots { // the first settle's fsync covers all slots
 		s.settle()
-		if !errors.Is(s.err, errWaits) {
+		if s.verdict != mustWait {
 			s.heldTask = task{}
 		}
 	}
@@ -186,7 +186,7 @@ func (c *commit) store() {
 		op, to := &s.heldTask.op, s.target(s.heldTask.op.Topic)
 		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // to differs if the topic was deleted
 			s.pubs.committing = true
-			s.err = s.carryOut(&s.heldTask, now)
+			s.verdict, s.err = s.carryOut(&s.heldTask, now)
 			s.pubs.committing = false
 			continue
 		}
@@ -211,7 +211,7 @@ func (c *commit) storeBatch(now mono.Time) {
 		case errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
 			// On its own, the publish can go to the recreated topic or to another broker.
 			s.leaveTopic(c.topic)
-			s.err = errWaits
+			s.verdict, s.err = mustWait, nil
 			continue
 		case err != nil:
 			s.answerPublish(&s.heldTask.op, c.topic, refusal(s.heldTask.op.Topic, err))
@@ -219,7 +219,7 @@ func (c *commit) storeBatch(now mono.Time) {
 			add(&s.target(s.heldTask.op.Topic).count.count, 1)
 			s.answerPublish(&s.heldTask.op, c.topic, nil)
 		}
-		s.err = nil
+		s.verdict, s.err = carriedOut, nil
 		s.r += s.heldTask.n
 	}
 	clear(c.pubs)

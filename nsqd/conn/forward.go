@@ -21,7 +21,7 @@ import (
 // forwarding holds a connection's publishes to topics on other brokers. If the client is another
 // broker that forwards, it holds the origin. Owned by the connection's reader.
 //
-// A loop or a committer never forwards. The command waits, as for a disk (errWaits), and a
+// A loop or a committer never forwards. The command waits, as for a disk (mustWait), and a
 // goroutine carries out the command and all commands that were read after it. The goroutine sends
 // all publishes, waits for the answers once at the end, and the loop writes the answers.
 type forwarding struct {

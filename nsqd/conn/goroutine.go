@@ -56,7 +56,7 @@ func newGoroutine(c *client, nc net.Conn) *goroutine {
 }
 
 func (g *goroutine) nonblocking() bool                      { return false }
-func (g *goroutine) admits(*session.Op, mono.Time) error    { return nil }
+func (g *goroutine) admits(*session.Op, mono.Time) verdict  { return carriedOut }
 func (g *goroutine) arrival(start, end int64) stamp.Arrival { return g.in.Arrival(start, end) }
 
 // interrupt wakes a reader that waits for bytes, with a deadline in the past.
@@ -111,7 +111,7 @@ func (g *goroutine) resume(output []byte, secure *tls.Conn, t *task) error {
 	if secure != nil {
 		g.sendThroughTLS(secure)
 	}
-	if err := g.carryOut(t, clock.Mono()); err != nil {
+	if _, err := g.carryOut(t, clock.Mono()); err != nil {
 		return err
 	}
 	return g.read()
@@ -161,7 +161,7 @@ func (g *goroutine) linger() {
 func (g *goroutine) read() error {
 	var t task
 	for {
-		if err := g.consume(&t); err != nil {
+		if _, err := g.consume(&t); err != nil {
 			return err
 		}
 		if g.ended() {

@@ -96,13 +96,14 @@ type slot struct {
 	lingerEnd   mono.Time // end of lingering or, with peerClosed, of waiting for the offloaded operation
 	discardLeft int64     // bytes to discard while lingering
 
-	heldTask   task // operation that the loop may not carry out
-	err        error
-	offloaded  bool // an offloaded operation is in progress
-	peerClosed bool // the peer closed its side while offloaded was set
-	deliver    bool // the subscription may have messages
-	dirty      bool // in loop.dirty
-	linger     bool // linger once pending is written
+	heldTask   task    // operation that the loop may not carry out
+	verdict    verdict // of the offloaded operation
+	err        error   // of the offloaded operation
+	offloaded  bool    // an offloaded operation is in progress
+	peerClosed bool    // the peer closed its side while offloaded was set
+	deliver    bool    // the subscription may have messages
+	dirty      bool    // in loop.dirty
+	linger     bool    // linger once pending is written
 
 	// Atomic.
 	queued    atomic.Bool // in the loop's inbox
@@ -132,16 +133,16 @@ func (s *slot) subscribed() error {
 	return nil
 }
 
-func (s *slot) admits(op *session.Op, now mono.Time) error {
+func (s *slot) admits(op *session.Op, now mono.Time) verdict {
 	switch {
-	case op.Kind == session.OpSub && s.env.cfg.StrictBuffering:
-		return errLeaves
+	case op.Kind == session.OpSub && s.env.cfg.StrictBuffering, op.Kind.Upgrade() && op.Kind != session.OpTLS:
+		return mustMove
 	case s.offloaded:
 	case op.Kind == session.OpAuth, op.Kind == session.OpSub, op.Kind == session.OpTLS,
 		op.Kind.Publishes() && s.env.cfg.Auth != nil && !now.Before(s.cred.expires):
-		return errWaits
+		return mustWait
 	}
-	return nil
+	return carriedOut
 }
 
 func (s *slot) arrival(start, end int64) stamp.Arrival {
@@ -424,21 +425,21 @@ func (l *loop) readOnce(s *slot) {
 		}
 		l.finish(s, err, false)
 	default:
-		err := s.consume(&l.task)
-		if errors.Is(err, errWaits) || errors.Is(err, errLeaves) {
+		v, err := s.consume(&l.task)
+		if v != carriedOut {
 			s.heldTask = l.task
 		}
-		l.afterConsume(s, err)
+		l.afterConsume(s, v, err)
 	}
 }
 
-// afterConsume continues after consume, according to its error.
-func (l *loop) afterConsume(s *slot, err error) {
-	switch {
-	case errors.Is(err, errWaits):
+// afterConsume continues after consume, according to its results.
+func (l *loop) afterConsume(s *slot, v verdict, err error) {
+	switch v {
+	case mustWait:
 		l.offload(s)
 		return
-	case errors.Is(err, errLeaves):
+	case mustMove:
 		l.handOff(s)
 		return
 	}
@@ -497,14 +498,14 @@ func (l *loop) offload(s *slot) {
 		t := s.heldTask
 		s.heldTask = task{}
 		now := clock.Mono()
-		s.err = s.flushBatch(now)
-		if s.err == nil && t.op.Kind != session.OpNone {
-			s.err = s.carryOut(&t, now)
+		s.verdict, s.err = s.flushBatch(now), nil
+		if s.verdict == carriedOut && t.op.Kind != session.OpNone {
+			s.verdict, s.err = s.carryOut(&t, now)
 		}
-		if s.err == nil {
-			s.err = s.consume(&t)
+		if s.verdict == carriedOut && s.err == nil {
+			s.verdict, s.err = s.consume(&t)
 		}
-		if errors.Is(s.err, errLeaves) {
+		if s.verdict == mustMove {
 			s.heldTask = t
 		}
 		s.completed.Store(true)
@@ -567,7 +568,7 @@ func (l *loop) completeOffload(s *slot) {
 		l.fail(s, err)
 		return
 	}
-	l.afterConsume(s, s.err)
+	l.afterConsume(s, s.verdict, s.err)
 	if s.phase == open {
 		l.markDirty(s)
 	}

@@ -44,13 +44,9 @@ func (x *secure) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// upgrade performs the TLS handshake. Requires: s.offloaded.
-func (s *slot) upgrade(op session.Op) error {
-	if op.Kind != session.OpTLS {
-		return errLeaves
-	}
-	return s.withExtraDescriptor(s.upgradeTLS)
-}
+// upgrade performs the TLS handshake: admits moves a connection with another upgrade to a
+// goroutine. Requires: s.offloaded.
+func (s *slot) upgrade(session.Op) error { return s.withExtraDescriptor(s.upgradeTLS) }
 
 func (s *slot) upgradeTLS() error {
 	nc, err := s.duplicateConn()
