@@ -68,13 +68,13 @@ func (c *client) ask() error {
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
 	c.stats.grant.Store(g)
-	c.leaveTopics() // the next publish checks the new grant
+	c.pubs.leaveTopics() // the next publish checks the new grant
 	return nil
 }
 
-// remoteIP returns the peer's IP address, or "" for a Unix socket.
-func (c *client) remoteIP() string {
-	host, _, _ := net.SplitHostPort(c.remote)
+// hostOf returns the IP address of a peer's address, or "" for a Unix socket.
+func hostOf(remote string) string {
+	host, _, _ := net.SplitHostPort(remote)
 	return host
 }
 
@@ -92,7 +92,7 @@ func (c *client) permit(op *session.Op, now mono.Time) error {
 	p := auth.Publish
 	if op.Kind == session.OpSub {
 		p = auth.Subscribe
-	} else if c.target(op.Topic) != nil {
+	} else if c.pubs.target(op.Topic) != nil {
 		return nil
 	}
 	if !c.cred.grant.Allows(p, string(op.Topic), string(op.Channel)) {

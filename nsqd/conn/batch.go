@@ -35,7 +35,7 @@ func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 	if c.pubs.batch == nil && c.r+t.n == c.w {
 		return false, carriedOut
 	}
-	target := c.target(op.Topic)
+	target := c.pubs.target(op.Topic)
 	if target == nil || target.topic.Durable() {
 		return false, carriedOut
 	}
@@ -43,7 +43,7 @@ func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 		if v := c.flushBatch(now); v != carriedOut {
 			return false, v
 		}
-		if target = c.target(op.Topic); target == nil { // the topic was deleted meanwhile
+		if target = c.pubs.target(op.Topic); target == nil { // the topic was deleted meanwhile
 			return false, carriedOut
 		}
 	}
@@ -76,7 +76,7 @@ func (c *client) flushBatch(now mono.Time) verdict {
 			case errors.Is(err, broker.ErrBusy), errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
 				// On its own, the publish can wait, or go to the recreated topic or another broker.
 				p := b.pubs[b.next]
-				p.NoWait = c.on().nonblocking()
+				p.NoWait = c.driver.nonblocking()
 				t, err := c.publishNamed([]byte(name), p, nil, now)
 				if errors.Is(err, broker.ErrBusy) {
 					return mustWait

@@ -82,7 +82,7 @@ func (c *client) makeRoom() bool {
 // if memory is short. Requires: the connection owns the old buffer, and nothing else refers to it.
 func (c *client) grow(size int) bool {
 	buf := c.env.buffers.get(size)
-	if !c.chargeBuffer(len(buf)) {
+	if !c.env.memory.charge(c, len(buf)) {
 		c.env.buffers.put(buf)
 		return false
 	}
@@ -96,5 +96,5 @@ func (c *client) grow(size int) bool {
 func (c *client) releaseBuffer() {
 	c.env.buffers.put(c.buf)
 	c.buf, c.r, c.w = nil, 0, 0
-	c.chargeBuffer(0)
+	c.env.memory.charge(c, 0)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/forward"
 )
 
 // client is one connection, independent of its driver. The driver reads into buf, calls consume,
@@ -26,21 +27,23 @@ type client struct {
 	env    *env
 	remote string // the peer's address
 
-	// driver changes at most once: to a goroutine, when the connection leaves its loop. The reader
-	// writes it.
-	driver atomic.Pointer[driver]
+	// signals and driver change at most once: to a goroutine, when the connection leaves its loop. The
+	// reader writes both.
+	signals atomic.Pointer[signals]
 
 	// Owned by the driver's reader.
-	in     stream // the socket with its negotiated layers
-	sess   *session.Session
-	wall   mono.Wall // time of the last read
-	buf    []byte    // buf[r:w] is read and not yet consumed
-	r, w   int
-	charge memoryCharge // buf's share of env.memory
-	cred   credentials
-	sub    subscription // nil: the client does not subscribe
-	fins   *finBatch    // nil: no FINs wait to be handed over
-	pubs   publisher
+	driver     driver
+	in         stream // the socket with its negotiated layers
+	sess       *session.Session
+	wall       mono.Wall // time of the last read
+	buf        []byte    // buf[r:w] is read and not yet consumed
+	r, w       int
+	charge     memoryCharge // buf's share of env.memory
+	cred       credentials
+	sub        subscription // nil: the client does not subscribe
+	deliveries deliveries   // of sub
+	fins       *finBatch    // nil: no FINs wait to be handed over
+	pubs       publisher
 
 	// Atomic. Written by Server, the memory budget or the writer. The reader checks them at message
 	// boundaries.
@@ -56,12 +59,9 @@ type client struct {
 	stats connStats // for display
 }
 
-// subscription is a consumer's end of a channel: a broker.Subscription, or a forward.Subscription
-// if the topic is on other brokers. No method blocks.
+// subscription carries out a consumer's commands. It is a broker.Subscription, or a
+// forward.Subscription if the topic is on other brokers. No method blocks.
 type subscription interface {
-	Take(out *broker.Outgoing, limit int) (open bool)
-	Wrote(out *broker.Outgoing)
-	Holds() (ready, inFlight int)
 	Ready(n int) error
 	FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error
 	Requeue(id wire.MessageID, delay time.Duration) error
@@ -69,13 +69,23 @@ type subscription interface {
 	Close()
 }
 
-// driver serves a connection: a goroutine, which may block, or an event loop, which may not. The
-// reader calls it. Any goroutine may call the first three methods, which do not block.
-type driver interface {
+// deliveries are the messages of a subscription. The same types implement it. No method blocks.
+type deliveries interface {
+	Take(out *broker.Outgoing, limit int) (open bool)
+	Wrote(out *broker.Outgoing)
+	Holds() (ready, inFlight int)
+}
+
+// signals of other goroutines to a driver. No method blocks.
+type signals interface {
 	interrupt() // check whether the connection is to end
 	cut()       // close the connection
 	notify()    // the subscription has messages, or has ended
+}
 
+// driver serves a connection: a goroutine, which may block, or an event loop, which may not. The
+// reader calls it.
+type driver interface {
 	// nonblocking reports whether the current operation must not block.
 	nonblocking() bool
 	// admits returns carriedOut if the driver can carry out op now.
@@ -99,25 +109,31 @@ func newClient(e *env, remote string) *client {
 	}
 }
 
-func (c *client) on() driver         { return *c.driver.Load() }
-func (c *client) setDriver(d driver) { c.driver.Store(&d) }
+// setDriver sets the client's driver, with the signals of the same driver.
+func (c *client) setDriver(d driver, s signals) {
+	c.driver = d
+	c.signals.Store(&s)
+}
+
+// notifier returns the function by which a new subscription notifies the driver.
+func (c *client) notifier() func() { return (*c.signals.Load()).notify }
 
 // stop ends the connection at a message boundary, unless it subscribes.
 func (c *client) stop() {
 	c.stopping.Store(true)
-	c.on().interrupt()
+	(*c.signals.Load()).interrupt()
 }
 
 // quit ends the connection at a message boundary, subscriber or not.
 func (c *client) quit() {
 	c.quitting.Store(true)
-	c.on().interrupt()
+	(*c.signals.Load()).interrupt()
 }
 
 // cut ends the connection at once.
 func (c *client) cut() {
 	c.abort()
-	c.on().cut()
+	(*c.signals.Load()).cut()
 }
 
 // interruptibly runs do, which waits for other processes, until abort or Shutdown cancels it.
@@ -152,8 +168,8 @@ func (c *client) release() {
 	if c.sub != nil {
 		c.sub.Close()
 	}
-	c.leaveTopics()
-	c.abandonForwarded()
+	c.pubs.leaveTopics()
+	c.pubs.abandonForwarded()
 }
 
 // ended reports whether the reader must stop reading.
@@ -225,12 +241,12 @@ func (c *client) consume(t *task) (verdict, error) {
 	if filled && c.r == c.w && len(c.buf) < maxIdle {
 		c.grow(2 * len(c.buf))
 	}
-	return carriedOut, c.on().reply()
+	return carriedOut, c.driver.reply()
 }
 
 // carryOut carries out a command and consumes its bytes. An error ends the connection.
 func (c *client) carryOut(t *task, now mono.Time) (verdict, error) {
-	op, on := &t.op, c.on()
+	op, on := &t.op, c.driver
 	if op.Kind != session.OpFin { // every driver admits FIN
 		c.flushFins(now)
 		if v := on.admits(op, now); v != carriedOut {
@@ -298,7 +314,7 @@ func (c *client) runCommand(op *session.Op, now mono.Time) error {
 				target.publisher.Rename(id.ClientID, c.identity())
 			}
 		}
-		c.endForwarding() // forwarding used the old identity
+		c.pubs.endForwarding() // forwarding used the old identity
 		return nil
 	case session.OpAuth:
 		return c.authenticate(op)
@@ -346,11 +362,12 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		SampleRate: id.SampleRate,
 		Distance:   c.env.cfg.distance(id.Region, id.Zone),
 	}
-	var sub subscription
-	for sub == nil {
+	for c.sub == nil {
 		t, err := c.env.broker.TopicForClient(op.Topic)
 		if c.shouldForward(err) {
-			if t, sub, err = c.relay(op, &id); sub != nil {
+			var relayed *forward.Subscription
+			if t, relayed, err = c.relay(op, &id); relayed != nil {
+				c.sub, c.deliveries = relayed, relayed
 				break
 			}
 		}
@@ -360,9 +377,9 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		if err != nil {
 			return refusal(op.Topic, err)
 		}
-		local, err := t.Subscribe(string(op.Channel), params, c.on().notify)
+		local, err := t.Subscribe(string(op.Channel), params, c.notifier())
 		if err == nil {
-			sub = local
+			c.sub, c.deliveries = local, local
 		}
 		if errors.Is(err, broker.ErrStorage) {
 			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
@@ -371,8 +388,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 			return refusal(op.Topic, err)
 		}
 	}
-	c.sub = sub
-	c.stats.sub.Store(&subscribed{sub, string(op.Topic), string(op.Channel)})
+	c.stats.sub.Store(&subscribed{c.deliveries, string(op.Topic), string(op.Channel)})
 	c.stats.state.Store(int32(StateSubscribed))
 	return nil
 }

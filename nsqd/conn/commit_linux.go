@@ -46,10 +46,10 @@ type commits struct {
 // only waits for the disk.
 func (cs *commits) join(s *slot) bool {
 	op := &s.heldTask.op
-	if !op.Kind.Publishes() || s.env.cfg.Auth != nil || s.r+s.heldTask.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
+	if !op.Kind.Publishes() || s.client.env.cfg.Auth != nil || s.client.r+s.heldTask.n < s.client.w || s.client.pubs.batch != nil || len(s.client.pubs.unsettled) > 0 {
 		return false
 	}
-	target := s.target(op.Topic)
+	target := s.client.pubs.target(op.Topic)
 	if target == nil || !target.topic.Durable() {
 		return false
 	}
@@ -166,7 +166,7 @@ func (c *commit) carryOut() bool {
 	}
 	c.store()
 	for _, s := range c.slots { // the first settle's fsync covers all slots
-		s.settle()
+		s.client.settle()
 		if s.verdict != mustWait {
 			s.heldTask = task{}
 		}
@@ -183,16 +183,16 @@ func (c *commit) carryOut() bool {
 func (c *commit) store() {
 	now, bytes := clock.Mono(), 0
 	for _, s := range c.slots {
-		op, to := &s.heldTask.op, s.target(s.heldTask.op.Topic)
+		op, to := &s.heldTask.op, s.client.pubs.target(s.heldTask.op.Topic)
 		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // to differs if the topic was deleted
-			s.pubs.committing = true
-			s.verdict, s.err = s.carryOut(&s.heldTask, now)
-			s.pubs.committing = false
+			s.client.pubs.committing = true
+			s.verdict, s.err = s.client.carryOut(&s.heldTask, now)
+			s.client.pubs.committing = false
 			continue
 		}
-		s.flushFins(now)
+		s.client.flushFins(now)
 		c.stored = append(c.stored, s)
-		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.heldTask), Defer: op.Defer, From: to.publisher, Stored: &s.pubs.stored})
+		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.heldTask), Defer: op.Defer, From: to.publisher, Stored: &s.client.pubs.stored})
 		if bytes += len(op.Body); bytes >= commitBytes || len(c.pubs) == commitSize {
 			c.storeBatch(now)
 			bytes = 0
@@ -210,17 +210,17 @@ func (c *commit) storeBatch(now mono.Time) {
 		switch err := c.errs[i]; {
 		case errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
 			// On its own, the publish can go to the recreated topic or to another broker.
-			s.leaveTopic(c.topic)
+			s.client.pubs.leaveTopic(c.topic)
 			s.verdict, s.err = mustWait, nil
 			continue
 		case err != nil:
-			s.answerPublish(&s.heldTask.op, c.topic, refusal(s.heldTask.op.Topic, err))
+			s.client.answerPublish(&s.heldTask.op, c.topic, refusal(s.heldTask.op.Topic, err))
 		default:
-			add(&s.target(s.heldTask.op.Topic).count.count, 1)
-			s.answerPublish(&s.heldTask.op, c.topic, nil)
+			add(&s.client.pubs.target(s.heldTask.op.Topic).count.count, 1)
+			s.client.answerPublish(&s.heldTask.op, c.topic, nil)
 		}
 		s.verdict, s.err = carriedOut, nil
-		s.r += s.heldTask.n
+		s.client.r += s.heldTask.n
 	}
 	clear(c.pubs)
 	clear(c.stored)

@@ -107,7 +107,7 @@ func (s *Server) nudge(clients []*client) {
 	}
 	for _, c := range clients {
 		if n := ready[c]; n > 0 { // 0: another nudge is under way and restores RDY
-			_ = c.stats.sub.Load().Ready(n) // an error means that the subscription has ended
+			_ = c.stats.sub.Load().local().Ready(n) // an error means that the subscription has ended
 		}
 	}
 }

@@ -8,7 +8,7 @@ package conn
 func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 	n := 0
 	s.clients.each(func(c *client) {
-		if c.publishesTo(topic, ids) {
+		if c.stats.publishesTo(topic, ids) {
 			c.stop()
 			n++
 		}
@@ -17,18 +17,17 @@ func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 }
 
 // publishesTo may run while the client is active.
-func (c *client) publishesTo(topic string, ids map[string]bool) bool {
-	stats := &c.stats
-	id := stats.identity.Load()
-	if id == nil || !ids[id.ClientID] || stats.sub.Load() != nil {
+func (s *connStats) publishesTo(topic string, ids map[string]bool) bool {
+	id := s.identity.Load()
+	if id == nil || !ids[id.ClientID] || s.sub.Load() != nil {
 		return false
 	}
-	stats.mu.Lock()
-	defer stats.mu.Unlock()
-	for _, p := range stats.published {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.published {
 		if p.topic == topic || p.topic == otherTopics {
 			return true
 		}
 	}
-	return len(stats.published) == 0
+	return len(s.published) == 0
 }

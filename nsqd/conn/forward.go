@@ -73,11 +73,11 @@ const (
 // relay subscribes at the brokers that have the topic. If the topic does not exist, relay creates
 // it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
 // *wire.Error.
-func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub subscription, err error) {
+func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub *forward.Subscription, err error) {
 	params := forward.Subscriber{Publisher: c.forwardIdentity(), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
 	name := string(op.Topic)
 	err = c.interruptibly(func(ctx context.Context) error {
-		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.on().notify)
+		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.notifier())
 		if forward.IsUnknown(err) {
 			createErr := c.env.cfg.Forward.Create(ctx, name, params.Publisher)
 			if createErr != nil {
@@ -92,7 +92,7 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 			// The loaddistributor that lists brokers may learn of the new topic later than the
 			// loaddistributor that created it.
 			for range findAttempts {
-				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.on().notify)
+				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.notifier())
 				if !forward.IsUnknown(err) || !clock.Sleep(ctx, findPause) {
 					break
 				}
@@ -111,7 +111,7 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 
 // forwardIdentity returns the client's identity for other brokers.
 func (c *client) forwardIdentity() forward.Publisher {
-	return forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: c.remoteIP()}
+	return forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: hostOf(c.remote)}
 }
 
 // takeSent returns and clears the current forwarded publish.
@@ -130,21 +130,21 @@ func (c *client) settleForwarded() {
 	}
 }
 
-func (c *client) abandonForwarded() {
-	for _, u := range c.pubs.unsettled {
+func (p *publisher) abandonForwarded() {
+	for _, u := range p.unsettled {
 		if u.sent != nil {
 			u.sent.Abandon()
 		}
 	}
-	c.pubs.unsettled = nil
+	p.unsettled = nil
 }
 
 // endForwarding closes the connection's publishers at other brokers. The next forward opens them
 // with the client's identity at that time.
-func (c *client) endForwarding() {
-	if c.pubs.line != nil {
-		c.pubs.line.Close()
-		c.pubs.line = nil
+func (f *forwarding) endForwarding() {
+	if f.line != nil {
+		f.line.Close()
+		f.line = nil
 	}
 }
 
@@ -162,7 +162,7 @@ func (c *client) authenticateBroker(op *session.Op) error {
 	}
 	op.Reply, c.pubs.origin = reply, &o
 	c.stats.origin.Store(&o)
-	c.leaveTopics() // the publishers have the old identity
+	c.pubs.leaveTopics() // the publishers have the old identity
 	return nil
 }
 
@@ -170,7 +170,7 @@ func (c *client) authenticateBroker(op *session.Op) error {
 func (c *client) addPublisher(t *broker.Topic) *broker.Publisher {
 	o := c.pubs.origin
 	if o == nil {
-		return t.AddPublisher(c.sess.Identity().ClientID, c.remoteIP(), c.identity())
+		return t.AddPublisher(c.sess.Identity().ClientID, hostOf(c.remote), c.identity())
 	}
 	var publisher *broker.Publisher
 	if o.Visits {

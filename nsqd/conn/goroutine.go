@@ -23,8 +23,8 @@ import (
 // writes (writer).
 type goroutine struct {
 	// Set once.
-	*client
-	nc net.Conn
+	client *client
+	nc     net.Conn
 
 	// Owned by the reader.
 	unpacking *unpackReader // nil without compression
@@ -51,13 +51,13 @@ const (
 // newGoroutine creates a driver and sets it as the client's driver.
 func newGoroutine(c *client, nc net.Conn) *goroutine {
 	g := &goroutine{client: c, nc: nc, out: nc, wake: make(chan struct{}, 1)}
-	c.setDriver(g)
+	c.setDriver(g, g)
 	return g
 }
 
 func (g *goroutine) nonblocking() bool                      { return false }
 func (g *goroutine) admits(*session.Op, mono.Time) verdict  { return carriedOut }
-func (g *goroutine) arrival(start, end int64) stamp.Arrival { return g.in.Arrival(start, end) }
+func (g *goroutine) arrival(start, end int64) stamp.Arrival { return g.client.in.Arrival(start, end) }
 
 // interrupt wakes a reader that waits for bytes, with a deadline in the past.
 func (g *goroutine) interrupt() { _ = g.nc.SetReadDeadline(time.Unix(1, 0)) }
@@ -75,7 +75,7 @@ func (g *goroutine) notify() {
 // subscribed writes the reply to SUB, then starts the writer, so that the reply precedes the first
 // message.
 func (g *goroutine) subscribed() error {
-	g.in.Ignore()
+	g.client.in.Ignore()
 	g.remember()
 	if err := g.reply(); err != nil {
 		return err
@@ -85,18 +85,18 @@ func (g *goroutine) subscribed() error {
 }
 
 func (g *goroutine) reply() error {
-	out := g.sess.Output()
+	out := g.client.sess.Output()
 	if len(out) == 0 {
 		return nil
 	}
 	err := g.write(out)
-	g.sess.ClearOutput()
+	g.client.sess.ClearOutput()
 	return err
 }
 
 // run reads until the connection ends. It owns all of the connection's resources.
 func (g *goroutine) run() {
-	g.in = g.env.stamps.Track(g.nc)
+	g.client.in = g.client.env.stamps.Track(g.nc)
 	g.end(g.read())
 }
 
@@ -111,7 +111,7 @@ func (g *goroutine) resume(output []byte, secure *tls.Conn, t *task) error {
 	if secure != nil {
 		g.sendThroughTLS(secure)
 	}
-	if _, err := g.carryOut(t, clock.Mono()); err != nil {
+	if _, err := g.client.carryOut(t, clock.Mono()); err != nil {
 		return err
 	}
 	return g.read()
@@ -119,17 +119,17 @@ func (g *goroutine) resume(output []byte, secure *tls.Conn, t *task) error {
 
 // end releases all of the connection's resources.
 func (g *goroutine) end(err error) {
-	g.release()
+	g.client.release()
 	g.notify() // the writer ends with the subscription
 	g.writers.Wait()
-	g.releaseBuffer()
-	g.logEnd(err)
+	g.client.releaseBuffer()
+	g.client.logEnd(err)
 	g.closeNotify()
-	if g.ended() {
+	if g.client.ended() {
 		g.linger()
 	}
-	g.in.Release()
-	g.logEnd(ignoreClosed(g.nc.Close()))
+	g.client.in.Release()
+	g.client.logEnd(ignoreClosed(g.nc.Close()))
 }
 
 // linger lets the peer read the last replies. If a socket with unread input is closed, TCP resets
@@ -141,11 +141,11 @@ func (g *goroutine) linger() {
 		return
 	}
 	left := int64(math.MaxInt64)
-	if closing, _ := g.sess.Closing(); closing {
+	if closing, _ := g.client.sess.Closing(); closing {
 		left = lingerBytes
 	}
 	now := clock.Mono()
-	for until := time.Now().Add(g.lingerUntil(now).Sub(now)); left > 0 && time.Now().Before(until); {
+	for until := time.Now().Add(g.client.lingerUntil(now).Sub(now)); left > 0 && time.Now().Before(until); {
 		if g.nc.SetReadDeadline(until) != nil {
 			return
 		}
@@ -161,11 +161,11 @@ func (g *goroutine) linger() {
 func (g *goroutine) read() error {
 	var t task
 	for {
-		if _, err := g.consume(&t); err != nil {
+		if _, err := g.client.consume(&t); err != nil {
 			return err
 		}
-		if g.ended() {
-			cause := g.cause()
+		if g.client.ended() {
+			cause := g.client.cause()
 			if err := g.reply(); err != nil {
 				return err
 			}
@@ -174,11 +174,11 @@ func (g *goroutine) read() error {
 		if err := g.setDeadline(); err != nil {
 			return err
 		}
-		if !g.makeRoom() {
+		if !g.client.makeRoom() {
 			continue
 		}
-		n, err := g.in.Read(g.buf[g.w:])
-		g.w += n
+		n, err := g.client.in.Read(g.client.buf[g.client.w:])
+		g.client.w += n
 		if p := g.unpacking; p != nil {
 			// The sleep needs no interruption: it is shorter than one read takes at 8 MB/s.
 			time.Sleep(p.pace.delay(clock.Mono(), n, p.readBytes))
@@ -213,14 +213,14 @@ func (g *goroutine) readFault(err error) error {
 
 // idle handles a read deadline that has passed.
 func (g *goroutine) idle() error {
-	g.sess.Tick(clock.Mono())
+	g.client.sess.Tick(clock.Mono())
 	g.deadline = 0
 	return g.reply()
 }
 
 // setDeadline makes the next read end when the session needs a Tick.
 func (g *goroutine) setDeadline() error {
-	d := g.sess.Deadline()
+	d := g.client.sess.Deadline()
 	if d == g.deadline {
 		return nil
 	}
@@ -232,7 +232,7 @@ func (g *goroutine) setDeadline() error {
 	if err := g.nc.SetReadDeadline(t); err != nil {
 		return fmt.Errorf("read deadline: %w", err)
 	}
-	if g.ended() { // stop or quit came meanwhile; keep their deadline
+	if g.client.ended() { // stop or quit came meanwhile; keep their deadline
 		g.interrupt()
 	}
 	return nil
@@ -241,7 +241,7 @@ func (g *goroutine) setDeadline() error {
 func (g *goroutine) write(b []byte) error {
 	g.writeMu.Lock()
 	defer g.writeMu.Unlock()
-	if err := g.nc.SetWriteDeadline(time.Now().Add(g.env.cfg.WriteTimeout)); err != nil {
+	if err := g.nc.SetWriteDeadline(time.Now().Add(g.client.env.cfg.WriteTimeout)); err != nil {
 		return fmt.Errorf("write deadline: %w", err)
 	}
 	if g.packer != nil {

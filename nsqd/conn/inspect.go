@@ -72,13 +72,13 @@ type connStats struct {
 }
 
 type subscribed struct {
-	subscription
+	deliveries
 	topic, channel string
 }
 
 // local returns the subscription if the topic is on this broker, and nil otherwise.
 func (s *subscribed) local() *broker.Subscription {
-	sub, _ := s.subscription.(*broker.Subscription)
+	sub, _ := s.deliveries.(*broker.Subscription)
 	return sub
 }
 
@@ -118,7 +118,7 @@ func add(c *atomic.Uint64, n int) { c.Store(c.Load() + uint64(n)) }
 // info may run while the client is active.
 func (c *client) info() Info {
 	stats := &c.stats
-	host := c.remoteIP()
+	host := hostOf(c.remote)
 	i := Info{
 		Identity:  session.Identity{ClientID: host, Hostname: host},
 		Remote:    c.remote,

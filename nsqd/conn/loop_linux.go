@@ -73,8 +73,8 @@ const (
 // offloaded operation while offloaded is set.
 type slot struct {
 	// Set once.
-	*client
-	fd int
+	client *client
+	fd     int
 
 	loop *loop // changed only by the goroutine that set queued
 	work workCount
@@ -114,7 +114,7 @@ type slot struct {
 	fdClosed bool // the descriptor is closed; written by the loop, with fdMu held
 }
 
-// Methods of driver.
+// Methods of driver and signals.
 
 func (s *slot) interrupt()        { s.post() }
 func (s *slot) cut()              { s.post() }
@@ -128,18 +128,18 @@ func (s *slot) subscribed() error {
 	s.fdMu.Lock()
 	defer s.fdMu.Unlock()
 	if !s.fdClosed { // a closed descriptor may belong to another connection now
-		s.in.Ignore()
+		s.client.in.Ignore()
 	}
 	return nil
 }
 
 func (s *slot) admits(op *session.Op, now mono.Time) verdict {
 	switch {
-	case op.Kind == session.OpSub && s.env.cfg.StrictBuffering, op.Kind.Upgrade() && op.Kind != session.OpTLS:
+	case op.Kind == session.OpSub && s.client.env.cfg.StrictBuffering, op.Kind.Upgrade() && op.Kind != session.OpTLS:
 		return mustMove
 	case s.offloaded:
 	case op.Kind == session.OpAuth, op.Kind == session.OpSub, op.Kind == session.OpTLS,
-		op.Kind.Publishes() && s.env.cfg.Auth != nil && !now.Before(s.cred.expires):
+		op.Kind.Publishes() && s.client.env.cfg.Auth != nil && !now.Before(s.client.cred.expires):
 		return mustWait
 	}
 	return carriedOut
@@ -153,7 +153,7 @@ func (s *slot) arrival(start, end int64) stamp.Arrival {
 			return stamp.Arrival{At: clock.Mono(), Source: stamp.Read}
 		}
 	}
-	return s.in.Arrival(start, end)
+	return s.client.in.Arrival(start, end)
 }
 
 // phase is a connection's stage of life.
@@ -188,7 +188,7 @@ func (s *slot) post() {
 func (l *loop) serve(fd int, remote string) {
 	c := newClient(l.env, remote)
 	s := &slot{client: c, loop: l, fd: fd}
-	c.setDriver(s)
+	c.setDriver(s, s)
 	if !l.env.enter(c) {
 		unix.Close(fd)
 		return
@@ -301,10 +301,10 @@ func (l *loop) drainInbox() {
 			l.open(s)
 		case s.offloaded && s.completed.Load():
 			l.completeOffload(s)
-		case s.offloaded && s.severed.Load():
+		case s.offloaded && s.client.severed.Load():
 			l.abandon(s)
 		case s.offloaded:
-		case s.severed.Load():
+		case s.client.severed.Load():
 			l.fail(s, net.ErrClosed)
 		default:
 			l.markDirty(s)
@@ -330,11 +330,11 @@ func (l *loop) open(s *slot) {
 	s.phase = open
 	s.heapIndex = -1
 	l.effort.connections.Add(1)
-	if s.in == nil { // otherwise the connection comes from another loop
-		s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
+	if s.client.in == nil { // otherwise the connection comes from another loop
+		s.client.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
 	}
 	err := l.watch(s)
-	if err == nil && s.severed.Load() {
+	if err == nil && s.client.severed.Load() {
 		err = net.ErrClosed
 	}
 	if err != nil {
@@ -399,11 +399,11 @@ func (l *loop) readOnce(s *slot) {
 		l.fail(s, nil) // the peer has hung up
 		return
 	}
-	if unconsumed := s.w - s.r; unconsumed <= copied {
-		n := copy(l.buf, s.buf[s.r:s.w])
-		s.releaseBuffer()
-		s.buf, s.w = l.buf, n
-	} else if !s.makeRoom() {
+	if unconsumed := s.client.w - s.client.r; unconsumed <= copied {
+		n := copy(l.buf, s.client.buf[s.client.r:s.client.w])
+		s.client.releaseBuffer()
+		s.client.buf, s.client.w = l.buf, n
+	} else if !s.client.makeRoom() {
 		l.markDirty(s)
 		return
 	}
@@ -425,7 +425,7 @@ func (l *loop) readOnce(s *slot) {
 		}
 		l.finish(s, err, false)
 	default:
-		v, err := s.consume(&l.task)
+		v, err := s.client.consume(&l.task)
 		if v != carriedOut {
 			s.heldTask = l.task
 		}
@@ -449,7 +449,7 @@ func (l *loop) afterConsume(s *slot, v verdict, err error) {
 		return
 	}
 	l.timers.noLater(s, s.nextTimer())
-	if len(s.sess.Output()) > 0 || s.ended() {
+	if len(s.client.sess.Output()) > 0 || s.client.ended() {
 		l.markDirty(s)
 	}
 }
@@ -457,23 +457,23 @@ func (l *loop) afterConsume(s *slot, v verdict, err error) {
 // keepUnread copies unconsumed bytes from the loop's buffer to a buffer of the connection's own. A
 // connection without unconsumed bytes keeps no buffer.
 func (l *loop) keepUnread(s *slot) {
-	rest := s.buf[s.r:s.w]
-	if len(s.buf) == 0 || &s.buf[0] != &l.buf[0] {
+	rest := s.client.buf[s.client.r:s.client.w]
+	if len(s.client.buf) == 0 || &s.client.buf[0] != &l.buf[0] {
 		if len(rest) == 0 {
-			s.releaseBuffer()
+			s.client.releaseBuffer()
 		}
-		if !s.chargeBuffer(len(s.buf)) {
-			s.releaseBuffer()
+		if !s.client.env.memory.charge(s.client, len(s.client.buf)) {
+			s.client.releaseBuffer()
 		}
 		return
 	}
-	read := s.buf[:s.w]
-	s.buf, s.r, s.w = nil, 0, len(rest)
+	read := s.client.buf[:s.client.w]
+	s.client.buf, s.client.r, s.client.w = nil, 0, len(rest)
 	if len(rest) > 0 {
-		s.buf = s.env.buffers.get(len(rest))
-		copy(s.buf, rest)
-		if !s.chargeBuffer(len(s.buf)) {
-			s.releaseBuffer()
+		s.client.buf = s.client.env.buffers.get(len(rest))
+		copy(s.client.buf, rest)
+		if !s.client.env.memory.charge(s.client, len(s.client.buf)) {
+			s.client.releaseBuffer()
 		}
 	}
 	poison(read) // the next connection overwrites the buffer
@@ -481,7 +481,7 @@ func (l *loop) keepUnread(s *slot) {
 
 // lendBuffer leaves the loop's buffer to the connection, because the held operation refers to it.
 func (l *loop) lendBuffer(s *slot) {
-	if &s.buf[0] == &l.buf[0] {
+	if &s.client.buf[0] == &l.buf[0] {
 		l.buf = l.env.buffers.get(loopBuffer)
 	}
 }
@@ -498,12 +498,12 @@ func (l *loop) offload(s *slot) {
 		t := s.heldTask
 		s.heldTask = task{}
 		now := clock.Mono()
-		s.verdict, s.err = s.flushBatch(now), nil
+		s.verdict, s.err = s.client.flushBatch(now), nil
 		if s.verdict == carriedOut && t.op.Kind != session.OpNone {
-			s.verdict, s.err = s.carryOut(&t, now)
+			s.verdict, s.err = s.client.carryOut(&t, now)
 		}
 		if s.verdict == carriedOut && s.err == nil {
-			s.verdict, s.err = s.consume(&t)
+			s.verdict, s.err = s.client.consume(&t)
 		}
 		if s.verdict == mustMove {
 			s.heldTask = t
@@ -552,15 +552,15 @@ func (l *loop) abandon(s *slot) {
 	err := unix.Close(s.fd)
 	s.fdMu.Unlock()
 	if err != nil {
-		s.logEnd(fmt.Errorf("close: %w", err))
+		s.client.logEnd(fmt.Errorf("close: %w", err))
 	}
-	s.abort()
+	s.client.abort()
 }
 
 // completeOffload continues a connection after its offloaded operation.
 func (l *loop) completeOffload(s *slot) {
 	s.offloaded = false
-	if s.severed.Load() {
+	if s.client.severed.Load() {
 		l.fail(s, net.ErrClosed)
 		return
 	}
@@ -580,26 +580,26 @@ func (l *loop) completeOffload(s *slot) {
 // handOff moves the connection to a goroutine, with the held operation and the unwritten output.
 func (l *loop) handOff(s *slot) {
 	l.lendBuffer(s)
-	out, err := l.seal(s, s.sess.Output())
+	out, err := l.seal(s, s.client.sess.Output())
 	if err != nil {
 		l.fail(s, err)
 		return
 	}
 	output := append(s.pending, out...)
-	s.sess.ClearOutput()
+	s.client.sess.ClearOutput()
 	held := s.heldTask
 	l.detach(s)
-	nc, err := netConn(s.fd, s.remote)
+	nc, err := netConn(s.fd, s.client.remote)
 	if err != nil {
-		s.in.Release()
-		s.releaseBuffer()
-		s.leaveTopics()
-		s.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
+		s.client.in.Release()
+		s.client.releaseBuffer()
+		s.client.pubs.leaveTopics()
+		s.client.logEnd(fmt.Errorf("hand over to a goroutine: %w", err))
 		l.env.clients.remove(s.client)
 		return
 	}
 	var t *tls.Conn
-	switch in := s.in.(type) {
+	switch in := s.client.in.(type) {
 	case *hook.Conn:
 		in.Move(nc)
 	case *hook.Layer:
@@ -607,7 +607,7 @@ func (l *loop) handOff(s *slot) {
 		t = s.secure.tls
 	}
 	g := newGoroutine(s.client, nc)
-	if s.severed.Load() { // cut may have closed the slot instead of the goroutine's connection
+	if s.client.severed.Load() { // cut may have closed the slot instead of the goroutine's connection
 		nc.Close()
 	}
 	go func() {
@@ -626,8 +626,8 @@ func (l *loop) flushAll() {
 		}
 		if err := l.flush(s); err != nil {
 			l.fail(s, err)
-		} else if s.ended() {
-			l.finish(s, s.cause(), true)
+		} else if s.client.ended() {
+			l.finish(s, s.client.cause(), true)
 		}
 	}
 	clear(l.dirty)
@@ -636,14 +636,14 @@ func (l *loop) flushAll() {
 
 // flush writes the replies and, for a subscriber, messages.
 func (l *loop) flush(s *slot) error {
-	replies := s.sess.Output()
+	replies := s.client.sess.Output()
 	if len(s.pending) > 0 { // replies queue behind pending
 		out, err := l.seal(s, replies)
 		s.pending = append(s.pending, out...)
-		s.sess.ClearOutput()
+		s.client.sess.ClearOutput()
 		return errors.Join(err, l.watch(s))
 	}
-	if s.sub == nil || !s.deliver {
+	if s.client.sub == nil || !s.deliver {
 		if len(replies) == 0 && !s.unsent() {
 			return nil
 		}
@@ -656,17 +656,17 @@ func (l *loop) flush(s *slot) error {
 		if err == nil && n < len(out) {
 			err = l.deferOutput(s, out[n:])
 		}
-		s.sess.ClearOutput()
+		s.client.sess.ClearOutput()
 		return err
 	}
 	for more := true; more && len(s.pending) == 0; {
 		g := &l.outgoing
 		g.Reset()
-		g.Frames = append(g.Frames, s.sess.Output()...)
-		s.sess.ClearOutput()
+		g.Frames = append(g.Frames, s.client.sess.Output()...)
+		s.client.sess.ClearOutput()
 		limit := len(g.Frames) + loopGather
-		if !s.sub.Take(g, limit) {
-			s.quitting.Store(true) // the channel is gone, so the connection ends
+		if !s.client.deliveries.Take(g, limit) {
+			s.client.quitting.Store(true) // the channel is gone, so the connection ends
 		}
 		more = len(g.Frames) >= limit // otherwise all messages are taken, and notify reports new messages
 		if len(g.Frames) == 0 && !s.unsent() {
@@ -703,8 +703,8 @@ func (l *loop) flush(s *slot) error {
 // wrote records the messages that are on the socket.
 func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
-		s.sub.Wrote(g)
-		add(&s.stats.messages, n)
+		s.client.deliveries.Wrote(g)
+		add(&s.client.stats.messages, n)
 		if k := len(l.delivered); k == 0 || l.delivered[k-1] != s {
 			l.delivered = append(l.delivered, s)
 		}
@@ -732,7 +732,7 @@ func (l *loop) writable(s *slot) {
 	}
 	if len(s.pending) == 0 {
 		s.pending = nil
-		if s.sub != nil {
+		if s.client.sub != nil {
 			l.wrote(s, &s.unrecorded)
 		}
 		s.unrecorded = broker.Outgoing{}
@@ -759,8 +759,8 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 		return
 	}
 	l.release(s)
-	s.logEnd(err)
-	s.releaseBuffer()
+	s.client.logEnd(err)
+	s.client.releaseBuffer()
 	s.phase, s.linger = ending, linger
 	err = l.flush(s)
 	if err == nil && s.secure != nil {
@@ -783,7 +783,7 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 // release releases what the connection holds in the broker.
 func (l *loop) release(s *slot) {
 	s.client.release()
-	s.sub = nil
+	s.client.sub, s.client.deliveries = nil, nil
 }
 
 // startLinger starts to linger after the last write of a connection that ends.
@@ -793,13 +793,13 @@ func (l *loop) startLinger(s *slot) {
 		return
 	}
 	now := clock.Mono()
-	if s.lingerEnd = s.lingerUntil(now); !now.Before(s.lingerEnd) {
+	if s.lingerEnd = s.client.lingerUntil(now); !now.Before(s.lingerEnd) {
 		l.shut(s)
 		return
 	}
 	s.phase = lingering
 	s.discardLeft = int64(math.MaxInt64)
-	if closing, _ := s.sess.Closing(); closing {
+	if closing, _ := s.client.sess.Closing(); closing {
 		s.discardLeft = lingerBytes
 	}
 	l.timers.noLater(s, s.nextTimer())
@@ -822,24 +822,24 @@ func (l *loop) fail(s *slot, err error) {
 	if s.phase == gone {
 		return
 	}
-	sub := s.sub != nil
+	sub := s.client.sub != nil
 	l.release(s)
 	if err = ignoreClosed(err); err != nil && sub {
-		l.env.log.Debug("subscriber lost", obs.KeyRemote, s.remote, obs.KeyError, err)
+		l.env.log.Debug("subscriber lost", obs.KeyRemote, s.client.remote, obs.KeyError, err)
 	} else {
-		s.logEnd(err)
+		s.client.logEnd(err)
 	}
 	l.shut(s)
 }
 
 func (l *loop) shut(s *slot) {
-	s.in.Release()
-	s.releaseBuffer()
+	s.client.in.Release()
+	s.client.releaseBuffer()
 	s.events = 0 // closing the only descriptor removes it from the poller
 	l.detach(s)
 	if !s.fdClosed {
 		if err := unix.Close(s.fd); err != nil {
-			s.logEnd(fmt.Errorf("close: %w", err))
+			s.client.logEnd(fmt.Errorf("close: %w", err))
 		}
 	}
 	l.env.clients.remove(s.client)
@@ -907,7 +907,7 @@ func (s *slot) nextTimer() mono.Time {
 	next := mono.Never
 	switch s.phase {
 	case open:
-		next = s.sess.Deadline()
+		next = s.client.sess.Deadline()
 	case lingering:
 		next = s.lingerEnd
 	}
@@ -940,7 +940,7 @@ func (l *loop) expire(now mono.Time) {
 			l.fail(s, errWriteTimeout)
 			continue
 		default:
-			s.sess.Tick(now)
+			s.client.sess.Tick(now)
 			l.markDirty(s)
 		}
 		if s.checkAt = s.nextTimer(); s.checkAt == mono.Never {

@@ -25,7 +25,7 @@ type memoryBudget struct {
 	}
 }
 
-// memoryCharge is a connection's share of the budget. Guarded by memoryBudget.mu, except large.
+// memoryCharge is a connection's share of the b. Guarded by memoryBudget.mu, except large.
 type memoryCharge struct {
 	large   int64         // bytes; owned by the connection's reader
 	element *list.Element // nil: not in the queue
@@ -33,60 +33,58 @@ type memoryCharge struct {
 
 var errMemoryShort = wire.NewError(wire.CodePubFailed, "PUB failed, the messages that are being sent take as much memory as they may, and this one for longest")
 
-// chargeBuffer sets the size of the connection's buffer. If chargeBuffer returns false, the
+// charge sets the size of the connection's buffer. If charge returns false, the
 // connection must not use the buffer and must end.
-func (c *client) chargeBuffer(size int) bool {
-	budget := &c.env.memory
+func (b *memoryBudget) charge(c *client, size int) bool {
 	n := int64(size)
 	if n <= maxIdle {
 		n = 0
 	}
-	if budget.limit == 0 || n == c.charge.large {
+	if b.limit == 0 || n == c.charge.large {
 		return true
 	}
-	budget.mu.Lock()
+	b.mu.Lock()
 	growth := n - c.charge.large
 	var victim *client
-	switch front := budget.mu.holders.Front(); {
-	case growth <= 0 || budget.mu.used+growth <= budget.limit || budget.mu.used == c.charge.large: // or c has the only large buffer
+	switch front := b.mu.holders.Front(); {
+	case growth <= 0 || b.mu.used+growth <= b.limit || b.mu.used == c.charge.large: // or c has the only large buffer
 	case c.memoryShort.Load():
 		victim = c
 	case front != nil && front.Value != c:
 		victim = front.Value.(*client)
-		victim.endForMemory()
-		if budget.mu.used+growth > 2*budget.limit {
-			c.endForMemory()
+		b.end(victim)
+		if b.mu.used+growth > 2*b.limit {
+			b.end(c)
 			victim = c
 		}
-	case budget.mu.holders.Len() > 1 || budget.mu.used+growth > 2*budget.limit:
-		c.endForMemory()
+	case b.mu.holders.Len() > 1 || b.mu.used+growth > 2*b.limit:
+		b.end(c)
 		victim = c
 	}
 	ok := victim != c
 	if ok {
-		budget.mu.used += growth
+		b.mu.used += growth
 		c.charge.large = n
 		switch element := c.charge.element; {
 		case n == 0 && element != nil:
-			budget.mu.holders.Remove(element)
+			b.mu.holders.Remove(element)
 			c.charge.element = nil
 		case n > 0 && element == nil && !c.memoryShort.Load():
-			c.charge.element = budget.mu.holders.PushBack(c)
+			c.charge.element = b.mu.holders.PushBack(c)
 		}
 	}
-	budget.mu.Unlock()
+	b.mu.Unlock()
 	return ok
 }
 
-// endForMemory ends the connection because memory is short. Requires: memoryBudget.mu held.
-func (c *client) endForMemory() {
-	budget := &c.env.memory
+// end ends the connection because memory is short. Requires: memoryBudget.mu held.
+func (b *memoryBudget) end(c *client) {
 	if c.charge.element != nil {
-		budget.mu.holders.Remove(c.charge.element)
+		b.mu.holders.Remove(c.charge.element)
 		c.charge.element = nil
 	}
 	if !c.memoryShort.Swap(true) {
-		budget.ended.Add(1)
+		b.ended.Add(1)
 		c.quit()
 	}
 }

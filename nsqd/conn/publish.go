@@ -43,7 +43,7 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.pubs.stored, NoWait: c.on().nonblocking()}
+	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.pubs.stored, NoWait: c.driver.nonblocking()}
 	if op.Kind == session.OpMpub {
 		c.pubs.mpub = op.Batch
 		t, err := c.publishNamed(op.Topic, p, &c.pubs.mpub, now)
@@ -58,7 +58,7 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 func (c *client) arrival(t *task) stamp.Arrival {
 	if !t.stamped {
 		start := c.in.Offset() - int64(c.w-c.r)
-		t.arrival, t.stamped = c.on().arrival(start, start+int64(t.n)), true
+		t.arrival, t.stamped = c.driver.arrival(start, start+int64(t.n)), true
 	}
 	if t.arrival.At < c.pubs.notBefore {
 		t.arrival = stamp.Arrival{At: c.pubs.notBefore, Source: stamp.Read}
@@ -68,11 +68,11 @@ func (c *client) arrival(t *task) stamp.Arrival {
 
 // publishTo returns the target for a topic. The result is valid until the next call.
 func (c *client) publishTo(name []byte) (*target, error) {
-	if found := c.target(name); found != nil {
+	if found := c.pubs.target(name); found != nil {
 		return found, nil
 	}
 	find := c.env.broker.TopicForClient
-	if c.on().nonblocking() {
+	if c.driver.nonblocking() {
 		find = c.env.broker.Topic // creating a topic may require requests to other processes
 	}
 	t, err := find(name)
@@ -80,7 +80,7 @@ func (c *client) publishTo(name []byte) (*target, error) {
 		err = broker.ErrRetired
 	}
 	switch {
-	case err != nil && c.on().nonblocking():
+	case err != nil && c.driver.nonblocking():
 		return nil, broker.ErrBusy
 	case err != nil && c.shouldForward(err):
 		return nil, errElsewhere
@@ -89,7 +89,7 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	}
 	c.settleForwarded() // the topic may have been on another broker: earlier publishes come first
 	if len(c.pubs.targets) == maxTargets {
-		c.leaveTopic(c.pubs.targets[0].topic)
+		c.pubs.leaveTopic(c.pubs.targets[0].topic)
 	}
 	publisher := c.addPublisher(t)
 	if c.pubs.weight > 0 {
@@ -114,21 +114,21 @@ func (c *client) identity() police.Identity {
 	case c.sess.Identity().ClientID != "":
 		return police.Identity{Kind: "client", ID: c.sess.Identity().ClientID}
 	}
-	return police.Identity{Kind: "addr", ID: c.remoteIP()}
+	return police.Identity{Kind: "addr", ID: hostOf(c.remote)}
 }
 
 // target returns the connection's target with that topic name, or nil.
-func (c *client) target(name []byte) *target {
-	for i := range c.pubs.targets {
-		if target := &c.pubs.targets[i]; target.topic.Name() == string(name) {
+func (p *publisher) target(name []byte) *target {
+	for i := range p.targets {
+		if target := &p.targets[i]; target.topic.Name() == string(name) {
 			return target
 		}
 	}
 	return nil
 }
 
-func (c *client) leaveTopic(t *broker.Topic) {
-	c.pubs.targets = slices.DeleteFunc(c.pubs.targets, func(target target) bool {
+func (p *publisher) leaveTopic(t *broker.Topic) {
+	p.targets = slices.DeleteFunc(p.targets, func(target target) bool {
 		if target.topic == t {
 			target.publisher.Leave()
 		}
@@ -137,12 +137,12 @@ func (c *client) leaveTopic(t *broker.Topic) {
 }
 
 // leaveTopics leaves all topics, including topics on other brokers.
-func (c *client) leaveTopics() {
-	c.endForwarding()
-	for _, target := range c.pubs.targets {
+func (p *publisher) leaveTopics() {
+	p.endForwarding()
+	for _, target := range p.targets {
 		target.publisher.Leave()
 	}
-	c.pubs.targets = nil
+	p.targets = nil
 }
 
 // publishNamed publishes a message, or the batch bodies, to the named topic. It returns the topic,
@@ -179,7 +179,7 @@ func (c *client) publishNamed(name []byte, p broker.Published, bodies *wire.Batc
 		case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrRetired):
 			return t, refusal(name, err)
 		}
-		c.leaveTopic(t) // deleted, or moved to another broker, since the look-up
+		c.pubs.leaveTopic(t) // deleted, or moved to another broker, since the look-up
 	}
 }
 
@@ -199,7 +199,7 @@ func (c *client) answerPublish(op *session.Op, t *broker.Topic, err error) {
 	sent := c.pubs.takeSent()
 	if len(c.pubs.unsettled) == 0 && sent == nil && (err != nil || !t.Durable()) {
 		if err == nil {
-			op.Reply = c.advice(t)
+			op.Reply = c.pubs.advice(t)
 		}
 		c.sess.Answer(op, err)
 		return
@@ -211,12 +211,12 @@ func (c *client) answerPublish(op *session.Op, t *broker.Topic, err error) {
 }
 
 // advice returns the reply that replaces OK after PACE, or nil.
-func (c *client) advice(t *broker.Topic) []byte {
-	if c.pubs.weight == 0 {
+func (p *publisher) advice(t *broker.Topic) []byte {
+	if p.weight == 0 {
 		return nil
 	}
-	for i := range c.pubs.targets {
-		if target := &c.pubs.targets[i]; target.topic == t {
+	for i := range p.targets {
+		if target := &p.targets[i]; target.topic == t {
 			return target.publisher.Advice()
 		}
 	}
@@ -240,7 +240,7 @@ func (c *client) settle() {
 			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.position)) // the first Sync covers the others
 		}
 		if u.err == nil && u.topic != nil {
-			op.Reply = c.advice(u.topic)
+			op.Reply = c.pubs.advice(u.topic)
 		}
 		c.sess.Done(op, u.err)
 	}

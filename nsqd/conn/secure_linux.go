@@ -46,7 +46,7 @@ func (x *secure) SetWriteDeadline(t time.Time) error {
 
 // upgrade performs the TLS handshake: admits moves a connection with another upgrade to a
 // goroutine. Requires: s.offloaded.
-func (s *slot) upgrade(session.Op) error { return s.withExtraDescriptor(s.upgradeTLS) }
+func (s *slot) upgrade(session.Op) error { return s.client.withExtraDescriptor(s.upgradeTLS) }
 
 func (s *slot) upgradeTLS() error {
 	nc, err := s.duplicateConn()
@@ -57,25 +57,25 @@ func (s *slot) upgradeTLS() error {
 	if err := nc.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return fmt.Errorf("deadline: %w", err)
 	}
-	output := append(s.pending, s.sess.Output()...)
-	s.sess.ClearOutput()
+	output := append(s.pending, s.client.sess.Output()...)
+	s.client.sess.ClearOutput()
 	s.pending = nil
 	if _, err := nc.Write(output); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
-	raw := s.in.(*hook.Conn) // TLS is the first upgrade
+	raw := s.client.in.(*hook.Conn) // TLS is the first upgrade
 	raw.Move(nc)
 	x := &secure{Records: raw.Records()}
-	x.tls = tls.Server(x, s.env.cfg.TLS)
-	err = s.interruptibly(func(ctx context.Context) error {
+	x.tls = tls.Server(x, s.client.env.cfg.TLS)
+	err = s.client.interruptibly(func(ctx context.Context) error {
 		// On cancellation TLS would close x, perhaps only after x has lost its net.Conn.
 		defer context.AfterFunc(ctx, func() { nc.Close() })()
-		return s.shakeHands(x.tls)
+		return s.client.stats.handshake(x.tls)
 	})
 	x.MoveToSocket(hook.Socket{FD: s.fd})
 	if err == nil {
 		x.buffered = x.Buffered() > 0
-		s.in, s.secure = x.Layer(x.tls), x
+		s.client.in, s.secure = x.Layer(x.tls), x
 	}
 	return err
 }
@@ -91,7 +91,7 @@ func (s *slot) duplicateConn() (net.Conn, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	return netConn(fd, s.remote)
+	return netConn(fd, s.client.remote)
 }
 
 // netConn registers a descriptor with Go's poller, and takes ownership of fd.
@@ -112,15 +112,15 @@ func (s *slot) unsent() bool { return s.secure != nil && len(s.secure.out) > 0 }
 // read reads the available bytes of the stream and records whether more may be buffered. socketBytes
 // counts the bytes read from the socket: TLS records cost work even if they contain little data.
 func (s *slot) read() (socketBytes int, err error) {
-	sec, space := s.secure, s.buf[s.w:]
+	sec, space := s.secure, s.client.buf[s.client.w:]
 	if sec == nil {
-		socketBytes, err = s.in.Read(space)
-		s.w += socketBytes
+		socketBytes, err = s.client.in.Read(space)
+		s.client.w += socketBytes
 		return socketBytes, err
 	}
 	from := sec.Offset()
-	n, err := s.in.Read(space)
-	s.w += n
+	n, err := s.client.in.Read(space)
+	s.client.w += n
 	sec.buffered = !errors.Is(err, hook.ErrAgain) && (n == len(space) || sec.Buffered() > 0)
 	return int(sec.Offset() - from), err
 }

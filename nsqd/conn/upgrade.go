@@ -73,7 +73,7 @@ func (g *goroutine) upgrade(op session.Op) error {
 }
 
 func (g *goroutine) upgradeTLS() error {
-	raw, ok := g.in.(*hook.Conn)
+	raw, ok := g.client.in.(*hook.Conn)
 	if !ok {
 		panic("conn: TLS is the first of the upgrades")
 	}
@@ -82,11 +82,11 @@ func (g *goroutine) upgradeTLS() error {
 		return fmt.Errorf("deadline: %w", err)
 	}
 	records := raw.Records()
-	t := tls.Server(records, g.env.cfg.TLS)
-	if err := g.shakeHands(t); err != nil {
+	t := tls.Server(records, g.client.env.cfg.TLS)
+	if err := g.client.stats.handshake(t); err != nil {
 		return err
 	}
-	g.in = records.Layer(t)
+	g.client.in = records.Layer(t)
 	g.sendThroughTLS(t)
 	return nil
 }
@@ -98,9 +98,9 @@ func (g *goroutine) sendThroughTLS(t *tls.Conn) {
 	g.tls, g.out = t, t
 }
 
-// shakeHands performs the TLS handshake. It returns a *wire.Error if the client can still read an
+// handshake performs the TLS handshake and records the state of TLS. It returns a *wire.Error if the client can still read an
 // error frame.
-func (c *client) shakeHands(t *tls.Conn) error {
+func (s *connStats) handshake(t *tls.Conn) error {
 	if err := t.Handshake(); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) && plain.Conn != nil {
@@ -110,14 +110,14 @@ func (c *client) shakeHands(t *tls.Conn) error {
 		return err // for the log; the peer cannot read a frame now
 	}
 	state := t.ConnectionState()
-	c.stats.tls.Store(&state)
+	s.tls.Store(&state)
 	return nil
 }
 
 func (g *goroutine) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer) {
-	g.unpacking = &unpackReader{g: g, source: g.in}
+	g.unpacking = &unpackReader{g: g, source: g.client.in}
 	plain := open(bufio.NewReaderSize(g.unpacking, unpackBuffer))
-	g.in = g.in.Layer(unpacked{plain, g.env.unpackSlots})
+	g.client.in = g.client.in.Layer(unpacked{plain, g.client.env.unpackSlots})
 	g.writeMu.Lock()
 	g.packer = p
 	g.writeMu.Unlock()
@@ -161,7 +161,7 @@ type unpackReader struct {
 }
 
 func (p *unpackReader) Read(b []byte) (int, error) {
-	slots := p.g.env.unpackSlots
+	slots := p.g.client.env.unpackSlots
 	<-slots // a reader that waits does not need a processor
 	defer func() { slots <- struct{}{} }()
 	for {
@@ -172,7 +172,7 @@ func (p *unpackReader) Read(b []byte) (int, error) {
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = p.g.idle()
-			if err == nil && p.g.ended() {
+			if err == nil && p.g.client.ended() {
 				err = errEnded
 			}
 			if err == nil {

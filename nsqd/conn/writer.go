@@ -28,10 +28,10 @@ const (
 )
 
 func (g *goroutine) newWriter() *writer {
-	if !g.env.cfg.StrictBuffering {
+	if !g.client.env.cfg.StrictBuffering {
 		return &writer{g: g, eager: true, size: gatherSize}
 	}
-	id := g.sess.Identity()
+	id := g.client.sess.Identity()
 	return &writer{g: g, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
 }
 
@@ -66,12 +66,12 @@ func (w *writer) run() {
 func (w *writer) gather() (open bool, err error) {
 	for {
 		count := w.out.Messages()
-		if open = w.g.sub.Take(&w.out, w.size); !open || w.out.Messages() == count {
+		if open = w.g.client.deliveries.Take(&w.out, w.size); !open || w.out.Messages() == count {
 			break
 		}
 		// A subscriber with a full RDY count gets no more messages until it answers, so a longer
 		// wait is useless.
-		ready, inFlight := w.g.sub.Holds()
+		ready, inFlight := w.g.client.deliveries.Holds()
 		if len(w.out.Frames) >= w.size || w.eager || inFlight >= ready {
 			if err := w.flush(); err != nil {
 				return open, err
@@ -88,8 +88,8 @@ func (w *writer) flush() error {
 	if err := w.g.write(w.out.Frames); err != nil {
 		return err
 	}
-	w.g.sub.Wrote(&w.out)
-	add(&w.g.stats.messages, w.out.Messages())
+	w.g.client.deliveries.Wrote(&w.out)
+	add(&w.g.client.stats.messages, w.out.Messages())
 	w.out.Reset()
 	if cap(w.out.Frames) > keepOut {
 		w.out.Frames = nil
@@ -101,11 +101,11 @@ func (w *writer) flush() error {
 // reader that is stuck in a reply.
 func (w *writer) fail(err error) {
 	if err == nil {
-		w.g.quit()
+		w.g.client.quit()
 		return
 	}
 	if ignoreClosed(err) != nil {
-		w.g.env.log.Debug("subscriber lost", obs.KeyRemote, w.g.remote, obs.KeyError, err)
+		w.g.client.env.log.Debug("subscriber lost", obs.KeyRemote, w.g.client.remote, obs.KeyError, err)
 	}
 	w.g.nc.Close()
 }
