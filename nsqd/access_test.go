@@ -43,7 +43,7 @@ func ask(t *testing.T, c *http.Client, method, url, body, token string) (int, st
 func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 	ip := outside(t)
 	d := start(t, "--http-address=0.0.0.0:0", "--topic-limit=t:1:2")
-	_, port, err := net.SplitHostPort(d.at.http.Addr().String())
+	_, port, err := net.SplitHostPort(d.listeners.http.Addr().String())
 	testkit.Must(t, err)
 	web := client(t, nil)
 	const limit = "/topic/limit?topic=t&rate=1000000&burst=1000"
@@ -84,8 +84,8 @@ func TestAnAddressForAdministrators(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := start(t, append(c.flags, "--admin-http-address="+socket, "--tls-cert="+cert.CertFile, "--tls-key="+cert.KeyFile)...)
 			public := map[string]*http.Client{
-				"http://" + d.at.http.Addr().String():   client(t, nil),
-				"https://" + d.at.https.Addr().String(): client(t, &tls.Config{RootCAs: a.Pool, ServerName: "localhost"}),
+				"http://" + d.listeners.http.Addr().String():   client(t, nil),
+				"https://" + d.listeners.https.Addr().String(): client(t, &tls.Config{RootCAs: a.Pool, ServerName: "localhost"}),
 			}
 			for _, path := range []string{"/topic/create?topic=t", "/topic/limit?topic=t&rate=1&burst=1", "/topic/delete?topic=t"} {
 				for at, by := range public {
@@ -119,7 +119,7 @@ func TestMetricsInClear(t *testing.T) {
 		d := start(t, policy, "--tls-root-ca-file="+a.File, "--admin-http-address=127.0.0.1:0", "--tls-cert="+cert.CertFile, "--tls-key="+cert.KeyFile)
 		plain := client(t, nil)
 		encrypted := client(t, &tls.Config{RootCAs: a.Pool, ServerName: "localhost", Certificates: []tls.Certificate{sensor.TLS}})
-		admin := d.at.admin.Addr().String()
+		admin := d.listeners.admin.Addr().String()
 		for request, want := range map[string][3]int{ // without TLS at the clients' address, without TLS at the administrators' address, there with TLS
 			"GET /metrics":                {403, 200, 200},
 			"GET /healthz":                {403, 200, 200},
@@ -132,7 +132,9 @@ func TestMetricsInClear(t *testing.T) {
 		} {
 			method, path, _ := strings.Cut(request, " ")
 			for i, got := range [3]func() (int, string){
-				func() (int, string) { return ask(t, plain, method, "http://"+d.at.http.Addr().String()+path, "x", "") },
+				func() (int, string) {
+					return ask(t, plain, method, "http://"+d.listeners.http.Addr().String()+path, "x", "")
+				},
 				func() (int, string) { return ask(t, plain, method, "http://"+admin+path, "x", "") },
 				func() (int, string) { return ask(t, encrypted, method, "https://"+admin+path, "x", "") },
 			} {

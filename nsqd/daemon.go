@@ -38,27 +38,27 @@ import (
 
 // nsqd is a broker process with open sockets. run serves.
 type nsqd struct {
-	opts      *options
-	level     *slog.LevelVar // level of log
-	log       *slog.Logger
-	at        *listeners
-	stamps    *hook.Stamper
-	jetstream *replicated.Cluster // nil: topic logs are in files
-	storage   *broker.Storage
-	broker    *broker.Broker
-	conns     *conn.Server
-	announcer *lookupd.Announcer
-	control   *agent.Agent // nil: standalone
-	trace     *os.File     // nil: no release trace
-	group     lifecycle.Group
-	asking    context.Context // context of the lookups before a topic is created; ends when the shutdown begins
-	askNoMore context.CancelFunc
+	opts       *options
+	level      *slog.LevelVar // level of log
+	log        *slog.Logger
+	listeners  *listeners
+	stamps     *hook.Stamper
+	jetstream  *replicated.Cluster // nil: topic logs are in files
+	storage    *broker.Storage
+	broker     *broker.Broker
+	conns      *conn.Server
+	announcer  *lookupd.Announcer
+	control    *agent.Agent // nil: standalone
+	trace      *os.File     // nil: no release trace
+	group      lifecycle.Group
+	lookupCtx  context.Context // context of the lookups before a topic is created; ends when the shutdown begins
+	endLookups context.CancelFunc
 }
 
 // open wires an nsqd and opens its sockets. The caller must run the nsqd. level is the level of log.
 func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.LevelVar) (_ *nsqd, err error) {
-	d := &nsqd{opts: opts, level: level, log: log, at: new(listeners)}
-	d.asking, d.askNoMore = context.WithCancel(context.WithoutCancel(ctx))
+	d := &nsqd{opts: opts, level: level, log: log, listeners: new(listeners)}
+	d.lookupCtx, d.endLookups = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -98,7 +98,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		}
 	}
 	if !opts.managed() { // in a cluster the loaddistributor names the channels
-		config.Channels = func(topic string) []string { return d.announcer.Channels(d.asking, topic) }
+		config.Channels = func(topic string) []string { return d.announcer.Channels(d.lookupCtx, topic) }
 	}
 	config.Log = d.log
 	if opts.managed() {
@@ -120,10 +120,10 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if d.conns, err = conn.New(opts.conn, d.broker, d.stamps, log); err != nil {
 		return nil, err
 	}
-	if err := d.at.open(ctx, opts, d.conns); err != nil {
+	if err := d.listeners.open(ctx, opts, d.conns); err != nil {
 		return nil, err
 	}
-	node := opts.node(address(d.at.tcp), address(d.at.http))
+	node := opts.node(address(d.listeners.tcp), address(d.listeners.http))
 	if opts.conn.Forward != nil {
 		opts.conn.Forward.SetBrokerID(node.BrokerID)
 	}
@@ -141,7 +141,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	api := httpapi.Config{
 		Node: node, Session: &opts.session, Managed: opts.managed(), TopologyAware: opts.topologyAware && opts.region != "",
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
-		Forward: opts.conn.Forward, MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
+		Forward: opts.conn.Forward, MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.listeners.connections,
 	}
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
@@ -150,16 +150,16 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	opts.jetstreamTLS.Log(log)
 	if opts.authServers != nil {
 		api.Auth = opts.authServers.Counts
-		most := min(auth.MaxWaiting, max(1, opts.maxHTTPConnections/2))
-		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono, most).Ask
+		maxWaiting := min(auth.MaxWaiting, max(1, opts.maxHTTPConnections/2))
+		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono, maxWaiting).Ask
 	}
-	if len(opts.asks.Servers) > 0 {
-		asks, err := admission.New(opts.asks)
+	if len(opts.admission.Servers) > 0 {
+		decider, err := admission.New(opts.admission)
 		if err != nil {
 			return nil, fmt.Errorf("--admission-address: %w", err)
 		}
-		api.Admission = asks
-		d.group.Add("admission", asks.Run)
+		api.Admission = decider
+		d.group.Add("admission", decider.Run)
 	}
 	if opts.tls != nil {
 		opts.tls.Log(log)
@@ -178,7 +178,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		membership.BrokerID, membership.Version = node.BrokerID, node.Release
 		membership.TCPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastTCPPort))
 		membership.HTTPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastHTTPPort))
-		if membership.Durability = opts.kept(); d.jetstream != nil {
+		if membership.Durability = opts.durabilityOf(); d.jetstream != nil {
 			membership.TakeOver = d.broker.TakeOver
 		}
 		if opts.conn.Forward != nil {
@@ -215,23 +215,23 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	routes := whole
 	var web []func(context.Context) error
-	if d.at.admin != nil {
+	if d.listeners.admin != nil {
 		admin := lifecycle.HTTP(whole, log)
-		if _, mixed := d.at.admin.(either); mixed {
-			admin = serveEither(admin, port(d.at.admin))
+		if _, mixed := d.listeners.admin.(mixedListener); mixed {
+			admin = serveMixed(admin, port(d.listeners.admin))
 		}
-		web = append(web, lifecycle.Serve(d.at.admin, admin))
+		web = append(web, lifecycle.Serve(d.listeners.admin, admin))
 		routes = all.Public()
 	}
-	if d.at.http != nil {
-		plain := routes
+	if d.listeners.http != nil {
+		handler := routes
 		if opts.encrypted() {
-			plain = httpapi.TLSRequired(port(d.at.https))
+			handler = httpapi.TLSRequired(port(d.listeners.https))
 		}
-		web = append(web, lifecycle.Serve(d.at.http, lifecycle.HTTP(plain, log)))
+		web = append(web, lifecycle.Serve(d.listeners.http, lifecycle.HTTP(handler, log)))
 	}
-	if d.at.https != nil {
-		web = append(web, lifecycle.Serve(d.at.https, lifecycle.HTTP(routes, log)))
+	if d.listeners.https != nil {
+		web = append(web, lifecycle.Serve(d.listeners.https, lifecycle.HTTP(routes, log)))
 	}
 	if len(web) > 0 {
 		d.group.Add("http", lifecycle.Together(web...))
@@ -243,7 +243,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		d.group.Add("forward", opts.conn.Forward.Run)
 	}
 	d.group.Add("clients", d.disconnectAtEnd)
-	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
+	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.listeners.tcp) })
 	d.group.Add("nsqlookupd", d.announcer.Run)
 	if push := opts.statsd; push.Address != "" {
 		// NSQ names a node by broadcast address and HTTP port.
@@ -354,8 +354,8 @@ func (d *nsqd) lookupdConfig(n httpapi.Node) lookupd.Config {
 // run serves until ctx ends. Then run drains.
 func (d *nsqd) run(ctx context.Context) error {
 	d.log.Info(obs.Banner("nsqd"))
-	d.at.log(d.log)
-	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.at.tcp), "http", name(d.at.http), "https", name(d.at.https), "admin", name(d.at.admin), "managed", d.opts.managed())
+	d.listeners.log(d.log)
+	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.listeners.tcp), "http", name(d.listeners.http), "https", name(d.listeners.https), "admin", name(d.listeners.admin), "managed", d.opts.managed())
 	d.log.Info("limits", "connections", d.opts.conn.MaxConnections, "http_connections", d.opts.maxHTTPConnections, "topics", d.opts.broker.MaxTopics,
 		"topic_channels", d.opts.broker.MaxTopicChannels, "channels", d.opts.broker.MaxChannels, "message_bytes", d.opts.broker.MaxMemory)
 	err := d.group.Run(ctx)
@@ -367,13 +367,13 @@ func (d *nsqd) run(ctx context.Context) error {
 // close releases the resources of open that no part of the group owns. The group has already closed the
 // listeners that it served.
 func (d *nsqd) close() error {
-	d.askNoMore()
-	d.at.close()
+	d.endLookups()
+	d.listeners.close()
 	if d.opts.authServers != nil {
 		d.opts.authServers.Close()
 	}
 	var errs faults.List
-	closed := func(what string, err error) { errs.If(err != nil, "close %s: %w", what, err) }
+	closed := func(part string, err error) { errs.If(err != nil, "close %s: %w", part, err) }
 	if d.jetstream != nil { // only after a failed open; otherwise the broker is closed already
 		d.jetstream.EndAfter(storeWithin)
 	}
@@ -405,7 +405,7 @@ func (d *nsqd) storeAtEnd(ctx context.Context) error {
 	<-ctx.Done()
 	release := lifecycle.Hold(ctx) // a slow disk must not lose messages
 	defer release()
-	d.askNoMore()
+	d.endLookups()
 	d.conns.StopReading()
 	if d.opts.drainTimeout > 0 {
 		limit, cancel := context.WithTimeout(context.Background(), d.opts.drainTimeout)
@@ -416,11 +416,11 @@ func (d *nsqd) storeAtEnd(ctx context.Context) error {
 		d.jetstream.EndAfter(storeWithin)
 		defer d.jetstream.Close() // ends a take-over: no message may be stored after the broker is closed
 	}
-	began := time.Now()
+	start := time.Now()
 	if err := d.broker.Close(); err != nil {
-		return fmt.Errorf("not all is stored: %w", err)
+		return fmt.Errorf("store the remaining messages: %w", err)
 	}
-	d.log.Info("all that was held is stored", "took", time.Since(began))
+	d.log.Info("all messages are stored", "took", time.Since(start))
 	return nil
 }
 

@@ -97,7 +97,7 @@ func TestCertificatesAreReplacedWhileTheyAreUsed(t *testing.T) {
 	for _, file := range []string{ours.File, others.File} {
 		sensor.RootCAs.AppendCertsFromPEM(testkit.Result(os.ReadFile(file)).Must(t))
 	}
-	web := "https://" + d.at.https.Addr().String()
+	web := "https://" + d.listeners.https.Addr().String()
 	// ping is called with each client; the sensor resumes its session where possible.
 	ping := func(as *tls.Config) error {
 		r, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: as, DisableKeepAlives: true}}).Get(web + "/ping")
@@ -108,7 +108,7 @@ func TestCertificatesAreReplacedWhileTheyAreUsed(t *testing.T) {
 	}
 	config := nsq.NewConfig()
 	config.TlsV1, config.TlsConfig = true, sensor
-	connected := testkit.Result(nsq.NewProducer(d.at.tcp.Addr().String(), config)).Must(t)
+	connected := testkit.Result(nsq.NewProducer(d.listeners.tcp.Addr().String(), config)).Must(t)
 	connected.SetLoggerLevel(nsq.LogLevelMax)
 	defer connected.Stop()
 	testkit.NoError(t, connected.Publish("t", []byte("x")), "at first")
@@ -156,7 +156,7 @@ func TestTLSFromFlags(t *testing.T) {
 			publish := func(c *tls.Config) error {
 				config := nsq.NewConfig()
 				config.TlsV1, config.TlsConfig = c != nil, c
-				p := testkit.Result(nsq.NewProducer(d.at.tcp.Addr().String(), config)).Must(t)
+				p := testkit.Result(nsq.NewProducer(d.listeners.tcp.Addr().String(), config)).Must(t)
 				p.SetLoggerLevel(nsq.LogLevelMax)
 				defer p.Stop()
 				return p.Publish("t", []byte("x"))
@@ -172,21 +172,21 @@ func TestTLSFromFlags(t *testing.T) {
 			if err := publish(none); (err != nil) != c.needsProof {
 				t.Errorf("PUB without a certificate: %v", err)
 			}
-			code, body := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/ping")
+			code, body := get(t, client(t, nil), "http://"+d.listeners.http.Addr().String()+"/ping")
 			testkit.Equal(t, code, c.plainHTTP, "HTTP: %s", body)
 			var answer struct {
 				Message string
 				Port    int `json:"https_port"`
 			}
 			if code == 403 {
-				if err := json.Unmarshal([]byte(body), &answer); err != nil || answer.Message != "TLS_REQUIRED" || answer.Port != port(d.at.https) {
+				if err := json.Unmarshal([]byte(body), &answer); err != nil || answer.Message != "TLS_REQUIRED" || answer.Port != port(d.listeners.https) {
 					t.Errorf("%s: %v", body, err)
 				}
 			}
-			if code, body := get(t, client(t, proof), "https://"+d.at.https.Addr().String()+"/ping"); code != 200 || body != "OK" {
+			if code, body := get(t, client(t, proof), "https://"+d.listeners.https.Addr().String()+"/ping"); code != 200 || body != "OK" {
 				t.Errorf("HTTPS: %d %s", code, body)
 			}
-			if r, err := client(t, none).Get("https://" + d.at.https.Addr().String() + "/ping"); (err != nil) != c.needsProof {
+			if r, err := client(t, none).Get("https://" + d.listeners.https.Addr().String() + "/ping"); (err != nil) != c.needsProof {
 				t.Errorf("HTTPS without a certificate: %v", err)
 			} else if err == nil {
 				r.Body.Close()
@@ -204,7 +204,7 @@ func TestTheLeastVersionOfTLS(t *testing.T) {
 			most uint16
 			want bool
 		}{{refused, false}, {refused + 1, true}} {
-			nc, err := tls.Dial("tcp", d.at.https.Addr().String(), &tls.Config{RootCAs: a.Pool, MinVersion: tls.VersionTLS10, MaxVersion: c.most, ServerName: "localhost"})
+			nc, err := tls.Dial("tcp", d.listeners.https.Addr().String(), &tls.Config{RootCAs: a.Pool, MinVersion: tls.VersionTLS10, MaxVersion: c.most, ServerName: "localhost"})
 			if (err == nil) != c.want {
 				t.Errorf("%s: a client of at most %s: %v", flag, tls.VersionName(c.most), err)
 			}
@@ -255,8 +255,8 @@ func TestUnixSockets(t *testing.T) {
 
 func TestHTTPCanBeSwitchedOff(t *testing.T) {
 	d := start(t, "--http-address=", "--https-address=")
-	if d.at.http != nil || d.at.https != nil || d.at.tcp == nil {
-		t.Errorf("%+v", d.at)
+	if d.listeners.http != nil || d.listeners.https != nil || d.listeners.tcp == nil {
+		t.Errorf("%+v", d.listeners)
 	}
 }
 
@@ -325,7 +325,7 @@ func TestAuthFromFlags(t *testing.T) {
 	} {
 		config := nsq.NewConfig()
 		config.AuthSecret = c.secret
-		p, err := nsq.NewProducer(d.at.tcp.Addr().String(), config)
+		p, err := nsq.NewProducer(d.listeners.tcp.Addr().String(), config)
 		testkit.Must(t, err)
 		p.SetLoggerLevel(nsq.LogLevelMax)
 		if err := p.Publish(c.topic, []byte("x")); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -340,9 +340,9 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	var c net.Conn
 	t.Cleanup(func() { c.Close() }) // after the daemon's cleanup, which fails the test if the daemon returns an error
 	d := start(t)
-	c = testkit.Result(net.Dial("tcp", d.at.tcp.Addr().String())).Must(t)
+	c = testkit.Result(net.Dial("tcp", d.listeners.tcp.Addr().String())).Must(t)
 	testkit.Result(c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))).Must(t)
-	url := "http://" + d.at.http.Addr().String() + "/pub?topic=t"
+	url := "http://" + d.listeners.http.Addr().String() + "/pub?topic=t"
 	body := make([]byte, 1<<20)
 	for range 20 { // more than the sockets' buffers take
 		answer := testkit.Result(client(t, nil).Post(url, "", bytes.NewReader(body))).Must(t)
@@ -353,7 +353,7 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 func TestSettingsAtRunTime(t *testing.T) {
 	d := start(t, "--log-level=WARN", "--lookupd-tcp-address=127.0.0.1:1")
 	c := client(t, nil)
-	base := "http://" + d.at.http.Addr().String() + "/config/"
+	base := "http://" + d.listeners.http.Addr().String() + "/config/"
 	expect := func(name, value string, status int, want string) {
 		t.Helper()
 		if code, body := ask(t, c, http.MethodPut, base+name, value, ""); code != status || !strings.HasPrefix(body, want) {
@@ -429,13 +429,13 @@ func TestTopicsAreAnnounced(t *testing.T) {
 	testkit.Equal(t, <-said, "REGISTER t\n")
 	testkit.Must(t, topic.CreateChannel("c"))
 	testkit.Equal(t, <-said, "REGISTER t c\n")
-	_, body := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/info")
+	_, body := get(t, client(t, nil), "http://"+d.listeners.http.Addr().String()+"/info")
 	var info struct {
 		TCP     int `json:"tcp_port"`
 		HTTP    int `json:"http_port"`
 		Version string
 	}
-	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.at.tcp) || info.HTTP != port(d.at.http) || info.Version != obs.NSQ {
+	if err := json.Unmarshal([]byte(body), &info); err != nil || info.TCP != port(d.listeners.tcp) || info.HTTP != port(d.listeners.http) || info.Version != obs.NSQ {
 		t.Errorf("%s %v", body, err)
 	}
 }
@@ -448,7 +448,7 @@ func TestFiguresGoToStatsd(t *testing.T) {
 	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	buf := make([]byte, 1024)
 	n, _, err := udp.ReadFrom(buf)
-	want := fmt.Sprintf("a.127_0_0_1_%d.b.topic.t.message_count:0|c\n", port(d.at.http))
+	want := fmt.Sprintf("a.127_0_0_1_%d.b.topic.t.message_count:0|c\n", port(d.listeners.http))
 	if err != nil || !strings.HasPrefix(string(buf[:n]), want) {
 		t.Errorf("%q, want %q; %v", buf[:n], want, err)
 	}
@@ -471,7 +471,7 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 // post sends an HTTP POST request.
 func post(t *testing.T, d *nsqd, path, body string) {
 	t.Helper()
-	if code, answer := ask(t, client(t, nil), http.MethodPost, "http://"+d.at.http.Addr().String()+path, body, ""); code != http.StatusOK {
+	if code, answer := ask(t, client(t, nil), http.MethodPost, "http://"+d.listeners.http.Addr().String()+path, body, ""); code != http.StatusOK {
 		t.Fatalf("%s: %d %s", path, code, answer)
 	}
 }
@@ -521,7 +521,7 @@ func TestWhatABrokerLeavesIsItsOwn(t *testing.T) {
 	})
 	d := start(t, "--data-path="+dir, "--mem-queue-size=0", "--topic-limit=t:1000:5", "--release-trace="+filepath.Join(dir, "release.trace"))
 	c := client(t, nil)
-	web := "http://" + d.at.http.Addr().String()
+	web := "http://" + d.listeners.http.Addr().String()
 	for _, path := range []string{"/topic/create?topic=t", "/channel/create?topic=t&channel=c"} {
 		if r, err := c.Post(web+path, "", nil); err != nil || r.Body.Close() != nil || r.StatusCode != 200 {
 			t.Fatalf("%s: %v %v", path, r, err)
@@ -539,7 +539,7 @@ func TestAFolderOfNSQIsTakenOver(t *testing.T) {
 	text := `{"topics":[{"name":"t","paused":false,"channels":[{"name":"c","paused":true}]}],"version":"1.3.0"}`
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "nsqd.dat"), []byte(text), 0o600))
 	d := start(t, "--data-path="+dir)
-	_, stats := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/stats?format=json")
+	_, stats := get(t, client(t, nil), "http://"+d.listeners.http.Addr().String()+"/stats?format=json")
 	if !strings.Contains(stats, `"channel_name":"c"`) || !strings.Contains(stats, `"paused":true`) {
 		t.Errorf("got %s", stats)
 	}
@@ -547,7 +547,7 @@ func TestAFolderOfNSQIsTakenOver(t *testing.T) {
 
 func TestTopicsAndChannelsAreBounded(t *testing.T) {
 	d := start(t, "--max-topics=1", "--max-topic-channels=1")
-	c, base := client(t, nil), "http://"+d.at.http.Addr().String()
+	c, base := client(t, nil), "http://"+d.listeners.http.Addr().String()
 	for _, want := range []struct {
 		path string
 		code int

@@ -36,7 +36,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 		err = topic.CreateChannel("c") // without a channel no message leaves
 	}
 	testkit.Must(t, err)
-	nc, err := net.Dial("tcp", d.at.tcp.Addr().String())
+	nc, err := net.Dial("tcp", d.listeners.tcp.Addr().String())
 	testkit.Must(t, err)
 	defer nc.Close()
 	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))

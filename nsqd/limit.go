@@ -17,11 +17,11 @@ const perConnection = 16 << 10
 // quarter for message files that stay open. The rest is for message files in use, timers of contracts,
 // and other files.
 func (o *options) fit(descriptors, memory int64) {
-	spare, given := connlimit.Spare(descriptors), o.conn.MaxConnections > 0
+	spare, fixed := connlimit.Spare(descriptors), o.conn.MaxConnections > 0
 	if o.conn.MaxConnections == 0 {
 		o.conn.MaxConnections = int(max(1, min(descriptors-spare, memory/perConnection, math.MaxInt32)))
 	}
-	if o.maxForwards = max(1, o.conn.MaxConnections/4); o.forwards() && !given {
+	if o.maxForwards = max(1, o.conn.MaxConnections/4); o.forwards() && !fixed {
 		o.conn.MaxConnections = max(1, o.conn.MaxConnections-o.maxForwards)
 	}
 	if o.maxHTTPConnections == 0 {

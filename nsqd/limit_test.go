@@ -60,15 +60,15 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 		return nc, r.StatusCode, string(body)
 	}
-	first, code, body := ask(d.at.http)
+	first, code, body := ask(d.listeners.http)
 	testkit.MustEqual(t, code, 200, "%s", body)
 	const others = 5
 	for range others {
-		if _, code, body := ask(d.at.http); code != 0 && (code != 503 || !strings.Contains(body, "TOO_MANY_CONNECTIONS")) {
+		if _, code, body := ask(d.listeners.http); code != 0 && (code != 503 || !strings.Contains(body, "TOO_MANY_CONNECTIONS")) {
 			t.Errorf("%d %s", code, body)
 		}
 	}
-	operator, code, metrics := ask(d.at.admin) // has its own limit
+	operator, code, metrics := ask(d.listeners.admin) // has its own limit
 	for _, want := range []string{"srtm_nsqd_http_connections 2", fmt.Sprintf("srtm_nsqd_http_connections_refused_total %d", others)} {
 		if code != 200 || !strings.Contains(metrics, want+"\n") {
 			t.Errorf("%d, no %s", code, want)
@@ -76,7 +76,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	}
 	first.Close()
 	testkit.WaitFor(t, "room after the first connection was closed", func() bool {
-		_, code, _ := ask(d.at.http)
+		_, code, _ := ask(d.listeners.http)
 		return code == 200
 	})
 	operator.Close()
@@ -93,7 +93,7 @@ func TestPublishersThatWaitForAuth(t *testing.T) {
 	d := start(t, fmt.Sprint("--max-http-connections=", connections), "--auth-http-address="+slow.Listener.Addr().String())
 	answers := make(chan string, connections)
 	for i := range connections {
-		nc := testkit.Result(net.Dial("tcp", d.at.http.Addr().String())).Must(t)
+		nc := testkit.Result(net.Dial("tcp", d.listeners.http.Addr().String())).Must(t)
 		defer nc.Close()
 		testkit.Result(fmt.Fprintf(nc, "POST /pub?topic=t HTTP/1.1\r\nHost: nsqd\r\nAuthorization: Bearer secret%d\r\nContent-Length: 1\r\n\r\nx", i)).Must(t)
 		go func() {

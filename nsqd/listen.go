@@ -19,26 +19,26 @@ type listeners struct {
 }
 
 // open opens the sockets that opts names. After an error some sockets are open.
-func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
-	at.web.Most, at.operators.Most = opts.maxHTTPConnections, opts.maxHTTPConnections
+func (ls *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
+	ls.web.Most, ls.operators.Most = opts.maxHTTPConnections, opts.maxHTTPConnections
 	var err error
-	if at.tcp, err = conns.Listen(ctx, opts.tcpAddress); err != nil {
-		at.tcp = nil // avoids a typed nil
+	if ls.tcp, err = conns.Listen(ctx, opts.tcpAddress); err != nil {
+		ls.tcp = nil // avoids a typed nil
 		return fmt.Errorf("--tcp-address: %w", err)
 	}
 	if opts.httpAddress != "" {
-		if at.http, err = conn.ListenAt(ctx, net.ListenConfig{}, opts.httpAddress); err != nil {
-			at.http = nil
+		if ls.http, err = conn.ListenAt(ctx, net.ListenConfig{}, opts.httpAddress); err != nil {
+			ls.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
-		at.http = &connlimit.Listener{Listener: at.http, Slots: &at.web, Plain: true}
+		ls.http = &connlimit.Listener{Listener: ls.http, Slots: &ls.web, Plain: true}
 	}
 	if opts.httpsAddress != "" && opts.conn.TLS != nil {
 		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.httpsAddress)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
-		at.https = tls.NewListener(&connlimit.Listener{Listener: ln, Slots: &at.web}, opts.conn.TLS)
+		ls.https = tls.NewListener(&connlimit.Listener{Listener: ln, Slots: &ls.web}, opts.conn.TLS)
 	}
 	if opts.adminAddress != "" {
 		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.adminAddress)
@@ -46,26 +46,26 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
 		encrypted := opts.encrypted()
-		at.admin = &connlimit.Listener{Listener: ln, Slots: &at.operators, Plain: !encrypted}
+		ls.admin = &connlimit.Listener{Listener: ln, Slots: &ls.operators, Plain: !encrypted}
 		if encrypted {
-			at.admin = either{at.admin, opts.conn.TLS}
+			ls.admin = mixedListener{ls.admin, opts.conn.TLS}
 		}
 	}
 	return nil
 }
 
 // connections counts the HTTP connections: open now, and refused since the start.
-func (at *listeners) connections() (open int64, refused uint64) {
-	return at.web.Open() + at.operators.Open(), at.web.Refused() + at.operators.Refused()
+func (ls *listeners) connections() (open int64, refused uint64) {
+	return ls.web.Open() + ls.operators.Open(), ls.web.Refused() + ls.operators.Refused()
 }
 
 // log logs the addresses in the format of NSQ's nsqd. A program that starts nsqd on port 0 reads the
 // port from these lines.
-func (at *listeners) log(log *slog.Logger) {
+func (ls *listeners) log(log *slog.Logger) {
 	for _, l := range []struct {
 		protocol string
 		net.Listener
-	}{{"HTTP", at.http}, {"HTTPS", at.https}, {"ADMIN", at.admin}, {"TCP", at.tcp}} {
+	}{{"HTTP", ls.http}, {"HTTPS", ls.https}, {"ADMIN", ls.admin}, {"TCP", ls.tcp}} {
 		if l.Listener != nil {
 			log.Info(l.protocol + ": listening on " + name(l))
 		}
@@ -73,8 +73,8 @@ func (at *listeners) log(log *slog.Logger) {
 }
 
 // close closes the sockets. A socket may be closed already.
-func (at *listeners) close() {
-	for _, ln := range []net.Listener{at.tcp, at.http, at.https, at.admin} {
+func (ls *listeners) close() {
+	for _, ln := range []net.Listener{ls.tcp, ls.http, ls.https, ls.admin} {
 		if ln != nil {
 			_ = ln.Close()
 		}

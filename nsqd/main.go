@@ -36,7 +36,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, level *slog.LevelVa
 	if err != nil {
 		return err
 	}
-	forget := time.AfterFunc(startTime, func() { _ = forgetProgram("/proc/self/exe") })
-	defer forget.Stop()
+	timer := time.AfterFunc(startTime, func() { _ = forgetProgram("/proc/self/exe") })
+	defer timer.Stop()
 	return d.run(ctx)
 }

@@ -19,11 +19,11 @@ import (
 // and of arrival stamps, and the cache of message files. root is the root of the file system. 0:
 // unknown.
 func defaultLimit(root fs.FS) int64 {
-	has := min(total(root), cgroups(root))
-	if has == math.MaxInt64 {
+	memory := min(total(root), cgroups(root))
+	if memory == math.MaxInt64 {
 		return 0
 	}
-	return has / 4 * 3
+	return memory / 4 * 3
 }
 
 // total returns the memory of the machine in bytes; math.MaxInt64: unknown.
@@ -67,9 +67,9 @@ func cgroups(root fs.FS) int64 {
 		}
 		// In a container path may be the host's path. Then the root of the mount is the process's
 		// cgroup.
-		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
-			lowest = min(lowest, limitOf(root, path.Join(mount, at, file)))
-			if at == "/" {
+		for dir := path.Clean("/" + parts[2]); ; dir = path.Dir(dir) {
+			lowest = min(lowest, limitOf(root, path.Join(mount, dir, file)))
+			if dir == "/" {
 				break
 			}
 		}
@@ -111,8 +111,8 @@ func forgetProgram(path string) error {
 		if p.Type != elf.PT_LOAD || p.Flags&elf.PF_W != 0 {
 			continue
 		}
-		at := p.Vaddr / page * page
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(at), uintptr(p.Vaddr+p.Filesz-at), unix.MADV_DONTNEED); errno != 0 {
+		start := p.Vaddr / page * page
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(start), uintptr(p.Vaddr+p.Filesz-start), unix.MADV_DONTNEED); errno != 0 {
 			return errno
 		}
 	}

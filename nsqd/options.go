@@ -84,15 +84,15 @@ type options struct {
 	// Derived by validate.
 	roots       *x509.CertPool // nil: the system's authorities
 	authServers *auth.Servers  // nil: clients need no authorization
-	asks        admission.Config
+	admission   admission.Config
 	tokens      *secure.Tokens    // nil: no --http-token-file
 	tls         *secure.ServerTLS // nil: no --tls-cert
 	maxForwards int               // connections to other brokers; 0: set by fit
 	maxSeries   int               // maximum number of topics and channels with their own metrics
 }
 
-// ignored begins the help of an NSQ flag that has no effect in this nsqd.
-const ignored = "accepted for compatibility; ignored"
+// noEffect begins the help of an NSQ flag that has no effect in this nsqd.
+const noEffect = "accepted for compatibility; ignored"
 
 func (o *options) program() *daemon.Program {
 	return &daemon.Program{
@@ -132,7 +132,7 @@ func (o *options) groups() []daemon.Group {
 		{Title: clients, Flags: o.clientFlags},
 		{Title: statistics, Flags: o.statsFlags},
 		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) {
-			o.asks.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
+			o.admission.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
 		}},
 		{Title: daemon.Ignored, Flags: o.ignoredFlags},
 	}
@@ -154,7 +154,7 @@ func (o *options) clusterFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
 	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, what becomes of publishes and subscriptions to topics that are on other brokers: `on` (publishes are forwarded there, and messages are relayed from there) or off (they are refused)")
 	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
-	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
+	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (continue with the bases) or strict (stop)")
 	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
 	daemon.Alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses", "its name in NSQ's configuration files")
 	fs.DurationVar(&o.conn.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before its connection may be ended for it to ask nsqlookupd again, when its topic moves; at least its LookupdPollInterval x LookupdPollJitter, for go-nsq does not ask before")
@@ -181,7 +181,7 @@ func (o *options) storageFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), fsync (it is on stable storage), or replicated (it is on most of --jetstream-replicas servers of NATS JetStream)")
 	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
 	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
-	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel goes on past the oldest message that it has not finished, in `messages`; it then gets no more until that is finished, and the others go on; 0: no limit")
+	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel continues past its oldest unfinished message, in `messages`; it then gets no more until that message is finished, and the other channels continue; 0: no limit")
 	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk from which on publishers are refused (E_QUEUE_FULL, HTTP 503), in `bytes`; what is only retained does not count; 0: no limit")
 	fs.Var(&o.storage.Retain, "retain", "`time or size` of a topic that stays on disk after all its channels have finished it, for channel/seek: a duration (24h), a size (10GB, or up to a file of --max-bytes-per-file more), or both with a comma, until either is exceeded; POST /topic/retain sets it for one topic. What is not finished stays in any case (default 0: nothing)")
 	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's `files` of messages that stay open since they were read last, beside the one that is written; one more closes another")
@@ -190,7 +190,7 @@ func (o *options) storageFlags(fs *flag.FlagSet) {
 	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
 	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
 	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; publishers are refused (E_QUEUE_FULL) when seven eighths are full, and what is only retained goes before; 0: what NATS allows")
-	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, while what memory holds is stored")
+	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long delivery continues after SIGTERM, while the messages in memory are stored")
 }
 
 func (o *options) limitFlags(fs *flag.FlagSet) {
@@ -200,13 +200,13 @@ func (o *options) limitFlags(fs *flag.FlagSet) {
 	fs.IntVar(&o.conn.MaxConnections, "max-connections", 0, "maximum number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
 	fs.IntVar(&o.maxHTTPConnections, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
 	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
-	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left goes on as one with --mem-queue-size messages (default half of the memory limit)")
+	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left continues as one with --mem-queue-size messages (default half of the memory limit)")
 	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
 	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; as --max-topics")
 	fs.IntVar(&o.broker.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; as --max-topics")
 	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
 	fs.IntVar(&o.maxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
-	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
+	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that reads nothing for so long")
 	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and up to one for each processor while one has too much to do and a processor nothing; 0: a goroutine for each connection")
 }
 
@@ -259,19 +259,19 @@ func (o *options) statsFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) ignoredFlags(fs *flag.FlagSet) {
-	fs.Int64Var(&o.syncEvery, "sync-every", 2500, "`messages`; "+ignored+": --durability says when they are on stable storage")
-	fs.DurationVar(&o.syncTimeout, "sync-timeout", 2*time.Second, ignored+", likewise")
-	fs.IntVar(&o.nodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); "+ignored)
+	fs.Int64Var(&o.syncEvery, "sync-every", 2500, "`messages`; "+noEffect+": --durability says when they are on stable storage")
+	fs.DurationVar(&o.syncTimeout, "sync-timeout", 2*time.Second, noEffect+", likewise")
+	fs.IntVar(&o.nodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); "+noEffect)
 	daemon.Alias(fs, "node-id", "id", "its name in NSQ's configuration files")
-	fs.String("log-prefix", "[nsqd] ", ignored+": log lines are structured and have no prefix")
-	fs.Int("queue-scan-selection-count", 20, ignored+": timeouts need no scans")
-	fs.Int("queue-scan-worker-pool-max", 4, ignored+": timeouts need no scans")
-	fs.Bool("verbose", false, ignored+", as by NSQ: use --log-level")
-	fs.BoolFunc("worker-id", ignored+": NSQ calls it --node-id now", number)
+	fs.String("log-prefix", "[nsqd] ", noEffect+": log lines are structured and have no prefix")
+	fs.Int("queue-scan-selection-count", 20, noEffect+": timeouts need no scans")
+	fs.Int("queue-scan-worker-pool-max", 4, noEffect+": timeouts need no scans")
+	fs.Bool("verbose", false, noEffect+", as by NSQ: use --log-level")
+	fs.BoolFunc("worker-id", noEffect+": NSQ calls it --node-id now", number)
 }
 
-// kept returns --durability for the loaddistributor.
-func (o *options) kept() srtmv1.Durability {
+// durabilityOf returns --durability for the loaddistributor.
+func (o *options) durabilityOf() srtmv1.Durability {
 	return map[string]srtmv1.Durability{
 		durabilityMemory: srtmv1.Durability_DURABILITY_MEMORY, durabilityFsync: srtmv1.Durability_DURABILITY_FSYNC,
 		durabilityReplicated: srtmv1.Durability_DURABILITY_REPLICATED,
@@ -409,9 +409,9 @@ func (o *options) validate() error {
 	errs.If(o.conn.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.conn.NudgeAfter)
 	errs.If(o.drainTimeout < 0 || o.drainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.drainTimeout, maxDrain, lifecycle.StopLimit)
 	if o.statsd.Ephemeral = !o.statsdExclude; o.statsd.Address != "" {
-		given := o.statsd // open sets the other fields
-		given.Topics, given.Log = func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)
-		errs.Add(given.Validate())
+		pushed := o.statsd // open sets the other fields
+		pushed.Topics, pushed.Log = func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)
+		errs.Add(pushed.Validate())
 	}
 	info, err := os.Stat(o.dataPath)
 	errs.If(err != nil, "--data-path: %w", err)
@@ -431,17 +431,17 @@ func (o *options) validate() error {
 // readTLS reads the root authorities and the certificate for connections.
 func (o *options) readTLS() error {
 	var errs faults.List
-	none := o.tlsCert == "" && o.tlsKey == ""
+	absent := o.tlsCert == "" && o.tlsKey == ""
 	pair := o.tlsCert != "" && o.tlsKey != ""
-	errs.If(!none && !pair, "--tls-cert and --tls-key go together")
+	errs.If(!absent && !pair, "--tls-cert and --tls-key go together")
 	var err error
 	o.roots, err = o.readRoots()
 	errs.Add(err)
-	errs.If(none && o.tlsRequired != tlsOptional, "--tls-required needs --tls-cert and --tls-key")
+	errs.If(absent && o.tlsRequired != tlsOptional, "--tls-required needs --tls-cert and --tls-key")
 	switch o.tlsClients {
 	case "":
 	case authRequire, authVerify:
-		errs.If(none, "--tls-client-auth-policy needs --tls-cert and --tls-key")
+		errs.If(absent, "--tls-client-auth-policy needs --tls-cert and --tls-key")
 		if o.tlsRequired == tlsOptional { // the policy has no effect on clients without TLS
 			o.tlsRequired = tlsForAll
 		}
@@ -512,9 +512,9 @@ func (o *options) brokerTLS() *tls.Config {
 	if o.conn.TLS == nil || o.tlsRequired == tlsOptional && o.roots == nil {
 		return nil
 	}
-	own := o.conn.TLS
+	serverTLS := o.conn.TLS
 	return &tls.Config{RootCAs: o.roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		present, err := own.GetConfigForClient(nil) // the file may have changed
+		present, err := serverTLS.GetConfigForClient(nil) // the file may have changed
 		if err != nil {
 			return nil, err
 		}

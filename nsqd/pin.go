@@ -22,25 +22,25 @@ func (o *options) pin() error {
 // owner returns the ids of a user. s is a name, a uid or uid:gid. For a uid the group is the user's
 // own, or has the number uid if the system does not know the user.
 func owner(s string) (uid, gid int, err error) {
-	id, group, both := strings.Cut(s, ":")
+	id, group, hasGroup := strings.Cut(s, ":")
 	if u, err := strconv.ParseUint(id, 10, 31); err == nil {
-		if both {
+		if hasGroup {
 			g, err := strconv.ParseUint(group, 10, 31)
 			if err != nil {
 				return 0, 0, fmt.Errorf("group %q is no number", group)
 			}
 			return int(u), int(g), nil
 		}
-		if known, err := user.LookupId(id); err == nil {
-			return ids(known)
+		if account, err := user.LookupId(id); err == nil {
+			return ids(account)
 		}
 		return int(u), int(u), nil
 	}
-	known, err := user.Lookup(s)
+	account, err := user.Lookup(s)
 	if err != nil {
 		return 0, 0, err
 	}
-	return ids(known)
+	return ids(account)
 }
 
 func ids(u *user.User) (uid, gid int, err error) {

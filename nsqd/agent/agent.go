@@ -211,8 +211,8 @@ func New(cfg Config, node Node) (*Agent, error) {
 		a.cfg.Policy = Available
 	}
 	if a.cfg.Policy != Strict {
-		a.pulse = &pulse{hold: node.HoldFrom, kick: make(chan struct{}, 1), woke: func(ctx context.Context, now mono.Time) {
-			a.do(ctx, func(o *owner) { o.woke(now) })
+		a.pulse = &pulse{holdFrom: node.HoldFrom, kick: make(chan struct{}, 1), woke: func(ctx context.Context, now mono.Time) {
+			a.do(ctx, func(o *owner) { o.handleWake(now) })
 		}}
 	}
 	if cfg.Store != nil {

@@ -63,9 +63,9 @@ func (q *inquiry) end(err error) {
 
 // channelRequest is a request without an answer yet.
 type channelRequest struct {
-	topic string
-	names []string // channels to create; nil: another change
-	other *inquiry
+	topic  string
+	names  []string // channels to create; nil: another change
+	waiter *inquiry
 }
 
 // channels has the owner's requests about channels. Each session starts empty: PrepareTopic exchanges
@@ -129,11 +129,11 @@ func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change
 
 // inquire makes the owner ask the control plane, and waits for the answer.
 func (a *Agent) inquire(ctx context.Context, ask func(*owner) *inquiry) error {
-	asked := make(chan *inquiry, 1)
-	a.do(ctx, func(o *owner) { asked <- ask(o) })
+	reply := make(chan *inquiry, 1)
+	a.do(ctx, func(o *owner) { reply <- ask(o) })
 	var q *inquiry
 	select {
-	case q = <-asked:
+	case q = <-reply:
 	case <-ctx.Done():
 		return ErrUnanswered
 	}
@@ -151,15 +151,15 @@ func failed(err error) *inquiry {
 	return q
 }
 
-func (o *owner) confirm(of topicChannel, created uint64) *inquiry {
+func (o *owner) confirm(id topicChannel, created uint64) *inquiry {
 	if o.control == nil {
 		return failed(ErrDisconnected)
 	}
-	q := o.channels.creating[of]
+	q := o.channels.creating[id]
 	if q == nil {
 		q = &inquiry{created: created, done: make(chan struct{})}
-		o.channels.creating[of] = q
-		o.channels.waiting[of.topic] = append(o.channels.waiting[of.topic], of.channel)
+		o.channels.creating[id] = q
+		o.channels.waiting[id.topic] = append(o.channels.waiting[id.topic], id.channel)
 		o.requestChannels()
 	}
 	return q
@@ -205,7 +205,7 @@ func (o *owner) changeChannel(topic, channel string, change srtmv1.ChannelChange
 		return failed(ErrUnanswered)
 	}
 	q := &inquiry{done: make(chan struct{})}
-	o.request(&srtmv1.ChannelRequest{Topic: topic, Change: change, Channels: []*srtmv1.TopicChannel{{Name: channel}}}, &channelRequest{topic: topic, other: q})
+	o.request(&srtmv1.ChannelRequest{Topic: topic, Change: change, Channels: []*srtmv1.TopicChannel{{Name: channel}}}, &channelRequest{topic: topic, waiter: q})
 	return q
 }
 
@@ -229,8 +229,8 @@ func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 	default:
 		err = fmt.Errorf("refused: %s", m.Error)
 	}
-	if r.other != nil {
-		r.other.end(err)
+	if r.waiter != nil {
+		r.waiter.end(err)
 		return
 	}
 	if c.perTopic[r.topic]--; c.perTopic[r.topic] == 0 {
@@ -238,9 +238,9 @@ func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 	}
 	var settled []string
 	for _, name := range r.names {
-		of := topicChannel{r.topic, name}
-		q := c.creating[of]
-		delete(c.creating, of)
+		id := topicChannel{r.topic, name}
+		q := c.creating[id]
+		delete(c.creating, id)
 		if err != nil && (len(m.Refused) == 0 || slices.Contains(m.Refused, name)) {
 			q.end(err)
 			continue
@@ -258,8 +258,8 @@ func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 func (o *owner) channelsDown() {
 	c := &o.channels
 	for _, r := range c.open {
-		if r.other != nil {
-			r.other.end(ErrDisconnected)
+		if r.waiter != nil {
+			r.waiter.end(ErrDisconnected)
 		}
 	}
 	for _, q := range c.creating {

@@ -25,8 +25,8 @@ func (e *TakenError) Error() string {
 
 // claim tracks the answers to the hellos of one session.
 type claim struct {
-	said    mono.Time // time of the newest hello
-	refused mono.Time // first refusal since the last accepted hello; 0: none
+	lastHello mono.Time // time of the newest hello
+	refused   mono.Time // first refusal since the last accepted hello; 0: none
 }
 
 func (c *claim) accepted() { c.refused = 0 }
@@ -55,11 +55,11 @@ func (o *owner) refused(c *claim, err error, now mono.Time) {
 		o.taken = &TakenError{problem}
 		return
 	}
-	silent, bad := strconv.ParseInt(targets.Info(err).GetMetadata()[identity.HeardKey], 10, 64)
-	if bad != nil || silent < 0 {
+	silent, parseErr := strconv.ParseInt(targets.Info(err).GetMetadata()[identity.HeardKey], 10, 64)
+	if parseErr != nil || silent < 0 {
 		return // unknown whether the other process lives
 	}
-	if heard := c.said.Add(-time.Duration(silent) * time.Millisecond); heard.Sub(c.refused) > heardMargin {
+	if lastHeard := c.lastHello.Add(-time.Duration(silent) * time.Millisecond); lastHeard.Sub(c.refused) > heardMargin {
 		o.taken = &TakenError{fmt.Sprintf("%s, and it lives: it was heard since this one asked first", problem)}
 	}
 }

@@ -38,22 +38,22 @@ const longestLease = 24 * time.Hour
 // ended. Otherwise the adaptor may have seen the process end, and may have granted its shares to other
 // brokers. A Strict broker restores no base, as a Strict broker cannot know whether its lease is over.
 func (o *owner) resume() {
-	there := o.node.Topics()
+	exists := o.node.Topics()
 	o.lease.Noted = o.alone
 	for _, b := range o.bases {
 		o.disk[b.Topic] = b
 		if o.lease.Strict || !o.alone {
-			o.cfg.Log.Info("holds nothing of the process before until it is granted again", obs.KeyTopic, b.Topic)
+			o.cfg.Log.Info("saved share not usable; waiting for a grant", obs.KeyTopic, b.Topic)
 			o.save(b.Topic)
 			continue
 		}
 		o.holdings.Keep(holder.Grant{Topic: b.Topic, Epoch: b.Epoch, Share: b.Share})
-		if slices.Contains(there, b.Topic) {
+		if slices.Contains(exists, b.Topic) {
 			if g, due := o.holdings.Prepared(b.Topic); due {
 				o.apply(g)
 			}
 		}
-		o.cfg.Log.Info("goes on with the base of the process before", obs.KeyTopic, b.Topic,
+		o.cfg.Log.Info("resumed the saved base share", obs.KeyTopic, b.Topic,
 			obs.KeyRate, b.Share.Rate.PerSecond(), obs.KeyBurst, b.Share.Burst)
 	}
 }
@@ -81,8 +81,8 @@ func (o *owner) setAlarm() {
 // keepLease requests a renewal of the lease, and ends the expired shares.
 func (o *owner) keepLease(now mono.Time) {
 	if o.woken != 0 && !now.Before(o.goesOn()) {
-		o.cfg.Log.Warn("the adaptor does not answer: messages leave again, by the bases of shares")
-		o.runs(now)
+		o.cfg.Log.Warn("adaptor unreachable: releasing messages by the bases of shares")
+		o.handleRunning(now)
 	}
 	if o.grants != nil && !now.Before(o.lease.Request()) {
 		o.lease.Asked = now
@@ -91,19 +91,19 @@ func (o *owner) keepLease(now mono.Time) {
 		}}})
 	}
 	if !o.lease.Noted && !now.Before(max(o.lease.Alone(), o.retry)) {
-		o.note(true, now)
+		o.recordAlone(true, now)
 	}
 	o.lapse(now)
 }
 
-// note stores whether this process has lost the adaptor.
-func (o *owner) note(alone bool, now mono.Time) {
+// recordAlone stores whether this process has lost the adaptor.
+func (o *owner) recordAlone(alone bool, now mono.Time) {
 	if o.cfg.Store == nil || o.lease.Strict {
 		o.lease.Noted = alone
 		return
 	}
 	if err := o.cfg.Store.SetAlone(alone); err != nil {
-		o.cfg.Log.Error("whether this broker is without the adaptor is not on the disk", "alone", alone, obs.KeyError, err)
+		o.cfg.Log.Error("cannot save the adaptor state", "alone", alone, obs.KeyError, err)
 		o.retry = now.Add(time.Second)
 		return
 	}
@@ -114,21 +114,21 @@ func (o *owner) note(alone bool, now mono.Time) {
 func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 	at, flex, session := mono.Time(m.Stamp), m.Flex.AsDuration(), m.Session.AsDuration()
 	if at < 0 || at > now || flex <= 0 || session < flex || session > longestLease {
-		o.cfg.Log.Error("lease refused: it makes no sense", "stamp", m.Stamp, "flex", flex, "session", session)
+		o.cfg.Log.Error("invalid lease ignored", "stamp", m.Stamp, "flex", flex, "session", session)
 		return
 	}
 	if o.pulse != nil {
 		o.pulse.length.Store(int64(flex))
 	}
 	if o.woken != 0 && at >= o.woken {
-		o.runs(at)
+		o.handleRunning(at)
 	}
 	o.lapse(now) // before the renewal, which must not restore an expired share
 	o.lease.Renew(at, flex, session)
 	o.lease.Heard = now
 	// An adaptor that does not send Sent accepts no evidence of a process's end.
-	if takes := m.Sent != 0; takes == o.lease.Noted {
-		o.note(!takes, now)
+	if noted := m.Sent != 0; noted == o.lease.Noted {
+		o.recordAlone(!noted, now)
 	}
 	if o.lease.Sent = m.Sent; o.lease.Noted {
 		o.lease.Sent = 0 // a later process might use the bases of this process
@@ -141,16 +141,16 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 			continue
 		}
 		// The node may have ended the flexible part before the owner did.
-		if left := o.node.Renew(topic, flexUntil, until); flexible && !left && o.holdings.LapseOne(topic, true, false) {
+		if ok := o.node.Renew(topic, flexUntil, until); flexible && !ok && o.holdings.LapseOne(topic, true, false) {
 			o.lapsed(topic)
 		}
 	}
 }
 
-// woke handles a pulse that found that the process had not run. No message leaves until the adaptor
-// renews the lease. If the adaptor does not answer within two lease lengths, the broker continues as
-// the policy says.
-func (o *owner) woke(now mono.Time) {
+// handleWake handles a pulse that found that the process had not run. No message leaves until the
+// adaptor renews the lease. If the adaptor does not answer within two lease lengths, the broker
+// continues as the policy says.
+func (o *owner) handleWake(now mono.Time) {
 	o.cfg.Log.Warn("this process did not run for a while: no message leaves before the adaptor has answered")
 	o.woken = now
 	o.lease.Asked = min(o.lease.Asked, now.Add(-o.lease.Length)) // makes a request due
@@ -159,8 +159,8 @@ func (o *owner) woke(now mono.Time) {
 // goesOn returns when the owner stops waiting for the adaptor.
 func (o *owner) goesOn() mono.Time { return o.woken.Add(2 * o.lease.Length) }
 
-// runs lets messages leave again: the broker's id belonged to this process at the given time.
-func (o *owner) runs(at mono.Time) {
+// handleRunning lets messages leave again: the broker's id belonged to this process at the given time.
+func (o *owner) handleRunning(at mono.Time) {
 	o.woken = 0
 	o.pulse.verify(at)
 }
@@ -187,9 +187,9 @@ func (o *owner) lapsed(topic string) {
 	o.ackPresent(topic)
 }
 
-// held returns the shares for the hello: of each topic the share in force, or the base on disk where
-// the base is larger.
-func (o *owner) held() []*srtmv1.HeldShare {
+// heldShares returns the shares for the hello: of each topic the share in force, or the base on
+// disk where the base is larger.
+func (o *owner) heldShares() []*srtmv1.HeldShare {
 	held := o.holdings.Reconcile(o.node.Topics())
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
 		if o.holdings.Of(topic) == (holder.Holding{}) && !o.save(topic) {
@@ -224,7 +224,7 @@ func (o *owner) save(topic string) bool {
 	if o.lease.Strict {
 		want = tokenbucket.Share{}
 	}
-	last, there := o.disk[topic]
+	last, saved := o.disk[topic]
 	had := last.Share
 	if store == nil || want == had {
 		return true
@@ -237,15 +237,15 @@ func (o *owner) save(topic string) bool {
 			return true
 		}
 	}
-	if there {
-		if gone := store.Remove(topic); gone != nil {
-			o.cfg.Log.Error("the share on the disk is not up to date", obs.KeyTopic, topic, obs.KeyError, gone)
+	if saved {
+		if removeErr := store.Remove(topic); removeErr != nil {
+			o.cfg.Log.Error("cannot remove the saved share", obs.KeyTopic, topic, obs.KeyError, removeErr)
 			return had.Rate <= want.Rate && had.Burst <= want.Burst
 		}
 		delete(o.disk, topic)
 	}
 	if err != nil {
-		o.cfg.Log.Error("the share is not on the disk: after a crash the topic waits for a new one", obs.KeyTopic, topic, obs.KeyError, err)
+		o.cfg.Log.Error("cannot save the share; after a crash the topic waits for a grant", obs.KeyTopic, topic, obs.KeyError, err)
 	}
 	return true
 }

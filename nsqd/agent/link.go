@@ -207,20 +207,20 @@ func (k reconnector[Req, Res]) failure(ctx context.Context, conn *grpc.ClientCon
 	if err == nil || status.Code(err) != codes.Unavailable {
 		return errUnreachable // conn may be connected by now
 	}
-	why := status.Convert(err).Message()
-	if _, dial, is := strings.Cut(why, "Error while dialing: "); is {
-		why = strings.TrimSuffix(dial, `"`)
-	} else if strings.Contains(why, "HTTP/1.1 header") || strings.Contains(why, "frame too large") || strings.Contains(why, "not a settings frame") {
-		why = "no gRPC server answers there; is the port right?"
+	reason := status.Convert(err).Message()
+	if _, dial, ok := strings.Cut(reason, "Error while dialing: "); ok {
+		reason = strings.TrimSuffix(dial, `"`)
+	} else if strings.Contains(reason, "HTTP/1.1 header") || strings.Contains(reason, "frame too large") || strings.Contains(reason, "not a settings frame") {
+		reason = "no gRPC server answers there; is the port right?"
 	}
-	return fmt.Errorf("%w: %s", errUnreachable, why)
+	return fmt.Errorf("%w: %s", errUnreachable, reason)
 }
 
 // reach waits until the other side is reachable, or ctx ends. With several addresses reach returns at
 // the first failure. A session would wait too, but without a log line: a mistyped address would never
 // show.
 func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn) error {
-	told := false
+	logged := false
 	for {
 		state := conn.GetState()
 		switch state {
@@ -229,13 +229,13 @@ func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn)
 		case connectivity.Idle:
 			conn.Connect()
 		case connectivity.TransientFailure:
-			if len(k.addresses) > 1 || !told {
-				why := k.failure(ctx, conn)
+			if len(k.addresses) > 1 || !logged {
+				reason := k.failure(ctx, conn)
 				if len(k.addresses) > 1 {
-					return why
+					return reason
 				}
-				k.log.Warn("cannot connect; retrying", obs.KeyName, k.name, obs.KeyAddress, k.addresses[0], obs.KeyError, why)
-				told = true
+				k.log.Warn("cannot connect; retrying", obs.KeyName, k.name, obs.KeyAddress, k.addresses[0], obs.KeyError, reason)
+				logged = true
 			}
 		}
 		if !conn.WaitForStateChange(ctx, state) {

@@ -27,15 +27,15 @@ type orderQueue struct {
 	// applied reports that all orders up to a number are carried out, except for the faults.
 	applied func(upTo uint64, faults []*srtmv1.ChannelFault)
 
-	queue chan *srtmv1.ChannelOrder
-	open  sync.WaitGroup // orders not yet carried out
-	over  chan struct{}  // closed when the worker ends
+	queue    chan *srtmv1.ChannelOrder
+	open     sync.WaitGroup // orders not yet carried out
+	finished chan struct{}  // closed when the worker ends
 }
 
 func startOrders(node Node, applied func(upTo uint64, faults []*srtmv1.ChannelFault)) *orderQueue {
-	q := &orderQueue{node: node, applied: applied, queue: make(chan *srtmv1.ChannelOrder, maxOrders), over: make(chan struct{})}
+	q := &orderQueue{node: node, applied: applied, queue: make(chan *srtmv1.ChannelOrder, maxOrders), finished: make(chan struct{})}
 	go func() {
-		defer close(q.over)
+		defer close(q.finished)
 		for first := range q.queue {
 			batch := []*srtmv1.ChannelOrder{first}
 			for n := len(q.queue); n > 0; n-- {
@@ -59,7 +59,7 @@ func (q *orderQueue) wait() { q.open.Wait() }
 // end returns when the worker has carried out all orders.
 func (q *orderQueue) end() {
 	close(q.queue)
-	<-q.over
+	<-q.finished
 }
 
 // carryOut carries out the orders of one topic in sequence, and topics in parallel, so that one write

@@ -55,7 +55,7 @@ type owner struct {
 	// acknowledged, because the store does not have their bases yet.
 	disk     map[string]Base
 	unsaved  map[string]tokenbucket.Tokens
-	kept     map[string][]byte    // the loaddistributor's records of topics, if there is no store
+	records  map[string][]byte    // the loaddistributor's records of topics, if there is no store
 	captures map[string]mono.Time // end of the capture by topic; empty while control is nil
 	flushed  mono.Time            // when pieces of captures were last sent
 	flush    *time.Timer          // for the next pieces
@@ -84,7 +84,7 @@ func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 		core: c, ctx: ctx, sessions: sessions, fresh: c.cfg.Fresh,
 		holdings: holder.New(), lease: holder.Lease{Strict: c.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
-		kept:     map[string][]byte{},
+		records:  map[string][]byte{},
 		channels: newChannels(),
 		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
@@ -180,13 +180,13 @@ func (o *owner) controlUp(l *controlLink) {
 	topics := o.node.Topics()
 	slices.Sort(topics)
 	o.control, o.changes, o.takesChanges = l, false, false
-	o.controlClaim.said = clock.Mono()
+	o.controlClaim.lastHello = clock.Mono()
 	o.connected.Store(true)
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
 		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
-		Durability: o.cfg.Durability, Stamp: uint64(o.controlClaim.said), DataPath: cfg.DataPath, Lock: cfg.Lock,
+		Durability: o.cfg.Durability, Stamp: uint64(o.controlClaim.lastHello), DataPath: cfg.DataPath, Lock: cfg.Lock,
 		Fresh: o.fresh && len(topics) == 0,
 	}}})
 }
@@ -212,13 +212,13 @@ const brokerRemoved = "BROKER_REMOVED"
 
 // leave gives up every share, as other brokers hold the shares now. Then the broker may join again.
 func (o *owner) leave() {
-	o.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.Topics()))
+	o.cfg.Log.Error("this broker was removed from the cluster; it drops its shares and joins as a new broker", "topics", len(o.holdings.Topics()))
 	o.anew = o.giveUp(errRemoved)
 }
 
 // giveUp removes every share from the node and from the disk, and reports whether none is left. giveUp
 // cuts the grant session with cause, because its hello listed the shares.
-func (o *owner) giveUp(cause error) (none bool) {
+func (o *owner) giveUp(cause error) (empty bool) {
 	for _, topic := range o.holdings.Topics() {
 		if o.holdings.Of(topic).Prepared {
 			// An unknown topic has no share.
@@ -226,16 +226,16 @@ func (o *owner) giveUp(cause error) (none bool) {
 		}
 		o.holdings.GivenUp(topic)
 	}
-	none = true
+	empty = true
 	for topic := range maps.Clone(o.disk) {
-		none = o.save(topic) && none
+		empty = o.save(topic) && empty
 	}
 	clear(o.unsaved)
 	if o.grants != nil {
 		o.grants.cut(cause)
 		o.grantsOver()
 	}
-	return none
+	return empty
 }
 
 func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
@@ -254,12 +254,12 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		if err == nil {
 			o.holdings.Removed(m.Remove.Topic)
 			o.save(m.Remove.Topic)
-			o.keep(m.Remove.Topic, nil)
+			o.saveRecord(m.Remove.Topic, nil)
 		}
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Keep:
 		if slices.Contains(o.node.Topics(), m.Keep.Topic) {
-			o.keep(m.Keep.Topic, m.Keep.Record)
+			o.saveRecord(m.Keep.Topic, m.Keep.Record)
 		}
 	case *srtmv1.ControllerMessage_Recall:
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Records{Records: o.recall(m.Recall.Topics)}})
@@ -281,17 +281,17 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	// Other messages are from a later version, which must not rely on this agent.
 }
 
-// keep stores the loaddistributor's record of a topic. Without a store the record is lost when the
-// process ends.
-func (o *owner) keep(topic string, record []byte) {
+// saveRecord stores the loaddistributor's record of a topic. Without a store the record is lost
+// when the process ends.
+func (o *owner) saveRecord(topic string, record []byte) {
 	if store := o.cfg.Store; store != nil {
 		if err := store.Keep(topic, record); err != nil {
-			o.cfg.Log.Error("what the loaddistributor says of the topic is not kept", obs.KeyTopic, topic, obs.KeyError, err)
+			o.cfg.Log.Error("cannot save the loaddistributor's record of the topic", obs.KeyTopic, topic, obs.KeyError, err)
 		}
 	} else if len(record) > 0 {
-		o.kept[topic] = record
+		o.records[topic] = record
 	} else {
-		delete(o.kept, topic)
+		delete(o.records, topic)
 	}
 }
 
@@ -302,7 +302,7 @@ func (o *owner) recall(topics []string) *srtmv1.TopicRecords {
 	answer := &srtmv1.TopicRecords{}
 	size := 0
 	for _, topic := range topics {
-		record := o.kept[topic]
+		record := o.records[topic]
 		if store := o.cfg.Store; store != nil {
 			record = store.Kept(topic)
 		}
@@ -328,13 +328,13 @@ func (o *owner) takeOver(l *controlLink, m *srtmv1.TakeOver) {
 		o.result(l, m.Request, errors.New("this broker has no replicated topics (--durability=replicated)"))
 		return
 	}
-	o.cfg.Log.Info("taking over what another broker had", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId)
+	o.cfg.Log.Info("taking over a topic of another broker", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId)
 	go func() {
-		began := time.Now()
+		start := time.Now()
 		n, err := o.cfg.TakeOver(m)
 		o.do(o.ctx, func(o *owner) {
 			if err == nil {
-				o.cfg.Log.Info("took over what another broker had", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId, obs.KeyCount, n, obs.KeyDuration, time.Since(began))
+				o.cfg.Log.Info("took over a topic of another broker", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId, obs.KeyCount, n, obs.KeyDuration, time.Since(start))
 			}
 			o.result(l, m.Request, err)
 		})
@@ -405,11 +405,11 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 
 // outlived reports whether the node's topic of this name is an earlier topic that was deleted.
 func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
-	is, has := p.GetIdentity(), o.node.Identity(p.Topic)
-	if is == nil || proto.Equal(is, has) || !slices.Contains(o.node.Topics(), p.Topic) {
+	current, stored := p.GetIdentity(), o.node.Identity(p.Topic)
+	if current == nil || proto.Equal(current, stored) || !slices.Contains(o.node.Topics(), p.Topic) {
 		return false
 	}
-	return p.DeletedBefore || has.GetLog() == is.Log && has.GetCreated() < is.Created
+	return p.DeletedBefore || stored.GetLog() == current.Log && stored.GetCreated() < current.Created
 }
 
 // flagOf returns a durability as a flag value.
@@ -445,7 +445,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel,
 		o.node.Retire(p.Topic, p.Retiring)
 	}
 	if len(p.Record) > 0 {
-		o.keep(p.Topic, p.Record)
+		o.saveRecord(p.Topic, p.Record)
 	}
 	if g, due := o.holdings.Prepared(p.Topic); due {
 		o.apply(g)
@@ -479,10 +479,10 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	now := clock.Mono()
 	o.lapse(now)
 	o.lease.Asked, o.lease.Sent = now, 0
-	o.grantsClaim.said = now
+	o.grantsClaim.lastHello = now
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.cfg.BrokerID, Instance: o.cfg.Instance,
-		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term,
+		Held: o.heldShares(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term,
 		TcpAddress: o.cfg.TCPAddress, Hostname: o.cfg.Hostname, DataPath: o.cfg.DataPath, Lock: o.cfg.Lock,
 	}}})
 	o.publish()

@@ -18,9 +18,9 @@ import (
 // A broker of policy Strict needs no pulse: the node ends all shares with the lease.
 type pulse struct {
 	// Set once.
-	hold func(mono.Time)                          // Node.HoldFrom
-	woke func(ctx context.Context, now mono.Time) // notifies the owner
-	kick chan struct{}                            // capacity 1; verified has changed
+	holdFrom func(mono.Time)                          // Node.HoldFrom
+	woke     func(ctx context.Context, now mono.Time) // notifies the owner
+	kick     chan struct{}                            // capacity 1; verified has changed
 
 	// Atomic, written by the owner.
 	length   atomic.Int64 // length of the lease, a time.Duration; 0: unknown
@@ -47,7 +47,7 @@ func (p *pulse) run(ctx context.Context) {
 		case <-timer.C:
 		case <-p.kick:
 		case <-ctx.Done():
-			p.hold(mono.Never)
+			p.holdFrom(mono.Never)
 			return
 		}
 		now, half := clock.Mono(), time.Duration(p.length.Load())/2
@@ -63,7 +63,7 @@ func (p *pulse) run(ctx context.Context) {
 		case held != 0:
 		case now.Before(until):
 			until = now.Add(half)
-			p.hold(until)
+			p.holdFrom(until)
 		default:
 			held = now
 			p.woke(ctx, now)

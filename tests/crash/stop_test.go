@@ -84,7 +84,7 @@ func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 				case <-d.Done():
 					return true // the broker has ended already
 				default:
-					return strings.Contains(d.Output(), "all that was held is stored")
+					return strings.Contains(d.Output(), "all messages are stored")
 				}
 			})
 			kill(t, d)

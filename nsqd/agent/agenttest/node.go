@@ -62,11 +62,11 @@ type Node struct {
 
 type topic struct {
 	Topic
-	bucket  tokenbucket.Bucket
-	stats   *srtmv1.TopicStats
-	listed  bool              // a report has the topic's current state
-	capture *capture          // nil: no capture
-	told    map[string]uint64 // version of a channel's creation in Prepare or in an order
+	bucket   tokenbucket.Bucket
+	stats    *srtmv1.TopicStats
+	listed   bool              // a report has the topic's current state
+	capture  *capture          // nil: no capture
+	versions map[string]uint64 // version of a channel's creation in Prepare or in an order
 
 	captures int // number of captures begun
 }
@@ -84,10 +84,10 @@ func New() *Node {
 // Sabotage makes every Prepare and Remove call a function first. The function may block; its error
 // makes the call fail. nil: no function.
 func (n *Node) Sabotage(prepare, remove func(topic string) error) {
-	well := func(string) error { return nil }
+	healthy := func(string) error { return nil }
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.mu.prepare, n.mu.remove = well, well
+	n.mu.prepare, n.mu.remove = healthy, healthy
 	if prepare != nil {
 		n.mu.prepare = prepare
 	}
@@ -197,7 +197,7 @@ func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uin
 	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
 	if identity != nil {
 		if identity.Log != t.Identity.GetLog() {
-			clear(t.told)
+			clear(t.versions)
 		}
 		t.Identity = identity
 	}
@@ -222,8 +222,8 @@ func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uin
 
 // change changes channels as broker.Topic does.
 func (t *topic) change(channels []*srtmv1.TopicChannel, deleted []string, version uint64) {
-	if t.told == nil {
-		t.told = map[string]uint64{}
+	if t.versions == nil {
+		t.versions = map[string]uint64{}
 	}
 	all, paused := map[string]bool{}, map[string]bool{}
 	for _, name := range t.Channels {
@@ -233,15 +233,15 @@ func (t *topic) change(channels []*srtmv1.TopicChannel, deleted []string, versio
 		paused[name] = true
 	}
 	for _, name := range deleted {
-		if created := t.told[name]; created > 0 && created <= version {
+		if created := t.versions[name]; created > 0 && created <= version {
 			delete(all, name)
-			delete(t.told, name)
+			delete(t.versions, name)
 		}
 	}
 	for _, c := range channels {
-		all[c.Name], paused[c.Name], t.told[c.Name] = true, c.Paused, c.Created
+		all[c.Name], paused[c.Name], t.versions[c.Name] = true, c.Paused, c.Created
 	}
-	maps.DeleteFunc(paused, func(name string, is bool) bool { return !is || !all[name] })
+	maps.DeleteFunc(paused, func(name string, paused bool) bool { return !paused || !all[name] })
 	t.Channels, t.Paused = slices.Sorted(maps.Keys(all)), slices.Sorted(maps.Keys(paused))
 }
 

@@ -10,27 +10,28 @@ import (
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
 
-// either is a listener for TLS and for plain connections. The first byte of a connection decides.
-type either struct {
+// mixedListener is a listener for TLS and for plain connections. The first byte of a connection
+// decides.
+type mixedListener struct {
 	net.Listener
 	config *tls.Config
 }
 
-func (l either) Accept() (net.Conn, error) {
+func (l mixedListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &eitherConn{Conn: c, config: l.config}, nil
+	return &mixedConn{Conn: c, config: l.config}, nil
 }
 
-type eitherConn struct {
+type mixedConn struct {
 	net.Conn // the accepted connection
 
 	// Set once.
 	config *tls.Config
 
-	begun bool // owned by the reader
+	started bool // owned by the reader
 	// tls is nil for a plain connection. Atomic: the first Read writes tls; before it returns, other
 	// goroutines only call Close.
 	tls atomic.Pointer[tls.Conn]
@@ -39,8 +40,8 @@ type eitherConn struct {
 // handshake is the first byte of a TLS connection.
 const handshake = 0x16
 
-func (c *eitherConn) Read(b []byte) (int, error) {
-	if !c.begun {
+func (c *mixedConn) Read(b []byte) (int, error) {
+	if !c.started {
 		if len(b) == 0 {
 			return 0, nil
 		}
@@ -48,11 +49,11 @@ func (c *eitherConn) Read(b []byte) (int, error) {
 		if n == 0 {
 			return 0, err
 		}
-		c.begun = true
+		c.started = true
 		if b[0] != handshake {
 			return n, err
 		}
-		c.tls.Store(tls.Server(&ahead{Conn: c.Conn, first: []byte{b[0]}}, c.config))
+		c.tls.Store(tls.Server(&prefixedConn{Conn: c.Conn, first: []byte{b[0]}}, c.config))
 	}
 	if t := c.tls.Load(); t != nil {
 		return t.Read(b)
@@ -60,27 +61,27 @@ func (c *eitherConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-func (c *eitherConn) Write(b []byte) (int, error) {
+func (c *mixedConn) Write(b []byte) (int, error) {
 	if t := c.tls.Load(); t != nil {
 		return t.Write(b)
 	}
 	return c.Conn.Write(b)
 }
 
-func (c *eitherConn) Close() error {
+func (c *mixedConn) Close() error {
 	if t := c.tls.Load(); t != nil {
 		return t.Close()
 	}
 	return c.Conn.Close()
 }
 
-// ahead is a connection whose first byte has been read.
-type ahead struct {
+// prefixedConn is a connection whose first byte has been read.
+type prefixedConn struct {
 	net.Conn
 	first []byte // owned by the reader
 }
 
-func (a *ahead) Read(b []byte) (int, error) {
+func (a *prefixedConn) Read(b []byte) (int, error) {
 	if len(a.first) > 0 {
 		n := copy(b, a.first)
 		a.first = a.first[n:]
@@ -89,17 +90,17 @@ func (a *ahead) Read(b []byte) (int, error) {
 	return a.Conn.Read(b)
 }
 
-type eitherKey struct{}
+type mixedKey struct{}
 
-// serveEither limits plain connections of srv, which serves an either, to metrics and health checks.
-// port is the listener's port.
-func serveEither(srv *http.Server, port int) *http.Server {
+// serveMixed limits plain connections of srv, which serves a mixedListener, to metrics and health
+// checks. port is the listener's port.
+func serveMixed(srv *http.Server, port int) *http.Server {
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		return context.WithValue(ctx, eitherKey{}, c)
+		return context.WithValue(ctx, mixedKey{}, c)
 	}
 	all, refused := srv.Handler, httpapi.TLSRequired(port)
 	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if t := r.Context().Value(eitherKey{}).(*eitherConn).tls.Load(); t != nil {
+		if t := r.Context().Value(mixedKey{}).(*mixedConn).tls.Load(); t != nil {
 			state := t.ConnectionState()
 			r.TLS = &state
 		} else if r.Method != http.MethodGet || r.URL.Path != "/metrics" && r.URL.Path != "/healthz" {
