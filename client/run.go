@@ -159,7 +159,7 @@ func (s *sender) readInbox() {
 		return
 	}
 	if a.TcpAddress == "" {
-		p.log.Info("no place for now", "from", s.target, "epoch", a.Epoch)
+		p.log.Info("no broker for the publisher; waiting for an assignment", "from", s.target, "epoch", a.Epoch)
 		s.leave()
 		return
 	}

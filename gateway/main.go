@@ -103,7 +103,7 @@ func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) 
 		switch {
 		case err != nil && err.Error() != lastFault:
 			lastFault = err.Error()
-			log.Warn("the changed policy has faults; the one before stays in force", "file", o.policyFile, obs.KeyError, err)
+			log.Warn("changed policy has faults; keeping the previous policy", "file", o.policyFile, obs.KeyError, err)
 		case err == nil && changed != nil:
 			lastFault = ""
 			log.Info("policy read again", "file", o.policyFile, "classes", len(changed.Classes), "servers", len(changed.Servers))

@@ -62,7 +62,7 @@ func (s *Server) join(ctx context.Context) error {
 	if s.cfg.Dial != nil {
 		follower, err := s.recoverFrom(ctx)
 		if err != nil {
-			s.cfg.Log.Warn("what the server of this name had replicated is not known: going on with its last check-point", "err", err)
+			s.cfg.Log.Warn("cannot recover the replicated credits of this server; continuing with its last checkpoint", "err", err)
 		}
 		s.me.Follower = follower
 	}

@@ -156,7 +156,7 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 		if !x.p.dispatcher.retry(&x.ticket, clock.Mono()) {
 			return res, err
 		}
-		faults.Warn("cannot connect to a server; another one gets the request", "url", url, obs.KeyReason, x.reason, obs.KeyError, err)
+		faults.Warn("cannot connect to a server; trying another server", "url", url, obs.KeyReason, x.reason, obs.KeyError, err)
 		x.aim(out)
 	}
 }

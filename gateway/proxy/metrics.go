@@ -19,7 +19,7 @@ var (
 	ejected        = prometheus.NewDesc("srtm_gateway_server_ejected", "1 while a server gets no request, since it failed 5 in a row.", []string{"server"}, nil)
 	free           = prometheus.NewDesc("srtm_gateway_server_free_ratio", "What is free of a resource of a server, as a ratio of the largest server's.", []string{"server", "resource"}, nil)
 	clients        = prometheus.NewDesc("srtm_gateway_connections", "Open connections of clients.", nil, nil)
-	noSlot         = prometheus.NewDesc("srtm_gateway_connections_refused_total", "Connections of clients refused: there are as many as there may be.", nil, nil)
+	noSlot         = prometheus.NewDesc("srtm_gateway_connections_refused_total", "Connections of clients refused at the limit.", nil, nil)
 	badReports     = prometheus.NewDesc("srtm_gateway_bad_reports_total", "Load reports of servers that could not be read.", nil, nil)
 )
 

@@ -154,7 +154,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for clock.Sleep(ctx, tick) {
 		for _, s := range p.dispatcher.tick(clock.Mono()) {
 			if s.ejected {
-				p.cfg.Log.Warn("server ejected: it failed several requests in a row, and gets none until a trial succeeds", "url", s.URL, obs.KeyReason, s.reason)
+				p.cfg.Log.Warn("server ejected after several failed requests in a row; it gets none until a trial succeeds", "url", s.URL, obs.KeyReason, s.reason)
 			} else {
 				p.cfg.Log.Warn("server answers again", "url", s.URL)
 			}

@@ -21,10 +21,10 @@ const maxGrants = 4096
 const MaxWaiting = 256
 
 // ErrBusy: too many requests wait for the auth servers.
-var ErrBusy = errors.New("too many wait for the auth servers")
+var ErrBusy = errors.New("too many requests wait for the auth servers")
 
 // errAbandoned: the asking request ended, so the other waiting requests have no answer.
-var errAbandoned = errors.New("the question was abandoned")
+var errAbandoned = errors.New("the request was abandoned")
 
 // Cache asks auth servers for clients that identify themselves with each request, for example
 // over HTTP. It remembers each answer that grants something until the answer expires. Concurrent

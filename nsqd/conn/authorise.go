@@ -63,7 +63,7 @@ func (c *client) ask() error {
 		})
 	})
 	if err != nil {
-		c.env.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)
+		c.env.log.Warn("cannot authorise the client", obs.KeyRemote, c.remote, obs.KeyError, err)
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)

@@ -372,7 +372,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 			}
 		}
 		if errors.Is(err, broker.ErrTooManyTopics) {
-			return wire.Wrap(wire.CodeSubFailed, "SUB failed, there are as many topics as there may be", err)
+			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
 		}
 		if err != nil {
 			return refusal(op.Topic, err)

@@ -81,7 +81,7 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 		if forward.IsUnknown(err) {
 			createErr := c.env.cfg.Forward.Create(ctx, name, params.Publisher)
 			if createErr != nil {
-				c.env.log.Warn("a topic that a client subscribes to is not found or created", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, createErr)
+				c.env.log.Warn("cannot find or create the topic of a subscription", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, createErr)
 			}
 			if t, err = c.env.broker.Topic(op.Topic); err == nil {
 				return nil

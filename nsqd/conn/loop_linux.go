@@ -917,7 +917,7 @@ func (s *slot) nextTimer() mono.Time {
 	return next
 }
 
-var errWriteTimeout = errors.New("the peer takes nothing")
+var errWriteTimeout = errors.New("the peer reads nothing")
 
 // expire handles the connections whose timers are due.
 func (l *loop) expire(now mono.Time) {

@@ -112,7 +112,7 @@ func (g *loops) apply(c change) {
 	switch c.kind {
 	case startLoop:
 		if err := g.start(); err != nil {
-			g.env.log.Warn("no further event loop", obs.KeyError, err, "loops", len(g.all))
+			g.env.log.Warn("cannot start another event loop", obs.KeyError, err, "loops", len(g.all))
 			return
 		}
 	case moveWork:

@@ -31,7 +31,7 @@ type memoryCharge struct {
 	element *list.Element // nil: not in the queue
 }
 
-var errMemoryShort = wire.NewError(wire.CodePubFailed, "PUB failed, the messages that are being sent take as much memory as they may, and this one for longest")
+var errMemoryShort = wire.NewError(wire.CodePubFailed, "PUB failed, incomplete messages use all the memory for them, and this message for longest")
 
 // charge sets the size of the connection's buffer. If charge returns false, the
 // connection must not use the buffer and must end.

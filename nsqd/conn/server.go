@@ -121,17 +121,17 @@ func (c *client) withExtraDescriptor(do func() error) error {
 	return do()
 }
 
-var errDescriptors = errors.New("there are as many connections as there may be, and this one needs another")
+var errDescriptors = errors.New("the limit of connections is reached, and this connection needs another descriptor")
 
 // reportEntry cuts an evicted client. If c was not entered, told logs that the connection limit is
 // reached.
 func (c *client) reportEntry(evicted *client, entered bool) bool {
 	if evicted != nil {
-		c.env.log.Info("connection closed for another: it has not shown yet what is required", obs.KeyRemote, evicted.remote)
+		c.env.log.Info("unverified connection closed to make room for a new connection", obs.KeyRemote, evicted.remote)
 		evicted.cut()
 	}
 	if !entered {
-		c.env.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, c.env.cfg.MaxConnections)
+		c.env.log.Warn("connection refused: the limit is reached, see --max-connections", obs.KeyRemote, c.remote, obs.KeyCount, c.env.cfg.MaxConnections)
 	}
 	return entered
 }

@@ -333,7 +333,7 @@ func (s *Subscription) answerLocked(id wire.MessageID, failed wire.ErrorCode, co
 		return queue.ErrNotInFlight
 	}
 	if len(f.source.commands) >= maxCommands {
-		return wire.NewError(failed, fmt.Sprintf("the message's broker %s takes nothing", f.source.address))
+		return wire.NewError(failed, fmt.Sprintf("the message's broker %s reads nothing", f.source.address))
 	}
 	f.source.commands = command(f.source.commands, f.remote)
 	return nil

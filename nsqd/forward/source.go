@@ -89,7 +89,7 @@ func (s *Subscription) connect(ctx context.Context, brokers *topic, address stri
 	})
 }
 
-var errTooManySources = errors.New("there are as many connections to other brokers as there may be: see --max-connections")
+var errTooManySources = errors.New("the limit of connections to other brokers is reached, see --max-connections")
 
 // serve subscribes at a broker and relays messages until the connection ends. It returns the reason
 // for the end.

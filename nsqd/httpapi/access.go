@@ -124,7 +124,7 @@ func (a *API) permit(r *http.Request) error {
 	case errors.Is(err, auth.ErrBusy):
 		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)
 	case err != nil:
-		a.faults.Warn("publisher could not be authorised", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
+		a.faults.Warn("cannot authorise the publisher", obs.KeyRemote, r.RemoteAddr, obs.KeyError, err)
 		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_FAILED", "no auth server gave a valid answer")
 	}
 	if topic := r.URL.Query().Get("topic"); !grant.Allows(auth.Publish, topic, "") {

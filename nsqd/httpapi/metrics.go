@@ -64,10 +64,10 @@ func oneIf(condition bool) float64 {
 
 var (
 	descWeb        = desc("http_connections", "Open connections for HTTP.")
-	descWebRefused = desc("http_connections_refused_total", "Connections for HTTP refused: there are as many as there may be.")
+	descWebRefused = desc("http_connections_refused_total", "Connections for HTTP refused at --max-http-connections.")
 	descAnswers    = desc("http_answers_refused_total", "Requests for stats, state, metrics and messages refused: the answers that are not read yet take as much memory as they may.")
 	descBodies     = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
-	descNames      = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
+	descNames      = desc("names_refused_total", "Topics and channels not created because of a limit.", "kind")
 	descSlowTurns  = desc("loop_slow_turns_total", "Parts of event loops' turns that took longer than 5 ms: commands, output, timers.", "cause")
 	descAuth       = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
 	descStamps     = desc("arrivals_total", "Publishes, over TCP and HTTP, by the source of their arrival time; a batch counts once.", "source")
@@ -86,7 +86,7 @@ var connMetrics = []metric[conn.Stats]{
 	counter(desc("connections_refused_total", "Client connections refused: over the limit, or accept failed."), func(s conn.Stats) uint64 { return s.Refused }),
 	counter(desc("connections_evicted_total", "Client connections closed for others, over the limit: what is required of all, TLS or AUTH, had not come yet."), func(s conn.Stats) uint64 { return s.Evicted }),
 	counter(desc("connections_faulted_total", "Client connections closed for a fatal protocol error."), func(s conn.Stats) uint64 { return s.Faults }),
-	counter(desc("connections_bodies_refused_total", "Client connections closed: the messages that all are sending take as much memory as they may."), func(s conn.Stats) uint64 { return s.MemoryShort }),
+	counter(desc("connections_bodies_refused_total", "Client connections closed because incomplete commands used all the memory for them."), func(s conn.Stats) uint64 { return s.MemoryShort }),
 }
 
 var loopMetrics = []metric[conn.LoopStats]{

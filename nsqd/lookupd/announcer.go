@@ -210,7 +210,7 @@ func (a *Announcer) Channels(ctx context.Context, topic string) []string {
 		wg.Go(func() {
 			channels, err := a.channelsOf(ctx, *web, topic)
 			if err != nil {
-				a.cfg.Log.Warn("nsqlookupd does not say a topic's channels", obs.KeyAddress, *web, obs.KeyTopic, topic, obs.KeyError, err)
+				a.cfg.Log.Warn("cannot get a topic's channels from nsqlookupd", obs.KeyAddress, *web, obs.KeyTopic, topic, obs.KeyError, err)
 				return
 			}
 			answers[i] = channels

@@ -86,7 +86,7 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 			return c, err
 		}
 		if !warned && ctx.Err() == nil {
-			cfg.Log.Warn("NATS JetStream is not there yet; trying again", "for", starting, obs.KeyError, err)
+			cfg.Log.Warn("NATS JetStream is unavailable; retrying", "for", starting, obs.KeyError, err)
 			warned = true
 		}
 		select {
@@ -219,7 +219,7 @@ func (c *Cluster) EndAfter(d time.Duration) {
 	defer c.mu.Unlock()
 	if c.last == nil {
 		c.last = time.AfterFunc(d, func() {
-			c.cfg.Log.Warn("JetStream has not stored all in time; the broker waits no longer", "limit", d)
+			c.cfg.Log.Warn("JetStream did not store all messages in time; stopping without them", "limit", d)
 			c.end(ErrEnded)
 			c.mu.Lock()
 			c.notifyClosed() // wake the callers that wait for a log to be closed
@@ -257,7 +257,7 @@ func (c *Cluster) remakeCursors(ctx context.Context) {
 		return
 	}
 	if _, err := c.makeCursors(ctx); err == nil {
-		c.cfg.Log.Warn("the stream of cursors was deleted: it is made again", "stream", cursorStream)
+		c.cfg.Log.Warn("stream of cursors was deleted; created again", "stream", cursorStream)
 	}
 }
 

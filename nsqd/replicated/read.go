@@ -379,7 +379,7 @@ func (l *Log) findFirst(ctx context.Context) (seq uint64, err error) {
 	l.stats.First, l.stats.Bytes = first, int64(info.State.Bytes)
 	l.mu.Unlock()
 	if n > 0 {
-		l.log().Error("the stream was purged: its messages are gone", obs.KeyCount, n)
+		l.log().Error("stream was purged; its messages are lost", obs.KeyCount, n)
 	}
 	return seq, nil
 }

@@ -124,7 +124,7 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 	l.mu.Lock()
 	if l.failing == nil {
 		l.failingSince = time.Now()
-		l.log().Warn("a block is not stored; trying again", obs.KeyError, cause)
+		l.log().Warn("cannot store a block; retrying", obs.KeyError, cause)
 	}
 	l.failing = cause
 	l.mu.Unlock()

@@ -35,7 +35,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	testkit.MustEqual(t, class(), "first")
 	rewrite(t, g.policy, policy("second")+"nonsense = \n")
 	testkit.WaitFor(t, "word of the fault", func() bool {
-		return strings.Contains(g.Output(), "the changed policy has faults; the one before stays in force")
+		return strings.Contains(g.Output(), "changed policy has faults; keeping the previous policy")
 	})
 	testkit.Equal(t, class(), "first")
 	testkit.Must(t, os.Remove(g.policy))
