@@ -137,11 +137,11 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		if nodes != nil {
 			self.Self.TCPPort = port(nodes)
 		}
-		directory := lookup.NewDirectory(control, self)
+		directory := lookup.NewDirectory(control.View(), self)
 		lookup.Mount(s.Mux, directory, obs.NSQ, s.Metrics)
-		lookup.MountPublisher(s.Mux, control)
+		lookup.MountPublisher(s.Mux, control.View())
 		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
-			if informed, _ := control.Informed(); !informed {
+			if informed, _ := control.View().Informed(); !informed {
 				return errors.New("cut off from the store: reads are answered from what was read before, and changes are refused until the store answers")
 			}
 			if as.term == nil && as.leader() == "" {
@@ -205,7 +205,7 @@ func watch(ctx context.Context, s *daemon.Servers, control *controller.Controlle
 		leaders = append(leaders, srtmv1.GrantService_ServiceDesc.ServiceName)
 	}
 	for {
-		informed, changed := control.Informed()
+		informed, changed := control.View().Informed()
 		for _, name := range append(names, leaders...) {
 			is := healthv1.HealthCheckResponse_NOT_SERVING
 			if informed && (as.term != nil || !slices.Contains(leaders, name)) {
@@ -228,7 +228,7 @@ func state(control *controller.Controller, embedded *loop.Server) any {
 	shown := struct {
 		Controller any `json:"controller"`
 		Adaptor    any `json:"adaptor,omitempty"`
-	}{Controller: control.State()}
+	}{Controller: control.View().State()}
 	if embedded != nil {
 		shown.Adaptor = embedded.State()
 	}

@@ -109,7 +109,7 @@ func (l ledger) failed(err error) error {
 	return &AdaptorError{err}
 }
 
-// set sets a contract. Requires: req is from contractRequest.
+// set sets a contract. Requires: req is from terms.request.
 func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 	ctx, cancel := l.within(ctx, l.patience)
 	defer cancel()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -16,6 +17,19 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
+// brokers holds data about brokers beside the catalog, by id. The controller's lock guards
+// brokers, and the caller of a method holds the lock.
+type brokers struct {
+	cfg         *Config // set once
+	sessions    map[string]*Session
+	holders     map[string]*holder   // processes that own the ids
+	lastRequest uint64               // number of the last request
+	left        map[string]bool      // brokers whose session here has ended
+	away        map[string]time.Time // disconnected brokers, since when
+	drainers    map[string]string    // who requested the drain; unknown before this process led
+	removing    map[string]bool      // brokers that RemoveBroker is removing
+}
+
 // Calibrate sets a broker's mcap, msg/s, overriding the mcap in the broker's hello. 0
 // removes the override. Error: catalog.ErrBrokerUnknown.
 func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
@@ -25,11 +39,11 @@ func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
 // setBroker commits an event of a broker and returns the broker. If noted is not nil,
 // setBroker calls it with the lock held, before the event is shown.
 func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalog.Broker, error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return catalog.Broker{}, err
 	}
 	c.mu.Lock()
-	t, err := c.mu.stage(e)
+	t, err := c.cat.stage(e)
 	if err == nil && noted != nil {
 		noted()
 	}
@@ -42,7 +56,7 @@ func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalo
 	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	b, _ := c.mu.cat.Broker(id)
+	b, _ := c.cat.shown.Broker(id)
 	return b, nil
 }
 
@@ -51,7 +65,7 @@ func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalo
 // returns at once. Error: catalog.ErrBrokerUnknown.
 func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
 	e := catalog.BrokerDraining{ID: id, Draining: on, Forced: forced}
-	return c.setBroker(id, e, func() { c.mu.drainers[id] = secure.Caller(ctx) })
+	return c.setBroker(id, e, func() { c.brokers.drainers[id] = secure.Caller(ctx) })
 }
 
 // RemoveBroker removes a broker from the cluster, on the caller's word that the broker is
@@ -59,30 +73,30 @@ func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (cat
 // topics whose messages may be lost. Errors: catalog.ErrBrokerUnknown,
 // ErrBrokerConnected, ErrBrokerInUse; ErrRemoving; *AdaptorError.
 func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()
-	if c.mu.closing {
+	if c.life.closing {
 		c.mu.Unlock()
 		return nil, nil, ErrClosing
 	}
-	if c.mu.removing[id] {
+	if c.brokers.removing[id] {
 		c.mu.Unlock()
 		return nil, nil, fmt.Errorf("remove broker %q: %w", id, ErrRemoving)
 	}
-	c.mu.removing[id] = true // prevents the broker from joining meanwhile
+	c.brokers.removing[id] = true // prevents the broker from joining meanwhile
 	defer func() {
 		c.mu.Lock()
-		delete(c.mu.removing, id)
+		delete(c.brokers.removing, id)
 		c.mu.Unlock()
 	}()
-	c.mu.work.Add(1)
-	defer c.mu.work.Done()
-	b, known := c.mu.next.Broker(id)
+	c.life.work.Add(1)
+	defer c.life.work.Done()
+	b, known := c.cat.next.Broker(id)
 	var placed []string
-	for _, name := range c.mu.next.Placed(id) {
-		if topic, _ := c.mu.next.Topic(name); slices.Contains(topic.Retiring, id) {
+	for _, name := range c.cat.next.Placed(id) {
+		if topic, _ := c.cat.next.Topic(name); slices.Contains(topic.Retiring, id) {
 			left = append(left, name)
 		} else {
 			placed = append(placed, name)
@@ -117,11 +131,11 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 			return nil, nil, err
 		}
 	}
-	if err := c.mu.commit(catalog.BrokerRemoved{ID: id}); err != nil {
+	if err := c.cat.commit(catalog.BrokerRemoved{ID: id}); err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()
-	delete(c.mu.holders, id) // the operator confirms that the process has ended
+	delete(c.brokers.holders, id) // the operator confirms that the process has ended
 	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
 	return r.GetFreed(), left, nil

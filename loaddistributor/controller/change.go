@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -18,9 +19,26 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
+// changes has what every change needs.
+type changes struct {
+	// Set once.
+	cfg      *Config
+	mu       *sync.RWMutex
+	cat      *pipeline
+	brokers  *brokers
+	topics   *topics
+	requests *requests
+	terms    *terms
+	life     *lifetime
+	adaptor  ledger
+	planner  *planner
+	lowering func(ctx context.Context, topic string) *srtmv1.Lowering
+	tracer   trace.Tracer
+}
+
 // change is a running operation.
 type change struct {
-	*owners
+	changes
 	op    operation
 	own   *owner
 	began time.Time
@@ -33,8 +51,8 @@ type change struct {
 // until the change is over.
 func (c *change) run() error {
 	c.mu.Lock()
-	is, _ := c.mu.next.Topic(c.op.name)
-	ending, late := (<-chan struct{})(c.mu.ending), c.mu.late
+	is, _ := c.cat.next.Topic(c.op.name)
+	ending, late := (<-chan struct{})(c.life.ending), c.life.late
 	c.mu.Unlock()
 	c.op.target.Plan = c.op.decide != nil
 	cancelled := c.op.ctx.Done()
@@ -95,29 +113,29 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 	name := c.op.name
 	switch effect := effect.(type) {
 	case reconcile.Plan:
-		_, end := c.span(c.op.ctx, "plan")
+		_, end := startSpan(c.op.ctx, c.tracer, "plan")
 		p := c.planner.plan(c.op.ctx, name, c.op.decide)
 		end(p.Err)
 		c.planned = p.Err == nil
 		return p
 	case reconcile.Prepare:
 		c.op.creation.progress(Progress{Message: "creating the topic on " + strings.Join(effect.Brokers, ", ")})
-		c.ask(effect.Brokers, func(s *Session, r request) { c.mu.prepare(s, r, effect.Spec) })
+		c.ask(effect.Brokers, func(s *Session, r request) { c.requests.prepare(s, r, effect.Spec) })
 	case reconcile.Remove:
-		c.ask(effect.Brokers, func(s *Session, r request) { c.mu.remove(s, r, effect.Unused) })
+		c.ask(effect.Brokers, func(s *Session, r request) { c.requests.remove(s, r, effect.Unused) })
 	case reconcile.TakeOver:
-		c.ask([]string{effect.Broker}, func(s *Session, r request) { c.mu.takeOver(s, r, effect.From) })
+		c.ask([]string{effect.Broker}, func(s *Session, r request) { c.requests.takeOver(s, r, effect.From) })
 	case reconcile.Grant:
 		c.op.creation.progress(Progress{Message: "granting the shares"})
-		_, end := c.span(c.op.ctx, "grant shares")
+		_, end := startSpan(c.op.ctx, c.tracer, "grant shares")
 		granted := c.grant(effect)
 		end(granted.Err)
 		return granted
 	case reconcile.Drop:
 		c.mu.RLock()
-		t, _ := c.mu.cat.Topic(name)
-		away := slices.ContainsFunc(t.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
-		awaited, strict := c.mu.mayHold(name)
+		t, _ := c.cat.shown.Topic(name)
+		away := slices.ContainsFunc(t.Holders(), func(id string) bool { return c.brokers.sessions[id] == nil })
+		awaited, strict := c.cat.mayHold(name)
 		c.mu.RUnlock()
 		_, err := c.adaptor.drop(name, awaited, strict)
 		return reconcile.Granted{Away: away, Err: err}
@@ -148,7 +166,7 @@ func (c *change) ask(brokers []string, send func(*Session, request)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, id := range brokers {
-		if s := c.mu.sessions[id]; s != nil {
+		if s := c.brokers.sessions[id]; s != nil {
 			send(s, request{topic: c.op.name, sent: now, done: c.answers})
 		} else {
 			c.answers <- reconcile.Answered{Broker: id, Err: ErrBrokerGone}
@@ -159,7 +177,7 @@ func (c *change) ask(brokers []string, send func(*Session, request)) {
 // grant sets a contract at the adaptor.
 func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	c.mu.Lock()
-	req, err := c.mu.contractRequest(g.Spec, g.Plan, g.Retiring)
+	req, err := c.terms.request(g.Spec, g.Plan, g.Retiring)
 	c.mu.Unlock()
 	if err != nil {
 		return reconcile.Granted{Err: err}
@@ -172,10 +190,10 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 		err = c.adaptor.set(c.op.ctx, req)
 	}
 	if targets.Reason(err) == reasonBusy {
-		err = &BusyError{Topic: c.op.name, Lowering: c.reader.Lowering(context.Background(), c.op.name)}
+		err = &BusyError{Topic: c.op.name, Lowering: c.lowering(context.Background(), c.op.name)}
 	}
 	c.mu.Lock()
-	if l := c.mu.topics.at(c.op.name); err != nil {
+	if l := c.topics.entry(c.op.name); err != nil {
 		l.turns = nil // send the turns again
 	} else if !g.Adopt { // with Adopt, brokers keep their present shares
 		l.unsynced = false
@@ -192,11 +210,11 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 // topic of the same name, in case the adaptor has restarted since the deletion.
 func (c *change) release() error {
 	c.mu.RLock()
-	kept := c.mu.next.Unconfirmed(c.op.name)
+	kept := c.cat.next.Unconfirmed(c.op.name)
 	var awaited, strict []string
 	for _, s := range kept {
 		awaited = append(awaited, s.Broker)
-		if b, _ := c.mu.next.Broker(s.Broker); b.Strict {
+		if b, _ := c.cat.next.Broker(s.Broker); b.Strict {
 			strict = append(strict, s.Broker)
 		}
 	}
@@ -214,14 +232,14 @@ func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
 	defer c.mu.RUnlock()
 	read := map[string][]string{}
 	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Other) {
-		if t := c.mu.reported(id).Topic(c.op.name); t != nil {
+		if t := c.brokers.reported(id).Topic(c.op.name); t != nil {
 			read[id] = t.Read
 		}
 	}
 	return reconcile.Consumers{
 		Read:  read,
-		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.mu.cat.Shows(c.op.name, id) }),
-		Away:  !c.mu.planned(look.Plan),
+		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.cat.shown.Shows(c.op.name, id) }),
+		Away:  !c.cat.planned(look.Plan),
 	}
 }
 
@@ -229,7 +247,7 @@ func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
 func (c *change) nudge(n reconcile.Nudge) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if s := c.mu.sessions[n.Broker]; s != nil {
+	if s := c.brokers.sessions[n.Broker]; s != nil {
 		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Nudge{
 			Nudge: &srtmv1.NudgeConsumers{Topic: c.op.name, Channels: n.Channels},
 		}})
@@ -241,16 +259,16 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	c.mu.Lock()
 	var t ticket
 	var err error
-	before, _ := c.mu.next.Topic(c.op.name)
+	before, _ := c.cat.next.Topic(c.op.name)
 	_, activates := e.(catalog.TopicActivated)
 	if err = context.Cause(c.op.ctx); err == nil || !activates { // an activation without a waiting caller is not written
 		err = nil
 		if w.Unconfirmed != nil {
-			_, err = c.mu.stage(*w.Unconfirmed)
+			_, err = c.cat.stage(*w.Unconfirmed)
 			err = must("the unconfirmed shares of "+c.op.name, err)
 		}
 		if err == nil {
-			t, err = c.mu.stage(e)
+			t, err = c.cat.stage(e)
 		}
 	}
 	c.mu.Unlock()
@@ -268,16 +286,16 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	defer c.mu.Unlock()
 	switch e := e.(type) {
 	case catalog.TopicMoveAborted:
-		c.mu.topics.at(c.op.name).unsynced = true // until the adaptor has the former shares again
-		if topic, known := c.mu.next.Topic(c.op.name); known {
-			c.mu.retire(c.op.name, topic.Spec, topic.Retiring, time.Now())
+		c.topics.entry(c.op.name).unsynced = true // until the adaptor has the former shares again
+		if topic, known := c.cat.next.Topic(c.op.name); known {
+			c.requests.announce(c.op.name, topic.Spec, topic.Retiring, time.Now())
 		}
 	case catalog.MemberRetired:
 		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, c.op.name, obs.KeyBroker, e.Broker)
 	case catalog.TopicRemoved:
 		c.removed(before, e.Left)
 	}
-	topic, _ := c.mu.next.Topic(c.op.name)
+	topic, _ := c.cat.next.Topic(c.op.name)
 	return reconcile.Written{Topic: topic}
 }
 
@@ -286,12 +304,12 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 // with new reports.
 func (c *change) removed(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
-	l := c.mu.topics.at(name)
+	l := c.topics.entry(name)
 	if l.profile != nil {
 		close(l.profile.gone)
 	}
-	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
-	for id, s := range c.mu.sessions {
+	*l = liveTopic{owner: l.owner, creating: l.creating, watchers: l.watchers}
+	for id, s := range c.brokers.sessions {
 		if slices.Contains(holders, id) && !slices.Contains(left, id) {
 			s.reports.Forget(name)
 		}
@@ -303,8 +321,8 @@ func (c *change) removed(topic catalog.Topic, left []string) {
 // moved informs the brokers and logs the move.
 func (c *change) moved(from, to catalog.Topic) {
 	c.mu.Lock() // before publishers learn of the move, so that old brokers forward their messages
-	c.mu.retire(c.op.name, to.Spec, to.Retiring, time.Now())
-	c.mu.retire(c.op.name, to.Spec, slices.DeleteFunc(slices.Clone(from.Retiring), func(id string) bool { return to.Plan.On(id) < 0 }), time.Now())
+	c.requests.announce(c.op.name, to.Spec, to.Retiring, time.Now())
+	c.requests.announce(c.op.name, to.Spec, slices.DeleteFunc(slices.Clone(from.Retiring), func(id string) bool { return to.Plan.On(id) < 0 }), time.Now())
 	c.mu.Unlock()
 	publishers := c.disconnect(from.Placement, to.Placement)
 	trace.SpanFromContext(c.op.ctx).SetAttributes(attribute.Int("publishers", publishers), attribute.Int64(obs.KeyEpoch, int64(to.Placement.Epoch())))

@@ -31,7 +31,7 @@ type channelOrder struct {
 const maxChannelOrders = 100_000
 
 // channelWait waits until brokers have applied the committed channels of a topic. Guarded
-// by state's lock.
+// by the controller's lock.
 type channelWait struct {
 	topic   string
 	version uint64 // catalog version that must be shown first
@@ -50,8 +50,12 @@ func (w *channelWait) settle(broker string) {
 	}
 }
 
-// channels holds data about channels beside the catalog. Guarded by state's lock.
+// channels informs brokers of the catalog's channels. The caller of a method holds the
+// controller's lock, which guards changed and waiting.
 type channels struct {
+	cat     *pipeline
+	brokers *brokers
+	life    *lifetime
 	changed map[string]map[string]bool // channel names by topic: changes that are applied but not sent yet
 	waiting []*channelWait             // for a version of the catalog, oldest first
 }
@@ -73,34 +77,34 @@ func (ch *channels) noteChannels(e catalog.ChannelsChanged) {
 
 // tellChannels sends the changed channels to the brokers of each topic. Waits for the
 // committed version then continue as waits for the brokers' answers.
-func (st *state) tellChannels() {
-	for _, name := range slices.Sorted(maps.Keys(st.channels.changed)) {
-		topic, known := st.cat.Topic(name)
+func (ch *channels) tellChannels() {
+	for _, name := range slices.Sorted(maps.Keys(ch.changed)) {
+		topic, known := ch.cat.shown.Topic(name)
 		if !known {
 			continue
 		}
-		names := slices.Sorted(maps.Keys(st.channels.changed[name]))
+		names := slices.Sorted(maps.Keys(ch.changed[name]))
 		for _, id := range topic.Holders() {
-			if s := st.sessions[id]; s != nil {
-				st.orderChannels(s, topic, names)
+			if s := ch.brokers.sessions[id]; s != nil {
+				ch.orderChannels(s, topic, names)
 			}
 		}
 	}
-	st.channels.changed = nil
-	for len(st.waiting) > 0 && st.waiting[0].version <= st.cat.Version() {
-		st.awaitBrokers(st.waiting[0])
-		st.waiting = st.waiting[1:]
+	ch.changed = nil
+	for len(ch.waiting) > 0 && ch.waiting[0].version <= ch.cat.shown.Version() {
+		ch.awaitBrokers(ch.waiting[0])
+		ch.waiting = ch.waiting[1:]
 	}
 }
 
 // orderChannels sends a broker the named channels as in the catalog.
-func (st *state) orderChannels(s *Session, topic catalog.Topic, names []string) {
+func (ch *channels) orderChannels(s *Session, topic catalog.Topic, names []string) {
 	if len(s.orders) >= maxChannelOrders {
 		s.out.End(ErrNoAnswer)
 		return
 	}
-	st.requests++
-	order := &srtmv1.ChannelOrder{Request: st.requests, Topic: topic.Spec.Name(), Identity: st.identity(topic), Version: st.cat.Version()}
+	ch.brokers.lastRequest++
+	order := &srtmv1.ChannelOrder{Request: ch.brokers.lastRequest, Topic: topic.Spec.Name(), Identity: ch.cat.identity(topic), Version: ch.cat.shown.Version()}
 	for _, name := range names {
 		if c, found := topic.Channel(name); found {
 			order.Channels = append(order.Channels, channelProto(c))
@@ -113,11 +117,11 @@ func (st *state) orderChannels(s *Session, topic catalog.Topic, names []string) 
 }
 
 // identity returns the topic's identity for brokers; nil: unknown.
-func (st *state) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
+func (p *pipeline) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
 	if topic.Created == 0 {
 		return nil
 	}
-	return &srtmv1.TopicIdentity{Log: st.next.Log(), Created: topic.Created}
+	return &srtmv1.TopicIdentity{Log: p.next.Log(), Created: topic.Created}
 }
 
 func channelProto(c catalog.Channel) *srtmv1.TopicChannel {
@@ -136,23 +140,23 @@ func channelsProto(all []catalog.Channel) []*srtmv1.TopicChannel {
 // settleChannels arranges that over is called, with the lock held, after the staged
 // changes of a topic's channels are committed and the connected brokers of the topic have
 // applied them.
-func (st *state) settleChannels(topic string, over func()) *channelWait {
-	w := &channelWait{topic: topic, version: st.next.Version(), over: over}
-	if st.cat.Version() >= w.version {
-		st.awaitBrokers(w)
+func (ch *channels) settleChannels(topic string, over func()) *channelWait {
+	w := &channelWait{topic: topic, version: ch.cat.next.Version(), over: over}
+	if ch.cat.shown.Version() >= w.version {
+		ch.awaitBrokers(w)
 	} else {
-		st.waiting = append(st.waiting, w)
+		ch.waiting = append(ch.waiting, w)
 	}
 	return w
 }
 
 // awaitBrokers makes w wait for the outstanding answers of the topic's connected brokers.
-func (st *state) awaitBrokers(w *channelWait) {
+func (ch *channels) awaitBrokers(w *channelWait) {
 	w.brokers = map[string]int{}
-	topic, known := st.cat.Topic(w.topic)
+	topic, known := ch.cat.shown.Topic(w.topic)
 	if known {
 		for _, id := range topic.Holders() {
-			if s := st.sessions[id]; s != nil {
+			if s := ch.brokers.sessions[id]; s != nil {
 				w.await(s)
 			}
 		}
@@ -180,8 +184,8 @@ func (w *channelWait) await(s *Session) {
 
 // applied handles a broker's answer to orders. A failed order is repeated by
 // PrepareTopic.
-func (st *state) applied(s *Session, m *srtmv1.ChannelsApplied) (faults []*srtmv1.ChannelFault, err error) {
-	if m.Request > st.requests {
+func (ch *channels) applied(s *Session, m *srtmv1.ChannelsApplied) (faults []*srtmv1.ChannelFault, err error) {
+	if m.Request > ch.brokers.lastRequest {
 		return nil, &BadMessage{Field: "channels_applied.request", Problem: fmt.Sprintf("%d was never asked", m.Request)}
 	}
 	failed := map[uint64]*srtmv1.ChannelFault{}
@@ -219,7 +223,7 @@ func checkChannels(field string, list []*srtmv1.TopicChannel) error {
 
 // createChannels stages the channels that the topic lacks, up to the limit, and returns
 // the names of the rest. Requires: the catalog has the topic.
-func (st *state) createChannels(topic catalog.Topic, list []*srtmv1.TopicChannel) (refused []string, err error) {
+func (ch *channels) createChannels(topic catalog.Topic, list []*srtmv1.TopicChannel) (refused []string, err error) {
 	var fresh []catalog.Channel
 	for _, c := range list {
 		switch _, found := topic.Channel(c.GetName()); {
@@ -231,30 +235,30 @@ func (st *state) createChannels(topic catalog.Topic, list []*srtmv1.TopicChannel
 		}
 	}
 	if fresh != nil {
-		_, err = st.stage(catalog.ChannelsCreated{Topic: topic.Spec.Name(), Channels: fresh})
+		_, err = ch.cat.stage(catalog.ChannelsCreated{Topic: topic.Spec.Name(), Channels: fresh})
 	}
 	return refused, err
 }
 
 // takeIn adds a broker's channels of a topic to the catalog, and calls over after the
 // brokers of the topic have them. It returns the channels beyond the limit.
-func (st *state) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) (refused []string) {
-	is, known := st.next.Topic(topic)
+func (ch *channels) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) (refused []string) {
+	is, known := ch.cat.next.Topic(topic)
 	if !known || is.State == catalog.Deleting {
 		over()
 		return nil
 	}
-	refused, err := st.createChannels(is, list)
+	refused, err := ch.createChannels(is, list)
 	if err != nil { // only at the journal's end: the next controller gets the channels again
 		over()
 		return refused
 	}
-	st.settleChannels(topic, over)
+	ch.settleChannels(topic, over)
 	return refused
 }
 
 // channelRequest handles changes of channels by clients of a broker.
-func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
+func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	if err := checkChannels("channel_request.channels", m.Channels); err != nil {
 		return err
 	}
@@ -266,19 +270,19 @@ func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 		answer.Reason, answer.Error = reason, text
 		put()
 	}
-	topic, known := st.next.Topic(m.Topic)
-	if !known || topic.State == catalog.Deleting || !st.next.Holds(m.Topic, s.broker) {
+	topic, known := ch.cat.next.Topic(m.Topic)
+	if !known || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) {
 		refuse("TOPIC_UNKNOWN", fmt.Sprintf("the control plane does not have topic %s on this broker", m.Topic))
 		return nil
 	}
 	var err error
 	if m.Change == srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE {
-		if answer.Refused, err = st.createChannels(topic, m.Channels); len(answer.Refused) > 0 {
+		if answer.Refused, err = ch.createChannels(topic, m.Channels); len(answer.Refused) > 0 {
 			answer.Reason = "TOO_MANY_CHANNELS"
 			answer.Error = fmt.Sprintf("topic %s has %d channels, as many as a topic may have", m.Topic, catalog.MaxChannels)
 		}
 		// Send channels that are already in the catalog: the broker does not know that.
-		if shown, known := st.cat.Topic(m.Topic); known {
+		if shown, known := ch.cat.shown.Topic(m.Topic); known {
 			var names []string
 			for _, c := range m.Channels {
 				if is, found := shown.Channel(c.GetName()); found && is.Created != c.GetCreated() {
@@ -286,11 +290,11 @@ func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 				}
 			}
 			if names != nil {
-				st.orderChannels(s, shown, names)
+				ch.orderChannels(s, shown, names)
 			}
 		}
 	} else {
-		err = st.changeChannels(topic, m.Change, m.Channels)
+		err = ch.changeChannels(topic, m.Change, m.Channels)
 	}
 	switch {
 	case errors.Is(err, catalog.ErrChannelUnknown):
@@ -298,14 +302,14 @@ func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	case err != nil:
 		refuse("FAILED", err.Error())
 	default:
-		st.settleChannels(m.Topic, put)
+		ch.settleChannels(m.Topic, put)
 	}
 	return nil
 }
 
 // changeChannels stages a pause, an unpause or a deletion, if it changes anything.
 // Deleting a missing channel changes nothing.
-func (st *state) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
+func (ch *channels) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
 	name := topic.Spec.Name()
 	var changed []catalog.Channel
 	pause := change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
@@ -332,16 +336,16 @@ func (st *state) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange
 	}
 	var err error
 	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE {
-		_, err = st.stage(catalog.ChannelsDeleted{Topic: name, Channels: changed})
+		_, err = ch.cat.stage(catalog.ChannelsDeleted{Topic: name, Channels: changed})
 	} else {
-		_, err = st.stage(catalog.ChannelsPaused{Topic: name, Channels: changed})
+		_, err = ch.cat.stage(catalog.ChannelsPaused{Topic: name, Channels: changed})
 	}
 	return err
 }
 
 // Channels returns the durable channels of a topic, by name. Errors:
 // catalog.ErrTopicUnknown, ErrUnread.
-func (r *reader) Channels(topic string) ([]*srtmv1.TopicChannel, error) {
+func (r *View) Channels(topic string) ([]*srtmv1.TopicChannel, error) {
 	is, err := r.Topic(topic)
 	return channelsProto(is.Channels), err
 }
@@ -352,7 +356,7 @@ func (r *reader) Channels(topic string) ([]*srtmv1.TopicChannel, error) {
 // later, by id. Errors: *NotLeaderError, ErrClosing, ErrNotCommitted;
 // catalog.ErrTopicUnknown, ErrTopicState, ErrChannelUnknown; *catalog.ChannelsError.
 func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srtmv1.ChannelChange, names ...string) (pending []string, err error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return nil, err
 	}
 	list := make([]*srtmv1.TopicChannel, len(names))
@@ -361,7 +365,7 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 	}
 	over := make(chan struct{})
 	c.mu.Lock()
-	w, err := c.mu.orderChange(topic, change, list, func() { close(over) })
+	w, err := c.channels.orderChange(topic, change, list, func() { close(over) })
 	c.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -380,12 +384,12 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 		}
 		return nil, ErrNotCommitted
 	}
-	is, _ := c.mu.cat.Topic(topic)
+	is, _ := c.cat.shown.Topic(topic)
 	if is.Spec == nil {
 		return nil, nil // deleted meanwhile, with its channels
 	}
 	for _, id := range is.Holders() {
-		if w.brokers[id] > 0 || c.mu.sessions[id] == nil {
+		if w.brokers[id] > 0 || c.brokers.sessions[id] == nil {
 			pending = append(pending, id)
 		}
 	}
@@ -394,14 +398,14 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 }
 
 // orderChange stages a change requested by an operator.
-func (st *state) orderChange(topic string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel, over func()) (*channelWait, error) {
-	if st.closing {
+func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel, over func()) (*channelWait, error) {
+	if ch.life.closing {
 		return nil, ErrClosing
 	}
-	if st.halted != nil {
-		return nil, st.halted
+	if ch.cat.halted != nil {
+		return nil, ch.cat.halted
 	}
-	is, known := st.next.Topic(topic)
+	is, known := ch.cat.next.Topic(topic)
 	switch {
 	case !known:
 		return nil, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)
@@ -413,10 +417,10 @@ func (st *state) orderChange(topic string, change srtmv1.ChannelChange, list []*
 		if len(is.Channels)+len(fresh) > catalog.MaxChannels {
 			return nil, &catalog.ChannelsError{Topic: topic, Present: len(is.Channels), New: len(fresh)}
 		}
-		if _, err := st.createChannels(is, fresh); err != nil {
+		if _, err := ch.createChannels(is, fresh); err != nil {
 			return nil, err
 		}
-		return st.settleChannels(topic, over), nil
+		return ch.settleChannels(topic, over), nil
 	}
 	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE {
 		for _, c := range list {
@@ -425,8 +429,8 @@ func (st *state) orderChange(topic string, change srtmv1.ChannelChange, list []*
 			}
 		}
 	}
-	if err := st.changeChannels(is, change, list); err != nil {
+	if err := ch.changeChannels(is, change, list); err != nil {
 		return nil, err
 	}
-	return st.settleChannels(topic, over), nil
+	return ch.settleChannels(topic, over), nil
 }

@@ -306,7 +306,7 @@ func (h *chaos) happen() {
 // carry makes brokers report their load for all existing topics.
 func (h *chaos) carry(much bool) {
 	for _, name := range h.topics {
-		topic, err := h.c.control.Topic(name)
+		topic, err := h.c.control.View().Topic(name)
 		for id, b := range h.brokers {
 			if b.broker == nil {
 				continue
@@ -358,7 +358,7 @@ func (h *chaos) settled() (wrong []string) {
 		}
 	}
 	for _, name := range h.topics {
-		topic, err := h.c.control.Topic(name)
+		topic, err := h.c.control.View().Topic(name)
 		shares := h.c.shares(name)
 		// If the adaptor restarted in the middle of a move, brokers may still divide the contract as
 		// before the move, because the adaptor recovers the shares that brokers hold.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -64,10 +65,10 @@ func eventsWeight(batch []staged) (sum int) {
 // share the cost of durability.
 const maxBatch = 1000
 
-// An event takes two steps. First it is staged: mu.next, the catalog for decisions,
+// An event takes two steps. First it is staged: next, the catalog for decisions,
 // accepts or refuses it, and later decisions build on it. Then the committer appends
-// staged events to the journal and applies them to mu.cat, the catalog that is shown.
-// mu.cat cannot refuse an event, because mu.next accepted the same sequence. So no state
+// staged events to the journal and applies them to shown, the catalog that is shown.
+// shown cannot refuse an event, because next accepted the same sequence. So no state
 // that a crash could undo is visible outside: in answers, in assignments, or in messages
 // to brokers.
 //
@@ -76,9 +77,11 @@ const maxBatch = 1000
 
 // pipeline holds the two catalogs and the staged events (commit.go).
 type pipeline struct {
-	wake   chan struct{}    // set once; 1 deep: an event is staged
-	cat    *catalog.Catalog // durable: for readers
-	next   *catalog.Catalog // for decisions: cat plus the staged events
+	mu   *sync.RWMutex // set once; the controller's lock, which guards the rest
+	wake chan struct{} // set once; 1 deep: an event is staged
+
+	shown  *catalog.Catalog // durable: for readers
+	next   *catalog.Catalog // for decisions: shown plus the staged events
 	staged []staged         // waiting for the committer, oldest first
 	halted error            // why no event can be staged; nil: staging works
 }
@@ -97,7 +100,7 @@ type ticket struct {
 // never know.
 func (t ticket) wait() error { return <-t.done }
 
-// stage applies an event to mu.next. The error is the catalog's refusal, or
+// stage applies an event to next. The error is the catalog's refusal, or
 // ErrNotCommitted.
 func (p *pipeline) stage(e catalog.Event) (ticket, error) {
 	if p.halted != nil {
@@ -118,12 +121,38 @@ func (p *pipeline) stage(e catalog.Event) (ticket, error) {
 	return t, nil
 }
 
+// Work per acquisition of the lock: judgeAtOnce busy topics, or quietPerBusy times more
+// quiet topics.
+const (
+	judgeAtOnce   = 100
+	quietPerBusy  = 20
+	workOfOneTurn = judgeAtOnce * quietPerBusy
+)
+
+// inTurns calls f with the name of every topic, sorted. It acquires the lock for
+// workOfOneTurn of f's work at a time, so topics may be added or removed between turns.
+// Requires: the lock is not held.
+func (p *pipeline) inTurns(lock sync.Locker, f func(name string) (work int)) {
+	for after, more := "", true; more; {
+		more = false
+		lock.Lock()
+		work := 0
+		for name := range p.shown.Names(after) {
+			if more = work >= workOfOneTurn; more {
+				break
+			}
+			after, work = name, work+f(name)
+		}
+		lock.Unlock()
+	}
+}
+
 // commit stages an event and waits until the event is durable and shown. Requires: the
 // lock is not held.
-func (st *state) commit(e catalog.Event) error {
-	st.Lock()
-	t, err := st.stage(e)
-	st.Unlock()
+func (p *pipeline) commit(e catalog.Event) error {
+	p.mu.Lock()
+	t, err := p.stage(e)
+	p.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -166,11 +195,13 @@ const stopPatience = time.Second
 
 // committer appends staged events to the journal, and then shows them.
 type committer struct {
-	mu       *state
-	journal  Journal // nil: events are not stored
-	log      *slog.Logger
-	undumped prometheus.Counter
-	full     bool // the journal had no room for the last batch
+	mu        *sync.RWMutex
+	cat       *pipeline
+	announcer *announcer
+	journal   Journal // nil: events are not stored
+	log       *slog.Logger
+	undumped  prometheus.Counter
+	full      bool // the journal had no room for the last batch
 }
 
 // run appends staged events until stop is closed and no event is left, or until the
@@ -181,7 +212,7 @@ func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 		batch, base := c.take()
 		if len(batch) == 0 {
 			select {
-			case <-c.mu.wake:
+			case <-c.cat.wake:
 			case <-c.lost():
 				return c.halt(fmt.Errorf("%w: the term is over, and another process may lead", ErrNotCommitted), nil)
 			case <-stop:
@@ -221,17 +252,17 @@ func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 func (c *committer) take() (batch []staged, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := min(len(c.mu.staged), maxBatch)
-	batch, c.mu.staged = c.mu.staged[:n:n], c.mu.staged[n:]
-	return batch, c.mu.cat.Version()
+	n := min(len(c.cat.staged), maxBatch)
+	batch, c.cat.staged = c.cat.staged[:n:n], c.cat.staged[n:]
+	return batch, c.cat.shown.Version()
 }
 
 // finish stops staging, if no event is left.
 func (c *committer) finish() (over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if over = len(c.mu.staged) == 0; over {
-		c.mu.halted = ErrClosing
+	if over = len(c.cat.staged) == 0; over {
+		c.cat.halted = ErrClosing
 	}
 	return over
 }
@@ -253,8 +284,8 @@ func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) err
 		c.log.Error("the store has no room: changes are refused until it has", obs.KeyError, full)
 	}
 	c.mu.Lock()
-	all := append(batch, c.mu.staged...)
-	next, err := catalog.Load(c.mu.cat.Dump())
+	all := append(batch, c.cat.staged...)
+	next, err := catalog.Load(c.cat.shown.Dump())
 	var held, refused []staged
 	for _, s := range all {
 		if err == nil && !refusable(s.event) {
@@ -266,7 +297,7 @@ func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) err
 		refused = append(refused, s)
 	}
 	if err == nil {
-		c.mu.next, c.mu.staged = next, held
+		c.cat.next, c.cat.staged = next, held
 	}
 	c.mu.Unlock()
 	if err != nil || len(held) > maxHeld {
@@ -308,7 +339,7 @@ func (c *committer) compact(ctx context.Context) (size int, err error) {
 		return 0, nil
 	}
 	c.mu.RLock()
-	dump := c.mu.cat.Dump()
+	dump := c.cat.shown.Dump()
 	c.mu.RUnlock()
 	for _, t := range dump.Topics {
 		size += weight(t.Spec) + weight(t.Ordered) + len(t.Channels)/30
@@ -316,18 +347,18 @@ func (c *committer) compact(ctx context.Context) (size int, err error) {
 	return size, c.journal.Compact(ctx, dump)
 }
 
-// show applies durable events to mu.cat and answers the waiting callers.
+// show applies durable events to shown and answers the waiting callers.
 func (c *committer) show(batch []staged) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
 	for _, s := range batch {
-		changed, err := c.mu.apply(s.event)
+		changed, err := c.announcer.apply(s.event)
 		if err != nil {
 			panic(fmt.Sprintf("controller: a staged event is refused: %+v: %v", s.event, err))
 		}
 		changes = append(changes, changed...)
 	}
-	c.mu.tellChannels()
+	c.announcer.channels.tellChannels()
 	c.mu.Unlock()
 	logChanges(c.log, changes)
 	for _, s := range batch {
@@ -339,9 +370,9 @@ func (c *committer) show(batch []staged) {
 // whether they are durable.
 func (c *committer) halt(err error, batch []staged) error {
 	c.mu.Lock()
-	c.mu.halted = err
-	batch = append(batch, c.mu.staged...)
-	c.mu.staged = nil
+	c.cat.halted = err
+	batch = append(batch, c.cat.staged...)
+	c.cat.staged = nil
 	c.mu.Unlock()
 	for _, s := range batch {
 		s.done <- err
@@ -349,30 +380,41 @@ func (c *committer) halt(err error, batch []staged) error {
 	return err
 }
 
-// apply applies an event to mu.cat and wakes those concerned.
-func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged, err error) {
-	effects, err := st.cat.Apply(e)
+// announcer shows durable events and informs brokers and watchers.
+type announcer struct {
+	cat       *pipeline
+	brokers   *brokers
+	topics    *topics
+	channels  *channels
+	copies    *copies
+	requests  *requests
+	knowledge *knowledge
+}
+
+// apply applies an event to the shown catalog and informs those concerned.
+func (a *announcer) apply(e catalog.Event) (changes []catalog.StateChanged, err error) {
+	effects, err := a.cat.shown.Apply(e)
 	if err != nil {
 		return nil, err
 	}
 	for _, effect := range effects {
 		switch effect := effect.(type) {
 		case catalog.PlacementChanged:
-			st.wakeWatchers(effect.Topic)
-			st.wakeTopic(effect.Topic)
-			st.entrust(effect.Topic)
+			a.topics.wakeWatchers(effect.Topic)
+			a.topics.wake(effect.Topic)
+			a.copies.entrust(effect.Topic)
 		case catalog.StateChanged:
-			st.wakeWatchers(effect.Topic)
+			a.topics.wakeWatchers(effect.Topic)
 			changes = append(changes, effect)
 		case catalog.ChannelsChanged:
-			if st.leader == nil { // a follower has no broker to inform
-				st.noteChannels(effect)
+			if a.knowledge.leader == nil { // a follower has no broker to inform
+				a.channels.noteChannels(effect)
 			}
 		}
 	}
 	if joined, ok := e.(catalog.BrokerJoined); ok {
-		if s := st.sessions[joined.ID]; s != nil {
-			st.assign(s, time.Now())
+		if s := a.brokers.sessions[joined.ID]; s != nil {
+			a.requests.assign(s, time.Now())
 		}
 	}
 	return changes, nil

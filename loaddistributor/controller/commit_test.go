@@ -26,7 +26,7 @@ func (d *dumps) Lost() <-chan struct{}                                 { return 
 func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	c, journal := idle(t, 1), &dumps{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
+	commits := &committer{&c.mu, c.cat, c.announcer, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
 	go func() { ended <- commits.run(context.Background(), stop) }()
 	defer func() {
 		close(stop)
@@ -37,8 +37,8 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	change := func(to func(*placement.Demand), whole bool) {
 		t.Helper()
 		c.mu.RLock()
-		topic, _ := c.mu.next.Topic("t0")
-		brokers := c.mu.next.SnapshotFor("t0")
+		topic, _ := c.cat.next.Topic("t0")
+		brokers := c.cat.next.SnapshotFor("t0")
 		c.mu.RUnlock()
 		spec := *topic.Spec
 		spec.Demand.Publishers = slices.Clone(spec.Demand.Publishers)
@@ -50,15 +50,15 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 		if kept := moving.Change() == nil; kept != whole {
 			t.Fatalf("kept whole is %v, want %v", kept, whole)
 		}
-		testkit.Must(t, c.mu.commit(moving))
-		testkit.Must(t, c.mu.commit(catalog.TopicMoved{Topic: "t0"}))
+		testkit.Must(t, c.cat.commit(moving))
+		testkit.Must(t, c.cat.commit(catalog.TopicMoved{Topic: "t0"}))
 	}
 	const publishers = 10_000
 	c.mu.RLock()
-	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	home := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
 	c.mu.RUnlock()
-	testkit.Must(t, c.mu.commit(catalog.BrokerJoined{ID: home, Instance: home, Mcap: publishers}))
-	testkit.Must(t, c.mu.commit(catalog.MemberPrepared{Topic: "t0", Broker: home}))
+	testkit.Must(t, c.cat.commit(catalog.BrokerJoined{ID: home, Instance: home, Mcap: publishers}))
+	testkit.Must(t, c.cat.commit(catalog.MemberPrepared{Topic: "t0", Broker: home}))
 	change(func(d *placement.Demand) {
 		d.Rate, d.RateMilli, d.Groups = publishers, 1000*publishers, nil
 		for i := range publishers {
@@ -104,37 +104,37 @@ func (l *limited) Append(context.Context, uint64, []catalog.Event) error {
 func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
 	c, journal := idle(t, 1), &limited{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
-	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	commits := &committer{&c.mu, c.cat, c.announcer, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
+	home := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
 	go func() { ended <- commits.run(context.Background(), stop) }()
-	testkit.Must(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // everything that New staged is durable
+	testkit.Must(t, c.cat.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // everything that New staged is durable
 	c.mu.RLock()
-	version := c.mu.cat.Version()
+	version := c.cat.shown.Version()
 	c.mu.RUnlock()
 	journal.full.Store(true)
 	staged := func(e catalog.Event) ticket {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return testkit.Result(c.mu.stage(e)).Must(t)
+		return testkit.Result(c.cat.stage(e)).Must(t)
 	}
 	joined := staged(catalog.BrokerJoined{ID: "b9", Instance: "one", Mcap: 10})
 	calibrated := staged(catalog.BrokerCalibrated{ID: "b9", Mcap: 7})
 	left := staged(catalog.BrokerLeft{ID: "b9"})
 	testkit.ErrorIs(t, calibrated.wait(), ErrStoreFull, "a change")
 	for range 2 {
-		testkit.ErrorIs(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 7}), ErrStoreFull, "a change while others wait")
+		testkit.ErrorIs(t, c.cat.commit(catalog.BrokerCalibrated{ID: home, Mcap: 7}), ErrStoreFull, "a change while others wait")
 	}
 	c.mu.RLock()
-	testkit.Equal(t, c.mu.cat.Version(), version, "version shown while the journal is full")
-	b, _ := c.mu.next.Broker("b9")
+	testkit.Equal(t, c.cat.shown.Version(), version, "version shown while the journal is full")
+	b, _ := c.cat.next.Broker("b9")
 	testkit.Equal(t, b.Mcap, 10, "capacity of the broker whose change was refused")
-	testkit.Equal(t, len(c.mu.staged), 2, "events that wait")
+	testkit.Equal(t, len(c.cat.staged), 2, "events that wait")
 	c.mu.RUnlock()
 
 	journal.full.Store(false)
 	testkit.NoError(t, joined.wait())
 	testkit.NoError(t, left.wait())
-	testkit.NoError(t, c.mu.commit(catalog.BrokerCalibrated{ID: "b9", Mcap: 7}))
+	testkit.NoError(t, c.cat.commit(catalog.BrokerCalibrated{ID: "b9", Mcap: 7}))
 
 	// A controller that stops reports the events that it could not store.
 	journal.full.Store(true)

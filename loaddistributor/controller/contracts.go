@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -27,11 +28,17 @@ import (
 type contracts struct {
 	// Set once.
 	cfg     *Config
-	mu      *state
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+	life    *lifetime
 	adaptor ledger
 	owners  *owners
 
-	agreed agreement // owned by run
+	// Owned by run.
+	agreed  agreement
+	lacking []string // topics with liveTopic.reserved
 }
 
 // run restores contracts that the adaptor has lost by a restart, and removes contracts
@@ -68,9 +75,9 @@ type agreement struct{ revision, version uint64 }
 
 func (c *contracts) compare(ctx context.Context) error {
 	c.mu.RLock()
-	leftovers := c.mu.cat.LeftoverContracts()
-	version, topics := c.mu.next.Version(), c.mu.cat.Len()+len(c.mu.next.UnconfirmedTopics())
-	steady := len(leftovers)+len(c.mu.away)+len(c.mu.staged) == 0
+	leftovers := c.cat.shown.LeftoverContracts()
+	version, topics := c.cat.next.Version(), c.cat.shown.Len()+len(c.cat.next.UnconfirmedTopics())
+	steady := len(leftovers)+len(c.brokers.away)+len(c.cat.staged) == 0
 	c.mu.RUnlock()
 	if topics+len(leftovers) == 0 {
 		return nil
@@ -90,8 +97,8 @@ func (c *contracts) compare(ctx context.Context) error {
 	}
 	c.agreed = agreement{}
 	var wanted []string
-	c.mu.inTurns(c.mu.RLocker(), func(name string) (work int) {
-		if active, _ := c.mu.cat.Active(name); active {
+	c.cat.inTurns(c.mu.RLocker(), func(name string) (work int) {
+		if active, _ := c.cat.shown.Active(name); active {
 			wanted = append(wanted, name)
 		}
 		return 1
@@ -120,7 +127,7 @@ func (c *contracts) compare(ctx context.Context) error {
 		// failed before it committed a move or rolled the move back. Shares that may
 		// belong to a former contract are not adopted.
 		c.mu.RLock()
-		adopt := !known && len(c.mu.next.Unconfirmed(name)) == 0
+		adopt := !known && len(c.cat.next.Unconfirmed(name)) == 0
 		c.mu.RUnlock()
 		if err := c.seeTo(operation{name: name, target: reconcile.Target{Shared: true, Adopt: adopt}}); err != nil {
 			return err
@@ -131,7 +138,7 @@ func (c *contracts) compare(ctx context.Context) error {
 		// has the topic: meanwhile the adaptor may have learned of shares that brokers
 		// held before the removal.
 		c.mu.RLock()
-		held := slices.ContainsFunc(c.mu.cat.Brokers(), func(b catalog.Broker) bool { return c.mu.cat.LeftOn(name, b.ID) })
+		held := slices.ContainsFunc(c.cat.shown.Brokers(), func(b catalog.Broker) bool { return c.cat.shown.LeftOn(name, b.ID) })
 		c.mu.RUnlock()
 		if held && has[name] == nil {
 			continue
@@ -151,7 +158,7 @@ func (c *contracts) compare(ctx context.Context) error {
 // topics must not wait.
 func (c *contracts) seeTo(op operation) error {
 	c.mu.Lock()
-	if c.mu.owned(op.name) || c.mu.closing {
+	if c.topics.owned(op.name) || c.life.closing {
 		c.mu.Unlock()
 		return nil
 	}
@@ -170,7 +177,7 @@ func (c *contracts) seeTo(op operation) error {
 func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.RLock()
-	away := maps.Clone(c.mu.away)
+	away := maps.Clone(c.brokers.away)
 	c.mu.RUnlock()
 	lacks := map[string]string{}
 	for name, t := range has {
@@ -194,14 +201,14 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range c.mu.lacking {
-		if l := c.mu.topics[name]; l != nil {
+	for _, name := range c.lacking {
+		if l := c.topics.byName[name]; l != nil {
 			l.reserved = ""
 		}
 	}
-	c.mu.lacking = slices.Sorted(maps.Keys(lacks))
-	for _, name := range c.mu.lacking {
-		c.mu.topics.at(name).reserved = lacks[name]
+	c.lacking = slices.Sorted(maps.Keys(lacks))
+	for _, name := range c.lacking {
+		c.topics.entry(name).reserved = lacks[name]
 	}
 }
 
@@ -211,11 +218,11 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	topic, ok := c.mu.next.Topic(name)
-	if !ok || topic.Next != nil || c.mu.owned(name) {
+	topic, ok := c.cat.next.Topic(name)
+	if !ok || topic.Next != nil || c.topics.owned(name) {
 		return true, true
 	}
-	if c.mu.topics.see(name).unsynced {
+	if c.topics.peek(name).unsynced {
 		return false, false
 	}
 	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
@@ -260,16 +267,16 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 	now := time.Now()
 	var forget []string
 	c.mu.Lock()
-	for _, b := range c.mu.next.Brokers() {
+	for _, b := range c.cat.next.Brokers() {
 		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
 		if holds[b.ID] {
 			note.Forgotten, note.Strict = false, strict[b.ID]
 		}
 		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
-			_, err := c.mu.stage(note)
+			_, err := c.cat.stage(note)
 			_ = must("note on broker "+b.ID, err) // the next comparison repeats the note
 		}
-		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
+		if at, away := c.brokers.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
 			forget = append(forget, b.ID)
 		}
 	}
@@ -292,16 +299,24 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 // The design that lost refused such a move. Then a broker with such a topic could not be
 // drained, and the topic could not leave an overloaded broker.
 
-// contractRequest builds the adaptor's request for a topic's contract, and records the
+// terms builds the requests for contracts, and records the turns. The caller of a method
+// holds the controller's lock.
+type terms struct {
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+}
+
+// request builds the adaptor's request for a topic's contract, and records the
 // turn. Retiring brokers get a small share to release their messages. The request
 // excludes the part of the contract of publishers without a broker: the adaptor would
 // give it to the others.
-func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
+func (t *terms) request(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
 	waiting := retiring
 	if scarce(plan, retiring) {
-		retiring = st.unspent(spec.Name(), retiring)
+		retiring = t.unspent(spec.Name(), retiring)
 		told := strings.Join(retiring, " ")
-		st.topics.at(spec.Name()).turns = &told
+		t.topics.entry(spec.Name()).turns = &told
 	}
 	waiting = slices.DeleteFunc(slices.Clone(waiting), func(id string) bool { return slices.Contains(retiring, id) })
 	shares, rest, err := placement.WithRetiring(plan, len(retiring))
@@ -332,17 +347,17 @@ func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiri
 	for _, m := range req.Members {
 		ids = append(ids, m.BrokerId)
 	}
-	for _, s := range st.next.Unconfirmed(spec.Name()) {
-		if b, _ := st.next.Broker(s.Broker); !slices.Contains(ids, s.Broker) && !b.Forgotten {
+	for _, s := range t.cat.next.Unconfirmed(spec.Name()) {
+		if b, _ := t.cat.next.Broker(s.Broker); !slices.Contains(ids, s.Broker) && !b.Forgotten {
 			waiting, ids = append(waiting, s.Broker), append(ids, s.Broker)
 		}
 	}
 	req.Awaited = waiting
-	if total, known := st.former(spec.Name()); known {
+	if total, known := t.cat.former(spec.Name()); known {
 		req.Former = shareproto.To(total)
 	}
 	for _, id := range ids {
-		if b, _ := st.next.Broker(id); b.Strict {
+		if b, _ := t.cat.next.Broker(id); b.Strict {
 			req.Strict = append(req.Strict, id)
 		}
 	}
@@ -350,8 +365,8 @@ func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiri
 }
 
 // former returns the maximum that all brokers together may hold of a topic, if known.
-func (st *state) former(name string) (total tokenbucket.Share, known bool) {
-	topic, known := st.next.Topic(name)
+func (p *pipeline) former(name string) (total tokenbucket.Share, known bool) {
+	topic, known := p.next.Topic(name)
 	if !known || topic.Vague {
 		return total, false
 	}
@@ -384,20 +399,20 @@ func scarce(plan placement.Plan, retiring []string) bool {
 // unspent returns the brokers that need tokens according to their last report: messages
 // arrived or wait. An idle connection needs no token. Neither does a disconnected broker:
 // the ledger reserves the share that it may be using.
-func (st *state) unspent(name string, ids []string) []string {
+func (t *terms) unspent(name string, ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-		t := st.reported(id).Topic(name)
+		t := t.brokers.reported(id).Topic(name)
 		return t == nil || t.Newest().Stats.Offered+t.Newest().Stats.Backlog == 0
 	})
 }
 
 // takesTurns reports whether the turn has changed since the last request to the adaptor.
-func (st *state) takesTurns(topic catalog.Topic) bool {
+func (t *terms) takesTurns(topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	if !scarce(topic.Plan, topic.Retiring) {
-		st.topics.at(name).turns = nil
+		t.topics.entry(name).turns = nil
 		return false
 	}
-	told := st.topics.see(name).turns
-	return told == nil || *told != strings.Join(st.unspent(name, topic.Retiring), " ")
+	told := t.topics.peek(name).turns
+	return told == nil || *told != strings.Join(t.unspent(name, topic.Retiring), " ")
 }

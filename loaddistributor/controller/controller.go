@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -21,16 +22,49 @@ import (
 // Controller is the single writer. Make it with New, and Run it.
 type Controller struct {
 	// Set once.
-	reader
-	unfinished []string // topics whose owner Run must start
-	owners     *owners
-	tuning     *tuning
-	learning   *learning
-	mover      *mover
-	witness    *witness
-	soon       chan struct{} // 1 deep: wakes mover before the next tick
-	metrics    metrics
-	end        context.CancelCauseFunc // ends the wait for answers of the adaptor and of brokers
+	cfg     *Config
+	view    *View
+	adaptor ledger
+	end     context.CancelCauseFunc // ends the wait for answers of the adaptor and of brokers
+	soon    chan struct{}           // 1 deep: wakes mover before the next tick
+	metrics metrics
+
+	// The parts. Each has only what it uses.
+	announcer *announcer
+	contracts *contracts
+	copies    *copies
+	judge     *judge
+	learning  *learning
+	mover     *mover
+	owners    *owners
+	requests  *requests
+	tenants   *tenants
+	tuning    *tuning
+	witness   *witness
+
+	unfinished []string // owned by recover and Run: topics whose owner Run must start
+
+	// The data that the parts share. mu guards the data.
+	mu        sync.RWMutex
+	brokers   *brokers
+	cat       *pipeline
+	channels  *channels
+	knowledge *knowledge
+	life      *lifetime
+	topics    *topics
+	tuner     *tuner.Tuner
+	profiles  int // profiles in progress, including profiles of deleted topics
+}
+
+// View returns the controller's reads.
+func (c *Controller) View() *View { return c.view }
+
+// lifetime ends the controller's goroutines. The controller's lock guards closing.
+type lifetime struct {
+	work    sync.WaitGroup // all goroutines; Add requires the lock and not closing
+	closing bool
+	ending  chan struct{}   // closed with closing; a follower replaces it
+	late    <-chan struct{} // set once; closed when changes stop waiting for answers
 }
 
 // New validates the configuration and returns a controller. The controller is inactive
@@ -60,47 +94,61 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	life, end := context.WithCancelCause(context.Background())
-	st := &state{
-		cfg:      &cfg,
-		pipeline: pipeline{wake: make(chan struct{}, 1), cat: cat, next: next},
-		brokers: brokers{
+	c := &Controller{
+		cfg: &cfg, end: end, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
+		adaptor: ledger{adaptor, cfg.PrepareTimeout, life},
+		brokers: &brokers{
+			cfg:      &cfg,
 			sessions: map[string]*Session{}, holders: map[string]*holder{}, left: map[string]bool{}, away: map[string]time.Time{},
 			drainers: map[string]string{}, removing: map[string]bool{},
 		},
-		followed: followed{informed: make(chan struct{})},
-		topics:   topics{},
+		knowledge: &knowledge{informed: make(chan struct{}), empty: empty},
+		life:      &lifetime{ending: make(chan struct{}), late: life.Done()},
+		topics:    &topics{byName: map[string]*liveTopic{}},
 		tuner: tuner.NewTuner(tuner.Config{
 			Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Rebalance != RebalanceOff, Rules: cfg.RebalanceRules,
 			Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
 		}),
-		ending: make(chan struct{}), late: life.Done(),
-		empty: empty,
 	}
+	c.cat = &pipeline{mu: &c.mu, wake: make(chan struct{}, 1), shown: cat, next: next}
 	for _, b := range cat.Brokers() {
-		st.holders[b.ID] = holds(b, clock.Mono())
+		c.brokers.holders[b.ID] = holds(b, clock.Mono())
 		// A broker that was long without a loaddistributor reconnects only after
 		// returnWithin.
-		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
+		c.brokers.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
-	ledger, metrics, soon := ledger{adaptor, cfg.PrepareTimeout, life}, newMetrics(cfg.Metrics), make(chan struct{}, 1)
-	tracer := cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller")
-	read := reader{&cfg, st, ledger}
-	owners := &owners{&cfg, st, ledger, &planner{mu: st, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, &read, tracer}
-	tuning := &tuning{&cfg, st, ledger, owners, metrics, tracer}
-	c := &Controller{
-		reader: read,
-		owners: owners, tuning: tuning, mover: &mover{st, owners}, learning: &learning{&cfg, st, owners, tuning}, witness: &witness{st, ledger, soon},
-		soon: soon, metrics: metrics, end: end,
-	}
+	c.wire(cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller"))
 	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(collector{st}); err != nil {
+		if err := cfg.Metrics.Register(collector{&cfg, &c.mu, c.cat, c.brokers, c.topics, c.tuner, c.judge}); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
 		}
 	}
 	return c, nil
+}
+
+// wire makes the parts. Each part gets only what it uses.
+func (c *Controller) wire(tracer trace.Tracer) {
+	cfg, mu, adaptor := c.cfg, &c.mu, c.adaptor
+	c.tenants = &tenants{cfg.TenantRates, mu, c.cat}
+	c.view = &View{cfg, mu, c.cat, c.brokers, c.topics, c.knowledge, c.tuner, adaptor, c.tenants, c.life}
+	c.channels = &channels{cat: c.cat, brokers: c.brokers, life: c.life}
+	c.copies = &copies{cfg.Log, mu, c.cat, c.brokers, c.topics, c.knowledge}
+	c.requests = &requests{cfg, c.cat, c.brokers, c.topics, c.channels, c.copies}
+	c.announcer = &announcer{c.cat, c.brokers, c.topics, c.channels, c.copies, c.requests, c.knowledge}
+	c.judge = &judge{cfg, mu, c.cat, c.brokers, c.topics}
+	terms := &terms{c.cat, c.brokers, c.topics}
+	planner := &planner{mu: mu, cat: c.cat, brokers: c.brokers, tenants: c.tenants, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}
+	c.owners = &owners{mu, c.topics, c.knowledge, c.life, changes{
+		cfg, mu, c.cat, c.brokers, c.topics, c.requests, terms, c.life, adaptor, planner, c.view.Lowering, tracer,
+	}, tracer}
+	c.mover = &mover{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, terms, c.owners}
+	c.tuning = &tuning{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, c.life, adaptor, c.owners, c.metrics, tracer}
+	c.learning = &learning{cfg, mu, c.cat, c.brokers, c.topics, c.tenants, c.tuner, c.owners, c.tuning}
+	c.witness = &witness{cfg, mu, c.cat, c.brokers, c.life, adaptor, c.soon}
+	c.contracts = &contracts{cfg: cfg, mu: mu, cat: c.cat, brokers: c.brokers, topics: c.topics, life: c.life, adaptor: adaptor, owners: c.owners}
 }
 
 // Run finishes or rolls back the work of an earlier controller. Then it compares and
@@ -109,22 +157,22 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 // takes the same steps and returns ErrNotCommitted; the next controller completes the
 // rest.
 func (c *Controller) Run(ctx context.Context) error {
-	if c.mu.leader != nil {
+	if c.knowledge.leader != nil {
 		<-ctx.Done()
 		c.mu.Lock()
-		close(c.mu.ending)
+		close(c.life.ending)
 		c.mu.Unlock()
 		return nil
 	}
 	stop, failed := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, c.cfg.Journal, c.cfg.Log, c.metrics.undumped, false}
+	commits := &committer{&c.mu, c.cat, c.announcer, c.cfg.Journal, c.cfg.Log, c.metrics.undumped, false}
 	appending, abandon := context.WithCancel(context.Background())
 	defer abandon()
 	go func() { failed <- commits.run(appending, stop) }()
 	own, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	c.resume()
-	others.Go(func() { (&contracts{cfg: c.cfg, mu: c.mu, adaptor: c.adaptor, owners: c.owners}).run(own) })
+	others.Go(func() { c.contracts.run(own) })
 	ticker := time.NewTicker(c.cfg.ReportInterval)
 	defer ticker.Stop()
 	committing := true
@@ -145,9 +193,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	patience := time.AfterFunc(stopPatience, abandon)
 	defer patience.Stop()
 	c.mu.Lock()
-	c.mu.closing = true
-	close(c.mu.ending)
-	for _, l := range c.mu.topics {
+	c.life.closing = true
+	close(c.life.ending)
+	for _, l := range c.topics.byName {
 		if l.creating != nil {
 			l.creating.cancel(ErrClosing)
 		}
@@ -157,9 +205,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer giveUp.Stop()
 	cancel()
 	others.Wait()
-	c.mu.work.Wait() // sessions are still open: roll-backs reach the brokers
+	c.life.work.Wait() // sessions are still open: roll-backs reach the brokers
 	c.mu.Lock()
-	for _, s := range c.mu.sessions {
+	for _, s := range c.brokers.sessions {
 		s.out.End(ErrClosing)
 	}
 	c.mu.Unlock()
@@ -172,14 +220,14 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // tick runs once per report interval.
 func (c *Controller) tick(now time.Time) {
-	c.judge(now)
+	c.judge.look(now)
 	c.assignWork(now)
 	c.mover.look(now)
-	c.owners.remind(now)
+	c.mover.remind(now)
 	c.tuning.look(now)
 	c.mover.settle(now)
 	c.learning.look(now)
-	c.rebuild(now)
+	c.copies.rebuild(now)
 }
 
 // recover stages the events that follow from an earlier controller's end, before any
@@ -188,18 +236,18 @@ func (c *Controller) tick(now time.Time) {
 func (c *Controller) recover() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.mu.next.Version() == 0 {
+	if c.cat.next.Version() == 0 {
 		return nil
 	}
-	if _, err := c.mu.stage(catalog.Restarted{}); err != nil {
+	if _, err := c.cat.stage(catalog.Restarted{}); err != nil {
 		return err
 	}
-	for _, topic := range c.mu.next.Topics("", c.mu.next.Len()) {
+	for _, topic := range c.cat.next.Topics("", c.cat.next.Len()) {
 		name := topic.Spec.Name()
 		target := reconcile.Target{Gone: true}
 		switch {
 		case topic.State == catalog.Preparing:
-			if _, err := c.mu.stage(catalog.TopicDeleting{Topic: name}); err != nil {
+			if _, err := c.cat.stage(catalog.TopicDeleting{Topic: name}); err != nil {
 				return err
 			}
 		case topic.State == catalog.Deleting:
@@ -209,7 +257,7 @@ func (c *Controller) recover() error {
 			continue
 		}
 		c.unfinished = append(c.unfinished, name)
-		c.mu.topics.at(name).owner = &owner{wanted: []operation{{name: name, target: target, end: func(err error) {
+		c.topics.entry(name).owner = &owner{wanted: []operation{{name: name, target: target, end: func(err error) {
 			if err != nil {
 				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, name, obs.KeyError, err)
 			}
@@ -224,7 +272,7 @@ func (c *Controller) resume() {
 	defer c.mu.Unlock()
 	for _, name := range c.unfinished {
 		c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, name)
-		own := c.mu.topics.at(name).owner
-		c.mu.work.Go(func() { c.owners.own(name, own) })
+		own := c.topics.entry(name).owner
+		c.life.work.Go(func() { c.owners.own(name, own) })
 	}
 }

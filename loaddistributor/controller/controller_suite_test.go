@@ -452,7 +452,7 @@ func (c *cluster) nothingLeft(name string, brokers ...*broker) {
 	for _, b := range c.brokers() {
 		Expect(b.Allocated).To(BeZero(), "broker %s", b.Id)
 	}
-	Expect(c.control.Topic(name)).Error().To(HaveOccurred())
+	Expect(c.control.View().Topic(name)).Error().To(HaveOccurred())
 	for _, b := range brokers {
 		Eventually(func() bool { _, there := b.node.Topic(name); return there }).Should(BeFalse(), "broker %s still has the topic", b.id)
 	}

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -22,7 +23,8 @@ type Progress struct {
 // creation is a topic being created.
 type creation struct {
 	// Set once.
-	mu     *state
+	mu     *sync.RWMutex
+	cat    *pipeline
 	spec   *catalog.Spec
 	key    string
 	on     string // broker to measure; empty: placed normally
@@ -54,7 +56,7 @@ type creation struct {
 // *placement.Infeasible; catalog.ErrBrokerUnknown; *BrokerError, *AdaptorError,
 // ErrUnsteady, ErrClosing; the context's error.
 func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on string, tell func(Progress) error) (catalog.Topic, error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return catalog.Topic{}, err
 	}
 	cr, topic, err := c.begin(ctx, spec, key, on)
@@ -71,11 +73,11 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	name := spec.Name()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.mu.closing {
+	if c.life.closing {
 		return nil, catalog.Topic{}, ErrClosing
 	}
 	if key != "" {
-		for _, l := range c.mu.topics {
+		for _, l := range c.topics.byName {
 			cr := l.creating
 			if cr == nil || cr.key != key {
 				continue
@@ -86,8 +88,8 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 			cr.waiters++
 			return cr, catalog.Topic{}, nil
 		}
-		if known, ok := c.mu.next.KeyOf(key); ok {
-			topic, _ := c.mu.next.Topic(known)
+		if known, ok := c.cat.next.KeyOf(key); ok {
+			topic, _ := c.cat.next.Topic(known)
 			if !sameOrder(topic.Ordered, spec) {
 				return nil, catalog.Topic{}, fmt.Errorf("topic %s was created with the key: %w", known, catalog.ErrKeyReused)
 			}
@@ -96,21 +98,21 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 			}
 		}
 	}
-	if err := c.mu.taken(name); err != nil {
+	if err := c.taken(name); err != nil {
 		return nil, catalog.Topic{}, err
 	}
-	if id := c.mu.rebuilds(name); id != "" {
+	if id := c.copies.holder(name); id != "" {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
 	// A topic without a durability gets the durability of the brokers. Memory is the zero
 	// value.
-	if d := c.mu.durability(); spec.Durability == "" && d != catalog.DurabilityMemory {
+	if d := c.brokers.durability(); spec.Durability == "" && d != catalog.DurabilityMemory {
 		spec = spec.Keeping(d)
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	c.mu.empty = false // the cluster is new, or an operator restores the topics
-	cr := &creation{mu: c.mu, spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
-	c.mu.topics.at(name).creating = cr
+	c.knowledge.empty = false // the cluster is new, or an operator restores the topics
+	cr := &creation{mu: &c.mu, cat: c.cat, spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
+	c.topics.entry(name).creating = cr
 	began := time.Now()
 	c.owners.want(operation{
 		name: name, creation: cr, ctx: ctx, decide: cr.place,
@@ -125,11 +127,11 @@ func (c *Controller) created(cr *creation, err error, began time.Time) {
 	name := cr.spec.Name()
 	c.mu.Lock()
 	if err == nil {
-		cr.topic, _ = c.mu.cat.Topic(name)
-		c.tuning.do(c.mu.tuner.Begin(name, cr.topic.Spec.Demand, time.Now()))
+		cr.topic, _ = c.cat.shown.Topic(name)
+		c.tuning.do(c.tuner.Begin(name, cr.topic.Spec.Demand, time.Now()))
 	}
 	cr.err, cr.ended = err, true
-	c.mu.topics.at(name).creating = nil
+	c.topics.entry(name).creating = nil
 	close(cr.changed)
 	c.mu.Unlock()
 	cr.cancel(nil)
@@ -153,7 +155,7 @@ func (cr *creation) place(p planning) (catalog.Event, error) {
 		plan, err = placement.Place(cr.spec.Policy, p.brokers, demand, p.rng)
 	} else {
 		cr.mu.RLock()
-		measured, _ := cr.mu.next.Broker(cr.on)
+		measured, _ := cr.cat.next.Broker(cr.on)
 		cr.mu.RUnlock()
 		if plan = placement.Unreserved(cr.spec.Policy, cr.on, demand); !measured.Connected {
 			err = fmt.Errorf("broker %q is away or unknown: %w", cr.on, catalog.ErrBrokerUnknown)

@@ -149,7 +149,7 @@ var _ = Describe("Creating a topic", func() {
 
 		counts := map[string]int{}
 		for i := range 1000 {
-			a, err := c.control.Resolve("t", fmt.Sprintf("g.%d", i))
+			a, err := c.control.View().Resolve("t", fmt.Sprintf("g.%d", i))
 			Expect(err).NotTo(HaveOccurred())
 			counts[a.Broker]++
 		}
@@ -336,7 +336,7 @@ var _ = Describe("Creating a topic", func() {
 			leave()
 			Eventually(done).Should(Receive(MatchError(context.Canceled)))
 			release()
-			Eventually(func() error { _, err := c.control.Topic("t"); return err }).Should(HaveOccurred())
+			Eventually(func() error { _, err := c.control.View().Topic("t"); return err }).Should(HaveOccurred())
 			c.nothingLeft("t", b1)
 		})
 

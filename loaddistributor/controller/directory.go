@@ -16,11 +16,11 @@ type Node struct {
 }
 
 // Nodes returns the connected brokers, by id.
-func (r *reader) Nodes() []Node {
+func (r *View) Nodes() []Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	nodes := make([]Node, 0, len(r.mu.sessions))
-	for _, id := range r.mu.connected() {
+	nodes := make([]Node, 0, len(r.brokers.sessions))
+	for _, id := range r.cat.connected() {
 		node := r.node(id)
 		node.Topics = slices.Sorted(maps.Keys(r.listed(id)))
 		nodes = append(nodes, node)
@@ -29,10 +29,10 @@ func (r *reader) Nodes() []Node {
 }
 
 // Connected is Nodes without Topics.
-func (r *reader) Connected() []Node {
+func (r *View) Connected() []Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	ids := r.mu.connected()
+	ids := r.cat.connected()
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
 		nodes[i] = r.node(id)
@@ -44,7 +44,7 @@ func (r *reader) Connected() []Node {
 // brokers with a session at the leader.
 func (p *pipeline) connected() []string {
 	var ids []string
-	for _, b := range p.cat.Brokers() {
+	for _, b := range p.shown.Brokers() {
 		if b.Connected {
 			ids = append(ids, b.ID)
 		}
@@ -55,25 +55,25 @@ func (p *pipeline) connected() []string {
 // listed returns the topics that consumers can read from a connected broker: active
 // topics placed on it, and reported topics that are placed nowhere. It ignores reports
 // about placed topics: the copy may be a leftover, or be about to be removed.
-func (r *reader) listed(id string) map[string]bool {
+func (r *View) listed(id string) map[string]bool {
 	set := map[string]bool{}
-	for _, name := range r.mu.cat.Placed(id) {
-		if topic, _ := r.mu.cat.Topic(name); topic.Open() {
+	for _, name := range r.cat.shown.Placed(id) {
+		if topic, _ := r.cat.shown.Topic(name); topic.Open() {
 			set[name] = true
 		}
 	}
-	for name := range r.mu.reported(id).Topics() {
-		if _, managed := r.mu.cat.Topic(name); !managed {
+	for name := range r.brokers.reported(id).Topics() {
+		if _, managed := r.cat.shown.Topic(name); !managed {
 			set[name] = true
 		}
 	}
 	return set
 }
 
-func (r *reader) node(id string) Node {
-	b, _ := r.mu.cat.Broker(id)
+func (r *View) node(id string) Node {
+	b, _ := r.cat.shown.Broker(id)
 	node := Node{Broker: b}
-	if s := r.mu.sessions[id]; s != nil {
+	if s := r.brokers.sessions[id]; s != nil {
 		node.Remote = s.remote
 	}
 	return node
@@ -81,11 +81,11 @@ func (r *reader) node(id string) Node {
 
 // TopicNames returns the names of all topics that consumers can read, placed or only
 // reported, sorted.
-func (r *reader) TopicNames() []string {
+func (r *View) TopicNames() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	for _, id := range r.mu.connected() {
+	for _, id := range r.cat.connected() {
 		maps.Copy(set, r.listed(id))
 	}
 	return slices.Sorted(maps.Keys(set))
@@ -95,11 +95,11 @@ func (r *reader) TopicNames() []string {
 // channels, sorted: for a placed topic the durable channels of the catalog and the
 // ephemeral channels that brokers report. found means that a broker has the topic, or
 // that the topic is placed and active.
-func (r *reader) Producers(topic string) (nodes []Node, channels []string, found bool) {
+func (r *View) Producers(topic string) (nodes []Node, channels []string, found bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	placed, managed := r.mu.cat.Topic(topic)
+	placed, managed := r.cat.shown.Topic(topic)
 	if managed {
 		if !placed.Open() {
 			return nil, nil, false
@@ -108,8 +108,8 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 			set[channel.Name] = true
 		}
 	}
-	for _, id := range r.mu.connected() {
-		reported := r.mu.reported(id)
+	for _, id := range r.cat.connected() {
+		reported := r.brokers.reported(id)
 		if t := reported.Topic(topic); t != nil {
 			for _, channel := range t.Channels {
 				if !managed || wire.Ephemeral(channel) { // the catalog has the durable ones
@@ -117,7 +117,7 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 				}
 			}
 		}
-		if managed && r.mu.cat.Shows(topic, id) || !managed && reported.Has(topic) {
+		if managed && r.cat.shown.Shows(topic, id) || !managed && reported.Has(topic) {
 			nodes = append(nodes, r.node(id))
 		}
 	}
@@ -126,8 +126,8 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 
 // BrokerTopics returns the topics that are placed on the broker or have messages left
 // there, by name.
-func (r *reader) BrokerTopics(id string) []string {
+func (r *View) BrokerTopics(id string) []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.mu.cat.Placed(id)
+	return r.cat.shown.Placed(id)
 }

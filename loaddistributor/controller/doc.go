@@ -4,29 +4,36 @@
 // calls: loaddistributor/rpc and loaddistributor/lookup serve the requests, and an
 // Adaptor makes the calls to the adaptor.
 //
-// The controller's data is in type state. The caller of a state method holds the state's
-// lock, unless the method's comment says otherwise. Each part of the controller receives
-// only the dependencies it uses; no part refers to the Controller:
+// A Controller owns the data and the lock, makes the parts (Controller.wire), and
+// receives requests and messages of brokers. The data is:
 //
-//	reader     serves reads, on a follower too (status.go, directory.go, watch.go)
-//	committer  appends staged events to the journal, then shows them (commit.go)
-//	planner    makes plans, one at a time (plan.go)
+//	pipeline   the catalog, and the staged events (journal.go)
+//	brokers    sessions of brokers, and who owns a broker's id (brokers.go)
+//	topics     data about topics beside the catalog (topics.go)
+//	knowledge  how complete the catalog of this process is (follower.go)
+//
+// One lock guards the data, because most decisions read all of it. A part holds the
+// pieces of data that it uses, and no part refers to the Controller:
+//
+//	View       serves reads, on a follower too (view.go)
+//	committer  appends staged events to the journal; announcer shows them (journal.go)
+//	planner    makes plans, one at a time (planner.go)
 //	owners     change topics. One goroutine per topic runs one operation after the
-//	           other (owner.go). An operation is a change that drives the topic's
+//	           other (owners.go). An operation is a change that drives the topic's
 //	           state machine, loaddistributor/reconcile (change.go).
-//	mover      moves topics away from brokers that drain or are gone
-//	           (evacuate.go, takeover.go)
+//	requests   sends brokers the work that they lack (requests.go)
+//	channels   keeps the brokers' channels up to date (channels.go)
+//	mover      moves topics away from brokers that drain or are gone (evacuation.go)
 //	contracts  compares the adaptor's contracts with the catalog (contracts.go)
+//	judge      keeps the verdicts about topics (judge.go)
 //	tuning     carries out the effects of loaddistributor/tuner (tuning.go)
-//	learning   places open topics by their learned publishers (learn.go)
-//	witness    finds out whether a broker's process has ended (evidence.go)
+//	learning   places open topics by their learned publishers (learning.go)
+//	copies     rebuilds lost topics from the brokers' copies (recovery.go)
+//	witness    finds out whether a broker's process has ended (identity.go)
 //
-// A Controller receives requests (create.go, move.go, brokers.go, seek.go, restore.go)
-// and messages of brokers (session.go). Once per report interval it runs the parts
-// (Controller.tick). It also compares each broker with the catalog then, and requests
-// missing work again (work.go).
+// Once per report interval the Controller runs the parts (Controller.tick).
 //
-// Calls go one way: requests, mover, tuning, learning and contracts use owners to change
-// topics; owners use the planner; the planner commits. Lock order: planner.turn before
-// state's lock.
+// Calls go one way: requests of clients, mover, tuning, learning and contracts use owners
+// to change topics; owners use the planner; the planner commits. Lock order:
+// planner.turn before the controller's lock.
 package controller

@@ -19,28 +19,28 @@ const maxWaits = 100
 // DrainWaits returns the reasons why the drain of a broker is not complete, by topic, and
 // whether the broker is safe to stop. For a broker that does not drain, and on a
 // follower, both are zero.
-func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
+func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	now := time.Now()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	b, _ := r.mu.cat.Broker(id)
-	if !b.Draining || r.mu.leader != nil {
+	b, _ := r.cat.shown.Broker(id)
+	if !b.Draining || r.knowledge.leader != nil {
 		return nil, false
 	}
 	wait := func(topic, reason, remedy string) {
 		waits = append(waits, &srtmv1.DrainWait{Topic: topic, Reason: reason, Remedy: remedy})
 	}
-	for _, name := range r.mu.cat.Placed(id) {
+	for _, name := range r.cat.shown.Placed(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
-		topic, _ := r.mu.cat.Topic(name)
+		topic, _ := r.cat.shown.Topic(name)
 		if slices.Contains(topic.Retiring, id) {
 			reason, remedy := r.leftOn(topic, b, now)
 			wait(name, reason, remedy)
 			continue
 		}
-		l := r.mu.topics.see(name)
+		l := r.topics.peek(name)
 		switch own, why := l.owner, l.stays; {
 		case !topic.Open():
 			wait(name, "the topic is "+topic.State.String(), "")
@@ -62,9 +62,9 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		}
 		wait(name, "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker")
 	}
-	switch s := r.mu.sessions[id]; {
+	switch s := r.brokers.sessions[id]; {
 	case len(waits) > 0:
-	case !r.mu.cat.Empty(id):
+	case !r.cat.shown.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
 	case r.retires(id):
 		wait("", "its shares are being given to others", "")
@@ -76,12 +76,12 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 
 // leftOn describes what is left of a topic on a broker that it has moved away from, and
 // the remedy.
-func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
+func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
 		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
-	t := r.mu.reported(b.ID).Topic(name)
+	t := r.brokers.reported(b.ID).Topic(name)
 	if t == nil {
 		return "it is being removed", ""
 	}
@@ -104,8 +104,8 @@ func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 		switch {
 		case !b.Forced:
 			remedies = append(remedies, "--force to lose what no consumer takes")
-		case !r.mu.untaken(topic, b, now):
-			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", r.mu.cfg.Window))
+		case !r.brokers.untaken(topic, b, now):
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", r.cfg.Window))
 		}
 	}
 	if len(parts) == 0 {
@@ -115,8 +115,8 @@ func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 }
 
 // retires reports whether a topic is being retired from the broker.
-func (r *reader) retires(id string) bool {
-	for _, l := range r.mu.topics {
+func (r *View) retires(id string) bool {
+	for _, l := range r.topics.byName {
 		if l.owner != nil && l.owner.retiring == id {
 			return true
 		}
@@ -125,10 +125,10 @@ func (r *reader) retires(id string) bool {
 }
 
 // alien returns the topics in use on a broker that are not in the catalog, by name.
-func (r *reader) alien(id string) []string {
+func (r *View) alien(id string) []string {
 	var names []string
-	for name, t := range r.mu.reported(id).Topics() {
-		if _, ours := r.mu.cat.Topic(name); !ours && t.Used {
+	for name, t := range r.brokers.reported(id).Topics() {
+		if _, ours := r.cat.shown.Topic(name); !ours && t.Used {
 			names = append(names, name)
 		}
 	}
@@ -138,8 +138,8 @@ func (r *reader) alien(id string) []string {
 
 // untaken reports whether the rest of a topic on a broker that drains by force must be
 // given up.
-func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
-	t := st.reported(b.ID).Topic(topic.Spec.Name())
-	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
-		now.Sub(t.Heard()) <= st.cfg.Window // else the broker's state is unknown
+func (bs *brokers) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
+	t := bs.reported(b.ID).Topic(topic.Spec.Name())
+	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= bs.cfg.Window-2*bs.cfg.ReportInterval &&
+		now.Sub(t.Heard()) <= bs.cfg.Window // else the broker's state is unknown
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -10,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // DefaultEvacuateAfter is how long a broker may be disconnected before its publishers are
@@ -28,8 +30,14 @@ const moveRetry = 5 * time.Second
 // other methods require it.
 type mover struct {
 	// Set once.
-	mu     *state
-	owners *owners
+	cfg     *Config
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+	tuner   *tuner.Tuner
+	terms   *terms
+	owners  *owners
 }
 
 // look moves topics away from brokers that drain or have been disconnected for too long,
@@ -37,14 +45,14 @@ type mover struct {
 func (m *mover) look(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, b := range m.mu.cat.Brokers() {
-		names := m.mu.cat.Retiring(b.ID)
+	for _, b := range m.cat.shown.Brokers() {
+		names := m.cat.shown.Retiring(b.ID)
 		if m.leaves(b, now) {
-			names = m.mu.cat.Placed(b.ID)
+			names = m.cat.shown.Placed(b.ID)
 		}
 		for _, name := range names {
-			topic, _ := m.mu.cat.Topic(name)
-			if !topic.Open() || m.mu.owned(name) { // two brokers of a topic are handled one after the other
+			topic, _ := m.cat.shown.Topic(name)
+			if !topic.Open() || m.topics.owned(name) { // two brokers of a topic are handled one after the other
 				continue
 			}
 			if op, due := m.due(topic, b, now); due {
@@ -52,8 +60,8 @@ func (m *mover) look(now time.Time) {
 			}
 		}
 	}
-	for _, name := range m.mu.wanting {
-		if l := m.mu.topics[name]; l != nil && now.After(l.retry) {
+	for _, name := range m.topics.busy {
+		if l := m.topics.byName[name]; l != nil && now.After(l.retry) {
 			l.retry, l.stays = time.Time{}, nil // the topic need not leave any more
 		}
 	}
@@ -62,15 +70,15 @@ func (m *mover) look(now time.Time) {
 // leaves reports whether topics must leave a broker, and records when the broker
 // disconnected.
 func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
-	if decided, _ := m.mu.next.Broker(b.ID); !decided.Draining {
-		delete(m.mu.drainers, b.ID)
+	if decided, _ := m.cat.next.Broker(b.ID); !decided.Draining {
+		delete(m.brokers.drainers, b.ID)
 	}
-	switch since, away := m.mu.away[b.ID]; {
+	switch since, away := m.brokers.away[b.ID]; {
 	case b.Connected:
-		delete(m.mu.away, b.ID)
+		delete(m.brokers.away, b.ID)
 	case !away:
-		m.mu.away[b.ID] = now
-	case now.Sub(since) >= m.mu.cfg.EvacuateAfter:
+		m.brokers.away[b.ID] = now
+	case now.Sub(since) >= m.cfg.EvacuateAfter:
 		return true
 	}
 	return b.Draining
@@ -81,7 +89,7 @@ func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
 func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op operation, due bool) {
 	name := topic.Spec.Name()
 	if !slices.Contains(topic.Retiring, b.ID) {
-		l := m.mu.topics.at(name)
+		l := m.topics.entry(name)
 		if now.Before(l.retry) {
 			return operation{}, false
 		}
@@ -95,17 +103,17 @@ func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op op
 		return operation{name: name, target: reconcile.Target{Retire: b.ID, By: taker}}, true
 	case m.emptied(topic, b.ID, now):
 		return m.retire(name, b.ID, false), true
-	case m.mu.untaken(topic, b, now):
+	case m.brokers.untaken(topic, b, now):
 		return m.retire(name, b.ID, true), true
 	}
 	m.linger(topic, b.ID, now)
-	return operation{name: name, target: reconcile.Target{Shared: true}}, m.mu.takesTurns(topic)
+	return operation{name: name, target: reconcile.Target{Shared: true}}, m.terms.takesTurns(topic)
 }
 
 // emptied reports whether a broker that the topic has left has nothing of the topic,
 // according to a report after the move.
 func (m *mover) emptied(topic catalog.Topic, id string, now time.Time) bool {
-	s := m.mu.sessions[id]
+	s := m.brokers.sessions[id]
 	if s == nil || s.reports.Count() < 2 {
 		return false
 	}
@@ -122,14 +130,14 @@ func (m *mover) emptied(topic catalog.Topic, id string, now time.Time) bool {
 	// connections ended have been counted.
 	r := last.Stats
 	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
-		now.Sub(last.At) <= m.mu.cfg.Window
+		now.Sub(last.At) <= m.cfg.Window
 }
 
 // linger arranges a reminder for a broker that the topic has left, if publishers are
 // still connected there.
 func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
-	t, l := m.mu.reported(id).Topic(name), m.mu.topics.at(name)
+	t, l := m.brokers.reported(id).Topic(name), m.topics.entry(name)
 	if t == nil || t.Newest().Stats.Publishers == 0 ||
 		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
 		return
@@ -146,9 +154,9 @@ func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
 // With forced the broker removes the topic in any case. After a crash in between, the
 // broker no longer lists the topic, which counts as empty.
 func (m *mover) retire(name, id string, forced bool) operation {
-	if t := m.mu.reported(id).Topic(name); forced && t != nil {
+	if t := m.brokers.reported(id).Topic(name); forced && t != nil {
 		last := t.Newest().Stats
-		m.mu.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
+		m.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }
@@ -157,7 +165,7 @@ func (m *mover) retire(name, id string, forced bool) operation {
 func (m *mover) leave(name string, because catalog.Broker) operation {
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CRASH, why: "broker " + because.ID + " is gone"}
 	if because.Draining {
-		why = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + because.ID + " drains", m.mu.drainers[because.ID]}
+		why = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + because.ID + " drains", m.brokers.drainers[because.ID]}
 	}
 	op := moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		if !slices.ContainsFunc(p.topic.Plan.Quotas, func(q placement.Quota) bool {
@@ -173,10 +181,10 @@ func (m *mover) leave(name string, because catalog.Broker) operation {
 	})
 	op.end = func(err error) {
 		m.mu.Lock()
-		m.mu.topics.at(name).stays = err
+		m.topics.entry(name).stays = err
 		m.mu.Unlock()
 		if errors.As(err, new(*placement.Infeasible)) {
-			m.mu.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
+			m.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
 		}
 	}
 	return op
@@ -187,7 +195,7 @@ func (m *mover) forced(topic catalog.Topic) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
-		b, _ := m.mu.next.Broker(q.Broker)
+		b, _ := m.cat.next.Broker(q.Broker)
 		return b.Forced
 	})
 }
@@ -198,13 +206,13 @@ func (m *mover) forced(topic catalog.Topic) bool {
 func (m *mover) settle(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, name := range m.mu.wanting {
-		l := m.mu.topics[name]
+	for _, name := range m.topics.busy {
+		l := m.topics.byName[name]
 		if l == nil || l.owner != nil || now.Before(l.retry) || l.condition == nil || l.condition.Stranded == 0 {
 			continue
 		}
-		topic, _ := m.mu.cat.Topic(name)
-		fit := m.mu.tuner.Status(name, now)
+		topic, _ := m.cat.shown.Topic(name)
+		fit := m.tuner.Status(name, now)
 		if !topic.Open() || topic.Placement.Unplaced() == 0 || fit.Running {
 			continue
 		}

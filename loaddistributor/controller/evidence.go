@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -57,26 +58,30 @@ func Dial(ctx context.Context, address string) (accepts, refuses bool) {
 // witness finds out whether brokers' processes have ended.
 type witness struct {
 	// Set once.
-	mu      *state
+	cfg     *Config
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	life    *lifetime
 	adaptor ledger
 	soon    chan<- struct{} // wakes the controller's mover
 }
 
-// vouch finds out whether the broker's ports can be reached from here. Requires: mu held,
+// vouch finds out whether the broker's ports can be reached from here. Requires: the lock held,
 // and not closing.
 func (w *witness) vouch(s *Session, tcp, web string) {
-	if w.mu.cfg.Probe == nil {
+	if w.cfg.Probe == nil {
 		return
 	}
-	w.mu.work.Go(func() {
+	w.life.work.Go(func() {
 		for range vouchTries {
-			a, _ := w.mu.cfg.Probe(context.Background(), tcp)
-			b, _ := w.mu.cfg.Probe(context.Background(), web)
+			a, _ := w.cfg.Probe(context.Background(), tcp)
+			b, _ := w.cfg.Probe(context.Background(), web)
 			w.mu.Lock()
-			over := w.mu.sessions[s.broker] != s
+			over := w.brokers.sessions[s.broker] != s
 			s.vouched = a && b && !over
 			w.mu.Unlock()
-			if a && b || over || !w.mu.pause(vouchPause) {
+			if a && b || over || !w.life.pause(vouchPause) {
 				return
 			}
 		}
@@ -87,16 +92,16 @@ func (w *witness) vouch(s *Session, tcp, web string) {
 // evidence it frees the broker's shares and moves its publishers at once. Requires: mu
 // held.
 func (w *witness) examine(s *Session) {
-	b, _ := w.mu.next.Broker(s.broker)
-	if !s.vouched || w.mu.closing || b.Instance != s.said.Process {
+	b, _ := w.cat.next.Broker(s.broker)
+	if !s.vouched || w.life.closing || b.Instance != s.said.Process {
 		return
 	}
-	w.mu.work.Go(func() {
+	w.life.work.Go(func() {
 		refused := 0
 		for range endTries {
 			gone := true
 			for _, address := range []string{b.TCPAddress, b.HTTPAddress} {
-				accepts, refuses := w.mu.cfg.Probe(context.Background(), address)
+				accepts, refuses := w.cfg.Probe(context.Background(), address)
 				if !accepts && !refuses {
 					return
 				}
@@ -110,9 +115,9 @@ func (w *witness) examine(s *Session) {
 				return
 			}
 			w.mu.Lock()
-			back := w.mu.sessions[s.broker] != nil
+			back := w.brokers.sessions[s.broker] != nil
 			w.mu.Unlock()
-			if back || !w.mu.pause(endPause) {
+			if back || !w.life.pause(endPause) {
 				return
 			}
 		}
@@ -122,11 +127,11 @@ func (w *witness) examine(s *Session) {
 // ended handles the end of a session's process.
 func (w *witness) ended(s *Session) {
 	w.mu.Lock()
-	if h := w.mu.holders[s.broker]; h != nil {
+	if h := w.brokers.holders[s.broker]; h != nil {
 		h.End(s.said.Process)
 	}
 	w.mu.Unlock()
-	w.mu.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
+	w.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for {
@@ -135,14 +140,14 @@ func (w *witness) ended(s *Session) {
 			break
 		}
 		// The adaptor may see the end of its own session later.
-		if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable || ctx.Err() != nil || !w.mu.pause(endPause) {
-			w.mu.cfg.Log.Warn("its shares stay reserved for it", obs.KeyBroker, s.broker, obs.KeyError, err)
+		if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable || ctx.Err() != nil || !w.life.pause(endPause) {
+			w.cfg.Log.Warn("its shares stay reserved for it", obs.KeyBroker, s.broker, obs.KeyError, err)
 			break
 		}
 	}
 	w.mu.Lock()
-	if w.mu.sessions[s.broker] == nil {
-		w.mu.away[s.broker] = time.Now().Add(-w.mu.cfg.EvacuateAfter)
+	if w.brokers.sessions[s.broker] == nil {
+		w.brokers.away[s.broker] = time.Now().Add(-w.cfg.EvacuateAfter)
 	}
 	w.mu.Unlock()
 	select {
@@ -153,13 +158,13 @@ func (w *witness) ended(s *Session) {
 
 // pause waits, and reports whether the controller is still running. Requires: the lock is
 // not held.
-func (st *state) pause(d time.Duration) bool {
+func (l *lifetime) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
-	case <-st.ending:
+	case <-l.ending:
 		return false
 	}
 }

@@ -77,7 +77,7 @@ func (c *cluster) rounds(name string) (all [][2]uint32) {
 // unplaced returns a publisher without a broker.
 func (c *cluster) unplaced(name string) string {
 	GinkgoHelper()
-	topic, err := c.control.Topic(name)
+	topic, err := c.control.View().Topic(name)
 	Expect(err).NotTo(HaveOccurred())
 	for i := range topic.Placement.Len() {
 		if a := topic.Placement.At(i); a.Broker == "" {
@@ -132,7 +132,7 @@ func (w *world) run() {
 }
 
 func (w *world) send(group string) {
-	topic, err := w.c.control.Topic(w.topic)
+	topic, err := w.c.control.View().Topic(w.topic)
 	Expect(err).NotTo(HaveOccurred())
 	now := mono.Wall(time.Now().UnixNano())
 	publishers, of := map[string]int{}, map[string]int{} // by broker: all publishers, and the group's
@@ -396,7 +396,7 @@ var _ = Describe("Fitting", func() {
 		w.stop()
 
 		learned := map[string]bool{}
-		for _, b := range c.control.Brokers() {
+		for _, b := range c.control.View().Brokers() {
 			learned[b.ID] = b.Absorbed.Burst > 0 && b.Absorbed.Latency == 5*time.Millisecond
 		}
 		Expect(learned).To(HaveKeyWithValue("b1", true))

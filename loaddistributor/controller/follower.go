@@ -3,6 +3,7 @@ package controller
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -15,12 +16,15 @@ import (
 // milliseconds. If it cannot read the store, it answers from the last state, and denies
 // nothing: a missing topic may have been created.
 
-// followed is the follower's state of knowledge (follower.go).
-type followed struct {
+// knowledge says how complete this process's catalog is. The controller's lock guards
+// knowledge, and the caller of a method holds the lock for reading.
+type knowledge struct {
 	leader   func() string // set once; returns the leader's address; nil: not a follower
 	unread   bool          // before the first Reset
 	cut      bool          // the store cannot be read
 	informed chan struct{} // closed and replaced when unread or cut changes
+	empty    bool          // the catalog was empty at the start, and no topic was created since
+	settled  time.Time     // if empty: until then no topic is denied; zero: no broker has joined
 }
 
 // NewFollower returns a follower without any data. leader returns the leader's address,
@@ -30,36 +34,36 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 	if err != nil {
 		return nil, err
 	}
-	c.mu.leader = leader
-	c.mu.halted = ErrClosing
-	c.mu.unread = true
+	c.knowledge.leader = leader
+	c.cat.halted = ErrClosing
+	c.knowledge.unread = true
 	return c, nil
 }
 
 // Informed reports whether the catalog is up to date. changed is closed when that
 // changes.
-func (r *reader) Informed() (now bool, changed <-chan struct{}) {
+func (r *View) Informed() (now bool, changed <-chan struct{}) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return !r.mu.unread && !r.mu.cut, r.mu.informed
+	return !r.knowledge.unread && !r.knowledge.cut, r.knowledge.informed
 }
 
-func (f *followed) inform(unread, cut bool) {
-	f.unread, f.cut = unread, cut
-	close(f.informed)
-	f.informed = make(chan struct{})
+func (k *knowledge) inform(unread, cut bool) {
+	k.unread, k.cut = unread, cut
+	close(k.informed)
+	k.informed = make(chan struct{})
 }
 
 // Ready returns catalog.ErrUnread for a follower that has received nothing yet: its
 // catalog is empty, and missing topics may exist.
-func (r *reader) Ready() error {
+func (r *View) Ready() error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.mu.ready()
+	return r.knowledge.ready()
 }
 
-func (f *followed) ready() error {
-	if f.unread {
+func (k *knowledge) ready() error {
+	if k.unread {
 		return catalog.ErrUnread
 	}
 	return nil
@@ -67,50 +71,50 @@ func (f *followed) ready() error {
 
 // deny returns err. If err says that something is unknown, but the follower cannot be
 // sure, deny returns catalog.ErrUnread.
-func (f *followed) deny(err error) error {
-	if f.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
+func (k *knowledge) deny(err error) error {
+	if k.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
 		return catalog.ErrUnread
 	}
 	return err
 }
 
 // elsewhere returns *NotLeaderError on a follower that knows the leader.
-func (f *followed) elsewhere() error {
-	if f.leader == nil || f.leader() == "" {
+func (k *knowledge) elsewhere() error {
+	if k.leader == nil || k.leader() == "" {
 		return nil
 	}
-	return f.following()
+	return k.following()
 }
 
 // following returns *NotLeaderError on a follower.
-func (f *followed) following() error {
-	if f.leader == nil {
+func (k *knowledge) following() error {
+	if k.leader == nil {
 		return nil
 	}
-	return &NotLeaderError{Leader: f.leader()}
+	return &NotLeaderError{Leader: k.leader()}
 }
 
 // Elsewhere returns *NotLeaderError on a follower that knows the leader. It is for
 // requests that a follower could answer only in part.
-func (r *reader) Elsewhere() error { return r.mu.elsewhere() }
+func (r *View) Elsewhere() error { return r.knowledge.elsewhere() }
 
 // Reset replaces the catalog. Watchers must begin again.
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.inform(false, false)
-	c.mu.cat = cat
-	close(c.mu.ending)
-	c.mu.ending = make(chan struct{})
+	c.knowledge.inform(false, false)
+	c.cat.shown = cat
+	close(c.life.ending)
+	c.life.ending = make(chan struct{})
 	c.cfg.Log.Info("following", obs.KeyVersion, cat.Version())
 }
 
 // Cut records that the store cannot be read, until the next Reset.
 func (c *Controller) Cut(err error) {
 	c.mu.Lock()
-	first := !c.mu.cut
+	first := !c.knowledge.cut
 	if first {
-		c.mu.inform(c.mu.unread, true)
+		c.knowledge.inform(c.knowledge.unread, true)
 	}
 	c.mu.Unlock()
 	if first {
@@ -122,7 +126,7 @@ func (c *Controller) Cut(err error) {
 func (c *Controller) Apply(e catalog.Event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, err := c.mu.apply(e); err != nil {
+	if _, err := c.announcer.apply(e); err != nil {
 		return fmt.Errorf("follow: %w", err)
 	}
 	return nil

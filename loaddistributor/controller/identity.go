@@ -100,10 +100,10 @@ func (b *brokers) hear(s *Session) {
 
 // Refused returns the last process that was refused the broker's id, if the refusal is
 // recent.
-func (r *reader) Refused(id string) (of Refusal, some bool) {
+func (r *View) Refused(id string) (of Refusal, some bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	h := r.mu.holders[id]
+	h := r.brokers.holders[id]
 	if h == nil || h.refused.Count == 0 || time.Since(h.refused.Last) > refusalShown {
 		return Refusal{}, false
 	}

@@ -53,7 +53,7 @@ func idle(t testing.TB, topics int) *Controller {
 		Rebalance: RebalanceOff, Fitting: tuner.ModeFast, Log: slog.New(slog.DiscardHandler),
 	}, nil)
 	testkit.Must(t, err)
-	clear(c.mu.away) // the brokers have joined this controller
+	clear(c.brokers.away) // the brokers have joined this controller
 	return c
 }
 
@@ -78,19 +78,19 @@ func TestATickLooksAtNoIdleTopic(t *testing.T) {
 
 func TestATickGoesToWhatWantsIt(t *testing.T) {
 	c, now := idle(t, 50), time.Now()
-	if c.judge(now); len(c.mu.wanting) > 0 {
-		t.Errorf("of idle topics, %q want a tick", c.mu.wanting)
+	if c.judge.look(now); len(c.topics.busy) > 0 {
+		t.Errorf("of idle topics, %q want a tick", c.topics.busy)
 	}
-	c.mu.topics["t7"].retry = now.Add(time.Second)
-	c.mu.topics["t30"].reminders = []reminder{{broker: "b1", at: now.Add(time.Second)}}
-	if c.judge(now); !slices.Equal(c.mu.wanting, []string{"t30", "t7"}) {
-		t.Errorf("%q want a tick", c.mu.wanting)
+	c.topics.byName["t7"].retry = now.Add(time.Second)
+	c.topics.byName["t30"].reminders = []reminder{{broker: "b1", at: now.Add(time.Second)}}
+	if c.judge.look(now); !slices.Equal(c.topics.busy, []string{"t30", "t7"}) {
+		t.Errorf("%q want a tick", c.topics.busy)
 	}
 	now = now.Add(2 * time.Second)
 	c.mover.look(now)
-	c.owners.remind(now)
-	if c.judge(now); len(c.mu.wanting) > 0 {
-		t.Errorf("when all is done, %q want a tick", c.mu.wanting)
+	c.mover.remind(now)
+	if c.judge.look(now); len(c.topics.busy) > 0 {
+		t.Errorf("when all is done, %q want a tick", c.topics.busy)
 	}
 }
 
@@ -109,20 +109,20 @@ func (t *turns) Lock() {
 func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 	c, now := idle(t, 3*judgeAtOnce+1), time.Now()
 	judged := func() (n int) {
-		for _, l := range c.mu.topics {
+		for _, l := range c.topics.byName {
 			if l.condition != nil {
 				n++
 			}
 		}
 		return n
 	}
-	lock := &turns{Locker: c.mu, judged: judged}
-	c.mu.inTurns(lock, func(name string) (work int) { work, _ = c.mu.judge(name, now); return work })
+	lock := &turns{Locker: &c.mu, judged: judged}
+	c.cat.inTurns(lock, func(name string) (work int) { work, _ = c.judge.judge(name, now); return work })
 	if want := []int{0, judgeAtOnce, 2 * judgeAtOnce, 3 * judgeAtOnce}; !slices.Equal(lock.at, want) {
 		t.Errorf("turns began after %v topics, want %v", lock.at, want)
 	}
-	if n := judged(); n != c.mu.cat.Len() {
-		t.Errorf("%d topics were looked at, of %d", n, c.mu.cat.Len())
+	if n := judged(); n != c.cat.shown.Len() {
+		t.Errorf("%d topics were looked at, of %d", n, c.cat.shown.Len())
 	}
 }
 
@@ -130,19 +130,19 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 // missed before counts for nothing.
 func TestAQuietTopicIsWoken(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	d := func() *condition.Topic { return c.mu.topics["t0"].condition }
-	if c.judge(now); !d().Quiet {
+	d := func() *condition.Topic { return c.topics.byName["t0"].condition }
+	if c.judge.look(now); !d().Quiet {
 		t.Fatal("an idle topic is not quiet")
 	}
-	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	id := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
 	s := session(c, id)
-	c.mu.sessions[id] = s
+	c.brokers.sessions[id] = s
 	report := func(offered uint64) {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		testkit.Must(t, c.mu.report(s, r, now))
-		c.judge(now)
+		testkit.Must(t, c.report(s, r, now))
+		c.judge.look(now)
 	}
 	if report(0); !d().Quiet {
 		t.Error("a report of nothing woke it")
@@ -157,13 +157,13 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		t.Errorf("it is not quiet after 1100 s: %+v", d())
 	}
 	now = now.Add(time.Hour)
-	c.judge(now)
-	if _, err := c.mu.cat.Apply(catalog.BrokerLeft{ID: id}); err != nil {
+	c.judge.look(now)
+	if _, err := c.cat.shown.Apply(catalog.BrokerLeft{ID: id}); err != nil {
 		t.Fatal(err)
 	}
-	c.mu.left[id] = true
+	c.brokers.left[id] = true
 	now = now.Add(2 * time.Second)
-	if c.judge(now); d().Stranded != 1 || d().Refused() > 2 {
+	if c.judge.look(now); d().Stranded != 1 || d().Refused() > 2 {
 		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().Stranded, d().Refused())
 	}
 }
@@ -171,16 +171,16 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 // The time in which a topic was quiet makes up for nothing that comes after it.
 func TestAQuietTopicSavesNothing(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	id := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
 	s := session(c, id)
-	c.mu.sessions[id] = s
+	c.brokers.sessions[id] = s
 	report := func(offered uint64) *condition.Topic {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		testkit.Must(t, c.mu.report(s, r, now))
-		c.judge(now)
-		return c.mu.topics["t0"].condition
+		testkit.Must(t, c.report(s, r, now))
+		c.judge.look(now)
+		return c.topics.byName["t0"].condition
 	}
 	for range 120 {
 		if !report(0).Quiet {
@@ -210,7 +210,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 			at.c = idle(t, topics)
 			at.c.cfg.Window = 5 * time.Second
 			at.s = session(at.c, "b1")
-			at.c.mu.sessions["b1"] = at.s
+			at.c.brokers.sessions["b1"] = at.s
 		}
 		now := time.Now()
 		listed := map[string]*srtmv1.TopicStats{} // from the last report that listed the topic
@@ -252,23 +252,23 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 				side
 				report *srtmv1.BrokerReport
 			}{{whole, &srtmv1.BrokerReport{Topics: all}}, {changes, &srtmv1.BrokerReport{Topics: some, Changes: step > 0}}} {
-				if err := at.c.mu.report(at.s, at.report, now); err != nil {
+				if err := at.c.report(at.s, at.report, now); err != nil {
 					r.Fatal(err)
 				}
-				at.c.judge(now)
+				at.c.judge.look(now)
 			}
 			for i := range topics {
 				name := fmt.Sprint("t", i)
 				says := func(at side) string {
-					topic, _ := at.c.mu.cat.Topic(name)
+					topic, _ := at.c.cat.shown.Topic(name)
 					if topic.Plan.Quotas[0].Broker != "b1" {
 						return ""
 					}
-					f, d := at.s.reports.Topic(name), at.c.mu.topics.see(name).condition
+					f, d := at.s.reports.Topic(name), at.c.topics.peek(name).condition
 					delivered, exceeded := f.Counts(now.Add(-at.c.cfg.Window))
 					last := f.Newest()
 					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
-						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
+						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.brokers.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
 						"; missed ", d.Missed, ", over ", d.Over, d.By, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
 				if is, want := says(changes), says(whole); is != want {
@@ -285,22 +285,22 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	apply := func(e catalog.Event) {
 		t.Helper()
-		if _, err := c.mu.next.Apply(e); err != nil {
+		if _, err := c.cat.next.Apply(e); err != nil {
 			t.Fatal(err)
 		}
 	}
 	apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 1})
-	is, _ := c.mu.next.Topic("t0")
+	is, _ := c.cat.next.Topic("t0")
 	spec := *is.Spec
 	spec.Demand.Topic = "had"
-	plan, err := placement.Place(spec.Policy, c.mu.next.Snapshot(), spec.Demand, nil)
+	plan, err := placement.Place(spec.Policy, c.cat.next.Snapshot(), spec.Demand, nil)
 	testkit.Must(t, err)
 	s := session(c, "b3")
-	c.mu.sessions["b3"] = s
+	c.brokers.sessions["b3"] = s
 	report := func(r *srtmv1.BrokerReport) {
 		t.Helper()
 		now = now.Add(time.Second)
-		testkit.Must(t, c.mu.report(s, r, now))
+		testkit.Must(t, c.report(s, r, now))
 	}
 	says := func(delivered uint64, publishers uint32) []*srtmv1.TopicStats {
 		return []*srtmv1.TopicStats{{Topic: "had", Interval: durationpb.New(time.Second), Delivered: delivered, Depth: 5, Publishers: publishers}}
@@ -311,10 +311,10 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	placed, err := catalog.NewTopicPlaced(&spec, plan, "")
 	testkit.Must(t, err)
 	apply(placed)
-	topic, _ := c.mu.next.Topic("had")
+	topic, _ := c.cat.next.Topic("had")
 	for now.Sub(still) < 2*c.cfg.Window {
 		kept := now.Sub(still) < c.cfg.Window-2*c.cfg.ReportInterval
-		if given := c.mu.untaken(topic, catalog.Broker{ID: "b3", Forced: true}, now); given == kept {
+		if given := c.brokers.untaken(topic, catalog.Broker{ID: "b3", Forced: true}, now); given == kept {
 			t.Fatalf("%v after the last message: given up is %v", now.Sub(still), given)
 		}
 		r := &srtmv1.BrokerReport{Changes: true}
@@ -330,15 +330,15 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 func TestALongWindowEnds(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	c.cfg.Window = 2048 * c.cfg.ReportInterval // more reports than are kept
-	topic := c.mu.cat.Topics("", 1)[0]
+	topic := c.cat.shown.Topics("", 1)[0]
 	id := topic.Plan.Quotas[0].Broker
 	s := session(c, id)
-	c.mu.sessions[id] = s
-	given := func() bool { return c.mu.untaken(topic, catalog.Broker{ID: id, Forced: true}, now) }
+	c.brokers.sessions[id] = s
+	given := func() bool { return c.brokers.untaken(topic, catalog.Broker{ID: id, Forced: true}, now) }
 	report := func(delivered uint64) {
 		t.Helper()
 		now = now.Add(c.cfg.ReportInterval)
-		if err := c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
+		if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
 			Topic: "t0", Interval: durationpb.New(c.cfg.ReportInterval), Delivered: delivered, Backlog: 5,
 		}}}, now); err != nil {
 			t.Fatal(err)

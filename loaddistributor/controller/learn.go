@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -17,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -28,10 +30,15 @@ import (
 // learning places open topics by the learned publishers.
 type learning struct {
 	// Set once.
-	cfg    *Config
-	mu     *state
-	owners *owners
-	tuning *tuning
+	cfg     *Config
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+	tenants *tenants
+	tuner   *tuner.Tuner
+	owners  *owners
+	tuning  *tuning
 }
 
 // look places open topics by their publishers.
@@ -53,9 +60,9 @@ type learningLook struct {
 func (t *learning) begin(now time.Time) (looks []learningLook) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, name := range t.mu.wanting {
-		topic, known := t.mu.cat.Topic(name)
-		l := t.mu.topics[name]
+	for _, name := range t.topics.busy {
+		topic, known := t.cat.shown.Topic(name)
+		l := t.topics.byName[name]
 		if !known || l == nil || !l.learns && l.learned == nil && l.profile == nil {
 			continue
 		}
@@ -70,9 +77,9 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 		}
 		l.learned.Whole(l.profile != nil)
 		holders := topic.Holders()
-		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return t.mu.sessions[id] == nil })
+		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return t.brokers.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
-			t.mu.record(t.mu.sessions[o.Broker], l.learned, name, o, now)
+			t.record(t.brokers.sessions[o.Broker], l.learned, name, o, now)
 		}
 		if job := l.learned.Look(topic.Spec, now); job != nil {
 			looks = append(looks, learningLook{name, l.learned, job})
@@ -86,23 +93,23 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 func (t *learning) end(at learningLook, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	topic, known := t.mu.cat.Topic(at.name)
-	l := t.mu.topics.see(at.name)
+	topic, known := t.cat.shown.Topic(at.name)
+	l := t.topics.peek(at.name)
 	if !known || l.learned != at.of {
 		return
 	}
 	if l.profile != nil {
 		l.profile.take(at.of, at.job)
 	}
-	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.mu.tuner.Status(at.name, now).Running {
-		most, limited := t.mu.tenantLeft(topic.Spec)
+	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.tuner.Status(at.name, now).Running {
+		most, limited := t.tenants.left(topic.Spec)
 		if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, most, limited, now); p != nil {
 			t.placeBy(topic, p)
 		}
 	}
 }
 
-// placeBy places a topic by the learned publishers. Requires: mu held.
+// placeBy places a topic by the learned publishers. Requires: the lock held.
 func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	name := was.Spec.Name()
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
@@ -119,7 +126,7 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	op.end = func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		topic, known := t.mu.cat.Topic(name)
+		topic, known := t.cat.shown.Topic(name)
 		if err != nil || !known {
 			if errors.As(err, new(*placement.Infeasible)) || errors.As(err, new(*QuotaError)) {
 				t.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
@@ -127,13 +134,13 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 			return
 		}
 		if p.Grew {
-			t.tuning.do(t.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			t.tuning.do(t.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		// Publishers that have just become known and belong to another broker.
 		for _, id := range slices.Sorted(maps.Keys(p.At)) {
 			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
-				t.mu.disconnect(name, at, []string{id})
-				t.mu.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}})
+				t.brokers.disconnect(name, at, []string{id})
+				t.topics.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}}, t.cat.shown.Len())
 				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
 			}
 		}
@@ -143,7 +150,7 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 
 // Learned returns the learned data of an open topic, with at most most publishers,
 // highest rates first; nil for other topics.
-func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
+func (r *View) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if !topic.Spec.Demand.Open {
 		return nil
 	}
@@ -151,7 +158,7 @@ func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	p := &srtmv1.Learned{}
-	of := r.mu.topics.see(name).learned
+	of := r.topics.peek(name).learned
 	if of == nil {
 		return p
 	}
@@ -175,8 +182,8 @@ func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if wrong > 0 {
 		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
 	}
-	for _, id := range slices.Sorted(maps.Keys(r.mu.sessions)) {
-		if t := r.mu.reported(id).Topic(name); t != nil && t.Used && !r.mu.cat.Holds(name, id) {
+	for _, id := range slices.Sorted(maps.Keys(r.brokers.sessions)) {
+		if t := r.brokers.reported(id).Topic(name); t != nil && t.Used && !r.cat.shown.Holds(name, id) {
 			to := topic.Placement.Of("")
 			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
 		}
@@ -185,7 +192,7 @@ func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 		p.Notes = append(p.Notes, "the topic is being measured: its contract is provisional, until a minute of traffic is known")
 	}
 	if wanted := of.Capped(); wanted > 0 {
-		most, _ := r.mu.tenantLeft(topic.Spec)
+		most, _ := r.tenants.left(topic.Spec)
 		p.Notes = append(p.Notes, fmt.Sprintf("the contract would follow the traffic to %s msg/s, and --tenant-rate leaves tenant %s %s msg/s for it: raise --tenant-rate, or lower another topic of the tenant",
 			wanted.Text(), topic.Spec.Tenant, max(most, tokenbucket.Rate(topic.Spec.Demand.RateMilli)).Text()))
 	}

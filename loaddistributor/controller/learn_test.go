@@ -145,7 +145,7 @@ var _ = Describe("An open topic", func() {
 		first, err := c.resolve("t", "p0")
 		Expect(err).NotTo(HaveOccurred())
 		where := func(p string) *agenttest.Node {
-			if at, err := c.control.Resolve("t", p); err == nil {
+			if at, err := c.control.View().Resolve("t", p); err == nil {
 				return nodes[at.Broker]
 			}
 			return nil

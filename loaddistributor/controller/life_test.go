@@ -563,7 +563,7 @@ var _ = Describe("Watching", func() {
 		changes := make(chan controller.Change)
 		done := make(chan error, 1)
 		go func() {
-			done <- c.control.Watch(ctx, "t", nil, func(change controller.Change) error {
+			done <- c.control.View().Watch(ctx, "t", nil, func(change controller.Change) error {
 				select {
 				case changes <- change:
 					return nil
@@ -656,7 +656,7 @@ var _ = Describe("The stats of a topic", func() {
 		b1.node.Measure("t", &srtmv1.TopicStats{})
 		b2.node.Measure("t", &srtmv1.TopicStats{})
 		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).Should(BeZero())
-		version := c.control.State().Version
+		version := c.control.View().State().Version
 		b2.node.Measure("t", &srtmv1.TopicStats{Delivered: 3, Exceeded: 1})
 		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).WithPolling(10 * time.Millisecond).Should(BeNumerically(">=", 3))
 		b2.node.Measure("t", &srtmv1.TopicStats{})
@@ -683,7 +683,7 @@ var _ = Describe("The stats of a topic", func() {
 		b2.node.Measure("t", within)
 		Eventually(c.state("t")).Should(MatchRegexp("over contract since .*; what was too much is still being caught up with$"))
 		Eventually(c.state("t")).WithTimeout(10 * time.Minute).Should(Equal("ACTIVE"))
-		Expect(c.control.State().Version).To(Equal(version), "no verdict is kept")
+		Expect(c.control.View().State().Version).To(Equal(version), "no verdict is kept")
 	})
 
 	It("say what fraction of the p99 is access delay, pooled over the deliveries", func() {
@@ -808,7 +808,7 @@ var _ = Describe("A broker's id", func() {
 		first := testkit.Result(join(hello{"one", "l", 5})).Must(GinkgoTB())
 		_, err := join(hello{"two", "m", 6})
 		Expect(err).To(MatchError(And(ContainSubstring("one:1"), ContainSubstring("/one"), ContainSubstring("two:1"), ContainSubstring("/two"))))
-		refused, some := c.control.Refused("b")
+		refused, some := c.control.View().Refused("b")
 		Expect(some).To(BeTrue())
 		Expect(refused.Place.Address).To(Equal("two:1"))
 		Expect(refused.Place.Folder).To(Equal("/two"))
@@ -828,7 +828,7 @@ var _ = Describe("A broker's id", func() {
 	It("stays with a process through a restart of the loaddistributor", func() {
 		begin()
 		first := testkit.Result(join(hello{"one", "l", 5})).Must(GinkgoTB())
-		Eventually(c.control.Brokers).Should(HaveLen(1))
+		Eventually(c.control.View().Brokers).Should(HaveLen(1))
 		c.control.Leave(first)
 		c.stop()
 		c = newCluster(setup{data: data})
@@ -844,9 +844,9 @@ var _ = Describe("The directory", func() {
 		node.Create("free", "x")
 		b1 := c.join("b1", 60, node)
 		b2 := c.join("b2", 60, agenttest.New())
-		Eventually(c.control.TopicNames).Should(Equal([]string{"free"}))
+		Eventually(c.control.View().TopicNames).Should(Equal([]string{"free"}))
 		ids := func(topic string) []string {
-			nodes, _, _ := c.control.Producers(topic)
+			nodes, _, _ := c.control.View().Producers(topic)
 			var ids []string
 			for _, n := range nodes {
 				ids = append(ids, n.ID)
@@ -854,33 +854,33 @@ var _ = Describe("The directory", func() {
 			return ids
 		}
 		Expect(ids("free")).To(Equal([]string{"b1"}))
-		Eventually(func() []string { _, channels, _ := c.control.Producers("free"); return channels }).Should(Equal([]string{"x"}))
+		Eventually(func() []string { _, channels, _ := c.control.View().Producers("free"); return channels }).Should(Equal([]string{"x"}))
 
 		entered, release := b2.hang()
 		created := c.creating(context.Background(), spec("t", 100, 10), "")
 		Eventually(entered).Should(BeClosed())
 		Eventually(b1.node.Topics).Should(ContainElement("t"))
-		_, _, found := c.control.Producers("t")
+		_, _, found := c.control.View().Producers("t")
 		Expect(found).To(BeFalse(), "not before it is active: a consumer would create it without a limit")
 		release()
 		Eventually(created).Should(Receive(BeNil()))
 		Expect(ids("t")).To(Equal([]string{"b1", "b2"}))
-		Expect(c.control.TopicNames()).To(Equal([]string{"free", "t"}))
-		_, channels, _ := c.control.Producers("t")
+		Expect(c.control.View().TopicNames()).To(Equal([]string{"free", "t"}))
+		_, channels, _ := c.control.View().Producers("t")
 		Expect(channels).To(Equal([]string{"main"}))
 
 		b2.stop()
 		Eventually(func() []string { return ids("t") }).Should(Equal([]string{"b1"}))
-		nodes := c.control.Nodes()
+		nodes := c.control.View().Nodes()
 		Expect(nodes).To(HaveLen(1))
 		Expect(nodes[0].Topics).To(Equal([]string{"free", "t"}))
 		Expect(nodes[0].Remote).To(HavePrefix("127.0.0.1:"))
 
 		b1.node.Drop("free")
-		Eventually(c.control.TopicNames).Should(Equal([]string{"t"}))
-		_, _, found = c.control.Producers("free")
+		Eventually(c.control.View().TopicNames).Should(Equal([]string{"t"}))
+		_, _, found = c.control.View().Producers("free")
 		Expect(found).To(BeFalse())
 		b1.stop()
-		Eventually(func() bool { nodes, _, found := c.control.Producers("t"); return found && len(nodes) == 0 }).Should(BeTrue())
+		Eventually(func() bool { nodes, _, found := c.control.View().Producers("t"); return found && len(nodes) == 0 }).Should(BeTrue())
 	})
 })

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -85,7 +86,15 @@ func (m *metrics) count(c tuner.Counts) {
 }
 
 // collector exports the controller's present state.
-type collector struct{ mu *state }
+type collector struct {
+	cfg     *Config
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+	tuner   *tuner.Tuner
+	judge   *judge
+}
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
@@ -109,7 +118,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	var windows []listed
 	m.mu.RLock()
 	var connected, mcap, allocated int64
-	for _, b := range m.mu.cat.Brokers() {
+	for _, b := range m.cat.shown.Brokers() {
 		if b.Connected {
 			connected++
 			mcap += b.Mcap
@@ -120,7 +129,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descMcap, float64(mcap))
 	gauge(descAllocated, float64(allocated))
 	var creating, watched float64
-	for _, l := range m.mu.topics {
+	for _, l := range m.topics.byName {
 		if l.creating != nil {
 			creating++
 		}
@@ -130,12 +139,12 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(descCreating, creating)
 	gauge(descWatchers, watched)
-	gauge(descFits, float64(m.mu.tuner.Searches()))
+	gauge(descFits, float64(m.tuner.Searches()))
 	m.mu.RUnlock()
 
 	topics := 0
 	states := map[catalog.State]int{}
-	m.mu.each(func(topic catalog.Topic) {
+	eachTopic(m.mu, m.cat, m.topics, func(topic catalog.Topic) {
 		states[topic.State]++
 		if topics++; topics > maxListed {
 			return
@@ -144,17 +153,17 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
-			if t := m.mu.reported(q.Broker).Topic(name); t != nil {
-				d, x := t.Counts(now.Add(-m.mu.cfg.Window))
+			if t := m.brokers.reported(q.Broker).Topic(name); t != nil {
+				d, x := t.Counts(now.Add(-m.cfg.Window))
 				delivered += d
 				exceeded += x
-				window.reports = append(window.reports, t.Within(now.Add(-m.mu.cfg.Window))...)
+				window.reports = append(window.reports, t.Within(now.Add(-m.cfg.Window))...)
 			}
 		}
 		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
-		over, d := 0.0, m.mu.topics.see(name).condition
+		over, d := 0.0, m.topics.peek(name).condition
 		if d.IsOver() {
 			over = d.By
 		}
@@ -163,7 +172,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 			gauge(descStranded, float64(d.Stranded), name)
 			gauge(descRefused, float64(d.Refused()), name)
 		}
-		switch d.Verdict(topic, m.mu.evidence(name, now), now).Decision {
+		switch d.Verdict(topic, m.judge.evidence(name, now), now).Decision {
 		case tuner.Within:
 			gauge(descMet, 1, name)
 		case tuner.Beyond:

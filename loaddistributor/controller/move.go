@@ -46,7 +46,7 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 		if err := p.afford(spec); err != nil {
 			return nil, placement.Plan{}, err
 		}
-		if topic.Spec.PlacedAs(spec) && p.connected() {
+		if topic.Spec.PlacedAs(spec) && p.intact {
 			return spec, topic.Plan, nil
 		}
 		plan, err := p.replace(spec, nil)
@@ -139,11 +139,11 @@ func (c *Controller) relocate(ctx context.Context, name string, why cause, becom
 	op.end = func(err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		topic, _ := c.mu.cat.Topic(name)
+		topic, _ := c.cat.shown.Topic(name)
 		if err == nil && topic.Spec != before.Spec &&
-			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.mu.tuner.Status(name, time.Now()).Waiting) {
+			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.tuner.Status(name, time.Now()).Waiting) {
 			// Earlier results do not apply to the new specification.
-			c.tuning.do(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			c.tuning.do(c.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		done <- topic
 	}

@@ -44,7 +44,7 @@ func disconnected(to chan []string) func(*agent.Config) {
 // where counts the publishers of a topic by broker.
 func (c *cluster) where(name string, publishers int) map[string]int {
 	GinkgoHelper()
-	topic, err := c.control.Topic(name)
+	topic, err := c.control.View().Topic(name)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(topic.Placement.Len()).To(Equal(publishers))
 	count := map[string]int{}
@@ -132,7 +132,7 @@ var _ = Describe("Updating a topic", func() {
 			s.PlacementPolicy = placed.policy
 			c.mustCreate(s)
 			if placed.hand > 0 {
-				topic, err := c.control.Topic("t")
+				topic, err := c.control.View().Topic("t")
 				Expect(err).NotTo(HaveOccurred())
 				var ids []string
 				for i := 0; len(ids) < placed.hand; i++ {
@@ -145,14 +145,14 @@ var _ = Describe("Updating a topic", func() {
 				Eventually(gone).Should(Receive(HaveLen(placed.hand)), "who came late")
 			}
 			c.join("b3", 9000, agenttest.New(), disconnected(gone))
-			before, err := c.control.Topic("t")
+			before, err := c.control.View().Topic("t")
 			Expect(err).NotTo(HaveOccurred())
 			s.Channels = append(s.Channels, "more")
 			s.Contract.Slo.Latency = durationpb.New(7 * time.Millisecond)
 			s.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
 			s.ShareRule = "sqrt"
 			c.mustUpdate(s)
-			after, err := c.control.Topic("t")
+			after, err := c.control.View().Topic("t")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(after.Plan).To(Equal(before.Plan))
 			topic, _ := n1.Topic("t")
@@ -353,7 +353,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		begin()
 		c.drain("b1")
 		Eventually(nudges).Should(Receive(Equal([]string{"b", "c", "t", "b1"})))
-		nodes, _, _ := c.control.Producers("t")
+		nodes, _, _ := c.control.View().Producers("t")
 		Expect(nodes).To(HaveLen(2), "they find the new broker")
 		read(n2, 0, 1, 0)
 		Eventually(func() string { return c.topic("t").GetStatus().GetMoving() }).Should(
@@ -435,7 +435,7 @@ var _ = Describe("A broker that drains", func() {
 		// The broker keeps messages that consumers have not had, with tokens to release them, and
 		// consumers find them there.
 		Consistently(has(n1, "t"), "100ms").Should(BeTrue())
-		nodes, _, _ := c.control.Producers("t")
+		nodes, _, _ := c.control.View().Producers("t")
 		Expect(nodes).To(HaveLen(2))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "250/1", "b2": "9750/9"}))
 		// Reports say that the topic is empty, but messages have come since.
@@ -788,7 +788,7 @@ var _ = Describe("Moving publishers", func() {
 			gate.set(nil)
 		}
 		producers := func() int {
-			nodes, _, _ := c.control.Producers("t")
+			nodes, _, _ := c.control.View().Producers("t")
 			return len(nodes)
 		}
 		n2.Use("t", true)
@@ -872,7 +872,7 @@ var _ = Describe("An overloaded broker", func() {
 	// send makes bursts of publishers of b1 arrive at fixed intervals, while the controller records
 	// arrivals and until it stops recording.
 	send := func(c *cluster, node *agenttest.Node, burst int, every time.Duration) {
-		topic, err := c.control.Topic("t")
+		topic, err := c.control.View().Topic("t")
 		Expect(err).NotTo(HaveOccurred())
 		var here []string
 		for i := range topic.Placement.Len() {

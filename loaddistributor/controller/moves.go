@@ -42,13 +42,13 @@ type moves struct {
 	forgotten uint64
 }
 
-// remember adds moves of a topic. Requires: the lock held.
-func (st *state) remember(name string, more []moved) {
+// remember adds moves of a topic. total is the number of topics.
+func (t *topics) remember(name string, more []moved, total int) {
 	if len(more) == 0 {
 		return
 	}
-	m := &st.topics.at(name).moves
-	most := min(max(maxMoves/max(1, st.cat.Len()), minTopicMoves), maxTopicMoves)
+	m := &t.entry(name).moves
+	most := min(max(maxMoves/max(1, total), minTopicMoves), maxTopicMoves)
 	over := max(0, len(m.list)+len(more)-most)
 	old := min(over, len(m.list))
 	m.list = slices.Concat(m.list[old:], more[over-old:]) // copy, to keep no spare memory
@@ -58,13 +58,13 @@ func (st *state) remember(name string, more []moved) {
 // Moves returns at most most moves of a topic's publishers, newest first. before is the
 // number of the move at which to continue; 0: the newest. next is the value of before for
 // the next page, or 0. Error: catalog.ErrTopicUnknown.
-func (r *reader) Moves(name string, before uint64, most int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
+func (r *View) Moves(name string, before uint64, most int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if _, ok := r.mu.cat.Topic(name); !ok {
-		return nil, 0, 0, r.mu.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
+	if _, ok := r.cat.shown.Topic(name); !ok {
+		return nil, 0, 0, r.knowledge.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
-	m := r.mu.topics.see(name).moves
+	m := r.topics.peek(name).moves
 	list, next = m.page(before, most)
 	return list, next, m.forgotten, nil
 }
@@ -145,8 +145,8 @@ func (c *change) disconnect(old, now *catalog.Placement) int {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.remember(name, all)
-	watched := c.mu.watched(name)
+	c.topics.remember(name, all, c.cat.shown.Len())
+	watched := c.topics.watched(name)
 	for broker, ids := range leaving {
 		var follow, stock []string
 		for _, id := range ids {
@@ -156,10 +156,10 @@ func (c *change) disconnect(old, now *catalog.Placement) int {
 				stock = append(stock, id)
 			}
 		}
-		c.mu.disconnect(name, broker, stock)
+		c.brokers.disconnect(name, broker, stock)
 		for _, r := range []reminder{{broker, stock, time.Now().Add(remindAfter)}, {broker, follow, time.Now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
-				l := c.mu.topics.at(name)
+				l := c.topics.entry(name)
 				l.reminders = append(l.reminders, r)
 			}
 		}
@@ -180,11 +180,11 @@ func (b *brokers) disconnect(name, broker string, ids []string) {
 }
 
 // remind sends due reminders, without publishers that have moved back.
-func (o *owners) remind(now time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, name := range o.mu.wanting {
-		l := o.mu.topics[name]
+func (m *mover) remind(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range m.topics.busy {
+		l := m.topics.byName[name]
 		if l == nil {
 			continue
 		}
@@ -193,10 +193,10 @@ func (o *owners) remind(now time.Time) {
 				return false
 			}
 			ids := slices.DeleteFunc(slices.Clone(r.ids), func(id string) bool {
-				a, err := o.mu.cat.Resolve(name, id)
+				a, err := m.cat.shown.Resolve(name, id)
 				return err == nil && a.Broker == r.broker
 			})
-			o.mu.disconnect(name, r.broker, ids)
+			m.brokers.disconnect(name, r.broker, ids)
 			return true
 		})
 	}

@@ -81,7 +81,7 @@ var _ = Describe("The moves of a topic's publishers", func() {
 		c.join("b1", 6000, agenttest.New())
 		c.mustCreate(spec("t", 700, 10))
 		c.join("b2", 6000, agenttest.New())
-		topic, err := c.control.Topic("t")
+		topic, err := c.control.View().Topic("t")
 		Expect(err).NotTo(HaveOccurred())
 		var ids []string
 		for i := range 700 {

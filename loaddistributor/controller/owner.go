@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -30,7 +31,7 @@ type operation struct {
 
 // owner is the only goroutine that changes a topic, one operation after the other. It
 // runs the topic's state machine (loaddistributor/reconcile): it carries out the
-// machine's effects and reports the results. Guarded by state's lock.
+// machine's effects and reports the results. Guarded by the controller's lock.
 type owner struct {
 	wanted   []operation // operations after the present one
 	retiring string      // broker that retires from the topic, for display
@@ -40,25 +41,25 @@ type owner struct {
 // owners starts owners and holds their dependencies.
 type owners struct {
 	// Set once.
-	cfg     *Config
-	mu      *state
-	adaptor ledger
-	planner *planner
-	reader  *reader
-	tracer  trace.Tracer
+	mu        *sync.RWMutex
+	topics    *topics
+	knowledge *knowledge
+	life      *lifetime
+	changes   changes
+	tracer    trace.Tracer
 }
 
-// want queues an operation behind the earlier operations of the topic. Requires: mu held,
+// want queues an operation behind the earlier operations of the topic. Requires: the lock held,
 // and the controller is not closing.
 func (o *owners) want(op operation) {
-	l := o.mu.topics.at(op.name)
+	l := o.topics.entry(op.name)
 	if l.owner != nil {
 		l.owner.wanted = append(l.owner.wanted, op)
 		return
 	}
 	own := &owner{wanted: []operation{op}}
 	l.owner = own
-	o.mu.work.Go(func() { o.own(op.name, own) })
+	o.life.work.Go(func() { o.own(op.name, own) })
 }
 
 // own is the goroutine of an owner. It ends when no operation is queued.
@@ -66,7 +67,7 @@ func (o *owners) own(name string, own *owner) {
 	for {
 		o.mu.Lock()
 		if len(own.wanted) == 0 {
-			o.mu.topics.at(name).owner = nil
+			o.topics.entry(name).owner = nil
 			o.mu.Unlock()
 			return
 		}
@@ -75,7 +76,7 @@ func (o *owners) own(name string, own *owner) {
 		var err error
 		if op.ctx == nil {
 			op.ctx = context.Background()
-		} else if err = context.Cause(op.ctx); o.mu.closing {
+		} else if err = context.Cause(op.ctx); o.life.closing {
 			err = ErrClosing
 		}
 		o.mu.Unlock()
@@ -93,9 +94,9 @@ func (o *owners) own(name string, own *owner) {
 
 func (o *owners) change(own *owner, op operation) error {
 	name, of := op.described()
-	ctx, end := o.span(op.ctx, name, of...)
+	ctx, end := startSpan(op.ctx, o.tracer, name, of...)
 	op.ctx = ctx
-	c := &change{owners: o, op: op, own: own, began: time.Now()}
+	c := &change{changes: o.changes, op: op, own: own, began: time.Now()}
 	err := c.run()
 	end(err)
 	return err
@@ -104,18 +105,18 @@ func (o *owners) change(own *owner, op operation) error {
 // request runs an operation and returns its result. After the beginning, the end of ctx
 // does not stop the operation.
 func (o *owners) request(ctx context.Context, op operation) error {
-	if err := o.mu.following(); err != nil {
+	if err := o.knowledge.following(); err != nil {
 		return err
 	}
 	o.mu.Lock()
-	if o.mu.closing {
+	if o.life.closing {
 		o.mu.Unlock()
 		return ErrClosing
 	}
 	return o.await(ctx, op)
 }
 
-// await is request. Requires: mu held. await releases mu.
+// await is request. Requires: the lock held. await releases mu.
 func (o *owners) await(ctx context.Context, op operation) error {
 	done := make(chan error, 1)
 	end := op.end
@@ -135,9 +136,9 @@ func (o *owners) await(ctx context.Context, op operation) error {
 	}
 }
 
-// span begins a span. end ends the span with the result.
-func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
-	ctx, span := o.tracer.Start(ctx, name, trace.WithAttributes(of...))
+// startSpan begins a span. end ends the span with the result.
+func startSpan(ctx context.Context, tracer trace.Tracer, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
+	ctx, span := tracer.Start(ctx, name, trace.WithAttributes(of...))
 	return ctx, func(err error) {
 		if err != nil && !errors.Is(err, reconcile.ErrSettled) {
 			span.SetStatus(codes.Error, err.Error())

@@ -18,9 +18,9 @@ import (
 // disconnected, no topic counts as quiet, and the controller reads all of the adaptor's shares.
 func TestABrokerThatIsForgottenIsNotAway(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	c.mu.away["b9"], c.mu.left["b9"], c.mu.drainers["b9"] = now, true, "somebody"
-	c.judge(now)
-	if n := len(c.mu.away) + len(c.mu.left) + len(c.mu.drainers); n > 0 {
+	c.brokers.away["b9"], c.brokers.left["b9"], c.brokers.drainers["b9"] = now, true, "somebody"
+	c.judge.look(now)
+	if n := len(c.brokers.away) + len(c.brokers.left) + len(c.brokers.drainers); n > 0 {
 		t.Errorf("%d entries are kept", n)
 	}
 }
@@ -33,21 +33,21 @@ func TestAFollowerForgetsWhoWatched(t *testing.T) {
 			ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute, Log: slog.New(slog.DiscardHandler),
 		}, nil, func() string { return "" })
 		testkit.Must(t, err)
-		c.Reset(leader.mu.cat)
+		c.Reset(leader.cat.shown)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
 		for range 2 {
-			go func() { ended <- c.Watch(ctx, "t0", nil, func(Change) error { return nil }) }()
+			go func() { ended <- c.view.Watch(ctx, "t0", nil, func(Change) error { return nil }) }()
 		}
 		synctest.Wait()
-		if n := len(c.mu.topics.see("t0").watchers); n != 2 {
+		if n := len(c.topics.peek("t0").watchers); n != 2 {
 			t.Fatalf("%d watch", n)
 		}
 		cancel()
 		<-ended
 		<-ended
-		if len(c.mu.topics) > 0 {
-			t.Errorf("it keeps %d topics", len(c.mu.topics))
+		if len(c.topics.byName) > 0 {
+			t.Errorf("it keeps %d topics", len(c.topics.byName))
 		}
 	})
 }
@@ -56,7 +56,7 @@ func TestAFollowerForgetsWhoWatched(t *testing.T) {
 // back without the topic.
 func TestTakersHaveTurns(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	topic := c.mu.cat.Topics("", 1)[0]
+	topic := c.cat.shown.Topics("", 1)[0]
 	spec := *topic.Spec
 	spec.Durability = catalog.DurabilityReplicated
 	topic.Spec = &spec
@@ -65,11 +65,11 @@ func TestTakersHaveTurns(t *testing.T) {
 	for _, id := range []string{"b1", "b2", "b3"} {
 		s := session(c, id)
 		s.durability = catalog.DurabilityReplicated
-		c.mu.sessions[id] = s
+		c.brokers.sessions[id] = s
 	}
 	for range 2 { // the session lists all its topics
 		now = now.Add(time.Second)
-		testkit.Result(c.mu.sessions["b3"].reports.Take(&srtmv1.BrokerReport{}, now, nil)).Must(t)
+		testkit.Result(c.brokers.sessions["b3"].reports.Take(&srtmv1.BrokerReport{}, now, nil)).Must(t)
 	}
 	asked := map[string]bool{}
 	for range 4 {
@@ -86,8 +86,8 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	begin := func() *profile {
 		p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1)}
-		c.mu.topics["t0"] = &live{profile: p}
-		c.mu.wanting = []string{"t0"}
+		c.topics.byName["t0"] = &liveTopic{profile: p}
+		c.topics.busy = []string{"t0"}
 		return p
 	}
 	begin()
@@ -108,7 +108,7 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 	c := idle(t, 1)
 	stop, ended := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, nil, slog.New(slog.DiscardHandler), nil, false}
+	commits := &committer{&c.mu, c.cat, c.announcer, nil, slog.New(slog.DiscardHandler), nil, false}
 	go func() { ended <- commits.run(context.Background(), stop) }()
 	defer func() {
 		close(stop)
@@ -119,8 +119,8 @@ func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 		go func() {
 			for {
 				c.mu.RLock()
-				b, _ := c.mu.cat.Broker("b1")
-				_, by := c.mu.drainers["b1"]
+				b, _ := c.cat.shown.Broker("b1")
+				_, by := c.brokers.drainers["b1"]
 				c.mu.RUnlock()
 				if b.Draining {
 					known <- by
@@ -135,7 +135,7 @@ func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 		}
 		testkit.Result(c.Drain(t.Context(), "b1", false, false)).Must(t)
 		c.mover.look(time.Now())
-		if len(c.mu.drainers) > 0 {
+		if len(c.brokers.drainers) > 0 {
 			t.Fatal("it is known of one that does not drain")
 		}
 	}

@@ -17,7 +17,11 @@ import (
 // planner makes plans, one at a time, so that plans never conflict. Brokers may join and
 // leave meanwhile; the commit detects that.
 type planner struct {
-	mu *state // set once
+	// Set once.
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	tenants *tenants
 
 	// turn is held from the snapshot to the commit of a plan. Acquire turn before mu.
 	turn sync.Mutex
@@ -29,8 +33,9 @@ type planner struct {
 type planning struct {
 	topic   catalog.Topic // without a Spec: no such topic
 	brokers []placement.Broker
+	intact  bool // all brokers of the topic's plan are connected
 	rng     *rand.Rand
-	mu      *state // not held
+	tenants *tenants
 }
 
 // decide returns the event that begins the planned change.
@@ -49,13 +54,14 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 			return reconcile.Planned{Err: err}
 		}
 		p.mu.RLock()
-		topic, _ := p.mu.next.Topic(name)
-		brokers := p.mu.without(p.mu.next.SnapshotFor(name), topic)
-		told := slices.Contains(p.mu.next.LeftoverContracts(), name)
+		topic, _ := p.cat.next.Topic(name)
+		brokers := p.brokers.without(p.cat.next.SnapshotFor(name), topic)
+		intact := p.cat.planned(topic.Plan)
+		told := slices.Contains(p.cat.next.LeftoverContracts(), name)
 		p.mu.RUnlock()
-		event, err := decide(planning{topic, brokers, p.rng, p.mu})
+		event, err := decide(planning{topic, brokers, intact, p.rng, p.tenants})
 		if err == nil {
-			err = p.mu.commit(event)
+			err = p.cat.commit(event)
 		}
 		if errors.As(err, new(*catalog.PlanError)) {
 			continue
@@ -65,11 +71,11 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		}
 		p.mu.RLock()
 		defer p.mu.RUnlock()
-		topic, _ = p.mu.next.Topic(name)
+		topic, _ = p.cat.next.Topic(name)
 		if topic.Next == nil {
 			return reconcile.Planned{Topic: topic, Lack: topic.Plan.Brokers(), Told: told}
 		}
-		return reconcile.Planned{Topic: topic, Lack: p.mu.next.NextUnprepared(name)}
+		return reconcile.Planned{Topic: topic, Lack: p.cat.next.NextUnprepared(name)}
 	}
 	return reconcile.Planned{Err: ErrUnsteady}
 }
@@ -80,14 +86,7 @@ func (p planning) afford(spec *catalog.Spec) error {
 	if p.topic.Spec != nil && spec.Demand.RateMilli <= p.topic.Spec.Demand.RateMilli {
 		return nil
 	}
-	return p.mu.checkTenant(spec)
-}
-
-// connected reports whether all brokers of the topic's plan are connected.
-func (p planning) connected() bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.mu.planned(p.topic.Plan)
+	return p.tenants.check(spec)
 }
 
 // replace plans the topic again with few moves. at has the brokers of publishers that are
@@ -135,17 +134,17 @@ func (p planning) overcommitted(spec *catalog.Spec) (placement.Plan, error) {
 // Plan returns the placement that Create would choose now, apart from random choices of
 // the policy. It changes nothing. The errors are as in Create.
 func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return placement.Plan{}, err
 	}
 	c.mu.RLock()
-	taken := c.mu.taken(spec.Name())
-	brokers := c.mu.next.SnapshotFor(spec.Name())
+	taken := c.taken(spec.Name())
+	brokers := c.cat.next.SnapshotFor(spec.Name())
 	c.mu.RUnlock()
 	if taken != nil {
 		return placement.Plan{}, taken
 	}
-	if err := c.mu.checkTenant(spec); err != nil {
+	if err := c.tenants.check(spec); err != nil {
 		return placement.Plan{}, err
 	}
 	return placement.Place(spec.Policy, brokers, spec.Demand, rand.New(rand.NewPCG(1, 1)))
@@ -153,46 +152,54 @@ func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 
 // taken returns an error if a topic of the name exists. A topic that is being deleted
 // does not count, because its deletion ends before the creation begins.
-func (st *state) taken(name string) error {
-	if t, known := st.next.Topic(name); known && t.State != catalog.Deleting || st.topics.see(name).creating != nil {
+func (c *Controller) taken(name string) error {
+	if t, known := c.cat.next.Topic(name); known && t.State != catalog.Deleting || c.topics.peek(name).creating != nil {
 		return fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
 	return nil
 }
 
-// checkTenant refuses a contract that exceeds the tenant's limit. Outside a planner's
+// tenants limits the sum of each tenant's contracts.
+type tenants struct {
+	// Set once.
+	limits map[string]tokenbucket.Rate // Config.TenantRates
+	mu     *sync.RWMutex
+	cat    *pipeline
+}
+
+// check refuses a contract that exceeds the tenant's limit. Outside a planner's
 // turn the result may be outdated at once. Requires: the lock is not held.
-func (st *state) checkTenant(spec *catalog.Spec) error {
-	limit, limited := st.tenantLimit(spec.Tenant)
+func (t *tenants) check(spec *catalog.Spec) error {
+	limit, limited := t.limit(spec.Tenant)
 	if !limited {
 		return nil
 	}
-	st.RLock()
-	held := tokenbucket.Rate(st.next.TenantRate(spec.Tenant, spec.Name()))
-	st.RUnlock()
+	t.mu.RLock()
+	held := tokenbucket.Rate(t.cat.next.TenantRate(spec.Tenant, spec.Name()))
+	t.mu.RUnlock()
 	if want := tokenbucket.Rate(spec.Demand.RateMilli); held+want > limit {
 		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%s msg/s beside the %s msg/s of its other topics are more than %s msg/s", want.Text(), held.Text(), limit.Text())}
 	}
 	return nil
 }
 
-// tenantLimit returns the limit of the sum of a tenant's contracts. An operator has no
+// limit returns the limit of the sum of a tenant's contracts. An operator has no
 // limit.
-func (st *state) tenantLimit(tenant string) (limit tokenbucket.Rate, limited bool) {
-	if limit, limited = st.cfg.TenantRates[tenant]; !limited {
-		limit, limited = st.cfg.TenantRates["*"]
+func (t *tenants) limit(tenant string) (limit tokenbucket.Rate, limited bool) {
+	if limit, limited = t.limits[tenant]; !limited {
+		limit, limited = t.limits["*"]
 	}
 	return limit, limited && tenant != ""
 }
 
-// tenantLeft returns the part of the tenant's limit that the tenant's other topics leave.
+// left returns the part of the tenant's limit that the tenant's other topics leave.
 // Requires: the lock held, for reading.
-func (st *state) tenantLeft(spec *catalog.Spec) (left tokenbucket.Rate, limited bool) {
-	limit, limited := st.tenantLimit(spec.Tenant)
+func (t *tenants) left(spec *catalog.Spec) (left tokenbucket.Rate, limited bool) {
+	limit, limited := t.limit(spec.Tenant)
 	if !limited {
 		return 0, false
 	}
-	return max(0, limit-tokenbucket.Rate(st.next.TenantRate(spec.Tenant, spec.Name()))), true
+	return max(0, limit-tokenbucket.Rate(t.cat.next.TenantRate(spec.Tenant, spec.Name()))), true
 }
 
 // planned reports whether all brokers of a plan are connected.

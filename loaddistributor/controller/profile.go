@@ -17,7 +17,7 @@ import (
 // again for the proposal. maxProfiles is the maximum number of concurrent profiles.
 const maxProfiled, maxProfiles = 2_000_000, 4
 
-// profile is the record for Profile. Guarded by state's lock.
+// profile is the record for Profile. Guarded by the controller's lock.
 type profile struct {
 	trace             []tuner.Arrival
 	from, until       mono.Time // the recorded period, including silence
@@ -81,43 +81,43 @@ type Profiled struct {
 // catalog.ErrTopicState if the topic is not active, is being profiled, or four others
 // are; sizing.ErrShort; the errors of progress.
 func (c *Controller) Profile(ctx context.Context, name string, lasts time.Duration, w sizing.Wanted, progress func(messages int) error) (Profiled, error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return Profiled{}, err
 	}
 	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	c.mu.Lock()
-	topic, known := c.mu.cat.Topic(name)
-	ending := c.mu.ending
+	topic, known := c.cat.shown.Topic(name)
+	ending := c.life.ending
 	var err error
 	switch {
-	case c.mu.closing:
+	case c.life.closing:
 		err = ErrClosing
 	case !known:
 		err = fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
 	case !topic.Open():
 		err = fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
-	case c.mu.topics.see(name).profile != nil:
+	case c.topics.peek(name).profile != nil:
 		err = fmt.Errorf("topic %s is being profiled: %w", name, catalog.ErrTopicState)
-	case c.mu.profiles == maxProfiles:
+	case c.profiles == maxProfiles:
 		err = fmt.Errorf("topic %s: %d others are being profiled, and no more may be: %w", name, maxProfiles, catalog.ErrTopicState)
 	default:
-		c.mu.profiles++
-		c.mu.topics.at(name).profile = p
+		c.profiles++
+		c.topics.entry(name).profile = p
 	}
 	c.mu.Unlock()
 	if err != nil {
 		return Profiled{}, err
 	}
 	end := func() {
-		if c.mu.topics.see(name).profile == p {
-			c.mu.topics.at(name).profile = nil
+		if c.topics.peek(name).profile == p {
+			c.topics.entry(name).profile = nil
 		}
 	}
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		end()
-		c.mu.profiles--
+		c.profiles--
 	}()
 	// Records arrive by window, and the first window began before.
 	windows := int((lasts + learned.Window - 1) / learned.Window)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -26,6 +27,17 @@ type kept struct {
 	topic *catalog.TopicDump // nil: no readable copy
 }
 
+// copies exchanges copies of topics with brokers.
+type copies struct {
+	// Set once.
+	log       *slog.Logger
+	mu        *sync.RWMutex
+	cat       *pipeline
+	brokers   *brokers
+	topics    *topics
+	knowledge *knowledge
+}
+
 // entrusted is the copy that brokers must store, with its epoch.
 type entrusted struct {
 	epoch uint64
@@ -39,12 +51,12 @@ const maxRecord = 1 << 20
 const recallTopics = 1000
 
 // text returns the copy that brokers must store; nil: none.
-func (st *state) text(cat *catalog.Catalog, topic string) []byte {
+func (c *copies) text(cat *catalog.Catalog, topic string) []byte {
 	dump, ok := cat.DumpTopic(topic)
 	if !ok {
 		return nil
 	}
-	if had := st.topics.see(topic).record; had.epoch == dump.Epoch {
+	if had := c.topics.peek(topic).record; had.epoch == dump.Epoch {
 		return had.text
 	}
 	// Prepared members depend on sessions, and a move is not complete yet, so the copy
@@ -54,13 +66,13 @@ func (st *state) text(cat *catalog.Catalog, topic string) []byte {
 	if err != nil || len(text) > maxRecord {
 		text = nil
 	}
-	st.topics.at(topic).record = entrusted{dump.Epoch, text}
+	c.topics.entry(topic).record = entrusted{dump.Epoch, text}
 	return text
 }
 
 // entrust sends the new copy of a topic to the topic's brokers.
-func (st *state) entrust(name string) {
-	topic, ok := st.cat.Topic(name)
+func (c *copies) entrust(name string) {
+	topic, ok := c.cat.shown.Topic(name)
 	if !ok {
 		return
 	}
@@ -68,11 +80,11 @@ func (st *state) entrust(name string) {
 		return // sent with PrepareTopic
 	}
 	for _, id := range topic.Holders() {
-		s := st.sessions[id]
+		s := c.brokers.sessions[id]
 		if s == nil {
 			continue
 		}
-		if text := st.text(st.cat, name); text != nil {
+		if text := c.text(c.cat.shown, name); text != nil {
 			s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Keep{Keep: &srtmv1.KeepRecord{Topic: name, Record: text}}})
 		}
 	}
@@ -114,22 +126,22 @@ func readRecords(log *slog.Logger, s *Session, m *srtmv1.TopicRecords) map[strin
 }
 
 // keep stores a broker's copies of unknown topics.
-func (st *state) keep(s *Session, records map[string]kept) {
+func (c *copies) keep(s *Session, records map[string]kept) {
 	news := false
 	for _, name := range slices.Sorted(maps.Keys(records)) {
 		if !s.unknown[name] {
 			continue
 		}
 		k := records[name]
-		if k.topic != nil && k.log == st.next.Log() {
-			if k.topic.Created <= st.next.Version() {
+		if k.topic != nil && k.log == c.cat.next.Log() {
+			if k.topic.Created <= c.cat.next.Version() {
 				k.topic = nil // it was deleted
 			} else {
 				// The store is a copy of an earlier state: name it as a new log.
 				log := rand.Uint64() | 1
-				st.cat.Name(log)
-				st.next.Name(log)
-				for _, l := range st.topics {
+				c.cat.shown.Name(log)
+				c.cat.next.Name(log)
+				for _, l := range c.topics.byName {
 					l.record = entrusted{}
 				}
 			}
@@ -142,11 +154,11 @@ func (st *state) keep(s *Session, records map[string]kept) {
 	}
 }
 
-// rebuilds returns a broker with a copy from which the topic is about to be rebuilt, or
+// holder returns a broker with a copy from which the topic is about to be rebuilt, or
 // "".
-func (st *state) rebuilds(topic string) (broker string) {
-	if time.Now().Before(st.settled) {
-		for id, s := range st.sessions {
+func (c *copies) holder(topic string) (broker string) {
+	if time.Now().Before(c.knowledge.settled) {
+		for id, s := range c.brokers.sessions {
 			if s.kept[topic].topic != nil {
 				broker = max(broker, id)
 			}
@@ -157,50 +169,50 @@ func (st *state) rebuilds(topic string) (broker string) {
 
 // rebuild restores the topics whose members are all present and agree, after the other
 // brokers had time to join.
-func (c *Controller) rebuild(now time.Time) {
+func (c *copies) rebuild(now time.Time) {
 	notes := map[string]string{} // by topic: why it is not rebuilt
 	var rebuilt []string
 	defer func() {
 		for _, name := range rebuilt {
-			c.cfg.Log.Warn("topic rebuilt from what its brokers keep of it", obs.KeyTopic, name)
+			c.log.Warn("topic rebuilt from what its brokers keep of it", obs.KeyTopic, name)
 		}
 		for name, why := range notes {
-			c.cfg.Log.Warn("topic not rebuilt from what its brokers keep of it; publishers stay where they are", obs.KeyTopic, name, obs.KeyReason, why)
+			c.log.Warn("topic not rebuilt from what its brokers keep of it; publishers stay where they are", obs.KeyTopic, name, obs.KeyReason, why)
 		}
 	}()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now.Before(c.mu.settled) {
+	if now.Before(c.knowledge.settled) {
 		return
 	}
 	copies := map[string][]kept{} // by topic, in the order of the brokers
-	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
-		for name, k := range c.mu.sessions[id].kept {
+	for _, id := range slices.Sorted(maps.Keys(c.brokers.sessions)) {
+		for name, k := range c.brokers.sessions[id].kept {
 			if k.topic != nil {
 				copies[name] = append(copies[name], k)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(copies)) {
-		if _, known := c.mu.next.Topic(name); !known && !c.mu.owned(name) && c.mu.topics.see(name).creating == nil {
-			if why := c.mu.rebuild(name, copies[name]); why != "" {
-				if l := c.mu.topics.at(name); l.waiting != why {
+		if _, known := c.cat.next.Topic(name); !known && !c.topics.owned(name) && c.topics.peek(name).creating == nil {
+			if why := c.restore(name, copies[name]); why != "" {
+				if l := c.topics.entry(name); l.waiting != why {
 					notes[name], l.waiting = why, why
 				}
 				continue
 			}
 			rebuilt = append(rebuilt, name)
 		}
-		c.mu.topics.at(name).waiting = ""
-		for _, s := range c.mu.sessions {
+		c.topics.entry(name).waiting = ""
+		for _, s := range c.brokers.sessions {
 			delete(s.kept, name)
 			delete(s.unknown, name)
 		}
 	}
 }
 
-// rebuild restores a topic, or returns the reason why it cannot.
-func (st *state) rebuild(name string, copies []kept) (why string) {
+// restore restores a topic, or returns the reason why it cannot.
+func (c *copies) restore(name string, copies []kept) (why string) {
 	newest := copies[0]
 	for _, k := range copies[1:] {
 		if k.log != newest.log {
@@ -212,16 +224,16 @@ func (st *state) rebuild(name string, copies []kept) (why string) {
 	}
 	topic := *newest.topic
 	for _, q := range topic.Plan.Quotas {
-		s := st.sessions[q.Broker]
+		s := c.brokers.sessions[q.Broker]
 		if s == nil || s.kept[name].topic == nil {
 			return "broker " + q.Broker + " has not come with it"
 		}
 	}
 	topic.Retiring = slices.DeleteFunc(slices.Clone(topic.Retiring), func(id string) bool {
-		_, known := st.next.Broker(id)
+		_, known := c.cat.next.Broker(id)
 		return !known
 	})
-	if _, err := st.stage(catalog.TopicRestored{TopicDump: topic}); err != nil {
+	if _, err := c.cat.stage(catalog.TopicRestored{TopicDump: topic}); err != nil {
 		return err.Error()
 	}
 	return ""

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"log/slog"
 	"slices"
 	"time"
 
@@ -33,14 +34,14 @@ func (s *Session) capture(topic string, lasts time.Duration) {
 
 // record requests a record for learning. If a fit is recording already, both share the
 // record: learning that begins again starts with the names that the broker has sent.
-func (st *state) record(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) {
+func (t *learning) record(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) {
 	f := s.fitted[topic]
 	switch {
 	case f == nil && o.Anew:
 		s.capture(topic, 0)
 	case f != nil && o.Anew:
 		if f.begun {
-			st.count(s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, f.forwarders, 0, now)
+			countPiece(t.cfg.Log, s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, f.forwarders, 0, now)
 		}
 		return
 	case f != nil && o.Lasts == 0:
@@ -49,10 +50,10 @@ func (st *state) record(s *Session, of *learned.Topic, topic string, o learned.O
 	s.capture(topic, o.Lasts)
 }
 
-// count passes a piece of a record to learning.
-func (st *state) count(s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) {
+// countPiece passes a piece of a record to learning.
+func countPiece(log *slog.Logger, s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) {
 	if err := of.Count(s.broker, piece, owners, forwarders, others, now); err != nil {
-		st.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
+		log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}
 }
 
@@ -62,7 +63,7 @@ func (t *tuning) capture(e tuner.Capture) {
 	s := e.To.(*Session)
 	if e.Lasts == 0 {
 		delete(s.fitted, e.Topic)
-		if of := t.mu.topics.see(e.Topic).learned; of != nil && t.mu.sessions[s.broker] == s {
+		if of := t.topics.peek(e.Topic).learned; of != nil && t.brokers.sessions[s.broker] == s {
 			of.Ended(s.broker)
 		}
 	} else if s.fitted[e.Topic] == nil {
@@ -73,7 +74,7 @@ func (t *tuning) capture(e tuner.Capture) {
 }
 
 // measure passes a piece of a broker's record to learning, and to the tuner if the tuner
-// requested the record. Requires: mu held.
+// requested the record. Requires: the lock held.
 func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 	piece := tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
@@ -86,10 +87,10 @@ func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 		f.publishers, f.owners = append(f.publishers, a.Publishers...), append(f.owners, a.Owners...)
 		f.forwarders = append(f.forwarders, a.Forwarders...)
 	}
-	if of := t.mu.topics.see(a.Topic).learned; of != nil {
-		t.mu.count(s, of, a.Topic, piece, a.Owners, a.Forwarders, a.Others, now)
+	if of := t.topics.peek(a.Topic).learned; of != nil {
+		countPiece(t.cfg.Log, s, of, a.Topic, piece, a.Owners, a.Forwarders, a.Others, now)
 	}
 	if f == nil || f.begun {
-		t.do(t.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
+		t.do(t.tuner.Measure(s, s.broker, a.Topic, piece, now))
 	}
 }

@@ -165,7 +165,7 @@ var _ = Describe("The admin service", func() {
 		}
 		Expect(proto.Size(s)).To(BeNumerically(">", 4<<20))
 		c.mustCreate(s)
-		a, err := c.control.Resolve("t", s.Publishers[34_999].Id)
+		a, err := c.control.View().Resolve("t", s.Publishers[34_999].Id)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(a.Broker).To(Equal("b1"))
 	})

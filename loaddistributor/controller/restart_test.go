@@ -305,7 +305,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		first.stop()
 
 		second := newCluster(setup{data: copied, address: first.address})
-		Eventually(func() error { _, err := second.control.Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
+		Eventually(func() error { _, err := second.control.View().Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
 		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
 		second.nothingLeft("t", b)
 		topic := second.mustCreate(spec("t", 400, 10), "key")
@@ -333,7 +333,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		first.stop()
 
 		second := newCluster(setup{data: copied, address: first.address})
-		Eventually(func() error { _, err := second.control.Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
+		Eventually(func() error { _, err := second.control.View().Topic("t"); return err }).Should(MatchError(catalog.ErrTopicUnknown))
 		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
 		second.nothingLeft("t", b)
 	})
@@ -353,7 +353,7 @@ var _ = Describe("What is not durable", func() {
 		open := g.shut()
 		created := c.creating(context.Background(), spec("t", 400, 10), "")
 		Eventually(g.waits).Should(Receive())
-		Expect(c.control.Topics("", 10)).To(BeEmpty())
+		Expect(c.control.View().Topics("", 10)).To(BeEmpty())
 		Expect(c.broker("b1").Allocated).To(BeZero())
 		Consistently(created, "50ms").ShouldNot(Receive())
 		open()
@@ -380,7 +380,7 @@ var _ = Describe("What is not durable", func() {
 		c.mustCreate(spec("t", 200, 10))
 		g.fail(errInjected)
 		Expect(<-c.creating(context.Background(), spec("u", 200, 10), "")).To(failsWith(codes.Unavailable))
-		Expect(c.control.Topic("u")).Error().To(MatchError(catalog.ErrTopicUnknown))
+		Expect(c.control.View().Topic("u")).Error().To(MatchError(catalog.ErrTopicUnknown))
 	})
 })
 

@@ -9,12 +9,12 @@ import (
 )
 
 // Export returns the catalog as text, for Import. Errors: ErrUnread, *NotLeaderError.
-func (r *reader) Export() ([]byte, error) {
-	if err := r.mu.following(); err != nil {
+func (r *View) Export() ([]byte, error) {
+	if err := r.knowledge.following(); err != nil {
 		return nil, err
 	}
 	r.mu.RLock()
-	dump := r.mu.cat.Dump()
+	dump := r.cat.shown.Dump()
 	r.mu.RUnlock()
 	return store.Export(dump)
 }
@@ -29,7 +29,7 @@ type Imported struct {
 // catalog. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
 // the import.
 func (c *Controller) Import(text []byte) (done Imported, err error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return done, err
 	}
 	dump, err := store.Import(text)
@@ -41,7 +41,7 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 	}
 	for _, b := range dump.Brokers {
 		was := c.said(b.Broker.ID)
-		if err := c.mu.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
+		if err := c.cat.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
 			return done, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
 		}
 		if c.said(b.Broker.ID) != was {
@@ -74,7 +74,7 @@ func (c *Controller) said(id string) (of struct {
 }) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	b, known := c.mu.next.Broker(id)
+	b, known := c.cat.next.Broker(id)
 	of.known, of.draining, of.forced, of.calibrated = known, b.Draining, b.Forced, b.Calibrated
 	return of
 }
@@ -83,13 +83,13 @@ func (c *Controller) said(id string) (of struct {
 func (c *Controller) restore(t catalog.TopicDump) error {
 	name := t.Spec.Name()
 	c.mu.Lock()
-	if c.mu.owned(name) || c.mu.topics.see(name).creating != nil {
+	if c.topics.owned(name) || c.topics.peek(name).creating != nil {
 		c.mu.Unlock()
 		return fmt.Errorf("topic %s is being created or deleted: %w", name, catalog.ErrTopicExists)
 	}
-	restored, err := c.mu.stage(catalog.TopicRestored{TopicDump: t})
+	restored, err := c.cat.stage(catalog.TopicRestored{TopicDump: t})
 	if err == nil {
-		c.mu.empty = false
+		c.knowledge.empty = false
 	}
 	c.mu.Unlock()
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 // broker has the channel. Errors, before any broker is asked: catalog.ErrTopicUnknown,
 // ErrChannelUnknown, ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
 func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return nil, err
 	}
-	is, err := c.Topic(topic)
+	is, err := c.view.Topic(topic)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 		select {
 		case r = <-w.done:
 		case <-limit.Done():
-			r = c.mu.giveUp(w)
+			r = c.giveUp(w)
 		}
 		outcomes[i] = &srtmv1.SeekOutcome{BrokerId: w.session.broker, Offset: r.Offset, Reason: r.Reason, Error: r.Error}
 	}
@@ -66,14 +66,14 @@ type seekWait struct {
 func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only string) (waits []seekWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.mu.closing {
+	if c.life.closing {
 		return nil, ErrClosing
 	}
-	for _, b := range c.mu.cat.Brokers() {
-		if only != "" && b.ID != only || !slices.Contains(c.mu.cat.Placed(b.ID), topic) {
+	for _, b := range c.cat.shown.Brokers() {
+		if only != "" && b.ID != only || !slices.Contains(c.cat.shown.Placed(b.ID), topic) {
 			continue
 		}
-		s := c.mu.sessions[b.ID]
+		s := c.brokers.sessions[b.ID]
 		if s == nil {
 			return nil, fmt.Errorf("broker %s of topic %s is away, nothing was done: %w", b.ID, topic, ErrBrokerGone)
 		}
@@ -89,12 +89,12 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 		return nil, &BadMessage{Field: "to.offset", Problem: fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
 	}
 	for i, w := range waits {
-		c.mu.requests++
+		c.brokers.lastRequest++
 		done := make(chan *srtmv1.SeekResult, 1)
-		waits[i].number, waits[i].done = c.mu.requests, done
-		w.session.seeks[c.mu.requests] = done
+		waits[i].number, waits[i].done = c.brokers.lastRequest, done
+		w.session.seeks[c.brokers.lastRequest] = done
 		w.session.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Seek{Seek: &srtmv1.SeekOrder{
-			Request: c.mu.requests, Topic: topic, Channel: channel, To: to, Empty: to == nil,
+			Request: c.brokers.lastRequest, Topic: topic, Channel: channel, To: to, Empty: to == nil,
 		}}})
 	}
 	return waits, nil
@@ -109,9 +109,9 @@ func (s *Session) sought(r *srtmv1.SeekResult) {
 }
 
 // giveUp stops waiting for an answer, and returns it if it has just arrived.
-func (st *state) giveUp(w seekWait) *srtmv1.SeekResult {
-	st.Lock()
-	defer st.Unlock()
+func (c *Controller) giveUp(w seekWait) *srtmv1.SeekResult {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	select {
 	case r := <-w.done:
 		return r

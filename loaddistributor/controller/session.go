@@ -30,7 +30,7 @@ type Session struct {
 	durability     catalog.Durability
 	out            *bidi.Queue[*srtmv1.ControllerMessage]
 
-	// Guarded by state's lock.
+	// Guarded by the controller's lock.
 	requests map[uint64]*request
 	seeks    map[uint64]chan<- *srtmv1.SeekResult // unanswered; room for the one answer
 	orders   []*channelOrder                      // unanswered, oldest first
@@ -68,7 +68,7 @@ func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 //   - identity.ErrReplaced: the process has sent a later hello;
 //   - *identity.InUse, *identity.Lost: the id belongs to another process.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
-	if err := c.mu.following(); err != nil {
+	if err := c.knowledge.following(); err != nil {
 		return nil, err
 	}
 	s := &Session{
@@ -90,7 +90,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}}})
 	c.mu.RLock()
 	before := ""
-	if h := c.mu.holders[s.broker]; h != nil {
+	if h := c.brokers.holders[s.broker]; h != nil {
 		before = h.refused.instance
 	}
 	c.mu.RUnlock()
@@ -112,61 +112,61 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.mu.closing {
+	if c.life.closing {
 		return nil, ErrClosing
 	}
 	switch {
-	case c.mu.removing[h.BrokerId]:
+	case c.brokers.removing[h.BrokerId]:
 		return nil, ErrRemoving
-	case c.mu.next.Removed(h.BrokerId) && !h.Anew:
+	case c.cat.next.Removed(h.BrokerId) && !h.Anew:
 		return nil, ErrRemoved
 	}
-	if err := c.mu.claim(s, c.cfg.IDLease); err != nil {
+	if err := c.brokers.claim(s, c.cfg.IDLease); err != nil {
 		return nil, err
 	}
-	if _, err := c.mu.stage(catalog.BrokerJoined{
+	if _, err := c.cat.stage(catalog.BrokerJoined{
 		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
 		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap, Folder: h.DataPath, Lock: h.Lock,
 	}); err != nil {
 		return nil, err
 	}
-	if c.mu.settled.IsZero() {
-		c.mu.settled = time.Now().Add(c.cfg.Grace)
+	if c.knowledge.settled.IsZero() {
+		c.knowledge.settled = time.Now().Add(c.cfg.Grace)
 	}
 	for _, name := range h.Topics {
 		s.unprepared[name] = true
-		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
+		if _, known := c.cat.next.Topic(name); !known && !c.cat.next.LeftOn(name, h.BrokerId) {
 			s.unknown[name] = true
 		}
 	}
-	c.mu.take(s)
-	if old := c.mu.sessions[s.broker]; old != nil {
+	c.brokers.take(s)
+	if old := c.brokers.sessions[s.broker]; old != nil {
 		old.end(ErrReplaced)
 	}
-	for _, name := range c.mu.wanting { // the records ended with the previous session
-		if of := c.mu.topics.see(name).learned; of != nil {
+	for _, name := range c.topics.busy { // the records ended with the previous session
+		if of := c.topics.peek(name).learned; of != nil {
 			of.Ended(s.broker)
 		}
 	}
-	delete(c.mu.left, s.broker)
+	delete(c.brokers.left, s.broker)
 	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
 	s.recall()
-	c.mu.sessions[s.broker] = s // work is assigned when the join is shown
+	c.brokers.sessions[s.broker] = s // work is assigned when the join is shown
 	return slices.Sorted(maps.Keys(s.unknown)), nil
 }
 
 // Leave ends a session. It has no effect on a replaced session.
 func (c *Controller) Leave(s *Session) {
 	c.mu.Lock()
-	if c.mu.sessions[s.broker] != s {
+	if c.brokers.sessions[s.broker] != s {
 		c.mu.Unlock()
 		return
 	}
-	delete(c.mu.sessions, s.broker)
-	c.mu.left[s.broker] = true
+	delete(c.brokers.sessions, s.broker)
+	c.brokers.left[s.broker] = true
 	s.end(ErrBrokerGone)
 	c.witness.examine(s)
-	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
+	_, err := c.cat.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
 	_ = must("a session without a broker in the catalog", err) // the next controller finds the broker gone
 	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
@@ -200,7 +200,7 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	case *srtmv1.BrokerMessage_PrepareResult:
 		var refused *request
 		var left []string
-		err := c.mu.lockedFor(s, func() (err error) { refused, left, err = c.mu.result(s, m.PrepareResult, now); return err })
+		err := c.lockedFor(s, func() (err error) { refused, left, err = c.requests.result(s, m.PrepareResult, now); return err })
 		if len(left) > 0 {
 			c.cfg.Log.Error("a broker has more channels of a topic than a topic may have: they stay on that broker alone",
 				obs.KeyBroker, s.broker, obs.KeyCount, len(left), "first", left[0])
@@ -214,19 +214,19 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		if err := reports.Check(m.Report); err != nil {
 			return err
 		}
-		return c.mu.lockedFor(s, func() error { return c.mu.report(s, m.Report, now) })
+		return c.lockedFor(s, func() error { return c.report(s, m.Report, now) })
 	case *srtmv1.BrokerMessage_Arrivals:
-		return c.mu.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
+		return c.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
 	case *srtmv1.BrokerMessage_Records:
 		parsed := readRecords(c.cfg.Log, s, m.Records)
-		return c.mu.lockedFor(s, func() error { c.mu.keep(s, parsed); return nil })
+		return c.lockedFor(s, func() error { c.copies.keep(s, parsed); return nil })
 	case *srtmv1.BrokerMessage_SeekResult:
-		return c.mu.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
+		return c.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
 	case *srtmv1.BrokerMessage_ChannelRequest:
-		return c.mu.lockedFor(s, func() error { return c.mu.channelRequest(s, m.ChannelRequest) })
+		return c.lockedFor(s, func() error { return c.channels.channelRequest(s, m.ChannelRequest) })
 	case *srtmv1.BrokerMessage_ChannelsApplied:
 		var faults []*srtmv1.ChannelFault
-		err := c.mu.lockedFor(s, func() (err error) { faults, err = c.mu.applied(s, m.ChannelsApplied); return err })
+		err := c.lockedFor(s, func() (err error) { faults, err = c.channels.applied(s, m.ChannelsApplied); return err })
 		for _, f := range faults {
 			c.cfg.Log.Warn("broker cannot change channels; trying again", obs.KeyBroker, s.broker, obs.KeyError, &RefusedError{f.Error})
 		}
@@ -238,24 +238,24 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 }
 
 // lockedFor calls f with the lock held, if the session is the broker's present session.
-func (st *state) lockedFor(s *Session, f func() error) error {
-	st.Lock()
-	defer st.Unlock()
-	if st.sessions[s.broker] != s {
+func (c *Controller) lockedFor(s *Session, f func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.brokers.sessions[s.broker] != s {
 		return ErrReplaced
 	}
-	st.hear(s)
+	c.brokers.hear(s)
 	return f()
 }
 
 // report handles a broker's report.
-func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
-	news, err := s.reports.Take(r, now, func(topic string) bool { return st.next.Holds(topic, s.broker) })
+func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+	news, err := s.reports.Take(r, now, func(topic string) bool { return c.cat.next.Holds(topic, s.broker) })
 	if err != nil {
 		return err
 	}
 	for _, name := range news.Gone {
-		if delete(s.unprepared, name); st.next.Expects(name, s.broker) {
+		if delete(s.unprepared, name); c.cat.next.Expects(name, s.broker) {
 			s.unprepared[name] = true
 		}
 	}
@@ -263,7 +263,7 @@ func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error
 		s.unprepared[name] = true
 	}
 	for _, name := range news.Busy {
-		st.wakeTopic(name)
+		c.topics.wake(name)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -22,42 +23,49 @@ const sharesTimeout = time.Second
 
 // reader serves reads, on a follower too. It is embedded for its exported methods, which
 // acquire the lock; its other methods require the lock for reading.
-type reader struct {
+type View struct {
 	// Set once.
-	cfg     *Config
-	mu      *state
-	adaptor ledger
+	cfg       *Config
+	mu        *sync.RWMutex
+	cat       *pipeline
+	brokers   *brokers
+	topics    *topics
+	knowledge *knowledge
+	tuner     *tuner.Tuner
+	adaptor   ledger
+	tenants   *tenants
+	life      *lifetime
 }
 
 // Topic returns the named topic. Errors: catalog.ErrTopicUnknown, ErrUnread.
-func (r *reader) Topic(name string) (catalog.Topic, error) {
+func (r *View) Topic(name string) (catalog.Topic, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if err := r.mu.ready(); err != nil {
+	if err := r.knowledge.ready(); err != nil {
 		return catalog.Topic{}, err
 	}
-	topic, ok := r.mu.cat.Topic(name)
+	topic, ok := r.cat.shown.Topic(name)
 	if !ok {
-		return catalog.Topic{}, r.mu.deny(r.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
+		return catalog.Topic{}, r.knowledge.deny(r.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
-	return r.mu.topics.see(name).condition.Show(topic), nil
+	return r.topics.peek(name).condition.Show(topic), nil
 }
 
 // missing returns err. If err says that a topic is unknown, but the topic may exist,
 // missing returns catalog.ErrUnread, so that publishers stay on their brokers. The topic
 // may exist if a broker has joined with it, or if the catalog was empty and brokers have
 // not had time to join.
-func (r *reader) missing(topic string, err error) error {
+func (r *View) missing(topic string, err error) error {
 	if !errors.Is(err, catalog.ErrTopicUnknown) {
 		return err
 	}
-	if elsewhere := r.mu.elsewhere(); elsewhere != nil && r.mu.cat.Len() == 0 {
+	if elsewhere := r.knowledge.elsewhere(); elsewhere != nil && r.cat.shown.Len() == 0 {
 		return elsewhere // only the leader knows whether there are no topics
 	}
-	if r.mu.empty && !r.mu.fresh() && (r.mu.settled.IsZero() || time.Now().Before(r.mu.settled)) {
+	if r.knowledge.empty && !r.brokers.fresh() && (r.knowledge.settled.IsZero() || time.Now().Before(r.knowledge.settled)) {
 		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
 	}
-	for _, s := range r.mu.sessions {
+	for _, s := range r.brokers.sessions {
 		if s.unknown[topic] {
 			return fmt.Errorf("topic %s: broker %s holds it, and the store of this loaddistributor does not have it: %w", topic, s.broker, catalog.ErrUnread)
 		}
@@ -66,12 +74,12 @@ func (r *reader) missing(topic string, err error) error {
 }
 
 // Topics returns up to limit topics with names after the given one, by name.
-func (r *reader) Topics(after string, limit int) []catalog.Topic {
+func (r *View) Topics(after string, limit int) []catalog.Topic {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	topics := r.mu.cat.Topics(after, limit)
+	topics := r.cat.shown.Topics(after, limit)
 	for i, topic := range topics {
-		topics[i] = r.mu.topics.see(topic.Spec.Name()).condition.Show(topic)
+		topics[i] = r.topics.peek(topic.Spec.Name()).condition.Show(topic)
 	}
 	return topics
 }
@@ -89,47 +97,47 @@ func (b *brokers) fresh() bool {
 }
 
 // CountTopics returns the number of topics, and the number of topics of a tenant.
-func (r *reader) CountTopics(tenant string) (all, of int) {
+func (r *View) CountTopics(tenant string) (all, of int) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.mu.cat.Len(), r.mu.cat.TenantTopics(tenant)
+	return r.cat.shown.Len(), r.cat.shown.TenantTopics(tenant)
 }
 
 // Knows reports whether the catalog has a topic, in any state.
-func (r *reader) Knows(topic string) bool {
+func (r *View) Knows(topic string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	_, known := r.mu.cat.Topic(topic)
+	_, known := r.cat.shown.Topic(topic)
 	return known
 }
 
-// each calls f with every topic, by name, as shown to readers, and with the lock held for
+// eachTopic calls f with every topic, by name, as shown to readers, and with the lock held for
 // reading for a few topics at a time. Topics may change, be added or be removed
 // meanwhile. Requires: the lock is not held.
-func (st *state) each(f func(catalog.Topic)) {
-	st.inTurns(st.RLocker(), func(name string) (work int) {
-		topic, _ := st.cat.Topic(name)
-		f(st.topics.see(name).condition.Show(topic))
+func eachTopic(mu *sync.RWMutex, cat *pipeline, topics *topics, f func(catalog.Topic)) {
+	cat.inTurns(mu.RLocker(), func(name string) (work int) {
+		topic, _ := cat.shown.Topic(name)
+		f(topics.peek(name).condition.Show(topic))
 		return quietPerBusy
 	})
 }
 
 // Brokers returns all known brokers, by id.
-func (r *reader) Brokers() []catalog.Broker {
+func (r *View) Brokers() []catalog.Broker {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.mu.cat.Brokers()
+	return r.cat.shown.Brokers()
 }
 
 // Offered returns the offered rate in a broker's latest report, msg/s.
-func (r *reader) Offered(broker string) float64 {
+func (r *View) Offered(broker string) float64 {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.mu.reported(broker).Offered()
+	return r.brokers.reported(broker).Offered()
 }
 
 // Status returns the measurements of the topic, and the shares in force.
-func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
+func (r *View) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
 	name := topic.Spec.Name()
 	held, err := r.adaptor.shares(ctx, name, sharesTimeout)
 	if err != nil {
@@ -141,17 +149,17 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	status := &srtmv1.TopicStatus{Window: durationpb.New(r.cfg.Window)}
 	var pooled reports.Sum
 	r.mu.RLock()
-	if own := r.mu.topics.see(name).owner; own != nil {
+	if own := r.topics.peek(name).owner; own != nil {
 		status.Moving = own.waiting
 	}
-	moves := r.mu.topics.see(name).moves
+	moves := r.topics.peek(name).moves
 	status.Moves, _ = moves.page(0, shownMoves)
-	if f := r.mu.tuner.Status(name, now); f.Step != "" {
+	if f := r.tuner.Status(name, now); f.Step != "" {
 		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}
 	said := make([][]reports.Report, len(topic.Plan.Quotas)) // reports are immutable
 	for i, q := range topic.Plan.Quotas {
-		if t := r.mu.reported(q.Broker).Topic(name); t != nil {
+		if t := r.brokers.reported(q.Broker).Topic(name); t != nil {
 			said[i] = slices.Clone(t.Within(from))
 		}
 	}
@@ -177,7 +185,7 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	status.Pooled, status.P99AccessFraction = pooled.Stats()
 	status.Pooled.Topic = name
 	r.mu.RLock()
-	d := r.mu.topics.see(name).condition
+	d := r.topics.peek(name).condition
 	v := d.Judge(topic, counts)
 	if d != nil && d.Refused()+uint64(d.Stranded) > 0 {
 		status.Unaccepted, status.PublishersWithoutBroker = d.Refused(), uint32(d.Stranded)
@@ -213,12 +221,12 @@ type TopicState struct {
 }
 
 // State returns a copy of the controller's state, without publishers.
-func (r *reader) State() State {
+func (r *View) State() State {
 	s := State{Brokers: r.Nodes(), Topics: []TopicState{}}
 	r.mu.RLock()
-	s.Version = r.mu.cat.Version()
+	s.Version = r.cat.shown.Version()
 	r.mu.RUnlock()
-	r.mu.each(func(topic catalog.Topic) {
+	eachTopic(r.mu, r.cat, r.topics, func(topic catalog.Topic) {
 		shown := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
 			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(), Brokers: topic.Plan.Brokers(),

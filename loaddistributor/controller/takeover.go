@@ -18,19 +18,19 @@ const takersTurn = 30 * time.Second
 // taker returns the broker to ask now to take over a replicated topic from a broker that
 // is gone or may be gone; "": none.
 func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) string {
-	if topic.Spec.Durability != catalog.DurabilityReplicated || m.mu.cfg.TakeOverAfter < 0 {
+	if topic.Spec.Durability != catalog.DurabilityReplicated || m.cfg.TakeOverAfter < 0 {
 		return ""
 	}
-	if s := m.mu.sessions[gone.ID]; s != nil {
+	if s := m.brokers.sessions[gone.ID]; s != nil {
 		if s.has(topic.Spec.Name()) {
 			return ""
 		} // else the broker is back, and another broker has begun the take-over
-	} else if since, away := m.mu.away[gone.ID]; !away || now.Sub(since) < m.mu.cfg.TakeOverAfter {
+	} else if since, away := m.brokers.away[gone.ID]; !away || now.Sub(since) < m.cfg.TakeOverAfter {
 		return ""
 	}
 	var able []string
 	for _, id := range topic.Plan.Brokers() {
-		if s := m.mu.sessions[id]; s != nil && s.durability == catalog.DurabilityReplicated {
+		if s := m.brokers.sessions[id]; s != nil && s.durability == catalog.DurabilityReplicated {
 			able = append(able, id)
 		}
 	}
@@ -38,7 +38,7 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 		return ""
 	}
 	// Not Sub: for a broker that is back, away is zero, and Sub would saturate.
-	turn := (now.Unix() - m.mu.away[gone.ID].Unix()) / int64(takersTurn/time.Second)
+	turn := (now.Unix() - m.brokers.away[gone.ID].Unix()) / int64(takersTurn/time.Second)
 	return able[turn%int64(len(able))]
 }
 
@@ -51,19 +51,19 @@ type taking struct {
 
 // takes records that a broker was asked.
 func (m *mover) takes(topic, gone, by string) {
-	l := m.mu.topics.at(topic)
+	l := m.topics.entry(topic)
 	if l.taking == nil {
 		l.taking = map[string]taking{}
 	}
-	l.taking[gone] = taking{by, m.mu.away[gone]}
+	l.taking[gone] = taking{by, m.brokers.away[gone]}
 }
 
 // unfinished reports whether the broker that was asked, and may have part of the
 // messages, is itself gone. Its messages are taken over first, to keep each publisher's
 // order.
 func (m *mover) unfinished(topic catalog.Topic, gone string) bool {
-	t := m.mu.topics.see(topic.Spec.Name()).taking[gone]
-	return t.by != "" && t.away.Equal(m.mu.away[gone]) && m.mu.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)
+	t := m.topics.peek(topic.Spec.Name()).taking[gone]
+	return t.by != "" && t.away.Equal(m.brokers.away[gone]) && m.brokers.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)
 }
 
 // has reports whether the broker has or may have the topic.
@@ -73,12 +73,12 @@ func (s *Session) has(topic string) bool {
 
 // without removes brokers whose part of a replicated topic must be taken over. Until then
 // they cannot be members again.
-func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
+func (bs *brokers) without(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
 	if topic.Spec == nil || topic.Spec.Durability != catalog.DurabilityReplicated {
 		return brokers
 	}
 	return slices.DeleteFunc(brokers, func(b placement.Broker) bool {
-		s := st.sessions[b.ID]
+		s := bs.sessions[b.ID]
 		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !s.has(topic.Spec.Name()))
 	})
 }

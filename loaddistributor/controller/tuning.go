@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -49,7 +50,12 @@ func ParseRebalance(s string) (Rebalance, error) {
 type tuning struct {
 	// Set once.
 	cfg     *Config
-	mu      *state
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+	tuner   *tuner.Tuner
+	life    *lifetime
 	adaptor ledger
 	owners  *owners
 	metrics metrics
@@ -59,27 +65,27 @@ type tuning struct {
 // look runs the tuner over the topics and carries out its effects.
 func (t *tuning) look(now time.Time) {
 	t.mu.Lock()
-	names := t.mu.tuner.Followed()
-	for _, name := range t.mu.wanting {
-		if t.mu.topics.see(name).condition.IsMissed() {
+	names := t.tuner.Followed()
+	for _, name := range t.topics.busy {
+		if t.topics.peek(name).condition.IsMissed() {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
-	proposals, effects := t.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
+	proposals, effects := t.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for _, name := range slices.Compact(names) {
-			if topic, _ := t.mu.cat.Topic(name); topic.Open() && !yield(t.view(topic)) {
+			if topic, _ := t.cat.shown.Topic(name); topic.Open() && !yield(t.view(topic)) {
 				return
 			}
 		}
-	}, func(name string) bool { active, _ := t.mu.cat.Active(name); return !active })
+	}, func(name string) bool { active, _ := t.cat.shown.Active(name); return !active })
 	t.do(effects)
 	t.mu.Unlock()
 	for _, p := range proposals {
 		p.Think(clock.Mono())
 		t.mu.Lock()
-		if topic, ok := t.mu.cat.Topic(p.Topic); ok && topic.Open() {
-			t.do(t.mu.tuner.Act(p, t.view(topic), now))
+		if topic, ok := t.cat.shown.Topic(p.Topic); ok && topic.Open() {
+			t.do(t.tuner.Act(p, t.view(topic), now))
 		}
 		t.mu.Unlock()
 	}
@@ -88,13 +94,13 @@ func (t *tuning) look(now time.Time) {
 // view returns the tuner's view of a topic, valid while mu is held.
 func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 	name, spec := topic.Spec.Name(), topic.Spec
-	l := t.mu.topics.see(name)
+	l := t.topics.peek(name)
 	return tuner.Topic{
 		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
 		Changing: l.owner != nil, Over: l.condition.IsOver(), Missed: l.condition.IsMissed(),
 		Reports: func(broker string) (all []tuner.Report) {
-			if is := t.mu.reported(broker).Topic(name); is != nil {
+			if is := t.brokers.reported(broker).Topic(name); is != nil {
 				for _, r := range is.Within(time.Time{}) {
 					all = append(all, tuner.Report{
 						At: r.At, Took: r.Stats.Interval.AsDuration(), Latencies: latencies{r.Stats},
@@ -105,16 +111,16 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 			return all
 		},
 		Session: func(broker string) tuner.Session {
-			if s := t.mu.sessions[broker]; s != nil {
+			if s := t.brokers.sessions[broker]; s != nil {
 				return s
 			}
 			return nil
 		},
-		Free:    func() []placement.Broker { return t.mu.cat.SnapshotFor(name) },
-		Brokers: t.mu.next.Snapshot,
+		Free:    func() []placement.Broker { return t.cat.shown.SnapshotFor(name) },
+		Brokers: t.cat.next.Snapshot,
 		Absorbed: func(broker string) (a tuner.Absorption) {
 			// An absorption measured for another latency does not apply.
-			if b, _ := t.mu.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
+			if b, _ := t.cat.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
 				a = tuner.Absorption{Rate: tokenbucket.Rate(b.Absorbed.Rate), Burst: b.Absorbed.Burst}
 			}
 			return a
@@ -142,7 +148,7 @@ func (l latencies) Processing() tuner.Histogram { return latencyOf(l.of.Processi
 func (l latencies) Access() tuner.Histogram     { return latencyOf(l.of.Access) }
 func (l latencies) Delivery() tuner.Histogram   { return latencyOf(l.of.Delivery) }
 
-// do carries out the tuner's effects. Requires: mu held.
+// do carries out the tuner's effects. Requires: the lock held.
 func (t *tuning) do(effects []tuner.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -153,23 +159,23 @@ func (t *tuning) do(effects []tuner.Effect) {
 		case tuner.Found:
 			t.found(e)
 		case tuner.LookShare:
-			t.mu.work.Go(func() {
+			t.life.work.Go(func() {
 				shares, err := t.adaptor.shares(context.Background(), e.Topic, t.cfg.PrepareTimeout)
 				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none for a broker that is not a member
 				t.mu.Lock()
 				defer t.mu.Unlock()
-				t.do(t.mu.tuner.Shared(e.Topic, e.Broker, held, err))
+				t.do(t.tuner.Shared(e.Topic, e.Broker, held, err))
 			})
 		case tuner.Learned:
 			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
-			if known, there := t.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
-				_, err := t.mu.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
+			if known, there := t.cat.next.Broker(e.Broker); there && known.Absorbed != learned {
+				_, err := t.cat.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
 				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it again
 			}
 		case tuner.Ended:
 			t.metrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
 			now := time.Now()
-			t.traceFit(e, t.mu.tuner.Status(e.Topic, now).Trials, now)
+			t.traceFit(e, t.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:
 			t.metrics.count(e.Counts)
 		case tuner.Note:
@@ -182,25 +188,25 @@ func (t *tuning) do(effects []tuner.Effect) {
 	}
 }
 
-// fitted moves a topic to the placement that its fit tries. Requires: mu held.
+// fitted moves a topic to the placement that its fit tries. Requires: the lock held.
 func (t *tuning) fitted(e tuner.Relocate) {
-	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + t.mu.tuner.Status(e.Topic, time.Now()).Step}
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + t.tuner.Status(e.Topic, time.Now()).Step}
 	op := moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		return p.topic.Spec, e.Plan, nil
 	})
 	op.end = func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if moved, ok := t.mu.cat.Topic(e.Topic); ok {
+		if moved, ok := t.cat.shown.Topic(e.Topic); ok {
 			anew := errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))
-			t.do(t.mu.tuner.Moved(t.view(moved), err, anew, time.Now()))
+			t.do(t.tuner.Moved(t.view(moved), err, anew, time.Now()))
 		}
 	}
 	t.owners.want(op)
 }
 
 // found handles a finding of the tuner: it moves publishers away from an overloaded
-// broker. Requires: mu held.
+// broker. Requires: the lock held.
 func (t *tuning) found(e tuner.Found) {
 	log := t.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
 	if e.Finding == tuner.BucketLimited {
@@ -210,7 +216,7 @@ func (t *tuning) found(e tuner.Found) {
 	}
 	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", t.cfg.Rebalance == RebalanceDryRun)
 	t.metrics.proposed.Inc()
-	if t.cfg.Rebalance == RebalanceDryRun || t.mu.owned(e.Topic) {
+	if t.cfg.Rebalance == RebalanceDryRun || t.topics.owned(e.Topic) {
 		return
 	}
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_REBALANCE, why: "overload, " + e.Reason}

@@ -24,9 +24,9 @@ import (
 // acknowledged (reconcile), until the adaptor knows that they are confirmed
 // (contracts.noteUnconfirmed). While there are unconfirmed shares:
 //
-//   - the answers of the API name them (reader.Lowering);
+//   - the answers of the API name them (View.Lowering);
 //   - a restarted adaptor does not adopt reported shares of the topic. It lowers all
-//     shares to the contract, and waits for the brokers (contractRequest, mayHold);
+//     shares to the contract, and waits for the brokers (terms.request, mayHold);
 //   - no topic of the same name is created (change.grant).
 //
 // A broker that is cut off also delays the growth of other brokers' shares after a
@@ -119,8 +119,8 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirmed {
 	name := c.op.name
 	c.mu.RLock()
-	kept := c.mu.next.Unconfirmed(name)
-	awaited, strict := c.mu.mayHold(name)
+	kept := c.cat.next.Unconfirmed(name)
+	awaited, strict := c.cat.mayHold(name)
 	c.mu.RUnlock()
 	var shares *srtmv1.TopicShares
 	var err error
@@ -140,27 +140,27 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, id := range shares.GetAwaited() { // the broker will soon reach the adaptor, too
-		u.Soon = u.Soon || c.mu.sessions[id] != nil
+		u.Soon = u.Soon || c.brokers.sessions[id] != nil
 	}
 	return u
 }
 
 // mayHold returns the brokers that may use shares of a present or deleted topic, by id,
 // and the strict brokers among them. Requires: the lock held, for reading.
-func (st *state) mayHold(name string) (ids, strict []string) {
-	if topic, known := st.next.Topic(name); known {
+func (p *pipeline) mayHold(name string) (ids, strict []string) {
+	if topic, known := p.next.Topic(name); known {
 		ids = topic.Holders()
 	}
-	for _, s := range st.next.Unconfirmed(name) {
+	for _, s := range p.next.Unconfirmed(name) {
 		ids = append(ids, s.Broker)
 	}
 	slices.Sort(ids)
 	ids = slices.DeleteFunc(slices.Compact(ids), func(id string) bool {
-		b, _ := st.next.Broker(id)
+		b, _ := p.next.Broker(id)
 		return b.Forgotten
 	})
 	for _, id := range ids {
-		if b, _ := st.next.Broker(id); b.Strict {
+		if b, _ := p.next.Broker(id); b.Strict {
 			strict = append(strict, id)
 		}
 	}
@@ -173,7 +173,7 @@ func (st *state) mayHold(name string) (ids, strict []string) {
 func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 	by := map[string]*srtmv1.TopicShares{}
 	c.mu.RLock()
-	names := c.mu.next.UnconfirmedTopics() // including raised contracts
+	names := c.cat.next.UnconfirmedTopics() // including raised contracts
 	c.mu.RUnlock()
 	for _, t := range shares {
 		var sum tokenbucket.Share
@@ -200,9 +200,9 @@ func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 // the topic.
 func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed bool, err error) {
 	c.mu.RLock()
-	owned := c.mu.owned(name)
-	topic, known := c.mu.next.Topic(name)
-	awaited, strict := c.mu.mayHold(name)
+	owned := c.topics.owned(name)
+	topic, known := c.cat.next.Topic(name)
+	awaited, strict := c.cat.mayHold(name)
 	c.mu.RUnlock()
 	var look reconcile.LookUnconfirmed
 	switch {
@@ -220,21 +220,21 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept := c.mu.next.Unconfirmed(name)
+	kept := c.cat.next.Unconfirmed(name)
 	u := excess(shares, look, kept)
 	now := catalog.SharesUnconfirmed{Topic: name, Shares: u.Shares, Raising: u.Raising, Vague: topic.Vague && len(shares.GetAwaited()) > 0}
-	again, still := c.mu.next.Topic(name)
+	again, still := c.cat.next.Topic(name)
 	same := slices.Equal(now.Shares, kept) && now.Raising == topic.Raising && now.Vague == topic.Vague
-	if c.mu.owned(name) || still != known || again.Spec != topic.Spec || same {
+	if c.topics.owned(name) || still != known || again.Spec != topic.Spec || same {
 		return false, nil
 	}
-	_, err = c.mu.stage(now)
+	_, err = c.cat.stage(now)
 	return true, must("the unconfirmed shares of topic "+name, err)
 }
 
 // Raising returns the part of a raised contract that is in force, and the brokers that
 // the rest waits for; nil: the whole contract is in force.
-func (r *reader) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raising {
+func (r *View) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raising {
 	if !topic.Raising {
 		return nil
 	}
@@ -253,10 +253,10 @@ func (r *reader) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raisi
 
 // Lowering returns the brokers that may use more than a topic's contract, or may use the
 // contract of a deleted topic; nil: none.
-func (r *reader) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
+func (r *View) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 	r.mu.RLock()
-	kept := r.mu.cat.Unconfirmed(name)
-	topic, known := r.mu.cat.Topic(name)
+	kept := r.cat.shown.Unconfirmed(name)
+	topic, known := r.cat.shown.Topic(name)
 	r.mu.RUnlock()
 	if len(kept) == 0 {
 		return nil
@@ -277,12 +277,12 @@ func (r *reader) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 }
 
 // Kept is Lowering from the catalog alone, without the adaptor.
-func (r *reader) Kept(topic catalog.Topic) *srtmv1.Lowering {
+func (r *View) Kept(topic catalog.Topic) *srtmv1.Lowering {
 	return r.lowering(topic.Unconfirmed, nil, time.Now())
 }
 
 // lowering describes the unconfirmed shares of brokers; nil: none.
-func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.TopicShares, now time.Time) *srtmv1.Lowering {
+func (r *View) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.TopicShares, now time.Time) *srtmv1.Lowering {
 	if len(unconfirmed) == 0 {
 		return nil
 	}
@@ -295,7 +295,7 @@ func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1
 	defer r.mu.RUnlock()
 	for _, s := range unconfirmed {
 		one := &srtmv1.UnconfirmedShare{BrokerId: s.Broker, Share: shareproto.To(s.Share), Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE}
-		if b, _ := r.mu.cat.Broker(s.Broker); b.Strict {
+		if b, _ := r.cat.shown.Broker(s.Broker); b.Strict {
 			one.Policy = srtmv1.LeasePolicy_LEASE_POLICY_STRICT
 		}
 		if m := members[s.Broker]; m != nil && !slices.Contains(shares.GetAwaited(), s.Broker) {

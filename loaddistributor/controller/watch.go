@@ -27,9 +27,9 @@ type watcher struct {
 
 // watched returns a function that reports whether a publisher of the topic is watched
 // here.
-func (st *state) watched(topic string) func(publisher string) bool {
+func (t *topics) watched(topic string) func(publisher string) bool {
 	ids := map[string]bool{}
-	for w := range st.topics.see(topic).watchers {
+	for w := range t.peek(topic).watchers {
 		if len(w.publishers) == 0 {
 			return func(string) bool { return true }
 		}
@@ -40,8 +40,8 @@ func (st *state) watched(topic string) func(publisher string) bool {
 	return func(id string) bool { return ids[id] }
 }
 
-func (st *state) wakeWatchers(topic string) {
-	for w := range st.topics.see(topic).watchers {
+func (t *topics) wakeWatchers(topic string) {
+	for w := range t.peek(topic).watchers {
 		select {
 		case w.wake <- struct{}{}:
 		default: // a wake-up is already pending
@@ -51,27 +51,27 @@ func (st *state) wakeWatchers(topic string) {
 
 // Resolve returns a publisher's broker. Errors: catalog.ErrTopicUnknown,
 // ErrPublisherUnknown, ErrUnplaced, ErrNotActive, ErrUnread.
-func (r *reader) Resolve(topic, publisher string) (catalog.Assignment, error) {
+func (r *View) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if err := r.mu.ready(); err != nil {
+	if err := r.knowledge.ready(); err != nil {
 		return catalog.Assignment{}, err
 	}
-	a, err := r.mu.cat.Resolve(topic, publisher)
-	return a, r.mu.deny(r.missing(topic, err))
+	a, err := r.cat.shown.Resolve(topic, publisher)
+	return a, r.knowledge.deny(r.missing(topic, err))
 }
 
 // FindBrokers returns the connected brokers with a topic, by id. Errors about the topic
 // are as in Resolve.
-func (r *reader) FindBrokers(topic string) ([]Node, error) {
+func (r *View) FindBrokers(topic string) ([]Node, error) {
 	nodes, _, found := r.Producers(topic)
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if err := r.mu.ready(); err != nil {
+	if err := r.knowledge.ready(); err != nil {
 		return nil, err
 	}
 	if !found {
-		return nil, r.mu.deny(r.missing(topic, catalog.ErrTopicUnknown))
+		return nil, r.knowledge.deny(r.missing(topic, catalog.ErrTopicUnknown))
 	}
 	return nodes, nil
 }
@@ -80,21 +80,21 @@ func (r *reader) FindBrokers(topic string) ([]Node, error) {
 // named), and then with every changed assignment, until the topic is deleted
 // (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays no other watcher,
 // and skips intermediate states. Requires: the names are distinct.
-func (r *reader) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
+func (r *View) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
 	w := &watcher{publishers: publishers, wake: make(chan struct{}, 1)}
 	r.mu.Lock()
-	if err := r.mu.ready(); err != nil {
+	if err := r.knowledge.ready(); err != nil {
 		r.mu.Unlock()
 		return err
 	}
-	first, known := r.mu.cat.Topic(topic)
+	first, known := r.cat.shown.Topic(topic)
 	var err error
 	switch {
 	case !known:
-		err = r.mu.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
+		err = r.knowledge.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
-	case r.mu.cut && len(publishers) > 0: // only a later stream can tell which are unknown
+	case r.knowledge.cut && len(publishers) > 0: // only a later stream can tell which are unknown
 		publishers = slices.DeleteFunc(slices.Clone(publishers), func(id string) bool { return first.Placement.Of(id).Unknown })
 		if len(publishers) == 0 {
 			err = catalog.ErrUnread
@@ -104,19 +104,19 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 		r.mu.Unlock()
 		return err
 	}
-	l := r.mu.topics.at(topic)
+	l := r.topics.entry(topic)
 	if l.watchers == nil {
 		l.watchers = map[*watcher]struct{}{}
 	}
 	l.watchers[w] = struct{}{}
-	ending := r.mu.ending
+	ending := r.life.ending
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		l := r.mu.topics.at(topic)
-		if delete(l.watchers, w); len(l.watchers) == 0 && r.mu.leader != nil {
-			delete(r.mu.topics, topic) // a follower has no other data about the topic
+		l := r.topics.entry(topic)
+		if delete(l.watchers, w); len(l.watchers) == 0 && r.knowledge.leader != nil {
+			delete(r.topics.byName, topic) // a follower has no other data about the topic
 		}
 	}()
 
@@ -136,7 +136,7 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 			return context.Cause(ctx)
 		}
 		r.mu.RLock()
-		now, known = r.mu.cat.Topic(topic)
+		now, known = r.cat.shown.Topic(topic)
 		r.mu.RUnlock()
 		if !known || now.State == catalog.Deleting || now.Ordered != first.Ordered {
 			return fmt.Errorf("topic %s was deleted: %w", topic, catalog.ErrTopicUnknown)

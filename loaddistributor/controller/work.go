@@ -46,23 +46,34 @@ func (r *request) answer(broker string, err error) {
 	}
 }
 
+// requests sends requests to brokers and handles the answers. The caller of a method holds
+// the controller's lock.
+type requests struct {
+	cfg      *Config
+	cat      *pipeline
+	brokers  *brokers
+	topics   *topics
+	channels *channels
+	copies   *copies
+}
+
 // assignWork requests from every broker the work that is not known to be done.
 func (c *Controller) assignWork(now time.Time) {
 	c.mu.RLock()
-	sessions := slices.Collect(maps.Values(c.mu.sessions))
+	sessions := slices.Collect(maps.Values(c.brokers.sessions))
 	c.mu.RUnlock()
 	for _, s := range sessions {
 		c.mu.Lock()
-		if c.mu.sessions[s.broker] == s {
-			c.mu.assign(s, now)
+		if c.brokers.sessions[s.broker] == s {
+			c.requests.assign(s, now)
 		}
 		c.mu.Unlock()
 	}
 }
 
 // assign sends the missing requests, and repeats overdue requests.
-func (st *state) assign(s *Session, now time.Time) {
-	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
+func (q *requests) assign(s *Session, now time.Time) {
+	if s.done == q.cat.shown.Version() && len(s.requests)+len(s.unprepared) == 0 {
 		return
 	}
 	type work struct {
@@ -71,7 +82,7 @@ func (st *state) assign(s *Session, now time.Time) {
 	}
 	asked := map[work]bool{}
 	for number, r := range s.requests {
-		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
+		if now.Sub(r.sent) < q.cfg.PrepareTimeout {
 			asked[work{r.topic, r.remove}] = true
 		} else {
 			delete(s.requests, number)
@@ -79,46 +90,46 @@ func (st *state) assign(s *Session, now time.Time) {
 			r.answer(s.broker, ErrNoAnswer)
 		}
 	}
-	remove, prepare := st.cat.Work(s.broker)
+	remove, prepare := q.cat.shown.Work(s.broker)
 	if s.done = 0; len(remove)+len(prepare) == 0 {
-		s.done = st.cat.Version()
+		s.done = q.cat.shown.Version()
 	}
 	for _, name := range remove {
-		if !asked[work{name, true}] && !st.owned(name) {
-			st.remove(s, request{topic: name, sent: now}, false)
+		if !asked[work{name, true}] && !q.topics.owned(name) {
+			q.remove(s, request{topic: name, sent: now}, false)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
-		topic, known := st.cat.Topic(name)
-		if !known || st.owned(name) || slices.Contains(prepare, name) {
+		topic, known := q.cat.shown.Topic(name)
+		if !known || q.topics.owned(name) || slices.Contains(prepare, name) {
 			continue
 		}
 		// The broker retires and must deliver its messages; or it lost the topic to a
 		// take-over; or a client created the topic on it directly.
-		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
+		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || q.cat.next.Expects(name, s.broker) {
 			prepare = append(prepare, name)
 		}
 	}
 	for _, name := range prepare {
-		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
-			st.prepare(s, request{topic: name, sent: now}, topic.Spec)
+		if topic, _ := q.cat.shown.Topic(name); !asked[work{name, false}] {
+			q.prepare(s, request{topic: name, sent: now}, topic.Spec)
 		}
 	}
 }
 
 // expect numbers a request and stores it until the answer.
 func (b *brokers) expect(s *Session, r request) (number uint64) {
-	b.requests++
-	s.requests[b.requests] = &r
-	return b.requests
+	b.lastRequest++
+	s.requests[b.lastRequest] = &r
+	return b.lastRequest
 }
 
-func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
+func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	contract := ContractProto(spec)
 	r.prepares = true
-	shown, _ := st.cat.Topic(r.topic)
+	shown, _ := q.cat.shown.Topic(r.topic)
 	order := &srtmv1.PrepareTopic{
-		Request: st.expect(s, r), Topic: r.topic, Channels: channelsProto(shown.Channels), ChannelsVersion: st.cat.Version(),
+		Request: q.brokers.expect(s, r), Topic: r.topic, Channels: channelsProto(shown.Channels), ChannelsVersion: q.cat.shown.Version(),
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
 		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
@@ -126,51 +137,51 @@ func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 	for _, g := range spec.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}
-	if is, _ := st.next.Topic(r.topic); is.Created > 0 {
-		order.Identity = st.identity(is)
-		order.DeletedBefore = st.next.LeftOn(r.topic, s.broker)
+	if is, _ := q.cat.next.Topic(r.topic); is.Created > 0 {
+		order.Identity = q.cat.identity(is)
+		order.DeletedBefore = q.cat.next.LeftOn(r.topic, s.broker)
 		order.Retiring = slices.Contains(is.Retiring, s.broker)
 	}
-	order.Record = st.text(st.next, r.topic)
+	order.Record = q.copies.text(q.cat.next, r.topic)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 
-// retire tells connected brokers whether the topic retires from them.
-func (st *state) retire(name string, spec *catalog.Spec, brokers []string, now time.Time) {
+// announce tells connected brokers whether the topic retires from them.
+func (q *requests) announce(name string, spec *catalog.Spec, brokers []string, now time.Time) {
 	for _, id := range brokers {
-		if s := st.sessions[id]; s != nil {
-			st.prepare(s, request{topic: name, sent: now}, spec)
+		if s := q.brokers.sessions[id]; s != nil {
+			q.prepare(s, request{topic: name, sent: now}, spec)
 		}
 	}
 }
 
 // remove sends a RemoveTopic. unused: only if the topic is not in use.
-func (b *brokers) remove(s *Session, r request, unused bool) {
+func (q *requests) remove(s *Session, r request, unused bool) {
 	r.remove, r.owners = true, unused
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: b.expect(s, r), Topic: r.topic, IfUnused: unused,
+		Request: q.brokers.expect(s, r), Topic: r.topic, IfUnused: unused,
 	}}})
 }
 
 // takeOver asks a broker to take over another broker's messages of a topic.
-func (st *state) takeOver(s *Session, r request, from string) {
+func (q *requests) takeOver(s *Session, r request, from string) {
 	r.owners = true
-	order := &srtmv1.TakeOver{Request: st.expect(s, r), Topic: r.topic, FromBrokerId: from}
-	if shown, known := st.cat.Topic(r.topic); known {
-		order.Identity, order.Channels, order.ChannelsVersion = st.identity(shown), channelsProto(shown.Channels), st.cat.Version()
+	order := &srtmv1.TakeOver{Request: q.brokers.expect(s, r), Topic: r.topic, FromBrokerId: from}
+	if shown, known := q.cat.shown.Topic(r.topic); known {
+		order.Identity, order.Channels, order.ChannelsVersion = q.cat.identity(shown), channelsProto(shown.Channels), q.cat.shown.Version()
 	}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: order}})
 }
 
 // result handles a broker's answer. refused is the refused request, unless an owner
 // handles the refusal. left lists the broker's channels beyond the limit.
-func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, left []string, err error) {
+func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, left []string, err error) {
 	if err := checkChannels("prepare_result.channels", p.Channels); err != nil {
 		return nil, nil, err
 	}
 	r := s.requests[p.Request]
 	switch {
-	case r == nil && p.Request > st.requests:
+	case r == nil && p.Request > q.brokers.lastRequest:
 		return nil, nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
 	case r == nil, r.answered:
 		return nil, nil, nil // late: the request was repeated
@@ -187,20 +198,20 @@ func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (ref
 		return nil, nil, nil
 	}
 	if !r.prepares || len(p.Channels) == 0 {
-		return nil, nil, st.done(s, p.Request, r)
+		return nil, nil, q.done(s, p.Request, r)
 	}
 	// The topic counts as prepared only when its other brokers have this broker's
 	// channels.
-	left = st.takeIn(r.topic, p.Channels, func() {
+	left = q.channels.takeIn(r.topic, p.Channels, func() {
 		if s.requests[p.Request] == r { // otherwise it was given up
-			_ = st.done(s, p.Request, r)
+			_ = q.done(s, p.Request, r)
 		}
 	})
 	return nil, left, nil
 }
 
 // done completes a request that the broker has carried out.
-func (st *state) done(s *Session, number uint64, r *request) (err error) {
+func (q *requests) done(s *Session, number uint64, r *request) (err error) {
 	r.answer(s.broker, nil)
 	delete(s.requests, number)
 	if r.owners {
@@ -209,9 +220,9 @@ func (st *state) done(s *Session, number uint64, r *request) (err error) {
 	delete(s.unprepared, r.topic)
 	switch {
 	case r.remove:
-		_, err = st.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
-	case st.next.Expects(r.topic, s.broker):
-		_, err = st.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
+		_, err = q.cat.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
+	case q.cat.next.Expects(r.topic, s.broker):
+		_, err = q.cat.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
 	return must("result of a connected member refused", err)
 }

@@ -56,7 +56,7 @@ func BenchmarkLookup(b *testing.B) {
 			}, nil)
 			testkit.Must(b, err)
 			mux := http.NewServeMux()
-			lookup.Mount(mux, lookup.NewDirectory(control, registry.Config{InactiveAfter: time.Minute, TombstoneFor: time.Minute}), "1", nil)
+			lookup.Mount(mux, lookup.NewDirectory(control.View(), registry.Config{InactiveAfter: time.Minute, TombstoneFor: time.Minute}), "1", nil)
 			request := httptest.NewRequest(http.MethodGet, "/lookup?topic=topic-00007", nil)
 			b.ReportAllocs()
 			for b.Loop() {

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
 
-// Cluster is the set of brokers with an agent. *controller.Controller implements it.
+// Cluster is the set of brokers with an agent. *controller.View implements it.
 type Cluster interface {
 	Nodes() []controller.Node
 	Connected() []controller.Node // Nodes without their topics

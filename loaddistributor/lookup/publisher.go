@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Resolver returns the assignment of a publisher. *controller.Controller implements it.
+// Resolver returns the assignment of a publisher. *controller.View implements it.
 type Resolver interface {
 	Resolve(topic, publisher string) (catalog.Assignment, error)
 }

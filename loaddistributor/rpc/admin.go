@@ -119,7 +119,7 @@ func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequ
 		return req
 	}
 	largest := int64(0)
-	for _, b := range s.controller.Brokers() {
+	for _, b := range s.view.Brokers() {
 		if b.Connected && !b.Draining {
 			largest = max(largest, b.Mcap)
 		}
@@ -158,10 +158,10 @@ func begun(req *srtmv1.CreateTopicRequest, begin Reservation, most int64) *srtmv
 
 // GetTopic implements srtmv1.AdminServiceServer.
 func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
-	if err := s.controller.Elsewhere(); err != nil { // the leader measures the topic
+	if err := s.view.Elsewhere(); err != nil { // the leader measures the topic
 		return nil, toStatus(err)
 	}
-	topic, err := s.controller.Topic(req.Name)
+	topic, err := s.view.Topic(req.Name)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -176,12 +176,12 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 	}
 	p := s.topicNow(ctx, topic)
 	p.Spec.Publishers = publishersProto(publishers)
-	p.Status = s.controller.Status(ctx, topic)
+	p.Status = s.view.Status(ctx, topic)
 	most := learned.Max
 	if req.OmitPublishers {
 		most = shownPublishers
 	}
-	p.Learned = s.controller.Learned(topic, most)
+	p.Learned = s.view.Learned(topic, most)
 	return &srtmv1.GetTopicResponse{Topic: p, NextPageToken: next}, nil
 }
 
@@ -235,10 +235,10 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	topics := s.controller.Topics(after, size+1)
+	topics := s.view.Topics(after, size+1)
 	response := &srtmv1.ListTopicsResponse{}
 	for i, bytes := 0, 0; i < min(size, len(topics)) && bytes < fullPage; i++ {
-		topic := unconfirmed(topicProto(topics[i]), s.controller.Kept(topics[i]), keptRaising(topics[i]))
+		topic := unconfirmed(topicProto(topics[i]), s.view.Kept(topics[i]), keptRaising(topics[i]))
 		response.Topics = append(response.Topics, topic)
 		bytes += proto.Size(topic)
 	}
@@ -263,7 +263,7 @@ func (s *Server) page(req interface {
 		bad.Add("page_token", "is not of a previous response")
 	}
 	if err = bad.Err(); err == nil {
-		err = s.controller.Ready()
+		err = s.view.Ready()
 	}
 	return size, string(name), err
 }
@@ -289,10 +289,10 @@ func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisher
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
-	if err := s.controller.Elsewhere(); err != nil { // the leader keeps the moves
+	if err := s.view.Elsewhere(); err != nil { // the leader keeps the moves
 		return nil, toStatus(err)
 	}
-	moves, next, forgotten, err := s.controller.Moves(req.Topic, before, size)
+	moves, next, forgotten, err := s.view.Moves(req.Topic, before, size)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -311,7 +311,7 @@ func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest
 	if err := s.controller.Delete(ctx, req.Name); err != nil {
 		return nil, toStatus(err)
 	}
-	return &srtmv1.DeleteTopicResponse{Lowering: s.controller.Lowering(ctx, req.Name)}, nil
+	return &srtmv1.DeleteTopicResponse{Lowering: s.controller.View().Lowering(ctx, req.Name)}, nil
 }
 
 // ListBrokers implements srtmv1.AdminServiceServer.
@@ -320,7 +320,7 @@ func (s *Server) ListBrokers(_ context.Context, req *srtmv1.ListBrokersRequest) 
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	brokers := s.controller.Brokers() // by id
+	brokers := s.controller.View().Brokers() // by id
 	brokers = brokers[sort.Search(len(brokers), func(i int) bool { return brokers[i].ID > after }):]
 	response := &srtmv1.ListBrokersResponse{}
 	if req.PageSize > 0 && len(brokers) > size {
@@ -364,7 +364,7 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 		_, err = s.controller.ChangeChannel(ctx, req.Spec.Name, srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE, req.Spec.Channels...)
 	}
 	if err == nil {
-		topic, err = s.controller.Topic(req.Spec.Name)
+		topic, err = s.controller.View().Topic(req.Spec.Name)
 	}
 	if err != nil {
 		return nil, toStatus(err)
@@ -500,7 +500,7 @@ func (s *Server) SeekChannel(ctx context.Context, req *srtmv1.SeekChannelRequest
 
 // ListChannels implements srtmv1.AdminServiceServer.
 func (s *Server) ListChannels(_ context.Context, req *srtmv1.ListChannelsRequest) (*srtmv1.ListChannelsResponse, error) {
-	channels, err := s.controller.Channels(req.Topic)
+	channels, err := s.controller.View().Channels(req.Topic)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -563,13 +563,13 @@ func (s *Server) EmptyChannel(ctx context.Context, req *srtmv1.EmptyChannelReque
 }
 
 func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
-	waits, safe := s.controller.DrainWaits(b.ID)
+	waits, safe := s.controller.View().DrainWaits(b.ID)
 	return &srtmv1.Broker{
 		Id: b.ID, TcpAddress: b.TCPAddress, HttpAddress: b.HTTPAddress,
 		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
 		ConfiguredMcap: b.Configured, CalibratedMcap: b.Calibrated,
-		Draining: b.Draining, Forced: b.Forced, Topics: s.controller.BrokerTopics(b.ID), Waits: waits, SafeToStop: safe,
-		OfferedRate: s.controller.Offered(b.ID), DataPath: b.Folder, Refused: refusedProto(s.controller.Refused(b.ID)),
+		Draining: b.Draining, Forced: b.Forced, Topics: s.controller.View().BrokerTopics(b.ID), Waits: waits, SafeToStop: safe,
+		OfferedRate: s.controller.View().Offered(b.ID), DataPath: b.Folder, Refused: refusedProto(s.controller.View().Refused(b.ID)),
 	}
 }
 
@@ -605,7 +605,7 @@ func topicProto(t catalog.Topic) *srtmv1.Topic {
 // topicNow is topicProto with the adaptor's knowledge of brokers that may use more than
 // the contract.
 func (s *Server) topicNow(ctx context.Context, t catalog.Topic) *srtmv1.Topic {
-	return unconfirmed(topicProto(t), s.controller.Lowering(ctx, t.Spec.Name()), s.controller.Raising(ctx, t))
+	return unconfirmed(topicProto(t), s.controller.View().Lowering(ctx, t.Spec.Name()), s.controller.View().Raising(ctx, t))
 }
 
 // unconfirmed shows a topic in state LOWERING or RAISING. If both are nil, the state
@@ -687,7 +687,7 @@ func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServ
 	if err := bad.Err(); err != nil {
 		return toStatus(err)
 	}
-	return toStatus(s.controller.Watch(stream.Context(), req.Topic, req.PublisherIds, func(c controller.Change) error {
+	return toStatus(s.controller.View().Watch(stream.Context(), req.Topic, req.PublisherIds, func(c controller.Change) error {
 		response := &srtmv1.WatchResponse{Epoch: c.Epoch, More: c.More}
 		for _, a := range c.Assignments {
 			response.Assignments = append(response.Assignments, assignmentProto(a))
@@ -711,7 +711,7 @@ const (
 
 // ExportCluster implements srtmv1.AdminServiceServer.
 func (s *Server) ExportCluster(_ *srtmv1.ExportClusterRequest, stream grpc.ServerStreamingServer[srtmv1.ExportClusterResponse]) error {
-	text, err := s.controller.Export()
+	text, err := s.controller.View().Export()
 	if err != nil {
 		return toStatus(err)
 	}

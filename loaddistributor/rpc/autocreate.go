@@ -213,9 +213,9 @@ func (s *Server) room(topic string, is *creating) error {
 	c := s.creations
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all, of := s.controller.CountTopics(is.tenant)
+	all, of := s.controller.View().CountTopics(is.tenant)
 	for name, other := range c.mu.running {
-		if !other.placed || s.controller.Knows(name) {
+		if !other.placed || s.controller.View().Knows(name) {
 			continue
 		}
 		if all++; other.tenant == is.tenant {
@@ -234,17 +234,17 @@ func (s *Server) room(topic string, is *creating) error {
 
 // Resolve implements srtmv1.PlacementServiceServer.
 func (s *Server) Resolve(ctx context.Context, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
-	a, err := s.controller.Resolve(req.Topic, req.PublisherId)
+	a, err := s.controller.View().Resolve(req.Topic, req.PublisherId)
 	if req.Create && !s.creations.cfg.Off && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrNotActive) && s.creations.under(req.Topic)) {
 		tenant := secure.Tenant(ctx)
 		if tenant == "" { // a broker has no tenant and names the publisher's tenant
 			tenant = req.Tenant
 		}
-		if err = s.controller.Elsewhere(); err == nil { // the leader creates
+		if err = s.controller.View().Elsewhere(); err == nil { // the leader creates
 			err = s.create(ctx, req.Topic, tenant)
 		}
 		if err == nil {
-			a, err = s.controller.Resolve(req.Topic, req.PublisherId)
+			a, err = s.controller.View().Resolve(req.Topic, req.PublisherId)
 		}
 	}
 	if err != nil {

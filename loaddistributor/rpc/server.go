@@ -27,6 +27,7 @@ type Server struct {
 
 	// Set by New.
 	controller *controller.Controller
+	view       *controller.View // of controller
 	sessions   *bidi.Server
 	admission  Admission // nil: no limit on tenants' changes
 
@@ -50,7 +51,7 @@ func (s *Server) permit(ctx context.Context) error {
 	if s.admission == nil || tenant == "" {
 		return nil
 	}
-	if err := s.controller.Elsewhere(); err != nil { // the leader requests admission
+	if err := s.controller.View().Elsewhere(); err != nil { // the leader requests admission
 		return err
 	}
 	d := s.admission.Ask(ctx, "tenant/"+tenant+"/admin", 1)
@@ -66,10 +67,10 @@ func (s *Server) own(ctx context.Context, topic string) error {
 	if secure.Tenant(ctx) == "" {
 		return nil
 	}
-	if err := s.controller.Elsewhere(); err != nil { // the leader knows the topic
+	if err := s.controller.View().Elsewhere(); err != nil { // the leader knows the topic
 		return err
 	}
-	if t, err := s.controller.Topic(topic); err == nil {
+	if t, err := s.controller.View().Topic(topic); err == nil {
 		return mayChange(ctx, t.Spec)
 	}
 	return nil
@@ -85,7 +86,7 @@ func mayChange(ctx context.Context, spec *catalog.Spec) error {
 
 // New returns a Server in front of c.
 func New(c *controller.Controller) *Server {
-	return &Server{controller: c, sessions: bidi.NewServer(), reservation: DefaultReservation, creations: newCreations()}
+	return &Server{controller: c, view: c.View(), sessions: bidi.NewServer(), reservation: DefaultReservation, creations: newCreations()}
 }
 
 // Register adds the services to a gRPC server.
@@ -106,7 +107,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // FindBrokers implements srtmv1.PlacementServiceServer.
 func (s *Server) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) (*srtmv1.FindBrokersResponse, error) {
-	nodes, err := s.controller.FindBrokers(req.Topic)
+	nodes, err := s.controller.View().FindBrokers(req.Topic)
 	if err != nil {
 		return nil, toStatus(err)
 	}
