@@ -2,19 +2,27 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/identity"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
 // brokers holds data about brokers beside the catalog, by id. The controller's lock guards
@@ -139,4 +147,410 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
 	return r.GetFreed(), left, nil
+}
+
+// messageQueue limits the messages waiting for one broker: a few for each of its topics.
+const messageQueue = 100_000
+
+// Session is a broker's membership in the cluster.
+type Session struct {
+	// Set once.
+	broker, remote string
+	said           mono.Said // stamp of the hello, and its process
+	place          identity.Place
+	canSeek        bool
+	fresh          bool // never in a cluster before
+	durability     catalog.Durability
+	out            *bidi.Queue[*srtmv1.ControllerMessage]
+
+	// Guarded by the controller's lock.
+	requests map[uint64]*request
+	seeks    map[uint64]chan<- *srtmv1.SeekResult // unanswered; room for the one answer
+	orders   []*channelOrder                      // unanswered, oldest first
+	reports  *reports.Broker
+	// unknown holds topics of the hello that the catalog neither has nor knows as
+	// deleted.
+	unknown map[string]bool
+	// unprepared holds topics that may need PrepareTopic on this broker:
+	//
+	//   - topics of the hello: the broker releases none of their messages before,
+	//     whatever its share;
+	//   - topics that the broker no longer lists;
+	//   - topics that clients created on the broker directly.
+	unprepared map[string]bool
+	// kept holds the broker's copies of unknown topics, as far as received. An entry
+	// without a topic means no copy.
+	kept map[string]kept
+	// fitted holds topics whose arrivals the tuner has requested.
+	fitted map[string]*fitted
+	// done is a version of the catalog without work for the broker; 0: none.
+	done uint64
+	// vouched means that the broker's ports have accepted connections from here.
+	vouched bool
+}
+
+// Out is the queue of messages to the broker. The session ends with the queue.
+func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
+
+// Join begins a session of a broker; remote is the address from which the broker connects.
+// An earlier session of the same process, or of a process that is proven to have ended, ends
+// with ErrReplaced. Errors:
+//
+//   - ErrRemoved: the broker may join after it has given up its shares and topics;
+//   - ErrRemoving: the broker may join later;
+//   - identity.ErrReplaced: the process has sent a later hello;
+//   - *identity.InUse, *identity.Lost: the id belongs to another process.
+func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
+	if err := c.knowledge.following(); err != nil {
+		return nil, err
+	}
+	s := &Session{
+		broker: h.BrokerId, remote: remote, canSeek: h.Seeks, fresh: h.Fresh,
+		said:       mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
+		place:      PlaceOf(h),
+		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
+		requests:   map[uint64]*request{},
+		seeks:      map[uint64]chan<- *srtmv1.SeekResult{},
+		reports:    reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),
+		unknown:    map[string]bool{},
+		unprepared: map[string]bool{},
+		kept:       map[string]kept{},
+		fitted:     map[string]*fitted{},
+	}
+	s.durability, _ = Durabilities.Value(h.Durability)
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
+		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true, ForwardKey: c.cfg.ForwardKey,
+	}}})
+	c.mu.RLock()
+	before := ""
+	if h := c.brokers.holders[s.broker]; h != nil {
+		before = h.refused.instance
+	}
+	c.mu.RUnlock()
+	unknown, err := c.enter(s, h)
+	if err != nil {
+		c.logRefusal(s, err, before)
+		return nil, err
+	}
+	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process,
+		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
+	if len(unknown) > 0 {
+		c.cfg.Log.Warn("a broker holds topics that this loaddistributor does not know: they are not of this cluster, or the store was lost or is not the one it was",
+			obs.KeyBroker, s.broker, obs.KeyCount, len(unknown), "first", unknown[0])
+	}
+	return s, nil
+}
+
+// enter registers a session, and returns the unknown topics of the hello.
+func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.life.closing {
+		return nil, ErrClosing
+	}
+	switch {
+	case c.brokers.removing[h.BrokerId]:
+		return nil, ErrRemoving
+	case c.cat.next.Removed(h.BrokerId) && !h.Anew:
+		return nil, ErrRemoved
+	}
+	if err := c.brokers.claim(s, c.cfg.IDLease); err != nil {
+		return nil, err
+	}
+	if _, err := c.cat.stage(catalog.BrokerJoined{
+		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
+		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap, Folder: h.DataPath, Lock: h.Lock,
+	}); err != nil {
+		return nil, err
+	}
+	if c.knowledge.settled.IsZero() {
+		c.knowledge.settled = time.Now().Add(c.cfg.Grace)
+	}
+	for _, name := range h.Topics {
+		s.unprepared[name] = true
+		if _, known := c.cat.next.Topic(name); !known && !c.cat.next.LeftOn(name, h.BrokerId) {
+			s.unknown[name] = true
+		}
+	}
+	c.brokers.take(s)
+	if old := c.brokers.sessions[s.broker]; old != nil {
+		old.end(ErrReplaced)
+	}
+	for _, name := range c.topics.busy { // the records ended with the previous session
+		if of := c.topics.peek(name).learned; of != nil {
+			of.Ended(s.broker)
+		}
+	}
+	delete(c.brokers.left, s.broker)
+	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
+	s.recall()
+	c.brokers.sessions[s.broker] = s // work is assigned when the join is shown
+	return slices.Sorted(maps.Keys(s.unknown)), nil
+}
+
+// Leave ends a session. It has no effect on a replaced session.
+func (c *Controller) Leave(s *Session) {
+	c.mu.Lock()
+	if c.brokers.sessions[s.broker] != s {
+		c.mu.Unlock()
+		return
+	}
+	delete(c.brokers.sessions, s.broker)
+	c.brokers.left[s.broker] = true
+	s.end(ErrBrokerGone)
+	c.witness.examine(s)
+	_, err := c.cat.stage(catalog.BrokerLeft{ID: s.broker})
+	c.mu.Unlock()
+	_ = must("a session without a broker in the catalog", err) // the next controller finds the broker gone
+	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
+}
+
+// end fails all unanswered requests of the session.
+func (s *Session) end(cause error) {
+	s.out.End(cause)
+	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
+		r := s.requests[number]
+		r.settle(s.broker)
+		r.answer(s.broker, ErrBrokerGone)
+	}
+	clear(s.requests)
+	for _, order := range s.orders {
+		for _, w := range order.waits {
+			w.settle(s.broker)
+		}
+	}
+	s.orders = nil
+	for number, done := range s.seeks {
+		done <- failedSeek(ErrBrokerGone)
+		delete(s.seeks, number)
+	}
+}
+
+// Handle handles a message of the broker. An error ends the session.
+func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
+	now := time.Now()
+	switch m := m.Message.(type) {
+	case *srtmv1.BrokerMessage_PrepareResult:
+		var refused *request
+		var left []string
+		err := c.lockedFor(s, func() (err error) { refused, left, err = c.requests.result(s, m.PrepareResult, now); return err })
+		if len(left) > 0 {
+			c.cfg.Log.Error("a broker has more channels of a topic than a topic may have: they stay on that broker alone",
+				obs.KeyBroker, s.broker, obs.KeyCount, len(left), "first", left[0])
+		}
+		if refused != nil {
+			c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, refused.topic,
+				"remove", refused.remove, obs.KeyError, &RefusedError{m.PrepareResult.Error})
+		}
+		return err
+	case *srtmv1.BrokerMessage_Report:
+		if err := reports.Check(m.Report); err != nil {
+			return err
+		}
+		return c.lockedFor(s, func() error { return c.report(s, m.Report, now) })
+	case *srtmv1.BrokerMessage_Arrivals:
+		return c.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
+	case *srtmv1.BrokerMessage_Records:
+		parsed := readRecords(c.cfg.Log, s, m.Records)
+		return c.lockedFor(s, func() error { c.copies.keep(s, parsed); return nil })
+	case *srtmv1.BrokerMessage_SeekResult:
+		return c.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
+	case *srtmv1.BrokerMessage_ChannelRequest:
+		return c.lockedFor(s, func() error { return c.channels.channelRequest(s, m.ChannelRequest) })
+	case *srtmv1.BrokerMessage_ChannelsApplied:
+		var faults []*srtmv1.ChannelFault
+		err := c.lockedFor(s, func() (err error) { faults, err = c.channels.applied(s, m.ChannelsApplied); return err })
+		for _, f := range faults {
+			c.cfg.Log.Warn("broker cannot change channels; trying again", obs.KeyBroker, s.broker, obs.KeyError, &RefusedError{f.Error})
+		}
+		return err
+	case *srtmv1.BrokerMessage_Hello:
+		return &BadMessage{Field: "hello", Problem: "a session has one hello"}
+	}
+	return nil // from a later version, which must not depend on it
+}
+
+// lockedFor calls f with the lock held, if the session is the broker's present session.
+func (c *Controller) lockedFor(s *Session, f func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.brokers.sessions[s.broker] != s {
+		return ErrReplaced
+	}
+	c.brokers.hear(s)
+	return f()
+}
+
+// report handles a broker's report.
+func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+	news, err := s.reports.Take(r, now, func(topic string) bool { return c.cat.next.Holds(topic, s.broker) })
+	if err != nil {
+		return err
+	}
+	for _, name := range news.Gone {
+		if delete(s.unprepared, name); c.cat.next.Expects(name, s.broker) {
+			s.unprepared[name] = true
+		}
+	}
+	for _, name := range news.Unprepared {
+		s.unprepared[name] = true
+	}
+	for _, name := range news.Busy {
+		c.topics.wake(name)
+	}
+	return nil
+}
+
+// reported returns the broker's reports; on a follower, none.
+func (b *brokers) reported(id string) *reports.Broker {
+	if s := b.sessions[id]; s != nil {
+		return s.reports
+	}
+	return &reports.Broker{}
+}
+
+// durability returns the common durability of the brokers; "" if they differ or there are
+// none.
+func (b *brokers) durability() catalog.Durability {
+	var of catalog.Durability
+	first := true
+	// order: all must be equal
+	for _, s := range b.sessions {
+		if !first && s.durability != of {
+			return ""
+		}
+		of, first = s.durability, false
+	}
+	return of
+}
+
+// maxWaits limits the topics named by DrainWaits.
+const maxWaits = 100
+
+// DrainWaits returns the reasons why the drain of a broker is not complete, by topic, and
+// whether the broker is safe to stop. For a broker that does not drain, and on a
+// follower, both are zero.
+func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
+	now := time.Now()
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	b, _ := r.cat.shown.Broker(id)
+	if !b.Draining || r.knowledge.leader != nil {
+		return nil, false
+	}
+	wait := func(topic, reason, remedy string) {
+		waits = append(waits, &srtmv1.DrainWait{Topic: topic, Reason: reason, Remedy: remedy})
+	}
+	for _, name := range r.cat.shown.Placed(id) {
+		if len(waits) == maxWaits {
+			return waits, false
+		}
+		topic, _ := r.cat.shown.Topic(name)
+		if slices.Contains(topic.Retiring, id) {
+			reason, remedy := r.leftOn(topic, b, now)
+			wait(name, reason, remedy)
+			continue
+		}
+		l := r.topics.peek(name)
+		switch own, why := l.owner, l.stays; {
+		case !topic.Open():
+			wait(name, "the topic is "+topic.State.String(), "")
+		case own != nil && own.waiting != "":
+			wait(name, own.waiting, "")
+		case own != nil || why == nil:
+			wait(name, "its publishers are being moved", "")
+		case errors.As(why, new(*placement.Infeasible)) && !b.Forced:
+			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force")
+		case errors.As(why, new(*placement.Infeasible)):
+			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, or update the topic")
+		default:
+			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
+		}
+	}
+	for _, name := range r.alien(id) {
+		if len(waits) == maxWaits {
+			return waits, false
+		}
+		wait(name, "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker")
+	}
+	switch s := r.brokers.sessions[id]; {
+	case len(waits) > 0:
+	case !r.cat.shown.Empty(id):
+		wait("", "deleted topics are being removed from it", "")
+	case r.retires(id):
+		wait("", "its shares are being given to others", "")
+	case s != nil && s.reports.Count() == 0:
+		wait("", "its first report is due", "")
+	}
+	return waits, len(waits) == 0
+}
+
+// leftOn describes what is left of a topic on a broker that it has moved away from, and
+// the remedy.
+func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
+	name := topic.Spec.Name()
+	if !b.Connected {
+		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
+	}
+	t := r.brokers.reported(b.ID).Topic(name)
+	if t == nil {
+		return "it is being removed", ""
+	}
+	last := t.Newest().Stats
+	held := last.Depth + last.Backlog
+	var parts, remedies []string
+	if last.Publishers > 0 || last.Offered > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", last.Publishers, last.Offered))
+		remedies = append(remedies, "end publishers that the topic does not have, or add them to it")
+	}
+	if held > 0 {
+		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, last.Subscribers))
+		switch {
+		case last.Subscribers > 0:
+		case len(t.Channels) == 0:
+			remedies = append(remedies, "connect a consumer: the topic has no channel")
+		default:
+			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(t.Channels), ", ")))
+		}
+		switch {
+		case !b.Forced:
+			remedies = append(remedies, "--force to lose what no consumer takes")
+		case !r.brokers.untaken(topic, b, now):
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", r.cfg.Window))
+		}
+	}
+	if len(parts) == 0 {
+		return "it is empty, and is being removed", ""
+	}
+	return strings.Join(parts, "; "), strings.Join(remedies, "; ")
+}
+
+// retires reports whether a topic is being retired from the broker.
+func (r *View) retires(id string) bool {
+	for _, l := range r.topics.byName {
+		if l.owner != nil && l.owner.retiring == id {
+			return true
+		}
+	}
+	return false
+}
+
+// alien returns the topics in use on a broker that are not in the catalog, by name.
+func (r *View) alien(id string) []string {
+	var names []string
+	for name, t := range r.brokers.reported(id).Topics() {
+		if _, ours := r.cat.shown.Topic(name); !ours && t.Used {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// untaken reports whether the rest of a topic on a broker that drains by force must be
+// given up.
+func (bs *brokers) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
+	t := bs.reported(b.ID).Topic(topic.Spec.Name())
+	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= bs.cfg.Window-2*bs.cfg.ReportInterval &&
+		now.Sub(t.Heard()) <= bs.cfg.Window // else the broker's state is unknown
 }

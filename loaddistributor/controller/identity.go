@@ -1,8 +1,15 @@
 package controller
 
 import (
+	"context"
 	"errors"
+	"net"
+	"sync"
+	"syscall"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -118,5 +125,159 @@ func (c *Controller) logRefusal(s *Session, err error, before string) {
 		c.metrics.strangers.Inc()
 		c.cfg.Log.Error("broker refused: its id belongs to another process; give it a --broker-id of its own, or stop the other one",
 			obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process, obs.KeyError, err)
+	}
+}
+
+// The end of a session proves little: the process or the network may have failed. A
+// process has ended if its own address refuses connections at both its ports, after both
+// have accepted connections in the same session. A host that is cut off, frozen or gone
+// does not answer, and the ports of a frozen process accept. docs/high-availability.md lists
+// possible confusions.
+
+// Probe reports whether an address accepts or refuses connections now. If neither, the
+// address does not answer.
+type Probe func(ctx context.Context, address string) (accepts, refuses bool)
+
+// How often, and how many times, a broker's ports are probed: until they have accepted,
+// and until they have refused twice in a row.
+const (
+	vouchPause, vouchTries = time.Second, 10
+	endPause, endTries     = 100 * time.Millisecond, 30
+	probeTimeout           = 300 * time.Millisecond
+)
+
+// Dial is a Probe that dials. A host name refuses if all its addresses refuse.
+func Dial(ctx context.Context, address string) (accepts, refuses bool) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false, false
+	}
+	ips, _ := net.DefaultResolver.LookupHost(ctx, host) // no address: neither
+	for _, ip := range ips {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
+		if err == nil {
+			conn.Close()
+			return true, false
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return false, false
+		}
+	}
+	return false, len(ips) > 0
+}
+
+// witness finds out whether brokers' processes have ended.
+type witness struct {
+	// Set once.
+	cfg     *Config
+	mu      *sync.RWMutex
+	cat     *pipeline
+	brokers *brokers
+	life    *lifetime
+	adaptor ledger
+	soon    chan<- struct{} // wakes the controller's mover
+}
+
+// vouch finds out whether the broker's ports can be reached from here. Requires: the lock held,
+// and not closing.
+func (w *witness) vouch(s *Session, tcp, web string) {
+	if w.cfg.Probe == nil {
+		return
+	}
+	w.life.work.Go(func() {
+		for range vouchTries {
+			a, _ := w.cfg.Probe(context.Background(), tcp)
+			b, _ := w.cfg.Probe(context.Background(), web)
+			w.mu.Lock()
+			over := w.brokers.sessions[s.broker] != s
+			s.vouched = a && b && !over
+			w.mu.Unlock()
+			if a && b || over || !w.life.pause(vouchPause) {
+				return
+			}
+		}
+	})
+}
+
+// examine looks for evidence that the process of an ended session has ended. With
+// evidence it frees the broker's shares and moves its publishers at once. Requires: mu
+// held.
+func (w *witness) examine(s *Session) {
+	b, _ := w.cat.next.Broker(s.broker)
+	if !s.vouched || w.life.closing || b.Instance != s.said.Process {
+		return
+	}
+	w.life.work.Go(func() {
+		refused := 0
+		for range endTries {
+			gone := true
+			for _, address := range []string{b.TCPAddress, b.HTTPAddress} {
+				accepts, refuses := w.cfg.Probe(context.Background(), address)
+				if !accepts && !refuses {
+					return
+				}
+				gone = gone && refuses
+			}
+			if refused++; !gone {
+				refused = 0 // the process may be ending, or a new process has started
+			}
+			if refused == 2 {
+				w.ended(s)
+				return
+			}
+			w.mu.Lock()
+			back := w.brokers.sessions[s.broker] != nil
+			w.mu.Unlock()
+			if back || !w.life.pause(endPause) {
+				return
+			}
+		}
+	})
+}
+
+// ended handles the end of a session's process.
+func (w *witness) ended(s *Session) {
+	w.mu.Lock()
+	if h := w.brokers.holders[s.broker]; h != nil {
+		h.End(s.said.Process)
+	}
+	w.mu.Unlock()
+	w.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for {
+		_, err := w.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.said.Process})
+		if err == nil {
+			break
+		}
+		// The adaptor may see the end of its own session later.
+		if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable || ctx.Err() != nil || !w.life.pause(endPause) {
+			w.cfg.Log.Warn("its shares stay reserved for it", obs.KeyBroker, s.broker, obs.KeyError, err)
+			break
+		}
+	}
+	w.mu.Lock()
+	if w.brokers.sessions[s.broker] == nil {
+		w.brokers.away[s.broker] = time.Now().Add(-w.cfg.EvacuateAfter)
+	}
+	w.mu.Unlock()
+	select {
+	case w.soon <- struct{}{}:
+	default: // a look is already due
+	}
+}
+
+// pause waits, and reports whether the controller is still running. Requires: the lock is
+// not held.
+func (l *lifetime) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-l.ending:
+		return false
 	}
 }

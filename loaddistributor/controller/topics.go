@@ -23,7 +23,7 @@ type liveTopic struct {
 	condition *condition.Topic      // of an active topic
 	retry     time.Time             // no automatic move before
 	stays     error                 // why the topic could not leave a broker
-	turns     *string               // with scarce tokens: the turn last sent to the adaptor (contracts.go)
+	turns     *string               // with scarce tokens: the turn last sent to the adaptor
 	reserved  string                // which shares are reserved for brokers that are gone
 	unsynced  bool                  // the adaptor may have the shares of an aborted move
 	reminders []reminder            // publishers that brokers must disconnect

@@ -75,7 +75,7 @@ const maxBatch = 1000
 // The design that lost had a single catalog and delayed its effects: every reader would
 // have had to know how much of the catalog it may use.
 
-// pipeline holds the two catalogs and the staged events (commit.go).
+// pipeline holds the two catalogs and the staged events.
 type pipeline struct {
 	mu   *sync.RWMutex // set once; the controller's lock, which guards the rest
 	wake chan struct{} // set once; 1 deep: an event is staged
