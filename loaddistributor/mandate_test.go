@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
 // lent is an adaptor with its own clock. It receives mandates as loop.Server does.
@@ -148,8 +149,8 @@ level=WARN msg="the tbadaptor does not answer" error="refused\nindeed"
 }
 
 func TestATbadaptorThatStartsIsAskedAgain(t *testing.T) {
-	ln, adaptor, server := testkit.Listen(t), new(starting), grpc.NewServer()
-	srtmv1.RegisterGrantServiceServer(server, adaptor)
+	ln, starts, server := testkit.Listen(t), new(starting), grpc.NewServer()
+	srtmv1.RegisterGrantServiceServer(server, starts)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(ln) }()
 	defer func() { server.Stop(); <-done }()
@@ -157,7 +158,7 @@ func TestATbadaptorThatStartsIsAskedAgain(t *testing.T) {
 	testkit.Must(t, err)
 	defer conn.Close()
 	remote := controller.Remote{Client: srtmv1.NewGrantServiceClient(conn)}
-	if _, err := remote.SetContract(t.Context(), &srtmv1.SetContractRequest{Topic: "t"}); err != nil || adaptor.asked.Load() != 2 {
-		t.Errorf("after %d calls: %v", adaptor.asked.Load(), err)
+	if err := remote.Set(t.Context(), &adaptor.Contract{Topic: "t"}, adaptor.Create); err != nil || starts.asked.Load() != 2 {
+		t.Errorf("after %d calls: %v", starts.asked.Load(), err)
 	}
 }

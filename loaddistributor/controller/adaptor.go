@@ -11,46 +11,73 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
-// Adaptor is the GrantService, embedded (tbadaptor/loop.Server) or Remote. Its errors are
-// gRPC statuses.
+// Adaptor divides contracts into shares and grants the shares to brokers. It is embedded
+// (tbadaptor/loop.Server) or Remote. Its errors are gRPC statuses. Requests are plain
+// values; answers are messages, because the API's answers contain them.
 type Adaptor interface {
-	SetContract(context.Context, *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error)
-	RemoveContract(context.Context, *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error)
-	ListShares(context.Context, *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error)
-	ForgetBroker(context.Context, *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error)
-	ReportEnd(context.Context, *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error)
+	// Set puts a contract in force, and takes ownership of the contract.
+	Set(context.Context, *adaptor.Contract, adaptor.Mode) error
+	// Remove ends a contract, and returns the shares that brokers still hold; nil: none.
+	// The awaited brokers may use shares of the contract. The strict brokers among them
+	// stop when their lease ends.
+	Remove(ctx context.Context, topic string, awaited, strict []string) (*srtmv1.TopicShares, error)
+	// Shares returns the shares of a topic; of all topics without a name. If the revision
+	// of the shares is unless, Shares returns only the revision.
+	Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error)
+	// Forget frees the shares of a broker that an operator declares dead.
+	Forget(ctx context.Context, broker string) ([]*srtmv1.FreedShare, error)
+	// End frees the shares of a broker's process that has ended.
+	End(ctx context.Context, broker, instance string) ([]*srtmv1.FreedShare, error)
 }
 
 // Remote is an adaptor in another process. While no adaptor leads, calls wait until their
 // context ends.
 type Remote struct{ Client srtmv1.GrantServiceClient }
 
-// SetContract implements Adaptor.
-func (r Remote) SetContract(ctx context.Context, in *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
-	return await(ctx, in, r.Client.SetContract)
+// Set implements Adaptor.
+func (r Remote) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
+	req := &srtmv1.SetContractRequest{
+		Topic: c.Topic, Contract: &srtmv1.Contract{RateMilli: int64(c.Total.Rate), Burst: c.Total.Burst}, ShareRule: c.Rule,
+		Awaited: c.Awaited, Strict: c.Strict, Update: mode == adaptor.Update, Adopt: mode == adaptor.Adopt,
+	}
+	if !c.Former.IsZero() {
+		req.Former = shareproto.To(c.Former)
+	}
+	for _, p := range c.Placed {
+		req.Members = append(req.Members, &srtmv1.Member{
+			BrokerId: p.Broker, Share: shareproto.To(p.Quota), Publishers: uint32(p.Publishers), Retiring: p.Retiring,
+		})
+	}
+	_, err := await(ctx, req, r.Client.SetContract)
+	return err
 }
 
-// RemoveContract implements Adaptor.
-func (r Remote) RemoveContract(ctx context.Context, in *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
-	return await(ctx, in, r.Client.RemoveContract)
+// Remove implements Adaptor.
+func (r Remote) Remove(ctx context.Context, topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
+	removed, err := await(ctx, &srtmv1.RemoveContractRequest{Topic: topic, Awaited: awaited, Strict: strict}, r.Client.RemoveContract)
+	return removed.GetShares(), err
 }
 
-// ListShares implements Adaptor.
-func (r Remote) ListShares(ctx context.Context, in *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
-	return await(ctx, in, r.Client.ListShares)
+// Shares implements Adaptor.
+func (r Remote) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error) {
+	return await(ctx, &srtmv1.ListSharesRequest{Topic: topic, UnlessRevision: unless}, r.Client.ListShares)
 }
 
-// ForgetBroker implements Adaptor.
-func (r Remote) ForgetBroker(ctx context.Context, in *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
-	return await(ctx, in, r.Client.ForgetBroker)
+// Forget implements Adaptor.
+func (r Remote) Forget(ctx context.Context, broker string) ([]*srtmv1.FreedShare, error) {
+	forgotten, err := await(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: broker}, r.Client.ForgetBroker)
+	return forgotten.GetFreed(), err
 }
 
-// ReportEnd implements Adaptor.
-func (r Remote) ReportEnd(ctx context.Context, in *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
-	return await(ctx, in, r.Client.ReportEnd)
+// End implements Adaptor.
+func (r Remote) End(ctx context.Context, broker, instance string) ([]*srtmv1.FreedShare, error) {
+	ended, err := await(ctx, &srtmv1.ReportEndRequest{BrokerId: broker, Instance: instance}, r.Client.ReportEnd)
+	return ended.GetFreed(), err
 }
 
 // Pauses between two calls of an adaptor that does not lead.
@@ -84,17 +111,17 @@ func absent(err error) bool {
 	return s.Code() == codes.Unavailable && (len(s.Details()) == 0 || reason == "NOT_LEADING" || reason == "SHUTTING_DOWN")
 }
 
-// ledger is an adaptor with a timeout.
-type ledger struct {
+// grants calls an adaptor with a timeout.
+type grants struct {
 	Adaptor  // nil on a follower whose leader embeds the adaptor
 	patience time.Duration
 	life     context.Context // ends every call when the controller stops, with the cause
 }
 
 // within limits a call by patience and by life.
-func (l ledger) within(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
+func (g grants) within(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
-	stop := context.AfterFunc(l.life, cancel)
+	stop := context.AfterFunc(g.life, cancel)
 	return ctx, func() {
 		stop()
 		cancel()
@@ -102,43 +129,40 @@ func (l ledger) within(ctx context.Context, patience time.Duration) (context.Con
 }
 
 // failed wraps the error of a call.
-func (l ledger) failed(err error) error {
-	if cause := context.Cause(l.life); cause != nil {
+func (g grants) failed(err error) error {
+	if cause := context.Cause(g.life); cause != nil {
 		err = fmt.Errorf("%w: no answer of the adaptor: %w", cause, err)
 	}
 	return &AdaptorError{err}
 }
 
-// set sets a contract. Requires: req is from terms.request.
-func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
-	ctx, cancel := l.within(ctx, l.patience)
+// set sets a contract. Requires: c is from terms.contract.
+func (g grants) set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
+	ctx, cancel := g.within(ctx, g.patience)
 	defer cancel()
-	if _, err := l.SetContract(ctx, req); err != nil {
-		return l.failed(err)
+	if err := g.Set(ctx, c, mode); err != nil {
+		return g.failed(err)
 	}
 	return nil
 }
 
-// drop removes a contract at the adaptor, and returns the shares that brokers still hold;
-// nil: none. The awaited brokers may use shares of the contract. The strict brokers among
-// them stop when their lease ends.
-func (l ledger) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
-	ctx, cancel := l.within(context.Background(), l.patience)
+// drop is Remove with the timeout.
+func (g grants) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
+	ctx, cancel := g.within(context.Background(), g.patience)
 	defer cancel()
-	r, err := l.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: topic, Awaited: awaited, Strict: strict})
-	return r.GetShares(), err
+	return g.Remove(ctx, topic, awaited, strict)
 }
 
 // topic returns the adaptor's shares of a topic, or nil.
-func (l ledger) topic(ctx context.Context, topic string, patience time.Duration) (*srtmv1.TopicShares, error) {
-	if l.Adaptor == nil {
+func (g grants) topic(ctx context.Context, topic string, patience time.Duration) (*srtmv1.TopicShares, error) {
+	if g.Adaptor == nil {
 		return nil, nil
 	}
-	ctx, cancel := l.within(ctx, patience)
+	ctx, cancel := g.within(ctx, patience)
 	defer cancel()
-	r, err := l.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic})
+	r, err := g.Shares(ctx, topic, 0)
 	if err != nil {
-		return nil, l.failed(err)
+		return nil, g.failed(err)
 	}
 	if len(r.Topics) == 0 {
 		return nil, nil
@@ -147,8 +171,8 @@ func (l ledger) topic(ctx context.Context, topic string, patience time.Duration)
 }
 
 // shares returns the adaptor's shares of a topic, by broker.
-func (l ledger) shares(ctx context.Context, topic string, patience time.Duration) (map[string]*srtmv1.MemberShare, error) {
-	t, err := l.topic(ctx, topic, patience)
+func (g grants) shares(ctx context.Context, topic string, patience time.Duration) (map[string]*srtmv1.MemberShare, error) {
+	t, err := g.topic(ctx, topic, patience)
 	by := map[string]*srtmv1.MemberShare{}
 	for _, m := range t.GetMembers() {
 		by[m.BrokerId] = m

@@ -124,7 +124,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	}
 	limit, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
 	defer cancel()
-	r, err := c.adaptor.ForgetBroker(limit, &srtmv1.ForgetBrokerRequest{BrokerId: id})
+	freed, err = c.adaptor.Forget(limit, id)
 	switch status.Code(err) {
 	case codes.OK, codes.NotFound:
 	case codes.FailedPrecondition:
@@ -146,7 +146,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	delete(c.brokers.holders, id) // the operator confirms that the process has ended
 	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
-	return r.GetFreed(), left, nil
+	return freed, left, nil
 }
 
 // messageQueue limits the messages waiting for one broker: a few for each of its topics.

@@ -16,11 +16,12 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -33,7 +34,7 @@ type contracts struct {
 	brokers *brokers
 	topics  *topics
 	life    *lifetime
-	adaptor ledger
+	adaptor grants
 	owners  *owners
 
 	// Owned by run.
@@ -88,7 +89,7 @@ func (c *contracts) compare(ctx context.Context) error {
 	if !steady || version != c.agreed.version {
 		before = 0
 	}
-	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{UnlessRevision: before})
+	shares, err := c.adaptor.Shares(ctx, "", before)
 	if err != nil {
 		return fmt.Errorf("list shares: %w", err)
 	}
@@ -282,7 +283,7 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 	}
 	c.mu.Unlock()
 	for _, id := range forget {
-		if _, err := c.adaptor.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: id}); err != nil {
+		if _, err := c.adaptor.Forget(ctx, id); err != nil {
 			c.cfg.Log.Warn("the adaptor waits for a broker that was forgotten", obs.KeyBroker, id, obs.KeyError, err)
 		}
 	}
@@ -299,7 +300,7 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 // The design that lost refused such a move. Then a broker with such a topic could not be
 // drained, and the topic could not leave an overloaded broker.
 
-// terms builds the requests for contracts, and records the turns. The caller of a method
+// terms builds contracts for the adaptor, and records the turns. The caller of a method
 // holds the controller's lock.
 type terms struct {
 	cat     *pipeline
@@ -307,61 +308,54 @@ type terms struct {
 	topics  *topics
 }
 
-// request builds the adaptor's request for a topic's contract, and records the
-// turn. Retiring brokers get a small share to release their messages. The request
-// excludes the part of the contract of publishers without a broker: the adaptor would
-// give it to the others.
-func (t *terms) request(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
+// contract builds a topic's contract for the adaptor, and records the turn. Retiring
+// brokers get a small share to release their messages. The contract excludes the part of
+// publishers without a broker: the adaptor would give it to the others.
+func (t *terms) contract(spec *catalog.Spec, plan placement.Plan, retiring []string) (*adaptor.Contract, error) {
 	waiting := retiring
 	if scarce(plan, retiring) {
 		retiring = t.unspent(spec.Name(), retiring)
-		told := strings.Join(retiring, " ")
-		t.topics.entry(spec.Name()).turns = &told
+		turn := strings.Join(retiring, " ")
+		t.topics.entry(spec.Name()).turns = &turn
 	}
 	waiting = slices.DeleteFunc(slices.Clone(waiting), func(id string) bool { return slices.Contains(retiring, id) })
 	shares, rest, err := placement.WithRetiring(plan, len(retiring))
 	if err != nil {
 		return nil, err
 	}
-	contract := ContractProto(spec)
-	used := usedOf(plan)
-	contract.RateMilli, contract.Burst = int64(used.Rate), used.Burst
-	req := &srtmv1.SetContractRequest{Topic: spec.Name(), Contract: contract, ShareRule: spec.ShareRule}
-	for i, q := range plan.Quotas {
-		if shares[i].IsZero() {
-			waiting = append(waiting, q.Broker)
-			continue
+	c := &adaptor.Contract{Topic: spec.Name(), Total: usedOf(plan), Rule: spec.ShareRule}
+	place := func(p share.Placed) {
+		if p.Quota.IsZero() {
+			waiting = append(waiting, p.Broker)
+		} else {
+			c.Placed = append(c.Placed, p)
 		}
-		req.Members = append(req.Members, &srtmv1.Member{
-			BrokerId: q.Broker, Share: shareproto.To(shares[i]), Publishers: uint32(len(q.Publishers)),
-		})
+	}
+	for i, q := range plan.Quotas {
+		place(share.Placed{Broker: q.Broker, Publishers: len(q.Publishers), Quota: shares[i]})
 	}
 	for i, id := range retiring {
-		if rest[i].IsZero() {
-			waiting = append(waiting, id)
-			continue
-		}
-		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: shareproto.To(rest[i]), Retiring: true})
+		place(share.Placed{Broker: id, Quota: rest[i], Retiring: true})
 	}
 	ids := slices.Clone(waiting)
-	for _, m := range req.Members {
-		ids = append(ids, m.BrokerId)
+	for _, p := range c.Placed {
+		ids = append(ids, p.Broker)
 	}
 	for _, s := range t.cat.next.Unconfirmed(spec.Name()) {
 		if b, _ := t.cat.next.Broker(s.Broker); !slices.Contains(ids, s.Broker) && !b.Forgotten {
 			waiting, ids = append(waiting, s.Broker), append(ids, s.Broker)
 		}
 	}
-	req.Awaited = waiting
+	c.Awaited = waiting
 	if total, known := t.cat.former(spec.Name()); known {
-		req.Former = shareproto.To(total)
+		c.Former = total
 	}
 	for _, id := range ids {
 		if b, _ := t.cat.next.Broker(id); b.Strict {
-			req.Strict = append(req.Strict, id)
+			c.Strict = append(c.Strict, id)
 		}
 	}
-	return req, nil
+	return c, nil
 }
 
 // former returns the maximum that all brokers together may hold of a topic, if known.

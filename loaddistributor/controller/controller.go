@@ -62,7 +62,7 @@ type Controller struct {
 	// Set once.
 	cfg     *Config
 	view    *View
-	adaptor ledger
+	adaptor grants
 	end     context.CancelCauseFunc // ends the wait for answers of the adaptor and of brokers
 	soon    chan struct{}           // 1 deep: wakes mover before the next tick
 	metrics metrics
@@ -134,7 +134,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	life, end := context.WithCancelCause(context.Background())
 	c := &Controller{
 		cfg: &cfg, end: end, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
-		adaptor: ledger{adaptor, cfg.PrepareTimeout, life},
+		adaptor: grants{adaptor, cfg.PrepareTimeout, life},
 		brokers: &brokers{
 			cfg:      &cfg,
 			sessions: map[string]*Session{}, holders: map[string]*holder{}, left: map[string]bool{}, away: map[string]time.Time{},

@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -487,14 +488,14 @@ func (g *gate) set(err error) {
 	g.err = err
 }
 
-func (g *gate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+func (g *gate) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
 	g.mu.Lock()
 	err := g.err
 	g.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return g.Adaptor.SetContract(ctx, req)
+	return g.Adaptor.Set(ctx, c, mode)
 }
 
 // removeGate is an adaptor that accepts no removals while the gate is closed.
@@ -505,9 +506,9 @@ type removeGate struct {
 
 func (g *removeGate) wrap(a controller.Adaptor) controller.Adaptor { g.Adaptor = a; return g }
 
-func (g *removeGate) RemoveContract(ctx context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
+func (g *removeGate) Remove(ctx context.Context, topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
 	if g.closed.Load() {
 		return nil, status.Error(codes.Unavailable, "connection refused")
 	}
-	return g.Adaptor.RemoveContract(ctx, req)
+	return g.Adaptor.Remove(ctx, topic, awaited, strict)
 }

@@ -12,6 +12,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -21,9 +22,9 @@ type counted struct {
 	contracts *atomic.Int32
 }
 
-func (c counted) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+func (c counted) Set(ctx context.Context, of *adaptor.Contract, mode adaptor.Mode) error {
 	c.contracts.Add(1)
-	return c.Adaptor.SetContract(ctx, req)
+	return c.Adaptor.Set(ctx, of, mode)
 }
 
 var _ = Describe("A broker whose session ends", func() {

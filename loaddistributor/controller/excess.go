@@ -26,7 +26,7 @@ import (
 //
 //   - the answers of the API name them (View.Lowering);
 //   - a restarted adaptor does not adopt reported shares of the topic. It lowers all
-//     shares to the contract, and waits for the brokers (terms.request, mayHold);
+//     shares to the contract, and waits for the brokers (terms.contract, mayHold);
 //   - no topic of the same name is created (change.grant).
 //
 // A broker that is cut off also delays the growth of other brokers' shares after a

@@ -176,7 +176,7 @@ type witness struct {
 	cat     *pipeline
 	brokers *brokers
 	life    *lifetime
-	adaptor ledger
+	adaptor grants
 	soon    chan<- struct{} // wakes the controller's mover
 }
 
@@ -248,7 +248,7 @@ func (w *witness) ended(s *Session) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for {
-		_, err := w.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.said.Process})
+		_, err := w.adaptor.End(ctx, s.broker, s.said.Process)
 		if err == nil {
 			break
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -375,13 +376,13 @@ type afterUpdate struct {
 
 func (u *afterUpdate) wrap(a controller.Adaptor) controller.Adaptor { u.Adaptor = a; return u }
 
-func (u *afterUpdate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
-	r, err := u.Adaptor.SetContract(ctx, req)
-	if then := u.then; req.Update && err == nil && then != nil {
+func (u *afterUpdate) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
+	err := u.Adaptor.Set(ctx, c, mode)
+	if then := u.then; mode == adaptor.Update && err == nil && then != nil {
 		u.then = nil
 		then()
 	}
-	return r, err
+	return err
 }
 
 var _ = Describe("Deleting a topic", func() {

@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
 // operation is a requested change of a topic.
@@ -181,7 +182,7 @@ type changes struct {
 	requests *requests
 	terms    *terms
 	life     *lifetime
-	adaptor  ledger
+	adaptor  grants
 	planner  *planner
 	lowering func(ctx context.Context, topic string) *srtmv1.Lowering
 	tracer   trace.Tracer
@@ -328,17 +329,26 @@ func (c *change) ask(brokers []string, send func(*Session, request)) {
 // grant sets a contract at the adaptor.
 func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	c.mu.Lock()
-	req, err := c.terms.request(g.Spec, g.Plan, g.Retiring)
+	contract, err := c.terms.contract(g.Spec, g.Plan, g.Retiring)
 	c.mu.Unlock()
 	if err != nil {
 		return reconcile.Granted{Err: err}
 	}
-	req.Update, req.Adopt = g.Update, g.Adopt
-	if !g.Update && !g.Adopt {
+	var members []string
+	for _, p := range contract.Placed {
+		members = append(members, p.Broker)
+	}
+	mode := adaptor.Create
+	switch {
+	case g.Adopt:
+		mode = adaptor.Adopt
+	case g.Update:
+		mode = adaptor.Update
+	default:
 		err = c.release()
 	}
 	if err == nil {
-		err = c.adaptor.set(c.op.ctx, req)
+		err = c.adaptor.set(c.op.ctx, contract, mode)
 	}
 	if targets.Reason(err) == reasonBusy {
 		err = &BusyError{Topic: c.op.name, Lowering: c.lowering(context.Background(), c.op.name)}
@@ -350,11 +360,7 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 		l.unsynced = false
 	}
 	c.mu.Unlock()
-	granted := reconcile.Granted{Err: err}
-	for _, m := range req.Members {
-		granted.Members = append(granted.Members, m.BrokerId)
-	}
-	return granted
+	return reconcile.Granted{Members: members, Err: err}
 }
 
 // release makes the adaptor wait for brokers that may still use the contract of a deleted

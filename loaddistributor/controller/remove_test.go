@@ -173,9 +173,9 @@ type forgetting struct {
 	then func()
 }
 
-func (f forgetting) ForgetBroker(ctx context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
+func (f forgetting) Forget(ctx context.Context, broker string) ([]*srtmv1.FreedShare, error) {
 	defer f.then()
-	return f.Adaptor.ForgetBroker(ctx, req)
+	return f.Adaptor.Forget(ctx, broker)
 }
 
 // adopting returns the brokers that the topic's shares wait for.

@@ -390,9 +390,9 @@ type asked struct {
 	all, full *atomic.Int32
 }
 
-func (a asked) ListShares(ctx context.Context, req *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
-	r, err := a.Adaptor.ListShares(ctx, req)
-	if req.Topic == "" {
+func (a asked) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error) {
+	r, err := a.Adaptor.Shares(ctx, topic, unless)
+	if topic == "" {
 		a.all.Add(1)
 		a.full.Add(int32(min(len(r.GetTopics()), 1)))
 	}

@@ -13,6 +13,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
 // frozen is an adaptor that answers no call before the caller gives up, once the test freezes it.
@@ -31,25 +32,25 @@ func (f *frozen) wait(ctx context.Context) error {
 	return status.FromContextError(ctx.Err()).Err()
 }
 
-func (f *frozen) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+func (f *frozen) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
 	if err := f.wait(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	return f.Adaptor.SetContract(ctx, req)
+	return f.Adaptor.Set(ctx, c, mode)
 }
 
-func (f *frozen) RemoveContract(ctx context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
+func (f *frozen) Remove(ctx context.Context, topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
 	if err := f.wait(ctx); err != nil {
 		return nil, err
 	}
-	return f.Adaptor.RemoveContract(ctx, req)
+	return f.Adaptor.Remove(ctx, topic, awaited, strict)
 }
 
-func (f *frozen) ListShares(ctx context.Context, req *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
+func (f *frozen) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error) {
 	if err := f.wait(ctx); err != nil {
 		return nil, err
 	}
-	return f.Adaptor.ListShares(ctx, req)
+	return f.Adaptor.Shares(ctx, topic, unless)
 }
 
 var _ = Describe("A controller that stops while its adaptor is frozen", func() {

@@ -59,7 +59,7 @@ type tuning struct {
 	topics  *topics
 	tuner   *tuner.Tuner
 	life    *lifetime
-	adaptor ledger
+	adaptor grants
 	owners  *owners
 	metrics metrics
 	tracer  trace.Tracer

@@ -34,7 +34,7 @@ type View struct {
 	topics    *topics
 	knowledge *knowledge
 	tuner     *tuner.Tuner
-	adaptor   ledger
+	adaptor   grants
 	tenants   *tenants
 	life      *lifetime
 }

@@ -38,6 +38,18 @@ type Machine struct {
 	following map[string]bool
 }
 
+// Mode says how a contract is put in force.
+type Mode uint8
+
+const (
+	// Create sets the contract of a new topic, and waits until each member has acknowledged its share.
+	Create Mode = iota
+	// Update gives a topic another contract or other members. Update does not wait.
+	Update
+	// Adopt restores a contract whose shares brokers hold already (Restore). Adopt does not wait.
+	Adopt
+)
+
 // Contract is a topic's contract with its members.
 type Contract struct {
 	Topic  string

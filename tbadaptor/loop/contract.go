@@ -23,14 +23,43 @@ import (
 
 // SetContract implements srtmv1.GrantServiceServer.
 func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
-	c, err := checkContract(req)
-	if err != nil {
-		return nil, toStatus(err)
+	c := &adaptor.Contract{
+		Topic: req.Topic, Total: shareproto.From(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
+		Former: shareproto.From(req.Former),
 	}
+	for _, m := range req.Members {
+		c.Placed = append(c.Placed, share.Placed{
+			Broker: m.BrokerId, Publishers: int(min(m.Publishers, 1<<30)), Quota: shareproto.From(m.Share), Retiring: m.Retiring,
+		})
+	}
+	mode := adaptor.Create
 	switch {
-	case req.Adopt: // neither Adopt nor Update waits
-		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Restore(clock.Mono(), c) })
+	case req.Adopt && req.Update:
+		bad := checkContract(c)
+		bad.Add("update", "not together with adopt")
+		return nil, toStatus(bad.Err())
+	case req.Adopt:
+		mode = adaptor.Adopt
 	case req.Update:
+		mode = adaptor.Update
+	}
+	if err := s.Set(ctx, c, mode); err != nil {
+		return nil, err
+	}
+	return &srtmv1.SetContractResponse{}, nil
+}
+
+// Set puts a contract in force. Set takes ownership of c. The error is a gRPC status.
+func (s *Server) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
+	c.Rule = cmp.Or(c.Rule, share.Default)
+	err := checkContract(c).Err()
+	if err != nil {
+		return toStatus(err)
+	}
+	switch mode {
+	case adaptor.Adopt:
+		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Restore(clock.Mono(), c) })
+	case adaptor.Update:
 		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Update(clock.Mono(), c) })
 	default:
 		wait := s.cfg.AckTimeout
@@ -43,20 +72,16 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 		err = s.set(ctx, c)
 	}
 	if err != nil {
-		s.cfg.Log.Warn("contract not set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, obs.KeyError, err)
-		return nil, toStatus(err)
+		s.cfg.Log.Warn("contract not set", obs.KeyTopic, c.Topic, "adopt", mode == adaptor.Adopt, obs.KeyError, err)
+		return toStatus(err)
 	}
 	s.expire(clock.Mono()) // starts the leases of awaited brokers
-	s.cfg.Log.Info("contract set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, "rule", c.Rule, "members", len(c.Placed))
-	return &srtmv1.SetContractResponse{}, nil
+	s.cfg.Log.Info("contract set", obs.KeyTopic, c.Topic, "adopt", mode == adaptor.Adopt, "rule", c.Rule, "members", len(c.Placed))
+	return nil
 }
 
-func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
-	var bad badRequest
-	c := &adaptor.Contract{
-		Topic: req.Topic, Total: shareproto.From(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
-		Former: shareproto.From(req.Former),
-	}
+// checkContract returns all faults of a contract, by the fields of SetContractRequest.
+func checkContract(c *adaptor.Contract) (bad badRequest) {
 	bad.Name("topic", c.Topic)
 	if !slices.Contains(share.Rules(), c.Rule) {
 		bad.Add("share_rule", "%q is not one of %s", c.Rule, strings.Join(share.Rules(), ", "))
@@ -69,44 +94,39 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	if err := c.Former.Validate(); err != nil {
 		bad.Add("former", "%v", err)
 	}
-	if req.Adopt && req.Update {
-		bad.Add("update", "not together with adopt")
-	}
-	if len(req.Members) == 0 {
+	if len(c.Placed) == 0 {
 		bad.Add("members", "there are none")
 	}
 	left := c.Total
 	members := map[string]bool{}
-	for i, m := range req.Members {
-		at := func(field string) string { return fmt.Sprintf("members[%d].%s", i, field) }
-		one := shareproto.From(m.Share)
-		if bad.Name(at("broker_id"), m.BrokerId) && members[m.BrokerId] {
-			bad.Add(at("broker_id"), "%q appears twice", m.BrokerId)
+	for i := range c.Placed {
+		p := &c.Placed[i]
+		field := func(name string) string { return fmt.Sprintf("members[%d].%s", i, name) }
+		if bad.Name(field("broker_id"), p.Broker) && members[p.Broker] {
+			bad.Add(field("broker_id"), "%q appears twice", p.Broker)
 		}
-		if err := one.Validate(); err != nil {
-			bad.Add(at("share"), "%v", err)
-		} else if one.IsZero() {
-			bad.Add(at("share"), "it is empty")
+		if err := p.Quota.Validate(); err != nil {
+			bad.Add(field("share"), "%v", err)
+		} else if p.Quota.IsZero() {
+			bad.Add(field("share"), "it is empty")
 		} else {
-			left = left.Less(one)
+			left = left.Less(p.Quota)
 		}
+		members[p.Broker] = true
 		// A member without declared publishers counts as one publisher: its publishers are unknown, not
 		// absent.
-		members[m.BrokerId] = true
-		c.Placed = append(c.Placed, share.Placed{
-			Broker: m.BrokerId, Publishers: int(max(1, min(m.Publishers, 1<<30))), Quota: one, Retiring: m.Retiring,
-		})
+		p.Publishers = max(1, p.Publishers)
 	}
-	for i, broker := range req.Awaited {
-		at := fmt.Sprintf("awaited[%d]", i)
-		if bad.Name(at, broker) && (members[broker] || slices.Contains(req.Awaited[:i], broker)) {
-			bad.Add(at, "%q appears twice", broker)
+	for i, broker := range c.Awaited {
+		field := fmt.Sprintf("awaited[%d]", i)
+		if bad.Name(field, broker) && (members[broker] || slices.Contains(c.Awaited[:i], broker)) {
+			bad.Add(field, "%q appears twice", broker)
 		}
 	}
 	if len(bad) == 0 && !left.IsZero() {
 		bad.Add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
 	}
-	return c, bad.Err()
+	return bad
 }
 
 // set puts a contract in the ledger and waits until its members have their shares. If set fails, it
@@ -202,10 +222,21 @@ func lacking(v ledger.TopicView) []string {
 }
 
 // RemoveContract implements srtmv1.GrantServiceServer.
-func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
+func (s *Server) RemoveContract(ctx context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
+	shares, err := s.Remove(ctx, req.Topic, req.Awaited, req.Strict)
+	if err != nil {
+		return nil, err
+	}
+	return &srtmv1.RemoveContractResponse{Shares: shares}, nil
+}
+
+// Remove ends a contract, and returns the shares that brokers still hold; nil: none. The awaited
+// brokers may use shares of the contract. The strict brokers among them stop when their lease ends. The
+// error is a gRPC status.
+func (s *Server) Remove(_ context.Context, topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
 	var bad badRequest
-	bad.Name("topic", req.Topic)
-	for i, broker := range req.Awaited {
+	bad.Name("topic", topic)
+	for i, broker := range awaited {
 		bad.Name(fmt.Sprintf("awaited[%d]", i), broker)
 	}
 	if err := bad.Err(); err != nil {
@@ -213,47 +244,58 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 	}
 	set := false // false: a repeated call, made to see which brokers still hold shares
 	err := s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
-		set = m.Contract(req.Topic) != nil
-		return s.removeLocked(req.Topic, req.Awaited, req.Strict), nil
+		set = m.Contract(topic) != nil
+		return s.removeLocked(topic, awaited, strict), nil
 	})
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	s.expire(clock.Mono()) // starts the leases of awaited brokers
 	if set {
-		s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
+		s.cfg.Log.Info("contract removed", obs.KeyTopic, topic)
 	}
-	response := &srtmv1.RemoveContractResponse{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v, known := s.mu.machine.Topic(req.Topic); known {
-		response.Shares = s.sharesLocked(v, 0)
+	if v, known := s.mu.machine.Topic(topic); known {
+		return s.sharesLocked(v, 0), nil
 	}
-	return response, nil
+	return nil, nil
 }
 
 // ForgetBroker implements srtmv1.GrantServiceServer.
-func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
-	var bad badRequest
-	if !bad.Name("broker_id", req.BrokerId) {
-		return nil, toStatus(bad.Err())
-	}
-	freed, err := s.free(reasonForgotten, req.BrokerId, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) { return m.Forget(req.BrokerId) })
+func (s *Server) ForgetBroker(ctx context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
+	freed, err := s.Forget(ctx, req.BrokerId)
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, err
 	}
 	return &srtmv1.ForgetBrokerResponse{Freed: freed}, nil
 }
 
+// Forget frees the shares of a broker that an operator declares dead. The error is a gRPC status.
+func (s *Server) Forget(_ context.Context, broker string) ([]*srtmv1.FreedShare, error) {
+	var bad badRequest
+	if !bad.Name("broker_id", broker) {
+		return nil, toStatus(bad.Err())
+	}
+	freed, err := s.free(reasonForgotten, broker, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) { return m.Forget(broker) })
+	return freed, toStatus(err)
+}
+
 // ReportEnd implements srtmv1.GrantServiceServer.
-func (s *Server) ReportEnd(_ context.Context, req *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
-	freed, err := s.free(reasonEnded, req.BrokerId, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) {
-		return m.Ended(req.BrokerId, req.Instance, clock.Mono())
-	})
+func (s *Server) ReportEnd(ctx context.Context, req *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
+	freed, err := s.End(ctx, req.BrokerId, req.Instance)
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, err
 	}
 	return &srtmv1.ReportEndResponse{Freed: freed}, nil
+}
+
+// End frees the shares of a broker's process that has ended. The error is a gRPC status.
+func (s *Server) End(_ context.Context, broker, instance string) ([]*srtmv1.FreedShare, error) {
+	freed, err := s.free(reasonEnded, broker, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) {
+		return m.Ended(broker, instance, clock.Mono())
+	})
+	return freed, toStatus(err)
 }
 
 // free frees a broker's shares. The loaddistributor logs why it asked.
@@ -300,6 +342,12 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 		response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
 	}
 	return response, nil
+}
+
+// Shares returns the shares of a topic; of all topics without a name. If the revision of the shares is
+// unless, Shares returns only the revision. The error is a gRPC status.
+func (s *Server) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error) {
+	return s.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic, UnlessRevision: unless})
 }
 
 // sharesLocked converts v. A topic that brokers hold but that was not set has no contract. Requires: mu
