@@ -195,7 +195,7 @@ type cause struct {
 
 // moved is a move of one publisher. from or to is "" for no broker.
 type moved struct {
-	*cause
+	cause               *cause
 	at                  time.Time
 	epoch               uint64
 	publisher, from, to string
@@ -249,7 +249,7 @@ func (m *moves) page(before uint64, most int) (list []*srtmv1.PublisherMove, nex
 	for _, one := range slices.Backward(m.list[from:end]) {
 		list = append(list, &srtmv1.PublisherMove{
 			Time: timestamppb.New(one.at), Epoch: one.epoch, PublisherId: one.publisher, From: one.from, To: one.to,
-			Reason: one.reason, Why: one.why, By: one.by,
+			Reason: one.cause.reason, Why: one.cause.why, By: one.cause.by,
 		})
 	}
 	if from > 0 {
