@@ -37,6 +37,9 @@ type cable struct {
 	hole      atomic.Pointer[string] // the next operation without an answer: save, poll, join or renewal
 	room      atomic.Int64           // 0, or how many credits the store can save in the given time
 	slow      atomic.Pointer[func()] // called once, before the next renewal
+	unaware   atomic.Bool            // renewals do not show the newest change of the owners
+	behind    atomic.Bool            // Owners returns the owners before their newest change
+	reads     atomic.Int64           // reads of the owners
 }
 
 // renewed waits for two renewals that begin after the call.
@@ -69,7 +72,23 @@ func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uin
 	if slow := c.slow.Swap(nil); slow != nil {
 		(*slow)()
 	}
-	return c.Store.Renew(ctx, me)
+	members, owners, err := c.Store.Renew(ctx, me)
+	if c.unaware.Load() {
+		owners--
+	}
+	return members, owners, err
+}
+
+func (c *cable) Owners(ctx context.Context) (all []store.Partition, number uint64, err error) {
+	defer c.reads.Add(1)
+	all, number, err = c.Store.Owners(ctx)
+	if c.behind.Load() && err == nil {
+		number--
+		for i := range all {
+			all[i].Epoch--
+		}
+	}
+	return all, number, err
 }
 
 func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error {

@@ -222,8 +222,10 @@ func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplicatio
 }
 
 // surrender saves the credits that a process sent, before this server or the process's successor
-// replaces it. Requires: saving held.
+// replaces it. If a credit has a later epoch than this server knows, surrender reads the owners first.
+// Requires: saving held.
 func (s *Server) surrender(ctx context.Context, process int64) error {
+	read := false
 	for {
 		batch := s.replicas.unsaved(process, s.batch)
 		if len(batch) == 0 {
@@ -231,10 +233,20 @@ func (s *Server) surrender(ctx context.Context, process int64) error {
 		}
 		var credits []table.Credit
 		t := s.owners.Load()
+		behind := false
 		for _, sent := range batch { // skip credits of an earlier epoch: the partition has had another owner since
-			if t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch == sent.Epoch {
+			epoch := t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch
+			if epoch == sent.Epoch {
 				credits = append(credits, sent.Credit)
 			}
+			behind = behind || epoch < sent.Epoch
+		}
+		if behind && !read { // still behind after a read: the store was replaced by an older copy
+			if err := s.readOwners(ctx); err != nil {
+				return err
+			}
+			read = true
+			continue
 		}
 		switch err := s.save(ctx, t, credits); {
 		case err == nil:

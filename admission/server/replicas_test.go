@@ -176,6 +176,28 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	before.cut.Store(false)
 }
 
+// A follower that has not heard yet of the owner's epoch reads the owners before it saves, and does not
+// take the credits for credits of an earlier epoch.
+func TestAFollowerIsBehind(t *testing.T) {
+	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 10)})
+	follower, reads := p.cables[1], p.cables[1].reads.Load()
+	follower.behind.Store(true)
+	follower.unaware.Store(true)
+	testkit.WaitFor(t, "the follower has old owners", func() bool { return follower.reads.Load() > reads })
+	follower.renewed(t)
+	if d := sure(t, p.client(p.s[0]), "key", 7); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	p.replicated(0)
+	p.cables[0].cut.Store(true)
+	follower.behind.Store(false)
+	p.cfg.Advertise = p.s[0].Addr().String()
+	before := p.cables[0]
+	p.start(0)
+	testkit.Equal(t, sure(t, p.client(p.s[0]), "key", 0).Left, 3, "left of 10 of which the follower was sent that 7 are used")
+	before.cut.Store(false)
+}
+
 // A successor asks the follower, and the follower saves. Then the store's answer to the successor is
 // lost. The next process loses nothing that the follower was sent. A strict key is denied until the
 // lease of the previous process is over, as always.
