@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,6 +65,7 @@ type cluster struct {
 	store     []string // flags of the loaddistributor's store
 	durable   []string // durability flags of the brokers
 	ledger    ledger
+	undrain   []func() bool // ends of drains that the control plane has not acknowledged
 
 	// The adaptor is a separate process, which brokers and the loaddistributor reach through the link.
 	// With an embedded adaptor, these fields are unused. Publishers hold publishing for reading while
@@ -179,6 +181,9 @@ func newClusterOf(t *testing.T, apart bool, leases []string, placement string, m
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart, placement: placement, mcap: mcap, machines: loopback{t}}
 	c.store = []string{"--data-path=" + c.dir}
+	if os.Getenv(longer) != "" {
+		c.durable = []string{"--durability=fsync"}
+	}
 	c.start(policies)
 	return c
 }
@@ -422,6 +427,13 @@ func (l *ledger) set(number int64, to int) {
 	}
 }
 
+// forget removes all messages, because their topic was deleted.
+func (l *ledger) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.mu.open)
+}
+
 // missing returns the numbers of the accepted messages that were not delivered.
 func (l *ledger) missing() (numbers []int64) {
 	l.mu.Lock()
@@ -489,10 +501,29 @@ func (c *cluster) twoAdaptors(rng *rand.Rand) mishap {
 	}, func() { c.must(c.second.Signal(syscall.SIGCONT)) }, 4 * time.Second}
 }
 
+// drain moves the topic away from a broker, and afterwards lets the broker have topics again.
+func (c *cluster) drain(b *broker, longest time.Duration) mishap {
+	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
+	order := func(undo bool) error {
+		limit, cancel := context.WithTimeout(c.t.Context(), time.Second)
+		defer cancel()
+		_, err := admin.DrainBroker(limit, &srtmv1.DrainBrokerRequest{BrokerId: b.name, Undo: undo}, grpc.WaitForReady(true))
+		return err
+	}
+	return mishap{
+		"drains", b.name + "'s drain",
+		func() { _ = order(false) }, // the control plane may be away
+		func() { c.undrain = append(c.undrain, func() bool { return order(true) == nil }) }, longest,
+	}
+}
+
 // mishap draws a mishap: of eight, two kill a broker, one stops a broker for a while, two cut a broker
 // off from the loaddistributor, and three hit the control plane.
 func (c *cluster) mishap(rng *rand.Rand) mishap {
 	b := c.brokers[rng.IntN(len(c.brokers))]
+	if os.Getenv(longer) != "" && rng.IntN(8) == 0 {
+		return c.drain(b, 3*time.Second)
+	}
 	switch rng.IntN(8) {
 	case 0, 1:
 		return cut("brokers cut off", b.name+"'s way", b.proxy, 3*time.Second)
@@ -610,6 +641,7 @@ func (a *administration) replace(contract tokenbucket.Share) {
 		}
 		wait(100 * time.Millisecond)
 	}
+	a.c.ledger.forget()
 	a.promises = append(a.promises, promise{at: clock.Mono(), contract: contract, fresh: true})
 	a.creations++
 }
@@ -655,6 +687,7 @@ func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
 	defer ticker.Stop()
 	for next := time.Now().Add(2 * time.Second); ; {
 		over := ctx.Err() != nil
+		c.undrain = slices.DeleteFunc(c.undrain, func(ended func() bool) bool { return ended() })
 		now = slices.DeleteFunc(now, func(o open) bool {
 			is := over || time.Now().After(o.until)
 			if is {
@@ -663,6 +696,10 @@ func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
 			return is
 		})
 		if over {
+			testkit.WaitFor(c.t, "ends of drains", func() bool {
+				c.undrain = slices.DeleteFunc(c.undrain, func(ended func() bool) bool { return ended() })
+				return len(c.undrain) == 0
+			})
 			break
 		}
 		m := c.mishap(rng)
@@ -749,6 +786,27 @@ func (c *cluster) verify(delivered int64, promised promises) {
 	t.Logf("availability: %.1f %% of what the contract allows was released", 100*n/(rate*span.Seconds()))
 }
 
+// settle ends publishing, and checks that all accepted messages arrive and that the contract was kept.
+func (c *cluster) settle(stop func() int64, promised promises) {
+	t := c.t
+	t.Helper()
+	c.publishing.Lock()
+	defer c.publishing.Unlock()
+	for end := time.Now().Add(2 * local.Patience); len(c.ledger.missing()) > 0; wait(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			missing := c.ledger.missing()
+			slices.Sort(missing)
+			t.Errorf("%d accepted messages are not delivered, numbers %d to %d", len(missing), missing[0], missing[len(missing)-1])
+			for _, b := range c.brokers {
+				text, _, err := localtest.Ask(http.MethodGet, "http://"+b.web+"/stats?format=text&topic="+topic, "")
+				t.Logf("%s: %v\n%s", b.name, err, text)
+			}
+			break
+		}
+	}
+	c.verify(stop(), promised)
+}
+
 func TestTheContractHoldsWhateverFails(t *testing.T) {
 	length := 10 * time.Second
 	if s := os.Getenv(longer); s != "" {
@@ -782,7 +840,11 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 			<-changed
 			t.Logf("%v of trouble: %s; %v", time.Since(began), troubles, a)
 			c.flows(rate) // again, by itself
-			c.verify(stop(), a.promises)
+			if os.Getenv(longer) != "" {
+				c.settle(stop, a.promises)
+			} else {
+				c.verify(stop(), a.promises)
+			}
 		})
 	}
 }

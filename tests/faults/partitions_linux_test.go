@@ -236,27 +236,6 @@ func withoutClients(text string) string {
 	return own.String()
 }
 
-// settle ends publishing, and checks that all accepted messages arrive and that the contract was kept.
-func (c *cluster) settle(stop func() int64, promised promises) {
-	t := c.t
-	t.Helper()
-	c.publishing.Lock()
-	defer c.publishing.Unlock()
-	for end := time.Now().Add(2 * local.Patience); len(c.ledger.missing()) > 0; wait(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			missing := c.ledger.missing()
-			slices.Sort(missing)
-			t.Errorf("%d accepted messages are not delivered, numbers %d to %d", len(missing), missing[0], missing[len(missing)-1])
-			for _, b := range c.brokers {
-				text, _, err := localtest.Ask(http.MethodGet, "http://"+b.web+"/stats?format=text&topic="+topic, "")
-				t.Logf("%s: %v\n%s", b.name, err, text)
-			}
-			break
-		}
-	}
-	c.verify(stop(), promised)
-}
-
 // deployment is a way to run a cluster, and the pairs of machines whose links are cut.
 type deployment struct {
 	apart, etcd, jetstream bool
