@@ -10,8 +10,10 @@ import (
 	"html/template"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 
@@ -136,7 +138,7 @@ func New(cfg Config) (*Console, error) {
 	c.mux.HandleFunc("POST /ui/logout", c.logout)
 	for path, view := range c.views() {
 		c.mux.HandleFunc("GET /ui"+path, c.page(view))
-		if path != "/peek" && path != "/create" { // these pages have no live updates
+		if path != "/peek" && path != "/create" && path != "/glossary" { // these pages have no live updates
 			c.mux.HandleFunc("GET /ui/live"+path, c.stream(view))
 		}
 	}
@@ -151,13 +153,16 @@ func New(cfg Config) (*Console, error) {
 
 // views returns the pages by path.
 func (c *Console) views() map[string]viewer {
+	all := map[string]viewer{"/channel": c.channel, "/peek": c.peek, "/glossary": c.glossary}
 	if c.cfg.API == nil {
-		return map[string]viewer{"/{$}": c.broker, "/channel": c.channel, "/peek": c.peek}
+		all["/{$}"] = c.broker
+		return all
 	}
-	return map[string]viewer{
-		"/{$}": c.overview, "/topic": c.topic, "/compare": c.compare, "/broker": c.broker, "/channel": c.channel, "/peek": c.peek,
-		"/nodes": c.nodes, "/create": c.createPage,
-	}
+	maps.Copy(all, map[string]viewer{
+		"/{$}": c.overview, "/topics": c.topics, "/topic": c.topic, "/compare": c.compare,
+		"/brokers": c.brokers, "/broker": c.broker, "/nodes": c.nodes, "/create": c.createPage,
+	})
+	return all
 }
 
 // viewer gathers the data of a page. A page shows its error instead.
@@ -168,7 +173,48 @@ type viewer func(ctx context.Context, q url.Values, u user) (view, error)
 type view struct {
 	Template, Title string
 	Topics          []string // topics whose samples the charts show
+	Crumbs          []link   // pages above this page
 	Data            any
+}
+
+// link is a link with its text.
+type link struct{ Text, Link string }
+
+// sections are the sections of the navigation, with their pages' templates.
+var sections = []struct {
+	link
+	templates []string
+}{
+	{link{"Overview", "/ui/"}, []string{"overview"}},
+	{link{"Topics", "/ui/topics"}, []string{"topics", "topic", "compare", "channel", "peek", "create"}},
+	{link{"Brokers", "/ui/brokers"}, []string{"brokers", "broker", "nodes"}},
+}
+
+// Sections returns the links of the navigation.
+func (f frame) Sections() (all []link) {
+	switch {
+	case f.Template == "login":
+		return nil
+	case !f.Cluster:
+		return []link{{"Broker", "/ui/"}}
+	}
+	for _, s := range sections {
+		all = append(all, s.link)
+	}
+	return all
+}
+
+// Section returns the section of the page; "": none.
+func (f frame) Section() string {
+	if !f.Cluster {
+		return "Broker"
+	}
+	for _, s := range sections {
+		if slices.Contains(s.templates, f.Template) {
+			return s.Text
+		}
+	}
+	return ""
 }
 
 // frame is the input of templates.
@@ -178,6 +224,7 @@ type frame struct {
 	Path    string        // of the page, with its query
 	Live    template.HTML // the live part
 	Main    template.HTML
+	Tools   template.HTML // beside the title
 	Cluster bool
 	Version string
 }
@@ -209,6 +256,9 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, v vie
 	var err error
 	if c.templates.Lookup(v.Template+"-live") != nil {
 		f.Live, err = c.render(v.Template+"-live", f)
+	}
+	if err == nil && c.templates.Lookup(v.Template+"-tools") != nil {
+		f.Tools, err = c.render(v.Template+"-tools", f)
 	}
 	if err == nil {
 		f.Main, err = c.render(v.Template, f)

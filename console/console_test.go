@@ -157,7 +157,7 @@ func read(t *testing.T, r *http.Response) (int, string) {
 // No name from outside becomes markup, on any page.
 func TestNamesAreText(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"plain", evil}}, nil)
-	for _, path := range []string{"/ui/", "/ui/?q=" + url.QueryEscape(evil), "/ui/topic?name=" + url.QueryEscape(evil), "/ui/compare?a=plain&b=" + url.QueryEscape(evil), "/ui/topic?name=no" + url.QueryEscape(evil)} {
+	for _, path := range []string{"/ui/", "/ui/topics?q=" + url.QueryEscape(evil), "/ui/topic?name=" + url.QueryEscape(evil), "/ui/compare?a=plain&b=" + url.QueryEscape(evil), "/ui/topic?name=no" + url.QueryEscape(evil)} {
 		_, body := get(t, browser, base+path)
 		if !strings.Contains(body, "&lt;script&gt;") || strings.Contains(body, "<script>") || strings.Contains(body, " style=") {
 			t.Errorf("%s:\n%s", path, body)
@@ -184,11 +184,11 @@ func TestManyTopics(t *testing.T) {
 		f.names = append(f.names, fmt.Sprintf("topic-%05d", i))
 	}
 	c, base, browser := serve(t, f, nil)
-	_, body := get(t, browser, base+"/ui/?from=9990")
+	_, body := get(t, browser, base+"/ui/topics?from=9990")
 	if !strings.Contains(body, "9991 to 10000 of 10000") || strings.Count(body, "topic-0") != 2*10 {
 		t.Errorf("%s", body)
 	}
-	if _, body = get(t, browser, base+"/ui/"); len(body) > 50_000 {
+	if _, body = get(t, browser, base+"/ui/topics"); len(body) > 50_000 {
 		t.Errorf("a page has %d bytes", len(body))
 	}
 	for i := range 3 * maxTracked {

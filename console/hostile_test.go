@@ -146,7 +146,7 @@ func TestHostileNames(t *testing.T) {
 		"no letters": "\xff\xfe", "an attribute": `x" onmouseover="alert(1)`, "a template": "{{.User.CSRF}}",
 	} {
 		c, base, browser := serve(t, &fake{names: []string{name}}, nil)
-		for _, path := range []string{"/ui/topic?name=", "/ui/channel?topic=", "/ui/compare?b=x&a=", "/ui/?q=", "/ui/broker?id="} {
+		for _, path := range []string{"/ui/topic?name=", "/ui/channel?topic=", "/ui/compare?b=x&a=", "/ui/topics?q=", "/ui/broker?id="} {
 			_, body := get(t, browser, base+path+url.QueryEscape(name))
 			for _, bad := range []string{`href="javascript:`, ` onmouseover="`, "<u>", `href="http`} {
 				if strings.Contains(body, bad) {
@@ -182,7 +182,7 @@ func TestListsComeInPages(t *testing.T) {
 		c.Brokers = many("topics", `{"topic_name": "topic-%05d"}`)
 	})
 	for path, want := range map[string]string{
-		"/ui/?brokers=": "broker-%05d</a>", "/ui/nodes?from=": "node-%05d<", "/ui/broker?id=broker-00007&from=": "topic-%05d</a>",
+		"/ui/brokers?from=": "broker-%05d</a>", "/ui/nodes?from=": "node-%05d<", "/ui/broker?id=broker-00007&from=": "topic-%05d</a>",
 	} {
 		for _, from := range []int{0, 9990} {
 			code, body := get(t, browser, base+path+fmt.Sprint(from))

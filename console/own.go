@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -11,8 +12,14 @@ import (
 	"github.com/srtm-io/srtm/console/history"
 )
 
+// brokerSeries begins the names of brokers' histories. No topic has such a name.
+const brokerSeries = "broker:"
+
 // ownSeries is the name of the history of the broker that serves this console.
-const ownSeries = ""
+const ownSeries = brokerSeries
+
+// isBroker reports whether a history belongs to a broker.
+func isBroker(name string) bool { return strings.HasPrefix(name, brokerSeries) }
 
 // reading is the broker's metrics at one look.
 type reading struct {

@@ -76,6 +76,7 @@ type watched struct {
 	topics  map[string]*tracked // guarded by mu; at most maxTracked
 	changed chan struct{}       // guarded by mu; closed and replaced in every round
 	viewed  time.Time           // guarded by mu; any page
+	totals  []total             // guarded by mu; of the last hour, one per seldom ticks
 }
 
 func (w *watched) init() {
@@ -134,7 +135,7 @@ func (c *Console) round(ctx context.Context, n int) {
 	before := w.now
 	var due []string
 	for name, t := range w.topics {
-		if name != ownSeries && (now.Sub(t.viewed) < viewed || n%seldom == 0) {
+		if !isBroker(name) && (now.Sub(t.viewed) < viewed || n%seldom == 0) {
 			due = append(due, name)
 		}
 	}
@@ -169,6 +170,10 @@ func (c *Console) round(ctx context.Context, n int) {
 	_ = group.Wait() // the group's functions return no errors
 	w.mu.Lock()
 	w.shrink(now)
+	if n%seldom == 0 && c.admin != nil {
+		w.totals = append(w.totals, w.total())
+		w.totals = slices.Delete(w.totals, 0, max(0, len(w.totals)-maxTotals))
+	}
 	close(w.changed)
 	w.changed = make(chan struct{})
 	w.mu.Unlock()

@@ -1,0 +1,87 @@
+package console
+
+import (
+	"context"
+	"net/url"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/console/history"
+	"github.com/srtm-io/srtm/console/why"
+	"github.com/srtm-io/srtm/internal/topics"
+)
+
+// part is one broker's data of a topic.
+type part struct {
+	*srtmv1.BrokerTopicStatus
+	Publishers uint32
+	Wide       float64 // its share of the contract, in percent
+	Offered    float32 // msg/s
+	why.Latencies
+}
+
+// side is a topic on a page.
+type side struct {
+	Name string
+	known
+	Verdict why.Verdict
+	Penalty *why.Penalty
+	Parts   []part
+	Late    []stack
+	Given   []given // of the topic, then of its channels; on the page of one topic
+	Silent  string  // why a broker of the topic did not answer for Given
+}
+
+// stack draws a part of a p99, in percent.
+type stack struct {
+	Name       string
+	Value      float32 // ms
+	From, Wide float64
+}
+
+// see returns a topic with its evaluation.
+func (c *Console) see(ctx context.Context, name string) side {
+	s := side{Name: name, known: c.follow(ctx, name)}
+	if s.Topic == nil {
+		return s
+	}
+	s.Verdict = why.Judge(s.Topic)
+	if p, ok := why.PenaltyOf(s.Topic); ok {
+		s.Penalty = &p
+	}
+	contract := s.Topic.GetSpec().GetContract()
+	publishers := map[string]uint32{}
+	for _, q := range s.Topic.Quotas {
+		publishers[q.BrokerId] = q.Publishers
+	}
+	for _, b := range s.Topic.GetStatus().GetBrokers() {
+		p := part{BrokerTopicStatus: b, Publishers: publishers[b.BrokerId], Latencies: why.LatenciesOf(b.GetWindow())}
+		p.Offered = float32(topics.PerSecond(b.GetWindow().GetOffered(), b.GetWindow()))
+		if contract.GetRateMilli() > 0 {
+			p.Wide = 100 * float64(b.GetShare().GetRateMilli()) / float64(contract.GetRateMilli())
+		}
+		s.Parts = append(s.Parts, p)
+	}
+	at := 0.0
+	sum := float64(s.Last.Delays[history.Access].P99 + s.Last.Delays[history.Broker].P99 + s.Last.Delays[history.Consumer].P99)
+	for i, name := range []string{"access", "broker", "consumer"} {
+		value := s.Last.Delays[i].P99
+		one := stack{Name: name, Value: value, From: at}
+		if sum > 0 {
+			one.Wide = 100 * float64(value) / sum
+		}
+		at += one.Wide
+		s.Late = append(s.Late, one)
+	}
+	return s
+}
+
+// topic shows one topic.
+func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error) {
+	s := c.see(ctx, q.Get("name"))
+	if s.Topic == nil {
+		return view{}, &problem{404, s.Trouble}
+	}
+	s.Given, s.Silent = c.givenUp(ctx, s.Name)
+	return view{Template: "topic", Title: "Topic " + s.Name, Topics: []string{s.Name}, Data: s}, nil
+}
+
