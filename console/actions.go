@@ -20,49 +20,102 @@ const actionTimeout = 30 * time.Second
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// actions returns the actions of pages by name. Each action returns its answer.
-func (c *Console) actions() map[string]func(context.Context, url.Values) (string, error) {
+// operator carries out the changes of pages.
+type operator struct {
+	admin   srtmv1.AdminServiceClient // nil: of a standalone broker
+	brokers *asker
+}
+
+// action is what a button does.
+type action struct {
+	do func(context.Context, url.Values) (done string, err error)
+	// check returns what is wrong with the form, before the question; nil: nothing can be.
+	check func(url.Values) error
+	// question is asked before; nil: none.
+	question func(url.Values) string
+	// then returns the page to show afterwards; nil: the same page.
+	then func(url.Values) string
+}
+
+// actions returns the actions of pages by name.
+func (c *Console) actions() map[string]action {
+	o := operator{c.admin, &c.asks}
 	onChannel := func(path, done string) func(context.Context, url.Values) (string, error) {
 		return func(ctx context.Context, form url.Values) (string, error) {
-			return c.onHolders(ctx, form, path, url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}}, done)
+			return o.onHolders(ctx, form, path, url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}}, done)
 		}
 	}
-	all := map[string]func(context.Context, url.Values) (string, error){
-		"pause":   onChannel("/channel/pause", "Paused"),
-		"unpause": onChannel("/channel/unpause", "Goes on"),
-		"empty":   onChannel("/channel/empty", "Emptied"),
-		"seek":    c.seek,
+	ask := func(format string, keys ...string) func(url.Values) string {
+		return func(form url.Values) string {
+			var names []any
+			for _, key := range keys {
+				names = append(names, form.Get(key))
+			}
+			return fmt.Sprintf(format, names...)
+		}
+	}
+	all := map[string]action{
+		"pause":   {do: onChannel("/channel/pause", "Paused")},
+		"unpause": {do: onChannel("/channel/unpause", "Resumed")},
+		"empty":   {do: onChannel("/channel/empty", "Emptied"), question: ask("Discard all messages of channel %s?", "channel")},
+		"seek":    {do: o.seek, check: checkPlace, question: ask("Move channel %s to %s? Messages in flight no longer belong to it.", "channel", "to")},
+		"publish": {do: o.publish, check: checkMessage},
 	}
 	if c.admin == nil {
 		return all
 	}
-	all["drain"] = func(ctx context.Context, form url.Values) (string, error) {
-		_, err := c.admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: form.Get("broker"), Undo: form.Get("undo") != ""})
-		if form.Get("undo") != "" {
-			return "The broker is placed on again.", err
+	all["drain"] = action{do: o.drain, question: func(form url.Values) string {
+		switch {
+		case form.Get("undo") != "":
+			return ""
+		case form.Get("force") != "":
+			return fmt.Sprintf("Force the drain of %s? Topics that fit nowhere else overload other brokers. Messages that no consumer takes are lost.", form.Get("broker"))
 		}
-		return "The broker drains: what it has moves to others.", err
-	}
-	all["delete"] = func(ctx context.Context, form url.Values) (string, error) {
+		return fmt.Sprintf("Drain %s? Its topics move to other brokers.", form.Get("broker"))
+	}}
+	all["delete"] = action{question: ask("Delete topic %s with all its messages, on all brokers?", "topic"), then: func(form url.Values) string {
+		return query("/ui/topics", "deleted", form.Get("topic"))
+	}, do: func(ctx context.Context, form url.Values) (string, error) {
 		_, err := c.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: form.Get("topic")})
 		return "The topic was deleted.", err
-	}
-	all["expiry"] = c.expire
-	all["tombstone"] = func(ctx context.Context, form url.Values) (string, error) {
-		_, err := c.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
+	}}
+	all["contract"] = action{do: o.changeContract, check: checkContract, question: ask("Change the contract of topic %s?", "topic")}
+	all["channel"] = action{do: func(ctx context.Context, form url.Values) (string, error) {
+		_, err := c.admin.CreateChannel(ctx, &srtmv1.CreateChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel")})
+		return "The channel was created.", err
+	}}
+	all["delete-channel"] = action{question: ask("Delete channel %s with all its messages?", "channel"), then: func(form url.Values) string {
+		return query("/ui/topic", "name", form.Get("topic"))
+	}, do: func(ctx context.Context, form url.Values) (string, error) {
+		_, err := c.admin.DeleteChannel(ctx, &srtmv1.DeleteChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel")})
+		return "The channel was deleted.", err
+	}}
+	all["expiry"] = action{do: o.expire}
+	all["tombstone"] = action{question: ask("Hide node %s from consumers of topic %s?", "node", "topic"), do: func(ctx context.Context, form url.Values) (string, error) {
+		_, err := c.asks.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
 		return "The node is hidden from consumers of the topic for a while.", err
-	}
+	}}
 	return all
 }
 
+// drain begins or ends a drain.
+func (o operator) drain(ctx context.Context, form url.Values) (string, error) {
+	undo, force := form.Get("undo") != "", form.Get("force") != ""
+	_, err := o.admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: form.Get("broker"), Undo: undo, Force: force})
+	if undo {
+		return "The drain was undone. Topics can be placed on the broker again.", err
+	}
+	return "The drain has begun. This page shows what it waits for.", err
+}
+
 // onHolders sends a request to each broker that has the topic.
-func (c *Console) onHolders(ctx context.Context, form url.Values, path string, q url.Values, done string) (string, error) {
-	found, err := c.holders(ctx, form.Get("topic"))
+func (o operator) onHolders(ctx context.Context, form url.Values, path string, q url.Values, done string) (string, error) {
+	found, err := o.brokers.holders(ctx, form.Get("topic"))
 	if err != nil {
 		return "", err
 	}
 	if err := errors.Join(each(found, func(_, address string) error {
-		_, err := c.ask(ctx, c.cfg.Brokers, http.MethodPost, address, path+"?"+q.Encode())
+		_, err := o.brokers.ask(ctx, o.brokers.by, http.MethodPost, address, path+"?"+q.Encode())
 		return err
 	})...); err != nil {
 		return "", &problem{http.StatusBadGateway, err.Error()}
@@ -70,17 +123,22 @@ func (c *Console) onHolders(ctx context.Context, form url.Values, path string, q
 	return fmt.Sprintf("%s on %d of %d brokers.", done, len(found), len(found)), nil
 }
 
+// checkPlace checks where a seek goes.
+func checkPlace(form url.Values) error {
+	if _, ok := topics.ParsePlace(form.Get("to")); !ok {
+		return &problem{http.StatusBadRequest, fmt.Sprintf("%.40q is no place. Write begin, end, an offset, or a time such as 2026-01-02T15:04:05Z.", form.Get("to"))}
+	}
+	return nil
+}
+
 // seek moves a channel to begin, end, a time or an offset.
-func (c *Console) seek(ctx context.Context, form url.Values) (string, error) {
+func (o operator) seek(ctx context.Context, form url.Values) (string, error) {
 	to := form.Get("to")
-	if c.admin == nil {
-		return c.onHolders(ctx, form, "/channel/seek", url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}, "to": {to}}, "Moved")
+	if o.admin == nil {
+		return o.onHolders(ctx, form, "/channel/seek", url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}, "to": {to}}, "Moved")
 	}
-	place, ok := topics.ParsePlace(to)
-	if !ok {
-		return "", &problem{http.StatusBadRequest, "Where to: begin, end, an offset, or a time such as 2026-01-02T15:04:05Z."}
-	}
-	reply, err := c.admin.SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel"), To: place})
+	place, _ := topics.ParsePlace(to) // checkPlace has checked it
+	reply, err := o.admin.SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel"), To: place})
 	if err != nil {
 		return "", err
 	}
@@ -92,43 +150,76 @@ func (c *Console) seek(ctx context.Context, form url.Values) (string, error) {
 	return fmt.Sprintf("Moved on %d brokers.", len(reply.Brokers)), nil
 }
 
-// act carries out the action of a form and reports the result.
+// act carries out the action of a form and reports the result. An action with a question
+// needs the field sure: without it, act checks the form and asks.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
-	name, u := r.PathValue("what"), userOf(r.Context())
-	do, known := c.actions()[name]
+	name, u, form := r.PathValue("what"), userOf(r.Context()), r.PostForm
+	one, known := c.actions()[name]
 	if !known {
 		c.fail(w, r, &problem{http.StatusNotFound, "There is no such action."})
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), actionTimeout)
 	defer cancel()
-	text, err := do(ctx, r.PostForm)
+	text, question, err := "", "", error(nil)
+	if one.check != nil {
+		err = one.check(form)
+	}
+	if err == nil && one.question != nil && form.Get("sure") == "" {
+		question = one.question(form)
+	}
+	if err == nil && question == "" {
+		text, err = one.do(ctx, form)
+	}
+	if question != "" {
+		form.Set("sure", "yes")
+		c.reply(w, r, "confirm", "Are you sure?", confirmation{name, question, form})
+		return
+	}
 	var what []any
-	for _, key := range []string{"topic", "channel", "broker", "node", "to", "undo"} {
-		if v := r.PostForm.Get(key); v != "" {
+	for _, key := range []string{"topic", "channel", "broker", "node", "to", "undo", "force"} {
+		if v := form.Get(key); v != "" {
 			what = append(what, key, v)
 		}
 	}
 	c.told(name, u, err, what...)
-	if r.Header.Get("Hx-Request") == "" { // without scripts
-		if err != nil {
-			c.fail(w, r, err)
-			return
-		}
+	script := r.Header.Get("Hx-Request") != ""
+	switch {
+	case err != nil && !script:
+		c.fail(w, r, err)
+	case err != nil:
+		c.reply(w, r, "answer", "", [2]string{"bad", problemOf(err).text})
+	case one.then != nil && script:
+		w.Header().Set("HX-Redirect", prefixOf(r)+one.then(form))
+	case one.then != nil:
+		http.Redirect(w, r, prefixOf(r)+one.then(form), http.StatusSeeOther)
+	case script:
+		c.reply(w, r, "answer", "", [2]string{"good", text})
+	default:
 		c.show(w, r, http.StatusOK, view{Template: "done", Title: "Done", Data: text})
+	}
+}
+
+// confirmation is the question before an action, with the form that answers it.
+type confirmation struct {
+	What, Question string
+	Form           url.Values
+}
+
+// reply answers a form with a template: a part of the page for scripts, otherwise a page.
+func (c *Console) reply(w http.ResponseWriter, r *http.Request, template, title string, data any) {
+	v := view{Template: template, Title: title, Data: data}
+	if r.Header.Get("Hx-Request") == "" {
+		c.show(w, r, http.StatusOK, v)
 		return
 	}
-	class := "good"
-	if err != nil {
-		text, class = problemOf(err).text, "bad"
-	}
-	out, err := c.render("answer", frame{view: view{Data: [2]string{class, text}}})
+	out, err := c.render(template, frame{view: v, User: userOf(r.Context())})
 	if err != nil {
 		c.fail(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write([]byte(out)) // the reader has left
+	_, _ = w.Write([]byte(below(prefixOf(r), out))) // the reader has left
 }
 
 // told logs an action and its user.

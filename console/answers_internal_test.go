@@ -24,11 +24,11 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 func TestManyPagesAreOneQuestion(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var asked atomic.Int64
-		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &asker{by: roundTripper(func(*http.Request) (*http.Response, error) {
 			asked.Add(1)
 			<-time.After(100 * time.Millisecond)
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader([]byte("all")))}, nil
-		})}}
+		})}
 		for n := range 3 {
 			var all sync.WaitGroup
 			for range 50 {
@@ -50,9 +50,9 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 // Answers of brokers are not kept longer than they are used, nor beyond a bound.
 func TestAnswersAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
-		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &asker{by: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(io.LimitReader(zeros{}, 4<<20))}, nil
-		})}}
+		})}
 		held := func() (n, bytes int) {
 			c.answers.mu.Lock()
 			defer c.answers.mu.Unlock()
@@ -96,9 +96,9 @@ func TestAnswersAreDecodedWithinABound(t *testing.T) {
 		"many labels":       full(`srtm_nsqd_connections{`, `a="1"`, "} 1\n"),
 		"of other metrics":  bytes.Repeat([]byte("a 1\n"), maxAnswer/4),
 	} {
-		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &asker{by: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(body))}, nil
-		})}}
+		})}
 		var before, after runtime.MemStats
 		var known brokerStats
 		var err error
@@ -106,7 +106,7 @@ func TestAnswersAreDecodedWithinABound(t *testing.T) {
 		if body[0] == '{' {
 			known, err = c.stats(t.Context(), "b:1", "", "", true)
 		} else {
-			_, _, err = metrics("b:1", body)
+			_, err = metrics("b:1", body, time.Time{})
 		}
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > 8*maxAnswer { // mostly for reading the body

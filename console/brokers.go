@@ -48,9 +48,9 @@ type brokersData struct {
 	Pager  pager
 }
 
-// brokers lists the brokers.
-func (c *Console) brokers(_ context.Context, q url.Values, _ user) (view, error) {
-	d := brokersData{cluster: c.watched.cluster(), Filter: q.Get("q"), Order: orderOf("/ui/brokers", q, "id")}
+// brokerList lists the brokers.
+func (w *watched) brokerList(_ context.Context, q url.Values, _ user) (view, error) {
+	d := brokersData{cluster: w.cluster(), Filter: q.Get("q"), Order: orderOf("/ui/brokers", q, "id")}
 	var found []*srtmv1.Broker
 	for _, b := range d.Brokers {
 		if strings.Contains(b.Id, d.Filter) {

@@ -90,10 +90,8 @@ type Console struct {
 
 	sessions sessions
 	watched  watched
-	answers  answers
+	asks     asker
 	loops    loops
-	own      reading // the last reading; owned by Run
-	ownLoops loops
 	streams  streams
 	dropped  prometheus.Counter     // stream readers that were too slow
 	refused  *prometheus.CounterVec // streams beyond a bound
@@ -121,6 +119,7 @@ func New(cfg Config) (*Console, error) {
 	if cfg.API != nil {
 		c.admin = srtmv1.NewAdminServiceClient(cfg.API)
 	}
+	c.asks.by, c.asks.self, c.asks.admin, c.asks.watched = cfg.Brokers, cfg.Self, c.admin, &c.watched
 	if cfg.Shares != nil {
 		c.grants = srtmv1.NewGrantServiceClient(cfg.Shares)
 	}
@@ -151,16 +150,19 @@ func New(cfg Config) (*Console, error) {
 	return c, nil
 }
 
+// clustered reports whether the console shows a cluster.
+func (c *Console) clustered() bool { return c.cfg.API != nil }
+
 // views returns the pages by path.
 func (c *Console) views() map[string]viewer {
-	all := map[string]viewer{"/channel": c.channel, "/peek": c.peek, "/glossary": c.glossary}
-	if c.cfg.API == nil {
+	all := map[string]viewer{"/channel": c.channel, "/peek": c.peek, "/glossary": glossary}
+	if !c.clustered() {
 		all["/{$}"] = c.broker
 		return all
 	}
 	maps.Copy(all, map[string]viewer{
-		"/{$}": c.overview, "/topics": c.topics, "/topic": c.topic, "/compare": c.compare,
-		"/brokers": c.brokers, "/broker": c.broker, "/nodes": c.nodes, "/create": c.createPage,
+		"/{$}": c.watched.overview, "/topics": c.watched.topicList, "/topic": c.topic, "/compare": c.compare,
+		"/brokers": c.watched.brokerList, "/broker": c.broker, "/nodes": c.nodes, "/create": c.createPage,
 	})
 	return all
 }

@@ -50,6 +50,7 @@ type fake struct {
 	calls   int
 	deleted []string
 	updates []*srtmv1.UpdateTopicRequest
+	drains  []string
 }
 
 func (f *fake) UpdateTopic(_ context.Context, req *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
@@ -365,7 +366,8 @@ func TestActions(t *testing.T) {
 	}
 	_, page = get(t, browser, base+"/ui/create")
 	form := url.Values{"csrf": {csrfOf.FindStringSubmatch(page)[1]}, "topic": {"t"}, "channel": {"c"}}
-	for what, want := range map[string]int{"pause": 200, "empty": 502, "seek": 400, "nothing": 404} {
+	form.Set("sure", "yes")
+	for what, want := range map[string]int{"pause": 200, "empty": 502, "seek": 400, "nothing": 404, "publish": 400} {
 		r := testkit.Result(browser.PostForm(base+"/ui/action/"+what, form)).Must(t)
 		body, _ := io.ReadAll(r.Body)
 		_ = r.Body.Close()
@@ -405,7 +407,7 @@ func TestExpiryIsShownAndChanged(t *testing.T) {
 	})
 	_, page := get(t, browser, base+"/ui/topic?name=t")
 	for _, want := range []string{
-		"Messages stay until consumers finish them.", `<th scope="row">none: before their token</th><td class="n">4</td>`,
+		"stay until consumers finish them", `<th scope="row">none: before their token</th><td class="n">4</td>`,
 		"<th scope=\"row\">c</th><td class=\"n\">6</td><td class=\"n\">8</td><td class=\"n\">1\u202f000</td>", "The counts lack a broker: b3: ",
 	} {
 		if !strings.Contains(page, want) {

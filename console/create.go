@@ -4,16 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
-	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/why"
@@ -30,7 +26,7 @@ type createData struct {
 
 // formDefaults are the defaults of the form.
 var formDefaults = url.Values{
-	"rate": {"1000"}, "burst": {"100"}, "quantile": {fmt.Sprint(topics.DefaultQuantile)}, "latency": {topics.DefaultLatency.String()}, "policy": {"srtm"}, "rule": {"sqrt"}, "channels": {"main"},
+	"rate": {"1000"}, "burst": {"100"}, "quantile": {fmt.Sprint(topics.DefaultQuantile)}, "latency": {topics.DefaultLatency.String()}, "policy": {"srtm"}, "rule": {"sqrt"}, "over": {"delay"}, "channels": {"main"},
 }
 
 // createPage shows the form, filled from the query.
@@ -47,7 +43,7 @@ func (c *Console) createPage(_ context.Context, q url.Values, u user) (view, err
 }
 
 func createView(d createData) view {
-	return view{Template: "create", Title: "Create topic", Data: d}
+	return view{Template: "create", Title: "Create topic", Crumbs: []link{{"Topics", "/ui/topics"}}, Data: d}
 }
 
 // create plans or creates the topic of the form.
@@ -110,25 +106,23 @@ func offeredBy(spec *srtmv1.TopicSpec) float64 {
 // specOf reads the form, or returns all its faults.
 func specOf(form url.Values) (*srtmv1.TopicSpec, []string) {
 	var faults []string
-	number := func(field string) float64 {
-		v, err := strconv.ParseFloat(strings.TrimSpace(form.Get(field)), 64)
-		if err != nil || !(v >= 0 && v <= 1e12) {
-			faults = append(faults, fmt.Sprintf("%s: %q is not a number that can be", field, form.Get(field)))
-			return 0
-		}
-		return v
-	}
-	rate, burst, quantile := number("rate"), number("burst"), number("quantile")
-	if burst != math.Trunc(burst) {
-		faults = append(faults, fmt.Sprintf("burst: %v is not a whole number", burst))
-	}
-	latency, err := time.ParseDuration(strings.TrimSpace(form.Get("latency")))
+	contract, err := contractOf(form)
 	if err != nil {
-		faults = append(faults, fmt.Sprintf("latency: %q is not a duration such as 100ms", form.Get("latency")))
+		faults = strings.Split(err.Error(), "\n")
 	}
 	spec := &srtmv1.TopicSpec{
-		Name: strings.TrimSpace(form.Get("name")), PlacementPolicy: form.Get("policy"), ShareRule: form.Get("rule"), Channels: strings.Fields(form.Get("channels")),
-		Contract: &srtmv1.Contract{RateMilli: int64(math.Round(rate * 1000)), Burst: int64(burst), Slo: &srtmv1.Slo{Quantile: quantile, Latency: durationpb.New(latency)}},
+		Name: strings.TrimSpace(form.Get("name")), PlacementPolicy: form.Get("policy"), ShareRule: form.Get("rule"), Channels: strings.Fields(form.Get("channels")), Contract: contract,
+	}
+	durability, known := srtmv1.Durability_value["DURABILITY_"+strings.ToUpper(form.Get("durability"))]
+	if spec.Durability = srtmv1.Durability(durability); !known && form.Get("durability") != "" {
+		faults = append(faults, fmt.Sprintf("durability: %.40q is none of memory, fsync and replicated", form.Get("durability")))
+	}
+	expiry, wrong := expiryFields(form)
+	for _, fault := range wrong {
+		faults = append(faults, fault.Error())
+	}
+	if expiry.Ttl != nil || expiry.MaxAttempts > 0 || expiry.DeadLetterTopic != "" {
+		spec.Expiry = expiry
 	}
 	for line := range strings.Lines(form.Get("groups")) {
 		if line = strings.TrimSpace(line); line == "" {

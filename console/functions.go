@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/why"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -39,22 +40,64 @@ var functions = template.FuncMap{
 	"th":         func(text string) head { return head{Text: text} },
 	"thn":        func(text string) head { return head{Text: text, Number: true} },
 	"term":       term,
-	"button": func(user user, d channelData, what, text, confirm string) pressed {
-		return pressed{user, d, what, text, confirm}
+	"do": func(u user, what, text, class string, pairs ...string) pressed {
+		return pressed{u, what, text, class, pairs}
 	},
-	"query": query,
+	"field": func(id, text, help string, form url.Values) field { return field{id, text, help, form.Get(id), nil} },
+	"choice": func(id, text, help string, form url.Values, of ...string) field {
+		return field{id, text, help, form.Get(id), of}
+	},
+	"sentences": sentences,
+	"contract":  contractForm,
+	"bytes":     size,
+	"query":     query,
 }
 
-// term links a word to the glossary.
-func term(word string) template.HTML {
-	return template.HTML(fmt.Sprintf(`<a class="term" href="/ui/glossary#%s">%[1]s</a>`, template.HTMLEscapeString(word)))
+// term links a word to the glossary, where the entry may have another form.
+func term(entry string, text ...string) template.HTML {
+	return template.HTML(fmt.Sprintf(`<a class="term" href="/ui/glossary#%s">%s</a>`, entry, append(text, entry)[0])) // both are written in templates
 }
 
-// pressed is a button of a channel.
+// pressed is a button that does an action, with pairs of fields and values.
 type pressed struct {
-	User                user
-	Channel             channelData
-	What, Text, Confirm string
+	User              user
+	What, Text, Class string
+	pairs             []string
+}
+
+// Fields returns the hidden fields.
+func (p pressed) Fields() (all [][2]string) {
+	for i := 0; i+1 < len(p.pairs); i += 2 {
+		all = append(all, [2]string{p.pairs[i], p.pairs[i+1]})
+	}
+	return all
+}
+
+// field is an input of a form, with its help; Of: the choices, nil for text.
+type field struct {
+	ID, Text, Help, Value string
+	Of                    []string
+}
+
+// contractForm returns the values of the form that changes a topic's contract.
+func contractForm(spec *srtmv1.TopicSpec) url.Values {
+	c, form := spec.GetContract(), url.Values{}
+	form.Set("rate", strconv.FormatFloat(float64(c.GetRateMilli())/1000, 'f', -1, 64))
+	form.Set("burst", strconv.FormatInt(c.GetBurst(), 10))
+	form.Set("quantile", strconv.FormatFloat(c.GetSlo().GetQuantile(), 'f', -1, 64))
+	form.Set("latency", c.GetSlo().GetLatency().AsDuration().String())
+	form.Set("over", overLimit(c.GetOverLimit()))
+	form.Set("rule", spec.GetShareRule())
+	return form
+}
+
+// size formats bytes.
+func size(n float64) string {
+	unit := 0
+	for ; n >= 1000 && unit < 4; unit++ {
+		n /= 1000
+	}
+	return strconv.FormatFloat(n, 'g', 3, 64) + " " + []string{"B", "kB", "MB", "GB", "TB"}[unit]
 }
 
 // query builds a link from a path and pairs of names and values.
@@ -90,4 +133,3 @@ func thousands(number string) string {
 	}
 	return whole
 }
-

@@ -6,6 +6,6 @@ import (
 )
 
 // glossary explains the words of the pages. The text is in its template.
-func (c *Console) glossary(context.Context, url.Values, user) (view, error) {
+func glossary(context.Context, url.Values, user) (view, error) {
 	return view{Template: "glossary", Title: "Glossary"}, nil
 }

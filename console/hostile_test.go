@@ -54,7 +54,7 @@ func TestDeleteTopic(t *testing.T) {
 	f, role := &fake{names: []string{"t"}}, secure.Admin
 	_, base, browser := serve(t, f, roles(&role))
 	_, page := get(t, browser, base+"/ui/topic?name=t")
-	if !strings.Contains(page, `action="/ui/action/delete"`) || !strings.Contains(page, `hx-confirm="Delete topic t `) {
+	if !strings.Contains(page, `action="/ui/action/delete"`) {
 		t.Fatalf("%s", page)
 	}
 	form := url.Values{"topic": {"t"}}
@@ -62,7 +62,11 @@ func TestDeleteTopic(t *testing.T) {
 		t.Errorf("without the page's token: %d, %q", code, f.deleted)
 	}
 	form.Set("csrf", csrfOf.FindStringSubmatch(page)[1])
-	if code, body := post(t, browser, base, "/ui/action/delete", form); code != http.StatusOK || !slices.Equal(f.deleted, []string{"t"}) {
+	if code, body := post(t, browser, base, "/ui/action/delete", form); code != http.StatusOK || f.deleted != nil || !strings.Contains(body, "Delete topic t with all its messages, on all brokers?") || !strings.Contains(body, `name="sure" value="yes"`) {
+		t.Errorf("before the confirmation: %d, %q: %s", code, f.deleted, body)
+	}
+	form.Set("sure", "yes")
+	if code, body := post(t, browser, base, "/ui/action/delete", form); code != http.StatusOK || !slices.Equal(f.deleted, []string{"t"}) || !strings.Contains(body, "Topic t was deleted.") || !strings.Contains(body, "<h1>Topics</h1>") {
 		t.Errorf("%d, %q: %s", code, f.deleted, body)
 	}
 	role = secure.ReadOnly
@@ -234,7 +238,8 @@ func TestSlowReaderIsDropped(t *testing.T) {
 // A broker's page shows the load of each event loop between two looks.
 func TestLoopsAreShown(t *testing.T) {
 	var l loops
-	_, busy, _ := metrics("b", []byte("# TYPE "+busyMetric+" counter\n"+busyMetric+"{loop=\"10\"} 7\n"+busyMetric+"{loop=\"2\"} 1.5\nsrtm_nsqd_loop_connections{loop=\"2\"} 3\n"))
+	r, _ := metrics("b", []byte("# TYPE "+busyMetric+" counter\n"+busyMetric+"{loop=\"10\"} 7\n"+busyMetric+"{loop=\"2\"} 1.5\nsrtm_nsqd_loop_connections{loop=\"2\"} 3\n"), time.Time{})
+	busy := r.busy
 	if busy["10"] != 7 || busy["2"] != 1.5 || len(busy) != 2 {
 		t.Fatalf("%v", busy)
 	}

@@ -31,9 +31,9 @@ type overviewData struct {
 }
 
 // overview shows the cluster at a glance.
-func (c *Console) overview(context.Context, url.Values, user) (view, error) {
-	now := c.watched.cluster()
-	d := overviewData{cluster: now, Cards: c.watched.cards(), Topics: len(now.Topics)}
+func (w *watched) overview(context.Context, url.Values, user) (view, error) {
+	now := w.cluster()
+	d := overviewData{cluster: now, Cards: w.cards(), Topics: len(now.Topics)}
 	for _, b := range now.Brokers {
 		n := note{Text: b.Id, Link: query("/ui/broker", "id", b.Id), Class: "warn"}
 		switch {
@@ -52,7 +52,7 @@ func (c *Console) overview(context.Context, url.Values, user) (view, error) {
 	for i, t := range now.Topics {
 		rows[i] = listed{row: t}
 	}
-	c.watched.judge(rows)
+	w.judge(rows)
 	for _, r := range rows {
 		n := note{Text: r.Name, Link: query("/ui/topic", "name", r.Name), State: r.State, Class: stateClass(r.State), Why: r.Reason}
 		if r.Verdict != nil && r.Verdict.SLO == why.Missed {

@@ -69,18 +69,34 @@ func (r reading) count(part string, h *dto.Histogram) {
 	}
 }
 
-// sampleOwn adds a sample from the broker's own metrics to its history. It starts again
-// after a pause, because there is no previous reading, and when counters fall, because a
-// topic was deleted.
+// sampleOwn adds a sample of the broker's own metrics to its history.
 func (c *Console) sampleOwn(now time.Time) {
 	families, _ := c.cfg.Own.Gather() // faulty metrics are left out; /metrics reports them
-	before, r := c.own, readingOf(families, now)
-	c.own = r
-	shares := map[string]float32{}
-	for _, l := range c.ownLoops.look("", r.busy, now) {
-		shares["loop "+l.Loop] = float32(l.Part)
+	c.watched.sampleBroker(ownSeries, readingOf(families, now))
+}
+
+// sampleBroker adds a sample to a broker's history. The history starts again after a
+// pause, because there is no previous reading, and when counters fall, because a topic was
+// deleted.
+func (w *watched) sampleBroker(series string, r reading) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.topics[series]
+	if t == nil {
+		t = &tracked{}
+		w.topics[series] = t
 	}
-	took := now.Sub(before.at).Seconds()
+	before, took := t.reading, r.at.Sub(t.reading.at).Seconds()
+	if took < (2*tick).Seconds() && maps.Equal(r.sums, before.sums) && maps.Equal(r.busy, before.busy) { // a remembered answer
+		return
+	}
+	t.reading, t.viewed = r, r.at
+	shares := map[string]float32{}
+	for loop, busy := range r.busy {
+		if last, known := before.busy[loop]; known && busy >= last && took > 0 {
+			shares["loop "+loop] = float32(min(1, (busy-last)/took))
+		}
+	}
 	if took <= 0 || took > (2*seldom*tick).Seconds() {
 		return
 	}
@@ -92,22 +108,15 @@ func (c *Console) sampleOwn(now time.Time) {
 		return float32(grew / took)
 	}
 	one := history.Sample{
-		At: now.UnixMilli(), Offered: rate("accepted") + rate("refused"), Released: rate("released"), Delivered: rate("delivered"), Refused: rate("refused"),
+		At: r.at.UnixMilli(), Offered: rate("accepted") + rate("refused"), Released: rate("released"), Delivered: rate("delivered"), Refused: rate("refused"),
 		Backlog: float32(r.sums["srtm_nsqd_topic_waiting_messages"] + r.sums["srtm_nsqd_channel_ready_messages"]),
 	}
 	for part, name := range [history.Parts]string{history.Access: "access", history.Broker: "processing", history.Consumer: "consumer", history.Delivery: "delivery"} {
 		one.Delays[part] = delaysOf(before.delays[name], r.delays[name])
 	}
-	if !whole {
-		return
+	if whole {
+		t.series.Add(one, shares)
 	}
-	w := &c.watched
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.topics[ownSeries] == nil {
-		w.topics[ownSeries] = &tracked{}
-	}
-	w.topics[ownSeries].series.Add(one, shares)
 }
 
 // delaysOf returns the quantiles, in ms, of the messages between two readings. It assumes

@@ -32,10 +32,11 @@ func (l listing) ListBrokers(context.Context, *srtmv1.ListBrokersRequest, ...grp
 // Several brokers that do not answer delay a page only as long as one such broker.
 func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
-		c := &Console{admin: listing{count: maxAsked}, cfg: Config{Log: slog.New(slog.DiscardHandler), Brokers: roundTripper(func(r *http.Request) (*http.Response, error) {
+		by := roundTripper(func(r *http.Request) (*http.Response, error) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
-		})}}
+		})
+		c := &Console{cfg: Config{Log: slog.New(slog.DiscardHandler)}, asks: asker{by: by, admin: listing{count: maxAsked}}}
 		q := url.Values{"topic": {"t"}, "channel": {"c"}}
 		for what, ask := range map[string]func() int{
 			"channel": func() int {
@@ -43,7 +44,7 @@ func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
 			},
 			"peek": func() int { return len(testkit.Result(c.peek(t.Context(), q, user{})).Must(t).Data.(peekData).Trouble) },
 			"pause": func() int {
-				_, err := c.onHolders(t.Context(), q, "/channel/pause", q, "Paused")
+				_, err := operator{c.asks.admin, &c.asks}.onHolders(t.Context(), q, "/channel/pause", q, "Paused")
 				testkit.ErrorHas(t, err, "b15:1 does not answer")
 				return maxAsked
 			},

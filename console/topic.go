@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"net/url"
+	"slices"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/history"
@@ -27,8 +28,7 @@ type side struct {
 	Penalty *why.Penalty
 	Parts   []part
 	Late    []stack
-	Given   []given // of the topic, then of its channels; on the page of one topic
-	Silent  string  // why a broker of the topic did not answer for Given
+	Held    held // on the page of one topic
 }
 
 // stack draws a part of a p99, in percent.
@@ -81,7 +81,32 @@ func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error)
 	if s.Topic == nil {
 		return view{}, &problem{404, s.Trouble}
 	}
-	s.Given, s.Silent = c.givenUp(ctx, s.Name)
-	return view{Template: "topic", Title: "Topic " + s.Name, Topics: []string{s.Name}, Data: s}, nil
+	if !s.Gone {
+		s.Held = c.asks.heldBy(ctx, s.Name)
+	}
+	s.Held.learn(s.Topic.GetLearned())
+	s.listChannels()
+	return view{Template: "topic", Title: "Topic " + s.Name, Crumbs: []link{{"Topics", "/ui/topics"}}, Topics: []string{s.Name}, Data: s}, nil
 }
 
+// listChannels adds the channels of the specification that no broker has.
+func (s *side) listChannels() {
+	for _, name := range s.Topic.GetSpec().GetChannels() {
+		if !slices.ContainsFunc(s.Held.Channels, func(c channelSum) bool { return c.Name == name }) {
+			s.Held.Channels = append(s.Held.Channels, channelSum{Name: name})
+		}
+	}
+}
+
+// learn adds what the loaddistributor has learned of publishers.
+func (h *held) learn(l *srtmv1.Learned) {
+	of := map[string]*srtmv1.LearnedPublisher{}
+	for _, p := range l.GetPublishers() {
+		of[p.Id] = p
+	}
+	for i := range h.Senders {
+		if p := of[h.Senders[i].ID]; p != nil {
+			h.Senders[i].Rate, h.Senders[i].Together = p.Rate, p.CorrelationKey
+		}
+	}
+}

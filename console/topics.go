@@ -16,6 +16,7 @@ type topicsData struct {
 	Rows   []listed
 	States []tally
 	Filter string // part of the names
+	Gone   string // the topic that was just deleted
 	State  string
 	Pager  pager // of the topics that the filter lets through
 }
@@ -56,9 +57,9 @@ func verdictOf(l listed) string {
 	return l.Verdict.SLO
 }
 
-// topics lists the topics.
-func (c *Console) topics(_ context.Context, q url.Values, _ user) (view, error) {
-	d := topicsData{cluster: c.watched.cluster(), Filter: q.Get("q"), State: q.Get("state"), Order: orderOf("/ui/topics", q, "name")}
+// topicList lists the topics.
+func (w *watched) topicList(_ context.Context, q url.Values, _ user) (view, error) {
+	d := topicsData{cluster: w.cluster(), Filter: q.Get("q"), State: q.Get("state"), Gone: q.Get("deleted"), Order: orderOf("/ui/topics", q, "name")}
 	counts := map[string]int{}
 	var found []listed
 	for _, t := range d.Topics {
@@ -70,7 +71,7 @@ func (c *Console) topics(_ context.Context, q url.Values, _ user) (view, error) 
 		}
 	}
 	if d.Order.key != "name" || d.Order.desc { // the list is by name
-		c.watched.judge(found)
+		w.judge(found)
 		sorted(found, d.Order, compareRows)
 	}
 	d.Rows, d.Pager = paged(found, "/ui/topics", q, "from")
@@ -79,7 +80,7 @@ func (c *Console) topics(_ context.Context, q url.Values, _ user) (view, error) 
 			d.States = append(d.States, tally{state, counts[state], query("/ui/topics", "q", d.Filter, "state", state)})
 		}
 	}
-	c.watched.judge(d.Rows)
+	w.judge(d.Rows)
 	return view{Template: "topics", Title: "Topics", Data: d}, nil
 }
 

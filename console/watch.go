@@ -57,6 +57,8 @@ type tracked struct {
 	viewed time.Time // by a page
 	said   [3]string // last texts of events: state, fit, move
 	quotas map[string]uint32
+
+	reading reading // the last, of a broker's history
 }
 
 // known is a copy of a topic for a page.

@@ -77,7 +77,7 @@
       const axis = { stroke: style("--faint"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
       const range = shown.log
         ? (u, low, high) => uPlot.rangeLog(Math.max(low ?? 0.1, 1e-3), Math.max(this.top(), high ?? 1, 1e-2), 10, true)
-        : () => [0, Math.max(this.top() * 1.08, 1e-3)];
+        : () => [0, Math.max(this.top() * 1.08, { rates: 1, backlog: 1, delays: 0.1, delivery: 0.1 }[this.kind] ?? 1e-3)];
       this.plot = new uPlot({
         width, height: 200, cursor: { drag: { x: true, y: false, setScale: false } },
         scales: { x: { range: (u, low, high) => [low, high] }, y: { distr: shown.log ? 3 : 1, range } },
@@ -209,6 +209,14 @@
     }
   }
 
+  // questions moves the focus to a question, and takes it away when the answer is no.
+  function questions() {
+    const answer = document.getElementById("answer");
+    document.addEventListener("htmx:after:swap", () => document.getElementById("sure")?.focus());
+    answer.addEventListener("click", (e) => { if (e.target.id === "cancel") answer.replaceChildren(); });
+    addEventListener("keydown", (e) => { if (e.key === "Escape" && document.getElementById("sure")) answer.replaceChildren(); });
+  }
+
   // choose makes a group of buttons set what charts show.
   function choose(attribute, set) {
     document.querySelectorAll(`[data-${attribute}]`).forEach((button) => button.addEventListener("click", () => {
@@ -235,6 +243,7 @@
 
   async function begin() {
     themes();
+    questions();
     document.querySelectorAll(".chart").forEach((box) => charts.push(new Chart(box)));
     addEventListener("resize", redraw);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

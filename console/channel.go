@@ -1,0 +1,73 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+)
+
+// holder is one broker's data of a channel.
+type holder struct {
+	Broker  string
+	Trouble string // "": the broker answered
+	brokerChannel
+}
+
+type channelData struct {
+	Topic, Channel string
+	Holders        []holder
+	Paused         bool // on all answering brokers
+	Depth          int
+	InFlight       int
+	Deferred       int
+	Expiry         string // in force on the first answering broker
+	Cluster        bool
+}
+
+// channel shows a channel on all brokers of its topic.
+func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, error) {
+	d := channelData{Topic: q.Get("topic"), Channel: q.Get("channel"), Cluster: c.cfg.API != nil}
+	there, paused := 0, 0
+	found, err := c.asks.holders(ctx, d.Topic)
+	if err != nil {
+		return view{}, err
+	}
+	d.Holders = each(found, func(id, address string) holder {
+		h := holder{Broker: id, Trouble: "it has no such channel"}
+		s, err := c.asks.stats(ctx, address, d.Topic, d.Channel, true)
+		if err != nil {
+			h.Trouble = err.Error()
+		}
+		for _, t := range s.Topics {
+			for _, ch := range t.Channels {
+				h.Trouble, h.brokerChannel = "", ch
+				h.Clients = h.Clients[:min(len(h.Clients), maxShown)]
+			}
+		}
+		return h
+	})
+	for _, h := range d.Holders {
+		if h.Trouble != "" {
+			continue
+		}
+		if there++; h.Paused {
+			paused++
+		}
+		if there == 1 {
+			d.Expiry = h.SRTM.Expiry.Text()
+		}
+		d.Depth += h.Depth + h.BackendDepth
+		d.InFlight += h.InFlight
+		d.Deferred += h.Deferred
+	}
+	d.Paused = there > 0 && paused == there
+	return view{Template: "channel", Title: fmt.Sprintf("Channel %s of %s", d.Channel, d.Topic), Crumbs: crumbs(c.clustered(), d.Topic), Data: d}, nil
+}
+
+// crumbs returns the pages above a page of a topic.
+func crumbs(clustered bool, topic string) []link {
+	if !clustered {
+		return []link{{"Broker", "/ui/"}}
+	}
+	return []link{{"Topics", "/ui/topics"}, {topic, query("/ui/topic", "name", topic)}}
+}

@@ -1,0 +1,304 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/topics"
+)
+
+// Bounds of requests to brokers.
+const (
+	brokerTimeout = 3 * time.Second
+	maxAnswer     = 8 << 20             // bytes
+	maxElements   = bounded.MaxElements // of an answer's arrays, or of its metrics
+	maxRemembered = 64                  // answers
+	maxHeld       = 4 * maxAnswer
+	maxShown      = 100     // clients of a broker on a page
+	maxPeeked     = 4 << 10 // bytes of a message's body on a page
+)
+
+// asker sends requests to the HTTP APIs of brokers.
+type asker struct {
+	// Set once.
+	by      http.RoundTripper // Config.Brokers
+	self    string            // Config.Self
+	admin   srtmv1.AdminServiceClient
+	watched *watched
+
+	answers answers
+}
+
+// answers holds the brokers' answers of the last second, so concurrent pages share one
+// request.
+type answers struct {
+	asked singleflight.Group // by address and path
+	mu    sync.Mutex
+	known map[string]answer // guarded by mu; by address and path
+}
+
+type answer struct {
+	at   time.Time
+	body []byte
+	err  error
+}
+
+// remembered returns a recent or pending answer to the same request, or sends the
+// request.
+func (a *asker) remembered(ctx context.Context, address, path string) ([]byte, error) {
+	k, key := &a.answers, address+" "+path
+	k.mu.Lock()
+	known, ok := k.known[key]
+	k.mu.Unlock()
+	if ok && time.Since(known.at) < tick {
+		return known.body, known.err
+	}
+	body, err, _ := k.asked.Do(key, func() (any, error) {
+		body, err := a.ask(context.WithoutCancel(ctx), a.by, http.MethodGet, address, path) // all waiting callers share the request
+		k.keep(key, answer{time.Now(), body, err})
+		return body, err
+	})
+	return body.([]byte), err
+}
+
+// keep stores an answer if there is room beside the answers of the last second.
+func (a *answers) keep(key string, one answer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	held := len(one.body)
+	for key, other := range a.known {
+		if one.at.Sub(other.at) >= tick {
+			delete(a.known, key)
+		} else {
+			held += len(other.body)
+		}
+	}
+	if a.known == nil {
+		a.known = map[string]answer{}
+	}
+	if len(a.known) < maxRemembered && held <= maxHeld {
+		a.known[key] = one
+	}
+}
+
+// ask sends a request without a body to an HTTP API.
+func (a *asker) ask(ctx context.Context, by http.RoundTripper, method, address, path string) ([]byte, error) {
+	return a.send(ctx, by, method, address, path, nil)
+}
+
+// send sends a request to an HTTP API.
+func (a *asker) send(ctx context.Context, by http.RoundTripper, method, address, path string, body io.Reader) ([]byte, error) {
+	if by == nil {
+		return nil, &problem{http.StatusNotImplemented, "This console does not ask brokers."}
+	}
+	client := &http.Client{Transport: by, Timeout: brokerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, body)
+	if err != nil {
+		return nil, err
+	}
+	if shows := userOf(ctx).shows; shows != "" && a.self != "" { // the broker that serves this console
+		r.Header.Set("Authorization", shows)
+	}
+	res, err := client.Do(r)
+	if err != nil {
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s does not answer: %v", address, err)}
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
+	case len(answer) > maxAnswer:
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s answers with more than %d MiB.", address, maxAnswer>>20)}
+	case res.StatusCode != http.StatusOK:
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s: %s: %.300s", address, res.Status, answer)}
+	}
+	return answer, nil
+}
+
+// brokerStats is the shown part of a broker's /stats.
+type brokerStats struct {
+	Health    string        `json:"health"`
+	Topics    []brokerTopic `json:"topics"`
+	Producers []client      `json:"producers"`
+}
+
+type brokerTopic struct {
+	Name     string          `json:"topic_name"`
+	Channels []brokerChannel `json:"channels"`
+	Depth    int             `json:"depth"`
+	Paused   bool            `json:"paused"`
+	SRTM     struct {
+		Limited bool    `json:"limited"`
+		Expired uint64  `json:"expired"`
+		Rate    float64 `json:"rate"`
+		Burst   int64   `json:"burst"`
+		Latency struct {
+			Access   quantiles `json:"access_us"`
+			Broker   quantiles `json:"processing_us"`
+			Consumer quantiles `json:"consumer_us"`
+		} `json:"latency"`
+	} `json:"srtm"`
+}
+
+type quantiles struct {
+	P99 int64 // µs
+}
+
+// Last returns the quantile at 0.99 as a duration.
+func (q quantiles) Last() time.Duration { return time.Duration(q.P99) * time.Microsecond }
+
+type brokerChannel struct {
+	Name         string   `json:"channel_name"`
+	Depth        int      `json:"depth"`
+	BackendDepth int      `json:"backend_depth"`
+	InFlight     int      `json:"in_flight_count"`
+	Deferred     int      `json:"deferred_count"`
+	Requeued     uint64   `json:"requeue_count"`
+	TimedOut     uint64   `json:"timeout_count"`
+	ClientCount  int      `json:"client_count"`
+	Clients      []client `json:"clients"`
+	Paused       bool     `json:"paused"`
+	SRTM         struct {
+		Expired      uint64 `json:"expired"`
+		GivenUp      uint64 `json:"given_up"`
+		DeadLettered uint64 `json:"dead_lettered"`
+		Expiry       expiry `json:"expiry"`
+	} `json:"srtm"`
+}
+
+// expiry is the expiry in force in a channel of a broker.
+type expiry struct {
+	TTL         float64 `json:"ttl_seconds"`
+	MaxAttempts uint32  `json:"max_attempts"`
+	DeadLetter  string  `json:"dead_letter"`
+}
+
+// Text describes the settings in one line; "" if messages stay until they are finished.
+func (e expiry) Text() string {
+	p := &srtmv1.Expiry{MaxAttempts: e.MaxAttempts, DeadLetterTopic: e.DeadLetter}
+	if e.TTL > 0 && e.TTL < maxTTL {
+		p.Ttl = durationpb.New(time.Duration(e.TTL * float64(time.Second)))
+	}
+	return topics.ExpiryText(p)
+}
+
+// maxTTL is the longest shown TTL, in seconds.
+const maxTTL = 1e9
+
+type client struct {
+	ID        string `json:"client_id"`
+	Remote    string `json:"remote_address"`
+	UserAgent string `json:"user_agent"`
+	Ready     int    `json:"ready_count"`
+	InFlight  int    `json:"in_flight_count"`
+	Messages  uint64 `json:"message_count"`
+	Published []struct {
+		Topic string `json:"topic"`
+		Count uint64 `json:"count"`
+	} `json:"pub_counts"`
+}
+
+// stats requests a broker's stats of all topics, or of one topic or channel.
+func (a *asker) stats(ctx context.Context, address, topic, channel string, clients bool) (s brokerStats, err error) {
+	q := url.Values{"format": {"json"}, "include_mem": {"false"}, "include_clients": {strconv.FormatBool(clients)}}
+	if topic != "" {
+		q.Set("topic", topic)
+	}
+	if channel != "" {
+		q.Set("channel", channel)
+	}
+	body, err := a.remembered(ctx, address, "/stats?"+q.Encode())
+	if err == nil {
+		err = decode(address, body, &s)
+	}
+	return s, err
+}
+
+// decode decodes a broker's answer into v. It refuses an answer that would take far more
+// memory than its text.
+func decode(address string, body []byte, v any) error {
+	err := bounded.Decode(body, maxElements, v)
+	switch {
+	case errors.Is(err, bounded.ErrElements):
+		return tooMany(address)
+	case err != nil:
+		return &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
+	}
+	return nil
+}
+
+func tooMany(address string) error {
+	return &problem{http.StatusBadGateway, fmt.Sprintf("%s answers with more than %d entries.", address, maxElements)}
+}
+
+// address returns the HTTP address of a broker.
+func (a *asker) address(id string) (string, *srtmv1.Broker, error) {
+	if a.self != "" {
+		return a.self, nil, nil
+	}
+	brokers := a.watched.cluster().Brokers
+	i := slices.IndexFunc(brokers, func(b *srtmv1.Broker) bool { return b.Id == id })
+	if i < 0 {
+		return "", nil, &problem{http.StatusNotFound, fmt.Sprintf("There is no broker %s.", id)}
+	}
+	return brokers[i].HttpAddress, brokers[i], nil
+}
+
+// holders returns the brokers that have a topic, by id, with their addresses.
+func (a *asker) holders(ctx context.Context, topic string) (map[string]string, error) {
+	if a.self != "" {
+		return map[string]string{"": a.self}, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	reply, err := a.admin.ListBrokers(limited, &srtmv1.ListBrokersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for _, b := range reply.Brokers {
+		if slices.Contains(b.Topics, topic) && b.Connected {
+			found[b.Id] = b.HttpAddress
+		}
+	}
+	if len(found) == 0 {
+		return nil, &problem{http.StatusNotFound, fmt.Sprintf("No broker that is there has a topic %s.", topic)}
+	}
+	return found, nil
+}
+
+// maxAsked is the maximum number of concurrent requests to brokers.
+const maxAsked = 16
+
+// each asks all brokers concurrently, so stalled brokers together take only
+// brokerTimeout. It returns the answers in the order of the brokers' ids.
+func each[A any](found map[string]string, ask func(id, address string) A) []A {
+	ids := sortedKeys(found)
+	answers := make([]A, len(ids))
+	var group errgroup.Group
+	group.SetLimit(maxAsked)
+	for i, id := range ids {
+		group.Go(func() error {
+			answers[i] = ask(id, found[id])
+			return nil
+		})
+	}
+	_ = group.Wait() // the group's functions return no errors
+	return answers
+}
