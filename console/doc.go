@@ -4,7 +4,7 @@
 // console.
 //
 // console.go has the Console and its configuration. guard.go checks who may see and do
-// what. watch.go polls the cluster and keeps the results. pages.go and its neighbours
+// what. watch.go polls the cluster and keeps the results. overview.go, topic.go and their neighbours
 // have a function for each page. live.go streams updates to pages. Package why interprets
 // a topic's stats, and package history keeps the last hour. Pages are html/template
 // (templates/). Scripts and styles are in assets/; pages load nothing from other hosts.

@@ -380,7 +380,6 @@ var structure = Structure{
 		"admission/server.Store: interface":              15,
 		"bench/convergence.bench: embeds":                1,
 		"bench/figures.harness: embeds":                  1,
-		"console.Console: methods":                       46,
 		"internal/daemon.commandLine: embeds":            1,
 		"internal/obs.sparseHandler: embeds":             1,
 		"internal/secure.ServerTLS: embeds":              1,

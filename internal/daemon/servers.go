@@ -162,6 +162,8 @@ func WithPages(next, pages http.Handler, at string) http.Handler {
 		switch {
 		case strings.HasPrefix(r.URL.Path, at):
 			pages.ServeHTTP(w, r)
+		case r.URL.Path == "/" && strings.Contains(r.Header.Get("Accept"), "text/html"): // a browser
+			http.Redirect(w, r, at, http.StatusFound)
 		case r.URL.Path+"/" == at:
 			http.Redirect(w, r, at, http.StatusMovedPermanently)
 		default:
