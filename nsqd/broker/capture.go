@@ -87,12 +87,12 @@ func (c *capture) add(from *Publisher, at mono.Time, n int) {
 // number.
 func (c *capture) number(p *Publisher) uint32 {
 	name, owner := p.name(), p.owner()
-	n, known := c.numbers[name]
-	if known && owner != c.owners[n] && c.owners[n].Kind != "addr" {
+	n, exists := c.numbers[name]
+	if exists && owner != c.owners[n] && c.owners[n].Kind != "addr" {
 		name = strings.ToValidUTF8(owner.Kind+":"+owner.ID+"/"+name, "?")
-		n, known = c.numbers[name]
+		n, exists = c.numbers[name]
 	}
-	if known {
+	if exists {
 		return n
 	}
 	n = uint32(len(c.numbers))

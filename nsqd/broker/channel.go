@@ -51,9 +51,9 @@ func (cs *channelSet) orderChannel(name string) error {
 		return cs.createChannel(name, false)
 	}
 	return cs.orders.ordered(func(m *metadata.Topic) bool {
-		at, found := slices.BinarySearchFunc(m.Channels, name, func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
+		index, found := slices.BinarySearchFunc(m.Channels, name, func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
 		if !found {
-			m.Channels = slices.Insert(slices.Clone(m.Channels), at, metadata.Channel{Name: name})
+			m.Channels = slices.Insert(slices.Clone(m.Channels), index, metadata.Channel{Name: name})
 		}
 		return true
 	}, func(now mono.Time, s *step) error {

@@ -38,12 +38,12 @@ func (cs *channelSet) confirm(channel string) error {
 		return nil
 	}
 	cs.runner.mu.Lock()
-	is := cs.memberships[channel]
+	member := cs.memberships[channel]
 	cs.runner.mu.Unlock()
-	if is.settled {
+	if member.settled {
 		return nil
 	}
-	if err := report(cs.runner.name, channel, is.created); errors.Is(err, ErrTooManyChannels) {
+	if err := report(cs.runner.name, channel, member.created); errors.Is(err, ErrTooManyChannels) {
 		return fmt.Errorf("channel %q of topic %q: %w", channel, cs.runner.name, err)
 	}
 	return nil
@@ -64,19 +64,19 @@ func (cs *channelSet) markSettled(channels []string) {
 	cs.runner.mu.Lock()
 	defer cs.runner.mu.Unlock()
 	for _, name := range channels {
-		if is, known := cs.memberships[name]; known {
-			cs.setMembership(name, membership{is.created, true})
+		if member, exists := cs.memberships[name]; exists {
+			cs.setMembership(name, membership{member.created, true})
 		}
 	}
 }
 
 // setMembership records a membership. Requires: mu held.
-func (cs *channelSet) setMembership(channel string, is membership) {
+func (cs *channelSet) setMembership(channel string, member membership) {
 	if cs.memberships == nil {
 		cs.memberships = map[string]membership{}
 	}
-	changed := cs.memberships[channel].created != is.created
-	if cs.memberships[channel] = is; changed {
+	changed := cs.memberships[channel].created != member.created
+	if cs.memberships[channel] = member; changed {
 		cs.rosterChanged()
 	}
 }
@@ -203,11 +203,11 @@ func (w *catalogChange) writeTo(m *metadata.Topic) bool {
 		if wire.Ephemeral(wanted.GetName()) {
 			continue
 		}
-		at, found := slices.BinarySearchFunc(m.Channels, wanted.GetName(), func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
+		index, found := slices.BinarySearchFunc(m.Channels, wanted.GetName(), func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
 		if !found {
-			m.Channels = slices.Insert(m.Channels, at, metadata.Channel{})
+			m.Channels = slices.Insert(m.Channels, index, metadata.Channel{})
 		}
-		m.Channels[at] = metadata.Channel{Name: wanted.GetName(), Paused: wanted.GetPaused(), Created: wanted.GetCreated()}
+		m.Channels[index] = metadata.Channel{Name: wanted.GetName(), Paused: wanted.GetPaused(), Created: wanted.GetCreated()}
 	}
 	return true
 }
@@ -229,8 +229,8 @@ func (cs *channelSet) compare(w *catalogChange) (outlived, differs bool, err err
 	}
 	for _, wanted := range w.channels {
 		c := cs.runner.mu.core.Channel(wanted.GetName())
-		is := cs.memberships[wanted.GetName()].created
-		differs = differs || c == nil || c.Paused() != wanted.GetPaused() || is != wanted.GetCreated()
+		created := cs.memberships[wanted.GetName()].created
+		differs = differs || c == nil || c.Paused() != wanted.GetPaused() || created != wanted.GetCreated()
 	}
 	return outlived, differs, nil
 }
@@ -270,7 +270,7 @@ func (cs *channelSet) applyChange(w *catalogChange, now mono.Time, s *step) erro
 		case !wanted.GetPaused() && c.Paused():
 			cs.runner.mu.core.UnpauseChannel(now, c, &s.fx)
 		}
-		if is := cs.memberships[c.Name()]; is.created != wanted.GetCreated() {
+		if member := cs.memberships[c.Name()]; member.created != wanted.GetCreated() {
 			cs.setMembership(c.Name(), membership{created: wanted.GetCreated()})
 		}
 	}
@@ -303,18 +303,18 @@ func (cs *channelSet) appendRoster(b []byte) []byte {
 	b = append(b, rosterVersion)
 	b = binary.AppendUvarint(b, cs.identity.Log)
 	b = binary.AppendUvarint(b, cs.identity.Created)
-	known := 0
-	for _, is := range cs.memberships {
-		if is.created > 0 {
-			known++
+	confirmed := 0
+	for _, member := range cs.memberships {
+		if member.created > 0 {
+			confirmed++
 		}
 	}
-	b = binary.AppendUvarint(b, uint64(known))
+	b = binary.AppendUvarint(b, uint64(confirmed))
 	for _, name := range slices.Sorted(maps.Keys(cs.memberships)) {
-		if is := cs.memberships[name]; is.created > 0 {
+		if member := cs.memberships[name]; member.created > 0 {
 			b = binary.AppendUvarint(b, uint64(len(name)))
 			b = append(b, name...)
-			b = binary.AppendUvarint(b, is.created)
+			b = binary.AppendUvarint(b, member.created)
 		}
 	}
 	return b

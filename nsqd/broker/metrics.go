@@ -312,12 +312,12 @@ func (t *Topic) isUnchanged() bool {
 var channelsSeed = maphash.MakeSeed()
 
 func (t *Topic) levelsLocked() levels {
-	is := levels{publishers: t.intake.publishers, subscribers: len(t.runner.mu.consumers), prepared: t.runner.mu.core.Contract().Limited()}
+	current := levels{publishers: t.intake.publishers, subscribers: len(t.runner.mu.consumers), prepared: t.runner.mu.core.Contract().Limited()}
 	for _, c := range t.runner.mu.core.Channels() {
-		is.depth += uint64(c.Depth())
-		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Consumers().Readers())
+		current.depth += uint64(c.Depth())
+		current.channels = current.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Consumers().Readers())
 	}
-	return is
+	return current
 }
 
 func (t *Topic) report() *srtmv1.TopicStats {
@@ -333,8 +333,8 @@ func (t *Topic) report() *srtmv1.TopicStats {
 		Refused:  counters.Refused - last.counters.Refused,
 		Backlog:  uint64(core.Backlog().Waiting()),
 	}
-	is := t.levelsLocked()
-	r.Publishers, r.Subscribers, r.Depth, r.Unprepared = uint32(is.publishers), uint32(is.subscribers), is.depth, !is.prepared
+	current := t.levelsLocked()
+	r.Publishers, r.Subscribers, r.Depth, r.Unprepared = uint32(current.publishers), uint32(current.subscribers), current.depth, !current.prepared
 	maxBacklog := core.Backlog().TakeMaxWaiting()
 	r.MaxBacklog = uint64(maxBacklog)
 	if r.Offered > 0 {
@@ -363,7 +363,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	f.mu.total.merge(l)
 	l.reset()
 	*last = reported{
-		at: now, counters: counters, levels: is,
+		at: now, counters: counters, levels: current,
 		quiet: r.Offered+r.Released+r.Refused+r.Delivered+r.MaxBacklog+r.Backlog == 0,
 	}
 	return r

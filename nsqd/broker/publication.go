@@ -125,11 +125,11 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	in.runner.shared.batches.RLock()
 	defer in.runner.shared.batches.RUnlock()
 	s = in.runner.shared.steps.Get().(*step)
-	rest := false
+	later := false
 	put := func() {
 		<-in.runner.shared.large
-		err = in.accept(now, s, p, rest)
-		s, rest = in.runner.shared.steps.Get().(*step), true
+		err = in.accept(now, s, p, later)
+		s, later = in.runner.shared.steps.Get().(*step), true
 	}
 	bodies.Each(func(body []byte) {
 		if err != nil {
@@ -189,20 +189,20 @@ func (in *intake) admit(now mono.Time, ahead, n int, first mono.Time, p *Publish
 }
 
 // accept appends the step's messages to the topic's backlog in memory, and ends the step.
-// With rest the first part of the batch was accepted; then the messages are accepted unless
+// With later the first part of the batch was accepted; then the messages are accepted unless
 // the topic is gone.
-func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err error) {
+func (in *intake) accept(now mono.Time, s *step, p Published, later bool) (err error) {
 	bytes := 0
 	for _, m := range s.msgs {
 		bytes += m.Size()
 	}
 	open := func() error {
-		if rest && !in.runner.mu.closed {
+		if later && !in.runner.mu.closed {
 			return nil
 		}
 		return in.runner.acceptsPublishes()
 	}
-	full := !rest && in.store.full()
+	full := !later && in.store.full()
 	room := func() bool {
 		in.runner.mu.core.Log().SetTight(in.runner.tight(bytes))
 		return in.runner.mu.core.Backlog().Room(len(s.msgs))
@@ -227,7 +227,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 	case err != nil:
 	case full:
 		err = in.runner.mu.core.Backlog().Refuse(queue.ErrFull, len(s.msgs))
-	case rest:
+	case later:
 		in.runner.mu.core.Enter(now, &s.fx, s.msgs...)
 	default:
 		err = in.runner.mu.core.Put(now, &s.fx, s.msgs...)
@@ -396,7 +396,7 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 	for i := range batch {
 		s.msgs = append(s.msgs, in.runner.shared.message(wall, &batch[i]))
 	}
-	of := errs[len(errs):]
+	results := errs[len(errs):]
 	admitted := s.msgs[:0]
 	in.runner.mu.Lock()
 	in.runner.mu.core.Log().SetTight(in.runner.tight(0))
@@ -406,39 +406,39 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 			first = admitted[0]
 		}
 		err := in.admit(in.runner.shared.now(), len(admitted), 1, first.Arrival, &batch[i])
-		if of = append(of, err); err == nil {
+		if results = append(results, err); err == nil {
 			admitted = append(admitted, m)
 		} else { // the message is still owned here
 			s.fx.Free = append(s.fx.Free, m)
 		}
 	}
-	var at commitlog.Offset
+	var offset commitlog.Offset
 	var err error
 	if len(admitted) > 0 {
-		at, err = in.writeThrough(s, admitted)
-		at -= commitlog.Offset(len(admitted))
+		offset, err = in.writeThrough(s, admitted)
+		offset -= commitlog.Offset(len(admitted))
 	}
 	for i := range batch {
 		p := &batch[i]
 		switch {
-		case of[i] != nil:
+		case results[i] != nil:
 			continue
 		case err != nil:
-			of[i] = err
+			results[i] = err
 			continue
 		}
-		if at++; p.Stored != nil {
-			*p.Stored = Stored{at}
+		if offset++; p.Stored != nil {
+			*p.Stored = Stored{offset}
 		}
 		in.count(p, 1)
 	}
 	for i := range batch {
-		if of[i] == nil {
+		if results[i] == nil {
 			in.pacing.advise(batch[i].From, len(admitted), in.runner.shared.now())
 		}
 	}
 	in.runner.end(s)
-	return append(errs, of...)
+	return append(errs, results...)
 }
 
 // Durable reports whether messages count as accepted only after Sync.

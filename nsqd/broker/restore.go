@@ -234,11 +234,11 @@ func (st *store) readContents(log commitlog.Log, first commitlog.Offset) (left c
 	return left, each(log, commitlog.Offset(restoring.From), func(batch *commitlog.Batch) error {
 		for i := range batch.Records {
 			r := &batch.Records[i]
-			at, n := queue.Offset(r.Offset), len(left.runs)
-			if n > 0 && left.runs[n-1].to == at && left.runs[n-1].only == string(r.Channel) {
+			offset, n := queue.Offset(r.Offset), len(left.runs)
+			if n > 0 && left.runs[n-1].to == offset && left.runs[n-1].only == string(r.Channel) {
 				left.runs[n-1].to++
 			} else {
-				left.runs = append(left.runs, run{at, at + 1, string(r.Channel)})
+				left.runs = append(left.runs, run{offset, offset + 1, string(r.Channel)})
 			}
 		}
 		return nil
@@ -254,8 +254,8 @@ func newMachine() *queue.Topic {
 func (l *contents) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
 	restoring, err := core.Disk().Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
 	for _, r := range l.runs {
-		for at := r.from; at < r.to; at++ {
-			restoring.Found(at, r.only)
+		for offset := r.from; offset < r.to; offset++ {
+			restoring.Found(offset, r.only)
 		}
 	}
 	return restoring, err
@@ -264,11 +264,11 @@ func (l *contents) restore(core *queue.Topic, now mono.Time, e epoch, wanted fun
 // each reads a log from an offset to the end.
 func each(log commitlog.Log, from commitlog.Offset, do func(*commitlog.Batch) error) error {
 	var batch commitlog.Batch
-	for at := from; ; at = batch.Next {
-		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: DefaultReadAhead}, &batch); err != nil {
+	for offset := from; ; offset = batch.Next {
+		if err := log.Read(offset, commitlog.Limit{Records: 1000, Bytes: DefaultReadAhead}, &batch); err != nil {
 			return err
 		}
-		if batch.Next == at {
+		if batch.Next == offset {
 			return nil
 		}
 		if err := do(&batch); err != nil {
@@ -362,13 +362,13 @@ func (st *store) reportLost(err error) error {
 
 // record encodes a message for the log. Requires: the topic's mu held.
 func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
-	at := e.wallOf(m.Arrival)
+	arrival := e.wallOf(m.Arrival)
 	r := commitlog.Record{
-		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Source,
+		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: arrival, Source: m.Source,
 		Attempts: m.Attempts, Body: m.Body,
 	}
 	if m.Defer > 0 {
-		r.Due = at + mono.Wall(m.Defer)
+		r.Due = arrival + mono.Wall(m.Defer)
 	}
 	if released {
 		r.Access = m.Access + 1

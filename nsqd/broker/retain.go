@@ -132,30 +132,30 @@ func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 		return 0, err
 	}
 	st.saving.Lock()
-	at, err := st.seek(channel, to)
+	offset, err := st.seek(channel, to)
 	st.saving.Unlock()
 	if err == nil {
 		err = st.settled()
 	}
-	return uint64(at), err
+	return uint64(offset), err
 }
 
 // seek moves the cursor. Requires: saving held, so that nothing is trimmed.
-func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
+func (st *store) seek(channel string, to Place) (target queue.Offset, err error) {
 	log := st.log.Load()
-	at = queue.Offset(to.Offset)
+	target = queue.Offset(to.Offset)
 	logged := false // the log has a message of the requested time
 	switch {
 	case to.Begin:
-		at = 0
+		target = 0
 	case to.End:
-		at = math.MaxUint64
+		target = math.MaxUint64
 	case to.Time != 0 && log != nil:
 		var found commitlog.Offset
 		if found, err = log.At(to.Time); err != nil {
 			return 0, err
 		}
-		at, logged = queue.Offset(found), found < log.Stats().Next
+		target, logged = queue.Offset(found), found < log.Stats().Next
 	}
 	seekErr := st.runner.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
 		core := st.runner.mu.core
@@ -165,25 +165,25 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 			err = queue.ErrNoCursor
 			return
 		case to.Time != 0 && !logged:
-			at = core.Cursors().At(to.Time) // in memory, or in the future
-		case !to.Begin && !to.End && at > core.Log().End():
-			err = fmt.Errorf("offset %d, the topic ends at %d: %w", at, core.Log().End(), ErrSeek)
+			target = core.Cursors().At(to.Time) // in memory, or in the future
+		case !to.Begin && !to.End && target > core.Log().End():
+			err = fmt.Errorf("offset %d, the topic ends at %d: %w", target, core.Log().End(), ErrSeek)
 			return
 		}
-		at = min(at, core.Log().Front())
+		target = min(target, core.Log().Front())
 		if log != nil {
-			if first = min(first, queue.Offset(log.Need(commitlog.Offset(at)))); at < core.Log().StoredTo() {
-				at = max(at, first)
-				records = int(log.Records(commitlog.Offset(at)))
+			if first = min(first, queue.Offset(log.Need(commitlog.Offset(target)))); target < core.Log().StoredTo() {
+				target = max(target, first)
+				records = int(log.Records(commitlog.Offset(target)))
 			}
 		} else {
-			at = max(at, first)
+			target = max(target, first)
 		}
-		if err = core.Seek(now, c, at, records, &s.fx); err == nil && log != nil {
+		if err = core.Seek(now, c, target, records, &s.fx); err == nil && log != nil {
 			st.runner.disk.used = true // if all was finished before, there may have been nothing to save
 		}
 	})
-	return at, errors.Join(seekErr, err)
+	return target, errors.Join(seekErr, err)
 }
 
 // errCarrying: messages are being carried forward, and an older snapshot still needs their
@@ -303,8 +303,8 @@ func (st *store) peek(u *queue.Unread, p *peeking) error {
 			p.record(&rs[0], max(u.Attempts[i], rs[0].Attempts))
 		}
 	}
-	for at, n := commitlog.Offset(u.From), 0; at < commitlog.Offset(u.To) && !p.full() && n < peekReads; n++ {
-		if err := log.Read(at, commitlog.Limit{Records: p.count, Bytes: MaxPeekBytes}, &batch); err != nil {
+	for offset, n := commitlog.Offset(u.From), 0; offset < commitlog.Offset(u.To) && !p.full() && n < peekReads; n++ {
+		if err := log.Read(offset, commitlog.Limit{Records: p.count, Bytes: MaxPeekBytes}, &batch); err != nil {
 			return err
 		}
 		for i := range batch.Records {
@@ -312,10 +312,10 @@ func (st *store) peek(u *queue.Unread, p *peeking) error {
 				p.record(r, r.Attempts)
 			}
 		}
-		if batch.Next == at {
+		if batch.Next == offset {
 			return nil
 		}
-		at = batch.Next
+		offset = batch.Next
 	}
 	return nil
 }

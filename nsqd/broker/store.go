@@ -242,9 +242,9 @@ func (st *store) writeAndRead() (more bool) {
 }
 
 // setFailing sets failing and returns the previous value.
-func (st *store) setFailing(is bool) (was bool) {
+func (st *store) setFailing(failing bool) (was bool) {
 	st.runner.mu.Lock()
-	was, st.failing = st.failing, is
+	was, st.failing = st.failing, failing
 	st.runner.mu.Unlock()
 	st.runner.room.Broadcast()
 	return was
@@ -302,8 +302,8 @@ func (st *store) ensure() (log *openLog, err error) {
 // written. Before the mark, the log gets a snapshot of the cursors. So a crash in between
 // leaves a log without a mark, which raises no alarm. A replicated log has no mark.
 func (st *store) mark(log *openLog) error {
-	files, is := log.Log.(*commitlog.Files)
-	if !is {
+	files, ok := log.Log.(*commitlog.Files)
+	if !ok {
 		return nil
 	}
 	st.runner.mu.Lock()
@@ -369,8 +369,8 @@ func (st *store) create() (*openLog, error) {
 // is removed only if this broker was to remove it before. In a cluster no log with messages
 // is removed, since topics are taken over.
 func (st *store) removes(log *openLog) bool {
-	l, is := log.Log.(*replicated.Log)
-	return !is || log.Stats().Records == 0 || st.runner.shared.cfg.AutoCreate && l.Unremoved()
+	l, ok := log.Log.(*replicated.Log)
+	return !ok || log.Stats().Records == 0 || st.runner.shared.cfg.AutoCreate && l.Unremoved()
 }
 
 // append appends records for publishers. Requires: storing held.
@@ -466,9 +466,9 @@ func (st *store) refill() (int, error) {
 // save records finished messages on disk, and deletes obsolete files.
 func (st *store) save() error {
 	err := st.tryToSave()
-	known := st.faults.Load()&(1<<saving) != 0
+	failing := st.faults.Load()&(1<<saving) != 0
 	st.recordResult(saving, err)
-	if err != nil && !known {
+	if err != nil && !failing {
 		st.report("cannot save the record of finished messages; after a crash they are delivered again", err)
 	}
 	return err

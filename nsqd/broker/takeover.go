@@ -146,11 +146,11 @@ func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	s := st.runner.begin()
 	st.runner.disk.used = true
 	for i, u := range in.undone {
-		at := queue.Offset(first) + queue.Offset(i)
+		offset := queue.Offset(first) + queue.Offset(i)
 		if u.Channel == "" {
-			st.runner.mu.core.Disk().Appended(st.runner.shared.now(), at, &s.fx, st.runner.shared.restored(&in.records[i]))
+			st.runner.mu.core.Disk().Appended(st.runner.shared.now(), offset, &s.fx, st.runner.shared.restored(&in.records[i]))
 		} else {
-			st.runner.mu.core.Disk().TakenOver(st.runner.shared.now(), at, in.undone[i:i+1], &s.fx)
+			st.runner.mu.core.Disk().TakenOver(st.runner.shared.now(), offset, in.undone[i:i+1], &s.fx)
 		}
 	}
 	st.runner.end(s)

@@ -123,11 +123,11 @@ func (c *Channel) Paused() bool { return c.paused }
 // Deadline returns when the next message times out, ends its deferral or expires; mono.Never if
 // there is none.
 func (c *Channel) Deadline() mono.Time {
-	at := c.items.deadline()
+	deadline := c.items.deadline()
 	if c.expiry.TTL > 0 && c.items.ready.len() > 0 && !c.stopped {
-		at = min(at, c.expiry.end(c.items.ready.front().msg.Arrival))
+		deadline = min(deadline, c.expiry.end(c.items.ready.front().msg.Arrival))
 	}
-	return at
+	return deadline
 }
 
 // Name returns the channel's name.

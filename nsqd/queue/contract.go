@@ -105,8 +105,8 @@ func (c *Contract) eligible(arrival mono.Time) mono.Time {
 	if !c.limited {
 		return arrival
 	}
-	at, _ := c.effective(arrival)
-	return c.bucket.Eligible(at)
+	effective, _ := c.effective(arrival)
+	return c.bucket.Eligible(effective)
 }
 
 // take takes a token for a message if the token is available by now. take returns when the token
@@ -115,12 +115,12 @@ func (c *Contract) take(arrival, now mono.Time) (eligible mono.Time, access time
 	if !c.limited {
 		return arrival, 0, !now.Before(arrival)
 	}
-	at, late := c.effective(arrival)
-	e, ok := c.bucket.Take(at, now)
+	effective, late := c.effective(arrival)
+	e, ok := c.bucket.Take(effective, now)
 	arrived := max(arrival, c.opened)
 	if !ok {
 		c.lastWait = max(c.lastWait, arrived)
-	} else if e > at {
+	} else if e > effective {
 		c.lastWait = max(c.lastWait, e)
 	}
 	return e, e.Sub(arrived) - late, ok
@@ -128,18 +128,18 @@ func (c *Contract) take(arrival, now mono.Time) (eligible mono.Time, access time
 
 // effective returns a message's effective arrival time. late is how long the message had a token
 // that no longer counts, because the topic did not release the message in time.
-func (c *Contract) effective(arrival mono.Time) (at mono.Time, late time.Duration) {
-	at = max(arrival, c.opened)
+func (c *Contract) effective(arrival mono.Time) (effective mono.Time, late time.Duration) {
+	effective = max(arrival, c.opened)
 	switch {
-	case at >= c.floor:
-		return at, 0
-	case at > c.lastWait: // spares a late broker the search below
-		return c.floor, c.floor.Sub(at)
+	case effective >= c.floor:
+		return effective, 0
+	case effective > c.lastWait: // spares a late broker the search below
+		return c.floor, c.floor.Sub(effective)
 	}
-	if e := c.bucket.Eligible(at); e < c.floor {
+	if e := c.bucket.Eligible(effective); e < c.floor {
 		return c.floor, c.floor.Sub(e)
 	}
-	return at, 0
+	return effective, 0
 }
 
 // observe moves the bounds of effective up to now.

@@ -68,11 +68,11 @@ func (c *cursor) reach(o Offset) {
 		return
 	}
 	for c.window.end() < o {
-		at := c.window.end()
-		if it, is := c.ahead[at]; is {
-			delete(c.ahead, at)
+		offset := c.window.end()
+		if it, found := c.ahead[offset]; found {
+			delete(c.ahead, offset)
 			c.window.push(it)
-		} else if w.get(at) != nil {
+		} else if w.get(offset) != nil {
 			c.window.push(c.backlog.placeholder())
 		} else {
 			c.window.push(nil)
@@ -217,7 +217,7 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 // next takes a message while the channel is behind. It returns false without space.
 func (c *Channel) next(now mono.Time, m *Message) bool {
 	c.cursor.reach(m.Offset)
-	if _, is := c.cursor.ahead[m.Offset]; is || c.cursor.backlog.window.get(m.Offset) != nil {
+	if _, found := c.cursor.ahead[m.Offset]; found || c.cursor.backlog.window.get(m.Offset) != nil {
 		c.cursor.reach(m.Offset + 1)
 		return true
 	}

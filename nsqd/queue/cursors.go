@@ -61,10 +61,10 @@ func (cs *Cursors) writeUpTo(o Offset, last *Message) {
 	if cs.log.tail.window.slots.len() == 0 {
 		cs.log.tail.window.reach(min(o-1, cs.oldest()))
 	}
-	for at := cs.log.tail.window.end(); at < o; at++ {
+	for offset := cs.log.tail.window.end(); offset < o; offset++ {
 		m := last
-		if m == nil || at+1 < o {
-			m = cs.inMemory(at)
+		if m == nil || offset+1 < o {
+			m = cs.inMemory(offset)
 		}
 		if m != nil {
 			m.ref()

@@ -280,14 +280,14 @@ func (cs *Cursors) Undone(into []Undone, o Offset, only string) (of []Undone, wa
 		if !c.cursor.tracked || only != "" && only != c.cursor.name {
 			continue
 		}
-		it, known := c.cursor.ahead[o]
+		it, reached := c.cursor.ahead[o]
 		if o < c.cursor.window.end() {
-			it, known = c.cursor.window.get(o), true
+			it, reached = c.cursor.window.get(o), true
 		}
 		switch {
 		case it != nil:
 			into = append(into, Undone{Channel: c.cursor.name, Attempts: it.attempts, Due: it.due})
-		case !known && !cs.log.isSkipped(o):
+		case !reached && !cs.log.isSkipped(o):
 			into = append(into, Undone{Channel: c.cursor.name, Fresh: true})
 		}
 	}

@@ -99,15 +99,15 @@ func timeoutAt(t mono.Time) mono.Time {
 }
 
 // takeDue removes the due items from due and returns them by due time, then by delivery.
-func (s *items) takeDue(now mono.Time) (again []*item) {
+func (s *items) takeDue(now mono.Time) (dueItems []*item) {
 	for len(s.due) > 0 && !now.Before(s.due[0].due) {
-		again = append(again, s.due[0])
+		dueItems = append(dueItems, s.due[0])
 		s.due.remove(s.due[0])
 	}
-	slices.SortStableFunc(again, func(a, b *item) int {
+	slices.SortStableFunc(dueItems, func(a, b *item) int {
 		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.delivery, b.delivery))
 	})
-	return again
+	return dueItems
 }
 
 // forget releases all messages. Requires: no consumer holds a message.
@@ -166,11 +166,11 @@ func (f *flights) add(it *item) {
 
 // remove removes an item. Requires: the item is in f.
 func (f *flights) remove(it *item) {
-	at := f.bucket(&it.msg.ID)
-	for *at != it {
-		at = &(*at).chain
+	link := f.bucket(&it.msg.ID)
+	for *link != it {
+		link = &(*link).chain
 	}
-	*at, it.chain = it.chain, nil
+	*link, it.chain = it.chain, nil
 	f.n--
 	// Shrink late, as ring does.
 	if len(f.buckets) > 64*flightsMin && f.n < len(f.buckets)/8 {

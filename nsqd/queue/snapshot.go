@@ -115,12 +115,12 @@ func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 			continue
 		}
 		o := c.window.next + Offset(i)
-		attempts, at := it.state(wall)
-		if attempts == 0 && at == 0 {
+		attempts, due := it.state(wall)
+		if attempts == 0 && due == 0 {
 			e.add(o)
 			continue
 		}
-		e.addSingle(o, attempts, at)
+		e.addSingle(o, attempts, due)
 	}
 	b = e.append(b)
 	b = binary.AppendUvarint(b, uint64(len(c.ahead)))
@@ -131,16 +131,16 @@ func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 			b = append(b, 0)
 			continue
 		}
-		attempts, at := c.ahead[o].state(wall)
+		attempts, due := c.ahead[o].state(wall)
 		b = binary.AppendUvarint(append(b, 1), uint64(attempts))
-		b = binary.AppendUvarint(b, uint64(at))
+		b = binary.AppendUvarint(b, uint64(due))
 	}
 	return b
 }
 
 // state returns the item's state for the next process: the deliveries, and the earliest time of
 // the next delivery, or 0.
-func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.Wall) {
+func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, due mono.Wall) {
 	attempts = it.attempts
 	switch {
 	case it.holder != nil: // the next process delivers the message at once
@@ -149,9 +149,9 @@ func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.
 		}
 	case it.delivery != 0: // a dead letter that is not stored: the next process delivers it at once
 	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent
-		at = wall(it.due)
+		due = wall(it.due)
 	}
-	return attempts, at
+	return attempts, due
 }
 
 // runs encodes offsets in ascending order.
@@ -239,21 +239,21 @@ func (d *decoder) head() (next, end Offset, late int) {
 
 // open calls f with each open offset, in ascending order, all before end.
 func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due mono.Wall)) {
-	at := next
+	offset := next
 	for n := d.num(); n > 0 && !d.faulty; n-- {
-		at += Offset(d.num())
+		offset += Offset(d.num())
 		kind, attempts, due := d.num(), uint64(0), uint64(0)
 		length := kind / 2
 		if kind%2 == 1 {
 			length, attempts, due = 1, d.num(), d.num()
 		}
-		if at < next || at > end || length > uint64(end-at) || attempts > 1<<16-1 || int64(due) < 0 {
+		if offset < next || offset > end || length > uint64(end-offset) || attempts > 1<<16-1 || int64(due) < 0 {
 			d.faulty, d.b = true, nil
 			return
 		}
 		for ; length > 0; length-- {
-			f(at, uint16(attempts), mono.Wall(due))
-			at++
+			f(offset, uint16(attempts), mono.Wall(due))
+			offset++
 		}
 	}
 }
@@ -331,12 +331,12 @@ func (disk *Disk) Restore(now mono.Time, b []byte, first Offset, fromWall func(m
 		needed = min(needed, pos)
 	}
 	var void []span
-	at := Offset(0)
+	offset := Offset(0)
 	for n := d.num(); n > 0 && !d.faulty; n-- {
-		at += Offset(d.num())
-		to := at + Offset(d.num())
-		void = append(void, span{at, to})
-		at = to
+		offset += Offset(d.num())
+		to := offset + Offset(d.num())
+		void = append(void, span{offset, to})
+		offset = to
 	}
 	var cursors []cursor
 	for n := d.num(); n > 0 && !d.faulty; n-- {
@@ -422,14 +422,14 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 		}
 	})
 	c.window.reach(pos)
-	at := pos
+	offset := pos
 	for n := d.num(); n > 0 && !d.faulty; n-- {
-		at += Offset(d.num())
+		offset += Offset(d.num())
 		var it *item
 		if d.num() > 0 {
-			it = absent(at, uint16(d.num()), mono.Wall(d.num()))
+			it = absent(offset, uint16(d.num()), mono.Wall(d.num()))
 		}
-		c.setAhead(at, it)
+		c.setAhead(offset, it)
 	}
 	return needed
 }
@@ -464,7 +464,7 @@ func (r *Restoring) Found(o Offset, only string) {
 		return
 	}
 	for _, c := range t.cursors.channels {
-		if _, is := c.cursor.ahead[o]; !is && c.cursor.tracked && o >= c.cursor.window.end() && (only == "" || only == c.cursor.name) {
+		if _, found := c.cursor.ahead[o]; !found && c.cursor.tracked && o >= c.cursor.window.end() && (only == "" || only == c.cursor.name) {
 			c.cursor.behind = true
 			c.cursor.late++
 		}
