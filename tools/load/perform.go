@@ -47,16 +47,11 @@ type Result struct {
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
 
-	Slowest []Delivery `json:"-"` // unordered
-
 	// Only of our broker, if the sender keeps a contract: times from arrival, as the broker
 	// stamped it, to eligible, and from arrival to leaving the topic.
 	Access *Quantiles `json:"access,omitempty"`
 	Left   *Quantiles `json:"left,omitempty"`
 }
-
-// Delivery holds the times at which a message was due, written and delivered.
-type Delivery struct{ Due, Sent, Delivered mono.Time }
 
 // Perform starts a broker, performs the scenario and stops the broker. At a given rate,
 // Perform measures for lasting, after Warming.
@@ -213,7 +208,6 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		r.Delivered += int(sub.delivered.Load())
 		last = max(last, mono.Time(sub.last.Load()))
 		all.Merge(sub.latency)
-		r.Slowest = slowest(append(r.Slowest, sub.slowest...), s.Slowest)
 	}
 	if r.Missing = r.Sent*s.Channels - r.Delivered; r.Delivered == 0 {
 		return r, errors.New("nothing was delivered")

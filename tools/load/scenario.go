@@ -26,10 +26,7 @@ type Scenario struct {
 	// delays a message until the contract allows it. If Burst is 0, the sender has no
 	// contract.
 	Burst int
-	// Slowest is the number of deliveries in Result.Slowest, the deliveries that took
-	// longest. Requires messages of at least AllTimes bytes.
-	Slowest int
-	Busy    int // number of threads that only compute
+	Busy  int // number of threads that only compute
 
 	Slow   bool // an additional channel receives 100 messages per second
 	Late   bool // subscribers start after the last message was sent

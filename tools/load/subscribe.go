@@ -3,13 +3,11 @@
 package load
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -40,7 +38,6 @@ type subscriber struct {
 	d       Dialect
 	channel string
 	slow    time.Duration // processing time per message
-	most    int           // length of slowest
 	from    mono.Time     // messages due earlier are not measured; set before receive
 	done    chan struct{} // closed when receive has returned; nil before start
 
@@ -51,14 +48,7 @@ type subscriber struct {
 
 	// owned by receive until done
 	latency *hdr.Histogram
-	slowest []Delivery // superset of the most slowest deliveries
 	err     error
-}
-
-// slowest returns the n deliveries with the longest latency, or all if there are fewer.
-func slowest(all []Delivery, n int) []Delivery {
-	slices.SortFunc(all, func(a, b Delivery) int { return cmp.Compare(b.Delivered.Sub(b.Due), a.Delivered.Sub(a.Due)) })
-	return all[:min(n, len(all))]
 }
 
 func subscribe(b *running, s Scenario, d Dialect, channel string, slow time.Duration) (*subscriber, error) {
@@ -69,7 +59,7 @@ func subscribe(b *running, s Scenario, d Dialect, channel string, slow time.Dura
 	if err := errors.Join(d.subscribe(c, channel), raw.wait()); err != nil {
 		return nil, errors.Join(fmt.Errorf("subscriber of %s: %w", channel, err), raw.Close())
 	}
-	return &subscriber{c: c, raw: raw, d: d, channel: channel, slow: slow, most: s.Slowest, latency: newHistogram()}, nil
+	return &subscriber{c: c, raw: raw, d: d, channel: channel, slow: slow, latency: newHistogram()}, nil
 }
 
 // start requests messages and receives until close.
@@ -112,11 +102,6 @@ func (s *subscriber) receive() error {
 			due := mono.Time(binary.LittleEndian.Uint64(body))
 			if !due.Before(s.from) {
 				record(s.latency, now.Sub(due))
-				if s.most > 0 {
-					if s.slowest = append(s.slowest, Delivery{due, mono.Time(binary.LittleEndian.Uint64(body[TimeBefore:])), now}); len(s.slowest) == 4*s.most {
-						s.slowest = slowest(s.slowest, s.most)
-					}
-				}
 			}
 		})
 		if err != nil {
