@@ -398,7 +398,6 @@ var structure = Structure{
 		"nsqd/replicated.Log: methods":                   49,
 		"nsqd/replicated.flight: embeds":                 1,
 		"tbadaptor/adaptor.Machine: methods":             56,
-		"tools/iotpub/fleet.poller: interface":           8,
 		"tools/srtm.call: embeds":                        1,
 	},
 	Why: "a reader must see what a part uses: give it the two or three values that it needs, as named fields",

@@ -138,7 +138,6 @@ each accepted message came exactly once.`,
 	fs.IntVar(&cfg.Background.Spec.Batch, "background-batch", cfg.Background.Spec.Batch, "with --background: messages a publisher sends back to back")
 	fs.IntVar(&cfg.Background.Spec.Size, "background-size", cfg.Background.Spec.Size, "with --background: size of a message, in `bytes`")
 	fs.StringVar(&cfg.Background.Topic, "background-topic", cfg.Background.Topic, "with --background: `topic` to publish to")
-	fs.BoolVar(&cfg.Portable, "portable", false, "use the poller of systems without epoll, to compare")
 	fs.StringVar(&output, "output", output, "`form` of progress and report: text or json (one object a line)")
 	fs.StringVar(&level, "log-level", level, "minimum `level` to log: debug, info, warn or error")
 	return cmd

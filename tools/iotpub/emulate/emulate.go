@@ -58,7 +58,6 @@ type Config struct {
 	Mpub           bool
 	MaxOutstanding int
 	Heartbeat      time.Duration
-	Portable       bool
 
 	// Interval is the time between lines of progress; 0: none.
 	Interval time.Duration
@@ -310,7 +309,7 @@ func (r *run) build(id uint32, capture bool) (err error) {
 func (c *Config) traffic(f fleet.Config, stream func() schedule.Stream, sub *subscriber.Config) (t *traffic, err error) {
 	t = &traffic{}
 	f.Stream = func() schedule.Stream { return schedule.Until(stream(), c.Duration) }
-	f.Workers, f.MaxOutstanding, f.Heartbeat, f.Drain, f.Portable = c.Workers, c.MaxOutstanding, c.Heartbeat, c.Drain, c.Portable
+	f.Workers, f.MaxOutstanding, f.Heartbeat, f.Drain = c.Workers, c.MaxOutstanding, c.Heartbeat, c.Drain
 	if t.fleet, err = fleet.New(f); err != nil || sub == nil {
 		return t, err
 	}

@@ -5,9 +5,8 @@
 //
 // A worker (worker.go) owns a share of the publishers with all their state, and runs on its
 // own thread. The worker waits in a poller both for the next send time and for replies, so
-// a message costs no goroutine switch. On Linux the poller is internal/poll, which is
-// exact; Go's timers round up to a millisecond. On other systems the poller uses net.Conn
-// and goroutines.
+// a message costs no goroutine switch. The poller is internal/poll.Poller, which is exact; Go's
+// timers round up to a millisecond. On systems other than Linux a fleet returns an error.
 //
 // The package does not decide where a publisher connects. The caller passes the addresses
 // to Assign (tools/iotpub/emulate gets them from the loaddistributor).

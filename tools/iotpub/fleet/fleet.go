@@ -49,8 +49,6 @@ type Config struct {
 	MaxOutstanding, MaxWaiting int
 	// Capture records the write time of each message (Fleet.Captured).
 	Capture bool
-	// Portable uses net.Conn and goroutines even on Linux.
-	Portable bool
 }
 
 func (c *Config) setDefaults() {

@@ -34,10 +34,7 @@ const (
 	run   = 7
 )
 
-var (
-	_ = Describe("a fleet on this system's poller", func() { behaviour(false) })
-	_ = Describe("a fleet on the portable poller", func() { behaviour(true) })
-)
+var _ = Describe("a fleet", behaviour)
 
 // readyAtOnce asks a fleet that may not have tried to connect yet.
 func readyAtOnce(ctx context.Context, f *fleet.Fleet) error {
@@ -46,7 +43,7 @@ func readyAtOnce(ctx context.Context, f *fleet.Fleet) error {
 	return f.Ready(ctx)
 }
 
-func behaviour(portable bool) {
+func behaviour() {
 	var (
 		log     *fake.Log
 		a, b    *fake.Broker
@@ -70,7 +67,7 @@ func behaviour(portable bool) {
 		a, b = newBroker("a"), newBroker("b")
 		spec = schedule.Spec{Publishers: 20, Rate: 50, Batch: 1, Process: schedule.Poisson, Size: 100, Seed: 42}
 		length = 100 * time.Millisecond
-		cfg = fleet.Config{Topic: topic, Run: run, Address: a.Address(), Portable: portable, Capture: true, Drain: testkit.Hang}
+		cfg = fleet.Config{Topic: topic, Run: run, Address: a.Address(), Capture: true, Drain: testkit.Hang}
 	})
 	start := func() {
 		GinkgoHelper()

@@ -12,11 +12,14 @@ import (
 	"github.com/srtm-io/srtm/internal/poll"
 )
 
-func newPoller() (poller, error) { return newEpoll() }
-
-// epoll is the Linux poller. A message costs one write, and about one epoll_wait, one read
-// and one timerfd_settime.
-type epoll struct {
+// poller moves bytes without blocking. Only the worker's thread calls the methods, except
+// wake. A slot is the worker's number for a connection, and may be reused after close. A
+// message costs one write, and about one epoll_wait, one read and one timerfd_settime.
+//
+// Events are edge-triggered. After a readable event, the next event comes only when more
+// bytes arrive after a short read. A closed slot must not be dialled again while older
+// events are unhandled.
+type poller struct {
 	poll *poll.Poller
 	// owned by the worker
 	socks  []int // by slot; -1: none
@@ -28,15 +31,15 @@ type epoll struct {
 	}
 }
 
-func newEpoll() (*epoll, error) {
+func newPoller() (*poller, error) {
 	p, err := poll.New()
 	if err != nil {
 		return nil, err
 	}
-	return &epoll{poll: p, lookup: map[string]unix.Sockaddr{}}, nil
+	return &poller{poll: p, lookup: map[string]unix.Sockaddr{}}, nil
 }
 
-func (p *epoll) resolve(address string) (unix.Sockaddr, error) {
+func (p *poller) resolve(address string) (unix.Sockaddr, error) {
 	if sa, ok := p.lookup[address]; ok {
 		return sa, nil
 	}
@@ -64,7 +67,9 @@ func (p *epoll) resolve(address string) (unix.Sockaddr, error) {
 	return sa, nil
 }
 
-func (p *epoll) dial(slot int32, address string) error {
+// dial starts to connect. A writable event reports the end of dialling. After an error the
+// slot remains free.
+func (p *poller) dial(slot int32, address string) error {
 	sa, err := p.resolve(address)
 	if err != nil {
 		return err
@@ -97,7 +102,9 @@ func (p *epoll) dial(slot int32, address string) error {
 	return nil
 }
 
-func (p *epoll) connected(slot int32) error {
+// connected returns nil if the connection is established, or the error of the dial.
+// Requires: a writable event came.
+func (p *poller) connected(slot int32) error {
 	n, err := unix.GetsockoptInt(p.socks[slot], unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
 		return fmt.Errorf("SO_ERROR: %w", err)
@@ -108,7 +115,8 @@ func (p *epoll) connected(slot int32) error {
 	return nil
 }
 
-func (p *epoll) read(slot int32, b []byte) (int, error) {
+// read returns bytes, errAgain, or the error that ended the connection (io.EOF).
+func (p *poller) read(slot int32, b []byte) (int, error) {
 	n, err := poll.Read(p.socks[slot], b)
 	if n == 0 && err == nil {
 		err = errAgain
@@ -116,7 +124,9 @@ func (p *epoll) read(slot int32, b []byte) (int, error) {
 	return n, err
 }
 
-func (p *epoll) write(slot int32, b []byte) (int, error) {
+// write returns the number of bytes written. A short write returns errAgain, or the error
+// that ended the connection.
+func (p *poller) write(slot int32, b []byte) (int, error) {
 	done := 0
 	for done < len(b) {
 		n, err := poll.Write(p.socks[slot], b[done:])
@@ -130,12 +140,14 @@ func (p *epoll) write(slot int32, b []byte) (int, error) {
 	return done, nil
 }
 
-func (p *epoll) close(slot int32) {
+func (p *poller) close(slot int32) {
 	_ = unix.Close(p.socks[slot]) // also removes the socket from the epoll set
 	p.socks[slot] = -1
 }
 
-func (p *epoll) wait(dst []event, until mono.Time) ([]event, error) {
+// wait appends events to dst. It returns when there is an event, after wake, or at the time
+// until.
+func (p *poller) wait(dst []event, until mono.Time) []event {
 	if until != mono.Never {
 		p.poll.Alarm(until)
 	}
@@ -146,10 +158,11 @@ func (p *epoll) wait(dst []event, until mono.Time) ([]event, error) {
 			writable: e.Events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0,
 		})
 	}
-	return dst, nil
+	return dst
 }
 
-func (p *epoll) wake() {
+// wake makes wait return. Any goroutine may call wake, even after shutdown.
+func (p *poller) wake() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.mu.closed {
@@ -157,7 +170,8 @@ func (p *epoll) wake() {
 	}
 }
 
-func (p *epoll) shutdown() {
+// shutdown closes all connections. Only wake may be called afterwards.
+func (p *poller) shutdown() {
 	for slot, fd := range p.socks {
 		if fd >= 0 {
 			p.close(int32(slot))

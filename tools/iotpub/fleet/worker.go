@@ -51,7 +51,7 @@ type worker struct {
 	allConnected func()
 
 	// owned by run
-	poll       poller
+	poll       *poller
 	publishers []publisher
 	links      []*link // by slot
 	free       []int32 // slots
@@ -156,10 +156,7 @@ func (w *worker) currentStats() Stats {
 // run runs the worker until the end. run returns an error only if the poller fails.
 func (w *worker) run() (err error) {
 	defer w.end()
-	if w.cfg.Portable {
-		w.poll = newPortable()
-	} else if w.poll, err = newPoller(); err != nil {
-		w.poll = nil
+	if w.poll, err = newPoller(); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -193,9 +190,7 @@ func (w *worker) run() (err error) {
 		if w.finished(now) {
 			return nil
 		}
-		if w.events, err = w.poll.wait(w.events[:0], w.wakeAt()); err != nil {
-			return err
-		}
+		w.events = w.poll.wait(w.events[:0], w.wakeAt())
 		for _, e := range w.events {
 			if l := w.links[e.slot]; l != nil && l.state != dead {
 				w.handle(e, l)
@@ -389,7 +384,7 @@ func (w *worker) handle(e event, l *link) {
 		case err == nil:
 			l.state = identifying
 			w.write(l, l.publisher.hello)
-		case !errors.Is(err, errAgain):
+		default:
 			w.lose(l, err)
 		}
 	}
