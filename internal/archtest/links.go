@@ -59,7 +59,7 @@ func CheckLinks(root string, paths []string, why string) (found []Finding, err e
 					continue
 				}
 				file, anchor, _ := strings.Cut(to, "#")
-				target, page := filepath.Join(root, filepath.Dir(path), file), text
+				target := filepath.Join(root, filepath.Dir(path), file)
 				if file == "" {
 					target = filepath.Join(root, path)
 				}
@@ -69,7 +69,8 @@ func CheckLinks(root string, paths []string, why string) (found []Finding, err e
 				} else if anchor == "" || info.IsDir() || filepath.Ext(target) != ".md" {
 					continue
 				}
-				if page, err = os.ReadFile(target); err != nil {
+				page, err := os.ReadFile(target)
+				if err != nil {
 					return nil, err
 				}
 				if !slices.Contains(anchors(string(page)), anchor) {
