@@ -93,10 +93,11 @@ func TestNATSComesLater(t *testing.T) {
 	s := startServers(t, 1)
 	s.stop(0)
 	ctx, cancel := context.WithCancel(t.Context())
-	said := make(chan struct{}, 1)
+	logged := make(chan string, 1)
 	config := replicated.Config{URL: s.url(), Replicas: 1, BrokerID: "b", MaxBody: 1 << 20, Log: slog.New(slog.NewTextHandler(writer(func(p []byte) {
-		if strings.Contains(string(p), "not there yet") {
-			said <- struct{}{} // has room for one
+		select {
+		case logged <- string(p):
+		default: // an earlier line waits to be read
 		}
 	}), nil))}
 	ended := make(chan error)
@@ -104,7 +105,12 @@ func TestNATSComesLater(t *testing.T) {
 		_, err := replicated.Connect(ctx, config)
 		ended <- err
 	}()
-	<-said
+	unavailable := func() {
+		if line := <-logged; !strings.Contains(line, "NATS JetStream is unavailable") {
+			t.Errorf("logged %q, want the reason for the wait", line)
+		}
+	}
+	unavailable()
 	cancel()
 	testkit.ErrorIs(t, <-ended, context.Canceled, "stopped while it waits")
 	go func() {
@@ -114,7 +120,7 @@ func TestNATSComesLater(t *testing.T) {
 		}
 		ended <- err
 	}()
-	<-said
+	unavailable()
 	s.start(0)
 	testkit.Must(t, <-ended)
 }
