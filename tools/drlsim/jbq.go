@@ -40,10 +40,10 @@ func jbqCommand() *cobra.Command {
 		Long: `jbq sends requests to simulated web servers of unequal size and compares response
 times by the way a server is chosen. The gateway's own code runs:
 
-  jbq         Join the Best Queue of the gateway
-  literal     Join the Best Queue as in the paper; T(0), which the paper does not state, is 100 ms
-  literal-0   the same with T(0) = 0
-  busy        Apache's bybusyness
+  jbq         the gateway's Join the Best Queue
+  literal     the paper's; T(0), which the paper does not state, is 100 ms
+  literal-0   the paper's with T(0) = 0
+  busy        bybusyness of Apache
   rr          round robin
   sed         shortest expected delay with known capacities, as a reference
 
