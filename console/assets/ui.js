@@ -46,7 +46,8 @@
         case "backlog":
           return [["messages", style("--access"), at(5)]];
         default: {
-          const light = getComputedStyle(this.box).colorScheme === "dark" || style("--back") < "rgb(1" ? 65 : 38;
+          const [red, green, blue] = style("--back").match(/[0-9.]+/g).map(Number);
+          const light = red + green + blue < 384 ? 65 : 38;
           return topics.get(this.topic).brokers.map((name, i) => [name, `hsl(${HUES[i % HUES.length]} 70% ${light}%)`, at(19 + i)]);
         }
       }
@@ -65,11 +66,12 @@
       const data = [rows.map((row) => row[0] / 1000), ...lines.map((l) => rows.map((row) => { const v = l[2](row); return shown.log && !(v > 0) ? null : v; }))];
       this.highest = data.slice(1).flat().reduce((most, v) => Math.max(most, v ?? 0), 0);
       this.last = lines.map((l) => l[2](known.samples.at(-1)));
-      const shape = lines.map((l) => l[0] + l[1]).join() + shown.log;
+      const shape = lines.map((l) => l[0] + l[1]).join() + style("--faint") + shown.log;
       const width = Math.max(200, this.box.clientWidth);
       if (this.plot && this.drawn === shape) {
         if (this.plot.width !== width) this.plot.setSize({ width, height: 200 });
         this.plot.batch(() => { this.plot.setData(data, false); this.plot.setScale("x", { min: from, max: Math.max(to, from + 1) }); });
+        if (this.plot.cursor.idx == null) this.plot.setLegend({ idx: null }); // the newest values
         return;
       }
       this.plot?.destroy();

@@ -364,6 +364,10 @@ func TestPagesOfACluster(t *testing.T) {
 	// The legends have values without a mouse, on both scales. The brokers sort by a click.
 	b.do(chromedp.Click(`[data-log="on"]`))
 	b.becomes(`document.querySelector('[data-log="on"]').ariaPressed === "true" && [...document.querySelectorAll(".u-legend .u-value")].every((v) => /^[0-9–]/.test(v.textContent))`)
+	// Without a mouse the legends follow the samples.
+	const newest = `[...document.querySelectorAll(".u-legend .u-value:first-child, .u-legend tr:first-child .u-value")].map((v) => v.textContent)`
+	before := get(b, chromedp.Evaluate[string](`JSON.stringify(`+newest+`)`))
+	b.becomes(newest + `.every((v, i) => v && v !== ` + before + `[i])`)
 	b.do(chromedp.Click(`[aria-label="Brokers of sensors"] thead th button`))
 	b.becomes(`document.querySelector('[aria-label="Brokers of sensors"] thead th').ariaSort === "ascending"`)
 	b.becomes(`[...document.querySelectorAll('[aria-label="Channels"] tbody th')].some((th) => th.textContent === "main")`)
