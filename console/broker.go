@@ -55,7 +55,7 @@ func factsOf(r reading) (all []fact) {
 	return all
 }
 
-// chartMetrics are the metrics of charts, beside those of facts.
+// chartMetrics are the metrics that only charts show.
 var chartMetrics = []string{
 	busyMetric, "srtm_nsqd_topic_latency_seconds", "srtm_nsqd_topic_waiting_messages", "srtm_nsqd_channel_ready_messages",
 	"srtm_nsqd_topic_messages_accepted_total", "srtm_nsqd_topic_messages_refused_total", "srtm_nsqd_topic_messages_released_total", "srtm_nsqd_topic_messages_delivered_total",

@@ -59,7 +59,7 @@ type Config struct {
 	// caller has the role. known reports whether the caller is known. Nil: every caller
 	// may do everything.
 	May func(r *http.Request, need secure.Role) (problem string, known bool)
-	// Who returns the caller's name for logs. If Who is nil, logs name the caller's address.
+	// Who names the caller in logs. If Who is nil, logs have the caller's address.
 	Who func(r *http.Request) string
 	// Tenant returns the tenant of a request's caller, for the metadata TenantKey of API
 	// calls; nil: no tenant.

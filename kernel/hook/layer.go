@@ -26,7 +26,7 @@ type Layer struct {
 	// set once
 	lower stamped
 	r     io.Reader
-	exact bool // lower is never read ahead of what r has decoded
+	exact bool // r never reads bytes of lower before it decodes them
 
 	// owned by the reader
 	reads      stamp.Reads[int64] // decoded bytes, and under's offset at each read

@@ -67,7 +67,7 @@ type Meta uint64
 // no byte.
 func BlankMeta(index uint64) Meta { return Meta((index + 1) & markMask) }
 
-// Of reports whether the record at the index is published and of this lap.
+// Of reports whether the record at the index is published, and belongs to the current lap of the ring.
 func (m Meta) Of(index uint64) bool { return uint64(m)&markMask == index&markMask }
 
 // Record is a TCP segment as the kernel saw it arrive. Its payload is the Size bytes from sequence

@@ -36,7 +36,7 @@ type Session struct {
 	// Set once.
 	cfg *Config
 
-	// What the client may do now.
+	// State that decides which commands the client may send.
 	state      state
 	authorised bool // AUTH succeeded
 	closing    bool // Step, Done and Tick have no further effect on the client

@@ -282,7 +282,7 @@ func (e *effort) look(now mono.Time) loopLoad {
 // Requires: loops.mu held.
 func (e *effort) expected() float64 { return e.lastLook.load + float64(e.lastLook.newConnections)/100 }
 
-// processors measures the idle processors among those that this process may use.
+// processors measures how many of the processors that this process may use are idle.
 type processors struct {
 	time mono.Time
 	idle time.Duration // idle time of all processors since the system started
