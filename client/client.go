@@ -69,11 +69,11 @@ type Config struct {
 	// permits.
 	Create bool
 	// Vouch returns the AUTH secret with which a broker proves on whose behalf it
-	// publishes. as is the argument of PublisherFor. Vouch is called for each connection.
+	// publishes. principal is the argument of PublisherFor. Vouch is called for each connection.
 	// Nil: PublisherFor is not used.
 	Vouch func(principal string) (secret string)
 	// Tenant returns the tenant of a topic that Create creates, from PublisherFor's
-	// argument as; nil: the caller's tenant.
+	// argument principal; nil: the caller's tenant.
 	Tenant func(principal string) string
 	// OnPace is called after a publisher received advice, by a goroutine of this package.
 	// OnPace must not block. May be nil.
@@ -182,9 +182,9 @@ func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, e
 	return c.PublisherFor(ctx, topic, id, "")
 }
 
-// PublisherFor is Publisher for a broker that publishes on behalf of a client. as
-// identifies the client, and Config.Vouch proves as to brokers. A client can have only one
-// publisher per topic, id and as.
+// PublisherFor is Publisher for a broker that publishes on behalf of a client. principal
+// identifies the client, and Config.Vouch proves principal to brokers. A Client can have
+// only one publisher per topic, id and principal.
 func (c *Client) PublisherFor(ctx context.Context, topic, id, principal string) (*Publisher, error) {
 	if !nsq.IsValidTopicName(topic) {
 		return nil, fmt.Errorf("client: topic %q is no valid name", topic)

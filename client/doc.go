@@ -5,6 +5,8 @@
 //	p, err := c.Publisher(ctx, "volumes", "loop-4711")
 //	err = p.Publish(ctx, body) // nil: the broker has accepted it
 //
+// The examples run as they are, with small servers for tests from package fake.
+//
 // # What a return value guarantees
 //
 // Publish returns nil only after the broker's OK: the message was accepted. If the error is

@@ -85,8 +85,8 @@ func ParseMagic(in []byte) (n int, err error) {
 // does not end within MaxLine. All such errors are fatal, because the start of the next command is
 // unknown.
 //
-// For an incomplete command, seen keeps the progress for the next call, whose in must begin with
-// the same bytes. Otherwise seen is empty.
+// For an incomplete command, walk keeps the progress for the next call, whose in must begin with
+// the same bytes. Otherwise walk is empty.
 //
 //	verb [' ' argument]... ['\r'] '\n'     every command, at most MaxLine bytes
 //
