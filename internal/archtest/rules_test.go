@@ -387,7 +387,7 @@ var structure = Structure{
 		"kernel/hook.rawSocket: embeds":                  1,
 		"loaddistributor/catalog.Catalog: methods":       54,
 		"loaddistributor/correlation.clustering: embeds": 1,
-		"loaddistributor/correlation.one: embeds":        1,
+		"loaddistributor/correlation.active: embeds":     1,
 		"nsqd/agent.Node: interface":                     19,
 		"nsqd/agent.owner: embeds":                       1,
 		"nsqd/agent.owner: methods":                      56,

@@ -29,7 +29,7 @@ func (w *town) fire(at float64, ids ...string) {
 func (w *town) learn(seconds int, play func(second int)) {
 	for s := range seconds {
 		play(s)
-		w.take(sorted(w.all))
+		w.arriveAll(sorted(w.all))
 		w.all = w.all[:0]
 		w.now += mono.Time(time.Second)
 	}
@@ -57,9 +57,9 @@ func TestGroupsThatShareAPublisherDoNotJoin(t *testing.T) {
 	w := &town{Learner: New(Config{})}
 	a, b, both := ids("a", 10), ids("b", 10), ids("both", 3)
 	w.learn(100, func(int) {
-		at, too := rng.Float64(), rng.Float64()
+		at, also := rng.Float64(), rng.Float64()
 		w.fire(at, append(both, a...)...)
-		w.fire(too, append(both, b...)...)
+		w.fire(also, append(both, b...)...)
 	})
 	if la, lb := w.labels(a...), w.labels(b...); len(la) != 1 || len(lb) != 1 || la[0] == lb[0] || la[0] == "" {
 		t.Errorf("labels %q and %q", la, lb)
@@ -121,39 +121,39 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 	}
 	feign := ids("feign", 60)
 	for name, c := range map[string]struct {
-		// until is how many learnings of 20 s the honest publishers have for themselves. before is
+		// rounds is how many learnings of 20 s the honest publishers have for themselves. before is
 		// what the feigners do until then, and later what they do afterwards.
-		until         int
+		rounds        int
 		before, later map[int][]string
 		alone         bool // before: the feigners fire together, without the honest publishers
 	}{
-		"one victim":            {until: 5, later: map[int][]string{0: feign}},
-		"two victims":           {until: 5, later: map[int][]string{0: feign, 1: feign}},
-		"all victims":           {until: 5, later: map[int][]string{0: feign, 1: feign, 2: feign, 3: feign, 4: feign, 5: feign}},
-		"in turns":              {until: 8, before: map[int][]string{0: feign}, later: map[int][]string{1: feign}},
-		"from the start":        {until: 0, later: map[int][]string{0: feign, 1: feign}},
-		"a group of their own":  {until: 12, alone: true, later: map[int][]string{0: feign}},
-		"their own, then two":   {until: 12, alone: true, later: map[int][]string{0: feign[:30], 1: feign}},
-		"different ones at two": {until: 5, later: map[int][]string{0: feign[:40], 1: feign[20:]}},
+		"one victim":            {rounds: 5, later: map[int][]string{0: feign}},
+		"two victims":           {rounds: 5, later: map[int][]string{0: feign, 1: feign}},
+		"all victims":           {rounds: 5, later: map[int][]string{0: feign, 1: feign, 2: feign, 3: feign, 4: feign, 5: feign}},
+		"in turns":              {rounds: 8, before: map[int][]string{0: feign}, later: map[int][]string{1: feign}},
+		"from the start":        {rounds: 0, later: map[int][]string{0: feign, 1: feign}},
+		"a group of their own":  {rounds: 12, alone: true, later: map[int][]string{0: feign}},
+		"their own, then two":   {rounds: 12, alone: true, later: map[int][]string{0: feign[:30], 1: feign}},
+		"different ones at two": {rounds: 5, later: map[int][]string{0: feign[:40], 1: feign[20:]}},
 	} {
 		rng := seeded(7)
 		w := &town{Learner: New(Config{})}
-		was := make([]string, victims)
-		check := func(when string, turn int) {
+		before := make([]string, victims)
+		check := func(when string, round int) {
 			t.Helper()
 			seen := map[string]bool{}
-			for v := range was {
+			for v := range before {
 				l := w.labels(ids(fmt.Sprint("honest", v), 8)...)
-				if len(l) != 1 || l[0] == "" || seen[l[0]] || was[v] != "" && l[0] != was[v] {
-					t.Fatalf("%s, %s, learning %d: victim %d is in %q, was in %q", name, when, turn, v, l, was[v])
+				if len(l) != 1 || l[0] == "" || seen[l[0]] || before[v] != "" && l[0] != before[v] {
+					t.Fatalf("%s, %s, learning %d: victim %d is in %q, was in %q", name, when, round, v, l, before[v])
 				}
-				was[v] = l[0]
+				before[v] = l[0]
 				seen[l[0]] = true
 			}
 		}
-		for turn := range c.until {
+		for round := range c.rounds {
 			w.learn(20, func(int) {
-				if turn < 3 { // honest publishers are known before others feign
+				if round < 3 { // honest publishers are known before others feign
 					honest(rng, w, nil)
 				} else {
 					honest(rng, w, c.before)
@@ -162,15 +162,15 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 					w.fire(rng.Float64(), feign...)
 				}
 			})
-			if turn > 0 {
-				check("before", turn)
+			if round > 0 {
+				check("before", round)
 			}
 		}
 		sizes := map[string]int{}
-		for turn := range 5 {
+		for round := range 5 {
 			w.learn(20, func(int) { honest(rng, w, c.later) })
-			if c.until > 0 || turn > 0 {
-				check("feigned", turn)
+			if c.rounds > 0 || round > 0 {
+				check("feigned", round)
 			}
 			for _, g := range w.Groups() {
 				n := len(g.Members)
@@ -181,7 +181,7 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 			}
 		}
 		l := w.labels(feign...)
-		t.Logf("%s: feigners are in %q, honest ones in %q", name, l, was)
+		t.Logf("%s: feigners are in %q, honest ones in %q", name, l, before)
 	}
 }
 
@@ -192,14 +192,14 @@ func TestNewIdentitiesAreBounded(t *testing.T) {
 	w := &town{Learner: New(Config{Publishers: room})}
 	a := ids("honest", 10)
 	w.learn(60, func(int) { w.fire(rng.Float64(), a...) })
-	was := w.labels(a...)
-	for turn := range 20 {
+	before := w.labels(a...)
+	for round := range 20 {
 		w.learn(10, func(s int) {
 			w.fire(rng.Float64(), a...)
-			w.fire(rng.Float64(), ids(fmt.Sprint("new", turn, ".", s), 150)...)
+			w.fire(rng.Float64(), ids(fmt.Sprint("new", round, ".", s), 150)...)
 		})
-		if l := w.labels(a...); len(l) != 1 || l[0] == "" || l[0] != was[0] {
-			t.Fatalf("the honest ones are in %q, were in %q", l, was)
+		if l := w.labels(a...); len(l) != 1 || l[0] == "" || l[0] != before[0] {
+			t.Fatalf("the honest ones are in %q, were in %q", l, before)
 		}
 		if w.Publishers() > room || len(w.index) > room {
 			t.Fatalf("%d publishers, %d names", w.Publishers(), len(w.index))
@@ -220,7 +220,7 @@ func TestClocksStayThoughOthersComeInNumbers(t *testing.T) {
 		phase[i] = rng.Float64()
 	}
 	w.learn(40, func(int) { w.fire(0.5, a...) })
-	was := w.labels(a...)
+	before := w.labels(a...)
 	for range 2 {
 		w.learn(20, func(int) {
 			w.fire(0.5, a...)
@@ -229,7 +229,7 @@ func TestClocksStayThoughOthersComeInNumbers(t *testing.T) {
 			}
 		})
 	}
-	if l := w.labels(a...); was[0] == "" || len(l) != 1 || l[0] != was[0] {
-		t.Errorf("the clocks are in %q, were in %q", l, was)
+	if l := w.labels(a...); before[0] == "" || len(l) != 1 || l[0] != before[0] {
+		t.Errorf("the clocks are in %q, were in %q", l, before)
 	}
 }

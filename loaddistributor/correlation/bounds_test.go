@@ -18,15 +18,15 @@ import (
 func TestAMessageAllocatesNothing(t *testing.T) {
 	l := New(Config{})
 	names := ids("p", 1000)
-	at := mono.Time(0)
-	one := func() {
-		at += mono.Time(time.Millisecond)
-		l.Arrive(names[int(at)/1e6%len(names)], at)
+	now := mono.Time(0)
+	arrive := func() {
+		now += mono.Time(time.Millisecond)
+		l.Arrive(names[int(now)/1e6%len(names)], now)
 	}
 	for range 130_000 {
-		one()
+		arrive()
 	}
-	testkit.Equal(t, testing.AllocsPerRun(10_000, one), 0, "allocations a message")
+	testkit.Equal(t, testing.AllocsPerRun(10_000, arrive), 0, "allocations a message")
 }
 
 // heap returns the heap in use, in bytes.
@@ -45,22 +45,22 @@ func TestAHundredThousandPublishers(t *testing.T) {
 	rng := seeded(1)
 	before := heap()
 	l := New(Config{})
-	at := 0.0
+	now := 0.0
 	for range 12 * publishers / size / size { // each group fires about 12 times
-		at += rng.ExpFloat64() * 5e-3
+		now += rng.ExpFloat64() * 5e-3
 		g := rng.IntN(publishers / size / size)
 		for i := range size {
-			l.Arrive(names[g*size+i], mono.Time(at*second))
+			l.Arrive(names[g*size+i], mono.Time(now*second))
 		}
 		for range 34 {
-			l.Arrive(names[publishers/size+rng.IntN(publishers-publishers/size)], mono.Time((at+rng.Float64()*1e-3)*second))
+			l.Arrive(names[publishers/size+rng.IntN(publishers-publishers/size)], mono.Time((now+rng.Float64()*1e-3)*second))
 		}
 	}
 	groups := l.Learn()
-	each := float64(heap()-before) / float64(l.Publishers())
-	in := 0
+	bytes := float64(heap()-before) / float64(l.Publishers())
+	grouped := 0
 	for _, g := range groups {
-		in += len(g.Members)
+		grouped += len(g.Members)
 		for _, m := range g.Members {
 			var n, first int
 			if _, err := fmt.Sscanf(g.Members[0].ID+" "+m.ID, "publisher.%d publisher.%d", &first, &n); err != nil || n/size != first/size || n >= publishers/size {
@@ -68,12 +68,12 @@ func TestAHundredThousandPublishers(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d groups, %d of %d publishers in them, %.0f bytes each", len(groups), in, l.Publishers(), each)
-	if in < publishers/size*7/10 || l.Publishers() < publishers*9/10 {
-		t.Errorf("%d of %d publishers in groups", in, l.Publishers())
+	t.Logf("%d groups, %d of %d publishers in them, %.0f bytes each", len(groups), grouped, l.Publishers(), bytes)
+	if grouped < publishers/size*7/10 || l.Publishers() < publishers*9/10 {
+		t.Errorf("%d of %d publishers in groups", grouped, l.Publishers())
 	}
-	if each > BytesPerPublisher {
-		t.Errorf("%.0f bytes a publisher", each)
+	if bytes > BytesPerPublisher {
+		t.Errorf("%.0f bytes a publisher", bytes)
 	}
 	runtime.KeepAlive(l)
 }
@@ -87,16 +87,16 @@ func (l *Learner) check(t *testing.T) {
 			t.Fatalf("group %d: %+v", i, g)
 		}
 		for _, m := range g.Members {
-			if seen[m.ID] || l.Key(m.ID) != g.Label || m.Joined > l.turn {
+			if seen[m.ID] || l.Key(m.ID) != g.Label || m.Joined > l.learning {
 				t.Fatalf("member %+v of %s, has %s", m, g.Label, l.Key(m.ID))
 			}
 			seen[m.ID] = true
 		}
 	}
-	if len(l.index) != len(l.publishers) || len(l.publishers) > l.most {
+	if len(l.index) != len(l.publishers) || len(l.publishers) > l.maxPublishers {
 		t.Fatalf("%d names of %d publishers", len(l.index), len(l.publishers))
 	}
-	if again := Restore(Config{Publishers: l.most}, l.labels()); !maps.Equal(again.labels(), l.labels()) {
+	if again := Restore(Config{Publishers: l.maxPublishers}, l.labels()); !maps.Equal(again.labels(), l.labels()) {
 		t.Fatalf("restored: %v of %v", again.labels(), l.labels())
 	}
 }
@@ -108,21 +108,21 @@ func FuzzArrivals(f *testing.F) {
 	f.Add(slices.Repeat([]byte{1, 0xf0, 2, 0xf0, 3, 0xff}, 20))
 	f.Fuzz(func(t *testing.T, steps []byte) {
 		l := New(Config{Publishers: 12})
-		at := mono.Time(0)
+		now := mono.Time(0)
 		for i := 0; i+1 < len(steps); i += 2 {
-			switch by := steps[i+1]; {
-			case by >= 0xfc: // to anywhere
+			switch gap := steps[i+1]; {
+			case gap >= 0xfc: // to anywhere
 				if i+10 > len(steps) {
 					break
 				}
-				at = mono.Time(binary.LittleEndian.Uint64(steps[i+2:]))
-			case by >= 0xf0:
+				now = mono.Time(binary.LittleEndian.Uint64(steps[i+2:]))
+			case gap >= 0xf0:
 				l.Learn()
 				l.check(t)
 			default:
-				at += mono.Time(1) << (by % 48)
+				now += mono.Time(1) << (gap % 48)
 			}
-			l.Arrive(fmt.Sprint(steps[i]%20), at)
+			l.Arrive(fmt.Sprint(steps[i]%20), now)
 		}
 		l.Learn()
 		l.check(t)
@@ -158,18 +158,18 @@ func FuzzRestore(f *testing.F) {
 func BenchmarkArrive(b *testing.B) {
 	for _, publishers := range []int{1000, 100_000} {
 		b.Run(fmt.Sprint(publishers), func(b *testing.B) {
-			names, l, at, i := ids("publisher", publishers), New(Config{}), mono.Time(0), 0
-			one := func() {
-				at += mono.Time(100 * time.Microsecond)
-				l.Arrive(names[i*7919%publishers], at)
+			names, l, now, i := ids("publisher", publishers), New(Config{}), mono.Time(0), 0
+			arrive := func() {
+				now += mono.Time(100 * time.Microsecond)
+				l.Arrive(names[i*7919%publishers], now)
 				i++
 			}
 			for range 2 * publishers {
-				one()
+				arrive()
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				one()
+				arrive()
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)*10_000/1e7, "%core@10k/s")
 		})
@@ -190,7 +190,7 @@ func BenchmarkLearn(b *testing.B) {
 		b.Run(fmt.Sprintf("%s of %d", f.name, f.groups*f.size), func(b *testing.B) {
 			f.lasts = 150 * time.Second
 			l := New(Config{})
-			l.take(f.messages(seeded(1)))
+			l.arriveAll(f.messages(seeded(1)))
 			for b.Loop() {
 				l.Learn()
 			}

@@ -12,8 +12,8 @@ const (
 	// Joint windows at a shift of nearest to farthest windows show activity that is common
 	// for longer or recurs.
 	nearest, farthest = 32, 128
-	// most is the maximum number of publishers compared by windows: the busiest.
-	most = 4096
+	// maxCompared is the maximum number of publishers compared by windows: the busiest.
+	maxCompared = 4096
 	// alongside is the minimum share of joint windows beyond chance for a link.
 	alongside = 0.1
 )
@@ -30,38 +30,38 @@ func (b *busy) count() (n int) {
 }
 
 // joint returns the number of windows in which both publishers sent.
-func (b *busy) joint(with *busy) (n int) {
+func (b *busy) joint(other *busy) (n int) {
 	for i, word := range b {
-		n += bits.OnesCount64(word & with[i])
+		n += bits.OnesCount64(word & other[i])
 	}
 	return n
 }
 
-// later returns b shifted n windows later. Windows shifted past the end are lost. n may
+// shift returns b shifted n windows later. Windows shifted past the end are lost. n may
 // be negative.
-func (b *busy) later(n int) (moved busy) {
+func (b *busy) shift(n int) (shifted busy) {
 	words, rest := n>>6, uint(n&63)
-	for i := range moved {
-		if from := i - words; from >= 0 && from < len(b) {
-			moved[i] = b[from] << rest
+	for i := range shifted {
+		if source := i - words; source >= 0 && source < len(b) {
+			shifted[i] = b[source] << rest
 		}
-		if from := i - words - 1; from >= 0 && from < len(b) {
-			moved[i] |= b[from] >> (64 - rest)
+		if source := i - words - 1; source >= 0 && source < len(b) {
+			shifted[i] |= b[source] >> (64 - rest)
 		}
 	}
-	return moved
+	return shifted
 }
 
 // since returns b without the windows before window n.
 func (b *busy) since(n int) busy {
-	only := *b
+	recent := *b
 	for i := range n >> 6 {
-		only[i] = 0
+		recent[i] = 0
 	}
 	if n < windows {
-		only[n>>6] &= ^uint64(0) << (n & 63)
+		recent[n>>6] &= ^uint64(0) << (n & 63)
 	}
-	return only
+	return recent
 }
 
 // send records a message at time t, in units from the origin.
@@ -70,19 +70,19 @@ func (p *publisher) send(t int64) {
 	if p.n == 0 {
 		p.busy, p.window, p.since = busy{}, window, window
 	}
-	if by := window - p.window; by > 0 {
-		p.busy = p.busy.later(-int(min(by, windows)))
+	if passed := window - p.window; passed > 0 {
+		p.busy = p.busy.shift(-int(min(passed, windows)))
 		p.window = window
 	}
 	p.busy[len(p.busy)-1] |= 1 << 63
 }
 
-// look prepares the comparison by windows.
-func (v *view) look(now int64) {
-	v.busy, v.from, v.total, v.square = make([]busy, len(v.publishers)), make([]int, len(v.publishers)), make([]float64, windows+1), make([]float64, windows+1)
+// prepareWindows prepares the comparison by windows.
+func (v *view) prepareWindows(now int64) {
+	v.busy, v.firstWindow, v.total, v.square = make([]busy, len(v.publishers)), make([]int, len(v.publishers)), make([]float64, windows+1), make([]float64, windows+1)
 	for i, p := range v.publishers {
-		v.busy[i] = p.busy.later(-int(min(now>>inWindow-p.window, windows)))
-		v.from[i] = int(max(0, windows-1-(now>>inWindow-p.since)))
+		v.busy[i] = p.busy.shift(-int(min(now>>inWindow-p.window, windows)))
+		v.firstWindow[i] = int(max(0, windows-1-(now>>inWindow-p.since)))
 		for w, word := range v.busy[i] {
 			for ; word != 0; word &= word - 1 {
 				v.total[w<<6+bits.TrailingZeros64(word)+1]++
@@ -96,10 +96,10 @@ func (v *view) look(now int64) {
 }
 
 // chance returns the expected number of joint windows of two publishers with a and b busy
-// windows since window from. It assumes that each publisher is busy in proportion to the
+// windows since window start. It assumes that each publisher is busy in proportion to the
 // number of busy publishers of a window.
-func (v *view) chance(a, b, from int) float64 {
-	total, square := v.total[windows]-v.total[from], v.square[windows]-v.square[from]
+func (v *view) chance(a, b, start int) float64 {
+	total, square := v.total[windows]-v.total[start], v.square[windows]-v.square[start]
 	if total == 0 {
 		return 0
 	}
@@ -107,51 +107,51 @@ func (v *view) chance(a, b, from int) float64 {
 }
 
 // windows compares two publishers by their busy windows; see the package comment.
-func (v *view) windows(i, j int32, need float64) pair {
+func (v *view) windows(i, j int32, threshold float64) pair {
 	if !v.records[i].irregular || !v.records[j].irregular {
 		return pair{}
 	}
-	from := max(v.from[i], v.from[j])
-	a, b := v.busy[i].since(from), v.busy[j].since(from)
+	start := max(v.firstWindow[i], v.firstWindow[j])
+	a, b := v.busy[i].since(start), v.busy[j].since(start)
 	na, nb, joint := a.count(), b.count(), a.joint(&b)
-	p := pair{firings: min(na, nb), joint: joint, expected: v.chance(na, nb, from), width: widths}
-	if min(na, nb) < minFirings || chernoff(joint, p.expected) < need {
+	p := pair{firings: min(na, nb), joint: joint, expected: v.chance(na, nb, start), width: widths}
+	if min(na, nb) < minFirings || chernoff(joint, p.expected) < threshold {
 		return pair{}
 	}
-	for away := nearest; away <= farthest; away++ {
-		for _, away := range [2]int{away, -away} {
-			moved := b.later(away)
-			p.expected = max(p.expected, float64(a.joint(&moved))*float64(windows-from)/float64(max(1, windows-from-max(away, -away))))
+	for offset := nearest; offset <= farthest; offset++ {
+		for _, offset := range [2]int{offset, -offset} {
+			shifted := b.shift(offset)
+			p.expected = max(p.expected, float64(a.joint(&shifted))*float64(windows-start)/float64(max(1, windows-start-max(offset, -offset))))
 		}
 	}
 	p.share = (float64(joint) - p.expected) / float64(max(na, nb))
 	p.evidence = chernoff(joint, p.expected)
-	p.linked = p.evidence >= need && p.share >= alongside
+	p.linked = p.evidence >= threshold && p.share >= alongside
 	return p
 }
 
-// together returns the pairs worth comparing by windows: for each publisher the
+// windowPairs returns the pairs worth comparing by windows: for each publisher the
 // candidates with the largest share of joint windows beyond chance.
-func (v *view) together() (ties []uint64) {
-	type other struct {
-		who   int32
-		share float64
+func (v *view) windowPairs() (ties []uint64) {
+	type candidate struct {
+		publisher int32
+		share     float64
 	}
-	var who []int32
+	var compared []int32
 	counts := make([]int, len(v.busy))
 	for i := range v.busy {
 		if counts[i] = v.busy[i].count(); v.records[i].irregular && counts[i] >= minFirings {
-			who = append(who, int32(i))
+			compared = append(compared, int32(i))
 		}
 	}
-	if len(who) > most {
-		slices.SortStableFunc(who, func(a, b int32) int { return counts[b] - counts[a] })
-		who = who[:most]
+	if len(compared) > maxCompared {
+		slices.SortStableFunc(compared, func(a, b int32) int { return counts[b] - counts[a] })
+		compared = compared[:maxCompared]
 	}
-	best := make([][]other, len(v.busy))
+	best := make([][]candidate, len(v.busy))
 	keep := func(i, j int32, share float64) {
 		if len(best[i]) < candidates {
-			best[i] = append(best[i], other{j, share})
+			best[i] = append(best[i], candidate{j, share})
 			return
 		}
 		worst := 0
@@ -161,12 +161,12 @@ func (v *view) together() (ties []uint64) {
 			}
 		}
 		if share > best[i][worst].share {
-			best[i][worst] = other{j, share}
+			best[i][worst] = candidate{j, share}
 		}
 	}
 	unit := v.chance(1, 1, 0)
-	for k, i := range who {
-		for _, j := range who[:k] {
+	for k, i := range compared {
+		for _, j := range compared[:k] {
 			joint, expected := v.busy[i].joint(&v.busy[j]), unit*float64(counts[i])*float64(counts[j])
 			if float64(joint) < expected+minFirings || chernoff(joint, expected) < v.threshold/2 {
 				continue
@@ -180,7 +180,7 @@ func (v *view) together() (ties []uint64) {
 	}
 	for i := range best {
 		for _, o := range best[i] {
-			ties = append(ties, tie(int32(i), o.who))
+			ties = append(ties, tie(int32(i), o.publisher))
 		}
 	}
 	return ties

@@ -58,9 +58,9 @@ type Config struct {
 // concurrent use.
 type Learner struct {
 	// Set by New.
-	most int
+	maxPublishers int
 
-	begun      bool
+	started    bool
 	origin     mono.Time
 	now        int64            // time of the latest arrival, units from origin
 	index      map[string]int32 // publishers by id
@@ -68,9 +68,9 @@ type Learner struct {
 	hand       int // where the last search for room ended
 	counts     Counts
 
-	turn   uint64 // learnings so far
-	next   uint64 // number of the next label
-	groups []Group
+	learning uint64 // learnings so far
+	next     uint64 // number of the next label
+	groups   []Group
 }
 
 // publisher is one publisher's record. A slot is reused.
@@ -127,30 +127,30 @@ type Member struct {
 
 // New returns a learner without groups. Requires: cfg.Publishers is within its bounds.
 func New(cfg Config) *Learner {
-	return &Learner{most: cmp.Or(cfg.Publishers, MaxPublishers), index: map[string]int32{}, next: 1}
+	return &Learner{maxPublishers: cmp.Or(cfg.Publishers, MaxPublishers), index: map[string]int32{}, next: 1}
 }
 
 // Arrive records a message of a publisher. Times should ascend. A late message counts as
 // arrived at the latest time. If the message is a minute or more late, the clock was set:
 // the learner forgets all firings but keeps the groups. The learner ignores an id longer
 // than MaxID or with invalid UTF-8.
-func (l *Learner) Arrive(id string, at mono.Time) {
+func (l *Learner) Arrive(id string, now mono.Time) {
 	l.counts.Messages++
-	if !l.begun {
-		l.begun, l.origin = true, at
+	if !l.started {
+		l.started, l.origin = true, now
 	}
-	t := int64(at-l.origin) >> shift
+	t := int64(now-l.origin) >> shift
 	if t < l.now {
 		if l.now-t > setBack {
-			l.forget(at)
+			l.forget(now)
 		} else {
 			l.counts.Late++
 		}
 		t = l.now
 	}
 	l.now = t
-	slot, known := l.index[id]
-	if !known {
+	slot, found := l.index[id]
+	if !found {
 		if slot = l.admit(id); slot < 0 {
 			l.counts.Untracked++
 			return
@@ -172,9 +172,9 @@ func (l *Learner) Arrive(id string, at mono.Time) {
 	l.counts.Firings++
 }
 
-// forget drops all firings and keeps the groups. Time restarts at at.
-func (l *Learner) forget(at mono.Time) {
-	l.origin, l.now = at, 0
+// forget drops all firings and keeps the groups. Time restarts at now.
+func (l *Learner) forget(now mono.Time) {
+	l.origin, l.now = now, 0
 	for _, p := range l.publishers {
 		p.n, p.heard, p.fired = 0, 0, 0
 	}
@@ -183,8 +183,8 @@ func (l *Learner) forget(at mono.Time) {
 // sound reports whether the id is valid for a publisher.
 func sound(id string) bool { return len(id) > 0 && len(id) <= MaxID && utf8.ValidString(id) }
 
-// looked is the number of slots sampled to make room for a publisher.
-const looked = 16
+// sampledSlots is the number of slots sampled to make room for a publisher.
+const sampledSlots = 16
 
 // admit returns a slot for a new publisher, or -1.
 func (l *Learner) admit(id string) int32 {
@@ -192,13 +192,13 @@ func (l *Learner) admit(id string) int32 {
 		return -1
 	}
 	slot := int32(len(l.publishers))
-	if len(l.publishers) < l.most {
+	if len(l.publishers) < l.maxPublishers {
 		l.publishers = append(l.publishers, &publisher{})
 	} else {
 		slot = -1
 		var worst *publisher
-		for range min(looked, l.most) {
-			l.hand = (l.hand + 1) % l.most
+		for range min(sampledSlots, l.maxPublishers) {
+			l.hand = (l.hand + 1) % l.maxPublishers
 			p := l.publishers[l.hand]
 			if p.group != 0 && l.now-p.heard <= horizon {
 				continue
@@ -231,7 +231,7 @@ func (l *Learner) Groups() []Group { return l.groups }
 
 // Key returns the label of a publisher's group, or "".
 func (l *Learner) Key(id string) string {
-	if slot, known := l.index[id]; known && l.publishers[slot].group != 0 {
+	if slot, found := l.index[id]; found && l.publishers[slot].group != 0 {
 		return label(l.publishers[slot].group)
 	}
 	return ""
@@ -249,31 +249,31 @@ func label(number uint64) string { return prefix + strconv.FormatUint(number, 10
 // youngest groups.
 func Restore(cfg Config, labels map[string]string) *Learner {
 	l := New(cfg)
-	l.turn = 1
-	by := map[uint64][]string{}
+	l.learning = 1
+	byNumber := map[uint64][]string{}
 	for _, id := range slices.Sorted(maps.Keys(labels)) {
 		number, err := strconv.ParseUint(strings.TrimPrefix(labels[id], prefix), 10, 32)
 		if err == nil && number > 0 && labels[id] == label(number) && sound(id) {
-			by[number] = append(by[number], id)
+			byNumber[number] = append(byNumber[number], id)
 			l.next = max(l.next, number+1)
 		}
 	}
-	for _, number := range slices.Sorted(maps.Keys(by)) {
-		if len(by[number]) < 2 {
+	for _, number := range slices.Sorted(maps.Keys(byNumber)) {
+		if len(byNumber[number]) < 2 {
 			continue
 		}
-		if len(l.publishers)+len(by[number]) > l.most {
+		if len(l.publishers)+len(byNumber[number]) > l.maxPublishers {
 			break
 		}
-		for _, id := range by[number] {
+		for _, id := range byNumber[number] {
 			p := l.publishers[l.admit(id)]
-			p.group, p.joined = number, l.turn
+			p.group, p.joined = number, l.learning
 		}
 	}
 	since := map[uint64]uint64{}
 	// order: each by itself
-	for number := range by {
-		since[number] = l.turn
+	for number := range byNumber {
+		since[number] = l.learning
 	}
 	l.settle(since)
 	return l
@@ -284,21 +284,21 @@ func byAge(a, b Group) int { return cmp.Compare(a.number, b.number) }
 
 // settle builds groups from the publishers' labels, without evidence.
 func (l *Learner) settle(since map[uint64]uint64) {
-	by := map[uint64]*Group{}
+	byNumber := map[uint64]*Group{}
 	var groups []Group
 	for _, p := range l.publishers {
 		if p.group == 0 {
 			continue
 		}
-		g := by[p.group]
+		g := byNumber[p.group]
 		if g == nil {
 			g = &Group{Label: label(p.group), Since: since[p.group], number: p.group}
-			by[p.group] = g
+			byNumber[p.group] = g
 		}
 		g.Members = append(g.Members, Member{ID: p.id, Joined: p.joined})
 	}
 	// order: sorted below
-	for _, g := range by {
+	for _, g := range byNumber {
 		if len(g.Members) < 2 {
 			p := l.publishers[l.index[g.Members[0].ID]]
 			p.group, p.joined = 0, 0

@@ -17,22 +17,22 @@ import (
 // sameGroup compares groups with the fleet's true groups. found is the fraction of pairs of one true
 // group that share a label. right is the fraction of pairs with one label that are in one true group.
 func sameGroup(groups []Group, f fleet) (found, right float64) {
-	own, all := 0, 0
+	same, all := 0, 0
 	for _, g := range groups {
-		by := map[string]int{}
+		byLabel := map[string]int{}
 		for _, m := range g.Members {
 			name, _, _ := strings.Cut(m.ID, ".")
-			by[name]++
+			byLabel[name]++
 		}
-		for _, n := range by {
-			own += n * (n - 1) / 2
+		for _, n := range byLabel {
+			same += n * (n - 1) / 2
 		}
 		all += len(g.Members) * (len(g.Members) - 1) / 2
 	}
 	if all == 0 {
 		return 0, 1
 	}
-	return float64(own) / float64(f.groups*f.size*(f.size-1)/2), float64(own) / float64(all)
+	return float64(same) / float64(f.groups*f.size*(f.size-1)/2), float64(same) / float64(all)
 }
 
 // The groups of figures 9 to 11: 250 publishers in groups that fire once a second.
@@ -58,7 +58,7 @@ func TestGroupsOfTheFiguresAreFound(t *testing.T) {
 	} {
 		f := fleet{groups: 250 / c.size, size: c.size, periodic: c.periodic, noise: c.noise * time.Millisecond, lasts: 30 * time.Second, batch: 2, name: "g"}
 		l := New(Config{})
-		l.take(f.messages(seeded(3)))
+		l.arriveAll(f.messages(seeded(3)))
 		found, right := sameGroup(l.Learn(), f)
 		if found < c.found || right < c.right {
 			t.Errorf("%+v: %.3f of the pairs found, %.3f of those found right", c, found, right)
@@ -85,7 +85,7 @@ func TestIndependentPublishersAreInNoGroup(t *testing.T) {
 			if f.holes {
 				f.lasts *= 10
 			}
-			l.take(f.messages(seeded(seed)))
+			l.arriveAll(f.messages(seeded(seed)))
 			if len(l.Learn()) > 0 {
 				wrong++
 			}
@@ -103,7 +103,7 @@ func TestGroupsThatAreBusyTogether(t *testing.T) {
 	for seed := range uint64(3) {
 		f := fleet{groups: 20, size: 5, noise: 150 * time.Millisecond, lasts: 140 * time.Second, name: "g"}
 		l := New(Config{})
-		l.take(f.messages(seeded(seed)))
+		l.arriveAll(f.messages(seeded(seed)))
 		if found, right := sameGroup(l.Learn(), f); found < 0.9 || right < 1 {
 			t.Errorf("seed %d: %.3f of the pairs found, %.3f of those found right", seed, found, right)
 		}
@@ -114,7 +114,7 @@ func TestGroupsThatAreBusyTogether(t *testing.T) {
 			testkit.Result(fmt.Sscanf(m.id, "g%d.%d", &group, &member)).Must(t)
 			all[i].id = fmt.Sprintf("g%d.%d", (group+member)%f.groups, member)
 		}
-		l.take(all)
+		l.arriveAll(all)
 		if found, _ := sameGroup(l.Learn(), f); found > 0 {
 			t.Errorf("seed %d: %.3f of the pairs that were are", seed, found)
 		}
@@ -127,35 +127,35 @@ func TestGroupsThatAreBusyTogether(t *testing.T) {
 func TestStateOutlivesARestart(t *testing.T) {
 	f := fleet{groups: 20, size: 8, lasts: time.Minute, name: "g"}
 	l := New(Config{})
-	l.take(f.messages(seeded(1)))
+	l.arriveAll(f.messages(seeded(1)))
 	before := l.Learn()
-	again := Restore(Config{}, l.labels())
-	if again.next != l.next {
-		t.Errorf("the next label is %d, was %d", again.next, l.next)
+	restored := Restore(Config{}, l.labels())
+	if restored.next != l.next {
+		t.Errorf("the next label is %d, was %d", restored.next, l.next)
 	}
 	same := func(when string) {
 		t.Helper()
-		if !slices.EqualFunc(before, again.Groups(), func(a, b Group) bool { return a.Label == b.Label && len(a.Members) == len(b.Members) }) {
+		if !slices.EqualFunc(before, restored.Groups(), func(a, b Group) bool { return a.Label == b.Label && len(a.Members) == len(b.Members) }) {
 			t.Errorf("%s: other groups", when)
 		}
 		for _, g := range before {
 			for _, m := range g.Members {
-				if got := again.Key(m.ID); got != g.Label {
+				if got := restored.Key(m.ID); got != g.Label {
 					t.Errorf("%s: %s is in %q, was in %q", when, m.ID, got, g.Label)
 				}
 			}
 		}
 	}
 	same("restored")
-	again.Learn()
+	restored.Learn()
 	same("nothing heard")
 	f.lasts, f.from = 10*time.Second, time.Hour
-	again.take(f.messages(seeded(2)))
-	again.Learn()
+	restored.arriveAll(f.messages(seeded(2)))
+	restored.Learn()
 	same("little heard")
 	f.lasts, f.from = time.Minute, 2*time.Hour
-	again.take(f.messages(seeded(3)))
-	again.Learn()
+	restored.arriveAll(f.messages(seeded(3)))
+	restored.Learn()
 	same("learned again")
 }
 
@@ -198,7 +198,7 @@ func TestOnlyTimesOfPublishersCount(t *testing.T) {
 		rng := seeded(rapid.Uint64().Draw(t, "seed"))
 		all := f.messages(rng)
 		l := New(Config{})
-		l.take(all)
+		l.arriveAll(all)
 		want := l.Learn()
 
 		shift := mono.Time(rapid.Int64Range(0, 1<<60).Draw(t, "shift"))
@@ -207,7 +207,7 @@ func TestOnlyTimesOfPublishersCount(t *testing.T) {
 			moved[i] = message{all[j].at + shift, all[j].id}
 		}
 		l = New(Config{})
-		l.take(sorted(moved))
+		l.arriveAll(sorted(moved))
 		if got := l.Learn(); !reflect.DeepEqual(got, want) {
 			t.Fatalf("later, and in another order: %v, want %v", got, want)
 		}
@@ -248,7 +248,7 @@ func partition(groups []Group, name map[string]string) (all []string) {
 func TestGroupsOfClocksStayWhole(t *testing.T) {
 	f := fleet{groups: 100, size: 5, periodic: true, lasts: 40 * time.Second, name: "g"}
 	l := New(Config{})
-	was := map[string]string{}
+	before := map[string]string{}
 	due := 15 * time.Second
 	for _, m := range f.messages(seeded(3)) {
 		if time.Duration(m.at) > due {
@@ -258,10 +258,10 @@ func TestGroupsOfClocksStayWhole(t *testing.T) {
 				key := l.Key(fmt.Sprintf("g%d.0", g))
 				for i := range f.size {
 					id := fmt.Sprintf("g%d.%d", g, i)
-					if got := l.Key(id); got != key || was[id] != "" && got != was[id] {
-						t.Fatalf("%v: %s is in %q, was in %q; the first of its group is in %q", m.at, id, got, was[id], key)
+					if got := l.Key(id); got != key || before[id] != "" && got != before[id] {
+						t.Fatalf("%v: %s is in %q, was in %q; the first of its group is in %q", m.at, id, got, before[id], key)
 					}
-					was[id] = key
+					before[id] = key
 				}
 			}
 		}

@@ -72,7 +72,7 @@ func sorted(all []message) []message {
 	return all
 }
 
-func (l *Learner) take(all []message) {
+func (l *Learner) arriveAll(all []message) {
 	for _, m := range all {
 		l.Arrive(m.id, m.at)
 	}

@@ -12,11 +12,11 @@ import (
 const (
 	// minFirings is the minimum number of firings for a comparison.
 	minFirings = 8
-	// Widths are 2^(4+2w) units for w in 0 .. widths-1. around is the number of widths
+	// Widths are 2^(4+2w) units for w in 0 .. widths-1. spanWidths is the number of widths
 	// that reveals longer common activity.
-	widths = 4
-	around = 8
-	reach  = int32(around) << (4 + 2*(widths-1))
+	widths     = 4
+	spanWidths = 8
+	reach      = int32(spanWidths) << (4 + 2*(widths-1))
 	// together is the minimum share of joint firings beyond chance for a link. locked is
 	// the minimum regularity for a link by clocks alone.
 	together = 0.2
@@ -26,8 +26,8 @@ const (
 	neighbours = 32 // of one firing, on each side
 	candidates = 12 // compared with a publisher, beside mates of its group
 	mates      = 4
-	asked      = 8  // members asked whether a publisher may join
-	polled     = 64 // members tried when two clusters may join
+	maxAsked   = 8  // members asked whether a publisher may join
+	maxPolled  = 64 // members tried when two clusters may join
 	growth     = 8  // members that a group may gain in one learning, if doubling gains fewer
 	spreads    = 12 // spreads tried for a group of clocks: 1 unit to 2^11
 )
@@ -41,10 +41,10 @@ type view struct {
 	threshold  float64 // minimum evidence of a link, in nats
 	clocks     int     // number of regular publishers
 
-	// busy and from hold each publisher's windows and its first known window. total and
+	// busy and firstWindow hold each publisher's windows and its first known window. total and
 	// square sum, up to each window, the number of busy publishers and its square.
 	busy          []busy
-	from          []int
+	firstWindow   []int
 	total, square []float64
 }
 
@@ -70,37 +70,37 @@ type pair struct {
 
 // Learn finds the groups and returns them as Groups does.
 func (l *Learner) Learn() []Group {
-	l.turn++
+	l.learning++
 	v := l.view()
-	c := &clustering{view: v, turn: l.turn, of: make([]*cluster, len(v.publishers)), refused: map[uint64]int{}}
+	c := &clustering{view: v, learning: l.learning, clusterOf: make([]*cluster, len(v.publishers)), refused: map[uint64]int{}}
 	c.run(v.edges())
 	return l.label(c)
 }
 
 func (l *Learner) view() *view {
 	v := &view{}
-	type one struct {
+	type active struct {
 		*publisher
 		record
 	}
-	var all []one
+	var actives []active
 	for _, p := range l.publishers {
 		if l.now-p.fired > horizon {
 			p.n = 0
 		}
 		if p.n >= minFirings {
-			all = append(all, one{p, p.record(l.now)})
+			actives = append(actives, active{p, p.record(l.now)})
 		}
 	}
 	// Sorted by behaviour, so names decide only between equals.
-	slices.SortFunc(all, func(a, b one) int { return cmp.Or(slices.Compare(a.times, b.times), cmp.Compare(a.id, b.id)) })
-	for _, p := range all {
+	slices.SortFunc(actives, func(a, b active) int { return cmp.Or(slices.Compare(a.times, b.times), cmp.Compare(a.id, b.id)) })
+	for _, p := range actives {
 		v.publishers, v.records = append(v.publishers, p.publisher), append(v.records, p.record)
 		v.clocks += number(p.regular[widths-1] >= locked)
 	}
 	n := float64(len(v.publishers))
 	v.threshold = math.Log(max(1, n*(n-1)/2) * (widths + 1) / Significance)
-	v.look(l.now)
+	v.prepareWindows(l.now)
 	return v
 }
 
@@ -108,20 +108,20 @@ func (l *Learner) view() *view {
 func (p *publisher) record(now int64) record {
 	n := min(p.n, Firings)
 	times := make([]int32, n)
-	at := p.fired - now
-	from := 0
+	age := p.fired - now
+	start := 0
 	for i := n - 1; i >= 0; i-- {
-		times[i] = int32(at)
+		times[i] = int32(age)
 		slot := p.n - n + i
 		if i > 0 {
-			at -= int64(p.ring[slot%Firings] - p.ring[(slot-1)%Firings])
+			age -= int64(p.ring[slot%Firings] - p.ring[(slot-1)%Firings])
 		}
-		if at < -horizon {
-			from = i
+		if age < -horizon {
+			start = i
 			break
 		}
 	}
-	r := record{times: times[from:]}
+	r := record{times: times[start:]}
 	gaps := make([]int32, 0, Firings)
 	for i := 1; i < len(r.times); i++ {
 		gaps = append(gaps, r.times[i]-r.times[i-1])
@@ -178,14 +178,14 @@ func (v *view) compare(i, j int32) (best pair) {
 	var nearest, all [widths*2 + 6]int // by bit length of the distance
 	var chained [widths]int            // trials after a joint trial
 	var lags [Firings]int32
-	before, from := 31, 0
+	previous, low := 31, 0
 	for k, t := range a {
-		for from < len(b) && b[from] <= t-reach {
-			from++
+		for low < len(b) && b[low] <= t-reach {
+			low++
 		}
 		closest := reach
 		lags[k] = reach
-		for _, u := range b[from:] {
+		for _, u := range b[low:] {
 			if u >= t+reach {
 				break
 			}
@@ -196,26 +196,26 @@ func (v *view) compare(i, j int32) (best pair) {
 			}
 		}
 		for w := range widths {
-			if before <= 4+2*w {
+			if previous <= 4+2*w {
 				chained[w]++
 			}
 		}
-		if before = bits.Len32(uint32(closest)); closest < reach {
-			nearest[before]++
+		if previous = bits.Len32(uint32(closest)); closest < reach {
+			nearest[previous]++
 		}
 	}
-	need := v.threshold
+	threshold := v.threshold
 	if g := v.publishers[i].group; g != 0 && g == v.publishers[j].group {
-		need /= 2 // a known pair, unlike all other pairs
+		threshold /= 2 // a known pair, unlike all other pairs
 	}
-	n, lasts := float64(len(a)), float64(max(a[len(a)-1], b[len(b)-1])-start)
+	n, duration := float64(len(a)), float64(max(a[len(a)-1], b[len(b)-1])-start)
 	joint, common, next := 0, 0, 0
 	for w := range widths {
 		for ; next <= 4+2*w; next++ {
 			joint += nearest[next]
 		}
 		common = all[next] + all[next+1] + all[next+2]
-		chance := min(1, max(2*float64(width(w))*float64(len(b))/lasts, float64(common)/((around-1)*n)))
+		chance := min(1, max(2*float64(width(w))*float64(len(b))/duration, float64(common)/((spanWidths-1)*n)))
 		regular := min(ra.regular[w], rb.regular[w])
 		plain := n * chance
 		expected := plain + float64(chained[w])*max(0, regular-chance)
@@ -225,8 +225,8 @@ func (v *view) compare(i, j int32) (best pair) {
 		}
 		p := pair{share: share, firings: len(a), joint: joint, expected: expected, width: w}
 		p.evidence = chernoff(joint, expected)
-		p.linked = p.evidence >= need
-		if !p.linked && regular >= locked && chernoff(joint, plain) >= need {
+		p.linked = p.evidence >= threshold
+		if !p.linked && regular >= locked && chernoff(joint, plain) >= threshold {
 			p.linked, p.clocks, p.evidence, p.expected = true, true, chernoff(joint, plain), plain
 		}
 		if p.linked && (!best.linked || best.clocks && !p.clocks || best.clocks == p.clocks && p.evidence > best.evidence) {
@@ -234,7 +234,7 @@ func (v *view) compare(i, j int32) (best pair) {
 		}
 	}
 	if !best.linked {
-		return v.windows(i, j, need)
+		return v.windows(i, j, threshold)
 	}
 	best.early, best.late = offsets(lags[:len(a)], width(best.width), best.joint, sign)
 	return best
@@ -277,7 +277,7 @@ type edge struct {
 // edges compares each publisher with the publishers most often near its firings, and with
 // some members of its group.
 func (v *view) edges() []edge {
-	ties := append(v.near(), v.together()...)
+	ties := append(v.nearPairs(), v.windowPairs()...)
 	byGroup := map[uint64][]int32{}
 	for i, p := range v.publishers {
 		if p.group != 0 {
@@ -286,9 +286,9 @@ func (v *view) edges() []edge {
 	}
 	for i, p := range v.publishers {
 		group := byGroup[p.group]
-		at, _ := slices.BinarySearch(group, int32(i))
+		index, _ := slices.BinarySearch(group, int32(i))
 		for k := 1; k <= min(mates, len(group)-1); k++ {
-			ties = append(ties, tie(int32(i), group[(at+k)%len(group)]))
+			ties = append(ties, tie(int32(i), group[(index+k)%len(group)]))
 		}
 	}
 	slices.Sort(ties)
@@ -305,35 +305,35 @@ func (v *view) edges() []edge {
 // tie encodes an unordered pair as a number.
 func tie(a, b int32) uint64 { return uint64(min(a, b))<<32 | uint64(max(a, b)) }
 
-// near returns the pairs worth comparing by firings.
-func (v *view) near() (ties []uint64) {
+// nearPairs returns the pairs worth comparing by firings.
+func (v *view) nearPairs() (ties []uint64) {
 	events := v.events()
-	const who = 1<<32 - 1
-	at := make([][]int32, len(v.records)) // sampled firings, by index in events
+	const publisherMask = 1<<32 - 1
+	sampledAt := make([][]int32, len(v.records)) // sampled firings, by index in events
 	seen := make([]int32, len(v.records))
 	for k, e := range events {
-		i := uint32(e & who)
+		i := uint32(e & publisherMask)
 		n := int32(len(v.records[i].times))
 		// order of firings: sampled evenly
 		if s := min(n, sampled); seen[i]*s/n != (seen[i]+1)*s/n {
-			at[i] = append(at[i], int32(k))
+			sampledAt[i] = append(sampledAt[i], int32(k))
 		}
 		seen[i]++
 	}
 	times, weight := make([]int32, len(v.records)), make([]int32, len(v.records))
 	type scored struct {
-		who   int32
-		score float64
+		publisher int32
+		score     float64
 	}
 	var found []int32
-	var most []scored
+	var scores []scored
 	const wide = 4 + 2*(widths-1)
-	const within = int64(1) << wide
-	when := func(k int) int64 { return int64(events[k] >> 32) }
+	const reachTime = int64(1) << wide
+	timeOf := func(k int) int64 { return int64(events[k] >> 32) }
 	for i := range v.records {
 		found = found[:0]
-		count := func(k int, away int64) {
-			j := int32(events[k] & who)
+		count := func(k int, offset int64) {
+			j := int32(events[k] & publisherMask)
 			if j == int32(i) {
 				return
 			}
@@ -341,28 +341,30 @@ func (v *view) near() (ties []uint64) {
 				found = append(found, j)
 			}
 			times[j]++
-			weight[j] += int32(wide + 2 - bits.Len64(uint64(away)))
+			weight[j] += int32(wide + 2 - bits.Len64(uint64(offset)))
 		}
-		for _, k := range at[i] {
-			t := when(int(k))
-			for n := int(k) + 1; n < len(events) && n <= int(k)+neighbours && when(n) < t+within; n++ {
-				count(n, when(n)-t)
+		for _, k := range sampledAt[i] {
+			t := timeOf(int(k))
+			for n := int(k) + 1; n < len(events) && n <= int(k)+neighbours && timeOf(n) < t+reachTime; n++ {
+				count(n, timeOf(n)-t)
 			}
-			for n := int(k) - 1; n >= 0 && n >= int(k)-neighbours && when(n) > t-within; n-- {
-				count(n, t-when(n))
+			for n := int(k) - 1; n >= 0 && n >= int(k)-neighbours && timeOf(n) > t-reachTime; n-- {
+				count(n, t-timeOf(n))
 			}
 		}
 		// Frequent publishers are near all others, so only the excess over chance counts.
-		most = most[:0]
+		scores = scores[:0]
 		for _, j := range found {
 			if times[j] > 1 {
-				usual := 2 * float64(len(at[i])) * min(1, 2*float64(within)*v.records[j].rate())
-				most = append(most, scored{j, float64(weight[j]) - usual})
+				usual := 2 * float64(len(sampledAt[i])) * min(1, 2*float64(reachTime)*v.records[j].rate())
+				scores = append(scores, scored{j, float64(weight[j]) - usual})
 			}
 		}
-		slices.SortFunc(most, func(a, b scored) int { return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.who, b.who)) })
-		for _, m := range most[:min(candidates, len(most))] {
-			ties = append(ties, tie(int32(i), m.who))
+		slices.SortFunc(scores, func(a, b scored) int {
+			return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.publisher, b.publisher))
+		})
+		for _, m := range scores[:min(candidates, len(scores))] {
+			ties = append(ties, tie(int32(i), m.publisher))
 		}
 		for _, j := range found {
 			times[j], weight[j] = 0, 0
@@ -417,9 +419,9 @@ type cluster struct {
 
 type clustering struct {
 	*view
-	turn uint64
-	of   []*cluster
-	all  []*cluster // the initial clusters; a cluster without members is gone
+	learning  uint64
+	clusterOf []*cluster
+	all       []*cluster // the initial clusters; a cluster without members is gone
 	// refused maps a pair of clusters to their joint size when they did not agree. The
 	// pair is asked again once its size has grown by half.
 	refused map[uint64]int
@@ -428,8 +430,8 @@ type clustering struct {
 // run joins publishers along the edges, edges inside present groups first.
 func (c *clustering) run(edges []edge) {
 	for i := range c.publishers {
-		c.of[i] = &cluster{number: int32(i), members: []int32{int32(i)}}
-		c.all = append(c.all, c.of[i])
+		c.clusterOf[i] = &cluster{number: int32(i), members: []int32{int32(i)}}
+		c.all = append(c.all, c.clusterOf[i])
 	}
 	same := func(e edge) bool {
 		g := c.publishers[e.a].group
@@ -451,7 +453,7 @@ func (c *clustering) run(edges []edge) {
 			inside = false
 			c.inherit(c.all)
 		}
-		c.join(c.of[e.a], c.of[e.b], e.clocks)
+		c.join(c.clusterOf[e.a], c.clusterOf[e.b], e.clocks)
 	}
 	if inside {
 		c.inherit(c.all)
@@ -463,12 +465,12 @@ func (c *clustering) run(edges []edge) {
 func (c *clustering) inherit(all []*cluster) {
 	oldest := map[uint64]uint64{} // by label, the learning in which the oldest member joined
 	for _, p := range c.publishers {
-		if at, known := oldest[p.group]; !known || p.joined < at {
+		if joined, found := oldest[p.group]; !found || p.joined < joined {
 			oldest[p.group] = p.joined
 		}
 	}
 	heir := map[uint64]*cluster{}
-	most := map[uint64]int{}
+	votes := map[uint64]int{}
 	for _, k := range all {
 		k.label = 0
 		if len(k.members) < 2 {
@@ -478,8 +480,8 @@ func (c *clustering) inherit(all []*cluster) {
 		for _, m := range k.members {
 			if p := c.publishers[m]; p.group != 0 && p.joined == oldest[p.group] {
 				claims[p.group]++
-				if n := claims[p.group]; n > most[p.group] {
-					heir[p.group], most[p.group] = k, n
+				if n := claims[p.group]; n > votes[p.group] {
+					heir[p.group], votes[p.group] = k, n
 				}
 			}
 		}
@@ -510,16 +512,16 @@ func (c *clustering) join(a, b *cluster, clocks bool) {
 	if a == b || room <= 0 || b.label != 0 && c.mature(a) && c.mature(b) || clocks && a.label != 0 && len(b.members) > 1 {
 		return
 	}
-	both, size := tie(a.number, b.number), len(a.members)+len(b.members)
-	if n, asked := c.refused[both]; asked && 2*size < 3*n {
+	clusterPair, size := tie(a.number, b.number), len(a.members)+len(b.members)
+	if n, refused := c.refused[clusterPair]; refused && 2*size < 3*n {
 		return
 	}
 	if !c.agree(a, b) {
-		c.refused[both] = size
+		c.refused[clusterPair] = size
 		return
 	}
 	for _, m := range b.members[:room] {
-		c.of[m] = a
+		c.clusterOf[m] = a
 	}
 	a.members = append(a.members, b.members[:room]...)
 	b.members = slices.Clone(b.members[room:])
@@ -528,19 +530,19 @@ func (c *clustering) join(a, b *cluster, clocks bool) {
 // mature reports whether the cluster's oldest member joined at least Mature learnings
 // ago.
 func (c *clustering) mature(k *cluster) bool {
-	oldest := c.turn
+	oldest := c.learning
 	for _, m := range k.members {
 		if p := c.publishers[m]; p.group == k.label {
 			oldest = min(oldest, p.joined)
 		}
 	}
-	return c.turn-oldest >= Mature
+	return c.learning-oldest >= Mature
 }
 
 // agree asks members of both clusters for their links; see the package comment.
 func (c *clustering) agree(a, b *cluster) bool {
 	half := func(a, b *cluster) bool {
-		n, refused := min(polled, len(a.members)), 0
+		n, refused := min(maxPolled, len(a.members)), 0
 		for s := range n {
 			if !c.fits(a.members[s*len(a.members)/n], b) {
 				if refused++; refused > n/16 {
@@ -557,7 +559,7 @@ func (c *clustering) agree(a, b *cluster) bool {
 // cluster asks its oldest members, which newer members cannot outnumber. Another cluster
 // asks members spread over it.
 func (c *clustering) fits(i int32, k *cluster) bool {
-	n := min(asked, len(k.members))
+	n := min(maxAsked, len(k.members))
 	links := 0
 	for s := range n {
 		m := s
@@ -588,7 +590,7 @@ func (l *Learner) label(c *clustering) []Group {
 	for _, k := range parts {
 		if k.label == 0 {
 			k.label = l.next
-			since[k.label] = l.turn
+			since[k.label] = l.learning
 			l.next++
 		}
 		for _, m := range k.members {
@@ -598,7 +600,7 @@ func (l *Learner) label(c *clustering) []Group {
 	for i, p := range c.publishers {
 		switch k := found[i]; {
 		case k != nil && p.group != k.label:
-			p.group, p.joined = k.label, l.turn
+			p.group, p.joined = k.label, l.learning
 		case k == nil && p.n >= Settled:
 			p.group, p.joined = 0, 0
 		}
@@ -622,10 +624,10 @@ func (c *clustering) evidence(groups []Group) {
 			if m.ID == other {
 				other = byAge[1].ID
 			}
-			a, in := place[m.ID]
-			b, also := place[other]
-			if in && also {
-				p := c.compare(a, b)
+			indexA, foundA := place[m.ID]
+			indexB, foundB := place[other]
+			if foundA && foundB {
+				p := c.compare(indexA, indexB)
 				m.Firings, m.Joint, m.Expected, m.Width = p.firings, p.joint, p.expected, time.Duration(width(p.width))<<shift
 			}
 		}
@@ -653,9 +655,9 @@ func (c *clustering) confirm(members []int32) (groups [][]int32) {
 			return append(groups, members)
 		}
 		pairs[0] = pair{linked: true} // with itself
-		for known := true; ; known = false {
-			close := c.closest(members, pairs, known)
-			if len(close) < 2 && !known {
+		for keepGroup := true; ; keepGroup = false {
+			close := c.closest(members, pairs, keepGroup)
+			if len(close) < 2 && !keepGroup {
 				break
 			}
 			var group []int32
@@ -689,12 +691,12 @@ func number(b bool) int {
 }
 
 // closest returns the indices of the clocks whose offsets from the first member are
-// improbably close. If known is true, closest instead returns the clocks within the
+// improbably close. If keepGroup is true, closest instead returns the clocks within the
 // spread of the first member's group, if two members of the group are left.
-func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
+func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []int {
 	type clock struct {
-		place    int
-		from, to float64
+		place     int
+		low, high float64
 	}
 	var clocks []clock
 	period := int32(math.MaxInt32)
@@ -707,17 +709,17 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 	var low, high float64
 	within := func() (in []int) {
 		for _, k := range clocks {
-			if k.from >= low && k.to < high {
+			if k.low >= low && k.high < high {
 				in = append(in, k.place)
 			}
 		}
 		return in
 	}
-	if known {
+	if keepGroup {
 		mates, group := 0, c.publishers[members[0]].group
 		for _, k := range clocks {
 			if group != 0 && c.publishers[members[k.place]].group == group {
-				low, high = min(low, k.from), max(high, k.to+1)
+				low, high = min(low, k.low), max(high, k.high+1)
 				mates++
 			}
 		}
@@ -727,24 +729,24 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 		return within()
 	}
 	// Intervals of a width, by their middles: linear for each width.
-	middle := func(k clock) float64 { return (k.from + k.to) / 2 }
+	middle := func(k clock) float64 { return (k.low + k.high) / 2 }
 	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Compare(middle(a), middle(b)) })
 	lowest := math.Log(Significance / float64(max(1, c.clocks)) / spreads)
 	found := false
-	var in []clock
+	var narrow []clock
 	for s := range spreads {
 		wide := float64(int(1) << s)
 		// With a drift within the spread three times as many clocks meet.
 		mean := 3 * wide * float64(c.clocks) / float64(period)
-		in = in[:0]
+		narrow = narrow[:0]
 		for _, k := range clocks {
-			if k.to-k.from < wide {
-				in = append(in, k)
+			if k.high-k.low < wide {
+				narrow = append(narrow, k)
 			}
 		}
 		end := 0
-		for i, k := range in {
-			for end < len(in) && middle(in[end])-middle(k) < wide {
+		for i, k := range narrow {
+			for end < len(narrow) && middle(narrow[end])-middle(k) < wide {
 				end++
 			}
 			if p := poissonTail(end-i-1, mean); p < lowest {

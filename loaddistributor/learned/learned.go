@@ -657,7 +657,7 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Ra
 		auto.MaxRate = int64(most)
 		to = t.contract(contract, auto, brokers, now)
 	}
-	known := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
+	found := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
 	limit := to.Rate.PerSecond()
 	if j.learns {
 		t.group()
@@ -680,20 +680,20 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Ra
 	scale := min(1, 0.999*limit/max(sum, minRate)) // the offered rate may exceed the contract
 	changed := len(learned) != len(placed)
 	for _, p := range learned {
-		old, known := was[p.ID]
-		changed = changed || !known || old.Key != p.Key
+		old, found := was[p.ID]
+		changed = changed || !found || old.Key != p.Key
 		apart += math.Abs(old.Rate - scale*p.Rate)
 	}
-	if !(to != contract || known && !spec.Auto.Measured || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
+	if !(to != contract || found && !spec.Auto.Measured || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
 		return nil
 	}
 	next := *spec
 	next.Demand.RateMilli, next.Demand.Rate, next.Demand.Burst = int64(to.Rate), (int64(to.Rate)+999)/1000, to.Burst
 	next.Demand.Publishers, next.Since = nil, nil
-	next.Auto.Measured = spec.Auto.Measured || known
+	next.Auto.Measured = spec.Auto.Measured || found
 	at := map[string]string{}
 	for _, p := range learned {
-		if _, known := was[p.ID]; !known {
+		if _, found := was[p.ID]; !found {
 			at[p.ID] = p.Broker
 		}
 		next.Demand.Publishers = append(next.Demand.Publishers, placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)})

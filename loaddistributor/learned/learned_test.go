@@ -159,12 +159,12 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 	p, others := tuner.Piece{}, uint64(0)
 	last := time.Time{}
 	for _, m := range all {
-		n, known := r.numbers[m.id]
-		if !known && r.bound > 0 && len(r.numbers) >= r.bound {
+		n, found := r.numbers[m.id]
+		if !found && r.bound > 0 && len(r.numbers) >= r.bound {
 			others++
 			continue
 		}
-		if !known {
+		if !found {
 			n = uint32(len(r.numbers))
 			r.numbers[m.id] = n
 			p.Publishers = append(p.Publishers, m.id)

@@ -8,11 +8,11 @@ import (
 
 // assignment records the broker of each publisher. Brokers are indices into quotas.
 type assignment struct {
-	demand Demand
-	rates  []float64 // msg/s of each publisher
-	quotas []int64   // all > 0
-	rate   int64     // sum of quotas
-	where  []int     // broker of each publisher
+	demand   Demand
+	rates    []float64 // msg/s of each publisher
+	quotas   []int64   // all > 0
+	rate     int64     // sum of quotas
+	brokerOf []int     // broker of each publisher
 	// deficit of a broker is its proportion of the rates of all publishers expected so
 	// far, minus the rates of the publishers placed on the broker.
 	deficit []float64
@@ -21,14 +21,14 @@ type assignment struct {
 	counts []int64
 	behind []float64
 	order  []int
-	heap   lacking
+	heap   deficitHeap
 }
 
 func newAssignment(d Demand, quotas []int64) *assignment {
 	rates := d.rates()
 	a := &assignment{
 		demand: d, rates: rates, quotas: quotas,
-		where: make([]int, len(rates)), deficit: make([]float64, len(quotas)),
+		brokerOf: make([]int, len(rates)), deficit: make([]float64, len(quotas)),
 		counts: make([]int64, len(quotas)), behind: make([]float64, len(quotas)), order: make([]int, len(quotas)),
 	}
 	for _, q := range quotas {
@@ -59,7 +59,7 @@ func (a *assignment) blind(rng *rand.Rand) {
 // ceil(n*q/R) members.
 func (a *assignment) correlated() {
 	if len(a.quotas) == 1 {
-		return // where is 0 for every publisher
+		return // brokerOf is 0 for every publisher
 	}
 	groups, pool := a.groups()
 	for _, group := range groups {
@@ -74,8 +74,8 @@ func (a *assignment) correlated() {
 // learned, do not influence the plan.
 func (a *assignment) groups() (groups [][]int, pool []int) {
 	type group struct {
-		key, least string
-		members    []int
+		key, smallest string
+		members       []int
 	}
 	var found []group
 	index := map[string]int{} // by key, into found
@@ -90,7 +90,7 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 			return
 		}
 		g := &found[i]
-		g.least, g.members = min(g.least, id), append(g.members, members...)
+		g.smallest, g.members = min(g.smallest, id), append(g.members, members...)
 	}
 	for _, p := range a.demand.Publishers {
 		add(p.Key, p.ID, 1)
@@ -98,7 +98,7 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 	for _, g := range a.demand.Groups {
 		add(g.Key, g.Name()+".0", g.Count)
 	}
-	slices.SortFunc(found, func(x, y group) int { return cmp.Compare(x.least, y.least) })
+	slices.SortFunc(found, func(x, y group) int { return cmp.Compare(x.smallest, y.smallest) })
 	for _, g := range found {
 		if g.key == "" {
 			pool = g.members
@@ -112,7 +112,7 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 // split places one correlation group.
 func (a *assignment) split(group []int) {
 	n := int64(len(group))
-	counts, behind, owed := a.counts, a.behind, n
+	counts, behind, remaining := a.counts, a.behind, n
 	order := a.order[:0] // brokers whose part has a remainder
 	sum := a.expect(group)
 	mean := sum / float64(n)
@@ -121,19 +121,19 @@ func (a *assignment) split(group []int) {
 		if counts[l] = part / a.rate; part%a.rate != 0 {
 			order = append(order, l)
 		}
-		owed -= counts[l]
+		remaining -= counts[l]
 		// float64() prevents a fused multiply-add, which would make the decision depend
 		// on the processor.
 		behind[l] = a.deficit[l] - float64(mean*float64(counts[l]))
 	}
-	first := a.lacking(order, behind)
-	if owed == n { // each broker gets at most one member: the heap's order is final
+	first := a.newDeficitHeap(order, behind)
+	if remaining == n { // each broker gets at most one member: the heap's order is final
 		for _, i := range a.descending(group) {
 			a.give(i, first.pop())
 		}
 		return
 	}
-	for ; owed > 0; owed-- {
+	for ; remaining > 0; remaining-- {
 		counts[first.pop()]++
 	}
 	a.deal(group, counts)
@@ -142,16 +142,16 @@ func (a *assignment) split(group []int) {
 // descending returns the publishers sorted by rate, highest first, ties in the order
 // given.
 func (a *assignment) descending(publishers []int) []int {
-	by := func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) }
-	if !slices.IsSortedFunc(publishers, by) {
+	byRate := func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) }
+	if !slices.IsSortedFunc(publishers, byRate) {
 		publishers = slices.Clone(publishers)
-		slices.SortStableFunc(publishers, by)
+		slices.SortStableFunc(publishers, byRate)
 	}
 	return publishers
 }
 
 func (a *assignment) give(publisher, broker int) {
-	a.where[publisher] = broker
+	a.brokerOf[publisher] = broker
 	a.deficit[broker] -= a.rates[publisher]
 }
 
@@ -183,80 +183,80 @@ func (a *assignment) deal(publishers []int, counts []int64) {
 			open = append(open, l)
 		}
 	}
-	lacking := a.lacking(open, a.deficit)
+	brokers := a.newDeficitHeap(open, a.deficit)
 	for _, i := range a.descending(publishers) {
-		l := lacking[0].broker
+		l := brokers[0].broker
 		a.give(i, l)
-		lacking[0].lacks = a.deficit[l]
+		brokers[0].amount = a.deficit[l]
 		if counts != nil {
 			if counts[l]--; counts[l] == 0 {
-				lacking.pop()
+				brokers.pop()
 				continue
 			}
 		}
-		lacking.down(0)
+		brokers.down(0)
 	}
 }
 
-// lack is the deficit of a broker.
-type lack struct {
-	lacks  float64
+// deficit is how much more rate a broker should get.
+type deficit struct {
+	amount float64
 	broker int
 }
 
 // before orders by deficit, largest first, ties to the lower index.
-func (l lack) before(m lack) bool {
-	return l.lacks > m.lacks || l.lacks == m.lacks && l.broker < m.broker
+func (l deficit) before(m deficit) bool {
+	return l.amount > m.amount || l.amount == m.amount && l.broker < m.broker
 }
 
-// lacking is a heap like heap in quota.go, without a comparison function. Its calls took
+// deficitHeap is a heap like heap in quota.go, without a comparison function. Such calls took
 // most of the time to place a topic with a million publishers.
-type lacking []lack
+type deficitHeap []deficit
 
-// lacking returns a heap of the brokers, largest of[broker] first. The heap is valid
+// newDeficitHeap returns a heap of the brokers, largest deficits[broker] first. The heap is valid
 // until the next call.
-func (a *assignment) lacking(brokers []int, of []float64) lacking {
+func (a *assignment) newDeficitHeap(brokers []int, deficits []float64) deficitHeap {
 	h := a.heap[:0]
 	for _, l := range brokers {
-		h = append(h, lack{of[l], l})
+		h = append(h, deficit{deficits[l], l})
 	}
 	a.heap = h
-	for at := len(h)/2 - 1; at >= 0; at-- {
-		h.down(at)
+	for i := len(h)/2 - 1; i >= 0; i-- {
+		h.down(i)
 	}
 	return h
 }
 
-// down moves h[at] down until no child comes before it.
-func (h lacking) down(at int) {
-	if at >= len(h) {
+// down moves h[i] down until no child comes before it.
+func (h deficitHeap) down(i int) {
+	if i >= len(h) {
 		return
 	}
-	moved := h[at]
-	for first := 2*at + 1; first < len(h); first = 2*at + 1 {
+	element := h[i]
+	for first := 2*i + 1; first < len(h); first = 2*i + 1 {
 		if second := first + 1; second < len(h) && h[second].before(h[first]) {
 			first = second
 		}
-		if !h[first].before(moved) {
+		if !h[first].before(element) {
 			break
 		}
-		h[at] = h[first]
-		at = first
+		h[i] = h[first]
+		i = first
 	}
-	h[at] = moved
+	h[i] = element
 }
 
 // pop removes the first element and returns its broker. Requires: the heap is not empty.
-func (h *lacking) pop() int {
-	all, last := *h, len(*h)-1
-	first := all[0].broker
-	all[0] = all[last]
-	*h = all[:last]
+func (h *deficitHeap) pop() int {
+	elements, last := *h, len(*h)-1
+	first := elements[0].broker
+	elements[0] = elements[last]
+	*h = elements[:last]
 	h.down(0)
 	return first
 }
 
-// join places the publishers of a group that have no broker (where is -1), highest rates
+// join places the publishers of a group that have no broker (brokerOf is -1), highest rates
 // first. room is the remaining capacity of each broker, msg/s. For each publisher, join
 // considers the brokers with room and with a deficit of at least the publisher's rate. In
 // a correlated group join prefers brokers with too few members of the group (see split).
@@ -266,39 +266,39 @@ func (h *lacking) pop() int {
 // the broker with the most room, and home in a tie. The rate then exceeds the broker's
 // capacity by less than the publisher's rate, as can happen after Place.
 func (a *assignment) join(group []int, correlated bool, home []int, room []float64) {
-	n, have := int64(len(group)), make([]int64, len(a.quotas))
+	n, placed := int64(len(group)), make([]int64, len(a.quotas))
 	var free []int
 	for _, i := range group {
-		if a.where[i] < 0 {
+		if a.brokerOf[i] < 0 {
 			free = append(free, i)
 		} else {
-			have[a.where[i]]++
+			placed[a.brokerOf[i]]++
 		}
 	}
 	slices.SortStableFunc(free, func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) })
-	// owed is 1 if broker l has fewer members of the group than its proportion rounded
+	// shortfall is 1 if broker l has fewer members of the group than its proportion rounded
 	// down, 0 if l may get one more, else -1.
-	owed := func(l int) int {
+	shortfall := func(l int) int {
 		if !correlated {
 			return 0
 		}
 		part := n * a.quotas[l]
-		if part/a.rate == have[l] && part%a.rate == 0 {
+		if part/a.rate == placed[l] && part%a.rate == 0 {
 			return -1
 		}
-		return cmp.Compare(part/a.rate, have[l])
+		return cmp.Compare(part/a.rate, placed[l])
 	}
 	rate := 0.0
-	fit := func(l int) int { return bit(rate <= a.deficit[l]) + bit(rate <= room[l]) }
+	fits := func(l int) int { return bit(rate <= a.deficit[l]) + bit(rate <= room[l]) }
 	better := func(l, m int) bool {
-		c := fit(l)
-		switch d := c - fit(m); {
+		c := fits(l)
+		switch d := c - fits(m); {
 		case d != 0:
 			return d > 0
 		case c == 0:
 			return room[l] > room[m]
 		case c == 2 && correlated:
-			if x, y := owed(l), owed(m); x != y {
+			if x, y := shortfall(l), shortfall(m); x != y {
 				return x > y
 			}
 		}
@@ -308,7 +308,7 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 	give := func(i, l int) {
 		a.give(i, l)
 		room[l] -= rate
-		have[l]++
+		placed[l]++
 	}
 	for len(free) > 0 {
 		rate = a.rates[free[0]]
@@ -316,10 +316,10 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		for n < len(free) && a.rates[free[n]] == rate {
 			n++
 		}
-		alike := free[:n]
+		sameRate := free[:n]
 		free = free[n:]
-		if n < manyAlike {
-			for _, i := range alike {
+		if n < manySameRate {
+			for _, i := range sameRate {
 				best := home[i]
 				for l := range a.quotas {
 					if best < 0 || better(l, best) {
@@ -337,10 +337,10 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 			order[l] = l
 		}
 		h := newHeap(order, first)
-		for _, i := range alike {
-			best := h.of[0]
-			if at := home[i]; at >= 0 && at != best && !better(best, at) {
-				give(i, at)
+		for _, i := range sameRate {
+			best := h.items[0]
+			if current := home[i]; current >= 0 && current != best && !better(best, current) {
+				give(i, current)
 				h = newHeap(order, first)
 				continue
 			}
@@ -350,9 +350,9 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 	}
 }
 
-// manyAlike is the number of publishers of one rate from which a heap is faster than a
+// manySameRate is the number of publishers of one rate from which a heap is faster than a
 // search.
-const manyAlike = 4
+const manySameRate = 4
 
 func bit(b bool) int {
 	if b {

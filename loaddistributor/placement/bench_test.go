@@ -10,17 +10,17 @@ import (
 
 // million is a topic of the maximum number of publishers, which fills 100 brokers to four fifths. The
 // publishers are in groups of 100, declared one by one, or in no groups.
-func million(of string) (Demand, []Broker) {
+func million(kind string) (Demand, []Broker) {
 	d := Demand{Topic: "t", Rate: 1_000_000, Burst: 100_000}
 	for g := range 10_000 {
 		key := fmt.Sprint("g", g)
-		if of == "groups" {
+		if kind == "groups" {
 			d.Groups = append(d.Groups, Group{Key: key, Count: 100, Rate: 1})
 			continue
 		}
 		for i := range 100 {
 			p := Publisher{ID: fmt.Sprintf("%s-%d", key, i), Rate: 1}
-			if of == "declared" {
+			if kind == "declared" {
 				p.Key = key
 			}
 			d.Publishers = append(d.Publishers, p)
@@ -37,9 +37,9 @@ func million(of string) (Demand, []Broker) {
 // them are new: on the same brokers, without one broker, with a broker of half its capacity, and on
 // other brokers.
 func BenchmarkMillion(b *testing.B) {
-	for _, of := range []string{"groups", "declared", "pool"} {
-		d, brokers := million(of)
-		b.Run("place/"+of, func(b *testing.B) {
+	for _, kind := range []string{"groups", "declared", "pool"} {
+		d, brokers := million(kind)
+		b.Run("place/"+kind, func(b *testing.B) {
 			for b.Loop() {
 				testkit.Result(Place(SRTM, brokers, d, nil)).Must(b)
 			}
@@ -47,15 +47,15 @@ func BenchmarkMillion(b *testing.B) {
 		plan, err := Place(SRTM, brokers, d, nil)
 		testkit.Must(b, err)
 		names, _ := NewNames(d)
-		at := make([]string, names.Len())
+		homes := make([]string, names.Len())
 		for _, q := range plan.Quotas {
 			for _, i := range q.Publishers {
-				at[i] = q.Broker
+				homes[i] = q.Broker
 			}
 		}
-		for i := range at {
+		for i := range homes {
 			if i%2 == 1 {
-				at[i] = "" // half of the publishers are new
+				homes[i] = "" // half of the publishers are new
 			}
 		}
 		half := slices.Clone(brokers)
@@ -65,12 +65,12 @@ func BenchmarkMillion(b *testing.B) {
 			others[i].ID += "-new"
 		}
 		for name, now := range map[string][]Broker{"same": brokers, "gone": brokers[1:], "half": half, "others": others} {
-			b.Run("replace/"+of+"/"+name, func(b *testing.B) {
+			b.Run("replace/"+kind+"/"+name, func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					_, err := Replace(SRTM, now, plan, func(id string) string {
 						i, _ := names.Index(id)
-						return at[i]
+						return homes[i]
 					}, d, nil)
 					testkit.Must(b, err)
 				}

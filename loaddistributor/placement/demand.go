@@ -98,20 +98,20 @@ func (e FieldError) Error() string { return e.Field + ": " + e.Problem }
 // FieldErrors lists every fault, in the order of the fields.
 type FieldErrors []FieldError
 
-// shown is the maximum number of faults in an error's text.
-const shown = 10
+// maxShown is the maximum number of faults in an error's text.
+const maxShown = 10
 
 func (e FieldErrors) Error() string { return e.Text("; ") }
 
 // Text returns the error's text with the given separator between faults.
-func (e FieldErrors) Text(between string) string {
+func (e FieldErrors) Text(separator string) string {
 	var b strings.Builder
 	for i, f := range e {
 		if i > 0 {
-			b.WriteString(between)
+			b.WriteString(separator)
 		}
-		if i == shown {
-			fmt.Fprintf(&b, "and %d more", len(e)-shown)
+		if i == maxShown {
+			fmt.Fprintf(&b, "and %d more", len(e)-maxShown)
 			break
 		}
 		b.WriteString(f.Error())
@@ -143,29 +143,29 @@ func (d Demand) rateMilli() int64 {
 // Expand returns all publishers: first the single publishers, then the members of the
 // groups, in the order given. Requires: d is valid.
 func (d Demand) Expand() []Publisher {
-	all := make([]Publisher, 0, d.Count())
-	all = append(all, d.Publishers...)
+	publishers := make([]Publisher, 0, d.Count())
+	publishers = append(publishers, d.Publishers...)
 	for _, g := range d.Groups {
 		prefix := g.Name() + "."
 		for i := range g.Count {
-			all = append(all, Publisher{ID: prefix + strconv.Itoa(i), Key: g.Key, Rate: g.Rate, Batch: g.Batch})
+			publishers = append(publishers, Publisher{ID: prefix + strconv.Itoa(i), Key: g.Key, Rate: g.Rate, Batch: g.Batch})
 		}
 	}
-	return all
+	return publishers
 }
 
 // rates returns the rates of Expand's publishers, by index.
 func (d Demand) rates() []float64 {
-	all := make([]float64, 0, d.Count())
+	rates := make([]float64, 0, d.Count())
 	for _, p := range d.Publishers {
-		all = append(all, p.Rate)
+		rates = append(rates, p.Rate)
 	}
 	for _, g := range d.Groups {
 		for range g.Count {
-			all = append(all, g.Rate)
+			rates = append(rates, g.Rate)
 		}
 	}
-	return all
+	return rates
 }
 
 // Keys counts publishers by correlation key, without the pool. publishers are ascending
@@ -212,7 +212,7 @@ func NewNames(d Demand) (n *Names, twice string) {
 		n.byName = make(map[string]int, len(d.Groups))
 	}
 	for i, g := range d.Groups {
-		if _, taken := n.byName[g.Name()]; taken {
+		if _, duplicate := n.byName[g.Name()]; duplicate {
 			return nil, g.Name() + ".0"
 		}
 		n.byName[g.Name()] = i
@@ -222,7 +222,7 @@ func NewNames(d Demand) (n *Names, twice string) {
 		n.byID = make(map[string]int32, len(d.Publishers))
 	}
 	for i, p := range d.Publishers {
-		if _, taken := n.Index(p.ID); taken {
+		if _, duplicate := n.Index(p.ID); duplicate {
 			return nil, p.ID
 		}
 		n.byID[p.ID] = int32(i)
@@ -244,12 +244,12 @@ func (n *Names) ID(i int) string {
 
 // Index returns the index of the publisher with the given id, if there is such a
 // publisher.
-func (n *Names) Index(id string) (i int, known bool) {
-	if i, known := n.byID[id]; known {
+func (n *Names) Index(id string) (i int, found bool) {
+	if i, found := n.byID[id]; found {
 		return int(i), true
 	}
-	g, i, known := named(n.byName, n.groups, id)
-	if !known {
+	g, i, found := named(n.byName, n.groups, id)
+	if !found {
 		return 0, false
 	}
 	return n.starts[g] + i, true
@@ -309,39 +309,39 @@ func (d Demand) faults() (faults FieldErrors) {
 	}
 	unique := len(byID) == len(d.Publishers)
 	for i, p := range d.Publishers {
-		at := item{"publishers", i}
+		where := item{"publishers", i}
 		if !unique && byID[p.ID] != i {
-			faults.add(at.field("id"), "%q is the id of publishers[%d] too", p.ID, byID[p.ID])
+			faults.add(where.field("id"), "%q is the id of publishers[%d] too", p.ID, byID[p.ID])
 		}
 		if p.ID == "" {
-			faults.add(at.field("id"), "is empty")
+			faults.add(where.field("id"), "is empty")
 		}
-		checkText(&faults, at, "id", p.ID)
-		checkText(&faults, at, "key", p.Key)
-		checkRate(&faults, at, "rate", p.Rate)
-		checkBatch(&faults, at, "batch", p.Batch)
+		checkText(&faults, where, "id", p.ID)
+		checkText(&faults, where, "key", p.Key)
+		checkRate(&faults, where, "rate", p.Rate)
+		checkBatch(&faults, where, "batch", p.Batch)
 		total += p.Rate
 	}
 
 	byName := make(map[string]int, len(d.Groups))
 	for i, g := range d.Groups {
-		at := item{"groups", i}
+		where := item{"groups", i}
 		if first, twice := byName[g.Name()]; twice {
-			faults.add(at.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.Name(), first)
+			faults.add(where.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.Name(), first)
 		} else {
 			byName[g.Name()] = i
 		}
 		if g.Count < 1 || g.Count > MaxPublishers {
-			faults.add(at.field("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
+			faults.add(where.field("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
 		} else {
 			if last := len(g.Name()) + len(strconv.Itoa(g.Count-1)) + 1; last > MaxID {
-				faults.add(at.field("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
+				faults.add(where.field("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
 			}
 			count += g.Count
 		}
-		checkText(&faults, at, "key", g.Key)
-		checkRate(&faults, at, "rate", g.Rate)
-		checkBatch(&faults, at, "batch", g.Batch)
+		checkText(&faults, where, "key", g.Key)
+		checkRate(&faults, where, "rate", g.Rate)
+		checkBatch(&faults, where, "batch", g.Batch)
 		total += float64(g.Count) * g.Rate
 	}
 	for i, p := range d.Publishers {
@@ -381,23 +381,23 @@ func named(byName map[string]int, groups []Group, id string) (group, i int, ok b
 	return group, i, plain && i < groups[group].Count
 }
 
-func checkText(faults *FieldErrors, at item, field string, text string) {
+func checkText(faults *FieldErrors, where item, field string, text string) {
 	if len(text) > MaxID {
-		faults.add(at.field(field), "has %d bytes, at most %d", len(text), MaxID)
+		faults.add(where.field(field), "has %d bytes, at most %d", len(text), MaxID)
 	} else if !utf8.ValidString(text) {
-		faults.add(at.field(field), "%q is not valid UTF-8", text)
+		faults.add(where.field(field), "%q is not valid UTF-8", text)
 	}
 }
 
-func checkRate(faults *FieldErrors, at item, field string, rate float64) {
+func checkRate(faults *FieldErrors, where item, field string, rate float64) {
 	if math.IsNaN(rate) || math.IsInf(rate, 0) || rate <= 0 {
-		faults.add(at.field(field), "%v is not a finite rate above 0", rate)
+		faults.add(where.field(field), "%v is not a finite rate above 0", rate)
 	}
 }
 
-func checkBatch(faults *FieldErrors, at item, field string, batch int) {
+func checkBatch(faults *FieldErrors, where item, field string, batch int) {
 	if batch < 0 || batch > MaxBatch {
-		faults.add(at.field(field), "%d messages is outside 0 to %d", batch, MaxBatch)
+		faults.add(where.field(field), "%d messages is outside 0 to %d", batch, MaxBatch)
 	}
 }
 
@@ -407,20 +407,20 @@ func brokerFaults(brokers []Broker) (faults FieldErrors) {
 		byID = make(map[string]int, len(brokers))
 	}
 	for i, b := range brokers {
-		at := item{"brokers", i}
+		where := item{"brokers", i}
 		if first, twice := byID[b.ID]; twice {
-			faults.add(at.field("id"), "%q is the id of brokers[%d] too", b.ID, first)
+			faults.add(where.field("id"), "%q is the id of brokers[%d] too", b.ID, first)
 		} else if byID != nil {
 			byID[b.ID] = i
 		}
 		if b.ID == "" {
-			faults.add(at.field("id"), "is empty")
+			faults.add(where.field("id"), "is empty")
 		}
 		if b.Mcap < 0 {
-			faults.add(at.field("mcap"), "%d msg/s is negative", b.Mcap)
+			faults.add(where.field("mcap"), "%d msg/s is negative", b.Mcap)
 		}
 		if b.Allocated < 0 {
-			faults.add(at.field("allocated"), "%d msg/s is negative", b.Allocated)
+			faults.add(where.field("allocated"), "%d msg/s is negative", b.Allocated)
 		}
 	}
 	return faults

@@ -28,9 +28,9 @@ const maxMore = 10_000
 
 func (f Fits) String() string {
 	var parts []string
-	add := func(n int64, before, after string) {
+	add := func(n int64, prefix, suffix string) {
 		if n > 0 {
-			parts = append(parts, before+strconv.FormatInt(n, 10)+after)
+			parts = append(parts, prefix+strconv.FormatInt(n, 10)+suffix)
 		}
 	}
 	add(f.Rate, "r up to ", " msg/s")
@@ -47,7 +47,7 @@ func (f Fits) String() string {
 // fitting searches for the changes after which divide succeeds. A higher rate never makes
 // a demand fit, and neither does a smaller burst, fewer publishers or fewer brokers, so
 // fitting uses binary search. LoadBalance is an exception: it spreads the topic over
-// every added broker. Therefore least checks its result again.
+// every added broker. Therefore smallest checks its result again.
 //
 // Requires: divide fails for these arguments, which are valid.
 func fitting(policy string, brokers []Broker, d Demand, publishers int) (f Fits) {
@@ -55,12 +55,12 @@ func fitting(policy string, brokers []Broker, d Demand, publishers int) (f Fits)
 		_, _, err := divide(policy, brokers, d, publishers)
 		return err == nil
 	}
-	// least returns the smallest n in (above, to] that fits, or 0.
-	least := func(above, to int64, fits func(int64) bool) int64 {
-		if to <= above {
+	// smallest returns the smallest n in (low, high] that fits, or 0.
+	smallest := func(low, high int64, fits func(int64) bool) int64 {
+		if high <= low {
 			return 0
 		}
-		n := above + 1 + int64(sort.Search(int(to-above-1), func(i int) bool { return fits(above + 1 + int64(i)) }))
+		n := low + 1 + int64(sort.Search(int(high-low-1), func(i int) bool { return fits(low + 1 + int64(i)) }))
 		if !fits(n) {
 			return 0
 		}
@@ -71,23 +71,23 @@ func fitting(policy string, brokers []Broker, d Demand, publishers int) (f Fits)
 		d.Rate = int64(i) + 1
 		return !fits(brokers, d, publishers)
 	}))
-	f.Burst = least(d.Burst, int64(len(brokers)), func(n int64) bool {
+	f.Burst = smallest(d.Burst, int64(len(brokers)), func(n int64) bool {
 		d := d
 		d.Burst = n
 		return fits(brokers, d, publishers)
 	})
 	if publishers > 0 {
-		f.Publishers = least(int64(publishers), int64(len(brokers)), func(n int64) bool { return fits(brokers, d, int(n)) })
+		f.Publishers = smallest(int64(publishers), int64(len(brokers)), func(n int64) bool { return fits(brokers, d, int(n)) })
 	}
 	f.Mcap = medianMcap(brokers)
 	if f.Mcap > 0 {
-		most := min(maxMore, (d.Rate-1)/f.Mcap+1+int64(d.AtLeast))
-		f.MoreBrokers = least(0, most, func(n int64) bool {
-			more := slices.Grow(slices.Clone(brokers), int(n))
+		limit := min(maxMore, (d.Rate-1)/f.Mcap+1+int64(d.AtLeast))
+		f.MoreBrokers = smallest(0, limit, func(n int64) bool {
+			enlarged := slices.Grow(slices.Clone(brokers), int(n))
 			for range n {
-				more = append(more, Broker{Mcap: f.Mcap})
+				enlarged = append(enlarged, Broker{Mcap: f.Mcap})
 			}
-			return fits(more, d, publishers)
+			return fits(enlarged, d, publishers)
 		})
 	}
 	if f.MoreBrokers == 0 {
@@ -97,15 +97,15 @@ func fitting(policy string, brokers []Broker, d Demand, publishers int) (f Fits)
 }
 
 func medianMcap(brokers []Broker) int64 {
-	var all []int64
+	var mcaps []int64
 	for _, b := range brokers {
 		if b.Mcap > 0 {
-			all = append(all, b.Mcap)
+			mcaps = append(mcaps, b.Mcap)
 		}
 	}
-	if len(all) == 0 {
+	if len(mcaps) == 0 {
 		return 0
 	}
-	slices.Sort(all)
-	return all[(len(all)-1)/2]
+	slices.Sort(mcaps)
+	return mcaps[(len(mcaps)-1)/2]
 }

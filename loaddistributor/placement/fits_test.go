@@ -36,7 +36,7 @@ func spread(d *placement.Demand, n int) {
 
 // A reported fit is feasible, and one step beyond is not.
 func TestWhatIsSaidToFitDoes(t *testing.T) {
-	said := map[string]int{}
+	mentioned := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
 		brokers := drawBrokers(t, 6, rapid.SampledFrom([]int64{5, 1000, 1e9}).Draw(t, "size"))
 		d := drawTight(t, brokers)
@@ -50,19 +50,19 @@ func TestWhatIsSaidToFitDoes(t *testing.T) {
 			t.Skip("it fits: ", err)
 		}
 		n := len(d.Publishers)
-		try := func(what string, value, step int64, with func(int64) ([]placement.Broker, placement.Demand)) {
+		try := func(name string, value, step int64, with func(int64) ([]placement.Broker, placement.Demand)) {
 			if value == 0 {
 				return
 			}
-			said[bound.Bound+" "+what]++
+			mentioned[bound.Bound+" "+name]++
 			if err := place(with(value)); err != nil {
-				t.Fatalf("%s of %d: %v", what, value, err)
+				t.Fatalf("%s of %d: %v", name, value, err)
 			}
 			if value+step == 0 {
 				return
 			}
 			if err := place(with(value + step)); !errors.As(err, new(*placement.Infeasible)) {
-				t.Fatalf("%s of %d is said to be the limit, and with %d: %v", what, value, value+step, err)
+				t.Fatalf("%s of %d is said to be the limit, and with %d: %v", name, value, value+step, err)
 			}
 		}
 		f := bound.Fits
@@ -102,11 +102,11 @@ func TestWhatIsSaidToFitDoes(t *testing.T) {
 			t.Fatalf("%v: 1 msg/s would do", bound)
 		}
 	})
-	for _, what := range []string{
+	for _, name := range []string{
 		"rcap rate", "rcap more brokers", "burst rate", "burst burst", "publishers rate", "publishers publishers", "brokers more brokers",
 	} {
-		if said[what] == 0 {
-			t.Errorf("%s was never said: %v", what, said)
+		if mentioned[name] == 0 {
+			t.Errorf("%s was never said: %v", name, mentioned)
 		}
 	}
 }

@@ -15,11 +15,11 @@ import (
 
 func TestHeapPopsInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		of := rapid.SliceOf(rapid.IntRange(0, 50)).Draw(t, "of")
-		h := newHeap(slices.Clone(of), func(a, b int) bool { return a < b })
-		slices.Sort(of)
-		for _, want := range of {
-			testkit.MustEqual(t, h.pop(), want, "of %v", of)
+		items := rapid.SliceOf(rapid.IntRange(0, 50)).Draw(t, "of")
+		h := newHeap(slices.Clone(items), func(a, b int) bool { return a < b })
+		slices.Sort(items)
+		for _, want := range items {
+			testkit.MustEqual(t, h.pop(), want, "of %v", items)
 		}
 	})
 }
@@ -27,16 +27,16 @@ func TestHeapPopsInOrder(t *testing.T) {
 // slowDeal does what deal does, with a look at every broker for every publisher.
 func slowDeal(a *assignment, order []int, counts []int64) {
 	for _, i := range order {
-		most := -1
+		largest := -1
 		for l := range a.quotas {
-			if (counts == nil || counts[l] > 0) && (most < 0 || a.deficit[l] > a.deficit[most]) {
-				most = l
+			if (counts == nil || counts[l] > 0) && (largest < 0 || a.deficit[l] > a.deficit[largest]) {
+				largest = l
 			}
 		}
-		a.where[i] = most
-		a.deficit[most] -= a.rates[i]
+		a.brokerOf[i] = largest
+		a.deficit[largest] -= a.rates[i]
 		if counts != nil {
-			counts[most]--
+			counts[largest]--
 		}
 	}
 }
@@ -62,8 +62,8 @@ func TestDealIsAsBeforeTheHeap(t *testing.T) {
 		}
 		fast.deal(pool, slices.Clone(counts))
 		slowDeal(slow, pool, counts)
-		if !slices.Equal(fast.where, slow.where) {
-			t.Fatalf("%v, want %v", fast.where, slow.where)
+		if !slices.Equal(fast.brokerOf, slow.brokerOf) {
+			t.Fatalf("%v, want %v", fast.brokerOf, slow.brokerOf)
 		}
 	})
 }
@@ -80,8 +80,8 @@ func TestComparisonsDoNotGrowWithTheBrokers(t *testing.T) {
 			}
 			compared := 0
 			order := byRcap(brokers)
-			before := order.before
-			order = newHeap(order.of, func(a, b int) bool { compared++; return before(a, b) })
+			less := order.less
+			order = newHeap(order.items, func(a, b int) bool { compared++; return less(a, b) })
 			if order.pop(); compared > 3*n+2*bits.Len(uint(n)) {
 				t.Errorf("%d comparisons for one of %d brokers", compared, n)
 			}
@@ -89,8 +89,8 @@ func TestComparisonsDoNotGrowWithTheBrokers(t *testing.T) {
 			for range 10 * n {
 				order.down(0)
 			}
-			if most := 10 * n * 2 * bits.Len(uint(n)); compared > most {
-				t.Errorf("%d comparisons for %d publishers, want at most %d", compared, 10*n, most)
+			if largest := 10 * n * 2 * bits.Len(uint(n)); compared > largest {
+				t.Errorf("%d comparisons for %d publishers, want at most %d", compared, 10*n, largest)
 			}
 		})
 	}

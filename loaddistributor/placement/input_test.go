@@ -153,13 +153,13 @@ func TestNames(t *testing.T) {
 		t.Errorf("%d names of %d", names.Len(), len(all))
 	}
 	for i, p := range all {
-		if at, known := names.Index(p.ID); !known || at != i || names.ID(i) != p.ID {
-			t.Errorf("publisher %d, %s, is named %s and found at %d, %v", i, p.ID, names.ID(i), at, known)
+		if index, found := names.Index(p.ID); !found || index != i || names.ID(i) != p.ID {
+			t.Errorf("publisher %d, %s, is named %s and found at %d, %v", i, p.ID, names.ID(i), index, found)
 		}
 	}
 	for _, id := range []string{"", "g", "g.", "g.00", "g.01", "g.+1", "g.-1", "g.13", "g.1 ", "g.18446744073709551617", ".0", "pool.3", "h.0", "h.1.1"} {
-		if at, known := names.Index(id); known {
-			t.Errorf("%q is found at %d", id, at)
+		if index, found := names.Index(id); found {
+			t.Errorf("%q is found at %d", id, index)
 		}
 	}
 	for twice, d := range map[string]placement.Demand{

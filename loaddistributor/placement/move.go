@@ -34,38 +34,38 @@ import (
 // of the same kind, so that as many as possible keep their broker.
 //
 // Arguments, result and errors are otherwise as in Place.
-func Replace(policy string, brokers []Broker, old Plan, at func(publisher string) string, d Demand, rng *rand.Rand) (Plan, error) {
+func Replace(policy string, brokers []Broker, old Plan, brokerOf func(publisher string) string, d Demand, rng *rand.Rand) (Plan, error) {
 	if faults := append(brokerFaults(brokers), d.faults()...); len(faults) > 0 {
 		return Plan{}, faults
 	}
 	publishers := d.Expand()
 	homes := make([]string, len(publishers))
 	for i, p := range publishers {
-		homes[i] = at(p.ID)
+		homes[i] = brokerOf(p.ID)
 	}
 	if policy == old.Policy && slices.Contains(Policies(), policy) && (rng != nil || policy == SRTM) {
-		if plan, ok := stay(policy, brokers, old, homes, d, publishers, rng); ok {
+		if plan, ok := adjust(policy, brokers, old, homes, d, publishers, rng); ok {
 			return plan, nil
 		}
 	}
 	plan, err := anew(policy, brokers, d, rng)
 	if err != nil {
-		return Plan{}, fits(err, policy, brokers, d)
+		return Plan{}, withFits(err, policy, brokers, d)
 	}
-	return keep(plan, publishers, homes), nil
+	return keepBrokers(plan, publishers, homes), nil
 }
 
-// stay applies the rules of Replace. It returns false if they find no plan. Requires: the
+// adjust applies the rules of Replace. It returns false if they find no plan. Requires: the
 // arguments are valid.
-func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, publishers []Publisher, rng *rand.Rand) (Plan, bool) {
+func adjust(policy string, brokers []Broker, old Plan, homes []string, d Demand, publishers []Publisher, rng *rand.Rand) (Plan, bool) {
 	index := map[string]int{}
 	for l, b := range brokers {
 		if b.rcap() > 0 {
 			index[b.ID] = l
 		}
 	}
-	home := make([]int, len(publishers)) // index into brokers, or -1
-	by := make([][]int, len(brokers))    // publishers
+	home := make([]int, len(publishers))        // index into brokers, or -1
+	publishersOf := make([][]int, len(brokers)) // publishers
 	weight := make([]float64, len(brokers))
 	total := 0.0
 	for i, p := range publishers {
@@ -75,13 +75,13 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 			home[i] = -1
 			continue
 		}
-		by[l] = append(by[l], i)
+		publishersOf[l] = append(publishersOf[l], i)
 		weight[l] += p.Rate
 	}
 	// Without declared publishers, the old quotas select the brokers to keep. An open
 	// topic may have undeclared publishers on any of its brokers, so it keeps all of
 	// them.
-	stays := map[int]bool{}
+	mustKeep := map[int]bool{}
 	for _, q := range old.Quotas {
 		l, ok := index[q.Broker]
 		if len(publishers) == 0 {
@@ -90,24 +90,24 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 				weight[l] = float64(q.Rate)
 			}
 		}
-		stays[l] = stays[l] || ok && d.Open
+		mustKeep[l] = mustKeep[l] || ok && d.Open
 	}
 	room := func(l int) float64 { return float64(brokers[l].rcap())*(1+1e-9) - weight[l] } // sums of fractions are rounded
 	var carriers []int
 	for l := range brokers {
 		if room(l) < 0 && len(publishers) > 0 {
-			slices.SortStableFunc(by[l], func(i, j int) int { return cmp.Compare(publishers[i].Rate, publishers[j].Rate) })
-			for n := len(by[l]) - 1; room(l) < 0 && n >= 0; n-- {
-				weight[l] -= publishers[by[l][n]].Rate
-				by[l] = by[l][:n]
+			slices.SortStableFunc(publishersOf[l], func(i, j int) int { return cmp.Compare(publishers[i].Rate, publishers[j].Rate) })
+			for n := len(publishersOf[l]) - 1; room(l) < 0 && n >= 0; n-- {
+				weight[l] -= publishers[publishersOf[l][n]].Rate
+				publishersOf[l] = publishersOf[l][:n]
 			}
 		}
-		if len(by[l]) > 0 || stays[l] || len(publishers) == 0 && weight[l] > 0 {
+		if len(publishersOf[l]) > 0 || mustKeep[l] || len(publishers) == 0 && weight[l] > 0 {
 			carriers = append(carriers, l)
 		}
 	}
 	slices.SortStableFunc(carriers, func(l, m int) int {
-		return cmp.Or(cmp.Compare(len(by[l]), len(by[m])), cmp.Compare(weight[l], weight[m]))
+		return cmp.Or(cmp.Compare(len(publishersOf[l]), len(publishersOf[m])), cmp.Compare(weight[l], weight[m]))
 	})
 	chosen := enlarge(brokers, carriers, d, d.bound())
 	if chosen == nil {
@@ -139,17 +139,17 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 		}
 	}
 	a := newAssignment(d, quotas)
-	all := indices(len(publishers))
+	unplaced := indices(len(publishers))
 	for i := range publishers {
-		a.where[i] = -1
+		a.brokerOf[i] = -1
 		if home[i] >= 0 {
 			home[i] = position[home[i]]
 		}
 	}
-	a.expect(all)
+	a.expect(unplaced)
 	for c, l := range chosen {
-		for _, i := range by[l] {
-			a.where[i] = c
+		for _, i := range publishersOf[l] {
+			a.brokerOf[i] = c
 		}
 		a.deficit[c] -= weight[l]
 	}
@@ -158,12 +158,12 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 		for _, group := range groups {
 			a.join(group, true, home, rooms)
 		}
-		all = pool
+		unplaced = pool
 	} else {
-		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		rng.Shuffle(len(unplaced), func(i, j int) { unplaced[i], unplaced[j] = unplaced[j], unplaced[i] })
 	}
-	a.join(all, false, home, rooms)
-	return compose(policy, brokers, chosen, quotas, d, a.where), true
+	a.join(unplaced, false, home, rooms)
+	return compose(policy, brokers, chosen, quotas, d, a.brokerOf), true
 }
 
 // enlarge chooses the brokers of Replace: carriers, and as few others as needed. carriers
@@ -175,54 +175,54 @@ func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
 		limit = min(limit, int64(publishers))
 	}
 	var order []int
-	for all := byRcap(brokers); len(all.of) > 0; {
-		order = append(order, all.pop())
+	for brokersByRcap := byRcap(brokers); len(brokersByRcap.items) > 0; {
+		order = append(order, brokersByRcap.pop())
 	}
-	for left := range carriers {
-		chosen := slices.Clone(carriers[left:])
-		var have int64
+	for dropped := range carriers {
+		chosen := slices.Clone(carriers[dropped:])
+		var capacity int64
 		for _, l := range chosen {
-			have += min(brokers[l].rcap(), d.Rate) // no overflow: a rate is at most MaxRate
+			capacity += min(brokers[l].rcap(), d.Rate) // no overflow: a rate is at most MaxRate
 		}
 		for _, l := range order {
-			if have >= d.Rate && len(chosen) >= d.AtLeast || brokers[l].rcap() == 0 {
+			if capacity >= d.Rate && len(chosen) >= d.AtLeast || brokers[l].rcap() == 0 {
 				break
 			}
 			if !slices.Contains(chosen, l) {
 				chosen = append(chosen, l)
-				have += min(brokers[l].rcap(), d.Rate)
+				capacity += min(brokers[l].rcap(), d.Rate)
 			}
 		}
-		if have >= d.Rate && len(chosen) >= d.AtLeast && int64(len(chosen)) <= limit {
+		if capacity >= d.Rate && len(chosen) >= d.AtLeast && int64(len(chosen)) <= limit {
 			return chosen
 		}
 	}
 	return nil
 }
 
-// keep exchanges publishers of the same kind, between which the plan does not
+// keepBrokers exchanges publishers of the same kind, between which the plan does not
 // distinguish, so that as many as possible keep their broker.
-func keep(plan Plan, publishers []Publisher, homes []string) Plan {
+func keepBrokers(plan Plan, publishers []Publisher, homes []string) Plan {
 	type kind struct {
 		key   string
 		rate  float64
 		batch int
 	}
 	number, last := map[kind]int32{}, kind{}
-	of := make([]int32, len(publishers)) // kind number of each publisher
+	kindOf := make([]int32, len(publishers)) // kind number of each publisher
 	for i, p := range publishers {
 		k := kind{p.Key, p.Rate, p.Batch}
 		if i > 0 && k == last { // publishers of a group are adjacent
-			of[i] = of[i-1]
+			kindOf[i] = kindOf[i-1]
 			continue
 		}
 		last = k
-		n, known := number[k]
-		if !known {
+		n, found := number[k]
+		if !found {
 			n = int32(len(number))
 			number[k] = n
 		}
-		of[i] = n
+		kindOf[i] = n
 	}
 	index := map[string]int{}
 	room := make([]map[int32]int, len(plan.Quotas))
@@ -230,33 +230,33 @@ func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 		index[plan.Quotas[q].Broker] = q
 		room[q] = map[int32]int{}
 		for _, i := range plan.Quotas[q].Publishers {
-			room[q][of[i]]++
+			room[q][kindOf[i]]++
 		}
 	}
-	where := make([]int, len(publishers))
-	for i, k := range of {
-		where[i] = -1
+	quotaOf := make([]int, len(publishers))
+	for i, k := range kindOf {
+		quotaOf[i] = -1
 		if q, ok := index[homes[i]]; ok && room[q][k] > 0 {
 			room[q][k]--
-			where[i] = q
+			quotaOf[i] = q
 		}
 	}
 	next := make([]int, len(number)) // first quota that may have room, by kind
-	for i, k := range of {
-		if where[i] >= 0 {
+	for i, k := range kindOf {
+		if quotaOf[i] >= 0 {
 			continue
 		}
 		for room[next[k]][k] == 0 {
 			next[k]++
 		}
-		where[i] = next[k]
+		quotaOf[i] = next[k]
 		room[next[k]][k]--
 	}
 	kept := Plan{Policy: plan.Policy, K: plan.K, Quotas: slices.Clone(plan.Quotas)}
 	for q := range kept.Quotas {
 		kept.Quotas[q].Publishers = nil
 	}
-	for i, q := range where {
+	for i, q := range quotaOf {
 		kept.Quotas[q].Publishers = append(kept.Quotas[q].Publishers, i)
 	}
 	return kept
@@ -271,16 +271,16 @@ func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 // or the rate cannot be divided.
 func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 	rates := d.rates()
-	moves := map[int]bool{}
+	isMoved := map[int]bool{}
 	var faults FieldErrors
 	if n := len(plan.Unplaced); n > 0 {
 		faults.add("plan", "%d publishers have no broker", n)
 	}
 	for n, i := range moved {
-		if i < 0 || i >= len(rates) || moves[i] {
+		if i < 0 || i >= len(rates) || isMoved[i] {
 			faults.add(fmt.Sprintf("moved[%d]", n), "publisher %d of %d, or named twice", i, len(rates))
 		}
-		moves[i] = true
+		isMoved[i] = true
 	}
 	if to == "" {
 		faults.add("to", "is empty")
@@ -298,28 +298,28 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 			shifted.Quotas = append(shifted.Quotas, q)
 			continue
 		}
-		var stay, leave []int
-		var all, left float64
+		var staying, leaving []int
+		var totalRate, movedRate float64
 		for _, i := range q.Publishers {
-			all += rates[i]
-			if moves[i] {
-				left += rates[i]
-				leave = append(leave, i)
+			totalRate += rates[i]
+			if isMoved[i] {
+				movedRate += rates[i]
+				leaving = append(leaving, i)
 			} else {
-				stay = append(stay, i)
+				staying = append(staying, i)
 			}
 		}
-		arriving = append(arriving, leave...)
+		arriving = append(arriving, leaving...)
 		switch {
-		case len(leave) == 0:
+		case len(leaving) == 0:
 			shifted.Quotas = append(shifted.Quotas, q)
-		case len(stay) == 0:
+		case len(staying) == 0:
 			rate += q.Rate
 		default:
-			part := min(q.Rate-1, int64(math.Round(float64(q.Rate)*left/all)))
+			part := min(q.Rate-1, int64(math.Round(float64(q.Rate)*movedRate/totalRate)))
 			rate += part
 			q.Rate -= part
-			q.Publishers = stay
+			q.Publishers = staying
 			shifted.Quotas = append(shifted.Quotas, q)
 		}
 	}
@@ -381,7 +381,7 @@ func WithRetiring(plan Plan, retiring int) (quotas, rest []tokenbucket.Share, er
 		r += q.Share.Rate
 		b += q.Share.Burst
 	}
-	if all := int64(len(quotas) + retiring); b < all {
+	if total := int64(len(quotas) + retiring); b < total {
 		return inTurn(quotas, retiring, tokenbucket.Share{Rate: r, Burst: b})
 	}
 	for range retiring {
@@ -417,12 +417,12 @@ func inTurn(shares []tokenbucket.Share, retiring int, contract tokenbucket.Share
 	order := indices(len(shares))
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(shares[b].Rate, shares[a].Rate) })
 	weights := make([]int64, 0, contract.Burst)
-	var without tokenbucket.Rate
+	var unservedRate tokenbucket.Rate
 	for _, i := range order[members:] {
-		without += shares[i].Rate
+		unservedRate += shares[i].Rate
 	}
 	for range first {
-		weights = append(weights, max(1, int64(without)/int64(first)))
+		weights = append(weights, max(1, int64(unservedRate)/int64(first)))
 	}
 	for _, i := range order[:members] {
 		weights = append(weights, int64(shares[i].Rate))

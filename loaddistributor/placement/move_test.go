@@ -18,7 +18,7 @@ import (
 // wherePlaced returns the broker of each publisher, or the fault of the plan.
 func wherePlaced(p placement.Plan, d placement.Demand) (map[string]string, error) {
 	publishers := d.Expand()
-	at := map[string]string{}
+	homes := map[string]string{}
 	var rate int64
 	var total tokenbucket.Share
 	brokers := map[string]bool{}
@@ -31,17 +31,17 @@ func wherePlaced(p placement.Plan, d placement.Demand) (map[string]string, error
 		total.Rate += q.Share.Rate
 		total.Burst += q.Share.Burst
 		for n, i := range q.Publishers {
-			if n > 0 && q.Publishers[n-1] >= i || at[publishers[i].ID] != "" {
+			if n > 0 && q.Publishers[n-1] >= i || homes[publishers[i].ID] != "" {
 				return nil, fmt.Errorf("publisher %d of %+v", i, q)
 			}
-			at[publishers[i].ID] = q.Broker
+			homes[publishers[i].ID] = q.Broker
 		}
 	}
 	want := tokenbucket.Share{Rate: tokenbucket.Rate(cmp.Or(d.RateMilli, 1000*d.Rate)), Burst: d.Burst}
-	if rate != d.Rate || total != want || len(at) != len(publishers) || p.K != len(p.Quotas) {
-		return nil, fmt.Errorf("rate %d, shares %+v, %d publishers, k %d", rate, total, len(at), p.K)
+	if rate != d.Rate || total != want || len(homes) != len(publishers) || p.K != len(p.Quotas) {
+		return nil, fmt.Errorf("rate %d, shares %+v, %d publishers, k %d", rate, total, len(homes), p.K)
 	}
-	return at, nil
+	return homes, nil
 }
 
 func drawGroups(t *rapid.T, name string) placement.Demand {
@@ -75,24 +75,24 @@ func TestReplace(t *testing.T) {
 		if err != nil {
 			return
 		}
-		was := testkit.Result(wherePlaced(first, old)).Must(t)
-		at := func(id string) string { return was[id] }
+		before := testkit.Result(wherePlaced(first, old)).Must(t)
+		brokerOf := func(id string) string { return before[id] }
 		now := old
 		if rapid.Bool().Draw(t, "another demand") {
 			now = drawGroups(t, "new")
 		}
-		left := brokers
+		remaining := brokers
 		if rapid.Bool().Draw(t, "a broker goes") {
-			left = brokers[1:]
+			remaining = brokers[1:]
 		}
-		second, err := placement.Replace(policy, left, first, at, now, rng())
+		second, err := placement.Replace(policy, remaining, first, brokerOf, now, rng())
 		if err != nil {
-			if _, direct := placement.Place(policy, left, now, rng()); direct == nil {
+			if _, direct := placement.Place(policy, remaining, now, rng()); direct == nil {
 				t.Fatalf("no plan, though Place has one: %v", err)
 			}
 			return
 		}
-		is := testkit.Result(wherePlaced(second, now)).Must(t)
+		after := testkit.Result(wherePlaced(second, now)).Must(t)
 		// No publisher moves to a place that a publisher of the same kind gave up.
 		type kind struct {
 			key  string
@@ -105,9 +105,9 @@ func TestReplace(t *testing.T) {
 		moved := 0
 		for _, p := range now.Expand() {
 			k := kind{p.Key, p.Rate}
-			if from := was[p.ID]; from != "" && from != is[p.ID] {
+			if from := before[p.ID]; from != "" && from != after[p.ID] {
 				departed[from][k] = true
-				arrived[is[p.ID]][k] = true
+				arrived[after[p.ID]][k] = true
 				moved++
 			}
 		}
@@ -118,7 +118,7 @@ func TestReplace(t *testing.T) {
 				}
 			}
 		}
-		if len(left) == len(brokers) && now.Rate == old.Rate && fmt.Sprint(now) == fmt.Sprint(old) && overfull(first, old, brokers) == 0 && moved > 0 {
+		if len(remaining) == len(brokers) && now.Rate == old.Rate && fmt.Sprint(now) == fmt.Sprint(old) && overfull(first, old, brokers) == 0 && moved > 0 {
 			t.Fatalf("%d publishers moved for nothing", moved)
 		}
 	})
@@ -127,7 +127,7 @@ func TestReplace(t *testing.T) {
 // overfull returns how many publishers have to leave their brokers so that the other publishers' rates
 // fit. A broker loses as few publishers as possible, the fastest first. A missing broker loses all
 // publishers.
-func overfull(p placement.Plan, d placement.Demand, brokers []placement.Broker) (leave int) {
+func overfull(p placement.Plan, d placement.Demand, brokers []placement.Broker) (leaving int) {
 	publishers := d.Expand()
 	for _, q := range p.Quotas {
 		var room, sum float64
@@ -145,10 +145,10 @@ func overfull(p placement.Plan, d placement.Demand, brokers []placement.Broker) 
 		for sum > room+1e-6 {
 			sum -= rates[len(rates)-1]
 			rates = rates[:len(rates)-1]
-			leave++
+			leaving++
 		}
 	}
-	return leave
+	return leaving
 }
 
 // With tokens and publishers for all brokers, no more publishers move than the brokers have to give
@@ -174,7 +174,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 				plan = shifted
 			}
 		}
-		was := testkit.Result(wherePlaced(plan, d)).Must(t)
+		before := testkit.Result(wherePlaced(plan, d)).Must(t)
 		// Rates, publishers and brokers change; the remaining publishers are where they were.
 		faster := rapid.SampledFrom([]float64{0.5, 1, 1, 1.25, 2}).Draw(t, "faster")
 		now, present := d, plan
@@ -202,17 +202,17 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 			return
 		}
 		fewest := overfull(byID(present, d, now), now, others)
-		next, err := placement.Replace(policy, others, present, func(id string) string { return was[id] }, now, rng)
+		next, err := placement.Replace(policy, others, present, func(id string) string { return before[id] }, now, rng)
 		if err != nil {
 			if _, direct := placement.Place(policy, others, now, rng); direct == nil {
 				t.Fatalf("no plan, though Place has one: %v", err)
 			}
 			return
 		}
-		is := testkit.Result(wherePlaced(next, now)).Must(t)
+		after := testkit.Result(wherePlaced(next, now)).Must(t)
 		moved := 0
-		for id, from := range was {
-			if is[id] != from {
+		for id, from := range before {
+			if after[id] != from {
 				moved++
 			}
 		}
@@ -236,8 +236,8 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 // byID returns the plan with the indices of another demand that has the same publishers.
 func byID(p placement.Plan, d, other placement.Demand) placement.Plan {
 	index := map[string]int{}
-	for i, one := range other.Expand() {
-		index[one.ID] = i
+	for i, publisher := range other.Expand() {
+		index[publisher.ID] = i
 	}
 	publishers := d.Expand()
 	p.Quotas = slices.Clone(p.Quotas)
@@ -262,7 +262,7 @@ func TestShift(t *testing.T) {
 		if err != nil {
 			return
 		}
-		was := testkit.Result(wherePlaced(plan, d)).Must(t)
+		before := testkit.Result(wherePlaced(plan, d)).Must(t)
 		publishers := d.Expand()
 		var moved []int
 		chosen := map[string]bool{}
@@ -282,13 +282,13 @@ func TestShift(t *testing.T) {
 			return
 		}
 		testkit.Must(t, err)
-		is := testkit.Result(wherePlaced(shifted, d)).Must(t)
+		after := testkit.Result(wherePlaced(shifted, d)).Must(t)
 		for _, p := range publishers {
-			want := was[p.ID]
+			want := before[p.ID]
 			if chosen[p.ID] {
 				want = to
 			}
-			testkit.MustEqual(t, is[p.ID], want, "broker of publisher %s", p.ID)
+			testkit.MustEqual(t, after[p.ID], want, "broker of publisher %s", p.ID)
 		}
 	})
 }

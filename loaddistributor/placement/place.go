@@ -129,11 +129,11 @@ func (e *Infeasible) bound() string {
 // brokers and the demand) or *Infeasible. Place never returns a partial plan.
 func Place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	plan, err := place(policy, brokers, d, rng)
-	return plan, fits(err, policy, brokers, d)
+	return plan, withFits(err, policy, brokers, d)
 }
 
-// fits fills in the field Fits if err is an *Infeasible.
-func fits(err error, policy string, brokers []Broker, d Demand) error {
+// withFits fills in the field Fits if err is an *Infeasible.
+func withFits(err error, policy string, brokers []Broker, d Demand) error {
 	var bound *Infeasible
 	if errors.As(err, &bound) {
 		bound.Fits = fitting(policy, brokers, d, d.bound())
@@ -174,7 +174,7 @@ func anew(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, erro
 	} else {
 		a.blind(rng)
 	}
-	return compose(policy, brokers, chosen, quotas, d, a.where), nil
+	return compose(policy, brokers, chosen, quotas, d, a.brokerOf), nil
 }
 
 func unknown(policy string) (faults FieldErrors) {
@@ -183,9 +183,9 @@ func unknown(policy string) (faults FieldErrors) {
 }
 
 // compose builds the plan in which brokers[chosen[l]] has quotas[l] and the publishers i
-// with where[i] == l. Requires: chosen is ascending, the quotas are above 0 and sum to
+// with brokerOf[i] == l. Requires: chosen is ascending, the quotas are above 0 and sum to
 // d.Rate, and the burst has a token for each quota.
-func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d Demand, where []int) Plan {
+func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d Demand, brokerOf []int) Plan {
 	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
 	if err != nil {
 		// Cannot happen: the contract was validated and has room for every broker.
@@ -196,7 +196,7 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 		plan.Quotas[i] = Quota{Broker: brokers[l].ID, Rate: quotas[i], Share: shares[i]}
 	}
 	sizes := make([]int, len(chosen))
-	for _, l := range where {
+	for _, l := range brokerOf {
 		sizes[l]++
 	}
 	for l, n := range sizes {
@@ -204,7 +204,7 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 			plan.Quotas[l].Publishers = make([]int, 0, n)
 		}
 	}
-	for i, l := range where {
+	for i, l := range brokerOf {
 		q := &plan.Quotas[l]
 		q.Publishers = append(q.Publishers, i)
 	}
@@ -227,14 +227,14 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 		return nil, nil, &Infeasible{Bound: "brokers", Need: 1, Have: 0}
 	}
 	order := byRcap(brokers)
-	var have int64 // rcap of the chosen brokers, msg/s
+	var capacity int64 // rcap of the chosen brokers, msg/s
 	choose := func() {
 		chosen = append(chosen, order.pop())
-		have += brokers[chosen[len(chosen)-1]].rcap() // no overflow: below the rate until the last
+		capacity += brokers[chosen[len(chosen)-1]].rcap() // no overflow: below the rate until the last
 	}
-	for have < d.Rate {
-		if len(order.of) == 0 {
-			return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: have}
+	for capacity < d.Rate {
+		if len(order.items) == 0 {
+			return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: capacity}
 		}
 		choose()
 	}
@@ -243,11 +243,11 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 		return nil, nil, &Infeasible{Bound: "brokers", Need: int64(n), Have: int64(usable)}
 	}
 	if policy == LoadBalance {
-		all := len(brokers)
+		spread := len(brokers)
 		if publishers > 0 {
-			all = min(all, publishers)
+			spread = min(spread, publishers)
 		}
-		n = max(n, all)
+		n = max(n, spread)
 	}
 	for len(chosen) < n {
 		choose()

@@ -18,17 +18,17 @@ import (
 
 // drawBrokers makes brokers of any capacity, some full or over-allocated. rapid prefers small numbers,
 // which would leave one large broker and k = 1, so mostly the brokers are alike.
-func drawBrokers(t *rapid.T, most int, capacity int64) []placement.Broker {
-	alike := rapid.IntRange(0, 3).Draw(t, "alike") < 3
+func drawBrokers(t *rapid.T, limit int, capacity int64) []placement.Broker {
+	equal := rapid.IntRange(0, 3).Draw(t, "alike") < 3
 	rng := seeded(rapid.Uint64().Draw(t, "seed of brokers"))
-	n := rapid.IntRange(1, most).Draw(t, "brokers")
-	if alike {
-		n = 1 + rng.IntN(most)
+	n := rapid.IntRange(1, limit).Draw(t, "brokers")
+	if equal {
+		n = 1 + rng.IntN(limit)
 	}
 	brokers := make([]placement.Broker, n)
 	for i := range brokers {
 		b := placement.Broker{ID: fmt.Sprintf("b%d", i)}
-		if alike {
+		if equal {
 			b.Allocated = rng.Int64N(capacity)
 			b.Mcap = b.Allocated + capacity - rng.Int64N(capacity/2+1)
 		} else {
@@ -41,15 +41,15 @@ func drawBrokers(t *rapid.T, most int, capacity int64) []placement.Broker {
 }
 
 // drawRate draws any rate, a rate near the total capacity, or a slightly larger rate.
-func drawRate(t *rapid.T, brokers []placement.Broker, most int64) int64 {
-	all := max(1, min(capacity(brokers), most))
+func drawRate(t *rapid.T, brokers []placement.Broker, limit int64) int64 {
+	all := max(1, min(capacity(brokers), limit))
 	switch rapid.SampledFrom([]string{"any", "much", "little or too much"}).Draw(t, "how much") {
 	case "any":
 		return 1 + rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed of rate"), 1)).Int64N(all)
 	case "much":
 		return all - rapid.Int64Range(0, all/8).Draw(t, "left")
 	default:
-		return rapid.Int64Range(1, min(all+2, most)).Draw(t, "rate")
+		return rapid.Int64Range(1, min(all+2, limit)).Draw(t, "rate")
 	}
 }
 
@@ -136,15 +136,15 @@ func deviations(d placement.Demand, plan placement.Plan) []float64 {
 		sum += p.Rate
 		largest = max(largest, p.Rate)
 	}
-	out := make([]float64, len(plan.Quotas))
+	deviations := make([]float64, len(plan.Quotas))
 	for i, q := range plan.Quotas {
-		out[i] = -sum * float64(q.Rate) / float64(d.Rate)
+		deviations[i] = -sum * float64(q.Rate) / float64(d.Rate)
 		for _, p := range q.Publishers {
-			out[i] += publishers[p].Rate
+			deviations[i] += publishers[p].Rate
 		}
-		out[i] /= largest
+		deviations[i] /= largest
 	}
-	return out
+	return deviations
 }
 
 // drawDemand draws a demand for as much as the brokers can carry, or a little more.
@@ -187,7 +187,7 @@ func TestNamesOfKeysDecideNothing(t *testing.T) {
 		renamed.Publishers = slices.Clone(d.Publishers)
 		rng, names := seeded(rapid.Uint64().Draw(t, "seed")), map[string]string{"": ""}
 		for i, p := range d.Publishers {
-			if _, known := names[p.Key]; !known {
+			if _, found := names[p.Key]; !found {
 				names[p.Key] = fmt.Sprintf("learned-%d", rng.Uint64())
 			}
 			renamed.Publishers[i].Key = names[p.Key]
@@ -239,16 +239,16 @@ func TestEveryPlanKeepsItsPromises(t *testing.T) {
 		if n == 0 {
 			return
 		}
-		for i, off := range deviations(d, plan) {
+		for i, deviation := range deviations(d, plan) {
 			// Blind policies, and a demand with only a pool: the proof is in assign.go. With groups,
 			// each group has its own remainders; 1.1 is the maximum over 20,000 random demands of up
 			// to 60 groups.
-			most := 1.0
+			limit := 1.0
 			if policy == placement.SRTM {
-				most = 2
+				limit = 2
 			}
-			if math.Abs(off) >= most+1e-6 {
-				t.Fatalf("%s: broker %s is %.3f publishers off its proportion", policy, plan.Quotas[i].Broker, off)
+			if math.Abs(deviation) >= limit+1e-6 {
+				t.Fatalf("%s: broker %s is %.3f publishers off its proportion", policy, plan.Quotas[i].Broker, deviation)
 			}
 		}
 	})
@@ -358,8 +358,8 @@ func TestBlindIsBlind(t *testing.T) {
 		if policy != placement.SRTM && uneven < 100 {
 			t.Errorf("%s: only %d of 300 parts are uneven", policy, uneven)
 		}
-		if other, err := placement.Place(policy, brokers, d, seeded(4)); err != nil || reflect.DeepEqual(plan, other) != (policy == placement.SRTM) {
-			t.Errorf("%s with another seed: the same plan is %t", policy, reflect.DeepEqual(plan, other))
+		if again, err := placement.Place(policy, brokers, d, seeded(4)); err != nil || reflect.DeepEqual(plan, again) != (policy == placement.SRTM) {
+			t.Errorf("%s with another seed: the same plan is %t", policy, reflect.DeepEqual(plan, again))
 		}
 	}
 }
@@ -368,8 +368,8 @@ func TestBlindIsBlind(t *testing.T) {
 // It considers the sets that keep accepts, and returns the best quota vector by better.
 func bruteForce(brokers []placement.Broker, rate int64, size int, keep func([]int64) bool, better func(a, b []int64) bool) (best []int64) {
 	quotas := make([]int64, len(brokers))
-	var try func(i int, rest int64)
-	try = func(i int, rest int64) {
+	var search func(i int, rest int64)
+	search = func(i int, rest int64) {
 		if i == len(brokers) {
 			used := 0
 			for _, q := range quotas {
@@ -384,11 +384,11 @@ func bruteForce(brokers []placement.Broker, rate int64, size int, keep func([]in
 		}
 		for q := int64(0); q <= min(rest, rcap(brokers[i])); q++ {
 			quotas[i] = q
-			try(i+1, rest-q)
+			search(i+1, rest-q)
 		}
 		quotas[i] = 0
 	}
-	try(0, rate)
+	search(0, rate)
 	return best
 }
 
@@ -439,14 +439,14 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 			return plan, quotas
 		}
 		k := smallestK(brokers, d.Rate)
-		every := func([]int64) bool { return true }
+		always := func([]int64) bool { return true }
 
 		srtm, quotas := place(placement.SRTM)
 		if srtm.K != k {
 			t.Fatalf("k = %d, %d brokers are enough", srtm.K, k)
 		}
 		// Among all sets of k brokers and all divisions over each set.
-		best := bruteForce(brokers, d.Rate, k, every, func(a, b []int64) bool { return fairer(positive(a), positive(b)) })
+		best := bruteForce(brokers, d.Rate, k, always, func(a, b []int64) bool { return fairer(positive(a), positive(b)) })
 		if fairer(positive(best), positive(quotas)) || fairer(positive(quotas), positive(best)) {
 			t.Fatalf("quotas %v, %v would be fairer", quotas, best)
 		}
@@ -465,7 +465,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 			}
 			return l
 		}
-		same := func(q []int64) bool {
+		sameLoads := func(q []int64) bool {
 			for i := range q {
 				if q[i] > 0 && quotas[i] == 0 {
 					return false
@@ -473,14 +473,14 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 			}
 			return true
 		}
-		equal := bruteForce(brokers, d.Rate, k, same, func(a, b []int64) bool { return fairer(loads(a), loads(b)) })
+		equal := bruteForce(brokers, d.Rate, k, sameLoads, func(a, b []int64) bool { return fairer(loads(a), loads(b)) })
 		if fairer(loads(equal), loads(concQuotas)) {
 			t.Fatalf("conc: quotas %v make loads %v, %v would make %v", concQuotas, loads(concQuotas), equal, loads(equal))
 		}
 
 		// Load balance: over all brokers, including brokers without capacity.
 		_, spread := place(placement.LoadBalance)
-		even := bruteForce(brokers, d.Rate, len(brokers), every, fairer)
+		even := bruteForce(brokers, d.Rate, len(brokers), always, fairer)
 		if fairer(even, spread) {
 			t.Fatalf("loadbalance: %v, %v is more even", spread, even)
 		}

@@ -6,39 +6,39 @@ import (
 	"sort"
 )
 
-// heap is a binary heap of integers with of[0] first in the order before.
+// heap is a binary heap of integers with items[0] first in the order of less.
 type heap struct {
-	of     []int
-	before func(a, b int) bool
+	items []int
+	less  func(a, b int) bool
 }
 
-func newHeap(of []int, before func(a, b int) bool) *heap {
-	h := &heap{of, before}
-	for at := len(of)/2 - 1; at >= 0; at-- {
-		h.down(at)
+func newHeap(items []int, less func(a, b int) bool) *heap {
+	h := &heap{items, less}
+	for i := len(items)/2 - 1; i >= 0; i-- {
+		h.down(i)
 	}
 	return h
 }
 
-// down moves of[at] down until no child comes before it.
-func (h *heap) down(at int) {
-	for first := 2*at + 1; first < len(h.of); first = 2*at + 1 {
-		if second := first + 1; second < len(h.of) && h.before(h.of[second], h.of[first]) {
+// down moves items[i] down until no child comes before it.
+func (h *heap) down(i int) {
+	for first := 2*i + 1; first < len(h.items); first = 2*i + 1 {
+		if second := first + 1; second < len(h.items) && h.less(h.items[second], h.items[first]) {
 			first = second
 		}
-		if !h.before(h.of[first], h.of[at]) {
+		if !h.less(h.items[first], h.items[i]) {
 			return
 		}
-		h.of[at], h.of[first] = h.of[first], h.of[at]
-		at = first
+		h.items[i], h.items[first] = h.items[first], h.items[i]
+		i = first
 	}
 }
 
 // pop removes and returns the first element. Requires: the heap is not empty.
 func (h *heap) pop() int {
-	first, last := h.of[0], len(h.of)-1
-	h.of[0] = h.of[last]
-	h.of = h.of[:last]
+	first, last := h.items[0], len(h.items)-1
+	h.items[0] = h.items[last]
+	h.items = h.items[:last]
 	h.down(0)
 	return first
 }
@@ -92,10 +92,10 @@ func maxmin(caps []int64, rate int64) []int64 {
 			continue
 		}
 		equal := slices.Sorted(slices.Values(order[i:]))
-		more := rate % int64(len(equal))
+		remainder := rate % int64(len(equal))
 		for j, l := range equal {
 			quotas[l] = fair // < caps[l]
-			if int64(j) < more {
+			if int64(j) < remainder {
 				quotas[l]++
 			}
 		}
@@ -111,7 +111,7 @@ func maxmin(caps []int64, rate int64) []int64 {
 // overflows. The floors, each at most its cap, sum to at most rate.
 func equalLoad(loads, floors, caps []int64, rate int64) []int64 {
 	quota := func(l int, level int64) int64 { return min(max(floors[l], level-loads[l]), caps[l]) }
-	given := func(level int64) (sum int64) {
+	total := func(level int64) (sum int64) {
 		for l := range loads {
 			sum += quota(l, level)
 		}
@@ -122,7 +122,7 @@ func equalLoad(loads, floors, caps []int64, rate int64) []int64 {
 		highest = max(highest, loads[l]+caps[l])
 	}
 	// The highest level that does not give out more than rate.
-	level := lowest + int64(sort.Search(int(highest-lowest), func(i int) bool { return given(lowest+int64(i)+1) > rate }))
+	level := lowest + int64(sort.Search(int(highest-lowest), func(i int) bool { return total(lowest+int64(i)+1) > rate }))
 	quotas := make([]int64, len(loads))
 	rest := rate
 	for l := range loads {

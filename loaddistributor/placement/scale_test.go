@@ -23,14 +23,14 @@ import (
 // same order as the loaddistributor and the tbadaptor do.
 type control struct {
 	testing.TB
-	rng    *rand.Rand
-	cat    *catalog.Catalog
-	led    *ledger.Ledger
-	widest int                        // brokers of the widest topic
-	split  int                        // topics on more than one broker
-	grants int                        // grants of all periods of the adaptor
-	took   map[string][]time.Duration // by step
-	topics int
+	rng       *rand.Rand
+	cat       *catalog.Catalog
+	ledger    *ledger.Ledger
+	widest    int                        // brokers of the widest topic
+	split     int                        // topics on more than one broker
+	grants    int                        // grants of all periods of the adaptor
+	durations map[string][]time.Duration // by step
+	topics    int
 }
 
 const (
@@ -48,8 +48,8 @@ func scaleTopic(i int) string  { return fmt.Sprintf("t%06d", i) }
 // rate msg/s each.
 func newControl(t testing.TB, brokers int, sizes []int, rate float64) *control {
 	c := &control{
-		TB: t, rng: rand.New(rand.NewPCG(1, 0)), cat: catalog.New(), led: ledger.New(1, ledger.Leases{}),
-		took: map[string][]time.Duration{}, topics: len(sizes),
+		TB: t, rng: rand.New(rand.NewPCG(1, 0)), cat: catalog.New(), ledger: ledger.New(1, ledger.Leases{}),
+		durations: map[string][]time.Duration{}, topics: len(sizes),
 	}
 	order := c.rng.Perm(c.topics)
 	for i := range brokers {
@@ -57,7 +57,7 @@ func newControl(t testing.TB, brokers int, sizes []int, rate float64) *control {
 			ID: scaleBroker(i), Instance: "1", TCPAddress: fmt.Sprintf("10.%d.%d.1:4150", i/256, i%256),
 			HTTPAddress: fmt.Sprintf("10.%d.%d.1:4151", i/256, i%256), Mcap: scaleMcap,
 		})
-		testkit.Result(c.led.Hello(ledger.Session{Broker: scaleBroker(i), Said: mono.Said{Process: "1"}}, 0)).Must(c)
+		testkit.Result(c.ledger.Hello(ledger.Session{Broker: scaleBroker(i), Said: mono.Said{Process: "1"}}, 0)).Must(c)
 	}
 	for _, i := range order {
 		c.create(scaleTopic(i), sizes[i], rate)
@@ -72,9 +72,9 @@ func (c *control) apply(e catalog.Event) {
 
 // timed notes how long a step takes.
 func (c *control) timed(step string, f func()) {
-	began := time.Now()
+	start := time.Now()
 	f()
-	c.took[step] = append(c.took[step], time.Since(began))
+	c.durations[step] = append(c.durations[step], time.Since(start))
 }
 
 // create activates a topic, as a CreateTopic request does.
@@ -107,16 +107,16 @@ func (c *control) create(name string, publishers int, rate float64) {
 	}
 	c.timed("grant", func() {
 		contract := ledger.Terms{Contract: tokenbucket.Share{Rate: tokenbucket.Rate(milli), Burst: demand.Burst}}
-		c.acknowledge(testkit.Result(c.led.SetContract(name, contract, initial)).Must(c))
+		c.acknowledge(testkit.Result(c.ledger.SetContract(name, contract, initial)).Must(c))
 	})
 }
 
 // acknowledge lets brokers apply grants and the grants that follow, and returns the number of grants.
 // A shrinking bucket counts as full: the bucket gives up as many tokens as the burst shrinks.
 func (c *control) acknowledge(grants []ledger.Grant) (sent int) {
-	testkit.Must(c, c.led.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
+	testkit.Must(c, c.ledger.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 		sent++
-		view, _ := c.led.Topic(g.Topic)
+		view, _ := c.ledger.Topic(g.Topic)
 		i, _ := slices.BinarySearchFunc(view.Members, g.Broker, func(m ledger.MemberView, id string) int { return strings.Compare(m.Broker, id) })
 		return tokenbucket.Tokens(max(0, view.Members[i].Acknowledged.Burst-g.Share.Burst)) * tokenbucket.Token, true
 	}))
@@ -138,7 +138,7 @@ func (c *control) resolve(sizes []int) {
 func (c *control) retune() {
 	var spent time.Duration
 	for i := range c.topics {
-		view, _ := c.led.Topic(scaleTopic(i))
+		view, _ := c.ledger.Topic(scaleTopic(i))
 		if len(view.Members) < 2 {
 			continue // a share that equals the contract stays
 		}
@@ -150,12 +150,12 @@ func (c *control) retune() {
 				MaxBacklog: 1 + c.rng.Int64N(m.Target.Burst+1),
 			}
 		}
-		began := time.Now()
+		start := time.Now()
 		target := testkit.Result(share.Split(share.Proportional, view.Contract, loads)).Must(c)
-		c.grants += c.acknowledge(testkit.Result(c.led.Propose(view.Topic, target)).Must(c))
-		spent += time.Since(began)
+		c.grants += c.acknowledge(testkit.Result(c.ledger.Propose(view.Topic, target)).Must(c))
+		spent += time.Since(start)
 	}
-	c.took["retune"] = append(c.took["retune"], spent)
+	c.durations["retune"] = append(c.durations["retune"], spent)
 }
 
 // rejoin lets a broker lose its sessions and open new sessions with the same shares.
@@ -163,7 +163,7 @@ func (c *control) rejoin(id string) {
 	b, _ := c.cat.Broker(id)
 	var held []ledger.Held
 	for _, topic := range c.cat.Placed(id) {
-		view, _ := c.led.Topic(topic)
+		view, _ := c.ledger.Topic(topic)
 		for _, m := range view.Members {
 			if m.Broker == id {
 				held = append(held, ledger.Held{Topic: topic, Share: m.Acknowledged, Epoch: m.AcknowledgedEpoch})
@@ -172,8 +172,8 @@ func (c *control) rejoin(id string) {
 	}
 	c.timed("rejoin", func() {
 		c.apply(catalog.BrokerLeft{ID: id})
-		c.led.Disconnect(id)
-		testkit.Result(c.led.Hello(ledger.Session{Broker: id, Said: mono.Said{Process: "1"}, Held: held}, 0)).Must(c)
+		c.ledger.Disconnect(id)
+		testkit.Result(c.ledger.Hello(ledger.Session{Broker: id, Said: mono.Said{Process: "1"}, Held: held}, 0)).Must(c)
 		c.apply(catalog.BrokerJoined{ID: id, Instance: b.Instance, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress, Mcap: b.Mcap})
 		_, prepare := c.cat.Work(id)
 		for _, topic := range prepare {
@@ -210,7 +210,7 @@ func scaleSizes(topics, publishers int) []int {
 func TestAControlPlaneComesUp(t *testing.T) {
 	sizes := scaleSizes(40, 4000)
 	c := newControl(t, 10, sizes, scaleMcap*10*scaleLoad/margin/4000)
-	testkit.Equal(t, len(c.led.View()), 40, "topics of the ledger")
+	testkit.Equal(t, len(c.ledger.View()), 40, "topics of the ledger")
 	if c.split < 1 || c.widest < 2 || sizes[0] < 900 {
 		t.Errorf("%d topics split, the widest over %d brokers, the largest of %d publishers", c.split, c.widest, sizes[0])
 	}
@@ -221,7 +221,7 @@ func TestAControlPlaneComesUp(t *testing.T) {
 		c.rejoin(scaleBroker(i))
 	}
 	allocated := map[string]tokenbucket.Rate{}
-	for _, topic := range c.led.View() {
+	for _, topic := range c.ledger.View() {
 		var sum tokenbucket.Share
 		for _, m := range topic.Members {
 			sum.Rate, sum.Burst = sum.Rate+m.Acknowledged.Rate, sum.Burst+m.Acknowledged.Burst
@@ -289,17 +289,17 @@ func BenchmarkScale(b *testing.B) {
 func (c *control) report(b *testing.B) {
 	b.ReportMetric(float64(c.widest), "widest")
 	b.ReportMetric(2*float64(c.grants)/periods, "retuning-messages/s")
-	var up time.Duration
-	for step, took := range c.took {
-		slices.Sort(took)
+	var elapsed time.Duration
+	for step, durations := range c.durations {
+		slices.Sort(durations)
 		if step == "place" || step == "commit" || step == "grant" {
-			for _, d := range took {
-				up += d
+			for _, d := range durations {
+				elapsed += d
 			}
 		}
-		us := func(d time.Duration) float64 { return float64(d) / 1e3 }
-		b.ReportMetric(us(took[tokenbucket.Rank(len(took), 0.5)]), step+"-median-µs")
-		b.ReportMetric(us(took[len(took)-1]), step+"-max-µs")
+		microseconds := func(d time.Duration) float64 { return float64(d) / 1e3 }
+		b.ReportMetric(microseconds(durations[tokenbucket.Rank(len(durations), 0.5)]), step+"-median-µs")
+		b.ReportMetric(microseconds(durations[len(durations)-1]), step+"-max-µs")
 	}
-	b.ReportMetric(up.Seconds(), "up-s")
+	b.ReportMetric(elapsed.Seconds(), "up-s")
 }

@@ -30,7 +30,7 @@ func TestScenarios(t *testing.T) {
 			rng := seeded(1)
 			var plan placement.Plan
 			var err error
-			was := s.where()
+			before := s.homes()
 			switch words[0] {
 			case "brokers":
 				s.brokers = s.list(words[1:])
@@ -40,12 +40,12 @@ func TestScenarios(t *testing.T) {
 				s.plan.Unplaced, s.plan.Quotas[0].Publishers = []int{i}, s.plan.Quotas[0].Publishers[:i]
 				return "", nil
 			case "place":
-				was, s.plan = nil, placement.Plan{}
-				s.demand = s.asks(words[2:])
+				before, s.plan = nil, placement.Plan{}
+				s.demand = s.parseDemand(words[2:])
 				plan, err = placement.Place(words[1], s.brokers, s.demand, rng)
 			case "replace":
-				s.demand = s.asks(words[2:])
-				plan, err = placement.Replace(words[1], s.brokers, s.plan, func(id string) string { return was[id] }, s.demand, rng)
+				s.demand = s.parseDemand(words[2:])
+				plan, err = placement.Replace(words[1], s.brokers, s.plan, func(id string) string { return before[id] }, s.demand, rng)
 			case "shift":
 				plan, err = placement.Shift(s.plan, s.demand, s.indices(words[2]), words[1])
 			default:
@@ -63,10 +63,10 @@ func TestScenarios(t *testing.T) {
 			for _, q := range plan.Quotas {
 				fmt.Fprintf(&out, "%s %d share %d/%d publishers %d\n", q.Broker, q.Rate, q.Share.Rate, q.Share.Burst, len(q.Publishers))
 			}
-			if was != nil {
+			if before != nil {
 				moved := 0
-				for id, at := range s.where() {
-					if was[id] != "" && was[id] != at {
+				for id, broker := range s.homes() {
+					if before[id] != "" && before[id] != broker {
 						moved++
 					}
 				}
@@ -84,20 +84,20 @@ type script struct {
 	plan    placement.Plan
 }
 
-// where returns the broker of each publisher of the plan.
-func (s *script) where() map[string]string {
-	at, publishers := map[string]string{}, s.demand.Expand()
+// homes returns the broker of each publisher of the plan.
+func (s *script) homes() map[string]string {
+	homes, publishers := map[string]string{}, s.demand.Expand()
 	for _, q := range s.plan.Quotas {
 		for _, i := range q.Publishers {
-			at[publishers[i].ID] = q.Broker
+			homes[publishers[i].ID] = q.Broker
 		}
 	}
-	return at
+	return homes
 }
 
 func (s *script) number(word string) int64 {
 	from := int64(0)
-	if rest, is := strings.CutPrefix(word, "max"); is {
+	if rest, isMax := strings.CutPrefix(word, "max"); isMax {
 		word, from = cmp.Or(rest, "0"), math.MaxInt64
 	}
 	n := testkit.Result(strconv.ParseInt(word, 10, 64)).Must(s)
@@ -110,9 +110,9 @@ func (s *script) list(words []string) (brokers []placement.Broker) {
 			return paper()
 		}
 		id, rest, _ := strings.Cut(word, "=")
-		mcap, allocated, some := strings.Cut(rest, ",")
+		mcap, allocated, isRange := strings.Cut(rest, ",")
 		b := placement.Broker{ID: id, Mcap: s.number(mcap)}
-		if some {
+		if isRange {
 			b.Allocated = s.number(allocated)
 		}
 		brokers = append(brokers, b)
@@ -120,11 +120,11 @@ func (s *script) list(words []string) (brokers []placement.Broker) {
 	return brokers
 }
 
-func (s *script) asks(words []string) placement.Demand {
+func (s *script) parseDemand(words []string) placement.Demand {
 	d := placement.Demand{Topic: "t", Burst: 10}
 	for _, word := range words {
-		what, value, _ := strings.Cut(word, "=")
-		switch what {
+		field, value, _ := strings.Cut(word, "=")
+		switch field {
 		case "topic":
 			d.Topic = value
 		case "rate":
@@ -139,26 +139,26 @@ func (s *script) asks(words []string) placement.Demand {
 			n := sensors(int(s.number(value)))
 			d.Rate, d.Groups = n.Rate, n.Groups
 		case "groups", "publishers":
-			for _, one := range strings.Split(value, ",") {
-				name, rest, _ := strings.Cut(one, ":")
+			for _, item := range strings.Split(value, ",") {
+				name, rest, _ := strings.Cut(item, ":")
 				count, rate, grouped := strings.Cut(rest, "*")
-				if what == "groups" && grouped {
+				if field == "groups" && grouped {
 					d.Groups = append(d.Groups, placement.Group{Key: name, Count: int(s.number(count)), Rate: float64(s.number(rate))})
 				} else {
 					d.Publishers = append(d.Publishers, placement.Publisher{ID: name, Rate: float64(s.number(rest))})
 				}
 			}
 		default:
-			s.Fatalf("no %q of a demand", what)
+			s.Fatalf("no %q of a demand", field)
 		}
 	}
 	return d
 }
 
 func (s *script) indices(word string) (list []int) {
-	for _, one := range strings.Split(word, ",") {
-		from, to, some := strings.Cut(one, "-")
-		if !some {
+	for _, item := range strings.Split(word, ",") {
+		from, to, isRange := strings.Cut(item, "-")
+		if !isRange {
 			to = from
 		}
 		for n := s.number(from); n <= s.number(to); n++ {
