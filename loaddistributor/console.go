@@ -44,7 +44,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 		shares = conn
 	}
 	pages, err := console.New(console.Config{
-		API: conn, Shares: shares, Brokers: o.brokers, May: o.at.Guard.May, Who: secure.Who, Tenant: o.at.Guard.Tenant,
+		API: conn, Shares: shares, Brokers: o.brokers, May: o.addresses.Guard.May, Who: secure.Who, Tenant: o.addresses.Guard.Tenant,
 		Lookup: console.InProcess(s.Mux), Hosts: o.consoleHosts, Metrics: s.Metrics, Log: log,
 	})
 	if err != nil {
@@ -62,11 +62,11 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 // called returns a context of the inner server with the caller and the tenant that the console sends.
 // Other servers do not accept this metadata.
 func called(ctx context.Context) context.Context {
-	if by := metadata.ValueFromIncomingContext(ctx, console.CallerKey); len(by) == 1 {
-		ctx = secure.WithCaller(ctx, by[0])
+	if callers := metadata.ValueFromIncomingContext(ctx, console.CallerKey); len(callers) == 1 {
+		ctx = secure.WithCaller(ctx, callers[0])
 	}
-	if of := metadata.ValueFromIncomingContext(ctx, console.TenantKey); len(of) == 1 {
-		ctx = secure.WithTenant(ctx, of[0])
+	if tenants := metadata.ValueFromIncomingContext(ctx, console.TenantKey); len(tenants) == 1 {
+		ctx = secure.WithTenant(ctx, tenants[0])
 	}
 	return ctx
 }

@@ -32,7 +32,7 @@ func TestCertificatesTowardsEtcd(t *testing.T) {
 		})
 		return log
 	}
-	says := func(log *testkit.Buffer, what string, times int) {
+	awaitLog := func(log *testkit.Buffer, what string, times int) {
 		t.Helper()
 		testkit.WaitUntil(t, func() string {
 			if strings.Count(log.String(), what) >= times {
@@ -41,20 +41,20 @@ func TestCertificatesTowardsEtcd(t *testing.T) {
 			return "not " + what + " in the log:\n" + log.String()
 		})
 	}
-	good := authority.Certificate("ld")
-	says(start(testkit.NewAuthority(t).File, good.CertFile, good.KeyFile), "signed by unknown authority", 1)
+	valid := authority.Certificate("ld")
+	awaitLog(start(testkit.NewAuthority(t).File, valid.CertFile, valid.KeyFile), "signed by unknown authority", 1)
 
 	expired := authority.Expired("expired")
 	log := start(authority.File, expired.CertFile, expired.KeyFile)
-	says(log, "code = Unavailable", 1) // etcd logs the cause itself
-	for to, from := range map[string]string{expired.CertFile: good.CertFile, expired.KeyFile: good.KeyFile} {
+	awaitLog(log, "code = Unavailable", 1) // etcd logs the cause itself
+	for to, from := range map[string]string{expired.CertFile: valid.CertFile, expired.KeyFile: valid.KeyFile} {
 		testkit.Must(t, os.WriteFile(to, testkit.Result(os.ReadFile(from)).Must(t), 0o600))
 	}
-	says(log, "msg=leading", 1)
+	awaitLog(log, "msg=leading", 1)
 
 	etcd.Stop()
-	says(log, "lost leadership", 1)
+	awaitLog(log, "lost leadership", 1)
 	authority.Certificate("etcd") // replaces the old certificate
 	etcd.Restart()
-	says(log, "msg=leading", 2)
+	awaitLog(log, "msg=leading", 2)
 }

@@ -58,8 +58,8 @@ func startMember(t *testing.T, flags ...string) *member {
 	return m
 }
 
-// says is the health of a service; "" stands for the whole process.
-func (m *member) says(ctx context.Context, service string) string {
+// status returns the health of a service; "" stands for the whole process.
+func (m *member) status(ctx context.Context, service string) string {
 	r, err := m.health.Check(ctx, &healthv1.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
 	if err != nil {
 		return status.Code(err).String()
@@ -90,7 +90,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	leader := startMember(t, append(flags, "--etcd-lease=60s", "--etcd-endpoint="+url)...) // long enough to keep the lead on a busy machine
-	testkit.WaitFor(t, "it leads", func() bool { return leader.says(ctx, service+"BrokerService") == "SERVING" })
+	testkit.WaitFor(t, "it leads", func() bool { return leader.status(ctx, service+"BrokerService") == "SERVING" })
 	join(ctx, t, leader)
 	spec := &srtmv1.TopicSpec{
 		Name: "t", Contract: &srtmv1.Contract{RateMilli: 10_000, Burst: 10, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}},
@@ -115,7 +115,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	})
 	testkit.WaitFor(t, "the follower knows who leads", func() bool {
 		_, err := follower.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "t"})
-		return leads(err) != ""
+		return leaderOf(err) != ""
 	})
 
 	// Every method of every service.
@@ -202,18 +202,18 @@ func TestWhatAFollowerSays(t *testing.T) {
 		},
 	}
 	refused := func(name string, err error) {
-		testkit.Equal(t, leads(err), leader.rpc, "%s of a follower: %v, which sends us to", name, err)
+		testkit.Equal(t, leaderOf(err), leader.rpc, "%s of a follower: %v, which sends us to", name, err)
 	}
-	for _, of := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc} {
+	for _, desc := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc} {
 		var methods []string
-		for _, m := range of.Methods {
+		for _, m := range desc.Methods {
 			methods = append(methods, m.MethodName)
 		}
-		for _, s := range of.Streams {
+		for _, s := range desc.Streams {
 			methods = append(methods, s.StreamName)
 		}
 		for _, method := range methods {
-			name := strings.TrimPrefix(of.ServiceName, service) + "/" + method
+			name := strings.TrimPrefix(desc.ServiceName, service) + "/" + method
 			switch {
 			case answers[name] != nil:
 				if err := answers[name](); err != nil {
@@ -239,8 +239,8 @@ func TestWhatAFollowerSays(t *testing.T) {
 		service + "BrokerService":    {"SERVING", "NOT_SERVING"},
 		service + "GrantService":     {"SERVING", "NOT_SERVING"},
 	} {
-		testkit.WaitFor(t, "the leader's health of "+name, func() bool { return leader.says(ctx, name) == want[0] })
-		testkit.Equal(t, follower.says(ctx, name), want[1], "a follower's health of %q", name)
+		testkit.WaitFor(t, "the leader's health of "+name, func() bool { return leader.status(ctx, name) == want[0] })
+		testkit.Equal(t, follower.status(ctx, name), want[1], "a follower's health of %q", name)
 	}
 	for path, want := range map[string]string{
 		"/publisher?topic=t&id=p": `"broker_id":"b1"`, "/lookup?topic=t": `"tcp_port":4150`, "/topics": `["t"]`, "/nodes": `"hostname":"h"`, "/healthz": "ok", "/ping": "OK",
@@ -259,7 +259,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	way.Retarget(testkit.Address(t)) // an address without a listener
 	way.Drop(func(int) bool { return true })
 	for _, name := range []string{"", service + "AdminService", service + "PlacementService"} {
-		testkit.WaitFor(t, "without its store, health of "+name, func() bool { return follower.says(ctx, name) == "NOT_SERVING" })
+		testkit.WaitFor(t, "without its store, health of "+name, func() bool { return follower.status(ctx, name) == "NOT_SERVING" })
 	}
 	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "p"}); err != nil {
 		t.Errorf("what it knows: %v", err)
@@ -279,7 +279,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		t.Errorf("one that it knows beside one that it does not: %v, %v", r, err)
 	}
 	way.Retarget(etcd)
-	testkit.WaitFor(t, "it serves again", func() bool { return follower.says(ctx, "") == "SERVING" })
+	testkit.WaitFor(t, "it serves again", func() bool { return follower.status(ctx, "") == "SERVING" })
 	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "new"}); status.Code(err) != codes.NotFound {
 		t.Errorf("a publisher that is not there: %v", err)
 	}
@@ -295,7 +295,7 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+way.Address(), "--etcd-lease=5s", "--flex-lease=600ms", "--clock-bound=100ms")
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
-	testkit.WaitFor(t, "it leads", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
+	testkit.WaitFor(t, "it leads", func() bool { return m.status(ctx, "srtm.v1.BrokerService") == "SERVING" })
 	join(ctx, t, m)
 	create, err := m.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
 		Name: "known", Contract: &srtmv1.Contract{RateMilli: 10_000, Burst: 10, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}},
@@ -342,7 +342,7 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 		}
 	}
 	way.Cut(false)
-	testkit.WaitFor(t, "it leads again", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
+	testkit.WaitFor(t, "it leads again", func() bool { return m.status(ctx, "srtm.v1.BrokerService") == "SERVING" })
 }
 
 // A leader that is stopped while etcd does not answer ends without an error. The leader's lease
@@ -355,7 +355,7 @@ func TestALeaderStopsWithoutItsStore(t *testing.T) {
 	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+way.Address(), "--etcd-lease=60s")
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
-	testkit.WaitFor(t, "it leads", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
+	testkit.WaitFor(t, "it leads", func() bool { return m.status(ctx, "srtm.v1.BrokerService") == "SERVING" })
 	way.Cut(true) // testkit.Run stops the leader, and fails the test for an error
 }
 
@@ -370,7 +370,7 @@ func TestAFollowerWithoutItsStore(t *testing.T) {
 		t.Errorf("a topic: %v", err)
 	}
 	for _, name := range []string{"", "srtm.v1.AdminService", "srtm.v1.PlacementService", "srtm.v1.BrokerService"} {
-		testkit.WaitFor(t, "health of "+name, func() bool { return m.says(ctx, name) == "NOT_SERVING" })
+		testkit.WaitFor(t, "health of "+name, func() bool { return m.status(ctx, name) == "NOT_SERVING" })
 	}
 	if code, body := get(t, "http://"+m.web+"/healthz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/healthz: %d %s", code, body)
@@ -383,8 +383,8 @@ func TestAFollowerWithoutItsStore(t *testing.T) {
 	}
 }
 
-// leads returns the leader's address in a refusal, or "" for any other answer.
-func leads(err error) string {
+// leaderOf returns the leader's address in a refusal, or "" for any other answer.
+func leaderOf(err error) string {
 	s := status.Convert(err)
 	if s.Code() != codes.Unavailable {
 		return ""

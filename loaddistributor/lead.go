@@ -39,7 +39,7 @@ const (
 type role struct {
 	term   store.Term
 	cat    *catalog.Catalog // for a follower, the catalog from its time as leader; nil: the process has not led
-	follow store.Store
+	store  store.Store
 	leader func() string // for a follower, the leader's address
 }
 
@@ -105,23 +105,23 @@ func (o *options) etcdConfig() (store.EtcdConfig, error) {
 func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) error {
 	var lost role // the previous role
 	for {
-		var as role
+		var next role
 		var err error
 		if opts.store == storeEtcd {
-			as, err = candidate(ctx, opts, log, data, lost, serve)
+			next, err = candidate(ctx, opts, log, data, lost, serve)
 		} else {
-			as.term, as.cat, err = data.Lead(ctx, opts.advertise)
+			next.term, next.cat, err = data.Lead(ctx, opts.advertise)
 		}
-		if err != nil || as.term == nil {
+		if err != nil || next.term == nil {
 			return err
 		}
-		log.Info("leading", "store", opts.store, obs.KeyVersion, as.cat.Version())
-		err = serve(ctx, as)
+		log.Info("leading", "store", opts.store, obs.KeyVersion, next.cat.Version())
+		err = serve(ctx, next)
 		if opts.store != storeEtcd || ctx.Err() != nil || !errors.Is(err, controller.ErrNotCommitted) {
-			return errors.Join(err, leave(context.WithoutCancel(ctx), opts, log, as.term))
+			return errors.Join(err, resignAtExit(context.WithoutCancel(ctx), opts, log, next.term))
 		}
 		log.Warn("lost leadership", obs.KeyError, err)
-		lost = as
+		lost = next
 	}
 }
 
@@ -136,10 +136,10 @@ func resign(ctx context.Context, opts *options, term store.Term) error {
 	return term.Resign(ctx)
 }
 
-// leave resigns when the process ends. If etcd does not accept the resignation, leave only logs a
-// warning, as the lease ends by itself. For the other stores leave returns the error: the store's file
+// resignAtExit resigns when the process ends. If etcd does not accept the resignation, resignAtExit only logs a
+// warning, as the lease ends by itself. For the other stores resignAtExit returns the error: the store's file
 // was not closed.
-func leave(ctx context.Context, opts *options, log *slog.Logger, term store.Term) error {
+func resignAtExit(ctx context.Context, opts *options, log *slog.Logger, term store.Term) error {
 	err := resign(ctx, opts, term)
 	if err == nil || opts.store != storeEtcd {
 		return err
@@ -152,28 +152,28 @@ func leave(ctx context.Context, opts *options, log *slog.Logger, term store.Term
 // parallel candidate resigns a lost term, which takes up to resignPatience if the store does not
 // answer.
 func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, lost role, serve func(context.Context, role) error) (role, error) {
-	following, stop := context.WithCancel(ctx)
+	followerCtx, stop := context.WithCancel(ctx)
 	defer stop()
-	var leader atomic.Pointer[string] // written by look; a stale value costs a detour
+	var leader atomic.Pointer[string] // written by watchLeader; a stale value costs a detour
 	leader.Store(new(string))
 	won := make(chan role, 1)
-	var others sync.WaitGroup
-	others.Go(func() {
+	var background sync.WaitGroup
+	background.Go(func() {
 		defer stop()
 		if lost.term != nil {
-			_ = resign(following, opts, lost.term) // after an error the lease ends by itself
+			_ = resign(followerCtx, opts, lost.term) // after an error the lease ends by itself
 		}
-		won <- campaign(following, opts, log, data)
+		won <- campaign(followerCtx, opts, log, data)
 	})
-	others.Go(func() { look(following, data, &leader) })
-	err := serve(following, role{follow: data, cat: lost.cat, leader: func() string { return *leader.Load() }})
+	background.Go(func() { watchLeader(followerCtx, data, &leader) })
+	err := serve(followerCtx, role{store: data, cat: lost.cat, leader: func() string { return *leader.Load() }})
 	stop()
-	others.Wait()
-	as := <-won
-	if err != nil && as.term != nil {
-		return role{}, errors.Join(err, leave(context.WithoutCancel(ctx), opts, log, as.term))
+	background.Wait()
+	next := <-won
+	if err != nil && next.term != nil {
+		return role{}, errors.Join(err, resignAtExit(context.WithoutCancel(ctx), opts, log, next.term))
 	}
-	return as, err
+	return next, err
 }
 
 // campaign tries to lead until it succeeds or ctx ends.
@@ -197,12 +197,12 @@ func campaign(ctx context.Context, opts *options, log *slog.Logger, data store.S
 	}
 }
 
-// look keeps leader up to date.
-func look(ctx context.Context, data store.Store, leader *atomic.Pointer[string]) {
+// watchLeader keeps leader up to date.
+func watchLeader(ctx context.Context, data store.Store, leader *atomic.Pointer[string]) {
 	for {
 		limit, cancel := context.WithTimeout(ctx, 2*time.Second)
-		if who, err := data.Leader(limit); err == nil {
-			leader.Store(&who)
+		if address, err := data.Leader(limit); err == nil {
+			leader.Store(&address)
 		}
 		cancel()
 		if !clock.Sleep(ctx, lookPause) {

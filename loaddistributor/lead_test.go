@@ -46,10 +46,10 @@ func TestALostLeaderFollowsAtOnce(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		data := new(silent)
 		var roles []string
-		var said bytes.Buffer
-		err := alternate(ctx, &options{store: storeEtcd, etcdLease: time.Minute}, slog.New(slog.NewTextHandler(&said, nil)), data, func(ctx context.Context, as role) error {
+		var logged bytes.Buffer
+		err := alternate(ctx, &options{store: storeEtcd, etcdLease: time.Minute}, slog.New(slog.NewTextHandler(&logged, nil)), data, func(ctx context.Context, role role) error {
 			resigned := int(data.resigned.Load())
-			roles = append(roles, fmt.Sprintf("leads %v, %d resigned", as.term != nil, resigned))
+			roles = append(roles, fmt.Sprintf("leads %v, %d resigned", role.term != nil, resigned))
 			switch len(roles) {
 			case 2:
 				return controller.ErrNotCommitted
@@ -66,8 +66,8 @@ func TestALostLeaderFollowsAtOnce(t *testing.T) {
 		if err != nil || data.resigned.Load() != 2 {
 			t.Errorf("%v, %d resigned at the end", err, data.resigned.Load())
 		}
-		if n := strings.Count(said.String(), "cannot resign"); n != 1 { // at the end
-			t.Errorf("the log says %d times that the loaddistributor cannot resign:\n%s", n, said.String())
+		if n := strings.Count(logged.String(), "cannot resign"); n != 1 { // at the end
+			t.Errorf("the log says %d times that the loaddistributor cannot resign:\n%s", n, logged.String())
 		}
 	})
 }

@@ -52,29 +52,29 @@ func (o *options) program() *daemon.Program {
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-	for _, trust := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity} {
-		trust.Log(log)
+	for _, cfg := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity} {
+		cfg.Log(log)
 	}
 	data, err := o.openStore(ctx, log)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	o.at.Kept = lifecycle.Listeners{} // shared by successive roles
-	err = alternate(ctx, o, log, data, func(ctx context.Context, as role) error { return o.serve(ctx, log, as) })
-	return errors.Join(err, o.at.Kept.Close(), data.Close())
+	o.addresses.Kept = lifecycle.Listeners{} // shared by successive roles
+	err = alternate(ctx, o, log, data, func(ctx context.Context, r role) error { return o.serve(ctx, log, r) })
+	return errors.Join(err, o.addresses.Kept.Close(), data.Close())
 }
 
 // serve runs all services of one role, until ctx or the role ends.
-func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
+func (o *options) serve(ctx context.Context, log *slog.Logger, r role) error {
 	var options []grpc.ServerOption
-	noLedger := o.tbadaptorAddress == "" && as.term == nil // the leader's adaptor has the ledger, and serves the brokers
+	noLedger := o.tbadaptorAddress == "" && r.term == nil // the leader's adaptor has the ledger, and serves the brokers
 	if noLedger {
-		options = append(options, rpc.Elsewhere(srtmv1.GrantService_ServiceDesc.ServiceName, as.leader))
+		options = append(options, rpc.Elsewhere(srtmv1.GrantService_ServiceDesc.ServiceName, r.leader))
 	}
 	var nodes net.Listener
 	if o.tcpAddress != "" {
 		var err error
-		if nodes, err = o.at.Kept.Listen("--tcp-address", o.tcpAddress); err != nil {
+		if nodes, err = o.addresses.Kept.Listen("--tcp-address", o.tcpAddress); err != nil {
 			return err
 		}
 		defer nodes.Close() // closed already if it was served
@@ -92,11 +92,11 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		shares, remote = conn, srtmv1.NewGrantServiceClient(conn)
 		adaptor = controller.Remote{Client: remote}
 	}
-	return o.at.Serve(ctx, "loaddistributor", log, options, func(s *daemon.Servers) (err error) {
+	return o.addresses.Serve(ctx, "loaddistributor", log, options, func(s *daemon.Servers) (err error) {
 		var embedded *loop.Server
 		if o.tbadaptorAddress == "" && !noLedger {
 			cfg := o.loopConfig(log, s.Metrics)
-			cfg.Term = as.term
+			cfg.Term = r.term
 			if embedded, err = loop.New(cfg); err != nil {
 				return err
 			}
@@ -106,11 +106,11 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		cfg := o.controllerConfig(log, s.Metrics)
 		cfg.Traces = s.Traces
 		var control *controller.Controller
-		if as.term != nil {
-			cfg.Journal, cfg.Catalog = as.term, as.cat
+		if r.term != nil {
+			cfg.Journal, cfg.Catalog = r.term, r.cat
 			control, err = controller.New(cfg, adaptor)
-		} else if control, err = controller.NewFollower(cfg, adaptor, as.leader); err == nil && as.cat != nil {
-			control.Reset(as.cat)
+		} else if control, err = controller.NewFollower(cfg, adaptor, r.leader); err == nil && r.cat != nil {
+			control.Reset(r.cat)
 			control.Cut(errors.New("it was led from here, and has to be read anew"))
 		}
 		if err != nil {
@@ -121,30 +121,30 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		services.CreateTopics(rpc.AutoCreate{
 			Off: o.autoCreate == autoCreateOff, Topic: o.topic, MaxTopics: o.maxTopics, MaxTenantTopics: o.maxTenantTopics,
 		}, s.Metrics)
-		if len(o.asks.Servers) > 0 {
-			asks, err := client.New(o.asks)
+		if len(o.admissionClient.Servers) > 0 {
+			admission, err := client.New(o.admissionClient)
 			if err != nil {
 				return fmt.Errorf("--admission-address: %w", err)
 			}
-			services.Limit(asks)
-			s.Group.Add("admission", asks.Run)
+			services.Limit(admission)
+			s.Group.Add("admission", admission.Run)
 		}
 		services.Register(s.GRPC)
 		s.Health.SetServingStatus(srtmv1.GrantService_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_NOT_SERVING) // watch sets the status
-		s.Watch = func(ctx context.Context) { watch(ctx, s, control, as, noLedger) }
-		self := o.registryConfig()
-		self.Self.HTTPPort = port(s.WebListener)
+		s.Watch = func(ctx context.Context) { watch(ctx, s, control, r, noLedger) }
+		node := o.registryConfig()
+		node.Self.HTTPPort = port(s.WebListener)
 		if nodes != nil {
-			self.Self.TCPPort = port(nodes)
+			node.Self.TCPPort = port(nodes)
 		}
-		directory := lookup.NewDirectory(control.View(), self)
+		directory := lookup.NewDirectory(control.View(), node)
 		lookup.Mount(s.Mux, directory, obs.NSQ, s.Metrics)
 		lookup.MountPublisher(s.Mux, control.View())
 		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
 			if informed, _ := control.View().Informed(); !informed {
 				return errors.New("cut off from the store: reads are answered from what was read before, and changes are refused until the store answers")
 			}
-			if as.term == nil && as.leader() == "" {
+			if r.term == nil && r.leader() == "" {
 				return errors.New("no process leads: changes are refused until the store lets a process lead")
 			}
 			return acting.Err()
@@ -157,30 +157,30 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		// the brokers' sessions are open, then the streams, then the servers.
 		s.AddServers()
 		if o.console {
-			if err := o.addConsole(s, log, shares, func(to grpc.ServiceRegistrar) {
-				services.Register(to)
+			if err := o.addConsole(s, log, shares, func(registrar grpc.ServiceRegistrar) {
+				services.Register(registrar)
 				if embedded != nil {
-					srtmv1.RegisterGrantServiceServer(to, embedded)
+					srtmv1.RegisterGrantServiceServer(registrar, embedded)
 				}
 			}); err != nil {
 				return err
 			}
 		}
 		if nodes != nil {
-			registrations := lookup.NewNodes(directory, self, log, s.Metrics)
+			registrations := lookup.NewNodes(directory, node, log, s.Metrics)
 			s.Group.Add("nodes", func(ctx context.Context) error { return registrations.Run(ctx, nodes) })
 		}
 		s.Group.Add("sessions", services.Run)
 		if embedded != nil {
 			s.Group.Add("adaptor", embedded.Run)
 		}
-		if remote != nil && as.term != nil {
-			m := o.mandate(as, clock.Mono())
-			s.Group.Add("mandate", func(ctx context.Context) error { return m.lend(ctx, log, as.term, remote, acting) })
+		if remote != nil && r.term != nil {
+			m := o.mandate(r, clock.Mono())
+			s.Group.Add("mandate", func(ctx context.Context) error { return m.lend(ctx, log, r.term, remote, acting) })
 		}
 		s.Group.Add("controller", control.Run)
-		if as.follow != nil {
-			s.Group.Add("store", func(ctx context.Context) error { return as.follow.Follow(ctx, control) })
+		if r.store != nil {
+			s.Group.Add("store", func(ctx context.Context) error { return r.store.Follow(ctx, control) })
 		}
 		// The log lines have the format of NSQ's nsqlookupd.
 		log.Info(obs.Banner("nsqlookupd"))
@@ -191,14 +191,14 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			tcp = nodes.Addr().String()
 			log.Info("TCP: listening on " + tcp)
 		}
-		s.Up = []any{"tcp", tcp, "tbadaptor", o.tbadaptorAddress, "seed", o.seed, "leads", as.term != nil}
+		s.Up = []any{"tcp", tcp, "tbadaptor", o.tbadaptorAddress, "seed", o.seed, "leads", r.term != nil}
 		return nil
 	})
 }
 
 // watch sets the health of the services until ctx ends. A follower is unhealthy until it has read the
 // store. Services of the leader alone are healthy only at the leader.
-func watch(ctx context.Context, s *daemon.Servers, control *controller.Controller, as role, noLedger bool) {
+func watch(ctx context.Context, s *daemon.Servers, control *controller.Controller, r role, noLedger bool) {
 	names := append(slices.Collect(maps.Keys(s.GRPC.GetServiceInfo())), "") // "": the whole server
 	leaders := []string{srtmv1.BrokerService_ServiceDesc.ServiceName}
 	if noLedger {
@@ -207,11 +207,11 @@ func watch(ctx context.Context, s *daemon.Servers, control *controller.Controlle
 	for {
 		informed, changed := control.View().Informed()
 		for _, name := range append(names, leaders...) {
-			is := healthv1.HealthCheckResponse_NOT_SERVING
-			if informed && (as.term != nil || !slices.Contains(leaders, name)) {
-				is = healthv1.HealthCheckResponse_SERVING
+			status := healthv1.HealthCheckResponse_NOT_SERVING
+			if informed && (r.term != nil || !slices.Contains(leaders, name)) {
+				status = healthv1.HealthCheckResponse_SERVING
 			}
-			s.Health.SetServingStatus(name, is)
+			s.Health.SetServingStatus(name, status)
 		}
 		select {
 		case <-changed:
@@ -225,12 +225,12 @@ func port(ln net.Listener) int { return ln.Addr().(*net.TCPAddr).Port }
 
 // state returns the data of /debug/state.
 func state(control *controller.Controller, embedded *loop.Server) any {
-	shown := struct {
+	state := struct {
 		Controller any `json:"controller"`
 		Adaptor    any `json:"adaptor,omitempty"`
 	}{Controller: control.View().State()}
 	if embedded != nil {
-		shown.Adaptor = embedded.State()
+		state.Adaptor = embedded.State()
 	}
-	return shown
+	return state
 }

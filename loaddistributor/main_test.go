@@ -34,7 +34,7 @@ func TestParse(t *testing.T) {
 	_, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard)
 	testkit.Must(t, err)
 	if o.window != 20*time.Second || o.seed != 7 || o.tbadaptorAddress != "h:4180" || o.reportInterval != 500*time.Millisecond ||
-		o.at.GRPC != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != tuner.ModeFast || o.at.HTTP != "127.0.0.1:4161" {
+		o.addresses.GRPC != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != tuner.ModeFast || o.addresses.HTTP != "127.0.0.1:4161" {
 		t.Errorf("got %+v", o)
 	}
 	_, _, err = first.program().Parse(nil, io.Discard)
@@ -135,9 +135,9 @@ func TestTenants(t *testing.T) {
 			}
 		}
 	}
-	for _, bad := range []string{"--tenant-rate=acme", "--tenant-rate==1", "--tenant-rate=a=-1", "--admission-default-reply=no", "--admission-mac-key-file=/nowhere"} {
-		if _, _, err := new(options).program().Parse([]string{bad}, io.Discard); err == nil {
-			t.Errorf("%s was taken", bad)
+	for _, flag := range []string{"--tenant-rate=acme", "--tenant-rate==1", "--tenant-rate=a=-1", "--admission-default-reply=no", "--admission-mac-key-file=/nowhere"} {
+		if _, _, err := new(options).program().Parse([]string{flag}, io.Discard); err == nil {
+			t.Errorf("%s was taken", flag)
 		}
 	}
 }

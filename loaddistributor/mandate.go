@@ -32,18 +32,18 @@ type mandate struct {
 	term         uint64        // at least the term of the newest mandate; above all earlier terms
 	holder       string        // instance that may act
 	until        mono.Time     // from then on only the holder can act
-	heard        *srtmv1.LeadResponse
-	at           mono.Time // when heard arrived
+	response     *srtmv1.LeadResponse
+	received     mono.Time // when response arrived
 }
 
 // next returns the request at now: a question or a loan.
 func (m *mandate) next(now mono.Time) *srtmv1.LeadRequest {
-	h := m.heard
+	h := m.response
 	if h == nil || h.Instance != m.holder && now.Before(m.until) {
 		return &srtmv1.LeadRequest{}
 	}
 	m.holder = h.Instance
-	m.until = max(m.until, m.at.Add(m.lease+m.bound))
+	m.until = max(m.until, m.received.Add(m.lease+m.bound))
 	m.term = max(m.term, h.Term) + 1 // the instance may have stopped acting when the request arrives
 	return &srtmv1.LeadRequest{Instance: h.Instance, Stamp: h.Stamp, Lease: durationpb.New(m.lease), Term: m.term}
 }
@@ -53,14 +53,14 @@ func (m *mandate) answer(r *srtmv1.LeadResponse, now mono.Time) {
 	if r.Leads {
 		m.holder = r.Instance
 	}
-	m.heard, m.at = r, now
+	m.response, m.received = r, now
 }
 
 // lend keeps an adaptor acting until ctx or this process's own term ends, and notes whether it acts.
-func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, client srtmv1.GrantServiceClient, health *adaptorHealth) error {
+func (m *mandate) lend(ctx context.Context, log *slog.Logger, term store.Term, client srtmv1.GrantServiceClient, health *adaptorHealth) error {
 	ticker := time.NewTicker(m.lease / 4)
 	defer ticker.Stop()
-	for clock.Mono().Before(own.Until()) {
+	for clock.Mono().Before(term.Until()) {
 		limit, cancel := context.WithTimeout(ctx, m.lease/2)
 		r, err := client.Lead(limit, m.next(clock.Mono()), grpc.WaitForReady(true))
 		cancel()
@@ -74,10 +74,10 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 			health.note(log, true, nil, 0)
 			return nil
 		default:
-			m.heard = nil // another instance may answer next
+			m.response = nil // another instance may answer next
 		}
 		health.note(log, err == nil && r.Leads, err, max(0, m.until.Sub(clock.Mono())))
-		if err == nil && !r.Leads && (m.holder == r.Instance || !m.at.Before(m.until)) {
+		if err == nil && !r.Leads && (m.holder == r.Instance || !m.received.Before(m.until)) {
 			continue // lend to the instance at once
 		}
 		select {

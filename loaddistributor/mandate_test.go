@@ -22,15 +22,15 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
-// lent is an adaptor with its own clock. It receives mandates as loop.Server does.
-type lent struct {
+// fakeAdaptor is an adaptor with its own clock. It receives mandates as loop.Server does.
+type fakeAdaptor struct {
 	name  string
 	skew  time.Duration // of the adaptor's clock
 	until mono.Time     // by the adaptor's clock
 	term  uint64
 }
 
-func (a *lent) lead(now mono.Time, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
+func (a *fakeAdaptor) lead(now mono.Time, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
 	now = now.Add(a.skew)
 	if until := mono.Time(r.Stamp).Add(r.Lease.AsDuration()); r.Instance == a.name && now.Before(until) {
 		if !now.Before(a.until) {
@@ -49,7 +49,7 @@ func (a *lent) lead(now mono.Time, r *srtmv1.LeadRequest) *srtmv1.LeadResponse {
 func TestOneInstanceActsAtATime(t *testing.T) {
 	const lease, bound, step = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
 	for _, fresh := range []bool{true, false} {
-		first, second := &lent{name: "a", skew: time.Hour}, &lent{name: "b", skew: 2 * time.Hour}
+		first, second := &fakeAdaptor{name: "a", skew: time.Hour}, &fakeAdaptor{name: "b", skew: 2 * time.Hour}
 		now := mono.Time(0).Add(time.Hour)
 		begin := func(term uint64, before bool) *mandate {
 			m := &mandate{lease: lease, bound: bound, term: term}
@@ -60,14 +60,14 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 		}
 		m := begin(100, !fresh)
 		// run lets an instance answer for a time, with a fixed delay of every answer.
-		run := func(d time.Duration, to *lent, late time.Duration, lost bool) (acted time.Duration) {
+		run := func(d time.Duration, adaptor *fakeAdaptor, delay time.Duration, lost bool) (acted time.Duration) {
 			for end := now.Add(d); now.Before(end); now = now.Add(lease / 4) {
 				r := m.next(now)
-				now = now.Add(late / 2)
-				answer := to.lead(now, r)
-				now = now.Add(late / 2)
+				now = now.Add(delay / 2)
+				answer := adaptor.lead(now, r)
+				now = now.Add(delay / 2)
 				if lost {
-					m.heard = nil
+					m.response = nil
 				} else {
 					m.answer(answer, now)
 				}
@@ -90,9 +90,9 @@ func TestOneInstanceActsAtATime(t *testing.T) {
 		}
 		// Another loaddistributor: the acting instance continues.
 		m = begin(200, true)
-		was := second.term
-		if acted := run(2*lease, second, step, false); acted < 2*lease || second.term != was {
-			t.Errorf("the second goes on for %v, in term %d after %d", acted, second.term, was)
+		oldTerm := second.term
+		if acted := run(2*lease, second, step, false); acted < 2*lease || second.term != oldTerm {
+			t.Errorf("the second goes on for %v, in term %d after %d", acted, second.term, oldTerm)
 		}
 		// A loaddistributor has to wait for the acting instance.
 		m = begin(300, true)

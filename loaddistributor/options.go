@@ -37,7 +37,7 @@ import (
 
 // options has the configuration, from flags or from the file.
 type options struct {
-	at                daemon.Addresses
+	addresses         daemon.Addresses
 	tcpAddress        string
 	broadcastAddress  string
 	inactiveProducer  time.Duration
@@ -70,7 +70,7 @@ type options struct {
 	fittingRound      time.Duration
 	sharePeriod       time.Duration
 	seed              uint64
-	asks              client.Config
+	admissionClient   client.Config
 	autoCreate        string
 	defaultTopic      string
 	maxTopics         int // maximum of topics that publishing creates; maxTenantTopics per tenant
@@ -104,8 +104,8 @@ const (
 const grace = 15 * time.Second
 
 func (o *options) groups() []daemon.Group {
-	o.at.GRPC, o.at.HTTP = "127.0.0.1:4170", "127.0.0.1:4161"
-	return append(o.at.Groups("operators, publishers, brokers", "NSQ's lookup, metrics, profiles", "tcp-address"),
+	o.addresses.GRPC, o.addresses.HTTP = "127.0.0.1:4170", "127.0.0.1:4161"
+	return append(o.addresses.Groups("operators, publishers, brokers", "NSQ's lookup, metrics, profiles", "tcp-address"),
 		daemon.Group{Title: daemon.Listen, Flags: o.addressFlags},
 		daemon.Group{Title: daemon.Storage, Flags: o.storeFlags},
 		daemon.Group{Title: "Brokers", Flags: o.brokerFlags},
@@ -114,7 +114,7 @@ func (o *options) groups() []daemon.Group {
 		daemon.Group{Title: "Tenants", Flags: o.tenantFlags},
 		daemon.Group{Title: daemon.Security, Flags: o.securityFlags},
 		daemon.Group{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) {
-			o.asks.Flags(fs, "for tenant/T/admin before a caller of tenant T creates or updates a topic or moves publishers")
+			o.admissionClient.Flags(fs, "for tenant/T/admin before a caller of tenant T creates or updates a topic or moves publishers")
 		}},
 		daemon.Group{Title: daemon.Ignored, Flags: o.ignoredFlags},
 	)
@@ -206,13 +206,13 @@ func (o *options) validate() (err error) {
 		return fmt.Errorf("hostname: %w", err)
 	}
 	o.broadcastAddress = cmp.Or(o.broadcastAddress, o.hostname)
-	o.advertise = cmp.Or(o.advertise, o.at.GRPC)
+	o.advertise = cmp.Or(o.advertise, o.addresses.GRPC)
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
 	log := slog.New(slog.DiscardHandler)
-	errs := []error{o.at.Validate(), daemon.OneOf("fitting", o.fitting, tuner.ModeFast, tuner.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
-	errs = append(errs, o.at.CheckPlain("--tcp-address", o.tcpAddress), o.controllerConfig(log, nil).Validate())
+	errs := []error{o.addresses.Validate(), daemon.OneOf("fitting", o.fitting, tuner.ModeFast, tuner.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
+	errs = append(errs, o.addresses.CheckPlain("--tcp-address", o.tcpAddress), o.controllerConfig(log, nil).Validate())
 	if _, err := controller.ParseRebalance(o.rebalance); err != nil {
 		errs = append(errs, fmt.Errorf("--rebalance: %w", err))
 	}
@@ -307,9 +307,9 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 
 // mandate returns the mandate of a leader that starts at now. With a new store no adaptor has been lent
 // the right to act before.
-func (o *options) mandate(as role, now mono.Time) *mandate {
-	m := &mandate{lease: o.tbadaptorLease, bound: o.loopConfig(nil, nil).Leases.ClockBound, term: as.term.Number()}
-	if as.cat.Version() > 0 {
+func (o *options) mandate(r role, now mono.Time) *mandate {
+	m := &mandate{lease: o.tbadaptorLease, bound: o.loopConfig(nil, nil).Leases.ClockBound, term: r.term.Number()}
+	if r.cat.Version() > 0 {
 		m.until = now.Add(m.lease + m.bound)
 	}
 	return m

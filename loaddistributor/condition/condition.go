@@ -22,11 +22,11 @@ import (
 // that is not active.
 type Topic struct {
 	Missed string // why the SLO is missed or will be, for people; empty: not known to be missed
-	// Over is the time since the topic has offered more than its contract, and By the
+	// Over is the time since the topic has offered more than its contract, and ExcessRate the
 	// present excess in msg/s. Zero means no excess. While Over is set, no SLO is owed or
 	// judged.
-	Over time.Time
-	By   float64
+	Over       time.Time
+	ExcessRate float64
 	// Stranded is the number of publishers without a broker since Since. Their broker is
 	// disconnected, or they are unplaced.
 	Stranded int
@@ -36,8 +36,8 @@ type Topic struct {
 	Quiet bool
 
 	excess  tuner.Excess
-	seen    map[string]time.Time // time of the newest report counted by excess, by broker
-	counted time.Time            // time of the last Look or Passed
+	counted map[string]time.Time // time of the newest report counted by excess, by broker
+	judged  time.Time            // time of the last Judge or Passed
 	passed  time.Time            // time of the last Passed
 	// unaccepted estimates the messages of the stranded publishers in the window from
 	// their declared rates, as if all publishers sent alike.
@@ -45,70 +45,70 @@ type Topic struct {
 }
 
 type unaccepted struct {
-	at       time.Time
+	time     time.Time
 	messages float64
 }
 
 // New returns the condition of a topic that has just become active.
-func New() *Topic { return &Topic{seen: map[string]time.Time{}} }
+func New() *Topic { return &Topic{counted: map[string]time.Time{}} }
 
 // Evidence is the input of a judgement.
 type Evidence struct {
-	Reported func(broker string) *reports.Topic // reports of the topic; nil: none
-	Gone     func(broker string) bool           // the broker is known to be disconnected
-	Window   time.Duration
+	Reported     func(broker string) *reports.Topic // reports of the topic; nil: none
+	Disconnected func(broker string) bool           // the broker is known to be disconnected
+	Window       time.Duration
 	// Reserved explains to people which shares the topic lacks because of disconnected
 	// brokers; empty: none.
 	Reserved string
 }
 
-// Look judges the topic. If the shown condition changed, Look returns the change.
-func (d *Topic) Look(topic catalog.Topic, by Evidence, now time.Time) []catalog.StateChanged {
-	before := *d
-	d.offered(topic, by, now)
-	d.strand(topic, by, now)
-	d.Missed = complaint(d.Verdict(topic, by, now), by.Reserved)
-	d.Quiet = d.Missed == "" && d.Over.IsZero() && d.Stranded == 0 && len(d.unaccepted) == 0 && d.excess.Empty() && by.silent(topic, now)
-	if before.Missed == d.Missed && before.Over == d.Over && before.Stranded == d.Stranded {
+// Judge judges the topic. If the shown condition changed, Judge returns the change.
+func (d *Topic) Judge(topic catalog.Topic, evidence Evidence, now time.Time) []catalog.StateChanged {
+	previous := *d
+	d.offered(topic, evidence, now)
+	d.strand(topic, evidence, now)
+	d.Missed = complaint(d.Verdict(topic, evidence, now), evidence.Reserved)
+	d.Quiet = d.Missed == "" && d.Over.IsZero() && d.Stranded == 0 && len(d.unaccepted) == 0 && d.excess.Empty() && evidence.silent(topic, now)
+	if previous.Missed == d.Missed && previous.Over == d.Over && previous.Stranded == d.Stranded {
 		return nil
 	}
-	was, is := before.Show(topic), d.Show(topic)
-	return []catalog.StateChanged{{Topic: topic.Spec.Name(), From: was.State, To: is.State, Reason: is.Reason}}
+	before, after := previous.ApplyTo(topic), d.ApplyTo(topic)
+	return []catalog.StateChanged{{Topic: topic.Spec.Name(), From: before.State, To: after.State, Reason: after.Reason}}
 }
 
 // Passed records that there was nothing to judge until now.
-func (d *Topic) Passed(now time.Time) { d.counted, d.passed = now, now }
+func (d *Topic) Passed(now time.Time) { d.judged, d.passed = now, now }
 
 // silent reports whether no message came, went or waited in the window.
-func (by Evidence) silent(topic catalog.Topic, now time.Time) bool {
+func (e Evidence) silent(topic catalog.Topic, now time.Time) bool {
 	return !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
-		t := by.Reported(q.Broker)
-		return t != nil && slices.ContainsFunc(t.Within(now.Add(-by.Window)), reports.Report.Busy)
+		t := e.Reported(q.Broker)
+		return t != nil && slices.ContainsFunc(t.Within(now.Add(-e.Window)), reports.Report.Busy)
 	})
 }
 
 // offered judges whether the topic keeps to its contract.
-func (d *Topic) offered(topic catalog.Topic, by Evidence, now time.Time) {
-	var n, mean, waiting float64 // n since the last look; mean in msg/s in the window; waiting when first seen
-	var took time.Duration
+func (d *Topic) offered(topic catalog.Topic, evidence Evidence, now time.Time) {
+	var n, mean, waiting float64 // n since the last Judge; mean in msg/s in the window; waiting when first seen
+	var elapsed time.Duration
 	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
-	k, first := 0, len(d.seen) == 0
+	k, first := 0, len(d.counted) == 0
 	for _, q := range topic.Plan.Quotas {
-		t := by.Reported(q.Broker)
+		t := evidence.Reported(q.Broker)
 		if t == nil {
 			continue
 		}
 		var offered float64
 		var span time.Duration
-		for _, r := range t.Within(now.Add(-by.Window)) {
+		for _, r := range t.Within(now.Add(-evidence.Window)) {
 			offered += float64(r.Stats.Offered + r.Stats.Refused)
 			span += r.Stats.Interval.AsDuration()
-			if r.At.After(d.seen[q.Broker]) {
+			if r.At.After(d.counted[q.Broker]) {
 				if r.Stats.Offered > 0 || r.At.After(d.passed) { // else the topic was quiet: a full bucket gets no fuller
 					n += float64(r.Stats.Offered) // refused messages wait for nothing
-					took += r.Stats.Interval.AsDuration()
+					elapsed += r.Stats.Interval.AsDuration()
 				}
-				d.seen[q.Broker] = r.At
+				d.counted[q.Broker] = r.At
 			}
 		}
 		if last := t.Newest().Stats; first {
@@ -124,30 +124,30 @@ func (d *Topic) offered(topic catalog.Topic, by Evidence, now time.Time) {
 		d.Over = time.Time{}
 		return
 	}
-	switch over := d.excess.Offer(n, took/time.Duration(k), mean, rate, burst, by.Window); {
-	case !over:
+	switch exceeds := d.excess.Offer(n, elapsed/time.Duration(k), mean, rate, burst, evidence.Window); {
+	case !exceeds:
 		d.Over = time.Time{}
 	case d.Over.IsZero():
 		d.Over = now
 	}
-	d.By = max(0, mean-rate)
+	d.ExcessRate = max(0, mean-rate)
 }
 
 // strand counts the publishers without a broker.
-func (d *Topic) strand(topic catalog.Topic, by Evidence, now time.Time) {
+func (d *Topic) strand(topic catalog.Topic, evidence Evidence, now time.Time) {
 	n := topic.Placement.Unplaced()
 	for _, q := range topic.Plan.Quotas {
-		if by.Gone(q.Broker) {
+		if evidence.Disconnected(q.Broker) {
 			n += len(q.Publishers)
 		}
 	}
-	d.unaccepted = slices.DeleteFunc(d.unaccepted, func(u unaccepted) bool { return u.at.Before(now.Add(-by.Window)) })
+	d.unaccepted = slices.DeleteFunc(d.unaccepted, func(u unaccepted) bool { return u.time.Before(now.Add(-evidence.Window)) })
 	switch {
 	case n == 0:
 		d.Since = time.Time{}
 	case d.Stranded == 0:
-		if d.Since = now; d.counted.IsZero() {
-			d.counted = now
+		if d.Since = now; d.judged.IsZero() {
+			d.judged = now
 		}
 		fallthrough
 	default:
@@ -159,9 +159,9 @@ func (d *Topic) strand(topic catalog.Topic, by Evidence, now time.Time) {
 			rate += float64(g.Count) * g.Rate
 		}
 		part := float64(n) / float64(topic.Placement.Len())
-		d.unaccepted = append(d.unaccepted, unaccepted{now, rate * part * now.Sub(d.counted).Seconds()})
+		d.unaccepted = append(d.unaccepted, unaccepted{now, rate * part * now.Sub(d.judged).Seconds()})
 	}
-	d.Stranded, d.counted = n, now
+	d.Stranded, d.judged = n, now
 }
 
 // Refused returns the number of messages that could not be accepted in the window.
@@ -175,9 +175,9 @@ func (d *Topic) Refused() uint64 {
 	return uint64(sum)
 }
 
-// Show adds the condition to the catalog's view of the topic. A nil condition adds
+// ApplyTo adds the condition to the catalog's view of the topic. A nil condition adds
 // nothing.
-func (d *Topic) Show(topic catalog.Topic) catalog.Topic {
+func (d *Topic) ApplyTo(topic catalog.Topic) catalog.Topic {
 	if d == nil || !topic.Open() {
 		return topic
 	}
@@ -187,13 +187,13 @@ func (d *Topic) Show(topic catalog.Topic) catalog.Topic {
 			d.Stranded, topic.Placement.Len(), d.Since.UTC().Format("2006-01-02 15:04:05 UTC")))
 	}
 	if !d.Over.IsZero() {
-		over := "over contract since " + Moment(d.Over)
-		if d.By >= 1 {
-			over += ", by " + thousands(d.By) + " msg/s"
+		reason := "over contract since " + Moment(d.Over)
+		if d.ExcessRate >= 1 {
+			reason += ", by " + thousands(d.ExcessRate) + " msg/s"
 		} else {
-			over += "; what was too much is still being caught up with"
+			reason += "; what was too much is still being caught up with"
 		}
-		reasons = append(reasons, over)
+		reasons = append(reasons, reason)
 	}
 	reasons = slices.DeleteFunc(append(reasons, d.Missed), func(s string) bool { return s == "" })
 	if topic.Reason = strings.Join(reasons, "; "); topic.Reason != "" {
@@ -203,7 +203,7 @@ func (d *Topic) Show(topic catalog.Topic) catalog.Topic {
 }
 
 // Moment formats a time for people.
-func Moment(at time.Time) string { return at.UTC().Format("2006-01-02 15:04 UTC") }
+func Moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
 
 // thousands formats a rounded number for people, such as 1,475.
 func thousands(x float64) string {
@@ -221,20 +221,20 @@ func (d *Topic) IsMissed() bool { return d != nil && d.Missed != "" }
 func (d *Topic) IsOver() bool { return d != nil && !d.Over.IsZero() }
 
 // Verdict returns the SLO verdict over the window.
-func (d *Topic) Verdict(topic catalog.Topic, by Evidence, now time.Time) tuner.Verdict {
+func (d *Topic) Verdict(topic catalog.Topic, evidence Evidence, now time.Time) tuner.Verdict {
 	var counts []tuner.Count
 	for _, q := range topic.Plan.Quotas {
-		if t := by.Reported(q.Broker); t != nil {
-			delivered, exceeded := t.Counts(now.Add(-by.Window))
+		if t := evidence.Reported(q.Broker); t != nil {
+			delivered, exceeded := t.Counts(now.Add(-evidence.Window))
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
 		}
 	}
-	return d.Judge(topic, counts)
+	return d.VerdictOn(topic, counts)
 }
 
-// Judge returns the SLO verdict on the counts plus the messages that could not be
+// VerdictOn returns the SLO verdict on the counts plus the messages that could not be
 // accepted, which count as late. If no SLO is owed, the verdict is undecided.
-func (d *Topic) Judge(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
+func (d *Topic) VerdictOn(topic catalog.Topic, counts []tuner.Count) tuner.Verdict {
 	if n := d.Refused(); n > 0 {
 		counts = append(counts, tuner.Count{Delivered: n, Exceeded: n}) // without a broker, so no broker is blamed
 	}

@@ -43,41 +43,41 @@ func TestWhatIsFound(t *testing.T) {
 	topic, now := active(t), time.Now()
 	for _, test := range []struct {
 		name     string
-		says     *srtmv1.TopicStats // reported every second; nil: nothing
+		stats    *srtmv1.TopicStats // reported every second; nil: nothing
 		gone     bool
 		decision tuner.Decision
 		shown    catalog.State
 	}{
-		{name: "nothing comes", says: &srtmv1.TopicStats{}, shown: catalog.Active},
-		{name: "all is in time", says: &srtmv1.TopicStats{Offered: 100, Delivered: 100}, decision: tuner.Within, shown: catalog.Active},
-		{name: "a tenth is late", says: &srtmv1.TopicStats{Offered: 100, Delivered: 100, Exceeded: 10}, decision: tuner.Beyond, shown: catalog.Degraded},
-		{name: "all is late, and too much", says: &srtmv1.TopicStats{Offered: 200, Delivered: 100, Exceeded: 100}, shown: catalog.Degraded},
+		{name: "nothing comes", stats: &srtmv1.TopicStats{}, shown: catalog.Active},
+		{name: "all is in time", stats: &srtmv1.TopicStats{Offered: 100, Delivered: 100}, decision: tuner.Within, shown: catalog.Active},
+		{name: "a tenth is late", stats: &srtmv1.TopicStats{Offered: 100, Delivered: 100, Exceeded: 10}, decision: tuner.Beyond, shown: catalog.Degraded},
+		{name: "all is late, and too much", stats: &srtmv1.TopicStats{Offered: 200, Delivered: 100, Exceeded: 100}, shown: catalog.Degraded},
 		{name: "the broker is gone", gone: true, decision: tuner.Beyond, shown: catalog.Degraded},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d, broker, now := New(), reports.NewBroker(time.Second, 10*time.Second), now
-			by := Evidence{
-				Reported: func(string) *reports.Topic { return broker.Topic("t") },
-				Gone:     func(string) bool { return test.gone },
-				Window:   10 * time.Second,
+			evidence := Evidence{
+				Reported:     func(string) *reports.Topic { return broker.Topic("t") },
+				Disconnected: func(string) bool { return test.gone },
+				Window:       10 * time.Second,
 			}
 			var changes []catalog.StateChanged
 			for range 30 {
 				now = now.Add(time.Second)
-				if test.says != nil {
-					test.says.Topic, test.says.Interval = "t", durationpb.New(time.Second)
-					_, err := broker.Take(&srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{test.says}}, now, func(string) bool { return true })
+				if test.stats != nil {
+					test.stats.Topic, test.stats.Interval = "t", durationpb.New(time.Second)
+					_, err := broker.Apply(&srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{test.stats}}, now, func(string) bool { return true })
 					testkit.Must(t, err)
 				}
-				changes = append(changes, d.Look(topic, by, now)...)
+				changes = append(changes, d.Judge(topic, evidence, now)...)
 			}
-			if got := d.Verdict(topic, by, now).Decision; got != test.decision {
+			if got := d.Verdict(topic, evidence, now).Decision; got != test.decision {
 				t.Errorf("the verdict is %v, want %v", got, test.decision)
 			}
-			if got := d.Show(topic); got.State != test.shown {
+			if got := d.ApplyTo(topic); got.State != test.shown {
 				t.Errorf("it is shown as %v (%s), want %v", got.State, got.Reason, test.shown)
 			}
-			if is := len(changes) > 0; is != (test.shown == catalog.Degraded) {
+			if changed := len(changes) > 0; changed != (test.shown == catalog.Degraded) {
 				t.Errorf("changes are %+v", changes)
 			}
 		})
@@ -89,10 +89,10 @@ func TestWhatIsFound(t *testing.T) {
 func TestReportsThatComeJustAfterALook(t *testing.T) {
 	topic, now := active(t), time.Now()
 	d, broker := New(), reports.NewBroker(time.Second, 10*time.Second)
-	by := Evidence{
-		Reported: func(string) *reports.Topic { return broker.Topic("t") },
-		Gone:     func(string) bool { return false },
-		Window:   10 * time.Second,
+	evidence := Evidence{
+		Reported:     func(string) *reports.Topic { return broker.Topic("t") },
+		Disconnected: func(string) bool { return false },
+		Window:       10 * time.Second,
 	}
 	for _, c := range []struct {
 		offered uint64 // msg/s
@@ -100,8 +100,8 @@ func TestReportsThatComeJustAfterALook(t *testing.T) {
 	}{{150, true}, {0, false}} {
 		for range 30 {
 			now = now.Add(time.Second)
-			d.Look(topic, by, now)
-			_, err := broker.Take(&srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
+			d.Judge(topic, evidence, now)
+			_, err := broker.Apply(&srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
 				Topic: "t", Interval: durationpb.New(time.Second), Offered: c.offered, Delivered: 100,
 			}}}, now, func(string) bool { return true })
 			testkit.Must(t, err)

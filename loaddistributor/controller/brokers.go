@@ -383,7 +383,7 @@ func (c *Controller) lockedFor(s *Session, f func() error) error {
 
 // report handles a broker's report.
 func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
-	news, err := s.reports.Take(r, now, func(topic string) bool { return c.cat.next.Holds(topic, s.broker) })
+	news, err := s.reports.Apply(r, now, func(topic string) bool { return c.cat.next.Holds(topic, s.broker) })
 	if err != nil {
 		return err
 	}
@@ -552,5 +552,5 @@ func (r *View) alien(id string) []string {
 func (bs *brokers) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
 	t := bs.reported(b.ID).Topic(topic.Spec.Name())
 	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= bs.cfg.Window-2*bs.cfg.ReportInterval &&
-		now.Sub(t.Heard()) <= bs.cfg.Window // else the broker's state is unknown
+		now.Sub(t.LastReport()) <= bs.cfg.Window // else the broker's state is unknown
 }

@@ -144,7 +144,7 @@ func (c *contracts) compare(ctx context.Context) error {
 		if held && has[name] == nil {
 			continue
 		}
-		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, OnBrokers: held}}); err != nil {
 			return err
 		}
 	}

@@ -100,7 +100,7 @@ func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op op
 	switch {
 	case taker != "":
 		m.takes(name, b.ID, taker)
-		return operation{name: name, target: reconcile.Target{Retire: b.ID, By: taker}}, true
+		return operation{name: name, target: reconcile.Target{Retire: b.ID, TakenOverBy: taker}}, true
 	case m.emptied(topic, b.ID, now):
 		return m.retire(name, b.ID, false), true
 	case m.brokers.untaken(topic, b, now):

@@ -68,7 +68,7 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		// restarted adaptor would not wait for it.
 		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || known && target.IsZero()) {
 			u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: m.BrokerId, Share: reserved})
-			u.Soon = u.Soon || m.Connected
+			u.Pending = u.Pending || m.Connected
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(awaited)) {
@@ -78,7 +78,7 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 	if p := raising(shares); look.Raised && p != nil {
 		u.Raising = true
 		connected := func(b *srtmv1.AwaitedBroker) bool { return b.Connected }
-		u.Soon = u.Soon || len(p.Brokers) == 0 || slices.ContainsFunc(p.Brokers, connected)
+		u.Pending = u.Pending || len(p.Brokers) == 0 || slices.ContainsFunc(p.Brokers, connected)
 	}
 	return u
 }
@@ -133,14 +133,14 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 	if err != nil {
 		shares = &srtmv1.TopicShares{Awaited: awaited}
 		u := excess(shares, look, kept)
-		u.Soon = true
+		u.Pending = true
 		return u
 	}
 	u := excess(shares, look, kept)
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, id := range shares.GetAwaited() { // the broker will soon reach the adaptor, too
-		u.Soon = u.Soon || c.brokers.sessions[id] != nil
+		u.Pending = u.Pending || c.brokers.sessions[id] != nil
 	}
 	return u
 }

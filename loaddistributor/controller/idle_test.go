@@ -269,7 +269,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 					last := f.Newest()
 					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
 						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.brokers.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
-						"; missed ", d.Missed, ", over ", d.Over, d.By, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
+						"; missed ", d.Missed, ", over ", d.Over, d.ExcessRate, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
 				if is, want := says(changes), says(whole); is != want {
 					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, is, want)

@@ -69,15 +69,15 @@ func (j *judge) judge(name string, now time.Time) (work int, changes []catalog.S
 	if l.learns = topic.Spec.Demand.Open; l.condition == nil {
 		l.condition = condition.New()
 	}
-	return quietPerBusy, l.condition.Look(topic, j.evidence(name, now), now)
+	return quietPerBusy, l.condition.Judge(topic, j.evidence(name, now), now)
 }
 
 // evidence returns the inputs for judging a topic. They are valid while the lock is held.
 func (j *judge) evidence(name string, now time.Time) condition.Evidence {
 	return condition.Evidence{
-		Reported: func(broker string) *reports.Topic { return j.brokers.reported(broker).Topic(name) },
-		Gone:     func(broker string) bool { return j.gone(broker, now) },
-		Window:   j.cfg.Window, Reserved: j.topics.peek(name).reserved,
+		Reported:     func(broker string) *reports.Topic { return j.brokers.reported(broker).Topic(name) },
+		Disconnected: func(broker string) bool { return j.gone(broker, now) },
+		Window:       j.cfg.Window, Reserved: j.topics.peek(name).reserved,
 	}
 }
 

@@ -48,7 +48,7 @@ type learning struct {
 // look places open topics by their publishers.
 func (t *learning) look(now time.Time) {
 	for _, at := range t.begin(now) {
-		at.job.Think()
+		at.job.FindGroups()
 		t.end(at, now)
 	}
 }
@@ -85,7 +85,7 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
 			t.record(t.brokers.sessions[o.Broker], l.learned, name, o, now)
 		}
-		if job := l.learned.Look(topic.Spec, now); job != nil {
+		if job := l.learned.CloseWindow(topic.Spec, now); job != nil {
 			looks = append(looks, learningLook{name, l.learned, job})
 		}
 	}
@@ -107,7 +107,7 @@ func (t *learning) end(at learningLook, now time.Time) {
 	}
 	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.tuner.Status(at.name, now).Running {
 		most, limited := t.tenants.left(topic.Spec)
-		if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, most, limited, now); p != nil {
+		if p := at.of.Propose(at.job, topic.Spec, topic.Plan.K, most, limited, now); p != nil {
 			t.placeBy(topic, p)
 		}
 	}
@@ -124,7 +124,7 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 		if err := at.afford(p.Spec); err != nil {
 			return nil, placement.Plan{}, err
 		}
-		plan, err := at.replaceAsWide(p.Spec, p.At)
+		plan, err := at.replaceAsWide(p.Spec, p.Brokers)
 		return p.Spec, plan, err
 	})
 	op.end = func(err error) {
@@ -141,8 +141,8 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 			t.tuning.do(t.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		// Publishers that have just become known and belong to another broker.
-		for _, id := range slices.Sorted(maps.Keys(p.At)) {
-			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
+		for _, id := range slices.Sorted(maps.Keys(p.Brokers)) {
+			if to, at := topic.Placement.Of(id), p.Brokers[id]; to.Broker != at && at != "" {
 				t.brokers.disconnect(name, at, []string{id})
 				t.topics.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}}, t.cat.shown.Len())
 				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)

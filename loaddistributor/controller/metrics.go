@@ -165,7 +165,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descExceeded, float64(exceeded), name)
 		over, d := 0.0, m.topics.peek(name).condition
 		if d.IsOver() {
-			over = d.By
+			over = d.ExcessRate
 		}
 		gauge(descOver, over, name)
 		if d != nil {

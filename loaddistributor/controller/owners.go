@@ -254,7 +254,7 @@ func (c *change) run() error {
 			events = append(events, reconcile.Closing{})
 		case <-late:
 			late = nil
-			events = append(events, reconcile.Closing{Late: true})
+			events = append(events, reconcile.Closing{NoAnswers: true})
 		}
 	}
 }
@@ -290,11 +290,11 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 		awaited, strict := c.cat.mayHold(name)
 		c.mu.RUnlock()
 		_, err := c.adaptor.drop(name, awaited, strict)
-		return reconcile.Granted{Away: away, Err: err}
+		return reconcile.Granted{Disconnected: away, Err: err}
 	case reconcile.LookShares:
 		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none if the adaptor does not answer
 		maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
-		return reconcile.Shares{Held: slices.Collect(maps.Keys(shares))}
+		return reconcile.Shares{Acknowledged: slices.Collect(maps.Keys(shares))}
 	case reconcile.LookUnconfirmed:
 		return c.unconfirmed(effect)
 	case reconcile.LookConsumers:
@@ -388,15 +388,15 @@ func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	read := map[string][]string{}
-	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Other) {
+	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Former) {
 		if t := c.brokers.reported(id).Topic(c.op.name); t != nil {
 			read[id] = t.Read
 		}
 	}
 	return reconcile.Consumers{
-		Read:  read,
-		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.cat.shown.Shows(c.op.name, id) }),
-		Away:  !c.cat.planned(look.Plan),
+		Read:         read,
+		Listed:       !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.cat.shown.Shows(c.op.name, id) }),
+		Disconnected: !c.cat.planned(look.Plan),
 	}
 }
 

@@ -69,7 +69,7 @@ func TestTakersHaveTurns(t *testing.T) {
 	}
 	for range 2 { // the session lists all its topics
 		now = now.Add(time.Second)
-		testkit.Result(c.brokers.sessions["b3"].reports.Take(&srtmv1.BrokerReport{}, now, nil)).Must(t)
+		testkit.Result(c.brokers.sessions["b3"].reports.Apply(&srtmv1.BrokerReport{}, now, nil)).Must(t)
 	}
 	asked := map[string]bool{}
 	for range 4 {

@@ -73,9 +73,9 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		defer p.mu.RUnlock()
 		topic, _ = p.cat.next.Topic(name)
 		if topic.Next == nil {
-			return reconcile.Planned{Topic: topic, Lack: topic.Plan.Brokers(), Told: told}
+			return reconcile.Planned{Topic: topic, Missing: topic.Plan.Brokers(), AdaptorKnows: told}
 		}
-		return reconcile.Planned{Topic: topic, Lack: p.cat.next.NextUnprepared(name)}
+		return reconcile.Planned{Topic: topic, Missing: p.cat.next.NextUnprepared(name)}
 	}
 	return reconcile.Planned{Err: ErrUnsteady}
 }

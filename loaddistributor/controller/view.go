@@ -50,7 +50,7 @@ func (r *View) Topic(name string) (catalog.Topic, error) {
 	if !ok {
 		return catalog.Topic{}, r.knowledge.deny(r.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
-	return r.topics.peek(name).condition.Show(topic), nil
+	return r.topics.peek(name).condition.ApplyTo(topic), nil
 }
 
 // missing returns err. If err says that a topic is unknown, but the topic may exist,
@@ -81,7 +81,7 @@ func (r *View) Topics(after string, limit int) []catalog.Topic {
 	defer r.mu.RUnlock()
 	topics := r.cat.shown.Topics(after, limit)
 	for i, topic := range topics {
-		topics[i] = r.topics.peek(topic.Spec.Name()).condition.Show(topic)
+		topics[i] = r.topics.peek(topic.Spec.Name()).condition.ApplyTo(topic)
 	}
 	return topics
 }
@@ -119,7 +119,7 @@ func (r *View) Knows(topic string) bool {
 func eachTopic(mu *sync.RWMutex, cat *pipeline, topics *topics, f func(catalog.Topic)) {
 	cat.inTurns(mu.RLocker(), func(name string) (work int) {
 		topic, _ := cat.shown.Topic(name)
-		f(topics.peek(name).condition.Show(topic))
+		f(topics.peek(name).condition.ApplyTo(topic))
 		return quietPerBusy
 	})
 }
@@ -175,11 +175,11 @@ func (r *View) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicSta
 		if n := len(said[i]); n > 0 {
 			var sum reports.Sum
 			for _, one := range said[i] {
-				sum.InTime(one.Stats)
+				sum.AddInterval(one.Stats)
 			}
 			b.Last = said[i][n-1].Stats
 			b.Window, b.P99AccessFraction = sum.Stats()
-			pooled.Beside(b.Window)
+			pooled.AddBroker(b.Window)
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
 		}
 		status.Brokers = append(status.Brokers, b)
@@ -188,7 +188,7 @@ func (r *View) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicSta
 	status.Pooled.Topic = name
 	r.mu.RLock()
 	d := r.topics.peek(name).condition
-	v := d.Judge(topic, counts)
+	v := d.VerdictOn(topic, counts)
 	if d != nil && d.Refused()+uint64(d.Stranded) > 0 {
 		status.Unaccepted, status.PublishersWithoutBroker = d.Refused(), uint32(d.Stranded)
 		if d.Stranded > 0 {

@@ -73,12 +73,12 @@ const (
 	// changes. The change that reaches the bound is still made.
 	WriteRate, WriteBurst = 1500, 1 << 20
 
-	followed = 2 * Max
-	// differs is the relative difference from which rates count as different.
-	differs = 0.25
-	// stays is the factor by which a new publisher must exceed a placed publisher to
+	maxFollowed = 2 * Max
+	// tolerance is the relative difference from which rates count as different.
+	tolerance = 0.25
+	// memberAdvantage is the factor by which a new publisher must exceed a placed publisher to
 	// replace it at Max.
-	stays = 2
+	memberAdvantage = 2
 	// ahead is the ratio of an automatic contract's rate to the highest measured rate.
 	ahead = 1.25
 	// holes is the tolerated part of missing messages in a window.
@@ -113,43 +113,43 @@ type Publisher struct {
 // publisher is a followed publisher.
 type publisher struct {
 	Publisher
-	owner   string // identity that answers for the publisher; empty: none
-	total   uint64 // messages since the first, without the current window
-	windows int    // number of windows with messages
-	member  bool   // the topic's placement contains the publisher
-	silent  time.Duration
-	number  int32 // number in the record for groups
-	peaks   [Peaks]float64
-	window  float64 // rate in the window that is being closed
-	most    float64 // the part of window on Broker
-	absent  bool    // Broker did not report in that window
-	gone    bool    // no longer followed
+	owner      string // identity that answers for the publisher; empty: none
+	total      uint64 // messages since the first, without the current window
+	windows    int    // number of windows with messages
+	member     bool   // the topic's placement contains the publisher
+	silent     time.Duration
+	number     int32 // number in the record for groups
+	peaks      [Peaks]float64
+	window     float64 // rate in the window that is being closed
+	brokerRate float64 // the part of window on Broker
+	absent     bool    // Broker did not report in that window
+	gone       bool    // no longer followed
 }
 
 // Topic is the knowledge of one open topic's publishers. Make it with New. One goroutine
-// calls Look and Act. The Job between them may run concurrently with everything else.
+// calls CloseWindow and Propose. The Job between them may run concurrently with everything else.
 type Topic struct {
-	publishers map[string]*publisher
-	feeds      map[string]*feed // by broker
-	window     time.Time        // start of the current window
-	turn       int              // of windows
-	placed     time.Time        // time of the last placement
-	sizes      []size           // the last Sizes windows
-	quiet      int              // windows without messages since the last window with messages
-	away       bool             // a broker of the topic is not connected
-	measured   bool             // all brokers reported in the last window
-	room       float64          // bytes that may be written now; below 0: none
-	whole      bool             // look at all messages
-	others     float64          // msg/s, of publishers that are not followed
-	offered    float64          // msg/s, of all publishers in the last window
-	capped     tokenbucket.Rate // rate that the contract would follow without its tenant's limit; 0: the limit does not matter
-	counting   float64          // messages of other publishers in the current window
+	publishers   map[string]*publisher
+	recordings   map[string]*recording // by broker
+	window       time.Time             // start of the current window
+	windowCount  int                   // of windows
+	placed       time.Time             // time of the last placement
+	sizes        []size                // the last Sizes windows
+	quiet        int                   // windows without messages since the last window with messages
+	disconnected bool                  // a broker of the topic is not connected
+	measured     bool                  // all brokers reported in the last window
+	room         float64               // bytes that may be written now; below 0: none
+	whole        bool                  // look at all messages
+	others       float64               // msg/s, of publishers that are not followed
+	offered      float64               // msg/s, of all publishers in the last window
+	capped       tokenbucket.Rate      // rate that the contract would follow without its tenant's limit; 0: the limit does not matter
+	counting     float64               // messages of other publishers in the current window
 
 	// For groups.
-	trace             *tuner.Trace
-	numbers           []string // publisher ids by their number in trace; 0 stands for the others
-	missing, recorded uint64   // of earlier traces
-	missed, had       uint64   // missing and recorded at the end of the last window
+	trace                           *tuner.Trace
+	numbers                         []string // publisher ids by their number in trace; 0 stands for the others
+	earlierMissing, earlierRecorded uint64   // of earlier traces
+	missingBefore, recordedBefore   uint64   // missing and recorded at the end of the last window
 	// renumber means that new publishers have no number in the current records.
 	renumber bool
 	learner  *correlation.Learner
@@ -159,35 +159,35 @@ type Topic struct {
 	origin   mono.Wall
 }
 
-// feed is the record of one broker.
-type feed struct {
-	begun   bool
-	named   []*publisher // by number; nil: not followed
-	counts  []uint32     // messages, by number
-	tally   map[*publisher]uint64
-	heard   time.Time
-	covered time.Duration // recorded part of the window
-	seen    uint64        // messages in the window
-	asked   time.Time
-	off     bool // recording is off for the rest of the window
-	full    bool // to be started again, because the record has named too many publishers
+// recording is the record of one broker.
+type recording struct {
+	started   bool
+	named     []*publisher // by number; nil: not followed
+	counts    []uint32     // messages, by number
+	tally     map[*publisher]uint64
+	lastPiece time.Time
+	covered   time.Duration // recorded part of the window
+	messages  uint64        // messages in the window
+	requested time.Time
+	stopped   bool // recording is off for the rest of the window
+	full      bool // to be started again, because the record has named too many publishers
 }
 
 // New returns the knowledge after a start: the publishers of the topic's placement.
 func New(spec *catalog.Spec, now time.Time) *Topic {
 	placed := spec.Demand.Publishers
-	t := &Topic{publishers: map[string]*publisher{}, feeds: map[string]*feed{}, window: now, placed: now, grouped: now, room: WriteBurst}
+	t := &Topic{publishers: map[string]*publisher{}, recordings: map[string]*recording{}, window: now, placed: now, grouped: now, room: WriteBurst}
 	t.origin, t.learner = mono.Wall(now.UnixNano()), restored(placed)
 	t.group()
 	for i, p := range placed {
-		one := &publisher{Publisher: Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Now: p.Rate, Since: now, Heard: now}, windows: 2, total: 2, member: true}
+		added := &publisher{Publisher: Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Now: p.Rate, Since: now, Heard: now}, windows: 2, total: 2, member: true}
 		if i < len(spec.Since) {
-			one.Since = time.Unix(spec.Since[i], 0)
+			added.Since = time.Unix(spec.Since[i], 0)
 		}
-		for w := range one.peaks {
-			one.peaks[w] = p.Rate
+		for w := range added.peaks {
+			added.peaks[w] = p.Rate
 		}
-		t.publishers[p.ID] = one
+		t.publishers[p.ID] = added
 	}
 	t.anew()
 	return t
@@ -199,7 +199,7 @@ func restored(placed []placement.Publisher) *correlation.Learner {
 	for _, p := range placed {
 		labels[p.ID] = p.Key
 	}
-	return correlation.Restore(correlation.Config{Publishers: followed}, labels)
+	return correlation.Restore(correlation.Config{Publishers: maxFollowed}, labels)
 }
 
 // group adopts the groups of the learner.
@@ -215,7 +215,7 @@ func (t *Topic) group() {
 // anew starts new records for groups.
 func (t *Topic) anew() {
 	if t.trace != nil {
-		t.missing, t.recorded = t.Missing()
+		t.earlierMissing, t.earlierRecorded = t.Missing()
 	}
 	t.numbers, t.renumber = []string{""}, false
 	// order: each by itself
@@ -224,7 +224,7 @@ func (t *Topic) anew() {
 	}
 	t.trace = tuner.NewTrace(t.origin, func(id string) (int, bool) {
 		p := t.publishers[id]
-		if p == nil || p.windows < 2 || p.number == 0 && len(t.numbers) > followed {
+		if p == nil || p.windows < 2 || p.number == 0 && len(t.numbers) > maxFollowed {
 			return 0, true
 		}
 		if p.number == 0 {
@@ -234,8 +234,8 @@ func (t *Topic) anew() {
 		return int(p.number), true
 	})
 	// order: each by itself
-	for _, f := range t.feeds {
-		f.asked, f.begun = time.Time{}, false
+	for _, f := range t.recordings {
+		f.requested, f.started = time.Time{}, false
 	}
 }
 
@@ -249,34 +249,34 @@ type Order struct {
 
 // Orders returns the requests that the topic's connected brokers should receive now. away
 // means that other brokers of the topic are disconnected.
-func (t *Topic) Orders(brokers []string, away bool, now time.Time) (orders []Order) {
-	t.away = t.away || away
-	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
+func (t *Topic) Orders(brokers []string, disconnected bool, now time.Time) (orders []Order) {
+	t.disconnected = t.disconnected || disconnected
+	for _, id := range slices.Sorted(maps.Keys(t.recordings)) {
 		if !slices.Contains(brokers, id) {
-			t.feeds[id].flush(t)
-			delete(t.feeds, id)
+			t.recordings[id].flush(t)
+			delete(t.recordings, id)
 		}
 	}
 	t.trace.Expect(brokers, mono.Wall(now.UnixNano()))
 	for _, id := range brokers {
-		f := t.feeds[id]
+		f := t.recordings[id]
 		if f == nil {
-			f = &feed{tally: map[*publisher]uint64{}, heard: now}
-			t.feeds[id] = f
+			f = &recording{tally: map[*publisher]uint64{}, lastPiece: now}
+			t.recordings[id] = f
 		}
 		switch {
-		case f.off:
-		case f.seen > Budget && !t.whole:
-			f.off = true
+		case f.stopped:
+		case f.messages > Budget && !t.whole:
+			f.stopped = true
 			orders = append(orders, Order{Broker: id})
-		case !f.begun || f.full:
+		case !f.started || f.full:
 			f.full = false
-			if now.Sub(f.asked) >= captureAgain {
-				f.asked = now
+			if now.Sub(f.requested) >= captureAgain {
+				f.requested = now
 				orders = append(orders, Order{id, captureFor, true})
 			}
-		case now.Sub(f.asked) >= captureAgain:
-			f.asked = now
+		case now.Sub(f.requested) >= captureAgain:
+			f.requested = now
 			orders = append(orders, Order{id, captureFor, false})
 		}
 	}
@@ -290,14 +290,14 @@ func (t *Topic) Whole(whole bool) { t.whole = whole }
 // recorded messages.
 func (t *Topic) Missing() (missing, recorded uint64) {
 	c := t.trace.Counts()
-	return t.missing + c.Lost + c.Late + c.Holed, t.recorded + c.Captured
+	return t.earlierMissing + c.Lost + c.Late + c.Holed, t.earlierRecorded + c.Captured
 }
 
 // Ended says that a broker no longer records, because its session is new or a fit has
 // stopped the recording.
 func (t *Topic) Ended(broker string) {
-	if f := t.feeds[broker]; f != nil {
-		f.begun, f.asked = false, time.Time{}
+	if f := t.recordings[broker]; f != nil {
+		f.started, f.requested = false, time.Time{}
 	}
 }
 
@@ -307,22 +307,22 @@ func (t *Topic) Ended(broker string) {
 // renamed in the piece. forwarders are the brokers that forward for the piece's
 // publishers. An invalid piece ends the record.
 func (t *Topic) Count(broker string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) error {
-	f := t.feeds[broker]
-	if f == nil || !piece.First && !f.begun {
+	f := t.recordings[broker]
+	if f == nil || !piece.First && !f.started {
 		return nil // the record is over
 	}
 	for i, owner := range owners[:min(len(owners), len(piece.Publishers))] {
-		piece.Publishers[i] = t.own(piece.Publishers[i], owner, now)
+		piece.Publishers[i] = t.nameOf(piece.Publishers[i], owner, now)
 	}
 	piece.Lost -= min(piece.Lost, others)
 	if err := t.trace.Add(broker, piece, mono.Wall(now.UnixNano())); err != nil {
 		f.flush(t)
-		f.begun, f.asked = false, now
+		f.started, f.requested = false, now
 		return err
 	}
 	if piece.First {
 		f.flush(t)
-		f.begun, f.heard = true, now
+		f.started, f.lastPiece = true, now
 	}
 	for i, id := range piece.Publishers {
 		p := t.follow(id, now)
@@ -340,19 +340,19 @@ func (t *Topic) Count(broker string, piece tuner.Piece, owners, forwarders []str
 	}
 	n := float64(len(piece.From)) + float64(others)
 	if n+float64(piece.Lost) > 0 {
-		f.covered += time.Duration(float64(now.Sub(f.heard)) * n / (n + float64(piece.Lost)))
+		f.covered += time.Duration(float64(now.Sub(f.lastPiece)) * n / (n + float64(piece.Lost)))
 	} else {
-		f.covered += now.Sub(f.heard)
+		f.covered += now.Sub(f.lastPiece)
 	}
-	f.heard = now
-	f.seen += uint64(n)
+	f.lastPiece = now
+	f.messages += uint64(n)
 	t.counting += float64(others)
 	return nil
 }
 
-// own returns the name of a publisher: its id, unless another owner already answers for
+// nameOf returns the name of a publisher: its id, unless another owner already answers for
 // the id.
-func (t *Topic) own(id, owner string, now time.Time) string {
+func (t *Topic) nameOf(id, owner string, now time.Time) string {
 	p := t.follow(id, now)
 	switch {
 	case p == nil || p.owner == owner:
@@ -368,7 +368,7 @@ func (t *Topic) own(id, owner string, now time.Time) string {
 // of the others.
 func (t *Topic) follow(id string, now time.Time) *publisher {
 	p := t.publishers[id]
-	if p == nil && len(t.publishers) < followed && id != "" && len(id) <= placement.MaxID {
+	if p == nil && len(t.publishers) < maxFollowed && id != "" && len(id) <= placement.MaxID {
 		p = &publisher{Publisher: Publisher{ID: id, Since: now, Heard: now}}
 		t.publishers[id] = p
 	}
@@ -376,14 +376,14 @@ func (t *Topic) follow(id string, now time.Time) *publisher {
 }
 
 // flush moves the record's counts into its tally.
-func (f *feed) flush(t *Topic) {
+func (f *recording) flush(t *Topic) {
 	for i, n := range f.counts {
 		p := f.named[i]
 		switch {
 		case n == 0:
 			continue
 		case p != nil && p.gone: // and sends again
-			p = t.follow(t.own(p.ID, p.owner, f.heard), f.heard)
+			p = t.follow(t.nameOf(p.ID, p.owner, f.lastPiece), f.lastPiece)
 			f.named[i] = p
 		}
 		if p == nil {
@@ -397,10 +397,10 @@ func (f *feed) flush(t *Topic) {
 
 // close ends a window.
 func (t *Topic) close(now time.Time) {
-	took := now.Sub(t.window)
-	t.measured, t.away = !t.away && len(t.feeds) > 0, false
-	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
-		f := t.feeds[id]
+	elapsed := now.Sub(t.window)
+	t.measured, t.disconnected = !t.disconnected && len(t.recordings) > 0, false
+	for _, id := range slices.Sorted(maps.Keys(t.recordings)) {
+		f := t.recordings[id]
 		named := f.named
 		f.flush(t)
 		f.named, f.counts = named, make([]uint32, len(named)) // the record continues
@@ -408,8 +408,8 @@ func (t *Topic) close(now time.Time) {
 		silent := f.covered < time.Second
 		// order: each publisher by itself
 		for p, n := range f.tally {
-			if rate := float64(n) / max(covered, 1); rate > p.most {
-				p.most, p.Broker = rate, id
+			if rate := float64(n) / max(covered, 1); rate > p.brokerRate {
+				p.brokerRate, p.Broker = rate, id
 			}
 			p.window += float64(n) / max(covered, 1)
 			p.total += n
@@ -422,21 +422,21 @@ func (t *Topic) close(now time.Time) {
 				p.absent = p.absent || p.Broker == id
 			}
 		}
-		f.tally, f.covered, f.seen, f.off = map[*publisher]uint64{}, 0, 0, false
+		f.tally, f.covered, f.messages, f.stopped = map[*publisher]uint64{}, 0, 0, false
 		f.full = len(named) > restartAt
 	}
-	t.offered = t.counting / took.Seconds()
-	t.others = (t.others + t.counting/took.Seconds()) / 2
-	t.room = min(WriteBurst, t.room+WriteRate*took.Seconds())
+	t.offered = t.counting / elapsed.Seconds()
+	t.others = (t.others + t.counting/elapsed.Seconds()) / 2
+	t.room = min(WriteBurst, t.room+WriteRate*elapsed.Seconds())
 	t.counting = 0
 	t.window = now
-	t.turn++
-	crowded := len(t.publishers) > followed/2
+	t.windowCount++
+	crowded := len(t.publishers) > maxFollowed/2
 	// order: each by itself
 	for id, p := range t.publishers {
 		t.offered += p.window
 		// The publisher may have sent to a broker without a report.
-		unknown := p.window == 0 && (p.absent || !t.measured && t.feeds[p.Broker] == nil)
+		unknown := p.window == 0 && (p.absent || !t.measured && t.recordings[p.Broker] == nil)
 		switch {
 		case p.windows < 2: // the first window was not complete
 			p.Now = p.window
@@ -446,15 +446,15 @@ func (t *Topic) close(now time.Time) {
 		if p.window > 0 {
 			p.silent = 0
 		} else if !unknown {
-			p.silent += took
+			p.silent += elapsed
 		}
 		if p.window > 0 {
 			p.windows++
 			t.renumber = t.renumber || p.windows == 2
 		}
-		p.peaks[t.turn%Peaks] = p.Now
+		p.peaks[t.windowCount%Peaks] = p.Now
 		p.Rate = slices.Max(p.peaks[:])
-		p.window, p.most, p.absent = 0, 0, false
+		p.window, p.brokerRate, p.absent = 0, 0, false
 		if p.silent >= Forget || crowded && (p.total < 2 || !p.member && p.silent >= Peaks*Window) {
 			delete(t.publishers, id)
 			p.gone = true
@@ -465,18 +465,18 @@ func (t *Topic) close(now time.Time) {
 // size is the contract that a window would have needed.
 type size struct {
 	rate   float64 // msg/s
-	bursts []need
+	bursts []burstAt
 	holed  bool // more than holes of its messages are missing, so the window needed at least bursts
 }
 
-// need is the burst needed at a rate.
-type need struct {
+// burstAt is the burst needed at a rate.
+type burstAt struct {
 	rate  tokenbucket.Rate
 	burst int64
 }
 
-// at returns the burst needed at a rate: the burst of the highest known rate up to it.
-func (s size) at(rate tokenbucket.Rate) int64 {
+// burst returns the burst needed at a rate: the burst of the highest known rate up to it.
+func (s size) burst(rate tokenbucket.Rate) int64 {
 	burst := int64(1)
 	for i, n := range s.bursts { // in order of rate
 		if i == 0 || n.rate <= rate {
@@ -486,22 +486,22 @@ func (s size) at(rate tokenbucket.Rate) int64 {
 	return burst
 }
 
-// follows returns the contract's rate for a measured rate in msg/s.
-func follows(rate float64) tokenbucket.Rate {
+// contractRate returns the contract's rate for a measured rate in msg/s.
+func contractRate(rate float64) tokenbucket.Rate {
 	return max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000)
 }
 
-// sized records the needs of the last window if they are evidence. A window without
+// recordSize records the needs of the last window if they are evidence. A window without
 // reports of all brokers shows only a lower bound.
-func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
+func (t *Topic) recordSize(j *Job, current tokenbucket.Share, measured bool) {
 	if t.sizes == nil && measured { // after a restart
-		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, []need{{is.Rate, is.Burst}}, false}}, Sizes)
+		t.sizes = slices.Repeat([]size{{current.Rate.PerSecond() / ahead, []burstAt{{current.Rate, current.Burst}}, false}}, Sizes)
 	}
 	s := size{j.offered, j.bursts, j.holed}
 	switch {
 	case j.offered > 0:
 		t.quiet = 0
-		if !j.measured && j.offered <= is.Rate.PerSecond()/ahead && s.at(is.Rate) <= is.Burst {
+		if !j.measured && j.offered <= current.Rate.PerSecond()/ahead && s.burst(current.Rate) <= current.Burst {
 			return
 		}
 	case !j.measured || len(t.sizes) == 0:
@@ -514,79 +514,79 @@ func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
 	t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], s)
 }
 
-// contract returns the contract that follows from the known windows, or is. Each of the
+// contract returns the contract that follows from the known windows, or current. Each of the
 // brokers needs at least one token of burst.
-func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, now time.Time) tokenbucket.Share {
+func (t *Topic) contract(current tokenbucket.Share, auto catalog.Auto, brokers int, now time.Time) tokenbucket.Share {
 	if len(t.sizes) < Peaks || auto == (catalog.Auto{}) {
-		return is
+		return current
 	}
-	to, rate, burst, holed := is, 0.0, int64(1), 0
+	next, rate, burst, holed := current, 0.0, int64(1), 0
 	for _, s := range t.sizes {
 		rate = max(rate, s.rate)
 	}
 	if auto.MaxRate > 0 {
-		to.Rate = min(tokenbucket.Rate(auto.MaxRate), follows(rate))
+		next.Rate = min(tokenbucket.Rate(auto.MaxRate), contractRate(rate))
 	}
 	for _, s := range t.sizes {
-		burst = max(burst, s.at(to.Rate))
+		burst = max(burst, s.burst(next.Rate))
 		if s.holed {
 			holed++
 		}
 	}
 	if 2*holed > len(t.sizes) {
-		burst = max(burst, is.Burst)
+		burst = max(burst, current.Burst)
 	}
 	if auto.MaxBurst > 0 {
-		to.Burst = min(max(burst, auto.MinBurst, int64(brokers)), auto.MaxBurst)
+		next.Burst = min(max(burst, auto.MinBurst, int64(brokers)), auto.MaxBurst)
 	}
-	apart := func(a, b int64) bool { return math.Abs(float64(a-b)) > differs*float64(b) }
-	grows := to.Rate > is.Rate && (apart(int64(to.Rate), int64(is.Rate)) || int64(to.Rate) == auto.MaxRate)
-	if auto.Measured && !grows && (now.Sub(t.placed) < Pause || !apart(int64(to.Rate), int64(is.Rate)) && !apart(to.Burst, is.Burst)) {
-		return is
+	apart := func(a, b int64) bool { return math.Abs(float64(a-b)) > tolerance*float64(b) }
+	grows := next.Rate > current.Rate && (apart(int64(next.Rate), int64(current.Rate)) || int64(next.Rate) == auto.MaxRate)
+	if auto.Measured && !grows && (now.Sub(t.placed) < Pause || !apart(int64(next.Rate), int64(current.Rate)) && !apart(next.Burst, current.Burst)) {
+		return current
 	}
-	return to
+	return next
 }
 
-// Job is one evaluation of a topic. Think uses no data that Topic uses concurrently.
+// Job is one evaluation of a topic. FindGroups uses no data that Topic uses concurrently.
 type Job struct {
-	arrivals []tuner.Arrival
-	numbers  []string
-	learner  *correlation.Learner
-	learns   bool
-	torn     bool
-	until    mono.Time // end of the record that contains arrivals
-	offered  float64   // msg/s
-	measured bool      // all brokers reported
-	holed    bool
+	arrivals      []tuner.Arrival
+	numbers       []string
+	learner       *correlation.Learner
+	findGroups    bool
+	torn          bool
+	recordedUntil mono.Time // end of the record that contains arrivals
+	offered       float64   // msg/s
+	measured      bool      // all brokers reported
+	holed         bool
 
 	// bursts are the window's needs at which a quantile of messages waits for no token: at
 	// rate, the contract's rate, and at lower rates that the contract may fall to. Rate 0
 	// requests no bursts.
 	rate     tokenbucket.Rate
 	quantile float64
-	bursts   []need
+	bursts   []burstAt
 }
 
-// Look ends the window if its time is over, and returns the job to evaluate, or nil.
-func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
+// CloseWindow ends the window if its time is over, and returns the job to evaluate, or nil.
+func (t *Topic) CloseWindow(spec *catalog.Spec, now time.Time) *Job {
 	if now.Sub(t.window) < Window {
 		return nil
 	}
 	t.close(now)
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
-	j.until = t.trace.Taken()
+	j.recordedUntil = t.trace.Taken()
 	missing, recorded := t.Missing()
-	j.holed = float64(missing-t.missed) > holes*float64(missing-t.missed+recorded-t.had)
-	t.missed, t.had = missing, recorded
+	j.holed = float64(missing-t.missingBefore) > holes*float64(missing-t.missingBefore+recorded-t.recordedBefore)
+	t.missingBefore, t.recordedBefore = missing, recorded
 	if spec.Auto != (catalog.Auto{}) {
 		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli), spec.SLO.Quantile
 	}
-	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // restarting tears the record
+	if t.renumber && (!t.whole || t.windowCount < 4) || len(t.numbers) > maxFollowed { // restarting tears the record
 		j.torn = true
 		t.anew()
 	}
 	if now.Sub(t.grouped) >= Grouping {
-		t.grouped, j.learns = now, true
+		t.grouped, j.findGroups = now, true
 	}
 	return j
 }
@@ -601,36 +601,36 @@ func (j *Job) Arrivals(f func(id string, at mono.Time)) {
 
 // Until returns the end of the completely recorded time: all recorded messages before
 // Until are in the Arrivals of this job or of earlier jobs.
-func (j *Job) Until() mono.Time { return j.until }
+func (j *Job) Until() mono.Time { return j.recordedUntil }
 
 // Torn reports whether the record restarted after these arrivals, so messages are missing
 // before the next arrivals.
 func (j *Job) Torn() bool { return j.torn }
 
-// Think searches for groups, which may take long.
-func (j *Job) Think() {
+// FindGroups searches for groups, which may take long.
+func (j *Job) FindGroups() {
 	for _, a := range j.arrivals {
 		if a.Publisher > 0 {
 			j.learner.Arrive(j.numbers[a.Publisher], a.At)
 		}
 	}
-	if j.learns {
+	if j.findGroups {
 		j.learner.Learn()
 	}
 	if j.rate > 0 && len(j.arrivals) > 0 {
-		rate := follows(j.offered)
+		rate := contractRate(j.offered)
 		for n := 0; n < steps && rate < j.rate; n++ {
-			j.bursts = append(j.bursts, need{rate, sizing.Burst(j.arrivals, rate.PerSecond(), j.quantile, 0)})
+			j.bursts = append(j.bursts, burstAt{rate, sizing.Burst(j.arrivals, rate.PerSecond(), j.quantile, 0)})
 			rate = tokenbucket.Rate(ahead * float64(rate))
 		}
-		j.bursts = append(j.bursts, need{j.rate, sizing.Burst(j.arrivals, j.rate.PerSecond(), j.quantile, 0)})
+		j.bursts = append(j.bursts, burstAt{j.rate, sizing.Burst(j.arrivals, j.rate.PerSecond(), j.quantile, 0)})
 	}
 }
 
 // Proposal is a new placement of a topic.
 type Proposal struct {
-	Spec *catalog.Spec
-	At   map[string]string // broker of each new publisher, by id
+	Spec    *catalog.Spec
+	Brokers map[string]string // broker of each new publisher, by id
 	// Grew means that the rates sum to a quarter more than the previous rates and than
 	// half the contract. The topic was placed for half the contract before any publisher
 	// was known.
@@ -641,36 +641,36 @@ type Proposal struct {
 // limit does not matter.
 func (t *Topic) Capped() tokenbucket.Rate { return t.capped }
 
-// Act ends a job. It returns nil if the topic, which is on the given number of brokers,
+// Propose ends a job. It returns nil if the topic, which is on the given number of brokers,
 // stays as it is. The rates of its publishers sum to at most the rate of the contract.
 //
 // limited means that the topic's tenant has a limit. The contract then follows up to
-// most, the rest of the limit beside the tenant's other topics.
-func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Rate, limited bool, now time.Time) *Proposal {
+// maxRate, the rest of the limit beside the tenant's other topics.
+func (t *Topic) Propose(j *Job, spec *catalog.Spec, brokers int, maxRate tokenbucket.Rate, limited bool, now time.Time) *Proposal {
 	placed, contract := spec.Demand.Publishers, tokenbucket.Share{Rate: tokenbucket.Rate(spec.Demand.RateMilli), Burst: spec.Demand.Burst}
-	t.sized(j, contract, spec.Auto.Measured)
-	to := t.contract(contract, spec.Auto, brokers, now)
+	t.recordSize(j, contract, spec.Auto.Measured)
+	size := t.contract(contract, spec.Auto, brokers, now)
 	t.capped = 0
-	if most = max(most, contract.Rate); limited && to.Rate > most {
-		t.capped = to.Rate
+	if maxRate = max(maxRate, contract.Rate); limited && size.Rate > maxRate {
+		t.capped = size.Rate
 		auto := spec.Auto
-		auto.MaxRate = int64(most)
-		to = t.contract(contract, auto, brokers, now)
+		auto.MaxRate = int64(maxRate)
+		size = t.contract(contract, auto, brokers, now)
 	}
-	found := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
-	limit := to.Rate.PerSecond()
-	if j.learns {
+	firstContract := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
+	limit := size.Rate.PerSecond()
+	if j.findGroups {
 		t.group()
 	}
-	was := make(map[string]placement.Publisher, len(placed))
-	before, apart := 0.0, 0.0
+	placedByID := make(map[string]placement.Publisher, len(placed))
+	placedRate, difference := 0.0, 0.0
 	for _, p := range placed {
-		was[p.ID] = p
-		before += p.Rate
+		placedByID[p.ID] = p
+		placedRate += p.Rate
 	}
 	// order: each by itself
 	for id, p := range t.publishers {
-		_, p.member = was[id]
+		_, p.member = placedByID[id]
 	}
 	learned := t.Publishers()
 	sum := 0.0
@@ -680,37 +680,37 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Ra
 	scale := min(1, 0.999*limit/max(sum, minRate)) // the offered rate may exceed the contract
 	changed := len(learned) != len(placed)
 	for _, p := range learned {
-		old, found := was[p.ID]
+		old, found := placedByID[p.ID]
 		changed = changed || !found || old.Key != p.Key
-		apart += math.Abs(old.Rate - scale*p.Rate)
+		difference += math.Abs(old.Rate - scale*p.Rate)
 	}
-	if !(to != contract || found && !spec.Auto.Measured || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
+	if !(size != contract || firstContract && !spec.Auto.Measured || difference > tolerance*placedRate || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
 		return nil
 	}
 	next := *spec
-	next.Demand.RateMilli, next.Demand.Rate, next.Demand.Burst = int64(to.Rate), (int64(to.Rate)+999)/1000, to.Burst
+	next.Demand.RateMilli, next.Demand.Rate, next.Demand.Burst = int64(size.Rate), (int64(size.Rate)+999)/1000, size.Burst
 	next.Demand.Publishers, next.Since = nil, nil
-	next.Auto.Measured = spec.Auto.Measured || found
-	at := map[string]string{}
+	next.Auto.Measured = spec.Auto.Measured || firstContract
+	home := map[string]string{}
 	for _, p := range learned {
-		if _, found := was[p.ID]; !found {
-			at[p.ID] = p.Broker
+		if _, found := placedByID[p.ID]; !found {
+			home[p.ID] = p.Broker
 		}
 		next.Demand.Publishers = append(next.Demand.Publishers, placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)})
 		next.Since = append(next.Since, p.Since.Unix())
 	}
 	t.placed = now
 	t.room -= float64(written(spec, &next))
-	return &Proposal{Spec: &next, At: at, Grew: scale*sum > (1+differs)*max(before, limit/2)}
+	return &Proposal{Spec: &next, Brokers: home, Grew: scale*sum > (1+tolerance)*max(placedRate, limit/2)}
 }
 
 // written estimates the store bytes of a change.
-func written(was, is *catalog.Spec) (bytes int) {
-	publishers := is.Demand.Publishers
-	if _, added, short := catalog.Edits(was, is); short {
+func written(before, after *catalog.Spec) (bytes int) {
+	publishers := after.Demand.Publishers
+	if _, added, short := catalog.Edits(before, after); short {
 		publishers = nil
 		for _, i := range added {
-			publishers = append(publishers, is.Demand.Publishers[i])
+			publishers = append(publishers, after.Demand.Publishers[i])
 		}
 	}
 	for _, p := range publishers {
@@ -719,8 +719,8 @@ func written(was, is *catalog.Spec) (bytes int) {
 	return bytes
 }
 
-// Within returns the publishers, with rates scaled down if their sum exceeds limit.
-func Within(publishers []placement.Publisher, limit float64) []placement.Publisher {
+// ScaleTo returns the publishers, with rates scaled down if their sum exceeds limit.
+func ScaleTo(publishers []placement.Publisher, limit float64) []placement.Publisher {
 	sum := 0.0
 	for _, p := range publishers {
 		sum += p.Rate
@@ -743,39 +743,39 @@ func round(rate float64) float64 {
 
 // Publishers returns the learned publishers, by id.
 func (t *Topic) Publishers() []Publisher {
-	all, _ := t.learned()
-	return all
+	publishers, _ := t.learned()
+	return publishers
 }
 
 // learned returns Publishers and the rate of the publishers beyond Max.
-func (t *Topic) learned() (all []Publisher, beyond float64) {
-	var known []*publisher
+func (t *Topic) learned() (publishers []Publisher, beyond float64) {
+	var candidates []*publisher
 	// order: sorted below
 	for _, p := range t.publishers {
 		if p.windows > 1 {
-			known = append(known, p)
+			candidates = append(candidates, p)
 		}
 	}
-	if len(known) > Max {
+	if len(candidates) > Max {
 		rank := func(p *publisher) float64 {
 			if p.member {
-				return stays * p.Rate
+				return memberAdvantage * p.Rate
 			}
 			return p.Rate
 		}
-		slices.SortFunc(known, func(a, b *publisher) int { return cmp.Or(cmp.Compare(rank(b), rank(a)), cmp.Compare(a.ID, b.ID)) })
-		for _, p := range known[Max:] {
+		slices.SortFunc(candidates, func(a, b *publisher) int { return cmp.Or(cmp.Compare(rank(b), rank(a)), cmp.Compare(a.ID, b.ID)) })
+		for _, p := range candidates[Max:] {
 			beyond += p.Now
 		}
-		known = known[:Max]
+		candidates = candidates[:Max]
 	}
-	for _, p := range known {
-		one := p.Publisher
-		one.Key, one.Rate = t.keys[p.ID], max(p.Rate, minRate)
-		all = append(all, one)
+	for _, p := range candidates {
+		publisher := p.Publisher
+		publisher.Key, publisher.Rate = t.keys[p.ID], max(p.Rate, minRate)
+		publishers = append(publishers, publisher)
 	}
-	slices.SortFunc(all, func(a, b Publisher) int { return cmp.Compare(a.ID, b.ID) })
-	return all, beyond
+	slices.SortFunc(publishers, func(a, b Publisher) int { return cmp.Compare(a.ID, b.ID) })
+	return publishers, beyond
 }
 
 // Others returns the rate in msg/s of the publishers that are not distinguished or are

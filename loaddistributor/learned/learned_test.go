@@ -22,18 +22,18 @@ var start = time.Unix(1_700_000_000, 0)
 
 // world is a topic with recording brokers, and the loaddistributor's clock.
 type world struct {
-	t        *testing.T
-	subject  *learned.Topic
-	now      time.Time
-	contract tokenbucket.Share
-	auto     catalog.Auto
-	left     tokenbucket.Rate // of the tenant's limit
-	limited  bool
-	brokers  map[string]*recorder
-	ids      []string
-	away     bool // another broker is not connected
-	placed   []placement.Publisher
-	since    []int64
+	t                 *testing.T
+	subject           *learned.Topic
+	now               time.Time
+	contract          tokenbucket.Share
+	auto              catalog.Auto
+	tenantLeft        tokenbucket.Rate // of the tenant's limit
+	limited           bool
+	brokers           map[string]*recorder
+	ids               []string
+	otherDisconnected bool // another broker is not connected
+	placed            []placement.Publisher
+	since             []int64
 	// Results.
 	proposals int
 	last      *learned.Proposal
@@ -64,8 +64,8 @@ func newWorld(t *testing.T, limit float64, brokers ...string) *world {
 	return w
 }
 
-// every is a publisher that sends at even intervals.
-func every(id string, gap time.Duration) func(from, to time.Time) []message {
+// sendEvery is a publisher that sends at even intervals.
+func sendEvery(id string, gap time.Duration) func(from, to time.Time) []message {
 	offset := time.Duration(len(id)*7919) * time.Microsecond % gap
 	return func(from, to time.Time) (all []message) {
 		for n := max(0, (from.Sub(start)-offset)/gap); ; n++ {
@@ -79,8 +79,8 @@ func every(id string, gap time.Duration) func(from, to time.Time) []message {
 	}
 }
 
-// during limits a source to a part of the time.
-func during(source func(from, to time.Time) []message, when func(time.Duration) bool) func(from, to time.Time) []message {
+// sendWhile limits a source to a part of the time.
+func sendWhile(source func(from, to time.Time) []message, when func(time.Duration) bool) func(from, to time.Time) []message {
 	return func(from, to time.Time) []message {
 		return slices.DeleteFunc(source(from, to), func(m message) bool { return !when(m.at.Sub(start)) })
 	}
@@ -93,7 +93,7 @@ func (w *world) run(d time.Duration) {
 	for end := w.now.Add(d); w.now.Before(end); {
 		from := w.now
 		if from.Sub(start)%time.Second == 0 {
-			for _, o := range w.subject.Orders(w.ids, w.away, from) {
+			for _, o := range w.subject.Orders(w.ids, w.otherDisconnected, from) {
 				r := w.brokers[o.Broker]
 				if r.orders++; r.mute {
 					continue
@@ -105,9 +105,9 @@ func (w *world) run(d time.Duration) {
 					testkit.Must(w.t, w.subject.Count(o.Broker, tuner.Piece{First: true}, nil, nil, 0, from))
 				}
 			}
-			if job := w.subject.Look(w.spec(), from); job != nil {
-				job.Think()
-				if p := w.subject.Act(job, w.spec(), 1, w.left, w.limited, from); p != nil {
+			if job := w.subject.CloseWindow(w.spec(), from); job != nil {
+				job.FindGroups()
+				if p := w.subject.Propose(job, w.spec(), 1, w.tenantLeft, w.limited, from); p != nil {
 					w.proposals++
 					w.count(p.Spec)
 					w.last, w.placed, w.since, w.auto = p, p.Spec.Demand.Publishers, p.Spec.Since, p.Spec.Auto
@@ -134,14 +134,14 @@ func (w *world) spec() *catalog.Spec {
 func (w *world) count(spec *catalog.Spec) {
 	now := map[string]bool{}
 	_, added, short := catalog.Edits(w.spec(), spec)
-	for i, one := range spec.Demand.Publishers {
-		if now[one.ID] = true; short && !slices.Contains(added, i) {
+	for i, publisher := range spec.Demand.Publishers {
+		if now[publisher.ID] = true; short && !slices.Contains(added, i) {
 			continue
 		}
-		w.written += len(fmt.Sprintf(`{"id":%q,"key":%q,"rate":%v},`, one.ID, one.Key, one.Rate))
+		w.written += len(fmt.Sprintf(`{"id":%q,"key":%q,"rate":%v},`, publisher.ID, publisher.Key, publisher.Rate))
 	}
-	for _, one := range w.placed {
-		if !now[one.ID] {
+	for _, publisher := range w.placed {
+		if !now[publisher.ID] {
 			w.changes++
 		}
 	}
@@ -156,12 +156,12 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 		return
 	}
 	slices.SortStableFunc(all, func(a, b message) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id)) })
-	p, others := tuner.Piece{}, uint64(0)
+	p, unnamed := tuner.Piece{}, uint64(0)
 	last := time.Time{}
 	for _, m := range all {
 		n, found := r.numbers[m.id]
 		if !found && r.bound > 0 && len(r.numbers) >= r.bound {
-			others++
+			unnamed++
 			continue
 		}
 		if !found {
@@ -178,8 +178,8 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 		last = m.at
 		p.Gaps, p.From = append(p.Gaps, gap), append(p.From, n)
 	}
-	p.Lost = others
-	testkit.Must(w.t, w.subject.Count(broker, p, nil, nil, others, w.now))
+	p.Lost = unnamed
+	testkit.Must(w.t, w.subject.Count(broker, p, nil, nil, unnamed, w.now))
 }
 
 func (w *world) rates() string {
@@ -200,12 +200,12 @@ func (w *world) want(proposals int, rates string) {
 func TestWhoIsHeardTwiceIsLearned(t *testing.T) {
 	w := newWorld(t, 1000, "b1", "b2")
 	b1 := w.brokers["b1"]
-	b1.sources = append(b1.sources, every("a", 100*time.Millisecond))
+	b1.sources = append(b1.sources, sendEvery("a", 100*time.Millisecond))
 	w.run(11 * time.Second)
 	w.want(0, "")
 	w.run(10 * time.Second)
 	w.want(1, "a:10")
-	if w.last.At["a"] != "b1" || w.last.Grew || w.since[0] != start.Unix() {
+	if w.last.Brokers["a"] != "b1" || w.last.Grew || w.since[0] != start.Unix() {
 		t.Fatalf("%+v", w.last)
 	}
 	w.run(3 * time.Minute)
@@ -215,10 +215,10 @@ func TestWhoIsHeardTwiceIsLearned(t *testing.T) {
 	// rate is high.
 	b2 := w.brokers["b2"]
 	since := w.now.Sub(start)
-	b2.sources = append(b2.sources, during(every("bb", time.Second), func(at time.Duration) bool { return at >= since }))
+	b2.sources = append(b2.sources, sendWhile(sendEvery("bb", time.Second), func(at time.Duration) bool { return at >= since }))
 	w.run(21 * time.Second)
 	w.want(2, "a:10 bb:1")
-	if len(w.last.At) != 1 || w.last.At["bb"] != "b2" || w.last.Grew {
+	if len(w.last.Brokers) != 1 || w.last.Brokers["bb"] != "b2" || w.last.Grew {
 		t.Fatalf("%+v", w.last)
 	}
 }
@@ -229,8 +229,8 @@ func TestRatesFollowWhatIsSentAndNoNoise(t *testing.T) {
 	// A publisher that sends in every other period of ten seconds, and a publisher that later sends
 	// five times as much.
 	b1.sources = append(b1.sources,
-		during(every("onoff", 10*time.Millisecond), func(at time.Duration) bool { return at/(10*time.Second)%2 == 0 }),
-		every("steady", 20*time.Millisecond))
+		sendWhile(sendEvery("onoff", 10*time.Millisecond), func(at time.Duration) bool { return at/(10*time.Second)%2 == 0 }),
+		sendEvery("steady", 20*time.Millisecond))
 	w.run(5 * time.Minute)
 	before := w.proposals
 	if before > 2 {
@@ -241,7 +241,7 @@ func TestRatesFollowWhatIsSentAndNoNoise(t *testing.T) {
 		t.Fatalf("it flaps: %d proposals, %d after five minutes", w.proposals, before)
 	}
 	since := w.now.Sub(start)
-	b1.sources = append(b1.sources, during(every("steady", 5*time.Millisecond), func(at time.Duration) bool { return at >= since }))
+	b1.sources = append(b1.sources, sendWhile(sendEvery("steady", 5*time.Millisecond), func(at time.Duration) bool { return at >= since }))
 	w.run(time.Minute)
 	if w.proposals == before || w.placed[1].Rate < 200 {
 		t.Fatalf("%d proposals, %s", w.proposals, w.rates())
@@ -250,7 +250,7 @@ func TestRatesFollowWhatIsSentAndNoNoise(t *testing.T) {
 
 func TestNoMoreThanTheContractIsPlanned(t *testing.T) {
 	w := newWorld(t, 100, "b1")
-	w.brokers["b1"].sources = append(w.brokers["b1"].sources, every("a", 5*time.Millisecond), every("bb", 5*time.Millisecond))
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, sendEvery("a", 5*time.Millisecond), sendEvery("bb", 5*time.Millisecond))
 	w.run(30 * time.Second)
 	d := placement.Demand{Topic: "t", Rate: 100, Burst: 10, Publishers: w.placed}
 	if err := d.Validate(); err != nil || len(w.placed) != 2 || w.placed[0].Rate < 49 {
@@ -261,7 +261,7 @@ func TestNoMoreThanTheContractIsPlanned(t *testing.T) {
 func TestTheSilentAreForgottenAndARestartForgetsNobody(t *testing.T) {
 	w := newWorld(t, 1000, "b1")
 	b1 := w.brokers["b1"]
-	b1.sources = append(b1.sources, every("a", 100*time.Millisecond), during(every("bb", 100*time.Millisecond), func(at time.Duration) bool { return at < time.Minute }))
+	b1.sources = append(b1.sources, sendEvery("a", 100*time.Millisecond), sendWhile(sendEvery("bb", 100*time.Millisecond), func(at time.Duration) bool { return at < time.Minute }))
 	w.run(time.Minute)
 	w.want(1, "a:10 bb:10")
 
@@ -282,7 +282,7 @@ func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
 	w := newWorld(t, 1e6, "b1")
 	b1 := w.brokers["b1"]
 	b1.bound = 30_000
-	b1.sources = append(b1.sources, every("a", 100*time.Millisecond))
+	b1.sources = append(b1.sources, sendEvery("a", 100*time.Millisecond))
 	w.run(30 * time.Second)
 	w.want(1, "a:10")
 	n := 0
@@ -292,7 +292,7 @@ func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
 			all = append(all, message{from, fmt.Sprintf("flood%d", n)})
 		}
 		return all
-	}, during(every("bb", 100*time.Millisecond), func(at time.Duration) bool { return at > 40*time.Second }))
+	}, sendWhile(sendEvery("bb", 100*time.Millisecond), func(at time.Duration) bool { return at > 40*time.Second }))
 	w.run(2 * time.Minute)
 	testkit.MustEqual(t, w.rates(), "a:10 bb:10", "%d publishers", len(w.placed))
 	if got := w.subject.Others(); got < 1000 || got > 5000 {
@@ -305,7 +305,7 @@ func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
 
 func TestABrokerIsLookedAtForAsMuchAsTheBudgetAllows(t *testing.T) {
 	w := newWorld(t, 1e6, "b1")
-	w.brokers["b1"].sources = append(w.brokers["b1"].sources, every("a", 20*time.Microsecond))
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, sendEvery("a", 20*time.Microsecond))
 	w.run(30 * time.Second)
 	if len(w.placed) != 1 || w.placed[0].Rate < 49_000 || w.placed[0].Rate > 51_000 {
 		t.Fatal(w.rates())
@@ -345,8 +345,8 @@ func TestThoseWhoFireTogetherGetAKey(t *testing.T) {
 	if g := w.subject.Groups(); len(g) != 2 || g[0].Members[1].Joint == 0 {
 		t.Fatalf("%+v", g)
 	}
-	again := learned.New(w.spec(), w.now)
-	for i, p := range again.Publishers() {
+	restored := learned.New(w.spec(), w.now)
+	for i, p := range restored.Publishers() {
 		if p.Key != w.placed[i].Key {
 			t.Fatalf("%s has %q, had %q", p.ID, p.Key, w.placed[i].Key)
 		}
@@ -363,8 +363,8 @@ func TestAContractFollows(t *testing.T) {
 	b1 := w.brokers["b1"]
 	w.run(2 * time.Minute)
 	w.want(0, "") // silence says nothing
-	b1.sources = append(b1.sources, during(func(from, to time.Time) (all []message) {
-		for _, m := range every("a", time.Second)(from, to) {
+	b1.sources = append(b1.sources, sendWhile(func(from, to time.Time) (all []message) {
+		for _, m := range sendEvery("a", time.Second)(from, to) {
 			all = append(all, slices.Repeat([]message{m}, 20)...)
 		}
 		return all
@@ -380,7 +380,7 @@ func TestAContractFollows(t *testing.T) {
 	testkit.MustEqual(t, w.proposals, n, "it flaps")
 	// More than the operator allows.
 	since := w.now.Sub(start)
-	b1.sources = append(b1.sources, during(every("flood", 100*time.Microsecond), func(at time.Duration) bool { return at >= since }))
+	b1.sources = append(b1.sources, sendWhile(sendEvery("flood", 100*time.Microsecond), func(at time.Duration) bool { return at >= since }))
 	w.run(time.Minute)
 	if rate() != 1000 || w.contract.Burst != 500 {
 		t.Fatalf("a flood: %+v", w.contract)
@@ -393,8 +393,8 @@ func TestAContractFollowsUpToTheTenantsLimit(t *testing.T) {
 	w := newWorld(t, 100, "b1")
 	w.contract.Burst = 500
 	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 4, MaxBurst: 500}
-	w.left, w.limited = 200_000, true
-	w.brokers["b1"].sources = append(w.brokers["b1"].sources, every("a", 2*time.Millisecond))
+	w.tenantLeft, w.limited = 200_000, true
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, sendEvery("a", 2*time.Millisecond))
 	expect := func(rate tokenbucket.Rate, capped bool, when string) {
 		t.Helper()
 		w.run(2 * time.Minute)
@@ -406,9 +406,9 @@ func TestAContractFollowsUpToTheTenantsLimit(t *testing.T) {
 	if capped := w.subject.Capped().PerSecond(); capped < 600 || capped > 650 {
 		t.Errorf("it would follow to %v msg/s", capped)
 	}
-	w.left = 50_000
+	w.tenantLeft = 50_000
 	expect(200_000, true, "less is left than the topic has")
-	w.left = 2_000_000
+	w.tenantLeft = 2_000_000
 	w.run(2 * time.Minute)
 	if rate := w.contract.Rate.PerSecond(); rate < 600 || rate > 650 || w.subject.Capped() != 0 {
 		t.Errorf("enough is left: %v msg/s, capped at %v", rate, w.subject.Capped())
@@ -421,7 +421,7 @@ func TestTheBurstIsThatOfTheRateLearned(t *testing.T) {
 	w.contract.Burst = 500
 	w.auto = catalog.Auto{MaxRate: 1_000_000_000, MinBurst: 1, MaxBurst: 500}
 	w.brokers["b1"].sources = append(w.brokers["b1"].sources, // 100 msg/s, within a tenth of each second
-		during(every("a", time.Millisecond), func(at time.Duration) bool { return at%time.Second < 100*time.Millisecond }))
+		sendWhile(sendEvery("a", time.Millisecond), func(at time.Duration) bool { return at%time.Second < 100*time.Millisecond }))
 	w.run(65 * time.Second)
 	if rate := w.contract.Rate.PerSecond(); rate < 110 || rate > 130 || w.contract.Burst < 85 || w.contract.Burst > 110 {
 		t.Fatalf("%+v", w.contract)
@@ -436,7 +436,7 @@ func TestABurstThatWasNotSeenIsNotSmall(t *testing.T) {
 	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 1, MaxBurst: 500}
 	b1 := w.brokers["b1"]
 	b1.slow = 5 * time.Second
-	b1.sources = append(b1.sources, every("a", 10*time.Millisecond), every("bb", 20*time.Millisecond))
+	b1.sources = append(b1.sources, sendEvery("a", 10*time.Millisecond), sendEvery("bb", 20*time.Millisecond))
 	w.run(20 * time.Minute)
 	if rate := w.contract.Rate.PerSecond(); rate < 180 || rate > 190 || w.contract.Burst != 500 {
 		t.Fatalf("%+v", w.contract)
@@ -450,15 +450,15 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	b1, b2 := w.brokers["b1"], w.brokers["b2"]
 	w.contract.Burst = 500
 	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 4, MaxBurst: 500}
-	on := func(time.Duration) bool { return true }
-	sends := func(d time.Duration) bool { return on(d) }
-	b1.sources = append(b1.sources, during(every("a", 10*time.Millisecond), sends))
-	b2.sources = append(b2.sources, during(every("bb", 5*time.Millisecond), sends))
+	always := func(time.Duration) bool { return true }
+	sends := func(d time.Duration) bool { return always(d) }
+	b1.sources = append(b1.sources, sendWhile(sendEvery("a", 10*time.Millisecond), sends))
+	b2.sources = append(b2.sources, sendWhile(sendEvery("bb", 5*time.Millisecond), sends))
 	w.run(5 * time.Minute)
 	if w.rates() != "a:100 bb:200" || w.contract.Rate.PerSecond() < 370 {
 		t.Fatalf("%s, %+v", w.rates(), w.contract)
 	}
-	stands := func(what string, proposals int, contract tokenbucket.Share) {
+	check := func(what string, proposals int, contract tokenbucket.Share) {
 		t.Helper()
 		if w.proposals != proposals || w.contract != contract || w.rates() != "a:100 bb:200" {
 			t.Fatalf("%s: %d proposals more, %s, %+v was %+v", what, w.proposals-proposals, w.rates(), w.contract, contract)
@@ -466,19 +466,19 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	}
 	proposals, contract := w.proposals, w.contract
 	for _, step := range []struct {
-		what   string
-		begins func()
+		what  string
+		start func()
 	}{
-		{"no publisher is connected", func() { w.ids, w.away = nil, true }},
+		{"no publisher is connected", func() { w.ids, w.otherDisconnected = nil, true }},
 		{"one is not", func() { w.ids = []string{"b1"} }},
-		{"one says nothing", func() { w.ids, w.away, b2.mute = []string{"b1", "b2"}, false, true }},
+		{"one says nothing", func() { w.ids, w.otherDisconnected, b2.mute = []string{"b1", "b2"}, false, true }},
 		{"all report", func() { b2.mute = false }},
 	} {
 		w.subject = learned.New(w.spec(), w.now)
 		b1.on, b2.on = false, false
-		step.begins()
+		step.start()
 		w.run(learned.Forget + 2*time.Minute)
-		stands(step.what, proposals, contract)
+		check(step.what, proposals, contract)
 	}
 	// Earlier measurements count beside the current ones.
 	w.subject = learned.New(w.spec(), w.now)
@@ -489,7 +489,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	testkit.MustEqual(t, w.contract.Rate, tokenbucket.PerSecond(125), "another publisher is gone: %+v", w.contract)
 	contract = w.contract
 	// Now there is evidence.
-	on = func(time.Duration) bool { return false }
+	always = func(time.Duration) bool { return false }
 	w.run(learned.Forget + 2*time.Minute)
 	testkit.MustEqual(t, w.rates(), "", "silent for %v", learned.Forget)
 	testkit.MustEqual(t, w.contract, contract, "silent for minutes")
@@ -498,7 +498,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	n := w.proposals
 	w.run(10 * time.Minute)
 	testkit.MustEqual(t, w.proposals, n, "it goes on changing")
-	on = func(time.Duration) bool { return true }
+	always = func(time.Duration) bool { return true }
 	w.run(time.Minute)
 	if w.contract.Rate.PerSecond() < 120 {
 		t.Fatalf("and back: %+v", w.contract)
@@ -508,12 +508,12 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 // 19 msg/s of a contract of 500 msg/s are too little growth to fit the topic for.
 func TestATopicThatBeginsHasNotGrown(t *testing.T) {
 	w := newWorld(t, 500, "b1")
-	from := func(begins time.Duration) func(time.Duration) bool {
-		return func(at time.Duration) bool { return at >= begins }
+	sendFrom := func(start time.Duration) func(time.Duration) bool {
+		return func(at time.Duration) bool { return at >= start }
 	}
 	for i, rate := range []int{9, 19, 200, 240} { // in all 9, 28, 228, 468 msg/s
 		w.brokers["b1"].sources = append(w.brokers["b1"].sources,
-			during(every(strings.Repeat("p", i+1), time.Second/time.Duration(rate)), from(time.Duration(i)*time.Minute)))
+			sendWhile(sendEvery(strings.Repeat("p", i+1), time.Second/time.Duration(rate)), sendFrom(time.Duration(i)*time.Minute)))
 		w.run(time.Minute)
 		if len(w.placed) != i+1 || w.last.Grew != (i == 3) {
 			t.Fatalf("%d: grew %v, %s", i, w.last.Grew, w.rates())
@@ -556,7 +556,7 @@ func TestWhoIsInStaysIn(t *testing.T) {
 func TestWhatIsWrittenIsBounded(t *testing.T) {
 	w := newWorld(t, 1e6, "b1")
 	b1 := w.brokers["b1"]
-	b1.sources = append(b1.sources, every("honest", 10*time.Millisecond))
+	b1.sources = append(b1.sources, sendEvery("honest", 10*time.Millisecond))
 	w.run(time.Minute)
 	b1.sources = append(b1.sources, func(from, _ time.Time) (all []message) {
 		n := int(from.Sub(start) / (250 * time.Millisecond))
@@ -581,10 +581,10 @@ func TestWhatIsWrittenIsBounded(t *testing.T) {
 // The change of a topic with many publishers is stored as a change, and new publishers are learned
 // within a minute or two, however many there are.
 func TestWhatIsChargedIsWhatIsWritten(t *testing.T) {
-	const fleet, comes = 2500, 30 * time.Second
+	const fleet, gap = 2500, 30 * time.Second
 	w := newWorld(t, 1e6, "b1")
 	w.brokers["b1"].sources = append(w.brokers["b1"].sources, func(from, to time.Time) (sent []message) {
-		for i := range fleet + int(from.Sub(start)/comes) { // each sends every 5 s
+		for i := range fleet + int(from.Sub(start)/gap) { // each sends every 5 s
 			at := from.Truncate(5 * time.Second).Add(time.Duration(i) * 5 * time.Second / (2 * fleet))
 			if !at.Before(from) && at.Before(to) {
 				sent = append(sent, message{at, fmt.Sprintf("p%05d", i)})
@@ -630,9 +630,9 @@ func BenchmarkMessage(b *testing.B) {
 		}
 		testkit.Must(b, subject.Count("b1", p, nil, nil, 0, now))
 		spec := &catalog.Spec{Demand: placement.Demand{RateMilli: 1e9, Burst: 1}}
-		if job := subject.Look(spec, now); job != nil {
-			job.Think()
-			subject.Act(job, spec, 1, 0, false, now)
+		if job := subject.CloseWindow(spec, now); job != nil {
+			job.FindGroups()
+			subject.Propose(job, spec, 1, 0, false, now)
 		}
 	}
 }
@@ -641,27 +641,27 @@ func BenchmarkMessage(b *testing.B) {
 // the owner is known.
 func TestAnIdIsItsOwners(t *testing.T) {
 	subject, now := learned.New(&catalog.Spec{}, start), start
-	say := func(broker, id, owner string) {
+	send := func(broker, id, owner string) {
 		t.Helper()
 		p := tuner.Piece{First: true, Publishers: []string{id}, Start: mono.Wall(now.UnixNano()), Gaps: []uint64{0}, From: []uint32{0}}
 		subject.Orders([]string{"b1", "b2", "b3"}, false, now)
 		testkit.Must(t, subject.Count(broker, p, []string{owner}, nil, 0, now))
 	}
-	known := func() (ids []string) {
+	names := func() (ids []string) {
 		for _, p := range subject.Publishers() {
 			ids = append(ids, p.ID)
 		}
 		return ids
 	}
 	for range 3 {
-		say("b1", "a", "") // a publisher without an owner gives way
-		say("b2", "a", "auth:fleet")
-		say("b3", "a", "auth:other")
-		say("b1", "a", "")
+		send("b1", "a", "") // a publisher without an owner gives way
+		send("b2", "a", "auth:fleet")
+		send("b3", "a", "auth:other")
+		send("b1", "a", "")
 		now = now.Add(learned.Window)
-		subject.Look(&catalog.Spec{}, now)
+		subject.CloseWindow(&catalog.Spec{}, now)
 	}
-	if got := known(); !slices.Equal(got, []string{"a", "addr:/a", "auth:other/a"}) {
+	if got := names(); !slices.Equal(got, []string{"a", "addr:/a", "auth:other/a"}) {
 		t.Fatalf("%q", got)
 	}
 	// A piece without owners is accepted unchanged.

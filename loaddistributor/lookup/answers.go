@@ -29,15 +29,15 @@ const (
 // do not read would block other clients.
 type answers struct {
 	// Set by newAnswers.
-	most   int           // bytes
-	making chan struct{} // has an element for each list in preparation
+	maxBytes int           // bytes
+	making   chan struct{} // has an element for each list in preparation
 
 	cut atomic.Uint64 // written by the answers that cut, read for metrics
 
 	mu struct {
 		sync.Mutex
-		bytes int                 // total bytes in writing
-		all   list.List[*written] // the oldest first
+		bytes       int                 // total bytes in writing
+		oldestFirst list.List[*written] // the oldest first
 	}
 }
 
@@ -56,7 +56,7 @@ type written struct {
 }
 
 func newAnswers(metrics prometheus.Registerer) *answers {
-	a := &answers{most: maxWritten, making: make(chan struct{}, maxMade)}
+	a := &answers{maxBytes: maxWritten, making: make(chan struct{}, maxMade)}
 	if metrics != nil {
 		metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "srtm_lookup_answers_cut_total", Help: "HTTP answers cut short since their clients did not read them, and others asked for much.",
@@ -66,14 +66,14 @@ func newAnswers(metrics prometheus.Registerer) *answers {
 }
 
 // listing answers with a full list, unless the client has left before its turn.
-func (a *answers) listing(w http.ResponseWriter, r *http.Request, all func() any) {
+func (a *answers) listing(w http.ResponseWriter, r *http.Request, list func() any) {
 	encoded := func() []byte {
 		a.making <- struct{}{}
 		defer func() { <-a.making }()
 		if r.Context().Err() != nil {
 			return nil
 		}
-		return encode(all())
+		return encode(list())
 	}()
 	if encoded != nil {
 		a.write(w, encoded)
@@ -85,57 +85,57 @@ func (a *answers) reply(w http.ResponseWriter, body any) { a.write(w, encode(bod
 
 func (a *answers) write(w http.ResponseWriter, encoded []byte) {
 	if len(encoded) > uncounted {
-		one := &written{bytes: len(encoded), conn: http.NewResponseController(w)}
-		for _, old := range a.begin(one) {
+		answer := &written{bytes: len(encoded), conn: http.NewResponseController(w)}
+		for _, old := range a.begin(answer) {
 			a.cut.Add(1)
 			old.end(true)
 		}
-		defer a.over(one)
+		defer a.finish(answer)
 	}
 	write(w, http.StatusOK, encoded)
 }
 
 // begin counts an answer and returns the older answers to cut short for it.
-func (a *answers) begin(one *written) (old []*written) {
+func (a *answers) begin(answer *written) (old []*written) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for a.mu.bytes > 0 && a.mu.bytes+one.bytes > a.most {
-		oldest := a.mu.all.Front()
-		a.takeLocked(oldest)
+	for a.mu.bytes > 0 && a.mu.bytes+answer.bytes > a.maxBytes {
+		oldest := a.mu.oldestFirst.Front()
+		a.dropLocked(oldest)
 		old = append(old, oldest)
 	}
-	a.mu.all.Push(&one.place, one)
-	one.counted = true
-	a.mu.bytes += one.bytes
+	a.mu.oldestFirst.Push(&answer.place, answer)
+	answer.counted = true
+	a.mu.bytes += answer.bytes
 	return old
 }
 
-// over ends a written or cut answer.
-func (a *answers) over(one *written) {
+// finish ends a written or cut answer.
+func (a *answers) finish(answer *written) {
 	a.mu.Lock()
-	if one.counted {
-		a.takeLocked(one)
+	if answer.counted {
+		a.dropLocked(answer)
 	}
 	a.mu.Unlock()
-	one.end(false)
+	answer.end(false)
 }
 
-// takeLocked stops counting an answer. Requires: mu is held and the answer is counted.
-func (a *answers) takeLocked(one *written) {
-	one.place.Remove()
-	one.counted = false
-	a.mu.bytes -= one.bytes
+// dropLocked stops counting an answer. Requires: mu is held and the answer is counted.
+func (a *answers) dropLocked(answer *written) {
+	answer.place.Remove()
+	answer.counted = false
+	a.mu.bytes -= answer.bytes
 }
 
 // end stops the use of the answer's connection. If short is true, end also makes the
 // pending write fail.
-func (one *written) end(short bool) {
-	one.ending.Lock()
-	defer one.ending.Unlock()
-	if short && !one.ended {
-		_ = one.conn.SetWriteDeadline(time.Unix(1, 0)) // otherwise the HTTP server owns the connection and its deadlines
+func (a *written) end(short bool) {
+	a.ending.Lock()
+	defer a.ending.Unlock()
+	if short && !a.ended {
+		_ = a.conn.SetWriteDeadline(time.Unix(1, 0)) // otherwise the HTTP server owns the connection and its deadlines
 	}
-	one.ended = true
+	a.ended = true
 }
 
 func encode(body any) []byte {

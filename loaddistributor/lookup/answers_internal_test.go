@@ -13,10 +13,10 @@ import (
 // Clients that ask for much and do not read cost no more than the bound. A client that reads still
 // gets its answer.
 func TestWhoDoesNotReadIsCutShort(t *testing.T) {
-	const size, fit, asked = 8 << 20, 3, 12 // larger than sockets hold
+	const size, fitting, requests = 8 << 20, 3, 12 // larger than sockets hold
 	for _, version := range []int{1, 2} {
 		a := newAnswers(nil)
-		a.most = fit*size + fit*2 // a JSON string has quotes
+		a.maxBytes = fitting*size + fitting*2 // a JSON string has quotes
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			a.listing(w, r, func() any { return make([]byte, size/4*3) }) // in base64
 		}))
@@ -27,27 +27,27 @@ func TestWhoDoesNotReadIsCutShort(t *testing.T) {
 			client.Transport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}}
 		}
 		var unread []*http.Response
-		ask := func() *http.Response {
+		get := func() *http.Response {
 			r := testkit.Result(client.Get(s.URL)).Must(t)
 			testkit.Equal(t, r.ProtoMajor, version, "HTTP version")
 			return r
 		}
-		for range asked {
-			unread = append(unread, ask())
+		for range requests {
+			unread = append(unread, get())
 		}
 		open := func() (bytes, n int) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			for range a.mu.all.All() {
+			for range a.mu.oldestFirst.All() {
 				n++
 			}
 			return a.mu.bytes, n
 		}
-		if bytes, n := open(); n != fit || bytes > a.most {
-			t.Errorf("HTTP/%d: %d answers of %d bytes are being written, want %d", version, n, bytes, fit)
+		if bytes, n := open(); n != fitting || bytes > a.maxBytes {
+			t.Errorf("HTTP/%d: %d answers of %d bytes are being written, want %d", version, n, bytes, fitting)
 		}
-		testkit.Equal(t, a.cut.Load(), asked-fit, "answers cut short")
-		r := ask()
+		testkit.Equal(t, a.cut.Load(), requests-fitting, "answers cut short")
+		r := get()
 		if n, err := io.Copy(io.Discard, r.Body); err != nil || n < size {
 			t.Errorf("HTTP/%d: who reads has %d bytes, %v", version, n, err)
 		}

@@ -90,26 +90,26 @@ func (d *Directory) nodes() []node {
 	now := clock.Mono()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := []node{}
-	known := map[place]bool{}
+	nodes := []node{}
+	seen := map[place]bool{}
 	add := func(p producer, topics []string) {
-		one := node{producer: p, Topics: orEmpty(topics), Tombstones: make([]bool, len(topics))}
+		node := node{producer: p, Topics: orEmpty(topics), Tombstones: make([]bool, len(topics))}
 		for i, topic := range topics {
-			one.Tombstones[i] = d.mu.registry.Tombstoned(now, topic, p.BroadcastAddress, p.HTTPPort)
+			node.Tombstones[i] = d.mu.registry.Tombstoned(now, topic, p.BroadcastAddress, p.HTTPPort)
 		}
-		all = append(all, one)
+		nodes = append(nodes, node)
 	}
 	for _, n := range members {
 		p := ofCluster(n)
-		known[p.place()] = true
+		seen[p.place()] = true
 		add(p, n.Topics)
 	}
 	for _, n := range d.mu.registry.Nodes(now) {
-		if p := registered(n); !known[p.place()] {
+		if p := registered(n); !seen[p.place()] {
 			add(p, n.Topics)
 		}
 	}
-	return all
+	return nodes
 }
 
 // topics returns all topic names, sorted.
@@ -129,12 +129,12 @@ func (d *Directory) topics() []string {
 // lookup returns the producers that consumers may read, and the sorted channels. found
 // means that a producer has, or had, the topic.
 func (d *Directory) lookup(topic string) (producers []producer, channels []string, found bool) {
-	all, channels, found := d.producers(topic)
+	list, channels, found := d.producers(topic)
 	now := clock.Mono()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	producers = []producer{}
-	for _, p := range all {
+	for _, p := range list {
 		if !d.mu.registry.Tombstoned(now, topic, p.BroadcastAddress, p.HTTPPort) {
 			producers = append(producers, p)
 		}
@@ -143,35 +143,35 @@ func (d *Directory) lookup(topic string) (producers []producer, channels []strin
 }
 
 // producers is lookup including the producers hidden by a tombstone.
-func (d *Directory) producers(topic string) (all []producer, channels []string, found bool) {
+func (d *Directory) producers(topic string) (producers []producer, channels []string, found bool) {
 	members, channels, found := d.cluster.Producers(topic)
 	for _, n := range members {
-		all = append(all, ofCluster(n))
+		producers = append(producers, ofCluster(n))
 	}
 	d.mu.Lock()
-	others, names, has := d.mu.registry.Producers(clock.Mono(), topic)
+	external, names, has := d.mu.registry.Producers(clock.Mono(), topic)
 	d.mu.Unlock()
 	brokers := map[place]bool{}
-	if len(others) > 0 {
+	if len(external) > 0 {
 		for _, n := range d.cluster.Connected() {
 			brokers[ofCluster(n).place()] = true
 		}
 	}
-	for _, n := range others {
+	for _, n := range external {
 		if p := registered(n); !brokers[p.place()] {
-			all = append(all, p)
+			producers = append(producers, p)
 		}
 	}
 	channels = append(slices.Clone(channels), names...)
 	slices.Sort(channels)
-	return all, slices.Compact(channels), found || has
+	return producers, slices.Compact(channels), found || has
 }
 
 // tombstone hides a producer of a topic, named by broadcast address and HTTP port. An
 // unknown producer is not hidden when it appears later, as in nsqlookupd.
 func (d *Directory) tombstone(topic, address string) {
-	all, _, _ := d.producers(topic)
-	for _, p := range all {
+	producers, _, _ := d.producers(topic)
+	for _, p := range producers {
 		if net.JoinHostPort(p.BroadcastAddress, strconv.Itoa(p.HTTPPort)) == address {
 			d.mu.Lock()
 			d.mu.registry.Tombstone(clock.Mono(), topic, p.BroadcastAddress, p.HTTPPort)
@@ -182,10 +182,10 @@ func (d *Directory) tombstone(topic, address string) {
 }
 
 // change runs a function on the registry under the lock.
-func (d *Directory) change(do func(*registry.Registry) error) error {
+func (d *Directory) change(apply func(*registry.Registry) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return do(d.mu.registry)
+	return apply(d.mu.registry)
 }
 
 // orEmpty replaces nil, so JSON has [] instead of null.

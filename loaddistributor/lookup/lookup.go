@@ -62,11 +62,11 @@ func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheu
 	route(mux, http.MethodGet, "/nodes", func(w http.ResponseWriter, r *http.Request) {
 		answers.listing(w, r, func() any { return map[string]any{"producers": dir.nodes()} })
 	})
-	asking(mux, "/channels", func(w http.ResponseWriter, topic string) {
+	routeTopic(mux, "/channels", func(w http.ResponseWriter, topic string) {
 		_, channels, _ := dir.lookup(topic)
 		answers.reply(w, map[string]any{"channels": orEmpty(channels)})
 	})
-	asking(mux, "/lookup", func(w http.ResponseWriter, topic string) {
+	routeTopic(mux, "/lookup", func(w http.ResponseWriter, topic string) {
 		producers, channels, found := dir.lookup(topic)
 		if informed, _ := dir.cluster.Informed(); !found && !informed {
 			refuse(w, fault{http.StatusServiceUnavailable, "NOT_READ_YET", "the store cannot be read, and the topic may be there: ask again soon"})
@@ -78,29 +78,29 @@ func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheu
 		}
 		answers.reply(w, map[string]any{"channels": orEmpty(channels), "producers": producers})
 	})
-	changing(mux, "/topic/create", []string{"topic"}, true, func(args []string) error {
+	routeChange(mux, "/topic/create", []string{"topic"}, true, func(args []string) error {
 		return dir.change(func(r *registry.Registry) error { return r.CreateTopic(args[0]) })
 	})
-	changing(mux, "/topic/delete", []string{"topic"}, false, func(args []string) error {
+	routeChange(mux, "/topic/delete", []string{"topic"}, false, func(args []string) error {
 		return dir.change(func(r *registry.Registry) error { r.DeleteTopic(args[0]); return nil })
 	})
-	changing(mux, "/topic/tombstone", []string{"topic", "node"}, false, func(args []string) error {
+	routeChange(mux, "/topic/tombstone", []string{"topic", "node"}, false, func(args []string) error {
 		dir.tombstone(args[0], args[1])
 		return nil
 	})
-	changing(mux, "/channel/create", []string{"topic", "channel"}, true, func(args []string) error {
+	routeChange(mux, "/channel/create", []string{"topic", "channel"}, true, func(args []string) error {
 		return dir.change(func(r *registry.Registry) error { return r.CreateChannel(args[0], args[1]) })
 	})
-	changing(mux, "/channel/delete", []string{"topic", "channel"}, true, func(args []string) error {
+	routeChange(mux, "/channel/delete", []string{"topic", "channel"}, true, func(args []string) error {
 		return dir.change(func(r *registry.Registry) error { return r.DeleteChannel(args[0], args[1]) })
 	})
 }
 
 // route answers one method of a path.
-func route(mux *http.ServeMux, method, path string, do http.HandlerFunc) {
+func route(mux *http.ServeMux, method, path string, handle http.HandlerFunc) {
 	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == method {
-			do(w, r)
+			handle(w, r)
 			return
 		}
 		allowed := []string{method, http.MethodOptions}
@@ -112,21 +112,21 @@ func route(mux *http.ServeMux, method, path string, do http.HandlerFunc) {
 	})
 }
 
-// asking answers a query about a topic of any name.
-func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topic string)) {
+// routeTopic answers a query about a topic of any name.
+func routeTopic(mux *http.ServeMux, path string, handle func(w http.ResponseWriter, topic string)) {
 	route(mux, http.MethodGet, path, func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		if !query.Has("topic") {
 			refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_TOPIC", ""})
 			return
 		}
-		do(w, query.Get("topic"))
+		handle(w, query.Get("topic"))
 	})
 }
 
-// changing handles a request with the named arguments. If check is set, the arguments
+// routeChange handles a request with the named arguments. If check is set, the arguments
 // must be valid topic or channel names.
-func changing(mux *http.ServeMux, path string, names []string, check bool, do func(args []string) error) {
+func routeChange(mux *http.ServeMux, path string, names []string, check bool, handle func(args []string) error) {
 	route(mux, http.MethodPost, path, func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		var args []string
@@ -142,7 +142,7 @@ func changing(mux *http.ServeMux, path string, names []string, check bool, do fu
 			}
 			args = append(args, arg)
 		}
-		switch err := do(args); {
+		switch err := handle(args); {
 		case errors.Is(err, registry.ErrChannelUnknown):
 			refuse(w, fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", ""})
 		case err != nil:

@@ -52,8 +52,8 @@ func (d directory) Producers(topic string) (nodes []controller.Node, channels []
 			}
 		}
 	}
-	channels, known := d.channels[topic]
-	return nodes, channels, known || len(nodes) > 0
+	channels, exists := d.channels[topic]
+	return nodes, channels, exists || len(nodes) > 0
 }
 
 func (d directory) Informed() (bool, <-chan struct{}) { return !d.cut, nil }
@@ -181,8 +181,8 @@ func TestAStockConsumerFindsTheBrokers(t *testing.T) {
 	testkit.Must(t, consumer.ConnectToNSQLookupd(server.URL))
 	found := map[string]string{}
 	for range 2 {
-		one := <-arrived
-		found[one.broker] = one.hello
+		request := <-arrived
+		found[request.broker] = request.hello
 	}
 	if found["b1"] != "  V2" || found["b2"] != "  V2" {
 		t.Errorf("dialled %q, want b1 and b2 with the protocol's magic", found)

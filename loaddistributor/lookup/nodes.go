@@ -104,29 +104,29 @@ const buffer = registry.MaxLine + 4 + registry.MaxBody
 
 // converse answers commands until the connection ends.
 func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error {
-	var in []byte
+	var input []byte
 	chunk := make([]byte, 4096)
 	// more reads more bytes.
-	more := func(within time.Duration) error {
-		if len(in) >= buffer {
-			panic(fmt.Sprintf("lookup: %d bytes and no command", len(in)))
+	more := func(timeout time.Duration) error {
+		if len(input) >= buffer {
+			panic(fmt.Sprintf("lookup: %d bytes and no command", len(input)))
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 			return err
 		}
-		got, err := conn.Read(chunk[:min(len(chunk), buffer-len(in))])
-		in = append(in, chunk[:got]...)
+		got, err := conn.Read(chunk[:min(len(chunk), buffer-len(input))])
+		input = append(input, chunk[:got]...)
 		if got > 0 {
 			return nil // the next Read returns the error again
 		}
 		return err
 	}
 	for {
-		took, err := registry.ParseMagic(in)
+		n, err := registry.ParseMagic(input)
 		if err != nil {
 			return err
 		}
-		if in = in[took:]; took > 0 {
+		if input = input[n:]; n > 0 {
 			break
 		}
 		if err := more(greetTimeout); err != nil {
@@ -134,17 +134,17 @@ func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error 
 		}
 	}
 	for {
-		command, took, err := registry.Parse(in)
+		command, size, err := registry.Parse(input)
 		if err != nil {
 			return err
 		}
-		if took == 0 {
+		if size == 0 {
 			if err := more(n.idle); err != nil {
 				return err
 			}
 			continue
 		}
-		in = append(in[:0], in[took:]...)
+		input = append(input[:0], input[size:]...)
 		var text []byte
 		err = n.dir.change(func(r *registry.Registry) (err error) {
 			text, err = r.Handle(clock.Mono(), id, command)
@@ -173,17 +173,17 @@ func answer(conn net.Conn, text []byte) error {
 
 // register exports the server's metrics.
 func (n *Nodes) register(reg prometheus.Registerer) {
-	stats := func(of func(registry.Stats) int) func() float64 {
+	stats := func(count func(registry.Stats) int) func() float64 {
 		return func() (value float64) {
-			_ = n.dir.change(func(r *registry.Registry) error { value = float64(of(r.Stats())); return nil }) // change returns no error here
+			_ = n.dir.change(func(r *registry.Registry) error { value = float64(count(r.Stats())); return nil }) // change returns no error here
 			return value
 		}
 	}
-	gauge := func(name, help string, of func(registry.Stats) int) {
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_lookup_" + name, Help: help}, stats(of)))
+	gauge := func(name, help string, value func(registry.Stats) int) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_lookup_" + name, Help: help}, stats(value)))
 	}
-	counter := func(name, help string, of *atomic.Uint64) {
-		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_lookup_" + name, Help: help}, func() float64 { return float64(of.Load()) }))
+	counter := func(name, help string, value *atomic.Uint64) {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_lookup_" + name, Help: help}, func() float64 { return float64(value.Load()) }))
 	}
 	gauge("nodes_connected", "Nodes connected to the registration port, identified or not.", func(f registry.Stats) int { return f.Connections })
 	gauge("names", "Topics and channels registered or created.", func(f registry.Stats) int { return f.Names })

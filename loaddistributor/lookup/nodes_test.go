@@ -91,9 +91,9 @@ type peer struct {
 }
 
 func (p *pipes) dial(t *testing.T) peer {
-	ours, theirs := net.Pipe()
-	p.dialled <- theirs
-	return peer{ours, t}
+	local, remote := net.Pipe()
+	p.dialled <- remote
+	return peer{local, t}
 }
 
 func (p peer) read() string {
@@ -107,7 +107,7 @@ func (p peer) read() string {
 	return string(text)
 }
 
-func (p peer) say(text, want string) {
+func (p peer) send(text, want string) {
 	p.t.Helper()
 	if _, err := io.WriteString(p, text); err != nil {
 		p.t.Fatalf("%.40q: %v", text, err)
@@ -157,13 +157,13 @@ func TestBothSourcesAreOne(t *testing.T) {
 		upstream, broker := p.dial(t), p.dial(t)
 		defer upstream.Close()
 		defer broker.Close()
-		upstream.say("  V1"+hello("n1", 4150), "{")
-		upstream.say("REGISTER placed tail\n", "OK")
-		upstream.say("REGISTER own\n", "OK")
+		upstream.send("  V1"+hello("n1", 4150), "{")
+		upstream.send("REGISTER placed tail\n", "OK")
+		upstream.send("REGISTER own\n", "OK")
 		// b2 is a broker of the cluster that also registers. Consumers must not read the rest of
 		// "placed" on b2.
-		broker.say("  V1"+hello("b2", 4150), "{")
-		broker.say("REGISTER placed c\n", "OK")
+		broker.send("  V1"+hello("b2", 4150), "{")
+		broker.send("REGISTER placed c\n", "OK")
 
 		for topic, want := range map[string]string{
 			"placed": "[b1:4150 n1:4150] [archive c tail] true",
@@ -199,8 +199,8 @@ func TestBothSourcesAreOne(t *testing.T) {
 func TestANodeThatGoesIsNotShown(t *testing.T) {
 	bubble(t, members{}, registry.Config{}, func(t *testing.T, d *Directory, p *pipes, metrics *prometheus.Registry) {
 		node := p.dial(t)
-		node.say("  V1"+hello("n1", 4150), "{")
-		node.say("REGISTER t c\n", "OK")
+		node.send("  V1"+hello("n1", 4150), "{")
+		node.send("REGISTER t c\n", "OK")
 		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_names"), 2, "names")
 		node.Close()
 		synctest.Wait()
@@ -219,17 +219,17 @@ func TestSilence(t *testing.T) {
 		for _, c := range []peer{shy, silent, busy} {
 			defer c.Close()
 		}
-		silent.say("  V1"+hello("n1", 4150), "{")
-		busy.say("  V1"+hello("n2", 4150), "{")
-		silent.say("REGISTER t\n", "OK")
-		busy.say("REGISTER t\n", "OK")
+		silent.send("  V1"+hello("n1", 4150), "{")
+		busy.send("  V1"+hello("n2", 4150), "{")
+		silent.send("REGISTER t\n", "OK")
+		busy.send("REGISTER t\n", "OK")
 		begin := time.Now()
 		if got := shy.read(); got != "the end" || time.Since(begin) != greetTimeout {
 			t.Errorf("without a magic: %q after %v", got, time.Since(begin))
 		}
 		for range 5 {
 			pass(15 * time.Second)
-			busy.say("PING\n", "OK")
+			busy.send("PING\n", "OK")
 		}
 		if producers, _, _ := d.lookup("t"); fmt.Sprint(hosts(producers)) != "[n2:4150]" {
 			t.Errorf("shown: %v", hosts(producers))
@@ -239,7 +239,7 @@ func TestSilence(t *testing.T) {
 		}
 		synctest.Wait()
 		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_nodes_faulted_total"), 2, "faulted")
-		busy.say("PING\n", "OK")
+		busy.send("PING\n", "OK")
 	})
 }
 
@@ -261,15 +261,15 @@ func TestWhoDoesNotReadIsCutOff(t *testing.T) {
 func TestTooManyNodes(t *testing.T) {
 	bubble(t, members{}, registry.Config{MaxNodes: 1}, func(t *testing.T, _ *Directory, p *pipes, metrics *prometheus.Registry) {
 		first := p.dial(t)
-		first.say("  V1PING\n", "OK")
+		first.send("  V1PING\n", "OK")
 		second := p.dial(t)
 		testkit.Equal(t, second.read(), "the end", "the second")
 		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_nodes_refused_total"), 1, "refused")
-		first.say("PING\n", "OK")
+		first.send("PING\n", "OK")
 		first.Close()
 		synctest.Wait()
 		third := p.dial(t)
-		third.say("  V1PING\n", "OK")
+		third.send("  V1PING\n", "OK")
 		third.Close()
 	})
 }

@@ -51,22 +51,22 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 			reply(w, assignment{topic, a.Publisher, a.Broker, a.TCPAddress, a.HTTPAddress, a.Epoch})
 			return
 		}
-		why := fault{status: http.StatusInternalServerError, code: "INTERNAL_ERROR"}
+		f := fault{status: http.StatusInternalServerError, code: "INTERNAL_ERROR"}
 		for _, refusal := range refusals {
-			if errors.Is(err, refusal.of) {
-				why = refusal.fault
+			if errors.Is(err, refusal.cause) {
+				f = refusal.fault
 			}
 		}
-		if why.status == http.StatusServiceUnavailable {
+		if f.status == http.StatusServiceUnavailable {
 			w.Header().Set("Retry-After", "1")
 		}
-		refuse(w, why)
+		refuse(w, f)
 	})
 }
 
 // refusals maps errors of Resolve to answers.
 var refusals = []struct {
-	of error
+	cause error
 	fault
 }{
 	{catalog.ErrTopicUnknown, fault{http.StatusNotFound, "TOPIC_NOT_FOUND", "create it with srtm topic create; srtm topic list shows what there is"}},

@@ -68,7 +68,7 @@ var script = []string{
 type target struct{ tcp, http string }
 
 // play runs the script and returns the answers, a paragraph for each line.
-func play(t *testing.T, at target) map[string]string {
+func play(t *testing.T, server target) map[string]string {
 	t.Helper()
 	conns := map[string]net.Conn{}
 	defer func() {
@@ -82,27 +82,27 @@ func play(t *testing.T, at target) map[string]string {
 		got := ""
 		if !isNode {
 			method, path, _ := strings.Cut(line, " ")
-			got = ask(t, method, "http://"+at.http+path)
+			got = request(t, method, "http://"+server.http+path)
 		} else {
-			got = say(t, at.tcp, conns, name, words)
+			got = sendLine(t, server.tcp, conns, name, words)
 		}
 		if name == "b" && words == "close" {
 			// The end of a connection has no answer: wait until the effect shows.
 			testkit.WaitFor(t, "a node that has gone is shown no more", func() bool {
-				return !strings.Contains(ask(t, http.MethodGet, "http://"+at.http+"/nodes"), "10.0.0.2")
+				return !strings.Contains(request(t, http.MethodGet, "http://"+server.http+"/nodes"), "10.0.0.2")
 			})
-			got = ask(t, http.MethodGet, "http://"+at.http+"/topics")
+			got = request(t, http.MethodGet, "http://"+server.http+"/topics")
 		}
 		answers[fmt.Sprintf("%03d %s", i, line)] = got
 	}
 	return answers
 }
 
-// say makes a node send a line and returns the answer.
-func say(t *testing.T, address string, conns map[string]net.Conn, name, words string) string {
+// sendLine makes a node send a line and returns the answer.
+func sendLine(t *testing.T, address string, conns map[string]net.Conn, name, words string) string {
 	t.Helper()
-	conn, known := conns[name]
-	if !known {
+	conn, open := conns[name]
+	if !open {
 		conn = testkit.Result(net.Dial("tcp", address)).Must(t)
 		conns[name] = conn
 		if name == "magic" {
@@ -168,8 +168,8 @@ func exchange(t *testing.T, conn net.Conn, text string) string {
 	return answer
 }
 
-// ask returns an answer over HTTP without its variable parts, and with sorted lists.
-func ask(t *testing.T, method, url string) string {
+// request returns an answer over HTTP without its variable parts, and with sorted lists.
+func request(t *testing.T, method, url string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
@@ -189,8 +189,8 @@ func ask(t *testing.T, method, url string) string {
 	}
 	for _, value := range parsed {
 		list, _ := value.([]any)
-		for _, one := range list {
-			if p, ok := one.(map[string]any); ok {
+		for _, item := range list {
+			if p, ok := item.(map[string]any); ok {
 				if _, _, err := net.SplitHostPort(p["remote_address"].(string)); err != nil {
 					t.Errorf("%s: remote address: %v", url, err)
 				}
@@ -200,8 +200,8 @@ func ask(t *testing.T, method, url string) string {
 		}
 		slices.SortFunc(list, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	}
-	again := testkit.Result(json.Marshal(parsed)).Must(t)
-	return text + " " + string(again)
+	sorted := testkit.Result(json.Marshal(parsed)).Must(t)
+	return text + " " + string(sorted)
 }
 
 // pair sorts a node's topics together with their tombstones.
@@ -252,13 +252,13 @@ func TestTranscriptOfNSQLookupd(t *testing.T) {
 	if path == "" {
 		t.Skipf("no %s: the transcript is compared with that of an earlier run only", envNSQLookupd)
 	}
-	var theirs target
-	for _, to := range []*string{&theirs.tcp, &theirs.http} {
+	var reference target
+	for _, address := range []*string{&reference.tcp, &reference.http} {
 		ln := testkit.Listen(t)
-		*to = ln.Addr().String()
+		*address = ln.Addr().String()
 		ln.Close()
 	}
-	cmd := exec.Command(path, "-tcp-address="+theirs.tcp, "-http-address="+theirs.http)
+	cmd := exec.Command(path, "-tcp-address="+reference.tcp, "-http-address="+reference.http)
 	cmd.Dir = t.TempDir()
 	testkit.Must(t, cmd.Start())
 	defer func() {
@@ -266,20 +266,20 @@ func TestTranscriptOfNSQLookupd(t *testing.T) {
 		_ = cmd.Wait()         // the killed process returns an error
 	}()
 	testkit.WaitFor(t, "theirs listens", func() bool {
-		conn, err := net.Dial("tcp", theirs.http)
+		conn, err := net.Dial("tcp", reference.http)
 		if err == nil {
 			conn.Close()
 		}
 		return err == nil
 	})
-	got, want := play(t, serve(t, directory{}, registry.Config{})), play(t, theirs)
+	got, want := play(t, serve(t, directory{}, registry.Config{})), play(t, reference)
 	for i, line := range script {
 		key := fmt.Sprintf("%03d %s", i, line)
 		if got[key] == want[key] {
 			continue
 		}
-		if why := deliberate[line]; why != "" {
-			t.Logf("%s: deliberate: %s", line, why)
+		if reason := deliberate[line]; reason != "" {
+			t.Logf("%s: deliberate: %s", line, reason)
 			continue
 		}
 		t.Errorf("%s (%s)\nours   %s\ntheirs %s", key, filepath.Base(path), got[key], want[key])

@@ -23,7 +23,7 @@ type world struct {
 	cat    *catalog.Catalog // durable
 	clock  time.Time
 	rng    *rand.Rand
-	has    map[string]bool // brokers that hold the topic
+	holds  map[string]bool // brokers that hold the topic
 	uses   map[string]bool // brokers that refuse to remove the topic unless forced
 	shares map[string]bool // brokers to which the adaptor has given shares; nil: no contract
 	held   map[string]bool // brokers that have a share, and report it to a restarted adaptor
@@ -31,13 +31,13 @@ type world struct {
 	// granted are the brokers with a share from the adaptor. over are the granted brokers that may use
 	// more than the contract, because they were disconnected when the contract was lowered or removed.
 	// lowered are the brokers that will be over once the topic has moved.
-	granted, over, lowered map[string]bool
+	granted, unfinished, lowered map[string]bool
 	// The controller, gone after a crash.
 	m       *Topic
 	effects []Effect
-	asked   []question
+	pending []question
 	// The last catalog state of an open topic.
-	shown catalog.Topic
+	observed catalog.Topic
 }
 
 // question is a request to a broker. A broker handles its questions one after the other. late: no
@@ -53,15 +53,15 @@ var brokers = []string{"b1", "b2", "b3", "b4"}
 
 func newWorld(t *rapid.T) *world {
 	w := &world{T: t, cat: catalog.New(), clock: time.Unix(1e9, 0), rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
-		has: map[string]bool{}, uses: map[string]bool{}, held: map[string]bool{},
-		granted: map[string]bool{}, over: map[string]bool{}, lowered: map[string]bool{}}
+		holds: map[string]bool{}, uses: map[string]bool{}, held: map[string]bool{},
+		granted: map[string]bool{}, unfinished: map[string]bool{}, lowered: map[string]bool{}}
 	for _, id := range brokers {
-		w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
+		w.apply(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
 	}
 	return w
 }
 
-func (w *world) must(e catalog.Event) {
+func (w *world) apply(e catalog.Event) {
 	w.Helper()
 	if _, err := w.cat.Apply(e); err != nil {
 		w.Fatalf("%+v: %v", e, err)
@@ -71,16 +71,16 @@ func (w *world) must(e catalog.Event) {
 
 func (w *world) topic() catalog.Topic { t, _ := w.cat.Topic(name); return t }
 
-func (w *world) up(id string) bool { b, _ := w.cat.Broker(id); return b.Connected }
+func (w *world) connected(id string) bool { b, _ := w.cat.Broker(id); return b.Connected }
 
 // check verifies the invariants after each durable change.
 func (w *world) check() {
 	w.Helper()
 	t := w.topic()
-	if was := w.shown; was.Placement != nil && t.Created == was.Created && t.Placement.Epoch() < was.Placement.Epoch() {
-		w.Fatalf("epoch %d after %d", t.Placement.Epoch(), was.Placement.Epoch())
+	if before := w.observed; before.Placement != nil && t.Created == before.Created && t.Placement.Epoch() < before.Placement.Epoch() {
+		w.Fatalf("epoch %d after %d", t.Placement.Epoch(), before.Placement.Epoch())
 	}
-	w.shown = t
+	w.observed = t
 	if t.Spec == nil || t.State != catalog.Active && t.State != catalog.Degraded {
 		if a, err := w.cat.Resolve(name, "g.0"); err == nil {
 			w.Fatalf("a publisher is sent to %+v of a topic that is %v", a, t.State)
@@ -99,10 +99,10 @@ func (w *world) check() {
 func (w *world) start(target Target) {
 	w.m = New(name, w.topic(), target, Limits{Answer: 5 * time.Second, Consumers: 8 * time.Second})
 	w.effects = nil
-	w.tell(Begun{})
+	w.handle(Begun{})
 }
 
-func (w *world) tell(e Event) {
+func (w *world) handle(e Event) {
 	w.Helper()
 	w.effects = append(w.effects, w.m.Step(e, w.clock)...)
 	if w.m.Over() {
@@ -165,18 +165,18 @@ func (w *world) perform(fail bool) {
 	t := w.topic()
 	switch e := e.(type) {
 	case Plan:
-		told := len(w.cat.LeftoverContracts()) > 0
-		t, lack, err := w.plan()
-		w.tell(Planned{t, lack, told, err})
+		adaptorKnows := len(w.cat.LeftoverContracts()) > 0
+		t, missing, err := w.plan()
+		w.handle(Planned{t, missing, adaptorKnows, err})
 	case Prepare:
-		w.ask(e.Brokers, question{})
+		w.request(e.Brokers, question{})
 	case Remove:
 		for _, id := range e.Brokers {
 			if slices.Contains(t.Plan.Brokers(), id) && t.State != catalog.Deleting && t.State != catalog.Preparing {
 				w.Fatalf("broker %s is to remove a topic that is placed there", id)
 			}
 		}
-		w.ask(e.Brokers, question{remove: true, unused: e.Unused})
+		w.request(e.Brokers, question{remove: true, unused: e.Unused})
 	case Grant:
 		shares := map[string]bool{}
 		for _, id := range append(e.Plan.Brokers(), e.Retiring...) {
@@ -190,58 +190,58 @@ func (w *world) perform(fail bool) {
 				w.Fatalf("nothing for broker %s, which may need it", id)
 			}
 		}
-		if t.State == catalog.Preparing && len(w.over) > 0 {
+		if t.State == catalog.Preparing && len(w.unfinished) > 0 {
 			fail, err = true, errors.New("busy")
 		}
 		if w.torn = fail; !fail {
 			w.lowered = map[string]bool{}
 			for _, id := range brokers {
 				switch {
-				case w.up(id) && shares[id] && w.has[id]:
+				case w.connected(id) && shares[id] && w.holds[id]:
 					w.granted[id] = true
-				case w.granted[id] && !w.up(id) && e.Spec.Demand.RateMilli < t.Spec.Demand.RateMilli:
+				case w.granted[id] && !w.connected(id) && e.Spec.Demand.RateMilli < t.Spec.Demand.RateMilli:
 					w.lowered[id] = true
 				}
 			}
 			w.shares = shares
 			for id := range shares {
-				w.held[id] = w.has[id] && w.up(id)
+				w.held[id] = w.holds[id] && w.connected(id)
 			}
 		}
-		w.tell(Granted{Members: slices.Sorted(maps.Keys(shares)), Err: err})
+		w.handle(Granted{Members: slices.Sorted(maps.Keys(shares)), Err: err})
 	case Drop:
 		if t.Spec != nil && t.State != catalog.Deleting && t.State != catalog.Preparing {
 			w.Fatalf("the contract of a topic goes that is %v", t.State)
 		}
 		if !fail {
 			for _, id := range brokers {
-				if w.granted[id] && w.up(id) {
+				if w.granted[id] && w.connected(id) {
 					delete(w.granted, id)
 				} else if w.granted[id] {
-					w.over[id] = true
+					w.unfinished[id] = true
 				}
 			}
 			w.shares = nil
-			maps.DeleteFunc(w.held, func(id string, _ bool) bool { return w.up(id) })
+			maps.DeleteFunc(w.held, func(id string, _ bool) bool { return w.connected(id) })
 		}
-		w.tell(Granted{Away: slices.ContainsFunc(t.Holders(), func(id string) bool { return !w.up(id) }), Err: err})
+		w.handle(Granted{Disconnected: slices.ContainsFunc(t.Holders(), func(id string) bool { return !w.connected(id) }), Err: err})
 	case LookShares:
 		held := []string{}
 		if !fail {
 			held = slices.Sorted(maps.Keys(w.shares))
 		}
-		w.tell(Shares{held})
+		w.handle(Shares{held})
 	case LookUnconfirmed:
 		if moving := t.Next != nil; moving != !e.Contract.IsZero() {
 			w.Fatalf("a contract of %+v of a topic that is %v", e.Contract, t.State)
 		}
 		var list []catalog.UnconfirmedShare
 		for _, id := range brokers {
-			if w.over[id] || w.lowered[id] || fail && slices.Contains(e.Holders, id) {
+			if w.unfinished[id] || w.lowered[id] || fail && slices.Contains(e.Holders, id) {
 				list = append(list, catalog.UnconfirmedShare{Broker: id, Share: e.Former})
 			}
 		}
-		w.tell(Unconfirmed{list, e.Raised && w.rng.IntN(2) == 0, w.rng.IntN(4) == 0})
+		w.handle(Unconfirmed{list, e.Raised && w.rng.IntN(2) == 0, w.rng.IntN(4) == 0})
 	case LookConsumers:
 		read := map[string][]string{}
 		for _, id := range brokers {
@@ -249,7 +249,7 @@ func (w *world) perform(fail bool) {
 				read[id] = []string{"c"}
 			}
 		}
-		w.tell(Consumers{read, true, fail})
+		w.handle(Consumers{read, true, fail})
 	case Nudge:
 		if slices.Contains(w.m.fresh(), e.Broker) {
 			w.Fatalf("broker %s is told of consumers that it lacks", e.Broker)
@@ -257,20 +257,20 @@ func (w *world) perform(fail bool) {
 	case Write:
 		if _, moved := e.Event.(catalog.TopicMoved); moved {
 			for _, q := range t.Next.Plan.Quotas {
-				if w.up(q.Broker) && !w.has[q.Broker] {
+				if w.connected(q.Broker) && !w.holds[q.Broker] {
 					w.Fatalf("moved to broker %s, which does not have the topic", q.Broker)
 				}
 			}
 		}
 		if e.Unconfirmed != nil {
-			w.must(*e.Unconfirmed)
+			w.apply(*e.Unconfirmed)
 		}
 		if _, err = w.cat.Apply(e.Event); err == nil {
 			w.check()
 			w.confirmed(e.Event)
 		}
 		if w.m.target.Dead {
-			w.lose(w.m.target.Retire) // the broker rejoins with nothing, or not at all
+			w.disconnect(w.m.target.Retire) // the broker rejoins with nothing, or not at all
 		}
 		switch e.Event.(type) {
 		case catalog.TopicActivated, catalog.TopicMoved, catalog.TopicDeleting:
@@ -279,7 +279,7 @@ func (w *world) perform(fail bool) {
 				w.Fatalf("refused: %+v: %v", e.Event, err)
 			}
 		}
-		w.tell(Written{Topic: w.topic(), Err: err})
+		w.handle(Written{Topic: w.topic(), Err: err})
 	}
 }
 
@@ -289,30 +289,30 @@ func (w *world) confirmed(e catalog.Event) {
 	w.Helper()
 	switch e.(type) {
 	case catalog.TopicMoved:
-		maps.Copy(w.over, w.lowered)
+		maps.Copy(w.unfinished, w.lowered)
 	case catalog.TopicRemoved:
 	default:
 		return
 	}
 	clear(w.lowered)
-	for id := range w.over {
+	for id := range w.unfinished {
 		if !slices.ContainsFunc(w.cat.Unconfirmed(name), func(s catalog.UnconfirmedShare) bool { return s.Broker == id }) {
 			w.Fatalf("broker %s may use more than the contract after %T, and that is not kept: %+v", id, e, w.cat.Unconfirmed(name))
 		}
 	}
 }
 
-// lose makes a broker give up the topic and its share.
-func (w *world) lose(id string) {
-	for _, shares := range []map[string]bool{w.granted, w.over, w.lowered} {
+// disconnect makes a broker give up the topic and its share.
+func (w *world) disconnect(id string) {
+	for _, shares := range []map[string]bool{w.granted, w.unfinished, w.lowered} {
 		delete(shares, id)
 	}
-	delete(w.has, id)
+	delete(w.holds, id)
 	delete(w.held, id)
 }
 
-// forget restarts the adaptor. The new adaptor knows only what brokers report.
-func (w *world) forget() {
+// restart restarts the adaptor. The new adaptor knows only what brokers report.
+func (w *world) restart() {
 	w.shares, w.torn = nil, true
 	for _, id := range brokers {
 		if w.held[id] {
@@ -324,63 +324,63 @@ func (w *world) forget() {
 	}
 }
 
-func (w *world) ask(brokers []string, q question) {
-	for i := range w.asked {
-		w.asked[i].late = true
+func (w *world) request(brokers []string, q question) {
+	for i := range w.pending {
+		w.pending[i].late = true
 	}
 	for _, id := range brokers {
 		q.broker = id
-		w.asked = append(w.asked, q)
+		w.pending = append(w.pending, q)
 	}
 }
 
 // answer lets a broker answer. With refuse, the broker refuses if possible.
 func (w *world) answer(i int, refuse bool) {
-	i = slices.IndexFunc(w.asked, func(q question) bool { return q.broker == w.asked[i].broker })
-	q := w.asked[i]
-	w.asked = slices.Delete(w.asked, i, i+1)
+	i = slices.IndexFunc(w.pending, func(q question) bool { return q.broker == w.pending[i].broker })
+	q := w.pending[i]
+	w.pending = slices.Delete(w.pending, i, i+1)
 	var err error
 	switch {
-	case q.lost || !w.up(q.broker):
+	case q.lost || !w.connected(q.broker):
 		err = errors.New("gone")
 	case refuse && !q.remove, q.unused && w.uses[q.broker]:
 		err = errors.New("refused")
 	case q.remove:
-		w.lose(q.broker)
+		w.disconnect(q.broker)
 	default:
 		if w.cat.LeftOn(name, q.broker) {
-			w.lose(q.broker) // the broker had another topic
+			w.disconnect(q.broker) // the broker had another topic
 		}
-		if w.has[q.broker] = true; w.cat.Expects(name, q.broker) {
-			w.must(catalog.MemberPrepared{Topic: name, Broker: q.broker})
+		if w.holds[q.broker] = true; w.cat.Expects(name, q.broker) {
+			w.apply(catalog.MemberPrepared{Topic: name, Broker: q.broker})
 		}
 	}
 	if !q.late {
-		w.tell(Answered{q.broker, err})
+		w.handle(Answered{q.broker, err})
 	}
 }
 
 // crash ends the controller; the next controller recovers from the durable state.
 func (w *world) crash() {
-	was := w.topic()
+	before := w.topic()
 	w.m, w.effects, w.torn = nil, nil, true
-	w.ask(nil, question{})
-	for len(w.asked) > 0 {
-		w.asked[0].lost = rapid.Bool().Draw(w.T, "lost")
+	w.request(nil, question{})
+	for len(w.pending) > 0 {
+		w.pending[0].lost = rapid.Bool().Draw(w.T, "lost")
 		w.answer(0, false)
 	}
-	w.must(catalog.Restarted{})
+	w.apply(catalog.Restarted{})
 	for _, id := range brokers {
 		if rapid.Bool().Draw(w.T, "back "+id) {
 			w.toggle(id)
 		}
 	}
-	if is := w.topic(); is.Spec != was.Spec || is.Next != was.Next || !slices.Equal(is.Retiring, was.Retiring) || fmt.Sprint(is.Plan) != fmt.Sprint(was.Plan) {
-		w.Fatalf("after a restart it is %+v, not %+v", is, was)
+	if after := w.topic(); after.Spec != before.Spec || after.Next != before.Next || !slices.Equal(after.Retiring, before.Retiring) || fmt.Sprint(after.Plan) != fmt.Sprint(before.Plan) {
+		w.Fatalf("after a restart it is %+v, not %+v", after, before)
 	}
 	switch t := w.topic(); {
 	case t.State == catalog.Preparing:
-		w.must(catalog.TopicDeleting{Topic: name})
+		w.apply(catalog.TopicDeleting{Topic: name})
 		fallthrough
 	case t.State == catalog.Deleting:
 		w.start(Target{Gone: true})
@@ -391,29 +391,29 @@ func (w *world) crash() {
 
 // toggle connects or disconnects a broker.
 func (w *world) toggle(id string) {
-	if w.up(id) {
-		w.must(catalog.BrokerLeft{ID: id})
-		for i := range w.asked {
-			w.asked[i].lost = w.asked[i].lost || w.asked[i].broker == id
+	if w.connected(id) {
+		w.apply(catalog.BrokerLeft{ID: id})
+		for i := range w.pending {
+			w.pending[i].lost = w.pending[i].lost || w.pending[i].broker == id
 		}
 		return
 	}
-	w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
-	delete(w.over, id) // the broker is granted its target share
+	w.apply(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
+	delete(w.unfinished, id) // the broker is granted its target share
 	delete(w.lowered, id)
 	// The broker's session has work, as the controller assigns it.
 	remove, prepare := w.cat.Work(id)
 	for range remove {
-		w.lose(id)
-		w.must(catalog.LeftoverRemoved{Topic: name, Broker: id})
+		w.disconnect(id)
+		w.apply(catalog.LeftoverRemoved{Topic: name, Broker: id})
 	}
 	for range prepare {
-		w.has[id] = true
-		w.must(catalog.MemberPrepared{Topic: name, Broker: id})
+		w.holds[id] = true
+		w.apply(catalog.MemberPrepared{Topic: name, Broker: id})
 	}
 }
 
-func set(ids []string) map[string]bool {
+func setOf(ids []string) map[string]bool {
 	all := map[string]bool{}
 	for _, id := range ids {
 		all[id] = true
@@ -429,13 +429,13 @@ func (w *world) quietly() {
 		switch {
 		case len(w.effects) > 0:
 			w.perform(false)
-		case len(w.asked) > 0:
+		case len(w.pending) > 0:
 			w.answer(0, false)
 		case w.idle():
 			return
 		default:
 			w.clock = w.m.Due()
-			w.tell(Tick{})
+			w.handle(Tick{})
 		}
 	}
 	w.Fatalf("it does not end: %+v", w.m)
@@ -454,17 +454,17 @@ func TestATopicUnderControl(t *testing.T) {
 				if !w.idle() {
 					t.Skip()
 				}
-				is := w.topic()
+				after := w.topic()
 				targets := []Target{{Plan: true}}
-				if is.Spec != nil {
+				if after.Spec != nil {
 					targets = append(targets, Target{Shared: true}, Target{Shared: true, Adopt: true}, Target{Gone: true})
-					for _, id := range is.Retiring {
-						targets = append(targets, Target{Retire: id}, Target{Retire: id, Forced: true}, Target{Retire: id, Dead: !w.up(id)})
+					for _, id := range after.Retiring {
+						targets = append(targets, Target{Retire: id}, Target{Retire: id, Forced: true}, Target{Retire: id, Dead: !w.connected(id)})
 					}
 				}
 				if len(w.cat.LeftoverContracts()) > 0 {
 					held := slices.ContainsFunc(brokers, func(id string) bool { return w.cat.LeftOn(name, id) })
-					targets = append(targets, Target{Forget: true, Held: held})
+					targets = append(targets, Target{Forget: true, OnBrokers: held})
 				}
 				w.start(rapid.SampledFrom(targets).Draw(t, "target"))
 			},
@@ -479,17 +479,17 @@ func TestATopicUnderControl(t *testing.T) {
 				}
 			},
 			"answer": func(t *rapid.T) {
-				if len(w.asked) == 0 || len(w.effects) > 0 {
+				if len(w.pending) == 0 || len(w.effects) > 0 {
 					t.Skip()
 				}
-				w.answer(rapid.IntRange(0, len(w.asked)-1).Draw(t, "which"), rapid.IntRange(0, 6).Draw(t, "refused") == 0)
+				w.answer(rapid.IntRange(0, len(w.pending)-1).Draw(t, "which"), rapid.IntRange(0, 6).Draw(t, "refused") == 0)
 			},
 			"tick": func(t *rapid.T) {
 				if w.m == nil || w.m.Due().IsZero() || len(w.effects) > 0 {
 					t.Skip()
 				}
 				w.clock = w.m.Due()
-				w.tell(Tick{})
+				w.handle(Tick{})
 			},
 			"all goes well": func(t *rapid.T) {
 				if w.idle() {
@@ -506,22 +506,22 @@ func TestATopicUnderControl(t *testing.T) {
 				if w.idle() || len(w.effects) > 0 {
 					t.Skip()
 				}
-				w.tell(Cancelled{errors.New("gone")})
+				w.handle(Cancelled{errors.New("gone")})
 			},
 			"close": func(t *rapid.T) {
 				if w.idle() || len(w.effects) > 0 {
 					t.Skip()
 				}
-				w.tell(Closing{Late: w.rng.IntN(2) == 0})
+				w.handle(Closing{NoAnswers: w.rng.IntN(2) == 0})
 			},
 			"stray": func(t *rapid.T) { // an answer to something that was given up
 				if w.idle() || len(w.effects) > 0 {
 					t.Skip()
 				}
-				w.tell(Answered{"b9", errors.New("late")})
+				w.handle(Answered{"b9", errors.New("late")})
 			},
 			"crash":   func(*rapid.T) { w.crash() },
-			"adaptor": func(*rapid.T) { w.forget() },
+			"adaptor": func(*rapid.T) { w.restart() },
 		})
 
 		// The failures end and the current change completes. Then the topic is at its target, or where
@@ -529,43 +529,43 @@ func TestATopicUnderControl(t *testing.T) {
 		w.quietly()
 		clear(w.uses)
 		for _, id := range brokers {
-			if !w.up(id) {
+			if !w.connected(id) {
 				w.toggle(id)
 			}
 		}
 		for range 20 {
-			is := w.topic()
-			if is.Spec == nil || len(is.Retiring) == 0 {
+			after := w.topic()
+			if after.Spec == nil || len(after.Retiring) == 0 {
 				break
 			}
-			w.start(Target{Retire: is.Retiring[0]})
+			w.start(Target{Retire: after.Retiring[0]})
 			w.quietly()
 		}
-		is := w.topic()
-		if is.Spec == nil {
+		after := w.topic()
+		if after.Spec == nil {
 			if w.shares != nil && len(w.cat.LeftoverContracts()) == 0 {
 				t.Fatalf("the adaptor has the contract of a topic that is gone: %v", w.shares)
 			}
-			for id := range w.has {
+			for id := range w.holds {
 				if !w.cat.LeftOn(name, id) {
 					t.Fatalf("broker %s has a topic that is gone, and it is not known", id)
 				}
 			}
 			return
 		}
-		if is.Next != nil || len(is.Retiring) > 0 || is.State == catalog.Preparing || is.State == catalog.Deleting {
-			t.Fatalf("it is not settled: %+v", is)
+		if after.Next != nil || len(after.Retiring) > 0 || after.State == catalog.Preparing || after.State == catalog.Deleting {
+			t.Fatalf("it is not settled: %+v", after)
 		}
-		if !w.torn && !maps.Equal(w.shares, set(is.Plan.Brokers())) {
-			t.Fatalf("shares of %v for %+v", w.shares, is.Plan)
+		if !w.torn && !maps.Equal(w.shares, setOf(after.Plan.Brokers())) {
+			t.Fatalf("shares of %v for %+v", w.shares, after.Plan)
 		}
 		// The controller tells the adaptor when the two differ.
 		w.start(Target{Shared: true})
 		w.quietly()
 		for _, id := range brokers {
-			member := slices.Contains(is.Plan.Brokers(), id)
-			if w.shares[id] != member || member && !w.has[id] || !member && w.has[id] && !w.cat.LeftOn(name, id) {
-				t.Fatalf("broker %s: member %v, share %v, topic %v", id, member, w.shares[id], w.has[id])
+			member := slices.Contains(after.Plan.Brokers(), id)
+			if w.shares[id] != member || member && !w.holds[id] || !member && w.holds[id] && !w.cat.LeftOn(name, id) {
+				t.Fatalf("broker %s: member %v, share %v, topic %v", id, member, w.shares[id], w.holds[id])
 			}
 		}
 		if w.m.Err() != nil {

@@ -68,15 +68,15 @@ type Target struct {
 	Adopt  bool   // the adaptor lost the contract and recovers the brokers' shares
 	Retire string // broker that the topic leaves, now outside the plan
 	// Options of Retire. Forced removes the topic whatever the broker holds. Dead sends no
-	// request to the broker. By first takes over the messages of the retiring broker,
+	// request to the broker. TakenOverBy first takes over the messages of the retiring broker,
 	// which is gone.
 	Forced, Dead bool
-	By           string
+	TakenOverBy  string
 	// Undo reverts a move that another controller began.
 	Undo bool
-	// Forget tells the adaptor again that the topic is gone. Held means that brokers still
+	// Forget tells the adaptor again that the topic is gone. OnBrokers means that brokers still
 	// have the topic and may report its contract to the adaptor.
-	Forget, Held bool
+	Forget, OnBrokers bool
 }
 
 // Limits bounds the waits of a change.
@@ -118,14 +118,14 @@ type Event any
 // Begun is the first event.
 type Begun struct{}
 
-// Planned answers Plan with the topic as now decided. Lack lists the brokers of the new
-// plan that have not confirmed the topic. Told means that the adaptor may have the
+// Planned answers Plan with the topic as now decided. Missing lists the brokers of the new
+// plan that have not confirmed the topic. AdaptorKnows means that the adaptor may have the
 // contract of an earlier topic of this name.
 type Planned struct {
-	Topic catalog.Topic
-	Lack  []string
-	Told  bool
-	Err   error // ErrSettled: the topic is already on target
+	Topic        catalog.Topic
+	Missing      []string
+	AdaptorKnows bool
+	Err          error // ErrSettled: the topic is already on target
 }
 
 // Answered is a broker's answer to Prepare, Remove or TakeOver.
@@ -134,31 +134,31 @@ type Answered struct {
 	Err    error
 }
 
-// Granted answers Grant and Drop. Members are the brokers about to receive a share. Away:
+// Granted answers Grant and Drop. Members are the brokers about to receive a share. Disconnected:
 // a disconnected broker may hold a share and may report the share to a
 // restarted adaptor.
 type Granted struct {
-	Members []string
-	Away    bool
-	Err     error
+	Members      []string
+	Disconnected bool
+	Err          error
 }
 
 // Shares answers LookShares with the brokers that have acknowledged a share.
-type Shares struct{ Held []string }
+type Shares struct{ Acknowledged []string }
 
 // Unconfirmed answers LookUnconfirmed. Raising means that brokers have not confirmed all
-// of a raised contract. Soon means that some of the shares are about to be confirmed.
+// of a raised contract. Pending means that some of the shares are about to be confirmed.
 type Unconfirmed struct {
 	Shares  []catalog.UnconfirmedShare
 	Raising bool
-	Soon    bool
+	Pending bool
 }
 
 // Consumers answers LookConsumers.
 type Consumers struct {
-	Read  map[string][]string // by broker with a report of the topic: channels with consumers there
-	Shown bool                // consumers can find the new brokers
-	Away  bool                // a broker of the present plan is disconnected, so its publishers have waited long enough
+	Read         map[string][]string // by broker with a report of the topic: channels with consumers there
+	Listed       bool                // consumers can find the new brokers
+	Disconnected bool                // a broker of the present plan is disconnected, so its publishers have waited long enough
 }
 
 // Written answers Write. Halted means that no later write is known to succeed.
@@ -175,9 +175,9 @@ type Tick struct{}
 // reason.
 type Cancelled struct{ Cause error }
 
-// Closing means that the controller stops. The machine stops polling. If Late is set, the
+// Closing means that the controller stops. The machine stops polling. If NoAnswers is set, the
 // machine does not wait for brokers' answers either.
-type Closing struct{ Late bool }
+type Closing struct{ NoAnswers bool }
 
 // Effect is an output of the machine: one of the types from Plan to Note.
 type Effect any
@@ -231,9 +231,9 @@ type LookUnconfirmed struct {
 
 // LookConsumers polls for Consumers. Fresh are the brokers that are new to the topic.
 type LookConsumers struct {
-	Plan  placement.Plan // the present plan
-	Fresh []string
-	Other []string // brokers that the topic has left
+	Plan   placement.Plan // the present plan
+	Fresh  []string
+	Former []string // brokers that the topic has left
 }
 
 // Nudge requests that the broker make the consumers of the channels look up the topic
@@ -291,8 +291,8 @@ const (
 	unwritten              // the journal lacks the outcome
 )
 
-// seenTo lists the differences of each phase in the order of the package comment.
-var seenTo = [...][]difference{
+// steps lists the differences of each phase in the order of the package comment.
+var steps = [...][]difference{
 	planning:   {unplanned},
 	creating:   {unprepared, ungranted, unwritten},
 	moving:     {unprepared, unread, ungranted, unshared, unconfirmed, unwritten},
@@ -313,43 +313,43 @@ type Topic struct {
 	limits Limits
 
 	// State.
-	is      catalog.Topic // as decided
-	planned bool
-	lack    []string                   // brokers of the plan that have not confirmed the topic
-	told    bool                       // the adaptor may know of the change
-	stale   bool                       // the adaptor may have another contract than the topic
-	failed  error                      // why the target is not reached
-	members []string                   // brokers about to receive a share
-	left    []string                   // brokers that have not removed the topic
-	excess  []catalog.UnconfirmedShare // shares that brokers may use beyond the contract
-	raising bool                       // brokers have not confirmed all of a raised contract
-	looked  bool                       // excess and raising are known
-	read    map[string]bool            // channels that had consumers
-	closing bool
-	late    bool // wait for no answer
+	current      catalog.Topic // as decided
+	planned      bool
+	missing      []string                   // brokers of the plan that have not confirmed the topic
+	adaptorKnows bool                       // the adaptor may know of the change
+	stale        bool                       // the adaptor may have another contract than the topic
+	failed       error                      // why the target is not reached
+	members      []string                   // brokers about to receive a share
+	unremoved    []string                   // brokers that have not removed the topic
+	excess       []catalog.UnconfirmedShare // shares that brokers may use beyond the contract
+	raising      bool                       // brokers have not confirmed all of a raised contract
+	confirmKnown bool                       // excess and raising are known
+	read         map[string]bool            // channels that had consumers
+	closing      bool
+	noAnswers    bool // wait for no answer
 
 	// The present step.
-	phase   phase
-	done    [unwritten + 1]bool
-	seeing  difference
-	waits   []string         // brokers without an answer yet
-	refused map[string]error // brokers with a refusal
-	due     time.Time        // time of the next Tick; zero: none
-	until   time.Time        // end of polling
-	nudge   time.Time        // time of the next Nudge
-	waiting string
-	over    bool
+	phase      phase
+	done       [unwritten + 1]bool
+	handling   difference
+	unanswered []string         // brokers without an answer yet
+	refused    map[string]error // brokers with a refusal
+	due        time.Time        // time of the next Tick; zero: none
+	until      time.Time        // end of polling
+	nudge      time.Time        // time of the next Nudge
+	waiting    string
+	over       bool
 }
 
 // New returns the machine for a topic as decided. A topic without a Spec is unknown.
-func New(name string, is catalog.Topic, target Target, limits Limits) *Topic {
-	t := &Topic{name: name, is: is, target: target, limits: limits, stale: target.Shared, planned: !target.Plan}
+func New(name string, current catalog.Topic, target Target, limits Limits) *Topic {
+	t := &Topic{name: name, current: current, target: target, limits: limits, stale: target.Shared, planned: !target.Plan}
 	// The adaptor may know of a change that another controller began.
-	t.told = is.State == catalog.Deleting || target.Gone
+	t.adaptorKnows = current.State == catalog.Deleting || target.Gone
 	switch {
-	case target.Undo && is.Next != nil:
+	case target.Undo && current.Next != nil:
 		t.failed = errUndo
-	case target.Gone && is.Spec == nil:
+	case target.Gone && current.Spec == nil:
 		t.failed = fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
 	}
 	return t
@@ -379,13 +379,13 @@ func (t *Topic) Step(e Event, now time.Time) []Effect {
 	if t.over {
 		return nil
 	}
-	effects := t.take(e, now)
-	for !t.over && t.seeing == none {
+	effects := t.handle(e, now)
+	for !t.over && t.handling == none {
 		if p := t.phaseNow(); p != t.phase {
 			t.phase, t.done = p, [unwritten + 1]bool{}
 		}
-		t.seeing = t.difference()
-		if t.seeing == none {
+		t.handling = t.difference()
+		if t.handling == none {
 			t.over = true
 			break
 		}
@@ -398,21 +398,21 @@ func (t *Topic) phaseNow() phase {
 	switch {
 	case !t.planned:
 		return planning
-	case t.is.Spec == nil && t.target.Forget && !t.done[unwritten]:
+	case t.current.Spec == nil && t.target.Forget && !t.done[unwritten]:
 		return forgetting
-	case t.is.Spec == nil:
+	case t.current.Spec == nil:
 		return gone
-	case t.is.State == catalog.Deleting, t.is.State == catalog.Preparing && t.failed != nil:
+	case t.current.State == catalog.Deleting, t.current.State == catalog.Preparing && t.failed != nil:
 		return deleting
 	case t.target.Gone:
 		return leaving
-	case t.is.State == catalog.Preparing:
+	case t.current.State == catalog.Preparing:
 		return creating
-	case t.is.Next != nil && t.failed != nil:
+	case t.current.Next != nil && t.failed != nil:
 		return returning
-	case t.is.Next != nil:
+	case t.current.Next != nil:
 		return moving
-	case t.failed == nil && slices.Contains(t.is.Retiring, t.target.Retire):
+	case t.failed == nil && slices.Contains(t.current.Retiring, t.target.Retire):
 		return retiring
 	default:
 		return standing
@@ -421,7 +421,7 @@ func (t *Topic) phaseNow() phase {
 
 // difference returns the first difference of the phase that is not handled.
 func (t *Topic) difference() difference {
-	for _, d := range seenTo[t.phase] {
+	for _, d := range steps[t.phase] {
 		if !t.done[d] {
 			return d
 		}
@@ -429,14 +429,14 @@ func (t *Topic) difference() difference {
 	return none
 }
 
-// seen ends the present step.
-func (t *Topic) seen() {
-	t.done[t.seeing], t.seeing, t.due, t.waiting = true, none, time.Time{}, ""
+// finishStep ends the present step.
+func (t *Topic) finishStep() {
+	t.done[t.handling], t.handling, t.due, t.waiting = true, none, time.Time{}, ""
 }
 
 // fail ends the present step and makes the machine undo the change.
 func (t *Topic) fail(err error) {
-	t.seen()
+	t.finishStep()
 	t.failed = errors.Join(t.failed, err)
 	t.over = !t.planned
 }
@@ -449,15 +449,15 @@ func (t *Topic) end(err error) {
 
 // begin starts a step.
 func (t *Topic) begin(now time.Time) []Effect {
-	switch t.seeing {
+	switch t.handling {
 	case unplanned:
 		return []Effect{Plan{}}
 	case unprepared:
-		spec := t.is.Spec
-		if t.is.Next != nil {
-			spec = t.is.Next.Spec
+		spec := t.current.Spec
+		if t.current.Next != nil {
+			spec = t.current.Next.Spec
 		}
-		return t.ask(t.lack, Prepare{spec, t.lack}, now)
+		return t.request(t.missing, Prepare{spec, t.missing}, now)
 	case unread:
 		t.read, t.nudge, t.until = map[string]bool{}, now, now.Add(t.limits.Consumers)
 		return t.lookConsumers()
@@ -468,30 +468,30 @@ func (t *Topic) begin(now time.Time) []Effect {
 		if t.until = now.Add(sharesWait); len(t.members) > 0 {
 			return []Effect{LookShares{}}
 		}
-		t.seen()
+		t.finishStep()
 	case unremoved:
 		switch t.phase {
 		case returning: // a publisher may have published there already, over HTTP for example
-			fresh := slices.DeleteFunc(t.fresh(), func(id string) bool { return slices.Contains(t.is.Retiring, id) })
-			return t.ask(fresh, Remove{fresh, true}, now)
+			fresh := slices.DeleteFunc(t.fresh(), func(id string) bool { return slices.Contains(t.current.Retiring, id) })
+			return t.request(fresh, Remove{fresh, true}, now)
 		case retiring:
 			if t.target.Dead {
-				t.seen()
+				t.finishStep()
 				return nil
 			}
-			if by := t.target.By; by != "" {
-				return t.ask([]string{by}, TakeOver{by, t.target.Retire}, now)
+			if taker := t.target.TakenOverBy; taker != "" {
+				return t.request([]string{taker}, TakeOver{taker, t.target.Retire}, now)
 			}
-			return t.ask([]string{t.target.Retire}, Remove{[]string{t.target.Retire}, !t.target.Forced}, now)
+			return t.request([]string{t.target.Retire}, Remove{[]string{t.target.Retire}, !t.target.Forced}, now)
 		default:
-			return t.ask(t.is.Holders(), Remove{t.is.Holders(), false}, now)
+			return t.request(t.current.Holders(), Remove{t.current.Holders(), false}, now)
 		}
 	case unconfirmed:
 		t.until = now.Add(confirmWait)
 		return t.lookUnconfirmed()
 	case unwritten:
-		if t.phase == forgetting && t.target.Held {
-			t.seen()
+		if t.phase == forgetting && t.target.OnBrokers {
+			t.finishStep()
 			return nil
 		}
 		return []Effect{Write{t.outcome(), t.excessNow()}}
@@ -499,34 +499,34 @@ func (t *Topic) begin(now time.Time) []Effect {
 	return nil
 }
 
-// ask sends a request to the brokers and waits for their answers.
-func (t *Topic) ask(brokers []string, question Effect, now time.Time) []Effect {
+// request sends a request to the brokers and waits for their answers.
+func (t *Topic) request(brokers []string, request Effect, now time.Time) []Effect {
 	if len(brokers) == 0 {
-		t.seen()
+		t.finishStep()
 		return nil
 	}
-	t.waits, t.refused, t.due = slices.Clone(brokers), map[string]error{}, now.Add(t.limits.Answer)
-	if t.late {
+	t.unanswered, t.refused, t.due = slices.Clone(brokers), map[string]error{}, now.Add(t.limits.Answer)
+	if t.noAnswers {
 		t.due = now
 	}
-	return []Effect{question}
+	return []Effect{request}
 }
 
 // grant sends the contract to the adaptor, or has it forget the contract, if the phase
 // needs either.
 func (t *Topic) grant() []Effect {
 	switch {
-	case t.phase == deleting && t.told, t.phase == forgetting:
+	case t.phase == deleting && t.adaptorKnows, t.phase == forgetting:
 		return []Effect{Drop{}}
 	case t.phase == deleting, t.phase == standing && !t.stale:
-		t.seen()
+		t.finishStep()
 		return nil
 	case t.phase == moving:
-		t.told = true
-		return []Effect{Grant{t.is.Next.Spec, t.is.Next.Plan, Retiring(t.is.Next.Plan, t.is), true, false}}
+		t.adaptorKnows = true
+		return []Effect{Grant{t.current.Next.Spec, t.current.Next.Plan, Retiring(t.current.Next.Plan, t.current), true, false}}
 	default:
-		t.told = true
-		return []Effect{Grant{t.is.Spec, t.is.Plan, t.is.Retiring, t.phase == standing && !t.target.Adopt, t.target.Adopt}}
+		t.adaptorKnows = true
+		return []Effect{Grant{t.current.Spec, t.current.Plan, t.current.Retiring, t.phase == standing && !t.target.Adopt, t.target.Adopt}}
 	}
 }
 
@@ -538,7 +538,7 @@ func (t *Topic) outcome() catalog.Event {
 	case moving:
 		return catalog.TopicMoved{Topic: t.name}
 	case returning:
-		return catalog.TopicMoveAborted{Topic: t.name, Left: t.left}
+		return catalog.TopicMoveAborted{Topic: t.name, Left: t.unremoved}
 	case leaving:
 		return catalog.TopicDeleting{Topic: t.name}
 	case retiring:
@@ -548,22 +548,22 @@ func (t *Topic) outcome() catalog.Event {
 	default:
 		// A broker that still holds the topic may report the contract to an adaptor that
 		// has forgotten the contract.
-		return catalog.TopicRemoved{Topic: t.name, Left: t.left, ContractLeft: t.stale || len(t.left) > 0}
+		return catalog.TopicRemoved{Topic: t.name, Left: t.unremoved, ContractLeft: t.stale || len(t.unremoved) > 0}
 	}
 }
 
 // lookUnconfirmed polls for shares beyond the contract if such shares may exist.
 func (t *Topic) lookUnconfirmed() []Effect {
-	look := LookUnconfirmed{Former: t.is.Spec.Contract(), Holders: t.is.Holders()}
+	look := LookUnconfirmed{Former: t.current.Spec.Contract(), Holders: t.current.Holders()}
 	if t.phase == moving {
-		look.Contract = t.is.Next.Spec.Contract()
-		look.Raised = t.is.Raising || look.Contract.Rate > look.Former.Rate || look.Contract.Burst > look.Former.Burst
-		if look.Contract == look.Former && !look.Raised && len(t.is.Unconfirmed) == 0 {
-			t.seen()
+		look.Contract = t.current.Next.Spec.Contract()
+		look.Raised = t.current.Raising || look.Contract.Rate > look.Former.Rate || look.Contract.Burst > look.Former.Burst
+		if look.Contract == look.Former && !look.Raised && len(t.current.Unconfirmed) == 0 {
+			t.finishStep()
 			return nil
 		}
-	} else if !t.told {
-		t.seen() // this topic was granted nothing; the record of an earlier topic stays
+	} else if !t.adaptorKnows {
+		t.finishStep() // this topic was granted nothing; the record of an earlier topic stays
 		return nil
 	}
 	return []Effect{look}
@@ -572,66 +572,66 @@ func (t *Topic) lookUnconfirmed() []Effect {
 // excessNow returns the event that records excess and raising, or nil if the catalog
 // already has them.
 func (t *Topic) excessNow() *catalog.SharesUnconfirmed {
-	same := len(t.excess)+len(t.is.Unconfirmed) == 0 && t.raising == t.is.Raising
-	if !t.looked || t.phase != moving && t.phase != deleting || same {
+	same := len(t.excess)+len(t.current.Unconfirmed) == 0 && t.raising == t.current.Raising
+	if !t.confirmKnown || t.phase != moving && t.phase != deleting || same {
 		return nil
 	}
-	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess, Raising: t.raising, Vague: t.is.Vague}
+	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess, Raising: t.raising, Vague: t.current.Vague}
 }
 
-func (t *Topic) take(e Event, now time.Time) []Effect {
+func (t *Topic) handle(e Event, now time.Time) []Effect {
 	switch e := e.(type) {
 	case Planned:
-		if t.seeing == unplanned {
-			t.takePlan(e)
+		if t.handling == unplanned {
+			t.handlePlan(e)
 		}
 	case Answered:
-		if i := slices.Index(t.waits, e.Broker); i >= 0 && (t.seeing == unprepared || t.seeing == unremoved) {
-			if t.waits = slices.Delete(t.waits, i, i+1); e.Err != nil {
+		if i := slices.Index(t.unanswered, e.Broker); i >= 0 && (t.handling == unprepared || t.handling == unremoved) {
+			if t.unanswered = slices.Delete(t.unanswered, i, i+1); e.Err != nil {
 				t.refused[e.Broker] = e.Err
 			}
 			return t.answered()
 		}
 	case Granted:
-		if t.seeing == ungranted {
-			return t.takeGrant(e)
+		if t.handling == ungranted {
+			return t.handleGrant(e)
 		}
 	case Shares:
-		if t.seeing == unshared {
-			return t.takeShares(e, now)
+		if t.handling == unshared {
+			return t.handleShares(e, now)
 		}
 	case Unconfirmed:
-		if t.seeing == unconfirmed {
-			t.takeUnconfirmed(e, now)
+		if t.handling == unconfirmed {
+			t.handleUnconfirmed(e, now)
 		}
 	case Consumers:
-		if t.seeing == unread {
-			return t.takeConsumers(e, now)
+		if t.handling == unread {
+			return t.handleConsumers(e, now)
 		}
 	case Written:
-		if t.seeing == unwritten {
-			return t.takeWritten(e)
+		if t.handling == unwritten {
+			return t.handleWritten(e)
 		}
 	case Tick:
 		if !t.due.IsZero() && !now.Before(t.due) {
 			return t.tick()
 		}
 	case Cancelled:
-		if t.seeing == unprepared && t.phase == creating {
+		if t.handling == unprepared && t.phase == creating {
 			return t.giveUp(e.Cause)
 		}
 	case Closing:
-		if t.closing = true; t.seeing == unread || t.seeing == unshared || t.seeing == unconfirmed && t.looked {
-			t.seen()
+		if t.closing = true; t.handling == unread || t.handling == unshared || t.handling == unconfirmed && t.confirmKnown {
+			t.finishStep()
 		}
-		if t.late = t.late || e.Late; t.late && len(t.waits) > 0 {
+		if t.noAnswers = t.noAnswers || e.NoAnswers; t.noAnswers && len(t.unanswered) > 0 {
 			return t.giveUp(ErrNoAnswer)
 		}
 	}
 	return nil
 }
 
-func (t *Topic) takePlan(e Planned) {
+func (t *Topic) handlePlan(e Planned) {
 	if e.Err != nil {
 		if errors.Is(e.Err, ErrSettled) {
 			e.Err = nil
@@ -639,28 +639,28 @@ func (t *Topic) takePlan(e Planned) {
 		t.end(e.Err)
 		return
 	}
-	t.seen()
-	t.planned, t.is, t.lack, t.told = true, e.Topic, e.Lack, e.Told
+	t.finishStep()
+	t.planned, t.current, t.missing, t.adaptorKnows = true, e.Topic, e.Missing, e.AdaptorKnows
 }
 
 // giveUp records cause for each broker that has not answered.
 func (t *Topic) giveUp(cause error) []Effect {
-	for _, id := range t.waits {
+	for _, id := range t.unanswered {
 		t.refused[id] = cause
 	}
-	t.waits = nil
+	t.unanswered = nil
 	return t.answered()
 }
 
 // answered ends the step after the last broker's answer.
 func (t *Topic) answered() []Effect {
-	if len(t.waits) > 0 {
+	if len(t.unanswered) > 0 {
 		return nil
 	}
 	failed := slices.Sorted(maps.Keys(t.refused))
-	if t.seeing == unprepared {
+	if t.handling == unprepared {
 		var errs []error
-		for _, id := range t.lack { // in the order of the plan
+		for _, id := range t.missing { // in the order of the plan
 			if err := t.refused[id]; err != nil {
 				errs = append(errs, &BrokerError{id, err})
 			}
@@ -669,10 +669,10 @@ func (t *Topic) answered() []Effect {
 			t.fail(err)
 			return nil
 		}
-		t.seen()
+		t.finishStep()
 		return nil
 	}
-	t.left = failed
+	t.unremoved = failed
 	var notes []Effect
 	for _, id := range failed {
 		text := map[phase]string{
@@ -682,13 +682,13 @@ func (t *Topic) answered() []Effect {
 		}[t.phase]
 		notes = append(notes, Note{Text: text, Broker: id, Err: t.refused[id], Warn: t.phase == deleting})
 	}
-	if t.seen(); t.phase == retiring && len(failed) > 0 {
+	if t.finishStep(); t.phase == retiring && len(failed) > 0 {
 		t.over = true // the controller asks again once the broker is seen to be empty
 	}
 	return notes
 }
 
-func (t *Topic) takeGrant(e Granted) []Effect {
+func (t *Topic) handleGrant(e Granted) []Effect {
 	t.members = e.Members
 	switch {
 	case t.phase == creating && e.Err != nil, t.phase == moving && e.Err != nil:
@@ -696,31 +696,31 @@ func (t *Topic) takeGrant(e Granted) []Effect {
 		return nil
 	case t.phase == deleting && e.Err != nil:
 		t.stale = true
-		t.seen()
+		t.finishStep()
 		return []Effect{Note{Text: "contract left behind for now", Err: e.Err, Warn: true}}
 	case t.phase == forgetting && e.Err != nil:
 		t.end(e.Err)
 		return nil
 	case e.Err != nil:
-		if t.seen(); t.failed != nil || t.target.Shared {
+		if t.finishStep(); t.failed != nil || t.target.Shared {
 			t.failed = errors.Join(t.failed, e.Err)
 		}
 		return []Effect{Note{Text: "share update failed; keeping current", Err: e.Err, Warn: true}}
 	}
-	t.stale = e.Away
-	t.seen()
+	t.stale = e.Disconnected
+	t.finishStep()
 	return nil
 }
 
-func (t *Topic) takeShares(e Shares, now time.Time) []Effect {
-	t.members = slices.DeleteFunc(t.members, func(id string) bool { return slices.Contains(e.Held, id) })
+func (t *Topic) handleShares(e Shares, now time.Time) []Effect {
+	t.members = slices.DeleteFunc(t.members, func(id string) bool { return slices.Contains(e.Acknowledged, id) })
 	switch {
 	case len(t.members) == 0:
-		t.seen()
+		t.finishStep()
 	case !now.Before(t.until) || t.closing:
 		// A disconnected broker holds its part until its lease ends. The topic moves
 		// without the share, because waiting for the lease would take longer.
-		t.seen()
+		t.finishStep()
 		return []Effect{Note{Text: "moving before all shares are granted", Names: t.members, Warn: true}}
 	default:
 		t.due = now.Add(sharesPause)
@@ -728,18 +728,18 @@ func (t *Topic) takeShares(e Shares, now time.Time) []Effect {
 	return nil
 }
 
-// takeUnconfirmed waits for the brokers that are about to confirm.
-func (t *Topic) takeUnconfirmed(e Unconfirmed, now time.Time) {
-	t.excess, t.raising, t.looked = e.Shares, e.Raising, true
-	if !e.Soon || !now.Before(t.until) || t.closing {
-		t.seen()
+// handleUnconfirmed waits for the brokers that are about to confirm.
+func (t *Topic) handleUnconfirmed(e Unconfirmed, now time.Time) {
+	t.excess, t.raising, t.confirmKnown = e.Shares, e.Raising, true
+	if !e.Pending || !now.Before(t.until) || t.closing {
+		t.finishStep()
 		return
 	}
 	t.due = now.Add(confirmPause)
 }
 
-func (t *Topic) takeWritten(e Written) []Effect {
-	was, p := t.is, t.phase
+func (t *Topic) handleWritten(e Written) []Effect {
+	before, p := t.current, t.phase
 	switch {
 	case e.Halted:
 		t.end(e.Err) // the next controller finds out whether the write succeeded
@@ -751,13 +751,13 @@ func (t *Topic) takeWritten(e Written) []Effect {
 		t.end(e.Err)
 		return nil
 	}
-	t.seen()
-	t.is, t.left = e.Topic, nil
+	t.finishStep()
+	t.current, t.unremoved = e.Topic, nil
 	switch p {
 	case moving:
-		return []Effect{Moved{was, t.is}}
+		return []Effect{Moved{before, t.current}}
 	case returning:
-		t.stale = t.told
+		t.stale = t.adaptorKnows
 	case retiring:
 		t.stale = true
 	}
@@ -767,7 +767,7 @@ func (t *Topic) takeWritten(e Written) []Effect {
 // tick handles the end of the present wait.
 func (t *Topic) tick() []Effect {
 	t.due = time.Time{}
-	switch t.seeing {
+	switch t.handling {
 	case unprepared, unremoved:
 		return t.giveUp(ErrNoAnswer)
 	case unread:
@@ -782,8 +782,8 @@ func (t *Topic) tick() []Effect {
 
 // fresh returns the brokers of the next plan that are not in the present plan.
 func (t *Topic) fresh() []string {
-	present := t.is.Plan.Brokers()
-	return slices.DeleteFunc(t.is.Next.Plan.Brokers(), func(id string) bool { return slices.Contains(present, id) })
+	present := t.current.Plan.Brokers()
+	return slices.DeleteFunc(t.current.Next.Plan.Brokers(), func(id string) bool { return slices.Contains(present, id) })
 }
 
 // Retiring returns, by id, the brokers outside the plan that may have messages of the
@@ -796,15 +796,15 @@ func Retiring(plan placement.Plan, topic catalog.Topic) []string {
 }
 
 func (t *Topic) lookConsumers() []Effect {
-	return []Effect{LookConsumers{t.is.Plan, t.fresh(), t.is.Retiring}}
+	return []Effect{LookConsumers{t.current.Plan, t.fresh(), t.current.Retiring}}
 }
 
-// takeConsumers waits until each channel with consumers on an old broker has consumers on
+// handleConsumers waits until each channel with consumers on an old broker has consumers on
 // every new broker. A consumer that looks up the topic again is briefly connected to no
 // broker, so a channel that had consumers once counts.
-func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
+func (t *Topic) handleConsumers(e Consumers, now time.Time) []Effect {
 	fresh := t.fresh()
-	for _, id := range append(t.is.Plan.Brokers(), t.is.Retiring...) {
+	for _, id := range append(t.current.Plan.Brokers(), t.current.Retiring...) {
 		if !slices.Contains(fresh, id) {
 			for _, channel := range e.Read[id] {
 				t.read[channel] = true
@@ -820,22 +820,22 @@ func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 			}
 		}
 	}
-	all := slices.Sorted(maps.Keys(missing))
+	waiting := slices.Sorted(maps.Keys(missing))
 	var effects []Effect
-	if len(all) > 0 && e.Shown && !now.Before(t.nudge) {
-		effects = t.nudges(all, fresh, e)
+	if len(waiting) > 0 && e.Listed && !now.Before(t.nudge) {
+		effects = t.nudges(waiting, fresh, e)
 		t.nudge = t.nudge.Add(t.limits.Consumers / 2) // for consumers that were busy
 	}
 	switch {
-	case len(all) == 0 || e.Away || t.closing:
-		t.seen()
+	case len(waiting) == 0 || e.Disconnected || t.closing:
+		t.finishStep()
 	case !now.Before(t.until):
-		t.seen()
-		effects = append(effects, Note{Text: "moving before all consumers have come", Names: append(FirstFew(all), missing[all[0]]...), Warn: true})
+		t.finishStep()
+		effects = append(effects, Note{Text: "moving before all consumers have come", Names: append(FirstFew(waiting), missing[waiting[0]]...), Warn: true})
 	default:
 		t.due = now.Add(consumersPause)
 		t.waiting = fmt.Sprintf("before its publishers move, until %s: for consumers of %s on %s, which have to ask nsqlookupd again",
-			t.until.Format(time.TimeOnly), strings.Join(FirstFew(all), ", "), strings.Join(missing[all[0]], ", "))
+			t.until.Format(time.TimeOnly), strings.Join(FirstFew(waiting), ", "), strings.Join(missing[waiting[0]], ", "))
 	}
 	return effects
 }
@@ -844,25 +844,25 @@ func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 // are connected to all brokers, so one broker per channel suffices, preferably a broker
 // that the topic leaves.
 func (t *Topic) nudges(channels, fresh []string, e Consumers) []Effect {
-	order := slices.DeleteFunc(append(Retiring(t.is.Next.Plan, t.is), t.is.Plan.Brokers()...), func(id string) bool { return slices.Contains(fresh, id) })
-	of := map[string][]string{}
+	order := slices.DeleteFunc(append(Retiring(t.current.Next.Plan, t.current), t.current.Plan.Brokers()...), func(id string) bool { return slices.Contains(fresh, id) })
+	channelsOf := map[string][]string{}
 	for _, channel := range channels {
 		if i := slices.IndexFunc(order, func(id string) bool { return slices.Contains(e.Read[id], channel) }); i >= 0 {
-			of[order[i]] = append(of[order[i]], channel)
+			channelsOf[order[i]] = append(channelsOf[order[i]], channel)
 		}
 	}
 	var effects []Effect
-	for _, id := range slices.Sorted(maps.Keys(of)) {
-		effects = append(effects, Nudge{id, of[id]})
+	for _, id := range slices.Sorted(maps.Keys(channelsOf)) {
+		effects = append(effects, Nudge{id, channelsOf[id]})
 	}
 	return effects
 }
 
 // FirstFew shortens a list for people.
 func FirstFew(names []string) []string {
-	const few = 5
-	if len(names) > few {
-		names = append(slices.Clone(names[:few]), "...")
+	const shown = 5
+	if len(names) > shown {
+		names = append(slices.Clone(names[:shown]), "...")
 	}
 	return names
 }

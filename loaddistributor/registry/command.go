@@ -86,12 +86,12 @@ type Node struct {
 
 // ParseMagic parses the magic at the beginning of in and returns the magic's length, or 0
 // if more bytes are needed.
-func ParseMagic(in []byte) (int, error) {
-	have := in[:min(len(in), len(Magic))]
-	if string(have) != Magic[:len(have)] {
+func ParseMagic(input []byte) (int, error) {
+	prefix := input[:min(len(input), len(Magic))]
+	if string(prefix) != Magic[:len(prefix)] {
 		return 0, &Error{Code: CodeBadProtocol}
 	}
-	if len(have) < len(Magic) {
+	if len(prefix) < len(Magic) {
 		return 0, nil
 	}
 	return len(Magic), nil
@@ -100,15 +100,15 @@ func ParseMagic(in []byte) (int, error) {
 // Parse parses a command at the beginning of in and returns the command's length, or 0 if
 // more bytes are needed. The command shares no memory with in. A command takes at most
 // MaxLine + 4 + MaxBody bytes.
-func Parse(in []byte) (Command, int, error) {
-	end := bytes.IndexByte(in[:min(len(in), MaxLine)], '\n')
+func Parse(input []byte) (Command, int, error) {
+	end := bytes.IndexByte(input[:min(len(input), MaxLine)], '\n')
 	if end < 0 {
-		if len(in) >= MaxLine {
+		if len(input) >= MaxLine {
 			return Command{}, 0, refuse(CodeInvalid, "command is longer than %d bytes", MaxLine)
 		}
 		return Command{}, 0, nil
 	}
-	words := strings.Split(strings.TrimSpace(string(in[:end])), " ")
+	words := strings.Split(strings.TrimSpace(string(input[:end])), " ")
 	verb, params := words[0], words[1:]
 	n := end + 1
 	switch verb {
@@ -134,7 +134,7 @@ func Parse(in []byte) (Command, int, error) {
 		}
 		return c, n, nil
 	case "IDENTIFY":
-		body, size, err := parseBody(in[n:])
+		body, size, err := parseBody(input[n:])
 		if err != nil || size == 0 {
 			return Command{}, 0, err
 		}
@@ -149,18 +149,18 @@ func Parse(in []byte) (Command, int, error) {
 
 // parseBody returns a body and its length including the size field, or 0 if more bytes
 // are needed.
-func parseBody(in []byte) (body []byte, n int, err error) {
-	if len(in) < 4 {
+func parseBody(input []byte) (body []byte, n int, err error) {
+	if len(input) < 4 {
 		return nil, 0, nil
 	}
-	size := binary.BigEndian.Uint32(in)
+	size := binary.BigEndian.Uint32(input)
 	if size == 0 || size > MaxBody {
 		return nil, 0, refuse(CodeBadBody, "IDENTIFY body of %d bytes, want 1 to %d", int32(size), MaxBody)
 	}
-	if len(in) < 4+int(size) {
+	if len(input) < 4+int(size) {
 		return nil, 0, nil
 	}
-	return in[4 : 4+size], 4 + int(size), nil
+	return input[4 : 4+size], 4 + int(size), nil
 }
 
 // parseNode parses an IDENTIFY body. Port -1 means no port, as sent by a node on a Unix
@@ -186,8 +186,8 @@ func parseNode(body []byte) (Node, error) {
 	return n, nil
 }
 
-// printable cuts a client's word to 80 bytes of valid UTF-8, for an answer.
-func printable(word string) string {
-	const most = 80
-	return strings.ToValidUTF8(word[:min(len(word), most)], "?")
+// printable cuts a client's text to 80 bytes of valid UTF-8, for an answer.
+func printable(text string) string {
+	const maxShown = 80
+	return strings.ToValidUTF8(text[:min(len(text), maxShown)], "?")
 }

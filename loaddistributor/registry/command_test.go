@@ -24,69 +24,69 @@ func TestParse(t *testing.T) {
 	node := Node{BroadcastAddress: "10.1.1.1", Hostname: "h", HTTPPort: 4151, TCPPort: 4150, Version: "1.3.0"}
 	without := func(field string) string { return strings.Replace(hello, `"`+field+`":`, `"x":`, 1) }
 	for _, c := range []struct {
-		in   string
-		want Command
-		err  string
+		input string
+		want  Command
+		err   string
 	}{
-		{in: "PING\n", want: Command{Verb: Ping}},
-		{in: "PING\r\n", want: Command{Verb: Ping}},
-		{in: "PING a b\n", want: Command{Verb: Ping}},
-		{in: " PING \n", want: Command{Verb: Ping}},
-		{in: "REGISTER t\n", want: Command{Verb: Register, Topic: "t"}},
-		{in: "REGISTER t \n", want: Command{Verb: Register, Topic: "t"}},
-		{in: "REGISTER t c\n", want: Command{Verb: Register, Topic: "t", Channel: "c"}},
-		{in: "REGISTER t c extra\n", want: Command{Verb: Register, Topic: "t", Channel: "c"}},
-		{in: "REGISTER t  c\n", want: Command{Verb: Register, Topic: "t"}},
-		{in: "UNREGISTER t#ephemeral c#ephemeral\n", want: Command{Verb: Unregister, Topic: "t#ephemeral", Channel: "c#ephemeral"}},
-		{in: identify(hello), want: Command{Verb: Identify, Node: node}},
-		{in: strings.Replace(identify(hello), "IDENTIFY", "IDENTIFY foo", 1), want: Command{Verb: Identify, Node: node}},
-		{in: identify(without("hostname")), want: Command{Verb: Identify, Node: Node{BroadcastAddress: "10.1.1.1", HTTPPort: 4151, TCPPort: 4150, Version: "1.3.0"}}},
-		{in: identify(strings.Replace(hello, "4151", "-1", 1)), want: Command{Verb: Identify, Node: Node{BroadcastAddress: "10.1.1.1", Hostname: "h", HTTPPort: -1, TCPPort: 4150, Version: "1.3.0"}}},
+		{input: "PING\n", want: Command{Verb: Ping}},
+		{input: "PING\r\n", want: Command{Verb: Ping}},
+		{input: "PING a b\n", want: Command{Verb: Ping}},
+		{input: " PING \n", want: Command{Verb: Ping}},
+		{input: "REGISTER t\n", want: Command{Verb: Register, Topic: "t"}},
+		{input: "REGISTER t \n", want: Command{Verb: Register, Topic: "t"}},
+		{input: "REGISTER t c\n", want: Command{Verb: Register, Topic: "t", Channel: "c"}},
+		{input: "REGISTER t c extra\n", want: Command{Verb: Register, Topic: "t", Channel: "c"}},
+		{input: "REGISTER t  c\n", want: Command{Verb: Register, Topic: "t"}},
+		{input: "UNREGISTER t#ephemeral c#ephemeral\n", want: Command{Verb: Unregister, Topic: "t#ephemeral", Channel: "c#ephemeral"}},
+		{input: identify(hello), want: Command{Verb: Identify, Node: node}},
+		{input: strings.Replace(identify(hello), "IDENTIFY", "IDENTIFY foo", 1), want: Command{Verb: Identify, Node: node}},
+		{input: identify(without("hostname")), want: Command{Verb: Identify, Node: Node{BroadcastAddress: "10.1.1.1", HTTPPort: 4151, TCPPort: 4150, Version: "1.3.0"}}},
+		{input: identify(strings.Replace(hello, "4151", "-1", 1)), want: Command{Verb: Identify, Node: Node{BroadcastAddress: "10.1.1.1", Hostname: "h", HTTPPort: -1, TCPPort: 4150, Version: "1.3.0"}}},
 
-		{in: "\n", err: "E_INVALID invalid command "},
-		{in: "ping\n", err: "E_INVALID invalid command ping"},
-		{in: "FOO\xff\n", err: "E_INVALID invalid command FOO?"},
-		{in: "REGISTER\n", err: "E_INVALID REGISTER insufficient number of params"},
-		{in: "UNREGISTER\n", err: "E_INVALID UNREGISTER insufficient number of params"},
-		{in: "REGISTER bad!topic\n", err: "E_BAD_TOPIC REGISTER topic name 'bad!topic' is not valid"},
-		{in: "REGISTER  t\n", err: "E_BAD_TOPIC REGISTER topic name '' is not valid"},
-		{in: "REGISTER #ephemeral\n", err: "E_BAD_TOPIC REGISTER topic name '#ephemeral' is not valid"},
-		{in: "REGISTER t\tc\n", err: "E_BAD_TOPIC REGISTER topic name 't\tc' is not valid"},
-		{in: "REGISTER " + strings.Repeat("x", 65) + "\n", err: "E_BAD_TOPIC"},
-		{in: "UNREGISTER t bad!ch\n", err: "E_BAD_CHANNEL UNREGISTER channel name 'bad!ch' is not valid"},
-		{in: strings.Repeat("x", MaxLine), err: "E_INVALID command is longer than 1024 bytes"},
-		{in: identify("x{"), err: "E_BAD_BODY IDENTIFY failed to decode JSON body"},
-		{in: identify("[]"), err: "E_BAD_BODY IDENTIFY failed to decode JSON body"},
-		{in: identify(strings.Replace(hello, "4150", `"4150"`, 1)), err: "E_BAD_BODY IDENTIFY failed to decode JSON body"},
-		{in: identify(without("broadcast_address")), err: "E_BAD_BODY IDENTIFY missing fields"},
-		{in: identify(without("tcp_port")), err: "E_BAD_BODY IDENTIFY missing fields"},
-		{in: identify(without("http_port")), err: "E_BAD_BODY IDENTIFY missing fields"},
-		{in: identify(without("version")), err: "E_BAD_BODY IDENTIFY missing fields"},
-		{in: identify(strings.Replace(hello, "4150", "70000", 1)), err: "E_BAD_BODY IDENTIFY port 70000 is outside -1 to 65535"},
-		{in: identify(strings.Replace(hello, "1.3.0", strings.Repeat("x", MaxField+1), 1)), err: "E_BAD_BODY IDENTIFY field of 257 bytes is longer than 256"},
-		{in: "IDENTIFY\n\x00\x00\x00\x00", err: "E_BAD_BODY IDENTIFY body of 0 bytes, want 1 to 65536"},
-		{in: "IDENTIFY\n\xff\xff\xff\xff", err: "E_BAD_BODY IDENTIFY body of -1 bytes, want 1 to 65536"},
-		{in: "IDENTIFY\n\x00\x01\x00\x01", err: "E_BAD_BODY IDENTIFY body of 65537 bytes, want 1 to 65536"},
+		{input: "\n", err: "E_INVALID invalid command "},
+		{input: "ping\n", err: "E_INVALID invalid command ping"},
+		{input: "FOO\xff\n", err: "E_INVALID invalid command FOO?"},
+		{input: "REGISTER\n", err: "E_INVALID REGISTER insufficient number of params"},
+		{input: "UNREGISTER\n", err: "E_INVALID UNREGISTER insufficient number of params"},
+		{input: "REGISTER bad!topic\n", err: "E_BAD_TOPIC REGISTER topic name 'bad!topic' is not valid"},
+		{input: "REGISTER  t\n", err: "E_BAD_TOPIC REGISTER topic name '' is not valid"},
+		{input: "REGISTER #ephemeral\n", err: "E_BAD_TOPIC REGISTER topic name '#ephemeral' is not valid"},
+		{input: "REGISTER t\tc\n", err: "E_BAD_TOPIC REGISTER topic name 't\tc' is not valid"},
+		{input: "REGISTER " + strings.Repeat("x", 65) + "\n", err: "E_BAD_TOPIC"},
+		{input: "UNREGISTER t bad!ch\n", err: "E_BAD_CHANNEL UNREGISTER channel name 'bad!ch' is not valid"},
+		{input: strings.Repeat("x", MaxLine), err: "E_INVALID command is longer than 1024 bytes"},
+		{input: identify("x{"), err: "E_BAD_BODY IDENTIFY failed to decode JSON body"},
+		{input: identify("[]"), err: "E_BAD_BODY IDENTIFY failed to decode JSON body"},
+		{input: identify(strings.Replace(hello, "4150", `"4150"`, 1)), err: "E_BAD_BODY IDENTIFY failed to decode JSON body"},
+		{input: identify(without("broadcast_address")), err: "E_BAD_BODY IDENTIFY missing fields"},
+		{input: identify(without("tcp_port")), err: "E_BAD_BODY IDENTIFY missing fields"},
+		{input: identify(without("http_port")), err: "E_BAD_BODY IDENTIFY missing fields"},
+		{input: identify(without("version")), err: "E_BAD_BODY IDENTIFY missing fields"},
+		{input: identify(strings.Replace(hello, "4150", "70000", 1)), err: "E_BAD_BODY IDENTIFY port 70000 is outside -1 to 65535"},
+		{input: identify(strings.Replace(hello, "1.3.0", strings.Repeat("x", MaxField+1), 1)), err: "E_BAD_BODY IDENTIFY field of 257 bytes is longer than 256"},
+		{input: "IDENTIFY\n\x00\x00\x00\x00", err: "E_BAD_BODY IDENTIFY body of 0 bytes, want 1 to 65536"},
+		{input: "IDENTIFY\n\xff\xff\xff\xff", err: "E_BAD_BODY IDENTIFY body of -1 bytes, want 1 to 65536"},
+		{input: "IDENTIFY\n\x00\x01\x00\x01", err: "E_BAD_BODY IDENTIFY body of 65537 bytes, want 1 to 65536"},
 	} {
-		got, n, err := Parse([]byte(c.in))
+		got, n, err := Parse([]byte(c.input))
 		switch {
 		case c.err != "":
 			if err == nil || !strings.HasPrefix(err.Error(), c.err) {
-				t.Errorf("%.60q: %v, want %s", c.in, err, c.err)
+				t.Errorf("%.60q: %v, want %s", c.input, err, c.err)
 			}
-		case err != nil || n != len(c.in) || got != c.want:
-			t.Errorf("%.60q: %+v, %d bytes, %v; want %+v", c.in, got, n, err, c.want)
+		case err != nil || n != len(c.input) || got != c.want:
+			t.Errorf("%.60q: %+v, %d bytes, %v; want %+v", c.input, got, n, err, c.want)
 		}
 	}
 }
 
 func TestTheMagic(t *testing.T) {
-	for in, want := range map[string]int{"": 0, "  V": 0, "  V1": 4, "  V1PING\n": 4} {
-		testkit.Result(ParseMagic([]byte(in))).Equal(t, want, "%q", in)
+	for input, want := range map[string]int{"": 0, "  V": 0, "  V1": 4, "  V1PING\n": 4} {
+		testkit.Result(ParseMagic([]byte(input))).Equal(t, want, "%q", input)
 	}
-	for _, in := range []string{"x", "  V2", " V1 "} {
-		if _, err := ParseMagic([]byte(in)); err == nil || err.Error() != CodeBadProtocol {
-			t.Errorf("%q: %v, want %s", in, err, CodeBadProtocol)
+	for _, input := range []string{"x", "  V2", " V1 "} {
+		if _, err := ParseMagic([]byte(input)); err == nil || err.Error() != CodeBadProtocol {
+			t.Errorf("%q: %v, want %s", input, err, CodeBadProtocol)
 		}
 	}
 }
@@ -97,10 +97,10 @@ func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"PING\n", "REGISTER t c\nUNREGISTER t\n", identify(hello) + "PING\n", "IDENTIFY\n\xff\xff\xff\xff", "REGISTER\n", "x"} {
 		f.Add([]byte(seed))
 	}
-	parse := func(in []byte, piece int) (all []Command, refusal error) {
-		var held []byte
+	parse := func(input []byte, piece int) (all []Command, refusal error) {
+		var buffered []byte
 		for {
-			c, n, err := Parse(held)
+			c, n, err := Parse(buffered)
 			switch {
 			case err != nil:
 				if n != 0 || c != (Command{}) {
@@ -108,22 +108,22 @@ func FuzzParse(f *testing.F) {
 				}
 				return all, err
 			case n > 0:
-				all, held = append(all, c), held[n:]
+				all, buffered = append(all, c), buffered[n:]
 				continue
 			}
-			if len(held) >= MaxLine+4+MaxBody {
-				f.Fatalf("%d bytes and no answer", len(held))
+			if len(buffered) >= MaxLine+4+MaxBody {
+				f.Fatalf("%d bytes and no answer", len(buffered))
 			}
-			if len(in) == 0 {
+			if len(input) == 0 {
 				return all, nil
 			}
-			take := min(piece, len(in))
-			held, in = append(held, in[:take]...), in[take:]
+			size := min(piece, len(input))
+			buffered, input = append(buffered, input[:size]...), input[size:]
 		}
 	}
-	f.Fuzz(func(t *testing.T, in []byte) {
-		whole, err := parse(in, len(in)+1)
-		pieces, pieceErr := parse(in, 1)
+	f.Fuzz(func(t *testing.T, input []byte) {
+		whole, err := parse(input, len(input)+1)
+		pieces, pieceErr := parse(input, 1)
 		if !reflect.DeepEqual(whole, pieces) || !reflect.DeepEqual(err, pieceErr) {
 			t.Fatalf("whole: %+v, %v\npieces: %+v, %v", whole, err, pieces, pieceErr)
 		}
@@ -133,8 +133,8 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, c := range whole {
 			again := encoded(t, c)
-			if back, n, err := Parse(again); err != nil || n != len(again) || back != c {
-				t.Fatalf("%+v as %q: %+v, %v", c, again, back, err)
+			if parsed, n, err := Parse(again); err != nil || n != len(again) || parsed != c {
+				t.Fatalf("%+v as %q: %+v, %v", c, again, parsed, err)
 			}
 		}
 	})

@@ -22,15 +22,15 @@ func (r *Registry) Nodes(now mono.Time) []Registered {
 			continue
 		}
 		n := r.nodes[id]
-		one := Registered{Node: n.said, Remote: n.remote}
+		entry := Registered{Node: n.identity, Remote: n.remote}
 		// order: sorted below
 		for k := range n.keys {
 			if k.channel == "" {
-				one.Topics = append(one.Topics, k.topic)
+				entry.Topics = append(entry.Topics, k.topic)
 			}
 		}
-		slices.Sort(one.Topics)
-		all = append(all, one)
+		slices.Sort(entry.Topics)
+		all = append(all, entry)
 	}
 	return all
 }
@@ -53,7 +53,7 @@ func (r *Registry) Producers(now mono.Time, name string) (nodes []Registered, ch
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.producers)) {
 		if r.active(now, id) {
-			nodes = append(nodes, Registered{Node: r.nodes[id].said, Remote: r.nodes[id].remote})
+			nodes = append(nodes, Registered{Node: r.nodes[id].identity, Remote: r.nodes[id].remote})
 		}
 	}
 	return nodes, slices.Sorted(maps.Keys(t.channels)), true

@@ -67,7 +67,7 @@ type key struct{ topic, channel string } // channel "": the topic itself
 
 // node is a connection.
 type node struct {
-	said       Node
+	identity   Node
 	remote     string
 	identified bool
 	heard      mono.Time
@@ -149,7 +149,7 @@ func (r *Registry) Handle(now mono.Time, id ID, c Command) ([]byte, error) {
 		if n.identified {
 			return nil, refuse(CodeInvalid, "cannot IDENTIFY again")
 		}
-		n.said, n.identified = c.Node, true
+		n.identity, n.identified = c.Node, true
 		answer, err := json.Marshal(r.cfg.Self)
 		if err != nil {
 			panic("registry: an answer that does not encode: " + err.Error())
@@ -170,10 +170,10 @@ func (r *Registry) Handle(now mono.Time, id ID, c Command) ([]byte, error) {
 }
 
 func (r *Registry) register(id ID, n *node, k key) error {
-	own := key{topic: k.topic} // a channel's node also produces the topic
+	topicKey := key{topic: k.topic} // a channel's node also produces the topic
 	fresh := 0
-	for _, one := range slices.Compact([]key{own, k}) {
-		if !n.keys[one] {
+	for _, k := range slices.Compact([]key{topicKey, k}) {
+		if !n.keys[k] {
 			fresh++
 		}
 	}
@@ -185,7 +185,7 @@ func (r *Registry) register(id ID, n *node, k key) error {
 	}
 	t := r.topics[k.topic]
 	t.producers[id] = true
-	n.keys[own], n.keys[k] = true, true
+	n.keys[topicKey], n.keys[k] = true, true
 	if k.channel != "" {
 		t.channels[k.channel][id] = true
 	}
@@ -202,16 +202,16 @@ func (r *Registry) unregister(id ID, n *node, k key) {
 		}
 	} else {
 		// order: what is removed with one key does not depend on the others
-		for one := range n.keys {
-			if one.topic == k.topic {
-				gone = append(gone, one)
+		for entry := range n.keys {
+			if entry.topic == k.topic {
+				gone = append(gone, entry)
 			}
 		}
-		delete(r.tombstones, tombstone{k.topic, n.said.BroadcastAddress, n.said.HTTPPort})
+		delete(r.tombstones, tombstone{k.topic, n.identity.BroadcastAddress, n.identity.HTTPPort})
 	}
-	for _, one := range gone {
-		delete(n.keys, one)
-		r.drop(id, one)
+	for _, k := range gone {
+		delete(n.keys, k)
+		r.drop(id, k)
 	}
 }
 
@@ -320,6 +320,6 @@ func (r *Registry) Tombstone(now mono.Time, topic, host string, httpPort int) {
 
 // Tombstoned reports whether a tombstone hides the producer.
 func (r *Registry) Tombstoned(now mono.Time, topic, host string, httpPort int) bool {
-	until, is := r.tombstones[tombstone{topic, host, httpPort}]
-	return is && now.Before(until)
+	until, found := r.tombstones[tombstone{topic, host, httpPort}]
+	return found && now.Before(until)
 }

@@ -63,8 +63,8 @@ func (s *scene) join(host string, port int) ID {
 	return id
 }
 
-// say has a node say a line, and checks the invariants.
-func (s *scene) say(id ID, line string) error {
+// send has a node say a line, and checks the invariants.
+func (s *scene) send(id ID, line string) error {
 	s.t.Helper()
 	c, n, err := Parse([]byte(line + "\n"))
 	if err != nil || n == 0 {
@@ -78,17 +78,17 @@ func (s *scene) say(id ID, line string) error {
 	return err
 }
 
-func (s *scene) all(id ID, lines ...string) {
+func (s *scene) sendAll(id ID, lines ...string) {
 	s.t.Helper()
 	for _, line := range lines {
-		if err := s.say(id, line); err != nil {
+		if err := s.send(id, line); err != nil {
 			s.t.Errorf("%q: %v", line, err)
 		}
 	}
 }
 
-// want compares the known hosts and channels of a topic.
-func (s *scene) want(topic, want string) {
+// check compares the known hosts and channels of a topic.
+func (s *scene) check(topic, want string) {
 	s.t.Helper()
 	nodes, channels, found := s.r.Producers(s.now, topic)
 	var hosts []string
@@ -106,9 +106,9 @@ func TestWhoMustIdentify(t *testing.T) {
 	s := newScene(t, Config{Self: Node{BroadcastAddress: "me", Hostname: "h", HTTPPort: 4161, TCPPort: 4160, Version: "9"}})
 	id, err := s.r.Join(s.now, "192.0.2.1:1")
 	testkit.Must(t, err)
-	s.all(id, "PING")
+	s.sendAll(id, "PING")
 	for _, line := range []string{"REGISTER t", "UNREGISTER t"} {
-		if err := s.say(id, line); err == nil || err.Error() != "E_INVALID client must IDENTIFY" {
+		if err := s.send(id, line); err == nil || err.Error() != "E_INVALID client must IDENTIFY" {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
@@ -128,25 +128,25 @@ func TestWhoMustIdentify(t *testing.T) {
 func TestSilentNodesAreNotShown(t *testing.T) {
 	s := newScene(t, Config{InactiveAfter: time.Minute})
 	a, b := s.join("a", 1), s.join("b", 2)
-	s.all(a, "REGISTER t")
-	s.all(b, "REGISTER t")
+	s.sendAll(a, "REGISTER t")
+	s.sendAll(b, "REGISTER t")
 	s.now = s.now.Add(40 * time.Second)
-	s.all(b, "PING")
+	s.sendAll(b, "PING")
 	s.now = s.now.Add(20 * time.Second)
-	s.want("t", "a,b ")
+	s.check("t", "a,b ")
 	s.now = s.now.Add(1)
-	s.want("t", "b ")
+	s.check("t", "b ")
 	if nodes := s.r.Nodes(s.now); len(nodes) != 1 {
 		t.Errorf("nodes %+v", nodes)
 	}
-	s.all(a, "PING")
-	s.want("t", "a,b ")
+	s.sendAll(a, "PING")
+	s.check("t", "a,b ")
 }
 
 func TestTombstones(t *testing.T) {
 	s := newScene(t, Config{TombstoneFor: time.Minute})
 	a := s.join("a", 1)
-	s.all(a, "REGISTER t", "REGISTER u")
+	s.sendAll(a, "REGISTER t", "REGISTER u")
 	hidden := func(topic string, want bool) {
 		t.Helper()
 		testkit.Equal(t, s.r.Tombstoned(s.now, topic, "a", 2), want, "%s hidden", topic)
@@ -158,9 +158,9 @@ func TestTombstones(t *testing.T) {
 	s.r.Tombstone(s.now, "t", "a", 2)
 	hidden("t", true)
 	hidden("u", false)
-	s.all(a, "PING", "REGISTER t")
+	s.sendAll(a, "PING", "REGISTER t")
 	hidden("t", true)
-	s.all(a, "UNREGISTER t", "REGISTER t")
+	s.sendAll(a, "UNREGISTER t", "REGISTER t")
 	hidden("t", false)
 
 	s.r.Tombstone(s.now, "t", "a", 2)
@@ -179,16 +179,16 @@ func TestBounds(t *testing.T) {
 	a, b := s.join("a", 1), s.join("b", 2)
 	_, err := s.r.Join(s.now, "192.0.2.1:3")
 	testkit.ErrorIs(t, err, ErrFull, "a third node")
-	s.all(a, "REGISTER t c", "REGISTER u", "REGISTER u")
-	if err := s.say(a, "REGISTER u c"); err == nil || err.Error() != "E_INVALID REGISTER more than 3 topics and channels" {
+	s.sendAll(a, "REGISTER t c", "REGISTER u", "REGISTER u")
+	if err := s.send(a, "REGISTER u c"); err == nil || err.Error() != "E_INVALID REGISTER more than 3 topics and channels" {
 		t.Errorf("a fourth registration: %v", err)
 	}
-	s.all(b, "REGISTER v c", "REGISTER v c")
-	if err := s.say(b, "REGISTER w"); err == nil || err.Error() != "E_INVALID REGISTER too many topics and channels" {
+	s.sendAll(b, "REGISTER v c", "REGISTER v c")
+	if err := s.send(b, "REGISTER w"); err == nil || err.Error() != "E_INVALID REGISTER too many topics and channels" {
 		t.Errorf("a sixth name: %v", err)
 	}
 	testkit.ErrorIs(t, s.r.CreateChannel("t", "d"), ErrNames, "a sixth name")
-	s.want("w", "unknown")
+	s.check("w", "unknown")
 	s.r.Leave(b)
 	s.join("c", 3)
 	testkit.Equal(t, s.r.Stats(), (Stats{Connections: 2, Topics: 3, Names: 5}), "stats")
@@ -242,14 +242,14 @@ func TestAnyHistory(t *testing.T) {
 				}
 			}
 		}
-		remove := func(gone func(entry) bool) {
+		remove := func(remove func(entry) bool) {
 			var touched []key
 			for _, e := range entries {
-				if gone(e) {
+				if remove(e) {
 					touched = append(touched, e.k)
 				}
 			}
-			entries = slices.DeleteFunc(entries, gone)
+			entries = slices.DeleteFunc(entries, remove)
 			settle(touched)
 		}
 		handle := func(id ID, c Command) {
@@ -286,7 +286,7 @@ func TestAnyHistory(t *testing.T) {
 				})
 			case 3:
 				r.Leave(id)
-				live = slices.DeleteFunc(live, func(one ID) bool { return one == id })
+				live = slices.DeleteFunc(live, func(other ID) bool { return other == id })
 				remove(func(e entry) bool { return e.id == id })
 			case 4:
 				testkit.Must(t, r.CreateTopic(k.topic))

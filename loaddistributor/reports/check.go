@@ -21,51 +21,51 @@ func (e *Fault) Error() string { return e.Field + ": " + e.Problem }
 func Check(r *srtmv1.BrokerReport) error {
 	seen := make(map[string]bool, len(r.Topics))
 	for i, t := range r.Topics {
-		at := fmt.Sprintf("report.topics[%d]", i)
+		field := fmt.Sprintf("report.topics[%d]", i)
 		if t.Topic == "" || seen[t.Topic] {
-			return &Fault{at + ".topic", fmt.Sprintf("%q is empty or appears twice", t.Topic)}
+			return &Fault{field + ".topic", fmt.Sprintf("%q is empty or appears twice", t.Topic)}
 		}
 		seen[t.Topic] = true
-		if err := checkStats(at, t); err != nil {
+		if err := checkStats(field, t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkStats(at string, t *srtmv1.TopicStats) error {
+func checkStats(field string, t *srtmv1.TopicStats) error {
 	if d := t.Interval.AsDuration(); d <= 0 || d > time.Hour {
-		return &Fault{at + ".interval", fmt.Sprintf("%v: want above 0, up to 1h", d)}
+		return &Fault{field + ".interval", fmt.Sprintf("%v: want above 0, up to 1h", d)}
 	}
 	if t.Exceeded > t.Delivered {
-		return &Fault{at + ".exceeded", fmt.Sprintf("%d of %d delivered", t.Exceeded, t.Delivered)}
+		return &Fault{field + ".exceeded", fmt.Sprintf("%d of %d delivered", t.Exceeded, t.Delivered)}
 	}
 	for _, n := range []uint64{t.Offered, t.Released, t.Delivered, t.Refused, t.MaxBacklog, t.Backlog, t.Depth} {
 		if n > 1<<48 {
-			return &Fault{at, fmt.Sprintf("a count of %d", n)}
+			return &Fault{field, fmt.Sprintf("a count of %d", n)}
 		}
 	}
 	if len(t.Channels) > maxChannels {
-		return &Fault{at + ".channels", fmt.Sprintf("%d, at most %d", len(t.Channels), maxChannels)}
+		return &Fault{field + ".channels", fmt.Sprintf("%d, at most %d", len(t.Channels), maxChannels)}
 	}
 	if n := len(t.ChannelSubscribers); n > 0 && n != len(t.Channels) {
-		return &Fault{at + ".channel_subscribers", fmt.Sprintf("%d for %d channels", n, len(t.Channels))}
+		return &Fault{field + ".channel_subscribers", fmt.Sprintf("%d for %d channels", n, len(t.Channels))}
 	}
 	for _, h := range []struct {
 		field string
 		value *srtmv1.Histogram
 	}{{"access", t.Access}, {"processing", t.Processing}, {"delivery", t.Delivery}, {"consumer", t.Consumer}} {
 		if _, err := obs.LatencyFromProto(h.value); err != nil {
-			return &Fault{at + "." + h.field, err.Error()}
+			return &Fault{field + "." + h.field, err.Error()}
 		}
 	}
 	if n := len(t.DeliveryAccess); n > 0 && n != len(t.Delivery.GetCount()) {
-		return &Fault{at + ".delivery_access", fmt.Sprintf("%d sums for %d buckets", n, len(t.Delivery.GetCount()))}
+		return &Fault{field + ".delivery_access", fmt.Sprintf("%d sums for %d buckets", n, len(t.Delivery.GetCount()))}
 	}
 	for i, sum := range t.DeliveryAccess {
 		// Sums of many fractions have rounding errors.
-		if most := float64(t.Delivery.Count[i]); !(sum >= 0 && sum <= most*(1+1e-6)) {
-			return &Fault{fmt.Sprintf("%s.delivery_access[%d]", at, i), fmt.Sprintf("%v for %v deliveries", sum, most)}
+		if limit := float64(t.Delivery.Count[i]); !(sum >= 0 && sum <= limit*(1+1e-6)) {
+			return &Fault{fmt.Sprintf("%s.delivery_access[%d]", field, i), fmt.Sprintf("%v for %v deliveries", sum, limit)}
 		}
 	}
 	return nil

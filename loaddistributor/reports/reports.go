@@ -25,23 +25,23 @@ const maxReports = 1024
 // Broker holds the reports of one session of a broker. Make it with NewBroker.
 type Broker struct {
 	// Set by NewBroker.
-	every  time.Duration // interval between two reports
-	window time.Duration
+	interval time.Duration // interval between two reports
+	window   time.Duration
 
 	// topics holds all topics of the newest report, or of the hello before the first
 	// report, including topics unknown to the catalog.
 	topics map[string]*Topic
-	// lively holds the topics that the catalog has on the broker and that were active in
+	// active holds the topics that the catalog has on the broker and that were active in
 	// the window.
-	lively  map[string]*Topic
-	count   uint64
-	heard   time.Time // time of the last report
-	offered float64
+	active   map[string]*Topic
+	count    uint64
+	reported time.Time // time of the last report
+	offered  float64
 }
 
 // NewBroker returns a Broker without reports. topics are the topics of the hello.
-func NewBroker(every, window time.Duration, topics ...string) *Broker {
-	b := &Broker{every: every, window: window, topics: map[string]*Topic{}, lively: map[string]*Topic{}}
+func NewBroker(interval, window time.Duration, topics ...string) *Broker {
+	b := &Broker{interval: interval, window: window, topics: map[string]*Topic{}, active: map[string]*Topic{}}
 	for _, name := range topics {
 		b.topics[name] = &Topic{}
 	}
@@ -55,37 +55,37 @@ type News struct {
 	Unprepared []string // topics deleted and created again through the broker's own API
 }
 
-// Take accepts a checked report completely or refuses it with a *Fault. held reports
-// whether the catalog has a topic on the broker; Take keeps little of other topics.
-func (b *Broker) Take(r *srtmv1.BrokerReport, now time.Time, held func(topic string) bool) (news News, err error) {
-	said := make(map[string]bool, len(r.Topics))
+// Apply accepts a checked report completely or refuses it with a *Fault. placed reports
+// whether the catalog has a topic on the broker; Apply keeps little of other topics.
+func (b *Broker) Apply(r *srtmv1.BrokerReport, now time.Time, placed func(topic string) bool) (news News, err error) {
+	listed := make(map[string]bool, len(r.Topics))
 	for _, s := range r.Topics {
-		said[s.Topic] = true
+		listed[s.Topic] = true
 	}
-	for name, t := range b.lively {
-		if r.Changes && !said[name] && t.quiet.IsZero() && b.topics[name] == t { // else the topic was removed
+	for name, t := range b.active {
+		if r.Changes && !listed[name] && t.quiet.IsZero() && b.topics[name] == t { // else the topic was removed
 			return News{}, &Fault{"report.changes", fmt.Sprintf("topic %q is left out, and had messages in the report before", name)}
 		}
 	}
 	for name := range b.topics {
-		if !said[name] && !r.Changes {
+		if !listed[name] && !r.Changes {
 			delete(b.topics, name)
 			news.Gone = append(news.Gone, name)
 		}
 	}
 	b.count++
-	b.heard, b.offered = now, 0
-	from := now.Add(-b.window)
-	for name, t := range b.lively {
+	b.reported, b.offered = now, 0
+	start := now.Add(-b.window)
+	for name, t := range b.active {
 		switch {
-		case said[name]:
+		case listed[name]:
 		case b.topics[name] != t:
-			delete(b.lively, name)
-		case t.quiet.Before(from):
+			delete(b.active, name)
+		case t.quiet.Before(start):
 			t.reports = nil
-			delete(b.lively, name)
+			delete(b.active, name)
 		default:
-			t.add(Report{now, t.still(b.every)}, from)
+			t.add(Report{now, t.idleStats(b.interval)}, start)
 		}
 	}
 	for _, s := range r.Topics {
@@ -95,35 +95,35 @@ func (b *Broker) Take(r *srtmv1.BrokerReport, now time.Time, held func(topic str
 			t = &Topic{}
 			b.topics[s.Topic] = t
 		}
-		b.catchUp(t, now, from)
+		b.catchUp(t, now, start)
 		report := Report{now, s}
-		t.hear(report, &b.heard)
+		t.update(report, &b.reported)
 		if report.Busy() {
 			news.Busy = append(news.Busy, s.Topic)
 		}
-		if !held(s.Topic) {
+		if !placed(s.Topic) {
 			t.reports = nil
-			delete(b.lively, s.Topic)
+			delete(b.active, s.Topic)
 			continue
 		}
 		if s.Unprepared {
 			news.Unprepared = append(news.Unprepared, s.Topic)
 		}
-		t.add(report, from)
-		b.lively[s.Topic] = t
+		t.add(report, start)
+		b.active[s.Topic] = t
 	}
 	return news, nil
 }
 
-// catchUp restores the reports of a topic that was still for the whole window: each
+// catchUp restores the reports of a topic that was idle for the whole window: each
 // interval since was still.
-func (b *Broker) catchUp(t *Topic, now, from time.Time) {
+func (b *Broker) catchUp(t *Topic, now, start time.Time) {
 	if len(t.reports) > 0 || t.quiet.IsZero() {
 		return
 	}
-	for i := min(b.window/b.every, maxReports); i > 0; i-- {
-		if at := now.Add(-i * b.every); !at.Before(t.quiet) {
-			t.add(Report{at, t.still(b.every)}, from)
+	for i := min(b.window/b.interval, maxReports); i > 0; i-- {
+		if time := now.Add(-i * b.interval); !time.Before(t.quiet) {
+			t.add(Report{time, t.idleStats(b.interval)}, start)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func (b *Broker) Topic(name string) *Topic {
 func (b *Broker) Forget(topic string) { delete(b.topics, topic) }
 
 // Topic holds the reports of one topic of one broker in the sliding window, oldest first.
-// A topic that was still for the whole window has no reports: its last report holds until
+// A topic that was idle for the whole window has no reports: its last report holds until
 // the broker reports a change.
 type Topic struct {
 	// From the last report.
@@ -164,10 +164,10 @@ type Topic struct {
 	// message; zero: one did in the last report.
 	Untaken time.Time
 
-	reports []Report
-	last    *srtmv1.TopicStats // nil: no report
-	quiet   time.Time          // time since which nothing came, went or waited; zero: something does
-	heard   *time.Time         // time of the broker's last report
+	reports  []Report
+	last     *srtmv1.TopicStats // nil: no report
+	quiet    time.Time          // time since which nothing came, went or waited; zero: something does
+	reported *time.Time         // time of the broker's last report
 }
 
 // Report is one report of a topic.
@@ -181,10 +181,10 @@ func (r Report) Busy() bool {
 	return r.Stats.Offered+r.Stats.Refused+r.Stats.Delivered+r.Stats.Backlog > 0
 }
 
-// hear records the newest report.
-func (t *Topic) hear(r Report, heard *time.Time) {
+// update records the newest report.
+func (t *Topic) update(r Report, reported *time.Time) {
 	s := r.Stats
-	t.last, t.heard = s, heard
+	t.last, t.reported = s, reported
 	t.Channels, t.Read = s.Channels, nil
 	for i, n := range s.ChannelSubscribers {
 		if n > 0 {
@@ -192,50 +192,50 @@ func (t *Topic) hear(r Report, heard *time.Time) {
 		}
 	}
 	t.Used = s.Publishers+s.Subscribers > 0 || s.Offered+s.Backlog+s.Depth > 0
-	since(&t.quiet, r.At, !r.Busy())
-	since(&t.Untaken, r.At, s.Offered+s.Delivered == 0)
+	setSince(&t.quiet, r.At, !r.Busy())
+	setSince(&t.Untaken, r.At, s.Offered+s.Delivered == 0)
 }
 
-// since records the time since which is holds; zero: is does not hold.
-func since(at *time.Time, now time.Time, is bool) {
+// setSince records in start the time since which the condition holds, or zero if it does not hold.
+func setSince(start *time.Time, now time.Time, holds bool) {
 	switch {
-	case !is:
-		*at = time.Time{}
-	case at.IsZero():
-		*at = now
+	case !holds:
+		*start = time.Time{}
+	case start.IsZero():
+		*start = now
 	}
 }
 
-// Heard returns the time of the broker's last report, whether or not the report named the
+// LastReport returns the time of the broker's last report, whether or not the report named the
 // topic.
-func (t *Topic) Heard() time.Time { return *t.heard }
+func (t *Topic) LastReport() time.Time { return *t.reported }
 
-// still returns the report of an interval that was left out: the last report with
-// interval took. The last report's own interval may differ, if it began with the topic or
+// idleStats returns the report of an interval that was left out: the last report with
+// the given interval. The last report's own interval may differ, if it began with the topic or
 // came late. Requires: no message came, went or waited in the last report.
-func (t *Topic) still(took time.Duration) *srtmv1.TopicStats {
-	if was := t.last; was.Interval.AsDuration() != took {
+func (t *Topic) idleStats(interval time.Duration) *srtmv1.TopicStats {
+	if previous := t.last; previous.Interval.AsDuration() != interval {
 		t.last = &srtmv1.TopicStats{
-			Topic: was.Topic, Interval: durationpb.New(took), Depth: was.Depth,
-			Publishers: was.Publishers, Subscribers: was.Subscribers,
-			Channels: was.Channels, ChannelSubscribers: was.ChannelSubscribers,
+			Topic: previous.Topic, Interval: durationpb.New(interval), Depth: previous.Depth,
+			Publishers: previous.Publishers, Subscribers: previous.Subscribers,
+			Channels: previous.Channels, ChannelSubscribers: previous.ChannelSubscribers,
 		}
 	}
 	return t.last
 }
 
 // add appends a report and drops reports before from.
-func (t *Topic) add(r Report, from time.Time) {
-	t.reports = t.since(from)
+func (t *Topic) add(r Report, start time.Time) {
+	t.reports = t.since(start)
 	if len(t.reports) == maxReports {
 		t.reports = t.reports[1:]
 	}
 	t.reports = append(t.reports, r)
 }
 
-func (t *Topic) since(from time.Time) []Report {
+func (t *Topic) since(start time.Time) []Report {
 	old := 0
-	for old < len(t.reports) && t.reports[old].At.Before(from) {
+	for old < len(t.reports) && t.reports[old].At.Before(start) {
 		old++
 	}
 	return t.reports[old:]
@@ -246,21 +246,21 @@ func (t *Topic) Newest() Report {
 	if n := len(t.reports); n > 0 {
 		return t.reports[n-1]
 	}
-	return Report{*t.heard, t.last}
+	return Report{*t.reported, t.last}
 }
 
 // Within returns the reports since from. It does not modify t.
-func (t *Topic) Within(from time.Time) []Report {
-	if len(t.reports) == 0 && t.last != nil && !t.heard.Before(from) {
+func (t *Topic) Within(start time.Time) []Report {
+	if len(t.reports) == 0 && t.last != nil && !t.reported.Before(start) {
 		return []Report{t.Newest()}
 	}
-	return t.since(from)
+	return t.since(start)
 }
 
 // Counts returns the number of messages delivered since from, and the number of late
 // messages among them.
-func (t *Topic) Counts(from time.Time) (delivered, exceeded uint64) {
-	for _, r := range t.Within(from) {
+func (t *Topic) Counts(start time.Time) (delivered, exceeded uint64) {
+	for _, r := range t.Within(start) {
 		delivered += r.Stats.Delivered
 		exceeded += r.Stats.Exceeded
 	}

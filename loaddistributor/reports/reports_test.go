@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	every  = time.Second
-	window = 5 * time.Second
+	interval = time.Second
+	window   = 5 * time.Second
 )
 
 // session is a Broker with its reports in sequence.
@@ -21,20 +21,20 @@ type session struct {
 	now time.Time
 }
 
-func begin() *session { return &session{NewBroker(every, window), time.Now()} }
+func newSession() *session { return &session{NewBroker(interval, window), time.Now()} }
 
 func (s *session) report(changes bool, topics ...*srtmv1.TopicStats) error {
-	s.now = s.now.Add(every)
-	_, err := s.Take(&srtmv1.BrokerReport{Topics: topics, Changes: changes}, s.now, func(string) bool { return true })
+	s.now = s.now.Add(interval)
+	_, err := s.Apply(&srtmv1.BrokerReport{Topics: topics, Changes: changes}, s.now, func(string) bool { return true })
 	return err
 }
 
 func stats(offered uint64) *srtmv1.TopicStats {
-	return &srtmv1.TopicStats{Topic: "t", Interval: durationpb.New(every), Offered: offered}
+	return &srtmv1.TopicStats{Topic: "t", Interval: durationpb.New(interval), Offered: offered}
 }
 
 func TestAReportLeavesOutNoMessages(t *testing.T) {
-	s := begin()
+	s := newSession()
 	if err := s.report(false, stats(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -45,18 +45,18 @@ func TestAReportLeavesOutNoMessages(t *testing.T) {
 
 // A topic that was removed here meanwhile need not be reported any more.
 func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
-	s := begin()
+	s := newSession()
 	if err := s.report(false, stats(1)); err != nil {
 		t.Fatal(err)
 	}
 	s.Forget("t")
-	if err := s.report(true); err != nil || len(s.lively) > 0 {
-		t.Errorf("%v; %d topics are still looked at", err, len(s.lively))
+	if err := s.report(true); err != nil || len(s.active) > 0 {
+		t.Errorf("%v; %d topics are still looked at", err, len(s.active))
 	}
 }
 
 func TestATopicThatIsStillForAWindowKeepsNoReports(t *testing.T) {
-	s := begin()
+	s := newSession()
 	for _, offered := range []uint64{1, 0} {
 		if err := s.report(false, stats(offered)); err != nil {
 			t.Fatal(err)
@@ -72,7 +72,7 @@ func TestATopicThatIsStillForAWindowKeepsNoReports(t *testing.T) {
 			t.Fatalf("%v later: %d reports of the last interval, want what was said last", s.now.Sub(still), len(got))
 		}
 	}
-	if len(is.reports) > 0 || len(s.lively) > 0 {
-		t.Errorf("%v later it keeps %d reports, and %d topics are looked at", s.now.Sub(still), len(is.reports), len(s.lively))
+	if len(is.reports) > 0 || len(s.active) > 0 {
+		t.Errorf("%v later it keeps %d reports, and %d topics are looked at", s.now.Sub(still), len(is.reports), len(s.active))
 	}
 }

@@ -50,8 +50,8 @@ func (l *Tail) Fraction() *float64 {
 	return &mean
 }
 
-// InTime adds the next interval of the same broker. Levels take the newest value.
-func (m *Sum) InTime(t *srtmv1.TopicStats) {
+// AddInterval adds the next interval of the same broker. Levels take the newest value.
+func (m *Sum) AddInterval(t *srtmv1.TopicStats) {
 	m.counts(t)
 	m.interval += t.Interval.AsDuration()
 	m.sum.Backlog, m.sum.Depth = t.Backlog, t.Depth
@@ -59,10 +59,10 @@ func (m *Sum) InTime(t *srtmv1.TopicStats) {
 	m.sum.Channels = t.Channels
 }
 
-// Beside adds the interval of another broker in the same time. Levels add up. The largest
+// AddBroker adds the interval of another broker in the same time. Levels add up. The largest
 // backlog stays the backlog of one broker, because backlogs of different moments have no
 // sum.
-func (m *Sum) Beside(t *srtmv1.TopicStats) {
+func (m *Sum) AddBroker(t *srtmv1.TopicStats) {
 	m.counts(t)
 	m.interval = max(m.interval, t.Interval.AsDuration())
 	m.sum.Backlog += t.Backlog

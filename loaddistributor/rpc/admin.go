@@ -128,13 +128,13 @@ func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequ
 	if largest == 0 { // placement will refuse without a broker
 		most = s.reservation.Rate
 	}
-	return begun(req, s.reservation, most)
+	return withReservation(req, s.reservation, most)
 }
 
-// begun returns a creation whose contract begins with a reservation and then follows
-// measurements. The limit is most messages per second and a burst of one second at this
+// withReservation returns a creation whose contract begins with a reservation and then follows
+// measurements. The limit is maxRate messages per second and a burst of one second at this
 // rate, or the request's auto contract.
-func begun(req *srtmv1.CreateTopicRequest, begin Reservation, most int64) *srtmv1.CreateTopicRequest {
+func withReservation(req *srtmv1.CreateTopicRequest, reservation Reservation, maxRate int64) *srtmv1.CreateTopicRequest {
 	req = proto.CloneOf(req)
 	if req.Spec.Contract == nil {
 		req.Spec.Contract = &srtmv1.Contract{}
@@ -144,9 +144,9 @@ func begun(req *srtmv1.CreateTopicRequest, begin Reservation, most int64) *srtmv
 		return req
 	}
 	if req.Spec.Auto == nil {
-		req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: 1000 * most, MinBurst: 1, MaxBurst: min(most, tokenbucket.MaxBurst)}
+		req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: 1000 * maxRate, MinBurst: 1, MaxBurst: min(maxRate, tokenbucket.MaxBurst)}
 	}
-	c.RateMilli, c.Burst = 1000*min(begin.Rate, most), min(begin.Burst, most)
+	c.RateMilli, c.Burst = 1000*min(reservation.Rate, maxRate), min(reservation.Burst, maxRate)
 	if a := req.Spec.Auto; a.MaxRateMilli > 0 {
 		c.RateMilli = min(c.RateMilli, a.MaxRateMilli)
 	}
@@ -177,11 +177,11 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 	p := s.topicNow(ctx, topic)
 	p.Spec.Publishers = publishersProto(publishers)
 	p.Status = s.view.Status(ctx, topic)
-	most := learned.Max
+	limit := learned.Max
 	if req.OmitPublishers {
-		most = shownPublishers
+		limit = shownPublishers
 	}
-	p.Learned = s.view.Learned(topic, most)
+	p.Learned = s.view.Learned(topic, limit)
 	return &srtmv1.GetTopicResponse{Topic: p, NextPageToken: next}, nil
 }
 
@@ -189,9 +189,9 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 // or "". A token holds the number of earlier publishers, the topic's epoch, and the last
 // publisher.
 func publishersOf(topic catalog.Topic, req *srtmv1.GetTopicRequest) (all []placement.Publisher, next string, err error) {
-	var bad faults
+	var faults faults
 	if req.PageSize < 0 || req.PageSize > maxPublishers {
-		bad.Add("page_size", "%d is outside 0 to %d", req.PageSize, maxPublishers)
+		faults.Add("page_size", "%d is outside 0 to %d", req.PageSize, maxPublishers)
 	}
 	var first, epoch uint64
 	var last string
@@ -204,10 +204,10 @@ func publishersOf(topic catalog.Topic, req *srtmv1.GetTopicRequest) (all []place
 			err, last = errors.Join(err, err1, err2), parts[2]
 		}
 		if err != nil || first == 0 {
-			bad.Add("page_token", "is not of a previous response")
+			faults.Add("page_token", "is not of a previous response")
 		}
 	}
-	if err := bad.Err(); err != nil || req.OmitPublishers {
+	if err := faults.Err(); err != nil || req.OmitPublishers {
 		return nil, "", err
 	}
 	all = declared(topic.Spec)
@@ -256,13 +256,13 @@ func (s *Server) page(req interface {
 	GetPageSize() int32
 	GetPageToken() string
 }) (size int, after string, err error) {
-	var bad faults
-	size = pageSize(&bad, req.GetPageSize())
+	var faults faults
+	size = pageSize(&faults, req.GetPageSize())
 	name, err := base64.RawURLEncoding.DecodeString(req.GetPageToken())
 	if err != nil {
-		bad.Add("page_token", "is not of a previous response")
+		faults.Add("page_token", "is not of a previous response")
 	}
-	if err = bad.Err(); err == nil {
+	if err = faults.Err(); err == nil {
 		err = s.view.Ready()
 	}
 	return size, string(name), err
@@ -278,15 +278,15 @@ func pageSize(bad *faults, size int32) int {
 
 // ListPublisherMoves implements srtmv1.AdminServiceServer.
 func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisherMovesRequest) (*srtmv1.ListPublisherMovesResponse, error) {
-	var bad faults
-	size, before := pageSize(&bad, req.PageSize), uint64(0)
+	var faults faults
+	size, before := pageSize(&faults, req.PageSize), uint64(0)
 	if req.PageToken != "" {
 		var err error
 		if before, err = strconv.ParseUint(req.PageToken, 36, 64); err != nil || before == 0 {
-			bad.Add("page_token", "is not of a previous response")
+			faults.Add("page_token", "is not of a previous response")
 		}
 	}
-	if err := bad.Err(); err != nil {
+	if err := faults.Err(); err != nil {
 		return nil, toStatus(err)
 	}
 	if err := s.view.Elsewhere(); err != nil { // the leader keeps the moves
@@ -305,7 +305,7 @@ func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisher
 
 // DeleteTopic implements srtmv1.AdminServiceServer.
 func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
-	if err := s.own(ctx, req.Name); err != nil {
+	if err := s.requireOwner(ctx, req.Name); err != nil {
 		return nil, toStatus(err)
 	}
 	if err := s.controller.Delete(ctx, req.Name); err != nil {
@@ -354,7 +354,7 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 			spec.Tenant = present.Tenant
 			spec.Auto.Measured = spec.Auto.Measured && present.Auto.Measured
 			if spec.Demand.Open && present.Demand.Open {
-				spec.Demand.Publishers, spec.Since = learned.Within(present.Demand.Publishers, float64(spec.Demand.RateMilli)/1000), present.Since
+				spec.Demand.Publishers, spec.Since = learned.ScaleTo(present.Demand.Publishers, float64(spec.Demand.RateMilli)/1000), present.Since
 			}
 		}
 		return spec, err
@@ -381,22 +381,22 @@ func namesChannels(req *srtmv1.UpdateTopicRequest) bool {
 // Requires: checkUpdate has accepted the request.
 func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.TopicSpec {
 	if req.UpdateMask == nil {
-		wanted := proto.CloneOf(req.Spec)
-		wanted.PlacementPolicy = cmp.Or(wanted.PlacementPolicy, present.Policy)
-		wanted.ShareRule = cmp.Or(wanted.ShareRule, present.ShareRule)
-		wanted.Durability = cmp.Or(wanted.Durability, controller.Durabilities.Number(present.Durability))
-		return wanted
+		merged := proto.CloneOf(req.Spec)
+		merged.PlacementPolicy = cmp.Or(merged.PlacementPolicy, present.Policy)
+		merged.ShareRule = cmp.Or(merged.ShareRule, present.ShareRule)
+		merged.Durability = cmp.Or(merged.Durability, controller.Durabilities.Number(present.Durability))
+		return merged
 	}
-	wanted := specProto(present)
-	wanted.Publishers = publishersProto(declared(present))
+	merged := specProto(present)
+	merged.Publishers = publishersProto(declared(present))
 	paths := req.UpdateMask.Paths
 	for _, path := range paths {
-		copyField(wanted.ProtoReflect(), req.Spec.ProtoReflect(), strings.Split(path, "."))
+		copyField(merged.ProtoReflect(), req.Spec.ProtoReflect(), strings.Split(path, "."))
 	}
 	if namesContract(paths) && !slices.ContainsFunc(paths, func(path string) bool { return path == "auto" || strings.HasPrefix(path, "auto.") }) {
-		wanted.Auto = nil // else the measured contract would replace the named contract
+		merged.Auto = nil // else the measured contract would replace the named contract
 	}
-	return wanted
+	return merged
 }
 
 // namesContract reports whether the paths of an update name the rate or the burst.
@@ -446,8 +446,8 @@ func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapac
 
 // RemoveBroker implements srtmv1.AdminServiceServer.
 func (s *Server) RemoveBroker(ctx context.Context, req *srtmv1.RemoveBrokerRequest) (*srtmv1.RemoveBrokerResponse, error) {
-	freed, left, err := s.controller.RemoveBroker(ctx, req.BrokerId)
-	return &srtmv1.RemoveBrokerResponse{Freed: freed, Left: left}, toStatus(err)
+	freed, remaining, err := s.controller.RemoveBroker(ctx, req.BrokerId)
+	return &srtmv1.RemoveBrokerResponse{Freed: freed, Left: remaining}, toStatus(err)
 }
 
 // maxMoved is the maximum number of publishers in one MovePublishers.
@@ -455,30 +455,30 @@ const maxMoved = 10_000
 
 // MovePublishers implements srtmv1.AdminServiceServer.
 func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {
-	var bad faults
+	var faults faults
 	selected := req.All || req.Group != nil || req.FromBrokerId != ""
 	switch n := len(req.PublisherIds); {
 	case selected && n > 0:
-		bad.Add("publisher_ids", "goes with none of all, group and from_broker_id")
+		faults.Add("publisher_ids", "goes with none of all, group and from_broker_id")
 	case !selected && (n < 1 || n > maxMoved):
-		bad.Add("publisher_ids", "%d, want 1 to %d, or one of all, group and from_broker_id", n, maxMoved)
+		faults.Add("publisher_ids", "%d, want 1 to %d, or one of all, group and from_broker_id", n, maxMoved)
 	}
-	bad.Name("broker_id", req.BrokerId)
+	faults.Name("broker_id", req.BrokerId)
 	if req.FromBrokerId != "" {
-		bad.Name("from_broker_id", req.FromBrokerId)
+		faults.Name("from_broker_id", req.FromBrokerId)
 	}
-	err := bad.Err()
+	err := faults.Err()
 	if err == nil {
 		err = s.permit(ctx)
 	}
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	if err := s.own(ctx, req.Topic); err != nil {
+	if err := s.requireOwner(ctx, req.Topic); err != nil {
 		return nil, toStatus(err)
 	}
-	which := controller.Publishers{IDs: req.PublisherIds, Group: req.Group, From: req.FromBrokerId}
-	topic, err := s.controller.MovePublishers(ctx, req.Topic, which, req.BrokerId)
+	publishers := controller.Publishers{IDs: req.PublisherIds, Group: req.Group, From: req.FromBrokerId}
+	topic, err := s.controller.MovePublishers(ctx, req.Topic, publishers, req.BrokerId)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -489,7 +489,7 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 func (s *Server) SeekChannel(ctx context.Context, req *srtmv1.SeekChannelRequest) (*srtmv1.SeekChannelResponse, error) {
 	err := checkSeek(req)
 	if err == nil {
-		err = s.own(ctx, req.Topic)
+		err = s.requireOwner(ctx, req.Topic)
 	}
 	if err != nil {
 		return nil, toStatus(err)
@@ -514,7 +514,7 @@ func (s *Server) changeChannel(ctx context.Context, change srtmv1.ChannelChange,
 		err = s.permit(ctx)
 	}
 	if err == nil {
-		err = s.own(ctx, topic)
+		err = s.requireOwner(ctx, topic)
 	}
 	if err == nil {
 		pending, err = s.controller.ChangeChannel(ctx, topic, change, channel)
@@ -553,7 +553,7 @@ func (s *Server) EmptyChannel(ctx context.Context, req *srtmv1.EmptyChannelReque
 		err = s.permit(ctx)
 	}
 	if err == nil {
-		err = s.own(ctx, req.Topic)
+		err = s.requireOwner(ctx, req.Topic)
 	}
 	if err != nil {
 		return nil, toStatus(err)
@@ -573,8 +573,8 @@ func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 	}
 }
 
-func refusedProto(r controller.Refusal, some bool) *srtmv1.RefusedProcess {
-	if !some {
+func refusedProto(r controller.Refusal, exists bool) *srtmv1.RefusedProcess {
+	if !exists {
 		return nil
 	}
 	return &srtmv1.RefusedProcess{
@@ -672,19 +672,19 @@ func publishersProto(all []placement.Publisher) (p []*srtmv1.Publisher) {
 
 // Watch implements srtmv1.PlacementServiceServer.
 func (s *Server) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServer[srtmv1.WatchResponse]) error {
-	var bad faults
+	var faults faults
 	if len(req.PublisherIds) > maxWatched {
-		bad.Add("publisher_ids", "%d, at most %d; none stands for all", len(req.PublisherIds), maxWatched)
+		faults.Add("publisher_ids", "%d, at most %d; none stands for all", len(req.PublisherIds), maxWatched)
 	} else {
 		seen := make(map[string]int, len(req.PublisherIds))
 		for i, id := range req.PublisherIds {
 			if first, twice := seen[id]; twice {
-				bad.Add("publisher_ids", "[%d] and [%d] are both %.80q", first, i, id)
+				faults.Add("publisher_ids", "[%d] and [%d] are both %.80q", first, i, id)
 			}
 			seen[id] = i
 		}
 	}
-	if err := bad.Err(); err != nil {
+	if err := faults.Err(); err != nil {
 		return toStatus(err)
 	}
 	return toStatus(s.controller.View().Watch(stream.Context(), req.Topic, req.PublisherIds, func(c controller.Change) error {
@@ -754,7 +754,7 @@ func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.Serve
 	if err != nil {
 		return toStatus(err)
 	}
-	if err := s.own(stream.Context(), req.Name); err != nil {
+	if err := s.requireOwner(stream.Context(), req.Name); err != nil {
 		return toStatus(err)
 	}
 	got, err := s.controller.Profile(stream.Context(), req.Name, req.Lasts.AsDuration(), w, func(messages int) error {
@@ -774,7 +774,7 @@ func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.Serve
 		p.Splits = append(p.Splits, &srtmv1.SplitCost{Brokers: uint32(one.K), Delays: delays(one.Delays)})
 	}
 	for _, one := range got.Errors {
-		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: one.What, Share: shareproto.To(one.Share), Delays: delays(one.Delays), Unbounded: one.Unbounded})
+		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: one.Change, Share: shareproto.To(one.Share), Delays: delays(one.Delays), Unbounded: one.Unbounded})
 	}
 	return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(got.Messages), Profile: p})
 }

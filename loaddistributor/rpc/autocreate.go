@@ -52,7 +52,7 @@ func ParseTopic(text string) (*srtmv1.TopicSpec, error) {
 	case len(spec.Publishers)+len(spec.Groups) > 0:
 		return nil, errors.New("has publishers; a topic that any publisher creates is open to all")
 	}
-	_, err := checkCreate(begun(&srtmv1.CreateTopicRequest{Spec: named(spec, "t")}, DefaultReservation, DefaultReservation.Rate))
+	_, err := checkCreate(withReservation(&srtmv1.CreateTopicRequest{Spec: named(spec, "t")}, DefaultReservation, DefaultReservation.Rate))
 	return spec, err
 }
 
@@ -66,14 +66,14 @@ func named(spec *srtmv1.TopicSpec, name string) *srtmv1.TopicSpec {
 // TooManyTopicsError refuses the creation of a topic by its first publish.
 type TooManyTopicsError struct {
 	Topic, Tenant string // no tenant: all topics count
-	Most          int
+	Limit         int
 }
 
 func (e *TooManyTopicsError) Error() string {
 	if e.Tenant != "" {
-		return fmt.Sprintf("topic %s is not created: tenant %s has %d topics, as many as may be created by publishing (--max-auto-tenant-topics)", e.Topic, e.Tenant, e.Most)
+		return fmt.Sprintf("topic %s is not created: tenant %s has %d topics, as many as may be created by publishing (--max-auto-tenant-topics)", e.Topic, e.Tenant, e.Limit)
 	}
-	return fmt.Sprintf("topic %s is not created: there are %d topics, as many as may be created by publishing (--max-auto-topics)", e.Topic, e.Most)
+	return fmt.Sprintf("topic %s is not created: there are %d topics, as many as may be created by publishing (--max-auto-topics)", e.Topic, e.Limit)
 }
 
 // errCreating: too many topics are in creation.
@@ -82,12 +82,12 @@ var errCreating = fmt.Errorf("%d topics are being created: %w", maxCreating, con
 // creations are the topics being created by their publishers or subscribers.
 type creations struct {
 	// Set by newCreations.
-	cfg    AutoCreate
-	slots  chan struct{}
-	ctx    context.Context // of the creations
-	cancel context.CancelFunc
-	all    sync.WaitGroup // Add under mu, while not closed
-	ended  *prometheus.CounterVec
+	cfg     AutoCreate
+	slots   chan struct{}
+	ctx     context.Context // of the creations
+	cancel  context.CancelFunc
+	running sync.WaitGroup // Add under mu, while not closed
+	ended   *prometheus.CounterVec
 
 	mu struct {
 		sync.Mutex
@@ -113,8 +113,8 @@ func newCreations() *creations {
 
 // CreateTopics enables the creation of topics by their first publish or subscription.
 // Call it before Register. metrics may be nil.
-func (s *Server) CreateTopics(as AutoCreate, metrics prometheus.Registerer) {
-	s.creations.cfg = as
+func (s *Server) CreateTopics(cfg AutoCreate, metrics prometheus.Registerer) {
+	s.creations.cfg = cfg
 	s.creations.ended = promauto.With(metrics).NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_topics_auto_created_total",
 		Help: "Topics that a publish or subscription was to create: created; refused, since there are as many as there may be; or failed.",
@@ -127,11 +127,11 @@ func (c *creations) close() {
 	c.mu.closed = true
 	c.mu.Unlock()
 	c.cancel()
-	c.all.Wait()
+	c.running.Wait()
 }
 
-// under reports whether a topic is in creation.
-func (c *creations) under(topic string) bool {
+// isRunning reports whether a topic is in creation.
+func (c *creations) isRunning(topic string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.running[topic] != nil
@@ -140,13 +140,13 @@ func (c *creations) under(topic string) bool {
 // create creates a missing topic, once for all concurrent callers, and returns when the
 // topic is active.
 func (s *Server) create(ctx context.Context, topic, tenant string) error {
-	is, err := s.creating(topic, tenant)
+	creation, err := s.creating(topic, tenant)
 	if err != nil {
 		return err
 	}
 	select {
-	case <-is.done:
-		return is.err
+	case <-creation.done:
+		return creation.err
 	case <-ctx.Done():
 		return ctx.Err() // the creation continues
 	}
@@ -157,28 +157,28 @@ func (s *Server) creating(topic, tenant string) (*creating, error) {
 	c := s.creations
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	is := c.mu.running[topic]
+	creation := c.mu.running[topic]
 	switch {
-	case is != nil:
-		return is, nil
+	case creation != nil:
+		return creation, nil
 	case c.mu.closed:
 		return nil, controller.ErrClosing
 	case len(c.mu.running) == maxCreating:
 		return nil, errCreating
 	}
-	is = &creating{tenant: tenant, done: make(chan struct{})}
-	c.mu.running[topic] = is
-	c.all.Go(func() {
-		is.err = s.createTopic(topic, is)
+	creation = &creating{tenant: tenant, done: make(chan struct{})}
+	c.mu.running[topic] = creation
+	c.running.Go(func() {
+		creation.err = s.createTopic(topic, creation)
 		c.mu.Lock()
 		delete(c.mu.running, topic)
 		c.mu.Unlock()
-		close(is.done)
+		close(creation.done)
 	})
-	return is, nil
+	return creation, nil
 }
 
-func (s *Server) createTopic(topic string, is *creating) error {
+func (s *Server) createTopic(topic string, creation *creating) error {
 	c := s.creations
 	select {
 	case c.slots <- struct{}{}:
@@ -186,12 +186,12 @@ func (s *Server) createTopic(topic string, is *creating) error {
 	case <-c.ctx.Done():
 		return controller.ErrClosing
 	}
-	spec, err := checkCreate(begun(s.limited(&srtmv1.CreateTopicRequest{Spec: named(c.cfg.Topic, topic)}), s.reservation, s.reservation.Rate))
+	spec, err := checkCreate(withReservation(s.limited(&srtmv1.CreateTopicRequest{Spec: named(c.cfg.Topic, topic)}), s.reservation, s.reservation.Rate))
 	if err == nil {
-		err = s.room(topic, is)
+		err = s.checkRoom(topic, creation)
 	}
 	if err == nil {
-		spec.Tenant = is.tenant
+		spec.Tenant = creation.tenant
 		_, err = s.controller.Create(c.ctx, spec, "", "", func(controller.Progress) error { return nil })
 	}
 	result := "created"
@@ -207,35 +207,35 @@ func (s *Server) createTopic(topic string, is *creating) error {
 	return err
 }
 
-// room returns an error if no further topic is allowed, counting the catalog's topics and
+// checkRoom returns an error if no further topic is allowed, counting the catalog's topics and
 // the admitted topics that are not in the catalog yet.
-func (s *Server) room(topic string, is *creating) error {
+func (s *Server) checkRoom(topic string, creation *creating) error {
 	c := s.creations
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all, of := s.controller.View().CountTopics(is.tenant)
+	total, ofTenant := s.controller.View().CountTopics(creation.tenant)
 	for name, other := range c.mu.running {
 		if !other.placed || s.controller.View().Knows(name) {
 			continue
 		}
-		if all++; other.tenant == is.tenant {
-			of++
+		if total++; other.tenant == creation.tenant {
+			ofTenant++
 		}
 	}
 	switch {
-	case all >= c.cfg.MaxTopics:
-		return &TooManyTopicsError{Topic: topic, Most: c.cfg.MaxTopics}
-	case is.tenant != "" && of >= c.cfg.MaxTenantTopics:
-		return &TooManyTopicsError{Topic: topic, Tenant: is.tenant, Most: c.cfg.MaxTenantTopics}
+	case total >= c.cfg.MaxTopics:
+		return &TooManyTopicsError{Topic: topic, Limit: c.cfg.MaxTopics}
+	case creation.tenant != "" && ofTenant >= c.cfg.MaxTenantTopics:
+		return &TooManyTopicsError{Topic: topic, Tenant: creation.tenant, Limit: c.cfg.MaxTenantTopics}
 	}
-	is.placed = true
+	creation.placed = true
 	return nil
 }
 
 // Resolve implements srtmv1.PlacementServiceServer.
 func (s *Server) Resolve(ctx context.Context, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
 	a, err := s.controller.View().Resolve(req.Topic, req.PublisherId)
-	if req.Create && !s.creations.cfg.Off && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrNotActive) && s.creations.under(req.Topic)) {
+	if req.Create && !s.creations.cfg.Off && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrNotActive) && s.creations.isRunning(req.Topic)) {
 		tenant := secure.Tenant(ctx)
 		if tenant == "" { // a broker has no tenant and names the publisher's tenant
 			tenant = req.Tenant

@@ -116,9 +116,9 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		return nil, bad // publishers are not checked one by one
 	}
 	spec.Demand.Publishers = make([]placement.Publisher, len(p.Publishers))
-	for i, one := range p.Publishers {
+	for i, publisher := range p.Publishers {
 		spec.Demand.Publishers[i] = placement.Publisher{
-			ID: one.GetId(), Key: one.GetCorrelationKey(), Rate: one.GetRate(), Batch: int(one.GetBatch()),
+			ID: publisher.GetId(), Key: publisher.GetCorrelationKey(), Rate: publisher.GetRate(), Batch: int(publisher.GetBatch()),
 		}
 	}
 	if len(p.Groups) > placement.MaxPublishers {
@@ -126,12 +126,12 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		return nil, bad
 	}
 	spec.Demand.Groups = make([]placement.Group, len(p.Groups))
-	for i, one := range p.Groups {
+	for i, group := range p.Groups {
 		spec.Demand.Groups[i] = placement.Group{
-			Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()), Weight: int(one.GetWeight()),
+			Key: group.GetKey(), Count: int(group.GetCount()), Rate: group.GetRate(), Batch: int(group.GetBatch()), Weight: int(group.GetWeight()),
 		}
-		if one.GetWeight() > math.MaxUint8 {
-			bad.Add(fmt.Sprintf("spec.groups[%d].weight", i), "%d, at most %d", one.GetWeight(), math.MaxUint8)
+		if group.GetWeight() > math.MaxUint8 {
+			bad.Add(fmt.Sprintf("spec.groups[%d].weight", i), "%d, at most %d", group.GetWeight(), math.MaxUint8)
 		}
 	}
 	var fields placement.FieldErrors
@@ -151,17 +151,17 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	} else {
 		seen := map[string]bool{}
 		for i, name := range p.Channels {
-			if at := fmt.Sprintf("spec.channels[%d]", i); bad.Name(at, name) && seen[name] {
-				bad.Add(at, "%q appears twice", name)
+			if field := fmt.Sprintf("spec.channels[%d]", i); bad.Name(field, name) && seen[name] {
+				bad.Add(field, "%q appears twice", name)
 			}
 			seen[name] = true
 		}
 	}
-	var known bool
-	if spec.Pacing, known = controller.Pacings.Value(p.Pacing); !known {
+	var ok bool
+	if spec.Pacing, ok = controller.Pacings.Value(p.Pacing); !ok {
 		bad.Add("spec.pacing", "%d is no mode", p.Pacing)
 	}
-	if spec.Durability, known = controller.Durabilities.Value(p.Durability); !known {
+	if spec.Durability, ok = controller.Durabilities.Value(p.Durability); !ok {
 		bad.Add("spec.durability", "%d is no durability", p.Durability)
 	}
 	checkExpiry(&bad, p, spec)
@@ -177,7 +177,7 @@ func checkExpiry(bad *faults, p *srtmv1.TopicSpec, spec *catalog.Spec) {
 		bad.Add("spec.channel_expiry", "%d channels, at most %d", len(p.ChannelExpiry), maxChannels)
 		return
 	}
-	check := func(field string, p *srtmv1.Expiry, within expiry.Settings) expiry.Settings {
+	check := func(field string, p *srtmv1.Expiry, limits expiry.Settings) expiry.Settings {
 		e := shareproto.ExpiryOf(p)
 		err := e.Validate(spec.Name())
 		if err == nil && p.GetTtl() != nil {
@@ -185,7 +185,7 @@ func checkExpiry(bad *faults, p *srtmv1.TopicSpec, spec *catalog.Spec) {
 				err = errors.New("ttl 0 is outside [1ms, 10 years]; leave ttl unset for no end")
 			}
 		}
-		if err == nil && e.DeadLetter != "" && e.Within(within).MaxAttempts == 0 {
+		if err == nil && e.DeadLetter != "" && e.Within(limits).MaxAttempts == 0 {
 			err = expiry.ErrNoAttempts
 		}
 		if err != nil {
@@ -224,7 +224,7 @@ func checkUpdate(req *srtmv1.UpdateTopicRequest) error {
 		bad.Add("update_mask", "has %d paths, want 1 to %d; without a mask the whole specification is replaced", len(paths), maxPaths)
 	default:
 		for i, path := range paths {
-			if one := (&fieldmaskpb.FieldMask{Paths: []string{path}}); path == "name" || !one.IsValid(req.Spec) {
+			if mask := (&fieldmaskpb.FieldMask{Paths: []string{path}}); path == "name" || !mask.IsValid(req.Spec) {
 				bad.Add(fmt.Sprintf("update_mask.paths[%d]", i), "%.80q is no field of a specification that can be changed", path)
 			}
 		}
@@ -307,8 +307,8 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 		bad.Add("spec.contract.slo.latency", "%v", err)
 	}
 	spec.SLO = catalog.SLO{Quantile: slo.Quantile, Latency: slo.Latency.AsDuration()}
-	var known bool
-	if spec.OverLimit, known = controller.OverLimits.Value(p.OverLimit); !known {
+	var ok bool
+	if spec.OverLimit, ok = controller.OverLimits.Value(p.OverLimit); !ok {
 		bad.Add("spec.contract.over_limit", "%d is no policy", p.OverLimit)
 	}
 	return sound

@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
-func good() *srtmv1.CreateTopicRequest {
+func validRequest() *srtmv1.CreateTopicRequest {
 	return &srtmv1.CreateTopicRequest{
 		IdempotencyKey: "key",
 		Spec: &srtmv1.TopicSpec{
@@ -36,7 +36,7 @@ func good() *srtmv1.CreateTopicRequest {
 }
 
 func TestAGoodRequest(t *testing.T) {
-	got := testkit.Result(checkCreate(good())).Must(t)
+	got := testkit.Result(checkCreate(validRequest())).Must(t)
 	want := &catalog.Spec{
 		Demand: placement.Demand{
 			Topic: "t", Rate: 101, RateMilli: 100_500, Burst: 40,
@@ -49,15 +49,15 @@ func TestAGoodRequest(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	back := specProto(got)
-	back.Publishers = publishersProto(declared(got))
-	if !proto.Equal(back, good().Spec) {
-		t.Errorf("back again: %v\nwant %v", back, good().Spec)
+	decoded := specProto(got)
+	decoded.Publishers = publishersProto(declared(got))
+	if !proto.Equal(decoded, validRequest().Spec) {
+		t.Errorf("back again: %v\nwant %v", decoded, validRequest().Spec)
 	}
 }
 
 func TestDefaults(t *testing.T) {
-	req := good()
+	req := validRequest()
 	req.Spec.PlacementPolicy, req.Spec.ShareRule, req.Spec.Contract.OverLimit = "", "", 0
 	got := testkit.Result(checkCreate(req)).Must(t)
 	if got.Policy != "srtm" || got.ShareRule != "sqrt" || got.OverLimit != catalog.Delay {
@@ -142,7 +142,7 @@ func TestFaultsOfARequest(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			req := good()
+			req := validRequest()
 			test.spoil(req.Spec)
 			_, err := checkCreate(req)
 			testkit.EqualSlices(t, fieldsOf(err), test.fields, "faults in %v", err)
@@ -197,7 +197,7 @@ func fieldsOf(err error) []string {
 // A contract that an update names is fixed. It follows measurements only if the update says so, too,
 // or names neither the rate nor the burst.
 func TestAContractThatIsNamedIsFixed(t *testing.T) {
-	for path, follows := range map[string]bool{
+	for path, valid := range map[string]bool{
 		"contract.rate_milli": false, "contract.burst": false, "contract": false,
 		"contract.slo.latency": true, "contract.slo": true, "channels": true, "contract.rate_milli,auto": true, "contract,auto.max_burst": true,
 	} {
@@ -209,6 +209,6 @@ func TestAContractThatIsNamedIsFixed(t *testing.T) {
 			Spec:       &srtmv1.TopicSpec{Contract: &srtmv1.Contract{RateMilli: 2000, Burst: 2}, Auto: &srtmv1.AutoContract{MaxRateMilli: 5000, MaxBurst: 7}},
 			UpdateMask: &fieldmaskpb.FieldMask{Paths: strings.Split(path, ",")},
 		})
-		testkit.Equal(t, got.Auto != nil, follows, "a contract follows after an update of %s", path)
+		testkit.Equal(t, got.Auto != nil, valid, "a contract follows after an update of %s", path)
 	}
 }

@@ -42,7 +42,7 @@ type Admission interface {
 
 // Limit makes Server request admission from tenant/T/admin before it creates or updates
 // topics or moves publishers. Call it before Register.
-func (s *Server) Limit(by Admission) { s.admission = by }
+func (s *Server) Limit(admission Admission) { s.admission = admission }
 
 // permit returns an error if the caller's tenant may not change anything now. A caller
 // without a tenant is an operator.
@@ -61,9 +61,9 @@ func (s *Server) permit(ctx context.Context) error {
 	return &controller.QuotaError{Tenant: tenant, Problem: "too many changes", RetryAfter: d.RetryAfter}
 }
 
-// own returns an error if the caller may not change a topic. It does not refuse unknown
+// requireOwner returns an error if the caller may not change a topic. It does not refuse unknown
 // topics.
-func (s *Server) own(ctx context.Context, topic string) error {
+func (s *Server) requireOwner(ctx context.Context, topic string) error {
 	if secure.Tenant(ctx) == "" {
 		return nil
 	}
@@ -90,10 +90,10 @@ func New(c *controller.Controller) *Server {
 }
 
 // Register adds the services to a gRPC server.
-func (s *Server) Register(to grpc.ServiceRegistrar) {
-	srtmv1.RegisterAdminServiceServer(to, s)
-	srtmv1.RegisterPlacementServiceServer(to, s)
-	srtmv1.RegisterBrokerServiceServer(to, s)
+func (s *Server) Register(registrar grpc.ServiceRegistrar) {
+	srtmv1.RegisterAdminServiceServer(registrar, s)
+	srtmv1.RegisterPlacementServiceServer(registrar, s)
+	srtmv1.RegisterBrokerServiceServer(registrar, s)
 }
 
 // Run waits for ctx to end, then ends creations and sessions and waits for them. If the

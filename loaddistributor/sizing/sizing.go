@@ -94,7 +94,7 @@ type Split struct {
 
 // Error is the cost of a wrong contract.
 type Error struct {
-	What string // "r -10 %"
+	Change string // "r -10 %"
 	tokenbucket.Share
 	Delays
 	// Unbounded: the rate is below the rate of the messages, so delays grow with the
@@ -121,7 +121,7 @@ var ErrShort = fmt.Errorf("fewer than %d messages, or all at one instant", MinMe
 // until. If the recording period is unknown, the period from the first to the last
 // message counts. Errors are the first of Wanted.Faults, ErrShort, and
 // *tokenbucket.ShareError if the trace needs more than the maximum share.
-func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.Rand) (*Proposal, error) {
+func Propose(trace []tuner.Arrival, start, end mono.Time, w Wanted, rng *rand.Rand) (*Proposal, error) {
 	for field, problem := range w.Faults() {
 		return nil, fmt.Errorf("%s: %s", field, problem)
 	}
@@ -129,18 +129,18 @@ func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.R
 	if len(trace) < MinMessages {
 		return nil, ErrShort
 	}
-	from, until = min(from, trace[0].At), max(until, trace[len(trace)-1].At)
-	if from == until {
+	start, end = min(start, trace[0].At), max(end, trace[len(trace)-1].At)
+	if start == end {
 		return nil, ErrShort
 	}
-	p := &Proposal{Messages: len(trace), Span: until.Sub(from)}
+	p := &Proposal{Messages: len(trace), Span: end.Sub(start)}
 	p.Mean = float64(len(trace)-1) / p.Span.Seconds()
 	p.Rate = tokenbucket.PerSecond(w.Headroom * p.Mean)
 	if err := (tokenbucket.Share{Rate: p.Rate, Burst: 1}).Validate(); err != nil {
 		return nil, err
 	}
 	p.Needed = Burst(trace, p.Rate.PerSecond(), w.Quantile, w.Within)
-	p.Burst = burst(confident(trace, from, until, p.Rate, w, rng), p.Rate.PerSecond(), w.Within)
+	p.Burst = burst(confident(trace, start, end, p.Rate, w, rng), p.Rate.PerSecond(), w.Within)
 	p.Burst = max(p.Burst, p.Needed)
 	if err := p.Share.Validate(); err != nil {
 		return nil, err
@@ -150,8 +150,8 @@ func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.R
 		p.Splits = append(p.Splits, Split{k, replay(trace, p.Share, k, order, w)})
 	}
 	for _, e := range []struct {
-		what  string
-		share tokenbucket.Share
+		change string
+		share  tokenbucket.Share
 	}{
 		{"r -10 %", tokenbucket.Share{Rate: max(p.Rate*9/10, tokenbucket.MinRate), Burst: p.Burst}},
 		{"r -5 %", tokenbucket.Share{Rate: max(p.Rate*19/20, tokenbucket.MinRate), Burst: p.Burst}},
@@ -159,7 +159,7 @@ func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.R
 		{"b -75 %", tokenbucket.Share{Rate: p.Rate, Burst: max(1, p.Burst/4)}},
 		{"b +100 %", tokenbucket.Share{Rate: p.Rate, Burst: min(2*p.Burst, tokenbucket.MaxBurst)}},
 	} {
-		p.Errors = append(p.Errors, Error{e.what, e.share, replay(trace, e.share, 1, nil, w), e.share.Rate.PerSecond() <= p.Mean})
+		p.Errors = append(p.Errors, Error{e.change, e.share, replay(trace, e.share, 1, nil, w), e.share.Rate.PerSecond() <= p.Mean})
 	}
 	return p, nil
 }
@@ -186,12 +186,12 @@ func burst(work, rate float64, within time.Duration) int64 {
 
 // confident returns the quantile of work that a part w.Confidence of draws does not
 // exceed.
-func confident(trace []tuner.Arrival, from, until mono.Time, rate tokenbucket.Rate, w Wanted, rng *rand.Rand) float64 {
+func confident(trace []tuner.Arrival, start, end mono.Time, rate tokenbucket.Rate, w Wanted, rng *rand.Rand) float64 {
 	// block i has the messages bounds[i] to bounds[i+1].
-	length := float64(until-from)/Blocks + 1e-3
+	length := float64(end-start)/Blocks + 1e-3
 	bounds, i := make([]int, Blocks+1), 0
 	for b := range bounds {
-		for i < len(trace) && float64(trace[i].At-from) < float64(b)*length {
+		for i < len(trace) && float64(trace[i].At-start) < float64(b)*length {
 			i++
 		}
 		bounds[b] = i
@@ -202,13 +202,13 @@ func confident(trace []tuner.Arrival, from, until mono.Time, rate tokenbucket.Ra
 	for d := range quantiles {
 		clear(found)
 		u, last, n := 0.0, 0.0, 0
-		for turn := range Blocks {
+		for position := range Blocks {
 			b := rng.IntN(Blocks)
-			shift := float64(turn-b) * length
+			shift := float64(position-b) * length
 			for _, a := range trace[bounds[b]:bounds[b+1]] {
-				at := float64(a.At-from) + shift
-				u = max(0, u-(at-last)*perNano) + 1
-				last = at
+				t := float64(a.At-start) + shift
+				u = max(0, u-(t-last)*perNano) + 1
+				last = t
 				v := int(math.Ceil(u - 1e-6))
 				for len(found) <= v {
 					found = append(found, 0)
@@ -236,13 +236,13 @@ func byRate(trace []tuner.Arrival) map[int32]int {
 	for _, a := range trace {
 		counts[a.Publisher]++
 	}
-	var all []int32
+	var publishers []int32
 	// order: sorted below
 	for p := range counts {
-		all = append(all, p)
+		publishers = append(publishers, p)
 	}
-	slices.SortFunc(all, func(a, b int32) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
-	for i, p := range all {
+	slices.SortFunc(publishers, func(a, b int32) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
+	for i, p := range publishers {
 		counts[p] = i
 	}
 	return counts

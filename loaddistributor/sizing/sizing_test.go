@@ -29,14 +29,14 @@ func propose(trace []tuner.Arrival, w sizing.Wanted, rng *rand.Rand) (*sizing.Pr
 func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tuner.Arrival) {
 	rng := source(seed)
 	rate := float64(publishers) * 10 / float64(batch)
-	for at := 0.0; ; {
-		at += rng.ExpFloat64() / rate
-		if at > span.Seconds() {
+	for t := 0.0; ; {
+		t += rng.ExpFloat64() / rate
+		if t > span.Seconds() {
 			return trace
 		}
 		p := int32(rng.IntN(publishers))
 		for range batch {
-			trace = append(trace, tuner.Arrival{At: mono.Time(at * 1e9), Publisher: p})
+			trace = append(trace, tuner.Arrival{At: mono.Time(t * 1e9), Publisher: p})
 		}
 	}
 }
@@ -50,7 +50,7 @@ func TestExampleOfContractsPage(t *testing.T) {
 		text += fmt.Sprintf("k=%d %.1f %.1f ms, %.2f %% late\n", s.K, ms(s.Mean), ms(s.Quantile), 100*s.Late)
 	}
 	for _, e := range p.Errors {
-		text += fmt.Sprintf("%s %.1f %.1f ms, %.2f %% late, %v\n", e.What, ms(e.Mean), ms(e.Quantile), 100*e.Late, e.Unbounded)
+		text += fmt.Sprintf("%s %.1f %.1f ms, %.2f %% late, %v\n", e.Change, ms(e.Mean), ms(e.Quantile), 100*e.Late, e.Unbounded)
 	}
 	const want = "r 1104.898 msg/s, b 141, needed 107, mean 1004.5\n" +
 		"k=1 0.0 0.0 ms, 0.00 % late\n" +
@@ -77,11 +77,11 @@ func TestBurstIsThatOfTheBucket(t *testing.T) {
 			return
 		}
 		testkit.Must(t, err)
-		at := make([]mono.Time, len(trace))
+		times := make([]mono.Time, len(trace))
 		for i, a := range trace {
-			at[i] = a.At
+			times[i] = a.At
 		}
-		exact := testkit.Result(tokenbucket.Profile(at, p.Rate, w.Quantile)).Must(t)
+		exact := testkit.Result(tokenbucket.Profile(times, p.Rate, w.Quantile)).Must(t)
 		if d := p.Needed - exact; d < -1 || d > 1 {
 			t.Fatalf("burst %d, the bucket says %d", p.Needed, exact)
 		}
@@ -100,9 +100,9 @@ func TestBurstIsThatOfTheBucket(t *testing.T) {
 // often as its confidence states.
 func TestTheConfidenceIsKept(t *testing.T) {
 	long := poisson(1<<20, 20, 8, 15*time.Minute)
-	at := make([]mono.Time, len(long))
+	times := make([]mono.Time, len(long))
 	for i, a := range long {
-		at[i] = a.At
+		times[i] = a.At
 	}
 	const trials = 20
 	kept := map[float64]int{}
@@ -110,14 +110,14 @@ func TestTheConfidenceIsKept(t *testing.T) {
 		trace := poisson(seed, 20, 8, time.Minute)
 		for _, confidence := range []float64{0.5, 0.9} {
 			p := testkit.Result(propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))).Must(t)
-			b := tokenbucket.NewFull(p.Share, at[0])
+			b := tokenbucket.NewFull(p.Share, times[0])
 			late := 0
-			for _, d := range tokenbucket.Replay(at, &b) {
+			for _, d := range tokenbucket.Replay(times, &b) {
 				if d > 0 {
 					late++
 				}
 			}
-			if float64(late) <= 0.01*float64(len(at)) {
+			if float64(late) <= 0.01*float64(len(times)) {
 				kept[confidence]++
 			}
 		}
@@ -150,7 +150,7 @@ func TestASlowTopicHasFiniteDelays(t *testing.T) {
 	p := testkit.Result(propose(trace, sizing.Wanted{}, source(1))).Must(t)
 	for _, e := range p.Errors {
 		if e.Rate <= 0 || e.Mean < 0 || e.Quantile < 0 || e.Mean > e.Quantile+trace[len(trace)-1].At.Sub(trace[0].At) {
-			t.Errorf("%s: %+v of %+v", e.What, e.Delays, e.Share)
+			t.Errorf("%s: %+v of %+v", e.Change, e.Delays, e.Share)
 		}
 	}
 }

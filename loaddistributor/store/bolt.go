@@ -92,7 +92,7 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 	var number uint64
 	err = b.guard(func() (err error) {
 		if cat, err = read(db); err == nil {
-			number, err = begin(db)
+			number, err = beginTerm(db)
 		}
 		return err
 	})
@@ -108,7 +108,7 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 // open opens the file once its lock is free.
 func (b *Bolt) open(ctx context.Context) (db *bbolt.DB, err error) {
 	end := clock.Mono().Add(lockPatience)
-	for waits := false; ; {
+	for logged := false; ; {
 		err = b.guard(func() (err error) {
 			db, err = bbolt.Open(b.path, 0o600, &bbolt.Options{Timeout: lockAttempt, FreelistType: bbolt.FreelistMapType})
 			return err
@@ -125,8 +125,8 @@ func (b *Bolt) open(ctx context.Context) (db *bbolt.DB, err error) {
 		if !clock.Mono().Before(end) {
 			return nil, fmt.Errorf("%s: stop that process, or give this one another --data-path", used)
 		}
-		if !waits {
-			waits = true
+		if !logged {
+			logged = true
 			b.log.Warn("the store is in use; waiting for its lock", obs.KeyError, used, "patience", lockPatience)
 		}
 		if !clock.Sleep(ctx, lockPause) {
@@ -161,8 +161,8 @@ func read(db *bbolt.DB) (*catalog.Catalog, error) {
 	return cat, err
 }
 
-// begin records and returns the number of a new term.
-func begin(db *bbolt.DB) (number uint64, err error) {
+// beginTerm records and returns the number of a new term.
+func beginTerm(db *bbolt.DB) (number uint64, err error) {
 	err = db.Update(func(tx *bbolt.Tx) error {
 		bucket, err := tx.CreateBucketIfNotExists(bucketTerm)
 		if err != nil {
@@ -193,14 +193,14 @@ func noRoom(err error) bool {
 // absent reports whether the file certainly does not have an event and never will: bbolt
 // did not write the page that commits the transaction.
 func (t *boltTerm) absent(version uint64) bool {
-	there := true
+	exists := true
 	err := t.store.guard(func() error {
 		return t.db.View(func(tx *bbolt.Tx) error {
-			there = tx.Bucket(bucketEvents).Get(versionKey(version)) != nil
+			exists = tx.Bucket(bucketEvents).Get(versionKey(version)) != nil
 			return nil
 		})
 	})
-	return err == nil && !there
+	return err == nil && !exists
 }
 
 func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }

@@ -108,7 +108,7 @@ func NewEtcd(ctx context.Context, cfg EtcdConfig) (*Etcd, error) {
 	}
 	e := &Etcd{cfg: cfg.Client, prefix: cfg.Prefix, ttl: cfg.Lease, link: make(chan link, 1)}
 	e.link <- link{}
-	if _, err := e.client(ctx); err != nil && !away(err) {
+	if _, err := e.client(ctx); err != nil && !unavailable(err) {
 		return nil, err
 	}
 	return e, nil
@@ -147,9 +147,9 @@ func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
 	return l.client, nil
 }
 
-// because adds the connection's problem to err when etcd does not answer. The etcd client
+// explain adds the connection's problem to err when etcd does not answer. The etcd client
 // retries until its context ends and does not report the cause.
-func because(ctx context.Context, client *clientv3.Client, err error) error {
+func explain(ctx context.Context, client *clientv3.Client, err error) error {
 	limit, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_, cause := healthv1.NewHealthClient(client.ActiveConnection()).Check(limit, &healthv1.HealthCheckRequest{})
@@ -159,8 +159,8 @@ func because(ctx context.Context, client *clientv3.Client, err error) error {
 	return err
 }
 
-// away reports whether err means that etcd does not answer.
-func away(err error) bool {
+// unavailable reports whether err means that etcd does not answer.
+func unavailable(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
@@ -211,24 +211,24 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	if err != nil {
 		return nil, nil, err
 	}
-	asked := clock.Mono()
+	requested := clock.Mono()
 	lease, err := client.Grant(ctx, int64(e.ttl/time.Second))
 	if err != nil {
 		return nil, nil, fmt.Errorf("etcd: lease: %w", err)
 	}
 	// The session belongs to the term and outlives ctx.
-	own, cancel := context.WithCancel(context.Background())
-	session, err := concurrency.NewSession(client, concurrency.WithLease(lease.ID), concurrency.WithContext(own))
+	termCtx, cancel := context.WithCancel(context.Background())
+	session, err := concurrency.NewSession(client, concurrency.WithLease(lease.ID), concurrency.WithContext(termCtx))
 	if err != nil {
 		cancel()
 		return nil, nil, fmt.Errorf("etcd: session: %w", err)
 	}
 	t := &etcdTerm{
 		store: e, client: client, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election()),
-		term: term{lost: make(chan struct{})}, kept: make(chan struct{}),
+		term: term{lost: make(chan struct{})}, keepDone: make(chan struct{}),
 	}
-	t.until.Store(int64(asked.Add(e.ttl)))
-	go t.keep(own)
+	t.until.Store(int64(requested.Add(e.ttl)))
+	go t.keep(termCtx)
 	fail := func(what string, err error) (Term, *catalog.Catalog, error) {
 		patience := e.ttl
 		if ctx.Err() != nil {
@@ -290,13 +290,13 @@ func (e *Etcd) lastTerm(ctx context.Context, client *clientv3.Client) (uint64, e
 
 // load reads the log at one revision and returns the revision.
 func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Catalog, int64, error) {
-	revision, of, err := e.snapshot(ctx, client)
+	revision, snapshot, err := e.snapshot(ctx, client)
 	if err != nil {
 		return nil, 0, err
 	}
 	var dump []byte
-	if of.Parts > 0 {
-		if dump, err = e.parts(ctx, client, "dump", of.Version, of.Parts, revision); err != nil {
+	if snapshot.Parts > 0 {
+		if dump, err = e.parts(ctx, client, "dump", snapshot.Version, snapshot.Parts, revision); err != nil {
 			return nil, 0, fmt.Errorf("snapshot: %w", err)
 		}
 	}
@@ -311,7 +311,7 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 			return nil, 0, err
 		}
 		for _, kv := range r.Kvs {
-			if err := e.take(ctx, client, string(kv.Key), kv.Value, cat.Version(), func(version uint64, record []byte) error {
+			if err := e.apply(ctx, client, string(kv.Key), kv.Value, cat.Version(), func(version uint64, record []byte) error {
 				return replay(cat, version, record)
 			}); err != nil {
 				return nil, 0, err
@@ -325,21 +325,21 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 
 // snapshot reads the key of the present dump and the revision of the read. The zero
 // snapshotKey means no dump.
-func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision int64, of snapshotKey, err error) {
+func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision int64, snapshot snapshotKey, err error) {
 	r, err := client.Get(ctx, e.key("snapshot"))
 	if err != nil {
-		return 0, of, err
+		return 0, snapshot, err
 	}
 	if len(r.Kvs) > 0 {
-		if err := json.Unmarshal(r.Kvs[0].Value, &of); err != nil {
-			return 0, of, fmt.Errorf("snapshot: %w", err)
+		if err := json.Unmarshal(r.Kvs[0].Value, &snapshot); err != nil {
+			return 0, snapshot, fmt.Errorf("snapshot: %w", err)
 		}
-		if of.Parts < 1 {
-			return 0, of, fmt.Errorf("snapshot: %d parts", of.Parts)
+		if snapshot.Parts < 1 {
+			return 0, snapshot, fmt.Errorf("snapshot: %d parts", snapshot.Parts)
 		}
-		of.since = r.Kvs[0].ModRevision
+		snapshot.since = r.Kvs[0].ModRevision
 	}
-	return r.Header.Revision, of, nil
+	return r.Header.Revision, snapshot, nil
 }
 
 type snapshotKey struct {
@@ -348,8 +348,8 @@ type snapshotKey struct {
 	since   int64  // revision of the dump's snapshot key
 }
 
-// take passes the event of a log key to f, if its version is greater than after.
-func (e *Etcd) take(ctx context.Context, client *clientv3.Client, key string, value []byte, after uint64, f func(version uint64, record []byte) error) error {
+// apply passes the event of a log key to f, if its version is greater than after.
+func (e *Etcd) apply(ctx context.Context, client *clientv3.Client, key string, value []byte, after uint64, f func(version uint64, record []byte) error) error {
 	version, err := strconv.ParseUint(strings.TrimPrefix(key, e.key("log", "")), 16, 64)
 	if err != nil {
 		return fmt.Errorf("key %q is no event's: %w", key, err)
@@ -428,7 +428,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 		limit, cancel := context.WithTimeout(ctx, e.ttl/2)
 		defer cancel()
 		if _, err := client.Get(limit, e.key("log", "")); err != nil {
-			return fmt.Errorf("etcd: no answer: %w", because(ctx, client, err))
+			return fmt.Errorf("etcd: no answer: %w", explain(ctx, client, err))
 		}
 		return nil
 	}
@@ -464,7 +464,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 			return err
 		}
 		for _, event := range r.Events {
-			err := e.take(ctx, client, string(event.Kv.Key), event.Kv.Value, version, func(v uint64, record []byte) error {
+			err := e.apply(ctx, client, string(event.Kv.Key), event.Kv.Value, version, func(v uint64, record []byte) error {
 				if v != version+1 {
 					return ErrGap
 				}
@@ -490,7 +490,7 @@ type etcdTerm struct {
 	election *concurrency.Election
 	cancel   context.CancelFunc
 	written  int           // bytes of events since the last dump
-	kept     chan struct{} // closed when keep has returned
+	keepDone chan struct{} // closed when keep has returned
 	// until is a mono.Time, written by keep. A stale value is earlier, which is safe.
 	until atomic.Int64
 }
@@ -499,31 +499,31 @@ type etcdTerm struct {
 // may elect another leader. The session's own keep-alive does not report when its
 // requests were made, and notices a loss seconds later.
 func (t *etcdTerm) keep(ctx context.Context) {
-	defer close(t.kept)
+	defer close(t.keepDone)
 	for ctx.Err() == nil {
-		left := t.Until().Sub(clock.Mono())
-		if left <= 0 {
+		remaining := t.Until().Sub(clock.Mono())
+		if remaining <= 0 {
 			close(t.lost)
 			return
 		}
-		asked := clock.Mono()
-		limit, cancel := context.WithTimeout(ctx, left)
+		requested := clock.Mono()
+		limit, cancel := context.WithTimeout(ctx, remaining)
 		r, err := t.client.KeepAliveOnce(limit, t.session.Lease())
 		cancel()
 		switch {
 		case err == nil && r.TTL > 0:
-			t.until.Store(int64(asked.Add(time.Duration(r.TTL) * time.Second)))
+			t.until.Store(int64(requested.Add(time.Duration(r.TTL) * time.Second)))
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			t.until.Store(int64(min(t.Until(), asked)))
+			t.until.Store(int64(min(t.Until(), requested)))
 		}
-		wait := time.NewTimer(min(t.store.ttl/5, max(0, t.Until().Sub(clock.Mono()))))
+		timer := time.NewTimer(min(t.store.ttl/5, max(0, t.Until().Sub(clock.Mono()))))
 		select {
-		case <-wait.C:
+		case <-timer.C:
 		case <-t.session.Done():
-			wait.Stop()
+			timer.Stop()
 			t.until.Store(int64(min(t.Until(), clock.Mono())))
 		case <-ctx.Done():
-			wait.Stop()
+			timer.Stop()
 			return
 		}
 	}
@@ -539,7 +539,7 @@ func (t *etcdTerm) Resign(ctx context.Context) error {
 	}
 	t.over = true
 	t.cancel() // ends the keep-alives
-	<-t.kept
+	<-t.keepDone
 	t.session.Orphan()
 	if _, err := t.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("etcd: resign: %w", err) // the lease expires by itself
@@ -552,16 +552,16 @@ func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
 	if t.over || !clock.Mono().Before(t.Until()) {
 		return ErrLost
 	}
-	at := clientv3.Compare(clientv3.Value(t.store.key("head")), "=", hex(t.head))
+	headUnchanged := clientv3.Compare(clientv3.Value(t.store.key("head")), "=", hex(t.head))
 	if t.head == 0 {
-		at = clientv3.Compare(clientv3.CreateRevision(t.store.key("head")), "=", 0)
+		headUnchanged = clientv3.Compare(clientv3.CreateRevision(t.store.key("head")), "=", 0)
 	}
-	ours := clientv3.Compare(clientv3.CreateRevision(t.election.Key()), "=", t.election.Rev())
+	stillLeader := clientv3.Compare(clientv3.CreateRevision(t.election.Key()), "=", t.election.Rev())
 	// After a lost answer the caller cannot know whether the transaction ran, so the time
 	// limit is the lease and the term ends.
 	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
 	defer cancel()
-	r, err := t.client.Txn(ctx).If(ours, at).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
+	r, err := t.client.Txn(ctx).If(stillLeader, headUnchanged).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("etcd: %w: %w", ErrFull, err) // etcd refused the whole transaction
@@ -649,7 +649,7 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	at, err := json.Marshal(snapshotKey{Version: d.Version, Parts: n})
+	encodedKey, err := json.Marshal(snapshotKey{Version: d.Version, Parts: n})
 	if err != nil {
 		return err
 	}
@@ -661,7 +661,7 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 		return err
 	}
 	err = t.guarded(ctx,
-		clientv3.OpPut(t.store.key("snapshot"), string(at)),
+		clientv3.OpPut(t.store.key("snapshot"), string(encodedKey)),
 		clientv3.OpDelete(t.store.key("log", hex(0)), clientv3.WithRange(t.store.key("log", next))),
 		clientv3.OpDelete(t.store.key("part", hex(0)), clientv3.WithRange(t.store.key("part", next))),
 		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(d.Version)))),
@@ -669,9 +669,9 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	few := d.Version < last.Version+historyAfter && t.written < historyBytes
+	fewEvents := d.Version < last.Version+historyAfter && t.written < historyBytes
 	t.written = 0
-	if last.since == 0 || few {
+	if last.since == 0 || fewEvents {
 		return nil
 	}
 	// Deleted keys take room until etcd compacts its history. A follower that still reads

@@ -84,8 +84,8 @@ func TestWhomEtcdRefuses(t *testing.T) {
 		cfg.Client.DialTimeout = 500 * time.Millisecond
 		change(cfg.Client.TLS)
 		// The store treats this as an unavailable etcd, which may recover.
-		if who, err := s.store(t, cfg).Leader(t.Context()); err == nil {
-			t.Errorf("%s: led by %q", name, who)
+		if leader, err := s.store(t, cfg).Leader(t.Context()); err == nil {
+			t.Errorf("%s: led by %q", name, leader)
 		}
 	}
 }
@@ -167,12 +167,12 @@ func TestADumpDoesNotWaitForAnEtcdThatHasGone(t *testing.T) {
 		e, err := NewEtcd(t.Context(), EtcdConfig{
 			Client: clientv3.Config{
 				Endpoints: []string{address}, Logger: zap.NewNop(),
-				DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(ctx context.Context, asked string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-					if asked == method && gone.Load() {
+				DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(ctx context.Context, called string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+					if called == method && gone.Load() {
 						<-ctx.Done()
 						return ctx.Err()
 					}
-					return invoke(ctx, asked, req, reply, conn, options...)
+					return invoke(ctx, called, req, reply, conn, options...)
 				})},
 			},
 			Prefix: "/gone" + method + "/", Lease: 3 * time.Second,
@@ -245,7 +245,7 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 		t.Errorf("etcd keeps %d bytes of events that were dumped", historyBytes)
 	}
 	l.resign()
-	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
+	mustEqual(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
 }
 
 // An etcd without space (its NOSPACE alarm) refuses events, and the term continues.
@@ -269,7 +269,7 @@ func TestAFullEtcdRefuses(t *testing.T) {
 	alarm(etcdserverpb.AlarmRequest_DEACTIVATE)
 	l.append(joined("b2"))
 	l.resign()
-	same(t, lead(t, etcdStore(t, client.Endpoints()[0], "/r/")).cat, l.cat)
+	mustEqual(t, lead(t, etcdStore(t, client.Endpoints()[0], "/r/")).cat, l.cat)
 }
 
 // A campaign that is cancelled while etcd does not answer ends soon, and Close does, too.

@@ -14,9 +14,9 @@ func lockOwner(path string) string {
 	if err != nil {
 		return unknown
 	}
-	s, known := info.Sys().(*syscall.Stat_t)
+	s, ok := info.Sys().(*syscall.Stat_t)
 	locks, err := os.ReadFile("/proc/locks")
-	if !known || err != nil {
+	if !ok || err != nil {
 		return unknown
 	}
 	for line := range strings.Lines(string(locks)) {

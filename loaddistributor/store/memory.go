@@ -14,7 +14,7 @@ type Memory struct {
 	alone
 	mu struct {
 		sync.Mutex
-		leads    bool
+		leading  bool
 		term     uint64 // number of the newest term
 		snapshot []byte
 		records  [][]byte // after the snapshot
@@ -28,7 +28,7 @@ var ErrLed = errors.New("the store has a leader already")
 func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.mu.leads {
+	if m.mu.leading {
 		return nil, nil, ErrLed
 	}
 	cat, err := load(m.mu.snapshot)
@@ -40,7 +40,7 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 			return nil, nil, err
 		}
 	}
-	m.mu.leads, m.mu.term = true, numberAfter(m.mu.term)
+	m.mu.leading, m.mu.term = true, numberAfter(m.mu.term)
 	return &memoryTerm{newTerm(m.mu.term, cat), m}, cat, nil
 }
 
@@ -93,7 +93,7 @@ func (t *memoryTerm) Resign(context.Context) error {
 	t.store.mu.Lock()
 	defer t.store.mu.Unlock()
 	if !t.over {
-		t.over, t.store.mu.leads = true, false
+		t.over, t.store.mu.leading = true, false
 	}
 	return nil
 }

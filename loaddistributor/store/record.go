@@ -128,7 +128,7 @@ var plain = map[string]catalog.Event{
 
 // fields calls f with each field of an event and the journal.Event field of the same
 // name. The event's ID is the journal's Broker.
-func fields(event reflect.Value, data *journal.Event, f func(of, in reflect.Value)) {
+func fields(event reflect.Value, data *journal.Event, f func(eventField, dataField reflect.Value)) {
 	for i := range event.NumField() {
 		name := event.Type().Field(i).Name
 		if name == "ID" {
@@ -170,10 +170,10 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	case catalog.ChannelsDeleted:
 		return encode("channels_deleted", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
 	}
-	for name, like := range plain {
-		if reflect.TypeOf(like) == reflect.TypeOf(e) {
+	for name, event := range plain {
+		if reflect.TypeOf(event) == reflect.TypeOf(e) {
 			data := &journal.Event{}
-			fields(reflect.ValueOf(e), data, func(of, in reflect.Value) { in.Set(of) })
+			fields(reflect.ValueOf(e), data, func(eventField, dataField reflect.Value) { dataField.Set(eventField) })
 			return encode(name, data)
 		}
 	}
@@ -211,7 +211,7 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 	switch m := m.(type) {
 	case *journal.Event:
 		e := reflect.New(reflect.TypeOf(plain[name])).Elem()
-		fields(e, m, func(of, in reflect.Value) { of.Set(in) })
+		fields(e, m, func(eventField, dataField reflect.Value) { eventField.Set(dataField) })
 		return e.Interface().(catalog.Event), nil
 	case *journal.Broker:
 		if name == "broker_restored" {

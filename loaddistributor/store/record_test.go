@@ -22,7 +22,7 @@ import (
 func history(t testing.TB) (*leader, [][]byte) {
 	m := &Memory{}
 	l := lead(t, m)
-	l.every()
+	l.appendEveryEvent()
 	return l, m.mu.records
 }
 
@@ -66,13 +66,13 @@ func TestEveryEventHasARecord(t *testing.T) {
 		t.Fatalf("found only %v", events)
 	}
 	_, records := history(t)
-	have := map[string]bool{}
+	covered := map[string]bool{}
 	for _, r := range records {
 		e := testkit.Result(decodeEvent(r)).Must(t)
-		have[reflect.TypeOf(e).Name()] = true
+		covered[reflect.TypeOf(e).Name()] = true
 	}
 	for _, name := range events {
-		if !have[name] {
+		if !covered[name] {
 			t.Errorf("catalog.%s is not in the history of the suite", name)
 		}
 	}
@@ -80,8 +80,8 @@ func TestEveryEventHasARecord(t *testing.T) {
 
 func TestRecordsThatAreRefused(t *testing.T) {
 	record := func(name string, m proto.Message) []byte { return testkit.Result(encode(name, m)).Must(t) }
-	// later appends a field 1000 to a message, as a later release may write it.
-	later := func(m proto.Message) proto.Message {
+	// withUnknown appends a field 1000 to a message, as a later release may write it.
+	withUnknown := func(m proto.Message) proto.Message {
 		m.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
 		return m
 	}
@@ -91,9 +91,9 @@ func TestRecordsThatAreRefused(t *testing.T) {
 		record []byte
 		part   string
 	}{
-		"a kind of a later release":          {testkit.Result(proto.Marshal(later(&journal.Record{}))).Must(t), "another release"},
-		"a field of a later release":         {record("topic_moved", later(&journal.Event{})), "field that this program does not know"},
-		"a field of a later release, inside": {record("topic_moving", &journal.Order{Spec: spec, Plan: later(&journal.Plan{}).(*journal.Plan)}), "field that"},
+		"a kind of a later release":          {testkit.Result(proto.Marshal(withUnknown(&journal.Record{}))).Must(t), "another release"},
+		"a field of a later release":         {record("topic_moved", withUnknown(&journal.Event{})), "field that this program does not know"},
+		"a field of a later release, inside": {record("topic_moving", &journal.Order{Spec: spec, Plan: withUnknown(&journal.Plan{}).(*journal.Plan)}), "field that"},
 		"a snapshot":                         {record(kindSnapshot, &journal.Snapshot{}), "does not belong here"},
 		"a topic that a broker keeps":        {record(kindTopic, &journal.Kept{}), "does not belong here"},
 		"no specification":                   {record("topic_placed", &journal.Order{Plan: &journal.Plan{}}), "no specification"},

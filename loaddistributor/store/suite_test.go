@@ -173,8 +173,8 @@ func moving(t testing.TB, cat *catalog.Catalog, name string, single, grouped int
 	return testkit.Result(catalog.NewTopicMoving(s, p)).Must(t)
 }
 
-// every appends each kind of event at least once, in three appends.
-func (l *leader) every() {
+// appendEveryEvent appends each kind of event at least once, in three appends.
+func (l *leader) appendEveryEvent() {
 	l.t.Helper()
 	l.append(joined("b1"), joined("b2"))
 	l.append(placed(l.t, l.cat, "t", "key", 5, 7))
@@ -250,8 +250,8 @@ func (l *leader) shifted(name string, n int) catalog.Event {
 	return testkit.Result(catalog.NewTopicChanging(topic, topic.Spec, plan)).Must(l.t)
 }
 
-// moved appends the event that ends a move.
-func (l *leader) moved(name string) {
+// move appends the event that ends a move.
+func (l *leader) move(name string) {
 	l.t.Helper()
 	topic, _ := l.cat.Topic(name)
 	for _, q := range topic.Next.Plan.Quotas {
@@ -277,23 +277,23 @@ func changesAreRead(t *testing.T, open func() Store) {
 	l.append(joined("b3"), joined("b4"))
 	l.active("many", 1500, 10)
 	l.append(l.shifted("many", 1))
-	l.moved("many")
+	l.move("many")
 	dump := l.cat.Dump()
 	l.append(l.shifted("many", 3))
 	testkit.Must(t, l.term.Compact(t.Context(), dump)) // while the topic moves
-	l.moved("many")
+	l.move("many")
 	l.resign()
 	second := lead(t, open())
-	same(t, second.cat, l.cat)
+	mustEqual(t, second.cat, l.cat)
 	second.append(second.shifted("many", 2))
-	second.moved("many")
+	second.move("many")
 	testkit.Must(t, second.term.Compact(t.Context(), second.cat.Dump()))
 	second.append(second.shifted("many", 4))
 	second.resign()
-	same(t, lead(t, open()).cat, second.cat)
+	mustEqual(t, lead(t, open()).cat, second.cat)
 }
 
-func same(t *testing.T, got, want *catalog.Catalog) {
+func mustEqual(t *testing.T, got, want *catalog.Catalog) {
 	t.Helper()
 	a, b := got.Dump(), want.Dump()
 	if !reflect.DeepEqual(a, b) {
@@ -304,16 +304,16 @@ func same(t *testing.T, got, want *catalog.Catalog) {
 func whatWasAppendedIsThereAfterwards(t *testing.T, open func() Store) {
 	first := lead(t, open())
 	testkit.MustEqual(t, first.cat.Version(), 0, "a new store is at")
-	first.every()
+	first.appendEveryEvent()
 	first.resign()
 	second := lead(t, open())
-	same(t, second.cat, first.cat)
+	mustEqual(t, second.cat, first.cat)
 
 	testkit.Must(t, second.term.Compact(t.Context(), second.cat.Dump()))
 	second.append(joined("b9"))
 	second.resign()
 	third := lead(t, open())
-	same(t, third.cat, second.cat)
+	mustEqual(t, third.cat, second.cat)
 	third.append(catalog.Restarted{})
 }
 
@@ -329,7 +329,7 @@ func aDumpOfThePast(t *testing.T, open func() Store) {
 	future.Version++
 	testkit.ErrorIs(t, l.term.Compact(t.Context(), future), ErrGap, "a dump of the future")
 	l.resign()
-	same(t, lead(t, open()).cat, l.cat)
+	mustEqual(t, lead(t, open()).cat, l.cat)
 }
 
 func eventsThatDoNotContinueTheLog(t *testing.T, open func() Store) {
@@ -339,7 +339,7 @@ func eventsThatDoNotContinueTheLog(t *testing.T, open func() Store) {
 		testkit.ErrorIs(t, l.term.Append(t.Context(), base, []catalog.Event{joined("b2")}), ErrGap, "append after %d", base)
 	}
 	l.resign()
-	same(t, lead(t, open()).cat, l.cat)
+	mustEqual(t, lead(t, open()).cat, l.cat)
 }
 
 func aTermThatIsOver(t *testing.T, open func() Store) {
@@ -349,7 +349,7 @@ func aTermThatIsOver(t *testing.T, open func() Store) {
 	l.resign() // harmless
 	testkit.ErrorIs(t, l.term.Append(t.Context(), 1, []catalog.Event{joined("b2")}), ErrLost, "append")
 	testkit.ErrorIs(t, l.term.Compact(t.Context(), l.cat.Dump()), ErrLost, "compact")
-	same(t, lead(t, open()).cat, l.cat)
+	mustEqual(t, lead(t, open()).cat, l.cat)
 }
 
 // A topic of 40,000 publishers with individual names takes megabytes.
@@ -359,10 +359,10 @@ func aLargeTopic(t *testing.T, open func() Store) {
 	l.append(placed(t, l.cat, "t", "", 40_000, 10), joined("b3"))
 	l.resign()
 	again := lead(t, open())
-	same(t, again.cat, l.cat)
+	mustEqual(t, again.cat, l.cat)
 	testkit.Must(t, again.term.Compact(t.Context(), again.cat.Dump()))
 	again.resign()
-	same(t, lead(t, open()).cat, l.cat)
+	mustEqual(t, lead(t, open()).cat, l.cat)
 }
 
 func manyEventsAtOnce(t *testing.T, open func() Store) {
@@ -373,7 +373,7 @@ func manyEventsAtOnce(t *testing.T, open func() Store) {
 	}
 	l.append(events...)
 	l.resign()
-	same(t, lead(t, open()).cat, l.cat)
+	mustEqual(t, lead(t, open()).cat, l.cat)
 }
 
 // follower collects what its callbacks receive.
@@ -432,18 +432,18 @@ func TestFollowersOfEtcd(t *testing.T) {
 	l.append(joined("b0"))
 	f := follow(t, open())
 	testkit.WaitFor(t, "the follower has the state", func() bool { return f.version() == l.cat.Version() })
-	l.every()
+	l.appendEveryEvent()
 	l.append(joined("b6")) // every ends with a restart, and b7 is draining
 	l.append(placed(t, l.cat, "large", "", 50_000, 0))
 	testkit.WaitFor(t, "the follower has all events", func() bool { return f.version() == l.cat.Version() })
-	same(t, f.cat, l.cat)
+	mustEqual(t, f.cat, l.cat)
 	testkit.Must(t, l.term.Compact(t.Context(), l.cat.Dump()))
 	late := follow(t, open())
 	l.append(joined("b9"))
 	testkit.WaitFor(t, "both followers have the event after the dump", func() bool {
 		return f.version() == l.cat.Version() && late.version() == l.cat.Version()
 	})
-	same(t, late.cat, l.cat)
+	mustEqual(t, late.cat, l.cat)
 	// On a busy machine the follower may not hear from etcd in time, and start again.
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -486,7 +486,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	testkit.ErrorIs(t, blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}), ErrLost, "an old leader's append")
 	<-first.term.Lost()
 	l.resign()
-	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
+	mustEqual(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
 }
 
 // A leader leads for longer than one lease.
