@@ -62,6 +62,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 				return err
 			}
 			srtmv1.RegisterAdmissionReplicationServer(s.GRPC, decides)
+			srtmv1.RegisterAdmissionStateServer(s.GRPC, server.NewStates(decides))
 			o.decider.Servers = []string{cmp.Or(o.server.Advertise, decides.Addr().String())}
 			o.decider.Local = decides.Local
 			state, healthy = func() any { return decides.State() }, decides.Healthy

@@ -11,12 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -185,6 +189,17 @@ func TestDecisions(t *testing.T) {
 	}
 	if state := s.State(); state.Keys != 5 || len(state.MostDenied) != 4 || state.MostDenied[0].Key != "user/1" {
 		t.Errorf("%+v", state)
+	}
+	states := server.NewStates(s)
+	shown := testkit.Result(states.GetServerState(t.Context(), &srtmv1.GetServerStateRequest{MaxKeys: 3})).Must(t)
+	testkit.Equal(t, int(shown.Keys), 5, "keys")
+	testkit.Equal(t, len(shown.Nearest), 3, "keys near their limit")
+	testkit.Equal(t, shown.Server, "one", "the server's name")
+	if shown.Nearest[0].Key != "user/1" || shown.Nearest[0].Left != 0 {
+		t.Errorf("the nearest keys: %v", shown.Nearest)
+	}
+	if _, err := states.GetServerState(t.Context(), &srtmv1.GetServerStateRequest{MaxKeys: 101}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("101 keys: %v", err)
 	}
 }
 

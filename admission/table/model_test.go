@@ -200,6 +200,26 @@ func (m *model) MostDenied(many int) (most []table.Denied) {
 	return most[:min(many, len(most))]
 }
 
+func (m *model) Nearest(limit int, now mono.Time) (near []table.Near) {
+	m.each(0, math.MaxInt32, func(e *row) {
+		if e.denied == 0 && e.full(now) {
+			return
+		}
+		_, scale := e.rule.Bucket()
+		tokens, burst := max(0, e.bucket.Tokens(now)), e.bucket.Share().Burst
+		one := table.Near{
+			Key: e.key, Left: int64(tokens/tokenbucket.Token) / scale, Capacity: burst / scale,
+			Denied: e.denied, Default: e.byDefault(), Shadow: e.rule.Shadow,
+		}
+		if burst > 0 {
+			one.Part = float64(tokens) / float64(tokenbucket.Token) / float64(burst)
+		}
+		near = append(near, one)
+	})
+	slices.SortStableFunc(near, table.Nearer)
+	return near[:min(limit, len(near))]
+}
+
 // A shard answers as the model does after any sequence of operations, also when keys collide in the
 // index and arenas are moved.
 func TestShardIsItsModel(t *testing.T) {
@@ -330,6 +350,23 @@ func TestShardIsItsModel(t *testing.T) {
 			for i, d := range denied {
 				equal("times", d.Times, want[i].Times)
 				equal("of a key", m.get(d.Key).denied, d.Times)
+			}
+			var near []table.Near
+			for from, next := int32(0), int32(-1); next != 0; from = next {
+				near, next = s.Nearest(near, 5, from, n, now.Mono)
+			}
+			wantNear := m.Nearest(5, now.Mono)
+			equal("how many are near their limit", len(near), len(wantNear))
+			for i, one := range near {
+				equal("part left", one.Part, wantNear[i].Part)
+				equal("denied", one.Denied, wantNear[i].Denied)
+				e := m.get(one.Key)
+				equal("capacity", one.Capacity, e.rule.Share.Burst)
+				equal("is shadow", one.Shadow, e.rule.Shadow)
+				equal("is by default", one.Default, e.byDefault())
+				if one.Part == 1 && one.Denied == 0 {
+					t.Fatalf("%s is full and was not denied", one.Key)
+				}
 			}
 			all, live, arenas := s.Text()
 			if most = max(most, live); all > 2*live+2<<14 || arenas > most>>13+4 {

@@ -299,6 +299,50 @@ func (s *Shard) MostDenied(top []Denied, limit int, from, n int32) (_ []Denied, 
 	return top, next
 }
 
+// Near is a key that has less than its capacity, or that was denied a request.
+type Near struct {
+	Key             string
+	Left, Capacity  int64   // credits; Left is rounded down
+	Part            float64 // of the capacity, 0 to 1
+	Denied          uint32
+	Default, Shadow bool
+}
+
+// Nearer orders keys by the part of their capacity that is left, then by their denied requests, most
+// first.
+func Nearer(a, b Near) int {
+	return cmp.Or(cmp.Compare(a.Part, b.Part), cmp.Compare(b.Denied, a.Denied))
+}
+
+// Nearest merges the keys of up to n slots from slot from into top, which holds up to limit keys in the
+// order of Nearer.
+func (s *Shard) Nearest(top []Near, limit int, from, n int32, now mono.Time) (_ []Near, next int32) {
+	end, next := s.walk(from, n)
+	for i := from; i < end; i++ {
+		e := s.slot(i)
+		if e.flags&inUse == 0 || e.denied == 0 && e.isFull(now) {
+			continue
+		}
+		b := e.bucket()
+		tokens := max(0, b.Tokens(now))
+		one := Near{
+			Left: int64(tokens/tokenbucket.Token) / int64(e.scale), Capacity: int64(e.burst) / int64(e.scale),
+			Denied: e.denied, Default: e.flags&byDefault != 0, Shadow: e.flags&shadow != 0,
+		}
+		if e.burst > 0 {
+			one.Part = float64(tokens) / float64(tokenbucket.Token) / float64(e.burst)
+		}
+		if len(top) == limit && Nearer(one, top[limit-1]) >= 0 {
+			continue
+		}
+		one.Key = s.key(e)
+		at, _ := slices.BinarySearchFunc(top, one, Nearer)
+		top = slices.Insert(top, at, one)
+		top = top[:min(limit, len(top))]
+	}
+	return top, next
+}
+
 // Millis returns d in milliseconds, rounded up.
 func Millis(d time.Duration) uint64 {
 	ms := d / time.Millisecond

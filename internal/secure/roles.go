@@ -55,6 +55,7 @@ var methods = map[string]Role{
 	srtmv1.AdmissionAdmin_ListRules_FullMethodName:        ReadOnly,
 	srtmv1.AdmissionAdmin_Ask_FullMethodName:              ReadOnly,
 	srtmv1.AdmissionAdmin_ListPartitions_FullMethodName:   ReadOnly,
+	srtmv1.AdmissionState_GetServerState_FullMethodName:   ReadOnly,
 	srtmv1.AdminService_GetTopic_FullMethodName:           ReadOnly,
 	srtmv1.AdminService_ListTopics_FullMethodName:         ReadOnly,
 	srtmv1.AdminService_ListBrokers_FullMethodName:        ReadOnly,

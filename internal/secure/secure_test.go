@@ -90,7 +90,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
 func all(t *testing.T) (methods []string) {
 	t.Helper()
 	for _, desc := range []grpc.ServiceDesc{
-		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc, srtmv1.AdmissionReplication_ServiceDesc, envoy.RateLimitService_ServiceDesc,
+		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc, srtmv1.AdmissionReplication_ServiceDesc, srtmv1.AdmissionState_ServiceDesc, envoy.RateLimitService_ServiceDesc,
 	} {
 		for _, m := range desc.Methods {
 			methods = append(methods, "/"+desc.ServiceName+"/"+m.MethodName)

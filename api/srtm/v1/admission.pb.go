@@ -21,6 +21,256 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type GetServerStateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 100; 0 for 20.
+	MaxKeys       int32 `protobuf:"varint,1,opt,name=max_keys,json=maxKeys,proto3" json:"max_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServerStateRequest) Reset() {
+	*x = GetServerStateRequest{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServerStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServerStateRequest) ProtoMessage() {}
+
+func (x *GetServerStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServerStateRequest.ProtoReflect.Descriptor instead.
+func (*GetServerStateRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *GetServerStateRequest) GetMaxKeys() int32 {
+	if x != nil {
+		return x.MaxKeys
+	}
+	return 0
+}
+
+type GetServerStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server's name in ListPartitions.
+	Server string `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
+	// Partitions that the server owns, of 4096.
+	Partitions int32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	// Keys in memory, and the maximum number of keys.
+	Keys     int64 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	KeyLimit int64 `protobuf:"varint,4,opt,name=key_limit,json=keyLimit,proto3" json:"key_limit,omitempty"`
+	// Milliseconds since the last check-point.
+	CheckpointAgeMs int64 `protobuf:"varint,5,opt,name=checkpoint_age_ms,json=checkpointAgeMs,proto3" json:"checkpoint_age_ms,omitempty"`
+	// The server that receives the changed credits; empty for none.
+	Follower string `protobuf:"bytes,6,opt,name=follower,proto3" json:"follower,omitempty"`
+	// Milliseconds since the follower last had all changes.
+	ReplicationLagMs int64 `protobuf:"varint,7,opt,name=replication_lag_ms,json=replicationLagMs,proto3" json:"replication_lag_ms,omitempty"`
+	// Why callers should not use the server, in words; empty for a healthy server.
+	Problem string `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`
+	// The keys that are nearest their limit, the key with the smallest part of its capacity
+	// first. A full key without a denied request is not listed.
+	Nearest       []*AdmissionKey `protobuf:"bytes,9,rep,name=nearest,proto3" json:"nearest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServerStateResponse) Reset() {
+	*x = GetServerStateResponse{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServerStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServerStateResponse) ProtoMessage() {}
+
+func (x *GetServerStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServerStateResponse.ProtoReflect.Descriptor instead.
+func (*GetServerStateResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetServerStateResponse) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *GetServerStateResponse) GetPartitions() int32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *GetServerStateResponse) GetKeys() int64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *GetServerStateResponse) GetKeyLimit() int64 {
+	if x != nil {
+		return x.KeyLimit
+	}
+	return 0
+}
+
+func (x *GetServerStateResponse) GetCheckpointAgeMs() int64 {
+	if x != nil {
+		return x.CheckpointAgeMs
+	}
+	return 0
+}
+
+func (x *GetServerStateResponse) GetFollower() string {
+	if x != nil {
+		return x.Follower
+	}
+	return ""
+}
+
+func (x *GetServerStateResponse) GetReplicationLagMs() int64 {
+	if x != nil {
+		return x.ReplicationLagMs
+	}
+	return 0
+}
+
+func (x *GetServerStateResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *GetServerStateResponse) GetNearest() []*AdmissionKey {
+	if x != nil {
+		return x.Nearest
+	}
+	return nil
+}
+
+// AdmissionKey is a key in the memory of a server.
+type AdmissionKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Whole credits.
+	Left     int64 `protobuf:"varint,2,opt,name=left,proto3" json:"left,omitempty"`
+	Capacity int64 `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// Denied requests since the server learned the key.
+	Denied uint32 `protobuf:"varint,4,opt,name=denied,proto3" json:"denied,omitempty"`
+	// The rule is a default, or there is no rule.
+	ByDefault     bool `protobuf:"varint,5,opt,name=by_default,json=byDefault,proto3" json:"by_default,omitempty"`
+	Shadow        bool `protobuf:"varint,6,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmissionKey) Reset() {
+	*x = AdmissionKey{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmissionKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmissionKey) ProtoMessage() {}
+
+func (x *AdmissionKey) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmissionKey.ProtoReflect.Descriptor instead.
+func (*AdmissionKey) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AdmissionKey) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *AdmissionKey) GetLeft() int64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *AdmissionKey) GetCapacity() int64 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
+}
+
+func (x *AdmissionKey) GetDenied() uint32 {
+	if x != nil {
+		return x.Denied
+	}
+	return 0
+}
+
+func (x *AdmissionKey) GetByDefault() bool {
+	if x != nil {
+		return x.ByDefault
+	}
+	return false
+}
+
+func (x *AdmissionKey) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
 // AdmissionCredit is what a key held at an instant.
 type AdmissionCredit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -36,7 +286,7 @@ type AdmissionCredit struct {
 
 func (x *AdmissionCredit) Reset() {
 	*x = AdmissionCredit{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	mi := &file_srtm_v1_admission_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -48,7 +298,7 @@ func (x *AdmissionCredit) String() string {
 func (*AdmissionCredit) ProtoMessage() {}
 
 func (x *AdmissionCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	mi := &file_srtm_v1_admission_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -61,7 +311,7 @@ func (x *AdmissionCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionCredit.ProtoReflect.Descriptor instead.
 func (*AdmissionCredit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{0}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AdmissionCredit) GetKey() string {
@@ -107,7 +357,7 @@ type ReplicateRequest struct {
 
 func (x *ReplicateRequest) Reset() {
 	*x = ReplicateRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	mi := &file_srtm_v1_admission_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -119,7 +369,7 @@ func (x *ReplicateRequest) String() string {
 func (*ReplicateRequest) ProtoMessage() {}
 
 func (x *ReplicateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	mi := &file_srtm_v1_admission_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -132,7 +382,7 @@ func (x *ReplicateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicateRequest.ProtoReflect.Descriptor instead.
 func (*ReplicateRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReplicateRequest) GetOwner() int64 {
@@ -175,7 +425,7 @@ type ReplicateResponse struct {
 
 func (x *ReplicateResponse) Reset() {
 	*x = ReplicateResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	mi := &file_srtm_v1_admission_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +437,7 @@ func (x *ReplicateResponse) String() string {
 func (*ReplicateResponse) ProtoMessage() {}
 
 func (x *ReplicateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	mi := &file_srtm_v1_admission_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +450,7 @@ func (x *ReplicateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicateResponse.ProtoReflect.Descriptor instead.
 func (*ReplicateResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReplicateResponse) GetLeaseMs() int64 {
@@ -228,7 +478,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	mi := &file_srtm_v1_admission_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -240,7 +490,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	mi := &file_srtm_v1_admission_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -253,7 +503,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RecoverRequest) GetOwner() int64 {
@@ -280,7 +530,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	mi := &file_srtm_v1_admission_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +542,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	mi := &file_srtm_v1_admission_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +555,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RecoverResponse) GetCredits() []*AdmissionCredit {
@@ -344,7 +594,7 @@ type AdmissionRule struct {
 
 func (x *AdmissionRule) Reset() {
 	*x = AdmissionRule{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	mi := &file_srtm_v1_admission_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +606,7 @@ func (x *AdmissionRule) String() string {
 func (*AdmissionRule) ProtoMessage() {}
 
 func (x *AdmissionRule) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	mi := &file_srtm_v1_admission_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +619,7 @@ func (x *AdmissionRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionRule.ProtoReflect.Descriptor instead.
 func (*AdmissionRule) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AdmissionRule) GetKey() string {
@@ -445,7 +695,7 @@ type AdmissionPartitions struct {
 
 func (x *AdmissionPartitions) Reset() {
 	*x = AdmissionPartitions{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[6]
+	mi := &file_srtm_v1_admission_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -457,7 +707,7 @@ func (x *AdmissionPartitions) String() string {
 func (*AdmissionPartitions) ProtoMessage() {}
 
 func (x *AdmissionPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[6]
+	mi := &file_srtm_v1_admission_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -470,7 +720,7 @@ func (x *AdmissionPartitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionPartitions.ProtoReflect.Descriptor instead.
 func (*AdmissionPartitions) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AdmissionPartitions) GetFirst() int32 {
@@ -509,7 +759,7 @@ type ListPartitionsRequest struct {
 
 func (x *ListPartitionsRequest) Reset() {
 	*x = ListPartitionsRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[7]
+	mi := &file_srtm_v1_admission_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +771,7 @@ func (x *ListPartitionsRequest) String() string {
 func (*ListPartitionsRequest) ProtoMessage() {}
 
 func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[7]
+	mi := &file_srtm_v1_admission_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +784,7 @@ func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{10}
 }
 
 type ListPartitionsResponse struct {
@@ -546,7 +796,7 @@ type ListPartitionsResponse struct {
 
 func (x *ListPartitionsResponse) Reset() {
 	*x = ListPartitionsResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[8]
+	mi := &file_srtm_v1_admission_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -558,7 +808,7 @@ func (x *ListPartitionsResponse) String() string {
 func (*ListPartitionsResponse) ProtoMessage() {}
 
 func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[8]
+	mi := &file_srtm_v1_admission_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,7 +821,7 @@ func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListPartitionsResponse) GetPartitions() []*AdmissionPartitions {
@@ -594,7 +844,7 @@ type MovePartitionsRequest struct {
 
 func (x *MovePartitionsRequest) Reset() {
 	*x = MovePartitionsRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[9]
+	mi := &file_srtm_v1_admission_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +856,7 @@ func (x *MovePartitionsRequest) String() string {
 func (*MovePartitionsRequest) ProtoMessage() {}
 
 func (x *MovePartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[9]
+	mi := &file_srtm_v1_admission_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +869,7 @@ func (x *MovePartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePartitionsRequest.ProtoReflect.Descriptor instead.
 func (*MovePartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MovePartitionsRequest) GetFirst() int32 {
@@ -651,7 +901,7 @@ type MovePartitionsResponse struct {
 
 func (x *MovePartitionsResponse) Reset() {
 	*x = MovePartitionsResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[10]
+	mi := &file_srtm_v1_admission_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +913,7 @@ func (x *MovePartitionsResponse) String() string {
 func (*MovePartitionsResponse) ProtoMessage() {}
 
 func (x *MovePartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[10]
+	mi := &file_srtm_v1_admission_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +926,7 @@ func (x *MovePartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePartitionsResponse.ProtoReflect.Descriptor instead.
 func (*MovePartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{13}
 }
 
 type SetRulesRequest struct {
@@ -688,7 +938,7 @@ type SetRulesRequest struct {
 
 func (x *SetRulesRequest) Reset() {
 	*x = SetRulesRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[11]
+	mi := &file_srtm_v1_admission_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +950,7 @@ func (x *SetRulesRequest) String() string {
 func (*SetRulesRequest) ProtoMessage() {}
 
 func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[11]
+	mi := &file_srtm_v1_admission_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +963,7 @@ func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRulesRequest.ProtoReflect.Descriptor instead.
 func (*SetRulesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetRulesRequest) GetRules() []*AdmissionRule {
@@ -733,7 +983,7 @@ type SetRulesResponse struct {
 
 func (x *SetRulesResponse) Reset() {
 	*x = SetRulesResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[12]
+	mi := &file_srtm_v1_admission_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +995,7 @@ func (x *SetRulesResponse) String() string {
 func (*SetRulesResponse) ProtoMessage() {}
 
 func (x *SetRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[12]
+	mi := &file_srtm_v1_admission_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +1008,7 @@ func (x *SetRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRulesResponse.ProtoReflect.Descriptor instead.
 func (*SetRulesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetRulesResponse) GetChange() uint64 {
@@ -777,7 +1027,7 @@ type GetRuleRequest struct {
 
 func (x *GetRuleRequest) Reset() {
 	*x = GetRuleRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[13]
+	mi := &file_srtm_v1_admission_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +1039,7 @@ func (x *GetRuleRequest) String() string {
 func (*GetRuleRequest) ProtoMessage() {}
 
 func (x *GetRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[13]
+	mi := &file_srtm_v1_admission_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +1052,7 @@ func (x *GetRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRuleRequest.ProtoReflect.Descriptor instead.
 func (*GetRuleRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetRuleRequest) GetKey() string {
@@ -826,7 +1076,7 @@ type ListRulesRequest struct {
 
 func (x *ListRulesRequest) Reset() {
 	*x = ListRulesRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[14]
+	mi := &file_srtm_v1_admission_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1088,7 @@ func (x *ListRulesRequest) String() string {
 func (*ListRulesRequest) ProtoMessage() {}
 
 func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[14]
+	mi := &file_srtm_v1_admission_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1101,7 @@ func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRulesRequest.ProtoReflect.Descriptor instead.
 func (*ListRulesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListRulesRequest) GetPrefix() string {
@@ -887,7 +1137,7 @@ type ListRulesResponse struct {
 
 func (x *ListRulesResponse) Reset() {
 	*x = ListRulesResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[15]
+	mi := &file_srtm_v1_admission_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1149,7 @@ func (x *ListRulesResponse) String() string {
 func (*ListRulesResponse) ProtoMessage() {}
 
 func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[15]
+	mi := &file_srtm_v1_admission_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1162,7 @@ func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRulesResponse.ProtoReflect.Descriptor instead.
 func (*ListRulesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListRulesResponse) GetRules() []*AdmissionRule {
@@ -938,7 +1188,7 @@ type DeleteRuleRequest struct {
 
 func (x *DeleteRuleRequest) Reset() {
 	*x = DeleteRuleRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[16]
+	mi := &file_srtm_v1_admission_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1200,7 @@ func (x *DeleteRuleRequest) String() string {
 func (*DeleteRuleRequest) ProtoMessage() {}
 
 func (x *DeleteRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[16]
+	mi := &file_srtm_v1_admission_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1213,7 @@ func (x *DeleteRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRuleRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRuleRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteRuleRequest) GetKey() string {
@@ -982,7 +1232,7 @@ type DeleteRuleResponse struct {
 
 func (x *DeleteRuleResponse) Reset() {
 	*x = DeleteRuleResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[17]
+	mi := &file_srtm_v1_admission_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1244,7 @@ func (x *DeleteRuleResponse) String() string {
 func (*DeleteRuleResponse) ProtoMessage() {}
 
 func (x *DeleteRuleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[17]
+	mi := &file_srtm_v1_admission_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1257,7 @@ func (x *DeleteRuleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRuleResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRuleResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteRuleResponse) GetChange() uint64 {
@@ -1030,7 +1280,7 @@ type AskRequest struct {
 
 func (x *AskRequest) Reset() {
 	*x = AskRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[18]
+	mi := &file_srtm_v1_admission_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1292,7 @@ func (x *AskRequest) String() string {
 func (*AskRequest) ProtoMessage() {}
 
 func (x *AskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[18]
+	mi := &file_srtm_v1_admission_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1305,7 @@ func (x *AskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRequest.ProtoReflect.Descriptor instead.
 func (*AskRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AskRequest) GetKey() string {
@@ -1098,7 +1348,7 @@ type AskResponse struct {
 
 func (x *AskResponse) Reset() {
 	*x = AskResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[19]
+	mi := &file_srtm_v1_admission_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1360,7 @@ func (x *AskResponse) String() string {
 func (*AskResponse) ProtoMessage() {}
 
 func (x *AskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[19]
+	mi := &file_srtm_v1_admission_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1373,7 @@ func (x *AskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskResponse.ProtoReflect.Descriptor instead.
 func (*AskResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AskResponse) GetAdmit() bool {
@@ -1172,7 +1422,29 @@ var File_srtm_v1_admission_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\n" +
-	"\x17srtm/v1/admission.proto\x12\asrtm.v1\"q\n" +
+	"\x17srtm/v1/admission.proto\x12\asrtm.v1\"2\n" +
+	"\x15GetServerStateRequest\x12\x19\n" +
+	"\bmax_keys\x18\x01 \x01(\x05R\amaxKeys\"\xc2\x02\n" +
+	"\x16GetServerStateResponse\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\x05R\n" +
+	"partitions\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\x03R\x04keys\x12\x1b\n" +
+	"\tkey_limit\x18\x04 \x01(\x03R\bkeyLimit\x12*\n" +
+	"\x11checkpoint_age_ms\x18\x05 \x01(\x03R\x0fcheckpointAgeMs\x12\x1a\n" +
+	"\bfollower\x18\x06 \x01(\tR\bfollower\x12,\n" +
+	"\x12replication_lag_ms\x18\a \x01(\x03R\x10replicationLagMs\x12\x18\n" +
+	"\aproblem\x18\b \x01(\tR\aproblem\x12/\n" +
+	"\anearest\x18\t \x03(\v2\x15.srtm.v1.AdmissionKeyR\anearest\"\x9f\x01\n" +
+	"\fAdmissionKey\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04left\x18\x02 \x01(\x03R\x04left\x12\x1a\n" +
+	"\bcapacity\x18\x03 \x01(\x03R\bcapacity\x12\x16\n" +
+	"\x06denied\x18\x04 \x01(\rR\x06denied\x12\x1d\n" +
+	"\n" +
+	"by_default\x18\x05 \x01(\bR\tbyDefault\x12\x16\n" +
+	"\x06shadow\x18\x06 \x01(\bR\x06shadow\"q\n" +
 	"\x0fAdmissionCredit\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12!\n" +
 	"\fcredit_milli\x18\x02 \x01(\x03R\vcreditMilli\x12\x13\n" +
@@ -1259,7 +1531,9 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\x0eMovePartitions\x12\x1e.srtm.v1.MovePartitionsRequest\x1a\x1f.srtm.v1.MovePartitionsResponse2\x9a\x01\n" +
 	"\x14AdmissionReplication\x12B\n" +
 	"\tReplicate\x12\x19.srtm.v1.ReplicateRequest\x1a\x1a.srtm.v1.ReplicateResponse\x12>\n" +
-	"\aRecover\x12\x17.srtm.v1.RecoverRequest\x1a\x18.srtm.v1.RecoverResponse0\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\aRecover\x12\x17.srtm.v1.RecoverRequest\x1a\x18.srtm.v1.RecoverResponse0\x012c\n" +
+	"\x0eAdmissionState\x12Q\n" +
+	"\x0eGetServerState\x12\x1e.srtm.v1.GetServerStateRequest\x1a\x1f.srtm.v1.GetServerStateResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admission_proto_rawDescOnce sync.Once
@@ -1273,58 +1547,64 @@ func file_srtm_v1_admission_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_admission_proto_rawDescData
 }
 
-var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_srtm_v1_admission_proto_goTypes = []any{
-	(*AdmissionCredit)(nil),        // 0: srtm.v1.AdmissionCredit
-	(*ReplicateRequest)(nil),       // 1: srtm.v1.ReplicateRequest
-	(*ReplicateResponse)(nil),      // 2: srtm.v1.ReplicateResponse
-	(*RecoverRequest)(nil),         // 3: srtm.v1.RecoverRequest
-	(*RecoverResponse)(nil),        // 4: srtm.v1.RecoverResponse
-	(*AdmissionRule)(nil),          // 5: srtm.v1.AdmissionRule
-	(*AdmissionPartitions)(nil),    // 6: srtm.v1.AdmissionPartitions
-	(*ListPartitionsRequest)(nil),  // 7: srtm.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil), // 8: srtm.v1.ListPartitionsResponse
-	(*MovePartitionsRequest)(nil),  // 9: srtm.v1.MovePartitionsRequest
-	(*MovePartitionsResponse)(nil), // 10: srtm.v1.MovePartitionsResponse
-	(*SetRulesRequest)(nil),        // 11: srtm.v1.SetRulesRequest
-	(*SetRulesResponse)(nil),       // 12: srtm.v1.SetRulesResponse
-	(*GetRuleRequest)(nil),         // 13: srtm.v1.GetRuleRequest
-	(*ListRulesRequest)(nil),       // 14: srtm.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),      // 15: srtm.v1.ListRulesResponse
-	(*DeleteRuleRequest)(nil),      // 16: srtm.v1.DeleteRuleRequest
-	(*DeleteRuleResponse)(nil),     // 17: srtm.v1.DeleteRuleResponse
-	(*AskRequest)(nil),             // 18: srtm.v1.AskRequest
-	(*AskResponse)(nil),            // 19: srtm.v1.AskResponse
+	(*GetServerStateRequest)(nil),  // 0: srtm.v1.GetServerStateRequest
+	(*GetServerStateResponse)(nil), // 1: srtm.v1.GetServerStateResponse
+	(*AdmissionKey)(nil),           // 2: srtm.v1.AdmissionKey
+	(*AdmissionCredit)(nil),        // 3: srtm.v1.AdmissionCredit
+	(*ReplicateRequest)(nil),       // 4: srtm.v1.ReplicateRequest
+	(*ReplicateResponse)(nil),      // 5: srtm.v1.ReplicateResponse
+	(*RecoverRequest)(nil),         // 6: srtm.v1.RecoverRequest
+	(*RecoverResponse)(nil),        // 7: srtm.v1.RecoverResponse
+	(*AdmissionRule)(nil),          // 8: srtm.v1.AdmissionRule
+	(*AdmissionPartitions)(nil),    // 9: srtm.v1.AdmissionPartitions
+	(*ListPartitionsRequest)(nil),  // 10: srtm.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil), // 11: srtm.v1.ListPartitionsResponse
+	(*MovePartitionsRequest)(nil),  // 12: srtm.v1.MovePartitionsRequest
+	(*MovePartitionsResponse)(nil), // 13: srtm.v1.MovePartitionsResponse
+	(*SetRulesRequest)(nil),        // 14: srtm.v1.SetRulesRequest
+	(*SetRulesResponse)(nil),       // 15: srtm.v1.SetRulesResponse
+	(*GetRuleRequest)(nil),         // 16: srtm.v1.GetRuleRequest
+	(*ListRulesRequest)(nil),       // 17: srtm.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),      // 18: srtm.v1.ListRulesResponse
+	(*DeleteRuleRequest)(nil),      // 19: srtm.v1.DeleteRuleRequest
+	(*DeleteRuleResponse)(nil),     // 20: srtm.v1.DeleteRuleResponse
+	(*AskRequest)(nil),             // 21: srtm.v1.AskRequest
+	(*AskResponse)(nil),            // 22: srtm.v1.AskResponse
 }
 var file_srtm_v1_admission_proto_depIdxs = []int32{
-	0,  // 0: srtm.v1.ReplicateRequest.credits:type_name -> srtm.v1.AdmissionCredit
-	0,  // 1: srtm.v1.RecoverResponse.credits:type_name -> srtm.v1.AdmissionCredit
-	6,  // 2: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
-	5,  // 3: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
-	5,  // 4: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
-	11, // 5: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
-	13, // 6: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
-	14, // 7: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
-	16, // 8: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
-	18, // 9: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
-	7,  // 10: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
-	9,  // 11: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
-	1,  // 12: srtm.v1.AdmissionReplication.Replicate:input_type -> srtm.v1.ReplicateRequest
-	3,  // 13: srtm.v1.AdmissionReplication.Recover:input_type -> srtm.v1.RecoverRequest
-	12, // 14: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
-	5,  // 15: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
-	15, // 16: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
-	17, // 17: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
-	19, // 18: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
-	8,  // 19: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
-	10, // 20: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
-	2,  // 21: srtm.v1.AdmissionReplication.Replicate:output_type -> srtm.v1.ReplicateResponse
-	4,  // 22: srtm.v1.AdmissionReplication.Recover:output_type -> srtm.v1.RecoverResponse
-	14, // [14:23] is the sub-list for method output_type
-	5,  // [5:14] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	2,  // 0: srtm.v1.GetServerStateResponse.nearest:type_name -> srtm.v1.AdmissionKey
+	3,  // 1: srtm.v1.ReplicateRequest.credits:type_name -> srtm.v1.AdmissionCredit
+	3,  // 2: srtm.v1.RecoverResponse.credits:type_name -> srtm.v1.AdmissionCredit
+	9,  // 3: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
+	8,  // 4: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
+	8,  // 5: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
+	14, // 6: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
+	16, // 7: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
+	17, // 8: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
+	19, // 9: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
+	21, // 10: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
+	10, // 11: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
+	12, // 12: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
+	4,  // 13: srtm.v1.AdmissionReplication.Replicate:input_type -> srtm.v1.ReplicateRequest
+	6,  // 14: srtm.v1.AdmissionReplication.Recover:input_type -> srtm.v1.RecoverRequest
+	0,  // 15: srtm.v1.AdmissionState.GetServerState:input_type -> srtm.v1.GetServerStateRequest
+	15, // 16: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
+	8,  // 17: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
+	18, // 18: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
+	20, // 19: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
+	22, // 20: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
+	11, // 21: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
+	13, // 22: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
+	5,  // 23: srtm.v1.AdmissionReplication.Replicate:output_type -> srtm.v1.ReplicateResponse
+	7,  // 24: srtm.v1.AdmissionReplication.Recover:output_type -> srtm.v1.RecoverResponse
+	1,  // 25: srtm.v1.AdmissionState.GetServerState:output_type -> srtm.v1.GetServerStateResponse
+	16, // [16:26] is the sub-list for method output_type
+	6,  // [6:16] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admission_proto_init() }
@@ -1338,9 +1618,9 @@ func file_srtm_v1_admission_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admission_proto_rawDesc), len(file_srtm_v1_admission_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_srtm_v1_admission_proto_goTypes,
 		DependencyIndexes: file_srtm_v1_admission_proto_depIdxs,

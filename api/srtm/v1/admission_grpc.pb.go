@@ -529,3 +529,113 @@ var AdmissionReplication_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "srtm/v1/admission.proto",
 }
+
+const (
+	AdmissionState_GetServerState_FullMethodName = "/srtm.v1.AdmissionState/GetServerState"
+)
+
+// AdmissionStateClient is the client API for AdmissionState service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// AdmissionState is what one server of admission has in memory. A router without a server
+// does not serve it.
+type AdmissionStateClient interface {
+	// GetServerState visits all keys, at most once a second.
+	GetServerState(ctx context.Context, in *GetServerStateRequest, opts ...grpc.CallOption) (*GetServerStateResponse, error)
+}
+
+type admissionStateClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAdmissionStateClient(cc grpc.ClientConnInterface) AdmissionStateClient {
+	return &admissionStateClient{cc}
+}
+
+func (c *admissionStateClient) GetServerState(ctx context.Context, in *GetServerStateRequest, opts ...grpc.CallOption) (*GetServerStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetServerStateResponse)
+	err := c.cc.Invoke(ctx, AdmissionState_GetServerState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AdmissionStateServer is the server API for AdmissionState service.
+// All implementations must embed UnimplementedAdmissionStateServer
+// for forward compatibility.
+//
+// AdmissionState is what one server of admission has in memory. A router without a server
+// does not serve it.
+type AdmissionStateServer interface {
+	// GetServerState visits all keys, at most once a second.
+	GetServerState(context.Context, *GetServerStateRequest) (*GetServerStateResponse, error)
+	mustEmbedUnimplementedAdmissionStateServer()
+}
+
+// UnimplementedAdmissionStateServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAdmissionStateServer struct{}
+
+func (UnimplementedAdmissionStateServer) GetServerState(context.Context, *GetServerStateRequest) (*GetServerStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetServerState not implemented")
+}
+func (UnimplementedAdmissionStateServer) mustEmbedUnimplementedAdmissionStateServer() {}
+func (UnimplementedAdmissionStateServer) testEmbeddedByValue()                        {}
+
+// UnsafeAdmissionStateServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AdmissionStateServer will
+// result in compilation errors.
+type UnsafeAdmissionStateServer interface {
+	mustEmbedUnimplementedAdmissionStateServer()
+}
+
+func RegisterAdmissionStateServer(s grpc.ServiceRegistrar, srv AdmissionStateServer) {
+	// If the following call panics, it indicates UnimplementedAdmissionStateServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&AdmissionState_ServiceDesc, srv)
+}
+
+func _AdmissionState_GetServerState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetServerStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdmissionStateServer).GetServerState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdmissionState_GetServerState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdmissionStateServer).GetServerState(ctx, req.(*GetServerStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// AdmissionState_ServiceDesc is the grpc.ServiceDesc for AdmissionState service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var AdmissionState_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "srtm.v1.AdmissionState",
+	HandlerType: (*AdmissionStateServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "GetServerState",
+			Handler:    _AdmissionState_GetServerState_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "srtm/v1/admission.proto",
+}
