@@ -17,9 +17,6 @@ type Point struct {
 	Value time.Duration
 }
 
-// Constant is the distribution of a single value. Requires: d >= 0.
-func Constant(d time.Duration) Dist { return Dist{[]Point{{0, d}}} }
-
 // maxValue keeps sums far from overflow.
 const maxValue = time.Hour
 

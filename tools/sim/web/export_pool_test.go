@@ -15,9 +15,8 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Pool simulates servers of unknown size behind a gateway that schedules, balances and
-// limits like the live gateway. Clients send their next request after an answer and a
-// pause.
+// Pool simulates servers of unknown size behind the gateway's own scheduler, balancer and
+// limit. A client sends its next request after an answer and a pause. Only tests use Pool.
 type Pool struct {
 	Servers []Backend
 	Classes []Clients
