@@ -31,6 +31,8 @@ type Broker struct {
 	forwarded bool
 	// Begun, if not nil, prepares the broker, which serves already.
 	Begun func(ctx context.Context, at Place) error
+	// Measured, if not nil, is called after the measurement, before the broker stops.
+	Measured func(ctx context.Context, at Place) error
 	// Ended, if not nil, adds the broker's own metrics to r after the broker has exited.
 	Ended func(at Place, s Scenario, r *Result) error
 }

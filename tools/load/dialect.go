@@ -21,10 +21,10 @@ type Dialect struct {
 	// identify holds the members of the JSON object that an NSQ subscriber sends in
 	// IDENTIFY.
 	identify string
-	// frame encodes the publication of n messages of size bytes, and returns the offsets of
-	// the message bodies. With batch, frame uses one command if the protocol has a batch
-	// command.
-	frame func(size, n int, batch bool) (frame []byte, bodies []int)
+	// frame encodes the publication of n messages of size bytes to a topic, and returns the
+	// offsets of the message bodies. With batch, frame uses one command if the protocol has a
+	// batch command.
+	frame func(topic string, size, n int, batch bool) (frame []byte, bodies []int)
 	// number writes the message ids of the seq-th frame; nil if the protocol has none.
 	number func(frame []byte, bodies []int, seq uint16)
 	// hello performs the handshake of a publisher's connection.
@@ -34,15 +34,18 @@ type Dialect struct {
 	answers func(in []byte, perFrame int) (accepted, used int, err error)
 	// subscribe performs the handshake of a subscriber's connection. ready appends the
 	// request for messages, at most credit unacknowledged.
-	subscribe func(c net.Conn, channel string) error
-	ready     func(out []byte, channel string, credit int) []byte
+	subscribe func(c net.Conn, from source) error
+	ready     func(out []byte, from source, credit int) []byte
 	// deliveries parses the complete deliveries at the start of in, calls deliver with each
 	// body, and appends the replies to out.
-	deliveries func(in, out []byte, channel string, deliver func(body []byte)) (used int, reply []byte, err error)
+	deliveries func(in, out []byte, from source, deliver func(body []byte)) (used int, reply []byte, err error)
 }
 
+// source is the channel of a topic that a subscriber receives.
+type source struct{ topic, channel string }
+
 const (
-	Topic     = "bench"
+	Topic     = "bench" // the only topic, unless Scenario.Topics is above 1
 	credit    = 2500    // unacknowledged messages per subscriber
 	maxAnswer = 1 << 20 // bytes of a reply from an NSQ broker to a publisher
 )
@@ -60,16 +63,16 @@ func repeat(one []byte, body, n int) (frame []byte, bodies []int) {
 func nsqDialect(identify string) Dialect {
 	return Dialect{
 		identify: identify,
-		frame: func(size, n int, batch bool) ([]byte, []int) {
+		frame: func(topic string, size, n int, batch bool) ([]byte, []int) {
 			if !batch {
-				one := wire.AppendPub(nil, Topic, make([]byte, size))
+				one := wire.AppendPub(nil, topic, make([]byte, size))
 				return repeat(one, len(one)-size, n)
 			}
 			all := make([][]byte, n)
 			for i := range all {
 				all[i] = make([]byte, size)
 			}
-			frame := wire.AppendMpub(nil, Topic, all)
+			frame := wire.AppendMpub(nil, topic, all)
 			bodies := make([]int, n)
 			for i := range bodies {
 				bodies[i] = len(frame) - (n-1-i)*(4+size) - size
@@ -98,7 +101,7 @@ func nsqDialect(identify string) Dialect {
 				}
 			}
 		},
-		subscribe: func(c net.Conn, channel string) error {
+		subscribe: func(c net.Conn, from source) error {
 			var hello []byte
 			want := 1
 			if !encrypted(c) {
@@ -108,7 +111,7 @@ func nsqDialect(identify string) Dialect {
 					want++
 				}
 			}
-			if _, err := c.Write(wire.AppendSub(hello, Topic, channel)); err != nil {
+			if _, err := c.Write(wire.AppendSub(hello, from.topic, from.channel)); err != nil {
 				return err
 			}
 			for range want {
@@ -118,8 +121,8 @@ func nsqDialect(identify string) Dialect {
 			}
 			return nil
 		},
-		ready: func(out []byte, _ string, n int) []byte { return wire.AppendRdy(out, n) },
-		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
+		ready: func(out []byte, _ source, n int) []byte { return wire.AppendRdy(out, n) },
+		deliveries: func(in, out []byte, _ source, deliver func([]byte)) (used int, reply []byte, err error) {
 			for {
 				kind, data, n, err := wire.ParseFrame(in[used:], 8<<20)
 				if err != nil || n == 0 {
@@ -147,7 +150,7 @@ func nsqDialect(identify string) Dialect {
 // Raw is a dialect without a protocol: frames are bare bodies, without replies.
 func Raw() Dialect {
 	return Dialect{
-		frame: func(size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },
+		frame: func(_ string, size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },
 		hello: func(net.Conn, string) error { return nil },
 	}
 }
@@ -175,14 +178,14 @@ func natsDialect() Dialect {
 		return readUntil(c, "PONG\r\n")
 	}
 	return Dialect{
-		frame: func(size, n int, _ bool) ([]byte, []int) {
-			head := fmt.Sprintf("PUB %s %d\r\n", Topic, size)
+		frame: func(topic string, size, n int, _ bool) ([]byte, []int) {
+			head := fmt.Sprintf("PUB %s %d\r\n", topic, size)
 			return repeat(append(append([]byte(head), make([]byte, size)...), "\r\n"...), len(head), n)
 		},
 		hello:     func(c net.Conn, _ string) error { return hello(c, "") },
-		subscribe: func(c net.Conn, _ string) error { return hello(c, "SUB "+Topic+" 1\r\n") },
-		ready:     func(out []byte, _ string, _ int) []byte { return out },
-		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
+		subscribe: func(c net.Conn, from source) error { return hello(c, "SUB "+from.topic+" 1\r\n") },
+		ready:     func(out []byte, _ source, _ int) []byte { return out },
+		deliveries: func(in, out []byte, _ source, deliver func([]byte)) (used int, reply []byte, err error) {
 			for {
 				line, n := cutLine(in[used:])
 				switch {
@@ -247,12 +250,12 @@ func redisDialect() Dialect {
 		}
 		return out
 	}
-	read := func(out []byte, channel string, n int) []byte {
-		return command(out, "XREADGROUP", "GROUP", channel, "c", "COUNT", strconv.Itoa(n), "BLOCK", "0", "STREAMS", Topic, ">")
+	read := func(out []byte, from source, n int) []byte {
+		return command(out, "XREADGROUP", "GROUP", from.channel, "c", "COUNT", strconv.Itoa(n), "BLOCK", "0", "STREAMS", from.topic, ">")
 	}
 	return Dialect{
-		frame: func(size, n int, _ bool) ([]byte, []int) {
-			one := command(nil, "XADD", Topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
+		frame: func(topic string, size, n int, _ bool) ([]byte, []int) {
+			one := command(nil, "XADD", topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
 			return repeat(one, len(one)-2-size, n)
 		},
 		hello: func(net.Conn, string) error { return nil },
@@ -269,14 +272,14 @@ func redisDialect() Dialect {
 				accepted++
 			}
 		},
-		subscribe: func(c net.Conn, channel string) error {
-			if _, err := c.Write(command(nil, "XGROUP", "CREATE", Topic, channel, "$", "MKSTREAM")); err != nil {
+		subscribe: func(c net.Conn, from source) error {
+			if _, err := c.Write(command(nil, "XGROUP", "CREATE", from.topic, from.channel, "$", "MKSTREAM")); err != nil {
 				return err
 			}
 			return readUntil(c, "+OK\r\n")
 		},
-		ready: func(out []byte, channel string, n int) []byte { return read(out, channel, min(n, 500)) },
-		deliveries: func(in, out []byte, channel string, deliver func([]byte)) (used int, reply []byte, err error) {
+		ready: func(out []byte, from source, n int) []byte { return read(out, from, min(n, 500)) },
+		deliveries: func(in, out []byte, from source, deliver func([]byte)) (used int, reply []byte, err error) {
 			for {
 				v, n, err := parseRESP(in[used:])
 				if err != nil || n == 0 {
@@ -290,7 +293,7 @@ func redisDialect() Dialect {
 					if len(v.list) != 1 || len(v.list[0].list) != 2 {
 						return used, out, errors.New("redis: XREADGROUP's answer has another shape")
 					}
-					ack := []string{"XACK", Topic, channel}
+					ack := []string{"XACK", from.topic, from.channel}
 					for _, entry := range v.list[0].list[1].list {
 						if len(entry.list) != 2 || len(entry.list[1].list) != 2 {
 							return used, out, errors.New("redis: an entry has another shape")
@@ -298,7 +301,7 @@ func redisDialect() Dialect {
 						deliver(entry.list[1].list[1].text)
 						ack = append(ack, string(entry.list[0].text))
 					}
-					out = read(command(out, ack...), channel, 500)
+					out = read(command(out, ack...), from, 500)
 				}
 			}
 		},
@@ -381,8 +384,8 @@ func mqttDialect() Dialect {
 		return expectMQTT(c, 0x20)
 	}
 	return Dialect{
-		frame: func(size, n int, _ bool) ([]byte, []int) {
-			one := packet(0x32, append(append(text(Topic), 0, 1), make([]byte, size)...))
+		frame: func(topic string, size, n int, _ bool) ([]byte, []int) {
+			one := packet(0x32, append(append(text(topic), 0, 1), make([]byte, size)...))
 			return repeat(one, len(one)-size, n)
 		},
 		number: func(frame []byte, bodies []int, seq uint16) {
@@ -404,17 +407,17 @@ func mqttDialect() Dialect {
 				}
 			}
 		},
-		subscribe: func(c net.Conn, channel string) error {
-			if err := connect(c, channel); err != nil {
+		subscribe: func(c net.Conn, from source) error {
+			if err := connect(c, from.channel); err != nil {
 				return err
 			}
-			if _, err := c.Write(packet(0x82, append(append([]byte{0, 1}, text(Topic)...), 1))); err != nil {
+			if _, err := c.Write(packet(0x82, append(append([]byte{0, 1}, text(from.topic)...), 1))); err != nil {
 				return err
 			}
 			return expectMQTT(c, 0x90)
 		},
-		ready: func(out []byte, _ string, _ int) []byte { return out },
-		deliveries: func(in, out []byte, _ string, deliver func([]byte)) (used int, reply []byte, err error) {
+		ready: func(out []byte, _ source, _ int) []byte { return out },
+		deliveries: func(in, out []byte, _ source, deliver func([]byte)) (used int, reply []byte, err error) {
 			for {
 				kind, body, n, err := parseMQTT(in[used:])
 				if err != nil || n == 0 {

@@ -7,7 +7,7 @@
 //
 // At a given rate the load is open loop: latency counts from the instant at which a message
 // was due, even if the sender was late. Latency is measured per delivery and subscriber, in
-// HDR histograms of 1 us to 60 s with three digits. Processor time is the broker's, from
+// histograms of 1 us to 60 s, within 1 %. Processor time is the broker's, from
 // /proc. Allocations and garbage collections come from /debug/pprof of Go brokers.
 //
 // The process that calls Perform produces the load, so every broker shares the machine with

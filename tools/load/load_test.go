@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -39,7 +40,7 @@ func TestFrames(t *testing.T) {
 		"mqtt":  "\x32\x11\x00\x05bench\x00\x01........\x32\x11\x00\x05bench\x00\x02........",
 	} {
 		d := dialects()[name]
-		frame, bodies := d.frame(8, 2, false)
+		frame, bodies := d.frame(Topic, 8, 2, false)
 		if d.number != nil {
 			d.number(frame, bodies, 0)
 		}
@@ -50,14 +51,14 @@ func TestFrames(t *testing.T) {
 			t.Errorf("%s:\n%q, want\n%q", name, frame, want)
 		}
 	}
-	frame, bodies := nsqDialect("").frame(8, 2, true)
+	frame, bodies := nsqDialect("").frame(Topic, 8, 2, true)
 	for _, at := range bodies {
 		copy(frame[at:], "........")
 	}
 	if want := "MPUB bench\n\x00\x00\x00\x1c\x00\x00\x00\x02\x00\x00\x00\x08........\x00\x00\x00\x08........"; string(frame) != want {
 		t.Errorf("MPUB:\n%q, want\n%q", frame, want)
 	}
-	large, at := mqttDialect().frame(300, 1, false)
+	large, at := mqttDialect().frame(Topic, 300, 1, false)
 	if len(large) != 3+7+2+300 || at[0] != 12 || large[1] != 0xb5 || large[2] != 0x02 {
 		t.Errorf("a long packet of MQTT begins %x", large[:12])
 	}
@@ -65,7 +66,7 @@ func TestFrames(t *testing.T) {
 
 func TestPacketNumbersAreNeverZero(t *testing.T) {
 	d := mqttDialect()
-	frame, bodies := d.frame(8, 3, false)
+	frame, bodies := d.frame(Topic, 8, 3, false)
 	for seq := range 1 << 16 {
 		d.number(frame, bodies, uint16(seq))
 		for _, at := range bodies {
@@ -96,7 +97,7 @@ func TestDeliveriesInAnyPieces(t *testing.T) {
 			var got, reply, rest []byte
 			for at := 0; at < len(c.in); at += step {
 				rest = append(rest, c.in[at:min(at+step, len(c.in))]...)
-				used, out, err := d.deliveries(rest, reply, "c0", func(body []byte) { got = append(got, body...) })
+				used, out, err := d.deliveries(rest, reply, source{Topic, "c0"}, func(body []byte) { got = append(got, body...) })
 				if err != nil {
 					t.Fatalf("%s, %d bytes at a time: %v", name, step, err)
 				}
@@ -152,7 +153,7 @@ func FuzzDialects(f *testing.F) {
 			t.Skip("no such protocol")
 		}
 		take := func(in []byte) (bodies []string, used int, failed bool) {
-			used, _, err := d.deliveries(in, nil, "c0", func(b []byte) { bodies = append(bodies, string(b)) })
+			used, _, err := d.deliveries(in, nil, source{Topic, "c0"}, func(b []byte) { bodies = append(bodies, string(b)) })
 			if used < 0 || used > len(in) {
 				t.Fatalf("%s: took %d of %d bytes", name, used, len(in))
 			}
@@ -189,7 +190,7 @@ func TestHandshakesReadNoFurther(t *testing.T) {
 		client, server := net.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		go func() { _, _ = io.WriteString(server, c.says+c.left) }()
-		if err := c.d.subscribe(client, "c0"); err != nil {
+		if err := c.d.subscribe(client, source{Topic, "c0"}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		left := make([]byte, len(c.left))
@@ -206,7 +207,7 @@ func TestHandshakesReadNoFurther(t *testing.T) {
 		client, server := net.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		go func() { _, _ = io.WriteString(server, says) }()
-		if err := dialects()[name].subscribe(client, "c0"); err == nil {
+		if err := dialects()[name].subscribe(client, source{Topic, "c0"}); err == nil {
 			t.Errorf("%s: a refusal is no error", name)
 		}
 		client.Close()
@@ -272,8 +273,8 @@ func TestSockets(t *testing.T) {
 func TestAnswersAreReadLate(t *testing.T) {
 	c, far := pair(t)
 	testkit.Must(t, c.dontWait())
-	one := &publisher{c: c, raw: c}
-	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: newHistogram()}
+	one := &publisher{c: c, raw: c, topic: Topic}
+	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: obs.NewLatency()}
 	done := make(chan int)
 	go func() {
 		defer close(done)
@@ -319,6 +320,8 @@ func TestABrokerIsMeasured(t *testing.T) {
 		{Name: "tls", Conns: 3, Rate: 500, Size: 300, Channels: 1, Together: 1, TLS: true},
 		{Name: "fsync", Conns: 3, Rate: 100, Size: 2000, Channels: 1, Together: 1, Fsync: true},
 		{Name: "contract", Conns: 3, Rate: 500, Size: 200, Channels: 1, Together: 1, Burst: 50},
+		{Name: "topics", Conns: 4, Size: 100, Topics: 2, Channels: 2, Together: 10},
+		{Name: "topics at a rate", Conns: 4, Rate: 500, Size: 100, Topics: 2, Channels: 1, Together: 1},
 		{Name: "closed", Conns: 3, Size: 100, Channels: 1, Together: 1, Closed: true},
 		{Name: "storm", Conns: 3, Rate: 500, Size: 100, Channels: 1, Together: 1, Storm: 200},
 	} {
@@ -368,7 +371,7 @@ func TestABrokerIsOverloaded(t *testing.T) {
 		t.Errorf("%d messages wait, 99 %%: %d", got.Line, got.LineP99)
 	}
 	broken := AnotherNSQ("nsqd", program, "")
-	broken.deliveries = func([]byte, []byte, string, func([]byte)) (int, []byte, error) {
+	broken.deliveries = func([]byte, []byte, source, func([]byte)) (int, []byte, error) {
 		return 0, nil, errors.New("it says no")
 	}
 	_, err := broken.Overload(t.Context(), o)

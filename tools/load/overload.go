@@ -63,7 +63,7 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 		context.AfterFunc(ctx, func() { c.Close() })
 		return c, hello(c)
 	}
-	sub, err := connect(func(c net.Conn) error { return b.subscribe(c, "overload") })
+	sub, err := connect(func(c net.Conn) error { return b.subscribe(c, overload) })
 	if err != nil {
 		return nil, fmt.Errorf("subscriber: %w", err)
 	}
@@ -111,10 +111,13 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	return got, nil
 }
 
+// overload is the only channel.
+var overload = source{Topic, "overload"}
+
 // offer publishes at a rate without reading replies. A broker that stops reading blocks
 // offer.
 func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, size int, sent *atomic.Int64) error {
-	frame, bodies := b.frame(size, 1, false)
+	frame, bodies := b.frame(Topic, size, 1, false)
 	gap, due := time.Duration(float64(time.Second)/demand), clock.Mono()
 	for seq := uint16(1); ; seq++ {
 		if !clock.Sleep(ctx, due.Sub(clock.Mono())) {
@@ -155,7 +158,7 @@ func (s *slowSubscriber) measure() {
 
 func (s *slowSubscriber) run(ctx context.Context) error {
 	const few = 100 // credit, if the protocol has credit
-	out := s.d.ready(nil, "overload", few)
+	out := s.d.ready(nil, overload, few)
 	if _, err := s.c.Write(out); err != nil {
 		return err
 	}
@@ -170,7 +173,7 @@ func (s *slowSubscriber) run(ctx context.Context) error {
 			return fmt.Errorf("subscriber: %w", err)
 		}
 		in = in[:len(in)+n]
-		used, reply, err := s.d.deliveries(in, out[:0], "overload", func(body []byte) {
+		used, reply, err := s.d.deliveries(in, out[:0], overload, func(body []byte) {
 			due = max(due, clock.Mono().Add(-100*time.Millisecond)).Add(gap)
 			s.took(body)
 		})

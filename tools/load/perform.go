@@ -9,10 +9,9 @@ import (
 	"os"
 	"time"
 
-	hdr "github.com/HdrHistogram/hdrhistogram-go"
-
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // Result holds the measurements of one run. Unknown values are nil.
@@ -82,8 +81,8 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 			sub.close()
 		}
 	}()
-	for i := range s.Channels {
-		sub, err := subscribe(b, s, p.Dialect, fmt.Sprintf("c%d", i), 0)
+	for i := range s.Channels * max(1, s.Topics) {
+		sub, err := subscribe(b, s, p.Dialect, source{s.topic(i / s.Channels), fmt.Sprint("c", i%s.Channels)}, 0)
 		if err != nil {
 			return r, err
 		}
@@ -91,7 +90,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	}
 	measured := subs
 	if s.Slow {
-		sub, err := subscribe(b, s, p.Dialect, "slow", 10*time.Millisecond)
+		sub, err := subscribe(b, s, p.Dialect, source{Topic, "slow"}, 10*time.Millisecond)
 		if err != nil {
 			return r, err
 		}
@@ -117,7 +116,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	if err != nil {
 		return r, err
 	}
-	used, known, err := b.heap(ctx)
+	used, served, err := b.heap(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -145,6 +144,8 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		r.Sent, err = pubs.Send(ctx, start, Warming+lasting, seed)
 	case s.Closed:
 		r.Sent, err = pubs.converse(ctx, lasting)
+	case s.Limit == 0:
+		r.Sent, err = pubs.flood(ctx, lasting)
 	default:
 		r.Sent, err = pubs.flood(ctx, longest)
 	}
@@ -168,15 +169,13 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 			sub.start(mono.Time(0))
 		}
 	}
-	want := int64(r.Sent)
 	// Brokers need not deliver every message; missing messages are counted.
 	late := until(ctx, clock.Mono().Add(patience), func() bool {
+		delivered := int64(0)
 		for _, sub := range measured {
-			if sub.delivered.Load() < want {
-				return false
-			}
+			delivered += sub.delivered.Load()
 		}
-		return true
+		return delivered >= int64(r.Sent*s.Channels)
 	}, func() error {
 		for _, sub := range measured {
 			if err := sub.failure(); err != nil {
@@ -201,7 +200,12 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	if err != nil {
 		return r, err
 	}
-	all := newHistogram()
+	if p.Measured != nil {
+		if err := p.Measured(ctx, b.at); err != nil {
+			return r, err
+		}
+	}
+	all := obs.NewLatency()
 	last := asked
 	for _, sub := range measured {
 		sub.close()
@@ -212,16 +216,16 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	if r.Missing = r.Sent*s.Channels - r.Delivered; r.Delivered == 0 {
 		return r, errors.New("nothing was delivered")
 	}
-	r.latencies(all)
+	r.P50, r.P90, r.P99, r.P999, r.Max = ms(all.Quantile(.5)), ms(all.Quantile(.9)), ms(all.Quantile(.99)), ms(all.Quantile(.999)), ms(all.Quantile(1))
 	if s.Rate > 0 {
-		r.Late = float64(pubs.late.ValueAtQuantile(99)) / 1e6
+		r.Late = ms(pubs.late.Quantile(.99))
 	}
 	r.OutPerSecond = float64(r.Delivered) / float64(s.Channels) / last.Sub(asked).Seconds()
 	r.CPU = 1e6 * spent.broker / float64(r.Sent)
 	r.Load = 1e6 * spent.load / float64(r.Sent)
 	r.Others = spent.others()
 	r.RSS = float64(after) / (1 << 20)
-	if known {
+	if served {
 		// A heap request allocates thousands of objects. The last request cost about as
 		// much as the request before.
 		objects := usedAfter.mallocs - used.mallocs - (used.mallocs - asking.mallocs)
@@ -231,11 +235,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	return r, nil
 }
 
-func (r *Result) latencies(h *hdr.Histogram) {
-	ms := func(v int64) float64 { return float64(v) / 1e6 }
-	r.P50, r.P90, r.P99 = ms(h.ValueAtQuantile(50)), ms(h.ValueAtQuantile(90)), ms(h.ValueAtQuantile(99))
-	r.P999, r.Max = ms(h.ValueAtQuantile(99.9)), ms(h.Max())
-}
+func ms(d time.Duration) float64 { return float64(d) / 1e6 }
 
 var errLate = errors.New("it takes too long")
 

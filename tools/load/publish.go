@@ -14,11 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	hdr "github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/poll"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -34,7 +34,7 @@ type Publishers struct {
 	stopped atomic.Bool    // tells the reader to end
 
 	// owned by the sender until it ends: delays from the due time to the write
-	late *hdr.Histogram
+	late *obs.Latency
 
 	// atomic; written by the reader of replies
 	accepted atomic.Int64
@@ -45,8 +45,9 @@ type Publishers struct {
 
 // publisher is a publishing connection.
 type publisher struct {
-	c   net.Conn
-	raw *socket // socket below c
+	c     net.Conn
+	raw   *socket // socket below c
+	topic string
 
 	// owned by the sender
 	frame  []byte
@@ -94,11 +95,11 @@ func (p *Publishers) failure() error {
 
 // Connect opens the publishers of a scenario.
 func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
-	p := &Publishers{s: s, d: d, late: newHistogram()}
+	p := &Publishers{s: s, d: d, late: obs.NewLatency()}
 	for i := range s.Conns {
 		c, raw, err := dial(address, s.TLS, d)
 		if err == nil {
-			p.conns = append(p.conns, &publisher{c: c, raw: raw})
+			p.conns = append(p.conns, &publisher{c: c, raw: raw, topic: s.topic(i)})
 			err = errors.Join(d.hello(c, fmt.Sprintf("p%d", i)), raw.dontWait())
 		}
 		if err != nil {
@@ -167,7 +168,7 @@ func (p *Publishers) count(one *publisher, data []byte) error {
 
 // prepare encodes the frame that a connection sends repeatedly.
 func (p *Publishers) prepare(one *publisher) {
-	one.frame, one.bodies = p.d.frame(p.s.Size, p.s.Together, p.s.Batch)
+	one.frame, one.bodies = p.d.frame(one.topic, p.s.Size, p.s.Together, p.s.Batch)
 }
 
 // publish writes the messages that are due at the given instant.
@@ -192,7 +193,7 @@ func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
 
 // Send sends at the scenario's rate for a time, and returns the number of messages. Send
 // picks a random connection for each frame, so the messages of each connection also have
-// random times. All connections share one frame, in place of many small frames.
+// random times. The connections of a topic share one frame, in place of many small frames.
 func (p *Publishers) Send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })
@@ -205,7 +206,13 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 		return 0, err
 	}
 	rng := rand.New(rand.NewPCG(seed, 0))
-	frame, bodies := p.d.frame(p.s.Size, p.s.Together, p.s.Batch)
+	for i, one := range p.conns {
+		if first := p.conns[i%max(1, p.s.Topics)]; first == one {
+			p.prepare(one)
+		} else {
+			one.frame, one.bodies = first.frame, first.bodies
+		}
+	}
 	buf := make([]byte, answerSize)
 	rest := time.Duration(0)
 	if p.s.Rate/float64(p.s.Together) > crowded {
@@ -232,14 +239,13 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 			now = clock.Mono()
 		}
 		one := p.conns[rng.IntN(len(p.conns))]
-		one.frame, one.bodies = frame, bodies
 		if one.sent-one.answered >= unread*p.s.Together {
 			if err := p.collect(one, buf); err != nil {
 				return sent, err
 			}
 		}
 		before := clock.Mono()
-		record(p.late, before.Sub(due))
+		p.late.Record(before.Sub(due))
 		if p.s.Burst > 0 {
 			contract.Take(before)
 		}
@@ -299,12 +305,11 @@ func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (se
 	return sent, ctx.Err()
 }
 
-// flood sends as fast as the broker reads, up to the scenario's limit and at most for
-// longest.
-func (p *Publishers) flood(ctx context.Context, longest time.Duration) (sent int, err error) {
+// flood sends as fast as the broker reads, up to the scenario's limit, or for lasting.
+func (p *Publishers) flood(ctx context.Context, lasting time.Duration) (sent int, err error) {
 	var total atomic.Int64
 	var senders sync.WaitGroup
-	end := clock.Mono().Add(longest)
+	end := clock.Mono().Add(lasting)
 	for _, one := range p.conns {
 		p.prepare(one)
 		senders.Go(func() {
@@ -313,7 +318,7 @@ func (p *Publishers) flood(ctx context.Context, longest time.Duration) (sent int
 				if !now.Before(end) {
 					return
 				}
-				if total.Add(int64(p.s.Together)) > int64(p.s.Limit) {
+				if total.Add(int64(p.s.Together)) > int64(p.s.Limit) && p.s.Limit > 0 {
 					total.Add(-int64(p.s.Together))
 					return
 				}

@@ -3,6 +3,7 @@
 package load
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -17,8 +18,9 @@ type Scenario struct {
 	Together int     // messages per write of a publisher
 	Batch    bool    // one command per write, if the protocol has a batch command
 	Size     int     // bytes per message, at least TimeSize
-	Channels int     // number of channels; each gets every message
-	Limit    int     // maximum number of messages, if Rate is 0
+	Topics   int     // number of topics, which publishers use in turn; 0: one
+	Channels int     // number of channels of a topic; each gets every message
+	Limit    int     // maximum number of messages, if Rate is 0; 0: as many as the time permits
 	Closed   bool    // if Rate is 0: a publisher waits for the reply before its next message
 	Storm    float64 // additional short-lived connections per second
 
@@ -37,6 +39,14 @@ type Scenario struct {
 	NSQOnly bool // brokers with other protocols have no equivalent
 }
 
+// topic returns the topic of publisher i.
+func (s Scenario) topic(i int) string {
+	if i %= max(1, s.Topics); i > 0 {
+		return fmt.Sprint(Topic, "-", i)
+	}
+	return Topic
+}
+
 // Offsets of the times in a message. Only messages with enough room have the times beyond
 // TimeSize.
 const (
@@ -50,7 +60,7 @@ const (
 // The bounds of a run.
 const (
 	Warming  = time.Second      // warm-up, at a given rate
-	longest  = 5 * time.Second  // of sending as fast as possible, unless Closed
+	longest  = 5 * time.Second  // of sending as fast as possible, up to a Limit
 	patience = 20 * time.Second // for replies and deliveries after the last message
 )
 

@@ -11,35 +11,21 @@ import (
 	"sync/atomic"
 	"time"
 
-	hdr "github.com/HdrHistogram/hdrhistogram-go"
-
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 )
-
-// Range of latencies, in nanoseconds.
-const (
-	minLatency = int64(time.Microsecond)
-	maxLatency = int64(time.Minute)
-)
-
-func newHistogram() *hdr.Histogram { return hdr.New(minLatency, maxLatency, 3) }
-
-// record records d, clipped to the histogram's range.
-func record(h *hdr.Histogram, d time.Duration) {
-	_ = h.RecordValue(min(max(int64(d), minLatency), maxLatency)) // clipped to the range
-}
 
 // subscriber receives the messages of a channel.
 type subscriber struct {
 	// set once
-	c       net.Conn
-	raw     *socket // socket below c
-	d       Dialect
-	channel string
-	slow    time.Duration // processing time per message
-	from    mono.Time     // messages due earlier are not measured; set before receive
-	done    chan struct{} // closed when receive has returned; nil before start
+	c    net.Conn
+	raw  *socket // socket below c
+	d    Dialect
+	from source
+	slow time.Duration // processing time per message
+	warm mono.Time     // messages due earlier are not measured; set before receive
+	done chan struct{} // closed when receive has returned; nil before start
 
 	// atomic
 	stopped   atomic.Bool // tells receive to return
@@ -47,24 +33,25 @@ type subscriber struct {
 	last      atomic.Int64 // time of the latest delivery
 
 	// owned by receive until done
-	latency *hdr.Histogram
+	latency *obs.Latency
 	err     error
 }
 
-func subscribe(b *running, s Scenario, d Dialect, channel string, slow time.Duration) (*subscriber, error) {
+func subscribe(b *running, s Scenario, d Dialect, from source, slow time.Duration) (*subscriber, error) {
 	c, raw, err := dial(b.at.TCP, s.TLS, d)
 	if err != nil {
-		return nil, fmt.Errorf("subscriber of %s: %w", channel, err)
+		return nil, fmt.Errorf("subscriber of %v: %w", from, err)
 	}
-	if err := errors.Join(d.subscribe(c, channel), raw.wait()); err != nil {
-		return nil, errors.Join(fmt.Errorf("subscriber of %s: %w", channel, err), raw.Close())
+	if err := errors.Join(d.subscribe(c, from), raw.wait()); err != nil {
+		return nil, errors.Join(fmt.Errorf("subscriber of %v: %w", from, err), raw.Close())
 	}
-	return &subscriber{c: c, raw: raw, d: d, channel: channel, slow: slow, latency: newHistogram()}, nil
+	return &subscriber{c: c, raw: raw, d: d, from: from, slow: slow, latency: obs.NewLatency()}, nil
 }
 
-// start requests messages and receives until close.
-func (s *subscriber) start(from mono.Time) {
-	s.from, s.done = from, make(chan struct{})
+// start requests messages and receives until close. Messages due before warm are not
+// measured.
+func (s *subscriber) start(warm mono.Time) {
+	s.warm, s.done = warm, make(chan struct{})
 	go func() {
 		defer close(s.done)
 		s.err = s.receive()
@@ -79,7 +66,7 @@ func (s *subscriber) receive() error {
 	if s.slow > 0 {
 		want = 1
 	}
-	out := s.d.ready(nil, s.channel, want)
+	out := s.d.ready(nil, s.from, want)
 	if _, err := s.c.Write(out); err != nil {
 		return err
 	}
@@ -97,11 +84,11 @@ func (s *subscriber) receive() error {
 		}
 		in = in[:len(in)+n]
 		now, got := clock.Mono(), int64(0)
-		used, reply, err := s.d.deliveries(in, out[:0], s.channel, func(body []byte) {
+		used, reply, err := s.d.deliveries(in, out[:0], s.from, func(body []byte) {
 			got++
 			due := mono.Time(binary.LittleEndian.Uint64(body))
-			if !due.Before(s.from) {
-				record(s.latency, now.Sub(due))
+			if !due.Before(s.warm) {
+				s.latency.Record(now.Sub(due))
 			}
 		})
 		if err != nil {
@@ -126,7 +113,7 @@ func (s *subscriber) receive() error {
 func (s *subscriber) failure() error {
 	select {
 	case <-s.done:
-		return fmt.Errorf("subscriber of %s: %w", s.channel, s.err)
+		return fmt.Errorf("subscriber of %v: %w", s.from, s.err)
 	default:
 		return nil
 	}
