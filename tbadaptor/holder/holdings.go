@@ -62,8 +62,9 @@ func (in Holding) Base() tokenbucket.Share { return in.Share.Less(in.Flex) }
 // up; the next hello omits such a share. A topic leaves the map when it is removed, or when it has no
 // share and is not prepared.
 type Holdings struct {
-	topics map[string]Holding
-	kept   int // topics that are not prepared
+	topics         map[string]Holding
+	kept           int // topics that are not prepared
+	held, flexible int // topics with a share, and with a flexible part
 }
 
 // New returns holdings of nothing.
@@ -96,14 +97,11 @@ func (h *Holdings) Kept() int { return h.kept }
 // Due returns when a lease with these ends takes away a part of the holdings.
 func (h *Holdings) Due(flexUntil, until mono.Time) mono.Time {
 	due := mono.Never
-	// order: the least of all
-	for _, in := range h.topics {
-		if in.Flex != (tokenbucket.Share{}) {
-			due = min(due, flexUntil)
-		}
-		if !in.Share.IsZero() {
-			due = min(due, until)
-		}
+	if h.flexible > 0 {
+		due = min(due, flexUntil)
+	}
+	if h.held > 0 {
+		due = min(due, until)
 	}
 	return due
 }
@@ -135,14 +133,25 @@ func (h *Holdings) Keep(g Grant) (released tokenbucket.Tokens) {
 
 // put replaces the Holding of a topic. A topic that is not prepared and has no share leaves the map.
 func (h *Holdings) put(topic string, in Holding) {
-	if was, known := h.topics[topic]; known && !was.Prepared {
-		h.kept--
-	}
+	h.count(topic, -1)
 	delete(h.topics, topic)
 	if in.Prepared || !in.Share.IsZero() {
-		if h.topics[topic] = in; !in.Prepared {
-			h.kept++
-		}
+		h.topics[topic] = in
+		h.count(topic, 1)
+	}
+}
+
+// count adds n for a topic in the map to the counts.
+func (h *Holdings) count(topic string, n int) {
+	in, known := h.topics[topic]
+	if known && !in.Prepared {
+		h.kept += n
+	}
+	if !in.Share.IsZero() {
+		h.held += n
+	}
+	if in.Flex != (tokenbucket.Share{}) {
+		h.flexible += n
 	}
 }
 
@@ -210,7 +219,9 @@ func (h *Holdings) LapseOne(topic string, flexOver, allOver bool) bool {
 		return false
 	}
 	in.tokens = min(in.tokens, tokenbucket.Tokens(in.Share.Burst)*tokenbucket.Token)
+	h.count(topic, -1)
 	h.topics[topic] = in
+	h.count(topic, 1)
 	return true
 }
 
@@ -225,7 +236,7 @@ func (h *Holdings) Reconcile(exist []string) []Held {
 		in := h.topics[name]
 		switch {
 		case in.Prepared && !there[name]:
-			delete(h.topics, name)
+			h.put(name, Holding{})
 		case in.Epoch > 0:
 			list = append(list, Held{Topic: name, Share: in.Share, Flex: in.Flex, Epoch: in.Epoch})
 		}

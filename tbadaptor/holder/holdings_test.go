@@ -6,12 +6,55 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 func share(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 	return tokenbucket.Share{Rate: rate, Burst: burst}
+}
+
+func TestDueKnowsTheEndsOfShares(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := New()
+		for epoch := range rapid.Uint64Range(1, 40).Draw(t, "steps") {
+			topic := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "topic")
+			switch rapid.IntRange(0, 7).Draw(t, "kind") {
+			case 0, 1, 2:
+				g := Grant{Topic: topic, Epoch: epoch + 1}
+				if burst := rapid.Int64Range(0, 3).Draw(t, "burst"); burst > 0 {
+					g.Share = share(10, burst)
+					g.Flex = share(tokenbucket.Rate(rapid.IntRange(0, 5).Draw(t, "flexible")), 0)
+				}
+				if v, _ := h.Offer(g); v == InForce {
+					h.Applied(g)
+				}
+			case 3:
+				h.Prepared(topic)
+			case 4:
+				h.Removed(topic)
+			case 5:
+				h.GivenUp(topic)
+			case 6:
+				h.Lapse(true, rapid.Bool().Draw(t, "all"))
+			case 7:
+				h.Reconcile([]string{"a"})
+			}
+			due := mono.Never
+			for _, in := range h.topics {
+				if in.Flex != (tokenbucket.Share{}) {
+					due = min(due, 3)
+				}
+				if !in.Share.IsZero() {
+					due = min(due, 5)
+				}
+			}
+			if got := h.Due(3, 5); got != due {
+				t.Fatalf("due at %v, want %v: %+v", got, due, h.topics)
+			}
+		}
+	})
 }
 
 func TestOfferByEpoch(t *testing.T) {
