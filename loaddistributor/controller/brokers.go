@@ -349,7 +349,15 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		}
 		return c.lockedFor(s, func() error { return c.report(s, m.Report, now) })
 	case *srtmv1.BrokerMessage_Arrivals:
-		return c.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
+		return c.lockedFor(s, func() error {
+			if m.Arrivals.Topic != "" {
+				c.tuning.measure(s, m.Arrivals, now)
+			}
+			for _, topic := range m.Arrivals.Quiet {
+				c.tuning.measure(s, &srtmv1.Arrivals{Topic: topic}, now)
+			}
+			return nil
+		})
 	case *srtmv1.BrokerMessage_Records:
 		parsed := readRecords(c.cfg.Log, s, m.Records)
 		return c.lockedFor(s, func() error { c.copies.keep(s, parsed); return nil })

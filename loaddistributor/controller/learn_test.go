@@ -12,6 +12,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -24,6 +26,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -43,6 +46,25 @@ func (w weighed) Append(ctx context.Context, base uint64, events []catalog.Event
 		}
 	}
 	return w.Journal.Append(ctx, base, events)
+}
+
+// counting counts the messages of a broker's sessions that are about arrivals.
+type counting struct{ pieces, requests atomic.Int64 }
+
+func (*counting) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (*counting) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (*counting) HandleConn(context.Context, stats.ConnStats)                       {}
+func (c *counting) HandleRPC(_ context.Context, s stats.RPCStats) {
+	switch s := s.(type) {
+	case *stats.OutPayload:
+		if m, ok := s.Payload.(*srtmv1.BrokerMessage); ok && m.GetArrivals() != nil {
+			c.pieces.Add(1)
+		}
+	case *stats.InPayload:
+		if m, ok := s.Payload.(*srtmv1.ControllerMessage); ok && m.GetCapture() != nil {
+			c.requests.Add(1)
+		}
+	}
 }
 
 // unlisted is an open topic's specification.
@@ -131,6 +153,35 @@ var _ = Describe("An open topic", func() {
 		Expect(known.Quotas[0].Publishers).To(BeEquivalentTo(1))
 		<-time.After(30 * time.Second)
 		Expect(again.topic("t").Epoch).To(Equal(known.Epoch), "nothing has changed")
+	})
+
+	// Each idle topic once took four messages a second.
+	It("costs no message of its own while nobody publishes", func() {
+		c := newCluster(setup{config: slow})
+		var sent counting
+		b := c.join("b", 10_000, agenttest.New(), func(cfg *agent.Config) {
+			cfg.DialOptions = append(cfg.DialOptions, grpc.WithStatsHandler(&sent))
+		})
+		const topics, seconds = 60, 30
+		for i := range topics {
+			c.mustCreate(unlisted(fmt.Sprint("t", i), 10, 1))
+		}
+		captures := func() (n int) {
+			for i := range topics {
+				n += b.node.Captures(fmt.Sprint("t", i))
+			}
+			return n
+		}
+		Eventually(captures).WithTimeout(time.Minute).Should(Equal(topics))
+		<-time.After(10 * time.Second)
+		pieces, requests := sent.pieces.Load(), sent.requests.Load()
+		<-time.After(seconds * time.Second)
+		Expect(sent.pieces.Load()-pieces).To(BeNumerically("<=", 2*seconds+1), "messages about arrivals")
+		Expect(sent.requests.Load()-requests).To(BeNumerically("<=", seconds+1), "requests for arrivals")
+		Expect(captures()).To(Equal(topics), "every record goes on")
+		b.node.Arrive("t7", 0, agenttest.Arrival{At: clock.Wall(), Publisher: "p"})
+		before := sent.pieces.Load()
+		Eventually(func() int64 { return sent.pieces.Load() - before }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 2))
 	})
 
 	It("goes to another broker with those that are too much for one, and stays there", func() {

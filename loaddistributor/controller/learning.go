@@ -64,6 +64,7 @@ type learningLook struct {
 func (t *learning) begin(now time.Time) (looks []learningLook) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	extended := map[learned.Order][]string{} // topics whose records go on
 	for _, name := range t.topics.busy {
 		topic, known := t.cat.shown.Topic(name)
 		l := t.topics.byName[name]
@@ -83,11 +84,17 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 		holders := topic.Holders()
 		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return t.brokers.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
-			t.record(t.brokers.sessions[o.Broker], l.learned, name, o, now)
+			if t.record(t.brokers.sessions[o.Broker], l.learned, name, o, now) {
+				extended[o] = append(extended[o], name)
+			}
 		}
 		if job := l.learned.CloseWindow(topic.Spec, now); job != nil {
 			looks = append(looks, learningLook{name, l.learned, job})
 		}
+	}
+	// order: each broker by itself
+	for o, names := range extended {
+		t.brokers.sessions[o.Broker].captureAll(names, o.Lasts)
 	}
 	return looks
 }

@@ -255,6 +255,18 @@ type fitted struct {
 	publishers, owners, forwarders []string
 }
 
+// maxCaptures is the maximum number of topics in a request for arrivals.
+const maxCaptures = 1000
+
+// captureAll requests the arrivals of topics for the given time.
+func (s *Session) captureAll(topics []string, lasts time.Duration) {
+	for part := range slices.Chunk(topics, maxCaptures) {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Capture{Capture: &srtmv1.CaptureArrivals{
+			Topics: part, Lasts: durationpb.New(lasts),
+		}}})
+	}
+}
+
 // capture requests the arrivals of a topic for the given time.
 func (s *Session) capture(topic string, lasts time.Duration) {
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Capture{Capture: &srtmv1.CaptureArrivals{
@@ -263,8 +275,9 @@ func (s *Session) capture(topic string, lasts time.Duration) {
 }
 
 // record requests a record for learning. If a fit is recording already, both share the
-// record: learning that begins again starts with the names that the broker has sent.
-func (t *learning) record(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) {
+// record: learning that begins again starts with the names that the broker has sent. If
+// record returns true, the caller extends the present record.
+func (t *learning) record(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) (extend bool) {
 	f := s.fitted[topic]
 	switch {
 	case f == nil && o.Anew:
@@ -273,11 +286,14 @@ func (t *learning) record(s *Session, of *learned.Topic, topic string, o learned
 		if f.begun {
 			countPiece(t.cfg.Log, s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, f.forwarders, 0, now)
 		}
-		return
+		return false
 	case f != nil && o.Lasts == 0:
-		return
+		return false
+	case !o.Anew && o.Lasts > 0:
+		return true
 	}
 	s.capture(topic, o.Lasts)
+	return false
 }
 
 // countPiece passes a piece of a record to learning.

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -11,69 +10,106 @@ import (
 )
 
 const (
-	// flushEvery is the interval at which pieces of captures are sent.
+	// flushEvery is the interval at which pieces of captures are sent. A topic that was quiet is looked at
+	// at every second time.
 	flushEvery = 250 * time.Millisecond
 	// maxCapture bounds a capture that the loaddistributor does not renew.
 	maxCapture = time.Minute
+	// maxQuiet is the maximum number of quiet topics in a message.
+	maxQuiet = 1000
 )
 
-// capture starts, extends or ends a capture. The loaddistributor renews a capture while it needs the
+// captureState is the state of a topic's capture.
+type captureState struct {
+	until mono.Time // end of the capture
+	quiet bool      // the topic had no arrivals at the last look
+}
+
+// capture starts, extends or ends captures. The loaddistributor renews a capture while it needs the
 // arrivals, so a forgotten capture costs little.
-func (o *owner) capture(c *srtmv1.CaptureArrivals, now mono.Time) {
+func (o *owner) capture(m *srtmv1.CaptureArrivals, now mono.Time) {
 	if o.control == nil {
 		return
 	}
-	lasts := min(max(0, c.GetLasts().AsDuration()), maxCapture)
-	_, running := o.captures[c.Topic]
+	lasts := min(max(0, m.GetLasts().AsDuration()), maxCapture)
+	if m.Topic != "" {
+		o.captureTopic(m.Topic, lasts, now)
+	}
+	for _, topic := range m.Topics {
+		o.captureTopic(topic, lasts, now)
+	}
+}
+
+func (o *owner) captureTopic(topic string, lasts time.Duration, now mono.Time) {
+	c := o.captures[topic]
 	switch {
-	case lasts == 0 && running: // end now, so that a later request starts a new capture
-		o.flushCapture(c.Topic, true)
-		o.setFlush(now)
+	case lasts == 0 && c != nil: // end now, so that a later request starts a new capture
+		o.flushCapture(topic, true)
 		return
 	case lasts == 0:
 		return
-	case !running:
-		if !o.node.Capture(c.Topic) {
-			o.cfg.Log.Debug("no topic to capture the arrivals of", obs.KeyTopic, c.Topic)
-			return
-		}
-		o.cfg.Log.Debug("arrivals are being captured", obs.KeyTopic, c.Topic, obs.KeyDuration, lasts)
-		if len(o.captures) == 0 {
-			o.flushed = now
-		}
+	case c != nil:
+		c.until = now.Add(lasts)
+		return
+	case !o.node.Capture(topic):
+		o.cfg.Log.Debug("no topic to capture the arrivals of", obs.KeyTopic, topic)
+		return
 	}
-	o.captures[c.Topic] = now.Add(lasts)
-	if !running {
-		o.flushCapture(c.Topic, false) // the first piece says from when on the record is complete
+	o.cfg.Log.Debug("arrivals are being captured", obs.KeyTopic, topic, obs.KeyDuration, lasts)
+	o.captures[topic] = &captureState{until: now.Add(lasts)}
+	if len(o.captures) == 1 {
+		o.flush.Reset(flushEvery)
 	}
-	o.setFlush(now)
-	o.capturing()
+	o.flushCapture(topic, false) // the first piece says from when on the record is complete
+	o.metrics.captures.Set(float64(len(o.captures)))
 }
 
 // flushCaptures sends all recorded arrivals and ends the expired captures.
 func (o *owner) flushCaptures(now mono.Time) {
-	o.flushed = now
-	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
-		o.flushCapture(topic, !now.Before(o.captures[topic]))
+	o.flushes++
+	var quiet []string
+	// order: each topic by itself
+	for topic, c := range o.captures {
+		last := !now.Before(c.until)
+		if c.quiet && !last && o.flushes%2 == 0 {
+			continue
+		}
+		if c.quiet = o.flushCapture(topic, last); c.quiet {
+			quiet = append(quiet, topic)
+		}
 	}
-	o.setFlush(now)
+	slices.Sort(quiet)
+	for topics := range slices.Chunk(quiet, maxQuiet) {
+		if !o.control.behind() {
+			o.control.put(queued[srtmv1.BrokerMessage]{
+				&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Arrivals{Arrivals: &srtmv1.Arrivals{Quiet: topics}}}, int64(len(topics)),
+			})
+		}
+	}
+	if o.flush.Stop(); len(o.captures) > 0 {
+		o.flush.Reset(flushEvery)
+	}
 }
 
-// flushCapture sends the recorded arrivals of a topic. If last is set, flushCapture ends the capture.
-func (o *owner) flushCapture(topic string, last bool) {
+// flushCapture sends the recorded arrivals of a topic. If last is set, flushCapture ends the capture. If
+// the topic is quiet, flushCapture sends nothing and returns true.
+func (o *owner) flushCapture(topic string, last bool) (quiet bool) {
 	behind := o.control.behind()
 	if behind && !last {
-		return // the arrivals stay in the record
+		return false // the arrivals stay in the record
 	}
 	piece := o.node.Arrivals(topic)
 	if last || piece == nil { // piece == nil: the topic is gone
 		o.node.EndCapture(topic)
 		delete(o.captures, topic)
 		o.cfg.Log.Debug("arrivals are not captured any more", obs.KeyTopic, topic)
-		o.capturing()
+		o.metrics.captures.Set(float64(len(o.captures)))
 	}
-	if piece == nil {
-		return
+	switch {
+	case piece == nil:
+		return false
+	case !piece.First && len(piece.GapNs) == 0 && len(piece.Publishers) == 0 && piece.Lost == 0:
+		return true
 	}
 	n, lost := len(piece.GapNs), int(piece.Lost)
 	if behind {
@@ -85,33 +121,16 @@ func (o *owner) flushCapture(topic string, last bool) {
 	}
 	o.metrics.captured.WithLabelValues("sent").Add(float64(n))
 	o.metrics.captured.WithLabelValues("lost").Add(float64(lost))
+	return false
 }
 
 // endCaptures ends all captures, as the control session is over.
 func (o *owner) endCaptures() {
-	for _, topic := range slices.Sorted(maps.Keys(o.captures)) {
+	// order: each topic by itself
+	for topic := range o.captures {
 		o.node.EndCapture(topic)
-		delete(o.captures, topic)
 	}
+	clear(o.captures)
 	o.flush.Stop()
 	o.metrics.captures.Set(0)
-}
-
-// capturing publishes the number of captures.
-func (o *owner) capturing() {
-	o.metrics.captures.Set(float64(len(o.captures)))
-	o.publish()
-}
-
-// setFlush sets the timer for the next pieces, or for the first end of a capture.
-func (o *owner) setFlush(now mono.Time) {
-	o.flush.Stop()
-	if len(o.captures) == 0 {
-		return
-	}
-	at := o.flushed.Add(flushEvery)
-	for _, until := range o.captures {
-		at = min(at, until)
-	}
-	o.flush.Reset(max(0, at.Sub(now)))
 }

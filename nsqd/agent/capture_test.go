@@ -34,7 +34,7 @@ var _ = Describe("A capture of arrivals", func() {
 		GinkgoHelper()
 		control := accept(p.control)
 		next(control, (*srtmv1.BrokerMessage).GetHello)
-		control.send(welcome("", time.Minute))
+		control.send(welcome("", 50*time.Millisecond)) // the state is as new as the last report
 		return control
 	}
 	capture := func(topic string, lasts time.Duration) *srtmv1.ControllerMessage {
@@ -70,7 +70,7 @@ var _ = Describe("A capture of arrivals", func() {
 			control.send(capture("t", time.Minute))
 			Eventually(captured("t")).Should(BeTrue())
 			Expect(metric("srtm_agent_captures")).To(BeEquivalentTo(1))
-			Expect(subject.State().Capturing).To(Equal([]string{"t"}))
+			Eventually(func() []string { return subject.State().Capturing }).WithTimeout(time.Minute).Should(Equal([]string{"t"}))
 
 			all := []agenttest.Arrival{{At: 100, Publisher: "b"}, {At: 101, Publisher: ""}, {At: 101, Publisher: "b"}}
 			Expect(node.Arrive("t", 1, all...)).To(BeTrue())
@@ -89,7 +89,7 @@ var _ = Describe("A capture of arrivals", func() {
 			Expect(lost).To(BeEquivalentTo(3))
 			Expect(messages()).To(Equal(sent + 10))
 			Eventually(captured("t")).Should(BeFalse())
-			Eventually(func() []string { return subject.State().Capturing }).Should(BeEmpty())
+			Eventually(func() []string { return subject.State().Capturing }).WithTimeout(time.Minute).Should(BeEmpty())
 			Expect(metric("srtm_agent_captures")).To(BeZero())
 			control.send(prepare(1, "v"))
 			Expect(result(control)).To(HaveField("Error", ""), "and skips empty pieces")
@@ -131,10 +131,10 @@ var _ = Describe("A capture of arrivals", func() {
 		control.send(capture("unknown", time.Minute))
 		control.send(prepare(1, "v")) // later messages are answered
 		Expect(result(control)).To(HaveField("Error", ""))
-		Expect(subject.State().Capturing).To(Equal([]string{"t", "u"}))
+		Eventually(func() []string { return subject.State().Capturing }).WithTimeout(time.Minute).Should(Equal([]string{"t", "u"}))
 
 		node.Drop("u")
-		Eventually(func() []string { return subject.State().Capturing }).Should(Equal([]string{"t"}))
+		Eventually(func() []string { return subject.State().Capturing }).WithTimeout(time.Minute).Should(Equal([]string{"t"}))
 		control.end <- nil
 		Eventually(captured("t")).Should(BeFalse())
 		Eventually(func() []string { return subject.State().Capturing }).Should(BeEmpty())

@@ -38,7 +38,6 @@ const longestLease = 24 * time.Hour
 // ended. Otherwise the adaptor may have seen the process end, and may have granted its shares to other
 // brokers. A Strict broker restores no base, as a Strict broker cannot know whether its lease is over.
 func (o *owner) resume() {
-	exists := o.node.Topics()
 	o.lease.Noted = o.alone
 	for _, b := range o.bases {
 		o.disk[b.Topic] = b
@@ -48,7 +47,7 @@ func (o *owner) resume() {
 			continue
 		}
 		o.holdings.Keep(holder.Grant{Topic: b.Topic, Epoch: b.Epoch, Share: b.Share})
-		if slices.Contains(exists, b.Topic) {
+		if exists, _ := o.node.Has(b.Topic); exists {
 			if g, due := o.holdings.Prepared(b.Topic); due {
 				o.apply(g)
 			}

@@ -47,8 +47,8 @@ type Node interface {
 	// Identity returns the identity from the topic's last Prepare; nil: none, or no such topic.
 	Identity(topic string) *srtmv1.TopicIdentity
 
-	// Prepared reports whether the topic exists and was prepared since its creation.
-	Prepared(topic string) bool
+	// Has reports whether the topic exists, and whether the topic was prepared since its creation.
+	Has(topic string) (exists, prepared bool)
 
 	// Remove deletes a topic with its channels and messages. If the topic does not exist, Remove does
 	// nothing and succeeds. The deletion survives a crash, unless the disk fails.

@@ -55,10 +55,10 @@ type owner struct {
 	// acknowledged, because the store does not have their bases yet.
 	disk     map[string]Base
 	unsaved  map[string]tokenbucket.Tokens
-	records  map[string][]byte    // the loaddistributor's records of topics, if there is no store
-	captures map[string]mono.Time // end of the capture by topic; empty while control is nil
-	flushed  mono.Time            // when pieces of captures were last sent
-	flush    *time.Timer          // for the next pieces
+	records  map[string][]byte        // the loaddistributor's records of topics, if there is no store
+	captures map[string]*captureState // by topic; empty while control is nil
+	flushes  uint64                   // number of calls of flushCaptures
+	flush    *time.Timer              // for the next pieces; stopped without captures
 	channels channels
 	control  *controlLink // nil while down
 	grants   *grantLink   // nil while down
@@ -86,7 +86,7 @@ func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		records:  map[string][]byte{},
 		channels: newChannels(),
-		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
+		captures: map[string]*captureState{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
 
@@ -99,7 +99,7 @@ func (o *owner) run(ctx context.Context) error {
 	o.alarm = time.NewTimer(time.Hour)
 	defer o.alarm.Stop()
 	o.flush = time.NewTimer(time.Hour)
-	defer o.flush.Stop()
+	o.flush.Stop()
 	defer func() { o.endCaptures() }()
 	defer func() {
 		o.connected.Store(false)
@@ -258,7 +258,7 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		}
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Keep:
-		if slices.Contains(o.node.Topics(), m.Keep.Topic) {
+		if exists, _ := o.node.Has(m.Keep.Topic); exists {
 			o.saveRecord(m.Keep.Topic, m.Keep.Record)
 		}
 	case *srtmv1.ControllerMessage_Recall:
@@ -406,10 +406,11 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 // outlived reports whether the node's topic of this name is an earlier topic that was deleted.
 func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
 	current, stored := p.GetIdentity(), o.node.Identity(p.Topic)
-	if current == nil || proto.Equal(current, stored) || !slices.Contains(o.node.Topics(), p.Topic) {
+	if current == nil || proto.Equal(current, stored) {
 		return false
 	}
-	return p.DeletedBefore || stored.GetLog() == current.Log && stored.GetCreated() < current.Created
+	exists, _ := o.node.Has(p.Topic)
+	return exists && (p.DeletedBefore || stored.GetLog() == current.Log && stored.GetCreated() < current.Created)
 }
 
 // flagOf returns a durability as a flag value.
@@ -431,7 +432,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel,
 			return nil, err
 		}
 	}
-	if !o.node.Prepared(p.Topic) {
+	if _, prepared := o.node.Has(p.Topic); !prepared {
 		o.holdings.Missing(p.Topic)
 	}
 	if unknown, err = o.node.Prepare(p.Topic, p.Channels, p.ChannelsVersion, latency, q, p.OverLimit, p.Identity); err != nil {

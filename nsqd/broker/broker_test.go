@@ -299,13 +299,15 @@ var _ = Describe("a broker", func() {
 			stats, _ := b.Report(false)
 			i := slices.IndexFunc(stats, func(s *srtmv1.TopicStats) bool { return s.Topic == "new" })
 			Expect(i).To(BeNumerically(">=", 0))
-			Expect(b.Node().Prepared("new")).To(Equal(!stats[i].Unprepared))
+			exists, prepared := b.Node().Has("new")
+			Expect([]bool{exists, prepared}).To(Equal([]bool{true, !stats[i].Unprepared}))
 			return stats[i].Unprepared
 		}
 		prepare()
 		Expect(unprepared()).To(BeFalse())
 		Expect(b.DeleteTopic("new")).To(Succeed())
-		Expect(b.Node().Prepared("new")).To(BeFalse())
+		exists, prepared := b.Node().Has("new")
+		Expect([]bool{exists, prepared}).To(Equal([]bool{false, false}))
 		topic(b, "new")
 		Expect(unprepared()).To(BeTrue())
 		prepare()

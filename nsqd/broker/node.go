@@ -138,15 +138,15 @@ func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
 	return &srtmv1.TopicIdentity{Log: t.channels.identity.Log, Created: t.channels.identity.Created}
 }
 
-// Prepared reports whether the topic exists and is limited.
-func (n *Node) Prepared(topic string) bool {
+// Has reports whether the topic exists, and whether the topic is limited.
+func (n *Node) Has(topic string) (exists, prepared bool) {
 	t, err := n.broker().Topic([]byte(topic))
 	if err != nil {
-		return false
+		return false, false
 	}
 	t.runner.mu.Lock()
 	defer t.runner.mu.Unlock()
-	return t.runner.mu.core.Contract().Limited()
+	return true, t.runner.mu.core.Contract().Limited()
 }
 
 // identify sets the identity, and reports whether it changed.

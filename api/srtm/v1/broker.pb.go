@@ -487,8 +487,9 @@ func (x *BrokerReport) GetChanges() bool {
 
 // Arrivals is a piece of the record that CaptureArrivals asked for: of the
 // messages that were accepted since the piece before, when they arrived and from
-// whom. The first comes at once, the next about four times a second, without
-// messages too, so that the silence of publishers is known. Their times may
+// whom. The first comes at once, the next about four times a second. A topic
+// without messages is named in `quiet` about twice a second, so that the silence of
+// publishers is known. The times of two pieces may
 // overlap: a connection that is read late says late when its messages arrived.
 type Arrivals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -521,7 +522,10 @@ type Arrivals struct {
 	Owners []string `protobuf:"bytes,9,rep,name=owners,proto3" json:"owners,omitempty"`
 	// For each of `publishers`, the id of the broker that forwards its messages; empty: the
 	// publisher is connected to this broker.
-	Forwarders    []string `protobuf:"bytes,10,rep,name=forwarders,proto3" json:"forwarders,omitempty"`
+	Forwarders []string `protobuf:"bytes,10,rep,name=forwarders,proto3" json:"forwarders,omitempty"`
+	// Captured topics that have accepted no message since their last piece, at most 1,000.
+	// The other fields are then empty.
+	Quiet         []string `protobuf:"bytes,11,rep,name=quiet,proto3" json:"quiet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -622,6 +626,13 @@ func (x *Arrivals) GetOwners() []string {
 func (x *Arrivals) GetForwarders() []string {
 	if x != nil {
 		return x.Forwarders
+	}
+	return nil
+}
+
+func (x *Arrivals) GetQuiet() []string {
+	if x != nil {
+		return x.Quiet
 	}
 	return nil
 }
@@ -1969,7 +1980,9 @@ type CaptureArrivals struct {
 	// How long, from its receipt; more than a minute is taken as a minute. Said
 	// again before it is over, it is counted from then and the capture goes on;
 	// 0 ends it, and so does the end of the session.
-	Lasts         *durationpb.Duration `protobuf:"bytes,2,opt,name=lasts,proto3" json:"lasts,omitempty"`
+	Lasts *durationpb.Duration `protobuf:"bytes,2,opt,name=lasts,proto3" json:"lasts,omitempty"`
+	// More topics to capture for the same time, at most 1,000.
+	Topics        []string `protobuf:"bytes,3,rep,name=topics,proto3" json:"topics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2014,6 +2027,13 @@ func (x *CaptureArrivals) GetTopic() string {
 func (x *CaptureArrivals) GetLasts() *durationpb.Duration {
 	if x != nil {
 		return x.Lasts
+	}
+	return nil
+}
+
+func (x *CaptureArrivals) GetTopics() []string {
+	if x != nil {
+		return x.Topics
 	}
 	return nil
 }
@@ -2298,7 +2318,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05fresh\x18\x16 \x01(\bR\x05fresh\"U\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
-	"\achanges\x18\x02 \x01(\bR\achanges\"\x8a\x02\n" +
+	"\achanges\x18\x02 \x01(\bR\achanges\"\xa0\x02\n" +
 	"\bArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
@@ -2314,7 +2334,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
 	"forwarders\x18\n" +
 	" \x03(\tR\n" +
-	"forwarders\"r\n" +
+	"forwarders\x12\x14\n" +
+	"\x05quiet\x18\v \x03(\tR\x05quiet\"r\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x121\n" +
@@ -2410,10 +2431,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"client_ids\x18\x02 \x03(\tR\tclientIds\"B\n" +
 	"\x0eNudgeConsumers\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1a\n" +
-	"\bchannels\x18\x02 \x03(\tR\bchannels\"X\n" +
+	"\bchannels\x18\x02 \x03(\tR\bchannels\"p\n" +
 	"\x0fCaptureArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12/\n" +
-	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\"\x8b\x01\n" +
+	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\x12\x16\n" +
+	"\x06topics\x18\x03 \x03(\tR\x06topics\"\x8b\x01\n" +
 	"\tSeekOrder\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x18\n" +

@@ -278,12 +278,12 @@ func (n *Node) Subscribe(name, channel string) {
 	t.Channels = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Channels), channel))))
 }
 
-// Prepared implements agent.Node.
-func (n *Node) Prepared(name string) bool {
+// Has implements agent.Node.
+func (n *Node) Has(name string) (exists, prepared bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.mu.topics[name]
-	return t != nil && t.Limited
+	return t != nil, t != nil && t.Limited
 }
 
 // Identity implements agent.Node.
