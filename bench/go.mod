@@ -7,8 +7,6 @@ require github.com/srtm-io/srtm v0.0.0
 replace github.com/srtm-io/srtm => ../
 
 require (
-	github.com/nats-io/nats.go v1.55.0
-	github.com/nsqio/go-nsq v1.1.0
 	github.com/prometheus/procfs v0.22.0
 	golang.org/x/sync v0.24.0
 	golang.org/x/sys v0.49.0
@@ -32,8 +30,10 @@ require (
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/klauspost/compress v1.20.3 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/nats-io/nats.go v1.55.0 // indirect
 	github.com/nats-io/nkeys v0.4.16 // indirect
 	github.com/nats-io/nuid v1.0.1 // indirect
+	github.com/nsqio/go-nsq v1.1.0 // indirect
 	github.com/prometheus/client_golang v1.25.0 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.0 // indirect

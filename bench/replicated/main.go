@@ -1,43 +1,86 @@
 //go:build linux
 
+// Package replicated measures the cost of replication from the view of an application's
+// clients. It compares
+//
+//   - our nsqd with --durability=memory, fsync, and replicated with one and with three NATS
+//     JetStream servers;
+//
+//   - a stream of three JetStream servers;
+//
+//   - with --upstream, the nsqd of the project NSQ, which keeps messages in memory.
+//
+//     go run ./bench replicated --nsqd bin/nsqd --nats bin/nats-server
+//
+// All servers run on this machine and share one disk, so replicas cost processor time and
+// loopback traffic but no network. Each server is measured alone. Each round starts with
+// another server. The load is the load of tools/load (see works).
 package replicated
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"os"
+	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/tools/load"
 )
 
 const (
 	publishers = 10
 	size       = 100
-	warming    = time.Second
-	ahead      = 200 // unacknowledged messages per publisher, in a flood
+	ahead      = 200 // messages without a reply per publisher, in a flood
 	batch      = 50  // messages per command, in a flood of batches
-	// patience bounds the wait for paced messages after the end.
-	patience = 10 * time.Second
 )
 
 type config struct {
-	programs
-	rate    float64
-	lasting time.Duration
-	rounds  int
-	seed    uint64
+	nsqd, nats, upstream string
+	rate                 float64
+	lasting              time.Duration
+	rounds               int
+	seed                 uint64
+}
+
+// server is a system under test.
+type server struct {
+	load.Broker
+	what string
+}
+
+func (c config) servers() []server {
+	all := []server{
+		{load.Durable(c.nsqd, "memory"), "our nsqd, in memory until it ends"},
+		{load.Durable(c.nsqd, "fsync"), "our nsqd, on the disk before OK"},
+		{load.Replicated(c.nsqd, c.nats, 1), "our nsqd, `--durability=replicated` on one nats-server"},
+		{load.Replicated(c.nsqd, c.nats, 3), "our nsqd, `--durability=replicated` on three nats-servers"},
+		{load.JetStream(c.nats, 3), "a stream of three replicas, without nsqd"},
+	}
+	if c.upstream != "" {
+		all = append(all, server{load.AnotherNSQ("upstream", c.upstream, load.Unbuffered), "NSQ's nsqd, in memory"})
+	}
+	return all
+}
+
+// works returns the work for each server. Paced publishers send at random times (Poisson),
+// regardless of replies: latency counts from the scheduled send time until the reply and until
+// the delivery. In a flood, publishers send as fast as possible, with a bounded number of
+// messages without a reply. The last work needs commands with many messages.
+func (c config) works() []load.Scenario {
+	all := []load.Scenario{
+		{Name: "paced", Rate: c.rate, Together: 1, Acked: true},
+		{Name: "flood", Closed: true, Together: 1, Ahead: ahead},
+		{Name: "batches", Closed: true, Together: batch, Ahead: ahead, Batch: true, NSQOnly: true},
+	}
+	for i := range all {
+		all[i].Conns, all[i].Size, all[i].Channels = publishers, size, 1
+	}
+	return all
 }
 
 // Run prints the page about the cost of replication.
@@ -46,22 +89,18 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return host.Usage(err)
 	}
-	var subjects []host.Subject[result]
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(load.Procs()))
+	var subjects []host.Subject[load.Result]
 	for _, s := range c.servers() {
-		for _, w := range works {
-			if w.of > 1 && !s.batches {
+		for _, w := range c.works() {
+			if w.NSQOnly && !s.NSQ {
 				continue
 			}
-			rate := 0.0
-			if w.paced {
-				rate = c.rate
-			}
-			name := s.name + ", " + w.name
-			subjects = append(subjects, host.Subject[result]{Name: name, Measure: func(round int) (result, error) {
-				r, err := measure(ctx, s, rate, w.of, c.lasting, c.seed+uint64(round))
+			name := s.Name + ", " + w.Name
+			subjects = append(subjects, host.Subject[load.Result]{Name: name, Measure: func(round int) (load.Result, error) {
+				r, err := load.Perform(ctx, s.Broker, w, c.lasting, c.seed+uint64(round))
 				if err == nil {
-					fmt.Fprintf(stderr, "round %d, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
-						round+1, name, r.in, r.acked[1], r.delivered[1], r.cpu)
+					fmt.Fprintf(stderr, "round %d, %s: %.0f msg/s, delivered p99 %.2f ms, %.1f us/msg, %d missing\n", round+1, name, r.InPerSecond, r.P99, r.CPU, r.Missing)
 				}
 				return r, err
 			}})
@@ -74,22 +113,15 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return c.page(ctx, stdout, got)
 }
 
-// works are the kinds of work for each server.
-var works = []struct {
-	name  string
-	paced bool // at config.rate, otherwise as fast as possible
-	of    int  // messages per command
-}{{"paced", true, 1}, {"flood", false, 1}, {"batches", false, batch}}
-
 func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("replicated", flag.ContinueOnError)
 	fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`path` of our broker (make build)")
 	fs.StringVar(&c.nats, "nats", "bin/nats-server", "`path` of nats-server (make build)")
 	fs.StringVar(&c.upstream, "upstream", "", "`path` of NSQ's nsqd (default: left out)")
 	fs.Float64Var(&c.rate, "rate", 2000, "`msg/s` of the paced publishers in all")
-	fs.DurationVar(&c.lasting, "duration", 3*time.Second, "how long is measured, after a second of warming up")
-	fs.IntVar(&c.rounds, "rounds", 3, "how often; the tables have medians")
-	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
+	fs.DurationVar(&c.lasting, "duration", 3*time.Second, "how long each run is measured; paced runs first warm up for a second")
+	fs.IntVar(&c.rounds, "rounds", 3, "number of runs of each server; the tables have medians")
+	fs.Uint64Var(&c.seed, "seed", 1, "seed of the schedules")
 	if err := host.Parse(fs, args, help); err != nil {
 		return c, err
 	}
@@ -107,203 +139,41 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	return c, nil
 }
 
-// result is the result of one run.
-type result struct {
-	acked, delivered [3]float64 // ms from the scheduled send time: p50, p99, p99.9
-	in, out          float64    // msg/s acknowledged and delivered
-	cpu              float64    // us of all servers, per message received and delivered
-	rss              float64    // MB of all servers
-}
-
-// recorder collects the latencies of messages scheduled within the measurement.
-type recorder struct {
-	from, to time.Duration // times since began
-	began    time.Time
-
-	mu    sync.Mutex
-	all   []time.Duration
-	count atomic.Int64 // of all messages
-}
-
-func (r *recorder) note(sent time.Duration) {
-	now := time.Since(r.began)
-	r.count.Add(1)
-	if sent < r.from || sent >= r.to {
-		return
-	}
-	r.mu.Lock()
-	r.all = append(r.all, now-sent)
-	r.mu.Unlock()
-}
-
-func (r *recorder) quantiles() (q [3]float64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	slices.Sort(r.all)
-	for i, p := range []float64{0.5, 0.99, 0.999} {
-		q[i] = float64(load.Quantile(r.all, p)) / 1e6
-	}
-	return q
-}
-
-// measure publishes at a rate, with the given number of messages per command. Rate 0 means
-// as fast as possible.
-func measure(ctx context.Context, s server, rate float64, of int, lasting time.Duration, seed uint64) (r result, err error) {
-	dir, err := os.MkdirTemp("", "replicated")
-	if err != nil {
-		return r, err
-	}
-	defer os.RemoveAll(dir)
-	it, err := s.start(ctx, dir)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, it.stop()) }()
-	var all []publisher
-	for range publishers {
-		p, err := it.publisher()
-		if err != nil {
-			return r, err
-		}
-		all = append(all, p)
-	}
-
-	acked := &recorder{began: time.Now(), from: warming, to: warming + lasting}
-	delivered := &recorder{began: acked.began, from: acked.from, to: acked.to}
-	// A body holds its scheduled send time.
-	end, err := it.consume(func(body []byte) { delivered.note(time.Duration(binary.BigEndian.Uint64(body))) })
-	if err != nil {
-		return r, err
-	}
-	defer end()
-	ctx, cancel := context.WithDeadline(ctx, acked.began.Add(acked.to))
-	defer cancel()
-	var sending, answers sync.WaitGroup
-	var fault atomic.Pointer[error]
-	for i, p := range all {
-		sending.Go(func() {
-			rng := rand.New(rand.NewPCG(seed, uint64(i)))
-			free := make(chan struct{}, ahead)
-			for next := time.Duration(0); ctx.Err() == nil; {
-				if rate > 0 {
-					next += time.Duration(rng.ExpFloat64() * publishers / rate * 1e9)
-					if !clock.Sleep(ctx, time.Until(acked.began.Add(next))) {
-						return
-					}
-				} else {
-					for range of { // reserves room for all messages
-						select {
-						case free <- struct{}{}:
-						case <-ctx.Done():
-							return
-						}
-					}
-					next = time.Since(acked.began)
-				}
-				sent := next
-				bodies := make([][]byte, of)
-				for i := range bodies {
-					bodies[i] = binary.BigEndian.AppendUint64(make([]byte, 0, size), uint64(sent))[:size]
-				}
-				answers.Add(1)
-				err := p.publish(bodies, func(err error) {
-					defer answers.Done()
-					if err != nil {
-						fault.CompareAndSwap(nil, &err)
-						return
-					}
-					for range of {
-						acked.note(sent)
-						if rate == 0 {
-							<-free
-						}
-					}
-				})
-				if err != nil {
-					answers.Done()
-					fault.CompareAndSwap(nil, &err)
-					return
-				}
-			}
-		})
-	}
-	if !clock.Sleep(ctx, time.Until(acked.began.Add(warming))) {
-		return r, ctx.Err()
-	}
-	before, _, err := it.used()
-	in, out := acked.count.Load(), delivered.count.Load()
-	sending.Wait()
-	after, resident, err2 := it.used()
-	if err := errors.Join(err, err2); err != nil {
-		return r, err
-	}
-	seconds := (time.Since(acked.began) - warming).Seconds()
-	r.in, r.out = float64(acked.count.Load()-in)/seconds, float64(delivered.count.Load()-out)/seconds
-	r.cpu, r.rss = (after-before)*1e6/max(1, (r.in+r.out)/2*seconds), resident
-	answers.Wait()
-	if err := fault.Load(); err != nil {
-		return r, *err
-	}
-	for limit := time.Now().Add(patience); rate > 0 && delivered.count.Load() < acked.count.Load(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(limit) {
-			return r, fmt.Errorf("%d of %d messages are delivered %v after the end", delivered.count.Load(), acked.count.Load(), patience)
-		}
-	}
-	for _, p := range all {
-		p.close()
-	}
-	r.acked, r.delivered = acked.quantiles(), delivered.quantiles()
-	return r, nil
-}
-
-// used returns the processor time of all servers, in seconds, and their memory, in MB.
-func (s *system) used() (cpu, rss float64, err error) {
-	for _, p := range s.processes {
-		spent, err := p.CPU()
-		bytes, err2 := p.RSS()
-		if err := errors.Join(err, err2); err != nil {
-			return 0, 0, err
-		}
-		cpu, rss = cpu+spent.Seconds(), rss+float64(bytes)/1e6
-	}
-	return cpu, rss, nil
-}
-
 // delays returns the columns of three quantiles, in ms.
-func delays(what string, of func(result) [3]float64) (t host.Table[result]) {
+func delays(what string, of func(load.Result) []float64) (t host.Table[load.Result]) {
 	for i, title := range []string{what + " p50", "p99", "p99.9"} {
-		t = append(t, host.Figure(title, "%.2f", func(r result) float64 { return of(r)[i] }))
+		t = append(t, host.Figure(title, "%.2f", func(r load.Result) float64 { return of(r)[i] }))
 	}
 	return t
 }
 
-func cpu(r result) float64 { return r.cpu }
-func rss(r result) float64 { return r.rss }
+func cpu(r load.Result) float64 { return r.CPU }
+func rss(r load.Result) float64 { return r.RSS }
 
-func (c config) page(ctx context.Context, w io.Writer, got map[string][]result) error {
+func (c config) page(ctx context.Context, w io.Writer, got map[string][]load.Result) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# What replication costs\n\nMade by `make bench-replicated`: do not edit. %s; medians of %d\nrounds of %v, alternating. Messages of %d bytes, %d publishers, one consumer, the stock Go clients of\nNSQ and NATS. All servers and the load share the processors and the disk.\n\n",
+	fmt.Fprintf(&b, "# What replication costs\n\nMade by `make bench-replicated`: do not edit. %s; medians of %d\nrounds of %v, alternating. Messages of %d bytes, %d publishers, one consumer. All servers and the\nload share the processors and the disk.\n\n",
 		host.Machine(ctx), c.rounds, c.lasting, size, publishers)
 	for _, s := range c.servers() {
-		fmt.Fprintf(&b, "- **%s**: %s\n", s.name, s.what)
+		fmt.Fprintf(&b, "- **%s**: %s\n", s.Name, s.what)
 	}
-	paced := slices.Concat(delays("acknowledged", func(r result) [3]float64 { return r.acked }), delays("delivered", func(r result) [3]float64 { return r.delivered }),
-		host.Table[result]{host.Figure("CPU us/msg", "%.0f", cpu), host.Figure("RSS MB", "%.0f", rss)})
-	flood := host.Table[result]{
-		host.Figure("acknowledged/s", "%.0f", func(r result) float64 { return r.in }), host.Figure("delivered/s", "%.0f", func(r result) float64 { return r.out }),
+	paced := slices.Concat(delays("acknowledged", func(r load.Result) []float64 { return r.Acked }), delays("delivered", func(r load.Result) []float64 { return []float64{r.P50, r.P99, r.P999} }),
+		host.Table[load.Result]{host.Figure("CPU us/msg", "%.0f", cpu), host.Figure("RSS MB", "%.0f", rss)})
+	flood := host.Table[load.Result]{
+		host.Figure("acknowledged/s", "%.0f", func(r load.Result) float64 { return r.InPerSecond }), host.Figure("delivered/s", "%.0f", func(r load.Result) float64 { return r.OutPerSecond }),
 		host.Figure("CPU us/msg", "%.1f", cpu), host.Figure("RSS MB", "%.0f", rss),
 	}
 	fmt.Fprintf(&b, "\n## %.0f msg/s, at random times\n\nMilliseconds from when a message was to be sent. CPU and memory are of all servers together.\nA message may be delivered before it is acknowledged: its publisher waits until it is stored.\n\n", c.rate)
 	paced.Head(&b, "")
 	for _, s := range c.servers() {
-		paced.Row(&b, got[s.name+", paced"], s.name)
+		paced.Row(&b, got[s.Name+", paced"], s.Name)
 	}
-	fmt.Fprintf(&b, "\n## As fast as it goes\n\nAt most %d messages of each publisher are not acknowledged; NSQ's client also sends %d in a command.\nWhat is delivered later waits in the broker. CPU is for a message that came in and went out.\n\n", ahead, batch)
+	fmt.Fprintf(&b, "\n## As fast as it goes\n\nAt most %d messages of each publisher are not acknowledged; to NSQ's protocol also %d in a command.\nWhat is delivered later waits in the broker. CPU is for a message that came in and went out.\n\n", ahead, batch)
 	flood.Head(&b, "", "in a command")
 	for _, s := range c.servers() {
-		for _, work := range works[1:] {
-			if rounds := got[s.name+", "+work.name]; len(rounds) > 0 {
-				flood.Row(&b, rounds, s.name, fmt.Sprint(work.of))
+		for _, work := range c.works()[1:] {
+			if rounds := got[s.Name+", "+work.Name]; len(rounds) > 0 {
+				flood.Row(&b, rounds, s.Name, fmt.Sprint(work.Together))
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
@@ -29,6 +30,10 @@ type Broker struct {
 	// Fields of a Pair.
 	control   string // path of the loaddistributor; empty without a second broker
 	forwarded bool
+	// Fields of a broker with NATS servers. The first NATS server is the broker if Path is
+	// empty. Otherwise the broker stores in the servers.
+	nats     string // path of nats-server
+	replicas int    // number of NATS servers; 0: none
 	// Begun, if not nil, prepares the broker, which serves already.
 	Begun func(ctx context.Context, at Place) error
 	// Measured, if not nil, is called after the measurement, before the broker stops.
@@ -183,12 +188,12 @@ type running struct {
 	at      Place
 	publish string // address for publishers
 	web     bool
+	beside  []*local.Process // other processes, in start order
+	counted []*local.Process // processes whose processor time and memory count: the broker's, and some beside
 
 	// Fields of a Pair.
-	beside  []*local.Process // in start order
-	counted *local.Process   // process whose processor time is added to the broker's
-	control string           // the loaddistributor's HTTP address
-	other   string           // folder of the other broker
+	control string // the loaddistributor's HTTP address
+	other   string // folder of the other broker
 }
 
 // start starts a broker for a scenario in an empty folder.
@@ -214,6 +219,21 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 			return nil, err
 		}
 	}
+	if b.replicas > 0 {
+		var urls string
+		if r.beside, urls, err = local.NATS(b.nats, dir, b.replicas); err != nil {
+			return nil, err
+		}
+		r.counted = slices.Clone(r.beside)
+		if b.Path == "" {
+			r.Process, r.beside = r.beside[0], r.beside[1:]
+			first, _, _ := strings.Cut(urls, ",")
+			r.at.TCP = strings.TrimPrefix(first, "nats://")
+			r.publish = r.at.TCP
+			return r, nil
+		}
+		join = []string{"--durability=replicated", "--broker-id=b", "--jetstream-url=" + urls, "--jetstream-replicas=" + strconv.Itoa(b.replicas)}
+	}
 	if s.TLS {
 		if err := certify(dir); err != nil {
 			return nil, err
@@ -225,7 +245,7 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if args = append(args, join...); join != nil {
+		if args = append(args, join...); b.control != "" {
 			args = append(args, "--broker-id=carrier", "--mcap=1000000000")
 		}
 		r.publish = r.at.TCP
@@ -235,7 +255,10 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 		}
 		return local.Start(b.Path, args, local.Options{Dir: dir, Ready: local.Accepts(listening...), Within: 5 * time.Second})
 	})
-	if err == nil && join != nil {
+	if err == nil {
+		r.counted = append(r.counted, r.Process)
+	}
+	if err == nil && b.control != "" {
 		err = r.join(b, s, join)
 	}
 	return r, err

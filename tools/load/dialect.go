@@ -24,7 +24,9 @@ type Dialect struct {
 	// frame encodes the publication of n messages of size bytes to a topic, and returns the
 	// offsets of the message bodies. With batch, frame uses one command if the protocol has a
 	// batch command.
-	frame func(topic string, size, n int, batch bool) (frame []byte, bodies []int)
+	frame func(to target, size, n int, batch bool) (frame []byte, bodies []int)
+	// personal means that frames of different publishers differ.
+	personal bool
 	// number writes the message ids of the seq-th frame; nil if the protocol has none.
 	number func(frame []byte, bodies []int, seq uint16)
 	// hello performs the handshake of a publisher's connection.
@@ -40,6 +42,9 @@ type Dialect struct {
 	// body, and appends the replies to out.
 	deliveries func(in, out []byte, from source, deliver func(body []byte)) (used int, reply []byte, err error)
 }
+
+// target is the topic of a publisher, whose connection has an id.
+type target struct{ topic, id string }
 
 // source is the channel of a topic that a subscriber receives.
 type source struct{ topic, channel string }
@@ -63,16 +68,16 @@ func repeat(one []byte, body, n int) (frame []byte, bodies []int) {
 func nsqDialect(identify string) Dialect {
 	return Dialect{
 		identify: identify,
-		frame: func(topic string, size, n int, batch bool) ([]byte, []int) {
+		frame: func(to target, size, n int, batch bool) ([]byte, []int) {
 			if !batch {
-				one := wire.AppendPub(nil, topic, make([]byte, size))
+				one := wire.AppendPub(nil, to.topic, make([]byte, size))
 				return repeat(one, len(one)-size, n)
 			}
 			all := make([][]byte, n)
 			for i := range all {
 				all[i] = make([]byte, size)
 			}
-			frame := wire.AppendMpub(nil, topic, all)
+			frame := wire.AppendMpub(nil, to.topic, all)
 			bodies := make([]int, n)
 			for i := range bodies {
 				bodies[i] = len(frame) - (n-1-i)*(4+size) - size
@@ -150,7 +155,7 @@ func nsqDialect(identify string) Dialect {
 // Raw is a dialect without a protocol: frames are bare bodies, without replies.
 func Raw() Dialect {
 	return Dialect{
-		frame: func(_ string, size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },
+		frame: func(_ target, size, n int, _ bool) ([]byte, []int) { return repeat(make([]byte, size), 0, n) },
 		hello: func(net.Conn, string) error { return nil },
 	}
 }
@@ -169,48 +174,65 @@ func expectFrame(c io.Reader) error {
 	return err
 }
 
-// natsDialect is the protocol of NATS without streams. NATS acknowledges nothing.
-func natsDialect() Dialect {
-	hello := func(c net.Conn, more string) error {
-		if _, err := io.WriteString(c, "CONNECT {\"verbose\":false,\"pedantic\":false}\r\n"+more+"PING\r\n"); err != nil {
-			return err
-		}
-		return readUntil(c, "PONG\r\n")
+// natsHello performs the handshake of NATS, and sends more.
+func natsHello(c net.Conn, more string) error {
+	if _, err := io.WriteString(c, "CONNECT {\"verbose\":false,\"pedantic\":false}\r\n"+more+"PING\r\n"); err != nil {
+		return err
 	}
+	return readUntil(c, "PONG\r\n")
+}
+
+// natsDialect is the protocol of NATS. Without streams NATS acknowledges nothing. A subscriber
+// acknowledges messages of a stream.
+func natsDialect() Dialect {
 	return Dialect{
-		frame: func(topic string, size, n int, _ bool) ([]byte, []int) {
-			head := fmt.Sprintf("PUB %s %d\r\n", topic, size)
+		frame: func(to target, size, n int, _ bool) ([]byte, []int) {
+			head := fmt.Sprintf("PUB %s %d\r\n", to.topic, size)
 			return repeat(append(append([]byte(head), make([]byte, size)...), "\r\n"...), len(head), n)
 		},
-		hello:     func(c net.Conn, _ string) error { return hello(c, "") },
-		subscribe: func(c net.Conn, from source) error { return hello(c, "SUB "+from.topic+" 1\r\n") },
+		hello:     func(c net.Conn, _ string) error { return natsHello(c, "") },
+		subscribe: func(c net.Conn, from source) error { return natsHello(c, "SUB "+from.topic+" 1\r\n") },
 		ready:     func(out []byte, _ source, _ int) []byte { return out },
 		deliveries: func(in, out []byte, _ source, deliver func([]byte)) (used int, reply []byte, err error) {
 			for {
-				line, n := cutLine(in[used:])
-				switch {
-				case n == 0:
-					return used, out, nil
-				case bytes.HasPrefix(line, []byte("MSG ")):
-					size, err := strconv.Atoi(string(line[bytes.LastIndexByte(line, ' ')+1:]))
-					if err != nil || size < 0 || size > 8<<20 {
-						return used, out, fmt.Errorf("nats: %q", line)
-					}
-					if len(in)-used < n+size+2 {
-						return used, out, nil
-					}
-					deliver(in[used+n : used+n+size])
-					used += n + size + 2
-					continue
-				case string(line) == "PING":
-					out = append(out, "PONG\r\n"...)
-				case bytes.HasPrefix(line, []byte("-ERR")):
-					return used, out, fmt.Errorf("nats: %s", line)
+				line, body, n, err := parseNATS(in[used:])
+				if err != nil || n == 0 {
+					return used, out, err
 				}
 				used += n
+				switch {
+				case body != nil:
+					deliver(body)
+					if words := bytes.Fields(line); len(words) == 5 { // MSG subject id reply size
+						out = fmt.Appendf(out, "PUB %s 0\r\n\r\n", words[3])
+					}
+				case string(line) == "PING":
+					out = append(out, "PONG\r\n"...)
+				}
 			}
 		},
 	}
+}
+
+// parseNATS parses the first line of in, and the body of a message. n is 0 if the message is
+// incomplete. body is nil for other lines.
+func parseNATS(in []byte) (line, body []byte, n int, err error) {
+	line, n = cutLine(in)
+	switch {
+	case n == 0:
+	case bytes.HasPrefix(line, []byte("MSG ")):
+		size, err := strconv.Atoi(string(line[bytes.LastIndexByte(line, ' ')+1:]))
+		if err != nil || size < 0 || size > 8<<20 {
+			return nil, nil, 0, fmt.Errorf("nats: %q", line)
+		}
+		if len(in) < n+size+2 {
+			return nil, nil, 0, nil
+		}
+		return line, in[n : n+size], n + size + 2, nil
+	case bytes.HasPrefix(line, []byte("-ERR")):
+		return nil, nil, 0, fmt.Errorf("nats: %s", line)
+	}
+	return line, nil, n, nil
 }
 
 // cutLine returns the first line of in without the line end, and the line's length with the
@@ -254,8 +276,8 @@ func redisDialect() Dialect {
 		return command(out, "XREADGROUP", "GROUP", from.channel, "c", "COUNT", strconv.Itoa(n), "BLOCK", "0", "STREAMS", from.topic, ">")
 	}
 	return Dialect{
-		frame: func(topic string, size, n int, _ bool) ([]byte, []int) {
-			one := command(nil, "XADD", topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
+		frame: func(to target, size, n int, _ bool) ([]byte, []int) {
+			one := command(nil, "XADD", to.topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
 			return repeat(one, len(one)-2-size, n)
 		},
 		hello: func(net.Conn, string) error { return nil },
@@ -384,8 +406,8 @@ func mqttDialect() Dialect {
 		return expectMQTT(c, 0x20)
 	}
 	return Dialect{
-		frame: func(topic string, size, n int, _ bool) ([]byte, []int) {
-			one := packet(0x32, append(append(text(topic), 0, 1), make([]byte, size)...))
+		frame: func(to target, size, n int, _ bool) ([]byte, []int) {
+			one := packet(0x32, append(append(text(to.topic), 0, 1), make([]byte, size)...))
 			return repeat(one, len(one)-size, n)
 		},
 		number: func(frame []byte, bodies []int, seq uint16) {

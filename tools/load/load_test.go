@@ -29,18 +29,19 @@ import (
 func TestMain(m *testing.M) { localtest.Main(m) }
 
 func dialects() map[string]Dialect {
-	return map[string]Dialect{"nsq": nsqDialect(""), "nats": natsDialect(), "redis": redisDialect(), "mqtt": mqttDialect()}
+	return map[string]Dialect{"nsq": nsqDialect(""), "nats": natsDialect(), "redis": redisDialect(), "mqtt": mqttDialect(), "jetstream": jetstreamDialect()}
 }
 
 func TestFrames(t *testing.T) {
 	for name, want := range map[string]string{
-		"nsq":   "PUB bench\n\x00\x00\x00\x08........PUB bench\n\x00\x00\x00\x08........",
-		"nats":  "PUB bench 8\r\n........\r\nPUB bench 8\r\n........\r\n",
-		"redis": strings.Repeat("*8\r\n$4\r\nXADD\r\n$5\r\nbench\r\n$6\r\nMAXLEN\r\n$1\r\n~\r\n$7\r\n2000000\r\n$1\r\n*\r\n$1\r\nd\r\n$8\r\n........\r\n", 2),
-		"mqtt":  "\x32\x11\x00\x05bench\x00\x01........\x32\x11\x00\x05bench\x00\x02........",
+		"nsq":       "PUB bench\n\x00\x00\x00\x08........PUB bench\n\x00\x00\x00\x08........",
+		"nats":      "PUB bench 8\r\n........\r\nPUB bench 8\r\n........\r\n",
+		"redis":     strings.Repeat("*8\r\n$4\r\nXADD\r\n$5\r\nbench\r\n$6\r\nMAXLEN\r\n$1\r\n~\r\n$7\r\n2000000\r\n$1\r\n*\r\n$1\r\nd\r\n$8\r\n........\r\n", 2),
+		"jetstream": "PUB bench _INBOX.p3 8\r\n........\r\nPUB bench _INBOX.p3 8\r\n........\r\n",
+		"mqtt":      "\x32\x11\x00\x05bench\x00\x01........\x32\x11\x00\x05bench\x00\x02........",
 	} {
 		d := dialects()[name]
-		frame, bodies := d.frame(Topic, 8, 2, false)
+		frame, bodies := d.frame(target{Topic, "p3"}, 8, 2, false)
 		if d.number != nil {
 			d.number(frame, bodies, 0)
 		}
@@ -51,14 +52,14 @@ func TestFrames(t *testing.T) {
 			t.Errorf("%s:\n%q, want\n%q", name, frame, want)
 		}
 	}
-	frame, bodies := nsqDialect("").frame(Topic, 8, 2, true)
+	frame, bodies := nsqDialect("").frame(target{topic: Topic}, 8, 2, true)
 	for _, at := range bodies {
 		copy(frame[at:], "........")
 	}
 	if want := "MPUB bench\n\x00\x00\x00\x1c\x00\x00\x00\x02\x00\x00\x00\x08........\x00\x00\x00\x08........"; string(frame) != want {
 		t.Errorf("MPUB:\n%q, want\n%q", frame, want)
 	}
-	large, at := mqttDialect().frame(Topic, 300, 1, false)
+	large, at := mqttDialect().frame(target{topic: Topic}, 300, 1, false)
 	if len(large) != 3+7+2+300 || at[0] != 12 || large[1] != 0xb5 || large[2] != 0x02 {
 		t.Errorf("a long packet of MQTT begins %x", large[:12])
 	}
@@ -66,7 +67,7 @@ func TestFrames(t *testing.T) {
 
 func TestPacketNumbersAreNeverZero(t *testing.T) {
 	d := mqttDialect()
-	frame, bodies := d.frame(Topic, 8, 3, false)
+	frame, bodies := d.frame(target{topic: Topic}, 8, 3, false)
 	for seq := range 1 << 16 {
 		d.number(frame, bodies, uint16(seq))
 		for _, at := range bodies {
@@ -87,7 +88,8 @@ var delivered = map[string]struct{ in, reply string }{
 		"*1\r\n*2\r\n$5\r\nbench\r\n*2\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nd\r\n$8\r\nfirst...\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nd\r\n$8\r\nsecond..\r\n:2\r\n",
 		"*5\r\n$4\r\nXACK\r\n$5\r\nbench\r\n$2\r\nc0\r\n$3\r\n1-0\r\n$3\r\n1-1\r\n*11\r\n$10\r\nXREADGROUP\r\n$5\r\nGROUP\r\n$2\r\nc0\r\n$1\r\nc\r\n$5\r\nCOUNT\r\n$3\r\n500\r\n$5\r\nBLOCK\r\n$1\r\n0\r\n$7\r\nSTREAMS\r\n$5\r\nbench\r\n$1\r\n>\r\n",
 	},
-	"mqtt": {"\x32\x11\x00\x05bench\x00\x07first...\xd0\x00\x32\x11\x00\x05bench\x01\x02second..", "\x40\x02\x00\x07\x40\x02\x01\x02"},
+	"jetstream": {"MSG deliver.bench.c0 1 $JS.ACK.1 8\r\nfirst...\r\nPING\r\nMSG deliver.bench.c0 1 $JS.ACK.2 8\r\nsecond..\r\n", "PUB $JS.ACK.1 0\r\n\r\nPONG\r\nPUB $JS.ACK.2 0\r\n\r\n"},
+	"mqtt":      {"\x32\x11\x00\x05bench\x00\x07first...\xd0\x00\x32\x11\x00\x05bench\x01\x02second..", "\x40\x02\x00\x07\x40\x02\x01\x02"},
 }
 
 func TestDeliveriesInAnyPieces(t *testing.T) {
@@ -121,6 +123,8 @@ func TestAnswers(t *testing.T) {
 		{"nsq", ok + ok + ok[:5], 200, 400, 2 * len(ok), ""},
 		{"nsq", string(wire.AppendResponse(nil, "_heartbeat_")), 1, 0, 19, ""},
 		{"nsq", string(wire.AppendError(nil, &wire.Error{Code: "E_BAD_TOPIC"})), 1, 0, 0, "E_BAD_TOPIC"},
+		{"jetstream", "MSG _INBOX.p3 1 2\r\n{}\r\nPING\r\nMSG _INBOX.p3 1 2\r\n{", 1, 1, 29, ""},
+		{"jetstream", "MSG _INBOX.p3 1 18\r\n{\"error\":\"no room\"}\r\n", 1, 0, 0, "no room"},
 		{"redis", "$3\r\n1-0\r\n$3\r\n1-1\r\n$3\r\n1-", 1, 2, 18, ""},
 		{"redis", "-ERR no\r\n", 1, 0, 0, "ERR no"},
 		{"redis", "!x\r\n", 1, 0, 0, "!x"},
@@ -182,10 +186,11 @@ func TestHandshakesReadNoFurther(t *testing.T) {
 		d          Dialect
 		says, left string
 	}{
-		"nsq":   {nsqDialect(Unbuffered), strings.Repeat(string(wire.AppendResponse(nil, "OK")), 2), "next"},
-		"nats":  {natsDialect(), "INFO {}\r\nPONG\r\n", "MSG"},
-		"redis": {redisDialect(), "+OK\r\n", "*1"},
-		"mqtt":  {mqttDialect(), "\x20\x02\x00\x00\x90\x03\x00\x01\x01", "\x32"},
+		"nsq":       {nsqDialect(Unbuffered), strings.Repeat(string(wire.AppendResponse(nil, "OK")), 2), "next"},
+		"jetstream": {jetstreamDialect(), "INFO {}\r\nPONG\r\n", "MSG"},
+		"nats":      {natsDialect(), "INFO {}\r\nPONG\r\n", "MSG"},
+		"redis":     {redisDialect(), "+OK\r\n", "*1"},
+		"mqtt":      {mqttDialect(), "\x20\x02\x00\x00\x90\x03\x00\x01\x01", "\x32"},
 	} {
 		client, server := net.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, server) }()
@@ -273,7 +278,7 @@ func TestSockets(t *testing.T) {
 func TestAnswersAreReadLate(t *testing.T) {
 	c, far := pair(t)
 	testkit.Must(t, c.dontWait())
-	one := &publisher{c: c, raw: c, topic: Topic}
+	one := &publisher{c: c, raw: c, to: target{topic: Topic}}
 	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: obs.NewLatency()}
 	done := make(chan int)
 	go func() {
@@ -323,6 +328,8 @@ func TestABrokerIsMeasured(t *testing.T) {
 		{Name: "topics", Conns: 4, Size: 100, Topics: 2, Channels: 2, Together: 10},
 		{Name: "topics at a rate", Conns: 4, Rate: 500, Size: 100, Topics: 2, Channels: 1, Together: 1},
 		{Name: "closed", Conns: 3, Size: 100, Channels: 1, Together: 1, Closed: true},
+		{Name: "window", Conns: 3, Size: 100, Channels: 1, Together: 5, Batch: true, Closed: true, Ahead: 50},
+		{Name: "acknowledged", Conns: 3, Rate: 500, Size: 100, Channels: 1, Together: 2, Acked: true},
 		{Name: "storm", Conns: 3, Rate: 500, Size: 100, Channels: 1, Together: 1, Storm: 200},
 	} {
 		r, err := Perform(t.Context(), Ours(localtest.Program(t, "nsqd"), "off"), s, 300*time.Millisecond, testkit.Seed(t))
@@ -335,6 +342,9 @@ func TestABrokerIsMeasured(t *testing.T) {
 		}
 		if r.P50 > r.P99 || r.P99 > r.Max || r.Max <= 0 || r.Mallocs == nil || r.Collections == nil {
 			t.Errorf("%s: %+v", s.Name, r)
+		}
+		if s.Acked != (len(r.Acked) == 3 && 0 < r.Acked[0] && r.Acked[0] <= r.Acked[2]) {
+			t.Errorf("%s: acknowledged after %v ms", s.Name, r.Acked)
 		}
 		if (s.Storm > 0) != (r.Storm > 0) {
 			t.Errorf("%s: %v connections a second came and went", s.Name, r.Storm)

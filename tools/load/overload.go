@@ -117,7 +117,7 @@ var overload = source{Topic, "overload"}
 // offer publishes at a rate without reading replies. A broker that stops reading blocks
 // offer.
 func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, size int, sent *atomic.Int64) error {
-	frame, bodies := b.frame(Topic, size, 1, false)
+	frame, bodies := b.frame(target{Topic, fmt.Sprint("p", i)}, size, 1, false)
 	gap, due := time.Duration(float64(time.Second)/demand), clock.Mono()
 	for seq := uint16(1); ; seq++ {
 		if !clock.Sleep(ctx, due.Sub(clock.Mono())) {

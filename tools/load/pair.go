@@ -69,7 +69,7 @@ func (r *running) join(b Broker, s Scenario, flags []string) error {
 	if err != nil {
 		return err
 	}
-	r.beside, r.counted = append(r.beside, other), other
+	r.beside, r.counted = append(r.beside, other), append(r.counted, other)
 	return until(context.Background(), clock.Mono().Add(patience), func() bool {
 		response, err := asking.Get("http://" + r.control + "/nodes")
 		if err != nil {

@@ -33,6 +33,10 @@ type Result struct {
 	P999 float64 `json:"p999_ms"`
 	Max  float64 `json:"max_ms"`
 
+	// Acked has the quantiles 0.5, 0.99 and 0.999 of the time from the due time to the reply,
+	// in milliseconds, if the scenario asks for them.
+	Acked []float64 `json:"acked_ms,omitempty"`
+
 	Late         float64 `json:"late_p99_ms"` // delay of the sender after the due time
 	InPerSecond  float64 `json:"in_per_s"`    // from the first message to the last reply, or write
 	OutPerSecond float64 `json:"out_per_s"`   // per channel, from the first message or request
@@ -41,7 +45,7 @@ type Result struct {
 	CPU         float64  `json:"cpu_us_per_message"`    // broker's processor time per message sent
 	Load        float64  `json:"load_us_per_message"`   // this process's processor time per message sent
 	Others      float64  `json:"others_percent"`        // share of other processes in all processor time
-	RSS         float64  `json:"rss_mb"`                // at the end
+	RSS         float64  `json:"rss_mb"`                // of all the broker's processes, at the end
 	PerConn     float64  `json:"bytes_per_connection"`
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
@@ -96,7 +100,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		}
 		subs = append(subs, sub)
 	}
-	before, err := b.RSS()
+	before, err := b.memory()
 	if err != nil {
 		return r, err
 	}
@@ -106,7 +110,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	}
 	defer pubs.Close()
 	time.Sleep(200 * time.Millisecond) // until the broker has accepted all connections
-	with, err := b.RSS()
+	with, err := b.memory()
 	if err != nil {
 		return r, err
 	}
@@ -192,7 +196,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		return r, err
 	}
 	spent = spent.since(usedBefore)
-	after, err := b.RSS() // before the next heap request, which allocates memory
+	after, err := b.memory() // before the next heap request, which allocates memory
 	if err != nil {
 		return r, err
 	}
@@ -219,6 +223,10 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	r.P50, r.P90, r.P99, r.P999, r.Max = ms(all.Quantile(.5)), ms(all.Quantile(.9)), ms(all.Quantile(.99)), ms(all.Quantile(.999)), ms(all.Quantile(1))
 	if s.Rate > 0 {
 		r.Late = ms(pubs.late.Quantile(.99))
+	}
+	if pubs.acked != nil {
+		pubs.stopReading()
+		r.Acked = []float64{ms(pubs.acked.Quantile(.5)), ms(pubs.acked.Quantile(.99)), ms(pubs.acked.Quantile(.999))}
 	}
 	r.OutPerSecond = float64(r.Delivered) / float64(s.Channels) / last.Sub(asked).Seconds()
 	r.CPU = 1e6 * spent.broker / float64(r.Sent)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/fifo"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/poll"
@@ -30,11 +31,17 @@ type Publishers struct {
 	d     Dialect
 	conns []*publisher
 
-	reader  sync.WaitGroup // reads replies during a flood
+	reader  sync.WaitGroup // reads replies during a flood and with Scenario.Acked
 	stopped atomic.Bool    // tells the reader to end
 
 	// owned by the sender until it ends: delays from the due time to the write
 	late *obs.Latency
+
+	// acked holds the delays from the due time to the reply; nil without Scenario.Acked. The
+	// reader owns acked until Close. warm is set before the reader starts: messages due
+	// earlier are not measured.
+	acked *obs.Latency
+	warm  mono.Time
 
 	// atomic; written by the reader of replies
 	accepted atomic.Int64
@@ -45,9 +52,12 @@ type Publishers struct {
 
 // publisher is a publishing connection.
 type publisher struct {
-	c     net.Conn
-	raw   *socket // socket below c
-	topic string
+	c   net.Conn
+	raw *socket // socket below c
+	to  target
+
+	mu     sync.Mutex            // guards unread
+	unread fifo.Queue[mono.Time] // due times of messages without a reply; only with Scenario.Acked
 
 	// owned by the sender
 	frame  []byte
@@ -56,13 +66,13 @@ type publisher struct {
 	sent   int       // messages
 	after  mono.Time // end of the last write
 
-	// Owned by the goroutine that reads replies: the reader during a flood, else the
-	// sender. settle owns the fields after both have ended.
+	// Owned by the goroutine that reads replies: the reader during a flood and with
+	// Scenario.Acked, else the sender. settle owns the fields after both have ended.
 	answered int // messages
 	rest     []byte
 }
 
-// unread is the number of frames that a publisher sends before it reads replies. The broker
+// A publisher sends unread frames before it reads replies. The broker
 // writes each reply as usual, and a few hundred bytes wait in the socket. This process does
 // not wake for each reply.
 const (
@@ -96,11 +106,15 @@ func (p *Publishers) failure() error {
 // Connect opens the publishers of a scenario.
 func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
 	p := &Publishers{s: s, d: d, late: obs.NewLatency()}
+	if s.Acked {
+		p.acked = obs.NewLatency()
+	}
 	for i := range s.Conns {
 		c, raw, err := dial(address, s.TLS, d)
 		if err == nil {
-			p.conns = append(p.conns, &publisher{c: c, raw: raw, topic: s.topic(i)})
-			err = errors.Join(d.hello(c, fmt.Sprintf("p%d", i)), raw.dontWait())
+			one := &publisher{c: c, raw: raw, to: target{s.topic(i), fmt.Sprint("p", i)}}
+			p.conns = append(p.conns, one)
+			err = errors.Join(d.hello(c, one.to.id), raw.dontWait())
 		}
 		if err != nil {
 			p.Close()
@@ -110,10 +124,15 @@ func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
 	return p, nil
 }
 
-// Close closes the connections and waits for the reader.
-func (p *Publishers) Close() {
+// stopReading waits for the end of the reader, if one runs.
+func (p *Publishers) stopReading() {
 	p.stopped.Store(true)
 	p.reader.Wait()
+}
+
+// Close closes the connections and waits for the reader.
+func (p *Publishers) Close() {
+	p.stopReading()
 	for _, one := range p.conns {
 		_ = one.raw.Close() // without TLS close_notify, since the broker is about to stop
 	}
@@ -139,7 +158,7 @@ func (p *Publishers) settle(ctx context.Context, sent int) error {
 	buf := make([]byte, answerSize)
 	return until(ctx, clock.Mono().Add(patience), func() bool {
 		for _, one := range p.conns {
-			if one.answered < one.sent {
+			if p.acked == nil && one.answered < one.sent {
 				if err := p.collect(one, buf); err != nil {
 					p.fail(err)
 				}
@@ -162,13 +181,23 @@ func (p *Publishers) count(one *publisher, data []byte) error {
 	n, used, err := p.d.answers(data, perFrame)
 	one.rest = append(one.rest[:0], data[used:]...)
 	one.answered += n
+	if p.acked != nil {
+		now := clock.Mono()
+		one.mu.Lock()
+		for range min(n, one.unread.Len()) {
+			if due := one.unread.Pop(); !due.Before(p.warm) {
+				p.acked.Record(now.Sub(due))
+			}
+		}
+		one.mu.Unlock()
+	}
 	p.accepted.Add(int64(n))
 	return err
 }
 
 // prepare encodes the frame that a connection sends repeatedly.
 func (p *Publishers) prepare(one *publisher) {
-	one.frame, one.bodies = p.d.frame(one.topic, p.s.Size, p.s.Together, p.s.Batch)
+	one.frame, one.bodies = p.d.frame(one.to, p.s.Size, p.s.Together, p.s.Batch)
 }
 
 // publish writes the messages that are due at the given instant.
@@ -184,6 +213,13 @@ func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
 	if p.d.number != nil {
 		p.d.number(one.frame, one.bodies, one.seq)
 		one.seq++
+	}
+	if p.acked != nil {
+		one.mu.Lock()
+		for range p.s.Together {
+			one.unread.Push(due)
+		}
+		one.mu.Unlock()
 	}
 	_, err := one.c.Write(one.frame)
 	one.after = clock.Mono()
@@ -207,13 +243,21 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 	}
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for i, one := range p.conns {
-		if first := p.conns[i%max(1, p.s.Topics)]; first == one {
+		if first := p.conns[i%max(1, p.s.Topics)]; first == one || p.d.personal {
 			p.prepare(one)
 		} else {
 			one.frame, one.bodies = first.frame, first.bodies
 		}
 	}
 	buf := make([]byte, answerSize)
+	if p.acked != nil {
+		p.warm = start.Add(Warming)
+		p.reader.Go(func() {
+			if err := p.readAtOnce(); err != nil {
+				p.fail(err)
+			}
+		})
+	}
 	rest := time.Duration(0)
 	if p.s.Rate/float64(p.s.Together) > crowded {
 		rest = nap
@@ -239,7 +283,7 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 			now = clock.Mono()
 		}
 		one := p.conns[rng.IntN(len(p.conns))]
-		if one.sent-one.answered >= unread*p.s.Together {
+		if p.acked == nil && one.sent-one.answered >= unread*p.s.Together {
 			if err := p.collect(one, buf); err != nil {
 				return sent, err
 			}
@@ -257,8 +301,35 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 	return sent, ctx.Err()
 }
 
-// converse makes each publisher send the next message after the reply to the previous
-// message.
+// readAtOnce reads each reply when the reply arrives, until Close.
+func (p *Publishers) readAtOnce() error {
+	if err := prompt(); err != nil {
+		return err
+	}
+	poller, err := poll.New()
+	if err != nil {
+		return err
+	}
+	defer poller.Close()
+	for i, one := range p.conns {
+		if err := poller.Watch(one.raw.fd, int32(i), 0, 0, unix.EPOLLIN); err != nil {
+			return err
+		}
+	}
+	buf := make([]byte, answerSize)
+	for !p.stopped.Load() {
+		poller.Alarm(clock.Mono().Add(attention))
+		for _, e := range poller.Wait(true) {
+			if err := p.collect(p.conns[e.Fd], buf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// converse makes each publisher send the next frame after the reply to the previous frame,
+// or while fewer than Scenario.Ahead messages have no reply.
 func (p *Publishers) converse(ctx context.Context, lasting time.Duration) (sent int, err error) {
 	var sender sync.WaitGroup
 	sender.Go(func() { sent, err = p.converseNow(ctx, lasting) })
@@ -279,26 +350,27 @@ func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (se
 	now := clock.Mono()
 	end := now.Add(lasting)
 	poller.Alarm(end)
+	ahead := max(p.s.Ahead, p.s.Together)
+	fill := func(one *publisher) error {
+		for now = clock.Mono(); one.sent-one.answered+p.s.Together <= ahead; sent += p.s.Together {
+			if err := p.publish(one, now, now); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for i, one := range p.conns {
 		p.prepare(one)
-		if err := errors.Join(poller.Watch(one.raw.fd, int32(i), 0, 0, unix.EPOLLIN), p.publish(one, now, now)); err != nil {
+		if err := errors.Join(poller.Watch(one.raw.fd, int32(i), 0, 0, unix.EPOLLIN), fill(one)); err != nil {
 			return sent, err
 		}
-		sent += p.s.Together
 	}
 	for now.Before(end) && ctx.Err() == nil {
 		for _, e := range poller.Wait(true) {
 			one := p.conns[e.Fd]
-			if err := p.collect(one, buf); err != nil {
+			if err := errors.Join(p.collect(one, buf), fill(one)); err != nil {
 				return sent, err
 			}
-			if now = clock.Mono(); one.answered < one.sent {
-				continue
-			}
-			if err := p.publish(one, now, now); err != nil {
-				return sent, err
-			}
-			sent += p.s.Together
 		}
 		now = clock.Mono()
 	}
@@ -342,7 +414,6 @@ func (p *Publishers) flood(ctx context.Context, lasting time.Duration) (sent int
 		}
 	})
 	senders.Wait()
-	p.stopped.Store(true)
-	p.reader.Wait()
+	p.stopReading()
 	return int(total.Load()), errors.Join(p.failure(), ctx.Err())
 }

@@ -21,7 +21,9 @@ type Scenario struct {
 	Topics   int     // number of topics, which publishers use in turn; 0: one
 	Channels int     // number of channels of a topic; each gets every message
 	Limit    int     // maximum number of messages, if Rate is 0; 0: as many as the time permits
-	Closed   bool    // if Rate is 0: a publisher waits for the reply before its next message
+	Closed   bool    // if Rate is 0: a publisher waits for the reply before its next frame
+	Ahead    int     // if Closed: messages that a publisher may send before the reply; 0: one frame
+	Acked    bool    // if Rate is above 0: measure the time to the reply, and so read each reply at once
 	Storm    float64 // additional short-lived connections per second
 
 	// Burst is the burst of the sender's contract, whose rate is 1.1 times Rate. The sender

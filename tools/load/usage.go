@@ -24,18 +24,13 @@ type usage struct {
 
 func readUsage(b *running) (u usage, err error) {
 	u.load = clock.CPU().Seconds()
-	broker, err := b.CPU()
-	if err != nil {
-		return u, err
-	}
-	if b.counted != nil {
-		more, err := b.counted.CPU()
+	for _, p := range b.counted {
+		spent, err := p.CPU()
 		if err != nil {
 			return u, err
 		}
-		broker += more
+		u.broker += spent.Seconds()
 	}
-	u.broker = broker.Seconds()
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return u, err
@@ -45,6 +40,18 @@ func readUsage(b *running) (u usage, err error) {
 	u.busy = t.User + t.Nice + t.System + t.IRQ + t.SoftIRQ + t.Steal
 	u.all = u.busy + t.Idle + t.Iowait
 	return u, err
+}
+
+// memory returns the resident memory of the broker's processes, in bytes.
+func (r *running) memory() (all int64, err error) {
+	for _, p := range r.counted {
+		bytes, err := p.RSS()
+		if err != nil {
+			return 0, err
+		}
+		all += bytes
+	}
+	return all, nil
 }
 
 func (u usage) since(v usage) usage {
