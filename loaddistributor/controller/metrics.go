@@ -68,7 +68,7 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		bucketLimited: counter("srtm_rebalance_bucket_limited_total",
 			"Brokers that missed a topic's SLO because of their share, not of their load."),
 	}
-	for _, how := range []string{tuner.Kept, tuner.Missed, tuner.Broken} {
+	for _, how := range []string{tuner.OutcomeKept, tuner.OutcomeMissed, tuner.OutcomeEnded} {
 		m.ended.WithLabelValues(how)
 	}
 	m.count(tuner.Counts{})

@@ -65,7 +65,7 @@ func fitProto(f tuner.Status) *srtmv1.Fit {
 	}
 	for _, t := range f.Trials {
 		trial := &srtmv1.FitTrial{
-			Began: timestamppb.New(t.Began), Delivered: t.Delivered, Exceeded: t.Exceeded, Confidence: t.Confidence, Verdict: t.Verdict,
+			Began: timestamppb.New(t.Start), Delivered: t.Delivered, Exceeded: t.Exceeded, Confidence: t.Confidence, Verdict: t.Verdict,
 			Quantile: durationpb.New(t.Quantile),
 		}
 		if t.Forecast >= 0 {
@@ -76,8 +76,8 @@ func fitProto(f tuner.Status) *srtmv1.Fit {
 		}
 		p.Trials = append(p.Trials, trial)
 	}
-	if f.Began {
-		p.Took = durationpb.New(f.Took)
+	if f.Started {
+		p.Took = durationpb.New(f.Duration)
 	}
 	return p
 }

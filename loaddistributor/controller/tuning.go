@@ -85,7 +85,7 @@ func (t *tuning) look(now time.Time) {
 	t.do(effects)
 	t.mu.Unlock()
 	for _, p := range proposals {
-		p.Think(clock.Mono())
+		p.Compute(clock.Mono())
 		t.mu.Lock()
 		if topic, ok := t.cat.shown.Topic(p.Topic); ok && topic.Open() {
 			t.do(t.tuner.Act(p, t.view(topic), now))
@@ -106,7 +106,7 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 			if is := t.brokers.reported(broker).Topic(name); is != nil {
 				for _, r := range is.Within(time.Time{}) {
 					all = append(all, tuner.Report{
-						At: r.At, Took: r.Stats.Interval.AsDuration(), Latencies: latencies{r.Stats},
+						At: r.At, Interval: r.Stats.Interval.AsDuration(), Latencies: latencies{r.Stats},
 						Offered: r.Stats.Offered, Delivered: r.Stats.Delivered, Exceeded: r.Stats.Exceeded, Subscribers: r.Stats.Subscribers,
 					})
 				}
@@ -176,7 +176,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it again
 			}
 		case tuner.Ended:
-			t.metrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
+			t.metrics.ended.WithLabelValues(e.Outcome).Observe(e.Duration.Seconds())
 			now := time.Now()
 			t.traceFit(e, t.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:
@@ -236,10 +236,10 @@ func (t *tuning) found(e tuner.Found) {
 // traceFit records a span for a completed fit, with an event for each placement that the
 // tuner still remembers.
 func (t *tuning) traceFit(e tuner.Ended, trials []tuner.Trial, now time.Time) {
-	_, span := t.tracer.Start(context.Background(), "fit topic", trace.WithTimestamp(now.Add(-e.Took)),
-		trace.WithAttributes(attribute.String(obs.KeyTopic, e.Topic), attribute.String("outcome", e.How)))
+	_, span := t.tracer.Start(context.Background(), "fit topic", trace.WithTimestamp(now.Add(-e.Duration)),
+		trace.WithAttributes(attribute.String(obs.KeyTopic, e.Topic), attribute.String("outcome", e.Outcome)))
 	for _, trial := range trials {
-		span.AddEvent("trial", trace.WithTimestamp(trial.Began), trace.WithAttributes(attribute.Int("brokers", len(trial.Quotas)), attribute.String("verdict", trial.Verdict)))
+		span.AddEvent("trial", trace.WithTimestamp(trial.Start), trace.WithAttributes(attribute.Int("brokers", len(trial.Quotas)), attribute.String("verdict", trial.Verdict)))
 	}
 	span.End(trace.WithTimestamp(now))
 }
@@ -306,7 +306,7 @@ func countPiece(log *slog.Logger, s *Session, of *learned.Topic, topic string, p
 // capture carries out the tuner's request for a record. It restarts a record for
 // learning, so that the broker names the publishers again.
 func (t *tuning) capture(e tuner.Capture) {
-	s := e.To.(*Session)
+	s := e.Session.(*Session)
 	if e.Lasts == 0 {
 		delete(s.fitted, e.Topic)
 		if of := t.topics.peek(e.Topic).learned; of != nil && t.brokers.sessions[s.broker] == s {

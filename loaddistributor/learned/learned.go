@@ -574,7 +574,7 @@ func (t *Topic) CloseWindow(spec *catalog.Spec, now time.Time) *Job {
 	}
 	t.close(now)
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
-	j.recordedUntil = t.trace.Taken()
+	j.recordedUntil = t.trace.TakenUntil()
 	missing, recorded := t.Missing()
 	j.holed = float64(missing-t.missingBefore) > holes*float64(missing-t.missingBefore+recorded-t.recordedBefore)
 	t.missingBefore, t.recordedBefore = missing, recorded

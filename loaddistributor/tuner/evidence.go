@@ -24,17 +24,17 @@ type Evidence struct {
 	Arrivals []Arrival
 }
 
-// known reports whether there are enough arrivals for a replay.
-func (e *Evidence) known() bool { return len(e.Arrivals) >= enough }
+// enoughArrivals reports whether there are enough arrivals for a replay.
+func (e *Evidence) enoughArrivals() bool { return len(e.Arrivals) >= minCount }
 
-// waited returns the fraction of arrivals that the bucket alone makes late: the token
+// waitedFraction returns the fraction of arrivals that the bucket alone makes late: the token
 // arrives so late that the processing of an unloaded message no longer fits.
-func (e *Evidence) waited(latency time.Duration) float64 {
-	most := longestWait(latency, e.Unloaded)
+func (e *Evidence) waitedFraction(latency time.Duration) float64 {
+	longest := longestWait(latency, e.Unloaded)
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
 	late := 0
 	for _, a := range e.Arrivals {
-		if eligible := b.Take(a.At); eligible == mono.Never || eligible.Sub(a.At) > most {
+		if eligible := b.Take(a.At); eligible == mono.Never || eligible.Sub(a.At) > longest {
 			late++
 		}
 	}
@@ -45,11 +45,11 @@ func (e *Evidence) waited(latency time.Duration) float64 {
 // of two counts of messages that waited for tokens: by replay and by reports. The replay
 // does not know the bucket's debt at the start of the record. The reports do not include
 // waits slightly below the SLO's latency.
-func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, why string) {
-	if !e.known() {
-		return e.Load.blame() <= budget && e.Load.Delivered >= enough, "by the access delays that the broker reports, for it records too few arrivals"
+func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, reason string) {
+	if !e.enoughArrivals() {
+		return e.Load.blame() <= budget && e.Load.Delivered >= minCount, "by the access delays that the broker reports, for it records too few arrivals"
 	}
-	waited := e.waited(t.Latency)
+	waited := e.waitedFraction(t.Latency)
 	late, reported := 1.0, 0.0
 	if n := float64(e.Load.Delivered); n > 0 {
 		late, reported = float64(e.Load.Exceeded)/n, float64(e.Load.Waited)/n
@@ -66,12 +66,12 @@ func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, why string) {
 // The model of the broker is a bucket with the broker's rate for the topic. Its burst is
 // the smallest burst for which as much of the record waits as was late.
 func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
-	at := slices.IndexFunc(t.Brokers, func(b placement.Broker) bool { return b.ID == e.Broker })
+	index := slices.IndexFunc(t.Brokers, func(b placement.Broker) bool { return b.ID == e.Broker })
 	plan := t.Plan.On(e.Broker)
-	if !e.known() || at < 0 || plan < 0 || e.Load.Delivered == 0 {
+	if !e.enoughArrivals() || index < 0 || plan < 0 || e.Load.Delivered == 0 {
 		return 0, false
 	}
-	b := t.Brokers[at]
+	b := t.Brokers[index]
 	absorbs := tokenbucket.Share{Rate: tokenbucket.PerSecond(float64(max(1, b.Mcap-b.Allocated+t.Plan.Quotas[plan].Rate)))}
 	times := make([]mono.Time, len(e.Arrivals))
 	for i, a := range e.Arrivals {
@@ -85,11 +85,11 @@ func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
 	for i, p := range publishers {
 		order[int32(p)] = i
 	}
-	keeps := func(n int) bool {
+	keepsBudget := func(n int) bool {
 		work := tokenbucket.NewFull(absorbs, e.Arrivals[0].At)
 		late, count := 0, 0
 		for _, a := range e.Arrivals {
-			if i, goes := order[a.Publisher]; goes && i < n {
+			if i, moves := order[a.Publisher]; moves && i < n {
 				continue
 			}
 			count++
@@ -99,6 +99,6 @@ func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
 		}
 		return float64(late) <= (1-t.Quantile)*float64(count)
 	}
-	n = 1 + sort.Search(len(publishers), func(i int) bool { return keeps(i + 1) })
+	n = 1 + sort.Search(len(publishers), func(i int) bool { return keepsBudget(i + 1) })
 	return n, n <= len(publishers)
 }

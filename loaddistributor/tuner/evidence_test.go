@@ -24,14 +24,14 @@ func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 	for i := range brokers {
 		brokers[i].Allocated = 200
 	}
-	here := p.Quotas[0].Publishers
+	publishers := p.Quotas[0].Publishers
 	e := &Evidence{
 		Broker: "b1", Share: tokenbucket.Share{Rate: tokenbucket.PerSecond(250), Burst: 20},
 		Load: Load{Broker: "b1", Delivered: 800, Exceeded: uint64(40 * late)}, Unloaded: time.Millisecond,
 	}
 	for burst := range 40 {
 		for i := range 20 {
-			e.Arrivals = append(e.Arrivals, Arrival{At: mono.Time(burst) * mono.Time(100*time.Millisecond), Publisher: int32(here[(burst*20+i)%len(here)])})
+			e.Arrivals = append(e.Arrivals, Arrival{At: mono.Time(burst) * mono.Time(100*time.Millisecond), Publisher: int32(publishers[(burst*20+i)%len(publishers)])})
 		}
 	}
 	return Suspect{
@@ -41,10 +41,10 @@ func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 }
 
 // suspect runs until the broker is suspected.
-func suspect(t *testing.T, w *Watch, of Suspect, from int) (second int) {
+func suspect(t *testing.T, w *Watch, suspected Suspect, start int) (second int) {
 	t.Helper()
-	for s := from; s < from+100; s++ {
-		switch m, v := w.Decide(after(s), capturing, of); v {
+	for s := start; s < start+100; s++ {
+		switch m, v := w.Decide(atSecond(s), capturing, suspected); v {
 		case Nothing:
 		case Suspected:
 			if m.From != "b1" || m.Publishers != nil {
@@ -81,22 +81,22 @@ func TestTheReplayDecides(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w Watch
-			of, e := bursts(t, 3)
-			s := suspect(t, &w, of, 0)
+			suspected, e := bursts(t, 3)
+			s := suspect(t, &w, suspected, 0)
 			testkit.Equal(t, s, 20, "suspected at")
-			c.change(&of, e)
-			of.Asked, of.Evidence = "b1", e
-			m, v := w.Decide(after(s+5), capturing, of)
+			c.change(&suspected, e)
+			suspected.Recorded, suspected.Evidence = "b1", e
+			m, v := w.Decide(atSecond(s+5), capturing, suspected)
 			if v != c.want || m.From != "b1" || !strings.Contains(m.Reason, c.reason) || (v == Overloaded) != (m.To == "b2" && len(m.Publishers) > 0) {
 				t.Fatalf("verdict %d: %+v", v, m)
 			}
 			// The same verdict does not come again at once, whichever it was.
-			of.Asked, of.Evidence = "", nil
+			suspected.Recorded, suspected.Evidence = "", nil
 			again := 45
 			if c.want == Overloaded {
 				again = 55 // the cooldown, which is longer
 			}
-			if s := suspect(t, &w, of, s+6); s != again+1 && s != again {
+			if s := suspect(t, &w, suspected, s+6); s != again+1 && s != again {
 				t.Errorf("suspected again at %d, want %d", s, again)
 			}
 		})
@@ -107,20 +107,20 @@ func TestTheReplayDecides(t *testing.T) {
 // broker is worse by then.
 func TestOneAfterTheOther(t *testing.T) {
 	var w Watch
-	of, e := bursts(t, 3)
-	of.Loads[1].Exceeded = 200
-	of.Brokers = append(of.Brokers, placement.Broker{ID: "b3", Mcap: 1000})
-	s := suspect(t, &w, of, 0)
-	of.Loads[1].Exceeded = 1000
-	if m, v := w.Decide(after(s), capturing, of); v != Suspected || m.From != "b2" {
+	suspected, e := bursts(t, 3)
+	suspected.Loads[1].Exceeded = 200
+	suspected.Brokers = append(suspected.Brokers, placement.Broker{ID: "b3", Mcap: 1000})
+	s := suspect(t, &w, suspected, 0)
+	suspected.Loads[1].Exceeded = 1000
+	if m, v := w.Decide(atSecond(s), capturing, suspected); v != Suspected || m.From != "b2" {
 		t.Fatalf("the worst: %d, %+v", v, m)
 	}
-	of.Asked = "b1"
-	if m, v := w.Decide(after(s), capturing, of); v != Suspected || m.From != "b1" {
+	suspected.Recorded = "b1"
+	if m, v := w.Decide(atSecond(s), capturing, suspected); v != Suspected || m.From != "b1" {
 		t.Fatalf("the one that is being asked: %d, %+v", v, m)
 	}
-	of.Evidence = e
-	if m, v := w.Decide(after(s), capturing, of); v != Overloaded || m.From != "b1" || m.To != "b3" {
+	suspected.Evidence = e
+	if m, v := w.Decide(atSecond(s), capturing, suspected); v != Overloaded || m.From != "b1" || m.To != "b3" {
 		t.Fatalf("with evidence: %d, %+v", v, m)
 	}
 }
@@ -128,31 +128,31 @@ func TestOneAfterTheOther(t *testing.T) {
 // A broker that absorbs 17 of bursts of 20 keeps the SLO with bursts of 17, so three publishers of
 // each burst leave.
 func TestNoMoreThanItTakes(t *testing.T) {
-	of, e := bursts(t, 3)
+	suspected, e := bursts(t, 3)
 	for i := range e.Arrivals { // always the same 20
-		e.Arrivals[i].Publisher = int32(of.Plan.Quotas[0].Publishers[i%20])
+		e.Arrivals[i].Publisher = int32(suspected.Plan.Quotas[0].Publishers[i%20])
 	}
-	all := of.Plan.Quotas[0].Publishers[:20]
-	if n, ok := e.fewest(of, all); !ok || n != 3 {
+	moved := suspected.Plan.Quotas[0].Publishers[:20]
+	if n, ok := e.fewest(suspected, moved); !ok || n != 3 {
 		t.Errorf("%d, %v; want 3", n, ok)
 	}
-	if n, ok := e.fewest(of, all[:2]); ok {
+	if n, ok := e.fewest(suspected, moved[:2]); ok {
 		t.Errorf("two are enough: %d", n)
 	}
 	var w Watch
-	s := suspect(t, &w, of, 0)
-	of.Asked, of.Evidence = "b1", e
-	m, v := w.Decide(after(s), capturing, of)
-	if v != Overloaded || !slices.Equal(m.Publishers, all[:3]) {
+	s := suspect(t, &w, suspected, 0)
+	suspected.Recorded, suspected.Evidence = "b1", e
+	m, v := w.Decide(atSecond(s), capturing, suspected)
+	if v != Overloaded || !slices.Equal(m.Publishers, moved[:3]) {
 		t.Errorf("verdict %d: %+v", v, m)
 	}
 	// If all messages are late, 5 % of 400 publishers are not enough: a tenth of the broker's rate
 	// moves.
-	of, e = bursts(t, 20)
+	suspected, e = bursts(t, 20)
 	w = Watch{}
-	s = suspect(t, &w, of, 0)
-	of.Asked, of.Evidence = "b1", e
-	if m, v := w.Decide(after(s), capturing, of); v != Overloaded || len(m.Publishers) != 20 {
+	s = suspect(t, &w, suspected, 0)
+	suspected.Recorded, suspected.Evidence = "b1", e
+	if m, v := w.Decide(atSecond(s), capturing, suspected); v != Overloaded || len(m.Publishers) != 20 {
 		t.Errorf("verdict %d: %d publishers", v, len(m.Publishers))
 	}
 }

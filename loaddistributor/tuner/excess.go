@@ -6,9 +6,9 @@ import "time"
 // the excess. Excess receives all offered messages, in intervals, and fills a bucket that
 // drains at r. The zero value is ready.
 type Excess struct {
-	level float64       // messages beyond what r has drained
-	calm  time.Duration // time since level was last above b
-	over  bool
+	level   float64       // messages beyond what r has drained
+	calm    time.Duration // time since level was last above b
+	exceeds bool
 }
 
 // Backlog adds n messages that already waited for tokens when the first report arrived.
@@ -19,20 +19,20 @@ func (e *Excess) Backlog(n, burst float64) {
 }
 
 // Empty reports whether no offered message counts any more.
-func (e *Excess) Empty() bool { return e.level == 0 && !e.over }
+func (e *Excess) Empty() bool { return e.level == 0 && !e.exceeds }
 
 // Offer adds n messages of an interval d under the contract (rate, burst), in msg/s and
 // messages, and reports whether the topic exceeds its contract. An excess begins under
 // two conditions. The topic has offered more than burst + rate·Δt in some Δt up to now.
 // The mean rate over a longer time, mean, also exceeds rate, which bursts alone do not
-// cause. The excess ends keep after the level last exceeded burst, because deliveries
-// stay in the measurements for keep.
-func (e *Excess) Offer(n float64, d time.Duration, mean, rate, burst float64, keep time.Duration) bool {
+// cause. The excess ends window after the level last exceeded burst, because deliveries
+// stay in the measurements for window.
+func (e *Excess) Offer(n float64, d time.Duration, mean, rate, burst float64, window time.Duration) bool {
 	e.level = max(0, e.level+n-rate*d.Seconds())
 	e.calm += d
 	if e.level > burst {
-		e.over, e.calm = e.over || mean > rate, 0
+		e.exceeds, e.calm = e.exceeds || mean > rate, 0
 	}
-	e.over = e.over && e.calm < keep
-	return e.over
+	e.exceeds = e.exceeds && e.calm < window
+	return e.exceeds
 }

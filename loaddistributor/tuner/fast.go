@@ -74,7 +74,7 @@ type Fast struct {
 
 	// For the placement in force.
 	plan      placement.Plan
-	where     []int
+	brokerOf  []int
 	watched   time.Duration
 	counts    []Slice     // by broker
 	measured  Slice       // access delays, if there are no arrivals
@@ -82,7 +82,7 @@ type Fast struct {
 	allowance float64     // reserved part of the budget for access delays
 	predicted float64     // forecast late fraction; below 0: none
 
-	tried   []trial
+	trials  []trial
 	rounds  []Rounds
 	outcome *Outcome
 }
@@ -119,7 +119,7 @@ func NewFast(setup Setup, config FastConfig, rng *rand.Rand) (*Fast, error) {
 // together returns the largest number of messages that one group sends at once, by
 // declaration.
 func together(publishers []placement.Publisher) int {
-	most := 1
+	largest := 1
 	byKey := map[string]int{}
 	for _, p := range publishers {
 		n := max(1, p.Batch)
@@ -127,9 +127,9 @@ func together(publishers []placement.Publisher) int {
 			byKey[p.Key] += n
 			n = byKey[p.Key]
 		}
-		most = max(most, n)
+		largest = max(largest, n)
 	}
-	return most
+	return largest
 }
 
 // Next implements Search.
@@ -137,7 +137,7 @@ func (f *Fast) Next(o Observation) Action {
 	switch {
 	case f.outcome != nil:
 		return f.final()
-	case f.where == nil:
+	case f.brokerOf == nil:
 		return f.start()
 	}
 	f.observe(o)
@@ -145,7 +145,7 @@ func (f *Fast) Next(o Observation) Action {
 		if !f.captured() {
 			return f.measure(false)
 		}
-		f.learn()
+		f.raiseAbsorption()
 		a := f.choose(max(1, f.setup.Demand.AtLeast))
 		if a.Changed {
 			a.Verdict = "not tested: another is better by the forecast"
@@ -158,7 +158,7 @@ func (f *Fast) Next(o Observation) Action {
 		return f.measure(false)
 	case Within:
 		late, _ := f.test.Fraction()
-		now := f.forecast(f.plan, f.where)
+		now := f.forecast(f.plan, f.brokerOf)
 		access := f.access(now)
 		if access > f.allowance || !f.parts() {
 			verdict = "missed: on one broker"
@@ -168,7 +168,7 @@ func (f *Fast) Next(o Observation) Action {
 			break
 		}
 		if f.typical(now, late+access) {
-			return f.end(Outcome{Fitted: true, Reason: kept(1-f.config.Alpha, late, access)})
+			return f.end(Outcome{Fitted: true, Reason: keptVerdict(1-f.config.Alpha, late, access)})
 		}
 		if f.watched < f.config.Cap {
 			return f.measure(false)
@@ -177,9 +177,9 @@ func (f *Fast) Next(o Observation) Action {
 		verdict = "missed"
 	}
 	late, _ := f.test.Fraction()
-	f.tried = append(f.tried, trial{f.plan, late + f.access(f.forecast(f.plan, f.where)), f.test.Decision()})
+	f.trials = append(f.trials, trial{f.plan, late + f.access(f.forecast(f.plan, f.brokerOf)), f.test.Decision()})
 	lowest := f.plan.K + 1
-	if f.learn() {
+	if f.raiseAbsorption() {
 		lowest-- // the forecast was wrong from the start
 	}
 	a := f.choose(lowest)
@@ -192,7 +192,7 @@ func (f *Fast) Next(o Observation) Action {
 // other publishers and consumers.
 func (f *Fast) start() Action {
 	if start := f.setup.Start; start.K > 0 && start.K >= f.setup.Demand.AtLeast {
-		return f.adopt(candidate{plan: f.setup.Start, where: f.setup.whereOf(f.setup.Start, len(f.publishers))})
+		return f.adopt(candidate{plan: f.setup.Start, brokerOf: f.setup.whereOf(f.setup.Start, len(f.publishers))})
 	}
 	k := f.guess()
 	c, err := f.candidate(k)
@@ -213,15 +213,15 @@ func (f *Fast) start() Action {
 // largest burst needs on typical known brokers.
 func (f *Fast) guess() int {
 	k := max(1, f.setup.Demand.AtLeast)
-	var known []int64
+	var rates []int64
 	for _, a := range f.absorbed {
 		if a.Burst > 0 {
-			known = append(known, a.Burst)
+			rates = append(rates, a.Burst)
 		}
 	}
-	if len(known) > 0 {
-		slices.Sort(known)
-		typical := (1 - 2*soft) * float64(known[len(known)/2]) // groups sometimes coincide
+	if len(rates) > 0 {
+		slices.Sort(rates)
+		typical := (1 - 2*soft) * float64(rates[len(rates)/2]) // groups sometimes coincide
 		k = max(k, int(math.Ceil(float64(f.declared)/typical)))
 	}
 	return min(k, len(f.setup.Brokers))
@@ -243,8 +243,8 @@ func (f *Fast) observe(o Observation) {
 	f.watched += f.config.Step
 	f.trace.arrivals = append(f.trace.arrivals, o.Arrivals...)
 	if n := len(f.trace.arrivals); n > 0 {
-		from := f.trace.arrivals[n-1].At.Add(-f.config.Keep)
-		old, _ := slices.BinarySearchFunc(f.trace.arrivals, from, func(a Arrival, at mono.Time) int { return cmp.Compare(a.At, at) })
+		start := f.trace.arrivals[n-1].At.Add(-f.config.Keep)
+		old, _ := slices.BinarySearchFunc(f.trace.arrivals, start, func(a Arrival, at mono.Time) int { return cmp.Compare(a.At, at) })
 		if old > n/2 {
 			f.trace.arrivals = slices.Delete(f.trace.arrivals, 0, old)
 		}
@@ -254,15 +254,15 @@ func (f *Fast) observe(o Observation) {
 	}
 	f.measured.Delivered += o.Access.Delivered
 	f.measured.Late += o.Access.Late
-	var all Slice
+	var processing Slice
 	for l, slices := range o.Slices {
 		for _, s := range slices {
 			f.counts[l].add(s)
-			all.add(s)
+			processing.add(s)
 		}
 	}
 	if f.test != nil {
-		f.test.Add(float64(all.Delivered), float64(all.Late))
+		f.test.Add(float64(processing.Delivered), float64(processing.Late))
 	}
 }
 
@@ -282,30 +282,30 @@ func (f *Fast) parts() bool {
 	return true
 }
 
-// seen returns the fraction made late by processing under the plan in force.
-func (f *Fast) seen() float64 {
-	var all Slice
+// lateFraction returns the fraction made late by processing under the plan in force.
+func (f *Fast) lateFraction() float64 {
+	var processing Slice
 	for _, s := range f.counts {
-		all.add(s)
+		processing.add(s)
 	}
-	return float64(all.Late) / max(1, float64(all.Delivered))
+	return float64(processing.Late) / max(1, float64(processing.Delivered))
 }
 
-// learn updates what brokers absorb from the late fractions. It reports whether a broker
+// raiseAbsorption updates what brokers absorb from the late fractions. It reports whether a broker
 // absorbs more than an earlier fit found.
-func (f *Fast) learn() (more bool) {
+func (f *Fast) raiseAbsorption() (more bool) {
 	for l, s := range f.counts {
 		n := float64(s.Delivered)
 		if n == 0 {
 			continue
 		}
-		known := f.absorbed[l]
-		a := f.trace.learn(f.setup, f.where, l, float64(s.Late)/n, float64(s.HalfLate)/n)
+		before := f.absorbed[l]
+		a := f.trace.absorption(f.setup, f.brokerOf, l, float64(s.Late)/n, float64(s.HalfLate)/n)
 		if a.Burst == 0 && s.Late == 0 && f.recalled[l] {
-			a = f.trace.absorbed(known, f.where, l)
+			a = f.trace.raisedAbsorption(before, f.brokerOf, l)
 		}
 		if a.Burst > 0 {
-			more = more || f.recalled[l] && a.Burst > known.Burst
+			more = more || f.recalled[l] && a.Burst > before.Burst
 			f.absorbed[l], f.recalled[l] = a, false
 		}
 	}
@@ -315,7 +315,7 @@ func (f *Fast) learn() (more bool) {
 // candidate is a placement to consider.
 type candidate struct {
 	plan     placement.Plan
-	where    []int
+	brokerOf []int
 	forecast forecast
 }
 
@@ -326,30 +326,30 @@ func (f *Fast) candidate(k int) (candidate, error) {
 	if err != nil {
 		return candidate{}, err
 	}
-	where := f.setup.whereOf(plan, len(f.publishers))
-	return candidate{plan, where, f.forecast(plan, where)}, nil
+	brokerOf := f.setup.whereOf(plan, len(f.publishers))
+	return candidate{plan, brokerOf, f.forecast(plan, brokerOf)}, nil
 }
 
-func (f *Fast) forecast(plan placement.Plan, where []int) forecast {
-	return f.trace.replay(f.setup, plan, where, f.assumed(), f.unloaded)
+func (f *Fast) forecast(plan placement.Plan, brokerOf []int) forecast {
+	return f.trace.replay(f.setup, plan, brokerOf, f.assumed(), f.unloaded)
 }
 
 // assumed returns what each broker absorbs. Unknown brokers count with the mean of the
 // known brokers.
 func (f *Fast) assumed() []Absorption {
 	var sum Absorption
-	known := int64(0)
+	knownRate := int64(0)
 	for _, a := range f.absorbed {
 		if a.Burst > 0 {
 			sum.Rate += a.Rate
 			sum.Burst += a.Burst
-			known++
+			knownRate++
 		}
 	}
 	all := slices.Clone(f.absorbed)
 	for l, a := range all {
-		if a.Burst == 0 && known > 0 {
-			all[l] = Absorption{max(1, sum.Rate/tokenbucket.Rate(known)), max(1, sum.Burst/known)}
+		if a.Burst == 0 && knownRate > 0 {
+			all[l] = Absorption{max(1, sum.Rate/tokenbucket.Rate(knownRate)), max(1, sum.Burst/knownRate)}
 		}
 	}
 	return all
@@ -378,26 +378,26 @@ func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising 
 	aim, late := f.config.Aim, c.forecast.processing+caution*budget
 	if c.plan.K == f.plan.K {
 		// In force: anything that can be shown, by the observed late fraction.
-		aim, late = f.config.Cap, lenience*f.seen()
+		aim, late = f.config.Cap, lenience*f.lateFraction()
 	}
 	// The search ends with the first placement that is found kept, so each test takes half
 	// of the remaining error.
-	alpha := f.config.Alpha / math.Exp2(float64(len(f.tried)+1))
+	alpha := f.config.Alpha / math.Exp2(float64(len(f.trials)+1))
 	messages := func(d time.Duration, minimum float64) float64 { return max(f.rate*d.Seconds(), minimum) }
 	burst := f.declared
 	if len(f.trace.arrivals) > 0 {
-		burst = min(burst, f.trace.together(f.setup.Latency, c.where, len(f.setup.Brokers)))
+		burst = min(burst, f.trace.coincidence(f.setup.Latency, c.brokerOf, len(f.setup.Brokers)))
 	}
 	// Brokers may share a host, and then stall together.
 	burst = max(burst, int(math.Ceil(f.rate*f.config.Stall.Seconds())))
 	s := NewSequential(budget-allowance, alpha, burst, 0)
-	s.most = messages(f.config.Cap, 4*s.Needs(0))
+	s.maxMessages = messages(f.config.Cap, 4*s.Needs(0))
 	return s, allowance, s.Needs(late) <= messages(aim, 1.5*s.Needs(0))
 }
 
 // adopt puts a candidate in force to capture arrivals.
 func (f *Fast) adopt(c candidate) Action {
-	f.plan, f.where = c.plan, c.where
+	f.plan, f.brokerOf = c.plan, c.brokerOf
 	f.watched, f.counts, f.measured, f.test = 0, make([]Slice, len(f.setup.Brokers)), Slice{}, nil
 	f.predicted = -1
 	f.rounds = append(f.rounds, Rounds{K: c.plan.K, Rounds: 1})
@@ -407,14 +407,14 @@ func (f *Fast) adopt(c candidate) Action {
 // begin starts the test of a candidate and puts the candidate in force.
 func (f *Fast) begin(c candidate) Action {
 	t, allowance, _ := f.testOf(c)
-	stays := c.plan.K == f.plan.K
-	if stays {
+	samePlan := c.plan.K == f.plan.K
+	if samePlan {
 		for _, n := range f.counts { // the guarantee covers the captured messages too
 			t.Add(float64(n.Delivered), float64(n.Late))
 		}
 	}
 	var a Action
-	if stays {
+	if samePlan {
 		a = f.measure(false)
 	} else {
 		a = f.adopt(c)
@@ -441,8 +441,8 @@ func (f *Fast) measure(changed bool) Action {
 // choose starts the test of the smallest promising number of brokers, at least lowest.
 // Without a promising number, choose takes the number with the best forecast.
 func (f *Fast) choose(lowest int) Action {
-	if len(f.trace.arrivals) == 0 && len(f.tried) > 0 && f.access(forecast{}) > maxPart*f.setup.budget() {
-		return f.give() // more splitting does not shorten the delays
+	if len(f.trace.arrivals) == 0 && len(f.trials) > 0 && f.access(forecast{}) > maxPart*f.setup.budget() {
+		return f.giveUp() // more splitting does not shorten the delays
 	}
 	var best *candidate
 	for k := lowest; k <= len(f.setup.Brokers); k++ {
@@ -451,7 +451,7 @@ func (f *Fast) choose(lowest int) Action {
 			break
 		}
 		if c.plan.K == f.plan.K {
-			c = candidate{f.plan, f.where, f.forecast(f.plan, f.where)}
+			c = candidate{f.plan, f.brokerOf, f.forecast(f.plan, f.brokerOf)}
 		}
 		if c.forecast.access > maxPart*f.setup.budget() {
 			continue
@@ -466,7 +466,7 @@ func (f *Fast) choose(lowest int) Action {
 	if best != nil {
 		return f.begin(*best)
 	}
-	return f.give()
+	return f.giveUp()
 }
 
 // access returns the fraction made late by tokens so far, under the plan in force and its
@@ -494,24 +494,24 @@ func (f *Fast) typical(now forecast, late float64) bool {
 	return now.seconds >= typicalSeconds && late+typicalErrors*now.deviation <= f.setup.budget()
 }
 
-// give ends the search without a placement that keeps the SLO, with the best tried
+// giveUp ends the search without a placement that keeps the SLO, with the best tried
 // placement.
-func (f *Fast) give() Action {
-	if len(f.tried) == 0 {
-		f.tried = append(f.tried, trial{plan: f.plan, late: f.forecast(f.plan, f.where).late()})
+func (f *Fast) giveUp() Action {
+	if len(f.trials) == 0 {
+		f.trials = append(f.trials, trial{plan: f.plan, late: f.forecast(f.plan, f.brokerOf).late()})
 	}
-	best := f.tried[0]
-	for _, t := range f.tried[1:] {
+	best := f.trials[0]
+	for _, t := range f.trials[1:] {
 		if t.late < best.late {
 			best = t
 		}
 	}
 	cause := "the brokers' processing"
-	if f.access(f.forecast(f.plan, f.where)) > maxPart*f.setup.budget() {
+	if f.access(f.forecast(f.plan, f.brokerOf)) > maxPart*f.setup.budget() {
 		cause = "the contract's token bucket"
 	}
 	f.plan = best.plan
-	f.where = f.setup.whereOf(best.plan, len(f.publishers))
+	f.brokerOf = f.setup.whereOf(best.plan, len(f.publishers))
 	return f.end(Outcome{Reason: fmt.Sprintf("no number of brokers was shown to keep the SLO; the best, %d, has %s late, mostly by %s (%s)", best.plan.K, Percent(best.late), cause, best.decision)})
 }
 
@@ -531,8 +531,8 @@ func (f *Fast) final() Action {
 	return Action{Plan: f.plan, Step: f.outcome.Reason, Changed: true, Final: true, Outcome: *f.outcome}
 }
 
-// kept describes a kept SLO: the confidence and the late fractions.
-func kept(confidence, processing, access float64) string {
+// keptVerdict describes a kept SLO: the confidence and the late fractions.
+func keptVerdict(confidence, processing, access float64) string {
 	late := "nothing late"
 	if processing > 0 || access > 0 {
 		late = fmt.Sprintf("%s late in processing, %s waiting for tokens", Percent(processing), Percent(access))

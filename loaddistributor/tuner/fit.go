@@ -28,28 +28,28 @@ import (
 
 // fit is the search of one topic.
 type fit struct {
-	search Search  // nil: waiting for traffic, or over
-	rate   float64 // of all publishers, msg/s
-	setup  Setup
-	epoch  uint64               // epoch of the placement under test
-	sum    observed             // reports since the last look
-	from   time.Time            // start of measuring: earlier intervals do not count
-	unread time.Time            // time since which a broker has no subscriber; zero: all have
-	seen   map[string]time.Time // newest counted report, by broker
-	record *recording           // nil: no recording
-	next   *Action              // next action of the search, once nothing else is in progress for the topic
-	moving bool
-	again  int // restarts of the search because its plan was not available
-	done   bool
-	step   string
-	there  time.Time // last time when the search had all it needs
-	retry  time.Time // for an ended fit: time of a new fit; zero: none
+	search       Search  // nil: waiting for traffic, or over
+	rate         float64 // of all publishers, msg/s
+	setup        Setup
+	epoch        uint64               // epoch of the placement under test
+	sum          observed             // reports since the last observation
+	measureStart time.Time            // start of measuring: earlier intervals do not count
+	unread       time.Time            // time since which a broker has no subscriber; zero: all have
+	counted      map[string]time.Time // newest counted report, by broker
+	record       *recording           // nil: no recording
+	next         *Action              // next action of the search, once nothing else is in progress for the topic
+	moving       bool
+	restarts     int // restarts of the search because its plan was not available
+	done         bool
+	step         string
+	complete     time.Time // last time when the search had all it needs
+	retry        time.Time // for an ended fit: time of a new fit; zero: none
 
 	trials   []Trial   // oldest first, at most maxTrials
 	delivery Histogram // deliveries of the last trial; nil: none yet
 
-	began, over time.Time // of the search; zero: not yet
-	outcome     Outcome   // set at the end; without rounds if the fit was broken off
+	start, end time.Time // of the search; zero: not yet
+	outcome    Outcome   // set at the end; without rounds if the fit was broken off
 }
 
 // running reports whether the fit has a search in progress. A nil fit has none.
@@ -62,8 +62,8 @@ func (f *fit) records() bool { return f != nil && f.record != nil }
 type Status struct {
 	Step          string // for people
 	Ended, Fitted bool
-	Began         bool
-	Took          time.Duration // so far
+	Started       bool
+	Duration      time.Duration // so far
 	Rounds        []Rounds
 	Trials        []Trial // the last maxTrials, oldest first
 	// Waiting: the fit is not over, and may not have begun. Running: there is a search.
@@ -75,7 +75,7 @@ const maxTrials = 64
 
 // Trial is a placement that a fit put in force, with its measurements.
 type Trial struct {
-	Began  time.Time
+	Start  time.Time
 	Quotas []placement.Quota
 	// Forecast and Confidence are from the last Action with this plan. Verdict is empty
 	// during the trial.
@@ -87,8 +87,8 @@ type Trial struct {
 	Quantile            time.Duration
 }
 
-// tried records an action of the search for Status.
-func (f *fit) tried(a Action, now time.Time) {
+// recordTrial records an action of the search for Status.
+func (f *fit) recordTrial(a Action, now time.Time) {
 	n := len(f.trials)
 	if n > 0 && f.trials[n-1].Verdict == "" {
 		last := &f.trials[n-1]
@@ -106,7 +106,7 @@ func (f *fit) tried(a Action, now time.Time) {
 	if a.Final {
 		return
 	}
-	f.trials = append(slices.Clone(f.trials[max(0, n-maxTrials+1):]), Trial{Began: now, Quotas: a.Plan.Quotas, Forecast: a.Forecast, Confidence: a.Confidence})
+	f.trials = append(slices.Clone(f.trials[max(0, n-maxTrials+1):]), Trial{Start: now, Quotas: a.Plan.Quotas, Forecast: a.Forecast, Confidence: a.Confidence})
 	f.delivery = nil
 }
 
@@ -135,10 +135,10 @@ func (t *Tuner) Status(topic string, now time.Time) Status {
 	ended := f.done && !f.moving // ended, and the final placement is in force
 	s := Status{Step: f.step, Ended: ended, Fitted: ended && f.outcome.Fitted, Rounds: f.outcome.Rounds, Trials: slices.Clone(f.trials), Waiting: !f.done, Running: f.running()}
 	if f.done {
-		now = f.over
+		now = f.end
 	}
-	if !f.began.IsZero() {
-		s.Began, s.Took = true, now.Sub(f.began)
+	if !f.start.IsZero() {
+		s.Started, s.Duration = true, now.Sub(f.start)
 	}
 	return s
 }
@@ -188,7 +188,7 @@ func (t *Tuner) Begin(topic string, d placement.Demand, now time.Time) []Effect 
 		return nil
 	}
 	if old := t.fits[topic]; old != nil {
-		t.end(topic, old, Broken, "the topic is gone", now)
+		t.end(topic, old, OutcomeEnded, "the topic is gone", now)
 	}
 	f := &fit{step: "waiting for publishers"}
 	for _, p := range d.Expand() {
@@ -198,23 +198,23 @@ func (t *Tuner) Begin(topic string, d placement.Demand, now time.Time) []Effect 
 	return t.flush()
 }
 
-// fit advances a fit.
-func (t *Tuner) fit(topic Topic, f *fit, now time.Time) *Proposal {
+// advance advances a fit.
+func (t *Tuner) advance(topic Topic, f *fit, now time.Time) *Proposal {
 	idle := !f.moving && !topic.Changing
 	switch {
 	case f.done:
 		if idle && !f.retry.IsZero() && !now.Before(f.retry) {
-			t.do(t.Begin(topic.Name, topic.Demand, now)...)
+			t.emit(t.Begin(topic.Name, topic.Demand, now)...)
 		}
 		return nil
 	case f.search != nil && idle && topic.Epoch != f.epoch:
-		t.end(topic.Name, f, Broken, "another placement came between", now)
+		t.end(topic.Name, f, OutcomeEnded, "another placement came between", now)
 		return nil
 	}
 	ready := f.search != nil || !topic.Over && topic.offered() >= fitTraffic*f.rate && !t.unread(topic, f, now)
 	if f.search != nil && idle {
-		if why := t.brokenOff(topic, f, now); why != "" {
-			t.end(topic.Name, f, Broken, why, now)
+		if reason := t.brokenOff(topic, f, now); reason != "" {
+			t.end(topic.Name, f, OutcomeEnded, reason, now)
 			f.retry = now
 			return nil
 		}
@@ -230,7 +230,7 @@ func (t *Tuner) fit(topic Topic, f *fit, now time.Time) *Proposal {
 	case !idle:
 		return nil
 	case f.next != nil:
-		t.follow(topic, f, now)
+		t.act(topic, f, now)
 		return nil
 	case !ready:
 		return nil
@@ -256,29 +256,29 @@ func (t *Tuner) record(topic Topic, f *fit, now time.Time) {
 	if f.record == nil {
 		f.record = newRecording(topic, now)
 	}
-	t.ask(f.record, topic, topic.Holders(), now)
+	t.request(f.record, topic, topic.Holders(), now)
 	if f.search == nil {
 		f.record.trace.Skip(wall(now)) // arrivals are not taken yet
 	}
 }
 
 // end ends a fit and keeps its result for Status.
-func (t *Tuner) end(topic string, f *fit, how, step string, now time.Time) {
+func (t *Tuner) end(topic string, f *fit, outcome, step string, now time.Time) {
 	if f.done {
 		return
 	}
-	f.done, f.step, f.over = true, step, now
-	if !f.began.IsZero() {
-		t.do(Ended{topic, how, now.Sub(f.began)})
+	f.done, f.step, f.end = true, step, now
+	if !f.start.IsZero() {
+		t.emit(Ended{topic, outcome, now.Sub(f.start)})
 	}
 	if f.record != nil {
 		t.stop(f.record, topic)
-		t.do(Recorded{f.record.trace.Counts()})
+		t.emit(Recorded{f.record.trace.Counts()})
 	}
 	if n := len(f.trials); n > 0 && f.trials[n-1].Verdict == "" {
 		f.trials[n-1].Verdict = "ended: " + step
 	}
-	f.record, f.search, f.next, f.setup, f.sum, f.seen, f.delivery = nil, nil, nil, Setup{}, observed{}, nil, nil
+	f.record, f.search, f.next, f.setup, f.sum, f.counted, f.delivery = nil, nil, nil, Setup{}, observed{}, nil, nil
 }
 
 // brokenOff returns what the search has lacked for too long, or "". Without it the
@@ -292,12 +292,12 @@ func (t *Tuner) brokenOff(topic Topic, f *fit, now time.Time) string {
 	offered := topic.offered()
 	quiet := offered < minimum || offered == 0
 	if !topic.Over && !quiet && f.unread.IsZero() {
-		f.there = now
+		f.complete = now
 	}
 	switch {
 	case topic.Over:
 		return "the topic offers more than its contract"
-	case now.Sub(f.there) < fitGone*t.cfg.Report:
+	case now.Sub(f.complete) < fitGone*t.cfg.Report:
 		return ""
 	case quiet:
 		return "the publishers have gone"
@@ -309,24 +309,24 @@ func (t *Tuner) brokenOff(topic Topic, f *fit, now time.Time) string {
 // unread reports whether consumers have not come yet, so measurements would not be
 // typical. Consumers look up a topic's brokers only from time to time.
 func (t *Tuner) unread(topic Topic, f *fit, now time.Time) bool {
-	var without []string
+	var unread []string
 	for _, q := range topic.Start.Quotas {
 		reports := topic.Reports(q.Broker)
 		if n := len(reports); n == 0 || reports[n-1].Subscribers == 0 {
-			without = append(without, q.Broker)
+			unread = append(unread, q.Broker)
 		}
 	}
 	switch {
-	case len(without) == 0 && f.unread.IsZero():
+	case len(unread) == 0 && f.unread.IsZero():
 		return false
-	case len(without) == 0:
+	case len(unread) == 0:
 		f.measureFrom(f.epoch, now.Add(max(t.settle(), min(now.Sub(f.unread), fitDrain))))
 		f.unread = time.Time{}
 		return false
 	case f.unread.IsZero():
 		f.unread = now
 	}
-	f.step = "waiting for subscribers on " + strings.Join(without, ", ")
+	f.step = "waiting for subscribers on " + strings.Join(unread, ", ")
 	return true
 }
 
@@ -339,9 +339,9 @@ func (topic Topic) offered() float64 {
 	for _, q := range topic.Start.Quotas {
 		all, last := Report{}, Report{}
 		for _, r := range topic.Reports(q.Broker) {
-			all.Offered, all.Took, last = all.Offered+r.Offered, all.Took+r.Took, r
+			all.Offered, all.Interval, last = all.Offered+r.Offered, all.Interval+r.Interval, r
 		}
-		if all.Took > 0 {
+		if all.Interval > 0 {
 			window += all.perSecond()
 			newest += last.perSecond()
 		}
@@ -352,7 +352,7 @@ func (topic Topic) offered() float64 {
 // beginSearch creates the search of a topic whose publishers send, once its brokers
 // record. It reports success.
 func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
-	if r := f.record; r != nil && now.Sub(r.began) < recordPatience && !r.begun(topic) {
+	if r := f.record; r != nil && now.Sub(r.start) < recordPatience && !r.started(topic) {
 		return false // brokers may still start recording
 	}
 	f.setup = topic.Setup
@@ -371,63 +371,63 @@ func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
 	}
 	if err != nil {
 		f.search = nil
-		t.end(topic.Name, f, Broken, err.Error(), now)
+		t.end(topic.Name, f, OutcomeEnded, err.Error(), now)
 		return false
 	}
-	if f.began.IsZero() {
-		f.began = now
+	if f.start.IsZero() {
+		f.start = now
 	}
-	f.there = now
+	f.complete = now
 	if f.record != nil {
 		f.record.trace.Skip(wall(now)) // skips the time of connecting
 	}
-	from := now
-	if f.from.After(now) { // subscribers have just come
-		from = f.from
+	start := now
+	if f.measureStart.After(now) { // subscribers have just come
+		start = f.measureStart
 	}
-	f.measureFrom(topic.Epoch, from)
+	f.measureFrom(topic.Epoch, start)
 	return true
 }
 
-// follow carries out the next action of the search. Requires: nothing else is in progress
+// act carries out the next action of the search. Requires: nothing else is in progress
 // for the topic.
-func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
+func (t *Tuner) act(topic Topic, f *fit, now time.Time) {
 	a := *f.next
 	f.next = nil
-	f.tried(a, now)
+	f.recordTrial(a, now)
 	if a.Step != f.step {
 		f.step = a.Step
-		t.do(Note{Topic: topic.Name, Text: "fitting", Args: []any{"step", a.Step}, Level: levelDebug})
+		t.emit(Note{Topic: topic.Name, Text: "fitting", Args: []any{"step", a.Step}, Level: levelDebug})
 	}
-	stays := samePlan(a.Plan, topic.Start) || len(a.Plan.Quotas) == 0
+	samePlan := samePlan(a.Plan, topic.Start) || len(a.Plan.Quotas) == 0
 	if a.Final {
-		t.do(Note{Topic: topic.Name, Text: "topic fitted", Level: levelInfo, Args: []any{
-			"kept", a.Outcome.Fitted, "reason", a.Outcome.Reason, "brokers", a.Plan.K, "duration", now.Sub(f.began),
+		t.emit(Note{Topic: topic.Name, Text: "topic fitted", Level: levelInfo, Args: []any{
+			"kept", a.Outcome.Fitted, "reason", a.Outcome.Reason, "brokers", a.Plan.K, "duration", now.Sub(f.start),
 		}})
 		f.outcome = a.Outcome
 		for _, id := range slices.Sorted(maps.Keys(f.outcome.Absorbed)) {
-			t.do(Learned{id, f.setup.Latency, f.outcome.Absorbed[id]})
+			t.emit(Learned{id, f.setup.Latency, f.outcome.Absorbed[id]})
 		}
-		how := Missed
+		outcome := OutcomeMissed
 		if a.Outcome.Fitted {
-			how = Kept
+			outcome = OutcomeKept
 		}
-		t.end(topic.Name, f, how, a.Outcome.Reason, now)
+		t.end(topic.Name, f, outcome, a.Outcome.Reason, now)
 		if !a.Outcome.Fitted {
 			f.retry = now.Add(fitRetry * t.cfg.Report)
 		}
-		if stays || len(a.Plan.Unplaced) > 0 {
+		if samePlan || len(a.Plan.Unplaced) > 0 {
 			return // the caller places the publishers without a place
 		}
 	}
-	if stays {
-		if a.Changed && f.from.Before(now) {
+	if samePlan {
+		if a.Changed && f.measureStart.Before(now) {
 			f.measureFrom(topic.Epoch, now)
 		}
 		return
 	}
 	f.moving = true
-	t.do(Relocate{topic.Name, a.Plan})
+	t.emit(Relocate{topic.Name, a.Plan})
 }
 
 // Moved answers Relocate, with the topic after the move. anew means that the plan was not
@@ -439,13 +439,13 @@ func (t *Tuner) Moved(topic Topic, err error, anew bool, now time.Time) []Effect
 	}
 	f.moving = false
 	switch {
-	case err != nil && anew && !f.done && f.again < fitAgain:
-		f.again++
+	case err != nil && anew && !f.done && f.restarts < fitAgain:
+		f.restarts++
 		f.search, f.step = nil, "begins anew: "+err.Error()
-		t.do(Note{Topic: topic.Name, Text: "fitting begins anew", Args: []any{"error", err}, Level: levelInfo})
+		t.emit(Note{Topic: topic.Name, Text: "fitting begins anew", Args: []any{"error", err}, Level: levelInfo})
 	case err != nil:
 		f.outcome.Fitted, f.step = false, "not moved: "+err.Error()
-		t.end(topic.Name, f, Broken, f.step, now)
+		t.end(topic.Name, f, OutcomeEnded, f.step, now)
 	case !f.done:
 		f.measureFrom(topic.Epoch, now.Add(t.settle()))
 		if f.record != nil {
@@ -462,14 +462,14 @@ func samePlan(a, b placement.Plan) bool {
 	})
 }
 
-func (f *fit) measureFrom(epoch uint64, from time.Time) {
-	f.epoch, f.from, f.seen = epoch, from, map[string]time.Time{}
+func (f *fit) measureFrom(epoch uint64, start time.Time) {
+	f.epoch, f.measureStart, f.counted = epoch, start, map[string]time.Time{}
 	f.sum = observed{parts: make([]part, len(f.setup.Brokers))}
 }
 
 // observed holds the reports of a topic since the search last received some.
 type observed struct {
-	any                bool
+	received           bool
 	processing, access Histogram
 	arrivals           []Arrival
 	parts              []part // by broker of the setup
@@ -489,31 +489,31 @@ func (t *Tuner) observe(topic Topic, f *fit, now time.Time) bool {
 	if r != nil {
 		f.sum.arrivals = append(f.sum.arrivals, r.trace.Take(wall(now))...)
 	}
-	over := f.from
+	end := f.measureStart
 	if t.cfg.Mode == ModePaper {
-		over = over.Add(t.cfg.Round)
+		end = end.Add(t.cfg.Round)
 	}
-	all := true // brokers have reported the whole round
+	complete := true // brokers have reported the whole round
 	for _, q := range topic.Start.Quotas {
 		l := slices.IndexFunc(f.setup.Brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		if l < 0 {
-			all = false
+			complete = false
 			continue
 		}
 		for _, r := range topic.Reports(q.Broker) {
-			if r.At.After(f.seen[q.Broker]) && !r.At.Add(-r.Took).Before(f.from) {
-				f.seen[q.Broker] = r.At
+			if r.At.After(f.counted[q.Broker]) && !r.At.Add(-r.Interval).Before(f.measureStart) {
+				f.counted[q.Broker] = r.At
 				f.sum.add(l, r, f.setup.Latency)
 			}
 		}
-		all = all && !f.seen[q.Broker].Before(over)
+		complete = complete && !f.counted[q.Broker].Before(end)
 	}
 	if t.cfg.Mode == ModePaper {
-		return f.sum.any && (all || now.Sub(over) > roundGrace)
+		return f.sum.received && (complete || now.Sub(end) > roundGrace)
 	}
 	// Without arrivals a search assumes that there are none, so wait while arrivals are
 	// expected.
-	return f.sum.any && (len(f.sum.arrivals) > 0 || r == nil || r.told || !r.begun(topic) || now.Sub(f.began) > recordPatience)
+	return f.sum.received && (len(f.sum.arrivals) > 0 || r == nil || r.delivered || !r.started(topic) || now.Sub(f.start) > recordPatience)
 }
 
 // add counts a report of broker l.
@@ -527,7 +527,7 @@ func (o *observed) add(l int, r Report, latency time.Duration) {
 	sum(&p.delivery, r.Delivery())
 	sum(&o.processing, processing)
 	sum(&o.access, r.Access())
-	o.any = true
+	o.received = true
 }
 
 // take returns the gathered observation and starts a new one. Requires: there are
@@ -538,15 +538,15 @@ func (f *fit) take() Observation {
 	o := Observation{Arrivals: s.arrivals, Unloaded: s.processing.Quantile(0.1)}
 	o.Access = Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(longestWait(f.setup.Latency, o.Unloaded)))}
 	for l, p := range s.parts {
-		one := Part{Count: Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded}}
+		part := Part{Count: Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded}}
 		if p.delivery != nil {
-			one.Quantile = p.delivery.Quantile(f.setup.Quantile)
+			part.Quantile = p.delivery.Quantile(f.setup.Quantile)
 		}
-		o.Parts, o.Slices = append(o.Parts, one), append(o.Slices, p.slices)
+		o.Parts, o.Slices = append(o.Parts, part), append(o.Slices, p.slices)
 	}
 	f.measured(s, f.setup.Quantile)
 	if f.record != nil {
-		f.record.told = f.record.told || len(s.arrivals) > 0
+		f.record.delivered = f.record.delivered || len(s.arrivals) > 0
 	}
 	return o
 }

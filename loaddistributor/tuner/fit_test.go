@@ -14,18 +14,18 @@ func TestAFitThatIsOverKeepsHowItEnded(t *testing.T) {
 	tuner := NewTuner(Config{Mode: ModeFast, Report: time.Second})
 	tuner.Begin("t", placement.Demand{Groups: []placement.Group{{Count: 3, Rate: 1}}}, now)
 	f := tuner.fits["t"]
-	f.search, f.began, f.record = &Fast{}, now, newRecording(Topic{}, now)
-	f.record.asked["session"] = now
+	f.search, f.start, f.record = &Fast{}, now, newRecording(Topic{}, now)
+	f.record.requested["session"] = now
 	f.measureFrom(1, now)
-	tuner.end("t", f, Kept, "well", now.Add(time.Second))
-	if f.search != nil || f.record != nil || f.next != nil || f.sum.parts != nil || f.seen != nil {
+	tuner.end("t", f, OutcomeKept, "well", now.Add(time.Second))
+	if f.search != nil || f.record != nil || f.next != nil || f.sum.parts != nil || f.counted != nil {
 		t.Errorf("it keeps %+v", f)
 	}
-	want := []Effect{Ended{"t", Kept, time.Second}, Capture{"session", "t", 0}, Recorded{}}
+	want := []Effect{Ended{"t", OutcomeKept, time.Second}, Capture{"session", "t", 0}, Recorded{}}
 	if got := tuner.flush(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if s := tuner.Status("t", now); !s.Ended || s.Running || s.Took != time.Second || s.Step != "well" {
+	if s := tuner.Status("t", now); !s.Ended || s.Running || s.Duration != time.Second || s.Step != "well" {
 		t.Errorf("%+v", s)
 	}
 }

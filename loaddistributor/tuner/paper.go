@@ -16,9 +16,9 @@ import (
 // DefaultRound is the length of a measurement round in the paper.
 const DefaultRound = 60 * time.Second
 
-// within is the part of the SLO's latency from which a broker's quantile ends its search:
+// fullness is the part of the SLO's latency from which a broker's quantile ends its search:
 // 20 % below, as in the paper.
-const within = 0.8
+const fullness = 0.8
 
 // Paper is the search of the SRTM paper (sections 4.2 and 6.5), in rounds of fixed
 // length. An iteration places the unassigned publishers on the fewest non-full brokers,
@@ -35,7 +35,7 @@ type Paper struct {
 	rng        *rand.Rand
 	publishers []placement.Publisher
 
-	where    []int // by publisher: broker, or -1
+	brokerOf []int // by publisher: broker, or -1
 	full     []bool
 	searches []bisection // searches of the current iteration, by broker; nil publishers: none
 	rounds   []Rounds
@@ -48,7 +48,7 @@ type Paper struct {
 type bisection struct {
 	publishers []int // all publishers given to the broker; nil: no search
 	low, high  int   // low keeps the SLO, high does not
-	try        int
+	attempt    int
 }
 
 // NewPaper returns the search with rounds of the given length. rng serves policies that
@@ -62,7 +62,7 @@ func NewPaper(setup Setup, round time.Duration, rng *rand.Rand) (*Paper, error) 
 	}
 	setup.Brokers = slices.Clone(setup.Brokers)
 	p := &Paper{setup: setup, round: round, rng: rng, publishers: setup.Demand.Expand()}
-	p.where = slices.Repeat([]int{-1}, len(p.publishers))
+	p.brokerOf = slices.Repeat([]int{-1}, len(p.publishers))
 	p.full = make([]bool, len(setup.Brokers))
 	p.searches = make([]bisection, len(setup.Brokers))
 	return p, nil
@@ -84,7 +84,7 @@ func (p *Paper) Next(o Observation) Action {
 		a.Verdict = verdict
 		return a
 	}
-	if slices.Contains(p.where, -1) {
+	if slices.Contains(p.brokerOf, -1) {
 		a := p.iterate("placing what full brokers returned")
 		a.Verdict = verdict
 		return a
@@ -95,7 +95,7 @@ func (p *Paper) Next(o Observation) Action {
 // judge evaluates a round and advances the searches. A broker without deliveries kept the
 // SLO. judge returns the brokers that missed the SLO, for people.
 func (p *Paper) judge(o Observation) (verdict string) {
-	var missed []string
+	var violating []string
 	parts := make(map[string]Part, len(o.Parts))
 	for _, part := range o.Parts {
 		parts[part.Part] = part
@@ -108,44 +108,44 @@ func (p *Paper) judge(o Observation) (verdict string) {
 		late := float64(min(part.Exceeded, part.Delivered)) / max(1, float64(part.Delivered))
 		met := late <= p.setup.budget()*(1+tolerance)
 		if !met {
-			missed = append(missed, b.ID)
+			violating = append(violating, b.ID)
 		}
 		s := &p.searches[l]
-		near := false
+		close := false
 		switch {
 		case s.publishers == nil && met:
 			continue
 		case s.publishers == nil:
-			mine := p.inProportion(l)
-			*s = bisection{publishers: mine, high: len(mine)}
+			publishers := p.inProportion(l)
+			*s = bisection{publishers: publishers, high: len(publishers)}
 		case met:
-			s.low = s.try
-			near = float64(part.Quantile) >= within*float64(p.setup.Latency)
+			s.low = s.attempt
+			close = float64(part.Quantile) >= fullness*float64(p.setup.Latency)
 		default:
-			s.high = s.try
+			s.high = s.attempt
 		}
-		if s.high-s.low <= 1 || near {
-			s.try = s.low
+		if s.high-s.low <= 1 || close {
+			s.attempt = s.low
 			p.hold(l)
 			p.full[l], s.publishers = true, nil
 			continue
 		}
-		s.try = (s.low + s.high) / 2
+		s.attempt = (s.low + s.high) / 2
 		p.hold(l)
 	}
-	if missed == nil {
+	if violating == nil {
 		return "kept by those who sent"
 	}
-	return "missed on " + strings.Join(missed, ", ")
+	return "missed on " + strings.Join(violating, ", ")
 }
 
-// hold gives broker l the first try publishers of its search.
+// hold gives broker l the first publishers of its search, as many as it tries next.
 func (p *Paper) hold(l int) {
 	s := &p.searches[l]
 	for i, publisher := range s.publishers {
-		p.where[publisher] = l
-		if i >= s.try {
-			p.where[publisher] = -1
+		p.brokerOf[publisher] = l
+		if i >= s.attempt {
+			p.brokerOf[publisher] = -1
 		}
 	}
 }
@@ -154,22 +154,22 @@ func (p *Paper) hold(l int) {
 // over their groups in proportion.
 func (p *Paper) inProportion(l int) []int {
 	sizes := map[string]int{}
-	var mine []int
-	for i, at := range p.where {
-		if at == l {
-			mine = append(mine, i)
+	var publishers []int
+	for i, broker := range p.brokerOf {
+		if broker == l {
+			publishers = append(publishers, i)
 			sizes[p.publishers[i].Key]++
 		}
 	}
 	seen := map[string]int{}
-	place := make(map[int]float64, len(mine))
-	for _, i := range mine {
+	place := make(map[int]float64, len(publishers))
+	for _, i := range publishers {
 		key := p.publishers[i].Key
 		place[i] = (float64(seen[key]) + 0.5) / float64(sizes[key])
 		seen[key]++
 	}
-	slices.SortStableFunc(mine, func(a, b int) int { return cmp.Compare(place[a], place[b]) })
-	return mine
+	slices.SortStableFunc(publishers, func(a, b int) int { return cmp.Compare(place[a], place[b]) })
+	return publishers
 }
 
 func (p *Paper) searching() (names []string) {
@@ -185,9 +185,9 @@ func (p *Paper) searching() (names []string) {
 func (p *Paper) iterate(step string) Action {
 	var unassigned []placement.Publisher
 	var index []int
-	var rate, all float64
-	for i, l := range p.where {
-		all += p.publishers[i].Rate
+	var rate, totalRate float64
+	for i, l := range p.brokerOf {
+		totalRate += p.publishers[i].Rate
 		if l < 0 {
 			unassigned = append(unassigned, p.publishers[i])
 			index = append(index, i)
@@ -195,13 +195,13 @@ func (p *Paper) iterate(step string) Action {
 		}
 	}
 	allocated := make([]float64, len(p.setup.Brokers))
-	for i, l := range p.where {
+	for i, l := range p.brokerOf {
 		if l >= 0 {
 			allocated[l] += p.publishers[i].Rate
 		}
 	}
 	// They take the contract in proportion to their rates.
-	scale := float64(p.setup.Demand.Rate) / all
+	scale := float64(p.setup.Demand.Rate) / totalRate
 	var brokers []placement.Broker
 	for l, b := range p.setup.Brokers {
 		if p.full[l] {
@@ -222,22 +222,22 @@ func (p *Paper) iterate(step string) Action {
 		}
 		return p.end(Outcome{
 			Infeasible: infeasible,
-			Reason:     fmt.Sprintf("%d of %d publishers fit on no broker that is not full: %v", len(unassigned), len(p.where), infeasible),
+			Reason:     fmt.Sprintf("%d of %d publishers fit on no broker that is not full: %v", len(unassigned), len(p.brokerOf), infeasible),
 		})
 	}
-	at := p.setup.whereOf(plan, len(unassigned))
+	broker := p.setup.whereOf(plan, len(unassigned))
 	used := map[int]bool{}
 	for j, i := range index {
-		p.where[i] = at[j]
+		p.brokerOf[i] = broker[j]
 	}
-	for _, l := range p.where {
+	for _, l := range p.brokerOf {
 		if l >= 0 {
 			used[l] = true
 		}
 	}
 	if int64(len(used)) > p.setup.Demand.Burst {
 		for _, i := range index {
-			p.where[i] = -1
+			p.brokerOf[i] = -1
 		}
 		return p.end(Outcome{Infeasible: &placement.Infeasible{Bound: "burst", Need: int64(len(used)), Have: p.setup.Demand.Burst}, Reason: "each broker needs a token"})
 	}
@@ -246,7 +246,7 @@ func (p *Paper) iterate(step string) Action {
 }
 
 func (p *Paper) measure(step string) Action {
-	return Action{Plan: p.setup.planOf(p.where, p.publishers), Changed: true, Measure: p.round, Step: step, Forecast: -1}
+	return Action{Plan: p.setup.planOf(p.brokerOf, p.publishers), Changed: true, Measure: p.round, Step: step, Forecast: -1}
 }
 
 func (p *Paper) end(o Outcome) Action {
@@ -256,5 +256,5 @@ func (p *Paper) end(o Outcome) Action {
 }
 
 func (p *Paper) final() Action {
-	return Action{Plan: p.setup.planOf(p.where, p.publishers), Changed: true, Step: p.outcome.Reason, Final: true, Outcome: *p.outcome}
+	return Action{Plan: p.setup.planOf(p.brokerOf, p.publishers), Changed: true, Step: p.outcome.Reason, Final: true, Outcome: *p.outcome}
 }

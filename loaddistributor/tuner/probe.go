@@ -33,7 +33,7 @@ func (t *Tuner) suspect(topic Topic, now time.Time) *Proposal {
 	}
 	if q := t.probes[topic.Name]; q != nil {
 		t.probe(topic, q, now)
-		p.suspect.Asked, p.suspect.Evidence = q.broker, q.result
+		p.suspect.Recorded, p.suspect.Evidence = q.broker, q.result
 	}
 	return p
 }
@@ -44,27 +44,27 @@ func (t *Tuner) forget(topic string) {
 	t.dropProbe(topic)
 }
 
-// found carries out the decision about a suspect.
-func (t *Tuner) found(p *Proposal, topic Topic, now time.Time) {
+// apply carries out the decision about a suspect.
+func (t *Tuner) apply(p *Proposal, topic Topic, now time.Time) {
 	if p.finding == Suspected {
 		if q := t.probes[p.Topic]; q == nil || q.broker != p.move.From {
 			t.dropProbe(p.Topic)
 			q = &probe{broker: p.move.From, epoch: topic.Epoch, record: newRecording(topic, now)}
 			t.probes[p.Topic] = q
-			t.ask(q.record, topic, []string{q.broker}, now)
+			t.request(q.record, topic, []string{q.broker}, now)
 		}
 		return
 	}
 	t.dropProbe(p.Topic)
 	if p.finding != Nothing {
-		t.do(Found{p.Topic, p.epoch, p.finding, p.move})
+		t.emit(Found{p.Topic, p.epoch, p.finding, p.move})
 	}
 }
 
 // load sums up the broker's reports since the given time.
-func (topic Topic) load(broker string, since time.Time) Load {
+func (topic Topic) load(broker string, start time.Time) Load {
 	l := Load{Broker: broker}
-	for _, r := range topic.since(broker, since) {
+	for _, r := range topic.reportsSince(broker, start) {
 		l.Delivered += r.Delivered
 		l.Exceeded += r.Exceeded
 		l.Waited += uint64(r.Access().CountAbove(topic.Latency))
@@ -72,11 +72,11 @@ func (topic Topic) load(broker string, since time.Time) Load {
 	return l
 }
 
-// since returns the broker's reports since the given time.
-func (topic Topic) since(broker string, since time.Time) []Report {
-	all := topic.Reports(broker)
-	if i := slices.IndexFunc(all, func(r Report) bool { return !r.At.Before(since) }); i >= 0 {
-		return all[i:]
+// reportsSince returns the broker's reports since the given time.
+func (topic Topic) reportsSince(broker string, start time.Time) []Report {
+	reports := topic.Reports(broker)
+	if i := slices.IndexFunc(reports, func(r Report) bool { return !r.At.Before(start) }); i >= 0 {
+		return reports[i:]
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ type probe struct {
 	broker   string
 	epoch    uint64     // epoch of the placement
 	record   *recording // nil: over
-	from     time.Time  // time of the broker's first piece; zero: not yet
+	start    time.Time  // time of the broker's first piece; zero: not yet
 	evidence *Evidence  // evidence while the share is requested; nil: no request
 	result   *Evidence  // nil: not yet
 }
@@ -108,48 +108,48 @@ func (t *Tuner) probe(topic Topic, q *probe, now time.Time) {
 		t.dropProbe(topic.Name)
 		return
 	}
-	if q.from.IsZero() && q.record.trace.Begun(q.broker) {
-		q.from = now
+	if q.start.IsZero() && q.record.trace.Started(q.broker) {
+		q.start = now
 	}
 	switch {
-	case q.from.IsZero() && now.Sub(q.record.began) < recordPatience,
-		!q.from.IsZero() && now.Sub(q.from) < t.cfg.Rules.Capture:
-		t.ask(q.record, topic, []string{q.broker}, now)
+	case q.start.IsZero() && now.Sub(q.record.start) < recordPatience,
+		!q.start.IsZero() && now.Sub(q.start) < t.cfg.Rules.Capture:
+		t.request(q.record, topic, []string{q.broker}, now)
 		return
 	}
-	from := now.Add(-t.cfg.Window)
-	q.evidence = &Evidence{Broker: q.broker, Arrivals: q.record.trace.Take(wall(now)), Load: topic.load(q.broker, from)}
+	start := now.Add(-t.cfg.Window)
+	q.evidence = &Evidence{Broker: q.broker, Arrivals: q.record.trace.Take(wall(now)), Load: topic.load(q.broker, start)}
 	t.stop(q.record, topic.Name)
 	q.record = nil
-	if !q.from.IsZero() {
+	if !q.start.IsZero() {
 		// Load in the recorded time, if reports are frequent enough.
-		if l := topic.load(q.broker, q.from.Add(t.cfg.Report)); l.Delivered >= enough {
+		if l := topic.load(q.broker, q.start.Add(t.cfg.Report)); l.Delivered >= minCount {
 			q.evidence.Load = l
 		}
 	}
 	// A low quantile of the reports estimates a message that meets no other message.
-	var all Histogram
-	for _, r := range topic.since(q.broker, from) {
-		sum(&all, r.Processing())
+	var merged Histogram
+	for _, r := range topic.reportsSince(q.broker, start) {
+		sum(&merged, r.Processing())
 	}
-	if all != nil {
-		q.evidence.Unloaded = all.Quantile(0.1)
+	if merged != nil {
+		q.evidence.Unloaded = merged.Quantile(0.1)
 	}
-	t.do(LookShare{topic.Name, q.broker})
+	t.emit(LookShare{topic.Name, q.broker})
 }
 
 // recording holds the arrivals that brokers send during a topic's fit or a suspicion.
 type recording struct {
-	began time.Time
-	trace *Trace
-	asked map[Session]time.Time // last request, by session
+	start     time.Time
+	trace     *Trace
+	requested map[Session]time.Time // last request, by session
 	// Sessions that sent an invalid piece. The tuner no longer asks or listens to them.
 	untrusted map[Session]bool
-	told      bool // the search has received some arrivals
+	delivered bool // the search has received some arrivals
 }
 
 func newRecording(topic Topic, now time.Time) *recording {
-	return &recording{began: now, trace: NewTrace(wall(now), topic.Index), asked: map[Session]time.Time{}, untrusted: map[Session]bool{}}
+	return &recording{start: now, trace: NewTrace(wall(now), topic.Index), requested: map[Session]time.Time{}, untrusted: map[Session]bool{}}
 }
 
 const (
@@ -164,21 +164,21 @@ const (
 	recordPatience = 1500 * time.Millisecond
 )
 
-// ask requests arrivals from brokers and repeats the requests when due.
-func (t *Tuner) ask(r *recording, topic Topic, brokers []string, now time.Time) {
+// request requests arrivals from brokers and repeats the requests when due.
+func (t *Tuner) request(r *recording, topic Topic, brokers []string, now time.Time) {
 	r.trace.Expect(brokers, wall(now))
 	for _, id := range brokers {
 		s := topic.Session(id)
 		if s == nil || r.untrusted[s] {
 			continue
 		}
-		again := recordAgain
-		if !r.trace.Begun(id) {
-			again = recordBegin
+		interval := recordAgain
+		if !r.trace.Started(id) {
+			interval = recordBegin
 		}
-		if asked, known := r.asked[s]; !known || now.Sub(asked) >= again {
-			r.asked[s] = now
-			t.do(Capture{s, topic.Name, recordFor})
+		if requested, found := r.requested[s]; !found || now.Sub(requested) >= interval {
+			r.requested[s] = now
+			t.emit(Capture{s, topic.Name, recordFor})
 		}
 	}
 }
@@ -186,13 +186,13 @@ func (t *Tuner) ask(r *recording, topic Topic, brokers []string, now time.Time) 
 // stop ends a recording on all brokers.
 func (t *Tuner) stop(r *recording, topic string) {
 	// order: each entry on its own
-	for s := range r.asked {
-		t.do(Capture{To: s, Topic: topic})
+	for s := range r.requested {
+		t.emit(Capture{Session: s, Topic: topic})
 	}
 }
 
-func (r *recording) begun(topic Topic) bool {
-	return !slices.ContainsFunc(topic.Start.Quotas, func(q placement.Quota) bool { return !r.trace.Begun(q.Broker) })
+func (r *recording) started(topic Topic) bool {
+	return !slices.ContainsFunc(topic.Start.Quotas, func(q placement.Quota) bool { return !r.trace.Started(q.Broker) })
 }
 
 // wall converts a time to the clock of brokers' stamps.

@@ -47,8 +47,8 @@ const (
 	// MaxPart, if no replay gives a number. Delays show that the load is too much, not by
 	// how much.
 	step = 0.10
-	// enough is the minimum number of deliveries or arrivals for a fraction.
-	enough = 100
+	// minCount is the minimum number of deliveries or arrivals for a fraction.
+	minCount = 100
 	// maxCapture is the maximum time that a broker records at once.
 	maxCapture = 15 * time.Second
 )
@@ -82,9 +82,9 @@ type Suspect struct {
 	// Brokers are the brokers that may take publishers. The topic's reservation counts as
 	// allocated.
 	Brokers []placement.Broker
-	// Asked is the broker whose arrivals are being recorded, and Evidence the result;
+	// Recorded is the broker whose arrivals are being recorded, and Evidence the result;
 	// empty and nil: none.
-	Asked    string
+	Recorded string
 	Evidence *Evidence
 }
 
@@ -112,9 +112,9 @@ type Move struct {
 
 // Watch is the memory about one topic. The zero value is ready.
 type Watch struct {
-	since map[string]mono.Time // by broker: start of the overload
-	quiet mono.Time            // nothing moves before
-	from  map[string]mono.Time // by broker: nothing moves to the broker before
+	overloadedSince map[string]mono.Time // by broker: start of the overload
+	quiet           mono.Time            // nothing moves before
+	blockedUntil    map[string]mono.Time // by broker: nothing moves to the broker before
 }
 
 // Decide returns the move that is due now.
@@ -135,61 +135,61 @@ type Watch struct {
 // free capacity. If no member has enough, they move to the broker outside the topic with
 // the most free capacity. The worst broker comes first.
 func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v Finding) {
-	if w.since == nil {
-		w.since, w.from = map[string]mono.Time{}, map[string]mono.Time{}
+	if w.overloadedSince == nil {
+		w.overloadedSince, w.blockedUntil = map[string]mono.Time{}, map[string]mono.Time{}
 	}
 	budget := 1 - t.Quantile
-	well := map[string]bool{}
-	worst, most, asked := "", 0.0, false
+	healthy := map[string]bool{}
+	worst, highest, keepRecorded := "", 0.0, false
 	present := map[string]bool{}
 	for _, l := range t.Loads {
 		present[l.Broker] = true
 		fraction := l.blame()
 		switch {
-		case l.Delivered < enough:
-			well[l.Broker] = l.Exceeded == 0
-			delete(w.since, l.Broker)
+		case l.Delivered < minCount:
+			healthy[l.Broker] = l.Exceeded == 0
+			delete(w.overloadedSince, l.Broker)
 			continue
 		case fraction <= calm*budget:
-			well[l.Broker] = true
-			delete(w.since, l.Broker)
+			healthy[l.Broker] = true
+			delete(w.overloadedSince, l.Broker)
 			continue
 		case fraction <= budget:
-			if _, begun := w.since[l.Broker]; !begun {
+			if _, found := w.overloadedSince[l.Broker]; !found {
 				continue
 			}
 		}
-		since, begun := w.since[l.Broker]
-		if !begun {
+		since, found := w.overloadedSince[l.Broker]
+		if !found {
 			since = now
-			w.since[l.Broker] = now
+			w.overloadedSince[l.Broker] = now
 		}
 		if now.Sub(since) < cfg.Sustained {
 			continue
 		}
 		// The recorded broker keeps its turn, or two brokers that are worse in turn would
 		// both lose theirs.
-		if l.Broker == t.Asked {
-			asked = true
+		if l.Broker == t.Recorded {
+			keepRecorded = true
 		}
-		if fraction > most {
-			worst, most = l.Broker, fraction
+		if fraction > highest {
+			worst, highest = l.Broker, fraction
 		}
 	}
 	// order: each entry on its own
-	for id := range w.since {
+	for id := range w.overloadedSince {
 		if !present[id] {
-			delete(w.since, id)
+			delete(w.overloadedSince, id)
 		}
 	}
 	// order: each entry on its own
-	for id, until := range w.from {
+	for id, until := range w.blockedUntil {
 		if !now.Before(until) {
-			delete(w.from, id)
+			delete(w.blockedUntil, id)
 		}
 	}
-	if asked {
-		worst = t.Asked
+	if keepRecorded {
+		worst = t.Recorded
 	}
 	if worst == "" || now.Before(w.quiet) {
 		return Move{}, Nothing
@@ -199,7 +199,7 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 		e = nil
 	}
 	chosen, rate := choose(t, worst, cfg.MaxPart, e)
-	to := w.target(t, well, worst, rate)
+	to := w.target(t, healthy, worst, rate)
 	if len(chosen) == 0 || to == "" {
 		return Move{}, Nothing
 	}
@@ -208,16 +208,16 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 		if e == nil {
 			return Move{From: worst}, Suspected
 		}
-		blamed, why := e.judge(t, budget)
+		blamed, explanation := e.judge(t, budget)
 		if blamed {
-			delete(w.since, worst)
-			return Move{From: worst, Reason: why}, BucketLimited
+			delete(w.overloadedSince, worst)
+			return Move{From: worst, Reason: explanation}, BucketLimited
 		}
-		reason = why
+		reason = explanation
 	}
 	w.quiet = now.Add(cfg.Cooldown)
-	w.from[worst] = now.Add(ReturnFactor * cfg.Cooldown)
-	clear(w.since)
+	w.blockedUntil[worst] = now.Add(ReturnFactor * cfg.Cooldown)
+	clear(w.overloadedSince)
 	return Move{From: worst, To: to, Publishers: chosen, Reason: reason}, Overloaded
 }
 
@@ -231,16 +231,16 @@ func (l Load) blame() float64 {
 
 // choose returns the publishers of the broker to move, and their rate.
 func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []int, rate float64) {
-	at := t.Plan.On(broker)
-	if at < 0 {
+	quota := t.Plan.On(broker)
+	if quota < 0 {
 		return nil, 0
 	}
 	publishers := t.Demand.Expand()
-	own := t.Plan.Quotas[at].Publishers
+	candidates := t.Plan.Quotas[quota].Publishers
 	total := 0.0
 	byKey := map[string][]int{}
 	var keys []string
-	for _, i := range own {
+	for _, i := range candidates {
 		total += publishers[i].Rate
 		key := publishers[i].Key
 		if byKey[key] == nil {
@@ -248,14 +248,14 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 		}
 		byKey[key] = append(byKey[key], i)
 	}
-	all := make(map[string]int, len(keys)) // of the group, on this broker
+	sizes := make(map[string]int, len(keys)) // of the group, on this broker
 	for _, key := range keys {
-		all[key] = len(byKey[key])
+		sizes[key] = len(byKey[key])
 		slices.SortStableFunc(byKey[key], func(a, b int) int { return cmp.Compare(publishers[b].Rate, publishers[a].Rate) })
 	}
-	most := max(1, int(math.Floor(maxPart*float64(len(publishers)))))
+	limit := max(1, int(math.Floor(maxPart*float64(len(publishers)))))
 	tenth := 0
-	for len(chosen) < most {
+	for len(chosen) < limit {
 		if rate < step*total {
 			tenth = len(chosen) + 1
 		} else if e == nil {
@@ -265,9 +265,9 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 		best, part := "", math.Inf(1)
 		for _, key := range keys {
 			if left := len(byKey[key]); left > 0 {
-				given := float64(all[key]-left) / float64(all[key])
-				if given < part || given == part && publishers[byKey[key][0]].Rate > publishers[byKey[best][0]].Rate {
-					best, part = key, given
+				movedPart := float64(sizes[key]-left) / float64(sizes[key])
+				if movedPart < part || movedPart == part && publishers[byKey[key][0]].Rate > publishers[byKey[best][0]].Rate {
+					best, part = key, movedPart
 				}
 			}
 		}
@@ -281,8 +281,8 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 	}
 	n := min(tenth, len(chosen))
 	if e != nil {
-		if few, ok := e.fewest(t, chosen); ok {
-			n = few
+		if count, ok := e.fewest(t, chosen); ok {
+			n = count
 		}
 	}
 	chosen, rate = chosen[:n], 0
@@ -294,17 +294,17 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 }
 
 // target returns the broker that can take the rate; "" if none.
-func (w *Watch) target(t Suspect, well map[string]bool, from string, rate float64) string {
+func (w *Watch) target(t Suspect, healthy map[string]bool, from string, rate float64) string {
 	best := [2]string{}
 	room := [2]int64{}
 	for _, b := range t.Brokers {
 		free := b.Mcap - b.Allocated
-		if _, back := w.from[b.ID]; back || b.ID == from || float64(free) < rate || free < 1 {
+		if _, blocked := w.blockedUntil[b.ID]; blocked || b.ID == from || float64(free) < rate || free < 1 {
 			continue
 		}
 		tier := 1 // outside
 		if t.Plan.On(b.ID) >= 0 {
-			if !well[b.ID] {
+			if !healthy[b.ID] {
 				continue
 			}
 			tier = 0

@@ -30,8 +30,8 @@ func topic(t testing.TB) Suspect {
 	}
 }
 
-// after is so many seconds after the beginning.
-func after(seconds int) mono.Time { return mono.Time(seconds) * mono.Time(time.Second) }
+// atSecond is so many seconds after the beginning.
+func atSecond(seconds int) mono.Time { return mono.Time(seconds) * mono.Time(time.Second) }
 
 // run decides every second, from the second first on, and returns the moves.
 func (w *Watch) run(t *Suspect, first, seconds int, change func(second int, t *Suspect)) (at []int, moves []Move) {
@@ -39,7 +39,7 @@ func (w *Watch) run(t *Suspect, first, seconds int, change func(second int, t *S
 		if change != nil {
 			change(s, t)
 		}
-		if m, v := w.Decide(after(s), config, *t); v == Overloaded {
+		if m, v := w.Decide(atSecond(s), config, *t); v == Overloaded {
 			at, moves = append(at, s), append(moves, m)
 		}
 	}
@@ -48,9 +48,9 @@ func (w *Watch) run(t *Suspect, first, seconds int, change func(second int, t *S
 
 func TestAnOverloadThatLasts(t *testing.T) {
 	var w Watch
-	of := topic(t)
-	of.Loads[0].Exceeded = 30
-	at, moves := w.run(&of, 0, 100, nil)
+	suspected := topic(t)
+	suspected.Loads[0].Exceeded = 30
+	at, moves := w.run(&suspected, 0, 100, nil)
 	// After the first, the overload has to last anew, and the cooldown to end.
 	if !slices.Equal(at, []int{20, 50, 80}) {
 		t.Fatalf("moves at %v", at)
@@ -60,7 +60,7 @@ func TestAnOverloadThatLasts(t *testing.T) {
 		t.Errorf("moved %+v", m)
 	}
 	groups := map[string]int{}
-	publishers := of.Demand.Expand()
+	publishers := suspected.Demand.Expand()
 	for _, i := range m.Publishers {
 		groups[publishers[i].Key]++
 	}
@@ -84,8 +84,8 @@ func TestWhatMovesNothing(t *testing.T) {
 		"a broker that is no member (late)": func(_ int, t *Suspect) { t.Loads[0] = Load{Broker: "b9", Delivered: 1000, Exceeded: 50} },
 	} {
 		var w Watch
-		of := topic(t)
-		if at, moves := w.run(&of, 0, 200, change); len(moves) > 0 {
+		suspected := topic(t)
+		if at, moves := w.run(&suspected, 0, 200, change); len(moves) > 0 {
 			t.Errorf("%s: %+v at %v", name, moves, at)
 		}
 	}
@@ -94,8 +94,8 @@ func TestWhatMovesNothing(t *testing.T) {
 // Hovering between calm and the budget does not end a violation that has begun.
 func TestHysteresis(t *testing.T) {
 	var w Watch
-	of := topic(t)
-	at, _ := w.run(&of, 0, 25, func(s int, t *Suspect) {
+	suspected := topic(t)
+	at, _ := w.run(&suspected, 0, 25, func(s int, t *Suspect) {
 		t.Loads[0].Exceeded = 8
 		if s == 0 || s == 20 {
 			t.Loads[0].Exceeded = 20
@@ -106,9 +106,9 @@ func TestHysteresis(t *testing.T) {
 
 func TestTheNextBrokerWhereMembersAreFull(t *testing.T) {
 	var w Watch
-	of := topic(t)
-	of.Loads[0].Exceeded, of.Brokers[1].Allocated = 50, 145
-	if _, moves := w.run(&of, 0, 30, nil); len(moves) != 1 || moves[0].To != "b3" {
+	suspected := topic(t)
+	suspected.Loads[0].Exceeded, suspected.Brokers[1].Allocated = 50, 145
+	if _, moves := w.run(&suspected, 0, 30, nil); len(moves) != 1 || moves[0].To != "b3" {
 		t.Errorf("%+v", moves)
 	}
 }
@@ -116,9 +116,9 @@ func TestTheNextBrokerWhereMembersAreFull(t *testing.T) {
 // Two brokers are at their limit: moved publishers do not come back while this could be flapping.
 func TestNothingComesBackSoon(t *testing.T) {
 	var w Watch
-	of := topic(t)
-	of.Brokers = of.Brokers[:2]
-	at, moves := w.run(&of, 0, 300, func(s int, t *Suspect) {
+	suspected := topic(t)
+	suspected.Brokers = suspected.Brokers[:2]
+	at, moves := w.run(&suspected, 0, 300, func(s int, t *Suspect) {
 		t.Loads[0].Exceeded, t.Loads[1].Exceeded = 50, 0
 		if s > 25 {
 			t.Loads[0].Exceeded, t.Loads[1].Exceeded = 0, 50
@@ -159,15 +159,15 @@ func TestAnyMove(t *testing.T) {
 		publishers := d.Expand()
 		last := -1000
 		for s := range 200 {
-			of := Suspect{Quantile: 0.9, Plan: plan, Demand: d, Brokers: brokers}
+			suspected := Suspect{Quantile: 0.9, Plan: plan, Demand: d, Brokers: brokers}
 			for _, q := range plan.Quotas {
 				x := uint64(0)
 				if s/40%2 == 0 {
 					x = rapid.Uint64Range(0, 300).Draw(t, "exceeded")
 				}
-				of.Loads = append(of.Loads, Load{Broker: q.Broker, Delivered: 1000, Exceeded: x, Waited: x / 3})
+				suspected.Loads = append(suspected.Loads, Load{Broker: q.Broker, Delivered: 1000, Exceeded: x, Waited: x / 3})
 			}
-			m, v := w.Decide(after(s), config, of)
+			m, v := w.Decide(atSecond(s), config, suspected)
 			if v != Overloaded {
 				continue
 			}

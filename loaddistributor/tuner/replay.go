@@ -43,8 +43,8 @@ const soft = 0.1
 // queue is the forecast's model of a broker.
 type queue struct {
 	// Set by queueOf.
-	each    time.Duration // work per message
-	absorbs float64       // of work, ns; 0: unlimited
+	perMessage time.Duration // work per message
+	absorbs    float64       // of work, ns; 0: unlimited
 
 	free mono.Time // end of all queued work
 }
@@ -56,17 +56,17 @@ func queueOf(a Absorption, rcap int64) queue {
 	if rate <= 0 {
 		rate = tokenbucket.PerSecond(float64(max(1, rcap)))
 	}
-	each := time.Duration(float64(time.Second) / rate.PerSecond())
-	return queue{each: each, absorbs: float64(a.Burst) * float64(each)}
+	perMessage := time.Duration(float64(time.Second) / rate.PerSecond())
+	return queue{perMessage: perMessage, absorbs: float64(a.Burst) * float64(perMessage)}
 }
 
-// take adds a message that arrives at the given time and returns its chance of being
+// add adds a message that arrives at the given time and returns its chance of being
 // late.
-func (q *queue) take(at mono.Time) (late float64) {
-	q.free = max(q.free, at).Add(q.each)
+func (q *queue) add(at mono.Time) (late float64) {
+	q.free = max(q.free, at).Add(q.perMessage)
 	if q.absorbs > 0 {
-		over := float64(q.free.Sub(at))/q.absorbs - (1 - soft)
-		late = max(0, min(1, over/(2*soft)))
+		excess := float64(q.free.Sub(at))/q.absorbs - (1 - soft)
+		late = max(0, min(1, excess/(2*soft)))
 	}
 	return late
 }
@@ -80,9 +80,9 @@ type recorded struct {
 	scratch  []mono.Time
 }
 
-// replay forecasts plan. where gives the broker of each publisher, absorbed what each
+// replay forecasts plan. brokerOf gives the broker of each publisher, absorbed what each
 // broker absorbs.
-func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []Absorption, unloaded time.Duration) (f forecast) {
+func (r *recorded) replay(s Setup, plan placement.Plan, brokerOf []int, absorbed []Absorption, unloaded time.Duration) (f forecast) {
 	if len(r.arrivals) == 0 {
 		return forecast{}
 	}
@@ -104,7 +104,7 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 			seconds = append(seconds, tally{})
 		}
 		seconds[second].messages++
-		l := where[a.Publisher]
+		l := brokerOf[a.Publisher]
 		if l < 0 {
 			continue
 		}
@@ -116,7 +116,7 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 				continue
 			}
 		}
-		late := work[l].take(e)
+		late := work[l].add(e)
 		if e.Sub(a.At) <= longest {
 			f.processing += late
 			seconds[second].late += late
@@ -147,14 +147,14 @@ func deviation(seconds []tally) (n int, err float64) {
 	return n, math.Sqrt(max(0, square-sum*sum/float64(n)) / float64(n) / float64(n-1))
 }
 
-// learn returns what broker l absorbed. late is the fraction of the broker's messages
+// absorption returns what broker l absorbed. late is the fraction of the broker's messages
 // that took longer than the SLO's latency, and halfLate the fraction that took longer
-// than half of it. learn finds the smallest bursts for which these fractions of the trace
+// than half of it. absorption finds the smallest bursts for which these fractions of the trace
 // would have waited. The difference between the bursts is the work done in half the
-// latency, which gives the rate. learn returns the zero Absorption if nothing was late or
+// latency, which gives the rate. absorption returns the zero Absorption if nothing was late or
 // the broker had no messages.
-func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Absorption {
-	arrivals := r.at(where, l)
+func (r *recorded) absorption(s Setup, brokerOf []int, l int, late, halfLate float64) Absorption {
+	arrivals := r.arrivalsAt(brokerOf, l)
 	if len(arrivals) == 0 || late <= 0 {
 		return Absorption{}
 	}
@@ -181,7 +181,7 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 		q := queueOf(a, 0)
 		sum := 0.0
 		for _, at := range arrivals {
-			sum += q.take(at)
+			sum += q.add(at)
 		}
 		if sum > late*float64(len(arrivals)) {
 			low = a.Burst + 1
@@ -193,28 +193,28 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 	return a
 }
 
-// absorbed returns a lower bound of what broker l, without late messages, absorbs, if the
+// raisedAbsorption returns a lower bound of what broker l, without late messages, absorbs, if the
 // bound exceeds the earlier estimate; otherwise the zero Absorption.
-func (r *recorded) absorbed(thought Absorption, where []int, l int) Absorption {
-	arrivals := r.at(where, l)
+func (r *recorded) raisedAbsorption(estimate Absorption, brokerOf []int, l int) Absorption {
+	arrivals := r.arrivalsAt(brokerOf, l)
 	if len(arrivals) == 0 {
 		return Absorption{}
 	}
-	burst, err := tokenbucket.Profile(arrivals, thought.Rate, 0.99) // the trace need not contain the worst case
-	if err != nil || burst <= thought.Burst {
+	burst, err := tokenbucket.Profile(arrivals, estimate.Rate, 0.99) // the trace need not contain the worst case
+	if err != nil || burst <= estimate.Burst {
 		return Absorption{}
 	}
-	return Absorption{Rate: thought.Rate, Burst: burst}
+	return Absorption{Rate: estimate.Rate, Burst: burst}
 }
 
-// together returns the maximum number of messages that arrive together at one broker:
+// coincidence returns the maximum number of messages that arrive together at one broker:
 // within a span of time, at a quantile of the messages that excludes chance coincidences.
-func (r *recorded) together(span time.Duration, where []int, brokers int) int {
-	most := 1
+func (r *recorded) coincidence(span time.Duration, brokerOf []int, brokers int) int {
+	largest := 1
 	var sizes []int
 	for l := range brokers {
 		sizes = sizes[:0]
-		arrivals := r.at(where, l)
+		arrivals := r.arrivalsAt(brokerOf, l)
 		first := 0
 		for i, at := range arrivals {
 			for at.Sub(arrivals[first]) > span {
@@ -224,17 +224,17 @@ func (r *recorded) together(span time.Duration, where []int, brokers int) int {
 		}
 		if len(sizes) > 0 {
 			slices.Sort(sizes)
-			most = max(most, sizes[tokenbucket.Rank(len(sizes), 0.99)])
+			largest = max(largest, sizes[tokenbucket.Rank(len(sizes), 0.99)])
 		}
 	}
-	return most
+	return largest
 }
 
-// at returns the arrival times at broker l. The slice is valid until the next call.
-func (r *recorded) at(where []int, l int) []mono.Time {
+// arrivalsAt returns the arrival times at broker l. The slice is valid until the next call.
+func (r *recorded) arrivalsAt(brokerOf []int, l int) []mono.Time {
 	r.scratch = r.scratch[:0]
 	for _, a := range r.arrivals {
-		if where[a.Publisher] == l {
+		if brokerOf[a.Publisher] == l {
 			r.scratch = append(r.scratch, a.At)
 		}
 	}

@@ -128,13 +128,13 @@ func (s Setup) Validate() error {
 // budget returns the fraction that may be late.
 func (s Setup) budget() float64 { return 1 - s.Quantile }
 
-// planOf returns the plan for where, which gives each publisher's broker index or -1.
+// planOf returns the plan for brokerOf, which gives each publisher's broker index or -1.
 // Quotas and shares are in proportion to the publishers' rates. Unplaced publishers keep
 // their proportion of the contract unused.
-func (s Setup) planOf(where []int, publishers []placement.Publisher) placement.Plan {
+func (s Setup) planOf(brokerOf []int, publishers []placement.Publisher) placement.Plan {
 	plan := placement.Plan{Policy: s.Policy}
 	rates := make([]float64, len(s.Brokers)+1) // the last element: unplaced
-	for i, l := range where {
+	for i, l := range brokerOf {
 		if l < 0 {
 			l = len(s.Brokers)
 			plan.Unplaced = append(plan.Unplaced, i)
@@ -173,20 +173,20 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) placement.P
 	if err != nil {
 		panic(fmt.Sprintf("tuner: rate %d over weights %v: %v", s.Demand.Rate, weights, err))
 	}
-	at := make([]int, len(s.Brokers))
+	next := make([]int, len(s.Brokers))
 	for l, b := range s.Brokers {
 		if weights[l] == 0 {
 			continue
 		}
-		at[l] = len(plan.Quotas)
+		next[l] = len(plan.Quotas)
 		plan.Quotas = append(plan.Quotas, placement.Quota{Broker: b.ID, Rate: int64(quotas[l].Rate), Share: shares[l]})
 	}
 	plan.K = len(plan.Quotas)
-	for i, l := range where {
+	for i, l := range brokerOf {
 		if l < 0 {
 			continue
 		}
-		q := &plan.Quotas[at[l]]
+		q := &plan.Quotas[next[l]]
 		q.Publishers = append(q.Publishers, i)
 	}
 	return plan
@@ -199,14 +199,14 @@ func (s Setup) whereOf(plan placement.Plan, publishers int) []int {
 	for l, b := range s.Brokers {
 		index[b.ID] = l
 	}
-	where := make([]int, publishers)
-	for i := range where {
-		where[i] = -1
+	brokerOf := make([]int, publishers)
+	for i := range brokerOf {
+		brokerOf[i] = -1
 	}
 	for _, q := range plan.Quotas {
 		for _, i := range q.Publishers {
-			where[i] = index[q.Broker]
+			brokerOf[i] = index[q.Broker]
 		}
 	}
-	return where
+	return brokerOf
 }

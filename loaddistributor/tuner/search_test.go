@@ -38,8 +38,8 @@ func rng() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
 // the contract in proportion.
 func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 	t.Helper()
-	all := len(s.Demand.Expand())
-	seen := make([]int, all)
+	count := len(s.Demand.Expand())
+	seen := make([]int, count)
 	for _, i := range a.Plan.Unplaced {
 		seen[i]++
 	}
@@ -64,12 +64,12 @@ func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 
 // holding is a world in which broker l keeps the SLO with up to holds[l] publishers. A broker's
 // quantile is proportional to its number of publishers.
-func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
+func holding(a tuner.Action, capacity map[string]int) (o tuner.Observation) {
 	for _, q := range a.Plan.Quotas {
-		n, most := len(q.Publishers), holds[q.Broker]
+		n, capacityOf := len(q.Publishers), capacity[q.Broker]
 		p := tuner.Part{Count: tuner.Count{Part: q.Broker, Delivered: 10_000}}
-		p.Quantile = time.Duration(float64(slo) * float64(n) / max(1, float64(most)))
-		if n > most {
+		p.Quantile = time.Duration(float64(slo) * float64(n) / max(1, float64(capacityOf)))
+		if n > capacityOf {
 			p.Exceeded = 500
 		}
 		o.Parts = append(o.Parts, p)
@@ -78,7 +78,7 @@ func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
 }
 
 // paper runs the paper's search in the world of holding.
-func paper(t *testing.T, s tuner.Setup, holds map[string]int) (final tuner.Action, rounds int) {
+func paper(t *testing.T, s tuner.Setup, capacity map[string]int) (final tuner.Action, rounds int) {
 	t.Helper()
 	search := testkit.Result(tuner.NewPaper(s, time.Minute, rng())).Must(t)
 	a := search.Next(tuner.Observation{})
@@ -90,11 +90,11 @@ func paper(t *testing.T, s tuner.Setup, holds map[string]int) (final tuner.Actio
 		if rounds++; rounds > 1000 {
 			t.Fatal("no end")
 		}
-		a = search.Next(holding(a, holds))
+		a = search.Next(holding(a, capacity))
 	}
 	checkPlan(t, s, a)
-	if again := search.Next(tuner.Observation{}); !again.Final || again.Plan.K != a.Plan.K {
-		t.Errorf("asked again: %+v", again)
+	if repeated := search.Next(tuner.Observation{}); !repeated.Final || repeated.Plan.K != a.Plan.K {
+		t.Errorf("asked again: %+v", repeated)
 	}
 	return a, rounds
 }
@@ -108,34 +108,34 @@ func counts(a tuner.Action) map[string]int {
 }
 
 func TestPaperSearch(t *testing.T) {
-	all := func(n int) map[string]int {
+	everyBroker := func(n int) map[string]int {
 		return map[string]int{"b1": n, "b2": n, "b3": n, "b4": n, "b5": n, "b6": n}
 	}
 	for _, c := range []struct {
-		name   string
-		holds  map[string]int
-		want   map[string]int // nil: not checked
-		rounds []tuner.Rounds
-		fitted bool
+		name     string
+		capacity map[string]int
+		want     map[string]int // nil: not checked
+		rounds   []tuner.Rounds
+		fitted   bool
 	}{
-		{"one broker holds all", all(1000), map[string]int{"b1": 1000}, []tuner.Rounds{{K: 1, Rounds: 1}}, true},
+		{"one broker holds all", everyBroker(1000), map[string]int{"b1": 1000}, []tuner.Rounds{{K: 1, Rounds: 1}}, true},
 		// 1000 no, 500 no, 250 is within 20 % below 300: stop. Then the next broker: 750 no, 375 no,
 		// 187 yes, 281 within 20 %. And so on.
-		{"300 each", all(300), map[string]int{"b1": 250, "b2": 281, "b3": 292, "b4": 177},
+		{"300 each", everyBroker(300), map[string]int{"b1": 250, "b2": 281, "b3": 292, "b4": 177},
 			[]tuner.Rounds{{K: 1, Rounds: 3}, {K: 2, Rounds: 4}, {K: 3, Rounds: 4}, {K: 4, Rounds: 1}}, true},
-		{"brokers run out", all(100), nil, nil, false},
-		{"no broker carries a publisher", all(0), map[string]int{}, nil, false},
+		{"brokers run out", everyBroker(100), nil, nil, false},
+		{"no broker carries a publisher", everyBroker(0), map[string]int{}, nil, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := setup(6, 100, 10, 1000)
-			final, _ := paper(t, s, c.holds)
+			final, _ := paper(t, s, c.capacity)
 			if final.Outcome.Fitted != c.fitted || (final.Outcome.Infeasible == nil) != c.fitted {
 				t.Errorf("%+v", final.Outcome)
 			}
 			got := counts(final)
 			for id, n := range got {
-				if n > c.holds[id] {
-					t.Errorf("%s has %d publishers and holds %d", id, n, c.holds[id])
+				if n > c.capacity[id] {
+					t.Errorf("%s has %d publishers and holds %d", id, n, c.capacity[id])
 				}
 			}
 			if c.want != nil && fmt.Sprint(got) != fmt.Sprint(c.want) {
@@ -319,11 +319,11 @@ func TestFastSearch(t *testing.T) {
 // search does not retry a placement that failed.
 func TestFastComesDownWhereTheForecastSaysSo(t *testing.T) {
 	w := newAbsorbing(setup(6, 50, 20, 3000), 90, 5)
-	all := map[string]tuner.Absorption{}
+	absorbs := map[string]tuner.Absorption{}
 	for _, b := range w.setup.Brokers {
-		all[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 45} // half of a broker's absorption
+		absorbs[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 45} // half of a broker's absorption
 	}
-	final := fast(t, w, tuner.FastConfig{Absorbed: all})
+	final := fast(t, w, tuner.FastConfig{Absorbed: absorbs})
 	tried := map[int]bool{}
 	for i, r := range final.Outcome.Rounds {
 		if i == 0 && r.K != 6 || tried[r.K] {
@@ -353,13 +353,13 @@ func TestFastTestsWhatIsInForceFirst(t *testing.T) {
 			t.Fatal(plan.K, err)
 		}
 		s.Start = plan
-		all := map[string]tuner.Absorption{}
+		absorbs := map[string]tuner.Absorption{}
 		for _, b := range s.Brokers {
-			all[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 20}
+			absorbs[b.ID] = tuner.Absorption{Rate: tokenbucket.PerSecond(100_000), Burst: 20}
 		}
 		w := newAbsorbing(s, 90, 5)
 		w.meet = func(int) int { return 0 } // groups do not
-		final := fast(t, w, tuner.FastConfig{Absorbed: all})
+		final := fast(t, w, tuner.FastConfig{Absorbed: absorbs})
 		if r := final.Outcome.Rounds; !final.Outcome.Fitted || !c.want(r) {
 			t.Errorf("groups of %d: tried %v: %+v", c.size, r, final.Outcome)
 		}

@@ -68,8 +68,8 @@ type Sequential struct {
 	// Set by NewSequential.
 	budget, alpha float64
 	burst         float64
-	most          float64 // messages
-	enough        float64 // logarithm of 1/alpha
+	maxMessages   float64 // messages
+	proof         float64 // logarithm of 1/alpha
 	keeps, breaks bettor
 
 	delivered, late float64
@@ -106,13 +106,13 @@ func (b *bettor) wealth(bursts, late float64) float64 {
 
 // NewSequential returns a test whether at most the fraction budget, in (0, 1), is late,
 // with error alpha, in (0, 1). At most burst messages are late together. The test ends
-// after at most most messages.
-func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
+// after at most maxMessages messages.
+func NewSequential(budget, alpha float64, burst int, maxMessages float64) *Sequential {
 	if !(budget > 0 && budget < 1) || !(alpha > 0 && alpha < 1) {
 		panic(fmt.Sprintf("tuner: a test of %v with error %v", budget, alpha))
 	}
 	return &Sequential{
-		budget: budget, alpha: alpha, burst: float64(max(1, burst)), most: most, enough: math.Log(1 / alpha),
+		budget: budget, alpha: alpha, burst: float64(max(1, burst)), maxMessages: maxMessages, proof: math.Log(1 / alpha),
 		keeps:  newBettor(budget, [3][2]float64{{0.9, 0.02}, {0.05, 0.15}, {0.05, 0.4}}),
 		breaks: newBettor(budget, [3][2]float64{{0.3, 2}, {0.3, 6}, {0.4, 40}}),
 	}
@@ -122,14 +122,14 @@ func NewSequential(budget, alpha float64, burst int, most float64) *Sequential {
 // is late; infinite if the test never ends so.
 func (s *Sequential) Needs(late float64) float64 {
 	high := 1.0 // bursts
-	for s.keeps.wealth(high, late*high) < s.enough {
+	for s.keeps.wealth(high, late*high) < s.proof {
 		if high *= 2; high > 1e9 {
 			return math.Inf(1)
 		}
 	}
 	low := high / 2
 	for range 20 {
-		if mid := (low + high) / 2; s.keeps.wealth(mid, late*mid) < s.enough {
+		if mid := (low + high) / 2; s.keeps.wealth(mid, late*mid) < s.proof {
 			low = mid
 		} else {
 			high = mid
@@ -148,13 +148,13 @@ func (s *Sequential) Add(delivered, late float64) Decision {
 	s.late += min(late, delivered)
 	bursts, lateBursts := s.delivered/s.burst, s.late/s.burst
 	switch {
-	case s.keeps.wealth(bursts, lateBursts) >= s.enough:
+	case s.keeps.wealth(bursts, lateBursts) >= s.proof:
 		s.decision = Within
-	case s.late > 0 && s.breaks.wealth(bursts, lateBursts) >= s.enough:
+	case s.late > 0 && s.breaks.wealth(bursts, lateBursts) >= s.proof:
 		s.decision = Beyond
-	case s.delivered >= s.most:
+	case s.delivered >= s.maxMessages:
 		s.decision = Unsettled
-	case s.keeps.wealth(s.most/s.burst, lateBursts+hope(bursts, lateBursts)*(s.most-s.delivered)/s.burst) < s.enough:
+	case s.keeps.wealth(s.maxMessages/s.burst, lateBursts+optimisticLate(bursts, lateBursts)*(s.maxMessages-s.delivered)/s.burst) < s.proof:
 		// The test would hardly show in time that the budget is kept. Giving up claims
 		// nothing, so it costs no error. A later proof that the budget is exceeded would
 		// lead to the same next step.
@@ -163,10 +163,10 @@ func (s *Sequential) Add(delivered, late float64) Decision {
 	return s.decision
 }
 
-// hope returns a likely lower bound of the late fraction: 1.3 standard deviations below
-// the observed fraction, with four bursts in time added. A single late burst leaves all
-// hope.
-func hope(bursts, late float64) float64 {
+// optimisticLate returns a likely lower bound of the late fraction: 1.3 standard deviations below
+// the observed fraction, with four bursts in time added. After a single late burst the
+// bound is still 0.
+func optimisticLate(bursts, late float64) float64 {
 	bursts += 4
 	f := late / bursts
 	return max(0, f-1.3*math.Sqrt(f*(1-f)/bursts))

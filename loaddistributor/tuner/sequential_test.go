@@ -17,11 +17,11 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // verdicts runs the test, with a budget of 1 %, on messages whose true late fraction is p. Messages
 // are late in bursts: all messages of a burst are late, or none. Slices of 100 messages cut through
 // bursts, or hold many bursts.
-func verdicts(p float64, burst, runs int, most float64, seed uint64) (counts map[tuner.Decision]int, messages float64) {
+func verdicts(p float64, burst, runs int, maxMessages float64, seed uint64) (counts map[tuner.Decision]int, messages float64) {
 	counts = map[tuner.Decision]int{}
 	for run := range runs {
 		rng := rand.New(rand.NewPCG(seed, uint64(run)))
-		s := tuner.NewSequential(0.01, alpha, burst, most)
+		s := tuner.NewSequential(0.01, alpha, burst, maxMessages)
 		left, late := rng.IntN(burst)+1, rng.Float64() < p
 		for s.Decision() == tuner.Undecided {
 			const slice = 100
@@ -120,27 +120,27 @@ func TestVerdictsOnBurstsLateInPart(t *testing.T) {
 // clear that the SLO would not be shown to be kept.
 func TestTheClearIsSettledSoon(t *testing.T) {
 	for _, c := range []struct {
-		p      float64
-		within bool
-		most   float64 // bursts, in the mean
+		p           float64
+		within      bool
+		maxMessages float64 // bursts, in the mean
 	}{{0, true, 330}, {0.0005, true, 400}, {0.1, false, 40}, {0.5, false, 6}} {
 		counts, messages := verdicts(c.p, 250, 400, 2000*250, testkit.Seed(t))
-		if messages > c.most*250 || c.within && counts[tuner.Within] < 360 || !c.within && counts[tuner.Within] > 0 {
+		if messages > c.maxMessages*250 || c.within && counts[tuner.Within] < 360 || !c.within && counts[tuner.Within] > 0 {
 			t.Errorf("p=%v: %v after %.0f bursts", c.p, counts, messages/250)
 		}
 	}
 	s := tuner.NewSequential(0.01, alpha, 250, 500_000)
-	if least := s.Needs(0); least < 77_000 || least > 79_000 {
-		t.Errorf("at least %v messages in bursts of 250", least)
+	if needed := s.Needs(0); needed < 77_000 || needed > 79_000 {
+		t.Errorf("at least %v messages in bursts of 250", needed)
 	}
 }
 
 // Nearer the budget the test asks for more messages, up to the cap, and then takes the safe side.
 func TestNearTheBudgetItAsksForMore(t *testing.T) {
-	_, far := verdicts(0, 10, 300, 20_000, testkit.Seed(t))
-	counts, near := verdicts(0.002, 10, 300, 20_000, testkit.Seed(t))
-	if near < 1.5*far || counts[tuner.Within] < 200 {
-		t.Errorf("p=0.002 took %.0f messages, 0 took %.0f: %v", near, far, counts)
+	_, nothingLate := verdicts(0, 10, 300, 20_000, testkit.Seed(t))
+	counts, fewLate := verdicts(0.002, 10, 300, 20_000, testkit.Seed(t))
+	if fewLate < 1.5*nothingLate || counts[tuner.Within] < 200 {
+		t.Errorf("p=0.002 took %.0f messages, 0 took %.0f: %v", fewLate, nothingLate, counts)
 	}
 	for _, p := range []float64{0.0095, 0.0105} {
 		if counts, _ := verdicts(p, 10, 300, 20_000, testkit.Seed(t)); counts[tuner.Unsettled] < 250 {

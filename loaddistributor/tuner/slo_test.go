@@ -70,12 +70,12 @@ func TestJudgePooledFractionIsIndependentOfTheSplit(t *testing.T) {
 			whole.Exceeded += p.Exceeded
 			parts = append(parts, p)
 		}
-		one, split := tuner.Judge(quantile, []tuner.Count{whole}), tuner.Judge(quantile, parts)
-		if one.Judged != split.Judged || one.Fraction != split.Fraction {
-			t.Fatalf("whole %+v, split %+v", one, split)
+		joint, split := tuner.Judge(quantile, []tuner.Count{whole}), tuner.Judge(quantile, parts)
+		if joint.Judged != split.Judged || joint.Fraction != split.Fraction {
+			t.Fatalf("whole %+v, split %+v", joint, split)
 		}
-		if split.Met && !one.Met {
-			t.Fatalf("the split topic meets its SLO and the whole one does not: %+v, %+v", split, one)
+		if split.Met && !joint.Met {
+			t.Fatalf("the split topic meets its SLO and the whole one does not: %+v, %+v", split, joint)
 		}
 		if split.Judged && split.WorstFraction < split.Fraction-1e-12 {
 			t.Fatalf("the worst part %v is better than the whole %v", split.WorstFraction, split.Fraction)
@@ -121,7 +121,7 @@ func TestJudgeErrsWithinAlpha(t *testing.T) {
 	n := runs(t, 4000)
 	allowed := tuner.Alpha*float64(n) + 3*math.Sqrt(tuner.Alpha*float64(n))
 	const budget = 0.01
-	for _, better := range []float64{1, 10} {
+	for _, factor := range []float64{1, 10} {
 		for _, brokers := range []int{1, 5} {
 			for _, messages := range []int{3, 10, 50, 100, 1000, 10_000} {
 				rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(messages)))
@@ -129,7 +129,7 @@ func TestJudgeErrsWithinAlpha(t *testing.T) {
 				for range n {
 					parts := make([]tuner.Count, brokers)
 					for i := range parts {
-						parts[i] = tuner.Count{Part: fmt.Sprint(i), Delivered: uint64(messages), Exceeded: draw(rng, messages, budget/better)}
+						parts[i] = tuner.Count{Part: fmt.Sprint(i), Delivered: uint64(messages), Exceeded: draw(rng, messages, budget/factor)}
 					}
 					switch tuner.Judge(1-budget, parts).Decision {
 					case tuner.Beyond:
@@ -138,14 +138,14 @@ func TestJudgeErrsWithinAlpha(t *testing.T) {
 						met++
 					}
 				}
-				t.Logf("%v of the budget, %d messages by each of %d: %d of %d found missed, %d met", 1/better, messages, brokers, missed, n, met)
-				if float64(missed) > allowed || better == 10 && float64(missed) > allowed/10 {
-					t.Errorf("%v of the budget, %d messages by each of %d: %d of %d found missed, allowed %.0f", 1/better, messages, brokers, missed, n, allowed)
+				t.Logf("%v of the budget, %d messages by each of %d: %d of %d found missed, %d met", 1/factor, messages, brokers, missed, n, met)
+				if float64(missed) > allowed || factor == 10 && float64(missed) > allowed/10 {
+					t.Errorf("%v of the budget, %d messages by each of %d: %d of %d found missed, allowed %.0f", 1/factor, messages, brokers, missed, n, allowed)
 				}
-				if better == 1 && float64(met) > allowed {
+				if factor == 1 && float64(met) > allowed {
 					t.Errorf("on the budget, %d messages by each of %d: %d of %d found met, allowed %.0f", messages, brokers, met, n, allowed)
 				}
-				if better == 10 && messages == 10_000 && met < n*9/10 {
+				if factor == 10 && messages == 10_000 && met < n*9/10 {
 					t.Errorf("ten times better, %d messages by each of %d: only %d of %d found met", messages, brokers, met, n)
 				}
 			}

@@ -44,13 +44,13 @@ func stalls(p float64, regular bool) lateness {
 	}
 }
 
-// kept counts the fits that find that the SLO of 99 % is kept. Each fit has brokers brokers, and the
+// countKept counts the fits that find that the SLO of 99 % is kept. Each fit has brokers brokers, and the
 // messages of all brokers are late together.
-func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (kept int) {
+func countKept(t *testing.T, runs, brokers int, draw lateness, stall time.Duration) (kept int) {
 	t.Helper()
 	for run := range runs {
 		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
-		late := of(rng)
+		late := draw(rng)
 		search := testkit.Result(tuner.NewFast(setup(brokers, 100, 1, 3000), tuner.FastConfig{Stall: stall}, rng)).Must(t)
 		o := tuner.Observation{}
 		for a := search.Next(o); ; a = search.Next(o) {
@@ -90,16 +90,16 @@ func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 		"1 % by itself, six placements":    {6, alone(0.01)},
 		"2 % in stalls, of six placements": {6, stalls(0.02, false)},
 	} {
-		got := kept(t, n, c.brokers, c.late, stall)
+		got := countKept(t, n, c.brokers, c.late, stall)
 		if t.Logf("%s: found kept in %d of %d", name, got, n); n >= 200 {
-			t.Logf("%s: and in %d where stalls are not known of", name, kept(t, n, c.brokers, c.late, 0))
+			t.Logf("%s: and in %d where stalls are not known of", name, countKept(t, n, c.brokers, c.late, 0))
 		}
 		if float64(got) > allowed {
 			t.Errorf("%s: found kept in %d of %d runs, allowed %.0f", name, got, n, allowed)
 		}
 	}
 	// A topic that keeps the SLO is still found to keep it.
-	if got := kept(t, n, 1, alone(0.0005), stall); got < n*9/10 {
+	if got := countKept(t, n, 1, alone(0.0005), stall); got < n*9/10 {
 		t.Errorf("found kept in %d of %d runs, and it is", got, n)
 	}
 }

@@ -49,18 +49,18 @@ type Trace struct {
 	origin mono.Wall
 	index  func(id string) (int, bool)
 
-	feeds   map[string]*feed // expected brokers
-	pending []stamped
-	holes   []span    // not in order; few, since adjacent holes are merged
-	taken   mono.Wall // arrivals before taken are no longer returned
-	counts  Counts
+	records    map[string]*record // expected brokers
+	pending    []stamped
+	holes      []span    // not in order; few, since adjacent holes are merged
+	takenUntil mono.Wall // arrivals before takenUntil are no longer returned
+	counts     Counts
 }
 
-// feed is the record of one broker.
-type feed struct {
-	begun bool    // the first piece has come
-	index []int32 // of the publishers that it has named; -1: not in the topic
-	heard mono.Wall
+// record is the record of one broker.
+type record struct {
+	started   bool    // the first piece has come
+	index     []int32 // of the publishers that it has named; -1: not in the topic
+	lastPiece mono.Wall
 }
 
 type stamped struct {
@@ -89,38 +89,38 @@ func (e *PieceError) Error() string { return e.Field + ": " + e.Problem }
 // NewTrace returns a trace that begins at origin, its time 0. index returns the number of
 // the topic's publisher with the id.
 func NewTrace(origin mono.Wall, index func(id string) (int, bool)) *Trace {
-	return &Trace{origin: origin, taken: origin, index: index, feeds: map[string]*feed{}}
+	return &Trace{origin: origin, takenUntil: origin, index: index, records: map[string]*record{}}
 }
 
 // Expect sets the brokers that receive messages from now on. Until a new broker has
 // started recording, the trace has a hole.
 func (t *Trace) Expect(brokers []string, now mono.Wall) {
-	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
+	for _, id := range slices.Sorted(maps.Keys(t.records)) {
 		if !slices.Contains(brokers, id) {
-			delete(t.feeds, id)
+			delete(t.records, id)
 		}
 	}
 	for _, id := range brokers {
-		if t.feeds[id] == nil {
-			t.feeds[id] = &feed{heard: now}
+		if t.records[id] == nil {
+			t.records[id] = &record{lastPiece: now}
 		}
 	}
 }
 
-// Begun reports whether all of the brokers have started recording.
-func (t *Trace) Begun(brokers ...string) bool {
-	return !slices.ContainsFunc(brokers, func(id string) bool { return t.feeds[id] == nil || !t.feeds[id].begun })
+// Started reports whether all of the brokers have started recording.
+func (t *Trace) Started(brokers ...string) bool {
+	return !slices.ContainsFunc(brokers, func(id string) bool { return t.records[id] == nil || !t.records[id].started })
 }
 
 // Skip drops all arrivals before now that were not taken.
 func (t *Trace) Skip(now mono.Wall) {
-	t.taken = max(t.taken, now)
-	t.pending = slices.DeleteFunc(t.pending, func(a stamped) bool { return a.at < t.taken })
-	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.taken })
+	t.takenUntil = max(t.takenUntil, now)
+	t.pending = slices.DeleteFunc(t.pending, func(a stamped) bool { return a.at < t.takenUntil })
+	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.takenUntil })
 }
 
-// Taken returns the time up to which all recorded arrivals were taken.
-func (t *Trace) Taken() mono.Time { return mono.Time(t.taken - t.origin) }
+// TakenUntil returns the time up to which all recorded arrivals were taken.
+func (t *Trace) TakenUntil() mono.Time { return mono.Time(t.takenUntil - t.origin) }
 
 // Counts returns the counts so far.
 func (t *Trace) Counts() Counts { return t.counts }
@@ -129,56 +129,56 @@ func (t *Trace) Counts() Counts { return t.counts }
 // ends the broker's record until the next first piece, because the record's numbers are
 // no longer reliable. Add ignores pieces of unexpected brokers.
 func (t *Trace) Add(broker string, p Piece, now mono.Wall) error {
-	f := t.feeds[broker]
+	f := t.records[broker]
 	if f == nil {
 		return nil
 	}
 	if err := f.check(p, now); err != nil {
 		t.counts.Refused++
-		f.begun, f.index = false, nil // from heard on there is a hole
+		f.started, f.index = false, nil // from lastPiece on there is a hole
 		return err
 	}
 	if p.First {
-		f.begun, f.index = true, nil
-		t.hole(f.heard, now)
+		f.started, f.index = true, nil
+		t.hole(f.lastPiece, now)
 	}
 	for _, id := range p.Publishers {
-		i, known := t.index(id)
-		if !known {
+		i, found := t.index(id)
+		if !found {
 			i = -1
 		}
 		f.index = append(f.index, int32(i))
 	}
-	at, last := p.Start, now
+	arrival, last := p.Start, now
 	unknown, room := uint64(0), MaxPending-len(t.pending)
 	for n, gap := range p.Gaps {
-		at += mono.Wall(gap)
+		arrival += mono.Wall(gap)
 		i := f.index[p.From[n]]
 		switch {
 		case i < 0:
 			unknown++
-		case at < t.taken:
+		case arrival < t.takenUntil:
 			t.counts.Late++
 		case room == 0:
 			p.Lost++
 		default:
 			room--
-			t.pending = append(t.pending, stamped{at, i})
+			t.pending = append(t.pending, stamped{arrival, i})
 		}
-		last = max(last, at)
+		last = max(last, arrival)
 	}
 	t.counts.Unknown += unknown
 	t.counts.Lost += p.Lost
 	if p.Lost > 0 || float64(unknown) > unknownPart*float64(len(p.Gaps)) {
-		t.hole(f.heard, last+1)
+		t.hole(f.lastPiece, last+1)
 	}
-	f.heard = now
+	f.lastPiece = now
 	return nil
 }
 
 // check validates a piece and changes nothing.
-func (f *feed) check(p Piece, now mono.Wall) error {
-	bad := func(field, format string, args ...any) error {
+func (f *record) check(p Piece, now mono.Wall) error {
+	invalid := func(field, format string, args ...any) error {
 		return &PieceError{field, fmt.Sprintf(format, args...)}
 	}
 	named := len(p.Publishers)
@@ -186,49 +186,49 @@ func (f *feed) check(p Piece, now mono.Wall) error {
 		named += len(f.index)
 	}
 	switch {
-	case !p.First && !f.begun:
-		return bad("first", "the record has not begun")
+	case !p.First && !f.started:
+		return invalid("first", "the record has not begun")
 	case len(p.Gaps) != len(p.From):
-		return bad("publisher", "%d for %d messages", len(p.From), len(p.Gaps))
+		return invalid("publisher", "%d for %d messages", len(p.From), len(p.Gaps))
 	case len(p.Gaps) > MaxMessages:
-		return bad("gap_ns", "%d messages, at most %d", len(p.Gaps), MaxMessages)
+		return invalid("gap_ns", "%d messages, at most %d", len(p.Gaps), MaxMessages)
 	case named > MaxPublishers:
-		return bad("publishers", "%d, at most %d", named, MaxPublishers)
+		return invalid("publishers", "%d, at most %d", named, MaxPublishers)
 	case p.Lost > 1<<48:
-		return bad("lost", "%d", p.Lost)
+		return invalid("lost", "%d", p.Lost)
 	case len(p.Gaps) == 0:
 		return nil
 	case p.Gaps[0] != 0:
-		return bad("gap_ns[0]", "%d: want 0", p.Gaps[0])
+		return invalid("gap_ns[0]", "%d: want 0", p.Gaps[0])
 	}
 	end := p.Start
 	for n, gap := range p.Gaps {
 		if gap > uint64(MaxAway) || end > math.MaxInt64-mono.Wall(gap) {
-			return bad(fmt.Sprintf("gap_ns[%d]", n), "%d", gap)
+			return invalid(fmt.Sprintf("gap_ns[%d]", n), "%d", gap)
 		}
 		end += mono.Wall(gap)
 		if int64(p.From[n]) >= int64(named) {
-			return bad(fmt.Sprintf("publisher[%d]", n), "%d of %d", p.From[n], named)
+			return invalid(fmt.Sprintf("publisher[%d]", n), "%d of %d", p.From[n], named)
 		}
 	}
-	if p.Start <= 0 || away(p.Start, now) > MaxAway || away(end, now) > MaxAway {
-		return bad("start_ns", "messages of %v to %v before they came, at most %v away: the clocks differ", span{p.Start, now}, span{end, now}, MaxAway)
+	if p.Start <= 0 || distance(p.Start, now) > MaxAway || distance(end, now) > MaxAway {
+		return invalid("start_ns", "messages of %v to %v before they came, at most %v away: the clocks differ", span{p.Start, now}, span{end, now}, MaxAway)
 	}
 	return nil
 }
 
 func (s span) String() string { return time.Duration(s.to - s.from).String() }
 
-// away returns the distance between two times. Requires: now > 0.
-func away(at, now mono.Wall) time.Duration {
-	if at <= 0 {
+// distance returns the distance between two times. Requires: now > 0.
+func distance(t, now mono.Wall) time.Duration {
+	if t <= 0 {
 		return math.MaxInt64
 	}
-	return time.Duration(max(at-now, now-at))
+	return time.Duration(max(t-now, now-t))
 }
 
 func (t *Trace) hole(from, to mono.Wall) {
-	if from >= to || to <= t.taken {
+	if from >= to || to <= t.takenUntil {
 		return
 	}
 	i := slices.IndexFunc(t.holes, func(s span) bool { return from <= s.to && to >= s.from })
@@ -241,23 +241,23 @@ func (t *Trace) hole(from, to mono.Wall) {
 
 // Take returns the arrivals that are complete and were not taken yet, in order of time.
 func (t *Trace) Take(now mono.Wall) []Arrival {
-	until := now
-	// order: the least of all
-	for _, f := range t.feeds {
-		if now-f.heard > mono.Wall(Silence) {
-			t.hole(f.heard, now)
+	complete := now
+	// order: the minimum of all
+	for _, f := range t.records {
+		if now-f.lastPiece > mono.Wall(Silence) {
+			t.hole(f.lastPiece, now)
 			continue
 		}
-		until = min(until, f.heard)
+		complete = min(complete, f.lastPiece)
 	}
-	until -= mono.Wall(Slack)
-	if until <= t.taken {
+	complete -= mono.Wall(Slack)
+	if complete <= t.takenUntil {
 		return nil
 	}
 	slices.SortStableFunc(t.pending, func(a, b stamped) int { return cmp.Compare(a.at, b.at) })
-	n, _ := slices.BinarySearchFunc(t.pending, until, func(a stamped, at mono.Wall) int { return cmp.Compare(a.at, at) })
+	n, _ := slices.BinarySearchFunc(t.pending, complete, func(a stamped, at mono.Wall) int { return cmp.Compare(a.at, at) })
 	slices.SortFunc(t.holes, func(a, b span) int { return cmp.Compare(a.from, b.from) })
-	taken := make([]Arrival, 0, n)
+	arrivals := make([]Arrival, 0, n)
 	h, closed := 0, mono.Wall(0) // arrivals before closed are unknown
 	for _, a := range t.pending[:n] {
 		for h < len(t.holes) && t.holes[h].from <= a.at {
@@ -268,11 +268,11 @@ func (t *Trace) Take(now mono.Wall) []Arrival {
 			t.counts.Holed++
 			continue
 		}
-		taken = append(taken, Arrival{At: mono.Time(a.at - t.origin), Publisher: a.publisher})
+		arrivals = append(arrivals, Arrival{At: mono.Time(a.at - t.origin), Publisher: a.publisher})
 	}
-	t.counts.Captured += uint64(len(taken))
+	t.counts.Captured += uint64(len(arrivals))
 	t.pending = slices.Delete(t.pending, 0, n)
-	t.taken = until
-	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= until })
-	return taken
+	t.takenUntil = complete
+	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= complete })
+	return arrivals
 }

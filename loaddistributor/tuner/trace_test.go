@@ -28,17 +28,17 @@ func index(id string) (int, bool) {
 	return i, err == nil && i >= 0 && i < 100
 }
 
-func begun(t *testing.T, brokers ...string) *Trace {
+func newStarted(t *testing.T, brokers ...string) *Trace {
 	t.Helper()
 	trace := NewTrace(origin, index)
 	trace.Expect(brokers, origin)
 	for _, b := range brokers {
-		if trace.Begun(b) {
+		if trace.Started(b) {
 			t.Fatalf("begun before %s has said anything", b)
 		}
 		testkit.Must(t, trace.Add(b, Piece{First: true}, origin))
 	}
-	if !trace.Begun(brokers...) || trace.Begun("other") {
+	if !trace.Started(brokers...) || trace.Started("other") {
 		t.Fatal("not begun, or another one's")
 	}
 	return trace
@@ -49,7 +49,7 @@ func add(t *testing.T, trace *Trace, broker string, p Piece, now mono.Wall) {
 	testkit.Must(t, trace.Add(broker, p, now))
 }
 
-func at(millis int64, publisher int32) Arrival {
+func arrivalAt(millis int64, publisher int32) Arrival {
 	return Arrival{At: mono.Time(millis * int64(ms)), Publisher: publisher}
 }
 
@@ -59,76 +59,76 @@ func expect(t *testing.T, got []Arrival, want ...Arrival) {
 }
 
 func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
-	trace := begun(t, "a", "b")
+	trace := newStarted(t, "a", "b")
 	add(t, trace, "a", Piece{Publishers: []string{"7", "8"}, Start: origin + 100*ms, Gaps: []uint64{0, uint64(100 * ms)}, From: []uint32{0, 1}}, origin+250*ms)
 	add(t, trace, "b", Piece{Publishers: []string{"9"}, Start: origin + 150*ms, Gaps: []uint64{0}, From: []uint32{0}}, origin+250*ms)
 	add(t, trace, "a", Piece{Start: origin + 190*ms, Gaps: []uint64{0}, From: []uint32{1}}, origin+2*second)
 	expect(t, trace.Take(origin+2*second)) // b has said nothing since
 	add(t, trace, "b", Piece{}, origin+2*second)
-	expect(t, trace.Take(origin+2*second), at(100, 7), at(150, 9), at(190, 8), at(200, 8))
+	expect(t, trace.Take(origin+2*second), arrivalAt(100, 7), arrivalAt(150, 9), arrivalAt(190, 8), arrivalAt(200, 8))
 	expect(t, trace.Take(origin+2*second))
 	testkit.Equal(t, trace.Counts(), (Counts{Captured: 4}))
 }
 
 // A loss on one broker leaves a hole in the whole trace.
 func TestHoles(t *testing.T) {
-	one := func(trace *Trace, broker string, at, now mono.Wall, more ...func(*Piece)) {
+	addOne := func(trace *Trace, broker string, at, now mono.Wall, changes ...func(*Piece)) {
 		p := Piece{Publishers: []string{broker}, Start: at, Gaps: []uint64{0}, From: []uint32{0}}
-		if len(trace.feeds[broker].index) > 0 {
+		if len(trace.records[broker].index) > 0 {
 			p.Publishers = nil
 		}
-		for _, f := range more {
+		for _, f := range changes {
 			f(&p)
 		}
 		add(t, trace, broker, p, now)
 	}
 	t.Run("lost", func(t *testing.T) {
-		trace := begun(t, "1", "2")
-		one(trace, "1", origin+100*ms, origin+250*ms)
-		one(trace, "2", origin+200*ms, origin+250*ms)
-		one(trace, "1", origin+300*ms, origin+500*ms, func(p *Piece) { p.Lost = 5 })
-		one(trace, "2", origin+400*ms, origin+500*ms)
-		one(trace, "1", origin+600*ms, origin+2*second)
-		one(trace, "2", origin+700*ms, origin+2*second)
-		expect(t, trace.Take(origin+2*second), at(100, 1), at(200, 2), at(600, 1), at(700, 2))
+		trace := newStarted(t, "1", "2")
+		addOne(trace, "1", origin+100*ms, origin+250*ms)
+		addOne(trace, "2", origin+200*ms, origin+250*ms)
+		addOne(trace, "1", origin+300*ms, origin+500*ms, func(p *Piece) { p.Lost = 5 })
+		addOne(trace, "2", origin+400*ms, origin+500*ms)
+		addOne(trace, "1", origin+600*ms, origin+2*second)
+		addOne(trace, "2", origin+700*ms, origin+2*second)
+		expect(t, trace.Take(origin+2*second), arrivalAt(100, 1), arrivalAt(200, 2), arrivalAt(600, 1), arrivalAt(700, 2))
 		testkit.Equal(t, trace.Counts(), (Counts{Captured: 4, Lost: 5, Holed: 2}))
 	})
 	t.Run("a stranger", func(t *testing.T) {
-		trace := begun(t, "1", "2")
-		one(trace, "1", origin+100*ms, origin+250*ms, func(p *Piece) {
+		trace := newStarted(t, "1", "2")
+		addOne(trace, "1", origin+100*ms, origin+250*ms, func(p *Piece) {
 			p.Publishers, p.Gaps, p.From = []string{"1", "stranger"}, []uint64{0, 1}, []uint32{0, 1}
 		})
-		one(trace, "2", origin+200*ms, origin+250*ms)
-		one(trace, "1", origin+300*ms, origin+2*second)
-		one(trace, "2", origin+400*ms, origin+2*second)
-		expect(t, trace.Take(origin+2*second), at(300, 1), at(400, 2))
+		addOne(trace, "2", origin+200*ms, origin+250*ms)
+		addOne(trace, "1", origin+300*ms, origin+2*second)
+		addOne(trace, "2", origin+400*ms, origin+2*second)
+		expect(t, trace.Take(origin+2*second), arrivalAt(300, 1), arrivalAt(400, 2))
 		testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Unknown: 1, Holed: 2}))
 	})
 	t.Run("a broker that comes later", func(t *testing.T) {
-		trace := begun(t, "1")
-		one(trace, "1", origin+100*ms, origin+250*ms)
+		trace := newStarted(t, "1")
+		addOne(trace, "1", origin+100*ms, origin+250*ms)
 		trace.Expect([]string{"1", "2"}, origin+300*ms)
-		one(trace, "1", origin+400*ms, origin+500*ms)
+		addOne(trace, "1", origin+400*ms, origin+500*ms)
 		add(t, trace, "2", Piece{First: true}, origin+500*ms)
-		one(trace, "1", origin+600*ms, origin+2*second)
-		one(trace, "2", origin+700*ms, origin+2*second)
-		expect(t, trace.Take(origin+2*second), at(100, 1), at(600, 1), at(700, 2))
+		addOne(trace, "1", origin+600*ms, origin+2*second)
+		addOne(trace, "2", origin+700*ms, origin+2*second)
+		expect(t, trace.Take(origin+2*second), arrivalAt(100, 1), arrivalAt(600, 1), arrivalAt(700, 2))
 	})
 	t.Run("a broker that falls silent", func(t *testing.T) {
-		trace := begun(t, "1", "2")
-		one(trace, "2", origin+200*ms, origin+250*ms)
+		trace := newStarted(t, "1", "2")
+		addOne(trace, "2", origin+200*ms, origin+250*ms)
 		for now := origin + 250*ms; now <= origin+5*second; now += 250 * ms {
-			one(trace, "1", now-1, now)
+			addOne(trace, "1", now-1, now)
 		}
-		expect(t, trace.Take(origin+5*second), at(200, 2), Arrival{At: mono.Time(250*ms - 1), Publisher: 1})
+		expect(t, trace.Take(origin+5*second), arrivalAt(200, 2), Arrival{At: mono.Time(250*ms - 1), Publisher: 1})
 		trace.Expect([]string{"1"}, origin+5*second) // the broker has left
-		one(trace, "1", origin+5100*ms, origin+7*second)
-		expect(t, trace.Take(origin+7*second), at(5100, 1))
+		addOne(trace, "1", origin+5100*ms, origin+7*second)
+		expect(t, trace.Take(origin+7*second), arrivalAt(5100, 1))
 	})
 	t.Run("no room", func(t *testing.T) {
-		trace := begun(t, "1")
+		trace := newStarted(t, "1")
 		for i := range MaxPending/MaxMessages + 1 {
-			one(trace, "1", origin+mono.Wall(i)*100*ms, origin+mono.Wall(i)*100*ms+50*ms, func(p *Piece) {
+			addOne(trace, "1", origin+mono.Wall(i)*100*ms, origin+mono.Wall(i)*100*ms+50*ms, func(p *Piece) {
 				p.Gaps, p.From = make([]uint64, MaxMessages), make([]uint32, MaxMessages)
 			})
 		}
@@ -143,7 +143,7 @@ func TestHoles(t *testing.T) {
 // Nobody takes the trace for a long time, while brokers lose messages all the time. The number of
 // holes stays small.
 func TestHolesAreFew(t *testing.T) {
-	trace := begun(t, "b1", "b2")
+	trace := newStarted(t, "b1", "b2")
 	now := origin
 	for range 1000 {
 		now += 250 * ms
@@ -156,22 +156,22 @@ func TestHolesAreFew(t *testing.T) {
 }
 
 func TestWhatComesTooLateIsLeftOut(t *testing.T) {
-	trace := begun(t, "a")
+	trace := newStarted(t, "a")
 	add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 900*ms, Gaps: []uint64{0}, From: []uint32{0}}, origin+2*second)
-	expect(t, trace.Take(origin+2*second), at(900, 1))
+	expect(t, trace.Take(origin+2*second), arrivalAt(900, 1))
 	add(t, trace, "a", Piece{Start: origin + 800*ms, Gaps: []uint64{0, uint64(1200 * ms)}, From: []uint32{0, 0}}, origin+3*second)
-	expect(t, trace.Take(origin+3*second), at(2000, 1))
+	expect(t, trace.Take(origin+3*second), arrivalAt(2000, 1))
 	testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Late: 1}))
 }
 
 func TestSkip(t *testing.T) {
-	trace := begun(t, "a")
+	trace := newStarted(t, "a")
 	add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 100*ms, Gaps: []uint64{0, uint64(200 * ms)}, From: []uint32{0, 0}}, origin+2*second)
 	trace.Skip(origin + 200*ms)
-	expect(t, trace.Take(origin+2*second), at(300, 1))
+	expect(t, trace.Take(origin+2*second), arrivalAt(300, 1))
 	trace.Skip(origin + 200*ms) // a skip does not go back
-	if c := trace.Counts(); c != (Counts{Captured: 1}) || trace.taken != origin+1500*ms {
-		t.Errorf("%+v, taken to %v", c, trace.taken)
+	if c := trace.Counts(); c != (Counts{Captured: 1}) || trace.takenUntil != origin+1500*ms {
+		t.Errorf("%+v, taken to %v", c, trace.takenUntil)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestBadPieces(t *testing.T) {
 		{"lost", func(p *Piece) { p.Lost = 1 << 60 }},
 	} {
 		t.Run(c.field, func(t *testing.T) {
-			trace := begun(t, "a")
+			trace := newStarted(t, "a")
 			add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 100*ms, Gaps: []uint64{0}, From: []uint32{0}}, origin+250*ms)
 			p := fine()
 			c.spoil(&p)
@@ -209,18 +209,18 @@ func TestBadPieces(t *testing.T) {
 				t.Fatalf("%v, want a fault of %s", err, c.field)
 			}
 			// Earlier pieces stay. Later pieces have no publisher numbers to refer to.
-			if err := trace.Add("a", fine(), now); !errors.As(err, &bad) || bad.Field != "first" || trace.Begun("a") {
-				t.Errorf("%v, begun %v", err, trace.Begun("a"))
+			if err := trace.Add("a", fine(), now); !errors.As(err, &bad) || bad.Field != "first" || trace.Started("a") {
+				t.Errorf("%v, begun %v", err, trace.Started("a"))
 			}
 			p = fine()
 			p.First, p.Publishers = true, []string{"3", "4"}
 			add(t, trace, "a", p, now)
 			add(t, trace, "a", Piece{Start: now + 100*ms, Gaps: []uint64{0}, From: []uint32{1}}, now+second)
-			expect(t, trace.Take(now+second), at(100, 1), at(1100, 4))
+			expect(t, trace.Take(now+second), arrivalAt(100, 1), arrivalAt(1100, 4))
 			testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Holed: 2, Refused: 2}))
 		})
 	}
-	trace := begun(t, "a")
+	trace := newStarted(t, "a")
 	if err := trace.Add("other", Piece{Lost: 1 << 63}, now); err != nil || trace.Counts() != (Counts{}) {
 		t.Errorf("a broker that is not expected: %v, %+v", err, trace.Counts())
 	}
@@ -230,11 +230,11 @@ func TestBadPieces(t *testing.T) {
 func TestTheTraceIsTheSchedule(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		brokers := rapid.SliceOfNDistinct(rapid.StringMatching("[a-z]"), 1, 4, rapid.ID[string]).Draw(r, "brokers")
-		trace := begun(t, brokers...)
+		trace := newStarted(t, brokers...)
 		type message struct {
-			at        mono.Wall
-			publisher int32
-			tells     int // the piece that reports it
+			at         mono.Wall
+			publisher  int32
+			reportedBy int // the piece that reports it
 		}
 		records := map[string][]message{}
 		var want []Arrival
@@ -243,7 +243,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 			now += mono.Wall(rapid.Int64Range(1, 50e6).Draw(r, "gap"))
 			m := message{at: now, publisher: int32(rapid.IntRange(0, 99).Draw(r, "publisher"))}
 			late := mono.Wall(rapid.Int64Range(0, int64(200*ms)).Draw(r, "read late by"))
-			m.tells = int((now - origin + late) / (250 * ms))
+			m.reportedBy = int((now - origin + late) / (250 * ms))
 			b := rapid.SampledFrom(brokers).Draw(r, "broker")
 			records[b] = append(records[b], m)
 			want = append(want, Arrival{At: mono.Time(now - origin), Publisher: m.publisher})
@@ -260,7 +260,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 				var last mono.Wall
 				slices.SortStableFunc(records[b], func(x, y message) int { return cmp.Compare(x.at, y.at) })
 				for _, m := range records[b] {
-					if m.tells != piece {
+					if m.reportedBy != piece {
 						continue
 					}
 					if p.Start == 0 {

@@ -27,7 +27,7 @@ type Topic struct {
 	Name    string
 	Epoch   uint64          // epoch of the placement
 	Holders func() []string // brokers that have the topic
-	Index   func(publisher string) (i int, known bool)
+	Index   func(publisher string) (i int, found bool)
 
 	Changing bool // a change of the topic is in progress
 	Over     bool // the topic offers more than its contract
@@ -50,13 +50,13 @@ type Session any
 // Report is a broker's report of a topic over an interval that ended At.
 type Report struct {
 	At                           time.Time
-	Took                         time.Duration
+	Interval                     time.Duration
 	Offered, Delivered, Exceeded uint64
 	Subscribers                  uint32
 	Latencies
 }
 
-func (r Report) perSecond() float64 { return float64(r.Offered) / r.Took.Seconds() }
+func (r Report) perSecond() float64 { return float64(r.Offered) / r.Interval.Seconds() }
 
 // Latencies returns the histograms of a Report. Each call returns a histogram that the
 // caller may modify.
@@ -75,11 +75,11 @@ type Histogram interface {
 }
 
 // sum adds h to *to, or stores h if *to is nil.
-func sum(to *Histogram, h Histogram) {
-	if *to == nil {
-		*to = h
+func sum(target *Histogram, h Histogram) {
+	if *target == nil {
+		*target = h
 	} else {
-		(*to).Add(h)
+		(*target).Add(h)
 	}
 }
 
@@ -88,9 +88,9 @@ type Effect any
 
 // Capture requests the arrivals of a topic from a broker for Lasts; 0 ends the recording.
 type Capture struct {
-	To    Session
-	Topic string
-	Lasts time.Duration
+	Session Session
+	Topic   string
+	Lasts   time.Duration
 }
 
 // Relocate requests a move of a topic to a plan of its fit. Moved answers.
@@ -121,15 +121,15 @@ type Found struct {
 // Ended: the fit of a topic is over, with one of the Outcomes, after Took; 0: the fit had
 // not begun.
 type Ended struct {
-	Topic, How string
-	Took       time.Duration
+	Topic, Outcome string
+	Duration       time.Duration
 }
 
 // Outcomes of a fit.
 const (
-	Kept   = "kept"   // the placement was found to keep the SLO
-	Missed = "missed" // no placement was found to keep the SLO
-	Broken = "ended"  // the fit was interrupted
+	OutcomeKept   = "kept"   // the placement was found to keep the SLO
+	OutcomeMissed = "missed" // no placement was found to keep the SLO
+	OutcomeEnded  = "ended"  // the fit was interrupted
 )
 
 // Recorded: a recording of arrivals for a fit is over.
@@ -165,13 +165,13 @@ func NewTuner(cfg Config) *Tuner {
 	return &Tuner{cfg: cfg, fits: map[string]*fit{}, watches: map[string]*Watch{}, probes: map[string]*probe{}}
 }
 
-func (t *Tuner) do(effects ...Effect) { t.effects = append(t.effects, effects...) }
+func (t *Tuner) emit(effects ...Effect) { t.effects = append(t.effects, effects...) }
 
 // flush returns and clears the effects.
 func (t *Tuner) flush() []Effect {
-	all := t.effects
+	effects := t.effects
 	t.effects = nil
-	return all
+	return effects
 }
 
 // Proposal is a computation about a topic. Think uses no data that the Tuner uses, so
@@ -192,8 +192,8 @@ type Proposal struct {
 	finding Finding
 }
 
-// Think replays arrivals, which may take long.
-func (p *Proposal) Think(now mono.Time) {
+// Compute replays arrivals, which may take long.
+func (p *Proposal) Compute(now mono.Time) {
 	if p.f != nil {
 		p.next = p.search.Next(p.observed)
 	} else {
@@ -229,7 +229,7 @@ func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic s
 			proposals = append(proposals, p)
 		}
 		if f := t.fits[topic.Name]; f != nil {
-			if p := t.fit(topic, f, now); p != nil {
+			if p := t.advance(topic, f, now); p != nil {
 				proposals = append(proposals, p)
 			}
 		}
@@ -237,7 +237,7 @@ func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic s
 	// order: each entry on its own
 	for name, f := range t.fits {
 		if gone(name) {
-			t.end(name, f, Broken, "the topic is gone", now)
+			t.end(name, f, OutcomeEnded, "the topic is gone", now)
 			delete(t.fits, name)
 		}
 	}
@@ -253,13 +253,13 @@ func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic s
 // Act carries out the result of a proposal, with the topic as it is now.
 func (t *Tuner) Act(p *Proposal, topic Topic, now time.Time) []Effect {
 	if p.f == nil {
-		t.found(p, topic, now)
+		t.apply(p, topic, now)
 		return t.flush()
 	}
 	p.f.next = &p.next
 	// The next look handles any change in between.
 	if topic.Epoch == p.f.epoch && t.fits[p.Topic] == p.f && !topic.Changing {
-		t.follow(topic, p.f, now)
+		t.act(topic, p.f, now)
 	}
 	return t.flush()
 }
@@ -273,26 +273,26 @@ func (t *Tuner) Measure(from Session, broker, topic string, piece Piece, now tim
 	} else if q := t.probes[topic]; q != nil {
 		r = q.record
 	}
-	if r == nil || r.asked[from].IsZero() || r.untrusted[from] {
+	if r == nil || r.requested[from].IsZero() || r.untrusted[from] {
 		return nil // the recording is over
 	}
 	if err := r.trace.Add(broker, piece, wall(now)); err != nil {
 		r.untrusted[from] = true
-		t.do(Capture{To: from, Topic: topic},
+		t.emit(Capture{Session: from, Topic: topic},
 			Note{Topic: topic, Broker: broker, Text: "a record of arrivals is not to be trusted", Args: []any{"error", err}, Level: levelWarn})
 	}
 	return t.flush()
 }
 
 // Shared answers LookShare.
-func (t *Tuner) Shared(topic, broker string, held tokenbucket.Share, err error) []Effect {
+func (t *Tuner) Shared(topic, broker string, share tokenbucket.Share, err error) []Effect {
 	q := t.probes[topic]
 	if q == nil || q.broker != broker || q.evidence == nil {
 		return nil // the probe was dropped
 	}
-	if q.evidence.Share = held; err != nil {
+	if q.evidence.Share = share; err != nil {
 		q.evidence.Arrivals = nil // without the share there is no replay
-		t.do(Note{Topic: topic, Broker: broker, Text: "a broker is judged by its reports alone", Args: []any{"error", err}, Level: levelWarn})
+		t.emit(Note{Topic: topic, Broker: broker, Text: "a broker is judged by its reports alone", Args: []any{"error", err}, Level: levelWarn})
 	}
 	q.result, q.evidence = q.evidence, nil
 	return t.flush()
