@@ -25,19 +25,19 @@ func main() { daemon.Main(new(options).program()) }
 
 // options has the configuration, from flags or from the file.
 type options struct {
-	at                         daemon.Addresses
+	addresses                  daemon.Addresses
 	period, window, ackTimeout time.Duration
 	leases                     *loop.LeaseFlags
 }
 
 func (o *options) program() *daemon.Program {
-	o.at.GRPC, o.at.HTTP = "127.0.0.1:4180", "127.0.0.1:4181"
+	o.addresses.GRPC, o.addresses.HTTP = "127.0.0.1:4180", "127.0.0.1:4181"
 	return &daemon.Program{
 		Name: "tbadaptor", About: "tbadaptor is SRTM's share adaptor as a process of its own.",
 		Examples: `  tbadaptor
   tbadaptor --grpc-address=10.0.0.5:4180 --tls-cert=/etc/srtm/cert.pem --tls-key=/etc/srtm/key.pem \
     --tls-client-ca=/etc/srtm/ca.pem`,
-		Groups: append(o.at.Groups("brokers and the loaddistributor", "metrics, profiles"), daemon.Group{Title: "Shares", Flags: o.flags}),
+		Groups: append(o.addresses.Groups("brokers and the loaddistributor", "metrics, profiles"), daemon.Group{Title: "Shares", Flags: o.flags}),
 		First: []string{
 			"grpc-address", "http-address", "period", "window", "flex-lease", "session-lease", "tls-cert", "tls-key", "tls-client-ca", "token-file",
 			"config",
@@ -55,15 +55,15 @@ func (o *options) flags(fs *flag.FlagSet) {
 }
 
 func (o *options) validate() error {
-	return errors.Join(o.loopConfig(slog.New(slog.DiscardHandler), nil).Faults("--period", "--window", "--ack-timeout"), o.at.Validate())
+	return errors.Join(o.loopConfig(slog.New(slog.DiscardHandler), nil).Faults("--period", "--window", "--ack-timeout"), o.addresses.Validate())
 }
 
 func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {
-	return o.leases.Apply(loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, Lent: true, Log: log, Metrics: metrics})
+	return o.leases.Apply(loop.Config{Period: o.period, Window: o.window, AckTimeout: o.ackTimeout, ByMandate: true, Log: log, Metrics: metrics})
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-	return o.at.Serve(ctx, "tbadaptor", log, nil, func(s *daemon.Servers) error {
+	return o.addresses.Serve(ctx, "tbadaptor", log, nil, func(s *daemon.Servers) error {
 		adaptor, err := loop.New(o.loopConfig(log, s.Metrics))
 		if err != nil {
 			return err

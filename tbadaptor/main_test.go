@@ -38,7 +38,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		}
 	}
 	var o options
-	if _, _, err := o.program().Parse(nil, io.Discard); err != nil || o.at.GRPC != "127.0.0.1:4180" || o.at.HTTP != "127.0.0.1:4181" {
+	if _, _, err := o.program().Parse(nil, io.Discard); err != nil || o.addresses.GRPC != "127.0.0.1:4180" || o.addresses.HTTP != "127.0.0.1:4181" {
 		t.Errorf("the defaults: %+v, %v", o, err)
 	}
 }
@@ -63,12 +63,12 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		return r.StatusCode == http.StatusOK && strings.HasPrefix(string(body), "ok\nno loaddistributor has asked this adaptor to act")
 	})
-	asked, err := grants.Lead(limit, &srtmv1.LeadRequest{}, grpc.WaitForReady(true))
+	response, err := grants.Lead(limit, &srtmv1.LeadRequest{}, grpc.WaitForReady(true))
 	testkit.Must(t, err)
 	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("it was not asked to act: %v", err)
 	}
-	_, err = grants.Lead(limit, &srtmv1.LeadRequest{Instance: asked.Instance, Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 1})
+	_, err = grants.Lead(limit, &srtmv1.LeadRequest{Instance: response.Instance, Stamp: response.Stamp, Lease: durationpb.New(time.Hour), Term: 1})
 	testkit.Must(t, err)
 	_, err = grants.ListShares(limit, &srtmv1.ListSharesRequest{})
 	testkit.Must(t, err)

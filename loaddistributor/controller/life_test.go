@@ -293,7 +293,7 @@ var _ = Describe("An adaptor of its own", func() {
 	// The adaptor runs as in the daemon: it waits for a mandate, which the loaddistributor lends when
 	// the mandate of the previous process must be over.
 	It("that restarts is waited for, whenever a topic is created meanwhile", func() {
-		lent := func(cfg *loop.Config) { cfg.Lent = true }
+		lent := func(cfg *loop.Config) { cfg.ByMandate = true }
 		lead := func(a *loop.Server, term uint64) {
 			is, err := a.Lead(context.Background(), &srtmv1.LeadRequest{})
 			Expect(err).NotTo(HaveOccurred())

@@ -161,19 +161,19 @@ func (c *control) retune() {
 // rejoin lets a broker lose its sessions and open new sessions with the same shares.
 func (c *control) rejoin(id string) {
 	b, _ := c.cat.Broker(id)
-	var held []ledger.Held
+	var held []ledger.HeldShare
 	for _, topic := range c.cat.Placed(id) {
 		view, _ := c.ledger.Topic(topic)
 		for _, m := range view.Members {
 			if m.Broker == id {
-				held = append(held, ledger.Held{Topic: topic, Share: m.Acknowledged, Epoch: m.AcknowledgedEpoch})
+				held = append(held, ledger.HeldShare{Topic: topic, Share: m.Acknowledged, Epoch: m.AcknowledgedEpoch})
 			}
 		}
 	}
 	c.timed("rejoin", func() {
 		c.apply(catalog.BrokerLeft{ID: id})
 		c.ledger.Disconnect(id)
-		testkit.Result(c.ledger.Hello(ledger.Session{Broker: id, Said: mono.Said{Process: "1"}, Held: held}, 0)).Must(c)
+		testkit.Result(c.ledger.Hello(ledger.Session{Broker: id, Said: mono.Said{Process: "1"}, Shares: held}, 0)).Must(c)
 		c.apply(catalog.BrokerJoined{ID: id, Instance: b.Instance, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress, Mcap: b.Mcap})
 		_, prepare := c.cat.Work(id)
 		for _, topic := range prepare {

@@ -66,7 +66,7 @@ func (o *owner) setAlarm() {
 	if !o.lease.Noted {
 		due = min(due, max(o.lease.Alone(), o.retry))
 	}
-	due = min(due, o.holdings.Due(o.lease.Ends()))
+	due = min(due, o.holdings.NextEnd(o.lease.Ends()))
 	if o.woken != 0 {
 		due = min(due, o.goesOn())
 	}
@@ -84,7 +84,7 @@ func (o *owner) keepLease(now mono.Time) {
 		o.handleRunning(now)
 	}
 	if o.grants != nil && !now.Before(o.lease.Request()) {
-		o.lease.Asked = now
+		o.lease.Requested = now
 		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{
 			Stamp: uint64(now), Heard: o.lease.Sent,
 		}}})
@@ -124,7 +124,7 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 	}
 	o.lapse(now) // before the renewal, which must not restore an expired share
 	o.lease.Renew(at, flex, session)
-	o.lease.Heard = now
+	o.lease.Received = now
 	// An adaptor that does not send Sent accepts no evidence of a process's end.
 	if noted := m.Sent != 0; noted == o.lease.Noted {
 		o.recordAlone(!noted, now)
@@ -152,7 +152,7 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 func (o *owner) handleWake(now mono.Time) {
 	o.cfg.Log.Warn("this process did not run for a while: no message leaves before the adaptor has answered")
 	o.woken = now
-	o.lease.Asked = min(o.lease.Asked, now.Add(-o.lease.Length)) // makes a request due
+	o.lease.Requested = min(o.lease.Requested, now.Add(-o.lease.Length)) // makes a request due
 }
 
 // goesOn returns when the owner stops waiting for the adaptor.
@@ -166,7 +166,7 @@ func (o *owner) handleRunning(at mono.Time) {
 
 // lapse ends the shares that have expired by now.
 func (o *owner) lapse(now mono.Time) {
-	topics := o.holdings.Lapse(o.lease.Over(now))
+	topics := o.holdings.Lapse(o.lease.Ended(now))
 	if len(topics) == 0 {
 		return
 	}
@@ -193,7 +193,7 @@ func (o *owner) heldShares() []*srtmv1.HeldShare {
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
 		if o.holdings.Of(topic) == (holder.Holding{}) && !o.save(topic) {
 			left := o.disk[topic]
-			held = append(held, holder.Held{Topic: topic, Share: left.Share, Epoch: left.Epoch})
+			held = append(held, holder.HeldShare{Topic: topic, Share: left.Share, Epoch: left.Epoch})
 		}
 	}
 	list := make([]*srtmv1.HeldShare, len(held))

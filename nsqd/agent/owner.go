@@ -479,7 +479,7 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	o.metrics.connected.WithLabelValues(grantSession).Set(1)
 	now := clock.Mono()
 	o.lapse(now)
-	o.lease.Asked, o.lease.Sent = now, 0
+	o.lease.Requested, o.lease.Sent = now, 0
 	o.grantsClaim.lastHello = now
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.cfg.BrokerID, Instance: o.cfg.Instance,
@@ -540,7 +540,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 		if v == holder.InForce {
 			released = o.apply(g)
 		}
-		flexOver, allOver := o.lease.Over(clock.Mono())
+		flexOver, allOver := o.lease.Ended(clock.Mono())
 		if o.holdings.LapseOne(g.Topic, flexOver, allOver) {
 			o.metrics.lapses.Inc()
 		}

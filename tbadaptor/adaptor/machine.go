@@ -31,11 +31,11 @@ type Machine struct {
 	*ledger.Ledger
 	cfg    Config               // set once
 	topics map[string]*Contract // topics in the ledger
-	// placed has the topics of each broker, by name. adaptive has the topics whose rule runs. following
+	// placed has the topics of each broker, by name. adaptive has the topics whose rule runs. moving
 	// has the topics checked while their publishers move, a few of 100,000.
-	placed    map[string]map[string]bool
-	adaptive  map[string]bool
-	following map[string]bool
+	placed   map[string]map[string]bool
+	adaptive map[string]bool
+	moving   map[string]bool
 }
 
 // Mode says how a contract is put in force.
@@ -71,7 +71,7 @@ type Contract struct {
 // New returns a machine without brokers and contracts. Requires: epoch as for ledger.New.
 func New(epoch uint64, cfg Config) *Machine {
 	return &Machine{Ledger: ledger.New(epoch, cfg.Leases), cfg: cfg, topics: map[string]*Contract{},
-		placed: map[string]map[string]bool{}, adaptive: map[string]bool{}, following: map[string]bool{}}
+		placed: map[string]map[string]bool{}, adaptive: map[string]bool{}, moving: map[string]bool{}}
 }
 
 // Contract returns the topic's contract, or nil.
@@ -95,14 +95,14 @@ func (c *Contract) quotas() (first []share.Assigned) {
 // place gives c the tuner of the topic's previous contract, with its record of the traffic.
 func (m *Machine) place(now mono.Time, c *Contract) {
 	var old *share.Tuner
-	if known := m.topics[c.Topic]; known != nil {
-		old = known.tuner
+	if current := m.topics[c.Topic]; current != nil {
+		old = current.tuner
 	}
 	c.tuner = old.Place(now, c.Rule, m.cfg.Window, c.Placed)
 }
 
-// hold makes c the topic's contract; nil removes the contract.
-func (m *Machine) hold(topic string, c *Contract) {
+// replace makes c the topic's contract; nil removes the contract.
+func (m *Machine) replace(topic string, c *Contract) {
 	if old := m.topics[topic]; old != nil {
 		for _, p := range old.Placed {
 			if delete(m.placed[p.Broker], topic); len(m.placed[p.Broker]) == 0 {
@@ -112,7 +112,7 @@ func (m *Machine) hold(topic string, c *Contract) {
 		delete(m.topics, topic)
 	}
 	delete(m.adaptive, topic)
-	delete(m.following, topic)
+	delete(m.moving, topic)
 	if c == nil {
 		return
 	}
@@ -122,7 +122,7 @@ func (m *Machine) hold(topic string, c *Contract) {
 	}
 	for _, p := range c.Placed {
 		if p.Retiring {
-			m.following[topic] = true
+			m.moving[topic] = true
 		}
 		if m.placed[p.Broker] == nil {
 			m.placed[p.Broker] = map[string]bool{}
@@ -137,11 +137,11 @@ func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []l
 	if grants, err = m.SetContract(c.Topic, m.terms(c), c.quotas()); err != nil {
 		return nil, nil, err
 	}
-	if known := m.topics[c.Topic]; known != nil && known.Rule == c.Rule && slices.Equal(known.quotas(), c.quotas()) {
-		return known, grants, nil
+	if current := m.topics[c.Topic]; current != nil && current.Rule == c.Rule && slices.Equal(current.quotas(), c.quotas()) {
+		return current, grants, nil
 	}
 	m.place(now, c)
-	m.hold(c.Topic, c)
+	m.replace(c.Topic, c)
 	return c, grants, nil
 }
 
@@ -151,7 +151,7 @@ func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	m.place(now, c)
 	first := c.quotas()
 	// The loads measured so far stay valid where the publishers move.
-	if view, known := m.Topic(c.Topic); known && c.Rule != share.Static {
+	if view, found := m.Topic(c.Topic); found && c.Rule != share.Static {
 		if target, err := m.propose(now, c, view); err == nil && target != nil {
 			first = target
 		}
@@ -159,7 +159,7 @@ func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	grants, err := m.Change(c.Topic, m.terms(c), first, c.Awaited)
 	if err == nil {
 		c.settled = true // the rule may tune the members: their shares are on the way
-		m.hold(c.Topic, c)
+		m.replace(c.Topic, c)
 	}
 	return grants, err
 }
@@ -176,7 +176,7 @@ func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	if err == nil && m.topics[c.Topic] == nil {
 		m.place(now, c)
 		c.settled = true // it was settled before the restart
-		m.hold(c.Topic, c)
+		m.replace(c.Topic, c)
 	}
 	return grants, err
 }
@@ -184,7 +184,7 @@ func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 // Remove ends a contract. The brokers in awaited may hold shares that an earlier ledger granted. The
 // brokers in strict have that policy.
 func (m *Machine) Remove(topic string, awaited, strict []string) []ledger.Grant {
-	m.hold(topic, nil)
+	m.replace(topic, nil)
 	m.Strict(strict)
 	return m.Ledger.Remove(topic, awaited)
 }
@@ -192,8 +192,8 @@ func (m *Machine) Remove(topic string, awaited, strict []string) []ledger.Grant 
 // Settled reports whether every member of c has had its first share.
 func (m *Machine) Settled(c *Contract) bool {
 	if !c.settled {
-		view, known := m.Topic(c.Topic)
-		c.settled = known && view.Settled && m.topics[c.Topic] == c
+		view, found := m.Topic(c.Topic)
+		c.settled = found && view.Settled && m.topics[c.Topic] == c
 	}
 	return c.settled
 }
@@ -223,21 +223,21 @@ func (m *Machine) PlacedOn(broker string) []string {
 	return slices.Sorted(maps.Keys(m.placed[broker]))
 }
 
-// Adaptive returns the topics whose rule runs, sorted by name. With following it returns only topics
+// Adaptive returns the topics whose rule runs, sorted by name. With moving it returns only topics
 // whose publishers have just moved.
-func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
+func (m *Machine) Adaptive(now mono.Time, moving bool) (topics []string) {
 	// order: each by itself
-	for topic := range m.following {
-		if !m.topics[topic].tuner.Following(now) {
-			delete(m.following, topic)
+	for topic := range m.moving {
+		if !m.topics[topic].tuner.Moving(now) {
+			delete(m.moving, topic)
 		}
 	}
-	among := m.adaptive
-	if following {
-		among = m.following
+	candidates := m.adaptive
+	if moving {
+		candidates = m.moving
 	}
 	// order: sorted below
-	for topic := range among {
+	for topic := range candidates {
 		if m.adaptive[topic] && m.Settled(m.topics[topic]) {
 			topics = append(topics, topic)
 		}
@@ -286,21 +286,21 @@ func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, resu
 
 // propose runs the rule. nil: no change.
 func (m *Machine) propose(now mono.Time, c *Contract, view ledger.TopicView) ([]share.Assigned, error) {
-	known := make(map[string]ledger.MemberView, len(view.Members))
-	for _, one := range view.Members {
-		known[one.Broker] = one
+	members := make(map[string]ledger.MemberView, len(view.Members))
+	for _, member := range view.Members {
+		members[member.Broker] = member
 	}
 	return c.tuner.Propose(now, c.Total, func(broker string) share.Holding {
-		one := known[broker]
-		return share.Holding{Away: !m.Connected(broker), Target: one.Target, Reserved: one.Reserved}
+		member := members[broker]
+		return share.Holding{Disconnected: !m.Connected(broker), Target: member.Target, Reserved: member.Reserved}
 	})
 }
 
 // worth reports whether target differs from the present targets by more than the dead band.
 func worth(view ledger.TopicView, target []share.Assigned) bool {
-	aimed := make([]share.Assigned, len(view.Members))
-	for i, one := range view.Members {
-		aimed[i] = share.Assigned{Broker: one.Broker, Share: one.Target}
+	targets := make([]share.Assigned, len(view.Members))
+	for i, member := range view.Members {
+		targets[i] = share.Assigned{Broker: member.Broker, Share: member.Target}
 	}
-	return share.Differs(aimed, target)
+	return share.Differs(targets, target)
 }

@@ -97,7 +97,7 @@ type brokers struct {
 	now mono.Time
 }
 
-func start(t *testing.T, ids ...string) *brokers {
+func connect(t *testing.T, ids ...string) *brokers {
 	b := &brokers{t: t, Machine: New(0, Config{Window: 10 * time.Second})}
 	for _, id := range ids {
 		b.join(id)
@@ -131,8 +131,8 @@ func (b *brokers) second(offered map[string]int64) {
 	}
 }
 
-// is compares the shares in force, as rate and burst.
-func (b *brokers) is(want map[string][2]int64) {
+// mustHave compares the shares in force, as rate and burst.
+func (b *brokers) mustHave(want map[string][2]int64) {
 	b.t.Helper()
 	view, _ := b.Topic("t")
 	got := map[string][2]int64{}
@@ -159,27 +159,27 @@ func TestSharesFollowTheLoad(t *testing.T) {
 		b.settle(grants, err)
 	}
 	// A disconnected broker keeps its share, and the rest is divided.
-	b := start(t, "b1", "b2", "b3")
+	b := connect(t, "b1", "b2", "b3")
 	set(b, "b1", "b2", "b3")
 	b.settle(b.Disconnect("b3"), nil)
 	for range 12 {
 		b.second(map[string]int64{"b1": 50, "b2": 10})
 	}
-	b.is(map[string][2]int64{"b1": {50, 5}, "b2": {10, 1}, "b3": {30, 3}})
+	b.mustHave(map[string][2]int64{"b1": {50, 5}, "b2": {10, 1}, "b3": {30, 3}})
 	// A share that has not been granted yet stays: b3 is still connecting.
-	c := start(t, "b1", "b2")
+	c := connect(t, "b1", "b2")
 	set(c, "b1", "b2", "b3")
 	for range 12 {
 		c.second(map[string]int64{"b1": 80, "b2": 10})
 	}
-	c.is(map[string][2]int64{"b1": {30, 3}, "b2": {30, 3}, "b3": {0, 0}})
+	c.mustHave(map[string][2]int64{"b1": {30, 3}, "b2": {30, 3}, "b3": {0, 0}})
 	c.join("b3")
 	c.second(map[string]int64{"b1": 80, "b2": 10, "b3": 10})
 	if view, _ := c.Topic("t"); !view.Settled || view.Members[0].Acknowledged.Rate <= 60_000 || view.Members[2].Acknowledged.IsZero() {
 		t.Errorf("once it is there: %+v", view)
 	}
 	// A silent broker has its floor.
-	d := start(t, "b1", "b2")
+	d := connect(t, "b1", "b2")
 	set(d, "b1", "b2")
 	for range 12 {
 		d.second(map[string]int64{"b1": 100, "b2": 0})
@@ -207,20 +207,20 @@ func TestWhatARestartFindsInTheMiddleOfAMove(t *testing.T) {
 		{"static, after it", share.Static, s(30, 3), s(60, 6), wanted},
 		{"tuned", share.Sqrt, s(60, 6), s(30, 3), map[string][2]int64{"b1": {60, 6}, "b2": {30, 3}}},
 	} {
-		b := start(t)
+		b := connect(t)
 		b.settle(b.Restore(b.now, &Contract{Topic: "t", Rule: test.rule, Total: s(90, 9), Placed: []share.Placed{
 			{Broker: "b1", Publishers: 30, Quota: s(30, 3)}, {Broker: "b2", Publishers: 60, Quota: s(60, 6)},
 		}}))
 		for id, holds := range map[string]tokenbucket.Share{"b1": test.b1, "b2": test.b2} {
-			b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}, Held: []ledger.Held{{Topic: "t", Share: holds, Epoch: 7}}}))
+			b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}, Shares: []ledger.HeldShare{{Topic: "t", Share: holds, Epoch: 7}}}))
 		}
 		t.Log(test.name)
-		b.is(test.want)
+		b.mustHave(test.want)
 	}
 }
 
 func TestTopicsByBrokerFollowTheContracts(t *testing.T) {
-	b := start(t, "b1", "b2", "b3")
+	b := connect(t, "b1", "b2", "b3")
 	placed := func(retiring string, ids ...string) *Contract {
 		c := &Contract{Topic: "t", Rule: share.Sqrt, Total: tokenbucket.Share{Rate: 90_000, Burst: 9}}
 		for _, id := range ids {
@@ -229,85 +229,85 @@ func TestTopicsByBrokerFollowTheContracts(t *testing.T) {
 		}
 		return c
 	}
-	is := func(when string, following bool, ids ...string) {
+	expect := func(when string, moving bool, ids ...string) {
 		t.Helper()
-		var on []string
+		var active []string
 		for _, id := range []string{"b1", "b2", "b3"} {
 			if slices.Contains(b.PlacedOn(id), "t") {
-				on = append(on, id)
+				active = append(active, id)
 			}
 		}
-		if !slices.Equal(on, ids) {
-			t.Errorf("%s: placed on %v, want %v", when, on, ids)
+		if !slices.Equal(active, ids) {
+			t.Errorf("%s: placed on %v, want %v", when, active, ids)
 		}
-		testkit.Equal(t, slices.Contains(b.Adaptive(b.now, true), "t"), following, "%s: its publishers are followed", when)
+		testkit.Equal(t, slices.Contains(b.Adaptive(b.now, true), "t"), moving, "%s: its publishers are followed", when)
 	}
 	_, grants, err := b.Set(b.now, placed("", "b1", "b2"))
 	b.settle(grants, err)
-	is("set", false, "b1", "b2")
+	expect("set", false, "b1", "b2")
 	b.settle(b.Update(b.now, placed("b1", "b1", "b2", "b3")))
-	is("b1's publishers move", true, "b1", "b2", "b3")
+	expect("b1's publishers move", true, "b1", "b2", "b3")
 	b.now = b.now.Add(share.Drain)
-	is("they have moved", false, "b1", "b2", "b3")
+	expect("they have moved", false, "b1", "b2", "b3")
 	b.settle(b.Update(b.now, placed("b2", "b2", "b3")))
-	is("b2's move", true, "b2", "b3")
+	expect("b2's move", true, "b2", "b3")
 	b.settle(b.Remove("t", nil, nil), nil)
-	is("removed", false)
-	testkit.Equal(t, len(b.placed)+len(b.following), 0, "what is left of it")
+	expect("removed", false)
+	testkit.Equal(t, len(b.placed)+len(b.moving), 0, "what is left of it")
 }
 
 // Most of 100,000 topics are on one broker, which gets the whole contract. Their rules propose nothing
 // and cost nothing.
 func TestTopicsOnOneBrokerRest(t *testing.T) {
-	b := start(t, "b1", "b2")
+	b := connect(t, "b1", "b2")
 	total := tokenbucket.Share{Rate: 90_000, Burst: 9}
 	half := tokenbucket.Share{Rate: 45_000, Burst: 4}
-	one := func(id string) *Contract {
+	contractOn := func(id string) *Contract {
 		return &Contract{Topic: "t", Rule: share.Sqrt, Total: total, Placed: []share.Placed{{Broker: id, Publishers: 10, Quota: total}}}
 	}
-	is := func(when string, rests bool) {
+	expect := func(when string, rests bool) {
 		t.Helper()
 		testkit.Equal(t, len(b.Adaptive(b.now, false)) == 0, rests, "%s: it rests", when)
 	}
 	offered := map[string]int64{"b1": 40}
-	_, grants, err := b.Set(b.now, one("b1"))
+	_, grants, err := b.Set(b.now, contractOn("b1"))
 	b.settle(grants, err)
-	is("set", false)
+	expect("set", false)
 	for range 5 {
 		b.second(offered)
 	}
-	is("on one broker", true)
-	b.is(map[string][2]int64{"b1": {90, 9}})
+	expect("on one broker", true)
+	b.mustHave(map[string][2]int64{"b1": {90, 9}})
 
 	b.settle(b.Update(b.now, &Contract{Topic: "t", Rule: share.Sqrt, Total: total, Placed: []share.Placed{
 		{Broker: "b1", Publishers: 10, Quota: half, Retiring: true}, {Broker: "b2", Publishers: 10, Quota: tokenbucket.Share{Rate: 45_000, Burst: 5}},
 	}}))
-	is("on two", false)
+	expect("on two", false)
 	b.second(offered)
-	is("on two for a second", false)
-	b.settle(b.Update(b.now, one("b2")))
-	is("on the other", false)
+	expect("on two for a second", false)
+	b.settle(b.Update(b.now, contractOn("b2")))
+	expect("on the other", false)
 	b.second(nil)
-	is("on the other for a second", true)
-	b.is(map[string][2]int64{"b2": {90, 9}})
+	expect("on the other for a second", true)
+	b.mustHave(map[string][2]int64{"b2": {90, 9}})
 
 	// Another process of the broker has no share, and gets the whole contract.
 	b.settle(b.Disconnect("b2"), nil)
 	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Said: mono.Said{Process: "another"}}))
-	b.is(map[string][2]int64{"b2": {90, 9}})
+	b.mustHave(map[string][2]int64{"b2": {90, 9}})
 
 	// After a restart of the adaptor, brokers hold shares from the middle of a move.
-	b = start(t)
-	b.settle(b.Restore(b.now, one("b1")))
+	b = connect(t)
+	b.settle(b.Restore(b.now, contractOn("b1")))
 	for id, holds := range map[string]tokenbucket.Share{"b1": half, "b2": {Rate: 45_000, Burst: 5}} {
-		b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}, Held: []ledger.Held{{Topic: "t", Share: holds, Epoch: 7}}}))
+		b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}, Shares: []ledger.HeldShare{{Topic: "t", Share: holds, Epoch: 7}}}))
 	}
-	is("restored", false)
+	expect("restored", false)
 	for range 3 {
 		b.second(offered)
 	}
-	b.is(map[string][2]int64{"b1": {90, 9}})
-	is("restored for a while", true)
+	b.mustHave(map[string][2]int64{"b1": {90, 9}})
+	expect("restored for a while", true)
 	b.settle(b.Remove("t", nil, nil), nil)
 	testkit.Equal(t, len(b.adaptive), 0, "what is left of it")
 }

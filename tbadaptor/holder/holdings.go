@@ -14,10 +14,10 @@ import (
 // and not acknowledged; the adaptor repeats the grant after the next hello.
 const maxKept = 10_000
 
-// Grant is a grant to this process, whatever its Broker. Held is a share that this process reports.
+// Grant is a grant to this process, whatever its Broker. HeldShare is a share that this process reports.
 type (
-	Grant = ledger.Grant
-	Held  = ledger.Held
+	Grant     = ledger.Grant
+	HeldShare = ledger.HeldShare
 )
 
 // Check validates a grant from a peer.
@@ -28,9 +28,9 @@ func Check(g Grant) error {
 	if g.Flex.Rate < 0 || g.Flex.Burst < 0 || g.Base().Validate() != nil {
 		return fmt.Errorf("%+v cannot be the flexible part of %+v", g.Flex, g.Share)
 	}
-	most := tokenbucket.Tokens(g.Share.Burst) * tokenbucket.Token
-	if g.Tokens < 0 || g.Tokens > most {
-		return fmt.Errorf("%d thousandths of a token: want 0 to %d, the burst", g.Tokens, most)
+	limit := tokenbucket.Tokens(g.Share.Burst) * tokenbucket.Token
+	if g.Tokens < 0 || g.Tokens > limit {
+		return fmt.Errorf("%d thousandths of a token: want 0 to %d, the burst", g.Tokens, limit)
 	}
 	if g.Epoch == 0 || g.Topic == "" {
 		return fmt.Errorf("epoch %d of topic %q: want neither 0 nor empty", g.Epoch, g.Topic)
@@ -49,7 +49,7 @@ type Holding struct {
 }
 
 // Base returns the share that remains when the lease is over.
-func (in Holding) Base() tokenbucket.Share { return in.Share.Less(in.Flex) }
+func (h Holding) Base() tokenbucket.Share { return h.Share.Less(h.Flex) }
 
 // Holdings has the process's share of each topic.
 //
@@ -94,29 +94,29 @@ func (h *Holdings) Topics() []string { return slices.Sorted(maps.Keys(h.topics))
 // Kept returns the number of topics that are not prepared and have a share.
 func (h *Holdings) Kept() int { return h.kept }
 
-// Due returns when a lease with these ends takes away a part of the holdings.
-func (h *Holdings) Due(flexUntil, until mono.Time) mono.Time {
-	due := mono.Never
+// NextEnd returns when a lease with these ends takes away a part of the holdings.
+func (h *Holdings) NextEnd(flexUntil, baseUntil mono.Time) mono.Time {
+	next := mono.Never
 	if h.flexible > 0 {
-		due = min(due, flexUntil)
+		next = min(next, flexUntil)
 	}
 	if h.held > 0 {
-		due = min(due, until)
+		next = min(next, baseUntil)
 	}
-	return due
+	return next
 }
 
 // Offer judges a grant. released is for the acknowledgement of a Kept grant.
 func (h *Holdings) Offer(g Grant) (v Verdict, released tokenbucket.Tokens) {
-	in, known := h.topics[g.Topic]
+	holding, found := h.topics[g.Topic]
 	switch {
-	case known && g.Epoch <= in.Epoch:
+	case found && g.Epoch <= holding.Epoch:
 		return Stale, 0
-	case in.Prepared:
+	case holding.Prepared:
 		return InForce, 0
-	case !known && g.Share.IsZero():
+	case !found && g.Share.IsZero():
 		return Kept, 0 // no share of an unknown topic: nothing to keep
-	case !known && h.kept >= maxKept:
+	case !found && h.kept >= maxKept:
 		return Dropped, 0
 	}
 	return Kept, h.Keep(g)
@@ -125,32 +125,32 @@ func (h *Holdings) Offer(g Grant) (v Verdict, released tokenbucket.Tokens) {
 // Keep stores g for a topic that is not prepared. It returns the tokens for which the burst has no
 // room.
 func (h *Holdings) Keep(g Grant) (released tokenbucket.Tokens) {
-	all := h.topics[g.Topic].tokens + g.Tokens
-	fit := min(all, tokenbucket.Tokens(g.Share.Burst)*tokenbucket.Token)
-	h.put(g.Topic, Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, tokens: fit})
-	return all - fit
+	total := h.topics[g.Topic].tokens + g.Tokens
+	fitting := min(total, tokenbucket.Tokens(g.Share.Burst)*tokenbucket.Token)
+	h.put(g.Topic, Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, tokens: fitting})
+	return total - fitting
 }
 
 // put replaces the Holding of a topic. A topic that is not prepared and has no share leaves the map.
-func (h *Holdings) put(topic string, in Holding) {
+func (h *Holdings) put(topic string, holding Holding) {
 	h.count(topic, -1)
 	delete(h.topics, topic)
-	if in.Prepared || !in.Share.IsZero() {
-		h.topics[topic] = in
+	if holding.Prepared || !holding.Share.IsZero() {
+		h.topics[topic] = holding
 		h.count(topic, 1)
 	}
 }
 
 // count adds n for a topic in the map to the counts.
 func (h *Holdings) count(topic string, n int) {
-	in, known := h.topics[topic]
-	if known && !in.Prepared {
+	holding, found := h.topics[topic]
+	if found && !holding.Prepared {
 		h.kept += n
 	}
-	if !in.Share.IsZero() {
+	if !holding.Share.IsZero() {
 		h.held += n
 	}
-	if in.Flex != (tokenbucket.Share{}) {
+	if holding.Flex != (tokenbucket.Share{}) {
 		h.flexible += n
 	}
 }
@@ -161,21 +161,21 @@ func (h *Holdings) Applied(g Grant) {
 }
 
 // Prepared records that the node has created the topic. It returns the share kept for the topic, which
-// the caller passes to the node. due is false if there is none.
-func (h *Holdings) Prepared(topic string) (g Grant, due bool) {
-	in, known := h.topics[topic]
-	if in.Prepared {
+// the caller passes to the node. hasGrant is false if there is none.
+func (h *Holdings) Prepared(topic string) (g Grant, hasGrant bool) {
+	holding, found := h.topics[topic]
+	if holding.Prepared {
 		return Grant{}, false
 	}
-	h.put(topic, Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex, Prepared: true})
-	return Grant{Topic: topic, Epoch: in.Epoch, Share: in.Share, Tokens: in.tokens, Flex: in.Flex}, known
+	h.put(topic, Holding{Epoch: holding.Epoch, Share: holding.Share, Flex: holding.Flex, Prepared: true})
+	return Grant{Topic: topic, Epoch: holding.Epoch, Share: holding.Share, Tokens: holding.tokens, Flex: holding.Flex}, found
 }
 
 // Missing records that the node does not have the topic. The share stays; the tokens in the topic's
 // bucket are lost.
 func (h *Holdings) Missing(topic string) {
-	if in := h.topics[topic]; in.Prepared {
-		h.put(topic, Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex})
+	if holding := h.topics[topic]; holding.Prepared {
+		h.put(topic, Holding{Epoch: holding.Epoch, Share: holding.Share, Flex: holding.Flex})
 	}
 }
 
@@ -207,38 +207,38 @@ func (h *Holdings) Lapse(flexOver, allOver bool) (topics []string) {
 
 // LapseOne is Lapse for one topic. It reports whether a part of the share has ended.
 func (h *Holdings) LapseOne(topic string, flexOver, allOver bool) bool {
-	in := h.topics[topic]
-	was := in.Share
+	holding := h.topics[topic]
+	previous := holding.Share
 	if flexOver {
-		in.Share, in.Flex = in.Base(), tokenbucket.Share{}
+		holding.Share, holding.Flex = holding.Base(), tokenbucket.Share{}
 	}
 	if allOver {
-		in.Share, in.Flex = tokenbucket.Share{}, tokenbucket.Share{}
+		holding.Share, holding.Flex = tokenbucket.Share{}, tokenbucket.Share{}
 	}
-	if in.Share == was {
+	if holding.Share == previous {
 		return false
 	}
-	in.tokens = min(in.tokens, tokenbucket.Tokens(in.Share.Burst)*tokenbucket.Token)
+	holding.tokens = min(holding.tokens, tokenbucket.Tokens(holding.Share.Burst)*tokenbucket.Token)
 	h.count(topic, -1)
-	h.topics[topic] = in
+	h.topics[topic] = holding
 	h.count(topic, 1)
 	return true
 }
 
 // Reconcile forgets prepared topics that do not exist, and returns all shares, sorted by topic.
-func (h *Holdings) Reconcile(exist []string) []Held {
-	there := make(map[string]bool, len(exist))
+func (h *Holdings) Reconcile(exist []string) []HeldShare {
+	existing := make(map[string]bool, len(exist))
 	for _, name := range exist {
-		there[name] = true
+		existing[name] = true
 	}
-	var list []Held
+	var list []HeldShare
 	for _, name := range h.Topics() {
-		in := h.topics[name]
+		holding := h.topics[name]
 		switch {
-		case in.Prepared && !there[name]:
+		case holding.Prepared && !existing[name]:
 			h.put(name, Holding{})
-		case in.Epoch > 0:
-			list = append(list, Held{Topic: name, Share: in.Share, Flex: in.Flex, Epoch: in.Epoch})
+		case holding.Epoch > 0:
+			list = append(list, HeldShare{Topic: name, Share: holding.Share, Flex: holding.Flex, Epoch: holding.Epoch})
 		}
 	}
 	return list

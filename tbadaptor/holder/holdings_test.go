@@ -41,17 +41,17 @@ func TestDueKnowsTheEndsOfShares(t *testing.T) {
 			case 7:
 				h.Reconcile([]string{"a"})
 			}
-			due := mono.Never
-			for _, in := range h.topics {
-				if in.Flex != (tokenbucket.Share{}) {
-					due = min(due, 3)
+			hasGrant := mono.Never
+			for _, holding := range h.topics {
+				if holding.Flex != (tokenbucket.Share{}) {
+					hasGrant = min(hasGrant, 3)
 				}
-				if !in.Share.IsZero() {
-					due = min(due, 5)
+				if !holding.Share.IsZero() {
+					hasGrant = min(hasGrant, 5)
 				}
 			}
-			if got := h.Due(3, 5); got != due {
-				t.Fatalf("due at %v, want %v: %+v", got, due, h.topics)
+			if got := h.NextEnd(3, 5); got != hasGrant {
+				t.Fatalf("due at %v, want %v: %+v", got, hasGrant, h.topics)
 			}
 		}
 	})
@@ -59,7 +59,7 @@ func TestDueKnowsTheEndsOfShares(t *testing.T) {
 
 func TestOfferByEpoch(t *testing.T) {
 	h := New()
-	if _, due := h.Prepared("t"); due {
+	if _, hasGrant := h.Prepared("t"); hasGrant {
 		t.Fatal("a share is due that was not granted")
 	}
 	for _, test := range []struct {
@@ -93,11 +93,11 @@ func TestAGrantBeforeItsTopic(t *testing.T) {
 	if held := h.Reconcile(nil); len(held) != 1 || held[0].Epoch != 3 {
 		t.Errorf("the hello says %v, want the share that lies here", held)
 	}
-	g, due := h.Prepared("t")
-	if want := (Grant{Topic: "t", Epoch: 3, Share: share(20, 4), Tokens: 4000}); !due || g != want {
-		t.Errorf("due at the preparation: %v %+v, want %+v", due, g, want)
+	g, hasGrant := h.Prepared("t")
+	if want := (Grant{Topic: "t", Epoch: 3, Share: share(20, 4), Tokens: 4000}); !hasGrant || g != want {
+		t.Errorf("due at the preparation: %v %+v, want %+v", hasGrant, g, want)
 	}
-	if _, due := h.Prepared("t"); due {
+	if _, hasGrant := h.Prepared("t"); hasGrant {
 		t.Error("it is due a second time")
 	}
 	if v, _ := h.Offer(Grant{Topic: "t", Epoch: 4, Share: share(1, 1), Tokens: 0}); v != InForce {
@@ -152,8 +152,8 @@ func TestReconcileForgetsWhatIsGone(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	good := Grant{Topic: "t", Epoch: 1, Share: share(10, 2), Flex: share(3, 1), Tokens: 2000}
-	for _, g := range []Grant{good, {Topic: "t", Epoch: 1}} {
+	valid := Grant{Topic: "t", Epoch: 1, Share: share(10, 2), Flex: share(3, 1), Tokens: 2000}
+	for _, g := range []Grant{valid, {Topic: "t", Epoch: 1}} {
 		if err := Check(g); err != nil {
 			t.Errorf("%+v: %v", g, err)
 		}
@@ -170,7 +170,7 @@ func TestCheck(t *testing.T) {
 		"too many tokens":  func(g *Grant) { g.Tokens = 2001 },
 		"tokens, no share": func(g *Grant) { g.Share, g.Flex, g.Tokens = share(0, 0), share(0, 0), 1 },
 	} {
-		g := good
+		g := valid
 		spoil(&g)
 		if Check(g) == nil {
 			t.Errorf("%s: accepted as %+v", name, g)
@@ -187,7 +187,7 @@ func TestAnyOrder(t *testing.T) {
 		given := map[string]tokenbucket.Tokens{} // with the agent, not yet with the node
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			topic := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "topic")
-			before, known := h.topics[topic]
+			before, found := h.topics[topic]
 			switch rapid.IntRange(0, 5).Draw(t, "kind") {
 			case 0, 1:
 				g := Grant{Topic: topic, Epoch: rapid.Uint64Range(1, 20).Draw(t, "epoch")}
@@ -197,7 +197,7 @@ func TestAnyOrder(t *testing.T) {
 				}
 				switch v, released := h.Offer(g); v {
 				case Stale:
-					if !known || g.Epoch > before.Epoch {
+					if !found || g.Epoch > before.Epoch {
 						t.Fatalf("%+v is Stale after %+v", g, before)
 					}
 				case InForce:
@@ -212,7 +212,7 @@ func TestAnyOrder(t *testing.T) {
 					given[topic] += g.Tokens - released
 				}
 			case 2:
-				if g, due := h.Prepared(topic); due {
+				if g, hasGrant := h.Prepared(topic); hasGrant {
 					if g.Tokens != given[topic] {
 						t.Fatalf("%d tokens due, %d were given", g.Tokens, given[topic])
 					}
@@ -234,21 +234,21 @@ func TestAnyOrder(t *testing.T) {
 				}
 			}
 			n := 0
-			for name, in := range h.topics {
-				if !in.Prepared {
+			for name, holding := range h.topics {
+				if !holding.Prepared {
 					n++
-					if in.tokens > tokenbucket.Tokens(in.Share.Burst)*tokenbucket.Token || in.Share.IsZero() {
-						t.Fatalf("%s keeps %+v", name, in)
+					if holding.tokens > tokenbucket.Tokens(holding.Share.Burst)*tokenbucket.Token || holding.Share.IsZero() {
+						t.Fatalf("%s keeps %+v", name, holding)
 					}
-					if in.tokens != given[name] {
-						t.Fatalf("%s keeps %d tokens, was given %d", name, in.tokens, given[name])
+					if holding.tokens != given[name] {
+						t.Fatalf("%s keeps %d tokens, was given %d", name, holding.tokens, given[name])
 					}
 				}
 			}
 			if n != h.kept {
 				t.Fatalf("%d kept, counted %d", n, h.kept)
 			}
-			if after, still := h.topics[topic]; known && still && after.Epoch < before.Epoch {
+			if after, present := h.topics[topic]; found && present && after.Epoch < before.Epoch {
 				t.Fatalf("epoch of %s fell from %d to %d", topic, before.Epoch, after.Epoch)
 			}
 		}

@@ -14,15 +14,15 @@ const shortestRenewal = 5 * time.Millisecond
 // ends later. The zero Lease never began.
 type Lease struct {
 	Strict bool
-	// Asked is the time of the last request.
-	Asked mono.Time
-	// Ends of the lease; FlexUntil <= until.
-	FlexUntil, until mono.Time
-	Length           time.Duration // length of the flexible lease; 0: unknown
-	// Heard is when the newest answer came. Sent is the adaptor's time of sending it; 0: no answer that
+	// Requested is the time of the last request.
+	Requested mono.Time
+	// Ends of the lease; FlexUntil <= allUntil.
+	FlexUntil, allUntil mono.Time
+	Length              time.Duration // length of the flexible lease; 0: unknown
+	// Received is when the newest answer came. Sent is the adaptor's time of sending it; 0: no answer that
 	// the adaptor may count on.
-	Heard mono.Time
-	Sent  uint64
+	Received mono.Time
+	Sent     uint64
 	// Noted: the store has a note that the process is alone (see Alone).
 	Noted bool
 }
@@ -34,29 +34,29 @@ func (l *Lease) Alone() mono.Time {
 	if l.Length == 0 || l.Strict {
 		return mono.Never
 	}
-	return l.Heard.Add(2 * l.Length)
+	return l.Received.Add(2 * l.Length)
 }
 
-// Renew applies the answer to a request made at at.
-func (l *Lease) Renew(at mono.Time, flex, session time.Duration) {
-	l.FlexUntil = max(l.FlexUntil, at.Add(flex))
-	l.until = max(l.until, at.Add(session))
+// Renew applies the answer to a request made at sent.
+func (l *Lease) Renew(sent mono.Time, flex, session time.Duration) {
+	l.FlexUntil = max(l.FlexUntil, sent.Add(flex))
+	l.allUntil = max(l.allUntil, sent.Add(session))
 	l.Length = flex
 }
 
 // Ends returns the ends of flexible parts and bases. The base of a broker that is not Strict never
 // ends.
-func (l *Lease) Ends() (flexUntil, until mono.Time) {
+func (l *Lease) Ends() (flexUntil, allUntil mono.Time) {
 	if l.Strict {
-		return l.FlexUntil, l.until
+		return l.FlexUntil, l.allUntil
 	}
 	return l.FlexUntil, mono.Never
 }
 
-// Over reports which parts have ended by now.
-func (l *Lease) Over(now mono.Time) (flex, all bool) {
-	flexUntil, until := l.Ends()
-	return !now.Before(flexUntil), !now.Before(until)
+// Ended reports which parts have ended by now.
+func (l *Lease) Ended(now mono.Time) (flex, all bool) {
+	flexUntil, allUntil := l.Ends()
+	return !now.Before(flexUntil), !now.Before(allUntil)
 }
 
 // Request returns when the next request is due: four requests fit into a lease.
@@ -64,5 +64,5 @@ func (l *Lease) Request() mono.Time {
 	if l.Length == 0 {
 		return mono.Never
 	}
-	return l.Asked.Add(max(l.Length/4, shortestRenewal))
+	return l.Requested.Add(max(l.Length/4, shortestRenewal))
 }

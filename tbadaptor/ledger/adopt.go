@@ -8,24 +8,24 @@ import (
 )
 
 // Adopt adds a contract that an earlier ledger may have granted, to the brokers in initial and to the
-// brokers in others. No share grows until each of these brokers has reported its share or was
+// brokers in awaited. No share grows until each of these brokers has reported its share or was
 // forgotten. If the reported shares make up the contract, they stay; otherwise the brokers get initial.
 // Adopt creates no tokens: buckets earn them.
 //
 // A known contract stays unchanged. Adopt fails with *Conflict if the topic has another contract, and
 // with *Busy if brokers still hold shares of a removed contract.
-func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, others []string) ([]Grant, error) {
+func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, awaited []string) ([]Grant, error) {
 	t, target, err := l.enter(name, terms, initial)
 	switch {
 	case err != nil:
 		return nil, err
 	case !t.contract.IsZero() && t.contract != terms.Contract:
-		return nil, &Conflict{Topic: name, Have: t.contract, Got: terms.Contract}
+		return nil, &Conflict{Topic: name, Current: t.contract, Requested: terms.Contract}
 	case !t.contract.IsZero():
 		return nil, nil
 	}
-	t.keep = true
-	l.await(t, others)
+	t.keepReported = true
+	l.await(t, awaited)
 	return l.replace(t, terms, target), nil
 }
 
@@ -34,20 +34,20 @@ func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, other
 // acknowledged their decreases. A contract that grows gets no tokens; buckets earn them.
 //
 // If the ledger does not know the contract, or still awaits a broker, an earlier ledger granted the old
-// shares. Until the awaited brokers and others were heard, shares grow only as far as terms.Former
+// shares. Until the awaited brokers were heard, shares grow only as far as terms.Former
 // proves that there is room. Change fails with *Busy if brokers still hold shares of a removed
 // contract.
-func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, others []string) ([]Grant, error) {
+func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, awaited []string) ([]Grant, error) {
 	t, sorted, err := l.enter(name, terms, target)
 	switch {
 	case err != nil:
 		return nil, err
 	case t.contract.IsZero() || len(t.awaited) > 0:
-		l.await(t, others)
+		l.await(t, awaited)
 	case t.contract == terms.Contract && t.flex == terms.Flex && slices.Equal(t.initial, sorted):
 		return nil, nil
 	}
-	t.keep = false
+	t.keepReported = false
 	return l.replace(t, terms, sorted), nil
 }
 
@@ -71,7 +71,7 @@ func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant
 // await makes a topic wait for the given brokers that have not been heard.
 func (l *Ledger) await(t *topic, brokers []string) {
 	for _, id := range brokers {
-		if i, there := slices.BinarySearch(t.awaited, id); !there && !l.heard[id] {
+		if i, found := slices.BinarySearch(t.awaited, id); !found && !l.heard[id] {
 			t.awaited = slices.Insert(t.awaited, i, id)
 			l.awaiting.add(id, t)
 		}
@@ -90,8 +90,8 @@ func (l *Ledger) bound(t *topic, total tokenbucket.Share) {
 	t.noteUnheard(total)
 }
 
-// found subtracts the share that an awaited broker reports from unheard.
-func (t *topic) found(held tokenbucket.Share) {
+// subtractUnheard subtracts the share that an awaited broker reports from unheard.
+func (t *topic) subtractUnheard(held tokenbucket.Share) {
 	if t.unheard != nil {
 		t.noteUnheard(t.unheard.Less(held))
 	}
@@ -105,13 +105,13 @@ func (t *topic) noteUnheard(rest tokenbucket.Share) {
 	}
 }
 
-// hear records that a broker's shares are known, and resumes the topics that awaited the broker.
-func (l *Ledger) hear(id string) (grants []Grant) {
+// markHeard records that a broker's shares are known, and resumes the topics that awaited the broker.
+func (l *Ledger) markHeard(id string) (grants []Grant) {
 	if l.heard[id] {
 		return nil
 	}
 	l.heard[id] = true
-	for _, t := range l.awaiting.of(id) {
+	for _, t := range l.awaiting.topicsOf(id) {
 		l.awaiting.remove(id, t)
 		t.awaited = slices.DeleteFunc(t.awaited, func(awaited string) bool { return awaited == id })
 		grants = append(grants, l.resume(t)...)
@@ -125,22 +125,22 @@ func (l *Ledger) resume(t *topic) []Grant {
 		return l.advance(t)
 	}
 	t.unheard = nil
-	if held := l.kept(t); t.keep && held != nil {
-		l.aim(t, held)
+	if kept := l.keptShares(t); t.keepReported && kept != nil {
+		l.aim(t, kept)
 	}
 	return l.advance(t)
 }
 
-// kept returns the shares of the brokers of an adopted contract, so that tuned shares stay. If the
-// shares do not sum to the contract, kept adds the rest in proportion: ended flexible parts, or a share
+// keptShares returns the shares of the brokers of an adopted contract, so that tuned shares stay. If the
+// shares do not sum to the contract, keptShares adds the rest in proportion: ended flexible parts, or a share
 // in transit between brokers. It returns nil in any of these cases:
 //   - a broker with a target holds nothing
 //   - a broker without a target holds something
 //   - the brokers together hold more than the contract
 //   - a broker's reserved share differs from its acknowledged share
-func (l *Ledger) kept(t *topic) []share.Assigned {
-	left := t.contract
-	var held []share.Load
+func (l *Ledger) keptShares(t *topic) []share.Assigned {
+	rest := t.contract
+	var kept []share.Load
 	for _, m := range t.members {
 		if m.target.IsZero() != m.acked.share.IsZero() || l.reserve(m) != m.acked.share {
 			return nil
@@ -148,13 +148,13 @@ func (l *Ledger) kept(t *topic) []share.Assigned {
 		if m.target.IsZero() {
 			continue
 		}
-		left = left.Less(m.acked.share)
-		held = append(held, share.Load{Broker: m.broker, Share: m.acked.share})
+		rest = rest.Less(m.acked.share)
+		kept = append(kept, share.Load{Broker: m.broker, Share: m.acked.share})
 	}
-	if left.Rate < 0 || left.Burst < 0 {
+	if rest.Rate < 0 || rest.Burst < 0 {
 		return nil
 	}
-	shares, err := share.Split(share.Static, t.contract, held)
+	shares, err := share.Split(share.Static, t.contract, kept)
 	if err != nil {
 		return nil
 	}

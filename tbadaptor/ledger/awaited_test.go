@@ -28,18 +28,18 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 		l := ledger.New(100, ledger.Leases{})
 		w := &world{}
 		unheard := map[string]tokenbucket.Share{}
-		left := former
+		rest := former
 		for i := range rapid.IntRange(2, 5).Draw(t, "brokers") {
 			n := &node{id: fmt.Sprint("b", i)}
 			w.brokers = append(w.brokers, n)
 			held := tokenbucket.Share{}
-			if left.Rate > 0 && left.Burst > 0 && rapid.IntRange(0, 3).Draw(t, "holds nothing") > 0 {
-				held = tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, int64(left.Rate)).Draw(t, "rate")), Burst: rapid.Int64Range(1, left.Burst).Draw(t, "burst")}
-				left = left.Less(held)
+			if rest.Rate > 0 && rest.Burst > 0 && rapid.IntRange(0, 3).Draw(t, "holds nothing") > 0 {
+				held = tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, int64(rest.Rate)).Draw(t, "rate")), Burst: rapid.Int64Range(1, rest.Burst).Draw(t, "burst")}
+				rest = rest.Less(held)
 			}
 			unheard[n.id] = held
 		}
-		most := former // maximum of the former total and the contracts until now
+		maximum := former // maximum of the former total and the contracts until now
 		reported, contract := tokenbucket.Share{}, tokenbucket.Share{}
 		check := func() {
 			testkit.Must(t, l.CheckForm())
@@ -53,8 +53,8 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 				reserved.Rate, reserved.Burst = reserved.Rate+m.Reserved.Rate, reserved.Burst+m.Reserved.Burst
 			}
 			using.Rate, using.Burst = using.Rate+reserved.Rate, using.Burst+reserved.Burst
-			if using.Rate > most.Rate || using.Burst > most.Burst {
-				t.Fatalf("brokers may be using %+v of %+v: %+v, unheard %v", using, most, view, unheard)
+			if using.Rate > maximum.Rate || using.Burst > maximum.Burst {
+				t.Fatalf("brokers may be using %+v of %+v: %+v, unheard %v", using, maximum, view, unheard)
 			}
 		}
 		run := func(grants []ledger.Grant, err error) {
@@ -79,9 +79,9 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			}
 			empty := slices.ContainsFunc(view.Members, func(m ledger.MemberView) bool { return m.Connected && m.Acknowledged.IsZero() && !m.Target.IsZero() })
 			for _, m := range view.Members {
-				lacks := m.Target.Less(m.Acknowledged)
+				missing := m.Target.Less(m.Acknowledged)
 				// A part may be reserved for a broker that has no share yet.
-				if m.Connected && !empty && (lacks.Rate > 0 && free.Rate > 0 || lacks.Burst > 0 && free.Burst > 0) {
+				if m.Connected && !empty && (missing.Rate > 0 && free.Rate > 0 || missing.Burst > 0 && free.Burst > 0) {
 					t.Fatalf("%+v is free, and %s has %+v of %+v; unheard: %v", free, m.Broker, m.Acknowledged, m.Target, unheard)
 				}
 				if len(unheard) > 0 && m.Connected && m.Granted.Rate > 0 && m.Granted == m.Target {
@@ -91,7 +91,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 		}
 		change := func() {
 			contract = draw("contract")
-			most.Rate, most.Burst = max(most.Rate, contract.Rate), max(most.Burst, contract.Burst)
+			maximum.Rate, maximum.Burst = max(maximum.Rate, contract.Rate), max(maximum.Burst, contract.Burst)
 			run(l.Change("t", ledger.Terms{Contract: contract, Former: former}, drawTarget(t, w, contract), w.everyone()))
 		}
 		change()
@@ -102,20 +102,20 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 			}
 			var ids []string
 			for _, n := range w.brokers {
-				if _, waits := unheard[n.id]; waits {
+				if _, awaited := unheard[n.id]; awaited {
 					ids = append(ids, n.id)
 				}
 			}
 			id := rapid.SampledFrom(ids).Draw(t, "hello")
 			s := ledger.Session{Broker: id, Said: mono.Said{Process: id}, Place: identity.Place{Lock: id}}
 			if held := unheard[id]; !held.IsZero() {
-				s.Held = []ledger.Held{{Topic: "t", Share: held, Epoch: 7}}
+				s.Shares = []ledger.HeldShare{{Topic: "t", Share: held, Epoch: 7}}
 				reported.Rate, reported.Burst = reported.Rate+held.Rate, reported.Burst+held.Burst
 			}
 			delete(unheard, id)
 			run(l.Hello(s, 0))
 		}
-		if view, known := l.Topic("t"); known && !view.Settled {
+		if view, found := l.Topic("t"); found && !view.Settled {
 			t.Fatalf("all were heard, and not all have their targets: %+v", view)
 		}
 	})

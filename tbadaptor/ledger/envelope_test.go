@@ -47,23 +47,23 @@ func TestConformsToTheContract(t *testing.T) {
 
 // cluster is a ledger and brokers with nsqd's topics, in virtual time.
 type cluster struct {
-	rng      *rand.Rand
-	now      mono.Time
-	events   events
-	order    int
-	leases   ledger.Leases
-	contract tokenbucket.Share
-	flex     ledger.Permille
-	ledger   *ledger.Ledger
-	set      bool // the ledger has the contract
-	initial  []share.Assigned
-	brokers  []*broker
-	eligible []mono.Time // as the buckets say
-	released []mono.Time // when the brokers released the messages
-	lateness time.Duration
-	faults   bool
-	arrived  int
-	restarts int // of the adaptor
+	rng         *rand.Rand
+	now         mono.Time
+	events      events
+	order       int
+	leases      ledger.Leases
+	contract    tokenbucket.Share
+	flex        ledger.Permille
+	ledger      *ledger.Ledger
+	contractSet bool // the ledger has the contract
+	initial     []share.Assigned
+	brokers     []*broker
+	eligible    []mono.Time // as the buckets say
+	released    []mono.Time // when the brokers released the messages
+	lateness    time.Duration
+	faults      bool
+	arrived     int
+	restarts    int // of the adaptor
 }
 
 const (
@@ -75,23 +75,23 @@ type broker struct {
 	id        string
 	policy    ledger.Policy
 	starts    int
-	up        bool
+	running   bool
 	cut       bool // off from the adaptor
 	session   int
-	heard     int // the session of the last hello that the ledger received
+	lastHello int // the session of the last hello that the ledger received
 	topic     *queue.Topic
 	fx        queue.Effects
 	epoch     uint64
 	base      tokenbucket.Share // on the broker's disk, with epoch
 	flexUntil mono.Time
-	until     mono.Time
+	leaseEnd  mono.Time
 	wake      mono.Time // time of a scheduled event
 }
 
 type event struct {
 	at    mono.Time
 	order int // simultaneous events happen in the order of their creation
-	do    func()
+	run   func()
 }
 
 type events []event
@@ -104,25 +104,25 @@ func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
 func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
 func (e *events) Pop() any     { last := (*e)[len(*e)-1]; *e = (*e)[:len(*e)-1]; return last }
 
-func (c *cluster) at(t mono.Time, do func()) {
+func (c *cluster) schedule(t mono.Time, f func()) {
 	c.order++
-	heap.Push(&c.events, event{at: t, order: c.order, do: do})
+	heap.Push(&c.events, event{at: t, order: c.order, run: f})
 }
 
-func (c *cluster) after(d time.Duration, do func()) { c.at(c.now.Add(d), do) }
+func (c *cluster) scheduleAfter(d time.Duration, f func()) { c.schedule(c.now.Add(d), f) }
 
-// every repeats an action at random intervals.
-func (c *cluster) every(mean time.Duration, do func()) {
+// scheduleEvery repeats an action at random intervals.
+func (c *cluster) scheduleEvery(mean time.Duration, f func()) {
 	var next func()
 	next = func() {
-		do()
-		c.after(c.soon(mean), next)
+		f()
+		c.scheduleAfter(c.delay(mean), next)
 	}
-	c.after(c.soon(mean), next)
+	c.scheduleAfter(c.delay(mean), next)
 }
 
-// soon returns an exponentially distributed delay.
-func (c *cluster) soon(mean time.Duration) time.Duration {
+// delay returns an exponentially distributed delay.
+func (c *cluster) delay(mean time.Duration) time.Duration {
 	return time.Duration(c.rng.ExpFloat64() * float64(mean))
 }
 
@@ -130,22 +130,22 @@ func (c *cluster) run(until mono.Time) {
 	for len(c.events) > 0 && c.events[0].at <= until {
 		e := heap.Pop(&c.events).(event)
 		c.now = e.at
-		e.do()
+		e.run()
 	}
 }
 
 // send carries a message of a session one way: late, perhaps twice or never. A message is lost while
 // the broker is cut off, or once the session is over.
-func (c *cluster) send(b *broker, do func()) {
+func (c *cluster) send(b *broker, f func()) {
 	copies := 1
 	if c.faults {
 		copies = []int{0, 1, 1, 1, 2}[c.rng.IntN(5)]
 	}
 	session := b.session
 	for range copies {
-		c.after(c.soon(2*time.Millisecond), func() {
-			if b.up && !b.cut && b.session == session {
-				do()
+		c.scheduleAfter(c.delay(2*time.Millisecond), func() {
+			if b.running && !b.cut && b.session == session {
+				f()
 			}
 		})
 	}
@@ -154,7 +154,7 @@ func (c *cluster) send(b *broker, do func()) {
 func (c *cluster) broadcast(grants []ledger.Grant) {
 	for _, g := range grants {
 		b := c.brokers[slices.IndexFunc(c.brokers, func(b *broker) bool { return b.id == g.Broker })]
-		if b.heard == b.session {
+		if b.lastHello == b.session {
 			c.send(b, func() { c.apply(b, g) })
 		}
 	}
@@ -163,7 +163,7 @@ func (c *cluster) broadcast(grants []ledger.Grant) {
 func (c *cluster) ack(b *broker, released tokenbucket.Tokens) {
 	epoch, held := b.epoch, b.topic.Contract().Share()
 	c.send(b, func() {
-		if b.heard != b.session {
+		if b.lastHello != b.session {
 			return
 		}
 		grants, err := c.ledger.Ack(b.id, topicName, epoch, held, released)
@@ -182,7 +182,7 @@ func (c *cluster) apply(b *broker, g ledger.Grant) {
 			lease.FlexUntil = b.flexUntil
 		}
 		if b.policy == ledger.Strict {
-			lease.Until = b.until
+			lease.Until = b.leaseEnd
 		}
 		released = b.topic.SetLeased(c.now, g.Share, lease, g.Tokens, &b.fx)
 		b.epoch, b.base = g.Epoch, g.Base()
@@ -205,11 +205,11 @@ func (c *cluster) drain(b *broker) {
 		// A timer fires late, perhaps after the end of a lease.
 		late := time.Duration(0)
 		if c.faults {
-			late = c.soon(200 * time.Microsecond)
+			late = c.delay(200 * time.Microsecond)
 		}
 		topic := b.topic
-		c.at(max(c.now, e).Add(late), func() {
-			if b.wake = mono.Never; b.topic == topic && b.up {
+		c.schedule(max(c.now, e).Add(late), func() {
+			if b.wake = mono.Never; b.topic == topic && b.running {
 				c.drain(b)
 			}
 		})
@@ -224,32 +224,32 @@ func (c *cluster) hello(b *broker) {
 	if held := b.topic.Contract().Share(); !held.IsZero() {
 		base := tokenbucket.Share{Rate: min(held.Rate, b.base.Rate), Burst: min(held.Burst, b.base.Burst)}
 		flex := tokenbucket.Share{Rate: held.Rate - base.Rate, Burst: held.Burst - base.Burst}
-		s.Held = []ledger.Held{{Topic: topicName, Share: held, Flex: flex, Epoch: b.epoch}}
+		s.Shares = []ledger.HeldShare{{Topic: topicName, Share: held, Flex: flex, Epoch: b.epoch}}
 	}
 	at, session := c.now, b.session
-	c.after(c.soon(2*time.Millisecond), func() {
+	c.scheduleAfter(c.delay(2*time.Millisecond), func() {
 		if b.session != session || b.cut {
 			return
 		}
-		b.heard = session
+		b.lastHello = session
 		grants, err := c.ledger.Hello(s, c.now)
 		if err != nil {
 			panic(err)
 		}
-		c.lend(b, at)
+		c.renew(b, at)
 		c.broadcast(grants)
 		c.begin()
 	})
 }
 
-func (c *cluster) lend(b *broker, at mono.Time) {
+func (c *cluster) renew(b *broker, at mono.Time) {
 	c.send(b, func() {
 		late := time.Duration(c.rng.Int64N(int64(c.leases.ClockBound) + 1))
 		b.flexUntil = max(b.flexUntil, at.Add(c.leases.Flex+late))
-		b.until = max(b.until, at.Add(c.leases.Session+late))
+		b.leaseEnd = max(b.leaseEnd, at.Add(c.leases.Session+late))
 		until := mono.Never
 		if b.policy == ledger.Strict {
-			until = b.until
+			until = b.leaseEnd
 		}
 		b.topic.Renew(c.now, b.flexUntil, until, &b.fx)
 		c.drain(b)
@@ -259,8 +259,8 @@ func (c *cluster) lend(b *broker, at mono.Time) {
 // renewals renews the leases.
 func (c *cluster) renewals() {
 	for _, b := range c.brokers {
-		c.every(c.leases.Flex/5, func() {
-			if !b.up {
+		c.scheduleEvery(c.leases.Flex/5, func() {
+			if !b.running {
 				return
 			}
 			at := c.now
@@ -269,22 +269,22 @@ func (c *cluster) renewals() {
 				c.ack(b, 0) // the lapsed part
 			}
 			c.send(b, func() {
-				if b.heard != b.session {
+				if b.lastHello != b.session {
 					return
 				}
 				if renewed, grants := c.ledger.Renew(b.id, c.now); renewed {
-					c.lend(b, at)
+					c.renew(b, at)
 					c.broadcast(grants)
 				}
 			})
 		})
 	}
-	c.every(c.leases.Flex/10, func() {
+	c.scheduleEvery(c.leases.Flex/10, func() {
 		over, grants := c.ledger.Expire(c.now)
 		for _, o := range over {
 			b := c.brokers[slices.IndexFunc(c.brokers, func(b *broker) bool { return b.id == o.Broker })]
-			b.heard = 0
-			c.after(c.soon(10*time.Millisecond), func() { c.greet(b) })
+			b.lastHello = 0
+			c.scheduleAfter(c.delay(10*time.Millisecond), func() { c.greet(b) })
 		}
 		c.broadcast(grants)
 	})
@@ -292,18 +292,18 @@ func (c *cluster) renewals() {
 
 // greet says hello until a ledger receives it.
 func (c *cluster) greet(b *broker) {
-	if b.up && b.heard != b.session {
+	if b.running && b.lastHello != b.session {
 		c.hello(b)
-		c.after(c.soon(20*time.Millisecond), func() { c.greet(b) })
+		c.scheduleAfter(c.delay(20*time.Millisecond), func() { c.greet(b) })
 	}
 }
 
 // begin gives the first ledger its contract once all brokers are connected.
 func (c *cluster) begin() {
-	if c.set || slices.ContainsFunc(c.brokers, func(b *broker) bool { return b.heard == 0 }) {
+	if c.contractSet || slices.ContainsFunc(c.brokers, func(b *broker) bool { return b.lastHello == 0 }) {
 		return
 	}
-	c.set = true
+	c.contractSet = true
 	grants, err := c.ledger.SetContract(topicName, ledger.Terms{Contract: c.contract, Flex: c.flex}, c.initial)
 	if err != nil {
 		panic(err)
@@ -334,7 +334,7 @@ func (c *cluster) bringBack() {
 // traffic makes bursts at random brokers, and occasionally all bursts at one broker.
 func (c *cluster) traffic(perSecond float64, burst int) {
 	favourite := c.rng.IntN(len(c.brokers))
-	c.every(time.Duration(float64(burst)/perSecond*1e9), func() {
+	c.scheduleEvery(time.Duration(float64(burst)/perSecond*1e9), func() {
 		n := 1 + c.rng.IntN(2*burst-1)
 		b := c.brokers[favourite]
 		if c.rng.IntN(3) > 0 {
@@ -343,13 +343,13 @@ func (c *cluster) traffic(perSecond float64, burst int) {
 		if c.rng.IntN(100) == 0 {
 			favourite = c.rng.IntN(len(c.brokers))
 		}
-		if !b.up {
+		if !b.running {
 			return
 		}
 		for range n {
 			m := &queue.Message{Arrival: c.now}
 			if c.faults && c.rng.IntN(3) == 0 { // read late, and out of order
-				m.Arrival = m.Arrival.Add(-c.soon(2 * time.Millisecond))
+				m.Arrival = m.Arrival.Add(-c.delay(2 * time.Millisecond))
 			}
 			if err := b.topic.Put(c.now, &b.fx, m); err != nil {
 				panic(err)
@@ -362,7 +362,7 @@ func (c *cluster) traffic(perSecond float64, burst int) {
 
 // retunes moves parts of shares between brokers, sometimes large parts.
 func (c *cluster) retunes(every time.Duration) {
-	c.every(every, func() {
+	c.scheduleEvery(every, func() {
 		var loads []share.Load
 		for _, b := range c.brokers {
 			loads = append(loads, share.Load{
@@ -387,8 +387,8 @@ func (c *cluster) retunes(every time.Duration) {
 // boot starts a broker's process with an empty bucket. With the policy Available the process continues
 // with its predecessor's base, from the disk.
 func (c *cluster) boot(b *broker) {
-	b.up, b.starts, b.session = true, b.starts+1, b.session+1
-	b.flexUntil, b.until, b.wake = 0, 0, mono.Never
+	b.running, b.starts, b.session = true, b.starts+1, b.session+1
+	b.flexUntil, b.leaseEnd, b.wake = 0, 0, mono.Never
 	b.topic = queue.NewTopic(queue.Config{Capacity: 1 << 20, MaxInFlight: time.Minute, MaxBackdating: backdating, Rand: c.rng})
 	b.topic.Limit(queue.OverLimit{})
 	b.topic.CreateChannel(c.now, "c", &b.fx)
@@ -402,51 +402,51 @@ func (c *cluster) boot(b *broker) {
 // trouble ends sessions and processes and cuts brokers off, for a while each. Occasionally the adaptor
 // loses its memory.
 func (c *cluster) trouble(every time.Duration) {
-	c.every(every, func() {
+	c.scheduleEvery(every, func() {
 		b := c.brokers[c.rng.IntN(len(c.brokers))]
-		if !b.up || b.cut {
+		if !b.running || b.cut {
 			return
 		}
 		ended := func() {
-			if b.heard != 0 {
-				b.heard = 0
+			if b.lastHello != 0 {
+				b.lastHello = 0
 				c.broadcast(c.ledger.Disconnect(b.id))
 			}
 		}
 		switch c.rng.IntN(8) {
 		case 0, 1: // the session ends
 			b.session++ // messages in flight are lost
-			c.after(c.soon(3*time.Millisecond), ended)
-			c.after(c.soon(20*time.Millisecond), func() { c.greet(b) })
+			c.scheduleAfter(c.delay(3*time.Millisecond), ended)
+			c.scheduleAfter(c.delay(20*time.Millisecond), func() { c.greet(b) })
 		case 2, 3: // the process ends, and the adaptor notices, or not
 			b.session++
-			b.up = false
+			b.running = false
 			if c.rng.IntN(2) == 0 {
-				c.after(c.soon(3*time.Millisecond), ended)
+				c.scheduleAfter(c.delay(3*time.Millisecond), ended)
 			}
-			c.after(c.soon(40*time.Millisecond), func() { c.boot(b) })
+			c.scheduleAfter(c.delay(40*time.Millisecond), func() { c.boot(b) })
 		case 4, 5, 6: // no session ends
 			b.cut = true
-			c.after(c.soon(2*c.leases.Session/3), func() {
+			c.scheduleAfter(c.delay(2*c.leases.Session/3), func() {
 				b.cut = false
 				c.greet(b)
 			})
 		case 7:
 			c.restarts++
-			if !c.set {
+			if !c.contractSet {
 				break
 			}
 			c.ledger = ledger.New(uint64(c.now)+1e12, c.leases)
 			for range 1 + c.rng.IntN(3) {
-				c.after(c.soon(20*time.Millisecond), c.bringBack)
+				c.scheduleAfter(c.delay(20*time.Millisecond), c.bringBack)
 			}
 			for _, b := range c.brokers {
-				b.heard, b.session = 0, b.session+1
-				c.after(c.soon(20*time.Millisecond), func() { c.greet(b) })
+				b.lastHello, b.session = 0, b.session+1
+				c.scheduleAfter(c.delay(20*time.Millisecond), func() { c.greet(b) })
 			}
 		}
 	})
-	c.every(10*time.Millisecond, func() {
+	c.scheduleEvery(10*time.Millisecond, func() {
 		for _, b := range c.brokers {
 			c.broadcast(c.ledger.Outstanding(b.id))
 		}

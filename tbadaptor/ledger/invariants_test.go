@@ -68,20 +68,20 @@ func (l *Ledger) checkForm() error {
 		if target.Rate > t.contract.Rate || target.Burst > t.contract.Burst {
 			return fmt.Errorf("topic %q: targets sum to %+v of %+v", name, target, t.contract)
 		}
-		if most := tokenbucket.Tokens(l.free(t).Burst) * tokenbucket.Token; t.pool < 0 || t.pool > most {
-			return fmt.Errorf("topic %q: %d thousandths of a token in the pool, outside 0 to %d", name, t.pool, most)
+		if limit := tokenbucket.Tokens(l.free(t).Burst) * tokenbucket.Token; t.pool < 0 || t.pool > limit {
+			return fmt.Errorf("topic %q: %d thousandths of a token in the pool, outside 0 to %d", name, t.pool, limit)
 		}
 	}
 	// order: only counts
-	for id, of := range l.memberships {
-		members -= len(of)
-		if len(of) == 0 {
+	for id, topics := range l.memberships {
+		members -= len(topics)
+		if len(topics) == 0 {
 			return fmt.Errorf("broker %q: an empty set of memberships", id)
 		}
 	}
 	// order: only counts
-	for _, of := range l.awaiting {
-		awaited -= len(of)
+	for _, topics := range l.awaiting {
+		awaited -= len(topics)
 	}
 	if members != 0 || awaited != 0 {
 		return fmt.Errorf("%d memberships are of no member, %d topics await no broker", -members, -awaited)
@@ -92,8 +92,8 @@ func (l *Ledger) checkForm() error {
 // checkDecrease returns an error if m could have been granted a smaller share and was not. Unknown
 // shares of other brokers never delay a decrease.
 func (l *Ledger) checkDecrease(t *topic, m *member) error {
-	kept := t.keep && len(t.awaited) > 0 && !l.exceeded(t)
-	if t.contract.IsZero() && !t.removing || kept && !t.removing || !l.Connected(m.broker) || l.brokers[m.broker].waning || m.pending.Epoch != 0 {
+	kept := t.keepReported && len(t.awaited) > 0 && !l.exceeded(t)
+	if t.contract.IsZero() && !t.removing || kept && !t.removing || !l.Connected(m.broker) || l.brokers[m.broker].leaseEnded || m.pending.Epoch != 0 {
 		return nil
 	}
 	if smaller(m.acked.share, m.target) != m.acked.share {

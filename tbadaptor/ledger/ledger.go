@@ -40,11 +40,11 @@ type broker struct {
 	policy    Policy
 	// renewed is the time of the last renewal of the lease.
 	renewed mono.Time
-	// heard is the sending time of the newest renewal known to have reached this instance; 0: none.
-	heard mono.Time
-	// waning: the broker reported the end of its lease. It gets no grants before the next renewal,
+	// renewalReceived is the sending time of the newest renewal known to have reached this instance; 0: none.
+	renewalReceived mono.Time
+	// leaseEnded: the broker reported the end of its lease. It gets no grants before the next renewal,
 	// because it would report the end of the lease again for each grant.
-	waning bool
+	leaseEnded bool
 	// flexOver: the lease has ended since the last hello; the broker uses at most its bases until its
 	// next hello.
 	flexOver bool
@@ -69,9 +69,9 @@ func (m byBroker) remove(id string, t *topic) {
 	}
 }
 
-// of returns a broker's topics, sorted by name. The caller may change m while it ranges over the
+// topicsOf returns a broker's topics, sorted by name. The caller may change m while it ranges over the
 // result.
-func (m byBroker) of(id string) []*topic {
+func (m byBroker) topicsOf(id string) []*topic {
 	return slices.SortedFunc(maps.Values(m[id]), func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
 }
 
@@ -89,9 +89,9 @@ type topic struct {
 	// unheard is the most that the awaited brokers together may be using. It is nil if no former total
 	// is known (Terms.Former): then shares only shrink.
 	unheard *tokenbucket.Share
-	// keep: shares stay as the brokers report them, if the reports make up the contract. So no share
+	// keepReported: shares stay as the brokers report them, if the reports make up the contract. So no share
 	// shrinks while brokers are awaited, unless the reports exceed the contract.
-	keep bool
+	keepReported bool
 }
 
 type member struct {
@@ -162,7 +162,7 @@ func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned)
 			t.pool = tokenbucket.Tokens(terms.Contract.Burst) * tokenbucket.Token
 		}
 	case t.contract != terms.Contract:
-		return nil, &Conflict{Topic: name, Have: t.contract, Got: terms.Contract}
+		return nil, &Conflict{Topic: name, Current: t.contract, Requested: terms.Contract}
 	case t.flex == terms.Flex && slices.Equal(t.initial, target):
 		return nil, nil
 	}
@@ -229,18 +229,18 @@ func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) 
 }
 
 // Remove ends a contract: every broker's share becomes zero. The ledger forgets the topic once every
-// broker has acknowledged this. The brokers in others may hold shares that an earlier ledger granted:
+// broker has acknowledged this. The brokers in awaited may hold shares that an earlier ledger granted:
 // the ledger also waits until each of them was heard, was forgotten, or has lost its lease. Removing an
 // unknown topic does nothing.
-func (l *Ledger) Remove(name string, others []string) []Grant {
+func (l *Ledger) Remove(name string, awaited []string) []Grant {
 	t := l.topics[name]
 	if t == nil {
-		if t = (&topic{name: name}); !slices.ContainsFunc(others, func(id string) bool { return !l.heard[id] }) {
+		if t = (&topic{name: name}); !slices.ContainsFunc(awaited, func(id string) bool { return !l.heard[id] }) {
 			return nil
 		}
 		l.topics[name] = t
 	}
-	l.await(t, others)
+	l.await(t, awaited)
 	t.removing = true
 	t.initial = nil
 	l.aim(t, nil)
@@ -274,19 +274,19 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	if err := b.owner.Check(id, process, l.mayLive(b, now), now.Sub(b.renewed)); err != nil {
 		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, s.Said.Process, err)
 	}
-	same := b.owner.Said.Process == s.Said.Process
+	sameProcess := b.owner.Said.Process == s.Said.Process
 	b.owner.Take(process)
 	l.brokers[id] = b
 	// The report may be older than the end of the lease, which the broker has noticed by now, too.
 	// Shares that ended with the lease do not come back.
-	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
+	flexOver, allOver := sameProcess && b.flexOver, sameProcess && b.baseOver && b.policy == Strict
 	b.connected, b.policy = true, s.Policy
-	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
-	if !same {
-		b.heard = 0
+	b.renewed, b.leaseEnded, b.flexOver, b.baseOver = now, false, false, false
+	if !sameProcess {
+		b.renewalReceived = 0
 	}
 
-	for _, h := range s.Held {
+	for _, h := range s.Shares {
 		l.epoch = max(l.epoch, h.Epoch)
 		t := l.topics[h.Topic]
 		if t == nil {
@@ -298,7 +298,7 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		}
 	}
 	var grants []Grant
-	for _, t := range l.memberships.of(id) {
+	for _, t := range l.memberships.topicsOf(id) {
 		h, holds := reported[t.name]
 		m := t.member(id)
 		if p := m.pending; p.Epoch != 0 {
@@ -306,14 +306,14 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 			// to the pool. If the broker does not report the topic, it may have applied the grant and
 			// dropped the topic since: then the tokens are lost. They are also lost if the lease has
 			// ended, because another broker may have the room.
-			if same && holds && h.Epoch < p.Epoch && !flexOver {
+			if sameProcess && holds && h.Epoch < p.Epoch && !flexOver {
 				t.pool += p.Tokens
 			}
 			m.pending = Grant{}
 		}
 		m.acked, m.ackedEpoch = holding{h.Share, h.Share.Less(h.Flex)}, h.Epoch
 		if !l.heard[id] {
-			t.found(h.Share)
+			t.subtractUnheard(h.Share)
 		}
 		switch {
 		case allOver:
@@ -323,7 +323,7 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		}
 		grants = append(grants, l.advance(t)...)
 	}
-	return append(grants, l.hear(id)...), nil
+	return append(grants, l.markHeard(id)...), nil
 }
 
 // mayLive reports whether the process that the broker's id belongs to may live at now, without proof of
@@ -345,12 +345,12 @@ func (l *Ledger) mayLive(b *broker, now mono.Time) bool {
 // all brokers would take new grants for old grants.
 const MaxEpoch = math.MaxInt64
 
-func checkSession(s Session) (map[string]Held, error) {
+func checkSession(s Session) (map[string]HeldShare, error) {
 	if s.Broker == "" || s.Said.Process == "" {
 		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Said.Process)
 	}
-	reported := make(map[string]Held, len(s.Held))
-	for _, h := range s.Held {
+	reported := make(map[string]HeldShare, len(s.Shares))
+	for _, h := range s.Shares {
 		if _, twice := reported[h.Topic]; twice {
 			return nil, fmt.Errorf("hello of broker %q: topic %q appears twice", s.Broker, h.Topic)
 		}
@@ -383,8 +383,8 @@ func (l *Ledger) Renew(id string, now mono.Time) (renewed bool, grants []Grant) 
 		return false, nil
 	}
 	b.renewed = max(b.renewed, now)
-	if b.waning {
-		b.waning = false
+	if b.leaseEnded {
+		b.leaseEnded = false
 		grants = l.advanceAll(id)
 	}
 	return true, grants
@@ -406,11 +406,11 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 		if b.owner.Said.Process == "" && b.renewed == 0 {
 			continue // not heard; only its Strict policy is known
 		}
-		past := func(lease time.Duration) bool {
+		expired := func(lease time.Duration) bool {
 			return lease > 0 && now.Sub(b.renewed) > lease+l.leases.ClockBound
 		}
 		lapse := Lapse{Broker: id}
-		if b.policy != Leaseless && !b.flexOver && past(l.leases.Flex) {
+		if b.policy != Leaseless && !b.flexOver && expired(l.leases.Flex) {
 			lapse.Flex, lapse.Session = true, b.connected
 			b.flexOver, b.connected = true, false
 		}
@@ -418,7 +418,7 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 		if b.policy == Available {
 			last = l.leases.PresumeDead
 		}
-		if b.flexOver && !b.baseOver && past(last) {
+		if b.flexOver && !b.baseOver && expired(last) {
 			lapse.Base, b.baseOver = true, true
 			l.clear(id)
 		}
@@ -429,7 +429,7 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for _, lapse := range lapses { // after all leases ended: no lapsed broker may get another's share
 		grants = append(grants, l.advanceAll(lapse.Broker)...)
 		if lapse.Base {
-			grants = append(grants, l.hear(lapse.Broker)...)
+			grants = append(grants, l.markHeard(lapse.Broker)...)
 		}
 	}
 	return lapses, grants
@@ -446,7 +446,7 @@ func (l *Ledger) clear(id string) {
 
 // advanceAll calls advance for all topics of a broker.
 func (l *Ledger) advanceAll(id string) (grants []Grant) {
-	for _, t := range l.memberships.of(id) {
+	for _, t := range l.memberships.topicsOf(id) {
 		grants = append(grants, l.advance(t)...)
 	}
 	return grants
@@ -471,35 +471,35 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 	if b != nil && b.connected {
 		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrConnected)
 	}
-	freed, known := l.freeing(id)
-	if b == nil && !l.heard[id] && !known {
+	freed, found := l.freeing(id)
+	if b == nil && !l.heard[id] && !found {
 		return nil, nil, fmt.Errorf("forget broker %q: %w", id, ErrUnknownBroker)
 	}
 	delete(l.brokers, id)
 	l.clear(id)
-	return freed, append(l.advanceAll(id), l.hear(id)...), nil
+	return freed, append(l.advanceAll(id), l.markHeard(id)...), nil
 }
 
 // freeing returns the shares reserved for a broker, by topic, and whether any topic has or awaits the
 // broker.
-func (l *Ledger) freeing(id string) (freed []Freed, known bool) {
-	for _, t := range l.memberships.of(id) {
+func (l *Ledger) freeing(id string) (freed []Freed, found bool) {
+	for _, t := range l.memberships.topicsOf(id) {
 		if reserved := l.reserve(t.member(id)); !reserved.IsZero() && l.awaiting[id][t.name] == nil {
 			freed = append(freed, Freed{Topic: t.name, Share: reserved})
 		}
 	}
-	for _, t := range l.awaiting.of(id) {
+	for _, t := range l.awaiting.topicsOf(id) {
 		freed = append(freed, Freed{Topic: t.name, Unknown: true})
 	}
 	slices.SortFunc(freed, func(a, b Freed) int { return cmp.Compare(a.Topic, b.Topic) })
 	return freed, len(l.memberships[id])+len(l.awaiting[id]) > 0
 }
 
-// Heard records that the broker received the renewal sent at sent. Requires: if the broker's process
+// RenewalReceived records that the broker received the renewal sent at sent. Requires: if the broker's process
 // ended right afterwards, the next process would not use its bases.
-func (l *Ledger) Heard(id string, sent mono.Time) {
+func (l *Ledger) RenewalReceived(id string, sent mono.Time) {
 	if b := l.brokers[id]; b != nil && b.connected {
-		b.heard = max(b.heard, sent)
+		b.renewalReceived = max(b.renewalReceived, sent)
 	}
 }
 
@@ -519,7 +519,7 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 	case b.connected:
 		err = ErrConnected
 	case b.policy == Strict:
-	case b.policy == Leaseless || b.heard == 0 || now.Sub(b.heard) >= l.leases.Flex:
+	case b.policy == Leaseless || b.renewalReceived == 0 || now.Sub(b.renewalReceived) >= l.leases.Flex:
 		err = ErrMayGoOn
 	}
 	if err != nil {
@@ -581,16 +581,16 @@ func (l *Ledger) Ack(id, name string, epoch uint64, got tokenbucket.Share, relea
 			return nil, fmt.Errorf("broker %q acknowledges epoch %d of topic %q with share %+v, granted was %+v",
 				id, epoch, name, got, p.Share)
 		}
-		most := tokenbucket.Tokens(max(0, m.acked.share.Burst-p.Share.Burst)) * tokenbucket.Token
-		if released < 0 || released > most {
+		limit := tokenbucket.Tokens(max(0, m.acked.share.Burst-p.Share.Burst)) * tokenbucket.Token
+		if released < 0 || released > limit {
 			return nil, fmt.Errorf("broker %q gave up %d thousandths of a token at epoch %d of topic %q, outside 0 to %d",
-				id, released, epoch, name, most)
+				id, released, epoch, name, limit)
 		}
-		l.wanes(id, got != p.Share)
+		l.noteEarlyEnd(id, got != p.Share)
 		m.acked, m.ackedEpoch, m.pending = holding{got, smaller(got, p.Base())}, epoch, Grant{}
 		t.pool += released
 	case m.ackedEpoch == epoch && got != m.acked.share && (got == m.acked.base || got.IsZero()):
-		l.wanes(id, true)
+		l.noteEarlyEnd(id, true)
 		m.acked = holding{got, got}
 	default:
 		return nil, nil
@@ -605,8 +605,8 @@ func (l *Ledger) Settle(grants []Grant, apply func(Grant) (tokenbucket.Tokens, b
 	for len(grants) > 0 {
 		g := grants[0]
 		grants = grants[1:]
-		released, heard := apply(g)
-		if !heard {
+		released, received := apply(g)
+		if !received {
 			continue
 		}
 		more, err := l.Ack(g.Broker, g.Topic, g.Epoch, g.Share, released)
@@ -618,9 +618,9 @@ func (l *Ledger) Settle(grants []Grant, apply func(Grant) (tokenbucket.Tokens, b
 	return nil
 }
 
-func (l *Ledger) wanes(id string, does bool) {
-	if b := l.brokers[id]; b != nil && does {
-		b.waning = true
+func (l *Ledger) noteEarlyEnd(id string, ended bool) {
+	if b := l.brokers[id]; b != nil && ended {
+		b.leaseEnded = true
 	}
 }
 
@@ -666,9 +666,9 @@ func (l *Ledger) view(t *topic) TopicView {
 }
 
 // Ends returns when everything that a Strict broker holds is over, unless its lease is renewed before.
-// known is false if the broker is not Strict, or if its lease has not begun: an awaited broker before
+// found is false if the broker is not Strict, or if its lease has not begun: an awaited broker before
 // Expire.
-func (l *Ledger) Ends(id string) (at mono.Time, known bool) {
+func (l *Ledger) Ends(id string) (end mono.Time, found bool) {
 	b := l.brokers[id]
 	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.owner.Said.Process == "" && b.renewed == 0 {
 		return 0, false
@@ -689,11 +689,11 @@ func (l *Ledger) Connected(id string) bool {
 // by the share that is free even if the awaited brokers hold their maximum (topic.unheard).
 func (l *Ledger) advance(t *topic) []Grant {
 	adopting := len(t.awaited) > 0 && !t.removing
-	if adopting && t.keep {
+	if adopting && t.keepReported {
 		if !l.exceeded(t) {
 			return nil
 		}
-		t.keep = false // the shares exceed the contract, whatever the awaited brokers hold
+		t.keepReported = false // the shares exceed the contract, whatever the awaited brokers hold
 	}
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
 		gone := m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
@@ -715,7 +715,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 	var moves []*move
 	decreasing := false // a decrease is pending or about to be granted
 	for _, m := range t.members {
-		if !l.Connected(m.broker) || l.brokers[m.broker].waning {
+		if !l.Connected(m.broker) || l.brokers[m.broker].leaseEnded {
 			continue
 		}
 		if p := m.pending; p.Epoch != 0 {
@@ -773,11 +773,11 @@ func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.S
 	}
 	part := func(n int64) int64 { return max(1, n-share.MulDiv(n, int64(t.flex), 1000)) }
 	want := tokenbucket.Share{Rate: tokenbucket.Rate(part(int64(next.Rate))), Burst: part(next.Burst)}
-	near := func(have, want, most int64) bool {
-		return have <= most && have >= want-share.MulDiv(want, int64(t.flex), 1000) && have <= want+want/5
+	closeTo := func(current, want, limit int64) bool {
+		return current <= limit && current >= want-share.MulDiv(want, int64(t.flex), 1000) && current <= want+want/5
 	}
-	if have := m.acked.base; near(int64(have.Rate), int64(want.Rate), int64(next.Rate)) && near(have.Burst, want.Burst, next.Burst) {
-		return have
+	if current := m.acked.base; closeTo(int64(current.Rate), int64(want.Rate), int64(next.Rate)) && closeTo(current.Burst, want.Burst, next.Burst) {
+		return current
 	}
 	return want
 }
@@ -793,20 +793,20 @@ type move struct {
 // come, each move in turn gets all it needs, members without a share first. A proportional division
 // would take a grant to each member for each acknowledgement.
 // Postcondition: no move gets more than it needs, and the sum is at most free.
-func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64 {
+func allot(free int64, last bool, moves []*move, demand func(*move) int64) []int64 {
 	got := make([]int64, len(moves))
 	var sum int64
 	for _, v := range moves {
-		sum += need(v)
+		sum += demand(v)
 	}
 	if sum > free && last {
 		rest := free
 		for i, v := range moves {
-			got[i] = share.MulDiv(free, need(v), sum)
+			got[i] = share.MulDiv(free, demand(v), sum)
 			rest -= got[i]
 		}
 		for i, v := range moves { // rest < len(moves): each division rounds down by less than 1
-			if rest > 0 && got[i] < need(v) && !v.member.acked.share.IsZero() {
+			if rest > 0 && got[i] < demand(v) && !v.member.acked.share.IsZero() {
 				got[i]++
 				rest--
 			}
@@ -816,7 +816,7 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 	for _, empty := range []bool{true, false} {
 		for i, v := range moves {
 			if v.member.acked.share.IsZero() == empty {
-				got[i] = min(need(v), free)
+				got[i] = min(demand(v), free)
 				free -= got[i]
 			}
 		}
@@ -827,27 +827,27 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 // free returns the part of the contract that is reserved for no member and that no awaited broker can
 // be using; never negative. If the part of the awaited brokers is unknown, it is not subtracted.
 func (l *Ledger) free(t *topic) tokenbucket.Share {
-	left := l.left(t)
+	rest := l.unallocated(t)
 	if t.unheard != nil {
-		left = left.Less(*t.unheard)
+		rest = rest.Less(*t.unheard)
 	}
-	return tokenbucket.Share{Rate: max(0, left.Rate), Burst: max(0, left.Burst)}
+	return tokenbucket.Share{Rate: max(0, rest.Rate), Burst: max(0, rest.Burst)}
 }
 
-// left returns the contract minus the shares reserved for members. If the reserved shares exceed the
-// contract, left is negative.
-func (l *Ledger) left(t *topic) tokenbucket.Share {
-	left := t.contract
+// unallocated returns the contract minus the shares reserved for members. If the reserved shares exceed the
+// contract, the result is negative.
+func (l *Ledger) unallocated(t *topic) tokenbucket.Share {
+	rest := t.contract
 	for _, m := range t.members {
-		left = left.Less(l.reserve(m))
+		rest = rest.Less(l.reserve(m))
 	}
-	return left
+	return rest
 }
 
 // exceeded reports whether brokers may be using more than the contract.
 func (l *Ledger) exceeded(t *topic) bool {
-	left := l.left(t)
-	return left.Rate < 0 || left.Burst < 0
+	rest := l.unallocated(t)
+	return rest.Rate < 0 || rest.Burst < 0
 }
 
 // aim sets the members' targets. Requires: target is sorted and checked.

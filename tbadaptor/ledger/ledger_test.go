@@ -32,13 +32,13 @@ func TestScenarios(t *testing.T) {
 					leases.PresumeDead = s.duration(words[1])
 				}
 				s.ledger = ledger.New(1000, leases)
-				return "", s.bad
+				return "", s.err
 			}
 			s.out.Reset()
 			before := s.view()
 			grants, err := s.command(words[0], words[1:])
-			if s.bad == nil {
-				s.bad = s.ledger.CheckForm()
+			if s.err == nil {
+				s.err = s.ledger.CheckForm()
 			}
 			if err != nil {
 				fmt.Fprintf(&s.out, "error%s: %v\n", kind(err), err)
@@ -53,7 +53,7 @@ func TestScenarios(t *testing.T) {
 				}
 				s.out.WriteByte('\n')
 			}
-			return s.out.String(), s.bad
+			return s.out.String(), s.err
 		}
 	})
 }
@@ -86,13 +86,13 @@ type script struct {
 	ledger *ledger.Ledger
 	now    mono.Time
 	out    strings.Builder
-	bad    error
+	err    error
 }
 
 func (s *script) command(name string, args []string) (grants []ledger.Grant, err error) {
-	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "ended": 2, "set": 2, "adopt": 2, "change": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "renew": 1, "clock": 1, "strict": 1, "ends": 1, "view": 0}
-	if n, known := need[name]; !known || len(args) < n {
-		s.bad = fmt.Errorf("bad command %s %q", name, args)
+	minArgs := map[string]int{"hello": 2, "bye": 1, "forget": 1, "ended": 2, "set": 2, "adopt": 2, "change": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "renew": 1, "clock": 1, "strict": 1, "ends": 1, "view": 0}
+	if n, found := minArgs[name]; !found || len(args) < n {
+		s.err = fmt.Errorf("bad command %s %q", name, args)
 		return nil, nil
 	}
 	l := s.ledger
@@ -103,24 +103,24 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		if len(rest) > 0 && policies[rest[0]] > 0 {
 			hello.Policy, rest = policies[rest[0]], rest[1:]
 		}
-		if lock, some := cut(&rest, "lock="); some {
+		if lock, present := cut(&rest, "lock="); present {
 			hello.Place.Lock = lock
 		}
-		if said, some := cut(&rest, "said="); some {
-			s.scan(said, &hello.Said.At)
+		if process, present := cut(&rest, "said="); present {
+			s.scan(process, &hello.Said.At)
 		}
 		for _, a := range rest {
 			topic, holds, _ := strings.Cut(a, "=")
-			h := ledger.Held{Topic: topic}
+			h := ledger.HeldShare{Topic: topic}
 			holds, epoch, _ := strings.Cut(holds, "@")
-			base, flex, some := strings.Cut(holds, "+")
-			if h.Share = s.share(base); some {
+			base, flex, present := strings.Cut(holds, "+")
+			if h.Share = s.share(base); present {
 				h.Flex = s.share(flex)
 				h.Share.Rate += h.Flex.Rate
 				h.Share.Burst += h.Flex.Burst
 			}
 			s.scan(epoch, &h.Epoch)
-			hello.Held = append(hello.Held, h)
+			hello.Shares = append(hello.Shares, h)
 		}
 		return l.Hello(hello, s.now)
 	case "bye":
@@ -150,8 +150,8 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		over, grants := l.Expire(s.now)
 		for _, o := range over {
 			fmt.Fprintf(&s.out, "over %s", o.Broker)
-			for i, is := range []bool{o.Session, o.Flex, o.Base} {
-				if is {
+			for i, ended := range []bool{o.Session, o.Flex, o.Base} {
+				if ended {
 					s.out.WriteString([]string{" session", " flex", " base"}[i])
 				}
 			}
@@ -159,33 +159,33 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		}
 		return grants, nil
 	case "set", "adopt", "change":
-		terms, others := ledger.Terms{Contract: s.share(args[1])}, []string(nil)
+		terms, awaited := ledger.Terms{Contract: s.share(args[1])}, []string(nil)
 		rest := args[2:]
-		if n, some := cut(&rest, "flex="); some {
+		if n, present := cut(&rest, "flex="); present {
 			s.scan(n, &terms.Flex)
 		}
-		if total, some := cut(&rest, "former="); some {
+		if total, present := cut(&rest, "former="); present {
 			terms.Former = s.share(total)
 		}
-		if ids, some := cut(&rest, "others="); some {
-			others = strings.Split(ids, ",")
+		if ids, present := cut(&rest, "others="); present {
+			awaited = strings.Split(ids, ",")
 		}
 		switch name {
 		case "adopt":
-			return l.Adopt(args[0], terms, s.target(rest), others)
+			return l.Adopt(args[0], terms, s.target(rest), awaited)
 		case "change":
-			return l.Change(args[0], terms, s.target(rest), others)
+			return l.Change(args[0], terms, s.target(rest), awaited)
 		}
 		return l.SetContract(args[0], terms, s.target(rest))
 	case "propose":
 		return l.Propose(args[0], s.target(args[1:]))
 	case "remove":
-		var others []string
+		var awaited []string
 		rest := args[1:]
-		if ids, some := cut(&rest, "others="); some {
-			others = strings.Split(ids, ",")
+		if ids, present := cut(&rest, "others="); present {
+			awaited = strings.Split(ids, ",")
 		}
-		return l.Remove(args[0], others), nil
+		return l.Remove(args[0], awaited), nil
 	case "ack":
 		var epoch uint64
 		var released tokenbucket.Tokens
@@ -199,8 +199,8 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		l.Strict(args)
 		return nil, nil
 	case "ends":
-		at, known := l.Ends(args[0])
-		fmt.Fprintf(&s.out, "ends in %v, known=%v\n", max(0, at.Sub(s.now)), known)
+		end, found := l.Ends(args[0])
+		fmt.Fprintf(&s.out, "ends in %v, known=%v\n", max(0, end.Sub(s.now)), found)
 		return nil, nil
 	}
 	s.out.WriteString(s.view())
@@ -208,32 +208,32 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 }
 
 // cut removes the first word if it has the prefix.
-func cut(words *[]string, prefix string) (rest string, some bool) {
+func cut(words *[]string, prefix string) (rest string, present bool) {
 	if len(*words) > 0 {
-		if rest, some = strings.CutPrefix((*words)[0], prefix); some {
+		if rest, present = strings.CutPrefix((*words)[0], prefix); present {
 			*words = (*words)[1:]
 		}
 	}
-	return rest, some
+	return rest, present
 }
 
-func (s *script) scan(word string, into any) {
-	if _, err := fmt.Sscan(word, into); err != nil {
-		s.bad = fmt.Errorf("%q: %w", word, err)
+func (s *script) scan(word string, value any) {
+	if _, err := fmt.Sscan(word, value); err != nil {
+		s.err = fmt.Errorf("%q: %w", word, err)
 	}
 }
 
 func (s *script) duration(word string) (d time.Duration) {
 	d, err := time.ParseDuration(word)
 	if err != nil {
-		s.bad = err
+		s.err = err
 	}
 	return d
 }
 
 func (s *script) share(word string) (got tokenbucket.Share) {
 	if _, err := fmt.Sscanf(word, "%d/%d", &got.Rate, &got.Burst); err != nil {
-		s.bad = fmt.Errorf("%q: %w", word, err)
+		s.err = fmt.Errorf("%q: %w", word, err)
 	}
 	return got
 }

@@ -32,22 +32,22 @@ type world struct {
 	// heard is the session of the last hello that the ledger received.
 	heard map[string]int
 	// process is the process of the hello in heard.
-	process map[string]int
-	grants  []grantMsg // in flight to brokers
-	lent    []leaseMsg // in flight to brokers: renewed leases
-	acks    []ackMsg   // in flight to the ledger
-	hellos  []helloMsg // in flight to the ledger
-	asked   []leaseMsg // in flight to the ledger: requests for the lease
+	process  map[string]int
+	grants   []grantMsg // in flight to brokers
+	renewed  []leaseMsg // in flight to brokers: renewed leases
+	acks     []ackMsg   // in flight to the ledger
+	hellos   []helloMsg // in flight to the ledger
+	renewals []leaseMsg // in flight to the ledger: requests for the lease
 	// contracts are the current contracts, until the ledger forgets them.
 	contracts map[string]tokenbucket.Share
 	// lost are contracts of a ledger that has lost its memory; no call has restored them. changing are
 	// lost contracts that were changed since then, while the brokers' earlier shares were within the
 	// earlier contracts.
 	lost, changing map[string]bool
-	// over are the newest sessions of brokers at the last loss of memory, and newest is the highest
+	// lastSession are the newest sessions of brokers at the last loss of memory, and newest is the highest
 	// epoch until then.
-	over   map[string]int
-	newest uint64
+	lastSession map[string]int
+	newest      uint64
 	// ended has the sessions whose lease was over at the last loss of memory, by topic and broker. The
 	// lease only starts again in the next session.
 	ended map[[2]string]int
@@ -62,13 +62,13 @@ type world struct {
 type node struct {
 	id       string
 	starts   int  // number of processes until now
-	up       bool // a process is running
+	running  bool // a process is running
 	session  int  // of the node's newest hello, over all processes; 0: none yet
 	attached bool // the session has not ended on the broker's side
 	policy   ledger.Policy
 	topics   map[string]*holding
 	// Ends of the node's lease, by a clock that is late by up to the clock bound.
-	flexUntil, until mono.Time
+	flexUntil, allUntil mono.Time
 	// renewed is when the newest lease arrived, and sent when it was sent; 0: none. alone is on the
 	// node's disk: a later process continues with the bases.
 	renewed, sent mono.Time
@@ -92,7 +92,7 @@ func (w *world) lapse(n *node, h *holding) bool {
 	if w.now >= n.flexUntil {
 		left = h.base
 	}
-	if n.policy == ledger.Strict && w.now >= n.until {
+	if n.policy == ledger.Strict && w.now >= n.allUntil {
 		left = tokenbucket.Share{}
 	}
 	if left == h.share {
@@ -105,7 +105,7 @@ func (w *world) lapse(n *node, h *holding) bool {
 
 // start starts a process with the data that its predecessor left on disk.
 func (n *node) start() {
-	n.up = true
+	n.running = true
 	n.starts++
 	maps.DeleteFunc(n.topics, func(_ string, h *holding) bool { return h.share.IsZero() })
 }
@@ -143,7 +143,7 @@ func newWorld(t *rapid.T) *world {
 		heard:     map[string]int{},
 		process:   map[string]int{},
 		contracts: map[string]tokenbucket.Share{}, tokens: map[string]tokenbucket.Tokens{},
-		lost: map[string]bool{}, changing: map[string]bool{}, over: map[string]int{}, newest: 1000,
+		lost: map[string]bool{}, changing: map[string]bool{}, lastSession: map[string]int{}, newest: 1000,
 		ended: map[[2]string]int{}, void: map[uint64]bool{},
 		tuners: map[string]*share.Tuner{},
 	}
@@ -151,7 +151,7 @@ func newWorld(t *rapid.T) *world {
 	for i := range rapid.IntRange(1, 4).Draw(t, "brokers") {
 		policies := []ledger.Policy{ledger.Leaseless, ledger.Available, ledger.Strict}
 		w.brokers = append(w.brokers, &node{
-			id: fmt.Sprintf("b%d", i), up: true, starts: 1, topics: map[string]*holding{},
+			id: fmt.Sprintf("b%d", i), running: true, starts: 1, topics: map[string]*holding{},
 			policy: rapid.SampledFrom(policies).Draw(t, "policy"),
 		})
 	}
@@ -201,25 +201,25 @@ func (w *world) connected(g ledger.Grant) bool {
 func (w *world) hello(n *node) {
 	n.session++
 	n.attached, n.sent = true, 0
-	var held []ledger.Held
+	var held []ledger.HeldShare
 	for _, name := range slices.Sorted(maps.Keys(n.topics)) {
 		h := n.topics[name]
 		w.lapse(n, h)
 		if !h.share.IsZero() {
 			flex := tokenbucket.Share{Rate: h.share.Rate - h.base.Rate, Burst: h.share.Burst - h.base.Burst}
-			held = append(held, ledger.Held{Topic: name, Share: h.share, Flex: flex, Epoch: h.epoch})
+			held = append(held, ledger.HeldShare{Topic: name, Share: h.share, Flex: flex, Epoch: h.epoch})
 		}
 	}
 	w.hellos = append(w.hellos, helloMsg{ledger.Session{
-		Broker: n.id, Policy: n.policy, Held: held,
+		Broker: n.id, Policy: n.policy, Shares: held,
 		Said:  mono.Said{Process: fmt.Sprintf("%s.%d", n.id, n.starts), At: mono.Time(n.session)},
 		Place: identity.Place{Lock: n.id},
 	}, n.session, n.starts, w.now})
 }
 
-// hear delivers a hello, perhaps after the broker has given the session up, and perhaps after the
+// deliverHello delivers a hello, perhaps after the broker has given the session up, and perhaps after the
 // hello of a later session.
-func (w *world) hear(t *rapid.T, h helloMsg) {
+func (w *world) deliverHello(t *rapid.T, h helloMsg) {
 	if w.heard[h.Broker] > h.session {
 		err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) })
 		if !errors.Is(err, identity.ErrReplaced) && !errors.As(err, new(*identity.Lost)) {
@@ -231,7 +231,7 @@ func (w *world) hear(t *rapid.T, h helloMsg) {
 	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) }); err != nil {
 		t.Fatalf("hello: %v", err)
 	}
-	w.lent = append(w.lent, leaseMsg{h.Broker, h.session, h.at, w.now})
+	w.renewed = append(w.renewed, leaseMsg{h.Broker, h.session, h.at, w.now})
 }
 
 // renew delivers a request for a lease. The loop accepts only requests of the session with the last
@@ -241,22 +241,22 @@ func (w *world) renew(t *rapid.T, r leaseMsg) {
 		renewed := false
 		_ = w.call(t, func(l *ledger.Ledger) (grants []ledger.Grant, _ error) {
 			if r.sent > 0 {
-				l.Heard(r.broker, r.sent)
+				l.RenewalReceived(r.broker, r.sent)
 			}
 			renewed, grants = l.Renew(r.broker, w.now)
 			return grants, nil
 		})
 		if renewed {
 			r.sent = w.now
-			w.lent = append(w.lent, r)
+			w.renewed = append(w.renewed, r)
 		}
 	}
 }
 
-// lend delivers a renewed lease.
-func (w *world) lend(t *rapid.T, r leaseMsg) {
+// deliverLease delivers a renewed lease.
+func (w *world) deliverLease(t *rapid.T, r leaseMsg) {
 	n := w.node(r.broker)
-	if !n.up || !n.attached || n.session != r.session || n.policy == ledger.Leaseless {
+	if !n.running || !n.attached || n.session != r.session || n.policy == ledger.Leaseless {
 		return
 	}
 	for _, h := range n.topics {
@@ -265,27 +265,27 @@ func (w *world) lend(t *rapid.T, r leaseMsg) {
 	n.renewed, n.sent, n.alone = w.now, r.sent, false
 	late := time.Duration(rapid.Int64Range(0, int64(w.leases.ClockBound)).Draw(t, "late clock"))
 	n.flexUntil = max(n.flexUntil, r.at.Add(w.leases.Flex+late))
-	n.until = max(n.until, r.at.Add(w.leases.Session+late))
+	n.allUntil = max(n.allUntil, r.at.Add(w.leases.Session+late))
 }
 
 func (w *world) expire(t *rapid.T) {
-	over, again := []ledger.Lapse(nil), []ledger.Lapse(nil)
+	lapses, twinLapses := []ledger.Lapse(nil), []ledger.Lapse(nil)
 	if err := w.call(t, func(l *ledger.Ledger) (grants []ledger.Grant, _ error) {
 		if l == w.twin {
-			again, grants = l.Expire(w.now)
+			twinLapses, grants = l.Expire(w.now)
 		} else {
-			over, grants = l.Expire(w.now)
+			lapses, grants = l.Expire(w.now)
 		}
 		return grants, nil
-	}); err != nil || !slices.Equal(over, again) {
-		t.Fatalf("expire: %v, %v and %v", err, over, again)
+	}); err != nil || !slices.Equal(lapses, twinLapses) {
+		t.Fatalf("expire: %v, %v and %v", err, lapses, twinLapses)
 	}
 }
 
 // arrives reports whether the session of a grant still exists at the broker.
 func (w *world) arrives(g grantMsg) bool {
 	n := w.node(g.Broker)
-	return n.up && n.attached && n.session == g.session
+	return n.running && n.attached && n.session == g.session
 }
 
 // deliver hands a grant to its broker. The broker acts as nsqd's agent does.
@@ -314,7 +314,7 @@ func (w *world) deliver(g grantMsg) {
 
 // answer sends an acknowledgement in n's session if the other end of the session still has a peer.
 func (w *world) answer(n *node, a ackMsg) {
-	if n.session > w.over[n.id] {
+	if n.session > w.lastSession[n.id] {
 		w.acks = append(w.acks, a)
 	}
 }
@@ -370,7 +370,7 @@ func (w *world) check(t *rapid.T) {
 					reserved = m.Reserved
 				}
 			}
-			if _, known := w.heard[n.id]; known && (h.share.Rate > reserved.Rate || h.share.Burst > reserved.Burst) {
+			if _, found := w.heard[n.id]; found && (h.share.Rate > reserved.Rate || h.share.Burst > reserved.Burst) {
 				t.Fatalf("broker %s uses %+v of topic %s, reserved is %+v", n.id, h.share, name, reserved)
 			}
 		}
@@ -410,13 +410,13 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 		tokens += h.tokens
 		for _, g := range w.ledger.Outstanding(n.id) {
 			if g.Topic == topic && g.Epoch > h.epoch && w.process[n.id] == n.starts {
-				tokens += kept(g, h, w.lapsed(topic, n.id))
+				tokens += tokensAfter(g, h, w.lapsed(topic, n.id))
 				seen[g.Epoch] = true
 			}
 		}
 		for _, g := range w.grants { // from a ledger that has lost its memory
 			if w.heard[n.id] != g.session && g.Broker == n.id && g.Topic == topic && g.Epoch > h.epoch && !seen[g.Epoch] && !w.void[g.Epoch] && w.arrives(g) {
-				tokens += kept(g.Grant, h, w.ended[[2]string{topic, n.id}] == g.session)
+				tokens += tokensAfter(g.Grant, h, w.ended[[2]string{topic, n.id}] == g.session)
 				seen[g.Epoch] = true
 			}
 		}
@@ -431,9 +431,9 @@ func (w *world) existing(topic string) (tokens tokenbucket.Tokens) {
 	return tokens
 }
 
-// kept returns how many of a grant's tokens the bucket keeps when the grant arrives. Once the lease is
+// tokensAfter returns how many of a grant's tokens the bucket keeps when the grant arrives. Once the lease is
 // over, the bucket keeps what the base has room for.
-func kept(g ledger.Grant, h *holding, lapsed bool) tokenbucket.Tokens {
+func tokensAfter(g ledger.Grant, h *holding, lapsed bool) tokenbucket.Tokens {
 	if !lapsed {
 		return g.Tokens
 	}
@@ -495,9 +495,9 @@ func (w *world) restart() {
 	}
 	w.ledger, w.twin = ledger.New(w.newest, w.leases), ledger.New(w.newest, w.leases)
 	for _, n := range w.brokers {
-		w.over[n.id] = n.session
+		w.lastSession[n.id] = n.session
 	}
-	w.acks, w.asked, w.hellos = nil, nil, nil
+	w.acks, w.renewals, w.hellos = nil, nil, nil
 	w.heard, w.process = map[string]int{}, map[string]int{}
 }
 
@@ -556,12 +556,12 @@ func (w *world) change(t *rapid.T) {
 	w.changing[name] = true
 }
 
-// follow lets a rule propose shares, as the loop does, after publishers have moved, come, or fallen
+// checkLedger lets a rule propose shares, as the loop does, after publishers have moved, come, or fallen
 // silent, or after brokers retire or have more waiting than they can release.
-func (w *world) follow(t *rapid.T) {
+func (w *world) checkLedger(t *rapid.T) {
 	name := rapid.SampledFrom(topicNames).Draw(t, "topic")
-	v, known := w.ledger.Topic(name)
-	if !known || v.Removing || v.Contract.IsZero() {
+	v, found := w.ledger.Topic(name)
+	if !found || v.Removing || v.Contract.IsZero() {
 		t.Skip("not set")
 	}
 	if tuner := w.tuners[name]; tuner == nil || rapid.IntRange(0, 3).Draw(t, "publishers move") == 0 {
@@ -592,10 +592,10 @@ func (w *world) follow(t *rapid.T) {
 		}
 	}
 	target, err := w.tuners[name].Propose(w.now, v.Contract, func(id string) share.Holding {
-		h := share.Holding{Away: true}
+		h := share.Holding{Disconnected: true}
 		for _, m := range v.Members {
 			if m.Broker == id {
-				h = share.Holding{Away: !m.Connected, Target: m.Target, Reserved: m.Reserved}
+				h = share.Holding{Disconnected: !m.Connected, Target: m.Target, Reserved: m.Reserved}
 			}
 		}
 		return h
@@ -624,7 +624,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			"all arrives": func(t *rapid.T) { w.exchange(t) },
 			"set": func(t *rapid.T) {
 				name := rapid.SampledFrom(topicNames).Draw(t, "topic")
-				if v, known := w.ledger.Topic(name); w.lost[name] || known && !v.Removing && !v.Contract.IsZero() {
+				if v, found := w.ledger.Topic(name); w.lost[name] || found && !v.Removing && !v.Contract.IsZero() {
 					t.Skip("set already")
 				}
 				terms := drawTerms(t)
@@ -638,7 +638,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"change":          w.change,
 			"is brought back": w.bringBack,
-			"a rule follows":  w.follow,
+			"a rule follows":  w.checkLedger,
 			"the adaptor restarts": func(t *rapid.T) {
 				if rapid.IntRange(0, 2).Draw(t, "seldom") > 0 {
 					t.Skip("not now")
@@ -647,8 +647,8 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"propose": func(t *rapid.T) {
 				name := rapid.SampledFrom(topicNames).Draw(t, "topic")
-				v, known := w.ledger.Topic(name)
-				if !known || v.Removing || v.Contract.IsZero() {
+				v, found := w.ledger.Topic(name)
+				if !found || v.Removing || v.Contract.IsZero() {
 					t.Skip("not set")
 				}
 				target := drawTarget(t, w, v.Contract)
@@ -667,7 +667,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"hello": func(t *rapid.T) {
 				n := broker(t)
-				if !n.up {
+				if !n.running {
 					n.start()
 				}
 				w.hello(n)
@@ -676,25 +676,25 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				i := pick(t, len(w.hellos))
 				h := w.hellos[i]
 				w.hellos = slices.Delete(w.hellos, i, i+1)
-				w.hear(t, h)
+				w.deliverHello(t, h)
 			},
 			"ask for the lease": func(t *rapid.T) {
 				n := broker(t)
-				if !n.up || !n.attached {
+				if !n.running || !n.attached {
 					t.Skip("no session")
 				}
-				w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now, n.sent})
+				w.renewals = append(w.renewals, leaseMsg{n.id, n.session, w.now, n.sent})
 			},
 			"the broker is alone": func(t *rapid.T) {
 				// The node's clock may be fast.
-				if n := broker(t); n.up && n.renewed > 0 && w.now >= n.renewed.Add(2*w.leases.Flex-w.leases.ClockBound) {
+				if n := broker(t); n.running && n.renewed > 0 && w.now >= n.renewed.Add(2*w.leases.Flex-w.leases.ClockBound) {
 					n.alone = true
 				}
 			},
 			"it is proven that a process has ended": func(t *rapid.T) {
 				n := broker(t)
 				last := n.starts
-				if n.up {
+				if n.running {
 					last--
 				}
 				if last == 0 {
@@ -708,16 +708,16 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 				})
 			},
 			"a request for the lease arrives": func(t *rapid.T) {
-				i := pick(t, len(w.asked))
-				r := w.asked[i]
-				w.asked = slices.Delete(w.asked, i, i+1)
+				i := pick(t, len(w.renewals))
+				r := w.renewals[i]
+				w.renewals = slices.Delete(w.renewals, i, i+1)
 				w.renew(t, r)
 			},
 			"a lease arrives": func(t *rapid.T) {
-				i := pick(t, len(w.lent))
-				r := w.lent[i]
-				w.lent = slices.Delete(w.lent, i, i+1)
-				w.lend(t, r)
+				i := pick(t, len(w.renewed))
+				r := w.renewed[i]
+				w.renewed = slices.Delete(w.renewed, i, i+1)
+				w.deliverLease(t, r)
 			},
 			"the lease ends at the broker": func(t *rapid.T) {
 				n := broker(t)
@@ -738,7 +738,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"crash": func(t *rapid.T) {
 				n := broker(t)
-				n.up, n.attached, n.flexUntil, n.until, n.renewed, n.sent = false, false, 0, 0, 0, 0
+				n.running, n.attached, n.flexUntil, n.allUntil, n.renewed, n.sent = false, false, 0, 0, 0, 0
 				for _, h := range n.topics {
 					h.share, h.tokens = h.base, 0 // the base is on the node's disk
 					if n.policy != ledger.Available || w.leases.Flex > 0 && !n.alone {
@@ -748,7 +748,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"the process is known to have ended": func(t *rapid.T) {
 				n := broker(t)
-				if n.up {
+				if n.running {
 					t.Skip("it runs")
 				}
 				w.hellos = slices.DeleteFunc(w.hellos, func(h helloMsg) bool { return h.Broker == n.id })
@@ -770,7 +770,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 			},
 			"time passes": func(t *rapid.T) {
 				n := broker(t)
-				if !n.up {
+				if !n.running {
 					t.Skip("no bucket")
 				}
 				for _, name := range slices.Sorted(maps.Keys(n.topics)) {
@@ -812,21 +812,21 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 // exchange delivers all messages in flight, until no message remains.
 func (w *world) exchange(t *rapid.T) {
 	for range 1000 {
-		if len(w.grants)+len(w.acks)+len(w.hellos)+len(w.asked)+len(w.lent) == 0 {
+		if len(w.grants)+len(w.acks)+len(w.hellos)+len(w.renewals)+len(w.renewed) == 0 {
 			return
 		}
-		hellos, asked := w.hellos, w.asked
-		w.hellos, w.asked = nil, nil
+		hellos, renewals := w.hellos, w.renewals
+		w.hellos, w.renewals = nil, nil
 		for _, h := range hellos {
-			w.hear(t, h)
+			w.deliverHello(t, h)
 		}
-		for _, r := range asked {
+		for _, r := range renewals {
 			w.renew(t, r)
 		}
-		lent := w.lent
-		w.lent = nil
-		for _, r := range lent {
-			w.lend(t, r)
+		renewed := w.renewed
+		w.renewed = nil
+		for _, r := range renewed {
+			w.deliverLease(t, r)
 		}
 		grants, acks := w.grants, w.acks
 		w.grants, w.acks = nil, nil
@@ -848,16 +848,16 @@ func (w *world) settle(t *rapid.T) {
 	for len(w.lost) > 0 {
 		w.bringBack(t)
 	}
-	w.grants, w.acks, w.hellos, w.asked, w.lent = nil, nil, nil, nil, nil
+	w.grants, w.acks, w.hellos, w.renewals, w.renewed = nil, nil, nil, nil, nil
 	for _, n := range w.brokers {
-		if !n.up {
+		if !n.running {
 			n.start()
 		}
 		w.hello(n)
 	}
 	w.exchange(t)
 	for _, n := range w.brokers {
-		w.asked = append(w.asked, leaseMsg{n.id, n.session, w.now, n.sent})
+		w.renewals = append(w.renewals, leaseMsg{n.id, n.session, w.now, n.sent})
 	}
 	w.exchange(t)
 	for _, v := range w.ledger.View() {

@@ -36,12 +36,12 @@ type Session struct {
 	Said   mono.Said
 	Place  identity.Place
 	Policy Policy
-	// Held lists every share that the broker holds.
-	Held []Held
+	// Shares lists every share that the broker holds.
+	Shares []HeldShare
 }
 
-// Held is a share that a broker reports in its hello.
-type Held struct {
+// HeldShare is a share that a broker reports in its hello.
+type HeldShare struct {
 	Topic string
 	// Share is the whole share, Flex the part that ends with the lease.
 	Share, Flex tokenbucket.Share
@@ -173,13 +173,13 @@ type Freed struct {
 
 // Conflict reports that the topic already has another contract.
 type Conflict struct {
-	Topic     string
-	Have, Got tokenbucket.Share
+	Topic              string
+	Current, Requested tokenbucket.Share
 }
 
 func (e *Conflict) Error() string {
 	return fmt.Sprintf("topic %q has the contract %d milli-msg/s, burst %d; it cannot become %d, %d without being removed",
-		e.Topic, e.Have.Rate, e.Have.Burst, e.Got.Rate, e.Got.Burst)
+		e.Topic, e.Current.Rate, e.Current.Burst, e.Requested.Rate, e.Requested.Burst)
 }
 
 // Busy reports that the topic was removed but brokers may still be using shares of the old contract.

@@ -48,18 +48,18 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			continue
 		}
 		gauge(descPool, float64(v.Pool)/1000, v.Topic)
-		var live, away tokenbucket.Rate
+		var live, disconnected tokenbucket.Rate
 		for _, m := range v.Members {
 			gauge(descRate, m.Acknowledged.Rate.PerSecond(), v.Topic, m.Broker)
 			gauge(descBurst, float64(m.Acknowledged.Burst), v.Topic, m.Broker)
 			if m.Connected {
 				live += m.Acknowledged.Rate
 			} else {
-				away += m.Reserved.Rate
+				disconnected += m.Reserved.Rate
 			}
 		}
 		gauge(descParts, live.PerSecond(), v.Topic, "live")
-		gauge(descParts, away.PerSecond(), v.Topic, "away")
-		gauge(descParts, max(0, v.Contract.Rate-live-away).PerSecond(), v.Topic, "free")
+		gauge(descParts, disconnected.PerSecond(), v.Topic, "away")
+		gauge(descParts, max(0, v.Contract.Rate-live-disconnected).PerSecond(), v.Topic, "free")
 	}
 }

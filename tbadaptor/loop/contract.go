@@ -62,12 +62,12 @@ func (s *Server) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode
 	case adaptor.Update:
 		err = s.change(reasonContract, func(m *adaptor.Machine) ([]ledger.Grant, error) { return m.Update(clock.Mono(), c) })
 	default:
-		wait := s.cfg.AckTimeout
+		timeout := s.cfg.AckTimeout
 		if deadline, ok := ctx.Deadline(); ok {
 			// Answer before the caller gives up, so that the caller receives the reason.
-			wait = min(wait, time.Until(deadline)*9/10)
+			timeout = min(timeout, time.Until(deadline)*9/10)
 		}
-		ctx, cancel := context.WithTimeout(ctx, wait)
+		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		err = s.set(ctx, c)
 	}
@@ -97,7 +97,7 @@ func checkContract(c *adaptor.Contract) (bad badRequest) {
 	if len(c.Placed) == 0 {
 		bad.Add("members", "there are none")
 	}
-	left := c.Total
+	rest := c.Total
 	members := map[string]bool{}
 	for i := range c.Placed {
 		p := &c.Placed[i]
@@ -110,7 +110,7 @@ func checkContract(c *adaptor.Contract) (bad badRequest) {
 		} else if p.Quota.IsZero() {
 			bad.Add(field("share"), "it is empty")
 		} else {
-			left = left.Less(p.Quota)
+			rest = rest.Less(p.Quota)
 		}
 		members[p.Broker] = true
 		// A member without declared publishers counts as one publisher: its publishers are unknown, not
@@ -123,8 +123,8 @@ func checkContract(c *adaptor.Contract) (bad badRequest) {
 			bad.Add(field, "%q appears twice", broker)
 		}
 	}
-	if len(bad) == 0 && !left.IsZero() {
-		bad.Add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", left.Rate, left.Burst)
+	if len(bad) == 0 && !rest.IsZero() {
+		bad.Add("members", "their shares fall short of the contract by %d milli-msg/s and %d messages", rest.Rate, rest.Burst)
 	}
 	return bad
 }
@@ -184,15 +184,15 @@ func (s *Server) removeLocked(topic string, awaited, strict []string) []ledger.G
 func (s *Server) settle(ctx context.Context, c *adaptor.Contract) error {
 	for {
 		s.mu.Lock()
-		changed, over := s.mu.changed, s.mu.over
-		view, known := s.mu.machine.Topic(c.Topic)
-		ours := known && !view.Removing && s.mu.machine.Contract(c.Topic) == c
+		changed, stopped := s.mu.changed, s.mu.stopped
+		view, found := s.mu.machine.Topic(c.Topic)
+		current := found && !view.Removing && s.mu.machine.Contract(c.Topic) == c
 		settled := s.mu.machine.Settled(c)
 		s.mu.Unlock()
 		switch {
-		case over:
+		case stopped:
 			return errNotLeading
-		case !ours:
+		case !current:
 			return fmt.Errorf("topic %s: %w", c.Topic, errRemoved)
 		case settled:
 			return nil
@@ -242,21 +242,21 @@ func (s *Server) Remove(_ context.Context, topic string, awaited, strict []strin
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
-	set := false // false: a repeated call, made to see which brokers still hold shares
+	existed := false // false: a repeated call, made to see which brokers still hold shares
 	err := s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
-		set = m.Contract(topic) != nil
+		existed = m.Contract(topic) != nil
 		return s.removeLocked(topic, awaited, strict), nil
 	})
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	s.expire(clock.Mono()) // starts the leases of awaited brokers
-	if set {
+	if existed {
 		s.cfg.Log.Info("contract removed", obs.KeyTopic, topic)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v, known := s.mu.machine.Topic(topic); known {
+	if v, found := s.mu.machine.Topic(topic); found {
 		return s.sharesLocked(v, 0), nil
 	}
 	return nil, nil
@@ -299,19 +299,19 @@ func (s *Server) End(_ context.Context, broker, instance string) ([]*srtmv1.Free
 }
 
 // free frees a broker's shares. The loaddistributor logs why it asked.
-func (s *Server) free(reason, broker string, by func(*adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error)) (list []*srtmv1.FreedShare, err error) {
+func (s *Server) free(reason, broker string, release func(*adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error)) (list []*srtmv1.FreedShare, err error) {
 	err = s.change(reason, func(m *adaptor.Machine) ([]ledger.Grant, error) {
-		freed, grants, err := by(m)
+		freed, grants, err := release(m)
 		if err != nil {
 			return nil, err
 		}
 		s.noteLapseLocked(ledger.Lapse{Broker: broker, Base: true})
 		for _, f := range freed {
-			one := &srtmv1.FreedShare{Topic: f.Topic}
+			share := &srtmv1.FreedShare{Topic: f.Topic}
 			if !f.Unknown {
-				one.Share = shareproto.To(f.Share)
+				share.Share = shareproto.To(f.Share)
 			}
-			list = append(list, one)
+			list = append(list, share)
 		}
 		return grants, nil
 	})
@@ -355,18 +355,18 @@ func (s *Server) Shares(ctx context.Context, topic string, unless uint64) (*srtm
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
 	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited, Removing: v.Removing}
 	ends := func(broker string) {
-		if at, known := s.mu.machine.Ends(broker); known {
+		if end, found := s.mu.machine.Ends(broker); found {
 			if p.Left == nil {
 				p.Left = map[string]*durationpb.Duration{}
 			}
-			p.Left[broker] = durationpb.New(at.Sub(clock.Mono()))
+			p.Left[broker] = durationpb.New(end.Sub(clock.Mono()))
 		}
 	}
 	for _, broker := range v.Awaited {
 		ends(broker)
 	}
 	for _, m := range v.Members {
-		one := &srtmv1.MemberShare{
+		member := &srtmv1.MemberShare{
 			BrokerId: m.Broker,
 			Granted:  shareproto.To(m.Granted), GrantedEpoch: m.GrantedEpoch,
 			Acknowledged: shareproto.To(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
@@ -374,13 +374,13 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 			Connected: m.Connected, Policy: policies.Number(m.Policy), Lapsed: m.Lapsed,
 		}
 		if !m.Connected {
-			since, known := s.mu.away[m.Broker]
-			if !known {
-				since = s.mu.began
+			since, found := s.mu.disconnectedSince[m.Broker]
+			if !found {
+				since = s.mu.ledgerStart
 			}
-			one.AwaySince = timestamppb.New(since)
+			member.AwaySince = timestamppb.New(since)
 		}
-		p.Members = append(p.Members, one)
+		p.Members = append(p.Members, member)
 		ends(m.Broker)
 	}
 	if c := s.mu.machine.Contract(v.Topic); c != nil {

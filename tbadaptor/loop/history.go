@@ -37,7 +37,7 @@ const (
 
 // change is an event of a share.
 type change struct {
-	at            time.Time
+	time          time.Time
 	broker        string
 	share, flex   tokenbucket.Share
 	epoch         uint64
@@ -65,11 +65,11 @@ func (h *history) latest(n uint32) []*srtmv1.ShareChange {
 	if h == nil {
 		return nil
 	}
-	all := append(append([]change(nil), h.changes[h.next:]...), h.changes[:h.next]...)
+	ordered := append(append([]change(nil), h.changes[h.next:]...), h.changes[:h.next]...)
 	var list []*srtmv1.ShareChange
-	for _, c := range all[max(0, len(all)-int(min(n, maxHistory))):] {
+	for _, c := range ordered[max(0, len(ordered)-int(min(n, maxHistory))):] {
 		list = append(list, &srtmv1.ShareChange{
-			Time: timestamppb.New(c.at), BrokerId: c.broker, Share: shareproto.To(c.share), Flex: shareproto.To(c.flex),
+			Time: timestamppb.New(c.time), BrokerId: c.broker, Share: shareproto.To(c.share), Flex: shareproto.To(c.flex),
 			Epoch: c.epoch, TokensMilli: int64(c.tokens), Event: c.event, Reason: c.reason,
 		})
 	}
@@ -94,7 +94,7 @@ func (s *Server) noteLocked(topic string, c change) {
 // mu held.
 func (s *Server) noteLapseLocked(lapse ledger.Lapse) {
 	for _, name := range s.mu.machine.PlacedOn(lapse.Broker) {
-		c := change{at: time.Now(), broker: lapse.Broker, event: eventLapsed, reason: reasonLease}
+		c := change{time: time.Now(), broker: lapse.Broker, event: eventLapsed, reason: reasonLease}
 		if lapse.Base {
 			c.event = eventFreed
 		}

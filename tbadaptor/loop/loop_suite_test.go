@@ -106,19 +106,19 @@ func (a *adaptor) open() *node {
 func (a *adaptor) join(id, instance string, held ...*srtmv1.HeldShare) *node {
 	GinkgoHelper()
 	n := a.open()
-	n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: id, Instance: instance, Lock: id, Held: held}}})
+	n.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: id, Instance: instance, Lock: id, Held: held}}})
 	Eventually(func() []string { return a.server.State().Connected }).Should(ContainElement(id))
 	return n
 }
 
-func (n *node) say(m *srtmv1.NodeMessage) {
+func (n *node) send(m *srtmv1.NodeMessage) {
 	GinkgoHelper()
 	Expect(n.stream.Send(m)).To(Succeed())
 }
 
 func (n *node) ack(g *srtmv1.Grant, released int64) {
 	GinkgoHelper()
-	n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Ack{Ack: &srtmv1.GrantAck{
+	n.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Ack{Ack: &srtmv1.GrantAck{
 		Topic: g.Topic, Epoch: g.Epoch, Share: g.Share, ReleasedTokensMilli: released,
 	}}})
 }
@@ -147,7 +147,7 @@ func (n *node) accept() {
 	}()
 }
 
-func held(topic string, epoch uint64, rate, burst int64) *srtmv1.HeldShare {
+func heldShare(topic string, epoch uint64, rate, burst int64) *srtmv1.HeldShare {
 	return &srtmv1.HeldShare{Topic: topic, Epoch: epoch, Share: &srtmv1.Share{RateMilli: rate, Burst: burst}}
 }
 

@@ -101,13 +101,13 @@ var _ = Describe("SetContract", func() {
 		_, err := a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(names(a)).To(BeEmpty())
-		again := a.set(ctx, contract("t", 30_000, 3, members("b1", 30_000, 3)))
+		second := a.set(ctx, contract("t", 30_000, 3, members("b1", 30_000, 3)))
 		empty := b1.granted()
 		Expect(empty.Share.RateMilli).To(BeZero())
 		Consistently(b1.grants, "10ms").ShouldNot(Receive(), "it may still be using the old share")
 		b1.ack(empty, 10_000)
 		b1.ack(b1.granted(), 0)
-		Expect(<-again).To(Succeed())
+		Expect(<-second).To(Succeed())
 
 		b1.leave()
 		Eventually(func() []string { return a.server.State().Connected }).Should(BeEmpty())
@@ -128,10 +128,10 @@ var _ = Describe("SetContract", func() {
 		_, err := a.client.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: "t"})
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(done).Should(Receive(fails(codes.Aborted, loop.ReasonRemoved)))
-		waits := a.set(ctx, contract("u", 100_000, 10, members("b9", 100_000, 10)))
+		waiting := a.set(ctx, contract("u", 100_000, 10, members("b9", 100_000, 10)))
 		Eventually(func() []string { return names(a) }).Should(Equal([]string{"u"}))
 		a.stop()
-		Eventually(waits).Should(Receive(fails(codes.Unavailable, loop.ReasonClosing)))
+		Eventually(waiting).Should(Receive(fails(codes.Unavailable, loop.ReasonClosing)))
 	})
 
 	It("refuses a request with all its faults, and changes nothing", func() {
@@ -153,18 +153,18 @@ var _ = Describe("SetContract", func() {
 
 var _ = Describe("A session", func() {
 	hello := func(n *node, h *srtmv1.NodeHello) {
-		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: h}})
+		n.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: h}})
 	}
 
 	It("begins with one good hello", func() {
 		a := newAdaptor(config())
 		n := a.open()
-		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{}}})
+		n.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{}}})
 		Eventually(n.ended).Should(Receive(fails(codes.InvalidArgument, loop.ReasonBadRequest)))
 
 		n = a.open()
 		hello(n, &srtmv1.NodeHello{BrokerId: "b 1", Held: []*srtmv1.HeldShare{
-			held("t", 1, 10, 1), held("t", 0, 10, 0), held("", 1, 0, 0),
+			heldShare("t", 1, 10, 1), heldShare("t", 0, 10, 0), heldShare("", 1, 0, 0),
 		}})
 		var err error
 		Eventually(n.ended).Should(Receive(&err))
@@ -184,9 +184,9 @@ var _ = Describe("A session", func() {
 		second := a.join("b1", "two")
 		Eventually(first.ended).Should(Receive(fails(codes.Aborted, loop.ReasonReplaced)))
 		Expect(a.server.State().Connected).To(Equal([]string{"b1"}), "the end of the first did not end the second")
-		late := a.open()
-		hello(late, &srtmv1.NodeHello{BrokerId: "b1", Instance: "one"})
-		Eventually(late.ended).Should(Receive(fails(codes.Aborted, identity.ReasonLost)))
+		third := a.open()
+		hello(third, &srtmv1.NodeHello{BrokerId: "b1", Instance: "one"})
+		Eventually(third.ended).Should(Receive(fails(codes.Aborted, identity.ReasonLost)))
 		Consistently(second.ended, "10ms").ShouldNot(Receive())
 	})
 
@@ -218,7 +218,7 @@ var _ = Describe("A session", func() {
 		wrong := &srtmv1.Grant{Topic: "t", Epoch: g.Epoch, Share: &srtmv1.Share{RateMilli: 1, Burst: 1}}
 		n.ack(wrong, 0)
 		Eventually(n.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonBadSequence)))
-		n = a.join("b1", "i", held("t", g.Epoch, 100_000, 10)) // the node had applied the grant
+		n = a.join("b1", "i", heldShare("t", g.Epoch, 100_000, 10)) // the node had applied the grant
 		n.accept()
 		Eventually(done).Should(Receive(BeNil()))
 		Expect(a.acknowledged("t")).To(Equal(map[string][2]int64{"b1": {100_000, 10}}))
@@ -227,7 +227,7 @@ var _ = Describe("A session", func() {
 	It("ends when a report is nonsense", func() {
 		a := newAdaptor(config())
 		n := a.join("b1", "i")
-		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
+		n.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
 			{Topic: "t"}, {Topic: "u", Step: durationpb.New(time.Second), Offered: 1 << 63},
 		}}}})
 		var err error
@@ -269,12 +269,12 @@ var _ = Describe("Adopting a contract", func() {
 
 	It("waits for every member's hello, and then leaves tuned shares as they are", func() {
 		a := newAdaptor(config())
-		b1 := a.join("b1", "i", held("t", 70, 80_000, 9))
+		b1 := a.join("b1", "i", heldShare("t", 70, 80_000, 9))
 		Expect(<-a.set(ctx, adopt(tuned(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5)))))).To(Succeed())
 		Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
 		Expect(names(a)).To(Equal([]string{"t"}))
 		Consistently(b1.grants, "20ms").ShouldNot(Receive())
-		b2 := a.join("b2", "i", held("t", 71, 20_000, 1))
+		b2 := a.join("b2", "i", heldShare("t", 71, 20_000, 1))
 		Eventually(func() []string { return a.server.State().Adopting }).Should(BeEmpty())
 		Consistently(b1.grants, "20ms").ShouldNot(Receive())
 		Expect(b2.grants).NotTo(Receive())
@@ -286,8 +286,8 @@ var _ = Describe("Adopting a contract", func() {
 
 	It("gives what was on its way, or ended with a lease, to all by what they hold, and takes from none", func() {
 		a := newAdaptor(config())
-		b1 := a.join("b1", "i", held("t", 70, 60_000, 6)) // of 80 and 20
-		b2 := a.join("b2", "i", held("t", 71, 15_000, 2))
+		b1 := a.join("b1", "i", heldShare("t", 70, 60_000, 6)) // of 80 and 20
+		b2 := a.join("b2", "i", heldShare("t", 71, 15_000, 2))
 		Expect(<-a.set(ctx, adopt(tuned(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5)))))).To(Succeed())
 		Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(80_000)))
 		Expect(b2.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(20_000)))
@@ -296,11 +296,11 @@ var _ = Describe("Adopting a contract", func() {
 	It("gives a member that lost its share the first one again, out of acknowledged decreases", func() {
 		a := newAdaptor(config())
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
-		b1 := a.join("b1", "i", held("t", 70, 80_000, 9))
+		b1 := a.join("b1", "i", heldShare("t", 70, 80_000, 9))
 		b2 := a.join("b2", "anew")
-		less := b1.granted()
-		Expect(less.Epoch).To(BeNumerically(">", 70))
-		Expect(less.Share.RateMilli).To(BeEquivalentTo(50_000))
+		granted := b1.granted()
+		Expect(granted.Epoch).To(BeNumerically(">", 70))
+		Expect(granted.Share.RateMilli).To(BeEquivalentTo(50_000))
 		// Meanwhile b2 may have the part that no broker holds.
 		select {
 		case g := <-b2.grants:
@@ -308,7 +308,7 @@ var _ = Describe("Adopting a contract", func() {
 			b2.ack(g, 0)
 		default:
 		}
-		b1.ack(less, 4000)
+		b1.ack(granted, 4000)
 		b2.accept()
 		Eventually(func() map[string][2]int64 { return a.acknowledged("t") }).Should(
 			Equal(map[string][2]int64{"b1": {50_000, 5}, "b2": {50_000, 5}}))
@@ -316,7 +316,7 @@ var _ = Describe("Adopting a contract", func() {
 
 	It("takes an operator's word that a member is dead", func() {
 		a := newAdaptor(config())
-		b1 := a.join("b1", "i", held("t", 70, 50_000, 5))
+		b1 := a.join("b1", "i", heldShare("t", 70, 50_000, 5))
 		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
 		Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
 		_, err := a.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b3"})
@@ -339,26 +339,26 @@ var _ = Describe("Adopting a contract", func() {
 	})
 
 	// There is one token. The broker without a part now may have the token.
-	for how, with := range map[string]func(*srtmv1.SetContractRequest){
+	for name, change := range map[string]func(*srtmv1.SetContractRequest){
 		"adopted": func(req *srtmv1.SetContractRequest) { req.Adopt = true },
 		"updated": func(req *srtmv1.SetContractRequest) { req.Update = true },
 	} {
-		It("waits for brokers, too, that are to have nothing of it, when it is "+how, func() {
+		It("waits for brokers, too, that are to have nothing of it, when it is "+name, func() {
 			a := newAdaptor(config())
 			b1 := a.join("b1", "i")
 			req := contract("t", 100_000, 1, members("b1", 100_000, 1))
 			req.Awaited = []string{"b1", "b 2"}
-			with(req)
+			change(req)
 			Expect(<-a.set(ctx, req)).To(fails(codes.InvalidArgument, loop.ReasonBadRequest))
 			req.Awaited = []string{"b2"}
 			Expect(<-a.set(ctx, req)).To(Succeed())
 			Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
 			Consistently(b1.grants, "20ms").ShouldNot(Receive())
-			b2 := a.join("b2", "i", held("t", 70, 100_000, 1))
-			less := b2.granted()
-			Expect(less.Share.GetRateMilli()).To(BeZero())
+			b2 := a.join("b2", "i", heldShare("t", 70, 100_000, 1))
+			granted := b2.granted()
+			Expect(granted.Share.GetRateMilli()).To(BeZero())
 			Consistently(b1.grants, "20ms").ShouldNot(Receive(), "before it is given up")
-			b2.ack(less, 0)
+			b2.ack(granted, 0)
 			Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(100_000)))
 		})
 	}
@@ -373,10 +373,10 @@ var _ = Describe("Adopting a contract", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(names(a)).To(BeEmpty())
 		Expect(<-a.set(ctx, req())).To(fails(codes.Unavailable, loop.ReasonBusy))
-		b1 := a.join("b1", "i", held("t", 70, 100_000, 10))
-		nothing := b1.granted()
-		Expect(nothing.Share.GetRateMilli()).To(BeZero())
-		b1.ack(nothing, 0)
+		b1 := a.join("b1", "i", heldShare("t", 70, 100_000, 10))
+		granted := b1.granted()
+		Expect(granted.Share.GetRateMilli()).To(BeZero())
+		b1.ack(granted, 0)
 		Eventually(func() error { return <-a.set(ctx, req()) }).Should(Succeed())
 	})
 
@@ -386,10 +386,10 @@ var _ = Describe("Adopting a contract", func() {
 		update := contract("t", 120_000, 12, members("b1", 60_000, 6, "b2", 60_000, 6))
 		update.Update = true
 		Expect(<-a.set(ctx, update)).To(Succeed())
-		b1 := a.join("b1", "i", held("t", 70, 40_000, 4))
+		b1 := a.join("b1", "i", heldShare("t", 70, 40_000, 4))
 		Consistently(b1.grants, "20ms").ShouldNot(Receive())
 		set := a.set(ctx, contract("t", 120_000, 12, members("b1", 60_000, 6, "b2", 60_000, 6)))
-		b2 := a.join("b2", "i", held("t", 71, 40_000, 4))
+		b2 := a.join("b2", "i", heldShare("t", 71, 40_000, 4))
 		for _, b := range []*node{b1, b2} {
 			g := b.granted()
 			Expect(g.Share.GetRateMilli()).To(BeEquivalentTo(60_000))
@@ -402,7 +402,7 @@ var _ = Describe("Adopting a contract", func() {
 
 var _ = Describe("A rule", func() {
 	report := func(n *node, topic string, offered, maxBacklog uint64) {
-		n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
+		n.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{Report: &srtmv1.NodeReport{Topics: []*srtmv1.TopicLoad{
 			{Topic: topic, Step: durationpb.New(time.Millisecond), Offered: offered, MaxBacklog: maxBacklog},
 		}}}})
 	}
@@ -476,7 +476,7 @@ var _ = Describe("A configuration", func() {
 		cfg.Metrics = reg
 		a := newAdaptor(cfg)
 		a.join("b1", "i")
-		b2 := a.join("b2", "i", held("t", 70, 40_000, 3))
+		b2 := a.join("b2", "i", heldShare("t", 70, 40_000, 3))
 		req := contract("t", 100_000, 10, members("b1", 60_000, 7, "b2", 40_000, 3))
 		req.Adopt = true
 		Expect(<-a.set(ctx, req)).To(Succeed())
@@ -542,11 +542,11 @@ var _ = Describe("A configuration", func() {
 		first := list(0)
 		Expect(first.Topics).To(HaveLen(1))
 		Expect(first.Revision).NotTo(BeZero())
-		broker.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{Stamp: 1}}})
+		broker.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{Stamp: 1}}})
 		Expect(broker.granted()).To(BeNil(), "its lease is renewed")
-		again := list(first.Revision)
-		Expect(again.Topics).To(BeEmpty())
-		Expect(again.Revision).To(Equal(first.Revision))
+		second := list(first.Revision)
+		Expect(second.Topics).To(BeEmpty())
+		Expect(second.Revision).To(Equal(first.Revision))
 		set("u")
 		Expect(list(first.Revision).Topics).To(HaveLen(2))
 	})
@@ -595,17 +595,17 @@ func (t *term) Until() mono.Time { return mono.Time(t.until.Load()) }
 var _ = Describe("Two adaptors at once", func() {
 	// The first adaptor hangs and its leadership is over, without its knowledge.
 	var first, second *adaptor
-	var over *term
+	var lostTerm *term
 	var b1, b2 *node
-	hello := func(id string, of uint64) *srtmv1.NodeMessage {
+	hello := func(id string, termNumber uint64) *srtmv1.NodeMessage {
 		return &srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
-			BrokerId: id, Instance: "i", Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE, Term: of,
+			BrokerId: id, Instance: "i", Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE, Term: termNumber,
 		}}}
 	}
 	BeforeEach(func() {
 		cfg := config()
-		over = newTerm(5)
-		cfg.Term = over
+		lostTerm = newTerm(5)
+		cfg.Term = lostTerm
 		first = newAdaptor(cfg)
 		cfg.Term = newTerm(6)
 		second = newAdaptor(cfg)
@@ -618,11 +618,11 @@ var _ = Describe("Two adaptors at once", func() {
 		b1.leave()
 		req.Adopt = true
 		Expect(<-second.set(ctx, req)).To(Succeed())
-		b1 = second.join("b1", "i", held("t", 70, 50_000, 5))
+		b1 = second.join("b1", "i", heldShare("t", 70, 50_000, 5))
 	})
 
 	It("do not grant a share twice: the first ends its sessions with its term, and refuses everything", func() {
-		over.until.Store(int64(clock.Mono()))
+		lostTerm.until.Store(int64(clock.Mono()))
 		_, err := first.client.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: "b1"})
 		Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading), "b2 would be granted what b1 has of the second")
 		Eventually(b2.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
@@ -631,22 +631,22 @@ var _ = Describe("Two adaptors at once", func() {
 		Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading))
 		_, err = first.client.ListShares(ctx, &srtmv1.ListSharesRequest{})
 		Expect(err).To(fails(codes.Unavailable, loop.ReasonNotLeading))
-		again := first.open()
-		again.say(hello("b2", 5))
-		Eventually(again.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
+		second := first.open()
+		second.send(hello("b2", 5))
+		Eventually(second.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
 		Expect(first.server.State().Connected).To(BeEmpty())
 		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "the second has not heard b2")
 	})
 
 	It("end by themselves, unasked", func() {
-		over.until.Store(int64(clock.Mono()))
+		lostTerm.until.Store(int64(clock.Mono()))
 		Eventually(b2.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
 	})
 
 	It("are told apart by their terms: a broker that has followed the second is none of the first's", func() {
-		back := first.open()
-		back.say(hello("b1", 6))
-		Eventually(back.ended).Should(Receive(fails(codes.FailedPrecondition, loop.ReasonOldTerm)))
+		reconnected := first.open()
+		reconnected.send(hello("b1", 6))
+		Eventually(reconnected.ended).Should(Receive(fails(codes.FailedPrecondition, loop.ReasonOldTerm)))
 	})
 })
 
@@ -664,20 +664,20 @@ var _ = Describe("An adaptor whose term is lent", func() {
 	set := func() error { return <-a.set(ctx, contract("t", 100_000, 10, members("b1", 100_000, 10))) }
 	BeforeEach(func() {
 		cfg := config()
-		cfg.Lent = true
+		cfg.ByMandate = true
 		a = newAdaptor(cfg)
 	})
 
 	It("does nothing without, and nothing after, and begins again with an empty memory", func() {
-		asked := lead(&srtmv1.LeadRequest{})
-		Expect(asked.Leads).To(BeFalse())
+		response := lead(&srtmv1.LeadRequest{})
+		Expect(response.Leads).To(BeFalse())
 		Expect(set()).To(fails(codes.Unavailable, loop.ReasonNotLeading))
 		refused := a.open()
-		refused.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: "b1", Instance: "i", Term: 9}}})
+		refused.send(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: "b1", Instance: "i", Term: 9}}})
 		Eventually(refused.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)), "its term is not known yet")
 
-		Expect(lead(&srtmv1.LeadRequest{Instance: "another", Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 7}).Leads).To(BeFalse())
-		now := lead(lend(asked, time.Hour, 7))
+		Expect(lead(&srtmv1.LeadRequest{Instance: "another", Stamp: response.Stamp, Lease: durationpb.New(time.Hour), Term: 7}).Leads).To(BeFalse())
+		now := lead(lend(response, time.Hour, 7))
 		Expect(now.Leads).To(BeTrue())
 		Expect(now.Term).To(BeEquivalentTo(7))
 		b1 := a.join("b1", "i")
@@ -692,12 +692,12 @@ var _ = Describe("An adaptor whose term is lent", func() {
 	It("ends its sessions when it is over, and takes no term twice", func() {
 		now := lead(lend(lead(&srtmv1.LeadRequest{}), time.Minute, 7))
 		Expect(now.Leads).To(BeTrue())
-		short := newAdaptor(func() loop.Config { c := config(); c.Lent = true; return c }())
+		short := newAdaptor(func() loop.Config { c := config(); c.ByMandate = true; return c }())
 		a = short
-		var asked *srtmv1.LeadResponse
+		var response *srtmv1.LeadResponse
 		Eventually(func() bool { // the term may be over before its grant is received
-			asked = lead(&srtmv1.LeadRequest{})
-			return lead(lend(asked, time.Second, 7)).Leads
+			response = lead(&srtmv1.LeadRequest{})
+			return lead(lend(response, time.Second, 7)).Leads
 		}).Should(BeTrue())
 		Eventually(func() bool { now = lead(&srtmv1.LeadRequest{}); return now.Leads }).Should(BeFalse())
 		Expect(set()).To(fails(codes.Unavailable, loop.ReasonNotLeading))
@@ -705,17 +705,17 @@ var _ = Describe("An adaptor whose term is lent", func() {
 		Expect(err).To(fails(codes.FailedPrecondition, loop.ReasonOldTerm))
 		_, err = a.client.Lead(ctx, &srtmv1.LeadRequest{Instance: now.Instance, Stamp: now.Stamp + uint64(time.Hour), Lease: durationpb.New(time.Hour), Term: 9})
 		Expect(err).To(fails(codes.InvalidArgument, loop.ReasonBadRequest))
-		Expect(lead(lend(asked, time.Nanosecond, 8)).Leads).To(BeFalse(), "it is over already")
+		Expect(lead(lend(response, time.Nanosecond, 8)).Leads).To(BeFalse(), "it is over already")
 		Expect(lead(lend(now, time.Hour, 8)).Leads).To(BeTrue())
 		Expect(a.server.State().Topics).To(BeEmpty())
 	})
 
 	It("reports in its health that no loaddistributor lends it a term", func() {
 		Expect(a.server.Health()).To(MatchError(MatchRegexp(`^no loaddistributor has asked this adaptor to act since .+ UTC: .*--tbadaptor-address`)))
-		asked := lead(&srtmv1.LeadRequest{})
+		response := lead(&srtmv1.LeadRequest{})
 		Expect(a.server.Health()).To(MatchError(HavePrefix("this adaptor does not act, and a loaddistributor asked last ")))
 		Expect(errors.As(a.server.Health(), new(obs.Notice))).To(BeTrue(), "a restart would not help")
-		Expect(lead(lend(asked, time.Hour, 7)).Leads).To(BeTrue())
+		Expect(lead(lend(response, time.Hour, 7)).Leads).To(BeTrue())
 		Expect(a.server.Health()).To(Succeed())
 	})
 

@@ -38,17 +38,17 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.asked = clock.Mono()
+	s.mu.lastLead = clock.Mono()
 	leads := s.leadsLocked() == nil // a term that is over is not extended
 	now := clock.Mono()
-	at, lease := mono.Time(req.Stamp), req.Lease.AsDuration()
+	stamp, lease := mono.Time(req.Stamp), req.Lease.AsDuration()
 	if req.Instance == m.instance {
-		if at <= 0 || at > now || lease <= 0 || lease > maxMandate {
+		if stamp <= 0 || stamp > now || lease <= 0 || lease > maxMandate {
 			var bad badRequest
 			bad.Add("lease", "%v from %d on, it is %d now: want up to %v from a time that it has said", lease, req.Stamp, now, maxMandate)
 			return nil, toStatus(bad)
 		}
-		until := at.Add(lease)
+		until := stamp.Add(lease)
 		switch {
 		case leads:
 			m.until.Store(int64(max(m.Until(), until)))
@@ -59,7 +59,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 		default:
 			m.number.Store(req.Term)
 			m.until.Store(int64(until))
-			s.mu.over, leads = false, true
+			s.mu.stopped, leads = false, true
 			s.emptyLocked()
 			s.cfg.Log.Info("leading", "term", req.Term)
 		}
@@ -71,7 +71,7 @@ func (s *Server) Lead(_ context.Context, req *srtmv1.LeadRequest) (*srtmv1.LeadR
 // for a mandate, and a restart would not help.
 func (s *Server) Health() error {
 	s.mu.Lock()
-	acts, asked, began := s.leadsLocked() == nil, s.mu.asked, s.mu.began
+	acts, lastAsked, start := s.leadsLocked() == nil, s.mu.lastLead, s.mu.ledgerStart
 	s.mu.Unlock()
 	const consequence = "it grants no shares, and messages leave by the bases of shares"
 	switch {
@@ -79,10 +79,10 @@ func (s *Server) Health() error {
 		return nil
 	case s.mandate == nil:
 		return obs.Notice("this adaptor does not lead any more: " + consequence)
-	case asked == 0:
-		return obs.Notice("no loaddistributor has asked this adaptor to act since " + began.UTC().Format("2006-01-02 15:04:05") + " UTC: " + consequence +
+	case lastAsked == 0:
+		return obs.Notice("no loaddistributor has asked this adaptor to act since " + start.UTC().Format("2006-01-02 15:04:05") + " UTC: " + consequence +
 			"; start a loaddistributor with the address of this adaptor in --tbadaptor-address")
 	}
 	return obs.Notice(fmt.Sprintf("this adaptor does not act, and a loaddistributor asked last %v ago: %s; a mandate comes from a loaddistributor that leads, once the mandate of any other adaptor is over",
-		clock.Mono().Sub(asked).Round(time.Second), consequence))
+		clock.Mono().Sub(lastAsked).Round(time.Second), consequence))
 }

@@ -66,12 +66,12 @@ type Config struct {
 	// topics with the static rule have none.
 	Leases ledger.Leases
 	Flex   ledger.Permille
-	// Term is this adaptor's leadership; nil: it leads alone, as long as the process lives. Lent: the
+	// Term is this adaptor's leadership; nil: it leads alone, as long as the process lives. ByMandate: the
 	// adaptor leads only in the terms that Lead lends.
-	Term    Term
-	Lent    bool
-	Log     *slog.Logger
-	Metrics prometheus.Registerer // nil: not exported
+	Term      Term
+	ByMandate bool
+	Log       *slog.Logger
+	Metrics   prometheus.Registerer // nil: not exported
 }
 
 // Term is a term of leadership, in which an adaptor may act. Its methods may be called at any time.
@@ -96,23 +96,23 @@ func (c Config) Validate() error { return c.Faults("period", "window", "acknowle
 // acknowledgement timeout.
 func (c Config) Faults(period, window, ackTimeout string) error {
 	var f faults.List
-	within := func(name string, value, low, high time.Duration) {
+	checkRange := func(name string, value, low, high time.Duration) {
 		f.If(value < low || value > high, "%s %v: want %v to %v", name, value, low, high)
 	}
-	within(period, c.Period, time.Millisecond, time.Hour)
+	checkRange(period, c.Period, time.Millisecond, time.Hour)
 	f.If(c.Window < max(c.Period, time.Millisecond) || c.Window > time.Hour,
 		"%s %v: want 1ms to 1h, and at least the %v of %s", window, c.Window, c.Period, period)
 	if ackTimeout != "" {
-		within(ackTimeout, c.AckTimeout, time.Millisecond, time.Hour)
+		checkRange(ackTimeout, c.AckTimeout, time.Millisecond, time.Hour)
 	}
 	if err := c.Leases.Validate(); err != nil {
 		f.Add(err)
 	} else {
-		within("--flex-lease", c.Leases.Flex, 10*time.Millisecond, 24*time.Hour)
-		within("--session-lease", c.Leases.Session, 10*time.Millisecond, 24*time.Hour)
-		least := c.Leases.Session / slewed
-		f.If(c.Leases.ClockBound < least, "--clock-bound %v is less than 0.1 %% of --session-lease %v, by which two clocks that NTP slews may come apart: want at least %v",
-			c.Leases.ClockBound, c.Leases.Session, least)
+		checkRange("--flex-lease", c.Leases.Flex, 10*time.Millisecond, 24*time.Hour)
+		checkRange("--session-lease", c.Leases.Session, 10*time.Millisecond, 24*time.Hour)
+		minimum := c.Leases.Session / slewed
+		f.If(c.Leases.ClockBound < minimum, "--clock-bound %v is less than 0.1 %% of --session-lease %v, by which two clocks that NTP slews may come apart: want at least %v",
+			c.Leases.ClockBound, c.Leases.Session, minimum)
 	}
 	f.If(c.Flex < 0 || c.Flex > 1000, "--flex-percent %g: want 0 to 100", float64(c.Flex)/10)
 	f.If(c.Log == nil, "no logger")
@@ -133,17 +133,17 @@ type Server struct {
 
 	mu struct {
 		sync.Mutex
-		over      bool      // the leadership is over: every call is refused
-		asked     mono.Time // last call of Lead; 0: none
-		machine   *adaptor.Machine
-		sessions  map[string]*session  // by broker
-		away      map[string]time.Time // end of the last session, by broker
-		refused   map[string]string    // instance refused last, by the broker whose id another process has
-		histories map[string]*history  // by topic
+		stopped           bool      // the leadership is over: every call is refused
+		lastLead          mono.Time // last call of Lead; 0: none
+		machine           *adaptor.Machine
+		sessions          map[string]*session  // by broker
+		disconnectedSince map[string]time.Time // end of the last session, by broker
+		refused           map[string]string    // instance refused last, by the broker whose id another process has
+		histories         map[string]*history  // by topic
 		// changed is closed and replaced with every change of the ledger; revision counts the changes.
-		changed  chan struct{}
-		revision uint64
-		began    time.Time // wall clock when the ledger was made
+		changed     chan struct{}
+		revision    uint64
+		ledgerStart time.Time // wall clock when the ledger was made
 	}
 }
 
@@ -161,7 +161,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, metrics: newMetrics(), streams: bidi.NewServer(), closed: make(chan struct{})}
 	switch {
-	case cfg.Lent:
+	case cfg.ByMandate:
 		s.mandate = &mandate{instance: rand.Text()}
 		s.cfg.Term = s.mandate
 	case cfg.Term == nil:
@@ -181,10 +181,10 @@ func New(cfg Config) (*Server, error) {
 // emptyLocked replaces the ledger by an empty ledger, which has heard no broker. Requires: mu held; no
 // sessions.
 func (s *Server) emptyLocked() {
-	s.mu.began = time.Now()
+	s.mu.ledgerStart = time.Now()
 	s.mu.machine = adaptor.New(uint64(clock.Wall()), adaptor.Config{Leases: s.cfg.Leases, Flex: s.cfg.Flex, Window: s.cfg.Window})
 	s.mu.histories = map[string]*history{}
-	s.mu.away = map[string]time.Time{}
+	s.mu.disconnectedSince = map[string]time.Time{}
 	s.mu.refused = map[string]string{}
 	s.mu.revision = uint64(clock.Wall()) // above the revisions of earlier leaders
 }
@@ -195,7 +195,7 @@ func (s *Server) emptyLocked() {
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(s.cfg.Period)
 	defer ticker.Stop()
-	led := s.mandate == nil
+	wasLeading := s.mandate == nil
 	// expiry bounds the delay until the end of a lease or term is noticed; a late notice is safe.
 	expiry := time.NewTicker(max(s.cfg.Leases.Flex/20, 10*time.Millisecond))
 	defer expiry.Stop()
@@ -206,10 +206,10 @@ func (s *Server) Run(ctx context.Context) error {
 			continue
 		case <-expiry.C:
 			leads := s.expire(clock.Mono())
-			if led && !leads {
+			if wasLeading && !leads {
 				s.cfg.Log.Error("lost leadership: the sessions of all brokers are over", "term", s.cfg.Term.Number())
 			}
-			led = leads
+			wasLeading = leads
 			s.tune(true)
 			continue
 		case <-ctx.Done():
@@ -225,11 +225,11 @@ func (s *Server) Run(ctx context.Context) error {
 // and returns errNotLeading: another adaptor may grant the same shares from then on. It reads the clock
 // at each call, because the process may have been stopped for long. Requires: mu held.
 func (s *Server) leadsLocked() error {
-	if !s.mu.over && clock.Mono().Before(s.cfg.Term.Until()) {
+	if !s.mu.stopped && clock.Mono().Before(s.cfg.Term.Until()) {
 		return nil
 	}
-	if !s.mu.over {
-		s.mu.over = true
+	if !s.mu.stopped {
+		s.mu.stopped = true
 		for _, open := range s.mu.sessions {
 			open.out.End(errNotLeading)
 		}
@@ -272,7 +272,7 @@ func (s *Server) changedLocked() {
 func (s *Server) sendLocked(reason string, grants []ledger.Grant) {
 	now := time.Now()
 	for _, g := range grants {
-		s.noteLocked(g.Topic, change{at: now, broker: g.Broker, share: g.Share, flex: g.Flex, epoch: g.Epoch, tokens: g.Tokens, event: eventGranted, reason: reason})
+		s.noteLocked(g.Topic, change{time: now, broker: g.Broker, share: g.Share, flex: g.Flex, epoch: g.Epoch, tokens: g.Tokens, event: eventGranted, reason: reason})
 		// A missing session is just ending: the ledger learns this next, and repeats the grant after
 		// the next hello.
 		if open := s.mu.sessions[g.Broker]; open != nil {
@@ -305,7 +305,7 @@ func (s *Server) expire(now mono.Time) bool {
 	for _, lapse := range lapses {
 		if open := s.mu.sessions[lapse.Broker]; open != nil && lapse.Session {
 			open.out.End(errLapsed)
-			s.awayLocked(lapse.Broker)
+			s.removeSessionLocked(lapse.Broker)
 		}
 		s.noteLapseLocked(lapse)
 	}
@@ -323,9 +323,9 @@ func (s *Server) expire(now mono.Time) bool {
 }
 
 // lendLocked tells a broker that its lease was renewed. Requires: mu held.
-func (s *Server) lendLocked(open *session, at uint64) {
+func (s *Server) lendLocked(open *session, stamp uint64) {
 	open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Lease{Lease: &srtmv1.Lease{
-		Stamp: at, Flex: durationpb.New(s.cfg.Leases.Flex), Session: durationpb.New(s.cfg.Leases.Session),
+		Stamp: stamp, Flex: durationpb.New(s.cfg.Leases.Flex), Session: durationpb.New(s.cfg.Leases.Session),
 		Term: s.cfg.Term.Number(), Sent: uint64(clock.Mono()),
 	}}})
 }
@@ -336,32 +336,32 @@ func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.NodeMessage, srt
 }
 
 func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
-	none := bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
+	refused := bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
 	hello := m.GetHello()
 	if hello == nil {
 		var bad badRequest
 		bad.Add("hello", "the first message of a session is its hello")
-		return none, bad
+		return refused, bad
 	}
 	held, err := checkHello(hello)
 	if err != nil {
-		return none, err
+		return refused, err
 	}
 	s.mu.Lock()
 	err = s.leadsLocked()
 	s.mu.Unlock()
 	if err != nil {
-		return none, err // whatever the term in hello
+		return refused, err // whatever the term in hello
 	}
 	if term := s.cfg.Term.Number(); hello.Term > term {
 		s.cfg.Log.Error("broker refused: it has followed an adaptor that leads later", obs.KeyBroker, hello.BrokerId, "term", hello.Term, "own", term)
-		return none, fmt.Errorf("%w: broker %q has followed an adaptor of term %d, this one has %d", errOldTerm, hello.BrokerId, hello.Term, term)
+		return refused, fmt.Errorf("%w: broker %q has followed an adaptor of term %d, this one has %d", errOldTerm, hello.BrokerId, hello.Term, term)
 	}
 	open := &session{broker: hello.BrokerId, out: bidi.NewQueue[*srtmv1.GrantMessage](grantQueue)}
 	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		policy, _ := policies.Value(hello.Policy) // checkHello has refused unknown values
 		grants, err := m.Hello(clock.Mono(), ledger.Session{
-			Broker: hello.BrokerId, Said: mono.Said{Process: hello.Instance, At: mono.Time(hello.Stamp)}, Policy: policy, Held: held,
+			Broker: hello.BrokerId, Said: mono.Said{Process: hello.Instance, At: mono.Time(hello.Stamp)}, Policy: policy, Shares: held,
 			Place: placeOf(hello),
 		})
 		if err != nil {
@@ -376,18 +376,18 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 			s.metrics.sessions.Inc()
 		}
 		s.mu.sessions[open.broker] = open
-		delete(s.mu.away, open.broker)
+		delete(s.mu.disconnectedSince, open.broker)
 		return grants, nil
 	})
 	if err != nil {
 		s.refused(hello, err)
-		return none, err
+		return refused, err
 	}
 	s.cfg.Log.Info("broker's share session opened", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
 	return bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		Out:    open.out,
 		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
-		Over:   func() { s.over(open) },
+		Over:   func() { s.closeSession(open) },
 	}, nil
 }
 
@@ -409,38 +409,38 @@ func placeOf(h *srtmv1.NodeHello) identity.Place {
 	return identity.Place{Address: h.TcpAddress, Host: h.Hostname, Folder: h.DataPath, Lock: h.Lock}
 }
 
-func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
+func checkHello(h *srtmv1.NodeHello) ([]ledger.HeldShare, error) {
 	var bad badRequest
 	bad.Name("hello.broker_id", h.BrokerId)
-	if _, known := policies.Value(h.Policy); !known {
+	if _, found := policies.Value(h.Policy); !found {
 		bad.Add("hello.policy", "%d: it has no meaning here", h.Policy)
 	}
 	if h.Instance == "" || len(h.Instance) > 128 {
 		bad.Add("hello.instance", "%d bytes: want 1 to 128", len(h.Instance))
 	}
 	placeOf(h).Check(bad.Add)
-	held := make([]ledger.Held, 0, len(h.Held))
+	held := make([]ledger.HeldShare, 0, len(h.Held))
 	topics := map[string]bool{}
-	for i, one := range h.Held {
-		at := func(field string) string { return fmt.Sprintf("hello.held[%d].%s", i, field) }
-		share, flex := shareproto.From(one.Share), shareproto.From(one.Flex)
-		if one.Topic == "" || topics[one.Topic] {
-			bad.Add(at("topic"), "%q is empty or appears twice", one.Topic)
+	for i, reported := range h.Held {
+		field := func(field string) string { return fmt.Sprintf("hello.held[%d].%s", i, field) }
+		share, flex := shareproto.From(reported.Share), shareproto.From(reported.Flex)
+		if reported.Topic == "" || topics[reported.Topic] {
+			bad.Add(field("topic"), "%q is empty or appears twice", reported.Topic)
 		}
-		topics[one.Topic] = true
+		topics[reported.Topic] = true
 		if err := share.Validate(); err != nil {
-			bad.Add(at("share"), "%v", err)
+			bad.Add(field("share"), "%v", err)
 		}
 		base := share.Less(flex)
 		if share.Validate() != nil {
 			// already reported
 		} else if flex.Rate < 0 || flex.Burst < 0 || base.Validate() != nil || h.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED && base != share {
-			bad.Add(at("flex"), "%v cannot be a part of the share", one.Flex)
+			bad.Add(field("flex"), "%v cannot be a part of the share", reported.Flex)
 		}
-		if one.Epoch == 0 || one.Epoch > ledger.MaxEpoch {
-			bad.Add(at("epoch"), "%d is no grant's", one.Epoch)
+		if reported.Epoch == 0 || reported.Epoch > ledger.MaxEpoch {
+			bad.Add(field("epoch"), "%d is no grant's", reported.Epoch)
 		}
-		held = append(held, ledger.Held{Topic: one.Topic, Share: share, Flex: flex, Epoch: one.Epoch})
+		held = append(held, ledger.HeldShare{Topic: reported.Topic, Share: share, Flex: flex, Epoch: reported.Epoch})
 	}
 	return held, bad.Err()
 }
@@ -457,7 +457,7 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 				return nil, badSequence{err}
 			}
 			s.noteLocked(m.Ack.Topic, change{
-				at: time.Now(), broker: open.broker, share: shareproto.From(m.Ack.Share), epoch: m.Ack.Epoch,
+				time: time.Now(), broker: open.broker, share: shareproto.From(m.Ack.Share), epoch: m.Ack.Epoch,
 				tokens: tokenbucket.Tokens(m.Ack.ReleasedTokensMilli), event: eventAcknowledged,
 			})
 			return grants, nil
@@ -469,7 +469,7 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			}
 			now := clock.Mono()
 			if sent := mono.Time(m.Renew.Heard); sent > 0 && sent <= now {
-				machine.Heard(open.broker, sent)
+				machine.RenewalReceived(open.broker, sent)
 			}
 			renewed, grants := machine.Renew(open.broker, now)
 			if !renewed {
@@ -488,13 +488,13 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 	return nil // a message of a later version, which must not rely on this adaptor
 }
 
-// over ends a session, unless a later session has replaced it.
-func (s *Server) over(open *session) {
+// closeSession ends a session, unless a later session has replaced it.
+func (s *Server) closeSession(open *session) {
 	err := s.change(reasonRest, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		if s.mu.sessions[open.broker] != open {
 			return nil, errReplaced
 		}
-		s.awayLocked(open.broker)
+		s.removeSessionLocked(open.broker)
 		return m.Disconnect(open.broker), nil
 	})
 	if err == nil {
@@ -502,11 +502,11 @@ func (s *Server) over(open *session) {
 	}
 }
 
-// awayLocked records the end of a broker's session. Requires: mu held.
-func (s *Server) awayLocked(broker string) {
+// removeSessionLocked records the end of a broker's session. Requires: mu held.
+func (s *Server) removeSessionLocked(broker string) {
 	delete(s.mu.sessions, broker)
 	s.metrics.sessions.Dec()
-	s.mu.away[broker] = time.Now()
+	s.mu.disconnectedSince[broker] = time.Now()
 }
 
 func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) error {
@@ -515,7 +515,7 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) erro
 		if d := t.Step.AsDuration(); d <= 0 || d > time.Hour {
 			bad.Add(fmt.Sprintf("report.topics[%d].step", i), "%v: want above 0, up to 1h", d)
 		}
-		if most := uint64(1) << 62; t.Offered > most || t.MaxBacklog > most || t.Backlog > most || t.BurstNeeded > most {
+		if limit := uint64(1) << 62; t.Offered > limit || t.MaxBacklog > limit || t.Backlog > limit || t.BurstNeeded > limit {
 			bad.Add(fmt.Sprintf("report.topics[%d]", i), "counts above 2^62")
 		}
 	}

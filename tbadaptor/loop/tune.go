@@ -9,11 +9,11 @@ import (
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
 
-// tune proposes shares for every topic whose rule is not static. With following it takes only topics
+// tune proposes shares for every topic whose rule is not static. With moving it takes only topics
 // whose publishers have just moved.
-func (s *Server) tune(following bool) {
+func (s *Server) tune(moving bool) {
 	s.mu.Lock()
-	topics := s.mu.machine.Adaptive(clock.Mono(), following)
+	topics := s.mu.machine.Adaptive(clock.Mono(), moving)
 	s.mu.Unlock()
 	for _, topic := range topics { // mu is free between two topics
 		var result string

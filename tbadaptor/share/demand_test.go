@@ -12,17 +12,17 @@ import (
 )
 
 // divisions calls f with every division of total over n, none below least.
-func divisions(total, least int64, n int, f func([]int64)) {
+func divisions(total, minimum int64, n int, f func([]int64)) {
 	parts := make([]int64, n)
-	var next func(i int, left int64)
-	next = func(i int, left int64) {
+	var next func(i int, rest int64)
+	next = func(i int, rest int64) {
 		if i == n-1 {
-			parts[i] = left
+			parts[i] = rest
 			f(parts)
 			return
 		}
-		for parts[i] = least; parts[i] <= left-least*int64(n-1-i); parts[i]++ {
-			next(i+1, left-parts[i])
+		for parts[i] = minimum; parts[i] <= rest-minimum*int64(n-1-i); parts[i]++ {
+			next(i+1, rest-parts[i])
 		}
 	}
 	next(0, total)
@@ -35,18 +35,18 @@ func aim(loads []Load, root func(Load) float64, r []float64) (values []float64) 
 	cost := 0.
 	unseen := slices.ContainsFunc(loads, func(l Load) bool { return l.Unseen })
 	for i, l := range loads {
-		take := func(upTo float64) float64 {
+		grant := func(upTo float64) float64 {
 			got := max(0, min(r[i], upTo))
 			r[i] -= got
 			return got
 		}
 		quota := l.Quota.Rate.PerSecond()
-		had := take(max(l.Recent*(1+headroom/100.), 0.05*6)) // 5 % of 18 over three
+		had := grant(max(l.Recent*(1+headroom/100.), 0.05*6)) // 5 % of 18 over three
 		arrivals[i] = had / quota
-		more := take(l.spread())
+		more := grant(l.spread())
 		backlogs[i] = more
 		if unseen && !l.Retiring {
-			kept[i] = take(quota-had-more) / quota
+			kept[i] = grant(quota-had-more) / quota
 		}
 		if !l.Retiring {
 			cost += root(l) * root(l) / max(r[i], 1e-9)
@@ -81,29 +81,29 @@ func TestSqrtReachesItsAim(t *testing.T) {
 		got := testkit.Result(Split(Sqrt, total, loads)).Must(t)
 		root := func(l Load) float64 { return math.Sqrt(max(l.Recent, 0.06) * max(1, l.Dispersion)) }
 		r := make([]float64, len(got))
-		left := total.Rate.PerSecond()
+		rest := total.Rate.PerSecond()
 		for i, a := range got {
 			r[i] = a.Share.Rate.PerSecond()
-			left -= r[i]
+			rest -= r[i]
 		}
-		if math.Abs(left) > 1e-9 {
-			t.Fatalf("%+v: %v is left", got, left)
+		if math.Abs(rest) > 1e-9 {
+			t.Fatalf("%+v: %v is left", got, rest)
 		}
-		have := aim(loads, root, slices.Clone(r))
+		optimum := aim(loads, root, slices.Clone(r))
 		divisions(units, 0, len(loads), func(parts []int64) {
-			other := make([]float64, len(parts))
+			alternative := make([]float64, len(parts))
 			for i, p := range parts {
-				other[i] = float64(p)
+				alternative[i] = float64(p)
 			}
-			for i, v := range aim(loads, root, other) {
+			for i, v := range aim(loads, root, alternative) {
 				slack := 0.0025 // the milli-msg/s of each broker beforehand, and rounding
-				if i == len(have)-1 {
-					slack += 0.01 * math.Abs(have[i])
+				if i == len(optimum)-1 {
+					slack += 0.01 * math.Abs(optimum[i])
 				}
-				if v > have[i]+slack {
-					t.Fatalf("%v is better than %v: %v of its aims is %v, not %v\n%+v", parts, r, i, v, have[i], loads)
+				if v > optimum[i]+slack {
+					t.Fatalf("%v is better than %v: %v of its aims is %v, not %v\n%+v", parts, r, i, v, optimum[i], loads)
 				}
-				if v < have[i]-slack {
+				if v < optimum[i]-slack {
 					break
 				}
 			}
@@ -133,10 +133,10 @@ func TestBurstNeedsAreMetFirst(t *testing.T) {
 			slices.Sort(all)
 			return all
 		}
-		have := met(func(i int) int64 { return got[i].Share.Burst })
+		optimum := met(func(i int) int64 { return got[i].Share.Burst })
 		divisions(total.Burst, 1, len(loads), func(parts []int64) {
-			if other := met(func(i int) int64 { return parts[i] }); slices.Compare(other, have) > 0 {
-				t.Fatalf("%v meets %v, %+v only %v", parts, other, got, have)
+			if alternative := met(func(i int) int64 { return parts[i] }); slices.Compare(alternative, optimum) > 0 {
+				t.Fatalf("%v meets %v, %+v only %v", parts, alternative, got, optimum)
 			}
 		})
 	})

@@ -46,19 +46,19 @@ func Proportion(total tokenbucket.Share, weights []int64) ([]tokenbucket.Share, 
 // divide is Proportion with separate weights and floors for r and b. Requires: total and
 // weights are valid; a broker has positive floors for both r and b or for neither.
 func divide(total tokenbucket.Share, rate, burst, rateFloors, burstFloors []int64) ([]tokenbucket.Share, error) {
-	if need := sum(burstFloors); need > total.Burst {
-		return nil, &TooSmall{Bound: "burst", Need: need, Have: total.Burst}
+	if required := sum(burstFloors); required > total.Burst {
+		return nil, &TooSmall{Bound: "burst", Need: required, Have: total.Burst}
 	}
-	if need := sum(rateFloors); need > int64(total.Rate) {
-		return nil, &TooSmall{Bound: "rate", Need: need, Have: int64(total.Rate)}
+	if required := sum(rateFloors); required > int64(total.Rate) {
+		return nil, &TooSmall{Bound: "rate", Need: required, Have: int64(total.Rate)}
 	}
 	r := apportion(int64(total.Rate), rate, rateFloors)
 	b := apportion(total.Burst, burst, burstFloors)
-	out := make([]tokenbucket.Share, len(r))
-	for i := range out {
-		out[i] = tokenbucket.Share{Rate: tokenbucket.Rate(r[i]), Burst: b[i]}
+	shares := make([]tokenbucket.Share, len(r))
+	for i := range shares {
+		shares[i] = tokenbucket.Share{Rate: tokenbucket.Rate(r[i]), Burst: b[i]}
 	}
-	return out, nil
+	return shares, nil
 }
 
 // apportion divides total in proportion to weights, with floors. If a proportion is below
@@ -70,7 +70,7 @@ func divide(total tokenbucket.Share, rate, burst, rateFloors, burstFloors []int6
 // because the remaining proportions sum to at least their floors. Postcondition: the
 // result sums to total.
 func apportion(total int64, weights, floors []int64) []int64 {
-	out := make([]int64, len(weights))
+	parts := make([]int64, len(weights))
 	fixed := make([]bool, len(weights))
 	rest, sum := total, sum(weights)
 	for {
@@ -79,9 +79,9 @@ func apportion(total int64, weights, floors []int64) []int64 {
 			if fixed[i] {
 				continue
 			}
-			out[i] = MulDiv(rest, w, sum)
-			if out[i] < floors[i] {
-				out[i], fixed[i] = floors[i], true
+			parts[i] = MulDiv(rest, w, sum)
+			if parts[i] < floors[i] {
+				parts[i], fixed[i] = floors[i], true
 				fixedRest, fixedSum = fixedRest+floors[i], fixedSum+w
 			}
 		}
@@ -95,13 +95,13 @@ func apportion(total int64, weights, floors []int64) []int64 {
 		if fixed[i] {
 			continue
 		}
-		rest -= out[i]
+		rest -= parts[i]
 		if named < 0 || w > weights[named] {
 			named = i
 		}
 	}
-	out[named] += rest
-	return out
+	parts[named] += rest
+	return parts
 }
 
 // MulDiv returns floor(a*b/c) without overflow. Requires: 0 <= a, 0 <= b <= c, c > 0.

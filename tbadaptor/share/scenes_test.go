@@ -40,8 +40,8 @@ type scenario struct {
 	events   []event   // by time
 	trouble  mono.Time // when the trouble begins
 
-	made, unaccepted int           // messages; messages without a broker when they were made
-	noBroker         time.Duration // the longest time that a publisher had no broker
+	created, unaccepted int           // messages; messages without a broker when they were made
+	noBroker            time.Duration // the longest time that a publisher had no broker
 }
 
 // slo is the access delay that 99 % of the messages must keep. defaultFlex is the adaptor's default.
@@ -55,18 +55,18 @@ const (
 	each       = 20 // msg/s
 )
 
-// stay places a publisher at a broker from an instant on; -1: no broker. Without a broker the
+// visit places a publisher at a broker from an instant on; -1: no broker. Without a broker the
 // publisher keeps its messages. Once the publisher has a broker again, it sends the kept messages at
 // once.
-type stay struct {
+type visit struct {
 	from   mono.Time
 	broker int
 }
 
 type publisher struct {
-	stays  []stay
-	rate   func(at mono.Time) float64 // rate factor of each publisher, at most 4
-	excess func(at mono.Time) bool
+	visits []visit
+	rate   func(t mono.Time) float64 // rate factor of each publisher, at most 4
+	excess func(t mono.Time) bool
 }
 
 func seconds(s float64) mono.Time { return mono.Time(s * 1e9) }
@@ -149,15 +149,15 @@ type change struct {
 // span is value in the seconds from .. to.
 type span struct{ from, to, value float64 }
 
-func (s *span) holds(at mono.Time) bool {
-	return s != nil && at >= after(s.from) && at < after(s.to)
+func (s *span) holds(t mono.Time) bool {
+	return s != nil && t >= after(s.from) && t < after(s.to)
 }
 
 // after is an instant, seconds after the trouble begins.
 func after(s float64) mono.Time { return seconds(troubleAt + s) }
 
 const (
-	everything = -1e6 // seconds ago
+	allHistory = -1e6 // seconds ago
 	forever    = 1e6
 )
 
@@ -174,7 +174,7 @@ func scenes(contract tokenbucket.Share) []scene {
 			[]event{{at: after(0), place: place(contract, []int{0, publishers}, 0)}}},
 		// The process of a broker is killed. After a second the end is known, and after two seconds
 		// the publishers have another broker.
-		{"crash", 40, two, []change{{every: 2, gone: true, to: 2, from: 2, until: 2.5, excess: &span{everything, 20, 1}}},
+		{"crash", 40, two, []change{{every: 2, gone: true, to: 2, from: 2, until: 2.5, excess: &span{allHistory, 20, 1}}},
 			[]event{{at: after(0), down: []int{0}}, {at: after(1), dead: []int{0}}, {at: after(2), place: third()}}},
 		// The process is killed, and started again after eight seconds, before anything has moved. The
 		// publishers then send the messages made meanwhile.
@@ -204,22 +204,22 @@ func contractAt(load float64) tokenbucket.Share {
 // scenarios draws the named scenarios at a load (contractAt); without a name, all scenarios.
 func scenarios(seed uint64, load float64, only ...string) (list []scenario) {
 	contract := contractAt(load)
-	for number, of := range scenes(contract) {
-		if len(only) > 0 && !slices.Contains(only, of.name) {
+	for number, scene := range scenes(contract) {
+		if len(only) > 0 && !slices.Contains(only, scene.name) {
 			continue
 		}
 		rng := rand.New(rand.NewPCG(seed, uint64(number+1)))
 		all := make([]publisher, publishers)
 		for i := range all {
-			all[i].stays = []stay{{0, i % len(of.start)}}
-			for _, c := range of.changes {
+			all[i].visits = []visit{{0, i % len(scene.start)}}
+			for _, c := range scene.changes {
 				if i%c.every == c.offset {
 					all[i].apply(c, rng)
 				}
 			}
 		}
-		s := scenario{name: of.name, contract: contract, start: place(contract, of.start), trouble: after(0), events: of.events}
-		s.fill(rng, all, after(of.lasts))
+		s := scenario{name: scene.name, contract: contract, start: place(contract, scene.start), trouble: after(0), events: scene.events}
+		s.fill(rng, all, after(scene.lasts))
 		list = append(list, s)
 	}
 	return list
@@ -230,8 +230,8 @@ func (p *publisher) apply(c change, rng *rand.Rand) {
 		p.excess = c.excess.holds
 	}
 	if c.rate != nil {
-		p.rate = func(at mono.Time) float64 {
-			if c.rate.holds(at) {
+		p.rate = func(t mono.Time) float64 {
+			if c.rate.holds(t) {
 				return c.rate.value
 			}
 			return c.other
@@ -240,44 +240,44 @@ func (p *publisher) apply(c change, rng *rand.Rand) {
 	if c.until == 0 {
 		return
 	}
-	if last := p.stays[len(p.stays)-1]; last.from > 0 && last.broker == c.to {
-		p.stays = p.stays[:len(p.stays)-1]
+	if last := p.visits[len(p.visits)-1]; last.from > 0 && last.broker == c.to {
+		p.visits = p.visits[:len(p.visits)-1]
 	}
 	if c.gone {
-		p.stays = append(p.stays, stay{after(0), -1})
+		p.visits = append(p.visits, visit{after(0), -1})
 	}
-	p.stays = append(p.stays, stay{seconds(troubleAt + c.from + rng.Float64()*(c.until-c.from)), c.to})
+	p.visits = append(p.visits, visit{seconds(troubleAt + c.from + rng.Float64()*(c.until-c.from)), c.to})
 }
 
 // fill makes the publishers' messages.
 func (s *scenario) fill(rng *rand.Rand, all []publisher, until mono.Time) {
-	const most = 4
+	const maxRate = 4
 	for _, p := range all {
-		for at := mono.Time(0); ; {
-			at = at.Add(time.Duration(rng.ExpFloat64() / (most * each) * 1e9))
-			if at >= until {
+		for t := mono.Time(0); ; {
+			t = t.Add(time.Duration(rng.ExpFloat64() / (maxRate * each) * 1e9))
+			if t >= until {
 				break
 			}
 			now := 1.
 			if p.rate != nil {
-				now = p.rate(at)
+				now = p.rate(t)
 			}
-			if rng.Float64()*most >= now {
+			if rng.Float64()*maxRate >= now {
 				continue
 			}
-			s.made++
-			a := arrival{at: at, excess: p.excess != nil && p.excess(at)}
-			i := len(p.stays) - 1
-			for p.stays[i].from > at {
+			s.created++
+			a := arrival{at: t, excess: p.excess != nil && p.excess(t)}
+			i := len(p.visits) - 1
+			for p.visits[i].from > t {
 				i--
 			}
-			if p.stays[i].broker < 0 {
+			if p.visits[i].broker < 0 {
 				s.unaccepted++
-				s.noBroker = max(s.noBroker, p.stays[i+1].from.Sub(p.stays[i].from))
+				s.noBroker = max(s.noBroker, p.visits[i+1].from.Sub(p.visits[i].from))
 				i++
-				a.at = p.stays[i].from
+				a.at = p.visits[i].from
 			}
-			a.broker = p.stays[i].broker
+			a.broker = p.visits[i].broker
 			s.arrivals = append(s.arrivals, a)
 		}
 	}

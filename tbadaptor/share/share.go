@@ -160,27 +160,27 @@ func Split(rule string, total tokenbucket.Share, loads []Load) ([]Assigned, erro
 
 // static keeps every share. If the shares do not sum to total, static scales them.
 func static(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	in := holding(loads)
-	return weigh(total, in, 1, present(loads, in, rateOf), present(loads, in, burstOf))
+	used := holding(loads)
+	return weigh(total, used, 1, present(loads, used, rateOf), present(loads, used, burstOf))
 }
 
 func proportional(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	in := using(loads)
-	rate := integers(loads, in, func(l Load) float64 { return l.Rate })
+	used := using(loads)
+	rate := integers(loads, used, func(l Load) float64 { return l.Rate })
 	if sum(rate) == 0 {
-		rate = present(loads, in, rateOf)
+		rate = present(loads, used, rateOf)
 	}
-	burst := integers(loads, in, func(l Load) float64 { return float64(l.MaxBacklog) })
+	burst := integers(loads, used, func(l Load) float64 { return float64(l.MaxBacklog) })
 	if sum(burst) == 0 {
-		burst = present(loads, in, burstOf)
+		burst = present(loads, used, burstOf)
 	}
-	return weigh(total, in, floor(total, in, FloorPercent), rate, burst)
+	return weigh(total, used, floor(total, used, FloorPercent), rate, burst)
 }
 
-// count returns the number of brokers that are in.
-func count(in []bool) (n int64) {
-	for _, used := range in {
-		if used {
+// count returns the number of used brokers.
+func count(used []bool) (n int64) {
+	for _, u := range used {
+		if u {
 			n++
 		}
 	}
@@ -188,42 +188,42 @@ func count(in []bool) (n int64) {
 }
 
 // floor returns the given percentage of an even share of r.
-func floor(total tokenbucket.Share, in []bool, percent int64) int64 {
-	return max(1, int64(total.Rate)/count(in)*percent/100)
+func floor(total tokenbucket.Share, used []bool, percent int64) int64 {
+	return max(1, int64(total.Rate)/count(used)*percent/100)
 }
 
 func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	in := using(loads)
+	used := using(loads)
 	var backlogs float64
 	backlog := func(l Load) float64 { return float64(min(l.MaxBacklog, total.Burst)) }
 	for i, l := range loads {
-		if in[i] {
+		if used[i] {
 			backlogs += backlog(l) // whole numbers: the sum does not depend on the order
 		}
 	}
-	even := 1 / float64(count(in))
-	burst := integers(loads, in, func(l Load) float64 {
+	even := 1 / float64(count(used))
+	burst := integers(loads, used, func(l Load) float64 {
 		if backlogs == 0 {
 			return even
 		}
 		return even/2 + backlog(l)/backlogs/2
 	})
-	return demandFirst(total, loads, in, integers(loads, in, func(l Load) float64 { return l.Recent + l.spread() }), burst)
+	return demandFirst(total, loads, used, integers(loads, used, func(l Load) float64 { return l.Recent + l.spread() }), burst)
 }
 
 func sqrt(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	in := using(loads)
-	least := total.Rate.PerSecond() / float64(count(in)) / 100
-	roots := integers(loads, in, func(l Load) float64 { return math.Sqrt(max(l.Recent, least) * max(1, l.Dispersion)) })
-	return demandFirst(total, loads, in, roots, roots)
+	used := using(loads)
+	minimum := total.Rate.PerSecond() / float64(count(used)) / 100
+	roots := integers(loads, used, func(l Load) float64 { return math.Sqrt(max(l.Recent, minimum) * max(1, l.Dispersion)) })
+	return demandFirst(total, loads, used, roots, roots)
 }
 
-// weigh divides total by weights. Each broker that is in has a floor.
-func weigh(total tokenbucket.Share, in []bool, rateFloor int64, rate, burst []int64) ([]tokenbucket.Share, error) {
-	rateFloors := make([]int64, len(in))
-	burstFloors := make([]int64, len(in))
-	for i := range in {
-		if in[i] {
+// weigh divides total by weights. Each used broker has a floor.
+func weigh(total tokenbucket.Share, used []bool, rateFloor int64, rate, burst []int64) ([]tokenbucket.Share, error) {
+	rateFloors := make([]int64, len(used))
+	burstFloors := make([]int64, len(used))
+	for i := range used {
+		if used[i] {
 			rateFloors[i], burstFloors[i] = rateFloor, 1
 		}
 	}
@@ -232,45 +232,45 @@ func weigh(total tokenbucket.Share, in []bool, rateFloor int64, rate, burst []in
 
 // using selects the brokers in use, or else the brokers that hold a share.
 func using(loads []Load) []bool {
-	in := make([]bool, len(loads))
+	used := make([]bool, len(loads))
 	for i, l := range loads {
-		in[i] = l.inUse()
+		used[i] = l.inUse()
 	}
-	if !slices.Contains(in, true) {
+	if !slices.Contains(used, true) {
 		return holding(loads)
 	}
-	return in
+	return used
 }
 
 // holding selects the brokers that hold a share, or else all brokers.
 func holding(loads []Load) []bool {
-	in := make([]bool, len(loads))
+	used := make([]bool, len(loads))
 	for i, l := range loads {
-		in[i] = !l.Share.IsZero()
+		used[i] = !l.Share.IsZero()
 	}
-	if !slices.Contains(in, true) {
-		for i := range in {
-			in[i] = true
+	if !slices.Contains(used, true) {
+		for i := range used {
+			used[i] = true
 		}
 	}
-	return in
+	return used
 }
 
 func rateOf(s tokenbucket.Share) int64  { return int64(s.Rate) }
 func burstOf(s tokenbucket.Share) int64 { return s.Burst }
 
-// present weighs the brokers that are in by their present shares, or evenly if none has a
+// present weighs the used brokers by their present shares, or evenly if none has a
 // share.
-func present(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int64 {
+func present(loads []Load, used []bool, part func(tokenbucket.Share) int64) []int64 {
 	weights := make([]int64, len(loads))
 	for i, l := range loads {
-		if in[i] {
+		if used[i] {
 			weights[i] = part(l.Share)
 		}
 	}
 	if sum(weights) == 0 {
 		for i := range weights {
-			if in[i] {
+			if used[i] {
 				weights[i] = 1
 			}
 		}
@@ -281,10 +281,10 @@ func present(loads []Load, in []bool, part func(tokenbucket.Share) int64) []int6
 // integers turns measurements into integer weights, so that no sum depends on the order
 // of floating-point additions. All weights are scaled by the same power of two, so 9 and
 // 1 stay at exactly nine to one.
-func integers(loads []Load, in []bool, measure func(Load) float64) []int64 {
+func integers(loads []Load, used []bool, measure func(Load) float64) []int64 {
 	var largest float64
 	for i, l := range loads {
-		if in[i] {
+		if used[i] {
 			largest = max(largest, measure(l))
 		}
 	}
@@ -294,7 +294,7 @@ func integers(loads []Load, in []bool, measure func(Load) float64) []int64 {
 	}
 	_, exponent := math.Frexp(largest)
 	for i, l := range loads {
-		if in[i] {
+		if used[i] {
 			weights[i] = int64(math.Ldexp(measure(l), weightBits-exponent))
 		}
 	}
@@ -318,10 +318,10 @@ func checkLoads(loads []Load) error {
 			return fmt.Errorf("broker %q appears twice", l.Broker)
 		}
 		for _, m := range []struct {
-			name        string
-			value, most float64
+			name       string
+			value, max float64
 		}{{"rate", l.Rate, math.MaxFloat64}, {"recent rate", l.Recent, maxMeasure}, {"dispersion", l.Dispersion, maxMeasure}} {
-			if math.IsNaN(m.value) || m.value < 0 || m.value > m.most {
+			if math.IsNaN(m.value) || m.value < 0 || m.value > m.max {
 				return fmt.Errorf("broker %q: %s %v is not a finite number >= 0", l.Broker, m.name, m.value)
 			}
 		}

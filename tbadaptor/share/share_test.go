@@ -89,7 +89,7 @@ func TestSplit(t *testing.T) {
 
 func TestSplitRefuses(t *testing.T) {
 	total := token{Rate: 1000, Burst: 2}
-	one := []load{{Broker: "a", Publishers: 1}}
+	single := []load{{Broker: "a", Publishers: 1}}
 	for _, c := range []struct {
 		name  string
 		rule  string
@@ -97,10 +97,10 @@ func TestSplitRefuses(t *testing.T) {
 		loads []load
 		want  string
 	}{
-		{"unknown rule", "best", total, one, `unknown share rule "best": the rules are proportional, robust, sqrt, static`},
-		{"no rule", "", total, one, "unknown share rule"},
-		{"empty total", share.Static, token{}, one, "is empty"},
-		{"total out of range", share.Static, token{Rate: -1, Burst: 1}, one, "rate -0.001 is outside"},
+		{"unknown rule", "best", total, single, `unknown share rule "best": the rules are proportional, robust, sqrt, static`},
+		{"no rule", "", total, single, "unknown share rule"},
+		{"empty total", share.Static, token{}, single, "is empty"},
+		{"total out of range", share.Static, token{Rate: -1, Burst: 1}, single, "rate -0.001 is outside"},
 		{"no broker", share.Static, total, nil, "no brokers"},
 		{"no id", share.Static, total, []load{{}}, "without a broker's id"},
 		{"a broker twice", share.Static, total, []load{{Broker: "a"}, {Broker: "b"}, {Broker: "a"}}, `"a" appears twice`},
@@ -190,10 +190,10 @@ func drawLoads(t *rapid.T) []load {
 	return loads
 }
 
-func drawTotal(t *rapid.T, least int) token {
+func drawTotal(t *rapid.T, minimum int) token {
 	return token{
-		Rate:  tokenbucket.Rate(rapid.OneOf(rapid.Int64Range(int64(least), int64(least)+50), rapid.Int64Range(int64(least), int64(tokenbucket.MaxRate))).Draw(t, "r")),
-		Burst: rapid.OneOf(rapid.Int64Range(int64(least), int64(least)+50), rapid.Int64Range(int64(least), tokenbucket.MaxBurst)).Draw(t, "b"),
+		Rate:  tokenbucket.Rate(rapid.OneOf(rapid.Int64Range(int64(minimum), int64(minimum)+50), rapid.Int64Range(int64(minimum), int64(tokenbucket.MaxRate))).Draw(t, "r")),
+		Burst: rapid.OneOf(rapid.Int64Range(int64(minimum), int64(minimum)+50), rapid.Int64Range(int64(minimum), tokenbucket.MaxBurst)).Draw(t, "b"),
 	}
 }
 
@@ -223,9 +223,9 @@ func TestSplitProperties(t *testing.T) {
 		testkit.MustEqual(t, sum, total, "the shares sum to")
 
 		shuffled := rapid.Permutation(loads).Draw(t, "order")
-		again, err := share.Split(rule, total, shuffled)
-		if err != nil || !slices.Equal(got, again) {
-			t.Fatalf("in another order: %v, %v\nwas %v", again, err, got)
+		shuffledShares, err := share.Split(rule, total, shuffled)
+		if err != nil || !slices.Equal(got, shuffledShares) {
+			t.Fatalf("in another order: %v, %v\nwas %v", shuffledShares, err, got)
 		}
 	})
 }

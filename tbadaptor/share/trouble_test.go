@@ -31,28 +31,28 @@ type outcome struct {
 
 // step and window are the adaptor's defaults. Every beat, leases are renewed and expire.
 const (
-	step   = time.Second
-	window = 10 * time.Second
-	beat   = 250 * time.Millisecond
+	step        = time.Second
+	window      = 10 * time.Second
+	renewPeriod = 250 * time.Millisecond
 )
 
 var leases = ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 200 * time.Millisecond}
 
 // node is a broker.
 type node struct {
-	id      string
-	bucket  tokenbucket.Hindsight
-	queue   []int // waiting arrivals
-	offered uint64
-	most    int64
+	id       string
+	bucket   tokenbucket.Hindsight
+	queue    []int // waiting arrivals
+	offered  uint64
+	maxQueue int64
 
-	starts  int
-	up, cut bool
-	held    *holder.Holdings
-	lease   holder.Lease
+	starts       int
+	running, cut bool
+	held         *holder.Holdings
+	lease        holder.Lease
 }
 
-func (n *node) heard() bool { return n.up && !n.cut }
+func (n *node) reachable() bool { return n.running && !n.cut }
 
 type world struct {
 	testing.TB
@@ -65,9 +65,9 @@ type world struct {
 
 const topic = "t"
 
-// follow runs the scenario under a rule and returns the access delays of the arrivals, -1 for an
+// simulate runs the scenario under a rule and returns the access delays of the arrivals, -1 for an
 // arrival lost with a broker. flex is the flexible part of the shares.
-func follow(t testing.TB, sc scenario, rule string, flex ledger.Permille) []time.Duration {
+func simulate(t testing.TB, sc scenario, rule string, flex ledger.Permille) []time.Duration {
 	t.Helper()
 	w := &world{
 		TB: t, sc: sc, rule: rule, machine: adaptor.New(0, adaptor.Config{Leases: leases, Flex: flex, Window: window}),
@@ -85,32 +85,32 @@ func follow(t testing.TB, sc scenario, rule string, flex ledger.Permille) []time
 	}
 	_, grants, err := w.machine.Set(0, w.contract(sc.start))
 	w.apply(0, grants, err)
-	events, next := sc.events, mono.Time(beat)
-	until := func(at mono.Time) {
-		for len(events) > 0 && events[0].at <= at || next <= at {
-			if len(events) > 0 && events[0].at <= min(next, at) {
+	events, next := sc.events, mono.Time(renewPeriod)
+	advance := func(t mono.Time) {
+		for len(events) > 0 && events[0].at <= t || next <= t {
+			if len(events) > 0 && events[0].at <= min(next, t) {
 				w.happen(events[0])
 				events = events[1:]
 				continue
 			}
 			w.tick(next)
-			next = next.Add(beat)
+			next = next.Add(renewPeriod)
 		}
 	}
 	for i, a := range sc.arrivals {
-		until(a.at)
+		advance(a.at)
 		n := w.nodes[a.broker]
 		n.offered++
 		n.queue = append(n.queue, i)
 		w.release(n, a.at)
-		n.most = max(n.most, int64(len(n.queue)))
+		n.maxQueue = max(n.maxQueue, int64(len(n.queue)))
 	}
-	waits := func(n *node) bool { return len(n.queue) > 0 }
-	for range 3600 * int(time.Second/beat) { // waiting messages
-		if !slices.ContainsFunc(w.nodes, waits) {
+	hasQueue := func(n *node) bool { return len(n.queue) > 0 }
+	for range 3600 * int(time.Second/renewPeriod) { // waiting messages
+		if !slices.ContainsFunc(w.nodes, hasQueue) {
 			break
 		}
-		until(next)
+		advance(next)
 	}
 	return w.delays
 }
@@ -121,12 +121,12 @@ func (w *world) contract(placed []share.Placed) *adaptor.Contract {
 
 // start starts a process with the predecessor's shares from disk.
 func (w *world) start(now mono.Time, n *node) {
-	n.up, n.starts = true, n.starts+1
+	n.running, n.starts = true, n.starts+1
 	w.hello(now, n)
 }
 
 func (w *world) hello(now mono.Time, n *node) {
-	s := ledger.Session{Broker: n.id, Said: mono.Said{Process: fmt.Sprint(n.starts)}, Place: identity.Place{Lock: n.id}, Policy: ledger.Available, Held: n.held.Reconcile([]string{topic})}
+	s := ledger.Session{Broker: n.id, Said: mono.Said{Process: fmt.Sprint(n.starts)}, Place: identity.Place{Lock: n.id}, Policy: ledger.Available, Shares: n.held.Reconcile([]string{topic})}
 	n.lease.Renew(now, leases.Flex, leases.Session)
 	grants, err := w.machine.Hello(now, s)
 	w.apply(now, grants, err)
@@ -144,7 +144,7 @@ func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) {
 	testkit.Must(w, err)
 	testkit.Must(w, w.machine.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 		n := w.nodes[number(g.Broker)]
-		if !n.heard() {
+		if !n.reachable() {
 			return 0, false
 		}
 		w.release(n, now)
@@ -155,7 +155,7 @@ func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) {
 
 // release delivers n's messages with tokens.
 func (w *world) release(n *node, now mono.Time) {
-	for n.up && len(n.queue) > 0 {
+	for n.running && len(n.queue) > 0 {
 		i := n.queue[0]
 		at := w.sc.arrivals[i].at
 		e, ok := n.bucket.Take(at, now)
@@ -173,7 +173,7 @@ func (w *world) happen(e event) {
 		for _, lost := range n.queue {
 			w.delays[lost] = -1
 		}
-		n.queue, n.up, n.offered, n.most = nil, false, 0, 0
+		n.queue, n.running, n.offered, n.maxQueue = nil, false, 0, 0
 		n.lapse(e.at)
 		n.bucket = tokenbucket.Hindsight{}
 		w.apply(e.at, w.machine.Disconnect(n.id), nil)
@@ -186,10 +186,10 @@ func (w *world) happen(e event) {
 		w.nodes[i].cut = true
 	}
 	for _, i := range e.frozen {
-		w.nodes[i].cut, w.nodes[i].up = true, false
+		w.nodes[i].cut, w.nodes[i].running = true, false
 	}
 	for _, i := range e.whole {
-		if w.nodes[i].cut, w.nodes[i].up = false, true; e.at >= w.nodes[i].lease.FlexUntil {
+		if w.nodes[i].cut, w.nodes[i].running = false, true; e.at >= w.nodes[i].lease.FlexUntil {
 			w.nodes[i].lapse(e.at)
 		}
 		w.hello(e.at, w.nodes[i])
@@ -207,13 +207,13 @@ func (w *world) happen(e event) {
 
 func (w *world) tick(now mono.Time) {
 	for _, n := range w.nodes {
-		if n.heard() {
+		if n.reachable() {
 			renewed, grants := w.machine.Renew(n.id, now)
 			if renewed {
 				n.lease.Renew(now, leases.Flex, leases.Session)
 			}
 			w.apply(now, grants, nil)
-		} else if n.up && now >= n.lease.FlexUntil && n.held.Of(topic).Flex != (tokenbucket.Share{}) {
+		} else if n.running && now >= n.lease.FlexUntil && n.held.Of(topic).Flex != (tokenbucket.Share{}) {
 			w.release(n, now)
 			n.lapse(now)
 		}
@@ -226,16 +226,16 @@ func (w *world) tick(now mono.Time) {
 		if !report {
 			break
 		}
-		if n.heard() {
+		if n.reachable() {
 			peak, short := n.bucket.Used()
 			if short {
-				peak += n.most
+				peak += n.maxQueue
 			}
 			w.machine.Report(n.id, topic, share.Step{
-				At: now, Length: step, Offered: n.offered, MaxBacklog: n.most, Backlog: int64(len(n.queue)), Peak: peak,
+				At: now, Length: step, Offered: n.offered, MaxBacklog: n.maxQueue, Backlog: int64(len(n.queue)), Peak: peak,
 			})
 		}
-		n.offered, n.most = 0, int64(len(n.queue))
+		n.offered, n.maxQueue = 0, int64(len(n.queue))
 	}
 	for range w.machine.Adaptive(now, !report) {
 		grants, _, err := w.machine.Tune(now, topic)
@@ -245,24 +245,24 @@ func (w *world) tick(now mono.Time) {
 
 // outcome judges the delays from follow.
 func (sc scenario) outcome(delays []time.Duration) outcome {
-	o := outcome{noBroker: sc.noBroker, unaccepted: float64(sc.unaccepted) / float64(max(1, sc.made))}
+	o := outcome{noBroker: sc.noBroker, unaccepted: float64(sc.unaccepted) / float64(max(1, sc.created))}
 	last := sc.arrivals[len(sc.arrivals)-1].at
 	worst := func(keep bool) (most time.Duration) {
 		for from := sc.trouble; from.Add(window) <= last; from = from.Add(step) {
-			var in []time.Duration
-			for i := sc.first(from); i < sc.first(from.Add(window)); i++ {
+			var windowDelays []time.Duration
+			for i := sc.firstAfter(from); i < sc.firstAfter(from.Add(window)); i++ {
 				if delays[i] >= 0 && !(keep && sc.arrivals[i].excess) {
-					in = append(in, delays[i])
+					windowDelays = append(windowDelays, delays[i])
 				}
 			}
-			most = max(most, p99(in))
+			most = max(most, p99(windowDelays))
 		}
 		return most
 	}
 	o.p99, o.all = worst(true), worst(false)
 	for from := sc.trouble; from < last; from = from.Add(step) {
 		all, late := 0, 0
-		for i := sc.first(from); i < sc.first(from.Add(step)); i++ {
+		for i := sc.firstAfter(from); i < sc.firstAfter(from.Add(step)); i++ {
 			all++
 			if delays[i] > slo {
 				late++
@@ -275,8 +275,8 @@ func (sc scenario) outcome(delays []time.Duration) outcome {
 	return o
 }
 
-// first returns the index of the first arrival at or after from.
-func (sc scenario) first(from mono.Time) int {
+// firstAfter returns the index of the first arrival at or after from.
+func (sc scenario) firstAfter(from mono.Time) int {
 	return sort.Search(len(sc.arrivals), func(i int) bool { return sc.arrivals[i].at >= from })
 }
 
@@ -292,12 +292,12 @@ func p99(delays []time.Duration) time.Duration {
 // do not notice the trouble of others, and no publisher notices a move.
 func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 	for _, sc := range scenarios(1, 0.8, "move", "return") {
-		delays := follow(t, sc, share.Default, defaultFlex)
+		delays := simulate(t, sc, share.Default, defaultFlex)
 		o := sc.outcome(delays)
 		if o.p99 > 2*slo || sc.name == "move" && (o.all > 2*slo || o.unaccepted > 0.001) {
 			t.Errorf("%s: %+v", sc.name, o)
 		}
-		if sc.name == "move" && !slices.Equal(delays, follow(t, sc, share.Default, defaultFlex)) {
+		if sc.name == "move" && !slices.Equal(delays, simulate(t, sc, share.Default, defaultFlex)) {
 			t.Error("a second run differs")
 		}
 	}
@@ -308,7 +308,7 @@ func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 func TestSharesFollowAShift(t *testing.T) {
 	for _, sc := range scenarios(7, 0.8, "90/10") {
 		for rule, follows := range map[string]bool{share.Static: false, share.Sqrt: true} {
-			if o := sc.outcome(follow(t, sc, rule, defaultFlex)); (o.healed < 10*time.Second) != follows {
+			if o := sc.outcome(simulate(t, sc, rule, defaultFlex)); (o.healed < 10*time.Second) != follows {
 				t.Errorf("%s: %+v", rule, o)
 			}
 		}
@@ -344,13 +344,13 @@ func trouble(b *testing.B, name, rule string, load float64, flex ledger.Permille
 	var all []outcome
 	for b.Loop() {
 		for _, sc := range scenarios(uint64(len(all)+1), load, name) {
-			all = append(all, sc.outcome(follow(b, sc, rule, flex)))
+			all = append(all, sc.outcome(simulate(b, sc, rule, flex)))
 		}
 	}
-	report := func(unit string, of func(outcome) float64) {
+	report := func(unit string, value func(outcome) float64) {
 		values := make([]float64, len(all))
 		for i, o := range all {
-			values[i] = of(o)
+			values[i] = value(o)
 		}
 		slices.Sort(values)
 		b.ReportMetric(values[(len(values)-1)/2], "median-"+unit)

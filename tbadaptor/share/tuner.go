@@ -21,8 +21,8 @@ type Placed struct {
 
 // Holding is the present state of a broker's share.
 type Holding struct {
-	// Away means that the broker is disconnected and may be using Reserved.
-	Away             bool
+	// Disconnected means that the broker is disconnected and may be using Reserved.
+	Disconnected     bool
 	Target, Reserved tokenbucket.Share
 }
 
@@ -59,11 +59,11 @@ type tuned struct {
 	first    bool      // first placement of the topic: the present target share replaces expected
 	seen     bool
 	backlog  int64 // messages, as of the last report
-	// coming is the expected number of messages, as of asked, still to come from
+	// coming is the expected number of messages, as of comingAt, still to come from
 	// departing publishers.
-	coming int64
-	asked  mono.Time
-	window Window
+	coming   int64
+	comingAt mono.Time
+	window   Window
 }
 
 // Place begins a placement epoch and returns its tuner. Place does not change t, the
@@ -78,9 +78,9 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 	}
 	var fresh []*tuned
 	var quotas float64 // of fresh, msg/s
-	left := map[string]bool{}
+	changed := map[string]bool{}
 	for _, old := range t.members {
-		left[old.Broker] = true
+		changed[old.Broker] = true
 	}
 	for _, p := range placed {
 		m := &tuned{Placed: p, since: now}
@@ -89,11 +89,11 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 		case old.Publishers == p.Publishers && old.Retiring == p.Retiring:
 			*m = *old
 			m.Quota = p.Quota
-			delete(left, p.Broker)
+			delete(changed, p.Broker)
 		default:
 			m.instance, m.backlog = old.instance, old.backlog
 			if p.Retiring {
-				m.coming, m.asked = int64(min(t.recent(old, now)*handover.Seconds(), maxComing)), now
+				m.coming, m.comingAt = int64(min(t.recent(old, now)*handover.Seconds(), maxComing)), now
 				m.expected = t.recent(old, now) * stragglers
 			}
 		}
@@ -103,15 +103,15 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 		}
 		next.members = append(next.members, m)
 	}
-	known, moving := len(t.members) > 0, 0.
+	measured, moving := len(t.members) > 0, 0.
 	for _, old := range t.members { // in slice order: the sum of floats depends on the order
-		if left[old.Broker] {
-			known, moving = known && (old.seen || old.Retiring), moving+t.recent(old, now)
+		if changed[old.Broker] {
+			measured, moving = measured && (old.seen || old.Retiring), moving+t.recent(old, now)
 		}
 	}
 	for _, m := range fresh {
 		m.expected, m.first = m.Quota.Rate.PerSecond(), len(t.members) == 0
-		if known {
+		if measured {
 			m.expected *= moving / quotas
 		}
 	}
@@ -137,9 +137,9 @@ func (t *Tuner) recent(m *tuned, now mono.Time) float64 {
 	return l.Recent
 }
 
-// Following reports whether publishers have just moved. Shares then change within
+// Moving reports whether publishers have just moved. Shares then change within
 // fractions of a second, and Propose should be called as often.
-func (t *Tuner) Following(now mono.Time) bool {
+func (t *Tuner) Moving(now mono.Time) bool {
 	return slices.ContainsFunc(t.members, func(m *tuned) bool { return m.Retiring && now.Sub(m.since) < Drain })
 }
 
@@ -190,11 +190,11 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 	var target []Assigned
 	var loads []Load
 	var since []mono.Time
-	stays, following := true, false
+	unseen, moving := true, false
 	for _, m := range t.members {
 		h := holding(m.Broker)
-		if h.Away {
-			stays, m.coming = false, 0 // no publisher can send to the broker, or the broker will report the messages
+		if h.Disconnected {
+			unseen, m.coming = false, 0 // no publisher can send to the broker, or the broker will report the messages
 			total = total.Less(h.Reserved)
 			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})
 			continue
@@ -204,11 +204,11 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		}
 		l := Load{Broker: m.Broker, Share: h.Target, Publishers: m.Publishers, Quota: m.Quota, Retiring: m.Retiring}
 		m.window.Fill(&l, now.Add(-t.window))
-		// The broker could release this many messages since asked, so they have arrived.
-		m.coming = max(0, m.coming-int64(h.Target.Rate.PerSecond()*now.Sub(m.asked).Seconds()))
-		m.asked = now
+		// The broker could release this many messages since comingAt, so they have arrived.
+		m.coming = max(0, m.coming-int64(h.Target.Rate.PerSecond()*now.Sub(m.comingAt).Seconds()))
+		m.comingAt = now
 		l.Backlog = m.backlog + m.coming
-		following = following || m.coming > 0
+		moving = moving || m.coming > 0
 		l.MaxBacklog = max(l.MaxBacklog, l.Backlog)
 		if !m.seen && !m.Retiring {
 			l.Unseen = true
@@ -217,13 +217,13 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		if !m.seen {
 			l.Recent = max(m.expected, l.Recent)
 		}
-		stays = stays && l.Unseen
+		unseen = unseen && l.Unseen
 		loads, since = append(loads, l), append(since, m.since)
 	}
-	if len(loads) == 0 || stays || total.Rate <= 0 || total.Burst <= 0 {
+	if len(loads) == 0 || unseen || total.Rate <= 0 || total.Burst <= 0 {
 		return nil, nil
 	}
-	if following {
+	if moving {
 		t.handOver(loads)
 	}
 	lessQuota(loads, since, int64(total.Rate), func(s *tokenbucket.Share) *int64 { return (*int64)(&s.Rate) })
@@ -241,9 +241,9 @@ func (t *Tuner) handOver(loads []Load) {
 	var pool, coming int64
 	for i := range loads {
 		if l := &loads[i]; l.Unseen {
-			lent := l.Quota.Burst / 2
-			l.Quota.Burst -= lent
-			pool += lent
+			loan := l.Quota.Burst / 2
+			l.Quota.Burst -= loan
+			pool += loan
 		}
 		coming += t.find(loads[i].Broker).coming
 	}
@@ -259,8 +259,8 @@ func (t *Tuner) handOver(loads []Load) {
 // lessQuota reduces the quotas if disconnected brokers hold shares and the quotas sum to
 // more than the rest. The reduction starts with the brokers placed last: they have the
 // publishers from the disconnected brokers. Brokers whose publishers stayed do not pay.
-func lessQuota(loads []Load, since []mono.Time, there int64, part func(*tokenbucket.Share) *int64) {
-	short := -there
+func lessQuota(loads []Load, since []mono.Time, available int64, part func(*tokenbucket.Share) *int64) {
+	short := -available
 	for i := range loads {
 		short += *part(&loads[i].Quota)
 	}
@@ -271,15 +271,15 @@ func lessQuota(loads []Load, since []mono.Time, there int64, part func(*tokenbuc
 				sum += max(0, *part(&loads[i].Quota)-1)
 			}
 		}
-		take := min(short, sum)
-		if take <= 0 {
+		cut := min(short, sum)
+		if cut <= 0 {
 			continue
 		}
 		for i := range loads {
 			if q := part(&loads[i].Quota); since[i] == epoch && *q > 1 {
-				*q -= MulDiv(take, *q-1, sum)
+				*q -= MulDiv(cut, *q-1, sum)
 			}
 		}
-		short -= take
+		short -= cut
 	}
 }

@@ -29,54 +29,54 @@ func proposed(t *testing.T, tuner *Tuner, second int) map[string]tokenbucket.Sha
 	t.Helper()
 	shares, err := tuner.Propose(mono.Time(second)*1e9, quota(5000, 100), func(string) Holding { return Holding{} })
 	testkit.Must(t, err)
-	by := map[string]tokenbucket.Share{}
+	proposal := map[string]tokenbucket.Share{}
 	for _, a := range shares {
-		by[a.Broker] = a.Share
+		proposal[a.Broker] = a.Share
 	}
-	return by
+	return proposal
 }
 
 func TestDemandMovesWithPublishers(t *testing.T) {
 	const window = 10 * time.Second
 	tuner := (*Tuner)(nil).Place(0, Sqrt, window, []Placed{
 		{Broker: "a", Publishers: 100, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 100, Quota: quota(2500, 50)}})
-	if by := proposed(t, tuner, 1); len(by) != 0 {
-		t.Errorf("before anything was seen: %v", by)
+	if proposal := proposed(t, tuner, 1); len(proposal) != 0 {
+		t.Errorf("before anything was seen: %v", proposal)
 	}
 	steady(tuner, "a", 0, 10, 2000, 0)
 	steady(tuner, "b", 0, 10, 2000, 0)
 
 	// All publishers of a move to c. The tuner no longer uses a's earlier traffic in the window.
-	moved := tuner.Place(10e9, Sqrt, window, []Placed{
+	successor := tuner.Place(10e9, Sqrt, window, []Placed{
 		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
 		{Broker: "b", Publishers: 100, Quota: quota(2460, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2460, 49)}})
-	by := proposed(t, moved, 10)
-	if by["b"].Rate < 2100_000 || by["c"].Rate < 2100_000 || by["a"].Rate < 500_000 {
-		t.Errorf("b and c need 2,000 msg/s each, a the rest for what still comes there: %v", by)
+	proposal := proposed(t, successor, 10)
+	if proposal["b"].Rate < 2100_000 || proposal["c"].Rate < 2100_000 || proposal["a"].Rate < 500_000 {
+		t.Errorf("b and c need 2,000 msg/s each, a the rest for what still comes there: %v", proposal)
 	}
 	// The old tuner is unchanged, because a move may fail.
-	if by := proposed(t, tuner, 10); by["a"].Rate != 2_500_000 {
-		t.Errorf("the placement before: %v", by)
+	if proposal := proposed(t, tuner, 10); proposal["a"].Rate != 2_500_000 {
+		t.Errorf("the placement before: %v", proposal)
 	}
-	steady(moved, "b", 10, 1, 2000, 0)
-	moved.Report("a", Step{At: 10.5e9, Length: time.Second, Offered: 1500}) // mostly from the epoch before
-	if by = proposed(t, moved, 11); by["c"].Rate < 2100_000 || by["b"].Rate < 2100_000 {
-		t.Errorf("c has not been seen, and none of its publishers: %v", by)
+	steady(successor, "b", 10, 1, 2000, 0)
+	successor.Report("a", Step{At: 10.5e9, Length: time.Second, Offered: 1500}) // mostly from the epoch before
+	if proposal = proposed(t, successor, 11); proposal["c"].Rate < 2100_000 || proposal["b"].Rate < 2100_000 {
+		t.Errorf("c has not been seen, and none of its publishers: %v", proposal)
 	}
-	steady(moved, "a", 11, 1, 0, 0)
-	if by = proposed(t, moved, 12); by["a"].Rate > 90_000 || by["a"].Burst != 1 || by["c"].Rate < 2_400_000 {
-		t.Errorf("a has nothing left, c keeps its quota: %v", by)
+	steady(successor, "a", 11, 1, 0, 0)
+	if proposal = proposed(t, successor, 12); proposal["a"].Rate > 90_000 || proposal["a"].Burst != 1 || proposal["c"].Rate < 2_400_000 {
+		t.Errorf("a has nothing left, c keeps its quota: %v", proposal)
 	}
-	steady(moved, "a", 12, 1, 0, 40)
-	if by = proposed(t, moved, 13); by["a"].Rate < 200_000 || by["c"].Rate < 2_300_000 {
-		t.Errorf("a has 40 messages left, to be released in 0.2 s: %v", by)
+	steady(successor, "a", 12, 1, 0, 40)
+	if proposal = proposed(t, successor, 13); proposal["a"].Rate < 200_000 || proposal["c"].Rate < 2_300_000 {
+		t.Errorf("a has 40 messages left, to be released in 0.2 s: %v", proposal)
 	}
 	// Once c's traffic is measured, c has enough.
-	steady(moved, "a", 13, 3, 0, 0)
-	steady(moved, "b", 11, 5, 2000, 0)
-	steady(moved, "c", 13, 3, 1100, 0)
-	if by = proposed(t, moved, 16); by["c"].Rate >= by["b"].Rate || by["c"].Rate < 1_155_000 {
-		t.Errorf("c turned out to have 1,100 msg/s: %v", by)
+	steady(successor, "a", 13, 3, 0, 0)
+	steady(successor, "b", 11, 5, 2000, 0)
+	steady(successor, "c", 13, 3, 1100, 0)
+	if proposal = proposed(t, successor, 16); proposal["c"].Rate >= proposal["b"].Rate || proposal["c"].Rate < 1_155_000 {
+		t.Errorf("c turned out to have 1,100 msg/s: %v", proposal)
 	}
 }
 
@@ -85,13 +85,13 @@ func TestABrokerThatIsNotSeenInAWindowHasNothing(t *testing.T) {
 		{Broker: "a", Publishers: 9, Quota: quota(2500, 50)}, {Broker: "b", Publishers: 9, Quota: quota(2500, 50)}})
 	steady(tuner, "a", 0, 9, 3000, 0)
 	steady(tuner, "b", 0, 9, 100, 0)
-	if by := proposed(t, tuner, 9); by["b"].Rate < 1_600_000 {
-		t.Errorf("less than half of b's publishers' rate has come: %v", by)
+	if proposal := proposed(t, tuner, 9); proposal["b"].Rate < 1_600_000 {
+		t.Errorf("less than half of b's publishers' rate has come: %v", proposal)
 	}
 	steady(tuner, "a", 9, 2, 3000, 0)
 	steady(tuner, "b", 9, 2, 100, 0)
-	if by := proposed(t, tuner, 11); by["b"].Rate > 1_000_000 {
-		t.Errorf("it has been waited for long enough: %v", by)
+	if proposal := proposed(t, tuner, 11); proposal["b"].Rate > 1_000_000 {
+		t.Errorf("it has been waited for long enough: %v", proposal)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 		{Broker: "b", Publishers: 100, Quota: quota(2480, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2480, 49)}})
 	for second := 10; second < 20; second++ {
 		shares, err := tuner.Propose(mono.Time(second)*1e9, quota(5000, 100), func(broker string) Holding {
-			return Holding{Away: broker == "a", Reserved: quota(2000, 40)}
+			return Holding{Disconnected: broker == "a", Reserved: quota(2000, 40)}
 		})
 		if err != nil || len(shares) != 3 {
 			t.Fatalf("%v, %v", shares, err)
@@ -136,12 +136,12 @@ func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
 	tuner = tuner.Place(10e9, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
 		{Broker: "b", Publishers: 100, Quota: quota(2420, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2500, 49)}})
-	testkit.Result(tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Away: broker == "a"} })).Must(t)
+	testkit.Result(tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Disconnected: broker == "a"} })).Must(t)
 	steady(tuner, "b", 10, 8, 2000, 0)
 	steady(tuner, "c", 10, 8, 2000, 0)
 	tuner.Join(18e9, "a", "2")
-	if by := proposed(t, tuner, 18); by["a"].Rate > 400_000 || by["a"].Burst != 1 {
-		t.Errorf("it is back, and has %+v", by)
+	if proposal := proposed(t, tuner, 18); proposal["a"].Rate > 400_000 || proposal["a"].Burst != 1 {
+		t.Errorf("it is back, and has %+v", proposal)
 	}
 }
 
@@ -156,14 +156,14 @@ func TestABrokerThatComesBackStartsWithItsQuota(t *testing.T) {
 	steady(tuner, "b", 0, 18, 2000, 0)
 	tuner.Join(18e9, "a", "2")
 	tuner.Join(18e9, "b", "1")
-	if by := proposed(t, tuner, 18); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
-		t.Errorf("before anything is seen of it: %v", by)
+	if proposal := proposed(t, tuner, 18); proposal["a"].Rate < 2_500_000 || proposal["b"].Rate < 2_100_000 {
+		t.Errorf("before anything is seen of it: %v", proposal)
 	}
 	for i := range 5 {
 		steady(tuner, "a", 18+i, 1, 2000, 16_000)
 		steady(tuner, "b", 18+i, 1, 2000, 0)
-		if by := proposed(t, tuner, 19+i); by["b"].Rate < 2_100_000 || by["b"].Burst < 20 {
-			t.Errorf("%d s after its return: %v", i, by)
+		if proposal := proposed(t, tuner, 19+i); proposal["b"].Rate < 2_100_000 || proposal["b"].Burst < 20 {
+			t.Errorf("%d s after its return: %v", i, proposal)
 		}
 	}
 }
@@ -174,14 +174,14 @@ func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 	third := quota(1667, 33)
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 1, Quota: third}, {Broker: "b", Publishers: 1, Quota: third}, {Broker: "c", Publishers: 1, Quota: third}})
-	holds := func(broker string) Holding {
+	holdingOf := func(broker string) Holding {
 		if broker == "a" {
 			return Holding{Target: quota(4000, 60)}
 		}
 		return Holding{Target: quota(500, 20)}
 	}
 	steady(tuner, "a", 0, 3, 3500, 0)
-	shares, err := tuner.Propose(3e9, quota(5000, 100), holds)
+	shares, err := tuner.Propose(3e9, quota(5000, 100), holdingOf)
 	if err != nil || len(shares) != 3 || shares[0].Share.Rate < 3_675_000 {
 		t.Errorf("a sends 3,500 msg/s and has %v, %v", shares, err)
 	}
@@ -189,7 +189,7 @@ func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 	tuner.Join(3e9, "b", "one")
 	tuner.Join(3e9, "b", "two")
 	steady(tuner, "c", 0, 3, 400, 0)
-	if shares, err = tuner.Propose(4e9, quota(5000, 100), holds); err != nil || shares[1].Share.Rate < 1_000_000 {
+	if shares, err = tuner.Propose(4e9, quota(5000, 100), holdingOf); err != nil || shares[1].Share.Rate < 1_000_000 {
 		t.Errorf("b is new, and has %v, %v", shares, err)
 	}
 }
@@ -204,18 +204,18 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	report := func(broker string, ms, length int, offered uint64, backlog int64) {
 		tuner.Report(broker, Step{At: at(ms), Length: time.Duration(length) * time.Millisecond, Offered: offered, MaxBacklog: backlog, Backlog: backlog, Peak: 25})
 	}
-	by := map[string]tokenbucket.Share{}
+	proposal := map[string]tokenbucket.Share{}
 	propose := func(ms int) map[string]tokenbucket.Share {
 		t.Helper()
-		shares, err := tuner.Propose(at(ms), quota(5000, 100), func(broker string) Holding { return Holding{Target: by[broker]} })
+		shares, err := tuner.Propose(at(ms), quota(5000, 100), func(broker string) Holding { return Holding{Target: proposal[broker]} })
 		testkit.Must(t, err)
 		for _, a := range shares {
-			by[a.Broker] = a.Share
+			proposal[a.Broker] = a.Share
 		}
-		if b2 := by["b2"]; b2.Rate < 2_000_000 || b2.Burst < 25 {
+		if b2 := proposal["b2"]; b2.Rate < 2_000_000 || b2.Burst < 25 {
 			t.Errorf("%d ms: b2 sends 2,000 msg/s all the time, and has %+v", ms, b2)
 		}
-		return by
+		return proposal
 	}
 	const window = 10 * time.Second
 	tuner = tuner.Place(at(4228), Sqrt, window, []Placed{
@@ -227,19 +227,19 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	tuner = tuner.Place(at(12_220), Sqrt, window, []Placed{
 		{Broker: "b1", Publishers: 1, Quota: quota(84, 1), Retiring: true},
 		{Broker: "b2", Publishers: 100, Quota: quota(2416, 49)}, {Broker: "b3", Publishers: 100, Quota: quota(2500, 50)}})
-	if by := propose(12_220); by["b1"].Rate < 600_000 || by["b1"].Burst < 20 || by["b3"].Rate < 2_000_000 || by["b3"].Burst < 20 {
-		t.Errorf("b1's publishers are on their way to b3: %+v", by)
+	if proposal := propose(12_220); proposal["b1"].Rate < 600_000 || proposal["b1"].Burst < 20 || proposal["b3"].Rate < 2_000_000 || proposal["b3"].Burst < 20 {
+		t.Errorf("b1's publishers are on their way to b3: %+v", proposal)
 	}
 	// The move is over, although no report shows it yet.
-	if by := propose(12_550); by["b1"].Rate > 330_000 || by["b1"].Burst > 1 || by["b3"].Rate < 2_300_000 {
-		t.Errorf("b1's publishers have gone: %+v", by)
+	if proposal := propose(12_550); proposal["b1"].Rate > 330_000 || proposal["b1"].Burst > 1 || proposal["b3"].Rate < 2_300_000 {
+		t.Errorf("b1's publishers have gone: %+v", proposal)
 	}
 	report("b1", 13_060, 1000, 406, 0) // the step is mostly from before the end of the move, and ends after it
 	report("b2", 13_099, 1000, 2008, 0)
 	report("b3", 13_207, 1000, 1891, 0)
-	for ms, most := 13_500, tokenbucket.Rate(330_000); ms < 17_000; ms, most = ms+1000, 90_000 {
-		if by := propose(ms); by["b1"].Rate > most || by["b3"].Rate < 2_250_000 {
-			t.Errorf("%d ms: %+v", ms, by)
+	for ms, limit := 13_500, tokenbucket.Rate(330_000); ms < 17_000; ms, limit = ms+1000, 90_000 {
+		if proposal := propose(ms); proposal["b1"].Rate > limit || proposal["b3"].Rate < 2_250_000 {
+			t.Errorf("%d ms: %+v", ms, proposal)
 		}
 		report("b1", ms+560, 1000, 0, 0)
 		report("b2", ms+500, 1000, 2000, 0)
@@ -255,13 +255,13 @@ func TestARisingRateIsServedAtOnce(t *testing.T) {
 	steady(tuner, "a", 0, 12, 0, 0)
 	steady(tuner, "b", 0, 13, 2000, 0)
 	steady(tuner, "a", 12, 1, 200, 0) // 2,000 msg/s for a tenth of a second
-	if by := proposed(t, tuner, 13); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
-		t.Errorf("a begins: %v", by)
+	if proposal := proposed(t, tuner, 13); proposal["a"].Rate < 2_500_000 || proposal["b"].Rate < 2_100_000 {
+		t.Errorf("a begins: %v", proposal)
 	}
 	steady(tuner, "a", 13, 1, 2000, 400)
 	steady(tuner, "b", 13, 1, 2000, 0)
-	if by := proposed(t, tuner, 14); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
-		t.Errorf("a sends 2,000 msg/s, and 400 messages wait: %v", by)
+	if proposal := proposed(t, tuner, 14); proposal["a"].Rate < 2_500_000 || proposal["b"].Rate < 2_100_000 {
+		t.Errorf("a sends 2,000 msg/s, and 400 messages wait: %v", proposal)
 	}
 }
 
@@ -303,7 +303,7 @@ func TestWhateverBrokersReportTheSharesAreTheContract(t *testing.T) {
 				}
 				away := rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "away")
 				shares, err := tuner.Propose(now, total, func(broker string) Holding {
-					return Holding{Away: broker == away, Target: held[broker], Reserved: held[broker]}
+					return Holding{Disconnected: broker == away, Target: held[broker], Reserved: held[broker]}
 				})
 				if errors.As(err, new(*TooSmall)) || err == nil && shares == nil {
 					continue

@@ -38,36 +38,36 @@ func (w *Window) Add(s Step) {
 	w.steps = append(w.steps, s)
 }
 
-func (w *Window) prune(from mono.Time) {
+func (w *Window) prune(start mono.Time) {
 	old := 0
-	for old < len(w.steps) && w.steps[old].At.Before(from) {
+	for old < len(w.steps) && w.steps[old].At.Before(start) {
 		old++
 	}
 	w.steps = w.steps[old:]
 }
 
-// Fill computes l's rates, backlogs and Dispersion from the steps at or after from.
+// Fill computes l's rates, backlogs and Dispersion from the steps at or after start.
 // Without steps they are zero. Peak comes from all steps, except steps that began or
 // ended with a backlog: then the burst shows what the share lacked, not what the arrivals
 // needed.
 //
 // A step in which the rate jumps mixes both rates, so the next step replaces it. After a
 // jump up, Recent is at least l's Quota until the next step.
-func (w *Window) Fill(l *Load, from mono.Time) {
+func (w *Window) Fill(l *Load, start mono.Time) {
 	var all, recent sums
 	l.MaxBacklog, l.Backlog, l.Peak = 0, 0, 0
-	waiting, mixed, up := false, false, false
+	waiting, mixed, jumpsUp := false, false, false
 	for _, s := range w.steps {
 		if !waiting && s.Backlog == 0 {
 			l.Peak = max(l.Peak, s.Peak)
 		}
 		waiting = s.Backlog > 0
-		if s.At.Before(from) {
+		if s.At.Before(start) {
 			continue
 		}
 		all.add(s)
 		jumps := recent.jumps(s)
-		up = jumps && float64(s.Offered) > recent.rate()*s.Length.Seconds()
+		jumpsUp = jumps && float64(s.Offered) > recent.rate()*s.Length.Seconds()
 		if jumps || mixed {
 			recent = sums{}
 		}
@@ -77,7 +77,7 @@ func (w *Window) Fill(l *Load, from mono.Time) {
 		l.Backlog = s.Backlog
 	}
 	l.Rate, l.Recent, l.Dispersion = all.rate(), recent.rate(), recent.dispersion()
-	if up { // only up to the quota
+	if jumpsUp { // only up to the quota
 		l.Recent = max(l.Recent, l.Quota.Rate.PerSecond())
 	}
 }
@@ -87,8 +87,8 @@ type sums struct {
 	seconds, offered, square float64 // square: sum of offered*offered/seconds over the steps
 }
 
-func (s *sums) add(one Step) {
-	n, seconds := float64(one.Offered), one.Length.Seconds()
+func (s *sums) add(step Step) {
+	n, seconds := float64(step.Offered), step.Length.Seconds()
 	s.n++
 	s.seconds += seconds
 	s.offered += n
@@ -115,38 +115,38 @@ func (s *sums) dispersion() float64 {
 // differs by more than a fifth, and by more than four standard deviations. The deviation
 // is the observed one, but at least that for Poisson arrivals. With fewer than three
 // steps, only traffic after silence counts as a jump.
-func (s *sums) jumps(one Step) bool {
+func (s *sums) jumps(step Step) bool {
 	if s.n == 0 || s.n < 3 && s.offered > 0 {
 		return false
 	}
-	expected := s.rate() * one.Length.Seconds()
-	off := math.Abs(float64(one.Offered) - expected)
-	return off > expected/5 && off > 4*math.Sqrt(max(1, expected)*max(1, s.dispersion()))
+	expected := s.rate() * step.Length.Seconds()
+	difference := math.Abs(float64(step.Offered) - expected)
+	return difference > expected/5 && difference > 4*math.Sqrt(max(1, expected)*max(1, s.dispersion()))
 }
 
 // deadBand is the minimum change worth new grants, as a fraction of the present target:
 // loads are noisy.
 const deadBand = 0.05
 
-// Differs reports whether some part of want differs from have by more than the dead band.
-func Differs(have, want []Assigned) bool {
-	aimed := make(map[string]tokenbucket.Share, len(have))
-	for _, a := range have {
-		aimed[a.Broker] = a.Share
+// Differs reports whether some part of want differs from current by more than the dead band.
+func Differs(current, want []Assigned) bool {
+	targets := make(map[string]tokenbucket.Share, len(current))
+	for _, a := range current {
+		targets[a.Broker] = a.Share
 	}
-	off := func(have, want int64) bool {
-		return math.Abs(float64(want-have)) > deadBand*float64(have)
+	differs := func(current, want int64) bool {
+		return math.Abs(float64(want-current)) > deadBand*float64(current)
 	}
 	for _, a := range want {
-		was := aimed[a.Broker]
-		delete(aimed, a.Broker)
-		if off(int64(was.Rate), int64(a.Share.Rate)) || off(was.Burst, a.Share.Burst) {
+		target := targets[a.Broker]
+		delete(targets, a.Broker)
+		if differs(int64(target.Rate), int64(a.Share.Rate)) || differs(target.Burst, a.Share.Burst) {
 			return true
 		}
 	}
 	// order: any one of them decides
-	for _, was := range aimed {
-		if !was.IsZero() {
+	for _, target := range targets {
+		if !target.IsZero() {
 			return true
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func at(d time.Duration) mono.Time { return mono.Time(d) }
+func atTime(d time.Duration) mono.Time { return mono.Time(d) }
 
 func TestWindow(t *testing.T) {
 	var w Window
@@ -26,13 +26,13 @@ func TestWindow(t *testing.T) {
 		{Length: time.Second, Offered: 20, MaxBacklog: 4, Backlog: 4},
 		{Length: 2 * time.Second, Offered: 30, MaxBacklog: 3, Backlog: 2}, // a long step counts for its length
 	} {
-		s.At = at(time.Duration(i+1) * time.Second)
+		s.At = atTime(time.Duration(i+1) * time.Second)
 		w.Add(s)
 	}
 	for _, test := range []struct {
-		from          time.Duration
-		rate          float64
-		most, backlog int64
+		from                time.Duration
+		rate                float64
+		maxBacklog, backlog int64
 	}{
 		{0, 150.0 / 4, 9, 2},
 		{time.Second, 150.0 / 4, 9, 2}, // the first is exactly on the edge
@@ -40,7 +40,7 @@ func TestWindow(t *testing.T) {
 		{3 * time.Second, 15, 3, 2},
 		{4 * time.Second, 0, 0, 0},
 	} {
-		if w.Fill(&l, at(test.from)); l.Rate != test.rate || l.MaxBacklog != test.most || l.Backlog != test.backlog {
+		if w.Fill(&l, atTime(test.from)); l.Rate != test.rate || l.MaxBacklog != test.maxBacklog || l.Backlog != test.backlog {
 			t.Errorf("from %v: %+v, want %+v", test.from, l, test)
 		}
 	}
@@ -49,7 +49,7 @@ func TestWindow(t *testing.T) {
 func TestWindowIsBounded(t *testing.T) {
 	var w Window
 	for i := range 10 * maxSteps {
-		w.Add(Step{At: at(time.Duration(i)), Length: time.Second, Offered: uint64(i)})
+		w.Add(Step{At: atTime(time.Duration(i)), Length: time.Second, Offered: uint64(i)})
 	}
 	if len(w.steps) != maxSteps || w.steps[0].Offered != 9*maxSteps {
 		t.Errorf("%d steps are kept, the oldest is %d", len(w.steps), w.steps[0].Offered)
@@ -60,7 +60,7 @@ func TestWindowIsBounded(t *testing.T) {
 func fill(offered ...uint64) (l Load) {
 	var w Window
 	for i, n := range offered {
-		w.Add(Step{At: at(time.Duration(i)), Length: time.Second, Offered: n})
+		w.Add(Step{At: atTime(time.Duration(i)), Length: time.Second, Offered: n})
 	}
 	w.Fill(&l, 0)
 	return l
@@ -113,16 +113,16 @@ func TestDiffers(t *testing.T) {
 	}
 	have := []Assigned{{"b1", s(1000, 100)}, {"b2", s(1000, 100)}, {"b3", tokenbucket.Share{}}}
 	for _, test := range []struct {
-		name string
-		want []Assigned
-		is   bool
+		name    string
+		want    []Assigned
+		differs bool
 	}{
 		{"the same", []Assigned{{"b1", s(1000, 100)}, {"b2", s(1000, 100)}}, false},
 		{"within the band", []Assigned{{"b1", s(1050, 95)}, {"b2", s(950, 105)}}, false},
 		{"a rate outside", []Assigned{{"b1", s(1051, 100)}, {"b2", s(949, 100)}}, true},
 		{"a broker left out", []Assigned{{"b1", s(1000, 100)}}, true},
 	} {
-		testkit.Equal(t, Differs(have, test.want), test.is, "%s", test.name)
+		testkit.Equal(t, Differs(have, test.want), test.differs, "%s", test.name)
 	}
 }
 
@@ -151,7 +151,7 @@ func TestNeedsAreMet(t *testing.T) {
 				if a.Share.Rate < total.Rate/tokenbucket.Rate(k)/20-1 {
 					t.Fatalf("%s: %s gets %v msg/s, less than the floor", rule, a.Broker, a.Share.Rate.PerSecond())
 				}
-				if even := total.Burst / int64(k); rule == Robust && a.Share.Burst < even/2-int64(k) {
+				if evenPart := total.Burst / int64(k); rule == Robust && a.Share.Burst < evenPart/2-int64(k) {
 					t.Fatalf("%s: %s gets a burst of %d, less than half of an even one", rule, a.Broker, a.Share.Burst)
 				}
 			}
