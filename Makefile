@@ -116,8 +116,7 @@ staticcheck: ## staticcheck, the version pinned in go.mod
 BPF := $(shell command -v clang-14 >/dev/null && command -v llvm-strip-14 >/dev/null && [ -f /usr/include/bpf/bpf_helpers.h ] && [ -d kernel/bpf ] && echo yes)
 
 generate: ## regenerate the Go of api/, docs/flags.md and, with clang 14, kernel/bpf
-	$(GO) run ./internal/protogen
-	$(GO) run ./internal/flagdoc
+	$(GO) run ./internal/generate
 	$(if $(BPF),$(GO) generate ./kernel/bpf/...,@echo "no clang-14 with libbpf's headers: kernel/bpf left as it is")
 
 # The state of generated code, a line for each file. Uncommitted work there is

@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // options has the configuration, from flags or from the file.
@@ -129,7 +129,7 @@ func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometh
 
 // dial connects to another server.
 func (o *options) dial(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
-	conn, err := targets.Keep(address, time.Second, o.peerOptions...)
+	conn, err := service.Keep(address, time.Second, o.peerOptions...)
 	if err != nil {
 		return nil, nil, err
 	}

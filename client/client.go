@@ -20,7 +20,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Resend selects which unanswered publishes are sent again.
@@ -125,7 +125,7 @@ func New(cfg Config) (*Client, error) {
 	case cfg.Address != "" && cfg.Broker != "":
 		return nil, errors.New("client: addresses of both a loaddistributor and a broker")
 	}
-	cfg.Address, cfg.Broker = targets.WithPort(cfg.Address, targets.LoaddistributorPort), targets.WithPort(cfg.Broker, targets.NSQPort)
+	cfg.Address, cfg.Broker = service.WithPort(cfg.Address, service.LoaddistributorPort), service.WithPort(cfg.Broker, service.NSQPort)
 	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever || cfg.Pacing > PacingOff {
 		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d, pacing %d 0 .. %d",
 			cfg.MaxOutstanding, cfg.DrainTimeout, cfg.Resend, ResendNever, cfg.Pacing, PacingOff)
@@ -152,7 +152,7 @@ func New(cfg Config) (*Client, error) {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if c.conn, err = targets.Dial(cmp.Or(cfg.Address, cfg.Broker), cfg.DialOptions...); err != nil { // unused with Broker
+	if c.conn, err = service.Dial(cmp.Or(cfg.Address, cfg.Broker), cfg.DialOptions...); err != nil { // unused with Broker
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())

@@ -16,8 +16,8 @@ import (
 	"github.com/golang/snappy"
 	"github.com/nsqio/go-nsq"
 
-	"github.com/srtm-io/srtm/internal/frames"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/pacing/header"
@@ -55,7 +55,7 @@ type Conn struct {
 // Dial connects, identifies, upgrades and authenticates, within DialTimeout plus
 // ReadTimeout. The default port is 4150. The connection ends with ctx, even during a write.
 func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
-	address = targets.WithPort(address, targets.NSQPort)
+	address = service.WithPort(address, service.NSQPort)
 	dialer := net.Dialer{LocalAddr: cfg.LocalAddr, Timeout: cfg.DialTimeout}
 	nc, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Follow reports the assignments of publishers of a topic: all assignments once, then every
@@ -103,7 +103,7 @@ func resolve(ctx context.Context, conn grpc.ClientConnInterface, options []grpc.
 	wait := newBackoff()
 	for {
 		resp, err := srtmv1.NewPlacementServiceClient(conn).Resolve(ctx, req)
-		if leader, _ := targets.Leader(err); leader != "" && req.Create {
+		if leader, _ := service.Leader(err); leader != "" && req.Create {
 			resp, err = resolveAt(ctx, leader, options, req)
 		}
 		if err == nil {
@@ -132,7 +132,7 @@ func resolve(ctx context.Context, conn grpc.ClientConnInterface, options []grpc.
 
 // resolveAt sends the request to the leading loaddistributor, which alone creates topics.
 func resolveAt(ctx context.Context, leader string, options []grpc.DialOption, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
-	conn, err := targets.Dial(leader, options...)
+	conn, err := service.Dial(leader, options...)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client/fake"
-	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -234,7 +234,7 @@ func (l losable) Close() error {
 func TestALoaddistributorThatIsOutOfReachIsLeft(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		ln := testkit.NewPiped()
-		server := grpc.NewServer(bidi.ServerOptions()...)
+		server := grpc.NewServer(service.ServerOptions()...)
 		srtmv1.RegisterPlacementServiceServer(server, &placing{})
 		testkit.ServeOn(t, ln, server)
 		var lost atomic.Bool // the first connection

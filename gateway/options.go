@@ -11,7 +11,7 @@ import (
 	publishers "github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/secure"
 )
@@ -89,7 +89,7 @@ func (o *options) validate() error {
 	}
 	var err error
 	if o.proxy.MaxConnections == 0 {
-		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
+		o.proxy.MaxConnections = defaultConnections(bounded.Descriptors())
 	}
 	o.guard, err = o.security.Load()
 	errs = append(errs, err, o.security.CheckHTTP("--admin-address", o.adminAddress),
@@ -110,7 +110,7 @@ func (o *options) validate() error {
 // defaultConnections returns half of the descriptors that are not spare: a client's request takes
 // another connection, to a server. The maximum is 50000 connections; their buffers take about 1 GB.
 func defaultConnections(descriptors int64) int {
-	return connlimit.Part(descriptors, 2, 50_000)
+	return bounded.Part(descriptors, 2, 50_000)
 }
 
 // Prefixes of the flags for credentials.

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/srtm-io/srtm/console"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // brokersPrefix begins the flags for the console's credentials at the brokers' HTTP.
@@ -35,7 +35,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 		return next(srv, calledStream{stream, called(stream.Context())})
 	}, secure.TenantStream))
 	register(inner)
-	conn, err := grpc.NewClient("passthrough:console", bidi.Receive(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("passthrough:console", service.SessionOption(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
 	if err != nil {
 		return fmt.Errorf("console: %w", err)

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/etcdtest"
 )
 
 // The log names a certificate fault between a loaddistributor and etcd. A new certificate of either

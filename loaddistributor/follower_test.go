@@ -25,9 +25,9 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/etcdtest"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )

@@ -20,12 +20,12 @@ import (
 
 	"github.com/srtm-io/srtm/admission/client"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
@@ -293,7 +293,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 // the descriptors that HTTP leaves, so that brokers and clients reach gRPC.
 func (o *options) registryConfig() registry.Config {
 	return registry.Config{
-		MaxNodes:      connlimit.Part(connlimit.Descriptors(), 4, registry.DefaultMaxNodes),
+		MaxNodes:      bounded.Part(bounded.Descriptors(), 4, registry.DefaultMaxNodes),
 		InactiveAfter: o.inactiveProducer, TombstoneFor: o.tombstoneLifetime,
 		Self: registry.Node{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.NSQ},
 	}
@@ -317,5 +317,5 @@ func (o *options) mandate(r role, now mono.Time) *mandate {
 
 // dial returns a connection that reconnects by itself. dial does not wait.
 func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
-	return targets.Keep(address, 5*time.Second, options...)
+	return service.Keep(address, 5*time.Second, options...)
 }

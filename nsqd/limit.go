@@ -4,7 +4,7 @@ import (
 	"io/fs"
 	"math"
 
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 )
 
 // perConnection is the estimated memory of a connection, in bytes. A plain idle connection takes less;
@@ -17,7 +17,7 @@ const perConnection = 16 << 10
 // quarter for message files that stay open. The rest is for message files in use, timers of contracts,
 // and other files.
 func (o *options) fit(descriptors, memory int64) {
-	spare, fixed := connlimit.Spare(descriptors), o.conn.MaxConnections > 0
+	spare, fixed := bounded.Spare(descriptors), o.conn.MaxConnections > 0
 	if o.conn.MaxConnections == 0 {
 		o.conn.MaxConnections = int(max(1, min(descriptors-spare, memory/perConnection, math.MaxInt32)))
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
@@ -37,7 +37,7 @@ func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
 			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.conn.MaxConnections, c.given.maxHTTPConnections, c.clients, c.web)
 		}
 	}
-	if n := connlimit.Descriptors(); n < 3 {
+	if n := bounded.Descriptors(); n < 3 {
 		t.Errorf("%d descriptors", n)
 	}
 }

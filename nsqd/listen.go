@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"net"
 
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
@@ -15,7 +15,7 @@ import (
 type listeners struct {
 	tcp, http, https, admin net.Listener
 
-	web, operators connlimit.Slots // web: slots of http and https; operators: slots of admin
+	web, operators bounded.Slots // web: slots of http and https; operators: slots of admin
 }
 
 // open opens the sockets that opts names. After an error some sockets are open.
@@ -31,14 +31,14 @@ func (ls *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 			ls.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
-		ls.http = &connlimit.Listener{Listener: ls.http, Slots: &ls.web, Plain: true}
+		ls.http = &bounded.Listener{Listener: ls.http, Slots: &ls.web, Plain: true}
 	}
 	if opts.httpsAddress != "" && opts.conn.TLS != nil {
 		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.httpsAddress)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
-		ls.https = tls.NewListener(&connlimit.Listener{Listener: ln, Slots: &ls.web}, opts.conn.TLS)
+		ls.https = tls.NewListener(&bounded.Listener{Listener: ln, Slots: &ls.web}, opts.conn.TLS)
 	}
 	if opts.adminAddress != "" {
 		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.adminAddress)
@@ -46,7 +46,7 @@ func (ls *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
 		encrypted := opts.encrypted()
-		ls.admin = &connlimit.Listener{Listener: ln, Slots: &ls.operators, Plain: !encrypted}
+		ls.admin = &bounded.Listener{Listener: ln, Slots: &ls.operators, Plain: !encrypted}
 		if encrypted {
 			ls.admin = mixedListener{ls.admin, opts.conn.TLS}
 		}

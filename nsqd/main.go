@@ -14,7 +14,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/daemon"
 )
 
@@ -31,7 +31,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, level *slog.LevelVa
 	if o.broker.MaxMemory == 0 && limit < math.MaxInt64 {
 		o.broker.MaxMemory = limit / 2
 	}
-	o.fit(connlimit.Descriptors(), limit)
+	o.fit(bounded.Descriptors(), limit)
 	d, err := open(ctx, o, log, level)
 	if err != nil {
 		return err

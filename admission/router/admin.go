@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -143,12 +143,12 @@ func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 }
 
 func invalid(field, text string) error {
-	return failed(refusal.Faults{{Field: field, Problem: text}})
+	return failed(service.Faults{{Field: field, Problem: text}})
 }
 
-var table = refusal.Table{
-	refusal.Is(store.ErrNoRule, codes.NotFound, "RULE_UNKNOWN"),
-	refusal.Is(store.ErrNoServer, codes.FailedPrecondition, "SERVER_UNKNOWN"),
+var table = service.ErrorTable{
+	service.ErrorIs(store.ErrNoRule, codes.NotFound, "RULE_UNKNOWN"),
+	service.ErrorIs(store.ErrNoServer, codes.FailedPrecondition, "SERVER_UNKNOWN"),
 }
 
 // failed maps an error to a gRPC status. Unknown errors come from the store.

@@ -22,7 +22,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/internal/poll"
 	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -42,7 +41,7 @@ func main() {
 
 // floor is the event loop.
 type floor struct {
-	poller   *poll.Poller
+	poller   *rawfd.Poller
 	listener int
 	log      int // file descriptor; -1: none
 	conns    []*peer
@@ -82,7 +81,7 @@ func serve(at, file string) error {
 			return err
 		}
 	}
-	if f.poller, err = poll.New(); err != nil {
+	if f.poller, err = rawfd.NewPoller(); err != nil {
 		return err
 	}
 	if err := unix.SetNonblock(f.listener, true); err != nil {
@@ -140,7 +139,7 @@ func (f *floor) touch(p *peer) {
 // read reads once and executes the complete commands.
 func (f *floor) read(p *peer) error {
 	n := copy(f.buf, p.rest)
-	got, err := poll.Read(p.fd, f.buf[n:])
+	got, err := rawfd.Receive(p.fd, f.buf[n:])
 	if err != nil {
 		f.conns[p.fd] = nil
 		for i, s := range f.subs {
@@ -214,7 +213,7 @@ func (f *floor) flush() error {
 		if p.blocked || f.conns[p.fd] != p {
 			continue
 		}
-		n, err := poll.Write(p.fd, p.out)
+		n, err := rawfd.Send(p.fd, p.out)
 		if err != nil {
 			n = len(p.out) // the next read fails, too
 		}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Placement is a loaddistributor for publishers. The methods are safe for concurrent use.
@@ -52,7 +52,7 @@ func NewPlacementAt(address string) (*Placement, error) {
 	if err != nil {
 		return nil, fmt.Errorf("placement: %w", err)
 	}
-	p := &Placement{ln: ln, srv: grpc.NewServer(bidi.ServerOptions()...)}
+	p := &Placement{ln: ln, srv: grpc.NewServer(service.ServerOptions()...)}
 	p.mu.topics = map[string]*placed{}
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
 	p.all.Go(func() {

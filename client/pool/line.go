@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/client"
-	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 

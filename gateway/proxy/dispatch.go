@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/list"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -54,8 +54,8 @@ type ticket struct {
 	refused          error // set by a change of the policy
 	route            *cost.Route
 	sample           limit.Sample
-	stream           bool                  // a stream, not counted for the server's limit
-	place            list.Element[*ticket] // in tickets
+	stream           bool                       // a stream, not counted for the server's limit
+	place            container.Element[*ticket] // in tickets
 }
 
 // repeatable methods may be sent again by a client after a failure (RFC 9110).
@@ -73,11 +73,11 @@ type dispatcher struct {
 		policy   *policy.Policy
 		schedule *schedule.Scheduler
 		balance  *balance.Balancer
-		cost     *cost.Table        // also in reader
-		servers  []server           // indexed by the server numbers of schedule and balance
-		classes  []counts           // indexed by the class numbers of policy and schedule
-		byName   map[string]int     // number of each class
-		tickets  list.List[*ticket] // all queued or sent requests
+		cost     *cost.Table             // also in reader
+		servers  []server                // indexed by the server numbers of schedule and balance
+		classes  []counts                // indexed by the class numbers of policy and schedule
+		byName   map[string]int          // number of each class
+		tickets  container.List[*ticket] // all queued or sent requests
 		ticked   mono.Time
 
 		badReports uint64          // reports that could not be parsed

@@ -358,7 +358,7 @@ func (x *exchange) mark() {
 	h := x.Header()
 	h[classHeader] = x.class.header
 	if r := x.r; r.TLS != nil && r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0) {
-		h.Set("Connection", "close") // the framing could not be checked, see framing.Conn
+		h.Set("Connection", "close") // the framing could not be checked, see framedConn
 	}
 	if h[timingHeader] = unqueued; x.queued >= 50*time.Microsecond { // rounded up
 		h[timingHeader] = []string{"queue;dur=" + strconv.FormatFloat(x.queued.Seconds()*1e3, 'f', 1, 64)}

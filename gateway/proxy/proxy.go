@@ -23,9 +23,8 @@ import (
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/connlimit"
-	"github.com/srtm-io/srtm/internal/framing"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 )
@@ -65,7 +64,7 @@ type Publisher interface {
 type Proxy struct {
 	// Set once.
 	cfg        Config
-	slots      connlimit.Slots // of clients' connections
+	slots      bounded.Slots // of clients' connections
 	dispatcher *dispatcher
 	exchanges  sync.Pool
 	buffers    bufferPool
@@ -191,7 +190,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	conn, _ := r.Context().Value(connKey{}).(net.Conn)
 	code, text := 0, ""
 	switch {
-	case framing.Twice(conn, r):
+	case framedTwice(conn, r):
 		// The rest may be anything: do not read it.
 		w.Header().Set("Connection", "close")
 		body.late.Store(true)

@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/gateway/policy"
-	"github.com/srtm-io/srtm/internal/framing"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -570,7 +569,7 @@ func TestRefusedWhileSending(t *testing.T) {
 	if res, _ := answer(t, r); res.StatusCode != http.StatusRequestEntityTooLarge {
 		t.Error(res.Status)
 	}
-	if _, ok := any(&framing.Conn{}).(interface{ CloseWrite() error }); !ok {
+	if _, ok := any(&framedConn{}).(interface{ CloseWrite() error }); !ok {
 		t.Error("net/http cannot end its side first")
 	}
 	if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {

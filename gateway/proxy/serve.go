@@ -8,8 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/connlimit"
-	"github.com/srtm-io/srtm/internal/framing"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -43,11 +42,11 @@ func bothProtocols() *http.Protocols {
 // Listener limits the number of ln's connections. It adds TLS if guard has TLS; otherwise it checks the
 // framing of requests.
 func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
-	limited := &connlimit.Listener{Listener: ln, Slots: &p.slots, Plain: !guard.HTTPTLS()}
+	limited := &bounded.Listener{Listener: ln, Slots: &p.slots, Plain: !guard.HTTPTLS()}
 	if !limited.Plain {
 		return guard.Listener(limited)
 	}
-	return framing.Listener{Listener: limited}
+	return framedListener{Listener: limited}
 }
 
 // connKey is the context key of a request's net.Conn.

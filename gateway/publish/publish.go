@@ -1,6 +1,6 @@
 // Package publish is the gateway's ingest. Posts to /pub and /mpub go through package client to the
 // broker on which the publisher is placed. So a sensor with nothing but HTTP is limited and moved like
-// any other publisher. Requests and answers have the form of nsqd's HTTP API (internal/nsqhttp). The
+// any other publisher. Requests and answers have the form of nsqd's HTTP API (nsq/nsqhttp). The
 // package knows nothing of classes and servers.
 package publish
 
@@ -16,7 +16,7 @@ import (
 	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/client/pool"
-	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 )

@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/srtm-io/srtm/internal/list"
+	"github.com/srtm-io/srtm/internal/container"
 )
 
 // Limits of a Config and of costs.
@@ -88,7 +88,7 @@ type Request struct {
 	Value any
 
 	// Owned by the scheduler.
-	place   list.Element[*Request] // in a queue, while waiting
+	place   container.Element[*Request] // in a queue, while waiting
 	cost    [MaxResources]int64
 	kind    int // type
 	server  int
@@ -102,7 +102,7 @@ type class struct {
 	Class
 	ratio    float64 // weight divided by the smallest weight
 	quantum  int64
-	queues   [MaxResources]list.List[*Request] // waiting requests by type
+	queues   [MaxResources]container.List[*Request] // waiting requests by type
 	waiting  int
 	bytes    int64
 	inFlight int
@@ -288,7 +288,7 @@ func (s *Scheduler) count(r *Request, delta int) {
 }
 
 // queue returns the queue of r. In mode None all requests share one queue.
-func (s *Scheduler) queue(r *Request) *list.List[*Request] {
+func (s *Scheduler) queue(r *Request) *container.List[*Request] {
 	if s.cfg.Mode == None {
 		return &s.classes[0].queues[0]
 	}

@@ -114,17 +114,17 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/migrate"},
-		Only: []string{"internal/durable", "internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsq/wire"},
+		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/durable", "nsqd/metadata", "nsq/wire"},
 		Why:  "what another broker has left becomes logs before there is a broker",
 	},
 	{
 		From: []string{"nsqd/metadata"},
-		Only: []string{"internal/durable", "internal/expiry", "nsq/wire", "tokenbucket"},
+		Only: []string{"internal/expiry", "nsqd/durable", "nsq/wire", "tokenbucket"},
 		Why:  "it keeps names and contracts, and knows nothing of what they name",
 	},
 	{
 		From: []string{"nsqd/agent"},
-		Only: []string{"api/...", "internal/...", "tbadaptor/holder", "tokenbucket"},
+		Only: []string{"api/...", "internal/...", "nsqd/durable", "tbadaptor/holder", "tokenbucket"},
 		Why:  "the control plane acts on a broker through the agent's own interface, Node",
 	},
 	{
@@ -144,8 +144,8 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"client/..."},
-		Only: []string{"api/...", "client/...", "internal/...", "nsq/origin", "nsq/wire", "pacing/..."},
-		Why:  "a library that applications import brings only the API, the codec and its pace along",
+		Only: []string{"api/...", "client/...", "internal/...", "nsq/frames", "nsq/nsqhttp", "nsq/origin", "nsq/wire", "pacing/..."},
+		Why:  "a library that applications import brings only the API, the protocol and its pace along",
 	},
 	{
 		From:  []string{"tests/conformance"},
@@ -157,13 +157,13 @@ var arrows = []Arrow{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/sizing", "loaddistributor/tuner",
-			"nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+			"nsq/frames", "nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as any other client does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/faults", "internal/fifo", "internal/heap", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/help", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/container", "internal/faults", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/help", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -198,10 +198,10 @@ var arrows = []Arrow{
 	},
 	{
 		From:  []string{"..."},
-		Never: []string{"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", "std:testing"},
+		Never: []string{"internal/testkit/...", "nsqd/commitlog/logtest", "std:testing"},
 		Why:   "test helpers stay out of binaries",
 		Except: []string{
-			"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", // these are test helpers themselves
+			"internal/testkit/...", "nsqd/commitlog/logtest", // these are test helpers themselves
 		},
 	},
 	{

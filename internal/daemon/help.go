@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Group is a set of related flags. The part of the program that uses the flags defines
@@ -169,8 +169,8 @@ var examples = map[string]string{
 
 // others maps an address flag to the default address of another SRTM daemon.
 var others = map[string]string{
-	"loaddistributor-address": "127.0.0.1:" + targets.LoaddistributorPort, "tbadaptor-address": "127.0.0.1:" + targets.TBAdaptorPort,
-	"admission-address": "127.0.0.1:" + targets.AdmissionUDPPort, "lookupd-tcp-address": "127.0.0.1:" + targets.NSQLookupdPort,
+	"loaddistributor-address": "127.0.0.1:" + service.LoaddistributorPort, "tbadaptor-address": "127.0.0.1:" + service.TBAdaptorPort,
+	"admission-address": "127.0.0.1:" + service.AdmissionUDPPort, "lookupd-tcp-address": "127.0.0.1:" + service.NSQLookupdPort,
 }
 
 // example returns a valid value of a flag: from the program, the flag's default, others

@@ -15,8 +15,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/spelling"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // errDone means that --help or --version was answered and there is nothing to run.
@@ -62,7 +61,7 @@ func (c *commandLine) set(f *flag.Flag, where, value string) {
 // default or example.
 func (c *commandLine) withPort(f *flag.Flag, value string) string {
 	if port := c.defaultPort(f); port != "" {
-		return targets.WithPort(value, port)
+		return service.WithPort(value, port)
 	}
 	return value
 }
@@ -133,8 +132,8 @@ func (c *commandLine) read(args []string) (rest []string) {
 		}
 		f := c.fs.Lookup(name)
 		if f == nil {
-			c.bad[spelling.Nearest(name, c.names())] = true
-			c.faults.If(true, "--%s: there is no such flag%s", name, spelling.Hint("--", name, c.names()))
+			c.bad[faults.Nearest(name, c.names())] = true
+			c.faults.If(true, "--%s: there is no such flag%s", name, faults.Hint("--", name, c.names()))
 			if !given && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 				args = args[1:] // probably the flag's value
 			}
@@ -180,7 +179,7 @@ func (c *commandLine) readFile(path string) (read bool) {
 		name := strings.ReplaceAll(key, "_", "-")
 		setting := c.fs.Lookup(name)
 		if name == configFlag || name == versionFlag || name == helpFlag || setting == nil {
-			c.faults.If(true, "--config %s: unknown setting %q%s", path, key, spelling.Hint("", name, c.names()))
+			c.faults.If(true, "--config %s: unknown setting %q%s", path, key, faults.Hint("", name, c.names()))
 			continue
 		}
 		if given[canonical(setting)] {

@@ -19,11 +19,11 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/srtm-io/srtm/internal/bidi"
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Addresses are the listeners of a control plane daemon, with their clients' security.
@@ -108,7 +108,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		options = append(options, tracing)
 	}
 	s := &Servers{
-		GRPC: grpc.NewServer(slices.Concat(bidi.ServerOptions(), options, a.Guard.Options())...), Mux: http.NewServeMux(), HTTP: lifecycle.HTTP(nil, log),
+		GRPC: grpc.NewServer(slices.Concat(service.ServerOptions(), options, a.Guard.Options())...), Mux: http.NewServeMux(), HTTP: lifecycle.HTTP(nil, log),
 		Metrics: obs.NewRegistry(), Traces: provider, Health: health.NewServer(),
 	}
 	var err error
@@ -121,9 +121,9 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	s.Watch = s.serving
 	a.Guard.Measure(s.Metrics)
 	// Half each, so the clients of one listener do not exclude the other's.
-	descriptors := connlimit.Descriptors()
-	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}
-	rpc := &connlimit.Listener{Listener: s.RPCListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, math.MaxInt32), Strangers: a.Guard.Identifies()}}
+	descriptors := bounded.Descriptors()
+	web := &bounded.Listener{Listener: s.WebListener, Slots: &bounded.Slots{Most: bounded.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}
+	rpc := &bounded.Listener{Listener: s.RPCListener, Slots: &bounded.Slots{Most: bounded.Part(descriptors, 2, math.MaxInt32), Strangers: a.Guard.Identifies()}}
 	count := func(name, help string, n func() uint64) {
 		s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_" + name, Help: help}, func() float64 { return float64(n()) }))
 	}
@@ -196,6 +196,6 @@ func ListenHTTP(flag, address string, guard *secure.Server, handler http.Handler
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", flag, err)
 	}
-	limited := &connlimit.Listener{Listener: ln, Slots: &connlimit.Slots{Most: maxOperators}, Plain: !guard.HTTPTLS()}
+	limited := &bounded.Listener{Listener: ln, Slots: &bounded.Slots{Most: maxOperators}, Plain: !guard.HTTPTLS()}
 	return ln.Addr(), lifecycle.Serve(guard.Listener(limited), lifecycle.HTTP(guard.Handler(handler), log)), nil
 }

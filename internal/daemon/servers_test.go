@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
@@ -42,7 +42,7 @@ func few(t *testing.T, a Addresses) (s *Servers, most int) {
 			return nil
 		})
 	})
-	return <-up, connlimit.Part(int64(low.Cur), 2, 1000)
+	return <-up, bounded.Part(int64(low.Cur), 2, 1000)
 }
 
 func count(t *testing.T, s *Servers, name string) (n float64) {

@@ -1,5 +1,5 @@
 // Package faults collects all problems of a configuration, so the operator sees them at
-// once.
+// once. Hint names the intended word of a mistyped word.
 package faults
 
 import (

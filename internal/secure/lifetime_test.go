@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -63,12 +63,12 @@ func TestCertificatesThatExpireOrAreRevoked(t *testing.T) {
 	s := testkit.Result(ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: a.File, CRLFile: list, HTTPTLS: true}.Load()).Must(t)
 	rpc := grpc.NewServer(s.Options()...)
 	srtmv1.RegisterAdminServiceServer(rpc, srtmv1.UnimplementedAdminServiceServer{})
-	slots := &connlimit.Slots{}
-	ln := &connlimit.Listener{Listener: testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t), Slots: slots}
+	slots := &bounded.Slots{}
+	ln := &bounded.Listener{Listener: testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t), Slots: slots}
 	done := make(chan error)
 	go func() { done <- rpc.Serve(ln) }()
 	defer func() { rpc.Stop(); testkit.Must(t, <-done) }()
-	web := s.Listener(&connlimit.Listener{Listener: testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t), Slots: slots})
+	web := s.Listener(&bounded.Listener{Listener: testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t), Slots: slots})
 	defer web.Close()
 	go func() {
 		for {

@@ -27,10 +27,10 @@ import (
 	"google.golang.org/grpc/tap"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Flags is a flag set of the standard library or of pflag.
@@ -223,8 +223,8 @@ func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
 }
 
 // Hold calls end when the certificate of a connection's client expires or is revoked,
-// unless release is called before. It is for connections that do not come from connlimit,
-// because Config ends connlimit's connections itself.
+// unless release is called before. It is for connections that do not come from a bounded.Listener,
+// because Config ends the listener's connections itself.
 func (t *ServerTLS) Hold(state tls.ConnectionState, remote string, end func()) (release func()) {
 	return t.lives.hold(state, remote, end)
 }
@@ -237,7 +237,7 @@ func (t *ServerTLS) Expiry() prometheus.Collector {
 }
 
 // Config returns a configuration that uses the present files at each handshake. A
-// connection of connlimit ends with the client's certificate.
+// connection of a bounded.Listener ends with the client's certificate.
 func (t *ServerTLS) Config() *tls.Config {
 	return &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		cfg := t.get()
@@ -249,7 +249,7 @@ func (t *ServerTLS) Config() *tls.Config {
 			if err := t.lives.verify(state); err != nil {
 				return err
 			}
-			if conn, is := hello.Conn.(*connlimit.Conn); is {
+			if conn, is := hello.Conn.(*bounded.Conn); is {
 				conn.Then(t.lives.hold(state, conn.RemoteAddr().String(), func() { conn.Close() }))
 			}
 			return nil
@@ -278,7 +278,7 @@ func readPool(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Identifies reports whether clients must authenticate. connlimit then knows the gRPC
+// Identifies reports whether clients must authenticate. bounded then knows the gRPC
 // connections with authenticated clients.
 func (s *Server) Identifies() bool { return s.mutual || s.tokens != nil }
 
@@ -345,7 +345,7 @@ type telling struct {
 func (t telling) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := t.TransportCredentials.ServerHandshake(conn)
 	if err == nil && t.s.mutual {
-		connlimit.Known(conn.RemoteAddr())
+		bounded.Known(conn.RemoteAddr())
 	}
 	log, last, now := t.s.log.Load(), t.s.told.Load(), time.Now().Unix()
 	if err == nil || errors.Is(err, io.EOF) || log == nil || last == now || !t.s.told.CompareAndSwap(last, now) {
@@ -368,7 +368,7 @@ func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context
 	}
 	may, problem, known := s.tokens.check(header, stateOf(ctx), needs(call.FullMethodName))
 	if p, ok := peer.FromContext(ctx); ok && known {
-		connlimit.Known(p.Addr)
+		bounded.Known(p.Addr)
 	}
 	switch {
 	case problem == "" && may.broker != "":
@@ -428,7 +428,7 @@ func (h heard) RecvMsg(m any) error {
 }
 
 func refused(code codes.Code, reason, text string) error {
-	return refusal.Coded(code, errors.New(text), &errdetails.ErrorInfo{Reason: reason, Domain: refusal.Domain})
+	return service.CodedError(code, errors.New(text), &errdetails.ErrorInfo{Reason: reason, Domain: service.ErrorDomain})
 }
 
 // Listener returns ln, with TLS if HTTP has TLS.

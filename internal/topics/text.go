@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // State returns a topic's state in lower case.
@@ -112,7 +112,7 @@ func rateAndBatch(parts []string) (rate float64, batch int32, err error) {
 func Lowering(l *srtmv1.Lowering) string {
 	var list []string
 	for _, b := range l.GetBrokers() {
-		s := shareproto.From(b.Share)
+		s := service.ShareOf(b.Share)
 		text := fmt.Sprintf("broker %s may use %s msg/s and burst %d", b.BrokerId, s.Rate.Text(), s.Burst)
 		switch {
 		case b.Until != nil:
@@ -136,7 +136,7 @@ func Lowering(l *srtmv1.Lowering) string {
 func Raising(r *srtmv1.Raising) string {
 	text := "the raised contract is not in force on all brokers"
 	if r.GetInForce() != nil {
-		s := shareproto.From(r.InForce)
+		s := service.ShareOf(r.InForce)
 		text = fmt.Sprintf("%s msg/s and burst %d of the raised contract are in force", s.Rate.Text(), s.Burst)
 	}
 	var list []string

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -46,7 +46,7 @@ type slots struct {
 		windows [][]byte
 		// free holds unused slots of mapped windows. quarantined holds released slots, oldest first.
 		free    []uint32
-		resting fifo.Queue[quarantined]
+		resting container.Queue[quarantined]
 		taken   uint32
 		busy    bool // a chunk is being made
 		closed  bool
@@ -197,7 +197,7 @@ func (s *slots) close() error {
 		for _, w := range s.mu.windows {
 			errs = append(errs, unix.Munmap(w))
 		}
-		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, fifo.Queue[quarantined]{}
+		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, container.Queue[quarantined]{}
 	}
 	for _, m := range s.mu.chunks {
 		errs = append(errs, m.Close())

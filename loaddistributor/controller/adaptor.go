@@ -11,8 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/shareproto"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 )
 
@@ -46,11 +45,11 @@ func (r Remote) Set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode)
 		Awaited: c.Awaited, Strict: c.Strict, Update: mode == adaptor.Update, Adopt: mode == adaptor.Adopt,
 	}
 	if !c.Former.IsZero() {
-		req.Former = shareproto.To(c.Former)
+		req.Former = service.ShareProto(c.Former)
 	}
 	for _, p := range c.Placed {
 		req.Members = append(req.Members, &srtmv1.Member{
-			BrokerId: p.Broker, Share: shareproto.To(p.Quota), Publishers: uint32(p.Publishers), Retiring: p.Retiring,
+			BrokerId: p.Broker, Share: service.ShareProto(p.Quota), Publishers: uint32(p.Publishers), Retiring: p.Retiring,
 		})
 	}
 	_, err := await(ctx, req, r.Client.SetContract)
@@ -107,7 +106,7 @@ const reasonBusy = "CONTRACT_BUSY"
 // With other details an adaptor has decided, and a repetition would not change the
 // decision.
 func absent(err error) bool {
-	s, reason := status.Convert(err), targets.Reason(err)
+	s, reason := status.Convert(err), service.Reason(err)
 	return s.Code() == codes.Unavailable && (len(s.Details()) == 0 || reason == "NOT_LEADING" || reason == "SHUTTING_DOWN")
 }
 

@@ -14,11 +14,11 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -161,7 +161,7 @@ type Session struct {
 	canSeek        bool
 	fresh          bool // never in a cluster before
 	durability     catalog.Durability
-	out            *bidi.Queue[*srtmv1.ControllerMessage]
+	out            *service.Queue[*srtmv1.ControllerMessage]
 
 	// Guarded by the controller's lock.
 	requests map[uint64]*request
@@ -190,7 +190,7 @@ type Session struct {
 }
 
 // Out is the queue of messages to the broker. The session ends with the queue.
-func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
+func (s *Session) Out() *service.Queue[*srtmv1.ControllerMessage] { return s.out }
 
 // Join begins a session of a broker; remote is the address from which the broker connects.
 // An earlier session of the same process, or of a process that is proven to have ended, ends
@@ -208,7 +208,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		broker: h.BrokerId, remote: remote, canSeek: h.Seeks, fresh: h.Fresh,
 		said:       mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
 		place:      PlaceOf(h),
-		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
+		out:        service.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests:   map[uint64]*request{},
 		seeks:      map[uint64]chan<- *srtmv1.SeekResult{},
 		reports:    reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),

@@ -26,8 +26,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
@@ -164,7 +164,7 @@ func startAdaptor(ln net.Listener, options ...func(*loop.Config)) (*part, *loop.
 	}
 	adaptor, err := loop.New(cfg)
 	Expect(err).NotTo(HaveOccurred())
-	server := grpc.NewServer(bidi.ServerOptions()...)
+	server := grpc.NewServer(service.ServerOptions()...)
 	srtmv1.RegisterGrantServiceServer(server, adaptor)
 	var group lifecycle.Group
 	group.Add("grpc", lifecycle.ServeGRPC(ln, server))
@@ -198,7 +198,7 @@ func newCluster(s setup) *cluster {
 	c := &cluster{metrics: prometheus.NewPedanticRegistry()}
 	ln := listen(cmp.Or(s.address, "127.0.0.1:0"))
 	c.address = ln.Addr().String()
-	server := grpc.NewServer(bidi.ServerOptions()...)
+	server := grpc.NewServer(service.ServerOptions()...)
 	cfg := controller.Config{
 		ReportInterval: 20 * time.Millisecond, PrepareTimeout: 5 * time.Second, Window: time.Second,
 		EvacuateAfter: time.Hour,

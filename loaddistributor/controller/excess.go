@@ -12,7 +12,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -55,14 +55,14 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		}
 	}
 	for _, m := range shares.GetMembers() {
-		add(shareproto.From(m.Reserved))
+		add(service.ShareOf(m.Reserved))
 	}
 	beyond := sum.Rate > look.Contract.Rate || sum.Burst > look.Contract.Burst
 	for _, m := range shares.GetMembers() {
 		if _, waits := awaited[m.BrokerId]; waits {
 			continue
 		}
-		reserved, target := shareproto.From(m.Reserved), shareproto.From(m.Target)
+		reserved, target := service.ShareOf(m.Reserved), service.ShareOf(m.Target)
 		_, known := former[m.BrokerId]
 		// A broker with an empty target stays until it has given up its whole share: a
 		// restarted adaptor would not wait for it.
@@ -86,7 +86,7 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 // raising returns the part of a contract that is in force according to the adaptor, and
 // the brokers that the rest waits for; nil: the whole contract is in force.
 func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
-	contract := shareproto.From(shares.GetContract())
+	contract := service.ShareOf(shares.GetContract())
 	var sum tokenbucket.Share
 	p := &srtmv1.Raising{}
 	wait := func(id string, connected bool) {
@@ -96,7 +96,7 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 		wait(id, false)
 	}
 	for _, m := range shares.GetMembers() {
-		confirmed, reserved, target := shareproto.From(m.Acknowledged), shareproto.From(m.Reserved), shareproto.From(m.Target)
+		confirmed, reserved, target := service.ShareOf(m.Acknowledged), service.ShareOf(m.Reserved), service.ShareOf(m.Target)
 		sum.Rate += min(confirmed.Rate, reserved.Rate) // less than confirmed after the lease has ended
 		sum.Burst += min(confirmed.Burst, reserved.Burst)
 		blocks := !m.Connected && (reserved.Rate > target.Rate || reserved.Burst > target.Burst || confirmed.Rate < target.Rate || confirmed.Burst < target.Burst)
@@ -109,7 +109,7 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 	}
 	slices.SortFunc(p.Brokers, func(a, b *srtmv1.AwaitedBroker) int { return cmp.Compare(a.BrokerId, b.BrokerId) })
 	if shares.GetContract() != nil {
-		p.InForce = shareproto.To(sum)
+		p.InForce = service.ShareProto(sum)
 	}
 	return p
 }
@@ -294,7 +294,7 @@ func (r *View) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.T
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, s := range unconfirmed {
-		one := &srtmv1.UnconfirmedShare{BrokerId: s.Broker, Share: shareproto.To(s.Share), Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE}
+		one := &srtmv1.UnconfirmedShare{BrokerId: s.Broker, Share: service.ShareProto(s.Share), Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE}
 		if b, _ := r.cat.shown.Broker(s.Broker); b.Strict {
 			one.Policy = srtmv1.LeasePolicy_LEASE_POLICY_STRICT
 		}

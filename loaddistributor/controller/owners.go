@@ -15,7 +15,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
@@ -350,7 +350,7 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	if err == nil {
 		err = c.adaptor.set(c.op.ctx, contract, mode)
 	}
-	if targets.Reason(err) == reasonBusy {
+	if service.Reason(err) == reasonBusy {
 		err = &BusyError{Topic: c.op.name, Lowering: c.lowering(context.Background(), c.op.name)}
 	}
 	c.mu.Lock()

@@ -9,25 +9,25 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // Values of the API's enumerations.
 var (
-	OverLimits = shareproto.Enum[srtmv1.OverLimitPolicy, catalog.OverLimit]{
+	OverLimits = service.Enum[srtmv1.OverLimitPolicy, catalog.OverLimit]{
 		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED: catalog.Delay,
 		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY:       catalog.Delay,
 		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:      catalog.Reject,
 	}
-	Durabilities = shareproto.Enum[srtmv1.Durability, catalog.Durability]{
+	Durabilities = service.Enum[srtmv1.Durability, catalog.Durability]{
 		srtmv1.Durability_DURABILITY_UNSPECIFIED: "",
 		srtmv1.Durability_DURABILITY_MEMORY:      catalog.DurabilityMemory,
 		srtmv1.Durability_DURABILITY_FSYNC:       catalog.DurabilityFsync,
 		srtmv1.Durability_DURABILITY_REPLICATED:  catalog.DurabilityReplicated,
 	}
-	Pacings = shareproto.Enum[srtmv1.PacingMode, catalog.Pacing]{
+	Pacings = service.Enum[srtmv1.PacingMode, catalog.Pacing]{
 		srtmv1.PacingMode_PACING_MODE_UNSPECIFIED: "",
 		srtmv1.PacingMode_PACING_MODE_OFF:         catalog.PacingOff,
 		srtmv1.PacingMode_PACING_MODE_ADVISE:      catalog.PacingAdvise,
@@ -72,7 +72,7 @@ func fitProto(f tuner.Status) *srtmv1.Fit {
 			trial.Forecast = &t.Forecast
 		}
 		for _, q := range t.Quotas {
-			trial.Quotas = append(trial.Quotas, &srtmv1.BrokerQuota{BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)), Share: shareproto.To(q.Share)})
+			trial.Quotas = append(trial.Quotas, &srtmv1.BrokerQuota{BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)), Share: service.ShareProto(q.Share)})
 		}
 		p.Trials = append(p.Trials, trial)
 	}

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
@@ -43,7 +43,7 @@ var _ = Describe("A dead broker", func() {
 		return c.admin.RemoveBroker(context.Background(), &srtmv1.RemoveBrokerRequest{BrokerId: id})
 	}
 	refused := func(code codes.Code, reason string) OmegaMatcher {
-		return WithTransform(func(err error) string { return status.Code(err).String() + " " + targets.Reason(err) }, Equal(code.String()+" "+reason))
+		return WithTransform(func(err error) string { return status.Code(err).String() + " " + service.Reason(err) }, Equal(code.String()+" "+reason))
 	}
 	BeforeEach(func() { data = &store.Memory{} })
 

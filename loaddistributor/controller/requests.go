@@ -7,7 +7,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
@@ -133,7 +133,7 @@ func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
 		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
-	order.Expiry, order.ChannelExpiry = shareproto.ExpiryProto(spec.Expiry), shareproto.ChannelExpiryProto(spec.ChannelExpiry)
+	order.Expiry, order.ChannelExpiry = service.ExpiryProto(spec.Expiry), service.ChannelExpiryProto(spec.ChannelExpiry)
 	for _, g := range spec.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}

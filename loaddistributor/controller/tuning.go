@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -164,7 +164,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 		case tuner.LookShare:
 			t.life.work.Go(func() {
 				shares, err := t.adaptor.shares(context.Background(), e.Topic, t.cfg.PrepareTimeout)
-				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none for a broker that is not a member
+				held := service.ShareOf(shares[e.Broker].GetAcknowledged()) // none for a broker that is not a member
 				t.mu.Lock()
 				defer t.mu.Unlock()
 				t.do(t.tuner.Shared(e.Topic, e.Broker, held, err))

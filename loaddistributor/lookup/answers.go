@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/srtm-io/srtm/internal/list"
+	"github.com/srtm-io/srtm/internal/container"
 )
 
 const (
@@ -36,8 +36,8 @@ type answers struct {
 
 	mu struct {
 		sync.Mutex
-		bytes       int                 // total bytes in writing
-		oldestFirst list.List[*written] // the oldest first
+		bytes       int                      // total bytes in writing
+		oldestFirst container.List[*written] // the oldest first
 	}
 }
 
@@ -48,7 +48,7 @@ type written struct {
 	conn  *http.ResponseController
 
 	// Guarded by answers.mu.
-	place   list.Element[*written]
+	place   container.Element[*written]
 	counted bool
 
 	ending sync.Mutex

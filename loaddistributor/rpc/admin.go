@@ -21,7 +21,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -582,7 +582,7 @@ func refusedProto(r controller.Refusal, exists bool) *srtmv1.RefusedProcess {
 	}
 }
 
-var states = shareproto.Enum[srtmv1.TopicState, catalog.State]{
+var states = service.Enum[srtmv1.TopicState, catalog.State]{
 	srtmv1.TopicState_TOPIC_STATE_PREPARING: catalog.Preparing,
 	srtmv1.TopicState_TOPIC_STATE_ACTIVE:    catalog.Active,
 	srtmv1.TopicState_TOPIC_STATE_DEGRADED:  catalog.Degraded,
@@ -640,7 +640,7 @@ func quotaProto(q placement.Quota, d placement.Demand) *srtmv1.BrokerQuota {
 	keys := d.Keys(q.Publishers)
 	p := &srtmv1.BrokerQuota{
 		BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)),
-		Groups: make(map[string]uint32, len(keys)), Share: shareproto.To(q.Share),
+		Groups: make(map[string]uint32, len(keys)), Share: service.ShareProto(q.Share),
 	}
 	for key, n := range keys {
 		p.Groups[key] = uint32(n)
@@ -656,7 +656,7 @@ func specProto(s *catalog.Spec) *srtmv1.TopicSpec {
 	if a := s.Auto; a != (catalog.Auto{}) {
 		p.Auto = &srtmv1.AutoContract{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}
 	}
-	p.Expiry, p.ChannelExpiry = shareproto.ExpiryProto(s.Expiry), shareproto.ChannelExpiryProto(s.ChannelExpiry)
+	p.Expiry, p.ChannelExpiry = service.ExpiryProto(s.Expiry), service.ChannelExpiryProto(s.ChannelExpiry)
 	for _, g := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch), Weight: uint32(g.Weight)})
 	}
@@ -764,7 +764,7 @@ func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.Serve
 		return toStatus(err)
 	}
 	p := &srtmv1.Profile{
-		Share: shareproto.To(got.Share), NeededBurst: got.Needed, Messages: uint64(got.Messages),
+		Share: service.ShareProto(got.Share), NeededBurst: got.Needed, Messages: uint64(got.Messages),
 		Span: durationpb.New(got.Span), MeanRate: got.Mean, Missing: got.Missing,
 	}
 	delays := func(d sizing.Delays) *srtmv1.AccessDelays {
@@ -774,7 +774,7 @@ func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.Serve
 		p.Splits = append(p.Splits, &srtmv1.SplitCost{Brokers: uint32(one.K), Delays: delays(one.Delays)})
 	}
 	for _, one := range got.Errors {
-		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: one.Change, Share: shareproto.To(one.Share), Delays: delays(one.Delays), Unbounded: one.Unbounded})
+		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: one.Change, Share: service.ShareProto(one.Share), Delays: delays(one.Delays), Unbounded: one.Unbounded})
 	}
 	return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(got.Messages), Profile: p})
 }

@@ -15,7 +15,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/expiry"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -178,7 +178,7 @@ func checkExpiry(bad *faults, p *srtmv1.TopicSpec, spec *catalog.Spec) {
 		return
 	}
 	check := func(field string, p *srtmv1.Expiry, limits expiry.Settings) expiry.Settings {
-		e := shareproto.ExpiryOf(p)
+		e := service.ExpiryOf(p)
 		err := e.Validate(spec.Name())
 		if err == nil && p.GetTtl() != nil {
 			if err = p.Ttl.CheckValid(); err == nil && e.TTL == 0 {

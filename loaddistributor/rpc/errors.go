@@ -11,9 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/identity"
-	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -22,7 +21,7 @@ import (
 
 // Reasons of ErrorInfo. They are part of the API; clients may depend on them.
 const (
-	ReasonBadRequest       = refusal.BadRequest
+	ReasonBadRequest       = service.ReasonBadRequest
 	ReasonTopicExists      = "TOPIC_EXISTS"
 	ReasonTopicUnknown     = "TOPIC_UNKNOWN"
 	ReasonTopicBusy        = "TOPIC_BUSY"
@@ -62,50 +61,50 @@ var errNotOwner = errors.New("the topic belongs to another tenant, or to an oper
 
 // table maps every error of the domain to its code. The first match counts. A test checks
 // that table has all exported errors of the packages below.
-var table = refusal.Table{
-	refusal.As[placement.FieldErrors](codes.InvalidArgument, ReasonBadRequest),
-	refusal.As[*controller.BadMessage](codes.InvalidArgument, ReasonBadRequest),
-	refusal.As[*placement.Infeasible](codes.ResourceExhausted, ReasonInfeasible),
-	refusal.Is(catalog.ErrKeyReused, codes.FailedPrecondition, ReasonKeyReused),
-	refusal.Is(catalog.ErrTopicExists, codes.AlreadyExists, ReasonTopicExists),
-	refusal.Is(catalog.ErrTopicUnknown, codes.NotFound, ReasonTopicUnknown),
-	refusal.Is(catalog.ErrChannelUnknown, codes.NotFound, ReasonChannelUnknown),
-	refusal.As[*catalog.ChannelsError](codes.ResourceExhausted, ReasonTooManyChannels),
-	refusal.Is(catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown),
-	refusal.Is(catalog.ErrUnplaced, codes.FailedPrecondition, ReasonNotPlaced),
-	refusal.Is(catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive),
-	refusal.As[*controller.EpochError](codes.Aborted, ReasonTopicChanged),
-	refusal.Is(catalog.ErrTopicState, codes.FailedPrecondition, ReasonTopicBusy),
-	refusal.Is(controller.ErrClosing, codes.Unavailable, ReasonShuttingDown),
-	refusal.As[*controller.NotLeaderError](codes.Unavailable, ReasonNotLeader),
-	refusal.Is(controller.ErrStoreFull, codes.ResourceExhausted, ReasonStoreFull),
-	refusal.Is(controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted),
-	refusal.Is(catalog.ErrUnread, codes.Unavailable, ReasonUnread),
-	refusal.Is(controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced),
-	refusal.Is(identity.ErrReplaced, codes.Aborted, ReasonSessionReplaced),
-	refusal.As[*identity.InUse](codes.AlreadyExists, identity.ReasonInUse),
-	refusal.As[*identity.Lost](codes.Aborted, identity.ReasonLost),
-	refusal.As[*controller.BrokerError](codes.Unavailable, ReasonBrokerFailed),
-	refusal.As[*controller.RefusedError](codes.Unavailable, ReasonBrokerFailed),
-	refusal.Is(controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed),
-	refusal.Is(controller.ErrBrokerOld, codes.FailedPrecondition, ReasonBrokerTooOld),
-	refusal.Is(controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed),
-	refusal.Is(catalog.ErrBrokerConnected, codes.FailedPrecondition, ReasonBrokerConnected),
-	refusal.Is(catalog.ErrBrokerInUse, codes.FailedPrecondition, ReasonBrokerInUse),
-	refusal.Is(controller.ErrRemoving, codes.Unavailable, ReasonBrokersUnsteady),
-	refusal.Is(controller.ErrRemoved, codes.FailedPrecondition, ReasonBrokerRemoved),
-	refusal.Is(catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown),
-	refusal.As[*catalog.NotReadyError](codes.Unavailable, ReasonBrokerFailed),
-	refusal.As[*controller.BusyError](codes.Unavailable, ReasonContractBusy),
-	refusal.As[*controller.AdaptorError](codes.Unavailable, ReasonAdaptorFailed),
-	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
-	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
-	refusal.Is(errNotOwner, codes.PermissionDenied, ReasonNotOwner),
-	refusal.As[*TooManyTopicsError](codes.ResourceExhausted, ReasonTooManyTopics),
-	refusal.As[*controller.QuotaError](codes.ResourceExhausted, ReasonQuotaExceeded),
-	refusal.Is(sizing.ErrShort, codes.FailedPrecondition, ReasonTooFewMessages),
-	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
-	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlowReader),
+var table = service.ErrorTable{
+	service.ErrorAs[placement.FieldErrors](codes.InvalidArgument, ReasonBadRequest),
+	service.ErrorAs[*controller.BadMessage](codes.InvalidArgument, ReasonBadRequest),
+	service.ErrorAs[*placement.Infeasible](codes.ResourceExhausted, ReasonInfeasible),
+	service.ErrorIs(catalog.ErrKeyReused, codes.FailedPrecondition, ReasonKeyReused),
+	service.ErrorIs(catalog.ErrTopicExists, codes.AlreadyExists, ReasonTopicExists),
+	service.ErrorIs(catalog.ErrTopicUnknown, codes.NotFound, ReasonTopicUnknown),
+	service.ErrorIs(catalog.ErrChannelUnknown, codes.NotFound, ReasonChannelUnknown),
+	service.ErrorAs[*catalog.ChannelsError](codes.ResourceExhausted, ReasonTooManyChannels),
+	service.ErrorIs(catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown),
+	service.ErrorIs(catalog.ErrUnplaced, codes.FailedPrecondition, ReasonNotPlaced),
+	service.ErrorIs(catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive),
+	service.ErrorAs[*controller.EpochError](codes.Aborted, ReasonTopicChanged),
+	service.ErrorIs(catalog.ErrTopicState, codes.FailedPrecondition, ReasonTopicBusy),
+	service.ErrorIs(controller.ErrClosing, codes.Unavailable, ReasonShuttingDown),
+	service.ErrorAs[*controller.NotLeaderError](codes.Unavailable, ReasonNotLeader),
+	service.ErrorIs(controller.ErrStoreFull, codes.ResourceExhausted, ReasonStoreFull),
+	service.ErrorIs(controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted),
+	service.ErrorIs(catalog.ErrUnread, codes.Unavailable, ReasonUnread),
+	service.ErrorIs(controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced),
+	service.ErrorIs(identity.ErrReplaced, codes.Aborted, ReasonSessionReplaced),
+	service.ErrorAs[*identity.InUse](codes.AlreadyExists, identity.ReasonInUse),
+	service.ErrorAs[*identity.Lost](codes.Aborted, identity.ReasonLost),
+	service.ErrorAs[*controller.BrokerError](codes.Unavailable, ReasonBrokerFailed),
+	service.ErrorAs[*controller.RefusedError](codes.Unavailable, ReasonBrokerFailed),
+	service.ErrorIs(controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed),
+	service.ErrorIs(controller.ErrBrokerOld, codes.FailedPrecondition, ReasonBrokerTooOld),
+	service.ErrorIs(controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed),
+	service.ErrorIs(catalog.ErrBrokerConnected, codes.FailedPrecondition, ReasonBrokerConnected),
+	service.ErrorIs(catalog.ErrBrokerInUse, codes.FailedPrecondition, ReasonBrokerInUse),
+	service.ErrorIs(controller.ErrRemoving, codes.Unavailable, ReasonBrokersUnsteady),
+	service.ErrorIs(controller.ErrRemoved, codes.FailedPrecondition, ReasonBrokerRemoved),
+	service.ErrorIs(catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown),
+	service.ErrorAs[*catalog.NotReadyError](codes.Unavailable, ReasonBrokerFailed),
+	service.ErrorAs[*controller.BusyError](codes.Unavailable, ReasonContractBusy),
+	service.ErrorAs[*controller.AdaptorError](codes.Unavailable, ReasonAdaptorFailed),
+	service.ErrorIs(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
+	service.ErrorAs[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
+	service.ErrorIs(errNotOwner, codes.PermissionDenied, ReasonNotOwner),
+	service.ErrorAs[*TooManyTopicsError](codes.ResourceExhausted, ReasonTooManyTopics),
+	service.ErrorAs[*controller.QuotaError](codes.ResourceExhausted, ReasonQuotaExceeded),
+	service.ErrorIs(sizing.ErrShort, codes.FailedPrecondition, ReasonTooFewMessages),
+	service.ErrorIs(service.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
+	service.ErrorIs(service.ErrSlow, codes.Unavailable, ReasonSlowReader),
 }
 
 // toStatus is the only place that maps errors to gRPC codes and details.
@@ -153,7 +152,7 @@ func infeasibleProto(i *placement.Infeasible) *srtmv1.Infeasible {
 	return p
 }
 
-type faults = refusal.Faults
+type faults = service.Faults
 
 // fromPlacement converts the paths of a placement.Demand to the paths of a
 // CreateTopicRequest.
@@ -171,7 +170,7 @@ func fromPlacement(fields placement.FieldErrors) faults {
 				path = strings.TrimSuffix(path, ".key") + ".correlation_key"
 			}
 		}
-		list = append(list, refusal.Fault{Field: path, Problem: f.Problem})
+		list = append(list, service.Fault{Field: path, Problem: f.Problem})
 	}
 	return list
 }

@@ -18,8 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
-	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -69,14 +68,15 @@ var domain = map[string]struct {
 	"placement.FieldError":        {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.FieldErrors":       {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.Infeasible":        {&placement.Infeasible{Bound: "rcap", Need: 2, Have: 1}, codes.ResourceExhausted, ReasonInfeasible},
-	"bidi.ErrNoHello":             {bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello},
-	"bidi.ErrSlow":                {bidi.ErrSlow, codes.Unavailable, ReasonSlowReader},
+	"service.ErrNoHello":          {service.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello},
+	"service.ErrSlow":             {service.ErrSlow, codes.Unavailable, ReasonSlowReader},
+	"service.Faults":              {service.Faults{{Field: "f", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 }
 
 func TestEveryDomainErrorHasACode(t *testing.T) {
 	root := testkit.Root(t)
 	declared := 0
-	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "loaddistributor/reports", "internal/bidi"} {
+	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "loaddistributor/reports", "internal/service"} {
 		for _, name := range exportedErrors(t, filepath.Join(root, dir)) {
 			declared++
 			if _, ok := domain[name]; !ok {
@@ -156,7 +156,7 @@ func exportedErrors(t *testing.T, dir string) []string {
 func reasonOf(s *status.Status) string {
 	for _, d := range s.Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
-			if info.Domain != refusal.Domain {
+			if info.Domain != service.ErrorDomain {
 				return "a reason of the domain " + info.Domain
 			}
 			return info.Reason
@@ -214,10 +214,10 @@ func TestManyFaultsAreBounded(t *testing.T) {
 	s := status.Convert(toStatus(bad))
 	for _, d := range s.Details() {
 		if b, ok := d.(*errdetails.BadRequest); ok {
-			if n := len(b.FieldViolations); n != refusal.MaxFaults+1 {
-				t.Errorf("%d violations, want %d", n, refusal.MaxFaults+1)
+			if n := len(b.FieldViolations); n != service.MaxFaults+1 {
+				t.Errorf("%d violations, want %d", n, service.MaxFaults+1)
 			}
-			if last := b.FieldViolations[refusal.MaxFaults]; last.Description != "900 more faults" {
+			if last := b.FieldViolations[service.MaxFaults]; last.Description != "900 more faults" {
 				t.Errorf("the last is %v", last)
 			}
 		}

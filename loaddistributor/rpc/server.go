@@ -12,8 +12,8 @@ import (
 
 	"github.com/srtm-io/srtm/admission/client"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
@@ -28,7 +28,7 @@ type Server struct {
 	// Set by New.
 	controller *controller.Controller
 	view       *controller.View // of controller
-	sessions   *bidi.Server
+	sessions   *service.Server
 	admission  Admission // nil: no limit on tenants' changes
 
 	reservation Reservation
@@ -86,7 +86,7 @@ func mayChange(ctx context.Context, spec *catalog.Spec) error {
 
 // New returns a Server in front of c.
 func New(c *controller.Controller) *Server {
-	return &Server{controller: c, view: c.View(), sessions: bidi.NewServer(), reservation: DefaultReservation, creations: newCreations()}
+	return &Server{controller: c, view: c.View(), sessions: service.NewServer(), reservation: DefaultReservation, creations: newCreations()}
 }
 
 // Register adds the services to a gRPC server.
@@ -136,8 +136,8 @@ func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, s
 	if p, ok := peer.FromContext(stream.Context()); ok {
 		remote = p.Addr.String()
 	}
-	return toStatus(bidi.Serve(s.sessions, stream, func(m *srtmv1.BrokerMessage) (bidi.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
-		none := bidi.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{}
+	return toStatus(service.Serve(s.sessions, stream, func(m *srtmv1.BrokerMessage) (service.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
+		none := service.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{}
 		hello := m.GetHello()
 		if hello == nil {
 			return none, faults{{Field: "hello", Problem: "the first message of a session is its hello"}}
@@ -149,7 +149,7 @@ func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.BrokerMessage, s
 		if err != nil {
 			return none, err
 		}
-		return bidi.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
+		return service.Session[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
 			Out:    session.Out(),
 			Handle: func(m *srtmv1.BrokerMessage) error { return s.controller.Handle(session, m) },
 			Over:   func() { s.controller.Leave(session) },

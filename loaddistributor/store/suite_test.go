@@ -22,8 +22,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/etcdtest"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"

@@ -33,7 +33,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // DefaultReportInterval is the report interval until the loaddistributor sets another.
@@ -101,7 +101,7 @@ func (c Config) Validate() error {
 	return errs.Err()
 }
 
-func (c Config) loadDistributors() []string { return targets.Split(c.LoadDistributor) }
+func (c Config) loadDistributors() []string { return service.SplitAddresses(c.LoadDistributor) }
 
 func checkAddress(a string) error {
 	host, port, err := net.SplitHostPort(a)

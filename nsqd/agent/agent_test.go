@@ -23,7 +23,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -290,7 +290,7 @@ var _ = Describe("The agent", func() {
 		grants.send(grant("t", 1, 10_000, 5, 0))
 		Expect(ack(grants)).To(HaveExactElements("t", uint64(1), int64(10_000), int64(5), int64(0)))
 
-		grants.end <- refusal.Coded(codes.AlreadyExists, errors.New("in use"), &errdetails.ErrorInfo{Reason: identity.ReasonInUse})
+		grants.end <- service.CodedError(codes.AlreadyExists, errors.New("in use"), &errdetails.ErrorInfo{Reason: identity.ReasonInUse})
 		again := accept(p.grants)
 		Expect(next(again, (*srtmv1.NodeMessage).GetHello).Held).To(BeEmpty())
 		t, _ := node.Topic("t")

@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // This file has the owner's reaction when the control plane refuses the broker's id
@@ -41,7 +41,7 @@ const heardMargin = 500 * time.Millisecond
 // this process sends hello again: the other session may be half open, with a lease that is not over. If
 // the other process was heard after the first refusal, the other process lives, and this process ends.
 func (o *owner) refused(c *claim, err error, now mono.Time) {
-	reason := targets.Reason(err)
+	reason := service.Reason(err)
 	if reason != identity.ReasonInUse && reason != identity.ReasonLost {
 		return
 	}
@@ -55,7 +55,7 @@ func (o *owner) refused(c *claim, err error, now mono.Time) {
 		o.taken = &TakenError{problem}
 		return
 	}
-	silent, parseErr := strconv.ParseInt(targets.Info(err).GetMetadata()[identity.HeardKey], 10, 64)
+	silent, parseErr := strconv.ParseInt(service.Info(err).GetMetadata()[identity.HeardKey], 10, 64)
 	if parseErr != nil || silent < 0 {
 		return // unknown whether the other process lives
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/holder"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -204,7 +204,7 @@ func (o *owner) heldShares() []*srtmv1.HeldShare {
 			share = larger(share, base)
 			h.Flex = share.Less(base)
 		}
-		list[i] = &srtmv1.HeldShare{Topic: h.Topic, Share: shareproto.To(share), Flex: shareproto.To(h.Flex), Epoch: h.Epoch}
+		list[i] = &srtmv1.HeldShare{Topic: h.Topic, Share: service.ShareProto(share), Flex: service.ShareProto(h.Flex), Epoch: h.Epoch}
 	}
 	return list
 }

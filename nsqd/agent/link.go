@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 const (
@@ -125,7 +125,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 	conns := make([]*grpc.ClientConn, len(k.addresses))
 	for i, address := range k.addresses {
 		var err error
-		if conns[i], err = targets.Keep(address, maxBackoff, k.options...); err != nil {
+		if conns[i], err = service.Keep(address, maxBackoff, k.options...); err != nil {
 			// Only a target that does not parse; Config.Validate or the hello accepted the target.
 			k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err)
 			return
@@ -151,10 +151,10 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 			hops = 0
 			clear(logged)
 		}
-		if targets.Reason(err) == notLeading {
+		if service.Reason(err) == notLeading {
 			// Behind one address there may be several servers, and another may lead.
 			conns[at].Close()
-			conns[at], _ = targets.Keep(address, maxBackoff, k.options...) // no error: the address parsed before
+			conns[at], _ = service.Keep(address, maxBackoff, k.options...) // no error: the address parsed before
 			delay = min(delay, standbyBackoff)
 		}
 		if time.Since(began) > maxBackoff {
@@ -166,7 +166,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 			// Our hello or token is wrong: a quick retry does not help.
 			level, delay = slog.LevelError, maxBackoff
 		}
-		if targets.Reason(err) == identity.ReasonInUse {
+		if service.Reason(err) == identity.ReasonInUse {
 			level, delay, failure = slog.LevelInfo, claimBackoff, identity.ReasonInUse
 		}
 		pause := delay
@@ -192,7 +192,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 // names a leader, else the following address. named: the failure names another address of addresses.
 // elsewhere: the failure comes from a server that does not lead.
 func next(addresses []string, at int, err error) (i int, named, elsewhere bool) {
-	leader, elsewhere := targets.Leader(err)
+	leader, elsewhere := service.Leader(err)
 	if i := slices.Index(addresses, leader); i >= 0 && i != at {
 		return i, true, true
 	}

@@ -18,8 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/holder"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -198,7 +197,7 @@ func (o *owner) controlDown(l *controlLink, err error) {
 		o.channelsDown()
 		o.endCaptures()
 		o.controlError = err.Error()
-		if targets.Reason(err) == brokerRemoved {
+		if service.Reason(err) == brokerRemoved {
 			o.leave()
 		}
 		o.refused(&o.controlClaim, err, clock.Mono())
@@ -438,7 +437,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel,
 	if unknown, err = o.node.Prepare(p.Topic, p.Channels, p.ChannelsVersion, latency, q, p.OverLimit, p.Identity); err != nil {
 		return nil, err
 	}
-	if err := o.node.Expire(p.Topic, shareproto.ExpiryOf(p.Expiry), shareproto.ChannelExpiryOf(p.ChannelExpiry)); err != nil {
+	if err := o.node.Expire(p.Topic, service.ExpiryOf(p.Expiry), service.ChannelExpiryOf(p.ChannelExpiry)); err != nil {
 		return nil, err
 	}
 	o.node.Pace(p.Topic, p.Pacing, p.Weights)
@@ -525,7 +524,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 	if p == nil {
 		return // from a later version, which must not rely on this agent
 	}
-	g := holder.Grant{Topic: p.Topic, Epoch: p.Epoch, Share: shareproto.From(p.Share), Flex: shareproto.From(p.Flex), Tokens: tokenbucket.Tokens(p.TokensMilli)}
+	g := holder.Grant{Topic: p.Topic, Epoch: p.Epoch, Share: service.ShareOf(p.Share), Flex: service.ShareOf(p.Flex), Tokens: tokenbucket.Tokens(p.TokensMilli)}
 	if err := holder.Check(g); err != nil {
 		// The refused grant changes nothing. Acknowledge the share in force.
 		o.cfg.Log.Error("grant refused", obs.KeyTopic, p.Topic, obs.KeyEpoch, p.Epoch, obs.KeyError, err)
@@ -589,7 +588,7 @@ func (o *owner) ackPresent(topic string) {
 func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, released tokenbucket.Tokens) {
 	if o.grants != nil {
 		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Ack{Ack: &srtmv1.GrantAck{
-			Topic: topic, Epoch: epoch, Share: shareproto.To(share), ReleasedTokensMilli: int64(released),
+			Topic: topic, Epoch: epoch, Share: service.ShareProto(share), ReleasedTokensMilli: int64(released),
 		}}})
 	}
 }

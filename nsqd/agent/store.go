@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/srtm-io/srtm/internal/durable"
+	"github.com/srtm-io/srtm/nsqd/durable"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 

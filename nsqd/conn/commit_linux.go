@@ -8,7 +8,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
@@ -100,7 +100,7 @@ func (cs *commits) start(offloaded *sync.WaitGroup) {
 //
 // The zero value is ready. The committer's goroutine runs from the first commit until stop.
 type committer struct {
-	poller *poll.Poller // nil: not running. Written by the loop
+	poller *rawfd.Poller // nil: not running. Written by the loop
 	busy   atomic.Pointer[commit]
 	ends   atomic.Bool
 }
@@ -108,7 +108,7 @@ type committer struct {
 // tryStart makes the committer carry out c, or returns false if it is busy. Called by the loop.
 func (k *committer) tryStart(offloaded *sync.WaitGroup, c *commit) bool {
 	if k.poller == nil {
-		p, err := poll.New()
+		p, err := rawfd.NewPoller()
 		if err != nil {
 			return false
 		}

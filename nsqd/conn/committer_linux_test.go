@@ -4,13 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A loop that ends just after handing on a commit wakes its committer once for both events.
 func TestTheCommitterEndsAfterItsLastCommit(t *testing.T) {
-	p := testkit.Result(poll.New()).Must(t)
+	p := testkit.Result(rawfd.NewPoller()).Must(t)
 	k := committer{poller: p}
 	defer k.close()
 	k.busy.Store(new(commit))

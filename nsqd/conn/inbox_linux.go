@@ -3,12 +3,12 @@ package conn
 import (
 	"sync"
 
-	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 // inbox passes connections and orders from other goroutines to a loop, and wakes the loop.
 type inbox struct {
-	poller *poll.Poller // set once; the loop's
+	poller *rawfd.Poller // set once; the loop's
 
 	mu struct {
 		sync.Mutex

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/session"
@@ -34,7 +34,7 @@ type loop struct {
 	env    *env
 	group  *loops
 	number int // distinguishes the loops of a server
-	poller *poll.Poller
+	poller *rawfd.Poller
 
 	slots  []*slot // by number; nil: free
 	vacant []int32
@@ -168,7 +168,7 @@ const (
 )
 
 func newLoop(g *loops, number int) (*loop, error) {
-	p, err := poll.New()
+	p, err := rawfd.NewPoller()
 	if err != nil {
 		return nil, err
 	}
@@ -272,7 +272,7 @@ func (l *loop) close() {
 	}
 }
 
-func (l *loop) handleEvent(e *poll.Event) {
+func (l *loop) handleEvent(e *rawfd.Event) {
 	s := l.slots[e.Fd]
 	if s == nil || s.turn != uint32(e.Pad) {
 		return // the event's connection ended earlier in this turn
@@ -651,7 +651,7 @@ func (l *loop) flush(s *slot) error {
 		if err != nil {
 			return err
 		}
-		n, err := poll.Write(s.fd, out)
+		n, err := rawfd.Send(s.fd, out)
 		l.effort.addWork(s, n)
 		if err == nil && n < len(out) {
 			err = l.deferOutput(s, out[n:])
@@ -677,7 +677,7 @@ func (l *loop) flush(s *slot) error {
 		if err != nil {
 			return err
 		}
-		n, err := poll.Write(s.fd, out)
+		n, err := rawfd.Send(s.fd, out)
 		if err != nil {
 			return err
 		}
@@ -721,7 +721,7 @@ func (l *loop) deferOutput(s *slot, rest []byte) error {
 
 // writable writes pending output.
 func (l *loop) writable(s *slot) {
-	n, err := poll.Write(s.fd, s.pending)
+	n, err := rawfd.Send(s.fd, s.pending)
 	if err != nil {
 		l.fail(s, err)
 		return
@@ -810,7 +810,7 @@ func (l *loop) startLinger(s *slot) {
 
 // discard reads and drops the input of a lingering connection.
 func (l *loop) discard(s *slot) {
-	n, err := poll.Read(s.fd, l.buf)
+	n, err := rawfd.Receive(s.fd, l.buf)
 	s.discardLeft -= int64(n)
 	if err != nil || s.discardLeft <= 0 {
 		l.shut(s)

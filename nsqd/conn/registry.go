@@ -4,13 +4,13 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/srtm-io/srtm/internal/list"
+	"github.com/srtm-io/srtm/internal/container"
 )
 
 // registry lists the open connections. The zero value is ready.
 //
 // A client that has not completed the required TLS and AUTH is unverified. At the connection limit,
-// a new client replaces the unverified client that connected first, as in connlimit. So unverified
+// a new client replaces the unverified client that connected first, as in bounded.Slots. So unverified
 // clients replace each other, and a client that verifies itself in time keeps its place.
 type registry struct {
 	accepted atomic.Uint64
@@ -20,9 +20,9 @@ type registry struct {
 	mu struct {
 		sync.Mutex
 		clients          map[*client]struct{}
-		unverified       list.List[*client] // the unverified among clients, oldest first
-		evictedOpen      int                // number of evicted clients still in clients; they do not count towards the limit
-		extraDescriptors int                // descriptors of clients beside their sockets
+		unverified       container.List[*client] // the unverified among clients, oldest first
+		evictedOpen      int                     // number of evicted clients still in clients; they do not count towards the limit
+		extraDescriptors int                     // descriptors of clients beside their sockets
 		closing          bool
 	}
 	wg sync.WaitGroup // of clients
@@ -31,7 +31,7 @@ type registry struct {
 // registration is a client's place in the registry. Guarded by mu.
 type registration struct {
 	unverified, evicted bool
-	element             list.Element[*client] // in unverified
+	element             container.Element[*client] // in unverified
 }
 
 // enter registers a client. It refuses the client after close, and at the limit (0: no limit) if no

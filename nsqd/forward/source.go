@@ -14,7 +14,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/list"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -42,7 +42,7 @@ type source struct {
 	commands          []byte // to write
 	held              int    // messages that the consumer holds
 	received          int    // messages since the last pass
-	inFlight          list.List[*inFlightMessage]
+	inFlight          container.List[*inFlightMessage]
 }
 
 // inFlightMessage is a message that the consumer holds. Guarded by Subscription.mu.
@@ -50,7 +50,7 @@ type inFlightMessage struct {
 	source        *source
 	local, remote wire.MessageID // the id for the consumer and the id for the broker
 	expires       mono.Time
-	element       list.Element[*inFlightMessage]
+	element       container.Element[*inFlightMessage]
 }
 
 // connect starts a goroutine that subscribes at a broker, unless there is one already.

@@ -8,9 +8,9 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsqd/auth"
 )
 

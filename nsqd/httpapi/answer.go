@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 )
 
 // maxListings limits how many answers that list all topics are built at a time. Further requests wait.

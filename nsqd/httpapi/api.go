@@ -23,10 +23,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/admission/client"
-	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"

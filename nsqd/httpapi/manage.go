@@ -7,7 +7,7 @@ import (
 	"net/url"
 	"strconv"
 
-	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/tokenbucket"

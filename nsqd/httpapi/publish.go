@@ -9,7 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/forward"
 )

@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/nsqhttp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/queue"

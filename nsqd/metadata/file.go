@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/srtm-io/srtm/internal/durable"
+	"github.com/srtm-io/srtm/nsqd/durable"
 )
 
 // Read reads the file. A missing file yields the zero State. Errors: ErrDamaged, ErrVersion, or a

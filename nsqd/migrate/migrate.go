@@ -16,10 +16,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/srtm-io/srtm/internal/durable"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/durable"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 

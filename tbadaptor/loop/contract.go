@@ -15,7 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -24,12 +24,12 @@ import (
 // SetContract implements srtmv1.GrantServiceServer.
 func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
 	c := &adaptor.Contract{
-		Topic: req.Topic, Total: shareproto.From(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
-		Former: shareproto.From(req.Former),
+		Topic: req.Topic, Total: service.ShareOf(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
+		Former: service.ShareOf(req.Former),
 	}
 	for _, m := range req.Members {
 		c.Placed = append(c.Placed, share.Placed{
-			Broker: m.BrokerId, Publishers: int(min(m.Publishers, 1<<30)), Quota: shareproto.From(m.Share), Retiring: m.Retiring,
+			Broker: m.BrokerId, Publishers: int(min(m.Publishers, 1<<30)), Quota: service.ShareOf(m.Share), Retiring: m.Retiring,
 		})
 	}
 	mode := adaptor.Create
@@ -309,7 +309,7 @@ func (s *Server) free(reason, broker string, release func(*adaptor.Machine) ([]l
 		for _, f := range freed {
 			share := &srtmv1.FreedShare{Topic: f.Topic}
 			if !f.Unknown {
-				share.Share = shareproto.To(f.Share)
+				share.Share = service.ShareProto(f.Share)
 			}
 			list = append(list, share)
 		}
@@ -368,9 +368,9 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 	for _, m := range v.Members {
 		member := &srtmv1.MemberShare{
 			BrokerId: m.Broker,
-			Granted:  shareproto.To(m.Granted), GrantedEpoch: m.GrantedEpoch,
-			Acknowledged: shareproto.To(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
-			Base: shareproto.To(m.Base), Target: shareproto.To(m.Target), Reserved: shareproto.To(m.Reserved),
+			Granted:  service.ShareProto(m.Granted), GrantedEpoch: m.GrantedEpoch,
+			Acknowledged: service.ShareProto(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
+			Base: service.ShareProto(m.Base), Target: service.ShareProto(m.Target), Reserved: service.ShareProto(m.Reserved),
 			Connected: m.Connected, Policy: policies.Number(m.Policy), Lapsed: m.Lapsed,
 		}
 		if !m.Connected {

@@ -9,15 +9,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/protoadapt"
 
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/identity"
-	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
 
 // Reasons in ErrorInfo. The reasons are part of the API: clients may depend on them.
 const (
-	ReasonBadRequest  = refusal.BadRequest
+	ReasonBadRequest  = service.ReasonBadRequest
 	ReasonClosing     = "SHUTTING_DOWN"
 	ReasonReplaced    = "SESSION_REPLACED"
 	ReasonNoHello     = "NO_HELLO"
@@ -65,28 +64,28 @@ func (e *unsettled) Error() string {
 }
 func (e *unsettled) Unwrap() error { return e.cause }
 
-type badRequest = refusal.Faults
+type badRequest = service.Faults
 
-var table = refusal.Table{
-	refusal.Is(errClosing, codes.Unavailable, ReasonClosing),
-	refusal.Is(errNotLeading, codes.Unavailable, ReasonNotLeading),
-	refusal.Is(errOldTerm, codes.FailedPrecondition, ReasonOldTerm),
-	refusal.Is(errOwnTerm, codes.FailedPrecondition, ReasonOldTerm),
-	refusal.Is(errReplaced, codes.Aborted, ReasonReplaced),
-	refusal.Is(identity.ErrReplaced, codes.Aborted, ReasonReplaced),
-	refusal.As[*identity.InUse](codes.AlreadyExists, identity.ReasonInUse),
-	refusal.As[*identity.Lost](codes.Aborted, identity.ReasonLost),
-	refusal.Is(errLapsed, codes.Unavailable, ReasonLapsed),
-	refusal.Is(ledger.ErrConnected, codes.FailedPrecondition, ReasonConnected),
-	refusal.Is(ledger.ErrMayGoOn, codes.FailedPrecondition, ReasonMayGoOn),
-	refusal.Is(ledger.ErrUnknownBroker, codes.NotFound, ReasonUnknown),
-	refusal.Is(errRemoved, codes.Aborted, ReasonRemoved),
-	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
-	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlow),
-	refusal.As[*unsettled](codes.Unavailable, ReasonUnsettled),
-	refusal.As[*ledger.Busy](codes.Unavailable, ReasonBusy),
-	refusal.As[*ledger.Conflict](codes.FailedPrecondition, ReasonConflict),
-	refusal.As[badSequence](codes.Unavailable, ReasonBadSequence),
+var table = service.ErrorTable{
+	service.ErrorIs(errClosing, codes.Unavailable, ReasonClosing),
+	service.ErrorIs(errNotLeading, codes.Unavailable, ReasonNotLeading),
+	service.ErrorIs(errOldTerm, codes.FailedPrecondition, ReasonOldTerm),
+	service.ErrorIs(errOwnTerm, codes.FailedPrecondition, ReasonOldTerm),
+	service.ErrorIs(errReplaced, codes.Aborted, ReasonReplaced),
+	service.ErrorIs(identity.ErrReplaced, codes.Aborted, ReasonReplaced),
+	service.ErrorAs[*identity.InUse](codes.AlreadyExists, identity.ReasonInUse),
+	service.ErrorAs[*identity.Lost](codes.Aborted, identity.ReasonLost),
+	service.ErrorIs(errLapsed, codes.Unavailable, ReasonLapsed),
+	service.ErrorIs(ledger.ErrConnected, codes.FailedPrecondition, ReasonConnected),
+	service.ErrorIs(ledger.ErrMayGoOn, codes.FailedPrecondition, ReasonMayGoOn),
+	service.ErrorIs(ledger.ErrUnknownBroker, codes.NotFound, ReasonUnknown),
+	service.ErrorIs(errRemoved, codes.Aborted, ReasonRemoved),
+	service.ErrorIs(service.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
+	service.ErrorIs(service.ErrSlow, codes.Unavailable, ReasonSlow),
+	service.ErrorAs[*unsettled](codes.Unavailable, ReasonUnsettled),
+	service.ErrorAs[*ledger.Busy](codes.Unavailable, ReasonBusy),
+	service.ErrorAs[*ledger.Conflict](codes.FailedPrecondition, ReasonConflict),
+	service.ErrorAs[badSequence](codes.Unavailable, ReasonBadSequence),
 }
 
 // toStatus maps errors to gRPC statuses; no other code chooses gRPC codes.

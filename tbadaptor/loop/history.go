@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -69,7 +69,7 @@ func (h *history) latest(n uint32) []*srtmv1.ShareChange {
 	var list []*srtmv1.ShareChange
 	for _, c := range ordered[max(0, len(ordered)-int(min(n, maxHistory))):] {
 		list = append(list, &srtmv1.ShareChange{
-			Time: timestamppb.New(c.time), BrokerId: c.broker, Share: shareproto.To(c.share), Flex: shareproto.To(c.flex),
+			Time: timestamppb.New(c.time), BrokerId: c.broker, Share: service.ShareProto(c.share), Flex: service.ShareProto(c.flex),
 			Epoch: c.epoch, TokensMilli: int64(c.tokens), Event: c.event, Reason: c.reason,
 		})
 	}

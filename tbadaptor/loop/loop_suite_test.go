@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -55,7 +55,7 @@ func newAdaptor(cfg loop.Config) *adaptor {
 	Expect(err).NotTo(HaveOccurred())
 	server, err := loop.New(cfg)
 	Expect(err).NotTo(HaveOccurred())
-	transport := grpc.NewServer(bidi.ServerOptions()...)
+	transport := grpc.NewServer(service.ServerOptions()...)
 	srtmv1.RegisterGrantServiceServer(transport, server)
 	var group lifecycle.Group
 	group.Add("grpc", lifecycle.ServeGRPC(ln, transport))

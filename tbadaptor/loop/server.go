@@ -16,13 +16,12 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -129,7 +128,7 @@ type Server struct {
 	mandate *mandate      // nil: the term is not lent
 	closed  chan struct{} // closed by Run when it ends
 
-	streams *bidi.Server
+	streams *service.Server
 
 	mu struct {
 		sync.Mutex
@@ -149,7 +148,7 @@ type Server struct {
 
 type session struct {
 	broker string
-	out    *bidi.Queue[*srtmv1.GrantMessage]
+	out    *service.Queue[*srtmv1.GrantMessage]
 }
 
 // New checks the configuration. Requires: brokers have seen no epochs above the wall clock. If the wall
@@ -159,7 +158,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("adaptor: %w", err)
 	}
-	s := &Server{cfg: cfg, metrics: newMetrics(), streams: bidi.NewServer(), closed: make(chan struct{})}
+	s := &Server{cfg: cfg, metrics: newMetrics(), streams: service.NewServer(), closed: make(chan struct{})}
 	switch {
 	case cfg.ByMandate:
 		s.mandate = &mandate{instance: rand.Text()}
@@ -277,7 +276,7 @@ func (s *Server) sendLocked(reason string, grants []ledger.Grant) {
 		// the next hello.
 		if open := s.mu.sessions[g.Broker]; open != nil {
 			open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Grant{Grant: &srtmv1.Grant{
-				Topic: g.Topic, Epoch: g.Epoch, Share: shareproto.To(g.Share), Flex: shareproto.To(g.Flex), TokensMilli: int64(g.Tokens),
+				Topic: g.Topic, Epoch: g.Epoch, Share: service.ShareProto(g.Share), Flex: service.ShareProto(g.Flex), TokensMilli: int64(g.Tokens),
 				Term: s.cfg.Term.Number(),
 			}}})
 		}
@@ -332,11 +331,11 @@ func (s *Server) lendLocked(open *session, stamp uint64) {
 
 // Session serves one broker.
 func (s *Server) Session(stream grpc.BidiStreamingServer[srtmv1.NodeMessage, srtmv1.GrantMessage]) error {
-	return toStatus(bidi.Serve(s.streams, stream, s.begin))
+	return toStatus(service.Serve(s.streams, stream, s.begin))
 }
 
-func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
-	refused := bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
+func (s *Server) begin(m *srtmv1.NodeMessage) (service.Session[srtmv1.NodeMessage, srtmv1.GrantMessage], error) {
+	refused := service.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{}
 	hello := m.GetHello()
 	if hello == nil {
 		var bad badRequest
@@ -357,7 +356,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		s.cfg.Log.Error("broker refused: it has followed an adaptor that leads later", obs.KeyBroker, hello.BrokerId, "term", hello.Term, "own", term)
 		return refused, fmt.Errorf("%w: broker %q has followed an adaptor of term %d, this one has %d", errOldTerm, hello.BrokerId, hello.Term, term)
 	}
-	open := &session{broker: hello.BrokerId, out: bidi.NewQueue[*srtmv1.GrantMessage](grantQueue)}
+	open := &session{broker: hello.BrokerId, out: service.NewQueue[*srtmv1.GrantMessage](grantQueue)}
 	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		policy, _ := policies.Value(hello.Policy) // checkHello has refused unknown values
 		grants, err := m.Hello(clock.Mono(), ledger.Session{
@@ -384,7 +383,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		return refused, err
 	}
 	s.cfg.Log.Info("broker's share session opened", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
-	return bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
+	return service.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		Out:    open.out,
 		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
 		Over:   func() { s.closeSession(open) },
@@ -423,7 +422,7 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.HeldShare, error) {
 	topics := map[string]bool{}
 	for i, reported := range h.Held {
 		field := func(field string) string { return fmt.Sprintf("hello.held[%d].%s", i, field) }
-		share, flex := shareproto.From(reported.Share), shareproto.From(reported.Flex)
+		share, flex := service.ShareOf(reported.Share), service.ShareOf(reported.Flex)
 		if reported.Topic == "" || topics[reported.Topic] {
 			bad.Add(field("topic"), "%q is empty or appears twice", reported.Topic)
 		}
@@ -452,12 +451,12 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
-			grants, err := machine.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, shareproto.From(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
+			grants, err := machine.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, service.ShareOf(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
 			if err != nil {
 				return nil, badSequence{err}
 			}
 			s.noteLocked(m.Ack.Topic, change{
-				time: time.Now(), broker: open.broker, share: shareproto.From(m.Ack.Share), epoch: m.Ack.Epoch,
+				time: time.Now(), broker: open.broker, share: service.ShareOf(m.Ack.Share), epoch: m.Ack.Epoch,
 				tokens: tokenbucket.Tokens(m.Ack.ReleasedTokensMilli), event: eventAcknowledged,
 			})
 			return grants, nil
@@ -536,7 +535,7 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) erro
 	return nil
 }
 
-var policies = shareproto.Enum[srtmv1.LeasePolicy, ledger.Policy]{
+var policies = service.Enum[srtmv1.LeasePolicy, ledger.Policy]{
 	srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED: ledger.Leaseless,
 	srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE:   ledger.Available,
 	srtmv1.LeasePolicy_LEASE_POLICY_STRICT:      ledger.Strict,

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 

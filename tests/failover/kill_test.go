@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/etcdtest"
 )
 
 // operator sends admin requests one after the other, and records what was acknowledged.

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 

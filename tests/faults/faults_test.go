@@ -27,11 +27,11 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/internal/topics"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )

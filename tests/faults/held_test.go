@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 

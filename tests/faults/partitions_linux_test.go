@@ -18,9 +18,9 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/tokenbucket"
 )

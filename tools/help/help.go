@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // Width is the maximum length of a line of --help.
@@ -110,7 +110,7 @@ func Use(root *cobra.Command) {
 // addresses.
 func group(cmd *cobra.Command) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		if address, is := f.Value.(targets.Flag); is {
+		if address, is := f.Value.(service.Flag); is {
 			f.Usage += " (default port " + address.DefaultPort() + ")"
 		}
 	})

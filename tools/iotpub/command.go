@@ -15,7 +15,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tools/help"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -118,12 +118,12 @@ each accepted message came exactly once.`,
 	cfg.Load.Flags(fs)
 	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "how long to send")
 	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "topic to publish to")
-	fs.Var(targets.Address(&cfg.Nsqd, "", targets.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
-	fs.Var(targets.Address(&cfg.Loaddistributor, "", targets.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that places the publishers instead")
+	fs.Var(service.AddressFlag(&cfg.Nsqd, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
+	fs.Var(service.AddressFlag(&cfg.Loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that places the publishers instead")
 	cfg.Trust.Flags(fs, "", "the loaddistributor")
 	fs.BoolVar(&cfg.Subscribe, "subscribe", false, "receive the messages too, and check that each comes exactly once")
 	fs.StringVar(&cfg.Channel, "channel", cfg.Channel, "with --subscribe: channel to subscribe to")
-	fs.Var(targets.Addresses(&cfg.Lookupd, targets.LookupPort), "lookupd-http-address", "with --subscribe: `host:port` that says where the topic is; may be repeated; without it the subscriber connects to --nsqd-tcp-address")
+	fs.Var(service.AddressesFlag(&cfg.Lookupd, service.LookupPort), "lookupd-http-address", "with --subscribe: `host:port` that says where the topic is; may be repeated; without it the subscriber connects to --nsqd-tcp-address")
 	fs.DurationVar(&cfg.Connect, "connect-timeout", cfg.Connect, "how long everyone may take to connect")
 	fs.DurationVar(&cfg.Drain, "drain-timeout", cfg.Drain, "how long to wait for answers, and then without a delivery for missing messages")
 	fs.IntVar(&cfg.Workers, "workers", cfg.Workers, "`threads` that send")
@@ -133,7 +133,7 @@ each accepted message came exactly once.`,
 	fs.DurationVar(&cfg.Interval, "progress", cfg.Interval, "time between lines of progress; 0: none")
 	fs.StringVar(&cfg.Capture, "capture", "", "`file` for the times of writing, in seconds from the start, one a line, as drlsim reads them")
 	fs.StringVar(&cfg.Histograms, "histograms", "", "`file` for all counts of the run's latencies, an HdrHistogram log")
-	fs.StringArrayVar(&at, "background", nil, "`broker` host:port=publishers (default port "+targets.NSQPort+"): so many Poisson publishers load this broker with a topic of their own meanwhile; may be repeated")
+	fs.StringArrayVar(&at, "background", nil, "`broker` host:port=publishers (default port "+service.NSQPort+"): so many Poisson publishers load this broker with a topic of their own meanwhile; may be repeated")
 	fs.Float64Var(&cfg.Background.Spec.Rate, "background-rate", cfg.Background.Spec.Rate, "with --background: mean rate of each publisher, in `msg/s`")
 	fs.IntVar(&cfg.Background.Spec.Batch, "background-batch", cfg.Background.Spec.Batch, "with --background: messages a publisher sends back to back")
 	fs.IntVar(&cfg.Background.Spec.Size, "background-size", cfg.Background.Spec.Size, "with --background: size of a message, in `bytes`")

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
@@ -80,8 +80,8 @@ that compares with the weight's part of all. A broker grants at most nsqd --max-
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&r.topic, "topic", r.topic, "topic to publish to")
-	fs.Var(targets.Address(&r.nsqd, "", targets.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
-	fs.Var(targets.Address(&r.loaddistributor, "", targets.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
+	fs.Var(service.AddressFlag(&r.nsqd, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
+	fs.Var(service.AddressFlag(&r.loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
 	r.trust.Flags(fs, "", "the loaddistributor")
 	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "`prefix` of the publishers' ids: a dot and a number follow")
 	fs.IntVar(&r.publishers, "publishers", r.publishers, "`number` of publishers")
@@ -116,7 +116,7 @@ func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
 		if err != nil {
 			return nil, err
 		}
-		conn, err := targets.Dial(r.loaddistributor, options...)
+		conn, err := service.Dial(r.loaddistributor, options...)
 		if err != nil {
 			return nil, err
 		}

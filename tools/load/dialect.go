@@ -11,7 +11,7 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/srtm-io/srtm/internal/frames"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -56,8 +56,8 @@ type publisher struct {
 	raw *socket // socket below c
 	to  target
 
-	mu     sync.Mutex            // guards unread
-	unread fifo.Queue[mono.Time] // due times of messages without a reply; only with Scenario.Acked
+	mu     sync.Mutex                 // guards unread
+	unread container.Queue[mono.Time] // due times of messages without a reply; only with Scenario.Acked
 
 	// owned by the sender
 	frame  []byte
@@ -306,7 +306,7 @@ func (p *Publishers) readAtOnce() error {
 	if err := prompt(); err != nil {
 		return err
 	}
-	poller, err := poll.New()
+	poller, err := rawfd.NewPoller()
 	if err != nil {
 		return err
 	}
@@ -341,7 +341,7 @@ func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (se
 	if err := prompt(); err != nil {
 		return 0, err
 	}
-	poller, err := poll.New()
+	poller, err := rawfd.NewPoller()
 	if err != nil {
 		return 0, err
 	}

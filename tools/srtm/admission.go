@@ -13,7 +13,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/refill"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
@@ -30,7 +30,7 @@ for each key that begins so and has no rule of its own.`,
 // admissionLeaf is leaf for the admission service.
 func admissionLeaf(cmd *cobra.Command, do func(*call, srtmv1.AdmissionAdminClient) error) *cobra.Command {
 	c := &cli{}
-	c.flagsTo(cmd, "admission", "127.0.0.1", targets.AdmissionPort, "gRPC `host:port` of the admission", patience)
+	c.flagsTo(cmd, "admission", "127.0.0.1", service.AdmissionPort, "gRPC `host:port` of the admission", patience)
 	return c.completes(cmd, func(x *call) error { return do(x, srtmv1.NewAdmissionAdminClient(x.conn)) })
 }
 

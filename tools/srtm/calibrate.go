@@ -17,7 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
@@ -116,8 +116,8 @@ wrong.`,
 		},
 	}
 	f := cmd.Flags()
-	f.Var(targets.Address(&cfg.TCP, "", targets.NSQPort), "nsqd-tcp-address", "`host:port` of the broker for NSQ clients")
-	f.Var(targets.Address(&cfg.HTTP, "", targets.NSQHTTPPort), "nsqd-http-address", "`host:port` of its HTTP")
+	f.Var(service.AddressFlag(&cfg.TCP, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker for NSQ clients")
+	f.Var(service.AddressFlag(&cfg.HTTP, "", service.NSQHTTPPort), "nsqd-http-address", "`host:port` of its HTTP")
 	trust.TLSFlags(f, "nsqd-", "the broker")
 	f.Lookup("nsqd-tls-ca").Usage = "PEM `file` of the authorities of the broker's certificate, or \"" + secure.SystemCA + "\": measure it with TLS"
 	f.Float64Var(&cfg.SLO.Quantile, "slo-quantile", 0.99, "`fraction` of messages that the SLO's latency holds for")

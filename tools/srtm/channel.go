@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
@@ -39,7 +39,7 @@ type brokers struct {
 }
 
 func (b *brokers) flags(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().Var(targets.Addresses(&b.http, targets.NSQHTTPPort), "nsqd-http-address", "HTTP `host:port` or URL of a broker, in place of those that the loaddistributor names; may be repeated")
+	cmd.Flags().Var(service.AddressesFlag(&b.http, service.NSQHTTPPort), "nsqd-http-address", "HTTP `host:port` or URL of a broker, in place of those that the loaddistributor names; may be repeated")
 	b.trust.Flags(cmd.Flags(), "nsqd-", "the brokers' HTTP API")
 	return cmd
 }

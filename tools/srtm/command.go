@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tools/srtm/agent"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
@@ -188,13 +188,13 @@ func usagef(format string, args ...any) error {
 // flags adds the flags of commands that talk to a cluster.
 func (c *cli) flags(cmd *cobra.Command) {
 	address := cmp.Or(os.Getenv(addressEnv), "127.0.0.1")
-	c.flagsTo(cmd, "loaddistributor", address, targets.LoaddistributorPort, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")", patience)
+	c.flagsTo(cmd, "loaddistributor", address, service.LoaddistributorPort, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")", patience)
 }
 
 // flagsTo adds the flags for the given server.
 func (c *cli) flagsTo(cmd *cobra.Command, server, address, port, usage string, timeout time.Duration) {
 	c.addressFlag = server + "-address"
-	cmd.Flags().Var(targets.Address(&c.address, address, port), c.addressFlag, usage)
+	cmd.Flags().Var(service.AddressFlag(&c.address, address, port), c.addressFlag, usage)
 	c.trust.Flags(cmd.Flags(), "", "the "+server)
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", timeout, "how long to wait for the "+server)
@@ -227,7 +227,7 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 	to := c.address
 	for attempt := 0; ; attempt++ {
 		err := c.once(ctx, to, do)
-		leader, elsewhere := targets.Leader(err)
+		leader, elsewhere := service.Leader(err)
 		if !elsewhere || attempt == maxDetours {
 			return err
 		}
@@ -254,7 +254,7 @@ const (
 )
 
 func (c *cli) once(ctx context.Context, address string, do func(*call) error) (err error) {
-	conn, err := targets.Dial(address, c.options...)
+	conn, err := service.Dial(address, c.options...)
 	if err != nil {
 		return usagef("--%s %q: %v", c.addressFlag, address, err)
 	}

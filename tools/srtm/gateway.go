@@ -16,7 +16,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
@@ -61,7 +61,7 @@ classes were charged of each resource (USED), since the gateway started or its
 policy changed; and of each server what is free, the mean time between two of
 its answers (T), and when one more request would be answered.`,
 	}
-	c.flagsTo(cmd, "gateway", "127.0.0.1", targets.GatewayAdminPort, "`host:port` of the gateway's --admin-address", 10*time.Second)
+	c.flagsTo(cmd, "gateway", "127.0.0.1", service.GatewayAdminPort, "`host:port` of the gateway's --admin-address", 10*time.Second)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := c.check(); err != nil {
 			return err

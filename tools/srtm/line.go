@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/spelling"
 )
 
 // checkLine returns all faults of a command line. If all flags parse, checkLine returns
@@ -99,7 +98,7 @@ func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string,
 		var names []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 		words(flag, any)
-		return fmt.Sprintf("--%s: %s has no such flag%s", flag, cmd.CommandPath(), spelling.Hint("--", flag, names)), spelling.Nearest(flag, names), from, n
+		return fmt.Sprintf("--%s: %s has no such flag%s", flag, cmd.CommandPath(), faults.Hint("--", flag, names)), faults.Nearest(flag, names), from, n
 	case errors.As(err, &value):
 		f := value.GetFlag()
 		words(f.Name, func(rest string) bool { return rest == value.GetValue() })
@@ -161,7 +160,7 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 			names = append(names, sub.Name())
 		}
 	}
-	hint := spelling.Hint(cmd.CommandPath()+" ", name, names)
+	hint := faults.Hint(cmd.CommandPath()+" ", name, names)
 	if hint == "" {
 		hint = "; want one of " + strings.Join(names, ", ")
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -40,7 +40,7 @@ type nsqClient struct {
 }
 
 func (n *nsqClient) flags(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().Var(targets.Addresses(&n.addresses, targets.NSQPort), "nsqd-tcp-address", "TCP `host:port` of a broker, in place of those that the loaddistributor names; may be repeated by tail")
+	cmd.Flags().Var(service.AddressesFlag(&n.addresses, service.NSQPort), "nsqd-tcp-address", "TCP `host:port` of a broker, in place of those that the loaddistributor names; may be repeated by tail")
 	cmd.Flags().StringArrayVar(&n.options, "nsq-opt", nil, "`option=value` of go-nsq for connections to brokers, such as tls_v1=true; may be repeated")
 	cmd.Flags().StringVar(&n.secret, "auth-secret-file", "", "`file` with the secret for AUTH")
 	return cmd

@@ -18,7 +18,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/topics"
 )
@@ -124,7 +124,7 @@ func Srtm(t testing.TB, rpc string, args ...string) {
 // test ends.
 func Dial(t testing.TB, rpc string) *grpc.ClientConn {
 	t.Helper()
-	conn, err := targets.Dial(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := service.Dial(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() }) // there is nothing to lose
 	return conn

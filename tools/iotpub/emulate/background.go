@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -50,7 +50,7 @@ func ParseBackground(texts []string) ([]BackgroundAt, error) {
 		if !found || err != nil {
 			return nil, fmt.Errorf("background %q: want host:port=publishers", text)
 		}
-		at = append(at, BackgroundAt{targets.WithPort(address, targets.NSQPort), publishers})
+		at = append(at, BackgroundAt{service.WithPort(address, service.NSQPort), publishers})
 	}
 	return at, nil
 }

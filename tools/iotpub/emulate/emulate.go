@@ -22,7 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -324,7 +324,7 @@ func (r *run) follow(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	conn, err := targets.Dial(r.cfg.Loaddistributor, options...)
+	conn, err := service.Dial(r.cfg.Loaddistributor, options...)
 	if err != nil {
 		return err
 	}

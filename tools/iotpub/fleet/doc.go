@@ -5,7 +5,7 @@
 //
 // A worker (worker.go) owns a share of the publishers with all their state, and runs on its
 // own thread. The worker waits in a poller both for the next send time and for replies, so
-// a message costs no goroutine switch. The poller is internal/poll.Poller, which is exact; Go's
+// a message costs no goroutine switch. The poller is rawfd.Poller, which is exact; Go's
 // timers round up to a millisecond. On systems other than Linux a fleet returns an error.
 //
 // The package does not decide where a publisher connects. The caller passes the addresses

@@ -1,7 +1,7 @@
 package fleet
 
 import (
-	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -27,7 +27,7 @@ type link struct {
 	// maxOut.
 	out []byte
 	// open holds the unanswered commands, oldest first.
-	open fifo.Queue[command]
+	open container.Queue[command]
 }
 
 // command is an unanswered PUB or MPUB.
@@ -64,7 +64,7 @@ type publisher struct {
 	// waiting holds the batches that are due but not sent, at most Config.MaxWaiting
 	// messages. Invariant: waitingMessages is the number of messages in waiting; parked is
 	// true if waiting is not empty.
-	waiting         fifo.Queue[batch]
+	waiting         container.Queue[batch]
 	waitingMessages int
 	parked          bool // counted in worker.waiting
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 // poller moves bytes without blocking. Only the worker's thread calls the methods, except
@@ -20,7 +20,7 @@ import (
 // bytes arrive after a short read. A closed slot must not be dialled again while older
 // events are unhandled.
 type poller struct {
-	poll *poll.Poller
+	poll *rawfd.Poller
 	// owned by the worker
 	socks  []int // by slot; -1: none
 	lookup map[string]unix.Sockaddr
@@ -32,7 +32,7 @@ type poller struct {
 }
 
 func newPoller() (*poller, error) {
-	p, err := poll.New()
+	p, err := rawfd.NewPoller()
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (p *poller) connected(slot int32) error {
 
 // read returns bytes, errAgain, or the error that ended the connection (io.EOF).
 func (p *poller) read(slot int32, b []byte) (int, error) {
-	n, err := poll.Read(p.socks[slot], b)
+	n, err := rawfd.Receive(p.socks[slot], b)
 	if n == 0 && err == nil {
 		err = errAgain
 	}
@@ -129,7 +129,7 @@ func (p *poller) read(slot int32, b []byte) (int, error) {
 func (p *poller) write(slot int32, b []byte) (int, error) {
 	done := 0
 	for done < len(b) {
-		n, err := poll.Write(p.socks[slot], b[done:])
+		n, err := rawfd.Send(p.socks[slot], b[done:])
 		if n == 0 && err == nil {
 			err = errAgain
 		}

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/sender"

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/heap"
 )
 
 // Process is the spacing of a source's events.
@@ -154,11 +154,11 @@ type Fleet struct {
 	sizes       uint64  // number of sizes from size on; 0: one size
 	seed        uint64
 
-	clocks heap.Heap[clock]
+	clocks container.Heap[clock]
 	// member is the next source of the top clock; only without noise.
 	member int32
 	// blurred holds the members of fired volleys that have yet to send; only with noise.
-	blurred heap.Heap[shot]
+	blurred container.Heap[shot]
 }
 
 // shot is the event of one member of a volley.

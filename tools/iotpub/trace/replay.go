@@ -9,8 +9,8 @@ import (
 	"sort"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/heap"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
@@ -234,7 +234,7 @@ func (s *rotated) Before(o *rotated) bool {
 }
 
 // merged yields the events of all copies.
-type merged struct{ copies heap.Heap[*rotated] }
+type merged struct{ copies container.Heap[*rotated] }
 
 // Next implements schedule.Stream.
 func (m *merged) Next() (schedule.Event, bool) {

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -80,7 +80,7 @@ type broker struct {
 // Invariant: next is when the head may leave, if line is not empty.
 type lane struct {
 	bucket  tokenbucket.Bucket
-	line    fifo.Queue[message]
+	line    container.Queue[message]
 	next    mono.Time
 	retuned mono.Time // no message judged after a change leaves before it
 	step    Step      // current step

@@ -3,7 +3,7 @@ package link
 import (
 	"time"
 
-	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/header"
 )
@@ -37,7 +37,7 @@ func (p *packet) congestion() header.Packet {
 func (p *packet) setCongestion(h header.Packet) { header.AppendPacket(p.head[:0], h) }
 
 // due returns the time of the first packet, or mono.Never.
-func due(q *fifo.Queue[packet]) mono.Time {
+func due(q *container.Queue[packet]) mono.Time {
 	if q.Len() == 0 {
 		return mono.Never
 	}
@@ -58,8 +58,8 @@ type wire struct {
 	last    mono.Time // last arrival
 	least   float64   // smallest queue in the router's interval, bytes
 	peak    float64   // queue since the last sample, bytes
-	flying  fifo.Queue[packet]
-	lost    fifo.Queue[packet]
+	flying  container.Queue[packet]
+	lost    container.Queue[packet]
 	area    float64 // integral of the queue over time since from, byte seconds
 	longest float64 // queue since from, bytes
 	bytes   float64 // bytes that left since from

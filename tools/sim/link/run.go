@@ -6,8 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/fifo"
-	"github.com/srtm-io/srtm/internal/heap"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/fair"
 	"github.com/srtm-io/srtm/pacing/header"
@@ -41,15 +40,15 @@ type simulation struct {
 	cfg    Config
 	from   mono.Time
 	rng    *rand.Rand
-	routes [2][]*router          // 0 is forward; in the order of the path
-	direct []*fifo.Queue[packet] // ACKs that bypass the queues, by the number of further links
-	queues []source              // of all packets in flight
-	traced []*flow               // first flow of each ToS
+	routes [2][]*router               // 0 is forward; in the order of the path
+	direct []*container.Queue[packet] // ACKs that bypass the queues, by the number of further links
+	queues []source                   // of all packets in flight
+	traced []*flow                    // first flow of each ToS
 
 	now    mono.Time
 	seq    int
 	short  int // number of short flows so far
-	heap   heap.Heap[event]
+	heap   container.Heap[event]
 	series []Sample
 	before sampled
 }
@@ -62,7 +61,7 @@ type sampled struct {
 
 // source is a queue of packets, and what happens to the first one when it is due.
 type source struct {
-	packets *fifo.Queue[packet]
+	packets *container.Queue[packet]
 	due     func(packet)
 }
 
@@ -76,7 +75,7 @@ func Run(c Config) Result {
 		}
 	}
 	for range n {
-		q := new(fifo.Queue[packet])
+		q := new(container.Queue[packet])
 		s.direct = append(s.direct, q)
 		s.queues = append(s.queues, source{q, s.acked})
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/cost"
 	"github.com/srtm-io/srtm/gateway/limit"
 	"github.com/srtm-io/srtm/gateway/schedule"
-	"github.com/srtm-io/srtm/internal/heap"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -151,7 +151,7 @@ func RunPool(p Pool) PoolResult {
 	b := balance.New(balance.JBQ, len(p.Servers), rand.New(rand.NewPCG(p.Seed, 12)))
 	var limits []*limit.Limit
 	servers := make([]poolServer, len(p.Servers))
-	var events heap.Heap[poolEvent]
+	var events container.Heap[poolEvent]
 	seq := 0
 	push := func(e poolEvent) { seq++; e.seq = seq; events.Push(e) }
 	at := func(seconds float64) mono.Time { return mono.Time(1e9 * (1 + seconds)) }

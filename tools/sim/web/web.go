@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/gateway/balance"
-	"github.com/srtm-io/srtm/internal/heap"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -50,7 +50,7 @@ type machine struct {
 	Server
 	work  float64 // s
 	since mono.Time
-	jobs  heap.Heap[job]
+	jobs  container.Heap[job]
 }
 
 // job is a request at a machine. end is the value of the machine's work at which the

@@ -21,8 +21,8 @@ import (
 
 	"github.com/srtm-io/srtm/client/fake"
 	"github.com/srtm-io/srtm/client/pool"
-	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsq/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 )
 
 // AddressEnv names the loaddistributor if the flag is not set.
@@ -53,9 +53,9 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	}
 	address := cmp.Or(os.Getenv(AddressEnv), "127.0.0.1")
 	fs := cmd.Flags()
-	fs.Var(targets.Address(&o.tcpAddress, "127.0.0.1", targets.NSQPort), "tcp-address", "`host:port` for producers, NSQ's protocol")
-	fs.Var(targets.Address(&o.httpAddress, "127.0.0.1", targets.AgentHTTPPort), "http-address", "`host:port` for metrics and profiles; empty for none")
-	fs.Var(targets.Address(&o.cfg.Loaddistributor, address, targets.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
+	fs.Var(service.AddressFlag(&o.tcpAddress, "127.0.0.1", service.NSQPort), "tcp-address", "`host:port` for producers, NSQ's protocol")
+	fs.Var(service.AddressFlag(&o.httpAddress, "127.0.0.1", service.AgentHTTPPort), "http-address", "`host:port` for metrics and profiles; empty for none")
+	fs.Var(service.AddressFlag(&o.cfg.Loaddistributor, address, service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
 	o.trust.Flags(fs, "", "the loaddistributor")
 	fs.StringVar(&o.force, "allow-insecure-listen", "", "listen beyond loopback, where any host may publish: `which` of tcp-address,http-address (without a value all)")
 	fs.Lookup("allow-insecure-listen").NoOptDefVal = "true"

@@ -23,8 +23,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
-	"github.com/srtm-io/srtm/internal/targets"
+	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -375,7 +374,7 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	var shares []tokenbucket.Share
 	for i, q := range topic.Quotas {
 		share[q.BrokerId] = i
-		shares = append(shares, shareproto.From(q.GetShare()))
+		shares = append(shares, service.ShareOf(q.GetShare()))
 	}
 	where := make([]int, len(r.load.Sources))
 	for i, source := range r.load.Sources {
@@ -410,7 +409,7 @@ func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic
 	for {
 		topic, err := topics.Create(ctx, r.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
 		// Brokers of the previous phase may not have confirmed the end of its topic yet.
-		if targets.Reason(err) != "CONTRACT_BUSY" || !clock.Sleep(ctx, busyPause) {
+		if service.Reason(err) != "CONTRACT_BUSY" || !clock.Sleep(ctx, busyPause) {
 			return topic, err
 		}
 	}

@@ -1,0 +1,47 @@
+package service
+
+import "strings"
+
+// Flag is the value of a flag with addresses, in the form of pflag. A host without a port gets
+// DefaultPort.
+type Flag interface {
+	String() string
+	Set(value string) error
+	Type() string
+	DefaultPort() string
+}
+
+// AddressFlag returns a Flag that sets an address, or several separated by commas.
+func AddressFlag(to *string, value, port string) Flag {
+	*to = WithPort(value, port)
+	return &address{to, port}
+}
+
+type address struct {
+	to   *string
+	port string
+}
+
+func (a *address) String() string      { return *a.to }
+func (a *address) Type() string        { return "string" }
+func (a *address) DefaultPort() string { return a.port }
+func (a *address) Set(value string) error {
+	*a.to = WithPort(value, a.port)
+	return nil
+}
+
+// AddressesFlag returns a Flag that adds addresses. The flag may be repeated.
+func AddressesFlag(to *[]string, port string) Flag { return &addresses{to, port} }
+
+type addresses struct {
+	to   *[]string
+	port string
+}
+
+func (a *addresses) String() string      { return strings.Join(*a.to, ",") }
+func (a *addresses) Type() string        { return "strings" }
+func (a *addresses) DefaultPort() string { return a.port }
+func (a *addresses) Set(value string) error {
+	*a.to = append(*a.to, SplitAddresses(WithPort(value, a.port))...)
+	return nil
+}
