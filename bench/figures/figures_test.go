@@ -125,7 +125,7 @@ func TestWebsiteFigures(t *testing.T) {
 	folder := makeFigures(t, "--only=mqos6,mqos7,mqos8,mqos9-11", "--seconds=0.1", "--seed=3")
 	for file, want := range map[string]string{
 		"rows-mqos6": "\"94, 95, 97; 54, 55, 57\"", "rows-mqos7": "network by mQoS", "rows-mqos8": "+21 %", "rows-mqos9-11": "mQoS 11",
-		"mqos7-sQoS": "class,cpu,disk,network", "mqos10": "literal,3,",
+		"mqos7-sQoS": "class,cpu,cpu_sd,disk,disk_sd,network,network_sd", "mqos10": "literal,3,",
 	} {
 		if text := read(t, filepath.Join(folder, file+".csv")); !strings.Contains(text, want) {
 			t.Errorf("%s: %s, want %q", file, text, want)

@@ -158,28 +158,20 @@ func convergence(w *harness) error {
 		{tuner.ModeFast, tuner.ModeFast, "ours, simulated", tuner.DefaultStall},
 		{tuner.ModeFast + ", no stalls", tuner.ModeFast, "ours without stalls, simulated", 0},
 	}
-	fitted := make([][]*scenario.FitResult, len(groupSizes)*len(modes))
-	err := w.each(len(fitted), func(i int) error {
-		mode := modes[i%len(modes)]
-		for run := range max(1, w.runs/2) {
-			t := grouped(schedule.Periodic, groupSizes[i/len(modes)], 0, "", 0)
-			t.Contract = scenario.Contract{Margin: fitMargin, ProfileSeconds: 6 * w.seconds}
-			s := w.scene(t)
-			s.Seed = w.seedOf(run)
-			built, err := scenario.New(s)
-			if err != nil {
-				return err
-			}
-			r, err := scenario.Fit(built, scenario.FitOptions{
-				Mode: mode.mode, Round: tuner.DefaultRound, Check: time.Duration(12 * w.seconds * float64(time.Second)),
-				Fast: tuner.FastConfig{Stall: mode.stall},
-			})
-			if err != nil {
-				return err
-			}
-			fitted[i] = append(fitted[i], r)
+	fitted, err := seeded(w, len(groupSizes)*len(modes), func(i, seed int) (*scenario.FitResult, error) {
+		t := grouped(schedule.Periodic, groupSizes[i/len(modes)], 0, "", 0)
+		t.Contract = scenario.Contract{Margin: fitMargin, ProfileSeconds: 6 * w.seconds}
+		s := w.scene(t)
+		s.Seed = w.seedOf(seed)
+		built, err := scenario.New(s)
+		if err != nil {
+			return nil, err
 		}
-		return w.Err()
+		mode := modes[i%len(modes)]
+		return scenario.Fit(built, scenario.FitOptions{
+			Mode: mode.mode, Round: tuner.DefaultRound, Check: time.Duration(12 * w.seconds * float64(time.Second)),
+			Fast: tuner.FastConfig{Stall: mode.stall},
+		})
 	})
 	if err != nil {
 		return err

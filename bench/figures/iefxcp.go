@@ -3,6 +3,7 @@ package figures
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -90,30 +91,21 @@ type transported struct {
 
 // transports simulates configurations, each with w.runs seeds, at most 5.
 func (w *harness) transports(configs ...link.Config) ([]transported, error) {
-	seeds := min(w.runs, 5)
-	results := make([]link.Result, len(configs)*seeds)
-	err := w.each(len(results), func(i int) error {
-		c := configs[i/seeds]
-		c.Seed = w.seedOf(i % seeds)
+	results, err := seeded(w, len(configs), func(i, seed int) (r link.Result, err error) {
+		c := configs[i]
+		c.Seed = w.seedOf(seed)
 		if err := c.Validate(); err != nil {
-			return err
+			return r, err
 		}
-		results[i] = link.Run(c)
-		return nil
+		return link.Run(c), nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	got := make([]transported, len(configs))
 	for i, c := range configs {
-		of := results[i*seeds : (i+1)*seeds]
-		over := func(value func(link.Result) float64) spread {
-			all := make([]float64, len(of))
-			for j, r := range of {
-				all[j] = value(r)
-			}
-			return spreadOf(all)
-		}
+		of := results[i]
+		over := func(value func(link.Result) float64) spread { return over(of, value) }
 		t := transported{
 			unfairness:  over(func(r link.Result) float64 { return unfairness(ratios(c, r, false)) }),
 			utilization: over(func(r link.Result) float64 { return r.Utilization }),
@@ -228,15 +220,11 @@ func (s sweep) overTime(of queueOverTime, by map[string][]transported) panel {
 		id: "iefxcp" + s.figure + of.part, title: fmt.Sprintf("IEFXCP %s(%s): queue at %v %s", s.figure, of.part, of.x, s.xLabel),
 		xLabel: "s", yLabel: "% of the buffer", logY: true, header: []string{"s", "rules", "queue_percent"},
 	}
-	for i, x := range s.xs {
-		if x != of.x {
-			continue
-		}
-		for _, rules := range allRules {
-			for _, sample := range by[rules.name][i].first.Series {
-				p.point(rules.name, sample.At.Seconds(), 100*sample.Queue)
-				p.add(sample.At.Seconds(), rules.name, 100*sample.Queue)
-			}
+	i := slices.Index(s.xs, of.x)
+	for _, rules := range allRules {
+		for _, sample := range by[rules.name][i].first.Series {
+			p.point(rules.name, sample.At.Seconds(), 100*sample.Queue)
+			p.add(sample.At.Seconds(), rules.name, 100*sample.Queue)
 		}
 	}
 	return p
@@ -457,13 +445,12 @@ func iefxcpRouters(w *harness) error {
 		c, results := configs[k], got[k].results
 		// mean is the mean throughput of flows over their ToS, and over max-min fairness.
 		mean := func(flows func(link.Result) []link.Flow, ideal float64) spread {
-			parts := make([]float64, len(results))
-			for i, r := range results {
+			return over(results, func(r link.Result) (part float64) {
 				for _, f := range flows(r) {
-					parts[i] += f.Throughput / float64(f.ToS) / ideal / float64(len(flows(r)))
+					part += f.Throughput / float64(f.ToS) / ideal / float64(len(flows(r)))
 				}
-			}
-			return spreadOf(parts)
+				return part
+			})
 		}
 		// The last link carries 50 flows of all and 50 of its own, of ToS 5 in the mean. The
 		// second carries 25 of its own, for which half of the link remains.
@@ -473,11 +460,7 @@ func iefxcpRouters(w *harness) error {
 		var texts, queues []string
 		for l := range routers {
 			of := func(value func(link.Link) float64) spread {
-				parts := make([]float64, len(results))
-				for i, r := range results {
-					parts[i] = 100 * value(r.Links[l])
-				}
-				return spreadOf(parts)
+				return over(results, func(r link.Result) float64 { return 100 * value(r.Links[l]) })
 			}
 			u, q := of(func(l link.Link) float64 { return l.Utilization }), of(func(l link.Link) float64 { return l.QueueMean })
 			p.add(rules.name, l+1, values(u, q, through[rules.name], crossing[rules.name]))
@@ -514,13 +497,12 @@ func liars(w *harness) error {
 		for i := range texts {
 			c, t := configs[2*k+i], got[2*k+i]
 			part := func(greedy bool) spread {
-				parts := make([]float64, len(t.results))
-				for j, r := range t.results {
+				return over(t.results, func(r link.Result) (part float64) {
 					for tos, v := range ratios(c, r, greedy) {
-						parts[j] += v / float64(c.ToS[tos]) / float64(len(c.ToS))
+						part += v / float64(c.ToS[tos]) / float64(len(c.ToS))
 					}
-				}
-				return spreadOf(parts)
+					return part
+				})
 			}
 			p.add(rules.name, yes(c.Police), values(part(true), part(false), t.utilization, t.queueMean, t.drops))
 			texts[i] = part(true).String() + ", " + part(false).String()

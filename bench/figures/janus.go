@@ -67,61 +67,72 @@ func janusBalancer(w *harness) error {
 }
 
 // janusSpread counts keys of the paper's four kinds on 20 servers, by the paper's rule and
-// by ours. For random keys, the statistic has the chi-square distribution with 19 degrees
-// of freedom.
+// by ours, with w.runs seeds, at most 5. For random keys, the statistic has the chi-square
+// distribution with 19 degrees of freedom. Sequential numbers go on from seed to seed.
 func janusSpread(w *harness) error {
 	const servers, n, usual = 20, 500_000, 36.2 // usual: the 99th percentile of chi-square
-	rng := rand.New(rand.NewPCG(w.seed, 6))
 	kinds := []struct {
 		name string
-		key  func(i int) string
+		key  func(rng *rand.Rand, i int) string
 	}{
-		{"UUIDs", func(int) string {
+		{"UUIDs", func(rng *rand.Rand, _ int) string {
 			a, b := rng.Uint64(), rng.Uint64()
 			return fmt.Sprintf("%08x-%04x-%04x-%04x-%012x", a>>32, a>>16&0xffff, a&0xffff, b>>48, b&(1<<48-1))
 		}},
-		{"times", func(int) string {
+		{"times", func(rng *rand.Rand, _ int) string {
 			return time.Unix(rng.Int64N(1_700_000_000), 0).UTC().Format("2006-01-02-15-04-05")
 		}},
-		{"words of random letters", func(int) string {
+		{"words of random letters", func(rng *rand.Rand, _ int) string {
 			word := make([]byte, 3+rng.IntN(10))
 			for i := range word {
 				word[i] = 'a' + byte(rng.IntN(26))
 			}
 			return string(word)
 		}},
-		{"sequential numbers", func(i int) string { return fmt.Sprint(1_500_000_001 + i) }},
+		{"sequential numbers", func(_ *rand.Rand, i int) string { return fmt.Sprint(1_500_000_001 + i) }},
 	}
-	p := panel{id: "janus6", title: "Keys of 20 servers", xLabel: "server", yLabel: "percent of the keys", header: []string{"kind", "server", "paper's rule %", "ours %"}}
-	for _, kind := range kinds {
-		paper, ours, seen := make([]int, servers), make([]int, servers), make(map[string]bool, n)
-		for i := 0; len(seen) < n; i++ {
-			key := kind.key(i)
+	type shares [servers]float64 // percent of the keys
+	type keys struct{ paper, ours shares }
+	got, err := seeded(w, len(kinds), func(kind, seed int) (k keys, err error) {
+		rng, seen := rand.New(rand.NewPCG(w.seedOf(seed), 6)), make(map[string]bool, n)
+		for i := seed * n; len(seen) < n; i++ {
+			key := kinds[kind].key(rng, i)
 			if seen[key] {
 				continue
 			}
 			seen[key] = true
-			paper[rule.Partition(key, servers)]++
-			ours[rule.Partition(key, rule.Partitions)*servers/rule.Partitions]++
+			k.paper[rule.Partition(key, servers)] += 100. / n
+			k.ours[rule.Partition(key, rule.Partitions)*servers/rule.Partitions] += 100. / n
 		}
-		describe := func(counts []int) string {
-			low, high, sum, chi := n, 0, 0.0, 0.0
-			for _, c := range counts {
-				low, high = min(low, c), max(high, c)
-				off := float64(c) - n/servers
-				sum, chi = sum+off*off, chi+off*off/(n/servers)
+		return k, nil
+	})
+	if err != nil {
+		return err
+	}
+	p := panel{id: "janus6", title: "Keys of 20 servers", xLabel: "server", yLabel: "percent of the keys", header: []string{"kind", "server", "paper's rule %", "paper's rule_sd", "ours %", "ours_sd"}}
+	for k, kind := range kinds {
+		describe := func(of func(keys) shares) string {
+			low, high := 100., 0.
+			squares := func(k keys) (sum float64) {
+				for _, share := range of(k) {
+					low, high = min(low, share), max(high, share)
+					sum += (share - 100./servers) * (share - 100./servers)
+				}
+				return sum
 			}
-			percent := func(c float64) float64 { return 100 * c / n }
-			text := fmt.Sprintf("%.3f-%.3f %%, sd %.3f, chi-square %.0f", percent(float64(low)), percent(float64(high)), percent(math.Sqrt(sum/servers)), chi)
-			if chi > usual {
+			chi := over(got[k], func(k keys) float64 { return squares(k) * n / 100 * servers / 100 })
+			sd := over(got[k], func(k keys) float64 { return math.Sqrt(squares(k) / servers) })
+			text := fmt.Sprintf("%.3f-%.3f %%, sd %s, chi-square %s", low, high, sd.text(3), chi.text(0))
+			if chi.mean > usual {
 				text += " (more than chance)"
 			}
 			return text
 		}
+		paper, ours := func(k keys) shares { return k.paper }, func(k keys) shares { return k.ours }
 		for i := range servers {
-			share := func(c int) float64 { return 100 * float64(c) / n }
-			p.point(kind.name, float64(i), share(paper[i]))
-			p.add(kind.name, i, share(paper[i]), share(ours[i]))
+			share := over(got[k], func(k keys) float64 { return k.paper[i] })
+			p.spread(kind.name, float64(i), share)
+			p.add(kind.name, i, values(share, over(got[k], func(k keys) float64 { return k.ours[i] })))
 		}
 		w.tell(row{
 			Figure: "Janus 6", Quantity: "share of a server of 20, 500,000 " + kind.name, Paper: "4.933-5.065 %, sd below 0.03", Simulated: describe(paper),

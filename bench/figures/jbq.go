@@ -36,34 +36,26 @@ func (w *harness) ways(cluster string) (c web.Cluster, by map[string]balanced, e
 	if c, err = web.Find(cluster, w.seed); err != nil {
 		return c, nil, err
 	}
-	ways, seeds := web.Ways(), min(w.runs, 5)
-	results := make([]web.Result, len(ways)*seeds)
-	err = w.each(len(results), func(i int) error {
-		r := web.Run(web.Study{Cluster: c, Way: ways[i/seeds], Seed: w.seedOf(i % seeds)})
-		if i%seeds > 0 {
+	ways := web.Ways()
+	results, err := seeded(w, len(ways), func(i, seed int) (web.Result, error) {
+		r := web.Run(web.Study{Cluster: c, Way: ways[i], Seed: w.seedOf(seed)})
+		if seed > 0 {
 			r.Answers = nil // only the first seed is plotted
 		}
-		results[i] = r
-		return nil
+		return r, nil
 	})
 	if err != nil {
 		return c, nil, err
 	}
 	by = make(map[string]balanced)
 	for i, way := range ways {
-		by[way.Name] = balancedOf(results[i*seeds : (i+1)*seeds])
+		by[way.Name] = balancedOf(results[i])
 	}
 	return c, by, nil
 }
 
 func balancedOf(results []web.Result) balanced {
-	over := func(value func(web.Result) float64) spread {
-		all := make([]float64, len(results))
-		for i, r := range results {
-			all[i] = value(r)
-		}
-		return spreadOf(all)
-	}
+	over := func(value func(web.Result) float64) spread { return over(results, value) }
 	b := balanced{first: results[0], overall: map[string]spread{
 		"mean":               over(func(r web.Result) float64 { return r.Overall.Mean }),
 		"standard deviation": over(func(r web.Result) float64 { return r.Overall.Sd }),
@@ -107,7 +99,7 @@ func responses(id, title string, c web.Cluster, r web.Result) panel {
 func perServer(byServer []spread) string {
 	text := make([]string, len(byServer))
 	for i, s := range byServer {
-		text[i] = s.whole()
+		text[i] = s.text(0)
 	}
 	return strings.Join(text, " / ")
 }
@@ -223,13 +215,13 @@ func jbqStatistics(w *harness) error {
 			was := by[web.Busy].overall[name]
 			change := func(way string) string {
 				is := by[way].overall[name]
-				return fmt.Sprintf("%s → %s ms (%+.1f %%)", was.whole(), is.whole(), 100*(was.mean-is.mean)/was.mean)
+				return fmt.Sprintf("%s → %s ms (%+.1f %%)", was.text(0), is.text(0), 100*(was.mean-is.mean)/was.mean)
 			}
 			w.tell(row{
 				Figure: "JBQ II", Quantity: name + " of response times, " + cluster + " cluster: bybusyness → JBQ (+: less)",
 				Paper: paper[cluster][i], Simulated: change(web.JBQ),
 				Note: fmt.Sprintf("as in the paper with T(0) = 100 ms: %s ms; with T(0) = 0: %s ms; SED: %s ms",
-					by[web.Literal].overall[name].whole(), by[web.LiteralZero].overall[name].whole(), by[web.SED].overall[name].whole()),
+					by[web.Literal].overall[name].text(0), by[web.LiteralZero].overall[name].text(0), by[web.SED].overall[name].text(0)),
 			})
 		}
 	}
@@ -249,7 +241,7 @@ func jbqServers(w *harness) error {
 		return err
 	}
 	at := func(way string, i int) string {
-		return fmt.Sprintf("%s ms at %v/s", by[way].means[i].whole(), by[way].rates[i])
+		return fmt.Sprintf("%s ms at %v/s", by[way].means[i].text(0), by[way].rates[i])
 	}
 	p := panel{id: "jbqIII", header: strings.Split("server,processors,speed,balance,mean ms,mean_sd,requests/s,requests/s_sd", ",")}
 	for i, s := range c.Servers {

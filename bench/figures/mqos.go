@@ -58,41 +58,62 @@ func mqosExample(w *harness) error {
 	return nil
 }
 
-// visits simulates the paper's website with every scheduling method.
-func (w *harness) visits() (map[string][]web.VisitsOf, error) {
+// visited is the result of a scheduling method, by seed and class.
+type visited [][]web.VisitsOf
+
+// visits simulates the paper's website with every scheduling method, with w.runs seeds, at most 5.
+func (w *harness) visits() (map[string]visited, error) {
 	ways := web.Schedulings()
-	got := make([][]web.VisitsOf, len(ways))
-	err := w.each(len(ways), func(i int) (err error) {
-		got[i], err = web.RunSite(web.Visits{Scheduling: ways[i], Times: 1, Warmup: 6 * w.seconds, Seconds: 60 * w.seconds, Seed: w.seed})
-		return err
+	got, err := seeded(w, len(ways), func(i, seed int) ([]web.VisitsOf, error) {
+		return web.RunSite(web.Visits{Scheduling: ways[i], Times: 1, Warmup: 6 * w.seconds, Seconds: 60 * w.seconds, Seed: w.seedOf(seed)})
 	})
-	by := map[string][]web.VisitsOf{}
+	by := map[string]visited{}
 	for i, way := range ways {
 		by[way.Name] = got[i]
 	}
 	return by, err
 }
 
+// class summarises a number of a class.
+func (v visited) class(i int, of func(web.VisitsOf) float64) spread {
+	return over(v, func(classes []web.VisitsOf) float64 { return of(classes[i]) })
+}
+
+// sum summarises the sum of a number over the classes.
+func (v visited) sum(of func(web.VisitsOf) float64) spread {
+	return over(v, func(classes []web.VisitsOf) (sum float64) {
+		for _, c := range classes {
+			sum += of(c)
+		}
+		return sum
+	})
+}
+
 // bars is a panel with a curve per class over the given names.
-func bars(id, title, yLabel string, names []string, classes []web.VisitsOf, of func(c web.VisitsOf, i int) float64) panel {
-	p := panel{id: id, title: title, yLabel: yLabel, header: append([]string{"class"}, names...)}
-	for i, c := range classes {
-		s, values := series{name: fmt.Sprintf("class %d, weight %v", i+1, c.Weight)}, make([]float64, len(names))
+func bars(id, title, yLabel string, names []string, v visited, of func(c web.VisitsOf, i int) float64) panel {
+	p := panel{id: id, title: title, yLabel: yLabel, header: []string{"class"}}
+	for _, name := range names {
+		p.header = append(p.header, name, name+"_sd")
+	}
+	for i, c := range v[0] {
+		s := series{name: fmt.Sprintf("class %d, weight %v", i+1, c.Weight)}
+		var all []spread
 		for j, name := range names {
-			values[j] = of(c, j)
-			s.add(float64(j+1), values[j], 0, name)
+			y := v.class(i, func(c web.VisitsOf) float64 { return of(c, j) })
+			all = append(all, y)
+			s.add(float64(j+1), y.mean, y.sd, name)
 		}
 		p.series = append(p.series, s)
-		p.add(i+1, values)
+		p.add(i+1, values(all...))
 	}
 	return p
 }
 
 // triple formats a number per class.
-func triple(classes []web.VisitsOf, format string, of func(web.VisitsOf) float64) string {
-	text := make([]string, len(classes))
-	for i, c := range classes {
-		text[i] = fmt.Sprintf(format, of(c))
+func (v visited) triple(decimals int, of func(web.VisitsOf) float64) string {
+	text := make([]string, len(v[0]))
+	for i := range text {
+		text[i] = v.class(i, of).text(decimals)
 	}
 	return strings.Join(text, " / ")
 }
@@ -125,7 +146,7 @@ func mqosShares(w *harness) error {
 		w.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
 		for k, name := range web.Resources() {
 			r := row{Figure: "mQoS 7", Quantity: name + " by " + way.Name + ", % by class", Paper: paper[way.Name][k], Live: live[k], Note: note}
-			r.Simulated = triple(by[way.Name], "%.1f", func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
+			r.Simulated = by[way.Name].triple(1, func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
 			if way.Literal {
 				r.Quantity, r.Note = name+" by mQoS as the paper has it, % by class", "it skips what does not fit, and grants deficits to all meanwhile"
 			}
@@ -141,22 +162,22 @@ func mqosThroughput(w *harness) error {
 	if err != nil {
 		return err
 	}
-	total := map[string]float64{}
-	p := panel{id: "mqos8", header: []string{"schedule", "class 1", "class 2", "class 3", "all"}}
+	p := panel{id: "mqos8", header: []string{"schedule", "class 1", "class 1_sd", "class 2", "class 2_sd", "class 3", "class 3_sd", "all", "all_sd"}}
 	for _, way := range web.Schedulings() {
-		var rates []float64
-		for _, c := range by[way.Name] {
-			total[way.Name] += c.Total()
-			rates = append(rates, c.Total())
-		}
-		p.add(way.Name, rates, total[way.Name])
-		r := row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: map[string]string{"nQoS": "300; thirds", "sQoS": "260; 6:3:1", "mQoS": "300; 6:3:1"}[way.Name]}
-		r.Simulated = fmt.Sprintf("%.0f; %s", total[way.Name], triple(by[way.Name], "%.0f", web.VisitsOf.Total))
-		w.tell(r)
+		v := by[way.Name]
+		total := v.sum(web.VisitsOf.Total)
+		p.add(way.Name, values(v.class(0, web.VisitsOf.Total), v.class(1, web.VisitsOf.Total), v.class(2, web.VisitsOf.Total), total))
+		paper := map[string]string{"nQoS": "300; thirds", "sQoS": "260; 6:3:1", "mQoS": "300; 6:3:1"}[way.Name]
+		w.tell(row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: paper, Simulated: total.text(1) + "; " + v.triple(1, web.VisitsOf.Total)})
+	}
+	gains := make([]float64, len(by["mQoS"]))
+	for i := range gains {
+		of := func(v visited) float64 { return v[i : i+1].sum(web.VisitsOf.Total).mean }
+		gains[i] = 100 * (of(by["mQoS"])/of(by["sQoS"]) - 1)
 	}
 	w.tell(row{
 		Figure: "mQoS 8", Quantity: "throughput of mQoS over that of sQoS", Paper: "+21 %",
-		Simulated: fmt.Sprintf("%+.0f %%", 100*(total["mQoS"]/total["sQoS"]-1)), Note: "the paper's own 300 over 260 are +15 %; 300/s is an input",
+		Simulated: "+" + spreadOf(gains).text(1) + " %", Note: "the paper's own 300 over 260 are +15 %; 300/s is an input",
 	})
 	w.plot(p)
 	return nil
@@ -172,30 +193,37 @@ func mqosTypes(w *harness) error {
 	for i, page := range web.Pages() {
 		names[i] = page.Name
 	}
-	p := panel{id: "mqos10", header: []string{"schedule", "class", "queued ms", "served ms"}}
+	p := panel{id: "mqos10", header: []string{"schedule", "class", "queued ms", "queued_sd", "served ms", "served_sd"}}
 	for _, way := range web.Schedulings() {
-		classes := by[way.Name]
-		var answers, waits float64
-		sums := make([]web.VisitsOf, 1)
-		for i, c := range classes {
-			answers, waits = answers+c.Total(), waits+c.Total()*(c.Queued+c.Served)
-			for j := range names {
-				sums[0].Rate[j] += c.Rate[j]
-			}
-			p.add(way.Name, i+1, c.Queued, c.Served)
+		v := by[way.Name]
+		latency := func(c web.VisitsOf) float64 { return (c.Queued + c.Served) / 1e3 }
+		queued, served := func(c web.VisitsOf) float64 { return c.Queued }, func(c web.VisitsOf) float64 { return c.Served }
+		for i := range v[0] {
+			p.add(way.Name, i+1, values(v.class(i, queued), v.class(i, served)))
 		}
-		w.plot(bars("mqos9-"+way.Name, "Requests by "+way.Name, "requests/s", names, classes, func(c web.VisitsOf, i int) float64 { return c.Rate[i] }))
+		rates := make([]string, len(names))
+		for j := range names {
+			rates[j] = v.sum(func(c web.VisitsOf) float64 { return c.Rate[j] }).text(1)
+		}
+		mean := over(v, func(classes []web.VisitsOf) float64 {
+			var answers, waits float64
+			for _, c := range classes {
+				answers, waits = answers+c.Total(), waits+c.Total()*latency(c)
+			}
+			return waits / answers
+		})
+		w.plot(bars("mqos9-"+way.Name, "Requests by "+way.Name, "requests/s", names, v, func(c web.VisitsOf, i int) float64 { return c.Rate[i] }))
 		w.tell(
-			row{Figure: "mQoS 9", Quantity: "cgi / photo / stream by " + way.Name + ", requests/s", Paper: map[string]string{"sQoS": "not balanced", "mQoS": "balanced"}[way.Name], Simulated: fmt.Sprintf("%.0f / %.0f / %.0f", sums[0].Rate[0], sums[0].Rate[1], sums[0].Rate[2])},
+			row{Figure: "mQoS 9", Quantity: "cgi / photo / stream by " + way.Name + ", requests/s", Paper: map[string]string{"sQoS": "not balanced", "mQoS": "balanced"}[way.Name], Simulated: strings.Join(rates, " / ")},
 			row{
 				Figure: "mQoS 10", Quantity: "latency by " + way.Name + ": mean; by class, s", Paper: map[string]string{"nQoS": "alike, longer than mQoS", "sQoS": "by class, longer", "mQoS": "by class, not exactly 6:3:1; shortest"}[way.Name],
-				Simulated: fmt.Sprintf("%.2f; %s", waits/answers/1e3, triple(classes, "%.2f", func(c web.VisitsOf) float64 { return (c.Queued + c.Served) / 1e3 })),
+				Simulated: mean.text(2) + "; " + v.triple(2, latency),
 				Note:      "1,200 clients that always wait for an answer: the mean is 1,200 over the throughput",
 			})
 		if way.Name == "mQoS" {
 			w.tell(row{
 				Figure: "mQoS 11", Quantity: "queueing; service by class, ms", Paper: "differs; almost the same",
-				Simulated: triple(classes, "%.0f", func(c web.VisitsOf) float64 { return c.Queued }) + "; " + triple(classes, "%.0f", func(c web.VisitsOf) float64 { return c.Served }),
+				Simulated: v.triple(0, queued) + "; " + v.triple(0, served),
 			})
 		}
 	}

@@ -2,7 +2,6 @@ package figures
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -11,6 +10,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -40,36 +41,46 @@ func newHarness(ctx context.Context, o options, name string, stderr io.Writer) *
 // caller stores results at index i to keep their order.
 func (w *harness) each(n int, f func(i int) error) error {
 	var mu sync.Mutex
-	var errs []error
 	done := 0
-	var all sync.WaitGroup
-	next := make(chan int)
-	for range min(n, runtime.NumCPU()) {
-		all.Go(func() {
-			for i := range next {
-				err := f(i)
-				mu.Lock()
-				if err != nil {
-					errs = append(errs, err)
-				}
-				done++
-				w.progress("points", done, n)
-				mu.Unlock()
+	all, ctx := errgroup.WithContext(w)
+	all.SetLimit(runtime.NumCPU())
+	for i := range n {
+		all.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
 			}
+			err := f(i)
+			mu.Lock()
+			defer mu.Unlock()
+			done++
+			w.progress("points", done, n)
+			return err
 		})
 	}
-	for i := range n {
-		mu.Lock()
-		failed := len(errs) > 0
-		mu.Unlock()
-		if failed || w.Err() != nil {
-			break
-		}
-		next <- i
+	return all.Wait()
+}
+
+// seeded calls run for n configurations, with w.runs seeds each, at most 5, and returns the results
+// by configuration and seed.
+func seeded[T any](w *harness, n int, run func(i, seed int) (T, error)) ([][]T, error) {
+	seeds := min(w.runs, 5)
+	results := make([][]T, n)
+	for i := range results {
+		results[i] = make([]T, seeds)
 	}
-	close(next)
-	all.Wait()
-	return errors.Join(errors.Join(errs...), w.Err())
+	return results, w.each(n*seeds, func(i int) (err error) {
+		results[i/seeds][i%seeds], err = run(i/seeds, i%seeds)
+		return err
+	})
+}
+
+// over summarises a number of each result.
+func over[T any](results []T, of func(T) float64) spread {
+	all := make([]float64, len(results))
+	for i, r := range results {
+		all[i] = of(r)
+	}
+	return spreadOf(all)
 }
 
 // progress prints the progress at most every two seconds.
@@ -90,20 +101,18 @@ func spreadOf(v []float64) (s spread) {
 	for _, x := range v {
 		s.sd += (x - s.mean) * (x - s.mean)
 	}
-	if len(v) > 1 {
-		s.sd = math.Sqrt(s.sd / float64(len(v)-1))
-	} else {
-		s.sd = 0
-	}
+	s.sd = math.Sqrt(s.sd / float64(max(1, len(v)-1)))
 	return s
 }
 
 func (s spread) times(by float64) spread { return spread{s.mean * by, s.sd * by} }
 
-func (s spread) String() string { return fmt.Sprintf("%.2f ± %.2f", s.mean, s.sd) }
+// text formats mean and standard deviation with a number of decimals.
+func (s spread) text(decimals int) string {
+	return fmt.Sprintf("%.*f ± %.*f", decimals, s.mean, decimals, s.sd)
+}
 
-// whole formats whole numbers.
-func (s spread) whole() string { return fmt.Sprintf("%.0f ± %.0f", s.mean, s.sd) }
+func (s spread) String() string { return s.text(2) }
 
 // values returns mean and standard deviation of each spread, as cells of a CSV file.
 func values(all ...spread) []float64 {
