@@ -78,13 +78,13 @@ type calledStream struct {
 
 func (s calledStream) Context() context.Context { return s.ctx }
 
-// brokerTransport returns a transport for the console's requests to the brokers' HTTP. With TLS the
-// transport may also send a token.
-func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
-	cfg, err := c.TLS(brokersPrefix)
-	token, unread := c.Token(brokersPrefix)
+// transport returns a transport for HTTP requests with the credentials of flags that begin with prefix.
+// With TLS the transport may also send a token.
+func transport(prefix string, c secure.ClientConfig) (http.RoundTripper, error) {
+	cfg, err := c.TLS(prefix)
+	token, unread := c.Token(prefix)
 	if c.TokenFile != "" && c.CAFile == "" {
-		unread = errors.Join(unread, fmt.Errorf("--%stoken-file: needs --%stls-ca: a token is not sent in clear", brokersPrefix, brokersPrefix))
+		unread = errors.Join(unread, fmt.Errorf("--%[1]stoken-file: needs --%[1]stls-ca: a token is not sent in clear", prefix))
 	}
 	if err := errors.Join(err, unread); err != nil {
 		return nil, err
@@ -94,16 +94,16 @@ func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
 	if cfg != nil {
 		scheme = "https"
 	}
-	return brokerTrip{t, scheme, token}, nil
+	return roundTrip{t, scheme, token}, nil
 }
 
-type brokerTrip struct {
+type roundTrip struct {
 	*http.Transport
 	scheme string
 	token  secure.Bearer // nil: none
 }
 
-func (b brokerTrip) RoundTrip(r *http.Request) (*http.Response, error) {
+func (b roundTrip) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.URL.Scheme = b.scheme
 	if b.token != nil {

@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -28,6 +29,8 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/lookup"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
+	"github.com/srtm-io/srtm/loaddistributor/shortage"
+	"github.com/srtm-io/srtm/loaddistributor/webhook"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 )
 
@@ -45,14 +48,14 @@ func (o *options) program() *daemon.Program {
 			"rebalance", "tbadaptor-address", "tls-cert", "tls-key", "token-file", "config",
 		},
 		Values: map[string]string{
-			"tenant-rate": "acme=5000", "etcd-endpoint": "http://127.0.0.1:2379", "console-host": "console.example.com",
+			"capacity-webhook": "https://scaler.example.com/brokers", "tenant-rate": "acme=5000", "etcd-endpoint": "http://127.0.0.1:2379", "console-host": "console.example.com",
 			"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address", "advertise-address": "10.0.0.5:4170",
 		},
 	}
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-	for _, cfg := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity} {
+	for _, cfg := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity, &o.webhookSecurity} {
 		cfg.Log(log)
 	}
 	data, err := o.openStore(ctx, log)
@@ -105,6 +108,13 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, r role) error {
 		}
 		cfg := o.controllerConfig(log, s.Metrics)
 		cfg.Traces = s.Traces
+		if o.hook != nil && r.term != nil {
+			hook := *o.hook
+			hook.Log, hook.Metrics = log, s.Metrics
+			posts := webhook.New(hook)
+			cfg.Lacking = func(need shortage.Need) { posts.Send(lacking(need, time.Now())) }
+			s.Group.Add("webhook", posts.Run)
+		}
 		var control *controller.Controller
 		if r.term != nil {
 			cfg.Journal, cfg.Catalog = r.term, r.cat

@@ -31,6 +31,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/loaddistributor/webhook"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -82,6 +83,10 @@ type options struct {
 	consoleHosts      daemon.List
 	brokerSecurity    secure.ClientConfig // of the console for brokers' HTTP
 	brokers           http.RoundTripper   // made from brokerSecurity
+	threshold         float64             // of the brokers' capacity
+	webhook           string
+	webhookSecurity   secure.ClientConfig // for the receiver of webhook
+	hook              *webhook.Config     // made from webhook and webhookSecurity; nil: none
 }
 
 // Values of --auto-create.
@@ -99,6 +104,9 @@ const (
 	etcdPrefix    = "etcd-"
 )
 
+// webhookPrefix begins the flags for the credentials of a webhook's receiver.
+const webhookPrefix = "capacity-webhook-"
+
 // grace is how long brokers may take to reconnect to a loaddistributor that has lost its state. grace
 // is longer than any pause between the brokers' attempts.
 const grace = 15 * time.Second
@@ -110,6 +118,7 @@ func (o *options) groups() []daemon.Group {
 		daemon.Group{Title: daemon.Storage, Flags: o.storeFlags},
 		daemon.Group{Title: "Brokers", Flags: o.brokerFlags},
 		daemon.Group{Title: "Placement and fitting", Flags: o.placementFlags},
+		daemon.Group{Title: "Lack of brokers", Flags: o.capacityFlags},
 		daemon.Group{Title: "Shares", Flags: o.shareFlags},
 		daemon.Group{Title: "Tenants", Flags: o.tenantFlags},
 		daemon.Group{Title: daemon.Security, Flags: o.securityFlags},
@@ -168,6 +177,12 @@ func (o *options) placementFlags(fs *flag.FlagSet) {
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 }
 
+func (o *options) capacityFlags(fs *flag.FlagSet) {
+	fs.Float64Var(&o.threshold, "capacity-threshold", controller.DefaultThreshold, "`part` of the brokers' capacity, above 0 to 1, that topics may use before another broker is reported as needed; 1: only when topics find no room")
+	fs.StringVar(&o.webhook, "capacity-webhook", "", "`URL` to which the number of brokers needed is posted as JSON when the number changes, for an autoscaler (default none)")
+	o.webhookSecurity.Flags(fs, webhookPrefix, "the receiver of --capacity-webhook")
+}
+
 func (o *options) shareFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
 	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a word from here, and another one in its place has to wait; the same for all loaddistributors of a store")
@@ -218,8 +233,8 @@ func (o *options) validate() (err error) {
 	}
 	o.adaptorOptions, err = o.adaptorSecurity.Load(adaptorPrefix)
 	errs = append(errs, err)
-	o.brokers, err = brokerTransport(o.brokerSecurity)
-	errs = append(errs, err)
+	o.brokers, err = transport(brokersPrefix, o.brokerSecurity)
+	errs = append(errs, err, o.checkWebhook())
 	if o.store != storeEtcd {
 		if len(o.etcdEndpoints) > 0 {
 			errs = append(errs, fmt.Errorf("--etcd-endpoint needs --store=etcd, not %s", o.store))
@@ -281,8 +296,9 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 	}
 	leases := o.loopConfig(log, nil).Leases
 	return controller.Config{
-		Probe:   probe,
-		Fitting: measure, FittingRound: o.fittingRound,
+		Probe:     probe,
+		Threshold: o.threshold,
+		Fitting:   measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, IDLease: leases.Flex + leases.ClockBound, TakeOverAfter: cmp.Or(o.takeOverAfter, -1), ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
 		ForwardKey: []byte(crand.Text()), Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, TenantRates: o.tenantRates, Seed: o.seed, Log: log, Metrics: metrics,

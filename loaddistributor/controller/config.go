@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/shortage"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -26,6 +27,9 @@ const (
 	// connections have less. The wait is too short for a consumer that polls lookups at
 	// an interval, usually a minute.
 	DefaultConsumerWait = 8 * time.Second
+	// DefaultThreshold reports a lack of brokers only when a topic finds no room, or when
+	// a disconnected broker's topics find none.
+	DefaultThreshold = 1.0
 )
 
 // Config is fixed at start.
@@ -73,6 +77,12 @@ type Config struct {
 	// TenantRates limit the sum of a tenant's contracts. "*" applies to tenants that are
 	// not listed.
 	TenantRates map[string]tokenbucket.Rate
+	// Threshold is the part of the brokers' capacity that topics may use before another
+	// broker is needed, above 0 and at most 1; 0: DefaultThreshold. Lacking receives the
+	// number of brokers needed when the number has changed, and once after the start. It
+	// must not wait. nil: only the log and the metric show the number.
+	Threshold float64
+	Lacking   func(shortage.Need)
 	// Seed of the placement policies that draw publishers at random.
 	Seed uint64
 	// Journal stores the committed events, and Catalog is the state from earlier events.
@@ -119,6 +129,9 @@ func (c Config) Validate() error {
 	}
 	if round := cmp.Or(c.FittingRound, tuner.DefaultRound); round < c.ReportInterval || round > time.Hour {
 		errs = append(errs, fmt.Errorf("--fitting-round %v: want the %v of --report-interval to 1h", round, c.ReportInterval))
+	}
+	if t := cmp.Or(c.Threshold, DefaultThreshold); !(t > 0 && t <= 1) {
+		errs = append(errs, fmt.Errorf("--capacity-threshold %v: want more than 0, at most 1", c.Threshold))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))

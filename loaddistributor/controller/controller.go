@@ -28,6 +28,7 @@
 //	judge      keeps the verdicts about topics (judge.go)
 //	tuning     carries out the effects of loaddistributor/tuner (tuning.go)
 //	learning   places open topics by their learned publishers (learning.go)
+//	fleet      reports how many brokers are lacking (fleet.go)
 //	copies     rebuilds lost topics from the brokers' copies (recovery.go)
 //	witness    finds out whether a broker's process has ended (identity.go)
 //
@@ -54,6 +55,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/shortage"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -71,6 +73,7 @@ type Controller struct {
 	announcer *announcer
 	contracts *contracts
 	copies    *copies
+	fleet     *fleet
 	judge     *judge
 	learning  *learning
 	mover     *mover
@@ -115,6 +118,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.IDLease = cmp.Or(cfg.IDLease, DefaultIDLease)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
+	cfg.Threshold = cmp.Or(cfg.Threshold, DefaultThreshold)
 	if cfg.Traces == nil {
 		cfg.Traces = noop.NewTracerProvider()
 	}
@@ -160,7 +164,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(collector{&cfg, &c.mu, c.cat, c.brokers, c.topics, c.tuner, c.judge}); err != nil {
+		if err := cfg.Metrics.Register(collector{&cfg, &c.mu, c.cat, c.brokers, c.topics, c.tuner, c.judge, c.fleet}); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
 		}
 	}
@@ -178,12 +182,13 @@ func (c *Controller) wire(tracer trace.Tracer) {
 	c.announcer = &announcer{c.cat, c.brokers, c.topics, c.channels, c.copies, c.requests, c.knowledge}
 	c.judge = &judge{cfg, mu, c.cat, c.brokers, c.topics}
 	terms := &terms{c.cat, c.brokers, c.topics}
-	planner := &planner{mu: mu, cat: c.cat, brokers: c.brokers, tenants: c.tenants, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}
+	c.fleet = &fleet{cfg: cfg, mu: mu, cat: c.cat, book: shortage.New(cfg.Threshold), missed: map[string]bool{}}
+	planner := &planner{mu: mu, cat: c.cat, brokers: c.brokers, tenants: c.tenants, fleet: c.fleet, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}
 	c.owners = &owners{mu, c.topics, c.knowledge, c.life, changes{
 		cfg, mu, c.cat, c.brokers, c.topics, c.requests, terms, c.life, adaptor, planner, c.view.Lowering, tracer,
 	}, tracer}
 	c.mover = &mover{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, terms, c.owners}
-	c.tuning = &tuning{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, c.life, adaptor, c.owners, c.metrics, tracer}
+	c.tuning = &tuning{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, c.life, adaptor, c.owners, c.metrics, tracer, c.fleet}
 	c.learning = &learning{cfg, mu, c.cat, c.brokers, c.topics, c.tenants, c.tuner, c.owners, c.tuning}
 	c.witness = &witness{cfg, mu, c.cat, c.brokers, c.life, adaptor, c.soon}
 	c.contracts = &contracts{cfg: cfg, mu: mu, cat: c.cat, brokers: c.brokers, topics: c.topics, life: c.life, adaptor: adaptor, owners: c.owners}
@@ -266,6 +271,7 @@ func (c *Controller) tick(now time.Time) {
 	c.mover.settle(now)
 	c.learning.look(now)
 	c.copies.rebuild(now)
+	c.fleet.look(now)
 }
 
 // recover stages the events that follow from an earlier controller's end, before any

@@ -20,6 +20,7 @@ var (
 	descBrokers   = prometheus.NewDesc("srtm_brokers_connected", "Brokers with a session.", nil, nil)
 	descMcap      = prometheus.NewDesc("srtm_brokers_mcap_messages_per_second", "What the connected brokers carry within the SLO, together.", nil, nil)
 	descAllocated = prometheus.NewDesc("srtm_brokers_allocated_messages_per_second", "What is allocated on the connected brokers, together.", nil, nil)
+	descNeeded    = prometheus.NewDesc("srtm_brokers_needed", "Brokers that the cluster lacks: topics were refused for want of capacity, miss their SLO on all brokers, or use more than --capacity-threshold. 0 on a follower.", nil, nil)
 	descTopics    = prometheus.NewDesc("srtm_topics", "Topics by state.", []string{"state"}, nil)
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
@@ -94,11 +95,12 @@ type collector struct {
 	topics  *topics
 	tuner   *tuner.Tuner
 	judge   *judge
+	fleet   *fleet
 }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descFits,
+		descBrokers, descMcap, descAllocated, descNeeded, descTopics, descUnlisted, descCreating, descWatchers, descFits,
 		descDelivered, descExceeded, descMet, descOver, descStranded, descRefused, descAccess,
 	} {
 		out <- d
@@ -128,6 +130,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descBrokers, float64(connected))
 	gauge(descMcap, float64(mcap))
 	gauge(descAllocated, float64(allocated))
+	gauge(descNeeded, float64(m.fleet.book.Announced()))
 	var creating, watched float64
 	for _, l := range m.topics.byName {
 		if l.creating != nil {

@@ -22,6 +22,7 @@ type planner struct {
 	cat     *pipeline
 	brokers *brokers
 	tenants *tenants
+	fleet   *fleet
 
 	// turn is held from the snapshot to the commit of a plan. Acquire turn before mu.
 	turn sync.Mutex
@@ -66,6 +67,7 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		if errors.As(err, new(*catalog.PlanError)) {
 			continue
 		}
+		p.fleet.planned(name, topic, event, err)
 		if err != nil {
 			return reconcile.Planned{Err: err}
 		}
@@ -125,7 +127,7 @@ func (p planning) overcommitted(spec *catalog.Spec) (placement.Plan, error) {
 		}
 		plan, err := p.replaceAsWide(spec, nil)
 		var infeasible *placement.Infeasible
-		if !errors.As(err, &infeasible) || infeasible.Bound != "rcap" && infeasible.Bound != "brokers" || most == 0 || most > 1<<40 {
+		if !errors.As(err, &infeasible) || !infeasible.Capacity() || most == 0 || most > 1<<40 {
 			return plan, err
 		}
 	}

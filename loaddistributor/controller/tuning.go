@@ -63,6 +63,7 @@ type tuning struct {
 	owners  *owners
 	metrics metrics
 	tracer  trace.Tracer
+	fleet   *fleet
 }
 
 // look runs the tuner over the topics and carries out its effects.
@@ -177,6 +178,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 			}
 		case tuner.Ended:
 			t.metrics.ended.WithLabelValues(e.Outcome).Observe(e.Duration.Seconds())
+			t.fleet.fitted(e)
 			now := time.Now()
 			t.traceFit(e, t.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:

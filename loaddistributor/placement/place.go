@@ -98,6 +98,9 @@ type Infeasible struct {
 	Fits Fits
 }
 
+// Capacity reports whether more or larger brokers would help.
+func (e *Infeasible) Capacity() bool { return e.Bound == "rcap" || e.Bound == "brokers" }
+
 func (e *Infeasible) Error() string {
 	text := "infeasible: " + e.bound()
 	if fits := e.Fits.String(); fits != "" {

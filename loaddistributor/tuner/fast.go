@@ -204,7 +204,7 @@ func (f *Fast) start() Action {
 	}
 	var infeasible *placement.Infeasible
 	if errors.As(err, &infeasible) {
-		return f.end(Outcome{Infeasible: infeasible, Reason: infeasible.Error()})
+		return f.end(Outcome{Infeasible: infeasible, Lacking: infeasible.Capacity(), Reason: infeasible.Error()})
 	}
 	return f.end(Outcome{Reason: err.Error()})
 }
@@ -507,12 +507,13 @@ func (f *Fast) giveUp() Action {
 		}
 	}
 	cause := "the brokers' processing"
-	if f.access(f.forecast(f.plan, f.brokerOf)) > maxPart*f.setup.budget() {
+	bucket := f.access(f.forecast(f.plan, f.brokerOf)) > maxPart*f.setup.budget()
+	if bucket {
 		cause = "the contract's token bucket"
 	}
 	f.plan = best.plan
 	f.brokerOf = f.setup.whereOf(best.plan, len(f.publishers))
-	return f.end(Outcome{Reason: fmt.Sprintf("no number of brokers was shown to keep the SLO; the best, %d, has %s late, mostly by %s (%s)", best.plan.K, Percent(best.late), cause, best.decision)})
+	return f.end(Outcome{Lacking: !bucket, Reason: fmt.Sprintf("no number of brokers was shown to keep the SLO; the best, %d, has %s late, mostly by %s (%s)", best.plan.K, Percent(best.late), cause, best.decision)})
 }
 
 func (f *Fast) end(o Outcome) Action {

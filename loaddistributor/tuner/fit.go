@@ -269,7 +269,7 @@ func (t *Tuner) end(topic string, f *fit, outcome, step string, now time.Time) {
 	}
 	f.done, f.step, f.end = true, step, now
 	if !f.start.IsZero() {
-		t.emit(Ended{topic, outcome, now.Sub(f.start)})
+		t.emit(Ended{topic, outcome, now.Sub(f.start), outcome == OutcomeMissed && f.outcome.Lacking})
 	}
 	if f.record != nil {
 		t.stop(f.record, topic)

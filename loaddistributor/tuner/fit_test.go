@@ -21,7 +21,7 @@ func TestAFitThatIsOverKeepsHowItEnded(t *testing.T) {
 	if f.search != nil || f.record != nil || f.next != nil || f.sum.parts != nil || f.counted != nil {
 		t.Errorf("it keeps %+v", f)
 	}
-	want := []Effect{Ended{"t", OutcomeKept, time.Second}, Capture{"session", "t", 0}, Recorded{}}
+	want := []Effect{Ended{"t", OutcomeKept, time.Second, false}, Capture{"session", "t", 0}, Recorded{}}
 	if got := tuner.flush(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}

@@ -222,6 +222,7 @@ func (p *Paper) iterate(step string) Action {
 		}
 		return p.end(Outcome{
 			Infeasible: infeasible,
+			Lacking:    infeasible.Capacity(),
 			Reason:     fmt.Sprintf("%d of %d publishers fit on no broker that is not full: %v", len(unassigned), len(p.brokerOf), infeasible),
 		})
 	}

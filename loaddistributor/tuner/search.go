@@ -99,6 +99,9 @@ type Outcome struct {
 	Fitted bool
 	// Infeasible explains why there is no plan, if a bound of the placement was met.
 	Infeasible *placement.Infeasible
+	// Lacking: the brokers had no room for all publishers, or their processing is late. One
+	// more broker may help.
+	Lacking bool
 	// Reason is for people.
 	Reason string
 	// Rounds is the number of measurements for each number of brokers, or iteration.

@@ -123,6 +123,7 @@ type Found struct {
 type Ended struct {
 	Topic, Outcome string
 	Duration       time.Duration
+	Lacking        bool // see type Outcome
 }
 
 // Outcomes of a fit.
