@@ -154,14 +154,14 @@ type topic struct {
 	created   uint64
 	plan      placement.Plan
 	placement *Placement
-	prepared  []bool // by member
-	next      *next  // nil unless the topic moves
+	prepared  []bool       // by member
+	next      *plannedNext // nil unless the topic moves
 	retiring  map[string]bool
 	channels  []Channel // by name; immutable, a change replaces it
 }
 
-// next is the target of a topic's move.
-type next struct {
+// plannedNext is the target of a topic's move.
+type plannedNext struct {
 	Next
 	spread   *spread
 	prepared []bool // by quota of the plan
@@ -211,26 +211,26 @@ func (c *Catalog) Apply(e Event) ([]Effect, error) {
 	return effects, err
 }
 
-// known returns the topic of an event. The error names the operation doing.
-func (c *Catalog) known(doing, name string) (*topic, error) {
+// mustTopic returns the topic of an event. The error names the action.
+func (c *Catalog) mustTopic(action, name string) (*topic, error) {
 	t := c.topics[name]
 	if t == nil {
-		return nil, fmt.Errorf("%s topic %s: %w", doing, name, ErrTopicUnknown)
+		return nil, fmt.Errorf("%s topic %s: %w", action, name, ErrTopicUnknown)
 	}
 	return t, nil
 }
 
-// knownBroker returns the broker of an event. The error names the operation doing.
-func (c *Catalog) knownBroker(doing, id string) (*broker, error) {
+// mustBroker returns the broker of an event. The error names the action.
+func (c *Catalog) mustBroker(action, id string) (*broker, error) {
 	b := c.brokers[id]
 	if b == nil {
-		return nil, fmt.Errorf("%s broker %q: %w", doing, id, ErrBrokerUnknown)
+		return nil, fmt.Errorf("%s broker %q: %w", action, id, ErrBrokerUnknown)
 	}
 	return b, nil
 }
 
-// one returns the set of a single topic.
-func one(topic string) map[string]bool { return map[string]bool{topic: true} }
+// only returns the set of a single topic.
+func only(topic string) map[string]bool { return map[string]bool{topic: true} }
 
 func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 	if e.ID == "" || e.Mcap <= 0 {
@@ -242,15 +242,15 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 		b = c.addBroker(e.ID)
 	}
 	before := c.states(b.topics)
-	known := b.Broker
+	broker := b.Broker
 	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
 		Hostname: e.Hostname, Version: e.Version, Folder: e.Folder, Lock: e.Lock, Allocated: b.Allocated, Connected: true, Draining: b.Draining, Forced: b.Forced,
 		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated, Strict: b.Strict,
 	}
-	if known.Hostname == e.Hostname && known.Version == e.Version && known.Mcap == b.Mcap {
-		b.Absorbed = known.Absorbed
+	if broker.Hostname == e.Hostname && broker.Version == e.Version && broker.Mcap == b.Mcap {
+		b.Absorbed = broker.Absorbed
 	}
 	var effects []Effect
 	for _, name := range sorted(b.topics) {
@@ -267,7 +267,7 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e BrokerCalibrated) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.knownBroker("capacity of", e.ID)
+	b, err := c.mustBroker("capacity of", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -275,15 +275,15 @@ func (e BrokerCalibrated) apply(c *Catalog) ([]Effect, error) {
 		return nil, fmt.Errorf("capacity of broker %q: %d msg/s is negative", e.ID, e.Mcap)
 	}
 	before := c.states(b.topics)
-	was := b.Mcap
-	if b.Calibrated, b.Mcap = e.Mcap, cmp.Or(e.Mcap, b.Configured); b.Mcap != was {
+	previous := b.Mcap
+	if b.Calibrated, b.Mcap = e.Mcap, cmp.Or(e.Mcap, b.Configured); b.Mcap != previous {
 		b.Absorbed = Absorption{}
 	}
 	return c.changes(before), nil
 }
 
 func (e BrokerAbsorbed) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.knownBroker("what is absorbed by", e.ID)
+	b, err := c.mustBroker("what is absorbed by", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func (e BrokerAbsorbed) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e BrokerNoted) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.knownBroker("note on", e.ID)
+	b, err := c.mustBroker("note on", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
 		}
 	}
 	if e.Raising || e.Vague {
-		if _, err := c.known("keep what is not confirmed of", e.Topic); err != nil {
+		if _, err := c.mustTopic("keep what is not confirmed of", e.Topic); err != nil {
 			return nil, err
 		}
 	}
@@ -421,7 +421,7 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 		return nil, fmt.Errorf("topic %s has the key already: %w", other, ErrKeyReused)
 	}
 	t := &topic{spec: e.Spec, ordered: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan, retiring: map[string]bool{}}
-	if err := c.fits(e.Plan, placement.Plan{}); err != nil {
+	if err := c.checkRoom(e.Plan, placement.Plan{}); err != nil {
 		return nil, err
 	}
 	members := c.endpoints(e.Plan)
@@ -432,7 +432,7 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	slices.SortFunc(t.channels, func(a, b Channel) int { return cmp.Compare(a.Name, b.Name) })
 	t.channels = slices.Compact(t.channels)
 	t.prepared = make([]bool, len(members))
-	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread, paced: e.Spec.Pacing.on()}
+	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread, paced: e.Spec.Pacing.enabled()}
 	c.insert(t)
 	delete(c.contracts, name) // the new contract replaces the old one
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, Preparing, ""}}, nil
@@ -467,14 +467,14 @@ func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 	if b := c.brokers[e.Broker]; b == nil || !b.Connected || !b.topics[e.Topic] {
 		return nil, fmt.Errorf("topic %s prepared on %s, which is no member or away: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
-	before := c.states(one(e.Topic))
+	before := c.states(only(e.Topic))
 	t.setPrepared(e.Broker, true)
 	delete(c.brokers[e.Broker].leftovers, e.Topic) // the new topic replaced the leftover
 	return c.changes(before), nil
 }
 
 func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
-	t, err := c.known("activate", e.Topic)
+	t, err := c.mustTopic("activate", e.Topic)
 	if err != nil {
 		return nil, err
 	}
@@ -484,7 +484,7 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	if reason := c.unready(t.plan, t.prepared); reason != "" {
 		return nil, &NotReadyError{e.Topic, reason}
 	}
-	before := c.states(one(e.Topic))
+	before := c.states(only(e.Topic))
 	t.phase = Active
 	delete(c.unconfirmed, e.Topic) // the adaptor grants a new contract only after the old shares have ended
 	return c.changes(before), nil
@@ -499,20 +499,20 @@ func (e SLOJudged) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e TopicDeleting) apply(c *Catalog) ([]Effect, error) {
-	t, err := c.known("delete", e.Topic)
+	t, err := c.mustTopic("delete", e.Topic)
 	if err != nil {
 		return nil, err
 	}
 	if t.phase == Deleting {
 		return nil, fmt.Errorf("delete topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
 	}
-	before := c.states(one(e.Topic))
+	before := c.states(only(e.Topic))
 	t.phase = Deleting
 	return c.changes(before), nil
 }
 
 func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
-	t, err := c.known("remove", e.Topic)
+	t, err := c.mustTopic("remove", e.Topic)
 	if err != nil {
 		return nil, err
 	}
@@ -563,31 +563,31 @@ func (e LeftoverContractRemoved) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
-// shown is the part of a topic's state that readers see.
-type shown struct {
+// displayed is the part of a topic's state that readers see.
+type displayed struct {
 	state  State
 	reason string
 }
 
 // states returns the shown state of the named topics, as input of changes.
-func (c *Catalog) states(names map[string]bool) map[string]shown {
-	before := make(map[string]shown, len(names))
+func (c *Catalog) states(names map[string]bool) map[string]displayed {
+	before := make(map[string]displayed, len(names))
 	// order: from one set into another
 	for name := range names {
 		s, reason := c.state(c.topics[name])
-		before[name] = shown{s, reason}
+		before[name] = displayed{s, reason}
 	}
 	return before
 }
 
 // changes returns an effect for each topic whose shown state differs from before, by
 // name.
-func (c *Catalog) changes(before map[string]shown) []Effect {
+func (c *Catalog) changes(before map[string]displayed) []Effect {
 	var effects []Effect
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		s, reason := c.state(c.topics[name])
-		if was := before[name]; (was != shown{s, reason}) {
-			effects = append(effects, StateChanged{name, was.state, s, reason})
+		if previous := before[name]; (previous != displayed{s, reason}) {
+			effects = append(effects, StateChanged{name, previous.state, s, reason})
 		}
 	}
 	return effects

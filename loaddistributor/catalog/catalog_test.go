@@ -45,7 +45,7 @@ type world struct {
 
 func newWorld(t testing.TB) world { return world{t, New()} }
 
-func (w world) must(e Event) []Effect {
+func (w world) mustApply(e Event) []Effect {
 	w.t.Helper()
 	effects, err := w.Apply(e)
 	if err != nil {
@@ -72,11 +72,11 @@ func (w world) plan(s *Spec) TopicPlaced {
 func (w world) active(s *Spec) {
 	w.t.Helper()
 	e := w.plan(s)
-	w.must(e)
+	w.mustApply(e)
 	for _, q := range e.Plan.Quotas {
-		w.must(MemberPrepared{s.Name(), q.Broker})
+		w.mustApply(MemberPrepared{s.Name(), q.Broker})
 	}
-	w.must(TopicActivated{s.Name()})
+	w.mustApply(TopicActivated{s.Name()})
 }
 
 func TestSpecEqual(t *testing.T) {
@@ -116,9 +116,9 @@ func TestSpecEqual(t *testing.T) {
 
 func TestTopicsArePagedByName(t *testing.T) {
 	w := newWorld(t)
-	w.must(joined("b1", 1000))
+	w.mustApply(joined("b1", 1000))
 	for _, name := range []string{"d", "a", "c", "b"} {
-		w.must(w.plan(spec(name, 2, 10)))
+		w.mustApply(w.plan(spec(name, 2, 10)))
 	}
 	var names []string
 	for after := ""; ; {
@@ -139,9 +139,9 @@ func TestTopicsArePagedByName(t *testing.T) {
 
 func TestBrokersThatAreGoneAreForgottenInTheEnd(t *testing.T) {
 	w := newWorld(t)
-	w.must(joined("used", 100))
-	w.must(w.plan(spec("t", 2, 10)))
-	w.must(BrokerLeft{"used"})
+	w.mustApply(joined("used", 100))
+	w.mustApply(w.plan(spec("t", 2, 10)))
+	w.mustApply(BrokerLeft{"used"})
 	for i := range MaxGone + 5 {
 		id := fmt.Sprint("b", i)
 		testkit.Result(w.Apply(joined(id, 1))).Must(t)
@@ -168,13 +168,13 @@ func TestOfBrokersThatWentAtOnceTheFirstByIDIsForgotten(t *testing.T) {
 	for i := range MaxGone + 5 {
 		testkit.Result(w.Apply(joined(fmt.Sprintf("b%04d", i), 1))).Must(t)
 	}
-	w.must(Restarted{})
-	w.must(joined("last", 1))
-	w.must(BrokerLeft{"last"})
+	w.mustApply(Restarted{})
+	w.mustApply(joined("last", 1))
+	w.mustApply(BrokerLeft{"last"})
 	w.check()
-	all := w.Brokers()
-	if len(all) != MaxGone || all[0].ID != "b0006" || all[MaxGone-1].ID != "last" {
-		t.Errorf("%d are remembered, %s to %s", len(all), all[0].ID, all[len(all)-1].ID)
+	applyAll := w.Brokers()
+	if len(applyAll) != MaxGone || applyAll[0].ID != "b0006" || applyAll[MaxGone-1].ID != "last" {
+		t.Errorf("%d are remembered, %s to %s", len(applyAll), applyAll[0].ID, applyAll[len(applyAll)-1].ID)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestAnyHistory(t *testing.T) {
 				}
 			}
 		}
-		again := New()
+		reloaded := New()
 		for _, e := range accepted {
 			var err error
 			switch from := e.(type) { // as read from a store
@@ -330,12 +330,12 @@ func TestAnyHistory(t *testing.T) {
 				e, err = NewTopicMoving(from.Spec, from.Plan)
 			}
 			testkit.Must(t, err)
-			if _, err := again.Apply(e); err != nil {
+			if _, err := reloaded.Apply(e); err != nil {
 				t.Fatalf("replay: %+v: %v", e, err)
 			}
 		}
-		if !reflect.DeepEqual(c, again) {
-			t.Fatalf("replayed:\n%s\noriginal:\n%s", fingerprint(again), fingerprint(c))
+		if !reflect.DeepEqual(c, reloaded) {
+			t.Fatalf("replayed:\n%s\noriginal:\n%s", fingerprint(reloaded), fingerprint(c))
 		}
 		loaded, err := Load(c.Dump())
 		if len(c.names.pieces) == 0 {
@@ -374,7 +374,7 @@ func fingerprint(c *Catalog) string {
 
 func TestLoadRefusesWhatCannotBe(t *testing.T) {
 	w := newWorld(t)
-	w.must(joined("b1", 100))
+	w.mustApply(joined("b1", 100))
 	w.active(spec("t", 8, 60))
 	for name, change := range map[string]func(*Dump){
 		"a topic on a broker that is not there": func(d *Dump) { d.Brokers = nil },
@@ -387,7 +387,7 @@ func TestLoadRefusesWhatCannotBe(t *testing.T) {
 		"publishers without a place":            func(d *Dump) { d.Topics[0].Plan.Quotas[0].Publishers = nil },
 	} {
 		copied := newWorld(t)
-		copied.must(joined("b1", 100))
+		copied.mustApply(joined("b1", 100))
 		copied.active(spec("t", 8, 60))
 		d := copied.Dump()
 		change(&d)
@@ -407,31 +407,31 @@ func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
 		return shares
 	}
 	w := newWorld(t)
-	all := func(events ...Event) {
+	applyAll := func(events ...Event) {
 		for _, e := range events {
-			w.must(e)
+			w.mustApply(e)
 		}
 	}
-	all(joined("a", 100), joined("b", 100))
-	all(w.plan(spec("t", 4, 10)), SharesUnconfirmed{Topic: "t", Shares: held("a", "b")}, TopicDeleting{"t"}, TopicRemoved{Topic: "t"}, BrokerLeft{"a"}, BrokerLeft{"b"})
+	applyAll(joined("a", 100), joined("b", 100))
+	applyAll(w.plan(spec("t", 4, 10)), SharesUnconfirmed{Topic: "t", Shares: held("a", "b")}, TopicDeleting{"t"}, TopicRemoved{Topic: "t"}, BrokerLeft{"a"}, BrokerLeft{"b"})
 	testkit.Equal(t, fmt.Sprint(w.UnconfirmedTopics(), w.Unconfirmed("t")), fmt.Sprint([]string{"t"}, held("a", "b")), "the topic is deleted")
-	again := testkit.Result(Load(w.Dump())).Must(t)
-	testkit.Equal(t, fmt.Sprint(again.Unconfirmed("t")), fmt.Sprint(held("a", "b")), "after a restart")
-	w.must(BrokerNoted{ID: "a", Forgotten: true})
+	reloaded := testkit.Result(Load(w.Dump())).Must(t)
+	testkit.Equal(t, fmt.Sprint(reloaded.Unconfirmed("t")), fmt.Sprint(held("a", "b")), "after a restart")
+	w.mustApply(BrokerNoted{ID: "a", Forgotten: true})
 	testkit.Equal(t, fmt.Sprint(w.Unconfirmed("t")), fmt.Sprint(held("b")), "a holds nothing")
-	w.must(BrokerRemoved{"b"})
+	w.mustApply(BrokerRemoved{"b"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "and b was removed")
 
-	all(joined("a", 100), SharesUnconfirmed{Topic: "t", Shares: held("a")})
-	all(w.plan(spec("t", 4, 10)), MemberPrepared{"t", "a"})
+	applyAll(joined("a", 100), SharesUnconfirmed{Topic: "t", Shares: held("a")})
+	applyAll(w.plan(spec("t", 4, 10)), MemberPrepared{"t", "a"})
 	testkit.Equal(t, fmt.Sprint(w.Unconfirmed("t")), fmt.Sprint(held("a")), "a topic of the name is being created")
-	w.must(TopicActivated{"t"})
+	w.mustApply(TopicActivated{"t"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "it is active")
-	all(SharesUnconfirmed{Topic: "t", Shares: held("a")}, SharesUnconfirmed{Topic: "t"})
+	applyAll(SharesUnconfirmed{Topic: "t", Shares: held("a")}, SharesUnconfirmed{Topic: "t"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "all have confirmed")
-	for _, bad := range [][]UnconfirmedShare{held("b", "a"), held("a", "a"), held(""), {{"a", tokenbucket.Share{Rate: 1}}}} {
-		if _, err := w.Apply(SharesUnconfirmed{Topic: "t", Shares: bad}); err == nil {
-			t.Errorf("accepted: %+v", bad)
+	for _, invalid := range [][]UnconfirmedShare{held("b", "a"), held("a", "a"), held(""), {{"a", tokenbucket.Share{Rate: 1}}}} {
+		if _, err := w.Apply(SharesUnconfirmed{Topic: "t", Shares: invalid}); err == nil {
+			t.Errorf("accepted: %+v", invalid)
 		}
 	}
 }

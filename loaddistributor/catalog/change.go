@@ -90,20 +90,20 @@ func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
 	}
 	places := e.carry(from.Spec, from.Placement.spread.member, from.Plan, n)
 	named := len(removed) + len(added)
-	come := func(to []int, place int32) (came []int) {
-		for _, i := range to {
+	arriving := func(target []int, place int32) (arrived []int) {
+		for _, i := range target {
 			if places[i] != place {
-				came = append(came, i)
+				arrived = append(arrived, i)
 			}
 		}
-		named += len(came)
-		ordered = ordered && slices.IsSorted(to)
-		return came
+		named += len(arrived)
+		ordered = ordered && slices.IsSorted(target)
+		return arrived
 	}
-	e.Plan.Unplaced = come(plan.Unplaced, unplaced)
+	e.Plan.Unplaced = arriving(plan.Unplaced, unplaced)
 	e.Plan.Quotas = slices.Clone(plan.Quotas)
 	for m := range e.Plan.Quotas {
-		e.Plan.Quotas[m].Publishers = come(plan.Quotas[m].Publishers, int32(m))
+		e.Plan.Quotas[m].Publishers = arriving(plan.Quotas[m].Publishers, int32(m))
 	}
 	if !ordered || named > n/shortest {
 		return nil
@@ -126,43 +126,43 @@ func Edits(a, b *Spec) (removed, added []int, short bool) {
 // edits returns the indices of the publishers only in a and of the publishers only in b.
 // ordered means that the common publishers have the same order in a and b.
 func edits(a, b *Spec) (removed, added []int, ordered bool) {
-	type one struct {
+	type publisherState struct {
 		placement.Publisher
 		since int64
 	}
 	if (len(a.Since) > 0) != (len(b.Since) > 0) && len(a.Demand.Publishers) > 0 && len(b.Demand.Publishers) > 0 {
 		return nil, nil, false
 	}
-	at := func(s *Spec, i int) one {
-		p := one{Publisher: s.Demand.Publishers[i]}
+	publisherAt := func(s *Spec, i int) publisherState {
+		p := publisherState{Publisher: s.Demand.Publishers[i]}
 		if len(s.Since) > 0 {
 			p.since = s.Since[i]
 		}
 		return p
 	}
 	low, endA, endB := 0, len(a.Demand.Publishers), len(b.Demand.Publishers)
-	for low < min(endA, endB) && at(a, low) == at(b, low) {
+	for low < min(endA, endB) && publisherAt(a, low) == publisherAt(b, low) {
 		low++
 	}
-	for endA > low && endB > low && at(a, endA-1) == at(b, endB-1) {
+	for endA > low && endB > low && publisherAt(a, endA-1) == publisherAt(b, endB-1) {
 		endA, endB = endA-1, endB-1
 	}
-	inA, inB := map[one]bool{}, map[one]bool{}
+	inA, inB := map[publisherState]bool{}, map[publisherState]bool{}
 	for i := low; i < endA; i++ {
-		inA[at(a, i)] = true
+		inA[publisherAt(a, i)] = true
 	}
 	for j := low; j < endB; j++ {
-		inB[at(b, j)] = true
+		inB[publisherAt(b, j)] = true
 	}
 	for i, j := low, low; i < endA || j < endB; {
 		switch {
-		case i < endA && !inB[at(a, i)]:
+		case i < endA && !inB[publisherAt(a, i)]:
 			removed = append(removed, i)
 			i++
-		case j < endB && !inA[at(b, j)]:
+		case j < endB && !inA[publisherAt(b, j)]:
 			added = append(added, j)
 			j++
-		case i < endA && j < endB && at(a, i) == at(b, j):
+		case i < endA && j < endB && publisherAt(a, i) == publisherAt(b, j):
 			i, j = i+1, j+1
 		default:
 			return nil, nil, false
@@ -174,7 +174,7 @@ func edits(a, b *Spec) (removed, added []int, ordered bool) {
 // carry returns the place of each of the n publishers of the new plan if no publisher
 // moves: a quota of the new plan, unplaced, or unknown. Requires: Removed and Added
 // ascend and are in range.
-func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n int) []int32 {
+func (e *TopicChanging) carry(before *Spec, member []int32, old placement.Plan, n int) []int32 {
 	to := make([]int32, len(old.Quotas)) // by quota of the old plan
 	for m, q := range old.Quotas {
 		to[m] = unknown
@@ -183,7 +183,7 @@ func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n i
 		}
 	}
 	places := slices.Repeat([]int32{unknown}, n)
-	stay := func(old, now int) {
+	keepPlace := func(old, now int) {
 		if m := member[old]; m >= 0 {
 			places[now] = to[m]
 		} else {
@@ -192,7 +192,7 @@ func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n i
 	}
 	removed, added := e.Removed, e.Added
 	now := 0
-	for i := range was.Demand.Publishers {
+	for i := range before.Demand.Publishers {
 		if len(removed) > 0 && removed[0] == i {
 			removed = removed[1:]
 			continue
@@ -200,16 +200,16 @@ func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n i
 		for len(added) > 0 && added[0] == now {
 			added, now = added[1:], now+1
 		}
-		stay(i, now)
+		keepPlace(i, now)
 		now++
 	}
 	now += len(added)
-	begin := len(was.Demand.Publishers)
-	for g, group := range was.Demand.Groups {
+	begin := len(before.Demand.Publishers)
+	for g, group := range before.Demand.Groups {
 		next := e.Spec.Demand.Groups[g]
 		for i := range min(group.Count, next.Count) {
 			if group.Name() == next.Name() {
-				stay(begin+i, now+i)
+				keepPlace(begin+i, now+i)
 			}
 		}
 		begin, now = begin+group.Count, now+next.Count
@@ -219,48 +219,48 @@ func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n i
 
 // whole returns the full form of the change, computed against t.
 func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
-	was := t.spec
-	bad := func(problem string) (TopicMoving, error) {
+	before := t.spec
+	invalid := func(problem string) (TopicMoving, error) {
 		return TopicMoving{}, &PlanError{Problem: "a change of another topic than this: " + problem}
 	}
-	publishers := len(was.Demand.Publishers) - len(e.Removed) + len(e.Added)
-	since := len(was.Since) > 0 || len(e.Since) > 0
+	publishers := len(before.Demand.Publishers) - len(e.Removed) + len(e.Added)
+	since := len(before.Since) > 0 || len(e.Since) > 0
 	switch {
-	case len(e.Spec.Demand.Groups) != len(was.Demand.Groups):
-		return bad("it has other groups")
-	case !within(e.Removed, len(was.Demand.Publishers)) || !within(e.Added, publishers):
-		return bad("it has other publishers")
+	case len(e.Spec.Demand.Groups) != len(before.Demand.Groups):
+		return invalid("it has other groups")
+	case !inRange(e.Removed, len(before.Demand.Publishers)) || !inRange(e.Added, publishers):
+		return invalid("it has other publishers")
 	case len(e.Publishers) != len(e.Added) || since && len(e.Since) != len(e.Added):
-		return bad("not all publishers are there")
+		return invalid("not all publishers are there")
 	}
 	spec := *e.Spec
 	if len(e.Removed)+len(e.Added) == 0 {
-		spec.Demand.Publishers, spec.Since = was.Demand.Publishers, was.Since
+		spec.Demand.Publishers, spec.Since = before.Demand.Publishers, before.Since
 	} else {
-		spec.Demand.Publishers, spec.Since = splice(was.Demand.Publishers, e.Removed, e.Added, e.Publishers), nil
+		spec.Demand.Publishers, spec.Since = splice(before.Demand.Publishers, e.Removed, e.Added, e.Publishers), nil
 		if since {
-			spec.Since = splice(was.Since, e.Removed, e.Added, e.Since)
+			spec.Since = splice(before.Since, e.Removed, e.Added, e.Since)
 		}
 	}
 	next := &spec
-	if spec.Equal(was) {
-		next = was // shares memory with was
+	if spec.Equal(before) {
+		next = before // shares memory with was
 	} else if err := spec.Demand.Validate(); err != nil {
 		return TopicMoving{}, err
 	}
 
 	n := spec.Demand.Count()
-	places := e.carry(was, t.placement.spread.member, t.plan, n)
+	places := e.carry(before, t.placement.spread.member, t.plan, n)
 	for m, q := range e.Plan.Quotas {
-		if !within(q.Publishers, n) {
-			return bad("a publisher is none of it")
+		if !inRange(q.Publishers, n) {
+			return invalid("a publisher is none of it")
 		}
 		for _, i := range q.Publishers {
 			places[i] = int32(m)
 		}
 	}
-	if !within(e.Plan.Unplaced, n) {
-		return bad("a publisher is none of it")
+	if !inRange(e.Plan.Unplaced, n) {
+		return invalid("a publisher is none of it")
 	}
 	for _, i := range e.Plan.Unplaced {
 		places[i] = unplaced
@@ -283,14 +283,14 @@ func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
 		case m == unplaced:
 			plan.Unplaced = append(plan.Unplaced, i)
 		default:
-			return bad("a publisher has no place")
+			return invalid("a publisher has no place")
 		}
 	}
 	return NewTopicMoving(next, plan)
 }
 
 func (e TopicChanging) apply(c *Catalog) ([]Effect, error) {
-	t, err := c.known("change", e.Spec.Name())
+	t, err := c.mustTopic("change", e.Spec.Name())
 	if err != nil {
 		return nil, err
 	}
@@ -303,27 +303,27 @@ func (e TopicChanging) apply(c *Catalog) ([]Effect, error) {
 
 // splice returns s without the elements at removed and with the elements of more at
 // added. Requires: the indices fit.
-func splice[E any](s []E, removed, added []int, more []E) []E {
-	out := make([]E, 0, len(s)-len(removed)+len(added))
+func splice[E any](s []E, removed, added []int, inserted []E) []E {
+	result := make([]E, 0, len(s)-len(removed)+len(added))
 	insert := func() {
-		for len(added) > 0 && added[0] == len(out) {
-			out, added, more = append(out, more[0]), added[1:], more[1:]
+		for len(added) > 0 && added[0] == len(result) {
+			result, added, inserted = append(result, inserted[0]), added[1:], inserted[1:]
 		}
 	}
-	for i, one := range s {
+	for i, element := range s {
 		if len(removed) > 0 && removed[0] == i {
 			removed = removed[1:]
 			continue
 		}
 		insert()
-		out = append(out, one)
+		result = append(result, element)
 	}
 	insert()
-	return out
+	return result
 }
 
-// within reports whether the indices ascend and are below n.
-func within(indices []int, n int) bool {
+// inRange reports whether the indices ascend and are below n.
+func inRange(indices []int, n int) bool {
 	last := -1
 	for _, i := range indices {
 		if i <= last || i >= n {

@@ -18,21 +18,21 @@ func TestAnyChange(t *testing.T) {
 		brokers := []string{"b0", "b1", "b2", "b3"}
 		w := newWorld(t)
 		for _, id := range brokers {
-			w.must(joined(id, 1_000_000))
+			w.mustApply(joined(id, 1_000_000))
 		}
 		publisher := func(id int) placement.Publisher {
 			return placement.Publisher{ID: fmt.Sprint("p", id), Rate: 0.001}
 		}
-		was := spec("t", 1, 100)
-		was.Demand.Publishers, was.Demand.Groups = nil, nil
+		before := spec("t", 1, 100)
+		before.Demand.Publishers, before.Demand.Groups = nil, nil
 		since := rapid.Bool().Draw(rt, "since")
 		for i := range rapid.SampledFrom([]int{0, 600, 1200}).Draw(rt, "declared") {
-			was.Demand.Publishers = append(was.Demand.Publishers, publisher(i))
+			before.Demand.Publishers = append(before.Demand.Publishers, publisher(i))
 			if since {
-				was.Since = append(was.Since, int64(i+1))
+				before.Since = append(before.Since, int64(i+1))
 			}
 		}
-		was.Demand.Groups = []placement.Group{
+		before.Demand.Groups = []placement.Group{
 			{Key: "g", Count: 700, Rate: 0.001}, {Key: "h", Count: 500, Rate: 0.001},
 		}
 		place := func(s *Spec, at func(i int) int, ids ...string) placement.Plan {
@@ -49,18 +49,18 @@ func TestAnyChange(t *testing.T) {
 			}
 			return p
 		}
-		before := place(was, func(i int) int { return i%4 - 1 }, "b0", "b1", "b2")
-		e := testkit.Result(NewTopicPlaced(was, before, "")).Must(rt)
-		w.must(e)
-		for _, q := range before.Quotas {
-			w.must(MemberPrepared{"t", q.Broker})
+		oldPlan := place(before, func(i int) int { return i%4 - 1 }, "b0", "b1", "b2")
+		e := testkit.Result(NewTopicPlaced(before, oldPlan, "")).Must(rt)
+		w.mustApply(e)
+		for _, q := range oldPlan.Quotas {
+			w.mustApply(MemberPrepared{"t", q.Broker})
 		}
-		w.must(TopicActivated{"t"})
+		w.mustApply(TopicActivated{"t"})
 
-		is := *was
-		is.Demand.Publishers, is.Since, is.Demand.Groups = slices.Clone(was.Demand.Publishers), slices.Clone(was.Since), slices.Clone(was.Demand.Groups)
-		places := make([]int, 0, was.Demand.Count())
-		for i := range was.Demand.Count() {
+		is := *before
+		is.Demand.Publishers, is.Since, is.Demand.Groups = slices.Clone(before.Demand.Publishers), slices.Clone(before.Since), slices.Clone(before.Demand.Groups)
+		places := make([]int, 0, before.Demand.Count())
+		for i := range before.Demand.Count() {
 			places = append(places, i%4-1)
 		}
 		for n := range rapid.IntRange(0, 8).Draw(rt, "edits") {
@@ -121,7 +121,7 @@ func TestAnyChange(t *testing.T) {
 		if w.Based(moving).Change() == nil || other.Based(moving).Change() == nil {
 			rt.Fatal("it is of this very topic")
 		}
-		w.must(moving)
+		w.mustApply(moving)
 		testkit.Result(other.Apply(*change)).Must(rt)
 		if a, b := w.Dump(), other.Dump(); !reflect.DeepEqual(a, b) {
 			rt.Fatalf("the change gives\n%+v\nthe move\n%+v", b.Topics[0].Next, a.Topics[0].Next)
@@ -129,13 +129,13 @@ func TestAnyChange(t *testing.T) {
 		if w.Based(moving).Change() == nil {
 			rt.Error("the topic has not moved yet")
 		}
-		w.must(TopicMoveAborted{Topic: "t"})
+		w.mustApply(TopicMoveAborted{Topic: "t"})
 		again := testkit.Result(NewTopicMoving(topic.Spec.Keeping("fsync"), topic.Plan)).Must(rt)
-		w.must(again)
+		w.mustApply(again)
 		for _, q := range again.Plan.Quotas {
-			w.must(MemberPrepared{"t", q.Broker})
+			w.mustApply(MemberPrepared{"t", q.Broker})
 		}
-		w.must(TopicMoved{"t"})
+		w.mustApply(TopicMoved{"t"})
 		if w.Based(moving).Change() != nil {
 			rt.Error("the topic has changed since")
 		}
@@ -145,7 +145,7 @@ func TestAnyChange(t *testing.T) {
 // A change that does not fit the topic is refused, and changes nothing.
 func TestChangesThatAreRefused(t *testing.T) {
 	w := newWorld(t)
-	w.must(joined("b", 1000))
+	w.mustApply(joined("b", 1000))
 	s := spec("t", 4, 10)
 	w.active(s)
 	head := *s

@@ -75,29 +75,29 @@ func find(channels []Channel, name string) (Channel, bool) {
 	return channels[i], true
 }
 
-// lives returns the topic of a channel event. It refuses a topic in state Deleting.
-func (c *Catalog) lives(doing, name string) (*topic, error) {
-	t, err := c.known(doing, name)
+// liveTopic returns the topic of a channel event. It refuses a topic in state Deleting.
+func (c *Catalog) liveTopic(action, name string) (*topic, error) {
+	t, err := c.mustTopic(action, name)
 	if err == nil && t.phase == Deleting {
-		err = fmt.Errorf("%s topic %s, which is %v: %w", doing, name, t.phase, ErrTopicState)
+		err = fmt.Errorf("%s topic %s, which is %v: %w", action, name, t.phase, ErrTopicState)
 	}
 	return t, err
 }
 
 func (e ChannelsCreated) apply(c *Catalog) ([]Effect, error) {
-	t, err := c.lives("create channels of", e.Topic)
+	t, err := c.liveTopic("create channels of", e.Topic)
 	if err != nil {
 		return nil, err
 	}
 	var fresh []Channel
-	for _, one := range e.Channels {
-		if _, found := find(t.channels, one.Name); found {
+	for _, channel := range e.Channels {
+		if _, found := find(t.channels, channel.Name); found {
 			continue
 		}
-		if one.Name == "" {
+		if channel.Name == "" {
 			return nil, fmt.Errorf("create channels of topic %s: one has no name", e.Topic)
 		}
-		fresh = append(fresh, Channel{one.Name, c.version, one.Paused})
+		fresh = append(fresh, Channel{channel.Name, c.version, channel.Paused})
 	}
 	return t.add(fresh)
 }
@@ -111,8 +111,8 @@ func (t *topic) add(fresh []Channel) ([]Effect, error) {
 		return nil, &ChannelsError{t.spec.Name(), len(t.channels), len(fresh)}
 	}
 	names := make([]string, len(fresh))
-	for i, one := range fresh {
-		names[i] = one.Name
+	for i, channel := range fresh {
+		names[i] = channel.Name
 	}
 	slices.Sort(names)
 	if len(slices.Compact(slices.Clone(names))) < len(names) {
@@ -126,27 +126,27 @@ func (t *topic) add(fresh []Channel) ([]Effect, error) {
 }
 
 // present returns the topic of an event and the positions of its channels.
-func (c *Catalog) present(doing, name string, channels []Channel) (t *topic, at []int, err error) {
-	if t, err = c.lives(doing, name); err != nil {
+func (c *Catalog) present(action, name string, channels []Channel) (t *topic, indices []int, err error) {
+	if t, err = c.liveTopic(action, name); err != nil {
 		return nil, nil, err
 	}
-	for _, one := range channels {
-		i, found := position(t.channels, one.Name)
+	for _, channel := range channels {
+		i, found := position(t.channels, channel.Name)
 		if !found {
-			return nil, nil, fmt.Errorf("%s topic %s: %q: %w", doing, name, one.Name, ErrChannelUnknown)
+			return nil, nil, fmt.Errorf("%s topic %s: %q: %w", action, name, channel.Name, ErrChannelUnknown)
 		}
-		at = append(at, i)
+		indices = append(indices, i)
 	}
-	return t, at, nil
+	return t, indices, nil
 }
 
 func (e ChannelsPaused) apply(c *Catalog) ([]Effect, error) {
-	t, at, err := c.present("pause channels of", e.Topic, e.Channels)
+	t, indices, err := c.present("pause channels of", e.Topic, e.Channels)
 	if err != nil {
 		return nil, err
 	}
 	all, names := slices.Clone(t.channels), []string(nil)
-	for n, i := range at {
+	for n, i := range indices {
 		if all[i].Paused != e.Channels[n].Paused {
 			all[i].Paused = e.Channels[n].Paused
 			names = append(names, all[i].Name)
@@ -160,14 +160,14 @@ func (e ChannelsPaused) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e ChannelsDeleted) apply(c *Catalog) ([]Effect, error) {
-	t, at, err := c.present("delete channels of", e.Topic, e.Channels)
+	t, indices, err := c.present("delete channels of", e.Topic, e.Channels)
 	if err != nil {
 		return nil, err
 	}
 	gone := map[string]bool{}
-	for _, i := range at {
+	for _, i := range indices {
 		gone[t.channels[i].Name] = true
 	}
-	t.channels = slices.DeleteFunc(slices.Clone(t.channels), func(one Channel) bool { return gone[one.Name] })
+	t.channels = slices.DeleteFunc(slices.Clone(t.channels), func(channel Channel) bool { return gone[channel.Name] })
 	return []Effect{ChannelsChanged{e.Topic, sorted(gone)}}, nil
 }

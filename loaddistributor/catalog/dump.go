@@ -59,8 +59,8 @@ func (c *Catalog) Dump() Dump {
 		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(known.leftovers), LeftAt: known.leftAt})
 	}
 	for name := range c.names.after("") {
-		one, _ := c.DumpTopic(name)
-		d.Topics = append(d.Topics, one)
+		dump, _ := c.DumpTopic(name)
+		d.Topics = append(d.Topics, dump)
 	}
 	return d
 }
@@ -96,8 +96,8 @@ func Load(d Dump) (*Catalog, error) {
 			known.leftovers[name] = true
 		}
 	}
-	for _, one := range d.Topics {
-		if err := c.load(one); err != nil {
+	for _, dump := range d.Topics {
+		if err := c.load(dump); err != nil {
 			return nil, err
 		}
 	}
@@ -156,12 +156,12 @@ func (c *Catalog) load(d TopicDump) error {
 		if err != nil {
 			return fmt.Errorf("load the move of topic %s: %w", name, err)
 		}
-		t.next = &next{Next: *d.Next, spread: s, prepared: slices.Clone(d.NextPrepared)}
+		t.next = &plannedNext{Next: *d.Next, spread: s, prepared: slices.Clone(d.NextPrepared)}
 	}
 	for _, id := range d.Retiring {
 		t.retiring[id] = true
 	}
-	t.placement = &Placement{epoch: d.Epoch, spread: spread, paced: d.Spec.Pacing.on()}
+	t.placement = &Placement{epoch: d.Epoch, spread: spread, paced: d.Spec.Pacing.enabled()}
 	for _, id := range t.holders() {
 		if c.brokers[id] == nil {
 			return wrong("it is on broker %q, which is not known", id)

@@ -286,20 +286,20 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 // with at least a tenth of their quota free, newcomers picks the member with the most
 // used quota, to keep the publishers together as long as possible. If no member has a
 // tenth free, newcomers picks the member with the most free quota.
-func newcomers(plan placement.Plan, publishers []placement.Publisher) (at int32) {
-	most, room := -1.0, math.Inf(-1)
+func newcomers(plan placement.Plan, publishers []placement.Publisher) (index int32) {
+	largest, room := -1.0, math.Inf(-1)
 	for m, q := range plan.Quotas {
 		used := 0.0
 		for _, i := range q.Publishers {
 			used += publishers[i].Rate
 		}
 		free := float64(q.Rate) - used
-		switch enough := free >= 0.1*float64(q.Rate); {
-		case enough && used > most || enough && used == most && free > room:
-			at, most, room = int32(m), used, free
-		case !enough && most < 0 && free > room:
-			at, room = int32(m), free
+		switch hasRoom := free >= 0.1*float64(q.Rate); {
+		case hasRoom && used > largest || hasRoom && used == largest && free > room:
+			index, largest, room = int32(m), used, free
+		case !hasRoom && largest < 0 && free > room:
+			index, room = int32(m), free
 		}
 	}
-	return at
+	return index
 }

@@ -14,7 +14,7 @@ import (
 // TopicMoveAborted reverts the move.
 
 func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.knownBroker("drain", e.ID)
+	b, err := c.mustBroker("drain", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -22,31 +22,31 @@ func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
 	return nil, nil
 }
 
-// fits returns an error if the plan does not fit the brokers. The quotas of the old plan
+// checkRoom returns an error if the plan does not fit the brokers. The quotas of the old plan
 // count as free for this topic. A plan may exceed the free capacity if it leaves a broker
 // that is drained by force.
-func (c *Catalog) fits(plan, old placement.Plan) error {
+func (c *Catalog) checkRoom(plan, old placement.Plan) error {
 	forced := slices.ContainsFunc(old.Quotas, func(q placement.Quota) bool {
 		return c.brokers[q.Broker].Forced && plan.On(q.Broker) < 0
 	})
-	seen := map[string]bool{}
+	brokers := map[string]bool{}
 	for _, q := range plan.Quotas {
 		b := c.brokers[q.Broker]
-		more := q.Rate - rateOn(old, q.Broker)
+		increase := q.Rate - rateOn(old, q.Broker)
 		switch {
 		case b == nil || !b.Connected:
 			return &PlanError{q.Broker, "it is not connected"}
-		case seen[q.Broker]:
+		case brokers[q.Broker]:
 			return &PlanError{q.Broker, "it has two quotas"}
 		case q.Rate < 0:
 			return &PlanError{q.Broker, fmt.Sprintf("a quota of %d msg/s", q.Rate)}
-		case more <= 0:
+		case increase <= 0:
 		case b.Draining:
 			return &PlanError{q.Broker, "it is draining"}
-		case more > b.Mcap-b.Allocated && !forced: // no overflow: all are >= 0
-			return &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", more, b.Allocated, b.Mcap)}
+		case increase > b.Mcap-b.Allocated && !forced: // no overflow: all are >= 0
+			return &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", increase, b.Allocated, b.Mcap)}
 		}
-		seen[q.Broker] = true
+		brokers[q.Broker] = true
 	}
 	return nil
 }
@@ -68,18 +68,18 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 	case t.phase != Active || t.next != nil:
 		return nil, fmt.Errorf("move topic %s, which is %v, moving already: %v: %w", name, t.phase, t.next != nil, ErrTopicState)
 	}
-	if err := c.fits(e.Plan, t.plan); err != nil {
+	if err := c.checkRoom(e.Plan, t.plan); err != nil {
 		return nil, err
 	}
-	n := &next{Next: Next{Spec: e.Spec, Plan: e.Plan}, spread: e.spread, prepared: make([]bool, len(e.Plan.Quotas))}
+	n := &plannedNext{Next: Next{Spec: e.Spec, Plan: e.Plan}, spread: e.spread, prepared: make([]bool, len(e.Plan.Quotas))}
 	for i, q := range e.Plan.Quotas {
 		b := c.brokers[q.Broker]
 		b.Allocated += max(0, q.Rate-rateOn(t.plan, q.Broker))
 		b.topics[name] = true
 		// A member with the topic must still prepare it if the specification changed for
 		// brokers.
-		was := t.member(q.Broker)
-		n.prepared[i] = was >= 0 && t.prepared[was] && sameForBrokers(e.Spec, t.spec)
+		previous := t.member(q.Broker)
+		n.prepared[i] = previous >= 0 && t.prepared[previous] && sameForBrokers(e.Spec, t.spec)
 	}
 	t.next = n
 	return nil, nil
@@ -105,7 +105,7 @@ func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 			return nil, &NotReadyError{e.Topic, c.unready(n.Plan, n.prepared)}
 		}
 	}
-	before := c.states(one(e.Topic))
+	before := c.states(only(e.Topic))
 	for _, id := range t.holders() {
 		b := c.brokers[id]
 		b.Allocated += rateOn(n.Plan, id) - t.reserved(id)
@@ -119,7 +119,7 @@ func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 		b.retiring[e.Topic] = true
 	}
 	t.spec, t.plan, t.prepared, t.next = n.Spec, n.Plan, n.prepared, nil
-	t.placement = &Placement{epoch: c.epoch(), members: c.endpoints(n.Plan), spread: n.spread, paced: n.Spec.Pacing.on()}
+	t.placement = &Placement{epoch: c.epoch(), members: c.endpoints(n.Plan), spread: n.spread, paced: n.Spec.Pacing.enabled()}
 	return append([]Effect{PlacementChanged(e)}, c.changes(before)...), nil
 }
 
@@ -171,12 +171,12 @@ func (e MemberRetired) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (Restarted) apply(c *Catalog) ([]Effect, error) {
-	all := map[string]bool{}
+	names := map[string]bool{}
 	// order: a set
 	for name := range c.topics {
-		all[name] = true
+		names[name] = true
 	}
-	before := c.states(all)
+	before := c.states(names)
 	// order: each broker is changed on its own
 	for _, b := range c.brokers {
 		if b.Connected {
@@ -195,13 +195,13 @@ func (Restarted) apply(c *Catalog) ([]Effect, error) {
 }
 
 // setPrepared sets the broker's prepared flag in the present plan and in the next plan.
-func (t *topic) setPrepared(id string, is bool) {
+func (t *topic) setPrepared(id string, prepared bool) {
 	if i := t.member(id); i >= 0 {
-		t.prepared[i] = is
+		t.prepared[i] = prepared
 	}
 	if t.next != nil {
 		if i := t.next.Plan.On(id); i >= 0 {
-			t.next.prepared[i] = is
+			t.next.prepared[i] = prepared
 		}
 	}
 }

@@ -11,17 +11,17 @@ import (
 func TestNamesAreSorted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	var n names
-	known := map[string]bool{}
+	added := map[string]bool{}
 	for i := range 20_000 {
-		if name := fmt.Sprint(rng.IntN(6000)); i >= 12_000 && known[name] || i < 12_000 && known[name] && i%3 == 0 {
+		if name := fmt.Sprint(rng.IntN(6000)); i >= 12_000 && added[name] || i < 12_000 && added[name] && i%3 == 0 {
 			n.remove(name)
-			delete(known, name)
-		} else if i < 12_000 && !known[name] {
+			delete(added, name)
+		} else if i < 12_000 && !added[name] {
 			n.insert(name)
-			known[name] = true
+			added[name] = true
 		}
 	}
-	want := sorted(known)
+	want := sorted(added)
 	if got := slices.Collect(n.after("")); len(want) < 100 || !slices.Equal(got, want) {
 		t.Fatalf("%d names, want %d", len(got), len(want))
 	}

@@ -18,11 +18,11 @@ func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
 	t := c.topics[moving]
 	for _, b := range c.byID {
 		if b.Connected && !b.Draining {
-			one := placement.Broker{ID: b.ID, Mcap: b.Mcap, Allocated: b.Allocated}
+			broker := placement.Broker{ID: b.ID, Mcap: b.Mcap, Allocated: b.Allocated}
 			if t != nil {
-				one.Allocated -= t.reserved(b.ID)
+				broker.Allocated -= t.reserved(b.ID)
 			}
-			s = append(s, one)
+			s = append(s, broker)
 		}
 	}
 	return s
@@ -53,7 +53,7 @@ func (c *Catalog) view(t *topic) *Topic {
 
 // Active reports whether the topic is active, Degraded included, and whether the topic is
 // known.
-func (c *Catalog) Active(name string) (active, known bool) {
+func (c *Catalog) Active(name string) (active, found bool) {
 	t := c.topics[name]
 	return t != nil && t.phase == Active, t != nil
 }
@@ -88,10 +88,10 @@ func (c *Catalog) TenantTopics(tenant string) (n int) {
 
 // TenantRate returns the total rate of a tenant's topics except but, in messages per 1000
 // s.
-func (c *Catalog) TenantRate(tenant, but string) (sum int64) {
+func (c *Catalog) TenantRate(tenant, except string) (sum int64) {
 	// order: a sum
 	for name, t := range c.topics {
-		if t.spec.Tenant == tenant && name != but {
+		if t.spec.Tenant == tenant && name != except {
 			rate := t.spec.Demand.RateMilli
 			if t.next != nil {
 				rate = max(rate, t.next.Spec.Demand.RateMilli)
@@ -183,9 +183,9 @@ func (c *Catalog) LeftOn(topic, id string) bool {
 	return b != nil && b.leftovers[topic]
 }
 
-// Shows reports whether consumers may find the topic on the broker (see Placed), or must
+// IsListed reports whether consumers may find the topic on the broker (see Placed), or must
 // find it there before publishers do.
-func (c *Catalog) Shows(topic, id string) bool {
+func (c *Catalog) IsListed(topic, id string) bool {
 	t, b := c.topics[topic], c.brokers[id]
 	return t != nil && b != nil && (t.member(id) >= 0 || b.retiring[topic] || t.awaits(id))
 }

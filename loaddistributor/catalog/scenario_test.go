@@ -36,16 +36,16 @@ func TestScenarios(t *testing.T) {
 				for _, effect := range effects {
 					switch e := effect.(type) {
 					case PlacementChanged:
-						s.say("placement of %s changed", e.Topic)
+						s.printf("placement of %s changed", e.Topic)
 					case ChannelsChanged:
-						s.say("channels of %s changed: %d, %s ...", e.Topic, len(e.Names), strings.Join(e.Names[:min(len(e.Names), 5)], " "))
+						s.printf("channels of %s changed: %d, %s ...", e.Topic, len(e.Names), strings.Join(e.Names[:min(len(e.Names), 5)], " "))
 					case StateChanged:
-						s.say("%s: %v -> %v %s", e.Topic, e.From, e.To, e.Reason)
+						s.printf("%s: %v -> %v %s", e.Topic, e.From, e.To, e.Reason)
 					}
 				}
 			}
 			if err != nil {
-				s.say("refused%s: %v", kind(err), err)
+				s.printf("refused%s: %v", kind(err), err)
 			}
 			return s.out.String(), nil
 		}
@@ -74,7 +74,7 @@ type script struct {
 	out    strings.Builder
 }
 
-func (s *script) say(format string, args ...any) {
+func (s *script) printf(format string, args ...any) {
 	s.out.WriteString(strings.TrimRight(fmt.Sprintf(format, args...), " ") + "\n")
 }
 
@@ -86,15 +86,15 @@ func number(word string) int64 {
 	return n
 }
 
-// word returns the i-th argument, or nothing if the argument is missing.
-func word(args []string, i int) string {
+// arg returns the i-th argument, or nothing if the argument is missing.
+func arg(args []string, i int) string {
 	if i < len(args) {
 		return args[i]
 	}
 	return ""
 }
 
-func has(args []string, flag string) bool {
+func hasFlag(args []string, flag string) bool {
 	return strings.Contains(" "+strings.Join(args, " ")+" ", " "+flag+" ")
 }
 
@@ -184,8 +184,8 @@ var commands = map[string]func(*script, []string) (Event, error){
 	"judged":    func(_ *script, a []string) (Event, error) { return SLOJudged{a[0], "late"}, nil },
 	"delete":    func(_ *script, a []string) (Event, error) { return TopicDeleting{a[0]}, nil },
 	"remove": func(_ *script, a []string) (Event, error) {
-		e := TopicRemoved{Topic: a[0], ContractLeft: has(a, "contract")}
-		if left := word(a, 1); left != "" && left != "contract" {
+		e := TopicRemoved{Topic: a[0], ContractLeft: hasFlag(a, "contract")}
+		if left := arg(a, 1); left != "" && left != "contract" {
 			e.Left = []string{left}
 		}
 		return e, nil
@@ -196,7 +196,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 	"channels": func(s *script, a []string) (Event, error) {
 		t, _ := s.Topic(a[0])
 		for _, one := range t.Channels {
-			s.say("%s, created at %d, paused %v", one.Name, one.Created, one.Paused)
+			s.printf("%s, created at %d, paused %v", one.Name, one.Created, one.Paused)
 		}
 		return nil, nil
 	},
@@ -212,7 +212,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 	"removed-leftover": func(_ *script, a []string) (Event, error) { return LeftoverRemoved{a[0], a[1]}, nil },
 	"removed-contract": func(_ *script, a []string) (Event, error) { return LeftoverContractRemoved{a[0]}, nil },
 	"drain": func(_ *script, a []string) (Event, error) {
-		return BrokerDraining{ID: a[0], Draining: !has(a, "off"), Forced: has(a, "forced")}, nil
+		return BrokerDraining{ID: a[0], Draining: !hasFlag(a, "off"), Forced: hasFlag(a, "forced")}, nil
 	},
 	"calibrate": func(_ *script, a []string) (Event, error) { return BrokerCalibrated{a[0], number(a[1])}, nil },
 	"absorb": func(_ *script, a []string) (Event, error) {
@@ -238,33 +238,33 @@ var commands = map[string]func(*script, []string) (Event, error){
 
 	"state": func(s *script, a []string) (Event, error) {
 		t, ok := s.Topic(a[0])
-		if s.say("%v %s", t.State, t.Reason); ok {
-			s.say("%d msg/s, key %q, retiring %v, moves: %v, unplaced %d", t.Spec.Demand.Rate, t.Key, t.Retiring, t.Next != nil, t.Placement.Unplaced())
-			s.say("ordered: %d msg/s, %d publishers", t.Ordered.Demand.Rate, t.Placement.Len())
+		if s.printf("%v %s", t.State, t.Reason); ok {
+			s.printf("%d msg/s, key %q, retiring %v, moves: %v, unplaced %d", t.Spec.Demand.Rate, t.Key, t.Retiring, t.Next != nil, t.Placement.Unplaced())
+			s.printf("ordered: %d msg/s, %d publishers", t.Ordered.Demand.Rate, t.Placement.Len())
 		}
 		return nil, nil
 	},
 	"brokers": func(s *script, _ []string) (Event, error) {
 		for _, b := range s.Brokers() {
-			s.say("%s: allocated %d of %d (configured %d, calibrated %d), connected %v, absorbs %v", b.ID, b.Allocated, b.Mcap, b.Configured, b.Calibrated, b.Connected, b.Absorbed)
+			s.printf("%s: allocated %d of %d (configured %d, calibrated %d), connected %v, absorbs %v", b.ID, b.Allocated, b.Mcap, b.Configured, b.Calibrated, b.Connected, b.Absorbed)
 		}
 		for _, b := range s.Snapshot() {
-			s.say("to be placed on: %s, %d", b.ID, b.Mcap)
+			s.printf("to be placed on: %s, %d", b.ID, b.Mcap)
 		}
 		return nil, nil
 	},
 	"work": func(s *script, _ []string) (Event, error) {
 		for _, b := range s.Brokers() {
 			remove, prepare := s.Work(b.ID)
-			s.say("%s: remove %v, prepare %v, placed %v, empty %v", b.ID, remove, prepare, s.Placed(b.ID), s.Empty(b.ID))
+			s.printf("%s: remove %v, prepare %v, placed %v, empty %v", b.ID, remove, prepare, s.Placed(b.ID), s.Empty(b.ID))
 		}
-		s.say("contracts: %v", s.LeftoverContracts())
+		s.printf("contracts: %v", s.LeftoverContracts())
 		return nil, nil
 	},
 	"resolve": func(s *script, a []string) (Event, error) {
-		one, err := s.Resolve(a[0], a[1])
+		assignment, err := s.Resolve(a[0], a[1])
 		if err == nil {
-			s.say("%s, %s, %s, epoch %d", one.Broker, one.TCPAddress, one.HTTPAddress, one.Epoch)
+			s.printf("%s, %s, %s, epoch %d", assignment.Broker, assignment.TCPAddress, assignment.HTTPAddress, assignment.Epoch)
 		}
 		return nil, err
 	},
@@ -274,7 +274,7 @@ var commands = map[string]func(*script, []string) (Event, error){
 		for i := range t.Placement.Len() {
 			per[t.Placement.At(i).Broker]++
 		}
-		s.say("%v, epoch %d", per, t.Placement.Epoch())
+		s.printf("%v, epoch %d", per, t.Placement.Epoch())
 		return nil, nil
 	},
 }

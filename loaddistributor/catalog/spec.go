@@ -30,7 +30,7 @@ const (
 	PacingPolice Pacing = "police"
 )
 
-func (p Pacing) on() bool { return p == PacingAdvise || p == PacingPolice }
+func (p Pacing) enabled() bool { return p == PacingAdvise || p == PacingPolice }
 
 // Durability is the durability guarantee of an OK to a publisher.
 type Durability string
@@ -187,8 +187,8 @@ func (p *Placement) at(i int, id string) Assignment {
 
 // Of returns the assignment of the publisher with the given id, known or unknown.
 func (p *Placement) Of(id string) Assignment {
-	i, known := p.Index(id)
-	if known {
+	i, found := p.Index(id)
+	if found {
 		return p.at(i, id)
 	}
 	a := Assignment{Publisher: id, Epoch: p.epoch, Unknown: p.spread.others < 0, Paced: p.paced}

@@ -69,8 +69,8 @@ func (r Remote) Shares(ctx context.Context, topic string, unless uint64) (*srtmv
 
 // Forget implements Adaptor.
 func (r Remote) Forget(ctx context.Context, broker string) ([]*srtmv1.FreedShare, error) {
-	forgotten, err := await(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: broker}, r.Client.ForgetBroker)
-	return forgotten.GetFreed(), err
+	response, err := await(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: broker}, r.Client.ForgetBroker)
+	return response.GetFreed(), err
 }
 
 // End implements Adaptor.
@@ -87,11 +87,11 @@ const (
 
 // await repeats a call until a leading adaptor has answered. The calls are idempotent. If
 // ctx ends first, await returns the last error.
-func await[In, Out any](ctx context.Context, in *In, call func(context.Context, *In, ...grpc.CallOption) (*Out, error)) (*Out, error) {
+func await[In, Out any](ctx context.Context, req *In, call func(context.Context, *In, ...grpc.CallOption) (*Out, error)) (*Out, error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		out, err := call(ctx, in, grpc.WaitForReady(true))
+		response, err := call(ctx, req, grpc.WaitForReady(true))
 		if !absent(err) || !clock.Sleep(ctx, pause) {
-			return out, err
+			return response, err
 		}
 	}
 }
@@ -117,8 +117,8 @@ type grants struct {
 	life     context.Context // ends every call when the controller stops, with the cause
 }
 
-// within limits a call by patience and by life.
-func (g grants) within(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
+// withTimeout limits a call by patience and by life.
+func (g grants) withTimeout(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	stop := context.AfterFunc(g.life, cancel)
 	return ctx, func() {
@@ -137,7 +137,7 @@ func (g grants) failed(err error) error {
 
 // set sets a contract. Requires: c is from terms.contract.
 func (g grants) set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode) error {
-	ctx, cancel := g.within(ctx, g.patience)
+	ctx, cancel := g.withTimeout(ctx, g.patience)
 	defer cancel()
 	if err := g.Set(ctx, c, mode); err != nil {
 		return g.failed(err)
@@ -147,7 +147,7 @@ func (g grants) set(ctx context.Context, c *adaptor.Contract, mode adaptor.Mode)
 
 // drop is Remove with the timeout.
 func (g grants) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
-	ctx, cancel := g.within(context.Background(), g.patience)
+	ctx, cancel := g.withTimeout(context.Background(), g.patience)
 	defer cancel()
 	return g.Remove(ctx, topic, awaited, strict)
 }
@@ -157,7 +157,7 @@ func (g grants) topic(ctx context.Context, topic string, patience time.Duration)
 	if g.Adaptor == nil {
 		return nil, nil
 	}
-	ctx, cancel := g.within(ctx, patience)
+	ctx, cancel := g.withTimeout(ctx, patience)
 	defer cancel()
 	r, err := g.Shares(ctx, topic, 0)
 	if err != nil {
@@ -172,9 +172,9 @@ func (g grants) topic(ctx context.Context, topic string, patience time.Duration)
 // shares returns the adaptor's shares of a topic, by broker.
 func (g grants) shares(ctx context.Context, topic string, patience time.Duration) (map[string]*srtmv1.MemberShare, error) {
 	t, err := g.topic(ctx, topic, patience)
-	by := map[string]*srtmv1.MemberShare{}
+	byBroker := map[string]*srtmv1.MemberShare{}
 	for _, m := range t.GetMembers() {
-		by[m.BrokerId] = m
+		byBroker[m.BrokerId] = m
 	}
-	return by, err
+	return byBroker, err
 }

@@ -28,14 +28,14 @@ import (
 // brokers holds data about brokers beside the catalog, by id. The controller's lock guards
 // brokers, and the caller of a method holds the lock.
 type brokers struct {
-	cfg         *Config // set once
-	sessions    map[string]*Session
-	holders     map[string]*holder   // processes that own the ids
-	lastRequest uint64               // number of the last request
-	left        map[string]bool      // brokers whose session here has ended
-	away        map[string]time.Time // disconnected brokers, since when
-	drainers    map[string]string    // who requested the drain; unknown before this process led
-	removing    map[string]bool      // brokers that RemoveBroker is removing
+	cfg               *Config // set once
+	sessions          map[string]*Session
+	holders           map[string]*holder   // processes that own the ids
+	lastRequest       uint64               // number of the last request
+	sessionEnded      map[string]bool      // brokers whose session here has ended
+	disconnectedSince map[string]time.Time // disconnected brokers, since when
+	drainers          map[string]string    // who requested the drain; unknown before this process led
+	removing          map[string]bool      // brokers that RemoveBroker is removing
 }
 
 // Calibrate sets a broker's mcap, msg/s, overriding the mcap in the broker's hello. 0
@@ -45,7 +45,7 @@ func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
 }
 
 // setBroker commits an event of a broker and returns the broker. If noted is not nil,
-// setBroker calls it with the lock held, before the event is shown.
+// setBroker calls it with the lock held, before the event is committed.
 func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalog.Broker, error) {
 	if err := c.knowledge.following(); err != nil {
 		return catalog.Broker{}, err
@@ -64,15 +64,15 @@ func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalo
 	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	b, _ := c.cat.shown.Broker(id)
+	b, _ := c.cat.committed.Broker(id)
 	return b, nil
 }
 
 // Drain starts or ends the drain of a broker: no topic is placed on a draining broker,
 // and its topics move away, if forced at any cost (srtmv1.DrainBrokerRequest). Drain
 // returns at once. Error: catalog.ErrBrokerUnknown.
-func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
-	e := catalog.BrokerDraining{ID: id, Draining: on, Forced: forced}
+func (c *Controller) Drain(ctx context.Context, id string, drain, forced bool) (catalog.Broker, error) {
+	e := catalog.BrokerDraining{ID: id, Draining: drain, Forced: forced}
 	return c.setBroker(id, e, func() { c.brokers.drainers[id] = secure.Caller(ctx) })
 }
 
@@ -80,7 +80,7 @@ func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (cat
 // dead. The broker may join anew later. RemoveBroker returns the freed shares and the
 // topics whose messages may be lost. Errors: catalog.ErrBrokerUnknown,
 // ErrBrokerConnected, ErrBrokerInUse; ErrRemoving; *AdaptorError.
-func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
+func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, remaining []string, err error) {
 	if err := c.knowledge.following(); err != nil {
 		return nil, nil, err
 	}
@@ -101,18 +101,18 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	}()
 	c.life.work.Add(1)
 	defer c.life.work.Done()
-	b, known := c.cat.next.Broker(id)
+	b, found := c.cat.next.Broker(id)
 	var placed []string
 	for _, name := range c.cat.next.Placed(id) {
 		if topic, _ := c.cat.next.Topic(name); slices.Contains(topic.Retiring, id) {
-			left = append(left, name)
+			remaining = append(remaining, name)
 		} else {
 			placed = append(placed, name)
 		}
 	}
 	c.mu.Unlock()
 	switch {
-	case !known:
+	case !found:
 		err = catalog.ErrBrokerUnknown
 	case b.Connected:
 		err = catalog.ErrBrokerConnected
@@ -132,7 +132,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	default:
 		return nil, nil, &AdaptorError{err}
 	}
-	for _, name := range left {
+	for _, name := range remaining {
 		// A topic deleted meanwhile is left alone.
 		op := operation{name: name, target: reconcile.Target{Retire: id, Dead: true}}
 		if err := c.owners.request(ctx, op); err != nil {
@@ -145,8 +145,8 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	c.mu.Lock()
 	delete(c.brokers.holders, id) // the operator confirms that the process has ended
 	c.mu.Unlock()
-	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
-	return freed, left, nil
+	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(remaining))
+	return freed, remaining, nil
 }
 
 // messageQueue limits the messages waiting for one broker: a few for each of its topics.
@@ -156,7 +156,7 @@ const messageQueue = 100_000
 type Session struct {
 	// Set once.
 	broker, remote string
-	said           mono.Said // stamp of the hello, and its process
+	hello          mono.Said // stamp of the hello, and its process
 	place          identity.Place
 	canSeek        bool
 	fresh          bool // never in a cluster before
@@ -178,15 +178,15 @@ type Session struct {
 	//   - topics that the broker no longer lists;
 	//   - topics that clients created on the broker directly.
 	unprepared map[string]bool
-	// kept holds the broker's copies of unknown topics, as far as received. An entry
+	// copies holds the broker's copies of unknown topics, as far as received. An entry
 	// without a topic means no copy.
-	kept map[string]kept
-	// fitted holds topics whose arrivals the tuner has requested.
-	fitted map[string]*fitted
-	// done is a version of the catalog without work for the broker; 0: none.
-	done uint64
-	// vouched means that the broker's ports have accepted connections from here.
-	vouched bool
+	copies map[string]copiedTopic
+	// recordings holds topics whose arrivals the tuner has requested.
+	recordings map[string]*recording
+	// idleVersion is a version of the catalog without work for the broker; 0: none.
+	idleVersion uint64
+	// reachable means that the broker's ports have accepted connections from here.
+	reachable bool
 }
 
 // Out is the queue of messages to the broker. The session ends with the queue.
@@ -206,7 +206,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	s := &Session{
 		broker: h.BrokerId, remote: remote, canSeek: h.Seeks, fresh: h.Fresh,
-		said:       mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
+		hello:      mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
 		place:      PlaceOf(h),
 		out:        service.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests:   map[uint64]*request{},
@@ -214,25 +214,25 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		reports:    reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),
 		unknown:    map[string]bool{},
 		unprepared: map[string]bool{},
-		kept:       map[string]kept{},
-		fitted:     map[string]*fitted{},
+		copies:     map[string]copiedTopic{},
+		recordings: map[string]*recording{},
 	}
 	s.durability, _ = Durabilities.Value(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true, ForwardKey: c.cfg.ForwardKey,
 	}}})
 	c.mu.RLock()
-	before := ""
+	previous := ""
 	if h := c.brokers.holders[s.broker]; h != nil {
-		before = h.refused.instance
+		previous = h.refused.instance
 	}
 	c.mu.RUnlock()
 	unknown, err := c.enter(s, h)
 	if err != nil {
-		c.logRefusal(s, err, before)
+		c.logRefusal(s, err, previous)
 		return nil, err
 	}
-	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process,
+	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.hello.Process,
 		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
 	if len(unknown) > 0 {
 		c.cfg.Log.Warn("a broker holds topics that this loaddistributor does not know: they are not of this cluster, or the store was lost or is not the one it was",
@@ -268,23 +268,23 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	}
 	for _, name := range h.Topics {
 		s.unprepared[name] = true
-		if _, known := c.cat.next.Topic(name); !known && !c.cat.next.LeftOn(name, h.BrokerId) {
+		if _, found := c.cat.next.Topic(name); !found && !c.cat.next.LeftOn(name, h.BrokerId) {
 			s.unknown[name] = true
 		}
 	}
-	c.brokers.take(s)
+	c.brokers.takeOwnership(s)
 	if old := c.brokers.sessions[s.broker]; old != nil {
 		old.end(ErrReplaced)
 	}
 	for _, name := range c.topics.busy { // the records ended with the previous session
-		if of := c.topics.peek(name).learned; of != nil {
-			of.Ended(s.broker)
+		if live := c.topics.peek(name).learned; live != nil {
+			live.Ended(s.broker)
 		}
 	}
-	delete(c.brokers.left, s.broker)
+	delete(c.brokers.sessionEnded, s.broker)
 	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
 	s.recall()
-	c.brokers.sessions[s.broker] = s // work is assigned when the join is shown
+	c.brokers.sessions[s.broker] = s // work is assigned when the join is committed
 	return slices.Sorted(maps.Keys(s.unknown)), nil
 }
 
@@ -296,13 +296,13 @@ func (c *Controller) Leave(s *Session) {
 		return
 	}
 	delete(c.brokers.sessions, s.broker)
-	c.brokers.left[s.broker] = true
+	c.brokers.sessionEnded[s.broker] = true
 	s.end(ErrBrokerGone)
 	c.witness.examine(s)
 	_, err := c.cat.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
-	_ = must("a session without a broker in the catalog", err) // the next controller finds the broker gone
-	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
+	_ = mustSucceed("a session without a broker in the catalog", err) // the next controller finds the broker gone
+	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.hello.Process)
 }
 
 // end fails all unanswered requests of the session.
@@ -360,7 +360,7 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		})
 	case *srtmv1.BrokerMessage_Records:
 		parsed := readRecords(c.cfg.Log, s, m.Records)
-		return c.lockedFor(s, func() error { c.copies.keep(s, parsed); return nil })
+		return c.lockedFor(s, func() error { c.copies.storeCopies(s, parsed); return nil })
 	case *srtmv1.BrokerMessage_SeekResult:
 		return c.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
 	case *srtmv1.BrokerMessage_ChannelRequest:
@@ -385,7 +385,7 @@ func (c *Controller) lockedFor(s *Session, f func() error) error {
 	if c.brokers.sessions[s.broker] != s {
 		return ErrReplaced
 	}
-	c.brokers.hear(s)
+	c.brokers.markAlive(s)
 	return f()
 }
 
@@ -420,16 +420,16 @@ func (b *brokers) reported(id string) *reports.Broker {
 // durability returns the common durability of the brokers; "" if they differ or there are
 // none.
 func (b *brokers) durability() catalog.Durability {
-	var of catalog.Durability
+	var offered catalog.Durability
 	first := true
 	// order: all must be equal
 	for _, s := range b.sessions {
-		if !first && s.durability != of {
+		if !first && s.durability != offered {
 			return ""
 		}
-		of, first = s.durability, false
+		offered, first = s.durability, false
 	}
-	return of
+	return offered
 }
 
 // maxWaits limits the topics named by DrainWaits.
@@ -442,37 +442,37 @@ func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	now := time.Now()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	b, _ := r.cat.shown.Broker(id)
+	b, _ := r.cat.committed.Broker(id)
 	if !b.Draining || r.knowledge.leader != nil {
 		return nil, false
 	}
 	wait := func(topic, reason, remedy string) {
 		waits = append(waits, &srtmv1.DrainWait{Topic: topic, Reason: reason, Remedy: remedy})
 	}
-	for _, name := range r.cat.shown.Placed(id) {
+	for _, name := range r.cat.committed.Placed(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
-		topic, _ := r.cat.shown.Topic(name)
+		topic, _ := r.cat.committed.Topic(name)
 		if slices.Contains(topic.Retiring, id) {
 			reason, remedy := r.leftOn(topic, b, now)
 			wait(name, reason, remedy)
 			continue
 		}
 		l := r.topics.peek(name)
-		switch own, why := l.owner, l.stays; {
+		switch owner, stays := l.owner, l.moveErr; {
 		case !topic.Open():
 			wait(name, "the topic is "+topic.State.String(), "")
-		case own != nil && own.waiting != "":
-			wait(name, own.waiting, "")
-		case own != nil || why == nil:
+		case owner != nil && owner.waiting != "":
+			wait(name, owner.waiting, "")
+		case owner != nil || stays == nil:
 			wait(name, "its publishers are being moved", "")
-		case errors.As(why, new(*placement.Infeasible)) && !b.Forced:
-			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force")
-		case errors.As(why, new(*placement.Infeasible)):
-			wait(name, "its publishers fit nowhere else: "+why.Error(), "add a broker, or update the topic")
+		case errors.As(stays, new(*placement.Infeasible)) && !b.Forced:
+			wait(name, "its publishers fit nowhere else: "+stays.Error(), "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force")
+		case errors.As(stays, new(*placement.Infeasible)):
+			wait(name, "its publishers fit nowhere else: "+stays.Error(), "add a broker, or update the topic")
 		default:
-			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
+			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, stays), "")
 		}
 	}
 	for _, name := range r.alien(id) {
@@ -483,7 +483,7 @@ func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	}
 	switch s := r.brokers.sessions[id]; {
 	case len(waits) > 0:
-	case !r.cat.shown.Empty(id):
+	case !r.cat.committed.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
 	case r.retires(id):
 		wait("", "its shares are being given to others", "")
@@ -505,14 +505,14 @@ func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (rea
 		return "it is being removed", ""
 	}
 	last := t.Newest().Stats
-	held := last.Depth + last.Backlog
+	messages := last.Depth + last.Backlog
 	var parts, remedies []string
 	if last.Publishers > 0 || last.Offered > 0 {
 		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", last.Publishers, last.Offered))
 		remedies = append(remedies, "end publishers that the topic does not have, or add them to it")
 	}
-	if held > 0 {
-		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, last.Subscribers))
+	if messages > 0 {
+		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", messages, last.Subscribers))
 		switch {
 		case last.Subscribers > 0:
 		case len(t.Channels) == 0:
@@ -547,7 +547,7 @@ func (r *View) retires(id string) bool {
 func (r *View) alien(id string) []string {
 	var names []string
 	for name, t := range r.brokers.reported(id).Topics() {
-		if _, ours := r.cat.shown.Topic(name); !ours && t.Used {
+		if _, inCatalog := r.cat.committed.Topic(name); !inCatalog && t.Used {
 			names = append(names, name)
 		}
 	}

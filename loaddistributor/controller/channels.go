@@ -33,11 +33,11 @@ const maxChannelOrders = 100_000
 // channelWait waits until brokers have applied the committed channels of a topic. Guarded
 // by the controller's lock.
 type channelWait struct {
-	topic   string
-	version uint64 // catalog version that must be shown first
-	begun   bool
-	brokers map[string]int // number of missing answers, by broker
-	over    func()         // called once, with the lock held, after all answers
+	topic    string
+	version  uint64 // catalog version that must be committed first
+	started  bool
+	brokers  map[string]int // number of missing answers, by broker
+	finished func()         // called once, with the lock held, after all answers
 }
 
 // settle records an answer of a broker, or the end of its session.
@@ -45,8 +45,8 @@ func (w *channelWait) settle(broker string) {
 	if w.brokers[broker]--; w.brokers[broker] <= 0 {
 		delete(w.brokers, broker)
 	}
-	if len(w.brokers) == 0 && w.begun {
-		w.over()
+	if len(w.brokers) == 0 && w.started {
+		w.finished()
 	}
 }
 
@@ -79,8 +79,8 @@ func (ch *channels) noteChannels(e catalog.ChannelsChanged) {
 // committed version then continue as waits for the brokers' answers.
 func (ch *channels) tellChannels() {
 	for _, name := range slices.Sorted(maps.Keys(ch.changed)) {
-		topic, known := ch.cat.shown.Topic(name)
-		if !known {
+		topic, found := ch.cat.committed.Topic(name)
+		if !found {
 			continue
 		}
 		names := slices.Sorted(maps.Keys(ch.changed[name]))
@@ -91,7 +91,7 @@ func (ch *channels) tellChannels() {
 		}
 	}
 	ch.changed = nil
-	for len(ch.waiting) > 0 && ch.waiting[0].version <= ch.cat.shown.Version() {
+	for len(ch.waiting) > 0 && ch.waiting[0].version <= ch.cat.committed.Version() {
 		ch.awaitBrokers(ch.waiting[0])
 		ch.waiting = ch.waiting[1:]
 	}
@@ -104,7 +104,7 @@ func (ch *channels) orderChannels(s *Session, topic catalog.Topic, names []strin
 		return
 	}
 	ch.brokers.lastRequest++
-	order := &srtmv1.ChannelOrder{Request: ch.brokers.lastRequest, Topic: topic.Spec.Name(), Identity: ch.cat.identity(topic), Version: ch.cat.shown.Version()}
+	order := &srtmv1.ChannelOrder{Request: ch.brokers.lastRequest, Topic: topic.Spec.Name(), Identity: ch.cat.identity(topic), Version: ch.cat.committed.Version()}
 	for _, name := range names {
 		if c, found := topic.Channel(name); found {
 			order.Channels = append(order.Channels, channelProto(c))
@@ -129,20 +129,20 @@ func channelProto(c catalog.Channel) *srtmv1.TopicChannel {
 }
 
 // channelsProto converts channels for PrepareTopic and for lists.
-func channelsProto(all []catalog.Channel) []*srtmv1.TopicChannel {
-	list := make([]*srtmv1.TopicChannel, len(all))
-	for i, c := range all {
+func channelsProto(channels []catalog.Channel) []*srtmv1.TopicChannel {
+	list := make([]*srtmv1.TopicChannel, len(channels))
+	for i, c := range channels {
 		list[i] = channelProto(c)
 	}
 	return list
 }
 
-// settleChannels arranges that over is called, with the lock held, after the staged
+// whenApplied arranges that finished is called, with the lock held, after the staged
 // changes of a topic's channels are committed and the connected brokers of the topic have
 // applied them.
-func (ch *channels) settleChannels(topic string, over func()) *channelWait {
-	w := &channelWait{topic: topic, version: ch.cat.next.Version(), over: over}
-	if ch.cat.shown.Version() >= w.version {
+func (ch *channels) whenApplied(topic string, finished func()) *channelWait {
+	w := &channelWait{topic: topic, version: ch.cat.next.Version(), finished: finished}
+	if ch.cat.committed.Version() >= w.version {
 		ch.awaitBrokers(w)
 	} else {
 		ch.waiting = append(ch.waiting, w)
@@ -153,16 +153,16 @@ func (ch *channels) settleChannels(topic string, over func()) *channelWait {
 // awaitBrokers makes w wait for the outstanding answers of the topic's connected brokers.
 func (ch *channels) awaitBrokers(w *channelWait) {
 	w.brokers = map[string]int{}
-	topic, known := ch.cat.shown.Topic(w.topic)
-	if known {
+	topic, found := ch.cat.committed.Topic(w.topic)
+	if found {
 		for _, id := range topic.Holders() {
 			if s := ch.brokers.sessions[id]; s != nil {
 				w.await(s)
 			}
 		}
 	}
-	if w.begun = true; len(w.brokers) == 0 {
-		w.over()
+	if w.started = true; len(w.brokers) == 0 {
+		w.finished()
 	}
 }
 
@@ -240,20 +240,20 @@ func (ch *channels) createChannels(topic catalog.Topic, list []*srtmv1.TopicChan
 	return refused, err
 }
 
-// takeIn adds a broker's channels of a topic to the catalog, and calls over after the
+// adoptChannels adds a broker's channels of a topic to the catalog, and calls finished after the
 // brokers of the topic have them. It returns the channels beyond the limit.
-func (ch *channels) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) (refused []string) {
-	is, known := ch.cat.next.Topic(topic)
-	if !known || is.State == catalog.Deleting {
-		over()
+func (ch *channels) adoptChannels(topic string, list []*srtmv1.TopicChannel, finished func()) (refused []string) {
+	is, found := ch.cat.next.Topic(topic)
+	if !found || is.State == catalog.Deleting {
+		finished()
 		return nil
 	}
 	refused, err := ch.createChannels(is, list)
 	if err != nil { // only at the journal's end: the next controller gets the channels again
-		over()
+		finished()
 		return refused
 	}
-	ch.settleChannels(topic, over)
+	ch.whenApplied(topic, finished)
 	return refused
 }
 
@@ -263,15 +263,15 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 		return err
 	}
 	answer := &srtmv1.ChannelAnswer{Request: m.Request}
-	put := func() {
+	stage := func() {
 		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_ChannelAnswer{ChannelAnswer: answer}})
 	}
 	refuse := func(reason, text string) {
 		answer.Reason, answer.Error = reason, text
-		put()
+		stage()
 	}
-	topic, known := ch.cat.next.Topic(m.Topic)
-	if !known || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) {
+	topic, found := ch.cat.next.Topic(m.Topic)
+	if !found || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) {
 		refuse("TOPIC_UNKNOWN", fmt.Sprintf("the control plane does not have topic %s on this broker", m.Topic))
 		return nil
 	}
@@ -282,10 +282,10 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 			answer.Error = fmt.Sprintf("topic %s has %d channels, as many as a topic may have", m.Topic, catalog.MaxChannels)
 		}
 		// Send channels that are already in the catalog: the broker does not know that.
-		if shown, known := ch.cat.shown.Topic(m.Topic); known {
+		if shown, found := ch.cat.committed.Topic(m.Topic); found {
 			var names []string
 			for _, c := range m.Channels {
-				if is, found := shown.Channel(c.GetName()); found && is.Created != c.GetCreated() {
+				if known, found := shown.Channel(c.GetName()); found && known.Created != c.GetCreated() {
 					names = append(names, c.GetName())
 				}
 			}
@@ -302,7 +302,7 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	case err != nil:
 		refuse("FAILED", err.Error())
 	default:
-		ch.settleChannels(m.Topic, put)
+		ch.whenApplied(m.Topic, stage)
 	}
 	return nil
 }
@@ -314,18 +314,18 @@ func (ch *channels) changeChannels(topic catalog.Topic, change srtmv1.ChannelCha
 	var changed []catalog.Channel
 	pause := change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
 	for _, c := range list {
-		is, found := topic.Channel(c.GetName())
+		known, found := topic.Channel(c.GetName())
 		switch change {
 		case srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE:
 			if found {
-				changed = append(changed, catalog.Channel{Name: is.Name})
+				changed = append(changed, catalog.Channel{Name: known.Name})
 			}
 		case srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE, srtmv1.ChannelChange_CHANNEL_CHANGE_UNPAUSE:
 			if !found {
 				return fmt.Errorf("topic %s, channel %q: %w", name, c.GetName(), catalog.ErrChannelUnknown)
 			}
-			if is.Paused != pause {
-				changed = append(changed, catalog.Channel{Name: is.Name, Paused: pause})
+			if known.Paused != pause {
+				changed = append(changed, catalog.Channel{Name: known.Name, Paused: pause})
 			}
 		default:
 			return fmt.Errorf("topic %s: this release does not know change %d of channels", name, change)
@@ -363,9 +363,9 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 	for i, name := range names {
 		list[i] = &srtmv1.TopicChannel{Name: name}
 	}
-	over := make(chan struct{})
+	finished := make(chan struct{})
 	c.mu.Lock()
-	w, err := c.channels.orderChange(topic, change, list, func() { close(over) })
+	w, err := c.channels.orderChange(topic, change, list, func() { close(finished) })
 	c.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -373,18 +373,18 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 	limit, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
 	defer cancel()
 	select {
-	case <-over:
+	case <-finished:
 	case <-limit.Done():
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !w.begun {
+	if !w.started {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
 		return nil, ErrNotCommitted
 	}
-	is, _ := c.cat.shown.Topic(topic)
+	is, _ := c.cat.committed.Topic(topic)
 	if is.Spec == nil {
 		return nil, nil // deleted meanwhile, with its channels
 	}
@@ -398,16 +398,16 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 }
 
 // orderChange stages a change requested by an operator.
-func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel, over func()) (*channelWait, error) {
+func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel, finished func()) (*channelWait, error) {
 	if ch.life.closing {
 		return nil, ErrClosing
 	}
 	if ch.cat.halted != nil {
 		return nil, ch.cat.halted
 	}
-	is, known := ch.cat.next.Topic(topic)
+	is, found := ch.cat.next.Topic(topic)
 	switch {
-	case !known:
+	case !found:
 		return nil, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)
 	case is.State == catalog.Deleting:
 		return nil, fmt.Errorf("topic %s is %v: %w", topic, is.State, catalog.ErrTopicState)
@@ -420,7 +420,7 @@ func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list 
 		if _, err := ch.createChannels(is, fresh); err != nil {
 			return nil, err
 		}
-		return ch.settleChannels(topic, over), nil
+		return ch.whenApplied(topic, finished), nil
 	}
 	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE {
 		for _, c := range list {
@@ -432,15 +432,15 @@ func (ch *channels) orderChange(topic string, change srtmv1.ChannelChange, list 
 	if err := ch.changeChannels(is, change, list); err != nil {
 		return nil, err
 	}
-	return ch.settleChannels(topic, over), nil
+	return ch.whenApplied(topic, finished), nil
 }
 
 // SeekChannel moves a channel on the brokers of a topic, or only on the broker named by
-// only. It returns the results by broker, sorted by id. Without a place (to) the brokers
+// broker. It returns the results by broker, sorted by id. Without a place the brokers
 // discard the channel's messages. Brokers without the channel are left out, unless no
 // broker has the channel. Errors, before any broker is asked: catalog.ErrTopicUnknown,
 // ErrChannelUnknown, ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
-func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
+func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, place *srtmv1.Place, broker string) ([]*srtmv1.SeekOutcome, error) {
 	if err := c.knowledge.following(); err != nil {
 		return nil, err
 	}
@@ -451,7 +451,7 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 	if _, found := is.Channel(channel); !found && !wire.Ephemeral(channel) {
 		return nil, fmt.Errorf("topic %s, channel %q: %w", topic, channel, catalog.ErrChannelUnknown)
 	}
-	waits, err := c.orderSeek(topic, channel, to, only)
+	waits, err := c.orderSeek(topic, channel, place, broker)
 	if err != nil {
 		return nil, err
 	}
@@ -461,21 +461,21 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 	for i, w := range waits {
 		var r *srtmv1.SeekResult
 		select {
-		case r = <-w.done:
+		case r = <-w.result:
 		case <-limit.Done():
 			r = c.giveUp(w)
 		}
 		outcomes[i] = &srtmv1.SeekOutcome{BrokerId: w.session.broker, Offset: r.Offset, Reason: r.Reason, Error: r.Error}
 	}
-	lacks := func(o *srtmv1.SeekOutcome) bool { return o.Reason == "CHANNEL_UNKNOWN" }
-	if slices.ContainsFunc(outcomes, func(o *srtmv1.SeekOutcome) bool { return !lacks(o) }) {
-		outcomes = slices.DeleteFunc(outcomes, lacks)
+	lacksChannel := func(o *srtmv1.SeekOutcome) bool { return o.Reason == "CHANNEL_UNKNOWN" }
+	if slices.ContainsFunc(outcomes, func(o *srtmv1.SeekOutcome) bool { return !lacksChannel(o) }) {
+		outcomes = slices.DeleteFunc(outcomes, lacksChannel)
 	}
-	if to == nil {
+	if place == nil {
 		c.cfg.Log.Info("channel emptied", obs.KeyTopic, topic, obs.KeyChannel, channel, "brokers", len(waits))
 		return outcomes, nil
 	}
-	c.cfg.Log.Info("channel moved", obs.KeyTopic, topic, obs.KeyChannel, channel, "to", to.String(), "brokers", len(waits))
+	c.cfg.Log.Info("channel moved", obs.KeyTopic, topic, obs.KeyChannel, channel, "to", place.String(), "brokers", len(waits))
 	return outcomes, nil
 }
 
@@ -483,18 +483,18 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 type seekWait struct {
 	session *Session
 	number  uint64
-	done    <-chan *srtmv1.SeekResult
+	result  <-chan *srtmv1.SeekResult
 }
 
 // orderSeek sends the order to all of the brokers, or to none.
-func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only string) (waits []seekWait, err error) {
+func (c *Controller) orderSeek(topic, channel string, place *srtmv1.Place, broker string) (waits []seekWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.life.closing {
 		return nil, ErrClosing
 	}
-	for _, b := range c.cat.shown.Brokers() {
-		if only != "" && b.ID != only || !slices.Contains(c.cat.shown.Placed(b.ID), topic) {
+	for _, b := range c.cat.committed.Brokers() {
+		if broker != "" && b.ID != broker || !slices.Contains(c.cat.committed.Placed(b.ID), topic) {
 			continue
 		}
 		s := c.brokers.sessions[b.ID]
@@ -507,18 +507,18 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 		waits = append(waits, seekWait{session: s})
 	}
 	if len(waits) == 0 {
-		return nil, fmt.Errorf("topic %s is not on broker %q: %w", topic, only, catalog.ErrBrokerUnknown)
+		return nil, fmt.Errorf("topic %s is not on broker %q: %w", topic, broker, catalog.ErrBrokerUnknown)
 	}
-	if _, offset := to.GetTo().(*srtmv1.Place_Offset); offset && len(waits) > 1 {
+	if _, offset := place.GetTo().(*srtmv1.Place_Offset); offset && len(waits) > 1 {
 		return nil, &BadMessage{Field: "to.offset", Problem: fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
 	}
 	for i, w := range waits {
 		c.brokers.lastRequest++
-		done := make(chan *srtmv1.SeekResult, 1)
-		waits[i].number, waits[i].done = c.brokers.lastRequest, done
-		w.session.seeks[c.brokers.lastRequest] = done
+		result := make(chan *srtmv1.SeekResult, 1)
+		waits[i].number, waits[i].result = c.brokers.lastRequest, result
+		w.session.seeks[c.brokers.lastRequest] = result
 		w.session.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Seek{Seek: &srtmv1.SeekOrder{
-			Request: c.brokers.lastRequest, Topic: topic, Channel: channel, To: to, Empty: to == nil,
+			Request: c.brokers.lastRequest, Topic: topic, Channel: channel, To: place, Empty: place == nil,
 		}}})
 	}
 	return waits, nil
@@ -526,8 +526,8 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 
 // sought handles an answer. It ignores late answers.
 func (s *Session) sought(r *srtmv1.SeekResult) {
-	if done := s.seeks[r.Request]; done != nil {
-		done <- r
+	if result := s.seeks[r.Request]; result != nil {
+		result <- r
 		delete(s.seeks, r.Request)
 	}
 }
@@ -537,7 +537,7 @@ func (c *Controller) giveUp(w seekWait) *srtmv1.SeekResult {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
-	case r := <-w.done:
+	case r := <-w.result:
 		return r
 	default:
 		delete(w.session.seeks, w.number)

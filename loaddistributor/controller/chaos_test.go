@@ -79,8 +79,8 @@ func (c *lineConn) Close() error {
 	return nil
 }
 
-// lose ends all connections; down: no new connections are possible.
-func (l *line) lose(down bool) {
+// disconnect ends all connections; down: no new connections are possible.
+func (l *line) disconnect(down bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.down = down
@@ -175,8 +175,8 @@ func (h *chaos) reach(id string) {
 	h.ports.Store(id, "accepts")
 }
 
-// ask starts a request. The request may fail, but must not hang.
-func (h *chaos) ask(what string, f func(context.Context, *cluster) error) {
+// attempt starts a request. The request may fail, but must not hang.
+func (h *chaos) attempt(what string, f func(context.Context, *cluster) error) {
 	c := h.c
 	ctx, cancel := context.WithCancel(context.Background())
 	if h.rng.IntN(5) == 0 {
@@ -216,32 +216,32 @@ func (h *chaos) happen() {
 	switch n := h.rng.IntN(100); {
 	case n < 16:
 		s, key := h.spec(topic), pick(h.rng, []string{"", "key-" + topic})
-		h.ask("create "+topic, func(ctx context.Context, c *cluster) error { _, _, err := c.create(ctx, s, key); return err })
+		h.attempt("create "+topic, func(ctx context.Context, c *cluster) error { _, _, err := c.create(ctx, s, key); return err })
 	case n < 22:
-		h.ask("delete "+topic, func(ctx context.Context, c *cluster) error {
+		h.attempt("delete "+topic, func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: topic})
 			return err
 		})
 	case n < 30:
 		s := h.spec(topic)
-		h.ask("update "+topic, func(ctx context.Context, c *cluster) error {
+		h.attempt("update "+topic, func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{Spec: s})
 			return err
 		})
 	case n < 42:
 		ids := []string{fmt.Sprint("g.", h.rng.IntN(20)), fmt.Sprint("g.", h.rng.IntN(20))}[:1+h.rng.IntN(2)]
-		h.ask("move "+topic+" to "+id, func(ctx context.Context, c *cluster) error {
+		h.attempt("move "+topic+" to "+id, func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: topic, BrokerId: id, PublisherIds: ids})
 			return err
 		})
 	case n < 50:
 		undo, force := h.rng.IntN(2) == 0, h.rng.IntN(4) == 0
-		h.ask(fmt.Sprint("drain ", id, " undo ", undo), func(ctx context.Context, c *cluster) error {
+		h.attempt(fmt.Sprint("drain ", id, " undo ", undo), func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.DrainBroker(ctx, &srtmv1.DrainBrokerRequest{BrokerId: id, Undo: undo, Force: force && !undo})
 			return err
 		})
 	case n < 56:
-		h.ask("profile "+topic, func(ctx context.Context, c *cluster) error {
+		h.attempt("profile "+topic, func(ctx context.Context, c *cluster) error {
 			stream, err := c.admin.ProfileTopic(ctx, &srtmv1.ProfileTopicRequest{Name: topic, Lasts: durationpb.New(10 * time.Second)})
 			for err == nil {
 				_, err = stream.Recv()
@@ -249,7 +249,7 @@ func (h *chaos) happen() {
 			return err
 		})
 	case n < 60 && b.broker == nil: // a running broker's word would count for less than an operator's
-		h.ask("remove "+id, func(ctx context.Context, c *cluster) error {
+		h.attempt("remove "+id, func(ctx context.Context, c *cluster) error {
 			_, err := c.admin.RemoveBroker(ctx, &srtmv1.RemoveBrokerRequest{BrokerId: id})
 			return err
 		})
@@ -264,7 +264,7 @@ func (h *chaos) happen() {
 	case n < 84 && b.broker != nil:
 		down := h.rng.IntN(2) == 0
 		h.note("%s is cut off: %v", id, down)
-		if b.line.lose(down); down {
+		if b.line.disconnect(down); down {
 			h.ports.Delete(id)
 		}
 	case n < 88 && b.broker != nil:
@@ -303,15 +303,15 @@ func (h *chaos) happen() {
 	}
 }
 
-// carry makes brokers report their load for all existing topics.
-func (h *chaos) carry(much bool) {
+// checkTraffic makes brokers report their load for all existing topics.
+func (h *chaos) checkTraffic(much bool) {
 	for _, name := range h.topics {
 		topic, err := h.c.control.View().Topic(name)
 		for id, b := range h.brokers {
 			if b.broker == nil {
 				continue
 			}
-			if _, there := b.node.Topic(name); !there {
+			if _, found := b.node.Topic(name); !found {
 				continue
 			}
 			if err != nil || !much || topic.Plan.On(id) < 0 {
@@ -346,8 +346,8 @@ func (h *chaos) bounded() {
 	}
 }
 
-// known matches the normal states of a topic that was offered too much, or drained by force.
-var known = regexp.MustCompile(`^(; )?((over contract since|broker b\d carries \d+ msg/s, less than)[^;]*(; what was too much is still being caught up with)?)(; broker b\d carries [^;]*|; over contract since [^;]*(; what was too much is still being caught up with)?)*$`)
+// allowedReason matches the normal states of a topic that was offered too much, or drained by force.
+var allowedReason = regexp.MustCompile(`^(; )?((over contract since|broker b\d carries \d+ msg/s, less than)[^;]*(; what was too much is still being caught up with)?)(; broker b\d carries [^;]*|; over contract since [^;]*(; what was too much is still being caught up with)?)*$`)
 
 // settled returns what is not in its final state after all events have ended.
 func (h *chaos) settled() (wrong []string) {
@@ -364,22 +364,22 @@ func (h *chaos) settled() (wrong []string) {
 		// before the move, because the adaptor recovers the shares that brokers hold.
 		var held tokenbucket.Share
 		for _, id := range h.ids {
-			is, there := h.brokers[id].node.Topic(name)
+			is, found := h.brokers[id].node.Topic(name)
 			member := err == nil && topic.Plan.On(id) >= 0
 			switch {
-			case member != there:
-				add("broker %s is to have topic %s: %v; has it: %v", id, name, member, there)
+			case member != found:
+				add("broker %s is to have topic %s: %v; has it: %v", id, name, member, found)
 			case member && !is.Limited:
 				add("broker %s does not limit topic %s", id, name)
 			case member && is.Share.IsZero():
 				add("broker %s has no share of topic %s", id, name)
 			}
 			held = tokenbucket.Share{Rate: held.Rate + is.Share.Rate, Burst: held.Burst + is.Share.Burst}
-			if _, has := shares[id]; has != member {
-				add("the adaptor has a share of topic %s for %s: %v, want %v", name, id, has, member)
+			if _, holds := shares[id]; holds != member {
+				add("the adaptor has a share of topic %s for %s: %v, want %v", name, id, holds, member)
 			}
 		}
-		if err == nil && topic.State != catalog.Active && !known.MatchString(topic.Reason) {
+		if err == nil && topic.State != catalog.Active && !allowedReason.MatchString(topic.Reason) {
 			add("topic %s is %v: %s", name, topic.State, topic.Reason)
 		}
 		if err == nil && (int64(held.Rate) != topic.Spec.Demand.RateMilli || held.Burst != topic.Spec.Demand.Burst) {
@@ -397,13 +397,13 @@ func (h *chaos) run() {
 		h.happen()
 		for range h.rng.IntN(8) {
 			<-time.After(time.Duration(h.rng.IntN(100)) * time.Millisecond) // virtual
-			h.carry(true)
+			h.checkTraffic(true)
 			h.bounded()
 		}
 	}
 	By("healing")
 	h.note("healing")
-	h.carry(false)
+	h.checkTraffic(false)
 	for _, id := range h.ids {
 		b := h.brokers[id]
 		if b.broker == nil {
@@ -420,7 +420,7 @@ func (h *chaos) run() {
 		Fail("a request hangs")
 	}
 	Eventually(func() []string {
-		h.carry(false)
+		h.checkTraffic(false)
 		h.bounded()
 		for _, b := range h.c.brokers() {
 			if b.Draining {

@@ -55,7 +55,7 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	}
 	const publishers = 10_000
 	c.mu.RLock()
-	home := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
+	home := c.cat.committed.Topics("", 1)[0].Plan.Quotas[0].Broker
 	c.mu.RUnlock()
 	testkit.Must(t, c.cat.commit(catalog.BrokerJoined{ID: home, Instance: home, Mcap: publishers}))
 	testkit.Must(t, c.cat.commit(catalog.MemberPrepared{Topic: "t0", Broker: home}))
@@ -105,11 +105,11 @@ func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
 	c, journal := idle(t, 1), &limited{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	commits := &committer{&c.mu, c.cat, c.announcer, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
-	home := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
+	home := c.cat.committed.Topics("", 1)[0].Plan.Quotas[0].Broker
 	go func() { ended <- commits.run(context.Background(), stop) }()
 	testkit.Must(t, c.cat.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // everything that New staged is durable
 	c.mu.RLock()
-	version := c.cat.shown.Version()
+	version := c.cat.committed.Version()
 	c.mu.RUnlock()
 	journal.full.Store(true)
 	staged := func(e catalog.Event) ticket {
@@ -125,7 +125,7 @@ func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
 		testkit.ErrorIs(t, c.cat.commit(catalog.BrokerCalibrated{ID: home, Mcap: 7}), ErrStoreFull, "a change while others wait")
 	}
 	c.mu.RLock()
-	testkit.Equal(t, c.cat.shown.Version(), version, "version shown while the journal is full")
+	testkit.Equal(t, c.cat.committed.Version(), version, "version shown while the journal is full")
 	b, _ := c.cat.next.Broker("b9")
 	testkit.Equal(t, b.Mcap, 10, "capacity of the broker whose change was refused")
 	testkit.Equal(t, len(c.cat.staged), 2, "events that wait")

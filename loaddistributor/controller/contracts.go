@@ -76,49 +76,49 @@ type agreement struct{ revision, version uint64 }
 
 func (c *contracts) compare(ctx context.Context) error {
 	c.mu.RLock()
-	leftovers := c.cat.shown.LeftoverContracts()
-	version, topics := c.cat.next.Version(), c.cat.shown.Len()+len(c.cat.next.UnconfirmedTopics())
-	steady := len(leftovers)+len(c.brokers.away)+len(c.cat.staged) == 0
+	leftovers := c.cat.committed.LeftoverContracts()
+	version, topics := c.cat.next.Version(), c.cat.committed.Len()+len(c.cat.next.UnconfirmedTopics())
+	steady := len(leftovers)+len(c.brokers.disconnectedSince)+len(c.cat.staged) == 0
 	c.mu.RUnlock()
 	if topics+len(leftovers) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
 	defer cancel()
-	before := c.agreed.revision
+	revision := c.agreed.revision
 	if !steady || version != c.agreed.version {
-		before = 0
+		revision = 0
 	}
-	shares, err := c.adaptor.Shares(ctx, "", before)
+	shares, err := c.adaptor.Shares(ctx, "", revision)
 	if err != nil {
 		return fmt.Errorf("list shares: %w", err)
 	}
-	if before != 0 && shares.Revision == before {
+	if revision != 0 && shares.Revision == revision {
 		return nil
 	}
 	c.agreed = agreement{}
-	var wanted []string
+	var topicNames []string
 	c.cat.inTurns(c.mu.RLocker(), func(name string) (work int) {
-		if active, _ := c.cat.shown.Active(name); active {
-			wanted = append(wanted, name)
+		if active, _ := c.cat.committed.Active(name); active {
+			topicNames = append(topicNames, name)
 		}
 		return 1
 	})
-	has := map[string]*srtmv1.TopicShares{}
+	reported := map[string]*srtmv1.TopicShares{}
 	for _, t := range shares.Topics {
 		if t.Contract != nil {
-			has[t.Topic] = t
+			reported[t.Topic] = t
 		}
 	}
-	c.noteReserved(has)
+	c.noteReserved(reported)
 	c.noteBrokers(ctx, shares)
 	if !c.noteUnconfirmed(shares.Topics) {
 		steady = false
 	}
-	for _, name := range wanted {
-		known := has[name] != nil
-		if known {
-			agrees, changing := c.agrees(name, has[name], shares.Freed)
+	for _, name := range topicNames {
+		found := reported[name] != nil
+		if found {
+			agrees, changing := c.agrees(name, reported[name], shares.Freed)
 			if steady = steady && !changing; agrees {
 				continue
 			}
@@ -128,7 +128,7 @@ func (c *contracts) compare(ctx context.Context) error {
 		// failed before it committed a move or rolled the move back. Shares that may
 		// belong to a former contract are not adopted.
 		c.mu.RLock()
-		adopt := !known && len(c.cat.next.Unconfirmed(name)) == 0
+		adopt := !found && len(c.cat.next.Unconfirmed(name)) == 0
 		c.mu.RUnlock()
 		if err := c.seeTo(operation{name: name, target: reconcile.Target{Shared: true, Adopt: adopt}}); err != nil {
 			return err
@@ -139,12 +139,12 @@ func (c *contracts) compare(ctx context.Context) error {
 		// has the topic: meanwhile the adaptor may have learned of shares that brokers
 		// held before the removal.
 		c.mu.RLock()
-		held := slices.ContainsFunc(c.cat.shown.Brokers(), func(b catalog.Broker) bool { return c.cat.shown.LeftOn(name, b.ID) })
+		onBrokers := slices.ContainsFunc(c.cat.committed.Brokers(), func(b catalog.Broker) bool { return c.cat.committed.LeftOn(name, b.ID) })
 		c.mu.RUnlock()
-		if held && has[name] == nil {
+		if onBrokers && reported[name] == nil {
 			continue
 		}
-		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, OnBrokers: held}}); err != nil {
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, OnBrokers: onBrokers}}); err != nil {
 			return err
 		}
 	}
@@ -175,13 +175,13 @@ func (c *contracts) seeTo(op operation) error {
 
 // noteReserved records, for people, which topics lack shares because of brokers that are
 // gone, with the remedy.
-func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
+func (c *contracts) noteReserved(reported map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.RLock()
-	away := maps.Clone(c.brokers.away)
+	disconnectedSince := maps.Clone(c.brokers.disconnectedSince)
 	c.mu.RUnlock()
-	lacks := map[string]string{}
-	for name, t := range has {
+	reasons := map[string]string{}
+	for name, t := range reported {
 		var list []string
 		for _, m := range t.Members {
 			// While the lease runs, the broker may return before an operator reads this.
@@ -192,12 +192,12 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 			}
 		}
 		for _, id := range t.Awaited {
-			if at, gone := away[id]; gone && time.Since(at) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share grows before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(at), id))
+			if since, disconnected := disconnectedSince[id]; disconnected && time.Since(since) >= c.cfg.EvacuateAfter {
+				list = append(list, fmt.Sprintf("no share grows before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(since), id))
 			}
 		}
 		if list != nil {
-			lacks[name] = strings.Join(list, "; ")
+			reasons[name] = strings.Join(list, "; ")
 		}
 	}
 	c.mu.Lock()
@@ -207,16 +207,16 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 			l.reserved = ""
 		}
 	}
-	c.lacking = slices.Sorted(maps.Keys(lacks))
+	c.lacking = slices.Sorted(maps.Keys(reasons))
 	for _, name := range c.lacking {
-		c.topics.entry(name).reserved = lacks[name]
+		c.topics.entry(name).reserved = reasons[name]
 	}
 }
 
 // agrees reports whether the adaptor has the topic's contract and members. A topic that
 // is changing has an owner already. A freed broker has no shares and no session: it
 // becomes a member when it reconnects.
-func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
+func (c *contracts) agrees(name string, reported *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.cat.next.Topic(name)
@@ -226,23 +226,23 @@ func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string)
 	if c.topics.peek(name).unsynced {
 		return false, false
 	}
-	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
+	if used := usedOf(topic.Plan); reported.Contract.RateMilli != int64(used.Rate) || reported.Contract.Burst != used.Burst {
 		return false, false
 	}
 	members := map[string]bool{}
-	for _, m := range has.Members {
+	for _, m := range reported.Members {
 		// A member with an empty target may still have to confirm.
 		members[m.BrokerId] = m.Granted.GetRateMilli() > 0 || m.Acknowledged.GetRateMilli() > 0
 	}
 	inTurn := scarce(topic.Plan, topic.Retiring)
 	for _, id := range topic.Holders() {
-		if _, is := members[id]; !is && !inTurn && !slices.Contains(freed, id) { // reconcile handles turns
+		if _, member := members[id]; !member && !inTurn && !slices.Contains(freed, id) { // reconcile handles turns
 			return false, false
 		}
 		delete(members, id)
 	}
-	for _, holds := range members {
-		if holds {
+	for _, holdsShare := range members {
+		if holdsShare {
 			return false, false
 		}
 	}
@@ -254,14 +254,14 @@ func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string)
 // forgotten. It waits for EvacuateAfter after a start: a living broker has connected by
 // then, and a broker with a session is not forgotten.
 func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
-	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	awaited, holding, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, t := range shares.Topics {
 		for _, id := range t.Awaited {
 			awaited[id] = true
 		}
 		for _, m := range t.Members {
 			if m.Connected {
-				holds[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
+				holding[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
 			}
 		}
 	}
@@ -270,14 +270,14 @@ func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesRe
 	c.mu.Lock()
 	for _, b := range c.cat.next.Brokers() {
 		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
-		if holds[b.ID] {
+		if holding[b.ID] {
 			note.Forgotten, note.Strict = false, strict[b.ID]
 		}
 		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
 			_, err := c.cat.stage(note)
-			_ = must("note on broker "+b.ID, err) // the next comparison repeats the note
+			_ = mustSucceed("note on broker "+b.ID, err) // the next comparison repeats the note
 		}
-		if at, away := c.brokers.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
+		if since, disconnected := c.brokers.disconnectedSince[b.ID]; b.Forgotten && awaited[b.ID] && disconnected && now.Sub(since) >= c.cfg.EvacuateAfter {
 			forget = append(forget, b.ID)
 		}
 	}
@@ -312,13 +312,13 @@ type terms struct {
 // brokers get a small share to release their messages. The contract excludes the part of
 // publishers without a broker: the adaptor would give it to the others.
 func (t *terms) contract(spec *catalog.Spec, plan placement.Plan, retiring []string) (*adaptor.Contract, error) {
-	waiting := retiring
+	waitingBrokers := retiring
 	if scarce(plan, retiring) {
 		retiring = t.unspent(spec.Name(), retiring)
 		turn := strings.Join(retiring, " ")
-		t.topics.entry(spec.Name()).turns = &turn
+		t.topics.entry(spec.Name()).sentTurn = &turn
 	}
-	waiting = slices.DeleteFunc(slices.Clone(waiting), func(id string) bool { return slices.Contains(retiring, id) })
+	waitingBrokers = slices.DeleteFunc(slices.Clone(waitingBrokers), func(id string) bool { return slices.Contains(retiring, id) })
 	shares, rest, err := placement.WithRetiring(plan, len(retiring))
 	if err != nil {
 		return nil, err
@@ -326,7 +326,7 @@ func (t *terms) contract(spec *catalog.Spec, plan placement.Plan, retiring []str
 	c := &adaptor.Contract{Topic: spec.Name(), Total: usedOf(plan), Rule: spec.ShareRule}
 	place := func(p share.Placed) {
 		if p.Quota.IsZero() {
-			waiting = append(waiting, p.Broker)
+			waitingBrokers = append(waitingBrokers, p.Broker)
 		} else {
 			c.Placed = append(c.Placed, p)
 		}
@@ -337,17 +337,17 @@ func (t *terms) contract(spec *catalog.Spec, plan placement.Plan, retiring []str
 	for i, id := range retiring {
 		place(share.Placed{Broker: id, Quota: rest[i], Retiring: true})
 	}
-	ids := slices.Clone(waiting)
+	ids := slices.Clone(waitingBrokers)
 	for _, p := range c.Placed {
 		ids = append(ids, p.Broker)
 	}
 	for _, s := range t.cat.next.Unconfirmed(spec.Name()) {
 		if b, _ := t.cat.next.Broker(s.Broker); !slices.Contains(ids, s.Broker) && !b.Forgotten {
-			waiting, ids = append(waiting, s.Broker), append(ids, s.Broker)
+			waitingBrokers, ids = append(waitingBrokers, s.Broker), append(ids, s.Broker)
 		}
 	}
-	c.Awaited = waiting
-	if total, known := t.cat.former(spec.Name()); known {
+	c.Awaited = waitingBrokers
+	if total, found := t.cat.former(spec.Name()); found {
 		c.Former = total
 	}
 	for _, id := range ids {
@@ -359,9 +359,9 @@ func (t *terms) contract(spec *catalog.Spec, plan placement.Plan, retiring []str
 }
 
 // former returns the maximum that all brokers together may hold of a topic, if known.
-func (p *pipeline) former(name string) (total tokenbucket.Share, known bool) {
-	topic, known := p.next.Topic(name)
-	if !known || topic.Vague {
+func (p *pipeline) former(name string) (total tokenbucket.Share, found bool) {
+	topic, found := p.next.Topic(name)
+	if !found || topic.Vague {
 		return total, false
 	}
 	total = topic.Spec.Contract()
@@ -404,9 +404,9 @@ func (t *terms) unspent(name string, ids []string) []string {
 func (t *terms) takesTurns(topic catalog.Topic) bool {
 	name := topic.Spec.Name()
 	if !scarce(topic.Plan, topic.Retiring) {
-		t.topics.entry(name).turns = nil
+		t.topics.entry(name).sentTurn = nil
 		return false
 	}
-	told := t.topics.peek(name).turns
-	return told == nil || *told != strings.Join(t.unspent(name, topic.Retiring), " ")
+	sentTurn := t.topics.peek(name).sentTurn
+	return sentTurn == nil || *sentTurn != strings.Join(t.unspent(name, topic.Retiring), " ")
 }

@@ -66,7 +66,7 @@ type Controller struct {
 	view    *View
 	adaptor grants
 	end     context.CancelCauseFunc // ends the wait for answers of the adaptor and of brokers
-	soon    chan struct{}           // 1 deep: wakes mover before the next tick
+	wake    chan struct{}           // 1 deep: wakes mover before the next tick
 	metrics metrics
 
 	// The parts. Each has only what it uses.
@@ -102,10 +102,10 @@ func (c *Controller) View() *View { return c.view }
 
 // lifetime ends the controller's goroutines. The controller's lock guards closing.
 type lifetime struct {
-	work    sync.WaitGroup // all goroutines; Add requires the lock and not closing
-	closing bool
-	ending  chan struct{}   // closed with closing; a follower replaces it
-	late    <-chan struct{} // set once; closed when changes stop waiting for answers
+	work        sync.WaitGroup // all goroutines; Add requires the lock and not closing
+	closing     bool
+	ending      chan struct{}   // closed with closing; a follower replaces it
+	stopWaiting <-chan struct{} // set once; closed when changes stop waiting for answers
 }
 
 // New validates the configuration and returns a controller. The controller is inactive
@@ -137,27 +137,27 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	}
 	life, end := context.WithCancelCause(context.Background())
 	c := &Controller{
-		cfg: &cfg, end: end, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
+		cfg: &cfg, end: end, wake: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
 		adaptor: grants{adaptor, cfg.PrepareTimeout, life},
 		brokers: &brokers{
 			cfg:      &cfg,
-			sessions: map[string]*Session{}, holders: map[string]*holder{}, left: map[string]bool{}, away: map[string]time.Time{},
+			sessions: map[string]*Session{}, holders: map[string]*holder{}, sessionEnded: map[string]bool{}, disconnectedSince: map[string]time.Time{},
 			drainers: map[string]string{}, removing: map[string]bool{},
 		},
 		knowledge: &knowledge{informed: make(chan struct{}), empty: empty},
-		life:      &lifetime{ending: make(chan struct{}), late: life.Done()},
+		life:      &lifetime{ending: make(chan struct{}), stopWaiting: life.Done()},
 		topics:    &topics{byName: map[string]*liveTopic{}},
 		tuner: tuner.NewTuner(tuner.Config{
 			Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Rebalance != RebalanceOff, Rules: cfg.RebalanceRules,
 			Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
 		}),
 	}
-	c.cat = &pipeline{mu: &c.mu, wake: make(chan struct{}, 1), shown: cat, next: next}
+	c.cat = &pipeline{mu: &c.mu, wake: make(chan struct{}, 1), committed: cat, next: next}
 	for _, b := range cat.Brokers() {
-		c.brokers.holders[b.ID] = holds(b, clock.Mono())
+		c.brokers.holders[b.ID] = holderOf(b, clock.Mono())
 		// A broker that was long without a loaddistributor reconnects only after
 		// returnWithin.
-		c.brokers.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
+		c.brokers.disconnectedSince[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	c.wire(cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller"))
 	if err := c.recover(); err != nil {
@@ -190,7 +190,7 @@ func (c *Controller) wire(tracer trace.Tracer) {
 	c.mover = &mover{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, terms, c.owners}
 	c.tuning = &tuning{cfg, mu, c.cat, c.brokers, c.topics, c.tuner, c.life, adaptor, c.owners, c.metrics, tracer, c.fleet}
 	c.learning = &learning{cfg, mu, c.cat, c.brokers, c.topics, c.tenants, c.tuner, c.owners, c.tuning}
-	c.witness = &witness{cfg, mu, c.cat, c.brokers, c.life, adaptor, c.soon}
+	c.witness = &witness{cfg, mu, c.cat, c.brokers, c.life, adaptor, c.wake}
 	c.contracts = &contracts{cfg: cfg, mu: mu, cat: c.cat, brokers: c.brokers, topics: c.topics, life: c.life, adaptor: adaptor, owners: c.owners}
 }
 
@@ -212,10 +212,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	appending, abandon := context.WithCancel(context.Background())
 	defer abandon()
 	go func() { failed <- commits.run(appending, stop) }()
-	own, cancel := context.WithCancel(ctx)
-	var others sync.WaitGroup
+	runCtx, cancel := context.WithCancel(ctx)
+	var background sync.WaitGroup
 	c.resume()
-	others.Go(func() { c.contracts.run(own) })
+	background.Go(func() { c.contracts.run(runCtx) })
 	ticker := time.NewTicker(c.cfg.ReportInterval)
 	defer ticker.Stop()
 	committing := true
@@ -224,8 +224,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		select {
 		case <-ticker.C:
 			c.tick(time.Now())
-		case <-c.soon:
-			c.mover.look(time.Now())
+		case <-c.wake:
+			c.mover.run(time.Now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():
@@ -247,7 +247,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	giveUp := time.AfterFunc(changePatience, func() { c.end(ErrClosing) })
 	defer giveUp.Stop()
 	cancel()
-	others.Wait()
+	background.Wait()
 	c.life.work.Wait() // sessions are still open: roll-backs reach the brokers
 	c.mu.Lock()
 	for _, s := range c.brokers.sessions {
@@ -263,13 +263,13 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // tick runs once per report interval.
 func (c *Controller) tick(now time.Time) {
-	c.judge.look(now)
+	c.judge.run(now)
 	c.assignWork(now)
-	c.mover.look(now)
+	c.mover.run(now)
 	c.mover.remind(now)
-	c.tuning.look(now)
+	c.tuning.run(now)
 	c.mover.settle(now)
-	c.learning.look(now)
+	c.learning.run(now)
 	c.copies.rebuild(now)
 	c.fleet.look(now)
 }
@@ -301,7 +301,7 @@ func (c *Controller) recover() error {
 			continue
 		}
 		c.unfinished = append(c.unfinished, name)
-		c.topics.entry(name).owner = &owner{wanted: []operation{{name: name, target: target, end: func(err error) {
+		c.topics.entry(name).owner = &owner{queued: []operation{{name: name, target: target, end: func(err error) {
 			if err != nil {
 				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, name, obs.KeyError, err)
 			}
@@ -316,7 +316,7 @@ func (c *Controller) resume() {
 	defer c.mu.Unlock()
 	for _, name := range c.unfinished {
 		c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, name)
-		own := c.topics.entry(name).owner
-		c.life.work.Go(func() { c.owners.own(name, own) })
+		runCtx := c.topics.entry(name).owner
+		c.life.work.Go(func() { c.owners.run(name, runCtx) })
 	}
 }

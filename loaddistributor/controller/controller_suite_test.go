@@ -134,12 +134,12 @@ func listen(address string) net.Listener {
 	l := &listener{Listener: bufconn.Listen(1 << 16), address: address}
 	for port := 1; strings.HasSuffix(address, ":0"); port++ {
 		l.address = fmt.Sprint("127.0.0.1:", port)
-		if _, taken := network.LoadOrStore(l.address, l); !taken {
+		if _, found := network.LoadOrStore(l.address, l); !found {
 			return l
 		}
 	}
-	_, taken := network.LoadOrStore(address, l)
-	Expect(taken).To(BeFalse(), "%s is listened on", address)
+	_, found := network.LoadOrStore(address, l)
+	Expect(found).To(BeFalse(), "%s is listened on", address)
 	return l
 }
 
@@ -149,7 +149,7 @@ func overNetwork() grpc.DialOption {
 }
 
 func dialNetwork(ctx context.Context, address string) (net.Conn, error) {
-	if l, there := network.Load(address); there {
+	if l, found := network.Load(address); found {
 		return l.(*listener).DialContext(ctx)
 	}
 	return nil, syscall.ECONNREFUSED
@@ -212,7 +212,7 @@ func newCluster(s setup) *cluster {
 	}
 	var group lifecycle.Group
 	group.Add("grpc", lifecycle.ServeGRPC(ln, server))
-	own := dial(c.address)
+	ownConn := dial(c.address)
 	if s.data != nil {
 		term, cat, err := s.data.Lead(context.Background(), c.address)
 		Expect(err).NotTo(HaveOccurred())
@@ -232,7 +232,7 @@ func newCluster(s setup) *cluster {
 		})
 		Expect(err).NotTo(HaveOccurred())
 		srtmv1.RegisterGrantServiceServer(server, embedded)
-		adaptor, c.grants = embedded, srtmv1.NewGrantServiceClient(own)
+		adaptor, c.grants = embedded, srtmv1.NewGrantServiceClient(ownConn)
 		group.Add("adaptor", embedded.Run)
 	} else {
 		c.grants = srtmv1.NewGrantServiceClient(dial(s.adaptorAddress))
@@ -248,7 +248,7 @@ func newCluster(s setup) *cluster {
 	services.Register(server)
 	group.Add("sessions", services.Run)
 	group.Add("controller", control.Run)
-	c.admin, c.placement = srtmv1.NewAdminServiceClient(own), srtmv1.NewPlacementServiceClient(own)
+	c.admin, c.placement = srtmv1.NewAdminServiceClient(ownConn), srtmv1.NewPlacementServiceClient(ownConn)
 	c.part = start(group.Run)
 	synctest.Wait() // until the cluster has handled the end of earlier sessions
 	return c
@@ -454,7 +454,7 @@ func (c *cluster) nothingLeft(name string, brokers ...*broker) {
 	}
 	Expect(c.control.View().Topic(name)).Error().To(HaveOccurred())
 	for _, b := range brokers {
-		Eventually(func() bool { _, there := b.node.Topic(name); return there }).Should(BeFalse(), "broker %s still has the topic", b.id)
+		Eventually(func() bool { _, found := b.node.Topic(name); return found }).Should(BeFalse(), "broker %s still has the topic", b.id)
 	}
 	Eventually(func() map[string]string { return c.shares(name) }).Should(BeEmpty())
 }

@@ -56,7 +56,7 @@ var _ = Describe("A dry run of a creation", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(planned.Quotas).To(HaveLen(2))
 		Expect(planned.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_PLACING))
-		Expect(has(node, "t")()).To(BeFalse())
+		Expect(hasTopic(node, "t")()).To(BeFalse())
 		Expect(c.broker("b1").Allocated).To(BeZero())
 		_, err = plan(spec("t", 2000, 10), "")
 		Expect(status.Code(err)).To(Equal(codes.ResourceExhausted))
@@ -102,7 +102,7 @@ var _ = Describe("Measuring a broker", func() {
 		Eventually(c.state("m")).Should(Equal("ACTIVE"))
 		Consistently(func() int { return len(c.topic("m").Quotas) }, "2s").Should(Equal(1))
 		c.mustDelete("m")
-		Expect(has(b2.node, "m")()).To(BeFalse())
+		Expect(hasTopic(b2.node, "m")()).To(BeFalse())
 	})
 })
 
@@ -264,7 +264,7 @@ var _ = Describe("Creating a topic", func() {
 			Expect(err).To(MatchError(ContainSubstring("broker b2: " + controller.ErrNoAnswer.Error())))
 			c.nothingLeft("t", b1)
 			release()
-			Eventually(has(b2.node, "t")).Should(BeFalse())
+			Eventually(hasTopic(b2.node, "t")).Should(BeFalse())
 		})
 
 		It("rolls back when a broker goes away meanwhile", func() {
@@ -286,9 +286,9 @@ var _ = Describe("Creating a topic", func() {
 
 			// The broker is told when it is back, because its node still has the topic.
 			b2.node.Sabotage(nil, nil)
-			Expect(has(b2.node, "t")()).To(BeTrue())
+			Expect(hasTopic(b2.node, "t")()).To(BeTrue())
 			c.join("b2", 60, b2.node)
-			Eventually(has(b2.node, "t")).Should(BeFalse())
+			Eventually(hasTopic(b2.node, "t")).Should(BeFalse())
 		})
 
 		It("rolls back when the brokers cannot reach the adaptor", func() {
@@ -347,15 +347,15 @@ var _ = Describe("Creating a topic", func() {
 			entered, release := b2.hang()
 			done := c.creating(context.Background(), spec("t", 100, 5), "")
 			Eventually(entered).Should(BeClosed())
-			Eventually(has(b1.node, "t")).Should(BeTrue())
+			Eventually(hasTopic(b1.node, "t")).Should(BeTrue())
 			stopped := make(chan struct{})
 			go func() { defer close(stopped); c.stop() }()
-			Eventually(has(b1.node, "t")).Should(BeFalse())
+			Eventually(hasTopic(b1.node, "t")).Should(BeFalse())
 			release()
 			Eventually(stopped).Should(BeClosed())
 			Expect(<-done).To(fails(codes.Unavailable, rpc.ReasonShuttingDown))
 			for _, b := range []*broker{b1, b2} {
-				Expect(has(b.node, "t")()).To(BeFalse(), "broker %s", b.id)
+				Expect(hasTopic(b.node, "t")()).To(BeFalse(), "broker %s", b.id)
 			}
 		})
 	})

@@ -27,7 +27,7 @@ type creation struct {
 	cat    *pipeline
 	spec   *catalog.Spec
 	key    string
-	on     string // broker to measure; empty: placed normally
+	broker string // broker to measure; empty: placed normally
 	cancel context.CancelCauseFunc
 
 	// Guarded by mu.
@@ -55,21 +55,21 @@ type creation struct {
 // catalog.ErrTopicExists, ErrKeyReused, ErrUnread; placement.FieldErrors,
 // *placement.Infeasible; catalog.ErrBrokerUnknown; *BrokerError, *AdaptorError,
 // ErrUnsteady, ErrClosing; the context's error.
-func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on string, tell func(Progress) error) (catalog.Topic, error) {
+func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, broker string, report func(Progress) error) (catalog.Topic, error) {
 	if err := c.knowledge.following(); err != nil {
 		return catalog.Topic{}, err
 	}
-	cr, topic, err := c.begin(ctx, spec, key, on)
+	cr, topic, err := c.begin(ctx, spec, key, broker)
 	if cr == nil {
 		return topic, err
 	}
 	defer cr.abandon()
-	return cr.wait(ctx, tell)
+	return cr.wait(ctx, report)
 }
 
 // begin starts a creation, or joins the creation with the same key. If both results are
 // nil, the topic exists already. The creation keeps the values of ctx, not its end.
-func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on string) (*creation, catalog.Topic, error) {
+func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, broker string) (*creation, catalog.Topic, error) {
 	name := spec.Name()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,17 +88,17 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 			cr.waiters++
 			return cr, catalog.Topic{}, nil
 		}
-		if known, ok := c.cat.next.KeyOf(key); ok {
-			topic, _ := c.cat.next.Topic(known)
+		if existing, ok := c.cat.next.KeyOf(key); ok {
+			topic, _ := c.cat.next.Topic(existing)
 			if !sameOrder(topic.Ordered, spec) {
-				return nil, catalog.Topic{}, fmt.Errorf("topic %s was created with the key: %w", known, catalog.ErrKeyReused)
+				return nil, catalog.Topic{}, fmt.Errorf("topic %s was created with the key: %w", existing, catalog.ErrKeyReused)
 			}
 			if topic.State != catalog.Deleting {
 				return nil, topic, nil
 			}
 		}
 	}
-	if err := c.taken(name); err != nil {
+	if err := c.checkName(name); err != nil {
 		return nil, catalog.Topic{}, err
 	}
 	if id := c.copies.holder(name); id != "" {
@@ -111,24 +111,24 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c.knowledge.empty = false // the cluster is new, or an operator restores the topics
-	cr := &creation{mu: &c.mu, cat: c.cat, spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
+	cr := &creation{mu: &c.mu, cat: c.cat, spec: spec, key: key, broker: broker, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.topics.entry(name).creating = cr
-	began := time.Now()
-	c.owners.want(operation{
+	start := time.Now()
+	c.owners.enqueue(operation{
 		name: name, creation: cr, ctx: ctx, decide: cr.place,
-		end: func(err error) { c.created(cr, err, began) },
+		end: func(err error) { c.created(cr, err, start) },
 	})
 	return cr, catalog.Topic{}, nil
 }
 
 // created ends a creation. After the name is released, another request may delete the
 // topic.
-func (c *Controller) created(cr *creation, err error, began time.Time) {
+func (c *Controller) created(cr *creation, err error, start time.Time) {
 	name := cr.spec.Name()
 	c.mu.Lock()
 	if err == nil {
-		cr.topic, _ = c.cat.shown.Topic(name)
-		c.tuning.do(c.tuner.Begin(name, cr.topic.Spec.Demand, time.Now()))
+		cr.topic, _ = c.cat.committed.Topic(name)
+		c.tuning.perform(c.tuner.Begin(name, cr.topic.Spec.Demand, time.Now()))
 	}
 	cr.err, cr.ended = err, true
 	c.topics.entry(name).creating = nil
@@ -136,10 +136,10 @@ func (c *Controller) created(cr *creation, err error, began time.Time) {
 	c.mu.Unlock()
 	cr.cancel(nil)
 	if err != nil {
-		c.cfg.Log.Warn("topic not created", obs.KeyTopic, name, obs.KeyError, err, obs.KeyDuration, time.Since(began))
+		c.cfg.Log.Warn("topic not created", obs.KeyTopic, name, obs.KeyError, err, obs.KeyDuration, time.Since(start))
 		return
 	}
-	c.cfg.Log.Info("topic created", obs.KeyTopic, name, obs.KeyDuration, time.Since(began),
+	c.cfg.Log.Info("topic created", obs.KeyTopic, name, obs.KeyDuration, time.Since(start),
 		obs.KeyPolicy, cr.topic.Plan.Policy, "brokers", cr.topic.Plan.K)
 }
 
@@ -151,14 +151,14 @@ func (cr *creation) place(p planning) (catalog.Event, error) {
 	cr.progress(Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s (brokers to choose from: %d)", demand.Rate, len(p.brokers))})
 	var plan placement.Plan
 	var err error
-	if cr.on == "" {
+	if cr.broker == "" {
 		plan, err = placement.Place(cr.spec.Policy, p.brokers, demand, p.rng)
 	} else {
 		cr.mu.RLock()
-		measured, _ := cr.cat.next.Broker(cr.on)
+		measured, _ := cr.cat.next.Broker(cr.broker)
 		cr.mu.RUnlock()
-		if plan = placement.Unreserved(cr.spec.Policy, cr.on, demand); !measured.Connected {
-			err = fmt.Errorf("broker %q is away or unknown: %w", cr.on, catalog.ErrBrokerUnknown)
+		if plan = placement.Unreserved(cr.spec.Policy, cr.broker, demand); !measured.Connected {
+			err = fmt.Errorf("broker %q is away or unknown: %w", cr.broker, catalog.ErrBrokerUnknown)
 		}
 	}
 	if err != nil {
@@ -180,18 +180,18 @@ func (cr *creation) progress(p Progress) {
 }
 
 // wait reports each step and returns the result of the creation.
-func (cr *creation) wait(ctx context.Context, tell func(Progress) error) (catalog.Topic, error) {
-	told := 0
+func (cr *creation) wait(ctx context.Context, report func(Progress) error) (catalog.Topic, error) {
+	reported := 0
 	for {
 		cr.mu.RLock()
-		steps, changed, ended, topic, err := cr.steps[told:], cr.changed, cr.ended, cr.topic, cr.err
+		steps, changed, ended, topic, err := cr.steps[reported:], cr.changed, cr.ended, cr.topic, cr.err
 		cr.mu.RUnlock()
 		for _, step := range steps {
-			if err := tell(step); err != nil {
+			if err := report(step); err != nil {
 				return catalog.Topic{}, err
 			}
 		}
-		told += len(steps)
+		reported += len(steps)
 		if ended {
 			return topic, err
 		}
@@ -220,9 +220,9 @@ func (c *Controller) Delete(ctx context.Context, name string) error {
 
 // sameOrder reports whether a request repeats a creation. The first request's durability
 // may have been filled in from the brokers.
-func sameOrder(was, again *catalog.Spec) bool {
-	if again.Durability == "" {
-		again = again.Keeping(was.Durability)
+func sameOrder(before, after *catalog.Spec) bool {
+	if after.Durability == "" {
+		after = after.Keeping(before.Durability)
 	}
-	return was.Equal(again)
+	return before.Equal(after)
 }

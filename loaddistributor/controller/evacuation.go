@@ -26,7 +26,7 @@ const returnWithin = 8 * time.Second
 const moveRetry = 5 * time.Second
 
 // mover moves topics without a request: away from brokers that drain or are gone, and
-// publishers without a broker to a broker. look, settle and forced acquire the lock; the
+// publishers without a broker to a broker. run, settle and forced acquire the lock; the
 // other methods require it.
 type mover struct {
 	// Set once.
@@ -40,53 +40,53 @@ type mover struct {
 	owners  *owners
 }
 
-// look moves topics away from brokers that drain or have been disconnected for too long,
+// run moves topics away from brokers that drain or have been disconnected for too long,
 // and retires emptied brokers.
-func (m *mover) look(now time.Time) {
+func (m *mover) run(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, b := range m.cat.shown.Brokers() {
-		names := m.cat.shown.Retiring(b.ID)
-		if m.leaves(b, now) {
-			names = m.cat.shown.Placed(b.ID)
+	for _, b := range m.cat.committed.Brokers() {
+		names := m.cat.committed.Retiring(b.ID)
+		if m.mustEmpty(b, now) {
+			names = m.cat.committed.Placed(b.ID)
 		}
 		for _, name := range names {
-			topic, _ := m.cat.shown.Topic(name)
+			topic, _ := m.cat.committed.Topic(name)
 			if !topic.Open() || m.topics.owned(name) { // two brokers of a topic are handled one after the other
 				continue
 			}
-			if op, due := m.due(topic, b, now); due {
-				m.owners.want(op)
+			if op, due := m.nextOperation(topic, b, now); due {
+				m.owners.enqueue(op)
 			}
 		}
 	}
 	for _, name := range m.topics.busy {
 		if l := m.topics.byName[name]; l != nil && now.After(l.retry) {
-			l.retry, l.stays = time.Time{}, nil // the topic need not leave any more
+			l.retry, l.moveErr = time.Time{}, nil // the topic need not leave any more
 		}
 	}
 }
 
-// leaves reports whether topics must leave a broker, and records when the broker
+// mustEmpty reports whether topics must leave a broker, and records when the broker
 // disconnected.
-func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
+func (m *mover) mustEmpty(b catalog.Broker, now time.Time) bool {
 	if decided, _ := m.cat.next.Broker(b.ID); !decided.Draining {
 		delete(m.brokers.drainers, b.ID)
 	}
-	switch since, away := m.brokers.away[b.ID]; {
+	switch since, disconnected := m.brokers.disconnectedSince[b.ID]; {
 	case b.Connected:
-		delete(m.brokers.away, b.ID)
-	case !away:
-		m.brokers.away[b.ID] = now
+		delete(m.brokers.disconnectedSince, b.ID)
+	case !disconnected:
+		m.brokers.disconnectedSince[b.ID] = now
 	case now.Sub(since) >= m.cfg.EvacuateAfter:
 		return true
 	}
 	return b.Draining
 }
 
-// due returns the operation that is due, if any, for a topic on a broker that it has left
+// nextOperation returns the operation that is due, if any, for a topic on a broker that it has left
 // or must leave.
-func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op operation, due bool) {
+func (m *mover) nextOperation(topic catalog.Topic, b catalog.Broker, now time.Time) (op operation, due bool) {
 	name := topic.Spec.Name()
 	if !slices.Contains(topic.Retiring, b.ID) {
 		l := m.topics.entry(name)
@@ -94,12 +94,12 @@ func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op op
 			return operation{}, false
 		}
 		l.retry = now.Add(moveRetry)
-		return m.leave(name, b), true
+		return m.moveOff(name, b), true
 	}
 	taker := m.taker(topic, b, now)
 	switch {
 	case taker != "":
-		m.takes(name, b.ID, taker)
+		m.recordTakeOver(name, b.ID, taker)
 		return operation{name: name, target: reconcile.Target{Retire: b.ID, TakenOverBy: taker}}, true
 	case m.emptied(topic, b.ID, now):
 		return m.retire(name, b.ID, false), true
@@ -161,13 +161,13 @@ func (m *mover) retire(name, id string, forced bool) operation {
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }
 
-// leave moves a topic to allowed brokers, because of one broker.
-func (m *mover) leave(name string, because catalog.Broker) operation {
-	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CRASH, why: "broker " + because.ID + " is gone"}
-	if because.Draining {
-		why = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + because.ID + " drains", m.brokers.drainers[because.ID]}
+// moveOff moves a topic to allowed brokers, because of one broker.
+func (m *mover) moveOff(name string, gone catalog.Broker) operation {
+	reason := cause{reason: srtmv1.MoveReason_MOVE_REASON_CRASH, text: "broker " + gone.ID + " is gone"}
+	if gone.Draining {
+		reason = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + gone.ID + " drains", m.brokers.drainers[gone.ID]}
 	}
-	op := moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+	op := moving(name, reason, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		if !slices.ContainsFunc(p.topic.Plan.Quotas, func(q placement.Quota) bool {
 			return !slices.ContainsFunc(p.brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		}) {
@@ -181,7 +181,7 @@ func (m *mover) leave(name string, because catalog.Broker) operation {
 	})
 	op.end = func(err error) {
 		m.mu.Lock()
-		m.topics.entry(name).stays = err
+		m.topics.entry(name).moveErr = err
 		m.mu.Unlock()
 		if errors.As(err, new(*placement.Infeasible)) {
 			m.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
@@ -211,17 +211,17 @@ func (m *mover) settle(now time.Time) {
 		if l == nil || l.owner != nil || now.Before(l.retry) || l.condition == nil || l.condition.Stranded == 0 {
 			continue
 		}
-		topic, _ := m.cat.shown.Topic(name)
-		fit := m.tuner.Status(name, now)
-		if !topic.Open() || topic.Placement.Unplaced() == 0 || fit.Running {
+		topic, _ := m.cat.committed.Topic(name)
+		status := m.tuner.Status(name, now)
+		if !topic.Open() || topic.Placement.Unplaced() == 0 || status.Running {
 			continue
 		}
 		l.retry = now.Add(moveRetry)
-		why := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, why: "publishers have no place"}
-		if fit.Step != "" { // this process ran the fit
-			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
+		reason := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, text: "publishers have no place"}
+		if status.Step != "" { // this process ran the fit
+			reason.reason = srtmv1.MoveReason_MOVE_REASON_FIT
 		}
-		m.owners.want(moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+		m.owners.enqueue(moving(name, reason, func(p planning) (*catalog.Spec, placement.Plan, error) {
 			if p.topic.Placement.Unplaced() == 0 {
 				return nil, placement.Plan{}, reconcile.ErrSettled
 			}
@@ -245,10 +245,10 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 		return ""
 	}
 	if s := m.brokers.sessions[gone.ID]; s != nil {
-		if s.has(topic.Spec.Name()) {
+		if s.mayHave(topic.Spec.Name()) {
 			return ""
 		} // else the broker is back, and another broker has begun the take-over
-	} else if since, away := m.brokers.away[gone.ID]; !away || now.Sub(since) < m.cfg.TakeOverAfter {
+	} else if since, disconnected := m.brokers.disconnectedSince[gone.ID]; !disconnected || now.Sub(since) < m.cfg.TakeOverAfter {
 		return ""
 	}
 	var able []string
@@ -261,47 +261,47 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 		return ""
 	}
 	// Not Sub: for a broker that is back, away is zero, and Sub would saturate.
-	turn := (now.Unix() - m.brokers.away[gone.ID].Unix()) / int64(takersTurn/time.Second)
+	turn := (now.Unix() - m.brokers.disconnectedSince[gone.ID].Unix()) / int64(takersTurn/time.Second)
 	return able[turn%int64(len(able))]
 }
 
-// taking is a take-over: the broker that was asked, and when the former broker
+// takeOver is a take-over: the broker that was asked, and when the former broker
 // disconnected.
-type taking struct {
-	by   string
-	away time.Time
+type takeOver struct {
+	broker       string
+	disconnected time.Time
 }
 
-// takes records that a broker was asked.
-func (m *mover) takes(topic, gone, by string) {
+// recordTakeOver records that a broker was asked.
+func (m *mover) recordTakeOver(topic, gone, broker string) {
 	l := m.topics.entry(topic)
-	if l.taking == nil {
-		l.taking = map[string]taking{}
+	if l.takeOvers == nil {
+		l.takeOvers = map[string]takeOver{}
 	}
-	l.taking[gone] = taking{by, m.brokers.away[gone]}
+	l.takeOvers[gone] = takeOver{broker, m.brokers.disconnectedSince[gone]}
 }
 
 // unfinished reports whether the broker that was asked, and may have part of the
 // messages, is itself gone. Its messages are taken over first, to keep each publisher's
 // order.
 func (m *mover) unfinished(topic catalog.Topic, gone string) bool {
-	t := m.topics.peek(topic.Spec.Name()).taking[gone]
-	return t.by != "" && t.away.Equal(m.brokers.away[gone]) && m.brokers.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)
+	t := m.topics.peek(topic.Spec.Name()).takeOvers[gone]
+	return t.broker != "" && t.disconnected.Equal(m.brokers.disconnectedSince[gone]) && m.brokers.sessions[t.broker] == nil && slices.Contains(topic.Holders(), t.broker)
 }
 
-// has reports whether the broker has or may have the topic.
-func (s *Session) has(topic string) bool {
+// mayHave reports whether the broker has or may have the topic.
+func (s *Session) mayHave(topic string) bool {
 	return s.reports.Count() < 2 || s.reports.Has(topic)
 }
 
-// without removes brokers whose part of a replicated topic must be taken over. Until then
+// withoutTakenOver removes brokers whose part of a replicated topic must be taken over. Until then
 // they cannot be members again.
-func (bs *brokers) without(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
+func (bs *brokers) withoutTakenOver(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
 	if topic.Spec == nil || topic.Spec.Durability != catalog.DurabilityReplicated {
 		return brokers
 	}
 	return slices.DeleteFunc(brokers, func(b placement.Broker) bool {
 		s := bs.sessions[b.ID]
-		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !s.has(topic.Spec.Name()))
+		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !s.mayHave(topic.Spec.Name()))
 	})
 }

@@ -35,19 +35,19 @@ import (
 
 // excess returns the shares that brokers may use beyond a contract, derived from the
 // adaptor's shares of the topic and the stored unconfirmed shares (kept).
-func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []catalog.UnconfirmedShare) (u reconcile.Unconfirmed) {
+func excess(shares *srtmv1.TopicShares, query reconcile.LookUnconfirmed, recorded []catalog.UnconfirmedShare) (u reconcile.Unconfirmed) {
 	former := map[string]tokenbucket.Share{}
-	for _, s := range kept {
+	for _, s := range recorded {
 		former[s.Broker] = s.Share
 	}
 	awaited := map[string]tokenbucket.Share{}
 	var sum tokenbucket.Share
 	add := func(s tokenbucket.Share) { sum.Rate, sum.Burst = sum.Rate+s.Rate, sum.Burst+s.Burst }
-	lowered := look.Contract.Rate < look.Former.Rate || look.Contract.Burst < look.Former.Burst
+	lowered := query.Contract.Rate < query.Former.Rate || query.Contract.Burst < query.Former.Burst
 	for _, id := range shares.GetAwaited() {
-		s, known := former[id]
-		if !known && lowered && slices.Contains(look.Holders, id) {
-			s = look.Former
+		s, found := former[id]
+		if !found && lowered && slices.Contains(query.Holders, id) {
+			s = query.Former
 		}
 		if !s.IsZero() {
 			awaited[id] = s
@@ -57,16 +57,16 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 	for _, m := range shares.GetMembers() {
 		add(service.ShareOf(m.Reserved))
 	}
-	beyond := sum.Rate > look.Contract.Rate || sum.Burst > look.Contract.Burst
+	beyond := sum.Rate > query.Contract.Rate || sum.Burst > query.Contract.Burst
 	for _, m := range shares.GetMembers() {
-		if _, waits := awaited[m.BrokerId]; waits {
+		if _, isAwaited := awaited[m.BrokerId]; isAwaited {
 			continue
 		}
 		reserved, target := service.ShareOf(m.Reserved), service.ShareOf(m.Target)
-		_, known := former[m.BrokerId]
+		_, found := former[m.BrokerId]
 		// A broker with an empty target stays until it has given up its whole share: a
 		// restarted adaptor would not wait for it.
-		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || known && target.IsZero()) {
+		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || found && target.IsZero()) {
 			u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: m.BrokerId, Share: reserved})
 			u.Pending = u.Pending || m.Connected
 		}
@@ -75,7 +75,7 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: id, Share: awaited[id]})
 	}
 	slices.SortFunc(u.Shares, func(a, b catalog.UnconfirmedShare) int { return cmp.Compare(a.Broker, b.Broker) })
-	if p := raising(shares); look.Raised && p != nil {
+	if p := raising(shares); query.Raised && p != nil {
 		u.Raising = true
 		connected := func(b *srtmv1.AwaitedBroker) bool { return b.Connected }
 		u.Pending = u.Pending || len(p.Brokers) == 0 || slices.ContainsFunc(p.Brokers, connected)
@@ -116,15 +116,15 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 
 // unconfirmed returns the shares that brokers may use beyond the contract of a changing
 // topic. Without an answer of the adaptor, every holder may use the former contract.
-func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirmed {
+func (c *change) unconfirmed(query reconcile.LookUnconfirmed) reconcile.Unconfirmed {
 	name := c.op.name
 	c.mu.RLock()
-	kept := c.cat.next.Unconfirmed(name)
+	recorded := c.cat.next.Unconfirmed(name)
 	awaited, strict := c.cat.mayHold(name)
 	c.mu.RUnlock()
 	var shares *srtmv1.TopicShares
 	var err error
-	if gone := look.Contract.IsZero(); gone {
+	if removed := query.Contract.IsZero(); removed {
 		// Repeat the removal: a restarted adaptor does not know the brokers.
 		shares, err = c.adaptor.drop(name, awaited, strict)
 	} else if shares, err = c.adaptor.topic(context.Background(), name, sharesTimeout); err == nil && shares.GetContract() == nil {
@@ -132,11 +132,11 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 	}
 	if err != nil {
 		shares = &srtmv1.TopicShares{Awaited: awaited}
-		u := excess(shares, look, kept)
+		u := excess(shares, query, recorded)
 		u.Pending = true
 		return u
 	}
-	u := excess(shares, look, kept)
+	u := excess(shares, query, recorded)
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, id := range shares.GetAwaited() { // the broker will soon reach the adaptor, too
@@ -148,7 +148,7 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 // mayHold returns the brokers that may use shares of a present or deleted topic, by id,
 // and the strict brokers among them. Requires: the lock held, for reading.
 func (p *pipeline) mayHold(name string) (ids, strict []string) {
-	if topic, known := p.next.Topic(name); known {
+	if topic, found := p.next.Topic(name); found {
 		ids = topic.Holders()
 	}
 	for _, s := range p.next.Unconfirmed(name) {
@@ -171,7 +171,7 @@ func (p *pipeline) mayHold(name string) (ids, strict []string) {
 // restarted adaptor which brokers may still use a removed contract. done means that
 // nothing has changed.
 func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
-	by := map[string]*srtmv1.TopicShares{}
+	byTopic := map[string]*srtmv1.TopicShares{}
 	c.mu.RLock()
 	names := c.cat.next.UnconfirmedTopics() // including raised contracts
 	c.mu.RUnlock()
@@ -180,14 +180,14 @@ func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 		for _, m := range t.Members {
 			sum.Rate, sum.Burst = sum.Rate+tokenbucket.Rate(m.Reserved.GetRateMilli()), sum.Burst+m.Reserved.GetBurst()
 		}
-		if by[t.Topic] = t; t.Contract != nil && (int64(sum.Rate) > t.Contract.RateMilli || sum.Burst > t.Contract.Burst) {
+		if byTopic[t.Topic] = t; t.Contract != nil && (int64(sum.Rate) > t.Contract.RateMilli || sum.Burst > t.Contract.Burst) {
 			names = append(names, t.Topic)
 		}
 	}
 	slices.Sort(names)
 	done = true
 	for _, name := range slices.Compact(names) {
-		changed, err := c.noteTopic(name, by[name])
+		changed, err := c.noteTopic(name, byTopic[name])
 		if err != nil {
 			c.cfg.Log.Warn("cannot tell the adaptor which brokers may use a removed contract; retrying", obs.KeyTopic, name, obs.KeyError, err)
 		}
@@ -201,18 +201,18 @@ func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed bool, err error) {
 	c.mu.RLock()
 	owned := c.topics.owned(name)
-	topic, known := c.cat.next.Topic(name)
+	topic, found := c.cat.next.Topic(name)
 	awaited, strict := c.cat.mayHold(name)
 	c.mu.RUnlock()
-	var look reconcile.LookUnconfirmed
+	var query reconcile.LookUnconfirmed
 	switch {
 	case owned:
 		return false, nil // the owner looks
-	case known:
+	case found:
 		if shares.GetContract() == nil {
 			return false, nil // run restores the contract first
 		}
-		look.Contract, look.Raised = topic.Spec.Contract(), topic.Raising
+		query.Contract, query.Raised = topic.Spec.Contract(), topic.Raising
 	case !shares.GetRemoving():
 		if shares, err = c.adaptor.drop(name, awaited, strict); err != nil {
 			return false, err
@@ -220,16 +220,16 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept := c.cat.next.Unconfirmed(name)
-	u := excess(shares, look, kept)
+	recorded := c.cat.next.Unconfirmed(name)
+	u := excess(shares, query, recorded)
 	now := catalog.SharesUnconfirmed{Topic: name, Shares: u.Shares, Raising: u.Raising, Vague: topic.Vague && len(shares.GetAwaited()) > 0}
-	again, still := c.cat.next.Topic(name)
-	same := slices.Equal(now.Shares, kept) && now.Raising == topic.Raising && now.Vague == topic.Vague
-	if c.topics.owned(name) || still != known || again.Spec != topic.Spec || same {
+	again, exists := c.cat.next.Topic(name)
+	unchanged := slices.Equal(now.Shares, recorded) && now.Raising == topic.Raising && now.Vague == topic.Vague
+	if c.topics.owned(name) || exists != found || again.Spec != topic.Spec || unchanged {
 		return false, nil
 	}
 	_, err = c.cat.stage(now)
-	return true, must("the unconfirmed shares of topic "+name, err)
+	return true, mustSucceed("the unconfirmed shares of topic "+name, err)
 }
 
 // Raising returns the part of a raised contract that is in force, and the brokers that
@@ -244,8 +244,8 @@ func (r *View) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raising
 	}
 	p := raising(shares)
 	for _, b := range p.GetBrokers() {
-		if left := shares.GetLeft()[b.BrokerId]; left != nil {
-			b.Until = timestamppb.New(time.Now().Add(left.AsDuration()))
+		if remaining := shares.GetLeft()[b.BrokerId]; remaining != nil {
+			b.Until = timestamppb.New(time.Now().Add(remaining.AsDuration()))
 		}
 	}
 	return p
@@ -255,29 +255,29 @@ func (r *View) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raising
 // contract of a deleted topic; nil: none.
 func (r *View) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 	r.mu.RLock()
-	kept := r.cat.shown.Unconfirmed(name)
-	topic, known := r.cat.shown.Topic(name)
+	recorded := r.cat.committed.Unconfirmed(name)
+	topic, found := r.cat.committed.Topic(name)
 	r.mu.RUnlock()
-	if len(kept) == 0 {
+	if len(recorded) == 0 {
 		return nil
 	}
 	shares, err := r.adaptor.topic(ctx, name, sharesTimeout)
 	if err != nil {
 		r.cfg.Log.Debug("lowering without shares", obs.KeyTopic, name, obs.KeyError, err)
 	}
-	var look reconcile.LookUnconfirmed
-	if known {
-		look.Contract = topic.Spec.Contract()
+	var query reconcile.LookUnconfirmed
+	if found {
+		query.Contract = topic.Spec.Contract()
 	}
 	// A restarted adaptor may not know the topic yet.
-	if knows := shares.GetRemoving() || known && shares.GetContract() != nil; knows {
-		kept = excess(shares, look, kept).Shares
+	if adaptorKnows := shares.GetRemoving() || found && shares.GetContract() != nil; adaptorKnows {
+		recorded = excess(shares, query, recorded).Shares
 	}
-	return r.lowering(kept, shares, time.Now())
+	return r.lowering(recorded, shares, time.Now())
 }
 
-// Kept is Lowering from the catalog alone, without the adaptor.
-func (r *View) Kept(topic catalog.Topic) *srtmv1.Lowering {
+// CatalogLowering is Lowering from the catalog alone, without the adaptor.
+func (r *View) CatalogLowering(topic catalog.Topic) *srtmv1.Lowering {
 	return r.lowering(topic.Unconfirmed, nil, time.Now())
 }
 
@@ -294,18 +294,18 @@ func (r *View) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.T
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, s := range unconfirmed {
-		one := &srtmv1.UnconfirmedShare{BrokerId: s.Broker, Share: service.ShareProto(s.Share), Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE}
-		if b, _ := r.cat.shown.Broker(s.Broker); b.Strict {
-			one.Policy = srtmv1.LeasePolicy_LEASE_POLICY_STRICT
+		share := &srtmv1.UnconfirmedShare{BrokerId: s.Broker, Share: service.ShareProto(s.Share), Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE}
+		if b, _ := r.cat.committed.Broker(s.Broker); b.Strict {
+			share.Policy = srtmv1.LeasePolicy_LEASE_POLICY_STRICT
 		}
 		if m := members[s.Broker]; m != nil && !slices.Contains(shares.GetAwaited(), s.Broker) {
-			one.Policy, one.Connected = m.Policy, m.Connected
+			share.Policy, share.Connected = m.Policy, m.Connected
 		}
-		if left := shares.GetLeft()[s.Broker]; left != nil && one.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT {
-			one.Until = timestamppb.New(now.Add(left.AsDuration()))
-			one.MostMessages = s.Share.Burst + int64(math.Ceil(s.Share.Rate.PerSecond()*max(0, left.AsDuration().Seconds())))
+		if remaining := shares.GetLeft()[s.Broker]; remaining != nil && share.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT {
+			share.Until = timestamppb.New(now.Add(remaining.AsDuration()))
+			share.MostMessages = s.Share.Burst + int64(math.Ceil(s.Share.Rate.PerSecond()*max(0, remaining.AsDuration().Seconds())))
 		}
-		p.Brokers = append(p.Brokers, one)
+		p.Brokers = append(p.Brokers, share)
 	}
 	return p
 }

@@ -92,17 +92,17 @@ func (c *cluster) unplaced(name string) string {
 // instants. If more than together members of a group are on one broker, the others are late. If a
 // broker has more publishers than it holds, some are late.
 type world struct {
-	c        *cluster
-	topic    string
-	together int // members of a group that one broker bears; 0: any number
-	holds    int // publishers that one broker bears; 0: any number
-	nodes    map[string]*agenttest.Node
-	owed     map[string]float64 // remaining fraction of a message per broker, of the offered messages
-	stop     func()
+	c          *cluster
+	topic      string
+	together   int // members of a group that one broker bears; 0: any number
+	capacity   int // publishers that one broker bears; 0: any number
+	nodes      map[string]*agenttest.Node
+	remainders map[string]float64 // remaining fraction of a message per broker, of the offered messages
+	stop       func()
 }
 
 func newWorld(c *cluster, topic string, together int) *world {
-	return &world{c: c, topic: topic, together: together, nodes: map[string]*agenttest.Node{}, owed: map[string]float64{}}
+	return &world{c: c, topic: topic, together: together, nodes: map[string]*agenttest.Node{}, remainders: map[string]float64{}}
 }
 
 func (w *world) join(id string) {
@@ -149,20 +149,20 @@ func (w *world) send(group string) {
 		rate += p.Rate
 	}
 	for id, node := range w.nodes {
-		if _, there := node.Topic(w.topic); !there || publishers[id] == 0 {
+		if _, found := node.Topic(w.topic); !found || publishers[id] == 0 {
 			continue
 		}
 		slow := 0
 		if w.together > 0 && of[id] > w.together {
 			slow = 200 * (of[id] - w.together) / of[id]
 		}
-		if w.holds > 0 && publishers[id] > w.holds {
+		if w.capacity > 0 && publishers[id] > w.capacity {
 			slow = 20
 		}
 		m := measured(200, slow, 0)
-		w.owed[id] += float64(publishers[id]) / float64(topic.Placement.Len()) * rate * 0.02
-		m.Offered = uint64(w.owed[id])
-		w.owed[id] -= float64(m.Offered)
+		w.remainders[id] += float64(publishers[id]) / float64(topic.Placement.Len()) * rate * 0.02
+		m.Offered = uint64(w.remainders[id])
+		w.remainders[id] -= float64(m.Offered)
 		node.Measure(w.topic, m)
 	}
 }
@@ -235,18 +235,18 @@ var _ = Describe("Fitting", func() {
 		Expect(c.fit("t").GetEnded() && c.fit("t").GetFitted() && c.fit("t").GetTook().AsDuration() > 0).To(BeTrue())
 		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}}))
 		Expect(c.topic("t").Epoch).To(Equal(topic.Epoch))
-		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 100}))
 	})
 
 	It("spreads a topic over one broker more while processing is late", func() {
 		c, n := begin(3)
 		n[0].Measure("t", measured(200, 50, 0))
-		Eventually(func() int { return len(c.where("t", 100)) }).Should(Equal(2))
+		Eventually(func() int { return len(c.publishersByBroker("t", 100)) }).Should(Equal(2))
 		n[0].Measure("t", measured(100, 0, 0))
-		Eventually(has(n[1], "t")).Should(BeTrue())
+		Eventually(hasTopic(n[1], "t")).Should(BeTrue())
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("SLO kept (90 % confidence)"))
-		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
+		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
 		Expect(c.moved("t")).To(Equal(map[srtmv1.MoveReason]int{srtmv1.MoveReason_MOVE_REASON_FIT: 50}))
 		Expect(c.topic("t").Status.Moves[0]).To(And(HaveField("From", "b1"), HaveField("To", "b2"), HaveField("By", ""), HaveField("Why", HavePrefix("fitting: "))))
 		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}, {2, 1}}))
@@ -274,7 +274,7 @@ var _ = Describe("Fitting", func() {
 		Eventually(c.fitting("t")).Should(ContainSubstring("token bucket"))
 		Expect(c.fit("t").GetEnded()).To(BeTrue())
 		Expect(c.fit("t").GetFitted()).To(BeFalse())
-		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 100}))
 	})
 
 	It("ends when its publishers or subscribers go, and begins again when they come", func() {
@@ -283,11 +283,11 @@ var _ = Describe("Fitting", func() {
 			func(s *srtmv1.TopicStats) { s.Offered = 0 },
 			func(s *srtmv1.TopicStats) { s.Subscribers = 0 },
 		} {
-			few := measured(200, 0, 0) // certainty needs many such reports
-			few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
-			n[0].Measure("t", few)
+			clean := measured(200, 0, 0) // certainty needs many such reports
+			clean.Processing, clean.Access, clean.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
+			n[0].Measure("t", clean)
 			Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
-			without := proto.Clone(few).(*srtmv1.TopicStats)
+			without := proto.Clone(clean).(*srtmv1.TopicStats)
 			gone(without)
 			n[0].Measure("t", without)
 			Eventually(func() bool { return c.fit("t").GetTook() == nil }).Should(BeTrue())
@@ -299,9 +299,9 @@ var _ = Describe("Fitting", func() {
 
 	It("leaves a topic's profile whole, and the profile the fit's record", func() {
 		c, n := begin(1)
-		few := measured(200, 0, 0) // certainty needs many such reports
-		few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
-		n[0].Measure("t", few)
+		clean := measured(200, 0, 0) // certainty needs many such reports
+		clean.Processing, clean.Access, clean.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
+		n[0].Measure("t", clean)
 		done := make(chan struct{})
 		atEnd(func() { close(done) })
 		go func() {
@@ -362,7 +362,7 @@ var _ = Describe("Fitting", func() {
 		n[0].Measure("t", measured(200, 50, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers: capturing"))
 		c.drain("b2")
-		Eventually(func() map[string]int { return c.where("t", 100) }).Should(Equal(map[string]int{"b1": 50, "b3": 50}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 100) }).Should(Equal(map[string]int{"b1": 50, "b3": 50}))
 		n[0].Measure("t", measured(100, 0, 0))
 		n[2].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
@@ -389,7 +389,7 @@ var _ = Describe("Fitting", func() {
 		for _, round := range tried[1:] {
 			Expect(round[0]).To(BeNumerically(">=", 3), "%v", tried)
 		}
-		Expect(len(c.where("t", 100))).To(BeNumerically(">=", 4))
+		Expect(len(c.publishersByBroker("t", 100))).To(BeNumerically(">=", 4))
 		for _, node := range w.nodes {
 			Eventually(func() bool { return node.Captured("t") }).Should(BeFalse(), "the recording has an end")
 		}
@@ -429,12 +429,12 @@ var _ = Describe("Fitting", func() {
 	It("keeps as many brokers as were found to be needed when one drains", func() {
 		c, n := begin(3)
 		n[0].Measure("t", measured(200, 50, 0))
-		Eventually(has(n[1], "t")).Should(BeTrue())
+		Eventually(hasTopic(n[1], "t")).Should(BeTrue())
 		n[0].Measure("t", measured(100, 0, 0))
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue())
 		c.drain("b1")
-		Eventually(func() map[string]int { return c.where("t", 100) }).Should(Equal(map[string]int{"b2": 50, "b3": 50}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 100) }).Should(Equal(map[string]int{"b2": 50, "b3": 50}))
 	})
 
 	It("goes on without a record that cannot be true", func() {
@@ -461,7 +461,7 @@ var _ = Describe("Fitting", func() {
 		// A broker holds 40 of the publishers.
 		world := func(c *cluster, brokers ...string) *world {
 			w := newWorld(c, "t", 0)
-			w.holds = 40
+			w.capacity = 40
 			for _, id := range brokers {
 				w.join(id)
 			}
@@ -488,8 +488,8 @@ var _ = Describe("Fitting", func() {
 			}
 			Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
 			Expect(c.fit("t").GetFitted()).To(BeTrue(), c.fitting("t"))
-			Expect(c.where("t", 100)).To(And(HaveLen(3), Not(HaveKey(""))))
-			for _, n := range c.where("t", 100) {
+			Expect(c.publishersByBroker("t", 100)).To(And(HaveLen(3), Not(HaveKey(""))))
+			for _, n := range c.publishersByBroker("t", 100) {
 				Expect(n).To(BeNumerically("<=", 40))
 			}
 			Eventually(c.state("t")).Should(Equal("ACTIVE"))
@@ -513,7 +513,7 @@ var _ = Describe("Fitting", func() {
 			Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
 			Expect(c.fit("t").GetFitted()).To(BeFalse())
 			Expect(c.fitting("t")()).To(ContainSubstring("fit on no broker"))
-			Eventually(func() map[string]int { return c.where("t", 100) }).Should(And(HaveLen(2), Not(HaveKey(""))))
+			Eventually(func() map[string]int { return c.publishersByBroker("t", 100) }).Should(And(HaveLen(2), Not(HaveKey(""))))
 			Eventually(func() *srtmv1.PublisherMove { return c.topic("t").Status.Moves[0] }).Should(And(HaveField("From", ""), HaveField("To", Not(BeEmpty())), HaveField("Why", "publishers have no place")))
 			Expect(c.moved("t")).To(And(HaveLen(1), HaveKey(srtmv1.MoveReason_MOVE_REASON_FIT)), "this loaddistributor's fit left them without")
 		})
@@ -530,9 +530,9 @@ var _ = Describe("Fitting", func() {
 			w.stop()
 			first.stop()
 			second := newCluster(setup{data: data, address: first.address})
-			Expect(second.where("t", 100)).To(HaveKey(""))
-			silent := second.where("t", 100)[""]
-			Eventually(func() map[string]int { return second.where("t", 100) }).Should(Not(HaveKey("")))
+			Expect(second.publishersByBroker("t", 100)).To(HaveKey(""))
+			silent := second.publishersByBroker("t", 100)[""]
+			Eventually(func() map[string]int { return second.publishersByBroker("t", 100) }).Should(Not(HaveKey("")))
 			Eventually(func() int { return second.moved("t")[srtmv1.MoveReason_MOVE_REASON_TAKE_OVER] }).Should(BeNumerically(">=", silent))
 			Expect(second.moved("t")).To(HaveLen(1))
 			Expect(second.topic("t").Status.Moves).To(ContainElement(And(HaveField("From", ""), HaveField("To", Not(BeEmpty())), HaveField("By", ""))))
@@ -546,13 +546,13 @@ var _ = Describe("Fitting", func() {
 		n[0].Measure("t", unread)
 		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b1"))
 		n[0].Measure("t", measured(200, 50, 0))
-		Eventually(has(n[1], "t")).Should(BeTrue())
+		Eventually(hasTopic(n[1], "t")).Should(BeTrue())
 		n[0].Measure("t", measured(100, 0, 0))
 		n[1].Measure("t", unread)
 		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b2"))
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
-		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
+		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
 	})
 
 	It("is traced, and so are operations on topics, below the request that asked for them", func() {
@@ -562,7 +562,7 @@ var _ = Describe("Fitting", func() {
 		n := []*agenttest.Node{c.node("b1", 600), c.node("b2", 600)}
 		c.mustCreate(order())
 		n[0].Measure("t", measured(200, 50, 0))
-		Eventually(has(n[1], "t")).Should(BeTrue())
+		Eventually(hasTopic(n[1], "t")).Should(BeTrue())
 		n[0].Measure("t", measured(100, 0, 0))
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
@@ -571,13 +571,13 @@ var _ = Describe("Fitting", func() {
 		Expect(err).To(HaveOccurred())
 		Expect(c.control.Delete(ctx, "t")).To(Succeed())
 		request.End()
-		type is struct {
+		type span struct {
 			name, parent, failed string
 			of                   map[string]any
 		}
-		var all []is
+		var all []span
 		for _, s := range spans.Ended() {
-			one := is{name: s.Name(), of: map[string]any{}}
+			one := span{name: s.Name(), of: map[string]any{}}
 			for _, a := range s.Attributes() {
 				one.of[string(a.Key)] = a.Value.AsInterface()
 			}
@@ -596,15 +596,15 @@ var _ = Describe("Fitting", func() {
 				Expect(s.EndTime()).To(BeTemporally(">", s.StartTime()))
 			}
 		}
-		moved := all[slices.IndexFunc(all, func(s is) bool { return s.name == "move publishers" })]
+		moved := all[slices.IndexFunc(all, func(s span) bool { return s.name == "move publishers" })]
 		Expect(moved.of).To(And(HaveKeyWithValue("reason", "FIT"), HaveKeyWithValue("publishers", int64(50)), HaveKey("epoch"), HaveKeyWithValue("topic", "t")))
 		Expect(moved.parent + moved.failed).To(BeEmpty())
 		Expect(all).To(ContainElements(
-			is{"plan", "create topic", "", map[string]any{}}, is{"grant shares", "create topic", "", map[string]any{}},
-			is{"create topic", "", "", map[string]any{"topic": "t"}},
-			is{"fit topic", "", "", map[string]any{"topic": "t", "outcome": "kept"}},
-			is{"move publishers", "request", `broker "b3" is disconnected, draining or unknown: no such broker`, map[string]any{"topic": "t", "reason": "OPERATOR", "why": "publishers"}},
-			is{"delete topic", "request", "", map[string]any{"topic": "t"}},
+			span{"plan", "create topic", "", map[string]any{}}, span{"grant shares", "create topic", "", map[string]any{}},
+			span{"create topic", "", "", map[string]any{"topic": "t"}},
+			span{"fit topic", "", "", map[string]any{"topic": "t", "outcome": "kept"}},
+			span{"move publishers", "request", `broker "b3" is disconnected, draining or unknown: no such broker`, map[string]any{"topic": "t", "reason": "OPERATOR", "why": "publishers"}},
+			span{"delete topic", "request", "", map[string]any{"topic": "t"}},
 		))
 	})
 

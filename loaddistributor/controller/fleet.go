@@ -80,12 +80,12 @@ func (f *fleet) look(now time.Time) {
 
 // cluster returns the cluster as placement sees it. Requires: the lock held.
 func (f *fleet) cluster() shortage.Cluster {
-	c := shortage.Cluster{Brokers: f.cat.shown.Snapshot()}
-	for _, b := range f.cat.shown.Brokers() {
+	c := shortage.Cluster{Brokers: f.cat.committed.Snapshot()}
+	for _, b := range f.cat.committed.Brokers() {
 		c.Allocated += b.Allocated
 	}
 	for name := range f.missed {
-		topic, known := f.cat.shown.Topic(name)
+		topic, known := f.cat.committed.Topic(name)
 		switch {
 		case !known || topic.State == catalog.Deleting:
 			delete(f.missed, name)

@@ -74,7 +74,7 @@ func TestARefusedTopicNeedsABroker(t *testing.T) {
 		t.Errorf("the log is\n%s", log)
 	}
 
-	_, err := c.cat.shown.Apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 4})
+	_, err := c.cat.committed.Apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 4})
 	testkit.Must(t, err)
 	c.looks(now)
 	testkit.Equal(t, len(*announced), 3)
@@ -89,7 +89,7 @@ func TestARefusedTopicNeedsABroker(t *testing.T) {
 func TestAnUnfittedTopicNeedsABroker(t *testing.T) {
 	c, _, _ := fleetOf(t)
 	need := func() int { return c.fleet.book.Need(c.fleet.cluster(), time.Now()).Brokers }
-	_, err := c.cat.shown.Apply(catalog.BrokerLeft{ID: "b2"})
+	_, err := c.cat.committed.Apply(catalog.BrokerLeft{ID: "b2"})
 	testkit.Must(t, err)
 	before := need()
 	c.fleet.fitted(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeMissed, Lacking: true})
@@ -101,7 +101,7 @@ func TestAnUnfittedTopicNeedsABroker(t *testing.T) {
 	testkit.Equal(t, need(), 0)
 	testkit.Equal(t, len(c.fleet.missed), 0)
 	c.fleet.fitted(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeMissed, Lacking: true})
-	_, err = c.cat.shown.Apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 4})
+	_, err = c.cat.committed.Apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 4})
 	testkit.Must(t, err)
 	testkit.Equal(t, need(), 0, "a broker has come")
 }

@@ -103,7 +103,7 @@ func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.knowledge.inform(false, false)
-	c.cat.shown = cat
+	c.cat.committed = cat
 	close(c.life.ending)
 	c.life.ending = make(chan struct{})
 	c.cfg.Log.Info("following", obs.KeyVersion, cat.Version())

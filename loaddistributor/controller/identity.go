@@ -27,8 +27,8 @@ const refusalShown = 10 * time.Minute
 // holder is the process that owns a broker's id.
 type holder struct {
 	identity.Owner
-	heard   mono.Time // time of the process's last message, or the start of this controller
-	refused Refusal   // the last refusal of another process
+	lastMessage mono.Time // time of the process's last message, or the start of this controller
+	refused     Refusal   // the last refusal of another process
 }
 
 // Refusal is the latest process that was refused a broker's id. The zero Refusal means
@@ -45,9 +45,9 @@ func PlaceOf(h *srtmv1.BrokerHello) identity.Place {
 	return identity.Place{Address: h.TcpAddress, Host: h.Hostname, Folder: h.DataPath, Lock: h.Lock}
 }
 
-// holds returns the holder of a broker from the catalog.
-func holds(b catalog.Broker, now mono.Time) *holder {
-	h := &holder{heard: now}
+// holderOf returns the holder of a broker from the catalog.
+func holderOf(b catalog.Broker, now mono.Time) *holder {
+	h := &holder{lastMessage: now}
 	h.Take(identity.Process{
 		Said:  mono.Said{Process: b.Instance},
 		Place: identity.Place{Address: b.TCPAddress, Host: b.Hostname, Folder: b.Folder, Lock: b.Lock},
@@ -63,8 +63,8 @@ func (b *brokers) claim(s *Session, lease time.Duration) error {
 		return nil
 	}
 	now, open := clock.Mono(), b.sessions[s.broker]
-	silent := now.Sub(h.heard)
-	err := h.Check(s.broker, identity.Process{Said: s.said, Place: s.place}, open != nil || silent <= lease, silent)
+	silent := now.Sub(h.lastMessage)
+	err := h.Check(s.broker, identity.Process{Said: s.hello, Place: s.place}, open != nil || silent <= lease, silent)
 	if err != nil && !errors.Is(err, identity.ErrReplaced) {
 		h.refused.add(s)
 		if open != nil {
@@ -81,33 +81,33 @@ func (r *Refusal) add(s *Session) {
 	if now.Sub(r.Last) > refusalShown {
 		r.Count = 0
 	}
-	r.Place, r.Last, r.instance = s.place, now, s.said.Process
+	r.Place, r.Last, r.instance = s.place, now, s.hello.Process
 	r.Count++
 }
 
-// take makes a session's process the owner of the broker's id. Requires: claim allowed
+// takeOwnership makes a session's process the owner of the broker's id. Requires: claim allowed
 // it.
-func (b *brokers) take(s *Session) {
+func (b *brokers) takeOwnership(s *Session) {
 	h := b.holders[s.broker]
 	if h == nil {
 		h = &holder{}
 		b.holders[s.broker] = h
 	}
-	h.Take(identity.Process{Said: s.said, Place: s.place})
-	h.heard = clock.Mono()
+	h.Take(identity.Process{Said: s.hello, Place: s.place})
+	h.lastMessage = clock.Mono()
 }
 
-// hear records that the session's process is alive. Requires: the session is its broker's
+// markAlive records that the session's process is alive. Requires: the session is its broker's
 // session.
-func (b *brokers) hear(s *Session) {
+func (b *brokers) markAlive(s *Session) {
 	if h := b.holders[s.broker]; h != nil {
-		h.heard = clock.Mono()
+		h.lastMessage = clock.Mono()
 	}
 }
 
 // Refused returns the last process that was refused the broker's id, if the refusal is
 // recent.
-func (r *View) Refused(id string) (of Refusal, some bool) {
+func (r *View) Refused(id string) (refusal Refusal, found bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	h := r.brokers.holders[id]
@@ -118,13 +118,13 @@ func (r *View) Refused(id string) (of Refusal, some bool) {
 }
 
 // logRefusal logs the first refusal of each process.
-func (c *Controller) logRefusal(s *Session, err error, before string) {
+func (c *Controller) logRefusal(s *Session, err error, previous string) {
 	var used *identity.InUse
-	var lost *identity.Lost
-	if (errors.As(err, &used) || errors.As(err, &lost)) && before != s.said.Process {
+	var lostErr *identity.Lost
+	if (errors.As(err, &used) || errors.As(err, &lostErr)) && previous != s.hello.Process {
 		c.metrics.strangers.Inc()
 		c.cfg.Log.Error("broker refused: its id belongs to another process; give it a --broker-id of its own, or stop the other one",
-			obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process, obs.KeyError, err)
+			obs.KeyBroker, s.broker, obs.KeyInstance, s.hello.Process, obs.KeyError, err)
 	}
 }
 
@@ -177,7 +177,7 @@ type witness struct {
 	brokers *brokers
 	life    *lifetime
 	adaptor grants
-	soon    chan<- struct{} // wakes the controller's mover
+	wake    chan<- struct{} // wakes the controller's mover
 }
 
 // vouch finds out whether the broker's ports can be reached from here. Requires: the lock held,
@@ -191,10 +191,10 @@ func (w *witness) vouch(s *Session, tcp, web string) {
 			a, _ := w.cfg.Probe(context.Background(), tcp)
 			b, _ := w.cfg.Probe(context.Background(), web)
 			w.mu.Lock()
-			over := w.brokers.sessions[s.broker] != s
-			s.vouched = a && b && !over
+			replaced := w.brokers.sessions[s.broker] != s
+			s.reachable = a && b && !replaced
 			w.mu.Unlock()
-			if a && b || over || !w.life.pause(vouchPause) {
+			if a && b || replaced || !w.life.pause(vouchPause) {
 				return
 			}
 		}
@@ -206,21 +206,21 @@ func (w *witness) vouch(s *Session, tcp, web string) {
 // held.
 func (w *witness) examine(s *Session) {
 	b, _ := w.cat.next.Broker(s.broker)
-	if !s.vouched || w.life.closing || b.Instance != s.said.Process {
+	if !s.reachable || w.life.closing || b.Instance != s.hello.Process {
 		return
 	}
 	w.life.work.Go(func() {
 		refused := 0
 		for range endTries {
-			gone := true
+			unreachable := true
 			for _, address := range []string{b.TCPAddress, b.HTTPAddress} {
 				accepts, refuses := w.cfg.Probe(context.Background(), address)
 				if !accepts && !refuses {
 					return
 				}
-				gone = gone && refuses
+				unreachable = unreachable && refuses
 			}
-			if refused++; !gone {
+			if refused++; !unreachable {
 				refused = 0 // the process may be ending, or a new process has started
 			}
 			if refused == 2 {
@@ -228,9 +228,9 @@ func (w *witness) examine(s *Session) {
 				return
 			}
 			w.mu.Lock()
-			back := w.brokers.sessions[s.broker] != nil
+			reconnected := w.brokers.sessions[s.broker] != nil
 			w.mu.Unlock()
-			if back || !w.life.pause(endPause) {
+			if reconnected || !w.life.pause(endPause) {
 				return
 			}
 		}
@@ -241,14 +241,14 @@ func (w *witness) examine(s *Session) {
 func (w *witness) ended(s *Session) {
 	w.mu.Lock()
 	if h := w.brokers.holders[s.broker]; h != nil {
-		h.End(s.said.Process)
+		h.End(s.hello.Process)
 	}
 	w.mu.Unlock()
-	w.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
+	w.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.hello.Process)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for {
-		_, err := w.adaptor.End(ctx, s.broker, s.said.Process)
+		_, err := w.adaptor.End(ctx, s.broker, s.hello.Process)
 		if err == nil {
 			break
 		}
@@ -260,11 +260,11 @@ func (w *witness) ended(s *Session) {
 	}
 	w.mu.Lock()
 	if w.brokers.sessions[s.broker] == nil {
-		w.brokers.away[s.broker] = time.Now().Add(-w.cfg.EvacuateAfter)
+		w.brokers.disconnectedSince[s.broker] = time.Now().Add(-w.cfg.EvacuateAfter)
 	}
 	w.mu.Unlock()
 	select {
-	case w.soon <- struct{}{}:
+	case w.wake <- struct{}{}:
 	default: // a look is already due
 	}
 }

@@ -53,7 +53,7 @@ func idle(t testing.TB, topics int) *Controller {
 		Rebalance: RebalanceOff, Fitting: tuner.ModeFast, Log: slog.New(slog.DiscardHandler),
 	}, nil)
 	testkit.Must(t, err)
-	clear(c.brokers.away) // the brokers have joined this controller
+	clear(c.brokers.disconnectedSince) // the brokers have joined this controller
 	return c
 }
 
@@ -65,31 +65,31 @@ func session(c *Controller, broker string) *Session {
 // Allocations stand for the topics that are looked at, because each look copies the topic's catalog
 // entry.
 func TestATickLooksAtNoIdleTopic(t *testing.T) {
-	looks := func(topics int) float64 {
+	comparisons := func(topics int) float64 {
 		c, now := idle(t, topics), time.Now()
 		return testing.AllocsPerRun(10, func() {
 			c.tick(now)
 		})
 	}
-	if few, many := looks(10), looks(500); many > few+20 {
+	if few, many := comparisons(10), comparisons(500); many > few+20 {
 		t.Errorf("a turn without anything to do allocates %.0f times with 10 topics, %.0f times with 500", few, many)
 	}
 }
 
 func TestATickGoesToWhatWantsIt(t *testing.T) {
 	c, now := idle(t, 50), time.Now()
-	if c.judge.look(now); len(c.topics.busy) > 0 {
+	if c.judge.run(now); len(c.topics.busy) > 0 {
 		t.Errorf("of idle topics, %q want a tick", c.topics.busy)
 	}
 	c.topics.byName["t7"].retry = now.Add(time.Second)
-	c.topics.byName["t30"].reminders = []reminder{{broker: "b1", at: now.Add(time.Second)}}
-	if c.judge.look(now); !slices.Equal(c.topics.busy, []string{"t30", "t7"}) {
+	c.topics.byName["t30"].reminders = []reminder{{broker: "b1", time: now.Add(time.Second)}}
+	if c.judge.run(now); !slices.Equal(c.topics.busy, []string{"t30", "t7"}) {
 		t.Errorf("%q want a tick", c.topics.busy)
 	}
 	now = now.Add(2 * time.Second)
-	c.mover.look(now)
+	c.mover.run(now)
 	c.mover.remind(now)
-	if c.judge.look(now); len(c.topics.busy) > 0 {
+	if c.judge.run(now); len(c.topics.busy) > 0 {
 		t.Errorf("when all is done, %q want a tick", c.topics.busy)
 	}
 }
@@ -121,8 +121,8 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 	if want := []int{0, judgeAtOnce, 2 * judgeAtOnce, 3 * judgeAtOnce}; !slices.Equal(lock.at, want) {
 		t.Errorf("turns began after %v topics, want %v", lock.at, want)
 	}
-	if n := judged(); n != c.cat.shown.Len() {
-		t.Errorf("%d topics were looked at, of %d", n, c.cat.shown.Len())
+	if n := judged(); n != c.cat.committed.Len() {
+		t.Errorf("%d topics were looked at, of %d", n, c.cat.committed.Len())
 	}
 }
 
@@ -131,10 +131,10 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 func TestAQuietTopicIsWoken(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	d := func() *condition.Topic { return c.topics.byName["t0"].condition }
-	if c.judge.look(now); !d().Quiet {
+	if c.judge.run(now); !d().Quiet {
 		t.Fatal("an idle topic is not quiet")
 	}
-	id := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
+	id := c.cat.committed.Topics("", 1)[0].Plan.Quotas[0].Broker
 	s := session(c, id)
 	c.brokers.sessions[id] = s
 	report := func(offered uint64) {
@@ -142,7 +142,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
 		testkit.Must(t, c.report(s, r, now))
-		c.judge.look(now)
+		c.judge.run(now)
 	}
 	if report(0); !d().Quiet {
 		t.Error("a report of nothing woke it")
@@ -157,13 +157,13 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		t.Errorf("it is not quiet after 1100 s: %+v", d())
 	}
 	now = now.Add(time.Hour)
-	c.judge.look(now)
-	if _, err := c.cat.shown.Apply(catalog.BrokerLeft{ID: id}); err != nil {
+	c.judge.run(now)
+	if _, err := c.cat.committed.Apply(catalog.BrokerLeft{ID: id}); err != nil {
 		t.Fatal(err)
 	}
-	c.brokers.left[id] = true
+	c.brokers.sessionEnded[id] = true
 	now = now.Add(2 * time.Second)
-	if c.judge.look(now); d().Stranded != 1 || d().Refused() > 2 {
+	if c.judge.run(now); d().Stranded != 1 || d().Refused() > 2 {
 		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().Stranded, d().Refused())
 	}
 }
@@ -171,7 +171,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 // The time in which a topic was quiet makes up for nothing that comes after it.
 func TestAQuietTopicSavesNothing(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	id := c.cat.shown.Topics("", 1)[0].Plan.Quotas[0].Broker
+	id := c.cat.committed.Topics("", 1)[0].Plan.Quotas[0].Broker
 	s := session(c, id)
 	c.brokers.sessions[id] = s
 	report := func(offered uint64) *condition.Topic {
@@ -179,7 +179,7 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
 		testkit.Must(t, c.report(s, r, now))
-		c.judge.look(now)
+		c.judge.run(now)
 		return c.topics.byName["t0"].condition
 	}
 	for range 120 {
@@ -192,8 +192,8 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 	lasted := 0
 	for ; lasted < 1000 && !report(0).Over.IsZero(); lasted++ {
 	}
-	if least := offered - 2 + int(c.cfg.Window/time.Second) - 2; lasted < least {
-		t.Errorf("over its contract for %d s, want at least %d", lasted, least)
+	if minimum := offered - 2 + int(c.cfg.Window/time.Second) - 2; lasted < minimum {
+		t.Errorf("over its contract for %d s, want at least %d", lasted, minimum)
 	}
 }
 
@@ -216,36 +216,36 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 		listed := map[string]*srtmv1.TopicStats{} // from the last report that listed the topic
 		for step := range rapid.IntRange(1, 30).Draw(r, "steps") {
 			now = now.Add(time.Second)
-			took := time.Second
+			interval := time.Second
 			if step == 0 {
-				took = 50 * time.Millisecond // the first interval begins with the topic
+				interval = 50 * time.Millisecond // the first interval begins with the topic
 			}
 			var all, some []*srtmv1.TopicStats
 			for i := range topics {
 				name := fmt.Sprint("t", i)
-				is := &srtmv1.TopicStats{Topic: name, Interval: durationpb.New(took)}
+				stats := &srtmv1.TopicStats{Topic: name, Interval: durationpb.New(interval)}
 				if was := listed[name]; was != nil {
-					is.Depth, is.Publishers, is.Channels, is.ChannelSubscribers = was.Depth, was.Publishers, was.Channels, was.ChannelSubscribers
+					stats.Depth, stats.Publishers, stats.Channels, stats.ChannelSubscribers = was.Depth, was.Publishers, was.Channels, was.ChannelSubscribers
 				}
 				switch rapid.SampledFrom([]string{"still", "still", "still", "still", "still", "still", "messages", "depth", "publisher"}).Draw(r, "what") {
 				case "messages":
-					is.Offered = rapid.Uint64Range(1, 20).Draw(r, "offered")
-					is.Released, is.Delivered, is.Exceeded = is.Offered, is.Offered, is.Offered/2
+					stats.Offered = rapid.Uint64Range(1, 20).Draw(r, "offered")
+					stats.Released, stats.Delivered, stats.Exceeded = stats.Offered, stats.Offered, stats.Offered/2
 				case "depth":
-					is.Depth++
+					stats.Depth++
 				case "publisher":
-					is.Publishers = 1 - is.Publishers
+					stats.Publishers = 1 - stats.Publishers
 				}
-				all = append(all, is)
+				all = append(all, stats)
 				was := listed[name]
 				var same *srtmv1.TopicStats
 				if was != nil {
 					same = proto.CloneOf(was)
-					same.Interval = is.Interval
+					same.Interval = stats.Interval
 				}
-				if was == nil || was.Offered > 0 || !proto.Equal(same, is) {
-					some = append(some, is)
-					listed[name] = is
+				if was == nil || was.Offered > 0 || !proto.Equal(same, stats) {
+					some = append(some, stats)
+					listed[name] = stats
 				}
 			}
 			for _, at := range []struct {
@@ -255,12 +255,12 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 				if err := at.c.report(at.s, at.report, now); err != nil {
 					r.Fatal(err)
 				}
-				at.c.judge.look(now)
+				at.c.judge.run(now)
 			}
 			for i := range topics {
 				name := fmt.Sprint("t", i)
 				says := func(at side) string {
-					topic, _ := at.c.cat.shown.Topic(name)
+					topic, _ := at.c.cat.committed.Topic(name)
 					if topic.Plan.Quotas[0].Broker != "b1" {
 						return ""
 					}
@@ -271,8 +271,8 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.brokers.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
 						"; missed ", d.Missed, ", over ", d.Over, d.ExcessRate, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
-				if is, want := says(changes), says(whole); is != want {
-					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, is, want)
+				if stats, want := says(changes), says(whole); stats != want {
+					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, stats, want)
 				}
 			}
 		}
@@ -330,7 +330,7 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 func TestALongWindowEnds(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	c.cfg.Window = 2048 * c.cfg.ReportInterval // more reports than are kept
-	topic := c.cat.shown.Topics("", 1)[0]
+	topic := c.cat.committed.Topics("", 1)[0]
 	id := topic.Plan.Quotas[0].Broker
 	s := session(c, id)
 	c.brokers.sessions[id] = s

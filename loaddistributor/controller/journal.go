@@ -67,8 +67,8 @@ const maxBatch = 1000
 
 // An event takes two steps. First it is staged: next, the catalog for decisions,
 // accepts or refuses it, and later decisions build on it. Then the committer appends
-// staged events to the journal and applies them to shown, the catalog that is shown.
-// shown cannot refuse an event, because next accepted the same sequence. So no state
+// staged events to the journal and applies them to committed, the catalog that readers see.
+// committed cannot refuse an event, because next accepted the same sequence. So no state
 // that a crash could undo is visible outside: in answers, in assignments, or in messages
 // to brokers.
 //
@@ -80,10 +80,10 @@ type pipeline struct {
 	mu   *sync.RWMutex // set once; the controller's lock, which guards the rest
 	wake chan struct{} // set once; 1 deep: an event is staged
 
-	shown  *catalog.Catalog // durable: for readers
-	next   *catalog.Catalog // for decisions: shown plus the staged events
-	staged []staged         // waiting for the committer, oldest first
-	halted error            // why no event can be staged; nil: staging works
+	committed *catalog.Catalog // durable: for readers
+	next      *catalog.Catalog // for decisions: committed plus the staged events
+	staged    []staged         // waiting for the committer, oldest first
+	halted    error            // why no event can be staged; nil: staging works
 }
 
 type staged struct {
@@ -96,7 +96,7 @@ type ticket struct {
 	done chan error // receives the one result
 }
 
-// wait returns nil when the event is durable and shown, or an error if this process will
+// wait returns nil when the event is durable and committed, or an error if this process will
 // never know.
 func (t ticket) wait() error { return <-t.done }
 
@@ -137,7 +137,7 @@ func (p *pipeline) inTurns(lock sync.Locker, f func(name string) (work int)) {
 		more = false
 		lock.Lock()
 		work := 0
-		for name := range p.shown.Names(after) {
+		for name := range p.committed.Names(after) {
 			if more = work >= workOfOneTurn; more {
 				break
 			}
@@ -147,7 +147,7 @@ func (p *pipeline) inTurns(lock sync.Locker, f func(name string) (work int)) {
 	}
 }
 
-// commit stages an event and waits until the event is durable and shown. Requires: the
+// commit stages an event and waits until the event is durable and committed. Requires: the
 // lock is not held.
 func (p *pipeline) commit(e catalog.Event) error {
 	p.mu.Lock()
@@ -159,9 +159,9 @@ func (p *pipeline) commit(e catalog.Event) error {
 	return t.wait()
 }
 
-// must panics on a refusal that cannot happen. It returns an error only if the journal has
+// mustSucceed panics on a refusal that cannot happen. It returns an error only if the journal has
 // ended, or has no room for an earlier event on which the refused event depends.
-func must(what string, err error) error {
+func mustSucceed(what string, err error) error {
 	if err != nil && !errors.Is(err, ErrNotCommitted) && !errors.Is(err, ErrClosing) && !errors.Is(err, ErrStoreFull) {
 		panic(fmt.Sprintf("controller: %s: %v", what, err))
 	}
@@ -207,13 +207,13 @@ type committer struct {
 // run appends staged events until stop is closed and no event is left, or until the
 // journal fails. It returns the journal's error. The end of ctx aborts appends.
 func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
-	sinceDump, enough := compactAfter, compactAfter // dump once at the start
+	sinceDump, nextDump := compactAfter, compactAfter // dump once at the start
 	for {
-		batch, base := c.take()
+		batch, base := c.takeBatch()
 		if len(batch) == 0 {
 			select {
 			case <-c.cat.wake:
-			case <-c.lost():
+			case <-c.journalLost():
 				return c.halt(fmt.Errorf("%w: the term is over, and another process may lead", ErrNotCommitted), nil)
 			case <-stop:
 				if c.finish() {
@@ -232,29 +232,29 @@ func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 		if c.full = c.full && err != nil; err != nil {
 			return c.halt(fmt.Errorf("%w: %w", ErrNotCommitted, err), batch)
 		}
-		c.show(batch)
-		if sinceDump += eventsWeight(batch); sinceDump >= enough {
+		c.publish(batch)
+		if sinceDump += eventsWeight(batch); sinceDump >= nextDump {
 			sinceDump = 0
 			size, err := c.compact(ctx)
-			enough = max(compactAfter, size)
+			nextDump = max(compactAfter, size)
 			if err != nil {
 				// A failed dump only costs room. If the term is over, the next event
 				// shows it. A new term would have the same problem.
 				c.log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
 				c.undumped.Inc()
-				sinceDump = enough - dumpAgain
+				sinceDump = nextDump - dumpAgain
 			}
 		}
 	}
 }
 
-// take returns the next batch of staged events, and the version before the batch.
-func (c *committer) take() (batch []staged, base uint64) {
+// takeBatch returns the next batch of staged events, and the version before the batch.
+func (c *committer) takeBatch() (batch []staged, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(c.cat.staged), maxBatch)
 	batch, c.cat.staged = c.cat.staged[:n:n], c.cat.staged[n:]
-	return batch, c.cat.shown.Version()
+	return batch, c.cat.committed.Version()
 }
 
 // finish stops staging, if no event is left.
@@ -267,8 +267,8 @@ func (c *committer) finish() (over bool) {
 	return over
 }
 
-// lost returns the journal's Lost, or without a journal nil, which blocks for ever.
-func (c *committer) lost() <-chan struct{} {
+// journalLost returns the journal's Lost, or without a journal nil, which blocks for ever.
+func (c *committer) journalLost() <-chan struct{} {
 	if c.journal == nil {
 		return nil
 	}
@@ -285,23 +285,23 @@ func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) err
 	}
 	c.mu.Lock()
 	all := append(batch, c.cat.staged...)
-	next, err := catalog.Load(c.cat.shown.Dump())
-	var held, refused []staged
+	next, err := catalog.Load(c.cat.committed.Dump())
+	var waiting, refused []staged
 	for _, s := range all {
 		if err == nil && !refusable(s.event) {
 			if _, unfit := next.Apply(s.event); unfit == nil {
-				held = append(held, s)
+				waiting = append(waiting, s)
 				continue
 			}
 		}
 		refused = append(refused, s)
 	}
 	if err == nil {
-		c.cat.next, c.cat.staged = next, held
+		c.cat.next, c.cat.staged = next, waiting
 	}
 	c.mu.Unlock()
-	if err != nil || len(held) > maxHeld {
-		return c.halt(fmt.Errorf("%w: %d events wait for room: %w", ErrNotCommitted, len(held), errors.Join(full, err)), refused)
+	if err != nil || len(waiting) > maxHeld {
+		return c.halt(fmt.Errorf("%w: %d events wait for room: %w", ErrNotCommitted, len(waiting), errors.Join(full, err)), refused)
 	}
 	for _, s := range refused {
 		s.done <- full
@@ -311,13 +311,13 @@ func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) err
 	select {
 	case <-timer.C:
 		return nil
-	case <-c.lost():
+	case <-c.journalLost():
 		return nil // run handles the lost leadership
 	case <-stop:
-		if len(held) == 0 {
+		if len(waiting) == 0 {
 			return nil
 		}
-		return c.halt(fmt.Errorf("%w: %d events that the store has no room for: %w", ErrNotCommitted, len(held), full), nil)
+		return c.halt(fmt.Errorf("%w: %d events that the store has no room for: %w", ErrNotCommitted, len(waiting), full), nil)
 	}
 }
 
@@ -339,7 +339,7 @@ func (c *committer) compact(ctx context.Context) (size int, err error) {
 		return 0, nil
 	}
 	c.mu.RLock()
-	dump := c.cat.shown.Dump()
+	dump := c.cat.committed.Dump()
 	c.mu.RUnlock()
 	for _, t := range dump.Topics {
 		size += weight(t.Spec) + weight(t.Ordered) + len(t.Channels)/30
@@ -347,8 +347,8 @@ func (c *committer) compact(ctx context.Context) (size int, err error) {
 	return size, c.journal.Compact(ctx, dump)
 }
 
-// show applies durable events to shown and answers the waiting callers.
-func (c *committer) show(batch []staged) {
+// publish applies durable events to committed and answers the waiting callers.
+func (c *committer) publish(batch []staged) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
 	for _, s := range batch {
@@ -391,9 +391,9 @@ type announcer struct {
 	knowledge *knowledge
 }
 
-// apply applies an event to the shown catalog and informs those concerned.
+// apply applies an event to the committed catalog and informs the watchers and brokers that the event concerns.
 func (a *announcer) apply(e catalog.Event) (changes []catalog.StateChanged, err error) {
-	effects, err := a.cat.shown.Apply(e)
+	effects, err := a.cat.committed.Apply(e)
 	if err != nil {
 		return nil, err
 	}

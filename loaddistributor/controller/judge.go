@@ -20,16 +20,16 @@ type judge struct {
 	topics  *topics
 }
 
-// look updates the verdict of every active topic over its window.
-func (j *judge) look(now time.Time) {
+// run updates the verdict of every active topic over its window.
+func (j *judge) run(now time.Time) {
 	j.mu.Lock()
-	forgotten := func(id string) bool { _, known := j.cat.shown.Broker(id); return !known }
-	maps.DeleteFunc(j.brokers.left, func(id string, _ bool) bool { return forgotten(id) })
-	maps.DeleteFunc(j.brokers.away, func(id string, _ time.Time) bool { return forgotten(id) })
+	forgotten := func(id string) bool { _, found := j.cat.committed.Broker(id); return !found }
+	maps.DeleteFunc(j.brokers.sessionEnded, func(id string, _ bool) bool { return forgotten(id) })
+	maps.DeleteFunc(j.brokers.disconnectedSince, func(id string, _ time.Time) bool { return forgotten(id) })
 	maps.DeleteFunc(j.brokers.drainers, func(id string, _ string) bool { return forgotten(id) })
-	if len(j.topics.byName) > j.cat.shown.Len() { // else few entries are missing from the catalog
+	if len(j.topics.byName) > j.cat.committed.Len() { // else few entries are missing from the catalog
 		for name, l := range j.topics.byName {
-			if _, known := j.cat.shown.Active(name); !known && l.idle() {
+			if _, found := j.cat.committed.Active(name); !found && l.idle() {
 				delete(j.topics.byName, name)
 			}
 		}
@@ -40,7 +40,7 @@ func (j *judge) look(now time.Time) {
 	j.cat.inTurns(j.mu, func(name string) (work int) {
 		work, changed := j.judge(name, now)
 		changes = append(changes, changed...)
-		if l := j.topics.byName[name]; l != nil && l.wants() {
+		if l := j.topics.byName[name]; l != nil && l.needsTick() {
 			wanting = append(wanting, name)
 		}
 		return work
@@ -54,19 +54,19 @@ func (j *judge) look(now time.Time) {
 // judge updates the verdict of a topic, and returns the amount of work.
 func (j *judge) judge(name string, now time.Time) (work int, changes []catalog.StateChanged) {
 	l := j.topics.byName[name]
-	if active, _ := j.cat.shown.Active(name); !active {
+	if active, _ := j.cat.committed.Active(name); !active {
 		if l != nil {
 			l.condition = nil
 		}
 		return 1, nil
 	}
-	if l != nil && l.condition != nil && l.condition.Quiet && l.reserved == "" && len(j.brokers.left)+len(j.brokers.away) == 0 {
+	if l != nil && l.condition != nil && l.condition.Quiet && l.reserved == "" && len(j.brokers.sessionEnded)+len(j.brokers.disconnectedSince) == 0 {
 		l.condition.Passed(now)
 		return 1, nil
 	}
-	topic, _ := j.cat.shown.Topic(name)
+	topic, _ := j.cat.committed.Topic(name)
 	l = j.topics.entry(name)
-	if l.learns = topic.Spec.Demand.Open; l.condition == nil {
+	if l.learning = topic.Spec.Demand.Open; l.condition == nil {
 		l.condition = condition.New()
 	}
 	return quietPerBusy, l.condition.Judge(topic, j.evidence(name, now), now)
@@ -76,7 +76,7 @@ func (j *judge) judge(name string, now time.Time) (work int, changes []catalog.S
 func (j *judge) evidence(name string, now time.Time) condition.Evidence {
 	return condition.Evidence{
 		Reported:     func(broker string) *reports.Topic { return j.brokers.reported(broker).Topic(name) },
-		Disconnected: func(broker string) bool { return j.gone(broker, now) },
+		Disconnected: func(broker string) bool { return j.disconnected(broker, now) },
 		Window:       j.cfg.Window, Reserved: j.topics.peek(name).reserved,
 	}
 }
@@ -88,11 +88,11 @@ func (t *topics) wake(name string) {
 	}
 }
 
-// gone reports whether a broker is known to be disconnected: its session in this process
+// disconnected reports whether a broker is known to be disconnected: its session in this process
 // has ended, or it has not joined this process for EvacuateAfter. All brokers must rejoin
 // a controller that has just started.
-func (j *judge) gone(id string, now time.Time) bool {
-	b, _ := j.cat.shown.Broker(id)
-	since, away := j.brokers.away[id]
-	return !b.Connected && (j.brokers.left[id] || away && now.Sub(since) >= j.cfg.EvacuateAfter)
+func (j *judge) disconnected(id string, now time.Time) bool {
+	b, _ := j.cat.committed.Broker(id)
+	since, found := j.brokers.disconnectedSince[id]
+	return !b.Connected && (j.brokers.sessionEnded[id] || found && now.Sub(since) >= j.cfg.EvacuateAfter)
 }

@@ -115,7 +115,7 @@ var _ = Describe("An open topic", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(r.Assignment.BrokerId).To(Equal(home.id))
 		}
-		began := time.Now()
+		start := time.Now()
 		publish(8, at(home.node), "p")
 		Eventually(func() []*srtmv1.LearnedPublisher { return c.topic("t").Learned.Publishers }).WithTimeout(time.Minute).Should(HaveLen(1))
 		<-time.After(20 * time.Second)
@@ -124,7 +124,7 @@ var _ = Describe("An open topic", func() {
 		Expect(p.Id).To(Equal("p"))
 		Expect(p.Rate).To(BeNumerically("~", 8, 1))
 		Expect([]string{p.BrokerId, p.SendsTo}).To(Equal([]string{home.id, home.id}))
-		Expect(p.Since.AsTime()).To(BeTemporally("~", began, 10*time.Second))
+		Expect(p.Since.AsTime()).To(BeTemporally("~", start, 10*time.Second))
 		Expect(topic.Spec.Publishers).To(BeEmpty(), "they were not ordered")
 		Expect(topic.Quotas[0].Publishers).To(BeEquivalentTo(1))
 		Expect(topic.Learned.Notes).To(BeEmpty())
@@ -336,7 +336,7 @@ var _ = Describe("An open topic", func() {
 		}
 		c := newCluster(setup{data: data, config: counted})
 		nodes := map[string]*agenttest.Node{"b1": c.node("b1", 5000), "b2": c.node("b2", 5000)}
-		began := time.Now()
+		start := time.Now()
 		c.mustCreate(unlisted("t", 4000, 100))
 		home := c.topic("t").Quotas[0].BrokerId
 		publish(40, at(nodes[home]), "honest")
@@ -376,7 +376,7 @@ var _ = Describe("An open topic", func() {
 		honest(again)
 		<-time.After(time.Minute)
 		honest(again)
-		bound := 2*(learned.WriteBurst+50*learned.Max) + int(learned.WriteRate*time.Since(began).Seconds())
+		bound := 2*(learned.WriteBurst+50*learned.Max) + int(learned.WriteRate*time.Since(start).Seconds())
 		Expect(written.Load()).To(And(BeNumerically("<", bound), BeNumerically(">", learned.Max*10)))
 	})
 
@@ -540,7 +540,7 @@ var _ = Describe("An open topic", func() {
 		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
 		for range 4 {
 			<-time.After(7 * time.Second) // virtual time; the capture is renewed every 5 s
-			l.lose(false)
+			l.disconnect(false)
 			Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
 			Eventually(func() bool { return node.Captured("t") }).WithTimeout(1500 * time.Millisecond).Should(BeTrue())
 		}

@@ -45,11 +45,11 @@ type learning struct {
 	tuning  *tuning
 }
 
-// look places open topics by their publishers.
-func (t *learning) look(now time.Time) {
-	for _, at := range t.begin(now) {
-		at.job.FindGroups()
-		t.end(at, now)
+// run places open topics by their publishers.
+func (t *learning) run(now time.Time) {
+	for _, look := range t.begin(now) {
+		look.job.FindGroups()
+		t.end(look, now)
 	}
 }
 
@@ -66,9 +66,9 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 	defer t.mu.Unlock()
 	extended := map[learned.Order][]string{} // topics whose records go on
 	for _, name := range t.topics.busy {
-		topic, known := t.cat.shown.Topic(name)
+		topic, found := t.cat.committed.Topic(name)
 		l := t.topics.byName[name]
-		if !known || l == nil || !l.learns && l.learned == nil && l.profile == nil {
+		if !found || l == nil || !l.learning && l.learned == nil && l.profile == nil {
 			continue
 		}
 		switch {
@@ -101,31 +101,31 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 
 // end acts on the result of a look, unless the topic of the name or its learned data has
 // been replaced.
-func (t *learning) end(at learningLook, now time.Time) {
+func (t *learning) end(look learningLook, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	topic, known := t.cat.shown.Topic(at.name)
-	l := t.topics.peek(at.name)
-	if !known || l.learned != at.of {
+	topic, found := t.cat.committed.Topic(look.name)
+	l := t.topics.peek(look.name)
+	if !found || l.learned != look.of {
 		return
 	}
 	if l.profile != nil {
-		l.profile.take(at.of, at.job)
+		l.profile.addWindow(look.of, look.job)
 	}
-	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.tuner.Status(at.name, now).Running {
-		most, limited := t.tenants.left(topic.Spec)
-		if p := at.of.Propose(at.job, topic.Spec, topic.Plan.K, most, limited, now); p != nil {
+	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.tuner.Status(look.name, now).Running {
+		maxRate, limited := t.tenants.remaining(topic.Spec)
+		if p := look.of.Propose(look.job, topic.Spec, topic.Plan.K, maxRate, limited, now); p != nil {
 			t.placeBy(topic, p)
 		}
 	}
 }
 
 // placeBy places a topic by the learned publishers. Requires: the lock held.
-func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
-	name := was.Spec.Name()
-	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
-	op := moving(name, why, func(at planning) (*catalog.Spec, placement.Plan, error) {
-		if at.topic.Spec != was.Spec {
+func (t *learning) placeBy(topic catalog.Topic, p *learned.Proposal) {
+	name := topic.Spec.Name()
+	cause := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, text: "publishers learned"}
+	op := moving(name, cause, func(at planning) (*catalog.Spec, placement.Plan, error) {
+		if at.topic.Spec != topic.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came first
 		}
 		if err := at.afford(p.Spec); err != nil {
@@ -137,31 +137,31 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	op.end = func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		topic, known := t.cat.shown.Topic(name)
-		if err != nil || !known {
+		topic, found := t.cat.committed.Topic(name)
+		if err != nil || !found {
 			if errors.As(err, new(*placement.Infeasible)) || errors.As(err, new(*QuotaError)) {
 				t.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
 			}
 			return
 		}
 		if p.Grew {
-			t.tuning.do(t.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			t.tuning.perform(t.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		// Publishers that have just become known and belong to another broker.
 		for _, id := range slices.Sorted(maps.Keys(p.Brokers)) {
-			if to, at := topic.Placement.Of(id), p.Brokers[id]; to.Broker != at && at != "" {
-				t.brokers.disconnect(name, at, []string{id})
-				t.topics.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}}, t.cat.shown.Len())
-				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
+			if assignment, home := topic.Placement.Of(id), p.Brokers[id]; assignment.Broker != home && home != "" {
+				t.brokers.disconnect(name, home, []string{id})
+				t.topics.recordMoves(name, []movedPublisher{{&cause, time.Now(), topic.Placement.Epoch(), id, home, assignment.Broker}}, t.cat.committed.Len())
+				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, home, "to", assignment.Broker, obs.KeyAddress, assignment.TCPAddress)
 			}
 		}
 	}
-	t.owners.want(op)
+	t.owners.enqueue(op)
 }
 
 // Learned returns the learned data of an open topic, with at most most publishers,
 // highest rates first; nil for other topics.
-func (r *View) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
+func (r *View) Learned(topic catalog.Topic, limit int) *srtmv1.Learned {
 	if !topic.Spec.Demand.Open {
 		return nil
 	}
@@ -169,23 +169,23 @@ func (r *View) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	p := &srtmv1.Learned{}
-	of := r.topics.peek(name).learned
-	if of == nil {
+	live := r.topics.peek(name).learned
+	if live == nil {
 		return p
 	}
-	all := of.Publishers()
-	slices.SortStableFunc(all, func(a, b learned.Publisher) int { return cmp.Compare(b.Rate, a.Rate) })
-	p.Count, p.OthersRate = uint32(len(all)), of.Others()
+	publishers := live.Publishers()
+	slices.SortStableFunc(publishers, func(a, b learned.Publisher) int { return cmp.Compare(b.Rate, a.Rate) })
+	p.Count, p.OthersRate = uint32(len(publishers)), live.Others()
 	wrong := 0
-	for i, one := range all {
-		to := topic.Placement.Of(one.ID).Broker
-		if one.Broker != "" && one.Broker != to {
+	for i, one := range publishers {
+		assignment := topic.Placement.Of(one.ID).Broker
+		if one.Broker != "" && one.Broker != assignment {
 			wrong++
 		}
-		if i < most {
+		if i < limit {
 			p.Publishers = append(p.Publishers, &srtmv1.LearnedPublisher{
 				Id: one.ID, CorrelationKey: one.Key, Rate: one.Now, PlacedRate: one.Rate,
-				Since: timestamppb.New(one.Since), LastHeard: timestamppb.New(one.Heard), BrokerId: to, SendsTo: one.Broker, Forwarder: one.Forwarder,
+				Since: timestamppb.New(one.Since), LastHeard: timestamppb.New(one.Heard), BrokerId: assignment, SendsTo: one.Broker, Forwarder: one.Forwarder,
 			})
 		}
 	}
@@ -194,23 +194,23 @@ func (r *View) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.brokers.sessions)) {
-		if t := r.brokers.reported(id).Topic(name); t != nil && t.Used && !r.cat.shown.Holds(name, id) {
-			to := topic.Placement.Of("")
-			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
+		if t := r.brokers.reported(id).Topic(name); t != nil && t.Used && !r.cat.committed.Holds(name, id) {
+			assignment := topic.Placement.Of("")
+			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, assignment.TCPAddress, assignment.Broker))
 		}
 	}
 	if a := topic.Spec.Auto; a != (catalog.Auto{}) && !a.Measured {
 		p.Notes = append(p.Notes, "the topic is being measured: its contract is provisional, until a minute of traffic is known")
 	}
-	if wanted := of.Capped(); wanted > 0 {
-		most, _ := r.tenants.left(topic.Spec)
+	if capped := live.Capped(); capped > 0 {
+		maxRate, _ := r.tenants.remaining(topic.Spec)
 		p.Notes = append(p.Notes, fmt.Sprintf("the contract would follow the traffic to %s msg/s, and --tenant-rate leaves tenant %s %s msg/s for it: raise --tenant-rate, or lower another topic of the tenant",
-			wanted.Text(), topic.Spec.Tenant, max(most, tokenbucket.Rate(topic.Spec.Demand.RateMilli)).Text()))
+			capped.Text(), topic.Spec.Tenant, max(maxRate, tokenbucket.Rate(topic.Spec.Demand.RateMilli)).Text()))
 	}
-	for _, g := range of.Groups() {
+	for _, g := range live.Groups() {
 		group := &srtmv1.LearnedGroup{Key: g.Label, SinceLearning: g.Since}
 		for _, m := range g.Members {
-			if len(group.Members) < most {
+			if len(group.Members) < limit {
 				group.Members = append(group.Members, &srtmv1.LearnedMember{Id: m.ID, Firings: uint32(m.Firings), Joint: uint32(m.Joint), Expected: m.Expected, Width: durationpb.New(m.Width)})
 			}
 		}
@@ -232,8 +232,8 @@ type profile struct {
 	missing, recorded uint64        // before the profile began
 	lost              float64       // lost fraction of the messages since the beginning
 	wake              chan struct{} // 1 deep
-	gone              chan struct{} // closed when the topic is deleted
-	begun             bool
+	deleted           chan struct{} // closed when the topic is deleted
+	started           bool
 	windows           int // complete windows since the beginning
 }
 
@@ -242,25 +242,25 @@ type profile struct {
 // would look like silence.
 const tearsFor = 4
 
-// take adds a window.
-func (p *profile) take(of *learned.Topic, job *learned.Job) {
+// addWindow adds a window.
+func (p *profile) addWindow(live *learned.Topic, job *learned.Job) {
 	if job.Torn() && p.windows < tearsFor {
-		p.trace, p.windows, p.begun, p.lost = nil, 0, false, 0
+		p.trace, p.windows, p.started, p.lost = nil, 0, false, 0
 		return
 	}
-	missing, recorded := of.Missing()
-	if !p.begun { // the first window began before the profile
-		p.begun, p.missing, p.recorded, p.from = true, missing, recorded, job.Until()
+	missing, recorded := live.Missing()
+	if !p.started { // the first window began before the profile
+		p.started, p.missing, p.recorded, p.from = true, missing, recorded, job.Until()
 		return
 	}
 	p.windows++
 	p.until = job.Until()
-	if all := missing - p.missing + recorded - p.recorded; all > 0 {
-		p.lost = float64(missing-p.missing) / float64(all)
+	if publishers := missing - p.missing + recorded - p.recorded; publishers > 0 {
+		p.lost = float64(missing-p.missing) / float64(publishers)
 	}
 	job.Arrivals(func(id string, at mono.Time) {
-		n, known := p.numbers[id]
-		if !known {
+		n, found := p.numbers[id]
+		if !found {
 			n = int32(len(p.numbers))
 			p.numbers[id] = n
 		}
@@ -291,15 +291,15 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 	if err := c.knowledge.following(); err != nil {
 		return Profiled{}, err
 	}
-	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1), gone: make(chan struct{})}
+	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1), deleted: make(chan struct{})}
 	c.mu.Lock()
-	topic, known := c.cat.shown.Topic(name)
+	topic, found := c.cat.committed.Topic(name)
 	ending := c.life.ending
 	var err error
 	switch {
 	case c.life.closing:
 		err = ErrClosing
-	case !known:
+	case !found:
 		err = fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
 	case !topic.Open():
 		err = fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
@@ -328,9 +328,9 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 	}()
 	// Records arrive by window, and the first window began before.
 	windows := int((lasts + learned.Window - 1) / learned.Window)
-	over := time.NewTimer(lasts + (2+2*tearsFor)*learned.Window)
-	defer over.Stop()
-	for going := true; going; {
+	timer := time.NewTimer(lasts + (2+2*tearsFor)*learned.Window)
+	defer timer.Stop()
+	for running := true; running; {
 		select {
 		case <-p.wake:
 			c.mu.RLock()
@@ -339,10 +339,10 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 			if err := progress(n); err != nil {
 				return Profiled{}, err
 			}
-			going = n < maxProfiled && !whole
-		case <-over.C:
-			going = false
-		case <-p.gone:
+			running = n < maxProfiled && !whole
+		case <-timer.C:
+			running = false
+		case <-p.deleted:
 			return Profiled{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
 		case <-ending:
 			return Profiled{}, ErrClosing

@@ -164,7 +164,7 @@ var _ = Describe("A broker of a topic", func() {
 		c.join("b2", 70, node, instance("usurper"))
 		Eventually(func() int64 { return c.broker("b2").Mcap }).Should(BeEquivalentTo(70))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
-		Expect(has(node, "t")()).To(BeTrue())
+		Expect(hasTopic(node, "t")()).To(BeTrue())
 	})
 
 	It("that moves is announced to watchers with its new address and a greater epoch", func() {
@@ -336,7 +336,7 @@ var _ = Describe("An adaptor of its own", func() {
 		l := &line{conns: map[*lineConn]struct{}{}}
 		b1 := c.join("b1", 60, agenttest.New(), l.option)
 		c.mustCreate(spec("t", 50, 5))
-		l.lose(true)
+		l.disconnect(true)
 		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeFalse())
 		c.mustDelete("t")
 		By("failing to create another one of the name meanwhile")
@@ -423,11 +423,11 @@ var _ = Describe("Deleting a topic", func() {
 		b2.stop()
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED"))
 		c.mustDelete("t")
-		Expect(has(b1.node, "t")()).To(BeFalse())
+		Expect(hasTopic(b1.node, "t")()).To(BeFalse())
 		Expect(c.broker("b2").Allocated).To(BeZero())
-		Expect(has(b2.node, "t")()).To(BeTrue())
+		Expect(hasTopic(b2.node, "t")()).To(BeTrue())
 		c.join("b2", 60, b2.node, instance("two again"))
-		Eventually(has(b2.node, "t")).Should(BeFalse())
+		Eventually(hasTopic(b2.node, "t")).Should(BeFalse())
 		c.nothingLeft("t", b1, b2)
 	})
 
@@ -618,13 +618,13 @@ var _ = Describe("The stats of a topic", func() {
 		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetOffered() }).Should(BeZero())
 		Expect(c.topic("t").Status.SloMet).To(BeNil(), "nothing was delivered")
 
-		good := &srtmv1.TopicStats{
+		valid := &srtmv1.TopicStats{
 			Interval: durationpb.New(20 * time.Millisecond), Offered: 1, Released: 1, Delivered: 1000, Exceeded: 2,
 			MaxBacklog: 4, Backlog: 1, Depth: 2, Publishers: 50, Subscribers: 1,
 			Delivery: latencies(map[time.Duration]int{time.Millisecond: 998, 100 * time.Millisecond: 2}),
 		}
-		b1.node.Measure("t", good)
-		b2.node.Measure("t", good)
+		b1.node.Measure("t", valid)
+		b2.node.Measure("t", valid)
 		Eventually(func() bool {
 			s := c.topic("t").Status
 			return len(s.Brokers) == 2 && s.Brokers[0].Window.GetDelivered() >= 3000 && s.Brokers[1].Window.GetDelivered() >= 3000
@@ -663,13 +663,13 @@ var _ = Describe("The stats of a topic", func() {
 		b2.node.Measure("t", &srtmv1.TopicStats{})
 		Consistently(func() *bool { return c.topic("t").Status.SloMet }).Should(BeNil())
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
-		b1.node.Measure("t", good)
+		b1.node.Measure("t", valid)
 
 		// A single broker above three budgets is hidden in the pooled figure, but the controller finds
 		// it.
 		b2.node.Measure("t", &srtmv1.TopicStats{Interval: durationpb.New(20 * time.Millisecond), Delivered: 10, Exceeded: 1})
 		Eventually(c.state("t")).Should(Equal("DEGRADED: the SLO is missed, most on broker b2"))
-		b2.node.Measure("t", good)
+		b2.node.Measure("t", valid)
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 
 		// A topic that offers more than its contract of 100 msg/s has no claim to its SLO.
@@ -678,7 +678,7 @@ var _ = Describe("The stats of a topic", func() {
 		Eventually(func() float64 { return c.topic("t").Status.ExceedFraction }).Should(BeNumerically(">", 0.3))
 		Consistently(c.state("t")).ShouldNot(ContainSubstring("SLO"))
 		Expect(c.topic("t").Status.SloMet).To(BeNil())
-		within := proto.CloneOf(good) // brokers may be reading good now
+		within := proto.CloneOf(valid) // brokers may be reading good now
 		within.Offered = 0
 		b1.node.Measure("t", within)
 		b2.node.Measure("t", within)

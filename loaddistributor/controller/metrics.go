@@ -69,8 +69,8 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		bucketLimited: counter("srtm_rebalance_bucket_limited_total",
 			"Brokers that missed a topic's SLO because of their share, not of their load."),
 	}
-	for _, how := range []string{tuner.OutcomeKept, tuner.OutcomeMissed, tuner.OutcomeEnded} {
-		m.ended.WithLabelValues(how)
+	for _, outcome := range []string{tuner.OutcomeKept, tuner.OutcomeMissed, tuner.OutcomeEnded} {
+		m.ended.WithLabelValues(outcome)
 	}
 	m.count(tuner.Counts{})
 	return m
@@ -120,7 +120,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	var windows []listed
 	m.mu.RLock()
 	var connected, mcap, allocated int64
-	for _, b := range m.cat.shown.Brokers() {
+	for _, b := range m.cat.committed.Brokers() {
 		if b.Connected {
 			connected++
 			mcap += b.Mcap
@@ -166,11 +166,11 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
-		over, d := 0.0, m.topics.peek(name).condition
+		overContract, d := 0.0, m.topics.peek(name).condition
 		if d.IsOver() {
-			over = d.ExcessRate
+			overContract = d.ExcessRate
 		}
-		gauge(descOver, over, name)
+		gauge(descOver, overContract, name)
 		if d != nil {
 			gauge(descStranded, float64(d.Stranded), name)
 			gauge(descRefused, float64(d.Refused()), name)

@@ -41,8 +41,8 @@ func disconnected(to chan []string) func(*agent.Config) {
 	}
 }
 
-// where counts the publishers of a topic by broker.
-func (c *cluster) where(name string, publishers int) map[string]int {
+// publishersByBroker counts the publishers of a topic by broker.
+func (c *cluster) publishersByBroker(name string, publishers int) map[string]int {
 	GinkgoHelper()
 	topic, err := c.control.View().Topic(name)
 	Expect(err).NotTo(HaveOccurred())
@@ -68,8 +68,8 @@ func (c *cluster) drain(id string) {
 	Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: id})).Error().NotTo(HaveOccurred())
 }
 
-func has(node *agenttest.Node, topic string) func() bool {
-	return func() bool { _, there := node.Topic(topic); return there }
+func hasTopic(node *agenttest.Node, topic string) func() bool {
+	return func() bool { _, found := node.Topic(topic); return found }
 }
 
 var _ = Describe("Updating a topic", func() {
@@ -80,19 +80,19 @@ var _ = Describe("Updating a topic", func() {
 		c.join("b1", 600, n1, disconnected(gone))
 		before := c.mustCreate(spec("t", 400, 10))
 		c.join("b2", 600, n2)
-		Expect(c.where("t", 400)).To(Equal(map[string]int{"b1": 400}))
+		Expect(c.publishersByBroker("t", 400)).To(Equal(map[string]int{"b1": 400}))
 
 		after, err := c.update(spec("t", 800, 20))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(after.Epoch).To(BeNumerically(">", before.Epoch))
-		Expect(c.where("t", 800)).To(Equal(map[string]int{"b1": 400, "b2": 400}))
+		Expect(c.publishersByBroker("t", 800)).To(Equal(map[string]int{"b1": 400, "b2": 400}))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10", "b2": "400000/10"}))
 		Consistently(gone, "50ms").ShouldNot(Receive(), "all could stay")
 		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
 
 		// And back: the broker that is no longer needed retires.
 		c.mustUpdate(spec("t", 400, 10))
-		Eventually(has(n2, "t")).Should(BeFalse())
+		Eventually(hasTopic(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "400000/10"}))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 	})
@@ -161,7 +161,7 @@ var _ = Describe("Updating a topic", func() {
 			// A small rate increase moves no publisher either.
 			s.Contract.RateMilli += 20_000
 			c.mustUpdate(s)
-			Expect(c.where("t", 400)).To(Equal(placed.want))
+			Expect(c.publishersByBroker("t", 400)).To(Equal(placed.want))
 			Consistently(gone, "3s").ShouldNot(Receive())
 		})
 	}
@@ -248,7 +248,7 @@ var _ = Describe("Updating a topic", func() {
 		n2.Sabotage(func(string) error { return errors.New("no disk") }, nil)
 		Expect(c.update(spec("t", 800, 20))).Error().To(failsWith(codes.Unavailable))
 		n2.Sabotage(nil, nil)
-		Expect(c.where("t", 400)).To(Equal(map[string]int{"b1": 400}))
+		Expect(c.publishersByBroker("t", 400)).To(Equal(map[string]int{"b1": 400}))
 		Expect(c.broker("b1").Allocated).To(BeEquivalentTo(400))
 		Expect(c.broker("b2").Allocated).To(BeZero())
 		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "400000/10"}))
@@ -347,7 +347,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		c.join("b2", 600, n2, nudged(nudges))
 		Eventually(func() uint32 { return c.topic("t").GetStatus().GetPooled().GetSubscribers() }).Should(BeEquivalentTo(9))
 	}
-	where := func() map[string]int { return c.where("t", 4) }
+	where := func() map[string]int { return c.publishersByBroker("t", 4) }
 
 	It("are told to look again, and publishers wait for them", func() {
 		begin()
@@ -389,12 +389,12 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		begin()
 		read(n1, 0, 0, 0)
 		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).Should(BeZero())
-		began := time.Now()
+		start := time.Now()
 		c.mustMove("t", "b2", "g.0")
 		read(n1, 1, 1, 1)
 		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).ShouldNot(BeZero())
 		c.mustMove("t", "b2", "g.1")
-		Expect(time.Since(began)).To(BeNumerically("<", time.Second))
+		Expect(time.Since(start)).To(BeNumerically("<", time.Second))
 		Expect(nudges).To(BeEmpty())
 	})
 
@@ -411,10 +411,10 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		for len(nudges) > 0 {
 			<-nudges
 		}
-		began := time.Now()
+		start := time.Now()
 		c.drain("b4")
 		Eventually(func() int { return where()["b4"] }).Should(BeZero())
-		Expect(time.Since(began)).To(BeNumerically("<", 2*time.Second))
+		Expect(time.Since(start)).To(BeNumerically("<", 2*time.Second))
 	})
 })
 
@@ -428,28 +428,28 @@ var _ = Describe("A broker that drains", func() {
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3})
 		c.join("b2", 600, n2)
 		c.drain("b1")
-		Eventually(func() map[string]int { return c.where("t", 10) }).Should(Equal(map[string]int{"b2": 10}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 10) }).Should(Equal(map[string]int{"b2": 10}))
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1", "t/g.2", "t/g.3", "t/g.4", "t/g.5", "t/g.6", "t/g.7", "t/g.8", "t/g.9")))
 		Expect(c.broker("b1").Draining).To(BeTrue())
 
 		// The broker keeps messages that consumers have not had, with tokens to release them, and
 		// consumers find them there.
-		Consistently(has(n1, "t"), "100ms").Should(BeTrue())
+		Consistently(hasTopic(n1, "t"), "100ms").Should(BeTrue())
 		nodes, _, _ := c.control.View().Producers("t")
 		Expect(nodes).To(HaveLen(2))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "250/1", "b2": "9750/9"}))
 		// Reports say that the topic is empty, but messages have come since.
 		n1.Use("t", true)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
-		Consistently(has(n1, "t"), "200ms").Should(BeTrue())
+		Consistently(hasTopic(n1, "t"), "200ms").Should(BeTrue())
 		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "250/1", "b2": "9750/9"}))
 		n1.Use("t", false)
-		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(hasTopic(n1, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "10000/10"}))
 		Eventually(func() []string { return c.broker("b1").Topics }).Should(BeEmpty())
 
 		c.mustCreate(spec("u", 10, 10))
-		Expect(c.where("u", 10)).To(Equal(map[string]int{"b2": 10}))
+		Expect(c.publishersByBroker("u", 10)).To(Equal(map[string]int{"b2": 10}))
 		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Undo: true})).Error().NotTo(HaveOccurred())
 		Expect(c.broker("b1").Draining).To(BeFalse())
 		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "nobody"})).Error().To(failsWith(codes.NotFound))
@@ -469,17 +469,17 @@ var _ = Describe("A broker that drains", func() {
 		holders := func() map[string]string { return c.shares("t") }
 
 		c.drain("b1")
-		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 		Consistently(holders, "100ms").Should(Equal(old), "while publishers leave")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 3, Depth: 5})
 		Consistently(holders, "100ms").Should(Equal(old), "while messages wait for tokens")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 8})
 		Eventually(holders).Should(Equal(moved))
-		Consistently(has(n1, "t"), "50ms").Should(BeTrue(), "consumers have not had all")
+		Consistently(hasTopic(n1, "t"), "50ms").Should(BeTrue(), "consumers have not had all")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 1, Depth: 8})
 		Eventually(holders).Should(Equal(old), "something came all the same")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
-		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(hasTopic(n1, "t")).Should(BeFalse())
 		Eventually(holders).Should(Equal(moved))
 		Eventually(func() []string { return c.broker("b1").Topics }).Should(BeEmpty())
 	})
@@ -489,10 +489,10 @@ var _ = Describe("A broker that drains", func() {
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(spec("t", 400, 10))
 		c.drain("b1")
-		Consistently(func() map[string]int { return c.where("t", 400) }, "100ms").Should(Equal(map[string]int{"b1": 400}))
+		Consistently(func() map[string]int { return c.publishersByBroker("t", 400) }, "100ms").Should(Equal(map[string]int{"b1": 400}))
 		Expect(c.waits("b1")).To(Equal([]string{"t: its publishers fit nowhere else: infeasible: there are no brokers"}))
 		c.join("b2", 600, agenttest.New())
-		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 	})
 })
 
@@ -528,7 +528,7 @@ var _ = Describe("What a drain waits for", func() {
 		n1.Measure("t", left)
 		<-time.After(50 * time.Millisecond) // virtual time, enough for a report
 		c.drain("b1")
-		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 	}
 
 	It("is consumers, who are told to come, and then it is safe to stop", func() {
@@ -560,12 +560,12 @@ var _ = Describe("What a drain waits for", func() {
 		retired(setup{data: &store.Memory{}}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1, Delivered: 1})
 		force()
 		Expect(c.broker("b1").Forced).To(BeTrue())
-		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "a consumer takes it")
+		Consistently(hasTopic(n1, "t"), "3s").Should(BeTrue(), "a consumer takes it")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Offered: 1})
-		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "a publisher is there")
+		Consistently(hasTopic(n1, "t"), "3s").Should(BeTrue(), "a publisher is there")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1})
-		Consistently(has(n1, "t"), "500ms").Should(BeTrue(), "not for a window yet")
-		Eventually(has(n1, "t")).Should(BeFalse())
+		Consistently(hasTopic(n1, "t"), "500ms").Should(BeTrue(), "not for a window yet")
+		Eventually(hasTopic(n1, "t")).Should(BeFalse())
 		Eventually(waits).Should(Equal([]string{"safe"}))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "400000/10"}))
 	})
@@ -582,7 +582,7 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(ContainElement(ContainSubstring("t: its publishers fit nowhere else: infeasible: 400 msg/s asked for")))
 		force()
 		c.drain("b1") // the drain is not forced any more
-		Consistently(func() map[string]int { return c.where("t", 400) }, "6s").Should(Equal(map[string]int{"b1": 400}))
+		Consistently(func() map[string]int { return c.publishersByBroker("t", 400) }, "6s").Should(Equal(map[string]int{"b1": 400}))
 		b1.stop()
 		force()
 		Expect(c.broker("b1").Forced).To(BeTrue())
@@ -592,8 +592,8 @@ var _ = Describe("What a drain waits for", func() {
 			Expect(c.broker("b1").Forced).To(BeTrue())
 		}
 		c.join("b1", 600, n1)
-		Eventually(func() int { return c.where("t", 400)["b1"] }).Should(BeZero())
-		where := c.where("t", 400)
+		Eventually(func() int { return c.publishersByBroker("t", 400)["b1"] }).Should(BeZero())
+		where := c.publishersByBroker("t", 400)
 		Expect(where["b2"]).To(BeNumerically(">", 100), "%v", where)
 		Expect(where["b3"]).To(BeNumerically(">", 200), "%v", where)
 		Eventually(c.state("t")).Should(MatchRegexp("DEGRADED: broker b2 carries 100 msg/s, less than the 1.. promised"))
@@ -656,13 +656,13 @@ var _ = Describe("A broker that is away for long", func() {
 		c.mustCreate(spec("t", 400, 10))
 		c.join("b2", 600, n2)
 		b1.stop()
-		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 		// The share that b1 may still be using goes to no other broker: b2 has nothing yet.
 		Expect(c.shares("t")["b1"]).To(Equal("400000/10"))
 
 		c.join("b1", 600, n1)
-		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(hasTopic(n1, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "400000/10"}))
 	})
 
@@ -672,7 +672,7 @@ var _ = Describe("A broker that is away for long", func() {
 		c.mustCreate(spec("t", 400, 10))
 		c.join("b2", 600, agenttest.New())
 		b1.stop()
-		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+		Eventually(func() map[string]int { return c.publishersByBroker("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 
 		node := agenttest.New()
 		node.Create("t", "main")
@@ -682,7 +682,7 @@ var _ = Describe("A broker that is away for long", func() {
 		t, _ := node.Topic("t")
 		Expect(t.SLO).NotTo(BeZero())
 		node.Measure("t", &srtmv1.TopicStats{Topic: "t"})
-		Eventually(has(node, "t")).Should(BeFalse())
+		Eventually(hasTopic(node, "t")).Should(BeFalse())
 	})
 })
 
@@ -696,7 +696,7 @@ var _ = Describe("Moving publishers", func() {
 		r, err := c.move("t", "b2", "g.0", "g.9")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Topic.Quotas).To(HaveLen(2))
-		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 98, "b2": 2}))
+		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 98, "b2": 2}))
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.9")))
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "98000/9", "b2": "2000/1"}))
 		Expect(c.move("t", "b7", "g.0")).Error().To(failsWith(codes.NotFound))
@@ -727,7 +727,7 @@ var _ = Describe("Moving publishers", func() {
 			r := &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2"}
 			step.choose(r)
 			Expect(c.admin.MovePublishers(context.Background(), r)).Error().NotTo(HaveOccurred(), step.what)
-			Expect(c.where("t", 60)).To(Equal(step.want), step.what)
+			Expect(c.publishersByBroker("t", 60)).To(Equal(step.want), step.what)
 		}
 		for code, r := range map[codes.Code]*srtmv1.MovePublishersRequest{
 			codes.NotFound:        {Topic: "t", BrokerId: "b2", FromBrokerId: "b1"},
@@ -771,7 +771,7 @@ var _ = Describe("Moving publishers", func() {
 		Eventually(gone).Should(Receive(ConsistOf("t/g.0", "t/g.1", "t/g.2")))
 		n1.Use("t", false)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
-		Eventually(has(n1, "t")).Should(BeFalse())
+		Eventually(hasTopic(n1, "t")).Should(BeFalse())
 	})
 
 	It("loses nothing that came to a broker of a move that fails", func() {
@@ -793,22 +793,22 @@ var _ = Describe("Moving publishers", func() {
 		}
 		n2.Use("t", true)
 		fail()
-		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		Expect(c.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 100}))
 		// The topic stays there to be read, with tokens to release messages.
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "97500/9", "b2": "2500/1"}))
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 1})
-		Consistently(has(n2, "t"), "200ms").Should(BeTrue())
+		Consistently(hasTopic(n2, "t"), "200ms").Should(BeTrue())
 		Expect(producers()).To(Equal(2))
 
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t"})
 		n2.Use("t", false)
-		Eventually(has(n2, "t")).Should(BeFalse())
+		Eventually(hasTopic(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
 		Eventually(producers).Should(Equal(1))
 
 		// A broker without any messages of the topic does not keep the topic.
 		fail()
-		Expect(has(n2, "t")()).To(BeFalse())
+		Expect(hasTopic(n2, "t")()).To(BeFalse())
 		Expect(producers()).To(Equal(1))
 		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "100000/10"}))
 	})
@@ -835,11 +835,11 @@ var _ = Describe("Moving publishers", func() {
 		n2.Use("t", true) // messages have come there
 		second := newCluster(setup{data: copied, address: first.address})
 		Eventually(second.state("t")).Should(Equal("ACTIVE"))
-		Expect(second.where("t", 100)).To(Equal(map[string]int{"b1": 100}))
+		Expect(second.publishersByBroker("t", 100)).To(Equal(map[string]int{"b1": 100}))
 		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "97500/9", "b2": "2500/1"}))
-		Consistently(has(n2, "t"), "100ms").Should(BeTrue())
+		Consistently(hasTopic(n2, "t"), "100ms").Should(BeTrue())
 		n2.Use("t", false)
-		Eventually(has(n2, "t")).Should(BeFalse())
+		Eventually(hasTopic(n2, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return second.shares("t") }).Should(Equal(map[string]string{"b1": "100000/10"}))
 	})
 })
@@ -866,7 +866,7 @@ var _ = Describe("An overloaded broker", func() {
 		}
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000, Exceeded: 900, Access: access.Proto()})
 		n2.Measure("t", &srtmv1.TopicStats{Topic: "t", Delivered: 1000})
-		return c, func() map[string]int { return c.where("t", 800) }, n1
+		return c, func() map[string]int { return c.publishersByBroker("t", 800) }, n1
 	}
 	recorded := func(r *tuner.RebalanceConfig) { r.Capture = 1500 * time.Millisecond }
 	// send makes bursts of publishers of b1 arrive at fixed intervals, while the controller records

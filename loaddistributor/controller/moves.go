@@ -64,9 +64,9 @@ type Publishers struct {
 	From  string  // present broker; "": any
 }
 
-// of returns the indices of the selected publishers. Error: catalog.ErrPublisherUnknown,
+// indices returns the indices of the selected publishers. Error: catalog.ErrPublisherUnknown,
 // also for an empty selection.
-func (w Publishers) of(topic catalog.Topic) (selected []int, err error) {
+func (w Publishers) indices(topic catalog.Topic) (selected []int, err error) {
 	name := topic.Spec.Name()
 	for _, id := range w.IDs {
 		i, ok := topic.Placement.Index(id)
@@ -86,27 +86,27 @@ func (w Publishers) of(topic catalog.Topic) (selected []int, err error) {
 	if len(selected) > 0 {
 		return selected, nil
 	}
-	which := "topic " + name
+	subject := "topic " + name
 	if w.Group != nil {
-		which += fmt.Sprintf(", group %q", *w.Group)
+		subject += fmt.Sprintf(", group %q", *w.Group)
 	}
 	if w.From != "" {
-		which += fmt.Sprintf(", broker %q", w.From)
+		subject += fmt.Sprintf(", broker %q", w.From)
 	}
-	return nil, fmt.Errorf("%s: there are no publishers: %w", which, catalog.ErrPublisherUnknown)
+	return nil, fmt.Errorf("%s: there are no publishers: %w", subject, catalog.ErrPublisherUnknown)
 }
 
 // MovePublishers moves publishers of a topic to a broker, which may be new to the topic.
 // Errors: catalog.ErrTopicUnknown, ErrPublisherUnknown, ErrTopicState, ErrBrokerUnknown;
 // *placement.Infeasible, *BrokerError, *AdaptorError.
-func (c *Controller) MovePublishers(ctx context.Context, name string, which Publishers, to string) (catalog.Topic, error) {
+func (c *Controller) MovePublishers(ctx context.Context, name string, publishers Publishers, to string) (catalog.Topic, error) {
 	return c.relocate(ctx, name, cause{srtmv1.MoveReason_MOVE_REASON_OPERATOR, "publishers", secure.Caller(ctx)}, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		topic, brokers := p.topic, p.brokers
-		at := slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == to })
-		if at < 0 {
+		target := slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == to })
+		if target < 0 {
 			return nil, placement.Plan{}, fmt.Errorf("broker %q is disconnected, draining or unknown: %w", to, catalog.ErrBrokerUnknown)
 		}
-		moved, err := which.of(topic)
+		moved, err := publishers.indices(topic)
 		if err != nil {
 			return nil, placement.Plan{}, err
 		}
@@ -122,8 +122,8 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, which Publ
 			return nil, placement.Plan{}, err
 		}
 		// SnapshotFor counts the topic's present rate there as free.
-		if need, have := plan.Quotas[plan.On(to)].Rate, brokers[at].Mcap-brokers[at].Allocated; need > have {
-			return nil, placement.Plan{}, &placement.Infeasible{Bound: "rcap", Need: need, Have: have}
+		if need, free := plan.Quotas[plan.On(to)].Rate, brokers[target].Mcap-brokers[target].Allocated; need > free {
+			return nil, placement.Plan{}, &placement.Infeasible{Bound: "rcap", Need: need, Have: free}
 		}
 		return topic.Spec, plan, nil
 	})
@@ -131,9 +131,9 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, which Publ
 
 // relocate moves a topic to the result of become and returns the topic. If become returns
 // reconcile.ErrSettled, the topic stays. The move continues when ctx ends.
-func (c *Controller) relocate(ctx context.Context, name string, why cause, become become) (now catalog.Topic, err error) {
+func (c *Controller) relocate(ctx context.Context, name string, cause cause, become become) (now catalog.Topic, err error) {
 	var before catalog.Topic
-	op := moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+	op := moving(name, cause, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		before = p.topic
 		return become(p)
 	})
@@ -141,11 +141,11 @@ func (c *Controller) relocate(ctx context.Context, name string, why cause, becom
 	op.end = func(err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		topic, _ := c.cat.shown.Topic(name)
+		topic, _ := c.cat.committed.Topic(name)
 		if err == nil && topic.Spec != before.Spec &&
 			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.tuner.Status(name, time.Now()).Waiting) {
 			// Earlier results do not apply to the new specification.
-			c.tuning.do(c.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			c.tuning.perform(c.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		done <- topic
 	}
@@ -156,8 +156,8 @@ func (c *Controller) relocate(ctx context.Context, name string, why cause, becom
 }
 
 // moving returns the operation that moves a topic to the result of become.
-func moving(name string, why cause, become become) operation {
-	return operation{name: name, cause: why, decide: func(p planning) (catalog.Event, error) {
+func moving(name string, cause cause, become become) operation {
+	return operation{name: name, cause: cause, decide: func(p planning) (catalog.Event, error) {
 		switch topic := p.topic; {
 		case topic.Spec == nil:
 			return nil, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
@@ -189,54 +189,54 @@ const shownMoves = 20
 
 // cause is the reason of a move and its requester; by is "" for this loaddistributor.
 type cause struct {
-	reason  srtmv1.MoveReason
-	why, by string // for people
+	reason       srtmv1.MoveReason
+	text, caller string // for people
 }
 
-// moved is a move of one publisher. from or to is "" for no broker.
-type moved struct {
+// movedPublisher is a move of one publisher. from or to is "" for no broker.
+type movedPublisher struct {
 	cause               *cause
-	at                  time.Time
+	time                time.Time
 	epoch               uint64
 	publisher, from, to string
 }
 
-// moves are a topic's moves, oldest first, and the number of forgotten moves before them.
-type moves struct {
-	list      []moved
+// moveHistory are a topic's moves, oldest first, and the number of forgotten moves before them.
+type moveHistory struct {
+	list      []movedPublisher
 	forgotten uint64
 }
 
-// remember adds moves of a topic. total is the number of topics.
-func (t *topics) remember(name string, more []moved, total int) {
+// recordMoves adds moves of a topic. total is the number of topics.
+func (t *topics) recordMoves(name string, more []movedPublisher, total int) {
 	if len(more) == 0 {
 		return
 	}
 	m := &t.entry(name).moves
-	most := min(max(maxMoves/max(1, total), minTopicMoves), maxTopicMoves)
-	over := max(0, len(m.list)+len(more)-most)
-	old := min(over, len(m.list))
-	m.list = slices.Concat(m.list[old:], more[over-old:]) // copy, to keep no spare memory
-	m.forgotten += uint64(over)
+	limit := min(max(maxMoves/max(1, total), minTopicMoves), maxTopicMoves)
+	excess := max(0, len(m.list)+len(more)-limit)
+	old := min(excess, len(m.list))
+	m.list = slices.Concat(m.list[old:], more[excess-old:]) // copy, to keep no spare memory
+	m.forgotten += uint64(excess)
 }
 
 // Moves returns at most most moves of a topic's publishers, newest first. before is the
 // number of the move at which to continue; 0: the newest. next is the value of before for
 // the next page, or 0. Error: catalog.ErrTopicUnknown.
-func (r *View) Moves(name string, before uint64, most int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
+func (r *View) Moves(name string, before uint64, limit int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if _, ok := r.cat.shown.Topic(name); !ok {
+	if _, ok := r.cat.committed.Topic(name); !ok {
 		return nil, 0, 0, r.knowledge.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
 	m := r.topics.peek(name).moves
-	list, next = m.page(before, most)
+	list, next = m.page(before, limit)
 	return list, next, m.forgotten, nil
 }
 
 // page returns a page for Moves. A move's number counts the topic's moves up to and
 // including the move.
-func (m *moves) page(before uint64, most int) (list []*srtmv1.PublisherMove, next uint64) {
+func (m *moveHistory) page(before uint64, limit int) (list []*srtmv1.PublisherMove, next uint64) {
 	end := len(m.list)
 	switch {
 	case before == 0 || before > m.forgotten+uint64(end):
@@ -245,15 +245,15 @@ func (m *moves) page(before uint64, most int) (list []*srtmv1.PublisherMove, nex
 	default:
 		end = int(before - m.forgotten - 1)
 	}
-	from := max(0, end-most)
-	for _, one := range slices.Backward(m.list[from:end]) {
+	start := max(0, end-limit)
+	for _, m := range slices.Backward(m.list[start:end]) {
 		list = append(list, &srtmv1.PublisherMove{
-			Time: timestamppb.New(one.at), Epoch: one.epoch, PublisherId: one.publisher, From: one.from, To: one.to,
-			Reason: one.cause.reason, Why: one.cause.why, By: one.cause.by,
+			Time: timestamppb.New(m.time), Epoch: m.epoch, PublisherId: m.publisher, From: m.from, To: m.to,
+			Reason: m.cause.reason, Why: m.cause.text, By: m.cause.caller,
 		})
 	}
-	if from > 0 {
-		next = m.forgotten + uint64(from) + 1
+	if start > 0 {
+		next = m.forgotten + uint64(start) + 1
 	}
 	return list, next
 }
@@ -276,17 +276,17 @@ const followGrace = time.Second
 type reminder struct {
 	broker string
 	ids    []string
-	at     time.Time
+	time   time.Time
 }
 
 // disconnect tells brokers to disconnect moved publishers, watched publishers after a
 // grace period. It remembers the moves and returns the number of moved publishers.
 func (c *change) disconnect(old, now *catalog.Placement) int {
-	name, at, cause := c.op.name, time.Now(), c.op.cause // a copy, because moves outlive the change
-	leaving := map[string][]string{}                     // by the old broker
-	var all []moved
+	name, start, cause := c.op.name, time.Now(), c.op.cause // a copy, because moves outlive the change
+	leaving := map[string][]string{}                        // by the old broker
+	var all []movedPublisher
 	move := func(publisher, from, to string) {
-		all = append(all, moved{&cause, at, now.Epoch(), publisher, from, to})
+		all = append(all, movedPublisher{&cause, start, now.Epoch(), publisher, from, to})
 		if from != "" {
 			leaving[from] = append(leaving[from], publisher)
 		}
@@ -294,7 +294,7 @@ func (c *change) disconnect(old, now *catalog.Placement) int {
 	count := 0
 	for i := range now.Len() {
 		a := now.At(i)
-		if j, known := old.Index(a.Publisher); known {
+		if j, found := old.Index(a.Publisher); found {
 			if from := old.At(j).Broker; from != a.Broker {
 				move(a.Publisher, from, a.Broker)
 				count++
@@ -310,19 +310,19 @@ func (c *change) disconnect(old, now *catalog.Placement) int {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.topics.remember(name, all, c.cat.shown.Len())
+	c.topics.recordMoves(name, all, c.cat.committed.Len())
 	watched := c.topics.watched(name)
 	for broker, ids := range leaving {
-		var follow, stock []string
+		var adaptive, stock []string
 		for _, id := range ids {
 			if c.cfg.Followed || watched(id) {
-				follow = append(follow, id)
+				adaptive = append(adaptive, id)
 			} else {
 				stock = append(stock, id)
 			}
 		}
 		c.brokers.disconnect(name, broker, stock)
-		for _, r := range []reminder{{broker, stock, time.Now().Add(remindAfter)}, {broker, follow, time.Now().Add(followGrace)}} {
+		for _, r := range []reminder{{broker, stock, time.Now().Add(remindAfter)}, {broker, adaptive, time.Now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
 				l := c.topics.entry(name)
 				l.reminders = append(l.reminders, r)
@@ -354,11 +354,11 @@ func (m *mover) remind(now time.Time) {
 			continue
 		}
 		l.reminders = slices.DeleteFunc(l.reminders, func(r reminder) bool {
-			if now.Before(r.at) {
+			if now.Before(r.time) {
 				return false
 			}
 			ids := slices.DeleteFunc(slices.Clone(r.ids), func(id string) bool {
-				a, err := m.cat.shown.Resolve(name, id)
+				a, err := m.cat.committed.Resolve(name, id)
 				return err == nil && a.Broker == r.broker
 			})
 			m.brokers.disconnect(name, r.broker, ids)

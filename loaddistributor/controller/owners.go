@@ -39,7 +39,7 @@ type operation struct {
 // runs the topic's state machine (loaddistributor/reconcile): it carries out the
 // machine's effects and reports the results. Guarded by the controller's lock.
 type owner struct {
-	wanted   []operation // operations after the present one
+	queued   []operation // operations after the present one
 	retiring string      // broker that retires from the topic, for display
 	waiting  string      // what the move waits for, for display
 }
@@ -55,30 +55,30 @@ type owners struct {
 	tracer    trace.Tracer
 }
 
-// want queues an operation behind the earlier operations of the topic. Requires: the lock held,
+// enqueue queues an operation behind the earlier operations of the topic. Requires: the lock held,
 // and the controller is not closing.
-func (o *owners) want(op operation) {
+func (o *owners) enqueue(op operation) {
 	l := o.topics.entry(op.name)
 	if l.owner != nil {
-		l.owner.wanted = append(l.owner.wanted, op)
+		l.owner.queued = append(l.owner.queued, op)
 		return
 	}
-	own := &owner{wanted: []operation{op}}
-	l.owner = own
-	o.life.work.Go(func() { o.own(op.name, own) })
+	current := &owner{queued: []operation{op}}
+	l.owner = current
+	o.life.work.Go(func() { o.run(op.name, current) })
 }
 
-// own is the goroutine of an owner. It ends when no operation is queued.
-func (o *owners) own(name string, own *owner) {
+// run is the goroutine of an owner. It ends when no operation is queued.
+func (o *owners) run(name string, current *owner) {
 	for {
 		o.mu.Lock()
-		if len(own.wanted) == 0 {
+		if len(current.queued) == 0 {
 			o.topics.entry(name).owner = nil
 			o.mu.Unlock()
 			return
 		}
-		op := own.wanted[0]
-		*own = owner{wanted: own.wanted[1:], retiring: op.target.Retire}
+		op := current.queued[0]
+		*current = owner{queued: current.queued[1:], retiring: op.target.Retire}
 		var err error
 		if op.ctx == nil {
 			op.ctx = context.Background()
@@ -90,7 +90,7 @@ func (o *owners) own(name string, own *owner) {
 			if op.creation == nil {
 				op.ctx = context.WithoutCancel(op.ctx) // once begun, it continues
 			}
-			err = o.change(own, op)
+			err = o.change(current, op)
 		}
 		if op.end != nil {
 			op.end(err)
@@ -98,11 +98,11 @@ func (o *owners) own(name string, own *owner) {
 	}
 }
 
-func (o *owners) change(own *owner, op operation) error {
-	name, of := op.described()
-	ctx, end := startSpan(op.ctx, o.tracer, name, of...)
+func (o *owners) change(current *owner, op operation) error {
+	name, attributes := op.described()
+	ctx, end := startSpan(op.ctx, o.tracer, name, attributes...)
 	op.ctx = ctx
-	c := &change{changes: o.changes, op: op, own: own, began: time.Now()}
+	c := &change{changes: o.changes, op: op, owner: current, start: time.Now()}
 	err := c.run()
 	end(err)
 	return err
@@ -132,7 +132,7 @@ func (o *owners) await(ctx context.Context, op operation) error {
 		}
 		done <- err
 	}
-	o.want(op)
+	o.enqueue(op)
 	o.mu.Unlock()
 	select {
 	case err := <-done:
@@ -143,8 +143,8 @@ func (o *owners) await(ctx context.Context, op operation) error {
 }
 
 // startSpan begins a span. end ends the span with the result.
-func startSpan(ctx context.Context, tracer trace.Tracer, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
-	ctx, span := tracer.Start(ctx, name, trace.WithAttributes(of...))
+func startSpan(ctx context.Context, tracer trace.Tracer, name string, attributes ...attribute.KeyValue) (_ context.Context, end func(error)) {
+	ctx, span := tracer.Start(ctx, name, trace.WithAttributes(attributes...))
 	return ctx, func(err error) {
 		if err != nil && !errors.Is(err, reconcile.ErrSettled) {
 			span.SetStatus(codes.Error, err.Error())
@@ -155,20 +155,20 @@ func startSpan(ctx context.Context, tracer trace.Tracer, name string, of ...attr
 
 // described returns the name and the attributes of an operation's span. The span is a
 // child of the request's span, if any.
-func (op operation) described() (name string, of []attribute.KeyValue) {
-	of = []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
+func (op operation) described() (name string, attributes []attribute.KeyValue) {
+	attributes = []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
 	switch {
 	case op.creation != nil:
-		return "create topic", of
+		return "create topic", attributes
 	case op.decide != nil:
 		reason := strings.TrimPrefix(op.cause.reason.String(), "MOVE_REASON_")
-		return "move publishers", append(of, attribute.String(obs.KeyReason, reason), attribute.String("why", op.cause.why))
+		return "move publishers", append(attributes, attribute.String(obs.KeyReason, reason), attribute.String("why", op.cause.text))
 	case op.target.Gone:
-		return "delete topic", of
+		return "delete topic", attributes
 	case op.target.Retire != "":
-		return "retire broker", append(of, attribute.String(obs.KeyBroker, op.target.Retire))
+		return "retire broker", append(attributes, attribute.String(obs.KeyBroker, op.target.Retire))
 	}
-	return "reconcile topic", of
+	return "reconcile topic", attributes
 }
 
 // changes has what every change needs.
@@ -192,8 +192,8 @@ type changes struct {
 type change struct {
 	changes
 	op    operation
-	own   *owner
-	began time.Time
+	owner *owner
+	start time.Time
 
 	planned bool                    // the plan succeeded
 	answers chan reconcile.Answered // from the brokers of the last request
@@ -203,12 +203,12 @@ type change struct {
 // until the change is over.
 func (c *change) run() error {
 	c.mu.Lock()
-	is, _ := c.cat.next.Topic(c.op.name)
-	ending, late := (<-chan struct{})(c.life.ending), c.life.late
+	topic, _ := c.cat.next.Topic(c.op.name)
+	ending, stopWaiting := (<-chan struct{})(c.life.ending), c.life.stopWaiting
 	c.mu.Unlock()
 	c.op.target.Plan = c.op.decide != nil
 	cancelled := c.op.ctx.Done()
-	m := reconcile.New(c.op.name, is, c.op.target, reconcile.Limits{Answer: c.cfg.PrepareTimeout, Consumers: c.cfg.ConsumerWait})
+	m := reconcile.New(c.op.name, topic, c.op.target, reconcile.Limits{Answer: c.cfg.PrepareTimeout, Consumers: c.cfg.ConsumerWait})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	events := []reconcile.Event{reconcile.Begun{}}
@@ -217,7 +217,7 @@ func (c *change) run() error {
 			effects := m.Step(events[0], time.Now())
 			events = events[1:]
 			for _, effect := range effects {
-				if event := c.do(effect); event != nil {
+				if event := c.perform(effect); event != nil {
 					events = append(events, event)
 				}
 			}
@@ -225,12 +225,12 @@ func (c *change) run() error {
 		if m.Over() {
 			err := m.Err()
 			if err != nil && c.planned && c.op.creation == nil {
-				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.why, obs.KeyError, err)
+				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.text, obs.KeyError, err)
 			}
 			return err
 		}
 		c.mu.Lock()
-		c.own.waiting = m.Waiting()
+		c.owner.waiting = m.Waiting()
 		c.mu.Unlock()
 		if due := m.Due(); !due.IsZero() {
 			timer.Reset(time.Until(due))
@@ -252,16 +252,16 @@ func (c *change) run() error {
 		case <-ending:
 			ending = nil
 			events = append(events, reconcile.Closing{})
-		case <-late:
-			late = nil
+		case <-stopWaiting:
+			stopWaiting = nil
 			events = append(events, reconcile.Closing{NoAnswers: true})
 		}
 	}
 }
 
-// do carries out an effect and returns the resulting event. It returns nil if brokers
+// perform carries out an effect and returns the resulting event. It returns nil if brokers
 // will answer or the effect has no result.
-func (c *change) do(effect reconcile.Effect) reconcile.Event {
+func (c *change) perform(effect reconcile.Effect) reconcile.Event {
 	name := c.op.name
 	switch effect := effect.(type) {
 	case reconcile.Plan:
@@ -272,11 +272,11 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 		return p
 	case reconcile.Prepare:
 		c.op.creation.progress(Progress{Message: "creating the topic on " + strings.Join(effect.Brokers, ", ")})
-		c.ask(effect.Brokers, func(s *Session, r request) { c.requests.prepare(s, r, effect.Spec) })
+		c.request(effect.Brokers, func(s *Session, r request) { c.requests.prepare(s, r, effect.Spec) })
 	case reconcile.Remove:
-		c.ask(effect.Brokers, func(s *Session, r request) { c.requests.remove(s, r, effect.Unused) })
+		c.request(effect.Brokers, func(s *Session, r request) { c.requests.remove(s, r, effect.Unused) })
 	case reconcile.TakeOver:
-		c.ask([]string{effect.Broker}, func(s *Session, r request) { c.requests.takeOver(s, r, effect.From) })
+		c.request([]string{effect.Broker}, func(s *Session, r request) { c.requests.takeOver(s, r, effect.From) })
 	case reconcile.Grant:
 		c.op.creation.progress(Progress{Message: "granting the shares"})
 		_, end := startSpan(c.op.ctx, c.tracer, "grant shares")
@@ -285,12 +285,12 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 		return granted
 	case reconcile.Drop:
 		c.mu.RLock()
-		t, _ := c.cat.shown.Topic(name)
-		away := slices.ContainsFunc(t.Holders(), func(id string) bool { return c.brokers.sessions[id] == nil })
+		t, _ := c.cat.committed.Topic(name)
+		disconnected := slices.ContainsFunc(t.Holders(), func(id string) bool { return c.brokers.sessions[id] == nil })
 		awaited, strict := c.cat.mayHold(name)
 		c.mu.RUnlock()
 		_, err := c.adaptor.drop(name, awaited, strict)
-		return reconcile.Granted{Disconnected: away, Err: err}
+		return reconcile.Granted{Disconnected: disconnected, Err: err}
 	case reconcile.LookShares:
 		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none if the adaptor does not answer
 		maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
@@ -304,15 +304,15 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 	case reconcile.Write:
 		return c.write(effect)
 	case reconcile.Moved:
-		c.moved(effect.From, effect.To)
+		c.afterMove(effect.From, effect.To)
 	case reconcile.Note:
 		c.note(effect)
 	}
 	return nil
 }
 
-// ask sends the same request to several brokers.
-func (c *change) ask(brokers []string, send func(*Session, request)) {
+// request sends the same request to several brokers.
+func (c *change) request(brokers []string, send func(*Session, request)) {
 	c.answers = make(chan reconcile.Answered, len(brokers))
 	now := time.Now()
 	c.mu.Lock()
@@ -355,7 +355,7 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	}
 	c.mu.Lock()
 	if l := c.topics.entry(c.op.name); err != nil {
-		l.turns = nil // send the turns again
+		l.sentTurn = nil // send the turns again
 	} else if !g.Adopt { // with Adopt, brokers keep their present shares
 		l.unsynced = false
 	}
@@ -367,16 +367,16 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 // topic of the same name, in case the adaptor has restarted since the deletion.
 func (c *change) release() error {
 	c.mu.RLock()
-	kept := c.cat.next.Unconfirmed(c.op.name)
+	recorded := c.cat.next.Unconfirmed(c.op.name)
 	var awaited, strict []string
-	for _, s := range kept {
+	for _, s := range recorded {
 		awaited = append(awaited, s.Broker)
 		if b, _ := c.cat.next.Broker(s.Broker); b.Strict {
 			strict = append(strict, s.Broker)
 		}
 	}
 	c.mu.RUnlock()
-	if len(kept) == 0 {
+	if len(recorded) == 0 {
 		return nil
 	}
 	_, err := c.adaptor.drop(c.op.name, awaited, strict)
@@ -384,19 +384,19 @@ func (c *change) release() error {
 }
 
 // consumers returns the consumers' state on the brokers of a moving topic.
-func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
+func (c *change) consumers(query reconcile.LookConsumers) reconcile.Consumers {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	read := map[string][]string{}
-	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Former) {
+	for _, id := range slices.Concat(query.Plan.Brokers(), query.Fresh, query.Former) {
 		if t := c.brokers.reported(id).Topic(c.op.name); t != nil {
 			read[id] = t.Read
 		}
 	}
 	return reconcile.Consumers{
 		Read:         read,
-		Listed:       !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.cat.shown.Shows(c.op.name, id) }),
-		Disconnected: !c.cat.planned(look.Plan),
+		Listed:       !slices.ContainsFunc(query.Fresh, func(id string) bool { return !c.cat.committed.IsListed(c.op.name, id) }),
+		Disconnected: !c.cat.planned(query.Plan),
 	}
 }
 
@@ -422,7 +422,7 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 		err = nil
 		if w.Unconfirmed != nil {
 			_, err = c.cat.stage(*w.Unconfirmed)
-			err = must("the unconfirmed shares of "+c.op.name, err)
+			err = mustSucceed("the unconfirmed shares of "+c.op.name, err)
 		}
 		if err == nil {
 			t, err = c.cat.stage(e)
@@ -434,7 +434,7 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	}
 	switch e.(type) {
 	case catalog.TopicRemoved, catalog.TopicMoveAborted, catalog.MemberRetired:
-		err = must("what has been done about "+c.op.name, err)
+		err = mustSucceed("what has been done about "+c.op.name, err)
 	}
 	if err != nil {
 		return reconcile.Written{Err: err, Halted: errors.Is(err, ErrNotCommitted)}
@@ -444,47 +444,47 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	switch e := e.(type) {
 	case catalog.TopicMoveAborted:
 		c.topics.entry(c.op.name).unsynced = true // until the adaptor has the former shares again
-		if topic, known := c.cat.next.Topic(c.op.name); known {
+		if topic, found := c.cat.next.Topic(c.op.name); found {
 			c.requests.announce(c.op.name, topic.Spec, topic.Retiring, time.Now())
 		}
 	case catalog.MemberRetired:
 		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, c.op.name, obs.KeyBroker, e.Broker)
 	case catalog.TopicRemoved:
-		c.removed(before, e.Left)
+		c.forgetTopic(before, e.Left)
 	}
 	topic, _ := c.cat.next.Topic(c.op.name)
 	return reconcile.Written{Topic: topic}
 }
 
-// removed deletes the data about a topic from state and from the sessions of its brokers,
-// except brokers that still have the topic (left). A new topic of the same name starts
+// forgetTopic deletes the data about a topic from state and from the sessions of its brokers,
+// except the remaining brokers, which still have the topic. A new topic of the same name starts
 // with new reports.
-func (c *change) removed(topic catalog.Topic, left []string) {
+func (c *change) forgetTopic(topic catalog.Topic, remaining []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
 	l := c.topics.entry(name)
 	if l.profile != nil {
-		close(l.profile.gone)
+		close(l.profile.deleted)
 	}
 	*l = liveTopic{owner: l.owner, creating: l.creating, watchers: l.watchers}
 	for id, s := range c.brokers.sessions {
-		if slices.Contains(holders, id) && !slices.Contains(left, id) {
+		if slices.Contains(holders, id) && !slices.Contains(remaining, id) {
 			s.reports.Forget(name)
 		}
-		delete(s.kept, name)
+		delete(s.copies, name)
 		delete(s.unknown, name) // the broker's unknown copy has been deleted, too
 	}
 }
 
-// moved informs the brokers and logs the move.
-func (c *change) moved(from, to catalog.Topic) {
+// afterMove informs the brokers and logs the move.
+func (c *change) afterMove(from, to catalog.Topic) {
 	c.mu.Lock() // before publishers learn of the move, so that old brokers forward their messages
 	c.requests.announce(c.op.name, to.Spec, to.Retiring, time.Now())
 	c.requests.announce(c.op.name, to.Spec, slices.DeleteFunc(slices.Clone(from.Retiring), func(id string) bool { return to.Plan.On(id) < 0 }), time.Now())
 	c.mu.Unlock()
 	publishers := c.disconnect(from.Placement, to.Placement)
 	trace.SpanFromContext(c.op.ctx).SetAttributes(attribute.Int("publishers", publishers), attribute.Int64(obs.KeyEpoch, int64(to.Placement.Epoch())))
-	c.cfg.Log.Info("topic moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.why, "publishers", publishers, obs.KeyEpoch, to.Placement.Epoch(),
-		"brokers", to.Plan.K, "retiring", len(to.Retiring), obs.KeyDuration, time.Since(c.began))
+	c.cfg.Log.Info("topic moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.text, "publishers", publishers, obs.KeyEpoch, to.Placement.Epoch(),
+		"brokers", to.Plan.K, "retiring", len(to.Retiring), obs.KeyDuration, time.Since(c.start))
 }
 
 func (c *change) note(n reconcile.Note) {

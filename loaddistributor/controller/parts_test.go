@@ -18,9 +18,9 @@ import (
 // disconnected, no topic counts as quiet, and the controller reads all of the adaptor's shares.
 func TestABrokerThatIsForgottenIsNotAway(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	c.brokers.away["b9"], c.brokers.left["b9"], c.brokers.drainers["b9"] = now, true, "somebody"
-	c.judge.look(now)
-	if n := len(c.brokers.away) + len(c.brokers.left) + len(c.brokers.drainers); n > 0 {
+	c.brokers.disconnectedSince["b9"], c.brokers.sessionEnded["b9"], c.brokers.drainers["b9"] = now, true, "somebody"
+	c.judge.run(now)
+	if n := len(c.brokers.disconnectedSince) + len(c.brokers.sessionEnded) + len(c.brokers.drainers); n > 0 {
 		t.Errorf("%d entries are kept", n)
 	}
 }
@@ -33,7 +33,7 @@ func TestAFollowerForgetsWhoWatched(t *testing.T) {
 			ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute, Log: slog.New(slog.DiscardHandler),
 		}, nil, func() string { return "" })
 		testkit.Must(t, err)
-		c.Reset(leader.cat.shown)
+		c.Reset(leader.cat.committed)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
 		for range 2 {
@@ -56,7 +56,7 @@ func TestAFollowerForgetsWhoWatched(t *testing.T) {
 // back without the topic.
 func TestTakersHaveTurns(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	topic := c.cat.shown.Topics("", 1)[0]
+	topic := c.cat.committed.Topics("", 1)[0]
 	spec := *topic.Spec
 	spec.Durability = catalog.DurabilityReplicated
 	topic.Spec = &spec
@@ -99,7 +99,7 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	}
 	p := begin()
 	c.learning.begin(now)
-	if c.learning.end(looks[0], now); p.begun {
+	if c.learning.end(looks[0], now); p.started {
 		t.Error("it has begun with what was recorded of another topic")
 	}
 }
@@ -119,7 +119,7 @@ func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 		go func() {
 			for {
 				c.mu.RLock()
-				b, _ := c.cat.shown.Broker("b1")
+				b, _ := c.cat.committed.Broker("b1")
 				_, by := c.brokers.drainers["b1"]
 				c.mu.RUnlock()
 				if b.Draining {
@@ -134,7 +134,7 @@ func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 			t.Fatal("it is not known")
 		}
 		testkit.Result(c.Drain(t.Context(), "b1", false, false)).Must(t)
-		c.mover.look(time.Now())
+		c.mover.run(time.Now())
 		if len(c.brokers.drainers) > 0 {
 			t.Fatal("it is known of one that does not drain")
 		}

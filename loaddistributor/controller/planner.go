@@ -56,9 +56,9 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		}
 		p.mu.RLock()
 		topic, _ := p.cat.next.Topic(name)
-		brokers := p.brokers.without(p.cat.next.SnapshotFor(name), topic)
+		brokers := p.brokers.withoutTakenOver(p.cat.next.SnapshotFor(name), topic)
 		intact := p.cat.planned(topic.Plan)
-		told := slices.Contains(p.cat.next.LeftoverContracts(), name)
+		adaptorKnows := slices.Contains(p.cat.next.LeftoverContracts(), name)
 		p.mu.RUnlock()
 		event, err := decide(planning{topic, brokers, intact, p.rng, p.tenants})
 		if err == nil {
@@ -75,7 +75,7 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		defer p.mu.RUnlock()
 		topic, _ = p.cat.next.Topic(name)
 		if topic.Next == nil {
-			return reconcile.Planned{Topic: topic, Missing: topic.Plan.Brokers(), AdaptorKnows: told}
+			return reconcile.Planned{Topic: topic, Missing: topic.Plan.Brokers(), AdaptorKnows: adaptorKnows}
 		}
 		return reconcile.Planned{Topic: topic, Missing: p.cat.next.NextUnprepared(name)}
 	}
@@ -91,25 +91,25 @@ func (p planning) afford(spec *catalog.Spec) error {
 	return p.tenants.check(spec)
 }
 
-// replace plans the topic again with few moves. at has the brokers of publishers that are
+// replace plans the topic again with few moves. homes has the brokers of publishers that are
 // not in the topic's placement.
-func (p planning) replace(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
+func (p planning) replace(spec *catalog.Spec, homes map[string]string) (placement.Plan, error) {
 	return placement.Replace(spec.Policy, p.brokers, p.topic.Plan, func(publisher string) string {
 		if i, ok := p.topic.Placement.Index(publisher); ok {
 			return p.topic.Placement.At(i).Broker
 		}
-		return at[publisher]
+		return homes[publisher]
 	}, spec.Demand, p.rng)
 }
 
 // replaceAsWide is replace on as many brokers as the topic has now, if possible: a fit
 // may have found that the topic needs them.
-func (p planning) replaceAsWide(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
+func (p planning) replaceAsWide(spec *catalog.Spec, homes map[string]string) (placement.Plan, error) {
 	wide := *spec
 	wide.Demand.AtLeast = min(p.topic.Plan.K, len(p.brokers))
-	plan, err := p.replace(&wide, at)
+	plan, err := p.replace(&wide, homes)
 	if errors.As(err, new(*placement.Infeasible)) {
-		return p.replace(spec, at)
+		return p.replace(spec, homes)
 	}
 	return plan, err
 }
@@ -119,15 +119,15 @@ func (p planning) replaceAsWide(spec *catalog.Spec, at map[string]string) (place
 func (p planning) overcommitted(spec *catalog.Spec) (placement.Plan, error) {
 	p.brokers = slices.Clone(p.brokers)
 	for {
-		most := int64(0)
+		largest := int64(0)
 		for i := range p.brokers {
 			b := &p.brokers[i]
 			b.Mcap += b.Mcap/4 + 1
-			most = max(most, b.Mcap)
+			largest = max(largest, b.Mcap)
 		}
 		plan, err := p.replaceAsWide(spec, nil)
 		var infeasible *placement.Infeasible
-		if !errors.As(err, &infeasible) || !infeasible.Capacity() || most == 0 || most > 1<<40 {
+		if !errors.As(err, &infeasible) || !infeasible.Capacity() || largest == 0 || largest > 1<<40 {
 			return plan, err
 		}
 	}
@@ -140,11 +140,11 @@ func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 		return placement.Plan{}, err
 	}
 	c.mu.RLock()
-	taken := c.taken(spec.Name())
+	existsErr := c.checkName(spec.Name())
 	brokers := c.cat.next.SnapshotFor(spec.Name())
 	c.mu.RUnlock()
-	if taken != nil {
-		return placement.Plan{}, taken
+	if existsErr != nil {
+		return placement.Plan{}, existsErr
 	}
 	if err := c.tenants.check(spec); err != nil {
 		return placement.Plan{}, err
@@ -152,10 +152,10 @@ func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 	return placement.Place(spec.Policy, brokers, spec.Demand, rand.New(rand.NewPCG(1, 1)))
 }
 
-// taken returns an error if a topic of the name exists. A topic that is being deleted
+// checkName returns an error if a topic of the name exists. A topic that is being deleted
 // does not count, because its deletion ends before the creation begins.
-func (c *Controller) taken(name string) error {
-	if t, known := c.cat.next.Topic(name); known && t.State != catalog.Deleting || c.topics.peek(name).creating != nil {
+func (c *Controller) checkName(name string) error {
+	if t, found := c.cat.next.Topic(name); found && t.State != catalog.Deleting || c.topics.peek(name).creating != nil {
 		return fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
 	return nil
@@ -177,10 +177,10 @@ func (t *tenants) check(spec *catalog.Spec) error {
 		return nil
 	}
 	t.mu.RLock()
-	held := tokenbucket.Rate(t.cat.next.TenantRate(spec.Tenant, spec.Name()))
+	reserved := tokenbucket.Rate(t.cat.next.TenantRate(spec.Tenant, spec.Name()))
 	t.mu.RUnlock()
-	if want := tokenbucket.Rate(spec.Demand.RateMilli); held+want > limit {
-		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%s msg/s beside the %s msg/s of its other topics are more than %s msg/s", want.Text(), held.Text(), limit.Text())}
+	if want := tokenbucket.Rate(spec.Demand.RateMilli); reserved+want > limit {
+		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%s msg/s beside the %s msg/s of its other topics are more than %s msg/s", want.Text(), reserved.Text(), limit.Text())}
 	}
 	return nil
 }
@@ -194,9 +194,9 @@ func (t *tenants) limit(tenant string) (limit tokenbucket.Rate, limited bool) {
 	return limit, limited && tenant != ""
 }
 
-// left returns the part of the tenant's limit that the tenant's other topics leave.
+// remaining returns the part of the tenant's limit that the tenant's other topics leave.
 // Requires: the lock held, for reading.
-func (t *tenants) left(spec *catalog.Spec) (left tokenbucket.Rate, limited bool) {
+func (t *tenants) remaining(spec *catalog.Spec) (remaining tokenbucket.Rate, limited bool) {
 	limit, limited := t.limit(spec.Tenant)
 	if !limited {
 		return 0, false

@@ -22,8 +22,8 @@ import (
 // present, because each member received that state. The copy of a former member could be
 // older than the topic's last move.
 
-// kept is a broker's copy of a topic.
-type kept struct {
+// copiedTopic is a broker's copy of a topic.
+type copiedTopic struct {
 	log   uint64
 	topic *catalog.TopicDump // nil: no readable copy
 }
@@ -57,8 +57,8 @@ func (c *copies) text(cat *catalog.Catalog, topic string) []byte {
 	if !ok {
 		return nil
 	}
-	if had := c.topics.peek(topic).record; had.epoch == dump.Epoch {
-		return had.text
+	if record := c.topics.peek(topic).record; record.epoch == dump.Epoch {
+		return record.text
 	}
 	// Prepared members depend on sessions, and a move is not complete yet, so the copy
 	// omits both. It omits channels, because each broker returns all channels itself.
@@ -73,7 +73,7 @@ func (c *copies) text(cat *catalog.Catalog, topic string) []byte {
 
 // entrust sends the new copy of a topic to the topic's brokers.
 func (c *copies) entrust(name string) {
-	topic, ok := c.cat.shown.Topic(name)
+	topic, ok := c.cat.committed.Topic(name)
 	if !ok {
 		return
 	}
@@ -85,35 +85,35 @@ func (c *copies) entrust(name string) {
 		if s == nil {
 			continue
 		}
-		if text := c.text(c.cat.shown, name); text != nil {
+		if text := c.text(c.cat.committed, name); text != nil {
 			s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Keep{Keep: &srtmv1.KeepRecord{Topic: name, Record: text}}})
 		}
 	}
 }
 
 // recall requests the broker's next copies of unknown topics. Requires: the lock held, or
-// the session not shown yet.
+// the session not committed yet.
 func (s *Session) recall() {
-	var ask []string
+	var missing []string
 	for _, name := range slices.Sorted(maps.Keys(s.unknown)) {
-		if _, told := s.kept[name]; !told && len(ask) < recallTopics {
-			ask = append(ask, name)
+		if _, received := s.copies[name]; !received && len(missing) < recallTopics {
+			missing = append(missing, name)
 		}
 	}
-	if len(ask) > 0 {
-		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Recall{Recall: &srtmv1.RecallTopics{Topics: ask}}})
+	if len(missing) > 0 {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Recall{Recall: &srtmv1.RecallTopics{Topics: missing}}})
 	}
 }
 
 // readRecords parses a broker's copies, by topic name.
-func readRecords(log *slog.Logger, s *Session, m *srtmv1.TopicRecords) map[string]kept {
-	parsed := map[string]kept{}
+func readRecords(log *slog.Logger, s *Session, m *srtmv1.TopicRecords) map[string]copiedTopic {
+	parsed := map[string]copiedTopic{}
 	for _, r := range m.Records {
-		parsed[r.Topic] = kept{}
+		parsed[r.Topic] = copiedTopic{}
 		if len(r.Record) == 0 {
 			continue
 		}
-		of, topic, err := store.DecodeTopic(r.Record)
+		created, topic, err := store.DecodeTopic(r.Record)
 		if err == nil && topic.Spec.Name() != r.Topic {
 			err = fmt.Errorf("it is of topic %q", topic.Spec.Name())
 		}
@@ -121,13 +121,13 @@ func readRecords(log *slog.Logger, s *Session, m *srtmv1.TopicRecords) map[strin
 			log.Warn("what a broker keeps of a topic cannot be read", obs.KeyBroker, s.broker, obs.KeyTopic, r.Topic, obs.KeyError, err)
 			continue
 		}
-		parsed[r.Topic] = kept{of, &topic}
+		parsed[r.Topic] = copiedTopic{created, &topic}
 	}
 	return parsed
 }
 
-// keep stores a broker's copies of unknown topics.
-func (c *copies) keep(s *Session, records map[string]kept) {
+// storeCopies stores a broker's copies of unknown topics.
+func (c *copies) storeCopies(s *Session, records map[string]copiedTopic) {
 	news := false
 	for _, name := range slices.Sorted(maps.Keys(records)) {
 		if !s.unknown[name] {
@@ -140,14 +140,14 @@ func (c *copies) keep(s *Session, records map[string]kept) {
 			} else {
 				// The store is a copy of an earlier state: name it as a new log.
 				log := rand.Uint64() | 1
-				c.cat.shown.Name(log)
+				c.cat.committed.Name(log)
 				c.cat.next.Name(log)
 				for _, l := range c.topics.byName {
 					l.record = entrusted{}
 				}
 			}
 		}
-		s.kept[name] = k
+		s.copies[name] = k
 		news = true
 	}
 	if news {
@@ -160,7 +160,7 @@ func (c *copies) keep(s *Session, records map[string]kept) {
 func (c *copies) holder(topic string) (broker string) {
 	if time.Now().Before(c.knowledge.settled) {
 		for id, s := range c.brokers.sessions {
-			if s.kept[topic].topic != nil {
+			if s.copies[topic].topic != nil {
 				broker = max(broker, id)
 			}
 		}
@@ -177,8 +177,8 @@ func (c *copies) rebuild(now time.Time) {
 		for _, name := range rebuilt {
 			c.log.Warn("topic rebuilt from what its brokers keep of it", obs.KeyTopic, name)
 		}
-		for name, why := range notes {
-			c.log.Warn("topic not rebuilt from what its brokers keep of it; publishers stay where they are", obs.KeyTopic, name, obs.KeyReason, why)
+		for name, problem := range notes {
+			c.log.Warn("topic not rebuilt from what its brokers keep of it; publishers stay where they are", obs.KeyTopic, name, obs.KeyReason, problem)
 		}
 	}()
 	c.mu.Lock()
@@ -186,19 +186,19 @@ func (c *copies) rebuild(now time.Time) {
 	if now.Before(c.knowledge.settled) {
 		return
 	}
-	copies := map[string][]kept{} // by topic, in the order of the brokers
+	copies := map[string][]copiedTopic{} // by topic, in the order of the brokers
 	for _, id := range slices.Sorted(maps.Keys(c.brokers.sessions)) {
-		for name, k := range c.brokers.sessions[id].kept {
+		for name, k := range c.brokers.sessions[id].copies {
 			if k.topic != nil {
 				copies[name] = append(copies[name], k)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(copies)) {
-		if _, known := c.cat.next.Topic(name); !known && !c.topics.owned(name) && c.topics.peek(name).creating == nil {
-			if why := c.restore(name, copies[name]); why != "" {
-				if l := c.topics.entry(name); l.waiting != why {
-					notes[name], l.waiting = why, why
+		if _, found := c.cat.next.Topic(name); !found && !c.topics.owned(name) && c.topics.peek(name).creating == nil {
+			if problem := c.restore(name, copies[name]); problem != "" {
+				if l := c.topics.entry(name); l.waiting != problem {
+					notes[name], l.waiting = problem, problem
 				}
 				continue
 			}
@@ -206,14 +206,14 @@ func (c *copies) rebuild(now time.Time) {
 		}
 		c.topics.entry(name).waiting = ""
 		for _, s := range c.brokers.sessions {
-			delete(s.kept, name)
+			delete(s.copies, name)
 			delete(s.unknown, name)
 		}
 	}
 }
 
 // restore restores a topic, or returns the reason why it cannot.
-func (c *copies) restore(name string, copies []kept) (why string) {
+func (c *copies) restore(name string, copies []copiedTopic) (problem string) {
 	newest := copies[0]
 	for _, k := range copies[1:] {
 		if k.log != newest.log {
@@ -226,13 +226,13 @@ func (c *copies) restore(name string, copies []kept) (why string) {
 	topic := *newest.topic
 	for _, q := range topic.Plan.Quotas {
 		s := c.brokers.sessions[q.Broker]
-		if s == nil || s.kept[name].topic == nil {
+		if s == nil || s.copies[name].topic == nil {
 			return "broker " + q.Broker + " has not come with it"
 		}
 	}
 	topic.Retiring = slices.DeleteFunc(slices.Clone(topic.Retiring), func(id string) bool {
-		_, known := c.cat.next.Broker(id)
-		return !known
+		_, found := c.cat.next.Broker(id)
+		return !found
 	})
 	if _, err := c.cat.stage(catalog.TopicRestored{TopicDump: topic}); err != nil {
 		return err.Error()
@@ -246,7 +246,7 @@ func (r *View) Export() ([]byte, error) {
 		return nil, err
 	}
 	r.mu.RLock()
-	dump := r.cat.shown.Dump()
+	dump := r.cat.committed.Dump()
 	r.mu.RUnlock()
 	return store.Export(dump)
 }
@@ -260,24 +260,24 @@ type Imported struct {
 // Import adds topics and brokers from the text of Export that are missing from the
 // catalog. Errors: *BadMessage; *NotLeaderError, ErrNotCommitted, ErrClosing: then repeat
 // the import.
-func (c *Controller) Import(text []byte) (done Imported, err error) {
+func (c *Controller) Import(text []byte) (imported Imported, err error) {
 	if err := c.knowledge.following(); err != nil {
-		return done, err
+		return imported, err
 	}
 	dump, err := store.Import(text)
 	if err == nil {
 		_, err = catalog.Load(dump) // consistent as a whole
 	}
 	if err != nil {
-		return done, &BadMessage{Field: "text", Problem: err.Error()}
+		return imported, &BadMessage{Field: "text", Problem: err.Error()}
 	}
 	for _, b := range dump.Brokers {
-		was := c.said(b.Broker.ID)
+		before := c.settingsOf(b.Broker.ID)
 		if err := c.cat.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
-			return done, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
+			return imported, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
 		}
-		if c.said(b.Broker.ID) != was {
-			done.Brokers++
+		if c.settingsOf(b.Broker.ID) != before {
+			imported.Brokers++
 		}
 	}
 	for _, t := range dump.Topics {
@@ -287,28 +287,28 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 		err := c.restore(t)
 		switch {
 		case errors.Is(err, ErrNotCommitted) || errors.Is(err, ErrClosing):
-			return done, fmt.Errorf("import topic %s: %w", t.Spec.Name(), err)
+			return imported, fmt.Errorf("import topic %s: %w", t.Spec.Name(), err)
 		case err != nil:
-			done.LeftOut = append(done.LeftOut, err.Error())
+			imported.LeftOut = append(imported.LeftOut, err.Error())
 		default:
-			done.Topics++
+			imported.Topics++
 		}
 	}
-	c.cfg.Log.Warn("imported", "topics", done.Topics, "brokers", done.Brokers, "left_out", len(done.LeftOut))
-	return done, nil
+	c.cfg.Log.Warn("imported", "topics", imported.Topics, "brokers", imported.Brokers, "left_out", len(imported.LeftOut))
+	return imported, nil
 }
 
-// said returns the part of a broker that an import can restore: its existence and its
+// settingsOf returns the part of a broker that an import can restore: its existence and its
 // operator settings.
-func (c *Controller) said(id string) (of struct {
+func (c *Controller) settingsOf(id string) (settings struct {
 	known, draining, forced bool
 	calibrated              int64
 }) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	b, known := c.cat.next.Broker(id)
-	of.known, of.draining, of.forced, of.calibrated = known, b.Draining, b.Forced, b.Calibrated
-	return of
+	b, found := c.cat.next.Broker(id)
+	settings.known, settings.draining, settings.forced, settings.calibrated = found, b.Draining, b.Forced, b.Calibrated
+	return settings
 }
 
 // restore commits a topic from another log. The catalog may refuse it.

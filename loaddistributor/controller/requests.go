@@ -73,35 +73,35 @@ func (c *Controller) assignWork(now time.Time) {
 
 // assign sends the missing requests, and repeats overdue requests.
 func (q *requests) assign(s *Session, now time.Time) {
-	if s.done == q.cat.shown.Version() && len(s.requests)+len(s.unprepared) == 0 {
+	if s.idleVersion == q.cat.committed.Version() && len(s.requests)+len(s.unprepared) == 0 {
 		return
 	}
 	type work struct {
 		topic  string
 		remove bool
 	}
-	asked := map[work]bool{}
+	requested := map[work]bool{}
 	for number, r := range s.requests {
 		if now.Sub(r.sent) < q.cfg.PrepareTimeout {
-			asked[work{r.topic, r.remove}] = true
+			requested[work{r.topic, r.remove}] = true
 		} else {
 			delete(s.requests, number)
 			r.settle(s.broker)
 			r.answer(s.broker, ErrNoAnswer)
 		}
 	}
-	remove, prepare := q.cat.shown.Work(s.broker)
-	if s.done = 0; len(remove)+len(prepare) == 0 {
-		s.done = q.cat.shown.Version()
+	remove, prepare := q.cat.committed.Work(s.broker)
+	if s.idleVersion = 0; len(remove)+len(prepare) == 0 {
+		s.idleVersion = q.cat.committed.Version()
 	}
 	for _, name := range remove {
-		if !asked[work{name, true}] && !q.topics.owned(name) {
+		if !requested[work{name, true}] && !q.topics.owned(name) {
 			q.remove(s, request{topic: name, sent: now}, false)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
-		topic, known := q.cat.shown.Topic(name)
-		if !known || q.topics.owned(name) || slices.Contains(prepare, name) {
+		topic, found := q.cat.committed.Topic(name)
+		if !found || q.topics.owned(name) || slices.Contains(prepare, name) {
 			continue
 		}
 		// The broker retires and must deliver its messages; or it lost the topic to a
@@ -111,7 +111,7 @@ func (q *requests) assign(s *Session, now time.Time) {
 		}
 	}
 	for _, name := range prepare {
-		if topic, _ := q.cat.shown.Topic(name); !asked[work{name, false}] {
+		if topic, _ := q.cat.committed.Topic(name); !requested[work{name, false}] {
 			q.prepare(s, request{topic: name, sent: now}, topic.Spec)
 		}
 	}
@@ -127,9 +127,9 @@ func (b *brokers) expect(s *Session, r request) (number uint64) {
 func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	contract := ContractProto(spec)
 	r.prepares = true
-	shown, _ := q.cat.shown.Topic(r.topic)
+	shown, _ := q.cat.committed.Topic(r.topic)
 	order := &srtmv1.PrepareTopic{
-		Request: q.brokers.expect(s, r), Topic: r.topic, Channels: channelsProto(shown.Channels), ChannelsVersion: q.cat.shown.Version(),
+		Request: q.brokers.expect(s, r), Topic: r.topic, Channels: channelsProto(shown.Channels), ChannelsVersion: q.cat.committed.Version(),
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
 		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
@@ -137,10 +137,10 @@ func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	for _, g := range spec.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}
-	if is, _ := q.cat.next.Topic(r.topic); is.Created > 0 {
-		order.Identity = q.cat.identity(is)
+	if topic, _ := q.cat.next.Topic(r.topic); topic.Created > 0 {
+		order.Identity = q.cat.identity(topic)
 		order.DeletedBefore = q.cat.next.LeftOn(r.topic, s.broker)
-		order.Retiring = slices.Contains(is.Retiring, s.broker)
+		order.Retiring = slices.Contains(topic.Retiring, s.broker)
 	}
 	order.Record = q.copies.text(q.cat.next, r.topic)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
@@ -167,15 +167,15 @@ func (q *requests) remove(s *Session, r request, unused bool) {
 func (q *requests) takeOver(s *Session, r request, from string) {
 	r.owners = true
 	order := &srtmv1.TakeOver{Request: q.brokers.expect(s, r), Topic: r.topic, FromBrokerId: from}
-	if shown, known := q.cat.shown.Topic(r.topic); known {
-		order.Identity, order.Channels, order.ChannelsVersion = q.cat.identity(shown), channelsProto(shown.Channels), q.cat.shown.Version()
+	if shown, found := q.cat.committed.Topic(r.topic); found {
+		order.Identity, order.Channels, order.ChannelsVersion = q.cat.identity(shown), channelsProto(shown.Channels), q.cat.committed.Version()
 	}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: order}})
 }
 
 // result handles a broker's answer. refused is the refused request, unless an owner
-// handles the refusal. left lists the broker's channels beyond the limit.
-func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, left []string, err error) {
+// handles the refusal. emptied lists the broker's channels beyond the limit.
+func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, emptied []string, err error) {
 	if err := checkChannels("prepare_result.channels", p.Channels); err != nil {
 		return nil, nil, err
 	}
@@ -198,20 +198,20 @@ func (q *requests) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (r
 		return nil, nil, nil
 	}
 	if !r.prepares || len(p.Channels) == 0 {
-		return nil, nil, q.done(s, p.Request, r)
+		return nil, nil, q.complete(s, p.Request, r)
 	}
 	// The topic counts as prepared only when its other brokers have this broker's
 	// channels.
-	left = q.channels.takeIn(r.topic, p.Channels, func() {
+	emptied = q.channels.adoptChannels(r.topic, p.Channels, func() {
 		if s.requests[p.Request] == r { // otherwise it was given up
-			_ = q.done(s, p.Request, r)
+			_ = q.complete(s, p.Request, r)
 		}
 	})
-	return nil, left, nil
+	return nil, emptied, nil
 }
 
-// done completes a request that the broker has carried out.
-func (q *requests) done(s *Session, number uint64, r *request) (err error) {
+// complete completes a request that the broker has carried out.
+func (q *requests) complete(s *Session, number uint64, r *request) (err error) {
 	r.answer(s.broker, nil)
 	delete(s.requests, number)
 	if r.owners {
@@ -224,5 +224,5 @@ func (q *requests) done(s *Session, number uint64, r *request) (err error) {
 	case q.cat.next.Expects(r.topic, s.broker):
 		_, err = q.cat.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
-	return must("result of a connected member refused", err)
+	return mustSucceed("result of a connected member refused", err)
 }

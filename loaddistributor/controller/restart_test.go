@@ -318,9 +318,9 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		node := agenttest.New()
 		b := first.join("b1", 600, node)
 		first.mustCreate(spec("t", 400, 10))
-		asked, goOn := make(chan struct{}), make(chan struct{})
+		asked, proceed := make(chan struct{}), make(chan struct{})
 		enter := sync.OnceFunc(func() { close(asked) })
-		node.Sabotage(nil, func(string) error { enter(); <-goOn; return nil })
+		node.Sabotage(nil, func(string) error { enter(); <-proceed; return nil })
 		deleted := make(chan error, 1)
 		go func() {
 			_, err := first.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
@@ -328,7 +328,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		}()
 		Eventually(asked).Should(BeClosed())
 		copied := crash(data)
-		close(goOn)
+		close(proceed)
 		Eventually(deleted).Should(Receive())
 		first.stop()
 
@@ -384,13 +384,13 @@ var _ = Describe("What is not durable", func() {
 	})
 })
 
-// asked counts the answers about all shares, and how many of these report a change.
-type asked struct {
+// shareCounter counts the answers about all shares, and how many of these report a change.
+type shareCounter struct {
 	controller.Adaptor
 	all, full *atomic.Int32
 }
 
-func (a asked) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error) {
+func (a shareCounter) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1.ListSharesResponse, error) {
 	r, err := a.Adaptor.Shares(ctx, topic, unless)
 	if topic == "" {
 		a.all.Add(1)
@@ -402,7 +402,7 @@ func (a asked) Shares(ctx context.Context, topic string, unless uint64) (*srtmv1
 var _ = Describe("The comparison of contracts", func() {
 	It("goes through all topics only where one of both sides has changed", func() {
 		var all, full atomic.Int32
-		c := newCluster(setup{wrap: func(a controller.Adaptor) controller.Adaptor { return asked{a, &all, &full} }})
+		c := newCluster(setup{wrap: func(a controller.Adaptor) controller.Adaptor { return shareCounter{a, &all, &full} }})
 		c.join("b1", 600, agenttest.New())
 		c.mustCreate(spec("t", 200, 10))
 		<-time.After(time.Second) // virtual

@@ -19,13 +19,13 @@ import (
 // frozen is an adaptor that answers no call before the caller gives up, once the test freezes it.
 type frozen struct {
 	controller.Adaptor
-	is atomic.Bool
+	on atomic.Bool
 }
 
 func (f *frozen) wrap(a controller.Adaptor) controller.Adaptor { f.Adaptor = a; return f }
 
 func (f *frozen) wait(ctx context.Context) error {
-	if !f.is.Load() {
+	if !f.on.Load() {
 		return nil
 	}
 	<-ctx.Done()
@@ -61,7 +61,7 @@ var _ = Describe("A controller that stops while its adaptor is frozen", func() {
 		for _, name := range []string{"deleted", "updated", "idle"} {
 			c.mustCreate(spec(name, 100, 10))
 		}
-		f.is.Store(true)
+		f.on.Store(true)
 		began := make(chan struct{}, 3)
 		atWork := func(do func() error) {
 			go func() {

@@ -71,7 +71,7 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		Eventually(share).Should(BeEquivalentTo(10))
 		Eventually(func() bool { return len(c.topic("t").Status.Brokers) > 0 && c.topic("t").Status.Brokers[0].Last != nil }).Should(BeTrue())
 		node.Drop("t")
-		Eventually(has(node, "t")).Should(BeTrue())
+		Eventually(hasTopic(node, "t")).Should(BeTrue())
 		Eventually(share).Should(BeEquivalentTo(10))
 	})
 

@@ -22,19 +22,19 @@ type liveTopic struct {
 	watchers  map[*watcher]struct{} // of its publishers
 	condition *condition.Topic      // of an active topic
 	retry     time.Time             // no automatic move before
-	stays     error                 // why the topic could not leave a broker
-	turns     *string               // with scarce tokens: the turn last sent to the adaptor
+	moveErr   error                 // why the topic could not leave a broker
+	sentTurn  *string               // with scarce tokens: the turn last sent to the adaptor
 	reserved  string                // which shares are reserved for brokers that are gone
 	unsynced  bool                  // the adaptor may have the shares of an aborted move
 	reminders []reminder            // publishers that brokers must disconnect
 	record    entrusted             // the copy that brokers keep of the topic
 	waiting   string                // why the topic is not rebuilt yet
-	learns    bool                  // the topic is open
+	learning  bool                  // the topic is open
 	learned   *learned.Topic        // of an open or profiled topic
 	learnedOf uint64                // Created of the topic that learned belongs to
 	profile   *profile              // nil: not being profiled
-	moves     moves                 // recent moves of the topic's publishers
-	taking    map[string]taking     // of a replicated topic, by the broker that is gone
+	moves     moveHistory           // recent moves of the topic's publishers
+	takeOvers map[string]takeOver   // of a replicated topic, by the broker that is gone
 }
 
 // entry returns the entry of a topic for changes, and creates the entry if it is missing.
@@ -56,9 +56,9 @@ func (t *topics) peek(name string) liveTopic {
 // owned reports whether an owner is changing the topic.
 func (t *topics) owned(name string) bool { return t.peek(name).owner != nil }
 
-// wants reports whether a topic needs a tick.
-func (l *liveTopic) wants() bool {
-	return l.learns || l.learned != nil || l.profile != nil || len(l.reminders) > 0 || !l.retry.IsZero() ||
+// needsTick reports whether a topic needs a tick.
+func (l *liveTopic) needsTick() bool {
+	return l.learning || l.learned != nil || l.profile != nil || len(l.reminders) > 0 || !l.retry.IsZero() ||
 		l.condition != nil && (l.condition.IsMissed() || l.condition.Stranded > 0)
 }
 

@@ -66,8 +66,8 @@ type tuning struct {
 	fleet   *fleet
 }
 
-// look runs the tuner over the topics and carries out its effects.
-func (t *tuning) look(now time.Time) {
+// run runs the tuner over the topics and carries out its effects.
+func (t *tuning) run(now time.Time) {
 	t.mu.Lock()
 	names := t.tuner.Followed()
 	for _, name := range t.topics.busy {
@@ -78,18 +78,18 @@ func (t *tuning) look(now time.Time) {
 	slices.Sort(names)
 	proposals, effects := t.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for _, name := range slices.Compact(names) {
-			if topic, _ := t.cat.shown.Topic(name); topic.Open() && !yield(t.view(topic)) {
+			if topic, _ := t.cat.committed.Topic(name); topic.Open() && !yield(t.view(topic)) {
 				return
 			}
 		}
-	}, func(name string) bool { active, _ := t.cat.shown.Active(name); return !active })
-	t.do(effects)
+	}, func(name string) bool { active, _ := t.cat.committed.Active(name); return !active })
+	t.perform(effects)
 	t.mu.Unlock()
 	for _, p := range proposals {
 		p.Compute(clock.Mono())
 		t.mu.Lock()
-		if topic, ok := t.cat.shown.Topic(p.Topic); ok && topic.Open() {
-			t.do(t.tuner.Act(p, t.view(topic), now))
+		if topic, ok := t.cat.committed.Topic(p.Topic); ok && topic.Open() {
+			t.perform(t.tuner.Act(p, t.view(topic), now))
 		}
 		t.mu.Unlock()
 	}
@@ -104,8 +104,8 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
 		Changing: l.owner != nil, Over: l.condition.IsOver(), Missed: l.condition.IsMissed(),
 		Reports: func(broker string) (all []tuner.Report) {
-			if is := t.brokers.reported(broker).Topic(name); is != nil {
-				for _, r := range is.Within(time.Time{}) {
+			if reported := t.brokers.reported(broker).Topic(name); reported != nil {
+				for _, r := range reported.Within(time.Time{}) {
 					all = append(all, tuner.Report{
 						At: r.At, Interval: r.Stats.Interval.AsDuration(), Latencies: latencies{r.Stats},
 						Offered: r.Stats.Offered, Delivered: r.Stats.Delivered, Exceeded: r.Stats.Exceeded, Subscribers: r.Stats.Subscribers,
@@ -120,7 +120,7 @@ func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 			}
 			return nil
 		},
-		Free:    func() []placement.Broker { return t.cat.shown.SnapshotFor(name) },
+		Free:    func() []placement.Broker { return t.cat.committed.SnapshotFor(name) },
 		Brokers: t.cat.next.Snapshot,
 		Absorbed: func(broker string) (a tuner.Absorption) {
 			// An absorption measured for another latency does not apply.
@@ -146,35 +146,35 @@ func latencyOf(h *srtmv1.Histogram) tuner.Histogram {
 }
 
 // latencies has the latencies of a report.
-type latencies struct{ of *srtmv1.TopicStats }
+type latencies struct{ stats *srtmv1.TopicStats }
 
-func (l latencies) Processing() tuner.Histogram { return latencyOf(l.of.Processing) }
-func (l latencies) Access() tuner.Histogram     { return latencyOf(l.of.Access) }
-func (l latencies) Delivery() tuner.Histogram   { return latencyOf(l.of.Delivery) }
+func (l latencies) Processing() tuner.Histogram { return latencyOf(l.stats.Processing) }
+func (l latencies) Access() tuner.Histogram     { return latencyOf(l.stats.Access) }
+func (l latencies) Delivery() tuner.Histogram   { return latencyOf(l.stats.Delivery) }
 
-// do carries out the tuner's effects. Requires: the lock held.
-func (t *tuning) do(effects []tuner.Effect) {
+// perform carries out the tuner's effects. Requires: the lock held.
+func (t *tuning) perform(effects []tuner.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
 		case tuner.Capture:
 			t.capture(e)
 		case tuner.Relocate:
-			t.fitted(e)
+			t.relocate(e)
 		case tuner.Found:
-			t.found(e)
+			t.applyFinding(e)
 		case tuner.LookShare:
 			t.life.work.Go(func() {
 				shares, err := t.adaptor.shares(context.Background(), e.Topic, t.cfg.PrepareTimeout)
-				held := service.ShareOf(shares[e.Broker].GetAcknowledged()) // none for a broker that is not a member
+				share := service.ShareOf(shares[e.Broker].GetAcknowledged()) // none for a broker that is not a member
 				t.mu.Lock()
 				defer t.mu.Unlock()
-				t.do(t.tuner.Shared(e.Topic, e.Broker, held, err))
+				t.perform(t.tuner.Shared(e.Topic, e.Broker, share, err))
 			})
 		case tuner.Learned:
 			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
-			if known, there := t.cat.next.Broker(e.Broker); there && known.Absorbed != learned {
+			if broker, found := t.cat.next.Broker(e.Broker); found && broker.Absorbed != learned {
 				_, err := t.cat.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
-				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it again
+				_ = mustSucceed("remember what "+e.Broker+" absorbs", err) // the next fit learns it again
 			}
 		case tuner.Ended:
 			t.metrics.ended.WithLabelValues(e.Outcome).Observe(e.Duration.Seconds())
@@ -193,26 +193,26 @@ func (t *tuning) do(effects []tuner.Effect) {
 	}
 }
 
-// fitted moves a topic to the placement that its fit tries. Requires: the lock held.
-func (t *tuning) fitted(e tuner.Relocate) {
-	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + t.tuner.Status(e.Topic, time.Now()).Step}
-	op := moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+// relocate moves a topic to the placement that its fit tries. Requires: the lock held.
+func (t *tuning) relocate(e tuner.Relocate) {
+	cause := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, text: "fitting: " + t.tuner.Status(e.Topic, time.Now()).Step}
+	op := moving(e.Topic, cause, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		return p.topic.Spec, e.Plan, nil
 	})
 	op.end = func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if moved, ok := t.cat.shown.Topic(e.Topic); ok {
+		if moved, ok := t.cat.committed.Topic(e.Topic); ok {
 			anew := errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))
-			t.do(t.tuner.Moved(t.view(moved), err, anew, time.Now()))
+			t.perform(t.tuner.Moved(t.view(moved), err, anew, time.Now()))
 		}
 	}
-	t.owners.want(op)
+	t.owners.enqueue(op)
 }
 
-// found handles a finding of the tuner: it moves publishers away from an overloaded
+// applyFinding handles a finding of the tuner: it moves publishers away from an overloaded
 // broker. Requires: the lock held.
-func (t *tuning) found(e tuner.Found) {
+func (t *tuning) applyFinding(e tuner.Found) {
 	log := t.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
 	if e.Finding == tuner.BucketLimited {
 		t.metrics.bucketLimited.Inc()
@@ -224,8 +224,8 @@ func (t *tuning) found(e tuner.Found) {
 	if t.cfg.Rebalance == RebalanceDryRun || t.topics.owned(e.Topic) {
 		return
 	}
-	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_REBALANCE, why: "overload, " + e.Reason}
-	t.owners.want(moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+	cause := cause{reason: srtmv1.MoveReason_MOVE_REASON_REBALANCE, text: "overload, " + e.Reason}
+	t.owners.enqueue(moving(e.Topic, cause, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		now := p.topic
 		if now.Placement.Epoch() != e.Epoch {
 			return nil, placement.Plan{}, reconcile.ErrSettled // the topic has moved since the tuner looked
@@ -249,9 +249,9 @@ func (t *tuning) traceFit(e tuner.Ended, trials []tuner.Trial, now time.Time) {
 // A broker has one record of a topic's arrivals. A fit, the learning of an open topic,
 // and a profile share the record.
 
-// fitted is a record that the tuner has requested from a broker.
-type fitted struct {
-	begun bool // the previous record has ended
+// recording is a record that the tuner has requested from a broker.
+type recording struct {
+	started bool // the previous record has ended
 	// Publishers named by the broker in the record, their owners, and the forwarding
 	// brokers.
 	publishers, owners, forwarders []string
@@ -279,14 +279,14 @@ func (s *Session) capture(topic string, lasts time.Duration) {
 // record requests a record for learning. If a fit is recording already, both share the
 // record: learning that begins again starts with the names that the broker has sent. If
 // record returns true, the caller extends the present record.
-func (t *learning) record(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) (extend bool) {
-	f := s.fitted[topic]
+func (t *learning) record(s *Session, live *learned.Topic, topic string, o learned.Order, now time.Time) (extend bool) {
+	f := s.recordings[topic]
 	switch {
 	case f == nil && o.Anew:
 		s.capture(topic, 0)
 	case f != nil && o.Anew:
-		if f.begun {
-			countPiece(t.cfg.Log, s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, f.forwarders, 0, now)
+		if f.started {
+			countPiece(t.cfg.Log, s, live, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, f.forwarders, 0, now)
 		}
 		return false
 	case f != nil && o.Lasts == 0:
@@ -299,8 +299,8 @@ func (t *learning) record(s *Session, of *learned.Topic, topic string, o learned
 }
 
 // countPiece passes a piece of a record to learning.
-func countPiece(log *slog.Logger, s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) {
-	if err := of.Count(s.broker, piece, owners, forwarders, others, now); err != nil {
+func countPiece(log *slog.Logger, s *Session, live *learned.Topic, topic string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) {
+	if err := live.Count(s.broker, piece, owners, forwarders, others, now); err != nil {
 		log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}
 }
@@ -310,12 +310,12 @@ func countPiece(log *slog.Logger, s *Session, of *learned.Topic, topic string, p
 func (t *tuning) capture(e tuner.Capture) {
 	s := e.Session.(*Session)
 	if e.Lasts == 0 {
-		delete(s.fitted, e.Topic)
-		if of := t.topics.peek(e.Topic).learned; of != nil && t.brokers.sessions[s.broker] == s {
-			of.Ended(s.broker)
+		delete(s.recordings, e.Topic)
+		if live := t.topics.peek(e.Topic).learned; live != nil && t.brokers.sessions[s.broker] == s {
+			live.Ended(s.broker)
 		}
-	} else if s.fitted[e.Topic] == nil {
-		s.fitted[e.Topic] = new(fitted)
+	} else if s.recordings[e.Topic] == nil {
+		s.recordings[e.Topic] = new(recording)
 		s.capture(e.Topic, 0)
 	}
 	s.capture(e.Topic, e.Lasts)
@@ -327,18 +327,18 @@ func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 	piece := tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
 	}
-	f := s.fitted[a.Topic]
+	f := s.recordings[a.Topic]
 	if f != nil && a.First {
-		*f = fitted{begun: true}
+		*f = recording{started: true}
 	}
-	if f != nil && f.begun {
+	if f != nil && f.started {
 		f.publishers, f.owners = append(f.publishers, a.Publishers...), append(f.owners, a.Owners...)
 		f.forwarders = append(f.forwarders, a.Forwarders...)
 	}
-	if of := t.topics.peek(a.Topic).learned; of != nil {
-		countPiece(t.cfg.Log, s, of, a.Topic, piece, a.Owners, a.Forwarders, a.Others, now)
+	if live := t.topics.peek(a.Topic).learned; live != nil {
+		countPiece(t.cfg.Log, s, live, a.Topic, piece, a.Owners, a.Forwarders, a.Others, now)
 	}
-	if f == nil || f.begun {
-		t.do(t.tuner.Measure(s, s.broker, a.Topic, piece, now))
+	if f == nil || f.started {
+		t.perform(t.tuner.Measure(s, s.broker, a.Topic, piece, now))
 	}
 }

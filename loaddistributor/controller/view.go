@@ -46,7 +46,7 @@ func (r *View) Topic(name string) (catalog.Topic, error) {
 	if err := r.knowledge.ready(); err != nil {
 		return catalog.Topic{}, err
 	}
-	topic, ok := r.cat.shown.Topic(name)
+	topic, ok := r.cat.committed.Topic(name)
 	if !ok {
 		return catalog.Topic{}, r.knowledge.deny(r.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
@@ -61,7 +61,7 @@ func (r *View) missing(topic string, err error) error {
 	if !errors.Is(err, catalog.ErrTopicUnknown) {
 		return err
 	}
-	if elsewhere := r.knowledge.elsewhere(); elsewhere != nil && r.cat.shown.Len() == 0 {
+	if elsewhere := r.knowledge.elsewhere(); elsewhere != nil && r.cat.committed.Len() == 0 {
 		return elsewhere // only the leader knows whether there are no topics
 	}
 	if r.knowledge.empty && !r.brokers.fresh() && (r.knowledge.settled.IsZero() || time.Now().Before(r.knowledge.settled)) {
@@ -79,7 +79,7 @@ func (r *View) missing(topic string, err error) error {
 func (r *View) Topics(after string, limit int) []catalog.Topic {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	topics := r.cat.shown.Topics(after, limit)
+	topics := r.cat.committed.Topics(after, limit)
 	for i, topic := range topics {
 		topics[i] = r.topics.peek(topic.Spec.Name()).condition.ApplyTo(topic)
 	}
@@ -99,18 +99,18 @@ func (b *brokers) fresh() bool {
 }
 
 // CountTopics returns the number of topics, and the number of topics of a tenant.
-func (r *View) CountTopics(tenant string) (all, of int) {
+func (r *View) CountTopics(tenant string) (total, ofTenant int) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.cat.shown.Len(), r.cat.shown.TenantTopics(tenant)
+	return r.cat.committed.Len(), r.cat.committed.TenantTopics(tenant)
 }
 
-// Knows reports whether the catalog has a topic, in any state.
-func (r *View) Knows(topic string) bool {
+// Exists reports whether the catalog has a topic, in any state.
+func (r *View) Exists(topic string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	_, known := r.cat.shown.Topic(topic)
-	return known
+	_, found := r.cat.committed.Topic(topic)
+	return found
 }
 
 // eachTopic calls f with every topic, by name, as shown to readers, and with the lock held for
@@ -118,7 +118,7 @@ func (r *View) Knows(topic string) bool {
 // meanwhile. Requires: the lock is not held.
 func eachTopic(mu *sync.RWMutex, cat *pipeline, topics *topics, f func(catalog.Topic)) {
 	cat.inTurns(mu.RLocker(), func(name string) (work int) {
-		topic, _ := cat.shown.Topic(name)
+		topic, _ := cat.committed.Topic(name)
 		f(topics.peek(name).condition.ApplyTo(topic))
 		return quietPerBusy
 	})
@@ -128,7 +128,7 @@ func eachTopic(mu *sync.RWMutex, cat *pipeline, topics *topics, f func(catalog.T
 func (r *View) Brokers() []catalog.Broker {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.cat.shown.Brokers()
+	return r.cat.committed.Brokers()
 }
 
 // Offered returns the offered rate in a broker's latest report, msg/s.
@@ -141,43 +141,43 @@ func (r *View) Offered(broker string) float64 {
 // Status returns the measurements of the topic, and the shares in force.
 func (r *View) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
 	name := topic.Spec.Name()
-	held, err := r.adaptor.shares(ctx, name, sharesTimeout)
+	shares, err := r.adaptor.shares(ctx, name, sharesTimeout)
 	if err != nil {
 		r.cfg.Log.Debug("status without shares", obs.KeyTopic, name, obs.KeyError, err)
 	}
 
 	now := time.Now()
-	from := now.Add(-r.cfg.Window)
+	start := now.Add(-r.cfg.Window)
 	status := &srtmv1.TopicStatus{Window: durationpb.New(r.cfg.Window)}
 	var pooled reports.Sum
 	r.mu.RLock()
-	if own := r.topics.peek(name).owner; own != nil {
-		status.Moving = own.waiting
+	if owner := r.topics.peek(name).owner; owner != nil {
+		status.Moving = owner.waiting
 	}
-	moves := r.topics.peek(name).moves
-	status.Moves, _ = moves.page(0, shownMoves)
+	history := r.topics.peek(name).moves
+	status.Moves, _ = history.page(0, shownMoves)
 	if f := r.tuner.Status(name, now); f.Step != "" {
 		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}
-	said := make([][]reports.Report, len(topic.Plan.Quotas)) // reports are immutable
+	reported := make([][]reports.Report, len(topic.Plan.Quotas)) // reports are immutable
 	for i, q := range topic.Plan.Quotas {
 		if t := r.brokers.reported(q.Broker).Topic(name); t != nil {
-			said[i] = slices.Clone(t.Within(from))
+			reported[i] = slices.Clone(t.Within(start))
 		}
 	}
 	r.mu.RUnlock()
 	var counts []tuner.Count
 	for i, q := range topic.Plan.Quotas {
 		b := &srtmv1.BrokerTopicStatus{BrokerId: q.Broker}
-		if m := held[q.Broker]; m.GetAcknowledgedEpoch() > 0 {
+		if m := shares[q.Broker]; m.GetAcknowledgedEpoch() > 0 {
 			b.Share, b.Epoch = m.Acknowledged, m.AcknowledgedEpoch
 		}
-		if n := len(said[i]); n > 0 {
+		if n := len(reported[i]); n > 0 {
 			var sum reports.Sum
-			for _, one := range said[i] {
-				sum.AddInterval(one.Stats)
+			for _, report := range reported[i] {
+				sum.AddInterval(report.Stats)
 			}
-			b.Last = said[i][n-1].Stats
+			b.Last = reported[i][n-1].Stats
 			b.Window, b.P99AccessFraction = sum.Stats()
 			pooled.AddBroker(b.Window)
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
@@ -226,7 +226,7 @@ type TopicState struct {
 func (r *View) State() State {
 	s := State{Brokers: r.Nodes(), Topics: []TopicState{}}
 	r.mu.RLock()
-	s.Version = r.cat.shown.Version()
+	s.Version = r.cat.committed.Version()
 	r.mu.RUnlock()
 	eachTopic(r.mu, r.cat, r.topics, func(topic catalog.Topic) {
 		shown := TopicState{
@@ -274,7 +274,7 @@ func (r *View) Connected() []Node {
 // brokers with a session at the leader.
 func (p *pipeline) connected() []string {
 	var ids []string
-	for _, b := range p.shown.Brokers() {
+	for _, b := range p.committed.Brokers() {
 		if b.Connected {
 			ids = append(ids, b.ID)
 		}
@@ -287,13 +287,13 @@ func (p *pipeline) connected() []string {
 // about placed topics: the copy may be a leftover, or be about to be removed.
 func (r *View) listed(id string) map[string]bool {
 	set := map[string]bool{}
-	for _, name := range r.cat.shown.Placed(id) {
-		if topic, _ := r.cat.shown.Topic(name); topic.Open() {
+	for _, name := range r.cat.committed.Placed(id) {
+		if topic, _ := r.cat.committed.Topic(name); topic.Open() {
 			set[name] = true
 		}
 	}
 	for name := range r.brokers.reported(id).Topics() {
-		if _, managed := r.cat.shown.Topic(name); !managed {
+		if _, managed := r.cat.committed.Topic(name); !managed {
 			set[name] = true
 		}
 	}
@@ -301,7 +301,7 @@ func (r *View) listed(id string) map[string]bool {
 }
 
 func (r *View) node(id string) Node {
-	b, _ := r.cat.shown.Broker(id)
+	b, _ := r.cat.committed.Broker(id)
 	node := Node{Broker: b}
 	if s := r.brokers.sessions[id]; s != nil {
 		node.Remote = s.remote
@@ -329,7 +329,7 @@ func (r *View) Producers(topic string) (nodes []Node, channels []string, found b
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	placed, managed := r.cat.shown.Topic(topic)
+	placed, managed := r.cat.committed.Topic(topic)
 	if managed {
 		if !placed.Open() {
 			return nil, nil, false
@@ -347,7 +347,7 @@ func (r *View) Producers(topic string) (nodes []Node, channels []string, found b
 				}
 			}
 		}
-		if managed && r.cat.shown.Shows(topic, id) || !managed && reported.Has(topic) {
+		if managed && r.cat.committed.IsListed(topic, id) || !managed && reported.Has(topic) {
 			nodes = append(nodes, r.node(id))
 		}
 	}
@@ -359,7 +359,7 @@ func (r *View) Producers(topic string) (nodes []Node, channels []string, found b
 func (r *View) BrokerTopics(id string) []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.cat.shown.Placed(id)
+	return r.cat.committed.Placed(id)
 }
 
 // piece is the maximum number of assignments in a Change.
@@ -411,7 +411,7 @@ func (r *View) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	if err := r.knowledge.ready(); err != nil {
 		return catalog.Assignment{}, err
 	}
-	a, err := r.cat.shown.Resolve(topic, publisher)
+	a, err := r.cat.committed.Resolve(topic, publisher)
 	return a, r.knowledge.deny(r.missing(topic, err))
 }
 
@@ -441,10 +441,10 @@ func (r *View) Watch(ctx context.Context, topic string, publishers []string, sen
 		r.mu.Unlock()
 		return err
 	}
-	first, known := r.cat.shown.Topic(topic)
+	first, found := r.cat.committed.Topic(topic)
 	var err error
 	switch {
-	case !known:
+	case !found:
 		err = r.knowledge.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
@@ -474,13 +474,13 @@ func (r *View) Watch(ctx context.Context, topic string, publishers []string, sen
 		}
 	}()
 
-	var told *catalog.Placement
+	var sent *catalog.Placement
 	for now := first; ; {
-		if now.Placement != told {
-			if err := difference(told, now.Placement, publishers, send); err != nil {
+		if now.Placement != sent {
+			if err := difference(sent, now.Placement, publishers, send); err != nil {
 				return err
 			}
-			told = now.Placement
+			sent = now.Placement
 		}
 		select {
 		case <-w.wake:
@@ -490,9 +490,9 @@ func (r *View) Watch(ctx context.Context, topic string, publishers []string, sen
 			return context.Cause(ctx)
 		}
 		r.mu.RLock()
-		now, known = r.cat.shown.Topic(topic)
+		now, found = r.cat.committed.Topic(topic)
 		r.mu.RUnlock()
-		if !known || now.State == catalog.Deleting || now.Ordered != first.Ordered {
+		if !found || now.State == catalog.Deleting || now.Ordered != first.Ordered {
 			return fmt.Errorf("topic %s was deleted: %w", topic, catalog.ErrTopicUnknown)
 		}
 	}

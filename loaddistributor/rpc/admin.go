@@ -238,7 +238,7 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	topics := s.view.Topics(after, size+1)
 	response := &srtmv1.ListTopicsResponse{}
 	for i, bytes := 0, 0; i < min(size, len(topics)) && bytes < fullPage; i++ {
-		topic := unconfirmed(topicProto(topics[i]), s.view.Kept(topics[i]), keptRaising(topics[i]))
+		topic := unconfirmed(topicProto(topics[i]), s.view.CatalogLowering(topics[i]), keptRaising(topics[i]))
 		response.Topics = append(response.Topics, topic)
 		bytes += proto.Size(topic)
 	}

@@ -215,7 +215,7 @@ func (s *Server) checkRoom(topic string, creation *creating) error {
 	defer c.mu.Unlock()
 	total, ofTenant := s.controller.View().CountTopics(creation.tenant)
 	for name, other := range c.mu.running {
-		if !other.placed || s.controller.View().Knows(name) {
+		if !other.placed || s.controller.View().Exists(name) {
 			continue
 		}
 		if total++; other.tenant == creation.tenant {
