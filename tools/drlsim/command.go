@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/help"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -40,41 +39,14 @@ const (
 
 // command returns a new command tree, because cobra keeps state in the tree.
 func command() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "drlsim",
-		Short: "What a rate limit costs in access delay, on paper",
-		Long: `drlsim says what a contract (rate, burst) costs in access delay, the wait for a
+	return help.Root("drlsim", "What a rate limit costs in access delay, on paper",
+		`drlsim says what a contract (rate, burst) costs in access delay, the wait for a
 token: by theory for Poisson arrivals, by replaying recorded arrivals, whole or
 split over several brokers, or by simulating brokers and publishers. It touches no
 cluster. The same input and seed give the same bytes.
 
 Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
-		Version:       obs.Version(),
-		Args:          noArguments,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
-	root.SetVersionTemplate("drlsim, {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(theoryCommand(), bucketCommand(), runCommand(), fitCommand(), convergenceCommand(), jbqCommand(), mqosCommand(), linkCommand())
-	help.Use(root)
-	return root
-}
-
-func noArguments(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	if cmd.HasSubCommands() {
-		var names []string
-		for _, c := range cmd.Commands() {
-			names = append(names, c.Name())
-		}
-		return usagef("unknown command %q: there are %s", args[0], strings.Join(names, ", "))
-	}
-	return usagef("%s takes no argument, only flags: %q", cmd.Name(), args[0])
+		theoryCommand(), bucketCommand(), runCommand(), fitCommand(), convergenceCommand(), jbqCommand(), mqosCommand(), linkCommand())
 }
 
 // answer is the output of a command: objects, one per line, or a table.
@@ -97,7 +69,6 @@ func answered[R any](table func(io.Writer, []R) error, results ...R) answer {
 func leaf(cmd *cobra.Command, run func(*cobra.Command) (answer, error), needs ...string) *cobra.Command {
 	var form string
 	cmd.Flags().StringVar(&form, "output", formJSON, "`form` of the output: json or table")
-	cmd.Args = noArguments
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := required(cmd, needs...); err != nil {
 			return usage(err)

@@ -3,11 +3,14 @@
 package help
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/service"
 )
 
@@ -97,6 +100,39 @@ Examples:
 
 {{.CommandPath}} COMMAND --help explains a command.{{end}}
 `
+
+// Root returns the command of a program whose subcommands take only flags. Root prints no
+// errors.
+func Root(name, short, long string, commands ...*cobra.Command) *cobra.Command {
+	root := &cobra.Command{
+		Use: name, Short: short, Long: long, Version: obs.Version(), SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetVersionTemplate(name + ", {{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(commands...)
+	for _, cmd := range append(commands, root) {
+		cmd.Args = noArguments
+	}
+	Use(root)
+	return root
+}
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("%s takes no argument, only flags: %q", cmd.Name(), args[0])
+	if cmd.HasSubCommands() {
+		var names []string
+		for _, c := range cmd.Commands() {
+			names = append(names, c.Name())
+		}
+		err = fmt.Errorf("unknown command %q: there are %s", args[0], strings.Join(names, ", "))
+	}
+	return lifecycle.UsageError{Err: err}
+}
 
 // Use gives a command and its subcommands our form of --help.
 func Use(root *cobra.Command) {

@@ -25,35 +25,16 @@ import (
 
 // execute runs a command line.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	root := &cobra.Command{
-		Use:   "iotpub",
-		Short: "Emulate IoT publishers",
-		Long: `iotpub emulates IoT publishers against a broker or a cluster.
+	root := help.Root("iotpub", "Emulate IoT publishers",
+		`iotpub emulates IoT publishers against a broker or a cluster.
 
 Exit code: 0; 1 if an accepted message was lost or came twice, or on failure;
 2 if the command line is wrong.`,
-		Version:       obs.Version(),
-		Args:          noArguments,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
-	root.SetVersionTemplate("iotpub, {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
-	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(runCommand(), greedyCommand(), scheduleCommand())
-	help.Use(root)
+		runCommand(), greedyCommand(), scheduleCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	return root.ExecuteContext(ctx)
-}
-
-func noArguments(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return lifecycle.UsageError{Err: fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0])}
-	}
-	return nil
 }
 
 // buildLoad reports an invalid flag as a usage error, and an invalid trace file as a
@@ -87,7 +68,6 @@ each accepted message came exactly once.`,
 		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
   iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 \
     --topic sensors --subscribe`,
-		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return lifecycle.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
@@ -178,7 +158,6 @@ func scheduleCommand() *cobra.Command {
 		Long: `schedule prints the intended send time of every message, in seconds from the
 start, with the correlation key of its publisher where it has one: the arrivals
 that drlsim bucket reads. Nothing is sent.`,
-		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if duration <= 0 {
 				return lifecycle.UsageError{Err: fmt.Errorf("duration: %v, want more than 0", duration)}

@@ -47,10 +47,10 @@ func TestUsage(t *testing.T) {
 		args string
 		want string
 	}{
-		"no such command":   {"fly", `iotpub: unexpected argument "fly"`},
+		"no such command":   {"fly", `unknown command "fly": there are greedy, help, run, schedule`},
 		"no such flag":      {"run --fly", "unknown flag: --fly"},
 		"no number":         {"run --publishers many", `invalid argument "many"`},
-		"an argument":       {"run here", `iotpub run: unexpected argument "here"`},
+		"an argument":       {"run here", `run takes no argument, only flags: "here"`},
 		"no address":        {"run", "want either the address of a broker or that of a loaddistributor"},
 		"a fault of a load": {"run --nsqd-tcp-address 127.0.0.1:1 --rate 0 --batch 0", "rate: 0 msg/s, want above 0 and up to 1000000\nbatch: 0 messages, want 1 .. 10000"},
 		"no such form":      {"run --nsqd-tcp-address 127.0.0.1:1 --output xml", `output "xml": want text or json`},

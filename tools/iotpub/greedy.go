@@ -63,7 +63,6 @@ that compares with the weight's part of all. A broker grants at most nsqd --max-
 		Example: `  iotpub greedy --nsqd-tcp-address 127.0.0.1:4150 --publishers 50 --weight 1,2,4,8,10
   iotpub greedy --loaddistributor-address 127.0.0.1:4170 --topic sensors --id-prefix pool \
     --publishers 10 --weight 1`,
-		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.validate(output); err != nil {
 				return lifecycle.UsageError{Err: err}
