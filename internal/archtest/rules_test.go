@@ -412,7 +412,7 @@ func TestStructureOfThisModule(t *testing.T) {
 var instruments = []string{"bench/...", "tools/drlsim", "tools/iotpub/...", "tools/load", "tools/sim/..."}
 
 // maxInstruments is the present number of lines, rounded up, and may only fall. The target is 14,000.
-const maxInstruments = 20460
+const maxInstruments = 20380
 
 func TestInstrumentsStaySmall(t *testing.T) {
 	m := module(t)
