@@ -30,11 +30,14 @@ var (
 // gain is the gain α in all figures but one. The paper states none.
 const gain = 0.5
 
+// capacity is the capacity of a link in all figures but one, in bit/s.
+const capacity = 300e6
+
 // transport is the paper's basic setting. A run lasts for about 300,000 packets in each
 // direction, and at least 100 round trips.
 func transport(of rules, change func(*link.Config)) link.Config {
 	c := link.Config{
-		Capacity: 300e6, RTT: 60 * time.Millisecond, Flows: 50, ToS: []int{1, 2, 4, 8, 10},
+		Capacity: capacity, RTT: 60 * time.Millisecond, Flows: 50, ToS: []int{1, 2, 4, 8, 10},
 		Control: of.control, Bypass: of.bypass, Buffer: 1, Alpha: gain,
 	}
 	change(&c)
@@ -89,7 +92,7 @@ type transported struct {
 	results                          []link.Result
 }
 
-// transports simulates configurations, each with w.runs seeds, at most 5.
+// transports simulates configurations, each with several seeds.
 func (w *harness) transports(configs ...link.Config) ([]transported, error) {
 	results, err := seeded(w, len(configs), func(i, seed int) (r link.Result, err error) {
 		c := configs[i]
@@ -104,22 +107,40 @@ func (w *harness) transports(configs ...link.Config) ([]transported, error) {
 	}
 	got := make([]transported, len(configs))
 	for i, c := range configs {
-		of := results[i]
-		over := func(value func(link.Result) float64) spread { return over(of, value) }
+		all := results[i]
 		t := transported{
-			unfairness:  over(func(r link.Result) float64 { return unfairness(ratios(c, r, false)) }),
-			utilization: over(func(r link.Result) float64 { return r.Utilization }),
-			queueMean:   over(func(r link.Result) float64 { return r.QueueMean }),
-			queueMax:    over(func(r link.Result) float64 { return r.QueueMax }),
-			drops:       over(func(r link.Result) float64 { return float64(r.Drops) }),
-			first:       of[0], results: of,
+			unfairness:  over(all, func(r link.Result) float64 { return unfairness(ratios(c, r, false)) }),
+			utilization: over(all, func(r link.Result) float64 { return r.Utilization }),
+			queueMean:   over(all, func(r link.Result) float64 { return r.QueueMean }),
+			queueMax:    over(all, func(r link.Result) float64 { return r.QueueMax }),
+			drops:       over(all, func(r link.Result) float64 { return float64(r.Drops) }),
+			first:       all[0], results: all,
 		}
 		for tos := range c.ToS {
-			t.ratios = append(t.ratios, over(func(r link.Result) float64 { return ratios(c, r, false)[tos] }))
+			t.ratios = append(t.ratios, over(all, func(r link.Result) float64 { return ratios(c, r, false)[tos] }))
 		}
 		got[i] = t
 	}
 	return got, nil
+}
+
+// grid simulates all rules at every x. It returns the results by the name of the rules and by x.
+func (w *harness) grid(all []rules, xs []float64, change func(c *link.Config, x float64)) (map[string][]transported, error) {
+	var configs []link.Config
+	for _, rules := range all {
+		for _, x := range xs {
+			configs = append(configs, transport(rules, func(c *link.Config) { change(c, x) }))
+		}
+	}
+	got, err := w.transports(configs...)
+	if err != nil {
+		return nil, err
+	}
+	by := make(map[string][]transported)
+	for k, rules := range all {
+		by[rules.name] = got[k*len(xs) : (k+1)*len(xs)]
+	}
+	return by, nil
 }
 
 // sweep describes a figure with the parts a to c: the throughput of flows by rules and x.
@@ -168,16 +189,10 @@ func (s sweep) make(w *harness) error {
 // sweep simulates all rules at each x, and draws ratios, utilization and queues. It adds
 // the rows of every sweep, and returns the results by the name of the rules and x.
 func (w *harness) sweep(of sweep) (by map[string][]transported, err error) {
-	var configs []link.Config
-	for _, rules := range allRules {
-		for _, x := range of.xs {
-			configs = append(configs, transport(rules, func(c *link.Config) {
-				of.change(c, x)
-				c.Sample = c.RTT
-			}))
-		}
-	}
-	got, err := w.transports(configs...)
+	by, err = w.grid(allRules, of.xs, func(c *link.Config, x float64) {
+		of.change(c, x)
+		c.Sample = c.RTT
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -189,9 +204,7 @@ func (w *harness) sweep(of sweep) (by map[string][]transported, err error) {
 	a.header = strings.Split("x,rules,tos1,tos1_sd,tos2,tos2_sd,tos4,tos4_sd,tos8,tos8_sd,tos10,tos10_sd", ",")
 	b.header = strings.Split("x,rules,utilization_percent,utilization_percent_sd", ",")
 	q.header = strings.Split("x,rules,queue_mean_percent,queue_mean_percent_sd,queue_max_percent,queue_max_percent_sd,drops,drops_sd", ",")
-	by = make(map[string][]transported)
-	for k, rules := range allRules {
-		by[rules.name] = got[k*len(of.xs) : (k+1)*len(of.xs)]
+	for _, rules := range allRules {
 		for i, t := range by[rules.name] {
 			x := of.xs[i]
 			if rules != pacedRules {
@@ -305,13 +318,7 @@ type parameter struct {
 // parameter makes a panel and rows of a parameter.
 func (w *harness) parameter(of parameter) error {
 	all := []rules{paperRules, bypassRules, pacedRules}
-	var configs []link.Config
-	for _, rules := range all {
-		for _, x := range of.xs {
-			configs = append(configs, transport(rules, func(c *link.Config) { of.change(c, x) }))
-		}
-	}
-	got, err := w.transports(configs...)
+	by, err := w.grid(all, of.xs, of.change)
 	if err != nil {
 		return err
 	}
@@ -319,10 +326,10 @@ func (w *harness) parameter(of parameter) error {
 		id: "iefxcp3" + of.id, title: "IEFXCP: " + of.title + ", 300 Mb/s", xLabel: of.label, yLabel: "%",
 		header: strings.Split(of.id+",rules,utilization_percent,utilization_percent_sd,queue_mean_percent,queue_mean_percent_sd,queue_max_percent,queue_max_percent_sd", ","),
 	}
-	for k, rules := range all {
+	for _, rules := range all {
 		var texts []string
 		for i, x := range of.xs {
-			t := got[k*len(of.xs)+i]
+			t := by[rules.name][i]
 			utilization, queue := t.utilization.times(100), t.queueMean.times(100)
 			p.spread(rules.name+", utilization", x, utilization)
 			p.spread(rules.name+", mean queue", x, queue)
@@ -340,23 +347,20 @@ func (w *harness) parameter(of parameter) error {
 
 // iefxcpSudden makes figure 6.
 func iefxcpSudden(w *harness) error {
-	var configs []link.Config
-	for _, rules := range allRules {
-		configs = append(configs, transport(rules, func(c *link.Config) {
-			c.Duration, c.Sample, c.Join, c.From, c.To = time.Minute, 500*time.Millisecond, 50, 20*time.Second, 40*time.Second
-		}))
-	}
-	got, err := w.transports(configs...)
+	by, err := w.grid(allRules, []float64{50}, func(c *link.Config, x float64) {
+		c.Duration, c.Sample, c.Join, c.From, c.To = time.Minute, 500*time.Millisecond, int(x), 20*time.Second, 40*time.Second
+	})
 	if err != nil {
 		return err
 	}
 	u := panel{id: "iefxcp6b", title: "IEFXCP 6(b): utilization", xLabel: "s", yLabel: "%", header: []string{"s", "rules", "utilization", "queue", "tos1_bps", "tos2_bps", "tos4_bps", "tos8_bps", "tos10_bps"}}
 	q := panel{id: "iefxcp6c", title: "IEFXCP 6(c): longest queue of each half second", xLabel: "s", yLabel: "% of the buffer", header: []string{"s", "rules", "queue"}}
 	changes := make(map[rules]suddenly)
-	for k, rules := range allRules {
+	for _, rules := range allRules {
+		got := by[rules.name][0]
 		a := panel{id: "iefxcp6a-" + strings.ReplaceAll(rules.name, ", ", "-"), title: "IEFXCP 6(a): throughput, " + rules.name, xLabel: "s", yLabel: "Mb/s", header: []string{"s", "tos", "mbps"}}
 		a.id = strings.ToLower(strings.ReplaceAll(a.id, " ", "-"))
-		for _, s := range got[k].first.Series {
+		for _, s := range got.first.Series {
 			at := s.At.Seconds()
 			u.point(rules.name, at, 100*s.Utilization)
 			q.point(rules.name, at, 100*s.Queue)
@@ -368,7 +372,7 @@ func iefxcpSudden(w *harness) error {
 			}
 		}
 		w.plot(a)
-		changes[rules] = suddenlyOf(got[k].results)
+		changes[rules] = suddenlyOf(got.results)
 	}
 	w.plot(u, q)
 	of := func(value func(suddenly) spread) string {
@@ -428,21 +432,16 @@ func suddenlyOf(results []link.Result) suddenly {
 // lowest rate on the path remains, and no router overwrites an overload.
 func iefxcpRouters(w *harness) error {
 	const cross, routers = 25, 3
-	all := []rules{paperRules, bypassRules, pacedRules, levelRules}
-	var configs []link.Config
-	for _, rules := range all {
-		configs = append(configs, transport(rules, func(c *link.Config) {
-			c.Routers, c.Cross, c.Duration = routers, cross, 20*time.Second
-		}))
-	}
-	got, err := w.transports(configs...)
+	by, err := w.grid(allRules, []float64{routers}, func(c *link.Config, x float64) {
+		c.Routers, c.Cross, c.Duration = int(x), cross, 20*time.Second
+	})
 	if err != nil {
 		return err
 	}
 	p := panel{id: "iefxcprouters", header: strings.Split("rules,link,utilization_percent,utilization_percent_sd,queue_mean_percent,queue_mean_percent_sd,through,through_sd,crossing,crossing_sd", ",")}
 	through, crossing, used, queue := map[string]spread{}, map[string]spread{}, map[string]string{}, map[string]string{}
-	for k, rules := range all {
-		c, results := configs[k], got[k].results
+	for _, rules := range allRules {
+		results := by[rules.name][0].results
 		// mean is the mean throughput of flows over their ToS, and over max-min fairness.
 		mean := func(flows func(link.Result) []link.Flow, ideal float64) spread {
 			return over(results, func(r link.Result) (part float64) {
@@ -454,15 +453,13 @@ func iefxcpRouters(w *harness) error {
 		}
 		// The last link carries 50 flows of all and 50 of its own, of ToS 5 in the mean. The
 		// second carries 25 of its own, for which half of the link remains.
-		ideal := c.Capacity / 500
+		ideal := capacity / 500
 		through[rules.name] = mean(func(r link.Result) []link.Flow { return r.Flows }, ideal)
 		crossing[rules.name] = mean(func(r link.Result) []link.Flow { return r.Crossing[:cross] }, 2*ideal)
 		var texts, queues []string
 		for l := range routers {
-			of := func(value func(link.Link) float64) spread {
-				return over(results, func(r link.Result) float64 { return 100 * value(r.Links[l]) })
-			}
-			u, q := of(func(l link.Link) float64 { return l.Utilization }), of(func(l link.Link) float64 { return l.QueueMean })
+			u := over(results, func(r link.Result) float64 { return 100 * r.Links[l].Utilization })
+			q := over(results, func(r link.Result) float64 { return 100 * r.Links[l].QueueMean })
 			p.add(rules.name, l+1, values(u, q, through[rules.name], crossing[rules.name]))
 			texts, queues = append(texts, u.String()), append(queues, q.String())
 		}
@@ -471,31 +468,26 @@ func iefxcpRouters(w *harness) error {
 	w.plot(p)
 	note := "50 flows over three links of 300 Mb/s; 25 other flows on the second, 50 on the third"
 	w.tell(
-		row{Figure: "IEFXCP, routers", Quantity: "flows over three links: throughput over max-min fairness", Paper: "the lowest rate of the path", Simulated: listed(all, func(r rules) string { return through[r.name].String() }), Note: note},
-		row{Figure: "IEFXCP, routers", Quantity: "flows of the second link: throughput over max-min fairness", Simulated: listed(all, func(r rules) string { return crossing[r.name].String() }), Note: "(3) assumes that every flow follows γo; flows that another router limits do not"},
-		row{Figure: "IEFXCP, routers", Quantity: "utilization of the three links, %", Simulated: listed(all, func(r rules) string { return used[r.name] })},
-		row{Figure: "IEFXCP, routers", Quantity: "mean queue of the three links, % of the buffer", Simulated: listed(all, func(r rules) string { return queue[r.name] })},
+		row{Figure: "IEFXCP, routers", Quantity: "flows over three links: throughput over max-min fairness", Paper: "the lowest rate of the path", Simulated: listed(allRules, func(r rules) string { return through[r.name].String() }), Note: note},
+		row{Figure: "IEFXCP, routers", Quantity: "flows of the second link: throughput over max-min fairness", Simulated: listed(allRules, func(r rules) string { return crossing[r.name].String() }), Note: "(3) assumes that every flow follows γo; flows that another router limits do not"},
+		row{Figure: "IEFXCP, routers", Quantity: "utilization of the three links, %", Simulated: listed(allRules, func(r rules) string { return used[r.name] })},
+		row{Figure: "IEFXCP, routers", Quantity: "mean queue of the three links, % of the buffer", Simulated: listed(allRules, func(r rules) string { return queue[r.name] })},
 	)
 	return nil
 }
 
 // liars simulates the paper's future work: five flows, one of each ToS, claim 255.
 func liars(w *harness) error {
-	var configs []link.Config
-	for _, rules := range allRules {
-		for _, police := range []bool{false, true} {
-			configs = append(configs, transport(rules, func(c *link.Config) { c.Greedy, c.Police = 5, police }))
-		}
-	}
-	got, err := w.transports(configs...)
+	policed := []float64{0, 1}
+	by, err := w.grid(allRules, policed, func(c *link.Config, x float64) { c.Greedy, c.Police = 5, x > 0 })
 	if err != nil {
 		return err
 	}
 	p := panel{id: "liars", header: strings.Split("rules,police,liars_part,liars_part_sd,honest_part,honest_part_sd,utilization,utilization_sd,queue_mean,queue_mean_sd,drops,drops_sd", ",")}
-	for k, rules := range allRules {
+	c := transport(paperRules, func(*link.Config) {})
+	for _, rules := range allRules {
 		var texts [2]string
-		for i := range texts {
-			c, t := configs[2*k+i], got[2*k+i]
+		for i, t := range by[rules.name] {
 			part := func(greedy bool) spread {
 				return over(t.results, func(r link.Result) (part float64) {
 					for tos, v := range ratios(c, r, greedy) {
@@ -504,7 +496,7 @@ func liars(w *harness) error {
 					return part
 				})
 			}
-			p.add(rules.name, yes(c.Police), values(part(true), part(false), t.utilization, t.queueMean, t.drops))
+			p.add(rules.name, yes(policed[i] > 0), values(part(true), part(false), t.utilization, t.queueMean, t.drops))
 			texts[i] = part(true).String() + ", " + part(false).String()
 		}
 		w.tell(row{
