@@ -172,7 +172,7 @@ func New(cfg Config) (*Broker, error) {
 	b.shared.fenced = b.yield
 	b.shared.letters = newDeadLetters(&b.shared.workers, cfg.Log, b.publishDeadLetter)
 	if cfg.Storage != nil {
-		b.shared.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.shared.workers, b.metadata)
+		b.shared.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.shared.workers, b.metadata, b.topicRecord)
 	}
 	b.mu.topics = make(map[string]*Topic)
 	b.mu.asked = make(map[string]chan struct{})
@@ -228,7 +228,7 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 		}
 		t, err = b.createTopic(name, channels)
 		if t != nil {
-			b.shared.changed()
+			b.shared.changed(name)
 		}
 		return t, err
 	}
@@ -259,7 +259,7 @@ func (b *Broker) undo(t *Topic) {
 	t.runner.storing.Unlock()
 	if unused {
 		t.close(true)
-		b.shared.changed()
+		b.shared.changed(t.runner.name)
 	}
 }
 
@@ -373,7 +373,7 @@ func (b *Broker) unrecord(t *Topic, remove func() error) error {
 	differs := t.orders.forgetEdit(&none, err == nil)
 	t.runner.mu.Unlock()
 	if differs {
-		b.shared.recorded()
+		b.shared.recorded(t.runner.name)
 	}
 	return err
 }
@@ -515,7 +515,7 @@ func (b *Broker) Close() error {
 	stores := b.stores()
 	_ = inParallel(stores, (*store).makeRoom) // failures caused by a lack of room are reported below
 	_ = inParallel(stores, (*store).prepareExit)
-	recorded := b.shared.metadataWriter.write()
+	recorded := b.shared.metadataWriter.write(true)
 	if recorded != nil { // a remaining mark would look like a deleted log
 		for _, st := range stores {
 			st.obsolete = false

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -22,17 +23,21 @@ type metadataWriter struct {
 	// Set once.
 	path    string
 	log     *slog.Logger
-	state   func() metadata.State // current state
+	state   func() metadata.State             // current state
+	topic   func(name string) metadata.Change // current record of a topic
 	workers *sync.WaitGroup
 	stop    chan struct{} // closed by end
 	hurry   chan struct{} // 1 deep: a caller waits for the next attempt
 
+	file *metadata.File // owned by the caller of write
+
 	mu struct {
 		sync.Mutex
-		wanted  uint64 // number of changes
-		saved   uint64 // number of changes in the file
-		tried   uint64 // number of changes in the last attempt
-		begun   bool   // the state of an earlier process is restored
+		topics  map[string]struct{} // changed since the last write
+		wanted  uint64              // number of changes
+		saved   uint64              // number of changes in the file
+		tried   uint64              // number of changes in the last attempt
+		begun   bool                // the state of an earlier process is restored
 		running bool
 		failing error // error of the last attempt
 		ended   bool  // no new goroutine starts
@@ -43,9 +48,10 @@ type metadataWriter struct {
 // metadataRetry is the wait after a failed attempt.
 const metadataRetry = 500 * time.Millisecond
 
-func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State) *metadataWriter {
-	k := &metadataWriter{path: cfg.Metadata, log: cfg.Log, state: state, workers: workers, stop: make(chan struct{}), hurry: make(chan struct{}, 1)}
+func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State, topic func(string) metadata.Change) *metadataWriter {
+	k := &metadataWriter{path: cfg.Metadata, file: metadata.NewFile(cfg.Metadata), log: cfg.Log, state: state, topic: topic, workers: workers, stop: make(chan struct{}), hurry: make(chan struct{}, 1)}
 	k.turn.L = &k.mu
+	k.mu.topics = map[string]struct{}{}
 	return k
 }
 
@@ -57,11 +63,12 @@ func (k *metadataWriter) begin() {
 	k.start()
 }
 
-// changed marks the file as out of date. It does not block.
-func (k *metadataWriter) changed() {
+// changed marks the record of a topic as out of date. It does not block.
+func (k *metadataWriter) changed(topic string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.mu.wanted++
+	k.mu.topics[topic] = struct{}{}
 	k.start()
 }
 
@@ -78,7 +85,7 @@ func (k *metadataWriter) run() {
 	defer retry.Stop()
 	for {
 		failed := k.fault() != nil
-		err := k.write()
+		err := k.write(false)
 		first := err != nil && !failed
 		k.mu.Lock()
 		more := err != nil || k.mu.saved < k.mu.wanted
@@ -105,15 +112,30 @@ func (k *metadataWriter) run() {
 	}
 }
 
-// write writes all changes before the call. Only one goroutine may call write at a time.
-func (k *metadataWriter) write() error {
+// write writes all changes before the call. If whole is set, write replaces the file. Only one goroutine
+// may call write at a time.
+func (k *metadataWriter) write(whole bool) error {
 	k.mu.Lock()
-	upTo, begun := k.mu.wanted, k.mu.begun
+	upTo, begun, changed := k.mu.wanted, k.mu.begun, k.mu.topics
+	if begun {
+		k.mu.topics = map[string]struct{}{}
+	}
 	k.mu.Unlock()
 	if !begun {
 		return nil // the file has a state that this broker has not restored
 	}
-	err := metadata.Write(k.path, k.state())
+	appended := false
+	var err error
+	if !whole {
+		var changes []metadata.Change
+		for _, name := range slices.Sorted(maps.Keys(changed)) {
+			changes = append(changes, k.topic(name))
+		}
+		appended, _ = k.file.Append(changes)
+	}
+	if !appended { // also after an error, as the whole file has a reserve on the disk
+		err = k.file.Write(k.state())
+	}
 	k.mu.Lock()
 	k.mu.tried, k.mu.failing = upTo, err
 	if err == nil {
@@ -129,10 +151,12 @@ func (k *metadataWriter) finish() error {
 	k.mu.Lock()
 	done := k.mu.saved >= k.mu.wanted
 	k.mu.Unlock()
-	if done {
-		return nil
+	if !done {
+		if err := k.write(false); err != nil {
+			return err
+		}
 	}
-	return k.write()
+	return k.file.Close(k.state)
 }
 
 // wait returns nil after all changes before the call are in the file. It returns the error
@@ -182,6 +206,19 @@ func (b *Broker) metadata() (s metadata.State) {
 		}
 	}
 	return s
+}
+
+// topicRecord returns the record of a topic for the next process.
+func (b *Broker) topicRecord(name string) metadata.Change {
+	b.mu.RLock()
+	t := b.mu.topics[name]
+	b.mu.RUnlock()
+	if t != nil {
+		if m, record := t.metadata(); record {
+			return metadata.Change{Topic: &m}
+		}
+	}
+	return metadata.Change{Removed: name}
 }
 
 func (t *Topic) metadata() (m metadata.Topic, record bool) {
@@ -274,7 +311,7 @@ func (o *orders) record(e *edit) error {
 	o.runner.mu.Lock()
 	o.edits = append(o.edits, e)
 	o.runner.mu.Unlock()
-	o.runner.shared.recorded()
+	o.runner.shared.recorded(o.runner.name)
 	return o.runner.shared.Recorded()
 }
 

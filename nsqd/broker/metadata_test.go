@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,6 +99,36 @@ var _ = Describe("what a broker records besides messages", func() {
 		stop()
 		b, _ = stored(path, false)
 		Expect(names(b)).To(Equal([]string{"empty:", "free:", "limited:", "paused:", "t: a b"}))
+	})
+
+	It("is complete after a crash, with the changes of a large file", func() {
+		path := GinkgoT().TempDir()
+		b, stop := stored(path, false)
+		for i := range 700 {
+			Expect(topic(b, fmt.Sprintf("t%03d", i)).CreateChannel("channel")).To(Succeed())
+		}
+		Expect(b.Recorded()).To(Succeed())
+		appended := 0
+		for range 2 { // one of the changes may find the changes as large as the file
+			Expect(topic(b, "t007").Pause()).To(Succeed())
+			Expect(b.Recorded()).To(Succeed())
+			if _, err := os.Stat(file(path) + ".changes"); err == nil {
+				appended++
+			}
+		}
+		Expect(appended).To(BeNumerically(">=", 1))
+		Expect(topic(b, "t008").CreateChannel("late")).To(Succeed())
+		Expect(topic(b, "t009").PauseChannel("channel")).To(Succeed())
+		Expect(b.DeleteTopic("t010")).To(Succeed())
+		topic(b, "new")
+		Expect(b.Recorded()).To(Succeed())
+		want := names(b)
+		other, _ := stored(crashed(path), false)
+		Expect(names(other)).To(Equal(want))
+		stop()
+		Expect(file(path) + ".changes").NotTo(BeAnExistingFile())
+		b, _ = stored(path, false)
+		Expect(names(b)).To(Equal(want))
 	})
 
 	It("does not include a contract that is given anew at each start, and which stands", func() {

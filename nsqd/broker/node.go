@@ -54,7 +54,7 @@ func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version ui
 	t.terms.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
 	identified := identity != nil && t.channels.identify(metadata.Identity{Log: identity.Log, Created: identity.Created})
 	if identified {
-		n.broker().shared.recorded()
+		n.broker().shared.recorded(topic)
 	}
 	unknown, changed, err := t.channels.adoptCatalog(channels, version)
 	if err == nil && (changed || identified || absent != nil) {

@@ -69,7 +69,7 @@ func (b *Broker) reportLostLogs() {
 		if st.logged.Load() && st.log.Load() == nil {
 			st.reportMissing("the topic's log is missing: its folder was deleted or moved away while nsqd was down. All messages in it are lost; the topic continues with an empty log")
 			st.logged.Store(false)
-			b.shared.recorded()
+			b.shared.recorded(st.runner.name)
 		}
 	}
 }
@@ -464,7 +464,7 @@ func (b *Broker) restoreIfBack(st *store) error {
 	}
 	st.recordResult(restoring, err)
 	if err == nil {
-		b.shared.changed()
+		b.shared.changed(st.runner.name)
 		b.shared.cfg.Storage.cfg.Log.Info("JetStream stream available again; the topic accepts publishes", obs.KeyTopic, st.runner.name)
 	}
 	return err

@@ -185,7 +185,7 @@ func (r *runner) end(s *step) {
 	r.coarse.noLater(s.coarse)
 	r.sharp.noLater(s.sharp)
 	if s.record || s.listed && !s.stored {
-		r.shared.recorded()
+		r.shared.recorded(r.name)
 	}
 	if s.listed {
 		r.shared.listed()

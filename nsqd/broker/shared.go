@@ -60,9 +60,9 @@ func newShared(cfg Config) *shared {
 	return s
 }
 
-// changed reports and records the creation or deletion of topics or channels.
-func (s *shared) changed() {
-	s.recorded()
+// changed reports and records the creation or deletion of a topic or of its channels.
+func (s *shared) changed(topic string) {
+	s.recorded(topic)
 	s.listed()
 }
 
@@ -73,10 +73,10 @@ func (s *shared) listed() {
 	}
 }
 
-// recorded marks the metadata file as out of date.
-func (s *shared) recorded() {
+// recorded marks the record of a topic in the metadata file as out of date.
+func (s *shared) recorded(topic string) {
 	if s.metadataWriter != nil {
-		s.metadataWriter.changed()
+		s.metadataWriter.changed(topic)
 	}
 }
 

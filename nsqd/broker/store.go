@@ -313,10 +313,11 @@ func (st *store) mark(log *openLog) error {
 		return err
 	}
 	st.logged.Store(true)
-	st.runner.shared.recorded()
+	st.runner.shared.recorded(st.runner.name)
 	// A closing broker writes the metadata file after the logs.
 	if err := st.runner.shared.Recorded(); err != nil && !errors.Is(err, ErrDraining) {
 		st.logged.Store(false)
+		st.runner.shared.recorded(st.runner.name)
 		return err
 	}
 	return nil

@@ -98,7 +98,7 @@ func (t *Topic) deleteIfEphemeral() {
 	unneeded := func() bool { return len(t.runner.mu.core.Channels()) == 0 && !t.runner.mu.core.Contract().Limited() }
 	if wire.Ephemeral(t.runner.name) && t.forget(t, unneeded) {
 		t.close(true)
-		t.runner.shared.changed()
+		t.runner.shared.changed(t.runner.name)
 	}
 }
 

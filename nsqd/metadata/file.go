@@ -9,8 +9,8 @@ import (
 	"github.com/srtm-io/srtm/nsqd/durable"
 )
 
-// Read reads the file. A missing file yields the zero State. Errors: ErrDamaged, ErrVersion, or a
-// read error.
+// Read reads the file and its changes. A missing file yields the zero State. Errors: ErrDamaged,
+// ErrVersion, or a read error.
 func Read(path string) (State, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -19,7 +19,10 @@ func Read(path string) (State, error) {
 	if err != nil {
 		return State{}, fmt.Errorf("read metadata: %w", err)
 	}
-	s, err := Parse(b)
+	s, sum, err := parse(b)
+	if err == nil {
+		s, err = apply(path, sum, s)
+	}
 	if errors.Is(err, ErrVersion) {
 		return State{}, fmt.Errorf("%s: %w; start the nsqd that wrote it, or a later one", path, err)
 	}
@@ -44,11 +47,15 @@ func reserve(path string, size int) error {
 // Write replaces the file, or leaves the old file unchanged. After a nil error the new file is on
 // stable storage. One caller at a time.
 func Write(path string, s State) error {
-	b, err := Encode(s)
-	if err != nil {
-		return err
+	return NewFile(path).Write(s)
+}
+
+// replace replaces the file and ends its changes.
+func replace(path string, b []byte) error {
+	err := durable.Replace(path, b)
+	if err == nil {
+		err = removeChanges(path)
 	}
-	err = durable.Replace(path, b)
 	_ = reserve(path, len(b)) // without room the next Write fails
 	if err != nil {
 		return fmt.Errorf("write metadata: %w", err)

@@ -2,8 +2,8 @@
 // all state of a node except its messages. The package must not know what a topic does.
 //
 // The file is JSON, readable by people, with a checksum over the topics. A write replaces the
-// whole file. A damaged or edited file is an error and never yields half a list. Read state.go
-// next.
+// whole file. Changes of a large file go to a second file. A damaged or edited file is an error and
+// never yields half a list. Read state.go next.
 package metadata
 
 import (
@@ -91,8 +91,14 @@ func checksum(topics []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(
 
 // Encode returns the file's content. The error says what Parse would refuse.
 func Encode(s State) ([]byte, error) {
+	b, _, err := encode(s)
+	return b, err
+}
+
+// encode is Encode, with the checksum of the topics.
+func encode(s State) (b []byte, sum string, err error) {
 	if err := s.validate(); err != nil {
-		return nil, fmt.Errorf("encode metadata: %w", err)
+		return nil, "", fmt.Errorf("encode metadata: %w", err)
 	}
 	all := s.Topics
 	if all == nil {
@@ -100,40 +106,46 @@ func Encode(s State) ([]byte, error) {
 	}
 	topics, err := json.Marshal(all)
 	if err != nil {
-		return nil, fmt.Errorf("encode metadata: %w", err)
+		return nil, "", fmt.Errorf("encode metadata: %w", err)
 	}
-	b, err := json.MarshalIndent(document{Version: version, CRC32C: checksum(topics), Topics: topics}, "", "  ")
+	sum = checksum(topics)
+	b, err = json.MarshalIndent(document{Version: version, CRC32C: sum, Topics: topics}, "", "  ")
 	if err != nil {
-		return nil, fmt.Errorf("encode metadata: %w", err)
+		return nil, "", fmt.Errorf("encode metadata: %w", err)
 	}
-	return append(b, '\n'), nil
+	return append(b, '\n'), sum, nil
 }
 
 // Parse is the inverse of Encode. Errors: ErrDamaged, ErrVersion.
 func Parse(b []byte) (State, error) {
-	damaged := func(err error) (State, error) { return State{}, fmt.Errorf("%w: %w", ErrDamaged, err) }
+	s, _, err := parse(b)
+	return s, err
+}
+
+// parse is Parse, with the checksum of the topics.
+func parse(b []byte) (s State, sum string, err error) {
+	damaged := func(err error) (State, string, error) { return State{}, "", fmt.Errorf("%w: %w", ErrDamaged, err) }
 	var doc document
 	if err := json.Unmarshal(b, &doc); err != nil {
 		return damaged(err)
 	}
 	if doc.Version != version {
-		return State{}, fmt.Errorf("%w: %d, this release knows %d", ErrVersion, doc.Version, version)
+		return State{}, "", fmt.Errorf("%w: %d, this release knows %d", ErrVersion, doc.Version, version)
 	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, doc.Topics); err != nil {
 		return damaged(err)
 	}
-	if sum := checksum(compact.Bytes()); sum != doc.CRC32C {
+	if sum = checksum(compact.Bytes()); sum != doc.CRC32C {
 		return damaged(fmt.Errorf("its checksum is %s, and says %q", sum, doc.CRC32C))
 	}
-	var s State
 	if err := json.Unmarshal(doc.Topics, &s.Topics); err != nil {
 		return damaged(err)
 	}
 	if err := s.validate(); err != nil {
 		return damaged(err)
 	}
-	return s, nil
+	return s, sum, nil
 }
 
 // validate returns the first invalid entry as an error.
