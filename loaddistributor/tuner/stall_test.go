@@ -103,3 +103,43 @@ func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 		t.Errorf("found kept in %d of %d runs, and it is", got, n)
 	}
 }
+
+// docs/evaluation/fitting.md has the proof of this bound: a test that finds an SLO kept sooner errs
+// more often than alpha. The hosts stall independently, for 1 % of the time, so the SLO is missed. A
+// run without a stall looks like a run on hosts that never stall, whatever else the test measures.
+func TestStallsBoundEveryTest(t *testing.T) {
+	const budget, alpha, runs = 0.01, 0.1, 200_000
+	stall := 0.1 // s
+	gap := stall * (1 - budget) / budget
+	bound := gap * math.Log((1-budget)/alpha)
+	testkit.Equal(t, math.Round(bound*10)/10, 22.7, "the bound in seconds")
+	rng := rand.New(rand.NewPCG(testkit.Seed(t), 1))
+	quiet := func(seconds float64) (part float64) {
+		for range runs {
+			if rng.Float64() >= budget && gap*rng.ExpFloat64() >= seconds { // neither in a stall at the start nor before the end
+				part += 1. / runs
+			}
+		}
+		return part
+	}
+	if got := quiet(bound); math.Abs(got-alpha) > 0.005 { // seven standard deviations
+		t.Errorf("%.4f of the runs have no stall for %.1f s, want %v", got, bound, alpha)
+	}
+	if got := quiet(bound - 2); got < alpha*1.15 {
+		t.Errorf("%.4f of the runs have no stall for %.1f s, want more than %v", got, bound-2, alpha)
+	}
+
+	// With nothing late, the test takes 5 % longer than the bound. The first placement of a fit is tested
+	// with half of the error.
+	const perSecond, slice = 1000., 10.
+	for alpha, want := range map[float64]float64{alpha: 23.8, alpha / 2: 31} {
+		test := tuner.NewSequential(budget, alpha, int(perSecond*stall), 1e9)
+		delivered := 0.
+		for test.Decision() == tuner.Undecided {
+			test.Add(slice, 0)
+			delivered += slice
+		}
+		testkit.Equal(t, test.Decision(), tuner.Within)
+		testkit.Equal(t, math.Round(delivered/perSecond*10)/10, want, "seconds that the test takes with an error of %v", alpha)
+	}
+}
