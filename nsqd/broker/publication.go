@@ -369,11 +369,12 @@ func (in *intake) publishThrough(s *step, p Published) error {
 func (in *intake) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Offset, err error) {
 	storage := in.runner.shared.cfg.Storage
 	records := storage.records.Get().(*[]commitlog.Record)
+	e := storage.current()
 	for _, m := range msgs {
-		*records = append(*records, storage.epoch.record(m, false))
+		*records = append(*records, e.record(m, false))
 	}
 	in.runner.mu.Unlock()
-	first, err := in.store.append(*records)
+	first, err := in.store.append(e, *records)
 	storage.putRecords(records)
 	in.runner.mu.Lock()
 	in.runner.mu.core.Log().SetTight(in.runner.tight(0))

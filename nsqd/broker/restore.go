@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -168,7 +169,7 @@ func (st *store) restoreFrom(log *openLog) error {
 	}
 	now, core := st.runner.shared.now(), st.runner.mu.core
 	wanted := func(channel string) bool { return st.unrecorded && wire.ValidChannelName(channel) }
-	restoring, _ := left.restore(core, now, st.storage().epoch, wanted, &s.fx)
+	restoring, _ := left.restore(core, now, st.storage().current(), wanted, &s.fx)
 	if st.unrecorded && st.restoreRoster != nil {
 		st.restoreRoster(left.roster)
 		s.record = true
@@ -227,7 +228,7 @@ func (st *store) readContents(log commitlog.Log, first commitlog.Offset) (left c
 	}
 	left.first = queue.Offset(first)
 	var fx queue.Effects
-	restoring, err := left.restore(newMachine(), st.runner.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
+	restoring, err := left.restore(newMachine(), st.runner.shared.now(), st.storage().current(), wire.ValidChannelName, &fx)
 	if err != nil {
 		st.report("cannot read the record of finished messages: all messages in the log are delivered again", err)
 	}
@@ -251,7 +252,7 @@ func newMachine() *queue.Topic {
 }
 
 // restore restores the log's contents in a machine. Errors: as queue.Topic.Restore.
-func (l *contents) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
+func (l *contents) restore(core *queue.Topic, now mono.Time, e *epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
 	restoring, err := core.Disk().Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
 	for _, r := range l.runs {
 		for offset := r.from; offset < r.to; offset++ {
@@ -361,7 +362,7 @@ func (st *store) reportLost(err error) error {
 }
 
 // record encodes a message for the log. Requires: the topic's mu held.
-func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
+func (e *epoch) record(m *queue.Message, released bool) commitlog.Record {
 	arrival := e.wallOf(m.Arrival)
 	r := commitlog.Record{
 		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: arrival, Source: m.Source,
@@ -379,18 +380,18 @@ func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
 	return r
 }
 
-// restored decodes a message from the log and copies the body. The arrival is now at the
-// latest: if the wall clock was set back since the write, the message would seem to come
+// restored decodes a message of an epoch from the log and copies the body. The arrival is
+// now at the latest: if the wall clock was set back since the write, the message would seem to come
 // from the future, and would wait.
-func (b *shared) restored(r *commitlog.Record) *queue.Message {
-	e, now := b.cfg.Storage.epoch, b.now()
+func (b *shared) restored(e *epoch, r *commitlog.Record) *queue.Message {
+	now := b.now()
 	m := b.pool.get(len(r.Body))
 	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
 	m.Timestamp = r.Timestamp
 	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source
 	m.Defer = 0
 	if r.Due > 0 {
-		m.Defer = max(0, e.monoOf(r.Due).Sub(m.Arrival))
+		m.Defer = max(0, time.Duration(r.Due-r.Arrival))
 	}
 	if early := m.Arrival.Sub(now); early > 0 {
 		m.Arrival = m.Arrival.Add(-early)
@@ -405,17 +406,66 @@ func (b *shared) restored(r *commitlog.Record) *queue.Message {
 	return m
 }
 
-// epoch is one moment on both clocks. Steps of the wall clock do not affect records, since
-// Storage.epoch is the same moment for writing and reading. When cursors are saved, the
-// epoch is the moment of saving: another process reads the cursors, and uses the wall clock
-// of its time.
+// epoch is one moment on both clocks, with no step of the wall clock since. A record is
+// written and read by the same epoch, so steps of the wall clock do not affect the records
+// of this process. Another process uses the wall clock of its time. So a step begins a new
+// epoch: otherwise messages from after the step would have the wrong age after a restart.
+// When cursors are saved, the epoch is the moment of saving, because only another process
+// reads the cursors.
 type epoch struct {
 	mono mono.Time
 	wall mono.Wall
 }
 
-func (e epoch) wallOf(m mono.Time) mono.Wall { return e.wall + mono.Wall(m-e.mono) }
-func (e epoch) monoOf(w mono.Wall) mono.Time { return e.mono + mono.Time(w-e.wall) }
+func (e *epoch) wallOf(m mono.Time) mono.Wall { return e.wall + mono.Wall(m-e.mono) }
+func (e *epoch) monoOf(w mono.Wall) mono.Time { return e.mono + mono.Time(w-e.wall) }
+
+// epochs are the epochs of the records that this process has appended to a log, in order.
+type epochs struct {
+	changes atomic.Pointer[[]epochChange]
+}
+
+type epochChange struct {
+	from  commitlog.Offset
+	epoch *epoch
+}
+
+// maxEpochs bounds the epochs of a log. The oldest epoch is forgotten: its records count as
+// records of an earlier process.
+const maxEpochs = 64
+
+// append appends records of an epoch to the log. Requires: one call at a time.
+func (es *epochs) append(log *openLog, e *epoch, records []commitlog.Record) (first commitlog.Offset, err error) {
+	if first, err = log.Append(records); err == nil {
+		es.add(first, e) // before a reader knows of the records
+	}
+	return first, err
+}
+
+// add notes the epoch of the records from first on.
+func (es *epochs) add(first commitlog.Offset, e *epoch) {
+	var all []epochChange
+	if changes := es.changes.Load(); changes != nil {
+		all = *changes
+	}
+	if n := len(all); n > 0 && all[n-1].epoch == e {
+		return
+	}
+	all = append(slices.Clone(all[max(0, len(all)+1-maxEpochs):]), epochChange{first, e})
+	es.changes.Store(&all)
+}
+
+// at returns the epoch of a record, or earlier for a record of an earlier process.
+func (es *epochs) at(offset commitlog.Offset, earlier *epoch) *epoch {
+	if changes := es.changes.Load(); changes != nil {
+		for _, c := range slices.Backward(*changes) {
+			if offset >= c.from {
+				return c.epoch
+			}
+		}
+	}
+	return earlier
+}
 
 // After a start of the broker, a topic is unavailable until its stream answers. Until then the
 // topic exists with its recorded properties, and accepts no messages.

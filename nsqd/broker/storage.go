@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -70,13 +71,14 @@ type Storage struct {
 	// Set once.
 	cfg    StorageConfig
 	dir    *commitlog.Dir
-	epoch  epoch
 	log    *slog.Logger // of faults; limited, since publishers can cause many when the disk is almost full
 	endLog func()
 
 	// nextOffsets has the next offset of logs that contain only damaged files, by topic. These
 	// files are not read. Written by Restore, before there are connections.
 	nextOffsets map[string]queue.Offset
+
+	epoch atomic.Pointer[epoch] // written at the start, and by current
 
 	records sync.Pool // of *[]commitlog.Record, for publishers
 	health  health    // has its own lock
@@ -104,7 +106,8 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 		cfg.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() }
 	}
 	s := &Storage{cfg: cfg, dir: dir, nextOffsets: make(map[string]queue.Offset)}
-	s.epoch = s.moment()
+	first := s.moment()
+	s.epoch.Store(&first)
 	s.log, s.endLog = obs.Sparse(cfg.Log)
 	s.records.New = func() any { return new([]commitlog.Record) }
 	return s, nil
@@ -117,6 +120,25 @@ func (s *Storage) LockID() string { return commitlog.LockID(s.cfg.Path) }
 func (s *Storage) moment() epoch {
 	mono, wall := s.cfg.Clocks()
 	return epoch{mono: mono, wall: wall}
+}
+
+// clockStep is the smallest difference between the clocks that counts as a step of the wall
+// clock. After a smaller step, a message of an earlier process seems to be that much older
+// or younger.
+const clockStep = time.Second
+
+// current returns the epoch for new records. A step of the wall clock begins a new epoch.
+func (s *Storage) current() *epoch {
+	e, now := s.epoch.Load(), s.moment()
+	step := time.Duration(now.wall - e.wallOf(now.mono))
+	if step.Abs() < clockStep {
+		return e
+	}
+	next := now // not now itself, because next is allocated
+	if s.epoch.CompareAndSwap(e, &next) {
+		s.cfg.Log.Warn("the wall clock was set; after a restart, messages stored before now seem older or younger by as much", "step", step)
+	}
+	return s.epoch.Load()
 }
 
 // putRecords returns a slice of records to the pool.

@@ -16,6 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -429,6 +430,42 @@ var _ = Describe("a broker whose machine's clock was put", func() {
 				Eventually(func() int { return topic(b, "t").Stats().Channels[0].InFlight }).Should(BeZero())
 				Expect(bodies(r)).To(Equal([]string{"soon"}))
 				Expect(topic(b, "t").Stats().Channels[0].Deferred).To(Equal(1))
+			})
+
+			It(fmt.Sprintf("by %v while it ran knows the age of each message, before and after a restart (fsync %t)", step, fsync), func() {
+				path, set := GinkgoT().TempDir(), new(atomic.Int64)
+				begin := func() (b *broker.Broker, stop func()) {
+					GinkgoHelper()
+					b, stop = opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) {
+						c.Fsync = fsync
+						c.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() + mono.Wall(set.Load()) }
+					})
+					Expect(b.Restore()).To(Succeed())
+					return b, stop
+				}
+				b, stop := begin()
+				t := topic(b, "t")
+				Expect(t.SetExpiry(expiry.Settings{TTL: 30 * time.Minute})).To(Succeed())
+				for _, channel := range []string{"c", "d"} {
+					Expect(t.CreateChannel(channel)).To(Succeed())
+				}
+				publishAll(t, 0, 50) // most of the messages go to disk
+				Eventually(func() int { return t.Stats().Waiting }).Should(BeZero())
+				set.Store(int64(step))
+				publishAll(t, 50, 100)
+				Eventually(func() int { return t.Stats().Waiting }).Should(BeZero())
+				r := read(t, "c", 50, true)
+				Eventually(r.count).Should(Equal(100))
+				publishAll(t, 100, 120)
+				now := b.Now()
+				Expect(t.Publish(now, 1, broker.Published{Body: []byte("later"), Arrival: stamp.Arrival{At: now}, Defer: 20 * time.Minute})).To(Succeed())
+				Eventually(r.count).Should(Equal(120))
+				stop()
+				b, _ = begin()
+				r = read(topic(b, "t"), "d", 200, true)
+				Eventually(r.count).Should(BeNumerically(">=", 70), "the age of messages from before the step is not known")
+				Expect(bodies(r)).To(ContainElements(numbers(50, 120)))
+				Expect(bodies(r)).NotTo(ContainElement("later"))
 			})
 		}
 	}

@@ -53,6 +53,9 @@ type store struct {
 	// logged is metadata.Topic.Logged. Written by ensure, Restore and Close, one at a time.
 	logged atomic.Bool
 
+	// epochs are the epochs of the log's records. Written as records are appended.
+	epochs epochs
+
 	// Guarded by mu.
 	remove    bool                // the topic was deleted: remove the log at the end
 	unremoved error               // why the log of a deleted topic could not be removed
@@ -375,10 +378,10 @@ func (st *store) removes(log *openLog) bool {
 }
 
 // append appends records for publishers. Requires: storing held.
-func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err error) {
+func (st *store) append(e *epoch, records []commitlog.Record) (first commitlog.Offset, err error) {
 	log, err := st.ensure()
 	if err == nil {
-		first, err = log.Append(records)
+		first, err = st.epochs.append(log, e, records)
 	}
 	if !errors.Is(err, ErrGone) {
 		st.recordResult(publishing, err)
@@ -393,8 +396,9 @@ func (st *store) write() (wrote bool, err error) {
 	var upTo queue.Offset
 	x.batch, upTo = st.runner.mu.core.Disk().TakeUnwritten(st.runner.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
 	x.records = x.records[:0]
+	e := st.storage().current()
 	for _, m := range x.batch {
-		x.records = append(x.records, st.storage().epoch.record(m, !st.runner.mu.core.Backlog().Waits(m)))
+		x.records = append(x.records, e.record(m, !st.runner.mu.core.Backlog().Waits(m)))
 	}
 	st.runner.end(s)
 	if len(x.batch) == 0 {
@@ -411,7 +415,7 @@ func (st *store) write() (wrote bool, err error) {
 		if first {
 			_ = st.settled()
 		}
-		_, err = log.Append(x.records)
+		_, err = st.epochs.append(log, e, x.records)
 	}
 	s = st.runner.begin()
 	if err == nil {
@@ -456,8 +460,10 @@ func (st *store) refill() (int, error) {
 		upTo = end // no messages in the range
 	}
 	x.msgs = x.msgs[:0]
+	earlier := st.storage().current()
 	for i := range x.read.Records {
-		x.msgs = append(x.msgs, st.runner.shared.restored(&x.read.Records[i]))
+		r := &x.read.Records[i]
+		x.msgs = append(x.msgs, st.runner.shared.restored(st.epochs.at(r.Offset, earlier), r))
 	}
 	st.runner.do(func(now mono.Time, s *step) { st.runner.mu.core.Disk().Refill(now, from, upTo, x.msgs, &s.fx) })
 	clear(x.msgs)
@@ -483,7 +489,8 @@ func (st *store) snapshot(b []byte) []byte {
 	if st.roster != nil {
 		b = st.roster(b)
 	}
-	return st.runner.mu.core.Cursors().Snapshot(b, st.storage().moment().wallOf)
+	now := st.storage().moment()
+	return st.runner.mu.core.Cursors().Snapshot(b, now.wallOf)
 }
 
 func (st *store) tryToSave() error {
@@ -544,9 +551,10 @@ func (st *store) carry(log *openLog) error {
 		x.carried = st.runner.mu.core.Cursors().Stuck(x.carried[:0], carryRatio)
 	}
 	var records []commitlog.Record
+	e := st.storage().current()
 	if st.rewritten = st.rewritten || len(x.carried) > 0; st.runner.through {
 		for _, k := range x.carried {
-			records = append(records, st.storage().epoch.record(k.Message, true))
+			records = append(records, e.record(k.Message, true))
 		}
 	} else {
 		st.runner.mu.core.Disk().Carry(st.runner.shared.now(), x.carried, &s.fx)
@@ -554,7 +562,7 @@ func (st *store) carry(log *openLog) error {
 	st.runner.end(s)
 	defer func() { clear(x.carried); x.carried = x.carried[:0] }()
 	if len(records) > 0 {
-		first, err := log.Append(records)
+		first, err := st.epochs.append(log, e, records)
 		if err != nil {
 			return err
 		}

@@ -58,7 +58,7 @@ func (st *store) readUnfinished(log *replicated.Log, order *srtmv1.TakeOver) (*q
 	wanted := func(channel string) bool {
 		return wire.ValidChannelName(channel) && !left.roster.outlived(channel, order)
 	}
-	_, _ = left.restore(core, st.runner.shared.now(), st.storage().epoch, wanted, &fx) // readContents has reported a fault
+	_, _ = left.restore(core, st.runner.shared.now(), st.storage().current(), wanted, &fx) // readContents has reported a fault
 	return core, err
 }
 
@@ -74,10 +74,11 @@ func (b *Broker) takeOverMessages(t *Topic, core *queue.Topic, log *replicated.L
 		_ = t.channels.confirm(c.Name())
 	}
 	var in incoming
+	e := t.store.storage().current()
 	return n, each(log, 0, func(batch *commitlog.Batch) error {
-		in.of(core, t.store.storage().epoch, batch.Records)
+		in.of(core, e, batch.Records)
 		if len(in.records) > 0 {
-			end, err := t.store.takeIn(&in)
+			end, err := t.store.takeIn(e, &in)
 			if err != nil {
 				return err
 			}
@@ -98,7 +99,7 @@ type incoming struct {
 	scratch []queue.Undone
 }
 
-func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
+func (in *incoming) of(core *queue.Topic, e *epoch, records []commitlog.Record) {
 	in.records, in.undone = in.records[:0], in.undone[:0]
 	for _, r := range records {
 		var waits bool
@@ -126,7 +127,7 @@ func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
 }
 
 // takeIn appends messages to the topic's log, and returns the end offset.
-func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
+func (st *store) takeIn(e *epoch, in *incoming) (end commitlog.Offset, err error) {
 	st.runner.storing.Lock()
 	defer st.runner.storing.Unlock()
 	st.runner.mu.Lock()
@@ -139,7 +140,7 @@ func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	if err != nil {
 		return 0, err
 	}
-	first, err := log.Append(in.records)
+	first, err := st.epochs.append(log, e, in.records)
 	if err != nil {
 		return 0, err
 	}
@@ -148,7 +149,7 @@ func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	for i, u := range in.undone {
 		offset := queue.Offset(first) + queue.Offset(i)
 		if u.Channel == "" {
-			st.runner.mu.core.Disk().Appended(st.runner.shared.now(), offset, &s.fx, st.runner.shared.restored(&in.records[i]))
+			st.runner.mu.core.Disk().Appended(st.runner.shared.now(), offset, &s.fx, st.runner.shared.restored(e, &in.records[i]))
 		} else {
 			st.runner.mu.core.Disk().TakenOver(st.runner.shared.now(), offset, in.undone[i:i+1], &s.fx)
 		}
