@@ -71,7 +71,9 @@ func (c *Controller) assignWork(now time.Time) {
 	}
 }
 
-// assign sends the missing requests, and repeats overdue requests.
+// assign sends the missing requests, and repeats refused requests. assign does not repeat an unanswered
+// request: the session keeps the order of requests, so the broker is busy with earlier requests, and a
+// repetition would keep the broker busy for longer.
 func (q *requests) assign(s *Session, now time.Time) {
 	if s.idleVersion == q.cat.committed.Version() && len(s.requests)+len(s.unprepared) == 0 {
 		return
@@ -81,14 +83,18 @@ func (q *requests) assign(s *Session, now time.Time) {
 		remove bool
 	}
 	requested := map[work]bool{}
-	for number, r := range s.requests {
-		if now.Sub(r.sent) < q.cfg.PrepareTimeout {
-			requested[work{r.topic, r.remove}] = true
-		} else {
-			delete(s.requests, number)
+	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
+		r := s.requests[number]
+		wanted := work{r.topic, r.remove}
+		if now.Sub(r.sent) >= q.cfg.PrepareTimeout {
 			r.settle(s.broker)
 			r.answer(s.broker, ErrNoAnswer)
+			if r.done = nil; r.answered || r.owners || requested[wanted] {
+				delete(s.requests, number)
+				continue
+			}
 		}
+		requested[wanted] = true
 	}
 	remove, prepare := q.cat.committed.Work(s.broker)
 	if s.idleVersion = 0; len(remove)+len(prepare) == 0 {

@@ -102,6 +102,37 @@ func gatedJournal(g *journalGate) func(*controller.Config) {
 	}
 }
 
+var _ = Describe("A restart with a slow broker", func() {
+	// Each request was repeated when its time was over, and the answer to the first request was ignored.
+	// A broker that needed longer for all topics than the time limit never became complete.
+	It("asks for each topic once", func() {
+		const topics = 30
+		data := &store.Memory{}
+		set := setup{data: data, prepareTimeout: 5 * time.Second}
+		c := newCluster(set)
+		b := c.join("b", 1000, agenttest.New())
+		for i := range topics {
+			c.mustCreate(spec(fmt.Sprint("t", i), 10, 1))
+		}
+		set.address = c.address
+		c.stop()
+		var prepared atomic.Int64
+		b.node.Sabotage(func(string) error { prepared.Add(1); <-time.After(time.Second); return nil }, nil)
+		c = newCluster(set)
+		Eventually(func() bool { return c.broker("b").GetConnected() }).WithTimeout(time.Minute).Should(BeTrue())
+		Eventually(func() (active int) {
+			for i := range topics {
+				if c.state(fmt.Sprint("t", i))() == "ACTIVE" {
+					active++
+				}
+			}
+			return active
+		}).WithTimeout(10 * time.Minute).WithPolling(time.Second).Should(Equal(topics))
+		<-time.After(time.Minute)
+		Expect(prepared.Load()).To(BeNumerically("==", topics), "orders to prepare a topic")
+	})
+})
+
 var _ = Describe("A restart of the loaddistributor", func() {
 	It("brings back topics, placements, epochs and keys", func() {
 		data := &store.Memory{}
