@@ -35,11 +35,13 @@ const (
 	// The lease of such a process is over within seconds.
 	claimBackoff = 300 * time.Millisecond
 
-	// linkQueue is the size of a link's queue to the other side. Reports use half of the queue; more
-	// reports are dropped. A reply that finds the queue full cuts the session, as the other side would
-	// wait for the reply. After the next hello the other side asks everything again.
-	linkQueue    = 1024
-	reportsQueue = linkQueue / 2
+	// linkQueue is the size of a link's queue to the other side. A reply that finds the queue full cuts
+	// the session, as the other side would wait for the reply. After the next hello the other side asks
+	// everything again. After a hello there may be a reply for each topic, so linkQueue exceeds the
+	// number of topics of a broker. Reports and pieces of captures use the first reportsQueue places;
+	// more reports are dropped.
+	linkQueue    = 1 << 16
+	reportsQueue = 512
 
 	// arrivalsQueue bounds the arrivals in the queued pieces of captures, about ten bytes each. Further
 	// arrivals stay in the broker's record, which is bounded too.
