@@ -65,8 +65,8 @@ var targets = []host.Target[decide.Result]{
 func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
 	bin := fs.String("bin-dir", "bin", "`folder` of admission")
-	rounds := fs.Int("rounds", 5, "how often each is measured, in turn")
-	length := fs.Duration("duration", 1500*time.Millisecond, "of each")
+	rounds := fs.Int("rounds", 5, "number of measurements of each server, in turn")
+	length := fs.Duration("duration", 1500*time.Millisecond, "length of each measurement")
 	udpRate := fs.Float64("rate", 5000, "requests `per second` over UDP and to Redis")
 	httpRate := fs.Float64("http-rate", 2000, "requests `per second` over HTTP")
 	var rates []float64
@@ -74,7 +74,7 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 		for _, text := range strings.Split(s, ",") {
 			rate, err := strconv.ParseFloat(text, 64)
 			if err != nil || rate <= 0 {
-				return fmt.Errorf("%q is no rate", text)
+				return fmt.Errorf("rate %q: want numbers above 0, with commas", text)
 			}
 			rates = append(rates, rate)
 		}
@@ -87,7 +87,7 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	if err := host.Parse(fs, args, out); err != nil {
 		return host.Usage(err)
 	}
-	kept, err := regexp.Compile(*only)
+	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return host.Usage(err)
 	}
@@ -117,20 +117,20 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	}
 	echo, err1 := decide.Bare("udp")
 	bare, err2 := decide.Bare("http")
-	asked, routed, err3 := decide.Admission(ctx, path, dir, decide.Generous(), "--udp-loops=1", "--attempts=1000")
+	udpServer, webServer, err3 := decide.Admission(ctx, path, dir, decide.Generous(), "--udp-loops=1", "--attempts=1000")
 	redis, err4 := decide.Redis(dir)
 	nginx, err5 := decide.Nginx(dir, decide.NginxLimit)
 	haproxy, err6 := decide.HAProxy(dir, decide.HAProxyLimit)
-	defer decide.Stop(echo, bare, asked, redis, nginx, haproxy)
+	defer decide.Stop(echo, bare, udpServer, redis, nginx, haproxy)
 	all, goals := []host.Subject[decide.Result]{
 		{Name: "UDP echo", Err: err1, Measure: udp(echo, pool, true)},
-		{Name: "admission, UDP", Err: err3, Measure: udp(asked, pool, false)},
+		{Name: "admission, UDP", Err: err3, Measure: udp(udpServer, pool, false)},
 		{Name: "Redis, GCRA by EVALSHA", Err: err4, Measure: evalsha(redis, pool)},
 		{Name: "UDP echo, pipelined", Err: err1, Measure: udp(echo, pipe, true)},
-		{Name: "admission, UDP, pipelined", Err: err3, Measure: udp(asked, pipe, false)},
+		{Name: "admission, UDP, pipelined", Err: err3, Measure: udp(udpServer, pipe, false)},
 		{Name: "Redis, pipelined", Err: err4, Measure: evalsha(redis, pipe)},
 		{Name: "net/http handler", Err: err2, Measure: web(bare, "/qos?key=%s")},
-		{Name: "admission, /qos", Err: err3, Measure: web(routed, "/qos?key=%s")},
+		{Name: "admission, /qos", Err: err3, Measure: web(webServer, "/qos?key=%s")},
 		{Name: "nginx, limit_req", Err: err5, Measure: web(nginx, "/?key=%s")},
 		{Name: "HAProxy, stick table", Err: err6, Measure: web(haproxy, "/?key=%s")},
 	}, targets
@@ -141,11 +141,11 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 			name := fmt.Sprintf("%.0f/s: ", rate)
 			ours, theirs := name+"admission, UDP", name+"Redis"
 			all = append(all, host.Subject[decide.Result]{Name: name + "UDP echo", Err: err1, Measure: udp(echo, l, true)},
-				host.Subject[decide.Result]{Name: ours, Err: err3, Measure: udp(asked, l, false)}, host.Subject[decide.Result]{Name: theirs, Err: err4, Measure: evalsha(redis, l)})
+				host.Subject[decide.Result]{Name: ours, Err: err3, Measure: udp(udpServer, l, false)}, host.Subject[decide.Result]{Name: theirs, Err: err4, Measure: evalsha(redis, l)})
 			goals = append(goals, host.Ratio(ours+", p99 to Redis'", ours, theirs, latency(.99), .7), host.Ratio(ours+", CPU to Redis'", ours, theirs, cpu, .5))
 		}
 	}
-	all = slices.DeleteFunc(all, func(s host.Subject[decide.Result]) bool { return !kept.MatchString(s.Name) })
+	all = slices.DeleteFunc(all, func(s host.Subject[decide.Result]) bool { return !wanted.MatchString(s.Name) })
 	subjects, err := host.Present(out, all)
 	if err != nil {
 		return err

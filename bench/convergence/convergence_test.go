@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestTheContract(t *testing.T) {
 	c := testkit.Result(parse(nil, io.Discard)).Must(t)
 	for _, group := range c.rows {
-		sold := testkit.Result(contract(c.spec(group), c.slo, c.margin)).Must(t)
+		sold := testkit.Result(profile(c.spec(group), c.slo, c.margin)).Must(t)
 		// A group passes at once.
 		if sold.RateMilli != 1_320_000 || sold.Burst < int64(group*10) {
 			t.Errorf("groups of %d: r %d, b %d", group, sold.RateMilli, sold.Burst)

@@ -48,9 +48,9 @@ const (
 	poll   = 100 * time.Millisecond
 )
 
-// contract returns a contract with r = 1.1 times the rate. The burst is the profiled burst
+// profile returns a contract with r = 1.1 times the rate. The burst is the profiled burst
 // plus the margin.
-func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contract, error) {
+func profile(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contract, error) {
 	arrivals := schedule.Arrivals(schedule.Until(s.Stream(), profiled))
 	rate := tokenbucket.PerSecond(rateMargin * s.Rate * float64(s.Publishers))
 	burst, err := tokenbucket.Profile(arrivals, rate, quantile)
@@ -76,7 +76,7 @@ type bench struct {
 // row fits one topic on its own cluster and checks the result.
 func (c *config) row(ctx context.Context, group int, mode string, say func(string, ...any)) (_ *Row, err error) {
 	spec := c.spec(group)
-	sold, err := contract(spec, c.slo, c.margin)
+	contract, err := profile(spec, c.slo, c.margin)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 		flags = append(flags, "--fitting-round="+c.round.String())
 	}
 	b.cluster, err = local.StartCluster(ctx, local.ClusterConfig{
-		Brokers: c.brokers, Mcap: cmp.Or(c.mcap, spareRate*sold.RateMilli/1000), BinDir: c.bin, LogDir: dir, StartTimeout: startTimeout,
+		Brokers: c.brokers, Mcap: cmp.Or(c.mcap, spareRate*contract.RateMilli/1000), BinDir: c.bin, LogDir: dir, StartTimeout: startTimeout,
 		BrokerFlags: []string{"--log-level=warn", "--mem-queue-size=1000000"}, LoaddistributorFlags: flags,
 	})
 	if err != nil {
@@ -108,13 +108,13 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	}
 	defer func() { err = errors.Join(err, b.cluster.Stop()) }()
 	b.admin = srtmv1.NewAdminServiceClient(b.cluster.Conn)
-	return b.measure(ctx, spec, sold, mode, dir)
+	return b.measure(ctx, spec, contract, mode, dir)
 }
 
 // measure creates the topic, starts the publishers, waits for the fit, and checks the
 // result.
-func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Contract, mode, dir string) (_ *Row, err error) {
-	if err := b.create(ctx, spec, sold); err != nil {
+func (b *bench) measure(ctx context.Context, spec schedule.Spec, contract *srtmv1.Contract, mode, dir string) (_ *Row, err error) {
+	if err := b.create(ctx, spec, contract); err != nil {
 		return nil, fmt.Errorf("create topic: %w", err)
 	}
 	if err := b.send(spec, dir); err != nil {
@@ -125,7 +125,7 @@ func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Co
 			err = errors.Join(err, stopped)
 		}
 	}()
-	row := &Row{Group: spec.GroupSize, Mode: mode, Seed: spec.Seed, RateMilli: sold.RateMilli, Burst: sold.Burst}
+	row := &Row{Group: spec.GroupSize, Mode: mode, Seed: spec.Seed, RateMilli: contract.RateMilli, Burst: contract.Burst}
 	if err := b.connected(ctx, spec); err != nil {
 		return nil, err
 	}
@@ -142,10 +142,10 @@ func (b *bench) measure(ctx context.Context, spec schedule.Spec, sold *srtmv1.Co
 
 // create creates the topic with static shares, so that the measurement does not include
 // share updates.
-func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contract) error {
+func (b *bench) create(ctx context.Context, s schedule.Spec, contract *srtmv1.Contract) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	spec := &srtmv1.TopicSpec{Name: topicName, Contract: sold, PlacementPolicy: "srtm", ShareRule: share.Static, Channels: []string{channel}}
+	spec := &srtmv1.TopicSpec{Name: topicName, Contract: contract, PlacementPolicy: "srtm", ShareRule: share.Static, Channels: []string{channel}}
 	for _, g := range s.Groups() {
 		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: s.Rate, Batch: int32(s.Batch)})
 	}
@@ -181,7 +181,7 @@ func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
 
 // until polls the topic until done returns true.
 func (b *bench) until(ctx context.Context, limit time.Duration, what string, done func(*srtmv1.Topic) bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: not within %v", what, limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("timed out waiting for %s after %v", what, limit))
 	defer cancel()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -208,7 +208,7 @@ func (b *bench) until(ctx context.Context, limit time.Duration, what string, don
 
 // connected waits until all publishers send.
 func (b *bench) connected(ctx context.Context, s schedule.Spec) error {
-	return b.until(ctx, connecting, "all publishers connected", func(t *srtmv1.Topic) bool {
+	return b.until(ctx, connecting, "the connections of all publishers", func(t *srtmv1.Topic) bool {
 		pooled := t.Status.GetPooled()
 		return int(pooled.GetPublishers()) == s.Publishers && pooled.GetOffered() > 0
 	})
@@ -216,13 +216,13 @@ func (b *bench) connected(ctx context.Context, s schedule.Spec) error {
 
 // fitted waits for the end of the fit.
 func (b *bench) fitted(ctx context.Context, row *Row) error {
-	k, said := 0, ""
+	k, state := 0, ""
 	return b.until(ctx, b.limit, "the fit's end", func(t *srtmv1.Topic) bool {
 		f := t.Status.GetFit()
 		if k != 0 && k != len(t.Quotas) {
-			b.say("until %.0f s: %s", f.GetTook().AsDuration().Seconds(), said)
+			b.say("until %.0f s: %s", f.GetTook().AsDuration().Seconds(), state)
 		}
-		k, said = len(t.Quotas), t.Status.GetFitting()
+		k, state = len(t.Quotas), t.Status.GetFitting()
 		if !f.GetEnded() {
 			return false
 		}

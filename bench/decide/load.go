@@ -109,7 +109,7 @@ func UDP(s *Server, l Load, echo bool) (Result, error) {
 				return nil, nil, err
 			}
 			if _, err := conn.Read(buf); err != nil {
-				return nil, nil, fmt.Errorf("no session: %w", err)
+				return nil, nil, fmt.Errorf("open a session: %w", err)
 			}
 			session = binary.BigEndian.Uint64(buf[4:])
 		}
@@ -151,12 +151,12 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	}
 	lines := make([]line, l.Connections)
 	for c := range lines {
-		of := &lines[c]
-		if of.Conn, err = net.Dial(network, s.At); err != nil {
+		connection := &lines[c]
+		if connection.Conn, err = net.Dial(network, s.At); err != nil {
 			return r, err
 		}
-		defer of.Close()
-		if of.request, of.answered, err = p.Dialogue(of.Conn); err != nil {
+		defer connection.Close()
+		if connection.request, connection.answered, err = p.Dialogue(connection.Conn); err != nil {
 			return r, err
 		}
 	}
@@ -220,7 +220,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	cpu := s.cpu() - before
 	<-answered
 	if r.Answered = r.Latency.Count(); err == nil && r.Answered == 0 {
-		err = fmt.Errorf("%s answered nothing", s.Name)
+		err = fmt.Errorf("%s answered no request", s.Name)
 	}
 	if err != nil {
 		return r, err
@@ -275,8 +275,8 @@ func (s *Server) processes() []int {
 	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(s.Pid()) + "/task/*/children")
 	for _, path := range lists {
 		text, _ := os.ReadFile(path)
-		for _, word := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(word); err == nil {
+		for _, child := range strings.Fields(string(text)) {
+			if pid, err := strconv.Atoi(child); err == nil {
 				pids = append(pids, pid)
 			}
 		}

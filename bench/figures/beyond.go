@@ -50,15 +50,15 @@ func (w *harness) split(t recording, file, policy string, k int) scenario.Scenar
 // traces places recorded traffic on 1 to 6 idle brokers, once with correlated publishers
 // apart and once blindly.
 func traces(w *harness) error {
-	one := *w
-	one.runs = max(1, w.runs/5)
+	fewer := *w
+	fewer.runs = max(1, w.runs/5)
 	for _, t := range recorded {
 		file, err := w.path(t)
 		if err != nil {
 			return err
 		}
 		split := func(policy string) curve {
-			return func(k float64, _ []*outcome) (*outcome, error) { return one.repeat(w.split(t, file, policy, int(k))) }
+			return func(k float64, _ []*outcome) (*outcome, error) { return fewer.repeat(w.split(t, file, policy, int(k))) }
 		}
 		got, err := w.points(upTo(brokers), split(placement.SRTM), split(placement.MaxMin))
 		if err != nil {

@@ -194,8 +194,8 @@ func yes(b bool) string {
 
 // count returns the number of a curve's outcomes for which so is true.
 func count(got [][]*outcome, of int, so func(*outcome) bool) (n int) {
-	for _, at := range got {
-		if so(at[of]) {
+	for _, outcomes := range got {
+		if so(outcomes[of]) {
 			n++
 		}
 	}

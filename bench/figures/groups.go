@@ -124,8 +124,8 @@ func noise(w *harness) error {
 			line{name: "SRTM", y: p99Of, label: true, lead: named("srtm")},
 			line{name: "Max-Min", of: 1, y: p99Of, label: true, lead: named("maxmin")}))
 		better := 0
-		for _, at := range got {
-			if at[0].p99.mean < at[1].p99.mean {
+		for _, outcomes := range got {
+			if outcomes[0].p99.mean < outcomes[1].p99.mean {
 				better++
 			}
 		}

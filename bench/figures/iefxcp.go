@@ -400,18 +400,18 @@ type suddenly struct {
 func suddenlyOf(results []link.Result) suddenly {
 	var settled, lowest, before, peak, drained []float64
 	for _, r := range results {
-		utilization, was, most, took := 1.0, 0.0, 0.0, math.NaN()
+		utilization, longestBefore, longest, drainTime := 1.0, 0.0, 0.0, math.NaN()
 		share, n := 0.0, 0.0
 		for _, s := range r.Series {
 			switch at := s.At.Seconds(); {
 			case at <= 10:
 				continue
 			case at <= 20:
-				was = max(was, s.Queue)
+				longestBefore = max(longestBefore, s.Queue)
 			case at <= 40:
-				most = max(most, s.Queue)
-				if math.IsNaN(took) && s.Queue < most && s.Queue <= max(1.1*was, 0.01) {
-					took = at - 20
+				longest = max(longest, s.Queue)
+				if math.IsNaN(drainTime) && s.Queue < longest && s.Queue <= max(1.1*longestBefore, 0.01) {
+					drainTime = at - 20
 				}
 				if at > 35 {
 					share, n = share+s.Throughput[len(s.Throughput)-1], n+1
@@ -419,11 +419,11 @@ func suddenlyOf(results []link.Result) suddenly {
 			}
 			utilization = min(utilization, s.Utilization)
 		}
-		if math.IsNaN(took) {
-			took = 20
+		if math.IsNaN(drainTime) {
+			drainTime = 20
 		}
 		settled = append(settled, share/n/(10*300e6/500))
-		lowest, before, peak, drained = append(lowest, utilization), append(before, was), append(peak, most), append(drained, took)
+		lowest, before, peak, drained = append(lowest, utilization), append(before, longestBefore), append(peak, longest), append(drained, drainTime)
 	}
 	return suddenly{spreadOf(settled), spreadOf(lowest), spreadOf(before), spreadOf(peak), spreadOf(drained)}
 }

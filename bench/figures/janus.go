@@ -83,11 +83,11 @@ func janusSpread(w *harness) error {
 			return time.Unix(rng.Int64N(1_700_000_000), 0).UTC().Format("2006-01-02-15-04-05")
 		}},
 		{"words of random letters", func(rng *rand.Rand, _ int) string {
-			word := make([]byte, 3+rng.IntN(10))
-			for i := range word {
-				word[i] = 'a' + byte(rng.IntN(26))
+			letters := make([]byte, 3+rng.IntN(10))
+			for i := range letters {
+				letters[i] = 'a' + byte(rng.IntN(26))
 			}
-			return string(word)
+			return string(letters)
 		}},
 		{"sequential numbers", func(_ *rand.Rand, i int) string { return fmt.Sprint(1_500_000_001 + i) }},
 	}

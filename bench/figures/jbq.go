@@ -75,19 +75,19 @@ func balancedOf(results []web.Result) balanced {
 func responses(id, title string, c web.Cluster, r web.Result) panel {
 	p := panel{id: id, title: title, xLabel: "s", yLabel: "response time, ms, weighted over time", header: []string{"s", "server", "ms"}}
 	p.series = make([]series, len(c.Servers))
-	smooth, shown := make([]float64, len(c.Servers)), make([]int, len(c.Servers))
+	smooth, drawn := make([]float64, len(c.Servers)), make([]int, len(c.Servers))
 	const every = 60 // s
 	for i, s := range c.Servers {
 		p.series[i].name = s.Name
 	}
 	for _, a := range r.Answers {
-		took := a.Took.Seconds() * 1e3
+		response := a.Took.Seconds() * 1e3
 		if smooth[a.Server] == 0 {
-			smooth[a.Server] = took
+			smooth[a.Server] = response
 		}
-		smooth[a.Server] += smoothing * (took - smooth[a.Server])
-		if at := int(a.At.Seconds()) / every; at > shown[a.Server] {
-			shown[a.Server] = at
+		smooth[a.Server] += smoothing * (response - smooth[a.Server])
+		if at := int(a.At.Seconds()) / every; at > drawn[a.Server] {
+			drawn[a.Server] = at
 			p.series[a.Server].add(a.At.Seconds(), smooth[a.Server], 0, "")
 			p.add(a.At.Seconds(), c.Servers[a.Server].Name, smooth[a.Server])
 		}

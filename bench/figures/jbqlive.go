@@ -75,7 +75,7 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 
 	browser := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
 	defer browser.CloseIdleConnections()
-	took := make([][]float64, len(c.Servers))
+	responses := make([][]float64, len(c.Servers))
 	var mu sync.Mutex // guards took and err
 	var asking sync.WaitGroup
 	start, load := time.Now(), c.NewLoad(w.seed)
@@ -104,15 +104,15 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 				err = bad
 				return
 			}
-			if i, bad := strconv.Atoi(resp.Header.Get("X-Server")); bad == nil && i < len(took) {
-				took[i] = append(took[i], ms)
+			if i, bad := strconv.Atoi(resp.Header.Get("X-Server")); bad == nil && i < len(responses) {
+				responses[i] = append(responses[i], ms)
 			} else {
 				err = fmt.Errorf("the gateway answered %s", resp.Status)
 			}
 		})
 	}
 	asking.Wait()
-	for _, v := range took {
+	for _, v := range responses {
 		byServer = append(byServer, web.Summarize(v))
 	}
 	return byServer, err

@@ -46,9 +46,9 @@ func penalty(w *harness) error {
 			line{name: "99th", y: p99Of},
 			line{name: "99th of access delay", y: func(o *outcome) spread { return o.access }}))
 		first, last, best := got[0][0], got[brokers-1][0], got[0][0]
-		for _, at := range got {
-			if at[0].p99.mean < best.p99.mean {
-				best = at[0]
+		for _, outcomes := range got {
+			if outcomes[0].p99.mean < best.p99.mean {
+				best = outcomes[0]
 			}
 		}
 		if c.id == "6a" {
@@ -123,9 +123,9 @@ func concentration(w *harness) error {
 		met += count(got, 1, (*outcome).met)
 		missed += len(got) - count(got, 0, (*outcome).met)
 		blind = append(blind, nil)
-		for _, at := range got {
-			worst = max(worst, at[1].p99.mean)
-			blind[len(blind)-1] = append(blind[len(blind)-1], at[0].p99.mean)
+		for _, outcomes := range got {
+			worst = max(worst, outcomes[1].p99.mean)
+			blind[len(blind)-1] = append(blind[len(blind)-1], outcomes[0].p99.mean)
 		}
 	}
 	all := len(profiles) * len(sizes)

@@ -91,9 +91,9 @@ func updatePage(path, table string) error {
 	if !found || !closed {
 		return fmt.Errorf("%s: no line %q followed by %q", path, tableBegin, tableEnd)
 	}
-	made := before + tableBegin + "\n" + table + tableEnd + after
-	if made == string(text) {
+	updated := before + tableBegin + "\n" + table + tableEnd + after
+	if updated == string(text) {
 		return nil
 	}
-	return os.WriteFile(path, []byte(made), 0o644)
+	return os.WriteFile(path, []byte(updated), 0o644)
 }

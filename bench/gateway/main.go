@@ -167,7 +167,7 @@ func (o *options) cost(ctx context.Context) error {
 	table.Write(o.out, subjects, got)
 	host.Judge(o.out, "the gateway, to a bare ReverseProxy", got, []host.Target[figures]{
 		host.Ratio("CPU", ours, bare, cpu, 1.15), host.Ratio("p99", ours, bare, p99, 1.2),
-		{What: "allocations more", Format: "%.1f", Limit: 2, Is: func(by map[string][]figures) (float64, bool) {
+		{What: "allocations more", Format: "%.1f", Limit: 2, Value: func(by map[string][]figures) (float64, bool) {
 			return host.Median(by[ours], count) - host.Median(by[bare], count), true
 		}},
 	})
@@ -236,7 +236,7 @@ func (o *options) choice(ctx context.Context) error {
 	table.Write(o.out, subjects, got)
 	if len(subjects) > 2 { // others besides the two gateways
 		best := func(what string, of func(figures) float64) host.Target[figures] {
-			return host.Target[figures]{What: what, Format: "%.2f", Limit: 1, Is: func(by map[string][]figures) (float64, bool) {
+			return host.Target[figures]{What: what, Format: "%.2f", Limit: 1, Value: func(by map[string][]figures) (float64, bool) {
 				least := math.Inf(1)
 				for _, s := range subjects[2:] {
 					least = min(least, host.Median(by[s.Name], of))

@@ -26,7 +26,7 @@ func Present[R any](out io.Writer, all []Subject[R]) (there []Subject[R], err er
 		case s.Err == nil:
 			there = append(there, s)
 		case errors.Is(s.Err, ErrAbsent):
-			fmt.Fprintf(out, "%s: left out: %v\n", s.Name, s.Err)
+			fmt.Fprintf(out, "%s: skipped: %v\n", s.Name, s.Err)
 		default:
 			err = errors.Join(err, fmt.Errorf("%s: %w", s.Name, s.Err))
 		}
@@ -67,11 +67,11 @@ func Median[R any](rounds []R, of func(R) float64) float64 {
 	return Middle(figures)
 }
 
-// Target is an upper bound on a metric. Is returns the metric, if its subjects took part.
+// Target is an upper bound on a metric. Value returns the metric, if its subjects took part.
 type Target[R any] struct {
 	What, Format string
 	Limit        float64
-	Is           func(by map[string][]R) (is float64, known bool)
+	Value        func(by map[string][]R) (value float64, known bool)
 }
 
 // Ratio is a target for the ratio of two subjects' medians.
@@ -89,14 +89,14 @@ func Judge[R any](w io.Writer, what string, by map[string][]R, targets []Target[
 	fmt.Fprintln(w)
 	Head(w, what, "is", "target", "kept")
 	for _, t := range targets {
-		is, known := t.Is(by)
+		value, known := t.Value(by)
 		if !known {
 			continue
 		}
-		kept := "yes"
-		if is > t.Limit {
-			kept = "no"
+		met := "yes"
+		if value > t.Limit {
+			met = "no"
 		}
-		Row(w, t.What, fmt.Sprintf(t.Format, is), fmt.Sprint("<= ", t.Limit), kept)
+		Row(w, t.What, fmt.Sprintf(t.Format, value), fmt.Sprint("<= ", t.Limit), met)
 	}
 }

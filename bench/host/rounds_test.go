@@ -42,7 +42,7 @@ func TestOnlyAbsentSubjectsAreLeftOut(t *testing.T) {
 	all := []Subject[float64]{{Name: "ours"}, {Name: "nginx", Err: fmt.Errorf("nginx: %w", ErrAbsent)}}
 	var out bytes.Buffer
 	there := testkit.Result(Present(&out, all)).Must(t)
-	if len(there) != 1 || there[0].Name != "ours" || out.String() != "nginx: left out: nginx: not installed\n" {
+	if len(there) != 1 || there[0].Name != "ours" || out.String() != "nginx: skipped: nginx: not installed\n" {
 		t.Errorf("%+v; printed %q", there, &out)
 	}
 	_, err := Present(&out, append(all, Subject[float64]{Name: "theirs", Err: errors.New("port in use")}))

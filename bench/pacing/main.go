@@ -98,9 +98,9 @@ func (c config) line(name string, o outcome) {
 	rates, depths := o.rates, o.depths
 	_, parts := c.demands()
 	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
-	for i, got := range rates {
-		total += got
-		x := got / parts[i]
+	for i, rate := range rates {
+		total += rate
+		x := rate / parts[i]
 		ratio += x
 		square += x * x
 		farthest = max(farthest, math.Abs(x-1))
@@ -172,7 +172,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	for _, b := range peers {
 		path, err := host.Program(b.Path)
 		if err != nil {
-			fmt.Fprintf(stderr, "%s is left out: %v\n", b.Name, err)
+			fmt.Fprintf(stderr, "%s is skipped: %v\n", b.Name, err)
 			continue
 		}
 		b.Path = path
@@ -255,9 +255,9 @@ func (c config) run(ctx context.Context, mode string) (o outcome, err error) {
 		return o, ctx.Err()
 	}
 	began := clock.Mono()
-	was := make([]int64, len(publishers))
+	acceptedBefore := make([]int64, len(publishers))
 	for i, p := range publishers {
-		was[i] = p.Accepted.Load()
+		acceptedBefore[i] = p.Accepted.Load()
 		o.refused -= p.Refused.Load()
 	}
 	before, err := nsqd.CPU()
@@ -283,7 +283,7 @@ func (c config) run(ctx context.Context, mode string) (o outcome, err error) {
 	}
 	seconds, messages := clock.Mono().Sub(began).Seconds(), int64(0)
 	for i, p := range publishers {
-		n := p.Accepted.Load() - was[i]
+		n := p.Accepted.Load() - acceptedBefore[i]
 		messages += n
 		o.rates = append(o.rates, float64(n)/seconds)
 		o.refused += p.Refused.Load()

@@ -111,9 +111,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	for _, one := range r.Runs {
-		if one.Error != "" {
-			return fmt.Errorf("%s with %s: %s", one.Scenario, one.Peer, one.Error)
+	for _, result := range r.Runs {
+		if result.Error != "" {
+			return fmt.Errorf("%s with %s: %s", result.Scenario, result.Peer, result.Error)
 		}
 	}
 	return ctx.Err()
@@ -153,14 +153,14 @@ func merged(files []string) (all report, err error) {
 			return all, fmt.Errorf("%s: %w", file, err)
 		}
 		if len(r.Brokers) == 0 {
-			return all, fmt.Errorf("%s is no report", file)
+			return all, fmt.Errorf("%s is not a report of bench peer --json", file)
 		}
 		if i == 0 {
 			all = r
 			continue
 		}
 		if r.Commit != all.Commit || r.Kernel != all.Kernel || r.CPUs != all.CPUs || r.Go != all.Go || r.Seed != all.Seed || r.Lasting != all.Lasting || !slices.Equal(r.Brokers, all.Brokers) {
-			return all, fmt.Errorf("%s is not of what %s is of: commit, kernel, processors, Go, seed, duration and brokers must be the same", file, files[0])
+			return all, fmt.Errorf("%s does not match %s: both need the same commit, kernel, processors, Go, seed, duration and brokers", file, files[0])
 		}
 		all.Runs = append(all.Runs, r.Runs...)
 	}
@@ -186,7 +186,7 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 					continue
 				}
 				if c.within > 0 && time.Since(began) > c.within {
-					fmt.Fprintf(progress, "%v are over, in round %d\n", c.within, round+1)
+					fmt.Fprintf(progress, "stopped in round %[2]d: --within=%[1]v is over\n", c.within, round+1)
 					return runs
 				}
 				runtime.GOMAXPROCS(load.Procs() + s.Busy)
@@ -229,7 +229,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	mosquittoPath := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
 	fs.IntVar(&c.rounds, "rounds", 3, "how often each scenario is performed with each broker")
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
-	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
+	fs.Uint64Var(&c.seed, "seed", 1, "`number` that decides the schedules; each round uses the next number")
 	fs.DurationVar(&c.within, "within", 0, "after this `time` no run begins, and what was measured is shown (default any time)")
 	merge := fs.String("merge", "", "measure nothing, and show what earlier runs left in these `files` of --json, with commas, as one")
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
@@ -264,17 +264,17 @@ func parse(args []string, help io.Writer) (c config, err error) {
 		return c, errors.New("want 1 to 100 --rounds, --duration of 100ms to 1m")
 	}
 	all := scenarios()
-	known := append(slices.Clone(all), stampScenarios()...)
+	selectable := append(slices.Clone(all), stampScenarios()...)
 	for _, name := range strings.Split(*names, ",") {
 		if name == "all" {
 			c.scenarios = append(c.scenarios, all...)
 			continue
 		}
-		i := slices.IndexFunc(known, func(s load.Scenario) bool { return s.Name == name })
+		i := slices.IndexFunc(selectable, func(s load.Scenario) bool { return s.Name == name })
 		if i < 0 {
-			return c, fmt.Errorf("no scenario %q; see --list", name)
+			return c, fmt.Errorf("no scenario %q; bench peer --list lists them", name)
 		}
-		c.scenarios = append(c.scenarios, known[i])
+		c.scenarios = append(c.scenarios, selectable[i])
 	}
 	var brokers []load.Broker
 	for source := range strings.SplitSeq(*sources, ",") {
@@ -299,7 +299,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
 		if *only != "" && !slices.ContainsFunc(brokers, func(p load.Broker) bool { return p.Name == name }) {
-			return c, fmt.Errorf("--only: there is no broker %q", name)
+			return c, fmt.Errorf("--only: no broker is named %q", name)
 		}
 	}
 	for _, p := range brokers {
@@ -308,14 +308,14 @@ func parse(args []string, help io.Writer) (c config, err error) {
 		}
 		found, err := host.Program(p.Path)
 		if err != nil {
-			c.skipped = append(c.skipped, fmt.Sprintf("%s is left out: %v", p.Name, err))
+			c.skipped = append(c.skipped, fmt.Sprintf("%s is skipped: %v", p.Name, err))
 			continue
 		}
 		p.Path = found
 		c.peers = append(c.peers, p)
 	}
 	if len(c.peers) == 0 {
-		return c, errors.New("no broker is there: " + strings.Join(c.skipped, "; "))
+		return c, errors.New("no broker was found: " + strings.Join(c.skipped, "; "))
 	}
 	return c, nil
 }

@@ -73,7 +73,7 @@ func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
 	part.Commit = "another"
 	write(files[1], part)
 	_, err = merged(files)
-	testkit.ErrorHas(t, err, "must be the same", "reports of two commits")
+	testkit.ErrorHas(t, err, "does not match", "reports of two commits")
 	write(files[1], report{})
 	if _, err := merged(files); err == nil {
 		t.Error("an empty report is no error")
@@ -94,7 +94,7 @@ func TestTargetsAreOfWhatThereIs(t *testing.T) {
 func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
 	var progress bytes.Buffer
 	c := config{scenarios: scenarios(), peers: []load.Broker{load.Ours("/not/there", "")}, rounds: 2, within: time.Nanosecond}
-	if runs := c.all(t.Context(), &progress); len(runs) != 0 || !strings.Contains(progress.String(), "over, in round 1") {
+	if runs := c.all(t.Context(), &progress); len(runs) != 0 || !strings.Contains(progress.String(), "stopped in round 1") {
 		t.Errorf("%d runs; %q", len(runs), &progress)
 	}
 }
@@ -106,7 +106,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	c, err = parse([]string{"--srtm=" + self, "--before=" + self, "--ttl", "--only=srtm,srtm-before,srtm-ttl"}, io.Discard)
-	if err != nil || len(c.peers) != 3 || c.peers[1].Name != "srtm-before" || c.peers[2].Name != "srtm-ttl" || c.peers[2].Begun == nil {
+	if err != nil || len(c.peers) != 3 || c.peers[1].Name != "srtm-before" || c.peers[2].Name != "srtm-ttl" || c.peers[2].Prepare == nil {
 		t.Errorf("%+v, %v", c, err)
 	}
 	if c, err := parse([]string{"--srtm=" + self, "--scenarios=all"}, io.Discard); err != nil || len(c.scenarios) != len(scenarios()) {

@@ -49,10 +49,10 @@ func stampScenarios() (all []load.Scenario) {
 			Conns: 1000, Rate: float64(rate), Size: 200, NSQOnly: true,
 		})
 	}
-	for _, kept := range []struct{ conns, rate, busy int }{{1000, 10_000, 8}, {4000, 20_000, 8}} {
+	for _, c := range []struct{ conns, rate, busy int }{{1000, 10_000, 8}, {4000, 20_000, 8}} {
 		all = append(all, load.Scenario{
-			Name: fmt.Sprintf("contract-%d", kept.conns), Conns: kept.conns, Rate: float64(kept.rate), Size: 200, Burst: 50, Busy: kept.busy, NSQOnly: true,
-			What: fmt.Sprintf("%d publishers that keep a contract with a burst of 50, %d msg/s in all, beside %d threads that only compute", kept.conns, kept.rate, kept.busy),
+			Name: fmt.Sprintf("contract-%d", c.conns), Conns: c.conns, Rate: float64(c.rate), Size: 200, Burst: 50, Busy: c.busy, NSQOnly: true,
+			What: fmt.Sprintf("%d publishers that keep a contract with a burst of 50, %d msg/s in all, beside %d threads that only compute", c.conns, c.rate, c.busy),
 		})
 	}
 	return completed(all)

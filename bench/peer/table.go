@@ -123,21 +123,21 @@ func writeTables(out io.Writer, list []load.Scenario, names []string, runs []loa
 	var b strings.Builder
 	sound := group(runs)
 	for _, s := range list {
-		var there, faults []string
+		var measured, faults []string
 		for _, name := range names {
 			for _, r := range runs {
 				if r.Scenario != s.Name || r.Peer != name {
 					continue
 				}
-				if !slices.Contains(there, name) {
-					there = append(there, name)
+				if !slices.Contains(measured, name) {
+					measured = append(measured, name)
 				}
 				if r.Error != "" {
 					faults = append(faults, fmt.Sprintf("%s, round %d: %s", name, r.Round, r.Error))
 				}
 			}
 		}
-		if len(there) == 0 {
+		if len(measured) == 0 {
 			continue
 		}
 		offered := columns
@@ -154,11 +154,11 @@ func writeTables(out io.Writer, list []load.Scenario, names []string, runs []loa
 		}
 		fmt.Fprintf(&b, "\n### %s\n\n%s; %d bytes.\n\n", s.Name, s.What, s.Size)
 		table.Head(&b, "broker")
-		for _, name := range there {
+		for _, name := range measured {
 			table.Row(&b, sound[[2]string{s.Name, name}], name)
 		}
-		for _, name := range there[1:] {
-			if there[0] != names[0] {
+		for _, name := range measured[1:] {
+			if measured[0] != names[0] {
 				break
 			}
 			cells := []string{names[0] + " / " + name}

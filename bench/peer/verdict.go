@@ -66,20 +66,20 @@ func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []l
 	by, ours := group(runs), names[0]
 	for _, t := range targets {
 		c := columnOf(t.figure)
-		worst, beside := 0.0, ""
+		worst, compared := 0.0, ""
 		for _, other := range t.others {
-			if v, ok := by.ratio(c, t.scenario, ours, other); ok && (beside == "" || better(c.compared, worst, v)) {
-				worst, beside = v, other
+			if v, ok := by.ratio(c, t.scenario, ours, other); ok && (compared == "" || better(c.compared, worst, v)) {
+				worst, compared = v, other
 			}
 		}
-		if beside == "" {
+		if compared == "" {
 			continue
 		}
-		word := "at most"
+		relation := "at most"
 		if c.compared == higher {
-			word = "at least"
+			relation = "at least"
 		}
-		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, beside), fmt.Sprintf("%s %.3g", word, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
+		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, compared), fmt.Sprintf("%s %.3g", relation, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
 	}
 	if v, ok := columnOf("bytes/conn").Figure(by[[2]string{"idle", ours}]); ok {
 		verdict(&b, "idle", "bytes/conn", fmt.Sprintf("at most %d", idleBytes), fmt.Sprintf("%.0f", v), v <= idleBytes)
@@ -136,8 +136,8 @@ func (r report) writePage(out io.Writer, list []load.Scenario) error {
 	fmt.Fprintf(&b, "# Benchmark comparison\n\nWritten by `bench peer`: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
 	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d; rounds of %s: %s.\n\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, r.Lasting, rounds(r.Runs))
 	fmt.Fprintf(&b, "    bench peer %s\n\n", strings.Join(withoutFolders(r.Flags), " "))
-	for _, one := range r.Brokers {
-		fmt.Fprintf(&b, "- %s: %s\n", one.Name, one.Version)
+	for _, broker := range r.Brokers {
+		fmt.Fprintf(&b, "- %s: %s\n", broker.Name, broker.Version)
 	}
 	for _, s := range r.Skipped {
 		fmt.Fprintf(&b, "- %s\n", s)

@@ -116,7 +116,7 @@ func (b *bench) found(what, format string, args ...any) {
 
 // create creates topics until there are upTo.
 func (b *bench) create(ctx context.Context, upTo int) error {
-	from, began, took := b.created, time.Now(), obs.NewLatency()
+	from, began, latency := b.created, time.Now(), obs.NewLatency()
 	before, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
@@ -126,13 +126,13 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 	var mu sync.Mutex // guards took
 	for i := from; i < upTo && all.Err() == nil; i++ {
 		creating.Go(func() error {
-			at := time.Now()
+			start := time.Now()
 			if err := b.topic(all, fmt.Sprintf("t%06d", i), each); err != nil {
 				return err
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			took.Record(time.Since(at))
+			latency.Record(time.Since(start))
 			if i%1000 == 999 {
 				b.say("%d of %d topics", i+1, b.topics)
 			}
@@ -149,7 +149,7 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 	}
 	n := float64(upTo - from)
 	b.found(fmt.Sprintf("topics %d to %d created, %d at a time", from+1, upTo, creators), "%.1f s, %.0f a second; p50 %.1f ms, p99 %.1f ms; CPU of the loaddistributor %.2f ms each",
-		time.Since(began).Seconds(), n/time.Since(began).Seconds(), ms(took.Quantile(.5)), ms(took.Quantile(.99)), (after.cpu-before.cpu)*1000/n)
+		time.Since(began).Seconds(), n/time.Since(began).Seconds(), ms(latency.Quantile(.5)), ms(latency.Quantile(.99)), (after.cpu-before.cpu)*1000/n)
 	return nil
 }
 
@@ -189,7 +189,7 @@ func (b *bench) rest(ctx context.Context) error {
 		return err
 	}
 	percent := 100 / time.Since(began).Seconds()
-	took := obs.NewLatency()
+	latency := obs.NewLatency()
 	began = time.Now()
 	for i := range int(b.idle.Seconds() * asks) {
 		due := began.Add(time.Duration(i) * time.Second / asks)
@@ -199,10 +199,10 @@ func (b *bench) rest(ctx context.Context) error {
 		if _, err := b.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1}); err != nil {
 			return err
 		}
-		took.Record(time.Since(due))
+		latency.Record(time.Since(due))
 	}
 	b.found(fmt.Sprintf("%d idle topics", b.created), "CPU of the loaddistributor %.1f %% of a core, of the tbadaptor %.1f %%; %.0f and %.0f MB; a call, %d a second, is answered after p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms",
-		(after.cpu-before.cpu)*percent, (adaptor.cpu-adaptorBefore.cpu)*percent, after.bytes/1e6, adaptor.bytes/1e6, asks, ms(took.Quantile(.5)), ms(took.Quantile(.99)), ms(took.Quantile(.999)))
+		(after.cpu-before.cpu)*percent, (adaptor.cpu-adaptorBefore.cpu)*percent, after.bytes/1e6, adaptor.bytes/1e6, asks, ms(latency.Quantile(.5)), ms(latency.Quantile(.99)), ms(latency.Quantile(.999)))
 	return nil
 }
 
@@ -222,25 +222,25 @@ func (b *bench) large(ctx context.Context) error {
 		return err
 	}
 	to := ""
-	for _, one := range all.Brokers {
-		if one.Id != got.Topic.Quotas[0].BrokerId {
-			to = one.Id
+	for _, broker := range all.Brokers {
+		if broker.Id != got.Topic.Quotas[0].BrokerId {
+			to = broker.Id
 		}
 	}
-	took := obs.NewLatency()
+	latency := obs.NewLatency()
 	const moves = 20
 	for i := range moves {
 		began := time.Now()
 		if _, err := b.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "largest", PublisherIds: []string{fmt.Sprint("g.", i)}, BrokerId: to}); err != nil {
 			return fmt.Errorf("move a publisher to %s: %w", to, err)
 		}
-		took.Record(time.Since(began))
+		latency.Record(time.Since(began))
 	}
 	after, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
 	}
-	b.found(fmt.Sprintf("one of them moved to another broker, %d times", moves), "p50 %.0f ms, most %.0f ms; %.0f MB", ms(took.Quantile(.5)), ms(took.Quantile(1)), after.bytes/1e6)
+	b.found(fmt.Sprintf("one of them moved to another broker, %d times", moves), "p50 %.0f ms, most %.0f ms; %.0f MB", ms(latency.Quantile(.5)), ms(latency.Quantile(1)), after.bytes/1e6)
 	return nil
 }
 

@@ -36,7 +36,7 @@ func Run(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	fs := flag.NewFlagSet("scaling", flag.ContinueOnError)
 	path := fs.String("nsqd", "bin/nsqd", "`path` of the broker (make build)")
 	lasting := fs.Duration("duration", 4*time.Second, "how long publishers send")
-	rounds := fs.Int("rounds", 3, "how often; the table has medians")
+	rounds := fs.Int("rounds", 3, "number of runs; the table has medians")
 	topics := fs.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
 	if err := host.Parse(fs, args, stdout); err != nil {
 		return host.Usage(err)
@@ -137,7 +137,7 @@ func measure(ctx context.Context, nsqd, loops string, topics int, lasting time.D
 			return append([]string{"-c", pinned, nsqd}, all...), err
 		}
 	}
-	b.Measured = func(ctx context.Context, at load.Place) error {
+	b.BeforeStop = func(ctx context.Context, at load.Place) error {
 		all, err := host.Metrics(ctx, at.Web)
 		for name := range all {
 			if strings.HasPrefix(name, "srtm_nsqd_loop_connections{") {

@@ -67,14 +67,14 @@ func parse(args []string, help io.Writer) (config, error) {
 	c := config{warm: load.Warming}
 	fs := flag.NewFlagSet("stamps", flag.ContinueOnError)
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
-	fs.IntVar(&c.busy, "busy", 0, "`goroutines` that do nothing but compute")
+	fs.IntVar(&c.busy, "busy", 0, "`goroutines` that only compute, beside the receiver")
 	fs.IntVar(&c.burst, "burst", 50, "burst of the contract, in `messages`; its rate is 1.1 times that of the messages")
 	rateList := fs.String("rate", "10000", "messages per second in all, one or several")
 	fs.IntVar(&c.conns, "conns", 1000, "connections")
 	fs.IntVar(&c.size, "size", 200, "bytes per message, at least 64")
 	fs.IntVar(&c.procs, "procs", 2, "GOMAXPROCS of the receiver")
 	fs.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement lasts, after a second of warming up")
-	fs.Uint64Var(&c.seed, "seed", 1, "of the schedule")
+	fs.Uint64Var(&c.seed, "seed", 1, "`number` that decides the schedule")
 	if err := host.Parse(fs, args, help); err != nil {
 		return c, err
 	}

@@ -156,7 +156,7 @@ func (c config) measure(ctx context.Context, mode hook.Mode, rate int) (result, 
 	counters := s.Info().Counters
 	r.lost, r.refused = counters.RecordsLost, counters.RingsRefused
 	if sent != len(rcv.samples) {
-		err = errors.Join(err, fmt.Errorf("%d messages were sent, %d came", sent, len(rcv.samples)))
+		err = errors.Join(err, fmt.Errorf("%d messages were sent, but %d arrived", sent, len(rcv.samples)))
 	}
 	return r, errors.Join(err, rcv.err, s.Close())
 }

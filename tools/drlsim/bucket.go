@@ -92,16 +92,16 @@ Output: one JSON object on one line:
 func bucketTable(w io.Writer, r *bucket.Report) error {
 	err := grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
 		row("bucket\trate/s\tburst\tmessages\tdelayed\tmean\tp50\tp90\tp99\tp99.9\tmax\t")
-		one := func(name string, rate, burst int64, messages, delayed int, mean float64, q bucket.Quantiles) {
+		line := func(name string, rate, burst int64, messages, delayed int, mean float64, q bucket.Quantiles) {
 			row("%s\t%s\t%d\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%v\t", name, milli(rate), burst, messages, delayed, time.Duration(mean*1e9),
 				time.Duration(q.P50), time.Duration(q.P90), time.Duration(q.P99), time.Duration(q.P999), time.Duration(q.Max))
 		}
 		if r.Split > 1 {
 			for i, b := range r.Buckets {
-				one(fmt.Sprint(i), b.RateMilli, b.Burst, b.Messages, b.Delayed, b.Mean, b.Quantiles)
+				line(fmt.Sprint(i), b.RateMilli, b.Burst, b.Messages, b.Delayed, b.Mean, b.Quantiles)
 			}
 		}
-		one("all", r.RateMilli, r.Burst, r.Messages, r.Delayed, r.Mean, r.Quantiles)
+		line("all", r.RateMilli, r.Burst, r.Messages, r.Delayed, r.Mean, r.Quantiles)
 	})
 	if err == nil {
 		_, err = fmt.Fprintf(w, "assignment %s, seed %d; %d messages out of order\n", r.Assign, r.Seed, r.OutOfOrder)

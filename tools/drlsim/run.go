@@ -64,7 +64,7 @@ messages that arrived in the measured time; for each broker how busy it was.`,
 func runTable(w io.Writer, r *scenario.Report) error {
 	return grid(w, tabwriter.AlignRight, func(row func(string, ...any)) {
 		row("topic\tbroker\tpublishers\trate/s\tburst\tmessages\taccess p99\tprocessing p99\tp50\tp99\tp99.9\tlate\tSLO\t")
-		one := func(topic, broker string, publishers int, s scenario.Share, f scenario.Figures, exceeded uint64, slo string) {
+		line := func(topic, broker string, publishers int, s scenario.Share, f scenario.Figures, exceeded uint64, slo string) {
 			late := 0.0
 			if f.Messages > 0 {
 				late = float64(exceeded) / float64(f.Messages) * 100
@@ -79,9 +79,9 @@ func runTable(w io.Writer, r *scenario.Report) error {
 				continue
 			}
 			for _, p := range t.Parts {
-				one(t.Name, p.Broker, p.Publishers, p.Share, p.Figures, p.Exceeded, "")
+				line(t.Name, p.Broker, p.Publishers, p.Share, p.Figures, p.Exceeded, "")
 			}
-			one(t.Name, fmt.Sprintf("all %d", t.K), t.Publishers, t.Contract, t.Figures, t.SLO.Exceeded, either(t.SLO.Met, "met", "missed"))
+			line(t.Name, fmt.Sprintf("all %d", t.K), t.Publishers, t.Contract, t.Figures, t.SLO.Exceeded, either(t.SLO.Met, "met", "missed"))
 		}
 	})
 }

@@ -123,8 +123,8 @@ func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
 		placement := srtmv1.NewPlacementServiceClient(conn)
 		where = func(id string) func(context.Context) (string, error) {
 			return func(ctx context.Context) (string, error) {
-				is, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: r.topic, PublisherId: id}, grpc.WaitForReady(true))
-				return is.GetAssignment().GetTcpAddress(), err
+				resolved, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: r.topic, PublisherId: id}, grpc.WaitForReady(true))
+				return resolved.GetAssignment().GetTcpAddress(), err
 			}
 		}
 	}
@@ -167,15 +167,15 @@ func (r *greedyRun) report(seconds float64, before, after []count) *greedyReport
 		rep.Accepted += rate
 		rep.Refused += float64(after[i].refused-before[i].refused) / seconds
 		sum += float64(max(w, 1))
-		one := by[w]
-		if one == nil {
-			one = &greedyWeight{Weight: w, Least: rate}
-			by[w] = one
+		result := by[w]
+		if result == nil {
+			result = &greedyWeight{Weight: w, Least: rate}
+			by[w] = result
 			order = append(order, w)
 		}
-		one.Mean = (one.Mean*float64(one.Publishers) + rate) / float64(one.Publishers+1)
-		one.Publishers++
-		one.Least, one.Most = min(one.Least, rate), max(one.Most, rate)
+		result.Mean = (result.Mean*float64(result.Publishers) + rate) / float64(result.Publishers+1)
+		result.Publishers++
+		result.Least, result.Most = min(result.Least, rate), max(result.Most, rate)
 	}
 	for _, w := range order {
 		if rep.Accepted > 0 {

@@ -34,12 +34,12 @@ type Broker struct {
 	// empty. Otherwise the broker stores in the servers.
 	nats     string // path of nats-server
 	replicas int    // number of NATS servers; 0: none
-	// Begun, if not nil, prepares the broker, which serves already.
-	Begun func(ctx context.Context, at Place) error
-	// Measured, if not nil, is called after the measurement, before the broker stops.
-	Measured func(ctx context.Context, at Place) error
-	// Ended, if not nil, adds the broker's own metrics to r after the broker has exited.
-	Ended func(at Place, s Scenario, r *Result) error
+	// Prepare, if not nil, prepares the broker after the broker has started to serve.
+	Prepare func(ctx context.Context, at Place) error
+	// BeforeStop, if not nil, is called after the measurement, before the broker stops.
+	BeforeStop func(ctx context.Context, at Place) error
+	// AfterExit, if not nil, adds the broker's own metrics to r after the broker has exited.
+	AfterExit func(at Place, s Scenario, r *Result) error
 }
 
 // Place is the folder and the addresses of a running broker.
@@ -102,7 +102,7 @@ func Ours(path, stamps string) Broker {
 		}
 		return args
 	})
-	b.Ended = held
+	b.AfterExit = readReleaseTrace
 	if stamps != "" {
 		b.Name += "-" + stamps
 	}
@@ -113,7 +113,7 @@ func Ours(path, stamps string) Broker {
 func Expiring(path string) Broker {
 	b := Ours(path, "")
 	b.Name += "-ttl"
-	b.Begun = func(ctx context.Context, at Place) error {
+	b.Prepare = func(ctx context.Context, at Place) error {
 		for _, order := range []string{"/topic/create?topic=" + Topic, "/topic/expiry?ttl=1h&max_attempts=5&dead_letter=" + Topic + ".dead&topic=" + Topic} {
 			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+at.Web+order, nil)
 			if err != nil {

@@ -100,7 +100,7 @@ func nsqDialect(identify string) Dialect {
 				used += n
 				switch {
 				case kind == wire.FrameError:
-					return accepted, used, fmt.Errorf("the broker says %s", data)
+					return accepted, used, fmt.Errorf("the broker answered %s", data)
 				case string(data) == "OK":
 					accepted += perFrame
 				}
@@ -136,7 +136,7 @@ func nsqDialect(identify string) Dialect {
 				used += n
 				switch {
 				case kind == wire.FrameError:
-					return used, out, fmt.Errorf("the broker says %s", data)
+					return used, out, fmt.Errorf("the broker answered %s", data)
 				case kind == wire.FrameMessage:
 					m, err := wire.ParseMessage(data)
 					if err != nil {
@@ -169,7 +169,7 @@ func encrypted(c net.Conn) bool {
 func expectFrame(c io.Reader) error {
 	kind, data, err := frames.Read(c, maxAnswer)
 	if err == nil && kind == wire.FrameError {
-		err = fmt.Errorf("the broker says %s", data)
+		err = fmt.Errorf("the broker answered %s", data)
 	}
 	return err
 }
@@ -223,7 +223,7 @@ func parseNATS(in []byte) (line, body []byte, n int, err error) {
 	case bytes.HasPrefix(line, []byte("MSG ")):
 		size, err := strconv.Atoi(string(line[bytes.LastIndexByte(line, ' ')+1:]))
 		if err != nil || size < 0 || size > 8<<20 {
-			return nil, nil, 0, fmt.Errorf("nats: %q", line)
+			return nil, nil, 0, fmt.Errorf("nats: cannot parse %q", line)
 		}
 		if len(in) < n+size+2 {
 			return nil, nil, 0, nil
@@ -248,17 +248,17 @@ func cutLine(in []byte) (line []byte, n int) {
 // readUntil reads up to end, byte by byte, so that later bytes stay in the socket.
 func readUntil(c io.Reader, end string) error {
 	var got []byte
-	one := make([]byte, 1)
+	next := make([]byte, 1)
 	for !bytes.HasSuffix(got, []byte(end)) {
-		if _, err := io.ReadFull(c, one); err != nil {
-			return fmt.Errorf("after %q: %w", got, err)
+		if _, err := io.ReadFull(c, next); err != nil {
+			return fmt.Errorf("read the broker's answer after %q: %w", got, err)
 		}
-		if got = append(got, one[0]); len(got) > 1<<16 {
-			return errors.New("the broker says too much")
+		if got = append(got, next[0]); len(got) > 1<<16 {
+			return errors.New("the broker's answer is longer than 64 KiB")
 		}
 	}
 	if bytes.Contains(got, []byte("-ERR")) {
-		return fmt.Errorf("the broker says %q", got)
+		return fmt.Errorf("the broker answered %q", got)
 	}
 	return nil
 }
@@ -277,8 +277,8 @@ func redisDialect() Dialect {
 	}
 	return Dialect{
 		frame: func(to target, size, n int, _ bool) ([]byte, []int) {
-			one := command(nil, "XADD", to.topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
-			return repeat(one, len(one)-2-size, n)
+			frame := command(nil, "XADD", to.topic, "MAXLEN", "~", "2000000", "*", "d", string(make([]byte, size)))
+			return repeat(frame, len(frame)-2-size, n)
 		},
 		hello: func(net.Conn, string) error { return nil },
 		answers: func(in []byte, _ int) (accepted, used int, err error) {
@@ -313,12 +313,12 @@ func redisDialect() Dialect {
 					return used, out, fmt.Errorf("redis: %s", v.text)
 				case '*': // [[stream, [[id, [field, value]], ...]]]
 					if len(v.list) != 1 || len(v.list[0].list) != 2 {
-						return used, out, errors.New("redis: XREADGROUP's answer has another shape")
+						return used, out, errors.New("redis: the answer to XREADGROUP is not one stream with entries")
 					}
 					ack := []string{"XACK", from.topic, from.channel}
 					for _, entry := range v.list[0].list[1].list {
 						if len(entry.list) != 2 || len(entry.list[1].list) != 2 {
-							return used, out, errors.New("redis: an entry has another shape")
+							return used, out, errors.New("redis: an entry is not an id with one field")
 						}
 						deliver(entry.list[1].list[1].text)
 						ack = append(ack, string(entry.list[0].text))
@@ -349,7 +349,7 @@ func parseRESPAt(in []byte, depth int) (v resp, n int, err error) {
 		return v, 0, nil
 	}
 	if len(line) == 0 || depth > deepestRESP {
-		return v, 0, fmt.Errorf("redis: %q", line)
+		return v, 0, fmt.Errorf("redis: cannot parse %q", line)
 	}
 	v = resp{kind: line[0], text: line[1:]}
 	switch v.kind {
@@ -357,11 +357,11 @@ func parseRESPAt(in []byte, depth int) (v resp, n int, err error) {
 		return v, n, nil
 	case '$', '*':
 	default:
-		return v, 0, fmt.Errorf("redis: %q", line)
+		return v, 0, fmt.Errorf("redis: cannot parse %q", line)
 	}
 	size, err := strconv.Atoi(string(line[1:]))
 	if err != nil || size < -1 || size > 8<<20 {
-		return v, 0, fmt.Errorf("redis: %q", line)
+		return v, 0, fmt.Errorf("redis: cannot parse %q", line)
 	}
 	if v.text = nil; size < 0 {
 		return v, n, nil
@@ -452,9 +452,9 @@ func mqttDialect() Dialect {
 				if len(body) < 2 || len(body) < 4+int(body[0])<<8+int(body[1]) {
 					return used, out, errors.New("mqtt: a message without an id")
 				}
-				at := 2 + int(body[0])<<8 + int(body[1])
-				deliver(body[at+2:])
-				out = append(out, 0x40, 2, body[at], body[at+1])
+				idOffset := 2 + int(body[0])<<8 + int(body[1])
+				deliver(body[idOffset+2:])
+				out = append(out, 0x40, 2, body[idOffset], body[idOffset+1])
 			}
 		},
 	}
@@ -486,14 +486,14 @@ func expectMQTT(c io.Reader, kind byte) error {
 		return err
 	}
 	if head[0] != kind || head[1] == 0 || head[1] > 127 {
-		return fmt.Errorf("mqtt: %x, want %x", head, kind)
+		return fmt.Errorf("mqtt: the broker answered %x, want a packet of kind %x", head, kind)
 	}
 	body := make([]byte, head[1])
 	if _, err := io.ReadFull(c, body); err != nil {
 		return err
 	}
 	if code := body[len(body)-1]; code > 2 || kind == 0x20 && code != 0 {
-		return fmt.Errorf("mqtt: refused with %#x", code)
+		return fmt.Errorf("mqtt: the broker refused with code %#x", code)
 	}
 	return nil
 }

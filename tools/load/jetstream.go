@@ -34,7 +34,7 @@ func Replicated(path, nats string, replicas int) Broker {
 func JetStream(natsServer string, replicas int) Broker {
 	return Broker{
 		Name: fmt.Sprint("jetstream-", replicas), Dialect: jetstreamDialect(), nats: natsServer, replicas: replicas,
-		Begun: func(ctx context.Context, at Place) error {
+		Prepare: func(ctx context.Context, at Place) error {
 			c, err := nats.Connect("nats://"+at.TCP, nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 			if err != nil {
 				return err

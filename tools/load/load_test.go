@@ -236,7 +236,7 @@ func TestWhatTheSystemSays(t *testing.T) {
 func pair(t *testing.T) (near, far *socket) {
 	t.Helper()
 	ends := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)).Must(t)
-	near, far = &socket{fd: ends[0], patient: true}, &socket{fd: ends[1], patient: true}
+	near, far = &socket{fd: ends[0], retries: true}, &socket{fd: ends[1], retries: true}
 	testkit.Must(t, errors.Join(near.timeout(patience), far.timeout(patience)))
 	t.Cleanup(func() { _ = near.Close() })
 	return near, far
@@ -245,7 +245,7 @@ func pair(t *testing.T) (near, far *socket) {
 func TestSockets(t *testing.T) {
 	c, far := pair(t)
 	buf := make([]byte, 10)
-	for name, ready := range map[string]func() error{"wait": c.wait, "dontWait": c.dontWait} {
+	for name, ready := range map[string]func() error{"blocking": c.setBlocking, "nonblocking": c.setNonblocking} {
 		testkit.Must(t, ready())
 		if n, err := c.Read(buf); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v of nothing", name, n, err)
@@ -277,7 +277,7 @@ func TestSockets(t *testing.T) {
 
 func TestAnswersAreReadLate(t *testing.T) {
 	c, far := pair(t)
-	testkit.Must(t, c.dontWait())
+	testkit.Must(t, c.setNonblocking())
 	one := &publisher{c: c, raw: c, to: target{topic: Topic}}
 	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: obs.NewLatency()}
 	done := make(chan int)
@@ -394,9 +394,9 @@ func TestABrokerIsOverloaded(t *testing.T) {
 // The broker has the settings while it is measured, and they cost no message.
 func TestABrokerWithTTLIsMeasured(t *testing.T) {
 	b := Expiring(localtest.Program(t, "nsqd"))
-	begun := b.Begun
-	b.Begun = func(ctx context.Context, at Place) error {
-		err := begun(ctx, at)
+	prepare := b.Prepare
+	b.Prepare = func(ctx context.Context, at Place) error {
+		err := prepare(ctx, at)
 		stats, _, asking := localtest.Ask("GET", "http://"+at.Web+"/stats?format=json&topic="+Topic, "")
 		if !strings.Contains(stats, `"expiry":{"ttl_seconds":3600,"max_attempts":5,"dead_letter":"`+Topic+`.dead"}`) {
 			t.Errorf("%v: %s", asking, stats)
@@ -407,7 +407,7 @@ func TestABrokerWithTTLIsMeasured(t *testing.T) {
 	if err != nil || r.Sent == 0 || r.Delivered != r.Sent || r.Missing != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	b.Begun = func(context.Context, Place) error { return errors.New("it refuses the settings") }
+	b.Prepare = func(context.Context, Place) error { return errors.New("it refuses the settings") }
 	_, err = Perform(t.Context(), b, Scenario{Conns: 1, Rate: 10, Together: 1, Size: TimeSize, Channels: 1}, time.Second, 1)
 	testkit.ErrorHas(t, err, "it refuses the settings")
 }
@@ -426,7 +426,7 @@ func TestTheReleaseTraceIsRead(t *testing.T) {
 		t.Helper()
 		testkit.Must(t, os.WriteFile(filepath.Join(at.Dir, traceFile), []byte(lines), 0o600))
 		r := Result{Sent: sent}
-		return r, held(at, Scenario{Burst: 1}, &r)
+		return r, readReleaseTrace(at, Scenario{Burst: 1}, &r)
 	}
 	const warm = "bench,100,100,110\n"
 	const lines = warm + "bench,1000001100,1000001100,1000001200\nbench,1000002100,1000002600,1000002700\n"

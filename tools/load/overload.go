@@ -104,11 +104,11 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 		measured = now.Sub(steady)
 		lines = append(lines, sent.Load()-s.delivered.Load())
 	}
-	got := s.result(clock.Mono().Sub(steady))
-	got.Line = lines[len(lines)-1]
+	outcome := s.result(clock.Mono().Sub(steady))
+	outcome.Line = lines[len(lines)-1]
 	slices.Sort(lines)
-	got.LineP99 = Quantile(lines, 0.99)
-	return got, nil
+	outcome.LineP99 = Quantile(lines, 0.99)
+	return outcome, nil
 }
 
 // overload is the only channel.
@@ -157,8 +157,8 @@ func (s *slowSubscriber) measure() {
 }
 
 func (s *slowSubscriber) run(ctx context.Context) error {
-	const few = 100 // credit, if the protocol has credit
-	out := s.d.ready(nil, overload, few)
+	const credit = 100 // unacknowledged messages, if the protocol limits them
+	out := s.d.ready(nil, overload, credit)
 	if _, err := s.c.Write(out); err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (s *slowSubscriber) run(ctx context.Context) error {
 		in = in[:len(in)+n]
 		used, reply, err := s.d.deliveries(in, out[:0], overload, func(body []byte) {
 			due = max(due, clock.Mono().Add(-100*time.Millisecond)).Add(gap)
-			s.took(body)
+			s.record(body)
 		})
 		if err != nil {
 			return err
@@ -192,8 +192,8 @@ func (s *slowSubscriber) run(ctx context.Context) error {
 	}
 }
 
-// took records the delivery of a message.
-func (s *slowSubscriber) took(body []byte) {
+// record records the delivery of a message.
+func (s *slowSubscriber) record(body []byte) {
 	s.delivered.Add(1)
 	p, ok := payload.Parse(body)
 	s.mu.Lock()
@@ -208,11 +208,11 @@ func (s *slowSubscriber) result(lasted time.Duration) *Overloaded {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.measuring = false
-	got := &Overloaded{}
+	outcome := &Overloaded{}
 	for _, late := range s.late {
-		got.Delivered = append(got.Delivered, float64(len(late))/lasted.Seconds())
+		outcome.Delivered = append(outcome.Delivered, float64(len(late))/lasted.Seconds())
 		slices.Sort(late)
-		got.Latency = append(got.Latency, Quantile(late, 0.99))
+		outcome.Latency = append(outcome.Latency, Quantile(late, 0.99))
 	}
-	return got
+	return outcome
 }

@@ -66,16 +66,16 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		return r, err
 	}
 	defer func() {
-		if b.stop(); err == nil && p.Ended != nil {
-			err = p.Ended(b.at, s, &r)
+		if b.stop(); err == nil && p.AfterExit != nil {
+			err = p.AfterExit(b.at, s, &r)
 		} else if err != nil && b.Output() != "" {
-			err = fmt.Errorf("%w; it says: %.500s", err, b.Output())
+			err = fmt.Errorf("%w; the broker's output: %.500s", err, b.Output())
 		}
 		err = errors.Join(err, os.RemoveAll(b.at.Dir))
 	}()
 
-	if p.Begun != nil {
-		if err := p.Begun(ctx, b.at); err != nil {
+	if p.Prepare != nil {
+		if err := p.Prepare(ctx, b.at); err != nil {
 			return r, err
 		}
 	}
@@ -130,13 +130,13 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	}
 	defer Spin(s.Busy)()
 	start := clock.Mono()
-	from := start
+	warm := start
 	if s.Rate > 0 {
-		from = start.Add(Warming)
+		warm = start.Add(Warming)
 	}
 	if !s.Late {
 		for _, sub := range subs {
-			sub.start(from)
+			sub.start(warm)
 		}
 	}
 	storm := func() (int, error) { return 0, nil }
@@ -166,15 +166,15 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		r.Accepted, sent = int(pubs.accepted.Load()), clock.Mono()
 	}
 	r.InPerSecond = float64(r.Sent) / sent.Sub(start).Seconds()
-	asked := start
+	requested := start // time of the subscribers' first request
 	if s.Late {
-		asked = clock.Mono()
+		requested = clock.Mono()
 		for _, sub := range subs {
 			sub.start(mono.Time(0))
 		}
 	}
 	// Brokers need not deliver every message; missing messages are counted.
-	late := until(ctx, clock.Mono().Add(patience), func() bool {
+	waited := until(ctx, clock.Mono().Add(patience), func() bool {
 		delivered := int64(0)
 		for _, sub := range measured {
 			delivered += sub.delivered.Load()
@@ -188,8 +188,8 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		}
 		return pubs.failure()
 	})
-	if late != nil && !errors.Is(late, errLate) {
-		return r, late
+	if waited != nil && !errors.Is(waited, errLate) {
+		return r, waited
 	}
 	spent, err := readUsage(b)
 	if err != nil {
@@ -204,13 +204,13 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	if err != nil {
 		return r, err
 	}
-	if p.Measured != nil {
-		if err := p.Measured(ctx, b.at); err != nil {
+	if p.BeforeStop != nil {
+		if err := p.BeforeStop(ctx, b.at); err != nil {
 			return r, err
 		}
 	}
 	all := obs.NewLatency()
-	last := asked
+	last := requested
 	for _, sub := range measured {
 		sub.close()
 		r.Delivered += int(sub.delivered.Load())
@@ -218,7 +218,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		all.Merge(sub.latency)
 	}
 	if r.Missing = r.Sent*s.Channels - r.Delivered; r.Delivered == 0 {
-		return r, errors.New("nothing was delivered")
+		return r, errors.New("the broker delivered no message")
 	}
 	r.P50, r.P90, r.P99, r.P999, r.Max = ms(all.Quantile(.5)), ms(all.Quantile(.9)), ms(all.Quantile(.99)), ms(all.Quantile(.999)), ms(all.Quantile(1))
 	if s.Rate > 0 {
@@ -228,7 +228,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		pubs.stopReading()
 		r.Acked = []float64{ms(pubs.acked.Quantile(.5)), ms(pubs.acked.Quantile(.99)), ms(pubs.acked.Quantile(.999))}
 	}
-	r.OutPerSecond = float64(r.Delivered) / float64(s.Channels) / last.Sub(asked).Seconds()
+	r.OutPerSecond = float64(r.Delivered) / float64(s.Channels) / last.Sub(requested).Seconds()
 	r.CPU = 1e6 * spent.broker / float64(r.Sent)
 	r.Load = 1e6 * spent.load / float64(r.Sent)
 	r.Others = spent.others()
@@ -245,15 +245,16 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 
 func ms(d time.Duration) float64 { return float64(d) / 1e6 }
 
-var errLate = errors.New("it takes too long")
+var errLate = errors.New("timed out")
 
-// until waits until a condition holds, but at most until give.
-func until(ctx context.Context, give mono.Time, is func() bool, failed func() error) error {
-	for !is() {
+// until waits until done returns true. until returns the first error of failed, or errLate
+// after the deadline.
+func until(ctx context.Context, deadline mono.Time, done func() bool, failed func() error) error {
+	for !done() {
 		if err := errors.Join(ctx.Err(), failed()); err != nil {
 			return err
 		}
-		if give.Before(clock.Mono()) {
+		if deadline.Before(clock.Mono()) {
 			return errLate
 		}
 		time.Sleep(time.Millisecond)

@@ -68,8 +68,8 @@ type publisher struct {
 
 	// Owned by the goroutine that reads replies: the reader during a flood and with
 	// Scenario.Acked, else the sender. settle owns the fields after both have ended.
-	answered int // messages
-	rest     []byte
+	answered int    // messages
+	partial  []byte // start of an incomplete reply
 }
 
 // A publisher sends unread frames before it reads replies. The broker
@@ -112,9 +112,9 @@ func Connect(address string, s Scenario, d Dialect) (*Publishers, error) {
 	for i := range s.Conns {
 		c, raw, err := dial(address, s.TLS, d)
 		if err == nil {
-			one := &publisher{c: c, raw: raw, to: target{s.topic(i), fmt.Sprint("p", i)}}
-			p.conns = append(p.conns, one)
-			err = errors.Join(d.hello(c, one.to.id), raw.dontWait())
+			pub := &publisher{c: c, raw: raw, to: target{s.topic(i), fmt.Sprint("p", i)}}
+			p.conns = append(p.conns, pub)
+			err = errors.Join(d.hello(c, pub.to.id), raw.setNonblocking())
 		}
 		if err != nil {
 			p.Close()
@@ -133,33 +133,33 @@ func (p *Publishers) stopReading() {
 // Close closes the connections and waits for the reader.
 func (p *Publishers) Close() {
 	p.stopReading()
-	for _, one := range p.conns {
-		_ = one.raw.Close() // without TLS close_notify, since the broker is about to stop
+	for _, pub := range p.conns {
+		_ = pub.raw.Close() // without TLS close_notify, since the broker is about to stop
 	}
 }
 
 // collect reads the available replies, if the protocol has replies.
-func (p *Publishers) collect(one *publisher, buf []byte) error {
+func (p *Publishers) collect(pub *publisher, buf []byte) error {
 	if p.d.answers == nil {
 		return nil
 	}
-	n, err := one.c.Read(buf)
+	n, err := pub.c.Read(buf)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("publisher: %w", err)
 	}
-	return p.count(one, buf[:n])
+	return p.count(pub, buf[:n])
 }
 
 // settle reads the outstanding replies, for at most patience.
 func (p *Publishers) settle(ctx context.Context, sent int) error {
 	buf := make([]byte, answerSize)
 	return until(ctx, clock.Mono().Add(patience), func() bool {
-		for _, one := range p.conns {
-			if p.acked == nil && one.answered < one.sent {
-				if err := p.collect(one, buf); err != nil {
+		for _, pub := range p.conns {
+			if p.acked == nil && pub.answered < pub.sent {
+				if err := p.collect(pub, buf); err != nil {
 					p.fail(err)
 				}
 			}
@@ -169,61 +169,61 @@ func (p *Publishers) settle(ctx context.Context, sent int) error {
 }
 
 // count counts the messages that the replies in data accept.
-func (p *Publishers) count(one *publisher, data []byte) error {
+func (p *Publishers) count(pub *publisher, data []byte) error {
 	perFrame := 1
 	if p.s.Batch {
 		perFrame = p.s.Together
 	}
-	if len(one.rest) > 0 {
-		one.rest = append(one.rest, data...)
-		data = one.rest
+	if len(pub.partial) > 0 {
+		pub.partial = append(pub.partial, data...)
+		data = pub.partial
 	}
 	n, used, err := p.d.answers(data, perFrame)
-	one.rest = append(one.rest[:0], data[used:]...)
-	one.answered += n
+	pub.partial = append(pub.partial[:0], data[used:]...)
+	pub.answered += n
 	if p.acked != nil {
 		now := clock.Mono()
-		one.mu.Lock()
-		for range min(n, one.unread.Len()) {
-			if due := one.unread.Pop(); !due.Before(p.warm) {
+		pub.mu.Lock()
+		for range min(n, pub.unread.Len()) {
+			if due := pub.unread.Pop(); !due.Before(p.warm) {
 				p.acked.Record(now.Sub(due))
 			}
 		}
-		one.mu.Unlock()
+		pub.mu.Unlock()
 	}
 	p.accepted.Add(int64(n))
 	return err
 }
 
 // prepare encodes the frame that a connection sends repeatedly.
-func (p *Publishers) prepare(one *publisher) {
-	one.frame, one.bodies = p.d.frame(one.to, p.s.Size, p.s.Together, p.s.Batch)
+func (p *Publishers) prepare(pub *publisher) {
+	pub.frame, pub.bodies = p.d.frame(pub.to, p.s.Size, p.s.Together, p.s.Batch)
 }
 
 // publish writes the messages that are due at the given instant.
-func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
+func (p *Publishers) publish(pub *publisher, due, now mono.Time) error {
 	all := p.s.Size >= AllTimes
-	for _, at := range one.bodies {
-		binary.LittleEndian.PutUint64(one.frame[at+TimeDue:], uint64(due))
+	for _, offset := range pub.bodies {
+		binary.LittleEndian.PutUint64(pub.frame[offset+TimeDue:], uint64(due))
 		if all {
-			binary.LittleEndian.PutUint64(one.frame[at+TimeBefore:], uint64(now))
-			binary.LittleEndian.PutUint64(one.frame[at+TimeAfter:], uint64(one.after))
+			binary.LittleEndian.PutUint64(pub.frame[offset+TimeBefore:], uint64(now))
+			binary.LittleEndian.PutUint64(pub.frame[offset+TimeAfter:], uint64(pub.after))
 		}
 	}
 	if p.d.number != nil {
-		p.d.number(one.frame, one.bodies, one.seq)
-		one.seq++
+		p.d.number(pub.frame, pub.bodies, pub.seq)
+		pub.seq++
 	}
 	if p.acked != nil {
-		one.mu.Lock()
+		pub.mu.Lock()
 		for range p.s.Together {
-			one.unread.Push(due)
+			pub.unread.Push(due)
 		}
-		one.mu.Unlock()
+		pub.mu.Unlock()
 	}
-	_, err := one.c.Write(one.frame)
-	one.after = clock.Mono()
-	one.sent += p.s.Together
+	_, err := pub.c.Write(pub.frame)
+	pub.after = clock.Mono()
+	pub.sent += p.s.Together
 	return err
 }
 
@@ -232,21 +232,21 @@ func (p *Publishers) publish(one *publisher, due, now mono.Time) error {
 // random times. The connections of a topic share one frame, in place of many small frames.
 func (p *Publishers) Send(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
 	var sender sync.WaitGroup
-	sender.Go(func() { sent, err = p.sendNow(ctx, start, lasting, seed) })
+	sender.Go(func() { sent, err = p.sendOnThread(ctx, start, lasting, seed) })
 	sender.Wait()
 	return sent, err
 }
 
-func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
-	if err := prompt(); err != nil {
+func (p *Publishers) sendOnThread(ctx context.Context, start mono.Time, lasting time.Duration, seed uint64) (sent int, err error) {
+	if err := lockUrgentThread(); err != nil {
 		return 0, err
 	}
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for i, one := range p.conns {
-		if first := p.conns[i%max(1, p.s.Topics)]; first == one || p.d.personal {
-			p.prepare(one)
+	for i, pub := range p.conns {
+		if first := p.conns[i%max(1, p.s.Topics)]; first == pub || p.d.personal {
+			p.prepare(pub)
 		} else {
-			one.frame, one.bodies = first.frame, first.bodies
+			pub.frame, pub.bodies = first.frame, first.bodies
 		}
 	}
 	buf := make([]byte, answerSize)
@@ -258,9 +258,9 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 			}
 		})
 	}
-	rest := time.Duration(0)
+	pause := time.Duration(0)
 	if p.s.Rate/float64(p.s.Together) > crowded {
-		rest = nap
+		pause = nap
 	}
 	now, end, due := start, start.Add(lasting), start
 	var contract tokenbucket.Bucket
@@ -272,19 +272,19 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 		if !due.Before(end) {
 			return sent, p.failure()
 		}
-		at := due
+		allowed := due
 		if p.s.Burst > 0 {
-			at = max(at, contract.Eligible(clock.Mono()))
+			allowed = max(allowed, contract.Eligible(clock.Mono()))
 		}
-		for now.Before(at) {
-			if err := sleepUntil(max(at, now.Add(rest))); err != nil {
+		for now.Before(allowed) {
+			if err := sleepUntil(max(allowed, now.Add(pause))); err != nil {
 				return sent, err
 			}
 			now = clock.Mono()
 		}
-		one := p.conns[rng.IntN(len(p.conns))]
-		if p.acked == nil && one.sent-one.answered >= unread*p.s.Together {
-			if err := p.collect(one, buf); err != nil {
+		pub := p.conns[rng.IntN(len(p.conns))]
+		if p.acked == nil && pub.sent-pub.answered >= unread*p.s.Together {
+			if err := p.collect(pub, buf); err != nil {
 				return sent, err
 			}
 		}
@@ -293,7 +293,7 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 		if p.s.Burst > 0 {
 			contract.Take(before)
 		}
-		if err := p.publish(one, due, before); err != nil {
+		if err := p.publish(pub, due, before); err != nil {
 			return sent, errors.Join(err, p.failure())
 		}
 		sent += p.s.Together
@@ -303,7 +303,7 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 
 // readAtOnce reads each reply when the reply arrives, until Close.
 func (p *Publishers) readAtOnce() error {
-	if err := prompt(); err != nil {
+	if err := lockUrgentThread(); err != nil {
 		return err
 	}
 	poller, err := rawfd.NewPoller()
@@ -311,8 +311,8 @@ func (p *Publishers) readAtOnce() error {
 		return err
 	}
 	defer poller.Close()
-	for i, one := range p.conns {
-		if err := poller.Watch(one.raw.fd, int32(i), 0, 0, unix.EPOLLIN); err != nil {
+	for i, pub := range p.conns {
+		if err := poller.Watch(pub.raw.fd, int32(i), 0, 0, unix.EPOLLIN); err != nil {
 			return err
 		}
 	}
@@ -332,13 +332,13 @@ func (p *Publishers) readAtOnce() error {
 // or while fewer than Scenario.Ahead messages have no reply.
 func (p *Publishers) converse(ctx context.Context, lasting time.Duration) (sent int, err error) {
 	var sender sync.WaitGroup
-	sender.Go(func() { sent, err = p.converseNow(ctx, lasting) })
+	sender.Go(func() { sent, err = p.converseOnThread(ctx, lasting) })
 	sender.Wait()
 	return sent, err
 }
 
-func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (sent int, err error) {
-	if err := prompt(); err != nil {
+func (p *Publishers) converseOnThread(ctx context.Context, lasting time.Duration) (sent int, err error) {
+	if err := lockUrgentThread(); err != nil {
 		return 0, err
 	}
 	poller, err := rawfd.NewPoller()
@@ -351,24 +351,24 @@ func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (se
 	end := now.Add(lasting)
 	poller.Alarm(end)
 	ahead := max(p.s.Ahead, p.s.Together)
-	fill := func(one *publisher) error {
-		for now = clock.Mono(); one.sent-one.answered+p.s.Together <= ahead; sent += p.s.Together {
-			if err := p.publish(one, now, now); err != nil {
+	fill := func(pub *publisher) error {
+		for now = clock.Mono(); pub.sent-pub.answered+p.s.Together <= ahead; sent += p.s.Together {
+			if err := p.publish(pub, now, now); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	for i, one := range p.conns {
-		p.prepare(one)
-		if err := errors.Join(poller.Watch(one.raw.fd, int32(i), 0, 0, unix.EPOLLIN), fill(one)); err != nil {
+	for i, pub := range p.conns {
+		p.prepare(pub)
+		if err := errors.Join(poller.Watch(pub.raw.fd, int32(i), 0, 0, unix.EPOLLIN), fill(pub)); err != nil {
 			return sent, err
 		}
 	}
 	for now.Before(end) && ctx.Err() == nil {
 		for _, e := range poller.Wait(true) {
-			one := p.conns[e.Fd]
-			if err := errors.Join(p.collect(one, buf), fill(one)); err != nil {
+			pub := p.conns[e.Fd]
+			if err := errors.Join(p.collect(pub, buf), fill(pub)); err != nil {
 				return sent, err
 			}
 		}
@@ -382,8 +382,8 @@ func (p *Publishers) flood(ctx context.Context, lasting time.Duration) (sent int
 	var total atomic.Int64
 	var senders sync.WaitGroup
 	end := clock.Mono().Add(lasting)
-	for _, one := range p.conns {
-		p.prepare(one)
+	for _, pub := range p.conns {
+		p.prepare(pub)
 		senders.Go(func() {
 			for ctx.Err() == nil && p.failure() == nil {
 				now := clock.Mono()
@@ -394,7 +394,7 @@ func (p *Publishers) flood(ctx context.Context, lasting time.Duration) (sent int
 					total.Add(-int64(p.s.Together))
 					return
 				}
-				if err := p.publish(one, now, now); err != nil {
+				if err := p.publish(pub, now, now); err != nil {
 					p.fail(err)
 					return
 				}
@@ -404,8 +404,8 @@ func (p *Publishers) flood(ctx context.Context, lasting time.Duration) (sent int
 	p.reader.Go(func() {
 		buf := make([]byte, answerSize)
 		for !p.stopped.Load() {
-			for _, one := range p.conns {
-				if err := p.collect(one, buf); err != nil {
+			for _, pub := range p.conns {
+				if err := p.collect(pub, buf); err != nil {
 					p.fail(err)
 					return
 				}

@@ -16,7 +16,7 @@
 //
 //   - Go's poller watches none of the connections, and the load's threads have priority.
 //     Otherwise the load's wait for a processor would count as the broker's latency
-//     (socket.go, prompt.go).
+//     (socket.go, thread.go).
 //   - One thread sends, and wakes for each message. Above 30,000 frames a second the
 //     thread wakes every 50 us and sends all messages that are due. The sender reads
 //     a connection's replies after eight more frames, and counts all replies at the end

@@ -28,7 +28,7 @@ import (
 // A socket implements net.Conn, but ignores deadlines.
 type socket struct {
 	fd      int
-	patient bool // retry reads after a signal
+	retries bool // reads are retried after a signal
 }
 
 var _ net.Conn = (*socket)(nil)
@@ -44,7 +44,7 @@ func dial(address string, encrypt bool, d Dialect) (net.Conn, *socket, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("socket: %w", err)
 	}
-	c := &socket{fd: fd, patient: true}
+	c := &socket{fd: fd, retries: true}
 	fail := func(err error) (net.Conn, *socket, error) { return nil, nil, errors.Join(err, c.Close()) }
 	if err := errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1), c.timeout(patience)); err != nil {
 		return fail(fmt.Errorf("socket: %w", err))
@@ -67,20 +67,20 @@ func dial(address string, encrypt bool, d Dialect) (net.Conn, *socket, error) {
 }
 
 // timeout sets the timeout of reads and writes.
-func (c *socket) timeout(longest time.Duration) error {
-	tv := unix.NsecToTimeval(int64(longest))
+func (c *socket) timeout(limit time.Duration) error {
+	tv := unix.NsecToTimeval(int64(limit))
 	return errors.Join(unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv), unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
 }
 
-// wait ends the handshake. Later reads block for at most attention.
-func (c *socket) wait() error {
-	c.patient = false
+// setBlocking ends the handshake. Later reads block for at most attention.
+func (c *socket) setBlocking() error {
+	c.retries = false
 	return c.timeout(attention)
 }
 
-// dontWait ends the handshake. Later reads do not block.
-func (c *socket) dontWait() error {
-	c.patient = false
+// setNonblocking ends the handshake. Later reads do not block.
+func (c *socket) setNonblocking() error {
+	c.retries = false
 	return unix.SetNonblock(c.fd, true)
 }
 
@@ -95,7 +95,7 @@ func (c *socket) Read(p []byte) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(c.fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
 		switch {
-		case errno == unix.EINTR && c.patient:
+		case errno == unix.EINTR && c.retries:
 			runtime.Gosched()
 		case errno == unix.EAGAIN, errno == unix.EINTR:
 			return 0, os.ErrDeadlineExceeded
@@ -122,7 +122,7 @@ func (c *socket) Write(p []byte) (written int, err error) {
 			if ok, err := await(c.fd, unix.POLLOUT, patience); err != nil {
 				return written, err
 			} else if !ok {
-				return written, errors.New("the broker reads nothing")
+				return written, fmt.Errorf("the broker read nothing for %v", patience)
 			}
 		default:
 			return written, errno
@@ -139,9 +139,9 @@ func (c *socket) SetReadDeadline(time.Time) error  { return nil }
 func (c *socket) SetWriteDeadline(time.Time) error { return nil }
 
 // await waits until a descriptor is readable, writable or closed.
-func await(fd int, events int16, longest time.Duration) (bool, error) {
-	for give := time.Now().Add(longest); ; {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(time.Until(give)/time.Millisecond))
+func await(fd int, events int16, limit time.Duration) (ready bool, err error) {
+	for deadline := time.Now().Add(limit); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(time.Until(deadline)/time.Millisecond))
 		if !errors.Is(err, unix.EINTR) {
 			return n > 0, err
 		}

@@ -34,7 +34,7 @@ func stormAt(address string, rate float64, d Dialect) func() (int, error) {
 					return
 				}
 			}
-			if failed = passBy(address, opened, d); failed != nil {
+			if failed = openAndReset(address, opened, d); failed != nil {
 				return
 			}
 			opened++
@@ -47,8 +47,8 @@ func stormAt(address string, rate float64, d Dialect) func() (int, error) {
 	}
 }
 
-// passBy opens a connection, performs the handshake and closes the connection.
-func passBy(address string, n int, d Dialect) error {
+// openAndReset opens a connection, performs the handshake and closes the connection by a reset.
+func openAndReset(address string, n int, d Dialect) error {
 	c, raw, err := dial(address, false, d)
 	if err != nil {
 		return fmt.Errorf("connection %d of the storm: %w", n, err)

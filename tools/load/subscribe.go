@@ -42,7 +42,7 @@ func subscribe(b *running, s Scenario, d Dialect, from source, slow time.Duratio
 	if err != nil {
 		return nil, fmt.Errorf("subscriber of %v: %w", from, err)
 	}
-	if err := errors.Join(d.subscribe(c, from), raw.wait()); err != nil {
+	if err := errors.Join(d.subscribe(c, from), raw.setBlocking()); err != nil {
 		return nil, errors.Join(fmt.Errorf("subscriber of %v: %w", from, err), raw.Close())
 	}
 	return &subscriber{c: c, raw: raw, d: d, from: from, slow: slow, latency: obs.NewLatency()}, nil
@@ -59,7 +59,7 @@ func (s *subscriber) start(warm mono.Time) {
 }
 
 func (s *subscriber) receive() error {
-	if err := prompt(); err != nil {
+	if err := lockUrgentThread(); err != nil {
 		return err
 	}
 	want := credit
@@ -83,9 +83,9 @@ func (s *subscriber) receive() error {
 			return err
 		}
 		in = in[:len(in)+n]
-		now, got := clock.Mono(), int64(0)
+		now, received := clock.Mono(), int64(0)
 		used, reply, err := s.d.deliveries(in, out[:0], s.from, func(body []byte) {
-			got++
+			received++
 			due := mono.Time(binary.LittleEndian.Uint64(body))
 			if !due.Before(s.warm) {
 				s.latency.Record(now.Sub(due))
@@ -97,14 +97,14 @@ func (s *subscriber) receive() error {
 		in = in[:copy(in[:cap(in)], in[used:])]
 		if out = reply; len(out) > 0 {
 			if s.slow > 0 {
-				time.Sleep(time.Duration(got) * s.slow)
+				time.Sleep(time.Duration(received) * s.slow)
 			}
 			if _, err := s.c.Write(out); err != nil {
 				return err
 			}
 		}
 		s.last.Store(int64(now))
-		s.delivered.Add(got)
+		s.delivered.Add(received)
 	}
 	return net.ErrClosed
 }

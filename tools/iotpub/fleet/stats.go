@@ -45,11 +45,11 @@ func newStats() Stats {
 
 func (s *Stats) refuse(code string, messages uint64) {
 	if _, known := s.Refused[code]; !known {
-		kept := len(s.Refused)
+		codes := len(s.Refused)
 		if s.Refused[OtherCode] > 0 {
-			kept--
+			codes--
 		}
-		if kept >= maxCodes {
+		if codes >= maxCodes {
 			code = OtherCode
 		}
 	}

@@ -651,28 +651,28 @@ func (w *worker) queueDial(p *publisher, at mono.Time) {
 
 // dialMore starts the dials that are due, up to maxDialling.
 func (w *worker) dialMore(now mono.Time) {
-	kept := w.redial[:0]
+	remaining := w.redial[:0]
 	for i, r := range w.redial {
 		if w.dials >= maxDialling {
-			kept = append(kept, w.redial[i:]...)
+			remaining = append(remaining, w.redial[i:]...)
 			break
 		}
 		if w.stopped && r.publisher.waitingMessages == 0 {
-			kept = append(kept, r) // nothing to send
+			remaining = append(remaining, r) // nothing to send
 			continue
 		}
 		if now.Before(r.at) {
-			kept = append(kept, r)
+			remaining = append(remaining, r)
 			w.nextTick = min(w.nextTick, r.at)
 			continue
 		}
 		r.publisher.queued = false
 		if !w.dial(r.publisher, now) {
-			kept = append(kept, retry{r.publisher, now.Add(backoff(r.publisher.failures))})
+			remaining = append(remaining, retry{r.publisher, now.Add(backoff(r.publisher.failures))})
 			r.publisher.queued = true
 		}
 	}
-	w.redial = kept
+	w.redial = remaining
 }
 
 // dial starts the next link of a publisher. dial returns false if the caller must retry.

@@ -87,12 +87,12 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			clock.Sleep(ctx, wait)
 			continue
 		}
-		meant := due
+		intended := due
 		if due = due.Add(gap); gap == 0 {
 			due = now
 		}
 		if size >= payload.Size {
-			payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: meant}, size) // written in place
+			payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: intended}, size) // written in place
 		}
 		if _, err := c.Write(pub); err != nil {
 			return err

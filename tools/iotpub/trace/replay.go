@@ -81,18 +81,18 @@ func (t *Trace) Replay(o Options) (*Replay, error) {
 	r := &Replay{options: o, span: end - o.From}
 	number := make([]int32, len(t.publishers)) // new number + 1
 	var counts []int
-	var kept []Publisher
+	var selected []Publisher
 	for _, e := range t.events[first:last] {
 		if number[e.publisher] == 0 {
-			kept = append(kept, t.publishers[e.publisher])
+			selected = append(selected, t.publishers[e.publisher])
 			counts = append(counts, 0)
-			number[e.publisher] = int32(len(kept))
+			number[e.publisher] = int32(len(selected))
 		}
 		n := number[e.publisher] - 1
 		counts[n]++
 		r.events = append(r.events, event{e.at - o.From, n, e.size})
 	}
-	r.base = len(kept)
+	r.base = len(selected)
 	r.shared = make([]bool, len(r.events))
 	for i := 1; i < len(r.events); i++ {
 		if r.events[i].at == r.events[i-1].at {
@@ -102,7 +102,7 @@ func (t *Trace) Replay(o Options) (*Replay, error) {
 	if int64(r.base)*int64(o.Copies) > MaxPublishers {
 		return nil, fmt.Errorf("copies: %d of %d publishers are more than %d", o.Copies, r.base, MaxPublishers)
 	}
-	if err := r.number(kept, counts); err != nil {
+	if err := r.number(selected, counts); err != nil {
 		return nil, err
 	}
 	return r, nil

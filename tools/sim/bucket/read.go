@@ -89,8 +89,8 @@ func Read(name string, r io.Reader) ([]Arrival, error) {
 	names := map[string]string{}
 	intern := func(s string) string {
 		s = strings.TrimSpace(s)
-		if known, ok := names[s]; ok {
-			return known
+		if number, ok := names[s]; ok {
+			return number
 		}
 		s = strings.Clone(s)
 		names[s] = s

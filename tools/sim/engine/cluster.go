@@ -183,21 +183,21 @@ func (c *Cluster) Advance(to mono.Time) {
 
 // arrive delivers an event to its broker.
 func (c *Cluster) arrive(l, topic int, e schedule.Event) {
-	at := mono.Time(e.At)
-	c.drain(l, at)
+	due := mono.Time(e.At)
+	c.drain(l, due)
 	b := &c.brokers[l]
 	lane := &b.lanes[topic]
 	lane.step.Offered += uint64(e.Count)
 	for i := range e.Count {
-		m := message{at: at, source: e.Source, first: i == 0}
+		m := message{at: due, source: e.Source, first: i == 0}
 		if !c.topics[topic].limited {
-			c.serve(l, topic, m, at, at)
+			c.serve(l, topic, m, due, due)
 			continue
 		}
 		if lane.line.Len() == 0 {
-			if eligible := lane.bucket.Eligible(at); eligible <= at {
-				lane.bucket.Take(at)
-				c.serve(l, topic, m, at, at)
+			if eligible := lane.bucket.Eligible(due); eligible <= due {
+				lane.bucket.Take(due)
+				c.serve(l, topic, m, due, due)
 				continue
 			}
 			b.wait(topic)

@@ -88,10 +88,10 @@ func (s *Scenario) placeKeyed(t Topic, brokers []placement.Broker, d placement.D
 		return placement.Place(t.Policy, brokers, d, rng)
 	}
 	order := rng.Perm(len(d.Publishers))
-	given := d.Publishers
-	d.Publishers = make([]placement.Publisher, len(given))
+	declared := d.Publishers
+	d.Publishers = make([]placement.Publisher, len(declared))
 	for i, j := range order {
-		d.Publishers[i] = given[j]
+		d.Publishers[i] = declared[j]
 	}
 	plan, err := placement.Place(t.Policy, brokers, d, rng)
 	for _, q := range plan.Quotas {

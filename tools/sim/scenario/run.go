@@ -144,25 +144,25 @@ func (b *Built) adaptors() (all []*tuning, err error) {
 			continue
 		}
 		step := duration(a.Step)
-		one := &tuning{
+		tuned := &tuning{
 			machine: adaptor.New(0, adaptor.Config{Window: time.Duration(a.Window) * step}),
 			topic:   i, step: step, due: mono.Time(step), every: a.Every,
 		}
 		c := &adaptor.Contract{Topic: p.Spec.Name, Total: p.Contract, Rule: a.Rule}
 		for _, q := range p.Plan.Quotas {
-			if _, err := one.machine.Hello(0, ledger.Session{Broker: q.Broker, Said: mono.Said{Process: "1"}}); err != nil {
+			if _, err := tuned.machine.Hello(0, ledger.Session{Broker: q.Broker, Said: mono.Said{Process: "1"}}); err != nil {
 				return nil, err
 			}
 			c.Placed = append(c.Placed, share.Placed{Broker: q.Broker, Publishers: len(q.Publishers), Quota: q.Share})
 		}
-		_, grants, err := one.machine.Set(0, c)
+		_, grants, err := tuned.machine.Set(0, c)
 		if err == nil { // the initial shares
-			err = one.machine.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
+			err = tuned.machine.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
 		}
 		if err != nil {
 			return nil, fmt.Errorf("adapt topic %s: %w", p.Spec.Name, err)
 		}
-		all = append(all, one)
+		all = append(all, tuned)
 	}
 	return all, nil
 }

@@ -262,24 +262,24 @@ func (s *Scenario) Validate() error {
 	n, messages := 0, 0.0
 	ids := map[string]bool{}
 	for i, b := range s.Brokers {
-		at := fmt.Sprintf("brokers[%d]", i)
-		f.If(b.ID == "", "%s.id: is empty", at)
+		path := fmt.Sprintf("brokers[%d]", i)
+		f.If(b.ID == "", "%s.id: is empty", path)
 		if b.Count < 0 || b.Count > MaxBrokers {
-			f.If(true, "%s.count: %d is not in 0 to %d", at, b.Count, MaxBrokers)
+			f.If(true, "%s.count: %d is not in 0 to %d", path, b.Count, MaxBrokers)
 			continue
 		}
 		for _, id := range b.names() {
 			if ids[id] {
-				f.If(true, "%s.id: there are two brokers %q", at, id)
+				f.If(true, "%s.id: there are two brokers %q", path, id)
 				break
 			}
 			ids[id] = true
 		}
 		n += max(1, b.Count)
-		f.If(b.Mcap < 0, "%s.mcap: %d is negative", at, b.Mcap)
-		f.If(b.Allocated < 0, "%s.allocated: %d is negative", at, b.Allocated)
+		f.If(b.Mcap < 0, "%s.mcap: %d is negative", path, b.Mcap)
+		f.If(b.Allocated < 0, "%s.allocated: %d is negative", path, b.Allocated)
 		if b.Background != nil {
-			b.Background.validate(&f, at+".background")
+			b.Background.validate(&f, path+".background")
 			messages += float64(max(1, b.Count)) * b.Background.messages(s.Warmup+s.Duration)
 		}
 	}

@@ -214,11 +214,11 @@ func (s *site) leave(c *visit) {
 		s.enter(c)
 		return
 	}
-	var took [3]float64
+	var used [3]float64
 	for k, w := range c.work {
-		took[k] = 100 * w / cost.Window.Seconds()
+		used[k] = 100 * w / cost.Window.Seconds()
 	}
-	s.scheduler.Done(&c.Request, took[:])
+	s.scheduler.Done(&c.Request, used[:])
 	if measured {
 		s.answers[c.Class]++
 		r.Rate[c.page]++

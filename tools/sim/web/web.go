@@ -142,13 +142,13 @@ func Run(s Study) Result {
 		b.Ended(first, now, balance.Answered)
 		r.Answers = append(r.Answers, Answer{At: time.Duration(now), Took: now.Sub(done.came), Server: first})
 	}
-	took := make([][]float64, len(machines)+1)
+	responses := make([][]float64, len(machines)+1)
 	for _, a := range r.Answers {
 		ms := a.Took.Seconds() * 1e3
-		took[a.Server] = append(took[a.Server], ms)
-		took[len(machines)] = append(took[len(machines)], ms)
+		responses[a.Server] = append(responses[a.Server], ms)
+		responses[len(machines)] = append(responses[len(machines)], ms)
 	}
-	for _, v := range took {
+	for _, v := range responses {
 		r.ByServer = append(r.ByServer, Summarize(v))
 	}
 	r.Overall, r.ByServer = r.ByServer[len(machines)], r.ByServer[:len(machines)]

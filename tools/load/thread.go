@@ -20,9 +20,9 @@ import (
 // latency. Therefore these threads, which mostly sleep, run first if the system permits.
 const urgency = -10
 
-// prompt locks the goroutine to a thread with precise timers and, if permitted, priority.
+// lockUrgentThread locks the goroutine to a thread with precise timers and, if permitted, priority.
 // The thread ends with the goroutine.
-func prompt() error {
+func lockUrgentThread() error {
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("timer slack: %w", err)

@@ -39,9 +39,9 @@ func Quantile[T any](sorted []T, q float64) (v T) {
 // traceFile is the name of our broker's release trace.
 const traceFile = "release.trace"
 
-// held reads access delays and times in the topic from our broker's release trace, for a
+// readReleaseTrace reads access delays and times in the topic from our broker's release trace, for a
 // sender that keeps its contract. The warm-up is left out.
-func held(at Place, s Scenario, r *Result) error {
+func readReleaseTrace(at Place, s Scenario, r *Result) error {
 	if s.Burst == 0 {
 		return nil
 	}
@@ -56,7 +56,7 @@ func held(at Place, s Scenario, r *Result) error {
 		var one [3]mono.Time
 		fields := strings.Split(lines.Text(), ",")
 		if len(fields) != 1+len(one) {
-			return fmt.Errorf("release trace: %q", lines.Text())
+			return fmt.Errorf("release trace: cannot parse %q", lines.Text())
 		}
 		for i := range one {
 			ns, err := strconv.ParseInt(fields[1+i], 10, 64)
@@ -69,12 +69,12 @@ func held(at Place, s Scenario, r *Result) error {
 		first = min(first, one[0])
 	}
 	if len(all) != r.Sent {
-		return fmt.Errorf("%d messages left the topic, %d were sent", len(all), r.Sent)
+		return fmt.Errorf("release trace: %d messages left the topic, but %d were sent", len(all), r.Sent)
 	}
 	var access, left []time.Duration
-	for _, one := range all {
-		if !one[0].Before(first.Add(Warming)) {
-			access, left = append(access, one[1].Sub(one[0])), append(left, one[2].Sub(one[0]))
+	for _, times := range all {
+		if !times[0].Before(first.Add(Warming)) {
+			access, left = append(access, times[1].Sub(times[0])), append(left, times[2].Sub(times[0]))
 		}
 	}
 	r.Access, r.Left = quantilesOf(access), quantilesOf(left)
