@@ -33,7 +33,7 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 			var all sync.WaitGroup
 			for range 50 {
 				all.Go(func() {
-					if body, err := c.remembered(t.Context(), "b:1", "/stats"); string(body) != "all" {
+					if body, err := c.remembered(t.Context(), c.by, "b:1", "/stats"); string(body) != "all" {
 						t.Errorf("%q, %v", body, err)
 					}
 				})
@@ -63,7 +63,7 @@ func TestAnswersAreBounded(t *testing.T) {
 		}
 		for _, pause := range []time.Duration{0, 2 * tick} {
 			for i := range 20 {
-				if body, err := c.remembered(t.Context(), fmt.Sprintf("b%d:1", i), "/stats"); len(body) != 4<<20 {
+				if body, err := c.remembered(t.Context(), c.by, fmt.Sprintf("b%d:1", i), "/stats"); len(body) != 4<<20 {
 					t.Errorf("%d, %v", len(body), err)
 				}
 				<-time.After(pause)

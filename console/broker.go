@@ -113,7 +113,7 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 	if d.Stats, err = c.asks.stats(ctx, address, "", "", true); err != nil {
 		d.Trouble = err.Error()
 	}
-	if text, err := c.asks.remembered(ctx, address, "/metrics"); err == nil {
+	if text, err := c.asks.remembered(ctx, c.cfg.Brokers, address, "/metrics"); err == nil {
 		now := time.Now()
 		r, err := metrics(address, text, now)
 		if err != nil {

@@ -53,6 +53,13 @@ type Config struct {
 	// Lookup sends requests to the loaddistributor's own HTTP, for any address; nil: pages
 	// show no nodes.
 	Lookup http.RoundTripper
+	// Admission are connections to the gRPC API of admission's servers, by address. Without
+	// one, the page of admission says how to configure it.
+	Admission map[string]grpc.ClientConnInterface
+	// Gateways are the operators' addresses of gateways; Gateway sends requests there. Without
+	// an address, the page of gateways says how to configure it.
+	Gateways []string
+	Gateway  http.RoundTripper
 	// Self is the address, for Brokers, of the broker of a console without API.
 	Self string
 	// May returns the reason why the caller of a request lacks the role, or "" if the
@@ -163,6 +170,7 @@ func (c *Console) views() map[string]viewer {
 	maps.Copy(all, map[string]viewer{
 		"/{$}": c.watched.overview, "/topics": c.watched.topicList, "/topic": c.topic, "/compare": c.compare,
 		"/brokers": c.watched.brokerList, "/broker": c.broker, "/nodes": c.nodes, "/create": c.createPage,
+		"/admission": c.admissionPage, "/gateways": c.gatewayPage,
 	})
 	return all
 }
@@ -190,6 +198,8 @@ var sections = []struct {
 	{link{"Overview", "/ui/"}, []string{"overview"}},
 	{link{"Topics", "/ui/topics"}, []string{"topics", "topic", "compare", "channel", "peek", "create"}},
 	{link{"Brokers", "/ui/brokers"}, []string{"brokers", "broker", "nodes"}},
+	{link{"Admission", "/ui/admission"}, []string{"admission"}},
+	{link{"Gateways", "/ui/gateways"}, []string{"gateways"}},
 }
 
 // Sections returns the links of the navigation.

@@ -22,10 +22,15 @@ var functions = template.FuncMap{
 	"rate":       func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', -1, 64)) },
 	"measured":   func(v float32) string { return measured(float64(v)) },
 	"measured32": measured,
-	"milli":      func(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) },
+	"milli":      milli,
 	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
 	"duration":   why.Duration,
-	"p99":        func(l *obs.Latency) string { return why.Duration(l.Quantile(0.99)) },
+	"p99": func(l *obs.Latency) string {
+		if l.Count() == 0 {
+			return "–"
+		}
+		return why.Duration(l.Quantile(0.99))
+	},
 	"ratio":      func(part, whole uint64) float64 { return float64(part) / float64(whole) },
 	"percent":    func(v float64) string { return strconv.FormatFloat(100*v, 'f', 2, 64) + " %" },
 	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
@@ -50,8 +55,15 @@ var functions = template.FuncMap{
 	"sentences": sentences,
 	"contract":  contractForm,
 	"bytes":     size,
+	"refill":    refill,
+	"part":      func(name string, percent float64) resource { return resource{name, percent} },
+	"millis":    func(ms int64) string { return why.Duration(time.Duration(ms) * time.Millisecond) },
+	"isDefault": func(key string) bool { return strings.HasSuffix(key, "*") },
 	"query":     query,
 }
+
+// milli formats thousandths.
+func milli(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) }
 
 // term links a word to the glossary, where the entry may have another form.
 func term(entry string, text ...string) template.HTML {

@@ -44,45 +44,51 @@ type asker struct {
 	answers answers
 }
 
-// answers holds the brokers' answers of the last second, so concurrent pages share one
-// request.
+// answers holds recent answers, so concurrent pages share one request.
 type answers struct {
-	asked singleflight.Group // by address and path
+	asked singleflight.Group // by key
 	mu    sync.Mutex
-	known map[string]answer // guarded by mu; by address and path
+	known map[string]answer // guarded by mu; by key
 }
 
 type answer struct {
-	at   time.Time
-	body []byte
-	err  error
+	until time.Time // then the answer is too old
+	body  []byte
+	err   error
 }
 
-// remembered returns a recent or pending answer to the same request, or sends the
+// remembered returns a recent or pending answer to the same GET request, or sends the
 // request.
-func (a *asker) remembered(ctx context.Context, address, path string) ([]byte, error) {
-	k, key := &a.answers, address+" "+path
-	k.mu.Lock()
-	known, ok := k.known[key]
-	k.mu.Unlock()
-	if ok && time.Since(known.at) < tick {
+func (a *asker) remembered(ctx context.Context, by http.RoundTripper, address, path string) ([]byte, error) {
+	return a.answers.get(ctx, address+" "+path, tick, func(ctx context.Context) ([]byte, error) {
+		return a.ask(ctx, by, http.MethodGet, address, path)
+	})
+}
+
+// get returns the answer that a key had within age, or a pending answer, or calls ask. The
+// caller does not modify the answer.
+func (a *answers) get(ctx context.Context, key string, age time.Duration, ask func(context.Context) ([]byte, error)) ([]byte, error) {
+	a.mu.Lock()
+	known, ok := a.known[key]
+	a.mu.Unlock()
+	if ok && time.Now().Before(known.until) {
 		return known.body, known.err
 	}
-	body, err, _ := k.asked.Do(key, func() (any, error) {
-		body, err := a.ask(context.WithoutCancel(ctx), a.by, http.MethodGet, address, path) // all waiting callers share the request
-		k.keep(key, answer{time.Now(), body, err})
+	body, err, _ := a.asked.Do(key, func() (any, error) {
+		body, err := ask(context.WithoutCancel(ctx)) // all waiting callers share the request
+		a.keep(key, answer{time.Now().Add(age), body, err})
 		return body, err
 	})
 	return body.([]byte), err
 }
 
-// keep stores an answer if there is room beside the answers of the last second.
+// keep stores an answer if there is room beside the other recent answers.
 func (a *answers) keep(key string, one answer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	held := len(one.body)
+	held, now := len(one.body), time.Now()
 	for key, other := range a.known {
-		if one.at.Sub(other.at) >= tick {
+		if !now.Before(other.until) {
 			delete(a.known, key)
 		} else {
 			held += len(other.body)
@@ -223,7 +229,7 @@ func (a *asker) stats(ctx context.Context, address, topic, channel string, clien
 	if channel != "" {
 		q.Set("channel", channel)
 	}
-	body, err := a.remembered(ctx, address, "/stats?"+q.Encode())
+	body, err := a.remembered(ctx, a.by, address, "/stats?"+q.Encode())
 	if err == nil {
 		err = decode(address, body, &s)
 	}

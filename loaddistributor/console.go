@@ -19,10 +19,32 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
-// brokersPrefix begins the flags for the console's credentials at the brokers' HTTP.
-const brokersPrefix = "console-"
+// Prefixes of the flags for the console's credentials: at the brokers' HTTP, at admission's servers and
+// at gateways.
+const (
+	brokersPrefix   = "console-"
+	admissionPrefix = "console-admission-"
+	gatewayPrefix   = "console-gateway-"
+)
+
+// maxPeers is the maximum number of admission's servers, and of gateways, that the console shows.
+const maxPeers = 32
+
+// checkPeers checks the addresses of a flag.
+func checkPeers(name string, addresses []string) error {
+	if len(addresses) > maxPeers {
+		return fmt.Errorf("--%s: %d addresses, at most %d", name, len(addresses), maxPeers)
+	}
+	for _, address := range addresses {
+		if _, _, err := controller.HostPort(address); err != nil {
+			return fmt.Errorf("--%s: %w", name, err)
+		}
+	}
+	return nil
+}
 
 // addConsole serves the web console. The console calls the API as other programs do, but through a pipe
 // within the process. The console authorizes its users by the same tokens. shares is a connection to
@@ -43,7 +65,19 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	if shares == nil {
 		shares = conn
 	}
+	peers := map[string]grpc.ClientConnInterface{}
+	closeAll := conn.Close
+	for _, address := range o.admissionAddresses {
+		peer, err := dial(address, o.admissionOptions)
+		if err != nil {
+			return errors.Join(fmt.Errorf("--console-admission-address: %w", err), closeAll())
+		}
+		peers[address] = peer
+		previous := closeAll
+		closeAll = func() error { return errors.Join(previous(), peer.Close()) }
+	}
 	pages, err := console.New(console.Config{
+		Admission: peers, Gateways: o.gatewayAddresses, Gateway: o.gateways,
 		API: conn, Shares: shares, Brokers: o.brokers, May: o.addresses.Guard.May, Who: secure.Who, Tenant: o.addresses.Guard.Tenant,
 		Lookup: console.InProcess(s.Mux), Hosts: o.consoleHosts, Metrics: s.Metrics, Log: log,
 	})
@@ -53,8 +87,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	s.Pages, s.PagesAt = pages, console.Prefix
 	s.Group.Add("console API", lifecycle.ServeGRPC(pipe, inner))
 	s.Group.Add("console", func(ctx context.Context) error {
-		defer conn.Close()
-		return pages.Run(ctx)
+		return errors.Join(pages.Run(ctx), closeAll())
 	})
 	return nil
 }
@@ -103,11 +136,11 @@ type roundTrip struct {
 	token  secure.Bearer // nil: none
 }
 
-func (b roundTrip) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t roundTrip) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.URL.Scheme = b.scheme
-	if b.token != nil {
-		r.Header.Set("Authorization", "Bearer "+b.token())
+	r.URL.Scheme = t.scheme
+	if t.token != nil {
+		r.Header.Set("Authorization", "Bearer "+t.token())
 	}
-	return b.Transport.RoundTrip(r)
+	return t.Transport.RoundTrip(r)
 }

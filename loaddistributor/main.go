@@ -49,13 +49,14 @@ func (o *options) program() *daemon.Program {
 		},
 		Values: map[string]string{
 			"capacity-webhook": "https://scaler.example.com/brokers", "tenant-rate": "acme=5000", "etcd-endpoint": "http://127.0.0.1:2379", "console-host": "console.example.com",
+			"console-admission-address": "10.0.0.6:4192", "console-gateway-address": "10.0.0.8:4196",
 			"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address", "advertise-address": "10.0.0.5:4170",
 		},
 	}
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-	for _, cfg := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity, &o.webhookSecurity} {
+	for _, cfg := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity, &o.admissionSecurity, &o.gatewaySecurity, &o.webhookSecurity} {
 		cfg.Log(log)
 	}
 	data, err := o.openStore(ctx, log)

@@ -87,6 +87,12 @@ type options struct {
 	webhook           string
 	webhookSecurity   secure.ClientConfig // for the receiver of webhook
 	hook              *webhook.Config     // made from webhook and webhookSecurity; nil: none
+
+	// Of the console, for admission's servers and gateways.
+	admissionAddresses, gatewayAddresses daemon.List
+	admissionSecurity, gatewaySecurity   secure.ClientConfig
+	admissionOptions                     []grpc.DialOption // made from admissionSecurity
+	gateways                             http.RoundTripper // made from gatewaySecurity
 }
 
 // Values of --auto-create.
@@ -135,6 +141,8 @@ func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
 	fs.BoolVar(&o.console, "console", true, "serve the web console at /ui/ of --http-address")
 	fs.Var(&o.consoleHosts, "console-host", "`name` beyond localhost by which browsers may ask for the console without TLS; may be repeated")
+	fs.Var(&o.admissionAddresses, "console-admission-address", "gRPC `host:port` of a server of admission, which the console shows; may be repeated")
+	fs.Var(&o.gatewayAddresses, "console-gateway-address", "`host:port` of a gateway's --admin-address, which the console shows; may be repeated")
 }
 
 func (o *options) storeFlags(fs *flag.FlagSet) {
@@ -208,6 +216,8 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
 	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
 	o.brokerSecurity.Flags(fs, brokersPrefix, "brokers' HTTP, which the console asks")
+	o.admissionSecurity.Flags(fs, admissionPrefix, "the servers of --console-admission-address")
+	o.gatewaySecurity.Flags(fs, gatewayPrefix, "the gateways of --console-gateway-address")
 }
 
 func (o *options) ignoredFlags(fs *flag.FlagSet) {
@@ -235,6 +245,10 @@ func (o *options) validate() (err error) {
 	errs = append(errs, err)
 	o.brokers, err = transport(brokersPrefix, o.brokerSecurity)
 	errs = append(errs, err, o.checkWebhook())
+	o.gateways, err = transport(gatewayPrefix, o.gatewaySecurity)
+	errs = append(errs, err)
+	o.admissionOptions, err = o.admissionSecurity.Load(admissionPrefix)
+	errs = append(errs, err, checkPeers("console-admission-address", o.admissionAddresses), checkPeers("console-gateway-address", o.gatewayAddresses))
 	if o.store != storeEtcd {
 		if len(o.etcdEndpoints) > 0 {
 			errs = append(errs, fmt.Errorf("--etcd-endpoint needs --store=etcd, not %s", o.store))

@@ -211,6 +211,8 @@ func Duration(d time.Duration) string {
 	switch {
 	case d == Forever:
 		return "without bound"
+	case d == 0:
+		return "0 ms"
 	case d >= time.Second:
 		return fmt.Sprintf("%.3g s", d.Seconds())
 	case d >= time.Millisecond:

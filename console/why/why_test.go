@@ -86,7 +86,7 @@ func TestWhatSplittingCosts(t *testing.T) {
 }
 
 func TestDurations(t *testing.T) {
-	for d, want := range map[time.Duration]string{Forever: "without bound", 1500 * time.Millisecond: "1.5 s", 18300 * time.Microsecond: "18.3 ms", 999: "999 ns", 0: "0 ns", 2500: "2.5 µs"} {
+	for d, want := range map[time.Duration]string{Forever: "without bound", 1500 * time.Millisecond: "1.5 s", 18300 * time.Microsecond: "18.3 ms", 999: "999 ns", 0: "0 ms", 2500: "2.5 µs"} {
 		testkit.Equal(t, Duration(d), want, "%d", d)
 	}
 }

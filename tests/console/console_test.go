@@ -122,6 +122,7 @@ func open(t *testing.T, base string) *browser {
 	t.Cleanup(func() { _ = chromedp.Cancel(ctx) }) // the first cleanup: it waits for the browser's end
 	b := &browser{t: t, ctx: ctx, base: base, axe: axe(t)}
 	b.do()
+	b.width(1280)
 	testkit.Must(t, chromedp.Listen(ctx, func(event any) {
 		switch e := event.(type) {
 		case *runtime.EventExceptionThrown:
@@ -192,32 +193,39 @@ func (b *browser) becomes(expression string) {
 			b.t.Fatalf("never: %s (%v)\n%s\n%s", expression, err, seen, b.faults)
 		}
 		select {
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond):
 		case <-b.ctx.Done():
 		}
 	}
 }
 
-// accessible holds the page to axe-core's rules.
-func (b *browser) accessible(what string) {
+// accessible holds the page to axe-core's rules: all of them, or the rules that are named.
+func (b *browser) accessible(what string, rules ...string) {
 	b.t.Helper()
 	if b.axe == "" {
 		return
 	}
-	get(b, chromedp.Evaluate[int](b.axe+";0"))
-	found := get(b, chromedp.Evaluate[string](`axe.run(document, {resultTypes: ["violations"]}).then((r) => JSON.stringify(r.violations
+	if !get(b, chromedp.Evaluate[bool]("Boolean(window.axe)")) { // else this page was examined before
+		get(b, chromedp.Evaluate[int](b.axe+";0"))
+	}
+	only := ""
+	if len(rules) > 0 {
+		only = `runOnly: ["` + strings.Join(rules, `", "`) + `"], `
+	}
+	found := get(b, chromedp.Evaluate[string](`axe.run(document, {`+only+`preload: false, resultTypes: ["violations"]}).then((r) => JSON.stringify(r.violations
 		.filter((v) => ["moderate", "serious", "critical"].includes(v.impact)).map((v) => [v.id, v.help, v.nodes.slice(0, 3).map((n) => n.html + " " + n.failureSummary)])))`,
 		chromedp.EvalAwaitPromise))
 	testkit.Equal(b.t, found, "[]", "%s", what)
 }
 
-// visit loads a page, and checks it in every respect: at each width in light and in dark.
+// visit loads a page once, and checks the page at each width in light and in dark. The narrow page in
+// light has all elements, also elements that scroll: axe-core examines this page by all rules. A dark
+// page differs in colours alone.
 func (b *browser) visit(name, path string, charts int) {
 	b.t.Helper()
 	began := time.Now()
 	defer func() { b.t.Logf("%s took %v", name, time.Since(began)) }()
-	b.scheme("light")
-	b.do(chromedp.EmulateViewport(1280, 900), chromedp.Navigate(b.base+path))
+	b.do(chromedp.Navigate(b.base + path))
 	if charts > 0 {
 		b.becomes(fmt.Sprintf(`document.querySelectorAll(".chart[data-drawn] canvas").length === %d`, charts))
 		b.becomes(`[...document.querySelectorAll(".chart canvas")].every((c) => c.getContext("2d").getImageData(0, 0, c.width, c.height).data.some((v) => v))`)
@@ -225,29 +233,43 @@ func (b *browser) visit(name, path string, charts int) {
 	b.becomes(`document.readyState === "complete" && (document.getElementById("live") === null || document.getElementById("connection").textContent === "Live.")`)
 	for _, scheme := range []string{"light", "dark"} {
 		b.scheme(scheme)
-		for _, width := range []int64{1280, 1920, 360} {
+		for _, width := range []int64{1920, 1280, narrow} {
 			what := fmt.Sprintf("%s-%s-%d", name, scheme, width)
-			if width == 360 {
-				b.do(chromedp.EmulateViewport(width, 740, chromedp.EmulateMobile))
-			} else {
-				b.do(chromedp.EmulateViewport(width, 900))
-			}
-			if width == 1280 || width == 360 && scheme == "light" { // the others have the same elements in the same colours
+			b.width(width)
+			switch {
+			case width == narrow && scheme == "light":
 				b.accessible(what)
+			case width == 1280 && scheme == "dark":
+				b.accessible(what, "color-contrast", "link-in-text-block")
 			}
-			b.keep(what, get(b, chromedp.FullScreenshot(100)))
+			if width != 1920 {
+				b.keep(what, get(b, chromedp.FullScreenshot(100)))
+			}
 			overflow := get(b, chromedp.Evaluate[string](fmt.Sprintf(`[...document.querySelectorAll("body, main, header, footer, main *")].filter((e) => !e.closest(".scroll *, .chart *, nav *, svg *, .skip") && e.getBoundingClientRect().right > %[1]d + 1 || document.documentElement.scrollWidth > %[1]d).slice(0, 3).map((e) => e.outerHTML.slice(0, 200)).join("\n")`, width)))
 			testkit.Equal(b.t, overflow, "", "%s is too wide", what)
 		}
 	}
 	b.scheme("light")
-	b.do(chromedp.EmulateViewport(1280, 900))
+	b.width(1280)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, f := range b.faults {
 		b.t.Errorf("%s: %s", name, f)
 	}
 	b.faults = nil
+}
+
+// narrow is the width of a telephone.
+const narrow = 360
+
+// width sets the width of the window.
+func (b *browser) width(pixels int64) {
+	b.t.Helper()
+	if pixels == narrow {
+		b.do(chromedp.EmulateViewport(pixels, 740, chromedp.EmulateMobile))
+		return
+	}
+	b.do(chromedp.EmulateViewport(pixels, 900))
 }
 
 // keep writes a screenshot into build/console.
@@ -259,6 +281,39 @@ func (b *browser) keep(name string, shot []byte) {
 		err = os.WriteFile(filepath.Join(dir, name+".png"), shot, 0o644)
 	}
 	testkit.NoError(b.t, err)
+}
+
+// startAdmission runs a server of admission with four rules. A key has used all its credits. The function
+// returns the gRPC address.
+func startAdmission(t *testing.T) (rpc string) {
+	t.Helper()
+	at := localtest.Ports(t, 3)
+	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(), "--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2])
+	_, err := srtmv1.NewAdmissionAdminClient(localtest.Dial(t, at[1])).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+		{Key: "ip/*", RefillMilli: 1000, RefillPeriodS: 3600, Capacity: 20, Shadow: true}, {Key: "tenant/acme/http", RefillMilli: 5_000_000, Capacity: 10_000, FailOpen: true},
+		{Key: "user/17", RefillMilli: 1000, RefillPeriodS: 86400, Capacity: 3, Strict: true}, {Key: "user/banned"},
+	}}, grpc.WaitForReady(true))
+	testkit.Must(t, err)
+	for _, key := range []string{"ip/10.0.0.7", "user/17", "user/17", "user/17", "user/17"} {
+		localtest.MustAsk(t, http.MethodGet, "http://"+at[0]+"/qos?key="+key, "")
+	}
+	return at[1]
+}
+
+// startGateway runs a gateway with two classes and a server, which has answered requests, and returns its
+// operators' address.
+func startGateway(t *testing.T) (admin string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(server.Close)
+	at := localtest.Ports(t, 2)
+	file := filepath.Join(t.TempDir(), "policy.toml")
+	testkit.Must(t, os.WriteFile(file, fmt.Appendf(nil, "[[class]]\nname = \"paid\"\nweight = 6\nmatch = [{path = \"/paid\"}]\n[[class]]\nname = \"free\"\nweight = 1\n[[server]]\nurl = %q\ncpu = 100\n", server.URL), 0o600))
+	localtest.Run(t, localtest.Program(t, "gateway"), at[1]+"/healthz", "--policy="+file, "--http-address="+at[0], "--admin-address="+at[1])
+	for _, path := range []string{"/paid/1", "/paid/2", "/paid/3", "/free"} {
+		localtest.MustAsk(t, http.MethodGet, "http://"+at[0]+path, "")
+	}
+	return at[1]
 }
 
 // publish sends messages to an nsqd until the test ends, in bursts.
@@ -353,7 +408,8 @@ func TestPagesOfACluster(t *testing.T) {
 	if _, err := exec.LookPath("chromium"); err != nil && errors.Is(err, exec.ErrNotFound) {
 		t.Skip("there is no Chromium on this machine")
 	}
-	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=1000")
+	admission, gateway := startAdmission(t), startGateway(t)
+	c := localtest.Start(t, 2, []string{"--fitting=off", "--console-admission-address=" + admission, "--console-gateway-address=" + gateway}, "--mcap=1000")
 	localtest.Srtm(t, c.RPC, "topic", "create", "sensors", "--rate=1100", "--burst=20", "--slo-latency=100ms", "--channel=main")
 	localtest.Srtm(t, c.RPC, "topic", "create", "other", "--rate=50", "--burst=20", "--slo-latency=1s", "--channel=main")
 	publish(t, c.Brokers[0], "sensors")
@@ -374,6 +430,11 @@ func TestPagesOfACluster(t *testing.T) {
 	b.visit("overview", "/ui/", 0)
 	b.visit("topics", "/ui/topics?sort=offered&desc=1", 0)
 	b.visit("brokers", "/ui/brokers", 0)
+	b.visit("admission", "/ui/admission", 0)
+	b.becomes(`[...document.querySelectorAll('[aria-label="Keys near their limit"] tbody tr')].some((r) => r.cells[0].textContent === "user/17" && r.cells[1].textContent === "no credit")`)
+	b.becomes(`document.querySelector('[aria-label="Servers"] tbody').textContent.includes("healthy") && document.querySelector('[aria-label="Rules"] tbody').rows.length === 4`)
+	b.visit("gateways", "/ui/gateways", 0)
+	b.becomes(`[...document.querySelectorAll('[aria-label="Classes and queues"] tbody tr')].some((r) => r.cells[0].textContent === "paid" && r.cells[5].textContent === "3")`)
 	b.visit("glossary", "/ui/glossary", 0)
 	b.visit("compare", "/ui/compare?a=sensors&b=other", 4)
 	b.visit("broker", "/ui/broker?id=b1", 5)
