@@ -48,7 +48,8 @@
         default: {
           const [red, green, blue] = style("--back").match(/[0-9.]+/g).map(Number);
           const light = red + green + blue < 384 ? 65 : 38;
-          return topics.get(this.topic).brokers.map((name, i) => [name, `hsl(${HUES[i % HUES.length]} 70% ${light}%)`, at(19 + i)]);
+          const unit = this.kind === "loops" ? 100 : 1; // percent of a part
+          return topics.get(this.topic).brokers.map((name, i) => [name, `hsl(${HUES[i % HUES.length]} 70% ${light}%)`, (row) => (row[19 + i] == null ? null : unit * row[19 + i])]);
         }
       }
     }
@@ -79,7 +80,7 @@
       const axis = { stroke: style("--faint"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
       const range = shown.log
         ? (u, low, high) => uPlot.rangeLog(Math.max(low ?? 0.1, 1e-3), Math.max(this.top(), high ?? 1, 1e-2), 10, true)
-        : () => [0, Math.max(this.top() * 1.08, { rates: 1, backlog: 1, delays: 0.1, delivery: 0.1 }[this.kind] ?? 1e-3)];
+        : () => [0, Math.max(this.top() * 1.08, { delays: 0.1, delivery: 0.1 }[this.kind] ?? 1)];
       this.plot = new uPlot({
         width, height: 200, cursor: { drag: { x: true, y: false, setScale: false } },
         scales: { x: { range: (u, low, high) => [low, high] }, y: { distr: shown.log ? 3 : 1, range } },

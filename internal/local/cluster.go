@@ -85,11 +85,18 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		ready        func() error // nil: not awaited
 	}
 	adaptor, brokerFlags := addresses[2], slices.Clone(cfg.BrokerFlags)
+	controlFlags := append([]string{
+		"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor,
+	}, cfg.LoaddistributorFlags...)
+	if cfg.Admission {
+		controlFlags = append(controlFlags, "--console-admission-address="+addresses[4])
+	}
+	if cfg.Gateway {
+		controlFlags = append(controlFlags, "--console-gateway-address="+addresses[8])
+	}
 	programs := []program{
 		{"tbadaptor", "tbadaptor", []string{"--grpc-address", adaptor, "--http-address", c.Adaptor}, nil},
-		{"loaddistributor", "loaddistributor", append([]string{
-			"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor,
-		}, cfg.LoaddistributorFlags...), nil},
+		{"loaddistributor", "loaddistributor", controlFlags, nil},
 	}
 	if cfg.Admission {
 		c.Admission = addresses[4]
