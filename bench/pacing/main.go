@@ -131,16 +131,16 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c := config{stdout: stdout, stderr: stderr}
 	fs := flag.NewFlagSet("pacing", flag.ContinueOnError)
 	fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`program` to measure")
-	fs.Float64Var(&c.rate, "rate", 2000, "contract, `msg/s`")
-	fs.IntVar(&c.burst, "burst", 100, "contract, `messages`")
-	fs.Float64Var(&c.load, "load", 1.5, "offered, in contracts; each publisher offers this many times its part, every tenth five times as much")
-	fs.IntVar(&c.publishers, "publishers", 50, "`number`, of weights 1, 2, 4, 8, 10 in turns")
+	fs.Float64Var(&c.rate, "rate", 2000, "rate of the contract, in `msg/s`")
+	fs.IntVar(&c.burst, "burst", 100, "burst of the contract, in `messages`")
+	fs.Float64Var(&c.load, "load", 1.5, "offered rate, in contracts; each publisher offers this multiple of its part, every tenth publisher five times as much")
+	fs.IntVar(&c.publishers, "publishers", 50, "`number` of publishers, of weights 1, 2, 4, 8, 10 in turns")
 	fs.DurationVar(&c.warm, "warm-up", 10*time.Second, "time before counting")
 	fs.DurationVar(&c.steady, "steady", 15*time.Second, "time of counting")
 	nsq := fs.String("nsq", "", "`path` of another broker that takes nsqd's flags")
 	nats := fs.String("nats", "nats-server", "`path` of nats-server")
 	mosquitto := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
-	rounds := fs.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
+	rounds := fs.Int("cost", 0, "measure the cost of pacing while no publisher is paced, in this number of `rounds` (needs --load of 0.5 or less)")
 	if err := host.Parse(fs, args, stdout); err != nil {
 		return host.Usage(err)
 	}

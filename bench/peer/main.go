@@ -206,12 +206,12 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 
 func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
-	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
+	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes; other flags override this")
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
-	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
+	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all installed brokers)")
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
 	control := fs.String("loaddistributor", "", "`path` of our loaddistributor: our broker is measured in a cluster of two as well, with publishers at the broker of the topic (srtm-direct) and at the other (srtm-forwarded)")
-	sources := fs.String("sources", "", "where our broker's arrival stamps come from, `modes` of nsqd --arrival-stamps with commas: it is measured with each")
+	sources := fs.String("sources", "", "`modes` of nsqd --arrival-stamps, with commas; our broker is measured with each mode")
 	before := fs.String("before", "", "`path` of an earlier nsqd of ours, to be measured as srtm-before")
 	ttl := fs.Bool("ttl", false, "measure our broker with a TTL and dead letters as well, which no message reaches (srtm-ttl)")
 	var others []load.Broker
@@ -227,13 +227,13 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	natsPath := fs.String("nats", "nats-server", "`path` of nats-server")
 	redisPath := fs.String("redis", "redis-server", "`path` of redis-server")
 	mosquittoPath := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
-	fs.IntVar(&c.rounds, "rounds", 3, "how often each scenario is performed with each broker")
+	fs.IntVar(&c.rounds, "rounds", 3, "number of runs of each scenario with each broker")
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "`number` that decides the schedules; each round uses the next number")
-	fs.DurationVar(&c.within, "within", 0, "after this `time` no run begins, and what was measured is shown (default any time)")
-	merge := fs.String("merge", "", "measure nothing, and show what earlier runs left in these `files` of --json, with commas, as one")
+	fs.DurationVar(&c.within, "within", 0, "start no run after this `time`, and show the results so far (default no limit)")
+	merge := fs.String("merge", "", "measure nothing; merge the results in these `files` of --json, with commas, and show them")
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
-	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables, and what of the project's targets is met")
+	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables and the project's targets")
 	fs.BoolVar(&c.list, "list", false, "list the scenarios, and exit")
 	if err := host.Parse(fs, args, help); err != nil || c.list {
 		return c, err

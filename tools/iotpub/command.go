@@ -28,7 +28,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	root := help.Root("iotpub", "Emulate IoT publishers",
 		`iotpub emulates IoT publishers against a broker or a cluster.
 
-Exit code: 0; 1 if an accepted message was lost or came twice, or on failure;
+Exit code: 0; 1 if an accepted message was lost or arrived twice, or on failure;
 2 if the command line is wrong.`,
 		runCommand(), greedyCommand(), scheduleCommand())
 	root.SetArgs(args)
@@ -57,14 +57,14 @@ func runCommand() *cobra.Command {
 	var at []string
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Send a load, and report what became of it",
-		Long: `run connects one connection for each publisher, sends what the schedule says
-when it says it (an open loop: a slow broker does not slow it down), and reports
-what was offered, accepted and refused, and how late. All latencies count from
-the intended send time.
+		Short: "Send a load, and report messages and latencies",
+		Long: `run opens one connection for each publisher and sends each message at its
+scheduled time, however slow the broker is (an open loop). It reports the
+messages that were offered, accepted and refused, and their latencies. All
+latencies count from the scheduled send time.
 
-With --subscribe it also receives everything, through go-nsq, and checks that
-each accepted message came exactly once.`,
+With --subscribe it also receives all messages, through go-nsq, and checks that
+each accepted message arrives exactly once.`,
 		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
   iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 \
     --topic sensors --subscribe`,
@@ -99,21 +99,21 @@ each accepted message came exactly once.`,
 	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "how long to send")
 	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "topic to publish to")
 	fs.Var(service.AddressFlag(&cfg.Nsqd, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
-	fs.Var(service.AddressFlag(&cfg.Loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that places the publishers instead")
+	fs.Var(service.AddressFlag(&cfg.Loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that assigns a broker to each publisher, in place of --nsqd-tcp-address")
 	cfg.Trust.Flags(fs, "", "the loaddistributor")
 	fs.BoolVar(&cfg.Subscribe, "subscribe", false, "receive the messages too, and check that each comes exactly once")
 	fs.StringVar(&cfg.Channel, "channel", cfg.Channel, "with --subscribe: channel to subscribe to")
-	fs.Var(service.AddressesFlag(&cfg.Lookupd, service.LookupPort), "lookupd-http-address", "with --subscribe: `host:port` that says where the topic is; may be repeated; without it the subscriber connects to --nsqd-tcp-address")
-	fs.DurationVar(&cfg.Connect, "connect-timeout", cfg.Connect, "how long everyone may take to connect")
-	fs.DurationVar(&cfg.Drain, "drain-timeout", cfg.Drain, "how long to wait for answers, and then without a delivery for missing messages")
+	fs.Var(service.AddressesFlag(&cfg.Lookupd, service.LookupPort), "lookupd-http-address", "with --subscribe: `host:port` of a lookup service that knows the topic's brokers; may be repeated; without it the subscriber connects to --nsqd-tcp-address")
+	fs.DurationVar(&cfg.Connect, "connect-timeout", cfg.Connect, "maximum time until all publishers and the subscriber are connected")
+	fs.DurationVar(&cfg.Drain, "drain-timeout", cfg.Drain, "maximum wait for answers after the last message; then maximum wait for missing messages without a delivery")
 	fs.IntVar(&cfg.Workers, "workers", cfg.Workers, "`threads` that send")
 	fs.BoolVar(&cfg.Mpub, "mpub", false, "send a batch as one MPUB instead of PUBs back to back")
 	fs.IntVar(&cfg.MaxOutstanding, "max-outstanding", cfg.MaxOutstanding, "unanswered `commands` of a publisher before its messages wait")
 	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "heartbeat interval to ask the broker for")
 	fs.DurationVar(&cfg.Interval, "progress", cfg.Interval, "time between lines of progress; 0: none")
-	fs.StringVar(&cfg.Capture, "capture", "", "`file` for the times of writing, in seconds from the start, one a line, as drlsim reads them")
+	fs.StringVar(&cfg.Capture, "capture", "", "`file` for the time of each write, in seconds from the start, one per line, as drlsim bucket reads them")
 	fs.StringVar(&cfg.Histograms, "histograms", "", "`file` for all counts of the run's latencies, an HdrHistogram log")
-	fs.StringArrayVar(&at, "background", nil, "`broker` host:port=publishers (default port "+service.NSQPort+"): so many Poisson publishers load this broker with a topic of their own meanwhile; may be repeated")
+	fs.StringArrayVar(&at, "background", nil, "`broker` host:port=publishers (default port "+service.NSQPort+"): this number of Poisson publishers sends to the broker at the same time, to another topic; may be repeated")
 	fs.Float64Var(&cfg.Background.Spec.Rate, "background-rate", cfg.Background.Spec.Rate, "with --background: mean rate of each publisher, in `msg/s`")
 	fs.IntVar(&cfg.Background.Spec.Batch, "background-batch", cfg.Background.Spec.Batch, "with --background: messages a publisher sends back to back")
 	fs.IntVar(&cfg.Background.Spec.Size, "background-size", cfg.Background.Spec.Size, "with --background: size of a message, in `bytes`")
@@ -155,9 +155,9 @@ func scheduleCommand() *cobra.Command {
 		Use:     "schedule",
 		Short:   "Print when the messages of a load are sent",
 		Example: `  iotpub schedule --publishers 100 --rate 1000 --duration 10s | drlsim bucket --rate 1100 --burst 20`,
-		Long: `schedule prints the intended send time of every message, in seconds from the
-start, with the correlation key of its publisher where it has one: the arrivals
-that drlsim bucket reads. Nothing is sent.`,
+		Long: `schedule prints the scheduled send time of every message, in seconds from the
+start, and the correlation key of the publisher, if it has one. drlsim bucket
+reads this form. Nothing is sent.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if duration <= 0 {
 				return lifecycle.UsageError{Err: fmt.Errorf("duration: %v, want more than 0", duration)}
@@ -188,6 +188,6 @@ that drlsim bucket reads. Nothing is sent.`,
 		},
 	}
 	options.Flags(cmd.Flags())
-	cmd.Flags().DurationVar(&duration, "duration", duration, "how much of it to print")
+	cmd.Flags().DurationVar(&duration, "duration", duration, "length of the printed schedule")
 	return cmd
 }

@@ -54,12 +54,12 @@ func greedyCommand() *cobra.Command {
 	output := "text"
 	cmd := &cobra.Command{
 		Use:   "greedy",
-		Short: "Send as much as publishers of different weights may, and report who got what",
-		Long: `greedy connects publishers that each send the next message as soon as they may: they
-ask their broker for their pace (PACE) with their weight, and keep to it. With weight 0
-they do not ask, as stock producers. It reports what was accepted of each weight, and how
-that compares with the weight's part of all. A broker grants at most nsqd --max-weight
-(1 unless it is set), or the weight of the publisher's group in a cluster.`,
+		Short: "Send as much as the weights of publishers allow, and report the rate of each weight",
+		Long: `greedy connects publishers that request a pace from their broker (PACE) with their
+weight, and send as fast as the pace allows. Publishers of weight 0 request no pace, as
+stock producers. greedy reports the accepted messages of each weight, and compares them
+with the weight's part of all messages. A broker grants at most nsqd --max-weight (1 by
+default), or the weight of the publisher's group in a cluster.`,
 		Example: `  iotpub greedy --nsqd-tcp-address 127.0.0.1:4150 --publishers 50 --weight 1,2,4,8,10
   iotpub greedy --loaddistributor-address 127.0.0.1:4170 --topic sensors --id-prefix pool \
     --publishers 10 --weight 1`,
@@ -80,11 +80,11 @@ that compares with the weight's part of all. A broker grants at most nsqd --max-
 	fs := cmd.Flags()
 	fs.StringVar(&r.topic, "topic", r.topic, "topic to publish to")
 	fs.Var(service.AddressFlag(&r.nsqd, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
-	fs.Var(service.AddressFlag(&r.loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
+	fs.Var(service.AddressFlag(&r.loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that assigns a broker to each publisher, in place of --nsqd-tcp-address")
 	r.trust.Flags(fs, "", "the loaddistributor")
 	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "`prefix` of the publishers' ids: a dot and a number follow")
 	fs.IntVar(&r.publishers, "publishers", r.publishers, "`number` of publishers")
-	fs.UintSliceVar(&r.weights, "weight", r.weights, "`weights` of the publishers, in turns, 1 to 255; 0: they do not ask for their pace")
+	fs.UintSliceVar(&r.weights, "weight", r.weights, "`weights` of the publishers, in turns, 1 to 255; 0: request no pace")
 	fs.IntVar(&r.size, "size", r.size, "size of a message, in `bytes`")
 	fs.DurationVar(&r.warm, "warm-up", r.warm, "time before counting")
 	fs.DurationVar(&r.duration, "duration", r.duration, "time of counting")

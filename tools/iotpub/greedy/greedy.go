@@ -67,7 +67,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			return err
 		}
 		if kind, data, err := c.Frame(); err != nil || kind == wire.FrameError {
-			return fmt.Errorf("ask for the pace: %s, %w", data, err)
+			return fmt.Errorf("request a pace: %s, %w", data, err)
 		}
 	}
 	var bucket sender.Bucket
