@@ -40,11 +40,11 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.StringVar(&o.out, "out", "docs/evaluation", "`folder` for the CSV files and plots")
 	fs.StringVar(&o.pages, "pages", "docs/evaluation", "`folder` of the pages whose tables are kept up to date; empty: none")
 	fs.StringVar(&o.bin, "bin-dir", "bin", "`folder` of the binaries, for what is measured live")
-	fs.StringVar(&o.traces, "traces", "../shared/traces", "`folder` of the recorded traffic; without it, its figures say so")
+	fs.StringVar(&o.traces, "traces", "../shared/traces", "`folder` of the recorded traffic; without the folder, the figures of recorded traffic say so")
 	fs.StringVar(&o.only, "only", "", "comma-separated `names` of figures; empty: all. There are "+strings.Join(names(), ", "))
-	fs.Uint64Var(&o.seed, "seed", 1, "seed of everything random: the same seed, the same simulated figures")
+	fs.Uint64Var(&o.seed, "seed", 1, "seed of all random choices: the same seed gives the same simulated figures")
 	fs.IntVar(&o.runs, "runs", 10, "simulations of each point, with different seeds")
-	fs.Float64Var(&o.seconds, "seconds", 10, "virtual `seconds` that each measures")
+	fs.Float64Var(&o.seconds, "seconds", 10, "virtual `seconds` that each simulation measures")
 	if err := host.Parse(fs, args, stdout); err != nil {
 		return host.Usage(err)
 	}

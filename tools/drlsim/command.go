@@ -109,7 +109,7 @@ func scenarioFlags(cmd *cobra.Command) func() (*scenario.Scenario, error) {
 	var file string
 	var seed uint64
 	cmd.Flags().StringVar(&file, "scenario", "", "`file` of the scenario, or - for standard input")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides everything random, in place of the scenario's")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "`number` that decides all random choices, in place of the scenario's")
 	return func() (s *scenario.Scenario, err error) {
 		if file == "-" {
 			s, err = scenario.Read(cmd.InOrStdin())

@@ -30,17 +30,17 @@ const modeWarm = "warm"
 
 func (o *fitOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&o.modes, "mode", []string{tuner.ModeFast}, "`searches`, with commas: fast, paper, warm (fast, on brokers it has met)")
+	f.StringSliceVar(&o.modes, "mode", []string{tuner.ModeFast}, "`searches`, with commas: fast, paper, warm (fast, on brokers that a first search has measured)")
 	f.DurationVar(&o.round, "round", tuner.DefaultRound, "length of a round of the paper's search")
-	f.DurationVar(&o.check, "check", 5*time.Minute, "how long the placement found is run afterwards; 0: not at all")
+	f.DurationVar(&o.check, "check", 5*time.Minute, "length of the run that checks the placement; 0: no check")
 	f.Float64Var(&o.alpha, "alpha", 0.1, "fast: `chance` of an error of the test, between 0 and 1")
-	f.DurationVar(&o.limits.step, "step", 100*time.Millisecond, "fast: time between two looks")
-	f.DurationVar(&o.limits.settle, "settle", 100*time.Millisecond, "fast: time that a change takes to take hold")
-	f.DurationVar(&o.limits.aim, "aim", 8*time.Second, "fast: how long a test may take by the forecast for its k to be tried; at most --cap")
-	f.DurationVar(&o.limits.cap, "cap", time.Minute, "fast: how long one placement is tested at the most")
-	f.DurationVar(&o.stall, "stall", 0, "fast: how long it takes a host to stall at the most, with what it has to catch up with; live it is 100ms, and simulated hosts do not stall")
+	f.DurationVar(&o.limits.step, "step", 100*time.Millisecond, "fast: time between two evaluations of a test")
+	f.DurationVar(&o.limits.settle, "settle", 100*time.Millisecond, "fast: time until a change takes effect")
+	f.DurationVar(&o.limits.aim, "aim", 8*time.Second, "fast: try a number of brokers only if the forecast length of its test is at most this; at most --cap")
+	f.DurationVar(&o.limits.cap, "cap", time.Minute, "fast: maximum length of the test of a placement")
+	f.DurationVar(&o.stall, "stall", 0, "fast: maximum length of a stall of a host, with the work that piles up meanwhile; brokers allow for 100ms, simulated hosts do not stall")
 	f.Bool("counts", false, "")
-	_ = f.MarkDeprecated("counts", "fast never knows more than arrivals and counts") // fails only for unknown flags
+	_ = f.MarkDeprecated("counts", "fast always uses arrivals and counts only") // fails only for unknown flags
 }
 
 func (o *fitOptions) validate() error {
@@ -119,9 +119,9 @@ func fitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fit --scenario FILE|-",
 		Short: "Find a placement that keeps a topic's SLO, by measurement on simulated brokers",
-		Long: `fit runs a search of the loaddistributor on simulated brokers, for the first topic
-of a scenario (see "drlsim run --help"), in place of the scenario's own placement,
-and then runs what was found for long.
+		Long: `fit runs a search of the loaddistributor on simulated brokers. The search places the
+first topic of a scenario (see "drlsim run --help"), in place of the scenario's own
+placement. A long run then checks the placement.
 
   paper  rounds of fixed length; brokers that violate the SLO search, by bisection,
          for how many publishers they hold; the rest goes to further brokers
@@ -129,9 +129,12 @@ and then runs what was found for long.
          access delays and for forecasts, and a search over the number of brokers
   warm   fast once more, with what it learned of the brokers the first time
 
-Output: a JSON object on a line for each mode: whether a placement was found and
-why not, k, the rounds for each k, from which second on the topic was placed as it
-is in the end and after how many that was shown to keep the SLO, and the long run.`,
+Output: a JSON object on a line for each mode, with
+  - whether the search found a placement, and why not;
+  - k, and the rounds for each k;
+  - the second of the last change of the placement, and the second at which the
+    search had shown that the placement keeps the SLO;
+  - the long run.`,
 		Example: `  drlsim fit --scenario topic.json --mode fast,paper --output table`,
 	}
 	read := scenarioFlags(cmd)
@@ -182,13 +185,13 @@ func convergenceCommand() *cobra.Command {
 		Short: "The paper's Table 1: how long it takes to place a bursty topic",
 		Long: `convergence fits the topic of the paper's Table 1 (section 6.5) on six simulated
 brokers that are empty: 1,000 publishers at 10 msg/s in batches of 10, in groups of
-5 to 30 that send at the same instants; then it runs the placement found for long.
+5 to 30 that send at the same instants. A long run then checks the placement.
 
 The paper does not say how the contract was chosen in this experiment; its other
 experiments profile r as 1.1 times the rate and b so that the 99th percentile of
 the access delay is just 0, which leaves no room for groups that do not divide.
-It says elsewhere that a limiter is often configured with a margin: here b has
---margin of it more.
+Elsewhere the paper says that a limiter is often configured with a margin: here b
+is larger by the fraction --margin.
 
 Output: one JSON object on a line for each group size, seed and mode, as of fit.`,
 		Example: `  drlsim convergence --output table
@@ -199,7 +202,7 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 	f.IntVar(&seeds, "seeds", 1, "`number` of seeds for each size")
 	f.Uint64Var(&first, "first-seed", 1, "the `seed` to begin with; 1 or more")
 	f.StringVar(&process, "process", "periodic", "spacing of a group's batches: `poisson or periodic`")
-	f.StringVar(&calibration, "calibration", scenario.Paper, "how fast brokers are: `name` or file")
+	f.StringVar(&calibration, "calibration", scenario.Paper, "`name` or file of the brokers' speed")
 	f.Float64Var(&margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
 	o.flags(cmd)
 	f.Lookup("mode").DefValue = "fast,paper"

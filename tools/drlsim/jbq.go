@@ -54,9 +54,9 @@ processors. docs/evaluation/jbq.md lists the assumptions.`,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&cluster, "cluster", "small", "`name` of the cluster: medium, silver or small")
-	fs.IntVar(&requests, "requests", 0, "`number` of them, in place of the paper's")
+	fs.IntVar(&requests, "requests", 0, "`number` of requests, in place of the paper's")
 	fs.Float64Var(&rate, "rate", 0, "mean arrivals in `requests/s`, in place of the paper's")
-	fs.Uint64Var(&seed, "seed", 1, "`number` that decides everything random")
+	fs.Uint64Var(&seed, "seed", 1, "`number` that decides all random choices")
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		c, err := web.Find(cluster, seed)
 		if err != nil {

@@ -42,8 +42,8 @@ all links, and --cross adds flows that cross one link only: so many on the secon
 twice as many on the third. The last link is the bottleneck, and the result has its
 utilization and queue; "links" lists every link.
 
---greedy makes the first flows claim a ToS of 255; with --police the router holds
-flows to what the ToS that is theirs allows, as brokers do.`,
+--greedy makes the first flows claim a ToS of 255. With --police the router holds
+each flow to the ToS that the flow was given, as brokers do.`,
 		Example: `  drlsim link --capacity 300Mbps --rtt 60ms --flows 50 --tos 1,2,4,8,10 --duration 60s
   drlsim link --control level --greedy 5 --police --output table`,
 	}
@@ -61,7 +61,7 @@ flows to what the ToS that is theirs allows, as brokers do.`,
 	flags.IntVar(&c.Routers, "routers", 1, "`number` of links in series, 1 to 16")
 	flags.IntVar(&c.Cross, "cross", 0, "`number` of flows that cross the second link only")
 	flags.Float64Var(&c.Alpha, "alpha", 0.5, "`gain` of windows by the paper's rules, up to 1")
-	flags.BoolVar(&c.Police, "police", false, "hold flows to the ToS that is theirs")
+	flags.BoolVar(&c.Police, "police", false, "hold each flow to the ToS that the flow was given")
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		var err error
 		if c.Capacity, err = bitsPerSecond(capacity); err != nil {

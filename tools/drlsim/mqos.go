@@ -34,7 +34,7 @@ does not say is assumed (docs/evaluation/mqos.md).`,
 	fs := cmd.Flags()
 	fs.Float64Var(&v.Times, "times", v.Times, "`factor` of the number of clients, 400 of each class")
 	fs.Float64Var(&v.Seconds, "seconds", v.Seconds, "virtual `seconds` that are measured")
-	fs.Uint64Var(&v.Seed, "seed", v.Seed, "`number` that decides everything random")
+	fs.Uint64Var(&v.Seed, "seed", v.Seed, "`number` that decides all random choices")
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		if !(v.Times > 0 && v.Times <= 1000) || !(v.Seconds >= 1 && v.Seconds <= 1e5) {
 			return answer{}, usagef("times: %v, want above 0, to 1000; seconds: %v, want 1 .. 100000", v.Times, v.Seconds)
