@@ -165,9 +165,9 @@ trouble: ## what PUBLISHERS (200) notice of a drain, a move, a crash and a retur
 stress: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=$(or $(BACKLOG),1000000) SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
 
-faults: ## a cluster under kills, stops, partitions, drains, updates, deletions and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked; each link cut in each direction; admission killed at each step, and cut off
+faults: ## a cluster under kills, stops, partitions, drains, updates, deletions and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked; each link cut in each direction; clocks too fast and stepped; admission killed at each step, and cut off
 	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults
-	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=1h -v -run=Partitions ./tests/faults
+	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=1h -v -run='Partitions|Clocks' ./tests/faults
 	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=6 -v -run=TestKills ./admission/store
 	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=ServersApart ./admission
 

@@ -77,13 +77,10 @@ func (r *record) Write(p []byte) (int, error) {
 	return r.mu.Write(p)
 }
 
-// Build compiles a package of this module, with the race detector if race is true. A race
-// then changes the exit code, which Stop reports.
-func Build(ctx context.Context, pkg, to string, race bool) error {
-	args := []string{"build", "-ldflags=-w", "-o", to} // without unused DWARF, linking takes half the time
-	if race {
-		args = append(args, "-race")
-	}
+// Build compiles a package of this module, with further flags of go build. With -race, a race
+// changes the exit code, which Stop reports.
+func Build(ctx context.Context, pkg, to string, flags ...string) error {
+	args := append([]string{"build", "-ldflags=-w", "-o", to}, flags...) // without unused DWARF, linking takes half the time
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)

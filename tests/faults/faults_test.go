@@ -28,6 +28,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -62,8 +63,10 @@ type cluster struct {
 	control   *local.Process
 	brokers   []*broker
 	machines  machines
-	store     []string // flags of the loaddistributor's store
-	durable   []string // durability flags of the brokers
+	real      func(machine string, reading mono.Time) mono.Time // nil: the brokers' clocks are right
+	wall      func() time.Time                                  // the loaddistributor's wall clock; nil: time.Now
+	store     []string                                          // flags of the loaddistributor's store
+	durable   []string                                          // durability flags of the brokers
 	ledger    ledger
 	undrain   []func() bool // ends of drains that the control plane has not acknowledged
 
@@ -453,7 +456,12 @@ const maxFrame = 1 << 20
 func (c *cluster) read() (all []testkit.Release) {
 	c.t.Helper()
 	for _, b := range c.brokers {
-		all = append(all, testkit.ReadTrace(c.t, b.trace(), topic)...)
+		for _, r := range testkit.ReadTrace(c.t, b.trace(), topic) {
+			if c.real != nil {
+				r.Arrival, r.Eligible, r.Released = c.real(b.name, r.Arrival), c.real(b.name, r.Eligible), c.real(b.name, r.Released)
+			}
+			all = append(all, r)
+		}
 	}
 	return all
 }
@@ -570,7 +578,11 @@ func (a *administration) call(patience time.Duration, f func(context.Context) er
 }
 
 func (a *administration) acknowledged(contract tokenbucket.Share, l *srtmv1.Lowering) {
-	a.promises.acknowledged(contract, l)
+	now := time.Now
+	if a.c.wall != nil {
+		now = a.c.wall
+	}
+	a.promises.acknowledged(contract, l, now())
 	a.lowerings.add(a.promises.last().former)
 }
 
@@ -598,7 +610,7 @@ func (a *administration) look() {
 	_ = a.call(time.Second, func(ctx context.Context) error {
 		r, err := a.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true}, grpc.WaitForReady(true))
 		if err == nil {
-			a.promises.acknowledged(a.promises.last().contract, r.Topic.Lowering)
+			a.acknowledged(a.promises.last().contract, r.Topic.Lowering)
 		}
 		return err
 	})

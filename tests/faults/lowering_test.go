@@ -47,7 +47,7 @@ func (a *administration) until(what string, wanted func(former map[string]former
 		if err != nil {
 			return false
 		}
-		a.promises.acknowledged(a.promises.last().contract, r.Topic.Lowering)
+		a.acknowledged(a.promises.last().contract, r.Topic.Lowering)
 		return wanted(a.promises.last().former)
 	})
 }

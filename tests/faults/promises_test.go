@@ -45,13 +45,13 @@ func fixed() promises {
 // last returns the promise in force.
 func (p promises) last() promise { return p[len(p)-1] }
 
-// formerOf returns the former shares in an answer.
-func formerOf(l *srtmv1.Lowering) map[string]former {
+// formerOf returns the former shares in an answer of a loaddistributor whose wall clock is at now.
+func formerOf(l *srtmv1.Lowering, now time.Time) map[string]former {
 	all := map[string]former{}
 	for _, b := range l.GetBrokers() {
 		f := former{tokenbucket.Share{Rate: tokenbucket.Rate(b.Share.GetRateMilli()), Burst: b.Share.GetBurst()}, mono.Never}
 		if b.Until != nil {
-			f.until = clock.Mono().Add(time.Until(b.Until.AsTime()))
+			f.until = clock.Mono().Add(b.Until.AsTime().Sub(now))
 		}
 		all[b.BrokerId] = f
 	}
@@ -68,8 +68,8 @@ func (p *promises) during(contract tokenbucket.Share) {
 }
 
 // acknowledged adds the promise of an answer.
-func (p *promises) acknowledged(contract tokenbucket.Share, l *srtmv1.Lowering) {
-	*p = append(*p, promise{at: clock.Mono().Add(unsure), contract: contract, former: formerOf(l)})
+func (p *promises) acknowledged(contract tokenbucket.Share, l *srtmv1.Lowering, now time.Time) {
+	*p = append(*p, promise{at: clock.Mono().Add(unsure), contract: contract, former: formerOf(l, now)})
 }
 
 // span is the limit from a time on.

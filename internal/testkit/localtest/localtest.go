@@ -55,17 +55,22 @@ func (s suite) Run() int {
 // necessary.
 //
 // Requires: TestMain is Main.
-func Program(t testing.TB, pkg string) string { return program(t, pkg, false) }
+func Program(t testing.TB, pkg string) string {
+	t.Helper()
+	return build(t, pkg, "", func() []string { return nil })
+}
 
 // Racing is Program with the race detector: a race changes the exit code.
-func Racing(t testing.TB, pkg string) string { return program(t, pkg, true) }
-
-func program(t testing.TB, pkg string, race bool) string {
+func Racing(t testing.TB, pkg string) string {
 	t.Helper()
-	name := filepath.Base(pkg)
-	if race {
-		name += "-race"
-	}
+	return build(t, pkg, "-race", func() []string { return []string{"-race"} })
+}
+
+// build returns the path of a variant of a program. It calls flags, for go build, only if
+// it builds the variant.
+func build(t testing.TB, pkg, variant string, flags func() []string) string {
+	t.Helper()
+	name := filepath.Base(pkg) + variant
 	if dir := os.Getenv(ProgramsEnv); dir != "" {
 		at := filepath.Join(dir, name)
 		if _, err := os.Stat(at); err == nil {
@@ -82,10 +87,10 @@ func program(t testing.TB, pkg string, race bool) string {
 		testkit.Must(t, err)
 		built.dir, built.at = dir, map[string]string{}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	path := filepath.Join(built.dir, name)
-	testkit.Must(t, local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, path, race))
+	testkit.Must(t, local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, path, flags()...))
 	built.at[name] = path
 	return path
 }

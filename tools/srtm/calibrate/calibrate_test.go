@@ -35,7 +35,7 @@ func (s *suite) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	nsqdBinary = filepath.Join(dir, "nsqd")
-	if err := local.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqdBinary, false); err != nil {
+	if err := local.Build(context.Background(), "github.com/srtm-io/srtm/nsqd", nsqdBinary); err != nil {
 		fmt.Fprintln(os.Stderr, "calibrate:", err)
 		return 1
 	}
