@@ -81,6 +81,9 @@ type prefixedConn struct {
 	first []byte // owned by the reader
 }
 
+// NetConn returns the accepted connection.
+func (a *prefixedConn) NetConn() net.Conn { return a.Conn }
+
 func (a *prefixedConn) Read(b []byte) (int, error) {
 	if len(a.first) > 0 {
 		n := copy(b, a.first)

@@ -60,6 +60,7 @@ type options struct {
 
 	// TLS, tokens and authorization.
 	tlsCert, tlsKey, tlsRootCAs, tlsClients string
+	tlsCRL                                  string
 	tlsRequired                             tlsRequired
 	tlsMinVersion                           tlsVersion
 	authAddresses                           daemon.List
@@ -214,6 +215,7 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` with the certificate for TLS; goes with --tls-key")
 	fs.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` with its private key")
 	fs.StringVar(&o.tlsRootCAs, "tls-root-ca-file", "", "PEM `file` with the authorities that clients' certificates are verified by (default the system's)")
+	fs.StringVar(&o.tlsCRL, "tls-crl", "", "PEM `file` of lists of client certificates that are revoked, signed by the authorities of --tls-root-ca-file; read again at SIGHUP, which ends their connections")
 	fs.Var(&o.tlsRequired, "tls-required", "`whether` clients without TLS are refused: true, false, or tcp-https (they may still use plain HTTP)")
 	fs.Var(&o.tlsMinVersion, "tls-min-version", "minimum `version` of TLS: tls1.0, tls1.1, tls1.2, tls1.3 (ssl3.0 counts as tls1.0)")
 	fs.StringVar(&o.tlsClients, "tls-client-auth-policy", "", "`policy` on clients' certificates: require (any), require-verify; either one implies --tls-required")
@@ -448,12 +450,16 @@ func (o *options) readTLS() error {
 	default:
 		errs.Add(daemon.OneOf("tls-client-auth-policy", o.tlsClients, authRequire, authVerify))
 	}
+	errs.If(o.tlsCRL != "" && (o.tlsClients != authVerify || o.tlsRootCAs == ""), "--tls-crl needs --tls-client-auth-policy=require-verify and --tls-root-ca-file")
 	if pair && len(errs) > 0 {
 		_, err = o.readPair()
 		errs.Add(err)
 	} else if pair {
 		if o.tls, err = secure.LoadTLS(o.readServerTLS, o.tlsCert, o.tlsKey, o.tlsRootCAs); err == nil {
-			o.conn.TLS = o.tls.Config()
+			o.conn.TLS, o.conn.Hold = o.tls.Config(), o.tls.Hold
+			if o.tlsCRL != "" {
+				errs.Add(o.tls.Revoke("--tls-crl", o.tlsCRL, o.tlsRootCAs))
+			}
 		}
 		errs.Add(err)
 	}

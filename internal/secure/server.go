@@ -249,13 +249,27 @@ func (t *ServerTLS) Config() *tls.Config {
 			if err := t.lives.verify(state); err != nil {
 				return err
 			}
-			if conn, is := hello.Conn.(*bounded.Conn); is {
+			if conn := accepted(hello.Conn); conn != nil {
 				conn.Then(t.lives.hold(state, conn.RemoteAddr().String(), func() { conn.Close() }))
 			}
 			return nil
 		}
 		return cfg, nil
 	}}
+}
+
+// accepted returns the accepted connection below c; nil if no bounded.Listener accepted it.
+func accepted(c net.Conn) *bounded.Conn {
+	for {
+		switch below := c.(type) {
+		case *bounded.Conn:
+			return below
+		case interface{ NetConn() net.Conn }:
+			c = below.NetConn()
+		default:
+			return nil
+		}
+	}
 }
 
 func (c ServerConfig) readPool() (*x509.CertPool, error) {

@@ -44,6 +44,7 @@ type client struct {
 	deliveries deliveries   // of sub
 	fins       *finBatch    // nil: no FINs wait to be handed over
 	pubs       publisher
+	unhold     func() // releases Config.Hold; nil: not held
 
 	// Atomic. Written by Server, the memory budget or the writer. The reader checks them at message
 	// boundaries.
@@ -165,6 +166,9 @@ func (c *client) lingerUntil(now mono.Time) mono.Time {
 
 // release releases the connection's subscription, publishers and forwarded publishes.
 func (c *client) release() {
+	if c.unhold != nil {
+		c.unhold()
+	}
 	if c.sub != nil {
 		c.sub.Close()
 	}

@@ -70,7 +70,7 @@ func (s *slot) upgradeTLS() error {
 	err = s.client.interruptibly(func(ctx context.Context) error {
 		// On cancellation TLS would close x, perhaps only after x has lost its net.Conn.
 		defer context.AfterFunc(ctx, func() { nc.Close() })()
-		return s.client.stats.handshake(x.tls)
+		return handshake(s.client, x.tls)
 	})
 	x.MoveToSocket(hook.Socket{FD: s.fd})
 	if err == nil {

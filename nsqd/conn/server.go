@@ -29,6 +29,9 @@ type Config struct {
 	Session *session.Config
 	// TLS is the configuration for Session.TLS; nil if sessions offer no TLS.
 	TLS *tls.Config
+	// Hold calls end when the certificate of a connection's client becomes invalid, unless release
+	// is called before; nil: never.
+	Hold func(state tls.ConnectionState, remote string, end func()) (release func())
 	// Auth authorizes clients if Session.AuthRequired is set; nil otherwise.
 	Auth Authoriser
 	// Forward forwards publishes to topics on other brokers. Nil refuses such publishes.

@@ -83,7 +83,7 @@ func (g *goroutine) upgradeTLS() error {
 	}
 	records := raw.Records()
 	t := tls.Server(records, g.client.env.cfg.TLS)
-	if err := g.client.stats.handshake(t); err != nil {
+	if err := handshake(g.client, t); err != nil {
 		return err
 	}
 	g.client.in = records.Layer(t)
@@ -98,9 +98,9 @@ func (g *goroutine) sendThroughTLS(t *tls.Conn) {
 	g.tls, g.out = t, t
 }
 
-// handshake performs the TLS handshake and records the state of TLS. It returns a *wire.Error if the client can still read an
-// error frame.
-func (s *connStats) handshake(t *tls.Conn) error {
+// handshake performs the TLS handshake and records the state of TLS. The connection ends with the
+// client's certificate. handshake returns a *wire.Error if the client can still read an error frame.
+func handshake(c *client, t *tls.Conn) error {
 	if err := t.Handshake(); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) && plain.Conn != nil {
@@ -110,7 +110,10 @@ func (s *connStats) handshake(t *tls.Conn) error {
 		return err // for the log; the peer cannot read a frame now
 	}
 	state := t.ConnectionState()
-	s.tls.Store(&state)
+	c.stats.tls.Store(&state)
+	if c.env.cfg.Hold != nil {
+		c.unhold = c.env.cfg.Hold(state, c.remote, c.cut)
+	}
 	return nil
 }
 
