@@ -59,10 +59,10 @@ func TestTopicPageShowsChannelsAndPublishers(t *testing.T) {
 func TestDrainIsUndone(t *testing.T) {
 	f := &fake{names: []string{"t"}, brokers: []*srtmv1.Broker{{Id: "b1", Connected: true, Draining: true, Waits: []*srtmv1.DrainWait{{
 		Topic: "t", Reason: "its publishers fit nowhere else: 5 msg/s", Remedy: "add a broker, give one more capacity (srtm broker capacity), lower the topic's rate, or --force",
-	}, {Topic: "u", Reason: "the broker is away, and may have messages", Remedy: "start it again, or `srtm broker remove b1` if it is gone for good: what it has is lost then"}}}}}
+	}, {Topic: "u", Reason: "the broker is away, and may have messages", Remedy: "start the broker again, or `srtm broker remove b1` if the broker will not return: its messages are lost then"}}}}}
 	_, base, browser := serve(t, f, nil)
 	_, page := get(t, browser, base+"/ui/broker?id=b1")
-	contains(t, page, "Undo the drain", "Force the drain", "Topic t: its publishers fit nowhere else: 5 msg/s. ", "Add a broker, give one more capacity, lower the topic&#39;s rate. ", "Start it again. ")
+	contains(t, page, "Undo the drain", "Force the drain", "Topic t: its publishers fit nowhere else: 5 msg/s. ", "Add a broker, give one more capacity, lower the topic&#39;s rate. ", "Start the broker again. ")
 	if strings.Contains(page, "--force") || strings.Contains(page, "`srtm") {
 		t.Errorf("the page names flags and commands:\n%s", page)
 	}

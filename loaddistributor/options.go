@@ -137,10 +137,10 @@ func (o *options) groups() []daemon.Group {
 
 func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4160", "`host:port` where nodes register as with nsqlookupd; empty for none")
-	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that registering nodes are told to ask over HTTP (default the hostname)")
-	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
+	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` at which registering nodes reach this process over HTTP (default the hostname)")
+	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` to which followers redirect clients while this process leads (default --grpc-address)")
 	fs.BoolVar(&o.console, "console", true, "serve the web console at /ui/ of --http-address")
-	fs.Var(&o.consoleHosts, "console-host", "`name` beyond localhost by which browsers may ask for the console without TLS; may be repeated")
+	fs.Var(&o.consoleHosts, "console-host", "further host `name`, beside localhost, under which the console is served without TLS; may be repeated")
 	fs.Var(&o.admissionAddresses, "console-admission-address", "gRPC `host:port` of a server of admission, which the console shows; may be repeated")
 	fs.Var(&o.gatewayAddresses, "console-gateway-address", "`host:port` of a gateway's --admin-address, which the console shows; may be repeated")
 }
@@ -150,38 +150,38 @@ func (o *options) storeFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.dataPath, "data-path", ".", "`folder` of --store=bbolt")
 	fs.Var(&o.etcdEndpoints, "etcd-endpoint", "`URL` of an etcd member, for --store=etcd; may be repeated")
 	fs.StringVar(&o.etcdPrefix, "etcd-prefix", "/srtm/loaddistributor/", "`prefix` of all keys in etcd")
-	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader that says nothing still leads; whole seconds, more than --flex-lease and --clock-bound together")
-	fs.StringVar(&o.etcdUser, "etcd-user", "", "`user` of etcd's, with --etcd-password-file")
+	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader leads without a renewal of its lease; whole seconds, more than --flex-lease and --clock-bound together")
+	fs.StringVar(&o.etcdUser, "etcd-user", "", "etcd `user`, with --etcd-password-file")
 	fs.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "`file` with the user's password")
 }
 
 func (o *options) brokerFlags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
-	fs.DurationVar(&o.takeOverAfter, "takeover-after", 5*time.Second, "how long a broker may be away before another takes over its replicated topics; 8 s after a start of the loaddistributor if that is more; 0: never taken over")
-	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
-	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")
-	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
+	fs.DurationVar(&o.takeOverAfter, "takeover-after", 5*time.Second, "how long a broker may be disconnected before another takes over its replicated topics; at least 8 s after a start of the loaddistributor; 0: never taken over")
+	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be disconnected before its publishers are placed elsewhere; at least 8 s after a start of the loaddistributor, and at once if its process is known to have ended")
+	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "treat a broker's process as ended if its session ends and both its ports, which had accepted connections, refuse them: its shares go to other brokers at once. Set it to false if another host may answer at the broker's address")
+	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node without a PING is still listed")
 	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
 }
 
 func (o *options) placementFlags(fs *flag.FlagSet) {
 	o.reservation = rpc.DefaultReservation
 	fs.Int64Var(&o.reservation.Rate, "default-topic-rate", o.reservation.Rate, "contract rate r, in `msg/s`, of a topic that is created without --rate and --burst, until its traffic is measured; at most half of the largest broker's capacity")
-	fs.Int64Var(&o.reservation.Burst, "default-topic-burst", o.reservation.Burst, "contract burst b of such a topic, in `messages`")
+	fs.Int64Var(&o.reservation.Burst, "default-topic-burst", o.reservation.Burst, "contract burst b of a topic without --rate and --burst, in `messages`")
 	fs.StringVar(&o.autoCreate, "auto-create", autoCreateOn, "whether the first publish or subscription to a topic that does not exist creates it: `on` or off")
-	fs.StringVar(&o.defaultTopic, "default-topic", "", "`TopicSpec` in JSON without a name, of topics that are created so: SLO, over-limit policy, bounds of the learned contract (default as srtm topic create NAME)")
-	fs.IntVar(&o.maxTopics, "max-auto-topics", 10_000, "how many `topics` there may be when another is created so")
-	fs.IntVar(&o.maxTenantTopics, "max-auto-tenant-topics", 1000, "how many `topics` of its tenant there may be then: the publisher's AUTH identity, or the tenant of the caller's token or certificate")
+	fs.StringVar(&o.defaultTopic, "default-topic", "", "`TopicSpec` in JSON without a name, of topics that --auto-create creates: SLO, over-limit policy, bounds of the learned contract (default as srtm topic create NAME)")
+	fs.IntVar(&o.maxTopics, "max-auto-topics", 10_000, "maximum number of `topics` with which --auto-create still creates another")
+	fs.IntVar(&o.maxTenantTopics, "max-auto-tenant-topics", 1000, "maximum number of `topics` of a tenant with which --auto-create still creates another; the tenant is the publisher's AUTH identity, or the tenant of the caller's token or certificate")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
 	fs.StringVar(&o.fitting, "fitting", tuner.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
 	fs.DurationVar(&o.fittingRound, "fitting-round", tuner.DefaultRound, "length of a round of --fitting=paper")
 	fs.StringVar(&o.rebalance, "rebalance", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
-	fs.DurationVar(&o.rebalanceRules.Sustained, "rebalance-after", tuner.DefaultSustained, "how long that has to last")
+	fs.DurationVar(&o.rebalanceRules.Sustained, "rebalance-after", tuner.DefaultSustained, "how long the SLO must be missed before a move")
 	fs.DurationVar(&o.rebalanceRules.Cooldown, "rebalance-cooldown", tuner.DefaultCooldown, "pause after each such move of a topic")
 	fs.Float64Var(&o.rebalanceRules.MaxPart, "rebalance-step", tuner.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
-	fs.DurationVar(&o.rebalanceRules.Capture, "rebalance-capture", tuner.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
+	fs.DurationVar(&o.rebalanceRules.Capture, "rebalance-capture", tuner.DefaultCapture, "how long arrivals are recorded before a move, to be replayed through the bucket; 0: the reported access delays decide")
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 }
 
@@ -193,7 +193,7 @@ func (o *options) capacityFlags(fs *flag.FlagSet) {
 
 func (o *options) shareFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
-	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a word from here, and another one in its place has to wait; the same for all loaddistributors of a store")
+	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a renewal from a loaddistributor, and another tbadaptor in its place has to wait; the same for all loaddistributors of a store")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
 }
@@ -215,7 +215,7 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.openLookup, "open-lookup", false, "with --token-file, answer what NSQ clients look up (GET /lookup, /topics, /channels, /nodes, /info) without a token")
 	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
 	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
-	o.brokerSecurity.Flags(fs, brokersPrefix, "brokers' HTTP, which the console asks")
+	o.brokerSecurity.Flags(fs, brokersPrefix, "brokers' HTTP, for the console")
 	o.admissionSecurity.Flags(fs, admissionPrefix, "the servers of --console-admission-address")
 	o.gatewaySecurity.Flags(fs, gatewayPrefix, "the gateways of --console-gateway-address")
 }

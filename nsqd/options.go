@@ -143,22 +143,22 @@ func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tcpAddress, "tcp-address", "0.0.0.0:4150", "`host:port`, or path of a Unix socket, for NSQ clients")
 	fs.StringVar(&o.httpAddress, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
 	fs.StringVar(&o.httpsAddress, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
-	fs.StringVar(&o.adminAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for HTTP with all routes; at the other addresses those that change something, other than by publishing, and /debug/ are then refused (default none: they serve all)")
+	fs.StringVar(&o.adminAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for all HTTP routes; the other HTTP addresses then refuse /debug/ and the routes that change anything except publishing (default none: every address serves all routes)")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
-	fs.IntVar(&o.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")
-	fs.IntVar(&o.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default that of --http-address)")
-	fs.BoolVar(&o.console, "console", true, "serve a web console of a broker without a loaddistributor at /ui/: at --admin-http-address if there is one, else wherever HTTP is served")
+	fs.IntVar(&o.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default the port of --tcp-address)")
+	fs.IntVar(&o.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default the port of --http-address)")
+	fs.BoolVar(&o.console, "console", true, "serve the web console of a standalone broker at /ui/ of --admin-http-address, or else of every HTTP address")
 }
 
 func (o *options) clusterFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.agent.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
 	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
-	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, what becomes of publishes and subscriptions to topics that are on other brokers: `on` (publishes are forwarded there, and messages are relayed from there) or off (they are refused)")
+	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, treatment of publishes and subscriptions to topics on other brokers: `on` (the broker forwards publishes and relays messages) or off (it refuses both)")
 	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
-	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (continue with the bases) or strict (stop)")
+	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares has ended: available (continue with the bases) or strict (stop)")
 	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
 	daemon.Alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses", "its name in NSQ's configuration files")
-	fs.DurationVar(&o.conn.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before its connection may be ended for it to ask nsqlookupd again, when its topic moves; at least its LookupdPollInterval x LookupdPollJitter, for go-nsq does not ask before")
+	fs.DurationVar(&o.conn.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before the broker may end its connection when the topic moves, so that the consumer looks up the topic again; at least LookupdPollInterval x LookupdPollJitter of the consumer, because go-nsq does not look up earlier")
 	fs.StringVar(&o.region, "topology-region", "", "`region` this broker runs in: with the experiment, messages go to the nearest consumers")
 	fs.StringVar(&o.zone, "topology-zone", "", "`zone` of that region")
 	fs.Func("enable-experiment", "`name` of an experiment of NSQ to take part in: "+topologyAware, o.experiment)
@@ -166,10 +166,10 @@ func (o *options) clusterFlags(fs *flag.FlagSet) {
 
 func (o *options) contractFlags(fs *flag.FlagSet) {
 	fs.Func("topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated", o.topicLimit)
-	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
+	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message may have had its token, at most 1s: with rate r and burst b, at most b + r*(t + this) messages leave in any time t. A stall of the broker up to this long delays no conforming message; after a longer stall the contract in real time comes first")
 	fs.DurationVar(&o.broker.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer; 0: one that would have to wait at all")
-	fs.StringVar((*string)(&o.broker.Pacing), "pacing", string(broker.PaceAdvise), "`mode` of topics with a contract that have none of their own: off (of all topics); advise (publishers that send PACE are told what they may send, by weight, while there is more than the contract); or police (what is more than that is refused, of all publishers)")
-	fs.IntVar(&o.maxWeight, "max-weight", 1, "maximum `weight`, 1 to 255, of a publisher to which its topic gives none")
+	fs.StringVar((*string)(&o.broker.Pacing), "pacing", string(broker.PaceAdvise), "`mode` of topics with a contract and without a mode of their own: off (for all topics); advise (while more arrives than the contract allows, publishers that send PACE receive their rate, by weight); or police (the broker also refuses messages beyond this rate, from all publishers)")
+	fs.IntVar(&o.maxWeight, "max-weight", 1, "maximum `weight`, 1 to 255, of a publisher without a weight from its topic")
 	fs.StringVar((*string)(&o.stamps), "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
 	fs.IntVar(&o.hook.MaxConns, "arrival-stamps-connections", 0, "maximum number of `publishers` that ebpf follows at once (default 16384)")
 	fs.StringVar(&o.hook.PinDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")
@@ -178,19 +178,19 @@ func (o *options) contractFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) storageFlags(fs *flag.FlagSet) {
-	fs.StringVar(&o.dataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size and those held when it ends (default the working folder)")
+	fs.StringVar(&o.dataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size, and the messages in memory at shutdown (default the working folder)")
 	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), fsync (it is on stable storage), or replicated (it is on most of --jetstream-replicas servers of NATS JetStream)")
-	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
+	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, further messages go to disk; 0: every message is written before it is accepted")
 	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
-	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel continues past its oldest unfinished message, in `messages`; it then gets no more until that message is finished, and the other channels continue; 0: no limit")
-	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk from which on publishers are refused (E_QUEUE_FULL, HTTP 503), in `bytes`; what is only retained does not count; 0: no limit")
-	fs.Var(&o.storage.Retain, "retain", "`time or size` of a topic that stays on disk after all its channels have finished it, for channel/seek: a duration (24h), a size (10GB, or up to a file of --max-bytes-per-file more), or both with a comma, until either is exceeded; POST /topic/retain sets it for one topic. What is not finished stays in any case (default 0: nothing)")
-	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's `files` of messages that stay open since they were read last, beside the one that is written; one more closes another")
+	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel continues past its oldest unfinished message, in `messages`; the channel then gets no more messages until that message is finished; other channels continue; 0: no limit")
+	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk, in `bytes`, from which publishes are refused (E_QUEUE_FULL, HTTP 503); messages that are only retained do not count; 0: no limit")
+	fs.Var(&o.storage.Retain, "retain", "`time or size` of finished messages that stay on disk for channel/seek: a duration (24h), a size (10GB, or up to a file of --max-bytes-per-file more), or both with a comma, until either is exceeded; POST /topic/retain sets it for one topic. Unfinished messages stay in any case (default 0: nothing)")
+	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's message `files` that stay open for reading, beside the file being written; opening one more closes another")
 	fs.IntVar(&o.storage.ReadAhead, "read-ahead-bytes", broker.DefaultReadAhead, "maximum size of the messages that are read from disk at a time for a topic or channel that is behind, and that stay in memory for channels close behind it, in `bytes`; a larger message is read alone")
 	fs.StringVar(&o.jetstream.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
 	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
 	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
-	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; publishers are refused (E_QUEUE_FULL) when seven eighths are full, and what is only retained goes before; 0: what NATS allows")
+	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; when seven eighths are full, retained messages are deleted, and then publishes are refused (E_QUEUE_FULL); 0: what NATS allows")
 	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long delivery continues after SIGTERM, while the messages in memory are stored")
 }
 
@@ -200,15 +200,15 @@ func (o *options) limitFlags(fs *flag.FlagSet) {
 	fs.IntVar(&s.Limits.MaxBodySize, "max-body-size", s.Limits.MaxBodySize, "maximum size of an MPUB's body, in `bytes`; IDENTIFY and AUTH have at most 64 KiB of it")
 	fs.IntVar(&o.conn.MaxConnections, "max-connections", 0, "maximum number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
 	fs.IntVar(&o.maxHTTPConnections, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
-	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
-	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left continues as one with --mem-queue-size messages (default half of the memory limit)")
-	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
+	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment takes precedence")
+	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, counting each body plus 256; a topic that holds four times what is left continues as one with --mem-queue-size messages (default half of the memory limit)")
+	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503); topics on disk at the start are always opened")
 	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; as --max-topics")
 	fs.IntVar(&o.broker.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; as --max-topics")
 	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
 	fs.IntVar(&o.maxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
 	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that reads nothing for so long")
-	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and up to one for each processor while one has too much to do and a processor nothing; 0: a goroutine for each connection")
+	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and more, up to one per processor, while a loop is overloaded and a processor idle; 0: a goroutine for each connection")
 }
 
 func (o *options) securityFlags(fs *flag.FlagSet) {
@@ -219,7 +219,7 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 	fs.Var(&o.tlsRequired, "tls-required", "`whether` clients without TLS are refused: true, false, or tcp-https (they may still use plain HTTP)")
 	fs.Var(&o.tlsMinVersion, "tls-min-version", "minimum `version` of TLS: tls1.0, tls1.1, tls1.2, tls1.3 (ssl3.0 counts as tls1.0)")
 	fs.StringVar(&o.tlsClients, "tls-client-auth-policy", "", "`policy` on clients' certificates: require (any), require-verify; either one implies --tls-required")
-	fs.Var(&o.authAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need permission of, over HTTP too (Authorization: Bearer SECRET); may be repeated, then any of them will do")
+	fs.Var(&o.authAddresses, "auth-http-address", "`host:port`, or URL, of an auth server whose permission clients need, over HTTP too (Authorization: Bearer SECRET); may be repeated, then one permission suffices")
 	daemon.Alias(fs, "auth-http-address", "auth-http-addresses", "its name in NSQ's configuration files")
 	fs.StringVar(&o.auth.Method, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
 	fs.DurationVar(&o.auth.ConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
@@ -262,7 +262,7 @@ func (o *options) statsFlags(fs *flag.FlagSet) {
 
 func (o *options) ignoredFlags(fs *flag.FlagSet) {
 	fs.Int64Var(&o.syncEvery, "sync-every", 2500, "`messages`; "+noEffect+": --durability says when they are on stable storage")
-	fs.DurationVar(&o.syncTimeout, "sync-timeout", 2*time.Second, noEffect+", likewise")
+	fs.DurationVar(&o.syncTimeout, "sync-timeout", 2*time.Second, noEffect+", as --sync-every")
 	fs.IntVar(&o.nodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); "+noEffect)
 	daemon.Alias(fs, "node-id", "id", "its name in NSQ's configuration files")
 	fs.String("log-prefix", "[nsqd] ", noEffect+": log lines are structured and have no prefix")

@@ -134,7 +134,7 @@ type outages struct {
 
 func newOutages(log *slog.Logger) outages {
 	return outages{
-		lookups:     obs.NewOutage(log, "keys could not be looked up; who asks for them gets the default reply"),
+		lookups:     obs.NewOutage(log, "keys could not be looked up; their requests get the default reply"),
 		polls:       obs.NewOutage(log, "rules could not be read; keeping those that are known"),
 		checkpoints: obs.NewOutage(log, "a check-point failed; trying again with the next"),
 		sweeps:      obs.NewOutage(log, "keys that are full could not be forgotten"),

@@ -104,7 +104,7 @@ func (h *lifetime) finish(why string) {
 		return
 	}
 	if log := h.of.log.Load(); log != nil {
-		log.Warn("the client's certificate is valid no more; the connection ends", obs.KeyRemote, h.remote,
+		log.Warn("the client's certificate is no longer valid; the connection ends", obs.KeyRemote, h.remote,
 			"certificate", h.leaf().Subject.String(), "serial", h.leaf().SerialNumber.String(), "reason", why)
 	}
 	h.end()

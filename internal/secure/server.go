@@ -84,9 +84,9 @@ func (c *ServerConfig) HTTPFlags(fs *flag.FlagSet, listeners ...string) {
 func (c *ServerConfig) flags(fs *flag.FlagSet, what string, listeners []string) {
 	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: "+what)
 	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
-	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
+	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must present")
 	fs.StringVar(&c.CRLFile, "tls-crl", "", "PEM `file` of lists of client certificates that are revoked, signed by the authorities of --tls-client-ca; read again at SIGHUP, which ends their connections")
-	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any), for others their tenant (default the certificate's organisation)")
+	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of permissions: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any), for others their tenant (default the certificate's organisation)")
 	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, or without client certificates or tokens: `which` of "+strings.Join(listeners, ",")+" (without a value all)", func(value string) (err error) {
 		c.Force, err = Insecure(c.Force, value, listeners...)
 		return err

@@ -465,7 +465,7 @@ func (e MemberPrepared) apply(c *Catalog) ([]Effect, error) {
 		return nil, fmt.Errorf("topic %s prepared: %w", e.Topic, ErrTopicUnknown)
 	}
 	if b := c.brokers[e.Broker]; b == nil || !b.Connected || !b.topics[e.Topic] {
-		return nil, fmt.Errorf("topic %s prepared on %s, which is no member or away: %w", e.Topic, e.Broker, ErrBrokerUnknown)
+		return nil, fmt.Errorf("topic %s prepared on %s, which is not a member or is disconnected: %w", e.Topic, e.Broker, ErrBrokerUnknown)
 	}
 	before := c.states(only(e.Topic))
 	t.setPrepared(e.Broker, true)

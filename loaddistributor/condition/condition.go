@@ -89,7 +89,7 @@ func (e Evidence) silent(topic catalog.Topic, now time.Time) bool {
 
 // offered judges whether the topic keeps to its contract.
 func (d *Topic) offered(topic catalog.Topic, evidence Evidence, now time.Time) {
-	var n, mean, waiting float64 // n since the last Judge; mean in msg/s in the window; waiting when first seen
+	var n, mean, waiting float64 // messages since the last Judge; msg/s over the window; backlog at the first report
 	var elapsed time.Duration
 	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
 	k, first := 0, len(d.counted) == 0
@@ -104,7 +104,7 @@ func (d *Topic) offered(topic catalog.Topic, evidence Evidence, now time.Time) {
 			offered += float64(r.Stats.Offered + r.Stats.Refused)
 			span += r.Stats.Interval.AsDuration()
 			if r.At.After(d.counted[q.Broker]) {
-				if r.Stats.Offered > 0 || r.At.After(d.passed) { // else the topic was quiet: a full bucket gets no fuller
+				if r.Stats.Offered > 0 || r.At.After(d.passed) { // otherwise the topic was quiet, and its bucket stayed full
 					n += float64(r.Stats.Offered) // refused messages wait for nothing
 					elapsed += r.Stats.Interval.AsDuration()
 				}

@@ -498,7 +498,7 @@ func (r *View) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 func (r *View) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
-		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
+		return "the broker is disconnected, and may have messages that no consumer has received", "start the broker again, or `srtm broker remove " + b.ID + "` if the broker will not return: its messages are lost then"
 	}
 	t := r.brokers.reported(b.ID).Topic(name)
 	if t == nil {

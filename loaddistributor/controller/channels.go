@@ -499,7 +499,7 @@ func (c *Controller) orderSeek(topic, channel string, place *srtmv1.Place, broke
 		}
 		s := c.brokers.sessions[b.ID]
 		if s == nil {
-			return nil, fmt.Errorf("broker %s of topic %s is away, nothing was done: %w", b.ID, topic, ErrBrokerGone)
+			return nil, fmt.Errorf("broker %s of topic %s is disconnected; no broker was asked: %w", b.ID, topic, ErrBrokerGone)
 		}
 		if !s.canSeek {
 			return nil, fmt.Errorf("broker %s of topic %s, release %s, nothing was done: %w", b.ID, topic, b.Version, ErrBrokerOld)

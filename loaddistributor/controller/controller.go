@@ -303,7 +303,7 @@ func (c *Controller) recover() error {
 		c.unfinished = append(c.unfinished, name)
 		c.topics.entry(name).owner = &owner{queued: []operation{{name: name, target: target, end: func(err error) {
 			if err != nil {
-				c.cfg.Log.Warn("left unfinished", obs.KeyTopic, name, obs.KeyError, err)
+				c.cfg.Log.Warn("a change of the topic was not completed; the next leader completes it", obs.KeyTopic, name, obs.KeyError, err)
 			}
 		}}}}
 	}
@@ -315,8 +315,8 @@ func (c *Controller) resume() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range c.unfinished {
-		c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, name)
-		runCtx := c.topics.entry(name).owner
-		c.life.work.Go(func() { c.owners.run(name, runCtx) })
+		c.cfg.Log.Info("completing a change that the previous leader began", obs.KeyTopic, name)
+		topicOwner := c.topics.entry(name).owner
+		c.life.work.Go(func() { c.owners.run(name, topicOwner) })
 	}
 }

@@ -158,7 +158,7 @@ func (cr *creation) place(p planning) (catalog.Event, error) {
 		measured, _ := cr.cat.next.Broker(cr.broker)
 		cr.mu.RUnlock()
 		if plan = placement.Unreserved(cr.spec.Policy, cr.broker, demand); !measured.Connected {
-			err = fmt.Errorf("broker %q is away or unknown: %w", cr.broker, catalog.ErrBrokerUnknown)
+			err = fmt.Errorf("broker %q is disconnected or unknown: %w", cr.broker, catalog.ErrBrokerUnknown)
 		}
 	}
 	if err != nil {

@@ -184,7 +184,7 @@ func (m *mover) moveOff(name string, gone catalog.Broker) operation {
 		m.topics.entry(name).moveErr = err
 		m.mu.Unlock()
 		if errors.As(err, new(*placement.Infeasible)) {
-			m.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
+			m.cfg.Log.Warn("cannot move the topic from a broker that drains or is disconnected; retrying later", obs.KeyTopic, name, obs.KeyError, err)
 		}
 	}
 	return op

@@ -189,7 +189,7 @@ func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 	for _, name := range slices.Compact(names) {
 		changed, err := c.noteTopic(name, byTopic[name])
 		if err != nil {
-			c.cfg.Log.Warn("cannot tell the adaptor which brokers may use a removed contract; retrying", obs.KeyTopic, name, obs.KeyError, err)
+			c.cfg.Log.Warn("cannot send the adaptor the brokers that may use a removed contract; retrying", obs.KeyTopic, name, obs.KeyError, err)
 		}
 		done = done && !changed && err == nil
 	}

@@ -71,7 +71,7 @@ func (f *fleet) look(now time.Time) {
 	case need.Brokers > 0:
 		f.cfg.Log.Warn("more brokers are needed", obs.KeyCount, need.Brokers, "brokers", need.Present, obs.KeyReason, need.Reason())
 	case before > 0:
-		f.cfg.Log.Info("no more brokers are needed", "brokers", need.Present, obs.KeyReason, need.Reason())
+		f.cfg.Log.Info("brokers suffice again", "brokers", need.Present, obs.KeyReason, need.Reason())
 	}
 	if f.cfg.Lacking != nil {
 		f.cfg.Lacking(need)

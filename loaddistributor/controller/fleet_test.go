@@ -79,7 +79,7 @@ func TestARefusedTopicNeedsABroker(t *testing.T) {
 	c.looks(now)
 	testkit.Equal(t, len(*announced), 3)
 	testkit.Equal(t, (*announced)[2].Brokers, 0)
-	if !strings.Contains(log.String(), "no more brokers are needed") {
+	if !strings.Contains(log.String(), "brokers suffice again") {
 		t.Errorf("the log is\n%s", log)
 	}
 }

@@ -240,7 +240,7 @@ func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 			if err != nil {
 				// A failed dump only costs room. If the term is over, the next event
 				// shows it. A new term would have the same problem.
-				c.log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
+				c.log.Error("cannot write a dump; the store keeps all events and retries later", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
 				c.undumped.Inc()
 				sinceDump = nextDump - dumpAgain
 			}

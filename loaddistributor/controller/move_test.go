@@ -357,7 +357,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		Expect(nodes).To(HaveLen(2), "they find the new broker")
 		read(n2, 0, 1, 0)
 		Eventually(func() string { return c.topic("t").GetStatus().GetMoving() }).Should(
-			MatchRegexp(`^before its publishers move, until ..:..:..: for consumers of c on b2, which have to ask nsqlookupd again$`))
+			MatchRegexp(`^before its publishers move, until ..:..:..: for consumers of c on b2, which have to look up the topic again$`))
 		Expect(c.waits("b1")).To(Equal([]string{"t: " + c.topic("t").GetStatus().GetMoving()}))
 		Eventually(nudges, "5s").Should(Receive(Equal([]string{"c", "t", "b1"})), "once more, halfway")
 		Expect(where()).To(Equal(map[string]int{"b1": 4}))

@@ -60,7 +60,7 @@ var _ = Describe("A dead broker", func() {
 		Eventually(func() int { return len(c.topic("t").Quotas) }).Should(Equal(2))
 		c.drain("b2")
 		Eventually(func() string { return c.broker("b2").GetWaits()[0].GetRemedy() }).Should(
-			Equal("start it again, or `srtm broker remove b2` if it is gone for good: what it has is lost then"))
+			Equal("start the broker again, or `srtm broker remove b2` if the broker will not return: its messages are lost then"))
 		Eventually(func() error { _, err := remove("b2"); return err }).Should(Succeed())
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 		Eventually(func() tokenbucket.Share { return held(b1, b3) }).Should(Equal(all))

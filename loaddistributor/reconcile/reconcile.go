@@ -676,9 +676,9 @@ func (t *Topic) answered() []Effect {
 	var notes []Effect
 	for _, id := range failed {
 		text := map[phase]string{
-			returning: "topic stays for now on a broker that it has not moved to",
-			retiring:  "topic stays on a broker that it has moved away from",
-			deleting:  "topic left behind for now",
+			returning: "cannot remove the topic from a broker to which it did not move; retrying later",
+			retiring:  "cannot remove the topic from a broker that it has left; retrying later",
+			deleting:  "cannot remove the deleted topic from a broker; retrying later",
 		}[t.phase]
 		notes = append(notes, Note{Text: text, Broker: id, Err: t.refused[id], Warn: t.phase == deleting})
 	}
@@ -697,7 +697,7 @@ func (t *Topic) handleGrant(e Granted) []Effect {
 	case t.phase == deleting && e.Err != nil:
 		t.stale = true
 		t.finishStep()
-		return []Effect{Note{Text: "contract left behind for now", Err: e.Err, Warn: true}}
+		return []Effect{Note{Text: "cannot remove the contract from the adaptor; retrying later", Err: e.Err, Warn: true}}
 	case t.phase == forgetting && e.Err != nil:
 		t.end(e.Err)
 		return nil
@@ -834,7 +834,7 @@ func (t *Topic) handleConsumers(e Consumers, now time.Time) []Effect {
 		effects = append(effects, Note{Text: "moving before all consumers have come", Names: append(FirstFew(waiting), missing[waiting[0]]...), Warn: true})
 	default:
 		t.due = now.Add(consumersPause)
-		t.waiting = fmt.Sprintf("before its publishers move, until %s: for consumers of %s on %s, which have to ask nsqlookupd again",
+		t.waiting = fmt.Sprintf("before its publishers move, until %s: for consumers of %s on %s, which have to look up the topic again",
 			t.until.Format(time.TimeOnly), strings.Join(FirstFew(waiting), ", "), strings.Join(missing[waiting[0]], ", "))
 	}
 	return effects

@@ -64,7 +64,7 @@ func (n Need) Reason() string {
 type refusal struct {
 	rate    int64 // msg/s that the topic has asked for
 	has     int64 // msg/s that the topic has; 0 for a new topic
-	brokers int64 // that the topic needs at least; 0: not known
+	brokers int64 // minimum number of brokers that the topic needs; 0: not known
 	at      time.Time
 }
 
@@ -84,9 +84,9 @@ func New(threshold float64) *Book {
 	return &Book{threshold: threshold, refused: map[string]refusal{}, announced: -1}
 }
 
-// Refuse records that placement has refused to give a topic rate msg/s. has is what the
-// topic has already. A refusal does not count if another broker would not help, or if the
-// topic keeps its rate on other brokers: Cluster counts these.
+// Refuse records that placement could not give a topic the given rate, in msg/s. has is the
+// topic's present rate. A refusal does not count if another broker would not help. It does
+// not count either if the topic keeps its rate on other brokers: Cluster has such topics.
 func (b *Book) Refuse(topic string, rate, has int64, why *placement.Infeasible, now time.Time) {
 	if !why.Capacity() {
 		return
@@ -135,7 +135,7 @@ func (b *Book) Need(c Cluster, now time.Time) Need {
 	if c.Unfitted > 0 {
 		lacking = max(lacking, 1)
 	}
-	// Room may be missing though the sum fits: a broker beyond its capacity leaves none.
+	// Room can be missing although the sum fits: an overloaded broker has a negative room.
 	lack := max(float64(n.Allocated+n.RefusedRate)/b.threshold-float64(n.Capacity), float64(n.RefusedRate-free))
 	if lack > 0 {
 		further := int64(1)

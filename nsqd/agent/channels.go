@@ -34,7 +34,7 @@ var (
 	// ErrChannelUnknown: the topic has no such channel.
 	ErrChannelUnknown = errors.New("no such channel in the topic")
 	// ErrTooManyChannels: the topic has the maximum number of channels.
-	ErrTooManyChannels = errors.New("the topic has as many channels as it may")
+	ErrTooManyChannels = errors.New("the topic has its maximum number of channels")
 )
 
 const (

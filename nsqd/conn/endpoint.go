@@ -55,7 +55,7 @@ func removeStale(ctx context.Context, path string) error {
 		return syscall.EADDRINUSE
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("ask whether it is in use: %w", err)
+		return fmt.Errorf("check whether it is in use: %w", err)
 	}
 	return os.Remove(path)
 }

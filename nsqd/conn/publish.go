@@ -264,7 +264,7 @@ func refusal(topic []byte, err error) error {
 	case errors.Is(err, broker.ErrUnknownTopic), errors.Is(err, broker.ErrRetired):
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: create it with srtm topic create %[1]s; if it exists, publish through srtm agent, or to the tcp_address of the loaddistributor's GET /publisher?topic=%[1]s&id=PUBLISHER", topic), err)
 	case errors.Is(err, broker.ErrTooManyConsumers):
-		return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel has as many consumers as it may", err)
+		return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel has its maximum number of consumers", err)
 	case errors.Is(err, broker.ErrTooManyChannels):
 		return wire.Wrap(wire.CodeSubFailed, "SUB failed, there are as many channels as there may be", err)
 	case errors.Is(err, broker.ErrTooManyTopics):

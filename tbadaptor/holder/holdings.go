@@ -106,7 +106,8 @@ func (h *Holdings) NextEnd(flexUntil, baseUntil mono.Time) mono.Time {
 	return next
 }
 
-// Offer judges a grant. released is for the acknowledgement of a Kept grant.
+// Offer judges a grant. For a Kept grant, released is the number of released tokens to
+// acknowledge.
 func (h *Holdings) Offer(g Grant) (v Verdict, released tokenbucket.Tokens) {
 	holding, found := h.topics[g.Topic]
 	switch {

@@ -86,7 +86,7 @@ func (l Leases) Validate() error {
 	f.If(l.ClockBound < 0, "--clock-bound %v is negative", l.ClockBound)
 	f.If(l.PresumeDead < 0, "--presume-dead-after %v is negative", l.PresumeDead)
 	f.If(l.PresumeDead > 0 && l.PresumeDead < l.Session,
-		"--presume-dead-after %v is shorter than --session-lease %v, for which brokers go on", l.PresumeDead, l.Session)
+		"--presume-dead-after %v is shorter than --session-lease %v, during which brokers keep their bases", l.PresumeDead, l.Session)
 	return f.Err()
 }
 
@@ -158,7 +158,7 @@ var (
 	// ErrConnected: the broker is connected, so its shares cannot be freed.
 	ErrConnected = errors.New("the broker is connected")
 	// ErrMayGoOn: the broker's next process might use the bases of the ended process.
-	ErrMayGoOn = errors.New("a process after it may go on with its bases")
+	ErrMayGoOn = errors.New("a later process of the broker may keep using its bases")
 	// ErrUnknownBroker: no topic has or awaits the broker.
 	ErrUnknownBroker = errors.New("no share is known of such a broker")
 )

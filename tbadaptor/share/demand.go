@@ -119,8 +119,8 @@ func (f *filling) oneEach(used []bool) {
 	}
 }
 
-// fill divides remaining max-min fairly by weights. No broker exceeds its limit upTo. No
-// broker could get more except at the expense of a broker with no more per weight. Only
+// fill divides remaining max-min fairly by weights. No broker exceeds its limit upTo. A
+// broker could get more only at the expense of a broker that has no more per weight. Only
 // brokers of positive weight take part. The rounding remainder, less than one unit per
 // broker, goes to the brokers below their limits, the largest weight first.
 func (f *filling) fill(weights []int64, upTo func(i int) int64) {

@@ -180,7 +180,7 @@ func parseRules(text []byte) ([]*srtmv1.AdmissionRule, error) {
 
 func admissionAskCommand() *cobra.Command {
 	var r srtmv1.AskRequest
-	cmd := admissionLeaf(&cobra.Command{Use: "ask KEY", Short: "Ask whether a key may go on, and take its credits", Args: oneKey}, func(x *call, a srtmv1.AdmissionAdminClient) error {
+	cmd := admissionLeaf(&cobra.Command{Use: "ask KEY", Short: "Ask whether a key is admitted, and take its credits", Args: oneKey}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		r.Key = x.args[0]
 		reply, err := a.Ask(x.ctx, &r)
 		return x.say(reply, err, "%s\n", verdictText(reply))

@@ -26,7 +26,7 @@ func brokerDrainCommand() *cobra.Command {
 	var wait bool
 	cmd := leaf(&cobra.Command{
 		Use:   "drain BROKER",
-		Short: "Move everything away from a broker",
+		Short: "Move all topics from a broker",
 		Long: `drain has nothing new placed on the broker, and moves the publishers of its
 topics to others. A topic is gone from it once its consumers have had what it
 still holds. What fits nowhere else stays. It says what it waits for and what would

@@ -162,7 +162,7 @@ func channelSeekCommand() *cobra.Command {
 	var to, only string
 	cmd := leaf(&cobra.Command{
 		Use:   "seek TOPIC CHANNEL --to PLACE",
-		Short: "Have a channel go on from another place",
+		Short: "Move a channel to another place in its topic",
 		Long: `seek moves a channel of all brokers of the topic to the begin or the end of what they
 have, to a time of publication (2026-01-02T15:04:05Z), or, on a single broker, to an
 offset, and prints the offset from which each goes on. The channel drops what it has in

@@ -168,7 +168,7 @@ func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopi
 		}
 	}
 	if len(*paths) == 0 {
-		return nil, usagef("nothing is to be changed")
+		return nil, usagef("no change is given")
 	}
 	// A loaddistributor without support for masks would replace the whole specification,
 	// so an invalid field makes it refuse. Other loaddistributors ignore fields outside

@@ -26,7 +26,7 @@ type capture struct {
 	taken   bool
 }
 
-// Arrive makes the node accept messages, in any order, and lose lost more messages. If the topic is
+// Arrive makes the node accept messages, in any order. lost further messages are lost. If the topic is
 // being captured, Arrive records the arrivals and returns true.
 func (n *Node) Arrive(name string, lost uint64, arrivals ...Arrival) bool {
 	n.mu.Lock()

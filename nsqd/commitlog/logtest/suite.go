@@ -29,7 +29,7 @@ func Suite(t *testing.T, open func(t *testing.T) Subject) {
 		{"what is appended is read, in order, as it was", testOrder},
 		{"offsets grow and are never used twice", testOffsets},
 		{"a read keeps to its limit", testLimit},
-		{"what is trimmed is gone or may be read, the rest is there", testTrim},
+		{"trimmed records may be missing, the rest stays readable", testTrim},
 		{"the last snapshot of cursors is loaded", testCursors},
 		{"many use it at the same time", testConcurrent},
 	} {

@@ -11,6 +11,6 @@
 // slowness of this program as the broker's. The generator's own measurements say what it could
 // not send in time.
 //
-// The package knows a broker by its protocol and its HTTP alone. It knows neither who asks nor
-// what becomes of the result: tools/srtm and tools/srtm/up do.
+// The package reaches a broker only through its protocol and its HTTP. The callers, tools/srtm and
+// tools/srtm/up, decide what to do with the result.
 package calibrate

@@ -56,8 +56,8 @@ func (a *Attempt) Text() string {
 		report.Micros(a.Lateness.P99Us), report.Micros(a.EndToEnd.P99Us), verdict)
 }
 
-// Smaller returns the load to try after an attempt that was not carried: o, whose publishers are
-// l, with fewer publishers.
+// Smaller returns the load to try after an attempt that was not carried: o with fewer publishers.
+// l is the load that o described.
 func (a *Attempt) Smaller(o load.Options, l *load.Load) load.Options {
 	return shorten(o, l, a.fraction())
 }

@@ -49,13 +49,13 @@ func (c Config) Validate() error {
 
 // Search is a plain value with one owner. Make it with New.
 //
-// Invariant: kept is ascending, and below over where that is not 0.
+// Invariant: kept is ascending. If over is not 0, all rates in kept are below over.
 type Search struct {
 	cfg   Config
 	kept  []int64
 	over  int64   // lowest rate that was not kept; 0: none
 	why   Outcome // outcome of over
-	sure  bool    // the last of kept was kept twice
+	sure  bool    // the highest rate in kept was kept twice
 	steps int
 	// again is the unoffered rate to try again, after `tries` tries; 0: none.
 	again int64
