@@ -86,7 +86,7 @@ func stopped() *time.Timer {
 	return t
 }
 
-// canTake reports whether a new request could be sent now, or fail immediately.
+// canTake reports whether a new request could be sent now, or would fail immediately.
 func (s *sender) canTake() bool {
 	return len(s.queue) == 0 && (s.unknown != nil || s.canSend())
 }
@@ -285,7 +285,7 @@ func settle(r *request, a answer) {
 	}
 }
 
-// errElsewhere: the broker does not have the topic now. It refused the oldest open request
+// errElsewhere: the broker does not have the topic now. The broker refused the oldest open request
 // and executes no later request, so all open requests may be sent again.
 var errElsewhere = errors.New("the topic is not on this broker now")
 

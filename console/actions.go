@@ -29,7 +29,7 @@ type operator struct {
 // action is what a button does.
 type action struct {
 	do func(context.Context, url.Values) (done string, err error)
-	// check returns what is wrong with the form, before the question; nil: nothing can be.
+	// check returns the faults of the form, before the question; nil: the form cannot have faults.
 	check func(url.Values) error
 	// question is asked before; nil: none.
 	question func(url.Values) string

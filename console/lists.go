@@ -60,8 +60,8 @@ type head struct {
 	Number     bool
 }
 
-// Head returns the head of a column. A second choice of a column turns the order round;
-// numbers begin with the largest.
+// Head returns the head of a column. Choosing a column again reverses the order. The first choice
+// of a column of numbers begins with the largest.
 func (o order) Head(key, text string, number bool) head {
 	h, q, desc := head{Text: text, Number: number}, maps.Clone(o.q), number
 	if o.key == key {

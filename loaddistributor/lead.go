@@ -136,9 +136,9 @@ func resign(ctx context.Context, opts *options, term store.Term) error {
 	return term.Resign(ctx)
 }
 
-// resignAtExit resigns when the process ends. If etcd does not accept the resignation, resignAtExit only logs a
-// warning, as the lease ends by itself. For the other stores resignAtExit returns the error: the store's file
-// was not closed.
+// resignAtExit resigns when the process ends. If etcd does not accept the resignation, resignAtExit
+// only logs a warning, as the lease ends by itself. For the other stores resignAtExit returns the
+// error: the store's file was not closed.
 func resignAtExit(ctx context.Context, opts *options, log *slog.Logger, term store.Term) error {
 	err := resign(ctx, opts, term)
 	if err == nil || opts.store != storeEtcd {

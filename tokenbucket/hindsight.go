@@ -336,8 +336,8 @@ func (h *Hindsight) walk(p *place) (end mono.Time, ok bool) {
 }
 
 // charge checks whether all points and intervals after p can have one token less, until a token was
-// lost anyway. If not, obstacle is the time of the first that cannot. With apply, charge also takes
-// the token. Requires: with apply, taking the token is possible.
+// lost anyway. If not, obstacle is the time of the first such point or interval that cannot. With
+// apply, charge also takes the token. Requires: with apply, taking the token is possible.
 func (h *Hindsight) charge(p place, apply bool) (obstacle mono.Time, ok bool) {
 	deficit := int64(subtoken)
 	prev := point{last: p.end, held: p.held}

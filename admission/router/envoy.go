@@ -106,8 +106,9 @@ func descriptorKey(domain string, entries []*envoy.RateLimitDescriptor_Entry) st
 	return key
 }
 
-// perUnit returns a rule's refill in the shortest unit with a refill of at least the capacity, so that
-// the remaining credits do not exceed the limit. nil: the rule refills less than 1 a year.
+// perUnit returns a rule's refill per unit of time. It chooses the shortest unit in which the refill is
+// at least the capacity, so the remaining credits do not exceed the limit. It returns nil if the rule
+// refills less than 1 credit a year.
 func perUnit(r *rule.Rule) *envoy.RateLimitResponse_RateLimit {
 	var limit *envoy.RateLimitResponse_RateLimit
 	share, scale := r.Bucket()

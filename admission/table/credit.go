@@ -31,10 +31,10 @@ const (
 	readers
 )
 
-// Changed appends the credits that changed since by last received them. It looks at up to n changed
-// slots, starting at slot from. If of is not nil, Changed skips the keys of other partitions. It leaves
-// out full keys that are not strict: the reader's older credits have filled up by now, too, and a key
-// without credits counts as full.
+// Changed appends the credits that changed since the reader by last received them. It looks at up
+// to n changed slots, starting at slot from. If of is not nil, Changed skips the keys of other
+// partitions. It leaves out full keys that are not strict: the reader's older credits have filled
+// up by now, too, and a key without credits counts as full.
 //
 // A pass that begins at 0 and ends with next = 0 covers every key that had changed when the pass began.
 func (s *Shard) Changed(reader Reader, to []Credit, selected func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {

@@ -208,7 +208,7 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 	s.touch(i)
 }
 
-// Refund returns the cost of a request that its asker denied all the same, age after the charge. It
+// Refund returns the cost of an admitted request that its asker denied, age after the charge. It
 // subtracts the credits that the bucket may have earned since: a full bucket would have earned none
 // without the charge. So the bucket never holds more than without the request, unless an edit of the
 // rule lowered the refill meanwhile.

@@ -82,8 +82,8 @@ func find[K string | []byte](s *Shard, key K) (at uint32, i int32, ok bool) {
 	}
 }
 
-// unindex removes the entry at a number. It moves later entries forward that a search would no longer
-// find.
+// unindex removes the entry at a number. It moves later entries forward if a search would no longer
+// find them.
 func (s *Shard) unindex(at uint32) {
 	for next := at + 1; ; next++ {
 		i, ok := s.index[next]

@@ -13,9 +13,9 @@
 //	 + 16  MAC                               32  16 MAC
 //
 // A question's wait is how long its asker waits for the answer. A server that must look up the key
-// answers waiting, and decides within the wait or not at all. If an asker denies a question because no
-// answer came, it sends cancel with the question's number, key and cost. The server then does not
-// charge the question, or gives its cost back. A cancel gets no answer.
+// answers with kind waiting, and decides within the wait or not at all. If an asker denies a
+// question because no answer came, it sends cancel with the question's number, key and cost. The
+// server then does not charge the question, or gives its cost back. A cancel gets no answer.
 //
 // The MAC is the first 16 bytes of HMAC-SHA-256 (RFC 2104, FIPS 180-4) over all bytes before the MAC
 // (mac.go). Without keys, which is for loopback only, the MAC is 16 zeroes.

@@ -49,7 +49,7 @@ const (
 	Admit     uint8 = 1 << iota
 	ByDefault       // a default rule, or no rule, applied
 	Shadow          // the rule would have denied
-	Never           // denied, and the bucket will never have the cost
+	Never           // denied, and the bucket can never hold the cost
 )
 
 // Question is a datagram to a server.

@@ -91,9 +91,8 @@ func run(ctx context.Context, out io.Writer, nsqd string, lasting time.Duration,
 	return nil
 }
 
-// model extrapolates the costs with one and two loops to larger machines. With n loops, all
-// but one in n messages go from one loop to another; with two loops, every second message
-// does.
+// model extrapolates the costs with one and two loops to larger machines. With two loops,
+// half of the messages go from one loop to another. With n loops, the part is (n-1)/n.
 func model(out io.Writer, one, two float64) {
 	fmt.Fprintf(out, "\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
 		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", one, max(0, 2*(two-one)))

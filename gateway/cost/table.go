@@ -28,12 +28,13 @@ const (
 	// only their service time is known.
 	Together = 16
 
-	// Assumed cost before the first answer: 64 requests go at once.
+	// firstSeconds and firstBytes are the assumed cost of a request before the first answer.
+	// With them a server gets at most 64 requests at once.
 	firstSeconds = 0.05
 	firstBytes   = 16 << 10
 
 	gamma       = 0.1         // weight of a new sample
-	maxTook     = time.Minute // per sample: a stream is not typical of its route for long
+	maxTook     = time.Minute // of one sample, because a long stream is not typical of its route
 	maxSegments = 8           // segments of a path in a pattern
 )
 

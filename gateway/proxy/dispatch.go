@@ -311,7 +311,7 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	d.mu.Lock()
 	if !m.schedule.Leave(&t.request) {
 		// The turn came at the same moment. A request that waited for its maximum takes the turn; a
-		// request whose client is gone gives it back.
+		// request whose client is gone gives the turn back.
 		d.mu.Unlock()
 		<-t.granted
 		if t.refused != nil || err == errLate {

@@ -266,7 +266,7 @@ func forwards(means string) bool {
 	return strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip" || means == "Forwarded"
 }
 
-// meaning returns the canonical header name that servers may take name for.
+// meaning returns the canonical name of the header that servers may understand by name.
 func meaning(name string) string { return http.CanonicalHeaderKey(strings.Map(hyphen, name)) }
 
 // hyphen maps a character of a header's name as CGI does: for some servers each character except
@@ -414,7 +414,7 @@ func (x *exchange) bound() {
 	}
 }
 
-// WriteHeader also relays 1xx answers, which have not passed answered. The client's time for a 1xx ends
+// WriteHeader also relays 1xx answers, which skip the method answered. The client's time for a 1xx ends
 // before the server's, because the server waits for the client.
 func (x *exchange) WriteHeader(code int) {
 	if code < http.StatusOK {

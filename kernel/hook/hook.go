@@ -221,7 +221,7 @@ func (s *Stamper) Track(c net.Conn) *Conn {
 	return s.follow(c, rc, err)
 }
 
-// follow starts stamping. rc belongs to l, or err tells why there is no rc.
+// follow starts stamping. rc belongs to l; if err is not nil, there is no rc.
 func (s *Stamper) follow(l readable, rc syscall.RawConn, err error) *Conn {
 	c := &Conn{s: s, conn: l, shard: s.nextConn.Add(1) % countShards}
 	if s.src == nil {
@@ -283,8 +283,8 @@ type Counters struct {
 	// readers too late.
 	RecordsLost uint64 `json:"records_lost"`
 	// SegmentsEarly counts segments that arrived before their connection owned a ring (the last 8
-	// of a connection are kept). SegmentsEarlyLost counts segments of them that found no place at
-	// all.
+	// of a connection are kept). SegmentsEarlyLost counts the early segments for
+	// which there was no place at all.
 	SegmentsEarly     uint64 `json:"segments_early"`
 	SegmentsEarlyLost uint64 `json:"segments_early_lost"`
 	// SegmentsNoBase counts segments that came while the start of the stream was unknown.
@@ -324,8 +324,8 @@ func (s *Stamper) Info() Info {
 	return in
 }
 
-// Close frees the Stamper's kernel resources. All connections must have been released. They and
-// their sockets work on without stamps.
+// Close frees the Stamper's kernel resources. All connections must have been released. Released
+// connections and their sockets continue without stamps.
 func (s *Stamper) Close() error {
 	if s.src == nil {
 		return nil

@@ -1,8 +1,7 @@
 package stamp
 
 // Ring gives access to one connection's records, the newest at Head()-1. The kernel appends while
-// user space reads, so a result may be out of date at once. But a Record that is returned with ok
-// was complete.
+// user space reads, so a result may be out of date at once. A Record returned with ok was complete.
 type Ring interface {
 	// Head returns the number of indices reserved so far.
 	Head() uint64
@@ -57,8 +56,8 @@ type Mapper struct {
 	// record. The last of these records ends at sortedTo.
 	sorted   uint64
 	sortedTo uint32
-	// gap means that records below next are lost. Then a byte may have no record, and the only
-	// record of a byte may be of a second copy, unless the record is marked First. All records of
+	// gap means that records below next are lost. Then a byte may be without a record. The only
+	// record of a byte may stem from a second copy, unless the record is marked First. All records of
 	// the bytes from a First record on are still there, so the gap ends when a First record is
 	// retired.
 	gap bool

@@ -5,7 +5,7 @@ package stamp
 
 import "github.com/srtm-io/srtm/internal/mono"
 
-// Source tells how an arrival time was obtained, best first.
+// Source is the way in which an arrival time was obtained, best first.
 type Source uint8
 
 const (

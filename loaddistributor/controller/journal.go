@@ -391,7 +391,8 @@ type announcer struct {
 	knowledge *knowledge
 }
 
-// apply applies an event to the committed catalog and informs the watchers and brokers that the event concerns.
+// apply applies an event to the committed catalog and informs the watchers and brokers that the
+// event concerns.
 func (a *announcer) apply(e catalog.Event) (changes []catalog.StateChanged, err error) {
 	effects, err := a.cat.committed.Apply(e)
 	if err != nil {

@@ -97,7 +97,7 @@ func WriteText(w http.ResponseWriter, body string) {
 }
 
 // Argument returns a value of the query, or a fault if the query has none. An empty value
-// is a value.
+// counts.
 func Argument(q url.Values, name, missing string) (string, error) {
 	if !q.Has(name) {
 		return "", BadRequest(missing, "the query has no %s", name)
@@ -115,7 +115,7 @@ func TopicArgument(q url.Values, invalid string) (string, error) {
 	return name, err
 }
 
-// delay returns the value of defer=<ms>; 0 without.
+// delay returns the value of defer=<ms>, or 0 if the query has none.
 func delay(q url.Values, limits wire.Limits) (time.Duration, error) {
 	if !q.Has("defer") {
 		return 0, nil

@@ -27,8 +27,8 @@ const (
 	// slack is the factor by which a publisher may exceed its advice, because evenly sent messages
 	// arrive in bunches.
 	slack = 1.1
-	// A publisher loses its slack if more than the fraction tolerated of its messages were refused
-	// over several intervals, and more than chance messages. Such a publisher ignores its advice
+	// A publisher loses its slack if several intervals refused more than the fraction tolerated of
+	// its messages, and more than chance messages. Such a publisher ignores its advice
 	// and would use the slack permanently. fade is the factor by which each interval reduces the
 	// earlier counts.
 	tolerated = 0.05
@@ -37,8 +37,8 @@ const (
 	// rememberFor is how long a publisher without a connection is remembered, so that a reconnect gains
 	// nothing.
 	rememberFor = 10 * time.Second
-	// After a pause the rate is measured from scratch, if the pause is longer than forgotten and
-	// than few messages take at the old rate. Otherwise the mean would be too low for a long time,
+	// The rate is measured from scratch after a pause that is longer than forgotten, and longer
+	// than fewMessages messages take at the old rate. Otherwise the mean would be too low for a long time,
 	// and a slow publisher has more influence.
 	forgotten   = 10 * time.Second
 	fewMessages = 8
@@ -171,8 +171,8 @@ func (t *Table) Each(f func(Identity, *Publisher)) {
 	}
 }
 
-// Count reports n messages that arrived at at to l, and updates the publisher's rate. If the rate
-// is unknown after a pause, the messages do not count as additional publishers.
+// Count reports to l the n messages that arrived at time at, and updates the publisher's rate. If
+// the rate is unknown after a pause, the messages do not count as additional publishers.
 func (p *Publisher) Count(l *fair.Level, n int, at mono.Time) {
 	if pause := at.Sub(p.last); pause > forgotten && pause.Seconds()*p.meter.Rate() > fewMessages {
 		p.meter, p.counted = fair.Meter{}, false

@@ -131,9 +131,9 @@ func (l *Ledger) resume(t *topic) []Grant {
 	return l.advance(t)
 }
 
-// keptShares returns the shares of the brokers of an adopted contract, so that tuned shares stay. If the
-// shares do not sum to the contract, keptShares adds the rest in proportion: ended flexible parts, or a share
-// in transit between brokers. It returns nil in any of these cases:
+// keptShares returns the shares of the brokers of an adopted contract, so that tuned shares stay.
+// If the shares do not sum to the contract, keptShares adds the rest in proportion: ended flexible
+// parts, or a share in transit between brokers. It returns nil in any of these cases:
 //   - a broker with a target holds nothing
 //   - a broker without a target holds something
 //   - the brokers together hold more than the contract

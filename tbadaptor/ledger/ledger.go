@@ -40,7 +40,8 @@ type broker struct {
 	policy    Policy
 	// renewed is the time of the last renewal of the lease.
 	renewed mono.Time
-	// renewalReceived is the sending time of the newest renewal known to have reached this instance; 0: none.
+	// renewalReceived is the sending time of the newest renewal known to have reached this
+	// instance; 0: none.
 	renewalReceived mono.Time
 	// leaseEnded: the broker reported the end of its lease. It gets no grants before the next renewal,
 	// because it would report the end of the lease again for each grant.
@@ -89,8 +90,8 @@ type topic struct {
 	// unheard is the most that the awaited brokers together may be using. It is nil if no former total
 	// is known (Terms.Former): then shares only shrink.
 	unheard *tokenbucket.Share
-	// keepReported: shares stay as the brokers report them, if the reports make up the contract. So no share
-	// shrinks while brokers are awaited, unless the reports exceed the contract.
+	// keepReported: shares stay as the brokers report them, if the reports make up the contract. So
+	// no share shrinks while brokers are awaited, unless the reports exceed the contract.
 	keepReported bool
 }
 
@@ -495,8 +496,8 @@ func (l *Ledger) freeing(id string) (freed []Freed, found bool) {
 	return freed, len(l.memberships[id])+len(l.awaiting[id]) > 0
 }
 
-// RenewalReceived records that the broker received the renewal sent at sent. Requires: if the broker's process
-// ended right afterwards, the next process would not use its bases.
+// RenewalReceived records that the broker received the renewal sent at sent. Requires: if the
+// broker's process ended right afterwards, the next process would not use its bases.
 func (l *Ledger) RenewalReceived(id string, sent mono.Time) {
 	if b := l.brokers[id]; b != nil && b.connected {
 		b.renewalReceived = max(b.renewalReceived, sent)

@@ -160,7 +160,7 @@ func (c *cli) broker(ctx context.Context, id string) (b *srtmv1.Broker, err erro
 }
 
 // measured returns functions that create and delete topics through the loaddistributor,
-// because clients cannot on a broker of a cluster.
+// because clients cannot do this on a broker of a cluster.
 func (c *cli) measured(id string, slo search.SLO) (makes, removes func(context.Context, string) error) {
 	makes = func(ctx context.Context, topic string) error {
 		return c.call(ctx, func(x *call) error {

@@ -67,7 +67,7 @@ func (b *brokers) of(x *call, topic string) (addresses []string, err error) {
 	return addresses, err
 }
 
-// ask sends a request to each broker, each with the timeout, and passes the answers to
+// ask sends a request to each broker, each with the timeout, and passes each answer to the function
 // answer. A broker without the channel is a failure only if no broker has the channel.
 func (b *brokers) ask(x *call, method, path string, query url.Values, addresses []string, answer func(address string, body []byte) error) error {
 	encrypted, err := b.trust.TLS("nsqd-")

@@ -209,8 +209,7 @@ func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescript
 // shownIDs is the number of publisher ids in a list of removals.
 const shownIDs = 5
 
-// lost lists the parts of from that to lacks, and the changes of other values, except r
-// and b.
+// lost lists the parts of from that are missing in to, and the other changed values, except r and b.
 func lost(from, to *srtmv1.TopicSpec) string {
 	var lines []string
 	keep := map[string]bool{}
