@@ -85,7 +85,7 @@
         width, height: 200, cursor: { drag: { x: true, y: false, setScale: false } },
         scales: { x: { range: (u, low, high) => [low, high] }, y: { distr: shown.log ? 3 : 1, range } },
         axes: [
-          { ...axis, values: (u, at, i, space, step) => at.map((s) => clock(s, step < 60)) },
+          { ...axis, space: 80, values: (u, at, i, space, step) => at.map((s) => clock(s, step < 60)) },
           { ...axis, size: 58, values: (u, at) => at.map((v) => (v == null ? "" : number(v))) },
         ],
         series: [{ label: "UTC", value: (u, v) => clock(v ?? this.at(), true) }, ...lines.map(([label, stroke], i) => ({

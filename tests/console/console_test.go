@@ -242,7 +242,7 @@ func (b *browser) visit(name, path string, charts int) {
 			case width == 1280 && scheme == "dark":
 				b.accessible(what, "color-contrast", "link-in-text-block")
 			}
-			if width != 1920 {
+			if width == 1280 || width == narrow && scheme == "light" {
 				b.keep(what, get(b, chromedp.FullScreenshot(100)))
 			}
 			overflow := get(b, chromedp.Evaluate[string](fmt.Sprintf(`[...document.querySelectorAll("body, main, header, footer, main *")].filter((e) => !e.closest(".scroll *, .chart *, nav *, svg *, .skip") && e.getBoundingClientRect().right > %[1]d + 1 || document.documentElement.scrollWidth > %[1]d).slice(0, 3).map((e) => e.outerHTML.slice(0, 200)).join("\n")`, width)))
