@@ -55,7 +55,7 @@ func (t *timestamping) control(c syscall.RawConn) error {
 }
 
 func (t *timestamping) track(_ readable, rc syscall.RawConn) (tracker, error) {
-	c := &cmsgConn{t: t, rc: rc}
+	c := &cmsgConn{t: t, rc: rc, clocks: clocks{offset: mono.Time(clock.Wall()) - clock.Mono()}}
 	c.msg.Iov = &c.iov
 	c.msg.Iovlen = 1
 	c.msg.Control = &c.oob[0]
@@ -88,8 +88,26 @@ type cmsgConn struct {
 	reordered bool
 	// stamps holds the kernel's time of each read, 0 for a read without a time.
 	stamps stamp.Reads[mono.Time]
-	// wallOffset is CLOCK_REALTIME minus CLOCK_MONOTONIC at the last read.
-	wallOffset mono.Time
+	clocks clocks
+}
+
+// clocks converts the kernel's times of one connection.
+type clocks struct {
+	offset  mono.Time // CLOCK_REALTIME minus CLOCK_MONOTONIC at the last read
+	stepped mono.Time // when a read noticed the last step; 0: no step
+}
+
+// convert converts a time of the kernel after a read at now. It returns false if the segment may have
+// arrived before a step of CLOCK_REALTIME. Segments may wait in the socket for several reads after the
+// step. After a step back such a segment may seem to have arrived later, which an upper bound allows.
+func (c *clocks) convert(wall mono.Wall, now mono.Time, nowWall mono.Wall) (at mono.Time, ok bool) {
+	offset := mono.Time(nowWall) - now
+	if step := offset - c.offset; step > clockStep || step < -clockStep {
+		c.stepped = now
+	}
+	c.offset = offset
+	at = mono.Time(wall) - offset
+	return at, at > c.stepped
 }
 
 func (c *cmsgConn) recvmsg(fd uintptr) bool {
@@ -147,12 +165,8 @@ func (c *cmsgConn) read(p []byte, end int64) (int, error) {
 func (c *cmsgConn) kernelTime() mono.Time {
 	wall, ok := c.wallTime()
 	now := clock.Mono()
-	wallOffset := mono.Time(clock.Wall()) - now
-	step := wallOffset - c.wallOffset
-	stepped := c.wallOffset != 0 && (step > clockStep || step < -clockStep)
-	c.wallOffset = wallOffset
-	at := mono.Time(wall) - wallOffset
-	if !ok || stepped || at <= 0 || now.Add(clockSlack).Before(at) || !c.believed(now.Sub(at)) {
+	at, sure := c.clocks.convert(wall, now, clock.Wall())
+	if !ok || !sure || now.Add(clockSlack).Before(at) || !c.believed(now.Sub(at)) {
 		c.t.missing.Add(1)
 		return 0
 	}

@@ -724,7 +724,7 @@ func TestTimestampingNoticesClockSteps(t *testing.T) {
 	client := dial(t, ln, net.Dialer{})
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
-	c.tr.(*cmsgConn).wallOffset += mono.Time(time.Second) // as if the wall clock had been set back since
+	c.tr.(*cmsgConn).clocks.offset += mono.Time(time.Second) // as if the wall clock had been set back since
 	if a := withSend(t, client, c); a.Source != stamp.Read {
 		t.Errorf("after a step: %+v", a)
 	}
