@@ -65,7 +65,7 @@ func profile(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contra
 
 // bench is the state of a row.
 type bench struct {
-	*config
+	config  *config
 	say     func(format string, args ...any)
 	cluster *local.Cluster
 	admin   srtmv1.AdminServiceClient
@@ -155,13 +155,13 @@ func (b *bench) create(ctx context.Context, s schedule.Spec, contract *srtmv1.Co
 
 // send starts the publishers and a consumer. reported stops them.
 func (b *bench) send(s schedule.Spec, dir string) (err error) {
-	l := b.load
+	l := b.config.load
 	l.Spec = s
 	args := append([]string{
 		"run", "--topic=" + topicName, "--loaddistributor-address=" + b.cluster.GRPC, "--subscribe", "--channel=" + channel, "--lookupd-http-address=" + b.cluster.Lookup, "--output=json", "--progress=0",
-		"--connect-timeout=" + connecting.String(), "--duration=" + (2*connecting + b.limit + 2*b.check).String(),
+		"--connect-timeout=" + connecting.String(), "--duration=" + (2*connecting + b.config.limit + 2*b.config.check).String(),
 	}, l.Args()...)
-	b.sending, err = local.Start(filepath.Join(b.bin, "iotpub"), args, local.Options{Log: filepath.Join(dir, "iotpub.log"), Stdout: &b.sent})
+	b.sending, err = local.Start(filepath.Join(b.config.bin, "iotpub"), args, local.Options{Log: filepath.Join(dir, "iotpub.log"), Stdout: &b.sent})
 	return err
 }
 
@@ -217,7 +217,7 @@ func (b *bench) connected(ctx context.Context, s schedule.Spec) error {
 // fitted waits for the end of the fit.
 func (b *bench) fitted(ctx context.Context, row *Row) error {
 	k, state := 0, ""
-	return b.until(ctx, b.limit, "the fit's end", func(t *srtmv1.Topic) bool {
+	return b.until(ctx, b.config.limit, "the fit's end", func(t *srtmv1.Topic) bool {
 		f := t.Status.GetFit()
 		if k != 0 && k != len(t.Quotas) {
 			b.say("until %.0f s: %s", f.GetTook().AsDuration().Seconds(), state)
@@ -239,10 +239,10 @@ func (b *bench) fitted(ctx context.Context, row *Row) error {
 func (b *bench) checked(ctx context.Context, row *Row) error {
 	begins := time.Now().Add(settle)
 	var last *srtmv1.Topic
-	err := b.until(ctx, settle+b.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
+	err := b.until(ctx, settle+b.config.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
 		last = t
 		// If the machine stalled, the window can be empty.
-		return time.Since(begins) >= b.check && t.Status.GetPooled().GetDelivered() > 0
+		return time.Since(begins) >= b.config.check && t.Status.GetPooled().GetDelivered() > 0
 	})
 	if err != nil {
 		return err

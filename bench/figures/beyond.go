@@ -67,11 +67,11 @@ func traces(w *harness) error {
 		policy := func(name string) func(float64, *outcome) []string {
 			return func(float64, *outcome) []string { return []string{name} }
 		}
-		w.plot(latencies("trace-"+t.id, "Recorded: "+t.title, "brokers", "policy").fill(upTo(brokers), 1, got,
+		w.out.plot(latencies("trace-"+t.id, "Recorded: "+t.title, "brokers", "policy").fill(upTo(brokers), 1, got,
 			line{name: "SRTM", y: p99Of, lead: policy(placement.SRTM)},
 			line{name: "Max-Min (blind)", of: 1, y: p99Of, lead: policy(placement.MaxMin)}))
 		first, last := got[0], got[brokers-1]
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "recorded: " + t.id, Quantity: "p99 over k = 6 brokers: SRTM, blind", Simulated: ms(last[0].p99.mean) + ", " + ms(last[1].p99.mean),
 			Note: fmt.Sprintf("%s; b = %.0f profiled; k = 1: %s", t.burstExplanation, first[0].burst.mean, ms(first[0].p99.mean)),
 		})

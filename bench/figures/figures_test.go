@@ -231,13 +231,13 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
 	testkit.Must(t, livePenalty(w))
-	testkit.Equal(t, w.rows[0].Live, "45.0 ms", "live")
-	if p := w.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
+	testkit.Equal(t, w.out.rows[0].Live, "45.0 ms", "live")
+	if p := w.out.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
 		t.Errorf("the table is %v", p.rows)
 	}
 	// In the simulation, 100 publishers wait for tens of milliseconds when they are split over 6
 	// brokers.
-	if sim := w.panels[0].series[3]; sim.y[0] > 10 || sim.y[5] < 10 {
+	if sim := w.out.panels[0].series[3]; sim.y[0] > 10 || sim.y[5] < 10 {
 		t.Errorf("simulated access delays, ms: %v", sim.y)
 	}
 	fake("echo srtm: no broker came up >&2; exit 1\n")
@@ -279,13 +279,13 @@ func TestSweepOfTransport(t *testing.T) {
 			t.Errorf("%s: %+v", rules.name, got)
 		}
 	}
-	if len(w.panels) != 4 || len(w.panels[0].rows) != 8 || len(w.panels[3].series) != 4 {
-		t.Errorf("panels %+v", w.panels)
+	if len(w.out.panels) != 4 || len(w.out.panels[0].rows) != 8 || len(w.out.panels[3].series) != 4 {
+		t.Errorf("panels %+v", w.out.panels)
 	}
-	for _, p := range w.panels {
+	for _, p := range w.out.panels {
 		testkit.Equal(t, len(p.rows[0]), len(p.header), "columns of %s", p.id)
 	}
-	for _, r := range w.rows {
+	for _, r := range w.out.rows {
 		testkit.Equal(t, strings.Count(r.Simulated, ";"), 3, "row %+v", r)
 	}
 }

@@ -82,7 +82,7 @@ func correlation(w *harness) error {
 			{"10", line{name: "Max-Min over SRTM's brokers", of: 2, y: p99Of, label: true, lead: named("maxmin")}},
 		} {
 			p := latencies("fig"+f.figure+c.panel, fmt.Sprintf("Figure %s(%s): %s topic, synchronised groups", f.figure, c.panel, c.process), "publishers in a group", "group_size", "policy")
-			w.plot(p.fill(groupSizes, 1, got, srtm, f.beside))
+			w.out.plot(p.fill(groupSizes, 1, got, srtm, f.beside))
 		}
 		var ks []string
 		for i, g := range groupSizes {
@@ -90,7 +90,7 @@ func correlation(w *harness) error {
 		}
 		last := got[len(got)-1]
 		best, own, same := last[0], last[1], last[2]
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "9(" + c.panel + ")", Quantity: "SLO met at group size 30: SRTM, Max-Min", Paper: "yes, no",
 			Simulated: yes(best.met()) + ", " + yes(own.met()),
 			Note:      fmt.Sprintf("p99 %s over %d brokers, %s over %d", ms(best.p99.mean), best.k, ms(own.p99.mean), own.k),
@@ -120,7 +120,7 @@ func noise(w *harness) error {
 			return err
 		}
 		p := latencies("fig11"+c.panel, fmt.Sprintf("Figure 11(%s): %s topic, groups of 25", c.panel, c.process), "interval over which a group sends, ms", "noise_ms", "policy")
-		w.plot(p.fill(noises, 1, got,
+		w.out.plot(p.fill(noises, 1, got,
 			line{name: "SRTM", y: p99Of, label: true, lead: named("srtm")},
 			line{name: "Max-Min", of: 1, y: p99Of, label: true, lead: named("maxmin")}))
 		better := 0
@@ -130,7 +130,7 @@ func noise(w *harness) error {
 			}
 		}
 		first, last := got[0], got[len(got)-1]
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "11(" + c.panel + ")", Quantity: "intervals at which SRTM's p99 is below Max-Min's", Paper: "all small ones",
 			Simulated: fmt.Sprintf("%d of %d", better, len(noises)),
 		}, row{
@@ -209,11 +209,11 @@ func convergence(w *harness) error {
 			p.add(g, mode.name, len(found), done, s.mean, s.sd, ks.mean, spreadOf(p99).mean, met, paper.seconds, paper.k)
 			text[j] = fmt.Sprintf("%.1f ± %.1f s (k %.1f, fitted %d of %d, SLO met %d of %d)", s.mean, s.sd, ks.mean, done, len(found), met, len(p99))
 		}
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "table 1", Quantity: fmt.Sprintf("time to place groups of %.0f", g), Paper: fmt.Sprintf("%.0f s (k %d)", paper.seconds, paper.k),
 			Simulated: "ours " + text[1], Note: "the paper's search " + text[0] + "; ours without an allowance for stalls " + text[2],
 		})
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }

@@ -219,11 +219,11 @@ func (w *harness) sweep(of sweep) (by map[string][]transported, err error) {
 			q.add(x, rules.name, values(t.queueMean.times(100), t.queueMax.times(100), t.drops))
 		}
 	}
-	w.plot(a, b, q)
+	w.out.plot(a, b, q)
 	for _, over := range of.queues {
-		w.plot(of.overTime(over, by))
+		w.out.plot(of.overTime(over, by))
 	}
-	w.tell(of.rows(by)...)
+	w.out.tell(of.rows(by)...)
 	return by, nil
 }
 
@@ -287,7 +287,7 @@ func iefxcpCapacity(w *harness) error {
 	if err != nil {
 		return err
 	}
-	w.tell(row{
+	w.out.tell(row{
 		Figure: "IEFXCP 3(a)", Quantity: "ToS 1 over its ideal at 25, 50 and 300 Mb/s", Paper: "dips at 25 and 50",
 		Simulated: listed(allRules, func(r rules) string {
 			t := by[r.name]
@@ -336,12 +336,12 @@ func (w *harness) parameter(of parameter) error {
 			p.add(x, rules.name, values(utilization, queue, t.queueMax.times(100)))
 			texts = append(texts, fmt.Sprintf("%v: %v, %v", x, utilization, queue))
 		}
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "IEFXCP " + of.label, Quantity: "utilization and mean queue, %, " + of.quantity + ": " + rules.name,
 			Paper: of.paper, Simulated: strings.Join(texts, "; "), Note: "300 Mb/s, 60 ms",
 		})
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -371,14 +371,14 @@ func iefxcpSudden(w *harness) error {
 				a.add(at, tos, s.Throughput[i]/1e6)
 			}
 		}
-		w.plot(a)
+		w.out.plot(a)
 		changes[rules] = suddenlyOf(got.results)
 	}
-	w.plot(u, q)
+	w.out.plot(u, q)
 	of := func(value func(suddenly) spread) string {
 		return listed(allRules, func(r rules) string { return value(changes[r]).String() })
 	}
-	w.tell(
+	w.out.tell(
 		row{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: of(func(s suddenly) spread { return s.settled })},
 		row{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: of(func(s suddenly) spread { return s.lowest.times(100) })},
 		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue of 500 ms, 10 to 20 s, % of the buffer", Paper: "low and stable", Simulated: of(func(s suddenly) spread { return s.before.times(100) })},
@@ -465,9 +465,9 @@ func iefxcpRouters(w *harness) error {
 		}
 		used[rules.name], queue[rules.name] = strings.Join(texts, ", "), strings.Join(queues, ", ")
 	}
-	w.plot(p)
+	w.out.plot(p)
 	note := "50 flows over three links of 300 Mb/s; 25 other flows on the second, 50 on the third"
-	w.tell(
+	w.out.tell(
 		row{Figure: "IEFXCP, routers", Quantity: "flows over three links: throughput over max-min fairness", Paper: "the lowest rate of the path", Simulated: listed(allRules, func(r rules) string { return through[r.name].String() }), Note: note},
 		row{Figure: "IEFXCP, routers", Quantity: "flows of the second link: throughput over max-min fairness", Simulated: listed(allRules, func(r rules) string { return crossing[r.name].String() }), Note: "(3) assumes that every flow follows γo; flows that another router limits do not"},
 		row{Figure: "IEFXCP, routers", Quantity: "utilization of the three links, %", Simulated: listed(allRules, func(r rules) string { return used[r.name] })},
@@ -499,11 +499,11 @@ func liars(w *harness) error {
 			p.add(rules.name, yes(policed[i] > 0), values(part(true), part(false), t.utilization, t.queueMean, t.drops))
 			texts[i] = part(true).String() + ", " + part(false).String()
 		}
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "IEFXCP, liars", Quantity: "throughput of liars and of honest flows over their parts: " + rules.name, Paper: "“our next work”",
 			Simulated: "without police " + texts[0] + "; with police " + texts[1], Note: "5 flows of 50, one of each ToS, claim 255",
 		})
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }

@@ -51,13 +51,13 @@ func iefxcpLive(w *harness) error {
 				a.add(at, weight, r.rates[i][k])
 			}
 		}
-		w.plot(a)
+		w.out.plot(a)
 		worst[mode], used[mode] = r.settled()
 		depth[mode] = fmt.Sprintf("%.0f", r.depths[len(r.depths)-1])
 	}
-	w.plot(line)
+	w.out.plot(line)
 	both := func(of map[string]string) string { return "off " + of["off"] + "; advise " + of["advise"] }
-	w.tell(
+	w.out.tell(
 		row{Figure: "IEFXCP, live", Quantity: "farthest from its part among 100 publishers, last third of their time", Paper: "“adapts quickly”", Live: both(worst), Note: "a weight's mean; 2,000 msg/s, each offers four times its part; what is not paced waits in the backlog"},
 		row{Figure: "IEFXCP, live", Quantity: "accepted of the contract, the same time", Live: both(used)},
 		row{Figure: "IEFXCP, live", Quantity: "backlog at the end, messages", Paper: "drained quickly", Live: both(depth)},

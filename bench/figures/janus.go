@@ -44,7 +44,7 @@ func janusBalancer(w *harness) error {
 	if err != nil {
 		return err
 	}
-	w.tell(row{
+	w.out.tell(row{
 		Figure: "Janus 5", Quantity: "latency of /qos, asked directly: mean (live: median), P90", Paper: "1140 us, 1410 us",
 		Live: micros(direct.Latency.Quantile(.5)) + ", " + micros(direct.Latency.Quantile(.9)), Note: "the paper: between EC2 instances; here on loopback",
 	})
@@ -62,7 +62,7 @@ func janusBalancer(w *harness) error {
 		}
 		proxied.Live, proxied.Note = micros(behind.Latency.Quantile(.5))+", "+micros(behind.Latency.Quantile(.9)), "HAProxy, one thread"
 	}
-	w.tell(proxied)
+	w.out.tell(proxied)
 	return nil
 }
 
@@ -134,12 +134,12 @@ func janusSpread(w *harness) error {
 			p.spread(kind.name, float64(i), share)
 			p.add(kind.name, i, values(share, over(got[k], func(k keys) float64 { return k.ours[i] })))
 		}
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "Janus 6", Quantity: "share of a server of 20, 500,000 " + kind.name, Paper: "4.933-5.065 %, sd below 0.03", Simulated: describe(paper),
 			Note: "4,096 partitions: " + describe(ours) + "; by chance sd 0.031, chi-square up to 36",
 		})
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -178,8 +178,8 @@ func janusScale(w *harness) error {
 		p.point("servers", n, b)
 		p.add(n, a, b)
 	}
-	w.plot(p)
-	w.tell(
+	w.out.plot(p)
+	w.out.tell(
 		row{Figure: "Janus 7-9", Quantity: "a router's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear", Simulated: fmt.Sprintf("%.0f/s", 40/routed.CPU.Seconds()), Live: micros(routed.CPU), Note: "modelled: processors over the CPU time measured at 2,000/s, while no other layer is the bottleneck"},
 		row{Figure: "Janus 10-12", Quantity: "a server's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear; above 100,000/s", Simulated: fmt.Sprintf("%.0f/s", 40/decided.CPU.Seconds()), Live: micros(decided.CPU), Note: "modelled likewise, at 5,000/s"},
 	)
@@ -261,8 +261,8 @@ func janusApplication(w *harness) error {
 		p.add(s, admitted[1][s], admitted[2][s])
 	}
 	tenths := func(of *obs.Latency) string { return fmt.Sprintf("%.1f ms", float64(of.Quantile(.9))/1e6) }
-	w.plot(p)
-	w.tell(
+	w.out.plot(p)
+	w.out.tell(
 		row{Figure: "Janus 13(a)", Quantity: "served once the bucket is empty, rules (100, 1000) and (10, 100)", Paper: "100/s, 10/s", Live: fmt.Sprintf("%.1f/s, %.1f/s", float64(last[1])/10, float64(last[2])/10), Note: "mean of the last 10 s of 60"},
 		row{Figure: "Janus 13(b)", Quantity: "P90 of what is served without QoS, with it, and of refusals", Paper: "27 ms, 30 ms, 3 ms", Live: tenths(served[0]) + ", " + tenths(served[1]) + ", " + tenths(refused[2]), Note: "the application waits 25 ms"},
 	)

@@ -136,8 +136,8 @@ func jbqBusy(w *harness) error {
 	if err != nil {
 		return err
 	}
-	w.plot(responses("jbq4", "Response times by bybusyness", c, by[web.Busy].first))
-	w.tell(
+	w.out.plot(responses("jbq4", "Response times by bybusyness", c, by[web.Busy].first))
+	w.out.tell(
 		row{Figure: "JBQ 4", Quantity: "mean response times of bronze / silver / gold by bybusyness", Paper: "1400 / 600 / 400 ms", Simulated: perServer(by[web.Busy].means) + " ms", Live: times, Note: jbqAssumed},
 		row{Figure: "JBQ 4", Quantity: "requests, of 40,000", Paper: "6663 / 14432 / 18905", Simulated: perServer(by[web.Busy].counts), Live: counts, Note: note},
 	)
@@ -157,8 +157,8 @@ func jbqLoad(w *harness) error {
 			p.point("each second, of the first 10 minutes", float64(i), float64(n))
 			p.add(i, n)
 		}
-		w.plot(p)
-		w.tell(row{
+		w.out.plot(p)
+		w.out.tell(row{
 			Figure: "JBQ " + f.id, Quantity: "requests/s to the " + f.cluster + " cluster: mean, greatest", Paper: f.paper + ", “very bursty”",
 			Simulated: fmt.Sprintf("%.1f/s, %d/s", float64(c.Requests)/float64(len(seconds)), slices.Max(seconds)), Note: "an input",
 		})
@@ -176,7 +176,7 @@ func jbqBest(w *harness) error {
 	if err != nil {
 		return err
 	}
-	w.plot(
+	w.out.plot(
 		responses("jbq8", "Response times by JBQ", c, by[web.JBQ].first),
 		responses("jbq8-literal", "Response times by JBQ as in the paper, T(0) = 100 ms", c, by[web.Literal].first))
 	others := func(value func(balanced) string) string {
@@ -184,7 +184,7 @@ func jbqBest(w *harness) error {
 	}
 	counted := func(b balanced) string { return perServer(b.counts) }
 	timed := func(b balanced) string { return perServer(b.means) + " ms" }
-	w.tell(
+	w.out.tell(
 		row{Figure: "JBQ 8", Quantity: "requests to bronze / silver / gold by JBQ, of 40,000", Paper: "5918 / 13072 / 21010", Simulated: counted(by[web.JBQ]), Live: counts, Note: others(counted) + "; " + note},
 		row{Figure: "JBQ 8", Quantity: "mean response times", Paper: "closer than by bybusyness", Simulated: timed(by[web.JBQ]), Live: times, Note: others(timed)},
 	)
@@ -217,7 +217,7 @@ func jbqStatistics(w *harness) error {
 				is := by[way].overall[name]
 				return fmt.Sprintf("%s → %s ms (%+.1f %%)", was.text(0), is.text(0), 100*(was.mean-is.mean)/was.mean)
 			}
-			w.tell(row{
+			w.out.tell(row{
 				Figure: "JBQ II", Quantity: name + " of response times, " + cluster + " cluster: bybusyness → JBQ (+: less)",
 				Paper: paper[cluster][i], Simulated: change(web.JBQ),
 				Note: fmt.Sprintf("as in the paper with T(0) = 100 ms: %s ms; with T(0) = 0: %s ms; SED: %s ms",
@@ -225,7 +225,7 @@ func jbqStatistics(w *harness) error {
 			})
 		}
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -248,12 +248,12 @@ func jbqServers(w *harness) error {
 		for _, way := range web.Ways() {
 			p.add(s.Name, s.Processors, s.Speed, way.Name, values(by[way.Name].means[i], by[way.Name].rates[i]))
 		}
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "JBQ III", Quantity: s.Name + ": bybusyness; JBQ",
 			Paper: paper[i][0] + "; " + paper[i][1], Simulated: at(web.Busy, i) + "; " + at(web.JBQ, i),
 			Note: fmt.Sprintf("speed %.2f, by chance; as in the paper with T(0) = 100 ms: %s; SED: %s", s.Speed, at(web.Literal, i), at(web.SED, i)),
 		})
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }

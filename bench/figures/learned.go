@@ -42,10 +42,10 @@ func learned(w *harness) error {
 		for j, keys := range keysOf {
 			lines = append(lines, line{name: keys, of: j, y: p99Of, label: j == 0, lead: named(keys)})
 		}
-		w.plot(p.fill(xs, 1, got, lines...))
+		w.out.plot(p.fill(xs, 1, got, lines...))
 		for i := range xs {
 			o := got[i]
-			w.tell(row{
+			w.out.tell(row{
 				Figure: "learned: " + id, Quantity: fmt.Sprintf("%s %s: p99 (access) declared, learned, blind", x, number(xs[i])),
 				Simulated: within(o[0]) + ", " + within(o[1]) + ", " + within(o[2]),
 				Note:      "k = " + strconv.Itoa(o[0].k),
@@ -75,7 +75,7 @@ func learned(w *harness) error {
 	for _, t := range recorded {
 		file, err := w.path(t)
 		if err != nil {
-			w.tell(row{Figure: "learned: " + t.id, Quantity: t.title, Note: "not made: " + err.Error()})
+			w.out.tell(row{Figure: "learned: " + t.id, Quantity: t.title, Note: "not made: " + err.Error()})
 			continue
 		}
 		xs := []float64{2, 4, 6}

@@ -281,8 +281,8 @@ func livePenalty(w *harness) error {
 			first = last
 		}
 	}
-	w.plot(p)
-	w.tell(row{
+	w.out.plot(p)
+	w.out.tell(row{
 		Figure: "6(a)" + liveFigure, Quantity: "p99 of 100 publishers over k = 6 brokers", Simulated: ms(last.sim.p99.mean), Live: ms(last.live.p99),
 		Note: fmt.Sprintf("access delays are ten times as long as at full size; k = 1 live: %s", ms(first.live.p99)),
 	})
@@ -305,9 +305,9 @@ func liveConcentration(w *harness) error {
 		}
 		p.add(pr.panel, pr.process, pr.batch, "conc", conc.cells())
 		p.add(pr.panel, pr.process, pr.batch, "loadbalance", lb.cells())
-		w.tell(beside(fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch), "", conc, lb))
+		w.out.tell(beside(fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch), "", conc, lb))
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -341,8 +341,8 @@ func liveCorrelation(w *harness) error {
 	for j := range p.series[1:] {
 		p.series[j+1].labels = nil // the same k as SRTM's labels
 	}
-	w.plot(p)
-	w.tell(last)
+	w.out.plot(p)
+	w.out.tell(last)
 	return nil
 }
 
@@ -376,10 +376,10 @@ func liveTraces(w *harness) error {
 		}
 		p.add(t.id, "srtm", srtm.cells())
 		p.add(t.id, "blind", blind.cells())
-		w.tell(beside("recorded: "+t.id+", 1/10", fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
+		w.out.tell(beside("recorded: "+t.id+", 1/10", fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
 			fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst), srtm, blind))
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -425,8 +425,8 @@ func liveMaxMin(w *harness) error {
 		}
 	}
 	c, m := worst[placement.Conc], worst[placement.MaxMin]
-	w.plot(p)
-	w.tell(row{
+	w.out.plot(p)
+	w.out.tell(row{
 		Figure: "8(a), 1/40", Quantity: "p99 on broker 3, 200 publishers: Conc, Max-Min", Simulated: c[0] + ", " + m[0], Live: c[1] + ", " + m[1],
 		Note: "access delays are 40 times as long as at full size",
 	})

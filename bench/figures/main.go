@@ -62,12 +62,12 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		w := newHarness(ctx, o, f.name, stderr)
 		err := f.make(w)
 		if why, missing := errors.AsType[impossible](err); missing {
-			w.work, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil
+			w.out, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil
 		}
 		if err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
 		}
-		if err := w.write(o.out, f.name); err != nil {
+		if err := w.out.write(o.out, f.name); err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
 		}
 		fmt.Fprintf(stderr, "%s: done, %.0f s from the start\n", f.name, time.Since(began).Seconds())

@@ -36,7 +36,7 @@ func mqosExample(w *harness) error {
 	note := func(after, paper string) {
 		rac, dc := s.Server(0).Free, s.Classes()[0].Deficit
 		p.add(after, rac[0], rac[1], rac[2], dc[0], dc[1], dc[2])
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "mQoS 6", Quantity: "RACs; class 1's DCs, after " + after, Paper: paper,
 			Simulated: fmt.Sprintf("%v, %v, %v; %v, %v, %v", rac[0], rac[1], rac[2], dc[0], dc[1], dc[2]),
 		})
@@ -54,7 +54,7 @@ func mqosExample(w *harness) error {
 	}
 	s.Done(first, nil)
 	note("the response to request 1", "RACs grow by its vector")
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -143,14 +143,14 @@ func mqosShares(w *harness) error {
 				}
 			}
 		}
-		w.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
+		w.out.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
 		for k, name := range web.Resources() {
 			r := row{Figure: "mQoS 7", Quantity: name + " by " + way.Name + ", % by class", Paper: paper[way.Name][k], Live: live[k], Note: note}
 			r.Simulated = by[way.Name].triple(1, func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
 			if way.Literal {
 				r.Quantity, r.Note = name+" by mQoS as the paper has it, % by class", "it skips what does not fit, and grants deficits to all meanwhile"
 			}
-			w.tell(r)
+			w.out.tell(r)
 		}
 	}
 	return nil
@@ -168,18 +168,18 @@ func mqosThroughput(w *harness) error {
 		total := v.sum(web.VisitsOf.Total)
 		p.add(way.Name, values(v.class(0, web.VisitsOf.Total), v.class(1, web.VisitsOf.Total), v.class(2, web.VisitsOf.Total), total))
 		paper := map[string]string{"nQoS": "300; thirds", "sQoS": "260; 6:3:1", "mQoS": "300; 6:3:1"}[way.Name]
-		w.tell(row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: paper, Simulated: total.text(1) + "; " + v.triple(1, web.VisitsOf.Total)})
+		w.out.tell(row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: paper, Simulated: total.text(1) + "; " + v.triple(1, web.VisitsOf.Total)})
 	}
 	gains := make([]float64, len(by["mQoS"]))
 	for i := range gains {
 		of := func(v visited) float64 { return v[i : i+1].sum(web.VisitsOf.Total).mean }
 		gains[i] = 100 * (of(by["mQoS"])/of(by["sQoS"]) - 1)
 	}
-	w.tell(row{
+	w.out.tell(row{
 		Figure: "mQoS 8", Quantity: "throughput of mQoS over that of sQoS", Paper: "+21 %",
 		Simulated: "+" + spreadOf(gains).text(1) + " %", Note: "the paper's own 300 over 260 are +15 %; 300/s is an input",
 	})
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }
 
@@ -212,8 +212,8 @@ func mqosTypes(w *harness) error {
 			}
 			return waits / answers
 		})
-		w.plot(bars("mqos9-"+way.Name, "Requests by "+way.Name, "requests/s", names, v, func(c web.VisitsOf, i int) float64 { return c.Rate[i] }))
-		w.tell(
+		w.out.plot(bars("mqos9-"+way.Name, "Requests by "+way.Name, "requests/s", names, v, func(c web.VisitsOf, i int) float64 { return c.Rate[i] }))
+		w.out.tell(
 			row{Figure: "mQoS 9", Quantity: "cgi / photo / stream by " + way.Name + ", requests/s", Paper: map[string]string{"sQoS": "not balanced", "mQoS": "balanced"}[way.Name], Simulated: strings.Join(rates, " / ")},
 			row{
 				Figure: "mQoS 10", Quantity: "latency by " + way.Name + ": mean; by class, s", Paper: map[string]string{"nQoS": "alike, longer than mQoS", "sQoS": "by class, longer", "mQoS": "by class, not exactly 6:3:1; shortest"}[way.Name],
@@ -221,12 +221,12 @@ func mqosTypes(w *harness) error {
 				Note:      "1,200 clients that always wait for an answer: the mean is 1,200 over the throughput",
 			})
 		if way.Name == "mQoS" {
-			w.tell(row{
+			w.out.tell(row{
 				Figure: "mQoS 11", Quantity: "queueing; service by class, ms", Paper: "differs; almost the same",
 				Simulated: v.triple(0, queued) + "; " + v.triple(0, served),
 			})
 		}
 	}
-	w.plot(p)
+	w.out.plot(p)
 	return nil
 }

@@ -40,7 +40,7 @@ func penalty(w *harness) error {
 		}
 		p := latencies("fig"+c.id, fmt.Sprintf("Figure %s: %d Poisson publishers", c.id, c.publishers), "brokers", "publishers")
 		p.yLabel = "delivery latency, ms"
-		w.plot(p.fill(upTo(brokers), 1, got,
+		w.out.plot(p.fill(upTo(brokers), 1, got,
 			line{name: "median", y: func(o *outcome) spread { return o.p50 }, lead: func(float64, *outcome) []string { return []string{strconv.Itoa(c.publishers)} }},
 			line{name: "95th", y: func(o *outcome) spread { return o.p95 }},
 			line{name: "99th", y: p99Of},
@@ -52,13 +52,13 @@ func penalty(w *harness) error {
 			}
 		}
 		if c.id == "6a" {
-			w.tell(row{
+			w.out.tell(row{
 				Figure: "6(a)", Quantity: "p99 of 1,000 publishers over k = 6 brokers", Paper: "14.7 ms", Simulated: ms(last.p99.mean),
 				Note: fmt.Sprintf("b = %.0f profiled; k = 1: %s", last.burst.mean, ms(first.p99.mean)),
 			})
 			continue
 		}
-		w.tell(row{
+		w.out.tell(row{
 			Figure: "6(b)", Quantity: "k with the least p99, 6,000 publishers", Paper: "2", Simulated: strconv.Itoa(best.k),
 			Note: fmt.Sprintf("p99 %s there, %s for k = 6", ms(best.p99.mean), ms(last.p99.mean)),
 		}, row{
@@ -117,7 +117,7 @@ func concentration(w *harness) error {
 		if err != nil {
 			return err
 		}
-		w.plot(pr.latencies("7", "publishers", "policy").fill(sizes, 1000, got,
+		w.out.plot(pr.latencies("7", "publishers", "policy").fill(sizes, 1000, got,
 			line{name: "LB", y: p99Of, label: true, lead: sized("loadbalance")},
 			line{name: "Conc", of: 1, y: p99Of, label: true, lead: sized("conc")}))
 		met += count(got, 1, (*outcome).met)
@@ -136,7 +136,7 @@ func concentration(w *harness) error {
 			least, most = min(least, times), max(most, times)
 		}
 	}
-	w.tell(
+	w.out.tell(
 		row{Figure: "7", Quantity: "configurations in which Conc meets the SLO", Paper: "all", Simulated: fmt.Sprintf("%d of %d", met, all), Note: "worst p99 " + ms(worst)},
 		row{Figure: "7", Quantity: "configurations in which LB misses it", Paper: "all (“consistently fails”)", Simulated: fmt.Sprintf("%d of %d", missed, all)},
 		row{Figure: "7", Quantity: "LB's p99 with batches of 10 over its p99 with single messages", Simulated: fmt.Sprintf("%.1f to %.1f", least, most), Note: "the same number of publishers and the same process"},
@@ -213,13 +213,13 @@ func maxMin(w *harness) error {
 		}
 		p := pr.latencies("8", "publishers", "policy", "worst_broker", "worst_broker_p99_ms").fill(sizes, 1000, got, lines...)
 		slices.SortStableFunc(p.rows, func(a, b []string) int { return cmp.Compare(a[1], b[1]) })
-		w.plot(p)
+		w.out.plot(p)
 		for i, n := range sizes {
 			conc, mm := got[i][0], got[i][1]
 			r := row{Figure: "8(" + pr.panel + ")", Quantity: fmt.Sprintf("%.0f publishers", n), Simulated: "infeasible"}
 			if why := cmp.Or(conc.infeasible, mm.infeasible); why != "" {
 				r.Note = fmt.Sprintf("beside the load that is there, with mcap %.0f: %s", mcaps[pr.batch], why)
-				w.tell(r)
+				w.out.tell(r)
 				continue
 			}
 			if n != 8000 {
@@ -235,7 +235,7 @@ func maxMin(w *harness) error {
 				}
 				r.Note = fmt.Sprintf("over %d and %d brokers; publishers on broker 3: %d and %d", conc.k, mm.k, conc.quota["b3"], mm.quota["b3"])
 			}
-			w.tell(r)
+			w.out.tell(r)
 		}
 	}
 	return nil
@@ -291,9 +291,9 @@ func maxMinAssumed(w *harness) error {
 			held = append(held, fmt.Sprintf("mcap %.0f, b %.1f times: %s, %s", a.mcap, 1+a.margin, ms(conc.mean), ms(mm.mean)))
 		}
 	}
-	w.plot(p)
+	w.out.plot(p)
 	text := strings.Join(held, "; ")
-	w.tell(row{
+	w.out.tell(row{
 		Figure: "8(a), assumed", Quantity: "mcap and b at which Conc misses 1 ms on broker 3 and Max-Min meets it", Paper: "1.50 ms, 0.87 ms; mcap and b are not stated",
 		Simulated: cmp.Or(text, "none"), Note: fmt.Sprintf("of %d pairs: mcap 60,000 to 64,000 msg/s, b 1 to 1.5 times the profiled b", len(all)),
 	})

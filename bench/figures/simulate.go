@@ -30,11 +30,11 @@ type harness struct {
 	name   string
 	stderr io.Writer
 	shown  time.Time
-	*work  // the output
+	out    *work // the output
 }
 
 func newHarness(ctx context.Context, o options, name string, stderr io.Writer) *harness {
-	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now(), work: &work{}}
+	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now(), out: &work{}}
 }
 
 // each calls f for 0 .. n-1, concurrently on all processors, and shows the progress. The

@@ -75,7 +75,7 @@ func (p *Program) Parse(args []string, out io.Writer) (*slog.Logger, *slog.Level
 	var config, level, format string
 	var version bool
 	var help helpValue
-	c := commandLine{Program: p, fs: flag.NewFlagSet(p.Name, flag.ContinueOnError), bad: map[string]bool{}}
+	c := commandLine{program: p, fs: flag.NewFlagSet(p.Name, flag.ContinueOnError), bad: map[string]bool{}}
 	c.groups = fill(c.fs, append(slices.Clip(p.Groups), Group{Basics, func(fs *flag.FlagSet) {
 		fs.StringVar(&config, configFlag, "", "TOML `file` with any of these settings")
 		fs.StringVar(&level, "log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")

@@ -96,16 +96,16 @@ const (
 
 // help prints the usage.
 func (c *commandLine) help(out io.Writer, which helpValue) {
-	fmt.Fprintf(out, "%s\n\nUsage: %s [flags]\n", c.About, c.Name)
-	if c.Argument != "" {
-		fmt.Fprintf(out, "       %s [flags] %s\n", c.Name, strings.ToUpper(c.Argument))
+	fmt.Fprintf(out, "%s\n\nUsage: %s [flags]\n", c.program.About, c.program.Name)
+	if c.program.Argument != "" {
+		fmt.Fprintf(out, "       %s [flags] %s\n", c.program.Name, strings.ToUpper(c.program.Argument))
 	}
-	fmt.Fprintf(out, "\nExamples:\n%s\n", strings.TrimRight(c.Examples, "\n"))
+	fmt.Fprintf(out, "\nExamples:\n%s\n", strings.TrimRight(c.program.Examples, "\n"))
 	total, shown := 0, 0
 	for _, g := range c.groups {
 		titled := false
 		for _, name := range g.names {
-			if total++; which != helpAll && len(c.First) > 0 && !slices.Contains(c.First, name) {
+			if total++; which != helpAll && len(c.program.First) > 0 && !slices.Contains(c.program.First, name) {
 				continue
 			}
 			shown++
@@ -117,7 +117,7 @@ func (c *commandLine) help(out io.Writer, which helpValue) {
 		}
 	}
 	if shown < total {
-		fmt.Fprintf(out, "\n%s --help=all shows all %d flags.\n", c.Name, total)
+		fmt.Fprintf(out, "\n%s --help=all shows all %d flags.\n", c.program.Name, total)
 	}
 }
 
@@ -176,7 +176,7 @@ var others = map[string]string{
 // example returns a valid value of a flag: from the program, the flag's default, others
 // or examples.
 func (c *commandLine) example(f *flag.Flag) string {
-	for _, values := range []map[string]string{c.Values, others} {
+	for _, values := range []map[string]string{c.program.Values, others} {
 		if example := values[canonical(f)]; example != "" {
 			return example
 		}

@@ -24,11 +24,11 @@ var errDone = errors.New("done")
 // commandLine is a command line during parsing. It collects all faults, so the operator
 // sees them at once.
 type commandLine struct {
-	*Program
-	fs     *flag.FlagSet
-	groups []filledGroup
-	faults faults.List
-	bad    map[string]bool // flags with a refused value; their defaults mean nothing
+	program *Program
+	fs      *flag.FlagSet
+	groups  []filledGroup
+	faults  faults.List
+	bad     map[string]bool // flags with a refused value; their defaults mean nothing
 }
 
 // fault records a flag's problem, with an example of a valid value.

@@ -102,7 +102,7 @@ func (s *sparse) tell() {
 
 type sparseHandler struct {
 	slog.Handler
-	*sparse
+	sparse *sparse
 }
 
 func (h sparseHandler) Handle(ctx context.Context, r slog.Record) error {
@@ -113,7 +113,7 @@ func (h sparseHandler) Handle(ctx context.Context, r slog.Record) error {
 		}
 		return k.reason == ""
 	})
-	if !h.allows(r.Time, r.Level, k) {
+	if !h.sparse.allows(r.Time, r.Level, k) {
 		return nil
 	}
 	return h.Handler.Handle(ctx, r)

@@ -101,7 +101,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	s.Log(slog.New(slog.DiscardHandler))
 	var late atomic.Int64 // how far the server's clock is ahead
 	now := func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
-	s.tls.now, s.tokens.now = now, now
+	s.tls.config.now, s.tokens.tokens.now = now, now
 	later := func() { late.Add(int64(2 * checkEvery)) }
 
 	rpc := grpc.NewServer(s.Options()...)

@@ -186,9 +186,12 @@ func (c ServerConfig) readTLS() (*tls.Config, error) {
 // ServerTLS is a server's TLS configuration, reloaded when its files change. Each
 // configuration has one certificate.
 type ServerTLS struct {
-	*fresh[*tls.Config]
-	lives *lifetimes
+	config *fresh[*tls.Config]
+	lives  *lifetimes
 }
+
+// Log sets the log of changes of the files.
+func (t *ServerTLS) Log(log *slog.Logger) { t.config.Log(log) }
 
 // LoadTLS calls read now and after each change of the files.
 func LoadTLS(read func() (*tls.Config, error), files ...string) (*ServerTLS, error) {
@@ -207,7 +210,7 @@ func loadTLS(log *atomic.Pointer[slog.Logger], read func() (*tls.Config, error),
 // authorities in caFile must have signed the lists. flag names crlFile in errors. Call
 // Revoke before Config.
 func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
-	crls, err := newFresh(t.log, func() (*revocations, error) {
+	crls, err := newFresh(t.config.log, func() (*revocations, error) {
 		lists, err := readRevocations(crlFile, caFile)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", flag, err)
@@ -233,14 +236,14 @@ func (t *ServerTLS) Hold(state tls.ConnectionState, remote string, end func()) (
 func (t *ServerTLS) Expiry() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "srtm_tls_certificate_expiry_timestamp_seconds", Help: "When the server's TLS certificate expires, in Unix seconds.",
-	}, func() float64 { return float64(t.get().Certificates[0].Leaf.NotAfter.Unix()) })
+	}, func() float64 { return float64(t.config.get().Certificates[0].Leaf.NotAfter.Unix()) })
 }
 
 // Config returns a configuration that uses the present files at each handshake. A
 // connection of a bounded.Listener ends with the client's certificate.
 func (t *ServerTLS) Config() *tls.Config {
 	return &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		cfg := t.get()
+		cfg := t.config.get()
 		if cfg.ClientAuth == tls.NoClientCert {
 			return cfg, nil
 		}

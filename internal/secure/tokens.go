@@ -70,7 +70,10 @@ func (t tokens) certificate(c *x509.Certificate) (grant, bool) {
 }
 
 // Tokens are the tokens of a server's file, reloaded when the file changes.
-type Tokens struct{ *fresh[tokens] }
+type Tokens struct{ tokens *fresh[tokens] }
+
+// Log sets the log of changes of the file.
+func (t *Tokens) Log(log *slog.Logger) { t.tokens.Log(log) }
 
 // LoadTokens reads the file of the flag, or returns all its faults.
 func LoadTokens(flag, path string) (*Tokens, error) {
@@ -111,13 +114,13 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 	what := "token"
 	verified := state != nil && len(state.VerifiedChains) > 0
 	if token := TokenOf(header); token != "" {
-		if may, known = t.get().token(token); !known {
+		if may, known = t.tokens.get().token(token); !known {
 			return grant{}, badToken, false
 		}
 	} else {
 		if verified {
 			what = "certificate"
-			may, known = t.get().certificate(state.VerifiedChains[0][0])
+			may, known = t.tokens.get().certificate(state.VerifiedChains[0][0])
 		}
 		if !known {
 			return grant{}, noToken, false

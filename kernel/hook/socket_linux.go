@@ -71,10 +71,10 @@ func (x *Socket) RemoteAddr() net.Addr {
 }
 
 // rawSocket is a Socket as a syscall.RawConn that does not block either.
-type rawSocket struct{ *Socket }
+type rawSocket struct{ socket *Socket }
 
 func (x rawSocket) Control(f func(fd uintptr)) error {
-	f(uintptr(x.FD))
+	f(uintptr(x.socket.FD))
 	return nil
 }
 
@@ -82,7 +82,7 @@ func (x rawSocket) Read(f func(fd uintptr) bool) error  { return x.attempt(f) }
 func (x rawSocket) Write(f func(fd uintptr) bool) error { return x.attempt(f) }
 
 func (x rawSocket) attempt(f func(fd uintptr) bool) error {
-	if !f(uintptr(x.FD)) {
+	if !f(uintptr(x.socket.FD)) {
 		return ErrAgain
 	}
 	return nil

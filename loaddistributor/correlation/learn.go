@@ -80,8 +80,8 @@ func (l *Learner) Learn() []Group {
 func (l *Learner) view() *view {
 	v := &view{}
 	type active struct {
-		*publisher
-		record
+		publisher *publisher
+		record    record
 	}
 	var actives []active
 	for _, p := range l.publishers {
@@ -93,10 +93,12 @@ func (l *Learner) view() *view {
 		}
 	}
 	// Sorted by behaviour, so names decide only between equals.
-	slices.SortFunc(actives, func(a, b active) int { return cmp.Or(slices.Compare(a.times, b.times), cmp.Compare(a.id, b.id)) })
+	slices.SortFunc(actives, func(a, b active) int {
+		return cmp.Or(slices.Compare(a.record.times, b.record.times), cmp.Compare(a.publisher.id, b.publisher.id))
+	})
 	for _, p := range actives {
 		v.publishers, v.records = append(v.publishers, p.publisher), append(v.records, p.record)
-		v.clocks += number(p.regular[widths-1] >= locked)
+		v.clocks += number(p.record.regular[widths-1] >= locked)
 	}
 	n := float64(len(v.publishers))
 	v.threshold = math.Log(max(1, n*(n-1)/2) * (widths + 1) / Significance)
@@ -418,7 +420,7 @@ type cluster struct {
 }
 
 type clustering struct {
-	*view
+	view      *view
 	learning  uint64
 	clusterOf []*cluster
 	all       []*cluster // the initial clusters; a cluster without members is gone
@@ -429,13 +431,13 @@ type clustering struct {
 
 // run joins publishers along the edges, edges inside present groups first.
 func (c *clustering) run(edges []edge) {
-	for i := range c.publishers {
+	for i := range c.view.publishers {
 		c.clusterOf[i] = &cluster{number: int32(i), members: []int32{int32(i)}}
 		c.all = append(c.all, c.clusterOf[i])
 	}
 	same := func(e edge) bool {
-		g := c.publishers[e.a].group
-		return g != 0 && g == c.publishers[e.b].group
+		g := c.view.publishers[e.a].group
+		return g != 0 && g == c.view.publishers[e.b].group
 	}
 	slices.SortFunc(edges, func(x, y edge) int {
 		if same(x) != same(y) {
@@ -464,7 +466,7 @@ func (c *clustering) run(edges []edge) {
 // cluster with several claims gets the oldest label.
 func (c *clustering) inherit(all []*cluster) {
 	oldest := map[uint64]uint64{} // by label, the learning in which the oldest member joined
-	for _, p := range c.publishers {
+	for _, p := range c.view.publishers {
 		if joined, found := oldest[p.group]; !found || p.joined < joined {
 			oldest[p.group] = p.joined
 		}
@@ -478,7 +480,7 @@ func (c *clustering) inherit(all []*cluster) {
 		}
 		claims := map[uint64]int{}
 		for _, m := range k.members {
-			if p := c.publishers[m]; p.group != 0 && p.joined == oldest[p.group] {
+			if p := c.view.publishers[m]; p.group != 0 && p.joined == oldest[p.group] {
 				claims[p.group]++
 				if n := claims[p.group]; n > votes[p.group] {
 					heir[p.group], votes[p.group] = k, n
@@ -490,7 +492,7 @@ func (c *clustering) inherit(all []*cluster) {
 		if k := heir[label]; k.label == 0 {
 			k.label, k.core = label, len(k.members)
 			slices.SortStableFunc(k.members, func(a, b int32) int {
-				p, q := c.publishers[a], c.publishers[b]
+				p, q := c.view.publishers[a], c.view.publishers[b]
 				return cmp.Or(-cmp.Compare(number(p.group == label), number(q.group == label)), cmp.Compare(p.joined, q.joined))
 			})
 		}
@@ -532,7 +534,7 @@ func (c *clustering) join(a, b *cluster, clocks bool) {
 func (c *clustering) mature(k *cluster) bool {
 	oldest := c.learning
 	for _, m := range k.members {
-		if p := c.publishers[m]; p.group == k.label {
+		if p := c.view.publishers[m]; p.group == k.label {
 			oldest = min(oldest, p.joined)
 		}
 	}
@@ -566,7 +568,7 @@ func (c *clustering) fits(i int32, k *cluster) bool {
 		if k.label == 0 {
 			m = s * len(k.members) / n
 		}
-		links += number(c.compare(i, k.members[m]).linked)
+		links += number(c.view.compare(i, k.members[m]).linked)
 	}
 	return 2*links >= n
 }
@@ -586,7 +588,7 @@ func (l *Learner) label(c *clustering) []Group {
 		}
 	}
 	c.inherit(parts)
-	found := make([]*cluster, len(c.publishers))
+	found := make([]*cluster, len(c.view.publishers))
 	for _, k := range parts {
 		if k.label == 0 {
 			k.label = l.next
@@ -597,7 +599,7 @@ func (l *Learner) label(c *clustering) []Group {
 			found[m] = k
 		}
 	}
-	for i, p := range c.publishers {
+	for i, p := range c.view.publishers {
 		switch k := found[i]; {
 		case k != nil && p.group != k.label:
 			p.group, p.joined = k.label, l.learning
@@ -612,8 +614,8 @@ func (l *Learner) label(c *clustering) []Group {
 
 // evidence fills in the evidence of each member.
 func (c *clustering) evidence(groups []Group) {
-	place := make(map[string]int32, len(c.publishers))
-	for i, p := range c.publishers {
+	place := make(map[string]int32, len(c.view.publishers))
+	for i, p := range c.view.publishers {
 		place[p.id] = int32(i)
 	}
 	for _, g := range groups {
@@ -627,7 +629,7 @@ func (c *clustering) evidence(groups []Group) {
 			indexA, foundA := place[m.ID]
 			indexB, foundB := place[other]
 			if foundA && foundB {
-				p := c.compare(indexA, indexB)
+				p := c.view.compare(indexA, indexB)
 				m.Firings, m.Joint, m.Expected, m.Width = p.firings, p.joint, p.expected, time.Duration(width(p.width))<<shift
 			}
 		}
@@ -639,14 +641,14 @@ func (c *clustering) evidence(groups []Group) {
 // chance explains.
 func (c *clustering) confirm(members []int32) (groups [][]int32) {
 	slices.SortStableFunc(members, func(a, b int32) int { // members of groups first
-		p, q := c.publishers[a], c.publishers[b]
+		p, q := c.view.publishers[a], c.view.publishers[b]
 		return cmp.Or(cmp.Compare(p.group-1, q.group-1), cmp.Compare(p.joined, q.joined), cmp.Compare(a, b))
 	})
 	for len(members) > 1 {
 		pairs := make([]pair, len(members))
 		links, clocks := 0, 0
 		for i, m := range members[1:] {
-			p := c.compare(members[0], m)
+			p := c.view.compare(members[0], m)
 			pairs[i+1] = p
 			links += number(p.linked)
 			clocks += number(p.clocks)
@@ -703,7 +705,7 @@ func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []in
 	for i, p := range pairs {
 		if p.linked {
 			clocks = append(clocks, clock{i, min(p.early, p.late), max(p.early, p.late)})
-			period = min(period, c.records[members[i]].gap)
+			period = min(period, c.view.records[members[i]].gap)
 		}
 	}
 	var low, high float64
@@ -716,9 +718,9 @@ func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []in
 		return in
 	}
 	if keepGroup {
-		mates, group := 0, c.publishers[members[0]].group
+		mates, group := 0, c.view.publishers[members[0]].group
 		for _, k := range clocks {
-			if group != 0 && c.publishers[members[k.place]].group == group {
+			if group != 0 && c.view.publishers[members[k.place]].group == group {
 				low, high = min(low, k.low), max(high, k.high+1)
 				mates++
 			}
@@ -731,13 +733,13 @@ func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []in
 	// Intervals of a width, by their middles: linear for each width.
 	middle := func(k clock) float64 { return (k.low + k.high) / 2 }
 	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Compare(middle(a), middle(b)) })
-	lowest := math.Log(Significance / float64(max(1, c.clocks)) / spreads)
+	lowest := math.Log(Significance / float64(max(1, c.view.clocks)) / spreads)
 	found := false
 	var narrow []clock
 	for s := range spreads {
 		wide := float64(int(1) << s)
 		// With a drift within the spread three times as many clocks meet.
-		mean := 3 * wide * float64(c.clocks) / float64(period)
+		mean := 3 * wide * float64(c.view.clocks) / float64(period)
 		narrow = narrow[:0]
 		for _, k := range clocks {
 			if k.high-k.low < wide {

@@ -99,7 +99,7 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 	var err error
 	var e extent
 	if s != nil {
-		*buf, e = l.encode(s, slices.Grow((*buf)[:0], int(size)), batch, from)
+		*buf, e = s.encode(slices.Grow((*buf)[:0], int(size)), batch, from, &l.scratch)
 		err = l.write(s, *buf, from)
 	} else {
 		*buf = slices.Grow((*buf)[:0], headerSize+int(size))
@@ -133,18 +133,18 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 	return first, nil
 }
 
-// encode appends the records; the first record begins at off in the segment's file. encode does
-// not set next of the extent. Requires: appending held; dst has room.
-func (l *Files) encode(s *segment, dst []byte, batch []Record, off int64) ([]byte, extent) {
+// encode appends the records; the first record begins at off in the segment's file. It replaces
+// marks by the marks of the records, and does not set next of the extent. Requires: appending held; dst has room.
+func (s *segment) encode(dst []byte, batch []Record, off int64, marks *[]mark) ([]byte, extent) {
 	e := extent{records: int64(len(batch)), first: batch[0].Timestamp, last: batch[0].Timestamp}
-	l.scratch = l.scratch[:0]
+	*marks = (*marks)[:0]
 	marked := max(s.from, s.marked)
 	off -= int64(len(dst))
 	for i := range batch {
 		r := &batch[i]
 		at := off + int64(len(dst))
 		if at-marked >= markEvery {
-			l.scratch = append(l.scratch, mark{r.Offset, at})
+			*marks = append(*marks, mark{r.Offset, at})
 			marked = at
 		}
 		e.first, e.last = min(e.first, r.Timestamp), max(e.last, r.Timestamp)
@@ -226,7 +226,7 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		return nil, extent{}, err
 	}
 	s := &segment{identity: id, layout: id.layout(), file: file, end: headerSize, durable: id.base}
-	buf2, e := l.encode(s, appendHeader((*buf)[:0], id), batch, headerSize)
+	buf2, e := s.encode(appendHeader((*buf)[:0], id), batch, headerSize, &l.scratch)
 	*buf = buf2
 	if err = writeAll(file, *buf, 0); err == nil {
 		err = l.folder.disk.Rename(path+newSuffix, path)

@@ -78,7 +78,7 @@ func OS() Disk {
 	}
 }
 
-type osFile struct{ *os.File }
+type osFile struct{ file *os.File }
 
 func openFile(path string, flag int) (File, error) {
 	f, err := os.OpenFile(path, flag, 0o600)
@@ -88,8 +88,13 @@ func openFile(path string, flag int) (File, error) {
 	return osFile{f}, nil
 }
 
+func (f osFile) ReadAt(p []byte, at int64) (int, error)  { return f.file.ReadAt(p, at) }
+func (f osFile) WriteAt(p []byte, at int64) (int, error) { return f.file.WriteAt(p, at) }
+func (f osFile) Truncate(size int64) error               { return f.file.Truncate(size) }
+func (f osFile) Close() error                            { return f.file.Close() }
+
 func (f osFile) Size() (int64, error) {
-	info, err := f.Stat()
+	info, err := f.file.Stat()
 	if err != nil {
 		return 0, err
 	}
@@ -105,7 +110,7 @@ func fill(f File, size int64) error {
 	return err
 }
 
-func (f osFile) Sync() error { return syncData(f.File) }
+func (f osFile) Sync() error { return syncData(f.file) }
 
 // lockFolder locks a file in the folder. It does not lock the folder itself, because some network
 // file systems cannot. The system releases the lock when the process ends for any reason. The

@@ -8,7 +8,7 @@ import (
 
 func (f osFile) Allocate(size int64) error {
 	for {
-		err := syscall.Fallocate(int(f.Fd()), 0, 0, size)
+		err := syscall.Fallocate(int(f.file.Fd()), 0, 0, size)
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case errors.Is(err, errors.ErrUnsupported):

@@ -269,15 +269,15 @@ func (l *Files) survey(s *segment, file File, at int64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.records -= records - f.records // an Append may have added records meanwhile
-	l.countLost(s, max(1, records-f.records), f.gaps)
+	s.lose(max(1, records-f.records), f.gaps, &l.stats)
 	return nil
 }
 
-// countLost adds unreadable records of a segment, and replaces the segment's list of gaps.
-// Requires: mu held, or no other goroutine knows l.
-func (l *Files) countLost(s *segment, records int64, gaps []gap) {
-	l.stats.Unreadable += uint64(records)
-	l.stats.LostBytes += uint64(max(0, total(gaps)-total(s.gaps)))
+// lose adds unreadable records to the segment and to its log's statistics, and replaces the list
+// of gaps. Requires: the log's mu held, or no other goroutine knows the log.
+func (s *segment) lose(records int64, gaps []gap, stats *Stats) {
+	stats.Unreadable += uint64(records)
+	stats.LostBytes += uint64(max(0, total(gaps)-total(s.gaps)))
 	s.lost, s.gaps = s.lost+records, gaps
 }
 

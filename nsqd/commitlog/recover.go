@@ -177,7 +177,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 			l.torn(s, 0, size)
 		default:
 			s.next += Offset(max(size, recordExtra+dataHeader) / (recordExtra + dataHeader))
-			l.countLost(s, 1, []gap{{0, size}})
+			s.lose(1, []gap{{0, size}}, &l.stats)
 			l.quarantine(s, 0, size)
 		}
 		return nil
@@ -211,7 +211,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 				return err
 			}
 		}
-		l.countLost(s, lost, f.gaps)
+		s.lose(lost, f.gaps, &l.stats)
 		for _, g := range f.gaps {
 			l.quarantine(s, g.at, g.size)
 		}

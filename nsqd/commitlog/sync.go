@@ -45,8 +45,8 @@ func (l *Files) syncTo(upTo, limit Offset) error {
 func (l *Files) lead(limit Offset) error {
 	l.syncing = true
 	type job struct {
-		*segment
-		next Offset
+		segment *segment
+		next    Offset
 	}
 	var few [2]job
 	jobs := few[:0]

@@ -307,6 +307,8 @@ func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + tok
 
 func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." + token(p.broker) }
 
+func (c *Cluster) logOf(p part) *slog.Logger { return c.cfg.Log.With(obs.KeyTopic, p.topic) }
+
 // Topics returns the topics that have a part of this broker, and deletes the empty streams of
 // parts that were taken over. Topics waits some seconds for each stream's leader, because only
 // the leader knows whether the stream is empty. away lists the topics whose leader does not
@@ -493,6 +495,8 @@ func (l *Log) Remove() error {
 	}
 	ctx, cancel := l.cluster.timeout(patience)
 	defer cancel()
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
 	if !l.foreign() {
 		deleted, err := ask(ctx, func(ctx context.Context) (bool, error) {
 			h, _, err := l.newest(ctx)
@@ -505,7 +509,7 @@ func (l *Log) Remove() error {
 			return true, l.cluster.delete(ctx, l.part.stream())
 		})
 		if deleted {
-			err = errors.Join(err, l.removeCursors(ctx))
+			err = errors.Join(err, l.cursors.remove(ctx))
 		}
 		if err != nil {
 			l.cluster.recordUnremoved(l.part, l.owner, l.owner)
@@ -526,7 +530,7 @@ func (l *Log) Remove() error {
 	if err == nil && info.State.LastSeq > newest {
 		err = ErrFenced
 	}
-	return errors.Join(err, l.removeCursors(ctx))
+	return errors.Join(err, l.cursors.remove(ctx))
 }
 
 // recordUnremoved records that removal of a part failed. The part's newest block is then from one

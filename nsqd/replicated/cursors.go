@@ -37,8 +37,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// cursors is the owner's knowledge of the head of its part.
+// cursors saves the snapshots of a part for its owner.
 type cursors struct {
+	// Set once.
+	cluster *Cluster
+	part    part
+	epoch   uint64 // of the owner
+	// owned returns ErrFenced if another owner has claimed the part's log.
+	owned func(context.Context) error
+
+	// The owner's knowledge of the head.
 	seq    uint64 // of the head in the stream; 0: there is no head
 	number uint64
 	saved  bool
@@ -81,14 +89,14 @@ func parseCursorHead(b []byte) (cursorHead, []byte, error) {
 	}, b[cursorHeader:], nil
 }
 
-func (l *Log) chunkSubject(number uint64, i int) string {
-	return fmt.Sprintf("%s.%d.%d", l.part.cursors(), number%2, i)
+func (c *cursors) chunkSubject(number uint64, i int) string {
+	return fmt.Sprintf("%s.%d.%d", c.part.cursors(), number%2, i)
 }
 
-// findCursors returns the newest head, its snapshot, and the head's sequence in the stream; 0:
+// find returns the newest head, its snapshot, and the head's sequence in the stream; 0:
 // there is no head.
-func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq uint64, err error) {
-	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
+func (c *cursors) find(ctx context.Context) (h cursorHead, body []byte, seq uint64, err error) {
+	m, err := newest(ctx, c.cluster.cursors, c.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return h, nil, 0, nil
 	}
@@ -99,7 +107,7 @@ func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq u
 		return h, nil, 0, err
 	}
 	for i := range h.chunks {
-		chunk, err := newest(ctx, l.cluster.cursors, l.chunkSubject(h.number, int(i)))
+		chunk, err := newest(ctx, c.cluster.cursors, c.chunkSubject(h.number, int(i)))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			body = nil
 			break
@@ -110,36 +118,36 @@ func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq u
 		body = append(body, chunk.Data...)
 	}
 	if h.saved && crc32.Checksum(body, castagnoli) != h.crc {
-		l.log().Error("the snapshot of the cursors is damaged: all that is in the log is delivered again")
+		c.cluster.logOf(c.part).Error("the snapshot of the cursors is damaged: all that is in the log is delivered again")
 		h.saved = false
 	}
 	return h, body, m.Sequence, nil
 }
 
-// claimCursors makes this owner the only owner that may save cursors. Requires: the log already
+// claim makes this owner the only owner that may save cursors. Requires: the log already
 // belongs to this owner. An owner that loses only the cursors would abandon its stored records.
-func (l *Log) claimCursors(ctx context.Context) error {
+func (c *cursors) claim(ctx context.Context) error {
 	for {
-		h, body, seq, err := l.findCursors(ctx)
+		h, body, seq, err := c.find(ctx)
 		if err != nil {
 			return err
 		}
-		if h.epoch > l.owner.epoch {
-			return fmt.Errorf("%w: epoch %d, its cursors are at %d", ErrFenced, l.owner.epoch, h.epoch)
+		if h.epoch > c.epoch {
+			return fmt.Errorf("%w: epoch %d, its cursors are at %d", ErrFenced, c.epoch, h.epoch)
 		}
-		h.epoch = l.owner.epoch
+		h.epoch = c.epoch
 		msg := h.append(nil)
 		if h.chunks == 0 {
 			msg = append(msg, body...)
 		}
-		ack, err := l.cluster.claimed(ctx, l.part.cursors()+".head", msg, jetstream.WithExpectLastSequencePerSubject(seq))
+		ack, err := c.cluster.claimed(ctx, c.part.cursors()+".head", msg, jetstream.WithExpectLastSequencePerSubject(seq))
 		if wrongSequence(err) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		l.cursors = cursors{seq: ack.Sequence, number: h.number, saved: h.saved, data: body}
+		c.seq, c.number, c.saved, c.data = ack.Sequence, h.number, h.saved, body
 		return nil
 	}
 }
@@ -167,7 +175,7 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := l.saveCursors(snapshot, next); err != nil {
+	if err := l.cursors.save(snapshot, next); err != nil {
 		l.mu.Lock()
 		l.stats.KeepErrors++
 		l.mu.Unlock()
@@ -192,12 +200,12 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 	return nil
 }
 
-func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
-	c := &l.cursors
-	ctx, cancel := l.cluster.timeout(patience)
+// save stores a snapshot of a log with the given next offset.
+func (c *cursors) save(snapshot []byte, next commitlog.Offset) error {
+	ctx, cancel := c.cluster.timeout(patience)
 	defer cancel()
-	h := cursorHead{epoch: l.owner.epoch, number: c.number + 1, next: next, crc: crc32.Checksum(snapshot, castagnoli), saved: true}
-	msg, size := snapshot, int(l.cluster.nc.MaxPayload())-1024
+	h := cursorHead{epoch: c.epoch, number: c.number + 1, next: next, crc: crc32.Checksum(snapshot, castagnoli), saved: true}
+	msg, size := snapshot, int(c.cluster.nc.MaxPayload())-1024
 	if len(snapshot)+cursorHeader > size {
 		n := (len(snapshot) + size - 1) / size
 		if n > mostChunks {
@@ -206,14 +214,14 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 		h.chunks, msg = uint16(n), nil
 		for i := range n {
 			chunk := snapshot[i*size : min((i+1)*size, len(snapshot))]
-			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), chunk); err != nil {
+			if _, err := c.cluster.js.Publish(ctx, c.chunkSubject(h.number, i), chunk); err != nil {
 				return err
 			}
 		}
 	}
 	head := append(h.append(nil), msg...)
 	for retry := false; ; retry = true {
-		ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", head, jetstream.WithExpectLastSequencePerSubject(c.seq))
+		ack, err := c.cluster.js.Publish(ctx, c.part.cursors()+".head", head, jetstream.WithExpectLastSequencePerSubject(c.seq))
 		if err == nil {
 			c.seq, c.number = ack.Sequence, h.number
 			return nil
@@ -221,7 +229,7 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 		if !wrongSequence(err) {
 			return err
 		}
-		if stored, err := l.lookAtHead(ctx, h.epoch, head); stored || err != nil {
+		if stored, err := c.lookAtHead(ctx, h.epoch, head); stored || err != nil {
 			return err
 		}
 		if retry {
@@ -234,15 +242,11 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 // the head and lost the acknowledgement. An earlier try may also have stored another snapshot of
 // this owner; the next try then follows that snapshot. If another owner has claimed the part, the
 // error is ErrFenced.
-func (l *Log) lookAtHead(ctx context.Context, epoch uint64, written []byte) (stored bool, err error) {
-	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
+func (c *cursors) lookAtHead(ctx context.Context, epoch uint64, written []byte) (stored bool, err error) {
+	m, err := newest(ctx, c.cluster.cursors, c.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner or an operator has removed the head
-		h, last, err := l.newest(ctx)
-		if err == nil && !l.owns(h, last) || errors.Is(err, jetstream.ErrStreamNotFound) {
-			err = ErrFenced
-		}
-		l.cursors.seq = 0
-		return false, err
+		c.seq = 0
+		return false, c.owned(ctx)
 	}
 	if err != nil {
 		return false, err
@@ -254,22 +258,20 @@ func (l *Log) lookAtHead(ctx context.Context, epoch uint64, written []byte) (sto
 	if h.epoch != epoch {
 		return false, ErrFenced
 	}
-	l.cursors.seq, l.cursors.number = m.Sequence, h.number
+	c.seq, c.number = m.Sequence, h.number
 	return bytes.Equal(m.Data, written), nil
 }
 
-// removeCursors removes the cursors that this owner has claimed, unless another owner has claimed
+// remove removes the cursors that this owner has claimed, unless another owner has claimed
 // them since.
-func (l *Log) removeCursors(ctx context.Context) error {
-	l.keeping.Lock()
-	defer l.keeping.Unlock()
-	head, upTo := l.part.cursors()+".head", jetstream.WithPurgeSequence(l.cursors.seq+1)
-	if err := purge(ctx, l.cluster.cursors, jetstream.WithPurgeSubject(head), upTo); err != nil {
+func (c *cursors) remove(ctx context.Context) error {
+	head, upTo := c.part.cursors()+".head", jetstream.WithPurgeSequence(c.seq+1)
+	if err := purge(ctx, c.cluster.cursors, jetstream.WithPurgeSubject(head), upTo); err != nil {
 		return err
 	}
-	_, err := newest(ctx, l.cluster.cursors, head)
+	_, err := newest(ctx, c.cluster.cursors, head)
 	if !errors.Is(err, jetstream.ErrMsgNotFound) {
 		return err // another owner may need the messages that its head names
 	}
-	return purge(ctx, l.cluster.cursors, jetstream.WithPurgeSubject(l.part.cursors()+".>"), upTo)
+	return purge(ctx, c.cluster.cursors, jetstream.WithPurgeSubject(c.part.cursors()+".>"), upTo)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
@@ -127,6 +126,7 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 		gaps:  make(map[uint64]bool), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	l.changed = sync.NewCond(&l.mu)
+	l.cursors = cursors{cluster: c, part: p, owned: l.owned}
 	last, err := l.claim(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("claim topic %s: %w", p, err)
@@ -148,7 +148,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		found, _, _, err := l.findCursors(ctx)
+		found, _, _, err := l.cursors.find(ctx)
 		if err != nil {
 			return 0, err
 		}
@@ -168,7 +168,8 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 			continue // another owner has stored a block, or claims the part at the same time
 		}
 		if err == nil {
-			err = l.claimCursors(ctx)
+			l.cursors.epoch = l.owner.epoch
+			err = l.cursors.claim(ctx)
 		}
 		var info *jetstream.StreamInfo
 		var oldest *jetstream.RawStreamMsg
@@ -241,6 +242,15 @@ func (l *Log) owns(newest head, last uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return newest.owner == l.owner || newest.owner == owner{} && last == l.marks.last
+}
+
+// owned returns ErrFenced if another owner has claimed the part.
+func (l *Log) owned(ctx context.Context) error {
+	newest, last, err := l.newest(ctx)
+	if err == nil && !l.owns(newest, last) || errors.Is(err, jetstream.ErrStreamNotFound) {
+		return ErrFenced
+	}
+	return err
 }
 
 // sureGone is the number of failed lookups after which a stream or a block counts as gone. A
@@ -463,4 +473,4 @@ func (l *Log) Stats() commitlog.Stats {
 
 func (l *Log) Name() string { return l.part.topic }
 
-func (l *Log) log() *slog.Logger { return l.cluster.cfg.Log.With(obs.KeyTopic, l.part.topic) }
+func (l *Log) log() *slog.Logger { return l.cluster.logOf(l.part) }

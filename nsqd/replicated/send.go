@@ -15,8 +15,8 @@ import (
 
 // flight is a block on its way.
 type flight struct {
-	*block
-	ack jetstream.PubAckFuture
+	block *block
+	ack   jetstream.PubAckFuture
 }
 
 // send stores blocks in order until the log ends. Each block names its predecessor's sequence in

@@ -28,7 +28,7 @@ type Config struct {
 // Machine is a ledger with topics that are tuned. It is a plain value with one owner. Contracts are set
 // and removed, and brokers join, by Machine's methods. All other reports of brokers go to the ledger.
 type Machine struct {
-	*ledger.Ledger
+	Ledger *ledger.Ledger
 	cfg    Config               // set once
 	topics map[string]*Contract // topics in the ledger
 	// placed has the topics of each broker, by name. adaptive has the topics whose rule runs. moving
@@ -134,7 +134,7 @@ func (m *Machine) replace(topic string, c *Contract) {
 // Set puts a new contract in force. If the topic already has an equal contract, Set returns the old
 // contract. Errors: see Ledger.SetContract.
 func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []ledger.Grant, err error) {
-	if grants, err = m.SetContract(c.Topic, m.terms(c), c.quotas()); err != nil {
+	if grants, err = m.Ledger.SetContract(c.Topic, m.terms(c), c.quotas()); err != nil {
 		return nil, nil, err
 	}
 	if current := m.topics[c.Topic]; current != nil && current.Rule == c.Rule && slices.Equal(current.quotas(), c.quotas()) {
@@ -147,16 +147,16 @@ func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []l
 
 // Update gives a topic another contract or other members. Errors: see Ledger.Change.
 func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
-	m.Strict(c.Strict)
+	m.Ledger.Strict(c.Strict)
 	m.place(now, c)
 	first := c.quotas()
 	// The loads measured so far stay valid where the publishers move.
-	if view, found := m.Topic(c.Topic); found && c.Rule != share.Static {
+	if view, found := m.Ledger.Topic(c.Topic); found && c.Rule != share.Static {
 		if target, err := m.propose(now, c, view); err == nil && target != nil {
 			first = target
 		}
 	}
-	grants, err := m.Change(c.Topic, m.terms(c), first, c.Awaited)
+	grants, err := m.Ledger.Change(c.Topic, m.terms(c), first, c.Awaited)
 	if err == nil {
 		c.settled = true // the rule may tune the members: their shares are on the way
 		m.replace(c.Topic, c)
@@ -167,10 +167,10 @@ func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 // Restore adopts a contract that may be in use. A known contract stays as it is. Errors: see
 // Ledger.Adopt.
 func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
-	m.Strict(c.Strict)
-	adopt := m.Adopt // keep the shares that the rule has found
+	m.Ledger.Strict(c.Strict)
+	adopt := m.Ledger.Adopt // keep the shares that the rule has found
 	if c.Rule == share.Static && m.topics[c.Topic] == nil {
-		adopt = m.Change // the brokers' shares may be from the middle of a move
+		adopt = m.Ledger.Change // the brokers' shares may be from the middle of a move
 	}
 	grants, err := adopt(c.Topic, m.terms(c), c.quotas(), c.Awaited)
 	if err == nil && m.topics[c.Topic] == nil {
@@ -185,14 +185,14 @@ func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 // brokers in strict have that policy.
 func (m *Machine) Remove(topic string, awaited, strict []string) []ledger.Grant {
 	m.replace(topic, nil)
-	m.Strict(strict)
+	m.Ledger.Strict(strict)
 	return m.Ledger.Remove(topic, awaited)
 }
 
 // Settled reports whether every member of c has had its first share.
 func (m *Machine) Settled(c *Contract) bool {
 	if !c.settled {
-		view, found := m.Topic(c.Topic)
+		view, found := m.Ledger.Topic(c.Topic)
 		c.settled = found && view.Settled && m.topics[c.Topic] == c
 	}
 	return c.settled
@@ -263,7 +263,7 @@ func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, resu
 	if c == nil || !c.settled {
 		return nil, Removed, nil
 	}
-	view, _ := m.Topic(topic)
+	view, _ := m.Ledger.Topic(topic)
 	if len(view.Awaited) > 0 {
 		return nil, Awaiting, nil
 	}
@@ -280,7 +280,7 @@ func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, resu
 	case !worth(view, target):
 		return nil, WithinBand, nil
 	}
-	grants, err = m.Propose(topic, target)
+	grants, err = m.Ledger.Propose(topic, target)
 	return grants, Proposed, err
 }
 
@@ -292,7 +292,7 @@ func (m *Machine) propose(now mono.Time, c *Contract, view ledger.TopicView) ([]
 	}
 	return c.tuner.Propose(now, c.Total, func(broker string) share.Holding {
 		member := members[broker]
-		return share.Holding{Disconnected: !m.Connected(broker), Target: member.Target, Reserved: member.Reserved}
+		return share.Holding{Disconnected: !m.Ledger.Connected(broker), Target: member.Target, Reserved: member.Reserved}
 	})
 }
 

@@ -113,7 +113,7 @@ func (b *brokers) join(id string) {
 func (b *brokers) settle(grants []ledger.Grant, err error) {
 	b.t.Helper()
 	if err == nil {
-		err = b.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
+		err = b.Ledger.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
 	}
 	testkit.Must(b.t, err)
 }
@@ -134,7 +134,7 @@ func (b *brokers) second(offered map[string]int64) {
 // mustHave compares the shares in force, as rate and burst.
 func (b *brokers) mustHave(want map[string][2]int64) {
 	b.t.Helper()
-	view, _ := b.Topic("t")
+	view, _ := b.Ledger.Topic("t")
 	got := map[string][2]int64{}
 	for _, m := range view.Members {
 		got[m.Broker] = [2]int64{int64(m.Acknowledged.Rate) / 1000, m.Acknowledged.Burst}
@@ -161,7 +161,7 @@ func TestSharesFollowTheLoad(t *testing.T) {
 	// A disconnected broker keeps its share, and the rest is divided.
 	b := connect(t, "b1", "b2", "b3")
 	set(b, "b1", "b2", "b3")
-	b.settle(b.Disconnect("b3"), nil)
+	b.settle(b.Ledger.Disconnect("b3"), nil)
 	for range 12 {
 		b.second(map[string]int64{"b1": 50, "b2": 10})
 	}
@@ -175,7 +175,7 @@ func TestSharesFollowTheLoad(t *testing.T) {
 	c.mustHave(map[string][2]int64{"b1": {30, 3}, "b2": {30, 3}, "b3": {0, 0}})
 	c.join("b3")
 	c.second(map[string]int64{"b1": 80, "b2": 10, "b3": 10})
-	if view, _ := c.Topic("t"); !view.Settled || view.Members[0].Acknowledged.Rate <= 60_000 || view.Members[2].Acknowledged.IsZero() {
+	if view, _ := c.Ledger.Topic("t"); !view.Settled || view.Members[0].Acknowledged.Rate <= 60_000 || view.Members[2].Acknowledged.IsZero() {
 		t.Errorf("once it is there: %+v", view)
 	}
 	// A silent broker has its floor.
@@ -184,7 +184,7 @@ func TestSharesFollowTheLoad(t *testing.T) {
 	for range 12 {
 		d.second(map[string]int64{"b1": 100, "b2": 0})
 	}
-	if view, _ := d.Topic("t"); view.Members[0].Acknowledged.Rate < 85_000 || view.Members[1].Acknowledged.Rate < 1 || view.Members[1].Acknowledged.Burst < 1 {
+	if view, _ := d.Ledger.Topic("t"); view.Members[0].Acknowledged.Rate < 85_000 || view.Members[1].Acknowledged.Rate < 1 || view.Members[1].Acknowledged.Burst < 1 {
 		t.Errorf("b2 is silent: %+v", view.Members)
 	}
 }
@@ -292,7 +292,7 @@ func TestTopicsOnOneBrokerRest(t *testing.T) {
 	b.mustHave(map[string][2]int64{"b2": {90, 9}})
 
 	// Another process of the broker has no share, and gets the whole contract.
-	b.settle(b.Disconnect("b2"), nil)
+	b.settle(b.Ledger.Disconnect("b2"), nil)
 	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Said: mono.Said{Process: "another"}}))
 	b.mustHave(map[string][2]int64{"b2": {90, 9}})
 

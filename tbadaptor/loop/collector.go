@@ -30,7 +30,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByC
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.s.mu.Lock()
-	views := c.s.mu.machine.View()
+	views := c.s.mu.machine.Ledger.View()
 	c.s.mu.Unlock()
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)

@@ -185,7 +185,7 @@ func (s *Server) settle(ctx context.Context, c *adaptor.Contract) error {
 	for {
 		s.mu.Lock()
 		changed, stopped := s.mu.changed, s.mu.stopped
-		view, found := s.mu.machine.Topic(c.Topic)
+		view, found := s.mu.machine.Ledger.Topic(c.Topic)
 		current := found && !view.Removing && s.mu.machine.Contract(c.Topic) == c
 		settled := s.mu.machine.Settled(c)
 		s.mu.Unlock()
@@ -256,7 +256,7 @@ func (s *Server) Remove(_ context.Context, topic string, awaited, strict []strin
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v, found := s.mu.machine.Topic(topic); found {
+	if v, found := s.mu.machine.Ledger.Topic(topic); found {
 		return s.sharesLocked(v, 0), nil
 	}
 	return nil, nil
@@ -277,7 +277,7 @@ func (s *Server) Forget(_ context.Context, broker string) ([]*srtmv1.FreedShare,
 	if !bad.Name("broker_id", broker) {
 		return nil, toStatus(bad.Err())
 	}
-	freed, err := s.free(reasonForgotten, broker, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) { return m.Forget(broker) })
+	freed, err := s.free(reasonForgotten, broker, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) { return m.Ledger.Forget(broker) })
 	return freed, toStatus(err)
 }
 
@@ -293,7 +293,7 @@ func (s *Server) ReportEnd(ctx context.Context, req *srtmv1.ReportEndRequest) (*
 // End frees the shares of a broker's process that has ended. The error is a gRPC status.
 func (s *Server) End(_ context.Context, broker, instance string) ([]*srtmv1.FreedShare, error) {
 	freed, err := s.free(reasonEnded, broker, func(m *adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error) {
-		return m.Ended(broker, instance, clock.Mono())
+		return m.Ledger.Ended(broker, instance, clock.Mono())
 	})
 	return freed, toStatus(err)
 }
@@ -333,11 +333,11 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	}
 	var views []ledger.TopicView
 	if req.Topic == "" {
-		views = s.mu.machine.View()
-	} else if v, ok := s.mu.machine.Topic(req.Topic); ok {
+		views = s.mu.machine.Ledger.View()
+	} else if v, ok := s.mu.machine.Ledger.Topic(req.Topic); ok {
 		views = append(views, v)
 	}
-	response := &srtmv1.ListSharesResponse{Freed: s.mu.machine.Freed(), Revision: s.mu.revision}
+	response := &srtmv1.ListSharesResponse{Freed: s.mu.machine.Ledger.Freed(), Revision: s.mu.revision}
 	for _, v := range views {
 		response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
 	}
@@ -355,7 +355,7 @@ func (s *Server) Shares(ctx context.Context, topic string, unless uint64) (*srtm
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
 	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited, Removing: v.Removing}
 	ends := func(broker string) {
-		if end, found := s.mu.machine.Ends(broker); found {
+		if end, found := s.mu.machine.Ledger.Ends(broker); found {
 			if p.Left == nil {
 				p.Left = map[string]*durationpb.Duration{}
 			}

@@ -98,7 +98,7 @@ func (s *Server) noteLapseLocked(lapse ledger.Lapse) {
 		if lapse.Base {
 			c.event = eventFreed
 		}
-		view, _ := s.mu.machine.Topic(name)
+		view, _ := s.mu.machine.Ledger.Topic(name)
 		for _, m := range view.Members {
 			if m.Broker == lapse.Broker {
 				c.share, c.epoch = m.Reserved, m.AcknowledgedEpoch

@@ -300,7 +300,7 @@ func (s *Server) expire(now mono.Time) bool {
 		s.mu.Unlock()
 		return false
 	}
-	lapses, grants := s.mu.machine.Expire(now)
+	lapses, grants := s.mu.machine.Ledger.Expire(now)
 	for _, lapse := range lapses {
 		if open := s.mu.sessions[lapse.Broker]; open != nil && lapse.Session {
 			open.out.End(errLapsed)
@@ -451,7 +451,7 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			if s.mu.sessions[open.broker] != open {
 				return nil, errReplaced
 			}
-			grants, err := machine.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, service.ShareOf(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
+			grants, err := machine.Ledger.Ack(open.broker, m.Ack.Topic, m.Ack.Epoch, service.ShareOf(m.Ack.Share), tokenbucket.Tokens(m.Ack.ReleasedTokensMilli))
 			if err != nil {
 				return nil, badSequence{err}
 			}
@@ -468,9 +468,9 @@ func (s *Server) handle(open *session, m *srtmv1.NodeMessage) error {
 			}
 			now := clock.Mono()
 			if sent := mono.Time(m.Renew.Heard); sent > 0 && sent <= now {
-				machine.RenewalReceived(open.broker, sent)
+				machine.Ledger.RenewalReceived(open.broker, sent)
 			}
-			renewed, grants := machine.Renew(open.broker, now)
+			renewed, grants := machine.Ledger.Renew(open.broker, now)
 			if !renewed {
 				return nil, errLapsed
 			}
@@ -494,7 +494,7 @@ func (s *Server) closeSession(open *session) {
 			return nil, errReplaced
 		}
 		s.removeSessionLocked(open.broker)
-		return m.Disconnect(open.broker), nil
+		return m.Ledger.Disconnect(open.broker), nil
 	})
 	if err == nil {
 		s.cfg.Log.Info("broker's share session ended", obs.KeyBroker, open.broker)
@@ -580,7 +580,7 @@ type State struct {
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state := State{Topics: s.mu.machine.View(), Connected: slices.AppendSeq([]string{}, maps.Keys(s.mu.sessions)), Adopting: []string{}}
+	state := State{Topics: s.mu.machine.Ledger.View(), Connected: slices.AppendSeq([]string{}, maps.Keys(s.mu.sessions)), Adopting: []string{}}
 	slices.Sort(state.Connected)
 	for _, v := range state.Topics {
 		if len(v.Awaited) > 0 {

@@ -142,7 +142,7 @@ func (n *node) lapse(now mono.Time) {
 func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) {
 	w.Helper()
 	testkit.Must(w, err)
-	testkit.Must(w, w.machine.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
+	testkit.Must(w, w.machine.Ledger.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 		n := w.nodes[number(g.Broker)]
 		if !n.reachable() {
 			return 0, false
@@ -176,10 +176,10 @@ func (w *world) happen(e event) {
 		n.queue, n.running, n.offered, n.maxQueue = nil, false, 0, 0
 		n.lapse(e.at)
 		n.bucket = tokenbucket.Hindsight{}
-		w.apply(e.at, w.machine.Disconnect(n.id), nil)
+		w.apply(e.at, w.machine.Ledger.Disconnect(n.id), nil)
 	}
 	for _, i := range e.dead {
-		_, grants, err := w.machine.Forget(w.nodes[i].id)
+		_, grants, err := w.machine.Ledger.Forget(w.nodes[i].id)
 		w.apply(e.at, grants, err)
 	}
 	for _, i := range e.cut {
@@ -208,7 +208,7 @@ func (w *world) happen(e event) {
 func (w *world) tick(now mono.Time) {
 	for _, n := range w.nodes {
 		if n.reachable() {
-			renewed, grants := w.machine.Renew(n.id, now)
+			renewed, grants := w.machine.Ledger.Renew(n.id, now)
 			if renewed {
 				n.lease.Renew(now, leases.Flex, leases.Session)
 			}
@@ -219,7 +219,7 @@ func (w *world) tick(now mono.Time) {
 		}
 		w.release(n, now)
 	}
-	_, grants := w.machine.Expire(now)
+	_, grants := w.machine.Ledger.Expire(now)
 	w.apply(now, grants, nil)
 	report := now%mono.Time(step) == 0
 	for _, n := range w.nodes {

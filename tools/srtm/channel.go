@@ -75,7 +75,7 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 		return lifecycle.UsageError{Err: err}
 	}
 	client := &http.Client{
-		Timeout: x.timeout, Transport: &http.Transport{TLSClientConfig: encrypted},
+		Timeout: x.cli.timeout, Transport: &http.Transport{TLSClientConfig: encrypted},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // send the token to no other server
 	}
 	defer client.CloseIdleConnections()

@@ -50,7 +50,7 @@ type cli struct {
 
 // call is a command line being executed with a connection to the server.
 type call struct {
-	*cli
+	cli   *cli
 	cmd   *cobra.Command
 	args  []string
 	ctx   context.Context // ends after the timeout
@@ -275,7 +275,7 @@ func (x *call) show(v any, err error, text func() error) error {
 	if err != nil {
 		return err
 	}
-	return x.print(x.out, v, text)
+	return x.cli.print(x.out, v, text)
 }
 
 // say is show with a format for the text.

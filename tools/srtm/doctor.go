@@ -72,7 +72,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 		for _, folder := range d.data {
 			d.space(folder)
 		}
-		for _, file := range append([]string{x.trust.CertFile, strings.TrimPrefix(x.trust.CAFile, "system")}, d.certs...) {
+		for _, file := range append([]string{x.cli.trust.CertFile, strings.TrimPrefix(x.cli.trust.CAFile, "system")}, d.certs...) {
 			if file != "" {
 				d.certificate(file)
 			}
@@ -85,7 +85,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 			}
 		}
 		shown := d.found
-		if !d.all && x.output == formTable {
+		if !d.all && x.cli.output == formTable {
 			shown = slices.DeleteFunc(slices.Clone(shown), func(f finding) bool { return f.State == well || f.State == skipped })
 		}
 		if hidden := len(d.found) - len(shown); hidden > 0 {
@@ -165,7 +165,7 @@ func (d *doctor) cluster(x *call) {
 	ctx, cancel := context.WithTimeout(x.ctx, doctorPatience)
 	defer cancel()
 	r, err := x.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-	check := "loaddistributor " + x.address
+	check := "loaddistributor " + x.cli.address
 	if err != nil {
 		do := "start it, or name another with --loaddistributor-address"
 		if c := status.Code(err); c == codes.Unauthenticated || c == codes.PermissionDenied {
@@ -175,8 +175,8 @@ func (d *doctor) cluster(x *call) {
 	} else {
 		d.add(check, well, "", "answers; it knows %d brokers", len(r.GetBrokers()))
 	}
-	if x.trust.CAFile != "" {
-		for address := range strings.SplitSeq(x.address, ",") {
+	if x.cli.trust.CAFile != "" {
+		for address := range strings.SplitSeq(x.cli.address, ",") {
 			d.shown(ctx, address)
 		}
 	}

@@ -150,7 +150,7 @@ func (p *publication) open(x *call) (*client.Publisher, error) {
 	if len(p.addresses) > 0 {
 		of.Broker, id = p.addresses[0], cmp.Or(id, cfg.ClientID)
 	} else {
-		of.Address, of.DialOptions = x.address, x.options
+		of.Address, of.DialOptions = x.cli.address, x.cli.options
 		if id == "" {
 			if id, err = firstPublisher(x, topic); err != nil {
 				return nil, err
@@ -205,7 +205,7 @@ func (p *publication) run(x *call) error {
 		accepted := int64(0)
 		failed := false
 		for wait := range waits {
-			watch.Reset(x.timeout)
+			watch.Reset(x.cli.timeout)
 			err := wait()
 			watch.Stop()
 			if err == nil {
@@ -247,7 +247,7 @@ sending:
 	accepted := <-answered
 	if x.cmd.Context().Err() == nil && reading.Err() != nil {
 		if fault = context.Cause(reading); errors.Is(fault, silent) {
-			fault = fmt.Errorf("no answer from broker %s for %v (see --timeout): it may have stopped, or its disk may be stuck", to.Broker(), x.timeout)
+			fault = fmt.Errorf("no answer from broker %s for %v (see --timeout): it may have stopped, or its disk may be stuck", to.Broker(), x.cli.timeout)
 		}
 	}
 	stop(nil) // the reader
@@ -554,7 +554,7 @@ func (t *tail) brokers(ctx context.Context) (addresses []string, err error) {
 	if len(t.addresses) > 0 {
 		return t.addresses, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.x.timeout)
+	ctx, cancel := context.WithTimeout(ctx, t.x.cli.timeout)
 	defer cancel()
 	r, err := t.x.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
 	for _, b := range r.GetBrokers() {
@@ -584,7 +584,7 @@ func bodyOf(body []byte) bodyJSON {
 
 func (t *tail) print(address string, m *nsq.Message) error {
 	text := append(m.Body, '\n')
-	if t.x.output == formJSON {
+	if t.x.cli.output == formJSON {
 		var err error
 		text, err = json.Marshal(struct {
 			Broker    string `json:"broker"`

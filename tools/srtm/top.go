@@ -44,14 +44,14 @@ func (r *refresh) flags(cmd *cobra.Command) *cobra.Command {
 func (r *refresh) run(x *call, look func(ctx context.Context, w io.Writer) error) error {
 	x.progress.stop()
 	s := screen.New(x.cmd.OutOrStdout())
-	s.Terminal = s.Terminal && x.output == formTable
+	s.Terminal = s.Terminal && x.cli.output == formTable
 	count := r.count
 	if count == 0 && !s.Terminal {
 		count = 1
 	}
 	shown := ""
 	for n := int64(1); ; n++ {
-		ctx, cancel := context.WithTimeout(x.cmd.Context(), x.timeout)
+		ctx, cancel := context.WithTimeout(x.cmd.Context(), x.cli.timeout)
 		var b strings.Builder
 		err := look(ctx, &b)
 		cancel()
@@ -87,7 +87,7 @@ func topicWatchCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return x.print(w, t, func() error { return describe(w, t) })
+			return x.cli.print(w, t, func() error { return describe(w, t) })
 		})
 	}))
 }
@@ -204,7 +204,7 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 		}
 		return cmp.Or(cmp.Compare(b.Offered, a.Offered), cmp.Compare(a.Topic, b.Topic))
 	})
-	return x.print(w, jsonArray(all), func() error {
+	return x.cli.print(w, jsonArray(all), func() error {
 		connected, mcap, allocated := 0, int64(0), int64(0)
 		for _, b := range brokers.GetBrokers() {
 			if b.GetConnected() {

@@ -383,7 +383,7 @@ func (x *call) topic(name string) (all *srtmv1.Topic, err error) {
 
 func topicDescribeCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and current stats", Args: oneName}, func(x *call) error {
-		if x.output == formTable {
+		if x.cli.output == formTable {
 			return x.describe(x.topicSummary(x.ctx, x.args[0]))
 		}
 		return x.describe(x.topic(x.args[0]))

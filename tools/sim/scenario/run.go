@@ -157,7 +157,7 @@ func (b *Built) adaptors() (all []*tuning, err error) {
 		}
 		_, grants, err := tuned.machine.Set(0, c)
 		if err == nil { // the initial shares
-			err = tuned.machine.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
+			err = tuned.machine.Ledger.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
 		}
 		if err != nil {
 			return nil, fmt.Errorf("adapt topic %s: %w", p.Spec.Name, err)
@@ -180,7 +180,7 @@ func (a *tuning) turn(b *Built, cluster *engine.Cluster) error {
 	for _, name := range a.machine.Adaptive(now, false) {
 		grants, _, err := a.machine.Tune(now, name)
 		if err == nil {
-			err = a.machine.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
+			err = a.machine.Ledger.Settle(grants, func(g ledger.Grant) (tokenbucket.Tokens, bool) {
 				return cluster.Grant(a.topic, find(b.Brokers, g.Broker), g.Share, g.Tokens), true
 			})
 		}
