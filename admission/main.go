@@ -57,7 +57,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		healthy := func() error { return nil }
 		// The group stops in reverse order: the asker before the server that answers it.
 		if o.serves() {
-			decides, err := server.New(ctx, o.serverConfig(database, log, s.Metrics, s.RPCListener.Addr().String()))
+			decides, err := server.New(ctx, o.serverConfig(server.NewStore(database), log, s.Metrics, s.RPCListener.Addr().String()))
 			if err != nil {
 				return err
 			}
@@ -80,7 +80,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 			ask := router.NewAsker(asker, database, s.Metrics)
 			router.MountHTTP(s.Mux, ask)
 			envoy.RegisterRateLimitServiceServer(s.GRPC, router.NewEnvoy(ask))
-			srtmv1.RegisterAdmissionAdminServer(s.GRPC, router.NewAdmin(database, asker))
+			srtmv1.RegisterAdmissionAdminServer(s.GRPC, router.NewAdmin(database, database, asker))
 		}
 		s.HTTP.ReadTimeout = 10 * time.Second
 		s.AddServers()

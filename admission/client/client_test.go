@@ -35,7 +35,7 @@ func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()
 	t.Helper()
 	s := testkit.Result(store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))).Must(t)
 	testkit.Result(s.SetRules(t.Context(), rules)).Must(t)
-	srv := testkit.Result(server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})).Must(t)
+	srv := testkit.Result(server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: server.NewStore(s)})).Must(t)
 	return srv.Addr(), testkit.Run(t, func(ctx context.Context) error { return errors.Join(srv.Run(ctx), s.Close()) })
 }
 

@@ -32,7 +32,7 @@ func user17() (address string, stop func()) {
 	if _, err := s.SetRules(ctx, []rule.Rule{{Key: "user/17", Share: tokenbucket.Share{Rate: 1, Burst: 2}}}); err != nil {
 		panic(err)
 	}
-	srv, err := server.New(ctx, server.Config{Address: "127.0.0.1:0", Store: s})
+	srv, err := server.New(ctx, server.Config{Address: "127.0.0.1:0", Store: server.NewStore(s)})
 	if err != nil {
 		panic(err)
 	}

@@ -20,7 +20,7 @@ const (
 	someRules = 100
 )
 
-// Rules is the part of store.Store that Admin and Asker use.
+// Rules has the rules of keys, in store.Store.
 type Rules interface {
 	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
 	DeleteRule(ctx context.Context, key string) (change uint64, err error)
@@ -28,6 +28,10 @@ type Rules interface {
 	Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error)
 	Defaults(ctx context.Context) ([]rule.Rule, error)
 	LastChange(ctx context.Context) (uint64, error)
+}
+
+// Owners has the owners of partitions, in store.Store.
+type Owners interface {
 	Owners(ctx context.Context) (all []store.Partition, number uint64, err error)
 	Move(ctx context.Context, first, last int, to string) error
 }
@@ -35,12 +39,15 @@ type Rules interface {
 // Admin serves AdmissionAdmin.
 type Admin struct {
 	srtmv1.UnimplementedAdmissionAdminServer
-	rules Rules
-	asker *client.Client
+	rules  Rules
+	owners Owners
+	asker  *client.Client
 }
 
 // NewAdmin returns the service.
-func NewAdmin(rules Rules, asker *client.Client) *Admin { return &Admin{rules: rules, asker: asker} }
+func NewAdmin(rules Rules, owners Owners, asker *client.Client) *Admin {
+	return &Admin{rules: rules, owners: owners, asker: asker}
+}
 
 // SetRules implements the service.
 func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv1.SetRulesResponse, error) {
@@ -115,7 +122,7 @@ func (a *Admin) Ask(ctx context.Context, r *srtmv1.AskRequest) (*srtmv1.AskRespo
 
 // ListPartitions implements the service.
 func (a *Admin) ListPartitions(ctx context.Context, _ *srtmv1.ListPartitionsRequest) (*srtmv1.ListPartitionsResponse, error) {
-	all, _, err := a.rules.Owners(ctx)
+	all, _, err := a.owners.Owners(ctx)
 	reply := &srtmv1.ListPartitionsResponse{}
 	for i, p := range all {
 		if i == 0 || p.Owner != all[i-1].Owner || p.Target != all[i-1].Target {
@@ -132,7 +139,7 @@ func (a *Admin) MovePartitions(ctx context.Context, r *srtmv1.MovePartitionsRequ
 	if first < 0 || last < first || last >= rule.Partitions {
 		return nil, invalid("first", fmt.Sprintf("%d to %d: want 0 to %d", first, last, rule.Partitions-1))
 	}
-	return &srtmv1.MovePartitionsResponse{}, failed(a.rules.Move(ctx, first, last, r.GetServer()))
+	return &srtmv1.MovePartitionsResponse{}, failed(a.owners.Move(ctx, first, last, r.GetServer()))
 }
 
 func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {

@@ -47,7 +47,7 @@ func TestTheStoreIsPutBack(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t, rule.Rule{Key: "own", Share: share(1, 5)}, rule.Rule{Key: "gone", Share: share(1, 5)}, rule.Rule{Key: "d/*", Share: share(1, 5)})
 			link := &cable{Store: b.store}
-			b.cfg.Store, b.cfg.Renew, b.cfg.Poll = link, 20*time.Millisecond, 20*time.Millisecond
+			b.cfg.Store, b.cfg.Renew, b.cfg.Poll = server.NewStore(link), 20*time.Millisecond, 20*time.Millisecond
 			var s *server.Server
 			var restore func()
 			if test.joins {
@@ -129,7 +129,7 @@ func TestTheStoreIsPutBackToAYoungCopy(t *testing.T) {
 func TestAnEditThatIsFollowedIsABeat(t *testing.T) {
 	b := newBench(t)
 	link := &cable{Store: b.store}
-	b.cfg.Store, b.cfg.Poll = link, 20*time.Millisecond
+	b.cfg.Store, b.cfg.Poll = server.NewStore(link), 20*time.Millisecond
 	b.start()
 	b.set(rule.Rule{Key: "key", Share: share(1, 5)})
 	testkit.WaitFor(t, "a renewal", func() bool { return link.renewals.Load() > 0 })

@@ -41,7 +41,7 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 		}
 	}
 	a := &asked{memory: newMemory(rules)}
-	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: a, Now: func() table.Now { return table.Now{Wall: time.Hour} }})
+	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: NewStore(a), Now: func() table.Now { return table.Now{Wall: time.Hour} }})
 	testkit.Must(t, err)
 	for i := range keys {
 		if key := fmt.Sprint("key/", i); s.lookups.add(key, pending{}) != waits {
@@ -111,7 +111,7 @@ func TestLookupsHoldUpNothing(t *testing.T) {
 		return rule.Rule{Key: key, Change: change, Share: tokenbucket.Share{Rate: 1000, Burst: burst}}
 	}
 	slow := &stalling{memory: newMemory([]rule.Rule{rated("here", 10, 0), rated("new", 10, 0)})}
-	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: slow, Now: func() table.Now { return table.Now{Wall: time.Hour} }})
+	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: NewStore(slow), Now: func() table.Now { return table.Now{Wall: time.Hour} }})
 	if err != nil {
 		t.Fatal(err)
 	}

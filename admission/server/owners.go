@@ -104,7 +104,7 @@ func (s *Server) reconcile(ctx context.Context) {
 		s.cfg.Log.Info("strict keys are decided again")
 		s.uncertain = false
 	case !certain && !s.uncertain:
-		s.cfg.Log.Error("strict keys are denied until the lease on the partitions is renewed", "certain_until", s.wallAt(s.certainUntil()), obs.KeyError, err)
+		s.cfg.Log.Error("strict keys are denied until the lease on the partitions is renewed", "certain_until", s.cfg.wallAt(s.certainUntil()), obs.KeyError, err)
 		s.uncertain = true
 	}
 	if err != nil && (errors.Is(err, context.DeadlineExceeded) || clock.Sleep(ctx, renewAgain)) {

@@ -150,7 +150,7 @@ func (b *bench) two() (s [2]*server.Server, cables [2]*cable) {
 	b.cfg.Renew, b.cfg.Advertise = 20*time.Millisecond, ""
 	for i := range s {
 		cables[i] = &cable{Store: b.store}
-		b.cfg.Store = cables[i]
+		b.cfg.Store = server.NewStore(cables[i])
 		s[i], _ = b.start()
 	}
 	return s, cables
@@ -359,7 +359,7 @@ func TestABlackHole(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, rule.Rule{Key: "k", Share: share(1, 1e6)})
 			c := &cable{Store: b.store}
-			b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint, b.cfg.Poll = c, 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+			b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint, b.cfg.Poll = server.NewStore(c), 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 			s, _ := b.start()
 			ask := b.client(s)
 			c.hole.Store(&what)
@@ -407,7 +407,7 @@ func TestASlowDisk(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key/*", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	c := &cable{Store: b.store}
 	c.room.Store(1)
-	b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint = c, 20*time.Millisecond, 5*time.Millisecond
+	b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint = server.NewStore(c), 20*time.Millisecond, 5*time.Millisecond
 	s, _ := b.start()
 	ask := b.client(s)
 	const keys = 80 // some keys share a shard
@@ -434,7 +434,7 @@ func TestSuspended(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true}, rule.Rule{Key: "key", Share: share(1, 10)})
 	var asleep atomic.Int64
 	c := &cable{Store: b.store}
-	b.cfg.Store, b.cfg.Renew = c, 20*time.Millisecond
+	b.cfg.Store, b.cfg.Renew = server.NewStore(c), 20*time.Millisecond
 	b.cfg.Boot = func() mono.Time { return b.clock.Now().Mono.Add(time.Duration(asleep.Load())) }
 	s, _ := b.start()
 	ask := b.client(s)
@@ -455,7 +455,7 @@ func TestSuspended(t *testing.T) {
 func TestAServerLeaves(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	c := &cable{Store: b.store}
-	b.cfg.Renew, b.cfg.Advertise, b.cfg.Store = 20*time.Millisecond, "", c
+	b.cfg.Renew, b.cfg.Advertise, b.cfg.Store = 20*time.Millisecond, "", server.NewStore(c)
 	first, stop := b.start()
 	if d := sure(t, b.client(first), "strict", 7); !d.Admit {
 		t.Fatalf("%+v", d)
@@ -476,7 +476,7 @@ func TestTheStoreTakesNoWrites(t *testing.T) {
 	var log testkit.Buffer
 	registry := prometheus.NewRegistry()
 	c := &cable{Store: b.store}
-	b.cfg.Store, b.cfg.Renew, b.cfg.Poll, b.cfg.Checkpoint = c, 5*time.Millisecond, 5*time.Millisecond, 5*time.Millisecond
+	b.cfg.Store, b.cfg.Renew, b.cfg.Poll, b.cfg.Checkpoint = server.NewStore(c), 5*time.Millisecond, 5*time.Millisecond, 5*time.Millisecond
 	b.cfg.Log, b.cfg.Metrics = slog.New(slog.NewTextHandler(&log, nil)), registry
 	s, _ := b.start()
 	ask := b.client(s)

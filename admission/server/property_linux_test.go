@@ -32,7 +32,9 @@ import (
 
 // records is a store with the operations of operators.
 type records interface {
-	Store
+	RuleStore
+	CreditStore
+	MemberStore
 	Move(ctx context.Context, first, last int, to string) error
 	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
 	DeleteRule(ctx context.Context, key string) (change uint64, err error)
@@ -339,7 +341,7 @@ const wallStart = 1_700_000_000 * time.Second
 func (w *world) start(name string) {
 	n := &node{records: w.records, w: w, name: name, unsaved: map[string][]*charge{}, answers: map[uint64]wire.Answer{}}
 	s, err := New(context.Background(), Config{
-		Address: "127.0.0.1:0", Advertise: name, MaxKeys: 6400, Store: n,
+		Address: "127.0.0.1:0", Advertise: name, MaxKeys: 6400, Store: NewStore(n),
 		Now:       func() table.Now { return table.Now{Mono: mono.Time(w.now), Wall: wallStart + w.now} },
 		Replicate: name,
 		Dial: func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
@@ -430,7 +432,7 @@ func (w *world) step() {
 		_ = n.tendOnce(ctx) // failures are tried again
 	case what < 14:
 		if n.checkpoint(ctx, time.Minute) == nil {
-			_ = n.sweep(ctx)
+			_ = n.sweeper.sweep(ctx)
 		}
 	case what < 16:
 		p := rule.Partition(rapid.SampledFrom(keys).Draw(w.t, "moved"), rule.Partitions)

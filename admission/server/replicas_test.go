@@ -46,7 +46,7 @@ func (p *pair) start(i int) {
 	p.t.Helper()
 	ln := testkit.Listen(p.t)
 	p.cables[i] = &cable{Store: p.store}
-	p.cfg.Store, p.cfg.Replicate = p.cables[i], ln.Addr().String()
+	p.cfg.Store, p.cfg.Replicate = server.NewStore(p.cables[i]), ln.Addr().String()
 	p.cfg.Dial = func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
 		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		return line{srtmv1.NewAdmissionReplicationClient(conn), &p.cut[i], &p.rounds[i]}, conn.Close, err
@@ -221,7 +221,7 @@ func TestASuccessorIsLost(t *testing.T) {
 	cfg := p.cfg
 	lost := &cable{Store: p.store}
 	lost.lost.Store(true)
-	cfg.Store = lost
+	cfg.Store = server.NewStore(lost)
 	if _, err := server.New(t.Context(), cfg); err == nil || !lost.cut.Load() {
 		t.Fatalf("a server whose join has no answer: %v", err)
 	}

@@ -5,15 +5,18 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // rules holds the default rules, and the number of the last edit that was applied.
 type rules struct {
 	// set once
-	store  Store
+	store  RuleStore
 	shards *shards
 	now    func() table.Now
 	edited func() // called after edits were applied
@@ -28,6 +31,17 @@ type rules struct {
 	mu       sync.RWMutex
 	defaults rule.Defaults
 	change   uint64 // number of the last edit of a default
+}
+
+// follow applies edits of rules to the keys in memory, and notes and counts failures.
+func (r *rules) follow(ctx context.Context, outage *obs.Outage, failures prometheus.Counter) {
+	err := r.poll(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if outage.Note(err); err != nil {
+		failures.Inc()
+	}
 }
 
 // read reads the defaults from the store and discards the previous ones.

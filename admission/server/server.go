@@ -27,16 +27,40 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// Store is the part of store.Store that the server uses.
-type Store interface {
+// Store is what the server keeps outside its memory. NewStore makes a Store.
+type Store struct {
+	RuleStore
+	CreditStore
+	MemberStore
+}
+
+// NewStore returns a Store whose three parts are one database, as store.Store is.
+func NewStore[Database interface {
+	RuleStore
+	CreditStore
+	MemberStore
+}](all Database) Store {
+	return Store{all, all, all}
+}
+
+// RuleStore has the rules of keys and the log of their edits.
+type RuleStore interface {
 	RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error)
-	Credits(ctx context.Context, keys []string) (map[string]table.Credit, error)
 	Defaults(ctx context.Context) ([]rule.Rule, error)
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)
+}
+
+// CreditStore has the credits of keys at the last check-point.
+type CreditStore interface {
+	Credits(ctx context.Context, keys []string) (map[string]table.Credit, error)
 	SaveCredits(ctx context.Context, me store.Member, owners uint64, credits []table.Credit) error
 	Saved(ctx context.Context, after string, n int) ([]store.Saved, error)
 	Forget(ctx context.Context, credits []table.Credit) error
+}
+
+// MemberStore has the servers, their leases, and the partitions that they own.
+type MemberStore interface {
 	Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error)
 	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
 	Claim(ctx context.Context, me, from, follower store.Member, wall time.Duration) (time.Duration, error)
@@ -115,8 +139,7 @@ type Server struct {
 	saved      atomic.Int64 // mono.Time of the last check-point
 	savedTo    atomic.Int64 // wall clock, ms: changes before it are in the store
 	replicated atomic.Int64 // mono.Time: the follower, if there is one, has all changes before it
-	swept      string       // last key that sweep looked at; owned by keep, as is unswept
-	unswept    int          // saved keys that sweep has yet to look at
+	sweeper    sweeper      // owned by keep
 	batch      int          // maximum credits of the next batch; guarded by saving
 	rules      rules
 	lookups    lookups
@@ -188,6 +211,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		s.shards[i].keys.Alone = s.alone
 	}
 	s.rules.store, s.rules.shards, s.rules.now, s.rules.edited = cfg.Store, &s.shards, cfg.Now, s.wakeUp
+	s.sweeper = sweeper{store: cfg.Store, rules: &s.rules, now: s.now, owned: func() *[rule.Partitions]bool { return &s.owners.Load().owned }}
 	now := cfg.Now()
 	s.rules.polled.Store(int64(now.Mono))
 	s.saved.Store(int64(now.Mono))
@@ -261,7 +285,9 @@ func (s *Server) Run(ctx context.Context) error {
 	for range lookupWorkers {
 		working.Go(func() { s.lookUp(work) })
 	}
-	working.Go(func() { repeat(work, s.cfg.Poll, nil, s.follow) })
+	working.Go(func() {
+		repeat(work, s.cfg.Poll, nil, func(ctx context.Context) { s.rules.follow(ctx, s.outages.polls, s.metrics.pollErrors) })
+	})
 	working.Go(func() { repeat(work, s.cfg.Checkpoint, nil, s.maintain) })
 	working.Go(func() { repeat(work, s.cfg.Renew, s.wake, s.reconcile) })
 	if s.cfg.Dial != nil {
@@ -298,7 +324,7 @@ func (s *Server) Healthy() error {
 	now := int64(s.cfg.Now().Mono)
 	u, boot, certain := s.unrenewed.Load(), s.cfg.Boot(), s.certainUntil()
 	if certain.Before(boot) {
-		err := fmt.Errorf("strict keys are denied: decisions on them were certain until %s", s.wallAt(certain))
+		err := fmt.Errorf("strict keys are denied: decisions on them were certain until %s", s.cfg.wallAt(certain))
 		if u != nil {
 			err = fmt.Errorf("%w, and the lease on the partitions has not been renewed for %v: %w", err, boot.Sub(u.start).Round(time.Second), u.err)
 		}
@@ -312,7 +338,7 @@ func (s *Server) Healthy() error {
 	}
 	if u != nil {
 		return obs.Notice(fmt.Sprintf("the lease on the partitions has not been renewed for %v; decisions on strict keys are certain until %s, and then denied: %v",
-			boot.Sub(u.start).Round(time.Second), s.wallAt(certain), u.err))
+			boot.Sub(u.start).Round(time.Second), s.cfg.wallAt(certain), u.err))
 	}
 	return nil
 }
@@ -324,8 +350,8 @@ func (s *Server) certainUntil() mono.Time {
 }
 
 // wallAt formats an instant of the Boot clock as UTC wall time.
-func (s *Server) wallAt(at mono.Time) string {
-	return time.Unix(0, int64(s.cfg.Now().Wall+at.Sub(s.cfg.Boot()))).UTC().Format("15:04:05Z")
+func (c *Config) wallAt(at mono.Time) string {
+	return time.Unix(0, int64(c.Now().Wall+at.Sub(c.Boot()))).UTC().Format("15:04:05Z")
 }
 
 // cursor is the position of a pass over all shards.

@@ -72,7 +72,7 @@ func newBench(t *testing.T, rules ...rule.Rule) *bench {
 	t.Cleanup(func() { s.Close() })
 	b := &bench{t: t, path: path, store: s}
 	b.set(rules...)
-	b.cfg = server.Config{Address: "127.0.0.1:0", Loops: 2, Store: s, Now: b.clock.Now, Checkpoint: time.Hour, Poll: time.Hour, Renew: time.Hour, Advertise: "one"}
+	b.cfg = server.Config{Address: "127.0.0.1:0", Loops: 2, Store: server.NewStore(s), Now: b.clock.Now, Checkpoint: time.Hour, Poll: time.Hour, Renew: time.Hour, Advertise: "one"}
 	return b
 }
 
@@ -259,7 +259,7 @@ func TestRestarts(t *testing.T) {
 		t.Errorf("%d admitted in 4 s", n)
 	}
 	link := &cable{Store: b.store}
-	b.cfg.Store, b.cfg.Renew = link, 20*time.Millisecond
+	b.cfg.Store, b.cfg.Renew = server.NewStore(link), 20*time.Millisecond
 	s, _ = b.start()
 	c = b.client(s)
 	if n := admitted(c, "key"); n != 4 {
@@ -275,7 +275,7 @@ func TestRestarts(t *testing.T) {
 func TestOneName(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old := &cable{Store: b.store}
-	b.cfg.Store = old
+	b.cfg.Store = server.NewStore(old)
 	s, _ := b.start()
 	before := b.client(s)
 	if d := sure(t, before, "strict", 10); !d.Admit {
@@ -283,7 +283,7 @@ func TestOneName(t *testing.T) {
 	}
 	old.cut.Store(true)
 	link := &cable{Store: b.store}
-	b.cfg.Store, b.cfg.Renew = link, 20*time.Millisecond
+	b.cfg.Store, b.cfg.Renew = server.NewStore(link), 20*time.Millisecond
 	s, _ = b.start()
 	asks := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 20})).Must(t)
 	t.Cleanup(asks.Close)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -16,7 +15,6 @@ const (
 	changesAtOnce = 1000
 	slotsAtOnce   = 4096 // slots looked at under one lock
 	creditsAtOnce = 2000 // maximum; each failure to save halves the batch
-	sweptAtOnce   = 1000
 	// storeDeadline limits a request to a store that does not answer, for example behind a cut network.
 	// A check-point, a renewal and the next renewal together take less than a lease.
 	storeDeadline = 1500 * time.Millisecond
@@ -37,17 +35,6 @@ func repeat(ctx context.Context, period time.Duration, wake <-chan struct{}, f f
 	}
 }
 
-// follow applies edits of rules to the keys in memory.
-func (s *Server) follow(ctx context.Context) {
-	err := s.rules.poll(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	if s.outages.polls.Note(err); err != nil {
-		s.metrics.pollErrors.Inc()
-	}
-}
-
 // maintain makes a check-point, then sweeps the store.
 func (s *Server) maintain(ctx context.Context) {
 	err := s.checkpoint(ctx, storeDeadline)
@@ -58,57 +45,9 @@ func (s *Server) maintain(ctx context.Context) {
 		s.metrics.saveErrors.Inc()
 		return
 	}
-	if err = s.sweepAll(ctx); ctx.Err() == nil {
+	if err = s.sweeper.run(ctx); ctx.Err() == nil {
 		s.outages.sweeps.Note(err)
 	}
-}
-
-// sweepAll looks at two keys in the store for each saved key, and at one batch at least, so that the
-// store does not grow without bound.
-func (s *Server) sweepAll(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
-	defer cancel()
-	for {
-		if err := s.sweep(ctx); err != nil {
-			return err
-		}
-		if s.swept == "" {
-			s.unswept = 0
-		}
-		if s.unswept <= 0 {
-			return nil
-		}
-	}
-}
-
-// sweep looks at the next keys in the store and removes the credits of full keys. A key without stored
-// credits counts as full (or as full as a strict key can be), so removing them changes nothing.
-func (s *Server) sweep(ctx context.Context) error {
-	saved, err := s.cfg.Store.Saved(ctx, s.swept, sweptAtOnce)
-	if err != nil {
-		return err
-	}
-	if s.swept = ""; len(saved) == sweptAtOnce {
-		s.swept = saved[len(saved)-1].Key
-	}
-	var filled []table.Credit
-	now, owned := s.now(), &s.owners.Load().owned
-	s.rules.mu.RLock()
-	for i := range saved {
-		k := &saved[i]
-		if !owned[rule.Partition(k.Key, rule.Partitions)] {
-			continue
-		}
-		s.unswept--
-		if !k.Own {
-			k.Rule = s.rules.defaults.For(k.Key)
-		}
-		if table.Held(&k.Credit, &k.Rule, now) >= table.Held(nil, &k.Rule, now) {
-			filled = append(filled, k.Credit)
-		}
-	}
-	s.rules.mu.RUnlock()
-	return s.cfg.Store.Forget(ctx, filled)
 }
 
 // checkpoint saves all credits that changed since the last check-point. Credits that could not be saved
@@ -134,7 +73,7 @@ func (s *Server) saveBatch(ctx context.Context, limit time.Duration, at *cursor)
 		err := s.save(ctx, t, credits)
 		if err == nil {
 			s.metrics.savedCredits.Add(float64(len(credits)))
-			s.unswept += 2 * len(credits)
+			s.sweeper.due += 2 * len(credits)
 		}
 		return err
 	})

@@ -40,8 +40,8 @@ func (s *slow) Credits(ctx context.Context, keys []string) (map[string]table.Cre
 // slowBench is a bench whose keys earn a credit in 1000 s.
 func slowBench(t *testing.T, pass func()) (*bench, *slow) {
 	b := newBench(t, rule.Rule{Key: "user/*", Share: tokenbucket.Share{Rate: 1, Burst: 5}})
-	s := &slow{b.store, pass, atomic.Int64{}}
-	b.cfg.Store = s
+	s := &slow{server.NewStore(b.store), pass, atomic.Int64{}}
+	b.cfg.Store = server.NewStore(s)
 	return b, s
 }
 
@@ -204,7 +204,7 @@ func TestOneCauseIsOneLine(t *testing.T) {
 	b, _ := slowBench(t, func() {})
 	var log testkit.Buffer
 	registry := prometheus.NewRegistry()
-	b.cfg.Store, b.cfg.Log, b.cfg.Metrics = broken{b.store}, slog.New(slog.NewTextHandler(&log, nil)), registry
+	b.cfg.Store, b.cfg.Log, b.cfg.Metrics = server.NewStore(broken{server.NewStore(b.store)}), slog.New(slog.NewTextHandler(&log, nil)), registry
 	s, _ := b.start()
 	c := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}})).Must(t)
 	defer c.Close()

@@ -114,7 +114,7 @@ func process(url, udp, rpc, point string) error {
 		return err
 	}
 	s, err := server.New(context.Background(), server.Config{
-		Address: udp, Store: &stepping{Store: db, point: point}, Renew: 500 * time.Millisecond, Replicate: rpc,
+		Address: udp, Store: server.NewStore(&stepping{Store: db, point: point}), Renew: 500 * time.Millisecond, Replicate: rpc,
 		Dial: func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
 			conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 			return &telling{AdmissionReplicationClient: srtmv1.NewAdmissionReplicationClient(conn)}, conn.Close, err

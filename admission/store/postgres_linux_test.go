@@ -75,7 +75,7 @@ var (
 // replication on ln.
 func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *server.Server, c *client.Client, stop func()) {
 	t.Helper()
-	cfg := server.Config{Address: "127.0.0.1:0", Advertise: name, Store: db, Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond}
+	cfg := server.Config{Address: "127.0.0.1:0", Advertise: name, Store: server.NewStore(db), Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond}
 	if ln != nil {
 		cfg.Replicate = ln.Addr().String()
 		cfg.Dial = func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {

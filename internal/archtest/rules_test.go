@@ -375,9 +375,6 @@ var structure = Structure{
 	Methods:   45,
 	Interface: 7,
 	Exceptions: map[string]int{
-		"admission/router.Rules: interface":        8,
-		"admission/server.Server: methods":         49,
-		"admission/server.Store: interface":        15,
 		"loaddistributor/catalog.Catalog: methods": 54,
 		"nsqd/agent.Node: interface":               19,
 		"nsqd/agent.owner: embeds":                 1,
