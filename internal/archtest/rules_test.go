@@ -375,11 +375,13 @@ var structure = Structure{
 	Methods:   45,
 	Interface: 7,
 	Exceptions: map[string]int{
-		"loaddistributor/catalog.Catalog: methods": 54,
-		"nsqd/agent.Node: interface":               19,
-		"nsqd/agent.owner: embeds":                 1,
-		"nsqd/agent.owner: methods":                56,
-		"nsqd/httpapi.API: methods":                47,
+		// Node has one method for each order and each report of the broker API. A caller of half the
+		// API does not exist: the agent carries out every order.
+		"nsqd/agent.Node: interface": 19,
+		// owner is the state of the agent's main goroutine. It embeds core, the state for the agent's
+		// other goroutines. Captures and grants are the next parts to cut.
+		"nsqd/agent.owner: embeds":  1,
+		"nsqd/agent.owner: methods": 56,
 	},
 	Why: "a reader must see what a part uses: give it the two or three values that it needs, as named fields",
 }

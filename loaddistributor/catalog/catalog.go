@@ -134,13 +134,13 @@ type Catalog struct {
 	ahead   uint64            // epoch = version + ahead
 	topics  map[string]*topic // by name
 	names   names             // of topics
-	brokers map[string]*broker
+	brokers brokers
 	byID    []*broker         // brokers, sorted
 	keys    map[string]string // idempotency key -> topic
 	// contracts holds the removed topics whose contract the adaptor may still hold.
 	contracts map[string]bool
 	// unconfirmed holds the open events by topic; see SharesUnconfirmed.open.
-	unconfirmed map[string]SharesUnconfirmed
+	unconfirmed unconfirmed
 	// removed maps each removed broker to the version of its removal, until the broker
 	// joins again. Beyond MaxGone the catalog forgets the earliest removals.
 	removed map[string]uint64
@@ -179,9 +179,9 @@ type broker struct {
 func New() *Catalog {
 	return &Catalog{
 		topics:    map[string]*topic{},
-		brokers:   map[string]*broker{},
+		brokers:   brokers{},
 		keys:      map[string]string{},
-		contracts: map[string]bool{}, unconfirmed: map[string]SharesUnconfirmed{},
+		contracts: map[string]bool{}, unconfirmed: unconfirmed{},
 		removed: map[string]uint64{},
 	}
 }
@@ -220,9 +220,12 @@ func (c *Catalog) mustTopic(action, name string) (*topic, error) {
 	return t, nil
 }
 
-// mustBroker returns the broker of an event. The error names the action.
-func (c *Catalog) mustBroker(action, id string) (*broker, error) {
-	b := c.brokers[id]
+// brokers holds brokers by ID. It judges plans by the capacity and the state of their brokers.
+type brokers map[string]*broker
+
+// must returns the broker of an event. The error names the action.
+func (all brokers) must(action, id string) (*broker, error) {
+	b := all[id]
 	if b == nil {
 		return nil, fmt.Errorf("%s broker %q: %w", action, id, ErrBrokerUnknown)
 	}
@@ -267,7 +270,7 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e BrokerCalibrated) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.mustBroker("capacity of", e.ID)
+	b, err := c.brokers.must("capacity of", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -283,7 +286,7 @@ func (e BrokerCalibrated) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e BrokerAbsorbed) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.mustBroker("what is absorbed by", e.ID)
+	b, err := c.brokers.must("what is absorbed by", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -295,13 +298,13 @@ func (e BrokerAbsorbed) apply(c *Catalog) ([]Effect, error) {
 }
 
 func (e BrokerNoted) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.mustBroker("note on", e.ID)
+	b, err := c.brokers.must("note on", e.ID)
 	if err != nil {
 		return nil, err
 	}
 	b.Forgotten, b.Strict = e.Forgotten, e.Strict
 	if e.Forgotten {
-		c.confirm(e.ID)
+		c.unconfirmed.confirm(e.ID)
 	}
 	return nil, nil
 }
@@ -320,7 +323,7 @@ func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
 			return nil, err
 		}
 	}
-	if c.keepUnconfirmed(e); !e.open() {
+	if c.unconfirmed.keep(e); !e.open() {
 		c.forgetGone()
 	}
 	return nil, nil
@@ -329,27 +332,31 @@ func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
 // open reports whether anything is unconfirmed.
 func (e SharesUnconfirmed) open() bool { return len(e.Shares) > 0 || e.Raising || e.Vague }
 
-func (c *Catalog) keepUnconfirmed(e SharesUnconfirmed) {
+// unconfirmed holds, by topic, the shares that brokers may use and that the adaptor has not confirmed.
+type unconfirmed map[string]SharesUnconfirmed
+
+// keep replaces the entry of the event's topic, or removes an entry that is not open.
+func (all unconfirmed) keep(e SharesUnconfirmed) {
 	if e.open() {
-		c.unconfirmed[e.Topic] = e
+		all[e.Topic] = e
 	} else {
-		delete(c.unconfirmed, e.Topic)
+		delete(all, e.Topic)
 	}
 }
 
-// vague records that brokers may use more of a topic than its contract.
-func (c *Catalog) vague(topic string) {
-	e := c.unconfirmed[topic]
+// markVague records that brokers may use more of a topic than its contract.
+func (all unconfirmed) markVague(topic string) {
+	e := all[topic]
 	e.Topic, e.Vague = topic, true
-	c.unconfirmed[topic] = e
+	all[topic] = e
 }
 
 // confirm records that a broker uses no share of any topic.
-func (c *Catalog) confirm(id string) {
+func (all unconfirmed) confirm(id string) {
 	// order: each topic is changed on its own
-	for _, e := range c.unconfirmed {
+	for _, e := range all {
 		e.Shares = slices.DeleteFunc(slices.Clone(e.Shares), func(s UnconfirmedShare) bool { return s.Broker == id })
-		c.keepUnconfirmed(e)
+		all.keep(e)
 	}
 }
 
@@ -363,7 +370,7 @@ func (e BrokerRemoved) apply(c *Catalog) ([]Effect, error) {
 	case len(b.topics)+len(b.retiring) > 0:
 		return nil, fmt.Errorf("remove broker %q: %w: %s", e.ID, ErrBrokerInUse, strings.Join(append(sorted(b.topics), sorted(b.retiring)...), ", "))
 	}
-	c.confirm(e.ID)
+	c.unconfirmed.confirm(e.ID)
 	c.dropBroker(e.ID)
 	c.removed[e.ID] = c.version
 	if len(c.removed) > MaxGone {
@@ -421,10 +428,10 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 		return nil, fmt.Errorf("topic %s has the key already: %w", other, ErrKeyReused)
 	}
 	t := &topic{spec: e.Spec, ordered: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan, retiring: map[string]bool{}}
-	if err := c.checkRoom(e.Plan, placement.Plan{}); err != nil {
+	if err := c.brokers.checkRoom(e.Plan, placement.Plan{}); err != nil {
 		return nil, err
 	}
-	members := c.endpoints(e.Plan)
+	members := c.brokers.endpoints(e.Plan)
 	t.created = c.version
 	for _, name := range e.Spec.Channels {
 		t.channels = append(t.channels, Channel{Name: name, Created: c.version})
@@ -481,7 +488,7 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	if t.phase != Preparing {
 		return nil, fmt.Errorf("activate topic %s, which is %v: %w", e.Topic, t.phase, ErrTopicState)
 	}
-	if reason := c.unready(t.plan, t.prepared); reason != "" {
+	if reason := c.brokers.unready(t.plan, t.prepared); reason != "" {
 		return nil, &NotReadyError{e.Topic, reason}
 	}
 	before := c.states(only(e.Topic))
@@ -523,8 +530,8 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 	}
 	unconfirmed := c.unconfirmed[e.Topic]
 	unconfirmed.Raising, unconfirmed.Vague = false, false
-	c.keepUnconfirmed(unconfirmed)
-	from, _ := c.state(t)
+	c.unconfirmed.keep(unconfirmed)
+	from, _ := c.brokers.state(t)
 	for _, id := range t.holders() {
 		b := c.brokers[id]
 		b.Allocated -= t.reserved(id)
@@ -574,7 +581,7 @@ func (c *Catalog) states(names map[string]bool) map[string]displayed {
 	before := make(map[string]displayed, len(names))
 	// order: from one set into another
 	for name := range names {
-		s, reason := c.state(c.topics[name])
+		s, reason := c.brokers.state(c.topics[name])
 		before[name] = displayed{s, reason}
 	}
 	return before
@@ -585,7 +592,7 @@ func (c *Catalog) states(names map[string]bool) map[string]displayed {
 func (c *Catalog) changes(before map[string]displayed) []Effect {
 	var effects []Effect
 	for _, name := range slices.Sorted(maps.Keys(before)) {
-		s, reason := c.state(c.topics[name])
+		s, reason := c.brokers.state(c.topics[name])
 		if previous := before[name]; (previous != displayed{s, reason}) {
 			effects = append(effects, StateChanged{name, previous.state, s, reason})
 		}
@@ -593,11 +600,11 @@ func (c *Catalog) changes(before map[string]displayed) []Effect {
 	return effects
 }
 
-func (c *Catalog) state(t *topic) (State, string) {
+func (all brokers) state(t *topic) (State, string) {
 	if t.phase != Active {
 		return t.phase, ""
 	}
-	reasons := c.unready(t.plan, t.prepared)
+	reasons := all.unready(t.plan, t.prepared)
 	if n := t.placement.Unplaced(); n > 0 {
 		if reasons != "" {
 			reasons += "; "
@@ -611,10 +618,10 @@ func (c *Catalog) state(t *topic) (State, string) {
 }
 
 // unready explains which members are unfit, in the order of the plan; "" if all are fit.
-func (c *Catalog) unready(plan placement.Plan, prepared []bool) string {
+func (all brokers) unready(plan placement.Plan, prepared []bool) string {
 	var reasons []string
 	for i, q := range plan.Quotas {
-		b := c.brokers[q.Broker]
+		b := all[q.Broker]
 		switch {
 		case !b.Connected:
 			reasons = append(reasons, fmt.Sprintf("broker %s is gone", b.ID))
@@ -632,18 +639,19 @@ func (c *Catalog) addBroker(id string) *broker {
 	b := &broker{topics: map[string]bool{}, retiring: map[string]bool{}, leftovers: map[string]bool{}}
 	b.ID = id
 	c.brokers[id] = b
-	c.byID = slices.Insert(c.byID, c.position(id), b)
+	c.byID = slices.Insert(c.byID, brokerIndex(c.byID, id), b)
 	return b
 }
 
 func (c *Catalog) dropBroker(id string) {
 	delete(c.brokers, id)
-	i := c.position(id)
+	i := brokerIndex(c.byID, id)
 	c.byID = slices.Delete(c.byID, i, i+1)
 }
 
-func (c *Catalog) position(id string) int {
-	i, _ := slices.BinarySearchFunc(c.byID, id, func(b *broker, id string) int { return cmp.Compare(b.ID, id) })
+// brokerIndex returns the index of a broker, or of the place where the broker belongs.
+func brokerIndex(sorted []*broker, id string) int {
+	i, _ := slices.BinarySearchFunc(sorted, id, func(b *broker, id string) int { return cmp.Compare(b.ID, id) })
 	return i
 }
 

@@ -167,7 +167,7 @@ func (c *Catalog) load(d TopicDump) error {
 			return wrong("it is on broker %q, which is not known", id)
 		}
 	}
-	t.placement.members = c.endpoints(d.Plan)
+	t.placement.members = c.brokers.endpoints(d.Plan)
 	c.insert(t)
 	return nil
 }
@@ -212,8 +212,8 @@ func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
 		return nil, err
 	}
 	delete(c.contracts, name)
-	c.vague(name)
-	state, reason := c.state(c.topics[name])
+	c.unconfirmed.markVague(name)
+	state, reason := c.brokers.state(c.topics[name])
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, state, reason}}, nil
 }
 

@@ -14,7 +14,7 @@ import (
 // TopicMoveAborted reverts the move.
 
 func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
-	b, err := c.mustBroker("drain", e.ID)
+	b, err := c.brokers.must("drain", e.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -25,18 +25,18 @@ func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
 // checkRoom returns an error if the plan does not fit the brokers. The quotas of the old plan
 // count as free for this topic. A plan may exceed the free capacity if it leaves a broker
 // that is drained by force.
-func (c *Catalog) checkRoom(plan, old placement.Plan) error {
+func (all brokers) checkRoom(plan, old placement.Plan) error {
 	forced := slices.ContainsFunc(old.Quotas, func(q placement.Quota) bool {
-		return c.brokers[q.Broker].Forced && plan.On(q.Broker) < 0
+		return all[q.Broker].Forced && plan.On(q.Broker) < 0
 	})
-	brokers := map[string]bool{}
+	planned := map[string]bool{}
 	for _, q := range plan.Quotas {
-		b := c.brokers[q.Broker]
+		b := all[q.Broker]
 		increase := q.Rate - rateOn(old, q.Broker)
 		switch {
 		case b == nil || !b.Connected:
 			return &PlanError{q.Broker, "it is not connected"}
-		case brokers[q.Broker]:
+		case planned[q.Broker]:
 			return &PlanError{q.Broker, "it has two quotas"}
 		case q.Rate < 0:
 			return &PlanError{q.Broker, fmt.Sprintf("a quota of %d msg/s", q.Rate)}
@@ -46,15 +46,15 @@ func (c *Catalog) checkRoom(plan, old placement.Plan) error {
 		case increase > b.Mcap-b.Allocated && !forced: // no overflow: all are >= 0
 			return &PlanError{q.Broker, fmt.Sprintf("%d msg/s on top of %d, with mcap %d", increase, b.Allocated, b.Mcap)}
 		}
-		brokers[q.Broker] = true
+		planned[q.Broker] = true
 	}
 	return nil
 }
 
-func (c *Catalog) endpoints(plan placement.Plan) []Endpoint {
+func (all brokers) endpoints(plan placement.Plan) []Endpoint {
 	var members []Endpoint
 	for _, q := range plan.Quotas {
-		members = append(members, c.brokers[q.Broker].endpoint())
+		members = append(members, all[q.Broker].endpoint())
 	}
 	return members
 }
@@ -68,7 +68,7 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 	case t.phase != Active || t.next != nil:
 		return nil, fmt.Errorf("move topic %s, which is %v, moving already: %v: %w", name, t.phase, t.next != nil, ErrTopicState)
 	}
-	if err := c.checkRoom(e.Plan, t.plan); err != nil {
+	if err := c.brokers.checkRoom(e.Plan, t.plan); err != nil {
 		return nil, err
 	}
 	n := &plannedNext{Next: Next{Spec: e.Spec, Plan: e.Plan}, spread: e.spread, prepared: make([]bool, len(e.Plan.Quotas))}
@@ -102,7 +102,7 @@ func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 	n := t.next
 	for i, q := range n.Plan.Quotas {
 		if !c.brokers[q.Broker].Connected || !n.prepared[i] {
-			return nil, &NotReadyError{e.Topic, c.unready(n.Plan, n.prepared)}
+			return nil, &NotReadyError{e.Topic, c.brokers.unready(n.Plan, n.prepared)}
 		}
 	}
 	before := c.states(only(e.Topic))
@@ -119,7 +119,7 @@ func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 		b.retiring[e.Topic] = true
 	}
 	t.spec, t.plan, t.prepared, t.next = n.Spec, n.Plan, n.prepared, nil
-	t.placement = &Placement{epoch: c.epoch(), members: c.endpoints(n.Plan), spread: n.spread, paced: n.Spec.Pacing.enabled()}
+	t.placement = &Placement{epoch: c.epoch(), members: c.brokers.endpoints(n.Plan), spread: n.spread, paced: n.Spec.Pacing.enabled()}
 	return append([]Effect{PlacementChanged(e)}, c.changes(before)...), nil
 }
 
@@ -148,7 +148,7 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 		c.brokers[id].retiring[e.Topic] = true
 	}
 	if from, to := t.spec.Contract(), t.next.Spec.Contract(); to.Rate > from.Rate || to.Burst > from.Burst {
-		c.vague(e.Topic) // the adaptor may have granted shares of the next contract
+		c.unconfirmed.markVague(e.Topic) // the adaptor may have granted shares of the next contract
 	}
 	t.next = nil
 	c.forgetGone()

@@ -38,7 +38,7 @@ func (c *Catalog) Topic(name string) (Topic, bool) {
 }
 
 func (c *Catalog) view(t *topic) *Topic {
-	state, reason := c.state(t)
+	state, reason := c.brokers.state(t)
 	unconfirmed := c.unconfirmed[t.spec.Name()]
 	v := &Topic{
 		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Created: t.created,

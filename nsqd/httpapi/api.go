@@ -122,8 +122,9 @@ type API struct {
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // endpoints that every SRTM daemon serves
 
-	bodies  nsqhttp.Bodies
-	answers answers
+	bodies     nsqhttp.Bodies
+	answers    answers
+	statistics statistics
 }
 
 type methods map[string]http.HandlerFunc
@@ -131,6 +132,7 @@ type methods map[string]http.HandlerFunc
 // New returns the handler for all of nsqd's HTTP requests.
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
+	a.statistics = statistics{&a.cfg, b, conns}
 	a.bodies.Limit = cfg.MaxBodies
 	a.answers.limit, a.answers.slots = cfg.MaxBodies, make(chan struct{}, maxListings)
 	a.faults, _ = obs.Sparse(log)

@@ -264,8 +264,8 @@ func quantiles(l *obs.Latency) quantilesJSON {
 	return quantilesJSON{Count: l.Count(), P50: q(0.5), P99: q(0.99), P999: q(0.999)}
 }
 
-// topicStats returns a topic's stats, without the clients of its channels.
-func (a *API) topicStats(s broker.Stats) topicJSON {
+// topic returns a topic's stats, without the clients of its channels.
+func (view *statistics) topic(s broker.Stats) topicJSON {
 	t := topicJSON{
 		Name:         s.Name,
 		Channels:     make([]channelJSON, 0, len(s.Channels)),
@@ -311,15 +311,15 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			TimeoutCount: c.Counters.TimedOut,
 			ClientCount:  c.Consumers,
 			Paused:       c.Paused,
-			EndToEnd:     endToEnd(c.EndToEnd, a.cfg.Percentiles),
+			EndToEnd:     endToEnd(c.EndToEnd, view.cfg.Percentiles),
 			SRTM: cursorJSON{
 				Unfinished: c.Unfinished, Full: c.Full, Expiry: expiryOf(c.Expiry),
 				Expired: c.Counters.Expired, GivenUp: c.Counters.GivenUp, DeadLettered: c.Counters.DeadLettered,
 			},
 		})
-		t.Channels[len(t.Channels)-1].setDeliveries(c.Counters, a.cfg.TopologyAware)
+		t.Channels[len(t.Channels)-1].setDeliveries(c.Counters, view.cfg.TopologyAware)
 	}
-	t.EndToEnd = endToEnd(all, a.cfg.Percentiles)
+	t.EndToEnd = endToEnd(all, view.cfg.Percentiles)
 	return t
 }
 
@@ -333,7 +333,7 @@ func boolParam(r *http.Request, name string) bool {
 // exclude clients and memory, and add histograms to JSON.
 func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	s := a.gather(q.Get("topic"), q.Get("channel"), boolParam(r, "include_clients"), q.Get("include_histograms") == "true")
+	s := a.statistics.gather(q.Get("topic"), q.Get("channel"), boolParam(r, "include_clients"), q.Get("include_histograms") == "true")
 	if boolParam(r, "include_mem") {
 		m := stats.ReadMemory()
 		s.Memory = &m
@@ -345,18 +345,25 @@ func (a *API) stats(w http.ResponseWriter, r *http.Request) {
 	nsqhttp.WriteText(w, s.text(time.Now()))
 }
 
+// statistics reads the numbers of /stats from the broker and its connections.
+type statistics struct {
+	cfg    *Config
+	broker *broker.Broker
+	conns  *conn.Server
+}
+
 // gather collects the stats of a topic and a channel. "" selects all.
-func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON {
+func (view *statistics) gather(topic, channel string, clients, histograms bool) statsJSON {
 	s := statsJSON{
-		Version:   a.cfg.Node.Version,
-		Health:    a.health(),
-		StartTime: a.cfg.Node.StartTime.Unix(),
+		Version:   view.cfg.Node.Version,
+		Health:    view.health(),
+		StartTime: view.cfg.Node.StartTime.Unix(),
 		Topics:    []topicJSON{},
 	}
 	type key struct{ topic, channel string }
 	consumers := make(map[key][]clientJSON)
 	if clients {
-		for _, c := range a.conns.Clients() {
+		for _, c := range view.conns.Clients() {
 			j := clientOf(c)
 			if c.Channel != "" {
 				k := key{c.Topic, c.Channel}
@@ -370,12 +377,12 @@ func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON 
 			}
 		}
 	}
-	for _, t := range a.broker.Topics() {
+	for _, t := range view.broker.Topics() {
 		if topic != "" && t.Name() != topic {
 			continue
 		}
 		stats := t.Stats()
-		j := a.topicStats(stats)
+		j := view.topic(stats)
 		j.Pacing = pacingOf(t.Paced(clients))
 		if histograms {
 			j.SRTM.Latency.Histogram = histogram(stats.Delivery)
@@ -396,8 +403,8 @@ func (a *API) gather(topic, channel string, clients, histograms bool) statsJSON 
 }
 
 // health returns "OK", or "NOK - " and the reason.
-func (a *API) health() string {
-	if err := a.broker.Health(); err != nil {
+func (view *statistics) health() string {
+	if err := view.broker.Health(); err != nil {
 		return "NOK - " + err.Error()
 	}
 	return "OK"
@@ -406,7 +413,7 @@ func (a *API) health() string {
 // ping returns 500 if the disk fails or is full. As in NSQ, nothing else makes the broker
 // unhealthy.
 func (a *API) ping(w http.ResponseWriter, _ *http.Request) {
-	health := a.health()
+	health := a.statistics.health()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if health != "OK" {
 		w.WriteHeader(http.StatusInternalServerError)
@@ -426,7 +433,7 @@ func (a *API) state() any {
 	s := map[string]any{
 		"connections":    a.conns.Stats(),
 		"arrival_stamps": a.stamps.Info(),
-		"topics":         a.gather("", "", false, false).Topics,
+		"topics":         a.statistics.gather("", "", false, false).Topics,
 	}
 	if a.cfg.Lookupds != nil {
 		s["nsqlookupd"] = a.cfg.Lookupds()
