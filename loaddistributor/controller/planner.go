@@ -24,7 +24,8 @@ type planner struct {
 	tenants *tenants
 	fleet   *fleet
 
-	// turn is held from the snapshot to the commit of a plan. Acquire turn before mu.
+	// turn is held from the snapshot until the plan's event is staged: the next snapshot has the event.
+	// So one write to the journal serves many plans. Acquire turn before mu.
 	turn sync.Mutex
 	rng  *rand.Rand // guarded by turn
 }
@@ -48,10 +49,10 @@ const placeAttempts = 8
 
 // plan decides and commits the placement of a topic. ctx ends when no caller waits.
 func (p *planner) plan(ctx context.Context, name string, decide decide) reconcile.Planned {
-	p.turn.Lock()
-	defer p.turn.Unlock()
 	for range placeAttempts {
+		p.turn.Lock()
 		if err := context.Cause(ctx); err != nil {
+			p.turn.Unlock()
 			return reconcile.Planned{Err: err}
 		}
 		p.mu.RLock()
@@ -61,8 +62,15 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		adaptorKnows := slices.Contains(p.cat.next.LeftoverContracts(), name)
 		p.mu.RUnlock()
 		event, err := decide(planning{topic, brokers, intact, p.rng, p.tenants})
+		var decided ticket
 		if err == nil {
-			err = p.cat.commit(event)
+			p.mu.Lock()
+			decided, err = p.cat.stage(event)
+			p.mu.Unlock()
+		}
+		p.turn.Unlock()
+		if err == nil {
+			err = decided.wait()
 		}
 		if errors.As(err, new(*catalog.PlanError)) {
 			continue
