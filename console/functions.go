@@ -67,7 +67,7 @@ func milli(v int64) string { return thousands(strconv.FormatFloat(float64(v)/100
 
 // term links a word to the glossary, where the entry may have another form.
 func term(entry string, text ...string) template.HTML {
-	return template.HTML(fmt.Sprintf(`<a class="term" href="/ui/glossary#%s">%s</a>`, entry, append(text, entry)[0])) // both are written in templates
+	return template.HTML(fmt.Sprintf(`<a class="term" href="/ui/glossary#%s">%s</a>`, anchor(entry), append(text, entry)[0])) // both are written in templates
 }
 
 // pressed is a button that does an action, with pairs of fields and values.
