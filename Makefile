@@ -3,6 +3,7 @@
 # pinned in go.mod and built from there.
 
 SHELL := /bin/sh
+comma := ,
 GO    ?= go
 
 # What is compiled in one checkout need not be compiled again in another.
@@ -35,7 +36,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway convergence figures cover clean no-race-note build/bench soak stress trouble
+.PHONY: help packages programs upstream test-packages test-image test-units test-install test-deploy release-packages release-notes release-check release-snapshot build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway convergence figures cover clean no-race-note build/bench soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -183,15 +184,41 @@ test-deploy: ## the Helm chart, the compose file, the Dockerfile and the alerts,
 	GOWORK=off $(GO) -C tests/charts vet ./...
 	GOWORK=off $(GO) -C tests/charts test -count=1 ./...
 
-packages: build ## the .deb and .rpm of this commit, into build/packages
+packages: build ## the .deb and .rpm of this commit, into build/packages (GOARCH=)
 	@rm -rf build/packages && mkdir -p build/packages
-	@for kind in deb rpm; do \
-		VERSION='$(PACKAGE_VERSION)' GOARCH=$$($(GO) env GOARCH) BIN=../bin GOWORK=off \
-			$(GO) -C deploy tool nfpm package --packager $$kind --target ../build/packages/ || exit 1; \
+	@# nfpm runs here, for whatever processor it packs
+	@nfpm=$$(env -u GOARCH GOWORK=off $(GO) -C deploy tool -n nfpm) && cd deploy && for kind in deb rpm; do \
+		VERSION='$(PACKAGE_VERSION)' GOARCH=$$($(GO) env GOARCH) BIN=../bin $$nfpm package --packager $$kind --target ../build/packages/ || exit 1; \
 	done
+
+release-packages: ## the .deb and .rpm for amd64 and arm64, into build/packages
+	@for arch in arm64 amd64; do $(MAKE) --no-print-directory packages GOARCH=$$arch PACKAGE_VERSION='$(PACKAGE_VERSION)' && mkdir -p build/$$arch && mv build/packages/* build/$$arch/ || exit 1; done
+	@mkdir -p build/packages && mv build/amd64/* build/arm64/* build/packages/ && rmdir build/amd64 build/arm64
+
+# goreleaser brings 700 modules, so it is pinned here and not in a go.mod.
+GORELEASER = $(GO) run github.com/goreleaser/goreleaser/v2@v2.16.0
+
+release-notes: ## print the section of CHANGELOG.md about the release
+	@awk -v release="$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go)" \
+		'/^## / { on = $$2 == release; next } on' CHANGELOG.md
+
+release-check: ## check .goreleaser.yaml with goreleaser
+	$(GORELEASER) check
+
+release-snapshot: ## build what a release has, without the image, into dist/; publish nothing (needs syft)
+	$(GORELEASER) release --snapshot --clean --skip=docker$(if $(shell command -v syft),,$(comma)sbom)
 
 test-packages: packages ## install, run, upgrade, remove and purge the packages in a folder of their own (needs root and dpkg)
 	SRTM_PACKAGES=$(CURDIR)/build/packages $(GO) test -count=1 -timeout=$(TIMEOUT) -v ./tests/deploy
+
+test-image: ## build the image, run a broker and the compose file's cluster from it (needs root; installs buildah, podman and runc from Debian)
+	SRTM_IMAGE=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=TestImage ./tests/deploy
+
+test-units: packages ## the units of the .deb under systemd: start, kill, restart, upgrade, remove (needs root; makes a Debian in build/)
+	SRTM_UNITS=$(CURDIR)/build/packages $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=UnderSystemd ./tests/deploy
+
+test-install: ## go install of every command, from a fresh module cache
+	SRTM_INSTALL=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=TestInstall ./tests/deploy
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest
