@@ -28,13 +28,13 @@ type operator struct {
 
 // action is what a button does.
 type action struct {
-	do func(context.Context, url.Values) (done string, err error)
+	run func(context.Context, url.Values) (done string, err error)
 	// check returns the faults of the form, before the question; nil: the form cannot have faults.
 	check func(url.Values) error
 	// question is asked before; nil: none.
 	question func(url.Values) string
-	// then returns the page to show afterwards; nil: the same page.
-	then func(url.Values) string
+	// nextPage returns the page to show afterwards; nil: the same page.
+	nextPage func(url.Values) string
 }
 
 // actions returns the actions of pages by name.
@@ -55,16 +55,16 @@ func (c *Console) actions() map[string]action {
 		}
 	}
 	all := map[string]action{
-		"pause":   {do: onChannel("/channel/pause", "Paused")},
-		"unpause": {do: onChannel("/channel/unpause", "Resumed")},
-		"empty":   {do: onChannel("/channel/empty", "Emptied"), question: ask("Discard all messages of channel %s?", "channel")},
-		"seek":    {do: o.seek, check: checkPlace, question: ask("Move channel %s to %s? Messages in flight no longer belong to it.", "channel", "to")},
-		"publish": {do: o.publish, check: checkMessage},
+		"pause":   {run: onChannel("/channel/pause", "Paused")},
+		"unpause": {run: onChannel("/channel/unpause", "Resumed")},
+		"empty":   {run: onChannel("/channel/empty", "Emptied"), question: ask("Discard all messages of channel %s?", "channel")},
+		"seek":    {run: o.seek, check: checkPlace, question: ask("Move channel %s to %s? Messages in flight no longer belong to it.", "channel", "to")},
+		"publish": {run: o.publish, check: checkMessage},
 	}
 	if c.admin == nil {
 		return all
 	}
-	all["drain"] = action{do: o.drain, question: func(form url.Values) string {
+	all["drain"] = action{run: o.drain, question: func(form url.Values) string {
 		switch {
 		case form.Get("undo") != "":
 			return ""
@@ -73,25 +73,25 @@ func (c *Console) actions() map[string]action {
 		}
 		return fmt.Sprintf("Drain %s? Its topics move to other brokers.", form.Get("broker"))
 	}}
-	all["delete"] = action{question: ask("Delete topic %s with all its messages, on all brokers?", "topic"), then: func(form url.Values) string {
+	all["delete"] = action{question: ask("Delete topic %s with all its messages, on all brokers?", "topic"), nextPage: func(form url.Values) string {
 		return query("/ui/topics", "deleted", form.Get("topic"))
-	}, do: func(ctx context.Context, form url.Values) (string, error) {
+	}, run: func(ctx context.Context, form url.Values) (string, error) {
 		_, err := c.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: form.Get("topic")})
 		return "The topic was deleted.", err
 	}}
-	all["contract"] = action{do: o.changeContract, check: checkContract, question: ask("Change the contract of topic %s?", "topic")}
-	all["channel"] = action{do: func(ctx context.Context, form url.Values) (string, error) {
+	all["contract"] = action{run: o.changeContract, check: checkContract, question: ask("Change the contract of topic %s?", "topic")}
+	all["channel"] = action{run: func(ctx context.Context, form url.Values) (string, error) {
 		_, err := c.admin.CreateChannel(ctx, &srtmv1.CreateChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel")})
 		return "The channel was created.", err
 	}}
-	all["delete-channel"] = action{question: ask("Delete channel %s with all its messages?", "channel"), then: func(form url.Values) string {
+	all["delete-channel"] = action{question: ask("Delete channel %s with all its messages?", "channel"), nextPage: func(form url.Values) string {
 		return query("/ui/topic", "name", form.Get("topic"))
-	}, do: func(ctx context.Context, form url.Values) (string, error) {
+	}, run: func(ctx context.Context, form url.Values) (string, error) {
 		_, err := c.admin.DeleteChannel(ctx, &srtmv1.DeleteChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel")})
 		return "The channel was deleted.", err
 	}}
-	all["expiry"] = action{do: o.expire}
-	all["tombstone"] = action{question: ask("Hide node %s from consumers of topic %s?", "node", "topic"), do: func(ctx context.Context, form url.Values) (string, error) {
+	all["expiry"] = action{run: o.expire}
+	all["tombstone"] = action{question: ask("Hide node %s from consumers of topic %s?", "node", "topic"), run: func(ctx context.Context, form url.Values) (string, error) {
 		_, err := c.asks.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
 		return "The node is hidden from consumers of the topic for a while.", err
 	}}
@@ -154,8 +154,8 @@ func (o operator) seek(ctx context.Context, form url.Values) (string, error) {
 // needs the field sure: without it, act checks the form and asks.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	name, u, form := r.PathValue("what"), userOf(r.Context()), r.PostForm
-	one, known := c.actions()[name]
-	if !known {
+	one, found := c.actions()[name]
+	if !found {
 		c.fail(w, r, &problem{http.StatusNotFound, "There is no such action."})
 		return
 	}
@@ -169,7 +169,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		question = one.question(form)
 	}
 	if err == nil && question == "" {
-		text, err = one.do(ctx, form)
+		text, err = one.run(ctx, form)
 	}
 	if question != "" {
 		form.Set("sure", "yes")
@@ -182,17 +182,17 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 			what = append(what, key, v)
 		}
 	}
-	c.told(name, u, err, what...)
+	c.logAction(name, u, err, what...)
 	script := r.Header.Get("Hx-Request") != ""
 	switch {
 	case err != nil && !script:
 		c.fail(w, r, err)
 	case err != nil:
 		c.reply(w, r, "answer", "", [2]string{"bad", problemOf(err).text})
-	case one.then != nil && script:
-		w.Header().Set("HX-Redirect", prefixOf(r)+one.then(form))
-	case one.then != nil:
-		http.Redirect(w, r, prefixOf(r)+one.then(form), http.StatusSeeOther)
+	case one.nextPage != nil && script:
+		w.Header().Set("HX-Redirect", prefixOf(r)+one.nextPage(form))
+	case one.nextPage != nil:
+		http.Redirect(w, r, prefixOf(r)+one.nextPage(form), http.StatusSeeOther)
 	case script:
 		c.reply(w, r, "answer", "", [2]string{"good", text})
 	default:
@@ -222,8 +222,8 @@ func (c *Console) reply(w http.ResponseWriter, r *http.Request, template, title 
 	_, _ = w.Write([]byte(below(prefixOf(r), out))) // the reader has left
 }
 
-// told logs an action and its user.
-func (c *Console) told(action string, u user, err error, what ...any) {
+// logAction logs an action and its user.
+func (c *Console) logAction(action string, u user, err error, what ...any) {
 	attributes := append([]any{"action", action, "by", u.Name}, what...)
 	if err != nil {
 		c.cfg.Log.Warn("console action failed", append(attributes, obs.KeyError, problemOf(err).text)...)

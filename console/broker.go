@@ -47,7 +47,7 @@ func plainly(format func(float64) string) func(float64) (string, string) {
 // factsOf returns the facts that a reading has.
 func factsOf(r reading) (all []fact) {
 	for _, m := range shownFacts {
-		if v, there := r.sums[m.metric]; there {
+		if v, found := r.sums[m.metric]; found {
 			text, class := m.format(v)
 			all = append(all, fact{m.text, text, class})
 		}
@@ -80,7 +80,7 @@ func metrics(address string, text []byte, now time.Time) (reading, error) {
 
 func isShown(name string) bool {
 	for _, suffix := range []string{"_bucket", "_sum", "_count"} { // of histograms
-		if whole, is := strings.CutSuffix(name, suffix); is && slices.Contains(chartMetrics, whole) {
+		if whole, ok := strings.CutSuffix(name, suffix); ok && slices.Contains(chartMetrics, whole) {
 			return true
 		}
 	}
@@ -121,7 +121,7 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 		} else if c.clustered() {
 			c.watched.sampleBroker(brokerSeries+d.ID, r)
 		}
-		d.Facts, d.Loops = factsOf(r), c.loops.look(address, r.busy, now)
+		d.Facts, d.Loops = factsOf(r), c.loops.update(address, r.busy, now)
 	}
 	v := view{Template: "broker", Title: strings.TrimSpace("Broker " + d.ID), Crumbs: []link{{"Brokers", "/ui/brokers"}}, Topics: []string{brokerSeries + d.ID}}
 	path := "/ui/broker"

@@ -75,7 +75,7 @@ type Config struct {
 	// May returns the reason why the caller of a request lacks the role, or "" if the
 	// caller has the role. known reports whether the caller is known. Nil: every caller
 	// may do everything.
-	May func(r *http.Request, need secure.Role) (problem string, known bool)
+	May func(r *http.Request, need secure.Role) (problem string, found bool)
 	// Who names the caller in logs. If Who is nil, logs have the caller's address.
 	Who func(r *http.Request) string
 	// Tenant returns the tenant of a request's caller, for the metadata TenantKey of API
@@ -118,7 +118,7 @@ type Console struct {
 func New(cfg Config) (*Console, error) {
 	c := &Console{
 		cfg: cfg, mux: http.NewServeMux(), key: make([]byte, 32), done: make(chan struct{}),
-		streams: streams{most: cmp.Or(cfg.Streams, 100), of: map[string]int{}},
+		streams: streams{maxStreams: cmp.Or(cfg.Streams, 100), byCaller: map[string]int{}},
 	}
 	_, _ = rand.Read(c.key) // never fails
 	auto := promauto.With(cfg.Metrics)

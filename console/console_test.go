@@ -245,7 +245,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	refused("all", "certificate third at ")
 	cancel()
 	testkit.WaitFor(t, "streams to end", func() bool { return c.streams.open() == 0 })
-	testkit.Equal(t, len(c.streams.of), 0, "callers are remembered: %v", c.streams.of)
+	testkit.Equal(t, len(c.streams.byCaller), 0, "callers are remembered: %v", c.streams.byCaller)
 }
 
 // The console serves only its own names in clear, and no page may frame another.

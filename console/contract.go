@@ -53,8 +53,8 @@ func contractOf(form url.Values) (*srtmv1.Contract, error) {
 	}
 	contract.Slo.Latency = durationpb.New(latency)
 	if policy := field("over"); policy != "" {
-		value, known := srtmv1.OverLimitPolicy_value["OVER_LIMIT_POLICY_"+strings.ToUpper(policy)]
-		if contract.OverLimit = srtmv1.OverLimitPolicy(value); !known {
+		value, found := srtmv1.OverLimitPolicy_value["OVER_LIMIT_POLICY_"+strings.ToUpper(policy)]
+		if contract.OverLimit = srtmv1.OverLimitPolicy(value); !found {
 			faults = append(faults, fmt.Errorf("over-limit policy: %.40q is neither delay nor reject", policy))
 		}
 	}

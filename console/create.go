@@ -57,7 +57,7 @@ func (c *Console) create(w http.ResponseWriter, r *http.Request) {
 	dry := r.PostForm.Get("do") != "create"
 	topic, err := c.place(r.Context(), &srtmv1.CreateTopicRequest{Spec: spec, DryRun: dry})
 	if !dry {
-		c.told("create", userOf(r.Context()), err, "topic", spec.Name)
+		c.logAction("create", userOf(r.Context()), err, "topic", spec.Name)
 	}
 	switch {
 	case err != nil:
@@ -113,8 +113,8 @@ func specOf(form url.Values) (*srtmv1.TopicSpec, []string) {
 	spec := &srtmv1.TopicSpec{
 		Name: strings.TrimSpace(form.Get("name")), PlacementPolicy: form.Get("policy"), ShareRule: form.Get("rule"), Channels: strings.Fields(form.Get("channels")), Contract: contract,
 	}
-	durability, known := srtmv1.Durability_value["DURABILITY_"+strings.ToUpper(form.Get("durability"))]
-	if spec.Durability = srtmv1.Durability(durability); !known && form.Get("durability") != "" {
+	durability, found := srtmv1.Durability_value["DURABILITY_"+strings.ToUpper(form.Get("durability"))]
+	if spec.Durability = srtmv1.Durability(durability); !found && form.Get("durability") != "" {
 		faults = append(faults, fmt.Sprintf("durability: %.40q is none of memory, fsync and replicated", form.Get("durability")))
 	}
 	expiry, wrong := expiryFields(form)

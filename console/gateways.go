@@ -124,7 +124,7 @@ func (d *gatewaysData) add() {
 				ejected++
 			}
 			for _, name := range g.Resources {
-				if free, known := server.Free[name]; known {
+				if free, found := server.Free[name]; found {
 					server.Parts = append(server.Parts, resource{name, min(100, max(0, 100-free))})
 				}
 			}

@@ -78,8 +78,8 @@ type session struct {
 func (s *sessions) token(cookie string, now time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	one, known := s.held[cookie]
-	if !known {
+	one, found := s.held[cookie]
+	if !found {
 		return ""
 	}
 	if now.Sub(one.used) > maxIdle {
@@ -100,14 +100,14 @@ func (s *sessions) open(cookie, token string, now time.Time) {
 		s.held = map[string]session{}
 	}
 	if len(s.held) >= maxSessions {
-		of := map[string]int{}
-		for _, one := range s.held {
-			of[one.token]++
+		count := map[string]int{}
+		for _, s := range s.held {
+			count[s.token]++
 		}
 		oldest := ""
 		for c, one := range s.held {
 			last := s.held[oldest]
-			if more := of[one.token] - of[last.token]; oldest == "" || more > 0 || more == 0 && one.used.Before(last.used) {
+			if more := count[one.token] - count[last.token]; oldest == "" || more > 0 || more == 0 && one.used.Before(last.used) {
 				oldest = c
 			}
 		}
@@ -161,7 +161,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		need = secure.Admin
 	}
 	u.shows = r.Header.Get("Authorization")
-	u.Admin = c.may(r, secure.Admin) == nil
+	u.Admin = c.checkRole(r, secure.Admin) == nil
 	ctx := metadata.AppendToOutgoingContext(context.WithValue(r.Context(), userKey{}, u), CallerKey, u.Name)
 	if c.cfg.Tenant != nil {
 		ctx = metadata.AppendToOutgoingContext(ctx, TenantKey, c.cfg.Tenant(r))
@@ -169,13 +169,13 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(ctx)
 	if changes {
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		if err := crossOrigin.Check(r); err != nil || !c.shown(r, u) {
+		if err := crossOrigin.Check(r); err != nil || !c.hasToken(r, u) {
 			c.cfg.Log.Warn("console request refused: it did not come from a page of the console", "path", r.URL.Path, obs.KeyRemote, r.RemoteAddr)
 			c.fail(w, r, &problem{http.StatusForbidden, "This request did not come from a page of this console, or the page is too old: load it again."})
 			return
 		}
 	}
-	if p := c.may(r, need); p != nil {
+	if p := c.checkRole(r, need); p != nil {
 		if p.status == http.StatusUnauthorized && !changes && !strings.HasPrefix(r.URL.Path, "/ui/live") && r.Header.Get("Authorization") == "" {
 			http.Redirect(w, r, prefixOf(r)+"/ui/login", http.StatusSeeOther)
 			return
@@ -186,15 +186,15 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mux.ServeHTTP(w, r)
 }
 
-// may returns the reason why the caller lacks the role, or nil.
-func (c *Console) may(r *http.Request, need secure.Role) *problem {
+// checkRole returns the reason why the caller lacks the role, or nil.
+func (c *Console) checkRole(r *http.Request, need secure.Role) *problem {
 	if c.cfg.May == nil {
 		return nil
 	}
-	switch text, known := c.cfg.May(r, need); {
+	switch text, found := c.cfg.May(r, need); {
 	case text == "":
 		return nil
-	case known:
+	case found:
 		return &problem{http.StatusForbidden, "Not permitted: " + text + "."}
 	default:
 		return &problem{http.StatusUnauthorized, "Log in first: " + text + "."}
@@ -261,8 +261,8 @@ func (c *Console) csrf(cookie string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// shown reports whether a request contains its caller's CSRF token.
-func (c *Console) shown(r *http.Request, u user) bool {
+// hasToken reports whether a request contains its caller's CSRF token.
+func (c *Console) hasToken(r *http.Request, u user) bool {
 	return hmac.Equal([]byte(r.PostFormValue("csrf")), []byte(u.CSRF))
 }
 
@@ -275,7 +275,7 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 	token := strings.TrimSpace(r.PostFormValue("token"))
 	asked := r.Clone(r.Context())
 	asked.Header.Set("Authorization", "Bearer "+token)
-	if p := c.may(asked, secure.ReadOnly); token == "" || len(token) > maxToken || p != nil {
+	if p := c.checkRole(asked, secure.ReadOnly); token == "" || len(token) > maxToken || p != nil {
 		c.cfg.Log.Warn("console login refused", obs.KeyRemote, r.RemoteAddr)
 		c.show(w, r, http.StatusUnauthorized, view{Template: "login", Title: "Log in", Data: "The token is not known, or may not even read."})
 		return

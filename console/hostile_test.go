@@ -244,15 +244,15 @@ func TestLoopsAreShown(t *testing.T) {
 		t.Fatalf("%v", busy)
 	}
 	now := time.Unix(1e9, 0)
-	if got := l.look("b", busy, now); got != nil {
+	if got := l.update("b", busy, now); got != nil {
 		t.Errorf("at the first look: %v", got)
 	}
 	next := map[string]float64{"2": 2.25, "10": 6, "11": 1} // loop 10 restarted its counter
 	want := []utilised{{"2", 0.75}}
-	testkit.EqualSlices(t, l.look("b", next, now.Add(time.Second)), want)
-	testkit.EqualSlices(t, l.look("b", next, now.Add(1100*time.Millisecond)), want, "of what was remembered")
+	testkit.EqualSlices(t, l.update("b", next, now.Add(time.Second)), want)
+	testkit.EqualSlices(t, l.update("b", next, now.Add(1100*time.Millisecond)), want, "of what was remembered")
 	for i := range 10 * maxRemembered {
-		l.look(fmt.Sprint(i), busy, now)
+		l.update(fmt.Sprint(i), busy, now)
 	}
 	if len(l.known) > maxRemembered {
 		t.Errorf("%d brokers are known", len(l.known))

@@ -30,10 +30,10 @@ const (
 
 // streams counts the open streams.
 type streams struct {
-	most int // set by New
-	mu   sync.Mutex
-	all  int            // guarded by mu
-	of   map[string]int // guarded by mu; by caller, without zero counts
+	maxStreams int // set by New
+	mu         sync.Mutex
+	total      int            // guarded by mu
+	byCaller   map[string]int // guarded by mu; by caller, without zero counts
 }
 
 // begin counts a new stream of a caller, or returns the exceeded bound.
@@ -41,22 +41,22 @@ func (s *streams) begin(caller string) (bound string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.all >= s.most:
+	case s.total >= s.maxStreams:
 		return boundAll
-	case s.of[caller] >= max(1, s.most/2):
+	case s.byCaller[caller] >= max(1, s.maxStreams/2):
 		return boundCaller
 	}
-	s.all++
-	s.of[caller]++
+	s.total++
+	s.byCaller[caller]++
 	return ""
 }
 
 func (s *streams) end(caller string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.all--
-	if s.of[caller]--; s.of[caller] == 0 {
-		delete(s.of, caller)
+	s.total--
+	if s.byCaller[caller]--; s.byCaller[caller] == 0 {
+		delete(s.byCaller, caller)
 	}
 }
 
@@ -64,7 +64,7 @@ func (s *streams) end(caller string) {
 func (s *streams) open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.all
+	return s.total
 }
 
 // stream sends updates of a page as server-sent events: "live" with changed HTML, and
@@ -90,8 +90,8 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 		last := template.HTML("")
 		idle := time.NewTicker(15 * time.Second) // detects readers that have left, and keeps proxies from closing the stream
 		defer idle.Stop()
-		over := time.NewTimer(streamTime)
-		defer over.Stop()
+		timer := time.NewTimer(streamTime)
+		defer timer.Stop()
 		for silent := false; ; {
 			changed := c.watched.changes()
 			var b bytes.Buffer
@@ -109,7 +109,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 				last = live
 			}
 			for _, topic := range v.Topics {
-				if _, begun := since[topic]; !begun {
+				if _, seen := since[topic]; !seen {
 					since[topic] = since[""]
 				}
 				rows := c.watched.rows(topic, since[topic])
@@ -141,7 +141,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 				silent = false
 			case <-idle.C:
 				silent = true
-			case <-over.C:
+			case <-timer.C:
 				return
 			case <-r.Context().Done():
 				return

@@ -29,14 +29,14 @@ type lookedAt struct {
 	used []utilised
 }
 
-// look returns the utilisation of a broker's loops since the previous look, in numeric
+// update returns the utilisation of a broker's loops since the previous look, in numeric
 // order; nil at the first look. busy are the loops' busy seconds now.
-func (l *loops) look(address string, busy map[string]float64, now time.Time) []utilised {
+func (l *loops) update(address string, busy map[string]float64, now time.Time) []utilised {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last, known := l.known[address]
-	took := now.Sub(last.at).Seconds()
-	if known && (took <= 0 || maps.Equal(busy, last.busy)) && now.Sub(last.at) < 2*tick { // a remembered answer
+	last, found := l.known[address]
+	elapsed := now.Sub(last.at).Seconds()
+	if found && (elapsed <= 0 || maps.Equal(busy, last.busy)) && now.Sub(last.at) < 2*tick { // a remembered answer
 		return last.used
 	}
 	next := lookedAt{at: now, busy: busy}
@@ -46,10 +46,10 @@ func (l *loops) look(address string, busy map[string]float64, now time.Time) []u
 		return m - n
 	}) {
 		if before, there := last.busy[loop]; there && busy[loop] >= before { // else the loop has started since
-			next.used = append(next.used, utilised{loop, min(1, (busy[loop]-before)/took)})
+			next.used = append(next.used, utilised{loop, min(1, (busy[loop]-before)/elapsed)})
 		}
 	}
-	if l.known == nil || len(l.known) >= maxRemembered && !known {
+	if l.known == nil || len(l.known) >= maxRemembered && !found {
 		l.known = map[string]lookedAt{}
 	}
 	l.known[address] = next

@@ -21,7 +21,7 @@ const ownSeries = brokerSeries
 // isBroker reports whether a history belongs to a broker.
 func isBroker(name string) bool { return strings.HasPrefix(name, brokerSeries) }
 
-// reading is the broker's metrics at one look.
+// reading holds the broker's metrics at one time.
 type reading struct {
 	at     time.Time
 	sums   map[string]float64             // of all topics and channels, by metric
@@ -86,26 +86,26 @@ func (w *watched) sampleBroker(series string, r reading) {
 		t = &tracked{}
 		w.topics[series] = t
 	}
-	before, took := t.reading, r.at.Sub(t.reading.at).Seconds()
-	if took < (2*tick).Seconds() && maps.Equal(r.sums, before.sums) && maps.Equal(r.busy, before.busy) { // a remembered answer
+	before, elapsed := t.reading, r.at.Sub(t.reading.at).Seconds()
+	if elapsed < (2*tick).Seconds() && maps.Equal(r.sums, before.sums) && maps.Equal(r.busy, before.busy) { // a remembered answer
 		return
 	}
 	t.reading, t.viewed = r, r.at
 	shares := map[string]float32{}
 	for loop, busy := range r.busy {
-		if last, known := before.busy[loop]; known && busy >= last && took > 0 {
-			shares["loop "+loop] = float32(min(1, (busy-last)/took))
+		if last, found := before.busy[loop]; found && busy >= last && elapsed > 0 {
+			shares["loop "+loop] = float32(min(1, (busy-last)/elapsed))
 		}
 	}
-	if took <= 0 || took > (2*seldom*tick).Seconds() {
+	if elapsed <= 0 || elapsed > (2*seldom*tick).Seconds() {
 		return
 	}
 	whole := true
 	rate := func(what string) float32 {
 		name := "srtm_nsqd_topic_messages_" + what + "_total"
-		grew := r.sums[name] - before.sums[name]
-		whole = whole && grew >= 0
-		return float32(grew / took)
+		growth := r.sums[name] - before.sums[name]
+		whole = whole && growth >= 0
+		return float32(growth / elapsed)
 	}
 	one := history.Sample{
 		At: r.at.UnixMilli(), Offered: rate("accepted") + rate("refused"), Released: rate("released"), Delivered: rate("delivered"), Refused: rate("refused"),
@@ -126,18 +126,18 @@ func delaysOf(before, now map[float64]float64) (d history.Delay) {
 	if len(bounds) == 0 {
 		return d
 	}
-	grew := func(bound float64) float64 { return now[bound] - before[bound] }
-	all := grew(bounds[len(bounds)-1])
+	growth := func(bound float64) float64 { return now[bound] - before[bound] }
+	all := growth(bounds[len(bounds)-1])
 	if all <= 0 {
 		return d
 	}
 	at := func(q float64) float32 {
-		i, _ := slices.BinarySearchFunc(bounds, q*all, func(bound, want float64) int { return cmp.Compare(grew(bound), want) })
+		i, _ := slices.BinarySearchFunc(bounds, q*all, func(bound, want float64) int { return cmp.Compare(growth(bound), want) })
 		low, below := 0.0, 0.0
 		if i > 0 {
-			low, below = bounds[i-1], grew(bounds[i-1])
+			low, below = bounds[i-1], growth(bounds[i-1])
 		}
-		return float32(1000 * (low + (bounds[i]-low)*(q*all-below)/(grew(bounds[i])-below)))
+		return float32(1000 * (low + (bounds[i]-low)*(q*all-below)/(growth(bounds[i])-below)))
 	}
 	return history.Delay{P50: at(0.5), P99: at(0.99), P999: at(0.999)}
 }

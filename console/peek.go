@@ -99,7 +99,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 			}
 		}
 	}
-	c.told("peek", u, nil, "topic", d.Topic, "channel", d.Channel)
+	c.logAction("peek", u, nil, "topic", d.Topic, "channel", d.Channel)
 	crumbs := append(crumbs(c.clustered(), d.Topic), link{d.Channel, query("/ui/channel", "topic", d.Topic, "channel", d.Channel)})
 	return view{Template: "peek", Title: "Next messages of " + d.Channel, Crumbs: crumbs, Data: d}, nil
 }

@@ -30,8 +30,8 @@ func (d *decides) Invoke(ctx context.Context, method string, request, reply any,
 	if sent, _ := metadata.FromOutgoingContext(ctx); len(sent) > 0 {
 		return status.Errorf(codes.Internal, "the server gets the console's metadata %v", sent)
 	}
-	answer, known := d.replies[method]
-	if !known {
+	answer, found := d.replies[method]
+	if !found {
 		return status.Error(codes.Unimplemented, method)
 	}
 	if list, is := request.(*srtmv1.ListRulesRequest); is && list.Prefix == "none/" {

@@ -46,9 +46,9 @@ type asker struct {
 
 // answers holds recent answers, so concurrent pages share one request.
 type answers struct {
-	asked singleflight.Group // by key
-	mu    sync.Mutex
-	known map[string]answer // guarded by mu; by key
+	pending singleflight.Group // by key
+	mu      sync.Mutex
+	known   map[string]answer // guarded by mu; by key
 }
 
 type answer struct {
@@ -74,7 +74,7 @@ func (a *answers) get(ctx context.Context, key string, age time.Duration, ask fu
 	if ok && time.Now().Before(known.until) {
 		return known.body, known.err
 	}
-	body, err, _ := a.asked.Do(key, func() (any, error) {
+	body, err, _ := a.pending.Do(key, func() (any, error) {
 		body, err := ask(context.WithoutCancel(ctx)) // all waiting callers share the request
 		a.keep(key, answer{time.Now().Add(age), body, err})
 		return body, err

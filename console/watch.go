@@ -141,9 +141,9 @@ func (c *Console) round(ctx context.Context, n int) {
 			due = append(due, name)
 		}
 	}
-	own := c.cfg.Own != nil && (watching || n%seldom == 0 && now.Sub(w.viewed) < history.Span)
+	ownBroker := c.cfg.Own != nil && (watching || n%seldom == 0 && now.Sub(w.viewed) < history.Span)
 	w.mu.Unlock()
-	if own {
+	if ownBroker {
 		c.sampleOwn(now)
 	}
 	if c.admin != nil && (watching || n%seldom == 0) {
@@ -285,7 +285,7 @@ func (c *Console) sample(ctx context.Context, name string) error {
 		t.Gone = status.Code(err) == codes.NotFound
 		t.Trouble = problemOf(err).text
 		if t.Gone {
-			t.say(now, 0, "state", "deleted")
+			t.recordEvent(now, 0, "state", "deleted")
 		}
 		return nil
 	}
@@ -294,7 +294,7 @@ func (c *Console) sample(ctx context.Context, name string) error {
 		w.topics[name] = t
 		w.shrink(now)
 	}
-	t.learn(now, reply.Topic)
+	t.addStatus(now, reply.Topic)
 	return nil
 }
 
@@ -315,16 +315,16 @@ func (c *Console) sampleShares(ctx context.Context, name string) {
 	}
 }
 
-// learn adds a topic's status to its history.
-func (t *tracked) learn(now time.Time, topic *srtmv1.Topic) {
+// addStatus adds a topic's status to its history.
+func (t *tracked) addStatus(now time.Time, topic *srtmv1.Topic) {
 	s := topic.GetStatus()
 	state := topics.State(topic.State)
 	if topic.Reason != "" {
 		state += ": " + topic.Reason
 	}
-	t.say(now, 0, "state", state)
-	t.say(now, 1, "fit", s.GetFitting())
-	t.say(now, 2, "move", s.GetMoving())
+	t.recordEvent(now, 0, "state", state)
+	t.recordEvent(now, 1, "fit", s.GetFitting())
+	t.recordEvent(now, 2, "move", s.GetMoving())
 	quotas := map[string]uint32{}
 	for _, q := range topic.Quotas {
 		quotas[q.BrokerId] = q.Publishers
@@ -340,8 +340,8 @@ func (t *tracked) learn(now time.Time, topic *srtmv1.Topic) {
 	t.series.Add(sampleOf(now, s), held)
 }
 
-// say records an event when the text about the topic changes.
-func (t *tracked) say(now time.Time, i int, kind, text string) {
+// recordEvent records an event when the text about the topic changes.
+func (t *tracked) recordEvent(now time.Time, i int, kind, text string) {
 	if t.said[i] != text && text != "" {
 		t.series.Note(history.Event{At: now.UnixMilli(), Kind: kind, Text: text})
 	}
@@ -364,8 +364,8 @@ func movedText(before, after map[string]uint32, topic *srtmv1.Topic) string {
 		}
 	}
 	text := fmt.Sprintf("publishers: %s (epoch %d)", strings.Join(parts, ", "), topic.Epoch)
-	if because := cmp.Or(topic.GetStatus().GetMoving(), topic.GetStatus().GetFitting(), topic.Reason); because != "" {
-		text += "; meanwhile: " + because
+	if reason := cmp.Or(topic.GetStatus().GetMoving(), topic.GetStatus().GetFitting(), topic.Reason); reason != "" {
+		text += "; meanwhile: " + reason
 	}
 	return text
 }
@@ -419,11 +419,11 @@ func problemOf(err error) *problem {
 		return p
 	}
 	s := status.Convert(err)
-	code, known := map[codes.Code]int{
+	code, found := map[codes.Code]int{
 		codes.NotFound: 404, codes.InvalidArgument: 400, codes.AlreadyExists: 409, codes.FailedPrecondition: 409, codes.Aborted: 409,
 		codes.ResourceExhausted: 409, codes.Unavailable: 503, codes.DeadlineExceeded: 504, codes.PermissionDenied: 403, codes.Unauthenticated: 401,
 	}[s.Code()]
-	if !known {
+	if !found {
 		code = 502
 	}
 	return &problem{code, s.Message()}

@@ -28,7 +28,7 @@ const HeardKey = "heard_ms"
 
 // Process is a broker's process, as described by its hello.
 type Process struct {
-	Said  mono.Said // the hello
+	Stamp mono.Stamp // the hello
 	Place Place
 }
 
@@ -127,16 +127,16 @@ func (e *Lost) Error() string {
 // message. The owner has provably ended after End, or if p now holds the owner's lock on
 // its data folder. Errors: ErrReplaced, *InUse, *Lost.
 func (o *Owner) Check(id string, p Process, lives bool, silent time.Duration) error {
-	same := o.Said.Process == p.Said.Process
+	same := o.Stamp.Process == p.Stamp.Process
 	handedOn := o.Place.Lock != "" && o.Place.Lock == p.Place.Lock
 	switch {
-	case o.Said.Process == "":
+	case o.Stamp.Process == "":
 		return nil
-	case same && p.Said.At < o.Said.At:
+	case same && p.Stamp.At < o.Stamp.At:
 		return ErrReplaced
 	case same:
 		return nil
-	case slices.Contains(o.past, p.Said.Process), handedOn && p.Said.At < o.Said.At:
+	case slices.Contains(o.past, p.Stamp.Process), handedOn && p.Stamp.At < o.Stamp.At:
 		return &Lost{ID: id, Owner: o.Place, Refused: p.Place}
 	case handedOn, o.ended, !lives:
 		return nil
@@ -146,7 +146,7 @@ func (o *Owner) Check(id string, p Process, lives bool, silent time.Duration) er
 
 // Take makes p the owner of the id. Requires: Check returned nil.
 func (o *Owner) Take(p Process) {
-	if was := o.Said.Process; was != "" && was != p.Said.Process {
+	if was := o.Stamp.Process; was != "" && was != p.Stamp.Process {
 		o.past = append(o.past, was)
 		o.past = o.past[max(0, len(o.past)-maxPast):]
 	}
@@ -156,7 +156,7 @@ func (o *Owner) Take(p Process) {
 // End records that the process of the given instance has ended. If another process owns
 // the id, End does nothing.
 func (o *Owner) End(instance string) {
-	if o.Said.Process == instance {
+	if o.Stamp.Process == instance {
 		o.ended = true
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 func process(name, lock string, at mono.Time) identity.Process {
 	return identity.Process{
-		Said:  mono.Said{Process: name, At: at},
+		Stamp: mono.Stamp{Process: name, At: at},
 		Place: identity.Place{Address: name + ":4150", Host: "host-" + name, Folder: "/data/" + name, Lock: lock},
 	}
 }
@@ -45,7 +45,7 @@ func TestIDBelongsToOneProcess(t *testing.T) {
 			var o identity.Owner
 			for _, p := range []identity.Process{process("a", "L1", 5), process("b", "L2", 20)} {
 				if err := o.Check("id", p, false, 0); err != nil {
-					t.Fatalf("%s: %v", p.Said.Process, err)
+					t.Fatalf("%s: %v", p.Stamp.Process, err)
 				}
 				o.Take(p)
 			}

@@ -33,9 +33,9 @@ func (a Time) Before(b Time) bool { return a < b }
 // Use it only for people and for the NSQ message header.
 type Wall int64
 
-// Said is the time of a process's message. Messages on several connections may arrive in
+// Stamp is the time of a process's message. Messages on several connections may arrive in
 // another order than sent.
-type Said struct {
+type Stamp struct {
 	// Process is the instance, unique per process.
 	Process string
 	// At is the process's own time, which clock steps do not set back. Processes of one

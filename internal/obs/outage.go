@@ -19,8 +19,8 @@ type Outage struct {
 
 	mu struct {
 		sync.Mutex
-		failures          int       // 0: working
-		since, last, told time.Time // times of the first failure, the last failure, and the last line
+		failures                int       // 0: working
+		since, last, lastLogged time.Time // times of the first failure, the last failure, and the last line
 	}
 }
 
@@ -29,20 +29,20 @@ func NewOutage(log *slog.Logger, message string) *Outage { return &Outage{log: l
 
 // Note records the result of an attempt.
 func (o *Outage) Note(err error) {
-	failures, took, tell := o.count(err)
+	failures, duration, logNow := o.count(err)
 	switch {
-	case !tell:
+	case !logNow:
 	case err == nil:
-		o.log.Info("works again", "after", o.message, KeyCount, failures, KeyDuration, took)
+		o.log.Info("works again", "after", o.message, KeyCount, failures, KeyDuration, duration)
 	case failures == 1:
 		o.log.Warn(o.message, KeyError, err)
 	default:
-		o.log.Warn(o.message, KeyError, err, KeyCount, failures, KeyDuration, took)
+		o.log.Warn(o.message, KeyError, err, KeyCount, failures, KeyDuration, duration)
 	}
 }
 
 // count returns the number and duration of failures, and whether to log now.
-func (o *Outage) count(err error) (failures int, took time.Duration, tell bool) {
+func (o *Outage) count(err error) (failures int, duration time.Duration, logNow bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
@@ -53,12 +53,12 @@ func (o *Outage) count(err error) (failures int, took time.Duration, tell bool) 
 		}
 		o.mu.failures++
 		o.mu.last = now
-		if tell = o.mu.failures == 1 || now.Sub(o.mu.told) >= tellOutage; tell {
-			o.mu.told = now
+		if logNow = o.mu.failures == 1 || now.Sub(o.mu.lastLogged) >= tellOutage; logNow {
+			o.mu.lastLogged = now
 		}
 	case o.mu.failures > 0 && now.Sub(o.mu.last) >= tellOutage:
 		defer func() { o.mu.failures = 0 }()
-		tell = true
+		logNow = true
 	}
-	return o.mu.failures, o.mu.last.Sub(o.mu.since).Round(time.Millisecond), tell
+	return o.mu.failures, o.mu.last.Sub(o.mu.since).Round(time.Millisecond), logNow
 }

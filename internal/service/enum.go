@@ -6,7 +6,7 @@ import "slices"
 type Enum[Number ~int32, Value comparable] []Value
 
 // Value returns the value of n; false if n is from a later version.
-func (e Enum[Number, Value]) Value(n Number) (v Value, known bool) {
+func (e Enum[Number, Value]) Value(n Number) (v Value, found bool) {
 	if n < 0 || int(n) >= len(e) {
 		return v, false
 	}

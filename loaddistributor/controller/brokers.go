@@ -156,7 +156,7 @@ const messageQueue = 100_000
 type Session struct {
 	// Set once.
 	broker, remote string
-	hello          mono.Said // stamp of the hello, and its process
+	hello          mono.Stamp // stamp of the hello, and its process
 	place          identity.Place
 	canSeek        bool
 	fresh          bool // never in a cluster before
@@ -206,7 +206,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	s := &Session{
 		broker: h.BrokerId, remote: remote, canSeek: h.Seeks, fresh: h.Fresh,
-		hello:      mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
+		hello:      mono.Stamp{Process: h.Instance, At: mono.Time(h.Stamp)},
 		place:      PlaceOf(h),
 		out:        service.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests:   map[uint64]*request{},

@@ -49,7 +49,7 @@ func PlaceOf(h *srtmv1.BrokerHello) identity.Place {
 func holderOf(b catalog.Broker, now mono.Time) *holder {
 	h := &holder{lastMessage: now}
 	h.Take(identity.Process{
-		Said:  mono.Said{Process: b.Instance},
+		Stamp: mono.Stamp{Process: b.Instance},
 		Place: identity.Place{Address: b.TCPAddress, Host: b.Hostname, Folder: b.Folder, Lock: b.Lock},
 	})
 	return h
@@ -64,7 +64,7 @@ func (b *brokers) claim(s *Session, lease time.Duration) error {
 	}
 	now, open := clock.Mono(), b.sessions[s.broker]
 	silent := now.Sub(h.lastMessage)
-	err := h.Check(s.broker, identity.Process{Said: s.hello, Place: s.place}, open != nil || silent <= lease, silent)
+	err := h.Check(s.broker, identity.Process{Stamp: s.hello, Place: s.place}, open != nil || silent <= lease, silent)
 	if err != nil && !errors.Is(err, identity.ErrReplaced) {
 		h.refused.add(s)
 		if open != nil {
@@ -93,7 +93,7 @@ func (b *brokers) takeOwnership(s *Session) {
 		h = &holder{}
 		b.holders[s.broker] = h
 	}
-	h.Take(identity.Process{Said: s.hello, Place: s.place})
+	h.Take(identity.Process{Stamp: s.hello, Place: s.place})
 	h.lastMessage = clock.Mono()
 }
 

@@ -57,7 +57,7 @@ func newControl(t testing.TB, brokers int, sizes []int, rate float64) *control {
 			ID: scaleBroker(i), Instance: "1", TCPAddress: fmt.Sprintf("10.%d.%d.1:4150", i/256, i%256),
 			HTTPAddress: fmt.Sprintf("10.%d.%d.1:4151", i/256, i%256), Mcap: scaleMcap,
 		})
-		testkit.Result(c.ledger.Hello(ledger.Session{Broker: scaleBroker(i), Said: mono.Said{Process: "1"}}, 0)).Must(c)
+		testkit.Result(c.ledger.Hello(ledger.Session{Broker: scaleBroker(i), Stamp: mono.Stamp{Process: "1"}}, 0)).Must(c)
 	}
 	for _, i := range order {
 		c.create(scaleTopic(i), sizes[i], rate)
@@ -173,7 +173,7 @@ func (c *control) rejoin(id string) {
 	c.timed("rejoin", func() {
 		c.apply(catalog.BrokerLeft{ID: id})
 		c.ledger.Disconnect(id)
-		testkit.Result(c.ledger.Hello(ledger.Session{Broker: id, Said: mono.Said{Process: "1"}, Shares: held}, 0)).Must(c)
+		testkit.Result(c.ledger.Hello(ledger.Session{Broker: id, Stamp: mono.Stamp{Process: "1"}, Shares: held}, 0)).Must(c)
 		c.apply(catalog.BrokerJoined{ID: id, Instance: b.Instance, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress, Mcap: b.Mcap})
 		_, prepare := c.cat.Work(id)
 		for _, topic := range prepare {

@@ -206,7 +206,7 @@ func (m *Machine) Hello(now mono.Time, s ledger.Session) ([]ledger.Grant, error)
 	}
 	// order: each by itself
 	for topic := range m.placed[s.Broker] {
-		m.topics[topic].tuner.Join(now, s.Broker, s.Said.Process)
+		m.topics[topic].tuner.Join(now, s.Broker, s.Stamp.Process)
 	}
 	return grants, nil
 }

@@ -54,7 +54,7 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 			c.tuner.Report(broker, share.Step{At: mono.Time(time.Second), Length: time.Second})
 		}
 		for _, id := range connected {
-			testkit.Result(m.Hello(0, ledger.Session{Broker: id, Said: mono.Said{Process: "1"}})).Must(t)
+			testkit.Result(m.Hello(0, ledger.Session{Broker: id, Stamp: mono.Stamp{Process: "1"}})).Must(t)
 		}
 		return m.propose(mono.Time(time.Second), c, view)
 	}
@@ -107,7 +107,7 @@ func connect(t *testing.T, ids ...string) *brokers {
 
 func (b *brokers) join(id string) {
 	b.t.Helper()
-	b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}}))
+	b.settle(b.Hello(b.now, ledger.Session{Broker: id, Stamp: mono.Stamp{Process: id}}))
 }
 
 func (b *brokers) settle(grants []ledger.Grant, err error) {
@@ -212,7 +212,7 @@ func TestWhatARestartFindsInTheMiddleOfAMove(t *testing.T) {
 			{Broker: "b1", Publishers: 30, Quota: s(30, 3)}, {Broker: "b2", Publishers: 60, Quota: s(60, 6)},
 		}}))
 		for id, holds := range map[string]tokenbucket.Share{"b1": test.b1, "b2": test.b2} {
-			b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}, Shares: []ledger.HeldShare{{Topic: "t", Share: holds, Epoch: 7}}}))
+			b.settle(b.Hello(b.now, ledger.Session{Broker: id, Stamp: mono.Stamp{Process: id}, Shares: []ledger.HeldShare{{Topic: "t", Share: holds, Epoch: 7}}}))
 		}
 		t.Log(test.name)
 		b.mustHave(test.want)
@@ -293,14 +293,14 @@ func TestTopicsOnOneBrokerRest(t *testing.T) {
 
 	// Another process of the broker has no share, and gets the whole contract.
 	b.settle(b.Ledger.Disconnect("b2"), nil)
-	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Said: mono.Said{Process: "another"}}))
+	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Stamp: mono.Stamp{Process: "another"}}))
 	b.mustHave(map[string][2]int64{"b2": {90, 9}})
 
 	// After a restart of the adaptor, brokers hold shares from the middle of a move.
 	b = connect(t)
 	b.settle(b.Restore(b.now, contractOn("b1")))
 	for id, holds := range map[string]tokenbucket.Share{"b1": half, "b2": {Rate: 45_000, Burst: 5}} {
-		b.settle(b.Hello(b.now, ledger.Session{Broker: id, Said: mono.Said{Process: id}, Shares: []ledger.HeldShare{{Topic: "t", Share: holds, Epoch: 7}}}))
+		b.settle(b.Hello(b.now, ledger.Session{Broker: id, Stamp: mono.Stamp{Process: id}, Shares: []ledger.HeldShare{{Topic: "t", Share: holds, Epoch: 7}}}))
 	}
 	expect("restored", false)
 	for range 3 {

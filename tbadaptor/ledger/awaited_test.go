@@ -107,7 +107,7 @@ func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
 				}
 			}
 			id := rapid.SampledFrom(ids).Draw(t, "hello")
-			s := ledger.Session{Broker: id, Said: mono.Said{Process: id}, Place: identity.Place{Lock: id}}
+			s := ledger.Session{Broker: id, Stamp: mono.Stamp{Process: id}, Place: identity.Place{Lock: id}}
 			if held := unheard[id]; !held.IsZero() {
 				s.Shares = []ledger.HeldShare{{Topic: "t", Share: held, Epoch: 7}}
 				reported.Rate, reported.Burst = reported.Rate+held.Rate, reported.Burst+held.Burst

@@ -220,7 +220,7 @@ func (c *cluster) drain(b *broker) {
 func (c *cluster) hello(b *broker) {
 	b.session++
 	c.drain(b)
-	s := ledger.Session{Broker: b.id, Said: mono.Said{Process: fmt.Sprintf("%s.%d", b.id, b.starts)}, Place: identity.Place{Lock: b.id}, Policy: b.policy}
+	s := ledger.Session{Broker: b.id, Stamp: mono.Stamp{Process: fmt.Sprintf("%s.%d", b.id, b.starts)}, Place: identity.Place{Lock: b.id}, Policy: b.policy}
 	if held := b.topic.Contract().Share(); !held.IsZero() {
 		base := tokenbucket.Share{Rate: min(held.Rate, b.base.Rate), Burst: min(held.Burst, b.base.Burst)}
 		flex := tokenbucket.Share{Rate: held.Rate - base.Rate, Burst: held.Burst - base.Burst}

@@ -271,11 +271,11 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	if b == nil {
 		b = &broker{}
 	}
-	process := identity.Process{Said: s.Said, Place: s.Place}
+	process := identity.Process{Stamp: s.Stamp, Place: s.Place}
 	if err := b.owner.Check(id, process, l.mayLive(b, now), now.Sub(b.renewed)); err != nil {
-		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, s.Said.Process, err)
+		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, s.Stamp.Process, err)
 	}
-	sameProcess := b.owner.Said.Process == s.Said.Process
+	sameProcess := b.owner.Stamp.Process == s.Stamp.Process
 	b.owner.Take(process)
 	l.brokers[id] = b
 	// The report may be older than the end of the lease, which the broker has noticed by now, too.
@@ -347,8 +347,8 @@ func (l *Ledger) mayLive(b *broker, now mono.Time) bool {
 const MaxEpoch = math.MaxInt64
 
 func checkSession(s Session) (map[string]HeldShare, error) {
-	if s.Broker == "" || s.Said.Process == "" {
-		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Said.Process)
+	if s.Broker == "" || s.Stamp.Process == "" {
+		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Stamp.Process)
 	}
 	reported := make(map[string]HeldShare, len(s.Shares))
 	for _, h := range s.Shares {
@@ -398,13 +398,13 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for id := range l.awaiting {
 		if b := l.brokers[id]; b == nil {
 			l.brokers[id] = &broker{policy: Available, renewed: now}
-		} else if b.owner.Said.Process == "" && b.renewed == 0 {
+		} else if b.owner.Stamp.Process == "" && b.renewed == 0 {
 			b.renewed = now
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
-		if b.owner.Said.Process == "" && b.renewed == 0 {
+		if b.owner.Stamp.Process == "" && b.renewed == 0 {
 			continue // not heard; only its Strict policy is known
 		}
 		expired := func(lease time.Duration) bool {
@@ -515,7 +515,7 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 	b := l.brokers[id]
 	var err error
 	switch {
-	case b == nil || b.owner.Said.Process != instance:
+	case b == nil || b.owner.Stamp.Process != instance:
 		err = ErrUnknownBroker
 	case b.connected:
 		err = ErrConnected
@@ -541,7 +541,7 @@ func (l *Ledger) Strict(ids []string) {
 		case l.heard[id]:
 		case b == nil:
 			l.brokers[id] = &broker{policy: Strict}
-		case b.owner.Said.Process == "":
+		case b.owner.Stamp.Process == "":
 			b.policy = Strict
 		}
 	}
@@ -671,7 +671,7 @@ func (l *Ledger) view(t *topic) TopicView {
 // Expire.
 func (l *Ledger) Ends(id string) (end mono.Time, found bool) {
 	b := l.brokers[id]
-	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.owner.Said.Process == "" && b.renewed == 0 {
+	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.owner.Stamp.Process == "" && b.renewed == 0 {
 		return 0, false
 	}
 	return b.renewed.Add(l.leases.Session + l.leases.ClockBound), true

@@ -98,7 +98,7 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 	l := s.ledger
 	switch name {
 	case "hello":
-		hello := ledger.Session{Broker: args[0], Said: mono.Said{Process: args[1]}, Place: identity.Place{Lock: args[0]}}
+		hello := ledger.Session{Broker: args[0], Stamp: mono.Stamp{Process: args[1]}, Place: identity.Place{Lock: args[0]}}
 		rest := args[2:]
 		if len(rest) > 0 && policies[rest[0]] > 0 {
 			hello.Policy, rest = policies[rest[0]], rest[1:]
@@ -107,7 +107,7 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 			hello.Place.Lock = lock
 		}
 		if process, present := cut(&rest, "said="); present {
-			s.scan(process, &hello.Said.At)
+			s.scan(process, &hello.Stamp.At)
 		}
 		for _, a := range rest {
 			topic, holds, _ := strings.Cut(a, "=")

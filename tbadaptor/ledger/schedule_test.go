@@ -212,7 +212,7 @@ func (w *world) hello(n *node) {
 	}
 	w.hellos = append(w.hellos, helloMsg{ledger.Session{
 		Broker: n.id, Policy: n.policy, Shares: held,
-		Said:  mono.Said{Process: fmt.Sprintf("%s.%d", n.id, n.starts), At: mono.Time(n.session)},
+		Stamp: mono.Stamp{Process: fmt.Sprintf("%s.%d", n.id, n.starts), At: mono.Time(n.session)},
 		Place: identity.Place{Lock: n.id},
 	}, n.session, n.starts, w.now})
 }
@@ -701,7 +701,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 					t.Skip("none has")
 				}
 				instance := fmt.Sprintf("%s.%d", n.id, rapid.IntRange(1, last).Draw(t, "process"))
-				w.hellos = slices.DeleteFunc(w.hellos, func(h helloMsg) bool { return h.Said.Process == instance })
+				w.hellos = slices.DeleteFunc(w.hellos, func(h helloMsg) bool { return h.Stamp.Process == instance })
 				_ = w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 					_, grants, err := l.Ended(n.id, instance, w.now)
 					return grants, err

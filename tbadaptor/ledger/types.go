@@ -32,8 +32,8 @@ func (g Grant) Base() tokenbucket.Share { return g.Share.Less(g.Flex) }
 // Session is a broker's report at the start of a session.
 type Session struct {
 	Broker string
-	// Said identifies the broker's process and the time of the report.
-	Said   mono.Said
+	// Stamp identifies the broker's process and the time of the report.
+	Stamp  mono.Stamp
 	Place  identity.Place
 	Policy Policy
 	// Shares lists every share that the broker holds.

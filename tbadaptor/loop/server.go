@@ -369,7 +369,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (service.Session[srtmv1.NodeMessag
 	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		policy, _ := policies.Value(hello.Policy) // checkHello has refused unknown values
 		grants, err := m.Hello(clock.Mono(), ledger.Session{
-			Broker: hello.BrokerId, Said: mono.Said{Process: hello.Instance, At: mono.Time(hello.Stamp)}, Policy: policy, Shares: held,
+			Broker: hello.BrokerId, Stamp: mono.Stamp{Process: hello.Instance, At: mono.Time(hello.Stamp)}, Policy: policy, Shares: held,
 			Place: placeOf(hello),
 		})
 		if err != nil {

@@ -126,7 +126,7 @@ func (w *world) start(now mono.Time, n *node) {
 }
 
 func (w *world) hello(now mono.Time, n *node) {
-	s := ledger.Session{Broker: n.id, Said: mono.Said{Process: fmt.Sprint(n.starts)}, Place: identity.Place{Lock: n.id}, Policy: ledger.Available, Shares: n.held.Reconcile([]string{topic})}
+	s := ledger.Session{Broker: n.id, Stamp: mono.Stamp{Process: fmt.Sprint(n.starts)}, Place: identity.Place{Lock: n.id}, Policy: ledger.Available, Shares: n.held.Reconcile([]string{topic})}
 	n.lease.Renew(now, leases.Flex, leases.Session)
 	grants, err := w.machine.Hello(now, s)
 	w.apply(now, grants, err)

@@ -150,7 +150,7 @@ func (b *Built) adaptors() (all []*tuning, err error) {
 		}
 		c := &adaptor.Contract{Topic: p.Spec.Name, Total: p.Contract, Rule: a.Rule}
 		for _, q := range p.Plan.Quotas {
-			if _, err := tuned.machine.Hello(0, ledger.Session{Broker: q.Broker, Said: mono.Said{Process: "1"}}); err != nil {
+			if _, err := tuned.machine.Hello(0, ledger.Session{Broker: q.Broker, Stamp: mono.Stamp{Process: "1"}}); err != nil {
 				return nil, err
 			}
 			c.Placed = append(c.Placed, share.Placed{Broker: q.Broker, Publishers: len(q.Publishers), Quota: q.Share})
