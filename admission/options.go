@@ -87,13 +87,13 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 
 func (o *options) validate() error {
 	var f faults.List
-	f.Add(daemon.OneOf("role", o.role, "all", "server", "router"))
-	f.Add(daemon.OneOf("default-reply", o.defaultReply, "deny", "admit"))
-	f.Add(daemon.OneOf("full-reply", o.fullReply, "deny", "admit"))
-	f.Add(daemon.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute))
-	f.Add(daemon.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute))
-	f.Add(daemon.Within("wait", o.decider.Wait, time.Millisecond, client.MaxWait))
-	f.Add(daemon.Within("lookup-wait", o.server.Lookup, time.Millisecond, client.MaxWait))
+	f.Add(faults.OneOf("role", o.role, "all", "server", "router"))
+	f.Add(faults.OneOf("default-reply", o.defaultReply, "deny", "admit"))
+	f.Add(faults.OneOf("full-reply", o.fullReply, "deny", "admit"))
+	f.Add(faults.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute))
+	f.Add(faults.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute))
+	f.Add(faults.Within("wait", o.decider.Wait, time.Millisecond, client.MaxWait))
+	f.Add(faults.Within("lookup-wait", o.server.Lookup, time.Millisecond, client.MaxWait))
 	f.If(o.serves() && o.routes() && o.decider.Wait > o.server.Lookup, "--wait %v: want at most --lookup-wait (%v), by when the server has given up", o.decider.Wait, o.server.Lookup)
 	f.If(o.server.Loops < 1, "--udp-loops %d: want 1 or more", o.server.Loops)
 	f.If(o.server.MaxKeys < 1, "--max-keys %d: want 1 or more", o.server.MaxKeys)

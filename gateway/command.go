@@ -185,7 +185,7 @@ func (o *options) profile() *daemon.Program {
 		if cfg.Server, err = url.Parse(server); err != nil || cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {
 			err = fmt.Errorf("--server: want http:// or https://, got %q", server)
 		}
-		return errors.Join(err, daemon.Within("repeat", cfg.Repeat, 1, 100_000))
+		return errors.Join(err, faults.Within("repeat", cfg.Repeat, 1, 100_000))
 	}
 	run := func(ctx context.Context, _ *slog.Logger, _ *slog.LevelVar) error {
 		r, err := profile.Run(ctx, cfg)

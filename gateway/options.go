@@ -13,6 +13,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/proxy"
 	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -80,11 +81,11 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 
 func (o *options) validate() error {
 	errs := []error{
-		daemon.Within("gateways", o.proxy.Gateways, 1, 1000),
-		daemon.Within("max-header-bytes", o.maxHeader, 1<<10, 16<<20),
-		daemon.Within("max-connections", o.proxy.MaxConnections, 0, math.MaxInt32),
-		daemon.Within("max-body-bytes", o.proxy.MaxBody, 0, math.MaxInt64),
-		daemon.Within("max-publish-bytes", o.maxPublish, 0, math.MaxInt64),
+		faults.Within("gateways", o.proxy.Gateways, 1, 1000),
+		faults.Within("max-header-bytes", o.maxHeader, 1<<10, 16<<20),
+		faults.Within("max-connections", o.proxy.MaxConnections, 0, math.MaxInt32),
+		faults.Within("max-body-bytes", o.proxy.MaxBody, 0, math.MaxInt64),
+		faults.Within("max-publish-bytes", o.maxPublish, 0, math.MaxInt64),
 		o.validatePolicy(),
 	}
 	var err error

@@ -22,6 +22,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -236,7 +237,7 @@ func (o *options) validate() (err error) {
 		o.seed = rand.Uint64()
 	}
 	log := slog.New(slog.DiscardHandler)
-	errs := []error{o.addresses.Validate(), daemon.OneOf("fitting", o.fitting, tuner.ModeFast, tuner.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
+	errs := []error{o.addresses.Validate(), faults.OneOf("fitting", o.fitting, tuner.ModeFast, tuner.ModePaper, fittingOff), faults.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
 	errs = append(errs, o.addresses.CheckPlain("--tcp-address", o.tcpAddress), o.controllerConfig(log, nil).Validate())
 	if _, err := controller.ParseRebalance(o.rebalance); err != nil {
 		errs = append(errs, fmt.Errorf("--rebalance: %w", err))
@@ -268,7 +269,7 @@ func (o *options) validate() (err error) {
 	for field, problem := range o.reservation.Faults() {
 		errs = append(errs, fmt.Errorf("--default-topic-%s %s", field, problem))
 	}
-	errs = append(errs, daemon.OneOf("auto-create", o.autoCreate, autoCreateOn, autoCreateOff))
+	errs = append(errs, faults.OneOf("auto-create", o.autoCreate, autoCreateOn, autoCreateOff))
 	if o.topic, err = rpc.ParseTopic(o.defaultTopic); err != nil {
 		errs = append(errs, fmt.Errorf("--default-topic: %w", err))
 	}

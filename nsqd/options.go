@@ -377,15 +377,15 @@ func (o *options) validate() error {
 	errs.If(err != nil && o.hook.MaxConns > 0, "--arrival-stamps-connections: %w", err)
 	errs.If(o.hook.PinDir != "" && o.stamps != hook.Auto && o.stamps != hook.EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", o.stamps)
 	errs.If(o.pinFor != "" && o.hook.PinDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
-	errs.Add(daemon.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
-	errs.Add(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync, durabilityReplicated))
+	errs.Add(faults.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
+	errs.Add(faults.OneOf("durability", o.durability, durabilityMemory, durabilityFsync, durabilityReplicated))
 	errs.If((o.durability == durabilityReplicated) != (o.jetstream.URL != ""), "--durability=replicated and --jetstream-url: want both or neither")
 	errs.If(o.durability == durabilityReplicated && o.agent.BrokerID == "", "--durability=replicated needs --broker-id: what this broker carries is kept under that name")
 	errs.If(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
 	errs.If(o.jetstream.MaxBytes != 0 && o.jetstream.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", o.jetstream.MaxBytes, 1<<20)
-	errs.Add(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
-	errs.Add(daemon.OneOf("forward", o.forward, forwardOn, forwardOff))
-	errs.Add(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
+	errs.Add(faults.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
+	errs.Add(faults.OneOf("forward", o.forward, forwardOn, forwardOff))
+	errs.Add(faults.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	errs.If(o.tcpAddress == "", "--tcp-address is empty")
 	errs.If(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
 	for _, n := range []struct {
@@ -448,7 +448,7 @@ func (o *options) readTLS() error {
 			o.tlsRequired = tlsForAll
 		}
 	default:
-		errs.Add(daemon.OneOf("tls-client-auth-policy", o.tlsClients, authRequire, authVerify))
+		errs.Add(faults.OneOf("tls-client-auth-policy", o.tlsClients, authRequire, authVerify))
 	}
 	errs.If(o.tlsCRL != "" && (o.tlsClients != authVerify || o.tlsRootCAs == ""), "--tls-crl needs --tls-client-auth-policy=require-verify and --tls-root-ca-file")
 	if pair && len(errs) > 0 {

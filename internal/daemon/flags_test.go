@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -44,7 +45,7 @@ func readWith(t *testing.T, argument string, args ...string) (options, string, e
 			}},
 		},
 		Validate: func() error {
-			return errors.Join(Within("count", o.count, 1, 10), errors.Join(Within("interval", o.interval, time.Second, time.Hour)))
+			return errors.Join(faults.Within("count", o.count, 1, 10), errors.Join(faults.Within("interval", o.interval, time.Second, time.Hour)))
 		},
 	}
 	_, _, err := p.Parse(args, &out)
@@ -205,10 +206,4 @@ func TestOneFaultOfAFlagIsSaidOnce(t *testing.T) {
 	testkit.Equal(t, fmt.Sprint(err), `--interval: "1": want a duration with a unit (for example --interval=1s)`)
 	_, _, err = read(t, "--config", testkit.File(t, "c.toml", "count = 'y'"), "--count=x")
 	testkit.Equal(t, fmt.Sprint(err), `--count: "x": want a whole number (for example --count=3)`)
-}
-
-func TestWithin(t *testing.T) {
-	for n, want := range map[int]string{0: "--count 0: want 1 to 3", 1: "<nil>", 3: "<nil>", 4: "--count 4: want 1 to 3"} {
-		testkit.Equal(t, fmt.Sprint(Within("count", n, 1, 3)), want)
-	}
 }
