@@ -138,11 +138,10 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if err := d.broker.Restore(); err != nil {
 		return nil, err
 	}
-	api := httpapi.Config{
-		Node: node, Session: &opts.session, Managed: opts.managed(), TopologyAware: opts.topologyAware && opts.region != "",
-		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
-		Forward: opts.conn.Forward, MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.listeners.connections,
-	}
+	api := opts.api
+	api.Node, api.Session, api.Managed, api.TopologyAware = node, &opts.session, opts.managed(), opts.topologyAware && opts.region != ""
+	api.Lookupds, api.Settings, api.Percentiles, api.Tokens = d.announcer.State, d.settings(), opts.statsd.Percentiles, opts.tokens
+	api.Forward, api.MaxBodies, api.Connections = opts.conn.Forward, opts.conn.MaxBodies, d.listeners.connections
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
 	}

@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	admission "github.com/srtm-io/srtm/admission/client"
@@ -27,7 +26,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
@@ -48,6 +46,7 @@ type options struct {
 	auth    auth.Config
 	statsd  statsd.Config
 	agent   agent.Config
+	api     httpapi.Config
 
 	// Addresses to listen on and to advertise.
 	tcpAddress, httpAddress, httpsAddress, adminAddress string
@@ -56,31 +55,29 @@ type options struct {
 	region, zone                                        string
 	topologyAware                                       bool
 	maxHTTPConnections                                  int // 0: set by fit, like conn.MaxConnections
-	lookupds                                            daemon.List
+	lookupds                                            []string
 
 	// TLS, tokens and authorization.
 	tlsCert, tlsKey, tlsRootCAs, tlsClients string
 	tlsCRL                                  string
 	tlsRequired                             tlsRequired
 	tlsMinVersion                           tlsVersion
-	authAddresses                           daemon.List
 	console                                 bool
 	tokenFile                               string
 	control                                 secure.ClientConfig // for the loaddistributor and the tbadaptor
 
-	outputBuffering, durability, dataPath  string
-	forward                                string
-	jetstream                              replicated.Config
-	jetstreamTLS                           secure.ClientConfig
-	clientTimeout, drainTimeout, e2eWindow time.Duration
-	stamps                                 hook.Mode
-	pinFor, releaseTrace                   string
-	memQueueSize                           int
-	memoryLimit                            int64
-	statsdExclude                          bool
-	syncEvery                              int64
-	syncTimeout                            time.Duration
-	nodeID, maxWeight                      int
+	durability, dataPath    string
+	forward                 string
+	jetstream               replicated.Config
+	jetstreamTLS            secure.ClientConfig
+	drainTimeout, e2eWindow time.Duration
+	stamps                  hook.Mode
+	pinFor, releaseTrace    string
+	memQueueSize            int
+	memoryLimit             int64
+	syncEvery               int64
+	syncTimeout             time.Duration
+	nodeID                  int
 
 	// Derived by validate.
 	roots       *x509.CertPool // nil: the system's authorities
@@ -89,7 +86,6 @@ type options struct {
 	tokens      *secure.Tokens    // nil: no --http-token-file
 	tls         *secure.ServerTLS // nil: no --tls-cert
 	maxForwards int               // connections to other brokers; 0: set by fit
-	maxSeries   int               // maximum number of topics and channels with their own metrics
 }
 
 // noEffect begins the help of an NSQ flag that has no effect in this nsqd.
@@ -120,18 +116,32 @@ const (
 	statistics = "Statistics for NSQ and statsd"
 )
 
+// groups lists the flags. A part of the broker defines the flags that it alone needs. Flags that several
+// parts need are defined here.
 func (o *options) groups() []daemon.Group {
 	o.session, o.tlsMinVersion = session.DefaultConfig(), tls10
-	_ = (*ioLoops)(&o.conn).Set(autoLoops)
+	o.conn.Session = &o.session
 	return []daemon.Group{
 		{Title: daemon.Listen, Flags: o.addressFlags},
 		{Title: daemon.Cluster, Flags: o.clusterFlags},
+		{Title: daemon.Cluster, Flags: o.agent.Flags},
+		{Title: daemon.Cluster, Flags: o.conn.ClusterFlags},
+		{Title: daemon.Cluster, Flags: func(fs *flag.FlagSet) { lookupd.Flags(fs, &o.lookupds) }},
 		{Title: daemon.Contract, Flags: o.contractFlags},
+		{Title: daemon.Contract, Flags: o.broker.ContractFlags},
+		{Title: daemon.Contract, Flags: func(fs *flag.FlagSet) { o.hook.Flags(fs, &o.stamps) }},
 		{Title: daemon.Storage, Flags: o.storageFlags},
+		{Title: daemon.Storage, Flags: o.storage.Flags},
+		{Title: daemon.Storage, Flags: o.jetstream.Flags},
 		{Title: daemon.Limits, Flags: o.limitFlags},
+		{Title: daemon.Limits, Flags: o.conn.LimitFlags},
+		{Title: daemon.Limits, Flags: o.broker.LimitFlags},
+		{Title: daemon.Limits, Flags: o.api.Flags},
 		{Title: daemon.Security, Flags: o.securityFlags},
-		{Title: clients, Flags: o.clientFlags},
+		{Title: daemon.Security, Flags: o.auth.Flags},
+		{Title: clients, Flags: o.conn.ClientFlags},
 		{Title: statistics, Flags: o.statsFlags},
+		{Title: statistics, Flags: o.statsd.Flags},
 		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) {
 			o.admission.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
 		}},
@@ -151,28 +161,13 @@ func (o *options) addressFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) clusterFlags(fs *flag.FlagSet) {
-	fs.StringVar(&o.agent.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
-	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
 	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, treatment of publishes and subscriptions to topics on other brokers: `on` (the broker forwards publishes and relays messages) or off (it refuses both)")
-	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
-	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares has ended: available (continue with the bases) or strict (stop)")
-	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
-	daemon.Alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses", "its name in NSQ's configuration files")
-	fs.DurationVar(&o.conn.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before the broker may end its connection when the topic moves, so that the consumer looks up the topic again; at least LookupdPollInterval x LookupdPollJitter of the consumer, because go-nsq does not look up earlier")
 	fs.StringVar(&o.region, "topology-region", "", "`region` this broker runs in: with the experiment, messages go to the nearest consumers")
 	fs.StringVar(&o.zone, "topology-zone", "", "`zone` of that region")
 	fs.Func("enable-experiment", "`name` of an experiment of NSQ to take part in: "+topologyAware, o.experiment)
 }
 
 func (o *options) contractFlags(fs *flag.FlagSet) {
-	fs.Func("topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated", o.topicLimit)
-	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message may have had its token, at most 1s: with rate r and burst b, at most b + r*(t + this) messages leave in any time t. A stall of the broker up to this long delays no conforming message; after a longer stall the contract in real time comes first")
-	fs.DurationVar(&o.broker.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer; 0: one that would have to wait at all")
-	fs.StringVar((*string)(&o.broker.Pacing), "pacing", string(broker.PaceAdvise), "`mode` of topics with a contract and without a mode of their own: off (for all topics); advise (while more arrives than the contract allows, publishers that send PACE receive their rate, by weight); or police (the broker also refuses messages beyond this rate, from all publishers)")
-	fs.IntVar(&o.maxWeight, "max-weight", 1, "maximum `weight`, 1 to 255, of a publisher without a weight from its topic")
-	fs.StringVar((*string)(&o.stamps), "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
-	fs.IntVar(&o.hook.MaxConns, "arrival-stamps-connections", 0, "maximum number of `publishers` that ebpf follows at once (default 16384)")
-	fs.StringVar(&o.hook.PinDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")
 	fs.StringVar(&o.pinFor, "pin-arrival-stamps", "", "as root: leave the program for `user` (name, uid or uid:gid) in --arrival-stamps-dir, and exit")
 	fs.StringVar(&o.releaseTrace, "release-trace", "", "`file` to append a line to for every message that leaves a topic: topic, arrival, eligible, released, in ns of the monotonic clock (default none)")
 }
@@ -181,34 +176,12 @@ func (o *options) storageFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.dataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size, and the messages in memory at shutdown (default the working folder)")
 	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), fsync (it is on stable storage), or replicated (it is on most of --jetstream-replicas servers of NATS JetStream)")
 	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, further messages go to disk; 0: every message is written before it is accepted")
-	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
-	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel continues past its oldest unfinished message, in `messages`; the channel then gets no more messages until that message is finished; other channels continue; 0: no limit")
-	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk, in `bytes`, from which publishes are refused (E_QUEUE_FULL, HTTP 503); messages that are only retained do not count; 0: no limit")
-	fs.Var(&o.storage.Retain, "retain", "`time or size` of finished messages that stay on disk for channel/seek: a duration (24h), a size (10GB, or up to a file of --max-bytes-per-file more), or both with a comma, until either is exceeded; POST /topic/retain sets it for one topic. Unfinished messages stay in any case (default 0: nothing)")
-	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's message `files` that stay open for reading, beside the file being written; opening one more closes another")
-	fs.IntVar(&o.storage.ReadAhead, "read-ahead-bytes", broker.DefaultReadAhead, "maximum size of the messages that are read from disk at a time for a topic or channel that is behind, and that stay in memory for channels close behind it, in `bytes`; a larger message is read alone")
-	fs.StringVar(&o.jetstream.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
-	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
-	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
-	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; when seven eighths are full, retained messages are deleted, and then publishes are refused (E_QUEUE_FULL); 0: what NATS allows")
 	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long delivery continues after SIGTERM, while the messages in memory are stored")
 }
 
 func (o *options) limitFlags(fs *flag.FlagSet) {
-	s := &o.session
-	fs.IntVar(&s.Limits.MaxMessageSize, "max-msg-size", s.Limits.MaxMessageSize, "maximum size of a message, in `bytes`")
-	fs.IntVar(&s.Limits.MaxBodySize, "max-body-size", s.Limits.MaxBodySize, "maximum size of an MPUB's body, in `bytes`; IDENTIFY and AUTH have at most 64 KiB of it")
-	fs.IntVar(&o.conn.MaxConnections, "max-connections", 0, "maximum number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
 	fs.IntVar(&o.maxHTTPConnections, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
 	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment takes precedence")
-	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, counting each body plus 256; a topic that holds four times what is left continues as one with --mem-queue-size messages (default half of the memory limit)")
-	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503); topics on disk at the start are always opened")
-	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; as --max-topics")
-	fs.IntVar(&o.broker.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; as --max-topics")
-	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
-	fs.IntVar(&o.maxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
-	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that reads nothing for so long")
-	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and more, up to one per processor, while a loop is overloaded and a processor idle; 0: a goroutine for each connection")
 }
 
 func (o *options) securityFlags(fs *flag.FlagSet) {
@@ -219,52 +192,22 @@ func (o *options) securityFlags(fs *flag.FlagSet) {
 	fs.Var(&o.tlsRequired, "tls-required", "`whether` clients without TLS are refused: true, false, or tcp-https (they may still use plain HTTP)")
 	fs.Var(&o.tlsMinVersion, "tls-min-version", "minimum `version` of TLS: tls1.0, tls1.1, tls1.2, tls1.3 (ssl3.0 counts as tls1.0)")
 	fs.StringVar(&o.tlsClients, "tls-client-auth-policy", "", "`policy` on clients' certificates: require (any), require-verify; either one implies --tls-required")
-	fs.Var(&o.authAddresses, "auth-http-address", "`host:port`, or URL, of an auth server whose permission clients need, over HTTP too (Authorization: Bearer SECRET); may be repeated, then one permission suffices")
-	daemon.Alias(fs, "auth-http-address", "auth-http-addresses", "its name in NSQ's configuration files")
-	fs.StringVar(&o.auth.Method, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
-	fs.DurationVar(&o.auth.ConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
-	fs.DurationVar(&o.auth.RequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
 	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
 	o.jetstreamTLS.TLSFlags(fs, "jetstream-", "NATS")
 	o.control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
 }
 
-func (o *options) clientFlags(fs *flag.FlagSet) {
-	s := &o.session
-	fs.DurationVar(&s.MsgTimeout, "msg-timeout", s.MsgTimeout, "how long a subscriber may hold a message that it does not finish")
-	fs.DurationVar(&s.MaxMsgTimeout, "max-msg-timeout", s.MaxMsgTimeout, "maximum message timeout a client may ask for")
-	fs.DurationVar(&s.Limits.MaxReqTimeout, "max-req-timeout", s.Limits.MaxReqTimeout, "maximum delay of a requeue")
-	fs.DurationVar(&s.Limits.MaxDeferTimeout, "max-defer-timeout", 0, "maximum delay of a deferred publish (default --max-req-timeout)")
-	fs.IntVar(&s.Limits.MaxRdy, "max-rdy-count", s.Limits.MaxRdy, "maximum RDY count of a client")
-	fs.DurationVar(&o.clientTimeout, "client-timeout", 2*s.HeartbeatInterval, "close a client that is silent for so long; heartbeats go out at half of it")
-	fs.DurationVar(&s.MaxHeartbeatInterval, "max-heartbeat-interval", s.MaxHeartbeatInterval, "maximum heartbeat interval a client may ask for")
-	fs.StringVar(&o.outputBuffering, "output-buffering", "eager", "`policy` of writing to subscribers: eager (as soon as nothing more is ready) or strict (by the client's buffer and timeout, as upstream)")
-	fs.DurationVar(&s.OutputBufferTimeout, "output-buffer-timeout", s.OutputBufferTimeout, "output buffer timeout of clients that name none")
-	fs.DurationVar(&s.MinOutputBufferTimeout, "min-output-buffer-timeout", s.MinOutputBufferTimeout, "minimum output buffer timeout a client may ask for")
-	fs.DurationVar(&s.MaxOutputBufferTimeout, "max-output-buffer-timeout", s.MaxOutputBufferTimeout, "maximum output buffer timeout a client may ask for")
-	fs.IntVar(&s.MaxOutputBufferSize, "max-output-buffer-size", s.MaxOutputBufferSize, "maximum output buffer a client may ask for, in `bytes`")
-	fs.BoolVar(&s.Snappy, "snappy", s.Snappy, "let clients have Snappy compression")
-	fs.BoolVar(&s.Deflate, "deflate", s.Deflate, "let clients have DEFLATE compression")
-	fs.IntVar(&s.MaxDeflateLevel, "max-deflate-level", s.MaxDeflateLevel, "maximum DEFLATE `level` a client can have, 1 to 9; more takes more CPU")
-}
-
 func (o *options) statsFlags(fs *flag.FlagSet) {
 	fs.Func("e2e-processing-latency-percentile", "`fraction` in (0, 1] of messages whose latency from arrival to FIN is shown and sent to statsd; may be repeated, or a list with commas (default none)", o.percentiles)
-	daemon.Alias(fs, "e2e-processing-latency-percentile", "e2e-processing-latency-percentiles", "its name in NSQ's configuration files")
+	daemon.Alias(fs, "e2e-processing-latency-percentile", "e2e-processing-latency-percentiles", daemon.NSQName)
 	fs.DurationVar(&o.e2eWindow, "e2e-processing-latency-window-time", 10*time.Minute, "how far back those latencies go")
-	fs.StringVar(&o.statsd.Address, "statsd-address", "", "UDP `host:port` of a statsd daemon to push metrics to (default none)")
-	fs.StringVar(&o.statsd.Prefix, "statsd-prefix", "nsq.%s", "`prefix` of the metrics' paths; %s stands for broadcast address and HTTP port")
-	fs.DurationVar(&o.statsd.Interval, "statsd-interval", time.Minute, "how long between two pushes")
-	fs.BoolVar(&o.statsd.Memory, "statsd-mem-stats", true, "push metrics of memory and garbage collection, too")
-	fs.IntVar(&o.statsd.PacketSize, "statsd-udp-packet-size", 508, "maximum size of a packet to statsd, in `bytes`")
-	fs.BoolVar(&o.statsdExclude, "statsd-exclude-ephemeral", false, "do not push metrics of ephemeral topics and channels")
 }
 
 func (o *options) ignoredFlags(fs *flag.FlagSet) {
 	fs.Int64Var(&o.syncEvery, "sync-every", 2500, "`messages`; "+noEffect+": --durability says when they are on stable storage")
 	fs.DurationVar(&o.syncTimeout, "sync-timeout", 2*time.Second, noEffect+", as --sync-every")
 	fs.IntVar(&o.nodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); "+noEffect)
-	daemon.Alias(fs, "node-id", "id", "its name in NSQ's configuration files")
+	daemon.Alias(fs, "node-id", "id", daemon.NSQName)
 	fs.String("log-prefix", "[nsqd] ", noEffect+": log lines are structured and have no prefix")
 	fs.Int("queue-scan-selection-count", 20, noEffect+": timeouts need no scans")
 	fs.Int("queue-scan-worker-pool-max", 4, noEffect+": timeouts need no scans")
@@ -280,14 +223,11 @@ func (o *options) durabilityOf() srtmv1.Durability {
 	}[o.durability]
 }
 
-// Values of --durability, --output-buffering, --forward and --tls-client-auth-policy.
+// Values of --durability, --forward and --tls-client-auth-policy.
 const (
 	durabilityMemory     = "memory"
 	durabilityFsync      = "fsync"
 	durabilityReplicated = "replicated"
-
-	bufferEager  = "eager"
-	bufferStrict = "strict"
 
 	forwardOn  = "on"
 	forwardOff = "off"
@@ -321,31 +261,25 @@ func (o *options) validate() error {
 	o.dataPath = cmp.Or(o.dataPath, ".")
 	errs.Add(o.readTLS())
 	errs.Add(lookupd.ValidateAddresses(o.lookupds))
-	errs.If(o.auth.ConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", o.auth.ConnectTimeout)
-	errs.If(o.auth.RequestTimeout <= 0, "--http-client-request-timeout %v is not positive", o.auth.RequestTimeout)
-	if len(o.authAddresses) > 0 {
-		o.auth.Addresses, o.auth.Method = o.authAddresses, strings.ToUpper(o.auth.Method)
-		if o.roots != nil {
-			o.auth.TLS = &tls.Config{RootCAs: o.roots}
-		}
-		o.authServers, err = auth.New(o.auth)
-		errs.Add(err)
+	if o.roots != nil {
+		o.auth.TLS = &tls.Config{RootCAs: o.roots}
 	}
+	if err = o.auth.Validate(); err == nil && len(o.auth.Addresses) > 0 {
+		o.authServers, err = auth.New(o.auth)
+	}
+	errs.Add(err)
 	if o.tokenFile != "" {
 		o.tokens, err = secure.LoadTokens("--http-token-file", o.tokenFile)
 		errs.Add(err)
 	}
 	s := &o.session
-	s.HeartbeatInterval = min(o.clientTimeout/2, s.MaxHeartbeatInterval)
-	s.OutputBufferSize = min(s.OutputBufferSize, s.MaxOutputBufferSize)
+	errs.Add(o.conn.Complete())
 	s.TLS = o.conn.TLS != nil
 	s.TLSRequired = s.TLS && o.tlsRequired != tlsOptional
 	s.AuthRequired = o.authServers != nil
 	s.Forwarded = o.forwards()
 	s.Version, s.Limits.Pace = obs.NSQ, o.broker.Pacing != broker.PaceOff
 	errs.Add(s.Validate())
-	o.conn.Session = s
-	o.conn.StrictBuffering = o.outputBuffering == bufferStrict
 	if o.topologyAware {
 		o.conn.Region, o.conn.Zone = o.region, o.zone
 	}
@@ -355,11 +289,11 @@ func (o *options) validate() error {
 	errs.Add(o.conn.Validate())
 	b := &o.broker
 	b.Capacity, b.MaxMsgTimeout, b.AutoCreate = cmp.Or(o.memQueueSize, readAhead), s.MaxMsgTimeout, !o.managed()
-	b.MaxWeight = uint8(o.maxWeight)
 	b.Seed = uint64(time.Now().UnixNano())
 	if len(o.statsd.Percentiles) > 0 {
 		b.EndToEnd = o.e2eWindow
 	}
+	errs.Add(b.CheckFlags())
 	errs.Add(b.Validate())
 	o.storage.Path, o.storage.Metadata, o.storage.Data = filepath.Join(o.dataPath, "messages"), filepath.Join(o.dataPath, "metadata.json"), o.dataPath
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
@@ -370,47 +304,28 @@ func (o *options) validate() error {
 	}
 	o.storage.WriteThrough, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
 
-	_, err = hook.ParseMode(string(o.stamps))
-	errs.If(err != nil, "--arrival-stamps: %w", err)
-	errs.If(o.hook.MaxConns < 0, "--arrival-stamps-connections %d is below 0", o.hook.MaxConns)
-	err = o.hook.Validate()
-	errs.If(err != nil && o.hook.MaxConns > 0, "--arrival-stamps-connections: %w", err)
-	errs.If(o.hook.PinDir != "" && o.stamps != hook.Auto && o.stamps != hook.EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", o.stamps)
+	errs.Add(o.hook.CheckFlags(o.stamps))
 	errs.If(o.pinFor != "" && o.hook.PinDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
-	errs.Add(faults.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
 	errs.Add(faults.OneOf("durability", o.durability, durabilityMemory, durabilityFsync, durabilityReplicated))
 	errs.If((o.durability == durabilityReplicated) != (o.jetstream.URL != ""), "--durability=replicated and --jetstream-url: want both or neither")
 	errs.If(o.durability == durabilityReplicated && o.agent.BrokerID == "", "--durability=replicated needs --broker-id: what this broker carries is kept under that name")
-	errs.If(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
-	errs.If(o.jetstream.MaxBytes != 0 && o.jetstream.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", o.jetstream.MaxBytes, 1<<20)
-	errs.Add(faults.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
+	errs.Add(o.jetstream.CheckFlags())
+	errs.Add(o.storage.CheckFlags())
+	errs.Add(o.agent.CheckFlags())
+	errs.Add(o.api.CheckFlags())
 	errs.Add(faults.OneOf("forward", o.forward, forwardOn, forwardOff))
-	errs.Add(faults.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	errs.If(o.tcpAddress == "", "--tcp-address is empty")
 	errs.If(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
-	for _, n := range []struct {
-		flag     string
-		n        int64
-		min, max int64
-	}{
-		{"memory-limit", o.memoryLimit, 0, math.MaxInt64}, {"max-http-connections", int64(o.maxHTTPConnections), 0, math.MaxInt64},
-		{"max-memory-bytes", b.MaxMemory, 0, math.MaxInt64}, {"max-bytes-per-file", o.storage.SegmentBytes, 1 << 10, math.MaxInt64},
-		{"open-files-per-topic", int64(o.storage.OpenFiles), 1, 1000}, {"read-ahead-bytes", int64(o.storage.ReadAhead), 1 << 10, 1 << 30},
-		{"max-unfinished", int64(o.storage.MaxUnfinished), 0, math.MaxInt64}, {"max-log-bytes", o.storage.MaxLogBytes, 0, math.MaxInt64},
-		{"broadcast-tcp-port", int64(o.broadcastTCPPort), 0, 65535}, {"broadcast-http-port", int64(o.broadcastHTTPPort), 0, 65535},
-		{"sync-every", o.syncEvery, 1, math.MaxInt64}, {"node-id", int64(o.nodeID), 0, nodeIDs - 1},
-		{"max-weight", int64(o.maxWeight), 1, 255}, {"io-loops", int64(o.conn.Loops), 0, maxLoops},
-		{"max-msg-size", int64(s.Limits.MaxMessageSize), math.MinInt64, commitlog.LargestBody}, // Limits checks the minimum
-	} {
-		errs.If(n.n < n.min, "--%s %d is less than %d", n.flag, n.n, n.min)
-		errs.If(n.n > n.max, "--%s %d is more than %d", n.flag, n.n, n.max)
-	}
+	errs.If(o.memoryLimit < 0, "--memory-limit %d is negative", o.memoryLimit)
+	errs.If(o.maxHTTPConnections < 0, "--max-http-connections %d is negative", o.maxHTTPConnections)
+	errs.Add(faults.Within("broadcast-tcp-port", o.broadcastTCPPort, 0, math.MaxUint16))
+	errs.Add(faults.Within("broadcast-http-port", o.broadcastHTTPPort, 0, math.MaxUint16))
+	errs.If(o.syncEvery < 1, "--sync-every %d is less than 1", o.syncEvery)
+	errs.Add(faults.Within("node-id", o.nodeID, 0, nodeIDs-1))
 	errs.If(o.syncTimeout <= 0, "--sync-timeout %v is not positive", o.syncTimeout)
 	errs.If(o.e2eWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.e2eWindow)
-	errs.If(o.maxSeries < 0, "--max-series %d is negative", o.maxSeries)
-	errs.If(o.conn.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.conn.NudgeAfter)
 	errs.If(o.drainTimeout < 0 || o.drainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.drainTimeout, maxDrain, lifecycle.StopLimit)
-	if o.statsd.Ephemeral = !o.statsdExclude; o.statsd.Address != "" {
+	if o.statsd.Address != "" {
 		pushed := o.statsd // open sets the other fields
 		pushed.Topics, pushed.Log = func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)
 		errs.Add(pushed.Validate())
@@ -422,7 +337,6 @@ func (o *options) validate() error {
 	o.agent.DialOptions, err = o.control.Load(controlPrefix)
 	errs.Add(err)
 	if o.managed() {
-		errs.If(o.agent.Mcap <= 0, "--mcap %d is not a positive rate", o.agent.Mcap)
 		errs.If(len(b.Presets) > 0, "--topic-limit is for standalone brokers: in a cluster the loaddistributor gives the contracts")
 		errs.If(conn.IsPath(o.tcpAddress) && o.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
 		errs.If((o.httpAddress == "" || conn.IsPath(o.httpAddress)) && o.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")

@@ -88,7 +88,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tls-required=maybe", []string{`"maybe"`, "tcp-https"}},
 		{"--io-loops=many", []string{`"many"`}},
 		{"--io-loops=-1", []string{`"-1"`}},
-		{"--io-loops=1000000 --max-msg-size=1073741824", []string{"--io-loops 1000000 is more than 1024", "--max-msg-size 1073741824 is more than"}},
+		{"--io-loops=1000000 --max-msg-size=1073741824", []string{"--io-loops 1000000: want 0 to 1024", "--max-msg-size 1073741824 is more than"}},
 		{"--tls-min-version=tls2", []string{`"tls2"`}},
 		{"--tls-cert=a --tls-key=b --tls-client-auth-policy=ask", []string{`"ask"`, "require-verify"}},
 		{"--tls-client-auth-policy=require", []string{"--tls-client-auth-policy needs"}},
@@ -162,10 +162,10 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	if o.tlsRequired != tlsOptional || o.tlsMinVersion != tls10 || o.session.Snappy || !o.session.Deflate {
 		t.Errorf("%+v", o)
 	}
-	if o.authAddresses.String() != "a:1,http://b:2/x" || o.authServers == nil {
-		t.Errorf("auth servers %v", o.authAddresses)
+	if !slices.Equal(o.auth.Addresses, []string{"a:1", "http://b:2/x"}) || o.authServers == nil {
+		t.Errorf("auth servers %v", o.auth.Addresses)
 	}
-	testkit.Equal(t, o.lookupds.String(), "l:4160,l:2", "%v", o.lookupds)
+	testkit.Equal(t, strings.Join(o.lookupds, ","), "l:4160,l:2")
 	if !slices.Equal(o.statsd.Percentiles, []float64{1, 0.99}) || o.broker.EndToEnd != 10*time.Minute {
 		t.Errorf("%v %v", o.statsd.Percentiles, o.broker.EndToEnd)
 	}

@@ -109,7 +109,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/replicated"},
-		Only: []string{"internal/clock", "internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog"},
+		Only: []string{"internal/clock", "internal/faults", "internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog"},
 		Why:  "it is a log like the one in files",
 	},
 	{

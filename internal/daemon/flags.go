@@ -20,6 +20,9 @@ func (l *List) Set(s string) error {
 	return nil
 }
 
+// NSQName is the reason for an alias that NSQ's configuration files use.
+const NSQName = "its name in NSQ's configuration files"
+
 // Alias adds a second name to a flag, with the reason for the help.
 func Alias(fs *flag.FlagSet, name, other, why string) {
 	fs.Var(&alias{fs.Lookup(name).Value, name}, other, "as --"+name+": "+why)

@@ -2,6 +2,7 @@ package hook
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/bits"
@@ -72,6 +73,25 @@ func (c Config) withDefaults() Config {
 		c.RingRecords = defaultRingRecords
 	}
 	return c
+}
+
+// Flags defines the flags of arrival stamps.
+func (c *Config) Flags(fs *flag.FlagSet, mode *Mode) {
+	fs.StringVar((*string)(mode), "arrival-stamps", string(Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
+	fs.IntVar(&c.MaxConns, "arrival-stamps-connections", 0, "maximum number of `publishers` that ebpf follows at once (default 16384)")
+	fs.StringVar(&c.PinDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")
+}
+
+// CheckFlags returns all problems of the flags' values.
+func (c *Config) CheckFlags(mode Mode) error {
+	var errs faults.List
+	_, err := ParseMode(string(mode))
+	errs.If(err != nil, "--arrival-stamps: %w", err)
+	errs.If(c.MaxConns < 0, "--arrival-stamps-connections %d is below 0", c.MaxConns)
+	err = c.Validate()
+	errs.If(err != nil && c.MaxConns > 0, "--arrival-stamps-connections: %w", err)
+	errs.If(c.PinDir != "" && mode != Auto && mode != EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", mode)
+	return errs.Err()
 }
 
 // Validate reports every value that is out of range.

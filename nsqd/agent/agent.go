@@ -14,6 +14,7 @@ import (
 	crand "crypto/rand"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -78,6 +79,22 @@ type Config struct {
 	DialOptions []grpc.DialOption
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: not exported
+}
+
+// Flags defines the flags of a broker in a cluster.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
+	fs.StringVar(&c.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
+	fs.Int64Var(&c.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
+	fs.StringVar((*string)(&c.Policy), "policy", string(Available), "what to do when the lease on shares has ended: available (continue with the bases) or strict (stop)")
+}
+
+// CheckFlags returns all problems of the flags' values.
+func (c *Config) CheckFlags() error {
+	var errs faults.List
+	errs.Add(faults.OneOf("policy", string(c.Policy), string(Available), string(Strict)))
+	errs.If(c.LoadDistributor != "" && c.Mcap <= 0, "--mcap %d is not a positive rate", c.Mcap)
+	return errs.Err()
 }
 
 // Validate returns all problems at once.

@@ -328,8 +328,10 @@ func TestAskingEndsWithItsContext(t *testing.T) {
 }
 
 func TestConfigFaults(t *testing.T) {
-	err := auth.Config{Method: "PUT"}.Validate()
-	for _, want := range []string{"no auth server", `"PUT"`, "--http-client-connect-timeout", "--http-client-request-timeout"} {
+	_, err := auth.New(auth.Config{})
+	testkit.ErrorHas(t, err, "no auth server")
+	_, err = auth.New(auth.Config{Addresses: []string{"host:1"}, Method: "put"})
+	for _, want := range []string{`"PUT"`, "--http-client-connect-timeout", "--http-client-request-timeout"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %s", err, want)
 		}

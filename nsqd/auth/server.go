@@ -11,6 +11,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +23,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
@@ -58,7 +60,8 @@ type Config struct {
 	// Addresses are host:port, for http://host:port/auth, or whole URLs. The servers take turns.
 	// If a server does not answer, the next server gets the question.
 	Addresses []string
-	// Method is GET, with the question in the URL's query, or POST, with the question as a form.
+	// Method is GET, with the question in the URL's query, or POST, with the question as a form. Case
+	// is ignored.
 	Method string
 	// ConnectTimeout and RequestTimeout bound each request to one server.
 	ConnectTimeout, RequestTimeout time.Duration
@@ -66,19 +69,31 @@ type Config struct {
 	TLS *tls.Config
 }
 
-// Validate reports all problems at once.
+// Flags defines the flags of auth servers. nsqd/lookupd uses the same timeouts.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	const addresses = "auth-http-address"
+	fs.Var((*daemon.List)(&c.Addresses), addresses, "`host:port`, or URL, of an auth server whose permission clients need, over HTTP too (Authorization: Bearer SECRET); may be repeated, then one permission suffices")
+	daemon.Alias(fs, addresses, "auth-http-addresses", daemon.NSQName)
+	fs.StringVar(&c.Method, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
+	fs.DurationVar(&c.ConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
+	fs.DurationVar(&c.RequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
+}
+
+// Validate reports all problems at once. A Config may have no server.
 func (c Config) Validate() error {
 	var errs faults.List
-	errs.If(len(c.Addresses) == 0, "there is no auth server")
 	for _, a := range c.Addresses {
 		_, err := serverURL(a)
 		errs.If(err != nil, "--auth-http-address %q: %w", a, err)
 	}
-	errs.If(c.Method != http.MethodGet && c.Method != http.MethodPost, "--auth-http-request-method %q is neither GET nor POST", c.Method)
+	method := c.method()
+	errs.If(len(c.Addresses) > 0 && method != http.MethodGet && method != http.MethodPost, "--auth-http-request-method %q is neither GET nor POST", method)
 	errs.If(c.ConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", c.ConnectTimeout)
 	errs.If(c.RequestTimeout <= 0, "--http-client-request-timeout %v is not positive", c.RequestTimeout)
 	return errs.Err()
 }
+
+func (c Config) method() string { return strings.ToUpper(c.Method) }
 
 func serverURL(address string) (*url.URL, error) {
 	if strings.Contains(address, "://") {
@@ -138,10 +153,13 @@ func (s *Servers) Counts() map[string]uint64 {
 
 // New returns the auth servers of cfg.
 func New(cfg Config) (*Servers, error) {
+	if len(cfg.Addresses) == 0 {
+		return nil, errors.New("there is no auth server")
+	}
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Servers{method: cfg.Method}
+	s := &Servers{method: cfg.method()}
 	for _, a := range cfg.Addresses {
 		u, _ := serverURL(a) // Validate has checked the URL
 		s.urls = append(s.urls, u)

@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -90,9 +91,9 @@ type Config struct {
 	// Pacing is the mode of topics without their own mode. PaceOff disables pacing for all
 	// topics.
 	Pacing PaceMode
-	// MaxWeight is the maximum weight of a publisher without a weight from the topic; 0
-	// counts as 1.
-	MaxWeight uint8
+	// MaxWeight is the maximum weight of a publisher without a weight from the topic, up to
+	// 255; 0 counts as 1.
+	MaxWeight int
 	// Presets are the contracts of a standalone broker, by topic. Such a topic gets the
 	// contract on creation, also after a deletion. A preset has priority over a recorded
 	// contract. The bucket is initially empty.
@@ -144,6 +145,7 @@ func (c Config) Validate() error {
 	errs.If(c.MaxBackdating < 0 || c.MaxBackdating > tokenbucket.Horizon, "--max-backdating %v is outside [0, %v]", c.MaxBackdating, tokenbucket.Horizon)
 	errs.If(c.MaxChannelConsumers < 0, "--max-channel-consumers %d is negative", c.MaxChannelConsumers)
 	errs.If(c.MaxTopics < 0 || c.MaxTopicChannels < 0 || c.MaxChannels < 0, "--max-topics %d, --max-topic-channels %d and --max-channels %d: none may be negative", c.MaxTopics, c.MaxTopicChannels, c.MaxChannels)
+	errs.If(c.MaxWeight < 0 || c.MaxWeight > math.MaxUint8, "--max-weight %d: want 1 to %d", c.MaxWeight, math.MaxUint8)
 	errs.If(c.EndToEnd < 0, "--e2e-processing-latency-window-time %v is negative", c.EndToEnd)
 	return errs.Err()
 }

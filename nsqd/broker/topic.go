@@ -77,7 +77,7 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 	t.channels.runner, t.channels.orders, t.channels.expiry, t.channels.store = r, &t.orders, &t.expiry, t.store
 	t.intake = intake{
 		runner: r, store: t.store, most: most, recorder: recorder{runner: r},
-		pacing: pacing{all: b.cfg.Pacing, most: b.cfg.MaxWeight, core: r.mu.core, now: b.now},
+		pacing: pacing{all: b.cfg.Pacing, most: uint8(b.cfg.MaxWeight), core: r.mu.core, now: b.now},
 	}
 	t.terms.runner = r
 	if t.store != nil {

@@ -60,6 +60,9 @@ type Config struct {
 	// its connection. go-nsq does not look up again in its first LookupdPollInterval x
 	// LookupdPollJitter, up to 18 s by default.
 	NudgeAfter time.Duration
+
+	clientTimeout   time.Duration // flag; see Complete
+	outputBuffering string        // flag; see Complete
 }
 
 // Validate reports all problems at once.
@@ -73,7 +76,7 @@ func (c Config) Validate() error {
 	errs.If(c.Zone != "" && c.Region == "", "--topology-zone %q needs --topology-region", c.Zone)
 	errs.If(c.WriteTimeout <= 0, "--write-timeout %v is not positive", c.WriteTimeout)
 	errs.If(c.NudgeAfter < 0, "--nudge-consumers-after %v is negative", c.NudgeAfter)
-	errs.If(c.Loops < 0, "--io-loops %d is negative", c.Loops)
+	errs.Add(faults.Within("io-loops", c.Loops, 0, maxLoops))
 	errs.If(c.MaxBodies < 0, "%d bytes of commands at most", c.MaxBodies)
 	errs.If(c.MaxConnections < 0, "--max-connections %d is negative", c.MaxConnections)
 	return errs.Err()

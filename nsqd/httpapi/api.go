@@ -10,6 +10,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -107,6 +109,19 @@ type Config struct {
 	MaxBodies int64
 	// Connections returns the numbers of open and of refused HTTP connections.
 	Connections func() (open int64, refused uint64)
+}
+
+// Flags defines the flag of metrics.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	fs.IntVar(&c.MaxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
+}
+
+// CheckFlags returns the problem of the flag's value.
+func (c *Config) CheckFlags() error {
+	if c.MaxSeries < 0 {
+		return fmt.Errorf("--max-series %d is negative", c.MaxSeries)
+	}
+	return nil
 }
 
 // API serves HTTP. Create it with New.

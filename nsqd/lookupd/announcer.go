@@ -3,6 +3,7 @@ package lookupd
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -55,6 +57,13 @@ func (c Config) Validate() error {
 	errs.If(c.Topics == nil || c.Log == nil, "a list of topics and a log are needed")
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errs.Err()
+}
+
+// Flags defines the flag of the addresses.
+func Flags(fs *flag.FlagSet, addresses *[]string) {
+	const name = "lookupd-tcp-address"
+	fs.Var((*daemon.List)(addresses), name, "`host:port` of an nsqlookupd to register with; may be repeated")
+	daemon.Alias(fs, name, "nsqlookupd-tcp-addresses", daemon.NSQName)
 }
 
 // ValidateAddresses reports every address that is not host:port.

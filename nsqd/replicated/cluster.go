@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
@@ -33,6 +35,22 @@ type Config struct {
 	// size.
 	MaxBytes int64
 	Log      *slog.Logger
+}
+
+// Flags defines the flags of JetStream.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
+	fs.IntVar(&c.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
+	fs.StringVar(&c.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
+	fs.Int64Var(&c.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; when seven eighths are full, retained messages are deleted, and then publishes are refused (E_QUEUE_FULL); 0: what NATS allows")
+}
+
+// CheckFlags returns all problems of the flags' values.
+func (c *Config) CheckFlags() error {
+	var errs faults.List
+	errs.If(c.Replicas < 1 || c.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", c.Replicas)
+	errs.If(c.MaxBytes != 0 && c.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", c.MaxBytes, 1<<20)
+	return errs.Err()
 }
 
 // Cluster is a connection to JetStream.

@@ -8,6 +8,7 @@ package statsd
 
 import (
 	"context"
+	"flag"
 	"log/slog"
 	"net"
 	"time"
@@ -26,10 +27,20 @@ type Config struct {
 	PacketSize  int           // bytes; a longer line gets its own packet
 	Percentiles []float64     // of end-to-end latencies
 	Memory      bool          // include the broker's memory
-	Ephemeral   bool          // include ephemeral topics and channels
+	NoEphemeral bool          // exclude ephemeral topics and channels
 	// Topics returns the stats of all topics, in their order.
 	Topics func() []broker.Stats
 	Log    *slog.Logger
+}
+
+// Flags defines the flags of the push.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.Address, "statsd-address", "", "UDP `host:port` of a statsd daemon to push metrics to (default none)")
+	fs.StringVar(&c.Prefix, "statsd-prefix", "nsq.%s", "`prefix` of the metrics' paths; %s stands for broadcast address and HTTP port")
+	fs.DurationVar(&c.Interval, "statsd-interval", time.Minute, "how long between two pushes")
+	fs.BoolVar(&c.Memory, "statsd-mem-stats", true, "push metrics of memory and garbage collection, too")
+	fs.IntVar(&c.PacketSize, "statsd-udp-packet-size", 508, "maximum size of a packet to statsd, in `bytes`")
+	fs.BoolVar(&c.NoEphemeral, "statsd-exclude-ephemeral", false, "do not push metrics of ephemeral topics and channels")
 }
 
 // Validate reports all problems at once.
@@ -61,7 +72,7 @@ func New(cfg Config) (*Pusher, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Pusher{cfg: cfg, f: formatter{prefix: cfg.Prefix, percentiles: cfg.Percentiles, ephemeral: cfg.Ephemeral}}, nil
+	return &Pusher{cfg: cfg, f: formatter{prefix: cfg.Prefix, percentiles: cfg.Percentiles, ephemeral: !cfg.NoEphemeral}}, nil
 }
 
 // Run pushes every interval until ctx ends. If the daemon is unreachable, Run logs the failure
