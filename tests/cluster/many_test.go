@@ -1,18 +1,23 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/http"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
+
+var manyTopics = flag.Int("topics", 300, "topics of TestManyTopicsThroughRestartDrainAndCrash, 1 to 10000; docs/limits.md has the figures of 10000")
 
 // many is a cluster with many open topics that have channels.
 type many struct {
@@ -56,18 +61,44 @@ func (m *many) depths(without int) map[string]map[string]map[string]int {
 	return all
 }
 
+// list returns all topics.
+func (m *many) list(ctx context.Context) (all []*srtmv1.Topic, err error) {
+	for page := ""; ; {
+		r, err := m.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: page})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r.Topics...)
+		if page = r.NextPageToken; page == "" {
+			return all, nil
+		}
+	}
+}
+
+// wait polls until objection returns "". A poll costs the processes about as much as an operation on
+// each topic, so polls of many topics are rare. wait logs how long it took.
+func (m *many) wait(what string, objection func() string) {
+	m.t.Helper()
+	start := time.Now()
+	testkit.WaitUntil(m.t, func() string {
+		<-time.After(time.Duration(m.topics) * 100 * time.Microsecond)
+		return objection()
+	})
+	m.t.Logf("%s: %.1f s", what, time.Since(start).Seconds())
+}
+
 // whole waits until every topic is active, on other brokers than the broker of this number (-1: any),
 // every broker of a topic has all channels, and every channel of a sampled topic has the given number
 // of messages on all brokers together (-1: any number).
-func (m *many) whole(without, messages int) {
+func (m *many) whole(what string, without, messages int) {
 	m.t.Helper()
-	testkit.WaitUntil(m.t, func() string {
-		r, err := m.admin.ListTopics(m.t.Context(), &srtmv1.ListTopicsRequest{PageSize: 1000})
-		if err != nil || len(r.Topics) != m.topics {
-			return fmt.Sprintf("%d topics, want %d: %v", len(r.GetTopics()), m.topics, err)
+	m.wait(what, func() string {
+		topics, err := m.list(m.t.Context())
+		if err != nil || len(topics) != m.topics {
+			return fmt.Sprintf("%d topics, want %d: %v", len(topics), m.topics, err)
 		}
 		depths := m.depths(without)
-		for _, topic := range r.Topics {
+		for _, topic := range topics {
 			if topic.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE {
 				return fmt.Sprintf("%s is %v: %s", topic.Spec.Name, topic.State, topic.Reason)
 			}
@@ -109,9 +140,9 @@ func (m *many) restart(i int) {
 }
 
 func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
-	m := &many{t: t, topics: 300}
+	m := &many{t: t, topics: *manyTopics}
 	m.Cluster = localtest.Start(t, 3, []string{"--store=bbolt", "--data-path=" + t.TempDir(), "--evacuate-after=1s", "--log-level=warn"},
-		"--mcap=100000", "--mem-queue-size=0", "--log-level=warn") // kill -9 loses no message that is in a file
+		"--mcap=1000000", "--mem-queue-size=0", "--log-level=warn") // kill -9 loses no message that is in a file
 	for i := range 10 {
 		m.channels = append(m.channels, fmt.Sprint("c", i))
 	}
@@ -129,20 +160,26 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 			}
 		})
 	}
+	start := time.Now()
 	for i := range m.topics {
-		name := fmt.Sprintf("t%03d", i)
-		if i%30 == 0 {
+		name := fmt.Sprintf("t%05d", i)
+		if i%max(1, m.topics/10) == 0 {
 			m.sampled = append(m.sampled, name)
 		}
 		names <- name
 	}
 	close(names)
 	creators.Wait()
-	m.whole(-1, 0)
+	t.Logf("creation: %.1f s", time.Since(start).Seconds())
+	m.whole("the state after the creation", -1, 0)
+	start = time.Now()
+	for _, b := range m.Brokers {
+		localtest.MustAsk(t, http.MethodGet, "http://"+b.HTTP+"/metrics", "")
+	}
+	t.Logf("/metrics of %d brokers: %.1f s", len(m.Brokers), time.Since(start).Seconds())
 	m.publish()
-	m.whole(-1, 1)
+	m.whole("messages", -1, 1)
 
-	t.Log("restart")
 	for _, b := range m.Brokers {
 		testkit.Must(t, b.Stop())
 	}
@@ -151,9 +188,8 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 	for i := range m.Brokers {
 		m.restart(i)
 	}
-	m.whole(-1, 1)
+	m.whole("restart of all processes until all topics are active", -1, 1)
 
-	t.Log("drain")
 	for broker, topics := range m.depths(-1) {
 		for _, name := range m.sampled {
 			for c := range topics[name] {
@@ -161,9 +197,9 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 			}
 		}
 	}
-	m.whole(-1, 0)
+	m.whole("emptied channels", -1, 0)
 	testkit.Result(m.admin.DrainBroker(t.Context(), &srtmv1.DrainBrokerRequest{BrokerId: "b3"})).Must(t)
-	testkit.WaitUntil(t, func() string {
+	m.wait("drain of a broker", func() string {
 		r, err := m.admin.ListBrokers(t.Context(), &srtmv1.ListBrokersRequest{})
 		i := slices.IndexFunc(r.GetBrokers(), func(b *srtmv1.Broker) bool { return b.Id == "b3" && b.SafeToStop })
 		if i < 0 {
@@ -171,16 +207,15 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 		}
 		return ""
 	})
-	m.whole(2, 0)
+	m.whole("the state after the drain", 2, 0)
 	testkit.Result(m.admin.DrainBroker(t.Context(), &srtmv1.DrainBrokerRequest{BrokerId: "b3", Undo: true})).Must(t)
 
-	t.Log("crash")
 	m.publish()
-	m.whole(-1, 1)
+	m.whole("messages", -1, 1)
 	testkit.Must(t, m.Brokers[0].Kill())
-	testkit.WaitUntil(t, func() string {
-		r, err := m.admin.ListTopics(t.Context(), &srtmv1.ListTopicsRequest{PageSize: 1000})
-		for _, topic := range r.GetTopics() {
+	m.wait("move of all topics off a killed broker", func() string {
+		topics, err := m.list(t.Context())
+		for _, topic := range topics {
 			if slices.ContainsFunc(topic.Quotas, func(q *srtmv1.BrokerQuota) bool { return q.BrokerId == "b1" }) {
 				return topic.Spec.Name + " is on the killed broker"
 			}
@@ -190,7 +225,7 @@ func TestManyTopicsThroughRestartDrainAndCrash(t *testing.T) {
 		}
 		return ""
 	})
-	m.whole(0, -1)
+	m.whole("after that, until all topics are active", 0, -1)
 	m.restart(0)
-	m.whole(-1, 1)
+	m.whole("return of the killed broker with its messages", -1, 1)
 }
