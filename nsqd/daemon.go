@@ -149,7 +149,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	opts.jetstreamTLS.Log(log)
 	if opts.authServers != nil {
 		api.Auth = opts.authServers.Counts
-		maxWaiting := min(auth.MaxWaiting, max(1, opts.maxHTTPConnections/2))
+		maxWaiting := min(auth.MaxWaiting, max(1, opts.addresses.maxHTTP/2))
 		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono, maxWaiting).Ask
 	}
 	if len(opts.admission.Servers) > 0 {
@@ -160,9 +160,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		api.Admission = decider
 		d.group.Add("admission", decider.Run)
 	}
-	if opts.tls != nil {
-		opts.tls.Log(log)
-		registry.MustRegister(opts.tls.Expiry())
+	if opts.tls.server != nil {
+		opts.tls.server.Log(log)
+		registry.MustRegister(opts.tls.server.Expiry())
 	}
 
 	// The group stops in reverse order. The broker first stores all acknowledged messages and waits
@@ -199,7 +199,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	all := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
 	whole := http.Handler(all)
 	var pages *console.Console
-	if opts.console && !opts.managed() { // in a cluster the loaddistributor serves the console
+	if opts.addresses.console && !opts.managed() { // in a cluster the loaddistributor serves the console
 		cfg := console.Config{
 			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress},
 			Metrics: registry, Own: registry, Log: log,
@@ -224,7 +224,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	if d.listeners.http != nil {
 		handler := routes
-		if opts.encrypted() {
+		if opts.tls.forced() {
 			handler = httpapi.TLSRequired(port(d.listeners.https))
 		}
 		web = append(web, lifecycle.Serve(d.listeners.http, lifecycle.HTTP(handler, log)))
@@ -268,7 +268,7 @@ const minForwarded = 64 << 20
 func (d *nsqd) forwarder(metrics *prometheus.Registry) (*forward.Forwarder, error) {
 	f, err := forward.New(forward.Config{
 		LoadDistributor: d.opts.agent.LoadDistributor, DialOptions: d.opts.agent.DialOptions,
-		TLS: d.opts.brokerTLS(), MaxConnections: d.opts.maxForwards, MaxBytes: max(minForwarded, d.opts.broker.MaxMemory/16),
+		TLS: d.opts.tls.brokers(), MaxConnections: d.opts.maxForwards, MaxBytes: max(minForwarded, d.opts.broker.MaxMemory/16),
 		Log: d.log, Metrics: metrics,
 	})
 	if err != nil {
@@ -355,7 +355,7 @@ func (d *nsqd) run(ctx context.Context) error {
 	d.log.Info(obs.Banner("nsqd"))
 	d.listeners.log(d.log)
 	d.log.Info("nsqd is up", "version", obs.Version(), "tcp", name(d.listeners.tcp), "http", name(d.listeners.http), "https", name(d.listeners.https), "admin", name(d.listeners.admin), "managed", d.opts.managed())
-	d.log.Info("limits", "connections", d.opts.conn.MaxConnections, "http_connections", d.opts.maxHTTPConnections, "topics", d.opts.broker.MaxTopics,
+	d.log.Info("limits", "connections", d.opts.conn.MaxConnections, "http_connections", d.opts.addresses.maxHTTP, "topics", d.opts.broker.MaxTopics,
 		"topic_channels", d.opts.broker.MaxTopicChannels, "channels", d.opts.broker.MaxChannels, "message_bytes", d.opts.broker.MaxMemory)
 	err := d.group.Run(ctx)
 	err = errors.Join(err, d.close())

@@ -24,8 +24,8 @@ func (o *options) fit(descriptors, memory int64) {
 	if o.maxForwards = max(1, o.conn.MaxConnections/4); o.forwards() && !fixed {
 		o.conn.MaxConnections = max(1, o.conn.MaxConnections-o.maxForwards)
 	}
-	if o.maxHTTPConnections == 0 {
-		o.maxHTTPConnections = int(max(1, spare/2))
+	if o.addresses.maxHTTP == 0 {
+		o.addresses.maxHTTP = int(max(1, spare/2))
 	}
 	o.storage.MaxOpenFiles = int(max(1, spare/4))
 }

@@ -30,11 +30,11 @@ func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
 		{1 << 20, 384 << 20, options{}, 24576, 5000},
 		{math.MaxInt64, math.MaxInt64, options{}, math.MaxInt32, 5000},
 		{1, 1, options{}, 1, 1},
-		{1024, 1 << 30, options{conn: conn.Config{MaxConnections: 2000}, maxHTTPConnections: 7}, 2000, 7},
+		{1024, 1 << 30, options{conn: conn.Config{MaxConnections: 2000}, addresses: addresses{maxHTTP: 7}}, 2000, 7},
 	} {
 		c.given.fit(c.descriptors, c.memory)
-		if c.given.conn.MaxConnections != c.clients || c.given.maxHTTPConnections != c.web {
-			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.conn.MaxConnections, c.given.maxHTTPConnections, c.clients, c.web)
+		if c.given.conn.MaxConnections != c.clients || c.given.addresses.maxHTTP != c.web {
+			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.conn.MaxConnections, c.given.addresses.maxHTTP, c.clients, c.web)
 		}
 	}
 	if n := bounded.Descriptors(); n < 3 {

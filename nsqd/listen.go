@@ -3,13 +3,57 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"flag"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 
 	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
+
+// addresses are the addresses to listen on and to advertise.
+type addresses struct {
+	tcp, http, https, admin             string // empty: none
+	broadcast                           string // host; empty: the hostname
+	broadcastTCPPort, broadcastHTTPPort int    // 0: the ports of tcp and http
+	console                             bool   // serve the web console
+	maxHTTP                             int    // connections; 0: set by fit, like conn.MaxConnections
+}
+
+// Flags defines the flags of addresses.
+func (a *addresses) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&a.tcp, "tcp-address", "0.0.0.0:4150", "`host:port`, or path of a Unix socket, for NSQ clients")
+	fs.StringVar(&a.http, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
+	fs.StringVar(&a.https, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
+	fs.StringVar(&a.admin, "admin-http-address", "", "`host:port`, or path of a Unix socket, for all HTTP routes; the other HTTP addresses then refuse /debug/ and the routes that change anything except publishing (default none: every address serves all routes)")
+	fs.StringVar(&a.broadcast, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
+	fs.IntVar(&a.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default the port of --tcp-address)")
+	fs.IntVar(&a.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default the port of --http-address)")
+	fs.BoolVar(&a.console, "console", true, "serve the web console of a standalone broker at /ui/ of --admin-http-address, or else of every HTTP address")
+}
+
+// LimitFlags defines the flag of HTTP connections.
+func (a *addresses) LimitFlags(fs *flag.FlagSet) {
+	fs.IntVar(&a.maxHTTP, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
+}
+
+// CheckFlags returns all problems of the flags' values. A managed broker must have ports to advertise.
+func (a *addresses) CheckFlags(managed bool) error {
+	var errs faults.List
+	errs.If(a.tcp == "", "--tcp-address is empty")
+	errs.If(conn.IsPath(a.https), "--https-address %q is not a host:port", a.https)
+	errs.If(a.maxHTTP < 0, "--max-http-connections %d is negative", a.maxHTTP)
+	errs.Add(faults.Within("broadcast-tcp-port", a.broadcastTCPPort, 0, math.MaxUint16))
+	errs.Add(faults.Within("broadcast-http-port", a.broadcastHTTPPort, 0, math.MaxUint16))
+	if managed {
+		errs.If(conn.IsPath(a.tcp) && a.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
+		errs.If((a.http == "" || conn.IsPath(a.http)) && a.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")
+	}
+	return errs.Err()
+}
 
 // listeners has nsqd's listening sockets; nil: not configured.
 type listeners struct {
@@ -20,32 +64,32 @@ type listeners struct {
 
 // open opens the sockets that opts names. After an error some sockets are open.
 func (ls *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
-	ls.web.Most, ls.operators.Most = opts.maxHTTPConnections, opts.maxHTTPConnections
+	ls.web.Most, ls.operators.Most = opts.addresses.maxHTTP, opts.addresses.maxHTTP
 	var err error
-	if ls.tcp, err = conns.Listen(ctx, opts.tcpAddress); err != nil {
+	if ls.tcp, err = conns.Listen(ctx, opts.addresses.tcp); err != nil {
 		ls.tcp = nil // avoids a typed nil
 		return fmt.Errorf("--tcp-address: %w", err)
 	}
-	if opts.httpAddress != "" {
-		if ls.http, err = conn.ListenAt(ctx, net.ListenConfig{}, opts.httpAddress); err != nil {
+	if opts.addresses.http != "" {
+		if ls.http, err = conn.ListenAt(ctx, net.ListenConfig{}, opts.addresses.http); err != nil {
 			ls.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
 		ls.http = &bounded.Listener{Listener: ls.http, Slots: &ls.web, Plain: true}
 	}
-	if opts.httpsAddress != "" && opts.conn.TLS != nil {
-		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.httpsAddress)
+	if opts.addresses.https != "" && opts.conn.TLS != nil {
+		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.addresses.https)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
 		ls.https = tls.NewListener(&bounded.Listener{Listener: ln, Slots: &ls.web}, opts.conn.TLS)
 	}
-	if opts.adminAddress != "" {
-		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.adminAddress)
+	if opts.addresses.admin != "" {
+		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.addresses.admin)
 		if err != nil {
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
-		encrypted := opts.encrypted()
+		encrypted := opts.tls.forced()
 		ls.admin = &bounded.Listener{Listener: ln, Slots: &ls.operators, Plain: !encrypted}
 		if encrypted {
 			ls.admin = mixedListener{ls.admin, opts.conn.TLS}

@@ -156,10 +156,10 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 `)
 	o, err := parse("--config", path, "--tcp-address", "127.0.0.1:2")
 	testkit.Must(t, err)
-	if o.tcpAddress != "127.0.0.1:2" || o.broker.Capacity != 7 || o.session.MsgTimeout != 3*time.Second {
+	if o.addresses.tcp != "127.0.0.1:2" || o.broker.Capacity != 7 || o.session.MsgTimeout != 3*time.Second {
 		t.Errorf("%+v", o)
 	}
-	if o.tlsRequired != tlsOptional || o.tlsMinVersion != tls10 || o.session.Snappy || !o.session.Deflate {
+	if o.tls.required != tlsOptional || o.tls.minVersion != tls10 || o.session.Snappy || !o.session.Deflate {
 		t.Errorf("%+v", o)
 	}
 	if !slices.Equal(o.auth.Addresses, []string{"a:1", "http://b:2/x"}) || o.authServers == nil {
