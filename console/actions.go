@@ -28,7 +28,7 @@ type operator struct {
 
 // action is what a button does.
 type action struct {
-	run func(context.Context, url.Values) (done string, err error)
+	run func(context.Context, url.Values) (message string, err error)
 	// check returns the faults of the form, before the question; nil: the form cannot have faults.
 	check func(url.Values) error
 	// question is asked before; nil: none.
@@ -39,10 +39,10 @@ type action struct {
 
 // actions returns the actions of pages by name.
 func (c *Console) actions() map[string]action {
-	o := operator{c.admin, &c.asks}
-	onChannel := func(path, done string) func(context.Context, url.Values) (string, error) {
+	o := operator{c.admin, &c.asker}
+	onChannel := func(path, verb string) func(context.Context, url.Values) (string, error) {
 		return func(ctx context.Context, form url.Values) (string, error) {
-			return o.onHolders(ctx, form, path, url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}}, done)
+			return o.onHolders(ctx, form, path, url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}}, verb)
 		}
 	}
 	ask := func(format string, keys ...string) func(url.Values) string {
@@ -92,7 +92,7 @@ func (c *Console) actions() map[string]action {
 	}}
 	all["expiry"] = action{run: o.expire}
 	all["tombstone"] = action{question: ask("Hide node %s from consumers of topic %s?", "node", "topic"), run: func(ctx context.Context, form url.Values) (string, error) {
-		_, err := c.asks.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
+		_, err := c.asker.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
 		return "The node is hidden from consumers of the topic for a while.", err
 	}}
 	return all
@@ -109,18 +109,18 @@ func (o operator) drain(ctx context.Context, form url.Values) (string, error) {
 }
 
 // onHolders sends a request to each broker that has the topic.
-func (o operator) onHolders(ctx context.Context, form url.Values, path string, q url.Values, done string) (string, error) {
-	found, err := o.brokers.holders(ctx, form.Get("topic"))
+func (o operator) onHolders(ctx context.Context, form url.Values, path string, q url.Values, verb string) (string, error) {
+	brokers, err := o.brokers.holders(ctx, form.Get("topic"))
 	if err != nil {
 		return "", err
 	}
-	if err := errors.Join(each(found, func(_, address string) error {
-		_, err := o.brokers.ask(ctx, o.brokers.by, http.MethodPost, address, path+"?"+q.Encode())
+	if err := errors.Join(each(brokers, func(_, address string) error {
+		_, err := o.brokers.ask(ctx, o.brokers.transport, http.MethodPost, address, path+"?"+q.Encode())
 		return err
 	})...); err != nil {
 		return "", &problem{http.StatusBadGateway, err.Error()}
 	}
-	return fmt.Sprintf("%s on %d of %d brokers.", done, len(found), len(found)), nil
+	return fmt.Sprintf("%s on %d of %d brokers.", verb, len(brokers), len(brokers)), nil
 }
 
 // checkPlace checks where a seek goes.
@@ -133,11 +133,11 @@ func checkPlace(form url.Values) error {
 
 // seek moves a channel to begin, end, a time or an offset.
 func (o operator) seek(ctx context.Context, form url.Values) (string, error) {
-	to := form.Get("to")
+	target := form.Get("to")
 	if o.admin == nil {
-		return o.onHolders(ctx, form, "/channel/seek", url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}, "to": {to}}, "Moved")
+		return o.onHolders(ctx, form, "/channel/seek", url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}, "to": {target}}, "Moved")
 	}
-	place, _ := topics.ParsePlace(to) // checkPlace has checked it
+	place, _ := topics.ParsePlace(target) // checkPlace has checked it
 	reply, err := o.admin.SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel"), To: place})
 	if err != nil {
 		return "", err
@@ -154,7 +154,7 @@ func (o operator) seek(ctx context.Context, form url.Values) (string, error) {
 // needs the field sure: without it, act checks the form and asks.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	name, u, form := r.PathValue("what"), userOf(r.Context()), r.PostForm
-	one, found := c.actions()[name]
+	chosen, found := c.actions()[name]
 	if !found {
 		c.fail(w, r, &problem{http.StatusNotFound, "There is no such action."})
 		return
@@ -162,37 +162,37 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), actionTimeout)
 	defer cancel()
 	text, question, err := "", "", error(nil)
-	if one.check != nil {
-		err = one.check(form)
+	if chosen.check != nil {
+		err = chosen.check(form)
 	}
-	if err == nil && one.question != nil && form.Get("sure") == "" {
-		question = one.question(form)
+	if err == nil && chosen.question != nil && form.Get("sure") == "" {
+		question = chosen.question(form)
 	}
 	if err == nil && question == "" {
-		text, err = one.run(ctx, form)
+		text, err = chosen.run(ctx, form)
 	}
 	if question != "" {
 		form.Set("sure", "yes")
 		c.reply(w, r, "confirm", "Are you sure?", confirmation{name, question, form})
 		return
 	}
-	var what []any
+	var values []any
 	for _, key := range []string{"topic", "channel", "broker", "node", "to", "undo", "force"} {
 		if v := form.Get(key); v != "" {
-			what = append(what, key, v)
+			values = append(values, key, v)
 		}
 	}
-	c.logAction(name, u, err, what...)
+	c.logAction(name, u, err, values...)
 	script := r.Header.Get("Hx-Request") != ""
 	switch {
 	case err != nil && !script:
 		c.fail(w, r, err)
 	case err != nil:
 		c.reply(w, r, "answer", "", [2]string{"bad", problemOf(err).text})
-	case one.nextPage != nil && script:
-		w.Header().Set("HX-Redirect", prefixOf(r)+one.nextPage(form))
-	case one.nextPage != nil:
-		http.Redirect(w, r, prefixOf(r)+one.nextPage(form), http.StatusSeeOther)
+	case chosen.nextPage != nil && script:
+		w.Header().Set("HX-Redirect", prefixOf(r)+chosen.nextPage(form))
+	case chosen.nextPage != nil:
+		http.Redirect(w, r, prefixOf(r)+chosen.nextPage(form), http.StatusSeeOther)
 	case script:
 		c.reply(w, r, "answer", "", [2]string{"good", text})
 	default:
@@ -223,8 +223,8 @@ func (c *Console) reply(w http.ResponseWriter, r *http.Request, template, title 
 }
 
 // logAction logs an action and its user.
-func (c *Console) logAction(action string, u user, err error, what ...any) {
-	attributes := append([]any{"action", action, "by", u.Name}, what...)
+func (c *Console) logAction(action string, u user, err error, values ...any) {
+	attributes := append([]any{"action", action, "by", u.Name}, values...)
 	if err != nil {
 		c.cfg.Log.Warn("console action failed", append(attributes, obs.KeyError, problemOf(err).text)...)
 		return

@@ -86,12 +86,12 @@ func (c *Console) deciders(ctx context.Context) []decider {
 		addresses[address] = address
 	}
 	return each(addresses, func(address, _ string) decider {
-		one := decider{Address: address, GetServerStateResponse: &srtmv1.GetServerStateResponse{}}
-		err := c.invoke(ctx, address, srtmv1.AdmissionState_GetServerState_FullMethodName, &srtmv1.GetServerStateRequest{MaxKeys: maxNearest}, one.GetServerStateResponse)
-		if one.Router = status.Code(err) == codes.Unimplemented; err != nil && !one.Router {
-			one.Trouble = problemOf(err).text
+		decider := decider{Address: address, GetServerStateResponse: &srtmv1.GetServerStateResponse{}}
+		err := c.invoke(ctx, address, srtmv1.AdmissionState_GetServerState_FullMethodName, &srtmv1.GetServerStateRequest{MaxKeys: maxNearest}, decider.GetServerStateResponse)
+		if decider.Router = status.Code(err) == codes.Unimplemented; err != nil && !decider.Router {
+			decider.Trouble = problemOf(err).text
 		}
-		return one
+		return decider
 	})
 }
 
@@ -99,11 +99,11 @@ func (c *Console) deciders(ctx context.Context) []decider {
 // answers.
 func (c *Console) askAdmission(ctx context.Context, all []decider, method string, request, reply proto.Message) (err error) {
 	err = status.Error(codes.Unavailable, "No server of admission answers.")
-	for _, one := range all {
-		if one.Trouble != "" {
+	for _, decider := range all {
+		if decider.Trouble != "" {
 			continue
 		}
-		if err = c.invoke(ctx, one.Address, method, request, reply); status.Code(err) != codes.Unimplemented {
+		if err = c.invoke(ctx, decider.Address, method, request, reply); status.Code(err) != codes.Unimplemented {
 			break // else the process is no router
 		}
 	}
@@ -116,7 +116,7 @@ func (c *Console) invoke(ctx context.Context, address, method string, request, r
 	if err != nil {
 		return err
 	}
-	body, err := c.asks.answers.get(ctx, address+" "+method+" "+string(sent), peerAge, func(ctx context.Context) ([]byte, error) {
+	body, err := c.asker.answers.get(ctx, address+" "+method+" "+string(sent), peerAge, func(ctx context.Context) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, nil), callTimeout) // the caller's name is for the loaddistributor alone
 		defer cancel()
 		answer := reply.ProtoReflect().New().Interface()
@@ -134,7 +134,7 @@ func (c *Console) invoke(ctx context.Context, address, method string, request, r
 // withOwners adds the owner table to the servers, and the owners that are not configured.
 func withOwners(all []decider, partitions []*srtmv1.AdmissionPartitions) []decider {
 	for _, p := range partitions {
-		i := slices.IndexFunc(all, func(one decider) bool { return one.Server == p.Server && one.Server != "" })
+		i := slices.IndexFunc(all, func(decider decider) bool { return decider.Server == p.Server && decider.Server != "" })
 		if i < 0 {
 			i = len(all)
 			all = append(all, decider{GetServerStateResponse: &srtmv1.GetServerStateResponse{Server: p.Server}})
@@ -151,17 +151,17 @@ func withOwners(all []decider, partitions []*srtmv1.AdmissionPartitions) []decid
 func (d *admissionData) add() {
 	var keys int64
 	healthy, servers, empty := 0, 0, 0
-	for _, one := range d.Deciders {
-		if one.Router {
+	for _, decider := range d.Deciders {
+		if decider.Router {
 			continue
 		}
 		servers++
-		keys += one.Keys
-		if one.Trouble == "" && one.Problem == "" && one.Address != "" {
+		keys += decider.Keys
+		if decider.Trouble == "" && decider.Problem == "" && decider.Address != "" {
 			healthy++
 		}
-		for _, k := range one.Nearest {
-			d.Nearest = append(d.Nearest, nearKey{k, one.Server})
+		for _, k := range decider.Nearest {
+			d.Nearest = append(d.Nearest, nearKey{k, decider.Server})
 		}
 	}
 	slices.SortStableFunc(d.Nearest, func(a, b nearKey) int {

@@ -24,7 +24,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 func TestManyPagesAreOneQuestion(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var asked atomic.Int64
-		c := &asker{by: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &asker{transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			asked.Add(1)
 			<-time.After(100 * time.Millisecond)
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader([]byte("all")))}, nil
@@ -33,7 +33,7 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 			var all sync.WaitGroup
 			for range 50 {
 				all.Go(func() {
-					if body, err := c.remembered(t.Context(), c.by, "b:1", "/stats"); string(body) != "all" {
+					if body, err := c.cachedGet(t.Context(), c.transport, "b:1", "/stats"); string(body) != "all" {
 						t.Errorf("%q, %v", body, err)
 					}
 				})
@@ -50,20 +50,20 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 // Answers of brokers are not kept longer than they are used, nor beyond a bound.
 func TestAnswersAreBounded(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
-		c := &asker{by: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &asker{transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(io.LimitReader(zeros{}, 4<<20))}, nil
 		})}
 		held := func() (n, bytes int) {
 			c.answers.mu.Lock()
 			defer c.answers.mu.Unlock()
-			for _, a := range c.answers.known {
+			for _, a := range c.answers.recent {
 				n, bytes = n+1, bytes+cap(a.body)
 			}
 			return n, bytes
 		}
 		for _, pause := range []time.Duration{0, 2 * tick} {
 			for i := range 20 {
-				if body, err := c.remembered(t.Context(), c.by, fmt.Sprintf("b%d:1", i), "/stats"); len(body) != 4<<20 {
+				if body, err := c.cachedGet(t.Context(), c.transport, fmt.Sprintf("b%d:1", i), "/stats"); len(body) != 4<<20 {
 					t.Errorf("%d, %v", len(body), err)
 				}
 				<-time.After(pause)
@@ -96,7 +96,7 @@ func TestAnswersAreDecodedWithinABound(t *testing.T) {
 		"many labels":       full(`srtm_nsqd_connections{`, `a="1"`, "} 1\n"),
 		"of other metrics":  bytes.Repeat([]byte("a 1\n"), maxAnswer/4),
 	} {
-		c := &asker{by: roundTripper(func(*http.Request) (*http.Response, error) {
+		c := &asker{transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(body))}, nil
 		})}
 		var before, after runtime.MemStats

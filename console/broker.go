@@ -63,18 +63,18 @@ var chartMetrics = []string{
 
 // metrics reads the shown metrics from a broker's metrics text.
 func metrics(address string, text []byte, now time.Time) (reading, error) {
-	var shown bytes.Buffer
+	var kept bytes.Buffer
 	for line := range bytes.Lines(text) {
 		name := bytes.TrimPrefix(line, []byte("# TYPE "))
 		if end := bytes.IndexAny(name, "{ \t\n"); end >= 0 && isShown(string(name[:end])) {
-			shown.Write(line)
+			kept.Write(line)
 		}
 	}
-	if bytes.Count(shown.Bytes(), []byte("\n"))+bytes.Count(shown.Bytes(), []byte(",")) > maxElements { // samples and their labels
+	if bytes.Count(kept.Bytes(), []byte("\n"))+bytes.Count(kept.Bytes(), []byte(",")) > maxElements { // samples and their labels
 		return reading{}, tooMany(address)
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, _ := parser.TextToMetricFamilies(&shown) // returns the families before a fault
+	families, _ := parser.TextToMetricFamilies(&kept) // returns the families before a fault
 	return readingOf(slices.Collect(maps.Values(families)), now), nil
 }
 
@@ -105,15 +105,15 @@ type brokerData struct {
 // broker shows one broker.
 func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := brokerData{ID: q.Get("id")}
-	address, known, err := c.asks.address(d.ID)
+	address, broker, err := c.asker.address(d.ID)
 	if err != nil {
 		return view{}, err
 	}
-	d.Broker = known
-	if d.Stats, err = c.asks.stats(ctx, address, "", "", true); err != nil {
+	d.Broker = broker
+	if d.Stats, err = c.asker.stats(ctx, address, "", "", true); err != nil {
 		d.Trouble = err.Error()
 	}
-	if text, err := c.asks.remembered(ctx, c.cfg.Brokers, address, "/metrics"); err == nil {
+	if text, err := c.asker.cachedGet(ctx, c.cfg.Brokers, address, "/metrics"); err == nil {
 		now := time.Now()
 		r, err := metrics(address, text, now)
 		if err != nil {
@@ -141,9 +141,9 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 // sentences returns what a drain waits for as sentences, without flags of a command line:
 // the page has buttons for those.
 func sentences(w *srtmv1.DrainWait) (all []string) {
-	about := "The broker"
+	subject := "The broker"
 	if w.Topic != "" {
-		about = "Topic " + w.Topic
+		subject = "Topic " + w.Topic
 	}
 	for i, part := range append(strings.Split(w.Reason, "; "), strings.Split(w.Remedy, "; ")...) {
 		for _, flag := range []string{", or --force", "--force to lose what no consumer takes"} {
@@ -154,7 +154,7 @@ func sentences(w *srtmv1.DrainWait) (all []string) {
 			continue
 		}
 		if i == 0 {
-			part = about + ": " + part
+			part = subject + ": " + part
 		}
 		all = append(all, strings.ToUpper(part[:1])+part[1:]+".")
 	}

@@ -51,14 +51,14 @@ type brokersData struct {
 // brokerList lists the brokers.
 func (w *watched) brokerList(_ context.Context, q url.Values, _ user) (view, error) {
 	d := brokersData{cluster: w.cluster(), Filter: q.Get("q"), Order: orderOf("/ui/brokers", q, "id")}
-	var found []*srtmv1.Broker
+	var matching []*srtmv1.Broker
 	for _, b := range d.Brokers {
 		if strings.Contains(b.Id, d.Filter) {
-			found = append(found, b)
+			matching = append(matching, b)
 		}
 	}
-	sorted(found, d.Order, compareBrokers)
-	found, d.Pager = paged(slices.Clip(found), "/ui/brokers", q, "from")
-	d.Bars = barsOf(found)
+	sorted(matching, d.Order, compareBrokers)
+	matching, d.Pager = paged(slices.Clip(matching), "/ui/brokers", q, "from")
+	d.Bars = barsOf(matching)
 	return view{Template: "brokers", Title: "Brokers", Data: d}, nil
 }

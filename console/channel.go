@@ -27,14 +27,14 @@ type channelData struct {
 // channel shows a channel on all brokers of its topic.
 func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := channelData{Topic: q.Get("topic"), Channel: q.Get("channel"), Cluster: c.cfg.API != nil}
-	there, paused := 0, 0
-	found, err := c.asks.holders(ctx, d.Topic)
+	present, paused := 0, 0
+	brokers, err := c.asker.holders(ctx, d.Topic)
 	if err != nil {
 		return view{}, err
 	}
-	d.Holders = each(found, func(id, address string) holder {
+	d.Holders = each(brokers, func(id, address string) holder {
 		h := holder{Broker: id, Trouble: "it has no such channel"}
-		s, err := c.asks.stats(ctx, address, d.Topic, d.Channel, true)
+		s, err := c.asker.stats(ctx, address, d.Topic, d.Channel, true)
 		if err != nil {
 			h.Trouble = err.Error()
 		}
@@ -50,17 +50,17 @@ func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, erro
 		if h.Trouble != "" {
 			continue
 		}
-		if there++; h.Paused {
+		if present++; h.Paused {
 			paused++
 		}
-		if there == 1 {
+		if present == 1 {
 			d.Expiry = h.SRTM.Expiry.Text()
 		}
 		d.Depth += h.Depth + h.BackendDepth
 		d.InFlight += h.InFlight
 		d.Deferred += h.Deferred
 	}
-	d.Paused = there > 0 && paused == there
+	d.Paused = present > 0 && paused == present
 	return view{Template: "channel", Title: fmt.Sprintf("Channel %s of %s", d.Channel, d.Topic), Crumbs: crumbs(c.clustered(), d.Topic), Data: d}, nil
 }
 

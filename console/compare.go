@@ -11,5 +11,5 @@ func (c *Console) compare(ctx context.Context, q url.Values, _ user) (view, erro
 	if a == "" || b == "" {
 		return view{}, &problem{400, "Name two topics to compare: ?a=…&b=…"}
 	}
-	return view{Template: "compare", Title: a + " beside " + b, Crumbs: []link{{"Topics", "/ui/topics"}}, Topics: []string{a, b}, Data: [2]side{c.see(ctx, a), c.see(ctx, b)}}, nil
+	return view{Template: "compare", Title: a + " beside " + b, Crumbs: []link{{"Topics", "/ui/topics"}}, Topics: []string{a, b}, Data: [2]side{c.evaluate(ctx, a), c.evaluate(ctx, b)}}, nil
 }

@@ -107,7 +107,7 @@ type Console struct {
 
 	sessions sessions
 	watched  watched
-	asks     asker
+	asker    asker
 	loops    loops
 	streams  streams
 	dropped  prometheus.Counter     // stream readers that were too slow
@@ -136,7 +136,7 @@ func New(cfg Config) (*Console, error) {
 	if cfg.API != nil {
 		c.admin = srtmv1.NewAdminServiceClient(cfg.API)
 	}
-	c.asks.by, c.asks.self, c.asks.admin, c.asks.watched = cfg.Brokers, cfg.Self, c.admin, &c.watched
+	c.asker.transport, c.asker.self, c.asker.admin, c.asker.watched = cfg.Brokers, cfg.Self, c.admin, &c.watched
 	if cfg.Shares != nil {
 		c.grants = srtmv1.NewGrantServiceClient(cfg.Shares)
 	}
@@ -260,10 +260,10 @@ type problem struct {
 func (p *problem) Error() string { return p.text }
 
 // page serves a view as a whole page.
-func (c *Console) page(of viewer) http.HandlerFunc {
+func (c *Console) page(show viewer) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		u := userOf(r.Context())
-		v, err := of(r.Context(), r.URL.Query(), u)
+		v, err := show(r.Context(), r.URL.Query(), u)
 		if err != nil {
 			c.fail(w, r, err)
 			return

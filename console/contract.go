@@ -79,7 +79,7 @@ func checkContract(form url.Values) error {
 // changeContract changes the fields of a topic's contract that differ from the present
 // ones, unless the topic has changed since the page was loaded.
 func (o operator) changeContract(ctx context.Context, form url.Values) (string, error) {
-	to, _ := contractOf(form) // checkContract has checked it
+	wanted, _ := contractOf(form) // checkContract has checked it
 	reply, err := o.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: form.Get("topic"), OmitPublishers: true})
 	if err != nil {
 		return "", err
@@ -88,9 +88,9 @@ func (o operator) changeContract(ctx context.Context, form url.Values) (string, 
 	now, rule := reply.Topic.GetSpec().GetContract(), form.Get("rule")
 	var paths []string
 	for path, differs := range map[string]bool{
-		"contract.rate_milli": to.RateMilli != now.GetRateMilli(), "contract.burst": to.Burst != now.GetBurst(),
-		"contract.slo":        to.Slo.Quantile != now.GetSlo().GetQuantile() || to.Slo.Latency.AsDuration() != now.GetSlo().GetLatency().AsDuration(),
-		"contract.over_limit": overLimit(to.OverLimit) != overLimit(now.GetOverLimit()), "share_rule": rule != "" && rule != reply.Topic.Spec.ShareRule,
+		"contract.rate_milli": wanted.RateMilli != now.GetRateMilli(), "contract.burst": wanted.Burst != now.GetBurst(),
+		"contract.slo":        wanted.Slo.Quantile != now.GetSlo().GetQuantile() || wanted.Slo.Latency.AsDuration() != now.GetSlo().GetLatency().AsDuration(),
+		"contract.over_limit": overLimit(wanted.OverLimit) != overLimit(now.GetOverLimit()), "share_rule": rule != "" && rule != reply.Topic.Spec.ShareRule,
 	} {
 		if differs {
 			paths = append(paths, path)
@@ -100,7 +100,7 @@ func (o operator) changeContract(ctx context.Context, form url.Values) (string, 
 		return "The contract is so already.", nil
 	}
 	_, err = o.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{
-		Spec:       &srtmv1.TopicSpec{Name: form.Get("topic"), Contract: to, ShareRule: rule},
+		Spec:       &srtmv1.TopicSpec{Name: form.Get("topic"), Contract: wanted, ShareRule: rule},
 		UpdateMask: &fieldmaskpb.FieldMask{Paths: paths}, ExpectedEpoch: epoch,
 	})
 	return "The contract was changed.", err

@@ -49,8 +49,8 @@ var functions = template.FuncMap{
 		return pressed{u, what, text, class, pairs}
 	},
 	"field": func(id, text, help string, form url.Values) field { return field{id, text, help, form.Get(id), nil} },
-	"choice": func(id, text, help string, form url.Values, of ...string) field {
-		return field{id, text, help, form.Get(id), of}
+	"choice": func(id, text, help string, form url.Values, choices ...string) field {
+		return field{id, text, help, form.Get(id), choices}
 	},
 	"sentences": sentences,
 	"contract":  contractForm,

@@ -82,15 +82,15 @@ func (c *Console) gatewayPage(ctx context.Context, _ url.Values, _ user) (view, 
 		addresses[address] = address
 	}
 	d.Gateways = each(addresses, func(address, _ string) proxyState {
-		one := proxyState{Address: address}
-		body, err := c.asks.remembered(ctx, c.cfg.Gateway, address, "/status")
+		state := proxyState{Address: address}
+		body, err := c.asker.cachedGet(ctx, c.cfg.Gateway, address, "/status")
 		if err == nil {
-			err = decode(address, body, &one.gatewayStatus)
+			err = decode(address, body, &state.gatewayStatus)
 		}
 		if err != nil {
-			one.Trouble = problemOf(err).text
+			state.Trouble = problemOf(err).text
 		}
-		return one
+		return state
 	})
 	d.add()
 	return view{Template: "gateways", Title: "Gateways", Data: d}, nil

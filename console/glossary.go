@@ -21,11 +21,11 @@ func glossary(context.Context, url.Values, user) (view, error) {
 // section is a group of words.
 type section struct {
 	Title string
-	Words []word
+	Words []entry
 }
 
-// word is a word with its explanation.
-type word struct {
+// entry is a word with its explanation.
+type entry struct {
 	Anchor, Name string
 	Text         template.HTML
 }
@@ -46,7 +46,7 @@ func parseGlossary(page string) (all []section) {
 		s := section{Title: strings.TrimSpace(words[0])}
 		for _, text := range words[1:] {
 			name, text, _ := strings.Cut(text, "\n")
-			s.Words = append(s.Words, word{anchor(name), name, inline(strings.Join(strings.Fields(text), " "))})
+			s.Words = append(s.Words, entry{anchor(name), name, inline(strings.Join(strings.Fields(text), " "))})
 		}
 		all = append(all, s)
 	}

@@ -36,12 +36,12 @@ const (
 
 // user is the caller of a page.
 type user struct {
-	Name   string
-	Admin  bool
-	Login  bool   // logged in with a token
-	CSRF   string // token that the user's requests must contain
-	cookie string
-	shows  string // its Authorization header
+	Name          string
+	Admin         bool
+	Login         bool   // logged in with a token
+	CSRF          string // token that the user's requests must contain
+	cookie        string
+	authorization string // its Authorization header
 }
 
 // caller identifies the user across connections: by certificate or token, otherwise by
@@ -65,8 +65,8 @@ func userOf(ctx context.Context) user {
 
 // sessions are the logins with a token.
 type sessions struct {
-	mu   sync.Mutex
-	held map[string]session // guarded by mu; by cookie
+	mu       sync.Mutex
+	byCookie map[string]session // guarded by mu; by cookie
 }
 
 type session struct {
@@ -78,17 +78,17 @@ type session struct {
 func (s *sessions) token(cookie string, now time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	one, found := s.held[cookie]
+	login, found := s.byCookie[cookie]
 	if !found {
 		return ""
 	}
-	if now.Sub(one.used) > maxIdle {
-		delete(s.held, cookie)
+	if now.Sub(login.used) > maxIdle {
+		delete(s.byCookie, cookie)
 		return ""
 	}
-	one.used = now
-	s.held[cookie] = one
-	return one.token
+	login.used = now
+	s.byCookie[cookie] = login
+	return login.token
 }
 
 // open stores a token. When the table is full, the token with the most sessions loses its
@@ -96,30 +96,30 @@ func (s *sessions) token(cookie string, now time.Time) string {
 func (s *sessions) open(cookie, token string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held == nil {
-		s.held = map[string]session{}
+	if s.byCookie == nil {
+		s.byCookie = map[string]session{}
 	}
-	if len(s.held) >= maxSessions {
+	if len(s.byCookie) >= maxSessions {
 		count := map[string]int{}
-		for _, s := range s.held {
+		for _, s := range s.byCookie {
 			count[s.token]++
 		}
 		oldest := ""
-		for c, one := range s.held {
-			last := s.held[oldest]
-			if more := count[one.token] - count[last.token]; oldest == "" || more > 0 || more == 0 && one.used.Before(last.used) {
+		for c, login := range s.byCookie {
+			last := s.byCookie[oldest]
+			if difference := count[login.token] - count[last.token]; oldest == "" || difference > 0 || difference == 0 && login.used.Before(last.used) {
 				oldest = c
 			}
 		}
-		delete(s.held, oldest)
+		delete(s.byCookie, oldest)
 	}
-	s.held[cookie] = session{token, now}
+	s.byCookie[cookie] = session{token, now}
 }
 
 func (s *sessions) close(cookie string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.held, cookie)
+	delete(s.byCookie, cookie)
 }
 
 var crossOrigin = http.NewCrossOriginProtection()
@@ -160,7 +160,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if changes || strings.Contains(r.URL.Path, "/peek") {
 		need = secure.Admin
 	}
-	u.shows = r.Header.Get("Authorization")
+	u.authorization = r.Header.Get("Authorization")
 	u.Admin = c.checkRole(r, secure.Admin) == nil
 	ctx := metadata.AppendToOutgoingContext(context.WithValue(r.Context(), userKey{}, u), CallerKey, u.Name)
 	if c.cfg.Tenant != nil {
@@ -222,8 +222,8 @@ func (c *Console) expected(r *http.Request) bool {
 
 // cookie returns the caller's cookie and sets a missing cookie.
 func (c *Console) cookie(w http.ResponseWriter, r *http.Request) string {
-	if known, err := r.Cookie(cookieName); err == nil && len(known.Value) == 64 {
-		return known.Value
+	if sent, err := r.Cookie(cookieName); err == nil && len(sent.Value) == 64 {
+		return sent.Value
 	}
 	return setCookie(w, r)
 }
@@ -273,9 +273,9 @@ func (c *Console) loginPage(w http.ResponseWriter, r *http.Request) {
 // login stores a valid token in a new session.
 func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 	token := strings.TrimSpace(r.PostFormValue("token"))
-	asked := r.Clone(r.Context())
-	asked.Header.Set("Authorization", "Bearer "+token)
-	if p := c.checkRole(asked, secure.ReadOnly); token == "" || len(token) > maxToken || p != nil {
+	forwarded := r.Clone(r.Context())
+	forwarded.Header.Set("Authorization", "Bearer "+token)
+	if p := c.checkRole(forwarded, secure.ReadOnly); token == "" || len(token) > maxToken || p != nil {
 		c.cfg.Log.Warn("console login refused", obs.KeyRemote, r.RemoteAddr)
 		c.show(w, r, http.StatusUnauthorized, view{Template: "login", Title: "Log in", Data: "The token is not known, or may not even read."})
 		return

@@ -29,8 +29,8 @@ type sender struct {
 	Together string  // correlation key
 }
 
-// held is what the brokers of a topic answered.
-type held struct {
+// brokerView is what the brokers of a topic answered.
+type brokerView struct {
 	Topic    channelSum
 	Channels []channelSum
 	Senders  []sender // at most maxShown
@@ -39,11 +39,11 @@ type held struct {
 }
 
 // heldBy asks the brokers of a topic for its channels and publishers.
-func (a *asker) heldBy(ctx context.Context, topic string) (h held) {
-	if a.by == nil {
+func (a *asker) heldBy(ctx context.Context, topic string) (h brokerView) {
+	if a.transport == nil {
 		return h
 	}
-	found, err := a.holders(ctx, topic)
+	brokers, err := a.holders(ctx, topic)
 	if err != nil {
 		h.Silent = problemOf(err).text
 		return h
@@ -53,36 +53,36 @@ func (a *asker) heldBy(ctx context.Context, topic string) (h held) {
 		brokerStats
 		err error
 	}
-	of := map[string]channelSum{}
-	for _, one := range each(found, func(id, address string) (one answer) {
-		one.id = id
-		one.brokerStats, one.err = a.stats(ctx, address, topic, "", true)
-		return one
+	channels := map[string]channelSum{}
+	for _, answer := range each(brokers, func(id, address string) (answer answer) {
+		answer.id = id
+		answer.brokerStats, answer.err = a.stats(ctx, address, topic, "", true)
+		return answer
 	}) {
-		if one.err != nil {
-			h.Silent = problemOf(one.err).text
+		if answer.err != nil {
+			h.Silent = problemOf(answer.err).text
 			continue
 		}
 		h.Answered++
-		for _, t := range one.Topics {
+		for _, t := range answer.Topics {
 			h.Topic.Depth += t.Depth
 			h.Topic.Expired += t.SRTM.Expired
 			for _, ch := range t.Channels {
-				s := of[ch.Name]
+				s := channels[ch.Name]
 				s.add(ch)
-				of[ch.Name] = s
+				channels[ch.Name] = s
 			}
 		}
-		for _, p := range one.Producers {
+		for _, p := range answer.Producers {
 			for _, n := range p.Published {
 				if n.Topic == topic {
-					h.Senders = append(h.Senders, sender{client: p, Broker: one.id, Count: n.Count})
+					h.Senders = append(h.Senders, sender{client: p, Broker: answer.id, Count: n.Count})
 				}
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		s := of[name]
+	for _, name := range slices.Sorted(maps.Keys(channels)) {
+		s := channels[name]
 		s.Name = name
 		h.Channels = append(h.Channels, s)
 	}

@@ -254,7 +254,7 @@ func TestLoopsAreShown(t *testing.T) {
 	for i := range 10 * maxRemembered {
 		l.update(fmt.Sprint(i), busy, now)
 	}
-	if len(l.known) > maxRemembered {
-		t.Errorf("%d brokers are known", len(l.known))
+	if len(l.samples) > maxRemembered {
+		t.Errorf("%d brokers are known", len(l.samples))
 	}
 }

@@ -80,8 +80,8 @@ func (o order) Head(key, text string, number bool) head {
 }
 
 // sorted sorts rows by the comparison of the order's key. An unknown key changes nothing.
-func sorted[T any](rows []T, o order, by map[string]func(a, b T) int) {
-	if compare := by[o.key]; compare != nil {
+func sorted[T any](rows []T, o order, comparisons map[string]func(a, b T) int) {
+	if compare := comparisons[o.key]; compare != nil {
 		slices.SortStableFunc(rows, func(a, b T) int {
 			if o.desc {
 				a, b = b, a

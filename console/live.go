@@ -70,7 +70,7 @@ func (s *streams) open() int {
 // stream sends updates of a page as server-sent events: "live" with changed HTML, and
 // "samples" for charts. It drops readers that are too slow. Beyond the bounds it tells
 // readers to retry later.
-func (c *Console) stream(of viewer) http.HandlerFunc {
+func (c *Console) stream(show viewer) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		u := userOf(r.Context())
 		caller := u.caller()
@@ -82,10 +82,10 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 		}
 		defer c.streams.end(caller)
 		w.Header().Set("Content-Type", "text/event-stream")
-		out := http.NewResponseController(w)
+		controller := http.NewResponseController(w)
 		since := map[string]int64{}
-		if at, err := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64); err == nil {
-			since[""] = at
+		if start, err := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64); err == nil {
+			since[""] = start
 		}
 		last := template.HTML("")
 		idle := time.NewTicker(15 * time.Second) // detects readers that have left, and keeps proxies from closing the stream
@@ -95,7 +95,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 		for silent := false; ; {
 			changed := c.watched.changes()
 			var b bytes.Buffer
-			v, err := of(r.Context(), r.URL.Query(), u)
+			v, err := show(r.Context(), r.URL.Query(), u)
 			f := frame{view: v, User: u, Path: strings.TrimPrefix(r.URL.RequestURI(), "/ui/live"), Cluster: c.cfg.API != nil}
 			var live template.HTML
 			if err == nil {
@@ -125,10 +125,10 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 			if silent && b.Len() == 0 {
 				b.WriteString(": still here\n\n")
 			}
-			_ = out.SetWriteDeadline(time.Now().Add(slowReader)) // if the deadline cannot be set, the server's own deadline holds
+			_ = controller.SetWriteDeadline(time.Now().Add(slowReader)) // if the deadline cannot be set, the server's own deadline holds
 			_, err = w.Write(b.Bytes())
 			if err == nil {
-				err = out.Flush()
+				err = controller.Flush()
 			}
 			if err != nil {
 				if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -174,19 +174,19 @@ type rows struct {
 
 func rowsOf(topic string, s *history.Series, since int64) rows {
 	r := rows{Topic: topic, Brokers: s.Brokers(), Samples: [][]float64{}}
-	for _, one := range s.Since(since) {
+	for _, sample := range s.Since(since) {
 		row := []float64{
-			float64(one.At), float64(one.Offered), float64(one.Released), float64(one.Delivered),
-			float64(one.Refused), float64(one.Backlog), float64(one.Exceeded),
+			float64(sample.At), float64(sample.Offered), float64(sample.Released), float64(sample.Delivered),
+			float64(sample.Refused), float64(sample.Backlog), float64(sample.Exceeded),
 		}
-		for _, d := range one.Delays {
+		for _, d := range sample.Delays {
 			row = append(row, float64(d.P50), float64(d.P99), float64(d.P999))
 		}
-		for _, share := range one.Shares {
+		for _, share := range sample.Shares {
 			row = append(row, float64(share))
 		}
 		r.Samples = append(r.Samples, row)
-		r.Last = one.At
+		r.Last = sample.At
 	}
 	return r
 }

@@ -19,12 +19,12 @@ type utilised struct {
 
 // loops holds the event loops' busy times at the last look, by broker.
 type loops struct {
-	mu    sync.Mutex
-	known map[string]lookedAt // guarded by mu; by address, at most maxRemembered
+	mu      sync.Mutex
+	samples map[string]lookedAt // guarded by mu; by address, at most maxRemembered
 }
 
 type lookedAt struct {
-	at   time.Time
+	time time.Time
 	busy map[string]float64 // s since the start, by loop
 	used []utilised
 }
@@ -34,12 +34,12 @@ type lookedAt struct {
 func (l *loops) update(address string, busy map[string]float64, now time.Time) []utilised {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last, found := l.known[address]
-	elapsed := now.Sub(last.at).Seconds()
-	if found && (elapsed <= 0 || maps.Equal(busy, last.busy)) && now.Sub(last.at) < 2*tick { // a remembered answer
+	last, found := l.samples[address]
+	elapsed := now.Sub(last.time).Seconds()
+	if found && (elapsed <= 0 || maps.Equal(busy, last.busy)) && now.Sub(last.time) < 2*tick { // a remembered answer
 		return last.used
 	}
-	next := lookedAt{at: now, busy: busy}
+	next := lookedAt{time: now, busy: busy}
 	for _, loop := range slices.SortedFunc(maps.Keys(busy), func(a, b string) int {
 		m, _ := strconv.Atoi(a) // loop names are numbers
 		n, _ := strconv.Atoi(b)
@@ -49,9 +49,9 @@ func (l *loops) update(address string, busy map[string]float64, now time.Time) [
 			next.used = append(next.used, utilised{loop, min(1, (busy[loop]-before)/elapsed)})
 		}
 	}
-	if l.known == nil || len(l.known) >= maxRemembered && !found {
-		l.known = map[string]lookedAt{}
+	if l.samples == nil || len(l.samples) >= maxRemembered && !found {
+		l.samples = map[string]lookedAt{}
 	}
-	l.known[address] = next
+	l.samples[address] = next
 	return next.used
 }

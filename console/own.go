@@ -23,7 +23,7 @@ func isBroker(name string) bool { return strings.HasPrefix(name, brokerSeries) }
 
 // reading holds the broker's metrics at one time.
 type reading struct {
-	at     time.Time
+	time   time.Time
 	sums   map[string]float64             // of all topics and channels, by metric
 	delays map[string]map[float64]float64 // messages up to so many seconds, by part
 	busy   map[string]float64             // seconds of event loops
@@ -86,11 +86,11 @@ func (w *watched) sampleBroker(series string, r reading) {
 		t = &tracked{}
 		w.topics[series] = t
 	}
-	before, elapsed := t.reading, r.at.Sub(t.reading.at).Seconds()
+	before, elapsed := t.reading, r.time.Sub(t.reading.time).Seconds()
 	if elapsed < (2*tick).Seconds() && maps.Equal(r.sums, before.sums) && maps.Equal(r.busy, before.busy) { // a remembered answer
 		return
 	}
-	t.reading, t.viewed = r, r.at
+	t.reading, t.viewed = r, r.time
 	shares := map[string]float32{}
 	for loop, busy := range r.busy {
 		if last, found := before.busy[loop]; found && busy >= last && elapsed > 0 {
@@ -101,21 +101,21 @@ func (w *watched) sampleBroker(series string, r reading) {
 		return
 	}
 	whole := true
-	rate := func(what string) float32 {
-		name := "srtm_nsqd_topic_messages_" + what + "_total"
+	rate := func(metric string) float32 {
+		name := "srtm_nsqd_topic_messages_" + metric + "_total"
 		growth := r.sums[name] - before.sums[name]
 		whole = whole && growth >= 0
 		return float32(growth / elapsed)
 	}
-	one := history.Sample{
-		At: r.at.UnixMilli(), Offered: rate("accepted") + rate("refused"), Released: rate("released"), Delivered: rate("delivered"), Refused: rate("refused"),
+	sample := history.Sample{
+		At: r.time.UnixMilli(), Offered: rate("accepted") + rate("refused"), Released: rate("released"), Delivered: rate("delivered"), Refused: rate("refused"),
 		Backlog: float32(r.sums["srtm_nsqd_topic_waiting_messages"] + r.sums["srtm_nsqd_channel_ready_messages"]),
 	}
 	for part, name := range [history.Parts]string{history.Access: "access", history.Broker: "processing", history.Consumer: "consumer", history.Delivery: "delivery"} {
-		one.Delays[part] = delaysOf(before.delays[name], r.delays[name])
+		sample.Delays[part] = delaysOf(before.delays[name], r.delays[name])
 	}
 	if whole {
-		t.series.Add(one, shares)
+		t.series.Add(sample, shares)
 	}
 }
 
@@ -131,7 +131,7 @@ func delaysOf(before, now map[float64]float64) (d history.Delay) {
 	if all <= 0 {
 		return d
 	}
-	at := func(q float64) float32 {
+	quantile := func(q float64) float32 {
 		i, _ := slices.BinarySearchFunc(bounds, q*all, func(bound, want float64) int { return cmp.Compare(growth(bound), want) })
 		low, below := 0.0, 0.0
 		if i > 0 {
@@ -139,5 +139,5 @@ func delaysOf(before, now map[float64]float64) (d history.Delay) {
 		}
 		return float32(1000 * (low + (bounds[i]-low)*(q*all-below)/(growth(bounds[i])-below)))
 	}
-	return history.Delay{P50: at(0.5), P99: at(0.99), P999: at(0.999)}
+	return history.Delay{P50: quantile(0.5), P99: quantile(0.99), P999: quantile(0.999)}
 }

@@ -70,7 +70,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		}
 		d.Count = n
 	}
-	found, err := c.asks.holders(ctx, d.Topic)
+	brokers, err := c.asker.holders(ctx, d.Topic)
 	if err != nil {
 		return view{}, err
 	}
@@ -79,9 +79,9 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		Messages []peeked `json:"messages"`
 		err      error
 	}
-	for _, of := range each(found, func(id, address string) (r next) {
+	for _, answer := range each(brokers, func(id, address string) (r next) {
 		var body []byte
-		if body, r.err = c.asks.ask(ctx, c.asks.by, http.MethodGet, address, "/channel/peek?"+ask.Encode()); r.err == nil {
+		if body, r.err = c.asker.ask(ctx, c.asker.transport, http.MethodGet, address, "/channel/peek?"+ask.Encode()); r.err == nil {
 			r.err = decode(address, body, &r)
 		}
 		for i := range r.Messages {
@@ -89,11 +89,11 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		}
 		return r
 	}) {
-		if of.err != nil {
-			d.Trouble = append(d.Trouble, of.err.Error())
+		if answer.err != nil {
+			d.Trouble = append(d.Trouble, answer.err.Error())
 		}
-		d.Looked += len(of.Messages)
-		for _, m := range of.Messages {
+		d.Looked += len(answer.Messages)
+		for _, m := range answer.Messages {
 			if strings.Contains(string(m.Body), d.Filter) {
 				d.Messages = append(d.Messages, m)
 			}

@@ -28,16 +28,16 @@ func checkMessage(form url.Values) error {
 
 // publish sends the message of a form to a broker of the topic.
 func (o operator) publish(ctx context.Context, form url.Values) (string, error) {
-	found, err := o.brokers.holders(ctx, form.Get("topic"))
+	brokers, err := o.brokers.holders(ctx, form.Get("topic"))
 	if err != nil {
 		return "", err
 	}
-	id := slices.Min(slices.Collect(maps.Keys(found)))
+	id := slices.Min(slices.Collect(maps.Keys(brokers)))
 	q := url.Values{"topic": {form.Get("topic")}}
 	if delay := form.Get("delay"); delay != "" {
 		q.Set("defer", delay)
 	}
-	if _, err := o.brokers.send(ctx, o.brokers.by, http.MethodPost, found[id], "/pub?"+q.Encode(), strings.NewReader(form.Get("body"))); err != nil {
+	if _, err := o.brokers.send(ctx, o.brokers.transport, http.MethodPost, brokers[id], "/pub?"+q.Encode(), strings.NewReader(form.Get("body"))); err != nil {
 		return "", err
 	}
 	return strings.TrimSpace(fmt.Sprintf("Published %d bytes to the broker %s", len(form.Get("body")), id)) + ".", nil

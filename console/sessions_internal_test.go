@@ -18,7 +18,7 @@ func TestSessionsOfOneTokenMakeRoomForEachOther(t *testing.T) {
 		s.open(fmt.Sprint("its", i), "reader", now)
 	}
 	testkit.Equal(t, s.token("mine", now), "admin", "the session of another was ended")
-	if last := fmt.Sprint("its", 2*maxSessions-1); s.token(last, now) != "reader" || len(s.held) != maxSessions {
-		t.Errorf("%d sessions, and the last is not one of them", len(s.held))
+	if last := fmt.Sprint("its", 2*maxSessions-1); s.token(last, now) != "reader" || len(s.byCookie) != maxSessions {
+		t.Errorf("%d sessions, and the last is not one of them", len(s.byCookie))
 	}
 }

@@ -36,10 +36,10 @@ const (
 // asker sends requests to the HTTP APIs of brokers.
 type asker struct {
 	// Set once.
-	by      http.RoundTripper // Config.Brokers
-	self    string            // Config.Self
-	admin   srtmv1.AdminServiceClient
-	watched *watched
+	transport http.RoundTripper // Config.Brokers
+	self      string            // Config.Self
+	admin     srtmv1.AdminServiceClient
+	watched   *watched
 
 	answers answers
 }
@@ -48,20 +48,20 @@ type asker struct {
 type answers struct {
 	pending singleflight.Group // by key
 	mu      sync.Mutex
-	known   map[string]answer // guarded by mu; by key
+	recent  map[string]answer // guarded by mu; by key
 }
 
 type answer struct {
-	until time.Time // then the answer is too old
-	body  []byte
-	err   error
+	expiry time.Time // then the answer is too old
+	body   []byte
+	err    error
 }
 
-// remembered returns a recent or pending answer to the same GET request, or sends the
+// cachedGet returns a recent or pending answer to the same GET request, or sends the
 // request.
-func (a *asker) remembered(ctx context.Context, by http.RoundTripper, address, path string) ([]byte, error) {
+func (a *asker) cachedGet(ctx context.Context, transport http.RoundTripper, address, path string) ([]byte, error) {
 	return a.answers.get(ctx, address+" "+path, tick, func(ctx context.Context) ([]byte, error) {
-		return a.ask(ctx, by, http.MethodGet, address, path)
+		return a.ask(ctx, transport, http.MethodGet, address, path)
 	})
 }
 
@@ -69,56 +69,56 @@ func (a *asker) remembered(ctx context.Context, by http.RoundTripper, address, p
 // caller does not modify the answer.
 func (a *answers) get(ctx context.Context, key string, age time.Duration, ask func(context.Context) ([]byte, error)) ([]byte, error) {
 	a.mu.Lock()
-	known, ok := a.known[key]
+	recent, ok := a.recent[key]
 	a.mu.Unlock()
-	if ok && time.Now().Before(known.until) {
-		return known.body, known.err
+	if ok && time.Now().Before(recent.expiry) {
+		return recent.body, recent.err
 	}
 	body, err, _ := a.pending.Do(key, func() (any, error) {
 		body, err := ask(context.WithoutCancel(ctx)) // all waiting callers share the request
-		a.keep(key, answer{time.Now().Add(age), body, err})
+		a.add(key, answer{time.Now().Add(age), body, err})
 		return body, err
 	})
 	return body.([]byte), err
 }
 
-// keep stores an answer if there is room beside the other recent answers.
-func (a *answers) keep(key string, one answer) {
+// add stores an answer if there is room beside the other recent answers.
+func (a *answers) add(key string, kept answer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	held, now := len(one.body), time.Now()
-	for key, other := range a.known {
-		if !now.Before(other.until) {
-			delete(a.known, key)
+	bytes, now := len(kept.body), time.Now()
+	for key, other := range a.recent {
+		if !now.Before(other.expiry) {
+			delete(a.recent, key)
 		} else {
-			held += len(other.body)
+			bytes += len(other.body)
 		}
 	}
-	if a.known == nil {
-		a.known = map[string]answer{}
+	if a.recent == nil {
+		a.recent = map[string]answer{}
 	}
-	if len(a.known) < maxRemembered && held <= maxHeld {
-		a.known[key] = one
+	if len(a.recent) < maxRemembered && bytes <= maxHeld {
+		a.recent[key] = kept
 	}
 }
 
 // ask sends a request without a body to an HTTP API.
-func (a *asker) ask(ctx context.Context, by http.RoundTripper, method, address, path string) ([]byte, error) {
-	return a.send(ctx, by, method, address, path, nil)
+func (a *asker) ask(ctx context.Context, transport http.RoundTripper, method, address, path string) ([]byte, error) {
+	return a.send(ctx, transport, method, address, path, nil)
 }
 
 // send sends a request to an HTTP API.
-func (a *asker) send(ctx context.Context, by http.RoundTripper, method, address, path string, body io.Reader) ([]byte, error) {
-	if by == nil {
+func (a *asker) send(ctx context.Context, transport http.RoundTripper, method, address, path string, body io.Reader) ([]byte, error) {
+	if transport == nil {
 		return nil, &problem{http.StatusNotImplemented, "This console does not ask brokers."}
 	}
-	client := &http.Client{Transport: by, Timeout: brokerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: transport, Timeout: brokerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, body)
 	if err != nil {
 		return nil, err
 	}
-	if shows := userOf(ctx).shows; shows != "" && a.self != "" { // the broker that serves this console
-		r.Header.Set("Authorization", shows)
+	if authorization := userOf(ctx).authorization; authorization != "" && a.self != "" { // the broker that serves this console
+		r.Header.Set("Authorization", authorization)
 	}
 	res, err := client.Do(r)
 	if err != nil {
@@ -229,7 +229,7 @@ func (a *asker) stats(ctx context.Context, address, topic, channel string, clien
 	if channel != "" {
 		q.Set("channel", channel)
 	}
-	body, err := a.remembered(ctx, a.by, address, "/stats?"+q.Encode())
+	body, err := a.cachedGet(ctx, a.transport, address, "/stats?"+q.Encode())
 	if err == nil {
 		err = decode(address, body, &s)
 	}
@@ -277,16 +277,16 @@ func (a *asker) holders(ctx context.Context, topic string) (map[string]string, e
 	if err != nil {
 		return nil, err
 	}
-	found := map[string]string{}
+	addresses := map[string]string{}
 	for _, b := range reply.Brokers {
 		if slices.Contains(b.Topics, topic) && b.Connected {
-			found[b.Id] = b.HttpAddress
+			addresses[b.Id] = b.HttpAddress
 		}
 	}
-	if len(found) == 0 {
+	if len(addresses) == 0 {
 		return nil, &problem{http.StatusNotFound, fmt.Sprintf("No broker that is there has a topic %s.", topic)}
 	}
-	return found, nil
+	return addresses, nil
 }
 
 // maxAsked is the maximum number of concurrent requests to brokers.
@@ -294,14 +294,14 @@ const maxAsked = 16
 
 // each asks all brokers concurrently, so stalled brokers together take only
 // brokerTimeout. It returns the answers in the order of the brokers' ids.
-func each[A any](found map[string]string, ask func(id, address string) A) []A {
-	ids := sortedKeys(found)
+func each[A any](brokers map[string]string, ask func(id, address string) A) []A {
+	ids := sortedKeys(brokers)
 	answers := make([]A, len(ids))
 	var group errgroup.Group
 	group.SetLimit(maxAsked)
 	for i, id := range ids {
 		group.Go(func() error {
-			answers[i] = ask(id, found[id])
+			answers[i] = ask(id, brokers[id])
 			return nil
 		})
 	}

@@ -23,12 +23,12 @@ type part struct {
 // side is a topic on a page.
 type side struct {
 	Name string
-	known
+	observed
 	Verdict why.Verdict
 	Penalty *why.Penalty
 	Parts   []part
 	Late    []stack
-	Held    held // on the page of one topic
+	Held    brokerView // on the page of one topic
 }
 
 // stack draws a part of a p99, in percent.
@@ -38,9 +38,9 @@ type stack struct {
 	From, Wide float64
 }
 
-// see returns a topic with its evaluation.
-func (c *Console) see(ctx context.Context, name string) side {
-	s := side{Name: name, known: c.follow(ctx, name)}
+// evaluate returns a topic with its evaluation.
+func (c *Console) evaluate(ctx context.Context, name string) side {
+	s := side{Name: name, observed: c.follow(ctx, name)}
 	if s.Topic == nil {
 		return s
 	}
@@ -61,30 +61,30 @@ func (c *Console) see(ctx context.Context, name string) side {
 		}
 		s.Parts = append(s.Parts, p)
 	}
-	at := 0.0
+	start := 0.0
 	sum := float64(s.Last.Delays[history.Access].P99 + s.Last.Delays[history.Broker].P99 + s.Last.Delays[history.Consumer].P99)
 	for i, name := range []string{"access", "broker", "consumer"} {
 		value := s.Last.Delays[i].P99
-		one := stack{Name: name, Value: value, From: at}
+		bar := stack{Name: name, Value: value, From: start}
 		if sum > 0 {
-			one.Wide = 100 * float64(value) / sum
+			bar.Wide = 100 * float64(value) / sum
 		}
-		at += one.Wide
-		s.Late = append(s.Late, one)
+		start += bar.Wide
+		s.Late = append(s.Late, bar)
 	}
 	return s
 }
 
 // topic shows one topic.
 func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error) {
-	s := c.see(ctx, q.Get("name"))
+	s := c.evaluate(ctx, q.Get("name"))
 	if s.Topic == nil {
 		return view{}, &problem{404, s.Trouble}
 	}
 	if !s.Gone {
-		s.Held = c.asks.heldBy(ctx, s.Name)
+		s.Held = c.asker.heldBy(ctx, s.Name)
 	}
-	s.Held.learn(s.Topic.GetLearned())
+	s.Held.addLearned(s.Topic.GetLearned())
 	s.listChannels()
 	return view{Template: "topic", Title: "Topic " + s.Name, Crumbs: []link{{"Topics", "/ui/topics"}}, Topics: []string{s.Name}, Data: s}, nil
 }
@@ -98,14 +98,14 @@ func (s *side) listChannels() {
 	}
 }
 
-// learn adds what the loaddistributor has learned of publishers.
-func (h *held) learn(l *srtmv1.Learned) {
-	of := map[string]*srtmv1.LearnedPublisher{}
+// addLearned adds what the loaddistributor has learned of publishers.
+func (h *brokerView) addLearned(l *srtmv1.Learned) {
+	byID := map[string]*srtmv1.LearnedPublisher{}
 	for _, p := range l.GetPublishers() {
-		of[p.Id] = p
+		byID[p.Id] = p
 	}
 	for i := range h.Senders {
-		if p := of[h.Senders[i].ID]; p != nil {
+		if p := byID[h.Senders[i].ID]; p != nil {
 			h.Senders[i].Rate, h.Senders[i].Together = p.Rate, p.CorrelationKey
 		}
 	}

@@ -61,20 +61,20 @@ func verdictOf(l listed) string {
 func (w *watched) topicList(_ context.Context, q url.Values, _ user) (view, error) {
 	d := topicsData{cluster: w.cluster(), Filter: q.Get("q"), State: q.Get("state"), Gone: q.Get("deleted"), Order: orderOf("/ui/topics", q, "name")}
 	counts := map[string]int{}
-	var found []listed
+	var matching []listed
 	for _, t := range d.Topics {
 		if !strings.Contains(t.Name, d.Filter) {
 			continue
 		}
 		if counts[t.State]++; d.State == "" || t.State == d.State {
-			found = append(found, listed{row: t})
+			matching = append(matching, listed{row: t})
 		}
 	}
 	if d.Order.key != "name" || d.Order.desc { // the list is by name
-		w.judge(found)
-		sorted(found, d.Order, compareRows)
+		w.judge(matching)
+		sorted(matching, d.Order, compareRows)
 	}
-	d.Rows, d.Pager = paged(found, "/ui/topics", q, "from")
+	d.Rows, d.Pager = paged(matching, "/ui/topics", q, "from")
 	for _, state := range []string{"lowering", "raising", "degraded", "placing", "preparing", "deleting", "active"} {
 		if counts[state] > 0 {
 			d.States = append(d.States, tally{state, counts[state], query("/ui/topics", "q", d.Filter, "state", state)})

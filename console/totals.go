@@ -19,15 +19,15 @@ func (w *watched) total() (t total) {
 	for _, b := range w.now.Brokers {
 		t.Offered += b.OfferedRate
 	}
-	for name, of := range w.topics {
-		if isBroker(name) || of.Topic == nil || of.Gone {
+	for name, topic := range w.topics {
+		if isBroker(name) || topic.Topic == nil || topic.Gone {
 			continue
 		}
-		last, _ := of.series.Last()
+		last, _ := topic.series.Last()
 		t.Followed++
 		t.Delivered += float64(last.Delivered)
 		t.Backlog += float64(last.Backlog)
-		if s := of.Topic.GetStatus(); s != nil && s.SloMet != nil && !*s.SloMet && s.GetPooled().GetDelivered() > 0 {
+		if s := topic.Topic.GetStatus(); s != nil && s.SloMet != nil && !*s.SloMet && s.GetPooled().GetDelivered() > 0 {
 			t.Missed++
 		}
 	}
@@ -87,10 +87,10 @@ func (w *watched) cards() []card {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.total()
-	draw := func(class, unit string, of func(total) float64) spark {
+	draw := func(class, unit string, value func(total) float64) spark {
 		values := make([]float64, 0, len(w.totals)+1)
 		for _, t := range append(w.totals, now) {
-			values = append(values, of(t))
+			values = append(values, value(t))
 		}
 		return sparkOf(class, unit, values)
 	}

@@ -52,17 +52,17 @@ type cluster struct {
 
 // tracked is a topic with a history.
 type tracked struct {
-	known  // without the data of the series
-	series history.Series
-	viewed time.Time // by a page
-	said   [3]string // last texts of events: state, fit, move
-	quotas map[string]uint32
+	observed // without the data of the series
+	series   history.Series
+	viewed   time.Time // by a page
+	texts    [3]string // last texts of events: state, fit, move
+	quotas   map[string]uint32
 
 	reading reading // the last, of a broker's history
 }
 
-// known is a copy of a topic for a page.
-type known struct {
+// observed is a copy of a topic for a page.
+type observed struct {
 	Topic   *srtmv1.Topic       // nil: never seen
 	Shares  *srtmv1.TopicShares // nil: unknown
 	Trouble string
@@ -236,7 +236,7 @@ func rowOf(t *srtmv1.Topic) row {
 }
 
 // follow returns a topic for a page and keeps its history from now on.
-func (c *Console) follow(ctx context.Context, name string) known {
+func (c *Console) follow(ctx context.Context, name string) observed {
 	w := &c.watched
 	w.mu.Lock()
 	t := w.topics[name]
@@ -249,17 +249,17 @@ func (c *Console) follow(ctx context.Context, name string) known {
 		limited, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
 		if err := c.sample(limited, name); err != nil {
-			return known{Trouble: problemOf(err).text}
+			return observed{Trouble: problemOf(err).text}
 		}
 		c.sampleShares(limited, name)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t = w.topics[name]; t == nil {
-		return known{Trouble: "There is no topic " + name + "."}
+		return observed{Trouble: "There is no topic " + name + "."}
 	}
 	t.viewed = time.Now()
-	k := t.known
+	k := t.observed
 	k.Last, _ = t.series.Last()
 	k.Events = t.series.Events()
 	return k
@@ -304,8 +304,8 @@ func (c *Console) sampleShares(ctx context.Context, name string) {
 		return
 	}
 	var shares *srtmv1.TopicShares
-	if held, err := c.grants.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name, History: shareEvents}); err == nil && len(held.Topics) == 1 {
-		shares = held.Topics[0]
+	if response, err := c.grants.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name, History: shareEvents}); err == nil && len(response.Topics) == 1 {
+		shares = response.Topics[0]
 	}
 	w := &c.watched
 	w.mu.Lock()
@@ -332,20 +332,20 @@ func (t *tracked) addStatus(now time.Time, topic *srtmv1.Topic) {
 	if t.quotas != nil && !maps.Equal(quotas, t.quotas) {
 		t.series.Note(history.Event{At: now.UnixMilli(), Kind: "move", Text: movedText(t.quotas, quotas, topic)})
 	}
-	t.known, t.quotas = known{Topic: topic, Shares: t.Shares}, quotas
-	held := map[string]float32{}
+	t.observed, t.quotas = observed{Topic: topic, Shares: t.Shares}, quotas
+	response := map[string]float32{}
 	for _, b := range s.GetBrokers() {
-		held[b.BrokerId] = float32(b.GetShare().GetRateMilli()) / 1000
+		response[b.BrokerId] = float32(b.GetShare().GetRateMilli()) / 1000
 	}
-	t.series.Add(sampleOf(now, s), held)
+	t.series.Add(sampleOf(now, s), response)
 }
 
 // recordEvent records an event when the text about the topic changes.
 func (t *tracked) recordEvent(now time.Time, i int, kind, text string) {
-	if t.said[i] != text && text != "" {
+	if t.texts[i] != text && text != "" {
 		t.series.Note(history.Event{At: now.UnixMilli(), Kind: kind, Text: text})
 	}
-	t.said[i] = text
+	t.texts[i] = text
 }
 
 // movedText describes how many publishers brokers have gained and lost, and why.
@@ -372,20 +372,20 @@ func movedText(before, after map[string]uint32, topic *srtmv1.Topic) string {
 
 // sampleOf converts a topic's sliding window to a sample.
 func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
-	one := history.Sample{At: now.UnixMilli(), Exceeded: float32(s.GetExceedFraction()), Backlog: float32(s.GetPooled().GetBacklog())}
+	sample := history.Sample{At: now.UnixMilli(), Exceeded: float32(s.GetExceedFraction()), Backlog: float32(s.GetPooled().GetBacklog())}
 	for _, b := range s.GetBrokers() {
 		w := b.GetWindow()
-		one.Offered += float32(topics.PerSecond(w.GetOffered(), w))
-		one.Released += float32(topics.PerSecond(w.GetReleased(), w))
-		one.Delivered += float32(topics.PerSecond(w.GetDelivered(), w))
-		one.Refused += float32(topics.PerSecond(w.GetRefused(), w))
+		sample.Offered += float32(topics.PerSecond(w.GetOffered(), w))
+		sample.Released += float32(topics.PerSecond(w.GetReleased(), w))
+		sample.Delivered += float32(topics.PerSecond(w.GetDelivered(), w))
+		sample.Refused += float32(topics.PerSecond(w.GetRefused(), w))
 	}
 	l := why.LatenciesOf(s.GetPooled())
-	for i, of := range [history.Parts]*obs.Latency{history.Access: l.Access, history.Broker: l.Broker, history.Consumer: l.Consumer, history.Delivery: l.Delivery} {
-		ms := func(q float64) float32 { return float32(of.Quantile(q).Seconds() * 1000) }
-		one.Delays[i] = history.Delay{P50: ms(0.5), P99: ms(0.99), P999: ms(0.999)}
+	for i, latency := range [history.Parts]*obs.Latency{history.Access: l.Access, history.Broker: l.Broker, history.Consumer: l.Consumer, history.Delivery: l.Delivery} {
+		ms := func(q float64) float32 { return float32(latency.Quantile(q).Seconds() * 1000) }
+		sample.Delays[i] = history.Delay{P50: ms(0.5), P99: ms(0.99), P999: ms(0.999)}
 	}
-	return one
+	return sample
 }
 
 // shrink forgets topics that were deleted an hour ago. While there is too much data, it
@@ -393,8 +393,8 @@ func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
 func (w *watched) shrink(now time.Time) {
 	bytes := 0
 	for name, t := range w.topics {
-		last, any := t.series.Last()
-		if t.Gone && (!any || now.UnixMilli()-last.At > history.Span.Milliseconds()) {
+		last, exists := t.series.Last()
+		if t.Gone && (!exists || now.UnixMilli()-last.At > history.Span.Milliseconds()) {
 			delete(w.topics, name)
 			continue
 		}

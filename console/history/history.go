@@ -89,7 +89,7 @@ func (s *Series) Note(e Event) {
 
 // Since returns a copy of the samples after a time in Unix milliseconds, oldest first.
 func (s *Series) Since(at int64) []Sample {
-	i, _ := slices.BinarySearchFunc(s.samples, at+1, func(one Sample, at int64) int { return int(one.At - at) })
+	i, _ := slices.BinarySearchFunc(s.samples, at+1, func(sample Sample, at int64) int { return int(sample.At - at) })
 	return slices.Clone(s.samples[i:])
 }
 
@@ -115,8 +115,8 @@ func (s *Series) Events() []Event {
 // Bytes estimates the memory of the history.
 func (s *Series) Bytes() int {
 	n := 0
-	for _, one := range s.samples {
-		n += 112 + 4*cap(one.Shares)
+	for _, sample := range s.samples {
+		n += 112 + 4*cap(sample.Shares)
 	}
 	for _, e := range s.events {
 		n += 48 + len(e.Text)

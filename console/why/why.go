@@ -34,14 +34,14 @@ type Latencies struct{ Access, Broker, Consumer, Delivery *obs.Latency }
 
 // LatenciesOf returns the latencies of a topic's or a broker's statistics.
 func LatenciesOf(s *srtmv1.TopicStats) Latencies {
-	of := func(h *srtmv1.Histogram) *obs.Latency {
+	latency := func(h *srtmv1.Histogram) *obs.Latency {
 		l, err := obs.LatencyFromProto(h)
 		if err != nil {
 			return obs.NewLatency()
 		}
 		return l
 	}
-	return Latencies{of(s.GetAccess()), of(s.GetProcessing()), of(s.GetConsumer()), of(s.GetDelivery())}
+	return Latencies{latency(s.GetAccess()), latency(s.GetProcessing()), latency(s.GetConsumer()), latency(s.GetDelivery())}
 }
 
 // tokensAbove and brokerBelow bound access delay's part of a p99. From tokensAbove on the
@@ -61,20 +61,20 @@ func Judge(t *srtmv1.Topic) Verdict {
 		}
 		return v
 	}
-	late := fmt.Sprintf("%s of deliveries are later than %v; %s may be.", percent(status.GetExceedFraction()), limit, percent(1-quantile))
+	sentence := fmt.Sprintf("%s of deliveries are later than %v; %s may be.", percent(status.GetExceedFraction()), limit, percent(1-quantile))
 	p99 := l.Delivery.Quantile(0.99)
 	switch {
 	case status.SloMet == nil:
-		v.Text = late + " There are too few of them to tell."
+		v.Text = sentence + " There are too few of them to tell."
 	case *status.SloMet:
 		v.SLO = Met
-		v.Text = late
+		v.Text = sentence
 		if f := status.P99AccessFraction; f != nil {
 			v.Text += fmt.Sprintf(" Of its p99 of %s, %s is waiting for tokens and %s the broker.", Duration(p99), percent(*f), percent(1-*f))
 		}
 	default:
 		v.SLO = Missed
-		v.Culprit, v.Text = blame(t, l, late)
+		v.Culprit, v.Text = blame(t, l, sentence)
 	}
 	if c := waiting(l, limit); c != "" {
 		v.Text += " " + c
@@ -83,7 +83,7 @@ func Judge(t *srtmv1.Topic) Verdict {
 }
 
 // blame explains why a topic misses its SLO.
-func blame(t *srtmv1.Topic, l Latencies, late string) (culprit, text string) {
+func blame(t *srtmv1.Topic, l Latencies, sentence string) (culprit, text string) {
 	fraction := -1.0 // access delay's fraction of the p99
 	if f := t.GetStatus().P99AccessFraction; f != nil {
 		fraction = *f
@@ -98,11 +98,11 @@ func blame(t *srtmv1.Topic, l Latencies, late string) (culprit, text string) {
 	broker := fmt.Sprintf("its brokers take %s at p99 for what has its token: they are overloaded or stalled.", Duration(l.Broker.Quantile(0.99)))
 	switch {
 	case fraction >= tokensAbove:
-		return "tokens", late + " It is the tokens: " + tokens
+		return "tokens", sentence + " It is the tokens: " + tokens
 	case fraction <= brokerBelow:
-		return "broker", late + " It is the broker: " + broker
+		return "broker", sentence + " It is the broker: " + broker
 	}
-	return "tokens and broker", late + " It is both: " + tokens + " And " + broker
+	return "tokens and broker", sentence + " It is both: " + tokens + " And " + broker
 }
 
 // short explains what the shares lack.
