@@ -166,3 +166,21 @@ func TestTopicsAreSorted(t *testing.T) {
 	}
 	contains(t, page, `aria-sort="descending"><a href="/ui/topics?sort=name"`)
 }
+
+// Every page is rendered.
+func TestEveryPageIsRendered(t *testing.T) {
+	c, base, browser := serve(t, &fake{names: []string{"t"}}, func(cfg *Config) {
+		cfg.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"topics":[{"topic_name":"t","channels":[{"channel_name":"c"}]}]}`)
+		}))
+	})
+	for path := range c.views() {
+		code, page := get(t, browser, base+"/ui"+strings.TrimSuffix(path, "{$}")+"?name=t&a=t&b=t&id=b1&topic=t&channel=c")
+		if code != http.StatusOK {
+			t.Errorf("%s: %d: %s", path, code, page)
+		}
+		if path == "/glossary" {
+			contains(t, page, `<dt id="share">share</dt>`)
+		}
+	}
+}
