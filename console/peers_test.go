@@ -37,7 +37,7 @@ func (d *decides) Invoke(ctx context.Context, method string, request, reply any,
 	if list, is := request.(*srtmv1.ListRulesRequest); is && list.Prefix == "none/" {
 		answer = &srtmv1.ListRulesResponse{}
 	}
-	proto.Merge(reply.(proto.Message), answer.(proto.Message))
+	proto.Merge(reply.(proto.Message), answer)
 	return nil
 }
 
