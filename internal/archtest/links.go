@@ -54,17 +54,17 @@ func CheckLinks(root string, paths []string, why string) (found []Finding, err e
 		}
 		for line := range proseLines(string(text)) {
 			for _, m := range link.FindAllStringSubmatch(line, -1) {
-				to := m[1]
-				if strings.Contains(to, "://") {
+				destination := m[1]
+				if strings.Contains(destination, "://") {
 					continue
 				}
-				file, anchor, _ := strings.Cut(to, "#")
+				file, anchor, _ := strings.Cut(destination, "#")
 				target := filepath.Join(root, filepath.Dir(path), file)
 				if file == "" {
 					target = filepath.Join(root, path)
 				}
 				if info, err := os.Stat(target); err != nil {
-					found = append(found, Finding{path, "links to " + to + ", which does not exist", why})
+					found = append(found, Finding{path, "links to " + destination + ", which does not exist", why})
 					continue
 				} else if anchor == "" || info.IsDir() || filepath.Ext(target) != ".md" {
 					continue
@@ -74,7 +74,7 @@ func CheckLinks(root string, paths []string, why string) (found []Finding, err e
 					return nil, err
 				}
 				if !slices.Contains(anchors(string(page)), anchor) {
-					found = append(found, Finding{path, "links to " + to + ", an anchor that does not exist", why})
+					found = append(found, Finding{path, "links to " + destination + ", an anchor that does not exist", why})
 				}
 			}
 		}

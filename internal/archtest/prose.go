@@ -26,14 +26,14 @@ type ProseLimit struct {
 }
 
 var (
-	word     = regexp.MustCompile(`[A-Za-z][A-Za-z'’-]*`)
-	pronouns = strings.Fields("it that those they them this these one what who which its their whose whom whoever whatever")
-	hanging  = regexp.MustCompile(`(?i)\b(that of|those of|ones? that|those that|those who|that which|that who|of which|of whom|of what|of whose|what of|likewise|else [0-9])\b`)
+	wordPattern = regexp.MustCompile(`[A-Za-z][A-Za-z'’-]*`)
+	pronouns    = strings.Fields("it that those they them this these one what who which its their whose whom whoever whatever")
+	hanging     = regexp.MustCompile(`(?i)\b(that of|those of|ones? that|those that|those who|that which|that who|of which|of whom|of what|of whose|what of|likewise|else [0-9])\b`)
 )
 
 // Add counts the words of a paragraph.
 func (p *Prose) Add(paragraph string) {
-	for _, w := range word.FindAllString(paragraph, -1) {
+	for _, w := range wordPattern.FindAllString(paragraph, -1) {
 		p.Words++
 		if slices.Contains(pronouns, strings.ToLower(w)) {
 			p.Pronouns++

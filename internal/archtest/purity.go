@@ -92,8 +92,8 @@ func (c *purityCheck) run() {
 	})
 }
 
-func (c *purityCheck) report(at token.Pos, why, format string, args ...any) {
-	p := c.pkg.Fset.Position(at)
+func (c *purityCheck) report(position token.Pos, why, format string, args ...any) {
+	p := c.pkg.Fset.Position(position)
 	file, err := filepath.Rel(c.module.Dir, p.Filename)
 	if err != nil {
 		file = p.Filename

@@ -140,8 +140,8 @@ func mutex(t types.Type) bool {
 
 // report adds a finding unless an exception covers it.
 func (c *structureCheck) report(name, kind string, figure int, format string, args ...any) {
-	where := c.path + "." + name
-	exception := where + ": " + kind
+	place := c.path + "." + name
+	exception := place + ": " + kind
 	if allowed, ok := c.rule.Exceptions[exception]; ok {
 		c.excepted[exception] = true
 		if figure <= allowed {
@@ -149,7 +149,7 @@ func (c *structureCheck) report(name, kind string, figure int, format string, ar
 		}
 		format += fmt.Sprintf("; as an exception at most %d", allowed)
 	}
-	c.found = append(c.found, Finding{where, fmt.Sprintf(format, args...), c.rule.Why})
+	c.found = append(c.found, Finding{place, fmt.Sprintf(format, args...), c.rule.Why})
 }
 
 // CountLines returns the number of lines of the packages that match the patterns, without test files and

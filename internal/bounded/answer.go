@@ -8,10 +8,10 @@ import (
 )
 
 // Read returns an answer of at most most bytes, or an error.
-func Read(body io.Reader, most int64) ([]byte, error) {
-	text, err := io.ReadAll(io.LimitReader(body, most+1))
-	if err == nil && int64(len(text)) > most {
-		return nil, fmt.Errorf("answers with more than %d bytes", most)
+func Read(body io.Reader, limit int64) ([]byte, error) {
+	text, err := io.ReadAll(io.LimitReader(body, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		return nil, fmt.Errorf("answers with more than %d bytes", limit)
 	}
 	return text, err
 }
@@ -24,11 +24,11 @@ var ErrElements = errors.New("answers with too many entries")
 
 // Decode is json.Unmarshal for a text whose arrays and objects have at most most
 // elements.
-func Decode(text []byte, most int, into any) error {
-	if elements(text) > most {
+func Decode(text []byte, limit int, value any) error {
+	if elements(text) > limit {
 		return ErrElements
 	}
-	return json.Unmarshal(text, into)
+	return json.Unmarshal(text, value)
 }
 
 // elements returns the number of array elements in a JSON text, or slightly more. It

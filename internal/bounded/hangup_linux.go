@@ -17,10 +17,10 @@ func (c *Conn) HungUp() bool {
 	if err != nil {
 		return true
 	}
-	gone := false
+	hungUp := false
 	err = raw.Control(func(fd uintptr) {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
-		gone = err == nil && n > 0
+		hungUp = err == nil && n > 0
 	})
-	return gone || err != nil
+	return hungUp || err != nil
 }

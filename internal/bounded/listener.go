@@ -36,8 +36,8 @@ func Spare(descriptors int64) int64 { return min(descriptors/4, mostSpare) }
 
 // Part returns the maximum number of connections of a listener: the unreserved
 // descriptors divided by parts, at least 1 and at most most.
-func Part(descriptors, parts, most int64) int {
-	return int(max(1, min((descriptors-Spare(descriptors))/parts, most)))
+func Part(descriptors, parts, limit int64) int {
+	return int(max(1, min((descriptors-Spare(descriptors))/parts, limit)))
 }
 
 // Slots limits the connections of several listeners together. The zero value has no
@@ -92,7 +92,7 @@ func (s *Slots) evict() bool {
 	s.mu.Lock()
 	oldest := s.mu.strangers.Front()
 	if oldest != nil {
-		oldest.knownLocked()
+		oldest.markAuthenticatedLocked()
 	}
 	s.mu.Unlock()
 	if oldest == nil {
@@ -122,7 +122,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		conn := &Conn{Conn: c, of: l.Slots}
+		conn := &Conn{Conn: c, slots: l.Slots}
 		if l.Slots.take(conn) {
 			return conn, nil
 		}
@@ -137,25 +137,25 @@ func (l *Listener) Accept() (net.Conn, error) {
 // Conn is a connection that returns its slot on Close.
 type Conn struct {
 	net.Conn
-	of   *Slots
-	once sync.Once
+	slots *Slots
+	once  sync.Once
 
 	// Guarded by of.mu.
-	stranger bool // in of.mu.strangers, at place
-	place    container.Element[*Conn]
-	closed   bool
-	then     func() // called after Close; may be nil
+	stranger   bool // in of.mu.strangers, at place
+	place      container.Element[*Conn]
+	closed     bool
+	afterClose func() // called after Close; may be nil
 }
 
 // Then sets a function to call after Close. If the connection is already closed, Then
 // calls the function at once. Call Then at most once.
-func (c *Conn) Then(do func()) {
-	c.of.mu.Lock()
+func (c *Conn) Then(afterClose func()) {
+	c.slots.mu.Lock()
 	closed := c.closed
-	c.then = do
-	c.of.mu.Unlock()
+	c.afterClose = afterClose
+	c.slots.mu.Unlock()
 	if closed {
-		do()
+		afterClose()
 	}
 }
 
@@ -172,17 +172,17 @@ func (c *Conn) RemoteAddr() net.Addr { return address{c.Conn.RemoteAddr(), c} }
 // keeps its slot.
 func Known(peer net.Addr) {
 	if a, ours := peer.(address); ours {
-		a.conn.known()
+		a.conn.markAuthenticated()
 	}
 }
 
-func (c *Conn) known() {
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	c.knownLocked()
+func (c *Conn) markAuthenticated() {
+	c.slots.mu.Lock()
+	defer c.slots.mu.Unlock()
+	c.markAuthenticatedLocked()
 }
 
-func (c *Conn) knownLocked() {
+func (c *Conn) markAuthenticatedLocked() {
 	if c.stranger {
 		c.stranger = false
 		c.place.Remove()
@@ -201,14 +201,14 @@ func (c *Conn) CloseWrite() error {
 // Close implements net.Conn.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
-		c.of.open.Add(-1)
-		c.of.mu.Lock()
-		c.knownLocked() // as far as evict is concerned
+		c.slots.open.Add(-1)
+		c.slots.mu.Lock()
+		c.markAuthenticatedLocked() // as far as evict is concerned
 		c.closed = true
-		then := c.then
-		c.of.mu.Unlock()
-		if then != nil {
-			then()
+		afterClose := c.afterClose
+		c.slots.mu.Unlock()
+		if afterClose != nil {
+			afterClose()
 		}
 	})
 	return c.Conn.Close()

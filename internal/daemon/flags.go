@@ -24,13 +24,13 @@ func (l *List) Set(s string) error {
 const NSQName = "its name in NSQ's configuration files"
 
 // Alias adds a second name to a flag, with the reason for the help.
-func Alias(fs *flag.FlagSet, name, other, why string) {
-	fs.Var(&alias{fs.Lookup(name).Value, name}, other, "as --"+name+": "+why)
+func Alias(fs *flag.FlagSet, name, original, why string) {
+	fs.Var(&alias{fs.Lookup(name).Value, name}, original, "as --"+name+": "+why)
 }
 
 type alias struct {
 	flag.Value
-	of string
+	original string
 }
 
 func (a *alias) String() string {
@@ -48,7 +48,7 @@ func (a *alias) IsBoolFlag() bool {
 // canonical returns the name of a flag, or the name of an alias's flag.
 func canonical(f *flag.Flag) string {
 	if a, ok := f.Value.(*alias); ok {
-		return a.of
+		return a.original
 	}
 	return f.Name
 }

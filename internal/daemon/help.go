@@ -39,7 +39,7 @@ type filledGroup struct {
 
 // fill lets every group define its flags. Groups with the same title are merged.
 func fill(fs *flag.FlagSet, groups []Group) (filled []filledGroup) {
-	known := map[string]bool{}
+	defined := map[string]bool{}
 	for _, g := range groups {
 		g.Flags(fs)
 		i := slices.IndexFunc(filled, func(f filledGroup) bool { return f.title == g.Title })
@@ -48,8 +48,8 @@ func fill(fs *flag.FlagSet, groups []Group) (filled []filledGroup) {
 			filled = append(filled, filledGroup{title: g.Title})
 		}
 		fs.VisitAll(func(f *flag.Flag) {
-			if !known[f.Name] {
-				known[f.Name] = true
+			if !defined[f.Name] {
+				defined[f.Name] = true
 				filled[i].names = append(filled[i].names, f.Name)
 			}
 		})

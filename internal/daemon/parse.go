@@ -46,14 +46,14 @@ func (c *commandLine) forExample(f *flag.Flag) string {
 }
 
 // set sets a flag. where names the source of the value.
-func (c *commandLine) set(f *flag.Flag, where, value string) {
+func (c *commandLine) set(f *flag.Flag, source, value string) {
 	before := f.Value.String()
 	value = c.withPort(f, value)
 	if err := c.fs.Set(f.Name, value); err != nil {
 		if kind(f) != nil {
 			_ = f.Value.Set(before) // package flag sets 0 on errors
 		}
-		c.fault(f, "%s: %w", where, plainly(f, value, err))
+		c.fault(f, "%s: %w", source, plainly(f, value, err))
 	}
 }
 
@@ -226,16 +226,16 @@ var flagName = regexp.MustCompile(`--([a-z0-9-]*[a-z0-9])`)
 // judge records the faults of validate, each with an example for the first flag in its
 // text. It skips faults of flags with a refused value.
 func (c *commandLine) judge(err error) {
-	for _, one := range flatten(err) {
+	for _, fault := range flatten(err) {
 		var named *flag.Flag
-		if match := flagName.FindStringSubmatch(one.Error()); match != nil {
+		if match := flagName.FindStringSubmatch(fault.Error()); match != nil {
 			named = c.fs.Lookup(match[1])
 		}
 		switch {
 		case named == nil:
-			c.faults.Add(one)
+			c.faults.Add(fault)
 		case !c.bad[canonical(named)]:
-			c.faults = append(c.faults, fmt.Errorf("%w%s", one, c.forExample(named)))
+			c.faults = append(c.faults, fmt.Errorf("%w%s", fault, c.forExample(named)))
 		}
 	}
 }
@@ -249,8 +249,8 @@ func flatten(err error) (all []error) {
 	if !ok {
 		return []error{err}
 	}
-	for _, one := range joined.Unwrap() {
-		all = append(all, flatten(one)...)
+	for _, fault := range joined.Unwrap() {
+		all = append(all, flatten(fault)...)
 	}
 	return all
 }

@@ -99,12 +99,12 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	a.Guard.Log(log)
 	var provider trace.TracerProvider
 	if a.traces != "" {
-		tracing, made, end, err := traces(ctx, a.traces, name, log)
+		tracing, traceProvider, end, err := traces(ctx, a.traces, name, log)
 		if err != nil {
 			return err
 		}
 		defer end()
-		provider = made
+		provider = traceProvider
 		options = append(options, tracing)
 	}
 	s := &Servers{
@@ -154,18 +154,18 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 
 // WithPages serves paths below at with pages, and all other paths with next. nil pages:
 // only next.
-func WithPages(next, pages http.Handler, at string) http.Handler {
+func WithPages(next, pages http.Handler, path string) http.Handler {
 	if pages == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
-		case strings.HasPrefix(r.URL.Path, at):
+		case strings.HasPrefix(r.URL.Path, path):
 			pages.ServeHTTP(w, r)
 		case r.URL.Path == "/" && strings.Contains(r.Header.Get("Accept"), "text/html"): // a browser
-			http.Redirect(w, r, at, http.StatusFound)
-		case r.URL.Path+"/" == at:
-			http.Redirect(w, r, at, http.StatusMovedPermanently)
+			http.Redirect(w, r, path, http.StatusFound)
+		case r.URL.Path+"/" == path:
+			http.Redirect(w, r, path, http.StatusMovedPermanently)
 		default:
 			next.ServeHTTP(w, r)
 		}

@@ -22,9 +22,9 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// few serves an API without methods, with few descriptors. most is how many connections the gRPC port
-// takes.
-func few(t *testing.T, a Addresses) (s *Servers, most int) {
+// limited serves an API without methods, with few descriptors. most is the maximum
+// number of connections of the gRPC port.
+func limited(t *testing.T, a Addresses) (s *Servers, most int) {
 	var limit unix.Rlimit
 	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	low := limit
@@ -71,11 +71,11 @@ func TestWhoIsKnownGetsInAmongStrangers(t *testing.T) {
 }
 
 func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
-	s, most := few(t, Addresses{security: security})
+	s, limit := limited(t, Addresses{security: security})
 	address := s.RPCListener.Addr().String()
 	var strangers []net.Conn
 	crowd := func() {
-		for range 2 * most {
+		for range 2 * limit {
 			c, err := net.Dial("tcp", address)
 			testkit.Must(t, err)
 			strangers = append(strangers, c)
@@ -85,15 +85,15 @@ func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
 	conn, err := grpc.NewClient(address, as...)
 	testkit.Must(t, err)
 	defer conn.Close()
-	ask := func(when string) {
+	ask := func(moment string) {
 		t.Helper()
 		_, err := srtmv1.NewAdminServiceClient(conn).ListTopics(t.Context(), &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true))
-		testkit.Equal(t, status.Code(err), codes.Unimplemented, "%s: %v", when, err)
+		testkit.Equal(t, status.Code(err), codes.Unimplemented, "%s: %v", moment, err)
 	}
 	ask("all slots were taken")
 	crowd()
 	testkit.WaitFor(t, "the strangers take each other's slots", func() bool {
-		return count(t, s, "srtm_grpc_connections_evicted_total") == float64(len(strangers)+1-most)
+		return count(t, s, "srtm_grpc_connections_evicted_total") == float64(len(strangers)+1-limit)
 	})
 	testkit.Equal(t, conn.GetState(), connectivity.Ready, "the client, after more strangers")
 	ask("after more strangers")
@@ -106,7 +106,7 @@ func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
 // Without authentication, clients that only connect to the gRPC port take no descriptor beyond their
 // half, and no existing connection. A further connection is closed immediately and counted.
 func TestConnectionsOfGRPCAreBounded(t *testing.T) {
-	s, most := few(t, Addresses{})
+	s, limit := limited(t, Addresses{})
 	conn, err := grpc.NewClient(s.RPCListener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	check := func() {
@@ -116,12 +116,12 @@ func TestConnectionsOfGRPCAreBounded(t *testing.T) {
 		}
 	}
 	check()
-	strangers := make([]net.Conn, most)
+	strangers := make([]net.Conn, limit)
 	for i := range strangers {
 		strangers[i], err = net.Dial("tcp", s.RPCListener.Addr().String())
 		testkit.Must(t, err)
 	}
-	last := strangers[most-1] // gRPC's client has the slot
+	last := strangers[limit-1] // gRPC's client has the slot
 	testkit.Must(t, last.SetReadDeadline(time.Now().Add(30*time.Second)))
 	if text, err := io.ReadAll(last); len(text) > 0 || err != nil {
 		t.Errorf("one too many: %q, %v", text, err)

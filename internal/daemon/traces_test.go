@@ -31,13 +31,13 @@ type spans struct {
 func (s *spans) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, of := range r.ResourceSpans {
-		for _, a := range of.Resource.Attributes {
+	for _, resource := range r.ResourceSpans {
+		for _, a := range resource.Resource.Attributes {
 			if a.Key == "service.name" {
 				s.services = append(s.services, a.Value.GetStringValue())
 			}
 		}
-		for _, scope := range of.ScopeSpans {
+		for _, scope := range resource.ScopeSpans {
 			s.all = append(s.all, scope.Spans...)
 		}
 	}

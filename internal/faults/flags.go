@@ -8,11 +8,11 @@ import (
 )
 
 // OneOf returns an error unless the flag's value is one of known.
-func OneOf(flag, value string, known ...string) error {
-	if slices.Contains(known, value) {
+func OneOf(flag, value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
 		return nil
 	}
-	return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
+	return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(allowed, ", "))
 }
 
 // Within returns an error unless the flag's value is within its bounds.

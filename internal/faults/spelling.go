@@ -15,8 +15,8 @@ func Nearest(word string, known []string) string {
 // Hint returns the end of an error about an unknown word; empty without a near word.
 // prefix precedes the near word.
 func Hint(prefix, word string, known []string) string {
-	if near := Nearest(word, known); near != "" {
-		return "; did you mean " + prefix + near + "?"
+	if nearest := Nearest(word, known); nearest != "" {
+		return "; did you mean " + prefix + nearest + "?"
 	}
 	return ""
 }
@@ -30,7 +30,7 @@ func distance(a, b string) int {
 	if len(a) > maxWord || len(b) > maxWord {
 		return maxWord
 	}
-	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	beforeLast, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
 		last[j] = j
 	}
@@ -43,10 +43,10 @@ func distance(a, b string) int {
 			}
 			row[j] = min(last[j]+1, row[j-1]+1, replaced)
 			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
+				row[j] = min(row[j], beforeLast[j-2]+1)
 			}
 		}
-		before, last, row = last, row, before
+		beforeLast, last, row = last, row, beforeLast
 	}
 	return last[len(b)]
 }

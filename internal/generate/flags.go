@@ -105,16 +105,16 @@ func parse(help string) (groups []group, err error) {
 var escape = strings.NewReplacer("|", `\|`, "<", "&lt;", "*", `\*`, "_", `\_`)
 
 // write prints a table for each group of a program.
-func write(to *bytes.Buffer, program string, groups []group) {
-	fmt.Fprintf(to, "\n## %s\n", program)
+func write(out *bytes.Buffer, program string, groups []group) {
+	fmt.Fprintf(out, "\n## %s\n", program)
 	for _, g := range groups {
-		fmt.Fprintf(to, "\n**%s**\n\n| flag | |\n|---|---|\n", g.title)
+		fmt.Fprintf(out, "\n**%s**\n\n| flag | |\n|---|---|\n", g.title)
 		for _, f := range g.flags {
 			name := "--" + f.name
 			if f.value != "" {
 				name += " " + strings.ReplaceAll(f.value, "|", `\|`)
 			}
-			fmt.Fprintf(to, "| `%s` | %s |\n", name, escape.Replace(f.text))
+			fmt.Fprintf(out, "| `%s` | %s |\n", name, escape.Replace(f.text))
 		}
 	}
 }

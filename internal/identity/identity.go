@@ -52,12 +52,12 @@ const (
 func (p Place) Check(fault func(field, format string, args ...any)) {
 	for _, f := range []struct {
 		name, value string
-		most        int
+		limit       int
 	}{
 		{"tcp_address", p.Address, maxFolder}, {"hostname", p.Host, maxShort}, {"data_path", p.Folder, maxFolder}, {"lock", p.Lock, maxShort},
 	} {
-		if len(f.value) > f.most {
-			fault("hello."+f.name, "has %d bytes, at most %d", len(f.value), f.most)
+		if len(f.value) > f.limit {
+			fault("hello."+f.name, "has %d bytes, at most %d", len(f.value), f.limit)
 		}
 	}
 }
@@ -146,8 +146,8 @@ func (o *Owner) Check(id string, p Process, lives bool, silent time.Duration) er
 
 // Take makes p the owner of the id. Requires: Check returned nil.
 func (o *Owner) Take(p Process) {
-	if was := o.Stamp.Process; was != "" && was != p.Stamp.Process {
-		o.past = append(o.past, was)
+	if owner := o.Stamp.Process; owner != "" && owner != p.Stamp.Process {
+		o.past = append(o.past, owner)
 		o.past = o.past[max(0, len(o.past)-maxPast):]
 	}
 	o.Process, o.ended = p, false

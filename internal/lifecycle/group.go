@@ -55,11 +55,11 @@ func (g *Group) Run(ctx context.Context) error {
 		wg      sync.WaitGroup
 	)
 	for _, p := range g.parts {
-		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		partCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		r := &running{name: p.name, cancel: cancel, done: make(chan struct{})}
 		started = append(started, r)
 		wg.Go(func() {
-			r.err = p.run(own)
+			r.err = p.run(partCtx)
 			close(r.done)
 			ended <- r
 		})
@@ -82,10 +82,10 @@ func (g *Group) Run(ctx context.Context) error {
 		errs = append(errs, first.wrapped())
 	}
 	for _, r := range slices.Backward(started) {
-		told := !isClosed(r.done)
+		stopped := !isClosed(r.done)
 		r.cancel()
 		<-r.done
-		if r != first && r.err != nil && !(told && onlyCanceled(r.err)) {
+		if r != first && r.err != nil && !(stopped && onlyCanceled(r.err)) {
 			errs = append(errs, r.wrapped())
 		}
 	}
@@ -109,8 +109,8 @@ func isClosed(c <-chan struct{}) bool {
 func onlyCanceled(err error) bool {
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
-		for _, one := range e.Unwrap() {
-			if !onlyCanceled(one) {
+		for _, part := range e.Unwrap() {
+			if !onlyCanceled(part) {
 				return false
 			}
 		}

@@ -16,8 +16,8 @@ type Listeners map[string]*net.TCPListener // by flag
 // Accept is in progress, the next Listen of the flag reuses its socket. A nil Listeners
 // keeps no sockets.
 func (l Listeners) Listen(flag, address string) (net.Listener, error) {
-	kept := l[flag]
-	if kept == nil {
+	socket := l[flag]
+	if socket == nil {
 		ln, err := net.Listen("tcp", address)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", flag, err)
@@ -25,29 +25,29 @@ func (l Listeners) Listen(flag, address string) (net.Listener, error) {
 		if l == nil {
 			return ln, nil
 		}
-		kept = ln.(*net.TCPListener)
-		l[flag] = kept
+		socket = ln.(*net.TCPListener)
+		l[flag] = socket
 	}
-	return &lent{TCPListener: kept}, kept.SetDeadline(time.Time{})
+	return &keptOpen{TCPListener: socket}, socket.SetDeadline(time.Time{})
 }
 
 // Close closes the sockets.
 func (l Listeners) Close() error {
 	var errs []error
-	for _, kept := range l { // order: each by itself
-		errs = append(errs, kept.Close())
+	for _, socket := range l { // order: each by itself
+		errs = append(errs, socket.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// lent is a listener whose socket stays open after Close.
-type lent struct {
+// keptOpen is a listener whose socket stays open after Close.
+type keptOpen struct {
 	*net.TCPListener
 	closed atomic.Bool
 }
 
 // Accept implements net.Listener.
-func (l *lent) Accept() (net.Conn, error) {
+func (l *keptOpen) Accept() (net.Conn, error) {
 	conn, err := l.TCPListener.Accept()
 	if err != nil && l.closed.Load() {
 		err = net.ErrClosed // hides the deadline error
@@ -56,7 +56,7 @@ func (l *lent) Accept() (net.Conn, error) {
 }
 
 // Close makes Accept fail, including an Accept in progress.
-func (l *lent) Close() error {
+func (l *keptOpen) Close() error {
 	if l.closed.Swap(true) {
 		return nil
 	}

@@ -11,8 +11,8 @@ import (
 // A client that connects while no process serves the socket is accepted by the next process that
 // serves it.
 func TestListenersAreKept(t *testing.T) {
-	kept := Listeners{}
-	first, err := kept.Listen("--address", "127.0.0.1:0")
+	sockets := Listeners{}
+	first, err := sockets.Listen("--address", "127.0.0.1:0")
 	testkit.Must(t, err)
 	address := first.Addr().String()
 	ended := make(chan error)
@@ -33,7 +33,7 @@ func TestListenersAreKept(t *testing.T) {
 	between, err := net.Dial("tcp", address)
 	testkit.Must(t, err)
 	defer between.Close()
-	second, err := kept.Listen("--address", "127.0.0.1:0")
+	second, err := sockets.Listen("--address", "127.0.0.1:0")
 	testkit.Must(t, err)
 	testkit.Must(t, first.Close()) // closing the first listener does not affect the second
 	if at := second.Addr().String(); at != address {
@@ -42,11 +42,11 @@ func TestListenersAreKept(t *testing.T) {
 	conn, err := second.Accept()
 	testkit.Must(t, err)
 	testkit.Must(t, conn.Close())
-	if _, err := kept.Listen("--other", address); err == nil {
+	if _, err := sockets.Listen("--other", address); err == nil {
 		t.Error("two flags have one socket")
 	}
 	testkit.Must(t, second.Close())
-	testkit.Must(t, kept.Close())
+	testkit.Must(t, sockets.Close())
 	if c, err := net.Dial("tcp", address); err == nil {
 		c.Close()
 		t.Error("it is open at the end")

@@ -36,12 +36,12 @@ type heldKey struct{}
 // work that must finish, such as writing data that would be lost. ctx is the context of
 // Main's run function, or derived from it; with any other context Hold does nothing.
 func Hold(ctx context.Context) (release func()) {
-	held, _ := ctx.Value(heldKey{}).(*atomic.Int32)
-	if held == nil {
+	holds, _ := ctx.Value(heldKey{}).(*atomic.Int32)
+	if holds == nil {
 		return func() {}
 	}
-	held.Add(1)
-	return sync.OnceFunc(func() { held.Add(-1) })
+	holds.Add(1)
+	return sync.OnceFunc(func() { holds.Add(-1) })
 }
 
 // KeepPipes makes writes to a standard output without a reader fail with EPIPE instead of
@@ -131,33 +131,33 @@ func Main(name string, run func(context.Context) error) int {
 
 // supervise is Main without the signals. It calls exit only if run outlives StopLimit.
 func supervise(ctx context.Context, name string, run func(context.Context) error, stderr io.Writer, exit func(int)) int {
-	over := make(chan struct{})
+	ended := make(chan struct{})
 	watched := make(chan struct{})
-	var held atomic.Int32
+	var holds atomic.Int32
 	go func() {
 		defer close(watched)
 		select {
-		case <-over:
+		case <-ended:
 			return
 		case <-ctx.Done():
 		}
 		limit := time.NewTicker(StopLimit)
 		defer limit.Stop()
-		for took := StopLimit; ; took += StopLimit {
+		for elapsed := StopLimit; ; elapsed += StopLimit {
 			select {
-			case <-over:
+			case <-ended:
 				return
 			case <-limit.C:
 			}
-			if held.Load() == 0 {
-				fmt.Fprintf(stderr, "%s: not stopped %v after the signal; giving up\n", name, took)
+			if holds.Load() == 0 {
+				fmt.Fprintf(stderr, "%s: not stopped %v after the signal; giving up\n", name, elapsed)
 				exit(exitError)
 				return
 			}
 		}
 	}()
-	err := run(context.WithValue(ctx, heldKey{}, &held))
-	close(over)
+	err := run(context.WithValue(ctx, heldKey{}, &holds))
+	close(ended)
 	<-watched
 
 	if err == nil || ctx.Err() != nil && onlyCanceled(err) {

@@ -138,9 +138,9 @@ func TestMainReportsBadUsage(t *testing.T) {
 
 // An error may contain text from a server. A terminal must not obey control characters in the text.
 func TestErrorsAreNoOrders(t *testing.T) {
-	var said bytes.Buffer
-	PrintError(&said, "x", errors.Join(errors.New("a\x1b]0;owned\a\u009b2J\rb"), errors.New("\x9bc")))
-	testkit.Equal(t, said.String(), "x: a\\u001b]0;owned\\u0007\\u009b2J\\u000db\nx: \\u009bc\n")
+	var stderr bytes.Buffer
+	PrintError(&stderr, "x", errors.Join(errors.New("a\x1b]0;owned\a\u009b2J\rb"), errors.New("\x9bc")))
+	testkit.Equal(t, stderr.String(), "x: a\\u001b]0;owned\\u0007\\u009b2J\\u000db\nx: \\u009bc\n")
 }
 
 func TestExitCodes(t *testing.T) {
@@ -207,8 +207,8 @@ func TestStoppingIsBounded(t *testing.T) {
 		if got := <-exited; got != 1 || code != 0 {
 			t.Errorf("forced exit code %d, own %d; want 1, 0", got, code)
 		}
-		if late := forced.Sub(signalled); late != StopLimit {
-			t.Errorf("exit %v after the signal, want %v", late, StopLimit)
+		if delay := forced.Sub(signalled); delay != StopLimit {
+			t.Errorf("exit %v after the signal, want %v", delay, StopLimit)
 		}
 		if want := "tool: not stopped 30s after the signal; giving up\n"; stderr.String() != want {
 			t.Errorf("stderr %q, want %q", &stderr, want)

@@ -46,10 +46,10 @@ const acceptPause = 100 * time.Millisecond
 // fails. Then it ends the context of serve and waits for all calls of serve. failed
 // receives the errors of accepting a connection, for example with too many open files;
 // ServeConns retries. ServeConns closes ln and the connections.
-func ServeConns(ctx context.Context, what string, ln net.Listener, failed func(error), serve func(context.Context, net.Conn)) error {
+func ServeConns(ctx context.Context, name string, ln net.Listener, failed func(error), serve func(context.Context, net.Conn)) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	own, stop := context.WithCancel(ctx)
+	connCtx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer ln.Close()
 	defer context.AfterFunc(ctx, func() { _ = ln.Close() })() // ends Accept
@@ -62,14 +62,14 @@ func ServeConns(ctx context.Context, what string, ln net.Listener, failed func(e
 			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("serve %s on %v: %w", what, ln.Addr(), err)
+			return fmt.Errorf("serve %s on %v: %w", name, ln.Addr(), err)
 		case err != nil:
 			failed(err)
 			clock.Sleep(ctx, acceptPause)
 		default:
 			all.Go(func() {
 				defer conn.Close()
-				serve(own, conn)
+				serve(connCtx, conn)
 			})
 		}
 	}

@@ -108,7 +108,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 					_, _ = io.WriteString(w, "done")
 				})}
 				ctx, cancel := context.WithCancel(t.Context())
-				var stopped, told time.Time
+				var stopped, cancelled time.Time
 				ended := make(chan error, 1)
 				grace := Grace
 				go func() {
@@ -122,14 +122,14 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 				if c.stop > grace {
 					grace = time.Hour // a change during serving
 				}
-				told = time.Now()
+				cancelled = time.Now()
 				cancel()
 				testkit.Equal(t, <-answer, c.answer, "answer")
 				if err := <-ended; err != nil {
 					t.Errorf("a clean stop: %v", err)
 				}
 				// Shutdown polls at intervals of at most half a second plus a tenth.
-				if took := stopped.Sub(told); took < c.stop || took > c.stop+time.Second {
+				if took := stopped.Sub(cancelled); took < c.stop || took > c.stop+time.Second {
 					t.Errorf("stopped after %v, want %v", took, c.stop)
 				}
 				if _, err := ln.Dial(); err == nil {
@@ -177,7 +177,7 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 				defer stopWatching()
 				stream := testkit.Result(healthpb.NewHealthClient(conn).Watch(watching, &healthpb.HealthCheckRequest{})).Must(t)
 				testkit.Result(stream.Recv()).Must(t)
-				told := time.Now()
+				cancelled := time.Now()
 				cancel()
 				if c.ends {
 					stopWatching()
@@ -193,7 +193,7 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 				if err := <-ended; err != nil {
 					t.Errorf("a clean stop: %v", err)
 				}
-				testkit.Equal(t, time.Since(told), c.stop, "stopped after")
+				testkit.Equal(t, time.Since(cancelled), c.stop, "stopped after")
 				testkit.NoError(t, conn.Close())
 			})
 		})

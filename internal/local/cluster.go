@@ -133,12 +133,12 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC, "--data-path", data,
 		}, brokerFlags...), nil})
 	}
-	for _, one := range programs {
-		p, err := Start(filepath.Join(cfg.BinDir, one.binary), one.flags, Options{Log: filepath.Join(cfg.LogDir, one.name+".log"), Ready: one.ready})
+	for _, program := range programs {
+		p, err := Start(filepath.Join(cfg.BinDir, program.binary), program.flags, Options{Log: filepath.Join(cfg.LogDir, program.name+".log"), Ready: program.ready})
 		if err != nil {
 			return nil, fmt.Errorf("%w (build the binaries, or name their folder with --bin-dir)", err)
 		}
-		p.name = one.name
+		p.name = program.name
 		c.processes = append(c.processes, p)
 	}
 	if c.Conn, err = grpc.NewClient(c.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {

@@ -31,20 +31,20 @@ func NATS(binary, dir string, n int) (all []*Process, urls string, err error) {
 			}
 		}
 	}()
-	at, err := Ports(2 * n)
+	addresses, err := Ports(2 * n)
 	if err != nil {
 		return nil, "", err
 	}
 	var routes, clients []string
 	for i := range n {
-		clients, routes = append(clients, "nats://"+at[i]), append(routes, fmt.Sprintf("%q", "nats://"+at[n+i]))
+		clients, routes = append(clients, "nats://"+addresses[i]), append(routes, fmt.Sprintf("%q", "nats://"+addresses[n+i]))
 	}
 	for i := range n {
 		name := fmt.Sprintf("nats%d", i+1)
 		file := filepath.Join(dir, name+".conf")
-		text := fmt.Sprintf(natsConfig, name, at[i], filepath.Join(dir, name+"-data"))
+		text := fmt.Sprintf(natsConfig, name, addresses[i], filepath.Join(dir, name+"-data"))
 		if n > 1 {
-			text += fmt.Sprintf(natsCluster, at[n+i], strings.Join(routes, ", "))
+			text += fmt.Sprintf(natsCluster, addresses[n+i], strings.Join(routes, ", "))
 		}
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return all, "", fmt.Errorf("%s: %w", name, err)

@@ -31,23 +31,23 @@ const Patience = time.Minute
 // dies with this process and receives no signals from its terminal.
 type Process struct {
 	// Set by Start.
-	Flags  []string
-	Dir    string // working folder
-	TCP    string // addresses of an nsqd
-	HTTP   string
-	name   string
-	within time.Duration // Stop's bound
-	cmd    *exec.Cmd
-	log    string // the file with its output; "": in output
-	output record
-	done   chan struct{} // closed when the process has ended
+	Flags     []string
+	Dir       string // working folder
+	TCP       string // addresses of an nsqd
+	HTTP      string
+	name      string
+	stopLimit time.Duration // Stop's bound
+	cmd       *exec.Cmd
+	log       string // the file with its output; "": in output
+	output    record
+	done      chan struct{} // closed when the process has ended
 
 	err error // how the process ended; valid once done is closed
 
 	// judged means that the caller sent a signal or was told of the end, so Stop does not
 	// report it. Atomic.
-	judged atomic.Bool
-	asked  atomic.Bool // SIGTERM was sent
+	judged     atomic.Bool
+	terminated atomic.Bool // SIGTERM was sent
 }
 
 // Options of a process. All fields are optional.
@@ -83,8 +83,8 @@ func (r *record) Write(p []byte) (int, error) {
 
 // Build compiles a package of this module, with further flags of go build. With -race, a race
 // changes the exit code, which Stop reports.
-func Build(ctx context.Context, pkg, to string, flags ...string) error {
-	args := append([]string{"build", "-ldflags=-w", "-o", to}, flags...) // without unused DWARF, linking takes half the time
+func Build(ctx context.Context, pkg, output string, flags ...string) error {
+	args := append([]string{"build", "-ldflags=-w", "-o", output}, flags...) // without unused DWARF, linking takes half the time
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)
@@ -105,7 +105,7 @@ func Run(binary, dir string, flags []string, ready func() error) (*Process, erro
 
 func newProcess(binary string, flags []string, o Options) *Process {
 	return &Process{
-		Flags: flags, Dir: o.Dir, log: o.Log, within: cmp.Or(o.Within, 2*Patience), name: filepath.Base(binary),
+		Flags: flags, Dir: o.Dir, log: o.Log, stopLimit: cmp.Or(o.Within, 2*Patience), name: filepath.Base(binary),
 		done: make(chan struct{}), cmd: exec.Command(binary, flags...),
 	}
 }
@@ -173,7 +173,7 @@ func (p *Process) await(ready func() error) error {
 
 // OnFreePorts calls start with count free loopback addresses. If another process takes a
 // port in the meantime, OnFreePorts retries with other ports.
-func OnFreePorts(count int, start func(at []string) (*Process, error)) (*Process, error) {
+func OnFreePorts(count int, start func(addresses []string) (*Process, error)) (*Process, error) {
 	const attempts = 5
 	var errs []error
 	for range attempts {
@@ -195,7 +195,9 @@ func OnFreePorts(count int, start func(at []string) (*Process, error)) (*Process
 
 // NSQD starts an nsqd, with upstream's flags, on free loopback ports.
 func NSQD(binary, dir string, flags ...string) (*Process, error) {
-	return OnFreePorts(2, func(at []string) (*Process, error) { return NSQDAt(binary, dir, at[0], at[1], flags...) })
+	return OnFreePorts(2, func(addresses []string) (*Process, error) {
+		return NSQDAt(binary, dir, addresses[0], addresses[1], flags...)
+	})
 }
 
 // NSQDAt is NSQD at given addresses.
@@ -217,25 +219,25 @@ var listening = regexp.MustCompile(`\b([A-Z]+): listening on (127\.0\.0\.1:[1-9]
 // log names its address on 127.0.0.1 for each of the protocols. Listening returns the
 // addresses; for an nsqd, the Process has them too.
 func Listening(binary, dir string, flags []string, protocols ...string) (*Process, map[string]string, error) {
-	at := map[string]string{}
+	addresses := map[string]string{}
 	o := Options{Dir: dir}
 	p := newProcess(binary, flags, o)
 	o.Ready = func() error {
 		p.output.mu.Lock()
 		defer p.output.mu.Unlock()
-		for _, found := range listening.FindAllStringSubmatch(p.output.mu.String(), -1) {
-			at[found[1]] = found[2]
+		for _, match := range listening.FindAllStringSubmatch(p.output.mu.String(), -1) {
+			addresses[match[1]] = match[2]
 		}
 		for _, protocol := range protocols {
-			if at[protocol] == "" {
+			if addresses[protocol] == "" {
 				return fmt.Errorf("does not say where it listens for %s", protocol)
 			}
 		}
 		return nil
 	}
 	err := p.start(o)
-	p.TCP, p.HTTP = at["TCP"], at["HTTP"]
-	return p, at, err
+	p.TCP, p.HTTP = addresses["TCP"], addresses["HTTP"]
+	return p, addresses, err
 }
 
 // Answers returns a readiness function that returns nil once a server gives any answer at
@@ -280,7 +282,7 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 func (p *Process) Signal(s os.Signal) error {
 	p.judged.Store(true)
 	if s == syscall.SIGTERM {
-		p.asked.Store(true)
+		p.terminated.Store(true)
 	}
 	return p.cmd.Process.Signal(s)
 }
@@ -324,7 +326,7 @@ func (p *Process) Output() string { return p.last(1500) }
 func (p *Process) AllOutput() string { return p.last(1 << 20) }
 
 // last returns the last most bytes of the output.
-func (p *Process) last(most int64) string {
+func (p *Process) last(limit int64) string {
 	if p.log != "" {
 		f, err := os.Open(p.log)
 		if err != nil {
@@ -332,9 +334,9 @@ func (p *Process) last(most int64) string {
 		}
 		defer f.Close()
 		if size, err := f.Seek(0, io.SeekEnd); err == nil {
-			_, _ = f.Seek(max(0, size-most), io.SeekStart) // a seek within the file does not fail
+			_, _ = f.Seek(max(0, size-limit), io.SeekStart) // a seek within the file does not fail
 		}
-		text, err := io.ReadAll(io.LimitReader(f, most))
+		text, err := io.ReadAll(io.LimitReader(f, limit))
 		if err != nil {
 			return err.Error()
 		}
@@ -343,7 +345,7 @@ func (p *Process) last(most int64) string {
 	p.output.mu.Lock()
 	defer p.output.mu.Unlock()
 	s := p.output.mu.String()
-	return s[max(0, int64(len(s))-most):]
+	return s[max(0, int64(len(s))-limit):]
 }
 
 // failure describes how the process ended, with its last output. Requires: Done is
@@ -363,7 +365,7 @@ func (p *Process) failure() error {
 // Terminate sends SIGTERM once, because a second SIGTERM ends our daemons at once. It
 // does not wait; Stop reports the end.
 func (p *Process) Terminate() {
-	if !p.asked.Swap(true) {
+	if !p.terminated.Swap(true) {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM) // an error means that the process has ended
 	}
 }
@@ -376,7 +378,7 @@ func (p *Process) Stop() error {
 		return nil
 	}
 	p.Terminate()
-	timer := time.NewTimer(p.within)
+	timer := time.NewTimer(p.stopLimit)
 	defer timer.Stop()
 	select {
 	case <-p.done:
@@ -390,7 +392,7 @@ func (p *Process) Stop() error {
 	case <-p.done:
 	case <-timer.C:
 	}
-	return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM; it printed last:\n%s", p.name, p.within, p.AllOutput()), p.Kill())
+	return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM; it printed last:\n%s", p.name, p.stopLimit, p.AllOutput()), p.Kill())
 }
 
 // Kill ends the process at once.

@@ -15,10 +15,10 @@ type Proxy struct {
 
 	mu struct {
 		sync.Mutex
-		to    string
-		cut   bool
-		conns map[net.Conn]struct{}
-		ended bool
+		target string
+		cut    bool
+		conns  map[net.Conn]struct{}
+		ended  bool
 	}
 }
 
@@ -27,16 +27,16 @@ type Proxy struct {
 type Greeting func(near, far net.Conn) (net.Conn, net.Conn, error)
 
 // NewProxy starts a proxy on its own port.
-func NewProxy(to string) (*Proxy, error) { return NewGreetingProxy(to, nil) }
+func NewProxy(target string) (*Proxy, error) { return NewGreetingProxy(target, nil) }
 
 // NewGreetingProxy is NewProxy with a greeting on each connection.
-func NewGreetingProxy(to string, greet Greeting) (*Proxy, error) {
+func NewGreetingProxy(target string, greet Greeting) (*Proxy, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	p := &Proxy{ln: ln, greet: greet}
-	p.mu.to = to
+	p.mu.target = target
 	p.mu.conns = map[net.Conn]struct{}{}
 	p.all.Go(func() {
 		for {
@@ -44,7 +44,7 @@ func NewGreetingProxy(to string, greet Greeting) (*Proxy, error) {
 			if err != nil {
 				return
 			}
-			if p.keep(c) {
+			if p.register(c) {
 				p.all.Go(func() { p.serve(c) })
 			}
 		}
@@ -55,7 +55,7 @@ func NewGreetingProxy(to string, greet Greeting) (*Proxy, error) {
 // Address returns the listen address.
 func (p *Proxy) Address() string { return p.ln.Addr().String() }
 
-func (p *Proxy) keep(c net.Conn) bool {
+func (p *Proxy) register(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.ended {
@@ -86,10 +86,10 @@ func (p *Proxy) serve(near net.Conn) {
 		return
 	}
 	p.mu.Lock()
-	to := p.mu.to
+	target := p.mu.target
 	p.mu.Unlock()
-	far, err := net.DialTimeout("tcp", to, Patience)
-	if err != nil || !p.keep(far) {
+	far, err := net.DialTimeout("tcp", target, Patience)
+	if err != nil || !p.register(far) {
 		return
 	}
 	defer p.drop(far)
@@ -99,23 +99,23 @@ func (p *Proxy) serve(near net.Conn) {
 		}
 	}
 	var back sync.WaitGroup
-	back.Go(func() { p.carry(near, far) })
-	p.carry(far, near)
+	back.Go(func() { p.copy(near, far) })
+	p.copy(far, near)
 	back.Wait()
 }
 
-func (p *Proxy) carry(to, from net.Conn) {
-	defer to.Close()
+func (p *Proxy) copy(dst, src net.Conn) {
+	defer dst.Close()
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := from.Read(buf)
+		n, err := src.Read(buf)
 		if err != nil {
 			return
 		}
 		if p.isCut() {
 			continue
 		}
-		if _, err := to.Write(buf[:n]); err != nil {
+		if _, err := dst.Write(buf[:n]); err != nil {
 			return
 		}
 	}
@@ -135,18 +135,18 @@ func (p *Proxy) Cut(cut bool) {
 }
 
 // Retarget changes the target of new connections. Existing connections stay.
-func (p *Proxy) Retarget(to string) {
+func (p *Proxy) Retarget(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.to = to
+	p.mu.target = target
 }
 
 // Drop ends connections selected by their source ports.
-func (p *Proxy) Drop(from func(port int) bool) {
+func (p *Proxy) Drop(selects func(port int) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.mu.conns {
-		if near := c.LocalAddr().String() == p.ln.Addr().String(); near && from(c.RemoteAddr().(*net.TCPAddr).Port) {
+		if accepted := c.LocalAddr().String() == p.ln.Addr().String(); accepted && selects(c.RemoteAddr().(*net.TCPAddr).Port) {
 			c.Close()
 		}
 	}

@@ -9,11 +9,11 @@ import (
 
 // CPU returns the processor time of the process.
 func (p *Process) CPU() (time.Duration, error) {
-	of, err := procfs.NewProc(p.Pid())
+	process, err := procfs.NewProc(p.Pid())
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", p.name, err)
 	}
-	stat, err := of.Stat()
+	stat, err := process.Stat()
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", p.name, err)
 	}
@@ -22,11 +22,11 @@ func (p *Process) CPU() (time.Duration, error) {
 
 // RSS returns the resident memory of the process in bytes.
 func (p *Process) RSS() (int64, error) {
-	of, err := procfs.NewProc(p.Pid())
+	process, err := procfs.NewProc(p.Pid())
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", p.name, err)
 	}
-	status, err := of.NewStatus()
+	status, err := process.NewStatus()
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", p.name, err)
 	}

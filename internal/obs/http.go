@@ -66,9 +66,9 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 		text := "ok\n"
 		if health != nil {
 			err := health()
-			notice, well := errors.AsType[Notice](err)
+			notice, healthy := errors.AsType[Notice](err)
 			switch {
-			case well:
+			case healthy:
 				text += string(notice) + "\n"
 			case err != nil:
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -49,9 +49,9 @@ var levels = [...]struct {
 // ParseLevel returns the minimum level for a name: debug, info, warn, error, or fatal
 // (nothing), without regard to case.
 func ParseLevel(name string) (slog.Level, error) {
-	for _, known := range levels {
-		if strings.EqualFold(known.name, name) {
-			return known.level, nil
+	for _, l := range levels {
+		if strings.EqualFold(l.name, name) {
+			return l.level, nil
 		}
 	}
 	return 0, fmt.Errorf("log level %q: want debug, info, warn, error or fatal", name)
@@ -60,8 +60,8 @@ func ParseLevel(name string) (slog.Level, error) {
 // LevelNumber returns the number of a level in NSQ's HTTP API: 1 (debug) to 5 (fatal); 0
 // if it has none.
 func LevelNumber(level slog.Level) int {
-	for i, known := range levels {
-		if known.level == level {
+	for i, l := range levels {
+		if l.level == level {
 			return i + 1
 		}
 	}

@@ -19,8 +19,8 @@ var Stderr = NewLogWriter(os.Stderr, 1<<20)
 // Safe for concurrent use.
 type LogWriter struct {
 	// Set by NewLogWriter.
-	out  io.Writer
-	most int
+	out   io.Writer
+	limit int
 
 	dropped atomic.Uint64 // written under mu; read for display
 
@@ -35,15 +35,15 @@ type LogWriter struct {
 
 // NewLogWriter returns a writer to out. It keeps most bytes of lines, and as much again
 // while lines are being written.
-func NewLogWriter(out io.Writer, most int) *LogWriter {
-	return &LogWriter{out: out, most: most}
+func NewLogWriter(out io.Writer, limit int) *LogWriter {
+	return &LogWriter{out: out, limit: limit}
 }
 
 // Write keeps or drops a line. It returns len(line) and nil in any case.
 func (w *LogWriter) Write(line []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.mu.lines)+len(line) > w.most {
+	if len(w.mu.lines)+len(line) > w.limit {
 		w.dropLocked(1)
 	} else {
 		w.mu.lines = append(w.mu.lines, line...)

@@ -17,8 +17,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// stuck blocks all writes until the test releases them.
-type stuck struct {
+// blockedWriter blocks all writes until the test releases them.
+type blockedWriter struct {
 	began chan struct{} // a write is there
 	free  chan struct{}
 	mu    sync.Mutex
@@ -26,9 +26,11 @@ type stuck struct {
 	fail  error
 }
 
-func newStuck() *stuck { return &stuck{began: make(chan struct{}, 1000), free: make(chan struct{})} }
+func newStuck() *blockedWriter {
+	return &blockedWriter{began: make(chan struct{}, 1000), free: make(chan struct{})}
+}
 
-func (s *stuck) Write(p []byte) (int, error) {
+func (s *blockedWriter) Write(p []byte) (int, error) {
 	s.began <- struct{}{}
 	<-s.free
 	s.mu.Lock()
@@ -39,13 +41,13 @@ func (s *stuck) Write(p []byte) (int, error) {
 	return s.out.Write(p)
 }
 
-func (s *stuck) text() string {
+func (s *blockedWriter) text() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.out.String()
 }
 
-func (s *stuck) reset() {
+func (s *blockedWriter) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.out.Reset()
@@ -172,7 +174,7 @@ func TestDroppedLinesAreSaidInTheLogsOwnFormat(t *testing.T) {
 		lines := strings.Split(strings.TrimSpace(out.text()), "\n")
 		// Each chunk states how many lines were dropped before it: one line or more, depending on when
 		// the writing goroutine was scheduled.
-		said := uint64(0)
+		dropped := uint64(0)
 		for _, line := range lines {
 			if !strings.Contains(line, "log lines were dropped") {
 				continue
@@ -182,10 +184,10 @@ func TestDroppedLinesAreSaidInTheLogsOwnFormat(t *testing.T) {
 				t.Fatalf("line %q", line)
 			}
 			n, _ := strconv.ParseUint(count[1], 10, 64)
-			said += n
+			dropped += n
 		}
-		if said == 0 || said != w.Dropped() {
-			t.Errorf("%d dropped, %d said:\n%s", w.Dropped(), said, out.text())
+		if dropped == 0 || dropped != w.Dropped() {
+			t.Errorf("%d dropped, %d said:\n%s", w.Dropped(), dropped, out.text())
 		}
 	}
 }

@@ -24,7 +24,7 @@ const maxKinds = 64
 func Sparse(log *slog.Logger) (_ *slog.Logger, end func()) {
 	s := &sparse{out: log.Handler()}
 	s.mu.lines = make(map[kind]*volume)
-	return slog.New(sparseHandler{s.out, s}), s.tell
+	return slog.New(sparseHandler{s.out, s}), s.reportSuppressed
 }
 
 type kind struct{ message, reason string }
@@ -39,22 +39,22 @@ type volume struct {
 type sparse struct {
 	out slog.Handler // set by Sparse
 
-	telling sync.Mutex // one tell at a time; taken before mu
-	mu      struct {
+	reporting sync.Mutex // held during reportSuppressed; taken before mu
+	mu        struct {
 		sync.Mutex
 		since time.Time
 		lines map[kind]*volume
-		timer *time.Timer // of tell; nil: nothing was suppressed
+		timer *time.Timer // of reportSuppressed; nil: nothing was suppressed
 	}
 }
 
 // allows counts a line of the kind and reports whether to pass it.
-func (s *sparse) allows(at time.Time, level slog.Level, k kind) bool {
+func (s *sparse) allows(now time.Time, level slog.Level, k kind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if age := at.Sub(s.mu.since); s.mu.timer == nil && (age >= time.Second || age < 0) {
+	if age := now.Sub(s.mu.since); s.mu.timer == nil && (age >= time.Second || age < 0) {
 		clear(s.mu.lines)
-		s.mu.since = at
+		s.mu.since = now
 	}
 	v := s.mu.lines[k]
 	if v == nil {
@@ -72,15 +72,15 @@ func (s *sparse) allows(at time.Time, level slog.Level, k kind) bool {
 		return true
 	}
 	if s.mu.timer == nil {
-		s.mu.timer = time.AfterFunc(time.Second-at.Sub(s.mu.since), s.tell)
+		s.mu.timer = time.AfterFunc(time.Second-now.Sub(s.mu.since), s.reportSuppressed)
 	}
 	return false
 }
 
-// tell reports the suppressed lines.
-func (s *sparse) tell() {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+// reportSuppressed reports the suppressed lines.
+func (s *sparse) reportSuppressed() {
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	lines := s.mu.lines
 	s.mu.lines = make(map[kind]*volume)

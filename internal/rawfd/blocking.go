@@ -17,8 +17,8 @@ type Blocking struct{ yielded mono.Time }
 
 var processors struct {
 	sync.Mutex
-	own      int // GOMAXPROCS without the blocking goroutines
-	blocking int
+	unblocked int // GOMAXPROCS without the blocking goroutines
+	blocking  int
 }
 
 // Begin comes first, and End last. Between them GOMAXPROCS is raised by the number of
@@ -29,15 +29,15 @@ func (b *Blocking) Begin() { occupied(1) }
 // End comes once after Begin.
 func (b *Blocking) End() { occupied(-1) }
 
-func occupied(more int) {
+func occupied(change int) {
 	p := &processors
 	p.Lock()
 	defer p.Unlock()
 	if p.blocking == 0 {
-		p.own = runtime.GOMAXPROCS(0)
+		p.unblocked = runtime.GOMAXPROCS(0)
 	}
-	p.blocking += more
-	if n := max(p.own, p.blocking+1); n != runtime.GOMAXPROCS(0) {
+	p.blocking += change
+	if n := max(p.unblocked, p.blocking+1); n != runtime.GOMAXPROCS(0) {
 		runtime.GOMAXPROCS(n)
 	}
 }

@@ -80,21 +80,21 @@ func (p *Poller) Wait(idle bool) []Event {
 		if errno != 0 {
 			n = 0 // EINTR; other errors cannot happen, because all arguments are ours
 		}
-		return p.others(int(n))
+		return p.withoutOwn(int(n))
 	}
 	p.blocking.Blocks(clock.Mono())
 	n, err := unix.EpollWait(p.fd, p.events[:], -1)
 	if err != nil && err != unix.EINTR {
 		panic("rawfd: epoll_wait: " + err.Error()) // closed while the loop runs
 	}
-	return p.others(n)
+	return p.withoutOwn(n)
 }
 
 // Blocks precedes a call of the owner, other than Wait, that may block its thread.
 func (p *Poller) Blocks() { p.blocking.Blocks(clock.Mono()) }
 
-// others removes the events of the poller's own descriptors from the first n events.
-func (p *Poller) others(n int) []Event {
+// withoutOwn removes the events of the poller's own descriptors from the first n events.
+func (p *Poller) withoutOwn(n int) []Event {
 	kept := 0
 	for i := range max(0, n) {
 		switch e := &p.events[i]; e.Fd {
@@ -113,29 +113,29 @@ func (p *Poller) others(n int) []Event {
 
 // Wake ends an idle Wait, or the next Wait. Any goroutine may call it until Close.
 func (p *Poller) Wake() {
-	one := [8]byte{1}
-	_, _ = Write(p.event, one[:]) // a full counter also wakes
+	increment := [8]byte{1}
+	_, _ = Write(p.event, increment[:]) // a full counter also wakes
 }
 
 // Alarm ends an idle Wait at the given time or earlier.
-func (p *Poller) Alarm(at mono.Time) {
-	if at >= p.armed {
+func (p *Poller) Alarm(deadline mono.Time) {
+	if deadline >= p.armed {
 		return
 	}
-	p.armed = at
-	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(at, 1)))}
+	p.armed = deadline
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(deadline, 1)))}
 	if err := unix.TimerfdSettime(p.timer, unix.TFD_TIMER_ABSTIME, &spec, nil); err != nil {
-		panic(fmt.Sprintf("rawfd: timerfd_settime(%d): %v", at, err))
+		panic(fmt.Sprintf("rawfd: timerfd_settime(%d): %v", deadline, err))
 	}
 }
 
 // Watch changes the watched events of a descriptor from was to want: EPOLLIN and so on,
 // EPOLLET for edge-triggered; 0: none. Events of the descriptor carry slot, at least 0,
 // and generation, which distinguishes successive descriptors of one slot.
-func (p *Poller) Watch(fd int, slot int32, generation, was, want uint32) error {
+func (p *Poller) Watch(fd int, slot int32, generation, watched, want uint32) error {
 	op := unix.EPOLL_CTL_MOD
 	switch {
-	case was == 0:
+	case watched == 0:
 		op = unix.EPOLL_CTL_ADD
 	case want == 0:
 		op = unix.EPOLL_CTL_DEL

@@ -48,11 +48,11 @@ type Address struct {
 }
 
 type batch struct {
-	heads []head // refer to the other fields
-	iovs  []unix.Iovec
-	from  []unix.RawSockaddrInet6
-	bytes []byte
-	size  int // of each datagram in bytes
+	heads   []head // refer to the other fields
+	iovs    []unix.Iovec
+	sources []unix.RawSockaddrInet6
+	bytes   []byte
+	size    int // of each datagram in bytes
 }
 
 // head is C's struct mmsghdr.
@@ -62,13 +62,13 @@ type head struct {
 }
 
 func newBatch(n, size int) batch {
-	b := batch{heads: make([]head, n), iovs: make([]unix.Iovec, n), from: make([]unix.RawSockaddrInet6, n), bytes: make([]byte, n*size), size: size}
+	b := batch{heads: make([]head, n), iovs: make([]unix.Iovec, n), sources: make([]unix.RawSockaddrInet6, n), bytes: make([]byte, n*size), size: size}
 	for i := range b.heads {
 		b.iovs[i].Base = &b.bytes[i*size]
 		b.iovs[i].SetLen(size)
 		b.heads[i].Iov = &b.iovs[i]
 		b.heads[i].SetIovlen(1)
-		b.heads[i].Name = (*byte)(unsafe.Pointer(&b.from[i]))
+		b.heads[i].Name = (*byte)(unsafe.Pointer(&b.sources[i]))
 		b.heads[i].Namelen = unix.SizeofSockaddrInet6
 	}
 	return b
@@ -118,13 +118,13 @@ func (u *UDP) Addr() netip.AddrPort { return u.addr }
 // handled. Error: net.ErrClosed after Stop; other errors are temporary.
 func (u *UDP) Receive(now mono.Time) (n int, err error) {
 	u.blocking.Blocks(now)
-	many := now.Sub(u.last) < closely
+	wantsBatch := now.Sub(u.last) < closely
 	u.last = now
 	for {
 		var size uintptr
 		var errno unix.Errno
 		first := &u.in.heads[0]
-		if n = 1; many {
+		if n = 1; wantsBatch {
 			size, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(first)), uintptr(len(u.in.heads)), unix.MSG_WAITFORONE, 0, 0)
 			n = int(size)
 		} else {
@@ -145,10 +145,10 @@ func (u *UDP) Receive(now mono.Time) (n int, err error) {
 // Datagram returns the ith datagram of Receive, valid until the next Receive.
 func (u *UDP) Datagram(i int) (d []byte, from Address) {
 	h := &u.in.heads[i]
-	from = Address{u.in.from[i], h.Namelen}
+	from = Address{u.in.sources[i], h.Namelen}
 	h.Namelen = unix.SizeofSockaddrInet6 // for the next datagram
-	at := i * u.in.size
-	return u.in.bytes[at : at+int(h.len)], from
+	offset := i * u.in.size
+	return u.in.bytes[offset : offset+int(h.len)], from
 }
 
 // Queue sends d with the next Flush or earlier. Requires: len(d) is at most ListenUDP's
@@ -160,7 +160,7 @@ func (u *UDP) Queue(d []byte, to Address) {
 	i := u.queued
 	u.queued++
 	u.out.iovs[i].SetLen(copy(u.out.bytes[i*u.out.size:][:u.out.size], d))
-	u.out.from[i], u.out.heads[i].Namelen = to.raw, to.len
+	u.out.sources[i], u.out.heads[i].Namelen = to.raw, to.len
 }
 
 // Flush sends the queued datagrams. Datagrams that the socket refuses are lost, as on the
@@ -171,14 +171,14 @@ func (u *UDP) Flush() {
 		u.send(h.Iov.Base, int(h.Iov.Len), h.Name, h.Namelen)
 		u.queued = 0
 	}
-	for at := 0; at < u.queued; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out.heads[at])), uintptr(u.queued-at), unix.MSG_DONTWAIT, 0, 0)
+	for sent := 0; sent < u.queued; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out.heads[sent])), uintptr(u.queued-sent), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
-			at += int(n)
+			sent += int(n)
 		case unix.EINTR:
 		default:
-			at++ // skip the first datagram
+			sent++ // skip the first datagram
 		}
 	}
 	u.queued = 0

@@ -122,17 +122,17 @@ func decimal(n int64, digits int) string {
 // would exceed a share's range; the error names the step. Requires: r.Milli > 0,
 // r.Seconds > 0, capacity > 0.
 func (r Refill) Bucket(capacity int64) (share tokenbucket.Share, scale int64, err error) {
-	by := gcd(r.Milli, r.Seconds)
-	scale = r.Seconds / by
-	most := min(MaxScale, tokenbucket.MaxBurst/capacity)
-	if scale > most {
+	divisor := gcd(r.Milli, r.Seconds)
+	scale = r.Seconds / divisor
+	limit := min(MaxScale, tokenbucket.MaxBurst/capacity)
+	if scale > limit {
 		digits := 3
-		for step := int64(10); step <= most; step *= 10 {
+		for step := int64(10); step <= limit; step *= 10 {
 			digits++
 		}
 		return share, 0, fmt.Errorf("refill %s cannot be kept exactly: at a capacity of %d its step is %s credits per second", r, capacity, decimal(1, digits))
 	}
-	return tokenbucket.Share{Rate: tokenbucket.Rate(r.Milli / by), Burst: capacity * scale}, scale, nil
+	return tokenbucket.Share{Rate: tokenbucket.Rate(r.Milli / divisor), Burst: capacity * scale}, scale, nil
 }
 
 func gcd(a, b int64) int64 {

@@ -47,11 +47,11 @@ func (a *Auditor) line(header string, state *tls.ConnectionState, remote, call, 
 	if !a.tokens {
 		header = ""
 	}
-	who := caller(header, state)
-	if !known || who == anonymous {
+	user := caller(header, state)
+	if !known || user == anonymous {
 		log = a.sparse
 	}
-	log.Info("audit", append([]any{"who", who, obs.KeyRemote, remote, "call", call, "result", result}, object...)...)
+	log.Info("audit", append([]any{"who", user, obs.KeyRemote, remote, "call", call, "result", result}, object...)...)
 }
 
 // caller names the caller without revealing the token.
@@ -69,7 +69,7 @@ func caller(header string, state *tls.ConnectionState) string {
 // HTTP lets next answer the request and logs the request. refused means that next only
 // refuses the caller.
 func (a *Auditor) HTTP(w http.ResponseWriter, r *http.Request, refused bool, next http.Handler) {
-	seen := &statusWriter{ResponseWriter: w, code: http.StatusOK}
+	recorder := &statusWriter{ResponseWriter: w, code: http.StatusOK}
 	defer func() {
 		query := r.URL.Query()
 		var object []any
@@ -77,9 +77,9 @@ func (a *Auditor) HTTP(w http.ResponseWriter, r *http.Request, refused bool, nex
 			object = attribute(object, key, query.Get(key))
 		}
 		call := r.Method + " " + cut(r.URL.Path)
-		a.line(r.Header.Get("Authorization"), r.TLS, r.RemoteAddr, call, fmt.Sprint(seen.code), !refused, object)
+		a.line(r.Header.Get("Authorization"), r.TLS, r.RemoteAddr, call, fmt.Sprint(recorder.code), !refused, object)
 	}()
-	next.ServeHTTP(seen, r)
+	next.ServeHTTP(recorder, r)
 }
 
 // statusWriter remembers the status.
@@ -190,7 +190,7 @@ func (s *Server) auditStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		return next(srv, stream)
 	}
 	var first any
-	err := next(srv, heard{stream, func(m any) error {
+	err := next(srv, examined{stream, func(m any) error {
 		if first == nil {
 			first = m
 		}

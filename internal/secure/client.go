@@ -32,16 +32,16 @@ type ClientConfig struct {
 func (c *ClientConfig) Log(log *slog.Logger) { c.log.Store(log) }
 
 // Flags adds the flags, each with a prefix, such as "control-".
-func (c *ClientConfig) Flags(fs Flags, prefix, whom string) {
-	c.TLSFlags(fs, prefix, whom)
-	fs.StringVar(&c.TokenFile, prefix+"token-file", "", "`file` with the token for "+whom)
+func (c *ClientConfig) Flags(fs Flags, prefix, service string) {
+	c.TLSFlags(fs, prefix, service)
+	fs.StringVar(&c.TokenFile, prefix+"token-file", "", "`file` with the token for "+service)
 }
 
 // TLSFlags is Flags for a server that does not accept our tokens.
-func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
+func (c *ClientConfig) TLSFlags(fs Flags, prefix, service string) {
 	c.log = &atomic.Pointer[slog.Logger]{}
-	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+whom+", or \""+SystemCA+"\": with TLS")
-	fs.StringVar(&c.CertFile, prefix+"tls-cert", "", "PEM `file` of our certificate for "+whom)
+	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+service+", or \""+SystemCA+"\": with TLS")
+	fs.StringVar(&c.CertFile, prefix+"tls-cert", "", "PEM `file` of our certificate for "+service)
 	fs.StringVar(&c.KeyFile, prefix+"tls-key", "", "PEM `file` of its key")
 }
 
@@ -165,15 +165,15 @@ func (p plain) Clone() credentials.TransportCredentials {
 
 type plainConn struct {
 	net.Conn
-	heard bool // owned by the reader
+	received bool // owned by the reader
 }
 
 func (c *plainConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n == 0 && err != nil && !c.heard && !errors.Is(err, net.ErrClosed) {
+	if n == 0 && err != nil && !c.received && !errors.Is(err, net.ErrClosed) {
 		return 0, fmt.Errorf("%w: spoken to in clear, the server ended the connection: it may take TLS", err)
 	}
-	c.heard = true
+	c.received = true
 	return n, err
 }
 

@@ -23,25 +23,25 @@ var demands atomic.Uint64
 // even unchanged files. It reloads lists of revoked certificates at once.
 func ReadAgain() {
 	demands.Add(1)
-	again.Lock()
-	all := slices.Clone(again.readers)
-	again.Unlock()
+	reloads.Lock()
+	all := slices.Clone(reloads.readers)
+	reloads.Unlock()
 	for _, read := range all {
 		read()
 	}
 }
 
-// again holds what ReadAgain reloads at once, for each server of the process. Servers
-// live as long as the process.
-var again struct {
+// reloads holds the reload functions that ReadAgain calls, one for each server of the
+// process. Servers live as long as the process.
+var reloads struct {
 	sync.Mutex
 	readers []func()
 }
 
 func onReadAgain(read func()) {
-	again.Lock()
-	defer again.Unlock()
-	again.readers = append(again.readers, read)
+	reloads.Lock()
+	defer reloads.Unlock()
+	reloads.readers = append(reloads.readers, read)
 }
 
 // fresh is a value from files that is reloaded when the files change. If a file is
@@ -54,31 +54,31 @@ type fresh[T any] struct {
 	now   func() time.Time
 	log   *atomic.Pointer[slog.Logger] // nil inside: not logged
 
-	// Atomic; written by the goroutine that looks. A stale value only means that a
+	// Atomic; written by the goroutine that reloads. A stale value only means that a
 	// handshake or call counts as a moment earlier.
 	value atomic.Pointer[T]
-	// due is the time of the next look, in Unix nanoseconds. The goroutine that advances
-	// due looks, unless another goroutine still looks: the last to look is the last to
-	// store.
-	due     atomic.Int64
-	looking atomic.Bool
-	// seen is the state of the files at the last attempt. Written by the goroutine that
-	// looks.
-	seen atomic.Pointer[[]state]
-	// demand is the value of demands at the last look. Written by the goroutine that
-	// looks.
+	// due is the time of the next check of the files, in Unix nanoseconds. The goroutine
+	// that advances due reloads, unless another goroutine still reloads. So the value of
+	// the last reload stays.
+	due       atomic.Int64
+	reloading atomic.Bool
+	// attempted is the state of the files at the last attempt. Written by the goroutine
+	// that reloads.
+	attempted atomic.Pointer[[]state]
+	// demand is the value of demands at the last reload. Written by the goroutine that
+	// reloads.
 	demand atomic.Uint64
 }
 
 // state is the information that reveals a change of a file.
 type state struct {
-	info fs.FileInfo
-	gone bool
+	info    fs.FileInfo
+	missing bool
 }
 
 func (s state) same(o state) bool {
-	if s.gone || o.gone {
-		return s.gone == o.gone
+	if s.missing || o.missing {
+		return s.missing == o.missing
 	}
 	return os.SameFile(s.info, o.info) && s.info.ModTime().Equal(o.info.ModTime()) && s.info.Size() == o.info.Size()
 }
@@ -101,7 +101,7 @@ func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), f
 		return nil, err
 	}
 	f.value.Store(&value)
-	f.seen.Store(&states)
+	f.attempted.Store(&states)
 	f.due.Store(f.now().Add(checkEvery).UnixNano())
 	return f, nil
 }
@@ -122,23 +122,23 @@ func (f *fresh[T]) states() []state {
 func (f *fresh[T]) get() T {
 	now := f.now()
 	if due := f.due.Load(); now.UnixNano() >= due && f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) || f.demand.Load() != demands.Load() {
-		f.look()
+		f.reload()
 	}
 	return *f.value.Load()
 }
 
-func (f *fresh[T]) look() {
-	if !f.looking.CompareAndSwap(false, true) {
+func (f *fresh[T]) reload() {
+	if !f.reloading.CompareAndSwap(false, true) {
 		return
 	}
-	defer f.looking.Store(false)
+	defer f.reloading.Store(false)
 	demand := demands.Load()
 	demanded := f.demand.Swap(demand) != demand
 	states := f.states()
-	if !demanded && slices.EqualFunc(states, *f.seen.Load(), state.same) {
+	if !demanded && slices.EqualFunc(states, *f.attempted.Load(), state.same) {
 		return
 	}
-	f.seen.Store(&states)
+	f.attempted.Store(&states)
 	value, err := f.read()
 	if err == nil {
 		f.value.Store(&value)

@@ -26,9 +26,9 @@ import (
 )
 
 // replace replaces a file by a new file with the text of another file.
-func replace(t *testing.T, path, by string) {
+func replace(t *testing.T, path, source string) {
 	t.Helper()
-	text, err := os.ReadFile(by)
+	text, err := os.ReadFile(source)
 	if err == nil {
 		err = os.WriteFile(path+".new", text, 0o600)
 	}
@@ -235,20 +235,20 @@ func TestAClientsCertificateIsReadAgain(t *testing.T) {
 	replace(t, cfg.CertFile, first.CertFile)
 	replace(t, cfg.KeyFile, first.KeyFile)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: testkit.Result(cfg.TLS("")).Must(t)}}
-	shown := func() string {
+	served := func() string {
 		t.Helper()
 		r := testkit.Result(client.Get(server.URL)).Must(t)
 		defer r.Body.Close()
 		return string(testkit.Result(io.ReadAll(r.Body)).Must(t))
 	}
-	testkit.Equal(t, shown(), "first", "at first")
+	testkit.Equal(t, served(), "first", "at first")
 	replace(t, cfg.CertFile, second.CertFile)
 	testkit.WaitFor(t, "half a pair is reported", func() bool {
-		testkit.Equal(t, shown(), "first", "with half a pair")
+		testkit.Equal(t, served(), "first", "with half a pair")
 		return strings.Contains(lines.String(), "stay in force")
 	})
 	replace(t, cfg.KeyFile, second.KeyFile)
-	testkit.WaitFor(t, "the new certificate counts", func() bool { return shown() == "second" })
+	testkit.WaitFor(t, "the new certificate counts", func() bool { return served() == "second" })
 
 	token := testkit.Result(cfg.Token("")).Must(t)
 	testkit.Must(t, os.Remove(cfg.TokenFile))

@@ -35,13 +35,13 @@ type lifetimes struct {
 
 	mu struct {
 		sync.Mutex
-		held map[*lifetime]struct{}
+		open map[*lifetime]struct{}
 	}
 }
 
 // lifetime is one connection.
 type lifetime struct {
-	of     *lifetimes
+	owner  *lifetimes
 	chains [][]*x509.Certificate
 	remote string
 	end    func()
@@ -62,21 +62,21 @@ func (l *lifetimes) verify(state tls.ConnectionState) error {
 	return nil
 }
 
-// hold calls end when the client's certificate becomes invalid, unless release is called
+// watch calls end when the client's certificate becomes invalid, unless release is called
 // before. A client without a verified certificate is not held.
-func (l *lifetimes) hold(state tls.ConnectionState, remote string, end func()) (release func()) {
+func (l *lifetimes) watch(state tls.ConnectionState, remote string, end func()) (release func()) {
 	if len(state.VerifiedChains) == 0 {
 		return func() {}
 	}
-	h := &lifetime{of: l, chains: state.VerifiedChains, remote: remote, end: end}
+	h := &lifetime{owner: l, chains: state.VerifiedChains, remote: remote, end: end}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.mu.held == nil {
-		l.mu.held = map[*lifetime]struct{}{}
+	if l.mu.open == nil {
+		l.mu.open = map[*lifetime]struct{}{}
 	}
-	l.mu.held[h] = struct{}{}
-	h.timer = time.AfterFunc(h.left(), h.look)
-	return func() { h.over() }
+	l.mu.open[h] = struct{}{}
+	h.timer = time.AfterFunc(h.left(), h.endIfExpired)
+	return func() { h.markEnded() }
 }
 
 func (h *lifetime) leaf() *x509.Certificate { return h.chains[0][0] }
@@ -85,11 +85,11 @@ func (h *lifetime) left() time.Duration {
 	return min(maxTimer, time.Until(h.leaf().NotAfter.Add(time.Second))) // NotAfter is the last valid second
 }
 
-// look ends the connection if its certificate has expired.
-func (h *lifetime) look() {
+// endIfExpired ends the connection if its certificate has expired.
+func (h *lifetime) endIfExpired() {
 	if left := h.left(); left > 0 {
-		h.of.mu.Lock()
-		defer h.of.mu.Unlock()
+		h.owner.mu.Lock()
+		defer h.owner.mu.Unlock()
 		if h.timer != nil {
 			h.timer.Reset(left)
 		}
@@ -99,27 +99,27 @@ func (h *lifetime) look() {
 }
 
 // finish ends the connection, once.
-func (h *lifetime) finish(why string) {
-	if !h.over() {
+func (h *lifetime) finish(reason string) {
+	if !h.markEnded() {
 		return
 	}
-	if log := h.of.log.Load(); log != nil {
+	if log := h.owner.log.Load(); log != nil {
 		log.Warn("the client's certificate is no longer valid; the connection ends", obs.KeyRemote, h.remote,
-			"certificate", h.leaf().Subject.String(), "serial", h.leaf().SerialNumber.String(), "reason", why)
+			"certificate", h.leaf().Subject.String(), "serial", h.leaf().SerialNumber.String(), "reason", reason)
 	}
 	h.end()
 }
 
-// over marks the connection as over and reports whether the mark is new.
-func (h *lifetime) over() bool {
-	h.of.mu.Lock()
-	defer h.of.mu.Unlock()
+// markEnded marks the connection as over and reports whether the mark is new.
+func (h *lifetime) markEnded() bool {
+	h.owner.mu.Lock()
+	defer h.owner.mu.Unlock()
 	if h.timer == nil {
 		return false
 	}
 	h.timer.Stop()
 	h.timer = nil
-	delete(h.of.mu.held, h)
+	delete(h.owner.mu.open, h)
 	return true
 }
 
@@ -130,7 +130,7 @@ func (l *lifetimes) sweep(lists *revocations) {
 	}
 	l.mu.Lock()
 	var revoked []*lifetime
-	for h := range l.mu.held {
+	for h := range l.mu.open {
 		if lists.revoked(h.chains) != nil {
 			revoked = append(revoked, h)
 		}
@@ -189,11 +189,11 @@ func readRevocations(path, authorities string) (*revocations, error) {
 			errs = append(errs, fmt.Errorf("%s: list %d: %w", path, len(all.lists)+1, err))
 			continue
 		}
-		one := revocationList{list, map[string]bool{}}
+		listed := revocationList{list, map[string]bool{}}
 		for _, entry := range list.RevokedCertificateEntries {
-			one.serials[entry.SerialNumber.String()] = true
+			listed.serials[entry.SerialNumber.String()] = true
 		}
-		all.lists = append(all.lists, one)
+		all.lists = append(all.lists, listed)
 	}
 	if len(all.lists) == 0 && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s: no list of revoked certificates (PEM, X509 CRL)", path))
@@ -226,7 +226,7 @@ func readCertificates(path string) (all []*x509.Certificate, err error) {
 // are valid.
 func (r *revocations) revoked(chains [][]*x509.Certificate) (first *x509.Certificate) {
 	for _, chain := range chains {
-		revoked := r.in(chain)
+		revoked := r.revokedIn(chain)
 		if revoked == nil {
 			return nil
 		}
@@ -235,7 +235,7 @@ func (r *revocations) revoked(chains [][]*x509.Certificate) (first *x509.Certifi
 	return first
 }
 
-func (r *revocations) in(chain []*x509.Certificate) *x509.Certificate {
+func (r *revocations) revokedIn(chain []*x509.Certificate) *x509.Certificate {
 	for i, c := range chain[:len(chain)-1] {
 		for _, list := range r.lists {
 			if list.serials[c.SerialNumber.String()] && string(list.RawIssuer) == string(c.RawIssuer) && list.CheckSignatureFrom(chain[i+1]) == nil {

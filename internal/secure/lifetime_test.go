@@ -33,10 +33,10 @@ func TestAConnectionEndsWithItsCertificate(t *testing.T) {
 		until := time.Now().Add(36 * time.Hour)
 		state := tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{NotAfter: until}}}}
 		var ended atomic.Int64
-		release := l.hold(state, "a", func() { ended.Add(1) })
-		l.hold(state, "b", func() { ended.Add(1) })
-		l.hold(tls.ConnectionState{}, "without a certificate", func() { ended.Add(1) })
-		testkit.Equal(t, len(l.mu.held), 2, "held")
+		release := l.watch(state, "a", func() { ended.Add(1) })
+		l.watch(state, "b", func() { ended.Add(1) })
+		l.watch(tls.ConnectionState{}, "without a certificate", func() { ended.Add(1) })
+		testkit.Equal(t, len(l.mu.open), 2, "held")
 		release()
 		clock.Sleep(t.Context(), 36*time.Hour)
 		synctest.Wait()
@@ -44,9 +44,9 @@ func TestAConnectionEndsWithItsCertificate(t *testing.T) {
 		clock.Sleep(t.Context(), time.Second)
 		synctest.Wait()
 		testkit.Equal(t, ended.Load(), 1, "ended")
-		testkit.Equal(t, len(l.mu.held), 0, "held")
+		testkit.Equal(t, len(l.mu.open), 0, "held")
 		release() // again
-		l.hold(state, "late", func() { ended.Add(1) })
+		l.watch(state, "late", func() { ended.Add(1) })
 		synctest.Wait()
 		testkit.Equal(t, ended.Load(), 2, "ended at once")
 	})
@@ -113,7 +113,7 @@ func TestCertificatesThatExpireOrAreRevoked(t *testing.T) {
 	testkit.Equal(t, status.Code(ask(t, kept.rpc, srtmv1.AdminService_ListTopics_FullMethodName)), codes.Unimplemented)
 	testkit.WaitFor(t, "the slots of those that have ended", func() bool { return slots.Open() == 2 })
 	s.tls.lives.mu.Lock()
-	testkit.Equal(t, len(s.tls.lives.mu.held), 2, "held")
+	testkit.Equal(t, len(s.tls.lives.mu.open), 2, "held")
 	s.tls.lives.mu.Unlock()
 	// A list with a fault changes nothing.
 	testkit.Must(t, os.WriteFile(list, testkit.NewAuthority(t).Revoke(other), 0o600))

@@ -349,8 +349,8 @@ func TestTLS(t *testing.T) {
 	mutual := serve(t, ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: ours.File})
 	old := ours.Expired("old")
 	expired := serve(t, ServerConfig{CertFile: old.CertFile, KeyFile: old.KeyFile})
-	away := ours.Elsewhere("away")
-	wrongHost := serve(t, ServerConfig{CertFile: away.CertFile, KeyFile: away.KeyFile})
+	elsewhere := ours.Elsewhere("away")
+	wrongHost := serve(t, ServerConfig{CertFile: elsewhere.CertFile, KeyFile: elsewhere.KeyFile})
 	clear := serve(t, ServerConfig{})
 	foreign, late := others.Certificate("client"), ours.Expired("late")
 

@@ -105,7 +105,7 @@ type Server struct {
 
 	auditor atomic.Pointer[Auditor] // nil until Log
 
-	told atomic.Int64 // time of the last log line about a failed handshake, in Unix seconds
+	lastLogged atomic.Int64 // time of the last log line about a failed handshake, in Unix seconds
 }
 
 // Load reads the files, or returns all problems.
@@ -229,7 +229,7 @@ func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
 // unless release is called before. It is for connections that do not come from a bounded.Listener,
 // because Config ends the listener's connections itself.
 func (t *ServerTLS) Hold(state tls.ConnectionState, remote string, end func()) (release func()) {
-	return t.lives.hold(state, remote, end)
+	return t.lives.watch(state, remote, end)
 }
 
 // Expiry returns a metric. Collecting the metric also checks the files.
@@ -253,7 +253,7 @@ func (t *ServerTLS) Config() *tls.Config {
 				return err
 			}
 			if conn := accepted(hello.Conn); conn != nil {
-				conn.Then(t.lives.hold(state, conn.RemoteAddr().String(), func() { conn.Close() }))
+				conn.Then(t.lives.watch(state, conn.RemoteAddr().String(), func() { conn.Close() }))
 			}
 			return nil
 		}
@@ -333,11 +333,11 @@ func (c ServerConfig) Check(flag, address string, safe bool, want string) error 
 	if address == "" || err != nil || safe || tcp.IP.IsLoopback() || slices.Contains(forced, "true") || slices.Contains(forced, name) {
 		return nil
 	}
-	takes := "which takes " + want
+	requirement := "which takes " + want
 	if want == "" {
-		takes = "and this protocol has no TLS or tokens"
+		requirement = "and this protocol has no TLS or tokens"
 	}
-	return fmt.Errorf("%s %s is beyond loopback, %s; --allow-insecure-listen=%s listens all the same", flag, address, takes, name)
+	return fmt.Errorf("%s %s is beyond loopback, %s; --allow-insecure-listen=%s listens all the same", flag, address, requirement, name)
 }
 
 // Options returns the options of a gRPC server that serves only permitted clients.
@@ -364,15 +364,15 @@ func (t telling) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	if err == nil && t.s.mutual {
 		bounded.Known(conn.RemoteAddr())
 	}
-	log, last, now := t.s.log.Load(), t.s.told.Load(), time.Now().Unix()
-	if err == nil || errors.Is(err, io.EOF) || log == nil || last == now || !t.s.told.CompareAndSwap(last, now) {
+	log, last, now := t.s.log.Load(), t.s.lastLogged.Load(), time.Now().Unix()
+	if err == nil || errors.Is(err, io.EOF) || log == nil || last == now || !t.s.lastLogged.CompareAndSwap(last, now) {
 		return secured, info, err
 	}
-	why := err
+	cause := err
 	if errors.As(err, new(tls.RecordHeaderError)) {
-		why = fmt.Errorf("the client speaks in clear, and this port takes TLS: %w", err)
+		cause = fmt.Errorf("the client speaks in clear, and this port takes TLS: %w", err)
 	}
-	log.Warn("TLS handshake failed", obs.KeyRemote, conn.RemoteAddr().String(), obs.KeyError, why)
+	log.Warn("TLS handshake failed", obs.KeyRemote, conn.RemoteAddr().String(), obs.KeyError, cause)
 	return secured, info, err
 }
 
@@ -412,7 +412,7 @@ func bind(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc
 	if !bound {
 		return next(srv, stream)
 	}
-	return next(srv, heard{stream, func(m any) error {
+	return next(srv, examined{stream, func(m any) error {
 		id := broker
 		switch m := m.(type) {
 		case *srtmv1.BrokerMessage:
@@ -431,17 +431,17 @@ func bind(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc
 	}})
 }
 
-// heard is a stream that examines each received message.
-type heard struct {
+// examined is a stream that examines each received message.
+type examined struct {
 	grpc.ServerStream
-	look func(m any) error
+	examine func(m any) error
 }
 
-func (h heard) RecvMsg(m any) error {
+func (h examined) RecvMsg(m any) error {
 	if err := h.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	return h.look(m)
+	return h.examine(m)
 }
 
 func refused(code codes.Code, reason, text string) error {
@@ -505,8 +505,8 @@ func (s *Server) Tenant(r *http.Request) string { return s.tokens.Tenant(r) }
 // Who names the caller of an HTTP request for logs without revealing its token: by its
 // verified certificate, by the beginning of its token's SHA-256, or by its address.
 func Who(r *http.Request) string {
-	if who := caller(r.Header.Get("Authorization"), r.TLS); who != anonymous {
-		return who + " at " + r.RemoteAddr
+	if name := caller(r.Header.Get("Authorization"), r.TLS); name != anonymous {
+		return name + " at " + r.RemoteAddr
 	}
 	return r.RemoteAddr
 }

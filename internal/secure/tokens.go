@@ -111,7 +111,7 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 	if need == Unauthenticated {
 		return grant{}, "", false
 	}
-	what := "token"
+	kind := "token"
 	verified := state != nil && len(state.VerifiedChains) > 0
 	if token := TokenOf(header); token != "" {
 		if may, known = t.tokens.get().token(token); !known {
@@ -119,7 +119,7 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 		}
 	} else {
 		if verified {
-			what = "certificate"
+			kind = "certificate"
 			may, known = t.tokens.get().certificate(state.VerifiedChains[0][0])
 		}
 		if !known {
@@ -127,10 +127,10 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 		}
 	}
 	if may.role < need {
-		return grant{}, fmt.Sprintf("the %s's role is %v, and this takes %v", what, may.role, need), true
+		return grant{}, fmt.Sprintf("the %s's role is %v, and this takes %v", kind, may.role, need), true
 	}
 	if need == Node && may.tenant != "" {
-		return grant{}, fmt.Sprintf("the %s is tenant %s's, and this takes a node's", what, may.tenant), true
+		return grant{}, fmt.Sprintf("the %s is tenant %s's, and this takes a node's", kind, may.tenant), true
 	}
 	if may.tenant == "" {
 		may.tenant = organisation(state)

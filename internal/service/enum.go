@@ -15,8 +15,8 @@ func (e Enum[Number, Value]) Value(n Number) (v Value, found bool) {
 
 // Number returns the last number of v; 0 without one.
 func (e Enum[Number, Value]) Number(v Value) Number {
-	for n, one := range slices.Backward(e) {
-		if one == v {
+	for n, candidate := range slices.Backward(e) {
+		if candidate == v {
 			return Number(n)
 		}
 	}

@@ -12,36 +12,36 @@ type Flag interface {
 }
 
 // AddressFlag returns a Flag that sets an address, or several separated by commas.
-func AddressFlag(to *string, value, port string) Flag {
-	*to = WithPort(value, port)
-	return &address{to, port}
+func AddressFlag(target *string, value, port string) Flag {
+	*target = WithPort(value, port)
+	return &address{target, port}
 }
 
 type address struct {
-	to   *string
-	port string
+	target *string
+	port   string
 }
 
-func (a *address) String() string      { return *a.to }
+func (a *address) String() string      { return *a.target }
 func (a *address) Type() string        { return "string" }
 func (a *address) DefaultPort() string { return a.port }
 func (a *address) Set(value string) error {
-	*a.to = WithPort(value, a.port)
+	*a.target = WithPort(value, a.port)
 	return nil
 }
 
 // AddressesFlag returns a Flag that adds addresses. The flag may be repeated.
-func AddressesFlag(to *[]string, port string) Flag { return &addresses{to, port} }
+func AddressesFlag(target *[]string, port string) Flag { return &addresses{target, port} }
 
 type addresses struct {
-	to   *[]string
-	port string
+	target *[]string
+	port   string
 }
 
-func (a *addresses) String() string      { return strings.Join(*a.to, ",") }
+func (a *addresses) String() string      { return strings.Join(*a.target, ",") }
 func (a *addresses) Type() string        { return "strings" }
 func (a *addresses) DefaultPort() string { return a.port }
 func (a *addresses) Set(value string) error {
-	*a.to = append(*a.to, SplitAddresses(WithPort(value, a.port))...)
+	*a.target = append(*a.target, SplitAddresses(WithPort(value, a.port))...)
 	return nil
 }

@@ -21,9 +21,9 @@ const ReasonBadRequest = "BAD_REQUEST"
 // ErrorRow maps errors to a code and a reason, which is part of the API. Make it with ErrorIs or
 // ErrorAs.
 type ErrorRow struct {
-	is     func(error) bool
-	code   codes.Code
-	reason string
+	matches func(error) bool
+	code    codes.Code
+	reason  string
 }
 
 // ErrorIs returns the row of a sentinel.
@@ -53,7 +53,7 @@ func (t ErrorTable) Status(err error, describe func(error, *errdetails.ErrorInfo
 		return CodedError(codes.InvalidArgument, err, &errdetails.ErrorInfo{Reason: ReasonBadRequest, Domain: ErrorDomain}, bad.Details())
 	}
 	for _, row := range t {
-		if row.is(err) {
+		if row.matches(err) {
 			info := &errdetails.ErrorInfo{Reason: row.reason, Domain: ErrorDomain}
 			details := []protoadapt.MessageV1{info}
 			if describe != nil {
@@ -76,11 +76,11 @@ func (t ErrorTable) Status(err error, describe func(error, *errdetails.ErrorInfo
 // CodedError returns a status with details.
 func CodedError(code codes.Code, err error, details ...protoadapt.MessageV1) error {
 	s := status.New(code, err.Error())
-	with, detailErr := s.WithDetails(details...)
+	detailed, detailErr := s.WithDetails(details...)
 	if detailErr != nil {
 		return s.Err() // the code and the text stay without the details
 	}
-	return with.Err()
+	return detailed.Err()
 }
 
 // Fault is one problem of a request. Field is a path in the request message, with the
@@ -127,7 +127,7 @@ func (f Faults) Err() error {
 func (f Faults) Error() string {
 	const shown = 10
 	var b strings.Builder
-	for i, one := range f {
+	for i, fault := range f {
 		if i > 0 {
 			b.WriteString("; ")
 		}
@@ -135,7 +135,7 @@ func (f Faults) Error() string {
 			fmt.Fprintf(&b, "and %d more", len(f)-shown)
 			break
 		}
-		b.WriteString(one.Field + ": " + one.Problem)
+		b.WriteString(fault.Field + ": " + fault.Problem)
 	}
 	return b.String()
 }
@@ -143,11 +143,11 @@ func (f Faults) Error() string {
 // Details returns the faults as a message.
 func (f Faults) Details() *errdetails.BadRequest {
 	p := &errdetails.BadRequest{}
-	for i, one := range f {
+	for i, fault := range f {
 		if i == MaxFaults {
-			one = Fault{"spec", fmt.Sprintf("%d more faults", len(f)-MaxFaults)}
+			fault = Fault{"spec", fmt.Sprintf("%d more faults", len(f)-MaxFaults)}
 		}
-		p.FieldViolations = append(p.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: one.Field, Description: one.Problem})
+		p.FieldViolations = append(p.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: fault.Field, Description: fault.Problem})
 		if i == MaxFaults {
 			break
 		}

@@ -46,7 +46,7 @@ func EqualSlices[S ~[]V, V comparable](t reporter, got, want S, what ...any) {
 func NoError(t reporter, err error, what ...any) {
 	if err != nil {
 		t.Helper()
-		t.Errorf("%s%v", said(what), err)
+		t.Errorf("%s%v", describe(what), err)
 	}
 }
 
@@ -62,7 +62,7 @@ func ErrorIs(t reporter, err, want error, what ...any) {
 func ErrorHas(t reporter, err error, want string, what ...any) {
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Helper()
-		t.Errorf("%serror %v, want one with %q", said(what), err, want)
+		t.Errorf("%serror %v, want one with %q", describe(what), err, want)
 	}
 }
 
@@ -110,10 +110,10 @@ func differ(got, want any, what []any) string {
 	if reflect.ValueOf(got).Kind() == reflect.String {
 		verb = "%q"
 	}
-	return fmt.Sprintf("%sgot "+verb+", want "+verb, said(what), got, want)
+	return fmt.Sprintf("%sgot "+verb+", want "+verb, describe(what), got, want)
 }
 
-func said(what []any) string {
+func describe(what []any) string {
 	if len(what) == 0 {
 		return ""
 	}

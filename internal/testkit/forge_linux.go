@@ -123,11 +123,11 @@ func (f *Forger) Send(g Forgery) {
 	seg[12], seg[13] = tcp/4<<4, ack|g.Flags
 	binary.BigEndian.PutUint16(seg[14:], 0xffff)
 	binary.BigEndian.PutUint32(seg[20:], 0x0101_080a) // two fillers, then the timestamp option
-	at := f.stampNow
+	stamp := f.stampNow
 	if g.Old {
-		at -= 1 << 24
+		stamp -= 1 << 24
 	}
-	binary.BigEndian.PutUint32(seg[24:], at)
+	binary.BigEndian.PutUint32(seg[24:], stamp)
 	for i := range g.Size {
 		seg[tcp+i] = 'F'
 	}

@@ -58,10 +58,10 @@ func (n Namespace) Inside(f func()) {
 	go func() {
 		defer close(ended)
 		runtime.LockOSThread() // the thread ends with this goroutine
-		there, err := os.Open("/run/netns/" + n.Name)
+		target, err := os.Open("/run/netns/" + n.Name)
 		if err == nil {
-			err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
-			there.Close()
+			err = unix.Setns(int(target.Fd()), unix.CLONE_NEWNET)
+			target.Close()
 		}
 		if err != nil {
 			n.t.Errorf("enter namespace %s: %v", n.Name, err)

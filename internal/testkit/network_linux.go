@@ -120,10 +120,10 @@ func (n *Network) attach(device *os.File, ip func(args ...string)) netip.Addr {
 }
 
 // Set changes the direction from one member to another.
-func (n *Network) Set(from, to netip.Addr, l Link) {
+func (n *Network) Set(from, device netip.Addr, l Link) {
 	n.state.Lock()
 	defer n.state.Unlock()
-	n.linkLocked(direction{from, to}).Link = l
+	n.linkLocked(direction{from, device}).Link = l
 }
 
 // SetAll changes all directions.
@@ -131,8 +131,8 @@ func (n *Network) SetAll(l Link) {
 	n.state.Lock()
 	defer n.state.Unlock()
 	n.state.base = l
-	for _, one := range n.state.links {
-		one.Link = l
+	for _, existing := range n.state.links {
+		existing.Link = l
 	}
 }
 
@@ -147,7 +147,7 @@ func (n *Network) linkLocked(d direction) *link {
 		l = &link{Link: n.state.base, queue: make(chan delayed, linkQueue)}
 		n.state.links[d] = l
 		if port := n.state.ports[d.to]; port != nil && !n.state.ended {
-			n.running.Go(func() { l.carry(port) })
+			n.running.Go(func() { l.deliver(port) })
 		}
 	}
 	return l
@@ -188,16 +188,16 @@ func (n *Network) forward(d direction, packet []byte) {
 	}
 }
 
-// carry hands packets to the receiver until the queue is closed.
-func (l *link) carry(to *os.File) {
+// deliver hands packets to the receiver until the queue is closed.
+func (l *link) deliver(device *os.File) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for one := range l.queue {
-		if wait := time.Until(one.due); wait > 0 {
+	for l := range l.queue {
+		if wait := time.Until(l.due); wait > 0 {
 			timer.Reset(wait)
 			<-timer.C
 		}
-		_, _ = to.Write(one.packet) // a namespace may end before its peers
+		_, _ = device.Write(l.packet) // a namespace may end before its peers
 	}
 }
 

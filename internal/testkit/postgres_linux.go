@@ -29,7 +29,7 @@ func PostgreSQL(t testing.TB, listen string) (url string, kill, start func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	var as *syscall.SysProcAttr
+	var attributes *syscall.SysProcAttr
 	if os.Getuid() == 0 { // PostgreSQL refuses to run as root
 		u, err := user.Lookup("postgres")
 		if err != nil {
@@ -40,12 +40,12 @@ func PostgreSQL(t testing.TB, listen string) (url string, kill, start func()) {
 		if err := os.Chown(dir, uid, gid); err != nil {
 			t.Fatal(err)
 		}
-		as = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+		attributes = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	}
 	data := filepath.Join(dir, "data")
 	run := func(program string, args ...string) *exec.Cmd {
 		cmd := exec.Command(filepath.Join(bin, program), args...)
-		cmd.Dir, cmd.SysProcAttr = dir, as
+		cmd.Dir, cmd.SysProcAttr = dir, attributes
 		return cmd
 	}
 	if out, err := run("initdb", "-D", data, "-U", "srtm", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync").CombinedOutput(); err != nil {

@@ -10,10 +10,10 @@ import (
 )
 
 // WaitFor polls until there returns true, and fails t after Hang.
-func WaitFor(t testing.TB, what string, there func() bool) {
+func WaitFor(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	WaitUntil(t, func() string {
-		if there() {
+		if condition() {
 			return ""
 		}
 		return what

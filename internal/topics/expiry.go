@@ -91,8 +91,8 @@ func ExpiryText(e *srtmv1.Expiry) string {
 	} else if n > 1 {
 		parts = append(parts, fmt.Sprintf("given up after %d deliveries", n))
 	}
-	if to := e.GetDeadLetterTopic(); to != "" {
-		parts = append(parts, "then sent to "+to)
+	if target := e.GetDeadLetterTopic(); target != "" {
+		parts = append(parts, "then sent to "+target)
 	}
 	return strings.Join(parts, ", ")
 }

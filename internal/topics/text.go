@@ -141,16 +141,16 @@ func Raising(r *srtmv1.Raising) string {
 	}
 	var list []string
 	for _, b := range r.GetBrokers() {
-		one := "broker " + b.BrokerId
+		line := "broker " + b.BrokerId
 		switch {
 		case b.Connected:
-			one += " to confirm its share"
+			line += " to confirm its share"
 		case b.Until != nil:
-			one += fmt.Sprintf(", whose lease ends at %s (policy strict)", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"))
+			line += fmt.Sprintf(", whose lease ends at %s (policy strict)", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"))
 		default:
-			one += fmt.Sprintf(" to return: reach it, restart it, or `srtm share forget %s`", b.BrokerId)
+			line += fmt.Sprintf(" to return: reach it, restart it, or `srtm share forget %s`", b.BrokerId)
 		}
-		list = append(list, one)
+		list = append(list, line)
 	}
 	if list != nil {
 		text += "; the rest waits for " + strings.Join(list, ", and for ")

@@ -50,8 +50,8 @@ func Start(t testing.TB, cfg Config) *Server {
 		operator := cfg.Authority.Certificate("operator")
 		s.tls = &tls.Config{RootCAs: cfg.Authority.Pool, Certificates: []tls.Certificate{operator.TLS}, MinVersion: tls.VersionTLS12}
 	}
-	_, err := local.OnFreePorts(2, func(at []string) (*local.Process, error) {
-		s.configure(cfg, cmp.Or(cfg.Address, at[0]), at[1])
+	_, err := local.OnFreePorts(2, func(addresses []string) (*local.Process, error) {
+		s.configure(cfg, cmp.Or(cfg.Address, addresses[0]), addresses[1])
 		return nil, s.start()
 	})
 	testkit.Must(t, err)
@@ -75,8 +75,8 @@ func (s *Server) configure(cfg Config, client, peer string) {
 	}
 	if cfg.Authority != nil {
 		scheme = "https"
-		own := cfg.Authority.Certificate("etcd")
-		s.flags = append(s.flags, "--cert-file="+own.CertFile, "--key-file="+own.KeyFile, "--trusted-ca-file="+cfg.Authority.File, "--client-cert-auth")
+		certificate := cfg.Authority.Certificate("etcd")
+		s.flags = append(s.flags, "--cert-file="+certificate.CertFile, "--key-file="+certificate.KeyFile, "--trusted-ca-file="+cfg.Authority.File, "--client-cert-auth")
 	}
 	s.URL = scheme + "://" + client
 	s.flags = append(s.flags, "--listen-client-urls="+s.URL, "--advertise-client-urls="+s.URL)
@@ -132,7 +132,7 @@ func (s *Server) protect(cfg Config) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Hang)
 	defer cancel()
 	all := clientv3.PermissionType(clientv3.PermReadWrite)
-	for _, do := range []func() error{
+	for _, step := range []func() error{
 		func() error { _, err := c.UserAdd(ctx, "root", "root's"); return err },
 		func() error { _, err := c.UserGrantRole(ctx, "root", "root"); return err },
 		func() error { _, err := c.UserAdd(ctx, cfg.User, cfg.Password); return err },
@@ -144,6 +144,6 @@ func (s *Server) protect(cfg Config) {
 		func() error { _, err := c.UserGrantRole(ctx, cfg.User, cfg.User); return err },
 		func() error { _, err := c.AuthEnable(ctx); return err },
 	} {
-		testkit.Must(s.t, do())
+		testkit.Must(s.t, step())
 	}
 }

@@ -26,7 +26,7 @@ import (
 // Consume makes a stock consumer read a channel from brokers, or from the brokers of
 // lookup services if from are URLs. It ends at stop or at the test's end. set, unless
 // nil, changes its configuration.
-func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(*nsq.Config), from ...string) (stop func()) {
+func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(*nsq.Config), addresses ...string) (stop func()) {
 	t.Helper()
 	config := nsq.NewConfig()
 	if set != nil {
@@ -37,10 +37,10 @@ func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(
 	c.SetLogger(nil, nsq.LogLevelMax)
 	c.AddHandler(handler)
 	connect := c.ConnectToNSQDs
-	if strings.HasPrefix(from[0], "http://") {
+	if strings.HasPrefix(addresses[0], "http://") {
 		connect = c.ConnectToNSQLookupds
 	}
-	testkit.Must(t, connect(from))
+	testkit.Must(t, connect(addresses))
 	stop = sync.OnceFunc(func() {
 		c.Stop()
 		<-c.StopChan

@@ -55,7 +55,7 @@ func NewClock(t testing.TB, fast int64) *Clock {
 }
 
 // Step steps the machine's CLOCK_REALTIME.
-func (c *Clock) Step(by time.Duration) { c.shared.step.Add(int64(by)) }
+func (c *Clock) Step(distance time.Duration) { c.shared.step.Add(int64(distance)) }
 
 // Stepped returns the sum of all steps.
 func (c *Clock) Stepped() time.Duration { return time.Duration(c.shared.step.Load()) }
@@ -176,9 +176,9 @@ func overlay(t testing.TB) string {
 			testkit.MustEqual(t, strings.Count(text, p.replace[j]), 1, "%q in %s", p.replace[j], file)
 			text = strings.Replace(text, p.replace[j], p.replace[j+1], 1)
 		}
-		to := filepath.Join(dir, fmt.Sprintf("%d-%s", i, filepath.Base(file)))
-		testkit.Must(t, os.WriteFile(to, []byte(text+p.add), 0o600))
-		files.Replace[file] = to
+		destination := filepath.Join(dir, fmt.Sprintf("%d-%s", i, filepath.Base(file)))
+		testkit.Must(t, os.WriteFile(destination, []byte(text+p.add), 0o600))
+		files.Replace[file] = destination
 	}
 	list := filepath.Join(dir, "overlay.json")
 	testkit.Must(t, os.WriteFile(list, testkit.Result(json.Marshal(files)).Must(t), 0o600))

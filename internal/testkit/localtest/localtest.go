@@ -28,9 +28,9 @@ const ProgramsEnv = "SRTM_TEST_PROGRAMS"
 
 // built holds the programs of this test binary.
 var built struct {
-	mu  sync.Mutex
-	dir string
-	at  map[string]string
+	mu    sync.Mutex
+	dir   string
+	paths map[string]string
 }
 
 // Main is the body of a TestMain: testkit.Main, and no program stays behind.
@@ -72,26 +72,26 @@ func build(t testing.TB, pkg, variant string, flags func() []string) string {
 	t.Helper()
 	name := filepath.Base(pkg) + variant
 	if dir := os.Getenv(ProgramsEnv); dir != "" {
-		at := filepath.Join(dir, name)
-		if _, err := os.Stat(at); err == nil {
-			return at
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path
 		}
 	}
 	built.mu.Lock()
 	defer built.mu.Unlock()
-	if at := built.at[name]; at != "" {
-		return at
+	if path := built.paths[name]; path != "" {
+		return path
 	}
 	if built.dir == "" {
 		dir, err := os.MkdirTemp("", "srtm-test-")
 		testkit.Must(t, err)
-		built.dir, built.at = dir, map[string]string{}
+		built.dir, built.paths = dir, map[string]string{}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	path := filepath.Join(built.dir, name)
 	testkit.Must(t, local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, path, flags()...))
-	built.at[name] = path
+	built.paths[name] = path
 	return path
 }
 
@@ -142,9 +142,9 @@ func NSQD(t testing.TB, binary string, flags ...string) *local.Process {
 // Ports returns count free loopback addresses.
 func Ports(t testing.TB, count int) []string {
 	t.Helper()
-	at, err := local.Ports(count)
+	addresses, err := local.Ports(count)
 	testkit.Must(t, err)
-	return at
+	return addresses
 }
 
 // Cluster is a loaddistributor and brokers, b1, b2, ...
@@ -158,8 +158,8 @@ type Cluster struct {
 // the brokers. It waits until all brokers have joined.
 func Start(t testing.TB, brokers int, control []string, flags ...string) *Cluster {
 	t.Helper()
-	at := Ports(t, 2)
-	c := &Cluster{RPC: at[0], Web: at[1]}
+	addresses := Ports(t, 2)
+	c := &Cluster{RPC: addresses[0], Web: addresses[1]}
 	c.Control = Run(t, Program(t, "loaddistributor"), c.Web+"/ping", append([]string{"--grpc-address=" + c.RPC, "--http-address=" + c.Web, "--tcp-address=", "--store=memory"}, control...)...)
 	for range brokers {
 		c.start(t, flags)
