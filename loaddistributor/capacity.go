@@ -19,7 +19,7 @@ func (o *options) checkWebhook() error {
 		}
 		return nil
 	}
-	to, err := webhook.Check(o.webhook, o.webhookSecurity.CAFile != "")
+	target, err := webhook.Check(o.webhook, o.webhookSecurity.CAFile != "")
 	if err != nil {
 		return fmt.Errorf("--capacity-webhook: %w", err)
 	}
@@ -27,7 +27,7 @@ func (o *options) checkWebhook() error {
 	if err != nil {
 		return err
 	}
-	o.hook = &webhook.Config{URL: to, Transport: carrier}
+	o.hook = &webhook.Config{URL: target, Transport: carrier}
 	return nil
 }
 

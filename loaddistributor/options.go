@@ -274,15 +274,15 @@ func (o *options) validate() (err error) {
 		errs = append(errs, fmt.Errorf("--default-topic: %w", err))
 	}
 	for _, positive := range []struct {
-		flag string
-		good bool
-		is   any
+		flag  string
+		good  bool
+		value any
 	}{
 		{"max-auto-topics", o.maxTopics > 0, o.maxTopics}, {"max-auto-tenant-topics", o.maxTenantTopics > 0, o.maxTenantTopics},
 		{"inactive-producer-timeout", o.inactiveProducer > 0, o.inactiveProducer}, {"tombstone-lifetime", o.tombstoneLifetime > 0, o.tombstoneLifetime},
 	} {
 		if !positive.good {
-			errs = append(errs, fmt.Errorf("--%s %v is not positive", positive.flag, positive.is))
+			errs = append(errs, fmt.Errorf("--%s %v is not positive", positive.flag, positive.value))
 		}
 	}
 	if o.takeOverAfter < 0 {

@@ -66,7 +66,7 @@ func profile(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contra
 // bench is the state of a row.
 type bench struct {
 	config  *config
-	say     func(format string, args ...any)
+	logf    func(format string, args ...any)
 	cluster *local.Cluster
 	admin   srtmv1.AdminServiceClient
 	sending *local.Process
@@ -74,7 +74,7 @@ type bench struct {
 }
 
 // row fits one topic on its own cluster and checks the result.
-func (c *config) row(ctx context.Context, group int, mode string, say func(string, ...any)) (_ *Row, err error) {
+func (c *config) row(ctx context.Context, group int, mode string, logf func(string, ...any)) (_ *Row, err error) {
 	spec := c.spec(group)
 	contract, err := profile(spec, c.slo, c.margin)
 	if err != nil {
@@ -84,10 +84,10 @@ func (c *config) row(ctx context.Context, group int, mode string, say func(strin
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{config: c, say: say}
+	b := &bench{config: c, logf: logf}
 	defer func() {
 		if err != nil || c.data != "" {
-			say("the logs are in %s", dir)
+			logf("the logs are in %s", dir)
 			return
 		}
 		err = os.RemoveAll(dir)
@@ -130,7 +130,7 @@ func (b *bench) measure(ctx context.Context, spec schedule.Spec, contract *srtmv
 		return nil, err
 	}
 	if mode != modeOff {
-		if err := b.fitted(ctx, row); err != nil {
+		if err := b.waitForFit(ctx, row); err != nil {
 			return nil, err
 		}
 	}
@@ -165,8 +165,8 @@ func (b *bench) send(s schedule.Spec, dir string) (err error) {
 	return err
 }
 
-// look returns the topic.
-func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
+// topic returns the topic.
+func (b *bench) topic(ctx context.Context) (*srtmv1.Topic, error) {
 	if err := b.cluster.Died(); err != nil {
 		return nil, err
 	}
@@ -179,21 +179,21 @@ func (b *bench) look(ctx context.Context) (*srtmv1.Topic, error) {
 	return r.Topic, nil
 }
 
-// until polls the topic until done returns true.
-func (b *bench) until(ctx context.Context, limit time.Duration, what string, done func(*srtmv1.Topic) bool) error {
+// waitFor polls the topic until condition returns true.
+func (b *bench) waitFor(ctx context.Context, limit time.Duration, what string, condition func(*srtmv1.Topic) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("timed out waiting for %s after %v", what, limit))
 	defer cancel()
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
-		topic, err := b.look(ctx)
+		topic, err := b.topic(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx) // rather than the error of the interrupted call
 		}
 		if err != nil {
 			return err
 		}
-		if done(topic) {
+		if condition(topic) {
 			return nil
 		}
 		select {
@@ -208,19 +208,19 @@ func (b *bench) until(ctx context.Context, limit time.Duration, what string, don
 
 // connected waits until all publishers send.
 func (b *bench) connected(ctx context.Context, s schedule.Spec) error {
-	return b.until(ctx, connecting, "the connections of all publishers", func(t *srtmv1.Topic) bool {
+	return b.waitFor(ctx, connecting, "the connections of all publishers", func(t *srtmv1.Topic) bool {
 		pooled := t.Status.GetPooled()
 		return int(pooled.GetPublishers()) == s.Publishers && pooled.GetOffered() > 0
 	})
 }
 
-// fitted waits for the end of the fit.
-func (b *bench) fitted(ctx context.Context, row *Row) error {
+// waitForFit waits for the end of the fit.
+func (b *bench) waitForFit(ctx context.Context, row *Row) error {
 	k, state := 0, ""
-	return b.until(ctx, b.config.limit, "the fit's end", func(t *srtmv1.Topic) bool {
+	return b.waitFor(ctx, b.config.limit, "the fit's end", func(t *srtmv1.Topic) bool {
 		f := t.Status.GetFit()
 		if k != 0 && k != len(t.Quotas) {
-			b.say("until %.0f s: %s", f.GetTook().AsDuration().Seconds(), state)
+			b.logf("until %.0f s: %s", f.GetTook().AsDuration().Seconds(), state)
 		}
 		k, state = len(t.Quotas), t.Status.GetFitting()
 		if !f.GetEnded() {
@@ -230,7 +230,7 @@ func (b *bench) fitted(ctx context.Context, row *Row) error {
 		for _, r := range f.Rounds {
 			row.Fit.Rounds = append(row.Fit.Rounds, Rounds{K: int(r.K), Rounds: int(r.Rounds)})
 		}
-		b.say("ended after %.1f s on %d brokers: %s", row.Fit.Seconds, len(t.Quotas), row.Fit.Reason)
+		b.logf("ended after %.1f s on %d brokers: %s", row.Fit.Seconds, len(t.Quotas), row.Fit.Reason)
 		return true
 	})
 }
@@ -239,7 +239,7 @@ func (b *bench) fitted(ctx context.Context, row *Row) error {
 func (b *bench) checked(ctx context.Context, row *Row) error {
 	begins := time.Now().Add(settle)
 	var last *srtmv1.Topic
-	err := b.until(ctx, settle+b.config.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
+	err := b.waitFor(ctx, settle+b.config.check+connecting, "the check's end", func(t *srtmv1.Topic) bool {
 		last = t
 		// If the machine stalled, the window can be empty.
 		return time.Since(begins) >= b.config.check && t.Status.GetPooled().GetDelivered() > 0
@@ -259,7 +259,7 @@ func (b *bench) checked(ctx context.Context, row *Row) error {
 		Seconds: pooled.GetInterval().AsDuration().Seconds(), Messages: pooled.GetDelivered(), Late: last.Status.ExceedFraction, Met: last.Status.SloMet,
 		Delivery: report.QuantilesOf(delivery), Access: report.QuantilesOf(access), Processing: report.QuantilesOf(processing),
 	}
-	b.say("checked on %d brokers: p99 %v, %.2f %% late", row.K, delivery.Quantile(quantile), row.Check.Late*100)
+	b.logf("checked on %d brokers: p99 %v, %.2f %% late", row.K, delivery.Quantile(quantile), row.Check.Late*100)
 	return nil
 }
 

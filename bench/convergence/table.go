@@ -81,16 +81,16 @@ func (r *Report) WriteText(w io.Writer) {
 func (r *Row) cells() []string {
 	fitted, seconds, rounds := "-", "-", "-"
 	if f := r.Fit; f != nil {
-		fitted, seconds = yes(f.Fitted, "yes", "no"), fmt.Sprintf("%.1f", f.Seconds)
-		var tried []string
+		fitted, seconds = choose(f.Fitted, "yes", "no"), fmt.Sprintf("%.1f", f.Seconds)
+		var attempts []string
 		for _, n := range f.Rounds {
-			tried = append(tried, fmt.Sprintf("%dx%d", n.K, n.Rounds))
+			attempts = append(attempts, fmt.Sprintf("%dx%d", n.K, n.Rounds))
 		}
-		rounds = strings.Join(tried, " ")
+		rounds = strings.Join(attempts, " ")
 	}
 	slo := "undecided"
 	if met := r.Check.Met; met != nil {
-		slo = yes(*met, "met", "missed")
+		slo = choose(*met, "met", "missed")
 	}
 	p99 := func(q report.Quantiles) string { return report.Micros(q.P99Us) }
 	return []string{
@@ -99,8 +99,8 @@ func (r *Row) cells() []string {
 	}
 }
 
-func yes(is bool, yes, no string) string {
-	if is {
+func choose(condition bool, yes, no string) string {
+	if condition {
 		return yes
 	}
 	return no

@@ -109,15 +109,15 @@ func (w *harness) transports(configs ...link.Config) ([]transported, error) {
 	for i, c := range configs {
 		all := results[i]
 		t := transported{
-			unfairness:  over(all, func(r link.Result) float64 { return unfairness(ratios(c, r, false)) }),
-			utilization: over(all, func(r link.Result) float64 { return r.Utilization }),
-			queueMean:   over(all, func(r link.Result) float64 { return r.QueueMean }),
-			queueMax:    over(all, func(r link.Result) float64 { return r.QueueMax }),
-			drops:       over(all, func(r link.Result) float64 { return float64(r.Drops) }),
+			unfairness:  summarise(all, func(r link.Result) float64 { return unfairness(ratios(c, r, false)) }),
+			utilization: summarise(all, func(r link.Result) float64 { return r.Utilization }),
+			queueMean:   summarise(all, func(r link.Result) float64 { return r.QueueMean }),
+			queueMax:    summarise(all, func(r link.Result) float64 { return r.QueueMax }),
+			drops:       summarise(all, func(r link.Result) float64 { return float64(r.Drops) }),
 			first:       all[0], results: all,
 		}
 		for tos := range c.ToS {
-			t.ratios = append(t.ratios, over(all, func(r link.Result) float64 { return ratios(c, r, false)[tos] }))
+			t.ratios = append(t.ratios, summarise(all, func(r link.Result) float64 { return ratios(c, r, false)[tos] }))
 		}
 		got[i] = t
 	}
@@ -444,7 +444,7 @@ func iefxcpRouters(w *harness) error {
 		results := by[rules.name][0].results
 		// mean is the mean throughput of flows over their ToS, and over max-min fairness.
 		mean := func(flows func(link.Result) []link.Flow, ideal float64) spread {
-			return over(results, func(r link.Result) (part float64) {
+			return summarise(results, func(r link.Result) (part float64) {
 				for _, f := range flows(r) {
 					part += f.Throughput / float64(f.ToS) / ideal / float64(len(flows(r)))
 				}
@@ -458,8 +458,8 @@ func iefxcpRouters(w *harness) error {
 		crossing[rules.name] = mean(func(r link.Result) []link.Flow { return r.Crossing[:cross] }, 2*ideal)
 		var texts, queues []string
 		for l := range routers {
-			u := over(results, func(r link.Result) float64 { return 100 * r.Links[l].Utilization })
-			q := over(results, func(r link.Result) float64 { return 100 * r.Links[l].QueueMean })
+			u := summarise(results, func(r link.Result) float64 { return 100 * r.Links[l].Utilization })
+			q := summarise(results, func(r link.Result) float64 { return 100 * r.Links[l].QueueMean })
 			p.add(rules.name, l+1, values(u, q, through[rules.name], crossing[rules.name]))
 			texts, queues = append(texts, u.String()), append(queues, q.String())
 		}
@@ -489,7 +489,7 @@ func liars(w *harness) error {
 		var texts [2]string
 		for i, t := range by[rules.name] {
 			part := func(greedy bool) spread {
-				return over(t.results, func(r link.Result) (part float64) {
+				return summarise(t.results, func(r link.Result) (part float64) {
 					for tos, v := range ratios(c, r, greedy) {
 						part += v / float64(c.ToS[tos]) / float64(len(c.ToS))
 					}

@@ -120,8 +120,8 @@ func janusSpread(w *harness) error {
 				}
 				return sum
 			}
-			chi := over(got[k], func(k keys) float64 { return squares(k) * n / 100 * servers / 100 })
-			sd := over(got[k], func(k keys) float64 { return math.Sqrt(squares(k) / servers) })
+			chi := summarise(got[k], func(k keys) float64 { return squares(k) * n / 100 * servers / 100 })
+			sd := summarise(got[k], func(k keys) float64 { return math.Sqrt(squares(k) / servers) })
 			text := fmt.Sprintf("%.3f-%.3f %%, sd %s, chi-square %s", low, high, sd.text(3), chi.text(0))
 			if chi.mean > usual {
 				text += " (more than chance)"
@@ -130,9 +130,9 @@ func janusSpread(w *harness) error {
 		}
 		paper, ours := func(k keys) shares { return k.paper }, func(k keys) shares { return k.ours }
 		for i := range servers {
-			share := over(got[k], func(k keys) float64 { return k.paper[i] })
+			share := summarise(got[k], func(k keys) float64 { return k.paper[i] })
 			p.spread(kind.name, float64(i), share)
-			p.add(kind.name, i, values(share, over(got[k], func(k keys) float64 { return k.ours[i] })))
+			p.add(kind.name, i, values(share, summarise(got[k], func(k keys) float64 { return k.ours[i] })))
 		}
 		w.out.tell(row{
 			Figure: "Janus 6", Quantity: "share of a server of 20, 500,000 " + kind.name, Paper: "4.933-5.065 %, sd below 0.03", Simulated: describe(paper),

@@ -55,7 +55,7 @@ func (w *harness) ways(cluster string) (c web.Cluster, by map[string]balanced, e
 }
 
 func balancedOf(results []web.Result) balanced {
-	over := func(value func(web.Result) float64) spread { return over(results, value) }
+	over := func(value func(web.Result) float64) spread { return summarise(results, value) }
 	b := balanced{first: results[0], overall: map[string]spread{
 		"mean":               over(func(r web.Result) float64 { return r.Overall.Mean }),
 		"standard deviation": over(func(r web.Result) float64 { return r.Overall.Sd }),

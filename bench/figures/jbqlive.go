@@ -76,7 +76,7 @@ func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.S
 	browser := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
 	defer browser.CloseIdleConnections()
 	responses := make([][]float64, len(c.Servers))
-	var mu sync.Mutex // guards took and err
+	var mu sync.Mutex // guards responses and err
 	var asking sync.WaitGroup
 	start, load := time.Now(), c.NewLoad(w.seed)
 	for {

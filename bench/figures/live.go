@@ -117,7 +117,7 @@ func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Repo
 		return max(r.Phases[0].Emulator.Lateness.P99Us, r.Phases[1].Emulator.Lateness.P99Us)
 	}
 	for range liveAttempts {
-		r, err := w.up(o, all, mcap, b)
+		r, err := w.runUp(o, all, mcap, b)
 		if err != nil {
 			return nil, err
 		}
@@ -131,9 +131,9 @@ func (w *harness) cluster(o load.Options, all int, mcap, b int64) (best *up.Repo
 	return best, nil
 }
 
-// up runs `srtm up` once. Exit code 1 with a report means that the brokers could not carry
+// runUp runs `srtm up` once. Exit code 1 with a report means that the brokers could not carry
 // the load; the report contains this result.
-func (w *harness) up(o load.Options, all int, mcap, b int64) (*up.Report, error) {
+func (w *harness) runUp(o load.Options, all int, mcap, b int64) (*up.Report, error) {
 	path, err := w.binary("srtm")
 	if err != nil {
 		return nil, err
@@ -170,9 +170,9 @@ func measure(p *up.Phase) measured {
 
 var liveColumns = []string{"k", "p50_ms", "p99_ms", "access_p99_ms", "processing_p99_ms", "late_fraction", "sent_late_p99_ms", "simulated_p99_ms", "simulated_access_p99_ms"}
 
-// same simulates a live run: the same schedule and contract on the same number of simulated
+// replay simulates a live run: the same schedule and contract on the same number of simulated
 // brokers. Blind placements differ from run to run, both live and simulated.
-func (w *harness) same(o load.Options, r *up.Report, policy string, k int) (*outcome, error) {
+func (w *harness) replay(o load.Options, r *up.Report, policy string, k int) (*outcome, error) {
 	calibration, err := scenario.ReadCalibration(scenario.Paper)
 	if err != nil {
 		return nil, err
@@ -235,22 +235,22 @@ func (s side) cells() []string {
 	return cells(m.k, m.p50, m.p99, m.access, m.processing, m.late, m.sentLate, s.sim.p99.mean, s.sim.access.mean)
 }
 
-// both runs a topic on the brokers that SRTM chooses by mcap, and then on all brokers. It
+// runBoth runs a topic on the brokers that SRTM chooses by mcap, and then on all brokers. It
 // simulates both phases with the given policies.
-func (w *harness) both(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
+func (w *harness) runBoth(o load.Options, all int, mcap, b int64, few, spread string) (chosen, blind side, r *up.Report, err error) {
 	if r, err = w.cluster(o, all, mcap, b); err != nil {
 		return chosen, blind, nil, err
 	}
 	chosen.live, blind.live = measure(&r.Phases[0]), measure(&r.Phases[1])
-	if chosen.sim, err = w.same(o, r, few, min(chosen.live.k, all)); err != nil {
+	if chosen.sim, err = w.replay(o, r, few, min(chosen.live.k, all)); err != nil {
 		return chosen, blind, nil, err
 	}
-	blind.sim, err = w.same(o, r, spread, all)
+	blind.sim, err = w.replay(o, r, spread, all)
 	return chosen, blind, r, err
 }
 
-// beside is a row with the p99 of both sides, simulated and live.
-func beside(figure, quantity, note string, a, b side) row {
+// comparison is a row with the p99 of both sides, simulated and live.
+func comparison(figure, quantity, note string, a, b side) row {
 	return row{Figure: figure, Quantity: quantity, Simulated: pair(a.sim.p99.mean, b.sim.p99.mean), Live: pair(a.live.p99, b.live.p99), Note: note}
 }
 
@@ -269,7 +269,7 @@ func livePenalty(w *harness) error {
 	var first, last side
 	for k := 1; k <= brokers; k++ {
 		w.progress("brokers", k, brokers)
-		if _, last, _, err = w.both(o, k, mcapFor(rate, 1), b, placement.SRTM, placement.MaxMin); err != nil {
+		if _, last, _, err = w.runBoth(o, k, mcapFor(rate, 1), b, placement.SRTM, placement.MaxMin); err != nil {
 			return err
 		}
 		p.add(last.cells())
@@ -299,13 +299,13 @@ func liveConcentration(w *harness) error {
 		if err != nil {
 			return err
 		}
-		conc, lb, _, err := w.both(o, brokers, mcapFor(rate, 1), max(b, brokers), placement.Conc, placement.LoadBalance)
+		conc, lb, _, err := w.runBoth(o, brokers, mcapFor(rate, 1), max(b, brokers), placement.Conc, placement.LoadBalance)
 		if err != nil {
 			return err
 		}
 		p.add(pr.panel, pr.process, pr.batch, "conc", conc.cells())
 		p.add(pr.panel, pr.process, pr.batch, "loadbalance", lb.cells())
-		w.out.tell(beside(fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch), "", conc, lb))
+		w.out.tell(comparison(fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch), "", conc, lb))
 	}
 	w.out.plot(p)
 	return nil
@@ -326,7 +326,7 @@ func liveCorrelation(w *harness) error {
 			return err
 		}
 		k := table1[g].k
-		srtm, blind, _, err := w.both(o, k, mcapFor(rate, k), b, placement.SRTM, placement.MaxMin)
+		srtm, blind, _, err := w.runBoth(o, k, mcapFor(rate, k), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
 			return err
 		}
@@ -335,7 +335,7 @@ func liveCorrelation(w *harness) error {
 		for j, y := range []float64{srtm.live.p99, srtm.sim.p99.mean, blind.live.p99, blind.sim.p99.mean} {
 			p.series[j].add(g, y, 0, strconv.Itoa(k))
 		}
-		last = beside("10(b)"+liveFigure, fmt.Sprintf("p99 at group size %.0f over %d brokers: SRTM, blind", g, k),
+		last = comparison("10(b)"+liveFigure, fmt.Sprintf("p99 at group size %.0f over %d brokers: SRTM, blind", g, k),
 			"access delay alone, live: "+pair(srtm.live.access, blind.live.access), srtm, blind)
 	}
 	for j := range p.series[1:] {
@@ -370,13 +370,13 @@ func liveTraces(w *harness) error {
 			return err
 		}
 		b = max(brokers, (5*b+3)/4) // a quarter more than profiled, since the schedule varies
-		srtm, blind, r, err := w.both(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b, placement.SRTM, placement.MaxMin)
+		srtm, blind, r, err := w.runBoth(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
 			return err
 		}
 		p.add(t.id, "srtm", srtm.cells())
 		p.add(t.id, "blind", blind.cells())
-		w.out.tell(beside("recorded: "+t.id+", 1/10", fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
+		w.out.tell(comparison("recorded: "+t.id+", 1/10", fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
 			fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst), srtm, blind))
 	}
 	w.out.plot(p)

@@ -67,21 +67,21 @@ func (w *harness) visits() (map[string]visited, error) {
 	got, err := seeded(w, len(ways), func(i, seed int) ([]web.VisitsOf, error) {
 		return web.RunSite(web.Visits{Scheduling: ways[i], Times: 1, Warmup: 6 * w.seconds, Seconds: 60 * w.seconds, Seed: w.seedOf(seed)})
 	})
-	by := map[string]visited{}
+	visits := map[string]visited{}
 	for i, way := range ways {
-		by[way.Name] = got[i]
+		visits[way.Name] = got[i]
 	}
-	return by, err
+	return visits, err
 }
 
 // class summarises a number of a class.
 func (v visited) class(i int, of func(web.VisitsOf) float64) spread {
-	return over(v, func(classes []web.VisitsOf) float64 { return of(classes[i]) })
+	return summarise(v, func(classes []web.VisitsOf) float64 { return of(classes[i]) })
 }
 
 // sum summarises the sum of a number over the classes.
 func (v visited) sum(of func(web.VisitsOf) float64) spread {
-	return over(v, func(classes []web.VisitsOf) (sum float64) {
+	return summarise(v, func(classes []web.VisitsOf) (sum float64) {
 		for _, c := range classes {
 			sum += of(c)
 		}
@@ -120,7 +120,7 @@ func (v visited) triple(decimals int, of func(web.VisitsOf) float64) string {
 
 // mqosShares makes figure 7: the classes' shares of each resource.
 func mqosShares(w *harness) error {
-	by, err := w.visits()
+	visits, err := w.visits()
 	if err != nil {
 		return err
 	}
@@ -143,10 +143,10 @@ func mqosShares(w *harness) error {
 				}
 			}
 		}
-		w.out.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
+		w.out.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), visits[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
 		for k, name := range web.Resources() {
 			r := row{Figure: "mQoS 7", Quantity: name + " by " + way.Name + ", % by class", Paper: paper[way.Name][k], Live: live[k], Note: note}
-			r.Simulated = by[way.Name].triple(1, func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
+			r.Simulated = visits[way.Name].triple(1, func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
 			if way.Literal {
 				r.Quantity, r.Note = name+" by mQoS as the paper has it, % by class", "it skips what does not fit, and grants deficits to all meanwhile"
 			}
@@ -158,22 +158,22 @@ func mqosShares(w *harness) error {
 
 // mqosThroughput makes figure 8.
 func mqosThroughput(w *harness) error {
-	by, err := w.visits()
+	visits, err := w.visits()
 	if err != nil {
 		return err
 	}
 	p := panel{id: "mqos8", header: []string{"schedule", "class 1", "class 1_sd", "class 2", "class 2_sd", "class 3", "class 3_sd", "all", "all_sd"}}
 	for _, way := range web.Schedulings() {
-		v := by[way.Name]
+		v := visits[way.Name]
 		total := v.sum(web.VisitsOf.Total)
 		p.add(way.Name, values(v.class(0, web.VisitsOf.Total), v.class(1, web.VisitsOf.Total), v.class(2, web.VisitsOf.Total), total))
 		paper := map[string]string{"nQoS": "300; thirds", "sQoS": "260; 6:3:1", "mQoS": "300; 6:3:1"}[way.Name]
 		w.out.tell(row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: paper, Simulated: total.text(1) + "; " + v.triple(1, web.VisitsOf.Total)})
 	}
-	gains := make([]float64, len(by["mQoS"]))
+	gains := make([]float64, len(visits["mQoS"]))
 	for i := range gains {
 		of := func(v visited) float64 { return v[i : i+1].sum(web.VisitsOf.Total).mean }
-		gains[i] = 100 * (of(by["mQoS"])/of(by["sQoS"]) - 1)
+		gains[i] = 100 * (of(visits["mQoS"])/of(visits["sQoS"]) - 1)
 	}
 	w.out.tell(row{
 		Figure: "mQoS 8", Quantity: "throughput of mQoS over that of sQoS", Paper: "+21 %",
@@ -185,7 +185,7 @@ func mqosThroughput(w *harness) error {
 
 // mqosTypes makes figures 9 to 11: requests by page, and latency.
 func mqosTypes(w *harness) error {
-	by, err := w.visits()
+	visits, err := w.visits()
 	if err != nil {
 		return err
 	}
@@ -195,7 +195,7 @@ func mqosTypes(w *harness) error {
 	}
 	p := panel{id: "mqos10", header: []string{"schedule", "class", "queued ms", "queued_sd", "served ms", "served_sd"}}
 	for _, way := range web.Schedulings() {
-		v := by[way.Name]
+		v := visits[way.Name]
 		latency := func(c web.VisitsOf) float64 { return (c.Queued + c.Served) / 1e3 }
 		queued, served := func(c web.VisitsOf) float64 { return c.Queued }, func(c web.VisitsOf) float64 { return c.Served }
 		for i := range v[0] {
@@ -205,7 +205,7 @@ func mqosTypes(w *harness) error {
 		for j := range names {
 			rates[j] = v.sum(func(c web.VisitsOf) float64 { return c.Rate[j] }).text(1)
 		}
-		mean := over(v, func(classes []web.VisitsOf) float64 {
+		mean := summarise(v, func(classes []web.VisitsOf) float64 {
 			var answers, waits float64
 			for _, c := range classes {
 				answers, waits = answers+c.Total(), waits+c.Total()*latency(c)

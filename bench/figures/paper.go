@@ -104,15 +104,15 @@ func concentration(w *harness) error {
 	met, missed, worst := 0, 0, 0.0
 	var blind [][]float64 // LB's p99 by profile and size
 	for _, pr := range profiles {
-		at := func(n float64, policy string, k int) scenario.Scenario {
+		scenarioAt := func(n float64, policy string, k int) scenario.Scenario {
 			return w.scene(scenario.Topic{
 				Load: scenario.Load{Publishers: int(n), Rate: perPublisher, Batch: pr.batch, Process: pr.process}, Policy: policy, K: k,
 			})
 		}
 		got, err := w.points(sizes, func(n float64, _ []*outcome) (*outcome, error) {
-			return w.repeat(at(n, placement.LoadBalance, brokers))
+			return w.repeat(scenarioAt(n, placement.LoadBalance, brokers))
 		}, func(n float64, _ []*outcome) (*outcome, error) {
-			return w.search(fewest(n), func(k int) scenario.Scenario { return at(n, placement.Conc, k) })
+			return w.search(fewest(n), func(k int) scenario.Scenario { return scenarioAt(n, placement.Conc, k) })
 		})
 		if err != nil {
 			return err
@@ -144,9 +144,9 @@ func concentration(w *harness) error {
 	return nil
 }
 
-// before is the initial load of brokers 1 to 6 in figure 8, in thousands of messages per
+// loadBefore is the initial load of brokers 1 to 6 in figure 8, in thousands of messages per
 // second. Poisson publishers send it in batches of 10.
-var before = [brokers]int{10, 40, 50, 60, 70, 80}
+var loadBefore = [brokers]int{10, 40, 50, 60, 70, 80}
 
 // mcaps are the assumed maximum rates of a broker within the SLO, by the topic's batch. The
 // paper does not state its values. With 60,000 to 65,000, a topic of 4,000 publishers fits
@@ -163,7 +163,7 @@ func allocated(rate float64) int64 { return int64(1.1*rate + 0.5) }
 func (w *harness) loaded(t scenario.Topic, mcap float64) scenario.Scenario {
 	s := w.scene(t)
 	s.Brokers = nil
-	for i, k := range before {
+	for i, k := range loadBefore {
 		s.Brokers = append(s.Brokers, scenario.Broker{
 			ID: fmt.Sprintf("b%d", i+1), Mcap: allocated(mcap), Allocated: allocated(float64(k) * 1000),
 			Background: &scenario.Load{Publishers: k * 100, Rate: perPublisher, Batch: 10},
@@ -275,19 +275,19 @@ func maxMinAssumed(w *harness) error {
 	}
 	var held []string
 	for i, a := range all {
-		on := map[string]spread{}
+		withPart := map[string]spread{}
 		for j, policy := range policies {
 			o := got[i*len(policies)+j]
 			if o.infeasible != "" {
 				continue
 			}
-			on[policy] = o.parts["b3"]
+			withPart[policy] = o.parts["b3"]
 			p.add(a.mcap, a.margin, policy, o.k, o.burst.mean, o.quota["b3"], values(o.parts["b3"], o.p99))
 			if a.mcap == mcaps[1] {
 				p.spread(policy, 1+a.margin, o.parts["b3"])
 			}
 		}
-		if conc, mm := on[placement.Conc], on[placement.MaxMin]; conc.mean > sloMs && mm.mean > 0 && mm.mean <= sloMs {
+		if conc, mm := withPart[placement.Conc], withPart[placement.MaxMin]; conc.mean > sloMs && mm.mean > 0 && mm.mean <= sloMs {
 			held = append(held, fmt.Sprintf("mcap %.0f, b %.1f times: %s, %s", a.mcap, 1+a.margin, ms(conc.mean), ms(mm.mean)))
 		}
 	}

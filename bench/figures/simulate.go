@@ -27,14 +27,14 @@ const (
 type harness struct {
 	context.Context
 	options
-	name   string
-	stderr io.Writer
-	shown  time.Time
-	out    *work // the output
+	name      string
+	stderr    io.Writer
+	lastShown time.Time
+	out       *work // the output
 }
 
 func newHarness(ctx context.Context, o options, name string, stderr io.Writer) *harness {
-	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now(), out: &work{}}
+	return &harness{Context: ctx, options: o, name: name, stderr: stderr, lastShown: time.Now(), out: &work{}}
 }
 
 // each calls f for 0 .. n-1, concurrently on all processors, and shows the progress. The
@@ -74,8 +74,8 @@ func seeded[T any](w *harness, n int, run func(i, seed int) (T, error)) ([][]T, 
 	})
 }
 
-// over summarises a number of each result.
-func over[T any](results []T, of func(T) float64) spread {
+// summarise returns the spread of a number over the results.
+func summarise[T any](results []T, of func(T) float64) spread {
 	all := make([]float64, len(results))
 	for i, r := range results {
 		all[i] = of(r)
@@ -85,8 +85,8 @@ func over[T any](results []T, of func(T) float64) spread {
 
 // progress prints the progress at most every two seconds.
 func (w *harness) progress(what string, done, n int) {
-	if now := time.Now(); now.Sub(w.shown) >= 2*time.Second {
-		w.shown = now
+	if now := time.Now(); now.Sub(w.lastShown) >= 2*time.Second {
+		w.lastShown = now
 		fmt.Fprintf(w.stderr, "%s: %s, %d of %d\n", w.name, what, done, n)
 	}
 }
@@ -145,8 +145,8 @@ func (o *outcome) met() bool { return o.infeasible == "" && o.p99.mean <= sloMs 
 // repeat runs a scenario with w.runs seeds.
 func (w *harness) repeat(s scenario.Scenario) (*outcome, error) {
 	o := &outcome{runs: w.runs, parts: map[string]spread{}, quota: map[string]int{}}
-	into := []*spread{&o.p50, &o.p95, &o.p99, &o.access, &o.processing, &o.late, &o.burst}
-	values := make([][]float64, len(into))
+	targets := []*spread{&o.p50, &o.p95, &o.p99, &o.access, &o.processing, &o.late, &o.burst}
+	values := make([][]float64, len(targets))
 	parts := map[string][]float64{}
 	for i := range w.runs {
 		if err := w.Err(); err != nil {
@@ -180,8 +180,8 @@ func (w *harness) repeat(s scenario.Scenario) (*outcome, error) {
 			}
 		}
 	}
-	for j, to := range into {
-		*to = spreadOf(values[j])
+	for j, target := range targets {
+		*target = spreadOf(values[j])
 	}
 	for id, v := range parts {
 		o.parts[id] = spreadOf(v)
@@ -197,9 +197,9 @@ func millis[D ~int64](ns D) float64 { return float64(ns) / 1e6 }
 // search runs a scenario on an increasing number of brokers, k or more, and stops at the
 // first number that meets the SLO. If no number does, search returns the outcome with the
 // least p99, like the paper.
-func (w *harness) search(from int, at func(k int) scenario.Scenario) (best *outcome, err error) {
+func (w *harness) search(from int, scenarioAt func(k int) scenario.Scenario) (best *outcome, err error) {
 	for k := from; k <= brokers; k++ {
-		o, err := w.repeat(at(k))
+		o, err := w.repeat(scenarioAt(k))
 		if err != nil {
 			return nil, err
 		}

@@ -62,11 +62,11 @@ func Machine(ctx context.Context) string {
 // Program returns the absolute path of a program, since most programs run in their own
 // folder.
 func Program(path string) (string, error) {
-	found, err := exec.LookPath(path)
+	program, err := exec.LookPath(path)
 	if err != nil {
 		return "", err
 	}
-	return filepath.Abs(found)
+	return filepath.Abs(program)
 }
 
 // WriteJSON writes v to a file as JSON.

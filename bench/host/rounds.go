@@ -20,18 +20,18 @@ type Subject[R any] struct {
 
 // Present returns the started subjects. Present reports subjects whose programs are not
 // installed on out, and returns other start errors.
-func Present[R any](out io.Writer, all []Subject[R]) (there []Subject[R], err error) {
+func Present[R any](out io.Writer, all []Subject[R]) (present []Subject[R], err error) {
 	for _, s := range all {
 		switch {
 		case s.Err == nil:
-			there = append(there, s)
+			present = append(present, s)
 		case errors.Is(s.Err, ErrAbsent):
 			fmt.Fprintf(out, "%s: skipped: %v\n", s.Name, s.Err)
 		default:
 			err = errors.Join(err, fmt.Errorf("%s: %w", s.Name, s.Err))
 		}
 	}
-	return there, err
+	return present, err
 }
 
 // Rounds measures every subject once per round. Each round starts with another subject, so

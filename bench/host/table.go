@@ -26,8 +26,8 @@ func Middle(sorted []float64) float64 { return sorted[len(sorted)/2] }
 // Least returns the least disturbed round. Disturbances only increase a latency.
 func Least(sorted []float64) float64 { return sorted[0] }
 
-// Most returns the maximum.
-func Most(sorted []float64) float64 { return sorted[len(sorted)-1] }
+// Largest returns the maximum.
+func Largest(sorted []float64) float64 { return sorted[len(sorted)-1] }
 
 // Figure returns the column's number over all rounds. known is false if no round has the
 // number.

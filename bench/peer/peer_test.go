@@ -84,7 +84,7 @@ func TestTargetsAreOfWhatThereIs(t *testing.T) {
 	for _, want := range targets {
 		c := columnOf(want.figure)
 		i := slices.IndexFunc(scenarios(), func(s load.Scenario) bool { return s.Name == want.scenario })
-		if i < 0 || !c.shows(scenarios()[i]) || c.compared == neither || want.bound <= 0 || len(want.others) == 0 {
+		if i < 0 || !c.shows(scenarios()[i]) || c.compared == uncompared || want.bound <= 0 || len(want.others) == 0 {
 			t.Errorf("%+v", want)
 		}
 	}

@@ -25,7 +25,7 @@ type column struct {
 type order int
 
 const (
-	neither order = iota // not compared
+	uncompared order = iota // not compared
 	lower
 	higher
 )
@@ -33,23 +33,23 @@ const (
 var columns = []column{
 	{host.Figure("p50 ms", "%.3f", func(r load.Result) float64 { return r.P50 }), false, true, lower},
 	{host.Figure("p99 ms", "%.3f", func(r load.Result) float64 { return r.P99 }), false, true, lower},
-	{by(host.Least, host.Figure("least p99", "%.3f", func(r load.Result) float64 { return r.P99 })), false, true, lower},
-	{host.Figure("p99.9 ms", "%.3f", func(r load.Result) float64 { return r.P999 }), false, true, neither},
+	{aggregated(host.Least, host.Figure("least p99", "%.3f", func(r load.Result) float64 { return r.P99 })), false, true, lower},
+	{host.Figure("p99.9 ms", "%.3f", func(r load.Result) float64 { return r.P999 }), false, true, uncompared},
 	{host.Figure("in/s", "%.0f", func(r load.Result) float64 { return r.InPerSecond }), true, false, higher},
 	{host.Figure("out/s", "%.0f", func(r load.Result) float64 { return r.OutPerSecond }), true, false, higher},
 	{host.Figure("CPU us/msg", "%.2f", func(r load.Result) float64 { return r.CPU }), true, true, lower},
-	{host.Figure("load us/msg", "%.2f", func(r load.Result) float64 { return r.Load }), true, true, neither},
-	{host.Figure("late p99", "%.3f", func(r load.Result) float64 { return r.Late }), false, true, neither},
-	{by(host.Most, host.Figure("others %", "%.0f", func(r load.Result) float64 { return r.Others })), true, true, neither},
+	{host.Figure("load us/msg", "%.2f", func(r load.Result) float64 { return r.Load }), true, true, uncompared},
+	{host.Figure("late p99", "%.3f", func(r load.Result) float64 { return r.Late }), false, true, uncompared},
+	{aggregated(host.Largest, host.Figure("others %", "%.0f", func(r load.Result) float64 { return r.Others })), true, true, uncompared},
 	{host.Figure("RSS MB", "%.1f", func(r load.Result) float64 { return r.RSS }), true, true, lower},
 	{host.Figure("bytes/conn", "%.0f", func(r load.Result) float64 { return r.PerConn }), false, true, lower},
-	{maybe("mallocs/msg", "%.2f", func(r load.Result) *float64 { return r.Mallocs }), true, true, neither},
-	{maybe("GC cycles", "%.0f", func(r load.Result) *float64 { return r.Collections }), true, true, neither},
-	{host.Figure("missing", "%.0f", func(r load.Result) float64 { return float64(r.Missing) }), true, true, neither},
+	{optionalColumn("mallocs/msg", "%.2f", func(r load.Result) *float64 { return r.Mallocs }), true, true, uncompared},
+	{optionalColumn("GC cycles", "%.0f", func(r load.Result) *float64 { return r.Collections }), true, true, uncompared},
+	{host.Figure("missing", "%.0f", func(r load.Result) float64 { return float64(r.Missing) }), true, true, uncompared},
 }
 
 // stormColumn is shown if the scenario has a storm.
-var stormColumn = column{host.Figure("storm/s", "%.0f", func(r load.Result) float64 { return r.Storm }), true, true, neither}
+var stormColumn = column{host.Figure("storm/s", "%.0f", func(r load.Result) float64 { return r.Storm }), true, true, uncompared}
 
 // contractColumns are shown if the sender keeps a contract.
 var contractColumns = slices.Concat(
@@ -59,24 +59,24 @@ var contractColumns = slices.Concat(
 
 func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []column) {
 	for _, q := range []struct {
-		name string
-		at   func(*load.Quantiles) *float64
+		name     string
+		quantile func(*load.Quantiles) *float64
 	}{
 		{"p50", func(q *load.Quantiles) *float64 { return &q.P50 }}, {"p99", func(q *load.Quantiles) *float64 { return &q.P99 }},
 		{"max", func(q *load.Quantiles) *float64 { return &q.Max }},
 	} {
-		all = append(all, column{maybe(what+" "+q.name+" us", "%.1f", func(r load.Result) *float64 {
+		all = append(all, column{optionalColumn(what+" "+q.name+" us", "%.1f", func(r load.Result) *float64 {
 			if v := of(r); v != nil {
-				return q.at(v)
+				return q.quantile(v)
 			}
 			return nil
-		}), false, true, neither})
+		}), false, true, uncompared})
 	}
 	return all
 }
 
-// maybe is a column for a metric that some brokers do not report.
-func maybe(title, format string, of func(load.Result) *float64) host.Column[load.Result] {
+// optionalColumn is a column for a metric that some brokers do not report.
+func optionalColumn(title, format string, of func(load.Result) *float64) host.Column[load.Result] {
 	return host.Column[load.Result]{Title: title, Format: format, Of: func(r load.Result) (float64, bool) {
 		if v := of(r); v != nil {
 			return *v, true
@@ -85,7 +85,7 @@ func maybe(title, format string, of func(load.Result) *float64) host.Column[load
 	}}
 }
 
-func by(sum func(sorted []float64) float64, c host.Column[load.Result]) host.Column[load.Result] {
+func aggregated(sum func(sorted []float64) float64, c host.Column[load.Result]) host.Column[load.Result] {
 	c.Sum = sum
 	return c
 }
@@ -111,7 +111,7 @@ func group(runs []load.Result) results {
 func (of results) ratio(c column, scenario, one, other string) (float64, bool) {
 	v, ok1 := c.Figure(of[[2]string{scenario, one}])
 	w, ok2 := c.Figure(of[[2]string{scenario, other}])
-	if c.compared == neither || !ok1 || !ok2 || w <= 0 {
+	if c.compared == uncompared || !ok1 || !ok2 || w <= 0 {
 		return 0, false
 	}
 	return v / w, true

@@ -32,7 +32,7 @@ const (
 	creators    = 16  // topics created concurrently
 	each        = 100 // publishers per topic
 	mcap        = 5e6 // per broker, msg/s
-	asks        = 200 // calls per second, while topics are idle
+	callRate    = 200 // calls per second, while topics are idle
 	callTimeout = time.Minute
 )
 
@@ -88,7 +88,7 @@ func (c config) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.cluster.Stop()) }()
 	b.admin = srtmv1.NewAdminServiceClient(b.cluster.Conn)
-	b.say("%d brokers have joined", c.brokers)
+	b.logf("%d brokers have joined", c.brokers)
 	for _, upTo := range []int{min(600, c.topics), c.topics} {
 		if err := b.create(ctx, upTo); err != nil {
 			return err
@@ -106,25 +106,25 @@ func (c config) run(ctx context.Context, out io.Writer) (err error) {
 	return b.page(ctx, out)
 }
 
-func (b *bench) say(format string, args ...any) { fmt.Fprintf(b.stderr, format+"\n", args...) }
+func (b *bench) logf(format string, args ...any) { fmt.Fprintf(b.stderr, format+"\n", args...) }
 
-// found adds a row to the table.
-func (b *bench) found(what, format string, args ...any) {
-	b.rows = append(b.rows, [2]string{what, fmt.Sprintf(format, args...)})
-	b.say("%s: "+format, append([]any{what}, args...)...)
+// addRow adds a row to the table.
+func (b *bench) addRow(title, format string, args ...any) {
+	b.rows = append(b.rows, [2]string{title, fmt.Sprintf(format, args...)})
+	b.logf("%s: "+format, append([]any{title}, args...)...)
 }
 
 // create creates topics until there are upTo.
 func (b *bench) create(ctx context.Context, upTo int) error {
-	from, began, latency := b.created, time.Now(), obs.NewLatency()
+	first, start, latency := b.created, time.Now(), obs.NewLatency()
 	before, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
 	}
 	creating, all := errgroup.WithContext(ctx)
 	creating.SetLimit(creators)
-	var mu sync.Mutex // guards took
-	for i := from; i < upTo && all.Err() == nil; i++ {
+	var mu sync.Mutex // guards latency
+	for i := first; i < upTo && all.Err() == nil; i++ {
 		creating.Go(func() error {
 			start := time.Now()
 			if err := b.topic(all, fmt.Sprintf("t%06d", i), each); err != nil {
@@ -134,7 +134,7 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 			defer mu.Unlock()
 			latency.Record(time.Since(start))
 			if i%1000 == 999 {
-				b.say("%d of %d topics", i+1, b.topics)
+				b.logf("%d of %d topics", i+1, b.topics)
 			}
 			return nil
 		})
@@ -147,9 +147,9 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 	if err != nil {
 		return err
 	}
-	n := float64(upTo - from)
-	b.found(fmt.Sprintf("topics %d to %d created, %d at a time", from+1, upTo, creators), "%.1f s, %.0f a second; p50 %.1f ms, p99 %.1f ms; CPU of the loaddistributor %.2f ms each",
-		time.Since(began).Seconds(), n/time.Since(began).Seconds(), ms(latency.Quantile(.5)), ms(latency.Quantile(.99)), (after.cpu-before.cpu)*1000/n)
+	n := float64(upTo - first)
+	b.addRow(fmt.Sprintf("topics %d to %d created, %d at a time", first+1, upTo, creators), "%.1f s, %.0f a second; p50 %.1f ms, p99 %.1f ms; CPU of the loaddistributor %.2f ms each",
+		time.Since(start).Seconds(), n/time.Since(start).Seconds(), ms(latency.Quantile(.5)), ms(latency.Quantile(.99)), (after.cpu-before.cpu)*1000/n)
 	return nil
 }
 
@@ -179,7 +179,7 @@ func (b *bench) rest(ctx context.Context) error {
 	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
-	began := time.Now()
+	start := time.Now()
 	if !clock.Sleep(ctx, b.idle) {
 		return ctx.Err()
 	}
@@ -188,11 +188,11 @@ func (b *bench) rest(ctx context.Context) error {
 	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
-	percent := 100 / time.Since(began).Seconds()
+	percent := 100 / time.Since(start).Seconds()
 	latency := obs.NewLatency()
-	began = time.Now()
-	for i := range int(b.idle.Seconds() * asks) {
-		due := began.Add(time.Duration(i) * time.Second / asks)
+	start = time.Now()
+	for i := range int(b.idle.Seconds() * callRate) {
+		due := start.Add(time.Duration(i) * time.Second / callRate)
 		if !clock.Sleep(ctx, time.Until(due)) {
 			return ctx.Err()
 		}
@@ -201,19 +201,19 @@ func (b *bench) rest(ctx context.Context) error {
 		}
 		latency.Record(time.Since(due))
 	}
-	b.found(fmt.Sprintf("%d idle topics", b.created), "CPU of the loaddistributor %.1f %% of a core, of the tbadaptor %.1f %%; %.0f and %.0f MB; a call, %d a second, is answered after p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms",
-		(after.cpu-before.cpu)*percent, (adaptor.cpu-adaptorBefore.cpu)*percent, after.bytes/1e6, adaptor.bytes/1e6, asks, ms(latency.Quantile(.5)), ms(latency.Quantile(.99)), ms(latency.Quantile(.999)))
+	b.addRow(fmt.Sprintf("%d idle topics", b.created), "CPU of the loaddistributor %.1f %% of a core, of the tbadaptor %.1f %%; %.0f and %.0f MB; a call, %d a second, is answered after p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms",
+		(after.cpu-before.cpu)*percent, (adaptor.cpu-adaptorBefore.cpu)*percent, after.bytes/1e6, adaptor.bytes/1e6, callRate, ms(latency.Quantile(.5)), ms(latency.Quantile(.99)), ms(latency.Quantile(.999)))
 	return nil
 }
 
 // large creates the largest topic and moves some of its publishers.
 func (b *bench) large(ctx context.Context) error {
-	began := time.Now()
+	start := time.Now()
 	if err := b.topic(ctx, "largest", b.largest); err != nil {
 		return err
 	}
-	b.found(fmt.Sprintf("a topic of %d publishers created", b.largest), "%.2f s", time.Since(began).Seconds())
-	got, err := b.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "largest", OmitPublishers: true})
+	b.addRow(fmt.Sprintf("a topic of %d publishers created", b.largest), "%.2f s", time.Since(start).Seconds())
+	largest, err := b.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "largest", OmitPublishers: true})
 	if err != nil {
 		return err
 	}
@@ -221,26 +221,26 @@ func (b *bench) large(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	to := ""
+	target := ""
 	for _, broker := range all.Brokers {
-		if broker.Id != got.Topic.Quotas[0].BrokerId {
-			to = broker.Id
+		if broker.Id != largest.Topic.Quotas[0].BrokerId {
+			target = broker.Id
 		}
 	}
 	latency := obs.NewLatency()
 	const moves = 20
 	for i := range moves {
-		began := time.Now()
-		if _, err := b.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "largest", PublisherIds: []string{fmt.Sprint("g.", i)}, BrokerId: to}); err != nil {
-			return fmt.Errorf("move a publisher to %s: %w", to, err)
+		start := time.Now()
+		if _, err := b.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "largest", PublisherIds: []string{fmt.Sprint("g.", i)}, BrokerId: target}); err != nil {
+			return fmt.Errorf("move a publisher to %s: %w", target, err)
 		}
-		latency.Record(time.Since(began))
+		latency.Record(time.Since(start))
 	}
 	after, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
 	}
-	b.found(fmt.Sprintf("one of them moved to another broker, %d times", moves), "p50 %.0f ms, most %.0f ms; %.0f MB", ms(latency.Quantile(.5)), ms(latency.Quantile(1)), after.bytes/1e6)
+	b.addRow(fmt.Sprintf("one of them moved to another broker, %d times", moves), "p50 %.0f ms, most %.0f ms; %.0f MB", ms(latency.Quantile(.5)), ms(latency.Quantile(1)), after.bytes/1e6)
 	return nil
 }
 
@@ -249,12 +249,12 @@ type used struct{ cpu, bytes float64 }
 
 func (b *bench) process(ctx context.Context, address string) (u used, err error) {
 	all, err := host.Metrics(ctx, address)
-	for name, to := range map[string]*float64{"process_cpu_seconds_total": &u.cpu, "process_resident_memory_bytes": &u.bytes} {
-		v, there := all[name]
-		if !there && err == nil {
+	for name, target := range map[string]*float64{"process_cpu_seconds_total": &u.cpu, "process_resident_memory_bytes": &u.bytes} {
+		v, exists := all[name]
+		if !exists && err == nil {
 			err = fmt.Errorf("%s has no metric %s", address, name)
 		}
-		*to = v
+		*target = v
 	}
 	return u, err
 }

@@ -47,15 +47,15 @@ type receiver struct {
 func (r *receiver) serve(c *hook.Conn) {
 	defer c.Release()
 	buf := make([]byte, 4*r.size)
-	have := 0
+	length := 0
 	last := -1 // index in r.samples of the connection's previous message
 	for {
-		n, err := c.Read(buf[have:])
-		have += n
+		n, err := c.Read(buf[length:])
+		length += n
 		read := clock.Mono()
 		if n > 0 {
-			last = r.take(c, buf[:have], read, last)
-			have = copy(buf, buf[have/r.size*r.size:have])
+			last = r.take(c, buf[:length], read, last)
+			length = copy(buf, buf[length/r.size*r.size:length])
 		}
 		if err != nil {
 			if err != io.EOF {

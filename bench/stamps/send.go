@@ -55,8 +55,8 @@ func sendMain(ctx context.Context, args []string, in io.Reader, out io.Writer) e
 // sender is a sender's process.
 type sender struct {
 	*local.Process
-	begin *io.PipeWriter
-	said  bytes.Buffer // owned by the process until its end
+	begin  *io.PipeWriter
+	stderr bytes.Buffer // owned by the process until its end
 }
 
 // startSender starts a sender, which connects.
@@ -72,7 +72,7 @@ func startSender(o order) (*sender, error) {
 	in, begin := io.Pipe()
 	s := &sender{begin: begin}
 	// The sender needs one thread. The receiver uses the other processors.
-	s.Process, err = local.Start(self, []string{"stamps", sendCommand, string(text)}, local.Options{Env: []string{"GOMAXPROCS=1"}, Stdin: in, Stdout: &s.said})
+	s.Process, err = local.Start(self, []string{"stamps", sendCommand, string(text)}, local.Options{Env: []string{"GOMAXPROCS=1"}, Stdin: in, Stdout: &s.stderr})
 	return s, err
 }
 
@@ -83,5 +83,5 @@ func (s *sender) finish() (sent int, err error) {
 	if err := s.Failure(); err != nil {
 		return 0, err
 	}
-	return sent, json.Unmarshal(s.said.Bytes(), &sent)
+	return sent, json.Unmarshal(s.stderr.Bytes(), &sent)
 }

@@ -332,7 +332,7 @@ func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
 			return nil, err
 		}
 	}
-	if c.unconfirmed.keep(e); !e.open() {
+	if c.unconfirmed.set(e); !e.open() {
 		c.forgetGone()
 	}
 	return nil, nil
@@ -344,8 +344,8 @@ func (e SharesUnconfirmed) open() bool { return len(e.Shares) > 0 || e.Raising |
 // unconfirmed holds, by topic, the shares that brokers may use and that the adaptor has not confirmed.
 type unconfirmed map[string]SharesUnconfirmed
 
-// keep replaces the entry of the event's topic, or removes an entry that is not open.
-func (all unconfirmed) keep(e SharesUnconfirmed) {
+// set replaces the entry of the event's topic, or removes an entry that is not open.
+func (all unconfirmed) set(e SharesUnconfirmed) {
 	if e.open() {
 		all[e.Topic] = e
 	} else {
@@ -365,7 +365,7 @@ func (all unconfirmed) confirm(id string) {
 	// order: each topic is changed on its own
 	for _, e := range all {
 		e.Shares = slices.DeleteFunc(slices.Clone(e.Shares), func(s UnconfirmedShare) bool { return s.Broker == id })
-		all.keep(e)
+		all.set(e)
 	}
 }
 
@@ -433,8 +433,8 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	if c.topics[name] != nil {
 		return nil, fmt.Errorf("topic %s: %w", name, ErrTopicExists)
 	}
-	if other := c.keys[e.Key]; e.Key != "" && other != "" {
-		return nil, fmt.Errorf("topic %s has the key already: %w", other, ErrKeyReused)
+	if owner := c.keys[e.Key]; e.Key != "" && owner != "" {
+		return nil, fmt.Errorf("topic %s has the key already: %w", owner, ErrKeyReused)
 	}
 	t := &topic{spec: e.Spec, ordered: e.Spec, key: e.Key, phase: Preparing, plan: e.Plan, retiring: map[string]bool{}}
 	if err := c.brokers.checkRoom(e.Plan, placement.Plan{}); err != nil {
@@ -539,7 +539,7 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 	}
 	unconfirmed := c.unconfirmed[e.Topic]
 	unconfirmed.Raising, unconfirmed.Vague = false, false
-	c.unconfirmed.keep(unconfirmed)
+	c.unconfirmed.set(unconfirmed)
 	from, _ := c.brokers.state(t)
 	for _, id := range t.holders() {
 		b := c.brokers[id]

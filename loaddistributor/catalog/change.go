@@ -175,17 +175,17 @@ func edits(a, b *Spec) (removed, added []int, ordered bool) {
 // moves: a quota of the new plan, unplaced, or unknown. Requires: Removed and Added
 // ascend and are in range.
 func (e *TopicChanging) carry(before *Spec, member []int32, old placement.Plan, n int) []int32 {
-	to := make([]int32, len(old.Quotas)) // by quota of the old plan
+	quotaOf := make([]int32, len(old.Quotas)) // by quota of the old plan
 	for m, q := range old.Quotas {
-		to[m] = unknown
+		quotaOf[m] = unknown
 		if k := e.Plan.On(q.Broker); k >= 0 {
-			to[m] = int32(k)
+			quotaOf[m] = int32(k)
 		}
 	}
 	places := slices.Repeat([]int32{unknown}, n)
 	keepPlace := func(old, now int) {
 		if m := member[old]; m >= 0 {
-			places[now] = to[m]
+			places[now] = quotaOf[m]
 		} else {
 			places[now] = m
 		}
@@ -219,38 +219,38 @@ func (e *TopicChanging) carry(before *Spec, member []int32, old placement.Plan, 
 
 // whole returns the full form of the change, computed against t.
 func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
-	before := t.spec
+	old := t.spec
 	invalid := func(problem string) (TopicMoving, error) {
 		return TopicMoving{}, &PlanError{Problem: "a change of another topic than this: " + problem}
 	}
-	publishers := len(before.Demand.Publishers) - len(e.Removed) + len(e.Added)
-	since := len(before.Since) > 0 || len(e.Since) > 0
+	publishers := len(old.Demand.Publishers) - len(e.Removed) + len(e.Added)
+	hasSince := len(old.Since) > 0 || len(e.Since) > 0
 	switch {
-	case len(e.Spec.Demand.Groups) != len(before.Demand.Groups):
+	case len(e.Spec.Demand.Groups) != len(old.Demand.Groups):
 		return invalid("it has other groups")
-	case !inRange(e.Removed, len(before.Demand.Publishers)) || !inRange(e.Added, publishers):
+	case !inRange(e.Removed, len(old.Demand.Publishers)) || !inRange(e.Added, publishers):
 		return invalid("it has other publishers")
-	case len(e.Publishers) != len(e.Added) || since && len(e.Since) != len(e.Added):
+	case len(e.Publishers) != len(e.Added) || hasSince && len(e.Since) != len(e.Added):
 		return invalid("not all publishers are there")
 	}
 	spec := *e.Spec
 	if len(e.Removed)+len(e.Added) == 0 {
-		spec.Demand.Publishers, spec.Since = before.Demand.Publishers, before.Since
+		spec.Demand.Publishers, spec.Since = old.Demand.Publishers, old.Since
 	} else {
-		spec.Demand.Publishers, spec.Since = splice(before.Demand.Publishers, e.Removed, e.Added, e.Publishers), nil
-		if since {
-			spec.Since = splice(before.Since, e.Removed, e.Added, e.Since)
+		spec.Demand.Publishers, spec.Since = splice(old.Demand.Publishers, e.Removed, e.Added, e.Publishers), nil
+		if hasSince {
+			spec.Since = splice(old.Since, e.Removed, e.Added, e.Since)
 		}
 	}
 	next := &spec
-	if spec.Equal(before) {
-		next = before // shares memory with was
+	if spec.Equal(old) {
+		next = old // shares memory with old
 	} else if err := spec.Demand.Validate(); err != nil {
 		return TopicMoving{}, err
 	}
 
 	n := spec.Demand.Count()
-	places := e.carry(before, t.placement.spread.member, t.plan, n)
+	places := e.carry(old, t.placement.spread.member, t.plan, n)
 	for m, q := range e.Plan.Quotas {
 		if !inRange(q.Publishers, n) {
 			return invalid("a publisher is none of it")

@@ -164,10 +164,10 @@ func (e ChannelsDeleted) apply(c *Catalog) ([]Effect, error) {
 	if err != nil {
 		return nil, err
 	}
-	gone := map[string]bool{}
+	removed := map[string]bool{}
 	for _, i := range indices {
-		gone[t.channels[i].Name] = true
+		removed[t.channels[i].Name] = true
 	}
-	t.channels = slices.DeleteFunc(slices.Clone(t.channels), func(channel Channel) bool { return gone[channel.Name] })
-	return []Effect{ChannelsChanged{e.Topic, sorted(gone)}}, nil
+	t.channels = slices.DeleteFunc(slices.Clone(t.channels), func(channel Channel) bool { return removed[channel.Name] })
+	return []Effect{ChannelsChanged{e.Topic, sorted(removed)}}, nil
 }

@@ -54,9 +54,9 @@ func (c *Catalog) Dump() Dump {
 		d.Unconfirmed = append(d.Unconfirmed, c.unconfirmed[name])
 	}
 	for _, b := range c.Brokers() {
-		known := c.brokers[b.ID]
+		broker := c.brokers[b.ID]
 		b.Allocated = 0
-		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(known.leftovers), LeftAt: known.leftAt})
+		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(broker.leftovers), LeftAt: broker.leftAt})
 	}
 	for name := range c.names.after("") {
 		dump, _ := c.DumpTopic(name)
@@ -89,11 +89,11 @@ func Load(d Dump) (*Catalog, error) {
 		if b.Broker.ID == "" || c.brokers[b.Broker.ID] != nil {
 			return nil, fmt.Errorf("load: broker %q is without a name or appears twice", b.Broker.ID)
 		}
-		known := c.addBroker(b.Broker.ID)
-		known.Broker, known.leftAt = b.Broker, b.LeftAt
-		known.Allocated = 0
+		broker := c.addBroker(b.Broker.ID)
+		broker.Broker, broker.leftAt = b.Broker, b.LeftAt
+		broker.Allocated = 0
 		for _, name := range b.Leftovers {
-			known.leftovers[name] = true
+			broker.leftovers[name] = true
 		}
 	}
 	for _, dump := range d.Topics {
@@ -105,8 +105,8 @@ func Load(d Dump) (*Catalog, error) {
 	for _, name := range d.Contracts {
 		c.contracts[name] = true
 	}
-	for _, one := range d.Unconfirmed {
-		if _, err := one.apply(c); err != nil {
+	for _, entry := range d.Unconfirmed {
+		if _, err := entry.apply(c); err != nil {
 			return nil, fmt.Errorf("load: %w", err)
 		}
 	}
@@ -135,9 +135,9 @@ func (c *Catalog) load(d TopicDump) error {
 	case d.Key != "" && c.keys[d.Key] != "":
 		return wrong("its key is that of %s too", c.keys[d.Key])
 	}
-	for i, one := range d.Channels {
-		if one.Name == "" || one.Created == 0 || one.Created > c.version || i > 0 && d.Channels[i-1].Name >= one.Name {
-			return wrong("channel %q, created at %d, at version %d, is not after %q", one.Name, one.Created, c.version, d.Channels[max(0, i-1)].Name)
+	for i, channel := range d.Channels {
+		if channel.Name == "" || channel.Created == 0 || channel.Created > c.version || i > 0 && d.Channels[i-1].Name >= channel.Name {
+			return wrong("channel %q, created at %d, at version %d, is not after %q", channel.Name, channel.Created, c.version, d.Channels[max(0, i-1)].Name)
 		}
 	}
 	spread, err := newSpread(d.Spec, d.Plan)

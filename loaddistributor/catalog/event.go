@@ -275,9 +275,9 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 	if placed+s.unplaced != n {
 		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed, and %d left without a place", placed, n, s.unplaced)}
 	}
-	s.others = unknown
+	s.memberOfUnknown = unknown
 	if spec.Demand.Open {
-		s.others = newcomers(plan, spec.Demand.Expand())
+		s.memberOfUnknown = newcomers(plan, spec.Demand.Expand())
 	}
 	return s, nil
 }

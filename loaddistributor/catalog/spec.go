@@ -151,9 +151,9 @@ type spread struct {
 	member []int32 // member[i] is the index in Placement.members for publisher i of Demand.Expand(), or unplaced
 	// unplaced is the number of unplaced publishers.
 	unplaced int
-	// others is the member for unknown publishers of an open topic. Other topics have
+	// memberOfUnknown is the member for unknown publishers of an open topic. Other topics have
 	// others = unknown.
-	others int32
+	memberOfUnknown int32
 }
 
 // Values of spread.member. unplaced: the publisher has no place. unknown: newSpread has
@@ -175,9 +175,9 @@ func (p *Placement) Members() []Endpoint { return p.members }
 func (p *Placement) Len() int { return p.spread.Len() }
 
 // At returns the assignment of publisher i, 0 <= i < Len.
-func (p *Placement) At(i int) Assignment { return p.at(i, p.spread.ID(i)) }
+func (p *Placement) At(i int) Assignment { return p.assignment(i, p.spread.ID(i)) }
 
-func (p *Placement) at(i int, id string) Assignment {
+func (p *Placement) assignment(i int, id string) Assignment {
 	a := Assignment{Publisher: id, Epoch: p.epoch, Paced: p.paced}
 	if m := p.spread.member[i]; m != unplaced {
 		a.Endpoint = p.members[m]
@@ -189,11 +189,11 @@ func (p *Placement) at(i int, id string) Assignment {
 func (p *Placement) Of(id string) Assignment {
 	i, found := p.Index(id)
 	if found {
-		return p.at(i, id)
+		return p.assignment(i, id)
 	}
-	a := Assignment{Publisher: id, Epoch: p.epoch, Unknown: p.spread.others < 0, Paced: p.paced}
+	a := Assignment{Publisher: id, Epoch: p.epoch, Unknown: p.spread.memberOfUnknown < 0, Paced: p.paced}
 	if !a.Unknown {
-		a.Endpoint = p.members[p.spread.others]
+		a.Endpoint = p.members[p.spread.memberOfUnknown]
 	}
 	return a
 }

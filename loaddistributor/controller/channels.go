@@ -346,8 +346,8 @@ func (ch *channels) changeChannels(topic catalog.Topic, change srtmv1.ChannelCha
 // Channels returns the durable channels of a topic, by name. Errors:
 // catalog.ErrTopicUnknown, ErrUnread.
 func (r *View) Channels(topic string) ([]*srtmv1.TopicChannel, error) {
-	is, err := r.Topic(topic)
-	return channelsProto(is.Channels), err
+	t, err := r.Topic(topic)
+	return channelsProto(t.Channels), err
 }
 
 // ChangeChannel creates, pauses, unpauses or deletes channels of a topic. It returns when
@@ -384,11 +384,11 @@ func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srt
 		}
 		return nil, ErrNotCommitted
 	}
-	is, _ := c.cat.committed.Topic(topic)
-	if is.Spec == nil {
+	t, _ := c.cat.committed.Topic(topic)
+	if t.Spec == nil {
 		return nil, nil // deleted meanwhile, with its channels
 	}
-	for _, id := range is.Holders() {
+	for _, id := range t.Holders() {
 		if w.brokers[id] > 0 || c.brokers.sessions[id] == nil {
 			pending = append(pending, id)
 		}
@@ -444,11 +444,11 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, pla
 	if err := c.knowledge.following(); err != nil {
 		return nil, err
 	}
-	is, err := c.view.Topic(topic)
+	t, err := c.view.Topic(topic)
 	if err != nil {
 		return nil, err
 	}
-	if _, found := is.Channel(channel); !found && !wire.Ephemeral(channel) {
+	if _, found := t.Channel(channel); !found && !wire.Ephemeral(channel) {
 		return nil, fmt.Errorf("topic %s, channel %q: %w", topic, channel, catalog.ErrChannelUnknown)
 	}
 	waits, err := c.orderSeek(topic, channel, place, broker)

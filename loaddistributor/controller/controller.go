@@ -271,7 +271,7 @@ func (c *Controller) tick(now time.Time) {
 	c.mover.settle(now)
 	c.learning.run(now)
 	c.copies.rebuild(now)
-	c.fleet.look(now)
+	c.fleet.announce(now)
 }
 
 // recover stages the events that follow from an earlier controller's end, before any

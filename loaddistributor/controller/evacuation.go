@@ -260,7 +260,7 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	if len(able) == 0 || m.unfinished(topic, gone.ID) {
 		return ""
 	}
-	// Not Sub: for a broker that is back, away is zero, and Sub would saturate.
+	// Not Sub: for a connected broker disconnectedSince is zero, and Sub would saturate.
 	turn := (now.Unix() - m.brokers.disconnectedSince[gone.ID].Unix()) / int64(takersTurn/time.Second)
 	return able[turn%int64(len(able))]
 }

@@ -223,9 +223,9 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	recorded := c.cat.next.Unconfirmed(name)
 	u := excess(shares, query, recorded)
 	now := catalog.SharesUnconfirmed{Topic: name, Shares: u.Shares, Raising: u.Raising, Vague: topic.Vague && len(shares.GetAwaited()) > 0}
-	again, exists := c.cat.next.Topic(name)
+	current, exists := c.cat.next.Topic(name)
 	unchanged := slices.Equal(now.Shares, recorded) && now.Raising == topic.Raising && now.Vague == topic.Vague
-	if c.topics.owned(name) || exists != found || again.Spec != topic.Spec || unchanged {
+	if c.topics.owned(name) || exists != found || current.Spec != topic.Spec || unchanged {
 		return false, nil
 	}
 	_, err = c.cat.stage(now)

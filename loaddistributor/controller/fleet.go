@@ -24,20 +24,20 @@ type fleet struct {
 	missed map[string]bool // topics whose last fit found a lack of brokers
 }
 
-// planned records the result of a plan. was is the topic before, and event is what the plan
-// decided.
-func (f *fleet) planned(name string, was catalog.Topic, event catalog.Event, err error) {
+// planned records the result of a plan. previous is the topic before the plan, and event is
+// the decision.
+func (f *fleet) planned(name string, previous catalog.Topic, event catalog.Event, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if why, refused := errors.AsType[*placement.Infeasible](err); refused {
-		has, want := int64(0), why.Need
-		if was.Spec != nil {
-			has = was.Spec.Demand.Rate
+	if infeasible, refused := errors.AsType[*placement.Infeasible](err); refused {
+		has, want := int64(0), infeasible.Need
+		if previous.Spec != nil {
+			has = previous.Spec.Demand.Rate
 		}
-		if why.Bound != "rcap" {
+		if infeasible.Bound != "rcap" {
 			want = has // the rate is not known
 		}
-		f.book.Refuse(name, want, has, why, time.Now())
+		f.book.Refuse(name, want, has, infeasible, time.Now())
 	}
 	if err != nil {
 		return
@@ -50,21 +50,21 @@ func (f *fleet) planned(name string, was catalog.Topic, event catalog.Event, err
 	}
 }
 
-// fitted records the result of a fit. Requires: the lock held.
-func (f *fleet) fitted(e tuner.Ended) {
+// recordFit records the result of a fit. Requires: the lock held.
+func (f *fleet) recordFit(e tuner.Ended) {
 	if delete(f.missed, e.Topic); e.Lacking {
 		f.missed[e.Topic] = true
 	}
 }
 
-// look announces the number of brokers that are lacking, if it has changed.
-func (f *fleet) look(now time.Time) {
+// announce reports the number of missing brokers, if the number has changed.
+func (f *fleet) announce(now time.Time) {
 	f.mu.Lock()
 	need := f.book.Need(f.cluster(), now)
 	before := f.book.Announced()
-	announce := f.book.Announce(need, now)
+	changed := f.book.Announce(need, now)
 	f.mu.Unlock()
-	if !announce {
+	if !changed {
 		return
 	}
 	switch {

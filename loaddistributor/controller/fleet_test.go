@@ -50,7 +50,7 @@ func (c *Controller) planTopic(t *testing.T, name string, rate int64) error {
 func (c *Controller) looks(start time.Time) time.Time {
 	end := start.Add(shortage.Held + 2*time.Second)
 	for now := start; now.Before(end); now = now.Add(time.Second) {
-		c.fleet.look(now)
+		c.fleet.announce(now)
 	}
 	return end
 }
@@ -92,15 +92,15 @@ func TestAnUnfittedTopicNeedsABroker(t *testing.T) {
 	_, err := c.cat.committed.Apply(catalog.BrokerLeft{ID: "b2"})
 	testkit.Must(t, err)
 	before := need()
-	c.fleet.fitted(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeMissed, Lacking: true})
+	c.fleet.recordFit(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeMissed, Lacking: true})
 	testkit.Equal(t, before, 0)
 	testkit.Equal(t, need(), 1, "a topic on its only broker")
-	c.fleet.fitted(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeKept})
+	c.fleet.recordFit(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeKept})
 	testkit.Equal(t, need(), 0)
-	c.fleet.fitted(tuner.Ended{Topic: "gone", Outcome: tuner.OutcomeMissed, Lacking: true})
+	c.fleet.recordFit(tuner.Ended{Topic: "gone", Outcome: tuner.OutcomeMissed, Lacking: true})
 	testkit.Equal(t, need(), 0)
 	testkit.Equal(t, len(c.fleet.missed), 0)
-	c.fleet.fitted(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeMissed, Lacking: true})
+	c.fleet.recordFit(tuner.Ended{Topic: "t0", Outcome: tuner.OutcomeMissed, Lacking: true})
 	_, err = c.cat.committed.Apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 4})
 	testkit.Must(t, err)
 	testkit.Equal(t, need(), 0, "a broker has come")

@@ -47,21 +47,21 @@ type learning struct {
 
 // run places open topics by their publishers.
 func (t *learning) run(now time.Time) {
-	for _, look := range t.begin(now) {
-		look.job.FindGroups()
-		t.end(look, now)
+	for _, e := range t.begin(now) {
+		e.job.FindGroups()
+		t.end(e, now)
 	}
 }
 
-// learningLook is a look in progress at a topic.
-type learningLook struct {
-	name string
-	of   *learned.Topic
-	job  *learned.Job
+// evaluation is an evaluation of a topic in progress.
+type evaluation struct {
+	name    string
+	learned *learned.Topic
+	job     *learned.Job
 }
 
-// begin makes brokers record, and returns the looks that need thinking.
-func (t *learning) begin(now time.Time) (looks []learningLook) {
+// begin makes brokers record, and returns the evaluations to compute.
+func (t *learning) begin(now time.Time) (evaluations []evaluation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	extended := map[learned.Order][]string{} // topics whose records go on
@@ -89,50 +89,50 @@ func (t *learning) begin(now time.Time) (looks []learningLook) {
 			}
 		}
 		if job := l.learned.CloseWindow(topic.Spec, now); job != nil {
-			looks = append(looks, learningLook{name, l.learned, job})
+			evaluations = append(evaluations, evaluation{name, l.learned, job})
 		}
 	}
 	// order: each broker by itself
 	for o, names := range extended {
 		t.brokers.sessions[o.Broker].captureAll(names, o.Lasts)
 	}
-	return looks
+	return evaluations
 }
 
-// end acts on the result of a look, unless the topic of the name or its learned data has
+// end acts on the result of an evaluation, unless the topic of the name or its learned data has
 // been replaced.
-func (t *learning) end(look learningLook, now time.Time) {
+func (t *learning) end(e evaluation, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	topic, found := t.cat.committed.Topic(look.name)
-	l := t.topics.peek(look.name)
-	if !found || l.learned != look.of {
+	topic, found := t.cat.committed.Topic(e.name)
+	l := t.topics.peek(e.name)
+	if !found || l.learned != e.learned {
 		return
 	}
 	if l.profile != nil {
-		l.profile.addWindow(look.of, look.job)
+		l.profile.addWindow(e.learned, e.job)
 	}
-	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.tuner.Status(look.name, now).Running {
+	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.tuner.Status(e.name, now).Running {
 		maxRate, limited := t.tenants.remaining(topic.Spec)
-		if p := look.of.Propose(look.job, topic.Spec, topic.Plan.K, maxRate, limited, now); p != nil {
+		if p := e.learned.Propose(e.job, topic.Spec, topic.Plan.K, maxRate, limited, now); p != nil {
 			t.placeBy(topic, p)
 		}
 	}
 }
 
 // placeBy places a topic by the learned publishers. Requires: the lock held.
-func (t *learning) placeBy(topic catalog.Topic, p *learned.Proposal) {
+func (t *learning) placeBy(topic catalog.Topic, proposal *learned.Proposal) {
 	name := topic.Spec.Name()
 	cause := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, text: "publishers learned"}
-	op := moving(name, cause, func(at planning) (*catalog.Spec, placement.Plan, error) {
-		if at.topic.Spec != topic.Spec {
+	op := moving(name, cause, func(p planning) (*catalog.Spec, placement.Plan, error) {
+		if p.topic.Spec != topic.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came first
 		}
-		if err := at.afford(p.Spec); err != nil {
+		if err := p.afford(proposal.Spec); err != nil {
 			return nil, placement.Plan{}, err
 		}
-		plan, err := at.replaceAsWide(p.Spec, p.Brokers)
-		return p.Spec, plan, err
+		plan, err := p.replaceAsWide(proposal.Spec, proposal.Brokers)
+		return proposal.Spec, plan, err
 	})
 	op.end = func(err error) {
 		t.mu.Lock()
@@ -144,12 +144,12 @@ func (t *learning) placeBy(topic catalog.Topic, p *learned.Proposal) {
 			}
 			return
 		}
-		if p.Grew {
+		if proposal.Grew {
 			t.tuning.perform(t.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		// Publishers that have just become known and belong to another broker.
-		for _, id := range slices.Sorted(maps.Keys(p.Brokers)) {
-			if assignment, home := topic.Placement.Of(id), p.Brokers[id]; assignment.Broker != home && home != "" {
+		for _, id := range slices.Sorted(maps.Keys(proposal.Brokers)) {
+			if assignment, home := topic.Placement.Of(id), proposal.Brokers[id]; assignment.Broker != home && home != "" {
 				t.brokers.disconnect(name, home, []string{id})
 				t.topics.recordMoves(name, []movedPublisher{{&cause, time.Now(), topic.Placement.Epoch(), id, home, assignment.Broker}}, t.cat.committed.Len())
 				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, home, "to", assignment.Broker, obs.KeyAddress, assignment.TCPAddress)
@@ -159,7 +159,7 @@ func (t *learning) placeBy(topic catalog.Topic, p *learned.Proposal) {
 	t.owners.enqueue(op)
 }
 
-// Learned returns the learned data of an open topic, with at most most publishers,
+// Learned returns the learned data of an open topic, with at most limit publishers,
 // highest rates first; nil for other topics.
 func (r *View) Learned(topic catalog.Topic, limit int) *srtmv1.Learned {
 	if !topic.Spec.Demand.Open {
@@ -177,15 +177,15 @@ func (r *View) Learned(topic catalog.Topic, limit int) *srtmv1.Learned {
 	slices.SortStableFunc(publishers, func(a, b learned.Publisher) int { return cmp.Compare(b.Rate, a.Rate) })
 	p.Count, p.OthersRate = uint32(len(publishers)), live.Others()
 	wrong := 0
-	for i, one := range publishers {
-		assignment := topic.Placement.Of(one.ID).Broker
-		if one.Broker != "" && one.Broker != assignment {
+	for i, publisher := range publishers {
+		assignment := topic.Placement.Of(publisher.ID).Broker
+		if publisher.Broker != "" && publisher.Broker != assignment {
 			wrong++
 		}
 		if i < limit {
 			p.Publishers = append(p.Publishers, &srtmv1.LearnedPublisher{
-				Id: one.ID, CorrelationKey: one.Key, Rate: one.Now, PlacedRate: one.Rate,
-				Since: timestamppb.New(one.Since), LastHeard: timestamppb.New(one.Heard), BrokerId: assignment, SendsTo: one.Broker, Forwarder: one.Forwarder,
+				Id: publisher.ID, CorrelationKey: publisher.Key, Rate: publisher.Now, PlacedRate: publisher.Rate,
+				Since: timestamppb.New(publisher.Since), LastHeard: timestamppb.New(publisher.Heard), BrokerId: assignment, SendsTo: publisher.Broker, Forwarder: publisher.Forwarder,
 			})
 		}
 	}
@@ -227,7 +227,7 @@ const maxProfiled, maxProfiles = 2_000_000, 4
 // profile is the record for Profile. Guarded by the controller's lock.
 type profile struct {
 	trace             []tuner.Arrival
-	from, until       mono.Time // the recorded period, including silence
+	start, end        mono.Time // the recorded period, including silence
 	numbers           map[string]int32
 	missing, recorded uint64        // before the profile began
 	lost              float64       // lost fraction of the messages since the beginning
@@ -250,11 +250,11 @@ func (p *profile) addWindow(live *learned.Topic, job *learned.Job) {
 	}
 	missing, recorded := live.Missing()
 	if !p.started { // the first window began before the profile
-		p.started, p.missing, p.recorded, p.from = true, missing, recorded, job.Until()
+		p.started, p.missing, p.recorded, p.start = true, missing, recorded, job.Until()
 		return
 	}
 	p.windows++
-	p.until = job.Until()
+	p.end = job.Until()
 	if publishers := missing - p.missing + recorded - p.recorded; publishers > 0 {
 		p.lost = float64(missing-p.missing) / float64(publishers)
 	}
@@ -267,7 +267,7 @@ func (p *profile) addWindow(live *learned.Topic, job *learned.Job) {
 		if len(p.trace) < maxProfiled {
 			p.trace = append(p.trace, tuner.Arrival{At: at, Publisher: n})
 		} else {
-			p.until = min(p.until, at)
+			p.end = min(p.end, at)
 		}
 	})
 	select {
@@ -353,7 +353,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 	c.mu.Lock()
 	end()
 	c.mu.Unlock()
-	proposal, err := sizing.Propose(p.trace, p.from, p.until, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
+	proposal, err := sizing.Propose(p.trace, p.start, p.end, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
 	if err != nil {
 		return Profiled{}, fmt.Errorf("topic %s, %d messages recorded: %w", name, len(p.trace), err)
 	}

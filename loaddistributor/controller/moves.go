@@ -208,19 +208,19 @@ type moveHistory struct {
 }
 
 // recordMoves adds moves of a topic. total is the number of topics.
-func (t *topics) recordMoves(name string, more []movedPublisher, total int) {
-	if len(more) == 0 {
+func (t *topics) recordMoves(name string, moves []movedPublisher, total int) {
+	if len(moves) == 0 {
 		return
 	}
 	m := &t.entry(name).moves
 	limit := min(max(maxMoves/max(1, total), minTopicMoves), maxTopicMoves)
-	excess := max(0, len(m.list)+len(more)-limit)
+	excess := max(0, len(m.list)+len(moves)-limit)
 	old := min(excess, len(m.list))
-	m.list = slices.Concat(m.list[old:], more[excess-old:]) // copy, to keep no spare memory
+	m.list = slices.Concat(m.list[old:], moves[excess-old:]) // copy, to keep no spare memory
 	m.forgotten += uint64(excess)
 }
 
-// Moves returns at most most moves of a topic's publishers, newest first. before is the
+// Moves returns at most limit moves of a topic's publishers, newest first. before is the
 // number of the move at which to continue; 0: the newest. next is the value of before for
 // the next page, or 0. Error: catalog.ErrTopicUnknown.
 func (r *View) Moves(name string, before uint64, limit int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {

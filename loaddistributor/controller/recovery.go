@@ -272,11 +272,11 @@ func (c *Controller) Import(text []byte) (imported Imported, err error) {
 		return imported, &BadMessage{Field: "text", Problem: err.Error()}
 	}
 	for _, b := range dump.Brokers {
-		before := c.settingsOf(b.Broker.ID)
+		previous := c.settingsOf(b.Broker.ID)
 		if err := c.cat.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
 			return imported, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
 		}
-		if c.settingsOf(b.Broker.ID) != before {
+		if c.settingsOf(b.Broker.ID) != previous {
 			imported.Brokers++
 		}
 	}
@@ -301,13 +301,13 @@ func (c *Controller) Import(text []byte) (imported Imported, err error) {
 // settingsOf returns the part of a broker that an import can restore: its existence and its
 // operator settings.
 func (c *Controller) settingsOf(id string) (settings struct {
-	known, draining, forced bool
-	calibrated              int64
+	exists, draining, forced bool
+	calibrated               int64
 }) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	b, found := c.cat.next.Broker(id)
-	settings.known, settings.draining, settings.forced, settings.calibrated = found, b.Draining, b.Forced, b.Calibrated
+	settings.exists, settings.draining, settings.forced, settings.calibrated = found, b.Draining, b.Forced, b.Calibrated
 	return settings
 }
 

@@ -133,9 +133,9 @@ func (b *brokers) expect(s *Session, r request) (number uint64) {
 func (q *requests) prepare(s *Session, r request, spec *catalog.Spec) {
 	contract := ContractProto(spec)
 	r.prepares = true
-	shown, _ := q.cat.committed.Topic(r.topic)
+	topic, _ := q.cat.committed.Topic(r.topic)
 	order := &srtmv1.PrepareTopic{
-		Request: q.brokers.expect(s, r), Topic: r.topic, Channels: channelsProto(shown.Channels), ChannelsVersion: q.cat.committed.Version(),
+		Request: q.brokers.expect(s, r), Topic: r.topic, Channels: channelsProto(topic.Channels), ChannelsVersion: q.cat.committed.Version(),
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
 		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
@@ -173,8 +173,8 @@ func (q *requests) remove(s *Session, r request, unused bool) {
 func (q *requests) takeOver(s *Session, r request, from string) {
 	r.owners = true
 	order := &srtmv1.TakeOver{Request: q.brokers.expect(s, r), Topic: r.topic, FromBrokerId: from}
-	if shown, found := q.cat.committed.Topic(r.topic); found {
-		order.Identity, order.Channels, order.ChannelsVersion = q.cat.identity(shown), channelsProto(shown.Channels), q.cat.committed.Version()
+	if topic, found := q.cat.committed.Topic(r.topic); found {
+		order.Identity, order.Channels, order.ChannelsVersion = q.cat.identity(topic), channelsProto(topic.Channels), q.cat.committed.Version()
 	}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: order}})
 }

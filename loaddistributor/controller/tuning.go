@@ -178,7 +178,7 @@ func (t *tuning) perform(effects []tuner.Effect) {
 			}
 		case tuner.Ended:
 			t.metrics.ended.WithLabelValues(e.Outcome).Observe(e.Duration.Seconds())
-			t.fleet.fitted(e)
+			t.fleet.recordFit(e)
 			now := time.Now()
 			t.traceFit(e, t.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:

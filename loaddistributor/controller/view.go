@@ -229,11 +229,11 @@ func (r *View) State() State {
 	s.Version = r.cat.committed.Version()
 	r.mu.RUnlock()
 	eachTopic(r.mu, r.cat, r.topics, func(topic catalog.Topic) {
-		shown := TopicState{
+		state := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
 			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(), Brokers: topic.Plan.Brokers(),
 		}
-		s.Topics = append(s.Topics, shown)
+		s.Topics = append(s.Topics, state)
 	})
 	return s
 }
@@ -521,7 +521,7 @@ func difference(old, now *catalog.Placement, publishers []string, send func(Chan
 			a = now.At(n)
 		}
 		if old != nil {
-			if was := old.Of(a.Publisher); was.Unknown == a.Unknown && was.Endpoint == a.Endpoint && was.Paced == a.Paced {
+			if previous := old.Of(a.Publisher); previous.Unknown == a.Unknown && previous.Endpoint == a.Endpoint && previous.Paced == a.Paced {
 				continue
 			}
 		}

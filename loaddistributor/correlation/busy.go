@@ -52,8 +52,8 @@ func (b *busy) shift(n int) (shifted busy) {
 	return shifted
 }
 
-// since returns b without the windows before window n.
-func (b *busy) since(n int) busy {
+// withoutBefore returns b without the windows before window n.
+func (b *busy) withoutBefore(n int) busy {
 	recent := *b
 	for i := range n >> 6 {
 		recent[i] = 0
@@ -112,7 +112,7 @@ func (v *view) windows(i, j int32, threshold float64) pair {
 		return pair{}
 	}
 	start := max(v.firstWindow[i], v.firstWindow[j])
-	a, b := v.busy[i].since(start), v.busy[j].since(start)
+	a, b := v.busy[i].withoutBefore(start), v.busy[j].withoutBefore(start)
 	na, nb, joint := a.count(), b.count(), a.joint(&b)
 	p := pair{firings: min(na, nb), joint: joint, expected: v.chance(na, nb, start), width: widths}
 	if min(na, nb) < minFirings || chernoff(joint, p.expected) < threshold {

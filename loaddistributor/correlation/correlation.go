@@ -75,11 +75,11 @@ type Learner struct {
 
 // publisher is one publisher's record. A slot is reused.
 type publisher struct {
-	id    string
-	heard int64 // time of the latest message
-	fired int64 // time of the latest firing, the newest entry of ring
-	n     int   // firings so far; ring keeps the last Firings of them
-	ring  [Firings]uint32
+	id          string
+	lastMessage int64 // time of the latest message
+	fired       int64 // time of the latest firing, the newest entry of ring
+	n           int   // firings so far; ring keeps the last Firings of them
+	ring        [Firings]uint32
 	// busy ends with window, the latest window with a message. Windows before since are
 	// unknown.
 	busy          busy
@@ -158,8 +158,8 @@ func (l *Learner) Arrive(id string, now mono.Time) {
 	}
 	p := l.publishers[slot]
 	p.send(t)
-	fires := p.n == 0 || t-p.heard >= quiet
-	p.heard = t
+	fires := p.n == 0 || t-p.lastMessage >= quiet
+	p.lastMessage = t
 	if !fires {
 		return
 	}
@@ -176,7 +176,7 @@ func (l *Learner) Arrive(id string, now mono.Time) {
 func (l *Learner) forget(now mono.Time) {
 	l.origin, l.now = now, 0
 	for _, p := range l.publishers {
-		p.n, p.heard, p.fired = 0, 0, 0
+		p.n, p.lastMessage, p.fired = 0, 0, 0
 	}
 }
 
@@ -200,10 +200,10 @@ func (l *Learner) admit(id string) int32 {
 		for range min(sampledSlots, l.maxPublishers) {
 			l.hand = (l.hand + 1) % l.maxPublishers
 			p := l.publishers[l.hand]
-			if p.group != 0 && l.now-p.heard <= horizon {
+			if p.group != 0 && l.now-p.lastMessage <= horizon {
 				continue
 			}
-			if worst == nil || cmp.Or(cmp.Compare(min(p.group, 1), min(worst.group, 1)), cmp.Compare(min(p.n, Settled), min(worst.n, Settled)), cmp.Compare(p.heard, worst.heard)) < 0 {
+			if worst == nil || cmp.Or(cmp.Compare(min(p.group, 1), min(worst.group, 1)), cmp.Compare(min(p.n, Settled), min(worst.n, Settled)), cmp.Compare(p.lastMessage, worst.lastMessage)) < 0 {
 				slot, worst = int32(l.hand), p
 			}
 		}

@@ -160,8 +160,8 @@ func (r *record) rate() float64 {
 	return float64(len(r.times)) / float64(r.times[len(r.times)-1]-r.times[0]+1)
 }
 
-// since returns the firings from start on.
-func (r *record) since(start int32) []int32 {
+// firingsFrom returns the firings from start on.
+func (r *record) firingsFrom(start int32) []int32 {
 	i, _ := slices.BinarySearch(r.times, start)
 	return r.times[i:]
 }
@@ -170,7 +170,7 @@ func (r *record) since(start int32) []int32 {
 func (v *view) compare(i, j int32) (best pair) {
 	ra, rb, sign := &v.records[i], &v.records[j], 1.0
 	start := max(ra.times[0], rb.times[0])
-	a, b := ra.since(start), rb.since(start)
+	a, b := ra.firingsFrom(start), rb.firingsFrom(start)
 	if len(a) > len(b) {
 		ra, rb, a, b, sign = rb, ra, b, a, -1
 	}
@@ -244,17 +244,17 @@ func (v *view) compare(i, j int32) (best pair) {
 
 // offsets returns the mean lags of the first and the second half of the joint firings.
 func offsets(lags []int32, width int32, joint int, sign float64) (early, late float64) {
-	seen := 0
+	counted := 0
 	for _, d := range lags {
 		if max(d, -d) >= width {
 			continue
 		}
-		if seen < joint/2 {
+		if counted < joint/2 {
 			early += float64(d)
 		} else {
 			late += float64(d)
 		}
-		seen++
+		counted++
 	}
 	half := joint / 2
 	return sign * early / float64(half), sign * late / float64(joint-half)
@@ -392,7 +392,7 @@ func (v *view) events() []uint64 {
 		slices.Sort(events)
 		return events
 	}
-	other := make([]uint64, n)
+	sorted := make([]uint64, n)
 	for digit := 32; digit < 64; digit += 16 { // radix sort: linear
 		var first [1<<16 + 1]int
 		for _, e := range events {
@@ -403,10 +403,10 @@ func (v *view) events() []uint64 {
 		}
 		for _, e := range events {
 			d := e >> digit & (1<<16 - 1)
-			other[first[d]] = e
+			sorted[first[d]] = e
 			first[d]++
 		}
-		events, other = other, events
+		events, sorted = sorted, events
 	}
 	return events
 }
@@ -435,13 +435,13 @@ func (c *clustering) run(edges []edge) {
 		c.clusterOf[i] = &cluster{number: int32(i), members: []int32{int32(i)}}
 		c.all = append(c.all, c.clusterOf[i])
 	}
-	same := func(e edge) bool {
+	sameGroup := func(e edge) bool {
 		g := c.view.publishers[e.a].group
 		return g != 0 && g == c.view.publishers[e.b].group
 	}
 	slices.SortFunc(edges, func(x, y edge) int {
-		if same(x) != same(y) {
-			if same(x) {
+		if sameGroup(x) != sameGroup(y) {
+			if sameGroup(x) {
 				return -1
 			}
 			return 1
@@ -451,7 +451,7 @@ func (c *clustering) run(edges []edge) {
 	})
 	inside := true
 	for _, e := range edges {
-		if inside && !same(e) {
+		if inside && !sameGroup(e) {
 			inside = false
 			c.inherit(c.all)
 		}
@@ -588,7 +588,7 @@ func (l *Learner) label(c *clustering) []Group {
 		}
 	}
 	c.inherit(parts)
-	found := make([]*cluster, len(c.view.publishers))
+	clusterOf := make([]*cluster, len(c.view.publishers))
 	for _, k := range parts {
 		if k.label == 0 {
 			k.label = l.next
@@ -596,11 +596,11 @@ func (l *Learner) label(c *clustering) []Group {
 			l.next++
 		}
 		for _, m := range k.members {
-			found[m] = k
+			clusterOf[m] = k
 		}
 	}
 	for i, p := range c.view.publishers {
-		switch k := found[i]; {
+		switch k := clusterOf[i]; {
 		case k != nil && p.group != k.label:
 			p.group, p.joined = k.label, l.learning
 		case k == nil && p.n >= Settled:
@@ -675,8 +675,8 @@ func (c *clustering) confirm(members []int32) (groups [][]int32) {
 		// group. Continue with the others.
 		var rest []int32
 		for i, p := range pairs {
-			near := 2*max(p.early, -p.early, p.late, -p.late) < float64(width(p.width))
-			if i > 0 && !(p.linked && near) && !(p.clocks && !p.linked) {
+			isNear := 2*max(p.early, -p.early, p.late, -p.late) < float64(width(p.width))
+			if i > 0 && !(p.linked && isNear) && !(p.clocks && !p.linked) {
 				rest = append(rest, members[i])
 			}
 		}
@@ -709,13 +709,13 @@ func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []in
 		}
 	}
 	var low, high float64
-	within := func() (in []int) {
+	inRange := func() (places []int) {
 		for _, k := range clocks {
 			if k.low >= low && k.high < high {
-				in = append(in, k.place)
+				places = append(places, k.place)
 			}
 		}
-		return in
+		return places
 	}
 	if keepGroup {
 		mates, group := 0, c.view.publishers[members[0]].group
@@ -728,7 +728,7 @@ func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []in
 		if mates < 2 {
 			return nil
 		}
-		return within()
+		return inRange()
 	}
 	// Intervals of a width, by their middles: linear for each width.
 	middle := func(k clock) float64 { return (k.low + k.high) / 2 }
@@ -761,7 +761,7 @@ func (c *clustering) closest(members []int32, pairs []pair, keepGroup bool) []in
 		return nil
 	}
 	// low and high surround the densest part; clocks as near to it again belong to it.
-	return within()
+	return inRange()
 }
 
 // poissonTail bounds the logarithm of the probability of n or more where mean are

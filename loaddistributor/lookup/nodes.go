@@ -34,10 +34,10 @@ const (
 // Nodes serves the TCP protocol of registering nodes. Make it with NewNodes, then Run it.
 type Nodes struct {
 	// Set by NewNodes.
-	dir  *Directory
-	log  *slog.Logger // of the nodes' actions
-	done func()       // closes log
-	idle time.Duration
+	dir      *Directory
+	log      *slog.Logger // of the nodes' actions
+	closeLog func()       // closes log
+	idle     time.Duration
 
 	// Written by connections, read for metrics.
 	refused, faulted atomic.Uint64
@@ -51,7 +51,7 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 		inactive = registry.DefaultInactiveAfter
 	}
 	n := &Nodes{dir: dir, idle: silence * inactive}
-	n.log, n.done = obs.Sparse(log)
+	n.log, n.closeLog = obs.Sparse(log)
 	if metrics != nil {
 		n.register(metrics)
 	}
@@ -60,7 +60,7 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 
 // Run serves ln until ctx ends, then closes ln and waits for all connections to end.
 func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
-	defer n.done()
+	defer n.closeLog()
 	return lifecycle.ServeConns(ctx, "nodes", ln, func(err error) {
 		n.log.Warn("a node's connection is not accepted", obs.KeyError, err)
 	}, n.serve)
@@ -106,17 +106,17 @@ const buffer = registry.MaxLine + 4 + registry.MaxBody
 func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error {
 	var input []byte
 	chunk := make([]byte, 4096)
-	// more reads more bytes.
-	more := func(timeout time.Duration) error {
+	// readMore reads more bytes.
+	readMore := func(timeout time.Duration) error {
 		if len(input) >= buffer {
 			panic(fmt.Sprintf("lookup: %d bytes and no command", len(input)))
 		}
 		if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 			return err
 		}
-		got, err := conn.Read(chunk[:min(len(chunk), buffer-len(input))])
-		input = append(input, chunk[:got]...)
-		if got > 0 {
+		n, err := conn.Read(chunk[:min(len(chunk), buffer-len(input))])
+		input = append(input, chunk[:n]...)
+		if n > 0 {
 			return nil // the next Read returns the error again
 		}
 		return err
@@ -129,7 +129,7 @@ func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error 
 		if input = input[n:]; n > 0 {
 			break
 		}
-		if err := more(greetTimeout); err != nil {
+		if err := readMore(greetTimeout); err != nil {
 			return err
 		}
 	}
@@ -139,7 +139,7 @@ func (n *Nodes) converse(conn net.Conn, id registry.ID, log *slog.Logger) error 
 			return err
 		}
 		if size == 0 {
-			if err := more(n.idle); err != nil {
+			if err := readMore(n.idle); err != nil {
 				return err
 			}
 			continue

@@ -77,7 +77,7 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 		key, smallest string
 		members       []int
 	}
-	var found []group
+	var grouped []group
 	index := map[string]int{} // by key, into found
 	all := indices(len(a.rates))
 	add := func(key, id string, n int) {
@@ -85,11 +85,11 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 		all = all[n:]
 		i, known := index[key]
 		if !known {
-			index[key] = len(found)
-			found = append(found, group{key, id, members})
+			index[key] = len(grouped)
+			grouped = append(grouped, group{key, id, members})
 			return
 		}
-		g := &found[i]
+		g := &grouped[i]
 		g.smallest, g.members = min(g.smallest, id), append(g.members, members...)
 	}
 	for _, p := range a.demand.Publishers {
@@ -98,8 +98,8 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 	for _, g := range a.demand.Groups {
 		add(g.Key, g.Name()+".0", g.Count)
 	}
-	slices.SortFunc(found, func(x, y group) int { return cmp.Compare(x.smallest, y.smallest) })
-	for _, g := range found {
+	slices.SortFunc(grouped, func(x, y group) int { return cmp.Compare(x.smallest, y.smallest) })
+	for _, g := range grouped {
 		if g.key == "" {
 			pool = g.members
 		} else {
@@ -129,7 +129,7 @@ func (a *assignment) split(group []int) {
 	first := a.newDeficitHeap(order, behind)
 	if remaining == n { // each broker gets at most one member: the heap's order is final
 		for _, i := range a.descending(group) {
-			a.give(i, first.pop())
+			a.assign(i, first.pop())
 		}
 		return
 	}
@@ -150,7 +150,7 @@ func (a *assignment) descending(publishers []int) []int {
 	return publishers
 }
 
-func (a *assignment) give(publisher, broker int) {
+func (a *assignment) assign(publisher, broker int) {
 	a.brokerOf[publisher] = broker
 	a.deficit[broker] -= a.rates[publisher]
 }
@@ -186,7 +186,7 @@ func (a *assignment) deal(publishers []int, counts []int64) {
 	brokers := a.newDeficitHeap(open, a.deficit)
 	for _, i := range a.descending(publishers) {
 		l := brokers[0].broker
-		a.give(i, l)
+		a.assign(i, l)
 		brokers[0].amount = a.deficit[l]
 		if counts != nil {
 			if counts[l]--; counts[l] == 0 {
@@ -305,8 +305,8 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		return a.deficit[l] > a.deficit[m]
 	}
 	first := func(l, m int) bool { return better(l, m) || l < m && !better(m, l) }
-	give := func(i, l int) {
-		a.give(i, l)
+	assign := func(i, l int) {
+		a.assign(i, l)
 		room[l] -= rate
 		placed[l]++
 	}
@@ -326,7 +326,7 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 						best = l
 					}
 				}
-				give(i, best)
+				assign(i, best)
 			}
 			continue
 		}
@@ -340,11 +340,11 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		for _, i := range sameRate {
 			best := h.items[0]
 			if current := home[i]; current >= 0 && current != best && !better(best, current) {
-				give(i, current)
+				assign(i, current)
 				h = newHeap(order, first)
 				continue
 			}
-			give(i, best)
+			assign(i, best)
 			h.down(0)
 		}
 	}

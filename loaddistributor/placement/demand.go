@@ -309,39 +309,39 @@ func (d Demand) faults() (faults FieldErrors) {
 	}
 	unique := len(byID) == len(d.Publishers)
 	for i, p := range d.Publishers {
-		where := item{"publishers", i}
+		place := item{"publishers", i}
 		if !unique && byID[p.ID] != i {
-			faults.add(where.field("id"), "%q is the id of publishers[%d] too", p.ID, byID[p.ID])
+			faults.add(place.field("id"), "%q is the id of publishers[%d] too", p.ID, byID[p.ID])
 		}
 		if p.ID == "" {
-			faults.add(where.field("id"), "is empty")
+			faults.add(place.field("id"), "is empty")
 		}
-		checkText(&faults, where, "id", p.ID)
-		checkText(&faults, where, "key", p.Key)
-		checkRate(&faults, where, "rate", p.Rate)
-		checkBatch(&faults, where, "batch", p.Batch)
+		checkText(&faults, place, "id", p.ID)
+		checkText(&faults, place, "key", p.Key)
+		checkRate(&faults, place, "rate", p.Rate)
+		checkBatch(&faults, place, "batch", p.Batch)
 		total += p.Rate
 	}
 
 	byName := make(map[string]int, len(d.Groups))
 	for i, g := range d.Groups {
-		where := item{"groups", i}
+		place := item{"groups", i}
 		if first, twice := byName[g.Name()]; twice {
-			faults.add(where.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.Name(), first)
+			faults.add(place.field("key"), "%q would name its publishers %s.<i> as groups[%d] does", g.Key, g.Name(), first)
 		} else {
 			byName[g.Name()] = i
 		}
 		if g.Count < 1 || g.Count > MaxPublishers {
-			faults.add(where.field("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
+			faults.add(place.field("count"), "%d is outside 1 to %d", g.Count, MaxPublishers)
 		} else {
 			if last := len(g.Name()) + len(strconv.Itoa(g.Count-1)) + 1; last > MaxID {
-				faults.add(where.field("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
+				faults.add(place.field("key"), "its publishers' ids would have %d bytes, at most %d", last, MaxID)
 			}
 			count += g.Count
 		}
-		checkText(&faults, where, "key", g.Key)
-		checkRate(&faults, where, "rate", g.Rate)
-		checkBatch(&faults, where, "batch", g.Batch)
+		checkText(&faults, place, "key", g.Key)
+		checkRate(&faults, place, "rate", g.Rate)
+		checkBatch(&faults, place, "batch", g.Batch)
 		total += float64(g.Count) * g.Rate
 	}
 	for i, p := range d.Publishers {
@@ -381,23 +381,23 @@ func named(byName map[string]int, groups []Group, id string) (group, i int, ok b
 	return group, i, plain && i < groups[group].Count
 }
 
-func checkText(faults *FieldErrors, where item, field string, text string) {
+func checkText(faults *FieldErrors, place item, field string, text string) {
 	if len(text) > MaxID {
-		faults.add(where.field(field), "has %d bytes, at most %d", len(text), MaxID)
+		faults.add(place.field(field), "has %d bytes, at most %d", len(text), MaxID)
 	} else if !utf8.ValidString(text) {
-		faults.add(where.field(field), "%q is not valid UTF-8", text)
+		faults.add(place.field(field), "%q is not valid UTF-8", text)
 	}
 }
 
-func checkRate(faults *FieldErrors, where item, field string, rate float64) {
+func checkRate(faults *FieldErrors, place item, field string, rate float64) {
 	if math.IsNaN(rate) || math.IsInf(rate, 0) || rate <= 0 {
-		faults.add(where.field(field), "%v is not a finite rate above 0", rate)
+		faults.add(place.field(field), "%v is not a finite rate above 0", rate)
 	}
 }
 
-func checkBatch(faults *FieldErrors, where item, field string, batch int) {
+func checkBatch(faults *FieldErrors, place item, field string, batch int) {
 	if batch < 0 || batch > MaxBatch {
-		faults.add(where.field(field), "%d messages is outside 0 to %d", batch, MaxBatch)
+		faults.add(place.field(field), "%d messages is outside 0 to %d", batch, MaxBatch)
 	}
 }
 
@@ -407,20 +407,20 @@ func brokerFaults(brokers []Broker) (faults FieldErrors) {
 		byID = make(map[string]int, len(brokers))
 	}
 	for i, b := range brokers {
-		where := item{"brokers", i}
+		place := item{"brokers", i}
 		if first, twice := byID[b.ID]; twice {
-			faults.add(where.field("id"), "%q is the id of brokers[%d] too", b.ID, first)
+			faults.add(place.field("id"), "%q is the id of brokers[%d] too", b.ID, first)
 		} else if byID != nil {
 			byID[b.ID] = i
 		}
 		if b.ID == "" {
-			faults.add(where.field("id"), "is empty")
+			faults.add(place.field("id"), "is empty")
 		}
 		if b.Mcap < 0 {
-			faults.add(where.field("mcap"), "%d msg/s is negative", b.Mcap)
+			faults.add(place.field("mcap"), "%d msg/s is negative", b.Mcap)
 		}
 		if b.Allocated < 0 {
-			faults.add(where.field("allocated"), "%d msg/s is negative", b.Allocated)
+			faults.add(place.field("allocated"), "%d msg/s is negative", b.Allocated)
 		}
 	}
 	return faults

@@ -252,14 +252,14 @@ func keepBrokers(plan Plan, publishers []Publisher, homes []string) Plan {
 		quotaOf[i] = next[k]
 		room[next[k]][k]--
 	}
-	kept := Plan{Policy: plan.Policy, K: plan.K, Quotas: slices.Clone(plan.Quotas)}
-	for q := range kept.Quotas {
-		kept.Quotas[q].Publishers = nil
+	shrunk := Plan{Policy: plan.Policy, K: plan.K, Quotas: slices.Clone(plan.Quotas)}
+	for q := range shrunk.Quotas {
+		shrunk.Quotas[q].Publishers = nil
 	}
 	for i, q := range quotaOf {
-		kept.Quotas[q].Publishers = append(kept.Quotas[q].Publishers, i)
+		shrunk.Quotas[q].Publishers = append(shrunk.Quotas[q].Publishers, i)
 	}
-	return kept
+	return shrunk
 }
 
 // Shift moves publishers, given as indices into d.Expand(), to a broker. Each source
@@ -269,7 +269,7 @@ func keepBrokers(plan Plan, publishers []Publisher, homes []string) Plan {
 //
 // The error is FieldErrors, or *Infeasible if the burst has no token for one more broker
 // or the rate cannot be divided.
-func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
+func Shift(plan Plan, d Demand, moved []int, broker string) (Plan, error) {
 	rates := d.rates()
 	isMoved := map[int]bool{}
 	var faults FieldErrors
@@ -282,7 +282,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 		}
 		isMoved[i] = true
 	}
-	if to == "" {
+	if broker == "" {
 		faults.add("to", "is empty")
 	}
 	if len(faults) > 0 {
@@ -293,7 +293,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 	var rate int64
 	target := -1
 	for _, q := range plan.Quotas {
-		if q.Broker == to {
+		if q.Broker == broker {
 			target = len(shifted.Quotas)
 			shifted.Quotas = append(shifted.Quotas, q)
 			continue
@@ -326,7 +326,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 	if len(arriving) > 0 {
 		if target < 0 {
 			target = len(shifted.Quotas)
-			shifted.Quotas = append(shifted.Quotas, Quota{Broker: to})
+			shifted.Quotas = append(shifted.Quotas, Quota{Broker: broker})
 		}
 		q := &shifted.Quotas[target]
 		q.Rate += rate

@@ -335,10 +335,10 @@ type Topic struct {
 	unanswered []string         // brokers without an answer yet
 	refused    map[string]error // brokers with a refusal
 	due        time.Time        // time of the next Tick; zero: none
-	until      time.Time        // end of polling
+	pollEnd    time.Time        // end of polling
 	nudge      time.Time        // time of the next Nudge
 	waiting    string
-	over       bool
+	finished   bool
 }
 
 // New returns the machine for a topic as decided. A topic without a Spec is unknown.
@@ -356,12 +356,12 @@ func New(name string, current catalog.Topic, target Target, limits Limits) *Topi
 }
 
 // Over reports whether the change is over.
-func (t *Topic) Over() bool { return t.over }
+func (t *Topic) Over() bool { return t.finished }
 
 // Err returns why the target was not reached. It returns nil while the change is not
 // over.
 func (t *Topic) Err() error {
-	if !t.over || errors.Is(t.failed, errUndo) {
+	if !t.finished || errors.Is(t.failed, errUndo) {
 		return nil
 	}
 	return t.failed
@@ -376,17 +376,17 @@ func (t *Topic) Waiting() string { return t.waiting }
 // Step takes an event and returns the effects, to be carried out in order. An event that
 // answers no pending request belongs to an abandoned step.
 func (t *Topic) Step(e Event, now time.Time) []Effect {
-	if t.over {
+	if t.finished {
 		return nil
 	}
 	effects := t.handle(e, now)
-	for !t.over && t.handling == none {
+	for !t.finished && t.handling == none {
 		if p := t.phaseNow(); p != t.phase {
 			t.phase, t.done = p, [unwritten + 1]bool{}
 		}
 		t.handling = t.difference()
 		if t.handling == none {
-			t.over = true
+			t.finished = true
 			break
 		}
 		effects = append(effects, t.begin(now)...)
@@ -438,13 +438,13 @@ func (t *Topic) finishStep() {
 func (t *Topic) fail(err error) {
 	t.finishStep()
 	t.failed = errors.Join(t.failed, err)
-	t.over = !t.planned
+	t.finished = !t.planned
 }
 
 // end ends the change without undoing it.
 func (t *Topic) end(err error) {
 	t.fail(err)
-	t.over = true
+	t.finished = true
 }
 
 // begin starts a step.
@@ -459,13 +459,13 @@ func (t *Topic) begin(now time.Time) []Effect {
 		}
 		return t.request(t.missing, Prepare{spec, t.missing}, now)
 	case unread:
-		t.read, t.nudge, t.until = map[string]bool{}, now, now.Add(t.limits.Consumers)
+		t.read, t.nudge, t.pollEnd = map[string]bool{}, now, now.Add(t.limits.Consumers)
 		return t.lookConsumers()
 	case ungranted:
 		return t.grant()
 	case unshared:
 		t.members = slices.DeleteFunc(t.fresh(), func(id string) bool { return !slices.Contains(t.members, id) })
-		if t.until = now.Add(sharesWait); len(t.members) > 0 {
+		if t.pollEnd = now.Add(sharesWait); len(t.members) > 0 {
 			return []Effect{LookShares{}}
 		}
 		t.finishStep()
@@ -487,7 +487,7 @@ func (t *Topic) begin(now time.Time) []Effect {
 			return t.request(t.current.Holders(), Remove{t.current.Holders(), false}, now)
 		}
 	case unconfirmed:
-		t.until = now.Add(confirmWait)
+		t.pollEnd = now.Add(confirmWait)
 		return t.lookUnconfirmed()
 	case unwritten:
 		if t.phase == forgetting && t.target.OnBrokers {
@@ -554,11 +554,11 @@ func (t *Topic) outcome() catalog.Event {
 
 // lookUnconfirmed polls for shares beyond the contract if such shares may exist.
 func (t *Topic) lookUnconfirmed() []Effect {
-	look := LookUnconfirmed{Former: t.current.Spec.Contract(), Holders: t.current.Holders()}
+	query := LookUnconfirmed{Former: t.current.Spec.Contract(), Holders: t.current.Holders()}
 	if t.phase == moving {
-		look.Contract = t.current.Next.Spec.Contract()
-		look.Raised = t.current.Raising || look.Contract.Rate > look.Former.Rate || look.Contract.Burst > look.Former.Burst
-		if look.Contract == look.Former && !look.Raised && len(t.current.Unconfirmed) == 0 {
+		query.Contract = t.current.Next.Spec.Contract()
+		query.Raised = t.current.Raising || query.Contract.Rate > query.Former.Rate || query.Contract.Burst > query.Former.Burst
+		if query.Contract == query.Former && !query.Raised && len(t.current.Unconfirmed) == 0 {
 			t.finishStep()
 			return nil
 		}
@@ -566,14 +566,14 @@ func (t *Topic) lookUnconfirmed() []Effect {
 		t.finishStep() // this topic was granted nothing; the record of an earlier topic stays
 		return nil
 	}
-	return []Effect{look}
+	return []Effect{query}
 }
 
 // excessNow returns the event that records excess and raising, or nil if the catalog
 // already has them.
 func (t *Topic) excessNow() *catalog.SharesUnconfirmed {
-	same := len(t.excess)+len(t.current.Unconfirmed) == 0 && t.raising == t.current.Raising
-	if !t.confirmKnown || t.phase != moving && t.phase != deleting || same {
+	unchanged := len(t.excess)+len(t.current.Unconfirmed) == 0 && t.raising == t.current.Raising
+	if !t.confirmKnown || t.phase != moving && t.phase != deleting || unchanged {
 		return nil
 	}
 	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess, Raising: t.raising, Vague: t.current.Vague}
@@ -683,7 +683,7 @@ func (t *Topic) answered() []Effect {
 		notes = append(notes, Note{Text: text, Broker: id, Err: t.refused[id], Warn: t.phase == deleting})
 	}
 	if t.finishStep(); t.phase == retiring && len(failed) > 0 {
-		t.over = true // the controller asks again once the broker is seen to be empty
+		t.finished = true // the controller asks again once the broker is seen to be empty
 	}
 	return notes
 }
@@ -717,7 +717,7 @@ func (t *Topic) handleShares(e Shares, now time.Time) []Effect {
 	switch {
 	case len(t.members) == 0:
 		t.finishStep()
-	case !now.Before(t.until) || t.closing:
+	case !now.Before(t.pollEnd) || t.closing:
 		// A disconnected broker holds its part until its lease ends. The topic moves
 		// without the share, because waiting for the lease would take longer.
 		t.finishStep()
@@ -731,7 +731,7 @@ func (t *Topic) handleShares(e Shares, now time.Time) []Effect {
 // handleUnconfirmed waits for the brokers that are about to confirm.
 func (t *Topic) handleUnconfirmed(e Unconfirmed, now time.Time) {
 	t.excess, t.raising, t.confirmKnown = e.Shares, e.Raising, true
-	if !e.Pending || !now.Before(t.until) || t.closing {
+	if !e.Pending || !now.Before(t.pollEnd) || t.closing {
 		t.finishStep()
 		return
 	}
@@ -739,7 +739,7 @@ func (t *Topic) handleUnconfirmed(e Unconfirmed, now time.Time) {
 }
 
 func (t *Topic) handleWritten(e Written) []Effect {
-	before, p := t.current, t.phase
+	previous, p := t.current, t.phase
 	switch {
 	case e.Halted:
 		t.end(e.Err) // the next controller finds out whether the write succeeded
@@ -755,7 +755,7 @@ func (t *Topic) handleWritten(e Written) []Effect {
 	t.current, t.unremoved = e.Topic, nil
 	switch p {
 	case moving:
-		return []Effect{Moved{before, t.current}}
+		return []Effect{Moved{previous, t.current}}
 	case returning:
 		t.stale = t.adaptorKnows
 	case retiring:
@@ -829,13 +829,13 @@ func (t *Topic) handleConsumers(e Consumers, now time.Time) []Effect {
 	switch {
 	case len(waiting) == 0 || e.Disconnected || t.closing:
 		t.finishStep()
-	case !now.Before(t.until):
+	case !now.Before(t.pollEnd):
 		t.finishStep()
 		effects = append(effects, Note{Text: "moving before all consumers have come", Names: append(FirstFew(waiting), missing[waiting[0]]...), Warn: true})
 	default:
 		t.due = now.Add(consumersPause)
 		t.waiting = fmt.Sprintf("before its publishers move, until %s: for consumers of %s on %s, which have to look up the topic again",
-			t.until.Format(time.TimeOnly), strings.Join(FirstFew(waiting), ", "), strings.Join(missing[waiting[0]], ", "))
+			t.pollEnd.Format(time.TimeOnly), strings.Join(FirstFew(waiting), ", "), strings.Join(missing[waiting[0]], ", "))
 	}
 	return effects
 }

@@ -37,7 +37,7 @@ func (r *Registry) Nodes(now mono.Time) []Registered {
 
 func (r *Registry) active(now mono.Time, id ID) bool {
 	n := r.nodes[id]
-	return n.identified && now.Sub(n.heard) <= r.cfg.InactiveAfter
+	return n.identified && now.Sub(n.lastMessage) <= r.cfg.InactiveAfter
 }
 
 // Topics returns the names of all topics, sorted.

@@ -67,11 +67,11 @@ type key struct{ topic, channel string } // channel "": the topic itself
 
 // node is a connection.
 type node struct {
-	identity   Node
-	remote     string
-	identified bool
-	heard      mono.Time
-	keys       map[key]bool
+	identity    Node
+	remote      string
+	identified  bool
+	lastMessage mono.Time
+	keys        map[key]bool
 }
 
 // topic is a registered or created topic.
@@ -119,7 +119,7 @@ func (r *Registry) Join(now mono.Time, remote string) (ID, error) {
 		return 0, ErrFull
 	}
 	r.last++
-	r.nodes[r.last] = &node{remote: remote, heard: now, keys: map[key]bool{}}
+	r.nodes[r.last] = &node{remote: remote, lastMessage: now, keys: map[key]bool{}}
 	return r.last, nil
 }
 
@@ -143,7 +143,7 @@ func (r *Registry) Handle(now mono.Time, id ID, c Command) ([]byte, error) {
 	if n == nil {
 		panic(fmt.Sprintf("registry: a command of connection %d, which is not one of %d", id, len(r.nodes)))
 	}
-	n.heard = now
+	n.lastMessage = now
 	switch c.Verb {
 	case Identify:
 		if n.identified {
@@ -310,8 +310,8 @@ func (r *Registry) DeleteChannel(name, channel string) error {
 // lifetime.
 func (r *Registry) Tombstone(now mono.Time, topic, host string, httpPort int) {
 	// order: each entry is judged by itself
-	for t, until := range r.tombstones {
-		if !now.Before(until) {
+	for t, end := range r.tombstones {
+		if !now.Before(end) {
 			delete(r.tombstones, t)
 		}
 	}
@@ -320,6 +320,6 @@ func (r *Registry) Tombstone(now mono.Time, topic, host string, httpPort int) {
 
 // Tombstoned reports whether a tombstone hides the producer.
 func (r *Registry) Tombstoned(now mono.Time, topic, host string, httpPort int) bool {
-	until, found := r.tombstones[tombstone{topic, host, httpPort}]
-	return found && now.Before(until)
+	end, found := r.tombstones[tombstone{topic, host, httpPort}]
+	return found && now.Before(end)
 }

@@ -224,16 +224,16 @@ func (t *Topic) idleStats(interval time.Duration) *srtmv1.TopicStats {
 	return t.last
 }
 
-// add appends a report and drops reports before from.
+// add appends a report and drops reports before start.
 func (t *Topic) add(r Report, start time.Time) {
-	t.reports = t.since(start)
+	t.reports = t.reportsFrom(start)
 	if len(t.reports) == maxReports {
 		t.reports = t.reports[1:]
 	}
 	t.reports = append(t.reports, r)
 }
 
-func (t *Topic) since(start time.Time) []Report {
+func (t *Topic) reportsFrom(start time.Time) []Report {
 	old := 0
 	for old < len(t.reports) && t.reports[old].At.Before(start) {
 		old++
@@ -249,15 +249,15 @@ func (t *Topic) Newest() Report {
 	return Report{*t.reported, t.last}
 }
 
-// Within returns the reports since from. It does not modify t.
+// Within returns the reports since start. It does not modify t.
 func (t *Topic) Within(start time.Time) []Report {
 	if len(t.reports) == 0 && t.last != nil && !t.reported.Before(start) {
 		return []Report{t.Newest()}
 	}
-	return t.since(start)
+	return t.reportsFrom(start)
 }
 
-// Counts returns the number of messages delivered since from, and the number of late
+// Counts returns the number of messages delivered since start, and the number of late
 // messages among them.
 func (t *Topic) Counts(start time.Time) (delivered, exceeded uint64) {
 	for _, r := range t.Within(start) {

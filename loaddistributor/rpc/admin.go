@@ -124,11 +124,11 @@ func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequ
 			largest = max(largest, b.Mcap)
 		}
 	}
-	most := max(largest/2, 1)
+	limit := max(largest/2, 1)
 	if largest == 0 { // placement will refuse without a broker
-		most = s.reservation.Rate
+		limit = s.reservation.Rate
 	}
-	return withReservation(req, s.reservation, most)
+	return withReservation(req, s.reservation, limit)
 }
 
 // withReservation returns a creation whose contract begins with a reservation and then follows
@@ -408,15 +408,15 @@ func namesContract(paths []string) bool {
 
 // copyField copies a field from one message to another of the same type. Both then share
 // the value. Requires: the path names messages, except for its last element.
-func copyField(to, from protoreflect.Message, path []string) {
-	field := to.Descriptor().Fields().ByName(protoreflect.Name(path[0]))
+func copyField(dst, src protoreflect.Message, path []string) {
+	field := dst.Descriptor().Fields().ByName(protoreflect.Name(path[0]))
 	switch {
 	case len(path) > 1:
-		copyField(to.Mutable(field).Message(), from.Get(field).Message(), path[1:])
-	case from.Has(field):
-		to.Set(field, from.Get(field))
+		copyField(dst.Mutable(field).Message(), src.Get(field).Message(), path[1:])
+	case src.Has(field):
+		dst.Set(field, src.Get(field))
 	default:
-		to.Clear(field)
+		dst.Clear(field)
 	}
 }
 
@@ -664,8 +664,8 @@ func specProto(s *catalog.Spec) *srtmv1.TopicSpec {
 }
 
 func publishersProto(all []placement.Publisher) (p []*srtmv1.Publisher) {
-	for _, one := range all {
-		p = append(p, &srtmv1.Publisher{Id: one.ID, CorrelationKey: one.Key, Rate: one.Rate, Batch: int32(one.Batch)})
+	for _, publisher := range all {
+		p = append(p, &srtmv1.Publisher{Id: publisher.ID, CorrelationKey: publisher.Key, Rate: publisher.Rate, Batch: int32(publisher.Batch)})
 	}
 	return p
 }
@@ -738,11 +738,11 @@ func (s *Server) ImportCluster(stream grpc.ClientStreamingServer[srtmv1.ImportCl
 			return toStatus(&controller.BadMessage{Field: "text", Problem: fmt.Sprintf("has more than %d bytes", maxImport)})
 		}
 	}
-	done, err := s.controller.Import(text)
+	imported, err := s.controller.Import(text)
 	if err != nil {
 		return toStatus(err)
 	}
-	return stream.SendAndClose(&srtmv1.ImportClusterResponse{Topics: uint32(done.Topics), Brokers: uint32(done.Brokers), LeftOut: done.LeftOut})
+	return stream.SendAndClose(&srtmv1.ImportClusterResponse{Topics: uint32(imported.Topics), Brokers: uint32(imported.Brokers), LeftOut: imported.LeftOut})
 }
 
 // ProfileTopic implements srtmv1.AdminServiceServer.
@@ -757,24 +757,24 @@ func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.Serve
 	if err := s.requireOwner(stream.Context(), req.Name); err != nil {
 		return toStatus(err)
 	}
-	got, err := s.controller.Profile(stream.Context(), req.Name, req.Lasts.AsDuration(), w, func(messages int) error {
+	profile, err := s.controller.Profile(stream.Context(), req.Name, req.Lasts.AsDuration(), w, func(messages int) error {
 		return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(messages)})
 	})
 	if err != nil {
 		return toStatus(err)
 	}
 	p := &srtmv1.Profile{
-		Share: service.ShareProto(got.Share), NeededBurst: got.Needed, Messages: uint64(got.Messages),
-		Span: durationpb.New(got.Span), MeanRate: got.Mean, Missing: got.Missing,
+		Share: service.ShareProto(profile.Share), NeededBurst: profile.Needed, Messages: uint64(profile.Messages),
+		Span: durationpb.New(profile.Span), MeanRate: profile.Mean, Missing: profile.Missing,
 	}
 	delays := func(d sizing.Delays) *srtmv1.AccessDelays {
 		return &srtmv1.AccessDelays{Mean: durationpb.New(d.Mean), Quantile: durationpb.New(d.Quantile), Late: d.Late}
 	}
-	for _, one := range got.Splits {
-		p.Splits = append(p.Splits, &srtmv1.SplitCost{Brokers: uint32(one.K), Delays: delays(one.Delays)})
+	for _, split := range profile.Splits {
+		p.Splits = append(p.Splits, &srtmv1.SplitCost{Brokers: uint32(split.K), Delays: delays(split.Delays)})
 	}
-	for _, one := range got.Errors {
-		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: one.Change, Share: service.ShareProto(one.Share), Delays: delays(one.Delays), Unbounded: one.Unbounded})
+	for _, e := range profile.Errors {
+		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: e.Change, Share: service.ShareProto(e.Share), Delays: delays(e.Delays), Unbounded: e.Unbounded})
 	}
-	return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(got.Messages), Profile: p})
+	return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(profile.Messages), Profile: p})
 }

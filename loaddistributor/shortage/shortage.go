@@ -50,14 +50,14 @@ type Need struct {
 
 // Reason explains the number to people.
 func (n Need) Reason() string {
-	var why []string
+	var reasons []string
 	if n.Refused > 0 {
-		why = append(why, fmt.Sprintf("topics refused for want of capacity: %d (%d msg/s)", n.Refused, n.RefusedRate))
+		reasons = append(reasons, fmt.Sprintf("topics refused for want of capacity: %d (%d msg/s)", n.Refused, n.RefusedRate))
 	}
 	if n.Unfitted > 0 {
-		why = append(why, fmt.Sprintf("topics that miss their SLO on all brokers: %d", n.Unfitted))
+		reasons = append(reasons, fmt.Sprintf("topics that miss their SLO on all brokers: %d", n.Unfitted))
 	}
-	return strings.Join(append(why, fmt.Sprintf("%d of %d msg/s are allocated", n.Allocated, n.Capacity)), "; ")
+	return strings.Join(append(reasons, fmt.Sprintf("%d of %d msg/s are allocated", n.Allocated, n.Capacity)), "; ")
 }
 
 // refusal is a demand that placement has refused.
@@ -65,7 +65,7 @@ type refusal struct {
 	rate    int64 // msg/s that the topic has asked for
 	has     int64 // msg/s that the topic has; 0 for a new topic
 	brokers int64 // minimum number of brokers that the topic needs; 0: not known
-	at      time.Time
+	time    time.Time
 }
 
 // Book keeps the refused topics, and the number of brokers that was announced. Make it with
@@ -87,13 +87,13 @@ func New(threshold float64) *Book {
 // Refuse records that placement could not give a topic the given rate, in msg/s. has is the
 // topic's present rate. A refusal does not count if another broker would not help. It does
 // not count either if the topic keeps its rate on other brokers: Cluster has such topics.
-func (b *Book) Refuse(topic string, rate, has int64, why *placement.Infeasible, now time.Time) {
-	if !why.Capacity() {
+func (b *Book) Refuse(topic string, rate, has int64, infeasible *placement.Infeasible, now time.Time) {
+	if !infeasible.Capacity() {
 		return
 	}
-	r := refusal{rate: rate, has: has, at: now}
-	if why.Bound == "brokers" {
-		r.brokers = why.Need
+	r := refusal{rate: rate, has: has, time: now}
+	if infeasible.Bound == "brokers" {
+		r.brokers = infeasible.Need
 	} else if rate <= has {
 		return
 	}
@@ -117,14 +117,14 @@ func (b *Book) Need(c Cluster, now time.Time) Need {
 	var free, usable int64
 	for _, broker := range c.Brokers {
 		n.Capacity += broker.Mcap
-		if left := broker.Mcap - broker.Allocated; left > 0 {
-			free, usable = free+left, usable+1
+		if unused := broker.Mcap - broker.Allocated; unused > 0 {
+			free, usable = free+unused, usable+1
 		}
 	}
 	lacking := int64(0)
 	// order: sums and a maximum
 	for topic, r := range b.refused {
-		if now.Sub(r.at) > Remembered {
+		if now.Sub(r.time) > Remembered {
 			delete(b.refused, topic)
 			continue
 		}

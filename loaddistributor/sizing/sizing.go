@@ -117,8 +117,8 @@ type Proposal struct {
 // ErrShort: the trace has too few messages.
 var ErrShort = fmt.Errorf("fewer than %d messages, or all at one instant", MinMessages)
 
-// Propose returns a contract for a trace in order of time, recorded from from until
-// until. If the recording period is unknown, the period from the first to the last
+// Propose returns a contract for a trace in order of time, recorded from start until
+// end. If the recording period is unknown, the period from the first to the last
 // message counts. Errors are the first of Wanted.Faults, ErrShort, and
 // *tokenbucket.ShareError if the trace needs more than the maximum share.
 func Propose(trace []tuner.Arrival, start, end mono.Time, w Wanted, rng *rand.Rand) (*Proposal, error) {
@@ -165,22 +165,22 @@ func Propose(trace []tuner.Arrival, start, end mono.Time, w Wanted, rng *rand.Ra
 }
 
 // Burst returns the tokens with which a quantile of a trace's messages waits at most
-// within, at a rate in msg/s. Requires: there are messages, in order of time.
-func Burst(trace []tuner.Arrival, rate, quantile float64, within time.Duration) int64 {
-	found := make([]float64, len(trace)) // work, in messages, that each message finds, including itself
+// limit, at a rate in msg/s. Requires: there are messages, in order of time.
+func Burst(trace []tuner.Arrival, rate, quantile float64, limit time.Duration) int64 {
+	works := make([]float64, len(trace)) // work, in messages, that each message finds, including itself
 	u, last := 0.0, trace[0].At
 	for i, a := range trace {
 		u = max(0, u-a.At.Sub(last).Seconds()*rate) + 1
-		found[i], last = u, a.At
+		works[i], last = u, a.At
 	}
-	slices.Sort(found)
-	return burst(found[tokenbucket.Rank(len(found), quantile)], rate, within)
+	slices.Sort(works)
+	return burst(works[tokenbucket.Rank(len(works), quantile)], rate, limit)
 }
 
 // burst returns the tokens with which a message that finds the given work waits at most
-// within.
-func burst(work, rate float64, within time.Duration) int64 {
-	need := math.Ceil(work - rate*within.Seconds() - 1e-6) // sums of fractions are rounded
+// limit.
+func burst(work, rate float64, limit time.Duration) int64 {
+	need := math.Ceil(work - rate*limit.Seconds() - 1e-6) // sums of fractions are rounded
 	return max(1, int64(min(need, float64(tokenbucket.MaxBurst)+1)))
 }
 
@@ -198,9 +198,9 @@ func confident(trace []tuner.Arrival, start, end mono.Time, rate tokenbucket.Rat
 	}
 	perNano := rate.PerSecond() / 1e9
 	quantiles := make([]int, Draws)
-	var found []int // number of messages by the work that they found
+	var counts []int // number of messages by the work that they found
 	for d := range quantiles {
-		clear(found)
+		clear(counts)
 		u, last, n := 0.0, 0.0, 0
 		for position := range Blocks {
 			b := rng.IntN(Blocks)
@@ -210,16 +210,16 @@ func confident(trace []tuner.Arrival, start, end mono.Time, rate tokenbucket.Rat
 				u = max(0, u-(t-last)*perNano) + 1
 				last = t
 				v := int(math.Ceil(u - 1e-6))
-				for len(found) <= v {
-					found = append(found, 0)
+				for len(counts) <= v {
+					counts = append(counts, 0)
 				}
-				found[v]++
+				counts[v]++
 				n++
 			}
 		}
 		rank := tokenbucket.Rank(max(n, 1), w.Quantile)
-		for v, sum := 0, 0; v < len(found); v++ {
-			if sum += found[v]; sum > rank {
+		for v, sum := 0, 0; v < len(counts); v++ {
+			if sum += counts[v]; sum > rank {
 				quantiles[d] = v
 				break
 			}

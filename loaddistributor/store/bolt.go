@@ -265,9 +265,9 @@ func replace(dump []byte, version uint64) func(*bbolt.Tx) error {
 
 // Resign implements Term. It closes the file.
 func (t *boltTerm) Resign(context.Context) error {
-	if t.over {
+	if t.ended {
 		return nil
 	}
-	t.over = true
+	t.ended = true
 	return t.db.Close()
 }

@@ -36,8 +36,8 @@ func fromDump(d catalog.Dump) *journal.Snapshot {
 	for _, t := range d.Topics {
 		s.Topics = append(s.Topics, fromTopic(t))
 	}
-	for _, one := range d.Unconfirmed {
-		s.Unconfirmed = append(s.Unconfirmed, fromUnconfirmed(one))
+	for _, entry := range d.Unconfirmed {
+		s.Unconfirmed = append(s.Unconfirmed, fromUnconfirmed(entry))
 	}
 	return s
 }
@@ -65,11 +65,11 @@ func toDump(s *journal.Snapshot) (catalog.Dump, error) {
 		d.Brokers = append(d.Brokers, toBroker(b))
 	}
 	for _, t := range s.Topics {
-		one, err := toTopic(t)
+		entry, err := toTopic(t)
 		if err != nil {
 			return d, err
 		}
-		d.Topics = append(d.Topics, one)
+		d.Topics = append(d.Topics, entry)
 	}
 	for _, m := range s.Unconfirmed {
 		d.Unconfirmed = append(d.Unconfirmed, toUnconfirmed(m))
@@ -105,17 +105,17 @@ func toBroker(b *journal.Broker) catalog.BrokerDump {
 var phases = map[string]catalog.State{"preparing": catalog.Preparing, "active": catalog.Active, "deleting": catalog.Deleting}
 
 func fromTopic(t catalog.TopicDump) *journal.Topic {
-	one := &journal.Topic{
+	entry := &journal.Topic{
 		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Created: t.Created, Plan: fromPlan(t.Plan),
 		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring, Channels: fromChannels(t.Channels),
 	}
 	if t.Ordered != t.Spec {
-		one.Ordered = fromSpec(t.Ordered)
+		entry.Ordered = fromSpec(t.Ordered)
 	}
 	if t.Next != nil {
-		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan), t.NextPrepared
+		entry.NextSpec, entry.NextPlan, entry.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan), t.NextPrepared
 	}
-	return one
+	return entry
 }
 
 func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
@@ -146,15 +146,15 @@ func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
 }
 
 func fromChannels(all []catalog.Channel) (p []*journal.Channel) {
-	for _, one := range all {
-		p = append(p, &journal.Channel{Name: one.Name, Created: one.Created, Paused: one.Paused})
+	for _, entry := range all {
+		p = append(p, &journal.Channel{Name: entry.Name, Created: entry.Created, Paused: entry.Paused})
 	}
 	return p
 }
 
 func toChannels(p []*journal.Channel) (all []catalog.Channel) {
-	for _, one := range p {
-		all = append(all, catalog.Channel{Name: one.GetName(), Created: one.GetCreated(), Paused: one.GetPaused()})
+	for _, entry := range p {
+		all = append(all, catalog.Channel{Name: entry.GetName(), Created: entry.GetCreated(), Paused: entry.GetPaused()})
 	}
 	return all
 }
@@ -174,8 +174,8 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 		p.ChannelExpiry = append(p.ChannelExpiry, fromExpiry(channel, s.ChannelExpiry[channel]))
 	}
 	p.Publishers = fromPublishers(s.Demand.Publishers)
-	for _, one := range s.Demand.Groups {
-		p.Groups = append(p.Groups, &journal.Group{Key: one.Key, Count: int64(one.Count), Rate: one.Rate, Batch: int64(one.Batch), Weight: uint32(one.Weight)})
+	for _, entry := range s.Demand.Groups {
+		p.Groups = append(p.Groups, &journal.Group{Key: entry.Key, Count: int64(entry.Count), Rate: entry.Rate, Batch: int64(entry.Batch), Weight: uint32(entry.Weight)})
 	}
 	return p
 }
@@ -213,8 +213,8 @@ func toHead(p *journal.Spec) *catalog.Spec {
 		s.OverLimit = catalog.Reject
 	}
 	s.Demand.Publishers = toPublishers(p.Publishers)
-	for _, one := range p.Groups {
-		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()), Weight: int(one.GetWeight())})
+	for _, entry := range p.Groups {
+		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: entry.GetKey(), Count: int(entry.GetCount()), Rate: entry.GetRate(), Batch: int(entry.GetBatch()), Weight: int(entry.GetWeight())})
 	}
 	return s
 }
@@ -231,15 +231,15 @@ func toExpiry(p *journal.Expiry) expiry.Settings {
 }
 
 func fromPublishers(all []placement.Publisher) (p []*journal.Publisher) {
-	for _, one := range all {
-		p = append(p, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
+	for _, entry := range all {
+		p = append(p, &journal.Publisher{Id: entry.ID, Key: entry.Key, Rate: entry.Rate, Batch: int64(entry.Batch)})
 	}
 	return p
 }
 
 func toPublishers(p []*journal.Publisher) (all []placement.Publisher) {
-	for _, one := range p {
-		all = append(all, placement.Publisher{ID: one.GetId(), Key: one.GetKey(), Rate: one.GetRate(), Batch: int(one.GetBatch())})
+	for _, entry := range p {
+		all = append(all, placement.Publisher{ID: entry.GetId(), Key: entry.GetKey(), Rate: entry.GetRate(), Batch: int(entry.GetBatch())})
 	}
 	return all
 }
@@ -275,11 +275,11 @@ func fromPlan(p placement.Plan) *journal.Plan {
 func toPlan(p *journal.Plan) placement.Plan {
 	r := placement.Plan{Policy: p.GetPolicy(), K: len(p.GetQuotas()), Unplaced: sums(p.GetUnplaced())}
 	for _, q := range p.GetQuotas() {
-		one := placement.Quota{
+		entry := placement.Quota{
 			Broker: q.GetBroker(), Rate: q.GetRate(), Publishers: sums(q.GetPublishers()),
 			Share: tokenbucket.Share{Rate: tokenbucket.Rate(q.GetRateMilli()), Burst: q.GetBurst()},
 		}
-		r.Quotas = append(r.Quotas, one)
+		r.Quotas = append(r.Quotas, entry)
 	}
 	return r
 }
@@ -297,8 +297,8 @@ func differences(indices []int) (d []int64) {
 // sums is the inverse of differences.
 func sums(d []int64) (indices []int) {
 	last := 0
-	for _, more := range d {
-		last += int(more)
+	for _, delta := range d {
+		last += int(delta)
 		indices = append(indices, last)
 	}
 	return indices

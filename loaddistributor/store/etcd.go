@@ -225,18 +225,18 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	}
 	t := &etcdTerm{
 		store: e, client: client, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election()),
-		term: term{lost: make(chan struct{})}, keepDone: make(chan struct{}),
+		term: term{lost: make(chan struct{})}, keepLeaseDone: make(chan struct{}),
 	}
-	t.until.Store(int64(requested.Add(e.ttl)))
-	go t.keep(termCtx)
-	fail := func(what string, err error) (Term, *catalog.Catalog, error) {
+	t.certainUntil.Store(int64(requested.Add(e.ttl)))
+	go t.keepLease(termCtx)
+	fail := func(step string, err error) (Term, *catalog.Catalog, error) {
 		patience := e.ttl
 		if ctx.Err() != nil {
 			patience = endPatience
 		}
 		stop, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer done()
-		return nil, nil, errors.Join(fmt.Errorf("etcd: %s: %w", what, err), t.Resign(stop))
+		return nil, nil, errors.Join(fmt.Errorf("etcd: %s: %w", step, err), t.Resign(stop))
 	}
 	if err := campaign(ctx, t.election, advertise); err != nil {
 		return fail("campaign", err)
@@ -337,15 +337,15 @@ func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision 
 		if snapshot.Parts < 1 {
 			return 0, snapshot, fmt.Errorf("snapshot: %d parts", snapshot.Parts)
 		}
-		snapshot.since = r.Kvs[0].ModRevision
+		snapshot.revision = r.Kvs[0].ModRevision
 	}
 	return r.Header.Revision, snapshot, nil
 }
 
 type snapshotKey struct {
-	Version uint64 `json:"version"`
-	Parts   int    `json:"parts"`
-	since   int64  // revision of the dump's snapshot key
+	Version  uint64 `json:"version"`
+	Parts    int    `json:"parts"`
+	revision int64  // revision of the dump's snapshot key
 }
 
 // apply passes the event of a log key to f, if its version is greater than after.
@@ -483,23 +483,23 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 }
 
 type etcdTerm struct {
-	term     // keep closes lost
-	store    *Etcd
-	client   *clientv3.Client
-	session  *concurrency.Session
-	election *concurrency.Election
-	cancel   context.CancelFunc
-	written  int           // bytes of events since the last dump
-	keepDone chan struct{} // closed when keep has returned
-	// until is a mono.Time, written by keep. A stale value is earlier, which is safe.
-	until atomic.Int64
+	term          // keepLease closes lost
+	store         *Etcd
+	client        *clientv3.Client
+	session       *concurrency.Session
+	election      *concurrency.Election
+	cancel        context.CancelFunc
+	written       int           // bytes of events since the last dump
+	keepLeaseDone chan struct{} // closed when keepLease has returned
+	// certainUntil is a mono.Time, written by keepLease. A stale value is earlier, which is safe.
+	certainUntil atomic.Int64
 }
 
-// keep renews the lease until ctx or the term ends. It records the time from which etcd
+// keepLease renews the lease until ctx or the term ends. It records the time from which etcd
 // may elect another leader. The session's own keep-alive does not report when its
 // requests were made, and notices a loss seconds later.
-func (t *etcdTerm) keep(ctx context.Context) {
-	defer close(t.keepDone)
+func (t *etcdTerm) keepLease(ctx context.Context) {
+	defer close(t.keepLeaseDone)
 	for ctx.Err() == nil {
 		remaining := t.Until().Sub(clock.Mono())
 		if remaining <= 0 {
@@ -512,16 +512,16 @@ func (t *etcdTerm) keep(ctx context.Context) {
 		cancel()
 		switch {
 		case err == nil && r.TTL > 0:
-			t.until.Store(int64(requested.Add(time.Duration(r.TTL) * time.Second)))
+			t.certainUntil.Store(int64(requested.Add(time.Duration(r.TTL) * time.Second)))
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			t.until.Store(int64(min(t.Until(), requested)))
+			t.certainUntil.Store(int64(min(t.Until(), requested)))
 		}
 		timer := time.NewTimer(min(t.store.ttl/5, max(0, t.Until().Sub(clock.Mono()))))
 		select {
 		case <-timer.C:
 		case <-t.session.Done():
 			timer.Stop()
-			t.until.Store(int64(min(t.Until(), clock.Mono())))
+			t.certainUntil.Store(int64(min(t.Until(), clock.Mono())))
 		case <-ctx.Done():
 			timer.Stop()
 			return
@@ -530,16 +530,16 @@ func (t *etcdTerm) keep(ctx context.Context) {
 }
 
 // Until implements Term.
-func (t *etcdTerm) Until() mono.Time { return mono.Time(t.until.Load()) }
+func (t *etcdTerm) Until() mono.Time { return mono.Time(t.certainUntil.Load()) }
 
 // Resign implements Term.
 func (t *etcdTerm) Resign(ctx context.Context) error {
-	if t.over {
+	if t.ended {
 		return nil
 	}
-	t.over = true
+	t.ended = true
 	t.cancel() // ends the keep-alives
-	<-t.keepDone
+	<-t.keepLeaseDone
 	t.session.Orphan()
 	if _, err := t.client.Revoke(ctx, t.session.Lease()); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("etcd: resign: %w", err) // the lease expires by itself
@@ -549,7 +549,7 @@ func (t *etcdTerm) Resign(ctx context.Context) error {
 
 // guarded runs a transaction if this process is the leader and head is unchanged.
 func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
-	if t.over || !clock.Mono().Before(t.Until()) {
+	if t.ended || !clock.Mono().Before(t.Until()) {
 		return ErrLost
 	}
 	headUnchanged := clientv3.Compare(clientv3.Value(t.store.key("head")), "=", hex(t.head))
@@ -671,14 +671,14 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	}
 	fewEvents := d.Version < last.Version+historyAfter && t.written < historyBytes
 	t.written = 0
-	if last.since == 0 || fewEvents {
+	if last.revision == 0 || fewEvents {
 		return nil
 	}
 	// Deleted keys take room until etcd compacts its history. A follower that still reads
 	// older history starts again.
 	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
 	defer cancel()
-	if _, err := t.client.Compact(ctx, last.since); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+	if _, err := t.client.Compact(ctx, last.revision); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		return fmt.Errorf("etcd: forget what was before the last dump: %w", err)
 	}
 	return nil

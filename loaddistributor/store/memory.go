@@ -92,8 +92,8 @@ func (t *memoryTerm) Compact(_ context.Context, d catalog.Dump) error {
 func (t *memoryTerm) Resign(context.Context) error {
 	t.store.mu.Lock()
 	defer t.store.mu.Unlock()
-	if !t.over {
-		t.over, t.store.mu.leading = true, false
+	if !t.ended {
+		t.ended, t.store.mu.leading = true, false
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func (alone) Close() error { return nil }
 type term struct {
 	number uint64
 	head   uint64 // version of the last event
-	over   bool
+	ended  bool
 	lost   chan struct{}
 }
 
@@ -118,7 +118,7 @@ func (t *term) Lost() <-chan struct{} { return t.lost }
 // records encodes the events for an append, if the append is valid.
 func (t *term) records(base uint64, events []catalog.Event) ([][]byte, error) {
 	switch {
-	case t.over:
+	case t.ended:
 		return nil, ErrLost
 	case base != t.head:
 		return nil, fmt.Errorf("append after %d, the log ends at %d: %w", base, t.head, ErrGap)
@@ -130,7 +130,7 @@ func (t *term) records(base uint64, events []catalog.Event) ([][]byte, error) {
 // valid.
 func (t *term) dump(d catalog.Dump) ([]byte, error) {
 	switch {
-	case t.over:
+	case t.ended:
 		return nil, ErrLost
 	case d.Version > t.head:
 		return nil, fmt.Errorf("compact up to %d, the log ends at %d: %w", d.Version, t.head, ErrGap)

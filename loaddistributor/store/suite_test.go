@@ -478,7 +478,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	old := first.term.(*etcdTerm)
 	revoked := clientv3.LeaseID(old.session.Lease())
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, term: term{head: old.head}, cancel: func() {}}
-	blind.until.Store(math.MaxInt64)
+	blind.certainUntil.Store(math.MaxInt64)
 	testkit.Result(client.Revoke(t.Context(), revoked)).Must(t)
 	l := <-next
 	testkit.ErrorIs(t, blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}), ErrLost, "an old leader's append")

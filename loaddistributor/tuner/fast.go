@@ -293,23 +293,23 @@ func (f *Fast) lateFraction() float64 {
 
 // raiseAbsorption updates what brokers absorb from the late fractions. It reports whether a broker
 // absorbs more than an earlier fit found.
-func (f *Fast) raiseAbsorption() (more bool) {
+func (f *Fast) raiseAbsorption() (raised bool) {
 	for l, s := range f.counts {
 		n := float64(s.Delivered)
 		if n == 0 {
 			continue
 		}
-		before := f.absorbed[l]
+		previous := f.absorbed[l]
 		a := f.trace.absorption(f.setup, f.brokerOf, l, float64(s.Late)/n, float64(s.HalfLate)/n)
 		if a.Burst == 0 && s.Late == 0 && f.recalled[l] {
-			a = f.trace.raisedAbsorption(before, f.brokerOf, l)
+			a = f.trace.raisedAbsorption(previous, f.brokerOf, l)
 		}
 		if a.Burst > 0 {
-			more = more || f.recalled[l] && a.Burst > before.Burst
+			raised = raised || f.recalled[l] && a.Burst > previous.Burst
 			f.absorbed[l], f.recalled[l] = a, false
 		}
 	}
-	return more
+	return raised
 }
 
 // candidate is a placement to consider.
@@ -534,9 +534,9 @@ func (f *Fast) final() Action {
 
 // keptVerdict describes a kept SLO: the confidence and the late fractions.
 func keptVerdict(confidence, processing, access float64) string {
-	late := "nothing late"
+	lateness := "nothing late"
 	if processing > 0 || access > 0 {
-		late = fmt.Sprintf("%s late in processing, %s waiting for tokens", Percent(processing), Percent(access))
+		lateness = fmt.Sprintf("%s late in processing, %s waiting for tokens", Percent(processing), Percent(access))
 	}
-	return fmt.Sprintf("SLO kept (%g %% confidence), %s", 100*confidence, late)
+	return fmt.Sprintf("SLO kept (%g %% confidence), %s", 100*confidence, lateness)
 }

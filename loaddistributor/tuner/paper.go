@@ -126,12 +126,12 @@ func (p *Paper) judge(o Observation) (verdict string) {
 		}
 		if s.high-s.low <= 1 || close {
 			s.attempt = s.low
-			p.hold(l)
+			p.assignAttempt(l)
 			p.full[l], s.publishers = true, nil
 			continue
 		}
 		s.attempt = (s.low + s.high) / 2
-		p.hold(l)
+		p.assignAttempt(l)
 	}
 	if violating == nil {
 		return "kept by those who sent"
@@ -139,8 +139,8 @@ func (p *Paper) judge(o Observation) (verdict string) {
 	return "missed on " + strings.Join(violating, ", ")
 }
 
-// hold gives broker l the first publishers of its search, as many as it tries next.
-func (p *Paper) hold(l int) {
+// assignAttempt gives broker l the first publishers of its search, as many as it tries next.
+func (p *Paper) assignAttempt(l int) {
 	s := &p.searches[l]
 	for i, publisher := range s.publishers {
 		p.brokerOf[publisher] = l
@@ -161,12 +161,12 @@ func (p *Paper) inProportion(l int) []int {
 			sizes[p.publishers[i].Key]++
 		}
 	}
-	seen := map[string]int{}
+	counts := map[string]int{}
 	place := make(map[int]float64, len(publishers))
 	for _, i := range publishers {
 		key := p.publishers[i].Key
-		place[i] = (float64(seen[key]) + 0.5) / float64(sizes[key])
-		seen[key]++
+		place[i] = (float64(counts[key]) + 0.5) / float64(sizes[key])
+		counts[key]++
 	}
 	slices.SortStableFunc(publishers, func(a, b int) int { return cmp.Compare(place[a], place[b]) })
 	return publishers

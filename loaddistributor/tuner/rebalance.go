@@ -183,8 +183,8 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 		}
 	}
 	// order: each entry on its own
-	for id, until := range w.blockedUntil {
-		if !now.Before(until) {
+	for id, end := range w.blockedUntil {
+		if !now.Before(end) {
 			delete(w.blockedUntil, id)
 		}
 	}
@@ -199,8 +199,8 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 		e = nil
 	}
 	chosen, rate := choose(t, worst, cfg.MaxPart, e)
-	to := w.target(t, healthy, worst, rate)
-	if len(chosen) == 0 || to == "" {
+	target := w.target(t, healthy, worst, rate)
+	if len(chosen) == 0 || target == "" {
 		return Move{}, Nothing
 	}
 	reason := "by the access delays that the broker reports"
@@ -218,7 +218,7 @@ func (w *Watch) Decide(now mono.Time, cfg RebalanceConfig, t Suspect) (m Move, v
 	w.quiet = now.Add(cfg.Cooldown)
 	w.blockedUntil[worst] = now.Add(ReturnFactor * cfg.Cooldown)
 	clear(w.overloadedSince)
-	return Move{From: worst, To: to, Publishers: chosen, Reason: reason}, Overloaded
+	return Move{From: worst, To: target, Publishers: chosen, Reason: reason}, Overloaded
 }
 
 // blame returns the fraction of deliveries made late by the broker's load.
@@ -264,8 +264,8 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 		// The group that has given up the smallest part.
 		best, part := "", math.Inf(1)
 		for _, key := range keys {
-			if left := len(byKey[key]); left > 0 {
-				movedPart := float64(sizes[key]-left) / float64(sizes[key])
+			if remaining := len(byKey[key]); remaining > 0 {
+				movedPart := float64(sizes[key]-remaining) / float64(sizes[key])
 				if movedPart < part || movedPart == part && publishers[byKey[key][0]].Rate > publishers[byKey[best][0]].Rate {
 					best, part = key, movedPart
 				}
@@ -294,12 +294,12 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 }
 
 // target returns the broker that can take the rate; "" if none.
-func (w *Watch) target(t Suspect, healthy map[string]bool, from string, rate float64) string {
+func (w *Watch) target(t Suspect, healthy map[string]bool, source string, rate float64) string {
 	best := [2]string{}
 	room := [2]int64{}
 	for _, b := range t.Brokers {
 		free := b.Mcap - b.Allocated
-		if _, blocked := w.blockedUntil[b.ID]; blocked || b.ID == from || float64(free) < rate || free < 1 {
+		if _, blocked := w.blockedUntil[b.ID]; blocked || b.ID == source || float64(free) < rate || free < 1 {
 			continue
 		}
 		tier := 1 // outside

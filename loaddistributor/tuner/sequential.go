@@ -66,11 +66,11 @@ func (d Decision) String() string {
 // burst late in two blocks breaks the guarantee.
 type Sequential struct {
 	// Set by NewSequential.
-	budget, alpha float64
-	burst         float64
-	maxMessages   float64 // messages
-	proof         float64 // logarithm of 1/alpha
-	keeps, breaks bettor
+	budget, alpha        float64
+	burst                float64
+	maxMessages          float64 // messages
+	proof                float64 // logarithm of 1/alpha
+	staysWithin, exceeds bettor
 
 	delivered, late float64
 	decision        Decision
@@ -113,8 +113,8 @@ func NewSequential(budget, alpha float64, burst int, maxMessages float64) *Seque
 	}
 	return &Sequential{
 		budget: budget, alpha: alpha, burst: float64(max(1, burst)), maxMessages: maxMessages, proof: math.Log(1 / alpha),
-		keeps:  newBettor(budget, [3][2]float64{{0.9, 0.02}, {0.05, 0.15}, {0.05, 0.4}}),
-		breaks: newBettor(budget, [3][2]float64{{0.3, 2}, {0.3, 6}, {0.4, 40}}),
+		staysWithin: newBettor(budget, [3][2]float64{{0.9, 0.02}, {0.05, 0.15}, {0.05, 0.4}}),
+		exceeds:     newBettor(budget, [3][2]float64{{0.3, 2}, {0.3, 6}, {0.4, 40}}),
 	}
 }
 
@@ -122,14 +122,14 @@ func NewSequential(budget, alpha float64, burst int, maxMessages float64) *Seque
 // is late; infinite if the test never ends so.
 func (s *Sequential) Needs(late float64) float64 {
 	high := 1.0 // bursts
-	for s.keeps.wealth(high, late*high) < s.proof {
+	for s.staysWithin.wealth(high, late*high) < s.proof {
 		if high *= 2; high > 1e9 {
 			return math.Inf(1)
 		}
 	}
 	low := high / 2
 	for range 20 {
-		if mid := (low + high) / 2; s.keeps.wealth(mid, late*mid) < s.proof {
+		if mid := (low + high) / 2; s.staysWithin.wealth(mid, late*mid) < s.proof {
 			low = mid
 		} else {
 			high = mid
@@ -148,13 +148,13 @@ func (s *Sequential) Add(delivered, late float64) Decision {
 	s.late += min(late, delivered)
 	bursts, lateBursts := s.delivered/s.burst, s.late/s.burst
 	switch {
-	case s.keeps.wealth(bursts, lateBursts) >= s.proof:
+	case s.staysWithin.wealth(bursts, lateBursts) >= s.proof:
 		s.decision = Within
-	case s.late > 0 && s.breaks.wealth(bursts, lateBursts) >= s.proof:
+	case s.late > 0 && s.exceeds.wealth(bursts, lateBursts) >= s.proof:
 		s.decision = Beyond
 	case s.delivered >= s.maxMessages:
 		s.decision = Unsettled
-	case s.keeps.wealth(s.maxMessages/s.burst, lateBursts+optimisticLate(bursts, lateBursts)*(s.maxMessages-s.delivered)/s.burst) < s.proof:
+	case s.staysWithin.wealth(s.maxMessages/s.burst, lateBursts+optimisticLate(bursts, lateBursts)*(s.maxMessages-s.delivered)/s.burst) < s.proof:
 		// The test would hardly show in time that the budget is kept. Giving up claims
 		// nothing, so it costs no error. A later proof that the budget is exceeded would
 		// lead to the same next step.

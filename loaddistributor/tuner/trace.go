@@ -64,7 +64,7 @@ type record struct {
 }
 
 type stamped struct {
-	at        mono.Wall
+	time      mono.Wall
 	publisher int32
 }
 
@@ -115,7 +115,7 @@ func (t *Trace) Started(brokers ...string) bool {
 // Skip drops all arrivals before now that were not taken.
 func (t *Trace) Skip(now mono.Wall) {
 	t.takenUntil = max(t.takenUntil, now)
-	t.pending = slices.DeleteFunc(t.pending, func(a stamped) bool { return a.at < t.takenUntil })
+	t.pending = slices.DeleteFunc(t.pending, func(a stamped) bool { return a.time < t.takenUntil })
 	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.takenUntil })
 }
 
@@ -254,21 +254,21 @@ func (t *Trace) Take(now mono.Wall) []Arrival {
 	if complete <= t.takenUntil {
 		return nil
 	}
-	slices.SortStableFunc(t.pending, func(a, b stamped) int { return cmp.Compare(a.at, b.at) })
-	n, _ := slices.BinarySearchFunc(t.pending, complete, func(a stamped, at mono.Wall) int { return cmp.Compare(a.at, at) })
+	slices.SortStableFunc(t.pending, func(a, b stamped) int { return cmp.Compare(a.time, b.time) })
+	n, _ := slices.BinarySearchFunc(t.pending, complete, func(a stamped, at mono.Wall) int { return cmp.Compare(a.time, at) })
 	slices.SortFunc(t.holes, func(a, b span) int { return cmp.Compare(a.from, b.from) })
 	arrivals := make([]Arrival, 0, n)
 	h, closed := 0, mono.Wall(0) // arrivals before closed are unknown
 	for _, a := range t.pending[:n] {
-		for h < len(t.holes) && t.holes[h].from <= a.at {
+		for h < len(t.holes) && t.holes[h].from <= a.time {
 			closed = max(closed, t.holes[h].to)
 			h++
 		}
-		if a.at < closed {
+		if a.time < closed {
 			t.counts.Holed++
 			continue
 		}
-		arrivals = append(arrivals, Arrival{At: mono.Time(a.at - t.origin), Publisher: a.publisher})
+		arrivals = append(arrivals, Arrival{At: mono.Time(a.time - t.origin), Publisher: a.publisher})
 	}
 	t.counts.Captured += uint64(len(arrivals))
 	t.pending = slices.Delete(t.pending, 0, n)

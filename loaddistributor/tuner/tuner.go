@@ -223,7 +223,7 @@ func (t *Tuner) Followed() (names []string) {
 
 // Propose examines active topics, once per report interval: all topics that are Followed
 // or miss their SLO. gone reports whether a topic is no longer active.
-func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic string) bool) ([]*Proposal, []Effect) {
+func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], inactive func(topic string) bool) ([]*Proposal, []Effect) {
 	var proposals []*Proposal
 	for topic := range topics {
 		if p := t.suspect(topic, now); p != nil {
@@ -237,14 +237,14 @@ func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic s
 	}
 	// order: each entry on its own
 	for name, f := range t.fits {
-		if gone(name) {
+		if inactive(name) {
 			t.end(name, f, OutcomeEnded, "the topic is gone", now)
 			delete(t.fits, name)
 		}
 	}
 	// order: each entry on its own
 	for name := range t.watches {
-		if gone(name) {
+		if inactive(name) {
 			t.forget(name)
 		}
 	}

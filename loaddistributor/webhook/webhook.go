@@ -63,11 +63,11 @@ func Check(address string, tls bool) (*url.URL, error) {
 // Sender posts documents. Make it with New, and Run it.
 type Sender struct {
 	// Set once.
-	to    string
-	shown string // the URL without its query, for people
-	http  *http.Client
-	log   *slog.Logger
-	posts *prometheus.CounterVec // by result
+	url        string
+	displayURL string // the URL without its query, for people
+	http       *http.Client
+	log        *slog.Logger
+	posts      *prometheus.CounterVec // by result
 
 	newest atomic.Pointer[[]byte] // written by Send and taken by Run
 	wake   chan struct{}          // 1 deep
@@ -75,10 +75,10 @@ type Sender struct {
 
 // New returns a sender.
 func New(c Config) *Sender {
-	shown := *c.URL
-	shown.RawQuery = ""
+	display := *c.URL
+	display.RawQuery = ""
 	s := &Sender{
-		to: c.URL.String(), shown: shown.String(), log: c.Log, wake: make(chan struct{}, 1),
+		url: c.URL.String(), displayURL: display.String(), log: c.Log, wake: make(chan struct{}, 1),
 		http: &http.Client{
 			Transport: c.Transport, Timeout: timeout,
 			// A redirect would send the token to another server.
@@ -138,18 +138,18 @@ func (s *Sender) Run(ctx context.Context) error {
 		s.posts.WithLabelValues("failed").Inc()
 		if failures++; failures == attempts {
 			s.posts.WithLabelValues("dropped").Inc()
-			s.log.Error("webhook failed; dropping the document", "url", s.shown, "attempts", attempts, obs.KeyError, err)
+			s.log.Error("webhook failed; dropping the document", "url", s.displayURL, "attempts", attempts, obs.KeyError, err)
 			document = nil
 			continue
 		}
-		s.log.Warn("webhook failed; retrying", "url", s.shown, "in", pause, obs.KeyError, err)
+		s.log.Warn("webhook failed; retrying", "url", s.displayURL, "in", pause, obs.KeyError, err)
 		timer.Reset(pause)
 		pause = min(2*pause, last)
 	}
 }
 
 func (s *Sender) post(ctx context.Context, document []byte) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.to, bytes.NewReader(document))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, bytes.NewReader(document))
 	if err != nil {
 		return withoutURL(err)
 	}

@@ -107,7 +107,7 @@ func (r *greedyRun) validate(output string) error {
 }
 
 func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
-	where := func(string) func(context.Context) (string, error) {
+	lookup := func(string) func(context.Context) (string, error) {
 		return func(context.Context) (string, error) { return r.nsqd, nil }
 	}
 	if r.loaddistributor != "" {
@@ -121,7 +121,7 @@ func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
 		}
 		defer conn.Close()
 		placement := srtmv1.NewPlacementServiceClient(conn)
-		where = func(id string) func(context.Context) (string, error) {
+		lookup = func(id string) func(context.Context) (string, error) {
 			return func(ctx context.Context) (string, error) {
 				resolved, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: r.topic, PublisherId: id}, grpc.WaitForReady(true))
 				return resolved.GetAssignment().GetTcpAddress(), err
@@ -135,7 +135,7 @@ func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
 	for i := range publishers {
 		p := &greedy.Publisher{ID: fmt.Sprint(r.prefix, ".", i), Weight: uint8(r.weights[i%len(r.weights)])}
 		publishers[i] = p
-		all.Go(func() error { return p.Run(sending, r.topic, r.size, where(p.ID)) })
+		all.Go(func() error { return p.Run(sending, r.topic, r.size, lookup(p.ID)) })
 	}
 	clock.Sleep(sending, r.warm)
 	began, before := time.Now(), counts(publishers)
@@ -159,7 +159,7 @@ func counts(publishers []*greedy.Publisher) (all []count) {
 
 func (r *greedyRun) report(seconds float64, before, after []count) *greedyReport {
 	rep := &greedyReport{Seconds: seconds}
-	by, sum := map[uint]*greedyWeight{}, 0.0
+	byWeight, sum := map[uint]*greedyWeight{}, 0.0
 	var order []uint
 	for i := range after {
 		w := r.weights[i%len(r.weights)]
@@ -167,10 +167,10 @@ func (r *greedyRun) report(seconds float64, before, after []count) *greedyReport
 		rep.Accepted += rate
 		rep.Refused += float64(after[i].refused-before[i].refused) / seconds
 		sum += float64(max(w, 1))
-		result := by[w]
+		result := byWeight[w]
 		if result == nil {
 			result = &greedyWeight{Weight: w, Least: rate}
-			by[w] = result
+			byWeight[w] = result
 			order = append(order, w)
 		}
 		result.Mean = (result.Mean*float64(result.Publishers) + rate) / float64(result.Publishers+1)
@@ -179,9 +179,9 @@ func (r *greedyRun) report(seconds float64, before, after []count) *greedyReport
 	}
 	for _, w := range order {
 		if rep.Accepted > 0 {
-			by[w].Part = by[w].Mean / (rep.Accepted * float64(max(w, 1)) / sum)
+			byWeight[w].Part = byWeight[w].Mean / (rep.Accepted * float64(max(w, 1)) / sum)
 		}
-		rep.Weights = append(rep.Weights, *by[w])
+		rep.Weights = append(rep.Weights, *byWeight[w])
 	}
 	return rep
 }

@@ -43,21 +43,21 @@ func DefaultBackground() Background {
 
 // ParseBackground parses texts of the form "host:port=publishers".
 func ParseBackground(texts []string) ([]BackgroundAt, error) {
-	var at []BackgroundAt
+	var entries []BackgroundAt
 	for _, text := range texts {
 		address, number, found := strings.Cut(text, "=")
 		publishers, err := strconv.Atoi(number)
 		if !found || err != nil {
 			return nil, fmt.Errorf("background %q: want host:port=publishers", text)
 		}
-		at = append(at, BackgroundAt{service.WithPort(address, service.NSQPort), publishers})
+		entries = append(entries, BackgroundAt{service.WithPort(address, service.NSQPort), publishers})
 	}
-	return at, nil
+	return entries, nil
 }
 
 func (b *Background) publishers() (n int) {
-	for _, at := range b.At {
-		n += at.Publishers
+	for _, entry := range b.At {
+		n += entry.Publishers
 	}
 	return n
 }
@@ -77,11 +77,11 @@ func (b *Background) validate(topic string) error {
 	var f faults.List
 	f.If(!wire.ValidTopicName(b.Topic) || b.Topic == topic, "background topic: %q is no valid name other than the run's own", b.Topic)
 	seen := map[string]bool{}
-	for _, at := range b.At {
-		_, _, err := net.SplitHostPort(at.Address)
-		f.If(err != nil || seen[at.Address], "background %q: want host:port, each once", at.Address)
-		f.If(at.Publishers < 1, "background %s: %d publishers, want at least 1", at.Address, at.Publishers)
-		seen[at.Address] = true
+	for _, entry := range b.At {
+		_, _, err := net.SplitHostPort(entry.Address)
+		f.If(err != nil || seen[entry.Address], "background %q: want host:port, each once", entry.Address)
+		f.If(entry.Publishers < 1, "background %s: %d publishers, want at least 1", entry.Address, entry.Publishers)
+		seen[entry.Address] = true
 	}
 	if len(f) == 0 {
 		err := b.spec(0).Validate()
@@ -96,12 +96,12 @@ func newBackground(cfg *Config, id uint32) (*traffic, error) {
 	sources := spec.Sources()
 	var assigned []fleet.Assignment
 	var addresses []string
-	for _, at := range cfg.Background.At {
-		addresses = append(addresses, at.Address)
-		for range at.Publishers {
+	for _, entry := range cfg.Background.At {
+		addresses = append(addresses, entry.Address)
+		for range entry.Publishers {
 			n := int32(len(assigned))
 			sources[n].ID = fmt.Sprintf("background.%d", n)
-			assigned = append(assigned, fleet.Assignment{Source: n, Address: at.Address, Epoch: 1})
+			assigned = append(assigned, fleet.Assignment{Source: n, Address: entry.Address, Epoch: 1})
 		}
 	}
 	t, err := cfg.traffic(fleet.Config{Topic: cfg.Background.Topic, Run: id, Sources: sources},

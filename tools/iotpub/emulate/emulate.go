@@ -113,14 +113,14 @@ const maxMissing = 20
 
 // run is the state of one run.
 type run struct {
-	cfg  *Config
-	load *load.Load
-	own  *traffic
-	back *traffic // nil without a background
+	cfg     *Config
+	load    *load.Load
+	traffic *traffic
+	back    *traffic // nil without a background
 
 	mu struct {
 		sync.Mutex
-		at map[int32]string // brokers of the placed publishers
+		brokerOf map[int32]string // brokers of the placed publishers
 	}
 }
 
@@ -181,7 +181,7 @@ func (t *traffic) latencies() []obs.TaggedLatency {
 // Requires: cfg is valid.
 func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Progress)) (_ *report.Report, err error) {
 	r := &run{cfg: &cfg, load: l}
-	r.mu.at = map[int32]string{}
+	r.mu.brokerOf = map[int32]string{}
 	// Open the files before any message is sent.
 	captured, err := create("capture", cfg.Capture)
 	defer func() { err = errors.Join(err, closed(captured)) }()
@@ -219,13 +219,13 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	sent := make(chan struct{})
 	part("publishers", func(ctx context.Context) error {
 		defer close(sent)
-		return r.own.fleet.Run(ctx)
+		return r.traffic.fleet.Run(ctx)
 	})
 	if cfg.Loaddistributor != "" {
 		part("placement", r.follow)
 	}
-	if r.own.sub != nil {
-		part("subscriber", r.own.sub.Run)
+	if r.traffic.sub != nil {
+		part("subscriber", r.traffic.sub.Run)
 	}
 	if r.back != nil {
 		part("background", r.back.fleet.Run)
@@ -237,7 +237,7 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	}
 	before := clock.CPU()
 	start := clock.Mono().Add(startAfter)
-	r.own.fleet.Start(start)
+	r.traffic.fleet.Start(start)
 	if r.back != nil {
 		r.back.fleet.Start(start)
 	}
@@ -255,12 +255,12 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	rep := r.report(start, stopped, interrupted)
 	rep.CPUSeconds = (clock.CPU() - before).Seconds()
 	if captured != nil {
-		if err := capture(captured, r.own.fleet.Captured(), start); err != nil {
+		if err := capture(captured, r.traffic.fleet.Captured(), start); err != nil {
 			return nil, err
 		}
 	}
 	if histograms != nil {
-		latencies := r.own.latencies()
+		latencies := r.traffic.latencies()
 		if r.back != nil {
 			latencies = append(latencies, r.back.latencies()...)
 		}
@@ -300,9 +300,9 @@ func (r *run) build(id uint32, capture bool) (err error) {
 			sub.Nsqd = []string{cfg.Nsqd}
 		}
 	}
-	r.own, err = cfg.traffic(fleet.Config{Topic: cfg.Topic, Run: id, Sources: l.Sources, Address: cfg.Nsqd, Mpub: cfg.Mpub, Capture: capture}, l.Stream, sub)
+	r.traffic, err = cfg.traffic(fleet.Config{Topic: cfg.Topic, Run: id, Sources: l.Sources, Address: cfg.Nsqd, Mpub: cfg.Mpub, Capture: capture}, l.Stream, sub)
 	if err == nil {
-		r.own.brokers = r.brokers
+		r.traffic.brokers = r.brokers
 	}
 	return err
 }
@@ -344,16 +344,16 @@ func (r *run) follow(ctx context.Context) (err error) {
 		}
 	}
 	return client.Follow(ctx, conn, r.cfg.Topic, ids, func(all []*srtmv1.Assignment) {
-		var ours []fleet.Assignment
+		var assigned []fleet.Assignment
 		r.mu.Lock()
 		for _, a := range all {
 			if i, ok := number[a.PublisherId]; ok && !a.Unknown {
-				r.mu.at[i] = a.TcpAddress
-				ours = append(ours, fleet.Assignment{Source: i, Address: a.TcpAddress, Epoch: a.Epoch})
+				r.mu.brokerOf[i] = a.TcpAddress
+				assigned = append(assigned, fleet.Assignment{Source: i, Address: a.TcpAddress, Epoch: a.Epoch})
 			}
 		}
 		r.mu.Unlock()
-		r.own.fleet.Assign(ours)
+		r.traffic.fleet.Assign(assigned)
 	})
 }
 
@@ -365,7 +365,7 @@ func (r *run) brokers() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	different := map[string]bool{}
-	for _, a := range r.mu.at {
+	for _, a := range r.mu.brokerOf {
 		if a != "" {
 			different[a] = true
 		}
@@ -379,9 +379,9 @@ func (r *run) connect(ctx, parts context.Context) error {
 	defer cancel()
 	// A failed part ends the wait.
 	defer context.AfterFunc(parts, cancel)()
-	err := r.own.ready(ctx)
-	if r.mu.Lock(); err != nil && r.cfg.Loaddistributor != "" && len(r.mu.at) < len(r.load.Sources) {
-		err = fmt.Errorf("%w; the loaddistributor has placed %d of them in topic %s", err, len(r.mu.at), r.cfg.Topic)
+	err := r.traffic.ready(ctx)
+	if r.mu.Lock(); err != nil && r.cfg.Loaddistributor != "" && len(r.mu.brokerOf) < len(r.load.Sources) {
+		err = fmt.Errorf("%w; the loaddistributor has placed %d of them in topic %s", err, len(r.mu.brokerOf), r.cfg.Topic)
 	}
 	r.mu.Unlock()
 	if err == nil && r.back != nil {
@@ -414,7 +414,7 @@ func (r *run) watch(ctx, parts context.Context, start mono.Time, sent <-chan str
 			return interrupted, context.Cause(parts)
 		case <-stop:
 			interrupted, stop = true, nil
-			r.own.fleet.Stop()
+			r.traffic.fleet.Stop()
 		case <-ticks:
 			p := r.progress(start, &last)
 			last = *p
@@ -424,7 +424,7 @@ func (r *run) watch(ctx, parts context.Context, start mono.Time, sent <-chan str
 }
 
 func (r *run) progress(start mono.Time, last *report.Progress) *report.Progress {
-	s, endToEnd := r.own.stats()
+	s, endToEnd := r.traffic.stats()
 	p := &report.Progress{
 		Type: report.TypeProgress, ElapsedSeconds: max(0, clock.Mono().Sub(start).Seconds()), Counts: s.Counts,
 		Connected: s.Connected, Lost: s.Lost, Moved: s.Moved, Lateness: report.QuantilesOf(s.Lateness),
@@ -443,17 +443,17 @@ func (r *run) progress(start mono.Time, last *report.Progress) *report.Progress 
 // deliver waits until every accepted message is delivered, or no message arrives for
 // Config.Drain.
 func (r *run) deliver(parts context.Context) error {
-	if r.own.sub == nil {
+	if r.traffic.sub == nil {
 		return nil
 	}
-	accepted := r.own.fleet.Accepted()
+	accepted := r.traffic.fleet.Accepted()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	delivered, since := uint64(0), clock.Mono()
 	complete := false
 	for {
 		now := clock.Mono()
-		result, _ := r.own.sub.Compare(accepted, 0)
+		result, _ := r.traffic.sub.Compare(accepted, 0)
 		switch {
 		case complete && now.Sub(since) >= grace:
 			return nil
@@ -474,7 +474,7 @@ func (r *run) deliver(parts context.Context) error {
 }
 
 func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report {
-	s, endToEnd := r.own.stats()
+	s, endToEnd := r.traffic.stats()
 	planned := r.cfg.Duration
 	if r.load.Span > 0 {
 		planned = min(planned, r.load.Span)
@@ -497,7 +497,7 @@ func (r *run) report(start, stopped mono.Time, interrupted bool) *report.Report 
 	if endToEnd != nil {
 		late := report.QuantilesOf(endToEnd)
 		rep.EndToEnd = &late
-		account, missing := r.own.sub.Compare(r.own.fleet.Accepted(), maxMissing)
+		account, missing := r.traffic.sub.Compare(r.traffic.fleet.Accepted(), maxMissing)
 		rep.Account, rep.Missing = &account, missing
 	}
 	if r.back != nil {

@@ -89,7 +89,7 @@ type Fleet struct {
 	cfg     Config
 	workers []*worker
 	ready   chan struct{} // closed when every publisher has connected once
-	over    chan struct{} // closed when Run has returned
+	ended   chan struct{} // closed when Run has returned
 }
 
 // New returns a fleet that has not started.
@@ -102,7 +102,7 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("workers %d, outstanding %d, waiting %d: want at least 1; heartbeat %v: want at least 1s; drain %v: want at least 0",
 			cfg.Workers, cfg.MaxOutstanding, cfg.MaxWaiting, cfg.Heartbeat, cfg.Drain)
 	}
-	f := &Fleet{cfg: cfg, ready: make(chan struct{}), over: make(chan struct{})}
+	f := &Fleet{cfg: cfg, ready: make(chan struct{}), ended: make(chan struct{})}
 	// The last worker whose publishers are all connected closes ready.
 	var unready atomic.Int64
 	unready.Store(int64(cfg.Workers))
@@ -136,7 +136,7 @@ func hello(s schedule.Source, heartbeat time.Duration) ([]byte, error) {
 // If ctx ends, Run stops without draining and returns the context's error. Run is called
 // once.
 func (f *Fleet) Run(ctx context.Context) error {
-	defer close(f.over)
+	defer close(f.ended)
 	defer context.AfterFunc(ctx, f.abort)()
 	var all sync.WaitGroup
 	errs := make([]error, len(f.workers))
@@ -165,7 +165,7 @@ func (f *Fleet) Ready(ctx context.Context) error {
 	select {
 	case <-f.ready:
 		return nil
-	case <-f.over:
+	case <-f.ended:
 	case <-ctx.Done():
 	}
 	select {

@@ -20,12 +20,12 @@ type link struct {
 	slot      int32
 	address   string
 	state     linkState
-	since     mono.Time // start of dialling
-	// in holds the start of an incomplete frame.
-	in []byte
-	// out holds bytes that the socket did not accept. New messages are added only below
+	dialStart mono.Time // start of dialling
+	// received holds the start of an incomplete frame.
+	received []byte
+	// unsent holds bytes that the socket did not accept. New messages are added only below
 	// maxOut.
-	out []byte
+	unsent []byte
 	// open holds the unanswered commands, oldest first.
 	open container.Queue[command]
 }
@@ -75,7 +75,7 @@ type publisher struct {
 // canSend reports whether a batch may be written now.
 func (p *publisher) canSend(maxOutstanding int) bool {
 	return p.link != nil && p.link.state == ready && !p.switching() && !p.displaced &&
-		len(p.link.out) < maxOut && p.link.open.Len() < maxOutstanding
+		len(p.link.unsent) < maxOut && p.link.open.Len() < maxOutstanding
 }
 
 // switching reports whether the next link is ready and waits for the old link's last reply.

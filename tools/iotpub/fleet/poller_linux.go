@@ -82,9 +82,9 @@ func (p *poller) dial(slot int32, address string) error {
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
-	fail := func(what string, err error) error {
+	fail := func(call string, err error) error {
 		_ = unix.Close(fd) // never connected
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s: %w", call, err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return fail("TCP_NODELAY", err)
@@ -147,11 +147,11 @@ func (p *poller) close(slot int32) {
 
 // wait appends events to dst. It returns when there is an event, after wake, or at the time
 // until.
-func (p *poller) wait(dst []event, until mono.Time) []event {
-	if until != mono.Never {
-		p.poll.Alarm(until)
+func (p *poller) wait(dst []event, deadline mono.Time) []event {
+	if deadline != mono.Never {
+		p.poll.Alarm(deadline)
 	}
-	for _, e := range p.poll.Wait(clock.Mono().Before(until)) {
+	for _, e := range p.poll.Wait(clock.Mono().Before(deadline)) {
 		dst = append(dst, event{
 			slot:     e.Fd,
 			readable: e.Events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0,

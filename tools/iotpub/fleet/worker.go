@@ -65,7 +65,7 @@ type worker struct {
 
 	stream    schedule.Stream
 	next      schedule.Event
-	more      bool // next is valid
+	hasNext   bool // next is valid
 	start     mono.Time
 	started   bool
 	stopped   bool // the schedule has ended or was stopped
@@ -73,10 +73,10 @@ type worker struct {
 	aborted   bool
 	nextTick  mono.Time
 
-	stats    Stats
-	accepted *verify.Set
-	captured []mono.Time
-	lost     error // error of the last lost connection
+	stats     Stats
+	accepted  *verify.Set
+	captured  []mono.Time
+	lastError error // error of the last lost connection
 
 	// scratch
 	body, cmd []byte
@@ -87,7 +87,7 @@ type worker struct {
 
 type retry struct {
 	publisher *publisher
-	at        mono.Time
+	due       mono.Time
 }
 
 func newWorker(cfg *Config, shard int, allConnected func()) (*worker, error) {
@@ -147,8 +147,8 @@ func (w *worker) snapshot() Stats {
 func (w *worker) currentStats() Stats {
 	s := w.stats.clone()
 	s.Connected = w.connected
-	if w.lost != nil {
-		s.LastError = w.lost.Error()
+	if w.lastError != nil {
+		s.LastError = w.lastError.Error()
 	}
 	return s
 }
@@ -174,7 +174,7 @@ func (w *worker) run() (err error) {
 		}
 	}
 	if w.stream != nil {
-		w.next, w.more = w.stream.Next()
+		w.next, w.hasNext = w.stream.Next()
 	}
 	w.nextTick = now
 	for {
@@ -239,17 +239,17 @@ func (w *worker) finished(now mono.Time) bool {
 
 // wakeAt is the time at which wait returns without events.
 func (w *worker) wakeAt() mono.Time {
-	at := w.nextTick
-	if w.started && !w.stopped && w.more {
-		at = min(at, w.start.Add(w.next.At))
+	wake := w.nextTick
+	if w.started && !w.stopped && w.hasNext {
+		wake = min(wake, w.start.Add(w.next.At))
 	}
-	return at
+	return wake
 }
 
 // sendDue sends the batches that are due, and returns the current time.
 func (w *worker) sendDue(now mono.Time) mono.Time {
 	for range maxBurst {
-		if !w.more {
+		if !w.hasNext {
 			w.stop()
 			return now
 		}
@@ -258,7 +258,7 @@ func (w *worker) sendDue(now mono.Time) mono.Time {
 			return now
 		}
 		e := w.next
-		w.next, w.more = w.stream.Next()
+		w.next, w.hasNext = w.stream.Next()
 		w.stats.Offered += uint64(e.Count)
 		p := &w.publishers[int(e.Source)/w.cfg.Workers]
 		b := batch{intended: intended, count: e.Count, size: e.Size}
@@ -351,29 +351,29 @@ func (w *worker) send(p *publisher, b batch, now mono.Time) {
 
 // write writes bytes to a link, and stores the bytes that the socket does not accept.
 func (w *worker) write(l *link, b []byte) {
-	if len(l.out) > 0 {
-		l.out = append(l.out, b...)
+	if len(l.unsent) > 0 {
+		l.unsent = append(l.unsent, b...)
 		return
 	}
 	n, err := w.poll.write(l.slot, b)
 	switch {
 	case err == nil:
 	case errors.Is(err, errAgain):
-		l.out = append(l.out, b[n:]...)
+		l.unsent = append(l.unsent, b[n:]...)
 	default:
-		w.lose(l, err)
+		w.handleLoss(l, err)
 	}
 }
 
 // flush writes the stored bytes.
 func (w *worker) flush(l *link) {
-	if len(l.out) == 0 {
+	if len(l.unsent) == 0 {
 		return
 	}
-	n, err := w.poll.write(l.slot, l.out)
-	l.out = append(l.out[:0], l.out[n:]...)
+	n, err := w.poll.write(l.slot, l.unsent)
+	l.unsent = append(l.unsent[:0], l.unsent[n:]...)
 	if err != nil && !errors.Is(err, errAgain) {
-		w.lose(l, err)
+		w.handleLoss(l, err)
 	}
 }
 
@@ -385,7 +385,7 @@ func (w *worker) handle(e event, l *link) {
 			l.state = identifying
 			w.write(l, l.publisher.hello)
 		default:
-			w.lose(l, err)
+			w.handleLoss(l, err)
 		}
 	}
 	if e.writable && l.state != dead {
@@ -405,14 +405,14 @@ func (w *worker) receive(slot int32, l *link) {
 		n, err := w.poll.read(slot, w.input)
 		if err != nil {
 			if !errors.Is(err, errAgain) {
-				w.lose(l, err)
+				w.handleLoss(l, err)
 			}
 			return
 		}
 		in := w.input[:n]
-		if len(l.in) > 0 {
-			l.in = append(l.in, in...)
-			in = l.in
+		if len(l.received) > 0 {
+			l.received = append(l.received, in...)
+			in = l.received
 		}
 		rest, err := w.frames(l, in, clock.Mono())
 		if l.state == dead {
@@ -420,10 +420,10 @@ func (w *worker) receive(slot int32, l *link) {
 		}
 		if err != nil {
 			w.stats.Strange++
-			w.lose(l, err)
+			w.handleLoss(l, err)
 			return
 		}
-		l.in = append(l.in[:0], rest...)
+		l.received = append(l.received[:0], rest...)
 		if n < len(w.input) {
 			return
 		}
@@ -472,7 +472,7 @@ func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 	w.unanswered--
 	if refusal != nil {
 		w.stats.refuse(string(refusal.Code), uint64(c.count))
-		w.lost = refusal // the probable cause, if the connection ends now
+		w.lastError = refusal // the probable cause, if the connection ends now
 	} else {
 		w.stats.Accepted += uint64(c.count)
 		latency := now.Sub(c.intended)
@@ -597,14 +597,14 @@ func (w *worker) abandon(l *link) {
 	}
 }
 
-// lose handles the unexpected end of a link.
-func (w *worker) lose(l *link, cause error) {
+// handleLoss handles the unexpected end of a link.
+func (w *worker) handleLoss(l *link, cause error) {
 	p := l.publisher
 	// The broker may close a displaced publisher's connection first.
 	if !p.displaced || l.open.Len() > 0 {
 		// A refusal that closes the connection says more than the EOF that follows.
-		if !errors.Is(cause, io.EOF) || w.lost == nil {
-			w.lost = fmt.Errorf("%s: %w", l.address, cause)
+		if !errors.Is(cause, io.EOF) || w.lastError == nil {
+			w.lastError = fmt.Errorf("%s: %w", l.address, cause)
 		}
 		w.stats.Lost++
 	}
@@ -641,11 +641,11 @@ func backoff(n uint) time.Duration {
 }
 
 // queueDial schedules a dial to the publisher's target at the given time.
-func (w *worker) queueDial(p *publisher, at mono.Time) {
+func (w *worker) queueDial(p *publisher, due mono.Time) {
 	if !p.queued && p.target != "" {
 		p.queued = true
-		w.redial = append(w.redial, retry{p, at})
-		w.nextTick = min(w.nextTick, at)
+		w.redial = append(w.redial, retry{p, due})
+		w.nextTick = min(w.nextTick, due)
 	}
 }
 
@@ -661,9 +661,9 @@ func (w *worker) dialMore(now mono.Time) {
 			remaining = append(remaining, r) // nothing to send
 			continue
 		}
-		if now.Before(r.at) {
+		if now.Before(r.due) {
 			remaining = append(remaining, r)
-			w.nextTick = min(w.nextTick, r.at)
+			w.nextTick = min(w.nextTick, r.due)
 			continue
 		}
 		r.publisher.queued = false
@@ -689,12 +689,12 @@ func (w *worker) dial(p *publisher, now mono.Time) bool {
 	}
 	if err := w.poll.dial(slot, p.target); err != nil {
 		w.free = append(w.free, slot)
-		w.lost = fmt.Errorf("%s: %w", p.target, err)
+		w.lastError = fmt.Errorf("%s: %w", p.target, err)
 		w.stats.Lost++
 		p.failures++
 		return false
 	}
-	l := &link{publisher: p, slot: slot, address: p.target, state: dialling, since: now}
+	l := &link{publisher: p, slot: slot, address: p.target, state: dialling, dialStart: now}
 	w.links[slot] = l
 	p.next = l
 	w.dials++
@@ -705,8 +705,8 @@ func (w *worker) dial(p *publisher, now mono.Time) bool {
 func (w *worker) housekeep(now mono.Time) {
 	if w.dials > 0 {
 		for _, l := range w.links {
-			if l != nil && (l.state == dialling || l.state == identifying) && now.Sub(l.since) > helloTimeout {
-				w.lose(l, fmt.Errorf("no connection and answer to IDENTIFY within %v", helloTimeout))
+			if l != nil && (l.state == dialling || l.state == identifying) && now.Sub(l.dialStart) > helloTimeout {
+				w.handleLoss(l, fmt.Errorf("no connection and answer to IDENTIFY within %v", helloTimeout))
 			}
 		}
 	}

@@ -38,9 +38,9 @@ const retry = 100 * time.Millisecond
 
 // Run publishes to the broker that where returns, and reconnects after failures, until ctx
 // ends. Run returns an error only if where fails.
-func (p *Publisher) Run(ctx context.Context, topic string, size int, where func(context.Context) (address string, err error)) error {
+func (p *Publisher) Run(ctx context.Context, topic string, size int, lookup func(context.Context) (address string, err error)) error {
 	for {
-		address, err := where(ctx)
+		address, err := lookup(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -108,12 +108,12 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			continue
 		}
 		p.Accepted.Add(1)
-		p.told(&bucket, data, clock.Mono())
+		p.applyAdvice(&bucket, data, clock.Mono())
 	}
 	return nil
 }
 
-func (p *Publisher) told(b *sender.Bucket, data []byte, now mono.Time) {
+func (p *Publisher) applyAdvice(b *sender.Bucket, data []byte, now mono.Time) {
 	if ok, err := header.ParseOK(data); err == nil {
 		b.Advise(sender.Advice{Paced: ok.Paced, Overload: ok.Overload, Rate: ok.Rate, Burst: ok.Burst, Interval: ok.Interval}, now)
 	}

@@ -73,13 +73,13 @@ func (s *Set) Merge(other *Set) {
 	if len(s.sources) != len(other.sources) {
 		panic(fmt.Sprintf("merging sets of %d and %d publishers", len(s.sources), len(other.sources)))
 	}
-	for i, theirs := range other.sources {
+	for i, added := range other.sources {
 		words := s.sources[i]
-		if n := len(theirs) - len(words); n > 0 {
+		if n := len(added) - len(words); n > 0 {
 			words = append(words, make([]uint64, n)...)
 			s.sources[i] = words
 		}
-		for j, w := range theirs {
+		for j, w := range added {
 			s.size += uint64(bits.OnesCount64(w &^ words[j]))
 			words[j] |= w
 		}

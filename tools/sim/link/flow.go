@@ -19,14 +19,14 @@ type flow struct {
 	window     *window             // for the paper's controls
 	publishers []*police.Publisher // entries of the routers of links
 
-	left     int // packets to send; negative: unlimited
-	stopped  bool
-	inflight int
-	timer    mono.Time // time of the valid timer event
-	last     mono.Time // last send time
-	rtt      time.Duration
-	bytes    float64 // delivered during the measurement
-	ever     float64 // delivered
+	remaining int // packets to send; negative: unlimited
+	stopped   bool
+	inflight  int
+	timer     mono.Time // time of the valid timer event
+	last      mono.Time // last send time
+	rtt       time.Duration
+	bytes     float64 // delivered during the measurement
+	ever      float64 // delivered
 
 	// For Level.
 	bucket sender.Bucket
@@ -44,7 +44,7 @@ func (s span) back(n int) span { return span{n - 1 - s.last, n - 1 - s.first} }
 // ACK.
 func (f *flow) next(now mono.Time) time.Duration {
 	switch {
-	case f.left == 0 || f.stopped:
+	case f.remaining == 0 || f.stopped:
 		return -1
 	case f.control == Level && f.paced:
 		return f.bucket.Wait(1, now)
@@ -97,8 +97,8 @@ func (f *flow) acked(now mono.Time, p packet) {
 // missed handles the notice of a loss.
 func (f *flow) missed(now mono.Time, p packet) {
 	f.inflight--
-	if f.left >= 0 {
-		f.left++
+	if f.remaining >= 0 {
+		f.remaining++
 	}
 	if f.control != Level && f.rtt > 0 {
 		f.window.feedback(now, 0, true, f.rtt, f.rtt)

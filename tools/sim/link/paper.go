@@ -46,8 +46,8 @@ func (p *paperRouter) packet(size, tos, rate float64) {
 	}
 }
 
-// other counts a packet without a header, which only adds to the load λ.
-func (p *paperRouter) other(size float64) { p.plain += size }
+// unmarked counts a packet without a header, which only adds to the load λ.
+func (p *paperRouter) unmarked(size float64) { p.plain += size }
 
 // interval ends an interval of length ts. It returns γo, in bytes per second and unit of
 // ToS (0 before the first packet), and whether the link was overloaded; then the router

@@ -52,7 +52,7 @@ type wire struct {
 	buffer   float64 // bytes
 	half     time.Duration
 	notice   time.Duration // delay until a sender knows of a loss
-	from     mono.Time     // start of the measurement
+	start    mono.Time     // start of the measurement
 
 	empty   mono.Time // when the queue will be empty
 	last    mono.Time // last arrival
@@ -76,11 +76,11 @@ func (w *wire) backlog(now mono.Time) float64 {
 func (w *wire) observe(now mono.Time) {
 	w.least = min(w.least, w.backlog(now))
 	w.peak = max(w.peak, w.backlog(w.last))
-	if since := max(w.last, w.from); now > since {
-		a, b := w.backlog(since), w.backlog(now)
+	if start := max(w.last, w.start); now > start {
+		a, b := w.backlog(start), w.backlog(now)
 		w.longest = max(w.longest, a)
 		if b > 0 {
-			w.area += (a + b) / 2 * now.Sub(since).Seconds()
+			w.area += (a + b) / 2 * now.Sub(start).Seconds()
 		} else {
 			w.area += a * a / w.capacity / 2
 		}
@@ -97,7 +97,7 @@ func (w *wire) send(now mono.Time, p packet, size float64) {
 	}
 	w.empty = max(w.empty, now).Add(time.Duration(size / w.capacity * 1e9))
 	w.total += size
-	if w.empty > w.from {
+	if w.empty > w.start {
 		w.bytes += size
 	}
 	p.at = w.empty.Add(w.half)
@@ -107,7 +107,7 @@ func (w *wire) send(now mono.Time, p packet, size float64) {
 // drop loses a packet. The sender learns of the loss later, as from the ACK of a later
 // packet.
 func (w *wire) drop(now mono.Time, p packet) {
-	if now >= w.from {
+	if now >= w.start {
 		w.drops++
 	}
 	p.at = now.Add(w.notice)

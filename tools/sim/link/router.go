@@ -19,7 +19,7 @@ type router struct {
 	police bool
 
 	// Current interval.
-	began mono.Time
+	start mono.Time
 	acks  float64 // bytes
 	rtts  float64 // sum over packets, seconds
 	count float64 // packets
@@ -40,7 +40,7 @@ func (r *router) arrive(now mono.Time, p packet, publisher *police.Publisher) {
 	if p.ack {
 		r.acks += ackSize
 		if r.paper != nil {
-			r.paper.other(ackSize)
+			r.paper.unmarked(ackSize)
 		}
 		r.wire.send(now, p, ackSize)
 		return
@@ -82,7 +82,7 @@ func (r *router) turn(now mono.Time) mono.Time {
 	if r.count > 0 && r.rtts > 0 {
 		rtt = time.Duration(r.rtts / r.count * 1e9)
 	}
-	passed := now.Sub(r.began)
+	passed := now.Sub(r.start)
 	var a fair.Advice
 	if r.paper != nil {
 		r.fair, r.overload = r.paper.interval(r.wire.capacity, r.wire.least, passed)
@@ -95,7 +95,7 @@ func (r *router) turn(now mono.Time) mono.Time {
 		r.interval = r.level.Span(capacity, rtt)
 	}
 	r.table.Advise(a, burst, r.interval, now)
-	r.began, r.acks, r.rtts, r.count = now, 0, 0, 0
+	r.start, r.acks, r.rtts, r.count = now, 0, 0, 0
 	r.wire.least = r.wire.backlog(now)
 	return now.Add(r.interval)
 }

@@ -32,7 +32,7 @@ const (
 )
 
 type event struct {
-	at     mono.Time
+	time   mono.Time
 	seq    int // orders events of one instant
 	kind   int
 	flow   *flow
@@ -40,24 +40,24 @@ type event struct {
 }
 
 // Before orders events by time, then as they were added.
-func (e event) Before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
+func (e event) Before(o event) bool { return e.time < o.time || e.time == o.time && e.seq < o.seq }
 
 type simulation struct {
 	// Set once.
 	cfg    Config
-	from   mono.Time
+	start  mono.Time
 	rng    *rand.Rand
 	routes [2][]*router               // 0 is forward; in the order of the path
 	direct []*container.Queue[packet] // ACKs that bypass the queues, by the number of further links
 	queues []source                   // of all packets in flight
 	traced []*flow                    // first flow of each ToS
 
-	now    mono.Time
-	seq    int
-	short  int // number of short flows so far
-	heap   container.Heap[event]
-	series []Sample
-	before sampled
+	now         mono.Time
+	seq         int
+	short       int // number of short flows so far
+	heap        container.Heap[event]
+	series      []Sample
+	lastSampled sampled
 }
 
 // sampled holds the counters at the last sample.
@@ -74,7 +74,7 @@ type source struct {
 
 // Run simulates c. Requires: Validate accepts c.
 func Run(c Config) Result {
-	s := &simulation{cfg: c, from: mono.Time(c.Duration / 2), rng: rand.New(rand.NewPCG(c.Seed, 0))}
+	s := &simulation{cfg: c, start: mono.Time(c.Duration / 2), rng: rand.New(rand.NewPCG(c.Seed, 0))}
 	n := c.routers()
 	for way := range s.routes {
 		for range n {
@@ -95,7 +95,7 @@ func Run(c Config) Result {
 				claim = claimed
 			}
 			f := s.flow(i, claim, way, whole, -1)
-			s.at(mono.Time(s.rng.Int64N(int64(c.RTT))), event{kind: starts, flow: f})
+			s.schedule(mono.Time(s.rng.Int64N(int64(c.RTT))), event{kind: starts, flow: f})
 			if way == 0 {
 				forward = append(forward, f)
 			}
@@ -103,23 +103,23 @@ func Run(c Config) Result {
 	}
 	for i := range c.Join {
 		f := s.flow(c.Flows+i, uint8(c.ToS[i%len(c.ToS)]), 0, whole, -1)
-		s.at(mono.Time(c.From), event{kind: starts, flow: f})
-		s.at(mono.Time(c.To), event{kind: stops, flow: f})
+		s.schedule(mono.Time(c.From), event{kind: starts, flow: f})
+		s.schedule(mono.Time(c.To), event{kind: stops, flow: f})
 	}
 	for link := range n {
 		for i := range c.Cross * link {
 			f := s.flow(c.Flows+c.Join+len(crossing), uint8(c.ToS[i%len(c.ToS)]), 0, span{link, link}, -1)
-			s.at(mono.Time(s.rng.Int64N(int64(c.RTT))), event{kind: starts, flow: f})
+			s.schedule(mono.Time(s.rng.Int64N(int64(c.RTT))), event{kind: starts, flow: f})
 			crossing = append(crossing, f)
 		}
 	}
 	if c.Web > 0 {
-		s.at(s.gap(), event{kind: arrivals})
+		s.schedule(s.gap(), event{kind: arrivals})
 	}
 	if c.Sample > 0 {
 		s.traced = forward[:min(len(c.ToS), len(forward))]
-		s.before.ever = make([]float64, len(s.traced))
-		s.at(mono.Time(c.Sample), event{kind: samples})
+		s.lastSampled.ever = make([]float64, len(s.traced))
+		s.schedule(mono.Time(c.Sample), event{kind: samples})
 	}
 	s.run(mono.Time(c.Duration))
 	return s.result(forward, crossing)
@@ -129,7 +129,7 @@ func Run(c Config) Result {
 func (s *simulation) link(way int) {
 	c := s.cfg
 	half := c.RTT / 2 / time.Duration(c.routers())
-	w := &wire{capacity: c.bytesPerSecond(), buffer: c.buffer(), half: half, notice: c.RTT, from: s.from}
+	w := &wire{capacity: c.bytesPerSecond(), buffer: c.buffer(), half: half, notice: c.RTT, start: s.start}
 	r := &router{wire: w, table: police.New(c.weights()), police: c.Police && way == 0, interval: c.RTT}
 	if c.Control == Level {
 		r.level = fair.New()
@@ -137,34 +137,34 @@ func (s *simulation) link(way int) {
 		r.paper = newPaperRouter(c.Theta)
 	}
 	s.routes[way] = append(s.routes[way], r)
-	s.at(mono.Time(c.RTT), event{kind: turns, router: r})
+	s.schedule(mono.Time(c.RTT), event{kind: turns, router: r})
 	s.queues = append(s.queues,
 		source{&w.flying, func(p packet) { s.crossed(way, p) }},
 		source{&w.lost, s.missed})
 }
 
-func (s *simulation) at(at mono.Time, e event) {
+func (s *simulation) schedule(time mono.Time, e event) {
 	s.seq++
-	e.at, e.seq = at, s.seq
+	e.time, e.seq = time, s.seq
 	s.heap.Push(e)
 }
 
 func (s *simulation) run(end mono.Time) {
 	for {
-		first, which := s.heap[0].at, -1 // a router's turn is always in the heap
+		first, source := s.heap[0].time, -1 // a router's turn is always in the heap
 		for i, q := range s.queues {
 			if at := due(q.packets); at < first {
-				first, which = at, i
+				first, source = at, i
 			}
 		}
 		if first >= end {
 			break
 		}
 		s.now = first
-		if which < 0 {
+		if source < 0 {
 			s.happen(s.heap.Pop())
 		} else {
-			s.queues[which].due(s.queues[which].packets.Pop())
+			s.queues[source].due(s.queues[source].packets.Pop())
 		}
 	}
 	s.now = end
@@ -178,7 +178,7 @@ func (s *simulation) run(end mono.Time) {
 func (s *simulation) happen(e event) {
 	switch e.kind {
 	case sends:
-		if e.flow.timer == e.at {
+		if e.flow.timer == e.time {
 			e.flow.timer = 0
 			s.pump(e.flow)
 		}
@@ -187,21 +187,21 @@ func (s *simulation) happen(e event) {
 	case stops:
 		e.flow.stopped = true
 	case turns:
-		s.at(e.router.turn(s.now), e)
+		s.schedule(e.router.turn(s.now), e)
 	case arrivals:
 		s.short++
 		s.pump(s.flow(-s.short, 1, 0, span{0, s.cfg.routers() - 1}, s.size()))
-		s.at(s.now+s.gap(), e)
+		s.schedule(s.now+s.gap(), e)
 	case samples:
 		s.sample()
-		s.at(s.now.Add(s.cfg.Sample), e)
+		s.schedule(s.now.Add(s.cfg.Sample), e)
 	}
 }
 
 // flow creates the i-th flow in a direction. i is negative for short flows.
 func (s *simulation) flow(i int, claim uint8, way int, links span, left int) *flow {
 	id := police.Identity{Kind: "short", ID: strconv.Itoa(-i)}
-	f := &flow{tos: claim, claim: claim, way: way, links: links, control: s.cfg.Control, left: left, open: 1}
+	f := &flow{tos: claim, claim: claim, way: way, links: links, control: s.cfg.Control, remaining: left, open: 1}
 	if i >= 0 {
 		f.tos = uint8(s.cfg.ToS[i%len(s.cfg.ToS)])
 		id = police.Identity{Kind: "flow", ID: group(f.tos) + "." + strconv.Itoa(i)}
@@ -242,7 +242,7 @@ func (s *simulation) crossed(way int, p packet) {
 		s.acked(p)
 	default:
 		f.ever += packetSize
-		if s.now >= s.from {
+		if s.now >= s.start {
 			f.bytes += packetSize
 		}
 		s.acknowledge(1-way, p)
@@ -295,12 +295,12 @@ func (s *simulation) pump(f *flow) {
 		case wait > 0:
 			if at := s.now.Add(wait); f.timer == 0 || f.timer <= s.now || at < f.timer {
 				f.timer = at
-				s.at(at, event{kind: sends, flow: f})
+				s.schedule(at, event{kind: sends, flow: f})
 			}
 			return
 		}
 		f.inflight++
-		f.left = max(-1, f.left-1)
+		f.remaining = max(-1, f.remaining-1)
 		f.last = s.now
 		p := packet{flow: f, link: f.links.first, sent: s.now}
 		p.setCongestion(header.Packet{ToS: f.claim, RTT: uint32(f.rtt / time.Microsecond), Throughput: uint64(f.rate())})
@@ -312,19 +312,19 @@ func (s *simulation) sample() {
 	w := s.routes[0][s.cfg.routers()-1].wire
 	w.observe(s.now)
 	period, backlog := s.cfg.Sample.Seconds(), w.backlog(s.now)
-	left := w.total - s.before.total + s.before.backlog - backlog
-	sample := Sample{At: time.Duration(s.now), Queue: w.peak / w.buffer, Utilization: left / period / w.capacity}
+	delivered := w.total - s.lastSampled.total + s.lastSampled.backlog - backlog
+	sample := Sample{At: time.Duration(s.now), Queue: w.peak / w.buffer, Utilization: delivered / period / w.capacity}
 	w.peak = backlog
-	s.before.total, s.before.backlog = w.total, backlog
+	s.lastSampled.total, s.lastSampled.backlog = w.total, backlog
 	for i, f := range s.traced {
-		sample.Throughput = append(sample.Throughput, 8*(f.ever-s.before.ever[i])/period)
-		s.before.ever[i] = f.ever
+		sample.Throughput = append(sample.Throughput, 8*(f.ever-s.lastSampled.ever[i])/period)
+		s.lastSampled.ever[i] = f.ever
 	}
 	s.series = append(s.series, sample)
 }
 
 func (s *simulation) result(forward, crossing []*flow) Result {
-	seconds := s.now.Sub(s.from).Seconds()
+	seconds := s.now.Sub(s.start).Seconds()
 	r := Result{Series: s.series}
 	for _, route := range s.routes[0] {
 		w := route.wire

@@ -62,7 +62,7 @@ type source struct {
 }
 
 func (l Load) source(seed uint64) (*source, error) {
-	var from []schedule.Source
+	var sources []schedule.Source
 	s := &source{}
 	if l.Trace != nil {
 		recording, err := trace.Open(l.Trace.File)
@@ -73,12 +73,12 @@ func (l Load) source(seed uint64) (*source, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", l.Trace.File, err)
 		}
-		from, s.stream = replay.Sources(), replay.Stream
+		sources, s.stream = replay.Sources(), replay.Stream
 	} else {
 		spec := l.spec(seed)
-		from, s.stream = spec.Sources(), func() schedule.Stream { return spec.Stream() }
+		sources, s.stream = spec.Sources(), func() schedule.Stream { return spec.Stream() }
 	}
-	for _, p := range from {
+	for _, p := range sources {
 		s.publishers = append(s.publishers, placement.Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Batch: p.Batch})
 		s.rate += p.Rate
 	}
@@ -185,16 +185,16 @@ func (s *Scenario) place(spec Topic, snapshot []placement.Broker) (*Placed, erro
 
 // Layout converts a plan for the engine: the broker of each publisher, or engine.Nowhere,
 // and the share of each broker.
-func Layout(plan placement.Plan, brokers []placement.Broker, publishers int) (where []int, shares []tokenbucket.Share) {
-	where, shares = slices.Repeat([]int{engine.Nowhere}, publishers), make([]tokenbucket.Share, len(brokers))
+func Layout(plan placement.Plan, brokers []placement.Broker, publishers int) (brokerOf []int, shares []tokenbucket.Share) {
+	brokerOf, shares = slices.Repeat([]int{engine.Nowhere}, publishers), make([]tokenbucket.Share, len(brokers))
 	for _, q := range plan.Quotas {
 		l := find(brokers, q.Broker)
 		shares[l] = q.Share
 		for _, i := range q.Publishers {
-			where[i] = l
+			brokerOf[i] = l
 		}
 	}
-	return where, shares
+	return brokerOf, shares
 }
 
 // forced returns a snapshot of the k brokers with the largest rcap, with enough mcap for

@@ -81,18 +81,18 @@ func (c *Calibration) names() []string { return slices.Sorted(maps.Keys(c.Models
 
 // Model returns the named model and its mcap. "" is the default.
 func (c *Calibration) Model(name string) (engine.Model, int64, error) {
-	or(&name, DefaultModel)
+	setDefault(&name, DefaultModel)
 	m, ok := c.Models[name]
 	if !ok {
 		return engine.Model{}, 0, fmt.Errorf("no model %q: there are %v", name, c.names())
 	}
-	out := engine.Model{Servers: m.Servers}
+	model := engine.Model{Servers: m.Servers}
 	var f faults.List
 	for _, d := range []struct {
 		field string
 		in    [][2]float64
 		out   *engine.Dist
-	}{{"wake_us", m.Wake, &out.Wake}, {"message_us", m.Message, &out.Message}, {"overhead_us", m.Overhead, &out.Overhead}} {
+	}{{"wake_us", m.Wake, &model.Wake}, {"message_us", m.Message, &model.Message}, {"overhead_us", m.Overhead, &model.Overhead}} {
 		points := make([]engine.Point, len(d.in))
 		for i, p := range d.in {
 			f.If(!(math.Abs(p[1]) <= 1e12), "%s: %v us", d.field, p[1])
@@ -102,10 +102,10 @@ func (c *Calibration) Model(name string) (engine.Model, int64, error) {
 		f.If(err != nil, "%s: %w", d.field, err)
 		*d.out = dist
 	}
-	f.Add(out.Validate())
+	f.Add(model.Validate())
 	f.If(m.Mcap < 1, "mcap: %d, want 1 or more", m.Mcap)
 	if err := f.Err(); err != nil {
 		return engine.Model{}, 0, fmt.Errorf("model %q: %w", name, err)
 	}
-	return out, m.Mcap, nil
+	return model, m.Mcap, nil
 }

@@ -82,18 +82,18 @@ type fitRun struct {
 	latency time.Duration
 	moved   mono.Time // last move of publishers
 	// stream is a second copy of the topic's schedule, for the brokers' arrival stamps.
-	stream schedule.Stream
-	next   schedule.Event
-	over   bool
+	stream    schedule.Stream
+	next      schedule.Event
+	exhausted bool
 
 	// Observations since from.
-	from      mono.Time
-	watching  bool
-	checking  bool // only the parts are recorded
-	parts     []*part
-	slices    [][]tuner.Slice
-	unloaded  *obs.Latency
-	restarted bool
+	observedFrom mono.Time
+	watching     bool
+	checking     bool // only the parts are recorded
+	parts        []*part
+	slices       [][]tuner.Slice
+	unloaded     *obs.Latency
+	restarted    bool
 }
 
 // Fit fits the first topic of a built scenario and replaces the topic's placement. The
@@ -154,14 +154,14 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 // apply applies a plan. The first plan starts with full buckets, because the contract is
 // unused. Later, tokens move with the shares.
 func (r *fitRun) apply(plan placement.Plan) error {
-	where, shares := Layout(plan, r.built.Brokers, len(r.placed.Where))
-	if err := r.cluster.Move(0, where); err != nil {
+	brokerOf, shares := Layout(plan, r.built.Brokers, len(r.placed.Where))
+	if err := r.cluster.Move(0, brokerOf); err != nil {
 		return err
 	}
-	if !slices.Equal(where, r.placed.Where) {
+	if !slices.Equal(brokerOf, r.placed.Where) {
 		r.moved = r.cluster.Now()
 	}
-	r.placed.Where = where
+	r.placed.Where = brokerOf
 	if r.restarted {
 		return r.cluster.Retune(0, shares)
 	}
@@ -171,11 +171,11 @@ func (r *fitRun) apply(plan placement.Plan) error {
 
 func (r *fitRun) read() {
 	e, ok := r.stream.Next()
-	r.next, r.over = e, !ok
+	r.next, r.exhausted = e, !ok
 }
 
 func (r *fitRun) forget() {
-	r.from = r.cluster.Now()
+	r.observedFrom = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
 	r.slices = make([][]tuner.Slice, len(r.built.Brokers))
 	r.unloaded = obs.NewLatency()
@@ -185,14 +185,14 @@ func (r *fitRun) observe(d engine.Delivery) {
 	if d.Topic != 0 || !r.watching {
 		return
 	}
-	if d.At >= r.from {
+	if d.At >= r.observedFrom {
 		r.parts[d.Broker].record(d, r.latency)
 	}
 	if r.checking {
 		return
 	}
 	r.unloaded.Record(d.Processing())
-	i := int(d.Eligible.Sub(r.from) / slice)
+	i := int(d.Eligible.Sub(r.observedFrom) / slice)
 	slices := &r.slices[d.Broker]
 	for len(*slices) <= i {
 		*slices = append(*slices, tuner.Slice{})
@@ -208,7 +208,7 @@ func (r *fitRun) observe(d engine.Delivery) {
 
 func (r *fitRun) observation() tuner.Observation {
 	o := tuner.Observation{Slices: r.slices, Unloaded: r.unloaded.Quantile(0.1)}
-	for !r.over && mono.Time(r.next.At) < r.cluster.Now() {
+	for !r.exhausted && mono.Time(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
 			o.Arrivals = append(o.Arrivals, tuner.Arrival{At: mono.Time(r.next.At), Publisher: r.next.Source})
 		}

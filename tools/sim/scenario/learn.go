@@ -47,7 +47,7 @@ func (s *Scenario) keyed(t Topic, publishers []placement.Publisher) ([]placement
 		earlier.From, earlier.To = t.Learning.From, t.Learning.To
 		load.Trace = &earlier
 	}
-	from, err := load.source(s.seed("topic " + t.Name))
+	source, err := load.source(s.seed("topic " + t.Name))
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (s *Scenario) keyed(t Topic, publishers []placement.Publisher) ([]placement
 	if load.Trace != nil {
 		begin, lasts = 0, duration((load.Trace.To-load.Trace.From)/load.Trace.Compress)
 	}
-	stream := schedule.Until(from.stream(), begin+lasts)
+	stream := schedule.Until(source.stream(), begin+lasts)
 	lesson := max(1, lasts/lessons)
 	for due := begin + lesson; ; {
 		e, more := stream.Next()
@@ -71,7 +71,7 @@ func (s *Scenario) keyed(t Topic, publishers []placement.Publisher) ([]placement
 			continue
 		}
 		for range e.Count {
-			learner.Arrive(from.publishers[e.Source].ID, mono.Time(e.At))
+			learner.Arrive(source.publishers[e.Source].ID, mono.Time(e.At))
 		}
 	}
 	for i := range keyed {

@@ -58,8 +58,8 @@ func (b *Built) Cluster(observe func(engine.Delivery)) (*engine.Cluster, error) 
 		topics = append(topics, engine.Topic{Stream: p.Stream(), Where: p.Where, Limited: true, Shares: p.Shares})
 	}
 	for _, bg := range b.background {
-		where := slices.Repeat([]int{bg.broker}, len(bg.source.publishers))
-		topics = append(topics, engine.Topic{Stream: bg.source.stream(), Where: where})
+		brokerOf := slices.Repeat([]int{bg.broker}, len(bg.source.publishers))
+		topics = append(topics, engine.Topic{Stream: bg.source.stream(), Where: brokerOf})
 	}
 	return engine.New(b.Models, topics, b.Scenario.seed("brokers"), observe)
 }
@@ -89,13 +89,13 @@ func Run(b *Built) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := make([]time.Duration, len(b.Brokers))
+	busyBefore := make([]time.Duration, len(b.Brokers))
 	warm := false
 	for cluster.Now() < end {
 		if !warm && cluster.Now() >= start {
 			warm = true
-			for l := range before {
-				before[l] = cluster.Busy(l)
+			for l := range busyBefore {
+				busyBefore[l] = cluster.Busy(l)
 			}
 		}
 		next := end
@@ -123,7 +123,7 @@ func Run(b *Built) (*Report, error) {
 	}
 	busy := make([]float64, len(b.Brokers))
 	for l := range busy {
-		busy[l] = (cluster.Busy(l) - before[l]).Seconds() / s.Duration / float64(b.Models[l].Servers)
+		busy[l] = (cluster.Busy(l) - busyBefore[l]).Seconds() / s.Duration / float64(b.Models[l].Servers)
 	}
 	return b.report(parts, cluster, waiting, busy), nil
 }

@@ -206,8 +206,8 @@ func New(s Scenario) (*Built, error) {
 }
 
 func (s *Scenario) fill() {
-	or(&s.Seed, 1)
-	or(&s.Calibration, Paper)
+	setDefault(&s.Seed, 1)
+	setDefault(&s.Calibration, Paper)
 	for i := range s.Brokers {
 		b := &s.Brokers[i]
 		if b.Background != nil {
@@ -217,27 +217,27 @@ func (s *Scenario) fill() {
 	for i := range s.Topics {
 		t := &s.Topics[i]
 		t.Load.fill()
-		or(&t.Policy, placement.SRTM)
-		or(&t.Keys, Declared)
-		or(&t.Learning.Seconds, 60)
-		or(&t.SLO.Quantile, 0.99)
-		or(&t.SLO.LatencyMs, 1)
-		or(&t.Contract.ProfileQuantile, t.SLO.Quantile)
-		or(&t.Contract.ProfileSeconds, min(60, s.Warmup+s.Duration))
+		setDefault(&t.Policy, placement.SRTM)
+		setDefault(&t.Keys, Declared)
+		setDefault(&t.Learning.Seconds, 60)
+		setDefault(&t.SLO.Quantile, 0.99)
+		setDefault(&t.SLO.LatencyMs, 1)
+		setDefault(&t.Contract.ProfileQuantile, t.SLO.Quantile)
+		setDefault(&t.Contract.ProfileSeconds, min(60, s.Warmup+s.Duration))
 		if a := t.Adapt; a != nil {
-			or(&a.Step, 1)
-			or(&a.Window, 10)
-			or(&a.Every, 1)
+			setDefault(&a.Step, 1)
+			setDefault(&a.Window, 10)
+			setDefault(&a.Every, 1)
 		}
 	}
 }
 
 func (l *Load) fill() {
-	or(&l.Batch, 1)
-	or(&l.Process, schedule.Poisson)
+	setDefault(&l.Batch, 1)
+	setDefault(&l.Process, schedule.Poisson)
 	if t := l.Trace; t != nil {
-		or(&t.Compress, 1)
-		or(&t.Copies, 1)
+		setDefault(&t.Compress, 1)
+		setDefault(&t.Copies, 1)
 		if t.SpreadMs == nil {
 			tick := float64(trace.DefaultSpread) / float64(time.Millisecond)
 			t.SpreadMs = &tick
@@ -245,10 +245,10 @@ func (l *Load) fill() {
 	}
 }
 
-// or sets *v to the default if *v is zero.
-func or[T comparable](v *T, meant T) {
+// setDefault sets *v to the default if *v is zero.
+func setDefault[T comparable](v *T, value T) {
 	if *v == *new(T) {
-		*v = meant
+		*v = value
 	}
 }
 
@@ -287,10 +287,10 @@ func (s *Scenario) Validate() error {
 	f.If(len(s.Topics) == 0, "topics: there is none")
 	names := map[string]bool{}
 	for i, t := range s.Topics {
-		at := fmt.Sprintf("topics[%d]", i)
-		f.If(t.Name == "" || names[t.Name], "%s.name: %q is empty or not its own", at, t.Name)
+		path := fmt.Sprintf("topics[%d]", i)
+		f.If(t.Name == "" || names[t.Name], "%s.name: %q is empty or not its own", path, t.Name)
 		names[t.Name] = true
-		t.validate(&f, at, n)
+		t.validate(&f, path, n)
 		messages += t.messages(s.Warmup + s.Duration)
 	}
 	f.If(messages > MaxMessages, "%.3g messages, want %g at most", messages, MaxMessages)
@@ -313,9 +313,9 @@ func (b Broker) names() []string {
 }
 
 // validate adds the topic's faults. at is the topic's place in the file.
-func (t Topic) validate(f *faults.List, at string, brokers int) {
-	refuse := func(wrong bool, format string, args ...any) { f.If(wrong, at+"."+format, args...) }
-	t.Load.validate(f, at)
+func (t Topic) validate(f *faults.List, path string, brokers int) {
+	refuse := func(wrong bool, format string, args ...any) { f.If(wrong, path+"."+format, args...) }
+	t.Load.validate(f, path)
 	refuse(!slices.Contains(placement.Policies(), t.Policy), "policy: %q is not one of %v", t.Policy, placement.Policies())
 	refuse(!slices.Contains([]string{Declared, Learned, Blind}, t.Keys), "keys: %q is none of %s, %s and %s", t.Keys, Declared, Learned, Blind)
 	g := t.Learning
@@ -337,26 +337,26 @@ func (t Topic) validate(f *faults.List, at string, brokers int) {
 	}
 }
 
-func (l Load) validate(f *faults.List, at string) {
+func (l Load) validate(f *faults.List, path string) {
 	if t := l.Trace; t != nil {
-		f.If(l.Publishers != 0 || l.Rate != 0 || l.GroupSize != 0 || l.Sync || l.NoiseMs != 0, "%s: a trace brings its own publishers", at)
-		f.If(t.File == "", "%s.trace.file: is empty", at)
+		f.If(l.Publishers != 0 || l.Rate != 0 || l.GroupSize != 0 || l.Sync || l.NoiseMs != 0, "%s: a trace brings its own publishers", path)
+		f.If(t.File == "", "%s.trace.file: is empty", path)
 		for _, s := range []float64{t.From, t.To, *t.SpreadMs} {
 			if !(s >= 0 && s <= 1e9) {
-				f.If(true, "%s.trace: %v is not a time in 0 to 1e9", at, s)
+				f.If(true, "%s.trace: %v is not a time in 0 to 1e9", path, s)
 				return
 			}
 		}
 		err := t.options(1).Validate()
-		f.If(err != nil, "%s.trace: %w", at, err)
+		f.If(err != nil, "%s.trace: %w", path, err)
 		return
 	}
 	if !(math.Abs(l.NoiseMs) <= 1e6) {
-		f.If(true, "%s.noise_ms: %v", at, l.NoiseMs)
+		f.If(true, "%s.noise_ms: %v", path, l.NoiseMs)
 		return
 	}
 	err := l.spec(1).Validate()
-	f.If(err != nil, "%s: %w", at, err)
+	f.If(err != nil, "%s: %w", path, err)
 }
 
 // spec requires that l is not a trace.
