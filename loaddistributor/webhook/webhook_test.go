@@ -80,6 +80,7 @@ func TestRetries(t *testing.T) {
 		})
 		s.Send([]byte("{}"))
 		<-time.After(time.Hour)
+		synctest.Wait()
 		testkit.Equal(t, len(at), attempts)
 		testkit.Equal(t, at[1], time.Second)
 		testkit.Equal(t, at[3], 7*time.Second)
@@ -115,6 +116,7 @@ func TestNewestWins(t *testing.T) {
 		synctest.Wait()
 		testkit.EqualSlices(t, got, []string{"1", "3"}, "posts")
 		<-time.After(time.Hour)
+		synctest.Wait()
 		testkit.Equal(t, len(got), 2)
 	})
 }
