@@ -9,14 +9,18 @@ import (
 
 const cursorName = "cursors." // followed by the number of the file, 0 or 1
 
+// spareName is the name of a durable log's third file of cursors, which the first save of a process
+// overwrites.
+const spareName = "cursors" + newSuffix
+
 // minCursors is the minimum size of each file of cursors, in bytes.
 const minCursors = 4 << 10
 
 // snapshots are the two files with a log's cursors; each save overwrites the older file. Both
-// files reserve their disk blocks before messages can use them. So a snapshot can free a disk
-// that is full of finished messages. The alternative, a new file and a rename, needs four changes
-// of the folder for each snapshot, which the file system's journal must commit, and cannot write
-// to a full disk.
+// files, and the spare file of a durable log, reserve their disk blocks before messages can use
+// them. So a snapshot can free a disk that is full of finished messages. The alternative, a new
+// file and a rename, needs four changes of the folder for each snapshot, which the file system's
+// journal must commit.
 type snapshots struct {
 	folder  folder // set once
 	durable bool   // set once: Config.Durable
@@ -29,7 +33,7 @@ type snapshots struct {
 	blocks int64 // bytes reserved for each file; 0: unknown
 }
 
-// reserve gives both files blocks for snapshots of twice the largest size so far.
+// reserve gives each file blocks for snapshots of twice the largest size so far.
 func (c *snapshots) reserve(found bool) error {
 	want := max(minCursors, 2*c.size)
 	if c.blocks >= want {
@@ -38,11 +42,12 @@ func (c *snapshots) reserve(found bool) error {
 	if err := c.folder.make(found); err != nil {
 		return err
 	}
-	for slot := range c.placed {
-		file, err := c.folder.disk.Open(c.path(slot))
-		if errors.Is(err, fs.ErrNotExist) {
-			file, err = create(c.folder.disk, c.path(slot))
-		}
+	paths := []string{c.path(0), c.path(1), c.folder.file(spareName)}
+	if !c.durable {
+		paths = paths[:2]
+	}
+	for _, path := range paths {
+		file, err := c.open(path)
 		if err == nil {
 			err = errors.Join(file.Allocate(want), file.Close())
 		}
@@ -58,16 +63,22 @@ func (c *snapshots) reserve(found bool) error {
 // error the next save uses the same file, because the other file has the last intact snapshot.
 func (c *snapshots) save(data []byte, next Offset, found bool) (size int, err error) {
 	b := appendSnapshot(make([]byte, 0, cursorExtra+len(data)), snapshot{number: c.saved + 1, next: next, data: data})
+	spare := c.durable && !c.firm && c.saved > 0
 	if err = c.folder.make(found); err == nil {
-		err = c.overwrite(c.slot, b, found)
+		err = c.overwrite(c.slot, b, spare, found)
 	}
-	if err == nil {
-		c.saved, c.slot, c.firm = c.saved+1, 1-c.slot, true
-		if c.size = max(c.size, int64(len(b))); c.blocks > 0 {
-			_ = c.reserve(found) // ahead of need; the next segment does not begin without it
-		}
+	if err != nil {
+		return len(b), err
 	}
-	return len(b), err
+	c.saved, c.slot, c.firm = c.saved+1, 1-c.slot, true
+	c.size = max(c.size, int64(len(b)))
+	if spare {
+		c.blocks = 0 // the next process needs a spare file again
+	}
+	if spare || c.blocks > 0 {
+		_ = c.reserve(found) // ahead of need; the next segment does not begin without it
+	}
+	return len(b), nil
 }
 
 // last returns the last saved snapshot, or nil.
@@ -79,22 +90,17 @@ func (c *snapshots) last() ([]byte, error) {
 	return s.data, err
 }
 
-// overwrite writes one of the files. In a durable log, the first save writes a new file and
-// renames it once it is durable. Until then the previous process's snapshot in the other file may
-// not be durable, because that process may have ended during its write or its fsync may have
-// failed. Without a snapshot overwrite needs no new file.
-func (c *snapshots) overwrite(slot int, b []byte, found bool) error {
+// overwrite writes one of the files. The first save of a durable log's process writes the spare
+// file and renames the file once it is durable. Until then the previous process's snapshot in the
+// other file may not be durable, because that process may have ended during its write or its fsync
+// may have failed. A log without a snapshot needs no spare file.
+func (c *snapshots) overwrite(slot int, b []byte, spare, found bool) error {
 	path := c.path(slot)
 	name := path
-	file, err := File(nil), fs.ErrNotExist
-	if c.durable && !c.firm && c.saved > 0 {
-		name += newSuffix
-	} else {
-		file, err = c.folder.disk.Open(path)
+	if spare {
+		name = c.folder.file(spareName)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		file, err = create(c.folder.disk, name)
-	}
+	file, err := c.open(name)
 	if err != nil {
 		return err
 	}
@@ -113,6 +119,15 @@ func (c *snapshots) overwrite(slot int, b []byte, found bool) error {
 	}
 	c.placed[slot] = err == nil
 	return err
+}
+
+// open opens a file, or creates a missing file.
+func (c *snapshots) open(path string) (File, error) {
+	file, err := c.folder.disk.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return create(c.folder.disk, path)
+	}
+	return file, err
 }
 
 func (c *snapshots) path(slot int) string {

@@ -917,9 +917,29 @@ var _ = Describe("a durable log", func() {
 		})
 	}
 
-	It("takes no message before both files of cursors have room", func() {
+	It("saves cursors after a crash on a full disk, again and again", func() {
 		b := newBench()
-		b.sim.capacity = 2*minCursors - 1
+		b.cfg.Durable = true
+		b.reopen()
+		b.fill(0, 0)
+		Expect(b.l.SaveCursors([]byte("snapshot"))).To(Succeed())
+		for i := range 5 {
+			b.kill()
+			b.sim.capacity = b.sim.used()
+			for range i {
+				Expect(b.l.SaveCursors(fmt.Append(nil, "snapshot ", i))).To(Succeed())
+			}
+			b.sim.capacity = b.sim.used()
+		}
+		b.kill()
+		Expect(b.l.LoadCursors()).To(BeEquivalentTo("snapshot 4"))
+	})
+
+	It("takes no message before its files of cursors have room", func() {
+		b := newBench()
+		b.cfg.Durable = true
+		b.reopen()
+		b.sim.capacity = 3*minCursors - 1
 		_, err := b.l.Append([]Record{of(0)})
 		Expect(err).To(MatchError(ErrNoSpace))
 		b.sim.capacity = 1 << 40
@@ -931,7 +951,7 @@ var _ = Describe("a durable log", func() {
 		b.cfg.Durable = true
 		b.reopen()
 		b.fill(0, 0)
-		b.sim.capacity = int64(2*minCursors + headerSize + 3*size)
+		b.sim.capacity = int64(3*minCursors + headerSize + 3*size)
 		b.fill(1, 2)
 		_, err := b.l.Append([]Record{of(3)})
 		Expect(err).To(MatchError(ErrNoSpace))

@@ -69,7 +69,8 @@ import (
 //	68      8  magic "SRTMEND\n"
 //
 // Two files, cursors.0 and cursors.1, hold the snapshot of the cursors; saves alternate between
-// them. The intact snapshot with the higher number is valid.
+// them. The intact snapshot with the higher number is valid. A durable log also has cursors.new, whose
+// content is worthless until the file is renamed to one of the other names.
 //
 //	 0      8  magic "SRTMCUR\n"
 //	 8      4  version, 2

@@ -42,6 +42,7 @@ func (l *Files) recover() error {
 	for _, name := range names {
 		base, isBad, ok := parseSegmentName(name)
 		switch {
+		case name == spareName && l.cfg.Durable: // its blocks are for the next save of the cursors
 		case strings.HasSuffix(name, newSuffix):
 			leftover = append(leftover, name)
 		case strings.HasSuffix(name, keptSuffix):

@@ -333,7 +333,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		return code == http.StatusOK && publish() == "OK"
 	})
 	p := &filler{t: t, accepted: accepted}
-	if got := p.collect(d.TCP); missing(accepted, got) > 0 {
+	if got := p.collect(d.TCP, len(accepted)); missing(accepted, got) > 0 {
 		t.Errorf("%d of %d accepted are lost", missing(accepted, got), len(accepted))
 	}
 }
