@@ -158,10 +158,10 @@ test-clients: ## install NSQ client libraries into build/clients and drive them 
 	@$(CLIENTS)
 
 soak: ## load a broker for DURATION (10m), and look for what it does not give back
-	SRTM_SOAK=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestSoak$$' ./tests/crash
+	SRTM_SOAK=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestSoakLeaksNothing$$' ./tests/crash
 
 trouble: ## what PUBLISHERS (200) notice of a drain, a move, a crash and a return (BIN= the folder of other daemons)
-	SRTM_TROUBLE=$(or $(PUBLISHERS),200) SRTM_FAILOVER_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout=10m -v -run='^TestTrouble$$' ./tests/failover
+	SRTM_TROUBLE=$(or $(PUBLISHERS),200) SRTM_FAILOVER_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout=10m -v -run='^TestMeasureFailureEffects$$' ./tests/failover
 
 stress: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=$(or $(BACKLOG),1000000) SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
@@ -173,7 +173,7 @@ faults: ## a cluster under kills, stops, partitions, drains, updates, deletions 
 	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=ServersApart ./admission
 
 chaos-replicated: ## brokers, brokers with their disks, and servers of NATS killed for DURATION (10m) at twice the contract of a replicated topic, every history judged
-	SRTM_CHAOS=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestChaos$$' ./tests/replicated
+	SRTM_CHAOS=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestChaosLosesNoAcknowledgedMessage$$' ./tests/replicated
 
 # A commit that is no release is before it: 0.2.0~123.gabc1234.
 PACKAGE_VERSION = $(shell release=$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go); \

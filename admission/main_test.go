@@ -329,7 +329,7 @@ func second[A any](_ A, err error) error { return err }
 
 // A router process asks a server process. Both have the same MAC key. The server ignores a router with
 // another MAC key.
-func TestRoles(t *testing.T) {
+func TestRouterAsksServerWithItsMACKey(t *testing.T) {
 	data, key, other := t.TempDir(), testkit.File(t, "file", "7 30313233343536373839616263646566"), testkit.File(t, "file", "7 40313233343536373839616263646566")
 	udp := testkit.Address(t) // a free TCP port; the test uses the same number for UDP
 	serverWeb, _ := start(t, "--role=server", "--data-path", data, "--udp-address", udp, "--mac-key-file", key)

@@ -50,7 +50,7 @@ func TestPublishWaitsForItsTurn(t *testing.T) {
 }
 
 // A wait ends with its context and with the publisher. A publisher that only reports does not wait.
-func TestWaitsEnd(t *testing.T) {
+func TestPacedWaitEndsWithContextAndPublisher(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		p := newPacer(PacingWait, nil)
 		p.advise(paced(10_000, 1))

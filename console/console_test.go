@@ -270,7 +270,7 @@ var csrfOf = regexp.MustCompile(`name="csrf" value="([0-9a-f]{64})"`)
 
 // With tokens, only logged-in users see pages. A session is tied to its cookie. A change requires the
 // role, and must come from a page of the console.
-func TestLogin(t *testing.T) {
+func TestPagesNeedALogin(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
 		c.May = func(r *http.Request, need secure.Role) (string, bool) {
 			role := map[string]secure.Role{"reader": secure.ReadOnly, "boss": secure.Admin}[secure.TokenOf(r.Header.Get("Authorization"))]
@@ -338,7 +338,7 @@ func TestSeldomAsked(t *testing.T) {
 
 // Actions go to each broker that has the topic, and are logged with the user's name. Looks at messages
 // are logged, too, and message bodies are shown as text.
-func TestActions(t *testing.T) {
+func TestActionsReachEachBrokerAndAreLogged(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
 	var out bytes.Buffer

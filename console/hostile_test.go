@@ -109,7 +109,7 @@ func TestReadersChangeNothing(t *testing.T) {
 
 // The cookie is hidden from scripts and goes only to the console's pages, from the same site. Behind a
 // proxy with TLS the cookie is never sent in clear.
-func TestCookie(t *testing.T) {
+func TestCookieIsHiddenAndSameSite(t *testing.T) {
 	_, base, _ := serve(t, &fake{names: []string{"t"}}, nil)
 	for forwarded, secret := range map[string]bool{"": false, "http": false, "https": true} {
 		req, _ := http.NewRequest(http.MethodGet, base+"/ui/", nil)

@@ -101,7 +101,7 @@ func TestStalledSharesDelayNoPage(t *testing.T) {
 }
 
 // A rate above zero is not shown as zero.
-func TestSmallRates(t *testing.T) {
+func TestSmallRatesAreNotShownAsZero(t *testing.T) {
 	measured := functions["measured32"].(func(float64) string)
 	for rate, want := range map[float64]string{0: "0", 0.016: "0.02", 0.5: "0.5", 3: "3", 9.999: "10", 12.4: "12"} {
 		testkit.Equal(t, measured(rate), want, "%v", rate)

@@ -106,7 +106,7 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 
 // A tenant's token is limited, and an operator's token is not. Without an answer of admission the
 // default reply counts.
-func TestTenants(t *testing.T) {
+func TestTenantTokensAreLimited(t *testing.T) {
 	const acme, operator = "acme-0123456789abcdef", "operator-0123456789abcdef"
 	tokens := testkit.File(t, "tokens", "admin "+acme+" acme\nadmin "+operator+"\n")
 	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)

@@ -24,7 +24,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-func TestOwner(t *testing.T) {
+func TestOwnerParsesUserAndGroup(t *testing.T) {
 	me, err := user.Current()
 	testkit.Must(t, err)
 	mine := me.Uid + ":" + me.Gid

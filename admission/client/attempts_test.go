@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-func TestWaits(t *testing.T) {
+func TestRetryWaitsFollowTheRoundTrip(t *testing.T) {
 	var r roundTrip
 	check := func(want ...time.Duration) {
 		t.Helper()

@@ -188,7 +188,7 @@ func TestServersThatAreNamedTwice(t *testing.T) {
 	}
 }
 
-func TestLimit(t *testing.T) {
+func TestLimitRefusesAboveTheRule(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 100, Burst: 1}})
 	c := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000, Wait: testkit.Hang})
 	h := c.Limit(func(r *http.Request) string { return r.Header.Get("User") }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
@@ -207,7 +207,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-func TestConfigs(t *testing.T) {
+func TestNewRefusesInvalidConfigs(t *testing.T) {
 	for _, cfg := range []client.Config{{}, {Servers: []string{"nowhere"}}, {Servers: make([]string, 5000)}} {
 		if c, err := client.New(cfg); err == nil {
 			c.Close()

@@ -183,7 +183,7 @@ func (b *bench) both(s [2]*server.Server) *client.Client {
 
 // A key is admitted exactly its capacity, however often the key moves while clients ask for it. A move
 // that cannot be written changes nothing.
-func TestMoves(t *testing.T) {
+func TestMovedKeyIsAdmittedItsCapacity(t *testing.T) {
 	const capacity, moves, whileItMoves = 5000, 6, 500
 	b, s, cables := two(t, rule.Rule{Key: "k", Share: share(1, capacity), Strict: true})
 	c := b.both(s)
@@ -274,7 +274,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 // An owner that is cut off from the store stops strict keys before another server takes over. The
 // other server begins these keys empty. Admissions of other keys since the last checkpoint may be
 // repeated. When the old owner is connected again, it owns nothing.
-func TestFailover(t *testing.T) {
+func TestCutOffOwnerStopsStrictKeys(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old, next := b.client(s[0]), b.client(s[1])
 	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
@@ -353,7 +353,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 }
 
 // A server gives up an operation that the store does not answer, and continues with the next.
-func TestABlackHole(t *testing.T) {
+func TestServerGivesUpAHungStoreCall(t *testing.T) {
 	for _, what := range []string{"save", "poll", "join", "renewal"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -403,7 +403,7 @@ func TestASlowStore(t *testing.T) {
 
 // If a batch of a checkpoint takes longer than allowed, the next batch is half as large. The lease is
 // renewed meanwhile, strict keys continue, and in the end everything is saved.
-func TestASlowDisk(t *testing.T) {
+func TestSlowCheckpointHalvesItsBatches(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key/*", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	c := &cable{Store: b.store}
 	c.room.Store(1)
@@ -430,7 +430,7 @@ func TestASlowDisk(t *testing.T) {
 }
 
 // A machine that was suspended does not know yet that another server may have taken over.
-func TestSuspended(t *testing.T) {
+func TestSuspendedServerStopsStrictKeys(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true}, rule.Rule{Key: "key", Share: share(1, 10)})
 	var asleep atomic.Int64
 	c := &cable{Store: b.store}

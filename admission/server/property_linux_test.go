@@ -636,12 +636,12 @@ func rulesOf() (all []rule.Rule) {
 // The guarantee of the package holds for servers that are started, stopped, killed, replaced and cut
 // off. The store's answers are late or lost, partitions move, datagrams are lost, repeated and
 // reordered, and rules are edited.
-func TestPromise(t *testing.T) {
+func TestGuaranteeHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { run(t, newMemory(rulesOf())) })
 }
 
 // Runs the same property on a real store, once, because a run takes long.
-func TestPromiseOnSQLite(t *testing.T) {
+func TestGuaranteeHoldsOnSQLite(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	before := checks.Value.String()
 	defer func() { _ = checks.Value.Set(before) }()

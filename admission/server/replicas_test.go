@@ -82,7 +82,7 @@ func (p *pair) replicated(i int) {
 // An owner continues with strict keys while its follower answers, even without the store, and no
 // longer. The follower does not take over while the owner answers. Then the follower begins with
 // everything it was sent, and with empty strict keys.
-func TestFollower(t *testing.T) {
+func TestFollowerTakesOverWhenTheOwnerFails(t *testing.T) {
 	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 1000)}, rule.Rule{Key: "strict", Share: share(1, 1000), Strict: true})
 	old, next := p.client(p.s[0]), p.client(p.s[1])
 	for _, key := range []string{"key", "strict"} {

@@ -111,7 +111,7 @@ func share(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 
 // A client in the server's process is answered without a datagram once the key is known, with the same
 // answers as other clients, and until the server ends.
-func TestLocal(t *testing.T) {
+func TestLocalClientNeedsNoDatagram(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 4)})
 	s, stop := b.start()
 	byLocal := 0
@@ -204,7 +204,7 @@ func TestDecisions(t *testing.T) {
 }
 
 // An edit takes effect immediately for new keys, and with the next poll for other keys.
-func TestEdits(t *testing.T) {
+func TestRuleEditsApplyByTheNextPoll(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "old", Share: share(1, 1)}, rule.Rule{Key: "d/*", Share: share(1, 1)})
 	s, _ := b.start()
 	c := b.client(s)
@@ -236,7 +236,7 @@ func TestEdits(t *testing.T) {
 
 // What a restart may grant: nothing if the server stopped. After kill -9, the admissions since the
 // last checkpoint, and nothing of a strict key.
-func TestRestarts(t *testing.T) {
+func TestRestartGrantsNoStrictKeyTwice(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	admitted := func(c *client.Client, key string) (n int) {
 		t.Helper()
@@ -272,7 +272,7 @@ func TestRestarts(t *testing.T) {
 
 // A server takes the place of a running server of the same name that is cut off from the store. A
 // strict key has one owner at a time.
-func TestOneName(t *testing.T) {
+func TestNewServerReplacesACutOffServerOfItsName(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old := &cable{Store: b.store}
 	b.cfg.Store = server.NewStore(old)
@@ -370,7 +370,7 @@ func TestTheStoreDoesNotGrowForEver(t *testing.T) {
 	})
 }
 
-func TestNoRoom(t *testing.T) {
+func TestFullServerAdmitsByDefault(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "*", Share: share(1, 5)})
 	b.cfg.MaxKeys, b.cfg.AdmitFull = 64, true // one key per shard
 	s, _ := b.start()

@@ -254,7 +254,7 @@ func (s *scene) since(at mono.Time) int {
 // kill -9 of the owner, its follower, both, or PostgreSQL, at each step of a hand-over and of a claim.
 // A strict key is never above its rule. Another key is above its rule by at most the key's admissions
 // since the last replication, or since the last save if the follower is killed before the claim.
-func TestKills(t *testing.T) {
+func TestKillsKeepKeysWithinTheirRules(t *testing.T) {
 	t.Parallel()
 	shared, _, _ := testkit.PostgreSQL(t, "")
 	t.Run("each", func(t *testing.T) {

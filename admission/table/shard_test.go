@@ -22,7 +22,7 @@ func at(d time.Duration) table.Now {
 	return table.Now{Mono: mono.Time(d), Wall: 1_700_000_000*time.Second + d}
 }
 
-func TestAsk(t *testing.T) {
+func TestAskFollowsTheRule(t *testing.T) {
 	s := table.New(10)
 	key := []byte("user/1")
 	if v := s.Ask(key, 1, 0, false); v.Known {
@@ -282,7 +282,7 @@ func TestAClockThatIsSetBackBringsNothing(t *testing.T) {
 
 // Measures the memory of a key of 20 bytes, and checks that a decision allocates nothing. The
 // collector lets a process grow to twice the memory in use, so the budget is 200 bytes a key.
-func TestMemory(t *testing.T) {
+func TestKeyFitsTheMemoryBudget(t *testing.T) {
 	const keys = 1 << 18
 	r := &rule.Rule{Key: "*", Share: tokenbucket.Share{Rate: 1000, Burst: 10}}
 	var before, after runtime.MemStats

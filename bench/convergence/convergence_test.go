@@ -75,7 +75,7 @@ func TestBadFlags(t *testing.T) {
 
 // Runs one row with real processes. The SLO is wide, so that other load on the machine does not decide
 // the result.
-func TestARow(t *testing.T) {
+func TestRowWithRealProcesses(t *testing.T) {
 	bin := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-tags=paced", "-o", bin+string(filepath.Separator), "./nsqd", "./loaddistributor", "./tbadaptor", "./tools/iotpub")
 	build.Dir = testkit.Root(t)

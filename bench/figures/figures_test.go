@@ -245,7 +245,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 }
 
 // The queue rises with flows that join, and is drained once it is as before, or almost empty.
-func TestSuddenly(t *testing.T) {
+func TestQueueDrainsAfterFlowsJoin(t *testing.T) {
 	var r link.Result
 	for i := range 120 {
 		s := link.Sample{At: time.Duration(i+1) * 500 * time.Millisecond, Queue: 0.05, Utilization: 1, Throughput: []float64{6e6}}

@@ -44,7 +44,7 @@ func stat(b *balance.Balancer, server int, now time.Duration) balance.Stat {
 
 // The worked example: T is the time between departures, or since an idle server got work. So the
 // balancer also measures a server with one request at a time.
-func TestIntervals(t *testing.T) {
+func TestIntervalIsTimeBetweenDepartures(t *testing.T) {
 	b := balance.New(balance.JBQ, 2, rng())
 	want := func(server int, now, interval, answer time.Duration) {
 		t.Helper()
@@ -566,7 +566,7 @@ func TestWhoWasSlowDoesNotStarve(t *testing.T) {
 	}
 }
 
-func TestEjection(t *testing.T) {
+func TestFailingServerIsEjected(t *testing.T) {
 	b := balance.New(balance.JBQ, 2, rng())
 	for i := range 5 {
 		if stat(b, 0, 0).Ejected {
@@ -657,7 +657,7 @@ func TestAddAndRemove(t *testing.T) {
 	testkit.Equal(t, b.Pick(at(5), []int{}), -1, "picked of none")
 }
 
-func TestBaselines(t *testing.T) {
+func TestRoundRobinAndLeastBusyPick(t *testing.T) {
 	rr := balance.New(balance.RoundRobin, 3, rng())
 	busy := balance.New(balance.Busy, 3, rng())
 	var turns, least []int

@@ -32,7 +32,7 @@ func TestCapacitiesArePercentOfTheLargest(t *testing.T) {
 
 // The sources of an estimated cost, in order: the server's report, the policy's units, reports of
 // other requests, service time and bytes.
-func TestEstimates(t *testing.T) {
+func TestEstimateUsesTheBestSource(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
 	v := make(schedule.Vector, 2)
@@ -136,7 +136,7 @@ func TestRoutesAreBounded(t *testing.T) {
 	g.Expect(table.old).To(HaveLen(MaxRoutes / 2))
 }
 
-func TestReports(t *testing.T) {
+func TestParseReportFormats(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
 	for _, text := range []string{
@@ -184,7 +184,7 @@ func FuzzReport(f *testing.F) {
 	})
 }
 
-func TestDrift(t *testing.T) {
+func TestCapacityFollowsBusyReports(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
 	now := mono.Time(time.Hour)

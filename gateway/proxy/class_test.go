@@ -23,7 +23,7 @@ func (a asker) Ask(_ context.Context, key string, cost uint32) client.Decision {
 	return a(key, cost)
 }
 
-func TestAdmission(t *testing.T) {
+func TestClassAsksAdmission(t *testing.T) {
 	url := backend(t, func(http.ResponseWriter, *http.Request) {})
 	class := func(name, failure string) string {
 		return fmt.Sprintf("[[class]]\nname = %[1]q\nmatch = [{ path = \"/%[1]s\" }]\nadmission = \"tenant/{tenant}/{class}\"\non_admission_failure = %[2]q", name, failure)

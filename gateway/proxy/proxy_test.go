@@ -133,7 +133,7 @@ func (g *gateway) idle(t testing.TB) {
 }
 
 // A client that disconnects at any moment is charged once for what its request used.
-func TestAbort(t *testing.T) {
+func TestAbortedRequestIsChargedOnce(t *testing.T) {
 	arrived, release := make(chan string, 10), make(chan struct{})
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		arrived <- r.URL.Path
@@ -221,7 +221,7 @@ func TestAbort(t *testing.T) {
 }
 
 // The gateway drops what clients claim about themselves in headers, unless the peer is trusted.
-func TestHeaders(t *testing.T) {
+func TestClientHeadersAreDroppedUnlessTrusted(t *testing.T) {
 	var got http.Header
 	var host string
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -400,7 +400,7 @@ func TestQueriesPassAsTheyCame(t *testing.T) {
 }
 
 // Malformed answers, and answers that exceed their declared length, do not reach the client.
-func TestOddAnswers(t *testing.T) {
+func TestMalformedAnswersDoNotReachTheClient(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		c, rw, err := http.NewResponseController(w).Hijack()
 		testkit.NoError(t, err)
@@ -489,7 +489,7 @@ func TestQueueBounds(t *testing.T) {
 }
 
 // A request that two servers might read differently reaches no server.
-func TestSmuggling(t *testing.T) {
+func TestAmbiguousRequestsReachNoServer(t *testing.T) {
 	var paths []string
 	url := backend(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)

@@ -211,7 +211,7 @@ func TestNoStarvation(t *testing.T) {
 }
 
 // The guarantee, over any interval of any history: see the package comment.
-func TestGuarantee(t *testing.T) {
+func TestGuaranteeHoldsOverAnyInterval(t *testing.T) {
 	held := 0
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t)

@@ -116,7 +116,7 @@ func TestBaselines(t *testing.T) {
 }
 
 // The scheduler chooses among the servers that fit. A closed server never fits, and pick may decline.
-func TestServers(t *testing.T) {
+func TestSchedulerChoosesAmongFittingServers(t *testing.T) {
 	g := NewWithT(t)
 	s := schedulerOf(t, Config{Resources: 2, Servers: 3}, 1)
 	s.SetCapacity(1, nil)
@@ -177,7 +177,7 @@ func TestClassesAdvanceTogether(t *testing.T) {
 }
 
 // Requests outlive their scheduler.
-func TestAdopt(t *testing.T) {
+func TestRequestsOutliveTheirScheduler(t *testing.T) {
 	g := NewWithT(t)
 	old := schedulerOf(t, Config{Resources: 1}, 1)
 	r := arrive(t, old, 0, 30)

@@ -120,7 +120,7 @@ func alone(help string) string {
 	return ""
 }
 
-func TestAlone(t *testing.T) {
+func TestHelpTextStandsAlone(t *testing.T) {
 	for help, want := range map[string]bool{
 		"Messages accepted from publishers.": true, "Subscribers.": false, "Bytes of messages in them.": false,
 		"Of those, with a delivery latency above the SLO's.": false, "Bytes that they may take.": false, "Grants received, by what became of them.": true, "Brokers with a session": false, "": false,

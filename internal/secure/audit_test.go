@@ -99,7 +99,7 @@ func (operated) CreateTopic(_ *srtmv1.CreateTopicRequest, s grpc.ServerStreaming
 }
 
 // Each call that changes something is a line of the log: the caller, the change and the result.
-func TestAudit(t *testing.T) {
+func TestAuditLogsEachChange(t *testing.T) {
 	s := testkit.Result(ServerConfig{TokenFile: tokenFile(t)}.Load()).Must(t)
 	log := newLines()
 	s.Log(slog.New(slog.NewJSONHandler(log, nil)))
@@ -192,7 +192,7 @@ func TestAuditWithoutTokens(t *testing.T) {
 }
 
 // Calls between daemons do not count as operators' calls.
-func TestAudited(t *testing.T) {
+func TestOnlyOperatorsCallsAreAudited(t *testing.T) {
 	for method, want := range map[string]bool{
 		srtmv1.AdminService_CreateTopic_FullMethodName: true, srtmv1.AdminService_ListTopics_FullMethodName: false,
 		srtmv1.AdmissionAdmin_SetRules_FullMethodName: true, srtmv1.GrantService_ForgetBroker_FullMethodName: true,

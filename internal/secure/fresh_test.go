@@ -38,7 +38,7 @@ func replace(t *testing.T, path, source string) {
 	testkit.Must(t, err)
 }
 
-func TestFresh(t *testing.T) {
+func TestChangedFilesAreReloaded(t *testing.T) {
 	var lines bytes.Buffer
 	log := &atomic.Pointer[slog.Logger]{}
 	log.Store(slog.New(slog.NewTextHandler(&lines, nil)))

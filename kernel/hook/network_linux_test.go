@@ -214,9 +214,9 @@ func firsts(t *testing.T, all []seen, base uint32, length int) (first []int32, m
 	return first, more
 }
 
-// TestBadNetwork sends messages through losses, duplicates and reordering. Each stamp must be of the segment that
+// TestStampsSurviveABadNetwork sends messages through losses, duplicates and reordering. Each stamp must be of the segment that
 // completed its message, unless another segment with some of the same bytes came before the message was read.
-func TestBadNetwork(t *testing.T) {
+func TestStampsSurviveABadNetwork(t *testing.T) {
 	for _, tc := range []struct {
 		name         string
 		lose, double uint32 // per mille; large enough that at least one loss is certain, even if a busy sender joins messages into few segments

@@ -181,7 +181,7 @@ func TestOfBrokersThatWentAtOnceTheFirstByIDIsForgotten(t *testing.T) {
 // After any events in any order: the invariants hold after every event, a refused event changes
 // nothing, epochs only grow, nothing is placed beyond an mcap, and a replay of the accepted events
 // gives the same state.
-func TestAnyHistory(t *testing.T) {
+func TestAnyHistoryKeepsTheInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := New()
 		var accepted []Event

@@ -13,7 +13,7 @@ import (
 )
 
 // Applying the stored form of a change gives the same topic as the move itself.
-func TestAnyChange(t *testing.T) {
+func TestStoredChangeEqualsTheMove(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		brokers := []string{"b0", "b1", "b2", "b3"}
 		w := newWorld(t)

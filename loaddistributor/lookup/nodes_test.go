@@ -212,7 +212,7 @@ func TestANodeThatGoesIsNotShown(t *testing.T) {
 	})
 }
 
-func TestSilence(t *testing.T) {
+func TestSilentNodesAreDisconnected(t *testing.T) {
 	cfg := registry.Config{InactiveAfter: time.Minute}
 	bubble(t, members{}, cfg, func(t *testing.T, d *Directory, p *pipes, metrics *prometheus.Registry) {
 		shy, silent, busy := p.dial(t), p.dial(t), p.dial(t)

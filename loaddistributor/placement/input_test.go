@@ -142,7 +142,7 @@ func TestBlindPoliciesNeedRandomness(t *testing.T) {
 }
 
 // Names finds exactly what Expand lists.
-func TestNames(t *testing.T) {
+func TestNamesFindWhatExpandLists(t *testing.T) {
 	d := placement.Demand{
 		Publishers: []placement.Publisher{{ID: "gw"}, {ID: "g.12"}, {ID: "g.x"}},
 		Groups:     []placement.Group{{Key: "g", Count: 12}, {Count: 3}, {Key: "h.1", Count: 1}},
@@ -173,7 +173,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestExpand(t *testing.T) {
+func TestExpandListsGroupMembers(t *testing.T) {
 	d := placement.Demand{
 		Publishers: []placement.Publisher{{ID: "gw", Key: "g", Rate: 7, Batch: 3}},
 		Groups:     []placement.Group{{Key: "g", Count: 2, Rate: 1, Batch: 4}, {Count: 1, Rate: 2}},

@@ -174,7 +174,7 @@ func TestTombstones(t *testing.T) {
 	}
 }
 
-func TestBounds(t *testing.T) {
+func TestRegistryRefusesAboveItsBounds(t *testing.T) {
 	s := newScene(t, Config{MaxNodes: 2, MaxRegistrations: 3, MaxNames: 5})
 	a, b := s.join("a", 1), s.join("b", 2)
 	_, err := s.r.Join(s.now, "192.0.2.1:3")

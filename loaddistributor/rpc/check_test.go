@@ -56,7 +56,7 @@ func TestAGoodRequest(t *testing.T) {
 	}
 }
 
-func TestDefaults(t *testing.T) {
+func TestRequestGetsDefaults(t *testing.T) {
 	req := validRequest()
 	req.Spec.PlacementPolicy, req.Spec.ShareRule, req.Spec.Contract.OverLimit = "", "", 0
 	got := testkit.Result(checkCreate(req)).Must(t)

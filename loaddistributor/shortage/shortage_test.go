@@ -26,7 +26,7 @@ func rcap(b *Book, topic string, rate, has int64) {
 	b.Refuse(topic, rate, has, &placement.Infeasible{Bound: "rcap", Need: rate}, start)
 }
 
-func TestNeed(t *testing.T) {
+func TestNeedCountsMissingBrokers(t *testing.T) {
 	for name, c := range map[string]struct {
 		threshold float64
 		cluster   Cluster
@@ -106,7 +106,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	testkit.Equal(t, b.refused["t0"].rate, 500, "a known topic is still counted")
 }
 
-func TestAnnounce(t *testing.T) {
+func TestAnnounceWaitsForALastingChange(t *testing.T) {
 	b, now := New(1), start
 	step := func(brokers int, lasts time.Duration, want ...int) {
 		t.Helper()

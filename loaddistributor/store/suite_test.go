@@ -542,7 +542,7 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 	testkit.ErrorIs(t, first.term.Append(t.Context(), 0, []catalog.Event{joined("evil")}), ErrLost, "an append after the term")
 }
 
-func TestAFileInUse(t *testing.T) {
+func TestOpeningAFileInUseFails(t *testing.T) {
 	dir := t.TempDir()
 	b, err := NewBolt(dir, slog.New(slog.DiscardHandler))
 	testkit.Must(t, err)

@@ -10,7 +10,7 @@ import (
 )
 
 // Offered messages in seconds, against the contract of 100 msg/s and a burst of 50.
-func TestExcess(t *testing.T) {
+func TestExcessNeedsOffersAboveTheContract(t *testing.T) {
 	var e tuner.Excess
 	var history []float64
 	offer := func(n float64) bool {

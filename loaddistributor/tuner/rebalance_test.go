@@ -129,7 +129,7 @@ func TestNothingComesBackSoon(t *testing.T) {
 
 // Whatever is measured, a move takes publishers of its source to another broker that has room for
 // them. It never exceeds the allowed part, and never falls within the cooldown.
-func TestAnyMove(t *testing.T) {
+func TestMoveStaysWithinRoomAndCooldown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w Watch
 		d := placement.Demand{Topic: "t", Burst: rapid.Int64Range(3, 6).Draw(t, "burst")}

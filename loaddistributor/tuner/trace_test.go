@@ -71,7 +71,7 @@ func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
 }
 
 // A loss on one broker leaves a hole in the whole trace.
-func TestHoles(t *testing.T) {
+func TestLossOnOneBrokerLeavesAHole(t *testing.T) {
 	addOne := func(trace *Trace, broker string, at, now mono.Wall, changes ...func(*Piece)) {
 		p := Piece{Publishers: []string{broker}, Start: at, Gaps: []uint64{0}, From: []uint32{0}}
 		if len(trace.records[broker].index) > 0 {
@@ -164,7 +164,7 @@ func TestWhatComesTooLateIsLeftOut(t *testing.T) {
 	testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Late: 1}))
 }
 
-func TestSkip(t *testing.T) {
+func TestSkipDropsEarlierArrivals(t *testing.T) {
 	trace := newStarted(t, "a")
 	add(t, trace, "a", Piece{Publishers: []string{"1"}, Start: origin + 100*ms, Gaps: []uint64{0, uint64(200 * ms)}, From: []uint32{0, 0}}, origin+2*second)
 	trace.Skip(origin + 200*ms)

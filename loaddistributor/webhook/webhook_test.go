@@ -47,7 +47,7 @@ func body(t *testing.T, r *http.Request) string {
 	return string(text)
 }
 
-func TestPost(t *testing.T) {
+func TestSenderPostsTheDocument(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var got []string
 		s := sender(t, t.Output(), func(r *http.Request) (int, error) {
@@ -63,7 +63,7 @@ func TestPost(t *testing.T) {
 
 // A failed post is repeated with growing pauses, and dropped after some time. The log never
 // shows the query of the URL, which may contain a secret.
-func TestRetries(t *testing.T) {
+func TestFailedPostIsRepeatedThenDropped(t *testing.T) {
 	testkit.Bubble(t, func(t *testing.T) {
 		var log strings.Builder
 		var at []time.Duration
@@ -141,7 +141,7 @@ func TestOverHTTP(t *testing.T) {
 	s.http.CloseIdleConnections()
 }
 
-func TestCheck(t *testing.T) {
+func TestCheckRefusesUnsafeAddresses(t *testing.T) {
 	for address, c := range map[string]struct {
 		tls  bool
 		want string

@@ -64,7 +64,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestParseAnswerReportsFaults(t *testing.T) {
 	g, err := auth.ParseAnswer([]byte(all))
 	testkit.Must(t, err)
 	if g.Identity != "me" || g.IdentityURL != "http://id" || g.TTL != time.Minute || g.Rules() != 1 {
@@ -259,7 +259,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 }
 
 // The client sends the secret in its request and must not follow a redirect to a server that is not configured.
-func TestRedirects(t *testing.T) {
+func TestAuthDoesNotFollowRedirects(t *testing.T) {
 	elsewhere := serve(t, httptest.NewServer, text(200, all))
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		for _, method := range []string{"GET", "POST"} {

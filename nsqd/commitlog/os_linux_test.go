@@ -11,7 +11,7 @@ import (
 
 // The disk has 2 MB and is really full. The child has its own mounts, so that the system removes the disk in any case
 // when the child ends.
-func TestFullDisk(t *testing.T) {
+func TestFullDiskIsReported(t *testing.T) {
 	path := t.TempDir()
 	sh, err := exec.LookPath("sh")
 	if err != nil {

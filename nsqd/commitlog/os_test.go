@@ -206,7 +206,7 @@ func TestKilledWhileWriting(t *testing.T) {
 }
 
 // The test calls each operation of the real disk.
-func TestOSDisk(t *testing.T) {
+func TestOSDiskOperations(t *testing.T) {
 	d := OS()
 	path := t.TempDir()
 	_, err := d.Open(path + "/a")

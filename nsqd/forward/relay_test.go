@@ -96,7 +96,7 @@ func TestTimedOutMessages(t *testing.T) {
 }
 
 // If a broker is lost, its messages are lost, and the other broker gets its part of RDY.
-func TestLostBroker(t *testing.T) {
+func TestLostBrokerGivesItsReadyToOthers(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(5))
 	s.deliver(a, wire.Message{ID: one})

@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestFlights compares a table of flights with a map.
-func TestFlights(t *testing.T) {
+// TestFlightsEqualAMap compares a table of flights with a map.
+func TestFlightsEqualAMap(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var f flights
 		holder := &consumer{id: 7}

@@ -16,7 +16,7 @@ import (
 
 func client(id string) police.Identity { return police.Identity{Kind: "client", ID: id} }
 
-func TestWeights(t *testing.T) {
+func TestWeightsOfGroupsAndClients(t *testing.T) {
 	w := police.Weights{Max: 2, Groups: []police.Group{
 		{Key: "hall", Count: 10, Weight: 8}, {Key: "lone", Weight: 4},
 	}}

@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-func TestWorth(t *testing.T) {
+func TestTargetsWithinTheBandAreNotSent(t *testing.T) {
 	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 		return tokenbucket.Share{Rate: rate, Burst: burst}
 	}

@@ -165,7 +165,7 @@ func TestAnyBrokerTakesAnySubscription(t *testing.T) {
 }
 
 // With forwarding off, a broker refuses subscriptions to other brokers' topics.
-func TestRelayOff(t *testing.T) {
+func TestRelayOffRefusesSubscribers(t *testing.T) {
 	c := localtest.Start(t, 2, nil, "--forward=off", "--mcap=100000")
 	home := openTopic(t, c, "t")
 	p := newPipe(t, c.Brokers[1-home].TCP, "stock")

@@ -32,7 +32,7 @@ func ask(t *testing.T, url, post string) (int, string) {
 
 // On a full disk a publisher gets an error that is not fatal, and no accepted message is lost. When
 // the disk has room again, the broker works as before.
-func TestDiskFull(t *testing.T) {
+func TestFullDiskLosesNoAcceptedMessage(t *testing.T) {
 	for _, flag := range []string{"--durability=memory", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
 			dir := testkit.SmallDisk(t, 2<<20)

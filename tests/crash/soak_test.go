@@ -183,7 +183,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 
 // After a long time under load a broker has as many goroutines and descriptors as after a short time.
 // SRTM_SOAK sets the time; see make soak.
-func TestSoak(t *testing.T) {
+func TestSoakLeaksNothing(t *testing.T) {
 	duration := 3 * time.Second
 	if text := os.Getenv("SRTM_SOAK"); text != "" {
 		duration = testkit.Result(time.ParseDuration(text)).Must(t)

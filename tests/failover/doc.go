@@ -3,5 +3,5 @@
 // contracts hold. The tests use the cluster as its users do, through the client library, the API and
 // the brokers' stats.
 //
-// TestTrouble (make trouble) measures what publishers notice of it, and asserts nothing.
+// TestMeasureFailureEffects (make trouble) measures what publishers notice of it, and asserts nothing.
 package failover

@@ -157,11 +157,11 @@ func (y *trouble) report(event time.Time, kept func(i int) bool) (r row) {
 	return r
 }
 
-// TestTrouble prints the effects on publishers of a drain, a move, the crash of one of two brokers,
+// TestMeasureFailureEffects prints the effects on publishers of a drain, a move, the crash of one of two brokers,
 // and the broker's return after 8 s. The clock is this machine's, and the machine's own noise is the
-// first row. TestTrouble asserts nothing, and runs with SRTM_TROUBLE publishers, for example 200; with
+// first row. TestMeasureFailureEffects asserts nothing, and runs with SRTM_TROUBLE publishers, for example 200; with
 // SRTM_FAILOVER_BIN it uses the daemons there.
-func TestTrouble(t *testing.T) {
+func TestMeasureFailureEffects(t *testing.T) {
 	publishers, err := strconv.Atoi(os.Getenv("SRTM_TROUBLE"))
 	if err != nil || publishers < 1 {
 		t.Skip("a measurement, of 2 minutes: SRTM_TROUBLE says of how many publishers")

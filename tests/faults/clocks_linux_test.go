@@ -77,7 +77,7 @@ func (c *cluster) works(a *administration, after string) {
 // Machines have clocks that are 1 % too fast or too slow. Their CLOCK_REALTIME is stepped by minutes
 // while the processes run, and set back before the processes restart. No accepted message is lost, a
 // contract is exceeded by at most 1 %, and all processes stay healthy.
-func TestClocks(t *testing.T) {
+func TestWrongClocksLoseNoMessage(t *testing.T) {
 	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
 		t.Run(name, func(t *testing.T) {
 			if !apart && os.Getenv(longer) == "" {

@@ -5,6 +5,6 @@
 // one place to the other. Then they merge the release traces of all brokers. They check the traces,
 // exactly and for every interval, against the acknowledged contract, with the former shares that the
 // answers named (promises_test.go). A standalone broker is paused, stopped, filled and restarted, and
-// must keep the same contract. TestPartitions runs each process in a network namespace, and cuts the
+// must keep the same contract. TestPartitionsLoseNoMessage runs each process in a network namespace, and cuts the
 // links between pairs of namespaces.
 package faults

@@ -277,7 +277,7 @@ func startJetStream(t *testing.T, at netip.Addr) (url string) {
 // leases. No accepted message is lost, the contract is kept, and all processes work as before soon
 // after, without a restart. A short run draws two cuts for each deployment. A long run (make faults)
 // makes all cuts, and makes them again on a network with 50 ms of delay and 1 % of loss.
-func TestPartitions(t *testing.T) {
+func TestPartitionsLoseNoMessage(t *testing.T) {
 	long := os.Getenv(longer) != ""
 	lengths := []time.Duration{time.Second, 3 * time.Second} // sessions last 2 s
 	if long {

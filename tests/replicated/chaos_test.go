@@ -147,7 +147,7 @@ func (h *histories) judge(t *testing.T) {
 // message is lost, a finished message comes again only after a crash right behind it, publishers'
 // messages keep their order, and the contract holds. SRTM_CHAOS=10m sets the time; make
 // chaos-replicated.
-func TestChaos(t *testing.T) {
+func TestChaosLosesNoAcknowledgedMessage(t *testing.T) {
 	lasting := time.Duration(0) // one kill of each kind
 	if v := os.Getenv("SRTM_CHAOS"); v != "" {
 		lasting = testkit.Result(time.ParseDuration(v)).Must(t)

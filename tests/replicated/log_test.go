@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
-func TestAsALog(t *testing.T) {
+func TestReplicatedLogPassesTheLogSuite(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d replicas", n), func(t *testing.T) {
 			c := startServers(t, n).connect("b.1")
@@ -82,7 +82,7 @@ func TestASnapshotIsStoredLate(t *testing.T) {
 }
 
 // A replaced owner stores nothing, and reports the replacement.
-func TestFencing(t *testing.T) {
+func TestReplacedOwnerStoresNothing(t *testing.T) {
 	s := startServers(t, 3)
 	a := testkit.Result(s.connect("b").Open("t", 1)).Must(t)
 	at := testkit.Result(a.Append([]commitlog.Record{{Body: []byte("of the first")}})).Must(t)

@@ -56,7 +56,7 @@ func TestTextNamesBatchesAndGroups(t *testing.T) {
 	}
 }
 
-func TestARecording(t *testing.T) {
+func TestLoadReplaysARecording(t *testing.T) {
 	o := load.Default()
 	o.Trace, o.Replay.Compress = recorded(t, recording), 2
 	l := testkit.Result(o.Build()).Must(t)

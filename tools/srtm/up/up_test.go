@@ -261,7 +261,7 @@ func TestReport(t *testing.T) {
 }
 
 // The notes on a phase are true for the phase.
-func TestNotes(t *testing.T) {
+func TestNotesExplainThePhase(t *testing.T) {
 	_, late := quantiles99(20*time.Millisecond, 1000)
 	for name, c := range map[string]struct {
 		change func(*Report, *Phase)
@@ -293,7 +293,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-func TestFaults(t *testing.T) {
+func TestReportFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Report)
 		want   []string

@@ -11,7 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-func TestWord(t *testing.T) {
+func TestLeaseEndOfAReplica(t *testing.T) {
 	for _, test := range []struct {
 		what string
 		r    replica
