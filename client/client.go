@@ -44,8 +44,8 @@ type Config struct {
 	// Broker is the TCP host:port of a single broker, in place of Address. The broker need
 	// not be in a cluster. The default port is 4150.
 	Broker string
-	// DialOptions are added to the default, a connection without TLS: credentials with
-	// grpc.WithTransportCredentials, and a token with Token or TokenFile.
+	// DialOptions are gRPC options in addition to the defaults. The default connection has no
+	// TLS. Set TLS with grpc.WithTransportCredentials, and a token with Token or TokenFile.
 	DialOptions []grpc.DialOption
 	// NSQ is the model for connections to brokers (TLS, timeouts, secrets). ClientID is
 	// replaced by the publisher's id. If NSQ requires TLS, the client does not publish to a
@@ -113,7 +113,7 @@ type Client struct {
 // membership holds the publishers of a topic. Each membership has a watch.
 type membership struct {
 	topic      string
-	publishers map[string]map[string]*Publisher // by id, then by as
+	publishers map[string]map[string]*Publisher // by id, then by principal
 	changed    chan struct{}                    // closed and replaced when publishers changes
 }
 
@@ -161,8 +161,9 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Connected reports whether the loaddistributor answers, and connects if there is no connection. It is
-// true while the first attempt is under way, and with Config.Broker.
+// Connected reports whether the loaddistributor answers, and connects if there is no
+// connection. Connected returns true during the first attempt, and always with
+// Config.Broker.
 func (c *Client) Connected() bool {
 	if c.cfg.Broker != "" {
 		return true
@@ -174,9 +175,9 @@ func (c *Client) Connected() bool {
 	return state != connectivity.TransientFailure
 }
 
-// Publisher resolves a publisher and connects to its broker. It returns ErrUnknown
+// Publisher resolves a publisher and connects to its broker. Publisher returns ErrUnknown
 // immediately. If the topic is not active yet, or a loaddistributor or broker is
-// unreachable, it retries until ctx ends. A client can have only one publisher per topic
+// unreachable, Publisher retries until ctx ends. A client can have only one publisher per topic
 // and id.
 func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, error) {
 	return c.PublisherFor(ctx, topic, id, "")

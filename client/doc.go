@@ -16,9 +16,9 @@
 // An accepted publish is never sent again. Other publishes are sent again until their
 // context ends, if this cannot cause a duplicate: the publish never left this process, or
 // the broker ended the connection in an orderly way. In an orderly end, the broker answers
-// everything that it has read, and then half-closes; brokers do this when they give their
-// publishers away. A broker whose process dies between accepting and answering looks like
-// an orderly end to a publisher, and causes a duplicate. Messages have no number by which a
+// everything that it has read, and then half-closes. Brokers end connections in this way when
+// they hand off their publishers. If a broker's process dies between accepting and answering,
+// the publisher also sees an orderly end, and sends a duplicate. Messages have no number by which a
 // broker could recognise a duplicate ("What may come twice" in docs/protocol.md). If a
 // connection breaks in another way, the publish fails with ErrUnanswered. Config.Resend
 // changes both rules.
@@ -27,8 +27,8 @@
 //
 // A publisher's messages are accepted in the order of the calls of Publish, one after the
 // other. A change of broker keeps the order. The publisher first connects to the new
-// broker. Then it stops sending to the old broker and waits for its last answer. Then it
-// publishes to the new broker.
+// broker. Then the publisher stops sending to the old broker and waits for the old broker's last
+// answer. Then the publisher sends to the new broker.
 //
 // # Pacing
 //

@@ -23,9 +23,8 @@ import (
 // assignment with Unknown set.
 //
 // While the loaddistributor is unreachable, or the topic is not active yet, Follow retries,
-// and earlier reports remain valid. Follow returns ErrUnknown if the topic does not exist
-// or is deleted. If the request is refused, it returns that error, otherwise the cause of
-// ctx.
+// and earlier reports remain valid. Follow returns ErrUnknown if the topic does not exist or
+// is deleted, the error of a refused request, or the cause of ctx.
 func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
 	wait := newBackoff()
 	for {

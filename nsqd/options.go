@@ -157,7 +157,7 @@ func (o *options) limitFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) securityFlags(fs *flag.FlagSet) {
-	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
+	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, each line a role and a token; administrative HTTP routes then require a token of role admin, at every address (default none: NSQ's routes are open to any client, and /topic/limit to clients on this host)")
 	o.jetstreamTLS.TLSFlags(fs, "jetstream-", "NATS")
 	o.control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
 }

@@ -26,7 +26,7 @@ import (
 var columns = host.Table[decide.Result]{
 	quantile("p50 us", .5), quantile("p99 us", .99), quantile("p99.9 us", .999),
 	host.Figure("CPU us", "%.1f", cpu),
-	{Title: "RSS MB", Format: "%.0f", Of: func(r decide.Result) (float64, bool) { return float64(r.RSS) / (1 << 20), r.RSS > 0 }},
+	{Title: "RSS MB", Format: "%.0f", Value: func(r decide.Result) (float64, bool) { return float64(r.RSS) / (1 << 20), r.RSS > 0 }},
 	{Title: "unanswered", Text: func(rounds []decide.Result) string {
 		lost := int64(0)
 		for _, r := range rounds {

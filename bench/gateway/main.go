@@ -162,7 +162,7 @@ func (o *options) cost(ctx context.Context) error {
 	table := host.Table[figures]{
 		host.Figure("p50 us", "%.0f", micros(p50)), host.Figure("p99 us", "%.0f", micros(p99)), host.Figure("p99.9 us", "%.0f", micros(p999)),
 		host.Figure("CPU us", "%.1f", cpu),
-		{Title: "allocations", Format: "%.1f", Of: func(f figures) (float64, bool) { return f.allocations, f.allocations > 0 }},
+		{Title: "allocations", Format: "%.1f", Value: func(f figures) (float64, bool) { return f.allocations, f.allocations > 0 }},
 	}
 	table.Write(o.out, subjects, got)
 	host.Judge(o.out, "the gateway, to a bare ReverseProxy", got, []host.Target[figures]{

@@ -58,10 +58,10 @@ func Rounds[R any](ctx context.Context, rounds int, subjects []Subject[R]) (map[
 // Median returns the median of a metric over several rounds.
 //
 // Requires: rounds is not empty.
-func Median[R any](rounds []R, of func(R) float64) float64 {
+func Median[R any](rounds []R, value func(R) float64) float64 {
 	figures := make([]float64, len(rounds))
 	for i, r := range rounds {
-		figures[i] = of(r)
+		figures[i] = value(r)
 	}
 	slices.Sort(figures)
 	return Middle(figures)
@@ -71,25 +71,25 @@ func Median[R any](rounds []R, of func(R) float64) float64 {
 type Target[R any] struct {
 	What, Format string
 	Limit        float64
-	Value        func(by map[string][]R) (value float64, known bool)
+	Value        func(results map[string][]R) (value float64, known bool)
 }
 
 // Ratio is a target for the ratio of two subjects' medians.
-func Ratio[R any](what, of, to string, figure func(R) float64, limit float64) Target[R] {
-	return Target[R]{what, "%.2f", limit, func(by map[string][]R) (float64, bool) {
-		if len(by[of]) == 0 || len(by[to]) == 0 {
+func Ratio[R any](what, numerator, denominator string, figure func(R) float64, limit float64) Target[R] {
+	return Target[R]{what, "%.2f", limit, func(results map[string][]R) (float64, bool) {
+		if len(results[numerator]) == 0 || len(results[denominator]) == 0 {
 			return 0, false
 		}
-		return Median(by[of], figure) / Median(by[to], figure), true
+		return Median(results[numerator], figure) / Median(results[denominator], figure), true
 	}}
 }
 
 // Judge writes a table of the targets and whether they are met.
-func Judge[R any](w io.Writer, what string, by map[string][]R, targets []Target[R]) {
+func Judge[R any](w io.Writer, what string, results map[string][]R, targets []Target[R]) {
 	fmt.Fprintln(w)
 	Head(w, what, "is", "target", "kept")
 	for _, t := range targets {
-		value, known := t.Value(by)
+		value, known := t.Value(results)
 		if !known {
 			continue
 		}

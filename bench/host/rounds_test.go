@@ -53,13 +53,13 @@ func TestTablesAndTargets(t *testing.T) {
 	figure := func(v float64) float64 { return v }
 	table := Table[float64]{
 		Figure("median", "%.1f", figure),
-		{Title: "least", Format: "%.0f", Of: func(v float64) (float64, bool) { return v, v > 0 }, Sum: Least},
+		{Title: "least", Format: "%.0f", Value: func(v float64) (float64, bool) { return v, v > 0 }, Sum: Least},
 		{Title: "rounds", Text: func(rounds []float64) string { return fmt.Sprint(len(rounds)) }},
 	}
-	by := map[string][]float64{"a": {3, 1, 2}, "b": {4, 4}, "c": {0}}
+	results := map[string][]float64{"a": {3, 1, 2}, "b": {4, 4}, "c": {0}}
 	var out bytes.Buffer
-	table.Write(&out, []Subject[float64]{{Name: "a"}, {Name: "c"}, {Name: "not measured"}}, by)
-	Judge(&out, "ratio", by, []Target[float64]{
+	table.Write(&out, []Subject[float64]{{Name: "a"}, {Name: "c"}, {Name: "not measured"}}, results)
+	Judge(&out, "ratio", results, []Target[float64]{
 		Ratio("a to b", "a", "b", figure, 0.5), Ratio("b to a", "b", "a", figure, 1.5), Ratio("a to none", "a", "none", figure, 1),
 	})
 	want := []string{

@@ -10,20 +10,20 @@ import (
 // Column is a column of a table: one number computed from a subject's rounds, or a text.
 type Column[R any] struct {
 	Title, Format string
-	Of            func(R) (figure float64, known bool)
+	Value         func(R) (figure float64, known bool)
 	Sum           func(sorted []float64) float64 // combines the rounds; nil: Middle
 	Text          func(rounds []R) string        // text in place of a number; may be nil
 }
 
 // Figure is a column of medians.
-func Figure[R any](title, format string, of func(R) float64) Column[R] {
-	return Column[R]{Title: title, Format: format, Of: func(r R) (float64, bool) { return of(r), true }}
+func Figure[R any](title, format string, value func(R) float64) Column[R] {
+	return Column[R]{Title: title, Format: format, Value: func(r R) (float64, bool) { return value(r), true }}
 }
 
 // Middle returns the median.
 func Middle(sorted []float64) float64 { return sorted[len(sorted)/2] }
 
-// Least returns the least disturbed round. Disturbances only increase a latency.
+// Least returns the minimum: the least disturbed round, because disturbances only increase a latency.
 func Least(sorted []float64) float64 { return sorted[0] }
 
 // Largest returns the maximum.
@@ -34,7 +34,7 @@ func Largest(sorted []float64) float64 { return sorted[len(sorted)-1] }
 func (c Column[R]) Figure(rounds []R) (figure float64, known bool) {
 	var all []float64
 	for _, r := range rounds {
-		if v, ok := c.Of(r); ok {
+		if v, ok := c.Value(r); ok {
 			all = append(all, v)
 		}
 	}
@@ -79,10 +79,10 @@ func (t Table[R]) Row(w io.Writer, rounds []R, lead ...string) {
 }
 
 // Write writes the whole table, with a row for each subject that has rounds.
-func (t Table[R]) Write(w io.Writer, subjects []Subject[R], by map[string][]R) {
+func (t Table[R]) Write(w io.Writer, subjects []Subject[R], results map[string][]R) {
 	t.Head(w, "")
 	for _, s := range subjects {
-		if rounds := by[s.Name]; len(rounds) > 0 {
+		if rounds := results[s.Name]; len(rounds) > 0 {
 			t.Row(w, rounds, s.Name)
 		}
 	}

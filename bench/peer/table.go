@@ -77,7 +77,7 @@ func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []colum
 
 // optionalColumn is a column for a metric that some brokers do not report.
 func optionalColumn(title, format string, of func(load.Result) *float64) host.Column[load.Result] {
-	return host.Column[load.Result]{Title: title, Format: format, Of: func(r load.Result) (float64, bool) {
+	return host.Column[load.Result]{Title: title, Format: format, Value: func(r load.Result) (float64, bool) {
 		if v := of(r); v != nil {
 			return *v, true
 		}

@@ -281,7 +281,7 @@ func (b *Broker) read(c *conn) {
 	b.mu.Lock()
 	limits.Pace = b.mu.paces
 	b.mu.Unlock()
-	var in []byte
+	var input []byte
 	chunk := make([]byte, 64<<10)
 	magic := true
 	for {
@@ -289,20 +289,20 @@ func (b *Broker) read(c *conn) {
 		if err != nil {
 			return
 		}
-		in = append(in, chunk[:n]...)
+		input = append(input, chunk[:n]...)
 		for {
 			if magic {
-				n, err := wire.ParseMagic(in)
+				n, err := wire.ParseMagic(input)
 				if err != nil {
 					return
 				}
 				if n == 0 {
 					break
 				}
-				in, magic = in[n:], false
+				input, magic = input[n:], false
 			}
 			var cmd wire.Command
-			n, _, err := cmd.Parse(in, &limits, new(wire.Walk))
+			n, _, err := cmd.Parse(input, &limits, new(wire.Walk))
 			if err != nil {
 				if refusal, ok := errors.AsType[*wire.Error](err); ok {
 					c.send(wire.AppendError(nil, refusal))
@@ -313,7 +313,7 @@ func (b *Broker) read(c *conn) {
 				break
 			}
 			b.handle(c, cmd)
-			in = in[n:]
+			input = input[n:]
 		}
 	}
 }

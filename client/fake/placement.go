@@ -27,18 +27,18 @@ type Placement struct {
 
 	mu struct {
 		sync.Mutex
-		topics   map[string]*placed
+		topics   map[string]*topicState
 		watches  int // opened so far
 		watching int // open now
 	}
 }
 
-type placed struct {
-	epoch  uint64
-	at     map[string]*srtmv1.Assignment // by publisher
-	active bool
-	gone   bool
-	change chan struct{} // closed and replaced on each change
+type topicState struct {
+	epoch       uint64
+	assignments map[string]*srtmv1.Assignment // by publisher
+	active      bool
+	gone        bool
+	change      chan struct{} // closed and replaced on each change
 }
 
 // NewPlacement starts a server on a free port of 127.0.0.1.
@@ -53,7 +53,7 @@ func NewPlacementAt(address string) (*Placement, error) {
 		return nil, fmt.Errorf("placement: %w", err)
 	}
 	p := &Placement{ln: ln, srv: grpc.NewServer(service.ServerOptions()...)}
-	p.mu.topics = map[string]*placed{}
+	p.mu.topics = map[string]*topicState{}
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
 	p.all.Go(func() {
 		if err := p.srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -80,10 +80,10 @@ func (p *Placement) Watches() (opened, open int) {
 	return p.mu.watches, p.mu.watching
 }
 
-func (p *Placement) topicLocked(topic string) *placed {
+func (p *Placement) topicLocked(topic string) *topicState {
 	t := p.mu.topics[topic]
 	if t == nil {
-		t = &placed{at: map[string]*srtmv1.Assignment{}, change: make(chan struct{})}
+		t = &topicState{assignments: map[string]*srtmv1.Assignment{}, change: make(chan struct{})}
 		p.mu.topics[topic] = t
 	}
 	return t
@@ -92,53 +92,53 @@ func (p *Placement) topicLocked(topic string) *placed {
 // Place assigns publishers of a topic to the broker at the given address. It creates the
 // topic if necessary, and makes it active.
 func (p *Placement) Place(topic, address string, publishers ...string) {
-	p.update(topic, func(t *placed) {
+	p.update(topic, func(t *topicState) {
 		t.active, t.gone = true, false
 		for _, id := range publishers {
-			t.at[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: "b-" + address, TcpAddress: address, Epoch: t.epoch}
+			t.assignments[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: "b-" + address, TcpAddress: address, Epoch: t.epoch}
 		}
 	})
 }
 
 // Pace marks a topic as paced, so publishers may request advice.
 func (p *Placement) Pace(topic string) {
-	p.update(topic, func(t *placed) {
-		for id, a := range t.at {
-			t.at[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: a.BrokerId, TcpAddress: a.TcpAddress, Epoch: t.epoch, Pacing: true}
+	p.update(topic, func(t *topicState) {
+		for id, a := range t.assignments {
+			t.assignments[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: a.BrokerId, TcpAddress: a.TcpAddress, Epoch: t.epoch, Pacing: true}
 		}
 	})
 }
 
 // Displace leaves publishers of a topic without a broker.
 func (p *Placement) Displace(topic string, publishers ...string) {
-	p.update(topic, func(t *placed) {
+	p.update(topic, func(t *topicState) {
 		for _, id := range publishers {
-			t.at[id] = &srtmv1.Assignment{PublisherId: id, Epoch: t.epoch}
+			t.assignments[id] = &srtmv1.Assignment{PublisherId: id, Epoch: t.epoch}
 		}
 	})
 }
 
 // Prepare creates an inactive topic.
-func (p *Placement) Prepare(topic string) { p.update(topic, func(t *placed) { t.active = false }) }
+func (p *Placement) Prepare(topic string) { p.update(topic, func(t *topicState) { t.active = false }) }
 
 // Remove removes publishers from a topic.
 func (p *Placement) Remove(topic string, publishers ...string) {
-	p.update(topic, func(t *placed) {
+	p.update(topic, func(t *topicState) {
 		for _, id := range publishers {
-			delete(t.at, id)
+			delete(t.assignments, id)
 		}
 	})
 }
 
 // Delete deletes a topic.
 func (p *Placement) Delete(topic string) {
-	p.update(topic, func(t *placed) {
+	p.update(topic, func(t *topicState) {
 		t.gone = true
-		t.at = map[string]*srtmv1.Assignment{}
+		t.assignments = map[string]*srtmv1.Assignment{}
 	})
 }
 
-func (p *Placement) update(topic string, f func(*placed)) {
+func (p *Placement) update(topic string, f func(*topicState)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.topicLocked(topic)
@@ -161,14 +161,14 @@ func (p *Placement) lookup(topic string, ids []string) ([]*srtmv1.Assignment, ui
 		return nil, 0, nil, status.Errorf(codes.FailedPrecondition, "topic %q is not active yet", topic)
 	}
 	if len(ids) == 0 {
-		for id := range t.at {
+		for id := range t.assignments {
 			ids = append(ids, id)
 		}
 		slices.Sort(ids)
 	}
 	var found []*srtmv1.Assignment
 	for _, id := range ids {
-		a := t.at[id]
+		a := t.assignments[id]
 		if a == nil {
 			a = &srtmv1.Assignment{PublisherId: id, Epoch: t.epoch, Unknown: true}
 		}

@@ -46,33 +46,33 @@ func newMemoryLimit(total, perBroker int64) memoryLimit {
 // the room. A publish above the bound waits until it is the only one.
 func (r *memoryLimit) acquire(ctx context.Context, broker string, bytes int64) (release func(), err error) {
 	r.mu.Lock()
-	of := r.mu.brokers[broker]
-	if of == nil {
-		of = &share{bytes: semaphore.NewWeighted(r.perBroker)}
-		r.mu.brokers[broker] = of
+	entry := r.mu.brokers[broker]
+	if entry == nil {
+		entry = &share{bytes: semaphore.NewWeighted(r.perBroker)}
+		r.mu.brokers[broker] = entry
 	}
-	of.users++
+	entry.users++
 	r.mu.Unlock()
-	leave := func() {
+	leaveBroker := func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if of.users--; of.users == 0 {
+		if entry.users--; entry.users == 0 {
 			delete(r.mu.brokers, broker)
 		}
 	}
-	own, total := min(bytes, r.perBroker), min(bytes, r.total)
-	if err := of.bytes.Acquire(ctx, own); err != nil {
-		leave()
+	brokerBytes, totalBytes := min(bytes, r.perBroker), min(bytes, r.total)
+	if err := entry.bytes.Acquire(ctx, brokerBytes); err != nil {
+		leaveBroker()
 		return nil, err
 	}
-	if err := r.all.Acquire(ctx, total); err != nil {
-		of.bytes.Release(own)
-		leave()
+	if err := r.all.Acquire(ctx, totalBytes); err != nil {
+		entry.bytes.Release(brokerBytes)
+		leaveBroker()
 		return nil, err
 	}
 	return func() {
-		r.all.Release(total)
-		of.bytes.Release(own)
-		leave()
+		r.all.Release(totalBytes)
+		entry.bytes.Release(brokerBytes)
+		leaveBroker()
 	}, nil
 }

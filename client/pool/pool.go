@@ -200,7 +200,7 @@ func (p *Pool) closeLocked(k Key, shared *Shared) {
 		ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin/2)
 		defer cancel()
 		if err := shared.publisher.Close(ctx); err != nil {
-			p.log.Warn("publisher does not close", "topic", k.Topic, "publisher", k.ID, "error", err)
+			p.log.Warn("cannot close the publisher", "topic", k.Topic, "publisher", k.ID, "error", err)
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()

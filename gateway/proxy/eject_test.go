@@ -53,7 +53,7 @@ func TestEjectionsAreLogged(t *testing.T) {
 	g := serve(t, several(ill), func(c *Config) {
 		c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	})
-	ejected, again := `msg="server ejected after several failed requests in a row; it gets none until a trial succeeds" url=`+ill+` reason="answered with status 503"`+"\n", `msg="server answers again" url=`+ill+"\n"
+	ejected, again := `msg="server ejected after several failed requests in a row; it gets no requests until a trial succeeds" url=`+ill+` reason="answered with status 503"`+"\n", `msg="server answers again" url=`+ill+"\n"
 	for range 8 { // 5 failures eject the server; then the only server gets one request at a time
 		g.get(t, "/")
 	}

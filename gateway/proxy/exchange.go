@@ -66,7 +66,7 @@ func (p *Proxy) newExchange() any {
 	x.answer.timer.Stop()
 	x.attempt, x.gotConn = x.newAttempt, func(httptrace.GotConnInfo) { x.sends++ }
 	x.reverse = httputil.ReverseProxy{
-		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
+		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.serverFailed,
 		BufferPool: &p.buffers, ErrorLog: slog.NewLogLogger(p.faults.Handler(), slog.LevelDebug),
 	}
 	return x
@@ -223,7 +223,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 	trusted := x.rules.trusts(in.RemoteAddr)
 	for name := range out.Header {
-		if means := meaning(name); means == classHeader || !trusted && forwards(means) {
+		if meaning := meaning(name); meaning == classHeader || !trusted && forwards(meaning) {
 			delete(out.Header, name)
 		}
 	}
@@ -244,7 +244,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 	out.Header[classHeader] = x.class.header
 	if in.Header["Authorization"] != nil && x.p.cfg.Tokens != nil {
-		if _, ours := x.p.cfg.Tokens.Check(in, secure.ReadOnly); ours {
+		if _, identified := x.p.cfg.Tokens.Check(in, secure.ReadOnly); identified {
 			delete(out.Header, "Authorization")
 		}
 	}
@@ -255,15 +255,15 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 // trusted peer sends such values as headers; its trailers come from its client.
 func dropTrailers(all http.Header) {
 	for name := range all {
-		if means := meaning(name); means == classHeader || forwards(means) || !httpguts.ValidTrailerHeader(means) {
+		if meaning := meaning(name); meaning == classHeader || forwards(meaning) || !httpguts.ValidTrailerHeader(meaning) {
 			delete(all, name)
 		}
 	}
 }
 
 // forwards reports whether a header with this meaning names the client that a peer forwards for.
-func forwards(means string) bool {
-	return strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip" || means == "Forwarded"
+func forwards(meaning string) bool {
+	return strings.HasPrefix(meaning, "X-Forwarded-") || meaning == "X-Real-Ip" || meaning == "Forwarded"
 }
 
 // meaning returns the canonical name of the header that servers may understand by name.
@@ -288,7 +288,8 @@ var (
 	unqueued = []string{"queue;dur=0.0"}
 )
 
-// answered handles the head of an answer, except 1xx other than 101.
+// answered handles the header of the server's answer. WriteHeader handles 1xx answers other
+// than 101.
 func (x *exchange) answered(res *http.Response) error {
 	if res.StatusCode < http.StatusContinue {
 		return errNoStatus
@@ -298,7 +299,7 @@ func (x *exchange) answered(res *http.Response) error {
 		x.body.answered.Store(true)
 	}
 	x.head.Store(int64(clock.Mono()))
-	x.load(res.Header)
+	x.takeReport(res.Header)
 	delete(res.Trailer, cost.Header)
 	x.grpcStatus(res.Header, res.Header)
 	if len(res.Trailer) > 0 && x.r.ProtoMajor == 1 && x.r.Method != http.MethodHead {
@@ -313,8 +314,8 @@ func (x *exchange) answered(res *http.Response) error {
 		x.tunnel = true
 		x.p.tunnels.Add(1)
 		x.settle(balance.Answered)
-		server, ours := res.Body.(io.ReadWriteCloser)
-		if client, known := x.r.Context().Value(connKey{}).(net.Conn); ours && known {
+		server, identified := res.Body.(io.ReadWriteCloser)
+		if client, known := x.r.Context().Value(connKey{}).(net.Conn); identified && known {
 			t := &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response, websocket: strings.EqualFold(res.Header.Get("Upgrade"), "websocket")}
 			if t.websocket {
 				x.websocket = t
@@ -332,8 +333,8 @@ func (x *exchange) answered(res *http.Response) error {
 	return nil
 }
 
-// load removes the server's load report from h and keeps it.
-func (x *exchange) load(h http.Header) {
+// takeReport moves the server's load report from h to x.
+func (x *exchange) takeReport(h http.Header) {
 	if reports := h[cost.Header]; len(reports) > 0 {
 		x.report = reports[0]
 		delete(h, cost.Header)
@@ -348,7 +349,7 @@ func (x *exchange) grpcStatus(header, source http.Header) {
 }
 
 // grpcFails reports whether a gRPC status corresponds to HTTP 500, 503 and the like: unknown, internal,
-// unavailable, and data loss. A deadline is set by the client.
+// unavailable, and data loss. An exceeded deadline is no failure, because the client sets the deadline.
 func grpcFails(status string) bool {
 	return status == "2" || status == "13" || status == "14" || status == "15"
 }
@@ -365,20 +366,20 @@ func (x *exchange) mark() {
 	}
 }
 
-// unanswered answers the client if the server has not.
-func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error) {
-	clients := x.body.failed()
-	tooLong, _ := errors.AsType[*http.MaxBytesError](clients)
+// serverFailed answers the client instead of the server.
+func (x *exchange) serverFailed(w http.ResponseWriter, _ *http.Request, err error) {
+	bodyErr := x.body.failed()
+	tooLong, _ := errors.AsType[*http.MaxBytesError](bodyErr)
 	timeout, _ := errors.AsType[net.Error](err)
 	code, text := http.StatusBadGateway, "the server could not be reached, or ended the connection"
 	switch {
-	case clients == nil && x.r.Context().Err() != nil:
+	case bodyErr == nil && x.r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // no client to answer
 	case tooLong != nil:
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(tooLong.Limit, 10)+" bytes"
-	case errors.Is(clients, os.ErrDeadlineExceeded):
+	case errors.Is(bodyErr, os.ErrDeadlineExceeded):
 		code, text = http.StatusRequestTimeout, "the body did not come in time"
-	case clients != nil:
+	case bodyErr != nil:
 		code, text = http.StatusBadRequest, "the body could not be read"
 	default:
 		x.cause = err
@@ -398,29 +399,29 @@ func (x *exchange) refuse(code int, text string) {
 // Unwrap is for http.ResponseController.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
-// bound ends a client that reads nothing of its answer for limit.
-func bound(w http.ResponseWriter, limit time.Duration) {
+// limitWrite fails writes to a client that reads nothing of its answer for limit.
+func limitWrite(w http.ResponseWriter, limit time.Duration) {
 	// A recorder in tests has no deadlines, and needs none.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
 }
 
-// bound limits the writes of an exchange, because it occupies a place at the server. The limit is the
-// server's time to answer. The deadline is renewed seldom.
-func (x *exchange) bound() {
+// limitWrites limits the time of the exchange's writes, because the exchange occupies a place at the
+// server. The limit is the server's time to answer. limitWrites renews the deadline seldom.
+func (x *exchange) limitWrites() {
 	if now := clock.Mono(); x.deadline == 0 || now >= x.deadline {
 		limit := x.rules.policy.Timeouts.Response
 		x.deadline = now.Add(limit / 4)
-		bound(x.ResponseWriter, limit+limit/4)
+		limitWrite(x.ResponseWriter, limit+limit/4)
 	}
 }
 
-// WriteHeader also relays 1xx answers, which skip the method answered. The client's time for a 1xx ends
-// before the server's, because the server waits for the client.
+// WriteHeader also relays 1xx answers, which do not pass the method answered. The write limit of a 1xx
+// answer is half of the server's limit, because the server waits while the client reads.
 func (x *exchange) WriteHeader(code int) {
 	if code < http.StatusOK {
 		delete(x.Header(), cost.Header)
 		delete(x.Header(), classHeader)
-		bound(x.ResponseWriter, x.rules.policy.Timeouts.Response/2)
+		limitWrite(x.ResponseWriter, x.rules.policy.Timeouts.Response/2)
 		x.deadline = 0
 		x.ResponseWriter.WriteHeader(code)
 		if code == http.StatusContinue {
@@ -428,7 +429,7 @@ func (x *exchange) WriteHeader(code int) {
 		}
 		return
 	}
-	x.bound()
+	x.limitWrites()
 	h := x.Header()
 	if _, given := h["Content-Type"]; !given {
 		h["Content-Type"] = nil // stops net/http from guessing a type
@@ -445,7 +446,7 @@ func (x *exchange) WriteHeader(code int) {
 
 // Write implements http.ResponseWriter.
 func (x *exchange) Write(p []byte) (int, error) {
-	x.bound()
+	x.limitWrites()
 	n, err := x.ResponseWriter.Write(p)
 	x.bytes += int64(n)
 	if err != nil {
@@ -457,15 +458,15 @@ func (x *exchange) Write(p []byte) (int, error) {
 // answerBody is the body of a server's answer. A read takes at most limit.
 type answerBody struct {
 	io.ReadCloser
-	x     *exchange
-	res   *http.Response
-	timer *time.Timer
-	limit time.Duration
-	got   int64
-	pause bool // the last Read did not fill its buffer
+	x        *exchange
+	res      *http.Response
+	timer    *time.Timer
+	limit    time.Duration
+	received int64
+	paused   bool // the last Read did not fill its buffer
 }
 
-// stalled ends a Read that takes too long. A body may be closed during a Read.
+// stalled ends a Read that takes too long. Closing a body during a Read is allowed.
 func (b *answerBody) stalled() { _ = b.ReadCloser.Close() }
 
 // Close implements io.Closer. HTTP/2's transport waits in Close for the request's body, which may never
@@ -476,10 +477,10 @@ func (b *answerBody) Close() error {
 }
 
 func (b *answerBody) Read(p []byte) (int, error) {
-	if b.pause && b.got < b.res.ContentLength {
+	if b.paused && b.received < b.res.ContentLength {
 		// The server pauses: flush the data so far. ReverseProxy does this only for answers of unknown
 		// length.
-		b.x.bound()
+		b.x.limitWrites()
 		if err := http.NewResponseController(b.x.ResponseWriter).Flush(); err != nil {
 			b.x.writeErr = err
 			return 0, err
@@ -487,7 +488,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	}
 	b.timer.Reset(b.limit)
 	n, err := b.ReadCloser.Read(p)
-	b.got, b.pause = b.got+int64(n), n < len(p)
+	b.received, b.paused = b.received+int64(n), n < len(p)
 	if !b.timer.Stop() {
 		b.x.spoiled = true // stalled is running or has run
 		err = errStalled
@@ -497,7 +498,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	}
 	if err == io.EOF {
 		b.x.complete = true
-		b.x.load(b.res.Trailer)
+		b.x.takeReport(b.res.Trailer)
 		b.x.grpcStatus(b.res.Header, b.res.Trailer)
 		delete(b.res.Trailer, classHeader)
 	}

@@ -139,21 +139,22 @@ func (p *Proxy) SetPolicy(changed *policy.Policy) error {
 	return nil
 }
 
-// closeIdle closes the idle connections of the transports that but does not use.
-func (s *rules) closeIdle(but *rules) {
+// closeIdle closes the idle connections of the transports that next does not use; nil: of all
+// transports.
+func (s *rules) closeIdle(next *rules) {
 	for reach, transport := range s.transports {
-		if but == nil || but.transports[reach] != transport {
+		if next == nil || next.transports[reach] != transport {
 			transport.CloseIdleConnections()
 		}
 	}
 }
 
-// Run does the periodic work until ctx ends. Then it ends the tunnels.
+// Run does the periodic work until ctx ends. Then Run ends the tunnels.
 func (p *Proxy) Run(ctx context.Context) error {
 	for clock.Sleep(ctx, tick) {
 		for _, s := range p.dispatcher.tick(clock.Mono()) {
 			if s.ejected {
-				p.cfg.Log.Warn("server ejected after several failed requests in a row; it gets none until a trial succeeds", "url", s.URL, obs.KeyReason, s.reason)
+				p.cfg.Log.Warn("server ejected after several failed requests in a row; it gets no requests until a trial succeeds", "url", s.URL, obs.KeyReason, s.reason)
 			} else {
 				p.cfg.Log.Warn("server answers again", "url", s.URL)
 			}
@@ -191,7 +192,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	code, text := 0, ""
 	switch {
 	case framedTwice(conn, r):
-		// The rest may be anything: do not read it.
+		// The framing of the following bytes is unknown: do not read them.
 		w.Header().Set("Connection", "close")
 		body.late.Store(true)
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
@@ -206,7 +207,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes"
 	case p.cfg.Publish != nil && r.Method == http.MethodPost && (r.URL.Path == "/pub" || r.URL.Path == "/mpub"):
 		p.cfg.Publish.Serve(earlyWriter{w, body}, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
-		bound(w, rules.policy.Timeouts.Response) // net/http has yet to send the answer
+		limitWrite(w, rules.policy.Timeouts.Response) // net/http has yet to send the answer
 		return
 	default:
 		if d := p.admit(r, c, tenant, 1); !d.Admit {
@@ -216,7 +217,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if code != 0 {
 		w.Header()[classHeader] = c.header
-		bound(w, rules.policy.Timeouts.Response)
+		limitWrite(w, rules.policy.Timeouts.Response)
 		if !body.late.Load() {
 			body.drain()
 		}
@@ -251,17 +252,17 @@ func (p *Proxy) pass(x *exchange) {
 // its text: a map entry and a slice. So many empty headers take 25 times the memory of their text.
 // Connection buffers are not included.
 const (
-	heldByRequest = 1 << 10
-	heldByName    = 112
-	heldByValue   = 16
+	bytesPerRequest = 1 << 10
+	bytesPerName    = 112
+	bytesPerValue   = 16
 )
 
 // waitingBytes estimates the memory of a waiting request in bytes: its header, plus the declared
 // size of its body.
 func waitingBytes(r *http.Request) int {
-	bytes := heldByRequest + len(r.RequestURI)
+	bytes := bytesPerRequest + len(r.RequestURI)
 	for name, values := range r.Header {
-		bytes += heldByName + len(name) + len(values)*heldByValue
+		bytes += bytesPerName + len(name) + len(values)*bytesPerValue
 		for _, v := range values {
 			bytes += len(v)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Server returns the http.Server for a Listener. It serves HTTP/1.1 and HTTP/2. Without TLS, HTTP/2 is
-// for clients with prior knowledge. Its connection timeouts are the present policy's.
+// Server returns the http.Server for a Listener, for HTTP/1.1 and HTTP/2. Without TLS, HTTP/2 is for
+// clients with prior knowledge. The connection timeouts are those of the present policy.
 func (p *Proxy) Server(maxHeader int) *http.Server {
 	timeouts := p.rules.Load().policy.Timeouts
 	return &http.Server{
@@ -52,13 +52,13 @@ func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
 // connKey is the context key of a request's net.Conn.
 type connKey struct{}
 
-// hangs is a connection that knows whether its client has hung up.
-type hangs interface{ HungUp() bool }
+// hangupDetector is a connection that can check whether its client has hung up.
+type hangupDetector interface{ HungUp() bool }
 
-// connection returns the connection of an HTTP/1 request, or nil. On HTTP/1 net/http does not always
-// notice that the client has gone: not while a body may be left to read, nor after the next request has
-// begun. On HTTP/2 net/http cancels the request's context.
-func connection(r *http.Request) hangs {
+// connection returns the connection of an HTTP/1 request, or nil. On HTTP/1 net/http does not notice
+// that the client has closed the connection while a body may be left to read, or after the next request
+// has begun. On HTTP/2 net/http cancels the request's context.
+func connection(r *http.Request) hangupDetector {
 	if r.ProtoMajor != 1 {
 		return nil
 	}
@@ -66,6 +66,6 @@ func connection(r *http.Request) hangs {
 	if secured, ok := c.(*tls.Conn); ok {
 		c = secured.NetConn()
 	}
-	client, _ := c.(hangs)
+	client, _ := c.(hangupDetector)
 	return client
 }

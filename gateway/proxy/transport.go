@@ -62,9 +62,9 @@ func dialServer(ctx context.Context, network, address string) (net.Conn, error) 
 }
 
 // serverConn is a connection to a server. A server may answer and close before it has read the whole
-// request. The transport drops an answer after a failed write. So Write reports a failure only after
-// the transport has closed the connection, which happens after it has read the answer or the
-// connection's end.
+// request. The transport drops an answer after a failed write. So Write delays its failure until
+// the transport has closed the connection. The transport does so after it has read the answer or
+// the end of the connection.
 type serverConn struct {
 	net.Conn
 	closing sync.Once

@@ -17,13 +17,13 @@ const farewell = time.Second
 var goingAway = []byte{0x88, 2, 1001 >> 8, 1001 & 0xff}
 
 // tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end before the
-// other. After that the other side may be silent for limit: it may have nothing more to send, and no
-// way to notice that its peer is gone.
+// other. Then the tunnel closes once the other side is silent for limit. The silent side may have
+// nothing more to send, and then it cannot notice that its peer has ended.
 type tunnel struct {
 	io.ReadWriteCloser
-	client net.Conn
-	limit  time.Duration
-	last   atomic.Pointer[time.Timer] // closes the tunnel; set when one side ends
+	client    net.Conn
+	limit     time.Duration
+	idleTimer atomic.Pointer[time.Timer] // closes the tunnel; set when one side ends
 
 	// For a websocket: the frames from the server.
 	websocket bool
@@ -42,7 +42,7 @@ func (t *tunnel) Read(p []byte) (int, error) {
 	}
 	for {
 		n, err := t.ReadWriteCloser.Read(p)
-		t.moved(err != nil)
+		t.recordTraffic(err != nil)
 		if t.websocket {
 			n = t.pass(p[:n])
 		}
@@ -96,29 +96,29 @@ func (t *tunnel) leaveLocked() {
 }
 
 func (t *tunnel) Write(p []byte) (int, error) {
-	t.moved(false)
+	t.recordTraffic(false)
 	return t.ReadWriteCloser.Write(p)
 }
 
 // CloseWrite tells the server that the client has ended.
 func (t *tunnel) CloseWrite() error {
-	t.moved(true)
+	t.recordTraffic(true)
 	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported
 }
 
-func (t *tunnel) moved(atEnd bool) {
-	if last := t.last.Load(); last != nil {
+func (t *tunnel) recordTraffic(atEnd bool) {
+	if last := t.idleTimer.Load(); last != nil {
 		last.Reset(t.limit)
 	} else if atEnd {
-		t.last.Store(time.AfterFunc(t.limit, func() { _ = t.Close() }))
+		t.idleTimer.Store(time.AfterFunc(t.limit, func() { _ = t.Close() }))
 	}
 }
 
-// Close closes both sides. When the gateway ends, ReverseProxy closes only the server's side, which a
-// client that is still open would not notice.
+// Close closes both sides. When the gateway ends, ReverseProxy closes only the server's side. An open
+// client connection would stay.
 func (t *tunnel) Close() error {
 	return errors.Join(t.client.Close(), t.ReadWriteCloser.Close())
 }
@@ -187,12 +187,12 @@ func (t *tunnels) leave() {
 //	FIN, RSV, opcode | MASK, length | 0, 2 or 8 bytes of length | 0 or 4 bytes of mask | payload
 type frames struct {
 	header      [14]byte
-	have        int    // bytes of header
+	headerLen   int    // bytes of header
 	payloadLeft uint64 // bytes of payload
 }
 
 // atBoundary reports whether the next byte begins a frame.
-func (f *frames) atBoundary() bool { return f.have == 0 && f.payloadLeft == 0 }
+func (f *frames) atBoundary() bool { return f.headerLen == 0 && f.payloadLeft == 0 }
 
 // skip consumes p.
 func (f *frames) skip(p []byte) {
@@ -209,7 +209,7 @@ func (f *frames) payload(p []byte) (n int) {
 	return n
 }
 
-// step consumes at least one byte, and none of a second frame. It returns the number of bytes.
+// step consumes at least one byte, within one frame, and returns the number of bytes.
 // Requires: p is not empty.
 func (f *frames) step(p []byte) int {
 	if f.payloadLeft > 0 {
@@ -217,9 +217,9 @@ func (f *frames) step(p []byte) int {
 		f.payloadLeft -= n
 		return int(n)
 	}
-	f.header[f.have] = p[0]
-	f.have++
-	if f.have < 2 {
+	f.header[f.headerLen] = p[0]
+	f.headerLen++
+	if f.headerLen < 2 {
 		return 1
 	}
 	length, size := f.header[1]&0x7f, 2
@@ -232,10 +232,10 @@ func (f *frames) step(p []byte) int {
 	if f.header[1]&0x80 != 0 {
 		size += 4
 	}
-	if f.have < size {
+	if f.headerLen < size {
 		return 1
 	}
-	switch f.have = 0; length {
+	switch f.headerLen = 0; length {
 	case 126:
 		f.payloadLeft = uint64(binary.BigEndian.Uint16(f.header[2:]))
 	case 127:

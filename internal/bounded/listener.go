@@ -45,19 +45,20 @@ func Part(descriptors, parts, limit int64) int {
 type Slots struct {
 	// Set before use.
 	Most int // 0: no bound
-	// Strangers: a peer is a stranger until Known. If no slot is free, a new connection
-	// takes the slot of the oldest stranger. So strangers that keep connecting take each
-	// other's slots. A legitimate peer must authenticate before Most newer connections
+	// EvictUnauthenticated makes slots of unauthenticated peers available to new
+	// connections. A peer is unauthenticated until Known. If no slot is free, a new
+	// connection takes the slot of the oldest unauthenticated peer. So such peers only take
+	// each other's slots. A legitimate peer must authenticate before Most newer connections
 	// arrive. Slots per address were rejected: one attacker may have many addresses, and
-	// many brokers may share one.
-	Strangers bool
+	// many brokers may share one address.
+	EvictUnauthenticated bool
 
 	open             atomic.Int64
 	refused, evicted atomic.Uint64
 
 	mu struct {
 		sync.Mutex
-		strangers container.List[*Conn] // the oldest first
+		unauthenticated container.List[*Conn] // the oldest first
 	}
 }
 
@@ -67,7 +68,7 @@ func (s *Slots) Open() int64 { return s.open.Load() }
 // Refused returns the number of connections without a slot.
 func (s *Slots) Refused() uint64 { return s.refused.Load() }
 
-// Evicted returns the number of strangers' connections closed for new connections.
+// Evicted returns the number of unauthenticated connections closed for new connections.
 func (s *Slots) Evicted() uint64 { return s.evicted.Load() }
 
 // take gives c a slot; false without a free slot.
@@ -78,19 +79,19 @@ func (s *Slots) take(c *Conn) bool {
 		s.refused.Add(1)
 		return false
 	}
-	if s.Strangers {
+	if s.EvictUnauthenticated {
 		s.mu.Lock()
-		s.mu.strangers.Push(&c.place, c)
-		c.stranger = true
+		s.mu.unauthenticated.Push(&c.place, c)
+		c.unauthenticated = true
 		s.mu.Unlock()
 	}
 	return true
 }
 
-// evict closes the oldest stranger's connection; false without a stranger.
+// evict closes the oldest unauthenticated connection; false without such a connection.
 func (s *Slots) evict() bool {
 	s.mu.Lock()
-	oldest := s.mu.strangers.Front()
+	oldest := s.mu.unauthenticated.Front()
 	if oldest != nil {
 		oldest.markAuthenticatedLocked()
 	}
@@ -99,7 +100,7 @@ func (s *Slots) evict() bool {
 		return false
 	}
 	s.evicted.Add(1)
-	_ = oldest.Close() // the stranger's error does not matter
+	_ = oldest.Close() // the evicted peer's error does not matter
 	return true
 }
 
@@ -141,10 +142,10 @@ type Conn struct {
 	once  sync.Once
 
 	// Guarded by of.mu.
-	stranger   bool // in of.mu.strangers, at place
-	place      container.Element[*Conn]
-	closed     bool
-	afterClose func() // called after Close; may be nil
+	unauthenticated bool // in of.mu.strangers, at place
+	place           container.Element[*Conn]
+	closed          bool
+	afterClose      func() // called after Close; may be nil
 }
 
 // Then sets a function to call after Close. If the connection is already closed, Then
@@ -183,8 +184,8 @@ func (c *Conn) markAuthenticated() {
 }
 
 func (c *Conn) markAuthenticatedLocked() {
-	if c.stranger {
-		c.stranger = false
+	if c.unauthenticated {
+		c.unauthenticated = false
 		c.place.Remove()
 	}
 }

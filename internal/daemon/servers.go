@@ -123,7 +123,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	// Half each, so the clients of one listener do not exclude the other's.
 	descriptors := bounded.Descriptors()
 	web := &bounded.Listener{Listener: s.WebListener, Slots: &bounded.Slots{Most: bounded.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}
-	rpc := &bounded.Listener{Listener: s.RPCListener, Slots: &bounded.Slots{Most: bounded.Part(descriptors, 2, math.MaxInt32), Strangers: a.Guard.Identifies()}}
+	rpc := &bounded.Listener{Listener: s.RPCListener, Slots: &bounded.Slots{Most: bounded.Part(descriptors, 2, math.MaxInt32), EvictUnauthenticated: a.Guard.Identifies()}}
 	count := func(name, help string, n func() uint64) {
 		s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_" + name, Help: help}, func() float64 { return float64(n()) }))
 	}

@@ -122,7 +122,7 @@ func (c *Controller) logRefusal(s *Session, err error, previous string) {
 	var used *identity.InUse
 	var lostErr *identity.Lost
 	if (errors.As(err, &used) || errors.As(err, &lostErr)) && previous != s.hello.Process {
-		c.metrics.strangers.Inc()
+		c.metrics.refusedIDs.Inc()
 		c.cfg.Log.Error("broker refused: its id belongs to another process; give it a --broker-id of its own, or stop the other one",
 			obs.KeyBroker, s.broker, obs.KeyInstance, s.hello.Process, obs.KeyError, err)
 	}

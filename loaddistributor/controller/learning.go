@@ -64,7 +64,7 @@ type evaluation struct {
 func (t *learning) begin(now time.Time) (evaluations []evaluation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	extended := map[learned.Order][]string{} // topics whose records go on
+	extended := map[learned.Order][]string{} // topics whose recordings continue
 	for _, name := range t.topics.busy {
 		topic, found := t.cat.committed.Topic(name)
 		l := t.topics.byName[name]

@@ -38,11 +38,11 @@ var (
 
 // metrics holds counters and histograms; the collector exports the rest.
 type metrics struct {
-	ended     *prometheus.HistogramVec // fits, by outcome
-	arrivals  *prometheus.CounterVec   // by result
-	refused   prometheus.Counter
-	undumped  prometheus.Counter
-	strangers prometheus.Counter // processes refused because of their broker id
+	ended      *prometheus.HistogramVec // fits, by outcome
+	arrivals   *prometheus.CounterVec   // by result
+	refused    prometheus.Counter
+	undumped   prometheus.Counter
+	refusedIDs prometheus.Counter // processes refused because of their broker id
 	// Proposed moves, and brokers whose buckets were the cause.
 	proposed, bucketLimited prometheus.Counter
 }
@@ -61,9 +61,9 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		arrivals: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_fit_arrivals_total", Help: "Messages of the arrivals recorded for fits: used, or left out since their publisher is unknown, they were lost by a broker, came late, or another broker's were missing (holed).",
 		}, []string{"result"}),
-		refused:   counter("srtm_fit_pieces_refused_total", "Pieces of brokers' records of arrivals that cannot be true."),
-		strangers: counter("srtm_loaddistributor_broker_ids_refused_total", "Processes refused because their broker id belongs to another process."),
-		undumped:  counter("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then."),
+		refused:    counter("srtm_fit_pieces_refused_total", "Pieces of brokers' records of arrivals that cannot be true."),
+		refusedIDs: counter("srtm_loaddistributor_broker_ids_refused_total", "Processes refused because their broker id belongs to another process."),
+		undumped:   counter("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then."),
 		proposed: counter("srtm_rebalance_moves_proposed_total",
 			"Moves away from overloaded brokers that were due, carried out or not."),
 		bucketLimited: counter("srtm_rebalance_bucket_limited_total",

@@ -307,8 +307,8 @@ func notNow(v wire.Verb, state string) *wire.Error {
 }
 
 // Done reports the outcome of an operation and adds the command's reply, if any, to the output. A
-// *wire.Error in err is sent as it is. For any other error the operation's failure code is sent,
-// and err is the cause, which is not sent. After a failed upgrade only a *wire.Error is sent,
+// *wire.Error in err is sent as it is. For any other error Done sends the operation's failure code,
+// and keeps err as the cause for the log. After a failed upgrade Done sends only a *wire.Error,
 // because only the driver knows what the client can still read.
 func (s *Session) Done(op Op, err error) { s.Answer(&op, err) }
 

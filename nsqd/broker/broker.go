@@ -421,7 +421,7 @@ func (t *Topic) unusedLocked() bool {
 }
 
 // forget closes t and removes t from the table, if unneeded returns true, in one critical
-// section. So nobody finds the topic any more, and nobody who already has the topic can
+// section. So no caller finds the topic any more, and no caller that already has the topic can
 // subscribe. forget reports whether it removed the topic; then the caller must call close.
 // forget calls unneeded with t.mu held.
 func (b *Broker) forget(t *Topic, unneeded func() bool) bool {

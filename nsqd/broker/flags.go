@@ -27,7 +27,7 @@ func (c *Config) ContractFlags(fs *flag.FlagSet) {
 
 // LimitFlags defines the flags of the broker's limits.
 func (c *Config) LimitFlags(fs *flag.FlagSet) {
-	fs.Int64Var(&c.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, counting each body plus 256; a topic that holds four times what is left continues as one with --mem-queue-size messages (default half of the memory limit)")
+	fs.Int64Var(&c.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, each message counted as its body plus 256; a topic that holds more than four times the remaining bytes writes further messages to disk (default half of the memory limit)")
 	fs.IntVar(&c.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503); topics on disk at the start are always opened")
 	fs.IntVar(&c.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; as --max-topics")
 	fs.IntVar(&c.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; as --max-topics")

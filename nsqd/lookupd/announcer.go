@@ -109,7 +109,7 @@ func New(cfg Config, addresses []string) (*Announcer, error) {
 	return a, nil
 }
 
-// Run informs the daemons until ctx ends. The end also ends the node's registrations.
+// Run informs the daemons until ctx ends. Then the daemons drop the node's registrations.
 func (a *Announcer) Run(ctx context.Context) error {
 	all := make(map[string]*peer)
 	rng := rand.New(rand.NewPCG(a.cfg.Seed, 0))
@@ -137,7 +137,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 		a.mu.Lock()
 		a.mu.peers = peers
 		a.mu.Unlock()
-		for _, run := range added { // only now, so the peers miss no notice
+		for _, run := range added { // after mu.peers is set, so that no Notify is lost
 			wg.Go(run)
 		}
 		select {
@@ -204,9 +204,9 @@ func (a *Announcer) State() []State {
 	return states
 }
 
-// Channels returns the topic's channels on all nodes known to the daemons, sorted. It asks all
-// daemons at once, and logs and skips daemons that do not answer in time. It leaves out ephemeral
-// channels, which live only as long as their consumers.
+// Channels returns the topic's channels on all nodes known to the daemons, sorted. Channels asks
+// all daemons at once. It logs and skips daemons that do not answer in time. Ephemeral channels
+// are left out, because they live only as long as their consumers.
 func (a *Announcer) Channels(ctx context.Context, topic string) []string {
 	peers := a.peers()
 	answers := make([][]string, len(peers))

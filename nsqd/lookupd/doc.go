@@ -6,7 +6,7 @@
 // reconnect loses no change, and a daemon that was down gets all registrations.
 //
 // The package must not know the broker: the caller provides a function that lists the topics.
-// protocol.go has the bytes, peer.go one daemon, announcer.go all daemons.
+// protocol.go encodes and decodes messages. peer.go serves one daemon, announcer.go all daemons.
 //
 // Source: nsq.io/components/nsqlookupd.html. The TCP protocol has no page; the source is the
 // traffic between NSQ's nsqd and nsqlookupd.

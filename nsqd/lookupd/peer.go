@@ -173,8 +173,8 @@ type conversation struct {
 	err error
 }
 
-// read forwards the answers. It never blocks on the channel: an answer beyond the capacity is an
-// error.
+// read forwards the answers to ask. An answer beyond the channel's capacity is an error, so read
+// never blocks on the channel.
 func (c *conversation) read() {
 	defer close(c.answers)
 	r := bufio.NewReader(c.nc)

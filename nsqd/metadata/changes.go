@@ -17,8 +17,8 @@ import (
 // A broker with 10,000 topics would write megabytes for each change if each change replaced the whole
 // file. A large file therefore has a second file of changes, one record in a line for each write. The
 // first line names the checksum of the file that the changes belong to. A whole write makes the changes
-// obsolete and then removes them. The last line may be cut, after a crash in a write that nobody was
-// told of.
+// obsolete and then removes them. A crash may cut the last line. The write of a cut line was never
+// acknowledged.
 
 const (
 	changesSuffix = ".changes"

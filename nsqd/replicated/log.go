@@ -87,7 +87,7 @@ type Log struct {
 	gaps         map[uint64]bool // sequences of blocks that disappeared without a trim
 	retain       commitlog.Retain
 	stats        commitlog.Stats
-	trimmed      commitlog.Offset // the greatest offset passed to Trim
+	trimmed      commitlog.Offset // the highest offset passed to Trim
 	purged       time.Time        // time of the last purge by Trim
 	looked       time.Time        // time of the last look at the stream
 	claimed      time.Time        // time of this owner's claim; set once

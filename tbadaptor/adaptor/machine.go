@@ -25,14 +25,16 @@ type Config struct {
 	Window time.Duration
 }
 
-// Machine is a ledger with topics that are tuned. It is a plain value with one owner. Contracts are set
-// and removed, and brokers join, by Machine's methods. All other reports of brokers go to the ledger.
+// Machine is a ledger with topics that are tuned. Machine is a plain value with one owner. The owner
+// sets and removes contracts, and begins sessions of brokers, through Machine's methods. The owner
+// passes all other reports of brokers to Ledger.
 type Machine struct {
 	Ledger *ledger.Ledger
 	cfg    Config               // set once
 	topics map[string]*Contract // topics in the ledger
-	// placed has the topics of each broker, by name. adaptive has the topics whose rule runs. moving
-	// has the topics checked while their publishers move, a few of 100,000.
+	// placed holds the topics of each broker, by name. adaptive holds the topics whose rule runs.
+	// moving holds the topics whose publishers have just moved: a few of 100,000, so a frequent
+	// check of these topics is cheap.
 	placed   map[string]map[string]bool
 	adaptive map[string]bool
 	moving   map[string]bool
@@ -56,8 +58,8 @@ type Contract struct {
 	Total  tokenbucket.Share
 	Rule   string         // name in share.Rules
 	Placed []share.Placed // members; their quotas are the first shares
-	// Awaited has brokers that are no members but must be heard before the contract is adopted. Strict
-	// has the members and awaited brokers with that policy.
+	// Awaited lists brokers that are not members, but must report before the contract is adopted.
+	// Strict lists the members and awaited brokers with the strict lease policy.
 	Awaited, Strict []string
 	// Former: see ledger.Terms.
 	Former tokenbucket.Share
@@ -181,8 +183,8 @@ func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	return grants, err
 }
 
-// Remove ends a contract. The brokers in awaited may hold shares that an earlier ledger granted. The
-// brokers in strict have that policy.
+// Remove ends a contract. The brokers in awaited may hold shares that an earlier ledger granted. strict
+// lists the awaited brokers with the strict lease policy.
 func (m *Machine) Remove(topic string, awaited, strict []string) []ledger.Grant {
 	m.replace(topic, nil)
 	m.Ledger.Strict(strict)
@@ -223,8 +225,8 @@ func (m *Machine) PlacedOn(broker string) []string {
 	return slices.Sorted(maps.Keys(m.placed[broker]))
 }
 
-// Adaptive returns the topics whose rule runs, sorted by name. With moving it returns only topics
-// whose publishers have just moved.
+// Adaptive returns the topics whose rule runs, sorted by name. If moving is true, Adaptive returns
+// only topics whose publishers have just moved.
 func (m *Machine) Adaptive(now mono.Time, moving bool) (topics []string) {
 	// order: each by itself
 	for topic := range m.moving {

@@ -18,7 +18,7 @@ func demandFirst(total tokenbucket.Share, loads []Load, used []bool, rate, burst
 	}
 	var current []tokenbucket.Share
 	if silent { // only the bursts of the last minute are known
-		rate, burst = present(loads, used, rateOf), present(loads, used, burstOf)
+		rate, burst = presentWeights(loads, used, rateOf), presentWeights(loads, used, burstOf)
 		var err error
 		current, err = weigh(total, used, floor(total, used, needFloorPercent), rate, burst)
 		if err != nil || !peaks {

@@ -160,19 +160,19 @@ func Split(rule string, total tokenbucket.Share, loads []Load) ([]Assigned, erro
 
 // static keeps every share. If the shares do not sum to total, static scales them.
 func static(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	used := holding(loads)
-	return weigh(total, used, 1, present(loads, used, rateOf), present(loads, used, burstOf))
+	used := brokersWithShare(loads)
+	return weigh(total, used, 1, presentWeights(loads, used, rateOf), presentWeights(loads, used, burstOf))
 }
 
 func proportional(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	used := using(loads)
+	used := brokersInUse(loads)
 	rate := integers(loads, used, func(l Load) float64 { return l.Rate })
 	if sum(rate) == 0 {
-		rate = present(loads, used, rateOf)
+		rate = presentWeights(loads, used, rateOf)
 	}
 	burst := integers(loads, used, func(l Load) float64 { return float64(l.MaxBacklog) })
 	if sum(burst) == 0 {
-		burst = present(loads, used, burstOf)
+		burst = presentWeights(loads, used, burstOf)
 	}
 	return weigh(total, used, floor(total, used, FloorPercent), rate, burst)
 }
@@ -187,13 +187,13 @@ func count(used []bool) (n int64) {
 	return n
 }
 
-// floor returns the given percentage of an even share of r.
+// floor returns percent of an even part of total's rate, in the units of Rate, at least 1.
 func floor(total tokenbucket.Share, used []bool, percent int64) int64 {
 	return max(1, int64(total.Rate)/count(used)*percent/100)
 }
 
 func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	used := using(loads)
+	used := brokersInUse(loads)
 	var backlogs float64
 	backlog := func(l Load) float64 { return float64(min(l.MaxBacklog, total.Burst)) }
 	for i, l := range loads {
@@ -212,7 +212,7 @@ func robust(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) 
 }
 
 func sqrt(total tokenbucket.Share, loads []Load) ([]tokenbucket.Share, error) {
-	used := using(loads)
+	used := brokersInUse(loads)
 	minimum := total.Rate.PerSecond() / float64(count(used)) / 100
 	roots := integers(loads, used, func(l Load) float64 { return math.Sqrt(max(l.Recent, minimum) * max(1, l.Dispersion)) })
 	return demandFirst(total, loads, used, roots, roots)
@@ -230,20 +230,20 @@ func weigh(total tokenbucket.Share, used []bool, rateFloor int64, rate, burst []
 	return divide(total, rate, burst, rateFloors, burstFloors)
 }
 
-// using selects the brokers in use, or else the brokers that hold a share.
-func using(loads []Load) []bool {
+// brokersInUse selects the brokers in use, or else the brokers that hold a share.
+func brokersInUse(loads []Load) []bool {
 	used := make([]bool, len(loads))
 	for i, l := range loads {
 		used[i] = l.inUse()
 	}
 	if !slices.Contains(used, true) {
-		return holding(loads)
+		return brokersWithShare(loads)
 	}
 	return used
 }
 
-// holding selects the brokers that hold a share, or else all brokers.
-func holding(loads []Load) []bool {
+// brokersWithShare selects the brokers that hold a share, or else all brokers.
+func brokersWithShare(loads []Load) []bool {
 	used := make([]bool, len(loads))
 	for i, l := range loads {
 		used[i] = !l.Share.IsZero()
@@ -259,9 +259,9 @@ func holding(loads []Load) []bool {
 func rateOf(s tokenbucket.Share) int64  { return int64(s.Rate) }
 func burstOf(s tokenbucket.Share) int64 { return s.Burst }
 
-// present weighs the used brokers by their present shares, or evenly if none has a
+// presentWeights weighs the used brokers by their present shares, or evenly if none has a
 // share.
-func present(loads []Load, used []bool, part func(tokenbucket.Share) int64) []int64 {
+func presentWeights(loads []Load, used []bool, part func(tokenbucket.Share) int64) []int64 {
 	weights := make([]int64, len(loads))
 	for i, l := range loads {
 		if used[i] {

@@ -71,7 +71,7 @@ func policyText(p srtmv1.LeasePolicy) string {
 }
 
 func memberState(m *srtmv1.MemberShare) string {
-	state := "away"
+	state := "disconnected"
 	switch {
 	case m.GetConnected():
 		return "connected"
@@ -79,7 +79,7 @@ func memberState(m *srtmv1.MemberShare) string {
 		state = "lease over"
 	}
 	if m.GetAwaySince() != nil {
-		state += ", away since " + m.GetAwaySince().AsTime().UTC().Format(time.RFC3339)
+		state += ", disconnected since " + m.GetAwaySince().AsTime().UTC().Format(time.RFC3339)
 	}
 	return state
 }

@@ -1949,7 +1949,7 @@ type FitTrial struct {
 	Quantile  *durationpb.Duration `protobuf:"bytes,6,opt,name=quantile,proto3" json:"quantile,omitempty"`
 	// Of the test that the SLO is kept, 0 .. 1; 0: it was not tested.
 	Confidence float64 `protobuf:"fixed64,7,opt,name=confidence,proto3" json:"confidence,omitempty"`
-	// What came of it, for people; empty: it goes on.
+	// The outcome, for people; empty: it continues.
 	Verdict       string `protobuf:"bytes,8,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2828,7 +2828,7 @@ func (x *RefusedProcess) GetCount() uint64 {
 type DrainWait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// For people: what is waited for, and what would let the drain go on; empty:
+	// For people: what is waited for, and what would let the drain continue; empty:
 	// nothing is to be done.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	Remedy        string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
@@ -4865,7 +4865,7 @@ func (x *EmptyChannelResponse) GetBrokers() []*SeekOutcome {
 type SeekOutcome struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
-	// From where the channel goes on, in this broker's log: that of the place, or of the
+	// Where the channel continues, in this broker's log: that of the place, or of the
 	// oldest message that is retained if the place is before it.
 	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	// Empty when done. TOPIC_UNKNOWN, CHANNEL_UNKNOWN: the broker does not have it;

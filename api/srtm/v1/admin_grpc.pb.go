@@ -72,8 +72,8 @@ type AdminServiceClient interface {
 	GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*GetTopicResponse, error)
 	ListTopics(ctx context.Context, in *ListTopicsRequest, opts ...grpc.CallOption) (*ListTopicsResponse, error)
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
-	// with the messages it still holds; a broker that is away is told when it is
-	// back. It waits for a creation under way, and goes on when the caller
+	// with the messages it still holds; a disconnected broker is told when it is
+	// back. It waits for a creation under way, and continues when the caller
 	// leaves. The answer names brokers that have not given up their shares.
 	// NOT_FOUND when there is no such topic.
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
@@ -132,14 +132,14 @@ type AdminServiceClient interface {
 	//	                     they fit elsewhere
 	//	UNAVAILABLE          the adaptor does not answer
 	RemoveBroker(ctx context.Context, in *RemoveBrokerRequest, opts ...grpc.CallOption) (*RemoveBrokerResponse, error)
-	// SeekChannel has a channel go on from another place, on all brokers of the topic or
+	// SeekChannel makes a channel continue at another place, on all brokers of the topic or
 	// on one of them: it gets again, at once and in order, what is retained from there on.
 	// Unless it fails, each broker has its own outcome, which may be an error. Repeating
 	// it is harmless. Before any broker is asked, so that nothing is done:
 	//
 	//	INVALID_ARGUMENT     among others: an offset, and the topic has several brokers
 	//	NOT_FOUND            there is no such topic, or it is not on that broker
-	//	UNAVAILABLE          a broker that is to do it is away (BROKER_FAILED)
+	//	UNAVAILABLE          a broker that is to do it is disconnected (BROKER_FAILED)
 	//	FAILED_PRECONDITION  one is of an older release (BROKER_TOO_OLD)
 	SeekChannel(ctx context.Context, in *SeekChannelRequest, opts ...grpc.CallOption) (*SeekChannelResponse, error)
 	// ListChannels returns the durable channels of a topic, by name. NOT_FOUND when there is no
@@ -473,8 +473,8 @@ type AdminServiceServer interface {
 	GetTopic(context.Context, *GetTopicRequest) (*GetTopicResponse, error)
 	ListTopics(context.Context, *ListTopicsRequest) (*ListTopicsResponse, error)
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
-	// with the messages it still holds; a broker that is away is told when it is
-	// back. It waits for a creation under way, and goes on when the caller
+	// with the messages it still holds; a disconnected broker is told when it is
+	// back. It waits for a creation under way, and continues when the caller
 	// leaves. The answer names brokers that have not given up their shares.
 	// NOT_FOUND when there is no such topic.
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
@@ -533,14 +533,14 @@ type AdminServiceServer interface {
 	//	                     they fit elsewhere
 	//	UNAVAILABLE          the adaptor does not answer
 	RemoveBroker(context.Context, *RemoveBrokerRequest) (*RemoveBrokerResponse, error)
-	// SeekChannel has a channel go on from another place, on all brokers of the topic or
+	// SeekChannel makes a channel continue at another place, on all brokers of the topic or
 	// on one of them: it gets again, at once and in order, what is retained from there on.
 	// Unless it fails, each broker has its own outcome, which may be an error. Repeating
 	// it is harmless. Before any broker is asked, so that nothing is done:
 	//
 	//	INVALID_ARGUMENT     among others: an offset, and the topic has several brokers
 	//	NOT_FOUND            there is no such topic, or it is not on that broker
-	//	UNAVAILABLE          a broker that is to do it is away (BROKER_FAILED)
+	//	UNAVAILABLE          a broker that is to do it is disconnected (BROKER_FAILED)
 	//	FAILED_PRECONDITION  one is of an older release (BROKER_TOO_OLD)
 	SeekChannel(context.Context, *SeekChannelRequest) (*SeekChannelResponse, error)
 	// ListChannels returns the durable channels of a topic, by name. NOT_FOUND when there is no

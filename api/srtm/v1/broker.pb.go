@@ -1978,7 +1978,7 @@ type CaptureArrivals struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	// How long, from its receipt; more than a minute is taken as a minute. Said
-	// again before it is over, it is counted from then and the capture goes on;
+	// again before it is over, it is counted from then and the capture continues;
 	// 0 ends it, and so does the end of the session.
 	Lasts *durationpb.Duration `protobuf:"bytes,2,opt,name=lasts,proto3" json:"lasts,omitempty"`
 	// More topics to capture for the same time, at most 1,000.
@@ -2038,7 +2038,7 @@ func (x *CaptureArrivals) GetTopics() []string {
 	return nil
 }
 
-// SeekOrder: have a channel go on from another place. Only for a broker whose hello says
+// SeekOrder: make a channel continue at another place. Only for a broker whose hello says
 // `seeks`.
 type SeekOrder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2213,7 +2213,7 @@ func (x *TakeOver) GetChannelsVersion() uint64 {
 type SeekResult struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
-	// From where the channel goes on, in this broker's log.
+	// Where the channel continues, in this broker's log.
 	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	// As in SeekOutcome; empty when done.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`

@@ -29,7 +29,7 @@ type LeasePolicy int32
 const (
 	// It knows no leases: what it is granted is its own until it gives it up.
 	LeasePolicy_LEASE_POLICY_UNSPECIFIED LeasePolicy = 0
-	// It goes on with the bases of its shares.
+	// The broker continues with the bases of its shares.
 	LeasePolicy_LEASE_POLICY_AVAILABLE LeasePolicy = 1
 	// It stops.
 	LeasePolicy_LEASE_POLICY_STRICT LeasePolicy = 2
@@ -338,7 +338,7 @@ type LeaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By a clock of the broker's that only it reads; echoed in the Lease.
 	Stamp uint64 `protobuf:"varint,1,opt,name=stamp,proto3" json:"stamp,omitempty"`
-	// `sent` of the newest Lease of this session, unless the broker might go on with its
+	// `sent` of the newest Lease of this session, unless the broker might continue with its
 	// bases after a restart. 0: none.
 	Heard         uint64 `protobuf:"varint,2,opt,name=heard,proto3" json:"heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1130,7 +1130,7 @@ type SetContractRequest struct {
 	ShareRule string `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// Bring back a contract that members may be using already, because the
 	// adaptor has restarted: the call does not wait for acknowledgements, a
-	// member that is away is no failure, and shares grow only as far as `former` proves
+	// disconnected member is no failure, and shares grow only as far as `former` proves
 	// that there is room, before every member has said what it holds. A contract the
 	// adaptor knows is left as it is.
 	Adopt bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`

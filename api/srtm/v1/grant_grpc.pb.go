@@ -59,7 +59,7 @@ type GrantServiceClient interface {
 	ForgetBroker(ctx context.Context, in *ForgetBrokerRequest, opts ...grpc.CallOption) (*ForgetBrokerResponse, error)
 	// ReportEnd says that it is proven that a broker's process has ended: its shares go to
 	// others at once. FAILED_PRECONDITION while the broker has a session, and where a
-	// process after it might go on with what this one held; NOT_FOUND if it is not the
+	// process after it might continue with the shares of this one; NOT_FOUND if it is not the
 	// latest instance.
 	ReportEnd(ctx context.Context, in *ReportEndRequest, opts ...grpc.CallOption) (*ReportEndResponse, error)
 	// Lead lends a tbadaptor that is a process of its own the right to act, which
@@ -182,7 +182,7 @@ type GrantServiceServer interface {
 	ForgetBroker(context.Context, *ForgetBrokerRequest) (*ForgetBrokerResponse, error)
 	// ReportEnd says that it is proven that a broker's process has ended: its shares go to
 	// others at once. FAILED_PRECONDITION while the broker has a session, and where a
-	// process after it might go on with what this one held; NOT_FOUND if it is not the
+	// process after it might continue with the shares of this one; NOT_FOUND if it is not the
 	// latest instance.
 	ReportEnd(context.Context, *ReportEndRequest) (*ReportEndResponse, error)
 	// Lead lends a tbadaptor that is a process of its own the right to act, which

@@ -980,7 +980,7 @@ func (x *TopicChannel) GetPaused() bool {
 	return false
 }
 
-// Place is where in a topic's log a channel is to go on. One must be set.
+// Place is where in a topic's log a channel continues. One must be set.
 type Place struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to To:
