@@ -328,3 +328,96 @@ func TestTwoOfThreeServersApart(t *testing.T) {
 	}
 	n.within("strict", capacity, n.machines...)
 }
+
+// seat is a namespace on the switch, with its address and its device.
+type seat struct {
+	testkit.Namespace
+	address, device string
+}
+
+func (n *network) seat(m *machine) seat {
+	host, _, _ := net.SplitHostPort(m.name)
+	return seat{m.Namespace, host, "veth0"}
+}
+
+// silence drops the packets from one seat to another, which neither end notices: the sender addresses
+// them to a card that does not exist.
+func (s seat) silence(to seat) {
+	s.IP("neigh", "replace", to.address, "lladdr", "02:00:00:00:00:01", "dev", s.device, "nud", "permanent")
+}
+
+func (s seat) restore(to seat) {
+	s.IP("neigh", "del", to.address, "dev", s.device)
+}
+
+// The link of the owner to the store, or to the owner's follower, is cut in one direction or both, for
+// longer than a lease. All servers together admit a strict key its capacity at most, and one server
+// owns all partitions soon after the cut.
+func TestOneLinkOfServersApart(t *testing.T) {
+	if os.Getenv("SRTM_FAULTS") == "" {
+		t.Skip("SRTM_FAULTS is not set: each cut takes longer than a lease")
+	}
+	t.Parallel()
+	cuts := []struct {
+		peer        bool // the follower, not the store
+		there, back bool
+	}{{false, true, false}, {false, false, true}, {false, true, true}, {true, true, false}, {true, false, true}, {true, true, true}}
+	var rules []rule.Rule
+	for i := range cuts {
+		rules = append(rules, rule.Rule{Key: fmt.Sprint("strict", i), Share: tokenbucket.Share{Rate: 1, Burst: capacity}, Strict: true})
+	}
+	n := newNetwork(t, rules)
+	n.three()
+	whole := func() (owner int) {
+		testkit.WaitFor(t, "one server owns all", func() bool {
+			for owner = range n.machines {
+				if n.owns(n.machines[owner]) {
+					return true
+				}
+			}
+			return false
+		})
+		return owner
+	}
+	for i, cut := range cuts {
+		key := rules[i].Key
+		at := whole()
+		owner := n.machines[at]
+		n.take(owner, key, replicated)
+		testkit.WaitFor(t, "a follower", func() bool { return n.state(owner).Follower != "" })
+		one, other := n.seat(owner), seat{n.hub, database, "switch"}
+		if cut.peer {
+			for _, m := range n.machines {
+				if m.name == n.state(owner).Follower {
+					other = n.seat(m)
+				}
+			}
+		}
+		if cut.there {
+			one.silence(other)
+		}
+		if cut.back {
+			other.silence(one)
+		}
+		admitted := [3]int{}
+		for began := clock.Mono(); clock.Mono().Sub(began) < 3*store.Lease/2; {
+			for j, m := range n.machines {
+				if admit, _ := n.ask(m, key, 1); admit {
+					admitted[j]++
+				}
+			}
+		}
+		if cut.there {
+			one.restore(other)
+		}
+		if cut.back {
+			other.restore(one)
+		}
+		after := whole()
+		for _, m := range n.machines {
+			n.drain(m, key)
+		}
+		n.within(key, capacity, n.machines...)
+		t.Logf("%+v: owner %d, then %d; admitted during the cut: %v", cut, at, after, admitted)
+	}
+}
