@@ -34,7 +34,7 @@ func millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// save writes a beat first and holds its lock to the end. So a server writes its credits before another
+// save writes a heartbeat first and holds its lock to the end. So a server writes its credits before another
 // server takes its partitions, or not at all.
 func (t *tx) save(me Member, credits []table.Credit) {
 	var at time.Duration

@@ -221,8 +221,8 @@ func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, by
 	}
 }
 
-// Settle fills v with the cost of a finished request, for the scheduler's Done. took is the request's
-// time at the server. bytes counts its body and answer. report is the server's report. Only a properly
+// Settle fills v with the cost of a finished request, for the scheduler's Done. elapsed is the
+// request's time at the server. bytes counts its body and answer. report is the server's report. Only a properly
 // answered request teaches: a fast failure is not cheap.
 func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, elapsed time.Duration, bytes int64, report *Report, teaches bool) {
 	t.vector(v, r, known, elapsed.Seconds(), float64(bytes), report)

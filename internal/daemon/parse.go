@@ -45,7 +45,7 @@ func (c *commandLine) forExample(f *flag.Flag) string {
 	return ""
 }
 
-// set sets a flag. where names the source of the value.
+// set sets a flag. source names the origin of the value, for errors.
 func (c *commandLine) set(f *flag.Flag, source, value string) {
 	before := f.Value.String()
 	value = c.withPort(f, value)

@@ -127,9 +127,9 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	count := func(name, help string, n func() uint64) {
 		s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_" + name, Help: help}, func() float64 { return float64(n()) }))
 	}
-	count("http_connections_refused_total", "Connections to --http-address closed at once: there were as many as there may be.", web.Slots.Refused)
-	count("grpc_connections_refused_total", "Connections to --grpc-address closed at once: there were as many as there may be.", rpc.Slots.Refused)
-	count("grpc_connections_evicted_total", "Connections to --grpc-address that had not shown who they are, closed for newer ones: there were as many as there may be.", rpc.Slots.Evicted)
+	count("http_connections_refused_total", "Connections to --http-address closed at once, because the connection limit was reached.", web.Slots.Refused)
+	count("grpc_connections_refused_total", "Connections to --grpc-address closed at once, because the connection limit was reached.", rpc.Slots.Refused)
+	count("grpc_connections_evicted_total", "Unauthenticated connections to --grpc-address closed for newer connections, because the connection limit was reached.", rpc.Slots.Evicted)
 	s.AddServers = func() {
 		s.Group.Add("http", lifecycle.Serve(a.Guard.Listener(web), s.HTTP))
 		s.Group.Add("grpc", lifecycle.ServeGRPC(rpc, s.GRPC))

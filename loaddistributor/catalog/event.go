@@ -48,8 +48,8 @@ type MemberPrepared struct{ Topic, Broker string }
 // TopicActivated: all members are prepared and hold their shares.
 type TopicActivated struct{ Topic string }
 
-// SLOJudged is a verdict over a window from a release before 0.2.0. It changes nothing:
-// only the leader keeps verdicts, in memory.
+// SLOJudged is a verdict over a window from a release before 0.2.0. Apply ignores the
+// verdict, because only the leader keeps verdicts, in memory.
 type SLOJudged struct{ Topic, Missed string }
 
 // TopicDeleting: the topic's shares are being withdrawn; Resolve finds no publisher of
@@ -101,10 +101,10 @@ type BrokerNoted struct {
 	Forgotten, Strict bool
 }
 
-// SharesUnconfirmed records which brokers may still use shares beyond the contract of a
-// topic, alive or deleted, and how much. The contract was lowered or removed, and the
-// adaptor, which has no durable memory, has no confirmation from these brokers. The event
-// replaces the earlier record.
+// SharesUnconfirmed records the brokers that may still use shares beyond a topic's
+// contract, with these shares. The topic may be deleted. The contract was lowered or
+// removed, and these brokers have not confirmed the change to the adaptor, which has no
+// durable memory. The event replaces the earlier record.
 type SharesUnconfirmed struct {
 	Topic  string
 	Shares []UnconfirmedShare // by broker
@@ -198,14 +198,14 @@ var (
 	// ErrBrokerConnected: a connected broker cannot be removed.
 	ErrBrokerConnected = errors.New("the broker is connected")
 	// ErrBrokerInUse: a broker with topics cannot be removed.
-	ErrBrokerInUse = errors.New("topics are placed on the broker, which fit on no other or have not been moved yet")
+	ErrBrokerInUse = errors.New("topics of the broker fit on no other broker or have not been moved yet")
 	// ErrUnread: this replica has not read the committed state yet, or its log was lost
 	// and is being rebuilt.
 	ErrUnread = errors.New("the loaddistributor does not know yet what there is")
 )
 
-// PlanError: the plan does not fit the present brokers, because the brokers changed
-// since, or it is not a plan for this demand. A new plan may fit.
+// PlanError: the brokers have changed since the plan was made, or the plan is for another
+// demand. A new plan may fit.
 type PlanError struct{ Broker, Problem string }
 
 func (e *PlanError) Error() string {

@@ -86,8 +86,8 @@ func (c *Catalog) TenantTopics(tenant string) (n int) {
 	return n
 }
 
-// TenantRate returns the total rate of a tenant's topics except but, in messages per 1000
-// s.
+// TenantRate returns the total rate of a tenant's topics without the topic except, in
+// messages per 1000 s.
 func (c *Catalog) TenantRate(tenant, except string) (sum int64) {
 	// order: a sum
 	for name, t := range c.topics {

@@ -240,15 +240,15 @@ func (t *Topic) anew() {
 }
 
 // Order is a request to a broker to record arrivals for Lasts; 0 ends the recording. Anew
-// ends the present record first.
+// first ends the present record.
 type Order struct {
 	Broker string
 	Lasts  time.Duration
 	Anew   bool
 }
 
-// Orders returns the requests that the topic's connected brokers should receive now. away
-// means that other brokers of the topic are disconnected.
+// Orders returns the requests that the topic's connected brokers should receive now.
+// disconnected means that other brokers of the topic are not connected.
 func (t *Topic) Orders(brokers []string, disconnected bool, now time.Time) (orders []Order) {
 	t.disconnected = t.disconnected || disconnected
 	for _, id := range slices.Sorted(maps.Keys(t.recordings)) {
@@ -293,8 +293,8 @@ func (t *Topic) Missing() (missing, recorded uint64) {
 	return t.earlierMissing + c.Lost + c.Late + c.Holed, t.earlierRecorded + c.Captured
 }
 
-// Ended says that a broker no longer records, because its session is new or a fit has
-// stopped the recording.
+// Ended records that a broker has stopped recording, because its session is new or a fit
+// has ended the recording.
 func (t *Topic) Ended(broker string) {
 	if f := t.recordings[broker]; f != nil {
 		f.started, f.requested = false, time.Time{}
@@ -475,7 +475,8 @@ type burstAt struct {
 	burst int64
 }
 
-// burst returns the burst needed at a rate: the burst of the highest known rate up to it.
+// burst returns the burst needed at a rate: the burst of the highest known rate that does
+// not exceed the rate.
 func (s size) burst(rate tokenbucket.Rate) int64 {
 	burst := int64(1)
 	for i, n := range s.bursts { // in order of rate

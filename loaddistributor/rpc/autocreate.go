@@ -23,8 +23,8 @@ type AutoCreate struct {
 	// Topic is the topic's specification without a name. Missing fields are as in
 	// CreateTopic.
 	Topic *srtmv1.TopicSpec
-	// MaxTopics and MaxTenantTopics are the maximum numbers of topics, in total and per
-	// tenant, for such a creation.
+	// MaxTopics and MaxTenantTopics bound the number of topics, in total and per tenant.
+	// Beyond a bound, a publish or subscription creates no topic.
 	MaxTopics, MaxTenantTopics int
 }
 
@@ -71,9 +71,9 @@ type TooManyTopicsError struct {
 
 func (e *TooManyTopicsError) Error() string {
 	if e.Tenant != "" {
-		return fmt.Sprintf("topic %s is not created: tenant %s has %d topics, as many as may be created by publishing (--max-auto-tenant-topics)", e.Topic, e.Tenant, e.Limit)
+		return fmt.Sprintf("topic %s is not created: tenant %s has %d topics, the maximum for creation by publishing (--max-auto-tenant-topics)", e.Topic, e.Tenant, e.Limit)
 	}
-	return fmt.Sprintf("topic %s is not created: there are %d topics, as many as may be created by publishing (--max-auto-topics)", e.Topic, e.Limit)
+	return fmt.Sprintf("topic %s is not created: there are %d topics, the maximum for creation by publishing (--max-auto-topics)", e.Topic, e.Limit)
 }
 
 // errCreating: too many topics are in creation.
@@ -117,7 +117,7 @@ func (s *Server) CreateTopics(cfg AutoCreate, metrics prometheus.Registerer) {
 	s.creations.cfg = cfg
 	s.creations.ended = promauto.With(metrics).NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_topics_auto_created_total",
-		Help: "Topics that a publish or subscription was to create: created; refused, since there are as many as there may be; or failed.",
+		Help: "Topics to be created by a publish or subscription, by result: created, refused (the topic limit was reached), failed.",
 	}, []string{"result"})
 }
 

@@ -37,7 +37,7 @@ const (
 	maxMcap = 1_000_000_000
 	// maxWatched is the maximum number of publishers in one Watch.
 	maxWatched = 100_000
-	// maxPaths is the maximum number of fields in an update; more than exist.
+	// maxPaths is the maximum number of fields in an update, more than a topic has.
 	maxPaths = 100
 )
 
@@ -107,7 +107,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if contract {
 		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000
 	} else {
-		// So the checks below find the other faults, and no more faults of the contract.
+		// A valid rate: the following checks report other faults, and no second fault of the contract.
 		spec.Demand.Rate, spec.Demand.RateMilli, spec.Demand.Burst = placement.MaxRate, 0, 1
 	}
 

@@ -101,7 +101,7 @@ func (s *Server) Register(registrar grpc.ServiceRegistrar) {
 }
 
 // Run waits for ctx to end, then ends creations and sessions and waits for them. If the
-// controller is stopped first, it has already ended them.
+// controller is stopped first, the controller has already ended the sessions.
 func (s *Server) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.creations.close()
@@ -122,8 +122,8 @@ func (s *Server) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) 
 	return resp, nil
 }
 
-// Elsewhere answers calls to a service that only the leader has. On a follower it serves
-// as gRPC's handler of unknown services and names the leader.
+// Elsewhere answers calls to a service that only the leader has. On a follower, gRPC calls
+// Elsewhere for unknown services, and the answer names the leader.
 func Elsewhere(service string, leader func() string) grpc.ServerOption {
 	return grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
