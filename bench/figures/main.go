@@ -61,8 +61,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		w := newHarness(ctx, o, f.name, stderr)
 		err := f.make(w)
-		if why, missing := errors.AsType[impossible](err); missing {
-			w.out, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil
+		if impossible, missing := errors.AsType[impossible](err); missing {
+			w.out, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + impossible.Error()}}}, nil
 		}
 		if err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
@@ -89,6 +89,6 @@ func (o options) validate() error {
 }
 
 // impossible is the reason why a figure cannot be made on this machine.
-type impossible struct{ why string }
+type impossible struct{ reason string }
 
-func (e impossible) Error() string { return e.why }
+func (e impossible) Error() string { return e.reason }

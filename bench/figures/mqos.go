@@ -75,22 +75,22 @@ func (w *harness) visits() (map[string]visited, error) {
 }
 
 // class summarises a number of a class.
-func (v visited) class(i int, of func(web.VisitsOf) float64) spread {
-	return summarise(v, func(classes []web.VisitsOf) float64 { return of(classes[i]) })
+func (v visited) class(i int, value func(web.VisitsOf) float64) spread {
+	return summarise(v, func(classes []web.VisitsOf) float64 { return value(classes[i]) })
 }
 
 // sum summarises the sum of a number over the classes.
-func (v visited) sum(of func(web.VisitsOf) float64) spread {
+func (v visited) sum(value func(web.VisitsOf) float64) spread {
 	return summarise(v, func(classes []web.VisitsOf) (sum float64) {
 		for _, c := range classes {
-			sum += of(c)
+			sum += value(c)
 		}
 		return sum
 	})
 }
 
 // bars is a panel with a curve per class over the given names.
-func bars(id, title, yLabel string, names []string, v visited, of func(c web.VisitsOf, i int) float64) panel {
+func bars(id, title, yLabel string, names []string, v visited, value func(c web.VisitsOf, i int) float64) panel {
 	p := panel{id: id, title: title, yLabel: yLabel, header: []string{"class"}}
 	for _, name := range names {
 		p.header = append(p.header, name, name+"_sd")
@@ -99,7 +99,7 @@ func bars(id, title, yLabel string, names []string, v visited, of func(c web.Vis
 		s := series{name: fmt.Sprintf("class %d, weight %v", i+1, c.Weight)}
 		var all []spread
 		for j, name := range names {
-			y := v.class(i, func(c web.VisitsOf) float64 { return of(c, j) })
+			y := v.class(i, func(c web.VisitsOf) float64 { return value(c, j) })
 			all = append(all, y)
 			s.add(float64(j+1), y.mean, y.sd, name)
 		}
@@ -110,10 +110,10 @@ func bars(id, title, yLabel string, names []string, v visited, of func(c web.Vis
 }
 
 // triple formats a number per class.
-func (v visited) triple(decimals int, of func(web.VisitsOf) float64) string {
+func (v visited) triple(decimals int, value func(web.VisitsOf) float64) string {
 	text := make([]string, len(v[0]))
 	for i := range text {
-		text[i] = v.class(i, of).text(decimals)
+		text[i] = v.class(i, value).text(decimals)
 	}
 	return strings.Join(text, " / ")
 }
@@ -132,8 +132,8 @@ func mqosShares(w *harness) error {
 		note, live := mqosAssumed, [3]string{}
 		if flag := schedulers[way.Name]; flag != "" {
 			shares, err := w.liveShares(flag)
-			if why, missing := errors.AsType[impossible](err); missing {
-				note += "; live: " + why.Error()
+			if impossible, missing := errors.AsType[impossible](err); missing {
+				note += "; live: " + impossible.Error()
 			} else if err != nil {
 				return err
 			} else {
@@ -172,8 +172,8 @@ func mqosThroughput(w *harness) error {
 	}
 	gains := make([]float64, len(visits["mQoS"]))
 	for i := range gains {
-		of := func(v visited) float64 { return v[i : i+1].sum(web.VisitsOf.Total).mean }
-		gains[i] = 100 * (of(visits["mQoS"])/of(visits["sQoS"]) - 1)
+		value := func(v visited) float64 { return v[i : i+1].sum(web.VisitsOf.Total).mean }
+		gains[i] = 100 * (value(visits["mQoS"])/value(visits["sQoS"]) - 1)
 	}
 	w.out.tell(row{
 		Figure: "mQoS 8", Quantity: "throughput of mQoS over that of sQoS", Paper: "+21 %",

@@ -75,10 +75,10 @@ func seeded[T any](w *harness, n int, run func(i, seed int) (T, error)) ([][]T, 
 }
 
 // summarise returns the spread of a number over the results.
-func summarise[T any](results []T, of func(T) float64) spread {
+func summarise[T any](results []T, value func(T) float64) spread {
 	all := make([]float64, len(results))
 	for i, r := range results {
-		all[i] = of(r)
+		all[i] = value(r)
 	}
 	return spreadOf(all)
 }

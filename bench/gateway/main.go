@@ -75,8 +75,8 @@ func sd(f figures) float64    { return f.sd }
 func count(f figures) float64 { return f.allocations }
 
 // micros converts a metric from ms to us.
-func micros(of func(figures) float64) func(figures) float64 {
-	return func(f figures) float64 { return 1e3 * of(f) }
+func micros(value func(figures) float64) func(figures) float64 {
+	return func(f figures) float64 { return 1e3 * value(f) }
 }
 
 // ask sends requests at a steady rate over the given number of connections, each with one
@@ -167,8 +167,8 @@ func (o *options) cost(ctx context.Context) error {
 	table.Write(o.out, subjects, got)
 	host.Judge(o.out, "the gateway, to a bare ReverseProxy", got, []host.Target[figures]{
 		host.Ratio("CPU", ours, bare, cpu, 1.15), host.Ratio("p99", ours, bare, p99, 1.2),
-		{What: "allocations more", Format: "%.1f", Limit: 2, Value: func(by map[string][]figures) (float64, bool) {
-			return host.Median(by[ours], count) - host.Median(by[bare], count), true
+		{What: "allocations more", Format: "%.1f", Limit: 2, Value: func(results map[string][]figures) (float64, bool) {
+			return host.Median(results[ours], count) - host.Median(results[bare], count), true
 		}},
 	})
 	return nil
@@ -235,13 +235,13 @@ func (o *options) choice(ctx context.Context) error {
 	}
 	table.Write(o.out, subjects, got)
 	if len(subjects) > 2 { // others besides the two gateways
-		best := func(what string, of func(figures) float64) host.Target[figures] {
-			return host.Target[figures]{What: what, Format: "%.2f", Limit: 1, Value: func(by map[string][]figures) (float64, bool) {
+		best := func(what string, value func(figures) float64) host.Target[figures] {
+			return host.Target[figures]{What: what, Format: "%.2f", Limit: 1, Value: func(results map[string][]figures) (float64, bool) {
 				least := math.Inf(1)
 				for _, s := range subjects[2:] {
-					least = min(least, host.Median(by[s.Name], of))
+					least = min(least, host.Median(results[s.Name], value))
 				}
-				return host.Median(by[ours], of) / least, true
+				return host.Median(results[ours], value) / least, true
 			}}
 		}
 		host.Judge(o.out, "the gateway, to the best of the others", got, []host.Target[figures]{best("p99", p99), best("standard deviation", sd)})

@@ -193,14 +193,14 @@ func (c config) cost(ctx context.Context, rounds int) error {
 	}
 	host.Head(c.stdout, "", "off", "advise", "ratio")
 	for _, q := range []struct {
-		name string
-		of   func(outcome) float64
+		name  string
+		value func(outcome) float64
 	}{
 		{"CPU of the broker, a message", func(o outcome) float64 { return float64(o.cpu) }},
 		{"p99 of the obedient", func(o outcome) float64 { return float64(o.late) }},
 	} {
-		off, on := host.Median(got["delay"], q.of), host.Median(got["advise"], q.of)
-		host.Rowf(c.stdout, "%s\t%v\t%v\t%.3f", q.name, time.Duration(off), time.Duration(on), on/off)
+		withoutPacing, withPacing := host.Median(got["delay"], q.value), host.Median(got["advise"], q.value)
+		host.Rowf(c.stdout, "%s\t%v\t%v\t%.3f", q.name, time.Duration(withoutPacing), time.Duration(withPacing), withPacing/withoutPacing)
 	}
 	return nil
 }

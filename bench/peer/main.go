@@ -44,17 +44,17 @@ import (
 
 // config holds the flags.
 type config struct {
-	scenarios []load.Scenario
-	peers     []load.Broker
-	skipped   []string // brokers, with reasons
-	rounds    int
-	lasting   time.Duration
-	seed      uint64
-	within    time.Duration // no run starts later; 0: unlimited
-	merge     []string      // report files of earlier runs to show, in place of a measurement
-	json      string
-	markdown  string
-	list      bool
+	scenarios  []load.Scenario
+	peers      []load.Broker
+	skipped    []string // brokers, with reasons
+	rounds     int
+	lasting    time.Duration
+	seed       uint64
+	startLimit time.Duration // no run starts later; 0: unlimited
+	merge      []string      // report files of earlier runs to show, in place of a measurement
+	json       string
+	markdown   string
+	list       bool
 }
 
 // report is the output of a run.
@@ -185,8 +185,8 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 				if s.NSQOnly && !p.NSQ || p.Bare && (s.TLS || s.Late) || ctx.Err() != nil {
 					continue
 				}
-				if c.within > 0 && time.Since(began) > c.within {
-					fmt.Fprintf(progress, "stopped in round %[2]d: --within=%[1]v is over\n", c.within, round+1)
+				if c.startLimit > 0 && time.Since(began) > c.startLimit {
+					fmt.Fprintf(progress, "stopped in round %[2]d: --within=%[1]v is over\n", c.startLimit, round+1)
 					return runs
 				}
 				runtime.GOMAXPROCS(load.Procs() + s.Busy)
@@ -230,7 +230,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	fs.IntVar(&c.rounds, "rounds", 3, "number of runs of each scenario with each broker")
 	fs.DurationVar(&c.lasting, "duration", 5*time.Second, "how long is measured, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "`number` that decides the schedules; each round uses the next number")
-	fs.DurationVar(&c.within, "within", 0, "start no run after this `time`, and show the results so far (default no limit)")
+	fs.DurationVar(&c.startLimit, "within", 0, "start no run after this `time`, and show the results so far (default no limit)")
 	merge := fs.String("merge", "", "measure nothing; merge the results in these `files` of --json, with commas, and show them")
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
 	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables and the project's targets")
@@ -257,8 +257,8 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	default:
 		return c, fmt.Errorf("--set: %q is neither short nor full", *set)
 	}
-	if c.within < 0 {
-		return c, fmt.Errorf("--within: %v is negative", c.within)
+	if c.startLimit < 0 {
+		return c, fmt.Errorf("--within: %v is negative", c.startLimit)
 	}
 	if c.rounds < 1 || c.rounds > 100 || c.lasting < 100*time.Millisecond || c.lasting > time.Minute {
 		return c, errors.New("want 1 to 100 --rounds, --duration of 100ms to 1m")

@@ -93,7 +93,7 @@ func TestTargetsAreOfWhatThereIs(t *testing.T) {
 
 func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
 	var progress bytes.Buffer
-	c := config{scenarios: scenarios(), peers: []load.Broker{load.Ours("/not/there", "")}, rounds: 2, within: time.Nanosecond}
+	c := config{scenarios: scenarios(), peers: []load.Broker{load.Ours("/not/there", "")}, rounds: 2, startLimit: time.Nanosecond}
 	if runs := c.all(t.Context(), &progress); len(runs) != 0 || !strings.Contains(progress.String(), "stopped in round 1") {
 		t.Errorf("%d runs; %q", len(runs), &progress)
 	}
@@ -113,7 +113,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("%d scenarios, %v", len(c.scenarios), err)
 	}
 	c, err = parse([]string{"--srtm=" + self, "--set=full", "--rounds=2"}, io.Discard)
-	if err != nil || len(c.scenarios) != len(scenarios()) || c.rounds != 2 || c.lasting != 2*time.Second || c.within != 25*time.Minute {
+	if err != nil || len(c.scenarios) != len(scenarios()) || c.rounds != 2 || c.lasting != 2*time.Second || c.startLimit != 25*time.Minute {
 		t.Errorf("the full set: %+v, %v", c, err)
 	}
 	for _, args := range []string{"--set=some", "--within=-1s", "--scenarios=none", "--rounds=0", "--duration=1ns", "--nsq=x", "--only=nobody", "stray", "--srtm=/no --only=srtm"} {

@@ -57,7 +57,7 @@ var contractColumns = slices.Concat(
 	quantilesOf("left", func(r load.Result) *load.Quantiles { return r.Left }),
 )
 
-func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []column) {
+func quantilesOf(what string, value func(load.Result) *load.Quantiles) (all []column) {
 	for _, q := range []struct {
 		name     string
 		quantile func(*load.Quantiles) *float64
@@ -66,7 +66,7 @@ func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []colum
 		{"max", func(q *load.Quantiles) *float64 { return &q.Max }},
 	} {
 		all = append(all, column{optionalColumn(what+" "+q.name+" us", "%.1f", func(r load.Result) *float64 {
-			if v := of(r); v != nil {
+			if v := value(r); v != nil {
 				return q.quantile(v)
 			}
 			return nil
@@ -76,9 +76,9 @@ func quantilesOf(what string, of func(load.Result) *load.Quantiles) (all []colum
 }
 
 // optionalColumn is a column for a metric that some brokers do not report.
-func optionalColumn(title, format string, of func(load.Result) *float64) host.Column[load.Result] {
+func optionalColumn(title, format string, value func(load.Result) *float64) host.Column[load.Result] {
 	return host.Column[load.Result]{Title: title, Format: format, Value: func(r load.Result) (float64, bool) {
-		if v := of(r); v != nil {
+		if v := value(r); v != nil {
 			return *v, true
 		}
 		return 0, false
@@ -108,9 +108,9 @@ func group(runs []load.Result) results {
 }
 
 // ratio returns the ratio of two brokers' values, or false if a value is not known.
-func (of results) ratio(c column, scenario, one, other string) (float64, bool) {
-	v, ok1 := c.Figure(of[[2]string{scenario, one}])
-	w, ok2 := c.Figure(of[[2]string{scenario, other}])
+func (of results) ratio(c column, scenario, numerator, denominator string) (float64, bool) {
+	v, ok1 := c.Figure(of[[2]string{scenario, numerator}])
+	w, ok2 := c.Figure(of[[2]string{scenario, denominator}])
 	if c.compared == uncompared || !ok1 || !ok2 || w <= 0 {
 		return 0, false
 	}

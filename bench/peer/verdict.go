@@ -63,12 +63,12 @@ func columnOf(title string) column {
 // brokers.
 func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []load.Result) error {
 	var b strings.Builder
-	by, ours := group(runs), names[0]
+	results, ours := group(runs), names[0]
 	for _, t := range targets {
 		c := columnOf(t.figure)
 		worst, compared := 0.0, ""
 		for _, other := range t.others {
-			if v, ok := by.ratio(c, t.scenario, ours, other); ok && (compared == "" || better(c.compared, worst, v)) {
+			if v, ok := results.ratio(c, t.scenario, ours, other); ok && (compared == "" || better(c.compared, worst, v)) {
 				worst, compared = v, other
 			}
 		}
@@ -81,14 +81,14 @@ func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []l
 		}
 		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, compared), fmt.Sprintf("%s %.3g", relation, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
 	}
-	if v, ok := columnOf("bytes/conn").Figure(by[[2]string{"idle", ours}]); ok {
+	if v, ok := columnOf("bytes/conn").Figure(results[[2]string{"idle", ours}]); ok {
 		verdict(&b, "idle", "bytes/conn", fmt.Sprintf("at most %d", idleBytes), fmt.Sprintf("%.0f", v), v <= idleBytes)
 	}
 	var text string
 	if b.Len() > 0 {
 		text = fmt.Sprintf("\n### Targets of %s\n\n| scenario | figure | wanted | measured | met |\n| --- | --- | --- | --- | --- |\n%s", ours, b.String())
 	}
-	if rows := behind(by, list, names); rows != "" {
+	if rows := behind(results, list, names); rows != "" {
 		text += fmt.Sprintf("\n### Where %s is behind\n\n| broker | ratios that are worse than 1 |\n| --- | --- |\n%s", ours, rows)
 	}
 	_, err := io.WriteString(out, text)
@@ -108,14 +108,14 @@ func better(o order, v, w float64) bool { return o == lower && v < w || o == hig
 
 // behind writes a row for each broker that is better than the first broker in some metric.
 // For the latency it compares least p99, since medians are more disturbed by the machine.
-func behind(by results, list []load.Scenario, names []string) string {
+func behind(results results, list []load.Scenario, names []string) string {
 	var b strings.Builder
 	for _, other := range names[1:] {
 		var all []string
 		for _, c := range columns {
 			var of []string
 			for _, s := range list {
-				if v, ok := by.ratio(c, s.Name, names[0], other); ok && c.shows(s) && c.Title != "p50 ms" && c.Title != "p99 ms" && better(c.compared, 1, v) {
+				if v, ok := results.ratio(c, s.Name, names[0], other); ok && c.shows(s) && c.Title != "p50 ms" && c.Title != "p99 ms" && better(c.compared, 1, v) {
 					of = append(of, fmt.Sprintf("%s %.3g", s.Name, v))
 				}
 			}

@@ -140,9 +140,9 @@ func parse(args []string, help io.Writer) (c config, err error) {
 }
 
 // delays returns the columns of three quantiles, in ms.
-func delays(what string, of func(load.Result) []float64) (t host.Table[load.Result]) {
+func delays(what string, value func(load.Result) []float64) (t host.Table[load.Result]) {
 	for i, title := range []string{what + " p50", "p99", "p99.9"} {
-		t = append(t, host.Figure(title, "%.2f", func(r load.Result) float64 { return of(r)[i] }))
+		t = append(t, host.Figure(title, "%.2f", func(r load.Result) float64 { return value(r)[i] }))
 	}
 	return t
 }

@@ -93,12 +93,12 @@ func run(ctx context.Context, out io.Writer, nsqd string, lasting time.Duration,
 
 // model extrapolates the costs with one and two loops to larger machines. With two loops,
 // half of the messages go from one loop to another. With n loops, the part is (n-1)/n.
-func model(out io.Writer, one, two float64) {
+func model(out io.Writer, oneLoop, two float64) {
 	fmt.Fprintf(out, "\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
-		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", one, max(0, 2*(two-one)))
+		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", oneLoop, max(0, 2*(two-oneLoop)))
 	host.Head(out, "processors", "CPU us/msg", "msg/s at most")
 	for _, n := range []float64{1, 2, 4, 16, 64} {
-		cost := one + 2*max(0, two-one)*(1-1/n)
+		cost := oneLoop + 2*max(0, two-oneLoop)*(1-1/n)
 		host.Rowf(out, "%.0f\t%.2f\t%.1f M", n, cost, n/cost)
 	}
 	fmt.Fprintln(out, "\nOne topic's messages pass under one lock, so it stays at what one loop carries, whatever the\nnumber of processors: its rows above.")

@@ -168,7 +168,7 @@ type result struct {
 	busy        int
 	achieved    float64 // msg/s
 	perRead     float64 // messages
-	by          [stamp.Sources]int
+	bySource    [stamp.Sources]int
 	lost        uint64
 	refused     uint64 // refused requests for a ring
 	// off is the time from the start of the write to the stamp, readOff the time from the
@@ -176,7 +176,7 @@ type result struct {
 	// their write.
 	off, readOff  quantiles
 	early, within int
-	known         int // messages with a known end of the write
+	withWriteEnd  int // messages with a known end of the write
 	// Delays of a rate limiter with the sender's contract, in the order of reading. The
 	// limiter judges by stamp, by stamp with a bucket without hindsight, or by the time of
 	// the read.
@@ -212,12 +212,12 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 		}
 		off = append(off, s.arrival.At.Sub(s.before))
 		readOff = append(readOff, s.read.Sub(s.before))
-		res.by[s.arrival.Source]++
+		res.bySource[s.arrival.Source]++
 		if s.arrival.At.Before(s.before) {
 			res.early++
 		}
 		if s.after != 0 {
-			res.known++
+			res.withWriteEnd++
 			if !s.arrival.At.Before(s.before) && !s.after.Before(s.arrival.At) {
 				res.within++
 			}
@@ -230,23 +230,23 @@ func evaluate(r *receiver, burst, rate int, warming time.Duration) (res result) 
 	// One extra token: the network adds some microseconds of jitter, so a message can
 	// arrive just before the bucket earns the token that the sender spent.
 	contract := load.Contract(float64(rate), burst+1)
-	judge := func(by func(sample) mono.Time, take func(at mono.Time) mono.Time) verdict {
+	judge := func(timeOf func(sample) mono.Time, take func(at mono.Time) mono.Time) verdict {
 		var access, held []time.Duration
 		for _, s := range r.samples {
-			e := take(by(s))
+			e := take(timeOf(s))
 			if !s.before.Before(warm) {
-				access = append(access, e.Sub(by(s)))
+				access = append(access, e.Sub(timeOf(s)))
 				held = append(held, max(0, e.Sub(s.read)))
 			}
 		}
 		return verdict{quantilesOf(access), quantilesOf(held)}
 	}
 	// nsqd uses a bucket with hindsight.
-	hindsight := func(by func(sample) mono.Time) verdict {
-		start := by(slices.MinFunc(r.samples, func(a, b sample) int { return cmp.Compare(by(a), by(b)) }))
+	hindsight := func(timeOf func(sample) mono.Time) verdict {
+		start := timeOf(slices.MinFunc(r.samples, func(a, b sample) int { return cmp.Compare(timeOf(a), timeOf(b)) }))
 		var b tokenbucket.Hindsight
 		b.Retune(start, contract, tokenbucket.Tokens(contract.Burst)*tokenbucket.Token)
-		return judge(by, func(at mono.Time) mono.Time {
+		return judge(timeOf, func(at mono.Time) mono.Time {
 			e, _ := b.Take(at, mono.Never)
 			return e
 		})
@@ -272,15 +272,15 @@ func writeTables(out io.Writer, rows []result) {
 	for _, r := range rows {
 		host.Rowf(out, "%s\t%d\t%d\t%.0f\t%.2f\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s",
 			r.mode, r.conns, r.busy, r.achieved, r.perRead, micros(r.off.p50), micros(r.off.p99), micros(r.off.p999), micros(r.off.max),
-			r.early, percent(r.within, r.known), micros(r.readOff.p50), micros(r.readOff.p99), micros(r.readOff.max))
+			r.early, percent(r.within, r.withWriteEnd), micros(r.readOff.p50), micros(r.readOff.p99), micros(r.readOff.max))
 	}
 	begin("Their sources, in percent.", "source, exact, overwritten, upper bound, read, records lost, rings refused")
 	for _, r := range rows {
 		n, cells := 0, []string{fmt.Sprint(r.mode)}
-		for _, k := range r.by {
+		for _, k := range r.bySource {
 			n += k
 		}
-		for _, k := range r.by {
+		for _, k := range r.bySource {
 			cells = append(cells, percent(k, n))
 		}
 		host.Row(out, append(cells, fmt.Sprint(r.lost), fmt.Sprint(r.refused))...)
@@ -289,10 +289,10 @@ func writeTables(out io.Writer, rows []result) {
 		"source, judged by, access p50, p99, max, held p50, p99, max")
 	for _, r := range rows {
 		for _, v := range []struct {
-			by string
+			bySource string
 			verdict
 		}{{"stamp", r.byStamp}, {"stamp, without hindsight", r.forgetful}, {"time of the read", r.byRead}} {
-			host.Rowf(out, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", r.mode, v.by,
+			host.Rowf(out, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", r.mode, v.bySource,
 				micros(v.access.p50), micros(v.access.p99), micros(v.access.max), micros(v.held.p50), micros(v.held.p99), micros(v.held.max))
 		}
 	}

@@ -41,7 +41,7 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 	for _, mode := range modes {
 		r := testkit.Result(c.measure(t.Context(), mode, 2000)).Must(t)
 		n := 0
-		for _, k := range r.by {
+		for _, k := range r.bySource {
 			n += k
 		}
 		want := stamp.Read
@@ -50,7 +50,7 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 		}
 		// If the machine is late by many messages, the records of a connection's first messages may be
 		// lost.
-		if n == 0 || 2*r.by[want] < n || r.off.max < r.off.p50 || r.readOff.p50 <= 0 || r.known == 0 {
+		if n == 0 || 2*r.bySource[want] < n || r.off.max < r.off.p50 || r.readOff.p50 <= 0 || r.withWriteEnd == 0 {
 			t.Errorf("%s: %+v", mode, r)
 		}
 		rows = append(rows, r)
@@ -73,7 +73,7 @@ func TestJudgingOutOfOrder(t *testing.T) {
 	}
 	slices.Reverse(r.samples)
 	res := evaluate(r, burst, rate, 0)
-	if res.off.max != 1000 || res.early != 0 || res.within != 500 || res.by[stamp.Exact] != 500 || res.perRead != 500 {
+	if res.off.max != 1000 || res.early != 0 || res.within != 500 || res.bySource[stamp.Exact] != 500 || res.perRead != 500 {
 		t.Errorf("%+v", res)
 	}
 	if res.byStamp.access.max != 0 || res.byStamp.held.max != 0 {

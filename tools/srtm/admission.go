@@ -54,11 +54,11 @@ func ruleSetCommand() *cobra.Command {
 			return oneKey(cmd, args)
 		},
 		PreRunE: func(*cobra.Command, []string) error {
-			of, err := refill.Parse(rate)
+			parsed, err := refill.Parse(rate)
 			if err != nil {
 				return usagef("--refill: %w", err)
 			}
-			r.RefillMilli, r.RefillPeriodS = of.Milli, of.Seconds
+			r.RefillMilli, r.RefillPeriodS = parsed.Milli, parsed.Seconds
 			return nil
 		},
 	}, func(x *call, a srtmv1.AdmissionAdminClient) error {
@@ -152,11 +152,11 @@ or none. Rules that the file does not name stay.`,
 		},
 	}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		set := 0
-		for some := range slices.Chunk(rules, rulesAtOnce) {
-			if _, err := a.SetRules(x.ctx, &srtmv1.SetRulesRequest{Rules: some}); err != nil {
+		for batch := range slices.Chunk(rules, rulesAtOnce) {
+			if _, err := a.SetRules(x.ctx, &srtmv1.SetRulesRequest{Rules: batch}); err != nil {
 				return fmt.Errorf("%d rules were set, then: %w", set, err)
 			}
-			set += len(some)
+			set += len(batch)
 		}
 		_, err := fmt.Fprintf(x.out, "%d rules set\n", set)
 		return err
@@ -183,7 +183,7 @@ func admissionAskCommand() *cobra.Command {
 	cmd := admissionLeaf(&cobra.Command{Use: "ask KEY", Short: "Ask whether a key is admitted, and take its credits", Args: oneKey}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		r.Key = x.args[0]
 		reply, err := a.Ask(x.ctx, &r)
-		return x.say(reply, err, "%s\n", verdictText(reply))
+		return x.print(reply, err, "%s\n", verdictText(reply))
 	})
 	cmd.Flags().Uint32Var(&r.Cost, "cost", 1, "`credits` that the request takes")
 	cmd.Flags().BoolVar(&r.Peek, "peek", false, "take nothing")

@@ -53,7 +53,7 @@ one for 10 s (the loaddistributor's --window).`,
 		if b.GetSafeToStop() {
 			safe = "safe to stop " + b.GetId() + "\n"
 		}
-		return x.say(b, err, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
+		return x.print(b, err, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
 	})
 	cmd.Flags().BoolVar(&r.Undo, "undo", false, "end a drain: place on the broker again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is safe to stop, within --timeout")
@@ -141,7 +141,7 @@ func brokerCapacityCommand() *cobra.Command {
 	}, func(x *call) error {
 		r, err := x.admin.SetBrokerCapacity(x.ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: x.args[0], Mcap: mcap})
 		b := r.GetBroker()
-		return x.say(b, err, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
+		return x.print(b, err, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
 	})
 	cmd.Flags().Int64Var(&mcap, "mcap", 0, "maximum rate within the SLO, in `msg/s`")
 	cmd.Flags().BoolVar(&unset, "unset", false, "go back to what the broker is configured with")

@@ -46,20 +46,20 @@ func (b *brokers) flags(cmd *cobra.Command) *cobra.Command {
 
 var topicAndChannel = between(2, 2, "a topic and a channel")
 
-// of returns the HTTP addresses of a topic's brokers, sorted by id.
-func (b *brokers) of(x *call, topic string) (addresses []string, err error) {
+// addresses returns the HTTP addresses of a topic's brokers, sorted by id.
+func (b *brokers) addresses(x *call, topic string) (addresses []string, err error) {
 	if len(b.http) > 0 {
 		return b.http, nil
 	}
 	r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
-	for _, one := range r.GetBrokers() {
-		if !slices.Contains(one.GetTopics(), topic) {
+	for _, broker := range r.GetBrokers() {
+		if !slices.Contains(broker.GetTopics(), topic) {
 			continue
 		}
-		if !one.GetConnected() || one.GetHttpAddress() == "" {
-			return nil, fmt.Errorf("broker %s of topic %s is not connected or has no HTTP address: nothing was done", one.GetId(), topic)
+		if !broker.GetConnected() || broker.GetHttpAddress() == "" {
+			return nil, fmt.Errorf("broker %s of topic %s is not connected or has no HTTP address: nothing was done", broker.GetId(), topic)
 		}
-		addresses = append(addresses, one.GetHttpAddress())
+		addresses = append(addresses, broker.GetHttpAddress())
 	}
 	if err == nil && len(addresses) == 0 {
 		err = fmt.Errorf("no broker has topic %s", topic)
@@ -196,11 +196,11 @@ are asked at --nsqd-http-address.`,
 		} else {
 			r, refused := x.admin.SeekChannel(x.ctx, &srtmv1.SeekChannelRequest{Topic: x.args[0], Channel: x.args[1], To: place, BrokerId: only})
 			errs := []error{refused}
-			for _, one := range r.GetBrokers() {
-				if one.GetReason() == "" {
-					all = append(all, outcome{one.GetBrokerId(), one.GetOffset()})
+			for _, broker := range r.GetBrokers() {
+				if broker.GetReason() == "" {
+					all = append(all, outcome{broker.GetBrokerId(), broker.GetOffset()})
 				} else {
-					errs = append(errs, fmt.Errorf("broker %s: %s: %s", one.GetBrokerId(), one.GetReason(), one.GetError()))
+					errs = append(errs, fmt.Errorf("broker %s: %s: %s", broker.GetBrokerId(), broker.GetReason(), broker.GetError()))
 				}
 			}
 			err = errors.Join(errs...)
@@ -225,7 +225,7 @@ func channelPeekCommand() *cobra.Command {
 		Attempts  uint16 `json:"attempts"`
 		Body      []byte `json:"body"` // as stored by the broker, base64
 	}
-	type shown struct {
+	type displayed struct {
 		Broker    string `json:"broker"`
 		ID        string `json:"id"`
 		Offset    uint64 `json:"offset"`
@@ -239,20 +239,20 @@ func channelPeekCommand() *cobra.Command {
 		Short: "Show the messages that a channel would get next, and take none",
 		Args:  topicAndChannel,
 	}, func(x *call) error {
-		addresses, err := b.of(x, x.args[0])
+		addresses, err := b.addresses(x, x.args[0])
 		if err != nil {
 			return err
 		}
-		var all []shown
+		var all []displayed
 		err = b.ask(x, http.MethodGet, "/channel/peek", url.Values{"count": {strconv.Itoa(count)}}, addresses, func(address string, body []byte) error {
 			var r struct{ Messages []message }
 			err := bounded.Decode(body, bounded.MaxElements, &r)
 			for _, m := range r.Messages {
-				all = append(all, shown{address, m.ID, m.Offset, m.Timestamp, m.Attempts, bodyOf(m.Body), m.Body})
+				all = append(all, displayed{address, m.ID, m.Offset, m.Timestamp, m.Attempts, bodyOf(m.Body), m.Body})
 			}
 			return err
 		})
-		return errors.Join(err, list(x, all, nil, "BROKER\tOFFSET\tPUBLISHED\tATTEMPTS\tID\tBODY", func(m shown) []any {
+		return errors.Join(err, list(x, all, nil, "BROKER\tOFFSET\tPUBLISHED\tATTEMPTS\tID\tBODY", func(m displayed) []any {
 			return []any{m.Broker, m.Offset, time.Unix(0, m.Timestamp).UTC().Format(time.RFC3339Nano), m.Attempts, m.ID, strconv.Quote(string(m.body))}
 		}))
 	})

@@ -16,8 +16,8 @@ import (
 // channelChange is a command that changes a channel on all brokers of its topic: through
 // the loaddistributor in a cluster, otherwise through the HTTP route of the same name.
 type channelChange struct {
-	verb, short, long, done string
-	call                    func(*call) (pending []string, err error)
+	verb, short, long, pastTense string
+	call                         func(*call) (pending []string, err error)
 }
 
 // channelChanges are the commands whose request names a topic and a channel.
@@ -68,14 +68,14 @@ Brokers of no cluster are asked at --nsqd-http-address.`,
 	}, func(x *call) error {
 		if len(b.http) > 0 {
 			err := b.ask(x, http.MethodPost, "/channel/"+c.verb, url.Values{}, b.http, func(string, []byte) error { return nil })
-			return x.say(map[string]string{c.done: x.args[1]}, err, "channel %s of topic %s is %s\n", x.args[1], x.args[0], c.done)
+			return x.print(map[string]string{c.pastTense: x.args[1]}, err, "channel %s of topic %s is %s\n", x.args[1], x.args[0], c.pastTense)
 		}
 		pending, err := c.call(x)
-		text := fmt.Sprintf("channel %s of topic %s is %s\n", x.args[1], x.args[0], c.done)
+		text := fmt.Sprintf("channel %s of topic %s is %s\n", x.args[1], x.args[0], c.pastTense)
 		if len(pending) > 0 {
 			text += fmt.Sprintf("brokers that will apply it when they are back: %s\n", strings.Join(pending, ", "))
 		}
-		return x.say(map[string]any{c.done: x.args[1], "pending": append([]string{}, pending...)}, err, "%s", text)
+		return x.print(map[string]any{c.pastTense: x.args[1], "pending": append([]string{}, pending...)}, err, "%s", text)
 	})
 	return b.flags(cmd)
 }
@@ -103,22 +103,22 @@ seek brings back what is retained.`,
 	}, func(x *call) error {
 		if len(b.http) > 0 {
 			err := b.ask(x, http.MethodPost, "/channel/empty", url.Values{}, b.http, func(string, []byte) error { return nil })
-			return x.say(map[string]string{"emptied": x.args[1]}, err, "channel %s of topic %s is empty\n", x.args[1], x.args[0])
+			return x.print(map[string]string{"emptied": x.args[1]}, err, "channel %s of topic %s is empty\n", x.args[1], x.args[0])
 		}
 		r, err := x.admin.EmptyChannel(x.ctx, &srtmv1.EmptyChannelRequest{Topic: x.args[0], Channel: x.args[1]})
 		errs := []error{err}
 		var emptied []string
-		for _, one := range r.GetBrokers() {
-			if one.GetReason() == "" {
-				emptied = append(emptied, one.GetBrokerId())
+		for _, outcome := range r.GetBrokers() {
+			if outcome.GetReason() == "" {
+				emptied = append(emptied, outcome.GetBrokerId())
 			} else {
-				errs = append(errs, fmt.Errorf("broker %s: %s: %s", one.GetBrokerId(), one.GetReason(), one.GetError()))
+				errs = append(errs, fmt.Errorf("broker %s: %s: %s", outcome.GetBrokerId(), outcome.GetReason(), outcome.GetError()))
 			}
 		}
 		if err = errors.Join(errs...); err != nil && len(emptied) == 0 {
 			return err
 		}
-		return errors.Join(err, x.say(map[string]any{"emptied": x.args[1], "brokers": emptied}, nil,
+		return errors.Join(err, x.print(map[string]any{"emptied": x.args[1], "brokers": emptied}, nil,
 			"channel %s of topic %s is empty on %s\n", x.args[1], x.args[0], strings.Join(emptied, ", ")))
 	})
 	return b.flags(cmd)

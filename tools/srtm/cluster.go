@@ -64,8 +64,8 @@ the export are not in it, those that were deleted after it come back. FILE may b
 		}
 		r, err := stream.CloseAndRecv()
 		return x.show(r, err, func() error {
-			for _, why := range r.LeftOut {
-				fmt.Fprintln(x.cmd.ErrOrStderr(), "left out:", why)
+			for _, reason := range r.LeftOut {
+				fmt.Fprintln(x.cmd.ErrOrStderr(), "left out:", reason)
 			}
 			_, err := fmt.Fprintf(x.out, "imported %d topics and %d brokers, left out %d topics\n", r.Topics, r.Brokers, len(r.LeftOut))
 			return err

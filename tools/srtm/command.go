@@ -233,8 +233,8 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 		}
 		// A server that does not lead has done nothing. Without a leader, a new one is
 		// elected within a lease or two.
-		was := to
-		if to = leader; to == "" || to == was {
+		previous := to
+		if to = leader; to == "" || to == previous {
 			to = c.address
 		}
 		if attempt == 0 && to == leader {
@@ -278,8 +278,8 @@ func (x *call) show(v any, err error, text func() error) error {
 	return x.cli.print(x.out, v, text)
 }
 
-// say is show with a format for the text.
-func (x *call) say(v any, err error, format string, args ...any) error {
+// print is show with a format for the text.
+func (x *call) print(v any, err error, format string, args ...any) error {
 	return x.show(v, err, func() error {
 		_, err := fmt.Fprintf(x.out, format, args...)
 		return err

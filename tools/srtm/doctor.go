@@ -24,7 +24,7 @@ import (
 
 // The outcomes of a check.
 const (
-	well    = "ok"
+	stateOK = "ok"
 	warned  = "warning"
 	failed  = "failed"
 	skipped = "skipped"
@@ -44,10 +44,10 @@ const (
 )
 
 type doctor struct {
-	data  []string // folders
-	certs []string // also show passed checks
-	all   bool     // show also what is ok
-	found []finding
+	data     []string // folders
+	certs    []string // also show passed checks
+	all      bool     // show also what is ok
+	findings []finding
 }
 
 func doctorCommand() *cobra.Command {
@@ -67,7 +67,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 		Example: `  srtm doctor --data-path /var/lib/srtm/nsqd
   srtm doctor --all`,
 	}, func(x *call) error {
-		d.found = nil
+		d.findings = nil
 		d.machine()
 		for _, folder := range d.data {
 			d.space(folder)
@@ -79,16 +79,16 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 		}
 		d.cluster(x)
 		bad := 0
-		for _, f := range d.found {
+		for _, f := range d.findings {
 			if f.State == failed {
 				bad++
 			}
 		}
-		shown := d.found
+		shown := d.findings
 		if !d.all && x.cli.output == formTable {
-			shown = slices.DeleteFunc(slices.Clone(shown), func(f finding) bool { return f.State == well || f.State == skipped })
+			shown = slices.DeleteFunc(slices.Clone(shown), func(f finding) bool { return f.State == stateOK || f.State == skipped })
 		}
-		if hidden := len(d.found) - len(shown); hidden > 0 {
+		if hidden := len(d.findings) - len(shown); hidden > 0 {
 			defer fmt.Fprintf(x.out, "%d checks are ok or skipped; --all shows them\n", hidden)
 			if len(shown) == 0 {
 				return nil
@@ -106,11 +106,11 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 	return cmd
 }
 
-func (d *doctor) add(check, state, do, found string, args ...any) {
-	if state == well || state == skipped {
-		do = ""
+func (d *doctor) add(check, state, remedy, problem string, args ...any) {
+	if state == stateOK || state == skipped {
+		remedy = ""
 	}
-	d.found = append(d.found, finding{check, state, fmt.Sprintf(found, args...), do})
+	d.findings = append(d.findings, finding{check, state, fmt.Sprintf(problem, args...), remedy})
 }
 
 // judge rates the remaining lifetime of a certificate.
@@ -121,7 +121,7 @@ func judge(left time.Duration) string {
 	case left < certificateDue:
 		return warned
 	}
-	return well
+	return stateOK
 }
 
 func (d *doctor) expiry(check string, c *x509.Certificate) {
@@ -167,13 +167,13 @@ func (d *doctor) cluster(x *call) {
 	r, err := x.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
 	check := "loaddistributor " + x.cli.address
 	if err != nil {
-		do := "start it, or name another with --loaddistributor-address"
+		remedy := "start it, or name another with --loaddistributor-address"
 		if c := status.Code(err); c == codes.Unauthenticated || c == codes.PermissionDenied {
-			do = "name a token with --token-file, or a certificate with --tls-cert"
+			remedy = "name a token with --token-file, or a certificate with --tls-cert"
 		}
-		d.add(check, failed, do, "%v", explain(err))
+		d.add(check, failed, remedy, "%v", explain(err))
 	} else {
-		d.add(check, well, "", "answers; it knows %d brokers", len(r.GetBrokers()))
+		d.add(check, stateOK, "", "answers; it knows %d brokers", len(r.GetBrokers()))
 	}
 	if x.cli.trust.CAFile != "" {
 		for address := range strings.SplitSeq(x.cli.address, ",") {
@@ -195,7 +195,7 @@ func (d *doctor) cluster(x *call) {
 			d.add(check, failed, "open the port for clients, or set --broadcast-address of that nsqd", "%v", err)
 		} else {
 			conn.Close()
-			d.add(check, well, "", "accepts connections at %s", b.GetTcpAddress())
+			d.add(check, stateOK, "", "accepts connections at %s", b.GetTcpAddress())
 		}
 		if b.GetHttpAddress() != "" {
 			d.remote(x.ctx, b)
@@ -239,7 +239,7 @@ func (d *doctor) remote(ctx context.Context, b *srtmv1.Broker) {
 	after := time.Now()
 	switch res.StatusCode {
 	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden:
-		d.add(check, well, "", "answers at %s", b.GetHttpAddress())
+		d.add(check, stateOK, "", "answers at %s", b.GetHttpAddress())
 	default:
 		d.add(check, failed, "look at /healthz there: it says why", "%s at %s", res.Status, b.GetHttpAddress())
 	}
@@ -251,16 +251,16 @@ func (d *doctor) remote(ctx context.Context, b *srtmv1.Broker) {
 // clock compares the Date of an answer, in whole seconds, with the local times before and
 // after the request. Only a certain difference is a fault.
 func (d *doctor) clock(check string, date, before, after time.Time) {
-	off := time.Duration(0)
+	offset := time.Duration(0)
 	switch {
 	case date.After(after):
-		off = date.Sub(after)
+		offset = date.Sub(after)
 	case date.Add(time.Second).Before(before):
-		off = date.Add(time.Second).Sub(before)
+		offset = date.Add(time.Second).Sub(before)
 	}
-	if off.Abs() > clockLimit {
-		d.add(check, warned, "synchronize both hosts' clocks (chrony, systemd-timesyncd): times of seek, retention and logs are each host's", "differs from here by at least %v", off.Round(time.Millisecond))
+	if offset.Abs() > clockLimit {
+		d.add(check, warned, "synchronize both hosts' clocks (chrony, systemd-timesyncd): times of seek, retention and logs are each host's", "differs from here by at least %v", offset.Round(time.Millisecond))
 		return
 	}
-	d.add(check, well, "", "differs from here by less than about %v", clockLimit+time.Second)
+	d.add(check, stateOK, "", "differs from here by less than about %v", clockLimit+time.Second)
 }

@@ -43,7 +43,7 @@ func (d *doctor) machine() {
 		release = unix.ByteSliceToString(name.Release[:])
 	}
 	if atLeast(release, bpfKernel) {
-		d.add("kernel", well, "", "Linux %s", release)
+		d.add("kernel", stateOK, "", "Linux %s", release)
 	} else {
 		d.add("kernel", warned, "use Linux "+bpfKernel+" or later for arrival stamps by BPF; nsqd works without", "Linux %s", release)
 	}
@@ -55,7 +55,7 @@ func (d *doctor) machine() {
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &memory) == nil && !atLeast(release, accounting) && memory.Cur < 64<<20 {
 		d.add("locked memory", warned, "LimitMEMLOCK=64M: before Linux "+accounting+" BPF's memory counts for it", "%d KiB", memory.Cur>>10)
 	} else {
-		d.add("locked memory", well, "", "enough for BPF")
+		d.add("locked memory", stateOK, "", "enough for BPF")
 	}
 	var state unix.Timex
 	switch code, err := unix.Adjtimex(&state); {
@@ -64,7 +64,7 @@ func (d *doctor) machine() {
 	case code == unix.TIME_ERROR || state.Status&unix.STA_UNSYNC != 0:
 		d.add("clock", warned, "run chrony or systemd-timesyncd", "the kernel says that nothing synchronizes it")
 	default:
-		d.add("clock", well, "", "synchronized, within %d ms", state.Maxerror/1000)
+		d.add("clock", stateOK, "", "synchronized, within %d ms", state.Maxerror/1000)
 	}
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -78,17 +78,17 @@ func (d *doctor) machine() {
 		if err != nil {
 			continue // the process has ended
 		}
-		who := fmt.Sprintf("%s (process %d)", comm, p.PID)
+		process := fmt.Sprintf("%s (process %d)", comm, p.PID)
 		if slices.Contains(daemons, comm) {
 			if l, err := p.Limits(); err == nil {
-				d.files("open files of "+who, l.OpenFiles)
+				d.files("open files of "+process, l.OpenFiles)
 			}
 		}
 		targets, _ := p.FileDescriptorTargets() // unknown for processes of other users
 		for _, t := range targets {
 			if inode, isSocket := strings.CutPrefix(t, "socket:["); isSocket {
 				if n, err := strconv.ParseUint(strings.TrimSuffix(inode, "]"), 10, 64); err == nil {
-					owners[n] = who
+					owners[n] = process
 				}
 			}
 		}
@@ -97,7 +97,7 @@ func (d *doctor) machine() {
 }
 
 func (d *doctor) files(check string, limit uint64) {
-	state := well
+	state := stateOK
 	if limit < minFiles {
 		state = warned
 	}
@@ -120,7 +120,7 @@ func (d *doctor) bpf() {
 		return
 	}
 	if caps&capAdmin != 0 || caps&(capBPF|capPerfmon) == capBPF|capPerfmon {
-		d.add(check, well, "", "this user may use BPF (CAP_BPF, CAP_PERFMON)")
+		d.add(check, stateOK, "", "this user may use BPF (CAP_BPF, CAP_PERFMON)")
 		return
 	}
 	d.add(check, warned, "AmbientCapabilities=CAP_BPF CAP_PERFMON in nsqd's unit, as the package has it, or nsqd --pin-arrival-stamps once as root", "this user may not use BPF; nsqd takes socket timestamps then")
@@ -145,15 +145,15 @@ func (d *doctor) ports(owners map[uint64]string) {
 	}
 	for _, p := range ports {
 		check := "port " + strconv.Itoa(p.port) + " (" + p.use + ")"
-		who := listening[p.port]
+		process := listening[p.port]
 		name, _, _ := strings.Cut(p.use, ",")
 		switch {
-		case who == "":
-			d.add(check, well, "", "free")
-		case strings.HasPrefix(who, name+" ") || strings.HasPrefix(who, "a process") || strings.HasPrefix(who, "srtm "):
-			d.add(check, well, "", "%s", who)
+		case process == "":
+			d.add(check, stateOK, "", "free")
+		case strings.HasPrefix(process, name+" ") || strings.HasPrefix(process, "a process") || strings.HasPrefix(process, "srtm "):
+			d.add(check, stateOK, "", "%s", process)
 		default:
-			d.add(check, warned, "stop it, or give "+name+" another address", "%s", who)
+			d.add(check, warned, "stop it, or give "+name+" another address", "%s", process)
 		}
 	}
 }
@@ -167,7 +167,7 @@ func (d *doctor) space(folder string) {
 		return
 	}
 	free, all := fs.Bavail*uint64(fs.Bsize), fs.Blocks*uint64(fs.Bsize)
-	state := well
+	state := stateOK
 	switch {
 	case free == 0 || fs.Ffree == 0 && fs.Files > 0:
 		state = failed

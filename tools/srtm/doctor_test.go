@@ -49,7 +49,7 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"loaddistributor " + address: well, "broker b1 HTTP": well, "broker b1 clock": well,
+		"loaddistributor " + address: stateOK, "broker b1 HTTP": stateOK, "broker b1 clock": stateOK,
 		"broker b2": failed, "broker b2 HTTP": failed, "broker b2 clock": warned,
 		"certificate " + none: failed, "certificate " + dir + "/missing": failed,
 	}
@@ -68,7 +68,7 @@ func TestDoctor(t *testing.T) {
 	if out, _, err = srtm(t, "127.0.0.1:1", "doctor"); err == nil || !strings.Contains(out, "start it, or name another") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for left, want := range map[time.Duration]string{0: failed, time.Hour: warned, certificateDue: well} {
+	for left, want := range map[time.Duration]string{0: failed, time.Hour: warned, certificateDue: stateOK} {
 		testkit.Equal(t, judge(left), want, "a certificate with %v left", left)
 	}
 }
@@ -80,13 +80,13 @@ func TestDoctorsClock(t *testing.T) {
 		before, after time.Duration // from the Date
 		want          string
 	}{
-		{0, 0, well}, {900 * time.Millisecond, 950 * time.Millisecond, well}, {-3 * time.Second, 3 * time.Second, well},
-		{1900 * time.Millisecond, 2 * time.Second, well}, {2100 * time.Millisecond, 3 * time.Second, warned},
-		{-5 * time.Second, -900 * time.Millisecond, well}, {-5 * time.Second, -1100 * time.Millisecond, warned},
+		{0, 0, stateOK}, {900 * time.Millisecond, 950 * time.Millisecond, stateOK}, {-3 * time.Second, 3 * time.Second, stateOK},
+		{1900 * time.Millisecond, 2 * time.Second, stateOK}, {2100 * time.Millisecond, 3 * time.Second, warned},
+		{-5 * time.Second, -900 * time.Millisecond, stateOK}, {-5 * time.Second, -1100 * time.Millisecond, warned},
 	} {
 		var d doctor
 		d.clock("c", at, at.Add(c.before), at.Add(c.after))
-		testkit.Equal(t, d.found[0].State, c.want, "asked %v to %v after the Date", c.before, c.after)
+		testkit.Equal(t, d.findings[0].State, c.want, "asked %v to %v after the Date", c.before, c.after)
 	}
 }
 
@@ -94,8 +94,8 @@ func TestDoctorsClock(t *testing.T) {
 func TestDoctorLooksAtCertificates(t *testing.T) {
 	var d doctor
 	d.certificate(testkit.NewAuthority(t).File)
-	if f := d.found[0]; len(d.found) != 1 || f.State != warned || !strings.Contains(f.Found, "expires") {
-		t.Errorf("%+v", d.found)
+	if f := d.findings[0]; len(d.findings) != 1 || f.State != warned || !strings.Contains(f.Found, "expires") {
+		t.Errorf("%+v", d.findings)
 	}
 	s := httptest.NewUnstartedServer(http.NotFoundHandler())
 	s.EnableHTTP2 = true
@@ -103,7 +103,7 @@ func TestDoctorLooksAtCertificates(t *testing.T) {
 	defer s.Close()
 	d = doctor{}
 	d.shown(t.Context(), s.Listener.Addr().String())
-	if f := d.found[0]; len(d.found) != 1 || f.State != well {
-		t.Errorf("%+v", d.found)
+	if f := d.findings[0]; len(d.findings) != 1 || f.State != stateOK {
+		t.Errorf("%+v", d.findings)
 	}
 }

@@ -28,7 +28,7 @@ func (c *callError) Unwrap() error { return c.error }
 
 // meanings explain library errors to an operator, by a part of the error text. Each says
 // what is at the address, and what to do.
-var meanings = []struct{ part, is string }{
+var meanings = []struct{ part, explanation string }{
 	{"connection refused", "nothing listens there; start it, or name another address"},
 	{"no such host", "the name has no address; check the spelling"},
 	{"looked like an HTTP/1.1 header", "an HTTP server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission)"},
@@ -46,7 +46,7 @@ var meanings = []struct{ part, is string }{
 func meaning(text string) string {
 	for _, m := range meanings {
 		if strings.Contains(text, m.part) {
-			return m.is
+			return m.explanation
 		}
 	}
 	return ""
@@ -60,8 +60,8 @@ func explain(err error) error {
 	}
 	var remote interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &remote) {
-		if what := meaning(err.Error()); what != "" && !errors.As(err, new(lifecycle.UsageError)) {
-			return fmt.Errorf("%w: %s", err, what)
+		if explanation := meaning(err.Error()); explanation != "" && !errors.As(err, new(lifecycle.UsageError)) {
+			return fmt.Errorf("%w: %s", err, explanation)
 		}
 		return err
 	}
@@ -72,8 +72,8 @@ func explain(err error) error {
 	s := remote.GRPCStatus()
 	switch s.Code() {
 	case codes.Unavailable:
-		if what := meaning(s.Message()); what != "" {
-			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, what, call.addressFlag)
+		if explanation := meaning(s.Message()); explanation != "" {
+			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, explanation, call.addressFlag)
 		}
 		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // drop gRPC's prefix
 			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, strings.TrimSuffix(dial, `"`), call.addressFlag)
@@ -82,8 +82,8 @@ func explain(err error) error {
 	case codes.Unimplemented:
 		return fmt.Errorf("the server at %s does not offer this; is another program there (--%s)? %s", call.address, call.addressFlag, s.Message())
 	case codes.DeadlineExceeded:
-		if what := meaning(s.Message()); what != "" {
-			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, what, call.addressFlag)
+		if explanation := meaning(s.Message()); explanation != "" {
+			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, explanation, call.addressFlag)
 		}
 		return fmt.Errorf("no answer from %s in time (--timeout): %s", call.address, s.Message())
 	case codes.Unauthenticated:

@@ -50,14 +50,14 @@ func checkLine(root *cobra.Command, args []string) error {
 	if len(all) == 0 {
 		return nil
 	}
-	also := cmd.ValidateArgs(cmd.Flags().Args())
-	if also == nil && cmd.PreRunE != nil {
-		also = cmd.PreRunE(cmd, cmd.Flags().Args())
+	argsErr := cmd.ValidateArgs(cmd.Flags().Args())
+	if argsErr == nil && cmd.PreRunE != nil {
+		argsErr = cmd.PreRunE(cmd, cmd.Flags().Args())
 	}
-	if also != nil && !slices.ContainsFunc(strings.Fields(also.Error()), func(word string) bool {
+	if argsErr != nil && !slices.ContainsFunc(strings.Fields(argsErr.Error()), func(word string) bool {
 		return bad[strings.Trim(strings.TrimPrefix(word, "--"), ":;,")]
 	}) {
-		all.Add(also)
+		all.Add(argsErr)
 	}
 	return all.Err()
 }
@@ -78,8 +78,8 @@ func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string,
 	var syntax *pflag.InvalidSyntaxError
 	words := func(name string, has func(rest string) bool) {
 		for i, word := range line {
-			given, rest, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			if !strings.HasPrefix(word, "-") || given != name {
+			flagText, rest, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			if !strings.HasPrefix(word, "-") || flagText != name {
 				continue
 			}
 			n = 1
@@ -91,13 +91,13 @@ func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string,
 			}
 		}
 	}
-	any := func(string) bool { return true }
+	always := func(string) bool { return true }
 	switch {
 	case errors.As(err, &unknown):
 		flag = unknown.GetSpecifiedName()
 		var names []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		words(flag, any)
+		words(flag, always)
 		return fmt.Sprintf("--%s: %s has no such flag%s", flag, cmd.CommandPath(), faults.Hint("--", flag, names)), faults.Nearest(flag, names), from, n
 	case errors.As(err, &value):
 		f := value.GetFlag()
@@ -112,7 +112,7 @@ func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string,
 		return what + forExample(f), f.Name, from, n
 	case errors.As(err, &missing):
 		f := missing.GetFlag()
-		words(f.Name, any)
+		words(f.Name, always)
 		return fmt.Sprintf("--%s: has no value%s", f.Name, forExample(f)), f.Name, from, n
 	case errors.As(err, &syntax):
 		from = slices.Index(line, syntax.GetSpecifiedFlag())

@@ -145,19 +145,19 @@ func (p *publication) open(x *call) (*client.Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	of := client.Config{NSQ: cfg, MaxOutstanding: pubAhead}
+	config := client.Config{NSQ: cfg, MaxOutstanding: pubAhead}
 	topic, id := x.args[0], p.id
 	if len(p.addresses) > 0 {
-		of.Broker, id = p.addresses[0], cmp.Or(id, cfg.ClientID)
+		config.Broker, id = p.addresses[0], cmp.Or(id, cfg.ClientID)
 	} else {
-		of.Address, of.DialOptions = x.cli.address, x.cli.options
+		config.Address, config.DialOptions = x.cli.address, x.cli.options
 		if id == "" {
 			if id, err = firstPublisher(x, topic); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return client.NewPublisher(x.ctx, of, topic, id)
+	return client.NewPublisher(x.ctx, config, topic, id)
 }
 
 // firstPublisher returns the id of the topic's first declared publisher.
@@ -188,29 +188,29 @@ func (p *publication) run(x *call) error {
 	reading, stop := context.WithCancelCause(x.cmd.Context())
 	defer stop(nil)
 	// After an interrupt, wait for the answers to sent messages.
-	patient, give := context.WithCancel(context.WithoutCancel(reading))
-	defer give()
-	defer context.AfterFunc(x.cmd.Context(), func() { time.AfterFunc(pubGrace, give) })()
+	patient, cancel := context.WithCancel(context.WithoutCancel(reading))
+	defer cancel()
+	defer context.AfterFunc(x.cmd.Context(), func() { time.AfterFunc(pubGrace, cancel) })()
 
-	waits := make(chan func() error, pubAhead) // bounded: when it is full, publishing waits
+	pending := make(chan func() error, pubAhead) // bounded: when it is full, publishing waits
 	answered := make(chan int64)
 	// While a publish is unanswered, the broker has --timeout for the next answer.
 	silent := errors.New("")
 	watch := time.AfterFunc(math.MaxInt64, func() {
 		stop(silent)
-		give()
+		cancel()
 	})
 	defer watch.Stop()
 	go func() {
 		accepted := int64(0)
 		failed := false
-		for wait := range waits {
+		for wait := range pending {
 			watch.Reset(x.cli.timeout)
 			err := wait()
 			watch.Stop()
 			if err == nil {
 				accepted++
-				x.progress.say("%d messages published", accepted)
+				x.progress.printf("%d messages published", accepted)
 			} else if !failed {
 				failed = true
 				stop(err)
@@ -238,12 +238,12 @@ sending:
 			if !pace.wait(reading) {
 				break sending
 			}
-			waits <- to.BeginPublish(patient, body).Wait
+			pending <- to.BeginPublish(patient, body).Wait
 		case <-reading.Done():
 			break sending
 		}
 	}
-	close(waits)
+	close(pending)
 	accepted := <-answered
 	if x.cmd.Context().Err() == nil && reading.Err() != nil {
 		if fault = context.Cause(reading); errors.Is(fault, silent) {
@@ -255,7 +255,7 @@ sending:
 	if fault != nil && patient.Err() != nil {
 		err = nil // fault is the reason for the failed Close
 	}
-	return errors.Join(fault, err, x.say(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
+	return errors.Join(fault, err, x.print(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
 }
 
 // read sends the messages of the files, or of standard input, to the channel until ctx
@@ -354,7 +354,7 @@ type tail struct {
 	out struct { // state of the output
 		sync.Mutex
 		printed int64
-		over    bool
+		ended   bool
 		fault   error // print error
 	}
 }
@@ -408,9 +408,9 @@ func (t *tail) run(x *call) error {
 	defer end()
 	t.end = end
 	// After an interrupt, finish the printed messages.
-	patient, give := context.WithCancel(context.WithoutCancel(ctx))
-	defer give()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(pubGrace, give) })()
+	patient, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(pubGrace, cancel) })()
 	ended := make(chan error, 1)
 	go func() { ended <- t.follow(ctx, patient) }()
 	select {
@@ -420,7 +420,7 @@ func (t *tail) run(x *call) error {
 	}
 	t.out.Lock()
 	defer t.out.Unlock()
-	if t.out.over {
+	if t.out.ended {
 		err = t.out.fault
 	}
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
@@ -430,8 +430,8 @@ func (t *tail) run(x *call) error {
 }
 
 type consumer struct {
-	leave context.CancelFunc
-	told  chan error // receives nil or the error of subscribing, and after nil the reason for the end
+	leave      context.CancelFunc
+	subscribed chan error // receives nil or the error of subscribing, and after nil the reason for the end
 }
 
 // follow consumes from the brokers with the topic until ctx ends. follow fails if it
@@ -440,12 +440,12 @@ func (t *tail) follow(ctx, patient context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	connected := map[string]consumer{}
-	said := ""
+	lastReport := ""
 	for first := true; ; first = false {
 		addresses, err := t.brokers(ctx)
 		for _, a := range slices.Sorted(maps.Keys(connected)) {
 			select {
-			case fault := <-connected[a].told:
+			case fault := <-connected[a].subscribed:
 				connected[a].leave()
 				delete(connected, a)
 				err = errors.Join(err, fault)
@@ -459,10 +459,10 @@ func (t *tail) follow(ctx, patient context.Context) error {
 			if _, is := connected[a]; is {
 				continue
 			}
-			here, leave := context.WithCancel(ctx)
+			consuming, leave := context.WithCancel(ctx)
 			c := consumer{leave, make(chan error, 2)}
-			all.Go(func() { t.consume(here, patient, a, c.told) })
-			if fault := <-c.told; fault != nil {
+			all.Go(func() { t.consume(consuming, patient, a, c.subscribed) })
+			if fault := <-c.subscribed; fault != nil {
 				leave()
 				err = errors.Join(err, fault)
 				continue
@@ -471,12 +471,12 @@ func (t *tail) follow(ctx, patient context.Context) error {
 		}
 		switch {
 		case err == nil:
-			said = ""
+			lastReport = ""
 		case ctx.Err() != nil:
 		case first && len(connected) == 0:
 			return err
-		case err.Error() != said:
-			said = err.Error()
+		case err.Error() != lastReport:
+			lastReport = err.Error()
 			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail: %v; reading from %d brokers and retrying\n", explain(err), len(connected))
 		}
 		if !clock.Sleep(ctx, brokersPause) {
@@ -534,7 +534,7 @@ func (t *tail) consume(ctx, patient context.Context, address string, told chan<-
 func (t *tail) take(from *client.Conn, address string, m *nsq.Message) error {
 	t.out.Lock()
 	defer t.out.Unlock()
-	if t.out.over || t.x.cmd.Context().Err() != nil {
+	if t.out.ended || t.x.cmd.Context().Err() != nil {
 		return nil
 	}
 	t.out.fault = t.print(address, m)
@@ -543,7 +543,7 @@ func (t *tail) take(from *client.Conn, address string, m *nsq.Message) error {
 		t.out.printed++
 		err = from.Send(nsq.Finish(m.ID))
 	}
-	if t.out.over = t.out.fault != nil || t.out.printed == t.count; t.out.over {
+	if t.out.ended = t.out.fault != nil || t.out.printed == t.count; t.out.ended {
 		t.end()
 	}
 	return err

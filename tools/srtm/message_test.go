@@ -237,7 +237,7 @@ func TestProgress(t *testing.T) {
 		clock.Sleep(t.Context(), progressAfter-1)
 		testkit.Equal(t, errs.String(), "", "too early")
 		clock.Sleep(t.Context(), time.Second)
-		p.say("%d done", 7)
+		p.printf("%d done", 7)
 		clock.Sleep(t.Context(), time.Second)
 		fmt.Fprintln(p.before(&errs, false), "said")
 		clock.Sleep(t.Context(), time.Second)
@@ -254,7 +254,7 @@ func TestProgress(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetErr(&b)
 	p := startProgress(cmd, "waiting")
-	p.say("more")
+	p.printf("more")
 	p.draw(time.Minute)
 	if p.stop(); b.Len() > 0 {
 		t.Errorf("no terminal, and it says %q", b.String())

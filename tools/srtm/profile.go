@@ -86,24 +86,24 @@ func (x *call) profile(r *srtmv1.ProfileTopicRequest) (*srtmv1.Profile, error) {
 	}
 }
 
-func describeProfile(w io.Writer, of *wanted, p *srtmv1.Profile) error {
+func describeProfile(w io.Writer, wanted *wanted, p *srtmv1.Profile) error {
 	fmt.Fprintf(w, "proposed  r %s msg/s, b %d\nrecorded  %d messages in %v, %.1f msg/s", thousandths(p.GetShare().GetRateMilli()), p.GetShare().GetBurst(),
 		p.GetMessages(), p.GetSpan().AsDuration().Round(time.Second), p.GetMeanRate())
 	if p.GetMissing() > 0 {
 		fmt.Fprintf(w, "; %s are missing, of which nothing is known", percentText(p.GetMissing()))
 	}
-	fmt.Fprintf(w, "\nneeded    b %d for %s within %v; with a confidence of %s %d\n\n", p.GetNeededBurst(), percentText(of.Quantile), of.within, percentText(of.Confidence), p.GetShare().GetBurst())
+	fmt.Fprintf(w, "\nneeded    b %d for %s within %v; with a confidence of %s %d\n\n", p.GetNeededBurst(), percentText(wanted.Quantile), wanted.within, percentText(wanted.Confidence), p.GetShare().GetBurst())
 	cells := func(d *srtmv1.AccessDelays) []any {
 		return []any{d.GetMean().AsDuration().Round(time.Microsecond), d.GetQuantile().AsDuration().Round(time.Microsecond), percentText(d.GetLate())}
 	}
-	err := table(w, fmt.Sprintf("BROKERS\tMEAN DELAY\tP%g\tLATE", 100*of.Quantile), p.GetSplits(), func(s *srtmv1.SplitCost) []any {
+	err := table(w, fmt.Sprintf("BROKERS\tMEAN DELAY\tP%g\tLATE", 100*wanted.Quantile), p.GetSplits(), func(s *srtmv1.SplitCost) []any {
 		return append([]any{s.GetBrokers()}, cells(s.GetDelays())...)
 	})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
-	return table(w, fmt.Sprintf("IF IT WERE\tR\tB\tMEAN DELAY\tP%g\tLATE", 100*of.Quantile), p.GetWrong(), func(e *srtmv1.WrongContract) []any {
+	return table(w, fmt.Sprintf("IF IT WERE\tR\tB\tMEAN DELAY\tP%g\tLATE", 100*wanted.Quantile), p.GetWrong(), func(e *srtmv1.WrongContract) []any {
 		row := append([]any{e.GetWhat(), thousandths(e.GetShare().GetRateMilli()), e.GetShare().GetBurst()}, cells(e.GetDelays())...)
 		if e.GetUnbounded() {
 			row[len(row)-1] = row[len(row)-1].(string) + ", and more the longer it lasts"
@@ -133,11 +133,11 @@ func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 	trace := make([]tuner.Arrival, len(arrivals))
 	numbers := map[bucket.Arrival]int32{} // publisher numbers, by arrival without the time
 	for i, a := range arrivals {
-		of := bucket.Arrival{Key: a.Key, Publisher: a.Publisher}
-		publisher, known := numbers[of]
+		arrival := bucket.Arrival{Key: a.Key, Publisher: a.Publisher}
+		publisher, known := numbers[arrival]
 		if !known {
 			publisher = int32(len(numbers))
-			numbers[of] = publisher
+			numbers[arrival] = publisher
 		}
 		trace[i] = tuner.Arrival{At: a.At, Publisher: publisher}
 	}

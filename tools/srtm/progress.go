@@ -80,7 +80,7 @@ func (p *progress) draw(since time.Duration) {
 	}
 }
 
-func (p *progress) say(format string, args ...any) {
+func (p *progress) printf(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.quiet {

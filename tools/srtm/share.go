@@ -35,7 +35,7 @@ no other broker can have (RESERVED).`,
 		r, err := srtmv1.NewGrantServiceClient(x.conn).ListShares(x.ctx, req)
 		return x.show(jsonArray(r.GetTopics()), err, func() error {
 			type member struct {
-				of *srtmv1.TopicShares
+				topic *srtmv1.TopicShares
 				*srtmv1.MemberShare
 			}
 			var all []member
@@ -46,8 +46,8 @@ no other broker can have (RESERVED).`,
 			}
 			return table(x.out, "TOPIC\tBROKER\tSHARE\tBASE\tTARGET\tRESERVED\tEPOCH\tPOLICY\tSTATE\tRULE", all, func(m member) []any {
 				return []any{
-					m.of.GetTopic(), m.GetBrokerId(), shareText(m.GetAcknowledged()), shareText(m.GetBase()), shareText(m.GetTarget()), shareText(m.GetReserved()),
-					m.GetAcknowledgedEpoch(), policyText(m.GetPolicy()), memberState(m.MemberShare), m.of.GetShareRule(),
+					m.topic.GetTopic(), m.GetBrokerId(), shareText(m.GetAcknowledged()), shareText(m.GetBase()), shareText(m.GetTarget()), shareText(m.GetReserved()),
+					m.GetAcknowledgedEpoch(), policyText(m.GetPolicy()), memberState(m.MemberShare), m.topic.GetShareRule(),
 				}
 			})
 		})

@@ -41,7 +41,7 @@ func (r *refresh) flags(cmd *cobra.Command) *cobra.Command {
 
 // run shows the output of look repeatedly. After the first success run shows errors of
 // look, too, and returns only an error of the last update.
-func (r *refresh) run(x *call, look func(ctx context.Context, w io.Writer) error) error {
+func (r *refresh) run(x *call, render func(ctx context.Context, w io.Writer) error) error {
 	x.progress.stop()
 	s := screen.New(x.cmd.OutOrStdout())
 	s.Terminal = s.Terminal && x.cli.output == formTable
@@ -53,7 +53,7 @@ func (r *refresh) run(x *call, look func(ctx context.Context, w io.Writer) error
 	for n := int64(1); ; n++ {
 		ctx, cancel := context.WithTimeout(x.cmd.Context(), x.cli.timeout)
 		var b strings.Builder
-		err := look(ctx, &b)
+		err := render(ctx, &b)
 		cancel()
 		switch {
 		case x.cmd.Context().Err() != nil:

@@ -35,7 +35,7 @@ func topicCommand() *cobra.Command {
 // spec converts the others.
 type newTopic struct {
 	file                          string
-	said                          *srtmv1.TopicSpec
+	given                         *srtmv1.TopicSpec
 	rate, autoRate                float64
 	latency                       time.Duration
 	overLimit, pacing, durability string
@@ -215,7 +215,7 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 
 func (n *newTopic) flags(cmd *cobra.Command) {
 	contract := &srtmv1.Contract{Slo: &srtmv1.Slo{}}
-	n.said = &srtmv1.TopicSpec{Contract: contract}
+	n.given = &srtmv1.TopicSpec{Contract: contract}
 	f := cmd.Flags()
 	f.StringVar(&n.file, "file", "", "JSON `file` with the specification; - for standard input")
 	f.Float64Var(&n.rate, "rate", 0, "contract rate r, in `msg/s`, up to three decimals")
@@ -225,8 +225,8 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.Float64Var(&contract.Slo.Quantile, "slo-quantile", topics.DefaultQuantile, "`fraction` of messages delivered within --slo-latency")
 	f.DurationVar(&n.latency, "slo-latency", topics.DefaultLatency, "delivery latency of the SLO, 100us to 1m")
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
-	f.StringVar(&n.said.PlacementPolicy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
-	f.StringVar(&n.said.ShareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
+	f.StringVar(&n.given.PlacementPolicy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
+	f.StringVar(&n.given.ShareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
 	f.StringVar(&n.durability, "durability", "", "what an OK of a broker is worth, which must be the brokers' --durability: memory, fsync or replicated (default the brokers'); it cannot be changed")
 	f.StringVar(&n.pacing, "pacing", "", "what is done about publishers that send more than their part: off, advise or police (default as nsqd's --pacing); without a value: advise")
 	f.Lookup("pacing").NoOptDefVal = "advise"
@@ -236,7 +236,7 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringArrayVar(&n.channelExpiry, "channel-expiry", nil, "settings of one channel, as `"+topics.ChannelExpiryForm+"`; may be repeated")
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `"+topics.GroupForm+"`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `"+topics.PublisherForm+"`; may be repeated")
-	f.StringArrayVar(&n.said.Channels, "channel", nil, "channel to create with the topic; may be repeated")
+	f.StringArrayVar(&n.given.Channels, "channel", nil, "channel to create with the topic; may be repeated")
 }
 
 // nameOrFile checks the arguments: one topic name, optional with --file.
@@ -254,7 +254,7 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 		spec, _, _, err := n.read(cmd, args)
 		return spec, err
 	}
-	spec := n.said
+	spec := n.given
 	spec.Name = args[0]
 	spec.Contract.RateMilli, spec.Contract.Slo.Latency = int64(tokenbucket.PerSecond(n.rate)), durationpb.New(n.latency)
 	var known bool
@@ -348,13 +348,13 @@ func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSp
 
 func topicListCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "list", Short: "List the topics, by name"}, func(x *call) error {
-		var found []*srtmv1.Topic
+		var matching []*srtmv1.Topic
 		err := topics.Pages(func(token string) (string, error) {
 			r, err := x.admin.ListTopics(x.ctx, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
-			found = append(found, r.GetTopics()...)
+			matching = append(matching, r.GetTopics()...)
 			return r.GetNextPageToken(), err
 		})
-		return list(x, found, err, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
+		return list(x, matching, err, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
 			c := t.GetSpec().GetContract()
 			return []any{t.GetSpec().GetName(), topics.State(t.GetState()), thousandths(c.GetRateMilli()), c.GetBurst(), topics.SLO(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
 		})
@@ -402,7 +402,7 @@ func topicDeleteCommand() *cobra.Command {
 			result["lowering"] = lowering
 			text = "its contract may still be in use, and no topic of the name can be created before that ends: " + topics.Lowering(l) + "\n"
 		}
-		return x.say(result, err, "topic %s is deleted\n%s", x.args[0], text)
+		return x.print(result, err, "topic %s is deleted\n%s", x.args[0], text)
 	})
 }
 
@@ -425,11 +425,11 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		if status.SloMet == nil {
 			verdict += ", too few messages or beyond the contract"
 		}
-		late := fmt.Sprintf("later than %v", contract.GetSlo().GetLatency().AsDuration())
+		lateText := fmt.Sprintf("later than %v", contract.GetSlo().GetLatency().AsDuration())
 		if lost := status.GetUnaccepted(); lost > 0 {
-			late += fmt.Sprintf(", or not accepted (%d)", lost)
+			lateText += fmt.Sprintf(", or not accepted (%d)", lost)
 		}
-		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were %s\n", verdict, 100*status.GetExceedFraction(), n, status.GetWindow().AsDuration(), late)
+		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were %s\n", verdict, 100*status.GetExceedFraction(), n, status.GetWindow().AsDuration(), lateText)
 	}
 	if a := spec.GetAuto(); a != nil {
 		state := "it is being measured, and provisional"
@@ -518,11 +518,11 @@ func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 	})
 }
 
-func perSecond(n uint64, of *srtmv1.TopicStats) string {
-	if of.GetInterval().AsDuration() <= 0 {
+func perSecond(n uint64, stats *srtmv1.TopicStats) string {
+	if stats.GetInterval().AsDuration() <= 0 {
 		return "-"
 	}
-	return tenths(topics.PerSecond(n, of))
+	return tenths(topics.PerSecond(n, stats))
 }
 
 func percentText(fraction float64) string {
@@ -537,13 +537,13 @@ func sloState(s *srtmv1.TopicStatus) string {
 }
 
 func p99(h *srtmv1.Histogram) string {
-	if d, some := p99Of(h); some {
+	if d, exists := p99Of(h); exists {
 		return d.String()
 	}
 	return "-"
 }
 
-func p99Of(h *srtmv1.Histogram) (d time.Duration, some bool) {
+func p99Of(h *srtmv1.Histogram) (d time.Duration, exists bool) {
 	l, err := obs.LatencyFromProto(h)
 	if err != nil || l.Count() == 0 {
 		return 0, false

@@ -79,7 +79,7 @@ until neither is so.`,
 			return err
 		},
 	}, func(x *call) error {
-		said := func(string) {}
+		report := func(string) {}
 		if whole {
 			present, err := x.topic(r.Spec.GetName())
 			if err != nil {
@@ -87,13 +87,13 @@ until neither is so.`,
 			}
 			// Apply the printed changes, or nothing.
 			r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetEpoch())
-			removed := lost(present.GetSpec(), r.Spec)
-			said = func(what string) { fmt.Fprintf(x.cmd.ErrOrStderr(), "%s:%s", what, removed) }
+			removed := removedFields(present.GetSpec(), r.Spec)
+			report = func(what string) { fmt.Fprintf(x.cmd.ErrOrStderr(), "%s:%s", what, removed) }
 		}
-		said("--replace removes from topic " + r.Spec.GetName())
+		report("--replace removes from topic " + r.Spec.GetName())
 		updated, err := x.admin.UpdateTopic(x.ctx, r)
 		if err == nil {
-			said("replaced; removed")
+			report("replaced; removed")
 		}
 		topic := updated.GetTopic()
 		if err != nil || !unconfirmed(topic) {
@@ -103,8 +103,8 @@ until neither is so.`,
 			fmt.Fprintln(x.cmd.ErrOrStderr(), "the contract is not in force on all brokers yet: see the state; --wait waits for it")
 			return x.describe(topic, nil)
 		}
-		topic, late := x.confirmed(topic, wait)
-		return errors.Join(x.describe(topic, nil), late)
+		topic, confirmErr := x.confirmed(topic, wait)
+		return errors.Join(x.describe(topic, nil), confirmErr)
 	})
 	n.flags(cmd)
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until the contract is in force on all brokers, for so long; without a value within --timeout")
@@ -129,7 +129,7 @@ func (x *call) confirmed(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topi
 		defer cancel()
 	}
 	for unconfirmed(topic) {
-		x.progress.say("%s", topic.GetReason())
+		x.progress.printf("%s", topic.GetReason())
 		if !clock.Sleep(ctx, confirmPause) {
 			return topic, fmt.Errorf("topic %s is updated, and its contract is not in force on all brokers", topic.GetSpec().GetName())
 		}
@@ -183,15 +183,15 @@ func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopi
 }
 
 // fields returns the paths of the fields in a specification's JSON, without the name.
-func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescriptor) (paths []string) {
+func fields(prefix string, text json.RawMessage, descriptor protoreflect.MessageDescriptor) (paths []string) {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(text, &object) != nil {
 		return nil // null: absent
 	}
 	for _, key := range slices.Sorted(maps.Keys(object)) {
-		field := of.Fields().ByTextName(key)
+		field := descriptor.Fields().ByTextName(key)
 		if field == nil {
-			field = of.Fields().ByJSONName(key)
+			field = descriptor.Fields().ByJSONName(key)
 		}
 		path := prefix + string(field.Name()) // protojson has refused all other fields
 		message := field.Message()
@@ -209,8 +209,8 @@ func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescript
 // shownIDs is the number of publisher ids in a list of removals.
 const shownIDs = 5
 
-// lost lists the parts of from that are missing in to, and the other changed values, except r and b.
-func lost(from, to *srtmv1.TopicSpec) string {
+// removedFields lists the parts of from that are missing in to, and the other changed values, except r and b.
+func removedFields(from, to *srtmv1.TopicSpec) string {
 	var lines []string
 	keep := map[string]bool{}
 	for _, p := range to.GetPublishers() {
@@ -234,8 +234,8 @@ func lost(from, to *srtmv1.TopicSpec) string {
 		counts[g.GetKey()] = g.GetCount()
 	}
 	for _, g := range from.GetGroups() {
-		if less := g.GetCount() - counts[g.GetKey()]; less > 0 {
-			lines = append(lines, fmt.Sprintf("publishers of group %q: %d of %d", g.GetKey(), less, g.GetCount()))
+		if missing := g.GetCount() - counts[g.GetKey()]; missing > 0 {
+			lines = append(lines, fmt.Sprintf("publishers of group %q: %d of %d", g.GetKey(), missing, g.GetCount()))
 		}
 	}
 	for _, channel := range from.GetChannels() {

@@ -81,8 +81,8 @@ func TestAReplacementSaysWhatItRemoves(t *testing.T) {
   over limit reject: becomes delay
   policy conc: becomes srtm
 `
-	testkit.Equal(t, lost(before, after), want, "it says")
-	testkit.Equal(t, lost(before, before), " nothing\n", "it says")
+	testkit.Equal(t, removedFields(before, after), want, "it says")
+	testkit.Equal(t, removedFields(before, before), " nothing\n", "it says")
 
 	a := &admin{publishers: []string{"p1", "p2", "p3"}}
 	_, said, err := srtm(t, serve(t, a), "topic", "update", "sensors", "--replace", "--rate=5", "--burst=7", "--slo-latency=2ms")

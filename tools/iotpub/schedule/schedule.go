@@ -43,18 +43,18 @@ type Stream interface {
 func Until(s Stream, end time.Duration) Stream { return &until{s: s, end: end} }
 
 type until struct {
-	s    Stream
-	end  time.Duration
-	over bool
+	s     Stream
+	end   time.Duration
+	ended bool
 }
 
 func (u *until) Next() (Event, bool) {
-	if u.over {
+	if u.ended {
 		return Event{}, false
 	}
 	e, ok := u.s.Next()
 	if !ok || e.At >= u.end {
-		u.over = true
+		u.ended = true
 		return Event{}, false
 	}
 	return e, true
@@ -64,14 +64,14 @@ func (u *until) Next() (Event, bool) {
 // together yield every event once.
 //
 // Requires: 0 <= shard < of.
-func Shard(s Stream, shard, of int) Stream {
-	if shard < 0 || shard >= of {
-		panic(fmt.Sprintf("shard %d of %d", shard, of))
+func Shard(s Stream, shard, shards int) Stream {
+	if shard < 0 || shard >= shards {
+		panic(fmt.Sprintf("shard %d of %d", shard, shards))
 	}
-	if of == 1 {
+	if shards == 1 {
 		return s
 	}
-	return Only(s, func(e Event) bool { return int(e.Source)%of == shard })
+	return Only(s, func(e Event) bool { return int(e.Source)%shards == shard })
 }
 
 // Only returns the events of s for which keep returns true.

@@ -42,15 +42,15 @@ func (s *Set) Add(source, seq uint32) Outcome {
 		return Foreign
 	}
 	words := s.sources[source]
-	word, bit := int(seq/64), uint64(1)<<(seq%64)
-	if word >= len(words) {
-		words = append(words, make([]uint64, word+1-len(words))...)
+	index, bit := int(seq/64), uint64(1)<<(seq%64)
+	if index >= len(words) {
+		words = append(words, make([]uint64, index+1-len(words))...)
 		s.sources[source] = words
 	}
-	if words[word]&bit != 0 {
+	if words[index]&bit != 0 {
 		return Present
 	}
-	words[word] |= bit
+	words[index] |= bit
 	s.size++
 	return Added
 }
@@ -157,9 +157,9 @@ func Compare(accepted *Set, d *Deliveries) Result {
 func Missing(accepted *Set, d *Deliveries, limit int) []Message {
 	var missing []Message
 	for source := range accepted.sources {
-		for word, w := range accepted.sources[source] {
+		for index, w := range accepted.sources[source] {
 			for ; w != 0; w &= w - 1 {
-				m := Message{uint32(source), uint32(word*64 + bits.TrailingZeros64(w))}
+				m := Message{uint32(source), uint32(index*64 + bits.TrailingZeros64(w))}
 				if d.Once.Has(m.Source, m.Seq) {
 					continue
 				}

@@ -123,19 +123,19 @@ func (o *settings) run(ctx context.Context) error {
 		return unused(fmt.Errorf("--tcp-address: %w", err))
 	}
 	var group lifecycle.Group
-	shown := "none"
+	text := "none"
 	if o.httpAddress != "" {
 		web, err := net.Listen("tcp", o.httpAddress)
 		if err != nil {
 			return unused(errors.Join(fmt.Errorf("--http-address: %w", err), ln.Close()))
 		}
-		shown = web.Addr().String()
+		text = web.Addr().String()
 		mux := http.NewServeMux()
 		obs.Mount(mux, metrics, a.State, a.Health)
 		group.Add("http", lifecycle.Serve(web, lifecycle.HTTP(mux, cfg.Log)))
 	}
 	group.Add("agent", func(ctx context.Context) error { return a.Run(ctx, ln) })
-	cfg.Log.Info("agent is up", obs.KeyVersion, obs.Version(), obs.KeyAddress, ln.Addr().String(), "http", shown, "loaddistributor", cfg.Loaddistributor)
+	cfg.Log.Info("agent is up", obs.KeyVersion, obs.Version(), obs.KeyAddress, ln.Addr().String(), "http", text, "loaddistributor", cfg.Loaddistributor)
 	err = group.Run(ctx)
 	cfg.Log.Info("agent is down")
 	return err

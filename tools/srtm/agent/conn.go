@@ -31,10 +31,10 @@ const lingerTime = time.Second
 // the answers, and the writer answers the producer and sends heartbeats.
 type conn struct {
 	// set once
-	a     *Agent
-	nc    net.Conn
-	begun chan *order // reader -> await
-	done  chan *order // await -> writer
+	a       *Agent
+	nc      net.Conn
+	started chan *order // reader -> await
+	done    chan *order // await -> writer
 
 	// Atomic: set by stop, read by the reader.
 	stopped atomic.Bool
@@ -44,12 +44,12 @@ type conn struct {
 	// Atomic: set by the writer when the producer is gone or finally refused. Publishes
 	// that are not yet sent are then dropped: a broker would accept them without an
 	// answer to the producer.
-	over atomic.Bool
+	ended atomic.Bool
 
 	// Owned by the reader.
-	line *pool.Line
-	room int64       // bytes of a.receiving
-	late *time.Timer // ends the connection if a large command does not arrive in time; nil without a large command
+	line    *pool.Line
+	room    int64       // bytes of a.receiving
+	timeout *time.Timer // ends the connection if a large command does not arrive in time; nil without a large command
 
 	mu struct {
 		sync.Mutex
@@ -74,8 +74,8 @@ type order struct {
 func newConn(a *Agent, nc net.Conn) *conn {
 	c := &conn{
 		a: a, nc: nc, line: a.publishers.Line(),
-		begun: make(chan *order, a.cfg.MaxOutstanding),
-		done:  make(chan *order),
+		started: make(chan *order, a.cfg.MaxOutstanding),
+		done:    make(chan *order),
 	}
 	c.mu.session = session.New(&a.protocol, clock.Mono())
 	return c
@@ -88,7 +88,7 @@ func (c *conn) run(base context.Context) {
 	all.Go(c.await)
 	all.Go(c.write)
 	err := c.read(base)
-	close(c.begun)
+	close(c.started)
 	all.Wait()
 	if _, cause := c.closing(); err == nil {
 		err = cause
@@ -129,10 +129,10 @@ func (c *conn) read(base context.Context) error {
 	chunk := make([]byte, chunkSize)
 	defer c.leaveRoom()
 	for {
-		n, o, over := c.step(buf)
+		n, o, ended := c.step(buf)
 		switch {
-		case over:
-			c.begun <- &order{} // makes the writer send the last answers
+		case ended:
+			c.started <- &order{} // makes the writer send the last answers
 			return nil
 		case o != nil:
 			c.submit(base, o)
@@ -190,7 +190,7 @@ func (c *conn) makeRoom(base context.Context, buf []byte) error {
 		return err
 	}
 	c.room = room
-	c.late = time.AfterFunc(c.a.cfg.PublishTimeout, func() {
+	c.timeout = time.AfterFunc(c.a.cfg.PublishTimeout, func() {
 		c.mu.Lock()
 		c.mu.session.Refuse(errLate)
 		c.mu.Unlock()
@@ -204,7 +204,7 @@ func (c *conn) leaveRoom() bool {
 	if c.room == 0 {
 		return false
 	}
-	c.late.Stop()
+	c.timeout.Stop()
 	c.a.receiving.Release(c.room)
 	c.room = 0
 	return true
@@ -217,7 +217,7 @@ func bare(op session.Op) session.Op {
 
 // step consumes one command of buf; a publish refers to buf. over means that the session
 // takes no more commands.
-func (c *conn) step(buf []byte) (n int, o *order, over bool) {
+func (c *conn) step(buf []byte) (n int, o *order, ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.mu.session
@@ -242,8 +242,8 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 // For other commands submit waits until the writer has answered, because the answer
 // changes the meaning of the next command.
 func (c *conn) submit(base context.Context, o *order) {
-	if c.late != nil {
-		c.late.Stop()
+	if c.timeout != nil {
+		c.timeout.Stop()
 	}
 	c.stalled.Store(true)
 	defer c.stalled.Store(false)
@@ -251,7 +251,7 @@ func (c *conn) submit(base context.Context, o *order) {
 		c.begin(base, o)
 	}
 	o.op = bare(o.op)
-	c.begun <- o
+	c.started <- o
 	if o.settled != nil {
 		<-o.settled
 	}
@@ -265,7 +265,7 @@ var errNameless = errors.New("not sent: no client_id in IDENTIFY, and no publish
 
 func (c *conn) begin(base context.Context, o *order) {
 	switch {
-	case c.over.Load():
+	case c.ended.Load():
 		o.err = errOver
 		return
 	case o.key.ID == "":
@@ -284,7 +284,7 @@ func (c *conn) begin(base context.Context, o *order) {
 // await takes the brokers' answers.
 func (c *conn) await() {
 	defer close(c.done)
-	for o := range c.begun {
+	for o := range c.started {
 		if o.begins {
 			o.err = o.pending.Wait()
 		}
@@ -297,13 +297,13 @@ func (c *conn) await() {
 
 // write answers, and sends heartbeats.
 func (c *conn) write() {
-	beat := time.NewTimer(time.Hour)
-	defer beat.Stop()
+	heartbeat := time.NewTimer(time.Hour)
+	defer heartbeat.Stop()
 	for {
 		if d := c.deadline(); d == mono.Never {
-			beat.Stop()
+			heartbeat.Stop()
 		} else {
-			beat.Reset(max(0, d.Sub(clock.Mono())))
+			heartbeat.Reset(max(0, d.Sub(clock.Mono())))
 		}
 		select {
 		case o, more := <-c.done:
@@ -311,7 +311,7 @@ func (c *conn) write() {
 				return
 			}
 			c.settle(o)
-		case <-beat.C:
+		case <-heartbeat.C:
 			c.tick()
 		}
 		c.flush()
@@ -345,7 +345,7 @@ var failed = map[session.OpKind]wire.ErrorCode{
 func (c *conn) verdict(o *order) error {
 	result := pool.Result(o.err)
 	c.a.publishes.WithLabelValues(result).Inc()
-	if result == pool.Unsent && !c.over.Load() {
+	if result == pool.Unsent && !c.ended.Load() {
 		c.a.log.Warn("publish failed", obs.KeyTopic, o.key.Topic, obs.KeyPublisher, o.key.ID, obs.KeyError, o.err)
 	}
 	if errors.Is(o.err, errNameless) {
@@ -384,7 +384,7 @@ func (c *conn) flush() {
 	c.mu.session.ClearOutput()
 	closing, _ := c.mu.session.Closing()
 	c.mu.Unlock()
-	if c.over.Load() {
+	if c.ended.Load() {
 		return
 	}
 	err := c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
@@ -392,7 +392,7 @@ func (c *conn) flush() {
 		_, err = c.nc.Write(out)
 	}
 	if err != nil || closing {
-		c.over.Store(true)
+		c.ended.Store(true)
 		c.stop()
 	}
 }

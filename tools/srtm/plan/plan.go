@@ -137,7 +137,7 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 	var found placement.FieldErrors
 	var bound *placement.Infeasible
 	if errors.As(err, &found) || len(s.faults) > 0 {
-		return errors.New(file + ": " + s.with(found).Text("\n"+file+": "))
+		return errors.New(file + ": " + s.inForm(found).Text("\n"+file+": "))
 	}
 	if err != nil && !errors.As(err, &bound) {
 		return err

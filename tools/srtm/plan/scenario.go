@@ -95,9 +95,9 @@ var shapes = map[reflect.Type][]string{
 	reflect.TypeFor[placement.Publisher](): {"id!", "rate!", "key", "batch"},
 }
 
-// with merges the faults found by placement into the faults of form, under the names of
+// inForm merges the faults found by placement into the faults of form, under the names of
 // the file. It leaves out faults caused by a fault of form.
-func (s scenario) with(found placement.FieldErrors) placement.FieldErrors {
+func (s scenario) inForm(found placement.FieldErrors) placement.FieldErrors {
 	all := slices.Clone(s.faults)
 	for _, f := range found {
 		switch {
@@ -106,15 +106,15 @@ func (s scenario) with(found placement.FieldErrors) placement.FieldErrors {
 		case !strings.HasPrefix(f.Field, "brokers["):
 			f.Field = "topic." + f.Field
 		}
-		if !slices.ContainsFunc(s.faults, func(g placement.FieldError) bool { return within(f.Field, g.Field) }) {
+		if !slices.ContainsFunc(s.faults, func(g placement.FieldError) bool { return isInside(f.Field, g.Field) }) {
 			all = append(all, f)
 		}
 	}
 	return all
 }
 
-// within reports whether the field at path is outer, or is inside outer.
-func within(path, outer string) bool {
+// isInside reports whether the field at path is outer, or is inside outer.
+func isInside(path, outer string) bool {
 	rest, ok := strings.CutPrefix(path, outer)
 	return outer == root || ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
@@ -220,13 +220,13 @@ func (f *form) list(v json.RawMessage, at string, to reflect.Value) {
 	}
 	for i := 0; d.More(); i++ {
 		var value json.RawMessage
-		here := at + "[" + strconv.Itoa(i) + "]"
+		element := at + "[" + strconv.Itoa(i) + "]"
 		if err := d.Decode(&value); err != nil {
-			f.fault(here, "%v", err)
+			f.fault(element, "%v", err)
 			return
 		}
 		to.Set(reflect.Append(to, reflect.Zero(to.Type().Elem())))
-		f.value(value, here, to.Index(i))
+		f.value(value, element, to.Index(i))
 	}
 }
 
@@ -272,9 +272,9 @@ func kind(v json.RawMessage) string {
 }
 
 func clip(s string) string {
-	const most = 40
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "..."
+	const limit = 40
+	if len(s) > limit {
+		return strings.ToValidUTF8(s[:limit], "") + "..."
 	}
 	return s
 }

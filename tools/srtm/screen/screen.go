@@ -56,7 +56,7 @@ func (s *Screen) Draw(text string) error {
 	if s.Terminal {
 		text = clip(text, s.Size)
 	}
-	text = s.up() + text
+	text = s.cursorUp() + text
 	if s.Terminal {
 		s.lines = strings.Count(text, "\n")
 	}
@@ -66,7 +66,7 @@ func (s *Screen) Draw(text string) error {
 
 // Clear removes the lines from a terminal.
 func (s *Screen) Clear() {
-	if up := s.up(); up != "" {
+	if up := s.cursorUp(); up != "" {
 		fmt.Fprint(s.w, up) // best effort
 	}
 	s.lines = 0
@@ -75,8 +75,8 @@ func (s *Screen) Clear() {
 // Leave keeps the shown lines: the next Draw starts below them.
 func (s *Screen) Leave() { s.lines = 0 }
 
-// up moves to the start of the shown lines and clears from there on.
-func (s *Screen) up() string {
+// cursorUp moves to the start of the shown lines and clears from there on.
+func (s *Screen) cursorUp() string {
 	if s.lines == 0 {
 		return ""
 	}

@@ -52,19 +52,19 @@ func sloFor(machine, split time.Duration) time.Duration {
 
 // access returns the waits for tokens if each message of a schedule is sent on time: the
 // effect of the shares without the machine. at returns the index of a source's share.
-func access(s schedule.Stream, shares []tokenbucket.Share, at func(source int32) int) *obs.Latency {
+func access(s schedule.Stream, shares []tokenbucket.Share, brokerOf func(source int32) int) *obs.Latency {
 	buckets := make([]tokenbucket.Bucket, len(shares))
 	for i, share := range shares {
 		buckets[i] = tokenbucket.NewFull(share, 0)
 	}
-	waits := obs.NewLatency()
+	delays := obs.NewLatency()
 	for e, ok := s.Next(); ok; e, ok = s.Next() {
-		b := &buckets[at(e.Source)]
+		b := &buckets[brokerOf(e.Source)]
 		for range e.Count {
-			waits.Record(b.Take(mono.Time(e.At)).Sub(mono.Time(e.At)))
+			delays.Record(b.Take(mono.Time(e.At)).Sub(mono.Time(e.At)))
 		}
 	}
-	return waits
+	return delays
 }
 
 // splitWait returns the quantile of access if the contract and the sources are split

@@ -150,12 +150,12 @@ func (r *Report) notes(p *Phase) (notes []string) {
 		notes = append(notes, fmt.Sprintf("this machine did not carry the load: %.1f msg/s of %.1f offered were achieved (%.1f %%)",
 			e.AchievedRate, e.OfferedRate, 100*f))
 	}
-	how := fmt.Sprintf("at p99, messages were sent %s late", report.Micros(e.Lateness.P99Us))
+	lateness := fmt.Sprintf("at p99, messages were sent %s late", report.Micros(e.Lateness.P99Us))
 	if b != nil {
-		how += fmt.Sprintf(" and took %s to process", report.Micros(b.Processing.P99Us))
+		lateness += fmt.Sprintf(" and took %s to process", report.Micros(b.Processing.P99Us))
 	}
 	if p.Pressure != nil {
-		how += fmt.Sprintf("; something waited for a processor %.0f %% of the time", 100**p.Pressure)
+		lateness += fmt.Sprintf("; something waited for a processor %.0f %% of the time", 100**p.Pressure)
 	}
 	switch {
 	case b != nil && b.SLOMet != nil && !*b.SLOMet && p.OnTime != nil && float64(p.OnTime.Late) <= (1-r.Quantile)*float64(b.Delivered):
@@ -164,9 +164,9 @@ func (r *Report) notes(p *Phase) (notes []string) {
 			late = strconv.FormatInt(p.OnTime.Late, 10)
 		}
 		notes = append(notes, fmt.Sprintf("this machine missed the SLO, not the tokens: sent on time, %s of the messages would wait longer than %v for one.\nHere, %s",
-			late, r.slo(), how))
+			late, r.slo(), lateness))
 	case r.MaxLatenessUs > 0 && e.Lateness.P99Us > r.MaxLatenessUs:
-		notes = append(notes, "these results are as much this machine's: "+how)
+		notes = append(notes, "these results are as much this machine's: "+lateness)
 	}
 	return notes
 }
@@ -351,17 +351,17 @@ func (r *Report) verdict() string {
 		fmt.Fprintf(&b, "NOT EXACTLY ONCE: of %d accepted messages %d were lost; %d deliveries were duplicates.\n", accepted, lost, duplicated)
 	}
 	if len(r.Phases) >= 2 && r.Phases[0].Emulator.EndToEnd != nil && r.Phases[1].Emulator.EndToEnd != nil {
-		ours, blind := &r.Phases[0], &r.Phases[1]
-		if ours.OnTime != nil && blind.OnTime != nil {
+		first, blind := &r.Phases[0], &r.Phases[1]
+		if first.OnTime != nil && blind.OnTime != nil {
 			fmt.Fprintf(&b, "Access delay p99, were every message sent on time: %s as SRTM placed the topic, %s split blindly.\n",
-				report.Micros(ours.OnTime.Access.P99Us), report.Micros(blind.OnTime.Access.P99Us))
+				report.Micros(first.OnTime.Access.P99Us), report.Micros(blind.OnTime.Access.P99Us))
 		}
 		fmt.Fprintf(&b, "End to end p99: %s as SRTM placed the topic, %s split blindly over %s.\n",
-			report.Micros(ours.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), report.Plural(len(blind.Placement), "broker"))
-		if ours.Broker != nil && blind.Broker != nil {
+			report.Micros(first.Emulator.EndToEnd.P99Us), report.Micros(blind.Emulator.EndToEnd.P99Us), report.Plural(len(blind.Placement), "broker"))
+		if first.Broker != nil && blind.Broker != nil {
 			fmt.Fprintf(&b, "Broker-side delivery p99: %s against %s, of it access delay %s against %s.\n",
-				report.Micros(ours.Broker.Delivery.P99Us), report.Micros(blind.Broker.Delivery.P99Us),
-				report.Micros(ours.Broker.Access.P99Us), report.Micros(blind.Broker.Access.P99Us))
+				report.Micros(first.Broker.Delivery.P99Us), report.Micros(blind.Broker.Delivery.P99Us),
+				report.Micros(first.Broker.Access.P99Us), report.Micros(blind.Broker.Access.P99Us))
 		}
 	}
 	for i := range r.Phases {

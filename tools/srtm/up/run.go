@@ -42,8 +42,8 @@ const (
 	callTimeout  = 15 * time.Second
 	startTimeout = 30 * time.Second
 	channel      = "up"
-	// ours and blind are the topics of the two phases.
-	ours, blind = "sensors", "sensors-blind"
+	// srtmTopic and blind are the topics of the two phases.
+	srtmTopic, blind = "sensors", "sensors-blind"
 )
 
 type run struct {
@@ -66,11 +66,11 @@ func (r *run) all(ctx context.Context) error {
 		Brokers: r.brokers, Mcap: r.mcap, Seed: r.options.load.Spec.Seed, Quantile: r.quantile,
 		MaxLatenessUs: r.maxLateness.Microseconds(),
 	}
-	also := ""
+	suffix := ""
 	if r.nats != "" {
-		also = ", three nats-servers"
+		suffix = ", three nats-servers"
 	}
-	r.view.say("starting %s%s, a loaddistributor and a tbadaptor", report.Plural(r.brokers, "broker"), also)
+	r.view.printf("starting %s%s, a loaddistributor and a tbadaptor", report.Plural(r.brokers, "broker"), suffix)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
 		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
 		LoaddistributorFlags: []string{"--fitting=off"}, // compare placements without later changes
@@ -83,12 +83,12 @@ func (r *run) all(ctx context.Context) error {
 		return fmt.Errorf("start the cluster: %w", err)
 	}
 	r.cluster, r.admin = c, srtmv1.NewAdminServiceClient(c.Conn)
-	r.view.say("console: http://%s/ui/compare?a=%s&b=%s", c.Lookup, ours, blind)
+	r.view.printf("console: http://%s/ui/compare?a=%s&b=%s", c.Lookup, srtmTopic, blind)
 	if r.admission {
-		r.view.say("admission: srtm admission rule list --admission-address=%s", c.Admission)
+		r.view.printf("admission: srtm admission rule list --admission-address=%s", c.Admission)
 	}
 	if r.gateway {
-		r.view.say("gateway: POST http://%s/pub?topic=%s, policy %s", c.Gateway, ours, c.Policy)
+		r.view.printf("gateway: POST http://%s/pub?topic=%s, policy %s", c.Gateway, srtmTopic, c.Policy)
 	}
 	err = r.measure(ctx)
 	if stopped := c.Stop(); stopped != nil {
@@ -134,9 +134,9 @@ func (r *run) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.view.say("contract: %s", r.report.contractText())
+	r.view.printf("contract: %s", r.report.contractText())
 	specs := []phaseSpec{
-		{name: "SRTM placement", spec: r.topicSpec(ours, "srtm", contract), duration: phase, file: "1", live: true},
+		{name: "SRTM placement", spec: r.topicSpec(srtmTopic, "srtm", contract), duration: phase, file: "1", live: true},
 		{name: "blind split", spec: r.topicSpec(blind, "loadbalance", contract), duration: phase, file: "2", live: true},
 	}
 	results, errs := make([]*Phase, len(specs)), make([]error, len(specs))
@@ -198,7 +198,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		}
 		a := calibrate.Attempted(&result.Emulator)
 		r.report.Calibration = append(r.report.Calibration, a)
-		r.view.say("calibration: %s", a.Text())
+		r.view.printf("calibration: %s", a.Text())
 		r.machine = a.EndToEnd.At(r.quantile)
 		if !a.Carried && !repeated {
 			repeated = true // another program may have kept the machine busy for a moment
@@ -218,7 +218,7 @@ func (r *run) calibrate(ctx context.Context) error {
 		repeated = false
 		r.options.load, r.load = smaller, l
 		r.report.Reduced = true
-		r.view.say("this machine does not carry that; trying %s", report.Plural(len(l.Sources), "publisher"))
+		r.view.printf("this machine does not carry that; trying %s", report.Plural(len(l.Sources), "publisher"))
 	}
 	return nil
 }
@@ -308,8 +308,8 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 		// Also after ctx has ended: the topic would take room from the next phase.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 		defer cancel()
-		if _, gone := r.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: p.spec.Name}); gone != nil {
-			err = errors.Join(err, fmt.Errorf("delete topic %s: %w", p.spec.Name, gone))
+		if _, deleteErr := r.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: p.spec.Name}); deleteErr != nil {
+			err = errors.Join(err, fmt.Errorf("delete topic %s: %w", p.spec.Name, deleteErr))
 		}
 	}()
 
@@ -359,14 +359,14 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	if err != nil {
 		return nil, err
 	}
-	of := map[string]string{} // brokers by publisher
+	brokerOf := map[string]string{} // brokers by publisher
 	for more := true; more; {
 		m, err := stream.Recv()
 		if err != nil {
 			return nil, err
 		}
 		for _, a := range m.Assignments {
-			of[a.PublisherId] = a.BrokerId
+			brokerOf[a.PublisherId] = a.BrokerId
 		}
 		more = m.More
 	}
@@ -378,14 +378,14 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	}
 	where := make([]int, len(r.load.Sources))
 	for i, source := range r.load.Sources {
-		at, placed := share[of[source.ID]]
+		at, placed := share[brokerOf[source.ID]]
 		if !placed {
 			return nil, fmt.Errorf("publisher %s has no broker", source.ID)
 		}
 		where[i] = at
 	}
-	waits := access(schedule.Until(r.load.Stream(), phase), shares, func(source int32) int { return where[source] })
-	return &OnTime{Access: report.QuantilesOf(waits), Late: waits.CountAbove(r.report.slo())}, nil
+	delays := access(schedule.Until(r.load.Stream(), phase), shares, func(source int32) int { return where[source] })
+	return &OnTime{Access: report.QuantilesOf(delays), Late: delays.CountAbove(r.report.slo())}, nil
 }
 
 // pressure returns the total time since boot in which some process waited for a

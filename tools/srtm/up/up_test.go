@@ -175,12 +175,12 @@ func TestView(t *testing.T) {
 	s := screen.New(&b)
 	s.Terminal, s.Size = true, func() (int, int) { return width, 0 }
 	v := &view{w: &b, screen: s}
-	v.say("hello %s", "world")
+	v.printf("hello %s", "world")
 	v.draw(f)
 	f.progress.ElapsedSeconds = 8
 	width = 40 // the window has become smaller
 	v.draw(f)
-	v.say("done")
+	v.printf("done")
 	testkit.Golden(t, "testdata/terminal.txt", b.Bytes())
 
 	b.Reset()

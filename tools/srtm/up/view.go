@@ -42,8 +42,8 @@ func newView(cmd *cobra.Command, output string) *view {
 	return &view{w: w, screen: screen.New(w)}
 }
 
-// say prints a line, best effort.
-func (v *view) say(format string, args ...any) {
+// printf prints a line, best effort.
+func (v *view) printf(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.screen.Leave()

@@ -56,12 +56,12 @@ func (c Config) Validate() error {
 //
 // Invariant: kept is ascending. If over is not 0, all rates in kept are below over.
 type Search struct {
-	cfg   Config
-	kept  []int64
-	over  int64   // lowest rate that was not kept; 0: none
-	why   Outcome // outcome of over
-	sure  bool    // the highest rate in kept was kept twice
-	steps int
+	cfg           Config
+	kept          []int64
+	lowestRefused int64   // lowest rate that was not kept; 0: none
+	outcome       Outcome // outcome of lowestRefused
+	confirmed     bool    // the highest rate in kept was kept twice
+	steps         int
 	// again is the unoffered rate to try again, after `tries` tries; 0: none.
 	again int64
 	tries int
@@ -71,47 +71,47 @@ type Search struct {
 func New(cfg Config) *Search { return &Search{cfg: cfg} }
 
 // Kept returns the maximum kept rate (0: none) and whether the rate was kept twice.
-func (s *Search) Kept() (rate int64, sure bool) {
+func (s *Search) Kept() (rate int64, confirmed bool) {
 	if len(s.kept) == 0 {
 		return 0, false
 	}
-	return s.kept[len(s.kept)-1], s.sure
+	return s.kept[len(s.kept)-1], s.confirmed
 }
 
 // Over returns the lowest rate that was not kept and its outcome; 0 and Untried if there
 // is none.
-func (s *Search) Over() (rate int64, why Outcome) { return s.over, s.why }
+func (s *Search) Over() (rate int64, outcome Outcome) { return s.lowestRefused, s.outcome }
 
 // Next returns the rate to try next, or false if the search is over. The search also ends
 // after Config.Steps tries, or if Config.Least was not kept.
 func (s *Search) Next() (rate int64, more bool) {
-	top, sure := s.Kept()
+	top, confirmed := s.Kept()
 	switch {
-	case s.steps >= s.cfg.Steps, sure && s.ends(top):
+	case s.steps >= s.cfg.Steps, confirmed && s.ends(top):
 		return 0, false
 	case s.again != 0:
 		return s.again, true
 	case s.steps == 0:
 		return s.cfg.First, true
-	case s.over == 0 && top < s.cfg.Most:
+	case s.lowestRefused == 0 && top < s.cfg.Most:
 		return min(2*top, s.cfg.Most), true
-	case top == 0 && s.over <= s.cfg.Least:
+	case top == 0 && s.lowestRefused <= s.cfg.Least:
 		return 0, false
 	case top == 0:
-		return max(s.over/2, s.cfg.Least), true
+		return max(s.lowestRefused/2, s.cfg.Least), true
 	case s.ends(top):
 		return top, true
 	}
-	return top + (s.over-top)/2, true
+	return top + (s.lowestRefused-top)/2, true
 }
 
 // ends reports whether top is close enough to the lowest rate not kept, or is the upper
 // bound.
 func (s *Search) ends(top int64) bool {
-	if s.over == 0 {
+	if s.lowestRefused == 0 {
 		return top == s.cfg.Most
 	}
-	return s.over-top <= max(1, int64(s.cfg.Tolerance*float64(s.over)))
+	return s.lowestRefused-top <= max(1, int64(s.cfg.Tolerance*float64(s.lowestRefused)))
 }
 
 // Record adds the outcome of a rate from Next. A rate that is not kept withdraws earlier
@@ -126,13 +126,13 @@ func (s *Search) Record(rate int64, o Outcome) {
 	s.again, s.tries = 0, 0
 	if o == Kept {
 		if top, _ := s.Kept(); top == rate {
-			s.sure = true
+			s.confirmed = true
 			return
 		}
-		s.kept, s.sure = append(s.kept, rate), false
+		s.kept, s.confirmed = append(s.kept, rate), false
 		return
 	}
-	s.over, s.why, s.sure = rate, o, false
+	s.lowestRefused, s.outcome, s.confirmed = rate, o, false
 	for len(s.kept) > 0 && s.kept[len(s.kept)-1] >= rate {
 		s.kept = s.kept[:len(s.kept)-1]
 	}
