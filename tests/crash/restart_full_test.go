@@ -118,7 +118,7 @@ func TestFinishedMessagesAreRecordedOnAFullDisk(t *testing.T) {
 				takeAll(t, dir)
 				d = onSmallDisk(t, dir, flag)
 				p.collect(d.TCP, part)
-				testkit.WaitFor(t, "a part is finished", func() bool { return channel(t, d).Depth == left })
+				testkit.WaitFor(t, "a part is finished", func() bool { s := channel(t, d); return s.Depth == left && s.InFlight == 0 })
 				testkit.NoError(t, d.Stop())
 				if left > 0 { // otherwise the log is removed, and its blocks are free
 					takeAll(t, dir)
