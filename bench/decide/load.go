@@ -163,7 +163,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	r.Latency = obs.NewLatency()
 	n := int64(l.Rate * l.Length.Seconds())
 	waiting := make(chan int64, n) // room for all requests
-	before, start := s.cpu(), time.Now()
+	before, start := s.CPU(), time.Now()
 	end := start.Add(2*l.Length + 5*patience)
 	due := func(i int64) time.Time { return start.Add(time.Duration(float64(i) / l.Rate * float64(time.Second))) }
 	var mu sync.Mutex // guards r.Latency and err
@@ -217,7 +217,7 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	case <-answered:
 	case <-time.After(straggling):
 	}
-	cpu := s.cpu() - before
+	cpu := s.CPU() - before
 	<-answered
 	if r.Answered = r.Latency.Count(); err == nil && r.Answered == 0 {
 		err = fmt.Errorf("%s answered no request", s.Name)
@@ -256,8 +256,8 @@ func HTTP(s *Server, l Load, path string) (Result, error) {
 	}))
 }
 
-// cpu returns the run time of all threads of the server and its children, in nanoseconds.
-func (s *Server) cpu() (d time.Duration) {
+// CPU returns the run time of all threads of the server and its children, in nanoseconds.
+func (s *Server) CPU() (d time.Duration) {
 	for _, pid := range s.processes() {
 		threads, _ := procfs.AllThreads(pid)
 		for _, thread := range threads {

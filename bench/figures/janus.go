@@ -7,9 +7,12 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
@@ -30,7 +33,14 @@ func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp
 	return udp, web, dir, stop, err
 }
 
-func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
+// tails formats quantiles in a unit.
+func tails(of *obs.Latency, unit time.Duration, format string, quantiles ...float64) string {
+	text := make([]string, len(quantiles))
+	for i, q := range quantiles {
+		text[i] = fmt.Sprintf(format, float64(of.Quantile(q))/float64(unit))
+	}
+	return strings.Join(text, ", ")
+}
 
 // janusBalancer sends requests to a router directly and behind HAProxy, 1,000 per second
 // like the paper.
@@ -40,29 +50,28 @@ func janusBalancer(w *harness) error {
 		return err
 	}
 	defer stop()
-	direct, err := decide.HTTP(web, decide.Load{Rate: 1000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
-	if err != nil {
-		return err
+	proxy, absent := decide.HAProxy(dir, decide.HAProxyBefore(web.At))
+	defer decide.Stop(proxy)
+	rows := []row{
+		{Quantity: "latency of /qos, asked directly: mean (live: median), P90, P99, P99.9, us", Paper: "1140, 1410; P99 and P99.9 in a plot", Note: "the paper: between EC2 instances; here on loopback"},
+		{Quantity: "the same behind a gateway", Paper: "1650, 2370; P99 and P99.9 in a plot", Note: "HAProxy, one thread"},
 	}
-	w.out.tell(row{
-		Figure: "Janus 5", Quantity: "latency of /qos, asked directly: mean (live: median), P90", Paper: "1140 us, 1410 us",
-		Live: micros(direct.Latency.Quantile(.5)) + ", " + micros(direct.Latency.Quantile(.9)), Note: "the paper: between EC2 instances; here on loopback",
-	})
-	proxied := row{Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us", Note: "not made: HAProxy is not installed"}
-	proxy, err := decide.HAProxy(dir, decide.HAProxyBefore(web.At))
-	switch {
-	case errors.Is(err, host.ErrAbsent):
-	case err != nil:
-		return err
-	default:
-		defer proxy.Stop()
-		behind, err := decide.HTTP(proxy, decide.Load{Rate: 1000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
+	for i, to := range []*decide.Server{web, proxy} {
+		rows[i].Figure = "Janus 5"
+		if i == 1 && errors.Is(absent, host.ErrAbsent) {
+			rows[i].Note = "not made: HAProxy is not installed"
+			break
+		}
+		if i == 1 && absent != nil {
+			return absent
+		}
+		got, err := decide.HTTP(to, decide.Load{Rate: 1000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
 		if err != nil {
 			return err
 		}
-		proxied.Live, proxied.Note = micros(behind.Latency.Quantile(.5))+", "+micros(behind.Latency.Quantile(.9)), "HAProxy, one thread"
+		rows[i].Live = tails(got.Latency, time.Microsecond, "%.0f", .5, .9, .99, .999)
 	}
-	w.out.tell(proxied)
+	w.out.tell(rows...)
 	return nil
 }
 
@@ -143,45 +152,152 @@ func janusSpread(w *harness) error {
 	return nil
 }
 
-// janusScale measures the cost of a decision in each layer, with one process per layer. It
-// models the decisions per second by the number of processors.
+// processes starts servers, and routers that ask all of them. Each server has its own store, so
+// the routers divide the partitions among the servers.
+func (w *harness) processes(n [2]int) (routers, servers []*decide.Server, stop func(), err error) {
+	var stops []func() error
+	stop = func() {
+		for _, end := range stops {
+			_ = end()
+		}
+	}
+	ask := []string{"--role=router", "--attempts=1000"}
+	for i := range n[1] + n[0] {
+		flags := ask
+		if i < n[1] {
+			flags = nil // --role=all, which also accepts rules
+		}
+		udp, web, _, end, err := w.admission(decide.Generous(), flags...)
+		if err != nil {
+			stop()
+			return nil, nil, nil, err
+		}
+		if stops = append(stops, end); i < n[1] {
+			servers, ask = append(servers, udp), append(ask, "--server="+udp.At)
+		} else {
+			routers = append(routers, web)
+		}
+	}
+	return routers, servers, stop, nil
+}
+
+// decided is a round: the results of the routers, and the CPU time of the servers.
+type decided struct {
+	decide.Result // CPU is a router's for a decision
+	servers       time.Duration
+	took          float64 // s
+}
+
+// round sends requests to all routers in equal parts.
+func (w *harness) round(routers, servers []*decide.Server, rate float64, length time.Duration) (d decided, err error) {
+	cpu := func() (sum time.Duration) {
+		for _, s := range servers {
+			sum += s.CPU()
+		}
+		return sum
+	}
+	results, before, start := make([]decide.Result, len(routers)), cpu(), time.Now()
+	var all errgroup.Group
+	for i, to := range routers {
+		all.Go(func() (err error) {
+			results[i], err = decide.HTTP(to, decide.Load{Rate: rate / float64(len(routers)), Length: length, Connections: 16}, "/qos?key=%s")
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return d, err
+	}
+	d.servers, d.took, d.Latency = cpu()-before, time.Since(start).Seconds(), obs.NewLatency()
+	for _, r := range results {
+		d.Answered += r.Answered
+		d.CPU += r.CPU / time.Duration(len(results))
+		d.Latency.Merge(r.Latency)
+	}
+	d.servers /= time.Duration(d.Answered)
+	return d, nil
+}
+
+// decisions are the measured numbers of a round.
+var decisions = []struct {
+	name string
+	of   func(decided) float64
+}{
+	{"router_us", func(d decided) float64 { return d.CPU.Seconds() * 1e6 }},
+	{"server_us", func(d decided) float64 { return d.servers.Seconds() * 1e6 }},
+	{"routers_%", func(d decided) float64 { return d.used(d.CPU) }},
+	{"servers_%", func(d decided) float64 { return d.used(d.servers) }},
+	{"answered/s", func(d decided) float64 { return float64(d.Answered) / d.took }},
+	{"p50_us", func(d decided) float64 { return float64(d.Latency.Quantile(.5)) / 1e3 }},
+	{"p90_us", func(d decided) float64 { return float64(d.Latency.Quantile(.9)) / 1e3 }},
+	{"p99_us", func(d decided) float64 { return float64(d.Latency.Quantile(.99)) / 1e3 }},
+	{"p99.9_us", func(d decided) float64 { return float64(d.Latency.Quantile(.999)) / 1e3 }},
+}
+
+// used returns the percentage of this machine's processors that a layer used.
+func (d decided) used(cpu time.Duration) float64 {
+	return 100 * cpu.Seconds() * float64(d.Answered) / d.took / float64(runtime.NumCPU())
+}
+
+// janusScale measures CPU for a decision with several routers and servers as processes, at rising
+// rates, until less than 95 % are answered in time. More processors are modelled.
 func janusScale(w *harness) error {
-	udp, _, dir, stop, err := w.admission(decide.Generous(), "--role=all")
-	if err != nil {
-		return err
+	length := time.Duration(w.seconds / 5 * float64(time.Second))
+	p := panel{id: "janus7-12", title: "CPU for a decision, 2,000 requests/s for each process", xLabel: "processes of the layer", yLabel: "us", header: []string{"routers", "servers", "requests/s"}}
+	for _, m := range decisions {
+		p.header = append(p.header, m.name, m.name+"_sd")
 	}
-	defer stop()
-	bin, err := filepath.Abs(w.bin)
-	if err != nil {
-		return err
+	var at, most []spread // with one router and one server; with the highest rate that was carried
+	var layers [2][]string
+	best, bestOf := 0.0, [2]int{}
+	for _, n := range [][2]int{{1, 1}, {2, 1}, {4, 1}, {1, 2}, {1, 4}, {4, 4}} {
+		routers, servers, stop, err := w.processes(n)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		for _, rate := range []float64{0, 1000, 2000, 4000, 8000} {
+			rounds := make([]decided, min(w.runs, 5))
+			for i := range rounds {
+				if rounds[i], err = w.round(routers, servers, max(rate, 500), length); err != nil {
+					return err
+				}
+			}
+			if rate == 0 { // loads all keys
+				continue
+			}
+			got := make([]spread, len(decisions))
+			for i, m := range decisions {
+				got[i] = summarise(rounds, m.of)
+			}
+			p.add(n[0], n[1], rate, values(got...))
+			if got[4].mean < .95*rate {
+				break
+			}
+			if rate > best {
+				best, bestOf, most = rate, n, got
+			}
+			for layer, name := range []string{"routers", "servers"} {
+				if n[1-layer] == 1 && rate == 2000*float64(n[layer]) {
+					p.spread(name, float64(n[layer]), got[layer])
+					layers[layer] = append(layers[layer], got[layer].text(0))
+				}
+			}
+			if at == nil {
+				at = got
+			}
+		}
+		stop()
 	}
-	_, router, err := decide.Admission(w, bin, dir, decide.Generous(), "--role=router", "--server", udp.At, "--attempts=1000")
-	if err != nil {
-		return err
+	if w.out.plot(p); most == nil {
+		return impossible{"this machine does not carry 1,000 requests/s"}
 	}
-	defer router.Stop()
-	if _, err := decide.HTTP(router, decide.Load{Rate: 1000, Length: 2 * time.Second, Connections: 16}, "/qos?key=%s"); err != nil { // loads all keys
-		return err
+	for layer, name := range []string{"routers with 1 server", "servers with 1 router"} {
+		w.out.tell(row{Figure: []string{"Janus 7-9", "Janus 10-12"}[layer], Quantity: "CPU for a decision in 1, 2 and 4 " + name + ", 2,000 requests/s for each, us", Paper: "linear", Live: strings.Join(layers[layer], " / "), Note: "linear growth needs equal CPU"})
 	}
-	routed, err := decide.HTTP(router, decide.Load{Rate: 2000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
-	if err != nil {
-		return err
-	}
-	decided, err := decide.UDP(udp, decide.Load{Rate: 5000, Length: 10 * time.Second, Connections: 1}, false)
-	if err != nil {
-		return err
-	}
-	p := panel{id: "janus7-12", title: "Requests that processors decide, modelled", xLabel: "processors of the layer", yLabel: "requests/s", header: []string{"processors", "routers, requests/s", "servers, requests/s"}}
-	for _, n := range []float64{1, 2, 4, 8, 16, 32, 40} {
-		a, b := n/routed.CPU.Seconds(), n/decided.CPU.Seconds()
-		p.point("routers", n, a)
-		p.point("servers", n, b)
-		p.add(n, a, b)
-	}
-	w.out.plot(p)
 	w.out.tell(
-		row{Figure: "Janus 7-9", Quantity: "a router's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear", Simulated: fmt.Sprintf("%.0f/s", 40/routed.CPU.Seconds()), Live: micros(routed.CPU), Note: "modelled: processors over the CPU time measured at 2,000/s, while no other layer is the bottleneck"},
-		row{Figure: "Janus 10-12", Quantity: "a server's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear; above 100,000/s", Simulated: fmt.Sprintf("%.0f/s", 40/decided.CPU.Seconds()), Live: micros(decided.CPU), Note: "modelled likewise, at 5,000/s"},
+		row{Figure: "Janus 7-12", Quantity: "latency with 1 router and 1 server: median, P90, P99, P99.9, us", Live: at[5].text(0) + ", " + at[6].text(0) + ", " + at[7].text(0) + ", " + at[8].text(0), Note: "1,000 requests/s"},
+		row{Figure: "Janus 7-12", Quantity: "most requests/s carried; routers, servers; % of the processors used by routers, servers", Paper: "in plots", Live: fmt.Sprintf("%.0f; %d, %d; %s, %s", best, bestOf[0], bestOf[1], most[2].text(0), most[3].text(0)), Note: fmt.Sprintf("%d processors, shared with the sender of the requests", runtime.NumCPU())},
+		row{Figure: "Janus 7-12", Quantity: "requests/s of 10 nodes with 4 processors: routers, servers", Paper: "above 100,000", Simulated: fmt.Sprintf("%.0f, %.0f", 40e6/most[0].mean, 40e6/most[1].mean), Note: "a model, not measured: processors over the CPU for a decision at the most requests/s carried"},
 	)
 	return nil
 }
@@ -260,11 +376,11 @@ func janusApplication(w *harness) error {
 		}
 		p.add(s, admitted[1][s], admitted[2][s])
 	}
-	tenths := func(of *obs.Latency) string { return fmt.Sprintf("%.1f ms", float64(of.Quantile(.9))/1e6) }
+	tails := func(of *obs.Latency) string { return tails(of, time.Millisecond, "%.1f", .9, .99, .999) }
 	w.out.plot(p)
 	w.out.tell(
 		row{Figure: "Janus 13(a)", Quantity: "served once the bucket is empty, rules (100, 1000) and (10, 100)", Paper: "100/s, 10/s", Live: fmt.Sprintf("%.1f/s, %.1f/s", float64(last[1])/10, float64(last[2])/10), Note: "mean of the last 10 s of 60"},
-		row{Figure: "Janus 13(b)", Quantity: "P90 of what is served without QoS, with it, and of refusals", Paper: "27 ms, 30 ms, 3 ms", Live: tenths(served[0]) + ", " + tenths(served[1]) + ", " + tenths(refused[2]), Note: "the application waits 25 ms"},
+		row{Figure: "Janus 13(b)", Quantity: "P90, P99, P99.9 in ms: served without QoS; served with QoS; refused", Paper: "P90 27; 30; 3; others in a plot", Live: tails(served[0]) + "; " + tails(served[1]) + "; " + tails(refused[2]), Note: "the application waits 25 ms"},
 	)
 	return nil
 }
