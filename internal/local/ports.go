@@ -9,7 +9,8 @@ import (
 )
 
 // ports hands out each port once, because a port belongs to no process between its choice
-// and its use. It stays below the system's ports for outgoing connections.
+// and its use, nor while a test restarts the program that uses it. It stays below the system's
+// ports for outgoing connections.
 type ports struct {
 	mu struct {
 		sync.Mutex
@@ -35,6 +36,11 @@ func (p *ports) take(count int) ([]string, error) {
 	for len(addresses) < count {
 		if p.mu.last++; p.mu.last >= last {
 			p.mu.last = first
+		}
+		if taken, err := reserve(p.mu.last); err != nil {
+			return nil, err
+		} else if !taken {
+			continue
 		}
 		address := fmt.Sprintf("127.0.0.1:%d", p.mu.last)
 		ln, err := net.Listen("tcp", address)
