@@ -71,15 +71,25 @@ type state struct {
 	InFlight int `json:"in_flight_count"`
 	Deferred int `json:"deferred_count"`
 	Clients  int `json:"client_count"`
+
+	// unfinished counts the channel's messages and the messages that the topic has not released. A broker
+	// that has just started releases the messages that it reads from the log.
+	unfinished int
 }
 
 func channel(t *testing.T, d *local.Process) (s state) {
 	t.Helper()
 	_, body := ask(t, "http://"+d.HTTP+"/stats?format=json&topic=t&channel=c&include_clients=false", "")
-	var all struct{ Topics []struct{ Channels []state } }
+	var all struct {
+		Topics []struct {
+			Depth    int
+			Channels []state
+		}
+	}
 	testkit.Must(t, json.Unmarshal([]byte(body), &all))
 	if len(all.Topics) > 0 && len(all.Topics[0].Channels) > 0 {
 		s = all.Topics[0].Channels[0]
+		s.unfinished = all.Topics[0].Depth + s.Depth + s.InFlight + s.Deferred
 	}
 	return s
 }

@@ -115,10 +115,10 @@ func TestHangupKeepsWhatIsInMemory(t *testing.T) {
 	fill(t, d, 0, messages)
 	signal(t, d, syscall.SIGHUP)
 	testkit.WaitFor(t, "a line about the signal", func() bool { return strings.Contains(d.Output(), "SIGHUP") })
-	testkit.Equal(t, channel(t, d).Depth, messages, "messages after SIGHUP")
+	testkit.Equal(t, channel(t, d).unfinished, messages, "messages after SIGHUP")
 	signal(t, d, syscall.SIGTERM)
 	<-d.Done()
 	d = withChannel(t, dir)
-	testkit.Equal(t, channel(t, d).Depth, messages, "messages after SIGHUP and SIGTERM")
+	testkit.Equal(t, channel(t, d).unfinished, messages, "messages after SIGHUP and SIGTERM")
 	kill(t, d)
 }
