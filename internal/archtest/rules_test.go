@@ -71,6 +71,11 @@ var arrows = []Arrow{
 		Why:  "the protocol is for brokers and clients alike, and stands on neither",
 	},
 	{
+		From: []string{"mqtt/..."},
+		Only: []string{"internal/faults", "internal/mono", "mqtt/...", "nsq/session", "nsq/wire"},
+		Why:  "the protocol is for brokers and clients alike, and stands on neither",
+	},
+	{
 		From:   []string{"..."},
 		Except: []string{"nsqd/..."},
 		Never:  []string{"nsqd/..."},
@@ -78,7 +83,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/..."},
-		Only: []string{"admission/client", "client/...", "api/...", "console", "kernel/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
+		Only: []string{"admission/client", "client/...", "api/...", "console", "kernel/...", "mqtt/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API and what holding a share means",
 	},
 	{

@@ -25,6 +25,13 @@ const (
 	OpCls                    // deliver nothing more; FIN, REQ and TOUCH may still come
 	OpPace                   // Ready is the weight
 
+	// Operations of MQTT (package mqtt/session), with the fields of Extra that they set. MQTT also has
+	// OpPub, OpFin and OpTLS.
+	OpConnect     // Connect
+	OpSubscribe   // Filters
+	OpUnsubscribe // Filters
+	OpDisconnect  // PublishWill, SessionExpiry
+
 	// The upgrades that IDENTIFY granted, in this order. The driver writes the output before an
 	// upgrade. After the upgrade, all data is wrapped, beginning with the OK that Done adds to the
 	// output.
@@ -43,22 +50,26 @@ func (k OpKind) verbAndCode() (verb string, failed wire.ErrorCode) {
 		verb   string
 		failed wire.ErrorCode
 	}{
-		OpNone:     {"none", wire.CodeInvalid},
-		OpIdentify: {"IDENTIFY", wire.CodeIdentifyFailed},
-		OpAuth:     {"AUTH", wire.CodeAuthFailed},
-		OpPub:      {"PUB", wire.CodePubFailed},
-		OpMpub:     {"MPUB", wire.CodeMpubFailed},
-		OpDpub:     {"DPUB", wire.CodeDpubFailed},
-		OpSub:      {"SUB", wire.CodeSubFailed},
-		OpRdy:      {"RDY", wire.CodeInvalid},
-		OpFin:      {"FIN", wire.CodeFinFailed},
-		OpReq:      {"REQ", wire.CodeReqFailed},
-		OpTouch:    {"TOUCH", wire.CodeTouchFailed},
-		OpCls:      {"CLS", wire.CodeInvalid},
-		OpPace:     {"PACE", wire.CodeInvalid},
-		OpTLS:      {"TLS", wire.CodeIdentifyFailed},
-		OpSnappy:   {"snappy", wire.CodeIdentifyFailed},
-		OpDeflate:  {"deflate", wire.CodeIdentifyFailed},
+		OpNone:        {"none", wire.CodeInvalid},
+		OpIdentify:    {"IDENTIFY", wire.CodeIdentifyFailed},
+		OpAuth:        {"AUTH", wire.CodeAuthFailed},
+		OpPub:         {"PUB", wire.CodePubFailed},
+		OpMpub:        {"MPUB", wire.CodeMpubFailed},
+		OpDpub:        {"DPUB", wire.CodeDpubFailed},
+		OpSub:         {"SUB", wire.CodeSubFailed},
+		OpRdy:         {"RDY", wire.CodeInvalid},
+		OpFin:         {"FIN", wire.CodeFinFailed},
+		OpReq:         {"REQ", wire.CodeReqFailed},
+		OpTouch:       {"TOUCH", wire.CodeTouchFailed},
+		OpCls:         {"CLS", wire.CodeInvalid},
+		OpPace:        {"PACE", wire.CodeInvalid},
+		OpConnect:     {"CONNECT", wire.CodeIdentifyFailed},
+		OpSubscribe:   {"SUBSCRIBE", wire.CodeSubFailed},
+		OpUnsubscribe: {"UNSUBSCRIBE", wire.CodeSubFailed},
+		OpDisconnect:  {"DISCONNECT", wire.CodeInvalid},
+		OpTLS:         {"TLS", wire.CodeIdentifyFailed},
+		OpSnappy:      {"snappy", wire.CodeIdentifyFailed},
+		OpDeflate:     {"deflate", wire.CodeIdentifyFailed},
 	}[k]
 	return table.verb, table.failed
 }
@@ -73,6 +84,7 @@ func (k OpKind) String() string {
 // valid while the driver keeps the buffer.
 type Op struct {
 	Kind    OpKind
+	Packet  uint16 // MQTT packet identifier; 0: NSQ, or a publish of QoS 0
 	Topic   []byte
 	Channel []byte
 	Body    []byte
@@ -82,6 +94,7 @@ type Op struct {
 	ID      wire.MessageID // FIN, REQ, TOUCH
 	Timeout time.Duration  // REQ
 	Level   int            // OpDeflate, in [1, 9]
+	MQTT    *Extra         // nil: NSQ
 
 	// Reply is set by the driver before Done, for OpAuth. After PACE the driver may also set Reply
 	// for publishes, to replace OK.

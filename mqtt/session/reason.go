@@ -1,0 +1,51 @@
+package session
+
+import "fmt"
+
+// Reason is a reason code of MQTT 5.0.
+type Reason byte
+
+// Reason codes that the server sends.
+const (
+	Success              Reason = 0x00
+	NoSubscription       Reason = 0x11
+	Unspecified          Reason = 0x80
+	Malformed            Reason = 0x81
+	ProtocolError        Reason = 0x82
+	UnsupportedVersion   Reason = 0x84
+	BadClientID          Reason = 0x85
+	BadUserOrPassword    Reason = 0x86
+	NotAuthorized        Reason = 0x87
+	ServerUnavailable    Reason = 0x88
+	ServerBusy           Reason = 0x89
+	ShuttingDown         Reason = 0x8B
+	BadAuthMethod        Reason = 0x8C
+	KeepAliveTimeout     Reason = 0x8D
+	TakenOver            Reason = 0x8E
+	BadFilter            Reason = 0x8F
+	BadTopicName         Reason = 0x90
+	TooManyPublishes     Reason = 0x93 // Receive Maximum exceeded
+	BadTopicAlias        Reason = 0x94
+	PacketTooLarge       Reason = 0x95
+	QuotaExceeded        Reason = 0x97
+	AdministrativeAction Reason = 0x98
+	RetainUnsupported    Reason = 0x9A
+	QoSUnsupported       Reason = 0x9B
+	UseAnotherServer     Reason = 0x9C
+	ServerMoved          Reason = 0x9D
+)
+
+// Error is the refusal of a packet, or the end of a session. The driver may also return an Error from
+// an operation.
+type Error struct {
+	Reason          Reason
+	Text            string // for the log; 5.0 clients also get the text
+	ServerReference string // HOST:PORT for UseAnotherServer and ServerMoved; "": none
+}
+
+// Error returns the text, with the reason code.
+func (e *Error) Error() string { return fmt.Sprintf("MQTT reason 0x%02X: %s", byte(e.Reason), e.Text) }
+
+// ReasonOf returns the reason code for an error of the driver: the code of an *Error, or the code that
+// corresponds to a *wire.Error, otherwise Unspecified. nil is Success.
+func ReasonOf(err error) Reason { return Success }
