@@ -65,6 +65,12 @@ PURE     = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pu
 UNRACED  = $(filter $(PURE) $(addprefix github.com/srtm-io/srtm/,tools/sim/% tools/drlsim/% bench bench/% tests/%),$(ALL))
 ALL      = $(filter-out %/internal/archtest,$(shell $(GO) list $(PACKAGES)))
 
+# Tests start in the order of the command line. The longest start first, so that no processor
+# waits at the end for one of them.
+LONGEST       = $(addprefix github.com/srtm-io/srtm/,tests/faults tests/replicated tests/failover tests/console tests/hostile bench/convergence \
+	nsqd/conn nsqd/broker loaddistributor/controller admission/server admission/store)
+longest-first = $(filter $(LONGEST),$(1)) $(filter-out $(LONGEST),$(1))
+
 CPUS = $$(getconf _NPROCESSORS_ONLN)
 
 # A process under the race detector sleeps a second before it ends, for the sake of
@@ -83,11 +89,11 @@ test: export SRTM_TEST_PROGRAMS = $(CURDIR)/$(PROGRAMS)
 test: lint programs ## lint, then every test: race detector, random order, released messages poisoned
 	@# tests wait some of their time, and those of whole programs most of it, so more
 	@# packages run at a time than there are processors
-	@$(GO) test -p=$$(( $(CPUS) + 1 )) $(RACE) $(TESTS) $(filter-out $(UNRACED),$(ALL))
+	@$(GO) test -p=$$(( $(CPUS) + 1 )) $(RACE) $(TESTS) $(call longest-first,$(filter-out $(UNRACED),$(ALL)))
 	@# allocations cannot be counted under the race detector
 	$(GO) test -vet=off -run=Allocation $$(find ./nsqd ./gateway -name alloc_test.go | xargs grep -l '^//go:build !race' | xargs -n 1 dirname)
 	@($(CLIENTS)) > build/clients.out 2>&1 & clients=$$!; \
-		$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(filter-out %/tests/clients,$(UNRACED)); failed=$$?; \
+		$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(call longest-first,$(filter-out %/tests/clients,$(UNRACED))); failed=$$?; \
 		wait $$clients || failed=$$?; cat build/clients.out; exit $$failed
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
