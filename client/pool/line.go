@@ -28,6 +28,9 @@ type Message struct {
 	Body  []byte
 	Batch Bodies        // nil: a single message
 	Defer time.Duration // delay of the delivery; 0 with Batch
+	// Attribute travels with the message, or with each message of Batch, to a broker that has
+	// permitted attributes (nsq/origin). At most wire.MaxAttribute bytes.
+	Attribute []byte
 }
 
 // Bodies is a batch of messages, such as an MPUB.

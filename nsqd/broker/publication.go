@@ -27,9 +27,12 @@ type intake struct {
 
 // Published is a message from a publisher.
 type Published struct {
-	Body    []byte // copied
-	Arrival stamp.Arrival
-	Defer   time.Duration
+	Body []byte // copied
+	// Attribute travels with the message and means nothing to the broker. At most
+	// wire.MaxAttribute bytes, copied. Only an Encoder receives the attribute.
+	Attribute []byte
+	Arrival   stamp.Arrival
+	Defer     time.Duration
 	// From is the publisher, registered with this topic; may be nil.
 	From *Publisher
 	// Stored receives the position for Sync; may be nil.

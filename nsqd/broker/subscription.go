@@ -285,8 +285,20 @@ func (o *outbox) retain(current func(queue.Delivery) bool) {
 type Outgoing struct {
 	// Frames are the encoded messages, owned by the owner of the Outgoing.
 	Frames []byte
+	// Encoder encodes the messages; nil: as NSQ frames.
+	Encoder Encoder
 
-	sent []sent
+	sent    []sent
+	message *wire.Message // for Encoder; nil until used
+}
+
+// Encoder encodes messages for a subscriber that does not speak NSQ's protocol. An Encoder must
+// not block, since Take calls it under the topic's lock.
+type Encoder interface {
+	// AppendMessage appends a message to dst. The message and the attribute are only valid during
+	// the call. If AppendMessage returns dst unchanged, the subscriber holds the message anyway,
+	// and must finish it.
+	AppendMessage(dst []byte, m *wire.Message, attribute []byte) []byte
 }
 
 // sent is a delivery without its message.
@@ -300,20 +312,32 @@ type sent struct {
 // Messages returns the number of messages in Frames.
 func (o *Outgoing) Messages() int { return len(o.sent) }
 
-// Reset empties o and keeps its memory.
+// Reset empties o and keeps its memory and its Encoder.
 func (o *Outgoing) Reset() { o.Frames, o.sent = o.Frames[:0], o.sent[:0] }
 
 // Relay adds a message of another broker. The other broker records the latency.
-func (o *Outgoing) Relay(m wire.Message) {
-	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body)))
-	o.Frames = wire.AppendMessage(o.Frames, m.Timestamp, m.Attempts, m.ID, m.Body)
+func (o *Outgoing) Relay(m wire.Message, attribute []byte) {
+	o.encode(m, attribute)
 	o.sent = append(o.sent, sent{})
+}
+
+func (o *Outgoing) encode(m wire.Message, attribute []byte) {
+	if o.Encoder == nil {
+		o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // one growth for all fields
+		o.Frames = wire.AppendMessage(o.Frames, m.Timestamp, m.Attempts, m.ID, m.Body)
+		return
+	}
+	if o.message == nil {
+		o.message = new(wire.Message)
+	}
+	*o.message = m
+	o.Frames = o.Encoder.AppendMessage(o.Frames, o.message, attribute)
+	*o.message = wire.Message{}
 }
 
 func (o *Outgoing) add(d *queue.Delivery) {
 	m := d.Message
-	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // one growth for all fields
-	o.Frames = wire.AppendMessage(o.Frames, int64(m.Timestamp), d.Attempts, m.ID, m.Body)
+	o.encode(wire.Message{Timestamp: int64(m.Timestamp), Attempts: d.Attempts, ID: m.ID, Body: m.Body}, nil)
 	// due does not include delays of the broker, which count as latency. Waits for
 	// consumers are recorded separately.
 	due := m.Arrival.Add(max(m.Access, m.Defer))

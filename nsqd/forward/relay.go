@@ -248,7 +248,7 @@ func (s *Subscription) Take(out *broker.Outgoing, limit int) (open bool) {
 		if w.refusal != nil {
 			out.Frames = wire.AppendError(out.Frames, w.refusal)
 		} else {
-			out.Relay(w.message)
+			out.Relay(w.message, nil)
 		}
 		n, size = n+1, size+w.size()
 	}
