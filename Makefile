@@ -262,6 +262,9 @@ bench: build upstream build/bench ## run every benchmark (BENCHTIME=1x COUNT=1),
 bench-full: build upstream build/bench ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
 	build/bench peer --set=full --floor=build/floor --nats=bin/nats-server --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
 
+bench-mqtt: build build/bench ## ours with MQTT beside mosquitto and nats-server, into docs/performance/mqtt.md: 3 minutes (ARGS=)
+	build/bench peer --mqtt --only=srtm-mqtt,floor-mqtt,nats-mqtt,mosquitto --scenarios=poisson-1000,poisson-4000,idle --floor=build/floor --nats=bin/nats-server --json=build/mqtt.json --markdown=docs/performance/mqtt.md $(ARGS)
+
 scaling: build build/bench ## what event loops are worth on this machine, into docs/performance/scaling.md: 2 minutes (ARGS=)
 	build/bench scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
 	mv build/scaling.md docs/performance/scaling.md

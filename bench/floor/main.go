@@ -7,11 +7,14 @@
 //
 //	go run ./bench peer --floor=build/floor
 //
+// With --mqtt, clients speak MQTT 3.1.1 with quality of service 1.
+//
 // With --fsync, each turn writes and syncs its messages, with one call each, before the
 // answers: a bare group commit.
 package main
 
 import (
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"net"
@@ -23,11 +26,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/rawfd"
+	"github.com/srtm-io/srtm/mqtt/packet"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 func main() {
 	at := flag.String("tcp-address", "127.0.0.1:4150", "`host:port` for clients that speak NSQ's protocol")
+	mqtt := flag.Bool("mqtt", false, "serve clients that speak MQTT 3.1.1 instead")
 	file := flag.String("fsync", "", "`file` that messages are in before they are answered (default none)")
 	version := flag.Bool("version", false, "say what this is, and exit")
 	flag.Parse()
@@ -35,7 +40,7 @@ func main() {
 		fmt.Println("bench/floor of this commit,", runtime.Version())
 		return
 	}
-	fmt.Fprintln(os.Stderr, "floor:", serve(*at, *file))
+	fmt.Fprintln(os.Stderr, "floor:", serve(*at, *file, *mqtt))
 	os.Exit(1)
 }
 
@@ -49,6 +54,7 @@ type floor struct {
 	dirty    []*peer // peers with unsent bytes
 	buf      []byte
 	written  []byte // messages of this turn
+	mqtt     bool
 	lim      wire.Limits
 	cmd      wire.Command
 	next     uint64
@@ -63,14 +69,14 @@ type peer struct {
 }
 
 // serve runs the event loop until an error.
-func serve(at, file string) error {
+func serve(at, file string, mqtt bool) error {
 	debug.SetGCPercent(400)
 	runtime.LockOSThread()
 	ln, err := net.Listen("tcp", at)
 	if err != nil {
 		return err
 	}
-	f := &floor{log: -1, buf: make([]byte, 1<<18), lim: wire.DefaultLimits()}
+	f := &floor{mqtt: mqtt, log: -1, buf: make([]byte, 1<<18), lim: wire.DefaultLimits()}
 	own, err := ln.(*net.TCPListener).File()
 	if err != nil {
 		return err
@@ -149,18 +155,26 @@ func (f *floor) read(p *peer) error {
 		}
 		return unix.Close(p.fd)
 	}
-	in := f.buf[:n+got]
+	rest, err := f.buf[:n+got], error(nil)
+	if f.mqtt {
+		rest, err = f.packets(p, rest)
+	} else {
+		rest, err = f.commands(p, rest)
+	}
+	p.rest = append(p.rest[:0], rest...)
+	return err
+}
+
+// commands executes the complete commands of NSQ, and returns the rest.
+func (f *floor) commands(p *peer, in []byte) (rest []byte, err error) {
 	if len(in) >= len(wire.Magic) && string(in[:len(wire.Magic)]) == wire.Magic {
 		in = in[len(wire.Magic):]
 	}
 	for {
 		var seen wire.Walk
 		n, _, err := f.cmd.Parse(in, &f.lim, &seen)
-		if err != nil {
-			return err
-		}
-		if n == 0 {
-			break
+		if err != nil || n == 0 {
+			return in, err
 		}
 		in = in[n:]
 		switch f.cmd.Verb {
@@ -177,8 +191,40 @@ func (f *floor) read(p *peer) error {
 		p.out = wire.AppendResponse(p.out, wire.OK)
 		f.touch(p)
 	}
-	p.rest = append(p.rest[:0], in...)
-	return nil
+}
+
+// packets executes the complete packets of MQTT 3.1.1, and returns the rest. A subscriber gets
+// every message.
+func (f *floor) packets(p *peer, in []byte) (rest []byte, err error) {
+	for {
+		kind, body, n, err := packet.Parse(in, len(f.buf))
+		if err != nil || n == 0 {
+			return in, err
+		}
+		in = in[n:]
+		switch {
+		case kind == packet.Connect:
+			p.out = packet.Append(p.out, packet.Connack, []byte{0, 0})
+		case kind == packet.Subscribe && len(body) > 2:
+			f.subs = append(f.subs, p)
+			p.out = packet.Append(p.out, packet.Suback, []byte{body[0], body[1], 1})
+		case kind&0xF0 == packet.Publish:
+			_, payload, id, err := packet.ParseDelivery(packet.V311, body)
+			if err != nil {
+				return in, err
+			}
+			p.out = packet.AppendPuback(p.out, id)
+			f.next++
+			for _, s := range f.subs {
+				s.out = packet.Append(s.out, kind, body)
+				binary.BigEndian.PutUint16(s.out[len(s.out)-len(payload)-2:], uint16(1+f.next%(1<<16-1)))
+				f.touch(s)
+			}
+		default:
+			continue // PUBACK
+		}
+		f.touch(p)
+	}
 }
 
 func (f *floor) message(body []byte) {

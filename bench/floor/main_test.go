@@ -36,4 +36,13 @@ func TestTheFloorDeliversEverything(t *testing.T) {
 			t.Errorf("%s: %v, %+v", s.Name, err, r)
 		}
 	}
+	for _, s := range []load.Scenario{
+		{Name: "rate", Conns: 20, Rate: 2000, Size: 100, Channels: 2, Together: 2},
+		{Name: "flood", Conns: 2, Size: 100, Channels: 1, Together: 10, Limit: 5000},
+	} {
+		r, err := load.Perform(t.Context(), load.FloorMQTT(os.Args[0]), s, 200*time.Millisecond, testkit.Seed(t))
+		if err != nil || r.Sent == 0 || r.Accepted != r.Sent || r.Missing != 0 {
+			t.Errorf("MQTT, %s: %v, %+v", s.Name, err, r)
+		}
+	}
 }

@@ -10,7 +10,8 @@
 // at the broker of the topic, and with publishers at the other broker, which forwards.
 //
 // With --before an earlier build of our broker is measured, too. With --ttl our broker is also
-// measured with a TTL and dead letters that no message reaches.
+// measured with a TTL and dead letters that no message reaches. With --mqtt brokers are also
+// measured with publishers and subscribers of MQTT.
 //
 // In each round every broker starts anew and gets the same work by the same schedule. The
 // tables show medians of the rounds. The column "least p99" shows the least disturbed
@@ -214,6 +215,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	sources := fs.String("sources", "", "`modes` of nsqd --arrival-stamps, with commas; our broker is measured with each mode")
 	before := fs.String("before", "", "`path` of an earlier nsqd of ours, to be measured as srtm-before")
 	ttl := fs.Bool("ttl", false, "measure our broker with a TTL and dead letters as well, which no message reaches (srtm-ttl)")
+	mqtt := fs.Bool("mqtt", false, "measure the brokers of MQTT as well: ours (srtm-mqtt), nats-server (nats-mqtt) and the least that is possible (floor-mqtt)")
 	var others []load.Broker
 	fs.Func("nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one", func(s string) error {
 		name, path, _ := strings.Cut(s, "=")
@@ -296,6 +298,9 @@ func parse(args []string, help io.Writer) (c config, err error) {
 		brokers = append(brokers, load.Pair(*srtm, path, false), load.Pair(*srtm, path, true))
 	}
 	brokers = append(append(brokers, others...), load.Floor(*floor), load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
+	if *mqtt {
+		brokers = append([]load.Broker{load.OursMQTT(*srtm), load.FloorMQTT(*floor), load.NATSMQTT(*natsPath)}, brokers...)
+	}
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
 		if *only != "" && !slices.ContainsFunc(brokers, func(p load.Broker) bool { return p.Name == name }) {

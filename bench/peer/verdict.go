@@ -31,6 +31,8 @@ var targets = []target{
 	{"poisson-1000", "CPU us/msg", []string{"mosquitto"}, 1},
 	{"poisson-2000", "least p99", []string{"upstream-unbuffered"}, 0.1},
 	{"poisson-4000", "least p99", []string{"upstream-unbuffered"}, 0.05},
+	{"poisson-4000", "least p99", []string{"mosquitto"}, 1},
+	{"poisson-4000", "CPU us/msg", []string{"mosquitto"}, 1},
 	{"pipelined", "in/s", []string{"upstream"}, 5},
 	{"pipelined", "out/s", []string{"upstream"}, 5},
 	{"mpub", "in/s", []string{"upstream"}, 1.5},
@@ -133,7 +135,7 @@ func behind(results results, list []load.Scenario, names []string) string {
 // writePage writes the whole report as a Markdown page.
 func (r report) writePage(out io.Writer, list []load.Scenario) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Benchmark comparison\n\nWritten by `bench peer`: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
+	fmt.Fprintf(&b, "# Benchmark comparison of %s\n\nWritten by `bench peer`: do not edit. [Performance](../performance.md) says what the columns are.\n\n", r.names()[0])
 	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d; rounds of %s: %s.\n\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, r.Lasting, rounds(r.Runs))
 	fmt.Fprintf(&b, "    bench peer %s\n\n", strings.Join(withoutFolders(r.Flags), " "))
 	for _, broker := range r.Brokers {

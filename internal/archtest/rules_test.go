@@ -162,7 +162,7 @@ var arrows = []Arrow{
 		From: []string{"tools/..."},
 		Only: []string{
 			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/sizing", "loaddistributor/tuner",
-			"nsq/frames", "nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
+			"mqtt/packet", "nsq/frames", "nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as any other client does: by its API, its protocol, and the pure packages",
 	},
@@ -400,7 +400,7 @@ func TestStructureOfThisModule(t *testing.T) {
 var instruments = []string{"bench/...", "tools/drlsim", "tools/iotpub/...", "tools/load", "tools/sim/..."}
 
 // maxInstruments is the present number of lines, rounded up. It rises only for a measurement that an issue asks for. The target is 14,000.
-const maxInstruments = 20500
+const maxInstruments = 20800
 
 func TestInstrumentsStaySmall(t *testing.T) {
 	m := module(t)

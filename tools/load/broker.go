@@ -173,15 +173,6 @@ func Redis(path string) Broker {
 	}}
 }
 
-// Mosquitto is mosquitto, without persistence.
-func Mosquitto(path string) Broker {
-	return Broker{Name: "mosquitto", Path: path, Dialect: mqttDialect(), Args: func(at Place, _ Scenario) ([]string, error) {
-		file := filepath.Join(at.Dir, "mosquitto.conf")
-		text := "listener " + port(at.TCP) + " 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\npersistence false\nlog_type none\nmax_queued_messages 0\nmax_inflight_messages " + strconv.Itoa(credit) + "\n"
-		return []string{"-c", file}, os.WriteFile(file, []byte(text), 0o600)
-	}}
-}
-
 // running is a started broker.
 type running struct {
 	*local.Process

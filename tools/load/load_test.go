@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -354,6 +355,23 @@ func TestABrokerIsMeasured(t *testing.T) {
 		}
 		if _, err := json.Marshal(r); err != nil {
 			t.Errorf("%s: %v", s.Name, err)
+		}
+	}
+}
+
+// Brokers of MQTT that are not installed are skipped: bench peer shows what it has measured.
+func TestMosquittoIsMeasured(t *testing.T) {
+	path, err := exec.LookPath("mosquitto")
+	if err != nil {
+		t.Skip("mosquitto is not installed")
+	}
+	for _, s := range []Scenario{
+		{Name: "rate", Conns: 20, Rate: 2000, Size: 100, Channels: 2, Together: 2},
+		{Name: "flood", Conns: 2, Size: 100, Channels: 1, Together: 10, Limit: 5000},
+	} {
+		r, err := Perform(t.Context(), Mosquitto(path), s, 300*time.Millisecond, testkit.Seed(t))
+		if err != nil || r.Sent == 0 || r.Accepted != r.Sent || r.Delivered != r.Sent*s.Channels {
+			t.Errorf("%s: %v, %+v", s.Name, err, r)
 		}
 	}
 }
