@@ -102,7 +102,6 @@ func (r *runner) begin() *step {
 	s := r.shared.steps.Get().(*step)
 	r.mu.Lock()
 	r.mu.core.Log().SetTight(r.tight(0))
-	r.mu.core.Contract().HoldFrom(mono.Time(r.shared.holdFrom.Load()))
 	return s
 }
 

@@ -56,6 +56,7 @@ func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, cur
 		MaxInFlight:   b.cfg.MaxMsgTimeout,
 		MaxBackdating: b.cfg.MaxBackdating,
 		Begin:         b.now(),
+		HoldFrom:      func() mono.Time { return mono.Time(b.holdFrom.Load()) },
 		Rand:          rand.New(rand.NewPCG(b.cfg.Seed, hash(name))),
 	}
 	most := b.cfg.Capacity // per batch

@@ -66,16 +66,16 @@ type Contract struct {
 	bucket   tokenbucket.Hindsight
 	lease    lease
 	over     OverLimit
-	holdFrom mono.Time // from then on no message of a limited topic leaves
-	onHold   bool      // holdFrom held the backlog up in the newest step
-	opened   mono.Time // see above; never falls
-	blocked  bool      // by anything but tokens, since the last step
-	floor    mono.Time // MaxBackdating before the last step; never falls
-	lastWait mono.Time // each later arrival got its token at once; never falls
+	holdFrom func() mono.Time // Config.HoldFrom
+	onHold   bool             // holdFrom held the backlog up in the newest step
+	opened   mono.Time        // see above; never falls
+	blocked  bool             // by anything but tokens, since the last step
+	floor    mono.Time        // MaxBackdating before the last step; never falls
+	lastWait mono.Time        // each later arrival got its token at once; never falls
 }
 
-func newContract() Contract {
-	return Contract{holdFrom: mono.Never, opened: math.MinInt64, floor: math.MinInt64, lastWait: math.MinInt64}
+func newContract(holdFrom func() mono.Time) Contract {
+	return Contract{holdFrom: holdFrom, opened: math.MinInt64, floor: math.MinInt64, lastWait: math.MinInt64}
 }
 
 // Limited reports whether the topic has a contract.
@@ -182,14 +182,9 @@ func (c *Contract) lapse(now mono.Time) {
 	l.set(to)
 }
 
-// HoldFrom stops a limited topic from releasing messages from the given time on. A later HoldFrom
-// moves the time. The hold acts as a pause: waiting messages are held up, and the bucket earns
-// tokens. Requires: a Tick follows if the previous time has passed.
-func (c *Contract) HoldFrom(at mono.Time) { c.holdFrom = at }
-
 // mayLeave reports whether messages may leave at now, tokens apart.
 func (c *Contract) mayLeave(now mono.Time) bool {
-	c.onHold = c.limited && !now.Before(c.holdFrom)
+	c.onHold = c.limited && c.holdFrom != nil && !now.Before(c.holdFrom())
 	return !c.onHold
 }
 

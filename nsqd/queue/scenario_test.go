@@ -183,7 +183,8 @@ func (s *script) command(name string, args []string) error {
 			fmt.Fprintln(&s.out, "no flexible part")
 		}
 	case "hold-from":
-		t.contract.HoldFrom(s.time(args[0]))
+		at := s.time(args[0])
+		t.contract.holdFrom = func() mono.Time { return at }
 	case "expiry": // TTL MAXATTEMPTS [dead-letters]
 		t.SetExpiry(s.now, Expiry{TTL: s.duration(args[0]), MaxAttempts: s.number(args[1]), DeadLetters: len(args) > 2}, &s.fx)
 	case "bury": // MESSAGE [RETRY]: the oldest dead letter of the message, stored or not

@@ -66,6 +66,10 @@ type Config struct {
 	// arrival counts as an arrival MaxBackdating before the release.
 	MaxBackdating time.Duration
 	Begin         mono.Time
+	// HoldFrom returns the time from which the topic, if it is limited, releases no messages; nil:
+	// never. The hold acts as a pause: waiting messages are held up, and the bucket earns tokens. The
+	// result may change between two steps. A Tick must follow a change after the time has passed.
+	HoldFrom func() mono.Time
 	// Rand draws the messages of a sampling consumer.
 	Rand *rand.Rand
 }
@@ -94,7 +98,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{contract: newContract(), due: mono.Never}
+	t := &Topic{contract: newContract(cfg.HoldFrom), due: mono.Never}
 	t.log = Log{cfg: &cfg, first: math.MaxUint64}
 	t.log.jump(cfg.First)
 	t.log.front, t.backlog = t.log.end, Backlog{log: &t.log, window: window[*Message]{next: t.log.end}}
