@@ -25,6 +25,7 @@ const (
 	AdmissionUDPPort    = "4193"
 	GatewayAdminPort    = "4196" // HTTP
 	NSQPort             = "4150" // TCP, of nsqd
+	MQTTPort            = "1883" // TCP, of nsqd
 	NSQHTTPPort         = "4151" // HTTP, of nsqd
 	NSQLookupdPort      = "4160" // TCP, of loaddistributor
 	LookupPort          = "4161" // HTTP, of loaddistributor

@@ -53,7 +53,7 @@ func runCommand() *cobra.Command {
 		Connect: 30 * time.Second, Drain: 10 * time.Second, Workers: 1, MaxOutstanding: 4096,
 		Heartbeat: 30 * time.Second, Interval: 5 * time.Second, Background: emulate.DefaultBackground(),
 	}
-	output, level := "text", "error"
+	output, level, protocol, mqtt := "text", "error", "nsq", ""
 	var at []string
 	cmd := &cobra.Command{
 		Use:   "run",
@@ -64,10 +64,14 @@ messages that were offered, accepted and refused, and their latencies. All
 latencies count from the scheduled send time.
 
 With --subscribe it also receives all messages, through go-nsq, and checks that
-each accepted message arrives exactly once.`,
+each accepted message arrives exactly once.
+
+With --protocol mqtt each publisher is a device that speaks MQTT 5.0, with quality
+of service 1. A cluster redirects devices to their brokers.`,
 		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
   iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 \
-    --topic sensors --subscribe`,
+    --topic sensors --subscribe
+  iotpub run --protocol mqtt --mqtt-address 127.0.0.1:1883 --subscribe --nsqd-tcp-address 127.0.0.1:4150`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return lifecycle.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
@@ -77,6 +81,15 @@ each accepted message arrives exactly once.`,
 				return lifecycle.UsageError{Err: err}
 			}
 			cfg.Logger = log
+			switch protocol {
+			case "nsq":
+			case "mqtt":
+				if cfg.MQTT = mqtt; mqtt == "" {
+					return lifecycle.UsageError{Err: errors.New("--protocol mqtt needs --mqtt-address")}
+				}
+			default:
+				return lifecycle.UsageError{Err: fmt.Errorf("protocol %q: want nsq or mqtt", protocol)}
+			}
 			if cfg.Background.At, err = emulate.ParseBackground(at); err != nil {
 				return lifecycle.UsageError{Err: err}
 			}
@@ -98,7 +111,10 @@ each accepted message arrives exactly once.`,
 	cfg.Load.Flags(fs)
 	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "how long to send")
 	fs.StringVar(&cfg.Topic, "topic", cfg.Topic, "topic to publish to")
-	fs.Var(service.AddressFlag(&cfg.Nsqd, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
+	fs.StringVar(&protocol, "protocol", protocol, "`protocol` of the publishers: nsq or mqtt")
+	fs.Var(service.AddressFlag(&mqtt, "", service.MQTTPort), "mqtt-address", "with --protocol mqtt: `host:port` of the broker that all publishers connect to")
+	fs.StringVar(&cfg.Name, "mqtt-topic", "", "with --protocol mqtt: MQTT topic `name`, in which {id} is the publisher's id (default --topic)")
+	fs.Var(service.AddressFlag(&cfg.Nsqd, "", service.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to; with --protocol mqtt only the subscriber connects to it")
 	fs.Var(service.AddressFlag(&cfg.Loaddistributor, "", service.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that assigns a broker to each publisher, in place of --nsqd-tcp-address")
 	cfg.Trust.Flags(fs, "", "the loaddistributor")
 	fs.BoolVar(&cfg.Subscribe, "subscribe", false, "receive the messages too, and check that each comes exactly once")
@@ -109,7 +125,7 @@ each accepted message arrives exactly once.`,
 	fs.IntVar(&cfg.Workers, "workers", cfg.Workers, "`threads` that send")
 	fs.BoolVar(&cfg.Mpub, "mpub", false, "send a batch as one MPUB instead of PUBs back to back")
 	fs.IntVar(&cfg.MaxOutstanding, "max-outstanding", cfg.MaxOutstanding, "unanswered `commands` of a publisher before its messages wait")
-	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "heartbeat interval to ask the broker for")
+	fs.DurationVar(&cfg.Heartbeat, "heartbeat", cfg.Heartbeat, "heartbeat interval to ask the broker for; the keep alive of MQTT")
 	fs.DurationVar(&cfg.Interval, "progress", cfg.Interval, "time between lines of progress; 0: none")
 	fs.StringVar(&cfg.Capture, "capture", "", "`file` for the time of each write, in seconds from the start, one per line, as drlsim bucket reads them")
 	fs.StringVar(&cfg.Histograms, "histograms", "", "`file` for all counts of the run's latencies, an HdrHistogram log")

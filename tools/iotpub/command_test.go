@@ -52,6 +52,8 @@ func TestUsage(t *testing.T) {
 		"no number":         {"run --publishers many", `invalid argument "many"`},
 		"an argument":       {"run here", `run takes no argument, only flags: "here"`},
 		"no address":        {"run", "want either the address of a broker or that of a loaddistributor"},
+		"no such protocol":  {"run --protocol amqp", `protocol "amqp": want nsq or mqtt`},
+		"no MQTT address":   {"run --protocol mqtt", "--protocol mqtt needs --mqtt-address"},
 		"a fault of a load": {"run --nsqd-tcp-address 127.0.0.1:1 --rate 0 --batch 0", "rate: 0 msg/s, want above 0 and up to 1000000\nbatch: 0 messages, want 1 .. 10000"},
 		"no such form":      {"run --nsqd-tcp-address 127.0.0.1:1 --output xml", `output "xml": want text or json`},
 		"no such level":     {"run --nsqd-tcp-address 127.0.0.1:1 --log-level loud", `log level "loud"`},

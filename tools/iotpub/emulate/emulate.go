@@ -5,6 +5,7 @@ package emulate
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,11 @@ type Config struct {
 	Duration time.Duration
 	Topic    string
 
-	// Nsqd is the broker of all publishers. If Nsqd is empty, Loaddistributor places the
-	// publishers.
+	// MQTT is the MQTT address of the broker of all publishers, which may redirect them. Name is
+	// the MQTT topic name, in which {id} is the publisher's ID; empty: Topic.
+	MQTT, Name string
+	// Nsqd is the broker of all publishers without MQTT. If Nsqd is empty, Loaddistributor places
+	// the publishers.
 	Nsqd            string
 	Loaddistributor string
 	Trust           secure.ClientConfig // for the loaddistributor
@@ -83,11 +87,19 @@ func (c *Config) Validate() error {
 	f.If(!wire.ValidTopicName(c.Topic), "topic: %q is no valid name", c.Topic)
 	f.If(c.Subscribe && !wire.ValidChannelName(c.Channel), "channel: %q is no valid name", c.Channel)
 	f.If(c.Duration <= 0, "duration: %v, want more than 0", c.Duration)
-	f.If((c.Nsqd == "") == (c.Loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+	if c.MQTT == "" {
+		f.If((c.Nsqd == "") == (c.Loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+		f.If(c.Name != "", "an MQTT topic name needs --protocol mqtt")
+	} else {
+		f.If(c.Loaddistributor != "", "brokers redirect publishers of MQTT: want no address of a loaddistributor")
+		f.If(c.Mpub, "MQTT has no MPUB")
+		f.If(c.Subscribe && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the NSQ address of a broker, or the address of a lookupd")
+		f.If(c.Heartbeat > maxKeepAlive, "heartbeat: %v, want at most %v with MQTT", c.Heartbeat, maxKeepAlive)
+	}
 	_, err := c.Trust.Load("")
 	f.Add(err)
-	f.If(c.Subscribe && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the address of a lookupd where the loaddistributor places the publishers")
-	for _, a := range slices.Concat([]string{c.Nsqd, c.Loaddistributor}, c.Lookupd) {
+	f.If(c.Subscribe && c.MQTT == "" && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the address of a lookupd where the loaddistributor places the publishers")
+	for _, a := range slices.Concat([]string{c.MQTT, c.Nsqd, c.Loaddistributor}, c.Lookupd) {
 		if a != "" {
 			_, _, err := net.SplitHostPort(a)
 			f.If(err != nil, "address %q: want host:port", a)
@@ -101,6 +113,9 @@ func (c *Config) Validate() error {
 	f.Add(c.Background.validate(c.Topic))
 	return f.Err()
 }
+
+// maxKeepAlive is the largest keep alive of CONNECT.
+const maxKeepAlive = (1<<16 - 1) * time.Second
 
 // startAfter is the time from the last connection to the schedule's zero.
 const startAfter = 50 * time.Millisecond
@@ -300,7 +315,7 @@ func (r *run) build(id uint32, capture bool) (err error) {
 			sub.Nsqd = []string{cfg.Nsqd}
 		}
 	}
-	r.traffic, err = cfg.traffic(fleet.Config{Topic: cfg.Topic, Run: id, Sources: l.Sources, Address: cfg.Nsqd, Mpub: cfg.Mpub, Capture: capture}, l.Stream, sub)
+	r.traffic, err = cfg.traffic(fleet.Config{Topic: cfg.Topic, Run: id, Sources: l.Sources, MQTT: cfg.MQTT != "", Name: cfg.Name, Address: cmp.Or(cfg.MQTT, cfg.Nsqd), Mpub: cfg.Mpub, Capture: capture}, l.Stream, sub)
 	if err == nil {
 		r.traffic.brokers = r.brokers
 	}
@@ -359,7 +374,7 @@ func (r *run) follow(ctx context.Context) (err error) {
 
 // brokers returns the number of brokers with a publisher.
 func (r *run) brokers() int {
-	if r.cfg.Nsqd != "" {
+	if r.cfg.Nsqd != "" || r.cfg.MQTT != "" {
 		return 1
 	}
 	r.mu.Lock()

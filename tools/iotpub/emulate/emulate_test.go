@@ -404,6 +404,11 @@ var _ = DescribeTable("Validate", func(change func(*emulate.Config), want string
 	Entry("two places", func(c *emulate.Config) { c.Loaddistributor = "h:1" }, "want either the address of a broker or that of a loaddistributor"),
 	Entry("no lookupd", func(c *emulate.Config) { c.Nsqd, c.Loaddistributor, c.Subscribe = "", "h:1", true },
 		"subscribing needs the address of a lookupd where the loaddistributor places the publishers"),
+	Entry("MQTT", func(c *emulate.Config) {
+		c.MQTT, c.Nsqd, c.Loaddistributor, c.Mpub, c.Subscribe, c.Heartbeat = "h:1", "", "h:2", true, true, 24*time.Hour
+	}, "brokers redirect publishers of MQTT: want no address of a loaddistributor\nMQTT has no MPUB\n"+
+		"subscribing needs the NSQ address of a broker, or the address of a lookupd\nheartbeat: 24h0m0s, want at most 18h12m15s with MQTT"),
+	Entry("a name without MQTT", func(c *emulate.Config) { c.Name = "a/b" }, "an MQTT topic name needs --protocol mqtt"),
 	Entry("address", func(c *emulate.Config) { c.Nsqd = "here" }, `address "here": want host:port`),
 	Entry("background", func(c *emulate.Config) {
 		c.Background.Topic = c.Topic

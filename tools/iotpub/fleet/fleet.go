@@ -35,10 +35,15 @@ import (
 type Config struct {
 	// Topic is the topic of every message.
 	Topic string
+	// MQTT makes the publishers speak MQTT 5.0 instead of NSQ, with quality of service 1. Brokers
+	// may redirect a publisher. Name is the MQTT topic name, in which {id} is the publisher's ID;
+	// empty: Topic.
+	MQTT bool
+	Name string
 	// Run marks the messages of this run.
 	Run uint32
 	// Sources are the publishers. Events of the stream refer to a publisher by its index. A
-	// publisher's ID is the client_id in IDENTIFY.
+	// publisher's ID is the client_id in IDENTIFY, or the client id in CONNECT.
 	Sources []schedule.Source
 	// Stream returns the schedule. Each worker calls Stream once, and each call must return
 	// the same events. A fleet without Stream only connects.
@@ -51,7 +56,7 @@ type Config struct {
 	Workers int
 	// Mpub sends a batch as one MPUB instead of PUBs back to back.
 	Mpub bool
-	// Heartbeat is the requested heartbeat interval; 0 means 30 s.
+	// Heartbeat is the requested heartbeat interval, or the keep alive of MQTT; 0 means 30 s.
 	Heartbeat time.Duration
 	// Drain bounds the wait for replies after the last message; 0 means 10 s.
 	Drain time.Duration
@@ -231,7 +236,7 @@ func (f *Fleet) Stats() Stats {
 	return total
 }
 
-// Accepted returns the set of messages that a broker answered with OK.
+// Accepted returns the set of messages that a broker answered with OK or PUBACK.
 func (f *Fleet) Accepted() *verify.Set {
 	all := verify.NewSet(len(f.cfg.Sources))
 	for _, w := range f.workers {

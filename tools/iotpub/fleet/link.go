@@ -9,7 +9,7 @@ type linkState uint8
 
 const (
 	dialling    linkState = iota
-	identifying           // IDENTIFY was sent, the reply is pending
+	identifying           // IDENTIFY or CONNECT was sent, the reply is pending
 	ready
 	dead // closed; the slot is not free yet
 )
@@ -21,6 +21,8 @@ type link struct {
 	address   string
 	state     linkState
 	dialStart mono.Time // start of dialling
+	// maximum bounds the open commands, if the broker has a bound; 0: none.
+	maximum int
 	// received holds the start of an incomplete frame.
 	received []byte
 	// unsent holds bytes that the socket did not accept. New messages are added only below
@@ -30,7 +32,7 @@ type link struct {
 	open container.Queue[command]
 }
 
-// command is an unanswered PUB or MPUB.
+// command is an unanswered PUB, MPUB or PUBLISH.
 type command struct {
 	seq      uint32 // number of the first message
 	count    int32
@@ -47,7 +49,8 @@ type batch struct {
 // publisher is one emulated sensor.
 type publisher struct {
 	source int32
-	hello  []byte // the magic and IDENTIFY
+	hello  []byte // the magic and IDENTIFY, or CONNECT
+	name   string // MQTT topic name
 	seq    uint32 // number of the next message
 
 	// target is the assigned broker, empty while unknown or displaced. epoch is the epoch
@@ -74,6 +77,9 @@ type publisher struct {
 
 // canSend reports whether a batch may be written now.
 func (p *publisher) canSend(maxOutstanding int) bool {
+	if p.link != nil && p.link.maximum > 0 {
+		maxOutstanding = min(maxOutstanding, p.link.maximum)
+	}
 	return p.link != nil && p.link.state == ready && !p.switching() && !p.displaced &&
 		len(p.link.unsent) < maxOut && p.link.open.Len() < maxOutstanding
 }

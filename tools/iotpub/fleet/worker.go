@@ -10,6 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/mqtt/packet"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -72,6 +73,7 @@ type worker struct {
 	drainEnds mono.Time
 	aborted   bool
 	nextTick  mono.Time
+	nextPing  mono.Time // only MQTT
 
 	stats     Stats
 	accepted  *verify.Set
@@ -97,11 +99,17 @@ func newWorker(cfg *Config, shard int, allConnected func()) (*worker, error) {
 		input: make([]byte, 64<<10),
 	}
 	for i := shard; i < len(cfg.Sources); i += cfg.Workers {
-		hello, err := hello(cfg.Sources[i], cfg.Heartbeat)
-		if err != nil {
-			return nil, err
+		p := publisher{source: int32(i), target: cfg.Address}
+		if cfg.MQTT {
+			p.hello, p.name = mqttHello(cfg.Sources[i], cfg), cfg.mqttName(cfg.Sources[i])
+		} else {
+			hello, err := hello(cfg.Sources[i], cfg.Heartbeat)
+			if err != nil {
+				return nil, err
+			}
+			p.hello = hello
 		}
-		w.publishers = append(w.publishers, publisher{source: int32(i), target: cfg.Address, hello: hello})
+		w.publishers = append(w.publishers, p)
 	}
 	if cfg.Stream != nil {
 		w.stream = schedule.Shard(cfg.Stream(), shard, cfg.Workers)
@@ -266,14 +274,26 @@ func (w *worker) sendDue(now mono.Time) mono.Time {
 			w.stats.Skipped += uint64(b.count)
 			continue
 		}
-		if p.waitingMessages == 0 && p.canSend(w.cfg.MaxOutstanding) {
-			w.send(p, b, now)
-			now = clock.Mono()
-		} else {
-			w.park(p, b)
+		together := b.count
+		if w.cfg.MQTT {
+			together = 1 // the broker bounds the messages without a PUBACK
+		}
+		for ; b.count > 0; b.count -= together {
+			now = w.offer(p, batch{b.intended, together, b.size}, now)
 		}
 	}
 	return now
+}
+
+// offer sends a batch, or stores the batch until the publisher can send. offer returns the current
+// time.
+func (w *worker) offer(p *publisher, b batch, now mono.Time) mono.Time {
+	if p.waitingMessages > 0 || !p.canSend(w.cfg.MaxOutstanding) {
+		w.park(p, b)
+		return now
+	}
+	w.send(p, b, now)
+	return clock.Mono()
 }
 
 // park stores a batch until the publisher can send.
@@ -334,7 +354,11 @@ func (w *worker) send(p *publisher, b batch, now mono.Time) {
 		w.unanswered++
 	} else {
 		for i := range int(b.count) {
-			w.cmd = wire.AppendPub(w.cmd, w.cfg.Topic, w.body[i*size:(i+1)*size])
+			if body := w.body[i*size : (i+1)*size]; w.cfg.MQTT {
+				w.cmd = packet.AppendPublish(w.cmd, packet.V5, p.name, packetID(first+uint32(i)), body)
+			} else {
+				w.cmd = wire.AppendPub(w.cmd, w.cfg.Topic, body)
+			}
 			l.open.Push(command{first + uint32(i), 1, b.intended})
 		}
 		w.unanswered += int(b.count)
@@ -414,7 +438,11 @@ func (w *worker) receive(slot int32, l *link) {
 			l.received = append(l.received, in...)
 			in = l.received
 		}
-		rest, err := w.frames(l, in, clock.Mono())
+		handle := w.frames
+		if w.cfg.MQTT {
+			handle = w.packets
+		}
+		rest, err := handle(l, in, clock.Mono())
 		if l.state == dead {
 			return
 		}
@@ -600,6 +628,9 @@ func (w *worker) abandon(l *link) {
 // handleLoss handles the unexpected end of a link.
 func (w *worker) handleLoss(l *link, cause error) {
 	p := l.publisher
+	if w.cfg.MQTT {
+		p.target = w.cfg.Address // the broker of a redirection may have ended
+	}
 	// The broker may close a displaced publisher's connection first.
 	if !p.displaced || l.open.Len() > 0 {
 		// A refusal that closes the connection says more than the EOF that follows.
@@ -706,9 +737,12 @@ func (w *worker) housekeep(now mono.Time) {
 	if w.dials > 0 {
 		for _, l := range w.links {
 			if l != nil && (l.state == dialling || l.state == identifying) && now.Sub(l.dialStart) > helloTimeout {
-				w.handleLoss(l, fmt.Errorf("no connection and answer to IDENTIFY within %v", helloTimeout))
+				w.handleLoss(l, fmt.Errorf("no connection and answer to IDENTIFY or CONNECT within %v", helloTimeout))
 			}
 		}
+	}
+	if w.cfg.MQTT {
+		w.ping(now)
 	}
 	w.dialMore(now)
 }
