@@ -30,7 +30,7 @@ var (
 		port int
 		use  string
 	}{
-		{4150, "nsqd, NSQ"}, {4151, "nsqd, HTTP"}, {4160, "loaddistributor, NSQ's registration"}, {4161, "loaddistributor, HTTP"},
+		{1883, "nsqd, MQTT"}, {8883, "nsqd, MQTT over TLS"}, {4150, "nsqd, NSQ"}, {4151, "nsqd, HTTP"}, {4160, "loaddistributor, NSQ's registration"}, {4161, "loaddistributor, HTTP"},
 		{4170, "loaddistributor, gRPC"}, {4180, "tbadaptor, gRPC"}, {4181, "tbadaptor, HTTP"},
 		{4190, "srtm agent, HTTP"}, {4191, "admission, HTTP"}, {4192, "admission, gRPC"}, {4195, "gateway, HTTP"}, {4196, "gateway, operators"},
 	}

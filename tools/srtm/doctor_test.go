@@ -55,7 +55,7 @@ func TestDoctor(t *testing.T) {
 	}
 	if runtime.GOOS == "linux" {
 		want["space of "+dir+"/missing"] = failed
-		for _, check := range []string{"kernel", "arrival stamps", "clock", "open files of this shell", "port 4150 (nsqd, NSQ)", "port 4191 (admission, HTTP)", "space of " + dir} {
+		for _, check := range []string{"kernel", "arrival stamps", "clock", "open files of this shell", "port 1883 (nsqd, MQTT)", "port 4150 (nsqd, NSQ)", "port 4191 (admission, HTTP)", "space of " + dir} {
 			if got[check] == "" {
 				t.Errorf("%s is not checked:\n%s", check, out)
 			}
