@@ -92,7 +92,7 @@ func (c *client) permit(op *session.Op, now mono.Time) error {
 	p := auth.Publish
 	if op.Kind == session.OpSub {
 		p = auth.Subscribe
-	} else if c.pubs.target(op.Topic) != nil {
+	} else if c.pubs.target(op.Topic, publisherOf(op)) != nil {
 		return nil
 	}
 	if !c.cred.grant.Allows(p, string(op.Topic), string(op.Channel)) {

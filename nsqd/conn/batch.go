@@ -13,14 +13,21 @@ import (
 // third of the cost of a pipelined publish: the topic's lock and the fixed cost of a step. A
 // connection has a pubBatch only during consume, or while it waits for its offloaded operation.
 type pubBatch struct {
-	topic     *broker.Topic
-	publisher *broker.Publisher
-	count     *pubCount
-	kinds     []session.OpKind
-	pubs      []broker.Published // bodies are in the connection's buffer
-	errs      []error
-	next      int // first unanswered publish
+	target
+	receipts []receipt
+	pubs     []broker.Published // bodies are in the connection's buffer
+	errs     []error
+	next     int        // first unanswered publish
+	op       session.Op // scratch of flushBatch
 }
+
+// receipt is the part of a publish that its answer needs.
+type receipt struct {
+	kind   session.OpKind
+	packet uint16
+}
+
+func (r receipt) set(op *session.Op) { op.Kind, op.Packet, op.Reply = r.kind, r.packet, nil }
 
 // batchSize is the maximum number of publishes, or FINs, in a batch.
 const batchSize = 64
@@ -35,24 +42,24 @@ func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 	if c.pubs.batch == nil && c.r+t.n == c.w {
 		return false, carriedOut
 	}
-	target := c.pubs.target(op.Topic)
+	target := c.pubs.target(op.Topic, publisherOf(op))
 	if target == nil || target.topic.Durable() {
 		return false, carriedOut
 	}
-	if c.pubs.batch != nil && (c.pubs.batch.topic != target.topic || len(c.pubs.batch.pubs) == batchSize) {
+	if c.pubs.batch != nil && (c.pubs.batch.publisher != target.publisher || len(c.pubs.batch.pubs) == batchSize) {
 		if v := c.flushBatch(now); v != carriedOut {
 			return false, v
 		}
-		if target = c.pubs.target(op.Topic); target == nil { // the topic was deleted meanwhile
+		if target = c.pubs.target(op.Topic, publisherOf(op)); target == nil { // the topic was deleted meanwhile
 			return false, carriedOut
 		}
 	}
 	if c.pubs.batch == nil {
 		c.pubs.batch = c.env.batches.Get().(*pubBatch)
-		c.pubs.batch.topic, c.pubs.batch.publisher, c.pubs.batch.count = target.topic, target.publisher, target.count
+		c.pubs.batch.target = *target
 	}
-	c.pubs.batch.kinds = append(c.pubs.batch.kinds, op.Kind)
-	c.pubs.batch.pubs = append(c.pubs.batch.pubs, broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, From: c.pubs.batch.publisher})
+	c.pubs.batch.receipts = append(c.pubs.batch.receipts, receipt{op.Kind, op.Packet})
+	c.pubs.batch.pubs = append(c.pubs.batch.pubs, broker.Published{Body: op.Body, Attribute: attributeOf(op), Arrival: c.arrival(t), Defer: op.Defer, From: c.pubs.batch.publisher})
 	c.r += t.n
 	return true, carriedOut
 }
@@ -64,12 +71,12 @@ func (c *client) flushBatch(now mono.Time) verdict {
 	if b == nil {
 		return carriedOut
 	}
-	var op session.Op // the parts that Answer needs
+	op := &b.op
 	for b.next < len(b.pubs) {
 		b.errs = b.topic.PublishEach(now, c.wall, b.pubs[b.next:], b.errs[:0])
 		for _, err := range b.errs {
 			name := b.topic.Name()
-			op.Kind, op.Reply = b.kinds[b.next], nil
+			b.receipts[b.next].set(op)
 			switch {
 			case err == nil:
 				add(&b.count.count, 1)
@@ -77,12 +84,12 @@ func (c *client) flushBatch(now mono.Time) verdict {
 				// On its own, the publish can wait, or go to the recreated topic or another broker.
 				p := b.pubs[b.next]
 				p.NoWait = c.driver.nonblocking()
-				t, err := c.publishNamed([]byte(name), p, nil, now)
+				t, err := c.publishNamed([]byte(name), []byte(b.as), p, nil, now)
 				if errors.Is(err, broker.ErrBusy) {
 					return mustWait
 				}
 				b.next++
-				c.answerPublish(&op, t, err)
+				c.answerPublish(op, t, err)
 				continue
 			default:
 				err = refusal([]byte(name), err)
@@ -90,12 +97,12 @@ func (c *client) flushBatch(now mono.Time) verdict {
 			if err == nil && c.pubs.weight > 0 {
 				op.Reply = b.publisher.Advice()
 			}
-			c.sess.Answer(&op, err)
+			c.sess.Answer(op, err)
 			b.next++
 		}
 	}
 	clear(b.pubs)
-	*b = pubBatch{kinds: b.kinds[:0], pubs: b.pubs[:0], errs: b.errs[:0]}
+	*b = pubBatch{receipts: b.receipts[:0], pubs: b.pubs[:0], errs: b.errs[:0]}
 	c.pubs.batch = nil
 	c.env.batches.Put(b)
 	return carriedOut
@@ -106,6 +113,7 @@ func (c *client) flushBatch(now mono.Time) verdict {
 type finBatch struct {
 	ids  []wire.MessageID
 	errs []error
+	op   session.Op // scratch of flushFins
 }
 
 // finish adds a FIN to the batch. flushFins carries it out.
@@ -127,13 +135,13 @@ func (c *client) flushFins(now mono.Time) {
 	}
 	n := 0
 	b.errs = c.sub.FinishBatch(now, b.ids, b.errs)
-	op := session.Op{Kind: session.OpFin}
+	b.op.Kind = session.OpFin
 	for i, err := range b.errs {
 		if err == nil {
 			n++
 		}
-		op.ID = b.ids[i]
-		c.sess.Answer(&op, err)
+		b.op.ID = b.ids[i]
+		c.sess.Answer(&b.op, err)
 	}
 	add(&c.stats.finished, n)
 	clear(b.errs)

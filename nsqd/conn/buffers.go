@@ -60,7 +60,7 @@ func (c *client) makeRoom() bool {
 			c.releaseBuffer()
 		}
 	}
-	need := max(c.sess.Need(), unread+1)
+	need := max(c.peer.Need(), unread+1)
 	if c.r+need <= len(c.buf) {
 		return true
 	}

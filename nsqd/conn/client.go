@@ -34,7 +34,8 @@ type client struct {
 	// Owned by the driver's reader.
 	driver     driver
 	in         stream // the socket with its negotiated layers
-	sess       *session.Session
+	sess       protocol
+	peer       peer      // sess
 	wall       mono.Wall // time of the last read
 	buf        []byte    // buf[r:w] is read and not yet consumed
 	r, w       int
@@ -58,6 +59,27 @@ type client struct {
 	registration
 
 	stats connStats // for display
+}
+
+// protocol is a client's session. It turns bytes into operations, and outcomes into replies:
+// nsq/session.Session.
+type protocol interface {
+	StepInto(in []byte, now mono.Time, op *session.Op) (n int)
+	Answer(op *session.Op, err error)
+	Output() []byte
+	ClearOutput()
+	Closing() (closing bool, cause error)
+	Deadline() mono.Time
+	Tick(now mono.Time)
+}
+
+// peer is what a session knows about its client. The same type implements protocol.
+type peer interface {
+	Need() int
+	LastCommand() mono.Time
+	Identity() session.Identity
+	Restricted() bool
+	Refuse(e *wire.Error)
 }
 
 // subscription carries out a consumer's commands. It is a broker.Subscription, or a
@@ -103,11 +125,8 @@ type driver interface {
 
 // newClient returns a client that has no driver yet.
 func newClient(e *env, remote string) *client {
-	return &client{
-		env: e, remote: remote,
-		sess:  session.New(e.cfg.Session, clock.Mono()),
-		stats: connStats{connected: time.Now()},
-	}
+	s := session.New(e.cfg.Session, clock.Mono())
+	return &client{env: e, remote: remote, sess: s, peer: s, stats: connStats{connected: time.Now()}}
 }
 
 // setDriver sets the client's driver, with the signals of the same driver.
@@ -161,7 +180,7 @@ func (c *client) abort() {
 // lingerTime to read the replies to its last commands. If the peer has sent no command for
 // lingerTime, the connection does not linger.
 func (c *client) lingerUntil(now mono.Time) mono.Time {
-	return min(now, c.sess.LastCommand()).Add(lingerTime)
+	return min(now, c.peer.LastCommand()).Add(lingerTime)
 }
 
 // release releases the connection's subscription, publishers and forwarded publishes.
@@ -303,7 +322,7 @@ func (c *client) carryOut(t *task, now mono.Time) (verdict, error) {
 // markVerified counts the client as verified once it has completed TLS and AUTH, where these are
 // required.
 func (c *client) markVerified() {
-	if !c.sess.Restricted() {
+	if !c.peer.Restricted() {
 		c.env.clients.markVerified(c)
 	}
 }
@@ -311,7 +330,7 @@ func (c *client) markVerified() {
 func (c *client) runCommand(op *session.Op, now mono.Time) error {
 	switch op.Kind {
 	case session.OpIdentify:
-		id := c.sess.Identity()
+		id := c.peer.Identity()
 		c.stats.identity.Store(&id)
 		if c.pubs.origin == nil {
 			for _, target := range c.pubs.targets {
@@ -360,7 +379,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	if err := c.permit(op, now); err != nil {
 		return err
 	}
-	id := c.sess.Identity()
+	id := c.peer.Identity()
 	params := broker.Subscriber{
 		MsgTimeout: id.MsgTimeout,
 		SampleRate: id.SampleRate,

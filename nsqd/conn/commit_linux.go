@@ -49,7 +49,7 @@ func (cs *commits) join(s *slot) bool {
 	if !op.Kind.Publishes() || s.client.env.cfg.Auth != nil || s.client.r+s.heldTask.n < s.client.w || s.client.pubs.batch != nil || len(s.client.pubs.unsettled) > 0 {
 		return false
 	}
-	target := s.client.pubs.target(op.Topic)
+	target := s.client.pubs.target(op.Topic, publisherOf(op))
 	if target == nil || !target.topic.Durable() {
 		return false
 	}
@@ -183,7 +183,8 @@ func (c *commit) carryOut() bool {
 func (c *commit) store() {
 	now, bytes := clock.Mono(), 0
 	for _, s := range c.slots {
-		op, to := &s.heldTask.op, s.client.pubs.target(s.heldTask.op.Topic)
+		op := &s.heldTask.op
+		to := s.client.pubs.target(op.Topic, publisherOf(op))
 		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // to differs if the topic was deleted
 			s.client.pubs.committing = true
 			s.verdict, s.err = s.client.carryOut(&s.heldTask, now)
@@ -192,7 +193,7 @@ func (c *commit) store() {
 		}
 		s.client.flushFins(now)
 		c.stored = append(c.stored, s)
-		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.heldTask), Defer: op.Defer, From: to.publisher, Stored: &s.client.pubs.stored})
+		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Attribute: attributeOf(op), Arrival: s.client.arrival(&s.heldTask), Defer: op.Defer, From: to.publisher, Stored: &s.client.pubs.stored})
 		if bytes += len(op.Body); bytes >= commitBytes || len(c.pubs) == commitSize {
 			c.storeBatch(now)
 			bytes = 0
@@ -216,7 +217,7 @@ func (c *commit) storeBatch(now mono.Time) {
 		case err != nil:
 			s.client.answerPublish(&s.heldTask.op, c.topic, refusal(s.heldTask.op.Topic, err))
 		default:
-			add(&s.client.pubs.target(s.heldTask.op.Topic).count.count, 1)
+			add(&s.client.pubs.target(s.heldTask.op.Topic, publisherOf(&s.heldTask.op)).count.count, 1)
 			s.client.answerPublish(&s.heldTask.op, c.topic, nil)
 		}
 		s.verdict, s.err = carriedOut, nil

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/client/pool"
@@ -16,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/forward"
+	"github.com/srtm-io/srtm/pacing/police"
 )
 
 // forwarding holds a connection's publishes to topics on other brokers. If the client is another
@@ -25,12 +27,18 @@ import (
 // goroutine carries out the command and all commands that were read after it. The goroutine sends
 // all publishes, waits for the answers once at the end, and the loop writes the answers.
 type forwarding struct {
-	line       *forward.Line    // nil: nothing was forwarded
+	lines      []line           // one for each publisher, at most maxTargets, most recent last
 	sent       *forward.Pending // the current publish; nil: not forwarded
 	notBefore  mono.Time        // earliest arrival time of later publishes
 	unanswered bool             // unsettled has forwarded publishes
 	committing bool             // a committer carries out the command, and may only wait for the disk
 	origin     *origin.Origin   // the publisher for whom the client, a broker, forwards; nil: the client is not a broker
+}
+
+// line forwards for a publisher (target.as).
+type line struct {
+	as string
+	*forward.Line
 }
 
 // errElsewhere reports that the topic is on another broker, so a publish must be forwarded.
@@ -44,23 +52,43 @@ func (c *client) shouldForward(err error) bool {
 
 // forward sends a message, or the batch bodies, to the publisher's broker for the topic. It returns
 // ErrBusy if the caller may not wait.
-func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) error {
+func (c *client) forward(name []byte, as string, p *broker.Published, bodies *wire.Batch) error {
 	if p.NoWait || c.pubs.committing {
 		return broker.ErrBusy
 	}
 	if closing, _ := c.sess.Closing(); closing {
 		return broker.ErrDraining // the client would get no answer
 	}
-	if c.pubs.line == nil {
-		c.pubs.line = c.env.cfg.Forward.Line(c.forwardIdentity())
+	l := c.pubs.line(as)
+	if l == nil {
+		l = c.env.cfg.Forward.Line(c.forwardIdentity(as))
+		c.pubs.addLine(as, l)
 	}
-	m, n := pool.Message{Body: p.Body, Defer: p.Defer}, 1
+	m, n := pool.Message{Body: p.Body, Defer: p.Defer, Attribute: p.Attribute}, 1
 	if bodies != nil {
 		m.Batch, n = bodies, bodies.Len()
 	}
-	c.pubs.sent, c.pubs.unanswered = c.pubs.line.Begin(c.env.ctx, string(name), m), true
+	c.pubs.sent, c.pubs.unanswered = l.Begin(c.env.ctx, string(name), m), true
 	add(&c.stats.counter(string(name)).count, n)
 	return nil
+}
+
+// line returns the line of a publisher (target.as), or nil.
+func (f *forwarding) line(as string) *forward.Line {
+	for _, l := range f.lines {
+		if l.as == as {
+			return l.Line
+		}
+	}
+	return nil
+}
+
+func (f *forwarding) addLine(as string, l *forward.Line) {
+	if len(f.lines) == maxTargets {
+		f.lines[0].Close()
+		f.lines = slices.Delete(f.lines, 0, 1)
+	}
+	f.lines = append(f.lines, line{as, l})
 }
 
 const (
@@ -74,7 +102,7 @@ const (
 // it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
 // *wire.Error.
 func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub *forward.Subscription, err error) {
-	params := forward.Subscriber{Publisher: c.forwardIdentity(), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
+	params := forward.Subscriber{Publisher: c.forwardIdentity(""), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
 	name := string(op.Topic)
 	err = c.interruptibly(func(ctx context.Context) error {
 		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.notifier())
@@ -109,9 +137,12 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 	return t, sub, err
 }
 
-// forwardIdentity returns the client's identity for other brokers.
-func (c *client) forwardIdentity() forward.Publisher {
-	return forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: hostOf(c.remote)}
+// forwardIdentity returns the identity of a publisher (target.as) for other brokers.
+func (c *client) forwardIdentity(as string) forward.Publisher {
+	if as != "" {
+		return forward.Publisher{ClientID: as, Identity: deviceIdentity(as), Host: hostOf(c.remote)}
+	}
+	return forward.Publisher{ClientID: c.peer.Identity().ClientID, Identity: c.identity(), Host: hostOf(c.remote)}
 }
 
 // takeSent returns and clears the current forwarded publish.
@@ -142,10 +173,10 @@ func (p *publisher) abandonForwarded() {
 // endForwarding closes the connection's publishers at other brokers. The next forward opens them
 // with the client's identity at that time.
 func (f *forwarding) endForwarding() {
-	if f.line != nil {
-		f.line.Close()
-		f.line = nil
+	for _, l := range f.lines {
+		l.Close()
 	}
+	f.lines = nil
 }
 
 // authenticateBroker carries out AUTH for a broker that forwards another client's publishes.
@@ -166,11 +197,18 @@ func (c *client) authenticateBroker(op *session.Op) error {
 	return nil
 }
 
-// addPublisher registers the client as a publisher of the topic.
-func (c *client) addPublisher(t *broker.Topic) *broker.Publisher {
+// deviceIdentity returns the identity of a publisher that a rule of MQTT names.
+func deviceIdentity(as string) police.Identity { return police.Identity{Kind: "device", ID: as} }
+
+// addPublisher registers the client, or the publisher that a rule of MQTT names, as a publisher of the
+// topic.
+func (c *client) addPublisher(t *broker.Topic, as string) *broker.Publisher {
 	o := c.pubs.origin
+	if as != "" {
+		return t.AddPublisher(as, hostOf(c.remote), deviceIdentity(as))
+	}
 	if o == nil {
-		return t.AddPublisher(c.sess.Identity().ClientID, hostOf(c.remote), c.identity())
+		return t.AddPublisher(c.peer.Identity().ClientID, hostOf(c.remote), c.identity())
 	}
 	var publisher *broker.Publisher
 	if o.Visits {

@@ -92,7 +92,7 @@ func (b *memoryBudget) end(c *client) {
 // cause returns why the connection ends. If memory is short, cause first tells the peer.
 func (c *client) cause() error {
 	if c.memoryShort.Load() {
-		c.sess.Refuse(errMemoryShort)
+		c.peer.Refuse(errMemoryShort)
 	}
 	_, cause := c.sess.Closing()
 	return cause

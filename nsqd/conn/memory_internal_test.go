@@ -34,7 +34,8 @@ func TestTheBufferGrowsByDoubling(t *testing.T) {
 			n := copy(c.buf[c.w:], rest[:min(len(rest), 64<<10)])
 			c.w, rest = c.w+n, rest[n:]
 			for {
-				n, op := c.sess.Step(c.buf[c.r:c.w], 0)
+				var op session.Op
+				n := c.sess.StepInto(c.buf[c.r:c.w], 0, &op)
 				if c.r += n; op.Kind.Publishes() {
 					whole = true
 				}

@@ -17,7 +17,7 @@ import (
 
 // publisher is a connection's publishing state. Owned by its reader.
 type publisher struct {
-	targets   []target  // distinct topics, at most maxTargets, most recent last
+	targets   []target  // distinct topics and publishers, at most maxTargets, most recent last
 	batch     *pubBatch // nil: no publishes wait in a batch
 	unsettled []unsettled
 	stored    broker.Stored // position of the last publish that its topic stored
@@ -30,11 +30,28 @@ type publisher struct {
 // connection as a publisher of the topic.
 type target struct {
 	topic     *broker.Topic
-	publisher *broker.Publisher // the connection as a publisher of the topic
+	as        string            // the publisher that a rule of MQTT names; empty: the connection
+	publisher *broker.Publisher // the connection, or as, as a publisher of the topic
 	count     *pubCount         // messages to the topic
 }
 
-// maxTargets limits the topics that a connection keeps alive, and the length of a search.
+// publisherOf returns the publisher that a rule of MQTT names; empty: the connection.
+func publisherOf(op *session.Op) []byte {
+	if op.MQTT == nil {
+		return nil
+	}
+	return op.MQTT.Publisher
+}
+
+// attributeOf returns the record attribute of an MQTT message.
+func attributeOf(op *session.Op) []byte {
+	if op.MQTT == nil {
+		return nil
+	}
+	return op.MQTT.Attribute
+}
+
+// maxTargets limits the topics and publishers that a connection keeps alive, and the length of a search.
 const maxTargets = 64
 
 // publish publishes a message or a batch. It returns the topic.
@@ -43,14 +60,14 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	p := broker.Published{Body: op.Body, Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.pubs.stored, NoWait: c.driver.nonblocking()}
+	p := broker.Published{Body: op.Body, Attribute: attributeOf(op), Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.pubs.stored, NoWait: c.driver.nonblocking()}
 	if op.Kind == session.OpMpub {
 		c.pubs.mpub = op.Batch
-		t, err := c.publishNamed(op.Topic, p, &c.pubs.mpub, now)
+		t, err := c.publishNamed(op.Topic, nil, p, &c.pubs.mpub, now)
 		c.pubs.mpub = wire.Batch{}
 		return t, err
 	}
-	return c.publishNamed(op.Topic, p, nil, now)
+	return c.publishNamed(op.Topic, publisherOf(op), p, nil, now)
 }
 
 // arrival returns the arrival time of the command, computed once. Requires: the command is at
@@ -66,9 +83,10 @@ func (c *client) arrival(t *task) stamp.Arrival {
 	return t.arrival
 }
 
-// publishTo returns the target for a topic. The result is valid until the next call.
-func (c *client) publishTo(name []byte) (*target, error) {
-	if found := c.pubs.target(name); found != nil {
+// publishTo returns the target for a topic and a publisher (target.as). The result is valid until the
+// next call.
+func (c *client) publishTo(name, as []byte) (*target, error) {
+	if found := c.pubs.target(name, as); found != nil {
 		return found, nil
 	}
 	find := c.env.broker.TopicForClient
@@ -89,13 +107,14 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	}
 	c.settleForwarded() // the topic may have been on another broker: earlier publishes come first
 	if len(c.pubs.targets) == maxTargets {
-		c.pubs.leaveTopic(c.pubs.targets[0].topic)
+		c.pubs.targets[0].publisher.Leave()
+		c.pubs.targets = slices.Delete(c.pubs.targets, 0, 1)
 	}
-	publisher := c.addPublisher(t)
+	publisher := c.addPublisher(t, string(as))
 	if c.pubs.weight > 0 {
 		publisher.Pace(c.pubs.weight)
 	}
-	c.pubs.targets = append(c.pubs.targets, target{t, publisher, c.stats.counter(t.Name())})
+	c.pubs.targets = append(c.pubs.targets, target{t, string(as), publisher, c.stats.counter(t.Name())})
 	return &c.pubs.targets[len(c.pubs.targets)-1], nil
 }
 
@@ -111,16 +130,16 @@ func (c *client) identity() police.Identity {
 		return police.Identity{Kind: "auth", ID: c.cred.grant.Identity}
 	case state != nil && len(state.VerifiedChains) > 0 && state.PeerCertificates[0].Subject.CommonName != "":
 		return police.Identity{Kind: "cert", ID: state.PeerCertificates[0].Subject.CommonName}
-	case c.sess.Identity().ClientID != "":
-		return police.Identity{Kind: "client", ID: c.sess.Identity().ClientID}
+	case c.peer.Identity().ClientID != "":
+		return police.Identity{Kind: "client", ID: c.peer.Identity().ClientID}
 	}
 	return police.Identity{Kind: "addr", ID: hostOf(c.remote)}
 }
 
-// target returns the connection's target with that topic name, or nil.
-func (p *publisher) target(name []byte) *target {
+// target returns the connection's target with that topic name and publisher, or nil.
+func (p *publisher) target(name, as []byte) *target {
 	for i := range p.targets {
-		if target := &p.targets[i]; target.topic.Name() == string(name) {
+		if target := &p.targets[i]; target.topic.Name() == string(name) && target.as == string(as) {
 			return target
 		}
 	}
@@ -148,11 +167,11 @@ func (p *publisher) leaveTopics() {
 // publishNamed publishes a message, or the batch bodies, to the named topic. It returns the topic,
 // or nil if the publish was forwarded (then it is in pubs.sent). It returns ErrBusy only for the
 // committer or if p.NoWait is set.
-func (c *client) publishNamed(name []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
+func (c *client) publishNamed(name, as []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
 	for {
-		target, err := c.publishTo(name)
+		target, err := c.publishTo(name, as)
 		if errors.Is(err, errElsewhere) {
-			return nil, c.forward(name, &p, bodies)
+			return nil, c.forward(name, string(as), &p, bodies)
 		}
 		if err != nil {
 			return nil, err
@@ -186,7 +205,7 @@ func (c *client) publishNamed(name []byte, p broker.Published, bodies *wire.Batc
 // unsettled is an unanswered publish. The publish, or an earlier publish, is not durable yet, or
 // waits for the answer of another broker.
 type unsettled struct {
-	kind     session.OpKind
+	receipt
 	topic    *broker.Topic // nil: forwarded or refused
 	position broker.Stored // position in topic
 	sent     *forward.Pending
@@ -204,7 +223,7 @@ func (c *client) answerPublish(op *session.Op, t *broker.Topic, err error) {
 		c.sess.Answer(op, err)
 		return
 	}
-	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, position: c.pubs.stored, sent: sent, err: err})
+	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{receipt: receipt{op.Kind, op.Packet}, topic: t, position: c.pubs.stored, sent: sent, err: err})
 	if sent != nil && sent.Failed() { // a failure may end the connection, before later publishes are answered
 		c.settle()
 	}
@@ -230,8 +249,9 @@ func (c *client) settle() {
 		return
 	}
 	c.pubs.unanswered = false
+	op := c.env.answers.Get().(*session.Op)
 	for _, u := range c.pubs.unsettled {
-		op := session.Op{Kind: u.kind}
+		u.set(op)
 		switch {
 		case u.err != nil:
 		case u.sent != nil:
@@ -242,8 +262,10 @@ func (c *client) settle() {
 		if u.err == nil && u.topic != nil {
 			op.Reply = c.pubs.advice(u.topic)
 		}
-		c.sess.Done(op, u.err)
+		c.sess.Answer(op, u.err)
 	}
+	op.Reply = nil
+	c.env.answers.Put(op)
 	clear(c.pubs.unsettled)
 	c.pubs.unsettled = c.pubs.unsettled[:0]
 }

@@ -107,6 +107,7 @@ type env struct {
 	faults      atomic.Uint64 // connections closed for a fatal protocol error
 	batches     sync.Pool     // of *pubBatch, empty
 	fins        sync.Pool     // of *finBatch, empty
+	answers     sync.Pool     // of *session.Op, scratch
 	buffers     buffers
 	memory      memoryBudget
 	unpackSlots chan struct{} // limits concurrent decompressions to all processors but one
@@ -168,6 +169,7 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.batches.New = func() any { return new(pubBatch) }
 	s.fins.New = func() any { return new(finBatch) }
+	s.answers.New = func() any { return new(session.Op) }
 	return s, nil
 }
 

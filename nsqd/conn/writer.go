@@ -31,7 +31,7 @@ func (g *goroutine) newWriter() *writer {
 	if !g.client.env.cfg.StrictBuffering {
 		return &writer{g: g, eager: true, size: gatherSize}
 	}
-	id := g.client.sess.Identity()
+	id := g.client.peer.Identity()
 	return &writer{g: g, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
 }
 
