@@ -249,6 +249,7 @@ var pure = Purity{
 		"container/heap":  "computes",
 		"crypto/hmac":     "computes",
 		"crypto/sha256":   "computes",
+		"encoding/base64": "computes; its streams need an io.Reader or Writer, which nothing pure has",
 		"encoding/binary": "computes; its Read and Write need an io.Reader or Writer, which nothing pure has",
 		"encoding/hex":    "computes; the same",
 		"encoding/json":   "computes; the same",

@@ -1,6 +1,11 @@
 package session
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+)
 
 // Reason is a reason code of MQTT 5.0.
 type Reason byte
@@ -41,11 +46,81 @@ type Error struct {
 	Reason          Reason
 	Text            string // for the log; 5.0 clients also get the text
 	ServerReference string // HOST:PORT for UseAnotherServer and ServerMoved; "": none
+	Cause           error  // not sent
 }
 
 // Error returns the text, with the reason code.
-func (e *Error) Error() string { return fmt.Sprintf("MQTT reason 0x%02X: %s", byte(e.Reason), e.Text) }
+func (e *Error) Error() string {
+	text := fmt.Sprintf("MQTT reason 0x%02X: %s", byte(e.Reason), e.Text)
+	if e.Cause != nil {
+		text += ": " + e.Cause.Error()
+	}
+	return text
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Cause }
 
 // ReasonOf returns the reason code for an error of the driver: the code of an *Error, or the code that
 // corresponds to a *wire.Error, otherwise Unspecified. nil is Success.
-func ReasonOf(err error) Reason { return Success }
+func ReasonOf(err error) Reason {
+	if err == nil {
+		return Success
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Reason
+	}
+	e, ok := err.(*wire.Error) // without errors.As, which allocates: a full topic refuses every message
+	if !ok {
+		errors.As(err, &e)
+	}
+	if e == nil {
+		return Unspecified
+	}
+	switch e.Code {
+	case wire.CodeRateLimited, wire.CodeQueueFull:
+		return QuotaExceeded
+	case wire.CodeBadTopic, wire.CodeBadChannel:
+		return BadTopicName
+	case wire.CodeUnauthorized, wire.CodeAuthFirst:
+		return NotAuthorized
+	case wire.CodeAuthFailed:
+		return ServerUnavailable
+	}
+	return Unspecified
+}
+
+// errorOf returns err as an *Error.
+func errorOf(err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return &Error{Reason: ReasonOf(err), Text: textOf(err), Cause: err}
+}
+
+// textOf returns the text for the client: the part of err that is meant for clients.
+func textOf(err error) string {
+	if e, ok := err.(*wire.Error); ok {
+		return e.Text
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Text
+	}
+	if e, ok := errors.AsType[*wire.Error](err); ok {
+		return e.Text
+	}
+	return ""
+}
+
+// valid returns the reason, or the nearest reason that a PUBACK, SUBACK or UNSUBACK may have.
+func (r Reason) valid(k kind) Reason {
+	switch {
+	case r == QuotaExceeded, r == NotAuthorized, r < Unspecified:
+		return r
+	case k == puback && r == BadTopicName:
+		return r
+	case k != puback && (r == BadTopicName || r == BadFilter):
+		return BadFilter
+	}
+	return Unspecified
+}

@@ -18,10 +18,6 @@ type Extra struct {
 	SessionExpiry time.Duration // OpDisconnect: how long the driver keeps the session from now on
 }
 
-// NeverExpires is a session expiry that the client sent as its maximum. Config.MaxSessionExpiry still
-// bounds the expiry.
-const NeverExpires = time.Duration(1<<63 - 1)
-
 // Connect is a request for an MQTT session.
 type Connect struct {
 	// ClientID is empty if the client has no client id. Then the driver sets a client id before

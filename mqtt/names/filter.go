@@ -1,0 +1,175 @@
+package names
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of topic names and filters. An attribute has MaxAttribute bytes, of which flags and a tag take
+// nine.
+const (
+	MaxName   = MaxAttribute - 9 // bytes of a topic name or filter
+	MaxLevels = 32               // levels of a topic name or filter
+)
+
+// ErrLimit means that a name or filter is valid in MQTT and exceeds MaxName or MaxLevels.
+var ErrLimit = errors.New("exceeds a limit of this server")
+
+// Faults of names and filters.
+var (
+	errEmpty    = errors.New("is empty")
+	errLong     = fmt.Errorf("is longer than %d bytes and %w", MaxName, ErrLimit)
+	errDeep     = fmt.Errorf("has more than %d levels and %w", MaxLevels, ErrLimit)
+	errText     = errors.New("is not UTF-8, or contains a zero byte")
+	errWildcard = errors.New("has a wildcard beside other characters, or # before the last level")
+	errNoName   = errors.New("contains a wildcard")
+)
+
+// CheckName returns what is wrong with a topic name of a PUBLISH, or nil.
+func CheckName(name []byte) error {
+	switch {
+	case bytes.ContainsAny(name, "+#"):
+		return errNoName
+	case !utf8.Valid(name):
+		return errText
+	}
+	return checkText(name)
+}
+
+// CheckFilter returns what is wrong with a filter, or nil. The filter has no $share prefix.
+func CheckFilter(filter string) error {
+	if !utf8.ValidString(filter) {
+		return errText
+	}
+	if err := checkText(filter); err != nil {
+		return err
+	}
+	rest := filter
+	for more := true; more; {
+		var level string
+		level, rest, more = strings.Cut(rest, "/")
+		if strings.ContainsAny(level, "+#") && len(level) > 1 || level == "#" && more {
+			return errWildcard
+		}
+	}
+	return nil
+}
+
+// checkText checks the rules that names and filters share, except UTF-8.
+func checkText[T ~string | ~[]byte](text T) error {
+	if len(text) == 0 {
+		return errEmpty
+	}
+	levels := 1
+	for i := range len(text) {
+		switch text[i] {
+		case '/':
+			levels++
+		case 0:
+			return errText
+		}
+	}
+	switch {
+	case len(text) > MaxName:
+		return errLong
+	case levels > MaxLevels:
+		return errDeep
+	}
+	return nil
+}
+
+// Wildcards reports whether a filter has wildcards.
+func Wildcards(filter string) bool { return strings.ContainsAny(filter, "+#") }
+
+// Match reports whether a valid filter selects a valid name. A wildcard in the first level selects no
+// name that begins with $.
+func Match(filter string, name []byte) bool {
+	if hidden(filter, name) {
+		return false
+	}
+	i, k := 0, 0 // starts of the current levels
+	for {
+		switch {
+		case i < len(filter) && filter[i] == '#':
+			return true
+		case i < len(filter) && filter[i] == '+':
+			i++
+			for k < len(name) && name[k] != '/' {
+				k++
+			}
+		default:
+			for ; i < len(filter) && filter[i] != '/'; i, k = i+1, k+1 {
+				if k == len(name) || name[k] != filter[i] {
+					return false
+				}
+			}
+			if k < len(name) && name[k] != '/' {
+				return false
+			}
+		}
+		switch { // both levels have ended
+		case i == len(filter):
+			return k == len(name)
+		case k == len(name):
+			return filter[i:] == "/#"
+		}
+		i, k = i+1, k+1
+	}
+}
+
+// hidden reports whether the first level of the filter is a wildcard and the other text begins with $.
+func hidden[T ~string | ~[]byte](filter string, other T) bool {
+	return len(other) > 0 && other[0] == '$' && len(filter) > 0 && (filter[0] == '+' || filter[0] == '#')
+}
+
+// Overlap reports whether some name matches both valid filters.
+func Overlap(a, b string) bool {
+	if hidden(a, b) || hidden(b, a) {
+		return false
+	}
+	for {
+		la, restA, moreA := strings.Cut(a, "/")
+		lb, restB, moreB := strings.Cut(b, "/")
+		switch {
+		case la == "#" || lb == "#":
+			return true
+		case la != lb && la != "+" && lb != "+":
+			return false
+		case !moreA && !moreB:
+			return true
+		case !moreA:
+			return restB == "#"
+		case !moreB:
+			return restA == "#"
+		}
+		a, b = restA, restB
+	}
+}
+
+// Covers reports whether every name that matches narrow also matches wide. Both are valid filters.
+func Covers(wide, narrow string) bool {
+	if hidden(wide, narrow) {
+		return false
+	}
+	if narrow == "#" {
+		return wide == "#" || wide == "+/#" // every name has a first level
+	}
+	for {
+		lw, restWide, moreWide := strings.Cut(wide, "/")
+		ln, restNarrow, moreNarrow := strings.Cut(narrow, "/")
+		switch {
+		case lw == "#":
+			return true
+		case ln == "#" || lw != ln && lw != "+":
+			return false
+		case !moreNarrow:
+			return !moreWide || restWide == "#"
+		case !moreWide:
+			return false
+		}
+		wide, narrow = restWide, restNarrow
+	}
+}

@@ -1,0 +1,218 @@
+package session
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/srtm-io/srtm/mqtt/names"
+	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+// subscribe decodes a SUBSCRIBE or an UNSUBSCRIBE.
+func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
+	if op.Packet = r.uint16(); op.Packet == 0 && !r.failed {
+		return violation("%v with the packet identifier 0", k)
+	}
+	var p properties
+	if s.version == version5 {
+		var err *Error
+		if p, err = r.properties(k); err != nil {
+			return err
+		}
+	}
+	var filters []nsq.Filter
+	for len(r.rest) > 0 {
+		if len(filters) == s.cfg.MaxFilters {
+			return &Error{Reason: QuotaExceeded, Text: "more filters than a session may have"}
+		}
+		f := nsq.Filter{Filter: string(r.text()), ID: p.subscriptionID}
+		if k == subscribe {
+			if err := parseOptions(r.byte(), s.version, &f); err != nil {
+				return err
+			}
+		}
+		if r.failed {
+			break
+		}
+		shared := false
+		if rest, found := strings.CutPrefix(f.Filter, "$share/"); found {
+			shared = true
+			f.Share, f.Filter, _ = strings.Cut(rest, "/")
+		}
+		switch {
+		case shared && f.NoLocal:
+			return violation("a shared subscription with No Local")
+		case shared && !wire.ValidChannelName(f.Share), names.CheckFilter(f.Filter) != nil:
+			f.Reason = byte(BadFilter)
+		case k == unsubscribe && s.filters.find(&f) < 0:
+			f.Reason = byte(NoSubscription)
+		case k == subscribe:
+			f.Reason = byte(s.resolve(&f))
+		}
+		filters = append(filters, f)
+	}
+	switch {
+	case r.failed:
+		return misfit(k)
+	case len(filters) == 0:
+		return violation("%v without a filter", k)
+	}
+	if k == subscribe {
+		s.filters.limit(filters, s.cfg)
+	}
+	s.extra.Filters = filters
+	op.Kind, op.MQTT = nsq.OpSubscribe, &s.extra
+	if k == unsubscribe {
+		op.Kind = nsq.OpUnsubscribe
+	}
+	return nil
+}
+
+// parseOptions decodes the options of a filter.
+func parseOptions(options, version byte, f *nsq.Filter) *Error {
+	f.QoS = options & 3
+	reserved := byte(0xfc)
+	if version == version5 {
+		f.NoLocal, f.RetainAsPublished = options&4 != 0, options&8 != 0
+		reserved = 0xc0
+	}
+	if f.QoS == 3 || options&reserved != 0 || version == version5 && options&0x30 == 0x30 {
+		return malformed("a filter with the invalid options 0x%02X", options)
+	}
+	f.QoS = min(f.QoS, 1)
+	return nil
+}
+
+// resolve sets the topics and the channel of a filter. It returns the reason if the filter has no topic.
+func (s *Session) resolve(f *nsq.Filter) Reason {
+	topics, err := s.rules.Topics(f.Filter)
+	f.Topics = topics
+	switch {
+	case err != nil:
+		return BadFilter
+	case f.Share != "":
+		f.Channel = s.rules.SharedChannel(f.Share, f.Filter, topics)
+	case f.Channel == "": // a kept filter keeps its channel
+		f.Channel = s.channel
+	}
+	return Success
+}
+
+// filterSet has a session's filters. No two have the same text.
+type filterSet []nsq.Filter
+
+// limit refuses the new filters that exceed the limits of a session.
+func (set filterSet) limit(added []nsq.Filter, cfg *Config) {
+	count, sources := len(set), 0
+	for i := range set {
+		sources += len(set[i].Topics)
+	}
+	for i := range added {
+		f := &added[i]
+		if f.Reason >= byte(Unspecified) || set.find(f) >= 0 {
+			continue
+		}
+		if count == cfg.MaxFilters || sources+len(f.Topics) > cfg.MaxSources {
+			f.Reason = byte(QuotaExceeded)
+			continue
+		}
+		count, sources = count+1, sources+len(f.Topics)
+	}
+}
+
+// find returns the index of the filter with the same text, or -1.
+func (set filterSet) find(f *nsq.Filter) int {
+	return slices.IndexFunc(set, func(other nsq.Filter) bool {
+		return other.Filter == f.Filter && other.Share == f.Share
+	})
+}
+
+// answerSubscribe keeps the filters that the driver has carried out, and answers SUBSCRIBE.
+func (s *Session) answerSubscribe(op *nsq.Op, err error) {
+	for i := range op.MQTT.Filters {
+		f := &op.MQTT.Filters[i]
+		if err != nil && f.Reason < byte(Unspecified) {
+			f.Reason = byte(ReasonOf(err))
+		}
+		if f.Reason >= byte(Unspecified) {
+			continue
+		}
+		f.Reason = f.QoS
+		if at := s.filters.find(f); at >= 0 {
+			s.filters[at] = *f
+		} else {
+			s.filters = append(s.filters, *f)
+		}
+	}
+	s.tagFilters()
+	s.acknowledge(suback, op, err)
+}
+
+// answerUnsubscribe drops the filters, and answers UNSUBSCRIBE.
+func (s *Session) answerUnsubscribe(op *nsq.Op, err error) {
+	for i := range op.MQTT.Filters {
+		f := &op.MQTT.Filters[i]
+		if at := s.filters.find(f); at >= 0 {
+			s.filters = slices.Delete(s.filters, at, at+1)
+		} else if f.Reason < byte(Unspecified) {
+			f.Reason = byte(NoSubscription)
+		}
+	}
+	s.tagFilters()
+	s.acknowledge(unsuback, op, err)
+}
+
+// tagFilters sets origin if the session has a filter with No Local. Otherwise messages need no tag.
+func (s *Session) tagFilters() {
+	s.origin = 0
+	if slices.ContainsFunc(s.filters, func(f nsq.Filter) bool { return f.NoLocal }) {
+		s.origin = names.OriginOf(s.clientID)
+	}
+}
+
+// acknowledge appends the SUBACK or UNSUBACK of an operation.
+func (s *Session) acknowledge(k kind, op *nsq.Op, err error) {
+	s.out = appendPacket(s.out, k, func(dst []byte) []byte {
+		dst = binary.BigEndian.AppendUint16(dst, op.Packet)
+		if s.version == version5 {
+			dst = s.appendReason(dst, textOf(err), "")
+		} else if k == unsuback {
+			return dst
+		}
+		for i := range op.MQTT.Filters {
+			reason := Reason(op.MQTT.Filters[i].Reason).valid(k)
+			if s.version == version311 && reason >= Unspecified {
+				reason = Unspecified
+			}
+			dst = append(dst, byte(reason))
+		}
+		return dst
+	})
+}
+
+// UseRules replaces the rules, and the topics and channels of Subscriptions. A filter that no rule maps
+// any more keeps no topic.
+func (s *Session) UseRules(r *names.Rules) {
+	s.rules = r
+	for i := range s.filters {
+		s.resolve(&s.filters[i])
+	}
+}
+
+// Subscriptions returns the session's filters, to keep them or to compare them with the sources. The
+// caller must not change the filters.
+func (s *Session) Subscriptions() []nsq.Filter { return s.filters }
+
+// Restore gives the session the filters of the kept session. Requires: OpConnect is not answered.
+func (s *Session) Restore(kept []nsq.Filter) {
+	s.filters = slices.Clone(kept)
+}
+
+// Needs reports whether any filter selects messages of the source.
+func (s *Session) Needs(topic, channel string) bool {
+	return slices.ContainsFunc(s.filters, func(f nsq.Filter) bool {
+		return f.Channel == channel && slices.Contains(f.Topics, topic)
+	})
+}
