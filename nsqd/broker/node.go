@@ -246,7 +246,8 @@ func (n *Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, unt
 }
 
 // HoldFrom stops releases of limited topics from the given time on. A later call replaces
-// the time.
+// the time. A step of a topic reads the clock before the hold time, and HoldFrom replaces the
+// hold time before it reads the clock. So HoldFrom ticks every topic that an old time has held.
 func (n *Node) HoldFrom(at mono.Time) {
 	b := n.broker()
 	if was := mono.Time(b.shared.holdFrom.Swap(int64(at))); was < at && !b.shared.now().Before(was) {
