@@ -73,11 +73,11 @@ type Config struct {
 	// Self is the address, for Brokers, of the broker of a console without API.
 	Self string
 	// May returns the reason why the caller of a request lacks the role, or "" if the
-	// caller has the role. known reports whether the caller is known. Nil: every caller
+	// caller has the role. found reports whether the caller is known. Nil: every caller
 	// may do everything.
 	May func(r *http.Request, need secure.Role) (problem string, found bool)
-	// Who names the caller in logs. If Who is nil, logs have the caller's address.
-	Who func(r *http.Request) string
+	// CallerName returns the name of a request's caller for logs; nil: the caller's address.
+	CallerName func(r *http.Request) string
 	// Tenant returns the tenant of a request's caller, for the metadata TenantKey of API
 	// calls; nil: no tenant.
 	Tenant func(r *http.Request) string

@@ -207,7 +207,7 @@ func TestManyTopics(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	c, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
 		c.Streams = 6
-		c.Who = func(r *http.Request) string { return r.Header.Get("X-Who") + r.RemoteAddr }
+		c.CallerName = func(r *http.Request) string { return r.Header.Get("X-Who") + r.RemoteAddr }
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -344,7 +344,7 @@ func TestActionsReachEachBrokerAndAreLogged(t *testing.T) {
 	var out bytes.Buffer
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
 		c.Log = slog.New(slog.NewTextHandler(&out, nil))
-		c.Who = func(*http.Request) string { return "somebody" }
+		c.CallerName = func(*http.Request) string { return "somebody" }
 		c.Tenant = func(*http.Request) string { return "Müller" }
 		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			mu.Lock()

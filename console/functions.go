@@ -85,10 +85,10 @@ func (p pressed) Fields() (all [][2]string) {
 	return all
 }
 
-// field is an input of a form, with its help; Of: the choices, nil for text.
+// field is an input of a form, with its help.
 type field struct {
 	ID, Text, Help, Value string
-	Of                    []string
+	Choices               []string // of a list to choose from; nil: the input takes text
 }
 
 // contractForm returns the values of the form that changes a topic's contract.

@@ -20,7 +20,7 @@ type gatewayStatus struct {
 // gatewayClass is a class of requests with its queue.
 type gatewayClass struct {
 	Gateway  string             `json:"-"`
-	Parts    []resource         `json:"-"` // of what all classes used
+	Parts    []resource         `json:"-"` // this class's part of each resource that all classes used
 	Name     string             `json:"name"`
 	Weight   int                `json:"weight"`
 	Queued   int                `json:"queued"`
@@ -41,7 +41,7 @@ func (c gatewayClass) Refused() uint64 { return c.Full + c.Late + c.Denied }
 // gatewayServer is a server behind a gateway.
 type gatewayServer struct {
 	Gateway   string             `json:"-"`
-	Parts     []resource         `json:"-"` // in use
+	Parts     []resource         `json:"-"` // used part of each of the server's resources
 	URL       string             `json:"url"`
 	InFlight  int                `json:"in_flight"`
 	Limit     int                `json:"limit"`

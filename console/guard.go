@@ -150,8 +150,8 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	u.Name = r.RemoteAddr
-	if c.cfg.Who != nil {
-		u.Name = c.cfg.Who(r)
+	if c.cfg.CallerName != nil {
+		u.Name = c.cfg.CallerName(r)
 	}
 	need := secure.ReadOnly
 	changes := r.Method != http.MethodGet && r.Method != http.MethodHead

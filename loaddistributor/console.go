@@ -78,7 +78,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	}
 	pages, err := console.New(console.Config{
 		Admission: peers, Gateways: o.gatewayAddresses, Gateway: o.gateways,
-		API: conn, Shares: shares, Brokers: o.brokers, May: o.addresses.Guard.May, Who: secure.Who, Tenant: o.addresses.Guard.Tenant,
+		API: conn, Shares: shares, Brokers: o.brokers, May: o.addresses.Guard.May, CallerName: secure.CallerName, Tenant: o.addresses.Guard.Tenant,
 		Lookup: console.InProcess(s.Mux), Hosts: o.consoleHosts, Metrics: s.Metrics, Log: log,
 	})
 	if err != nil {

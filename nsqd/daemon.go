@@ -201,7 +201,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	var pages *console.Console
 	if opts.addresses.console && !opts.managed() { // in a cluster the loaddistributor serves the console
 		cfg := console.Config{
-			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress},
+			Brokers: console.InProcess(all), Self: "this-broker", CallerName: secure.CallerName, Hosts: []string{node.Hostname, node.BroadcastAddress},
 			Metrics: registry, Own: registry, Log: log,
 		}
 		if opts.tokens != nil {

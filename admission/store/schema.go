@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -90,10 +91,16 @@ func Open(ctx context.Context, database string) (*Store, error) {
 		}
 	}
 	if err != nil {
+		if full := (interface{ Code() int })(nil); errors.As(err, &full) && full.Code() == sqliteFull {
+			err = fmt.Errorf("%w: %w", err, syscall.ENOSPC)
+		}
 		return nil, fmt.Errorf("open the admission store: %w", err)
 	}
 	return s, nil
 }
+
+// sqliteFull is SQLite's code for a full disk.
+const sqliteFull = 13
 
 // Close closes the store.
 func (s *Store) Close() error { return s.db.Close() }

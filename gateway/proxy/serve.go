@@ -12,8 +12,9 @@ import (
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
-// Server returns the http.Server for a Listener, for HTTP/1.1 and HTTP/2. Without TLS, HTTP/2 is for
-// clients with prior knowledge. The connection timeouts are those of the present policy.
+// Server returns an http.Server that serves the connections of a Listener with p, over HTTP/1.1 and
+// HTTP/2. Without TLS, only clients that begin with HTTP/2 use HTTP/2. The server takes its timeouts from
+// the present policy and does not follow later policies.
 func (p *Proxy) Server(maxHeader int) *http.Server {
 	timeouts := p.rules.Load().policy.Timeouts
 	return &http.Server{

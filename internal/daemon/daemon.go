@@ -14,6 +14,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"syscall"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -61,7 +62,15 @@ func (p *Program) Execute(ctx context.Context, args []string) error {
 		return lifecycle.UsageError{Err: err}
 	}
 	defer ReloadAtHangup(log)()
-	return p.Run(ctx, log, level)
+	return addRemedy(p.Run(ctx, log, level))
+}
+
+// addRemedy adds to the error of a full disk what the operator can do.
+func addRemedy(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w; free space on that disk (df -h) or free inodes (df -i), or use a folder on another disk", err)
+	}
+	return err
 }
 
 // ReloadAtHangup makes the daemon reload its token files and certificates at each SIGHUP,

@@ -2,11 +2,15 @@ package daemon
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,6 +141,17 @@ thing --help=all shows all 10 flags.
 	}
 	if _, out, err = read(t, "--version"); !errors.Is(err, errDone) || !strings.HasPrefix(out, "thing v1.2.3\nSRTM ") {
 		t.Errorf("--version: %q, %v", out, err)
+	}
+}
+
+func TestAFullDiskIsNamedWithWhatToDo(t *testing.T) {
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		program := Program{Name: "thing", Validate: func() error { return nil }, Run: func(context.Context, *slog.Logger, *slog.LevelVar) error {
+			return fmt.Errorf("--data-path: %w", &fs.PathError{Op: "open", Path: "/full/lock", Err: cause})
+		}}
+		if err := program.Execute(t.Context(), nil); !errors.Is(err, cause) || !strings.Contains(err.Error(), "/full/lock") || !strings.Contains(err.Error(), "free space on that disk") {
+			t.Errorf("the daemon ends with %v", err)
+		}
 	}
 }
 

@@ -502,9 +502,9 @@ func (s *Server) May(r *http.Request, need Role) (problem string, known bool) {
 // Tenant returns the tenant of an HTTP request; see Tokens.Tenant.
 func (s *Server) Tenant(r *http.Request) string { return s.tokens.Tenant(r) }
 
-// Who names the caller of an HTTP request for logs without revealing its token: by its
-// verified certificate, by the beginning of its token's SHA-256, or by its address.
-func Who(r *http.Request) string {
+// CallerName returns the name of an HTTP request's caller for logs. The name is the address, after the
+// name in the verified certificate or the beginning of the token's SHA-256 if the request has one.
+func CallerName(r *http.Request) string {
 	if name := caller(r.Header.Get("Authorization"), r.TLS); name != anonymous {
 		return name + " at " + r.RemoteAddr
 	}

@@ -70,13 +70,13 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(Seed(t), 0))
 }
 
-// Must fails t at once on an error.
+// Must ends the test with a failure if err is not nil.
 func Must(t interface {
 	Helper()
 	Fatal(args ...any)
 }, err error) {
 	if err != nil {
-		t.Helper() // takes longer than most of what loops measure
+		t.Helper() // only here, because Helper is too slow for the loop of a benchmark
 		t.Fatal(err)
 	}
 }

@@ -122,21 +122,21 @@ func (s *Storage) moment() epoch {
 	return epoch{mono: mono, wall: wall}
 }
 
-// clockStep is the smallest difference between the clocks that counts as a step of the wall
-// clock. After a smaller step, a message of an earlier process seems to be that much older
-// or younger.
+// clockStep is the smallest movement of the wall clock against the monotonic clock that begins a
+// new epoch. After a smaller movement, a message of an earlier process seems to be that much
+// older or younger.
 const clockStep = time.Second
 
-// current returns the epoch for new records. A step of the wall clock begins a new epoch.
+// current returns the epoch for new records. A movement of the wall clock by clockStep begins a new epoch.
 func (s *Storage) current() *epoch {
 	e, now := s.epoch.Load(), s.moment()
-	step := time.Duration(now.wall - e.wallOf(now.mono))
-	if step.Abs() < clockStep {
+	moved := time.Duration(now.wall - e.wallOf(now.mono))
+	if moved.Abs() < clockStep {
 		return e
 	}
 	next := now // not now itself, because next is allocated
 	if s.epoch.CompareAndSwap(e, &next) {
-		s.cfg.Log.Warn("the wall clock was set; after a restart, messages stored before now seem older or younger by as much", "step", step)
+		s.cfg.Log.Warn("the wall clock has moved against the monotonic clock: it was set or slewed, or the host was suspended; after a restart, messages stored before now seem older or younger by as much", "moved", moved)
 	}
 	return s.epoch.Load()
 }
