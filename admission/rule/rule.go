@@ -1,11 +1,12 @@
-// Package rule has the rules of admission, the defaults for keys without a rule (defaults.go), and the
-// mapping of keys to partitions (partition.go). It is pure. Read admission/table next, which keeps the
+// Package rule has the rules of admission, the mapping of keys to partitions, and the defaults for keys
+// without a rule (defaults.go). It is pure. Read admission/table next, which keeps the
 // buckets.
 package rule
 
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"strings"
 	"unicode/utf8"
 
@@ -106,4 +107,13 @@ func ValidKey(key string) error {
 		return errors.New("key has a control character")
 	}
 	return nil
+}
+
+// Partitions is the number of partitions in a store; fixed when the store is made.
+const Partitions = 4096
+
+// Partition returns CRC-32/IEEE of the key, unsigned, modulo the number of partitions (Janus, section
+// II.B). With one partition on each server, Partition is the paper's choice of a server.
+func Partition[K string | []byte](key K, partitions int) int {
+	return int(crc32.ChecksumIEEE([]byte(key)) % uint32(partitions))
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -393,35 +392,6 @@ func (s *Server) alone() bool {
 	return now <= s.certainUntilNs.Load() || now <= s.replicas.certainUntil.Load()
 }
 
-// decide decides a question from memory. It returns false if this server does not decide for the key.
-// It checks this under the shard's lock, so that a hand-over includes every decision made before.
-func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, owned bool) {
-	p := rule.Partition(key, rule.Partitions)
-	sh := &s.shards[p%shardCount]
-	sh.Lock()
-	if owned = s.owners.Load().owned[p]; owned {
-		v = sh.keys.Ask(key, int64(cost), now, peek)
-	}
-	sh.Unlock()
-	return v, owned
-}
-
-// refund returns a charge to the key's bucket, if this server has the key. Charges older than
-// strictOver are not refunded: a failover may have restored the key without the charge, and no failover
-// is faster.
-func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
-	age := now.Sub(charged)
-	if cost == 0 || age > strictOver {
-		return
-	}
-	p := rule.Partition(key, rule.Partitions)
-	s.shards.each(p%shardCount, func(keys *table.Shard) {
-		if s.owners.Load().owned[p] {
-			keys.Refund(key, int64(cost), age, now)
-		}
-	})
-}
-
 // Local answers a question from this process. It returns false if another server decides for the key or
 // the key needs a lookup. client.Config uses it.
 func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bool) {
@@ -431,27 +401,4 @@ func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bo
 	}
 	s.metrics.decided(&v)
 	return answerOf(&v), true
-}
-
-func answerOf(v *table.Verdict) wire.Answer {
-	var flags uint8
-	if v.Default {
-		flags |= wire.ByDefault
-	}
-	if v.Shadow && v.Denied {
-		flags |= wire.Shadow
-	}
-	a := wire.Answer{Kind: wire.Reply, Value: uint32(max(0, v.Left))}
-	switch {
-	case v.Admit:
-		flags |= wire.Admit
-	case v.Retry == math.MaxInt64:
-		flags |= wire.Never
-	default:
-		a.Wait = table.Millis(v.Retry)
-	}
-	if a.Flags = flags; flags&(wire.Admit|wire.Never) != 0 && v.Full != math.MaxInt64 {
-		a.Wait = table.Millis(v.Full)
-	}
-	return a
 }

@@ -2,10 +2,12 @@ package server
 
 import (
 	"errors"
+	"math"
 	"net"
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -152,6 +154,19 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	return a, keyID, true
 }
 
+// decide decides a question from memory. It returns false if this server does not decide for the key.
+// It checks this under the shard's lock, so that a hand-over includes every decision made before.
+func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, owned bool) {
+	p := rule.Partition(key, rule.Partitions)
+	sh := &s.shards[p%shardCount]
+	sh.Lock()
+	if owned = s.owners.Load().owned[p]; owned {
+		v = sh.keys.Ask(key, int64(cost), now, peek)
+	}
+	sh.Unlock()
+	return v, owned
+}
+
 // chargeOf returns the credits that a verdict takes from the key's bucket.
 func chargeOf(v *table.Verdict, cost uint32, peek bool) uint32 {
 	if v.Denied || peek {
@@ -210,6 +225,45 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 		return wire.Answer{Kind: wire.Busy, Session: asker.id, Number: number}
 	}
 	return a
+}
+
+func answerOf(v *table.Verdict) wire.Answer {
+	var flags uint8
+	if v.Default {
+		flags |= wire.ByDefault
+	}
+	if v.Shadow && v.Denied {
+		flags |= wire.Shadow
+	}
+	a := wire.Answer{Kind: wire.Reply, Value: uint32(max(0, v.Left))}
+	switch {
+	case v.Admit:
+		flags |= wire.Admit
+	case v.Retry == math.MaxInt64:
+		flags |= wire.Never
+	default:
+		a.Wait = table.Millis(v.Retry)
+	}
+	if a.Flags = flags; flags&(wire.Admit|wire.Never) != 0 && v.Full != math.MaxInt64 {
+		a.Wait = table.Millis(v.Full)
+	}
+	return a
+}
+
+// refund returns a charge to the key's bucket, if this server has the key. Charges older than
+// strictOver are not refunded: a failover may have restored the key without the charge, and no failover
+// is faster.
+func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
+	age := now.Sub(charged)
+	if cost == 0 || age > strictOver {
+		return
+	}
+	p := rule.Partition(key, rule.Partitions)
+	s.shards.each(p%shardCount, func(keys *table.Shard) {
+		if s.owners.Load().owned[p] {
+			keys.Refund(key, int64(cost), age, now)
+		}
+	})
 }
 
 // admit creates a session for a new asker. If the session table is full, admit first evicts sessions of
