@@ -50,7 +50,7 @@ func AppendEnvelope(dst []byte, e *Event) []byte {
 	dst = appendString(dst, e.Name)
 	switch {
 	case len(e.Payload) == 0:
-	case utf8.Valid(e.Payload) && json.Valid(e.Payload):
+	case isJSON(e.Payload):
 		dst = append(dst, `,"datacontenttype":"application/json"`+dataMember...)
 		dst = append(dst, e.Payload...)
 	default:
@@ -60,6 +60,12 @@ func AppendEnvelope(dst []byte, e *Event) []byte {
 		dst = append(dst, '"')
 	}
 	return append(dst, '}')
+}
+
+// isJSON reports whether a payload is JSON. A look at the first byte saves json.Valid most payloads that are
+// not JSON, for which json.Valid allocates.
+func isJSON(payload []byte) bool {
+	return bytes.IndexByte([]byte("{[\"-0123456789tfn \t\r\n"), payload[0]) >= 0 && utf8.Valid(payload) && json.Valid(payload)
 }
 
 // AppendPayload appends the payload of an envelope made by AppendEnvelope. It appends any other body as

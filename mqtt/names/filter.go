@@ -1,7 +1,6 @@
 package names
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -30,21 +29,17 @@ var (
 
 // CheckName returns what is wrong with a topic name of a PUBLISH, or nil.
 func CheckName(name []byte) error {
-	switch {
-	case bytes.ContainsAny(name, "+#"):
+	wild, err := checkText(name)
+	if wild {
 		return errNoName
-	case !utf8.Valid(name):
-		return errText
 	}
-	return checkText(name)
+	return err
 }
 
 // CheckFilter returns what is wrong with a filter, or nil. The filter has no $share prefix.
 func CheckFilter(filter string) error {
-	if !utf8.ValidString(filter) {
-		return errText
-	}
-	if err := checkText(filter); err != nil {
+	wild, err := checkText([]byte(filter))
+	if !wild || err != nil {
 		return err
 	}
 	rest := filter
@@ -58,27 +53,32 @@ func CheckFilter(filter string) error {
 	return nil
 }
 
-// checkText checks the rules that names and filters share, except UTF-8.
-func checkText[T ~string | ~[]byte](text T) error {
-	if len(text) == 0 {
-		return errEmpty
-	}
-	levels := 1
-	for i := range len(text) {
-		switch text[i] {
-		case '/':
+// checkText checks the rules that names and filters share, and reports whether text has wildcards.
+func checkText(text []byte) (wild bool, err error) {
+	levels, ascii, zero := 1, true, false
+	for _, c := range text {
+		switch {
+		case c == '/':
 			levels++
-		case 0:
-			return errText
+		case c == '+' || c == '#':
+			wild = true
+		case c == 0:
+			zero = true
+		case c >= utf8.RuneSelf:
+			ascii = false
 		}
 	}
 	switch {
+	case len(text) == 0:
+		return wild, errEmpty
+	case zero || !ascii && !utf8.Valid(text):
+		return wild, errText
 	case len(text) > MaxName:
-		return errLong
+		return wild, errLong
 	case levels > MaxLevels:
-		return errDeep
+		return wild, errDeep
 	}
-	return nil
+	return wild, nil
 }
 
 // Wildcards reports whether a filter has wildcards.

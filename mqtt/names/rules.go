@@ -119,7 +119,7 @@ func (r *Rules) Map(name, scratch []byte) (t Target, grown []byte, ok bool) {
 		t.Envelope = rule.envelope
 		t.Topic, scratch = rule.topic.expand(scratch, &values)
 		t.Publisher, scratch = rule.publisher.expand(scratch, &values)
-		return t, scratch, wire.ValidTopicName(t.Topic)
+		return t, scratch, !rule.topic.captures || wire.ValidTopicName(t.Topic) // Parse has checked a constant topic
 	}
 	return Target{Topic: name}, scratch, wire.ValidTopicName(name)
 }

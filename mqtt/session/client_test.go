@@ -34,11 +34,18 @@ topic = "tenant-{1}"
 publisher = "{1}"
 `
 
+// parsed saves fuzzing from parsing the rules of each session.
+var parsed = map[string]*names.Rules{}
+
 func rulesOf(t interface{ Fatal(...any) }, text string) *names.Rules {
+	if rules := parsed[text]; rules != nil {
+		return rules
+	}
 	rules, err := names.Parse([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
+	parsed[text] = rules
 	return rules
 }
 

@@ -9,9 +9,12 @@ import (
 	nsq "github.com/srtm-io/srtm/nsq/session"
 )
 
-// keptBuffer is the capacity in bytes that the output and the arena of a busy session keep. A PINGREQ
-// shows that the client is idle. Then the session keeps no buffer.
-const keptBuffer = 2 << 10
+// A busy session keeps up to busyBuffer of its output and of its arena, so that messages cost no
+// allocation. A PINGREQ, or silence, shows that the client is idle. Then the session keeps idleBuffer.
+const (
+	busyBuffer = 2 << 10 // bytes
+	idleBuffer = 64      // bytes
+)
 
 type state uint8
 
@@ -37,6 +40,7 @@ type Session struct {
 	shortened    bool // the server has reduced the session expiry
 	ownKeepAlive bool // the server has chosen the keep alive
 	warned       bool // the client was silent for two thirds of its patience
+	idle         bool // the last packet is a PINGREQ
 	window       uint16
 	maxPacket    int32 // bytes that the client accepts
 
@@ -202,9 +206,10 @@ func (s *Session) packet(in []byte, op *nsq.Op) (int, *Error) {
 		if size != header {
 			return 0, malformed("PINGREQ with fields")
 		}
-		s.release(0)
+		s.release(idleBuffer)
 		s.out = append(s.out, byte(pingresp)<<4, 0)
 	}
+	s.idle = k == pingreq
 	return size, err
 }
 
@@ -290,7 +295,11 @@ func (s *Session) Output() []byte { return s.out }
 // ClearOutput records that the driver has taken the output.
 func (s *Session) ClearOutput() {
 	s.out = s.out[:0]
-	s.release(keptBuffer)
+	if s.idle {
+		s.release(idleBuffer)
+	} else {
+		s.release(busyBuffer)
+	}
 }
 
 // release frees unused buffers of more than limit bytes.
@@ -301,7 +310,7 @@ func (s *Session) release(limit int) {
 	if s.outstanding == 0 && cap(s.arena) > limit {
 		s.arena = nil
 	}
-	if s.inflight.count == 0 && limit == 0 {
+	if s.inflight.count == 0 && limit == idleBuffer {
 		s.inflight.slots = nil
 	}
 }
@@ -341,7 +350,7 @@ func (s *Session) Tick(now mono.Time) {
 	}
 	if !s.warned || now.Sub(due) > patience/3 {
 		s.lastHeard, s.warned = now.Add(patience/3-patience), true
-		s.release(0)
+		s.release(idleBuffer)
 		return
 	}
 	e := &Error{Reason: KeepAliveTimeout, Text: "no packet for 1.5 times the keep alive"}
