@@ -106,6 +106,7 @@ func FuzzAttribute(f *testing.F) {
 	f.Add([]byte("\x00a/b"))
 	f.Add([]byte("\x0712345678a/b"))
 	f.Add([]byte("\x02123"))
+	f.Add([]byte("\x08\x05abcdename"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, encoded []byte) {
 		a, ok := names.ParseAttribute(encoded)
@@ -121,15 +122,16 @@ func FuzzAttribute(f *testing.F) {
 func TestAttribute(t *testing.T) {
 	name := []byte(strings.Repeat("n", names.MaxName))
 	for _, a := range []names.Attribute{
-		{Name: name}, {Name: name, Envelope: true}, {Name: name, AtMostOnce: true, Origin: names.OriginOf("c")}, {Name: []byte("x"), Envelope: true, Origin: 1},
+		{Name: name}, {Name: name, Envelope: true}, {Name: []byte("x"), Properties: []byte("properties")},
+		{Name: []byte("x"), Origin: 7, Properties: make([]byte, 244)}, {Name: name, AtMostOnce: true, Origin: names.OriginOf("c")}, {Name: []byte("x"), Envelope: true, Origin: 1},
 	} {
 		encoded := a.Append(nil)
 		got, ok := names.ParseAttribute(encoded)
-		if !ok || string(got.Name) != string(a.Name) || got.Envelope != a.Envelope || got.AtMostOnce != a.AtMostOnce || got.Origin != a.Origin || len(encoded) > names.MaxAttribute {
+		if !ok || string(got.Name) != string(a.Name) || got.Envelope != a.Envelope || got.AtMostOnce != a.AtMostOnce || got.Origin != a.Origin || string(got.Properties) != string(a.Properties) || len(encoded) > names.MaxAttribute {
 			t.Errorf("%+v became %+v in %d bytes", a, got, len(encoded))
 		}
 	}
-	for _, bad := range []string{"", "\x00", "\x08a", "\x021234567", "\x02123456789"[:9], "\x00" + strings.Repeat("n", names.MaxName+1)} {
+	for _, bad := range []string{"", "\x00", "\x10a", "\x08", "\x08\x02a", "\x08\x01a", "\x021234567", "\x02123456789"[:9], "\x00" + strings.Repeat("n", names.MaxName+1)} {
 		if a, ok := names.ParseAttribute([]byte(bad)); ok {
 			t.Errorf("%q is %+v", bad, a)
 		}

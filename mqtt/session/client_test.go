@@ -170,6 +170,15 @@ func encode(version byte, words []string) ([]byte, bool) {
 		for range a.number("users") {
 			user = join(user, []byte{38}, text("k"), text("v"))
 		}
+		for _, p := range []struct {
+			key string
+			id  byte
+		}{{"content", 3}, {"response", 8}, {"correlation", 9}} {
+			if a.has(p.key) {
+				user = join(user, []byte{p.id}, text(a.named[p.key]))
+			}
+		}
+		user = join(user, a.property("message-expiry", 2, 4))
 		return packet(first, text(a.named["topic"]), id, sized(version, a.property("alias", 35, 2), user), []byte(a.named["payload"])), true
 	case "subscribe", "unsubscribe":
 		var filters []byte
@@ -221,15 +230,19 @@ type peer struct {
 	late    bool
 	waiting []nsq.Op
 
-	ops []string
-	out []byte
+	ops           []string
+	out           []byte
+	lastAttribute []byte // of the last publish
 }
 
 func newPeer(t interface{ Fatal(...any) }, cfg *session.Config, rules string, secure bool) *peer {
 	p := &peer{s: session.New(cfg, rulesOf(t, rules), secure, 0)}
-	p.s.UseTime(1_700_000_000_000_000_000)
+	p.s.UseTime(published)
 	return p
 }
+
+// published is the wall time of all sessions and messages.
+const published = 1_700_000_000_000_000_000
 
 // send gives bytes to the session and runs the session until it needs more bytes.
 func (p *peer) send(b []byte) *peer {
@@ -239,6 +252,9 @@ func (p *peer) send(b []byte) *peer {
 		n := p.s.StepInto(p.buf, p.now, &op)
 		if op.Kind != nsq.OpNone {
 			p.ops = append(p.ops, describe(&op))
+			if op.Kind == nsq.OpPub {
+				p.lastAttribute = append([]byte(nil), op.MQTT.Attribute...)
+			}
 			if p.late && op.Kind == nsq.OpPub {
 				p.waiting = append(p.waiting, nsq.Op{Kind: op.Kind, Packet: op.Packet})
 			} else {
@@ -356,6 +372,9 @@ func describe(op *nsq.Op) string {
 		if x.Retain {
 			b.WriteString(" retain")
 		}
+		if x.Dropped {
+			b.WriteString(" dropped")
+		}
 	case nsq.OpConnect:
 		c := *x.Connect
 		will := c.Will
@@ -402,11 +421,12 @@ func smallConfig() session.Config {
 //
 //	begin 5|4 [secure]      a new session, whose driver accepts all operations
 //	fail CODE               the next operation fails with an error of this code
-//	message TOPIC CHANNEL   AppendMessage with body=, id=, name=, attempts=, source=, flags
+//	message TOPIC CHANNEL   AppendMessage with body=, id=, name=, attempts=, source=, flags; attribute: of the last publish
 //	at DURATION             the clock
 //	server REASON [REFERENCE]
 //	kept FILTER...          the driver finds a kept session with these filters at the next CONNECT
 //	rules                   the rules become empty
+//	wall DURATION           the wall time, from the time at which all messages are published
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
 		s := &script{t: t}
@@ -480,16 +500,25 @@ func (s *script) run(words []string) error {
 			fmt.Fprintf(&s.results, "%q share=%q channel=%s topics=%q\n", f.Filter, f.Share, f.Channel, f.Topics)
 		}
 		fmt.Fprintf(&s.results, "window %d, restricted %v, version %d, client %q\n", s.p.s.Window(), s.p.s.Restricted(), s.p.s.Version(), s.p.s.Identity().ClientID)
+	case "wall":
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			return err
+		}
+		s.p.s.UseTime(published + mono.Wall(d))
 	case "rules":
 		s.p.s.UseRules(&names.Rules{})
 	case "message":
-		m := wire.Message{Attempts: uint16(max(1, a.number("attempts"))), Body: []byte(a.named["body"])}
+		m := wire.Message{Timestamp: published, Attempts: uint16(max(1, a.number("attempts"))), Body: []byte(a.named["body"])}
 		copy(m.ID[:], "000000000000000"+a.named["id"])
 		var attribute []byte
 		if a.has("name") {
 			attribute = names.Attribute{Name: []byte(a.named["name"]), Envelope: a.has("envelope"), AtMostOnce: a.has("qos0")}.Append(nil)
 			if a.has("own") {
 				attribute = names.Attribute{Name: []byte(a.named["name"]), Origin: names.OriginOf(s.p.s.Identity().ClientID)}.Append(nil)
+			}
+			if a.has("attribute") {
+				attribute = s.p.lastAttribute
 			}
 			if a.has("envelope") {
 				m.Body = names.AppendEnvelope(nil, &names.Event{Name: []byte(a.named["name"]), Payload: m.Body})

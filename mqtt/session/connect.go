@@ -35,12 +35,11 @@ func (s *Session) connect(r *reader, op *nsq.Op) *Error {
 	s.keepAlive = time.Duration(r.uint16()) * time.Second
 	var p properties
 	if version == version5 {
-		var err *Error
-		if p, err = r.properties(connect); err != nil {
+		if err := r.properties(connect, &p); err != nil {
 			return err
 		}
 	}
-	s.terse = p.withoutProblems || p.has(maximumPacket) && p.maximumPacket < 2*maxReasonText
+	s.terse = p.has(problemInfo) && p.values[problemInfo] == 0 || p.has(maximumPacket) && p.values[maximumPacket] < 2*maxReasonText
 	id := r.text()
 	hasWill, willQoS, willRetain := flags&4 != 0, flags>>3&3, flags&32 != 0
 	hasUser, hasPassword := flags&128 != 0, flags&64 != 0
@@ -49,13 +48,13 @@ func (s *Session) connect(r *reader, op *nsq.Op) *Error {
 	}
 	var will nsq.Will
 	var willTopic []byte
+	var willProperties properties
 	if hasWill {
 		if version == version5 {
-			wp, err := r.properties(0)
-			if err != nil {
+			if err := r.properties(0, &willProperties); err != nil {
 				return err
 			}
-			will.Delay = seconds(wp.willDelay)
+			will.Delay = seconds(willProperties.values[willDelay])
 		}
 		willTopic, will.Body, will.QoS = r.text(), r.binary(), willQoS
 	}
@@ -85,14 +84,14 @@ func (s *Session) connect(r *reader, op *nsq.Op) *Error {
 	c.ClientID = string(id)
 	s.clientID = c.ClientID
 	if hasWill {
-		if err := s.mapWill(&will, willTopic); err != nil {
+		if err := s.mapWill(&will, willTopic, willProperties.arena); err != nil {
 			return err
 		}
 		c.Will = &will
 	}
 	switch {
 	case version == version5:
-		c.Expiry = seconds(p.sessionExpiry)
+		c.Expiry = seconds(p.values[sessionExpiry])
 	case !c.CleanStart:
 		c.Expiry = math.MaxInt64
 	}
@@ -105,11 +104,11 @@ func (s *Session) connect(r *reader, op *nsq.Op) *Error {
 	c.KeepAlive, c.Redirect = s.keepAlive, p.redirect
 	s.window = uint16(s.cfg.MaxInflight)
 	if p.has(receiveMaximum) {
-		s.window = min(s.window, p.receiveMaximum)
+		s.window = min(s.window, uint16(p.values[receiveMaximum]))
 	}
 	s.maxPacket = math.MaxInt32
 	if p.has(maximumPacket) {
-		s.maxPacket = int32(min(p.maximumPacket, math.MaxInt32))
+		s.maxPacket = int32(min(p.values[maximumPacket], math.MaxInt32))
 	}
 	s.extra.Connect = c
 	op.Kind, op.MQTT = nsq.OpConnect, &s.extra
@@ -126,7 +125,7 @@ func seconds(v uint32) time.Duration {
 }
 
 // mapWill sets the target of a will.
-func (s *Session) mapWill(w *nsq.Will, name []byte) *Error {
+func (s *Session) mapWill(w *nsq.Will, name, forwarded []byte) *Error {
 	if err := names.CheckName(name); err != nil {
 		return &Error{Reason: BadTopicName, Text: "the will's topic name " + err.Error()}
 	}
@@ -135,7 +134,11 @@ func (s *Session) mapWill(w *nsq.Will, name []byte) *Error {
 		return &Error{Reason: BadTopicName, Text: "no rule maps the will's topic name to a topic"}
 	}
 	w.Topic, w.Publisher = string(target.Topic), string(target.Publisher)
-	w.Attribute = names.Attribute{Name: name, Envelope: target.Envelope, AtMostOnce: w.QoS == 0}.Append(nil)
+	a := names.Attribute{Name: name, Envelope: target.Envelope, AtMostOnce: w.QoS == 0, Properties: forwarded}
+	if !a.Fits() {
+		a.Properties = nil
+	}
+	w.Attribute = a.Append(nil)
 	w.Body = append([]byte{}, w.Body...)
 	if target.Envelope {
 		w.Body = s.appendEnvelope(nil, name, w.Body)
@@ -223,8 +226,7 @@ func (s *Session) disconnect(r *reader, op *nsq.Op) *Error {
 	if s.version == version5 && len(r.rest) > 0 {
 		reason = Reason(r.byte())
 		if len(r.rest) > 0 {
-			var err *Error
-			if p, err = r.properties(disconnect); err != nil {
+			if err := r.properties(disconnect, &p); err != nil {
 				return err
 			}
 		}
@@ -233,7 +235,7 @@ func (s *Session) disconnect(r *reader, op *nsq.Op) *Error {
 		return misfit(disconnect)
 	}
 	if p.has(sessionExpiry) {
-		expiry := seconds(p.sessionExpiry)
+		expiry := seconds(p.values[sessionExpiry])
 		if s.expiry == 0 && expiry > 0 {
 			return violation("DISCONNECT keeps a session that CONNECT did not keep")
 		}

@@ -1,9 +1,13 @@
 package session
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"unicode/utf8"
+
+	"github.com/srtm-io/srtm/mqtt/names"
 )
 
 // kind is the type of a packet, the upper half of its first byte.
@@ -66,44 +70,34 @@ type reader struct {
 	failed bool
 }
 
-func (r *reader) take(n int) []byte {
-	if n > len(r.rest) {
+func (r *reader) take(size int) []byte {
+	if size > len(r.rest) {
 		r.rest, r.failed = nil, true
 		return nil
 	}
-	field := r.rest[:n:n]
-	r.rest = r.rest[n:]
+	field := r.rest[:size:size]
+	r.rest = r.rest[size:]
 	return field
 }
 
-func (r *reader) byte() byte {
-	if b := r.take(1); b != nil {
-		return b[0]
+// number reads an integer of size bytes.
+func (r *reader) number(size int) (v uint32) {
+	for _, b := range r.take(size) {
+		v = v<<8 | uint32(b)
 	}
-	return 0
+	return v
 }
 
-func (r *reader) uint16() uint16 {
-	if b := r.take(2); b != nil {
-		return binary.BigEndian.Uint16(b)
-	}
-	return 0
-}
+func (r *reader) byte() byte     { return byte(r.number(1)) }
+func (r *reader) uint16() uint16 { return uint16(r.number(2)) }
 
-func (r *reader) uint32() uint32 {
-	if b := r.take(4); b != nil {
-		return binary.BigEndian.Uint32(b)
-	}
-	return 0
-}
-
-// varint reads a variable byte integer.
-func (r *reader) varint() (v int) {
+// varint reads a variable byte integer, which has the shortest form.
+func (r *reader) varint() (v uint32) {
 	for shift := 0; shift < 28; shift += 7 {
 		b := r.byte()
-		v |= int(b&0x7f) << shift
+		v |= uint32(b&0x7f) << shift
 		if b < 0x80 {
-			r.failed = r.failed || shift > 0 && b == 0 // not the shortest form
+			r.failed = r.failed || shift > 0 && b == 0
 			return v
 		}
 	}
@@ -117,17 +111,14 @@ func (r *reader) binary() []byte { return r.take(int(r.uint16())) }
 // text reads a UTF-8 string.
 func (r *reader) text() []byte {
 	b := r.binary()
-	for _, c := range b {
-		r.failed = r.failed || c == 0
-	}
-	r.failed = r.failed || !utf8.Valid(b)
+	r.failed = r.failed || !utf8.Valid(b) || bytes.IndexByte(b, 0) >= 0
 	return b
 }
 
 // property is the identifier of a property.
 type property byte
 
-// Properties of MQTT 5.0.
+// Properties of MQTT 5.0 that the server uses.
 const (
 	payloadFormat   property = 1
 	messageExpiry   property = 2
@@ -154,6 +145,10 @@ const (
 	maximumPacket   property = 39
 )
 
+// form returns how a property of a client is encoded: an integer of 1, 2 or 4 bytes, a variable byte
+// integer, text, binary data, or a pair of texts.
+func (p property) form() byte { return "-14t----tb-v-----4---tb141-----t-222--p4"[p] }
+
 // propertySet has bit 1<<p for each property p.
 type propertySet uint64
 
@@ -164,14 +159,17 @@ func setOf(properties ...property) (set propertySet) {
 	return set
 }
 
+func (set propertySet) has(p property) bool { return set&(1<<p) != 0 }
+
 // allowed returns the properties that a client may send in a packet of the given kind. 0 means the
 // properties of a will.
 func allowed(k kind) propertySet {
+	message := forReceivers()
 	switch k {
 	case connect:
 		return setOf(sessionExpiry, authMethod, authData, problemInfo, responseInfo, receiveMaximum, aliasMaximum, userProperty, maximumPacket)
 	case publish:
-		return setOf(payloadFormat, messageExpiry, contentType, responseTopic, correlationData, topicAlias, userProperty)
+		return message | setOf(topicAlias)
 	case subscribe:
 		return setOf(subscriptionID, userProperty)
 	case unsubscribe:
@@ -181,95 +179,74 @@ func allowed(k kind) propertySet {
 	case puback:
 		return setOf(reasonString, userProperty)
 	}
-	return setOf(willDelay, payloadFormat, messageExpiry, contentType, responseTopic, correlationData, userProperty)
+	return message | setOf(willDelay)
 }
 
-// maxUserProperties limits the user properties of a packet. They are checked and dropped.
+// forReceivers returns the properties of a message that the server forwards to receivers.
+func forReceivers() propertySet {
+	return setOf(payloadFormat, messageExpiry, contentType, responseTopic, correlationData, userProperty)
+}
+
+// maxUserProperties limits the user properties of a packet.
 const maxUserProperties = 64
 
 // redirectProperty is the name of the user property by which a client asks for server references.
 const redirectProperty = "srtm-redirect"
 
-// properties are the values that the server uses.
+// properties are the properties of a packet.
 type properties struct {
-	present         propertySet
-	sessionExpiry   uint32 // seconds
-	willDelay       uint32 // seconds
-	maximumPacket   uint32 // bytes
-	subscriptionID  uint32
-	receiveMaximum  uint16
-	alias           uint16
-	withoutProblems bool // the client wants no reason strings
-	redirect        bool
+	propertySet
+	values   [maximumPacket + 1]uint32 // of integers
+	redirect bool
+
+	// arena[start:] has the properties for receivers, as in an attribute. Its owner sets both.
+	arena []byte
+	start int
 }
 
-func (p *properties) has(id property) bool { return p.present&(1<<id) != 0 }
-
 // properties reads the properties of a packet.
-func (r *reader) properties(k kind) (p properties, err *Error) {
-	length := r.varint()
-	if length == 0 {
-		return p, nil
-	}
-	fields := reader{rest: r.take(length)}
+func (r *reader) properties(k kind, p *properties) *Error {
+	fields := reader{rest: r.take(int(r.varint()))}
 	users := 0
 	for set := allowed(k); len(fields.rest) > 0; {
+		field := fields.rest
 		id := property(fields.byte())
 		switch {
-		case id > maximumPacket || set&(1<<id) == 0:
-			return p, violation("property %d in the wrong packet", id)
+		case id > maximumPacket || !set.has(id):
+			return violation("property %d in %v", id, k)
 		case p.has(id) && id != userProperty:
-			return p, violation("property %d twice", id)
+			return violation("property %d twice", id)
 		}
-		p.present |= 1 << id
-		switch id {
-		case payloadFormat:
-			if fields.byte() > 1 {
-				return p, violation("unknown payload format")
-			}
-		case problemInfo, responseInfo:
-			switch v := fields.byte(); {
-			case v > 1:
-				return p, violation("property %d is neither 0 nor 1", id)
-			case id == problemInfo:
-				p.withoutProblems = v == 0
-			}
-		case messageExpiry:
-			fields.uint32()
-		case sessionExpiry:
-			p.sessionExpiry = fields.uint32()
-		case willDelay:
-			p.willDelay = fields.uint32()
-		case maximumPacket:
-			if p.maximumPacket = fields.uint32(); p.maximumPacket == 0 && !fields.failed {
-				return p, violation("a maximum packet size of 0")
-			}
-		case receiveMaximum:
-			if p.receiveMaximum = fields.uint16(); p.receiveMaximum == 0 && !fields.failed {
-				return p, violation("a receive maximum of 0")
-			}
-		case aliasMaximum:
-			fields.uint16()
-		case topicAlias:
-			p.alias = fields.uint16()
-		case subscriptionID:
-			if p.subscriptionID = uint32(fields.varint()); p.subscriptionID == 0 && !fields.failed {
-				return p, violation("a subscription identifier of 0")
-			}
-		case correlationData, authData:
-			fields.binary()
-		case userProperty:
-			if users++; users > maxUserProperties {
-				return p, &Error{Reason: QuotaExceeded, Text: "more than 64 user properties"}
-			}
-			name, value := fields.text(), fields.text()
-			p.redirect = p.redirect || string(name) == redirectProperty && string(value) == "1"
-		default:
+		p.propertySet |= 1 << id
+		value := &p.values[id]
+		switch form := id.form(); form {
+		case '1', '2', '4':
+			*value = fields.number(int(form - '0'))
+		case 'v':
+			*value = fields.varint()
+		case 't':
 			fields.text()
+		case 'b':
+			fields.binary()
+		case 'p':
+			if users++; users > maxUserProperties {
+				return &Error{Reason: QuotaExceeded, Text: "more than 64 user properties"}
+			}
+			name, text := fields.text(), fields.text()
+			p.redirect = p.redirect || string(name) == redirectProperty && string(text) == "1"
+		}
+		switch {
+		case fields.failed:
+		case id.form() == '1' && *value > 1, *value == 0 && setOf(maximumPacket, receiveMaximum, subscriptionID).has(id):
+			return violation("property %d with the value %d", id, *value)
+		case id == messageExpiry:
+			p.arena = slices.Insert(p.arena, p.start, field[:5]...)
+		case forReceivers().has(id) && len(p.arena)-p.start <= names.MaxAttribute:
+			p.arena = append(p.arena, field[:len(field)-len(fields.rest)]...)
 		}
 	}
 	r.failed = r.failed || fields.failed
-	return p, nil
+	return nil
 }
 
 // lengthSize returns the size of a variable byte integer.

@@ -3,6 +3,7 @@ package session
 import (
 	"encoding/binary"
 	"errors"
+	"time"
 
 	"github.com/srtm-io/srtm/mqtt/names"
 	nsq "github.com/srtm-io/srtm/nsq/session"
@@ -20,6 +21,7 @@ const (
 // publish decodes a PUBLISH. Attribute, Publisher and an envelope are in the arena.
 func (s *Session) publish(first byte, r *reader, op *nsq.Op) *Error {
 	name := r.binary()
+	var forwarded []byte
 	if first&flagQoS1 != 0 {
 		if op.Packet = r.uint16(); op.Packet == 0 && !r.failed {
 			return violation("PUBLISH with the packet identifier 0")
@@ -29,12 +31,14 @@ func (s *Session) publish(first byte, r *reader, op *nsq.Op) *Error {
 		if len(r.rest) > 0 && r.rest[0] == 0 { // no properties
 			r.rest = r.rest[1:]
 		} else {
-			p, err := r.properties(publish)
-			if err != nil {
+			p := properties{arena: s.arena, start: len(s.arena)}
+			if err := r.properties(publish, &p); err != nil {
 				return err
 			}
+			s.arena, forwarded = p.arena, p.arena[p.start:]
 			if p.has(topicAlias) && !r.failed {
-				if name, err = s.aliases.name(p.alias, name, s.cfg.MaxAliases); err != nil {
+				var err *Error
+				if name, err = s.aliases.name(int(p.values[topicAlias]), name, s.cfg.MaxAliases); err != nil {
 					return err
 				}
 			}
@@ -54,7 +58,8 @@ func (s *Session) publish(first byte, r *reader, op *nsq.Op) *Error {
 		s.unacknowledged++
 	}
 	op.Kind, op.Body, op.MQTT = nsq.OpPub, r.rest, &s.extra
-	s.extra.Attribute, s.extra.Publisher, s.extra.Retain = nil, nil, first&flagRetain != 0
+	s.extra.Attribute, s.extra.Publisher = nil, nil
+	s.extra.Retain, s.extra.Dropped = first&flagRetain != 0, false
 	var target names.Target
 	mapped := false
 	if err == nil {
@@ -67,8 +72,12 @@ func (s *Session) publish(first byte, r *reader, op *nsq.Op) *Error {
 		return nil
 	}
 	op.Topic, s.extra.Publisher = target.Topic, target.Publisher
+	a := names.Attribute{Name: name, Envelope: target.Envelope, AtMostOnce: op.Packet == 0, Origin: s.origin, Properties: forwarded}
+	if len(forwarded) > 0 && !a.Fits() {
+		a.Properties, s.extra.Dropped = nil, true
+	}
 	start := len(s.arena)
-	s.arena = names.Attribute{Name: name, Envelope: target.Envelope, AtMostOnce: op.Packet == 0, Origin: s.origin}.Append(s.arena)
+	s.arena = a.Append(s.arena)
 	s.extra.Attribute = s.arena[start:len(s.arena):len(s.arena)]
 	if target.Envelope {
 		start = len(s.arena)
@@ -90,12 +99,12 @@ type aliases [][]byte
 
 // name returns the topic name of a PUBLISH with a topic alias, and sets the alias if the packet has a
 // name.
-func (a *aliases) name(alias uint16, name []byte, limit int) ([]byte, *Error) {
-	if alias == 0 || int(alias) > limit {
+func (a *aliases) name(alias int, name []byte, limit int) ([]byte, *Error) {
+	if alias == 0 || alias > limit {
 		return nil, &Error{Reason: BadTopicAlias, Text: "a topic alias outside of the topic alias maximum"}
 	}
 	if len(name) == 0 {
-		if int(alias) > len(*a) || (*a)[alias-1] == nil {
+		if alias > len(*a) || (*a)[alias-1] == nil {
 			return nil, violation("PUBLISH with a topic alias that the client has not set")
 		}
 		return (*a)[alias-1], nil
@@ -103,7 +112,7 @@ func (a *aliases) name(alias uint16, name []byte, limit int) ([]byte, *Error) {
 	if len(name) > names.MaxName {
 		return name, nil // refused in any case, and too long to keep
 	}
-	for len(*a) < int(alias) {
+	for len(*a) < alias {
 		*a = append(*a, nil)
 	}
 	if string((*a)[alias-1]) != string(name) {
@@ -180,6 +189,12 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 	if a.AtMostOnce {
 		qos = 0
 	}
+	expires := len(a.Properties) >= 5 && a.Properties[0] == byte(messageExpiry)
+	left := int64(0) // seconds until the message expires
+	if expires {
+		left = int64(binary.BigEndian.Uint32(a.Properties[1:])) - max(0, int64(s.wall)-m.Timestamp)/int64(time.Second)
+		wanted = wanted && left > 0
+	}
 	var packet uint16 // of an earlier delivery on this connection
 	if qos > 0 && m.Attempts > 1 {
 		packet = s.inflight.find(m.ID, source.Number)
@@ -192,7 +207,7 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 	}
 	fields := 2 + len(a.Name) + 2*int(qos)
 	if s.version == version5 {
-		fields += lengthSize(idSize) + idSize
+		fields += lengthSize(idSize+len(a.Properties)) + idSize + len(a.Properties)
 	}
 	// The payload of an envelope is smaller than the envelope, so the header may become shorter.
 	start, header := len(dst), 1+lengthSize(fields+len(m.Body))
@@ -203,7 +218,10 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 		dst = append(dst, 0, 0)
 	}
 	if s.version == version5 {
-		dst = appendLength(dst, idSize)
+		dst = append(appendLength(dst, idSize+len(a.Properties)), a.Properties...)
+		if expires {
+			binary.BigEndian.PutUint32(dst[len(dst)-len(a.Properties)+1:], uint32(left))
+		}
 		for _, id := range ids {
 			dst = appendLength(append(dst, byte(subscriptionID)), int(id))
 		}
@@ -260,7 +278,7 @@ func (s *Session) puback(r *reader, op *nsq.Op) *Error {
 	if s.version == version5 && len(r.rest) > 0 {
 		r.byte() // a refused message is finished, too
 		if len(r.rest) > 0 {
-			if _, err := r.properties(puback); err != nil {
+			if err := r.properties(puback, new(properties)); err != nil {
 				return err
 			}
 		}

@@ -206,7 +206,7 @@ func (s *Session) packet(in []byte, op *nsq.Op) (int, *Error) {
 		if size != header {
 			return 0, malformed("PINGREQ with fields")
 		}
-		s.release(idleBuffer)
+		s.release(true)
 		s.out = append(s.out, byte(pingresp)<<4, 0)
 	}
 	s.idle = k == pingreq
@@ -295,23 +295,23 @@ func (s *Session) Output() []byte { return s.out }
 // ClearOutput records that the driver has taken the output.
 func (s *Session) ClearOutput() {
 	s.out = s.out[:0]
-	if s.idle {
-		s.release(idleBuffer)
-	} else {
-		s.release(busyBuffer)
-	}
+	s.release(s.idle)
 }
 
-// release frees unused buffers of more than limit bytes.
-func (s *Session) release(limit int) {
+// release frees unused buffers that are larger than the session keeps.
+func (s *Session) release(idle bool) {
+	limit := busyBuffer
+	if idle {
+		limit = idleBuffer
+		if s.inflight.count == 0 {
+			s.inflight.slots = nil
+		}
+	}
 	if len(s.out) == 0 && cap(s.out) > limit {
 		s.out = nil
 	}
 	if s.outstanding == 0 && cap(s.arena) > limit {
 		s.arena = nil
-	}
-	if s.inflight.count == 0 && limit == idleBuffer {
-		s.inflight.slots = nil
 	}
 }
 
@@ -350,7 +350,7 @@ func (s *Session) Tick(now mono.Time) {
 	}
 	if !s.warned || now.Sub(due) > patience/3 {
 		s.lastHeard, s.warned = now.Add(patience/3-patience), true
-		s.release(idleBuffer)
+		s.release(true)
 		return
 	}
 	e := &Error{Reason: KeepAliveTimeout, Text: "no packet for 1.5 times the keep alive"}

@@ -297,6 +297,7 @@ func TestMessagesDoNotAllocate(t *testing.T) {
 		for _, command := range []string{
 			benchmarkPublish,
 			"publish topic=alone payload=x",
+			"publish topic=alone payload=x qos=1 id=1 users=2 message-expiry=3 response=a correlation=b",
 			"publish topic=tenants/acme/x/y payload=x qos=1 id=1",
 			"publish topic=events/door payload={} qos=1 id=1",
 			"publish topic=events/door payload=binary qos=1 id=1",

@@ -17,8 +17,7 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 	}
 	var p properties
 	if s.version == version5 {
-		var err *Error
-		if p, err = r.properties(k); err != nil {
+		if err := r.properties(k, &p); err != nil {
 			return err
 		}
 	}
@@ -27,7 +26,7 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 		if len(filters) == s.cfg.MaxFilters {
 			return &Error{Reason: QuotaExceeded, Text: "more filters than a session may have"}
 		}
-		f := nsq.Filter{Filter: string(r.text()), ID: p.subscriptionID}
+		f := nsq.Filter{Filter: string(r.text()), ID: p.values[subscriptionID]}
 		if k == subscribe {
 			if err := parseOptions(r.byte(), s.version, &f); err != nil {
 				return err
