@@ -32,6 +32,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
@@ -116,6 +117,14 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		if opts.conn.Forward, err = d.forwarder(registry); err != nil {
 			return nil, err
 		}
+	}
+	if opts.servesMQTT() {
+		config := opts.mqtt
+		config.Log = log
+		if opts.conn.MQTT, err = mqtt.New(config, registry); err != nil {
+			return nil, lifecycle.UsageError{Err: err}
+		}
+		secure.OnReadAgain(opts.conn.MQTT.Reload)
 	}
 	if d.conns, err = conn.New(opts.conn, d.broker, d.stamps, log); err != nil {
 		return nil, err
@@ -243,6 +252,12 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	d.group.Add("clients", d.disconnectAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.listeners.tcp) })
+	if d.listeners.mqtt != nil {
+		d.group.Add("mqtt", func(ctx context.Context) error { return d.conns.ServeProtocol(ctx, d.listeners.mqtt, conn.MQTT) })
+	}
+	if d.listeners.mqtts != nil {
+		d.group.Add("mqtts", func(ctx context.Context) error { return d.conns.ServeProtocol(ctx, d.listeners.mqtts, conn.MQTTS) })
+	}
 	d.group.Add("nsqlookupd", d.announcer.Run)
 	if push := opts.statsd; push.Address != "" {
 		// NSQ names a node by broadcast address and HTTP port.

@@ -17,6 +17,7 @@ import (
 // addresses are the addresses to listen on and to advertise.
 type addresses struct {
 	tcp, http, https, admin             string // empty: none
+	mqtt, mqtts                         string // empty: none
 	broadcast                           string // host; empty: the hostname
 	broadcastTCPPort, broadcastHTTPPort int    // 0: the ports of tcp and http
 	console                             bool   // serve the web console
@@ -29,6 +30,8 @@ func (a *addresses) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&a.http, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
 	fs.StringVar(&a.https, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
 	fs.StringVar(&a.admin, "admin-http-address", "", "`host:port`, or path of a Unix socket, for all HTTP routes; the other HTTP addresses then refuse /debug/ and the routes that change anything except publishing (default none: every address serves all routes)")
+	fs.StringVar(&a.mqtt, "mqtt-address", "", "`host:port`, or path of a Unix socket, for MQTT 3.1.1 and 5.0 clients (default none)")
+	fs.StringVar(&a.mqtts, "mqtts-address", "", "`host:port` for MQTT clients over TLS; needs --tls-cert (default none)")
 	fs.StringVar(&a.broadcast, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&a.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default the port of --tcp-address)")
 	fs.IntVar(&a.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default the port of --http-address)")
@@ -57,7 +60,7 @@ func (a *addresses) CheckFlags(managed bool) error {
 
 // listeners has nsqd's listening sockets; nil: not configured.
 type listeners struct {
-	tcp, http, https, admin net.Listener
+	tcp, http, https, admin, mqtt, mqtts net.Listener
 
 	web, operators bounded.Slots // web: slots of http and https; operators: slots of admin
 }
@@ -69,6 +72,18 @@ func (ls *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 	if ls.tcp, err = conns.Listen(ctx, opts.addresses.tcp); err != nil {
 		ls.tcp = nil // avoids a typed nil
 		return fmt.Errorf("--tcp-address: %w", err)
+	}
+	for _, l := range []struct {
+		flag, address string
+		listener      *net.Listener
+	}{{"--mqtt-address", opts.addresses.mqtt, &ls.mqtt}, {"--mqtts-address", opts.addresses.mqtts, &ls.mqtts}} {
+		if l.address != "" {
+			ln, err := conns.Listen(ctx, l.address)
+			if err != nil {
+				return fmt.Errorf("%s: %w", l.flag, err)
+			}
+			*l.listener = ln
+		}
 	}
 	if opts.addresses.http != "" {
 		if ls.http, err = conn.ListenAt(ctx, net.ListenConfig{}, opts.addresses.http); err != nil {
@@ -109,7 +124,7 @@ func (ls *listeners) log(log *slog.Logger) {
 	for _, l := range []struct {
 		protocol string
 		net.Listener
-	}{{"HTTP", ls.http}, {"HTTPS", ls.https}, {"ADMIN", ls.admin}, {"TCP", ls.tcp}} {
+	}{{"HTTP", ls.http}, {"HTTPS", ls.https}, {"ADMIN", ls.admin}, {"MQTT", ls.mqtt}, {"MQTTS", ls.mqtts}, {"TCP", ls.tcp}} {
 		if l.Listener != nil {
 			log.Info(l.protocol + ": listening on " + name(l))
 		}
@@ -118,7 +133,7 @@ func (ls *listeners) log(log *slog.Logger) {
 
 // close closes the sockets. A socket may be closed already.
 func (ls *listeners) close() {
-	for _, ln := range []net.Listener{ls.tcp, ls.http, ls.https, ls.admin} {
+	for _, ln := range []net.Listener{ls.tcp, ls.http, ls.https, ls.admin, ls.mqtt, ls.mqtts} {
 		if ln != nil {
 			_ = ln.Close()
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
@@ -47,6 +48,7 @@ type options struct {
 	hook      hook.Config
 	stamps    hook.Mode
 	auth      auth.Config
+	mqtt      mqtt.Config
 	statsd    statsd.Config
 	agent     agent.Config
 	lookupds  []string
@@ -95,6 +97,7 @@ func (o *options) program() *daemon.Program {
 // Titles of flag groups that only nsqd has.
 const (
 	clients    = "NSQ clients"
+	devices    = "MQTT clients"
 	statistics = "Statistics for NSQ and statsd"
 )
 
@@ -124,6 +127,7 @@ func (o *options) groups() []daemon.Group {
 		{Title: daemon.Security, Flags: o.tls.Flags},
 		{Title: daemon.Security, Flags: o.auth.Flags},
 		{Title: clients, Flags: o.conn.ClientFlags},
+		{Title: devices, Flags: o.mqtt.Flags},
 		{Title: statistics, Flags: o.statsFlags},
 		{Title: statistics, Flags: o.statsd.Flags},
 		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) {
@@ -262,6 +266,10 @@ func (o *options) validate() error {
 		o.conn.Auth = o.authServers
 	}
 	errs.Add(o.conn.Validate())
+	errs.Add(o.mqtt.CheckFlags())
+	errs.If(o.addresses.mqtts != "" && !s.TLS, "--mqtts-address needs --tls-cert and --tls-key")
+	errs.If(o.addresses.mqtt != "" && s.TLSRequired, "--mqtt-address: --tls-required refuses clients without TLS; use --mqtts-address")
+	errs.If(o.mqtt.Session.MaxPacketSize > s.Limits.MaxMessageSize && o.servesMQTT(), "--mqtt-max-packet-size %d exceeds --max-msg-size %d", o.mqtt.Session.MaxPacketSize, s.Limits.MaxMessageSize)
 	b := &o.broker
 	b.Capacity, b.MaxMsgTimeout, b.AutoCreate = cmp.Or(o.memQueueSize, readAhead), s.MaxMsgTimeout, !o.managed()
 	b.Seed = uint64(time.Now().UnixNano())
@@ -313,6 +321,9 @@ func (o *options) validate() error {
 
 // managed reports whether a loaddistributor places this broker's topics.
 func (o *options) managed() bool { return o.agent.LoadDistributor != "" }
+
+// servesMQTT reports whether there is an address for MQTT clients.
+func (o *options) servesMQTT() bool { return o.addresses.mqtt != "" || o.addresses.mqtts != "" }
 
 // forwards reports whether publishes to topics on other brokers are forwarded.
 func (o *options) forwards() bool { return o.managed() && o.forward == forwardOn }

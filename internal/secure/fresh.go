@@ -32,13 +32,14 @@ func ReadAgain() {
 }
 
 // reloads holds the reload functions that ReadAgain calls, one for each server of the
-// process. Servers live as long as the process.
+// process, and one for each OnReadAgain. They live as long as the process.
 var reloads struct {
 	sync.Mutex
 	readers []func()
 }
 
-func onReadAgain(read func()) {
+// OnReadAgain makes ReadAgain call read, for files that are not read at each use.
+func OnReadAgain(read func()) {
 	reloads.Lock()
 	defer reloads.Unlock()
 	reloads.readers = append(reloads.readers, read)

@@ -221,7 +221,7 @@ func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
 		return err
 	}
 	t.lives.crls = crls
-	onReadAgain(t.lives.readAgain)
+	OnReadAgain(t.lives.readAgain)
 	return nil
 }
 

@@ -70,7 +70,7 @@ func (c *client) makeRoom() bool {
 	}
 	if c.w == len(c.buf) {
 		limit := max(need, maxIdle)
-		if wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // MPUB announces the size of each message on its own
+		if c.mqtt == nil && wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // MPUB announces the size of each message on its own
 			limit = max(limit, c.env.cfg.Session.Limits.MaxCommandSize())
 		}
 		return c.grow(min(2*len(c.buf), limit))

@@ -13,10 +13,12 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	mqttsession "github.com/srtm-io/srtm/mqtt/session"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/forward"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 )
 
 // client is one connection, independent of its driver. The driver reads into buf, calls consume,
@@ -35,14 +37,17 @@ type client struct {
 	driver     driver
 	in         stream // the socket with its negotiated layers
 	sess       protocol
-	peer       peer      // sess
-	wall       mono.Wall // time of the last read
-	buf        []byte    // buf[r:w] is read and not yet consumed
+	peer       peer         // sess
+	mqtt       *mqtt.Client // sess; nil: NSQ
+	awaitsTLS  bool         // the handshake reads the next bytes
+	wall       mono.Wall    // time of the last read
+	buf        []byte       // buf[r:w] is read and not yet consumed
 	r, w       int
 	charge     memoryCharge // buf's share of env.memory
 	cred       credentials
 	sub        subscription // nil: the client does not subscribe
 	deliveries deliveries   // of sub
+	commands   commands     // of sub; nil: MQTT
 	fins       *finBatch    // nil: no FINs wait to be handed over
 	pubs       publisher
 	unhold     func() // releases Config.Hold; nil: not held
@@ -82,14 +87,25 @@ type peer interface {
 	Refuse(e *wire.Error)
 }
 
-// subscription carries out a consumer's commands. It is a broker.Subscription, or a
-// forward.Subscription if the topic is on other brokers. No method blocks.
+// subscription is what a client has subscribed to: a broker.Subscription, a forward.Subscription if the
+// topic is on other brokers, or mqtt.Sources. No method blocks.
 type subscription interface {
-	Ready(n int) error
 	FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error
+	Close()
+}
+
+// commands are a consumer's commands that only NSQ has. The same types implement it. No method blocks.
+type commands interface {
+	Ready(n int) error
 	Requeue(id wire.MessageID, delay time.Duration) error
 	Touch(id wire.MessageID) error
-	Close()
+}
+
+// consumer is a subscription of a topic and a channel.
+type consumer interface {
+	subscription
+	commands
+	deliveries
 }
 
 // deliveries are the messages of a subscription. The same types implement it. No method blocks.
@@ -124,7 +140,10 @@ type driver interface {
 }
 
 // newClient returns a client that has no driver yet.
-func newClient(e *env, remote string) *client {
+func newClient(e *env, remote string, p Protocol) *client {
+	if p != NSQ {
+		return newMQTTClient(e, remote, p == MQTTS)
+	}
 	s := session.New(e.cfg.Session, clock.Mono())
 	return &client{env: e, remote: remote, sess: s, peer: s, stats: connStats{connected: time.Now()}}
 }
@@ -191,6 +210,9 @@ func (c *client) release() {
 	if c.sub != nil {
 		c.sub.Close()
 	}
+	if c.mqtt != nil {
+		c.mqtt.Close()
+	}
 	c.pubs.leaveTopics()
 	c.pubs.abandonForwarded()
 }
@@ -205,7 +227,9 @@ func (c *client) logEnd(err error) {
 	if err == nil {
 		return
 	}
-	if fault, ok := errors.AsType[*wire.Error](err); ok {
+	if fault, ok := errors.AsType[*mqttsession.Error](err); ok {
+		c.logMQTT(fault)
+	} else if fault, ok := errors.AsType[*wire.Error](err); ok {
 		c.env.faults.Add(1)
 		c.env.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyReason, fault.Code, obs.KeyError, err)
 	} else if c.env.log.Enabled(context.Background(), slog.LevelDebug) { // most connections end with an error
@@ -241,6 +265,14 @@ type task struct {
 func (c *client) consume(t *task) (verdict, error) {
 	now := clock.Mono()
 	c.wall = clock.Wall()
+	if c.mqtt != nil {
+		c.mqtt.UseTime(c.wall)
+		if c.mqtt.Stale() && !c.driver.nonblocking() {
+			if err := c.refreshMQTT(); err != nil {
+				return carriedOut, err
+			}
+		}
+	}
 	filled := c.w == len(c.buf)
 	for {
 		t.n, t.stamped = c.sess.StepInto(c.buf[c.r:c.w], now, &t.op), false
@@ -301,15 +333,24 @@ func (c *client) carryOut(t *task, now mono.Time) (verdict, error) {
 			return mustWait, nil
 		}
 		c.answerPublish(op, topic, err)
+		c.pubs.alone = false
 	case op.Kind == session.OpFin:
 		c.settle()
+		if op.MQTT != nil && !c.mqtt.Sources.Finishing(op.MQTT.Source, c.fins != nil) {
+			c.flushFins(now)
+			c.mqtt.Sources.Finishing(op.MQTT.Source, false)
+		}
 		c.finish(op.ID, now)
 	case op.Kind != session.OpNone:
 		c.settle()
 		err := c.runCommand(op, now)
 		c.sess.Answer(op, err)
-		if op.Kind == session.OpAuth {
+		if op.Kind == session.OpAuth || op.Kind == session.OpConnect {
 			c.markVerified()
+		}
+		if c.mqtt != nil && c.mqtt.Stale() {
+			c.r += t.n
+			return carriedOut, c.refreshMQTT()
 		}
 	}
 	c.r += t.n
@@ -346,13 +387,13 @@ func (c *client) runCommand(op *session.Op, now mono.Time) error {
 	case session.OpRdy:
 		return c.ready(op.Ready)
 	case session.OpReq:
-		err := c.sub.Requeue(op.ID, op.Timeout)
+		err := c.commands.Requeue(op.ID, op.Timeout)
 		if err == nil {
 			add(&c.stats.requeued, 1)
 		}
 		return err
 	case session.OpTouch:
-		return c.sub.Touch(op.ID)
+		return c.commands.Touch(op.ID)
 	case session.OpPace:
 		c.pubs.weight = uint8(op.Ready)
 		for _, target := range c.pubs.targets {
@@ -362,6 +403,8 @@ func (c *client) runCommand(op *session.Op, now mono.Time) error {
 	case session.OpCls:
 		c.stats.state.Store(int32(StateClosing))
 		return c.ready(0)
+	case session.OpConnect, session.OpSubscribe, session.OpUnsubscribe, session.OpDisconnect:
+		return c.runMQTT(op)
 	}
 	return nil
 }
@@ -369,15 +412,27 @@ func (c *client) runCommand(op *session.Op, now mono.Time) error {
 // ready sets RDY. A subscription that ended with its topic or channel is not the client's error.
 // The writer ends the connection then.
 func (c *client) ready(n int) error {
-	if err := c.sub.Ready(n); !errors.Is(err, broker.ErrGone) {
+	if err := c.commands.Ready(n); !errors.Is(err, broker.ErrGone) {
 		return err
 	}
 	return nil
 }
 
 func (c *client) subscribe(op *session.Op, now mono.Time) error {
-	if err := c.permit(op, now); err != nil {
+	sub, err := c.openSubscription(op, now, c.notifier())
+	if err != nil {
 		return err
+	}
+	c.sub, c.deliveries, c.commands = sub, sub, sub
+	c.stats.sub.Store(&subscribed{c.deliveries, string(op.Topic), string(op.Channel)})
+	c.stats.state.Store(int32(StateSubscribed))
+	return nil
+}
+
+// openSubscription subscribes to op's topic and channel. notify reports messages.
+func (c *client) openSubscription(op *session.Op, now mono.Time, notify func()) (consumer, error) {
+	if err := c.permit(op, now); err != nil {
+		return nil, err
 	}
 	id := c.peer.Identity()
 	params := broker.Subscriber{
@@ -385,35 +440,31 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		SampleRate: id.SampleRate,
 		Distance:   c.env.cfg.distance(id.Region, id.Zone),
 	}
-	for c.sub == nil {
+	for {
 		t, err := c.env.broker.TopicForClient(op.Topic)
 		if c.shouldForward(err) {
 			var relayed *forward.Subscription
-			if t, relayed, err = c.relay(op, &id); relayed != nil {
-				c.sub, c.deliveries = relayed, relayed
-				break
+			if t, relayed, err = c.relay(op, &id, notify); relayed != nil {
+				return relayed, nil
 			}
 		}
 		if errors.Is(err, broker.ErrTooManyTopics) {
-			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
+			return nil, wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
 		}
 		if err != nil {
-			return refusal(op.Topic, err)
+			return nil, refusal(op.Topic, err)
 		}
-		local, err := t.Subscribe(string(op.Channel), params, c.notifier())
+		local, err := t.Subscribe(string(op.Channel), params, notify)
 		if err == nil {
-			c.sub, c.deliveries = local, local
+			return local, nil
 		}
 		if errors.Is(err, broker.ErrStorage) {
-			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
+			return nil, wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
 		}
-		if err != nil && !errors.Is(err, broker.ErrGone) { // ErrGone: deleted since the look-up
-			return refusal(op.Topic, err)
+		if !errors.Is(err, broker.ErrGone) { // ErrGone: deleted since the look-up
+			return nil, refusal(op.Topic, err)
 		}
 	}
-	c.stats.sub.Store(&subscribed{c.deliveries, string(op.Topic), string(op.Channel)})
-	c.stats.state.Store(int32(StateSubscribed))
-	return nil
 }
 
 // ignoreClosed drops the error of an operation on a connection that this side closed on purpose.

@@ -46,7 +46,7 @@ type commits struct {
 // only waits for the disk.
 func (cs *commits) join(s *slot) bool {
 	op := &s.heldTask.op
-	if !op.Kind.Publishes() || s.client.env.cfg.Auth != nil || s.client.r+s.heldTask.n < s.client.w || s.client.pubs.batch != nil || len(s.client.pubs.unsettled) > 0 {
+	if !op.Kind.Publishes() || s.client.env.cfg.Auth != nil || s.client.r+s.heldTask.n < s.client.w || s.client.pubs.batch != nil || s.client.pubs.alone || len(s.client.pubs.unsettled) > 0 {
 		return false
 	}
 	target := s.client.pubs.target(op.Topic, publisherOf(op))
@@ -212,6 +212,10 @@ func (c *commit) storeBatch(now mono.Time) {
 		case errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
 			// On its own, the publish can go to the recreated topic or to another broker.
 			s.client.pubs.leaveTopic(c.topic)
+			s.verdict, s.err = mustWait, nil
+			continue
+		case err != nil && s.client.patient(&s.heldTask.op) && isTemporary(refusal(s.heldTask.op.Topic, err)):
+			s.client.pubs.alone = true
 			s.verdict, s.err = mustWait, nil
 			continue
 		case err != nil:

@@ -101,11 +101,11 @@ const (
 // relay subscribes at the brokers that have the topic. If the topic does not exist, relay creates
 // it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
 // *wire.Error.
-func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub *forward.Subscription, err error) {
+func (c *client) relay(op *session.Op, id *session.Identity, notify func()) (t *broker.Topic, sub *forward.Subscription, err error) {
 	params := forward.Subscriber{Publisher: c.forwardIdentity(""), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
 	name := string(op.Topic)
 	err = c.interruptibly(func(ctx context.Context) error {
-		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.notifier())
+		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
 		if forward.IsUnknown(err) {
 			createErr := c.env.cfg.Forward.Create(ctx, name, params.Publisher)
 			if createErr != nil {
@@ -120,7 +120,7 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 			// The loaddistributor that lists brokers may learn of the new topic later than the
 			// loaddistributor that created it.
 			for range findAttempts {
-				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, c.notifier())
+				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
 				if !forward.IsUnknown(err) || !clock.Sleep(ctx, findPause) {
 					break
 				}

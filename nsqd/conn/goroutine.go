@@ -75,7 +75,9 @@ func (g *goroutine) notify() {
 // subscribed writes the reply to SUB, then starts the writer, so that the reply precedes the first
 // message.
 func (g *goroutine) subscribed() error {
-	g.client.in.Ignore()
+	if g.client.mqtt == nil {
+		g.client.in.Ignore()
+	}
 	g.remember()
 	if err := g.reply(); err != nil {
 		return err

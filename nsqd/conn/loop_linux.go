@@ -127,7 +127,7 @@ func (s *slot) reply() error { return nil }
 func (s *slot) subscribed() error {
 	s.fdMu.Lock()
 	defer s.fdMu.Unlock()
-	if !s.fdClosed { // a closed descriptor may belong to another connection now
+	if !s.fdClosed && s.client.mqtt == nil { // a closed descriptor may belong to another connection now
 		s.client.in.Ignore()
 	}
 	return nil
@@ -138,7 +138,7 @@ func (s *slot) admits(op *session.Op, now mono.Time) verdict {
 	case op.Kind == session.OpSub && s.client.env.cfg.StrictBuffering, op.Kind.Upgrade() && op.Kind != session.OpTLS:
 		return mustMove
 	case s.offloaded:
-	case op.Kind == session.OpAuth, op.Kind == session.OpSub, op.Kind == session.OpTLS,
+	case op.Kind == session.OpAuth, op.Kind == session.OpSub, op.Kind >= session.OpConnect && op.Kind <= session.OpTLS,
 		op.Kind.Publishes() && s.client.env.cfg.Auth != nil && !now.Before(s.client.cred.expires):
 		return mustWait
 	}
@@ -185,8 +185,8 @@ func (s *slot) post() {
 }
 
 // serve starts to serve an accepted connection. Any goroutine may call it.
-func (l *loop) serve(fd int, remote string) {
-	c := newClient(l.env, remote)
+func (l *loop) serve(fd int, remote string, p Protocol) {
+	c := newClient(l.env, remote, p)
 	s := &slot{client: c, loop: l, fd: fd}
 	c.setDriver(s, s)
 	if !l.env.enter(c) {
@@ -407,7 +407,13 @@ func (l *loop) readOnce(s *slot) {
 		l.markDirty(s)
 		return
 	}
-	n, err := s.read()
+	var n int
+	var err error
+	if s.client.awaitsTLS { // the handshake reads the bytes
+		s.client.awaitsTLS = false
+	} else {
+		n, err = s.read()
+	}
 	l.readBytes += n
 	l.effort.addWork(s, n)
 	if s.unsent() {
@@ -481,7 +487,7 @@ func (l *loop) keepUnread(s *slot) {
 
 // lendBuffer leaves the loop's buffer to the connection, because the held operation refers to it.
 func (l *loop) lendBuffer(s *slot) {
-	if &s.client.buf[0] == &l.buf[0] {
+	if len(s.client.buf) > 0 && &s.client.buf[0] == &l.buf[0] {
 		l.buf = l.env.buffers.get(loopBuffer)
 	}
 }
@@ -628,6 +634,8 @@ func (l *loop) flushAll() {
 			l.fail(s, err)
 		} else if s.client.ended() {
 			l.finish(s, s.client.cause(), true)
+		} else if s.client.mqtt != nil && s.client.mqtt.Stale() {
+			l.offload(s)
 		}
 	}
 	clear(l.dirty)

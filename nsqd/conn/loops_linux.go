@@ -66,7 +66,7 @@ func (g *loops) start() error {
 }
 
 // serve starts to serve an accepted connection. Any goroutine may call it.
-func (g *loops) serve(fd int, remote string) {
+func (g *loops) serve(fd int, remote string, p Protocol) {
 	g.mu.Lock()
 	defer g.mu.Unlock() // keeps the chosen loop from ending meanwhile
 	idlest := g.all[0]
@@ -76,7 +76,7 @@ func (g *loops) serve(fd int, remote string) {
 		}
 	}
 	idlest.effort.lastLook.newConnections++
-	idlest.serve(fd, remote)
+	idlest.serve(fd, remote, p)
 }
 
 // lookIfDue performs a look, if the time has come. A loop calls lookIfDue after each turn.

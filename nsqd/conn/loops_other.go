@@ -14,6 +14,6 @@ func newLoops(context.Context, *env, int, int) (*loops, error) {
 	return nil, errors.New("event loops need Linux")
 }
 
-func (*loops) serve(int, string)  {}
-func (*loops) stop()              {}
-func (*loops) stats() []LoopStats { return nil }
+func (*loops) serve(int, string, Protocol) {}
+func (*loops) stop()                       {}
+func (*loops) stats() []LoopStats          { return nil }

@@ -94,6 +94,9 @@ func (c *client) cause() error {
 	if c.memoryShort.Load() {
 		c.peer.Refuse(errMemoryShort)
 	}
+	if c.mqtt != nil && (c.quitting.Load() || c.stopping.Load()) {
+		c.mqtt.EndByBroker()
+	}
 	_, cause := c.sess.Closing()
 	return cause
 }

@@ -20,7 +20,7 @@ func TestTheBufferGrowsByDoubling(t *testing.T) {
 		"PUB":  wire.AppendPub(wire.AppendMagic(nil), "t", make([]byte, cfg.Limits.MaxMessageSize)),
 		"MPUB": wire.AppendMpub(wire.AppendMagic(nil), "t", bodies),
 	} {
-		c := newClient(&env{cfg: Config{Session: &cfg}}, "")
+		c := newClient(&env{cfg: Config{Session: &cfg}}, "", NSQ)
 		copied, whole := 0, false
 		for rest := in; len(rest) > 0; {
 			before := len(c.buf)

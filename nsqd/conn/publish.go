@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/session"
@@ -20,6 +21,7 @@ type publisher struct {
 	targets   []target  // distinct topics and publishers, at most maxTargets, most recent last
 	batch     *pubBatch // nil: no publishes wait in a batch
 	unsettled []unsettled
+	alone     bool          // the current publish may have to be repeated, so it joins no commit
 	stored    broker.Stored // position of the last publish that its topic stored
 	mpub      wire.Batch    // the current MPUB, kept here to avoid an allocation
 	weight    uint8         // from PACE; 0: no PACE
@@ -67,7 +69,24 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 		c.pubs.mpub = wire.Batch{}
 		return t, err
 	}
-	return c.publishNamed(op.Topic, publisherOf(op), p, nil, now)
+	for {
+		t, err := c.publishNamed(op.Topic, publisherOf(op), p, nil, now)
+		if !c.patient(op) {
+			return t, err
+		}
+		if sent := c.pubs.takeSent(); sent != nil {
+			err = sent.Verdict(op.Kind.Failed())
+		}
+		switch {
+		case !isTemporary(err):
+			return t, err
+		case p.NoWait || c.pubs.committing:
+			return t, broker.ErrBusy
+		case !c.waitToRepeat(err):
+			return t, err
+		}
+		now = clock.Mono()
+	}
 }
 
 // arrival returns the arrival time of the command, computed once. Requires: the command is at
@@ -216,10 +235,11 @@ type unsettled struct {
 // answered later in settle, so that several publishes share one fsync.
 func (c *client) answerPublish(op *session.Op, t *broker.Topic, err error) {
 	sent := c.pubs.takeSent()
-	if len(c.pubs.unsettled) == 0 && sent == nil && (err != nil || !t.Durable()) {
+	if len(c.pubs.unsettled) == 0 && sent == nil && (err != nil || t == nil || !t.Durable()) {
 		if err == nil {
 			op.Reply = c.pubs.advice(t)
 		}
+		c.countRefused(op, err)
 		c.sess.Answer(op, err)
 		return
 	}
@@ -256,12 +276,13 @@ func (c *client) settle() {
 		case u.err != nil:
 		case u.sent != nil:
 			u.err = u.sent.Verdict(u.kind.Failed())
-		case u.topic.Durable():
+		case u.topic != nil && u.topic.Durable():
 			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.position)) // the first Sync covers the others
 		}
 		if u.err == nil && u.topic != nil {
 			op.Reply = c.pubs.advice(u.topic)
 		}
+		c.countRefused(op, u.err)
 		c.sess.Answer(op, u.err)
 	}
 	op.Reply = nil

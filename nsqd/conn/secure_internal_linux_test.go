@@ -58,7 +58,7 @@ func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 	testkit.Must(t, file.Close())
 	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 
-	l.serve(ends[1], "")
+	l.serve(ends[1], "", NSQ)
 	s := l.inbox.mu.slots[0]
 	l.drainInbox()
 	defer l.fail(s, nil)
@@ -100,7 +100,7 @@ func TestCutOnArrival(t *testing.T) {
 	defer l.close()
 	ends := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)).Must(t)
 	defer unix.Close(ends[0])
-	l.serve(ends[1], "client")
+	l.serve(ends[1], "client", NSQ)
 	server.clients.each((*client).cut)
 	l.drainInbox()
 	testkit.Equal(t, server.clients.len(), 0, "connections")

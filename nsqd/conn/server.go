@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/forward"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -34,6 +35,8 @@ type Config struct {
 	Hold func(state tls.ConnectionState, remote string, end func()) (release func())
 	// Auth authorizes clients if Session.AuthRequired is set; nil otherwise.
 	Auth Authoriser
+	// MQTT serves MQTT clients; nil: none.
+	MQTT *mqtt.Server
 	// Forward forwards publishes to topics on other brokers. Nil refuses such publishes.
 	Forward *forward.Forwarder
 	// StrictBuffering delays a subscriber's messages by its own output_buffer_timeout, as NSQ does.
@@ -115,7 +118,7 @@ type env struct {
 
 // enter registers a client, or refuses it (see registry.enter).
 func (e *env) enter(c *client) bool {
-	return c.reportEntry(e.clients.enter(c, e.cfg.MaxConnections, e.cfg.Session.TLSRequired || e.cfg.Session.AuthRequired))
+	return c.reportEntry(e.clients.enter(c, e.cfg.MaxConnections, c.mqtt != nil || e.cfg.Session.TLSRequired || e.cfg.Session.AuthRequired))
 }
 
 // withExtraDescriptor runs do, which needs another descriptor. The descriptor counts as a connection
@@ -183,11 +186,16 @@ func (s *Server) Listen(ctx context.Context, address string) (net.Listener, erro
 	return ListenAt(ctx, lc, address)
 }
 
-// Serve accepts connections until ctx ends, then closes ln and returns. The connections live until
-// Shutdown, which must follow. Requires: Listen returned ln.
+// Serve accepts connections of NSQ clients, as ServeProtocol.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	return s.ServeProtocol(ctx, ln, NSQ)
+}
+
+// ServeProtocol accepts connections until ctx ends, then closes ln and returns. The connections live until
+// Shutdown, which must follow. Requires: Listen returned ln.
+func (s *Server) ServeProtocol(ctx context.Context, ln net.Listener, p Protocol) error {
 	defer ln.Close()
-	accept := func() error { return s.accept(ln) }
+	accept := func() error { return s.accept(ln, p) }
 	closeAll := ln.Close
 	if s.cfg.Loops > 0 {
 		if err := s.startLoops(); err != nil {
@@ -203,7 +211,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			accept = func() error {
 				fd, remote, err := a.accept()
 				if err == nil {
-					loops.serve(fd, remote)
+					loops.serve(fd, remote, p)
 				}
 				return err
 			}
@@ -234,12 +242,12 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 }
 
 // accept accepts a connection and serves it with a goroutine.
-func (s *Server) accept(ln net.Listener) error {
+func (s *Server) accept(ln net.Listener, p Protocol) error {
 	nc, err := ln.Accept()
 	if err != nil {
 		return err
 	}
-	c := newClient(&s.env, nc.RemoteAddr().String())
+	c := newClient(&s.env, nc.RemoteAddr().String(), p)
 	g := newGoroutine(c, nc)
 	if !s.enter(c) {
 		nc.Close()

@@ -28,7 +28,7 @@ const (
 )
 
 func (g *goroutine) newWriter() *writer {
-	if !g.client.env.cfg.StrictBuffering {
+	if !g.client.env.cfg.StrictBuffering || g.client.mqtt != nil {
 		return &writer{g: g, eager: true, size: gatherSize}
 	}
 	id := g.client.peer.Identity()

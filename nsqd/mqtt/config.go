@@ -1,0 +1,25 @@
+package mqtt
+
+import (
+	"flag"
+	"log/slog"
+
+	"github.com/srtm-io/srtm/mqtt/session"
+)
+
+// Config is the configuration of a Server.
+type Config struct {
+	Session   session.Config // limits of sessions
+	RulesFile string         // mapping rules; "": none
+	Log       *slog.Logger
+}
+
+// Flags defines the flags of MQTT, except the addresses.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	c.Session = session.DefaultConfig()
+	s := &c.Session
+	fs.StringVar(&c.RulesFile, "mqtt-rules", "", "TOML `file` of rules that map MQTT topic names to topics; read again at SIGHUP (default none: a name that is a valid topic name maps to itself)")
+	fs.IntVar(&s.MaxPacketSize, "mqtt-max-packet-size", s.MaxPacketSize, "maximum size of a PUBLISH packet, in `bytes`; at most --max-msg-size")
+	fs.IntVar(&s.MaxInflight, "mqtt-max-inflight", s.MaxInflight, "maximum number of unacknowledged `messages` with QoS 1 of a client, in each direction")
+	fs.DurationVar(&s.MaxSessionExpiry, "mqtt-max-session-expiry", s.MaxSessionExpiry, "maximum time that the session of a disconnected client is kept")
+}

@@ -1,0 +1,299 @@
+package mqtt
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/mqtt/session"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+)
+
+// Sources are a client's broker subscriptions, one for each topic and channel of the client's filters.
+// Together the sources send at most as many unacknowledged messages as the client accepts.
+type Sources struct {
+	client *Client // set once
+
+	// mu is held during calls of subscriptions, which encode messages under Client.mu.
+	mu        sync.Mutex
+	all       []*source // by number; nil: free
+	count     int
+	window    int // messages that the client accepts without PUBACK
+	next      int // number of the source that is next in turn
+	taken     *source
+	finishing *source
+	scratch   []error
+}
+
+// source is a broker subscription. It encodes the messages of the subscription.
+type source struct {
+	// Set once.
+	client *Client
+	is     session.Source
+	sub    Subscription
+
+	pending atomic.Bool // there may be messages
+
+	// Guarded by Sources.mu.
+	ended   bool             // the broker has ended the subscription
+	dropped []wire.MessageID // messages that the client does not want
+	once    []wire.MessageID // messages with QoS 0, to finish after the write
+	blocked []wire.MessageID // messages for which the window has no room
+}
+
+// AppendMessage implements broker.Encoder.
+func (s *source) AppendMessage(dst []byte, m *wire.Message, attribute []byte) []byte {
+	s.client.mu.Lock()
+	defer s.client.mu.Unlock()
+	dst, outcome := s.client.sess.AppendMessage(dst, &s.is, m, attribute)
+	switch outcome {
+	case session.Unwanted, session.TooLarge:
+		s.dropped = append(s.dropped, m.ID)
+	case session.SentOnce:
+		s.once = append(s.once, m.ID)
+	case session.Blocked:
+		s.blocked = append(s.blocked, m.ID)
+	case session.Sent:
+	}
+	if outcome == session.TooLarge {
+		s.client.server.tooLarge.Inc()
+	}
+	return dst
+}
+
+// windowOpen returns how many messages may still be sent.
+func (c *Client) windowOpen() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sess.Window()
+}
+
+// open opens the subscription of a topic and a channel, unless it is open. It may block.
+func (ss *Sources) open(topic, channel string) error {
+	ss.mu.Lock()
+	found := ss.find(topic, channel)
+	ss.mu.Unlock()
+	if found != nil {
+		return nil
+	}
+	src := &source{client: ss.client, is: session.Source{Topic: topic, Channel: channel}}
+	sub, err := ss.client.conn.Subscribe(topic, channel, func() {
+		src.pending.Store(true)
+		ss.client.conn.Notify()
+	})
+	if err != nil {
+		return err
+	}
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	src.sub = sub
+	if ss.window == 0 { // no message is under way yet
+		ss.window = ss.client.windowOpen()
+	}
+	free := slices.Index(ss.all, nil)
+	if free < 0 {
+		free = len(ss.all)
+		ss.all = append(ss.all, nil)
+	}
+	src.is.Number = uint16(free)
+	ss.all[free] = src
+	ss.count++
+	ss.divide()
+	return nil
+}
+
+// find returns the source of a topic and a channel, or nil. Requires: mu held.
+func (ss *Sources) find(topic, channel string) *source {
+	for _, src := range ss.all {
+		if src != nil && !src.ended && src.is.Topic == topic && src.is.Channel == channel {
+			return src
+		}
+	}
+	return nil
+}
+
+// divide gives each source a part of the window. With more sources than the window has room, each
+// source may hold one message, and Take waits until the window has room. Requires: mu held.
+func (ss *Sources) divide() {
+	if ss.count == 0 {
+		return
+	}
+	part := max(1, ss.window/ss.count)
+	for _, src := range ss.all {
+		if src != nil {
+			_ = src.sub.Ready(part) // an error means that the subscription has ended, which Take reports
+		}
+	}
+}
+
+// retain closes the sources that have ended or that keep does not want.
+func (ss *Sources) retain(keep func(topic, channel string) bool) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	before := ss.count
+	for i, src := range ss.all {
+		if src != nil && (src.ended || !keep(src.is.Topic, src.is.Channel)) {
+			ss.remove(i)
+		}
+	}
+	if ss.count != before {
+		ss.divide()
+	}
+}
+
+// remove closes a source. Requires: mu held.
+func (ss *Sources) remove(number int) {
+	src := ss.all[number]
+	src.sub.Close()
+	ss.all[number] = nil
+	ss.count--
+	if ss.taken == src {
+		ss.taken = nil
+	}
+	if ss.finishing == src {
+		ss.finishing = nil
+	}
+}
+
+// First returns the topic and the channel of a source, for display.
+func (ss *Sources) First() (topic, channel string) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, src := range ss.all {
+		if src != nil {
+			return src.is.Topic, src.is.Channel
+		}
+	}
+	return "", ""
+}
+
+// Take adds messages of one source to out. If other sources may have messages, it notifies the driver
+// again. The result is true: the connection does not end with a subscription.
+func (ss *Sources) Take(out *broker.Outgoing, limit int) (open bool) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if out.Messages() == 0 {
+		ss.taken = nil
+	}
+	encoder := out.Encoder
+	defer func() { out.Encoder = encoder }()
+	again := false
+	for range ss.all {
+		number := ss.next % len(ss.all)
+		src := ss.all[number]
+		if src == nil || !src.pending.Load() {
+			ss.next = number + 1
+			continue
+		}
+		if again = ss.taken != nil && ss.taken != src; again { // Wrote is for one source
+			break
+		}
+		if ss.client.windowOpen() == 0 {
+			return true // FinishBatch notifies the driver
+		}
+		src.pending.Store(false)
+		ss.next = number + 1
+		ss.take(src, out, limit)
+	}
+	if again {
+		ss.client.conn.Notify()
+	}
+	return true
+}
+
+// take adds messages of src to out. Requires: mu held.
+func (ss *Sources) take(src *source, out *broker.Outgoing, limit int) {
+	before := out.Messages()
+	out.Encoder = src
+	if !src.sub.Take(out, limit) {
+		src.ended = true
+		ss.client.refresh()
+	}
+	if out.Messages() > before {
+		ss.taken = src
+	}
+	if len(out.Frames) >= limit {
+		src.pending.Store(true)
+	}
+	src.dropped = ss.finish(src, src.dropped)
+	for _, id := range src.blocked {
+		_ = src.sub.Requeue(id, 0) // an error means that the message has timed out
+	}
+	src.blocked = src.blocked[:0]
+}
+
+// finish finishes messages and returns the empty list. Requires: mu held.
+func (ss *Sources) finish(src *source, ids []wire.MessageID) []wire.MessageID {
+	if len(ids) > 0 {
+		ss.scratch = src.sub.FinishBatch(ss.client.server.now(), ids, ss.scratch[:0])
+		clear(ss.scratch)
+	}
+	return ids[:0]
+}
+
+// Wrote records that the messages of the last Take are on the socket, and finishes the messages with
+// QoS 0.
+func (ss *Sources) Wrote(out *broker.Outgoing) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.taken == nil {
+		return // the source is closed
+	}
+	ss.taken.sub.Wrote(out)
+	ss.taken.once = ss.finish(ss.taken, ss.taken.once)
+}
+
+// Holds returns the sums over the sources.
+func (ss *Sources) Holds() (ready, inFlight int) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, src := range ss.all {
+		if src != nil {
+			r, n := src.sub.Holds()
+			ready, inFlight = ready+r, inFlight+n
+		}
+	}
+	return ready, inFlight
+}
+
+// Finishing reports whether the next FinishBatch is for the source of that number. With false, the
+// caller must call FinishBatch for its collected messages, and repeat the call.
+func (ss *Sources) Finishing(number uint16, collected bool) bool {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	var src *source
+	if int(number) < len(ss.all) {
+		src = ss.all[number]
+	}
+	if collected && src != ss.finishing {
+		return false
+	}
+	ss.finishing = src
+	return true
+}
+
+// FinishBatch finishes messages of the source that Finishing has set.
+func (ss *Sources) FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.finishing == nil {
+		for range batch {
+			errs = append(errs, broker.ErrGone)
+		}
+		return errs
+	}
+	errs = ss.finishing.sub.FinishBatch(now, batch, errs)
+	if slices.ContainsFunc(ss.all, func(src *source) bool { return src != nil && src.pending.Load() }) {
+		ss.client.conn.Notify() // the window has room again
+	}
+	return errs
+}
+
+// Close closes all sources.
+func (ss *Sources) Close() { ss.retain(func(string, string) bool { return false }) }
+
+// reopenAfter is the pause before a client's sources are opened again after a failure.
+const reopenAfter = time.Second
