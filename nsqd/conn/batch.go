@@ -36,7 +36,7 @@ const batchSize = 64
 // Otherwise the caller must publish it alone.
 func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 	op := &t.op
-	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 || c.patient(op) {
+	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 || c.mqtt.Patient(op) {
 		return false, carriedOut
 	}
 	if c.pubs.batch == nil && c.r+t.n == c.w {
@@ -97,7 +97,7 @@ func (c *client) flushBatch(now mono.Time) verdict {
 			if err == nil && c.pubs.weight > 0 {
 				op.Reply = b.publisher.Advice()
 			}
-			c.countRefused(op, err)
+			c.mqtt.CountRefused(op, err)
 			c.sess.Answer(op, err)
 			b.next++
 		}

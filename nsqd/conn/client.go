@@ -101,8 +101,8 @@ type commands interface {
 	Touch(id wire.MessageID) error
 }
 
-// consumer is a subscription of a topic and a channel.
-type consumer interface {
+// consumer is a subscription of a topic and a channel. All fields are the same.
+type consumer struct {
 	subscription
 	commands
 	deliveries
@@ -228,7 +228,7 @@ func (c *client) logEnd(err error) {
 		return
 	}
 	if fault, ok := errors.AsType[*mqttsession.Error](err); ok {
-		c.logMQTT(fault)
+		mqttConn{c}.logEnd(fault)
 	} else if fault, ok := errors.AsType[*wire.Error](err); ok {
 		c.env.faults.Add(1)
 		c.env.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyReason, fault.Code, obs.KeyError, err)
@@ -268,7 +268,7 @@ func (c *client) consume(t *task) (verdict, error) {
 	if c.mqtt != nil {
 		c.mqtt.UseTime(c.wall)
 		if c.mqtt.Stale() && !c.driver.nonblocking() {
-			if err := c.refreshMQTT(); err != nil {
+			if err := (mqttConn{c}).refresh(); err != nil {
 				return carriedOut, err
 			}
 		}
@@ -350,7 +350,7 @@ func (c *client) carryOut(t *task, now mono.Time) (verdict, error) {
 		}
 		if c.mqtt != nil && c.mqtt.Stale() {
 			c.r += t.n
-			return carriedOut, c.refreshMQTT()
+			return carriedOut, mqttConn{c}.refresh()
 		}
 	}
 	c.r += t.n
@@ -404,7 +404,7 @@ func (c *client) runCommand(op *session.Op, now mono.Time) error {
 		c.stats.state.Store(int32(StateClosing))
 		return c.ready(0)
 	case session.OpConnect, session.OpSubscribe, session.OpUnsubscribe, session.OpDisconnect:
-		return c.runMQTT(op)
+		return mqttConn{c}.run(op)
 	}
 	return nil
 }
@@ -419,20 +419,20 @@ func (c *client) ready(n int) error {
 }
 
 func (c *client) subscribe(op *session.Op, now mono.Time) error {
-	sub, err := c.openSubscription(op, now, c.notifier())
+	sub, err := openSubscription(c, op, now, c.notifier())
 	if err != nil {
 		return err
 	}
-	c.sub, c.deliveries, c.commands = sub, sub, sub
+	c.sub, c.deliveries, c.commands = sub.subscription, sub.deliveries, sub.commands
 	c.stats.sub.Store(&subscribed{c.deliveries, string(op.Topic), string(op.Channel)})
 	c.stats.state.Store(int32(StateSubscribed))
 	return nil
 }
 
 // openSubscription subscribes to op's topic and channel. notify reports messages.
-func (c *client) openSubscription(op *session.Op, now mono.Time, notify func()) (consumer, error) {
+func openSubscription(c *client, op *session.Op, now mono.Time, notify func()) (sub consumer, err error) {
 	if err := c.permit(op, now); err != nil {
-		return nil, err
+		return sub, err
 	}
 	id := c.peer.Identity()
 	params := broker.Subscriber{
@@ -445,24 +445,24 @@ func (c *client) openSubscription(op *session.Op, now mono.Time, notify func()) 
 		if c.shouldForward(err) {
 			var relayed *forward.Subscription
 			if t, relayed, err = c.relay(op, &id, notify); relayed != nil {
-				return relayed, nil
+				return consumer{relayed, relayed, relayed}, nil
 			}
 		}
 		if errors.Is(err, broker.ErrTooManyTopics) {
-			return nil, wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
+			return sub, wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
 		}
 		if err != nil {
-			return nil, refusal(op.Topic, err)
+			return sub, refusal(op.Topic, err)
 		}
 		local, err := t.Subscribe(string(op.Channel), params, notify)
 		if err == nil {
-			return local, nil
+			return consumer{local, local, local}, nil
 		}
 		if errors.Is(err, broker.ErrStorage) {
-			return nil, wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
+			return sub, wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
 		}
 		if !errors.Is(err, broker.ErrGone) { // ErrGone: deleted since the look-up
-			return nil, refusal(op.Topic, err)
+			return sub, refusal(op.Topic, err)
 		}
 	}
 }

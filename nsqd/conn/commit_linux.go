@@ -11,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 )
 
 // commit stores the publishes of several connections to one durable topic. Each connection
@@ -214,7 +215,7 @@ func (c *commit) storeBatch(now mono.Time) {
 			s.client.pubs.leaveTopic(c.topic)
 			s.verdict, s.err = mustWait, nil
 			continue
-		case err != nil && s.client.patient(&s.heldTask.op) && isTemporary(refusal(s.heldTask.op.Topic, err)):
+		case err != nil && s.client.mqtt.Patient(&s.heldTask.op) && mqtt.IsTemporary(refusal(s.heldTask.op.Topic, err)):
 			s.client.pubs.alone = true
 			s.verdict, s.err = mustWait, nil
 			continue

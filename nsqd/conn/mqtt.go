@@ -58,7 +58,7 @@ func (m mqttConn) Permit(topic string) error {
 // Subscribe implements mqtt.Connection.
 func (m mqttConn) Subscribe(topic, channel string, notify func()) (mqtt.Subscription, error) {
 	op := &session.Op{Kind: session.OpSub, Topic: []byte(topic), Channel: []byte(channel)}
-	return m.c.openSubscription(op, clock.Mono(), notify)
+	return openSubscription(m.c, op, clock.Mono(), notify)
 }
 
 // Identity implements mqtt.Connection.
@@ -70,8 +70,9 @@ func (m mqttConn) Notify() { m.c.notifier()() }
 // Quit implements mqtt.Connection.
 func (m mqttConn) Quit() { m.c.quit() }
 
-// runMQTT carries out an operation that only MQTT has.
-func (c *client) runMQTT(op *session.Op) error {
+// run carries out an operation that only MQTT has.
+func (m mqttConn) run(op *session.Op) error {
+	c := m.c
 	err := c.interruptibly(func(ctx context.Context) error { return c.mqtt.Run(ctx, op) })
 	if err == nil && op.Kind == session.OpConnect {
 		id := c.peer.Identity()
@@ -81,9 +82,10 @@ func (c *client) runMQTT(op *session.Op) error {
 	return err
 }
 
-// refreshMQTT opens and closes the client's subscriptions, after its filters or the rules have changed.
+// refresh opens and closes the client's subscriptions, after its filters or the rules have changed.
 // Requires: the driver may block.
-func (c *client) refreshMQTT() error {
+func (m mqttConn) refresh() error {
+	c := m.c
 	c.mqtt.Refresh()
 	topic, channel := c.mqtt.Sources.First()
 	if topic == "" {
@@ -99,14 +101,9 @@ func (c *client) refreshMQTT() error {
 	return nil
 }
 
-// patient reports whether the publish is repeated until it fits. MQTT 3.1.1 has no refusal of a publish.
-// So the broker does not read from the connection until the message fits, or the connection ends.
-func (c *client) patient(op *session.Op) bool {
-	return c.mqtt != nil && op.Packet != 0 && c.mqtt.Version() == 4
-}
-
-// logMQTT logs the end of an MQTT session. The broker's own reasons and lost devices are no faults.
-func (c *client) logMQTT(e *mqttsession.Error) {
+// logEnd logs the end of an MQTT session. The broker's own reasons and lost devices are no faults.
+func (m mqttConn) logEnd(e *mqttsession.Error) {
+	c := m.c
 	switch e.Reason {
 	case mqttsession.ShuttingDown, mqttsession.TakenOver, mqttsession.KeepAliveTimeout, mqttsession.UseAnotherServer, mqttsession.ServerMoved:
 		c.env.log.Debug("connection ended", obs.KeyRemote, c.remote, obs.KeyError, e)
@@ -116,13 +113,6 @@ func (c *client) logMQTT(e *mqttsession.Error) {
 	c.env.log.Warn("connection closed", obs.KeyRemote, c.remote, "client_id", c.peer.Identity().ClientID, obs.KeyError, e)
 }
 
-// countRefused counts a refused publish with QoS 0, which gets no answer.
-func (c *client) countRefused(op *session.Op, err error) {
-	if err != nil && c.mqtt != nil && op.Packet == 0 {
-		c.env.cfg.MQTT.RefusedOnce.Inc()
-	}
-}
-
 const (
 	// retryAfter is the pause before a publish to a full topic is repeated.
 	retryAfter = 20 * time.Millisecond
@@ -130,13 +120,9 @@ const (
 	maxRetryAfter = 250 * time.Millisecond
 )
 
-// isTemporary reports whether a publish may succeed later.
-func isTemporary(err error) bool {
-	return err != nil && mqttsession.ReasonOf(err) == mqttsession.QuotaExceeded
-}
-
 // waitToRepeat waits before a refused publish is repeated. It returns false if the connection ends.
-func (c *client) waitToRepeat(refused error) (again bool) {
+func (m mqttConn) waitToRepeat(refused error) (again bool) {
+	c := m.c
 	pause := retryAfter
 	if e, ok := errors.AsType[*wire.Error](refused); ok {
 		if after, ok := e.RetryAfter(); ok {

@@ -12,6 +12,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/forward"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/pacing/police"
 )
@@ -71,18 +72,18 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	}
 	for {
 		t, err := c.publishNamed(op.Topic, publisherOf(op), p, nil, now)
-		if !c.patient(op) {
+		if !c.mqtt.Patient(op) {
 			return t, err
 		}
 		if sent := c.pubs.takeSent(); sent != nil {
 			err = sent.Verdict(op.Kind.Failed())
 		}
 		switch {
-		case !isTemporary(err):
+		case !mqtt.IsTemporary(err):
 			return t, err
 		case p.NoWait || c.pubs.committing:
 			return t, broker.ErrBusy
-		case !c.waitToRepeat(err):
+		case !mqttConn{c}.waitToRepeat(err):
 			return t, err
 		}
 		now = clock.Mono()
@@ -239,7 +240,7 @@ func (c *client) answerPublish(op *session.Op, t *broker.Topic, err error) {
 		if err == nil {
 			op.Reply = c.pubs.advice(t)
 		}
-		c.countRefused(op, err)
+		c.mqtt.CountRefused(op, err)
 		c.sess.Answer(op, err)
 		return
 	}
@@ -282,7 +283,7 @@ func (c *client) settle() {
 		if u.err == nil && u.topic != nil {
 			op.Reply = c.pubs.advice(u.topic)
 		}
-		c.countRefused(op, u.err)
+		c.mqtt.CountRefused(op, u.err)
 		c.sess.Answer(op, u.err)
 	}
 	op.Reply = nil

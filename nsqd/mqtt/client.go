@@ -174,6 +174,22 @@ func (c *Client) Heard(now mono.Time) {
 	c.sess.Heard(now)
 }
 
+// Patient reports whether a publish that is refused now is repeated until it fits. MQTT 3.1.1 has no
+// refusal of a publish. So the broker does not read from the connection meanwhile. c may be nil: NSQ.
+func (c *Client) Patient(op *nsq.Op) bool { return c != nil && op.Packet != 0 && c.Version() == 4 }
+
+// IsTemporary reports whether a refused publish may succeed later.
+func IsTemporary(err error) bool {
+	return err != nil && session.ReasonOf(err) == session.QuotaExceeded
+}
+
+// CountRefused counts a refused publish with QoS 0, which gets no answer. c may be nil: NSQ.
+func (c *Client) CountRefused(op *nsq.Op, err error) {
+	if c != nil && err != nil && op.Packet == 0 {
+		c.server.refusedOnce.Inc()
+	}
+}
+
 // EndByBroker ends the session because the broker ends the connection.
 func (c *Client) EndByBroker() {
 	e := c.farewell.Load()

@@ -25,9 +25,8 @@ type Server struct {
 	rules atomic.Pointer[names.Rules]
 	clients
 
-	// RefusedOnce counts the publishes with QoS 0 that the broker refused.
-	RefusedOnce prometheus.Counter
-	tooLarge    prometheus.Counter
+	refusedOnce prometheus.Counter // publishes with QoS 0
+	tooLarge    prometheus.Counter // messages
 }
 
 // New returns a server. It reads the rules. metrics gets the server's metrics.
@@ -39,13 +38,13 @@ func New(cfg Config, metrics prometheus.Registerer) (*Server, error) {
 		return nil, fmt.Errorf("--mqtt-rules: %w", err)
 	}
 	s.rules.Store(rules)
-	s.RefusedOnce = prometheus.NewCounter(prometheus.CounterOpts{
+	s.refusedOnce = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_nsqd_mqtt_refused_qos0_total", Help: "Publishes with QoS 0 that the broker refused. The client gets no answer.",
 	})
 	s.tooLarge = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_nsqd_mqtt_too_large_total", Help: "Messages that were not sent because they exceed the client's maximum packet size.",
 	})
-	metrics.MustRegister(s.RefusedOnce, s.tooLarge)
+	metrics.MustRegister(s.refusedOnce, s.tooLarge)
 	return s, nil
 }
 
