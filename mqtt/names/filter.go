@@ -125,11 +125,23 @@ func hidden[T ~string | ~[]byte](filter string, other T) bool {
 	return len(other) > 0 && other[0] == '$' && len(filter) > 0 && (filter[0] == '+' || filter[0] == '#')
 }
 
+// canonical returns a filter that matches the same names, and whose # stands for no empty name.
+func canonical(filter string) string {
+	switch filter {
+	case "#":
+		return "+/#"
+	case "/#":
+		return "/+/#"
+	}
+	return filter
+}
+
 // Overlap reports whether some name matches both valid filters.
 func Overlap(a, b string) bool {
 	if hidden(a, b) || hidden(b, a) {
 		return false
 	}
+	a, b = canonical(a), canonical(b)
 	for {
 		la, restA, moreA := strings.Cut(a, "/")
 		lb, restB, moreB := strings.Cut(b, "/")
@@ -154,9 +166,7 @@ func Covers(wide, narrow string) bool {
 	if hidden(wide, narrow) {
 		return false
 	}
-	if narrow == "#" {
-		return wide == "#" || wide == "+/#" // every name has a first level
-	}
+	narrow = canonical(narrow)
 	for {
 		lw, restWide, moreWide := strings.Cut(wide, "/")
 		ln, restNarrow, moreNarrow := strings.Cut(narrow, "/")

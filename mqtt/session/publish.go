@@ -3,6 +3,7 @@ package session
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/mqtt/names"
@@ -211,8 +212,8 @@ func (s *Session) AppendMessage(dst []byte, source *Source, m *wire.Message, att
 	}
 	// The payload of an envelope is smaller than the envelope, so the header may become shorter.
 	start, header := len(dst), 1+lengthSize(fields+len(m.Body))
-	dst = append(dst, make([]byte, header)...)
-	dst = appendText(dst, a.Name)
+	dst = slices.Grow(dst, header+fields+len(m.Body))
+	dst = appendText(dst[:start+header], a.Name)
 	at := len(dst)
 	if qos > 0 {
 		dst = append(dst, 0, 0)

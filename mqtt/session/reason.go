@@ -70,11 +70,8 @@ func ReasonOf(err error) Reason {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Reason
 	}
-	e, ok := err.(*wire.Error) // without errors.As, which allocates: a full topic refuses every message
+	e, ok := errors.AsType[*wire.Error](err)
 	if !ok {
-		errors.As(err, &e)
-	}
-	if e == nil {
 		return Unspecified
 	}
 	switch e.Code {
@@ -100,9 +97,6 @@ func errorOf(err error) *Error {
 
 // textOf returns the text for the client: the part of err that is meant for clients.
 func textOf(err error) string {
-	if e, ok := err.(*wire.Error); ok {
-		return e.Text
-	}
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Text
 	}

@@ -314,6 +314,14 @@ func TestMessagesDoNotAllocate(t *testing.T) {
 			}
 		}
 	}
+	refused := error(wire.NewError(wire.CodeQueueFull, "topic \"alone\" is full"))
+	if got := testing.AllocsPerRun(200, func() {
+		if session.ReasonOf(refused) != session.QuotaExceeded {
+			t.Fatal("another reason")
+		}
+	}); got > 0 {
+		t.Errorf("the reason of a full topic: %v allocations", got)
+	}
 	do, _ := publisher(t, 5, "publish topic=alone payload=x alias=1")
 	if got := testing.AllocsPerRun(200, do); got > 0 {
 		t.Errorf("alias: %v allocations", got)

@@ -208,10 +208,3 @@ func (s *Session) Subscriptions() []nsq.Filter { return s.filters }
 func (s *Session) Restore(kept []nsq.Filter) {
 	s.filters = slices.Clone(kept)
 }
-
-// Needs reports whether any filter selects messages of the source.
-func (s *Session) Needs(topic, channel string) bool {
-	return slices.ContainsFunc(s.filters, func(f nsq.Filter) bool {
-		return f.Channel == channel && slices.Contains(f.Topics, topic)
-	})
-}
