@@ -46,7 +46,9 @@ func (c *Config) Validate() error {
 	errs.If(c.MaxSessionExpiry < 0 || c.MaxSessionExpiry > year, "--mqtt-max-session-expiry %v is outside [0, %v]", c.MaxSessionExpiry, year)
 	errs.If(c.MaxKeepAlive < 0 || c.MaxKeepAlive > math.MaxUint16*time.Second, "keep alive %v is outside [0, %v]", c.MaxKeepAlive, math.MaxUint16*time.Second)
 	errs.If(c.ConnectTimeout <= 0, "a connect timeout of %v", c.ConnectTimeout)
-	errs.If(c.MaxFilters < 1 || c.MaxSources < 1, "at most %d filters and %d sources", c.MaxFilters, c.MaxSources)
+	const maxFilters = 1 << 12 // a SUBACK has a byte for each filter
+	errs.If(c.MaxFilters < 1 || c.MaxFilters > maxFilters, "%d filters are outside [1, %d]", c.MaxFilters, maxFilters)
+	errs.If(c.MaxSources < 1 || c.MaxSources > math.MaxUint16, "%d sources are outside [1, %d]", c.MaxSources, math.MaxUint16)
 	errs.If(c.MaxAliases < 0 || c.MaxAliases > math.MaxUint8, "%d topic aliases are outside [0, %d]", c.MaxAliases, math.MaxUint8)
 	return errs.Err()
 }

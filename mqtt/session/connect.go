@@ -158,9 +158,7 @@ func (s *Session) answerConnect(c *nsq.Connect, err error) {
 	assigned := s.clientID == ""
 	s.clientID = c.ClientID
 	s.channel = names.ClientChannel(s.clientID, s.expiry == 0 && !c.Present)
-	for i := range s.filters {
-		s.resolve(&s.filters[i])
-	}
+	s.resolveAll()
 	s.state = open
 	s.out = appendPacket(s.out, connack, func(dst []byte) []byte {
 		present := byte(0)

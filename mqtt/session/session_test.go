@@ -169,6 +169,37 @@ func TestDeliveriesAgreeWithTheModel(t *testing.T) {
 	})
 }
 
+func TestNewRulesKeepTheLimitOfSources(t *testing.T) {
+	rules := func(topics int) *names.Rules {
+		text := ""
+		for i := range topics {
+			for _, site := range []string{"x", "y"} {
+				text += fmt.Sprintf("[[mqtt]]\nfilter = \"%s/%d\"\ntopic = \"%[1]s%[2]d\"\n", site, i)
+			}
+		}
+		return rulesOf(t, text)
+	}
+	cfg := smallConfig() // five sources
+	p := connected(t, &cfg, 5)
+	for topics, want := range map[int]string{2: "[x0 x1] [y0 y1]", 3: "[x0 x1 x2] []"} {
+		p.s.UseRules(rules(2))
+		p.send(stream(5, "subscribe id=1 x/#:1 y/#:1"))
+		p.s.UseRules(rules(topics))
+		filters := p.s.Subscriptions()
+		testkit.Equal(t, fmt.Sprint(filters[0].Topics, filters[1].Topics), want)
+	}
+}
+
+func TestConfigValidation(t *testing.T) {
+	cfg := session.DefaultConfig()
+	testkit.Must(t, cfg.Validate())
+	bad := session.Config{MaxPacketSize: 1, MaxInflight: 1 << 15, MaxSessionExpiry: -1, MaxKeepAlive: -1, MaxAliases: -1}
+	err := bad.Validate()
+	for _, want := range []string{"--mqtt-max-packet-size 1 bytes", "--mqtt-max-inflight 32768", "--mqtt-max-session-expiry -1ns", "keep alive", "connect timeout", "filters", "sources", "aliases"} {
+		testkit.ErrorHas(t, err, want)
+	}
+}
+
 // The whole budget of an idle connection is 3 KiB.
 func TestSessionIsSmall(t *testing.T) {
 	if got := unsafe.Sizeof(session.Session{}); got > 480 {

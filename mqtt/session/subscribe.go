@@ -195,8 +195,19 @@ func (s *Session) acknowledge(k kind, op *nsq.Op, err error) {
 // any more keeps no topic.
 func (s *Session) UseRules(r *names.Rules) {
 	s.rules = r
+	s.resolveAll()
+}
+
+// resolveAll sets the topics and the channels of the session's filters. Filters above the limit of sources
+// get no topic.
+func (s *Session) resolveAll() {
+	sources := 0
 	for i := range s.filters {
-		s.resolve(&s.filters[i])
+		f := &s.filters[i]
+		if s.resolve(f); sources+len(f.Topics) > s.cfg.MaxSources {
+			f.Topics = nil
+		}
+		sources += len(f.Topics)
 	}
 }
 
