@@ -3,6 +3,7 @@ package faults
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -68,6 +69,7 @@ type cluster struct {
 	store     []string                                          // flags of the loaddistributor's store
 	durable   []string                                          // durability flags of the brokers
 	ledger    ledger
+	creations atomic.Int64  // of the topic, without the first; the latency of its SLO tells the creation
 	undrain   []func() bool // ends of drains that the control plane has not acknowledged
 
 	// The adaptor is a separate process, which brokers and the loaddistributor reach through the link.
@@ -245,7 +247,7 @@ func (c *cluster) create(ctx context.Context) {
 func (c *cluster) createTopic(ctx context.Context, admin srtmv1.AdminServiceClient, contract tokenbucket.Share) error {
 	spec := &srtmv1.TopicSpec{
 		Name:      topic,
-		Contract:  &srtmv1.Contract{RateMilli: int64(contract.Rate), Burst: contract.Burst, Slo: slo},
+		Contract:  &srtmv1.Contract{RateMilli: int64(contract.Rate), Burst: contract.Burst, Slo: sloOf(c.creations.Load())},
 		Groups:    groups(contract),
 		Channels:  []string{"c"},
 		ShareRule: "robust",
@@ -266,10 +268,20 @@ func wait(d time.Duration) { <-time.NewTimer(d).C }
 
 // publish offers perSecond messages to an address until ctx ends, over one connection after the other,
 // and counts the accepted messages. After slow answers it makes up for at most a tenth of a second.
-func (c *cluster) publish(ctx context.Context, address string, perSecond int, accepted *atomic.Int64) {
+func (c *cluster) publish(ctx context.Context, b *broker, perSecond int, accepted *atomic.Int64) {
 	const tick, most = 10 * time.Millisecond, 100 * time.Millisecond
+	var known int64 // creation of the topic that the broker knows
+	var asked time.Time
+	counts := func() bool {
+		if created := c.creations.Load(); known != created && time.Since(asked) > most {
+			if asked = time.Now(); c.knows(b) {
+				known = created
+			}
+		}
+		return known == c.creations.Load()
+	}
 	for ctx.Err() == nil {
-		attempt(ctx, address, func(nc net.Conn, r *bufio.Reader) error {
+		attempt(ctx, b.tcp, func(nc net.Conn, r *bufio.Reader) error {
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
 			for last := time.Now(); ; {
@@ -281,7 +293,7 @@ func (c *cluster) publish(ctx context.Context, address string, perSecond int, ac
 				now := time.Now()
 				n := int(float64(perSecond) * min(now.Sub(last), most).Seconds())
 				last = now
-				if err := c.send(nc, r, n, accepted); err != nil {
+				if err := c.send(nc, r, n, accepted, counts); err != nil {
 					return err
 				}
 			}
@@ -289,12 +301,14 @@ func (c *cluster) publish(ctx context.Context, address string, perSecond int, ac
 	}
 }
 
-// send publishes n messages, unless the topic is being replaced, and takes the answers.
-func (c *cluster) send(nc net.Conn, r *bufio.Reader, n int, accepted *atomic.Int64) error {
+// send publishes n messages, unless the topic is being replaced, and takes the answers. counts reports
+// whether the ledger may expect the accepted messages.
+func (c *cluster) send(nc net.Conn, r *bufio.Reader, n int, accepted *atomic.Int64, counts func() bool) error {
 	if !c.publishing.TryRLock() {
 		return nil
 	}
 	defer c.publishing.RUnlock()
+	expected := counts()
 	var out []byte
 	first := c.ledger.number(n)
 	for i := range n {
@@ -309,7 +323,9 @@ func (c *cluster) send(nc net.Conn, r *bufio.Reader, n int, accepted *atomic.Int
 			return err
 		}
 		if kind == wire.FrameResponse && string(data) == wire.OK {
-			c.ledger.accepted(first + int64(i))
+			if expected {
+				c.ledger.accepted(first + int64(i))
+			}
 			accepted.Add(1)
 		}
 	}
@@ -558,8 +574,8 @@ type administration struct {
 	admin    srtmv1.AdminServiceClient
 	promises promises
 
-	updates, creations int
-	lowerings          lowerings
+	updates   int
+	lowerings lowerings
 }
 
 func (c *cluster) administer() *administration {
@@ -591,7 +607,7 @@ func (a *administration) update(contract tokenbucket.Share) error {
 	a.promises.during(contract)
 	return a.call(3*time.Second, func(ctx context.Context) error {
 		r, err := a.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{
-			Spec:       &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{RateMilli: int64(contract.Rate), Burst: contract.Burst, Slo: slo}, Groups: groups(contract)},
+			Spec:       &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{RateMilli: int64(contract.Rate), Burst: contract.Burst}, Groups: groups(contract)},
 			UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"contract.rate_milli", "contract.burst", "groups"}},
 		}, grpc.WaitForReady(true))
 		if err == nil {
@@ -642,6 +658,7 @@ func (a *administration) replace(contract tokenbucket.Share) {
 		wait(100 * time.Millisecond)
 	}
 	a.promises.during(contract)
+	a.c.creations.Add(1)
 	for {
 		err := a.call(10*time.Second, func(ctx context.Context) error { return a.c.createTopic(ctx, a.admin, contract) })
 		if err == nil || status.Code(err) == codes.AlreadyExists { // an earlier attempt has created the topic, and the answer was lost
@@ -655,7 +672,6 @@ func (a *administration) replace(contract tokenbucket.Share) {
 	}
 	a.c.ledger.forget()
 	a.promises = append(a.promises, promise{at: clock.Mono(), contract: contract, fresh: true})
-	a.creations++
 }
 
 // change changes the contract up and down, and deletes and creates the topic, until ctx ends. At the
@@ -682,10 +698,32 @@ func (a *administration) change(ctx context.Context, rng *rand.Rand) {
 }
 
 func (a *administration) String() string {
-	return fmt.Sprintf("%d updates, %d deletions and creations; %d answers named brokers that might use more: %v", a.updates, a.creations, a.lowerings.answers, a.lowerings.brokers)
+	return fmt.Sprintf("%d updates, %d deletions and creations; %d answers named brokers that might use more: %v", a.updates, a.c.creations.Load(), a.lowerings.answers, a.lowerings.brokers)
 }
 
-var slo = &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}
+func sloOf(creation int64) *srtmv1.Slo {
+	return &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second + time.Duration(creation)*time.Millisecond)}
+}
+
+// knows reports whether a broker has the topic of the last creation, or no topic. A broker that is cut
+// off, or that has just restarted, may still have the topic of an earlier creation. The broker accepts
+// messages for the earlier topic, and deletes them together with it.
+func (c *cluster) knows(b *broker) bool {
+	text, _, err := localtest.Ask(http.MethodGet, "http://"+b.web+"/stats?format=json&include_clients=false&topic="+topic, "")
+	var stats struct {
+		Topics []struct {
+			SRTM struct {
+				SLO struct {
+					Micros int64 `json:"latency_us"`
+				}
+			}
+		}
+	}
+	if err != nil || json.Unmarshal([]byte(text), &stats) != nil {
+		return false
+	}
+	return len(stats.Topics) == 0 || stats.Topics[0].SRTM.SLO.Micros == sloOf(c.creations.Load()).Latency.AsDuration().Microseconds()
+}
 
 // trouble causes mishaps until ctx ends, repairs all, and returns a summary.
 func (c *cluster) trouble(ctx context.Context, rng *rand.Rand) string {
@@ -744,7 +782,7 @@ func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (d
 	var taken atomic.Int64
 	accepted = &atomic.Int64{}
 	for i, b := range c.brokers {
-		clients.Go(func() { c.publish(ctx, b.tcp, perSecond[i], accepted) })
+		clients.Go(func() { c.publish(ctx, b, perSecond[i], accepted) })
 		clients.Go(func() { taken.Add(int64(c.subscribe(ctx, b.tcp))) })
 	}
 	stop = func() int64 {

@@ -53,7 +53,7 @@ func TestABrokerIDBelongsToOneProcess(t *testing.T) {
 			defer cancel()
 			conn := localtest.Dial(t, c.grpc)
 			spec := &srtmv1.TopicSpec{
-				Name: topic, Contract: &srtmv1.Contract{RateMilli: idRate * 1000, Burst: idBurst, Slo: slo},
+				Name: topic, Contract: &srtmv1.Contract{RateMilli: idRate * 1000, Burst: idBurst, Slo: sloOf(0)},
 				Groups: []*srtmv1.PublisherGroup{{Count: 10, Rate: idRate / 10}}, Channels: []string{"c"}, ShareRule: "robust",
 			}
 			testkit.WaitFor(t, "topic, for which the broker has to join", func() bool {

@@ -54,8 +54,8 @@ func TestSendAnswersHeartbeats(t *testing.T) {
 	var c cluster
 	var accepted atomic.Int64
 	r := bufio.NewReader(near)
-	testkit.NoError(t, c.send(near, r, 3, &accepted))
-	if err := c.send(near, r, 3, &accepted); err == nil {
+	testkit.NoError(t, c.send(near, r, 3, &accepted, func() bool { return true }))
+	if err := c.send(near, r, 3, &accepted, func() bool { return true }); err == nil {
 		t.Error("messages without answers were sent without an error")
 	}
 	near.Close()
