@@ -119,12 +119,11 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		}
 	}
 	if opts.servesMQTT() {
-		config := opts.mqtt
-		config.Log = log
-		if opts.conn.MQTT, err = mqtt.New(config, registry); err != nil {
+		if opts.conn.MQTT, err = mqtt.New(d.mqttConfig(), registry); err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}
 		secure.OnReadAgain(opts.conn.MQTT.Reload)
+		d.group.Add("mqtt sessions", opts.conn.MQTT.Run)
 	}
 	if d.conns, err = conn.New(opts.conn, d.broker, d.stamps, log); err != nil {
 		return nil, err
@@ -426,6 +425,11 @@ func (d *nsqd) storeAtEnd(ctx context.Context) error {
 		defer cancel()
 		d.broker.Drain(limit)
 	}
+	if m := d.opts.conn.MQTT; m != nil {
+		limit, cancel := context.WithTimeout(context.Background(), willsWithin)
+		defer cancel()
+		m.PublishWills(limit)
+	}
 	if d.jetstream != nil {
 		d.jetstream.EndAfter(storeWithin)
 		defer d.jetstream.Close() // ends a take-over: no message may be stored after the broker is closed
@@ -448,6 +452,9 @@ func (d *nsqd) disconnectAtEnd(ctx context.Context) error {
 	defer cancel()
 	if err := d.conns.Shutdown(grace); err != nil {
 		d.log.Warn("clients did not disconnect in time; their connections are cut", "limit", clientsGrace, obs.KeyError, err) // the clients' failure, not nsqd's
+	}
+	if m := d.opts.conn.MQTT; m != nil {
+		m.Close()
 	}
 	return nil
 }

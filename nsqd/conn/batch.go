@@ -92,7 +92,7 @@ func (c *client) flushBatch(now mono.Time) verdict {
 				c.answerPublish(op, t, err)
 				continue
 			default:
-				err = refusal([]byte(name), err)
+				err = Refusal([]byte(name), err)
 			}
 			if err == nil && c.pubs.weight > 0 {
 				op.Reply = b.publisher.Advice()

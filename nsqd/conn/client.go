@@ -452,7 +452,7 @@ func openSubscription(c *client, op *session.Op, now mono.Time, notify func()) (
 			return sub, wire.Wrap(wire.CodeSubFailed, "SUB failed, the limit of topics is reached", err)
 		}
 		if err != nil {
-			return sub, refusal(op.Topic, err)
+			return sub, Refusal(op.Topic, err)
 		}
 		local, err := t.Subscribe(string(op.Channel), params, notify)
 		if err == nil {
@@ -462,7 +462,7 @@ func openSubscription(c *client, op *session.Op, now mono.Time, notify func()) (
 			return sub, wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
 		}
 		if !errors.Is(err, broker.ErrGone) { // ErrGone: deleted since the look-up
-			return sub, refusal(op.Topic, err)
+			return sub, Refusal(op.Topic, err)
 		}
 	}
 }

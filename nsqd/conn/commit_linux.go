@@ -215,12 +215,12 @@ func (c *commit) storeBatch(now mono.Time) {
 			s.client.pubs.leaveTopic(c.topic)
 			s.verdict, s.err = mustWait, nil
 			continue
-		case err != nil && s.client.mqtt.Patient(&s.heldTask.op) && mqtt.IsTemporary(refusal(s.heldTask.op.Topic, err)):
+		case err != nil && s.client.mqtt.Patient(&s.heldTask.op) && mqtt.IsTemporary(Refusal(s.heldTask.op.Topic, err)):
 			s.client.pubs.alone = true
 			s.verdict, s.err = mustWait, nil
 			continue
 		case err != nil:
-			s.client.answerPublish(&s.heldTask.op, c.topic, refusal(s.heldTask.op.Topic, err))
+			s.client.answerPublish(&s.heldTask.op, c.topic, Refusal(s.heldTask.op.Topic, err))
 		default:
 			add(&s.client.pubs.target(s.heldTask.op.Topic, publisherOf(&s.heldTask.op)).count.count, 1)
 			s.client.answerPublish(&s.heldTask.op, c.topic, nil)

@@ -140,7 +140,7 @@ func (c *client) relay(op *session.Op, id *session.Identity, notify func()) (t *
 // forwardIdentity returns the identity of a publisher (target.as) for other brokers.
 func (c *client) forwardIdentity(as string) forward.Publisher {
 	if as != "" {
-		return forward.Publisher{ClientID: as, Identity: deviceIdentity(as), Host: hostOf(c.remote)}
+		return forward.Publisher{ClientID: as, Identity: DeviceIdentity(as), Host: hostOf(c.remote)}
 	}
 	return forward.Publisher{ClientID: c.peer.Identity().ClientID, Identity: c.identity(), Host: hostOf(c.remote)}
 }
@@ -197,15 +197,15 @@ func (c *client) authenticateBroker(op *session.Op) error {
 	return nil
 }
 
-// deviceIdentity returns the identity of a publisher that a rule of MQTT names.
-func deviceIdentity(as string) police.Identity { return police.Identity{Kind: "device", ID: as} }
+// DeviceIdentity returns the identity of a publisher that a rule of MQTT names.
+func DeviceIdentity(as string) police.Identity { return police.Identity{Kind: "device", ID: as} }
 
 // addPublisher registers the client, or the publisher that a rule of MQTT names, as a publisher of the
 // topic.
 func (c *client) addPublisher(t *broker.Topic, as string) *broker.Publisher {
 	o := c.pubs.origin
 	if as != "" {
-		return t.AddPublisher(as, hostOf(c.remote), deviceIdentity(as))
+		return t.AddPublisher(as, hostOf(c.remote), DeviceIdentity(as))
 	}
 	if o == nil {
 		return t.AddPublisher(c.peer.Identity().ClientID, hostOf(c.remote), c.identity())

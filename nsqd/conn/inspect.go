@@ -28,6 +28,7 @@ const (
 type Info struct {
 	session.Identity // before IDENTIFY, client id and hostname are the peer's address
 	Remote           string
+	Protocol         string // V2 (NSQ), or of mqtt.Client.Protocol
 	Connected        time.Time
 	State            State
 	TLS              *tls.ConnectionState // nil without TLS
@@ -122,6 +123,7 @@ func (c *client) info() Info {
 	i := Info{
 		Identity:  session.Identity{ClientID: host, Hostname: host},
 		Remote:    c.remote,
+		Protocol:  "V2",
 		Connected: stats.connected,
 		State:     State(stats.state.Load()),
 		TLS:       stats.tls.Load(),
@@ -133,6 +135,9 @@ func (c *client) info() Info {
 	}
 	if id := stats.identity.Load(); id != nil {
 		i.Identity = *id
+	}
+	if c.mqtt != nil {
+		i.Protocol = c.mqtt.Protocol()
 	}
 	if sub := stats.sub.Load(); sub != nil {
 		i.Topic, i.Channel = sub.topic, sub.channel

@@ -123,7 +123,7 @@ func (c *client) publishTo(name, as []byte) (*target, error) {
 	case err != nil && c.shouldForward(err):
 		return nil, errElsewhere
 	case err != nil:
-		return nil, refusal(name, err)
+		return nil, Refusal(name, err)
 	}
 	c.settleForwarded() // the topic may have been on another broker: earlier publishes come first
 	if len(c.pubs.targets) == maxTargets {
@@ -216,7 +216,7 @@ func (c *client) publishNamed(name, as []byte, p broker.Published, bodies *wire.
 		case errors.Is(err, broker.ErrBusy):
 			return t, err
 		case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrRetired):
-			return t, refusal(name, err)
+			return t, Refusal(name, err)
 		}
 		c.pubs.leaveTopic(t) // deleted, or moved to another broker, since the look-up
 	}
@@ -278,7 +278,7 @@ func (c *client) settle() {
 		case u.sent != nil:
 			u.err = u.sent.Verdict(u.kind.Failed())
 		case u.topic != nil && u.topic.Durable():
-			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.position)) // the first Sync covers the others
+			u.err = Refusal([]byte(u.topic.Name()), u.topic.Sync(u.position)) // the first Sync covers the others
 		}
 		if u.err == nil && u.topic != nil {
 			op.Reply = c.pubs.advice(u.topic)
@@ -292,9 +292,9 @@ func (c *client) settle() {
 	c.pubs.unsettled = c.pubs.unsettled[:0]
 }
 
-// refusal translates a broker's error to a wire error. Temporary errors are not fatal: the
+// Refusal translates a broker's error to a wire error. Temporary errors are not fatal: the
 // publisher keeps its connection and may try again.
-func refusal(topic []byte, err error) error {
+func Refusal(topic []byte, err error) error {
 	var over *queue.OverLimitError
 	switch {
 	case err == nil:

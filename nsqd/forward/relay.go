@@ -246,7 +246,9 @@ func (s *Subscription) Take(out *broker.Outgoing, limit int) (open bool) {
 	for n < len(s.mu.waiting) && len(out.Frames) < limit {
 		w := &s.mu.waiting[n]
 		if w.refusal != nil {
-			out.Frames = wire.AppendError(out.Frames, w.refusal)
+			if out.Encoder == nil { // other protocols have no errors for finished messages
+				out.Frames = wire.AppendError(out.Frames, w.refusal)
+			}
 		} else {
 			out.Relay(w.message, nil)
 		}

@@ -124,7 +124,7 @@ func endToEnd(s stats.Summary, percentiles []float64) endToEndJSON {
 type clientJSON struct {
 	ClientID      string         `json:"client_id"`
 	Hostname      string         `json:"hostname"`
-	Version       string         `json:"version"` // protocol version
+	Version       string         `json:"version"` // protocol: V2, mqtt3.1.1 or mqtt5
 	RemoteAddress string         `json:"remote_address"`
 	State         conn.State     `json:"state"`
 	ReadyCount    int            `json:"ready_count"`
@@ -161,7 +161,7 @@ func clientOf(c conn.Info) clientJSON {
 	j := clientJSON{
 		ClientID:      c.ClientID,
 		Hostname:      c.Hostname,
-		Version:       "V2",
+		Version:       c.Protocol,
 		RemoteAddress: c.Remote,
 		State:         c.State,
 		ReadyCount:    c.Ready,

@@ -62,8 +62,8 @@ func (t topicJSON) text(b *strings.Builder, now time.Time) {
 		fmt.Fprintf(b, "%s[%-25s] depth: %-5d be-depth: %-5d inflt: %-4d def: %-4d re-q: %-5d timeout: %-5d msgs: %-8d e2e%%: %s\n",
 			paused(c.Paused, "   "), c.Name, c.Depth, c.BackendDepth, c.InFlight, c.Deferred, c.RequeueCount, c.TimeoutCount, c.MessageCount, c.EndToEnd)
 		for _, client := range c.Clients {
-			fmt.Fprintf(b, "        [V2 %-21s] state: %d inflt: %-4d rdy: %-4d fin: %-8d re-q: %-8d msgs: %-8d connected: %s\n",
-				client.name(), client.State, client.InFlightCount, client.ReadyCount, client.FinishCount, client.RequeueCount, client.MessageCount, client.age(now))
+			fmt.Fprintf(b, "        [%s %-21s] state: %d inflt: %-4d rdy: %-4d fin: %-8d re-q: %-8d msgs: %-8d connected: %s\n",
+				client.Version, client.name(), client.State, client.InFlightCount, client.ReadyCount, client.FinishCount, client.RequeueCount, client.MessageCount, client.age(now))
 		}
 	}
 }

@@ -50,9 +50,13 @@ type Client struct {
 	conn    Connection
 	Sources Sources
 
-	clientID string                        // set by CONNECT
 	stale    atomic.Bool                   // the sources may differ from the filters
 	farewell atomic.Pointer[session.Error] // why the broker ends the connection; nil: the broker stops
+
+	// Set by CONNECT, and used by the reader.
+	entry  *entry // nil: not accepted, or closed
+	record record
+	will   atomic.Pointer[nsq.Will] // to publish if the connection fails
 
 	// mu orders the reader and a writer that encodes messages. It is held for pure steps only.
 	mu    sync.Mutex
@@ -69,7 +73,11 @@ func (c *Client) StepInto(in []byte, now mono.Time, op *nsq.Op) int {
 		c.sess.UseRules(rules)
 		c.stale.Store(true)
 	}
-	return c.sess.StepInto(in, now, op)
+	n := c.sess.StepInto(in, now, op)
+	if op.Kind == nsq.OpPub {
+		c.server.countIgnored(op.MQTT)
+	}
+	return n
 }
 
 // Answer is session.Answer.
@@ -165,6 +173,17 @@ func (c *Client) Version() byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sess.Version()
+}
+
+// Protocol names the client's protocol, for people.
+func (c *Client) Protocol() string {
+	switch c.Version() {
+	case 4:
+		return "mqtt3.1.1"
+	case 5:
+		return "mqtt5"
+	}
+	return "mqtt"
 }
 
 // Heard is session.Heard.

@@ -1,17 +1,26 @@
 package mqtt
 
 import (
+	"context"
 	"flag"
 	"log/slog"
 
 	"github.com/srtm-io/srtm/mqtt/session"
+	nsq "github.com/srtm-io/srtm/nsq/session"
 )
 
 // Config is the configuration of a Server.
 type Config struct {
 	Session   session.Config // limits of sessions
 	RulesFile string         // mapping rules; "": none
+	Folder    string         // of the kept sessions, of this broker alone
 	Log       *slog.Logger
+	// Publish publishes the will of a client. Errors are *wire.Error. owner is the client's
+	// authenticated identity, KIND:ID, or empty.
+	Publish func(ctx context.Context, clientID, owner string, w *nsq.Will) error
+	// DeleteChannel deletes a channel that has no consumer on any broker. A missing channel is
+	// deleted. Error ErrInUse: the channel has consumers.
+	DeleteChannel func(ctx context.Context, topic, channel string) error
 }
 
 // Flags defines the flags of MQTT, except the addresses.

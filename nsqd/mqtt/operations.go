@@ -3,12 +3,15 @@ package mqtt
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/mqtt/session"
 	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
 // Run carries out an operation that only MQTT has, before its Answer. It may block, until ctx ends.
@@ -20,11 +23,14 @@ func (c *Client) Run(ctx context.Context, op *nsq.Op) error {
 		c.subscribe(op.MQTT.Filters)
 	case nsq.OpUnsubscribe:
 		c.stale.Store(true) // after the Answer the filters are gone
+		return c.keep(remaining(c.filters(), op.MQTT.Filters, false))
+	case nsq.OpDisconnect:
+		return c.leave(op.MQTT)
 	}
 	return nil
 }
 
-// connect accepts a client.
+// connect accepts a client: it takes over the client id, and continues or replaces the kept session.
 func (c *Client) connect(ctx context.Context, in *nsq.Connect) error {
 	if in.ClientID == "" {
 		in.ClientID = "auto-" + rand.Text()
@@ -36,9 +42,63 @@ func (c *Client) connect(ctx context.Context, in *nsq.Connect) error {
 		if err := c.conn.Permit(w.Topic); err != nil {
 			return err
 		}
+		if err := c.server.sessions.reserveWill(w); err != nil {
+			return err
+		}
 	}
-	c.clientID = in.ClientID
-	return c.server.clients.enter(ctx, in.ClientID, c)
+	owner := ""
+	if is := c.conn.Identity(); is.Kind == "auth" || is.Kind == "cert" {
+		owner = is.Kind + ":" + is.ID
+	}
+	e, err := c.server.sessions.hold(ctx, in.ClientID, owner, c)
+	if err != nil {
+		c.server.sessions.releaseWill(in.Will)
+		return err
+	}
+	c.entry = e
+	c.will.Store(in.Will)
+	c.record = record{ClientID: in.ClientID, Owner: owner, Expiry: in.Expiry, Will: in.Will}
+	if err := c.resume(in); err != nil {
+		c.entry = nil
+		c.server.sessions.releaseWill(c.will.Swap(nil))
+		c.server.sessions.leave(e, e.expires, nil, 0)
+		return err
+	}
+	c.stale.Store(len(c.record.Filters) > 0)
+	return nil
+}
+
+// resume continues the kept session, or ends it. Then it stores the new session, if it is to be kept.
+func (c *Client) resume(in *nsq.Connect) error {
+	s, e := c.server, c.entry
+	old := e.will
+	e.will = nil
+	if old != nil && in.CleanStart {
+		s.publishWill(s.sessions.ctx, e.id, e.owner, old)
+	} else {
+		s.sessions.releaseWill(old)
+	}
+	if e.stored {
+		kept, err := s.sessions.store.load(e.id)
+		switch {
+		case err != nil:
+			return &session.Error{Reason: session.ServerUnavailable, Text: "the session cannot be read now", Cause: err}
+		case in.CleanStart:
+			if !s.endSession(e) {
+				return &session.Error{Reason: session.ServerUnavailable, Text: "the old session cannot be ended now"}
+			}
+		case kept != nil:
+			in.Present = true
+			c.record.Filters = kept.Filters
+			c.mu.Lock()
+			c.sess.Restore(kept.Filters)
+			c.mu.Unlock()
+		}
+	}
+	if in.Expiry == 0 && !in.Present {
+		return nil
+	}
+	return s.sessions.save(e, &c.record)
 }
 
 // secret returns what the auth server gets: the password, or the user name of a client without password.
@@ -47,6 +107,26 @@ func secret(in *nsq.Connect) string {
 		return string(in.Password)
 	}
 	return in.UserName
+}
+
+// filters returns the session's filters.
+func (c *Client) filters() []nsq.Filter {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.sess.Subscriptions())
+}
+
+// keep makes the session with the given filters durable, if the session is kept.
+func (c *Client) keep(filters []nsq.Filter) error {
+	c.record.Filters = filters
+	if !c.entry.stored {
+		return nil
+	}
+	err := c.server.sessions.save(c.entry, &c.record)
+	if err != nil {
+		c.server.log.Warn("cannot store an MQTT session", "client_id", c.entry.id, obs.KeyError, err)
+	}
+	return err
 }
 
 // subscribe opens the sources of filters, and sets the reasons of failures.
@@ -59,11 +139,29 @@ func (c *Client) subscribe(filters []nsq.Filter) {
 			}
 			if err := c.Sources.open(topic, f.Channel); err != nil {
 				f.Reason = byte(session.ReasonOf(err))
-				c.server.log.Info("subscription refused", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.clientID, obs.KeyError, err)
+				c.server.log.Info("subscription refused", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
 			}
 		}
 	}
+	if err := c.keep(merge(c.filters(), filters)); err != nil {
+		for i := range filters {
+			filters[i].Reason = max(filters[i].Reason, byte(session.ReasonOf(err)))
+		}
+	}
 	c.stale.Store(true) // a filter may have replaced another filter
+}
+
+// leave carries out the client's DISCONNECT.
+func (c *Client) leave(in *nsq.Extra) error {
+	c.record.Expiry = in.SessionExpiry
+	if !in.PublishWill {
+		c.server.sessions.releaseWill(c.will.Swap(nil))
+		c.record.Will = nil
+	}
+	if c.record.Expiry > 0 {
+		_ = c.keep(c.record.Filters) // logged; the client has left
+	}
+	return nil
 }
 
 // Stale reports whether the sources may differ from the filters, so that Refresh is due.
@@ -80,29 +178,40 @@ func (c *Client) Refresh() {
 	if !c.stale.Swap(false) {
 		return
 	}
-	c.mu.Lock()
-	filters := slices.Clone(c.sess.Subscriptions())
-	c.mu.Unlock()
+	filters := c.filters()
 	c.Sources.retain(func(topic, channel string) bool {
 		return slices.ContainsFunc(filters, func(f nsq.Filter) bool { return f.Channel == channel && slices.Contains(f.Topics, topic) })
 	})
+	failed := false
 	for _, f := range filters {
 		for _, topic := range f.Topics {
-			if err := c.Sources.open(topic, f.Channel); err != nil {
-				c.server.log.Warn("cannot open the subscription of an MQTT client again; retrying", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.clientID, obs.KeyError, err)
-				c.refreshLater()
+			err := c.Sources.open(topic, f.Channel)
+			if errors.Is(err, broker.ErrDraining) {
+				return // the connection ends, too
+			}
+			if err != nil {
+				failed = true
+				c.server.log.Warn("cannot open the subscription of an MQTT client; retrying", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
 			}
 		}
 	}
+	if failed {
+		time.AfterFunc(reopenAfter, c.refresh)
+	}
 }
 
-// refreshLater makes the driver call Refresh again after a pause.
-func (c *Client) refreshLater() { time.AfterFunc(reopenAfter, c.refresh) }
-
-// Close releases what the client has in the broker.
+// Close releases what the client has in the broker. It does not block.
 func (c *Client) Close() {
 	c.Sources.Close()
-	if c.clientID != "" {
-		c.server.clients.leave(c.clientID, c)
+	e, s := c.entry, c.server
+	if e == nil {
+		return
 	}
+	c.entry = nil
+	now := s.now()
+	will, willAt := c.will.Swap(nil), mono.Time(0)
+	if will != nil {
+		willAt = now.Add(min(will.Delay, c.record.Expiry))
+	}
+	s.sessions.leave(e, now.Add(c.record.Expiry), will, willAt)
 }

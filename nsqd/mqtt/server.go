@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/mqtt/names"
 	"github.com/srtm-io/srtm/mqtt/session"
+	nsq "github.com/srtm-io/srtm/nsq/session"
 )
 
 // Server is what the MQTT clients of a broker share.
@@ -22,17 +24,20 @@ type Server struct {
 	log *slog.Logger
 	now func() mono.Time
 
-	rules atomic.Pointer[names.Rules]
-	clients
+	rules    atomic.Pointer[names.Rules]
+	sessions sessions
 
 	refusedOnce prometheus.Counter // publishes with QoS 0
 	tooLarge    prometheus.Counter // messages
+	ignored     *prometheus.CounterVec
 }
 
 // New returns a server. It reads the rules. metrics gets the server's metrics.
 func New(cfg Config, metrics prometheus.Registerer) (*Server, error) {
 	s := &Server{cfg: cfg, log: cfg.Log, now: clock.Mono}
-	s.clients.init()
+	s.sessions.store.folder, s.sessions.wake = cfg.Folder, make(chan struct{}, 1)
+	s.sessions.mu.byID = map[string]*entry{}
+	s.sessions.ctx, s.sessions.cancel = context.WithCancel(context.Background())
 	rules, err := cfg.readRules()
 	if err != nil {
 		return nil, fmt.Errorf("--mqtt-rules: %w", err)
@@ -44,8 +49,27 @@ func New(cfg Config, metrics prometheus.Registerer) (*Server, error) {
 	s.tooLarge = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_nsqd_mqtt_too_large_total", Help: "Messages that were not sent because they exceed the client's maximum packet size.",
 	})
-	metrics.MustRegister(s.refusedOnce, s.tooLarge)
+	s.ignored = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "srtm_nsqd_mqtt_ignored_total", Help: "Publishes of MQTT clients of which nsqd ignored a part: the wish to retain the message, or properties that are too large.",
+	}, []string{"part"})
+	metrics.MustRegister(s.refusedOnce, s.tooLarge, s.ignored)
+	if err := os.MkdirAll(cfg.Folder, 0o700); err != nil {
+		return nil, err
+	}
+	if faults := s.restore(); faults != nil {
+		s.log.Error("cannot read some kept MQTT sessions; their clients get new sessions", obs.KeyError, faults)
+	}
 	return s, nil
+}
+
+// countIgnored counts a publish of which the broker ignores a part.
+func (s *Server) countIgnored(of *nsq.Extra) {
+	if of.Retain {
+		s.ignored.WithLabelValues("retain").Inc()
+	}
+	if of.Dropped {
+		s.ignored.WithLabelValues("properties").Inc()
+	}
 }
 
 // CheckFlags returns all faults of the configuration.
@@ -79,7 +103,7 @@ func (s *Server) Reload() {
 	}
 	s.rules.Store(rules)
 	s.log.Info("the MQTT rules are read again", "file", s.cfg.RulesFile)
-	s.clients.refreshAll()
+	s.sessions.refreshAll()
 }
 
 // NewClient returns the client of a connection that was accepted at now. secure means that the client

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/mqtt/session"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -178,6 +179,7 @@ func (ss *Sources) Take(out *broker.Outgoing, limit int) (open bool) {
 	if out.Messages() == 0 {
 		ss.taken = nil
 	}
+	ss.client.UseTime(clock.Wall()) // expired messages are not sent
 	encoder := out.Encoder
 	defer func() { out.Encoder = encoder }()
 	again := false

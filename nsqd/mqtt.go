@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/client/pool"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/forward"
+	"github.com/srtm-io/srtm/nsqd/httpapi"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
+	"github.com/srtm-io/srtm/pacing/police"
+)
+
+// willsWithin bounds the time to publish the wills of all clients when nsqd stops.
+const willsWithin = 2 * time.Second
+
+// mqttConfig returns the configuration of the MQTT part.
+func (d *nsqd) mqttConfig() mqtt.Config {
+	config := d.opts.mqtt
+	config.Folder, config.Log = filepath.Join(d.opts.dataPath, "mqtt"), d.log
+	config.Publish, config.DeleteChannel = d.publishWill, d.deleteUnused
+	return config
+}
+
+// publishWill is mqtt.Config.Publish.
+func (d *nsqd) publishWill(ctx context.Context, clientID, owner string, w *nsq.Will) error {
+	publisher := forward.Publisher{ClientID: clientID, Identity: police.Identity{Kind: "client", ID: clientID}, Visits: true}
+	if kind, id, found := strings.Cut(owner, ":"); found {
+		publisher.Identity = police.Identity{Kind: kind, ID: id}
+	}
+	if w.Publisher != "" {
+		publisher.ClientID, publisher.Identity = w.Publisher, conn.DeviceIdentity(w.Publisher)
+	}
+	t, err := d.broker.TopicForClient([]byte(w.Topic))
+	if err == nil {
+		from := t.Visit(publisher.Identity)
+		defer from.Leave()
+		var stored broker.Stored
+		now := clock.Mono()
+		p := broker.Published{Body: w.Body, Attribute: w.Attribute, Arrival: stamp.Arrival{At: now, Source: stamp.Read}, From: from, Stored: &stored}
+		if err = t.Publish(now, clock.Wall(), p); err == nil {
+			err = t.Sync(stored)
+		}
+	}
+	if d.opts.conn.Forward != nil && (errors.Is(err, broker.ErrUnknownTopic) || errors.Is(err, broker.ErrRetired)) {
+		line := d.opts.conn.Forward.Line(publisher)
+		defer line.Close()
+		pending := line.Begin(ctx, w.Topic, pool.Message{Body: w.Body, Attribute: w.Attribute})
+		return pending.Verdict(nsq.OpPub.Failed())
+	}
+	return conn.Refusal([]byte(w.Topic), err)
+}
+
+// deleteUnused is mqtt.Config.DeleteChannel. Every consumer of a topic subscribes at each of the topic's
+// brokers. So a broker of the topic knows whether the channel has consumers, and no other broker knows.
+func (d *nsqd) deleteUnused(ctx context.Context, topic, channel string) error {
+	t, err := d.broker.Topic([]byte(topic))
+	switch {
+	case errors.Is(err, broker.ErrUnknownTopic) && !d.opts.managed():
+		return nil
+	case err != nil:
+		return fmt.Errorf("channel %q of topic %q: %w", channel, topic, err)
+	case slices.ContainsFunc(t.Stats().Channels, func(c broker.ChannelStats) bool { return c.Name == channel && c.Consumers > 0 }):
+		return mqtt.ErrInUse
+	}
+	err = httpapi.ErrUnmanaged
+	if d.opts.managed() {
+		err = d.changeChannel(ctx, topic, channel, httpapi.DeleteChannel)
+	}
+	if errors.Is(err, httpapi.ErrUnmanaged) {
+		err = t.DeleteChannel(channel)
+	}
+	if errors.Is(err, broker.ErrUnknownChannel) || errors.Is(err, broker.ErrGone) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,376 @@
+package mqtt
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/mqtt/session"
+	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+const (
+	// maxSessions is the maximum number of kept sessions.
+	maxSessions = 100_000
+	// maxWill is the maximum size of a will's payload, and maxWills the maximum of all wills, in bytes.
+	maxWill  = 64 << 10
+	maxWills = 64 << 20
+	// retryExpiry is the pause before a session whose channels cannot be deleted is ended again.
+	retryExpiry = 10 * time.Minute
+	// publishTimeout bounds the attempts to publish a will.
+	publishTimeout = 10 * time.Second
+)
+
+// ErrInUse reports that a channel has consumers, so the channel is not deleted.
+var ErrInUse = errors.New("the channel has consumers")
+
+// sessions has the sessions by client id: of connected clients, and kept.
+type sessions struct {
+	// Set once.
+	store  store
+	ctx    context.Context // ends when the server stops
+	cancel context.CancelFunc
+
+	wake chan struct{} // capacity 1: a deadline may be earlier than before
+	wg   sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		byID   map[string]*entry
+		kept   int // entries with a file
+		wills  int // bytes
+	}
+}
+
+// entry is a session. While busy is set, its holder alone uses the session's file.
+type entry struct {
+	// Set once.
+	id string
+
+	// Guarded by sessions.mu.
+	owner   string        // authenticated identity of the session; "": none
+	client  *Client       // nil: not connected
+	busy    chan struct{} // closed when the holder has left; nil: no holder
+	stored  bool          // the session has a file
+	expires mono.Time     // end of the session, without a holder
+	will    *nsq.Will     // to publish at willAt, without a holder; nil: none
+	willAt  mono.Time
+}
+
+// hold returns the session of a client id, for which the caller is the holder. If a client has the
+// session, hold ends its connection and waits until the client has released its subscriptions.
+func (ss *sessions) hold(ctx context.Context, id, owner string, c *Client) (*entry, error) {
+	for {
+		ss.mu.Lock()
+		e := ss.mu.byID[id]
+		switch {
+		case ss.mu.closed:
+			ss.mu.Unlock()
+			return nil, &session.Error{Reason: session.ShuttingDown, Text: "the broker stops"}
+		case e == nil:
+			e = &entry{id: id, owner: owner}
+			ss.mu.byID[id] = e
+		case e.owner != "" && e.owner != owner:
+			ss.mu.Unlock()
+			return nil, &session.Error{Reason: session.NotAuthorized, Text: "the client id belongs to another user"}
+		}
+		if e.busy == nil {
+			e.busy, e.client, e.owner = make(chan struct{}), c, owner
+			ss.mu.Unlock()
+			return e, nil
+		}
+		busy, other := e.busy, e.client
+		ss.mu.Unlock()
+		if other != nil {
+			other.end(&session.Error{Reason: session.TakenOver, Text: "another connection has the same client id"})
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// leave ends the hold of a session. The session ends at expires, mono.Never: the session is not kept.
+func (ss *sessions) leave(e *entry, expires mono.Time, will *nsq.Will, willAt mono.Time) {
+	ss.mu.Lock()
+	e.client, e.expires, e.will, e.willAt = nil, expires, will, willAt
+	if !e.stored && will == nil {
+		delete(ss.mu.byID, e.id)
+	}
+	close(e.busy)
+	e.busy = nil
+	ss.mu.Unlock()
+	select {
+	case ss.wake <- struct{}{}:
+	default:
+	}
+}
+
+// save makes a session durable. Requires: the caller holds e.
+func (ss *sessions) save(e *entry, r *record) error {
+	ss.mu.Lock()
+	if !e.stored && ss.mu.kept == maxSessions {
+		ss.mu.Unlock()
+		return &session.Error{Reason: session.QuotaExceeded, Text: "there are as many kept sessions as there may be"}
+	}
+	if !e.stored {
+		e.stored = true
+		ss.mu.kept++
+	}
+	ss.mu.Unlock()
+	if err := ss.store.save(r); err != nil {
+		return &session.Error{Reason: session.Unspecified, Text: "the session cannot be stored now", Cause: err}
+	}
+	return nil
+}
+
+// forget removes a session's file. Requires: the caller holds e.
+func (ss *sessions) forget(e *entry) error {
+	err := ss.store.remove(e.id)
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if err == nil && e.stored {
+		e.stored = false
+		ss.mu.kept--
+	}
+	return err
+}
+
+// reserveWill counts the bytes of a will, or refuses it.
+func (ss *sessions) reserveWill(w *nsq.Will) error {
+	if len(w.Body) > maxWill {
+		return &session.Error{Reason: session.QuotaExceeded, Text: "the will is too large"}
+	}
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.mu.wills+len(w.Body) > maxWills {
+		return &session.Error{Reason: session.QuotaExceeded, Text: "the wills of all clients are too large"}
+	}
+	ss.mu.wills += len(w.Body)
+	return nil
+}
+
+func (ss *sessions) releaseWill(w *nsq.Will) {
+	if w != nil {
+		ss.mu.Lock()
+		ss.mu.wills -= len(w.Body)
+		ss.mu.Unlock()
+	}
+}
+
+// spawn runs do on a goroutine, unless the server stops.
+func (ss *sessions) spawn(do func()) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if !ss.mu.closed {
+		ss.wg.Go(do)
+	}
+}
+
+// refreshAll makes each client compare its sources with its filters.
+func (ss *sessions) refreshAll() {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, e := range ss.mu.byID {
+		if e.client != nil {
+			e.client.refresh()
+		}
+	}
+}
+
+// restore reads the kept sessions. A session's time begins again: nobody knows when its client left.
+func (s *Server) restore() error {
+	records, faults := s.sessions.store.all()
+	now := s.now()
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	for _, r := range records {
+		e := &entry{id: r.ClientID, owner: r.Owner, stored: true, expires: now.Add(r.Expiry), will: r.Will}
+		if r.Will != nil {
+			s.sessions.mu.wills += len(r.Will.Body)
+			e.willAt = now.Add(min(r.Will.Delay, r.Expiry))
+		}
+		s.sessions.mu.byID[r.ClientID] = e
+	}
+	s.sessions.mu.kept = len(s.sessions.mu.byID)
+	return faults
+}
+
+// Run ends expired sessions and publishes delayed wills until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	for {
+		next := s.due(s.now())
+		timer := time.NewTimer(min(next.Sub(s.now()), time.Hour))
+		select {
+		case <-timer.C:
+		case <-s.sessions.wake:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		}
+		timer.Stop()
+	}
+}
+
+// due starts what is due at now, and returns the next deadline.
+func (s *Server) due(now mono.Time) (next mono.Time) {
+	next = now.Add(time.Hour)
+	var expired []*entry
+	s.sessions.mu.Lock()
+	for _, e := range s.sessions.mu.byID {
+		if e.busy != nil {
+			continue
+		}
+		if e.will != nil && !now.Before(e.willAt) || e.stored && !now.Before(e.expires) {
+			e.busy = make(chan struct{})
+			expired = append(expired, e)
+			continue
+		}
+		if e.will != nil {
+			next = min(next, e.willAt)
+		}
+		if e.stored {
+			next = min(next, e.expires)
+		}
+	}
+	s.sessions.mu.Unlock()
+	for _, e := range expired {
+		s.sessions.spawn(func() { s.expire(e, now) })
+	}
+	return next
+}
+
+// expire publishes the will of a session, or ends the session. Requires: the caller holds e.
+func (s *Server) expire(e *entry, now mono.Time) {
+	will, expires := e.will, e.expires
+	if will != nil {
+		s.publishWill(s.sessions.ctx, e.id, e.owner, will)
+		if e.stored && now.Before(expires) {
+			s.update(e, func(r *record) { r.Will = nil })
+		}
+	}
+	if e.stored && !now.Before(expires) && !s.endSession(e) {
+		expires = s.now().Add(retryExpiry)
+	}
+	s.sessions.leave(e, expires, nil, 0)
+}
+
+// update changes the file of a session. Requires: the caller holds e.
+func (s *Server) update(e *entry, change func(*record)) {
+	r, err := s.sessions.store.load(e.id)
+	if err == nil && r != nil {
+		change(r)
+		err = s.sessions.store.save(r)
+	}
+	if err != nil {
+		s.log.Warn("cannot store an MQTT session", "client_id", e.id, obs.KeyError, err)
+	}
+}
+
+// endSession deletes the session's channels and its file. It returns false if this must be repeated
+// later. Requires: the caller holds e.
+func (s *Server) endSession(e *entry) bool {
+	r, err := s.sessions.store.load(e.id)
+	if err == nil && r != nil {
+		for _, f := range r.Filters {
+			if f.Share != "" || wire.Ephemeral(f.Channel) {
+				continue
+			}
+			for _, topic := range f.Topics {
+				if failure := s.cfg.DeleteChannel(s.sessions.ctx, topic, f.Channel); failure != nil && !errors.Is(failure, ErrInUse) {
+					err = errors.Join(err, failure)
+				}
+			}
+		}
+	}
+	if err == nil {
+		err = s.sessions.forget(e)
+	}
+	if err != nil {
+		s.log.Warn("cannot end an MQTT session; retrying", "client_id", e.id, obs.KeyDuration, retryExpiry, obs.KeyError, err)
+	}
+	return err == nil
+}
+
+// publishWill publishes a will. It repeats a refused publish until publishTimeout.
+func (s *Server) publishWill(ctx context.Context, id, owner string, w *nsq.Will) {
+	defer s.sessions.releaseWill(w)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	for {
+		err := s.cfg.Publish(ctx, id, owner, w)
+		if err == nil {
+			return
+		}
+		if w.QoS == 0 || !IsTemporary(err) || !clock.Sleep(ctx, time.Second) {
+			s.log.Warn("the will of an MQTT client is lost", "client_id", id, obs.KeyTopic, w.Topic, obs.KeyError, err)
+			return
+		}
+	}
+}
+
+// PublishWills publishes the wills of all clients until ctx ends, because the broker stops. The caller
+// closes the broker afterwards.
+func (s *Server) PublishWills(ctx context.Context) {
+	s.sessions.mu.Lock()
+	s.sessions.mu.closed = true
+	var all []*entry
+	for _, e := range s.sessions.mu.byID {
+		all = append(all, e)
+	}
+	s.sessions.mu.Unlock()
+	for _, e := range all {
+		s.sessions.mu.Lock()
+		will, owner, stored := e.will, e.owner, e.stored
+		if e.client != nil {
+			will = e.client.will.Swap(nil)
+		}
+		e.will = nil
+		s.sessions.mu.Unlock()
+		if will != nil {
+			s.publishWill(ctx, e.id, owner, will)
+			if stored {
+				s.update(e, func(r *record) { r.Will = nil })
+			}
+		}
+	}
+}
+
+// Close ends the work of the server. Requires: all connections have ended.
+func (s *Server) Close() {
+	s.sessions.mu.Lock()
+	s.sessions.mu.closed = true
+	s.sessions.mu.Unlock()
+	s.sessions.cancel()
+	s.sessions.wg.Wait()
+}
+
+// merge returns the filters of a session after a SUBSCRIBE.
+func merge(filters, added []nsq.Filter) []nsq.Filter {
+	merged := remaining(filters, added, true)
+	for _, f := range added {
+		if f.Reason < byte(session.Unspecified) {
+			merged = append(merged, f)
+		}
+	}
+	return merged
+}
+
+// remaining returns the filters that are not among the others. With accepted, refused filters do not
+// count.
+func remaining(filters, others []nsq.Filter, accepted bool) []nsq.Filter {
+	return slices.DeleteFunc(slices.Clone(filters), func(f nsq.Filter) bool {
+		return slices.ContainsFunc(others, func(o nsq.Filter) bool {
+			return o.Filter == f.Filter && o.Share == f.Share && !(accepted && o.Reason >= byte(session.Unspecified))
+		})
+	})
+}
