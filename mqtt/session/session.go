@@ -361,7 +361,7 @@ func (s *Session) Tick(now mono.Time) {
 }
 
 // Heard records that the client is alive. It is for a driver that leaves a client's packets unread.
-func (s *Session) Heard(now mono.Time) { s.lastHeard = max(s.lastHeard, now) }
+func (s *Session) Heard(now mono.Time) { s.lastHeard, s.warned = max(s.lastHeard, now), false }
 
 // LastCommand returns the time of the last packet, or of the connection's start.
 func (s *Session) LastCommand() mono.Time { return s.lastHeard }

@@ -119,7 +119,34 @@ func TestLateTickGivesTheClientTime(t *testing.T) {
 	}
 }
 
-// model is the delivery of messages, by the specification.
+// A driver sets its timer after Tick and CONNECT only, so nothing else may make the deadline earlier.
+func TestOnlyTickMakesTheDeadlineEarlier(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := smallConfig()
+		p := connected(t, &cfg, 4, "keepalive=9")
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			before := p.s.Deadline()
+			p.now = min(before, p.now.Add(time.Duration(rapid.Int64Range(0, int64(6*time.Second)).Draw(t, "pause"))))
+			switch rapid.IntRange(0, 2).Draw(t, "step") {
+			case 0:
+				p.send(stream(4, "ping"))
+			case 1:
+				p.s.Heard(p.now)
+			case 2:
+				p.s.Tick(p.now)
+				before = 0
+			}
+			if p.ended() != "" {
+				return
+			}
+			if after := p.s.Deadline(); after < before || after < p.now {
+				t.Fatalf("at %d: the deadline %d became %d", p.now, before, after)
+			}
+		}
+	})
+}
+
+// The model is the table of packet identifiers as the specification describes it.
 func TestDeliveriesAgreeWithTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := session.DefaultConfig()
