@@ -1,10 +1,82 @@
 package service
 
 import (
+	"context"
+	"net"
+	"strings"
+	"sync"
 	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/srtm-io/srtm/internal/testkit"
 )
+
+// In a container network without a route to the world, a name server answers questions about the names of
+// containers at once, and other questions after seconds. gRPC's default is to ask for a TXT record, too.
+func TestDialAsksForNoTextRecord(t *testing.T) {
+	server, ln := grpc.NewServer(), testkit.Listen(t)
+	go func() { _ = server.Serve(ln) }()
+	t.Cleanup(server.Stop)
+	names := testkit.Result(net.ListenPacket("udp", "127.0.0.1:0")).Must(t)
+	var mu sync.Mutex
+	asked := map[dnsmessage.Type]bool{}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		buffer := make([]byte, 4096)
+		for {
+			size, from, err := names.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			var m dnsmessage.Message
+			if m.Unpack(buffer[:size]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			question := m.Questions[0]
+			mu.Lock()
+			asked[question.Type] = true
+			mu.Unlock()
+			m.Response, m.Additionals = true, nil
+			switch {
+			case !strings.HasPrefix(question.Name.String(), "control.test."):
+				m.RCode = dnsmessage.RCodeNameError
+			case question.Type == dnsmessage.TypeA:
+				m.Answers = []dnsmessage.Resource{{
+					Header: dnsmessage.ResourceHeader{Name: question.Name, Type: question.Type, Class: question.Class},
+					Body:   &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}},
+				}}
+			}
+			if answer, err := m.Pack(); err == nil {
+				_, _ = names.WriteTo(answer, from)
+			}
+		}
+	}()
+	t.Cleanup(func() { names.Close(); <-ended })
+	before := net.DefaultResolver
+	t.Cleanup(func() { net.DefaultResolver = before })
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", names.LocalAddr().String())
+	}}
+
+	_, port, _ := net.SplitHostPort(ln.Addr().String())
+	conn := testkit.Result(Dial("control.test:"+port, grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
+	t.Cleanup(func() { conn.Close() })
+	for conn.Connect(); conn.GetState() != connectivity.Ready; {
+		if !conn.WaitForStateChange(t.Context(), conn.GetState()) {
+			t.Fatal("no connection")
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !asked[dnsmessage.TypeA] || asked[dnsmessage.TypeTXT] || asked[dnsmessage.TypeSRV] {
+		t.Errorf("the name server was asked for %v", asked)
+	}
+}
 
 func TestWithPort(t *testing.T) {
 	for address, want := range map[string]string{
