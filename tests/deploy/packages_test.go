@@ -43,6 +43,42 @@ func needs(t *testing.T, programs ...string) {
 	}
 }
 
+// install installs Debian packages if one of the programs is missing. It skips the test without apt-get,
+// root or network. Any other failure of apt-get fails the test.
+func install(t *testing.T, programs, packages []string) {
+	t.Helper()
+	if !slices.ContainsFunc(programs, func(p string) bool { _, err := exec.LookPath(p); return err != nil }) {
+		return
+	}
+	if os.Geteuid() != 0 {
+		needs(t, programs...)
+	}
+	needs(t, "apt-get")
+	out, err := exec.Command("apt-get", append([]string{"install", "-qq", "-y", "--no-install-recommends"}, packages...)...).CombinedOutput()
+	if err != nil {
+		skipOffline(t, string(out))
+		t.Fatalf("apt-get cannot install %q (is the list of packages older than the mirror? apt-get update): %v\n%s", packages, err, tail(string(out), 1000))
+	}
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Fatalf("%q are installed, and there is no %s", packages, p)
+		}
+	}
+}
+
+// skipOffline skips the test if the output of apt-get or debootstrap says that no mirror can be reached.
+func skipOffline(t *testing.T, out string) {
+	t.Helper()
+	for _, sign := range []string{"Could not resolve", "Temporary failure resolving", "Could not connect", "Unable to connect", "Network is unreachable", "Connection timed out", "unable to resolve host address"} {
+		if strings.Contains(out, sign) {
+			t.Skipf("no mirror of Debian can be reached: %s", tail(out, 500))
+		}
+	}
+}
+
+// tail returns the end of a text.
+func tail(text string, size int) string { return text[max(0, len(text)-size):] }
+
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text := testkit.Result(os.ReadFile(path)).Must(t)
@@ -202,7 +238,7 @@ func TestPackages(t *testing.T) {
 		t.Fatalf("%s has %q and %q, want one of each", folder, debs, rpms)
 	}
 	t.Run("rpm", func(t *testing.T) {
-		needs(t, "rpm")
+		install(t, []string{"rpm"}, []string{"rpm"})
 		got := strings.Fields(command(t, "rpm", "-qpl", rpms[0]))
 		for _, want := range contents {
 			if !slices.Contains(got, "/"+want) {

@@ -172,7 +172,7 @@ var (
 	// ErrNothingKept: not even the minimum rate kept the SLO, or could be sent.
 	ErrNothingKept = errors.New("not even the minimum rate was kept")
 	// ErrNoTime: the time or the steps ran out before a rate was kept.
-	ErrNoTime = errors.New("no rate was kept in the time, or the steps, that there were")
+	ErrNoTime = errors.New("no rate kept the SLO within --limit and --steps; allow more, or run calibrate on another machine")
 )
 
 // Run calibrates. It calls each after every step, on this goroutine. With ErrNothingKept
