@@ -20,6 +20,7 @@ type channelData struct {
 	Depth          int
 	InFlight       int
 	Deferred       int
+	Consumers      int
 	Expiry         string // in force on the first answering broker
 	Cluster        bool
 }
@@ -56,7 +57,8 @@ func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, erro
 		if present == 1 {
 			d.Expiry = h.SRTM.Expiry.Text()
 		}
-		d.Depth += h.Depth + h.BackendDepth
+		d.Depth += h.Depth
+		d.Consumers += h.ClientCount
 		d.InFlight += h.InFlight
 		d.Deferred += h.Deferred
 	}

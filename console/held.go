@@ -93,7 +93,7 @@ func (a *asker) heldBy(ctx context.Context, topic string) (h brokerView) {
 
 // add adds one broker's part of a channel.
 func (s *channelSum) add(ch brokerChannel) {
-	s.Depth += ch.Depth + ch.BackendDepth
+	s.Depth += ch.Depth
 	s.InFlight += ch.InFlight
 	s.Deferred += ch.Deferred
 	s.Clients += ch.ClientCount

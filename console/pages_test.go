@@ -40,7 +40,7 @@ func TestTopicPageShowsChannelsAndPublishers(t *testing.T) {
 	}}
 	_, base, browser := serve(t, f, func(c *Config) {
 		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = fmt.Fprintf(w, `{"topics":[{"topic_name":"t","channels":[{"channel_name":"alerts","depth":700,"in_flight_count":3,"deferred_count":1,"client_count":2,"paused":%v}]}],
+			_, _ = fmt.Fprintf(w, `{"topics":[{"topic_name":"t","channels":[{"channel_name":"alerts","depth":700,"backend_depth":600,"in_flight_count":3,"deferred_count":1,"client_count":2,"paused":%v}]}],
 				"producers":[{"client_id":"sensor-7","remote_address":"10.0.0.7:1","pub_counts":[{"topic":"t","count":42},{"topic":"other","count":1}]},{"client_id":"stranger","pub_counts":[{"topic":"other","count":1}]}]}`, r.URL.Host == "b1")
 		}))
 	})

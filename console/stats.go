@@ -171,8 +171,8 @@ func (q quantiles) Last() time.Duration { return time.Duration(q.P99) * time.Mic
 
 type brokerChannel struct {
 	Name         string   `json:"channel_name"`
-	Depth        int      `json:"depth"`
-	BackendDepth int      `json:"backend_depth"`
+	Depth        int      `json:"depth"`         // of all waiting messages
+	BackendDepth int      `json:"backend_depth"` // of the waiting messages, those on disk alone
 	InFlight     int      `json:"in_flight_count"`
 	Deferred     int      `json:"deferred_count"`
 	Requeued     uint64   `json:"requeue_count"`

@@ -306,6 +306,7 @@ func (c *Console) sampleShares(ctx context.Context, name string) {
 	var shares *srtmv1.TopicShares
 	if response, err := c.grants.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name, History: shareEvents}); err == nil && len(response.Topics) == 1 {
 		shares = response.Topics[0]
+		slices.Reverse(shares.History) // newest first
 	}
 	w := &c.watched
 	w.mu.Lock()

@@ -86,7 +86,7 @@
         scales: { x: { range: (u, low, high) => [low, high] }, y: { distr: shown.log ? 3 : 1, range } },
         axes: [
           { ...axis, space: 80, values: (u, at, i, space, step) => at.map((s) => clock(s, step < 60)) },
-          { ...axis, size: 58, values: (u, at) => at.map((v) => (v == null ? "" : number(v))) },
+          { ...axis, size: (u, labels) => Math.max(58, 18 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length))), values: (u, at) => at.map((v) => (v == null ? "" : number(v))) },
         ],
         series: [{ label: "UTC", value: (u, v) => clock(v ?? this.at(), true) }, ...lines.map(([label, stroke], i) => ({
           label, stroke, width: 1.5, dash: label === "SLO" ? [6, 4] : i % 3 === 1 ? [8, 2] : undefined, points: { show: false },

@@ -95,14 +95,14 @@ func blame(t *srtmv1.Topic, l Latencies, sentence string) (culprit, text string)
 	if short := short(t); short != "" {
 		tokens += " " + short
 	}
-	broker := fmt.Sprintf("its brokers take %s at p99 for what has its token: they are overloaded or stalled.", Duration(l.Broker.Quantile(0.99)))
+	broker := fmt.Sprintf("the brokers take %s (p99) to deliver a message that has its token, so they are overloaded or stalled.", Duration(l.Broker.Quantile(0.99)))
 	switch {
 	case fraction >= tokensAbove:
-		return "tokens", sentence + " It is the tokens: " + tokens
+		return "tokens", sentence + " The cause is the tokens: " + tokens
 	case fraction <= brokerBelow:
-		return "broker", sentence + " It is the broker: " + broker
+		return "broker", sentence + " The cause is the broker: " + broker
 	}
-	return "tokens and broker", sentence + " It is both: " + tokens + " And " + broker
+	return "tokens and broker", sentence + " There are two causes. " + tokens + " And " + broker
 }
 
 // short explains what the shares lack.

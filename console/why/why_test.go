@@ -47,7 +47,7 @@ func TestWhoseFaultItIs(t *testing.T) {
 	}{
 		"tokens":           {topic(&no, 0.99, slow, fast, fast), Verdict{SLO: Missed, Culprit: "tokens"}, "takes a burst of 30, and its share has 20 of the contract's 40, which is split over 2 brokers"},
 		"the broker":       {topic(&no, 0.01, fast, slow, fast), Verdict{SLO: Missed, Culprit: "broker"}, "overloaded or stalled"},
-		"both":             {topic(&no, 0.5, slow, slow, fast), Verdict{SLO: Missed, Culprit: "tokens and broker"}, "It is both"},
+		"both":             {topic(&no, 0.5, slow, slow, fast), Verdict{SLO: Missed, Culprit: "tokens and broker"}, "There are two causes"},
 		"met":              {topic(&yes, 0.2, fast, fast, fast), Verdict{SLO: Met}, "20 % is waiting for tokens and 80 % the broker"},
 		"slow consumers":   {topic(&yes, 0.2, fast, fast, slow), Verdict{SLO: Met}, "Consumers keep messages waiting"},
 		"too few to tell":  {topic(nil, 0.2, fast, fast, fast), Verdict{SLO: Undecided}, "too few"},

@@ -360,7 +360,7 @@ var _ = Describe("Fitting", func() {
 	It("begins anew where a broker that it would have taken is not to be had", func() {
 		c, n := begin(3)
 		n[0].Measure("t", measured(200, 50, 0))
-		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers: capturing"))
+		Eventually(c.fitting("t")).Should(ContainSubstring("1 broker: capturing"))
 		c.drain("b2")
 		Eventually(func() map[string]int { return c.publishersByBroker("t", 100) }).Should(Equal(map[string]int{"b1": 50, "b3": 50}))
 		n[0].Measure("t", measured(100, 0, 0))
