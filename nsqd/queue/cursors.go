@@ -49,8 +49,8 @@ func (cs *Cursors) spill(m *Message, fx *Effects) {
 		return
 	}
 	cs.writeUpTo(m.Offset+1, m)
-	if !m.spilled {
-		m.spilled = true
+	if !m.spilled() {
+		m.refs |= spilled
 		cs.log.tail.underWay++
 	}
 }

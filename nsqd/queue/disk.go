@@ -1,8 +1,6 @@
 package queue
 
 import (
-	"slices"
-
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -43,7 +41,7 @@ func (d *Disk) Appended(now mono.Time, first Offset, fx *Effects, msgs ...*Messa
 	t.log.jump(first)
 	for _, m := range msgs {
 		t.backlog.accepted(m)
-		m.Offset, m.spilled = t.log.end, false
+		m.Offset, m.refs = t.log.end, m.refs&^spilled
 		t.log.jump(t.log.end + 1)
 		if t.backlog.Free() > 0 {
 			fx.Held += m.Size()
@@ -87,7 +85,7 @@ func (d *Disk) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Eff
 	t := d.topic()
 	upTo = min(upTo, t.log.tail.window.next)
 	for _, m := range msgs {
-		m.spilled = false
+		m.refs &^= spilled
 		m.ref()
 		fx.Held += m.Size()
 	}
@@ -184,11 +182,13 @@ func (cs *Cursors) Stuck(into []Carried, ratio int) []Carried {
 				return into[:begin] // the message is next in line and keeps its order
 			}
 			m := *it.msg
-			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), &c.cursor.name, it.attempts
+			m.Body = nil // its memory belongs to the original
+			m.SetContent(it.msg.Body, it.msg.Attribute())
+			m.Only, m.Attempts = &c.cursor.name, it.attempts
 			if deferred && it.delivery == 0 {
 				m.Defer = max(0, it.due.Sub(m.Arrival))
 			}
-			m.refs, m.spilled = 0, false
+			m.refs = 0
 			into = append(into, Carried{&m, c, it, o})
 		}
 	}

@@ -35,8 +35,8 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 		}
 	}
 	for m, n := range t.held() {
-		if int(m.refs) < n {
-			return fmt.Errorf("%s is in %d places and counts %d refs", m.ID, n, m.refs)
+		if m.refs.holders() < n {
+			return fmt.Errorf("%s is in %d places and counts %d refs", m.ID, n, m.refs.holders())
 		}
 	}
 	return nil
@@ -90,7 +90,7 @@ func (t *Topic) checkLog() error {
 		if m.Offset != o || held[m] == 0 {
 			return fmt.Errorf("at %d of the tail is the message of %d, in %d places", o, m.Offset, held[m])
 		}
-		if m.spilled {
+		if m.spilled() {
 			under++
 		}
 	}

@@ -86,7 +86,7 @@ func (l *Log) room(n int) bool {
 }
 
 func (l *Log) number(m *Message) {
-	m.Offset, m.spilled = l.end, false
+	m.Offset, m.refs = l.end, m.refs&^spilled
 	l.end++
 }
 
@@ -153,8 +153,8 @@ type tail struct {
 }
 
 func (t *tail) release(m *Message, fx *Effects) {
-	if m.spilled {
-		m.spilled = false
+	if m.spilled() {
+		m.refs &^= spilled
 		t.underWay--
 	}
 	fx.unref(m)
@@ -167,7 +167,7 @@ func (t *tail) take(needed Offset, all bool, into []*Message, most, bytes int, f
 	for o := upTo; o < t.window.end() && len(into) < most && size < bytes; o++ {
 		if m := t.window.get(o); m == nil {
 			// finished already
-		} else if m.refs == 1 && o < needed && m.Only == nil && !all {
+		} else if m.refs.holders() == 1 && o < needed && m.Only == nil && !all {
 			t.window.done(o)
 			t.release(m, fx)
 		} else {

@@ -17,18 +17,18 @@ import (
 // A backlog has many messages, so their size matters. With 112 bytes a message and its body fit
 // into one size class of the allocator (see nsqd/broker's pool).
 type Message struct {
-	// Set once, by the publisher's side, except refs and spilled.
+	// Set once, by the publisher's side, except refs.
 	ID   wire.MessageID
-	Body []byte // owned by the message
+	Body []byte // owned by the message; set by SetContent
 	// Only names the single channel of a message that was carried forward in the log or imported.
 	// Then Attempts counts the deliveries so far. nil: the message is for all channels.
-	Only     *string
-	Attempts uint16
-	Source   stamp.Source // of Arrival
-	spilled  bool         // in the tail, and counted as on its way to disk
+	Only      *string
+	Attempts  uint16
+	Source    stamp.Source // of Arrival
+	attribute uint8        // length of the attribute
 	// refs counts the holders of the message: the backlog or the channels, the tail, and the
 	// writer that took the message by Disk.TakeUnwritten. The machine maintains refs.
-	refs      int32
+	refs      refs
 	Arrival   mono.Time
 	Timestamp mono.Wall
 	Defer     time.Duration // a channel holds the message back until Arrival + Defer; 0 = not deferred
@@ -51,14 +51,39 @@ type Message struct {
 // isFor reports whether the message is for a channel.
 func (m *Message) isFor(channel string) bool { return m.Only == nil || *m.Only == channel }
 
-func (m *Message) ref() { m.refs++ }
+// SetContent copies a body and an attribute into the memory of Body. The attribute has at most
+// wire.MaxAttribute bytes. It lies behind the body, since a field would take 24 bytes.
+func (m *Message) SetContent(body, attribute []byte) {
+	m.Body = append(append(m.Body[:0], body...), attribute...)[:len(body)]
+	m.attribute = uint8(len(attribute))
+}
 
-// Overhead is the approximate memory of a message beside its body, in bytes, with the message's
-// place in one channel.
+// Attribute returns the attribute, which is empty for most messages.
+func (m *Message) Attribute() []byte {
+	end := len(m.Body) + int(m.attribute)
+	return m.Body[len(m.Body):end:end]
+}
+
+func (m *Message) ref() { m.refs += oneRef }
+
+// refs is a number of holders, times oneRef, and the flag spilled.
+type refs int32
+
+const (
+	spilled refs = 1 // in the tail, and counted as on its way to disk
+	oneRef  refs = 2
+)
+
+func (r refs) holders() int { return int(r / oneRef) }
+
+func (m *Message) spilled() bool { return m.refs&spilled != 0 }
+
+// Overhead is the approximate memory of a message beside its content, in bytes, with the
+// message's place in one channel.
 const Overhead = 256
 
 // Size returns the message's memory in bytes.
-func (m *Message) Size() int { return len(m.Body) + Overhead }
+func (m *Message) Size() int { return len(m.Body) + int(m.attribute) + Overhead }
 
 // Expected refusals, part of normal operation.
 var (
@@ -101,7 +126,7 @@ type Effects struct {
 	Disk bool
 	// Free holds messages that the machine no longer needs.
 	Free []*Message
-	// Held is the change in the messages' memory, in bytes: bodies and Overhead.
+	// Held is the change in the messages' memory, in bytes: contents and Overhead.
 	Held int
 }
 
@@ -134,7 +159,7 @@ func (e *Effects) Unref(msgs []*Message) {
 
 // unref removes one holder of the message.
 func (e *Effects) unref(m *Message) {
-	m.refs--
+	m.refs -= oneRef
 	switch {
 	case m.refs == 0:
 		e.Free = append(e.Free, m)

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"pgregory.net/rapid"
 
@@ -34,12 +36,30 @@ func newTest(capacity int) *Topic {
 const backdating = 250 * time.Millisecond
 
 func message(n int, at mono.Time) *Message {
-	m := &Message{Body: []byte{byte(n)}, Arrival: at, Source: stamp.Exact}
+	m := &Message{Arrival: at, Source: stamp.Exact}
+	m.SetContent([]byte{byte(n)}, attributeOf(n))
 	binary.BigEndian.PutUint64(m.ID[8:], uint64(n))
 	return m
 }
 
-func number(m *Message) int { return int(binary.BigEndian.Uint64(m.ID[8:])) }
+// attributeOf returns the attribute of the message with number n.
+func attributeOf(n int) []byte { return bytes.Repeat([]byte{byte(n)}, n%3) }
+
+// number panics if the message has lost its content.
+func number(m *Message) int {
+	n := int(binary.BigEndian.Uint64(m.ID[8:]))
+	if !bytes.Equal(m.Body, []byte{byte(n)}) || !bytes.Equal(m.Attribute(), attributeOf(n)) {
+		panic(fmt.Sprintf("message %d has body %v and attribute %v", n, m.Body, m.Attribute()))
+	}
+	return n
+}
+
+// A backlog has many messages: see Message.
+func TestAMessageFitsIntoItsSizeClass(t *testing.T) {
+	if size := unsafe.Sizeof(Message{}); size > 112 {
+		t.Errorf("a message has %d bytes, want at most 112", size)
+	}
+}
 
 // bench drives a topic and records its effects.
 type bench struct {
@@ -215,8 +235,8 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			testkit.Must(rt, top.checkInvariants(now))
 			sum := 0
 			for m, n := range top.held() {
-				if int(m.refs) != n {
-					rt.Fatalf("%d is in %d places and counts %d refs", number(m), n, m.refs)
+				if m.refs.holders() != n {
+					rt.Fatalf("%d is in %d places and counts %d refs", number(m), n, m.refs.holders())
 				}
 				sum += m.Size()
 			}
