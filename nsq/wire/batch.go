@@ -58,7 +58,14 @@ func (c *Command) parseBatch(in []byte, at int, lim *Limits, walk *Walk) (n, nee
 	if c.Batch, need, fault = walk.batch(in[start:], lim); fault != nil || need > 0 {
 		return 0, start + need, fault
 	}
-	return start + sizeLength + len(c.Batch.body), 0, nil
+	if lim.Attributes {
+		c.Batch.Each(func(body []byte) {
+			if fault == nil {
+				fault = lim.checkAttribute(c.Verb, body)
+			}
+		})
+	}
+	return start + sizeLength + len(c.Batch.body), 0, fault
 }
 
 // ParseBatch parses the body of an MPUB, starting at its message count, from another source such as
@@ -98,8 +105,8 @@ func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error)
 			break
 		}
 		size := binary.BigEndian.Uint32(body[end:])
-		if size == 0 || int64(size) > int64(lim.MaxMessageSize) {
-			return Batch{}, 0, NewError(CodeBadMessage, fmt.Sprintf("MPUB message %d of %d bytes is outside [1, %d]", int(count)-left+1, size, lim.MaxMessageSize))
+		if size == 0 || int64(size) > int64(lim.maxBody()) {
+			return Batch{}, 0, NewError(CodeBadMessage, fmt.Sprintf("MPUB message %d of %d bytes is outside [1, %d]", int(count)-left+1, size, lim.maxBody()))
 		}
 		// Invariant: end + left*minimum <= MaxBodySize. So the subtraction does not overflow.
 		if room := lim.MaxBodySize - end - left*minimum + 1; int64(size) > int64(room) {

@@ -235,7 +235,9 @@ func (c *Command) parseMessage(in []byte, at int, lim *Limits) (n, need int, fau
 	if fault = badTopic(c.Verb, c.Topic); fault != nil {
 		return 0, 0, fault
 	}
-	c.Body, n, need, fault = parseBody(in, at, lim.MaxMessageSize, c.Verb, CodeBadMessage)
+	if c.Body, n, need, fault = parseBody(in, at, lim.maxBody(), c.Verb, CodeBadMessage); n > 0 {
+		fault = lim.checkAttribute(c.Verb, c.Body)
+	}
 	return n, need, fault
 }
 

@@ -26,6 +26,7 @@ type Limits struct {
 	MaxDeferTimeout time.Duration // maximum delay of DPUB; a longer delay is refused; 0 means MaxReqTimeout
 	MaxRdy          int           // maximum RDY count
 	Pace            bool          // PACE is a command; otherwise unknown, as in NSQ
+	Attributes      bool          // each message's body begins with an attribute, which MaxMessageSize does not include
 }
 
 // DefaultLimits returns the documented defaults of upstream's nsqd.
@@ -54,7 +55,7 @@ func (l Limits) Validate() error {
 // MaxCommandSize is the maximum need that Command.Parse can return under l. A buffer of this size
 // holds any command.
 func (l Limits) MaxCommandSize() int {
-	return MaxLine + sizeLength + max(l.MaxMessageSize, l.MaxBodySize)
+	return MaxLine + sizeLength + max(l.maxBody(), l.MaxBodySize)
 }
 
 // MaxDefer returns the maximum delay of a deferred publish.
