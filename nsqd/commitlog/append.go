@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 // noSpace wraps an error for a full disk in ErrNoSpace.
@@ -41,13 +40,13 @@ var reserve [maxReserve]byte // zeros
 // Append implements Log. It writes all records of a batch in one write. Only if the machine stops
 // during that write may the log keep some of the first records.
 func (l *Files) Append(batch []Record) (Offset, error) {
-	size := int64(0)
+	size, attributes := int64(0), false
 	for i := range batch {
 		r := &batch[i]
-		if len(r.Body) > l.cfg.MaxBody || len(r.Channel) > MaxChannel || int(r.Source) >= stamp.Sources {
-			return 0, fmt.Errorf("append to log %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
-				l.cfg.Name, ErrRecord, len(r.Body), l.cfg.MaxBody, len(r.Channel), MaxChannel, r.Source)
+		if err := r.Check(l.cfg.MaxBody); err != nil {
+			return 0, fmt.Errorf("append to log %s: %w", l.cfg.Name, err)
 		}
+		attributes = attributes || len(r.Attribute) > 0
 		size += sizeOf(r)
 	}
 	l.cfg.Dir.spare()
@@ -79,8 +78,9 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 	}
 
 	l.mu.Lock()
+	l.attributes = l.attributes || attributes
 	s := l.segments.active
-	if s != nil && (s.shut || s.end+size > l.cfg.SegmentBytes && s.records > 0 || next-s.base > math.MaxUint32) {
+	if s != nil && (s.shut || attributes && !s.attributes || s.end+size > l.cfg.SegmentBytes && s.records > 0 || next-s.base > math.MaxUint32) {
 		s = nil
 	}
 	l.segments.resting = false
@@ -206,7 +206,7 @@ func writeAll(file File, b []byte, off int64) error {
 func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	l.mu.Lock()
 	found := l.found
-	id := identity{base: batch[0].Offset, before: noSegment, salt: l.cfg.Dir.salt(), maxRecord: uint32(maxData(l.cfg.MaxBody))}
+	id := identity{base: batch[0].Offset, before: noSegment, salt: l.cfg.Dir.salt(), maxRecord: uint32(maxExtra + l.cfg.MaxBody)}
 	if n := len(l.segments.all); n > 0 {
 		id.before = uint64(l.segments.all[n-1].base)
 	}
@@ -225,8 +225,12 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	if err != nil {
 		return nil, extent{}, err
 	}
-	s := &segment{identity: id, layout: id.layout(), file: file, end: headerSize, durable: id.base}
-	buf2, e := s.encode(appendHeader((*buf)[:0], id), batch, headerSize, &l.scratch)
+	s := &segment{identity: id, layout: id.layout(), attributes: l.attributes, file: file, end: headerSize, durable: id.base}
+	format := uint32(version)
+	if s.attributes {
+		format = withAttributes
+	}
+	buf2, e := s.encode(appendHeader((*buf)[:0], id, format), batch, headerSize, &l.scratch)
 	*buf = buf2
 	if err = writeAll(file, *buf, 0); err == nil {
 		err = l.folder.disk.Rename(path+newSuffix, path)

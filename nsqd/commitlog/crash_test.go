@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // numbered makes the record with number id. The number determines all fields but the offset, so that a damaged record is
@@ -39,6 +40,9 @@ func numbered(id uint64) Record {
 	if rng.IntN(4) == 0 {
 		r.Channel = bytes.Repeat([]byte("c"), 1+rng.IntN(40))
 	}
+	if rng.IntN(8) == 0 {
+		r.Attribute = bytes.Repeat([]byte("a"), 1+rng.IntN(wire.MaxAttribute))
+	}
 	for range n {
 		r.Body = append(r.Body, byte(rng.Uint32N(3))) // zeros and small lengths
 	}
@@ -60,7 +64,7 @@ func numberOf(r Record) (id uint64, err error) {
 
 func same(a, b Record) bool {
 	return a.Offset == b.Offset && a.ID == b.ID && a.Timestamp == b.Timestamp && a.Arrival == b.Arrival && a.Source == b.Source &&
-		a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access && bytes.Equal(a.Channel, b.Channel) && bytes.Equal(a.Body, b.Body)
+		a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access && bytes.Equal(a.Channel, b.Channel) && bytes.Equal(a.Attribute, b.Attribute) && bytes.Equal(a.Body, b.Body)
 }
 
 // user uses one log in random ways and keeps a model of the acknowledged operations.

@@ -103,8 +103,11 @@ type Files struct {
 	reading   sync.Mutex // one Read at a time
 	keeping   sync.Mutex // one Trim or SaveCursors at a time
 
-	scratch []mark // guarded by appending
-	listed  bool   // in Dir.mu.opened; guarded by Dir.mu
+	// Guarded by appending.
+	scratch    []mark
+	attributes bool // a record of this process had an attribute: new segments permit them
+
+	listed bool // in Dir.mu.opened; guarded by Dir.mu
 
 	ends      ends      // guarded by reading
 	snapshots snapshots // guarded by keeping

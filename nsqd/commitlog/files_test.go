@@ -822,13 +822,39 @@ var _ = Describe("damage", func() {
 		Entry("all of the last file", seg4, 0, 1, "there were more when cursors were saved, unless the power went just then", Offset(27), Offset(30)),
 	)
 
+	It("is of a version that releases without attributes refuse, from the first attribute on", func() {
+		b = newBench()
+		versions := func() (all []byte) {
+			for _, name := range b.files() {
+				if c := b.sim.content(b.path(name)); strings.HasSuffix(name, segmentSuffix) {
+					all = append(all, c[11])
+				}
+			}
+			return all
+		}
+		with := of(5)
+		with.Attribute = []byte("attribute")
+		b.fill(0, 4)
+		Expect(versions()).To(Equal([]byte{2}))
+		Expect(b.l.Append([]Record{with})).To(Equal(Offset(5)))
+		Expect(versions()).To(Equal([]byte{2, 3}))
+		b.fill(6, 29)
+		Expect(versions()).To(Equal([]byte{2, 3, 3, 3}))
+		b.reopen()
+		Expect(b.from(0)).To(Equal(upTo(0, 29)))
+		b.fill(30, 31)
+		Expect(versions()).To(Equal([]byte{2, 3, 3, 3, 2}))
+		Expect(b.l.Append([]Record{with})).To(Equal(Offset(32)))
+		Expect(versions()).To(Equal([]byte{2, 3, 3, 3, 2, 3}))
+	})
+
 	It("is not what a later version wrote", func() {
 		Expect(b.l.SaveCursors([]byte("x"))).To(Succeed())
 		b.close()
 		for _, name := range []string{seg2, "cursors.0"} {
 			old := b.sim.content(b.path(name))
 			b.sim.edit(b.path(name), func(c []byte) []byte {
-				c[11]++
+				c[11] += 2
 				if name == seg2 {
 					return append(appendSum(c[:40]), c[44:]...)
 				}
@@ -841,7 +867,7 @@ var _ = Describe("damage", func() {
 			_, err = Open(b.cfg)
 			var later *VersionError
 			Expect(errors.As(err, &later)).To(BeTrue(), "%v", err)
-			Expect(later.Version).To(Equal(uint32(3)))
+			Expect(later.Version).To(Equal(uint32(4)))
 			Expect(b.files()).To(Equal(before))
 			Expect(dir.Close()).To(Succeed())
 			b.sim.edit(b.path(name), func([]byte) []byte { return old })

@@ -9,6 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // All numbers are unsigned and big-endian; crc is CRC-32C (Castagnoli).
@@ -17,7 +18,7 @@ import (
 //
 //	offset  bytes
 //	     0      8  magic "SRTMSEG\n"                           header
-//	     8      4  version, 2
+//	     8      4  version: 2, or 3 if a record may have an attribute
 //	    12      8  base: the first record's offset, as in the name
 //	    20      8  base of the previous segment; all ones: none
 //	    28      8  salt, random for each segment
@@ -36,7 +37,8 @@ import (
 //
 // Its data:
 //
-//	 0      1  flags of the bracketed fields present: 1 due, 2 access, 4 channel
+//	 0      1  flags of the bracketed fields present: 1 due, 2 access, 4 channel,
+//	          8 attribute
 //	 1      1  source of the arrival time (stamp.Source)
 //	 2      2  attempts so far
 //	 4      4  its offset, less the segment's base
@@ -47,6 +49,7 @@ import (
 //	40     [8] due, ns since the Unix epoch
 //	       [8] access delay in ns, plus 1
 //	     [1+c] length and name of a channel
+//	     [1+a] length and bytes of the attribute
 //	           body
 //
 // The checksum includes the base, the salt and the place, so the bytes of a record in another
@@ -80,12 +83,14 @@ import (
 //	32      n  the saved bytes
 //	32+n    4  crc of all before; the bytes after it belong to an older snapshot
 //
-// Version 1 was the format of the disk queues that preceded the log.
+// Version 1 was the format of the disk queues that preceded the log. Releases before attributes
+// refuse a segment of version 3, because they would take its records for damage.
 const (
-	segmentMagic = "SRTMSEG\n"
-	footerMagic  = "SRTMEND\n"
-	cursorMagic  = "SRTMCUR\n"
-	version      = 2
+	segmentMagic   = "SRTMSEG\n"
+	footerMagic    = "SRTMEND\n"
+	cursorMagic    = "SRTMCUR\n"
+	version        = 2
+	withAttributes = 3 // version of a segment
 
 	headerSize  = 44
 	recordExtra = 8  // bytes of a record beside its data
@@ -100,6 +105,7 @@ const (
 	hasDue = 1 << iota
 	hasAccess
 	hasChannel
+	hasAttribute
 )
 
 // maxRecordLimit bounds the data of a record, in bytes. Lengths stay far from footerMark, and
@@ -107,10 +113,10 @@ const (
 const maxRecordLimit = 1 << 30
 
 // LargestBody is the maximum of Config.MaxBody: a little less than 1 GiB.
-const LargestBody = maxRecordLimit - dataHeader - 8 - 8 - 1 - MaxChannel
+const LargestBody = maxRecordLimit - maxExtra
 
-// maxData returns the maximum length of the data of a record with a body of body bytes.
-func maxData(body int) int { return dataHeader + 8 + 8 + 1 + MaxChannel + body }
+// maxExtra is the maximum length of a record's data beside its body.
+const maxExtra = dataHeader + 8 + 8 + 1 + MaxChannel + 1 + wire.MaxAttribute
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -156,7 +162,7 @@ func parseIdentity(b []byte) identity {
 	}
 }
 
-func appendHeader(dst []byte, id identity) []byte {
+func appendHeader(dst []byte, id identity, version uint32) []byte {
 	from := len(dst)
 	dst = append(dst, segmentMagic...)
 	dst = binary.BigEndian.AppendUint32(dst, version)
@@ -170,7 +176,7 @@ func parseHeader(b []byte) (id identity, ok bool, err error) {
 	if string(b[:8]) != segmentMagic || binary.BigEndian.Uint32(b[40:]) != crc32.Checksum(b[:40], castagnoli) {
 		return identity{}, false, nil
 	}
-	if v := binary.BigEndian.Uint32(b[8:]); v != version {
+	if v := binary.BigEndian.Uint32(b[8:]); v != version && v != withAttributes {
 		return identity{}, false, &VersionError{Version: v}
 	}
 	id = parseIdentity(b[12:])
@@ -242,6 +248,9 @@ func sizeOf(r *Record) int64 {
 	if len(r.Channel) > 0 {
 		n += 1 + len(r.Channel)
 	}
+	if len(r.Attribute) > 0 {
+		n += 1 + len(r.Attribute)
+	}
 	return int64(n)
 }
 
@@ -277,14 +286,18 @@ func AppendData(dst []byte, r *Record, base Offset) []byte {
 		flags |= hasChannel
 		dst = append(append(dst, byte(len(r.Channel))), r.Channel...)
 	}
+	if len(r.Attribute) > 0 {
+		flags |= hasAttribute
+		dst = wire.AppendAttribute(dst, r.Attribute)
+	}
 	dst[from] = flags
 	return append(dst, r.Body...)
 }
 
-// ParseData is the inverse of AppendData. Channel and Body are slices of b. It returns false if
+// ParseData is the inverse of AppendData. Channel, Attribute and Body are slices of b. It returns false if
 // AppendData did not write b.
 func ParseData(b []byte, base Offset, r *Record) bool {
-	if len(b) < dataHeader || b[0] >= hasChannel<<1 || int(b[1]) >= stamp.Sources {
+	if len(b) < dataHeader || b[0] >= hasAttribute<<1 || int(b[1]) >= stamp.Sources {
 		return false
 	}
 	r.Source = stamp.Source(b[1])
@@ -293,7 +306,7 @@ func ParseData(b []byte, base Offset, r *Record) bool {
 	r.ID = [16]byte(b[8:24])
 	r.Timestamp = mono.Wall(binary.BigEndian.Uint64(b[24:]))
 	r.Arrival = mono.Wall(binary.BigEndian.Uint64(b[32:]))
-	r.Due, r.Access, r.Channel = 0, 0, nil
+	r.Due, r.Access, r.Channel, r.Attribute = 0, 0, nil, nil
 	flags, b := b[0], b[dataHeader:]
 	if flags&hasDue != 0 {
 		if len(b) < 8 {
@@ -313,6 +326,12 @@ func ParseData(b []byte, base Offset, r *Record) bool {
 		}
 		n := 1 + int(b[0])
 		r.Channel, b = b[1:n:n], b[n:]
+	}
+	if flags&hasAttribute != 0 {
+		var ok bool
+		if r.Attribute, b, ok = wire.CutAttribute(b); !ok {
+			return false
+		}
 	}
 	r.Body = b
 	return r.Offset >= base
@@ -386,5 +405,5 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("file format version %d, this program knows versions up to %d only", e.Version, version)
+	return fmt.Sprintf("file format version %d, this program knows versions up to %d only", e.Version, withAttributes)
 }

@@ -15,7 +15,7 @@ import (
 func segmentOf(sealed bool, records []Record) (b []byte, ends []int) {
 	id := identity{before: noSegment, salt: 0x0123456789abcdef, maxRecord: 1 << 12}
 	l := id.layout()
-	b = appendHeader(nil, id)
+	b = appendHeader(nil, id, withAttributes)
 	var e extent
 	for i := range records {
 		records[i].Offset = Offset(i)
@@ -127,7 +127,7 @@ func drain(t *testing.T, l *Files) (all []Record) {
 			return all
 		}
 		for _, r := range b.Records {
-			r.Body, r.Channel = bytes.Clone(r.Body), bytes.Clone(r.Channel)
+			r.Body, r.Channel, r.Attribute = bytes.Clone(r.Body), bytes.Clone(r.Channel), bytes.Clone(r.Attribute)
 			all = append(all, r)
 		}
 	}
@@ -179,5 +179,10 @@ func TestRecordAsItIsDrawn(t *testing.T) {
 	copy(want, "\x0d\x10\x52\x5c")
 	if !bytes.Equal(got, want) {
 		t.Errorf("\n%q, want\n%q", got, want)
+	}
+	r.Attribute = []byte("attr")
+	want = []byte("\x0f" + string(want[9:recordExtra+dataHeader+19]) + "\x04attrbody")
+	if got = AppendData(nil, &r, 10); !bytes.Equal(got, want) {
+		t.Errorf("with an attribute\n%q, want\n%q", got, want)
 	}
 }

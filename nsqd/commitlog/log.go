@@ -57,7 +57,7 @@ type Log interface {
 	Sync(upTo Offset) error
 
 	// Read fills the batch with records from an offset on: at most max.Records records, and at
-	// most max.Bytes of bodies unless the first body alone is longer. Read may return fewer
+	// most max.Bytes of bodies and attributes unless the first record alone has more. Read may return fewer
 	// records than there are. The next Read continues at into.Next.
 	//
 	// Invariant: a record in [from, into.Next) that is not in the batch can never be read: it was
@@ -97,8 +97,18 @@ type Record struct {
 	Access time.Duration
 	// Channel names the single channel of a record that was carried forward or imported. Empty:
 	// every channel that exists when the message is released.
-	Channel []byte
-	Body    []byte
+	Channel   []byte
+	Attribute []byte // of the message; may be empty
+	Body      []byte
+}
+
+// Check returns an ErrRecord unless the record is valid, for an implementation of Log.
+func (r *Record) Check(maxBody int) error {
+	if len(r.Body) > maxBody || len(r.Channel) > MaxChannel || len(r.Attribute) > wire.MaxAttribute || int(r.Source) >= stamp.Sources {
+		return fmt.Errorf("%w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; an attribute of %d, allowed are %d; source %d",
+			ErrRecord, len(r.Body), maxBody, len(r.Channel), MaxChannel, len(r.Attribute), wire.MaxAttribute, r.Source)
+	}
+	return nil
 }
 
 // MaxChannel is the maximum length of Record.Channel, in bytes.
@@ -107,13 +117,13 @@ const MaxChannel = 255
 // Limit bounds the result of one Read. Values below 1 mean 1.
 type Limit struct {
 	Records int
-	Bytes   int // of bodies
+	Bytes   int // of bodies and attributes
 }
 
 // Batch is the result of a Read. The zero value is ready for use; reusing a batch avoids
 // allocation.
 type Batch struct {
-	// Records are in the order of their offsets. Bodies and Channels refer to the batch's memory,
+	// Records are in the order of their offsets. Their slices refer to the batch's memory,
 	// which the next Read overwrites.
 	Records []Record
 	// Next is the offset of the next Read.
@@ -140,7 +150,7 @@ var (
 	ErrClosed = errors.New("closed")
 	// ErrNoSpace means that the disk, or the quota on it, is full.
 	ErrNoSpace = errors.New("no space on disk")
-	// ErrRecord means that a record is invalid: its body or its channel's name is too long, or a
+	// ErrRecord means that a record is invalid: its body, attribute or channel is too long, or a
 	// number is out of range.
 	ErrRecord = errors.New("invalid record")
 )

@@ -192,7 +192,7 @@ func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 			c.at, c.reached = w.off, r.Offset+1
 			continue
 		}
-		if size += len(r.Body); n > 0 && size > c.limit.Bytes {
+		if size += len(r.Body) + len(r.Attribute); n > 0 && size > c.limit.Bytes {
 			into.Records = into.Records[:n]
 			return nil
 		}

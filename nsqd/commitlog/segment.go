@@ -43,6 +43,8 @@ type segment struct {
 	layout
 	old    bool // of an earlier process
 	sealed bool // had a footer when it was opened
+	// attributes permits records with attributes, in a segment of this process.
+	attributes bool
 
 	// Guarded by Files.appending.
 	ragged   bool  // there may be bytes after end, from a failed Append or reserve

@@ -11,7 +11,7 @@ import (
 // A block is one message of a part's stream. All numbers are unsigned and big-endian.
 //
 //	 0      1  0xB1
-//	 1      1  version, 1
+//	 1      1  version: 1, or 2 if a record has an attribute, so that earlier releases refuse the block
 //	 2      2  0
 //	 4      8  epoch of the owner
 //	12      8  owner: random number, drawn at the claim
@@ -21,10 +21,11 @@ import (
 //
 // A block without records claims the part for its owner.
 const (
-	blockMagic   = 0xB1
-	blockVersion = 1
-	blockHeader  = 36
-	recordHeader = 4
+	blockMagic     = 0xB1
+	blockVersion   = 1
+	withAttributes = 2
+	blockHeader    = 36
+	recordHeader   = 4
 )
 
 // errBlock: the message is not a block.
@@ -36,10 +37,15 @@ type owner struct{ epoch, nonce uint64 }
 type head struct {
 	owner       owner
 	first, next commitlog.Offset
+	attributes  bool // a record has an attribute
 }
 
 func (h head) append(dst []byte) []byte {
-	dst = append(dst, blockMagic, blockVersion, 0, 0)
+	version := byte(blockVersion)
+	if h.attributes {
+		version = withAttributes
+	}
+	dst = append(dst, blockMagic, version, 0, 0)
 	dst = binary.BigEndian.AppendUint64(dst, h.owner.epoch)
 	dst = binary.BigEndian.AppendUint64(dst, h.owner.nonce)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(h.first))
@@ -47,13 +53,15 @@ func (h head) append(dst []byte) []byte {
 }
 
 func parseHead(b []byte) (head, error) {
-	if len(b) < blockHeader || b[0] != blockMagic || b[1] != blockVersion {
+	if len(b) < blockHeader || b[0] != blockMagic || b[1] != blockVersion && b[1] != withAttributes {
 		return head{}, errBlock
 	}
 	h := head{
 		owner: owner{epoch: binary.BigEndian.Uint64(b[4:]), nonce: binary.BigEndian.Uint64(b[12:])},
 		first: commitlog.Offset(binary.BigEndian.Uint64(b[20:])),
 		next:  commitlog.Offset(binary.BigEndian.Uint64(b[28:])),
+
+		attributes: b[1] == withAttributes,
 	}
 	if h.next < h.first {
 		return head{}, errBlock
@@ -69,8 +77,8 @@ func appendRecord(dst []byte, r *commitlog.Record, first commitlog.Offset) []byt
 	return dst
 }
 
-// records yields the records of a block, up to the first invalid record. Channels and bodies are
-// slices of b.
+// records yields the records of a block, up to the first invalid record. Channels, attributes and
+// bodies are slices of b.
 func records(b []byte, h head) iter.Seq[commitlog.Record] {
 	return func(yield func(commitlog.Record) bool) {
 		offset := h.first

@@ -21,8 +21,9 @@ func TestBlocksAreReadAsTheyWereWritten(t *testing.T) {
 			r := commitlog.Record{
 				Offset: h.next + commitlog.Offset(rapid.Uint64Range(0, 3).Draw(t, "hole")), Timestamp: mono.Wall(rapid.Int64().Draw(t, "time")),
 				Body:    rapid.SliceOfN(rapid.Byte(), 0, 20).Draw(t, "body"),
-				Channel: rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(t, "channel"),
+				Channel: rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(t, "channel"), Attribute: rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(t, "attribute"),
 			}
+			h.attributes = h.attributes || len(r.Attribute) > 0
 			wrote, h.next = append(wrote, r), r.Offset+1
 		}
 		b := h.append(nil)
@@ -38,7 +39,7 @@ func TestBlocksAreReadAsTheyWereWritten(t *testing.T) {
 			t.Fatalf("of %d records %d are read", len(wrote), len(read))
 		}
 		for i, r := range read {
-			if w := wrote[i]; r.Offset != w.Offset || r.Timestamp != w.Timestamp || !bytes.Equal(r.Body, w.Body) || !bytes.Equal(r.Channel, w.Channel) {
+			if w := wrote[i]; r.Offset != w.Offset || r.Timestamp != w.Timestamp || !bytes.Equal(r.Body, w.Body) || !bytes.Equal(r.Channel, w.Channel) || !bytes.Equal(r.Attribute, w.Attribute) {
 				t.Fatalf("%+v became %+v", w, r)
 			}
 		}
@@ -51,6 +52,7 @@ func FuzzBlock(f *testing.F) {
 	b := appendRecord(h.append(nil), &commitlog.Record{Offset: 7, Body: []byte("body")}, 7)
 	f.Add(b)
 	f.Add(appendRecord(b, &commitlog.Record{Offset: 8, Channel: []byte("c")}, 7))
+	f.Add(appendRecord(head{first: 7, next: 8, attributes: true}.append(nil), &commitlog.Record{Offset: 7, Attribute: []byte("a"), Body: []byte("body")}, 7))
 	f.Add(cursorHead{chunks: 1, number: 2, saved: true}.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := parseHead(b); err == nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
@@ -277,10 +276,8 @@ func wrongSequence(err error) bool {
 // too many bytes are unstored.
 func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 	for i := range batch {
-		r := &batch[i]
-		if len(r.Body) > l.cluster.cfg.MaxBody || len(r.Channel) > commitlog.MaxChannel || int(r.Source) >= stamp.Sources {
-			return 0, fmt.Errorf("append to topic %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
-				l.part, commitlog.ErrRecord, len(r.Body), l.cluster.cfg.MaxBody, len(r.Channel), commitlog.MaxChannel, r.Source)
+		if err := batch[i].Check(l.cluster.cfg.MaxBody); err != nil {
+			return 0, fmt.Errorf("append to topic %s: %w", l.part, err)
 		}
 	}
 	l.mu.Lock()
@@ -318,7 +315,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 
 // append adds a record to the newest unstored block. Requires: mu held.
 func (l *Log) append(r *commitlog.Record) {
-	size := recordHeader + len(r.Body) + len(r.Channel) + 64
+	size := recordHeader + len(r.Body) + len(r.Attribute) + len(r.Channel) + 64
 	var b *block
 	if n := len(l.pending); n > 0 {
 		b = l.pending[n-1]
@@ -331,6 +328,7 @@ func (l *Log) append(r *commitlog.Record) {
 	}
 	start := len(b.data)
 	b.data = appendRecord(b.data, r, b.first)
+	b.attributes = b.attributes || len(r.Attribute) > 0
 	b.next = r.Offset + 1
 	l.countBytes(len(b.data) - start)
 	l.next = b.next

@@ -208,14 +208,14 @@ func (c *cut) block(b []byte, h head) {
 		if r.Offset < c.into.Next {
 			continue
 		}
-		if c.records == 0 || c.bytes < len(r.Body) && len(c.into.Records) > 0 {
+		if c.records == 0 || c.bytes < len(r.Body)+len(r.Attribute) && len(c.into.Records) > 0 {
 			c.full = true
 			return
 		}
 		c.into.Records = append(c.into.Records, r)
 		c.into.Next = r.Offset + 1
 		c.records--
-		c.bytes -= len(r.Body)
+		c.bytes -= len(r.Body) + len(r.Attribute)
 	}
 	if h.next > c.into.Next {
 		c.into.Next = h.next

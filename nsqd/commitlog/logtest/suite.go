@@ -46,14 +46,14 @@ func record(n int) commitlog.Record {
 	case 2:
 		r.Channel, r.Access = []byte("c"), 7
 	case 3:
-		r.Body = nil
+		r.Body, r.Attribute = nil, []byte("an attribute")
 	}
 	return r
 }
 
 func same(a, b commitlog.Record) bool {
 	channels, bodies := bytes.Equal(a.Channel, b.Channel), bytes.Equal(a.Body, b.Body)
-	return channels && bodies && a.ID == b.ID && a.Timestamp == b.Timestamp && a.Arrival == b.Arrival &&
+	return channels && bodies && bytes.Equal(a.Attribute, b.Attribute) && a.ID == b.ID && a.Timestamp == b.Timestamp && a.Arrival == b.Arrival &&
 		a.Source == b.Source && a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access
 }
 
