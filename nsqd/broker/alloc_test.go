@@ -30,13 +30,15 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 		body     int
 		captured bool
 		pacing   broker.PaceMode
+		encoder  broker.Encoder
 	}{
-		{"to one channel", false, []string{"c"}, 100, false, broker.PaceOff},
-		{"limited", true, []string{"c"}, 100, false, broker.PaceOff},
-		{"to four channels", true, []string{"c1", "c2", "c3", "c4"}, 5000, false, broker.PaceOff},
-		{"captured", true, []string{"c"}, 100, true, broker.PaceOff},
-		{"advised", true, []string{"c"}, 100, false, broker.PaceAdvise},
-		{"policed", true, []string{"c"}, 100, false, broker.PacePolice},
+		{"to one channel", false, []string{"c"}, 100, false, broker.PaceOff, nil},
+		{"limited", true, []string{"c"}, 100, false, broker.PaceOff, nil},
+		{"to four channels", true, []string{"c1", "c2", "c3", "c4"}, 5000, false, broker.PaceOff, nil},
+		{"captured", true, []string{"c"}, 100, true, broker.PaceOff, nil},
+		{"advised", true, []string{"c"}, 100, false, broker.PaceAdvise, nil},
+		{"policed", true, []string{"c"}, 100, false, broker.PacePolice, nil},
+		{"with an attribute, encoded", true, []string{"c"}, 100, false, broker.PaceOff, attributed{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b, err := broker.New(broker.Config{Capacity: 1000, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: c.pacing})
@@ -56,12 +58,20 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 			body := make([]byte, c.body)
 			publisher := top.AddPublisher("p", "", police.Identity{})
 			publisher.Pace(1)
-			var out broker.Outgoing
+			out := broker.Outgoing{Encoder: c.encoder}
+			var attribute []byte
+			if c.encoder != nil {
+				attribute = make([]byte, wire.MaxAttribute)
+			}
+			size := len(wire.AppendAttributed(nil, &wire.Message{Body: body}, attribute))
+			if c.encoder == nil {
+				size = wire.MessageFrameSize(len(body))
+			}
 			delivered := 0
 			once := func() {
 				for range 10 {
 					now := clock.Mono()
-					p := broker.Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Exact}, From: publisher}
+					p := broker.Published{Body: body, Attribute: attribute, Arrival: stamp.Arrival{At: now, Source: stamp.Exact}, From: publisher}
 					testkit.Must(t, top.Publish(now, clock.Wall(), p))
 				}
 				for _, sub := range subs {
@@ -70,8 +80,8 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 						t.Fatal("the subscription has ended")
 					}
 					sub.Wrote(&out)
-					for in := out.Frames; len(in) > 0; in = in[wire.MessageFrameSize(c.body):] {
-						m := testkit.Result(wire.ParseMessage(in[wire.FrameOverhead:wire.MessageFrameSize(c.body)])).Must(t)
+					for in := out.Frames; len(in) > 0; in = in[size:] {
+						m := testkit.Result(wire.ParseMessage(in[wire.FrameOverhead:size])).Must(t)
 						testkit.Must(t, sub.Finish(m.ID))
 						delivered++
 					}

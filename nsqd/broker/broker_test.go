@@ -53,10 +53,12 @@ func topic(b *broker.Broker, name string) *broker.Topic {
 	return t
 }
 
-func publish(t *broker.Topic, body string) error {
+func publish(t *broker.Topic, body string) error { return publishWith(t, body, "") }
+
+func publishWith(t *broker.Topic, body, attribute string) error {
 	now := clock.Mono()
 	return t.Publish(now, clock.Wall(), broker.Published{
-		Body: []byte(body), Arrival: stamp.Arrival{At: now, Source: stamp.Read},
+		Body: []byte(body), Attribute: []byte(attribute), Arrival: stamp.Arrival{At: now, Source: stamp.Read},
 	})
 }
 

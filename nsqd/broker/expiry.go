@@ -263,12 +263,13 @@ type envelope struct {
 	Timestamp int64  `json:"timestamp"`             // publication time, ns since 1970
 	Body      string `json:"body,omitempty"`        // body of the message, if valid UTF-8
 	Base64    []byte `json:"body_base64,omitempty"` // body of the message otherwise
+	Attribute []byte `json:"attribute,omitempty"`   // attribute of the message
 }
 
 // encode returns the letter's body as JSON.
 func (l letter) encode() []byte {
 	m := l.dead.Message
-	e := envelope{Topic: l.from.name, Channel: l.dead.Channel(), Attempts: l.dead.Attempts, ID: string(m.ID[:]), Timestamp: int64(l.wall)}
+	e := envelope{Topic: l.from.name, Channel: l.dead.Channel(), Attempts: l.dead.Attempts, ID: string(m.ID[:]), Timestamp: int64(l.wall), Attribute: m.Attribute()}
 	if utf8.Valid(m.Body) {
 		e.Body = string(m.Body)
 	} else {

@@ -25,6 +25,7 @@ type letter struct {
 	Attempts                 int
 	Timestamp                int64
 	Base64                   []byte `json:"body_base64"`
+	Attribute                []byte
 }
 
 func parse(body []byte) (l letter) {
@@ -105,7 +106,7 @@ var _ = Describe("a message that is given up", func() {
 			Expect(t.SetExpiry(expiry.Settings{MaxAttempts: 3, DeadLetter: "t.dead"})).To(Succeed())
 			failAll(t, "c")
 			Expect(publish(t, "poison")).To(Succeed())
-			Expect(publish(t, "\xff\x00")).To(Succeed())
+			Expect(publishWith(t, "\xff\x00", "\x00fleet/7")).To(Succeed())
 			dead := read(topic(b, "t.dead"), "d", 10, true)
 			Eventually(dead.count).Should(Equal(2))
 			for _, m := range dead.deliveries() {
@@ -115,7 +116,7 @@ var _ = Describe("a message that is given up", func() {
 				Expect(l.Attempts).To(Equal(3))
 				Expect(l.ID).To(HaveLen(16))
 				Expect(l.Timestamp).NotTo(BeZero())
-				Expect(l.Body + string(l.Base64)).To(Or(Equal("poison"), Equal("\xff\x00")))
+				Expect(l.Body + string(l.Base64) + string(l.Attribute)).To(Or(Equal("poison"), Equal("\xff\x00\x00fleet/7")))
 			}
 			Eventually(func() uint64 { return channelOf(t, "c").Counters.DeadLettered }).Should(BeEquivalentTo(2))
 			Expect(inFlight(t)).To(BeZero())

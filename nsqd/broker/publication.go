@@ -8,6 +8,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
@@ -38,6 +39,9 @@ type Published struct {
 	// Stored receives the position for Sync; may be nil.
 	Stored   *Stored
 	admitted bool // police has admitted the message
+	// Prefixed means that Body, or each body of a batch, begins with its attribute, as
+	// wire.CutAttribute expects. Requires: the caller has checked the bodies.
+	Prefixed bool
 	// NoWait: the call returns ErrBusy if it would wait for the disk. The caller may repeat
 	// the call without NoWait.
 	NoWait bool
@@ -103,7 +107,7 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	if p.NoWait {
 		return ErrBusy
 	}
-	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*queue.Overhead
+	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*(len(p.Attribute)+queue.Overhead)
 	whole := in.runner.through || in.most < math.MaxInt
 	s := in.runner.begin()
 	err, p.admitted = in.admit(in.runner.instant(now), 0, n, p.Arrival.At, &p), true
@@ -321,9 +325,13 @@ func (in *intake) count(p *Published, n int) {
 }
 
 func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
-	m := b.pool.get(len(p.Body))
+	attribute, body := p.Attribute, p.Body
+	if p.Prefixed {
+		attribute, body, _ = wire.CutAttribute(p.Body)
+	}
+	m := b.pool.get(len(body) + len(attribute))
 	m.ID = b.newID()
-	m.Body = append(m.Body, p.Body...)
+	m.SetContent(body, attribute)
 	m.Timestamp = wall
 	m.Arrival, m.Source = p.Arrival.At, p.Arrival.Source
 	m.Defer = p.Defer

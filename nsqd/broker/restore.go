@@ -366,7 +366,7 @@ func (e *epoch) record(m *queue.Message, released bool) commitlog.Record {
 	arrival := e.wallOf(m.Arrival)
 	r := commitlog.Record{
 		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: arrival, Source: m.Source,
-		Attempts: m.Attempts, Body: m.Body,
+		Attempts: m.Attempts, Body: m.Body, Attribute: m.Attribute(),
 	}
 	if m.Defer > 0 {
 		r.Due = arrival + mono.Wall(m.Defer)
@@ -380,14 +380,14 @@ func (e *epoch) record(m *queue.Message, released bool) commitlog.Record {
 	return r
 }
 
-// restored decodes a message of an epoch from the log and copies the body. The arrival is
+// restored decodes a message of an epoch from the log and copies the content. The arrival is
 // now at the latest: if the wall clock was set back since the write, the message would seem to come
 // from the future, and would wait.
 func (b *shared) restored(e *epoch, r *commitlog.Record) *queue.Message {
 	now := b.now()
-	m := b.pool.get(len(r.Body))
-	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
-	m.Timestamp = r.Timestamp
+	m := b.pool.get(len(r.Body) + len(r.Attribute))
+	m.SetContent(r.Body, r.Attribute)
+	m.ID, m.Timestamp = r.ID, r.Timestamp
 	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source
 	m.Defer = 0
 	if r.Due > 0 {

@@ -135,8 +135,7 @@ var newMessage = [...]func() *queue.Message{
 	with[[poolMin << 3]byte], with[[poolMin << 4]byte], with[[poolMin << 5]byte],
 }
 
-// get returns a message with an empty body of at least size bytes capacity. The other
-// fields are undefined.
+// get returns a message with room for size bytes of content. The other fields are undefined.
 func (p *pool) get(size int) *queue.Message {
 	i := class(size)
 	if i >= poolClasses {

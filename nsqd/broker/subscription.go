@@ -337,7 +337,7 @@ func (o *Outgoing) encode(m wire.Message, attribute []byte) {
 
 func (o *Outgoing) add(d *queue.Delivery) {
 	m := d.Message
-	o.encode(wire.Message{Timestamp: int64(m.Timestamp), Attempts: d.Attempts, ID: m.ID, Body: m.Body}, nil)
+	o.encode(wire.Message{Timestamp: int64(m.Timestamp), Attempts: d.Attempts, ID: m.ID, Body: m.Body}, m.Attribute())
 	// due does not include delays of the broker, which count as latency. Waits for
 	// consumers are recorded separately.
 	due := m.Arrival.Add(max(m.Access, m.Defer))

@@ -1,6 +1,7 @@
 package commitlog_test
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -217,6 +218,7 @@ func (l *lives) publish() {
 		l.n++
 		var stored broker.Stored
 		p := broker.Published{Body: []byte(strconv.Itoa(l.n) + strings.Repeat(" ", l.rng.IntN(200))), Arrival: stamp.Arrival{At: l.b.Now(), Source: stamp.Read}, Stored: &stored}
+		p.Attribute = attributeOf(l.n)
 		if l.rng.IntN(6) == 0 {
 			p.Defer = time.Duration(1+l.rng.IntN(300)) * time.Millisecond
 		}
@@ -242,10 +244,25 @@ func (l *lives) publish() {
 	}
 }
 
+// attributeOf returns the attribute of the message with number n.
+func attributeOf(n int) []byte {
+	if n%3 == 0 {
+		return nil
+	}
+	return fmt.Appendf(nil, "attribute of %d", n)
+}
+
+// attributed encodes a message as frame with its attribute.
+type attributed struct{}
+
+func (attributed) AppendMessage(dst []byte, m *wire.Message, attribute []byte) []byte {
+	return wire.AppendAttributed(dst, m, attribute)
+}
+
 // take lets a channel's consumer receive its messages and answer them at random.
 func (l *lives) take(name string) {
 	c := l.channels[name]
-	var out broker.Outgoing
+	out := broker.Outgoing{Encoder: attributed{}}
 	for {
 		out.Reset()
 		if !c.sub.Take(&out, 1<<20) {
@@ -265,8 +282,9 @@ func (l *lives) take(name string) {
 			if err != nil {
 				l.fatalf("message: %v", err)
 			}
-			n, err := strconv.Atoi(strings.TrimRight(string(m.Body), " "))
-			if err != nil || n > l.n {
+			attribute, body, _ := wire.CutAttribute(m.Body)
+			n, err := strconv.Atoi(strings.TrimRight(string(body), " "))
+			if err != nil || n > l.n || !bytes.Equal(attribute, attributeOf(n)) {
 				l.fatalf("message %q was never published", m.Body)
 			}
 			l.delivered(name, n, m)
