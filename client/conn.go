@@ -163,7 +163,10 @@ func (c *Conn) greet(ctx context.Context, address string) error {
 	}
 	auth, err := nsq.Auth(c.cfg.AuthSecret)
 	if err == nil {
-		_, err = c.ask(auth, nil)
+		answer, err = c.ask(auth, nil)
+	}
+	if err == nil {
+		err = origin.CheckAnswer(c.cfg.AuthSecret, answer)
 	}
 	if err != nil {
 		return fmt.Errorf("authenticate: %w", err)

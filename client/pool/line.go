@@ -28,8 +28,8 @@ type Message struct {
 	Body  []byte
 	Batch Bodies        // nil: a single message
 	Defer time.Duration // delay of the delivery; 0 with Batch
-	// Attribute travels with the message, or with each message of Batch, to a broker that has
-	// permitted attributes (nsq/origin). At most wire.MaxAttribute bytes.
+	// Attribute travels with the message, or with each message of Batch. At most wire.MaxAttribute
+	// bytes. Requires: the publisher's Key.As is an origin with Attributes (nsq/origin).
 	Attribute []byte
 }
 
@@ -51,9 +51,17 @@ const (
 
 func (m Message) size() int64 {
 	if m.Batch == nil {
-		return Overhead + int64(len(m.Body))
+		return Overhead + int64(len(m.Attribute)+len(m.Body))
 	}
-	return Overhead + int64(m.Batch.Bytes()) + PerMessage*int64(m.Batch.Len())
+	return Overhead + int64(m.Batch.Bytes()) + int64(PerMessage+len(m.Attribute))*int64(m.Batch.Len())
+}
+
+// content returns a body as it is sent: behind the attribute, if there is one.
+func (m Message) content(body []byte) []byte {
+	if len(m.Attribute) == 0 {
+		return body
+	}
+	return append(wire.AppendAttribute(make([]byte, 0, 1+len(m.Attribute)+len(body)), m.Attribute), body...)
 }
 
 // Pending is a publish in progress.
@@ -97,12 +105,12 @@ func (l *Line) Begin(ctx context.Context, k Key, m Message) Pending {
 	switch {
 	case m.Batch != nil:
 		bodies := make([][]byte, 0, m.Batch.Len())
-		m.Batch.Each(func(body []byte) { bodies = append(bodies, body) })
+		m.Batch.Each(func(body []byte) { bodies = append(bodies, m.content(body)) })
 		pending.pending = publisher.BeginMultiPublish(ctx, bodies)
 	case m.Defer > 0:
-		pending.pending = publisher.BeginDeferredPublish(ctx, m.Defer, m.Body)
+		pending.pending = publisher.BeginDeferredPublish(ctx, m.Defer, m.content(m.Body))
 	default:
-		pending.pending = publisher.BeginPublish(ctx, m.Body)
+		pending.pending = publisher.BeginPublish(ctx, m.content(m.Body))
 	}
 	return pending
 }

@@ -15,6 +15,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"strings"
 )
 
 // Origin is a publisher as its own broker knows it. Origins are comparable.
@@ -29,6 +30,17 @@ type Origin struct {
 	Broker string `json:"broker"`
 	// Visits means that the publisher has no connection, and each message is a separate request.
 	Visits bool `json:"visits,omitempty"`
+	// Attributes means that the body of each message on the connection, in both directions, begins
+	// with the message's attribute (wire.AppendAttribute).
+	Attributes bool `json:"attributes,omitempty"`
+}
+
+// Answer is the answer to AUTH with an origin, as JSON.
+type Answer struct {
+	Identity string `json:"identity"` // Origin.ID
+	// Attributes confirms Origin.Attributes. Releases before attributes do not confirm, and would
+	// take an attribute for a part of its message.
+	Attributes bool `json:"attributes,omitempty"`
 }
 
 const prefix = "srtm-forward "
@@ -38,6 +50,9 @@ var (
 	errForm   = errors.New("not of the form srtm-forward MAC JSON")
 	errForged = errors.New("the MAC is of no broker of this cluster")
 )
+
+// ErrAttributes: the broker is of a release without attributes.
+var ErrAttributes = errors.New("the broker does not know attributes of messages, which MQTT needs: upgrade the broker")
 
 // String returns o as JSON, for Secret.
 func (o Origin) String() string {
@@ -60,6 +75,18 @@ func Secret(key []byte, origin string) string {
 
 // Is reports whether a secret of AUTH has the form of an origin. The secret may be forged.
 func Is(secret []byte) bool { return bytes.HasPrefix(secret, []byte(prefix)) }
+
+// CheckAnswer returns ErrAttributes if the secret's origin has Attributes and the answer to AUTH
+// does not confirm them.
+func CheckAnswer(secret string, answer []byte) error {
+	rest, _ := strings.CutPrefix(secret, prefix)
+	_, text, _ := strings.Cut(rest, " ")
+	var a Answer
+	if !Is([]byte(secret)) || !Of(text).Attributes || json.Unmarshal(answer, &a) == nil && a.Attributes {
+		return nil
+	}
+	return ErrAttributes
+}
 
 // Parse returns the origin in a secret that was made with one of the keys.
 func Parse(secret []byte, keys ...[]byte) (Origin, error) {

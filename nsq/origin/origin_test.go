@@ -12,13 +12,29 @@ var sensor = origin.Origin{ClientID: "sensor-7", Kind: "auth", ID: "plant", Host
 
 func TestOriginIsShownWithTheKey(t *testing.T) {
 	old, present := []byte("the key of the leader before"), []byte("the key of the leader")
-	for _, o := range []origin.Origin{sensor, {Broker: "b2"}, {Broker: "b2", Visits: true, ID: "ü\" ", Kind: "cert"}} {
+	for _, o := range []origin.Origin{sensor, {Broker: "b2"}, {Broker: "b2", Visits: true, ID: "ü\" ", Kind: "cert"}, {Broker: "b2", Attributes: true}} {
 		secret := origin.Secret(present, o.String())
 		if !origin.Is([]byte(secret)) {
 			t.Errorf("%q is not taken for an origin", secret)
 		}
 		testkit.MustEqual(t, testkit.Result(origin.Parse([]byte(secret), present, old)).Must(t), o)
 		testkit.MustEqual(t, testkit.Result(origin.Parse([]byte(secret), old, present)).Must(t), o)
+	}
+}
+
+func TestAttributesNeedABrokerThatKnowsThem(t *testing.T) {
+	with, without := origin.Origin{ID: "a b", Broker: "b1", Attributes: true}, sensor
+	for _, c := range []struct {
+		secret, answer string
+		want           error
+	}{
+		{origin.Secret([]byte("key"), with.String()), `{"identity":"a b","attributes":true}`, nil},
+		{origin.Secret([]byte("key"), with.String()), `{"identity":"a b"}`, origin.ErrAttributes},
+		{origin.Secret([]byte("key"), with.String()), "OK", origin.ErrAttributes},
+		{origin.Secret([]byte("key"), without.String()), `{"identity":"plant"}`, nil},
+		{"a client's secret", "OK", nil},
+	} {
+		testkit.Equal(t, origin.CheckAnswer(c.secret, []byte(c.answer)), c.want, c.secret, c.answer)
 	}
 }
 

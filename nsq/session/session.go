@@ -39,6 +39,7 @@ type Session struct {
 	// State that decides which commands the client may send.
 	state      state
 	authorised bool // AUTH succeeded
+	attributes bool // see UseAttributes
 	closing    bool // Step, Done and Tick have no further effect on the client
 	identity   Identity
 	upgrades   [2]OpKind // granted and not returned by Step yet, OpNone last
@@ -111,7 +112,12 @@ func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 		}
 	}
 	var cmd wire.Command
-	n, need, err := cmd.Parse(in, &s.cfg.Limits, &s.walk)
+	limits := &s.cfg.Limits
+	if s.attributes {
+		own := s.cfg.Limits
+		own.Attributes, limits = true, &own
+	}
+	n, need, err := cmd.Parse(in, limits, &s.walk)
 	if err != nil {
 		s.refuse(err)
 		return 0
@@ -384,6 +390,10 @@ func (s *Session) fail(op *Op, err error) {
 		s.state = connected // the client may try again
 	}
 }
+
+// UseAttributes records that the client is a broker, and that the body of each message, in both
+// directions, begins with an attribute (nsq/origin). Op has the bodies as they came.
+func (s *Session) UseAttributes() { s.attributes = true }
 
 // Refuse ends the conversation with e on behalf of the driver.
 func (s *Session) Refuse(e *wire.Error) {

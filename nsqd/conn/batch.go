@@ -59,7 +59,9 @@ func (c *client) joinBatch(t *task, now mono.Time) (joined bool, v verdict) {
 		c.pubs.batch.target = *target
 	}
 	c.pubs.batch.receipts = append(c.pubs.batch.receipts, receipt{op.Kind, op.Packet})
-	c.pubs.batch.pubs = append(c.pubs.batch.pubs, broker.Published{Body: op.Body, Attribute: attributeOf(op), Arrival: c.arrival(t), Defer: op.Defer, From: c.pubs.batch.publisher})
+	p := c.pubs.message(op, c.arrival(t))
+	p.From = c.pubs.batch.publisher
+	c.pubs.batch.pubs = append(c.pubs.batch.pubs, p)
 	c.r += t.n
 	return true, carriedOut
 }

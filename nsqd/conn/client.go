@@ -45,10 +45,11 @@ type client struct {
 	r, w       int
 	charge     memoryCharge // buf's share of env.memory
 	cred       credentials
-	sub        subscription // nil: the client does not subscribe
-	deliveries deliveries   // of sub
-	commands   commands     // of sub; nil: MQTT
-	fins       *finBatch    // nil: no FINs wait to be handed over
+	sub        subscription   // nil: the client does not subscribe
+	deliveries deliveries     // of sub
+	encoder    broker.Encoder // of deliveries; nil: NSQ frames; set before sub
+	commands   commands       // of sub; nil: MQTT
+	fins       *finBatch      // nil: no FINs wait to be handed over
 	pubs       publisher
 	unhold     func() // releases Config.Hold; nil: not held
 

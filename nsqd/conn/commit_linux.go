@@ -194,7 +194,9 @@ func (c *commit) store() {
 		}
 		s.client.flushFins(now)
 		c.stored = append(c.stored, s)
-		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Attribute: attributeOf(op), Arrival: s.client.arrival(&s.heldTask), Defer: op.Defer, From: to.publisher, Stored: &s.client.pubs.stored})
+		p := s.client.pubs.message(op, s.client.arrival(&s.heldTask))
+		p.From, p.Stored = to.publisher, &s.client.pubs.stored
+		c.pubs = append(c.pubs, p)
 		if bytes += len(op.Body); bytes >= commitBytes || len(c.pubs) == commitSize {
 			c.storeBatch(now)
 			bytes = 0

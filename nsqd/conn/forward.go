@@ -33,6 +33,7 @@ type forwarding struct {
 	unanswered bool             // unsettled has forwarded publishes
 	committing bool             // a committer carries out the command, and may only wait for the disk
 	origin     *origin.Origin   // the publisher for whom the client, a broker, forwards; nil: the client is not a broker
+	prefixed   bool             // origin has Attributes
 }
 
 // line forwards for a publisher (target.as).
@@ -102,7 +103,7 @@ const (
 // it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
 // *wire.Error.
 func (c *client) relay(op *session.Op, id *session.Identity, notify func()) (t *broker.Topic, sub *forward.Subscription, err error) {
-	params := forward.Subscriber{Publisher: c.forwardIdentity(""), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
+	params := forward.Subscriber{Publisher: c.forwardIdentity(""), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate, Attributes: c.mqtt != nil}
 	name := string(op.Topic)
 	err = c.interruptibly(func(ctx context.Context) error {
 		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), params, notify)
@@ -185,16 +186,26 @@ func (c *client) authenticateBroker(op *session.Op) error {
 	if err != nil {
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)
 	}
-	reply, err := json.Marshal(struct {
-		Identity string `json:"identity"`
-	}{o.ID})
+	s, ok := c.sess.(*session.Session)
+	prefixed := ok && o.Attributes
+	reply, err := json.Marshal(origin.Answer{Identity: o.ID, Attributes: prefixed})
 	if err != nil {
 		return fmt.Errorf("encode the answer to AUTH: %w", err)
 	}
-	op.Reply, c.pubs.origin = reply, &o
+	if op.Reply, c.pubs.origin, c.pubs.prefixed = reply, &o, prefixed; prefixed {
+		s.UseAttributes()
+		c.encoder = attributed{}
+	}
 	c.stats.origin.Store(&o)
 	c.pubs.leaveTopics() // the publishers have the old identity
 	return nil
+}
+
+// attributed encodes messages for a broker that relays them with their attributes.
+type attributed struct{}
+
+func (attributed) AppendMessage(dst []byte, m *wire.Message, attribute []byte) []byte {
+	return wire.AppendAttributed(dst, m, attribute)
 }
 
 // DeviceIdentity returns the identity of a publisher that a rule of MQTT names.

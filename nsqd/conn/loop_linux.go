@@ -670,6 +670,7 @@ func (l *loop) flush(s *slot) error {
 	for more := true; more && len(s.pending) == 0; {
 		g := &l.outgoing
 		g.Reset()
+		g.Encoder = s.client.encoder
 		g.Frames = append(g.Frames, s.client.sess.Output()...)
 		s.client.sess.ClearOutput()
 		limit := len(g.Frames) + loopGather

@@ -29,6 +29,15 @@ type publisher struct {
 	forwarding
 }
 
+// message returns the message of PUB or DPUB, or the common properties of the messages of MPUB.
+func (p *publisher) message(op *session.Op, arrival stamp.Arrival) broker.Published {
+	m := broker.Published{Body: op.Body, Arrival: arrival, Defer: op.Defer, Prefixed: p.prefixed}
+	if op.MQTT != nil {
+		m.Attribute = op.MQTT.Attribute
+	}
+	return m
+}
+
 // target is a topic to which the connection publishes. It saves the look-up, and registers the
 // connection as a publisher of the topic.
 type target struct {
@@ -46,14 +55,6 @@ func publisherOf(op *session.Op) []byte {
 	return op.MQTT.Publisher
 }
 
-// attributeOf returns the record attribute of an MQTT message.
-func attributeOf(op *session.Op) []byte {
-	if op.MQTT == nil {
-		return nil
-	}
-	return op.MQTT.Attribute
-}
-
 // maxTargets limits the topics and publishers that a connection keeps alive, and the length of a search.
 const maxTargets = 64
 
@@ -63,7 +64,8 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
-	p := broker.Published{Body: op.Body, Attribute: attributeOf(op), Arrival: c.arrival(t), Defer: op.Defer, Stored: &c.pubs.stored, NoWait: c.driver.nonblocking()}
+	p := c.pubs.message(op, c.arrival(t))
+	p.Stored, p.NoWait = &c.pubs.stored, c.driver.nonblocking()
 	if op.Kind == session.OpMpub {
 		c.pubs.mpub = op.Batch
 		t, err := c.publishNamed(op.Topic, nil, p, &c.pubs.mpub, now)

@@ -28,11 +28,12 @@ const (
 )
 
 func (g *goroutine) newWriter() *writer {
+	out := broker.Outgoing{Encoder: g.client.encoder}
 	if !g.client.env.cfg.StrictBuffering || g.client.mqtt != nil {
-		return &writer{g: g, eager: true, size: gatherSize}
+		return &writer{g: g, eager: true, size: gatherSize, out: out}
 	}
 	id := g.client.peer.Identity()
-	return &writer{g: g, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
+	return &writer{g: g, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout, out: out}
 }
 
 // run ends with the subscription or after a failed write. In both cases it makes the reader end,

@@ -185,26 +185,28 @@ type Publisher struct {
 func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err := f.publishers.Resolve(ctx, pool.Key{Topic: topic, As: f.origin(p)})
+	_, err := f.publishers.Resolve(ctx, pool.Key{Topic: topic, As: f.origin(p, false)})
 	return err
 }
 
 // Line forwards the publishes of one publisher, in order. Create it with Forwarder.Line.
 type Line struct {
 	// Set once.
-	forwarder       *Forwarder
-	line            *pool.Line
-	name, principal string
+	forwarder  *Forwarder
+	line       *pool.Line
+	name       string
+	principal  string // for messages without attributes
+	attributed string // for messages with attributes
 }
 
 // Line returns a line for a publisher. Its methods must not be called concurrently; only
 // Pending.Wait may run at the same time.
 func (f *Forwarder) Line(p Publisher) *Line {
-	return &Line{forwarder: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), principal: f.origin(p)}
+	return &Line{forwarder: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), principal: f.origin(p, false), attributed: f.origin(p, true)}
 }
 
-func (f *Forwarder) origin(p Publisher) string {
-	return origin.Origin{ClientID: p.ClientID, Kind: p.Identity.Kind, ID: p.Identity.ID, Host: p.Host, Broker: f.brokerID, Visits: p.Visits}.String()
+func (f *Forwarder) origin(p Publisher, attributes bool) string {
+	return origin.Origin{ClientID: p.ClientID, Kind: p.Identity.Kind, ID: p.Identity.ID, Host: p.Host, Broker: f.brokerID, Visits: p.Visits, Attributes: attributes}.String()
 }
 
 // Close releases the line. Pending publishes continue.
@@ -216,8 +218,12 @@ func (l *Line) Close() { l.line.Close() }
 func (l *Line) Begin(ctx context.Context, topic string, m pool.Message) *Pending {
 	start := clock.Mono()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	as := l.principal
+	if len(m.Attribute) > 0 {
+		as = l.attributed
+	}
 	return &Pending{
-		Pending: l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: l.principal}, m),
+		Pending: l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: as}, m),
 		metrics: &l.forwarder.metrics, topic: topic, start: start, cancel: cancel,
 	}
 }

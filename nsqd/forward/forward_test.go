@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -99,4 +101,42 @@ srtm_nsqd_forwarded_total{result="refused",target=%[1]q} 1
 srtm_nsqd_forwarded_total{result="unsent",target="none"} 1
 `, target.Address())
 	testkit.NoError(t, testutil.GatherAndCompare(metrics, strings.NewReader(want), "srtm_nsqd_forwarded_total"))
+}
+
+// A broker of a release without attributes would take an attribute for a part of its message.
+func TestAttributesAreNotSentToOldBrokers(t *testing.T) {
+	log := &fake.Log{}
+	target := testkit.Result(fake.NewBroker("b2", log)).Must(t) // answers AUTH as such a release does
+	t.Cleanup(target.Close)
+	placement := testkit.Result(fake.NewPlacement()).Must(t)
+	t.Cleanup(placement.Close)
+	placement.Place("t", target.Address(), "sensor")
+	f, _ := start(t, placement.Address())
+	f.SetKey([]byte("the key"))
+	line := f.Line(forward.Publisher{ClientID: "sensor", Identity: police.Identity{Kind: "client", ID: "sensor"}})
+	defer line.Close()
+	// untilTried returns a context that ends after a client's second attempt to connect.
+	untilTried := func(client string) context.Context {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			testkit.WaitFor(t, "two attempts", func() bool {
+				return len(slices.DeleteFunc(log.Events(), func(e fake.Event) bool { return e.Kind != fake.Auth || e.Client != client })) > 1
+			})
+			cancel()
+		}()
+		return ctx
+	}
+	if err := line.Begin(untilTried("sensor"), "t", pool.Message{Body: []byte("body"), Attribute: []byte("attribute")}).Wait(); err == nil {
+		t.Error("an old broker has taken an attribute")
+	}
+	_, err := f.Subscribe(untilTried("reader"), "t", "c", forward.Subscriber{Publisher: forward.Publisher{ClientID: "reader"}, MsgTimeout: time.Minute, Attributes: true}, func() {})
+	if err == nil || !strings.Contains(err.Error(), origin.ErrAttributes.Error()) {
+		t.Errorf("a subscription that needs attributes: %v", err)
+	}
+	testkit.NoError(t, line.Begin(t.Context(), "t", pool.Message{Body: []byte("body")}).Wait())
+	for _, e := range log.Events() {
+		if e.Kind == fake.Pub && string(e.Bodies[0]) != "body" {
+			t.Errorf("the old broker got %q", e.Bodies)
+		}
+	}
 }

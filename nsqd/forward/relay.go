@@ -36,6 +36,7 @@ type Subscriber struct {
 	Hostname   string
 	MsgTimeout time.Duration
 	SampleRate int
+	Attributes bool // Take's Encoder needs the messages' attributes
 }
 
 // Subscription relays the messages of a topic's brokers to one consumer. It has a connection to
@@ -69,11 +70,12 @@ type Subscription struct {
 
 // waiting is an item to write to the consumer: a message, or a broker's error.
 type waiting struct {
-	message wire.Message
-	refusal *wire.Error // nil: a message
+	message   wire.Message
+	attribute []byte
+	refusal   *wire.Error // nil: a message
 }
 
-func (w *waiting) size() int { return wire.MessageFrameSize(len(w.message.Body)) }
+func (w *waiting) size() int { return wire.MessageFrameSize(len(w.attribute) + len(w.message.Body)) }
 
 // Subscribe relays a channel of a topic on other brokers. It returns once the first broker has
 // answered SUB, with that broker's refusal, if any. Error: client.ErrUnknown if the topic does not
@@ -82,7 +84,7 @@ func (f *Forwarder) Subscribe(ctx context.Context, topic, channel string, subscr
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	s := &Subscription{
-		forwarder: f, topic: topic, channel: channel, subscriber: subscriber, origin: f.origin(subscriber.Publisher), notify: notify,
+		forwarder: f, topic: topic, channel: channel, subscriber: subscriber, origin: f.origin(subscriber.Publisher, subscriber.Attributes), notify: notify,
 		changed: make(chan struct{}, 1), outcome: make(chan error, 1),
 	}
 	s.mu.inFlight, s.mu.dialled = map[wire.MessageID]*inFlightMessage{}, map[string]bool{}
@@ -250,7 +252,7 @@ func (s *Subscription) Take(out *broker.Outgoing, limit int) (open bool) {
 				out.Frames = wire.AppendError(out.Frames, w.refusal)
 			}
 		} else {
-			out.Relay(w.message, nil)
+			out.Relay(w.message, w.attribute)
 		}
 		n, size = n+1, size+w.size()
 	}
@@ -366,7 +368,7 @@ func (s *Subscription) expireLocked(now mono.Time) {
 
 // deliver queues a message from a source. The consumer sees the broker's message id, unless the
 // consumer holds a message from another broker with the same id.
-func (s *Subscription) deliver(src *source, m wire.Message) {
+func (s *Subscription) deliver(src *source, m wire.Message, attribute []byte) {
 	ended := false
 	s.step(func() {
 		if ended = s.mu.ended; ended {
@@ -384,7 +386,7 @@ func (s *Subscription) deliver(src *source, m wire.Message) {
 		m.ID, s.mu.inFlight[f.local] = f.local, f
 		src.held, src.received = src.held+1, src.received+1
 		s.trackLocked(f)
-		s.queueLocked(waiting{message: m})
+		s.queueLocked(waiting{message: m, attribute: attribute})
 	})
 	if ended {
 		return

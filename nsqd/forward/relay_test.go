@@ -57,8 +57,8 @@ func TestMessagesOfOneIDAreToldApart(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(4))
 	testkit.Equal(t, a.credit+b.credit, 4)
-	s.deliver(a, wire.Message{ID: one, Body: []byte("of a")})
-	s.deliver(b, wire.Message{ID: one, Body: []byte("of b")})
+	s.deliver(a, wire.Message{ID: one, Body: []byte("of a")}, nil)
+	s.deliver(b, wire.Message{ID: one, Body: []byte("of b")}, nil)
 	ids := taken(t, s, 1<<10)
 	testkit.MustEqual(t, len(ids), 2)
 	testkit.Equal(t, ids[0], one)
@@ -80,8 +80,8 @@ func TestMessagesOfOneIDAreToldApart(t *testing.T) {
 func TestTimedOutMessages(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(1))
-	s.deliver(a, wire.Message{ID: one})
-	s.deliver(a, wire.Message{ID: one, Attempts: 2})
+	s.deliver(a, wire.Message{ID: one}, nil)
+	s.deliver(a, wire.Message{ID: one, Attempts: 2}, nil)
 	_, held := s.Holds()
 	testkit.Equal(t, held, 1)
 	for range 2 * maxStay {
@@ -99,7 +99,7 @@ func TestTimedOutMessages(t *testing.T) {
 func TestLostBrokerGivesItsReadyToOthers(t *testing.T) {
 	s, a, b := relayed(t)
 	testkit.NoError(t, s.Ready(5))
-	s.deliver(a, wire.Message{ID: one})
+	s.deliver(a, wire.Message{ID: one}, nil)
 	s.remove(a)
 	testkit.Equal(t, b.credit, 5)
 	testkit.Equal(t, errors.Is(s.FinishBatch(clock.Mono(), []wire.MessageID{one}, nil)[0], queue.ErrNotInFlight), true)
@@ -110,7 +110,7 @@ func TestLostBrokerGivesItsReadyToOthers(t *testing.T) {
 func TestBoundsOfARelay(t *testing.T) {
 	s, a, _ := relayed(t)
 	testkit.Equal(t, s.roomFor(10*maxWaiting) == nil, true, "a consumer for which nothing waits has room")
-	s.deliver(a, wire.Message{ID: one, Body: make([]byte, maxWaiting/2)})
+	s.deliver(a, wire.Message{ID: one, Body: make([]byte, maxWaiting/2)}, nil)
 	room := s.roomFor(maxWaiting)
 	testkit.MustEqual(t, room != nil, true)
 	testkit.NoError(t, s.Touch(one))
@@ -127,7 +127,7 @@ func TestBoundsOfARelay(t *testing.T) {
 		t.Error("no room after the consumer has read")
 	}
 	testkit.Equal(t, s.forwarder.waitingBytes.Load(), 0)
-	s.deliver(a, wire.Message{ID: one, Body: make([]byte, 100)})
+	s.deliver(a, wire.Message{ID: one, Body: make([]byte, 100)}, nil)
 	s.Close()
 	testkit.Equal(t, s.forwarder.waitingBytes.Load(), 0, "after the end")
 	testkit.Equal(t, errors.Is(s.Touch(one), queue.ErrNotInFlight), true)

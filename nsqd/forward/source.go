@@ -131,14 +131,14 @@ func (s *Subscription) read(ctx context.Context, src *source) error {
 		}
 		switch kind {
 		case wire.FrameMessage:
-			m, err := wire.ParseMessage(data)
+			m, attribute, err := s.parse(data)
 			if err == nil {
 				err = s.waitForRoom(ctx, src, len(data))
 			}
 			if err != nil {
 				return err
 			}
-			s.deliver(src, m)
+			s.deliver(src, m, attribute)
 		case wire.FrameError:
 			code, text, _ := bytes.Cut(data, []byte(" "))
 			refusal := wire.NewError(wire.ErrorCode(code), string(text))
@@ -150,6 +150,20 @@ func (s *Subscription) read(ctx context.Context, src *source) error {
 			}
 		}
 	}
+}
+
+// parse parses a message, with its attribute if the subscriber has Attributes.
+func (s *Subscription) parse(data []byte) (m wire.Message, attribute []byte, err error) {
+	m, err = wire.ParseMessage(data)
+	if err != nil || !s.subscriber.Attributes {
+		return m, nil, err
+	}
+	attribute, payload, ok := wire.CutAttribute(m.Body)
+	if !ok {
+		return m, nil, fmt.Errorf("%w: a body of %d bytes is shorter than its attribute", wire.ErrMessage, len(m.Body))
+	}
+	m.Body = payload
+	return m, attribute, nil
 }
 
 // waitForRoom waits until there is room for the consumer's next message. Meanwhile it sends NOPs to
