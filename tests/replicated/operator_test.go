@@ -38,11 +38,17 @@ func store(t *testing.T, l *replicated.Log, records ...commitlog.Record) commitl
 }
 
 // contents returns the bodies of all records in a log.
-func contents(t *testing.T, l *replicated.Log) (all []string) {
+func contents(t *testing.T, l *replicated.Log) []string {
+	t.Helper()
+	return contentsBy(t, l, 10)
+}
+
+// contentsBy reads a number of records at once.
+func contentsBy(t *testing.T, l *replicated.Log, records int) (all []string) {
 	t.Helper()
 	var batch commitlog.Batch
 	for at := commitlog.Offset(0); ; at = batch.Next {
-		testkit.Must(t, l.Read(at, commitlog.Limit{Records: 10, Bytes: 1 << 20}, &batch))
+		testkit.Must(t, l.Read(at, commitlog.Limit{Records: records, Bytes: 1 << 20}, &batch))
 		if batch.Next == at {
 			return all
 		}
