@@ -24,6 +24,7 @@ const (
 var (
 	ErrNoTopic = errors.New("no rule maps names of the filter to a topic, and the filter is no topic name")
 	ErrOpen    = errors.New("a rule takes the topic from a wildcard of the filter, so the topics are not known")
+	ErrTooMany = errors.New("the filter selects messages of more topics than it may")
 )
 
 // Rules map MQTT topic names to SRTM topics. The first rule that matches wins. A name without a rule
@@ -125,8 +126,8 @@ func (r *Rules) Map(name, scratch []byte) (t Target, grown []byte, ok bool) {
 }
 
 // Topics returns the SRTM topics that may have messages whose names match a valid filter, in the order
-// of the rules. Errors: ErrNoTopic, ErrOpen.
-func (r *Rules) Topics(filter string) ([]string, error) {
+// of the rules. Errors: ErrNoTopic, ErrOpen, and ErrTooMany with more than limit topics.
+func (r *Rules) Topics(filter string, limit int) ([]string, error) {
 	var topics []string
 	add := func(topic string) {
 		if !slices.Contains(topics, topic) {
@@ -140,10 +141,13 @@ func (r *Rules) Topics(filter string) ([]string, error) {
 		}
 		topic, known := rule.topicOf(filter)
 		if !known {
-			return nil, fmt.Errorf("filter %q, rule %d (filter %q): %w", filter, i+1, rule.filter, ErrOpen)
+			return nil, fmt.Errorf("filter %q: %w", filter, ErrOpen)
 		}
 		if wire.ValidTopicName(topic) {
 			add(topic)
+		}
+		if len(topics) > limit {
+			return nil, fmt.Errorf("filter %q: %w", filter, ErrTooMany)
 		}
 		if Covers(rule.filter, filter) { // no name of the filter reaches a later rule
 			if len(topics) == 0 {
@@ -155,8 +159,11 @@ func (r *Rules) Topics(filter string) ([]string, error) {
 	if wire.ValidTopicName(filter) {
 		add(filter)
 	}
-	if len(topics) == 0 {
+	switch {
+	case len(topics) == 0:
 		return nil, fmt.Errorf("filter %q: %w", filter, ErrNoTopic)
+	case len(topics) > limit:
+		return nil, fmt.Errorf("filter %q: %w", filter, ErrTooMany)
 	}
 	return topics, nil
 }

@@ -85,13 +85,23 @@ func TestTopics(t *testing.T) {
 		"other/#":                names.ErrNoTopic.Error(),
 		"+":                      "[fleet]",
 	} {
-		topics, err := rules.Topics(filter)
+		topics, err := rules.Topics(filter, names.MaxRules)
 		if err == nil {
 			testkit.Equal(t, fmt.Sprint(topics), want, filter)
 		} else {
 			testkit.ErrorHas(t, err, want, filter)
 		}
 	}
+}
+
+func TestTopicsAreLimited(t *testing.T) {
+	rules := parse(t, fleet)
+	_, err := rules.Topics("fleet/#", 1)
+	testkit.ErrorIs(t, err, names.ErrTooMany)
+	_, err = rules.Topics("alone", 0)
+	testkit.ErrorIs(t, err, names.ErrTooMany)
+	_, err = rules.Topics("two/levels", 0)
+	testkit.ErrorIs(t, err, names.ErrNoTopic)
 }
 
 func TestSharedChannel(t *testing.T) {
@@ -110,7 +120,7 @@ func TestSharedChannel(t *testing.T) {
 		{"alone", true},
 		{"telemetry", false}, // a part of what fleet/+/telemetry puts there
 	} {
-		topics, err := rules.Topics(c.filter)
+		topics, err := rules.Topics(c.filter, names.MaxRules)
 		if errors.Is(err, names.ErrOpen) {
 			continue
 		}
@@ -183,7 +193,7 @@ func TestTopicsAndCompleteAgreeWithMap(t *testing.T) {
 			return // a rule never applies
 		}
 		filter := drawFilter(t, "filter")
-		topics, err := rules.Topics(filter)
+		topics, err := rules.Topics(filter, names.MaxRules)
 		if err != nil {
 			topics = nil
 		}
@@ -222,7 +232,7 @@ func FuzzParse(f *testing.F) {
 			if target, _, ok := rules.Map([]byte(name), nil); ok && !wire.ValidTopicName(target.Topic) {
 				t.Errorf("%q maps to %q", name, target.Topic)
 			}
-			topics, _ := rules.Topics(name)
+			topics, _ := rules.Topics(name, names.MaxRules)
 			for _, topic := range topics {
 				if !wire.ValidTopicName(topic) {
 					t.Errorf("%q has the topic %q", name, topic)

@@ -384,6 +384,9 @@ func describe(op *nsq.Op) string {
 			fmt.Fprintf(&b, " will %s attribute=%q publisher=%q body=%q qos=%d delay=%v", will.Topic, will.Attribute, will.Publisher, will.Body, will.QoS, will.Delay)
 		}
 	case nsq.OpSubscribe, nsq.OpUnsubscribe:
+		if x.Refusal != "" {
+			fmt.Fprintf(&b, " refusal=%q", x.Refusal)
+		}
 		for _, f := range x.Filters {
 			fmt.Fprintf(&b, "\n  %q", f.Filter)
 			if f.Reason != 0 {

@@ -29,7 +29,7 @@ func DefaultConfig() Config {
 		MaxInflight:      256,
 		MaxSessionExpiry: 24 * time.Hour,
 		ConnectTimeout:   10 * time.Second,
-		MaxFilters:       128,
+		MaxFilters:       64,
 		MaxSources:       256,
 		MaxAliases:       16,
 		MsgTimeout:       60 * time.Second,

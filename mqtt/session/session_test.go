@@ -409,3 +409,28 @@ func BenchmarkDeliver(b *testing.B) {
 		})
 	}
 }
+
+// A SUBSCRIBE is decoded on the event loop. The widest filters with the largest rules file must not take long.
+func BenchmarkSubscribe(b *testing.B) {
+	text := ""
+	for i := range names.MaxRules {
+		text += fmt.Sprintf("[[mqtt]]\nfilter = \"+/%d/+\"\ntopic = \"t%d\"\n", i, i)
+	}
+	cfg := session.DefaultConfig()
+	s := session.New(&cfg, rulesOf(b, text), false, 0)
+	var op nsq.Op
+	s.StepInto(stream(5, "connect id=c clean"), 0, &op)
+	s.Answer(&op, nil)
+	command := "subscribe id=1"
+	for i := range cfg.MaxFilters {
+		command += fmt.Sprintf(" $share/w%d/+/+/+:1", i)
+	}
+	in := stream(5, command)
+	for b.Loop() {
+		if s.StepInto(in, 0, &op) != len(in) {
+			b.Fatal("refused")
+		}
+		s.Answer(&op, nil)
+		s.ClearOutput()
+	}
+}

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"cmp"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"strings"
 
@@ -22,6 +24,7 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 		}
 	}
 	var filters []nsq.Filter
+	count, room, refusal := len(s.filters), s.cfg.MaxSources-s.filters.sources(), ""
 	for len(r.rest) > 0 {
 		if len(filters) == s.cfg.MaxFilters {
 			return &Error{Reason: QuotaExceeded, Text: "more filters than a session may have"}
@@ -40,15 +43,25 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 			shared = true
 			f.Share, f.Filter, _ = strings.Cut(rest, "/")
 		}
+		at := s.filters.find(&f)
 		switch {
 		case shared && f.NoLocal:
 			return violation("a shared subscription with No Local")
 		case shared && !wire.ValidChannelName(f.Share), names.CheckFilter(f.Filter) != nil:
 			f.Reason = byte(BadFilter)
-		case k == unsubscribe && s.filters.find(&f) < 0:
+		case k == unsubscribe && at < 0:
 			f.Reason = byte(NoSubscription)
-		case k == subscribe:
-			f.Reason = byte(s.resolve(&f))
+		case k == unsubscribe:
+		case at >= 0 && len(s.filters[at].Topics) > 0:
+			f.Topics, f.Channel = s.filters[at].Topics, s.filters[at].Channel
+		case count == s.cfg.MaxFilters:
+			f.Reason = byte(QuotaExceeded)
+		default:
+			if err := s.resolve(&f, room); err != nil {
+				refusal = err.Error()
+			} else {
+				count, room = count+1, room-len(f.Topics)
+			}
 		}
 		filters = append(filters, f)
 	}
@@ -58,10 +71,7 @@ func (s *Session) subscribe(k kind, r *reader, op *nsq.Op) *Error {
 	case len(filters) == 0:
 		return violation("%v without a filter", k)
 	}
-	if k == subscribe {
-		s.filters.limit(filters, s.cfg)
-	}
-	s.extra.Filters = filters
+	s.extra.Filters, s.extra.Refusal = filters, refusal
 	op.Kind, op.MQTT = nsq.OpSubscribe, &s.extra
 	if k == unsubscribe {
 		op.Kind = nsq.OpUnsubscribe
@@ -84,41 +94,31 @@ func parseOptions(options, version byte, f *nsq.Filter) *Error {
 	return nil
 }
 
-// resolve sets the topics and the channel of a filter. It returns the reason if the filter has no topic.
-func (s *Session) resolve(f *nsq.Filter) Reason {
-	topics, err := s.rules.Topics(f.Filter)
-	f.Topics = topics
+// resolve sets the topics and the channel of a filter, which may have room topics.
+func (s *Session) resolve(f *nsq.Filter, room int) (err error) {
+	f.Topics, err = s.rules.Topics(f.Filter, room)
 	switch {
+	case errors.Is(err, names.ErrTooMany):
+		f.Reason = byte(QuotaExceeded)
 	case err != nil:
-		return BadFilter
+		f.Reason = byte(BadFilter)
 	case f.Share != "":
-		f.Channel = s.rules.SharedChannel(f.Share, f.Filter, topics)
+		f.Channel = s.rules.SharedChannel(f.Share, f.Filter, f.Topics)
 	case f.Channel == "": // a kept filter keeps its channel
 		f.Channel = s.channel
 	}
-	return Success
+	return err
 }
 
 // filterSet has a session's filters. No two have the same text.
 type filterSet []nsq.Filter
 
-// limit refuses the new filters that exceed the limits of a session.
-func (set filterSet) limit(added []nsq.Filter, cfg *Config) {
-	count, sources := len(set), 0
+// sources returns the number of topics of all filters together.
+func (set filterSet) sources() (sum int) {
 	for i := range set {
-		sources += len(set[i].Topics)
+		sum += len(set[i].Topics)
 	}
-	for i := range added {
-		f := &added[i]
-		if f.Reason >= byte(Unspecified) || set.find(f) >= 0 {
-			continue
-		}
-		if count == cfg.MaxFilters || sources+len(f.Topics) > cfg.MaxSources {
-			f.Reason = byte(QuotaExceeded)
-			continue
-		}
-		count, sources = count+1, sources+len(f.Topics)
-	}
+	return sum
 }
 
 // find returns the index of the filter with the same text, or -1.
@@ -176,7 +176,7 @@ func (s *Session) acknowledge(k kind, op *nsq.Op, err error) {
 	s.out = appendPacket(s.out, k, func(dst []byte) []byte {
 		dst = binary.BigEndian.AppendUint16(dst, op.Packet)
 		if s.version == version5 {
-			dst = s.appendReason(dst, textOf(err), "")
+			dst = s.appendReason(dst, cmp.Or(textOf(err), op.MQTT.Refusal), "")
 		} else if k == unsuback {
 			return dst
 		}
@@ -201,13 +201,10 @@ func (s *Session) UseRules(r *names.Rules) {
 // resolveAll sets the topics and the channels of the session's filters. Filters above the limit of sources
 // get no topic.
 func (s *Session) resolveAll() {
-	sources := 0
+	room := s.cfg.MaxSources
 	for i := range s.filters {
-		f := &s.filters[i]
-		if s.resolve(f); sources+len(f.Topics) > s.cfg.MaxSources {
-			f.Topics = nil
-		}
-		sources += len(f.Topics)
+		_ = s.resolve(&s.filters[i], room) // then the filter has no topic
+		room -= len(s.filters[i].Topics)
 	}
 }
 

@@ -14,6 +14,7 @@ type Extra struct {
 
 	Connect *Connect // OpConnect
 	Filters []Filter // OpSubscribe, OpUnsubscribe; the driver sets each Reason
+	Refusal string   // OpSubscribe: why the session has refused a filter; "": it has refused none, or the filter is malformed
 
 	PublishWill   bool          // OpDisconnect: the driver publishes the will, otherwise the driver drops the will
 	SessionExpiry time.Duration // OpDisconnect: how long the driver keeps the session from now on
