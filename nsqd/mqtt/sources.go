@@ -22,6 +22,7 @@ type Sources struct {
 	mu        sync.Mutex
 	all       []*source // by number; nil: free
 	count     int
+	closed    bool
 	window    int // messages that the client accepts without PUBACK
 	next      int // number of the source that is next in turn
 	taken     *source
@@ -172,7 +173,7 @@ func (ss *Sources) First() (topic, channel string) {
 }
 
 // Take adds messages of one source to out. If other sources may have messages, it notifies the driver
-// again. The result is true: the connection does not end with a subscription.
+// again. A connection does not end with a subscription, so Take returns true until Close.
 func (ss *Sources) Take(out *broker.Outgoing, limit int) (open bool) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -203,7 +204,7 @@ func (ss *Sources) Take(out *broker.Outgoing, limit int) (open bool) {
 	if again {
 		ss.client.conn.Notify()
 	}
-	return true
+	return !ss.closed
 }
 
 // take adds messages of src to out. Requires: mu held.
@@ -294,8 +295,13 @@ func (ss *Sources) FinishBatch(now mono.Time, batch []wire.MessageID, errs []err
 	return errs
 }
 
-// Close closes all sources.
-func (ss *Sources) Close() { ss.retain(func(string, string) bool { return false }) }
+// Close closes all sources. Take returns false afterwards.
+func (ss *Sources) Close() {
+	ss.retain(func(string, string) bool { return false })
+	ss.mu.Lock()
+	ss.closed = true
+	ss.mu.Unlock()
+}
 
 // reopenAfter is the pause before a client's sources are opened again after a failure.
 const reopenAfter = time.Second

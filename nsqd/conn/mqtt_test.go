@@ -1,0 +1,191 @@
+package conn_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/mqtt/packet"
+	"github.com/srtm-io/srtm/mqtt/session"
+	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/mqtt"
+)
+
+// device speaks MQTT packet by packet.
+type device struct {
+	nc      net.Conn
+	version byte
+	in      []byte
+}
+
+// startMQTT starts a node with a listener for MQTT. dial connects a device.
+func startMQTT(change func(*broker.Config, *session.Config)) (n *node, dial func(version byte, id string) *device) {
+	GinkgoHelper()
+	config := mqtt.Config{
+		Session: session.DefaultConfig(), Folder: GinkgoT().TempDir(), Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
+		Publish:       func(context.Context, string, string, *nsq.Will) error { return nil },
+		DeleteChannel: func(context.Context, string, string) error { return nil },
+	}
+	n = start(func(b *broker.Config, c *conn.Config) {
+		change(b, &config.Session)
+		server, err := mqtt.New(config, prometheus.NewRegistry())
+		Expect(err).NotTo(HaveOccurred())
+		c.MQTT = server
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ln, err := n.server.Listen(ctx, "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	served := make(chan error, 1)
+	go func() { served <- n.server.ServeProtocol(ctx, ln, conn.MQTT) }()
+	DeferCleanup(func() {
+		cancel()
+		Eventually(served).Should(Receive(BeNil()))
+	})
+	return n, func(version byte, id string) *device {
+		GinkgoHelper()
+		nc, err := net.Dial("tcp", ln.Addr().String())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(nc.Close)
+		Expect(nc.SetDeadline(time.Now().Add(testkit.Hang))).To(Succeed())
+		d := &device{nc: nc, version: version}
+		d.send(packet.AppendConnect(nil, packet.Hello{Version: version, ClientID: id}))
+		d.packet(packet.Connack)
+		return d
+	}
+}
+
+func (d *device) send(b []byte) {
+	GinkgoHelper()
+	_, err := d.nc.Write(b)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// packet returns the body of the next packet, which must be of that kind.
+func (d *device) packet(want byte) []byte {
+	GinkgoHelper()
+	for {
+		kind, body, n, err := packet.Parse(d.in, 1<<20)
+		Expect(err).NotTo(HaveOccurred())
+		if n > 0 {
+			body = append([]byte(nil), body...)
+			d.in = append([]byte(nil), d.in[n:]...)
+			Expect(kind&0xF0).To(Equal(want&0xF0), "the kind of a packet")
+			return body
+		}
+		buf := make([]byte, 4096)
+		n, err = d.nc.Read(buf)
+		Expect(err).NotTo(HaveOccurred())
+		d.in = append(d.in, buf[:n]...)
+	}
+}
+
+func (d *device) publish(topic string, id uint16, body string) {
+	GinkgoHelper()
+	d.send(packet.AppendPublish(nil, d.version, topic, id, []byte(body)))
+}
+
+// acknowledged waits for a PUBACK.
+func (d *device) acknowledged(id uint16, reason byte) {
+	GinkgoHelper()
+	got, code, err := packet.ParsePuback(d.packet(packet.Puback))
+	Expect(err).NotTo(HaveOccurred())
+	Expect([]any{got, code}).To(Equal([]any{id, reason}))
+}
+
+var _ = overBoth("MQTT", func() {
+	It("refuses a publish to a full topic with 0x97, and repeats a publish of 3.1.1 until the message fits", func() {
+		n, dial := startMQTT(func(b *broker.Config, _ *session.Config) { b.Capacity = 1 })
+		five, three := dial(5, "five"), dial(4, "three")
+		five.publish("t", 1, "first")
+		five.acknowledged(1, 0)
+		five.publish("t", 2, "second")
+		five.acknowledged(2, 0x97)
+		three.publish("t", 1, "third")
+		three.publish("t", 2, "fourth")
+		five.publish("t", 3, "the topic is still full")
+		five.acknowledged(3, 0x97)
+
+		p := n.dial()
+		p.send(wire.AppendSub(nil, "t", "c"))
+		p.expect(wire.FrameResponse, "OK")
+		p.send(wire.AppendRdy(nil, 1))
+		for _, want := range []string{"first", "third", "fourth"} {
+			m := p.message()
+			Expect(string(m.Body)).To(Equal(want))
+			p.send(wire.AppendFin(nil, m.ID))
+		}
+		three.acknowledged(1, 0)
+		three.acknowledged(2, 0)
+	})
+
+	It("ends a connection whose publish is repeated", func() {
+		n, dial := startMQTT(func(b *broker.Config, _ *session.Config) { b.Capacity = 1 })
+		d := dial(4, "patient")
+		d.publish("t", 1, "first")
+		d.acknowledged(1, 0)
+		d.publish("t", 2, "second")
+		Eventually(func() uint64 { return n.server.Stats().Accepted }).Should(BeEquivalentTo(1))
+		n.server.StopReading()
+		_, err := io.Copy(io.Discard, d.nc)
+		Expect(err).NotTo(HaveOccurred())
+	})
+
+	It("sends at most Receive Maximum messages of all topics, and the rest after each PUBACK", func() {
+		n, dial := startMQTT(func(_ *broker.Config, c *session.Config) { c.MaxInflight = 2 })
+		d, p := dial(5, "subscriber"), dial(5, "publisher")
+		topics := []string{"a", "b", "c"}
+		for i, topic := range topics {
+			d.send(packet.AppendSubscribe(nil, 5, uint16(i+1), topic))
+			d.packet(packet.Suback)
+		}
+		want := map[string]int{}
+		for i := range 12 {
+			topic := topics[i%3]
+			p.publish(topic, uint16(i+1), topic)
+			p.acknowledged(uint16(i+1), 0)
+			want[topic]++
+		}
+		var held []uint16
+		got := map[string]int{}
+		for range 12 {
+			topic, payload, id, err := packet.ParseDelivery(5, d.packet(packet.Publish))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(string(payload)).To(Equal(string(topic)))
+			got[string(topic)]++
+			if held = append(held, id); len(held) == 2 {
+				d.send(packet.AppendPuback(packet.AppendPuback(nil, held[0]), held[1]))
+				held = nil
+			}
+		}
+		Expect(got).To(Equal(want))
+		Eventually(func() (left int) {
+			for _, topic := range n.broker.Topics() {
+				for _, c := range topic.Stats().Channels {
+					left += c.InFlight + c.Ready
+				}
+			}
+			return left
+		}).Should(BeZero())
+	})
+
+	It("names the protocol of a client", func() {
+		n, dial := startMQTT(func(*broker.Config, *session.Config) {})
+		dial(4, "old")
+		dial(5, "new")
+		protocols := map[string]string{}
+		for _, c := range n.server.Clients() {
+			protocols[c.ClientID] = c.Protocol
+		}
+		Expect(protocols).To(Equal(map[string]string{"old": "mqtt3.1.1", "new": "mqtt5"}))
+	})
+})
