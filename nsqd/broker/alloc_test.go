@@ -109,6 +109,29 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 	}
 }
 
+// A message that is stored before its acceptance takes no allocation beside its delivery.
+func TestAStoredMessageTakesNoAllocation(t *testing.T) {
+	dir := t.TempDir()
+	st := testkit.Result(broker.OpenStorage(broker.StorageConfig{
+		Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
+		MaxRecord: 1 << 20, Overflow: 100, WriteThrough: true, Log: slog.New(slog.DiscardHandler),
+	})).Must(t)
+	defer st.Close()
+	b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st})).Must(t)
+	defer b.Close()
+	testkit.Must(t, b.Restore())
+	top := testkit.Result(b.CreateTopic("t")).Must(t)
+	body := make([]byte, 100)
+	publish := func() {
+		now := clock.Mono()
+		testkit.Must(t, top.Publish(now, clock.Wall(), broker.Published{Body: body, Arrival: stamp.Arrival{At: now}}))
+	}
+	for range 100 {
+		publish()
+	}
+	testkit.Equal(t, testing.AllocsPerRun(1000, publish), 0, "allocations for a message")
+}
+
 // The memory of 100,000 topics that got a few messages and are then idle, after reports to a control plane, stays within
 // bounds per topic. (The race detector takes a fifth more.)
 func TestAllocationsOfIdleTopics(t *testing.T) {

@@ -451,8 +451,8 @@ func (es *epochs) add(first commitlog.Offset, e *epoch) {
 	if n := len(all); n > 0 && all[n-1].epoch == e {
 		return
 	}
-	all = append(slices.Clone(all[max(0, len(all)+1-maxEpochs):]), epochChange{first, e})
-	es.changes.Store(&all)
+	next := append(slices.Clone(all[max(0, len(all)+1-maxEpochs):]), epochChange{first, e})
+	es.changes.Store(&next) // not all itself: each call would allocate all
 }
 
 // at returns the epoch of a record, or earlier for a record of an earlier process.
