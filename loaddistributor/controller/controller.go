@@ -267,6 +267,7 @@ func (c *Controller) tick(now time.Time) {
 	c.assignWork(now)
 	c.mover.run(now)
 	c.mover.remind(now)
+	c.mover.nudgeLate(now)
 	c.tuning.run(now)
 	c.mover.settle(now)
 	c.learning.run(now)

@@ -336,9 +336,13 @@ var _ = Describe("Consumers of a topic that moves", func() {
 	var c *cluster
 	var n1, n2 *agenttest.Node
 	var nudges chan []string
-	begin := func() {
+	begin := func(config ...func(*controller.Config)) {
 		GinkgoHelper()
-		c, n1, n2, nudges = newCluster(setup{}), agenttest.New(), agenttest.New(), make(chan []string, 10)
+		c, n1, n2, nudges = newCluster(setup{config: func(cfg *controller.Config) {
+			for _, set := range config {
+				set(cfg)
+			}
+		}}), agenttest.New(), agenttest.New(), make(chan []string, 10)
 		c.join("b1", 600, n1, nudged(nudges))
 		s := spec("t", 4, 10)
 		s.Channels = []string{"a", "b", "c"}
@@ -383,6 +387,16 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		c.drain("b1")
 		Consistently(where, "7900ms").Should(Equal(map[string]int{"b1": 4}))
 		Eventually(where, "300ms").Should(Equal(map[string]int{"b2": 4}))
+	})
+
+	It("are nudged after the move, too, until they have come", func() {
+		begin(func(cfg *controller.Config) { cfg.ConsumerWait = 200 * time.Millisecond })
+		c.mustMove("t", "b2", "g.1")
+		for range 4 { // more than during the move
+			Eventually(nudges).Should(Receive(Equal([]string{"b", "c", "t", "b1"})))
+		}
+		read(n2, 0, 1, 0)
+		Eventually(nudges).Should(Receive(Equal([]string{"c", "t", "b1"})))
 	})
 
 	It("are not waited for where they are, or where none moves to a new broker", func() {

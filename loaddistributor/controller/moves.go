@@ -366,3 +366,43 @@ func (m *mover) remind(now time.Time) {
 		})
 	}
 }
+
+// read returns, for each of the brokers with a report of the topic, the channels with consumers.
+func (b *brokers) read(name string, ids []string) map[string][]string {
+	read := map[string][]string{}
+	for _, id := range ids {
+		if t := b.reported(id).Topic(name); t != nil {
+			read[id] = t.Read
+		}
+	}
+	return read
+}
+
+func (b *brokers) nudge(name string, n reconcile.Nudge) {
+	if s := b.sessions[n.Broker]; s != nil {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Nudge{
+			Nudge: &srtmv1.NudgeConsumers{Topic: name, Channels: n.Channels},
+		}})
+	}
+}
+
+// nudgeLate nudges consumers that had not come to new brokers when their topic moved, but not while
+// the topic changes again.
+func (m *mover) nudgeLate(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range m.topics.busy {
+		l := m.topics.byName[name]
+		if l == nil || l.late == nil || l.owner != nil {
+			continue
+		}
+		topic, _ := m.cat.committed.Topic(name)
+		nudges, over := l.late.Step(topic.Plan.Brokers(), topic.Retiring, m.brokers.read(name, topic.Holders()), now)
+		for _, n := range nudges {
+			m.brokers.nudge(name, n)
+		}
+		if over {
+			l.late = nil
+		}
+	}
+}

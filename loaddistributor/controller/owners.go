@@ -301,6 +301,8 @@ func (c *change) perform(effect reconcile.Effect) reconcile.Event {
 		return c.consumers(effect)
 	case reconcile.Nudge:
 		c.nudge(effect)
+	case reconcile.Late:
+		c.awaitLate(effect)
 	case reconcile.Write:
 		return c.write(effect)
 	case reconcile.Moved:
@@ -387,14 +389,8 @@ func (c *change) release() error {
 func (c *change) consumers(query reconcile.LookConsumers) reconcile.Consumers {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	read := map[string][]string{}
-	for _, id := range slices.Concat(query.Plan.Brokers(), query.Fresh, query.Former) {
-		if t := c.brokers.reported(id).Topic(c.op.name); t != nil {
-			read[id] = t.Read
-		}
-	}
 	return reconcile.Consumers{
-		Read:         read,
+		Read:         c.brokers.read(c.op.name, slices.Concat(query.Plan.Brokers(), query.Fresh, query.Former)),
 		Listed:       !slices.ContainsFunc(query.Fresh, func(id string) bool { return !c.cat.committed.IsListed(c.op.name, id) }),
 		Disconnected: !c.cat.planned(query.Plan),
 	}
@@ -404,11 +400,15 @@ func (c *change) consumers(query reconcile.LookConsumers) reconcile.Consumers {
 func (c *change) nudge(n reconcile.Nudge) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if s := c.brokers.sessions[n.Broker]; s != nil {
-		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Nudge{
-			Nudge: &srtmv1.NudgeConsumers{Topic: c.op.name, Channels: n.Channels},
-		}})
-	}
+	c.brokers.nudge(c.op.name, n)
+}
+
+// awaitLate arranges nudges after the change for consumers that have not come to new brokers.
+func (c *change) awaitLate(late reconcile.Late) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.topics.entry(c.op.name)
+	l.late = reconcile.NewLatecomers(l.late, late, c.cfg.ConsumerWait/2, time.Now())
 }
 
 func (c *change) write(w reconcile.Write) reconcile.Written {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // topics holds this process's data about topics beside the catalog. The controller's lock
@@ -27,6 +28,7 @@ type liveTopic struct {
 	reserved  string                // which shares are reserved for brokers that are gone
 	unsynced  bool                  // the adaptor may have the shares of an aborted move
 	reminders []reminder            // publishers that brokers must disconnect
+	late      *reconcile.Latecomers // consumers that new brokers lack; nil: none
 	record    entrusted             // the copy that brokers keep of the topic
 	waiting   string                // why the topic is not rebuilt yet
 	learning  bool                  // the topic is open
@@ -58,7 +60,7 @@ func (t *topics) owned(name string) bool { return t.peek(name).owner != nil }
 
 // needsTick reports whether a topic needs a tick.
 func (l *liveTopic) needsTick() bool {
-	return l.learning || l.learned != nil || l.profile != nil || len(l.reminders) > 0 || !l.retry.IsZero() ||
+	return l.learning || l.learned != nil || l.profile != nil || len(l.reminders) > 0 || l.late != nil || !l.retry.IsZero() ||
 		l.condition != nil && (l.condition.IsMissed() || l.condition.Stranded > 0)
 }
 

@@ -254,6 +254,14 @@ func (w *world) perform(fail bool) {
 		if slices.Contains(w.m.fresh(), e.Broker) {
 			w.Fatalf("broker %s is told of consumers that it lacks", e.Broker)
 		}
+	case Late:
+		for channel, missing := range e.Missing {
+			for _, id := range missing {
+				if !slices.Contains(w.m.fresh(), id) {
+					w.Fatalf("consumers of %s are late on broker %s, which is not new", channel, id)
+				}
+			}
+		}
 	case Write:
 		if _, moved := e.Event.(catalog.TopicMoved); moved {
 			for _, q := range t.Next.Plan.Quotas {

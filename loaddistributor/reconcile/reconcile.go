@@ -827,11 +827,14 @@ func (t *Topic) handleConsumers(e Consumers, now time.Time) []Effect {
 		t.nudge = t.nudge.Add(t.limits.Consumers / 2) // for consumers that were busy
 	}
 	switch {
-	case len(waiting) == 0 || e.Disconnected || t.closing:
+	case len(waiting) == 0 || t.closing:
 		t.finishStep()
+	case e.Disconnected:
+		t.finishStep()
+		effects = append(effects, Late{missing})
 	case !now.Before(t.pollEnd):
 		t.finishStep()
-		effects = append(effects, Note{Text: "moving before all consumers have come", Names: append(FirstFew(waiting), missing[waiting[0]]...), Warn: true})
+		effects = append(effects, Late{missing}, Note{Text: "moving before all consumers have come", Names: append(FirstFew(waiting), missing[waiting[0]]...), Warn: true})
 	default:
 		t.due = now.Add(consumersPause)
 		t.waiting = fmt.Sprintf("before its publishers move, until %s: for consumers of %s on %s, which have to look up the topic again",
@@ -840,20 +843,12 @@ func (t *Topic) handleConsumers(e Consumers, now time.Time) []Effect {
 	return effects
 }
 
-// nudges makes the consumers of these channels look up the topic again. Most consumers
-// are connected to all brokers, so one broker per channel suffices, preferably a broker
-// that the topic leaves.
-func (t *Topic) nudges(channels, fresh []string, e Consumers) []Effect {
-	order := slices.DeleteFunc(append(Retiring(t.current.Next.Plan, t.current), t.current.Plan.Brokers()...), func(id string) bool { return slices.Contains(fresh, id) })
-	channelsOf := map[string][]string{}
-	for _, channel := range channels {
-		if i := slices.IndexFunc(order, func(id string) bool { return slices.Contains(e.Read[id], channel) }); i >= 0 {
-			channelsOf[order[i]] = append(channelsOf[order[i]], channel)
-		}
-	}
-	var effects []Effect
-	for _, id := range slices.Sorted(maps.Keys(channelsOf)) {
-		effects = append(effects, Nudge{id, channelsOf[id]})
+// nudges makes the consumers of these channels look up the topic again, preferably the
+// consumers of a broker that the topic leaves.
+func (t *Topic) nudges(channels, fresh []string, e Consumers) (effects []Effect) {
+	brokers := slices.DeleteFunc(append(Retiring(t.current.Next.Plan, t.current), t.current.Plan.Brokers()...), func(id string) bool { return slices.Contains(fresh, id) })
+	for _, n := range nudgesFor(channels, brokers, e.Read) {
+		effects = append(effects, n)
 	}
 	return effects
 }

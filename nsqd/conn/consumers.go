@@ -28,7 +28,7 @@ func looksUpAgain(userAgent string) bool { return strings.Contains(userAgent, "g
 // NudgeConsumers makes consumers of the given channels look up their topic again, by closing their
 // connections. It returns the number of consumers to nudge and does not wait for them.
 //
-// A consumer is nudged if its library looks up at once (asksAgain) and its connection is older than
+// A consumer is nudged if its library looks up at once (looksUpAgain) and its connection is older than
 // NudgeAfter. The broker sends a nudged consumer no more messages. If the consumer finishes its
 // messages within nudgePatience, the broker closes the connection; otherwise delivery resumes. The
 // second half of each channel's consumers is nudged half a second after the first half is done,
