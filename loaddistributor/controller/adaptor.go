@@ -3,6 +3,8 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,7 +14,11 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/service"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
+	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Adaptor divides contracts into shares and grants the shares to brokers. It is embedded
@@ -177,4 +183,126 @@ func (g grants) shares(ctx context.Context, topic string, patience time.Duration
 		byBroker[m.BrokerId] = m
 	}
 	return byBroker, err
+}
+
+// A share has at least one token, and a contract has b tokens. While a topic moves from k
+// brokers to others, it is on more than k brokers. With b = k there are too few tokens,
+// so the brokers take turns, and the contract holds throughout. The brokers that the
+// topic leaves keep tokens, with the rate of the brokers without tokens, until no message
+// arrives there and none waits. The new brokers hold their accepted messages until then.
+// The wait lasts until publishers have followed and reports show it. If messages arrive
+// at the old brokers again, for example over HTTP, they get another turn.
+//
+// The design that lost refused such a move. Then a broker with such a topic could not be
+// drained, and the topic could not leave an overloaded broker.
+
+// terms builds contracts for the adaptor, and records the turns. The caller of a method
+// holds the controller's lock.
+type terms struct {
+	cat     *pipeline
+	brokers *brokers
+	topics  *topics
+}
+
+// contract builds a topic's contract for the adaptor, and records the turn. Retiring
+// brokers get a small share to release their messages. The contract excludes the part of
+// publishers without a broker: the adaptor would give it to the others.
+func (t *terms) contract(spec *catalog.Spec, plan placement.Plan, retiring []string) (*adaptor.Contract, error) {
+	waitingBrokers := retiring
+	if scarce(plan, retiring) {
+		retiring = t.unspent(spec.Name(), retiring)
+		turn := strings.Join(retiring, " ")
+		t.topics.entry(spec.Name()).sentTurn = &turn
+	}
+	waitingBrokers = slices.DeleteFunc(slices.Clone(waitingBrokers), func(id string) bool { return slices.Contains(retiring, id) })
+	shares, rest, err := placement.WithRetiring(plan, len(retiring))
+	if err != nil {
+		return nil, err
+	}
+	c := &adaptor.Contract{Topic: spec.Name(), Total: usedOf(plan), Rule: spec.ShareRule}
+	place := func(p share.Placed) {
+		if p.Quota.IsZero() {
+			waitingBrokers = append(waitingBrokers, p.Broker)
+		} else {
+			c.Placed = append(c.Placed, p)
+		}
+	}
+	for i, q := range plan.Quotas {
+		place(share.Placed{Broker: q.Broker, Publishers: len(q.Publishers), Quota: shares[i]})
+	}
+	for i, id := range retiring {
+		place(share.Placed{Broker: id, Quota: rest[i], Retiring: true})
+	}
+	ids := slices.Clone(waitingBrokers)
+	for _, p := range c.Placed {
+		ids = append(ids, p.Broker)
+	}
+	for _, s := range t.cat.next.Unconfirmed(spec.Name()) {
+		if b, _ := t.cat.next.Broker(s.Broker); !slices.Contains(ids, s.Broker) && !b.Forgotten {
+			waitingBrokers, ids = append(waitingBrokers, s.Broker), append(ids, s.Broker)
+		}
+	}
+	c.Awaited = waitingBrokers
+	if total, found := t.cat.former(spec.Name()); found {
+		c.Former = total
+	}
+	for _, id := range ids {
+		if b, _ := t.cat.next.Broker(id); b.Strict {
+			c.Strict = append(c.Strict, id)
+		}
+	}
+	return c, nil
+}
+
+// former returns the maximum that all brokers together may hold of a topic, if known.
+func (p *pipeline) former(name string) (total tokenbucket.Share, found bool) {
+	topic, found := p.next.Topic(name)
+	if !found || topic.Vague {
+		return total, false
+	}
+	total = topic.Spec.Contract()
+	if topic.Next != nil { // an earlier controller may have sent the next contract to the adaptor
+		next := topic.Next.Spec.Contract()
+		total = tokenbucket.Share{Rate: max(total.Rate, next.Rate), Burst: max(total.Burst, next.Burst)}
+	}
+	for _, s := range topic.Unconfirmed {
+		total.Rate, total.Burst = total.Rate+s.Share.Rate, total.Burst+s.Share.Burst
+	}
+	return total, total.Validate() == nil
+}
+
+// usedOf returns the part of the contract that a plan divides: all except the part of
+// publishers without a broker.
+func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
+	for _, q := range plan.Quotas {
+		sum.Rate += q.Share.Rate
+		sum.Burst += q.Share.Burst
+	}
+	return sum
+}
+
+// scarce reports whether there are fewer tokens than brokers that may need a token.
+func scarce(plan placement.Plan, retiring []string) bool {
+	return usedOf(plan).Burst < int64(len(plan.Quotas)+len(retiring))
+}
+
+// unspent returns the brokers that need tokens according to their last report: messages
+// arrived or wait. An idle connection needs no token. Neither does a disconnected broker:
+// the ledger reserves the share that it may be using.
+func (t *terms) unspent(name string, ids []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		t := t.brokers.reported(id).Topic(name)
+		return t == nil || t.Newest().Stats.Offered+t.Newest().Stats.Backlog == 0
+	})
+}
+
+// takesTurns reports whether the turn has changed since the last request to the adaptor.
+func (t *terms) takesTurns(topic catalog.Topic) bool {
+	name := topic.Spec.Name()
+	if !scarce(topic.Plan, topic.Retiring) {
+		t.topics.entry(name).sentTurn = nil
+		return false
+	}
+	sentTurn := t.topics.peek(name).sentTurn
+	return sentTurn == nil || *sentTurn != strings.Join(t.unspent(name, topic.Retiring), " ")
 }

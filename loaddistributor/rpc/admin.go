@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"slices"
 	"sort"
 	"strconv"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/service"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -28,7 +26,6 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Page sizes of ListTopics.
@@ -45,116 +42,6 @@ const (
 // shownPublishers is the number of learned publishers shown if a request leaves out
 // publishers.
 const shownPublishers = 100
-
-// CreateTopic implements srtmv1.AdminServiceServer.
-func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
-	spec, err := checkCreate(s.limited(req))
-	if err == nil {
-		err = s.permit(stream.Context())
-	}
-	if err != nil {
-		return toStatus(err)
-	}
-	spec.Tenant = secure.Tenant(stream.Context())
-	if req.DryRun {
-		plan, err := s.controller.Plan(spec)
-		if err != nil {
-			return toStatus(err)
-		}
-		p := &srtmv1.Topic{Spec: specProto(spec), State: srtmv1.TopicState_TOPIC_STATE_PLACING}
-		for _, q := range plan.Quotas {
-			p.Quotas = append(p.Quotas, quotaProto(q, spec.Demand))
-		}
-		return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: "a dry run: nothing was done", Topic: p})
-	}
-	topic, err := s.controller.Create(stream.Context(), spec, req.IdempotencyKey, req.MeasuredBrokerId, func(p controller.Progress) error {
-		state := srtmv1.TopicState_TOPIC_STATE_PREPARING
-		if p.Placing {
-			state = srtmv1.TopicState_TOPIC_STATE_PLACING
-		}
-		return stream.Send(&srtmv1.CreateTopicResponse{State: state, Message: p.Message})
-	})
-	if err != nil {
-		return toStatus(err)
-	}
-	p := s.topicNow(stream.Context(), topic)
-	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
-}
-
-// Reservation is the contract of a topic created without r and b, until the topic's
-// traffic is measured.
-type Reservation struct {
-	Rate, Burst int64 // messages per second; messages
-}
-
-// DefaultReservation is the reservation of a Server unless Reserve changes it. It is a
-// small part of a broker's default capacity, and enough for publishing a file by hand.
-var DefaultReservation = Reservation{Rate: 1000, Burst: 1000}
-
-// Faults yields all invalid fields of the reservation with their problems.
-func (r Reservation) Faults() iter.Seq2[string, string] {
-	return func(yield func(string, string) bool) {
-		if r.Rate < 1 || r.Rate > placement.MaxRate {
-			if !yield("rate", fmt.Sprintf("%d: want 1 to %d msg/s", r.Rate, placement.MaxRate)) {
-				return
-			}
-		}
-		if r.Burst < 1 || r.Burst > tokenbucket.MaxBurst {
-			yield("burst", fmt.Sprintf("%d: want 1 to %d messages", r.Burst, tokenbucket.MaxBurst))
-		}
-	}
-}
-
-// Reserve sets the contract of topics created without a contract. Call it before
-// Register.
-func (s *Server) Reserve(r Reservation) { s.reservation = r }
-
-// limited completes a creation without r and b. The contract begins with s.reservation
-// and then follows measurements. The limit is half of the largest broker's capacity, with
-// a burst of one second at this rate. A smaller broker also bounds the initial contract.
-func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequest {
-	spec := req.GetSpec()
-	if c := spec.GetContract(); spec == nil || c.GetRateMilli() != 0 || c.GetBurst() != 0 || spec.Auto != nil ||
-		len(spec.Publishers)+len(spec.Groups) > 0 || req.MeasuredBrokerId != "" {
-		return req
-	}
-	largest := int64(0)
-	for _, b := range s.view.Brokers() {
-		if b.Connected && !b.Draining {
-			largest = max(largest, b.Mcap)
-		}
-	}
-	limit := max(largest/2, 1)
-	if largest == 0 { // placement will refuse without a broker
-		limit = s.reservation.Rate
-	}
-	return withReservation(req, s.reservation, limit)
-}
-
-// withReservation returns a creation whose contract begins with a reservation and then follows
-// measurements. The limit is maxRate messages per second and a burst of one second at this
-// rate, or the request's auto contract.
-func withReservation(req *srtmv1.CreateTopicRequest, reservation Reservation, maxRate int64) *srtmv1.CreateTopicRequest {
-	req = proto.CloneOf(req)
-	if req.Spec.Contract == nil {
-		req.Spec.Contract = &srtmv1.Contract{}
-	}
-	c := req.Spec.Contract
-	if c.RateMilli != 0 || c.Burst != 0 {
-		return req
-	}
-	if req.Spec.Auto == nil {
-		req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: 1000 * maxRate, MinBurst: 1, MaxBurst: min(maxRate, tokenbucket.MaxBurst)}
-	}
-	c.RateMilli, c.Burst = 1000*min(reservation.Rate, maxRate), min(reservation.Burst, maxRate)
-	if a := req.Spec.Auto; a.MaxRateMilli > 0 {
-		c.RateMilli = min(c.RateMilli, a.MaxRateMilli)
-	}
-	if a := req.Spec.Auto; a.MaxBurst > 0 {
-		c.Burst = min(max(c.Burst, a.MinBurst), a.MaxBurst)
-	}
-	return req
-}
 
 // GetTopic implements srtmv1.AdminServiceServer.
 func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {

@@ -330,6 +330,28 @@ func (s *Server) expire(now mono.Time) bool {
 	return true
 }
 
+// tune proposes shares for every topic whose rule is not static. With moving it takes only topics
+// whose publishers have just moved.
+func (s *Server) tune(moving bool) {
+	s.mu.Lock()
+	topics := s.mu.machine.Adaptive(clock.Mono(), moving)
+	s.mu.Unlock()
+	for _, topic := range topics { // mu is free between two topics
+		var result string
+		err := s.change(reasonRule, func(m *adaptor.Machine) (grants []ledger.Grant, err error) {
+			grants, result, err = m.Tune(clock.Mono(), topic)
+			return grants, err
+		})
+		if errors.Is(err, errNotLeading) {
+			return
+		}
+		s.metrics.proposals.WithLabelValues(result).Inc()
+		if err != nil {
+			s.cfg.Log.Warn("no proposal", obs.KeyTopic, topic, obs.KeyError, err)
+		}
+	}
+}
+
 // lendLocked tells a broker that its lease was renewed. Requires: mu held.
 func (s *Server) lendLocked(open *session, stamp uint64) {
 	open.out.Put(&srtmv1.GrantMessage{Message: &srtmv1.GrantMessage_Lease{Lease: &srtmv1.Lease{
