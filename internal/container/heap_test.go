@@ -1,6 +1,7 @@
 package container
 
 import (
+	"math/bits"
 	"slices"
 	"testing"
 
@@ -36,6 +37,41 @@ func TestTheLeastComesFirst(t *testing.T) {
 		slices.Sort(left)
 		if len(h) != len(left) || len(h) > 0 && h[0] != left[0] {
 			t.Fatalf("%d of %d on top, want %v", h[:min(1, len(h))], len(h), left)
+		}
+	}
+}
+
+// counted is a number that counts its comparisons.
+type counted struct {
+	number
+	comparisons *int
+}
+
+func (c counted) Before(o counted) bool {
+	*c.comparisons++
+	return c.number < o.number
+}
+
+func TestComparisonsGrowWithTheLogarithm(t *testing.T) {
+	rng := testkit.Rand(t)
+	for _, n := range []int{10, 100, 1000} {
+		comparisons := 0
+		h := make(Heap[counted], n)
+		for i := range h {
+			h[i] = counted{number(rng.IntN(1000)), &comparisons}
+		}
+		h.Init()
+		h.Pop()
+		if most := 2*n + 2*bits.Len(uint(n)); comparisons > most {
+			t.Errorf("%d comparisons for the first of %d, want at most %d", comparisons, n, most)
+		}
+		comparisons = 0
+		for range 10 * n {
+			h[0].number += number(rng.IntN(1000))
+			h.Fix()
+		}
+		if most := 10 * n * 2 * bits.Len(uint(n)); comparisons > most {
+			t.Errorf("%d comparisons for %d changes of %d, want at most %d", comparisons, 10*n, n, most)
 		}
 	}
 }

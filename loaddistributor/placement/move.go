@@ -175,8 +175,8 @@ func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
 		limit = min(limit, int64(publishers))
 	}
 	var order []int
-	for brokersByRcap := byRcap(brokers); len(brokersByRcap.items) > 0; {
-		order = append(order, brokersByRcap.pop())
+	for h := byRcap(brokers); len(h) > 0; {
+		order = append(order, h.Pop().broker)
 	}
 	for dropped := range carriers {
 		chosen := slices.Clone(carriers[dropped:])

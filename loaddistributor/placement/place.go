@@ -1,12 +1,15 @@
 package placement
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sort"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -232,11 +235,12 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 	order := byRcap(brokers)
 	var capacity int64 // rcap of the chosen brokers, msg/s
 	choose := func() {
-		chosen = append(chosen, order.pop())
-		capacity += brokers[chosen[len(chosen)-1]].rcap() // no overflow: below the rate until the last
+		next := order.Pop()
+		chosen = append(chosen, next.broker)
+		capacity += next.rcap // no overflow: below the rate until the last
 	}
 	for capacity < d.Rate {
-		if len(order.items) == 0 {
+		if len(order) == 0 {
 			return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: capacity}
 		}
 		choose()
@@ -279,4 +283,110 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 		return nil, nil, &Infeasible{Bound: "publishers", Need: int64(n), Have: int64(publishers)}
 	}
 	return chosen, quotas, nil
+}
+
+// byRcap returns a heap of brokers, largest rcap first, ties to the lower index. A heap is cheaper than
+// a sorted list: most topics need one broker of a thousand.
+func byRcap(brokers []Broker) container.Heap[capable] {
+	h := make(container.Heap[capable], len(brokers))
+	for i, b := range brokers {
+		h[i] = capable{b.rcap(), i}
+	}
+	h.Init()
+	return h
+}
+
+// capable is a broker with the capacity that it has left.
+type capable struct {
+	rcap   int64 // msg/s
+	broker int
+}
+
+// Before implements the order of byRcap.
+func (c capable) Before(other capable) bool {
+	return c.rcap > other.rcap || c.rcap == other.rcap && c.broker < other.broker
+}
+
+// indices returns 0 to n-1.
+func indices(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// usable returns how many brokers have capacity left.
+func usable(brokers []Broker) (n int) {
+	for _, b := range brokers {
+		if b.rcap() > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// maxmin divides rate over brokers by water-filling: each broker gets min(cap, fair
+// share), and the others share what the capped brokers cannot take. No other division of
+// rate under these caps has a larger smallest quota, nor, with the same smallest quota, a
+// larger second smallest, and so on. The remainder goes to the lowest indices, one msg/s
+// each.
+//
+// Requires: the caps sum to at least rate.
+func maxmin(caps []int64, rate int64) []int64 {
+	order := indices(len(caps))
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(caps[a], caps[b]) })
+	quotas := make([]int64, len(caps))
+	for i, l := range order {
+		fair := rate / int64(len(order)-i)
+		if caps[l] <= fair {
+			quotas[l] = caps[l]
+			rate -= caps[l]
+			continue
+		}
+		equal := slices.Sorted(slices.Values(order[i:]))
+		remainder := rate % int64(len(equal))
+		for j, l := range equal {
+			quotas[l] = fair // < caps[l]
+			if int64(j) < remainder {
+				quotas[l]++
+			}
+		}
+		break
+	}
+	return quotas
+}
+
+// equalLoad raises the total load of each broker to a common level, within the broker's
+// cap. A broker above the level gets its floor. The remainder goes to the lowest indices.
+//
+// Requires: the caps sum to at least rate, and neither their sum nor load plus cap
+// overflows. The floors, each at most its cap, sum to at most rate.
+func equalLoad(loads, floors, caps []int64, rate int64) []int64 {
+	quota := func(l int, level int64) int64 { return min(max(floors[l], level-loads[l]), caps[l]) }
+	total := func(level int64) (sum int64) {
+		for l := range loads {
+			sum += quota(l, level)
+		}
+		return sum
+	}
+	lowest, highest := slices.Min(loads), int64(0)
+	for l := range loads {
+		highest = max(highest, loads[l]+caps[l])
+	}
+	// The highest level that does not give out more than rate.
+	level := lowest + int64(sort.Search(int(highest-lowest), func(i int) bool { return total(lowest+int64(i)+1) > rate }))
+	quotas := make([]int64, len(loads))
+	rest := rate
+	for l := range loads {
+		quotas[l] = quota(l, level)
+		rest -= quotas[l]
+	}
+	for l := range loads {
+		if rest > 0 && quota(l, level+1) > quotas[l] {
+			quotas[l]++
+			rest--
+		}
+	}
+	return quotas
 }

@@ -2,27 +2,11 @@ package placement
 
 import (
 	"cmp"
-	"fmt"
-	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"github.com/srtm-io/srtm/internal/testkit"
 )
-
-func TestHeapPopsInOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		items := rapid.SliceOf(rapid.IntRange(0, 50)).Draw(t, "of")
-		h := newHeap(slices.Clone(items), func(a, b int) bool { return a < b })
-		slices.Sort(items)
-		for _, want := range items {
-			testkit.MustEqual(t, h.pop(), want, "of %v", items)
-		}
-	})
-}
 
 // slowDeal does what deal does, with a look at every broker for every publisher.
 func slowDeal(a *assignment, order []int, counts []int64) {
@@ -66,32 +50,4 @@ func TestDealIsAsBeforeTheHeap(t *testing.T) {
 			t.Fatalf("%v, want %v", fast.brokerOf, slow.brokerOf)
 		}
 	})
-}
-
-// Adding a broker or a publisher costs a few comparisons. The number is constant, or grows as the
-// logarithm of the number of brokers.
-func TestComparisonsDoNotGrowWithTheBrokers(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 0))
-	for _, n := range []int{10, 100, 1000} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			brokers := make([]Broker, n)
-			for i := range brokers {
-				brokers[i] = Broker{ID: fmt.Sprintf("b%04d", i), Mcap: 1 + rng.Int64N(1000)}
-			}
-			compared := 0
-			order := byRcap(brokers)
-			less := order.less
-			order = newHeap(order.items, func(a, b int) bool { compared++; return less(a, b) })
-			if order.pop(); compared > 3*n+2*bits.Len(uint(n)) {
-				t.Errorf("%d comparisons for one of %d brokers", compared, n)
-			}
-			compared = 0
-			for range 10 * n {
-				order.down(0)
-			}
-			if largest := 10 * n * 2 * bits.Len(uint(n)); compared > largest {
-				t.Errorf("%d comparisons for %d publishers, want at most %d", compared, 10*n, largest)
-			}
-		})
-	}
 }
