@@ -3,7 +3,6 @@
 # pinned in go.mod and built from there.
 
 SHELL := /bin/sh
-comma := ,
 GO    ?= go
 
 # What is compiled in one checkout need not be compiled again in another.
@@ -211,8 +210,12 @@ release-notes: ## print the section of CHANGELOG.md about the release
 release-check: ## check .goreleaser.yaml with goreleaser
 	$(GORELEASER) check
 
-release-snapshot: ## build what a release has, without the image, into dist/; publish nothing (needs syft)
-	$(GORELEASER) release --snapshot --clean --skip=docker$(if $(shell command -v syft),,$(comma)sbom)
+# goreleaser runs syft, which writes the bills of materials. syft brings 270 modules, so it is pinned here, too.
+build/tools/syft:
+	GOBIN=$(CURDIR)/build/tools GOWORK=off $(GO) install github.com/anchore/syft/cmd/syft@v1.57.1
+
+release-snapshot: build/tools/syft ## build what a release has, without the image, into dist/; publish nothing
+	PATH=$(CURDIR)/build/tools:$$PATH $(GORELEASER) release --snapshot --clean --skip=docker
 
 test-packages: packages ## install, run, upgrade, remove and purge the packages in a folder of their own (needs root and dpkg)
 	SRTM_PACKAGES=$(CURDIR)/build/packages $(GO) test -count=1 -timeout=$(TIMEOUT) -v ./tests/deploy
