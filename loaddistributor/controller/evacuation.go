@@ -118,8 +118,8 @@ func (m *mover) emptied(topic catalog.Topic, id string, now time.Time) bool {
 		return false
 	}
 	name := topic.Spec.Name()
-	if !s.reports.Has(name) {
-		return true // the report lists all topics of the broker
+	if !s.reports.Has(name) { // the report lists all topics of the broker
+		return !m.takesOver(topic) // otherwise the topic stays until a taker has ended the take-over
 	}
 	t := s.reports.Topic(name)
 	if t == nil {
@@ -238,10 +238,15 @@ func (m *mover) settle(now time.Time) {
 // asked.
 const takersTurn = 30 * time.Second
 
+// takesOver reports whether brokers take over the topic's messages.
+func (m *mover) takesOver(topic catalog.Topic) bool {
+	return topic.Spec.Durability == catalog.DurabilityReplicated && m.cfg.TakeOverAfter >= 0
+}
+
 // taker returns the broker to ask now to take over a replicated topic from a broker that
 // is gone or may be gone; "": none.
 func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) string {
-	if topic.Spec.Durability != catalog.DurabilityReplicated || m.cfg.TakeOverAfter < 0 {
+	if !m.takesOver(topic) {
 		return ""
 	}
 	if s := m.brokers.sessions[gone.ID]; s != nil {

@@ -52,16 +52,18 @@ func TestAFollowerForgetsWhoWatched(t *testing.T) {
 	})
 }
 
-// Brokers are asked in turn to take over messages of another broker, also once the other broker is
+// replicatedOnTwo returns a controller with a replicated topic on b1 and b2, which b3 has left: b3 is
 // back without the topic.
-func TestTakersHaveTurns(t *testing.T) {
-	c, now := idle(t, 1), time.Now()
-	topic := c.cat.committed.Topics("", 1)[0]
+func replicatedOnTwo(t *testing.T) (c *Controller, topic catalog.Topic, now time.Time) {
+	t.Helper()
+	c, now = idle(t, 1), time.Now()
+	topic = c.cat.committed.Topics("", 1)[0]
 	spec := *topic.Spec
 	spec.Durability = catalog.DurabilityReplicated
 	topic.Spec = &spec
 	topic.Plan.Quotas = append(topic.Plan.Quotas[:1:1], topic.Plan.Quotas[0])
 	topic.Plan.Quotas[0].Broker, topic.Plan.Quotas[1].Broker = "b1", "b2"
+	topic.Retiring = []string{"b3"}
 	for _, id := range []string{"b1", "b2", "b3"} {
 		s := session(c, id)
 		s.durability = catalog.DurabilityReplicated
@@ -71,6 +73,13 @@ func TestTakersHaveTurns(t *testing.T) {
 		now = now.Add(time.Second)
 		testkit.Result(c.brokers.sessions["b3"].reports.Apply(&srtmv1.BrokerReport{}, now, nil)).Must(t)
 	}
+	return c, topic, now
+}
+
+// Brokers are asked in turn to take over messages of another broker, also once the other broker is
+// back without the topic.
+func TestTakersHaveTurns(t *testing.T) {
+	c, topic, now := replicatedOnTwo(t)
 	asked := map[string]bool{}
 	for range 4 {
 		now = now.Add(takersTurn)
@@ -78,6 +87,22 @@ func TestTakersHaveTurns(t *testing.T) {
 	}
 	if !asked["b1"] || !asked["b2"] || len(asked) > 2 {
 		t.Errorf("asked: %v", asked)
+	}
+}
+
+// A broker is back without the topic, since other brokers began to take its messages over. While no
+// broker can end the take-over, the topic does not leave the broker: the messages would be stranded.
+func TestAPartThatNobodyCanTakeOverIsKept(t *testing.T) {
+	for name, gone := range map[string][]string{"the broker that began is gone": {"b1"}, "all brokers of the topic are gone": {"b1", "b2"}} {
+		c, topic, now := replicatedOnTwo(t)
+		c.mover.recordTakeOver(topic.Spec.Name(), "b3", "b1")
+		for _, id := range gone {
+			delete(c.brokers.sessions, id)
+		}
+		op, due := c.mover.nextOperation(topic, catalog.Broker{ID: "b3", Connected: true}, now)
+		if due && op.target.Retire != "" {
+			t.Errorf("%s: %+v", name, op.target)
+		}
 	}
 }
 
