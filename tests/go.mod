@@ -9,6 +9,7 @@ replace github.com/srtm-io/srtm => ../
 require (
 	github.com/chromedp/cdproto v0.159.2
 	github.com/chromedp/chromedp v0.23.0
+	github.com/eclipse/paho.golang v0.23.0
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/golang/snappy v0.0.4
 	github.com/nats-io/jwt/v2 v2.8.2
