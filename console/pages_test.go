@@ -41,12 +41,12 @@ func TestTopicPageShowsChannelsAndPublishers(t *testing.T) {
 	_, base, browser := serve(t, f, func(c *Config) {
 		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = fmt.Fprintf(w, `{"topics":[{"topic_name":"t","channels":[{"channel_name":"alerts","depth":700,"backend_depth":600,"in_flight_count":3,"deferred_count":1,"client_count":2,"paused":%v}]}],
-				"producers":[{"client_id":"sensor-7","remote_address":"10.0.0.7:1","pub_counts":[{"topic":"t","count":42},{"topic":"other","count":1}]},{"client_id":"stranger","pub_counts":[{"topic":"other","count":1}]}]}`, r.URL.Host == "b1")
+				"producers":[{"client_id":"sensor-7","remote_address":"10.0.0.7:1","version":"mqtt5","pub_counts":[{"topic":"t","count":42},{"topic":"other","count":1}]},{"client_id":"stranger","pub_counts":[{"topic":"other","count":1}]}]}`, r.URL.Host == "b1")
 		}))
 	})
 	_, page := get(t, browser, base+"/ui/topic?name=t")
 	contains(t, page, `<a href="/ui/channel?channel=alerts&amp;topic=t">alerts</a>`, "paused on 1 of 2",
-		"<td class=\"n\">1\u202f400</td><td class=\"n\">6</td><td class=\"n\">2</td><td class=\"n\">4</td>", `<th scope="row">sensor-7</th><td>b1</td><td>10.0.0.7:1</td><td class="n">42</td>`)
+		"<td class=\"n\">1\u202f400</td><td class=\"n\">6</td><td class=\"n\">2</td><td class=\"n\">4</td>", `<th scope="row">sensor-7</th><td>b1</td><td>10.0.0.7:1</td><td class="n">42</td><td class="n">–</td><td></td><td>mqtt5</td>`)
 	if strings.Contains(page, "stranger") {
 		t.Error("the page shows a publisher of another topic")
 	}

@@ -211,6 +211,7 @@ type client struct {
 	ID        string `json:"client_id"`
 	Remote    string `json:"remote_address"`
 	UserAgent string `json:"user_agent"`
+	Version   string `json:"version"`
 	Ready     int    `json:"ready_count"`
 	InFlight  int    `json:"in_flight_count"`
 	Messages  uint64 `json:"message_count"`
@@ -218,6 +219,15 @@ type client struct {
 		Topic string `json:"topic"`
 		Count uint64 `json:"count"`
 	} `json:"pub_counts"`
+}
+
+// Protocol returns nsq, mqtt3.1.1 or mqtt5. Brokers report the protocol of NSQ as V2, as NSQ's nsqd
+// does.
+func (c client) Protocol() string {
+	if c.Version == "V2" {
+		return "nsq"
+	}
+	return c.Version
 }
 
 // stats requests a broker's stats of all topics, or of one topic or channel.
