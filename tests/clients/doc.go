@@ -1,5 +1,6 @@
-// Package clients drives real client libraries of NSQ against nsqd: go-nsq, pynsq, nsqjs, nsq-j and
-// tokio-nsq. The package contains only tests. Each library has a driver in a folder here, a small
+// Package clients drives real client libraries against nsqd. Of NSQ: go-nsq, pynsq, nsqjs, nsq-j and
+// tokio-nsq. Of MQTT 3.1.1 and 5.0: mosquitto_pub and mosquitto_sub, paho for Go and for Python, and
+// mqtt.js. The package contains only tests. Each library has a driver in a folder here, a small
 // program in its own language. The driver knows nothing of SRTM, and the tests know about a library
 // only what its driver reports.
 //
@@ -13,11 +14,14 @@
 //
 // At the end of its input a driver closes its connections, writes {"event":"done"} and exits with 0.
 //
-// go-nsq runs with every `go test`. The others run with SRTM_CLIENTS=1, as in `make test`: the tests
+// go-nsq and paho for Go run with every `go test`. The others run with SRTM_CLIENTS=1, as in `make test`: the tests
 // first install them, at the versions that the lock files here pin, into build/clients. The tests skip
 // a language, with the reason, if its runtime is missing, or if it is not installed yet and its
 // package registry cannot be reached. The tests print a summary at the end.
 //
+// A subscriber of MQTT also writes {"event":"ready","present":...} after its SUBACK.
+//
+//	SRTM_CLIENTS_MOSQUITTO=path   tests the devices of MQTT against this mosquitto
 //	SRTM_CLIENTS_NSQD=path        tests another nsqd, of whatever origin
 //	SRTM_CLIENTS_NSQLOOKUPD=path  and for lookups this nsqlookupd
 //

@@ -30,6 +30,15 @@ type order struct {
 	TLSCA       string `json:"tls_ca,omitempty"`      // file; if set, use TLS
 	Compression string `json:"compression,omitempty"` // snappy or deflate
 	AuthSecret  string `json:"auth_secret,omitempty"`
+
+	// Only MQTT. Topic is then a name of messages, or a filter.
+	Library  string `json:"library,omitempty"`
+	Version  int    `json:"version,omitempty"` // 3 or 5
+	ClientID string `json:"client_id,omitempty"`
+	Resume   bool   `json:"resume,omitempty"` // no clean start
+	Expiry   int    `json:"expiry,omitempty"` // of the session, in seconds
+	WillName string `json:"will_topic,omitempty"`
+	WillBody string `json:"will_body,omitempty"`
 }
 
 // event is an event that a driver reports.
@@ -39,6 +48,8 @@ type event struct {
 	Attempts int    `json:"attempts"`
 	Count    int    `json:"count"`
 	Error    string `json:"error"`
+	Topic    string `json:"topic"`   // of a message of MQTT
+	Present  bool   `json:"present"` // of a subscriber of MQTT: the broker had a session
 }
 
 // driver is a running driver.
@@ -51,6 +62,7 @@ type driver struct {
 		mu sync.Mutex // guards Buffer
 		bytes.Buffer
 	}
+	early []event // messages that came before the subscriber was ready; messages returns them first
 	ended bool
 }
 
@@ -143,7 +155,8 @@ func (d *driver) publish(bodies ...string) {
 // messages waits for count messages of a consumer.
 func (d *driver) messages(count int) (got []event) {
 	d.t.Helper()
-	for range count {
+	got, d.early = d.early, nil
+	for len(got) < count {
 		e, err := d.next(patience)
 		if err != nil || e.Event != "message" {
 			d.t.Fatalf("message %d of %d: got %+v, %v", len(got)+1, count, e, err)

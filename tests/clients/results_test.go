@@ -79,16 +79,20 @@ func (r *tally) skip(t *testing.T, library, name, why string) {
 func (r *tally) print(w io.Writer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, l := range libraries {
+	all := slices.Clone(libraries)
+	for _, d := range devices {
+		all = append(all, d.library)
+	}
+	for _, l := range all {
 		o := r.mu.libraries[l.name]
 		if o == nil {
 			continue // excluded by -run
 		}
 		if why := o.skipped[""]; why != "" {
-			fmt.Fprintf(w, "clients: %-9s SKIPPED: %s\n", l.name, why)
+			fmt.Fprintf(w, "clients: %-13s SKIPPED: %s\n", l.name, why)
 			continue
 		}
-		line := fmt.Sprintf("clients: %-9s %d passed, %d failed, %d skipped", l.name, o.passed, o.failed, len(o.skipped))
+		line := fmt.Sprintf("clients: %-13s %d passed, %d failed, %d skipped", l.name, o.passed, o.failed, len(o.skipped))
 		if o.broken {
 			line += ", BROKEN"
 		}
@@ -101,7 +105,7 @@ func (r *tally) print(w io.Writer) {
 			reasons[o.skipped[name]] = append(reasons[o.skipped[name]], name)
 		}
 		for _, why := range slices.Sorted(maps.Keys(reasons)) {
-			fmt.Fprintf(w, "clients: %-9s SKIPPED %s: %s\n", "", strings.Join(reasons[why], "; "), why)
+			fmt.Fprintf(w, "clients: %-13s SKIPPED %s: %s\n", "", strings.Join(reasons[why], "; "), why)
 		}
 	}
 }
