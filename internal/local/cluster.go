@@ -32,6 +32,8 @@ type ClusterConfig struct {
 	// NATS is the path of nats-server. Three servers then store the brokers' data
 	// (--durability=replicated). "": brokers store data in files.
 	NATS string
+	// MQTT makes the brokers listen for MQTT, too.
+	MQTT bool
 	// StartTimeout bounds the time until all brokers have joined.
 	StartTimeout time.Duration
 }
@@ -53,9 +55,10 @@ type Cluster struct {
 	Lookup  string           // host:port of its nsqlookupd-compatible HTTP
 	Adaptor string           // host:port of the tbadaptor's HTTP
 
-	Admission string // host:port of admission's gRPC; "": not started
-	Gateway   string // host:port of the gateway for clients; "": not started
-	Policy    string // file of the gateway's policy
+	MQTT      []string // host:port of each broker for MQTT; empty: none
+	Admission string   // host:port of admission's gRPC; "": not started
+	Gateway   string   // host:port of the gateway for clients; "": not started
+	Policy    string   // file of the gateway's policy
 
 	// Owned by the caller's goroutine.
 	processes []*Process // in start order
@@ -68,7 +71,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	addresses, err := Ports(9)
+	addresses, err := Ports(9 + cfg.Brokers)
 	if err != nil {
 		return nil, err
 	}
@@ -127,11 +130,16 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
+		flags := slices.Clone(brokerFlags)
+		if cfg.MQTT {
+			c.MQTT = append(c.MQTT, addresses[9+i])
+			flags = append(flags, "--mqtt-address="+addresses[9+i])
+		}
 		// A broker chooses free ports and reports them to the loaddistributor.
 		programs = append(programs, program{name, "nsqd", append([]string{
 			"--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--broadcast-address", "127.0.0.1",
 			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC, "--data-path", data,
-		}, brokerFlags...), nil})
+		}, flags...), nil})
 	}
 	for _, program := range programs {
 		p, err := Start(filepath.Join(cfg.BinDir, program.binary), program.flags, Options{Log: filepath.Join(cfg.LogDir, program.name+".log"), Ready: program.ready})

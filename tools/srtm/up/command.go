@@ -51,6 +51,7 @@ machine does not carry are reported and are no failure.`,
 		Example: `  srtm up
   srtm up --duration 20s --publishers 500 --group-size 50 --sync
   srtm up --duration 5m --admission --gateway
+  srtm up --duration 20s --mqtt
   srtm up --duration 20s --replicated
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {

@@ -78,7 +78,7 @@ func TestUp(t *testing.T) {
 			}
 		}()
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+filepath.Join(dir, "new"), "--brokers=3",
-			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json", "--admission", "--gateway")
+			"--publishers=60", "--rate=10", "--group-size=10", "--duration=4s", "--calibration=1s", "--max-lateness=10s", "--output=json", "--admission", "--gateway", "--mqtt")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stderr.String())
 		}
@@ -94,6 +94,9 @@ func TestUp(t *testing.T) {
 		}
 		if len(r.Phases) != 2 || len(r.Calibration) != 1 || r.Reduced || r.Interrupted {
 			t.Fatalf("%+v", r)
+		}
+		if !strings.Contains(stderr.String(), "MQTT: mosquitto_sub -p ") {
+			t.Errorf("no address for MQTT in %s", stderr.String())
 		}
 		testkit.NoError(t, <-answers, "the daemons beside the cluster")
 		for i, brokers := range []int{1, 3} {

@@ -29,6 +29,7 @@ type options struct {
 
 	admission       bool
 	gateway         bool
+	mqtt            bool
 	replicated      bool
 	natsServer      string
 	binDir, dataDir string
@@ -64,6 +65,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its results the machine's")
 	fs.BoolVar(&o.admission, "admission", false, "start admission, too, which brokers ask about HTTP publishes")
 	fs.BoolVar(&o.gateway, "gateway", false, "start a gateway, too, whose /pub and /mpub go to the brokers")
+	fs.BoolVar(&o.mqtt, "mqtt", false, "let the brokers listen for MQTT, too")
 	fs.BoolVar(&o.replicated, "replicated", false, "keep what brokers store in NATS JetStream, three copies on three nats-servers that are started too; 3 brokers unless --brokers says otherwise")
 	fs.StringVar(&o.natsServer, "nats-server", "", "`path` of nats-server for --replicated (default in --bin-dir, else on PATH)")
 	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor, iotpub, admission and gateway (default that of srtm)")

@@ -72,7 +72,7 @@ func (r *run) all(ctx context.Context) error {
 	}
 	r.view.printf("starting %s%s, a loaddistributor and a tbadaptor", report.Plural(r.brokers, "broker"), suffix)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
-		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
+		Brokers: r.brokers, Mcap: r.mcap, MQTT: r.mqtt, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
 		LoaddistributorFlags: []string{"--fitting=off"}, // compare placements without later changes
 		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
 	})
@@ -89,6 +89,9 @@ func (r *run) all(ctx context.Context) error {
 	}
 	if r.gateway {
 		r.view.printf("gateway: POST http://%s/pub?topic=%s, policy %s", c.Gateway, srtmTopic, c.Policy)
+	}
+	if r.mqtt {
+		r.view.printf("MQTT: mosquitto_sub -p %s -t %s; the brokers listen at %s", strings.TrimPrefix(c.MQTT[0], "127.0.0.1:"), srtmTopic, strings.Join(c.MQTT, ", "))
 	}
 	err = r.measure(ctx)
 	if stopped := c.Stop(); stopped != nil {
