@@ -352,7 +352,7 @@ var _ = Describe("Fitting", func() {
 	It("gives up what an operator has moved meanwhile", func() {
 		c, n := begin(2)
 		n[0].Measure("t", measured(200, 0, 0))
-		Eventually(c.fitting("t")).Should(ContainSubstring("1 brokers"))
+		Eventually(c.fitting("t")).Should(ContainSubstring("1 broker:"))
 		c.mustMove("t", "b2", "g1.0")
 		Eventually(c.fitting("t")).Should(Equal("another placement came between"))
 	})
