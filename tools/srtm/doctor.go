@@ -20,6 +20,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/mqtt/names"
 )
 
 // The outcomes of a check.
@@ -45,7 +46,8 @@ const (
 
 type doctor struct {
 	data     []string // folders
-	certs    []string // also show passed checks
+	certs    []string // files
+	rules    []string // files with MQTT rules
 	all      bool     // show also what is ok
 	findings []finding
 }
@@ -57,10 +59,11 @@ func doctorCommand() *cobra.Command {
 		Short: "Check this machine and the cluster, and say what to do",
 		Long: `doctor checks, on this machine, the kernel, the privileges for arrival stamps by BPF, the
 limits of this shell and of the daemons that run, whether its clock is synchronized, who
-listens on the ports of SRTM, the space of --data-path, and the certificates of --cert and
-of the --tls flags; and of the cluster, whether the loaddistributor and the brokers answer,
-the certificate that the loaddistributor shows, and by how much the brokers' clocks differ
-from this one (only differences of more than about two seconds are seen). It changes nothing.
+listens on the ports of SRTM, the space of --data-path, the rules of --mqtt-rules, and the
+certificates of --cert and of the --tls flags; and of the cluster, whether the
+loaddistributor and the brokers answer, the certificate that the loaddistributor shows, and
+by how much the brokers' clocks differ from this one (only differences of more than about
+two seconds are seen). It changes nothing.
 It shows what is not ok, and with --all or --output json everything.
 
 Exit code: 0, also with warnings; 1 if a check failed.`,
@@ -71,6 +74,9 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 		d.machine()
 		for _, folder := range d.data {
 			d.space(folder)
+		}
+		for _, file := range d.rules {
+			d.mqttRules(file)
 		}
 		for _, file := range append([]string{x.cli.trust.CertFile, strings.TrimPrefix(x.cli.trust.CAFile, "system")}, d.certs...) {
 			if file != "" {
@@ -102,6 +108,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 	})
 	cmd.Flags().BoolVar(&d.all, "all", false, "show also what is ok")
 	cmd.Flags().StringArrayVar(&d.data, "data-path", nil, "`folder` of a daemon whose space is looked at; may be repeated")
+	cmd.Flags().StringArrayVar(&d.rules, "mqtt-rules", nil, "TOML `file` with MQTT rules of nsqd that are checked; may be repeated")
 	cmd.Flags().StringArrayVar(&d.certs, "cert", nil, "PEM `file` with certificates whose expiry is looked at; may be repeated")
 	return cmd
 }
@@ -157,6 +164,19 @@ func (d *doctor) certificate(file string) {
 	}
 	if n == 0 {
 		d.add(check, failed, "name a PEM file with certificates", "none is in it")
+	}
+}
+
+// mqttRules checks a file with the rules of nsqd's --mqtt-rules.
+func (d *doctor) mqttRules(file string) {
+	check := "MQTT rules " + file
+	text, err := os.ReadFile(file)
+	if err != nil {
+		d.add(check, failed, "name a file that can be read", "%v", err)
+	} else if _, err = names.Parse(text); err != nil {
+		d.add(check, failed, "correct the file; nsqd ignores all of a file with a fault, and does not start with one", "%v", err)
+	} else {
+		d.add(check, stateOK, "", "no faults")
 	}
 }
 

@@ -90,6 +90,25 @@ func TestDoctorsClock(t *testing.T) {
 	}
 }
 
+// The doctor names the fault of a rules file, as nsqd does.
+func TestDoctorChecksMQTTRules(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules.toml")
+	for _, c := range []struct{ text, state, found string }{
+		{"[[mqtt]]\nfilter = \"fleet/+/telemetry\"\ntopic = \"telemetry\"\n", stateOK, "no faults"},
+		{"[[mqtt]]\nfilter = \"fleet/#/telemetry\"\ntopic = \"telemetry\"\n", failed, "fleet/#/telemetry"},
+	} {
+		testkit.Must(t, os.WriteFile(file, []byte(c.text), 0o600))
+		var d doctor
+		d.mqttRules(file)
+		if f := d.findings[0]; f.State != c.state || !strings.Contains(f.Found, c.found) {
+			t.Errorf("%s: %+v", c.text, f)
+		}
+	}
+	var d doctor
+	d.mqttRules(file + ".missing")
+	testkit.Equal(t, d.findings[0].State, failed)
+}
+
 // The doctor checks the certificates in files and of a server.
 func TestDoctorLooksAtCertificates(t *testing.T) {
 	var d doctor
