@@ -4,7 +4,10 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -42,7 +45,7 @@ func dial(t *testing.T, conn net.Conn, id string, set ...options) *device {
 	t.Helper()
 	d := &device{t: t, received: make(chan *paho.Publish, 100), ended: make(chan byte, 1), conn: conn}
 	d.Client = paho.NewClient(paho.ClientConfig{
-		Conn: conn,
+		Conn: conn, PacketTimeout: testkit.Hang,
 		OnPublishReceived: []func(paho.PublishReceived) (bool, error){func(p paho.PublishReceived) (bool, error) {
 			d.received <- p.Packet
 			return true, nil
@@ -95,11 +98,11 @@ func (d *device) want(messages ...string) {
 	for _, m := range messages {
 		missing[m] = true
 	}
-	for len(missing) > 0 {
+	for limit := time.After(testkit.Hang); len(missing) > 0; {
 		select {
 		case p := <-d.received:
 			delete(missing, p.Topic+" "+string(p.Payload))
-		case <-d.t.Context().Done():
+		case <-limit:
 			d.t.Fatalf("missing: %v", missing)
 		}
 	}
@@ -126,6 +129,46 @@ func (b *broker) restart() { b.process = localtest.NSQD(b.t, b.binary, b.flags..
 func (b *broker) kill() {
 	b.t.Helper()
 	testkit.Must(b.t, b.process.Kill())
+}
+
+// An NSQ consumer gets the payloads of MQTT publishers. MQTT subscribers get the topic names, too.
+func TestDevicesPublishAndSubscribe(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.toml")
+	write := func(text string) { testkit.Must(t, os.WriteFile(rules, []byte(text), 0o600)) }
+	write("[[mqtt]]\nfilter = \"fleet/+/telemetry\"\ntopic = \"telemetry\"\npublisher = \"{1}\"\n")
+	b := start(t, "--mqtt-rules="+rules)
+	for _, path := range []string{"topic/create?topic=telemetry", "channel/create?topic=telemetry&channel=archive"} {
+		localtest.MustAsk(t, http.MethodPost, "http://"+b.process.HTTP+"/"+path, "")
+	}
+	received := make(localtest.Bodies, 100)
+	stop := localtest.Consume(t, "telemetry", "archive", received, nil, b.process.TCP)
+	all, one := connect(t, b.mqtt, "all"), connect(t, b.mqtt, "one")
+	all.subscribe("fleet/+/telemetry", 1)
+	one.subscribe("fleet/7/telemetry", 0)
+	publisher := connect(t, b.mqtt, "gateway")
+	testkit.Equal(t, publisher.publish("fleet/7/telemetry", "seven", 1), 0)
+	testkit.Equal(t, publisher.publish("fleet/8/telemetry", "eight", 1), 0)
+	publisher.publish("fleet/7/telemetry", "again", 0)
+	received.Want(t, "seven", "eight", "again")
+	all.want("fleet/7/telemetry seven", "fleet/8/telemetry eight", "fleet/7/telemetry again")
+	one.want("fleet/7/telemetry seven", "fleet/7/telemetry again")
+	testkit.Equal(t, publisher.publish("no/rule", "x", 1), 0x90)
+
+	// A shared subscription reads the channel of an NSQ consumer.
+	stop()
+	testkit.Equal(t, publisher.publish("fleet/9/telemetry", "nine", 1), 0)
+	worker := connect(t, b.mqtt, "worker")
+	worker.subscribe("$share/archive/fleet/+/telemetry", 1)
+	worker.want("fleet/9/telemetry nine")
+
+	// A faulty file changes nothing. A good file counts at once.
+	write("[[mqtt]]\nfilter = \"no/rule\"\ntopik = \"other\"\n")
+	testkit.Must(t, b.process.Signal(syscall.SIGHUP))
+	testkit.WaitFor(t, "the fault of the rules", func() bool { return strings.Contains(b.process.AllOutput(), "topik") })
+	testkit.Equal(t, publisher.publish("no/rule", "x", 1), 0x90)
+	write("[[mqtt]]\nfilter = \"no/rule\"\ntopic = \"other\"\n")
+	testkit.Must(t, b.process.Signal(syscall.SIGHUP))
+	testkit.WaitFor(t, "the new rules", func() bool { return publisher.publish("no/rule", "x", 1) == 0 })
 }
 
 // A kept session gets the messages that came while the client was away, also after kill -9 of the broker.
@@ -206,4 +249,24 @@ func TestTLSFromTheFirstByte(t *testing.T) {
 			break
 		}
 	}
+}
+
+// A device at a broker without the topic publishes and subscribes there. After a move to another broker the
+// session is new, and the channel has the messages.
+func TestDeviceAtAnyBrokerOfACluster(t *testing.T) {
+	ports := localtest.Ports(t, 2)
+	c := localtest.Start(t, 0, nil)
+	for _, port := range ports {
+		c.Join(t, "--mcap=1000", "--mqtt-address="+port)
+	}
+	publisher, subscriber := connect(t, ports[0], "publisher"), connect(t, ports[1], "subscriber", kept)
+	subscriber.subscribe("shared", 1)
+	testkit.Equal(t, publisher.publish("shared", "one", 1), 0)
+	subscriber.want("shared one")
+	subscriber.vanish()
+	testkit.Equal(t, publisher.publish("shared", "two", 1), 0)
+	subscriber = connect(t, ports[0], "subscriber", kept)
+	testkit.Equal(t, subscriber.present, false)
+	subscriber.subscribe("shared", 1)
+	subscriber.want("shared two")
 }
