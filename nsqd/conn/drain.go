@@ -9,6 +9,7 @@ func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 	n := 0
 	s.clients.each(func(c *client) {
 		if c.stats.publishesTo(topic, ids) {
+			c.mqtt.MovePublisher(topic)
 			c.stop()
 			n++
 		}

@@ -188,4 +188,26 @@ var _ = overBoth("MQTT", func() {
 		}
 		Expect(protocols).To(Equal(map[string]string{"old": "mqtt3.1.1", "new": "mqtt5"}))
 	})
+
+	It("tells a publisher that must move to use another broker, and lets others publish", func() {
+		n, dial := startMQTT(func(*broker.Config, *session.Config) {})
+		moved, old, other := dial(5, "moved"), dial(4, "old"), dial(5, "other")
+		for _, d := range []*device{moved, old, other} {
+			d.publish("t", 1, "x")
+			d.acknowledged(1, 0)
+		}
+		Expect(n.server.DrainPublishers("t", map[string]bool{"moved": true, "old": true})).To(Equal(2))
+		body := moved.packet(packet.Disconnect)
+		Expect(body[0]).To(BeEquivalentTo(session.UseAnotherServer))
+		Expect(string(body)).To(ContainSubstring(`publishers of topic "t" have moved to another broker; connect again`))
+		for _, d := range []*device{moved, old} {
+			_, err := io.Copy(io.Discard, d.nc)
+			Expect(err).NotTo(HaveOccurred(), "the end of the connection")
+		}
+		other.publish("t", 2, "still here")
+		other.acknowledged(2, 0)
+		again := dial(5, "moved")
+		again.publish("t", 1, "x")
+		again.acknowledged(1, 0)
+	})
 })

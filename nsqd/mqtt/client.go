@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -218,9 +219,20 @@ func (c *Client) EndByBroker() {
 	c.disconnect(e)
 }
 
-// end makes the connection end with the given reason. Any goroutine may call end.
-func (c *Client) end(e *session.Error) {
-	if c.farewell.CompareAndSwap(nil, e) {
-		c.conn.Quit()
+// MovePublisher sets the reason of a connection that the driver ends because its publisher belongs to
+// another broker. A 5.0 client may connect to any broker that it knows, also to this broker again. c may
+// be nil: NSQ. Any goroutine may call MovePublisher.
+func (c *Client) MovePublisher(topic string) {
+	if c != nil {
+		c.farewell.CompareAndSwap(nil, &session.Error{
+			Reason: session.UseAnotherServer,
+			Text:   "publishers of topic " + strconv.Quote(topic) + " have moved to another broker; connect again",
+		})
 	}
+}
+
+// end makes the connection end with the given reason, unless it has a reason. Any goroutine may call end.
+func (c *Client) end(e *session.Error) {
+	c.farewell.CompareAndSwap(nil, e)
+	c.conn.Quit()
 }
