@@ -69,7 +69,7 @@ func render(t *testing.T, values map[string]any) (map[string]any, error) {
 			object := map[string]any{
 				"Service": new(corev1.Service), "StatefulSet": new(appsv1.StatefulSet), "Deployment": new(appsv1.Deployment),
 				"PodDisruptionBudget": new(policyv1.PodDisruptionBudget), "NetworkPolicy": new(networkingv1.NetworkPolicy),
-				"PersistentVolumeClaim": new(corev1.PersistentVolumeClaim),
+				"PersistentVolumeClaim": new(corev1.PersistentVolumeClaim), "ConfigMap": new(corev1.ConfigMap),
 			}[head.Kind]
 			if object == nil {
 				t.Fatalf("%s: an object of kind %q\n%s", name, head.Kind, text)
@@ -171,9 +171,50 @@ func TestChartWithOtherValues(t *testing.T) {
 	}
 }
 
+// MQTT is off unless the values say otherwise. With MQTT the port is in the service, the pods and the
+// network policy, and the brokers read the rules of the values.
+func TestChartWithMQTT(t *testing.T) {
+	without, err := render(t, map[string]any{"loaddistributor": etcd})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ports := without["Service/r-brokers"].(*corev1.Service).Spec.Ports; len(ports) != 2 {
+		t.Errorf("ports without MQTT: %v", ports)
+	}
+	const rules = "[[mqtt]]\nfilter = \"fleet/+\"\ntopic = \"fleet\"\n"
+	objects, err := render(t, map[string]any{"loaddistributor": etcd, "brokers": map[string]any{"mqtt": map[string]any{"enabled": true, "rules": rules}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := objects["StatefulSet/r-broker"].(*appsv1.StatefulSet).Spec.Template
+	c := pod.Spec.Containers[0]
+	for _, flag := range []string{"--mqtt-address=0.0.0.0:1883", "--mqtt-rules=/etc/srtm/mqtt/rules.toml"} {
+		if !slices.Contains(c.Args, flag) {
+			t.Errorf("%s is not in %q", flag, c.Args)
+		}
+	}
+	if got := objects["ConfigMap/r-mqtt"].(*corev1.ConfigMap).Data["rules.toml"]; got != rules {
+		t.Errorf("rules: %q", got)
+	}
+	if v := pod.Spec.Volumes; len(v) != 1 || v[0].ConfigMap == nil || v[0].ConfigMap.Name != "r-mqtt" {
+		t.Errorf("volumes: %v", v)
+	}
+	if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "mqtt" && m.MountPath == "/etc/srtm/mqtt" }) {
+		t.Errorf("mounts: %v", c.VolumeMounts)
+	}
+	service := objects["Service/r-brokers"].(*corev1.Service).Spec.Ports
+	policy := objects["NetworkPolicy/r-broker"].(*networkingv1.NetworkPolicy).Spec.Ingress[0].Ports
+	if len(service) != 3 || service[2].Port != 1883 || c.Ports[2].ContainerPort != 1883 || len(policy) != 3 || policy[2].Port.IntValue() != 1883 {
+		t.Errorf("ports of the service %v, of the pods %v, of the policy %v", service, c.Ports, policy)
+	}
+}
+
 // The programs know all flags in the chart and the compose file.
 func TestFlagsExist(t *testing.T) {
-	objects, err := render(t, map[string]any{"loaddistributor": etcd, "tls": map[string]any{"secretName": "tls"}, "tokens": map[string]any{"secretName": "tokens"}})
+	objects, err := render(t, map[string]any{
+		"loaddistributor": etcd, "tls": map[string]any{"secretName": "tls"}, "tokens": map[string]any{"secretName": "tokens"},
+		"brokers": map[string]any{"mqtt": map[string]any{"enabled": true, "rules": "# none"}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
