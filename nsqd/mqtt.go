@@ -9,14 +9,15 @@ import (
 	"strings"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/forward"
-	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/mqtt"
 	"github.com/srtm-io/srtm/pacing/police"
 )
@@ -28,7 +29,7 @@ const willsWithin = 2 * time.Second
 func (d *nsqd) mqttConfig() mqtt.Config {
 	config := d.opts.mqtt
 	config.Folder, config.Log = filepath.Join(d.opts.dataPath, "mqtt"), d.log
-	config.Publish, config.DeleteChannel = d.publishWill, d.deleteUnused
+	config.Publish, config.DeleteChannel = d.publishWill, d.deleteChannel
 	return config
 }
 
@@ -61,26 +62,36 @@ func (d *nsqd) publishWill(ctx context.Context, clientID, owner string, w *nsq.W
 	return conn.Refusal([]byte(w.Topic), err)
 }
 
-// deleteUnused is mqtt.Config.DeleteChannel. Every consumer of a topic subscribes at each of the topic's
-// brokers. So a broker of the topic knows whether the channel has consumers, and no other broker knows.
-func (d *nsqd) deleteUnused(ctx context.Context, topic, channel string) error {
+// deleteChannel is mqtt.Config.DeleteChannel. In a cluster the control plane deletes the channel, because
+// the topic may be on other brokers.
+func (d *nsqd) deleteChannel(ctx context.Context, topic, channel string, used bool) error {
 	t, err := d.broker.Topic([]byte(topic))
-	switch {
-	case errors.Is(err, broker.ErrUnknownTopic) && !d.opts.managed():
-		return nil
-	case err != nil:
+	here := err == nil
+	if !here && !errors.Is(err, broker.ErrUnknownTopic) {
 		return fmt.Errorf("channel %q of topic %q: %w", channel, topic, err)
-	case slices.ContainsFunc(t.Stats().Channels, func(c broker.ChannelStats) bool { return c.Name == channel && c.Consumers > 0 }):
+	}
+	if here && !used && slices.ContainsFunc(t.Stats().Channels, func(c broker.ChannelStats) bool { return c.Name == channel && c.Consumers > 0 }) {
 		return mqtt.ErrInUse
 	}
-	err = httpapi.ErrUnmanaged
 	if d.opts.managed() {
-		err = d.changeChannel(ctx, topic, channel, httpapi.DeleteChannel)
+		change := srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED
+		if used {
+			change = srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE
+		}
+		err = d.control.ChangeChannel(ctx, topic, channel, change)
+		switch {
+		case errors.Is(err, agent.ErrChannelInUse):
+			return mqtt.ErrInUse
+		case err != nil && !errors.Is(err, agent.ErrTopicUnknown):
+			return fmt.Errorf("channel %q of topic %q: %w", channel, topic, err)
+		case err == nil:
+			return nil
+		}
 	}
-	if errors.Is(err, httpapi.ErrUnmanaged) {
-		err = t.DeleteChannel(channel)
+	if !here {
+		return nil
 	}
-	if errors.Is(err, broker.ErrUnknownChannel) || errors.Is(err, broker.ErrGone) {
+	if err = t.DeleteChannel(channel); errors.Is(err, broker.ErrUnknownChannel) || errors.Is(err, broker.ErrGone) {
 		return nil
 	}
 	return err

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/mqtt/names"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -271,7 +273,7 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 		stage()
 	}
 	topic, found := ch.cat.next.Topic(m.Topic)
-	if !found || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) {
+	if !found || topic.State == catalog.Deleting || !ch.cat.next.Holds(m.Topic, s.broker) && !endsMQTTSession(m) {
 		refuse("TOPIC_UNKNOWN", fmt.Sprintf("the control plane does not have topic %s on this broker", m.Topic))
 		return nil
 	}
@@ -299,6 +301,8 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	switch {
 	case errors.Is(err, catalog.ErrChannelUnknown):
 		refuse("CHANNEL_UNKNOWN", err.Error())
+	case errors.Is(err, errChannelInUse):
+		refuse("CHANNEL_IN_USE", err.Error())
 	case err != nil:
 		refuse("FAILED", err.Error())
 	default:
@@ -307,10 +311,38 @@ func (ch *channels) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
 	return nil
 }
 
+// endsMQTTSession reports whether a request deletes channels of MQTT clients. A client may be connected
+// to a broker without the topic.
+func endsMQTTSession(m *srtmv1.ChannelRequest) bool {
+	deletes := m.Change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE || m.Change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED
+	return deletes && !slices.ContainsFunc(m.Channels, func(c *srtmv1.TopicChannel) bool { return !strings.HasPrefix(c.GetName(), names.ChannelPrefix) })
+}
+
+// errChannelInUse reports that a channel has consumers.
+var errChannelInUse = errors.New("the channel has consumers")
+
+// requireUnused returns errChannelInUse if a broker reports consumers of one of the channels.
+func (ch *channels) requireUnused(topic catalog.Topic, list []*srtmv1.TopicChannel) error {
+	for broker, read := range ch.brokers.read(topic.Spec.Name(), topic.Holders()) {
+		for _, c := range list {
+			if slices.Contains(read, c.GetName()) {
+				return fmt.Errorf("topic %s, channel %q, broker %s: %w", topic.Spec.Name(), c.GetName(), broker, errChannelInUse)
+			}
+		}
+	}
+	return nil
+}
+
 // changeChannels stages a pause, an unpause or a deletion, if it changes anything.
 // Deleting a missing channel changes nothing.
 func (ch *channels) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
 	name := topic.Spec.Name()
+	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED {
+		if err := ch.requireUnused(topic, list); err != nil {
+			return err
+		}
+		change = srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE
+	}
 	var changed []catalog.Channel
 	pause := change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
 	for _, c := range list {

@@ -187,4 +187,27 @@ var _ = Describe("The channels of a topic", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(on(b3.node)).To(HaveLen(catalog.MaxChannels))
 	})
+
+	It("of MQTT clients are deleted by a broker without the topic, unless they have consumers", func() {
+		begin(setup{})
+		b3 := c.join("b3", 60, agenttest.New())
+		change := func(channel string, change srtmv1.ChannelChange) error {
+			return b3.agent.ChangeChannel(context.Background(), "t", channel, change)
+		}
+		Expect(subscribe(b1, "mqtt.sensor")).To(Succeed())
+		b1.node.Measure("t", &srtmv1.TopicStats{Offered: 1, ChannelSubscribers: []uint32{0, 1}})
+		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetOffered() }).Should(BeNumerically(">", 0), "a report has come")
+		Expect(change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED)).To(MatchError(agent.ErrChannelInUse))
+		Expect(change("main", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE)).To(MatchError(agent.ErrTopicUnknown))
+		Expect(change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE)).To(MatchError(agent.ErrTopicUnknown))
+		Expect(listed()).To(Equal([]string{"main", "mqtt.sensor"}))
+		b1.node.Measure("t", &srtmv1.TopicStats{})
+		Eventually(func() error { return change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED) }).Should(Succeed())
+		Expect(on(b1.node)).To(Equal([]string{"main"}))
+		Expect(on(b2.node)).To(Equal([]string{"main"}))
+
+		Expect(subscribe(b1, "mqtt.sensor")).To(Succeed())
+		Expect(change("mqtt.sensor", srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE)).To(Succeed())
+		Expect(listed()).To(Equal([]string{"main"}))
+	})
 })

@@ -11,6 +11,9 @@ import (
 // hashLength is the number of hexadecimal digits of a hash in a channel name.
 const hashLength = 16
 
+// ChannelPrefix begins the name of each channel that ClientChannel returns.
+const ChannelPrefix = "mqtt."
+
 // ClientChannel returns the channel of a client's subscriptions that are not shared: mqtt.CLIENTID, or a
 // hash instead of a client id that cannot be part of a channel name. An ephemeral channel ends with the
 // client's connection.
@@ -19,10 +22,10 @@ func ClientChannel(clientID string, ephemeral bool) string {
 	if ephemeral {
 		suffix = "#ephemeral"
 	}
-	channel := "mqtt." + clientID + suffix
+	channel := ChannelPrefix + clientID + suffix
 	// A client id in the form of a hash might be the hash of another client id.
 	if hashed := len(clientID) == hashLength+1 && clientID[0] == '_'; hashed || strings.Contains(clientID, "#") || !wire.ValidChannelName(channel) {
-		return "mqtt._" + hash(clientID) + suffix
+		return ChannelPrefix + "_" + hash(clientID) + suffix
 	}
 	return channel
 }

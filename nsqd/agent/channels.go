@@ -33,6 +33,8 @@ var (
 	ErrTopicUnknown = errors.New("the control plane does not have the topic on this broker")
 	// ErrChannelUnknown: the topic has no such channel.
 	ErrChannelUnknown = errors.New("no such channel in the topic")
+	// ErrChannelInUse: the channel has consumers.
+	ErrChannelInUse = errors.New("the channel has consumers")
 	// ErrTooManyChannels: the topic has the maximum number of channels.
 	ErrTooManyChannels = errors.New("the topic has its maximum number of channels")
 )
@@ -116,8 +118,8 @@ func (a *Agent) Confirm(topic, channel string, created uint64) error {
 
 // ChangeChannel asks the control plane to pause, unpause or delete a channel on all brokers of its
 // topic. ChangeChannel returns when the connected brokers have done so.
-// Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, or an error from the
-// control plane.
+// Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown, ErrChannelInUse, or an error
+// from the control plane.
 func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change srtmv1.ChannelChange) error {
 	if !a.connected.Load() {
 		return ErrDisconnected
@@ -224,6 +226,8 @@ func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
 		err = ErrTopicUnknown
 	case "CHANNEL_UNKNOWN":
 		err = ErrChannelUnknown
+	case "CHANNEL_IN_USE":
+		err = ErrChannelInUse
 	case "TOO_MANY_CHANNELS":
 		err = ErrTooManyChannels
 	default:

@@ -48,10 +48,14 @@ func (p *authServer) Ask(_ context.Context, q auth.Query) (*auth.Grant, error) {
 
 // permits sets the permissions of every further answer.
 func (p *authServer) permits(permissions, topic, channel string) {
+	p.answers(fmt.Sprintf(`{"ttl":3600,"identity":"me","identity_url":"http://id","authorizations":[{"permissions":[%s],"topic":%q,"channels":[%q]}]}`, permissions, topic, channel))
+}
+
+// answers sets every further answer.
+func (p *authServer) answers(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.err = nil
-	p.mu.answer = fmt.Sprintf(`{"ttl":3600,"identity":"me","identity_url":"http://id","authorizations":[{"permissions":[%s],"topic":%q,"channels":[%q]}]}`, permissions, topic, channel)
+	p.mu.err, p.mu.answer = nil, text
 }
 
 func (p *authServer) fails() {

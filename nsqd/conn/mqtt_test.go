@@ -11,6 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/mqtt/packet"
 	"github.com/srtm-io/srtm/mqtt/session"
@@ -19,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/mqtt"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // device speaks MQTT packet by packet.
@@ -26,21 +29,25 @@ type device struct {
 	nc      net.Conn
 	version byte
 	in      []byte
+	connack packet.Ending
 }
 
 // startMQTT starts a node with a listener for MQTT. dial connects a device.
-func startMQTT(change func(*broker.Config, *session.Config)) (n *node, dial func(version byte, id string) *device) {
+func startMQTT(change func(*broker.Config, *session.Config), more ...func(*conn.Config)) (n *node, dial func(version byte, id string) *device) {
 	GinkgoHelper()
 	config := mqtt.Config{
 		Session: session.DefaultConfig(), Folder: GinkgoT().TempDir(), Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
 		Publish:       func(context.Context, string, string, *nsq.Will) error { return nil },
-		DeleteChannel: func(context.Context, string, string) error { return nil },
+		DeleteChannel: func(context.Context, string, string, bool) error { return nil },
 	}
 	n = start(func(b *broker.Config, c *conn.Config) {
 		change(b, &config.Session)
 		server, err := mqtt.New(config, prometheus.NewRegistry())
 		Expect(err).NotTo(HaveOccurred())
 		c.MQTT = server
+		for _, set := range more {
+			set(c)
+		}
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ln, err := n.server.Listen(ctx, "127.0.0.1:0")
@@ -58,10 +65,23 @@ func startMQTT(change func(*broker.Config, *session.Config)) (n *node, dial func
 		DeferCleanup(nc.Close)
 		Expect(nc.SetDeadline(time.Now().Add(testkit.Hang))).To(Succeed())
 		d := &device{nc: nc, version: version}
-		d.send(packet.AppendConnect(nil, packet.Hello{Version: version, ClientID: id}))
-		d.packet(packet.Connack)
+		d.send(withPassword(packet.AppendConnect(nil, packet.Hello{Version: version, ClientID: id}), id, id+"'s password"))
+		d.connack, err = packet.ParseConnack(version, d.packet(packet.Connack))
+		Expect(err).NotTo(HaveOccurred())
 		return d
 	}
+}
+
+// withPassword adds a user name and a password to a short CONNECT without a will.
+func withPassword(connect []byte, user, password string) []byte {
+	const size, flags = 1, 9 // offsets
+	connect[flags] |= 0xC0
+	for _, text := range []string{user, password} {
+		connect = append(connect, 0, byte(len(text)))
+		connect = append(connect, text...)
+	}
+	connect[size] = byte(len(connect) - 2)
+	return connect
 }
 
 func (d *device) send(b []byte) {
@@ -209,5 +229,55 @@ var _ = overBoth("MQTT", func() {
 		again := dial(5, "moved")
 		again.publish("t", 1, "x")
 		again.acknowledged(1, 0)
+	})
+
+	It("asks the auth server with the client's password, and refuses and permits as the server says", func() {
+		p := new(authServer)
+		_, dial := startMQTT(func(*broker.Config, *session.Config) {}, func(c *conn.Config) { c.Auth, c.Session.AuthRequired = p, true })
+		for _, refused := range []struct {
+			prepare func()
+			reason  session.Reason
+		}{
+			{p.fails, session.ServerUnavailable},
+			{func() { p.answers(`{"ttl":3600,"identity":"me","authorizations":[]}`) }, session.NotAuthorized},
+		} {
+			refused.prepare()
+			d := dial(5, "sensor")
+			Expect(d.connack.Reason).To(BeEquivalentTo(refused.reason))
+			_, err := io.Copy(io.Discard, d.nc)
+			Expect(err).NotTo(HaveOccurred(), "the end of the connection")
+		}
+		p.permits(`"publish"`, "allowed", ".*")
+		d := dial(5, "sensor")
+		Expect(d.connack.Reason).To(BeZero())
+		Expect(p.asked()).To(HaveEach(HaveField("Secret", "sensor's password")))
+		d.publish("allowed", 1, "x")
+		d.acknowledged(1, 0)
+		d.publish("forbidden", 2, "x")
+		d.acknowledged(2, byte(session.NotAuthorized))
+		d.send(packet.AppendSubscribe(nil, 5, 3, "allowed"))
+		suback := d.packet(packet.Suback)
+		Expect(suback[len(suback)-1]).To(BeEquivalentTo(session.NotAuthorized))
+	})
+
+	It("spends the tokens of one contract on publishers of MQTT and of NSQ", func() {
+		n, dial := startMQTT(func(*broker.Config, *session.Config) {})
+		node := n.broker.Node()
+		Expect(node.Prepare("t", nil, 1, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).Error().NotTo(HaveOccurred())
+		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(0.001), Burst: 3}
+		Expect(node.Grant("t", share, share, mono.Never, mono.Never, 3*tokenbucket.Token)).Error().NotTo(HaveOccurred())
+		d, p := dial(5, "device"), n.dial()
+		p.send(wire.AppendPub(nil, "t", []byte("one")))
+		p.expect(wire.FrameResponse, "OK")
+		d.publish("t", 1, "two")
+		d.acknowledged(1, 0)
+		p.send(wire.AppendPub(nil, "t", []byte("three")))
+		p.expect(wire.FrameResponse, "OK")
+		d.publish("t", 2, "over the limit")
+		d.acknowledged(2, byte(session.QuotaExceeded))
+		p.send(wire.AppendPub(nil, "t", []byte("over the limit")))
+		kind, text := p.frame()
+		Expect(kind).To(Equal(wire.FrameError))
+		Expect(text).To(HavePrefix("E_RATE_LIMITED"))
 	})
 })

@@ -18,9 +18,9 @@ type Config struct {
 	// Publish publishes the will of a client. Errors are *wire.Error. owner is the client's
 	// authenticated identity, KIND:ID, or empty.
 	Publish func(ctx context.Context, clientID, owner string, w *nsq.Will) error
-	// DeleteChannel deletes a channel that has no consumer on any broker. A missing channel is
-	// deleted. Error ErrInUse: the channel has consumers.
-	DeleteChannel func(ctx context.Context, topic, channel string) error
+	// DeleteChannel deletes a channel on all brokers. A missing channel is deleted. Error ErrInUse: used is
+	// false, and the channel has consumers.
+	DeleteChannel func(ctx context.Context, topic, channel string, used bool) error
 }
 
 // Flags defines the flags of MQTT, except the addresses.

@@ -84,7 +84,7 @@ func (c *Client) resume(in *nsq.Connect) error {
 		case err != nil:
 			return &session.Error{Reason: session.ServerUnavailable, Text: "the session cannot be read now", Cause: err}
 		case in.CleanStart:
-			if !s.endSession(e) {
+			if !s.endSession(e, true) {
 				return &session.Error{Reason: session.ServerUnavailable, Text: "the old session cannot be ended now"}
 			}
 		case kept != nil:

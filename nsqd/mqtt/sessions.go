@@ -258,7 +258,7 @@ func (s *Server) expire(e *entry, now mono.Time) {
 			s.update(e, func(r *record) { r.Will = nil })
 		}
 	}
-	if e.stored && !now.Before(expires) && !s.endSession(e) {
+	if e.stored && !now.Before(expires) && !s.endSession(e, false) {
 		expires = s.now().Add(retryExpiry)
 	}
 	s.sessions.leave(e, expires, nil, 0)
@@ -276,9 +276,10 @@ func (s *Server) update(e *entry, change func(*record)) {
 	}
 }
 
-// endSession deletes the session's channels and its file. It returns false if this must be repeated
+// endSession deletes the session's channels and its file. Without used, a channel that has consumers
+// stays: the client has a session at another broker. endSession returns false if this must be repeated
 // later. Requires: the caller holds e.
-func (s *Server) endSession(e *entry) bool {
+func (s *Server) endSession(e *entry, used bool) bool {
 	r, err := s.sessions.store.load(e.id)
 	if err == nil && r != nil {
 		for _, f := range r.Filters {
@@ -286,7 +287,7 @@ func (s *Server) endSession(e *entry) bool {
 				continue
 			}
 			for _, topic := range f.Topics {
-				if failure := s.cfg.DeleteChannel(s.sessions.ctx, topic, f.Channel); failure != nil && !errors.Is(failure, ErrInUse) {
+				if failure := s.cfg.DeleteChannel(s.sessions.ctx, topic, f.Channel, used); failure != nil && !errors.Is(failure, ErrInUse) {
 					err = errors.Join(err, failure)
 				}
 			}

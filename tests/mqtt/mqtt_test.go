@@ -269,4 +269,20 @@ func TestDeviceAtAnyBrokerOfACluster(t *testing.T) {
 	testkit.Equal(t, subscriber.present, false)
 	subscriber.subscribe("shared", 1)
 	subscriber.want("shared two")
+
+	// A clean start ends a session at each broker, with the channel, also at the broker without the topic.
+	subscriber.vanish()
+	for _, port := range ports {
+		subscriber = connect(t, port, "subscriber", kept, func(c *paho.Connect) { c.CleanStart = true })
+		testkit.Equal(t, subscriber.present, false)
+		subscriber.subscribe("shared", 1)
+		subscriber.vanish()
+		testkit.Equal(t, publisher.publish("shared", "lost at "+port, 1), 0)
+		subscriber = connect(t, port, "subscriber", kept, func(c *paho.Connect) { c.CleanStart = true })
+		testkit.Equal(t, subscriber.present, false)
+		subscriber.subscribe("shared", 1)
+		testkit.Equal(t, publisher.publish("shared", "new at "+port, 1), 0)
+		testkit.Equal(t, string((<-subscriber.received).Payload), "new at "+port)
+		subscriber.vanish()
+	}
 }

@@ -30,6 +30,8 @@ const (
 	ChannelChange_CHANNEL_CHANGE_DELETE      ChannelChange = 2
 	ChannelChange_CHANNEL_CHANGE_PAUSE       ChannelChange = 3
 	ChannelChange_CHANNEL_CHANGE_UNPAUSE     ChannelChange = 4
+	// Delete the channels, unless a broker reports consumers of one of them.
+	ChannelChange_CHANNEL_CHANGE_DELETE_UNUSED ChannelChange = 5
 )
 
 // Enum value maps for ChannelChange.
@@ -40,13 +42,15 @@ var (
 		2: "CHANNEL_CHANGE_DELETE",
 		3: "CHANNEL_CHANGE_PAUSE",
 		4: "CHANNEL_CHANGE_UNPAUSE",
+		5: "CHANNEL_CHANGE_DELETE_UNUSED",
 	}
 	ChannelChange_value = map[string]int32{
-		"CHANNEL_CHANGE_UNSPECIFIED": 0,
-		"CHANNEL_CHANGE_CREATE":      1,
-		"CHANNEL_CHANGE_DELETE":      2,
-		"CHANNEL_CHANGE_PAUSE":       3,
-		"CHANNEL_CHANGE_UNPAUSE":     4,
+		"CHANNEL_CHANGE_UNSPECIFIED":   0,
+		"CHANNEL_CHANGE_CREATE":        1,
+		"CHANNEL_CHANGE_DELETE":        2,
+		"CHANNEL_CHANGE_PAUSE":         3,
+		"CHANNEL_CHANGE_UNPAUSE":       4,
+		"CHANNEL_CHANGE_DELETE_UNUSED": 5,
 	}
 )
 
@@ -1394,7 +1398,8 @@ func (x *ChannelFault) GetError() string {
 }
 
 // ChannelRequest: clients of this broker have created channels of a topic, or ask for another
-// change of them. Repeating it is harmless.
+// change of them. Repeating it is harmless. A broker without the topic may only delete channels of
+// MQTT clients ("mqtt.*").
 type ChannelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Echoed in the ChannelAnswer.
@@ -1470,7 +1475,8 @@ type ChannelAnswer struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
 	// Empty when done. TOPIC_UNKNOWN: the catalog does not have the topic on this broker;
-	// TOO_MANY_CHANNELS: of the channels, those in `refused` were not created; FAILED.
+	// TOO_MANY_CHANNELS: of the channels, those in `refused` were not created; CHANNEL_IN_USE: a
+	// channel has consumers; FAILED.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// For people.
 	Error         string   `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
@@ -2454,13 +2460,14 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error*\x9b\x01\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error*\xbd\x01\n" +
 	"\rChannelChange\x12\x1e\n" +
 	"\x1aCHANNEL_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CHANNEL_CHANGE_CREATE\x10\x01\x12\x19\n" +
 	"\x15CHANNEL_CHANGE_DELETE\x10\x02\x12\x18\n" +
 	"\x14CHANNEL_CHANGE_PAUSE\x10\x03\x12\x1a\n" +
-	"\x16CHANNEL_CHANGE_UNPAUSE\x10\x042R\n" +
+	"\x16CHANNEL_CHANGE_UNPAUSE\x10\x04\x12 \n" +
+	"\x1cCHANNEL_CHANGE_DELETE_UNUSED\x10\x052R\n" +
 	"\rBrokerService\x12A\n" +
 	"\aSession\x12\x16.srtm.v1.BrokerMessage\x1a\x1a.srtm.v1.ControllerMessage(\x010\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
