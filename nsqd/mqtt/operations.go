@@ -20,6 +20,9 @@ func (c *Client) Run(ctx context.Context, op *nsq.Op) error {
 	case nsq.OpConnect:
 		return c.connect(ctx, op.MQTT.Connect)
 	case nsq.OpSubscribe:
+		if op.MQTT.Refusal != "" {
+			c.server.log.Info("subscription refused", "client_id", c.entry.id, obs.KeyReason, op.MQTT.Refusal)
+		}
 		c.subscribe(op.MQTT.Filters)
 	case nsq.OpUnsubscribe:
 		c.stale.Store(true) // after the Answer the filters are gone

@@ -221,6 +221,22 @@ func TestFaultyRulesChangeNothing(t *testing.T) {
 	c.Close()
 }
 
+func TestRefusedFiltersAreLogged(t *testing.T) {
+	f := start(t, "")
+	c := f.NewClient(connection{}, false, clock.Mono())
+	var op nsq.Op
+	for _, in := range [][]byte{
+		packet.AppendConnect(nil, packet.Hello{Version: packet.V5, ClientID: "sensor"}),
+		packet.AppendSubscribe(nil, packet.V5, 1, "no/rule"),
+	} {
+		testkit.MustEqual(t, c.StepInto(in, clock.Mono(), &op), len(in))
+		testkit.Must(t, c.Run(t.Context(), &op))
+		c.Answer(&op, nil)
+	}
+	testkit.Equal(t, f.log.String(), `level=INFO msg="subscription refused" client_id=sensor reason="filter \"no/rule\": no rule maps names of the filter to a topic, and the filter is no topic name"`+"\n")
+	c.Close()
+}
+
 func TestIgnoredPartsOfAPublishAreCounted(t *testing.T) {
 	f := start(t, "")
 	c := f.NewClient(connection{}, false, clock.Mono())
