@@ -122,7 +122,7 @@ func (f *fixture) subscribe(c *mqtt.Client) {
 // want waits until virtual time has passed, and compares a list.
 func (f *fixture) want(after time.Duration, got *[]string, want ...string) {
 	f.t.Helper()
-	time.Sleep(after)
+	clock.Sleep(f.t.Context(), after) // of the bubble's clock
 	synctest.Wait()
 	testkit.EqualSlices(f.t, *got, want)
 }
