@@ -120,6 +120,8 @@ func (c *client) publishTo(name, as []byte) (*target, error) {
 		err = broker.ErrRetired
 	}
 	switch {
+	case err != nil && !wire.ValidTopicName(name): // no look-up finds the topic, so no goroutine is needed
+		return nil, Refusal(name, broker.ErrBadName)
 	case err != nil && c.driver.nonblocking():
 		return nil, broker.ErrBusy
 	case err != nil && c.shouldForward(err):

@@ -206,7 +206,7 @@ func IsTemporary(err error) bool {
 // CountRefused counts a refused publish with QoS 0, which gets no answer. c may be nil: NSQ.
 func (c *Client) CountRefused(op *nsq.Op, err error) {
 	if c != nil && err != nil && op.Packet == 0 {
-		c.server.refusedOnce.Inc()
+		c.server.metrics.refusedOnce.Inc()
 	}
 }
 
@@ -233,6 +233,8 @@ func (c *Client) MovePublisher(topic string) {
 
 // end makes the connection end with the given reason, unless it has a reason. Any goroutine may call end.
 func (c *Client) end(e *session.Error) {
-	c.farewell.CompareAndSwap(nil, e)
+	if c.farewell.CompareAndSwap(nil, e) && e.Reason == session.TakenOver {
+		c.server.metrics.takeovers.Inc()
+	}
 	c.conn.Quit()
 }

@@ -33,7 +33,22 @@ const (
 )
 
 // store keeps the records of sessions in a folder. Two calls for one client id must not be concurrent.
-type store struct{ folder string }
+type store struct {
+	folder string
+	// writing limits the number of concurrent writes. A write occupies a thread while the disk works, and
+	// thousands of clients may connect at once.
+	writing chan struct{}
+}
+
+// maxWriting is the maximum number of concurrent writes.
+const maxWriting = 4
+
+func newStore(folder string) store { return store{folder, make(chan struct{}, maxWriting)} }
+
+func (st store) begin() (end func()) {
+	st.writing <- struct{}{}
+	return func() { <-st.writing }
+}
 
 // path returns the file of a client id, which may have any bytes.
 func (st store) path(clientID string) string {
@@ -71,6 +86,7 @@ func (st store) save(r *record) error {
 	if len(text) > maxRecord {
 		return fmt.Errorf("the session needs %d bytes, and at most %d bytes are kept", len(text), maxRecord)
 	}
+	defer st.begin()()
 	path := st.path(r.ClientID)
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, text) {
 		return nil
@@ -80,6 +96,7 @@ func (st store) save(r *record) error {
 
 // remove removes the record of a session.
 func (st store) remove(clientID string) error {
+	defer st.begin()()
 	if err := os.Remove(st.path(clientID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

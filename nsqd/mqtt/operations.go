@@ -142,7 +142,8 @@ func (c *Client) subscribe(filters []nsq.Filter) {
 			}
 			if err := c.Sources.open(topic, f.Channel); err != nil {
 				f.Reason = byte(session.ReasonOf(err))
-				c.server.log.Info("subscription refused", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
+				c.server.metrics.refused.WithLabelValues("subscription").Inc()
+				c.server.log.Debug("subscription refused", obs.KeyTopic, topic, obs.KeyChannel, f.Channel, "client_id", c.entry.id, obs.KeyError, err)
 			}
 		}
 	}

@@ -26,16 +26,13 @@ type Server struct {
 
 	rules    atomic.Pointer[names.Rules]
 	sessions sessions
-
-	refusedOnce prometheus.Counter // publishes with QoS 0
-	tooLarge    prometheus.Counter // messages
-	ignored     *prometheus.CounterVec
+	metrics  metrics
 }
 
-// New returns a server. It reads the rules. metrics gets the server's metrics.
-func New(cfg Config, metrics prometheus.Registerer) (*Server, error) {
+// New returns a server. It reads the rules. registry gets the server's metrics.
+func New(cfg Config, registry prometheus.Registerer) (*Server, error) {
 	s := &Server{cfg: cfg, log: cfg.Log, now: clock.Mono}
-	s.sessions.store.folder, s.sessions.wake = cfg.Folder, make(chan struct{}, 1)
+	s.sessions.store, s.sessions.wake = newStore(cfg.Folder), make(chan struct{}, 1)
 	s.sessions.mu.byID = map[string]*entry{}
 	s.sessions.ctx, s.sessions.cancel = context.WithCancel(context.Background())
 	rules, err := cfg.readRules()
@@ -43,16 +40,8 @@ func New(cfg Config, metrics prometheus.Registerer) (*Server, error) {
 		return nil, fmt.Errorf("--mqtt-rules: %w", err)
 	}
 	s.rules.Store(rules)
-	s.refusedOnce = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "srtm_nsqd_mqtt_refused_qos0_total", Help: "Publishes with QoS 0 that the broker refused. The client gets no answer.",
-	})
-	s.tooLarge = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "srtm_nsqd_mqtt_too_large_total", Help: "Messages that were not sent because they exceed the client's maximum packet size.",
-	})
-	s.ignored = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "srtm_nsqd_mqtt_ignored_total", Help: "Publishes of MQTT clients of which nsqd ignored a part: the wish to retain the message, or properties that are too large.",
-	}, []string{"part"})
-	metrics.MustRegister(s.refusedOnce, s.tooLarge, s.ignored)
+	s.sessions.metrics = &s.metrics
+	s.metrics.register(registry, &s.sessions)
 	if err := os.MkdirAll(cfg.Folder, 0o700); err != nil {
 		return nil, err
 	}
@@ -65,10 +54,10 @@ func New(cfg Config, metrics prometheus.Registerer) (*Server, error) {
 // countIgnored counts a publish of which the broker ignores a part.
 func (s *Server) countIgnored(of *nsq.Extra) {
 	if of.Retain {
-		s.ignored.WithLabelValues("retain").Inc()
+		s.metrics.ignored.WithLabelValues("retain").Inc()
 	}
 	if of.Dropped {
-		s.ignored.WithLabelValues("properties").Inc()
+		s.metrics.ignored.WithLabelValues("properties").Inc()
 	}
 }
 

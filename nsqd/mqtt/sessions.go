@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/container"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/mqtt/session"
@@ -33,9 +34,10 @@ var ErrInUse = errors.New("the channel has consumers")
 // sessions has the sessions by client id: of connected clients, and kept.
 type sessions struct {
 	// Set once.
-	store  store
-	ctx    context.Context // ends when the server stops
-	cancel context.CancelFunc
+	store   store
+	metrics *metrics
+	ctx     context.Context // ends when the server stops
+	cancel  context.CancelFunc
 
 	wake chan struct{} // capacity 1: a deadline may be earlier than before
 	wg   sync.WaitGroup
@@ -44,10 +46,22 @@ type sessions struct {
 		sync.Mutex
 		closed bool
 		byID   map[string]*entry
-		kept   int // entries with a file
-		wills  int // bytes
+		// deadlines has each entry without a holder that has a deadline, at this deadline or before. So
+		// the work of Run does not grow with the number of sessions.
+		deadlines container.Heap[deadline]
+		kept      int // entries with a file
+		wills     int // bytes
 	}
 }
+
+// deadline says that the entry of a session may be due at a time.
+type deadline struct {
+	at mono.Time
+	e  *entry
+}
+
+// Before implements container.Heap.
+func (d deadline) Before(o deadline) bool { return d.at < o.at }
 
 // entry is a session. While busy is set, its holder alone uses the session's file.
 type entry struct {
@@ -62,6 +76,19 @@ type entry struct {
 	expires mono.Time     // end of the session, without a holder
 	will    *nsq.Will     // to publish at willAt, without a holder; nil: none
 	willAt  mono.Time
+	queued  mono.Time // earliest deadline of the entry in sessions.mu.deadlines; mono.Never: none
+}
+
+// due returns when the session needs work. Requires: sessions.mu held, no holder.
+func (e *entry) due() mono.Time {
+	at := mono.Never
+	if e.will != nil {
+		at = e.willAt
+	}
+	if e.stored {
+		at = min(at, e.expires)
+	}
+	return at
 }
 
 // hold returns the session of a client id, for which the caller is the holder. If a client has the
@@ -75,7 +102,7 @@ func (ss *sessions) hold(ctx context.Context, id, owner string, c *Client) (*ent
 			ss.mu.Unlock()
 			return nil, &session.Error{Reason: session.ShuttingDown, Text: "the broker stops"}
 		case e == nil:
-			e = &entry{id: id, owner: owner}
+			e = &entry{id: id, owner: owner, queued: mono.Never}
 			ss.mu.byID[id] = e
 		case e.owner != "" && e.owner != owner:
 			ss.mu.Unlock()
@@ -108,18 +135,35 @@ func (ss *sessions) leave(e *entry, expires mono.Time, will *nsq.Will, willAt mo
 	}
 	close(e.busy)
 	e.busy = nil
+	first := ss.queue(e)
 	ss.mu.Unlock()
+	if !first {
+		return
+	}
 	select {
 	case ss.wake <- struct{}{}:
 	default:
 	}
 }
 
+// queue adds an entry's deadline, unless an earlier deadline of the entry is there. It reports whether the
+// deadline is the first of all. Requires: mu held.
+func (ss *sessions) queue(e *entry) (first bool) {
+	at := e.due()
+	if at >= e.queued {
+		return false
+	}
+	e.queued = at
+	ss.mu.deadlines.Push(deadline{at, e})
+	return ss.mu.deadlines[0].e == e
+}
+
 // save makes a session durable. Requires: the caller holds e.
 func (ss *sessions) save(e *entry, r *record) error {
 	ss.mu.Lock()
-	if !e.stored && ss.mu.kept == maxSessions {
+	if !e.stored && ss.mu.kept >= maxSessions {
 		ss.mu.Unlock()
+		ss.metrics.refused.WithLabelValues("session").Inc()
 		return &session.Error{Reason: session.QuotaExceeded, Text: "there are as many kept sessions as there may be"}
 	}
 	if !e.stored {
@@ -148,15 +192,24 @@ func (ss *sessions) forget(e *entry) error {
 // reserveWill counts the bytes of a will, or refuses it.
 func (ss *sessions) reserveWill(w *nsq.Will) error {
 	if len(w.Body) > maxWill {
+		ss.metrics.refused.WithLabelValues("will").Inc()
 		return &session.Error{Reason: session.QuotaExceeded, Text: "the will is too large"}
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	if ss.mu.wills+len(w.Body) > maxWills {
+		ss.metrics.refused.WithLabelValues("will").Inc()
 		return &session.Error{Reason: session.QuotaExceeded, Text: "the wills of all clients are too large"}
 	}
 	ss.mu.wills += len(w.Body)
 	return nil
+}
+
+// crowded reports whether the wills use half of their memory.
+func (ss *sessions) crowded() bool {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	return ss.mu.wills > maxWills/2
 }
 
 func (ss *sessions) releaseWill(w *nsq.Will) {
@@ -194,12 +247,13 @@ func (s *Server) restore() error {
 	s.sessions.mu.Lock()
 	defer s.sessions.mu.Unlock()
 	for _, r := range records {
-		e := &entry{id: r.ClientID, owner: r.Owner, stored: true, expires: now.Add(r.Expiry), will: r.Will}
+		e := &entry{id: r.ClientID, owner: r.Owner, stored: true, expires: now.Add(r.Expiry), will: r.Will, queued: mono.Never}
 		if r.Will != nil {
 			s.sessions.mu.wills += len(r.Will.Body)
 			e.willAt = now.Add(min(r.Will.Delay, r.Expiry))
 		}
 		s.sessions.mu.byID[r.ClientID] = e
+		s.sessions.queue(e)
 	}
 	s.sessions.mu.kept = len(s.sessions.mu.byID)
 	return faults
@@ -223,28 +277,28 @@ func (s *Server) Run(ctx context.Context) error {
 
 // due starts what is due at now, and returns the next deadline.
 func (s *Server) due(now mono.Time) (next mono.Time) {
-	next = now.Add(time.Hour)
+	ss := &s.sessions
 	var expired []*entry
-	s.sessions.mu.Lock()
-	for _, e := range s.sessions.mu.byID {
-		if e.busy != nil {
-			continue
-		}
-		if e.will != nil && !now.Before(e.willAt) || e.stored && !now.Before(e.expires) {
+	ss.mu.Lock()
+	for len(ss.mu.deadlines) > 0 && !now.Before(ss.mu.deadlines[0].at) {
+		e := ss.mu.deadlines.Pop().e
+		e.queued = mono.Never
+		switch {
+		case e.busy != nil: // the holder queues the entry when it leaves
+		case now.Before(e.due()):
+			ss.queue(e)
+		default:
 			e.busy = make(chan struct{})
 			expired = append(expired, e)
-			continue
-		}
-		if e.will != nil {
-			next = min(next, e.willAt)
-		}
-		if e.stored {
-			next = min(next, e.expires)
 		}
 	}
-	s.sessions.mu.Unlock()
+	next = now.Add(time.Hour)
+	if len(ss.mu.deadlines) > 0 {
+		next = min(next, ss.mu.deadlines[0].at)
+	}
+	ss.mu.Unlock()
 	for _, e := range expired {
-		s.sessions.spawn(func() { s.expire(e, now) })
+		ss.spawn(func() { s.expire(e, now) })
 	}
 	return next
 }
@@ -302,7 +356,8 @@ func (s *Server) endSession(e *entry, used bool) bool {
 	return err == nil
 }
 
-// publishWill publishes a will. It repeats a refused publish until publishTimeout.
+// publishWill publishes a will. It repeats a refused publish until publishTimeout, unless wills are short of
+// memory: then a connected client's will is worth more.
 func (s *Server) publishWill(ctx context.Context, id, owner string, w *nsq.Will) {
 	defer s.sessions.releaseWill(w)
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
@@ -312,7 +367,8 @@ func (s *Server) publishWill(ctx context.Context, id, owner string, w *nsq.Will)
 		if err == nil {
 			return
 		}
-		if w.QoS == 0 || !IsTemporary(err) || !clock.Sleep(ctx, time.Second) {
+		if w.QoS == 0 || !IsTemporary(err) || s.sessions.crowded() || !clock.Sleep(ctx, time.Second) {
+			s.metrics.lostWills.Inc()
 			s.log.Warn("the will of an MQTT client is lost", "client_id", id, obs.KeyTopic, w.Topic, obs.KeyError, err)
 			return
 		}

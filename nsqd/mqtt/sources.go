@@ -61,7 +61,7 @@ func (s *source) AppendMessage(dst []byte, m *wire.Message, attribute []byte) []
 	case session.Sent:
 	}
 	if outcome == session.TooLarge {
-		s.client.server.tooLarge.Inc()
+		s.client.server.metrics.tooLarge.Inc()
 	}
 	return dst
 }
@@ -282,13 +282,13 @@ func (ss *Sources) Finishing(number uint16, collected bool) bool {
 func (ss *Sources) FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if ss.finishing == nil {
+	if ss.finishing != nil {
+		errs = ss.finishing.sub.FinishBatch(now, batch, errs)
+	} else { // the source is closed
 		for range batch {
 			errs = append(errs, broker.ErrGone)
 		}
-		return errs
 	}
-	errs = ss.finishing.sub.FinishBatch(now, batch, errs)
 	if slices.ContainsFunc(ss.all, func(src *source) bool { return src != nil && src.pending.Load() }) {
 		ss.client.conn.Notify() // the window has room again
 	}
