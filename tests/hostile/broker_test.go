@@ -24,12 +24,22 @@ import (
 )
 
 // broker is the broker under attack.
-type broker struct{ *local.Process }
+type broker struct {
+	*local.Process
+	mqtt string // address; "": none
+}
 
-// start runs an nsqd as long as t lasts.
-func start(t *testing.T, binary string, flags ...string) *broker {
+// start runs an nsqd as long as t lasts. With mqtt, it serves MQTT, too.
+func start(t *testing.T, binary string, mqtt bool, flags ...string) *broker {
 	t.Helper()
-	return &broker{localtest.NSQD(t, binary, append([]string{"--drain-timeout=0s"}, flags...)...)}
+	flags = append([]string{"--drain-timeout=0s"}, flags...)
+	b := new(broker)
+	if mqtt {
+		b.mqtt = localtest.Ports(t, 1)[0]
+		flags = append(flags, "--mqtt-address="+b.mqtt)
+	}
+	b.Process = localtest.NSQD(t, binary, flags...)
+	return b
 }
 
 // dial opens a connection and sends the protocol's magic.
@@ -89,6 +99,17 @@ const maxFrame = 1 << 20
 // the message. So any delay of the publisher counts, too.
 type others struct{ pairs []*pair }
 
+// dialect is the protocol of a pair.
+type dialect interface {
+	// subscribe opens the connection of a subscriber. The broker has answered the subscription.
+	subscribe(b *broker, topic string) (net.Conn, error)
+	dial(b *broker, topic string) (net.Conn, error)
+	// publication encodes the publish of a message.
+	publication(topic string, number int, body []byte) []byte
+	// read reads the next packet. ack acknowledges body; nil: the packet has no message.
+	read(in io.Reader) (body, ack []byte, err error)
+}
+
 const (
 	pairs = 2
 	// every is the interval between a publisher's messages.
@@ -97,18 +118,22 @@ const (
 
 type pair struct {
 	topic     string
+	speaks    dialect
 	pub, sub  net.Conn
 	wg        sync.WaitGroup
 	closing   atomic.Bool
 	latencies chan time.Duration
 }
 
-// meet connects the others as long as t lasts.
+// meet connects the others as long as t lasts. If the broker serves MQTT, the last pair speaks MQTT.
 func meet(t *testing.T, b *broker) *others {
 	t.Helper()
 	o := new(others)
 	for i := range pairs {
-		p := &pair{topic: fmt.Sprintf("others-%d", i), latencies: make(chan time.Duration, 1<<10)}
+		p := &pair{topic: fmt.Sprintf("others-%d", i), speaks: speaksNSQ{}, latencies: make(chan time.Duration, 1<<10)}
+		if b.mqtt != "" && i == pairs-1 {
+			p.speaks = speaksMQTT{}
+		}
 		o.pairs = append(o.pairs, p)
 		p.open(t, b)
 	}
@@ -121,21 +146,14 @@ func (o *others) connections() int { return 2 * len(o.pairs) }
 func (p *pair) open(t *testing.T, b *broker) {
 	t.Helper()
 	var err error
-	if p.sub, err = b.dial(); err == nil {
-		_, err = p.sub.Write(wire.AppendRdy(wire.AppendSub(nil, p.topic, "c"), 1000))
-	}
-	in := bufio.NewReader(p.sub)
-	if err == nil {
-		_, _, err = frames.Read(in, maxFrame) // the OK of SUB: the channel is there
-	}
-	if err == nil {
-		p.pub, err = b.dial()
+	if p.sub, err = p.speaks.subscribe(b, p.topic); err == nil {
+		p.pub, err = p.speaks.dial(b, p.topic)
 	}
 	if err == nil {
 		err = errors.Join(p.sub.SetDeadline(time.Time{}), p.pub.SetDeadline(time.Time{}))
 	}
 	testkit.Must(t, err)
-	p.wg.Go(func() { p.fault(t, "subscriber", p.receive(in)) })
+	p.wg.Go(func() { p.fault(t, "subscriber", p.receive()) })
 	p.wg.Go(func() { p.fault(t, "publisher", p.answers()) })
 	t.Cleanup(func() {
 		p.closing.Store(true)
@@ -153,24 +171,18 @@ func (p *pair) fault(t *testing.T, who string, err error) {
 
 var began = time.Now() // origin of the times in messages
 
-func (p *pair) receive(in io.Reader) error {
+func (p *pair) receive() error {
+	in := bufio.NewReader(p.sub)
 	for {
-		kind, data, err := frames.Read(in, maxFrame)
+		body, ack, err := p.speaks.read(in)
 		if err != nil {
 			return err
 		}
-		switch kind {
-		case wire.FrameMessage:
-			m, err := wire.ParseMessage(data)
-			if err != nil {
+		if ack != nil {
+			p.latencies <- time.Since(began) - time.Duration(binary.BigEndian.Uint64(body))
+			if _, err := p.sub.Write(ack); err != nil {
 				return err
 			}
-			p.latencies <- time.Since(began) - time.Duration(binary.BigEndian.Uint64(m.Body))
-			if _, err := p.sub.Write(wire.AppendFin(nil, m.ID)); err != nil {
-				return err
-			}
-		case wire.FrameError:
-			return errors.New(string(data))
 		}
 	}
 }
@@ -178,14 +190,41 @@ func (p *pair) receive(in io.Reader) error {
 func (p *pair) answers() error {
 	in := bufio.NewReader(p.pub)
 	for {
-		kind, data, err := frames.Read(in, maxFrame)
-		if err != nil {
+		if _, _, err := p.speaks.read(in); err != nil {
 			return err
 		}
-		if kind == wire.FrameError {
-			return errors.New(string(data))
-		}
 	}
+}
+
+// speaksNSQ makes a pair speak the NSQ protocol.
+type speaksNSQ struct{}
+
+func (speaksNSQ) subscribe(b *broker, topic string) (net.Conn, error) {
+	nc, err := b.dial()
+	if err == nil {
+		err = write(nc, wire.AppendRdy(wire.AppendSub(nil, topic, "c"), 1000)) // the OK of SUB: the channel is there
+	}
+	return nc, err
+}
+
+func (speaksNSQ) dial(b *broker, _ string) (net.Conn, error) { return b.dial() }
+
+func (speaksNSQ) publication(topic string, _ int, body []byte) []byte {
+	return wire.AppendPub(nil, topic, body)
+}
+
+func (speaksNSQ) read(in io.Reader) (body, ack []byte, err error) {
+	kind, data, err := frames.Read(in, maxFrame)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case kind == wire.FrameError:
+		return nil, nil, errors.New(string(data))
+	case kind != wire.FrameMessage:
+		return nil, nil, nil
+	}
+	m, err := wire.ParseMessage(data)
+	return m.Body, wire.AppendFin(nil, m.ID), err
 }
 
 // publish sends n messages, one per interval.
@@ -197,7 +236,7 @@ func (p *pair) publish(n int) error {
 		due := start + time.Duration(i)*every
 		timer.Reset(due - time.Since(began))
 		<-timer.C
-		if _, err := p.pub.Write(wire.AppendPub(nil, p.topic, binary.BigEndian.AppendUint64(nil, uint64(due)))); err != nil {
+		if _, err := p.pub.Write(p.speaks.publication(p.topic, i, binary.BigEndian.AppendUint64(nil, uint64(due)))); err != nil {
 			return err
 		}
 	}

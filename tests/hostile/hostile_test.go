@@ -58,10 +58,15 @@ type attack struct {
 }
 
 // Each attack alone: the others do not notice it.
-func TestOthersAreNotHurt(t *testing.T) {
+func TestOthersAreNotHurt(t *testing.T) { judge(t, attacks, false) }
+
+// The attacks of MQTT clients. One pair of the others speaks NSQ, and one pair speaks MQTT.
+func TestOthersAreNotHurtByMQTT(t *testing.T) { judge(t, mqttAttacks, true) }
+
+func judge(t *testing.T, attacks []attack, mqtt bool) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
-			b := start(t, given(), a.flags...)
+			b := start(t, given(), mqtt, a.flags...)
 			o := meet(t, b)
 			if a.prepare != nil {
 				testkit.Must(t, a.prepare(b))
@@ -127,7 +132,11 @@ func (a *attack) run(ctx context.Context, t *testing.T, b *broker) {
 
 // All attacks at once, on a broker with the race detector. A race shows in the broker's exit code.
 // Attacks that need other flags have another broker.
-func TestNoDataRaces(t *testing.T) {
+func TestNoDataRaces(t *testing.T) { all(t, attacks, false) }
+
+func TestNoDataRacesOfMQTT(t *testing.T) { all(t, mqttAttacks, true) }
+
+func all(t *testing.T, attacks []attack, mqtt bool) {
 	if given() != "" {
 		t.Skip("the binary was given")
 	}
@@ -139,7 +148,7 @@ func TestNoDataRaces(t *testing.T) {
 	}
 	for key, some := range alike {
 		t.Run(key, func(t *testing.T) {
-			b := start(t, localtest.Racing(t, "nsqd"), some[0].flags...)
+			b := start(t, localtest.Racing(t, "nsqd"), mqtt, some[0].flags...)
 			o := meet(t, b)
 			for _, a := range some {
 				if a.prepare != nil {

@@ -17,7 +17,7 @@ func TestALogThatNobodyReads(t *testing.T) {
 	if nsqd == "" {
 		nsqd = localtest.Program(t, "nsqd")
 	}
-	b := start(t, unread(t, nsqd), "--log-level=debug")
+	b := start(t, unread(t, nsqd), false, "--log-level=debug")
 	o := meet(t, b)
 	for range 500 {
 		testkit.Must(t, b.send(t.Context(), []byte("NONSENSE\n")))
