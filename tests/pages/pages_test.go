@@ -140,6 +140,15 @@ func want(t *testing.T, printed []string, texts ...string) {
 	}
 }
 
+// The first message of a device.
+func TestThePageOfMQTT(t *testing.T) {
+	if _, err := exec.LookPath("mosquitto_pub"); err != nil {
+		t.Skipf("the page needs mosquitto_pub: %v", err)
+	}
+	bin := folder(t, localtest.Program(t, "nsqd"), testkit.Upstream(t, "nsq_tail"))
+	want(t, run(t, "mqtt.md", "PATH="+bin+":"+os.Getenv("PATH")), `{"level":7}`)
+}
+
 func TestThePageFromNSQ(t *testing.T) {
 	var theirs []string
 	for _, name := range []string{"nsqd", "nsqadmin", "to_nsq", "nsq_tail"} {
