@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,9 +36,13 @@ type fixture struct {
 	log     bytes.Buffer
 	metrics *prometheus.Registry
 	rules   string
-	wills   []string
-	deleted []string
-	failure error // of the next deletions
+
+	mu struct { // goroutines of the server write
+		sync.Mutex
+		wills   []string
+		deleted []string
+		failure error // of the next deletions
+	}
 }
 
 // start starts a server with the text of the rules file.
@@ -55,12 +60,16 @@ func start(t *testing.T, rules string) *fixture {
 		Session: session.DefaultConfig(), RulesFile: f.rules, Folder: filepath.Join(t.TempDir(), "mqtt"),
 		Log: slog.New(slog.NewTextHandler(&f.log, &slog.HandlerOptions{ReplaceAttr: hideTime})),
 		Publish: func(_ context.Context, id, _ string, w *nsq.Will) error {
-			f.wills = append(f.wills, id+" "+string(w.Body))
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.mu.wills = append(f.mu.wills, id+" "+string(w.Body))
 			return nil
 		},
 		DeleteChannel: func(_ context.Context, topic, channel string, used bool) error {
-			f.deleted = append(f.deleted, fmt.Sprintf("%s %s %v", topic, channel, used))
-			return f.failure
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.mu.deleted = append(f.mu.deleted, fmt.Sprintf("%s %s %v", topic, channel, used))
+			return f.mu.failure
 		},
 	}, f.metrics)
 	testkit.Must(t, err)
@@ -124,7 +133,16 @@ func (f *fixture) want(after time.Duration, got *[]string, want ...string) {
 	f.t.Helper()
 	clock.Sleep(f.t.Context(), after) // of the bubble's clock
 	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	testkit.EqualSlices(f.t, *got, want)
+}
+
+// fail sets the error of the next deletions.
+func (f *fixture) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mu.failure = err
 }
 
 func TestExpiryDeletesTheChannelsOfASession(t *testing.T) {
@@ -134,15 +152,15 @@ func TestExpiryDeletesTheChannelsOfASession(t *testing.T) {
 		testkit.Equal(t, present, false)
 		f.subscribe(c)
 		c.Close()
-		f.want(59*time.Minute, &f.deleted)
+		f.want(59*time.Minute, &f.mu.deleted)
 		c, present = f.connect(nsq.Connect{Expiry: time.Hour})
 		testkit.Equal(t, present, true)
-		f.want(2*time.Hour, &f.deleted)
+		f.want(2*time.Hour, &f.mu.deleted)
 		c.Close()
-		f.failure = errors.New("no control plane")
-		f.want(time.Hour, &f.deleted, "t mqtt.sensor false")
-		f.failure = nil
-		f.want(10*time.Minute, &f.deleted, "t mqtt.sensor false", "t mqtt.sensor false")
+		f.fail(errors.New("no control plane"))
+		f.want(time.Hour, &f.mu.deleted, "t mqtt.sensor false")
+		f.fail(nil)
+		f.want(10*time.Minute, &f.mu.deleted, "t mqtt.sensor false", "t mqtt.sensor false")
 		_, present = f.connect(nsq.Connect{Expiry: time.Hour})
 		testkit.Equal(t, present, false)
 	})
@@ -157,7 +175,7 @@ func TestCleanStartDeletesUsedChannels(t *testing.T) {
 		c.Close()
 		c, present := f.connect(nsq.Connect{Expiry: time.Hour, CleanStart: true})
 		testkit.Equal(t, present, false)
-		testkit.EqualSlices(t, f.deleted, []string{"t mqtt.sensor true"})
+		f.want(0, &f.mu.deleted, "t mqtt.sensor true")
 		c.Close()
 	})
 }
@@ -170,18 +188,18 @@ func TestWillWaitsForItsDelay(t *testing.T) {
 		}
 		c, _ := f.connect(will(time.Minute))
 		c.Close()
-		f.want(59*time.Second, &f.wills)
+		f.want(59*time.Second, &f.mu.wills)
 		c, _ = f.connect(will(2 * time.Minute)) // in time: the first will is dropped
-		f.want(time.Hour, &f.wills)
+		f.want(time.Hour, &f.mu.wills)
 		c.Close()
-		f.want(2*time.Minute, &f.wills, "sensor after 2m0s")
+		f.want(2*time.Minute, &f.mu.wills, "sensor after 2m0s")
 		c, _ = f.connect(will(3 * time.Hour)) // the session ends earlier
 		c.Close()
-		f.want(time.Hour, &f.wills, "sensor after 2m0s", "sensor after 3h0m0s")
+		f.want(time.Hour, &f.mu.wills, "sensor after 2m0s", "sensor after 3h0m0s")
 		c, _ = f.connect(will(time.Minute))
 		testkit.Must(t, c.Run(t.Context(), &nsq.Op{Kind: nsq.OpDisconnect, MQTT: &nsq.Extra{}}))
 		c.Close()
-		f.want(time.Hour, &f.wills, "sensor after 2m0s", "sensor after 3h0m0s")
+		f.want(time.Hour, &f.mu.wills, "sensor after 2m0s", "sensor after 3h0m0s")
 	})
 }
 
