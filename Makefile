@@ -35,7 +35,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages programs upstream test-packages test-image test-units test-install test-deploy release-packages release-notes release-check release-snapshot build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway convergence figures cover clean no-race-note build/bench soak stress trouble
+.PHONY: help packages programs upstream test-packages test-image test-units test-install test-deploy release-packages release-notes release-check release-snapshot build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance mqtt-conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway convergence figures cover clean no-race-note build/bench soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -153,6 +153,18 @@ console-assets: ## fetch the scripts that the console embeds again, by version a
 
 conformance: no-race-note ## raw bytes against our nsqd and NSQ's own, or another (SRTM_CONFORMANCE_NSQD=path)
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./tests/conformance
+
+# The suite of the results in docs/mqtt-conformance.md.
+SUITE_COMMIT = 9d7bb80bb8b9d9cfc0b52f8cb4c1916401281103
+SUITE        = build/paho.mqtt.testing
+
+build/paho.mqtt.testing:
+	rm -rf $@.new && git init -q $@.new
+	git -C $@.new fetch -q --depth=1 https://github.com/eclipse/paho.mqtt.testing $(SUITE_COMMIT)
+	git -C $@.new checkout -q FETCH_HEAD && mv $@.new $@
+
+mqtt-conformance: $(SUITE) ## Eclipse paho's interoperability suite of MQTT against nsqd (SUITE=folder of the suite)
+	SRTM_MQTT_SUITE=$(abspath $(SUITE)) $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=4 -v -run=InteroperabilitySuite ./tests/mqtt
 
 # Most of their time they wait, so more of them run at a time than there are
 # processors. The whole log is shown when something fails.
