@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	nsq "github.com/srtm-io/srtm/nsq/session"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
@@ -35,6 +36,9 @@ func (d *nsqd) mqttConfig() mqtt.Config {
 
 // publishWill is mqtt.Config.Publish.
 func (d *nsqd) publishWill(ctx context.Context, clientID, owner string, w *nsq.Will) error {
+	if limit := d.opts.conn.Session.Limits.MaxMessageSize; len(w.Body) > limit {
+		return wire.NewError(wire.CodeBadMessage, fmt.Sprintf("the will of %d bytes is larger than --max-msg-size %d", len(w.Body), limit))
+	}
 	publisher := forward.Publisher{ClientID: clientID, Identity: police.Identity{Kind: "client", ID: clientID}, Visits: true}
 	if kind, id, found := strings.Cut(owner, ":"); found {
 		publisher.Identity = police.Identity{Kind: kind, ID: id}

@@ -64,6 +64,10 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	if err := c.permit(op, now); err != nil {
 		return nil, err
 	}
+	// The sessions check the sizes of payloads. An envelope is larger than its payload.
+	if limit := c.env.cfg.Session.Limits.MaxMessageSize; op.MQTT != nil && len(op.Body) > limit {
+		return nil, wire.NewError(wire.CodeBadMessage, fmt.Sprintf("the envelope of %d bytes is larger than --max-msg-size %d", len(op.Body), limit))
+	}
 	p := c.pubs.message(op, c.arrival(t))
 	p.Stored, p.NoWait = &c.pubs.stored, c.driver.nonblocking()
 	if op.Kind == session.OpMpub {
