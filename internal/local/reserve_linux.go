@@ -3,15 +3,15 @@ package local
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// reservations opens the file whose byte n is locked by the process that uses port n.
+// reservations opens the file whose byte n is locked by the process that uses port n. All processes
+// of a user share the file, whatever their TMPDIR.
 var reservations = sync.OnceValues(func() (*os.File, error) {
-	return os.OpenFile(filepath.Join(os.TempDir(), "srtm-ports"), os.O_RDWR|os.O_CREATE, 0o666)
+	return os.OpenFile(fmt.Sprintf("/tmp/srtm-ports-%d", os.Getuid()), os.O_RDWR|os.O_CREATE, 0o600)
 })
 
 // reserve takes a port for this process until it ends. Another process that runs this function
