@@ -140,8 +140,8 @@ func TestDefaultPortsOfDaemons(t *testing.T) {
 	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor", "admission", "gateway"} {
 		for _, m := range flags.FindAllStringSubmatch(help(t, localtest.Program(t, name), "--help=all"), -1) {
 			text := strings.Join(strings.Fields(m[2]), " ")
-			// An auth server has no default port, and the user chooses the listener for operators.
-			if other := []string{"auth-http-address", "admin-http-address"}; port.MatchString(text) == slices.Contains(other, m[1]) {
+			// An auth server has no default port. The user chooses the listeners for operators and for MQTT.
+			if other := []string{"auth-http-address", "admin-http-address", "mqtt-address", "mqtts-address"}; port.MatchString(text) == slices.Contains(other, m[1]) {
 				t.Errorf("%s --%s: %s", name, m[1], text)
 			}
 		}

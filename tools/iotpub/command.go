@@ -71,7 +71,7 @@ of service 1. A cluster redirects devices to their brokers.`,
 		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
   iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 \
     --topic sensors --subscribe
-  iotpub run --protocol mqtt --mqtt-address 127.0.0.1:1883 --subscribe --nsqd-tcp-address 127.0.0.1:4150`,
+  iotpub run --protocol mqtt --mqtt-address 127.0.0.1 --subscribe --nsqd-tcp-address 127.0.0.1`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return lifecycle.UsageError{Err: fmt.Errorf("output %q: want text or json", output)}
