@@ -22,7 +22,7 @@ import (
 type decides struct {
 	grpc.ClientConnInterface
 	calls   atomic.Int64
-	replies map[string]proto.Message // by method; no entry: not implemented
+	replies map[string]proto.Message // by method; a method without an entry answers codes.Unimplemented
 }
 
 func (d *decides) Invoke(ctx context.Context, method string, request, reply any, _ ...grpc.CallOption) error {

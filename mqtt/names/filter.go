@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of topic names and filters. An attribute has MaxAttribute bytes, of which flags and a tag take
-// nine.
+// Limits of topic names and filters. An attribute has MaxAttribute bytes: nine for flags and
+// a tag, the others for the name.
 const (
 	MaxName   = MaxAttribute - 9 // bytes of a topic name or filter
 	MaxLevels = 32               // levels of a topic name or filter

@@ -214,7 +214,7 @@ func (s *Session) packet(in []byte, op *nsq.Op) (int, *Error) {
 }
 
 // Answer reports the outcome of an operation, and adds the packet that answers the operation, if any,
-// to the output. Of an OpPub, Answer needs Kind and Packet only. Of an OpFin, Answer needs the Kind.
+// to the output. An OpPub needs only Kind and Packet, an OpFin only Kind.
 func (s *Session) Answer(op *nsq.Op, err error) {
 	if op.Kind == nsq.OpNone || s.outstanding == 0 {
 		panic(fmt.Sprintf("session: Answer of %v with %d operations outstanding", op.Kind, s.outstanding))

@@ -51,7 +51,7 @@ func New(cfg Config, registry prometheus.Registerer) (*Server, error) {
 	return s, nil
 }
 
-// countIgnored counts a publish of which the broker ignores a part.
+// countIgnored counts the parts of a publish that the broker ignores.
 func (s *Server) countIgnored(of *nsq.Extra) {
 	if of.Retain {
 		s.metrics.ignored.WithLabelValues("retain").Inc()

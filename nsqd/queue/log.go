@@ -57,7 +57,7 @@ func (l *Log) End() Offset { return l.end }
 // Changes counts the changes to the contents of Snapshot.
 func (l *Log) Changes() uint64 { return l.changes }
 
-// MarkChanged counts a change of what the owner saves with a snapshot.
+// MarkChanged counts a change to the data that the owner saves beside the snapshot.
 func (l *Log) MarkChanged() { l.changes++ }
 
 // Unwritten reports whether TakeUnwritten has something to do.

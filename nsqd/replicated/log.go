@@ -97,7 +97,7 @@ type block struct {
 	head
 	data   []byte
 	sealed bool // takes no further record
-	sent   bool // since the last check of what is stored
+	sent   bool // since the last check of the stored blocks
 	start  time.Time
 }
 

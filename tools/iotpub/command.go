@@ -67,7 +67,7 @@ With --subscribe it also receives all messages, through go-nsq, and checks that
 each accepted message arrives exactly once.
 
 With --protocol mqtt each publisher is a device that speaks MQTT 5.0, with quality
-of service 1. A cluster redirects devices to their brokers.`,
+of service 1. In a cluster, the broker of a device forwards its messages.`,
 		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
   iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 \
     --topic sensors --subscribe
