@@ -19,6 +19,22 @@ func BenchmarkMapper(b *testing.B) {
 	}
 }
 
+// BenchmarkMapperTogether reads messages that came together in one segment.
+func BenchmarkMapperTogether(b *testing.B) {
+	const together = 50
+	r, m := newFakeRing(128), begin(0)
+	off := int64(0)
+	for i := 0; b.Loop(); i++ {
+		if i%together == 0 {
+			r.add(1, uint32(off), together*200)
+		}
+		if _, ok := m.Arrival(r, off, off+200); !ok {
+			b.Fatal("not found")
+		}
+		off += 200
+	}
+}
+
 // BenchmarkMapperLate reads messages that wait in a segment each.
 func BenchmarkMapperLate(b *testing.B) {
 	const wait = 100

@@ -63,6 +63,21 @@ type Mapper struct {
 	gap bool
 	// lost counts the records that were overwritten before they were retired.
 	lost uint64
+	sole sole
+}
+
+// sole is a record whose bytes no other record has, as long as the ring's head stays at head. Messages
+// that came together are all in one record, so it saves all but the first of them the search. A
+// record of size 0 is none.
+type sole struct {
+	record Record
+	head   uint64
+}
+
+// carries reports whether the record has all of the size bytes from s on.
+func (o *sole) carries(s, size uint32) bool {
+	into := s - o.record.Seq
+	return into < o.record.Size && size <= o.record.Size-into
 }
 
 // Begin sets the start of the stream and the early records, oldest first, when the reader is at
@@ -91,6 +106,9 @@ func (m *Mapper) Arrival(r Ring, start, end int64) (a Arrival, ok bool) {
 		return Arrival{}, false
 	}
 	s := m.base + uint32(start)
+	if m.sole.carries(s, uint32(end-start)) && m.sole.head == r.Head() {
+		return Arrival{At: m.sole.record.At}, true
+	}
 	for range maxTries {
 		head := r.Head()
 		m.catchUp(r, head)
@@ -154,6 +172,7 @@ func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) 
 	n := uint64(len(m.early)) + head - m.next
 	ordered := n > 1 && m.inOrder(r, head, s)
 	covered, first := uint64(0), true
+	m.sole.record.Size = 0
 	for i := range n {
 		rec, ok := m.record(r, i)
 		if !ok {
@@ -162,6 +181,9 @@ func (m *Mapper) find(r Ring, head uint64, s, size uint32) (a Arrival, ok bool) 
 		if c := rec.common(s, size); c > 0 {
 			if covered == 0 || a.At.Before(rec.At) {
 				a.At = rec.At
+			}
+			if rec.end()-s > size && c == size && !m.gap && (ordered || n == 1) { // more messages may follow in it
+				m.sole = sole{rec, head}
 			}
 			covered += uint64(c)
 			first = first && rec.First

@@ -121,6 +121,21 @@ func TestMapperCases(t *testing.T) {
 	}
 }
 
+// A message of the same segment as the previous message has the time of a copy that came since.
+func TestMapperSeesACopyBetweenTwoMessagesOfASegment(t *testing.T) {
+	r, m := newFakeRing(64), begin(7)
+	r.add(10, 7, 30)
+	for start, want := range []stamp.Arrival{exact(10), exact(10), bound(50)} {
+		if start == 2 {
+			r.add(50, 27, 10)
+		}
+		start := int64(10 * start)
+		a, ok := m.Arrival(r, start, start+10)
+		testkit.Equal(t, ok, true, "found at %d", start)
+		testkit.Equal(t, a, want, "arrival at %d", start)
+	}
+}
+
 func TestMapperKnowsNothingBeforeBegin(t *testing.T) {
 	var m stamp.Mapper
 	r := newFakeRing(64)
